@@ -21,7 +21,7 @@ from packaging.version import InvalidVersion, Version
 from patchkit.errors import PatchkitError, UsageError
 from patchkit.patching.recipe import load_recipe
 from patchkit.source.releases import load_facts
-from patchkit.wheel.vllm.needs import recorded_needs, requirements_of
+from patchkit.wheel.vllm.needs import locked_requirements, recorded_needs
 
 
 def jobs(vllm: str, nccl: str) -> list[dict[str, str]]:
@@ -35,7 +35,7 @@ def jobs(vllm: str, nccl: str) -> list[dict[str, str]]:
         releases = [load_recipe().newest]
     for each in releases:
         _require_known("vllm", each)
-        requirements_of(recorded_needs(each).torch)
+        locked_requirements(recorded_needs(each).torch)
     for each in libraries:
         _require_known("nccl", each)
         load_facts().known(each)

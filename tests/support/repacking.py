@@ -10,7 +10,7 @@ from patchkit.source.lock import LockEntry
 from patchkit.target import targets
 from patchkit.wheel.build import work
 from patchkit.wheel.vllm import repack_origin as upstream
-from patchkit.wheel.vllm.repack import repack
+from patchkit.wheel.vllm.repack import repack_wheel
 from patchkit.wheel.vllm.repack_origin import find_wheel
 from support.vllm_wheels import FIX, VERSION, sha256
 
@@ -26,7 +26,7 @@ def found(spec, *, cpu="aarch64", digest=None):
 
 def repacked(spec, request, house, **which):
     with found(spec, **which) as origin:
-        return repack(origin, request, house, report=quiet, offline=True)
+        return repack_wheel(origin, request, house, report=quiet, offline=True)
 
 
 @pytest.fixture(autouse=True)
@@ -57,8 +57,8 @@ def known(monkeypatch):
 
     def lock(wheel, cpu="aarch64"):
         entry = LockEntry(VERSION, wheel.name, sha256(wheel), wheel.stat().st_size)
-        monkeypatch.setattr(upstream, "locked_wheels", lambda: {cpu: {VERSION: entry}})
-        monkeypatch.setattr("patchkit.wheel.vllm.repack.locked_wheels", upstream.locked_wheels)
+        monkeypatch.setattr(upstream, "upstream_wheels", lambda: {cpu: {VERSION: entry}})
+        monkeypatch.setattr("patchkit.wheel.vllm.repack.upstream_wheels", upstream.upstream_wheels)
         return wheel
 
     return lock

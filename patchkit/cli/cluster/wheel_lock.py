@@ -11,7 +11,7 @@ from patchkit.quoting import quoted
 from patchkit.reading import read_text
 from patchkit.wheel.file.wheelfile import WheelFile
 from patchkit.wheel.wheelhouse.manifest import REQUIREMENTS, Kind, ManifestEntry
-from patchkit.wheel.wheelhouse.verify import verify
+from patchkit.wheel.wheelhouse.verify import verify_wheelhouse
 
 _LARGEST = 16 << 20  # bytes of requirements.txt
 
@@ -21,7 +21,7 @@ def wheel_lock(house: Path) -> WheelLock:
 
     Raises the worst of its findings, UsageError for one that is not filled or not whole.
     """
-    done = verify(house)
+    done = verify_wheelhouse(house)
     errors = [each for each in done.findings if each.level is Level.ERROR]
     if errors:
         worst = max(errors, key=lambda each: each.kind.exit_code)

@@ -12,7 +12,7 @@ from patchkit.cli.out import LaidOut, as_json, print_json, say
 from patchkit.measure.image.containerfile import check_base, containerfile
 from patchkit.measure.image.run_lines import build_lines, run_lines
 from patchkit.quoting import quoted
-from patchkit.wheel.wheelhouse.contents import manifest
+from patchkit.wheel.wheelhouse.contents import load_manifest
 
 
 @click.command("containerfile")
@@ -49,7 +49,7 @@ def command(
       patchkit export containerfile --base ubuntu:24.04@sha256:… -o Containerfile
     """
     check_base(base, pinned=not unpinned)
-    made = containerfile(manifest(house), base, house.as_posix())
+    made = containerfile(load_manifest(house), base, house.as_posix())
     builds = build_lines(made.platform, output or Path("Containerfile"))
     runs = run_lines()
     if as_json:

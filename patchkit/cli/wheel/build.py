@@ -39,7 +39,7 @@ from patchkit.wheel.build.make import BuiltWheel
 from patchkit.wheel.build.nccl import JOB_MEMORY, NcclOrder, build_nccl, plan_nccl
 from patchkit.wheel.build.toolchain import find_toolchain
 from patchkit.wheel.device.inspect import LIVE
-from patchkit.wheel.wheelhouse.contents import make_room, manifest
+from patchkit.wheel.wheelhouse.contents import check_room, load_manifest
 from patchkit.wheel.wheelhouse.overrides import default_version, offers, require_wanted
 from patchkit.wheel.wheelhouse.pins import is_nccl
 
@@ -158,7 +158,7 @@ def nccl(
         fresh=fresh,
     )
     # Space and rights are checked before the build, not when it is done.
-    make_room(house, order.expected)
+    check_room(house, order.expected)
     tell(f"compiling in {order.work} with {order.jobs} jobs; what make says: {order.work}/log.txt")
     with progress("objects") as report:
         built = build_nccl(order, in_tenths(report("compiling"), "compiled objects:"))
@@ -207,7 +207,7 @@ def _show(order: NcclOrder, built: BuiltWheel, placed: Placed) -> None:
         for bug in load_facts().bugs_of(order.origin.version)
     )
     overridden = any(
-        is_nccl(each.takes.project) for each in manifest(placed.wheel.parent).overrides
+        is_nccl(each.takes.project) for each in load_manifest(placed.wheel.parent).overrides
     )
     options = ["--no-deps"] if overridden else []
     print_built(title, lines, [*reduced(order.functions), *known], placed, options)

@@ -23,7 +23,7 @@ from patchkit.wheel.build.make import BuiltWheel
 from patchkit.wheel.build.plan import BuildPlan
 from patchkit.wheel.build.toolchain import MACHINES, Toolchain
 from patchkit.wheel.file.name import ANY, wheel_name
-from patchkit.wheel.wheelhouse.contents import add
+from patchkit.wheel.wheelhouse.contents import add_wheel
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -136,7 +136,7 @@ class Placed:
 
 def place(built: BuiltWheel, house: Path, objects: Path | None, began: float) -> Placed:
     """Put what was built into the wheelhouse, and the objects' digests where they are wanted."""
-    wheel = add(house, built.wheel, built.facts, say=tell)
+    wheel = add_wheel(house, built.wheel, built.facts, say=tell)
     if objects:
         objects.write_text(json.dumps(built.objects, indent=1) + "\n", encoding="utf-8")
     return Placed(wheel=wheel, built=built, seconds=time.monotonic() - began)

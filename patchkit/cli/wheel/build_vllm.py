@@ -47,10 +47,10 @@ from patchkit.wheel.vllm.from_source import JOB_MEMORY, build_vllm
 from patchkit.wheel.vllm.inputs import parse_given
 from patchkit.wheel.vllm.preflight import left_out as left_out_parts
 from patchkit.wheel.vllm.preflight import plan_vllm
-from patchkit.wheel.vllm.prepare import check_choice, chosen
+from patchkit.wheel.vllm.prepare import check_choice, choose_parts
 from patchkit.wheel.vllm.source import VllmOrder, vllm_source
 from patchkit.wheel.vllm.upstream_parts import foretold
-from patchkit.wheel.wheelhouse.contents import make_room
+from patchkit.wheel.wheelhouse.contents import check_room
 
 _EPILOG = """\
 \b
@@ -197,7 +197,7 @@ def command(
         fresh=fresh,
     )
     # Space and rights are checked before the build, not when it is done.
-    make_room(house, order.expected)
+    check_room(house, order.expected)
     _foretell(order, number, idle)
     with progress("steps") as report:
         built = build_vllm(order, lambda task: in_tenths(report(task), f"{task}:"))
@@ -232,16 +232,16 @@ def _machine(device: Target, cpu: str | None, python: Path | None) -> str:
             hint=f"build on a machine with {cpu}; or take upstream's kernels: "
             f"{quoted('patchkit', 'repack', 'vllm==X.Y.Z', '--cpu', cpu)}",
         )
-    chosen = cpu or (device.cpu if device.cpu in within else here)
-    if python and chosen != here:
+    built_for = cpu or (device.cpu if device.cpu in within else here)
+    if python and built_for != here:
         raise UsageError(
-            f"--python {python}: its torch is for {here}, the wheel for {chosen}",
+            f"--python {python}: its torch is for {here}, the wheel for {built_for}",
             why="a build for another CPU links with the torch of that one",
             hint=f"leave --python out, or build for this machine: --cpu {here}",
         )
-    if chosen != device.cpu:
-        tell(f"for {chosen}: a wheel for tests; {device.title} has {device.cpu}")
-    return chosen
+    if built_for != device.cpu:
+        tell(f"for {built_for}: a wheel for tests; {device.title} has {device.cpu}")
+    return built_for
 
 
 def _compiles(
@@ -249,7 +249,7 @@ def _compiles(
 ) -> list[str]:
     """Return what the release's own CMake would compile for the device, of its patched tree."""
     patched = make_plan(tree, load_recipe(), request).patched
-    reduced, target = chosen(patched, without, extensions), request.target
+    reduced, target = choose_parts(patched, without, extensions), request.target
     found = counts(planned_sources(reduced, target, request.arch_list, target.cuda), target)
     parts = ", ".join(f"{each.sources} of {each.library}" for each in found)
     total = sum(each.sources for each in found)

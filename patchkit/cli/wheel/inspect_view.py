@@ -16,9 +16,15 @@ from patchkit.cli.patch.archs import STYLES
 from patchkit.cli.wheel.library_view import binary_fields, for_any_python, parts, print_library
 from patchkit.finding import Finding
 from patchkit.target import Target
-from patchkit.wheel.device.inspect import LIVE, Binary, CodeSummary, inspect, inspect_wheel
-from patchkit.wheel.device.libraries import Judged, judge
-from patchkit.wheel.device.wheel_checks import check, cuda_majors, floor, missed, promised_glibc
+from patchkit.wheel.device.inspect import LIVE, Binary, CodeSummary, inspect_file, inspect_wheel
+from patchkit.wheel.device.libraries import Judged, judge_libraries
+from patchkit.wheel.device.wheel_checks import (
+    check_wheel,
+    cuda_majors,
+    floor,
+    missed,
+    promised_glibc,
+)
 from patchkit.wheel.file.metadata import WheelMetadata, read_metadata
 from patchkit.wheel.file.wheelfile import WheelFile
 
@@ -36,10 +42,10 @@ def show_file(file: Path, target_name: str, *, codes: bool, as_json: bool) -> No
             binaries, metadata = inspect_wheel(wheel), read_metadata(wheel)
             # Only of vLLM's libraries is it known which ones a device needs.
             if wheel.name.project == "vllm":
-                judged = judge(wheel, binaries, target, wheel.name.version)
-        found = *check(metadata, binaries), *missed(metadata.name.version, judged, target)
+                judged = judge_libraries(wheel, binaries, target, wheel.name.version)
+        found = *check_wheel(metadata, binaries), *missed(metadata.name.version, judged, target)
     else:
-        binaries = inspect(file)
+        binaries = inspect_file(file)
     uses = {each.name: each.use.value for each in judged}
     if as_json:
         print_json(

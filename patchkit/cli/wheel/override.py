@@ -14,9 +14,14 @@ from patchkit.cli.options import as_json
 from patchkit.cli.out import Shown, echo, print_json, say, style
 from patchkit.errors import UsageError
 from patchkit.versions import named_pin
-from patchkit.wheel.wheelhouse.contents import manifest
+from patchkit.wheel.wheelhouse.contents import load_manifest
 from patchkit.wheel.wheelhouse.manifest import Kind, Override
-from patchkit.wheel.wheelhouse.overrides import chosen, lift, offers, record
+from patchkit.wheel.wheelhouse.overrides import (
+    choose_override,
+    lift_override,
+    offers,
+    record_override,
+)
 from patchkit.wheel.wheelhouse.pins import is_nccl
 
 _EPILOG = """\
@@ -56,12 +61,14 @@ def command(
         raise UsageError("a pin and --remove exclude each other", hint="say one of them")
     if reason and not pin:
         raise UsageError("--reason is for a pin", hint="name it: PROJECT==VERSION")
-    manifest(house)  # there is one, and no change of it is unfinished
+    load_manifest(house)  # there is one, and no change of it is unfinished
     if remove:
-        _report(house, "lifted", lift(house, remove), as_json=as_json)
+        _report(house, "lifted", lift_override(house, remove), as_json=as_json)
     elif pin:
-        override = chosen(house, named_pin(pin, "for example nvidia-nccl-cu13==2.30.7"), reason)
-        what = "recorded" if record(house, override) else "recorded already"
+        override = choose_override(
+            house, named_pin(pin, "for example nvidia-nccl-cu13==2.30.7"), reason
+        )
+        what = "recorded" if record_override(house, override) else "recorded already"
         _report(house, what, override, as_json=as_json)
     else:
         _list(house, as_json=as_json)
@@ -93,7 +100,7 @@ def _report(house: Path, what: str, override: Override, *, as_json: bool) -> Non
 
 def _next(house: Path, override: Override, *, taken: bool) -> Iterator[Shown]:
     """Yield the commands after which the wheelhouse is what the overrides say."""
-    listed, project = manifest(house).wheels, override.takes.project
+    listed, project = load_manifest(house).wheels, override.takes.project
     there = [entry for entry in listed if entry.name.project == project]
     # What met the override is not what the pin asks for, and the other way round.
     other = [entry for entry in there if override.is_met_by(entry.name.version) != taken]
@@ -109,7 +116,7 @@ def _next(house: Path, override: Override, *, taken: bool) -> Iterator[Shown]:
 
 
 def _list(house: Path, *, as_json: bool) -> None:
-    overrides, offered = manifest(house).overrides, offers(house)
+    overrides, offered = load_manifest(house).overrides, offers(house)
     if as_json:
         print_json({"dir": str(house), **override_fields(overrides, offered)})
         return

@@ -27,7 +27,7 @@ from patchkit.patching.fix import State
 from patchkit.patching.recipe import load_recipe
 from patchkit.target import Load, Target
 from patchkit.wheel.device.libraries import Judged, Use
-from patchkit.wheel.vllm.repack import Repacked, repack
+from patchkit.wheel.vllm.repack import Repacked, repack_wheel
 from patchkit.wheel.vllm.repack_origin import find_wheel
 
 _EPILOG = """\
@@ -92,7 +92,7 @@ def command(
             check=load_recipe("vllm").check,
         ) as origin,
     ):
-        done = repack(
+        done = repack_wheel(
             origin,
             request,
             house,

@@ -25,8 +25,8 @@ from patchkit.runtime.python.distributions import import_path
 from patchkit.runtime.python.file_owners import lost_files
 from patchkit.runtime.python.startup import STEM
 from patchkit.wheel.wheelhouse.manifest import Kind
-from patchkit.wheel.wheelhouse.sign import Signed, Trust, check
-from patchkit.wheel.wheelhouse.verify import Verified, verify
+from patchkit.wheel.wheelhouse.sign import Signed, Trust, check_signature
+from patchkit.wheel.wheelhouse.verify import Verified, verify_wheelhouse
 
 LARGE = 1e9  # bytes; less takes a few seconds
 
@@ -86,8 +86,8 @@ def run(house: Path, trust: Trust | None, *, as_json: bool) -> None:
     """
     if (size := sum(file.stat().st_size for file in house.glob("*.whl") if file.is_file())) > LARGE:
         tell(f"hashing and reading {size / 1e9:.1f} GB")
-    signed = check(house, trust) if trust else None
-    done = verify(house)
+    signed = check_signature(house, trust) if trust else None
+    done = verify_wheelhouse(house)
     done = replace(done, findings=(*done.findings, *_lost(house)))
     if not done.entries and not done.findings:
         raise UsageError(
@@ -143,8 +143,8 @@ def lines(house: Path, done: Verified, signed: Signed | None = None) -> Iterator
         )
     if not done.findings and not signed:
         said = "consistent in itself; only a signature says who made it: "
-        check = f"`{quoted(*program(), 'verify', house, '--signers', 'FILE')}`"
-        yield show.word("note") + said + check
+        check_signature = f"`{quoted(*program(), 'verify', house, '--signers', 'FILE')}`"
+        yield show.word("note") + said + check_signature
     groups: dict[tuple[str, str, str], list[str]] = {}
     for each in done.findings:
         groups.setdefault((each.where, each.why, each.hint), []).append(each.what)

@@ -21,13 +21,13 @@ from patchkit.errors import UsageError
 from patchkit.patching.recipe import load_recipe
 from patchkit.target import Target, targets
 from patchkit.wheel.build.toolchain import MACHINES
-from patchkit.wheel.wheelhouse.contents import manifest
-from patchkit.wheel.wheelhouse.fill import Filled, built_wheels, fill, machine_of
+from patchkit.wheel.wheelhouse.contents import load_manifest
+from patchkit.wheel.wheelhouse.fill import Filled, built_wheels, fill_wheelhouse, machine_of
 from patchkit.wheel.wheelhouse.manifest import REQUIREMENTS, Kind, ManifestEntry
 from patchkit.wheel.wheelhouse.node import NodePlatform, node_platform
-from patchkit.wheel.wheelhouse.prune import prune
+from patchkit.wheel.wheelhouse.prune import prune_wheelhouse
 from patchkit.wheel.wheelhouse.resolve import WheelSources
-from patchkit.wheel.wheelhouse.sign import Trust, sign
+from patchkit.wheel.wheelhouse.sign import Trust, sign_wheelhouse
 
 _folder = click.option(
     "--dir",
@@ -61,7 +61,7 @@ command.add_command(override.command)
 @as_json
 def list_wheels(house: Path, *, verbose: bool, as_json: bool) -> None:
     """List the wheels that were made here; -v also what fill brought."""
-    listed = manifest(house)
+    listed = load_manifest(house)
     held = listed.wheels
     if as_json:
         wheels = [entry.fields() for entry in held]
@@ -128,7 +128,7 @@ def sign_wheels(house: Path, *, key: Path | None, as_json: bool) -> None:
     requirements.txt. Nothing is signed that verify finds fault with.
     """
     with unwatched():  # ssh-keygen may ask for a passphrase
-        signed = sign(house, key)
+        signed = sign_wheelhouse(house, key)
     if as_json:
         print_json({"dir": str(house), **signed.fields()})
         return
@@ -158,7 +158,9 @@ def prune_wheels(
     as_json: bool,
 ) -> None:
     """Remove what the manifest does not list and what interrupted runs left."""
-    done = prune(house, drop=drop, dependencies=dependencies, dry_run=dry_run, force=force)
+    done = prune_wheelhouse(
+        house, drop=drop, dependencies=dependencies, dry_run=dry_run, force=force
+    )
     if as_json:
         changes = [{"filename": file.filename, "reason": file.reason} for file in done]
         print_json({"dir": str(house), "dry_run": dry_run, "changes": changes})
@@ -234,7 +236,7 @@ def fill_wheels(
     node = node_platform(machine or machine_of(house, built), python, glibc)
     sources = WheelSources(offline=offline, folders=folders)
     with progress() as report:
-        done = fill(
+        done = fill_wheelhouse(
             house,
             node,
             sources,

@@ -24,7 +24,7 @@ from patchkit.process import ask
 from patchkit.quoting import quoted
 from patchkit.recipes.vllm.build import across
 from patchkit.wheel.build.plan import PlannedFetch
-from patchkit.wheel.build.requirements import Pinned, for_python, install, made_once
+from patchkit.wheel.build.requirements import Pinned, for_python, install_locked, made_once
 
 _STAND_IN = Path(__file__).parent / "torch_stand_in"
 _TARGET = "target"  # the file of the stand-in that names the target's torch
@@ -38,7 +38,7 @@ def install_torch_stand_in(site: Path, target: Path) -> None:
     other CPU, which stays where it is as long as the build runs. Raises BuildError if ``target``
     has no torch, or ``site`` has a real one, and StorageError if it cannot be written.
     """
-    package, wanted = site / "torch", _stand_in(target)
+    package, wanted = site / "torch", _stand_in_files(target)
     if package.exists() and not (package / _TARGET).is_file():
         raise BuildError(
             f"{package} is a real torch",
@@ -49,7 +49,7 @@ def install_torch_stand_in(site: Path, target: Path) -> None:
         with locked(site, _PATIENCE):
             # Another build may be asking this one: only what is of another torch, or of another
             # patchkit, is written anew.
-            if _has(site, wanted):
+            if _has_stand_in(site, wanted):
                 return
             for old in (package, *site.glob("torch-*.dist-info")):
                 shutil.rmtree(old, ignore_errors=True)
@@ -63,9 +63,9 @@ def install_torch_stand_in(site: Path, target: Path) -> None:
         ) from error
 
 
-def _stand_in(target: Path) -> Mapping[str, bytes]:
+def _stand_in_files(target: Path) -> Mapping[str, bytes]:
     """Return the files of the stand-in for a torch: path below site-packages → content."""
-    release = _release(target)
+    release = _torch_release(target)
     files = {
         f"torch/{path.relative_to(_STAND_IN)}": path.read_bytes()
         for path in sorted(_STAND_IN.rglob("*.py"))
@@ -76,7 +76,7 @@ def _stand_in(target: Path) -> Mapping[str, bytes]:
     return files
 
 
-def _has(site: Path, wanted: Mapping[str, bytes]) -> bool:
+def _has_stand_in(site: Path, wanted: Mapping[str, bytes]) -> bool:
     """Return whether a folder has these files, and describes no other torch."""
     there = {name: site / name for name in wanted if (site / name).is_file()}
     described = [str(path.relative_to(site)) for path in site.glob("torch-*.dist-info/METADATA")]
@@ -84,7 +84,7 @@ def _has(site: Path, wanted: Mapping[str, bytes]) -> bool:
     return same and len(there) == len(wanted) and set(described) <= wanted.keys()
 
 
-def _release(target: Path) -> Version:
+def _torch_release(target: Path) -> Version:
     """Return the version of torch by its metadata, which has no label as ``+cu130``."""
     found = sorted(target.glob("torch-*.dist-info/METADATA"))
     try:
@@ -122,11 +122,11 @@ def target_site(
     yet. ``python`` runs pip. Raises BuildError, SourceError, StorageError; what a failure leaves is
     not taken for one.
     """
-    home, wanted = _place(requirements, folder, machine, python)
+    home, wanted = _site_folder(requirements, folder, machine, python)
     site = home / "packages"
 
     def fill(scratch: Path) -> None:
-        install(
+        install_locked(
             *(python, requirements, wanted),
             *(f"--target={scratch / site.name}", "--no-compile", "--implementation=cp"),
             *(f"--platform={name}_{machine}" for name in _PLATFORMS),
@@ -141,21 +141,21 @@ def target_site(
 
 def planned_site(requirements: Path, folder: Path, machine: str) -> PlannedFetch:
     """Return what `target_site` fetches, for this Python."""
-    home, wanted = _place(requirements, folder, machine, Path(sys.executable))
+    home, wanted = _site_folder(requirements, folder, machine, Path(sys.executable))
     name = f"{len(wanted)} packages with torch and CUDA for {machine}, {across().download}"
     return PlannedFetch(name=name, there=(home / "packages" / "torch").exists())
 
 
-def _place(
+def _site_folder(
     requirements: Path, folder: Path, machine: str, python: Path
 ) -> tuple[Path, list[Pinned]]:
     """Return the folder of the packages, and which they are."""
     locked = for_python(requirements, python, machine)
     wanted = [each for each in locked if each.fits(across().target)]
-    return folder / f"site-{machine}-{_identity(requirements, wanted, python)[:12]}", wanted
+    return folder / f"site-{machine}-{_site_digest(requirements, wanted, python)[:12]}", wanted
 
 
-def _identity(requirements: Path, wanted: list[Pinned], python: Path) -> str:
+def _site_digest(requirements: Path, wanted: list[Pinned], python: Path) -> str:
     """Digest the packages, and the version of Python, whose wheels pip chooses."""
     version = ask(python, "import sys; answer = '%d.%d' % sys.version_info[:2]")
     return digest(" ".join([sha256_of(requirements), version, *(each.name for each in wanted)]))

@@ -52,18 +52,18 @@ def full_toolkit(toolchain: Toolchain, site: Path, dest: Path) -> Toolchain:
     scratch = tempfile.TemporaryDirectory(dir=dest.parent, ignore_cleanup_errors=True)
     with translated("the CUDA toolkit is not complete", dest.parent), scratch as folder:
         home = Path(folder) / "cuda"
-        _join(home, toolchain.nvcc.parents[1], halves)
-        _driver(home, toolchain)
+        _link_halves(home, toolchain.nvcc.parents[1], halves)
+        _place_driver(home, toolchain)
         # Only now: what was whole before stays until the new one is.
         shutil.rmtree(dest, ignore_errors=True)
         home.rename(dest)
-    _require(dest, dest / "include", dest / "lib")
+    _require_toolkit(dest, dest / "include", dest / "lib")
     return replace(
         toolchain, nvcc=dest / "bin" / "nvcc", include=dest / "include", lib=dest / "lib"
     )
 
 
-def _join(home: Path, compiler: Path, halves: Iterable[Mapping[str, Path]]) -> None:
+def _link_halves(home: Path, compiler: Path, halves: Iterable[Mapping[str, Path]]) -> None:
     """Link to the files of the halves; where both have one, to that of the first."""
     # nvcc looks for the rest of the toolkit beside itself, links followed.
     shutil.copytree(compiler / "bin", home / "bin", symlinks=True)
@@ -81,7 +81,7 @@ def _join(home: Path, compiler: Path, halves: Iterable[Mapping[str, Path]]) -> N
     (home / "lib64").symlink_to("lib")
 
 
-def _driver(home: Path, toolchain: Toolchain) -> None:
+def _place_driver(home: Path, toolchain: Toolchain) -> None:
     """Make a stand-in for the driver's library to link with, unless the toolkit brings one.
 
     Machines that build need no driver, and the wheels have none.
@@ -110,7 +110,7 @@ def driver_stand_in(header: Path, cxx: Path, library: Path) -> None:
     source.unlink()
 
 
-def _require(home: Path, include: Path, lib: Path) -> None:
+def _require_toolkit(home: Path, include: Path, lib: Path) -> None:
     """Raise HostError unless all that torch's CMake asks for is there."""
     folders = (lib, home / "lib64")
     absent = [f"include/{name}" for name in HEADERS if not (include / name).is_file()]

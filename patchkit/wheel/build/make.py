@@ -90,7 +90,7 @@ def clean_environment(root: Path, namespace: str) -> dict[str, str]:
     }
 
 
-def environment(root: Path, toolchain: Toolchain) -> dict[str, str]:
+def nccl_environment(root: Path, toolchain: Toolchain) -> dict[str, str]:
     """Return the environment of NCCL's build; the linker strips its libraries."""
     return clean_environment(root, "patchkit-nccl-seeded") | {
         # Without kernels, because their sources could not be generated, it would link all the same.
@@ -99,7 +99,7 @@ def environment(root: Path, toolchain: Toolchain) -> dict[str, str]:
     }
 
 
-def compiled(total: int) -> Counter:
+def count_compiled(total: int) -> Counter:
     """Count the objects of NCCL's make, of which there are ``total``, or 0 if make did not say."""
     done = itertools.count(1)
 
@@ -167,11 +167,11 @@ def run_build(
     if done.status is None:
         raise done.error()
     if done.status:
-        raise _failed(done.output.splitlines(), log, done.status)
+        raise _build_error(done.output.splitlines(), log, done.status)
     progress(total, total)
 
 
-def _failed(lines: list[str], log: Path, code: int) -> BuildError:
+def _build_error(lines: list[str], log: Path, code: int) -> BuildError:
     telling = [line for line in lines if _FAILURE.search(line)][:8] or lines[-8:]
     out_of_memory = any("Killed" in line or "terminated by signal 9" in line for line in lines)
     # Not every tool says that the disk is full.
@@ -190,11 +190,11 @@ def drop_partial(build: Path) -> None:
     """Remove objects and libraries that were left unfinished: make would take them for done."""
     for path in [*build.rglob("*.o"), *build.rglob("*.so*")]:
         # libnccl.so and libnccl.so.2 are links to the file itself.
-        if not path.is_symlink() and not _whole(path):
+        if not path.is_symlink() and not _is_whole_elf(path):
             path.unlink()
 
 
-def _whole(path: Path) -> bool:
+def _is_whole_elf(path: Path) -> bool:
     """Return whether an ELF file has its sections.
 
     Assembler and linker write the ELF header last; before that it names no section headers.

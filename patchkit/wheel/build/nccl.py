@@ -31,9 +31,9 @@ from patchkit.versions import named_version
 from patchkit.wheel.build.make import (
     BuiltWheel,
     Progress,
-    compiled,
+    count_compiled,
     drop_partial,
-    environment,
+    nccl_environment,
     object_digests,
     objects_to_make,
     platform_tag,
@@ -48,10 +48,10 @@ from patchkit.wheel.build.toolchain import (
     planned_toolchain,
 )
 from patchkit.wheel.build.work import emptied, staging, work_folder, work_path
-from patchkit.wheel.device.inspect import inspect, prove_exact
+from patchkit.wheel.device.inspect import inspect_file, prove_exact
 from patchkit.wheel.file.facts import FACTS, as_text, digest_label
 from patchkit.wheel.file.sbom import CUDA_LICENSE, nccl_sbom
-from patchkit.wheel.file.write import seal
+from patchkit.wheel.file.write import seal_wheel
 
 # 2.29.7 for one arch leaves 204 MB, and compilers write as they go.
 _FREE = 2 * BYTES_PER_GIB
@@ -149,29 +149,29 @@ def _planned_source(spec: str, sha256: str | None) -> PlannedFetch:
 def build_nccl(order: NcclOrder, progress: Progress) -> BuiltWheel:
     """Patch, compile, prove and pack. Raises BuildError, HostError, ProofError, StorageError."""
     with staging() as staged:
-        seen = environment(staged, order.toolchain)
+        seen = nccl_environment(staged, order.toolchain)
         check_toolchain(order.toolchain, order.gencode, staged, seen)
         _copy_sources(order.origin, source := staged / "source")
         # The build that follows runs the source's own code by design, sandbox or not.
         possible = Sandboxed.IF_POSSIBLE
         outcome = apply(source, load_recipe("nccl"), order.request, anew=True, sandboxed=possible)
-        facts = _facts(order, source, outcome)
+        facts = _nccl_facts(order, source, outcome)
         with work_folder(
             order.work, [source], as_text(facts), fresh=order.fresh, free=_FREE
         ) as root:
-            return _build(root, order, facts, progress)
+            return _make_nccl_wheel(root, order, facts, progress)
 
 
-def _build(
+def _make_nccl_wheel(
     root: Path, order: NcclOrder, facts: Mapping[str, Any], progress: Progress
 ) -> BuiltWheel:
     _write_project(root, order, facts)
-    raw = _compile(root, order, progress)
-    binaries = inspect(raw)
+    raw = _compile_nccl(root, order, progress)
+    binaries = inspect_file(raw)
     for binary in binaries:
         prove_exact(binary, order.target, cpu=order.toolchain.machine)
     return BuiltWheel(
-        wheel=seal(raw, emptied(root / "sealed"), platform_tag(raw)),
+        wheel=seal_wheel(raw, emptied(root / "sealed"), platform_tag(raw)),
         facts=facts,
         objects=object_digests(root / "build"),
         binaries=binaries,
@@ -194,7 +194,7 @@ def _copy_sources(origin: SourceOrigin, dest: Path) -> None:
         )
 
 
-def _facts(order: NcclOrder, source: Path, outcome: Applied) -> dict[str, Any]:
+def _nccl_facts(order: NcclOrder, source: Path, outcome: Applied) -> dict[str, Any]:
     # Releases differ in their licence, so each one's own text decides.
     apache = "Apache License" in (source / _LICENSE).read_text(encoding="utf-8")
     facts: dict[str, Any] = {
@@ -228,7 +228,7 @@ def _write_project(root: Path, order: NcclOrder, facts: Mapping[str, Any]) -> No
     (project / "sboms").mkdir(parents=True, exist_ok=True)
     home = load_recipe("nccl").home
     texts = {name: (home / name).read_text("utf-8") for name in _PROJECT}
-    texts["settings.cmake"] = _settings(root, order, facts)
+    texts["settings.cmake"] = _cmake_settings(root, order, facts)
     texts[FACTS] = as_text(facts)
     texts["sboms/nccl.cdx.json"] = as_text(nccl_sbom(facts))
     for name in (_LICENSE, "ThirdPartyNotices.txt"):
@@ -238,7 +238,7 @@ def _write_project(root: Path, order: NcclOrder, facts: Mapping[str, Any]) -> No
         (project / name).write_text(text, encoding="utf-8")
 
 
-def _settings(root: Path, order: NcclOrder, facts: Mapping[str, Any]) -> str:
+def _cmake_settings(root: Path, order: NcclOrder, facts: Mapping[str, Any]) -> str:
     tools = order.toolchain
     ccache = shutil.which("ccache")
     variables = {
@@ -268,9 +268,9 @@ def _settings(root: Path, order: NcclOrder, facts: Mapping[str, Any]) -> str:
     return "\n".join([*text, "set(NCCL_MAKE", *made, ")", ""])
 
 
-def _compile(root: Path, order: NcclOrder, progress: Progress) -> Path:
+def _compile_nccl(root: Path, order: NcclOrder, progress: Progress) -> Path:
     drop_partial(root / "build")
-    env = environment(root, order.toolchain)
+    env = nccl_environment(root, order.toolchain)
     total = objects_to_make(root, env, order.functions)
     out = emptied(root / "raw")
     # Without isolation: scikit-build-core comes with the extra for builds, nothing is fetched.
@@ -278,7 +278,7 @@ def _compile(root: Path, order: NcclOrder, progress: Progress) -> Path:
         sys.executable, "-m", "build", "--wheel", "--no-isolation",
         "--outdir", str(out), str(root / "project"),
     ]  # fmt: skip
-    run_build(command, root, env, compiled(total), progress)
+    run_build(command, root, env, count_compiled(total), progress)
     wheels = sorted(out.glob("*.whl"))
     if len(wheels) != 1:
         raise BuildError(f"{out} holds {len(wheels)} wheels instead of one")

@@ -81,10 +81,12 @@ def read_requirements(path: Path) -> tuple[Pinned, ...]:
     except OSError as error:
         raise StorageError(f"{path}: cannot be read: {error.strerror}") from error
     lines = (line.strip() for line in text.splitlines())
-    return tuple(_requirement(path, line) for line in lines if line and not line.startswith("#"))
+    return tuple(
+        _parse_requirement(path, line) for line in lines if line and not line.startswith("#")
+    )
 
 
-def _requirement(path: Path, line: str) -> Pinned:
+def _parse_requirement(path: Path, line: str) -> Pinned:
     match = _LINE.fullmatch(_HASH.sub("", line).strip())
     marker = (match["marker"] or "").strip() if match else ""
     if match is None or not _is_marker(marker):
@@ -108,7 +110,7 @@ def _is_marker(text: str) -> bool:
         return False
 
 
-def environment(
+def make_environment(
     requirements: Path,
     folder: Path,
     *,
@@ -124,7 +126,7 @@ def environment(
     SourceError, HostError, StorageError; what a failure leaves is not taken for one.
     """
     base = python or Path(sys.executable)
-    home, wanted = _place(requirements, folder, base, leaving)
+    home, wanted = _environment_folder(requirements, folder, base, leaving)
     made = Environment(
         python=home / "bin" / "python",
         digest=sha256_of(requirements),
@@ -132,8 +134,8 @@ def environment(
     )
 
     def fill(scratch: Path) -> None:
-        _create(scratch, base)
-        install(made.python, requirements, wanted, offline=offline, progress=progress)
+        _create_venv(scratch, base)
+        install_locked(made.python, requirements, wanted, offline=offline, progress=progress)
 
     made_once(home, made.python, fill)
     return made
@@ -141,17 +143,17 @@ def environment(
 
 def planned_environment(requirements: Path, folder: Path, leaving: Collection[str]) -> PlannedFetch:
     """Return what `environment` fetches, for this Python."""
-    home, wanted = _place(requirements, folder, Path(sys.executable), leaving)
+    home, wanted = _environment_folder(requirements, folder, Path(sys.executable), leaving)
     name = f"{len(wanted)} packages to build with, of {requirements.name}"
     return PlannedFetch(name=name, there=(home / _STAMP).exists())
 
 
-def _place(
+def _environment_folder(
     requirements: Path, folder: Path, python: Path, leaving: Collection[str]
 ) -> tuple[Path, list[Pinned]]:
     """Return the folder of an environment, and what is in it."""
     wanted = [each for each in for_python(requirements, python) if not each.fits(leaving)]
-    return folder / f"environment-{_identity(requirements, python, wanted)[:12]}", wanted
+    return folder / f"environment-{_environment_digest(requirements, python, wanted)[:12]}", wanted
 
 
 def made_once(home: Path, part: Path, fill: Callable[[Path], object]) -> None:
@@ -190,14 +192,14 @@ def for_python(requirements: Path, python: Path, machine: str = "") -> list[Pinn
     return [r for r in found if not r.marker or Marker(r.marker).evaluate(facts)]
 
 
-def _identity(requirements: Path, python: Path, wanted: Iterable[Pinned]) -> str:
+def _environment_digest(requirements: Path, python: Path, wanted: Iterable[Pinned]) -> str:
     """Digest the packages and the interpreter, whose modules the environment shares."""
     said = ask(python, "import sys; answer = [sys.version, sys.base_prefix]")
     names = [each.name for each in wanted]
     return digest(" ".join([sha256_of(requirements), *said, *names]))
 
 
-def _create(home: Path, python: Path) -> None:
+def _create_venv(home: Path, python: Path) -> None:
     try:
         run(
             *(python, "-m", "venv", home),
@@ -214,7 +216,7 @@ def _create(home: Path, python: Path) -> None:
         raise
 
 
-def install(
+def install_locked(
     python: Path,
     requirements: Path,
     wanted: Sequence[Pinned],
@@ -241,13 +243,13 @@ def install(
             "--no-input", "--only-binary=:all:", "--disable-pip-version-check",
             "--progress-bar=off", *(["--no-index"] if offline else []), *options, "-r", file.name,
         ]  # fmt: skip
-        done = stream(*command, line=note, env=_settings())
+        done = stream(*command, line=note, env=_pip_environment())
     if done.trouble:
         raise _not_installed(done.output.splitlines(), requirements, offline)
     progress(total, total)
 
 
-def _settings() -> dict[str, str]:
+def _pip_environment() -> dict[str, str]:
     """Return the caller's variables, pip's among them, but for those that install elsewhere."""
     elsewhere = ("PIP_TARGET", "PIP_PREFIX", "PIP_ROOT", "PIP_USER", "PIP_REQUIRE_VIRTUALENV")
     kept = {name: value for name, value in os.environ.items() if name not in elsewhere}

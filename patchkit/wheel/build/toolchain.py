@@ -61,14 +61,14 @@ def find_toolchain(
     not fit.
     """
     here = platform.machine()
-    cxx = _compiler(machine, here)
+    cxx = _find_compiler(machine, here)
     if toolkit is not None and machine != here:
         raise UsageError(
             f"{toolkit}: a toolkit of this machine cannot link for {machine}",
             why="a cross build needs headers and libraries of the other CPU from the same release",
             hint="leave --cuda out: the locked toolkit has both",
         )
-    root = None if locked or machine != here else _installed(toolkit, cuda)
+    root = None if locked or machine != here else _find_installed(toolkit, cuda)
     home = root or locked_toolkit(here, machine, offline=offline, progress=progress)
     if len(str(home).split()) > 1:
         raise HostError(
@@ -117,7 +117,7 @@ def check_toolchain(
         )
 
 
-def _compiler(machine: str, here: str) -> Path:
+def _find_compiler(machine: str, here: str) -> Path:
     if machine not in MACHINES or here not in MACHINES:
         raise UsageError(
             f"patchkit builds on and for {' and '.join(MACHINES)}, not {here} to {machine}"
@@ -134,7 +134,7 @@ def missing_tools() -> Iterator[Finding]:
     # NCCL's makefiles call them; python3 generates the sources of its kernels.
     for tool in ("make", "bash", "python3"):
         if shutil.which(tool) is None:
-            yield _missing(tool, tool)
+            yield _missing_tool(tool, tool)
 
 
 def missing_compiler(machine: str) -> Iterator[Finding]:
@@ -142,7 +142,7 @@ def missing_compiler(machine: str) -> Iterator[Finding]:
     if find_cxx(machine) is None:
         native = machine == platform.machine()
         name = os.environ.get("CXX", "g++") if native else _CROSS_COMPILER[machine]
-        yield _missing(
+        yield _missing_tool(
             f"CXX names {name!r}, which" if native and "CXX" in os.environ else name,
             "g++" if native else cross_package(machine),
         )
@@ -153,7 +153,7 @@ def planned_toolchain(
 ) -> tuple[PlannedFetch, ...]:
     """Return what `find_toolchain` fetches: nothing where it finds an installed toolkit."""
     here = platform.machine()
-    if not locked and machine == here and _installed(toolkit, cuda):
+    if not locked and machine == here and _find_installed(toolkit, cuda):
         return ()
     return tuple(planned_toolkit(here, machine))
 
@@ -180,7 +180,7 @@ def cross_package(machine: str, major: int | None = None) -> str:
     return f"g++-{version}{machine.replace('_', '-')}-linux-gnu"
 
 
-def _missing(tool: str, package: str) -> Finding:
+def _missing_tool(tool: str, package: str) -> Finding:
     return Finding(
         what=f"{tool} is not on this machine",
         why="the build compiles host code with it",
@@ -189,7 +189,7 @@ def _missing(tool: str, package: str) -> Finding:
     )
 
 
-def _installed(toolkit: Path | None, cuda: str) -> Path | None:
+def _find_installed(toolkit: Path | None, cuda: str) -> Path | None:
     """Return the toolkit that is named, or the first found that fits; None if there is none."""
     if toolkit is not None:
         return _fitting(toolkit, cuda)

@@ -31,14 +31,14 @@ class ToolkitWheel(LockEntry):
     machine: str
 
 
-def locked_wheels() -> tuple[ToolkitWheel, ...]:
+def locked_toolkit_wheels() -> tuple[ToolkitWheel, ...]:
     """Read the wheels of ``recipes/toolchain.toml``."""
     return read_toml(tuple[ToolkitWheel, ...], RECIPES / "toolchain.toml", key="wheel")
 
 
 def locked_toolkit(here: str, machine: str, *, offline: bool, progress: Progress | None) -> Path:
     """Return the locked toolkit, unpacked once per set of wheels below the cache."""
-    home, wheels = _place(here, machine)
+    home, wheels = _toolkit_folder(here, machine)
     if home.is_dir():
         return home
     archives = [
@@ -50,7 +50,7 @@ def locked_toolkit(here: str, machine: str, *, offline: bool, progress: Progress
         with tempfile.TemporaryDirectory(dir=home.parent) as folder:
             tree = Path(folder) / "cuda"
             for archive, wheel in archives:
-                _extract(archive, tree if wheel.machine == here else tree / CROSS, wheel)
+                _extract_toolkit(archive, tree if wheel.machine == here else tree / CROSS, wheel)
             (tree / "lib64").symlink_to("lib")
             tree.rename(home)
     except FileExistsError:
@@ -67,16 +67,16 @@ def locked_toolkit(here: str, machine: str, *, offline: bool, progress: Progress
 
 def planned_toolkit(here: str, machine: str) -> Iterator[PlannedFetch]:
     """Yield the locked wheels; all of them are there once they were unpacked."""
-    home, wheels = _place(here, machine)
+    home, wheels = _toolkit_folder(here, machine)
     for wheel in wheels:
         there = home.is_dir() or cached_place(wheel.filename).is_file()
         yield PlannedFetch(name=wheel.filename, size=wheel.size, there=there)
 
 
-def _place(here: str, machine: str) -> tuple[Path, list[ToolkitWheel]]:
+def _toolkit_folder(here: str, machine: str) -> tuple[Path, list[ToolkitWheel]]:
     """Return where the toolkit is unpacked, and its wheels."""
-    wheels = [wheel for wheel in locked_wheels() if wheel.machine == here]
-    cross = [w for w in locked_wheels() if w.machine == machine != here]
+    wheels = [wheel for wheel in locked_toolkit_wheels() if wheel.machine == here]
+    cross = [w for w in locked_toolkit_wheels() if w.machine == machine != here]
     # The other CPU's compiler wheel is wanted for a header alone (fatbinary_section.h).
     cross = [w for w in cross if w.role == "runtime" or w.project == "nvidia-cuda-nvcc"]
     # The folder is named by its contents: other wheels in the lock make another toolkit.
@@ -86,7 +86,7 @@ def _place(here: str, machine: str) -> tuple[Path, list[ToolkitWheel]]:
     return home, [*wheels, *cross]
 
 
-def _extract(archive: Path, dest: Path, wheel: ToolkitWheel) -> None:
+def _extract_toolkit(archive: Path, dest: Path, wheel: ToolkitWheel) -> None:
     # Only the headers of the other CPU's compiler are for here.
     only_headers = wheel.role == "compiler" and dest.name == Path(CROSS).name
     parts = {"include"} if only_headers else {"bin", "include", "lib", "nvvm"}

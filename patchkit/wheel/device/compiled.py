@@ -92,14 +92,17 @@ def prove_compiled(
             why="it was linked, and not installed",
             hint="run again with --fresh",
         )
-    return tuple(_proved(libraries[name], own, target) for name, own in sorted(by_library.items()))
+    return tuple(
+        _prove_library(libraries[name], own, target) for name, own in sorted(by_library.items())
+    )
 
 
-def _proved(binary: Binary, sources: list[CudaSource], target: Target) -> str:
+def _prove_library(binary: Binary, sources: list[CudaSource], target: Target) -> str:
     wanted = Counter(source.names for source in sources)
     # By name: an arch that a fat binary tells also knows whether PTX is beside it.
     linked = Counter(
-        _names((entry.kind, entry.arch) for entry in group) for group in fat_binaries(binary.live)
+        _code_names((entry.kind, entry.arch) for entry in group)
+        for group in fat_binaries(binary.live)
     )
     if missing := wanted - linked:
         names, count = next(iter(missing.items()))
@@ -114,5 +117,5 @@ def _proved(binary: Binary, sources: list[CudaSource], target: Target) -> str:
     return f"{binary.name}: {exact} of {len(sources)} CUDA sources are exact for {target.title}"
 
 
-def _names(codes: Iterable[tuple[str, Arch]]) -> Names:
+def _code_names(codes: Iterable[tuple[str, Arch]]) -> Names:
     return frozenset(arch_name(kind, arch) for kind, arch in codes)

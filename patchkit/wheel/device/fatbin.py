@@ -54,7 +54,7 @@ class CodeEntry:
     container: int
 
 
-def entries(
+def read_entries(
     stream: BufferedIOBase, sections: Iterable[Section], name: str
 ) -> tuple[CodeEntry, ...]:
     """Read the entries of some sections, in the order of the file.

@@ -24,7 +24,7 @@ from patchkit.paths import RECIPES
 from patchkit.reading import require_file
 from patchkit.records import read_toml
 from patchkit.target import Arch, Load, Target, load, load_ptx, parse_arch, targets
-from patchkit.wheel.device.fatbin import CodeEntry, entries
+from patchkit.wheel.device.fatbin import CodeEntry, read_entries
 from patchkit.wheel.file.wheelfile import WheelFile
 
 LIVE, RELOCATABLE = ".nv_fatbin", "__nv_relfatbin"
@@ -62,7 +62,7 @@ class Binary:
     @property
     def codes(self) -> tuple[CodeSummary, ...]:
         """The entries by section, kind, arch and compression."""
-        return (*_codes(LIVE, self.live), *_codes(RELOCATABLE, self.relocatable))
+        return (*_summarize(LIVE, self.live), *_summarize(RELOCATABLE, self.relocatable))
 
     def loads(self, target: Target) -> Counter[Load]:
         """Count the live fat binaries by how they reach the device."""
@@ -80,7 +80,7 @@ class Binary:
         return lost and bool(parts) and all(best(part, target) for part in parts)
 
 
-def inspect(path: Path) -> tuple[Binary, ...]:
+def inspect_file(path: Path) -> tuple[Binary, ...]:
     """Read a shared library, or each library and program in a wheel.
 
     Raises UsageError if there is no such file; SourceError if it is neither, or damaged; and what
@@ -91,7 +91,7 @@ def inspect(path: Path) -> tuple[Binary, ...]:
         with WheelFile(path) as wheel:
             return inspect_wheel(wheel)
     with path.open("rb") as stream:
-        return (_binary(stream, path.name, str(path)),)
+        return (_read_binary(stream, path.name, str(path)),)
 
 
 def inspect_wheel(wheel: WheelFile, only: Collection[str] | None = None) -> tuple[Binary, ...]:
@@ -104,7 +104,7 @@ def inspect_wheel(wheel: WheelFile, only: Collection[str] | None = None) -> tupl
     promised = wheel.name.cpus & {target.cpu for target in targets().values()}
     found = []
     for member, stream in wheel.libraries(only):
-        binary = _binary(stream, member, f"{wheel.path}: {member}")
+        binary = _read_binary(stream, member, f"{wheel.path}: {member}")
         if promised and binary.library.machine not in promised:
             raise SourceError(
                 f"{wheel.path}: {member} is for {binary.library.machine}",
@@ -122,7 +122,7 @@ def inspect_wheel(wheel: WheelFile, only: Collection[str] | None = None) -> tupl
     return tuple(found)
 
 
-def _binary(stream: BufferedIOBase, name: str, where: str) -> Binary:
+def _read_binary(stream: BufferedIOBase, name: str, where: str) -> Binary:
     library = parse_library(stream, where)
     if library.machine == "cuda":
         raise SourceError(f"{where} is bare device code", hint="give the library that it goes into")
@@ -130,7 +130,9 @@ def _binary(stream: BufferedIOBase, name: str, where: str) -> Binary:
     stream.seek(0)
     sha256 = hashlib.file_digest(stream, "sha256").hexdigest()
     live, relocatable = (
-        entries(stream, [section for section in library.sections if section.name == kind], where)
+        read_entries(
+            stream, [section for section in library.sections if section.name == kind], where
+        )
         for kind in (LIVE, RELOCATABLE)
     )
     return Binary(
@@ -211,7 +213,7 @@ def fat_binaries(entries: Iterable[CodeEntry]) -> tuple[tuple[CodeEntry, ...], .
     return tuple(map(tuple, groups.values()))
 
 
-def _codes(section: str, entries: Iterable[CodeEntry]) -> list[CodeSummary]:
+def _summarize(section: str, entries: Iterable[CodeEntry]) -> list[CodeSummary]:
     counts: Counter[tuple[str, Arch, str]] = Counter()
     sizes: Counter[tuple[str, Arch, str]] = Counter()
     for entry in entries:

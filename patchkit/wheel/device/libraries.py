@@ -130,7 +130,7 @@ class Judged:
         return f"{use}; fat binaries with {archs} alone do not, {self.lost.total()}: {listed}"
 
 
-def judge(
+def judge_libraries(
     wheel: WheelFile, binaries: Sequence[Binary], target: Target, version: Version
 ) -> tuple[Judged, ...]:
     """Judge each library of a wheel on the device, and those that a release ought to have."""
@@ -144,7 +144,7 @@ def judge(
                 related = (entry for entry in group if entry.arch.major == target.major)
                 names = {arch_name(entry.kind, entry.arch) for entry in related}
                 lost[", ".join(sorted(names))] += 1
-        use, loads = _use(binary, target, known, lost), binary.loads(target)
+        use, loads = _judge_use(binary, target, known, lost), binary.loads(target)
         found.append(Judged(name=binary.name, use=use, known=known, loads=loads, lost=lost))
     present = [library.known for library in found]
     absent = [known for known in expected if known not in present and known.used_on(target)]
@@ -225,7 +225,9 @@ def library_table() -> LibraryTable:
     return read_toml(LibraryTable, RECIPES / "vllm" / "libraries.toml")
 
 
-def _use(binary: Binary, target: Target, known: KnownLibrary | None, lost: Counter[str]) -> Use:
+def _judge_use(
+    binary: Binary, target: Target, known: KnownLibrary | None, lost: Counter[str]
+) -> Use:
     if known is None:
         return Use.UNKNOWN
     if not known.used_on(target):

@@ -15,7 +15,7 @@ from io import BufferedIOBase
 
 from patchkit.elf import parse_sections
 from patchkit.target import Load, Target
-from patchkit.wheel.device.fatbin import CodeEntry, entries
+from patchkit.wheel.device.fatbin import CodeEntry, read_entries
 from patchkit.wheel.device.inspect import LIVE, best, fat_binaries
 from patchkit.wheel.file.wheelfile import WheelFile
 
@@ -60,7 +60,7 @@ def _kernels(stream: BufferedIOBase, where: str, target: Target) -> Iterator[str
         return int(layout.unpack(stream.read(layout.size))[0])
 
     sections = [section for section in parse_sections(stream, where) if section.name == LIVE]
-    for group in fat_binaries(entries(stream, sections, where)):
+    for group in fat_binaries(read_entries(stream, sections, where)):
         if not is_lost(group, target):
             continue
         position = group[0].container + number(group[0].container + 6, _HEADER)

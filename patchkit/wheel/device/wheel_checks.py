@@ -15,7 +15,7 @@ from patchkit.finding import Finding, finding
 from patchkit.target import Target
 from patchkit.wheel.device.inspect import Binary
 from patchkit.wheel.device.libraries import Judged, from_source
-from patchkit.wheel.file.library_rules import rules
+from patchkit.wheel.file.library_rules import library_rules
 from patchkit.wheel.file.metadata import WheelMetadata
 
 _MODULE = re.compile(r"(?P<stem>.+)\.cpython-3(?P<minor>\d+)(?P<flags>[a-z]*)-[\w-]+\.so")
@@ -37,7 +37,7 @@ def floor(binaries: Sequence[Binary]) -> dict[str, str]:
 
 def promised_glibc(tag: str) -> str:
     """Return the oldest glibc that a tag names as enough; "" for ``linux_aarch64``."""
-    said = {rules().glibc(part.platform) for part in parse_tag(tag)}
+    said = {library_rules().glibc(part.platform) for part in parse_tag(tag)}
     return "" if not all(said) else min(said, key=by_version)
 
 
@@ -45,7 +45,7 @@ def too_new(metadata: WheelMetadata, binaries: Sequence[Binary]) -> Iterator[Fin
     """Find libraries that need a newer system than the wheel's name says."""
     if not (glibc := promised_glibc(metadata.name.tag)):
         return
-    allowed = rules().allowed(glibc)
+    allowed = library_rules().allowed(glibc)
     for binary in binaries:
         for family, limit in allowed.items():
             needed = binary.library.highest(family)
@@ -72,8 +72,8 @@ def uncovered(metadata: WheelMetadata) -> Iterator[Finding]:
             yield finding(
                 SourceError,
                 stem,
-                f"is built for CPython {_minors(sorted(minors))} alone, the wheel is for "
-                f"{_minors(wanted)} too",
+                f"is built for CPython {_write_minors(sorted(minors))} alone, the wheel is for "
+                f"{_write_minors(wanted)} too",
                 "build it for each Python, or give the wheel the tag of its one Python",
                 f"{metadata.name.tag} and Requires-Python {metadata.requires_python or '(none)'}: "
                 f"it cannot be imported on 3.{missing[0]}",
@@ -95,7 +95,7 @@ def supported(metadata: WheelMetadata) -> list[int]:
     return sorted(minor for minor in found if allowed.contains(f"3.{minor}"))
 
 
-def _minors(minors: Sequence[int]) -> str:
+def _write_minors(minors: Sequence[int]) -> str:
     """Write ``3.10 to 3.14`` or ``3.12``; a row without an end is ``3.10 and later``."""
     if len(minors) > 1 and minors[-1] == _LATEST:
         return f"3.{minors[0]} and later"
@@ -108,7 +108,7 @@ def _minors(minors: Sequence[int]) -> str:
 _ORIGIN = ("$ORIGIN", "${ORIGIN}")
 
 
-def check(metadata: WheelMetadata, binaries: Sequence[Binary]) -> tuple[Finding, ...]:
+def check_wheel(metadata: WheelMetadata, binaries: Sequence[Binary]) -> tuple[Finding, ...]:
     """Find everything that is wrong with one wheel, from what was read of it."""
     name, again = metadata.name.filename, "build it again"
     unreadable = [
@@ -121,9 +121,9 @@ def check(metadata: WheelMetadata, binaries: Sequence[Binary]) -> tuple[Finding,
     ]
     return (
         *unreadable,
-        *_folders(binaries),
-        *_copies(metadata),
-        *_mixed_cuda(metadata, binaries),
+        *_find_build_folders(binaries),
+        *_find_copies(metadata),
+        *_find_mixed_cuda(metadata, binaries),
         *too_new(metadata, binaries),
         *uncovered(metadata),
     )
@@ -131,10 +131,10 @@ def check(metadata: WheelMetadata, binaries: Sequence[Binary]) -> tuple[Finding,
 
 def cuda_majors(binary: Binary) -> tuple[int, ...]:
     """Return the major versions of CUDA whose libraries it asks the loader for."""
-    return rules().cuda_majors(binary.library.needed)
+    return library_rules().cuda_majors(binary.library.needed)
 
 
-def _folders(binaries: Sequence[Binary]) -> Iterator[Finding]:
+def _find_build_folders(binaries: Sequence[Binary]) -> Iterator[Finding]:
     for binary in binaries:
         library = binary.library
         for label, folders in (("RPATH", library.rpath), ("RUNPATH", library.runpath)):
@@ -149,9 +149,9 @@ def _folders(binaries: Sequence[Binary]) -> Iterator[Finding]:
                     )
 
 
-def _copies(metadata: WheelMetadata) -> Iterator[Finding]:
+def _find_copies(metadata: WheelMetadata) -> Iterator[Finding]:
     for member in metadata.members:
-        if shared := rules().foreign(metadata.name.project, member):
+        if shared := library_rules().foreign(metadata.name.project, member):
             owners = [owner.replace("nvidia-*", "NVIDIA's wheels") for owner in shared.owners]
             yield finding(
                 SourceError,
@@ -162,7 +162,7 @@ def _copies(metadata: WheelMetadata) -> Iterator[Finding]:
             )
 
 
-def _mixed_cuda(metadata: WheelMetadata, binaries: Sequence[Binary]) -> Iterator[Finding]:
+def _find_mixed_cuda(metadata: WheelMetadata, binaries: Sequence[Binary]) -> Iterator[Finding]:
     majors: dict[int, list[str]] = {}
     for binary in binaries:
         for major in cuda_majors(binary):

@@ -49,7 +49,7 @@ class LibraryRules:
         """Return whose a library is that a wheel of this project must not carry, None if it may."""
         match = _FILE.fullmatch(PurePosixPath(member).name)
         groups = (shared for shared in self.shared if match and match["name"] in shared.names)
-        return next((group for group in groups if not _any(group.owners, project)), None)
+        return next((group for group in groups if not _matches_any(group.owners, project)), None)
 
     def cuda_majors(self, needed: Iterable[str]) -> tuple[int, ...]:
         """Return the major versions of CUDA that a library needs: 13 for libcudart.so.13."""
@@ -59,11 +59,11 @@ class LibraryRules:
 
     def decisive(self, project: str) -> bool:
         """Check whether a pin of this project decides which wheels fit together."""
-        return _any(self.pins.names, project)
+        return _matches_any(self.pins.names, project)
 
     def fixed(self, project: str) -> bool:
         """Check whether other wheels are compiled against this project, so that its pin stays."""
-        return _any(self.compiled_against.names, project)
+        return _matches_any(self.compiled_against.names, project)
 
     def glibc(self, platform: str) -> str:
         """Return the glibc that is enough by a platform tag, ``2.28``; "" if it names none."""
@@ -78,11 +78,11 @@ class LibraryRules:
         return {"GLIBC": glibc, **newest}
 
 
-def _any(patterns: Iterable[str], project: str) -> bool:
+def _matches_any(patterns: Iterable[str], project: str) -> bool:
     return any(fnmatchcase(project, pattern) for pattern in patterns)
 
 
 @cache
-def rules() -> LibraryRules:
+def library_rules() -> LibraryRules:
     """Load the rules that ship with patchkit, once."""
     return read_toml(LibraryRules, RECIPES / "wheel_rules.toml")

@@ -13,7 +13,7 @@ from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.utils import canonicalize_name
 
 from patchkit.errors import SourceError
-from patchkit.wheel.file.library_rules import rules
+from patchkit.wheel.file.library_rules import library_rules
 from patchkit.wheel.file.name import WheelName
 from patchkit.wheel.file.wheelfile import WheelFile
 
@@ -62,7 +62,7 @@ class WheelMetadata:
     @property
     def decisive_pins(self) -> dict[str, str]:
         """The pins that decide which wheels fit together."""
-        return {name: pin for name, pin in self.pins.items() if rules().decisive(name)}
+        return {name: pin for name, pin in self.pins.items() if library_rules().decisive(name)}
 
 
 def read_metadata(wheel: WheelFile) -> WheelMetadata:
@@ -96,13 +96,13 @@ def read_metadata(wheel: WheelFile) -> WheelMetadata:
         members=members,
         requires=tuple(requires),
         requires_python=python,
-        sboms=tuple(_sbom(wheel, path) for path in sboms),
+        sboms=tuple(_read_sbom(wheel, path) for path in sboms),
         facts=tried(lambda: wheel.facts, {}),
         faults=tuple(faults),
     )
 
 
-def _sbom(wheel: WheelFile, path: str) -> SbomFile:
+def _read_sbom(wheel: WheelFile, path: str) -> SbomFile:
     try:
         bom = json.loads(wheel.read(path).decode())
         if bom.get("bomFormat") != "CycloneDX":

@@ -33,19 +33,19 @@ def record_text(rows: Iterable[tuple[str, str, str]], own: str) -> bytes:
     return text.getvalue().encode()
 
 
-def faults(path: Path) -> Iterator[str]:
+def find_faults(path: Path) -> Iterator[str]:
     """Yield a sentence for each thing in a wheel that its name or its RECORD contradicts.
 
     A damaged wheel gives one such sentence, too. Raises StorageError if the disk fails.
     """
     try:
         with WheelFile(path) as wheel:
-            yield from _faults(wheel)
+            yield from _find_contradictions(wheel)
     except SourceError as error:
         yield error.what.removeprefix(str(path)).removeprefix(":").lstrip()
 
 
-def _faults(wheel: WheelFile) -> Iterator[str]:
+def _find_contradictions(wheel: WheelFile) -> Iterator[str]:
     home, name = wheel.dist_info, wheel.name
     metadata = wheel.message("METADATA")
     said = metadata.get("Name", ""), metadata.get("Version", "")

@@ -58,21 +58,23 @@ def vllm_sbom(facts: Mapping[str, Any], applied: Sequence[Patch]) -> dict[str, A
         patches.append({"type": "unofficial", "diff": {"text": text}, "resolves": [issue]})
     ref = f"pkg:pypi/vllm@{quote(facts['wheel'])}"
     subject = {
-        **_component(ref, "vllm", facts["wheel"], facts["license"]["vllm"]),
+        **_make_component(ref, "vllm", facts["wheel"], facts["license"]["vllm"]),
         "pedigree": {"ancestors": [ancestor], "patches": patches},
-        "properties": _properties(
+        "properties": _make_properties(
             ("made", facts["made"]),
             ("target", facts["target"]),
             *(("fix", fix) for fix in facts["fixes"]),
         ),
     }
     if facts["made"] != "build":
-        return _document(subject, {"patchkit": facts["patchkit"]})
+        return _make_document(subject, {"patchkit": facts["patchkit"]})
     tools = {"patchkit": facts["patchkit"], "nvcc": facts["cuda"], "g++": facts["compiler"]}
-    return _document(subject, tools | facts["tools"], [*_sources(facts), *_against(facts)])
+    return _make_document(
+        subject, tools | facts["tools"], [*_source_components(facts), *_link_components(facts)]
+    )
 
 
-def _sources(facts: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+def _source_components(facts: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """Yield other projects' code that is in the wheel; a commit on GitHub has a package URL."""
     for name, identity in facts["externals"].items():
         commit = _GITHUB.match(identity)
@@ -87,16 +89,16 @@ def _sources(facts: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         if name in facts["license"]:
             source["licenses"] = [{"expression": facts["license"][name]}]
         role = "taken from upstream's wheel" if identity.startswith("vllm==") else "compiled in"
-        yield source | {"properties": _properties(("role", role), ("source", identity))}
+        yield source | {"properties": _make_properties(("role", role), ("source", identity))}
 
 
-def _against(facts: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+def _link_components(facts: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """Yield what was compiled against, and is not in the wheel."""
     torch, _, _cuda = facts["environment"]["torch"].partition(",")
-    role = {"properties": _properties(("role", "compiled against"))}
-    yield _component(f"pkg:pypi/torch@{quote(torch)}", "torch", torch) | role
+    role = {"properties": _make_properties(("role", "compiled against"))}
+    yield _make_component(f"pkg:pypi/torch@{quote(torch)}", "torch", torch) | role
     toolkit = f"pkg:generic/cuda-toolkit@{facts['cuda']}"
-    yield _component(toolkit, "CUDA toolkit", facts["cuda"], facts["license"]["cuda"]) | role
+    yield _make_component(toolkit, "CUDA toolkit", facts["cuda"], facts["license"]["cuda"]) | role
 
 
 def nccl_sbom(facts: Mapping[str, Any]) -> dict[str, Any]:
@@ -108,22 +110,22 @@ def nccl_sbom(facts: Mapping[str, Any]) -> dict[str, Any]:
     ref = f"pkg:pypi/nvidia-nccl-cu13@{quote(facts['wheel'])}"
     source = f"pkg:github/nvidia/nccl@{facts['version']}"
     runtime = f"pkg:generic/nvidia-cuda-runtime@{facts['cuda']}"
-    library = _component(source, "NCCL", facts["version"], facts["license"]["nccl"]) | {
-        "properties": _properties(
+    library = _make_component(source, "NCCL", facts["version"], facts["license"]["nccl"]) | {
+        "properties": _make_properties(
             ("source", facts["source"]),
             ("tree", facts["tree"]),
             *(("fix", fix) for fix in facts["fixes"]),
         )
     }
     name = "CUDA runtime (libcudart_static.a)"
-    return _document(
-        _component(ref, "nvidia-nccl-cu13", facts["wheel"]),
+    return _make_document(
+        _make_component(ref, "nvidia-nccl-cu13", facts["wheel"]),
         {"patchkit": facts["patchkit"], "nvcc": facts["cuda"], "g++": facts["compiler"]},
-        [library, _component(runtime, name, facts["cuda"], facts["license"]["cuda"])],
+        [library, _make_component(runtime, name, facts["cuda"], facts["license"]["cuda"])],
     )
 
 
-def _document(
+def _make_document(
     subject: dict[str, Any],
     tools: Mapping[str, str],
     components: Sequence[dict[str, Any]] = (),
@@ -149,7 +151,7 @@ def _document(
     }
 
 
-def _component(ref: str, name: str, version: str, license_: str = "") -> dict[str, Any]:
+def _make_component(ref: str, name: str, version: str, license_: str = "") -> dict[str, Any]:
     """Make a library that has a package URL; ``license_`` is an SPDX expression, or a name."""
     named = license_ == CUDA_LICENSE
     license_field = {"license": {"name": license_}} if named else {"expression": license_}
@@ -163,5 +165,5 @@ def _component(ref: str, name: str, version: str, license_: str = "") -> dict[st
     }
 
 
-def _properties(*pairs: tuple[str, str]) -> list[dict[str, str]]:
+def _make_properties(*pairs: tuple[str, str]) -> list[dict[str, str]]:
     return [{"name": f"patchkit:{name}", "value": value} for name, value in pairs]

@@ -104,7 +104,7 @@ def installed_torch(python: Path) -> InstalledTorch:
         raise BuildError(
             f"torch cannot be imported: {error.what}",
             why="the environment is damaged, or a library that torch needs is missing",
-            hint=_anew(python),
+            hint=_reinstall_hint(python),
         ) from error
 
 
@@ -122,10 +122,10 @@ def check_torch(found: InstalledTorch, version: str, cuda: str, when: str) -> No
         f"{when}, torch is {found.version} with {what}; wanted: {version} with CUDA {cuda}",
         why="something replaced it: for some releases the package index has torch for CPUs, or for "
         "CUDA 12, under the same version",
-        hint=f"{_anew(found.python)}; torch for CUDA 13 comes from the index that the PyTorch "
-        "project keeps for it",
+        hint=f"{_reinstall_hint(found.python)}; torch for CUDA 13 comes from the index that "
+        "the PyTorch project keeps for it",
     )
 
 
-def _anew(python: Path) -> str:
+def _reinstall_hint(python: Path) -> str:
     return f"remove {python.parents[1]} and run again, if patchkit made it; else install torch anew"

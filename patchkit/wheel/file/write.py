@@ -59,7 +59,9 @@ class NewMember:
     method: int = zipfile.ZIP_STORED
 
 
-def seal(raw: Path, folder: Path, platform: str, added: Mapping[str, str] | None = None) -> Path:
+def seal_wheel(
+    raw: Path, folder: Path, platform: str, added: Mapping[str, str] | None = None
+) -> Path:
     """Write a freshly built wheel anew into ``folder``, with one platform tag; return its path.
 
     ``added`` are texts that go into its .dist-info, by their path there; METADATA names those in
@@ -72,7 +74,7 @@ def seal(raw: Path, folder: Path, platform: str, added: Mapping[str, str] | None
         if f"{home}/WHEEL" not in wheel.members:
             raise ProofError(f"{raw.name} holds no {home}/WHEEL", why="the build did not finish")
         changed = {f"{home}/{path}": text.encode() for path, text in (added or {}).items()}
-        changed[f"{home}/WHEEL"] = tagged(wheel.read(f"{home}/WHEEL"), tag)
+        changed[f"{home}/WHEEL"] = set_tag(wheel.read(f"{home}/WHEEL"), tag)
         licenses = [p.removeprefix("licenses/") for p in added or () if p.startswith("licenses/")]
         if licenses:
             # PEP 639: License-File, behind the other fields and in front of the description.
@@ -91,11 +93,11 @@ def seal(raw: Path, folder: Path, platform: str, added: Mapping[str, str] | None
                 stored=info.file_size,
             )
         sealed = folder / f"{name}-{version}-{tag}.whl"
-        _write(sealed, home, members, changed)
+        _write_zip(sealed, home, members, changed)
     return sealed
 
 
-def rewrite(
+def rewrite_wheel(
     source: WheelFile,
     dest: Path,
     home: tuple[str, str],
@@ -128,16 +130,16 @@ def rewrite(
             stored=info.compress_size,
             method=info.compress_type,
         )
-    _write(dest, home[1], members, changed, progress)
+    _write_zip(dest, home[1], members, changed, progress)
 
 
-def tagged(wheel: bytes, tag: str) -> bytes:
+def set_tag(wheel: bytes, tag: str) -> bytes:
     """Return the text of a WHEEL file with this one tag, and patchkit as its generator."""
     rest = _REPLACED.sub(b"", wheel).rstrip(b"\n")
     return rest + f"\nGenerator: patchkit {__version__}\nTag: {tag}\n".encode()
 
 
-def _write(
+def _write_zip(
     dest: Path,
     home: str,
     members: Mapping[str, NewMember],

@@ -35,12 +35,12 @@ from patchkit.wheel.build.toolchain import check_toolchain
 from patchkit.wheel.build.work import emptied, staging, work_folder
 from patchkit.wheel.device.compiled import compiled_sources, prove_compiled, prove_groups
 from patchkit.wheel.device.inspect import Binary, inspect_wheel
-from patchkit.wheel.device.libraries import judge, require_loading
-from patchkit.wheel.device.wheel_checks import check
+from patchkit.wheel.device.libraries import judge_libraries, require_loading
+from patchkit.wheel.device.wheel_checks import check_wheel
 from patchkit.wheel.file.facts import as_text
 from patchkit.wheel.file.metadata import read_metadata
 from patchkit.wheel.file.wheelfile import WheelFile
-from patchkit.wheel.file.write import seal
+from patchkit.wheel.file.write import seal_wheel
 from patchkit.wheel.vllm.prepare import Prepared, Report, prepare
 from patchkit.wheel.vllm.source import VllmOrder
 from patchkit.wheel.vllm.upstream_parts import prove_parts
@@ -76,10 +76,12 @@ def build_vllm(order: VllmOrder, report: Report) -> BuiltWheel:
         with work_folder(
             order.work, brought, as_text(prepared.facts), fresh=order.fresh, free=_FREE
         ) as root:
-            return _build(root, order, prepared, report("compiling"))
+            return _make_vllm_wheel(root, order, prepared, report("compiling"))
 
 
-def _build(root: Path, order: VllmOrder, prepared: Prepared, progress: Progress) -> BuiltWheel:
+def _make_vllm_wheel(
+    root: Path, order: VllmOrder, prepared: Prepared, progress: Progress
+) -> BuiltWheel:
     variables = build_variables(root, order, prepared)
     raw = compile_wheel(root, prepared.python.python, variables, progress)
     circumstances = (network(),)
@@ -88,13 +90,13 @@ def _build(root: Path, order: VllmOrder, prepared: Prepared, progress: Progress)
     prepared.python.check("after the build")
     with WheelFile(raw) as wheel:
         binaries = inspect_wheel(wheel)
-        proofs = _prove(root, order, wheel, binaries)
+        proofs = _prove_wheel(root, order, wheel, binaries)
         proofs += tuple(
             prove_parts(wheel, root / "external" / each.known.option, each.known.option)
             for each in prepared.gathered.installed
             if not order.extensions or order.extensions & set(each.known.targets)
         )
-    sealed = seal(raw, emptied(root / "sealed"), platform_tag(raw, _PROVIDED), prepared.texts)
+    sealed = seal_wheel(raw, emptied(root / "sealed"), platform_tag(raw, _PROVIDED), prepared.texts)
     _require_clean(sealed, binaries)
     return BuiltWheel(
         wheel=sealed,
@@ -111,7 +113,7 @@ def _require_clean(wheel: Path, binaries: tuple[Binary, ...]) -> None:
     """Raise ProofError for what `patchkit inspect` would find: an RPATH, a library of torch's …"""
     with WheelFile(wheel) as sealed:
         metadata = read_metadata(sealed)
-    if found := check(metadata, binaries):
+    if found := check_wheel(metadata, binaries):
         raise ProofError(
             f"{wheel.name} would not be fit for other machines\n"
             + "\n".join(f"    {each.where} {each.what}" for each in found),
@@ -120,13 +122,15 @@ def _require_clean(wheel: Path, binaries: tuple[Binary, ...]) -> None:
         )
 
 
-def _prove(
+def _prove_wheel(
     root: Path, order: VllmOrder, raw: WheelFile, binaries: tuple[Binary, ...]
 ) -> tuple[str, ...]:
     target = order.request.target
     sources = compiled_sources(root / "source" / "build", root / "source")
     if not order.extensions:
-        require_loading(judge(raw, binaries, target, order.version), target, order.version)
+        require_loading(
+            judge_libraries(raw, binaries, target, order.version), target, order.version
+        )
     archs = target.arch_list(order.request.arch)
     tree = detect(root / "source", sandboxed=Sandboxed.IF_POSSIBLE)  # it has been built
     asked = asked_targets(tree)

@@ -125,7 +125,7 @@ def check_given(wanted: Sequence[Wanted], version: Version, given: Mapping[str, 
             check_release(option, what, version)
 
 
-def gather(
+def gather_sources(
     wanted: Sequence[Wanted],
     version: Version,
     *,
@@ -155,8 +155,8 @@ def gather(
         finder = _Finder(each, version, cpu, target, mirror, offline, progress)
         found = finder.find(given.get(each.known.option, ""))
         if each.known.native and cpu != platform.machine() and not found.installed:
-            raise _not_across(each.known, version, cpu)
-        folder = _kept(dest, each, found)
+            raise _cross_error(each.known, version, cpu)
+        folder = _keep_source(dest, each, found)
         sources.append(
             InputSource(
                 option=each.known.option,
@@ -180,7 +180,7 @@ def gather(
     )
 
 
-def planned_sources(
+def plan_sources(
     wanted: Sequence[Wanted], given: Mapping[str, str], mirror: Path | None
 ) -> Iterator[PlannedFetch]:
     """Yield what `gather` takes; git's sizes are known when it fetches."""
@@ -228,9 +228,9 @@ class _Finder:
         option = self.wanted.known.option
         place = Path(given).expanduser()
         if place.is_dir():
-            return _folder(place.absolute(), self.wanted)
+            return _folder_input(place.absolute(), self.wanted)
         if place.is_file() and given.endswith(_ARCHIVES):
-            return _archive(place.absolute())
+            return _archive_input(place.absolute())
         if git := parse_git(given):
             if not git.exact:
                 raise UsageError(
@@ -273,7 +273,9 @@ class _Finder:
         if repository := self._repository(option):
             return self._fetched(repository)
         archives = (self.mirror / f"{option}-{commit}{ending}" for ending in _ARCHIVES)
-        return next((_archive(place.absolute()) for place in archives if place.is_file()), None)
+        return next(
+            (_archive_input(place.absolute()) for place in archives if place.is_file()), None
+        )
 
     def _fetched(self, url: str, commit: str = "") -> _Found:
         chosen = commit or self.wanted.commit
@@ -322,7 +324,7 @@ class _Finder:
         return ""
 
 
-def _folder(place: Path, wanted: Wanted) -> _Found:
+def _folder_input(place: Path, wanted: Wanted) -> _Found:
     # What CMake takes may be a folder within the source, and that may be what was named.
     inner = wanted.known.folder
     within = inner if inner and not (place / inner).is_dir() else ""
@@ -333,12 +335,12 @@ def _folder(place: Path, wanted: Wanted) -> _Found:
     return _Found(f"folder, tree sha256:{tree_digest(place)}", False, fill)
 
 
-def _archive(place: Path) -> _Found:
+def _archive_input(place: Path) -> _Found:
     identity = f"archive {place.name}, sha256:{sha256_of(place)}"
     return _Found(identity, False, partial(unpack, place))
 
 
-def _not_across(known: KnownSource, version: Version, cpu: str) -> UsageError:
+def _cross_error(known: KnownSource, version: Version, cpu: str) -> UsageError:
     upstreams = quoted("--source", f"{known.option}=vllm=={version.public}")
     return UsageError(
         f"{known.option} cannot be compiled for {cpu} on {platform.machine()}",
@@ -347,7 +349,7 @@ def _not_across(known: KnownSource, version: Version, cpu: str) -> UsageError:
     )
 
 
-def _kept(dest: Path, wanted: Wanted, found: _Found) -> Path:
+def _keep_source(dest: Path, wanted: Wanted, found: _Found) -> Path:
     """Return the folder of a source below ``dest``, written anew only if it is another source.
 
     Files that are written again are newer, and what includes them would be compiled again.
@@ -363,13 +365,13 @@ def _kept(dest: Path, wanted: Wanted, found: _Found) -> Path:
             fresh = Path(scratch) / wanted.known.option
             found.fill(fresh)
             if not found.installed:
-                _require(fresh, wanted)
+                _require_files(fresh, wanted)
             fresh.rename(folder)
         stamp.write_text(found.identity, encoding="utf-8")
     return folder
 
 
-def _require(folder: Path, wanted: Wanted) -> None:
+def _require_files(folder: Path, wanted: Wanted) -> None:
     for name in wanted.known.files:
         if not (folder / name).is_file():
             option = wanted.known.option

@@ -20,12 +20,12 @@ def notices(source: Path, files: Iterable[str]) -> dict[str, str]:
     A source without one, as a wheel carries it, states its licence at the top of its ``files``.
     """
     found = {
-        path.name: _text(path)
+        path.name: _read_license(path)
         for path in sorted(source.iterdir())
         if path.is_file() and _NAMES.fullmatch(path.name)
     }
-    texts = (_text(source / name) for name in files if (source / name).is_file())
-    return found or next(({"LICENSE": head} for head in map(_head, texts) if head), {})
+    texts = (_read_license(source / name) for name in files if (source / name).is_file())
+    return found or next(({"LICENSE": head} for head in map(_read_notice, texts) if head), {})
 
 
 def spdx(texts: Mapping[str, str]) -> str:
@@ -35,11 +35,11 @@ def spdx(texts: Mapping[str, str]) -> str:
     return named.pop() if len(named) == 1 else ""
 
 
-def _text(path: Path) -> str:
+def _read_license(path: Path) -> str:
     return read_bytes(path, limit=LARGEST_IN_TREE).decode(errors="replace")
 
 
-def _head(text: str) -> str:
+def _read_notice(text: str) -> str:
     """Return the comment that a C++ file begins with, if it is a copyright notice, else ""."""
     match = _COMMENT.match(text.lstrip())
     if match is None or "Copyright" not in match["text"]:

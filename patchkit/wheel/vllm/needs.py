@@ -46,7 +46,7 @@ class TorchOnIndex:
     cuda: Mapping[str, str]
 
 
-def needs(tree: SourceTree, *, release: bool) -> Needs:
+def read_needs(tree: SourceTree, *, release: bool) -> Needs:
     """Return what a tree needs. Raises DriftError if a known release says otherwise than recorded.
 
     For any other tree its own files decide; they say too little of the Rust front end, so that is
@@ -82,7 +82,7 @@ def torches() -> tuple[TorchOnIndex, ...]:
     return read_toml(tuple[TorchOnIndex, ...], BUILD_FILE, key="torch")
 
 
-def requirements_of(torch: str, given: Path | None = None) -> Path:
+def locked_requirements(torch: str, given: Path | None = None) -> Path:
     """Return the file that locks the build environment for a torch.
 
     Raises SourceError, with the reason, where the package index has no such torch for CUDA 13.

@@ -30,8 +30,8 @@ from patchkit.wheel.build.toolchain import (
 from patchkit.wheel.build.work import WORK
 from patchkit.wheel.file.torch import check_torch, installed_torch
 from patchkit.wheel.vllm.build_python import TOOLS
-from patchkit.wheel.vllm.inputs import planned_sources
-from patchkit.wheel.vllm.needs import Needs, requirements_of
+from patchkit.wheel.vllm.inputs import plan_sources
+from patchkit.wheel.vllm.needs import Needs, locked_requirements
 from patchkit.wheel.vllm.source import VllmSource
 
 # With g++-13-aarch64-linux-gnu; Debian 12 and Ubuntu 22.04 end with GCC 12 for another CPU.
@@ -67,9 +67,9 @@ def lacked(
     """
     patch = needs.patch and shutil.which("patch") is None
     return (
-        *_python(needs, python, packages),
-        *_compiler(needs, cxx, across),
-        *([_missing("no program `patch`", "apt install patch")] if patch else []),
+        *_python_findings(needs, python, packages),
+        *_compiler_findings(needs, cxx, across),
+        *([_missing_need("no program `patch`", "apt install patch")] if patch else []),
     )
 
 
@@ -101,12 +101,12 @@ def plan_vllm(
     across = machine if machine != platform.machine() else ""
     fetches = [*planned_toolchain(machine, cuda=cuda, toolkit=toolkit, locked=toolkit is None)]
     if python is None:
-        file, parts = requirements_of(source.needs.torch, requirements), known_across()
+        file, parts = locked_requirements(source.needs.torch, requirements), known_across()
         leaving = parts.stays if across else ()
         fetches.append(planned_environment(file, WORK, leaving))
         if across:
             fetches.append(planned_site(file, WORK, machine))
-    fetches += planned_sources(wanted, given, mirror)
+    fetches += plan_sources(wanted, given, mirror)
     missing = [
         *lacked(
             source.needs,
@@ -128,51 +128,51 @@ def plan_vllm(
     )
 
 
-def _missing(what: str, hint: str) -> Finding:
+def _missing_need(what: str, hint: str) -> Finding:
     return Finding(what=what, hint=hint, kind=HostError)
 
 
-def _python(needs: Needs, python: Path, packages: Collection[str]) -> Iterator[Finding]:
+def _python_findings(needs: Needs, python: Path, packages: Collection[str]) -> Iterator[Finding]:
     try:
         facts = ask(python, _ASK, *packages)
     except HostError as error:
-        yield _missing(error.what, "apt install python3")
+        yield _missing_need(error.what, "apt install python3")
         return
     version = facts["version"]
     short = ".".join(version.split(".")[:2])
     if not SpecifierSet(needs.python).contains(version, prereleases=True):
-        yield _missing(
+        yield _missing_need(
             f"Python {version} is outside {needs.python}", "name another one with --python"
         )
     if not facts["header"]:
-        yield _missing(
+        yield _missing_need(
             f"Python.h of {python} is missing", quoted("apt", "install", f"python{short}-dev")
         )
     if not facts["venv"] and not packages:
-        yield _missing(
+        yield _missing_need(
             f"{python} has no module venv", quoted("apt", "install", f"python{short}-venv")
         )
     if absent := facts["absent"]:
         named = (f"torch=={needs.torch}" if name == "torch" else name for name in absent)
         supply = quoted(python, "-m", "pip", "install", *named)
-        yield _missing(f"{python} has no {', '.join(absent)}", supply)
+        yield _missing_need(f"{python} has no {', '.join(absent)}", supply)
 
 
-def _compiler(needs: Needs, cxx: Path | None, across: str) -> Iterator[Finding]:
+def _compiler_findings(needs: Needs, cxx: Path | None, across: str) -> Iterator[Finding]:
     # The first GCC with -std=c++20, where the release itself names none.
     least = needs.gcc or ("10" if needs.standard >= 20 else "")
     major = Version(least).major if least else None
     package = cross_package(across, major) if across else f"g++-{major}" if major else "g++"
     supply = quoted("apt", "install", package)
     if cxx is None:
-        yield _missing(f"no C++ compiler{f' for {across}' if across else ''}", supply)
+        yield _missing_need(f"no C++ compiler{f' for {across}' if across else ''}", supply)
         return
     version = gcc_version(cxx)
     if version is None:
         return  # another compiler: the release only asks GCC for its version
     if least and version < Version(least):
         said = f"C++{needs.standard}, GCC {least} or later"
-        yield _missing(
+        yield _missing_need(
             f"{cxx} is GCC {version}; the release takes {said}",
             f"{supply} ({_HAVE_GCC_13}); then CXX={across}-linux-gnu-g++-{major}"
             if across

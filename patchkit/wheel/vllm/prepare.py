@@ -31,13 +31,13 @@ from patchkit.source.detect import detect
 from patchkit.source.tree import Sandboxed, SourceTree
 from patchkit.wheel.build.cross_torch import install_torch_stand_in, target_site
 from patchkit.wheel.build.make import Progress
-from patchkit.wheel.build.requirements import environment
+from patchkit.wheel.build.requirements import make_environment
 from patchkit.wheel.build.work import WORK
 from patchkit.wheel.file.facts import FACTS, as_text, digest_label
 from patchkit.wheel.file.sbom import CUDA_LICENSE, patches, vllm_sbom
 from patchkit.wheel.vllm.build_python import BuildPython, build_python
-from patchkit.wheel.vllm.inputs import Gathered, check_given, gather
-from patchkit.wheel.vllm.needs import requirements_of
+from patchkit.wheel.vllm.inputs import Gathered, check_given, gather_sources
+from patchkit.wheel.vllm.needs import locked_requirements
 from patchkit.wheel.vllm.source import VllmOrder
 
 Report = Callable[[str], Progress]
@@ -62,7 +62,7 @@ def prepare(order: VllmOrder, staged: Path, report: Report) -> Prepared:
     Raises BuildError, DriftError, HostError, ProofError, SourceError, StorageError, UsageError.
     """
     source = staged / "source"
-    _place(order, source)
+    _place_source(order, source)
     # The build that follows runs the source's own code by design, sandbox or not.
     possible = Sandboxed.IF_POSSIBLE
     outcome = apply(source, load_recipe("vllm"), order.request, anew=True, sandboxed=possible)
@@ -78,13 +78,13 @@ def prepare(order: VllmOrder, staged: Path, report: Report) -> Prepared:
     )
     applied = patches(plan.steps())
     # Not the workspace's tree, which reads upstream's texts.
-    reduced = _reduced(order, detect(source))
+    reduced = _reduce_tree(order, detect(source))
     _check_still_patched(detect(source, sandboxed=possible), order, outcome)
     check_in_vain(detect(source, sandboxed=possible), order.request.target, order.request.arch_list)
-    gathered = _gathered(order, reduced, staged, report)
-    _write(take_installed(reduced, gathered.installed))
-    python = _python(order, report)
-    facts = _facts(order, source, outcome, gathered, python)
+    gathered = _gather_sources(order, reduced, staged, report)
+    _write_overlay(take_installed(reduced, gathered.installed))
+    python = _make_python(order, report)
+    facts = _vllm_facts(order, source, outcome, gathered, python)
     texts |= gathered.notices
     texts[FACTS] = as_text(facts)
     texts["sboms/patchkit.cdx.json"] = as_text(vllm_sbom(facts, applied))
@@ -102,20 +102,22 @@ def check_choice(
 
     Raises UsageError, or DriftError, unless the tree can be built as it is asked for.
     """
-    reduced = chosen(tree, without, extensions)
+    reduced = choose_parts(tree, without, extensions)
     release = load_recipe("vllm").knows(tree.version)
     found = wanted(externals(reduced), tree.version, release=release)
     check_given(found, tree.version, given)
     return found
 
 
-def chosen(tree: SourceTree, without: Collection[str], extensions: Collection[str]) -> SourceTree:
+def choose_parts(
+    tree: SourceTree, without: Collection[str], extensions: Collection[str]
+) -> SourceTree:
     """Return the tree without what is left out; if ``extensions`` are named, with these alone."""
     reduced = leave_out(tree, by_option(without))
     return only_extensions(reduced, extensions) if extensions else reduced
 
 
-def _place(order: VllmOrder, dest: Path) -> None:
+def _place_source(order: VllmOrder, dest: Path) -> None:
     if order.source.is_file():
         unpack(order.source, dest)
         return
@@ -127,13 +129,13 @@ def _place(order: VllmOrder, dest: Path) -> None:
         (dest / "PKG-INFO").write_text(metadata, encoding="utf-8")
 
 
-def _python(order: VllmOrder, report: Report) -> BuildPython:
+def _make_python(order: VllmOrder, report: Report) -> BuildPython:
     torch, cuda = order.torch, order.request.target.cuda
     if order.python is not None:
         return build_python(order.python, torch, cuda)
-    file, machine = requirements_of(torch, order.requirements), order.toolchain.machine
+    file, machine = locked_requirements(torch, order.requirements), order.toolchain.machine
     parts = across()
-    locked = environment(
+    locked = make_environment(
         file,
         WORK,
         leaving=parts.stays if order.across else (),
@@ -154,12 +156,12 @@ def _python(order: VllmOrder, report: Report) -> BuildPython:
     return build_python(locked.python, torch, cuda, locked.digest, site)
 
 
-def _reduced(order: VllmOrder, tree: SourceTree) -> SourceTree:
+def _reduce_tree(order: VllmOrder, tree: SourceTree) -> SourceTree:
     """Return the tree without what is left out, and write what differs to the disk."""
-    return _write(chosen(tree, order.without, order.extensions))
+    return _write_overlay(choose_parts(tree, order.without, order.extensions))
 
 
-def _write(tree: SourceTree) -> SourceTree:
+def _write_overlay(tree: SourceTree) -> SourceTree:
     for path, text in tree.overlay.items():
         (tree.root / path).write_text(text, encoding="utf-8")
     return tree
@@ -177,7 +179,7 @@ def _check_still_patched(tree: SourceTree, order: VllmOrder, outcome: Applied) -
             )
 
 
-def _gathered(order: VllmOrder, tree: SourceTree, staged: Path, report: Report) -> Gathered:
+def _gather_sources(order: VllmOrder, tree: SourceTree, staged: Path, report: Report) -> Gathered:
     """Gather the sources of other projects; their paths are those in the work folder."""
     bar = report("sources of other projects, in MB")
 
@@ -186,7 +188,7 @@ def _gathered(order: VllmOrder, tree: SourceTree, staged: Path, report: Report) 
             bar(done // 10**6, total // 10**6)
 
     release = load_recipe("vllm").knows(order.version)
-    found = gather(
+    found = gather_sources(
         wanted(externals(tree), order.version, release=release),
         order.version,
         given=order.given,
@@ -204,7 +206,7 @@ def _gathered(order: VllmOrder, tree: SourceTree, staged: Path, report: Report) 
     return replace(found, environment=moved(found.environment), defines=moved(found.defines))
 
 
-def _facts(
+def _vllm_facts(
     order: VllmOrder, source: Path, outcome: Applied, gathered: Gathered, python: BuildPython
 ) -> dict[str, Any]:
     recipe, target = load_recipe("vllm"), order.request.target

@@ -33,17 +33,17 @@ from patchkit.wheel.device.libraries import (
     Judged,
     Use,
     cuda_major,
-    judge,
+    judge_libraries,
     require_loading,
     torch_without_cuda,
     ways_around,
 )
 from patchkit.wheel.file.metadata import read_metadata
 from patchkit.wheel.file.wheelfile import WheelFile
-from patchkit.wheel.file.write import Progress, rewrite
-from patchkit.wheel.vllm.repack_additions import Additions, PatchedTree, additions
-from patchkit.wheel.vllm.repack_origin import Origin, find_wheel, locked_wheels
-from patchkit.wheel.wheelhouse.contents import add, entries, make_room
+from patchkit.wheel.file.write import Progress, rewrite_wheel
+from patchkit.wheel.vllm.repack_additions import Additions, PatchedTree, make_additions
+from patchkit.wheel.vllm.repack_origin import Origin, find_wheel, upstream_wheels
+from patchkit.wheel.wheelhouse.contents import add_wheel, check_room, listed_wheels
 
 Report = Callable[[str], Progress]
 _MANYLINUX = re.compile(r"manylinux(?P<policy>1|2010|2014|_2_\d+)_(?P<cpu>\w+)")
@@ -75,7 +75,7 @@ class Repacked:
     facts: Mapping[str, Any]
 
 
-def repack(
+def repack_wheel(
     origin: Origin,
     request: Request,
     house: Path,
@@ -95,7 +95,7 @@ def repack(
     target, given = request.target, origin
     # What the wheel will be called, but for what only the work can tell.
     version = f"{given.version.public}+{target.cuda_tag}.{target.name}"
-    make_room(house, f"vllm-{version}-{given.wheel.name.tag}.whl")
+    check_room(house, f"vllm-{version}-{given.wheel.name.tag}.whl")
     with contextlib.ExitStack() as stack:
         if given.repacked:
             _check_request(given, request)
@@ -106,16 +106,16 @@ def repack(
         # First of all: kernels that do not serve the device cannot be patched into serving it.
         say(f"reading the device code of {origin.wheel.path.name}")
         binaries = inspect_wheel(origin.wheel)
-        judged = judge(origin.wheel, binaries, target, origin.version)
+        judged = judge_libraries(origin.wheel, binaries, target, origin.version)
         require_loading(judged, target, origin.version)
         folder = stack.enter_context(staging())
         say("patching and proving")
-        patched = _patched(origin, request, folder / "tree", binaries, judged, sandboxed)
-        notes, new = tuple(_notes(patched, judged)), additions(patched)
+        patched = _patch_tree(origin, request, folder / "tree", binaries, judged, sandboxed)
+        notes, new = tuple(_install_notes(patched, judged)), make_additions(patched)
         # Again with the whole name, in which the CUDA of the kernels may be another one.
-        make_room(house, new.filename)
+        check_room(house, new.filename)
         wheel = folder / new.filename
-        rewrite(origin.wheel, wheel, new.dist_info, new.members, report("Writing"))
+        rewrite_wheel(origin.wheel, wheel, new.dist_info, new.members, report("Writing"))
         digest, size = sha256_of(wheel), wheel.stat().st_size
         # The same request on the same wheel gives the same bytes; others were made otherwise.
         if given.repacked and given.wheel.sha256 != digest:
@@ -123,11 +123,11 @@ def repack(
                 f"{given.wheel.path}: is not what this patchkit makes of upstream's wheel: that "
                 f"is {new.filename}, sha256 {digest}",
                 why="another patchkit made it, or it was changed since",
-                hint=_again(given),
+                hint=_repack_command(given),
             )
-        fresh = not _is_there(house, new, digest)
+        fresh = not _is_in_wheelhouse(house, new, digest)
         if fresh:
-            add(house, wheel, new.facts, say=say)
+            add_wheel(house, wheel, new.facts, say=say)
         return Repacked(
             wheel=house / new.filename,
             sha256=digest,
@@ -147,7 +147,7 @@ def repack(
         )
 
 
-def _patched(
+def _patch_tree(
     origin: Origin,
     asked: Request,
     tree: Path,
@@ -156,7 +156,7 @@ def _patched(
     sandboxed: Sandboxed,
 ) -> PatchedTree:
     """Unpack what fixes can read, and apply them."""
-    _unpack(origin.wheel, tree)
+    _unpack_texts(origin.wheel, tree)
     recipe = load_recipe("vllm")
     wanted = set()
     # Fixes that keep vLLM from kernels that do not load; what --only or --without name stays so.
@@ -185,12 +185,12 @@ def _patched(
         dist_info=dist_info.name,
         license=metadata.get("License-Expression", "NOASSERTION"),
         cuda=cuda_major(binaries),
-        tag=_tag(origin.wheel.name.tag, binaries),
+        tag=_glibc_tag(origin.wheel.name.tag, binaries),
         libraries={library.name: library.use.value for library in judged},
     )
 
 
-def _unpack(wheel: WheelFile, tree: Path) -> None:
+def _unpack_texts(wheel: WheelFile, tree: Path) -> None:
     """Write the members that fixes can read; no fix looks at libraries."""
     for name, data in wheel.texts():
         path = tree / name
@@ -201,7 +201,7 @@ def _unpack(wheel: WheelFile, tree: Path) -> None:
             raise damaged(str(wheel.path), f"it has {pattern} {len(found)} times")
 
 
-def _tag(tag: str, binaries: tuple[Binary, ...]) -> str:
+def _glibc_tag(tag: str, binaries: tuple[Binary, ...]) -> str:
     """Return the tag of the file name, with a newer glibc where the libraries need one."""
     interpreter, abi, platform = tag.split("-")
     match = _MANYLINUX.fullmatch(platform)
@@ -219,7 +219,7 @@ def _tag(tag: str, binaries: tuple[Binary, ...]) -> str:
 def _check_request(given: Origin, request: Request) -> None:
     """Raise UsageError unless patchkit made the wheel of upstream's, for the same request."""
     facts = given.wheel.facts
-    lock = locked_wheels()[given.cpu].get(given.version.public)
+    lock = upstream_wheels()[given.cpu].get(given.version.public)
     found = {key: facts.get(key) for key in ("made", "request", "source")}
     source = f"sha256:{lock.sha256}" if lock else None
     if found != {"made": "repack", "request": LedgerRequest.of(request).fields(), "source": source}:
@@ -227,26 +227,27 @@ def _check_request(given: Origin, request: Request) -> None:
             f"{given.wheel.path}: patchkit {facts.get('patchkit')} made it already, for "
             f"{facts.get('target')}, and not as it is asked for now",
             why="a repack begins with what upstream released",
-            hint=_again(given) + (f"; that takes upstream's {lock.filename}" if lock else ""),
+            hint=_repack_command(given)
+            + (f"; that takes upstream's {lock.filename}" if lock else ""),
         )
 
 
-def _again(given: Origin) -> str:
+def _repack_command(given: Origin) -> str:
     """Return the command that makes a repack from upstream's wheel again."""
     return quoted("patchkit", "repack", f"vllm=={given.version.public}", "--cpu", given.cpu)
 
 
-def _is_there(house: Path, new: Additions, digest: str) -> bool:
+def _is_in_wheelhouse(house: Path, new: Additions, digest: str) -> bool:
     """Check whether the wheelhouse already has this very wheel."""
     try:
-        listed = {entry.filename: entry.sha256 for entry in entries(house)}
+        listed = {entry.filename: entry.sha256 for entry in listed_wheels(house)}
     except (UsageError, SourceError, StorageError):
         return False  # no folder yet, or a change that add() finishes
     path = house / new.filename
     return listed.get(new.filename) == digest and is_file(path) and sha256_of(path) == digest
 
 
-def _notes(patched: PatchedTree, judged: tuple[Judged, ...]) -> Iterator[str]:
+def _install_notes(patched: PatchedTree, judged: tuple[Judged, ...]) -> Iterator[str]:
     """Yield what somebody who installs the wheel has to know."""
     origin, target = patched.origin, patched.request.target
     name, cpu = origin.wheel.name, origin.cpu

@@ -24,7 +24,7 @@ from patchkit.patching.plan import Plan
 from patchkit.patching.workspace import Workspace
 from patchkit.wheel.file.facts import FACTS, as_text, label_of
 from patchkit.wheel.file.sbom import patches, vllm_sbom
-from patchkit.wheel.file.write import tagged
+from patchkit.wheel.file.write import set_tag
 from patchkit.wheel.vllm.repack_origin import Origin
 
 _FORMAT = 1  # of what rewrite writes; goes up if the same request gives other bytes
@@ -86,7 +86,7 @@ class PatchedTree:
         return replace(ledger, files=files, date="")
 
 
-def additions(patched: PatchedTree) -> Additions:
+def make_additions(patched: PatchedTree) -> Additions:
     """Make the members of the new wheel, under a version that is a digest of them all.
 
     They are made twice: the version is in some of them, so the digest is taken with zeros there.
@@ -96,13 +96,13 @@ def additions(patched: PatchedTree) -> Additions:
     own = target.cuda.partition(".")[0] == patched.cuda
     label = f"{target.cuda_tag if own else f'cu{patched.cuda}'}.{target.name}"
     version = f"{origin.version.public}+{label}"
-    unlabelled, _facts = _members(patched, f"{version}.{_UNLABELLED}")
+    unlabelled, _facts = _make_members(patched, f"{version}.{_UNLABELLED}")
     lines = [f"{_FORMAT}\n{origin.wheel.sha256}\n{patched.tag}\n"]
     lines += [
         f"{hashlib.sha256(data).hexdigest()}  {p}\n" for p, data in sorted(unlabelled.items())
     ]
     version += f".{label_of(hashlib.sha256(''.join(lines).encode()).hexdigest())}"
-    members, facts = _members(patched, version)
+    members, facts = _make_members(patched, version)
     return Additions(
         filename=f"vllm-{version}-{patched.tag}.whl",
         dist_info=(patched.dist_info, f"vllm-{version}.dist-info"),
@@ -111,7 +111,7 @@ def additions(patched: PatchedTree) -> Additions:
     )
 
 
-def _members(patched: PatchedTree, version: str) -> tuple[dict[str, bytes], dict[str, Any]]:
+def _make_members(patched: PatchedTree, version: str) -> tuple[dict[str, bytes], dict[str, Any]]:
     """Make the members and the facts under a version."""
     tree, state, ledger = patched.tree, patched.workspace.state, patched.ledger
     home = f"vllm-{version}.dist-info"
@@ -125,7 +125,7 @@ def _members(patched: PatchedTree, version: str) -> tuple[dict[str, bytes], dict
         if original.is_file():
             members[str(original.relative_to(tree))] = original.read_bytes()
     shipped: Ledger = replace(ledger, version=version)
-    facts = _facts(patched, version)
+    facts = _repack_facts(patched, version)
     stock = patched.workspace.tree
     # Only its steps are asked for, and they begin with upstream's texts.
     plan = Plan(
@@ -134,15 +134,15 @@ def _members(patched: PatchedTree, version: str) -> tuple[dict[str, bytes], dict
     members |= {
         str(ledger_path(state).relative_to(tree)): shipped.to_json(),
         _OWN_VERSION: relabelled((tree / _OWN_VERSION).read_bytes(), version),
-        f"{home}/METADATA": _with_version(metadata, version),
-        f"{home}/WHEEL": tagged(_BUILD.sub(b"", wheel), patched.tag),
+        f"{home}/METADATA": _set_version(metadata, version),
+        f"{home}/WHEEL": set_tag(_BUILD.sub(b"", wheel), patched.tag),
         f"{home}/{FACTS}": as_text(facts).encode(),
         f"{home}/{_SBOM}": as_text(vllm_sbom(facts, patches(plan.steps()))).encode(),
     }
     return members, facts
 
 
-def _facts(patched: PatchedTree, version: str) -> dict[str, Any]:
+def _repack_facts(patched: PatchedTree, version: str) -> dict[str, Any]:
     origin, ledger = patched.origin, patched.ledger
     digests = (f"{after}  {path}\n" for path, (_, after) in sorted(ledger.files.items()))
     return {
@@ -194,7 +194,7 @@ def relabelled(text: bytes, version: str) -> bytes:
     return changed.encode()
 
 
-def _with_version(metadata: bytes, version: str) -> bytes:
+def _set_version(metadata: bytes, version: str) -> bytes:
     head, separator, body = metadata.partition(b"\n\n")
     changed, count = re.subn(rb"(?m)^Version:.*$", b"Version: " + version.encode(), head)
     if count != 1:

@@ -54,11 +54,11 @@ def find_wheel(
     ``cpu`` chooses among a release's wheels; ``sha256`` vouches for a file that is not locked.
     Raises UsageError, SourceError, HashMismatchError, StorageError.
     """
-    lock = locked_wheels()
+    lock = upstream_wheels()
     match = _RELEASE.fullmatch(spec.strip())
     if match is None:
         path = Path(spec)
-        version = _checked(path, cpu, check)
+        version = _check_named_wheel(path, cpu, check)
     else:
         if sha256 is not None:
             raise UsageError(
@@ -81,12 +81,12 @@ def find_wheel(
         yield Origin(wheel=wheel, version=version, cpu=cpu, locked=locked, repacked=repacked)
 
 
-def locked_wheels() -> dict[str, dict[str, LockEntry]]:
+def upstream_wheels() -> dict[str, dict[str, LockEntry]]:
     """Read upstream's wheels by CPU and version from ``recipes/vllm/wheels.toml``."""
     return read_wheel_lock(RECIPES / "vllm" / "wheels.toml")
 
 
-def _checked(path: Path, cpu: str, check: Callable[[Version], None]) -> Version:
+def _check_named_wheel(path: Path, cpu: str, check: Callable[[Version], None]) -> Version:
     """Return the version of a file that is by its name a wheel of vLLM for the CPU."""
     require_file(path, meant(str(path), ["vllm"]) or _EXAMPLE)
     if path.suffix != ".whl":

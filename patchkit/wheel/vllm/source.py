@@ -22,7 +22,7 @@ from patchkit.source.tree import SourceTree
 from patchkit.versions import named_version
 from patchkit.wheel.build.toolchain import Toolchain
 from patchkit.wheel.build.work import work_path
-from patchkit.wheel.vllm.needs import Needs, needs
+from patchkit.wheel.vllm.needs import Needs, read_needs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,10 +103,10 @@ def vllm_source(
     recipe = load_recipe("vllm")
     if version is not None and named is not None:
         raise UsageError("--version and --src exclude each other: the sources tell their version")
-    path = Path(named) if named is not None else _release(recipe, version, offline, report)
-    with _tree(path) as tree:
+    path = Path(named) if named is not None else _fetch_vllm(recipe, version, offline, report)
+    with _open_tree(path) as tree:
         recipe.check(tree.version)
-        taken = needs(tree, release=recipe.knows(tree.version))
+        taken = read_needs(tree, release=recipe.knows(tree.version))
         check(tree)
     identity = (
         f"sha256:{sha256_of(path)}"
@@ -117,7 +117,7 @@ def vllm_source(
     return VllmSource(path=path.absolute(), identity=identity, version=tree.version, needs=taken)
 
 
-def _release(recipe: Recipe, version: str | None, offline: bool, report: Report) -> Path:
+def _fetch_vllm(recipe: Recipe, version: str | None, offline: bool, report: Report) -> Path:
     chosen = named_version(version) if version else recipe.newest
     recipe.check(chosen)
     options = Options(
@@ -131,7 +131,7 @@ def _release(recipe: Recipe, version: str | None, offline: bool, report: Report)
 
 
 @contextlib.contextmanager
-def _tree(path: Path) -> Iterator[SourceTree]:
+def _open_tree(path: Path) -> Iterator[SourceTree]:
     if path.is_dir():
         yield detect(path, "vllm")
         return

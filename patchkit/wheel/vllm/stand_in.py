@@ -81,12 +81,12 @@ def unpack_stand_in(
     try:
         with WheelFile(wheel) as opened:
             for path in opened.members:
-                if place := _place(path, chosen.parts):
+                if place := _source_path(path, chosen.parts):
                     (dest / place).parent.mkdir(parents=True, exist_ok=True)
                     with (dest / place).open("wb") as sink:
                         sink.writelines(opened.unpacked(path))
         # vLLM's CMake adds the source as a project, and wheels have no CMake files.
-        (dest / "CMakeLists.txt").write_text(_cmake(chosen), encoding="utf-8")
+        (dest / "CMakeLists.txt").write_text(_cmake_project(chosen), encoding="utf-8")
     except OSError as error:
         raise StorageError(
             f"cannot unpack {chosen.filename} into {dest}: {error.strerror or error}",
@@ -94,7 +94,7 @@ def unpack_stand_in(
         ) from error
 
 
-def _place(name: str, parts: Mapping[str, str]) -> str:
+def _source_path(name: str, parts: Mapping[str, str]) -> str:
     """Return where a file of the wheel belongs, "" if nowhere."""
     for part, folder in parts.items():
         rest = name.removeprefix(part.removesuffix("*").rstrip("/") + "/")
@@ -105,7 +105,7 @@ def _place(name: str, parts: Mapping[str, str]) -> str:
     return ""
 
 
-def _cmake(chosen: StandIn) -> str:
+def _cmake_project(chosen: StandIn) -> str:
     lines = [
         f'set({name} "${{CMAKE_CURRENT_SOURCE_DIR}}{f"/{folder}" if folder else ""}" CACHE PATH "")'
         for name, folder in chosen.defines.items()

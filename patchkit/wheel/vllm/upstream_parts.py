@@ -24,9 +24,9 @@ from patchkit.source.fetch import Progress, cache_dir, fetch
 from patchkit.source.lock import LockEntry
 from patchkit.target import Target
 from patchkit.wheel.device.inspect import Binary, inspect_wheel
-from patchkit.wheel.device.libraries import Judged, Use, cuda_major, judge
+from patchkit.wheel.device.libraries import Judged, Use, cuda_major, judge_libraries
 from patchkit.wheel.file.wheelfile import WheelFile
-from patchkit.wheel.vllm.repack_origin import locked_wheels
+from patchkit.wheel.vllm.repack_origin import upstream_wheels
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +68,7 @@ def check_release(option: str, spec: str, version: Version) -> None:
 
 def upstream_wheel(version: Version, cpu: str) -> LockEntry:
     """Return the locked wheel of a release for a CPU. Raises SourceError if there is none."""
-    entry = locked_wheels().get(cpu, {}).get(version.public)
+    entry = upstream_wheels().get(cpu, {}).get(version.public)
     if entry is None:
         raise SourceError(
             f"upstream's wheel of vLLM {version.public} for {cpu} is not locked",
@@ -124,10 +124,10 @@ def parts_of(wheel: WheelFile, known: KnownSource, target: Target) -> UpstreamPa
         raise UsageError(
             f"{named}: {wheel.path.name} holds nothing of {option}",
             why="upstream builds it into no library or file of its own",
-            hint=f"it holds parts of {', '.join(_held(wheel.members)) or 'no other project'}",
+            hint=f"it holds parts of {', '.join(_options_in(wheel.members)) or 'no other project'}",
         )
     binaries = {binary.name: binary for binary in inspect_wheel(wheel, only=members)}
-    found = judge(wheel, tuple(binaries.values()), target, version)
+    found = judge_libraries(wheel, tuple(binaries.values()), target, version)
     judged = [library for library in found if library.name in binaries]
     used = [library for library in judged if library.use is not Use.OTHER]
     idle = binaries.keys() - {library.name for library in used}
@@ -142,7 +142,7 @@ def parts_of(wheel: WheelFile, known: KnownSource, target: Target) -> UpstreamPa
     return UpstreamParts(
         wheel=wheel.path,
         members=tuple(member for member in members if member not in idle),
-        identity=f"vllm=={version}, sha256:{wheel.sha256}; {_compiled(served)}",
+        identity=f"vllm=={version}, sha256:{wheel.sha256}; {_describe_code(served)}",
     )
 
 
@@ -171,7 +171,7 @@ def prove_parts(wheel: WheelFile, folder: Path, option: str) -> str:
     return f"{option}: {len(files)} files are those of upstream's wheel"
 
 
-def _held(paths: Iterable[str]) -> list[str]:
+def _options_in(paths: Iterable[str]) -> list[str]:
     every = tuple(paths)
     return sorted(each.option for each in known_externals() if members_of(each, every))
 
@@ -195,7 +195,7 @@ def _require_serving(
         )
 
 
-def _compiled(binaries: list[Binary]) -> str:
+def _describe_code(binaries: list[Binary]) -> str:
     """Return in a phrase what comes compiled: libraries with the names of their device code."""
     if not binaries:
         return "as upstream's wheel has it installed"

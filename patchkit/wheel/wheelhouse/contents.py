@@ -12,56 +12,56 @@ from typing import Any
 from patchkit.digests import sha256_of
 from patchkit.errors import BusyError, SourceError, StorageError, UsageError
 from patchkit.wheel.file.name import WheelName, wheel_name
-from patchkit.wheel.file.record import faults
+from patchkit.wheel.file.record import find_faults
 from patchkit.wheel.wheelhouse.manifest import (
     MANIFEST,
     Kind,
     Manifest,
     ManifestEntry,
-    device,
-    documents,
+    device_of,
     read_manifest,
     rivals,
     supersedes,
+    write_documents,
 )
 from patchkit.wheel.wheelhouse.storage import (
     PATIENCE,
-    command,
-    commit,
-    held,
-    journal,
+    commit_files,
+    hold_wheelhouse,
+    open_for_reading,
+    open_for_writing,
     read_own,
-    reading,
     require_own,
-    staged,
-    writing,
+    stage_copy,
+    wheelhouse_command,
+    wheelhouse_journal,
 )
 
 FILLING = ".filling"
 """The folder in which a fill collects what it downloads; the next one goes on from there."""
 
 
-def entries(house: Path) -> tuple[ManifestEntry, ...]:
+def listed_wheels(house: Path) -> tuple[ManifestEntry, ...]:
     """Read the wheels that the manifest lists. Raises SourceError, StorageError, BusyError."""
-    return manifest(house).wheels
+    return load_manifest(house).wheels
 
 
-def manifest(house: Path) -> Manifest:
+def load_manifest(house: Path) -> Manifest:
     """Read the manifest. Raises SourceError, StorageError, BusyError."""
-    with reading(house):
+    with open_for_reading(house):
         return listed_manifest(house)
 
 
-def settled(house: Path) -> Manifest:
+def read_settled(house: Path) -> Manifest:
     """Finish or undo a change that was cut short, then read the manifest; no wheel is a link."""
-    with held(house):
-        journal(house).recover()
+    with hold_wheelhouse(house):
+        wheelhouse_journal(house).recover()
         for path in house.glob("*.whl"):
             require_own(path)
         return listed_manifest(house)
 
 
-def make_room(house: Path, filename: str) -> tuple[str, ...]:
+def check_room(house: Path, filename: str) -> tuple[str, ...]:
     """Return the wheels that a wheel of this name would replace; ask before a long build.
 
     Raises UsageError if it cannot be held beside what is there, StorageError if nothing can be
@@ -74,10 +74,10 @@ def make_room(house: Path, filename: str) -> tuple[str, ...]:
             why=f"{nearest} is read-only" if nearest.is_dir() else f"{nearest} is a file",
             hint="name another one with --dir",
         )
-    return _outdated(house, wheel_name(filename))
+    return _find_outdated(house, wheel_name(filename))
 
 
-def add(
+def add_wheel(
     house: Path,
     wheel: Path,
     facts: Mapping[str, Any],
@@ -92,21 +92,21 @@ def add(
     BusyError if somebody else writes for more than ``patience`` seconds.
     """
     name = wheel_name(wheel.name)
-    with writing(house, patience):
-        outdated = _outdated(house, name)
+    with open_for_writing(house, patience):
+        outdated = _find_outdated(house, name)
         leaving, listed = {*outdated, name.filename}, listed_manifest(house)
         stock = {entry.filename for entry in listed.wheels if entry.kind is not Kind.BUILT}
         kept = [entry for entry in listed.wheels if entry.filename not in leaving]
         # The copy is checked and committed: the named file may change in between.
-        with staged(house, wheel) as copy:
-            if found := list(faults(copy)):
+        with stage_copy(house, wheel) as copy:
+            if found := list(find_faults(copy)):
                 more = len(found) - 1
                 why = f"and {more} faults more" if more else "the wheel is damaged"
                 raise SourceError(f"{wheel}: {found[0]}", why=why, hint="build it again")
             size = copy.stat().st_size
             fresh = ManifestEntry(name=name, sha256=sha256_of(copy), size=size, facts=facts)
             now = replace(listed, wheels=(*kept, fresh))
-            commit(house, documents(now), outdated, {name.filename: copy})
+            commit_files(house, write_documents(now), outdated, {name.filename: copy})
     for filename in outdated:
         older = f"an older build of {name.pinned}"
         say(f"{filename}: {'a dependency' if filename in stock else older}, replaced")
@@ -125,7 +125,7 @@ def replace_dependencies(
     files of those that are held and not in the folder yet, on the same file system. Raises
     BusyError if something else was built or overridden since.
     """
-    with writing(house):
+    with open_for_writing(house):
         listed = listed_manifest(house)
         now, then = (
             {*each.overrides}
@@ -137,14 +137,14 @@ def replace_dependencies(
             raise BusyError(
                 f"{house}: its wheels changed while their dependencies were resolved",
                 why="a build put a wheel there, one was dropped, or a pin was overridden",
-                hint=f"{command('fill', house)}; once more",
+                hint=f"{wheelhouse_command('fill', house)}; once more",
             )
         built = (entry for entry in listed.wheels if entry.kind is Kind.BUILT)
         after = replace(listed, wheels=(*built, *fresh))
         kept = {entry.filename for entry in after.wheels if entry.held}
         gone = [entry.filename for entry in listed.wheels if entry.filename not in kept]
         arriving = {source.name: source for source in sources}
-        commit(house, documents(after), gone, arriving)
+        commit_files(house, write_documents(after), gone, arriving)
 
 
 def listed_manifest(house: Path) -> Manifest:
@@ -166,7 +166,7 @@ def wheels_there(house: Path) -> Iterator[WheelName]:
             yield wheel_name(path.name)
 
 
-def _outdated(house: Path, new: WheelName) -> tuple[str, ...]:
+def _find_outdated(house: Path, new: WheelName) -> tuple[str, ...]:
     outdated = []
     listed = listed_manifest(house).wheels
     dependencies = {entry.filename for entry in listed if entry.kind is not Kind.BUILT}
@@ -176,11 +176,11 @@ def _outdated(house: Path, new: WheelName) -> tuple[str, ...]:
         elif rivals(new, old):
             reason = "two versions of one project"
             if new.version.public == old.version.public:
-                devices = [name for name in (device(new), device(old)) if name]
+                devices = [name for name in (device_of(new), device_of(old)) if name]
                 reason = "stock and a build of ours are one version"
                 if len(devices) == 2:
                     reason = f"builds for {' and '.join(sorted(devices))}"
-            drop = command("prune", house, "--drop", old.filename)
+            drop = wheelhouse_command("prune", house, "--drop", old.filename)
             raise UsageError(
                 f"{house} holds {old.filename}; {new.filename} cannot be added",
                 why=f"pip, given both, finds no {new.project} to install (ResolutionImpossible): "

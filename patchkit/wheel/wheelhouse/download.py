@@ -28,7 +28,7 @@ Progress = Callable[[int, int], None]
 """Takes the bytes that are there and the bytes in all, as far as the index says."""
 
 
-def download(wheels: Sequence[LockedWheel], folder: Path, progress: Progress) -> None:
+def download_wheels(wheels: Sequence[LockedWheel], folder: Path, progress: Progress) -> None:
     """Download wheels into a folder; one is there once it is whole and the one that was locked.
 
     What is cut short stays, for the next run to go on with. Raises HashMismatchError, StorageError;
@@ -42,7 +42,7 @@ def download(wheels: Sequence[LockedWheel], folder: Path, progress: Progress) ->
         try:
             while waiting and not ended.is_set():
                 wheel = waiting.popleft()
-                _save(wheel, folder, session, ended, sizes)
+                _save_wheel(wheel, folder, session, ended, sizes)
             finished.put(None)
         except Exception as error:  # noqa: BLE001  (raised again, by the thread that waits)
             finished.put(error)
@@ -65,7 +65,7 @@ def download(wheels: Sequence[LockedWheel], folder: Path, progress: Progress) ->
             ended.set()
 
 
-def _save(
+def _save_wheel(
     wheel: LockedWheel,
     folder: Path,
     session: requests.Session,

@@ -18,18 +18,18 @@ from patchkit.errors import HashMismatchError, StorageError, UsageError
 from patchkit.quoting import quoted
 from patchkit.versions import ExactPin
 from patchkit.wheel.device.wheel_checks import cuda_majors
-from patchkit.wheel.file.library_rules import rules
+from patchkit.wheel.file.library_rules import library_rules
 from patchkit.wheel.file.name import ANY
 from patchkit.wheel.file.torch import Torch, require_cuda, torch_of
 from patchkit.wheel.file.wheelfile import WheelFile
 from patchkit.wheel.wheelhouse.contents import (
     FILLING,
-    manifest,
+    load_manifest,
+    read_settled,
     replace_dependencies,
-    settled,
 )
-from patchkit.wheel.wheelhouse.download import Progress, download
-from patchkit.wheel.wheelhouse.listed_wheel import read
+from patchkit.wheel.wheelhouse.download import Progress, download_wheels
+from patchkit.wheel.wheelhouse.listed_wheel import read_listed_wheels
 from patchkit.wheel.wheelhouse.manifest import Kind, Manifest, ManifestEntry
 from patchkit.wheel.wheelhouse.node import NodePlatform
 from patchkit.wheel.wheelhouse.pins import pins_in, require_effect
@@ -37,10 +37,10 @@ from patchkit.wheel.wheelhouse.resolve import (
     LockedWheel,
     WheelSources,
     only_metadata,
-    requirements_of,
-    resolve,
+    resolve_wheels,
+    torch_requirements,
 )
-from patchkit.wheel.wheelhouse.storage import command
+from patchkit.wheel.wheelhouse.storage import wheelhouse_command
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +73,7 @@ def machine_of(house: Path, built: Sequence[ManifestEntry]) -> str:
 
 def built_wheels(house: Path) -> tuple[ManifestEntry, ...]:
     """Return the wheels that patchkit put there. Raises UsageError if there are none."""
-    found = tuple(entry for entry in settled(house).wheels if entry.kind is Kind.BUILT)
+    found = tuple(entry for entry in read_settled(house).wheels if entry.kind is Kind.BUILT)
     if not found:
         raise UsageError(
             f"{house} holds no wheel that patchkit built",
@@ -83,7 +83,7 @@ def built_wheels(house: Path) -> tuple[ManifestEntry, ...]:
     return found
 
 
-def fill(
+def fill_wheelhouse(
     house: Path,
     node: NodePlatform,
     sources: WheelSources,
@@ -101,36 +101,36 @@ def fill(
     CPUs alone, UsageError also for an override that does not fit, HashMismatchError, HostError,
     SourceError, StorageError, BusyError.
     """
-    before, built = settled(house), built_wheels(house)
+    before, built = read_settled(house), built_wheels(house)
     overrides = _fitting_overrides(house, before)
     needed = _cuda_needed(house, built)
     ours = [house / entry.filename for entry in built if entry.name.cpus & {node.machine, ANY}]
-    with _working(house) as place, only_metadata(ours) as small:
+    with _hold_downloads(house) as place, only_metadata(ours) as small:
         # Offline, what an earlier fill brought is there to be taken.
         more = (small, house) if sources.offline else (small,)
         sources = replace(sources, folders=(*sources.folders, *more))
         # Some projects are numbered like CUDA; that decides if the wheels ask for one CUDA.
-        names = sorted(rules().numbered.names) if len(needed) == 1 else []
+        names = sorted(library_rules().numbered.names) if len(needed) == 1 else []
         numbered = [f"{name}=={major}.*" for name in names for major in needed]
         tell(f"resolving dependencies for {node}")
-        chosen = resolve(small.iterdir(), also, node, sources, numbered, overrides)
+        chosen = resolve_wheels(small.iterdir(), also, node, sources, numbered, overrides)
         torch = next((wheel for wheel in chosen if wheel.name.project == "torch"), None)
         if torch:
             tell(f"dependencies: {len(chosen)}; resolving what {torch.name.pinned} requires")
-        requires = requirements_of(torch, node, sources, overrides) if torch else ()
+        requires = torch_requirements(torch, node, sources, overrides) if torch else ()
         proved = _proved_torch(torch, requires, node, needed)
         folders = () if lock_only else (place, house)
         files: tuple[Path, ...] = ()
         # A torch for CPUs alone is refused above, before gigabytes of it are downloaded.
         if not lock_only:
-            files = _collect(chosen, house, place, progress, tell)
+            files = _collect_wheels(chosen, house, place, progress, tell)
             proved = _proved_torch(torch, requires, node, needed, folders)
         kind = Kind.LOCKED if lock_only else Kind.DEPENDENCY
         fresh = tuple(
             ManifestEntry(
                 name=wheel.name,
                 sha256=wheel.sha256,
-                size=0 if lock_only else _place(wheel.name.filename, folders).stat().st_size,
+                size=0 if lock_only else _find_file(wheel.name.filename, folders).stat().st_size,
                 facts=node.facts(),
                 kind=kind,
             )
@@ -144,7 +144,7 @@ def fill(
         new=tuple(sorted(new - old)),
         gone=tuple(sorted(old - new)),
         torch=proved,
-        manifest=manifest(house),
+        manifest=load_manifest(house),
     )
 
 
@@ -155,7 +155,7 @@ def _fitting_overrides(house: Path, listed: Manifest) -> list[ExactPin]:
     for entry, override in itertools.product(built, listed.overrides):
         pin, name = override.takes, entry.name
         if name.project == pin.project and not override.is_met_by(name.version):
-            drop = command("prune", house, "--drop", pin.project)
+            drop = wheelhouse_command("prune", house, "--drop", pin.project)
             raise UsageError(
                 f"{entry.filename}: was built, and the override takes {pin}",
                 why="the override was recorded after the build",
@@ -165,7 +165,7 @@ def _fitting_overrides(house: Path, listed: Manifest) -> list[ExactPin]:
 
 
 @contextlib.contextmanager
-def _working(house: Path) -> Iterator[Path]:
+def _hold_downloads(house: Path) -> Iterator[Path]:
     """Hold the folder of downloads alone; it stays after a failure if there is something in it."""
     place = house / FILLING
     if place.is_symlink():
@@ -186,7 +186,7 @@ def _working(house: Path) -> Iterator[Path]:
         shutil.rmtree(place, ignore_errors=True)
 
 
-def _collect(
+def _collect_wheels(
     chosen: Sequence[LockedWheel],
     house: Path,
     place: Path,
@@ -194,8 +194,8 @@ def _collect(
     tell: Callable[[str], None],
 ) -> tuple[Path, ...]:
     """Get what is not in the wheelhouse: from an earlier run, or else from the index."""
-    missing = [wheel for wheel in chosen if not _whole(house, wheel)]
-    wanted = [wheel for wheel in missing if not _whole(place, wheel)]
+    missing = [wheel for wheel in chosen if not _is_whole(house, wheel)]
+    wanted = [wheel for wheel in missing if not _is_whole(place, wheel)]
     if wanted:
         size, free = sum(wheel.size for wheel in wanted), shutil.disk_usage(place).free
         # Of an index that tells no sizes (PEP 503), nothing can be said before.
@@ -207,11 +207,11 @@ def _collect(
                 f"{free / 1e6:,.0f} MB are free; nothing was downloaded",
                 hint="free some; or let the nodes download: --lock-only",
             )
-    download(wanted, place, progress)
+    download_wheels(wanted, place, progress)
     return tuple(place / wheel.name.filename for wheel in missing)
 
 
-def _whole(folder: Path, wheel: LockedWheel) -> bool:
+def _is_whole(folder: Path, wheel: LockedWheel) -> bool:
     file = folder / wheel.name.filename
     return is_file(file) and sha256_of(file) == wheel.sha256
 
@@ -227,7 +227,7 @@ def _cuda_needed(house: Path, built: Sequence[ManifestEntry]) -> dict[int, str]:
                 f"{entry.filename} is not the wheel that was built",
                 hint=f"{quoted('patchkit', 'verify', house)}; build it again",
             )
-    wheels, _unread = read(house, built)
+    wheels, _unread = read_listed_wheels(house, built)
     return {
         major: wheel.filename
         for wheel in wheels
@@ -248,12 +248,12 @@ def _proved_torch(
         return None
     members = None
     if folders:
-        with WheelFile(_place(wheel.name.filename, folders)) as file:
+        with WheelFile(_find_file(wheel.name.filename, folders)) as file:
             members = file.members
     torch = torch_of(wheel.name.version, requires, members)
     require_cuda(torch, node.machine, needed)
     return torch
 
 
-def _place(filename: str, folders: Sequence[Path]) -> Path:
+def _find_file(filename: str, folders: Sequence[Path]) -> Path:
     return next(folder / filename for folder in folders if (folder / filename).exists())

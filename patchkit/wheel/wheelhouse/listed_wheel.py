@@ -11,7 +11,7 @@ from patchkit.errors import SourceError
 from patchkit.finding import Finding, finding
 from patchkit.target import Target, targets
 from patchkit.wheel.device.inspect import Binary, inspect_wheel
-from patchkit.wheel.device.libraries import Judged, judge
+from patchkit.wheel.device.libraries import Judged, judge_libraries
 from patchkit.wheel.file.metadata import WheelMetadata, read_metadata
 from patchkit.wheel.file.name import ANY
 from patchkit.wheel.file.wheelfile import WheelFile
@@ -51,7 +51,7 @@ class ListedWheel:
         return targets().get(name) if isinstance(name, str) else None
 
 
-def read(
+def read_listed_wheels(
     house: Path, listed: Sequence[ManifestEntry], spoiled: Collection[str] = ()
 ) -> tuple[list[ListedWheel], list[Finding]]:
     """Read the wheels, and say why some cannot be read; those that are ``spoiled`` stay closed."""
@@ -62,7 +62,7 @@ def read(
             wheels.append(ListedWheel(entry=entry, path=path))
             continue
         try:
-            wheels.append(_read(entry, path))
+            wheels.append(_read_listed(entry, path))
         except SourceError as error:
             what = error.what.removeprefix(f"{path}: ")
             found.append(finding(SourceError, entry.filename, what, error.hint, error.why))
@@ -70,13 +70,14 @@ def read(
     return wheels, found
 
 
-def _read(entry: ManifestEntry, path: Path) -> ListedWheel:
+def _read_listed(entry: ManifestEntry, path: Path) -> ListedWheel:
     with WheelFile(path) as wheel:
         metadata = read_metadata(wheel)
         if entry.kind is not Kind.BUILT or ANY in entry.name.cpus or not metadata.facts:
             return ListedWheel(entry=entry, path=path, metadata=metadata)
         binaries = inspect_wheel(wheel)
-        read = ListedWheel(entry=entry, path=path, metadata=metadata, binaries=binaries)
-        if read.target and metadata.facts.get("project") == "vllm":
-            read = replace(read, judged=judge(wheel, binaries, read.target, entry.name.version))
-    return read
+        listed = ListedWheel(entry=entry, path=path, metadata=metadata, binaries=binaries)
+        if listed.target and metadata.facts.get("project") == "vllm":
+            found = judge_libraries(wheel, binaries, listed.target, entry.name.version)
+            listed = replace(listed, judged=found)
+    return listed

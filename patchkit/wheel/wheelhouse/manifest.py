@@ -22,13 +22,13 @@ USER = "the user"
 _MOST = 300  # characters of a reason
 
 
-def one_line(text: str) -> None:
+def check_one_line(text: str) -> None:
     """Raise ValueError for a text that is too long, or is not shown as it is written."""
     if not text.isprintable() or not 0 < len(text) <= _MOST:
         raise RecordError(f"is not one line of up to {_MOST} characters that can be shown")
 
 
-_Line = Annotated[str, one_line]
+_Line = Annotated[str, check_one_line]
 _Release = Annotated[str, matching(r"[A-Za-z0-9._-]+ [A-Za-z0-9.+!]+", "a project and its version")]
 
 
@@ -189,7 +189,7 @@ def read_manifest(data: bytes) -> Manifest:
     return Manifest(wheels=wheels, overrides=read.overrides)
 
 
-def documents(manifest: Manifest) -> dict[str, str]:
+def write_documents(manifest: Manifest) -> dict[str, str]:
     """Return the three files by name; the same wheels and overrides give the same texts."""
     ordered = sorted(manifest.wheels, key=lambda entry: entry.filename)
     overrides = sorted(manifest.overrides, key=lambda override: override.takes.project)
@@ -229,11 +229,11 @@ def rivals(one: WheelName, other: WheelName) -> bool:
 
 def supersedes(new: WheelName, old: WheelName) -> bool:
     """Check whether ``new`` is a later build of ``old``: one version, for the same device."""
-    same = new.version == old.version or (device(new) and device(new) == device(old))
+    same = new.version == old.version or (device_of(new) and device_of(new) == device_of(old))
     return rivals(new, old) and new.version.public == old.version.public and bool(same)
 
 
-def device(name: WheelName) -> str:
+def device_of(name: WheelName) -> str:
     """Return what a build of ours is for: ``gb10`` for ``2.29.7+gb10.0a1b2c`` and of
     ``0.25.1+cu130.gb10.0a1b2c``; "" for stock, whatever its own label is.
     """

@@ -12,14 +12,14 @@ from patchkit.errors import UsageError
 from patchkit.patching.recipe import load_recipe
 from patchkit.source.releases import load_facts
 from patchkit.versions import ExactPin
-from patchkit.wheel.file.library_rules import rules
+from patchkit.wheel.file.library_rules import library_rules
 from patchkit.wheel.wheelhouse.contents import listed_manifest
-from patchkit.wheel.wheelhouse.manifest import USER, Override, documents, one_line
+from patchkit.wheel.wheelhouse.manifest import USER, Override, check_one_line, write_documents
 from patchkit.wheel.wheelhouse.pins import TORCH, WheelPin, is_nccl, pins_in, require_effect
-from patchkit.wheel.wheelhouse.storage import command, commit, writing
+from patchkit.wheel.wheelhouse.storage import commit_files, open_for_writing, wheelhouse_command
 
 
-def chosen(house: Path, takes: ExactPin, reason: str = "") -> Override:
+def choose_override(house: Path, takes: ExactPin, reason: str = "") -> Override:
     """Return the override that a user asks for.
 
     Without a reason it is the known bug's of the pinned release, if there is one. Raises UsageError
@@ -39,9 +39,9 @@ def chosen(house: Path, takes: ExactPin, reason: str = "") -> Override:
         different = " and ".join(f"{each.pin} ({each.by})" for each in found.values())
         raise UsageError(f"{house}: its wheels pin {different}", hint="drop one of them first")
     ((pin, known),) = found.items()
-    _check_version(takes, known)
+    _check_override(takes, known)
     try:
-        one_line(reason or "-")
+        check_one_line(reason or "-")
     except ValueError as error:
         raise UsageError(f"--reason {reason!r}: {error}", hint="say it in one line") from None
     suggested = (each.reason for each in known_overrides(pins, ()) if each.pin == pin)
@@ -54,28 +54,28 @@ def chosen(house: Path, takes: ExactPin, reason: str = "") -> Override:
     )
 
 
-def record(house: Path, override: Override) -> bool:
+def record_override(house: Path, override: Override) -> bool:
     """Write an override into the manifest, in the place of an earlier one of the project.
 
     Return False if this very one is there. Raises StorageError, BusyError.
     """
-    with writing(house):
+    with open_for_writing(house):
         listed = listed_manifest(house)
         if override in listed.overrides:
             return False
         others = (o for o in listed.overrides if o.takes.project != override.takes.project)
-        commit(house, documents(replace(listed, overrides=(*others, override))), ())
+        commit_files(house, write_documents(replace(listed, overrides=(*others, override))), ())
     return True
 
 
-def lift(house: Path, project: str) -> Override:
+def lift_override(house: Path, project: str) -> Override:
     """Remove the override of a project and return it. Raises UsageError if there is none."""
-    with writing(house):
+    with open_for_writing(house):
         listed = listed_manifest(house)
         for override in listed.overrides:
             if override.takes.project == project:
                 left = tuple(each for each in listed.overrides if each != override)
-                commit(house, documents(replace(listed, overrides=left)), ())
+                commit_files(house, write_documents(replace(listed, overrides=left)), ())
                 return override
     there = ", ".join(each.takes.project for each in listed.overrides) or "none"
     raise UsageError(f"{house}: there is no override of {project}", hint=f"there is {there}")
@@ -106,9 +106,9 @@ def known_overrides(pins: Iterable[WheelPin], recorded: Iterable[Override]) -> t
     return tuple(found.values())
 
 
-def _check_version(takes: ExactPin, known: WheelPin) -> None:
+def _check_override(takes: ExactPin, known: WheelPin) -> None:
     pinned, version = known.pin.version, takes.version
-    if rules().fixed(takes.project):
+    if library_rules().fixed(takes.project):
         raise UsageError(
             f"{takes}: the pin of {takes.project} is not overridden",
             why=f"{known.wheel} was compiled against {known.pin}",
@@ -144,7 +144,7 @@ def default_version(house: Path | None) -> tuple[Version, str]:
     Raises UsageError if two wheels want different ones, a torch is newer than the recipe, an
     override is for other wheels, or a wheel cannot be read.
     """
-    found = _wanted(house)
+    found = _required_nccl(house)
     if not found:
         _check_torch(house)
         return load_facts().default, "the recipe's default: no torch or vLLM wheel says otherwise"
@@ -159,14 +159,14 @@ def default_version(house: Path | None) -> tuple[Version, str]:
 
 def require_wanted(house: Path, version: Version) -> None:
     """Raise UsageError if the wheels in a wheelhouse want another NCCL than this one."""
-    found = _wanted(house)
+    found = _required_nccl(house)
     if not found or Version(version.public) in found:
         return
     wanted, reason = max(found.items())
     other = "or build into another folder: --dir"
     hint = f"leave --version out to build {wanted}; {other}"
     if version > wanted and any(each.pin.project == PACKAGE for each in pins_in(house)):
-        override = command("override", house, f"{PACKAGE}=={version.public}")
+        override = wheelhouse_command("override", house, f"{PACKAGE}=={version.public}")
         hint = f"to take it, record that: {override}; then build again; {other}"
     raise UsageError(
         f"{house}: its wheels are for NCCL {wanted}, and {version} is to be built",
@@ -175,7 +175,7 @@ def require_wanted(house: Path, version: Version) -> None:
     )
 
 
-def _wanted(house: Path | None) -> dict[Version, str]:
+def _required_nccl(house: Path | None) -> dict[Version, str]:
     """Return each NCCL that is wanted, and by what."""
     if house is None or not house.is_dir():
         return {}

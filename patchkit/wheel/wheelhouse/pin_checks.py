@@ -28,20 +28,20 @@ from patchkit.wheel.wheelhouse.pins import (
     wheel_pins,
     without_effect,
 )
-from patchkit.wheel.wheelhouse.storage import command
+from patchkit.wheel.wheelhouse.storage import wheelhouse_command
 
 
 def disagreements(
     house: Path, wheels: Sequence[ListedWheel], overrides: Sequence[Override]
 ) -> tuple[Finding, ...]:
     """Find everything that keeps these wheels from working together on a node, each thing once."""
-    found = [*_overridden(house, wheels, overrides)]
+    found = [*_find_stale_overrides(house, wheels, overrides)]
     for cpu in sorted({cpu for wheel in wheels for cpu in wheel.entry.name.cpus} - {ANY}):
         # What a node with this CPU can install.
         group = [wheel for wheel in wheels if wheel.entry.name.cpus & {cpu, ANY}]
-        found += _needs(cpu, group, overrides)
-        found += _nccl(group, overrides)
-        for check in (_torch_and_cuda, _devices, _pythons, _systems):
+        found += _find_unmet_needs(cpu, group, overrides)
+        found += _find_wrong_nccl(group, overrides)
+        for check in (_find_cuda_clash, _find_mixed_devices, _find_wrong_pythons, _find_new_glibc):
             found += check(cpu, group)
     # A wheel for any CPU is in every group, and would be reported once for each.
     return tuple(dict.fromkeys(found))
@@ -53,7 +53,7 @@ def all_pins(wheels: Sequence[ListedWheel]) -> tuple[WheelPin, ...]:
     return wheel_pins(read, [wheel.entry.name for wheel in wheels if not wheel.metadata])
 
 
-def _overridden(
+def _find_stale_overrides(
     house: Path, wheels: Sequence[ListedWheel], overrides: Sequence[Override]
 ) -> Iterator[Finding]:
     """Find overrides of pins that no wheel has any more, and wheels that are not what they take."""
@@ -62,7 +62,7 @@ def _overridden(
             UsageError,
             MANIFEST,
             f"has an override of {override.pin}: {now}",
-            command("override", house, "--remove", override.takes.project),
+            wheelhouse_command("override", house, "--remove", override.takes.project),
             "an override holds for the pin that it was made for, and no other",
         )
     for override in overrides:
@@ -73,12 +73,16 @@ def _overridden(
                     UsageError,
                     wheel.filename,
                     f"is {version}, and the override takes {override.takes}",
-                    _instead(wheel, override.takes.version) if wheel.built else _fill(wheel),
+                    _replace_command(wheel, override.takes.version)
+                    if wheel.built
+                    else _fill_command(wheel),
                     "the override was recorded after it was put here",
                 )
 
 
-def _accepted(wheel: ListedWheel, specifier: SpecifierSet, overrides: Sequence[Override]) -> bool:
+def _is_overridden(
+    wheel: ListedWheel, specifier: SpecifierSet, overrides: Sequence[Override]
+) -> bool:
     """Check whether an override of this very pin takes this wheel, or finds it wrong by itself."""
     return any(
         wheel.project == override.takes.project
@@ -87,7 +91,7 @@ def _accepted(wheel: ListedWheel, specifier: SpecifierSet, overrides: Sequence[O
     )
 
 
-def _needs(
+def _find_unmet_needs(
     cpu: str, wheels: Sequence[ListedWheel], overrides: Sequence[Override]
 ) -> Iterator[Finding]:
     """Find requirements that a wheel beside it does not meet or, in a complete lock, none meets."""
@@ -95,44 +99,44 @@ def _needs(
     # Without a fill nothing but the built wheels is there, and needs are met from an index.
     complete = any(not wheel.built for wheel in wheels)
     for wheel in wheels:
-        for requirement in _applicable(wheel.metadata, cpu, wheels):
+        for requirement in _applicable_requirements(wheel.metadata, cpu, wheels):
             other, specifier = here.get(canonicalize_name(requirement.name)), requirement.specifier
             needed = str(requirement).partition(";")[0].strip()  # its marker is met
             if other is None and complete:
                 what = f"needs {needed}, which is not in the lock"
-                hint, why = _fill(wheel), "it was built after a fill"
+                hint, why = _fill_command(wheel), "it was built after a fill"
                 yield finding(UsageError, wheel.filename, what, hint, why)
             elif other is None or specifier.contains(other.entry.name.version, prereleases=True):
                 continue
-            elif not _accepted(other, specifier, overrides):
+            elif not _is_overridden(other, specifier, overrides):
                 yield finding(
                     UsageError,
                     wheel.filename,
                     f"needs {needed}; here is {other.entry.name.pinned}",
-                    _instead(other, str(specifier).removeprefix("=="))
+                    _replace_command(other, str(specifier).removeprefix("=="))
                     if other.built
-                    else _fill(other),
+                    else _fill_command(other),
                     "pip finds no set that fits together (ResolutionImpossible)",
                 )
 
 
-def _fill(wheel: ListedWheel, *options: str) -> str:
+def _fill_command(wheel: ListedWheel, *options: str) -> str:
     """Return the command that resolves the dependencies anew."""
-    return command("fill", wheel.path.parent, *options)
+    return wheelhouse_command("fill", wheel.path.parent, *options)
 
 
-def _instead(wheel: ListedWheel, version: object) -> str:
+def _replace_command(wheel: ListedWheel, version: object) -> str:
     """Return the commands that replace a wheel that was built here, or keep a later version."""
     house, there = wheel.path.parent, wheel.entry.name.version.public
     name = "nccl" if is_nccl(wheel.project) else wheel.project
-    drop = command("prune", house, "--drop", wheel.project)
+    drop = wheelhouse_command("prune", house, "--drop", wheel.project)
     build = quoted("patchkit", "build", name, "--version", str(version), "--dir", house)
-    keep = command("override", house, f"{wheel.project}=={there}")
+    keep = wheelhouse_command("override", house, f"{wheel.project}=={there}")
     later = is_nccl(wheel.project) and SpecifierSet(f"<{there}").contains(str(version))
     return f"{drop} && {build}" + (f"; or, to keep it: {keep}" if later else "")
 
 
-def _applicable(
+def _applicable_requirements(
     metadata: WheelMetadata | None, cpu: str, wheels: Sequence[ListedWheel]
 ) -> Iterator[Requirement]:
     """Yield the requirements that hold on this CPU, with the Python of the lock if there is one."""
@@ -152,26 +156,28 @@ def _locked_python(wheels: Sequence[ListedWheel]) -> str:
     return next((str(python) for python in found if python), "")
 
 
-def _nccl(wheels: Sequence[ListedWheel], overrides: Sequence[Override]) -> Iterator[Finding]:
+def _find_wrong_nccl(
+    wheels: Sequence[ListedWheel], overrides: Sequence[Override]
+) -> Iterator[Finding]:
     """Find an NCCL that is not the one torch pins, where torch's own METADATA is not at hand."""
     if any(wheel.project == TORCH and wheel.metadata for wheel in wheels):
         return
     nccl = next((wheel for wheel in wheels if is_nccl(wheel.project)), None)
     for each in all_pins(wheels) if nccl else ():
         pinned = SpecifierSet(f"=={each.pin.version}")
-        if nccl and is_nccl(each.pin.project) and not _accepted(nccl, pinned, overrides):
+        if nccl and is_nccl(each.pin.project) and not _is_overridden(nccl, pinned, overrides):
             name = nccl.entry.name
             if Version(name.version.public) != each.pin.version:
                 yield finding(
                     UsageError,
                     each.wheel,
                     f"is for {each.by}, which pins NCCL {each.pin.version}; here is {name.pinned}",
-                    _instead(nccl, each.pin.version) if nccl.built else _fill(nccl),
+                    _replace_command(nccl, each.pin.version) if nccl.built else _fill_command(nccl),
                     "beside that torch pip replaces it by stock's, or installs nothing",
                 )
 
 
-def _torch_and_cuda(cpu: str, wheels: Sequence[ListedWheel]) -> Iterator[Finding]:
+def _find_cuda_clash(cpu: str, wheels: Sequence[ListedWheel]) -> Iterator[Finding]:
     """Find a second CUDA, or a torch that has none."""
     majors: dict[int, str] = {}
     for wheel in wheels:
@@ -179,11 +185,11 @@ def _torch_and_cuda(cpu: str, wheels: Sequence[ListedWheel]) -> Iterator[Finding
             majors.update(dict.fromkeys(cuda_majors(binary), wheel.filename))
     for wheel in wheels:
         if wheel.project == TORCH and wheel.metadata:
-            requires = map(str, _applicable(wheel.metadata, cpu, wheels))
+            requires = map(str, _applicable_requirements(wheel.metadata, cpu, wheels))
             torch = torch_of(wheel.entry.name.version, requires, wheel.metadata.members)
             if torch.cuda is None:
                 what = f"is a torch for CPUs alone: {torch.seen}"
-                yield finding(ProofError, wheel.filename, what, _fill(wheel))
+                yield finding(ProofError, wheel.filename, what, _fill_command(wheel))
             elif torch.cuda:
                 majors[torch.cuda] = wheel.filename
     if len(majors) > 1:
@@ -194,7 +200,7 @@ def _torch_and_cuda(cpu: str, wheels: Sequence[ListedWheel]) -> Iterator[Finding
         yield finding(ProofError, last, what, "take all of it for one CUDA", why)
 
 
-def _devices(cpu: str, wheels: Sequence[ListedWheel]) -> Iterator[Finding]:
+def _find_mixed_devices(cpu: str, wheels: Sequence[ListedWheel]) -> Iterator[Finding]:
     targets = {wheel.target.name: wheel for wheel in wheels if wheel.target}
     if len(targets) > 1:
         parts = "; ".join(f"{name}: {wheel.filename}" for name, wheel in sorted(targets.items()))
@@ -207,7 +213,7 @@ def _devices(cpu: str, wheels: Sequence[ListedWheel]) -> Iterator[Finding]:
         )
 
 
-def _pythons(cpu: str, wheels: Sequence[ListedWheel]) -> Iterator[Finding]:  # noqa: ARG001
+def _find_wrong_pythons(cpu: str, wheels: Sequence[ListedWheel]) -> Iterator[Finding]:  # noqa: ARG001
     """Find wheels for other Pythons than the lock's or, without a lock, than the other wheels'."""
     ranges = {}
     for wheel in wheels:
@@ -217,14 +223,16 @@ def _pythons(cpu: str, wheels: Sequence[ListedWheel]) -> Iterator[Finding]:  # n
     for wheel in wheels:
         if python and int(python.split(".")[1]) not in ranges[wheel.filename]:
             what = f"is not for CPython {python}, for which the dependencies were resolved"
-            yield finding(UsageError, wheel.filename, what, _fill(wheel, "--python-version", "X.Y"))
+            yield finding(
+                UsageError, wheel.filename, what, _fill_command(wheel, "--python-version", "X.Y")
+            )
     if not python and ranges and not set.intersection(*ranges.values()):
         few = min(ranges, key=lambda name: len(ranges[name]))
         what = "no Python can install it together with what lies beside it"
         yield finding(UsageError, few, what, "build it for the same Python as the others")
 
 
-def _systems(cpu: str, wheels: Sequence[ListedWheel]) -> Iterator[Finding]:
+def _find_new_glibc(cpu: str, wheels: Sequence[ListedWheel]) -> Iterator[Finding]:
     """Find wheels that need a newer glibc than the nodes have."""
     has = min((w.target.glibc for w in wheels if w.target), key=by_version, default="")
     for wheel in wheels:
@@ -234,7 +242,7 @@ def _systems(cpu: str, wheels: Sequence[ListedWheel]) -> Iterator[Finding]:
                 UsageError,
                 wheel.filename,
                 f"needs glibc {needs}, nodes with {cpu} may have {has}",
-                _fill(wheel) if not wheel.built else "build it on an older distribution",
+                _fill_command(wheel) if not wheel.built else "build it on an older distribution",
                 "pip does not install it there",
             )
 

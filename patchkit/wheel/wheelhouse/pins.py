@@ -16,7 +16,7 @@ from patchkit.wheel.file.name import WheelName
 from patchkit.wheel.file.wheelfile import WheelFile
 from patchkit.wheel.wheelhouse.contents import known_wheels
 from patchkit.wheel.wheelhouse.manifest import Override
-from patchkit.wheel.wheelhouse.storage import command
+from patchkit.wheel.wheelhouse.storage import wheelhouse_command
 
 TORCH = "torch"
 _LEADING = (TORCH, "vllm")  # the projects whose pins decide what else is built or filled in
@@ -71,7 +71,9 @@ def pins_in(house: Path) -> tuple[WheelPin, ...]:
         return ()
     names = [name for name in known_wheels(house) if name.project in _LEADING]
     there = [name for name in names if (house / name.filename).is_file()]
-    return wheel_pins([_read(house / name.filename) for name in there], set(names) - set(there))
+    return wheel_pins(
+        [_read_requirements(house / name.filename) for name in there], set(names) - set(there)
+    )
 
 
 def without_effect(
@@ -93,7 +95,7 @@ def require_effect(house: Path, overrides: Iterable[Override], pins: Sequence[Wh
         raise UsageError(
             f"{house}: its override of {override.pin} has no effect: {now}",
             why="it was recorded for other wheels",
-            hint=command("override", house, "--remove", override.takes.project),
+            hint=wheelhouse_command("override", house, "--remove", override.takes.project),
         )
 
 
@@ -105,7 +107,7 @@ def _own_pins(wheel: WheelMetadata) -> Iterator[WheelPin]:
             yield WheelPin(pin=pin, by=by, wheel=wheel.name.filename, requires=pin)
 
 
-def _read(path: Path) -> WheelMetadata:
+def _read_requirements(path: Path) -> WheelMetadata:
     try:
         with WheelFile(path) as wheel:
             metadata = read_metadata(wheel)

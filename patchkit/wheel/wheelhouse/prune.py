@@ -10,18 +10,18 @@ from pathlib import Path
 from patchkit.durable.lock import locked
 from patchkit.errors import SourceError, UsageError
 from patchkit.wheel.wheelhouse.contents import FILLING, known_wheels, listed_manifest
-from patchkit.wheel.wheelhouse.manifest import MANIFEST, Kind, documents
+from patchkit.wheel.wheelhouse.manifest import MANIFEST, Kind, write_documents
 from patchkit.wheel.wheelhouse.storage import (
     DAMAGED,
     JOURNAL,
     PATIENCE,
-    clear,
-    commit,
-    held,
-    journal,
-    reading,
+    clear_folder,
+    commit_files,
+    hold_wheelhouse,
+    open_for_reading,
+    wheelhouse_journal,
 )
-from patchkit.wheel.wheelhouse.verify import leftovers, stale_documents
+from patchkit.wheel.wheelhouse.verify import find_leftovers, stale_documents
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class Pruned:
     reason: str
 
 
-def prune(
+def prune_wheelhouse(
     house: Path,
     *,
     drop: Collection[str] = (),
@@ -48,8 +48,8 @@ def prune(
     written anew. ``force`` sets a journal aside that cannot be read. Raises as ``add`` does, and
     SourceError if no manifest says what belongs here.
     """
-    with reading(house, patience) if dry_run else held(house, patience):
-        left = [Pruned(finding.where, finding.what) for finding in leftovers(house)]
+    with open_for_reading(house, patience) if dry_run else hold_wheelhouse(house, patience):
+        left = [Pruned(finding.where, finding.what) for finding in find_leftovers(house)]
         if not dry_run:
             left += _clear_leftovers(house, force=force)
         manifest, dropped = listed_manifest(house), _dropped(house, drop)
@@ -78,15 +78,15 @@ def prune(
         kept = replace(manifest, wheels=left_there)
         stale = [Pruned(finding.where, "written anew") for finding in stale_documents(house, kept)]
         if (stale or removed) and not dry_run:
-            commit(house, documents(kept), sorted(gone))
+            commit_files(house, write_documents(kept), sorted(gone))
     return (*left, *removed, *stale)
 
 
 def _clear_leftovers(house: Path, *, force: bool) -> list[Pruned]:
     """Remove what interrupted runs left; a journal that is set aside leaves findings for verify."""
-    clear(house, DAMAGED)
-    moved = force and journal(house).discard(house / DAMAGED)
-    journal(house).recover()
+    clear_folder(house, DAMAGED)
+    moved = force and wheelhouse_journal(house).discard(house / DAMAGED)
+    wheelhouse_journal(house).recover()
     # A link is removed itself: the lock would be taken where it leads.
     if (house / FILLING).is_symlink():
         (house / FILLING).unlink()

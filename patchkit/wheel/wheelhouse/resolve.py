@@ -90,11 +90,11 @@ def compile_requirements(
             *(["--no-index"] if sources.offline else []),
             *options,
             input="\n".join(wanted).encode(),
-            env=_environment(sources),
+            env=_uv_environment(sources),
             timeout=None,
         )
     if done.trouble:
-        raise _failure(done.errors, wanted, node)
+        raise _uv_error(done.errors, wanted, node)
     return done.output
 
 
@@ -114,7 +114,7 @@ def only_metadata(wheels: Iterable[Path]) -> Iterator[Path]:
         yield Path(folder)
 
 
-def _environment(sources: WheelSources) -> dict[str, str]:
+def _uv_environment(sources: WheelSources) -> dict[str, str]:
     """Return the variables that uv gets, none of the user's own for uv: all get the same lock."""
     found = {name: value for name, value in os.environ.items() if not name.startswith("UV_")}
     links = [folder.absolute().as_uri() for folder in sources.folders]
@@ -135,7 +135,7 @@ def _environment(sources: WheelSources) -> dict[str, str]:
     }
 
 
-def _failure(said: str, wanted: Sequence[str], node: NodePlatform) -> PatchkitError:
+def _uv_error(said: str, wanted: Sequence[str], node: NodePlatform) -> PatchkitError:
     """Return the error that uv's words mean."""
     told = (line for line in said.splitlines() if not line.startswith("warning:"))
     lines = [_FRAME.sub("", _PASSWORD.sub("", line)) for line in told]
@@ -183,7 +183,7 @@ class LockedWheel:
     size: int
 
 
-def resolve(
+def resolve_wheels(
     given: Iterable[Path],
     also: Sequence[str],
     node: NodePlatform,
@@ -213,11 +213,11 @@ def resolve(
     )
     rows = tomllib.loads(text)["packages"]
     ranks = node.ranks()
-    found = [_chosen(row, ranks) for row in rows if row["name"] not in ours]
+    found = [_choose_file(row, ranks) for row in rows if row["name"] not in ours]
     return tuple(sorted(found, key=lambda wheel: wheel.name.filename))
 
 
-def requirements_of(
+def torch_requirements(
     wheel: LockedWheel,
     node: NodePlatform,
     sources: WheelSources,
@@ -237,7 +237,7 @@ def requirements_of(
     )
 
 
-def _chosen(row: Mapping[str, Any], ranks: Mapping[Tag, int]) -> LockedWheel:
+def _choose_file(row: Mapping[str, Any], ranks: Mapping[Tag, int]) -> LockedWheel:
     """Return the file of a package that an installer takes. Raises SourceError if there is none."""
     fitting = []
     # pylock.toml (PEP 751): `archive` is the file of a requirement that names a URL.

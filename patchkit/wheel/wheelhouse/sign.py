@@ -17,8 +17,13 @@ from pathlib import Path
 from patchkit.errors import BusyError, HashMismatchError, HostError, SourceError, UsageError
 from patchkit.process import Completed, attempt
 from patchkit.wheel.wheelhouse.manifest import SUMS
-from patchkit.wheel.wheelhouse.storage import commit, read_own, reading, writing
-from patchkit.wheel.wheelhouse.verify import verify
+from patchkit.wheel.wheelhouse.storage import (
+    commit_files,
+    open_for_reading,
+    open_for_writing,
+    read_own,
+)
+from patchkit.wheel.wheelhouse.verify import verify_wheelhouse
 
 # ssh-keygen(1): a signature made for another purpose, such as a git commit, does not hold.
 NAMESPACE = "patchkit"
@@ -51,7 +56,7 @@ class Signed:
         return {"signer": self.signer or None, "key": self.key}
 
 
-def sign(house: Path, key: Path | None = None) -> Signed:
+def sign_wheelhouse(house: Path, key: Path | None = None) -> Signed:
     """Sign a wheelhouse that is consistent in itself.
 
     ``key`` is a private key, or a public one whose private half an agent has. ssh-keygen asks for
@@ -60,9 +65,9 @@ def sign(house: Path, key: Path | None = None) -> Signed:
     HostError if ssh-keygen does not sign, BusyError if the wheelhouse changed meanwhile,
     StorageError.
     """
-    chosen = _key(key)
+    chosen = _find_key(key)
     sums = read_own(house / SUMS)
-    done = verify(house)
+    done = verify_wheelhouse(house)
     if found := done.findings:
         raise HashMismatchError(
             f"{house}: is not signed: {found[0].where} {found[0].what}",
@@ -74,29 +79,29 @@ def sign(house: Path, key: Path | None = None) -> Signed:
             f"{house}: is not signed: it has no wheels that are listed",
             hint="build one first: patchkit build nccl; patchkit repack vllm==X",
         )
-    made = _signed(sums, chosen)
+    made = _make_signature(sums, chosen)
     # Checked before it is kept: a signature that does not hold is worse than none.
-    fingerprint = _fingerprint(sums, made)
-    with writing(house):
+    fingerprint = _read_fingerprint(sums, made)
+    with open_for_writing(house):
         if read_own(house / SUMS) != sums:
             raise BusyError(f"{house}: changed while it was signed", hint="sign it again")
-        commit(house, {SIGNATURE: made.decode("ascii")}, ())
+        commit_files(house, {SIGNATURE: made.decode("ascii")}, ())
     return Signed(key=fingerprint)
 
 
-def check(house: Path, trust: Trust) -> Signed:
+def check_signature(house: Path, trust: Trust) -> Signed:
     """Check that an allowed signer signed SHA256SUMS as it is.
 
     What that says of wheels and documents is for ``verify``. Raises HashMismatchError for a wrong,
     missing, foreign or stale signature, UsageError, HostError, StorageError, BusyError.
     """
-    with reading(house):
-        sums, made = _both(house)
-        key = _fingerprint(sums, made)
-        return Signed(key=key, signer=_signer(sums, made, key, trust))
+    with open_for_reading(house):
+        sums, made = _read_signed(house)
+        key = _read_fingerprint(sums, made)
+        return Signed(key=key, signer=_find_signer(sums, made, key, trust))
 
 
-def _both(house: Path) -> tuple[bytes, bytes]:
+def _read_signed(house: Path) -> tuple[bytes, bytes]:
     """Return SHA256SUMS and its signature. Raises HashMismatchError if one is missing."""
     sums, made = (read_own(house / name) for name in (SUMS, SIGNATURE))
     if sums is None or made is None:
@@ -108,35 +113,35 @@ def _both(house: Path) -> tuple[bytes, bytes]:
     return sums, made
 
 
-def _fingerprint(text: bytes, made: bytes) -> str:
+def _read_fingerprint(text: bytes, made: bytes) -> str:
     """Return which key made a signature. Raises HashMismatchError if it is none of this text."""
-    with _beside(made) as file:
-        done = _keygen("check-novalidate", "-n", NAMESPACE, "-s", file, text=text)
+    with _signature_file(made) as file:
+        done = _run_keygen("check-novalidate", "-n", NAMESPACE, "-s", file, text=text)
     if done.trouble:
         raise HashMismatchError(
             f"{SIGNATURE}: is not a signature of this {SUMS}",
             why=f"the wheelhouse was changed after it was signed, or somebody altered it: "
-            f"{_words(done) or 'no signature'}",
+            f"{_error_words(done) or 'no signature'}",
             hint=_SIGN,
         )
     # Good "patchkit" signature with ED25519 key SHA256:…
     return done.output.split()[-1]
 
 
-def _signer(text: bytes, made: bytes, key: str, trust: Trust) -> str:
+def _find_signer(text: bytes, made: bytes, key: str, trust: Trust) -> str:
     """Return the principal that the signature is accepted for. Raises HashMismatchError."""
-    signers = ("-f", _readable(trust.signers))
-    revoked = ("-r", _readable(trust.revoked)) if trust.revoked else ()
-    with _beside(made) as file:
-        done = _keygen("find-principals", *signers, "-s", file)
-        words = [_words(done)]
+    signers = ("-f", _require_readable(trust.signers))
+    revoked = ("-r", _require_readable(trust.revoked)) if trust.revoked else ()
+    with _signature_file(made) as file:
+        done = _run_keygen("find-principals", *signers, "-s", file)
+        words = [_error_words(done)]
         found = done.output.splitlines() if not done.trouble else []
         for principal in found:
             who = ("-I", principal, "-n", NAMESPACE)
-            done = _keygen("verify", *signers, *who, *revoked, "-s", file, text=text)
+            done = _run_keygen("verify", *signers, *who, *revoked, "-s", file, text=text)
             if not done.trouble:
                 return principal
-            words.append(_words(done))
+            words.append(_error_words(done))
     unsaid = f"{trust.revoked} revokes it" if found and revoked else "it is not listed there"
     raise HashMismatchError(
         f"{SIGNATURE}: was made with the key {key}, which {trust.signers} does not allow",
@@ -145,7 +150,7 @@ def _signer(text: bytes, made: bytes, key: str, trust: Trust) -> str:
     )
 
 
-def _key(chosen: Path | None) -> str:
+def _find_key(chosen: Path | None) -> str:
     home = Path.home() / ".ssh"
     candidates = [chosen] if chosen else [home / f"{n}{end}" for n in _KEYS for end in ("", ".pub")]
     for candidate in candidates:
@@ -158,7 +163,7 @@ def _key(chosen: Path | None) -> str:
     )
 
 
-def _readable(file: Path) -> str:
+def _require_readable(file: Path) -> str:
     """Return the absolute path of a file that can be read twice. Raises UsageError."""
     with contextlib.suppress(OSError):
         if stat.S_ISREG(file.stat().st_mode) and os.access(file, os.R_OK):
@@ -170,25 +175,25 @@ def _readable(file: Path) -> str:
     )
 
 
-def _signed(text: bytes, key: str) -> bytes:
+def _make_signature(text: bytes, key: str) -> bytes:
     """Return the armored signature that ssh-keygen makes. Raises HostError."""
     with tempfile.TemporaryDirectory(prefix="patchkit-") as folder:
         place = Path(folder, SUMS)
         place.write_bytes(text)
-        done = _keygen("sign", "-q", "-f", key, "-n", NAMESPACE, str(place), text=None)
+        done = _run_keygen("sign", "-q", "-f", key, "-n", NAMESPACE, str(place), text=None)
         made = Path(folder, SIGNATURE)
         if not done.trouble and made.exists():
             return made.read_bytes()
     raise HostError(
         f"ssh-keygen did not sign with {key}",
-        why=_words(done),
+        why=_error_words(done),
         hint="try it on a terminal, where a passphrase can be asked; a key of an agent is named "
         "by its .pub",
     )
 
 
 @contextlib.contextmanager
-def _beside(made: bytes) -> Iterator[str]:
+def _signature_file(made: bytes) -> Iterator[str]:
     """Keep a signature in a private file while ssh-keygen reads it, more than once."""
     with tempfile.NamedTemporaryFile(prefix="patchkit-", suffix=".sig") as file:
         file.write(made)
@@ -196,7 +201,7 @@ def _beside(made: bytes) -> Iterator[str]:
         yield file.name
 
 
-def _keygen(verb: str, *arguments: str, text: bytes | None = b"") -> Completed:
+def _run_keygen(verb: str, *arguments: str, text: bytes | None = b"") -> Completed:
     """Run ``ssh-keygen -Y`` with ``text`` on its standard input.
 
     With None it has patchkit's own: on a terminal it asks there, and takes its time. Raises
@@ -219,7 +224,7 @@ def _keygen(verb: str, *arguments: str, text: bytes | None = b"") -> Completed:
     return done
 
 
-def _words(done: Completed) -> str:
+def _error_words(done: Completed) -> str:
     """Return what ssh-keygen complains of, in one line."""
     lines = done.errors.splitlines()
     return "; ".join(line.strip() for line in lines if line.strip() != "No principal matched.")

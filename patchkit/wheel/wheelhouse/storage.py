@@ -27,24 +27,24 @@ DOCUMENTS = frozenset({"manifest.json", "requirements.txt", "SHA256SUMS", "SHA25
 PATIENCE = 60.0  # seconds; a change takes a few, and a build is too dear to lose to a lock
 
 
-def command(verb: str, folder: Path, *options: str) -> str:
+def wheelhouse_command(verb: str, folder: Path, *options: str) -> str:
     """Return the command line of ``patchkit wheelhouse VERB``, for hints."""
     return quoted("patchkit", "wheelhouse", verb, "--dir", folder, *options)
 
 
-def journal(folder: Path) -> Journal:
+def wheelhouse_journal(folder: Path) -> Journal:
     """Return the journal of a wheelhouse; it changes plain names of the folder itself alone."""
     return Journal(
         root=folder,
         folder=folder / JOURNAL,
-        again=command("prune", folder),
-        rescue=command("prune", folder, "--force"),
+        again=wheelhouse_command("prune", folder),
+        rescue=wheelhouse_command("prune", folder, "--force"),
         allowed=lambda path: "/" not in path and (path in DOCUMENTS or path.endswith(".whl")),
     )
 
 
 @contextlib.contextmanager
-def held(folder: Path, patience: float = PATIENCE) -> Iterator[None]:
+def hold_wheelhouse(folder: Path, patience: float = PATIENCE) -> Iterator[None]:
     """Hold the folder alone; wait for whoever has it. Raises BusyError, UsageError."""
     if not folder.is_dir():
         make = quoted("patchkit", "repack", "vllm==X.Y.Z", "--dir", folder)
@@ -56,24 +56,24 @@ def held(folder: Path, patience: float = PATIENCE) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def reading(folder: Path, patience: float = PATIENCE) -> Iterator[None]:
+def open_for_reading(folder: Path, patience: float = PATIENCE) -> Iterator[None]:
     """Hold the folder; nothing is written. Raises StorageError if a change is unfinished."""
-    with held(folder, patience):
-        journal(folder).check_finished()
+    with hold_wheelhouse(folder, patience):
+        wheelhouse_journal(folder).check_finished()
         yield
 
 
 @contextlib.contextmanager
-def writing(folder: Path, patience: float = PATIENCE) -> Iterator[None]:
+def open_for_writing(folder: Path, patience: float = PATIENCE) -> Iterator[None]:
     """Hold the folder, made if need be and recovered."""
     with translated(at=folder):
         make_folders(folder)
-    with held(folder, patience):
-        journal(folder).recover()
+    with hold_wheelhouse(folder, patience):
+        wheelhouse_journal(folder).recover()
         yield
 
 
-def clear(folder: Path, name: str) -> None:
+def clear_folder(folder: Path, name: str) -> None:
     """Remove a folder of patchkit's own, or a link that has its name."""
     place = folder / name
     with translated(at=folder):
@@ -83,9 +83,9 @@ def clear(folder: Path, name: str) -> None:
 
 
 @contextlib.contextmanager
-def staged(folder: Path, source: Path) -> Iterator[Path]:
+def stage_copy(folder: Path, source: Path) -> Iterator[Path]:
     """Make a private copy of a file, to be looked at and then committed; gone afterwards."""
-    copy = journal(folder).incoming / source.name
+    copy = wheelhouse_journal(folder).incoming / source.name
     try:
         with translated(at=folder):
             make_folders(copy.parent)
@@ -98,10 +98,10 @@ def staged(folder: Path, source: Path) -> Iterator[Path]:
         yield copy
     finally:
         with contextlib.suppress(OSError):  # what is left, the next writer clears away
-            journal(folder).clear_staged()
+            wheelhouse_journal(folder).clear_staged()
 
 
-def commit(
+def commit_files(
     folder: Path,
     texts: Mapping[str, str],
     gone: Collection[str],
@@ -121,7 +121,7 @@ def commit(
         same = before and before == (sha256_of(after) if isinstance(after, Path) else digest(after))
         if not same and (before or after is not None):
             changes.append(Change(name, before, after))
-    journal(folder).commit(changes)
+    wheelhouse_journal(folder).commit(changes)
 
 
 LINKED = "is a link, a folder or a device, not a file of this wheelhouse"

@@ -20,18 +20,18 @@ from patchkit.finding import Finding, finding
 from patchkit.quoting import quoted
 from patchkit.target import Load
 from patchkit.wheel.device.inspect import prove_exact
-from patchkit.wheel.device.wheel_checks import check, missed
-from patchkit.wheel.file.record import faults
-from patchkit.wheel.wheelhouse.contents import FILLING, listed_manifest, manifest, wheels_there
-from patchkit.wheel.wheelhouse.listed_wheel import ListedWheel, read
+from patchkit.wheel.device.wheel_checks import check_wheel, missed
+from patchkit.wheel.file.record import find_faults
+from patchkit.wheel.wheelhouse.contents import FILLING, listed_manifest, load_manifest, wheels_there
+from patchkit.wheel.wheelhouse.listed_wheel import ListedWheel, read_listed_wheels
 from patchkit.wheel.wheelhouse.manifest import (
     MANIFEST,
     Kind,
     Manifest,
     ManifestEntry,
     Override,
-    documents,
     rivals,
+    write_documents,
 )
 from patchkit.wheel.wheelhouse.overrides import known_overrides
 from patchkit.wheel.wheelhouse.pin_checks import all_pins, disagreements, pin_table, unmet
@@ -40,9 +40,9 @@ from patchkit.wheel.wheelhouse.storage import (
     JOURNAL,
     LINKED,
     WHY_LINKED,
-    command,
+    open_for_reading,
     read_own,
-    reading,
+    wheelhouse_command,
 )
 
 
@@ -51,9 +51,9 @@ def check_files(house: Path) -> tuple[Finding, ...]:
 
     Raises SourceError, StorageError, BusyError.
     """
-    with reading(house):
+    with open_for_reading(house):
         listed = listed_manifest(house)
-        found = [*leftovers(house)]
+        found = [*find_leftovers(house)]
         for entry in listed.wheels:
             found += _entry_findings(house, entry)
         found += _unlisted_findings(house, {entry.filename for entry in listed.wheels})
@@ -61,11 +61,11 @@ def check_files(house: Path) -> tuple[Finding, ...]:
 
 
 def _entry_findings(house: Path, entry: ManifestEntry) -> Iterator[Finding]:
-    again = _again(house, entry)
+    again = _remake_command(house, entry)
     path = house / entry.filename
     if not os.path.lexists(path):
         if entry.held:
-            hint = f"{again}; or: {command('prune', house)}"
+            hint = f"{again}; or: {wheelhouse_command('prune', house)}"
             yield finding(StorageError, entry.filename, "is listed, and not there", hint)
         return
     if not is_file(path):
@@ -84,15 +84,15 @@ def _entry_findings(house: Path, entry: ManifestEntry) -> Iterator[Finding]:
         )
         yield finding(HashMismatchError, entry.filename, what, again)
     # What others released is as it is; its sha256 is all that there is to say.
-    for fault in faults(path) if entry.kind is Kind.BUILT else ():
+    for fault in find_faults(path) if entry.kind is Kind.BUILT else ():
         yield finding(HashMismatchError, entry.filename, fault, again)
 
 
-def _again(house: Path, entry: ManifestEntry) -> str:
+def _remake_command(house: Path, entry: ManifestEntry) -> str:
     """Return how to get a wheel once more."""
     facts = entry.facts
     if entry.kind is not Kind.BUILT:
-        return command("fill", house)
+        return wheelhouse_command("fill", house)
     if facts.get("made") == "repack":
         what = [f"vllm=={facts.get('version')}", "--cpu", str(facts.get("machine"))]
         return quoted("patchkit", "repack", *what, "--dir", house)
@@ -101,7 +101,7 @@ def _again(house: Path, entry: ManifestEntry) -> str:
 
 def _unlisted_findings(house: Path, listed: Collection[str]) -> Iterator[Finding]:
     names = list(wheels_there(house))
-    prune = f"move it away; or: {command('prune', house)}"
+    prune = f"move it away; or: {wheelhouse_command('prune', house)}"
     for path in sorted(house.glob("*.whl")):
         if path.name not in listed:
             kind = UsageError if is_file(path) else HashMismatchError
@@ -113,18 +113,18 @@ def _unlisted_findings(house: Path, listed: Collection[str]) -> Iterator[Finding
                 # The one that nobody made here has to go.
                 gone, kept = sorted((one, other), key=lambda name: name.filename in listed)
                 what = f"pip cannot resolve it beside {kept.filename} (ResolutionImpossible)"
-                hint = command("prune", house, "--drop", gone.filename)
+                hint = wheelhouse_command("prune", house, "--drop", gone.filename)
                 yield finding(UsageError, gone.filename, what, hint)
 
 
-def leftovers(house: Path) -> Iterator[Finding]:
+def find_leftovers(house: Path) -> Iterator[Finding]:
     """Find what interrupted runs left."""
     for name in (JOURNAL, DAMAGED):
         if os.path.lexists(house / name):
-            hint = command("prune", house)
+            hint = wheelhouse_command("prune", house)
             yield finding(StorageError, name, "left by an interrupted run", hint)
     if os.path.lexists(house / FILLING):
-        hint = f"{command('fill', house)}; or: {command('prune', house)}"
+        hint = f"{wheelhouse_command('fill', house)}; or: {wheelhouse_command('prune', house)}"
         yield finding(StorageError, FILLING, "left by an interrupted fill, or one is at work", hint)
 
 
@@ -132,12 +132,12 @@ def stale_documents(house: Path, listed: Manifest) -> Iterator[Finding]:
     """Find documents that are missing, or not those of the listed wheels."""
     if listed == Manifest() and not (house / MANIFEST).exists():
         return
-    for filename, text in documents(listed).items():
+    for filename, text in write_documents(listed).items():
         path = house / filename
         if not is_file(path) or read_own(path) != text.encode():
             there = "is not the one of these wheels" if is_file(path) else LINKED
             what = there if os.path.lexists(path) else "is missing"
-            hint = f"to write it anew: {command('prune', house)}"
+            hint = f"to write it anew: {wheelhouse_command('prune', house)}"
             yield finding(HashMismatchError, filename, what, hint)
 
 
@@ -157,19 +157,19 @@ class Verified:
     offers: tuple[Override, ...] = ()
 
 
-def verify(house: Path) -> Verified:
+def verify_wheelhouse(house: Path) -> Verified:
     """Find everything that is wrong with a wheelhouse.
 
     Raises SourceError if there is none, StorageError, BusyError.
     """
-    files, listed = check_files(house), manifest(house)
+    files, listed = check_files(house), load_manifest(house)
     # A damaged wheel has its finding already, and is not opened.
-    wheels, unread = read(house, listed.wheels, {finding.where for finding in files})
+    wheels, unread = read_listed_wheels(house, listed.wheels, {finding.where for finding in files})
     found = [*files, *unread]
     for wheel in wheels:
         if wheel.built and wheel.metadata and wheel.metadata.facts:
-            found += check(wheel.metadata, wheel.binaries)
-        found += unfit(wheel)
+            found += check_wheel(wheel.metadata, wheel.binaries)
+        found += find_unfit(wheel)
     found += disagreements(house, wheels, listed.overrides)
     return Verified(
         entries=listed.wheels,
@@ -181,7 +181,7 @@ def verify(house: Path) -> Verified:
     )
 
 
-def unfit(wheel: ListedWheel) -> Iterator[Finding]:
+def find_unfit(wheel: ListedWheel) -> Iterator[Finding]:
     """Find what is wrong with a built wheel for the device that patchkit.json in it names."""
     facts = wheel.metadata.facts if wheel.metadata else {}
     if not wheel.built or not facts:

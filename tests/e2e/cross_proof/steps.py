@@ -16,7 +16,7 @@ from e2e.proofs.repack_proof import modules, patched_files
 from patchkit.errors import ProofError
 from patchkit.source.fetch import fetch
 from patchkit.wheel.file.wheelfile import WheelFile
-from patchkit.wheel.vllm.repack_origin import locked_wheels
+from patchkit.wheel.vllm.repack_origin import upstream_wheels
 from support.nccl_wheel import LIBRARY
 from support.nccl_wheel import content as libnccl
 from support.proving import require
@@ -126,7 +126,7 @@ def _upstream(
 
     Of those, the ones that we have are loaded, too.
     """
-    path = fetch("vllm", facts["version"], locked_wheels()[CPU])
+    path = fetch("vllm", facts["version"], upstream_wheels()[CPU])
     folder = place.root.path / UPSTREAM.lstrip("/")
     with WheelFile(path) as wheel:
         paths = extensions(wheel, place.root.python)

@@ -19,7 +19,7 @@ from e2e.proofs.nccl_torch import platforms
 from patchkit.errors import UsageError
 from patchkit.quoting import quoted
 from patchkit.wheel.file.name import ANY
-from patchkit.wheel.wheelhouse.contents import manifest
+from patchkit.wheel.wheelhouse.contents import load_manifest
 from patchkit.wheel.wheelhouse.manifest import (
     MANIFEST,
     REQUIREMENTS,
@@ -28,7 +28,7 @@ from patchkit.wheel.wheelhouse.manifest import (
     Manifest,
     ManifestEntry,
 )
-from patchkit.wheel.wheelhouse.storage import command
+from patchkit.wheel.wheelhouse.storage import wheelhouse_command
 from support.proving import run
 
 NEEDS = "/opt/needs"  # inside: what patchkit needs
@@ -77,14 +77,14 @@ def built(listed: Manifest) -> tuple[ManifestEntry, ...]:
 
 def require_cpu(house: Path) -> tuple[ManifestEntry, ...]:
     """Return what was built. Raises UsageError if that is nothing, or is for another CPU."""
-    found = built(manifest(house))
+    found = built(load_manifest(house))
     for entry in found:
         if not entry.name.cpus & {CPU, ANY}:
             raise UsageError(
                 f"{house / entry.filename}: is for {' and '.join(sorted(entry.name.cpus))}",
                 why=f"what is proved is an installation on {CPU}",
                 hint=f"name a folder with wheels for {CPU}; or, without it: "
-                f"{command('prune', house, '--drop', entry.filename)}",
+                f"{wheelhouse_command('prune', house, '--drop', entry.filename)}",
             )
     if not found:
         raise UsageError(
@@ -99,7 +99,7 @@ def lock(house: Path, python: str, scratch: Path, *, whole: bool) -> tuple[Lock,
 
     The wheelhouse's own if it was filled for that Python; else one that `fill` makes beside it.
     """
-    listed = manifest(house)
+    listed = load_manifest(house)
     others = [entry for entry in listed.wheels if entry.kind is not Kind.BUILT]
     pythons = {".".join(str(entry.facts.get("python")).split(".")[:2]) for entry in others}
     how = "the wheelhouse's own"
@@ -109,7 +109,7 @@ def lock(house: Path, python: str, scratch: Path, *, whole: bool) -> tuple[Lock,
         house = _copied(house, scratch / "house")
         fill = ("wheelhouse", "fill", "--lock-only", "--python-version", python)
         run(sys.executable, "-m", "patchkit", *fill, "--dir", str(house))
-        listed = manifest(house)
+        listed = load_manifest(house)
     lines = [
         line for line in (house / REQUIREMENTS).read_text().splitlines() if _PROJECT.match(line)
     ]
@@ -129,7 +129,7 @@ def _copied(house: Path, copy: Path) -> Path:
     copy.mkdir(parents=True)
     for name in (MANIFEST, REQUIREMENTS, SUMS):
         shutil.copy2(house / name, copy)
-    for entry in built(manifest(house)):
+    for entry in built(load_manifest(house)):
         try:
             os.link(house / entry.filename, copy / entry.filename)
         except OSError:  # another file system

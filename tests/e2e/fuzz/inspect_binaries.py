@@ -22,8 +22,8 @@ with atheris.instrument_imports():
     from patchkit.elf import Section, exports, read_dynamic
     from patchkit.errors import PatchkitError
     from patchkit.target import targets
-    from patchkit.wheel.device.fatbin import entries
-    from patchkit.wheel.device.inspect import inspect, prove_exact
+    from patchkit.wheel.device.fatbin import read_entries
+    from patchkit.wheel.device.inspect import inspect_file, prove_exact
 
 LIBRARIES = Path(__file__).parents[3] / "tests" / "data" / "libraries"
 FOLDER = Path(tempfile.mkdtemp(prefix="patchkit-fuzz-"))
@@ -37,13 +37,13 @@ def one(data: bytes) -> None:
     """Read one input in the way its first bytes ask for."""
     try:
         if data.startswith(FATBIN):
-            entries(io.BytesIO(data), [Section(".nv_fatbin", 0, len(data))], "section")
+            read_entries(io.BytesIO(data), [Section(".nv_fatbin", 0, len(data))], "section")
             return
         path = WHEEL if data.startswith(b"PK") else LIBRARY
         path.write_bytes(data)
         if path == LIBRARY:
             _load(path)
-        for binary in inspect(path):
+        for binary in inspect_file(path):
             binary.load(GB10)
             prove_exact(binary, GB10)
     except PatchkitError:

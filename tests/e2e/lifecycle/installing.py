@@ -19,7 +19,7 @@ from e2e.lifecycle.rack import ROOT
 from e2e.proofs import readme
 from e2e.proofs.steps import Page, Step
 from patchkit.process import attempt
-from patchkit.wheel.wheelhouse.contents import add
+from patchkit.wheel.wheelhouse.contents import add_wheel
 
 HOUSE, LATER = "wheelhouse", "later"
 MOMENTS = (0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 6.5)
@@ -151,7 +151,7 @@ def fill(
     (made / "offered").mkdir()
     for each in others:
         each.rename(made / "offered" / each.name)
-    add(house, vllm, {"target": "gb10"})
+    add_wheel(house, vllm, {"target": "gb10"})
     words = ("--dir", house, "--find-links", made / "offered", "--python-version", python)
     filled = attempt(
         *(sys.executable, "-m", "patchkit", "wheelhouse", "fill", "--offline", *words),

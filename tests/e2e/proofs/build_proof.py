@@ -38,7 +38,7 @@ from patchkit.wheel.build.cross_torch import install_torch_stand_in
 from patchkit.wheel.build.make import clean_environment
 from patchkit.wheel.build.work import WORK
 from patchkit.wheel.device.compiled import compiled_sources
-from patchkit.wheel.device.inspect import arch_name, inspect
+from patchkit.wheel.device.inspect import arch_name, inspect_file
 from support.building import interrupted, wheels
 from support.small_torch import site
 
@@ -176,7 +176,7 @@ def check_objects(root: Path, folder: Path) -> None:
         library = folder / "object.so"
         command = ["g++", "-shared", "-o", str(library), str(target)]
         subprocess.run(command, check=True)
-        (binary,) = inspect(library)
+        (binary,) = inspect_file(library)
         if binary.load(GB10) is not Load.EXACT:
             raise ProofError(f"{target} holds {[code.name for code in binary.codes]}")
         CONSOLE.print(f"{target.name}: {[code.name for code in binary.codes]}")
@@ -185,7 +185,7 @@ def check_objects(root: Path, folder: Path) -> None:
 def check_wheel(told: Mapping[str, Any]) -> None:
     """Check what a user would see of a wheel; ``told`` is what its build answered."""
     wheel = Path(told["wheel"])
-    for binary in inspect(wheel):
+    for binary in inspect_file(wheel):
         if binary.library.rpath or binary.library.runpath:
             raise ProofError(f"{binary.name} has the RPATH {binary.library.rpath}")
     with tempfile.TemporaryDirectory(prefix="patchkit-install-") as folder:

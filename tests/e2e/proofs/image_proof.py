@@ -26,7 +26,7 @@ from e2e.proofs import fresh
 from patchkit.errors import PatchkitError, ProofError
 from patchkit.measure.image.containerfile import containerfile, image_facts
 from patchkit.process import run
-from patchkit.wheel.wheelhouse.contents import manifest
+from patchkit.wheel.wheelhouse.contents import load_manifest
 
 CONSOLE = Console(stderr=True, highlight=False, soft_wrap=True)
 PATIENCE = 7200  # seconds of a build; qemu takes ten times as long as the CPU itself
@@ -72,7 +72,7 @@ def main(words: list[str]) -> int:
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args(words)
     try:
-        made = containerfile(manifest(given.wheelhouse), BASE, HOUSE)
+        made = containerfile(load_manifest(given.wheelhouse), BASE, HOUSE)
         cpu = next(k for k, name in image_facts().platforms.items() if name == made.platform)
         if why := obstacle(cpu):
             CONSOLE.print(f"skipped: {why}", markup=False)

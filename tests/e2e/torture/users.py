@@ -37,9 +37,9 @@ from patchkit.source.fetch import save
 from patchkit.target import targets
 from patchkit.wheel.file.name import wheel_name
 from patchkit.wheel.wheelhouse import storage
-from patchkit.wheel.wheelhouse.contents import add, replace_dependencies, settled
+from patchkit.wheel.wheelhouse.contents import add_wheel, read_settled, replace_dependencies
 from patchkit.wheel.wheelhouse.manifest import Kind, ManifestEntry
-from patchkit.wheel.wheelhouse.prune import prune
+from patchkit.wheel.wheelhouse.prune import prune_wheelhouse
 from support import hosts
 from support.wheels import write_wheel
 
@@ -181,11 +181,11 @@ def _of_a_wheelhouse(house: Path, wheels: Path) -> Iterator[User]:
     torch = [write_wheel(wheels / "torch", f"{n}.0", project="torch") for n in (1, 2)]
 
     def settle() -> None:
-        with storage.held(house):
-            storage.journal(house).recover()
+        with storage.hold_wheelhouse(house):
+            storage.wheelhouse_journal(house).recover()
 
     def fill(wheel: Path) -> None:
-        before = settled(house)
+        before = read_settled(house)
         size, name = wheel.stat().st_size, wheel_name(wheel.name)
         fresh = ManifestEntry(
             name=name, sha256=sha256_of(wheel), size=size, facts={}, kind=Kind.DEPENDENCY
@@ -193,14 +193,14 @@ def _of_a_wheelhouse(house: Path, wheels: Path) -> Iterator[User]:
         replace_dependencies(house, before, [fresh], [wheel])
 
     def stock() -> None:
-        add(house, other, {})
-        add(house, old, {})
+        add_wheel(house, other, {})
+        add_wheel(house, old, {})
         fill(torch[0])
 
     _apart(stock, house)
-    yield _user("wheelhouse add", house, lambda: add(house, new, {"target": "gb10"}), settle)
+    yield _user("wheelhouse add", house, lambda: add_wheel(house, new, {"target": "gb10"}), settle)
     yield _user("wheelhouse fill", house, lambda: fill(torch[1]), settle)
-    yield _user("wheelhouse prune", house, lambda: prune(house, drop=["vllm"]), settle)
+    yield _user("wheelhouse prune", house, lambda: prune_wheelhouse(house, drop=["vllm"]), settle)
 
 
 def _of_a_network(scratch: Path) -> Iterator[User]:

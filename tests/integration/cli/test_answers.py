@@ -14,7 +14,7 @@ import pytest
 from patchkit.cli.wheel.build_options import installing
 from patchkit.digests import sha256_of
 from patchkit.patching.recipe import load_recipe
-from patchkit.wheel.wheelhouse.contents import add
+from patchkit.wheel.wheelhouse.contents import add_wheel
 from support import hosts
 from support.terminal import piped
 from support.wheels import write_wheel
@@ -165,14 +165,14 @@ def test_a_folder_without_wheels_is_not_verified(house):
 def test_a_wheel_without_what_it_pins_is_said_to_be_incomplete(house, tmp_path):
     requires = ("torch==2.11.0", "torchvision==0.26.0", "regex")
     wheel = write_wheel(tmp_path, "0.25.1", project="vllm", requires=requires)
-    add(house, wheel, {})
+    add_wheel(house, wheel, {})
     said = piped(["verify", house], 0)
     assert "not here, and not checked: torch==2.11.0, torchvision==0.26.0 and what those" in said
     assert f"wheelhouse fill --dir {house}`" in said
 
 
 def test_what_takes_long_to_verify_is_announced(house, monkeypatch):
-    add(house, write_wheel(house.parent, "1.0", project="vllm"), {})
+    add_wheel(house, write_wheel(house.parent, "1.0", project="vllm"), {})
     assert "hashing" not in piped(["verify", house], 0)
     monkeypatch.setattr("patchkit.cli.wheel.verify.LARGE", 0)
     assert piped(["verify", house], 0).startswith("hashing and reading 0.0 GB\n")

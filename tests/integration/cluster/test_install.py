@@ -10,7 +10,7 @@ import time
 import pytest
 
 from patchkit.durable.lock import locked
-from patchkit.wheel.wheelhouse.contents import add
+from patchkit.wheel.wheelhouse.contents import add_wheel
 from support.filling import FACTS, OURS, THIS
 from support.layout import NCCL, TORCH, VERSION, link
 from support.needed import need
@@ -33,8 +33,10 @@ def house(tmp_path, environment):
     """A filled wheelhouse: a vLLM, an NCCL, and the torch that they need."""
     folder, house = tmp_path / "made", tmp_path / "wheelhouse"
     offered = folder / "offered"
-    add(house, write_wheel(folder, "0.25.1", project="vllm", requires=["torch==2.11.0"]), FACTS)
-    add(house, nccl_wheel(folder, OURS), FACTS)
+    add_wheel(
+        house, write_wheel(folder, "0.25.1", project="vllm", requires=["torch==2.11.0"]), FACTS
+    )
+    add_wheel(house, nccl_wheel(folder, OURS), FACTS)
     library = link(folder / "libtorch_cuda.so", TORCH, needs=[folder / SO], soname="t.so")
     files = {"torch/__init__.py": b"", "torch/lib/libtorch_cuda.so": library.read_bytes()}
     files["torch/version.py"] = (VERSION % "'13.0'").encode()
@@ -127,7 +129,7 @@ def leads(homes, link=LINK):
 
 def another(house, tmp_path, environment):
     """Put a later NCCL into the wheelhouse: another installation."""
-    add(house, nccl_wheel(tmp_path / "later", "2.28.9+gb10.def456"), FACTS)
+    add_wheel(house, nccl_wheel(tmp_path / "later", "2.28.9+gb10.def456"), FACTS)
     fill(house, tmp_path / "made/offered", environment)
 
 
@@ -261,7 +263,9 @@ def test_another_python_and_an_unfilled_wheelhouse_are_said_before_a_copy(
     said = install(rc=9)
     assert f"has Python {THIS}, and the wheels are for {other}" in said
     bare = tmp_path / "bare"
-    add(bare, write_wheel(tmp_path, "0.25.1", project="vllm", requires=["torch==2.11.0"]), FACTS)
+    add_wheel(
+        bare, write_wheel(tmp_path, "0.25.1", project="vllm", requires=["torch==2.11.0"]), FACTS
+    )
     said = install("--wheelhouse", bare, rc=2)
     assert f"patchkit wheelhouse fill --dir {bare}" in said
     assert not (homes["spark-1"] / ".local").exists()

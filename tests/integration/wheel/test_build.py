@@ -24,7 +24,7 @@ import patchkit
 from patchkit.elf import read_library
 from patchkit.wheel.build.toolchain import MACHINES
 from patchkit.wheel.file.sbom import nccl_sbom
-from patchkit.wheel.wheelhouse.contents import entries
+from patchkit.wheel.wheelhouse.contents import listed_wheels
 from patchkit.wheel.wheelhouse.verify import check_files
 from support.building import (
     HERE,
@@ -123,7 +123,7 @@ def test_from_sources_to_a_wheel(built, cli, machine):
     assert (facts["machine"], facts["target"], facts["functions"]) == (machine, "gb10", "all")
 
     assert check_files(made.house) == ()
-    (entry,) = entries(made.house)
+    (entry,) = listed_wheels(made.house)
     assert entry.facts == facts
     home = f"nvidia_nccl_cu13-{facts['wheel']}.dist-info"
     with zipfile.ZipFile(made.wheel) as bundle:

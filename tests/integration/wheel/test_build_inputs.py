@@ -29,9 +29,9 @@ from patchkit.source.fetch import fetch
 from patchkit.target import targets
 from patchkit.wheel.build.requirements import read_requirements
 from patchkit.wheel.file.wheelfile import WheelFile
-from patchkit.wheel.vllm.inputs import gather
-from patchkit.wheel.vllm.needs import needs, recorded_needs, requirements_of
-from patchkit.wheel.vllm.repack_origin import locked_wheels
+from patchkit.wheel.vllm.inputs import gather_sources
+from patchkit.wheel.vllm.needs import locked_requirements, read_needs, recorded_needs
+from patchkit.wheel.vllm.repack_origin import upstream_wheels
 from patchkit.wheel.vllm.upstream_parts import members_of
 from support.needed import need
 
@@ -75,7 +75,7 @@ def test_every_source_is_known_with_its_commit(source):
 
 
 def test_the_files_say_what_the_recipe_says(source):
-    assert needs(source, release=True) == recorded_needs(source.version)
+    assert read_needs(source, release=True) == recorded_needs(source.version)
 
 
 def test_without_what_is_optional_nothing_asks_for_it(source):
@@ -196,7 +196,7 @@ def test_everything_in_upstreams_wheels_belongs_to_somebody(source, cpu):
     """The sdist, vLLM's own libraries, and the paths that build.toml names are all of it."""
     version = source.version.public
     try:
-        path = fetch("vllm", version, locked_wheels()[cpu], offline=True)
+        path = fetch("vllm", version, upstream_wheels()[cpu], offline=True)
     except SourceError as error:  # nothing else: a file with another hash is a failure
         pytest.skip(f"{error.what}: --source triton-kernels=vllm=={version} of a build fetches it")
     with WheelFile(path) as wheel:
@@ -217,12 +217,12 @@ def test_a_change_of_the_pin_is_noticed(source):
 
 
 def test_locked_requirements_are_what_the_release_asks_for(source):
-    torch = needs(source, release=True).torch
+    torch = read_needs(source, release=True).torch
     if source.version < Version("0.20"):
         with pytest.raises(SourceError, match=f"torch {torch} for CUDA 13 is not on the package"):
-            requirements_of(torch)
+            locked_requirements(torch)
         return
-    locked = {each.name: each for each in read_requirements(requirements_of(torch))}
+    locked = {each.name: each for each in read_requirements(locked_requirements(torch))}
     project = tomllib.loads(source.read("pyproject.toml"))
     for each in map(Requirement, project["build-system"]["requires"]):
         assert each.specifier.contains(locked[canonicalize_name(each.name)].version), each
@@ -281,7 +281,9 @@ def test_a_wheel_stands_in_for_cutlass(source, tmp_path):
     )
     given = {"cutlass": "flashinfer-python==0.6.8.post1"}
     device = {"cpu": "aarch64", "target": targets()["gb10"]}
-    got = gather((cutlass,), source.version, given=given, dest=tmp_path / "sources", **device)
+    got = gather_sources(
+        (cutlass,), source.version, given=given, dest=tmp_path / "sources", **device
+    )
     folder = Path(got.environment["VLLM_CUTLASS_SRC_DIR"])
     text = (folder / "include/cutlass/version.h").read_text()
     for part, number in (("MAJOR", 4), ("MINOR", 4), ("PATCH", 2)):

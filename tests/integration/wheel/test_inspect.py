@@ -22,7 +22,7 @@ from patchkit.errors import ProofError, SourceError, StorageError
 from patchkit.source.fetch import fetch
 from patchkit.source.lock import LockEntry
 from patchkit.target import Load, targets
-from patchkit.wheel.device.inspect import inspect, prove_exact
+from patchkit.wheel.device.inspect import inspect_file, prove_exact
 from support.wheels import write_wheel
 
 DATA = Path(__file__).parents[2] / "data"
@@ -98,7 +98,7 @@ def found(entries):
 @pytest.mark.parametrize("name", WHEELS)
 def test_cuobjdump_lists_the_same(name, fetched, cuobjdump, tmp_path):
     path = fetched(WHEELS[name])
-    binaries = inspect(path)
+    binaries = inspect_file(path)
     assert sum(bool(b.live or b.relocatable) for b in binaries) == WHEELS[name]["binaries"]
     refused = WHEELS[name].get("refused", [])
     with zipfile.ZipFile(path) as bundle:
@@ -116,7 +116,7 @@ def test_cuobjdump_lists_the_same(name, fetched, cuobjdump, tmp_path):
 
 @pytest.mark.parametrize("name", ["archs", "gb10", "stock", "modes"])
 def test_cuobjdump_lists_the_same_of_the_small_libraries(name, cuobjdump):
-    (binary,) = inspect(LIBRARIES / f"{name}.so")
+    (binary,) = inspect_file(LIBRARIES / f"{name}.so")
     assert cuobjdump(LIBRARIES / f"{name}.so") == found(binary.live)
     assert cuobjdump(LIBRARIES / f"{name}.so", "-all") == found(binary.live + binary.relocatable)
 
@@ -128,7 +128,7 @@ STOCK = {"2.28.9": (12, 4), "2.29.7": (18, 6), "2.30.7": (28, 10), "2.32.3": (56
 @pytest.mark.parametrize("name", NCCL)
 def test_stock_nccl(name, fetched):
     wheel = WHEELS[name]
-    (binary,) = inspect(fetched(wheel))
+    (binary,) = inspect_file(fetched(wheel))
     own, added = STOCK[wheel["version"]]
     live = Counter(e.arch.gencode for e in binary.live if e.kind == "sass")
     archs = ["75", "80", "90", "100", "110", "120"] + ["107"] * (wheel["version"] == "2.32.3")
@@ -148,7 +148,7 @@ def test_a_large_library_takes_less_than_a_second(name, fetched, tmp_path):
     times = []
     for _ in range(3):  # the first may wait for the disk
         start = time.perf_counter()
-        inspect(library)
+        inspect_file(library)
         times.append(time.perf_counter() - start)
     library.unlink()
     assert min(times) < 1, times

@@ -15,7 +15,7 @@ from uv import find_uv_bin
 
 from patchkit.cli import group
 from patchkit.errors import SourceError, UsageError
-from patchkit.wheel.wheelhouse.contents import add, entries, manifest
+from patchkit.wheel.wheelhouse.contents import add_wheel, listed_wheels, load_manifest
 from patchkit.wheel.wheelhouse.overrides import default_version
 from support.wheels import HERE, write_wheel
 
@@ -35,7 +35,7 @@ def house(tmp_path):
 @pytest.fixture
 def built(tmp_path, house):
     """Put a wheel into the wheelhouse as a build does: ``built("0.25.1", project="vllm")``."""
-    return lambda version, **more: add(
+    return lambda version, **more: add_wheel(
         house, write_wheel(tmp_path / "made", version, **more), {"target": "gb10"}
     )
 
@@ -103,7 +103,7 @@ def run(tmp_path):
 
 
 def versions(house):
-    return {entry.name.project: str(entry.name.version) for entry in entries(house)}
+    return {entry.name.project: str(entry.name.version) for entry in listed_wheels(house)}
 
 
 def line_of(said, word):
@@ -169,7 +169,7 @@ def test_a_lock_from_before_is_no_longer_right(fill, call, house):
     assert "all as listed" in call("verify").stdout
 
     call("wheelhouse", "override", "--remove", "nvidia-nccl-cu13")
-    assert manifest(house).overrides == ()
+    assert load_manifest(house).overrides == ()
     call("verify", rc=2)
     fill()
     assert versions(house)["nvidia-nccl-cu13"] == "2.28.9"

@@ -25,8 +25,8 @@ from patchkit.patching.workspace import open_workspace
 from patchkit.source.fetch import cache_dir
 from patchkit.target import Load, targets
 from patchkit.wheel.device.libraries import Use
-from patchkit.wheel.file.record import faults
-from patchkit.wheel.wheelhouse.contents import add, entries
+from patchkit.wheel.file.record import find_faults
+from patchkit.wheel.wheelhouse.contents import add_wheel, listed_wheels
 from patchkit.wheel.wheelhouse.verify import check_files
 from support.building import PATCHKIT
 from support.repacking import house, known, repacked, run, workplace  # noqa: F401  (fixtures)
@@ -76,7 +76,7 @@ def test_one_version_everywhere(run, tmp_path):
     with zipfile.ZipFile(done.wheel) as bundle:
         homes = {name.partition("/")[0] for name in bundle.namelist() if ".dist-info/" in name}
     assert homes == {f"vllm-{version}.dist-info"}
-    assert list(faults(done.wheel)) == []
+    assert list(find_faults(done.wheel)) == []
     assert check_files(done.wheel.parent) == ()
 
 
@@ -94,7 +94,7 @@ def test_what_is_in_the_wheel(run, tmp_path):
     assert (facts["made"], facts["source"]) == ("repack", f"sha256:{sha256(source)}")
     assert (facts["target"], facts["machine"], facts["cuda"]) == ("gb10", "aarch64", "13")
     assert not facts["upstream"]
-    assert facts == dict(entries(done.wheel.parent)[0].facts)
+    assert facts == dict(listed_wheels(done.wheel.parent)[0].facts)
 
 
 def test_the_sbom_has_the_ancestor_and_each_patch(run, tmp_path):
@@ -395,13 +395,13 @@ def test_upstreams_wheel(house):
 def test_a_wheel_of_the_same_release_that_is_there(run, house, tmp_path, there, replaced):
     """An older repack for the device gives way; one for another device does not."""
     tag = "cp38-abi3-manylinux_2_28_aarch64"
-    add(house, write_wheel(tmp_path / "older", there, project="vllm", tag=tag), {})
+    add_wheel(house, write_wheel(tmp_path / "older", there, project="vllm", tag=tag), {})
     if replaced:
         run(vllm_wheel(tmp_path))
     else:
         with pytest.raises(UsageError, match="cannot be added"):
             run(vllm_wheel(tmp_path))
-    kept = [str(entry.name.version) for entry in entries(house)]
+    kept = [str(entry.name.version) for entry in listed_wheels(house)]
     assert len(kept) == 1
     assert (kept == [there]) is not replaced
     assert check_files(house) == ()

@@ -18,7 +18,7 @@ from patchkit.errors import (
 )
 from patchkit.patching.fix import Request
 from patchkit.target import targets
-from patchkit.wheel.vllm.repack import repack
+from patchkit.wheel.vllm.repack import repack_wheel
 from patchkit.wheel.wheelhouse.verify import check_files
 from support.faults import in_child, killed_everywhere
 from support.repacking import found, house, known, quiet, run, workplace  # noqa: F401  (fixtures)
@@ -85,7 +85,7 @@ def test_the_wheel_that_was_hashed_is_the_one_that_is_repacked(house, tmp_path):
     digest = sha256(wheel)
     with found(wheel, digest=digest) as origin:
         other.replace(wheel)
-        done = repack(
+        done = repack_wheel(
             origin, Request(target=targets()["gb10"], only=frozenset({FIX})), house, report=quiet
         )
     assert (done.facts["source"], done.facts["cuda"]) == (f"sha256:{digest}", "13")

@@ -10,7 +10,7 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from patchkit.wheel.wheelhouse.contents import add
+from patchkit.wheel.wheelhouse.contents import add_wheel
 from support.wheels import write_wheel
 
 
@@ -18,7 +18,7 @@ from support.wheels import write_wheel
 def house(tmp_path):
     for version, project in (("0.25.1+cu130.gb10.abc123", "vllm"), ("1.0", "leaf")):
         wheel = write_wheel(tmp_path / "made", version, project=project, tag="py3-none-any")
-        add(tmp_path / "wheelhouse", wheel, {"target": "gb10"})
+        add_wheel(tmp_path / "wheelhouse", wheel, {"target": "gb10"})
     return tmp_path / "wheelhouse"
 
 

@@ -12,7 +12,7 @@ import venv
 import pytest
 
 from patchkit.cluster.agent.python_contents import python_contents
-from patchkit.wheel.wheelhouse.contents import add
+from patchkit.wheel.wheelhouse.contents import add_wheel
 from support.wheels import CPU, ELSEWHERE, HERE, write_wheel
 
 STOCK, OURS = "2.29.7", "2.29.7+gb10.abc123"
@@ -64,7 +64,7 @@ def pip(tmp_path):
 def test_ours_takes_the_place_of_stock(form, pip, house, made):
     torch = made("2.13.0", project="torch", requires=["nvidia-nccl-cu13==2.29.7"])
     pip("install", made(STOCK), torch)
-    add(house, made(OURS), {})
+    add_wheel(house, made(OURS), {})
     assert pip.library.read_text() == f"{STOCK} {HERE}"
 
     pip("install", *(house.glob("*.whl") if form == "*.whl" else LOCKED))
@@ -81,7 +81,7 @@ def test_ours_takes_the_place_of_stock(form, pip, house, made):
 
 def test_a_library_that_went_with_another_package_is_found_and_comes_back(cli, pip, house, made):
     stock = made("2.28.9", project="nvidia-nccl-cu12", files={LIBRARY: b"stock"})
-    add(house, made(OURS), {})
+    add_wheel(house, made(OURS), {})
     pip("install", stock)
     pip("install", *LOCKED)
     pip("uninstall", "--yes", "nvidia-nccl-cu12")
@@ -111,8 +111,8 @@ def test_a_library_that_went_with_another_package_is_found_and_comes_back(cli, p
 
 def test_wheels_for_two_cpus(pip, house, made):
     for tag in (HERE, ELSEWHERE):
-        add(house, made(OURS, tag=tag), {})
-    add(house, made("1.0", project="anywhere", tag="py3-none-any"), {})
+        add_wheel(house, made(OURS, tag=tag), {})
+    add_wheel(house, made("1.0", project="anywhere", tag="py3-none-any"), {})
 
     said = pip("install", *LOCKED)
 
@@ -126,14 +126,14 @@ def _other():
 
 
 def test_a_wheel_for_the_other_cpu_alone_is_an_error_not_nothing(pip, house, made):
-    add(house, made(OURS, tag=ELSEWHERE), {})
+    add_wheel(house, made(OURS, tag=ELSEWHERE), {})
     assert f"No matching distribution found for nvidia-nccl-cu13=={OURS}" in pip(
         "install", *LOCKED, rc=1
     )
 
 
 def test_a_changed_wheel_is_not_installed(pip, house, made):
-    add(house, made(OURS), {})
+    add_wheel(house, made(OURS), {})
     write_wheel(house, OURS, files={LIBRARY: b"changed"})
     assert "DO NOT MATCH THE HASHES" in pip("install", *LOCKED, rc=1)
     assert pip.installed() == {}
@@ -154,8 +154,8 @@ def test_what_the_wheelhouse_refuses_pip_cannot_resolve(other, pip, made):
 
 def test_list_verify_prune(cli, house, made):
     facts = {"target": "gb10", "archs": ["12.1a"]}
-    place = add(house, made(OURS), facts)
-    add(house, made("0.25.1", project="vllm"), {})
+    place = add_wheel(house, made(OURS), facts)
+    add_wheel(house, made("0.25.1", project="vllm"), {})
 
     shown = cli("wheelhouse", "list").stdout
     _head, *rows, fill = map(str.split, shown.splitlines())
@@ -199,7 +199,7 @@ def test_list_verify_prune(cli, house, made):
 
 def test_the_list_shows_all_of_many_tags(cli, house, made):
     tag = "py3-none-" + ".".join(f"manylinux_2_{minor}_{CPU}" for minor in range(10, 16))
-    add(house, made(OURS, tag=tag), {"target": "gb10"})
+    add_wheel(house, made(OURS, tag=tag), {"target": "gb10"})
     (_head, row, _next) = cli("wheelhouse", "list").stdout.splitlines()
     _project, _version, kind, target, _size, shown, digest = row.split()
     assert (kind, target, shown, len(digest)) == ("built", "gb10", tag, 12)

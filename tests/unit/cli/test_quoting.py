@@ -20,7 +20,7 @@ from patchkit.durable.journal import Change, Journal
 from patchkit.errors import PatchkitError
 from patchkit.quoting import prose, quoted, visible
 from patchkit.source.resolve import Options, resolved
-from patchkit.wheel.wheelhouse.verify import verify
+from patchkit.wheel.wheelhouse.verify import verify_wheelhouse
 from support.wheels import write_wheel
 
 ROOT = Path(patchkit.__file__).parents[1]
@@ -233,6 +233,8 @@ def test_a_folder_with_a_destination_is_copied(folder):
 
 def test_findings_in_a_wheelhouse_say_what_to_do(folder):
     write_wheel(folder, "2.29.7")
-    hints = {each.hint.removeprefix("move it away; or: ") for each in verify(folder).findings}
+    hints = {
+        each.hint.removeprefix("move it away; or: ") for each in verify_wheelhouse(folder).findings
+    }
     prune = ["patchkit", "wheelhouse", "prune", "--dir", str(folder)]
     assert [pasted(hint, folder) for hint in hints] == [prune]

@@ -22,7 +22,7 @@ from patchkit.cli import group
 from patchkit.errors import ProofError, UsageError
 from patchkit.records import record
 from patchkit.wheel.file.name import wheel_name
-from patchkit.wheel.wheelhouse.contents import add
+from patchkit.wheel.wheelhouse.contents import add_wheel
 from patchkit.wheel.wheelhouse.manifest import Kind, Manifest, ManifestEntry, Override
 from support.needed import need
 from support.wheels import write_wheel
@@ -173,7 +173,7 @@ def test_programs_of_another_cpu_run_in_namespaces_and_nowhere_else(tmp_path):
 def test_wheels_for_another_cpu_are_refused_before_anything_is_unpacked(tmp_path):
     house = tmp_path / "house"
     wheel = write_wheel(tmp_path, "2.29.7", tag="py3-none-manylinux_2_17_x86_64")
-    add(house, wheel, {"target": "gb10"})
+    add_wheel(house, wheel, {"target": "gb10"})
     with pytest.raises(UsageError) as caught:
         require_cpu(house)
     assert f"{wheel.name}: is for x86_64" in caught.value.what
@@ -185,7 +185,9 @@ def test_wheels_for_another_cpu_are_refused_before_anything_is_unpacked(tmp_path
 
 def test_a_wheel_that_was_cut_short_ends_it_before_anything_is_unpacked(tmp_path):
     house = tmp_path / "house"
-    wheel = add(house, write_wheel(tmp_path, "2.29.7", tag="py3-none-manylinux_2_17_aarch64"), {})
+    wheel = add_wheel(
+        house, write_wheel(tmp_path, "2.29.7", tag="py3-none-manylinux_2_17_aarch64"), {}
+    )
     wheel.write_bytes(wheel.read_bytes()[:-100])
     command = [sys.executable, "-m", "e2e.cross_proof", str(house), "--json"]
     done = subprocess.run(command, cwd=ROOT, env=ENV, capture_output=True, text=True)

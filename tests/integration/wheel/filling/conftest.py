@@ -9,7 +9,7 @@ import venv
 
 import pytest
 
-from patchkit.wheel.wheelhouse.contents import add
+from patchkit.wheel.wheelhouse.contents import add_wheel
 from support.filling import FACTS, OURS, TORCH
 from support.small_index import SmallIndex
 from support.wheels import CPU, HERE, write_wheel
@@ -23,7 +23,7 @@ def house(tmp_path):
 @pytest.fixture
 def built(tmp_path, house):
     """Put a wheel into the wheelhouse as a build does: ``built("0.25.1", project="vllm")``."""
-    return lambda version, **more: add(
+    return lambda version, **more: add_wheel(
         house, write_wheel(tmp_path / "made", version, **more), FACTS
     )
 

@@ -15,8 +15,8 @@ import pytest
 
 from patchkit.errors import HashMismatchError
 from patchkit.wheel.file.name import wheel_name
-from patchkit.wheel.wheelhouse.contents import add
-from patchkit.wheel.wheelhouse.download import download
+from patchkit.wheel.wheelhouse.contents import add_wheel
+from patchkit.wheel.wheelhouse.download import download_wheels
 from patchkit.wheel.wheelhouse.resolve import LockedWheel
 from support.filling import ALL, FACTS, LOCK, OURS, THIS, TORCH, contents, installed, locked
 from support.wheels import CPU, HERE, OTHER_CPU, write_wheel
@@ -120,7 +120,9 @@ def test_what_an_earlier_run_downloaded_is_taken(world, fill, house, tmp_path):
 
 def test_a_full_disk(small_disk, built, offered, cli, fill, tmp_path):
     disk = small_disk("size=300k") / "house"
-    add(disk, write_wheel(tmp_path / "made", "1.0", project="vllm", requires=["large"]), FACTS)
+    add_wheel(
+        disk, write_wheel(tmp_path / "made", "1.0", project="vllm", requires=["large"]), FACTS
+    )
     offered("large", "1.0", files={"large.bin": os.urandom(400_000)})
     before = contents(disk)
     assert "No space left on device" in fill("--dir", disk, rc=7).stderr
@@ -133,7 +135,7 @@ def test_other_bytes_than_those_that_were_locked(offered, tmp_path):
     locked = LockedWheel(name=wheel_name(wheel.name), sha256="0" * 64, url=wheel.as_uri(), size=0)
     (tmp_path / "new").mkdir()
     with pytest.raises(HashMismatchError, match=r"six-1\.0-py3-none-any\.whl is not the file"):
-        download([locked], tmp_path / "new", lambda _done, _all: None)
+        download_wheels([locked], tmp_path / "new", lambda _done, _all: None)
     assert not list((tmp_path / "new").iterdir())
 
 

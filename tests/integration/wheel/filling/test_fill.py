@@ -7,10 +7,10 @@ import subprocess
 
 import pytest
 
-from patchkit.wheel.file.library_rules import rules
-from patchkit.wheel.wheelhouse.contents import entries
+from patchkit.wheel.file.library_rules import library_rules
+from patchkit.wheel.wheelhouse.contents import listed_wheels
 from patchkit.wheel.wheelhouse.node import node_platform
-from patchkit.wheel.wheelhouse.resolve import WheelSources, resolve
+from patchkit.wheel.wheelhouse.resolve import WheelSources, resolve_wheels
 from support.filling import ALL, LOCK, OURS, THIS, TORCH, contents, installed, locked
 from support.wheels import CPU, ELSEWHERE, HERE, OTHER_CPU
 
@@ -28,7 +28,7 @@ def test_a_lock_for_another_machine_and_another_python(world, fill, house, cli):
     assert "torch 2.11.0: CUDA 13, as it has torch/lib/libtorch_cuda.so" in said
     assert {path.name for path in house.iterdir()} == {*contents(house)}
     assert len(contents(house)) == 3 + len(ALL)
-    kinds = {entry.name.project: entry.kind for entry in entries(house)}
+    kinds = {entry.name.project: entry.kind for entry in listed_wheels(house)}
     assert [kinds[name] for name in ("vllm", "nvidia-nccl-cu13", "torch", "leaf")] == [
         *("built", "built", "dependency", "dependency")
     ]
@@ -91,8 +91,10 @@ def test_what_is_numbered_like_cuda_is_of_the_one_cuda(offered, tmp_path):
     sources = WheelSources(offline=True, folders=(tmp_path / "offered",))
 
     def chosen(*majors):
-        names = [f"{name}=={major}.*" for name in rules().numbered.names for major in majors]
-        locked = resolve([wheel], [], node, sources, names)
+        names = [
+            f"{name}=={major}.*" for name in library_rules().numbered.names for major in majors
+        ]
+        locked = resolve_wheels([wheel], [], node, sources, names)
         return [each.name.pinned for each in locked]
 
     assert chosen() == ["cuda-bindings==13.5.0", "cuda-python==12.6.2"]
@@ -183,7 +185,7 @@ def test_the_file_that_an_installer_takes(built, offered, fill, house, node):
     ):
         offered("choice", "1.0", tag)
     fill("--python-version", THIS, "--glibc", "2.36", "--lock-only")
-    (chosen,) = (entry for entry in entries(house) if entry.name.project == "choice")
+    (chosen,) = (entry for entry in listed_wheels(house) if entry.name.project == "choice")
     assert chosen.name.tag == f"cp{short}-cp{short}-manylinux_2_28_{CPU}"
 
 

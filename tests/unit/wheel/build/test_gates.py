@@ -11,7 +11,7 @@ import pytest
 from packaging.version import Version
 
 from patchkit.errors import DriftError
-from patchkit.wheel.vllm.needs import Needs, needs, recorded_needs
+from patchkit.wheel.vllm.needs import Needs, read_needs, recorded_needs
 from patchkit.wheel.vllm.preflight import gcc_version, lacked
 from support.needed import need, need_headers
 
@@ -147,12 +147,12 @@ def tree_of(make_tree, version, torch="2.13.0", python=">=3.10,<3.15", cmake=CMA
 
 
 def test_a_release_is_what_is_recorded(make_tree):
-    assert needs(tree_of(make_tree, "0.28.0"), release=True) == HARD
+    assert read_needs(tree_of(make_tree, "0.28.0"), release=True) == HARD
 
 
 def test_another_tree_counts_by_its_own_files(make_tree):
     tree = tree_of(make_tree, "0.34.0.dev1", torch="2.15.0", python=">=3.12")
-    found = needs(tree, release=False)
+    found = read_needs(tree, release=False)
     assert (found.torch, found.python, found.gcc, found.patch) == (
         "2.15.0",
         ">=3.12",
@@ -177,5 +177,5 @@ def test_another_tree_counts_by_its_own_files(make_tree):
 )
 def test_a_release_that_says_otherwise_is_drift(make_tree, change, says):
     with pytest.raises(DriftError) as caught:
-        needs(tree_of(make_tree, "0.28.0", **change), release=True)
+        read_needs(tree_of(make_tree, "0.28.0", **change), release=True)
     assert says in caught.value.what

@@ -14,9 +14,9 @@ import pytest
 import patchkit
 from patchkit.errors import BuildError, HostError
 from patchkit.wheel.build.make import (
-    compiled,
+    count_compiled,
     drop_partial,
-    environment,
+    nccl_environment,
     ninja_steps,
     objects_to_make,
     run_build,
@@ -57,7 +57,7 @@ def test_nothing_of_the_callers_decides(monkeypatch, tmp_path):
     monkeypatch.setenv("NVCC_APPEND_FLAGS", "-G")
     monkeypatch.setenv("TZ", "Asia/Tokyo")
     monkeypatch.setenv("SOURCE_DATE_EPOCH", "1")
-    seen = environment(tmp_path / "root", TOOLS)
+    seen = nccl_environment(tmp_path / "root", TOOLS)
     assert not {*FOREIGN} & {*seen}
     assert seen.pop("PATH").endswith(os.environ["PATH"])
     for optional in ("VIRTUAL_ENV", "CCACHE_CONFIGPATH", "CCACHE_DISABLE"):
@@ -80,7 +80,7 @@ def test_nothing_of_the_callers_decides(monkeypatch, tmp_path):
 
 def test_without_a_path(monkeypatch, tmp_path):
     monkeypatch.delenv("PATH")
-    assert "None" not in environment(tmp_path, TOOLS).get("PATH", "")
+    assert "None" not in nccl_environment(tmp_path, TOOLS).get("PATH", "")
 
 
 @pytest.fixture
@@ -94,7 +94,7 @@ def make(tmp_path):
         env = {"PATH": os.environ["PATH"], "LC_ALL": "C"}
         try:
             command = ["make", f"-j{jobs}", "all"]
-            run_build(command, tmp_path, env, compiled(total), lambda *now: told.append(now))
+            run_build(command, tmp_path, env, count_compiled(total), lambda *now: told.append(now))
         finally:
             make_log.append((tmp_path / "log.txt").read_text())
         return told
@@ -144,9 +144,9 @@ def test_the_log_grows_line_by_line(tmp_path):
     """Whoever follows a build of half an hour, or looks after a kill, sees where it is."""
     code = (
         "import os, sys; from pathlib import Path\n"
-        "from patchkit.wheel.build.make import compiled, run_build\n"
+        "from patchkit.wheel.build.make import count_compiled, run_build\n"
         "command = ['sh', '-c', 'echo begun; read line <fifo; echo ended']\n"
-        "run_build(command, Path.cwd(), dict(os.environ), compiled(0), lambda *now: None)\n"
+        "run_build(command, Path.cwd(), dict(os.environ), count_compiled(0), lambda *now: None)\n"
     )
     os.mkfifo(tmp_path / "fifo")
     log, deadline = tmp_path / "log.txt", time.monotonic() + 20
@@ -195,7 +195,7 @@ def test_a_compiler_that_memory_ended(make):
 
 def test_a_command_that_is_not_there(tmp_path):
     with pytest.raises(HostError, match="/no/such/make does not run"):
-        run_build(["/no/such/make"], tmp_path, {}, compiled(0), lambda *_now: None)
+        run_build(["/no/such/make"], tmp_path, {}, count_compiled(0), lambda *_now: None)
 
 
 @pytest.mark.parametrize("mask", [0o000, 0o077])
@@ -319,7 +319,7 @@ def test_no_build_folder_yet(tmp_path):
 def test_what_lacks_a_part_does_not_link(make, tmp_path):
     """By itself a library may lack what it calls, and shows it when it is loaded."""
     need("gcc")
-    flags = environment(tmp_path, TOOLS)["LDFLAGS"]
+    flags = nccl_environment(tmp_path, TOOLS)["LDFLAGS"]
     (tmp_path / "x.c").write_text("void kernel(void); void all(void) { kernel(); }\n")
     with pytest.raises(BuildError, match="undefined reference to `kernel'"):
         make(f"all:\n    @gcc -shared -fPIC x.c -o x.so {flags}\n")
@@ -329,7 +329,7 @@ def test_a_tool_that_does_not_say_that_the_disk_is_full(small_disk):
     disk = small_disk("size=1m,mode=755")
     command = ["sh", "-c", "head -c 2000000 /dev/zero >file 2>/dev/null"]
     with pytest.raises(BuildError, match=f"the disk of {disk} is full"):
-        run_build(command, disk, ENV, compiled(0), lambda *_now: None)
+        run_build(command, disk, ENV, count_compiled(0), lambda *_now: None)
 
 
 def test_a_full_disk_of_a_failure_is_not_made_up(make):

@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from patchkit.errors import BuildError, BusyError, HostError, SourceError, StorageError
-from patchkit.wheel.build.requirements import Pinned, environment, made_once, read_requirements
+from patchkit.wheel.build.requirements import Pinned, made_once, make_environment, read_requirements
 from patchkit.wheel.file.torch import InstalledTorch, check_torch, installed_torch
-from patchkit.wheel.vllm.needs import requirements_of
+from patchkit.wheel.vllm.needs import locked_requirements
 from support.wheels import write_wheel
 
 DIGEST = "0" * 64
@@ -46,7 +46,7 @@ def test_an_environment_is_made_once(torch, tmp_path, monkeypatch):
     (tmp_path / "other/torch/__init__.py").write_text("raise SystemExit('the wrong torch')")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "other"))
     requirements = torch()
-    made = environment(
+    made = make_environment(
         requirements, tmp_path / "e", offline=True, progress=lambda *n: told.append(n)
     )
     assert made.packages == {"torch": "2.11.0"}
@@ -56,14 +56,14 @@ def test_an_environment_is_made_once(torch, tmp_path, monkeypatch):
     )
     module = next(made.python.parents[1].glob("lib/python*/site-packages/torch/__init__.py"))
     module.write_text(TORCH.format(cuda=None))
-    again = environment(requirements, tmp_path / "e", offline=True)
+    again = make_environment(requirements, tmp_path / "e", offline=True)
     assert again == made
     # It was not made anew, so the change is still there, and is what the check is for.
     with pytest.raises(BuildError, match="no CUDA: it is for CPUs alone"):
         check_torch(installed_torch(again.python), "2.11.0", "13.0", "after the build")
     # One that was interrupted is made anew.
     (made.python.parents[1] / "patchkit-environment").unlink()
-    whole = environment(requirements, tmp_path / "e", offline=True)
+    whole = make_environment(requirements, tmp_path / "e", offline=True)
     assert installed_torch(whole.python).cuda == "13.0"
 
 
@@ -86,7 +86,7 @@ def test_two_builds_do_not_make_the_same_folder(tmp_path):
 
 def test_other_bytes_are_refused(torch, tmp_path):
     with pytest.raises(BuildError, match="pip could not install") as caught:
-        environment(torch(digest=DIGEST), tmp_path / "e", offline=True)
+        make_environment(torch(digest=DIGEST), tmp_path / "e", offline=True)
     assert caught.value.why == "the index delivers other bytes than those that are locked"
     assert not list((tmp_path / "e").glob("*/patchkit-environment"))
 
@@ -95,7 +95,7 @@ def test_what_is_nowhere_is_said(torch, tmp_path, monkeypatch):
     requirements = torch()
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "empty"))
     with pytest.raises(BuildError) as caught:
-        environment(requirements, tmp_path / "e", offline=True)
+        make_environment(requirements, tmp_path / "e", offline=True)
     assert "does not have it for this Python" in caught.value.why
     assert "--offline leaves only PIP_FIND_LINKS" in caught.value.hint
 
@@ -105,7 +105,7 @@ def test_torch_that_does_not_import_is_said(tmp_path):
     with pytest.raises(BuildError, match=r"torch cannot be imported: .* No module named 'torch'"):
         installed_torch(tmp_path / "v/bin/python")
     with pytest.raises(HostError, match="does not run"):
-        environment(requirements_of("2.11.0"), tmp_path, python=tmp_path / "none")
+        make_environment(locked_requirements("2.11.0"), tmp_path, python=tmp_path / "none")
 
 
 @pytest.mark.parametrize(
@@ -142,7 +142,7 @@ def test_a_package_without_a_hash_is_refused(tmp_path):
     path = tmp_path / "x.txt"
     path.write_text("torch==2.11.0\n")
     with pytest.raises(SourceError, match="torch has no --hash"):
-        environment(path, tmp_path / "e")
+        make_environment(path, tmp_path / "e")
     with pytest.raises(StorageError, match="cannot be read"):
         read_requirements(tmp_path / "none.txt")
 
@@ -180,7 +180,7 @@ def test_what_is_written_is_read(tmp_path_factory, packages):
 
 @pytest.mark.parametrize("torch", ["2.11.0", "2.13.0", "2.14.0"])
 def test_a_locked_file_is_whole(torch):
-    locked = {each.name: each for each in read_requirements(requirements_of(torch))}
+    locked = {each.name: each for each in read_requirements(locked_requirements(torch))}
     assert locked["torch"].version == torch
     assert {"cmake", "ninja", "setuptools", "setuptools-scm", "setuptools-rust"} <= set(locked)
     # Five interpreters on two machines.
@@ -192,8 +192,8 @@ def test_a_locked_file_is_whole(torch):
 @pytest.mark.parametrize("torch", ["2.9.0", "2.9.1", "2.10.0"])
 def test_what_the_index_lacks_is_said(torch, tmp_path):
     with pytest.raises(SourceError, match="nothing is locked for it") as caught:
-        requirements_of(torch)
+        locked_requirements(torch)
     assert caught.value.why == (
         "the index has it on x86_64 for CUDA 12.8; on aarch64 for CPUs alone"
     )
-    assert requirements_of(torch, tmp_path / "mine.txt") == tmp_path / "mine.txt"
+    assert locked_requirements(torch, tmp_path / "mine.txt") == tmp_path / "mine.txt"

@@ -16,7 +16,7 @@ from patchkit.errors import HostError, PatchkitError, SourceError, UsageError
 from patchkit.target import targets
 from patchkit.wheel.build import toolchain as module
 from patchkit.wheel.build.toolchain import MACHINES, check_toolchain, find_toolchain
-from patchkit.wheel.build.toolkit import locked_wheels
+from patchkit.wheel.build.toolkit import locked_toolkit_wheels
 from support.needed import need
 
 HERE = platform.machine()
@@ -293,7 +293,7 @@ def test_the_check_sees_what_the_build_will_see(real, tmp_path, monkeypatch):
 
 
 def test_the_locked_wheels():
-    wheels = locked_wheels()
+    wheels = locked_toolkit_wheels()
     assert {wheel.machine for wheel in wheels} == {*MACHINES}
     assert max(Counter(wheel.filename for wheel in wheels).values()) == 1
     assert max(Counter(wheel.sha256 for wheel in wheels).values()) == 1
@@ -314,5 +314,5 @@ def test_the_locked_wheels():
 
 def test_the_locked_toolkit_is_of_the_targets_cuda():
     """One release for compiler and runtime, and the one that the targets ask for."""
-    releases = {wheel.version.rpartition(".")[0] for wheel in locked_wheels()}
+    releases = {wheel.version.rpartition(".")[0] for wheel in locked_toolkit_wheels()}
     assert releases == {target.cuda for target in targets().values()}

@@ -18,7 +18,7 @@ from patchkit.recipes.vllm.build import Wanted, known_externals
 from patchkit.recipes.vllm.external import External
 from patchkit.source.git import submodules
 from patchkit.target import targets
-from patchkit.wheel.vllm.inputs import gather, parse_given
+from patchkit.wheel.vllm.inputs import gather_sources, parse_given
 from patchkit.wheel.vllm.stand_in import stand_ins
 from support.wheels import OTHER_CPU
 
@@ -97,7 +97,7 @@ def take(tmp_path):
     def gathered(*wanted, given=(), **how):
         dest = tmp_path / "sources"
         device = {"cpu": platform.machine(), "target": targets()["gb10"], **how}
-        return gather(wanted, VERSION, given=parse_given(given), dest=dest, **device)
+        return gather_sources(wanted, VERSION, given=parse_given(given), dest=dest, **device)
 
     return gathered
 

@@ -17,7 +17,7 @@ from patchkit.recipes.vllm.archs import Group
 from patchkit.source.fetch import cache_dir
 from patchkit.target import Load, parse_arch, targets
 from patchkit.wheel.device.compiled import compiled_sources, prove_compiled, prove_groups
-from patchkit.wheel.device.inspect import inspect
+from patchkit.wheel.device.inspect import inspect_file
 
 LIBRARIES = Path(__file__).parents[3] / "data" / "libraries"
 GB10 = targets()["gb10"]
@@ -104,7 +104,7 @@ LINKED = [
 
 
 def test_what_was_compiled_is_linked(commands):
-    binaries = inspect(LIBRARIES / "gb10.so")
+    binaries = inspect_file(LIBRARIES / "gb10.so")
     (said,) = prove_compiled(read(commands(*LINKED)), binaries, GB10)
     assert said == "gb10.so: 2 of 3 CUDA sources are exact for NVIDIA DGX Spark (GB10)"
 
@@ -112,7 +112,7 @@ def test_what_was_compiled_is_linked(commands):
 def test_machine_code_with_ptx_beside_it(commands):
     both = "-gencode arch=compute_120,code=[sm_120,compute_120] -gencode arch=compute_90,code=sm_90"
     folder = commands(("a.cu", "stock", both), ("b.cu", "stock", both))
-    (said,) = prove_compiled(read(folder), inspect(LIBRARIES / "stock.so"), GB10)
+    (said,) = prove_compiled(read(folder), inspect_file(LIBRARIES / "stock.so"), GB10)
     assert said == "stock.so: 0 of 2 CUDA sources are exact for NVIDIA DGX Spark (GB10)"
 
 
@@ -120,7 +120,7 @@ def test_without_an_arch_it_is_that_of_nvcc(commands):
     folder = commands(("hopper/a.cu", "default", ""), ("hopper/b.cu", "default", "-O3"))
     found = read(folder)
     assert {each.names for each in found} == {frozenset({"sm_75", "compute_75"})}
-    (said,) = prove_compiled(found, inspect(LIBRARIES / "default.so"), GB10)
+    (said,) = prove_compiled(found, inspect_file(LIBRARIES / "default.so"), GB10)
     assert said == "default.so: 0 of 2 CUDA sources are exact for NVIDIA DGX Spark (GB10)"
 
 
@@ -150,12 +150,12 @@ def test_what_nvcc_does_by_itself_is_what_it_says():
 )
 def test_what_is_missing_is_told(commands, more, said):
     with pytest.raises(ProofError) as failed:
-        prove_compiled(read(commands(*LINKED, more)), inspect(LIBRARIES / "gb10.so"), GB10)
+        prove_compiled(read(commands(*LINKED, more)), inspect_file(LIBRARIES / "gb10.so"), GB10)
     assert said in failed.value.what
 
 
 def test_archs_are_compared_with_their_suffix(commands):
     plain = [(file, library, flags.replace("100f", "100")) for file, library, flags in LINKED]
     with pytest.raises(ProofError, match="with sm_100, what"):
-        prove_compiled(read(commands(*plain)), inspect(LIBRARIES / "gb10.so"), GB10)
+        prove_compiled(read(commands(*plain)), inspect_file(LIBRARIES / "gb10.so"), GB10)
     assert parse_arch("10.0f") != parse_arch("10.0")

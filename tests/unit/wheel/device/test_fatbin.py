@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from patchkit.elf import Section, parse_library
 from patchkit.errors import SourceError
 from patchkit.target import Arch
-from patchkit.wheel.device.fatbin import CodeEntry, entries
+from patchkit.wheel.device.fatbin import CodeEntry, read_entries
 
 MAGIC = 0xBA55ED50
 PTX, SASS, LTO = 1, 2, 8
@@ -37,12 +37,12 @@ def container(*parts, magic=MAGIC, version=1, header=16, size=None):
 def walk(data: bytes, *, before=24):
     """The entries of a section that lies ``before`` bytes into a file, with more behind it."""
     stream = io.BytesIO(b"\x11" * before + data + container(entry()))
-    return entries(stream, [Section(".nv_fatbin", before, len(data))], "lib.so")
+    return read_entries(stream, [Section(".nv_fatbin", before, len(data))], "lib.so")
 
 
 def test_an_empty_section_holds_nothing():
     assert walk(b"") == ()
-    assert entries(io.BytesIO(), [], "lib.so") == ()
+    assert read_entries(io.BytesIO(), [], "lib.so") == ()
 
 
 def test_entries_are_read_in_order():
@@ -116,7 +116,7 @@ def test_sections_that_lie_over_each_other_do_not_multiply_the_work():
     data = container(entry(payload=0) * 1000)
     sections = [Section(".nv_fatbin", 0, len(data))] * 60_000
     with pytest.raises(SourceError, match="more than 250,000 pieces"):
-        entries(io.BytesIO(data), sections, "lib.so")
+        read_entries(io.BytesIO(data), sections, "lib.so")
 
 
 @pytest.mark.parametrize("name", ["archs", "gb10", "stock", "modes"])
@@ -124,7 +124,7 @@ def test_every_byte_of_a_real_section_is_accounted_for(name):
     stream = io.BytesIO((LIBRARIES / f"{name}.so").read_bytes())
     sections = parse_library(stream, name).sections
     for section in (s for s in sections if s.name in (".nv_fatbin", "__nv_relfatbin")):
-        found = entries(stream, [section], name)
+        found = read_entries(stream, [section], name)
         known = sum(each.size for each in found) + 16 * len({each.container for each in found})
         padding = section.size - known
         assert 0 <= padding < 256 * len(found), section

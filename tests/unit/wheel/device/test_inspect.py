@@ -23,7 +23,7 @@ from patchkit.wheel.device.inspect import (
     LIVE,
     RELOCATABLE,
     always_built,
-    inspect,
+    inspect_file,
     prove_exact,
     reach,
 )
@@ -34,7 +34,7 @@ WHEEL = "nvidia_nccl_cu13-2.29.7+gb10.1a2b3c-py3-none-manylinux_2_35_aarch64.whl
 
 
 def only(name: str):
-    (binary,) = inspect(LIBRARIES / f"{name}.so")
+    (binary,) = inspect_file(LIBRARIES / f"{name}.so")
     return binary
 
 
@@ -157,7 +157,7 @@ def changed(tmp_path: Path, name: str, changes: dict[int, dict], section: str = 
             struct.pack_into(layout, data, places[number] + offset, value)
     path = tmp_path / f"{name}.so"
     path.write_bytes(data)
-    (binary,) = inspect(path)
+    (binary,) = inspect_file(path)
     return binary
 
 
@@ -272,7 +272,7 @@ def test_every_library_of_a_wheel_is_inspected(tmp_path):
         ("nvidia/nccl/lib/device.cubin", data("gb10")[:18] + b"\xbe\0" + data("gb10")[20:]),
         ("nvidia/nccl/lib/", b""),
     )
-    binaries = inspect(path)
+    binaries = inspect_file(path)
     assert [binary.name for binary in binaries] == [
         *("nvidia/nccl/lib/libnccl.so.2", "nvidia/nccl/lib/not-named-so")
     ]
@@ -297,10 +297,10 @@ def test_the_cpu_in_the_name_of_a_wheel(tmp_path, platform, fits):
     name = f"nvidia_nccl_cu13-2.29.7-py3-none-{platform}.whl"
     path = wheel(tmp_path, ("nvidia/nccl/lib/libnccl.so.2", data("gb10")), name=name)
     if fits:
-        assert inspect(path)[0].library.machine == "aarch64"
+        assert inspect_file(path)[0].library.machine == "aarch64"
     else:
         with pytest.raises(SourceError, match=r"libnccl\.so\.2 is for aarch64") as caught:
-            inspect(path)
+            inspect_file(path)
         assert "name says x86_64" in caught.value.why
 
 
@@ -312,7 +312,7 @@ def renamed(path: Path, old: str, new: str) -> Path:
 
 def refused(path: Path, *words: str) -> None:
     with pytest.raises(SourceError) as caught:
-        inspect(path)
+        inspect_file(path)
     assert not [word for word in words if word not in str(caught.value)], str(caught.value)
 
 
@@ -378,7 +378,7 @@ def test_a_wheel_with_a_damaged_library(tmp_path):
 def test_files_that_are_no_libraries(tmp_path):
     for path, words in ((tmp_path / "none.so", "no such file"), (tmp_path, "is a directory")):
         with pytest.raises(UsageError, match=words):
-            inspect(path)
+            inspect_file(path)
     text = tmp_path / "libc.so"
     text.write_text("GROUP ( /lib/libc.so.6 )\n")
     refused(text, "not an ELF file")
@@ -408,7 +408,7 @@ def test_any_damage_is_read_or_refused(tmp_path_factory, changes, length):
     path = tmp_path_factory.getbasetemp() / "fuzzed.so"
     path.write_bytes(content[:length])
     with contextlib.suppress(PatchkitError):
-        (binary,) = inspect(path)
+        (binary,) = inspect_file(path)
         prove_exact(binary, GB10)
 
 
@@ -430,4 +430,4 @@ def test_any_damage_of_a_wheel_is_read_or_refused(tmp_path_factory, changes, cut
     path = tmp_path_factory.getbasetemp() / WHEEL
     path.write_bytes(content[: len(content) - cut] if cut > 100 else content)
     with contextlib.suppress(PatchkitError):
-        inspect(path)
+        inspect_file(path)

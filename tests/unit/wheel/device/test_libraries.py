@@ -13,11 +13,11 @@ from packaging.version import Version
 from patchkit.errors import ProofError
 from patchkit.patching.recipe import load_recipe
 from patchkit.target import Load, targets
-from patchkit.wheel.device.inspect import inspect, inspect_wheel
+from patchkit.wheel.device.inspect import inspect_file, inspect_wheel
 from patchkit.wheel.device.libraries import (
     Use,
     cuda_major,
-    judge,
+    judge_libraries,
     library_table,
     require_loading,
     torch_without_cuda,
@@ -32,7 +32,7 @@ GB10, THOR, H200 = (targets()[name] for name in ("gb10", "thor", "h200"))
 
 def judged(folder, target, libraries=KERNELS):
     with WheelFile(vllm_wheel(folder, libraries=libraries)) as wheel:
-        return judge(wheel, inspect_wheel(wheel), target, Version(VERSION))
+        return judge_libraries(wheel, inspect_wheel(wheel), target, Version(VERSION))
 
 
 def test_every_release_has_one_of_each_library_that_it_needs():
@@ -121,7 +121,7 @@ def test_the_way_around_lost_kernels(tmp_path):
 
 
 def test_cuda_that_libraries_are_linked_with(tmp_path):
-    assert cuda_major(inspect(vllm_wheel(tmp_path))) == "13"
+    assert cuda_major(inspect_file(vllm_wheel(tmp_path))) == "13"
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from patchkit.errors import PatchkitError, SourceError
-from patchkit.wheel.file.record import faults
+from patchkit.wheel.file.record import find_faults
 from patchkit.wheel.file.wheelfile import WheelFile
-from patchkit.wheel.file.write import rewrite
+from patchkit.wheel.file.write import rewrite_wheel
 from support.vllm_wheels import KERNELS, PATCHED, VERSION, vllm_wheel
 
 OLD, NEW = f"vllm-{VERSION}.dist-info", f"vllm-{VERSION}+x.dist-info"
@@ -30,7 +30,7 @@ CHANGED = {
 
 def written(source, dest, changed=CHANGED):
     with WheelFile(source) as wheel:
-        rewrite(wheel, dest, (OLD, NEW), changed)
+        rewrite_wheel(wheel, dest, (OLD, NEW), changed)
     return dest
 
 
@@ -72,7 +72,7 @@ def test_what_does_not_change_keeps_its_bytes(source, rewritten):
 
 def test_the_new_wheel_is_whole_and_in_order(source, rewritten):
     made = rewritten(source)
-    assert list(faults(made)) == []
+    assert list(find_faults(made)) == []
     with zipfile.ZipFile(made) as bundle:
         infos = bundle.infolist()
     names = [info.filename for info in infos]
@@ -99,7 +99,7 @@ def test_names_beyond_ascii(tmp_path, rewritten):
     path = "vllm/größe.txt"
     source = vllm_wheel(tmp_path, change=lambda members: members.update({path: b"1"}))
     made = rewritten(source)
-    assert list(faults(made)) == []
+    assert list(find_faults(made)) == []
     with zipfile.ZipFile(made) as bundle:
         assert bundle.read(path) == b"1"
 
@@ -118,7 +118,7 @@ def test_any_contents(tmp_path_factory, kept, changed):
     source = vllm_wheel(folder, change=lambda members: members.update(kept), libraries={})
     dest = folder / OUT
     written(source, dest, {**CHANGED, **changed})
-    assert list(faults(dest)) == []
+    assert list(find_faults(dest)) == []
     with zipfile.ZipFile(dest) as bundle:
         assert {n: bundle.read(n) for n in kept | changed} == kept | changed
 
@@ -181,4 +181,4 @@ def test_damage_anywhere_is_an_error_of_ours_or_found_by_record(source, tmp_path
             written(source, dest)
         except PatchkitError:
             continue
-        assert dest.read_bytes() == sound.getvalue() or list(faults(dest))
+        assert dest.read_bytes() == sound.getvalue() or list(find_faults(dest))

@@ -16,8 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from patchkit.errors import ProofError
-from patchkit.wheel.file.record import digest_of, faults, record_text
-from patchkit.wheel.file.write import seal
+from patchkit.wheel.file.record import digest_of, find_faults, record_text
+from patchkit.wheel.file.write import seal_wheel
 
 NAME = "nvidia_nccl_cu13-2.29.7+gb10.abc123"
 HOME = f"{NAME}.dist-info"
@@ -63,7 +63,7 @@ def write_raw(folder, contents=CONTENTS, *, seed=None, folders=True):
 def sealed(folder, contents=CONTENTS, platform="manylinux_2_35_aarch64", **how):
     place = Path(folder) / "sealed"
     place.mkdir(exist_ok=True)
-    return seal(write_raw(folder, contents, **how), place, platform)
+    return seal_wheel(write_raw(folder, contents, **how), place, platform)
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +91,7 @@ def test_any_contents_make_a_right_record(files):
         own = {f"pkg/{name}": data for name, data in files.items()}
         contents = {**{name: CONTENTS[name] for name in CONTENTS if HOME in name}, **own}
         made = sealed(folder, contents)
-        assert list(faults(made)) == []
+        assert list(find_faults(made)) == []
         with zipfile.ZipFile(made) as bundle:
             assert bundle.testzip() is None
             assert {name: bundle.read(name) for name in own} == own
@@ -99,7 +99,7 @@ def test_any_contents_make_a_right_record(files):
 
 def test_what_is_written(wheel):
     assert wheel.name == f"{NAME}-{TAG}.whl"
-    assert list(faults(wheel)) == []
+    assert list(find_faults(wheel)) == []
     with zipfile.ZipFile(wheel) as bundle:
         infos, names = bundle.infolist(), bundle.namelist()
         said = bundle.read(f"{HOME}/WHEEL").decode().splitlines()
@@ -123,11 +123,11 @@ def test_what_is_written(wheel):
 )
 def test_the_tag_takes_the_place_of_every_other(tmp_path, end):
     old = {**CONTENTS, f"{HOME}/WHEEL": WHEEL + b"Tag: py3-none-linux_aarch64" + end}
-    assert list(faults(sealed(tmp_path, old))) == []
+    assert list(find_faults(sealed(tmp_path, old))) == []
 
 
 def test_sealed_twice(wheel, tmp_path):
-    again = seal(wheel, tmp_path, "manylinux_2_35_aarch64")
+    again = seal_wheel(wheel, tmp_path, "manylinux_2_35_aarch64")
     assert (again.name, again.read_bytes()) == (wheel.name, wheel.read_bytes())
 
 
@@ -173,10 +173,12 @@ def test_pip_installs_it_and_takes_it_away(tmp_path):
 
 def test_texts_are_added_and_recorded(tmp_path):
     (tmp_path / "out").mkdir()
-    sealed = seal(write_raw(tmp_path), tmp_path / "out", TAG.rpartition("-")[2], {"sboms/a": "b"})
+    sealed = seal_wheel(
+        write_raw(tmp_path), tmp_path / "out", TAG.rpartition("-")[2], {"sboms/a": "b"}
+    )
     with zipfile.ZipFile(sealed) as bundle:
         assert bundle.read(f"{HOME}/sboms/a") == b"b"
-    assert list(faults(sealed)) == []
+    assert list(find_faults(sealed)) == []
 
 
 def test_licences_that_are_added_are_named(tmp_path):
@@ -188,7 +190,7 @@ def test_licences_that_are_added_are_named(tmp_path):
     for contents in (CONTENTS, described):
         added = {"licenses/b/LICENSE": "B", "licenses/a/NOTICE": "A", "x.json": "{}"}
         raw = write_raw(tmp_path, contents)
-        wheel = seal(raw, tmp_path, "manylinux_2_35_aarch64", added)
+        wheel = seal_wheel(raw, tmp_path, "manylinux_2_35_aarch64", added)
         with zipfile.ZipFile(wheel) as bundle:
             metadata = bundle.read(f"{HOME}/METADATA").decode()
             assert bundle.read(f"{HOME}/licenses/b/LICENSE") == b"B"
@@ -196,4 +198,4 @@ def test_licences_that_are_added_are_named(tmp_path):
         assert message.get_all("License-File") == ["a/NOTICE", "b/LICENSE"]
         assert message["Version"] == "2.29.7+gb10.abc123"
         assert message.get_payload() == ("" if contents is CONTENTS else "Text.\n\nMore.\n")
-        assert not list(faults(wheel))
+        assert not list(find_faults(wheel))

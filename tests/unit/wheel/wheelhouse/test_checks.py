@@ -16,15 +16,15 @@ from hypothesis import strategies as st
 from packaging.version import Version
 
 from patchkit.errors import PatchkitError, ProofError, SourceError
-from patchkit.wheel.device.inspect import inspect
+from patchkit.wheel.device.inspect import inspect_file
 from patchkit.wheel.device.wheel_checks import (
-    check,
+    check_wheel,
     cuda_majors,
     floor,
     promised_glibc,
     supported,
 )
-from patchkit.wheel.file.library_rules import rules
+from patchkit.wheel.file.library_rules import library_rules
 from patchkit.wheel.file.metadata import read_metadata
 from patchkit.wheel.file.torch import require_cuda, torch_of
 from patchkit.wheel.file.wheelfile import WheelFile
@@ -53,7 +53,7 @@ def about(wheel):
 
 def found(wheel, binaries=None):
     """Name and complaint of each finding."""
-    findings = check(about(wheel), inspect(wheel) if binaries is None else binaries)
+    findings = check_wheel(about(wheel), inspect_file(wheel) if binaries is None else binaries)
     assert all(each.kind.exit_code == 3 and each.hint for each in findings)
     return [f"{each.where}: {each.what}" for each in findings]
 
@@ -137,7 +137,7 @@ def test_private_copies(project, member, owner, made):
 
 
 def test_cuda_that_libraries_ask_for():
-    (binary,) = inspect(LIBRARIES / "gb10.so")
+    (binary,) = inspect_file(LIBRARIES / "gb10.so")
 
     def asking(*needed):
         return replace(binary, library=replace(binary.library, needed=needed))
@@ -149,7 +149,7 @@ def test_cuda_that_libraries_ask_for():
 
 def test_libraries_for_two_versions_of_cuda(made):
     wheel = made({"a.so": data("archs")}, project="a")
-    (binary,) = inspect(LIBRARIES / "archs.so")
+    (binary,) = inspect_file(LIBRARIES / "archs.so")
 
     def asking(name, needed):
         return replace(binary, name=name, library=replace(binary.library, needed=(needed,)))
@@ -176,16 +176,20 @@ def test_a_name_that_promises_an_older_system(platform, promised, broken, made):
     tag = f"py3-none-{platform}"
     wheel = made({"a.so": data("gb10")}, project="a", tag=tag)
     assert promised_glibc(tag) == promised
-    assert floor(inspect(wheel)) == {"GLIBC": "GLIBC_2.29"}
+    assert floor(inspect_file(wheel)) == {"GLIBC": "GLIBC_2.29"}
     expected = f"a.so: needs GLIBC_2.29, the name of the wheel promises {promised} to be enough"
     assert (expected in found(wheel)) is broken
 
 
 def test_what_a_system_with_a_glibc_has():
-    assert rules().allowed("2.28") == {"GLIBC": "2.28", "GLIBCXX": "3.4.24", "CXXABI": "1.3.11"}
-    assert rules().allowed("2.39")["GLIBCXX"] == "3.4.33"
-    assert rules().allowed("2.99")["GLIBCXX"] == "3.4.33"
-    assert rules().allowed("2.4") == {"GLIBC": "2.4"}
+    assert library_rules().allowed("2.28") == {
+        "GLIBC": "2.28",
+        "GLIBCXX": "3.4.24",
+        "CXXABI": "1.3.11",
+    }
+    assert library_rules().allowed("2.39")["GLIBCXX"] == "3.4.33"
+    assert library_rules().allowed("2.99")["GLIBCXX"] == "3.4.33"
+    assert library_rules().allowed("2.4") == {"GLIBC": "2.4"}
 
 
 @pytest.mark.parametrize(
@@ -273,4 +277,4 @@ def test_any_damage_is_read_or_refused(tmp_path_factory, changes):
     wheel = tmp_path_factory.getbasetemp() / f"a-1.0-{TAG}.whl"
     wheel.write_bytes(content)
     with contextlib.suppress(PatchkitError):
-        check(about(wheel), ())
+        check_wheel(about(wheel), ())

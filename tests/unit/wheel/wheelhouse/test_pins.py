@@ -10,10 +10,10 @@ import pytest
 
 from patchkit.versions import ExactPin
 from patchkit.wheel.file.name import wheel_name
-from patchkit.wheel.wheelhouse.contents import add, entries, manifest
-from patchkit.wheel.wheelhouse.manifest import Kind, Manifest, ManifestEntry, documents
-from patchkit.wheel.wheelhouse.overrides import chosen, lift, record
-from patchkit.wheel.wheelhouse.verify import verify
+from patchkit.wheel.wheelhouse.contents import add_wheel, listed_wheels, load_manifest
+from patchkit.wheel.wheelhouse.manifest import Kind, Manifest, ManifestEntry, write_documents
+from patchkit.wheel.wheelhouse.overrides import choose_override, lift_override, record_override
+from patchkit.wheel.wheelhouse.verify import verify_wheelhouse
 from support.wheels import write_wheel
 
 LIBRARIES = Path(__file__).parents[3] / "data" / "libraries"
@@ -41,7 +41,7 @@ def built(tmp_path, house):
         wheel = write_wheel(
             tmp_path / "made", version, project=project, tag=tag, facts=facts, **more
         )
-        return add(house, wheel, facts or {})
+        return add_wheel(house, wheel, facts or {})
 
     return make
 
@@ -61,16 +61,16 @@ def lock(house):
             )
             for filename in filenames
         ]
-        listed = manifest(house)
+        listed = load_manifest(house)
         after = replace(listed, wheels=(*listed.wheels, *fresh))
-        for name, text in documents(after).items():
+        for name, text in write_documents(after).items():
             (house / name).write_text(text)
 
     return make
 
 
 def found(house):
-    findings = verify(house).findings
+    findings = verify_wheelhouse(house).findings
     return [(each.where.partition("-")[0], each.kind.exit_code, each.what) for each in findings]
 
 
@@ -87,7 +87,7 @@ def vllm(built, torch="2.11.0", version="0.25.1", libraries=CORE, name="gb10", *
 def test_wheels_that_fit(built, house):
     nccl(built)
     vllm(built)
-    done = verify(house)
+    done = verify_wheelhouse(house)
     assert done.findings == ()
     assert done.pins == {"nvidia-nccl-cu13": "2.28.9+gb10.a1", "vllm": "0.25.1"}
 
@@ -100,7 +100,7 @@ def test_an_nccl_that_the_torch_does_not_pin(built, house):
     assert what == (
         "is for torch 2.11.0, which pins NCCL 2.28.9; here is nvidia-nccl-cu13==2.29.7+gb10.a1"
     )
-    (each,) = verify(house).findings
+    (each,) = verify_wheelhouse(house).findings
     assert each.hint == (
         f"patchkit wheelhouse prune --dir {house} --drop nvidia-nccl-cu13 && "
         f"patchkit build nccl --version 2.28.9 --dir {house}; or, to keep it: "
@@ -112,8 +112,8 @@ def test_an_override_lets_one_wheel_pass_and_nothing_else(built, house, lock):
     nccl(built, "2.30.7+gb10.a1")
     vllm(built)
     assert len(found(house)) == 1
-    record(house, chosen(house, ExactPin("nvidia-nccl-cu13==2.30.7"), "because"))
-    done = verify(house)
+    record_override(house, choose_override(house, ExactPin("nvidia-nccl-cu13==2.30.7"), "because"))
+    done = verify_wheelhouse(house)
     assert (done.findings, done.offers) == ((), ())
     assert [str(each.takes) for each in done.overrides] == ["nvidia-nccl-cu13==2.30.7"]
     lock("torch-2.10.0-cp312-cp312-manylinux_2_28_aarch64.whl")
@@ -125,13 +125,13 @@ def test_an_override_lets_one_wheel_pass_and_nothing_else(built, house, lock):
 
 def test_a_wheel_that_is_not_what_an_override_takes(built, house):
     vllm(built)
-    record(house, chosen(house, ExactPin("nvidia-nccl-cu13==2.30.7")))
+    record_override(house, choose_override(house, ExactPin("nvidia-nccl-cu13==2.30.7")))
     nccl(built, "2.29.7+gb10.a1")
     assert [what for _, _, what in found(house)] == [
         "is 2.29.7+gb10.a1, and the override takes nvidia-nccl-cu13==2.30.7"
     ]
-    lift(house, "nvidia-nccl-cu13")
-    (offer,) = verify(house).offers
+    lift_override(house, "nvidia-nccl-cu13")
+    (offer,) = verify_wheelhouse(house).offers
     assert (str(offer.takes), str(offer.pin)) == (
         "nvidia-nccl-cu13==2.30.7",
         "nvidia-nccl-cu13==2.28.9",
@@ -157,7 +157,7 @@ def test_an_nccl_that_is_not_for_its_device(name, facts, says, built, house):
 
 def test_facts_that_were_edited(built, house, tmp_path):
     wheel = write_wheel(tmp_path, "2.28.9+a", tag=ARM, files=library("gb10"), facts=NCCL)
-    add(house, wheel, {**NCCL, "version": "2.28.9"})
+    add_wheel(house, wheel, {**NCCL, "version": "2.28.9"})
     ((_, code, what),) = found(house)
     assert (code, what) == (3, "patchkit.json in it does not say what manifest.json says")
 
@@ -236,7 +236,7 @@ def held(house, version, **more):
         facts=PLACE,
         kind=Kind.DEPENDENCY,
     )
-    for name, text in documents(Manifest(wheels=(*entries(house), fresh))).items():
+    for name, text in write_documents(Manifest(wheels=(*listed_wheels(house), fresh))).items():
         (house / name).write_text(text)
 
 

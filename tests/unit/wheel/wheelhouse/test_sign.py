@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from patchkit.errors import HashMismatchError, HostError, SourceError, UsageError
-from patchkit.wheel.wheelhouse.contents import add
-from patchkit.wheel.wheelhouse.sign import Trust, check, sign
+from patchkit.wheel.wheelhouse.contents import add_wheel
+from patchkit.wheel.wheelhouse.sign import Trust, check_signature, sign_wheelhouse
 from support.wheels import write_wheel
 
 SUMS, MANIFEST, LOCK = "SHA256SUMS", "manifest.json", "requirements.txt"
@@ -36,7 +36,7 @@ def own_home(tmp_path, monkeypatch):
 @pytest.fixture
 def house(tmp_path):
     folder = tmp_path / "wheelhouse"
-    add(folder, write_wheel(tmp_path / "made", "2.29.7+gb10.abc123"), {})
+    add_wheel(folder, write_wheel(tmp_path / "made", "2.29.7+gb10.abc123"), {})
     return folder
 
 
@@ -61,7 +61,7 @@ def contents(folder):
 
 
 def test_programs_of_others_can_check_it_by_hand(house, keys, listed, keygen):
-    sign(house, keys / "alice")
+    sign_wheelhouse(house, keys / "alice")
 
     ask = ["sha256sum", "--check", "--strict", SUMS]
     subprocess.run(ask, cwd=house, check=True, capture_output=True)
@@ -108,13 +108,13 @@ CHANGES = {
 @pytest.mark.parametrize("name", CHANGES)
 def test_what_was_changed_is_refused(name, house, keys, listed):
     change, words = CHANGES[name]
-    sign(house, keys / "alice")
-    check(house, Trust(listed()))
+    sign_wheelhouse(house, keys / "alice")
+    check_signature(house, Trust(listed()))
 
     change(house)
 
     with pytest.raises(HashMismatchError) as caught:
-        check(house, Trust(listed()))
+        check_signature(house, Trust(listed()))
     assert words in str(caught.value)
     assert caught.value.why
     assert caught.value.hint
@@ -137,97 +137,99 @@ SIGNERS = {
 @pytest.mark.parametrize("name", SIGNERS)
 def test_signers_that_do_not_count(name, house, keys, listed):
     how, words = SIGNERS[name]
-    key = sign(house, keys / "alice").key
+    key = sign_wheelhouse(house, keys / "alice").key
 
     with pytest.raises(HashMismatchError, match="does not allow") as caught:
-        check(house, Trust(listed(**how)))
+        check_signature(house, Trust(listed(**how)))
 
     assert words in caught.value.why
     assert key in caught.value.what
 
 
 def test_options_that_allow_it(house, keys, listed):
-    sign(house, keys / "alice")
+    sign_wheelhouse(house, keys / "alice")
     both = 'namespaces="git,patchkit",valid-after="20200101"'
-    assert check(house, Trust(listed("*@example.org,bob", both))).signer == "*@example.org"
+    assert (
+        check_signature(house, Trust(listed("*@example.org,bob", both))).signer == "*@example.org"
+    )
     # A line that has expired does not stand in the way of the next one.
     signers = listed("alice", 'valid-before="20200101"')
     signers.write_text(signers.read_text() + listed("bob", name="more").read_text())
-    assert check(house, Trust(signers)).signer == "bob"
+    assert check_signature(house, Trust(signers)).signer == "bob"
 
 
 def test_a_revoked_key(house, keys, listed, keygen):
-    sign(house, keys / "alice")
+    sign_wheelhouse(house, keys / "alice")
     revoked = keys.parent / "revoked"
     keygen("-k", "-f", revoked, keys / "mallory.pub")
-    assert check(house, Trust(listed(), revoked)).signer == "alice@example.org"
+    assert check_signature(house, Trust(listed(), revoked)).signer == "alice@example.org"
     keygen("-k", "-u", "-f", revoked, keys / "alice.pub")
     with pytest.raises(HashMismatchError, match="does not allow") as caught:
-        check(house, Trust(listed(), revoked))
+        check_signature(house, Trust(listed(), revoked))
     assert caught.value.why == f"{revoked} revokes it"
 
 
 def test_a_signature_for_something_else(house, keys, listed, keygen):
-    sign(house, keys / "alice")
+    sign_wheelhouse(house, keys / "alice")
     (house / SIGNATURE).unlink()
     keygen("-Y", "sign", "-f", keys / "alice", "-n", "file", house / SUMS)
     with pytest.raises(HashMismatchError, match="is not a signature of") as caught:
-        check(house, Trust(listed()))
+        check_signature(house, Trust(listed()))
     assert "namespace does not match" in caught.value.why
 
 
 def test_hostile_names_are_names(tmp_path, keys, listed, monkeypatch):
     monkeypatch.chdir(tmp_path)
     key = tmp_path / "-f $(touch pwned)"
-    add(tmp_path / HOSTILE, write_wheel(tmp_path / "made", "2.29.7+gb10.abc123"), {})
+    add_wheel(tmp_path / HOSTILE, write_wheel(tmp_path / "made", "2.29.7+gb10.abc123"), {})
     shutil.copy(keys / "alice", key)
-    sign(Path(HOSTILE), Path(key.name))
+    sign_wheelhouse(Path(HOSTILE), Path(key.name))
     for principal in ("-O", "$(touch", "-r x $(touch pwned)"):
         file = listed(f'"{principal}"', name="--signers $(touch pwned) 'é")
-        assert check(Path(HOSTILE), Trust(Path(file.name))).signer == principal
+        assert check_signature(Path(HOSTILE), Trust(Path(file.name))).signer == principal
     assert not (tmp_path / "pwned").exists()
 
 
 @pytest.mark.parametrize("file", ["nothing", "folder", "pipe"])
 def test_signers_that_cannot_be_read(file, house, keys, tmp_path):
-    sign(house, keys / "alice")
+    sign_wheelhouse(house, keys / "alice")
     (tmp_path / "folder").mkdir()
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(UsageError, match=f"{file}: no such file"):
-        check(house, Trust(tmp_path / file))
+        check_signature(house, Trust(tmp_path / file))
 
 
 def test_what_verify_finds_fault_with_is_not_signed(house, keys):
     wheel_of(house).write_bytes(b"other")
     before = contents(house)
     with pytest.raises(HashMismatchError, match=r"is not signed: .* has 5 bytes"):
-        sign(house, keys / "alice")
+        sign_wheelhouse(house, keys / "alice")
     assert contents(house) == before
 
 
 def test_where_there_is_nothing_to_sign(keys, tmp_path):
     (tmp_path / "empty").mkdir()
     with pytest.raises(SourceError, match="no wheels that are listed"):
-        sign(tmp_path / "empty", keys / "alice")
+        sign_wheelhouse(tmp_path / "empty", keys / "alice")
     with pytest.raises(UsageError, match="no such folder"):
-        sign(tmp_path / "none", keys / "alice")
+        sign_wheelhouse(tmp_path / "none", keys / "alice")
     assert contents(tmp_path / "empty") == {}
 
 
 def test_keys_that_are_taken(house, keys, keygen, tmp_path):
     with pytest.raises(UsageError, match=r"home/\.ssh: has none of id_ed25519, id_ecdsa, id_rsa"):
-        sign(house)
+        sign_wheelhouse(house)
     with pytest.raises(UsageError, match="nobody: no such key"):
-        sign(house, tmp_path / "nobody")
+        sign_wheelhouse(house, tmp_path / "nobody")
     own = tmp_path / "home/.ssh"
     own.mkdir(parents=True)
     keygen("-q", "-t", "ecdsa", "-N", "", "-f", own / "id_ecdsa")
-    assert sign(house).key == keygen("-lf", own / "id_ecdsa.pub").split()[1]
+    assert sign_wheelhouse(house).key == keygen("-lf", own / "id_ecdsa.pub").split()[1]
     shutil.copy(keys / "alice", own / "id_ed25519")
-    assert sign(house).key == keygen("-lf", keys / "alice.pub").split()[1]
+    assert sign_wheelhouse(house).key == keygen("-lf", keys / "alice.pub").split()[1]
     before = contents(house)
     with pytest.raises(HostError, match=r"did not sign with .*wheelhouse/manifest\.json"):
-        sign(house, house / MANIFEST)
+        sign_wheelhouse(house, house / MANIFEST)
     assert contents(house) == before
 
 
@@ -236,7 +238,7 @@ def test_a_key_that_only_an_agent_has(house, keys, tmp_path, monkeypatch):
         pytest.skip("ssh-agent is not installed (Debian: openssh-client)")
     public = shutil.copy(keys / "alice.pub", tmp_path / "agents.pub")
     with pytest.raises(HostError, match="did not sign") as caught:
-        sign(house, tmp_path / "agents.pub")
+        sign_wheelhouse(house, tmp_path / "agents.pub")
     assert "No private key found" in caught.value.why
     # Sockets have short names; pytest's folders have not.
     monkeypatch.chdir(tmp_path)
@@ -245,7 +247,7 @@ def test_a_key_that_only_an_agent_has(house, keys, tmp_path, monkeypatch):
     try:
         agent.stdout.readline()
         subprocess.run(["ssh-add", "-q", keys / "alice"], check=True)
-        assert sign(house, tmp_path / public).key.startswith("SHA256:")
+        assert sign_wheelhouse(house, tmp_path / public).key.startswith("SHA256:")
     finally:
         agent.terminate()
         agent.communicate()
@@ -287,7 +289,7 @@ def test_without_ssh_keygen(house, tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     (tmp_path / "key").write_text("")
     with pytest.raises(HostError, match="ssh-keygen is not installed") as caught:
-        sign(house, tmp_path / "key")
+        sign_wheelhouse(house, tmp_path / "key")
     assert "openssh-client" in caught.value.hint
 
 
@@ -309,7 +311,7 @@ def test_the_command_line(cli, house, keys, listed):
 
 @pytest.mark.parametrize("name", [MANIFEST, LOCK, "wheel"])
 def test_what_changed_below_a_good_signature_is_found(name, cli, house, keys, listed):
-    sign(house, keys / "alice")
+    sign_wheelhouse(house, keys / "alice")
     place = wheel_of(house) if name == "wheel" else house / name
     place.write_bytes(place.read_bytes().replace(b"2.29.7", b"2.29.8") + b"\n")
     said = cli("verify", house, "--signers", listed(), rc=8)
@@ -317,15 +319,15 @@ def test_what_changed_below_a_good_signature_is_found(name, cli, house, keys, li
 
 
 def test_a_consistent_forgery_is_seen_by_its_signature_alone(cli, house, keys, listed, tmp_path):
-    sign(house, keys / "alice")
+    sign_wheelhouse(house, keys / "alice")
     forged = write_wheel(tmp_path / "forged", "2.29.7+gb10.abc123", files={"evil": b"1"})
-    add(house, forged, {})
+    add_wheel(house, forged, {})
     assert "consistent in itself" in cli("verify", house).stdout
     done = cli("verify", house, "--signers", listed(), rc=8)
     assert f"{SIGNATURE}: is not a signature of this {SUMS}" in done.stderr
     # Nor does it help to sign it with a key of one's own.
-    sign(house, keys / "mallory")
+    sign_wheelhouse(house, keys / "mallory")
     assert "does not allow" in cli("verify", house, "--signers", listed(), rc=8).stderr
     # Who made the change signs it again.
-    sign(house, keys / "alice")
-    assert check(house, Trust(listed())).signer == "alice@example.org"
+    sign_wheelhouse(house, keys / "alice")
+    assert check_signature(house, Trust(listed())).signer == "alice@example.org"

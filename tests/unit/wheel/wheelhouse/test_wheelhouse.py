@@ -11,9 +11,9 @@ import pytest
 
 from patchkit.errors import SourceError, UsageError
 from patchkit.wheel.file.name import wheel_name
-from patchkit.wheel.file.record import faults
-from patchkit.wheel.wheelhouse.contents import add, entries, make_room
-from patchkit.wheel.wheelhouse.prune import prune
+from patchkit.wheel.file.record import find_faults
+from patchkit.wheel.wheelhouse.contents import add_wheel, check_room, listed_wheels
+from patchkit.wheel.wheelhouse.prune import prune_wheelhouse
 from patchkit.wheel.wheelhouse.verify import check_files
 from support.wheels import CPU, ELSEWHERE, HERE, OTHER_CPU, write_wheel
 
@@ -34,7 +34,7 @@ def made(tmp_path):
 
 
 def held(house):
-    return [str(entry.name.version) for entry in entries(house)]
+    return [str(entry.name.version) for entry in listed_wheels(house)]
 
 
 def sha256(place):
@@ -52,7 +52,7 @@ def kinds(house):
 def test_what_it_tells(house, made):
     wheel = made(OURS)
 
-    place = add(house, wheel, FACTS)
+    place = add_wheel(house, wheel, FACTS)
 
     assert place == house / wheel.name
     assert place.read_bytes() == wheel.read_bytes()
@@ -77,7 +77,7 @@ def test_what_it_tells(house, made):
     line = (house / "requirements.txt").read_text().splitlines()[-1]
     assert line == f"nvidia-nccl-cu13=={OURS} --hash=sha256:{sha256(wheel)}"
     assert check_files(house) == ()
-    assert [entry.facts for entry in entries(house)] == [FACTS]
+    assert [entry.facts for entry in listed_wheels(house)] == [FACTS]
     assert sorted(contents(house)) == ["SHA256SUMS", "manifest.json", FILE, "requirements.txt"]
     assert sorted(path.name for path in house.iterdir()) == sorted(contents(house))
 
@@ -87,7 +87,7 @@ def test_the_same_wheels_are_told_of_in_the_same_bytes(tmp_path, made):
     orders = list(itertools.permutations(wheels))
     for number, order in enumerate(orders):
         for wheel in order:
-            add(tmp_path / str(number), wheel, dict(reversed(FACTS.items())))
+            add_wheel(tmp_path / str(number), wheel, dict(reversed(FACTS.items())))
     told = [contents(tmp_path / str(number)) for number in range(len(orders))]
     assert all(each == told[0] for each in told)
     assert len(told[0]) == 6
@@ -99,7 +99,7 @@ def test_markers_only_where_there_is_a_choice(house, made):
         made(OURS, tag=ELSEWHERE),
         made("1.0", project="any", tag="py3-none-any"),
     ):
-        add(house, wheel, {})
+        add_wheel(house, wheel, {})
     lines = (house / "requirements.txt").read_text().splitlines()[1:]
     assert [line.partition(" --hash")[0] for line in lines] == [
         "any==1.0",
@@ -116,13 +116,15 @@ def test_markers_only_where_there_is_a_choice(house, made):
     ids=["built again", "from another state of the recipe", "another tag"],
 )
 def test_an_older_build_gives_way(there, new, tag, house, made):
-    add(house, made(there, files={"a": b"old"}), {"old": True})
+    add_wheel(house, made(there, files={"a": b"old"}), {"old": True})
     said = []
 
-    place = add(house, made(new, tag=tag), FACTS, say=said.append)
+    place = add_wheel(house, made(new, tag=tag), FACTS, say=said.append)
 
     assert [path.name for path in house.glob("*.whl")] == [place.name]
-    assert [(entry.filename, entry.facts) for entry in entries(house)] == [(place.name, FACTS)]
+    assert [(entry.filename, entry.facts) for entry in listed_wheels(house)] == [
+        (place.name, FACTS)
+    ]
     assert check_files(house) == ()
     old = f"nvidia_nccl_cu13-{there}-{HERE}.whl"
     expected = [f"{old}: an older build of nvidia-nccl-cu13=={new}, replaced"]
@@ -141,29 +143,29 @@ def test_an_older_build_gives_way(there, new, tag, house, made):
 @pytest.mark.parametrize("listed", [True, False])
 def test_what_pip_could_not_resolve_is_refused(there, new, why, listed, house, made):
     if listed:
-        add(house, made(there), {})
+        add_wheel(house, made(there), {})
     else:
         write_wheel(house, there)
     before = contents(house)
     with pytest.raises(UsageError) as refused:
-        add(house, made(new), {})
+        add_wheel(house, made(new), {})
     assert refused.value.what.startswith(f"{house} holds nvidia_nccl_cu13-{there}-{HERE}.whl; ")
     assert why in refused.value.why
     assert f"--drop nvidia_nccl_cu13-{there}-{HERE}.whl" in refused.value.hint
     assert contents(house) == before
     with pytest.raises(UsageError):
-        make_room(house, made(new).name)
-    prune(house, drop=[f"nvidia-nccl-cu13=={there}"])
-    assert make_room(house, made(new).name) == ()
-    add(house, made(new), {})
+        check_room(house, made(new).name)
+    prune_wheelhouse(house, drop=[f"nvidia-nccl-cu13=={there}"])
+    assert check_room(house, made(new).name) == ()
+    add_wheel(house, made(new), {})
     assert held(house) == [new]
 
 
 def test_a_listed_wheel_that_is_gone_still_counts(house, made):
-    add(house, made(OURS), {}).unlink()
+    add_wheel(house, made(OURS), {}).unlink()
     with pytest.raises(UsageError, match="cannot be added"):
-        add(house, made("2.30.7"), {})
-    add(house, made(NEWER), {})
+        add_wheel(house, made("2.30.7"), {})
+    add_wheel(house, made(NEWER), {})
     assert held(house) == [NEWER]
 
 
@@ -173,10 +175,10 @@ def test_other_projects_and_the_other_cpu_have_room(house, made):
         made("2.30.7+x", tag=ELSEWHERE),
         made("2.29.7", project="nvidia-nccl-cu12"),
     ):
-        add(house, wheel, {})
+        add_wheel(house, wheel, {})
     assert check_files(house) == ()
     with pytest.raises(UsageError):
-        make_room(house, "nvidia_nccl_cu13-3.0-py3-none-any.whl")
+        check_room(house, "nvidia_nccl_cu13-3.0-py3-none-any.whl")
 
 
 @pytest.mark.parametrize(
@@ -192,7 +194,7 @@ def test_other_projects_and_the_other_cpu_have_room(house, made):
 def test_names_that_are_refused(name, says, house, tmp_path):
     (tmp_path / name).write_bytes(b"")
     with pytest.raises(SourceError, match=says):
-        add(house, tmp_path / name, {})
+        add_wheel(house, tmp_path / name, {})
     assert not house.exists()
 
 
@@ -249,9 +251,9 @@ def replaced(path, old, new):
 )
 def test_a_wheel_that_is_not_as_its_record_says(change, fault, house, made):
     wheel = made(STOCK, change=change)
-    assert [found for found in faults(wheel) if fault in found]
+    assert [found for found in find_faults(wheel) if fault in found]
     with pytest.raises(SourceError) as refused:
-        add(house, wheel, {})
+        add_wheel(house, wheel, {})
     assert refused.value.what.startswith(f"{wheel}: ")
     assert contents(house) == {}
 
@@ -261,12 +263,12 @@ def test_a_wheel_that_was_cut_short(part, house, made):
     wheel = made(STOCK)
     wheel.write_bytes(wheel.read_bytes()[: int(part * wheel.stat().st_size)])
     with pytest.raises(SourceError, match="cannot be read: File is not a zip file"):
-        add(house, wheel, {})
+        add_wheel(house, wheel, {})
 
 
 def test_any_changed_byte_of_a_wheel_is_found_or_harmless(house, made):
     """The zip format has bytes that nobody reads: dates, attributes, the name before the data."""
-    whole = add(house, made(STOCK), {}).read_bytes()
+    whole = add_wheel(house, made(STOCK), {}).read_bytes()
     place = next(house.glob("*.whl"))
     for index in range(0, len(whole), 3):
         place.write_bytes(whole[:index] + bytes([whole[index] ^ 0x41]) + whole[index + 1 :])
@@ -325,47 +327,47 @@ STRAY, RIVAL = f"stray-1.0-{HERE}.whl", f"nvidia_nccl_cu13-{STOCK}-{HERE}.whl"
 )
 def test_verify_finds_and_prune_makes_right(what, found, pruned, house, made):
     wheel = made(OURS)
-    add(house, wheel, FACTS)
+    add_wheel(house, wheel, FACTS)
     spoil(house, wheel, what)
     before = contents(house)
 
     assert {*kinds(house)} == found
     assert all(finding.what and finding.hint for finding in check_files(house))
-    planned = prune(house, dry_run=True)
+    planned = prune_wheelhouse(house, dry_run=True)
     assert contents(house) == before
-    assert prune(house) == planned
+    assert prune_wheelhouse(house) == planned
     assert [each.filename for each in planned] == (pruned or [])
 
     # What was damaged stays as evidence, until it is dropped or built again.
     assert {*kinds(house)} == (set() if pruned else found)
-    add(house, wheel, FACTS)
+    add_wheel(house, wheel, FACTS)
     assert check_files(house) == ()
 
 
 def test_pruning_a_whole_wheelhouse_changes_nothing(house, made):
-    add(house, made(OURS), FACTS)
+    add_wheel(house, made(OURS), FACTS)
     stamps = {path: path.stat().st_ino for path in house.iterdir()}
-    assert prune(house) == ()
+    assert prune_wheelhouse(house) == ()
     assert {path: path.stat().st_ino for path in house.iterdir()} == stamps
 
 
 @pytest.mark.parametrize("name", [FILE, "nvidia-nccl-cu13", f"nvidia-nccl-cu13=={OURS}"])
 def test_a_listed_wheel_can_be_dropped(name, house, made):
-    add(house, made(OURS), FACTS)
-    add(house, made("1.0", project="vllm"), {})
-    assert prune(house, drop=[name])[0].filename == FILE
+    add_wheel(house, made(OURS), FACTS)
+    add_wheel(house, made("1.0", project="vllm"), {})
+    assert prune_wheelhouse(house, drop=[name])[0].filename == FILE
     assert held(house) == ["1.0"]
     assert check_files(house) == ()
     with pytest.raises(UsageError, match="no wheel here is called"):
-        prune(house, drop=[name])
+        prune_wheelhouse(house, drop=[name])
 
 
 def test_without_a_manifest_nothing_is_removed(house, made):
-    add(house, made(OURS), FACTS)
+    add_wheel(house, made(OURS), FACTS)
     (house / "manifest.json").unlink()
     assert (FILE, 2) in kinds(house)
     with pytest.raises(SourceError, match="is missing, so nothing says which wheels belong here"):
-        prune(house)
+        prune_wheelhouse(house)
     assert (house / FILE).exists()
 
 
@@ -373,9 +375,9 @@ def test_an_empty_folder_and_none(house):
     with pytest.raises(UsageError, match="no such folder"):
         check_files(house)
     with pytest.raises(UsageError, match="no such folder"):
-        prune(house)
+        prune_wheelhouse(house)
     house.mkdir()
-    assert (entries(house), check_files(house), prune(house)) == ((), (), ())
+    assert (listed_wheels(house), check_files(house), prune_wheelhouse(house)) == ((), (), ())
 
 
 @pytest.mark.parametrize(
@@ -386,10 +388,15 @@ def test_an_empty_folder_and_none(house):
     ],
 )
 def test_a_manifest_that_is_none(text, house, made):
-    add(house, made(OURS), FACTS)
+    add_wheel(house, made(OURS), FACTS)
     (house / "manifest.json").write_bytes(text.encode(errors="surrogateescape"))
     before = contents(house)
-    for action in (entries, check_files, prune, lambda house: add(house, made(OURS), {})):
+    for action in (
+        listed_wheels,
+        check_files,
+        prune_wheelhouse,
+        lambda house: add_wheel(house, made(OURS), {}),
+    ):
         with pytest.raises(SourceError, match=r"manifest\.json: cannot be read"):
             action(house)
     assert contents(house) == before
@@ -397,5 +404,5 @@ def test_a_manifest_that_is_none(text, house, made):
 
 def test_facts_that_are_no_json_are_a_bug_that_changes_nothing(house, made):
     with pytest.raises(TypeError):
-        add(house, made(OURS), {"path": object()})
+        add_wheel(house, made(OURS), {"path": object()})
     assert contents(house) == {}

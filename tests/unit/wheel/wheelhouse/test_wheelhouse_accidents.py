@@ -19,14 +19,14 @@ from patchkit.durable.lock import locked
 from patchkit.errors import BusyError, StorageError
 from patchkit.wheel.file.name import wheel_name
 from patchkit.wheel.wheelhouse.contents import (
-    add,
-    entries,
-    make_room,
+    add_wheel,
+    check_room,
+    listed_wheels,
+    read_settled,
     replace_dependencies,
-    settled,
 )
 from patchkit.wheel.wheelhouse.manifest import Kind, ManifestEntry
-from patchkit.wheel.wheelhouse.prune import prune
+from patchkit.wheel.wheelhouse.prune import prune_wheelhouse
 from patchkit.wheel.wheelhouse.verify import check_files
 from support.faults import in_child, kill
 from support.wheels import write_wheel
@@ -47,7 +47,7 @@ def made(tmp_path):
 
 
 def held(house):
-    return [str(entry.name.version) for entry in entries(house)]
+    return [str(entry.name.version) for entry in listed_wheels(house)]
 
 
 def contents(house):
@@ -68,29 +68,38 @@ def ways(tmp_path, made):
     stock = [write_wheel(tmp_path / "aside", f"{n}.0", project="torch") for n in (1, 2)]
 
     def filled(house, wheel):
-        before = settled(house)
+        before = read_settled(house)
         digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
         name, size = wheel_name(wheel.name), wheel.stat().st_size
         fresh = ManifestEntry(name=name, sha256=digest, size=size, facts={}, kind=Kind.DEPENDENCY)
         replace_dependencies(house, before, [fresh], [wheel])
 
     def filled_before(house):
-        add(house, other, {})
+        add_wheel(house, other, {})
         filled(house, stock[0])
 
     def stray_there(house):
-        add(house, old, FACTS)
-        add(house, other, {})
+        add_wheel(house, old, FACTS)
+        add_wheel(house, other, {})
         shutil.copy(stray, house)
 
     return {
-        "first": (lambda house: None, lambda house: add(house, old, FACTS)),
-        "second": (lambda house: add(house, other, {}), lambda house: add(house, old, FACTS)),
-        "superseding": (lambda house: add(house, old, {}), lambda house: add(house, new, FACTS)),
-        "same name": (lambda house: add(house, old, {}), lambda house: add(house, twin, FACTS)),
-        "prune": (stray_there, lambda house: prune(house, drop=["vllm"])),
+        "first": (lambda house: None, lambda house: add_wheel(house, old, FACTS)),
+        "second": (
+            lambda house: add_wheel(house, other, {}),
+            lambda house: add_wheel(house, old, FACTS),
+        ),
+        "superseding": (
+            lambda house: add_wheel(house, old, {}),
+            lambda house: add_wheel(house, new, FACTS),
+        ),
+        "same name": (
+            lambda house: add_wheel(house, old, {}),
+            lambda house: add_wheel(house, twin, FACTS),
+        ),
+        "prune": (stray_there, lambda house: prune_wheelhouse(house, drop=["vllm"])),
         "fill": (filled_before, lambda house: filled(house, stock[1])),
-        "empty": (filled_before, lambda house: prune(house, dependencies=True)),
+        "empty": (filled_before, lambda house: prune_wheelhouse(house, dependencies=True)),
     }
 
 
@@ -128,11 +137,11 @@ def stop_in_the_middle(way, house):
 
 def test_cut_short_it_is_told_and_finished(way, house):
     stop_in_the_middle(way, house)
-    for action in (entries, check_files, lambda house: prune(house, dry_run=True)):
+    for action in (listed_wheels, check_files, lambda house: prune_wheelhouse(house, dry_run=True)):
         with pytest.raises(StorageError, match="cut short in mid-commit") as caught:
             action(house)
     assert caught.value.hint == f"finish it first: patchkit wheelhouse prune --dir {house}"
-    prune(house)
+    prune_wheelhouse(house)
     assert (contents(house), kinds(house)) == way.after
 
 
@@ -140,10 +149,10 @@ def test_a_damaged_journal_is_set_aside(way, house):
     stop_in_the_middle(way, house)
     (house / ".journal/forward.json").write_bytes(b"damaged")
     with pytest.raises(StorageError, match="cannot be understood") as caught:
-        prune(house)
+        prune_wheelhouse(house)
     assert caught.value.hint == f"patchkit wheelhouse prune --dir {house} --force"
-    prune(house, force=True)
-    prune(house)
+    prune_wheelhouse(house, force=True)
+    prune_wheelhouse(house)
     assert kinds(house) == []
     assert {path.name for path in house.iterdir()} == {*contents(house)}
 
@@ -160,7 +169,7 @@ def test_a_journal_from_elsewhere_deletes_nothing(name, house, tmp_path):
     journal = {"format": 1, "steps": [step], "folders": [], "note": {}}
     (house / ".journal/forward.json").write_text(json.dumps(journal))
     with pytest.raises(StorageError, match="cannot be understood"):
-        prune(house)
+        prune_wheelhouse(house)
     assert [place.read_text() for place in places] == ["mine"] * 3
 
 
@@ -193,7 +202,7 @@ def test_a_disk_that_fills_up_at_any_moment(small_disk, tmp_path, made):
 def refused(house, wheel):
     """Whether the disk refused to take the wheel."""
     try:
-        add(house, wheel, FACTS)
+        add_wheel(house, wheel, FACTS)
     except StorageError as error:
         return "No space left on device; nothing was changed" in error.what
     return False
@@ -201,33 +210,35 @@ def refused(house, wheel):
 
 def test_a_full_disk(small_disk, made):
     house = small_disk("size=64k") / "house"
-    add(house, made(OURS), {})
+    add_wheel(house, made(OURS), {})
     before = contents(house)
     large = made(NEWER, files={"a": random.Random(0).randbytes(80_000)})
     with pytest.raises(StorageError, match="No space left on device; nothing was changed"):
-        add(house, large, {})
+        add_wheel(house, large, {})
     assert (contents(house), check_files(house)) == (before, ())
 
 
 def test_a_read_only_wheelhouse_can_be_read(small_disk, made):
     disk = small_disk("size=1m")
-    add(disk, made(OURS), {})
+    add_wheel(disk, made(OURS), {})
     subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
     assert held(disk) == [OURS]
     assert check_files(disk) == ()
     with pytest.raises(StorageError, match="Read-only file system; nothing was changed"):
-        add(disk, made(NEWER), {})
+        add_wheel(disk, made(NEWER), {})
 
 
 def test_many_at_once(house, made):
     """None waits in vain, none overwrites what another one listed."""
     wheels = [made("1.0", project=f"p{number}") for number in range(6)]
     rivals = [made(f"2.{number}", project="q") for number in range(4)]
-    children = [start(lambda wheel=wheel: add(house, wheel, {})) for wheel in [*wheels, *rivals]]
+    children = [
+        start(lambda wheel=wheel: add_wheel(house, wheel, {})) for wheel in [*wheels, *rivals]
+    ]
     codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in children]
     assert codes[:6] == [0] * 6
     assert sorted(codes[6:]) == [0, 2, 2, 2]
-    assert len(entries(house)) == 7
+    assert len(listed_wheels(house)) == 7
     assert check_files(house) == ()
 
 
@@ -241,8 +252,8 @@ def start(action):
 def test_whoever_waits_too_long_is_told(house, made):
     house.mkdir()
     with locked(house), pytest.raises(BusyError, match="another patchkit is working"):
-        add(house, made(OURS), {}, patience=0.1)
-    add(house, made(OURS), {}, patience=0.1)
+        add_wheel(house, made(OURS), {}, patience=0.1)
+    add_wheel(house, made(OURS), {}, patience=0.1)
     assert held(house) == [OURS]
 
 
@@ -252,6 +263,6 @@ def test_what_cannot_be_written_is_known_before_a_build(small_disk, tmp_path):
     (tmp_path / "file").write_text("")
     for house in (disk, disk / "not/there", tmp_path / "file", tmp_path / "file/below"):
         with pytest.raises(StorageError, match=f"{house}: not a folder that can be written to"):
-            make_room(house, f"nvidia_nccl_cu13-{OURS}-py3-none-linux_aarch64.whl")
-    assert make_room(tmp_path / "not/there", f"x-{OURS}-py3-none-any.whl") == ()
+            check_room(house, f"nvidia_nccl_cu13-{OURS}-py3-none-linux_aarch64.whl")
+    assert check_room(tmp_path / "not/there", f"x-{OURS}-py3-none-any.whl") == ()
     assert not (tmp_path / "not").exists()

@@ -7,10 +7,10 @@ import shutil
 import pytest
 
 from patchkit.errors import HashMismatchError
-from patchkit.wheel.wheelhouse.contents import add, entries
-from patchkit.wheel.wheelhouse.fill import fill
+from patchkit.wheel.wheelhouse.contents import add_wheel, listed_wheels
+from patchkit.wheel.wheelhouse.fill import fill_wheelhouse
 from patchkit.wheel.wheelhouse.node import node_platform
-from patchkit.wheel.wheelhouse.prune import prune
+from patchkit.wheel.wheelhouse.prune import prune_wheelhouse
 from patchkit.wheel.wheelhouse.resolve import WheelSources
 from patchkit.wheel.wheelhouse.storage import LINKED
 from patchkit.wheel.wheelhouse.verify import check_files
@@ -23,7 +23,7 @@ DOCUMENTS = ["SHA256SUMS", "requirements.txt"]
 @pytest.fixture
 def house(tmp_path):
     folder = tmp_path / "wheelhouse"
-    add(folder, write_wheel(tmp_path / "made", OURS), {"target": "gb10"})
+    add_wheel(folder, write_wheel(tmp_path / "made", OURS), {"target": "gb10"})
     return folder
 
 
@@ -59,8 +59,10 @@ def test_a_wheel_that_is_a_link_to_the_same_bytes(house, elsewhere, cli, tmp_pat
     assert f"✗ {name}\n  {LINKED}\n" in said
     assert f"next: rm -- {house / name}; then build it again" in said
     with pytest.raises(HashMismatchError, match="is a link"):
-        fill(house, node_platform(CPU, "3.12", "2.39"), WheelSources(offline=True, folders=()))
-    add(house, write_wheel(tmp_path / "made", OURS), {"target": "gb10"})
+        fill_wheelhouse(
+            house, node_platform(CPU, "3.12", "2.39"), WheelSources(offline=True, folders=())
+        )
+    add_wheel(house, write_wheel(tmp_path / "made", OURS), {"target": "gb10"})
     assert found(house) == {}
     assert not (house / name).is_symlink()
     assert aside.read_bytes() == kept
@@ -72,7 +74,7 @@ def test_what_nobody_listed(kind, house, tmp_path):
     if kind == "link":
         stray.symlink_to(tmp_path / "other" / stray.name)
         assert found(house)[stray.name][0] == 8
-        prune(house)
+        prune_wheelhouse(house)
         assert found(house) == {}
         assert (tmp_path / "other" / stray.name).exists()
     else:
@@ -86,7 +88,7 @@ def test_a_document_that_is_a_link(name, house, elsewhere):
     aside.chmod(0o600)
     kept = aside.read_bytes()
     assert [(code, "is a link" in what) for code, what in found(house).values()] == [(8, True)]
-    prune(house)
+    prune_wheelhouse(house)
     assert found(house) == {}
     assert not (house / name).is_symlink()
     assert aside.read_bytes() == kept
@@ -97,8 +99,8 @@ def test_a_manifest_that_is_a_link_is_not_read(house, elsewhere, tmp_path):
     kept = aside.read_bytes()
     new = write_wheel(tmp_path / "made", "1.0", project="other")
     for action in (
-        *(entries, check_files, prune, lambda house: add(house, new, {})),
-        lambda house: fill(
+        *(listed_wheels, check_files, prune_wheelhouse, lambda house: add_wheel(house, new, {})),
+        lambda house: fill_wheelhouse(
             house, node_platform(CPU, "3.12", "2.39"), WheelSources(offline=True, folders=())
         ),
     ):
@@ -117,8 +119,10 @@ def test_a_folder_of_downloads_that_is_a_link(house, tmp_path):
     (house / ".filling").symlink_to(aside)
     assert found(house)[".filling"][0] == 7
     with pytest.raises(HashMismatchError, match=r"\.filling: is a link"):
-        fill(house, node_platform(CPU, "3.12", "2.39"), WheelSources(offline=True, folders=()))
-    prune(house)
+        fill_wheelhouse(
+            house, node_platform(CPU, "3.12", "2.39"), WheelSources(offline=True, folders=())
+        )
+    prune_wheelhouse(house)
     assert found(house) == {}
     assert (aside / "pip" / "precious").exists()
 
@@ -132,6 +136,8 @@ def test_an_earlier_download_that_is_a_link_is_not_taken(house, tmp_path, monkey
     for name in ("PIP_CONFIG_FILE", "PIP_FIND_LINKS", "PIP_EXTRA_INDEX_URL"):
         monkeypatch.setenv(name, "/dev/null" if name == "PIP_CONFIG_FILE" else "")
     where = node_platform(CPU, "3.12", "2.39")
-    fill(house, where, WheelSources(offline=True, folders=(offered.parent,)), also=["other"])
+    fill_wheelhouse(
+        house, where, WheelSources(offline=True, folders=(offered.parent,)), also=["other"]
+    )
     assert not (house / offered.name).is_symlink()
     assert found(house) == {}
