@@ -26,7 +26,7 @@ def found(spec, *, cpu="aarch64", digest=None):
 
 def repacked(spec, request, house, **which):
     with found(spec, **which) as origin:
-        return repack_wheel(origin, request, house, report=quiet, offline=True)
+        return repack_wheel(origin, request, house, report=quiet)
 
 
 @pytest.fixture(autouse=True)
@@ -58,7 +58,6 @@ def known(monkeypatch):
     def lock(wheel, cpu="aarch64"):
         entry = LockEntry(VERSION, wheel.name, sha256(wheel), wheel.stat().st_size)
         monkeypatch.setattr(upstream, "upstream_wheels", lambda: {cpu: {VERSION: entry}})
-        monkeypatch.setattr("patchkit.wheel.vllm.repack.upstream_wheels", upstream.upstream_wheels)
         return wheel
 
     return lock

@@ -97,7 +97,6 @@ def command(
             request,
             house,
             report=report,
-            offline=offline,
             say=tell,
             sandboxed=may_run(locked=origin.locked, trusted=trusted),
         )

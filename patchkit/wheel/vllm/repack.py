@@ -5,7 +5,6 @@ origin → kernels load? → staged tree → apply, proofs → additions → rew
 
 from __future__ import annotations
 
-import contextlib
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -19,13 +18,11 @@ from patchkit.apply import apply
 from patchkit.digests import sha256_of
 from patchkit.durable.names import is_file
 from patchkit.elf import by_version, damaged
-from patchkit.errors import DriftError, SourceError, StorageError, UsageError
+from patchkit.errors import SourceError, StorageError, UsageError
 from patchkit.patching.commit import Applied
 from patchkit.patching.fix import Request, Severity, State
-from patchkit.patching.ledger import LedgerRequest
 from patchkit.patching.recipe import load_recipe
 from patchkit.patching.workspace import open_workspace
-from patchkit.quoting import quoted
 from patchkit.source.tree import Sandboxed
 from patchkit.wheel.build.work import staging
 from patchkit.wheel.device.inspect import Binary, inspect_wheel
@@ -42,7 +39,7 @@ from patchkit.wheel.file.metadata import read_metadata
 from patchkit.wheel.file.wheelfile import WheelFile
 from patchkit.wheel.file.write import Progress, rewrite_wheel
 from patchkit.wheel.vllm.repack_additions import Additions, PatchedTree, make_additions
-from patchkit.wheel.vllm.repack_origin import Origin, find_wheel, upstream_wheels
+from patchkit.wheel.vllm.repack_origin import Origin
 from patchkit.wheel.wheelhouse.contents import add_wheel, check_room, listed_wheels
 
 Report = Callable[[str], Progress]
@@ -81,34 +78,25 @@ def repack_wheel(
     house: Path,
     *,
     report: Report,
-    offline: bool = False,
     sandboxed: Sandboxed = Sandboxed.ALWAYS,
     say: Callable[[str], None] = lambda _line: None,
 ) -> Repacked:
     """Patch, prove and write a wheel anew, and put it into the wheelhouse.
 
-    A wheel that is itself a repack is made again from upstream's, and must come out the same.
     ``sandboxed`` says how proofs may run the wheel's own code. Raises ProofError if the kernels do
-    not serve the device, UsageError if there is nothing to change or the wheel is a repack of
-    another kind; and what ``apply`` and ``add`` raise.
+    not serve the device, UsageError if there is nothing to change; and what ``apply`` and
+    ``add_wheel`` raise.
     """
-    target, given = request.target, origin
+    target = request.target
     # What the wheel will be called, but for what only the work can tell.
-    version = f"{given.version.public}+{target.cuda_tag}.{target.name}"
-    check_room(house, f"vllm-{version}-{given.wheel.name.tag}.whl")
-    with contextlib.ExitStack() as stack:
-        if given.repacked:
-            _check_request(given, request)
-            spec, check = f"vllm=={given.version.public}", load_recipe("vllm").check
-            origin = stack.enter_context(
-                find_wheel(spec, given.cpu, offline=offline, report=report, check=check)
-            )
-        # First of all: kernels that do not serve the device cannot be patched into serving it.
-        say(f"reading the device code of {origin.wheel.path.name}")
-        binaries = inspect_wheel(origin.wheel)
-        judged = judge_libraries(origin.wheel, binaries, target, origin.version)
-        require_loading(judged, target, origin.version)
-        folder = stack.enter_context(staging())
+    version = f"{origin.version.public}+{target.cuda_tag}.{target.name}"
+    check_room(house, f"vllm-{version}-{origin.wheel.name.tag}.whl")
+    # First of all: kernels that do not serve the device cannot be patched into serving it.
+    say(f"reading the device code of {origin.wheel.path.name}")
+    binaries = inspect_wheel(origin.wheel)
+    judged = judge_libraries(origin.wheel, binaries, target, origin.version)
+    require_loading(judged, target, origin.version)
+    with staging() as folder:
         say("patching and proving")
         patched = _patch_tree(origin, request, folder / "tree", binaries, judged, sandboxed)
         notes, new = tuple(_install_notes(patched, judged)), make_additions(patched)
@@ -117,34 +105,26 @@ def repack_wheel(
         wheel = folder / new.filename
         rewrite_wheel(origin.wheel, wheel, new.dist_info, new.members, report("Writing"))
         digest, size = sha256_of(wheel), wheel.stat().st_size
-        # The same request on the same wheel gives the same bytes; others were made otherwise.
-        if given.repacked and given.wheel.sha256 != digest:
-            raise DriftError(
-                f"{given.wheel.path}: is not what this patchkit makes of upstream's wheel: that "
-                f"is {new.filename}, sha256 {digest}",
-                why="another patchkit made it, or it was changed since",
-                hint=_repack_command(given),
-            )
         fresh = not _is_in_wheelhouse(house, new, digest)
         if fresh:
             add_wheel(house, wheel, new.facts, say=say)
-        return Repacked(
-            wheel=house / new.filename,
-            sha256=digest,
-            size=size,
-            fresh=fresh,
-            version=origin.version,
-            source={
-                "file": origin.wheel.name.filename,
-                "sha256": origin.wheel.sha256,
-                "size": origin.wheel.size,
-                "upstream": origin.locked,
-            },
-            outcome=patched.outcome,
-            libraries=judged,
-            notes=notes,
-            facts=new.facts,
-        )
+    return Repacked(
+        wheel=house / new.filename,
+        sha256=digest,
+        size=size,
+        fresh=fresh,
+        version=origin.version,
+        source={
+            "file": origin.wheel.name.filename,
+            "sha256": origin.wheel.sha256,
+            "size": origin.wheel.size,
+            "upstream": origin.locked,
+        },
+        outcome=patched.outcome,
+        libraries=judged,
+        notes=notes,
+        facts=new.facts,
+    )
 
 
 def _patch_tree(
@@ -214,27 +194,6 @@ def _glibc_tag(tag: str, binaries: tuple[Binary, ...]) -> str:
     if needed[:1] == [2] and needed[1] > promised:
         platform = f"manylinux_2_{needed[1]}_{match['cpu']}"
     return f"{interpreter}-{abi}-{platform}"
-
-
-def _check_request(given: Origin, request: Request) -> None:
-    """Raise UsageError unless patchkit made the wheel of upstream's, for the same request."""
-    facts = given.wheel.facts
-    lock = upstream_wheels()[given.cpu].get(given.version.public)
-    found = {key: facts.get(key) for key in ("made", "request", "source")}
-    source = f"sha256:{lock.sha256}" if lock else None
-    if found != {"made": "repack", "request": LedgerRequest.of(request).fields(), "source": source}:
-        raise UsageError(
-            f"{given.wheel.path}: patchkit {facts.get('patchkit')} made it already, for "
-            f"{facts.get('target')}, and not as it is asked for now",
-            why="a repack begins with what upstream released",
-            hint=_repack_command(given)
-            + (f"; that takes upstream's {lock.filename}" if lock else ""),
-        )
-
-
-def _repack_command(given: Origin) -> str:
-    """Return the command that makes a repack from upstream's wheel again."""
-    return quoted("patchkit", "repack", f"vllm=={given.version.public}", "--cpu", given.cpu)
 
 
 def _is_in_wheelhouse(house: Path, new: Additions, digest: str) -> bool:

@@ -27,16 +27,12 @@ _EXAMPLE = "patchkit repack vllm==0.25.1; or name a wheel"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
-    """An open wheel of vLLM.
-
-    ``locked`` if the lock names its sha256 as upstream's, ``repacked`` if patchkit made it.
-    """
+    """An open wheel of vLLM; ``locked`` if the lock names its sha256 as upstream's."""
 
     wheel: WheelFile
     version: Version
     cpu: str
     locked: bool
-    repacked: bool
 
 
 @contextmanager
@@ -74,11 +70,16 @@ def find_wheel(
     entry = lock.get(cpu, {}).get(version.public)
     with WheelFile(path) as wheel:
         locked = entry is not None and entry.sha256 == wheel.sha256
-        # Only a claim of the wheel's: repack makes it again from upstream's and compares.
-        repacked = not locked and bool(wheel.facts)
-        if not locked and not repacked:
+        if not locked and wheel.facts:
+            raise UsageError(
+                f"{path}: patchkit {wheel.facts.get('patchkit')} made it already, for "
+                f"{wheel.facts.get('target')}",
+                why="a repack begins with what upstream released",
+                hint=quoted("patchkit", "repack", f"vllm=={version.public}", "--cpu", cpu),
+            )
+        if not locked:
             _require_vouched(wheel, sha256, entry)
-        yield Origin(wheel=wheel, version=version, cpu=cpu, locked=locked, repacked=repacked)
+        yield Origin(wheel=wheel, version=version, cpu=cpu, locked=locked)
 
 
 def upstream_wheels() -> dict[str, dict[str, LockEntry]]:

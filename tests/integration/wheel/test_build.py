@@ -9,7 +9,6 @@ from __future__ import annotations
 import ctypes
 import json
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -35,7 +34,6 @@ from support.building import (
     a_disk_that_fills_up,
     gone_on_with,
     interrupted,
-    until,
     wheels,
 )
 from support.comparing import first_member, first_object
@@ -231,22 +229,6 @@ def test_ccache_does_not_matter(built, build, work, tmp_path):
     assert hits >= len(made.objects) - 1  # linking is not cached
 
 
-@pytest.mark.e2e
-def test_other_sources_are_another_wheel(built, build, tmp_path):
-    made, sources = built(HERE), tmp_path / "sources"
-    shutil.copytree(SMALL, sources)
-    code = (sources / "src/init.cc").read_text()
-    (sources / "src/init.cc").write_text(code.replace("return *where", "return 0 && *where"))
-    objects = tmp_path / "objects.json"
-    arguments = ["--src", sources, "--cpu", HERE, "--dir", tmp_path / "house"]
-    build(*arguments, "--objects", objects, "--functions", "sum")
-    (wheel,) = wheels(tmp_path / "house")
-    assert f"-{VERSION}+gb10.reduced." in wheel.name
-    assert first_object(made.objects, json.loads(objects.read_text())) == "obj/device/glue.o"
-    assert "obj/init.o" in json.loads(objects.read_text())
-    assert (tmp_path / f"work/nccl-{VERSION}-gb10-{HERE}-reduced").is_dir()
-
-
 # Accidents
 
 
@@ -274,23 +256,6 @@ def test_interrupted(built, run, work, tmp_path, sent, everything):
 
 
 @pytest.mark.e2e
-def test_a_build_while_another_one_runs(built, run, build, tmp_path):
-    made = built(HERE)
-    work, house = tmp_path / "work", tmp_path / "house"
-    first = run(work, *made.arguments, "--dir", house)
-    until("Compiling", work / f"nccl-{VERSION}-gb10-{HERE}/log.txt", first)
-    os.killpg(first.pid, signal.SIGSTOP)
-    second = build(*made.arguments, "--dir", tmp_path / "other", rc=6, work=work)
-    os.killpg(first.pid, signal.SIGCONT)
-    assert "another patchkit is working" in second.stderr
-    stdout, stderr = first.communicate()
-    assert first.returncode == 0, stdout + stderr
-    assert wheels(tmp_path / "other") == []
-    assert check_files(house) == ()
-    assert len(wheels(house)) == 1
-
-
-@pytest.mark.e2e
 def test_a_disk_that_fills_up(built, build, small_disk, tmp_path):
     made, house = built(HERE), tmp_path / "house"
     files = len(list(made.aside.rglob("*")))
@@ -299,38 +264,6 @@ def test_a_disk_that_fills_up(built, build, small_disk, tmp_path):
     a_disk_that_fills_up(build, [*made.arguments, "--dir", house], disk, rooms)
     assert check_files(house) == ()
     assert sorted(path.name for path in disk.iterdir()) == [f"nccl-{VERSION}-gb10-{HERE}"]
-
-
-@pytest.mark.e2e
-def test_a_wheelhouse_that_fills_up(built, build, work, small_disk):
-    """The build is not lost: with room its wheel is placed, without compiling; what a user sees."""
-    made = built(HERE)
-    shutil.copytree(made.aside, work, symlinks=True)
-    house = small_disk("size=300k,mode=755")
-    said = build(*made.arguments, "--dir", house, work=work, rc=7).stderr
-    assert "No space left on device; nothing was changed" in said
-    assert list(house.iterdir()) == []
-    subprocess.run(["mount", "-o", "remount,size=8m", house], check=True)
-    told = build(*made.arguments, "--dir", house, work=work).stdout
-    assert "Compiling" not in next(work.glob("*/log.txt")).read_text()
-    assert same(made, house)
-
-    title, compiler, archs, exact, wheel, *notes = told.splitlines()
-    assert title.startswith(f"nccl {VERSION}  tree  →  NVIDIA DGX Spark (GB10), sm_121, {HERE}")
-    assert compiler.startswith("✓ nvcc 13.")
-    assert archs == f"✓ {LIBRARY}: 1 sm_121"
-    assert exact == "✓ every kernel of NCCL is exact for NVIDIA DGX Spark (GB10)"
-    assert wheel.startswith(f"✓ {house}/nvidia_nccl_cu13-{VERSION}+gb10.")
-    assert any("Message truncated" in note for note in notes)
-    assert re.match(r"next: \S*pip install ", notes[-1])
-
-
-def test_too_little_space_to_begin_with(built, build, small_disk, tmp_path):
-    made = built(HERE)
-    disk = small_disk("size=64m,mode=755")
-    said = build(*made.arguments, "--dir", tmp_path / "house", work=disk, rc=7).stderr
-    assert "less than 2 GiB free" in said
-    assert "Compiling" not in said
 
 
 # What does not compile, or is not what was promised

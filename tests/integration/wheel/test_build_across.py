@@ -13,7 +13,6 @@ import shutil
 import signal
 import subprocess
 import time
-from functools import partial
 from pathlib import Path
 from zipfile import ZipFile
 
@@ -27,7 +26,6 @@ from support.building import (
     SMALL_VLLM,
     TORCH,
     VLLM_VERSION,
-    a_disk_that_fills_up,
     gone_on_with,
     wheels,
 )
@@ -199,19 +197,6 @@ def test_no_compiler_for_the_cpu(across, lock, tmp_path):
     said = across(lock(), env={"PATH": str(programs)}, rc=9).stderr
     assert "no C++ compiler for aarch64: apt install g++-aarch64-linux-gnu" in said
     assert wheels(tmp_path / "house") == []
-
-
-@pytest.mark.e2e
-def test_a_disk_that_fills_up(across, build, arguments, offline, lock, small_disk, tmp_path):
-    """While the environment is made, the target's files are unpacked, and something is compiled."""
-    locked = lock()
-    across(locked, work=tmp_path / "whole")
-    files = len(list((tmp_path / "whole").rglob("*")))
-    disk = small_disk("size=16g,nr_inodes=10,mode=755")
-    given = arguments(locked, house="other")
-    with_pip = partial(build, env=offline)
-    a_disk_that_fills_up(with_pip, given, disk, rooms=(10, files // 2, files - 3))
-    assert first_member(*wheels(tmp_path / "house"), *wheels(tmp_path / "other")) == ""
 
 
 @pytest.mark.e2e

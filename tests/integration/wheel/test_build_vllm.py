@@ -21,7 +21,6 @@ from support.building import (
     SMALL_VLLM,
     TORCH,
     VLLM_VERSION,
-    a_disk_that_fills_up,
     gone_on_with,
     interrupted,
     python_with,
@@ -119,23 +118,6 @@ def test_interrupted(run, arguments, sources, tmp_path, sent, everything):
     assert compiled.stat().st_mtime_ns == before  # gone on with, not begun anew
     assert check_files(house) == ()
     assert len(wheels(house)) == 1
-
-
-@pytest.mark.e2e
-def test_a_disk_that_fills_up(build, arguments, small_disk, tmp_path):
-    build(*arguments(), work=tmp_path / "whole")
-    files = len(list((tmp_path / "whole").rglob("*")))
-    house = tmp_path / "other"
-    disk = small_disk("size=16g,nr_inodes=10,mode=755")
-    rooms = (10, files - 20, files - 3)
-    a_disk_that_fills_up(build, arguments(house=house), disk, rooms)
-    assert first_member(*wheels(tmp_path / "house"), *wheels(house)) == ""
-
-
-def test_too_little_space_to_begin_with(build, arguments, small_disk, tmp_path):
-    said = build(*arguments(), work=small_disk("size=1g,mode=755"), rc=7).stderr
-    assert "less than 8 GiB free" in said
-    assert wheels(tmp_path / "house") == []
 
 
 @pytest.mark.e2e

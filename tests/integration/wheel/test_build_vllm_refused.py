@@ -156,12 +156,6 @@ def test_a_torch_that_is_damaged(refused, tmp_path):
     assert "torch cannot be imported: " in refused(*SRC, "--python", python, rc=10)
 
 
-def test_what_does_not_run_is_no_python(refused, tmp_path):
-    (tmp_path / "python").write_text("")
-    said = refused(*SRC, "--python", tmp_path / "python", rc=9)
-    assert f"{tmp_path}/python does not run" in said
-
-
 def test_all_that_is_missing_is_said_at_once(refused, sources, tmp_path):
     root = sources("pyproject.toml", ">=3.10,<3.20", ">=3.99")
     cmake = root / "CMakeLists.txt"

@@ -145,16 +145,6 @@ def test_the_whole_way_around_a_pin(built, fill, call, house, run):
     assert complaint.endswith(f"but you have nvidia-nccl-cu13 {OURS}.")
 
 
-def test_what_brings_the_pinned_release_back(built, fill, call, run, tmp_path):
-    """As the docs say: pip, asked for torch or vLLM again, mends what it takes for a fault."""
-    call("wheelhouse", "override", PIN)
-    built(OURS)
-    run(line_of(fill().stdout, "pip install"))
-    again = f"pip install --dry-run --find-links {tmp_path}/offered torch"
-    assert "Would install nvidia-nccl-cu13-2.28.9" in run(again)
-    assert "Would install" not in run(again.replace("--dry-run", "--dry-run --no-deps"))
-
-
 def test_a_lock_from_before_is_no_longer_right(fill, call, house):
     fill()
     said = call("wheelhouse", "override", PIN).stdout

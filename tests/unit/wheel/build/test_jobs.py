@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from patchkit.units import BYTES_PER_GIB
-from patchkit.wheel.build import jobs as module
+from patchkit.wheel.build import machine as module
 from patchkit.wheel.build.machine import can_cut_off, cut_off, jobs_for
 
 

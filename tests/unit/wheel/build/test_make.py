@@ -78,11 +78,6 @@ def test_nothing_of_the_callers_decides(monkeypatch, tmp_path):
     }
 
 
-def test_without_a_path(monkeypatch, tmp_path):
-    monkeypatch.delenv("PATH")
-    assert "None" not in nccl_environment(tmp_path, TOOLS).get("PATH", "")
-
-
 @pytest.fixture
 def make(tmp_path):
     """Run a Makefile of these rules for ``all``: what progress was told, and the log."""
@@ -180,12 +175,6 @@ def test_a_failing_build_tells_why(make, tmp_path):
     assert said.hint == f"{log}; run again to go on from here, with --fresh to begin anew"
 
 
-def test_a_failure_without_telling_lines(make):
-    with pytest.raises(BuildError) as failed:
-        make("all:\n    @seq 100; kill -TERM $$PPID\n")
-    assert failed.value.what.split("\n")[1:]  # the last lines, whatever they say
-
-
 def test_a_compiler_that_memory_ended(make):
     with pytest.raises(BuildError, match="ran out of memory") as failed:
         make("all:\n    @echo 'Compiling  x.cu'; sh -c 'kill -KILL $$$$'\n")
@@ -250,11 +239,6 @@ def test_a_generator_that_was_cut_short(small):
     assert "atomicAdd" in (small / "build/obj/gensrc/sum.cu").read_text()
 
 
-def test_a_tree_that_make_cannot_read(small):
-    (small / "source/src/Makefile").write_text("all\n")
-    assert objects_to_make(small, ENV, "") == 0
-
-
 @pytest.fixture(scope="session")
 def real(tmp_path_factory):
     """A real object and a real library, as bytes."""
@@ -310,10 +294,6 @@ def test_a_linker_that_is_killed_leaves_what_is_dropped(tmp_path):
     drop_partial(tmp_path)
     assert not place.exists()
     assert (tmp_path / "big.o").exists()
-
-
-def test_no_build_folder_yet(tmp_path):
-    drop_partial(tmp_path / "build")
 
 
 def test_what_lacks_a_part_does_not_link(make, tmp_path):

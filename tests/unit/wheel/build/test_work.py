@@ -6,14 +6,12 @@ import os
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 
-import patchkit
 from patchkit.errors import BusyError, StorageError
 from patchkit.wheel.build import work as module
-from patchkit.wheel.build.work import emptied, staging, work_folder
+from patchkit.wheel.build.work import staging, work_folder
 
 
 @pytest.fixture
@@ -140,28 +138,6 @@ def test_what_was_staged_days_ago_goes(work):
     assert there == {".staged-new", "nccl", staged.name}
 
 
-def test_several_clear_the_stale_at_once(work):
-    """Each runs into what another one has just removed."""
-    for number in range(60):
-        (work / f".staged-{number}").mkdir(parents=True)
-        os.utime(work / f".staged-{number}", (0, 0))
-    code = (
-        "import sys; from pathlib import Path\n"
-        "from patchkit.wheel.build import work\n"
-        "work.WORK = Path(sys.argv[1])\n"
-        "input()\n"
-        "with work.staging(): pass\n"
-    )
-    how = {"stdin": subprocess.PIPE, "stderr": subprocess.PIPE}
-    how["env"] = {**os.environ, "PYTHONPATH": str(Path(patchkit.__file__).parents[1])}
-    running = [subprocess.Popen([sys.executable, "-c", code, work], **how) for _ in range(3)]
-    for process in running:
-        process.stdin.write(b"\n")
-        process.stdin.flush()
-    assert [process.communicate()[1] for process in running] == [b""] * 3
-    assert list(work.iterdir()) == []
-
-
 # Others must not be able to put anything there
 
 
@@ -225,11 +201,3 @@ def test_a_folder_that_cannot_be_made(held, work, tmp_path):
     work.parent.joinpath("work").write_text("")
     with pytest.raises(StorageError, match=f"cannot make {work}: File exists"):
         held()
-
-
-def test_emptied(tmp_path):
-    place = tmp_path / "out"
-    for _ in range(2):
-        assert list(emptied(place).iterdir()) == []
-        (place / "folder").mkdir()
-        (place / "folder/file").write_text("")
