@@ -28,7 +28,6 @@ from patchkit.cli.wheel.build_options import (
     show_plan,
 )
 from patchkit.cli.wheel.build_vllm import command as vllm
-from patchkit.cli.wheel.override import offer_lines
 from patchkit.errors import UsageError
 from patchkit.extras import require_build
 from patchkit.patching.recipe import load_recipe
@@ -40,7 +39,7 @@ from patchkit.wheel.build.nccl import JOB_MEMORY, NcclOrder, build_nccl, plan_nc
 from patchkit.wheel.build.toolchain import find_toolchain
 from patchkit.wheel.device.inspect import LIVE
 from patchkit.wheel.wheelhouse.contents import check_room, load_manifest
-from patchkit.wheel.wheelhouse.overrides import default_version, offers, require_wanted
+from patchkit.wheel.wheelhouse.overrides import default_version, require_wanted
 from patchkit.wheel.wheelhouse.pins import is_nccl
 
 _EPILOG = """\
@@ -178,8 +177,6 @@ def _spec(version: str | None, source: str | None, house: Path) -> str:
     if version is None:
         chosen, reason = default_version(house)
         tell(f"NCCL {chosen}: {reason}")
-        for line in offer_lines(house, offers(house)):
-            tell(line)
         return f"nccl=={chosen}"
     named = named_version(version, "for example 2.30.7")
     require_wanted(house, named)

@@ -18,11 +18,11 @@ from patchkit.wheel.wheelhouse.contents import load_manifest
 from patchkit.wheel.wheelhouse.manifest import Kind, Override
 from patchkit.wheel.wheelhouse.overrides import (
     choose_override,
+    known_overrides,
     lift_override,
-    offers,
     record_override,
 )
-from patchkit.wheel.wheelhouse.pins import is_nccl
+from patchkit.wheel.wheelhouse.pins import is_nccl, pins_in
 
 _EPILOG = """\
 \b
@@ -116,7 +116,8 @@ def _next(house: Path, override: Override, *, taken: bool) -> Iterator[Shown]:
 
 
 def _list(house: Path, *, as_json: bool) -> None:
-    overrides, offered = load_manifest(house).overrides, offers(house)
+    overrides = load_manifest(house).overrides
+    offered = known_overrides(pins_in(house), overrides)
     if as_json:
         print_json({"dir": str(house), **override_fields(overrides, offered)})
         return

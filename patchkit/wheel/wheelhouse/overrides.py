@@ -81,13 +81,6 @@ def lift_override(house: Path, project: str) -> Override:
     raise UsageError(f"{house}: there is no override of {project}", hint=f"there is {there}")
 
 
-def offers(house: Path) -> tuple[Override, ...]:
-    """Return the overrides that known bugs of what is pinned in a folder suggest."""
-    if not house.is_dir():
-        return ()
-    return known_overrides(pins_in(house), listed_manifest(house).overrides)
-
-
 def known_overrides(pins: Iterable[WheelPin], recorded: Iterable[Override]) -> tuple[Override, ...]:
     """Return the overrides that known bugs of pinned releases suggest, where none is recorded."""
     found, there = {}, {each.takes.project for each in recorded}

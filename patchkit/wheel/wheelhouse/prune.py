@@ -14,7 +14,6 @@ from patchkit.wheel.wheelhouse.manifest import MANIFEST, Kind, write_documents
 from patchkit.wheel.wheelhouse.storage import (
     DAMAGED,
     JOURNAL,
-    PATIENCE,
     clear_folder,
     commit_files,
     hold_wheelhouse,
@@ -39,7 +38,6 @@ def prune_wheelhouse(
     dependencies: bool = False,
     dry_run: bool = False,
     force: bool = False,
-    patience: float = PATIENCE,
 ) -> tuple[Pruned, ...]:
     """Remove what the manifest does not list, what an interrupted run left, and what is dropped.
 
@@ -48,7 +46,7 @@ def prune_wheelhouse(
     written anew. ``force`` sets a journal aside that cannot be read. Raises as ``add`` does, and
     SourceError if no manifest says what belongs here.
     """
-    with open_for_reading(house, patience) if dry_run else hold_wheelhouse(house, patience):
+    with open_for_reading(house) if dry_run else hold_wheelhouse(house):
         left = [Pruned(finding.where, finding.what) for finding in find_leftovers(house)]
         if not dry_run:
             left += _clear_leftovers(house, force=force)

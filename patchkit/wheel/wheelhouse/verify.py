@@ -18,7 +18,6 @@ from patchkit.errors import (
 )
 from patchkit.finding import Finding, finding
 from patchkit.quoting import quoted
-from patchkit.target import Load
 from patchkit.wheel.device.inspect import prove_exact
 from patchkit.wheel.device.wheel_checks import check_wheel, missed
 from patchkit.wheel.file.record import find_faults
@@ -194,7 +193,7 @@ def find_unfit(wheel: ListedWheel) -> Iterator[Finding]:
             "build it again",
             "one of the two was edited",
         )
-    target, code = wheel.target, [binary for binary in wheel.binaries if binary.live]
+    target = wheel.target
     if target is None:
         what = f"patchkit.json in it names no known target: {facts.get('target')!r}"
         yield finding(SourceError, wheel.filename, what, "build it again, or update patchkit")
@@ -207,10 +206,3 @@ def find_unfit(wheel: ListedWheel) -> Iterator[Finding]:
     elif facts.get("project") == "vllm":
         fatal = [library for library in wheel.judged if library.fatal]
         yield from missed(wheel.entry.name.version, fatal, target, wheel.filename)
-    elif code and all(binary.load(target) is Load.NONE for binary in code):
-        yield finding(
-            ProofError,
-            wheel.filename,
-            f"none of its {len(code)} libraries with device code loads on {target.title}",
-            f"build it from source for {target.name}",
-        )
