@@ -10,25 +10,17 @@ from typing import Any
 
 from patchkit.cluster.agent import unit_state
 from patchkit.cluster.agent.node_files import put
-from patchkit.cluster.agent.user_units import user_systemctl, user_systemd_run
-from patchkit.process import Completed
+from patchkit.cluster.agent.unit_state import run_for_user
 
 _PATIENCE = 200.0  # seconds for systemd to stop a unit, which kills what does not end
 _LONG = 3600.0  # seconds of a sleep that nothing but a signal ends
 _SETTLES = 10.0  # seconds for the driver to give memory back after the last process
 
 
-def reload() -> None:
-    """Let systemd read the user's units again. Raises HostError."""
-    done = user_systemctl("daemon-reload")
-    if done.trouble:
-        raise done.error(hint="systemctl --user status")
-
-
 def place_files(name: str, files: dict[str, str]) -> list[str]:
-    """Write a cluster's files and let systemd read them. Raises what ``put`` and ``reload`` do."""
+    """Write a cluster's files and let systemd read them. Raises as ``put``, and HostError."""
     changed = put(name, files)
-    reload()
+    run_for_user("systemctl", "daemon-reload", check=True)
     return changed
 
 
@@ -38,12 +30,12 @@ def begin_group(name: str, restart: bool, lasting: bool = True) -> str:
     A ``lasting`` one is enabled for the next boot. Returns the time there, for its journal. Raises
     HostError.
     """
-    now, unit = f"@{time.time():.6f}", _rank(name)
-    user_systemctl("stop", _watch(name))
+    now, unit = f"@{time.time():.6f}", f"patchkit-{name}.service"
+    run_for_user("systemctl", "stop", _hold_unit(name))
     # What failed before does not count towards the limit of a start that a person asks for.
-    user_systemctl("reset-failed", unit)
-    _need(user_systemctl("enable" if lasting else "disable", "--quiet", unit))
-    _need(user_systemctl("restart" if restart else "start", "--no-block", unit))
+    run_for_user("systemctl", "reset-failed", unit)
+    run_for_user("systemctl", "enable" if lasting else "disable", "--quiet", unit, check=True)
+    run_for_user("systemctl", "restart" if restart else "start", "--no-block", unit, check=True)
     return now
 
 
@@ -52,44 +44,36 @@ def hold_group(name: str) -> Iterator[bool]:
 
     On the head. Raises HostError.
     """
-    ask = f"ExecStopPost=-{shutil.which('systemctl')} --user"
+    ask, unit = f"ExecStopPost=-{shutil.which('systemctl')} --user", f"patchkit-{name}.service"
     how = (
-        *(f"--unit={_watch(name)}", "--collect", "--quiet"),
-        *(f"--property={ask} {verb} {_rank(name)}" for verb in ("stop", "reset-failed")),
+        *(f"--unit={_hold_unit(name)}", "--collect", "--quiet"),
+        *(f"--property={ask} {verb} {unit}" for verb in ("stop", "reset-failed")),
         f"--property=TimeoutStopSec={_PATIENCE:.0f}",
     )
-    _need(user_systemd_run(*how, "tail", f"--pid={os.getpid()}", "--follow", os.devnull))
+    lives = ("tail", f"--pid={os.getpid()}", "--follow", os.devnull)
+    run_for_user("systemd-run", *how, *lives, check=True)
     yield True
     while True:
         time.sleep(_LONG)
 
 
-def _rank(name: str) -> str:
-    return f"patchkit-{name}.service"
-
-
-def _watch(name: str) -> str:
+def _hold_unit(name: str) -> str:
     """Return the unit that lives as long as who holds the group."""
     return f"patchkit-{name}-hold.service"
-
-
-def _need(done: Completed) -> None:
-    if done.trouble:
-        raise done.error(hint="systemctl --user status")
 
 
 def end_group(name: str, units: list[str], disable: bool) -> dict[str, Any]:
     """Stop a node's units, wait until the group has no process and its memory is back: there."""
     before = unit_state.state(name, units)
-    running = [each["unit"] for each in before["units"] if each["active"] != "inactive"]
+    running = [unit["unit"] for unit in before["units"] if unit["active"] != "inactive"]
     if disable:
-        user_systemctl("disable", "--quiet", units[0])
-    user_systemctl("stop", _watch(name), timeout=_PATIENCE)
-    done = user_systemctl("stop", *(running or units[:1]), timeout=_PATIENCE)
+        run_for_user("systemctl", "disable", "--quiet", units[0])
+    run_for_user("systemctl", "stop", _hold_unit(name), timeout=_PATIENCE)
+    done = run_for_user("systemctl", "stop", *(running or units[:1]), timeout=_PATIENCE)
     # A unit that was never there is stopped.
     if done.trouble and "not loaded" not in done.errors:
         raise done.error(hint="systemctl --user status")
-    user_systemctl("reset-failed", *units)
+    run_for_user("systemctl", "reset-failed", *units)
     deadline = time.monotonic() + _SETTLES
     after = unit_state.state(name, units)
     while time.monotonic() < deadline:

@@ -18,7 +18,6 @@ from patchkit.cluster.agent.disk_room import disk_rooms
 from patchkit.cluster.agent.group_processes import group_processes, listeners
 from patchkit.cluster.agent.node_facts import facts_here
 from patchkit.cluster.agent.python_contents import python_contents
-from patchkit.cluster.agent.user_units import user_systemctl
 from patchkit.cluster.health.closer import look_closer
 from patchkit.cluster.ssh.failure import error_fields
 from patchkit.errors import HostError, PatchkitError
@@ -96,16 +95,16 @@ def _closer(venv: str, unit: str) -> dict[str, Any]:
     """Return what one sees who looks closer, with the limits of the unit's process if it runs."""
     place = Path(venv).expanduser()
     there = str(place) if (place / "bin" / "python").exists() else ""
-    done = user_systemctl("show", "--property=MainPID", "--value", "--", unit)
+    done = unit_state.run_for_user("systemctl", "show", "--property=MainPID", "--value", "--", unit)
     main = int(done.output) if done.output.strip().isdigit() else 0
     health = look_closer(there, main, done.trouble or f"{unit} does not run")
     return {**health, "manager": not done.trouble}
 
 
 def _unit_file(unit: str) -> UnitFile:
-    done = user_systemctl("show", f"--property={','.join(_ABOUT_FILE)}", "--", unit)
-    if done.trouble:
-        raise done.error(hint="systemctl --user status")
+    shown_keys = ",".join(_ABOUT_FILE)
+    words = ("systemctl", "show", f"--property={shown_keys}", "--", unit)
+    done = unit_state.run_for_user(*words, check=True)
     shown = dict(line.partition("=")[::2] for line in done.output.splitlines())
     return UnitFile(
         drop_ins=tuple(shown.get("DropInPaths", "").split()),

@@ -27,16 +27,16 @@ _LARGEST = 32 << 20  # bytes of a RECORD
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstalledVenv:
-    """A whole environment: versions and digests of its projects, and the libnccl that torch loads.
+    """A whole environment: its projects' versions, and the libnccl that torch loads.
 
-    A digest is one over a project's RECORD, without what depends on the folder: scripts.
+    ``record`` is a digest over all RECORDs, without what depends on the folder: scripts.
     """
 
     name: str
     folder: str
     python: str
     versions: Mapping[str, str]
-    digests: Mapping[str, str]
+    record: str
     nccl: str = ""
     nccl_version: str = ""
     nccl_sha256: str = ""
@@ -87,7 +87,7 @@ def checked(place: Path, projects: Collection[str]) -> InstalledVenv:
         folder=str(place),
         python=site.parent.name.removeprefix("python"),
         versions={name: header(homes[name][0], "Version") for name in sorted(projects)},
-        digests=_digests(files, projects),
+        record=_digest_records(files, projects),
         **fields,
     )
 
@@ -102,8 +102,8 @@ def whole(place: Path) -> InstalledVenv | None:
         files = list(_recorded(place, _site(place)))
     except (OSError, RecordError, PatchkitError):
         return None
-    same = _digests(files, found.digests) == found.digests and not any(_wrong_sizes(files))
-    return found if same and found.name == place.name else None
+    same = found.name == place.name and _digest_records(files, found.versions) == found.record
+    return found if same and not any(_wrong_sizes(files)) else None
 
 
 def _site(place: Path) -> Path:
@@ -156,12 +156,10 @@ def _wrong_hashes(files: Collection[_RecordedFile]) -> Iterator[str]:
                 yield str(each.path)
 
 
-def _digests(files: Collection[_RecordedFile], projects: Collection[str]) -> dict[str, str]:
-    lines: dict[str, list[str]] = {each: [] for each in sorted(projects)}
-    for each in files:
-        if each.project in lines and not each.member.startswith("../"):
-            lines[each.project].append(f"{each.member} {each.sha256}")
-    return {
-        project: hashlib.sha256("\n".join(sorted(rows)).encode()).hexdigest()
-        for project, rows in lines.items()
-    }
+def _digest_records(files: Collection[_RecordedFile], projects: Collection[str]) -> str:
+    rows = sorted(
+        f"{file.member} {file.sha256}"
+        for file in files
+        if file.project in projects and not file.member.startswith("../")
+    )
+    return hashlib.sha256("\n".join(rows).encode()).hexdigest()

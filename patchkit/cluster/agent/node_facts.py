@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from patchkit.cluster.agent.node_files import config_folder, placed
-from patchkit.cluster.agent.user_units import user_systemctl
+from patchkit.cluster.agent.unit_state import run_for_user
 from patchkit.cluster.agent.venv_link import leads_to
 from patchkit.cluster.models.check import check_model, count_unchecked
 from patchkit.finding import Level
@@ -100,8 +100,8 @@ def facts_here(name: str, venv: str, models: Sequence[str] = ()) -> NodeFacts:
 
 
 def _memlock() -> int | None:
-    words = user_systemctl("show", "--property=DefaultLimitMEMLOCK", "--value").output.strip()
-    number = int(words) if words.isdigit() else None
+    done = run_for_user("systemctl", "show", "--property=DefaultLimitMEMLOCK", "--value")
+    number = int(done.output) if done.output.strip().isdigit() else None
     return None if number is None or number >= _UNLIMITED else number
 
 

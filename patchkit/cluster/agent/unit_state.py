@@ -12,8 +12,7 @@ from typing import Any
 
 from patchkit.cluster.agent.group_script import strangers
 from patchkit.cluster.agent.node_files import config_folder
-from patchkit.cluster.agent.user_units import user_systemctl
-from patchkit.process import attempt
+from patchkit.process import Completed, attempt
 from patchkit.runtime.host.host import Memory
 from patchkit.runtime.host.machine_root import Reader, ToolUnavailable
 from patchkit.runtime.host.nvml import gpu_state
@@ -24,10 +23,19 @@ MARK = "PATCHKIT_CLUSTER"
 """The variable that every process of a group has: so what is left of one can be found."""
 
 _STARTING = "7d4958e842da4a758f6c1cdc7b36dcc5"  # SD_MESSAGE_UNIT_STARTING of sd-messages.h
-_SHOWN = (
-    *("Id", "ActiveState", "SubState", "Result", "ExecMainStatus", "NRestarts"),
-    *("StateChangeTimestamp", "InvocationID", "Description", "StatusText", "Job"),
-)
+_SHOWN = {
+    "unit": "Id",
+    "active": "ActiveState",
+    "sub": "SubState",
+    "result": "Result",
+    "status": "ExecMainStatus",
+    "restarts": "NRestarts",
+    "since": "StateChangeTimestamp",
+    "invocation": "InvocationID",
+    "description": "Description",
+    "text": "StatusText",
+    "job": "Job",
+}  # field of a UnitState → systemd's property
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +78,18 @@ class NodeState:
         return next((each for each in self.units if each.unit == name), None)
 
 
+def run_for_user(program: str, *words: str, check: bool = False, timeout: float = 60) -> Completed:
+    """Run a program of systemd with --user, which a login without PAM does not find by itself.
+
+    With ``check`` raises HostError if it fails.
+    """
+    runtime = {"XDG_RUNTIME_DIR": f"/run/user/{os.getuid()}"}
+    done = attempt(program, "--user", *words, env=runtime | dict(os.environ), timeout=timeout)
+    if check and done.trouble:
+        raise done.error(hint="systemctl --user status")
+    return done
+
+
 def state(name: str, units: Sequence[str]) -> dict[str, Any]:
     """Return the state of this node as JSON takes it."""
     celsius = watts = None
@@ -94,27 +114,16 @@ def state(name: str, units: Sequence[str]) -> dict[str, Any]:
 
 def unit_states(units: Sequence[str]) -> Iterator[UnitState]:
     """Yield the states of units, those that are not there as well. Raises HostError."""
-    done = user_systemctl("show", f"--property={','.join(_SHOWN)}", "--", *units)
-    if done.trouble:
-        raise done.error(hint="systemctl --user status")
+    shown_keys = ",".join(_SHOWN.values())
+    done = run_for_user("systemctl", "show", f"--property={shown_keys}", "--", *units, check=True)
     for block in done.output.strip().split("\n\n"):
         shown = dict(line.partition("=")[::2] for line in block.splitlines())
-        if shown.get("SubState", "").startswith("auto-restart"):
-            shown["SubState"] = "auto-restart"  # systemd 254 has auto-restart-queued beside it
-        if shown.get("Job") and shown.get("SubState") in ("dead", "failed", "auto-restart"):
-            shown |= {"ActiveState": "activating", "SubState": "waiting", "InvocationID": ""}
-        yield UnitState(
-            unit=shown.get("Id", ""),
-            active=shown.get("ActiveState", ""),
-            sub=shown.get("SubState", ""),
-            result=shown.get("Result", ""),
-            status=shown.get("ExecMainStatus", ""),
-            restarts=int(shown.get("NRestarts") or 0),
-            since=shown.get("StateChangeTimestamp", ""),
-            invocation=shown.get("InvocationID", ""),
-            description=shown.get("Description", ""),
-            text=shown.get("StatusText", ""),
-        )
+        fields: dict[str, Any] = {name: shown.get(key, "") for name, key in _SHOWN.items()}
+        if fields["sub"].startswith("auto-restart"):
+            fields["sub"] = "auto-restart"  # systemd 254 has auto-restart-queued beside it
+        if fields.pop("job") and fields["sub"] in ("dead", "failed", "auto-restart"):
+            fields |= {"active": "activating", "sub": "waiting", "invocation": ""}
+        yield UnitState(**{**fields, "restarts": int(fields["restarts"] or 0)})
 
 
 def _starts(unit: str) -> int:

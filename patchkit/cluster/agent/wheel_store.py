@@ -49,19 +49,6 @@ class WheelLock:
         return digest("\n".join([self.requirements, *rows, self.python]))[:12]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SentWheels:
-    """What a copy took: bytes that went over the link, and seconds."""
-
-    sent: int
-    seconds: float
-
-    @property
-    def speed(self) -> float:
-        """Return MB/s."""
-        return self.sent / 1e6 / max(self.seconds, 1e-3)
-
-
 def share_folder() -> Path:
     """Return the folder of what patchkit keeps for this user."""
     return Path.home() / ".local" / "share" / "patchkit"
@@ -94,7 +81,7 @@ def receive(wheels: Sequence[Any]) -> list[str]:
 def send_wheels(
     folder: str, names: Sequence[str], ssh: Sequence[str], destination: str, target: str
 ) -> Iterator[dict[str, Any]]:
-    """Yield the progress in bytes, at last ``{"result": SentWheels}``.
+    """Yield the progress in bytes, at last ``{"result": Copied}``.
 
     ``ssh`` are the words up to the destination; "" copies on this machine. Raises HostError or
     StorageError, as rsync fails.
@@ -106,4 +93,4 @@ def send_wheels(
     sources = [f"{source}/{name}" for name in names]
     words = rsync_words(options, sources, ssh, destination, target)
     took = yield from copied(words, total, destination)
-    yield {"result": asdict(SentWheels(sent=took.sent, seconds=took.seconds))}
+    yield {"result": asdict(took)}

@@ -12,13 +12,13 @@ from patchkit.cluster.agent import venv_install, venv_link, wheel_store
 from patchkit.cluster.agent.installed import InstalledVenv
 from patchkit.cluster.agent.links import PeerLink
 from patchkit.cluster.agent.venv_link import InstallState, VenvLinks
-from patchkit.cluster.agent.wheel_store import NodeWheel, SentWheels, WheelLock
+from patchkit.cluster.agent.wheel_store import NodeWheel, WheelLock
 from patchkit.cluster.launch.cluster import Cluster
 from patchkit.cluster.launch.plan import node_addresses
 from patchkit.cluster.models.report import followed
 from patchkit.cluster.ssh.everywhere import all_of, everywhere
 from patchkit.cluster.ssh.node import Remote
-from patchkit.cluster.ssh.rsync import INSTALL
+from patchkit.cluster.ssh.rsync import INSTALL, Copied
 from patchkit.cluster.ssh.ssh import ssh_words, there
 from patchkit.errors import HostError, StorageError, UsageError
 from patchkit.quoting import quoted
@@ -38,7 +38,7 @@ class WheelCopy:
     node: str
     source: str
     wheels: int
-    sent: SentWheels
+    sent: Copied
 
 
 def survey(cluster: Cluster, lock: WheelLock) -> list[InstallState]:
@@ -167,7 +167,7 @@ def _send(
         destination=words[-1] if words else "",
         target=target,
     )
-    sent = followed(source, SentWheels, answers, report(f"{node.destination}: copying"))
+    sent = followed(source, Copied, answers, report(f"{node.destination}: copying"))
     place = source.destination if link else ""
     return [WheelCopy(node=node.destination, source=place, wheels=len(names), sent=sent)]
 
@@ -199,14 +199,13 @@ def differences(made: Sequence[InstalledVenv]) -> list[list[str]]:
     """Return a row for each thing that is not the same everywhere: its name, and every value."""
     rows: list[tuple[str, list[str]]] = [
         ("python", [each.python for each in made]),
+        ("files", [venv.record[:_SHOWN] for venv in made]),
         ("libnccl loaded", [each.nccl for each in made]),
         ("libnccl version", [each.nccl_version for each in made]),
         ("libnccl sha256", [each.nccl_sha256[:_SHOWN] for each in made]),
     ]
-    for project in sorted({name for each in made for name in each.versions}):
-        rows.append((project, [each.versions.get(project, "none") for each in made]))
-        digests = [each.digests.get(project, "")[:_SHOWN] for each in made]
-        rows.append((f"{project} files", digests))
+    projects = sorted({name for venv in made for name in venv.versions})
+    rows += [(name, [venv.versions.get(name, "none") for venv in made]) for name in projects]
     return [[name, *values] for name, values in rows if len(set(values)) > 1]
 
 

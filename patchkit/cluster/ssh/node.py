@@ -15,7 +15,6 @@ from patchkit.cluster.ssh.failure import sent_error
 from patchkit.cluster.ssh.ssh import (
     HERE,
     check_destination,
-    sharing,
     ssh_error,
     ssh_words,
     there,
@@ -91,8 +90,7 @@ class Remote:
         self, function: Callable[..., Any], arguments: dict[str, Any], limits: DialogueLimits
     ) -> Generator[tuple[str, Any], None, None]:
         given = first_bytes(function.__module__, function.__qualname__, arguments)
-        options = sharing(self.destination)
-        words = (*ssh_words(self.destination, *options), COMMAND)
+        words = (*ssh_words(self.destination), COMMAND)
         # Closed in any case: an error that is kept would keep the connection, too.
         with contextlib.closing(dialogue(*words, given=given, limits=limits)) as talk:
             while True:

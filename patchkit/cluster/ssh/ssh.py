@@ -2,15 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import re
-import stat
-from functools import cache
-from pathlib import Path
-
 from patchkit.errors import HostError, PatchkitError, UsageError
-from patchkit.process import Completed, attempt
+from patchkit.process import Completed
 from patchkit.quoting import quoted
 
 HERE = "localhost"
@@ -23,8 +16,6 @@ BATCH = (
     *("-o", "ServerAliveInterval=5"),
     *("-o", "ServerAliveCountMax=3"),
 )
-# What ssh expands nothing in, and so short that its names in it fit a socket's address of 108.
-_PLAIN = re.compile(r"[A-Za-z0-9_@.+/-]{1,47}")
 _DID_NOT_CONNECT = 255  # ssh's own exit status; others are the command's
 # What ssh says, why that is, and what to do; {node} is the destination, quoted.
 _CAUSES = (
@@ -57,37 +48,6 @@ def ssh_words(destination: str, *options: str) -> tuple[str, ...]:
     """Return the words up to the remote command. Raises UsageError for what is no destination."""
     check_destination(destination)
     return ("ssh", "-T", *BATCH, *options, "--", destination)
-
-
-@cache
-def sharing(destination: str) -> tuple[str, ...]:
-    """Return options that let calls of this user share one connection for a few seconds.
-
-    None where the user's own configuration says how to share, or where there is no private place.
-    """
-    own = attempt("ssh", "-G", "--", destination).output
-    if re.search("^controlpath (?!none$)", own, re.MULTILINE):
-        return ()
-    with contextlib.suppress(OSError, RuntimeError):  # RuntimeError: no home, a circle of links
-        folder = Path(os.environ.get("XDG_RUNTIME_DIR") or "~/.ssh").expanduser()
-        place = folder.resolve() / "patchkit-ssh"
-        place.mkdir(mode=0o700, exist_ok=True)
-        if _PLAIN.fullmatch(str(place)) and _is_private(place):
-            path = f"ControlPath={place}/%C"
-            return ("-o", "ControlMaster=auto", "-o", path, "-o", "ControlPersist=15")
-    return ()
-
-
-def _is_private(folder: Path) -> bool:
-    """Return whether nobody else, but root, can enter a folder or put another in its place."""
-    found = folder.lstat()
-    parents = [parent.lstat() for parent in folder.parents]
-    return (
-        (stat.S_ISDIR(found.st_mode), found.st_uid, found.st_mode & 0o77) == (True, os.getuid(), 0)
-        and all(parent.st_uid in (0, os.getuid()) for parent in parents)
-        # Where the sticky bit is set, as in /tmp, nobody else can rename what is ours.
-        and all(not parent.st_mode & 0o022 or parent.st_mode & stat.S_ISVTX for parent in parents)
-    )
 
 
 def check_destination(destination: str) -> None:

@@ -15,7 +15,6 @@ from patchkit.cluster.launch.journals import read_group_journal
 from patchkit.cluster.launch.start import read_answered
 from patchkit.cluster.ssh import node as remote
 from patchkit.cluster.ssh.node import Remote
-from patchkit.cluster.ssh.ssh import sharing
 from patchkit.errors import HostError, PatchkitError
 from patchkit.quoting import visible
 from patchkit.runtime.host.host import Memory
@@ -97,9 +96,7 @@ def nodes(tmp_path, monkeypatch):
         '[serve]\ntopology = "socket"\ntarget = "gb10"\n'
         '[[node]]\nssh = "spark-1"\n[[node]]\nssh = "spark-2"\n'
     )
-    sharing.cache_clear()
-    yield LyingNodes(made)
-    sharing.cache_clear()
+    return LyingNodes(made)
 
 
 def ask(capsys, *words):

@@ -16,7 +16,6 @@ from patchkit.cluster.agent import node_files, ports
 from patchkit.cluster.agent.links import link_words, links
 from patchkit.cluster.ssh.everywhere import all_of, everywhere
 from patchkit.cluster.ssh.node import Remote
-from patchkit.cluster.ssh.ssh import sharing
 from patchkit.errors import HostError, UsageError
 from patchkit.process import attempt
 from patchkit.quoting import visible
@@ -31,13 +30,10 @@ def sshd(tmp_path_factory):
     if why := ssh_server.obstacle():
         pytest.skip(why)
     folder = tmp_path_factory.mktemp("ssh")
-    with pytest.MonkeyPatch.context() as patch:
-        with ssh_server.ssh_server(folder / "server", *NAMES) as path:
-            patch.setenv("PATH", path)
-            patch.setenv("XDG_RUNTIME_DIR", str(folder))  # where connections are shared
-            sharing.cache_clear()
-            yield folder / "server"
-        sharing.cache_clear()
+    server = ssh_server.ssh_server(folder / "server", *NAMES)
+    with pytest.MonkeyPatch.context() as patch, server as path:
+        patch.setenv("PATH", path)
+        yield folder / "server"
 
 
 ANY = st.text(st.characters(exclude_categories=["Cs"]), max_size=60)
@@ -76,10 +72,8 @@ def test_several_nodes_at_once_in_their_order(sshd):
         ("user", "Permission denied", "ssh-copy-id spark-1"),
     ],
 )
-def test_what_ssh_refuses(sshd, tmp_path, monkeypatch, change, what, hint):
+def test_what_ssh_refuses(sshd, tmp_path, change, what, hint):
     """A key that is not known, a user who is not."""
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    sharing.cache_clear()  # a new connection
     (tmp_path / change).write_text("")
     (tmp_path / change).chmod(0o600)
     with (
@@ -87,7 +81,6 @@ def test_what_ssh_refuses(sshd, tmp_path, monkeypatch, change, what, hint):
         pytest.raises(HostError, match=what) as caught,
     ):
         Remote("spark-1").call(str, visible, text="")
-    sharing.cache_clear()
     assert hint in caught.value.hint
 
 

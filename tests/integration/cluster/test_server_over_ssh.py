@@ -10,7 +10,6 @@ from patchkit.cluster.agent.server_answers import (
     wanted_metrics,
 )
 from patchkit.cluster.ssh.node import Remote
-from patchkit.cluster.ssh.ssh import sharing
 from patchkit.doctor.sense import questions, questions_to_ask, sense_findings
 from patchkit.doctor.server import server_findings
 from support import ssh_server
@@ -23,13 +22,11 @@ KEY = "a-key-of-the-node"
 def sshd(tmp_path):
     if why := ssh_server.obstacle():
         pytest.skip(why)
-    with pytest.MonkeyPatch.context() as patch:
-        with ssh_server.ssh_server(tmp_path / "server", "spark-1") as path:
-            patch.setenv("PATH", path)
-            patch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-            sharing.cache_clear()
-            yield
-        sharing.cache_clear()
+    server = ssh_server.ssh_server(tmp_path / "server", "spark-1")
+    with pytest.MonkeyPatch.context() as patch, server as path:
+        patch.setenv("PATH", path)
+        patch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+        yield
 
 
 def test_a_server_and_its_model_are_asked_on_their_node(sshd, tmp_path):
