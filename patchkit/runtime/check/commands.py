@@ -16,7 +16,7 @@ from patchkit.runtime.check.content import (
     is_literal,
 )
 from patchkit.runtime.check.shell_words import split_statements
-from patchkit.runtime.check.versions import is_server_flag, is_server_module, known_image
+from patchkit.runtime.check.versions import find_image, is_server_flag, is_server_module
 
 _DEEPEST = 6  # scripts in words of scripts
 _PAIR = re.compile(r"(?P<name>[A-Za-z_]\w*)=(?P<value>.*)", re.DOTALL)
@@ -208,11 +208,11 @@ def _has_server_flag(words: Sequence[Word]) -> bool:
 
 def _is_for_server(image: str, words: Sequence[Word]) -> bool:
     """Return whether words without a program are arguments of `vllm serve`."""
-    first, row = words[0].text, known_image(image)
+    first, row = words[0].text, find_image(image)
     serves = _has_server_flag(words)
     if first.startswith("-") or first == "serve":
-        return bool(row and row.version == "vllm") or serves
+        return row.get("version") == "vllm" or serves
     # A model is one word, of its owner and its name, or a folder; most often a variable.
     is_model = not is_literal(first) or ("/" in first and not _PROGRAM.fullmatch(first))
-    by_image = bool(row and row.program) and not _PROGRAM.fullmatch(first)
+    by_image = bool(row.get("program")) and not _PROGRAM.fullmatch(first)
     return by_image or (serves and is_model)

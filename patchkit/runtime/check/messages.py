@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache
-from typing import Literal
 
 from patchkit.finding import Finding, Level
 from patchkit.paths import RECIPES
@@ -13,21 +11,10 @@ from patchkit.records import read_toml
 from patchkit.runtime.check.content import Assignment, GivenFlag
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Message:
-    """What is said of one kind of fault; names in braces are filled in."""
-
-    level: Literal["error", "warning", "note"]
-    what: str
-    why: str = ""
-    hint: str
-    source: str = ""
-
-
 @cache
-def load_messages() -> Mapping[str, Message]:
+def load_messages() -> Mapping[str, Mapping[str, str]]:
     """Return the messages by id."""
-    return read_toml(dict[str, Message], RECIPES / "env" / "findings.toml")
+    return read_toml(dict[str, dict[str, str]], RECIPES / "env" / "findings.toml")
 
 
 def make_finding(
@@ -38,13 +25,14 @@ def make_finding(
     line, about = (place, "") if isinstance(place, int) else (place.line, place.name)
     if not isinstance(place, int):
         fields = {"shown": place.shown, "name": about, **fields}
+    words = {part: text.format(**fields) for part, text in message.items() if part != "level"}
     return Finding(
         id=key,
         line=line,
         about=about,
-        level=level or Level(message.level),
-        what=message.what.format(**fields),
-        why=message.why.format(**fields),
-        hint=message.hint.format(**fields),
-        source=message.source.format(**fields),
+        level=level or Level(message["level"]),
+        what=words["what"],
+        why=words.get("why", ""),
+        hint=words["hint"],
+        source=words.get("source", ""),
     )

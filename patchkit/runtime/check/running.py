@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +55,7 @@ def _read_process(folder: Path) -> CheckedText:
     words, environment = (text.split("\0") for text in texts)
     words = [word for word in words if word]
     content = FileContent(RUNNING)
-    pairs = (pair.partition("=") for pair in environment if "=" in pair)
+    pairs = [pair for pair in environment if "=" in pair]
     _read_started(content, pairs, words, Place())
     name = content.commands[0].program if content.commands else words[0] if words else "?"
     # What is installed beside its program, without running anything of it.
@@ -87,9 +87,8 @@ def _inspect_container(name: str) -> CheckedText:
         content = FileContent(RUNNING)
         box = Container(program, str(config["Image"]), 1, (*_options(host),))
         content.add_container(box, 1)
-        pairs = (pair.partition("=") for pair in config["Env"] or ())
         words = [found["Path"], *(found["Args"] or ())]
-        _read_started(content, pairs, words, Place(block=1, image=box.image))
+        _read_started(content, config["Env"] or (), words, Place(block=1, image=box.image))
     except (ValueError, KeyError, TypeError) as error:
         raise HostError(
             f"{program} inspect {name}: an answer that cannot be read: {error}"
@@ -98,13 +97,11 @@ def _inspect_container(name: str) -> CheckedText:
 
 
 def _read_started(
-    content: FileContent,
-    pairs: Iterator[tuple[str, str, str]],
-    words: Sequence[str],
-    place: Place,
+    content: FileContent, pairs: Iterable[str], words: Sequence[str], place: Place
 ) -> None:
-    for key, _sign, value in pairs:
-        content.add_variable(Assignment(1, key, value, place.block))
+    for pair in pairs:
+        name, _sign, value = pair.partition("=")
+        content.add_variable(Assignment(1, name, value, place.block))
     CommandReader(content).read_entry([Word(word, 1) for word in words], place, has_entry=False)
 
 

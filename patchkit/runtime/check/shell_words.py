@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from patchkit.runtime.check.content import Word
 
@@ -29,8 +30,7 @@ _ARRAY = re.compile(r"[A-Za-z_]\w*\+?=")
 _MOST_UNENDED = 50  # here-documents without an end: each is looked for to the end of the text
 
 
-@dataclass(frozen=True, slots=True)
-class Statement:
+class Statement(NamedTuple):
     """The words of one command; ``indented`` mostly means: in a branch or a function."""
 
     words: tuple[Word, ...]

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 from patchkit.paths import RECIPES
 from patchkit.records import read_toml
@@ -22,25 +23,6 @@ _IMAGE = re.compile(r"(?:\w+_)?IMAGE(?:_\w+)?")
 _VARIABLE = re.compile(r"(?:\w+_)?(?P<name>[A-Z]+)_(?:VERSION|TAG|REF|RELEASE|BRANCH)")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KnownImage:
-    """A pattern of images: the project whose version the tag is, and what the entrypoint runs."""
-
-    repository: str
-    version: str
-    versions: str
-    program: str
-    source: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _SaidTables:
-    image: tuple[KnownImage, ...]
-    distributions: Mapping[str, str]
-    variables: Mapping[str, str]
-    server: Mapping[str, tuple[str, ...]]
-
-
 @dataclass(frozen=True, slots=True)
 class StatedVersion:
     """A version that a file states: ``project`` is vllm, nccl, torch …; ``text`` the place."""
@@ -52,8 +34,8 @@ class StatedVersion:
 
 
 @cache
-def _said_tables() -> _SaidTables:
-    return read_toml(_SaidTables, RECIPES / "env" / "said.toml")
+def _said_tables() -> Mapping[str, Any]:
+    return read_toml(dict[str, Any], RECIPES / "env" / "said.toml")
 
 
 @cache
@@ -62,20 +44,21 @@ def _upstream_images() -> frozenset[str]:
     return frozenset(table["vllm"]["upstream"])
 
 
-def known_image(image: str) -> KnownImage | None:
-    """Return what is known of a container image, given with or without its tag."""
+def find_image(image: str) -> Mapping[str, str]:
+    """Return the row of a container image, given with or without its tag; empty for none."""
     name, _ = _split_image(image)
-    return next((row for row in _said_tables().image if re.fullmatch(row.repository, name)), None)
+    rows = _said_tables()["image"]
+    return next((row for row in rows if re.fullmatch(row["repository"], name)), {})
 
 
 def is_server_module(name: str) -> bool:
     """Return whether `python -m NAME` is what `vllm serve` is."""
-    return name in _said_tables().server["modules"]
+    return name in _said_tables()["server"]["modules"]
 
 
 def is_server_flag(name: str) -> bool:
     """Return whether a flag is one of `vllm serve` and of no other server."""
-    return name.replace("_", "-") in _said_tables().server["flags"]
+    return name.replace("_", "-") in _said_tables()["server"]["flags"]
 
 
 def _split_image(image: str) -> tuple[str, str]:
@@ -111,16 +94,16 @@ def _find_stated(text: str, content: FileContent) -> Iterator[StatedVersion]:
         if _IMAGE.fullmatch(assignment.name) and ":" in assignment.value:
             images.append((assignment.value, assignment.line))
         name, tag = _VARIABLE.fullmatch(assignment.name), _TAG.fullmatch(assignment.value)
-        project = _said_tables().variables.get(name["name"]) if name else None
+        project = _said_tables()["variables"].get(name["name"]) if name else None
         if tag and project:
             place = f"{assignment.name}={assignment.value}"
             yield StatedVersion(project, tag["version"], assignment.line, place)
     for image, line in images:
-        row, tag = known_image(image), _TAG.fullmatch(_split_image(image)[1])
-        if row and row.version and tag and within(tag["version"], row.versions):
-            yield StatedVersion(row.version, tag["version"], line, image)
+        row, tag = find_image(image), _TAG.fullmatch(_split_image(image)[1])
+        if row.get("version") and tag and within(tag["version"], row["versions"]):
+            yield StatedVersion(row["version"], tag["version"], line, image)
     for number, row_text in enumerate(text.split("\n") if "==" in text else (), 1):
         for match in _PINNED.finditer(row_text.partition("#")[0]):
             name_of = re.sub(r"[-_.]+", "-", match["name"]).lower()
-            if project := _said_tables().distributions.get(name_of):
+            if project := _said_tables()["distributions"].get(name_of):
                 yield StatedVersion(project, match["version"], number, match[0])

@@ -166,7 +166,14 @@ def test_every_finding_has_an_id_and_a_next_step():
         for finding in check_text(path.read_text(), path.name):
             assert re.fullmatch(r"[a-z0-9-]+", finding.id)
             assert finding.hint
-    assert all(re.fullmatch(r"[a-z0-9-]+", key) for key in load_messages())
+    for key, message in load_messages().items():
+        assert re.fullmatch(r"[a-z0-9-]+", key)
+        assert (
+            {"level", "what", "hint"}
+            <= message.keys()
+            <= {"level", "what", "why", "hint", "source"}
+        )
+        assert message["level"] in ("error", "warning", "note")
 
 
 # This host
