@@ -21,11 +21,10 @@ from patchkit.cli.cluster.model_view import (
     silent_lines,
 )
 from patchkit.cli.next_step import next_step, program
-from patchkit.cli.out import as_json, confirm, echo, print_json, say, table
+from patchkit.cli.out import as_json, echo, print_json, say, table
 from patchkit.cli.progress import progress
 from patchkit.cluster.models.check import check_model
 from patchkit.cluster.models.fetch import fetch_model
-from patchkit.cluster.models.held import remove_model
 from patchkit.cluster.models.names import split_revision
 from patchkit.cluster.models.pins import pin
 from patchkit.cluster.models.report import FetchPlan, HeldModel, ModelCheck, followed
@@ -67,15 +66,14 @@ def command() -> None:
 
 @command.command("get")
 @click.argument("spec", metavar="REPO[@REVISION]")
-@click.option("--cached", is_flag=True, help="Take it from the cache of the Hub; no network.")
 @_dry_run
 @node_options
 @as_json
-def get(spec: str, *, cached: bool, dry_run: bool, place: ModelNodes, as_json: bool) -> None:
+def get(spec: str, *, dry_run: bool, place: ModelNodes, as_json: bool) -> None:
     """Fetch what vLLM loads of a model, to the first node.
 
-    Says the size first, goes on where it was, and hashes every file at the end. What the user's
-    cache of the Hub has is linked. Who is logged in there is known to `hf`, or by HF_TOKEN there.
+    Says the size first, goes on where it was, and hashes every file at the end. Who is logged in
+    there is known to `hf`, or by HF_TOKEN there.
     """
     repo, revision = split_revision(spec)
     if not revision and place.cluster:
@@ -98,7 +96,6 @@ def get(spec: str, *, cached: bool, dry_run: bool, place: ModelNodes, as_json: b
         python=place.python,
         repo=repo,
         revision=revision,
-        cached=cached,
         dry_run=dry_run,
     )
     kind = NoneType if dry_run else ModelCheck
@@ -166,7 +163,7 @@ def sync(specs: Sequence[str], *, dry_run: bool, place: ModelNodes, as_json: boo
             others = [node for node in place.nodes if node is not source]
             results += zip(others, everywhere(others, _copier(source, model, report)), strict=True)
     if not dry_run:
-        _show(place, specs, results, as_json=as_json)
+        _show_outcomes(place, specs, results, as_json=as_json)
 
 
 def _copier(
@@ -201,7 +198,7 @@ def _show_copies(
     say("nothing was changed")
 
 
-def _show(
+def _show_outcomes(
     place: ModelNodes,
     specs: Sequence[str],
     results: Sequence[tuple[ModelNode, SyncedModel | ModelCheck | PatchkitError]],
@@ -256,13 +253,13 @@ def check(spec: str, *, quick: bool, place: ModelNodes, as_json: bool) -> None:
             return followed(there, ModelCheck, answers, report(f"{node.ssh}: hashing"))
 
         results = everywhere(place.nodes, look)
-    _show(place, [spec], list(zip(place.nodes, results, strict=True)), as_json=as_json)
+    _show_outcomes(place, [spec], list(zip(place.nodes, results, strict=True)), as_json=as_json)
 
 
 @command.command("list")
 @node_options
 @as_json
-def list_models(*, place: ModelNodes, as_json: bool) -> None:
+def show_models(*, place: ModelNodes, as_json: bool) -> None:
     """List the models of every node, and whether they are complete."""
     held = models_of(place.nodes)
     if as_json:
@@ -289,46 +286,6 @@ def list_models(*, place: ModelNodes, as_json: bool) -> None:
             echo(table(rows, heads=("node", "model", "commit", "size", "state", "")))
     if code := max(each.exit_code if isinstance(each, PatchkitError) else 0 for each in held):
         raise SystemExit(code)
-
-
-@command.command("remove")
-@_model
-@click.option("--yes", is_flag=True, help="Ask nothing.")
-@_dry_run
-@node_options
-@as_json
-def remove(spec: str, *, yes: bool, dry_run: bool, place: ModelNodes, as_json: bool) -> None:
-    """Remove a model from every node that has it."""
-    found = _folders(place, *split_revision(spec))
-    if not as_json:
-        for node, model in found:
-            say(f"{node.ssh}:{model.folder}: {gigabytes(model.size)}")
-    if dry_run:
-        _show_removed(found, as_json=as_json, dry_run=True)
-        return
-    if not yes and not confirm("Remove them?"):
-        raise SystemExit(1)
-    folders = {node.ssh: model.folder for node, model in found}
-    results = everywhere(
-        [node for node, _model in found],
-        lambda node: Remote(node.ssh).call(
-            int, remove_model, models=node.models, folder=folders[node.ssh]
-        ),
-    )
-    for each in results:
-        if isinstance(each, PatchkitError):
-            raise each
-    _show_removed(found, as_json=as_json, dry_run=False)
-
-
-def _show_removed(
-    found: Sequence[tuple[ModelNode, HeldModel]], *, as_json: bool, dry_run: bool
-) -> None:
-    if as_json:
-        removed = [{"node": node.ssh, **asdict(model)} for node, model in found]
-        print_json({"dry_run": dry_run, "removed": removed})
-    else:
-        say("nothing was changed" if dry_run else "removed")
 
 
 def _folders(place: ModelNodes, repo: str, commit: str) -> list[tuple[ModelNode, HeldModel]]:

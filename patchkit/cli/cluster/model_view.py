@@ -31,8 +31,7 @@ def plan_lines(plan: FetchPlan, node: str) -> Iterator[str]:
     yield style(f"{plan.repo}@{plan.commit}", bold=True)
     rest = f" of {gigabytes(plan.of)}" if plan.of > plan.size else ""
     yield f"  {plan.files} files, {gigabytes(plan.size)}{rest}, into {where}{plan.folder}"
-    parts = [(plan.held, "are there"), (plan.linked, "in the cache of the Hub, linked")]
-    parts += [(plan.copied, "in the cache of the Hub, copied"), (plan.left, "to download")]
+    parts = ((plan.held, "are there"), (plan.left, "to download"))
     said = ", ".join(f"{gigabytes(size)} {what}" for size, what in parts if size)
     yield f"  {said}; {gigabytes(plan.free)} free"
 

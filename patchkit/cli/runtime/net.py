@@ -38,7 +38,7 @@ from patchkit.cluster.net.plan import (
     net_command,
     other_node_options,
 )
-from patchkit.cluster.net.planner import make_plan
+from patchkit.cluster.net.planner import make_net_plan
 from patchkit.cluster.net.state import NetHistory
 from patchkit.cluster.net.verify import read_peer_facts
 from patchkit.errors import HostError, UsageError
@@ -285,12 +285,12 @@ def _line_row(line: Line) -> tuple[str, ...]:
 def _make_shown_plan(host: Host | None, asked: NetPlanOptions, place: NetHistory) -> _ShownPlan:
     """Return the plan for this host, checked against what it has."""
     if host:
-        made = make_plan(host, asked)
+        made = make_net_plan(host, asked)
     else:
         host = probe(place.root, python=None, environment=os.environ)
         given = place.read_given()
         # A recording has no driver to ask for its limits.
-        made = make_plan(host, asked, read_mtu_limits() if is_live(place) else None, given)
+        made = make_net_plan(host, asked, read_mtu_limits() if is_live(place) else None, given)
         files = read_other_files(place.root)
         check_conflicts(host, made, asked, given, files)
         # netplan's files are of mode 600, and plan needs no rights.

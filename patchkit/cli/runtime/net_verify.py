@@ -15,7 +15,7 @@ import click
 from patchkit.cli.next_step import spelled
 from patchkit.cli.out import LaidOut, as_json, echo, print_json, say, style, table
 from patchkit.cluster.net.apply import is_live
-from patchkit.cluster.net.checks import choose_checked_cages, warned
+from patchkit.cluster.net.checks import check_warned, choose_checked_cages
 from patchkit.cluster.net.state import NetHistory
 from patchkit.cluster.net.verify import (
     Peer,
@@ -137,7 +137,7 @@ def verify(*, verbose: bool, as_json: bool, root: Path, **options: Any) -> None:
     checks = list(verify_network(host, chosen, peer, options["mtu"], live=is_live(place)))
     if place.journal.unfinished():
         undo = sudo_command("net", "undo")
-        checks.append(warned(str(place.file), "apply", "was cut short", undo))
+        checks.append(check_warned(str(place.file), "apply", "was cut short", undo))
     commands = bandwidth_commands(host, chosen, peer)
     expected, slower = expected_bandwidth(), str(facts()["owners"]["hot_plug"])
     counts = Counter(check.level for check in checks)

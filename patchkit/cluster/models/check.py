@@ -8,12 +8,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Generator, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from patchkit.cluster.models.choice import CONFIGS, is_weight
-from patchkit.cluster.models.contents import safetensors_size, shards
+from patchkit.cluster.models.choice import (
+    CONFIGS,
+    is_weight,
+    read_safetensors_size,
+    read_shards,
+)
 from patchkit.cluster.models.expected import (
     CACHE,
     Downloaded,
@@ -26,8 +30,8 @@ from patchkit.cluster.models.expected import (
     unfinished,
 )
 from patchkit.cluster.models.hashing import hash_files
-from patchkit.cluster.models.names import folder_of
-from patchkit.cluster.models.report import ModelCheck, finding_fields
+from patchkit.cluster.models.names import folder_of, models_folder
+from patchkit.cluster.models.report import HeldModel, ModelCheck, sent_finding
 from patchkit.errors import HashMismatchError, SourceError, UsageError
 from patchkit.finding import Finding, Level
 from patchkit.records import RecordError
@@ -77,24 +81,26 @@ def check_model(folder: str, full: bool = False) -> Iterator[dict[str, Any]]:
     if not place.is_dir():
         raise UsageError(f"{place}: no such folder", hint="`patchkit model list` names the models")
     try:
-        held = _read(place)
+        held = _read_held_model(place)
     except RecordError as error:
-        wrong = _wrong(".cache/patchkit/model.json", str(error), "nobody knows what has to be here")
-        yield _result(place, None, (), [wrong], full=full)
+        wrong = _model_finding(
+            ".cache/patchkit/model.json", str(error), "nobody knows what has to be here"
+        )
+        yield _check_result(place, None, (), [wrong], full=full)
         return
-    cut_off = list(_sizes(held))
-    found = [*_structure(held), *cut_off, *_commits(held)]
+    cut_off = list(_check_sizes(held))
+    found = [*_check_structure(held), *cut_off, *_check_commits(held)]
     if full:
-        found += yield from _hashes(held, {each.where for each in cut_off})
+        found += yield from _check_hashes(held, {each.where for each in cut_off})
     elif not held.record and not held.downloaded:
-        found.append(_unknown("no hash of any file was written down"))
-    yield _result(place, held, held.sizes, found, full=full)
+        found.append(_unchecked_finding("no hash of any file was written down"))
+    yield _check_result(place, held, held.sizes, found, full=full)
 
 
 def count_unchecked(folder: Path) -> int:
     """Return how many files with a known hash are not as they were when it was right, if ever."""
     try:
-        held = _read(folder)
+        held = _read_held_model(folder)
     except RecordError:
         return 0
     checked = read_checked(folder)
@@ -110,7 +116,31 @@ def is_complete(folder: Path) -> bool:
     return bool(last["result"]["complete"])
 
 
-def _read(folder: Path) -> _Held:
+def held_models(models: str) -> list[dict[str, Any]]:
+    """Return the models of a folder, with what the quick check says."""
+    root, found = models_folder(models), []
+    for place in sorted(root.iterdir()) if root.is_dir() else ():
+        name = folder_of(place.name)
+        if not name or not place.is_dir():
+            continue
+        try:
+            made = read_record(place)
+            commit, ours = made.commit if made else "", made is not None
+        except RecordError:  # damaged, but written by patchkit
+            commit, ours = "", True
+        model = HeldModel(
+            folder=str(place),
+            repo=name.repo,
+            commit=commit or name.commit,
+            size=sum(file.lstat().st_size for file in place.rglob("*") if not file.is_dir()),
+            complete=is_complete(place),
+            ours=ours,
+        )
+        found.append(asdict(model))
+    return found
+
+
+def _read_held_model(folder: Path) -> _Held:
     sizes, dangling = {}, []
     for here, folders, files in os.walk(folder):
         if Path(here) == folder:
@@ -131,59 +161,61 @@ def _read(folder: Path) -> _Held:
     )
 
 
-def _structure(held: _Held) -> Iterator[Finding]:
+def _check_structure(held: _Held) -> Iterator[Finding]:
     for name in held.dangling:
-        yield _wrong(
+        yield _model_finding(
             name,
             "is a link to nothing, or no file",
             "the folder of a cache was copied without what it links to",
         )
     if not any(name in held.sizes for name in CONFIGS):
-        yield _wrong(CONFIGS[0], "is missing", "vLLM cannot tell what model this is")
+        yield _model_finding(CONFIGS[0], "is missing", "vLLM cannot tell what model this is")
     if not any(map(is_weight, held.sizes)):
-        yield _wrong("", "there are no weights", "vLLM would have nothing to load")
+        yield _model_finding("", "there are no weights", "vLLM would have nothing to load")
     try:
-        named = shards(held.folder, held.sizes)
+        named = read_shards(held.folder, held.sizes)
     except RecordError as error:
-        yield _wrong(error.what.partition(":")[0], error.what.partition(": ")[2], "")
+        yield _model_finding(error.what.partition(":")[0], error.what.partition(": ")[2], "")
         named = {}
     for name in sorted({*held.names, *named} - held.sizes.keys() - {*held.dangling}):
         index = f"{named[name]} names it" if name in named else ""
-        yield _wrong(name, "is missing", index or "it was chosen when the model was fetched")
+        yield _model_finding(
+            name, "is missing", index or "it was chosen when the model was fetched"
+        )
     # An unfinished part beside a whole file is a leftover of another try.
     level = Level.NOTE if held.record else Level.ERROR
     for part in unfinished(held.folder):
         where = part.relative_to(held.folder).as_posix()
-        yield _wrong(where, "a download was not finished", "", level=level)
+        yield _model_finding(where, "a download was not finished", "", level=level)
 
 
-def _sizes(held: _Held) -> Iterator[Finding]:
+def _check_sizes(held: _Held) -> Iterator[Finding]:
     for name, size in sorted(held.sizes.items()):
         known = held.record.files.get(name) if held.record else None
-        own = safetensors_size(held.folder / name) if name.endswith(".safetensors") else size
+        own = read_safetensors_size(held.folder / name) if name.endswith(".safetensors") else size
         if known and size != known.size:
-            yield _wrong(name, f"has {size:,} bytes, not {known.size:,}", "it was cut off")
+            yield _model_finding(name, f"has {size:,} bytes, not {known.size:,}", "it was cut off")
         elif not known and own is None:
-            yield _wrong(name, "is no safetensors file", "a pointer of git-lfs, or cut off")
+            yield _model_finding(name, "is no safetensors file", "a pointer of git-lfs, or cut off")
         elif not known and own != size:
-            yield _wrong(name, f"has {size:,} bytes, not {own:,}", "it was cut off")
+            yield _model_finding(name, f"has {size:,} bytes, not {own:,}", "it was cut off")
 
 
-def _commits(held: _Held) -> Iterator[Finding]:
+def _check_commits(held: _Held) -> Iterator[Finding]:
     """Yield what hf wrote down otherwise than the record or the folder's name say."""
     recorded = held.record.files if held.record else {}
     for name, written in held.downloaded.items():
         if name in held.sizes and not written.commit.startswith(held.commit):
-            yield _wrong(
+            yield _model_finding(
                 name,
                 f"is of commit {written.commit[:12]}, not {held.commit[:12]}",
                 "two commits were fetched into one folder",
             )
         elif name in recorded and written.digest not in ("", recorded[name].digest):
-            yield _wrong(name, "hf fetched another file than the record names", "")
+            yield _model_finding(name, "hf fetched another file than the record names", "")
 
 
-def _hashes(held: _Held, wrong: set[str]) -> Generator[dict[str, Any], None, list[Finding]]:
+def _check_hashes(held: _Held, wrong: set[str]) -> Generator[dict[str, Any], None, list[Finding]]:
     """Hash the files that are not known to be wrong."""
     wanted = {name: held.digest(name) for name in held.sizes if name not in wrong}
     unknown = [name for name, digest in wanted.items() if not digest]
@@ -202,7 +234,7 @@ def _hashes(held: _Held, wrong: set[str]) -> Generator[dict[str, Any], None, lis
         held.folder, {path.relative_to(held.folder).as_posix(): marks[path] for path in right}
     )
     found = [
-        _wrong(
+        _model_finding(
             path.relative_to(held.folder).as_posix(),
             f"has the hash {actual[path][:16]}…, not {digest[:16]}…"
             if " " not in actual[path]
@@ -214,10 +246,13 @@ def _hashes(held: _Held, wrong: set[str]) -> Generator[dict[str, Any], None, lis
         if actual[path] != digest
     ]
     weights = [name for name in unknown if is_weight(name)]
-    return [*found, *(_unknown("no hash of it was written down", name) for name in weights)]
+    return [
+        *found,
+        *(_unchecked_finding("no hash of it was written down", name) for name in weights),
+    ]
 
 
-def _wrong(
+def _model_finding(
     where: str,
     what: str,
     why: str,
@@ -228,11 +263,11 @@ def _wrong(
     return Finding(level=level, where=where, what=what, why=why, kind=kind)
 
 
-def _unknown(what: str, where: str = "") -> Finding:
+def _unchecked_finding(what: str, where: str = "") -> Finding:
     return Finding(level=Level.UNKNOWN, where=where, what=what)
 
 
-def _result(
+def _check_result(
     folder: Path,
     held: _Held | None,
     sizes: Mapping[str, int] | tuple[()],
@@ -247,6 +282,6 @@ def _result(
         files=len(sizes),
         size=sum(dict(sizes).values()),
         full=full,
-        findings=tuple(map(finding_fields, found)),
+        findings=tuple(map(sent_finding, found)),
     )
     return {"result": check.fields()}

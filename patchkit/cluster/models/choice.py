@@ -1,12 +1,19 @@
-"""Choose the files of a repository that vLLM loads: gpt-oss has 65 GB of them, and 196 in all."""
+"""Choose the files of a model that vLLM loads: of gpt-oss 65 GB, and 196 in all.
+
+What they say of themselves and of each other is read here, too: shards, and sizes.
+"""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Iterator, Mapping
 from fnmatch import fnmatchcase
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 
-from patchkit.errors import SourceError
+from patchkit.cluster.models.names import is_file_name
+from patchkit.errors import PatchkitError, SourceError
+from patchkit.reading import LARGEST_IN_TREE, read_text
+from patchkit.records import RecordError
 
 INDEXES = (
     "model.safetensors.index.json",
@@ -18,6 +25,8 @@ INDEXES = (
 CONFIGS = ("config.json", "params.json", "adapter_config.json")
 """Without any of them nothing can be loaded."""
 
+_LARGEST_HEADER = 100 << 20  # bytes, safetensors' own limit
+_LENGTH = 8  # bytes of a header's length, little endian
 # The same weights in forms that vLLM does not load, or for another program.
 _ELSEWHERE = {"original", "metal", "onnx", "openvino", "coreml", "gguf", "flax", "runs"}
 _TEXTS = ("*.json", "*.txt", "*.model", "*.jinja", "*.py", "*.tiktoken", "*.spm", "*.yaml")
@@ -29,12 +38,12 @@ _OF_TRAINING = {
 }
 
 
-def chosen(names: Collection[str], shards: Mapping[str, Collection[str]]) -> tuple[str, ...]:
+def choose_files(names: Collection[str], shards: Mapping[str, Collection[str]]) -> tuple[str, ...]:
     """Return the files to fetch, sorted; ``shards`` are the files that each index names.
 
     Raises SourceError if an index names a file that is not there, and if there are no weights.
     """
-    weights = set(_weights(names, shards))
+    weights = set(_choose_weights(names, shards))
     if not weights:
         held = sorted({PurePosixPath(each).suffix for each in names if _is_weight(each)})
         raise SourceError(
@@ -51,10 +60,12 @@ def is_weight(name: str) -> bool:
     return _is_weight(name) and "/" not in name
 
 
-def _weights(names: Collection[str], shards: Mapping[str, Collection[str]]) -> Iterator[str]:
+def _choose_weights(names: Collection[str], shards: Mapping[str, Collection[str]]) -> Iterator[str]:
     for kind in _KINDS:
         found = [name for name in names if _is_kind(name, kind)]
-        index = next((each for each in INDEXES if each in shards and _indexes(each, kind)), "")
+        index = next(
+            (each for each in INDEXES if each in shards and _is_index_of_kind(each, kind)), ""
+        )
         if index:
             if missing := set(shards[index]).difference(names):
                 raise SourceError(
@@ -76,7 +87,7 @@ def _is_kind(name: str, kind: str) -> bool:
     return kind.startswith("consolidated") or not name.startswith("consolidated")
 
 
-def _indexes(index: str, kind: str) -> bool:
+def _is_index_of_kind(index: str, kind: str) -> bool:
     """Return whether an index is about weights of a kind."""
     return _is_kind(index.removesuffix(".index.json"), kind)
 
@@ -98,3 +109,45 @@ def _is_text(name: str) -> bool:
         and not _ELSEWHERE.intersection(folders)
         and any(fnmatchcase(last, each) for each in _TEXTS)
     )
+
+
+def read_shards(folder: Path, names: Collection[str]) -> dict[str, str]:
+    """Return the shards that the first index of a folder names, and its name for each.
+
+    Raises RecordError, beginning with the index's name, for what is no index.
+    """
+    index = next((name for name in INDEXES if name in names), "")
+    if not index:
+        return {}
+    try:
+        text = read_text(folder / index, limit=LARGEST_IN_TREE)
+    except PatchkitError as error:
+        raise RecordError(f"{index}: {error.what}") from None
+    return dict.fromkeys(parse_index(text, index), index)
+
+
+def parse_index(text: str, index: str) -> list[str]:
+    """Return the shards that the text of an index names. Raises RecordError."""
+    try:
+        table = json.loads(text)["weight_map"]
+        named = set(table.values())
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        raise RecordError(f"{index}: is no index of shards") from None
+    for name in named:
+        if not isinstance(name, str) or not is_file_name(name):
+            raise RecordError(f"{index}: names {name!r}, which is no plain name of a file")
+    return sorted(named)
+
+
+def read_safetensors_size(path: Path) -> int | None:
+    """Return how long a safetensors file has to be by its own header; None if it has none."""
+    try:
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(_LENGTH), "little")
+            if length > _LARGEST_HEADER:
+                return None
+            header = json.loads(file.read(length))
+        ends = [each["data_offsets"][1] for name, each in header.items() if name != "__metadata__"]
+        return _LENGTH + length + max(ends, default=0)
+    except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError):
+        return None

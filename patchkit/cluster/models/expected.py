@@ -96,14 +96,7 @@ def downloads(folder: Path) -> Iterator[tuple[str, Downloaded]]:
         except (PatchkitError, RecordError):
             continue
         digest = lines[1].strip().strip('"') if len(lines) > 1 else ""
-        yield name, Downloaded(commit=commit, digest=_digest(digest))
-
-
-def note_download(folder: Path, name: str, made: Downloaded, time: float) -> None:
-    """Write down of a file what hf would have: hf then takes it for its own."""
-    place = folder / _DOWNLOADS / f"{name}{_SUFFIX}"
-    place.parent.mkdir(parents=True, exist_ok=True)
-    place.write_text(f"{made.commit}\n{made.digest}\n{time}\n", encoding="utf-8")
+        yield name, Downloaded(commit=commit, digest=_parse_digest(digest))
 
 
 def file_mark(path: Path) -> tuple[int, ...]:
@@ -150,7 +143,7 @@ def drop_lost_parts(folder: Path, *, all_parts: bool) -> None:
                 part.unlink(missing_ok=True)
 
 
-def _digest(text: str) -> str:
+def _parse_digest(text: str) -> str:
     try:
         found: str = record(Digest, text)
     except RecordError:

@@ -9,7 +9,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from patchkit.cluster.models import cache
 from patchkit.cluster.models.check import check_model
 from patchkit.cluster.models.expected import (
     CACHE,
@@ -19,7 +18,7 @@ from patchkit.cluster.models.expected import (
     unfinished,
     write_record,
 )
-from patchkit.cluster.models.listing import Listing, listed
+from patchkit.cluster.models.listing import Listing, list_commit
 from patchkit.cluster.models.names import ModelFolder, models_folder
 from patchkit.cluster.models.report import FetchPlan
 from patchkit.durable.failure import translated
@@ -32,34 +31,40 @@ _SPARE = 1.05  # of what is to be written: a full disk stops more than a downloa
 
 
 def fetch_model(
-    models: str, python: str, repo: str, revision: str, cached: bool = False, dry_run: bool = False
+    models: str, python: str, repo: str, revision: str, dry_run: bool = False
 ) -> Iterator[dict[str, Any]]:
     """Yield ``{"plan": FetchPlan}``, progress in bytes, then the full check of the folder.
 
-    ``python`` is the one that has vLLM. With ``cached`` there is no network: what the user's cache
-    of the Hub holds is taken. A dry run ends with the plan.
+    ``python`` is the one that has vLLM. A dry run ends with the plan.
     """
-    root, hub = models_folder(models), cache.hub_cache(os.environ)
-    listing = (
-        cache.cached_listing(hub, repo, revision) if cached else listed(python, repo, revision)
-    )
-    made = listing.chosen(repo)
+    root = models_folder(models)
+    listing = list_commit(python, repo, revision)
+    made = listing.choose_record(repo)
     folder = root / ModelFolder(repo=repo, commit=made.commit).name
-    held = cache.snapshot(hub, repo, made.commit)
-    plan = _planned(listing, made, folder, held, hub)
+    plan = _make_fetch_plan(listing, made, folder)
     yield {"plan": asdict(plan)}
-    _require_room(plan)
+    needed = int(plan.left * _SPARE)
+    if needed > plan.free:
+        raise StorageError(
+            f"{plan.folder}: needs {needed:,} bytes, and {plan.free:,} are free",
+            why=f"{plan.repo} has {plan.size / 1e9:,.1f} GB that are loaded",
+            hint="make room: `patchkit model list` names the folders of models; or name another "
+            "disk: --models DIR",
+        )
     if dry_run:
         return
     with translated(at=folder):
         folder.mkdir(parents=True, exist_ok=True)
     with locked(folder):
         write_record(folder, made)
-        _drop_cut_off(folder, made)
+        for name, file in made.files.items():
+            place = folder / name
+            # hf would take a file of another size for what it has fetched.
+            if place.is_symlink() or (place.is_file() and place.stat().st_size != file.size):
+                forget(folder, name)
         drop_lost_parts(folder, all_parts=False)
-        yield from cache.take(held, made, folder)
-        if not cached and _present(folder, made) < made.size:
-            yield from _download(python, made, folder)
+        if _count_whole_bytes(folder, made) < made.size:
+            yield from _run_hf_download(python, made, folder)
         drop_lost_parts(folder, all_parts=True)
         yield from check_anew(str(folder))
 
@@ -69,18 +74,14 @@ def check_anew(folder: str) -> Iterator[dict[str, Any]]:
 
     hf and rsync would keep them: size and time are right.
     """
-    for each in check_model(folder, full=True):
-        for found in each.get("result", {}).get("findings", ()):
+    for answer in check_model(folder, full=True):
+        for found in answer.get("result", {}).get("findings", ()):
             if found["level"] == Level.ERROR and found["kind"] == HashMismatchError.__name__:
                 forget(Path(folder), found["where"])
-        yield each
+        yield answer
 
 
-def _planned(
-    listing: Listing, made: ModelRecord, folder: Path, held: dict[str, Path], hub: Path
-) -> FetchPlan:
-    found = sum(made.files[name].size for name in cache.missing(held, made, folder))
-    linked = found if cache.same_disk(hub, folder) else 0
+def _make_fetch_plan(listing: Listing, made: ModelRecord, folder: Path) -> FetchPlan:
     place = folder
     while not place.exists():
         place = place.parent
@@ -91,37 +92,16 @@ def _planned(
         files=len(made.files),
         size=made.size,
         of=listing.size,
-        held=_present(folder, made),
-        linked=linked,
-        copied=found - linked,
+        held=_count_whole_bytes(folder, made),
         # Parts of an interrupted download are gone on with, or removed.
-        free=shutil.disk_usage(place).free + sum(map(_size, unfinished(folder))),
+        free=shutil.disk_usage(place).free + sum(map(_file_size, unfinished(folder))),
     )
 
 
-def _require_room(plan: FetchPlan) -> None:
-    needed = int((plan.left + plan.copied) * _SPARE)
-    if needed > plan.free:
-        raise StorageError(
-            f"{plan.folder}: needs {needed:,} bytes, and {plan.free:,} are free",
-            why=f"{plan.repo} has {plan.size / 1e9:,.1f} GB that are loaded",
-            hint="make room, as `patchkit model list` and `patchkit model remove` help to; "
-            "or name another disk: --models DIR",
-        )
-
-
-def _drop_cut_off(folder: Path, made: ModelRecord) -> None:
-    """Remove files of another size: hf would take them for what it has fetched."""
-    for name, file in made.files.items():
-        place = folder / name
-        if place.is_symlink() or (place.is_file() and place.stat().st_size != file.size):
-            forget(folder, name)
-
-
-def _download(python: str, made: ModelRecord, folder: Path) -> Iterator[dict[str, Any]]:
+def _run_hf_download(python: str, made: ModelRecord, folder: Path) -> Iterator[dict[str, Any]]:
     program = Path(python).expanduser().with_name("hf")
     words = (str(program), "download", made.repo, *made.files)
-    # Not the user's cache: what is right in it was taken, and hf would take the rest unseen.
+    # Not the user's cache: hf would take what it has unseen.
     own = {"HF_HUB_CACHE": str(folder / CACHE / "patchkit" / "hub")}
     quiet = {"HF_HUB_DISABLE_TELEMETRY": "1", "HF_HUB_DISABLE_UPDATE_CHECK": "1"}
     running = output(
@@ -136,14 +116,16 @@ def _download(python: str, made: ModelRecord, folder: Path) -> Iterator[dict[str
         except StopIteration as end:
             done: Completed = end.value
             break
-        if (size := _bytes(folder, made)) != reported:
+        if (size := _count_bytes(folder, made)) != reported:
             reported = size
             yield {"done": size, "total": made.size}
     if done.trouble:
-        raise _failure(done, made, program)
+        raise _explain_hf_failure(done, made, program)
 
 
-def _failure(done: Completed, made: ModelRecord, program: Path) -> HostError | StorageError:
+def _explain_hf_failure(
+    done: Completed, made: ModelRecord, program: Path
+) -> HostError | StorageError:
     if not done.started:
         return HostError(
             f"{program} {done.trouble}",
@@ -160,17 +142,21 @@ def _failure(done: Completed, made: ModelRecord, program: Path) -> HostError | S
     )
 
 
-def _bytes(folder: Path, made: ModelRecord) -> int:
+def _count_bytes(folder: Path, made: ModelRecord) -> int:
     """Return how much of the model is there, unfinished parts included."""
-    return min(_present(folder, made) + sum(map(_size, unfinished(folder))), made.size)
+    return min(
+        _count_whole_bytes(folder, made) + sum(map(_file_size, unfinished(folder))), made.size
+    )
 
 
-def _present(folder: Path, made: ModelRecord) -> int:
+def _count_whole_bytes(folder: Path, made: ModelRecord) -> int:
     """Return the bytes of the files that are whole."""
-    return sum(file.size for name, file in made.files.items() if _size(folder / name) == file.size)
+    return sum(
+        file.size for name, file in made.files.items() if _file_size(folder / name) == file.size
+    )
 
 
-def _size(path: Path) -> int:
+def _file_size(path: Path) -> int:
     try:
         return path.stat().st_size
     except OSError:

@@ -38,7 +38,7 @@ def hash_files(wanted: Mapping[Path, str]) -> Generator[int, None, dict[Path, st
     counts = [0, 0]  # bytes read, and whether to stop
     with ThreadPoolExecutor(min(_SIDE_BY_SIDE, os.cpu_count() or 1)) as pool:
         running = {
-            path: pool.submit(_digest, path, digest, counts) for path, digest in wanted.items()
+            path: pool.submit(_hash_file, path, digest, counts) for path, digest in wanted.items()
         }
         try:
             while wait(running.values(), _PERIOD).not_done:
@@ -51,7 +51,7 @@ def hash_files(wanted: Mapping[Path, str]) -> Generator[int, None, dict[Path, st
     return {path: each.result() for path, each in running.items()}
 
 
-def _digest(path: Path, like: str, counts: list[int]) -> str:
+def _hash_file(path: Path, like: str, counts: list[int]) -> str:
     try:
         with _CountedFile(path, counts) as file:
             if len(like) != _SHA1:

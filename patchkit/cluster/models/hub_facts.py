@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 
-def facts(hub: Any, repo: str, revision: str) -> dict[str, Any]:
+def read_hub_facts(hub: Any, repo: str, revision: str) -> dict[str, Any]:
     """Return commit, files with sizes and digests, and the shards that indexes name."""
     info = hub.HfApi().model_info(repo, revision=revision or None, files_metadata=True, timeout=30)
     files: dict[str, list[Any]] = {}
@@ -31,7 +31,7 @@ def facts(hub: Any, repo: str, revision: str) -> dict[str, Any]:
 
 if __name__ == "__main__":
     try:
-        answer = facts(importlib.import_module("huggingface_hub"), *sys.argv[1:])
+        answer = read_hub_facts(importlib.import_module("huggingface_hub"), *sys.argv[1:])
     except Exception as error:  # noqa: BLE001 - it is the answer, and the other side knows what to do
         kinds = [each.__name__ for each in type(error).__mro__]
         answer = {"kinds": kinds, "says": str(error) or kinds[0]}

@@ -1,4 +1,4 @@
-"""List the files of a commit, as the Hub says it or as the user's own cache of the Hub has it."""
+"""List the files of a commit, as the Hub says it."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from patchkit import process
-from patchkit.cluster.models.choice import chosen
-from patchkit.cluster.models.contents import named_shards
+from patchkit.cluster.models.choice import choose_files, parse_index
 from patchkit.cluster.models.expected import ModelRecord
 from patchkit.cluster.models.names import Commit
 from patchkit.durable.names import plain
@@ -49,19 +48,19 @@ _REFUSALS: tuple[tuple[str, type[PatchkitError], str, str], ...] = (
         "OfflineModeIsEnabled",
         StorageError,
         "HF_HUB_OFFLINE is set there",
-        "`unset HF_HUB_OFFLINE`; or take what the cache of the Hub has: --cached",
+        "unset HF_HUB_OFFLINE",
     ),
     (
         "TransportError",  # of httpx, which is no OSError
         StorageError,
         "no network there, or the Hub does not answer",
-        "look at the network there; or take what the cache of the Hub has: --cached",
+        "look at the network there",
     ),
     (
         "OSError",  # of requests as well
         StorageError,
         "no network there, or the Hub does not answer",
-        "look at the network there; or take what the cache of the Hub has: --cached",
+        "look at the network there",
     ),
 )
 
@@ -78,7 +77,7 @@ class Listing:
     def size(self) -> int:
         return sum(size or 0 for size, _digest in self.files.values())
 
-    def chosen(self, repo: str) -> ModelRecord:
+    def choose_record(self, repo: str) -> ModelRecord:
         """Return the files that vLLM loads. Raises SourceError for names that lead elsewhere."""
         for name in self.files:
             if not plain(name) or not name.isprintable():
@@ -88,8 +87,8 @@ class Listing:
                     hint=f"tell its owner: https://huggingface.co/{repo}/discussions",
                 )
         try:
-            shards = {name: named_shards(text, name) for name, text in self.indexes.items()}
-            names = chosen(self.files.keys(), shards)
+            shards = {name: parse_index(text, name) for name, text in self.indexes.items()}
+            names = choose_files(self.files.keys(), shards)
             files = {
                 name: dict(zip(("size", "digest"), self.files[name], strict=True)) for name in names
             }
@@ -102,14 +101,14 @@ class Listing:
             ) from None
 
 
-def listed(python: str, repo: str, revision: str) -> Listing:
+def list_commit(python: str, repo: str, revision: str) -> Listing:
     """Ask the Hub, through the huggingface_hub of a Python."""
     program = Path(python).expanduser()
     code = _SCRIPT.read_text(encoding="utf-8")
     hint = "name the Python of vLLM with --python, for example venv/bin/python"
     answer = process.ask(program, code, repo, revision, timeout=_PATIENCE, hint=hint)
     if isinstance(answer, dict) and "kinds" in answer:
-        raise _refusal(answer, program, repo, revision)
+        raise _explain_refusal(answer, program, repo, revision)
     try:
         # JSON has no tuples, and a dataclass takes lists for them.
         return record(Listing, answer)
@@ -120,7 +119,9 @@ def listed(python: str, repo: str, revision: str) -> Listing:
         ) from None
 
 
-def _refusal(answer: dict[str, object], python: Path, repo: str, revision: str) -> PatchkitError:
+def _explain_refusal(
+    answer: dict[str, object], python: Path, repo: str, revision: str
+) -> PatchkitError:
     named = f"{repo}@{revision}" if revision else repo
     kinds = answer.get("kinds")
     says = str(answer.get("says")).strip().split("\n")[0]

@@ -42,7 +42,7 @@ def pinned(text: str, repo: str, commit: str, name: str = "cluster.toml") -> str
         held = before.get(_TABLE, {})
         if isinstance(held, dict) and held.get(repo) == commit:
             return text
-        changed = _edited(text, repo, commit)
+        changed = _edit_models_table(text, repo, commit)
         # The edit is by lines: only this says that it has done what it should, and nothing else.
         if tomllib.loads(changed) == {**before, _TABLE: {**held, repo: commit}}:
             return changed
@@ -51,18 +51,18 @@ def pinned(text: str, repo: str, commit: str, name: str = "cluster.toml") -> str
     raise UsageError(
         f"{name}: the commit of {repo} cannot be written into it",
         why="it is not TOML, or its table [models] is written in another way",
-        hint=f"write below [{_TABLE}] by hand: {_line(repo, commit)}",
+        hint=f"write below [{_TABLE}] by hand: {_pin_line(repo, commit)}",
     )
 
 
-def _edited(text: str, repo: str, commit: str) -> str:
+def _edit_models_table(text: str, repo: str, commit: str) -> str:
     lines = text.splitlines(keepends=True)
     end = "\r\n" if "\r\n" in text else "\n"
     start = next((n for n, line in enumerate(lines) if _HEADER.fullmatch(line.rstrip())), None)
     if start is None:
         gap = end if text.strip() else ""
         last = "" if not text or text.endswith("\n") else end
-        return f"{text}{last}{gap}[{_TABLE}]{end}{_line(repo, commit)}{end}"
+        return f"{text}{last}{gap}[{_TABLE}]{end}{_pin_line(repo, commit)}{end}"
     if not lines[-1].endswith("\n"):
         lines[-1] += end
     stop = next(
@@ -78,8 +78,8 @@ def _edited(text: str, repo: str, commit: str) -> str:
     # Behind the last entry, before what leads over to the next table.
     while stop > start + 1 and (not lines[stop - 1].strip() or lines[stop - 1].lstrip()[0] == "#"):
         stop -= 1
-    return "".join([*lines[:stop], f"{_line(repo, commit)}{end}", *lines[stop:]])
+    return "".join([*lines[:stop], f"{_pin_line(repo, commit)}{end}", *lines[stop:]])
 
 
-def _line(repo: str, commit: str) -> str:
+def _pin_line(repo: str, commit: str) -> str:
     return f"{json.dumps(repo)} = {json.dumps(commit)}"

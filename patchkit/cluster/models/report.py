@@ -56,8 +56,7 @@ class ModelCheck:
 class FetchPlan:
     """What a fetch takes: the chosen files of a commit, in bytes, and the room there is.
 
-    ``held`` was fetched before, ``linked`` lies in the user's cache of the Hub on the same disk,
-    and ``copied`` on another.
+    ``held`` was fetched before.
     """
 
     repo: str
@@ -67,14 +66,12 @@ class FetchPlan:
     size: int
     of: int  # bytes of the whole repository
     held: int
-    linked: int
-    copied: int
     free: int
 
     @property
     def left(self) -> int:
         """Return the bytes that come over the network."""
-        return max(self.size - self.held - self.linked - self.copied, 0)
+        return max(self.size - self.held, 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,7 +109,7 @@ class SentModel:
         return self.sent / 1e9 / max(self.seconds, 1e-3)
 
 
-def finding_fields(found: Finding) -> SentFinding:
+def sent_finding(found: Finding) -> SentFinding:
     return SentFinding(
         level=found.level,
         where=found.where,

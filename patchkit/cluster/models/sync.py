@@ -6,9 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from patchkit.cluster.models.check import check_model
+from patchkit.cluster.models.check import check_model, held_models
 from patchkit.cluster.models.fetch import check_anew
-from patchkit.cluster.models.held import held_models
 from patchkit.cluster.models.report import (
     HeldModel,
     ModelCheck,
@@ -16,7 +15,7 @@ from patchkit.cluster.models.report import (
     SentModel,
     followed,
 )
-from patchkit.cluster.models.transfer import make_room, send_model
+from patchkit.cluster.models.transfer import make_model_room, send_model
 from patchkit.cluster.ssh.everywhere import everywhere
 from patchkit.cluster.ssh.node import Remote
 from patchkit.errors import HashMismatchError, PatchkitError, SourceError
@@ -109,10 +108,10 @@ def check_sources(
 
 
 def room_for(model: HeldModel, node: ModelNode, *, dry_run: bool = False) -> ModelRoom:
-    """Return where a model goes on a node, and make its folder; raises what ``make_room`` does."""
+    """Return where a model goes on a node, and make its folder. Raises its errors."""
     name = model.folder.rpartition("/")[2]
     wanted = {"models": node.models, "name": name, "size": model.size, "dry_run": dry_run}
-    return Remote(node.ssh).call(ModelRoom, make_room, **wanted)
+    return Remote(node.ssh).call(ModelRoom, make_model_room, **wanted)
 
 
 def sync_model(

@@ -21,7 +21,7 @@ from patchkit.quoting import quoted
 _SPARE = 1.05
 
 
-def make_room(models: str, name: str, size: int, dry_run: bool = False) -> dict[str, Any]:
+def make_model_room(models: str, name: str, size: int, dry_run: bool = False) -> dict[str, Any]:
     """Return where a model goes on this node, and make its folder.
 
     Raises HostError without rsync, StorageError without room, UsageError for odd names.
@@ -38,7 +38,7 @@ def make_room(models: str, name: str, size: int, dry_run: bool = False) -> dict[
     if needed > free:
         raise StorageError(
             f"{folder}: needs {needed:,} bytes, and {free:,} are free",
-            hint="make room there: `patchkit model list` names models, `model remove` removes one",
+            hint="make room there: `patchkit model list` names the folders of models",
         )
     if not dry_run:
         with translated(at=folder):
@@ -72,10 +72,10 @@ def send_model(folder: str, destination: str, target: str) -> Iterator[dict[str,
             f"{folder}: is not complete", hint=quoted("patchkit", "model", "check", model)
         )
     made = read_record(place)
-    total = made.size if made else sum(_sizes(place))
+    total = made.size if made else sum(_file_sizes(place))
     took = yield from copied(send_words(folder, destination, target), total, destination)
     yield {"result": asdict(SentModel(size=total, sent=took.sent, seconds=took.seconds))}
 
 
-def _sizes(place: Path) -> Iterator[int]:
+def _file_sizes(place: Path) -> Iterator[int]:
     return (each.stat().st_size for each in place.rglob("*") if each.is_file())

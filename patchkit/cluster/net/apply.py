@@ -59,7 +59,7 @@ def apply_plan(place: NetHistory, plan: NetPlan, *, force: bool) -> NetResult:
                 hint="give the addresses that `patchkit net plan` shows by other means",
             )
         changes = net_state.changes_to_write(place, data, plan)
-        _commit(place, changes, "apply", addresses)
+        _commit_changes(place, changes, "apply", addresses)
     return NetResult(changed=True, live=live, checked=checked, recovered=recovered)
 
 
@@ -76,11 +76,11 @@ def undo_plan(place: NetHistory, *, force: bool = False) -> NetResult:
             return NetResult(changed=True, live=is_live(place), recovered=True)
         changes = net_state.changes_to_undo(place)
         # The addresses of the change before it count again.
-        _commit(place, changes, "undo", place.read_given(before=1).addresses)
+        _commit_changes(place, changes, "undo", place.read_given(before=1).addresses)
     return NetResult(changed=True, live=is_live(place))
 
 
-def _commit(
+def _commit_changes(
     place: NetHistory,
     changes: Sequence[Change],
     verb: str,
@@ -100,7 +100,7 @@ def _commit(
     try:
         place.journal.commit(
             changes,
-            settle=lambda: _activate(place, addresses, former),
+            settle=lambda: _activate_if_live(place, addresses, former),
             unsettle=unsettle,
             note=note,
         )
@@ -111,7 +111,7 @@ def _commit(
         raise
 
 
-def _activate(
+def _activate_if_live(
     place: NetHistory, addresses: Mapping[str, Sequence[str]], former: Mapping[str, Sequence[str]]
 ) -> None:
     if is_live(place):
@@ -129,7 +129,7 @@ def _activate_back(place: NetHistory, note: Mapping[str, Any]) -> None:
             why="somebody edited it",
             hint=place.journal.rescue,
         ) from None
-    _activate(place, former, addresses)
+    _activate_if_live(place, former, addresses)
 
 
 def recover_network(place: NetHistory) -> str | None:

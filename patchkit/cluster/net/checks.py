@@ -23,19 +23,19 @@ def net_finding(level: Level, where: str, about: str, what: str, hint: str = "")
     return Finding(level=level, where=where, about=about, what=what, hint=hint, kind=HostError)
 
 
-def passed(where: str, about: str, what: str) -> Finding:
+def check_passed(where: str, about: str, what: str) -> Finding:
     return net_finding(Level.OK, where, about, what)
 
 
-def failed(where: str, about: str, what: str, hint: str) -> Finding:
+def check_failed(where: str, about: str, what: str, hint: str) -> Finding:
     return net_finding(Level.ERROR, where, about, what, hint)
 
 
-def warned(where: str, about: str, what: str, hint: str) -> Finding:
+def check_warned(where: str, about: str, what: str, hint: str) -> Finding:
     return net_finding(Level.WARNING, where, about, what, hint)
 
 
-def unknown(where: str, about: str, what: str, hint: str = "") -> Finding:
+def check_unknown(where: str, about: str, what: str, hint: str = "") -> Finding:
     return net_finding(Level.UNKNOWN, where, about, what, hint)
 
 
@@ -60,7 +60,9 @@ def plan_remarks(host: Host, plan: NetPlan, options: NetPlanOptions) -> Iterator
         yield replace(remark, hint="") if remark.where in changed else remark
     owners = facts()["owners"]
     if plan.topology == "ring" and plan.nodes > 3:
-        yield warned("this ring", "NCCL", owners["ring_of_four"], "a switch, or a patched NCCL")
+        yield check_warned(
+            "this ring", "NCCL", owners["ring_of_four"], "a switch, or a patched NCCL"
+        )
     elif plan.topology == "ring":
         yield net_finding(Level.NOTE, "this ring", "cabling", owners["triangle"])
     for line in plan.lines:
@@ -70,7 +72,7 @@ def plan_remarks(host: Host, plan: NetPlan, options: NetPlanOptions) -> Iterator
             command = quoted("sudo", "ip", "link", "set", line.netdev, "mtu", str(options.mtu))
             what = f"stays at {line.mtu}: without an address it is in no file of patchkit's"
             hint = f"until the next boot: {command}; or with --twins"
-            yield warned(line.netdev, "MTU", what, hint)
+            yield check_warned(line.netdev, "MTU", what, hint)
     for cage, halves in plan.spare.items():
         yield _spare_cage(cage, halves)
 
@@ -99,9 +101,9 @@ def host_checks(host: Host, chosen: Cages, mtu: int | None) -> Iterator[Finding]
         what = f"{clash.address} is in one network with {clash.other.name} ({clash.present})"
         command = _delete_command(str(clash.address), clash.netdev.name)
         hint = f"take one of both out, here and where it is configured: {command}"
-        yield failed(clash.netdev.name, "networks of its own", what, hint)
+        yield check_failed(clash.netdev.name, "networks of its own", what, hint)
     if any(netdev.ipv4 for netdev in halves) and not clashes:
-        yield passed("this host", "networks of its own", "no other interface is in them")
+        yield check_passed("this host", "networks of its own", "no other interface is in them")
 
 
 def _machine_remarks(host: Host, verb: str, chosen: Iterable[Netdev]) -> Iterator[Finding]:
@@ -116,7 +118,7 @@ def _machine_remarks(host: Host, verb: str, chosen: Iterable[Netdev]) -> Iterato
 
 def _spare_cage(cage: int | None, halves: Iterable[Netdev]) -> Finding:
     command = plan_command_line(NetPlanOptions(node=1, nodes=3))
-    return warned(
+    return check_warned(
         ", ".join(netdev.name for netdev in halves),
         f"cage {cage}",
         "cabled, but without an address; not used: a second cable to the same node brings nothing",
@@ -149,32 +151,32 @@ def _check_half(
     name, known = netdev.name, facts()["link"]
     seen = f"{netdev.state}, {'a' if netdev.carrier else 'no'} carrier"
     if netdev.up and netdev.carrier:
-        yield passed(name, "link", seen)
+        yield check_passed(name, "link", seen)
     else:
         command = quoted("sudo", "ip", "link", "set", name, "up")
-        yield failed(name, "link", seen, f"{command}; the cable; the other end")
+        yield check_failed(name, "link", seen, f"{command}; the cable; the other end")
     if netdev.speed is None:
-        yield unknown(name, "speed", "the driver does not say", quoted("ethtool", name))
+        yield check_unknown(name, "speed", "the driver does not say", quoted("ethtool", name))
     elif netdev.speed == known["speed"]:
         low, high = known["twin_gbits"]
         # Each twin shows it, although its PCIe half carries less.
         seen = f"{netdev.speed} Mbit/s for the cage; {low} to {high} Gb/s a twin"
-        yield passed(name, "speed", seen)
+        yield check_passed(name, "speed", seen)
     else:
         seen = f"{netdev.speed} Mbit/s, a DGX Spark's cage has {known['speed']}"
-        yield warned(name, "speed", seen, "the cable, or the switch and its port")
+        yield check_warned(name, "speed", seen, "the cable, or the switch and its port")
     yield _check_mtu(netdev, lit, mtu)
     # Of a half without an address beside one that has one, the remark on the machine tells.
     if netdev.ipv4 or not any(other.ipv4 for other in others):
         yield _check_address(netdev, others)
         yield _check_gid(host, netdev)
     if netdev.lanes is None:
-        yield unknown(name, "PCIe lanes", "sysfs does not say", "sudo lspci -vv")
+        yield check_unknown(name, "PCIe lanes", "sysfs does not say", "sudo lspci -vv")
     elif netdev.lanes >= known["lanes"]:
-        yield passed(name, "PCIe lanes", f"x{netdev.lanes}")
+        yield check_passed(name, "PCIe lanes", f"x{netdev.lanes}")
     else:
         seen = f"x{netdev.lanes}, a DGX Spark's twin has x{known['lanes']}"
-        yield warned(name, "PCIe lanes", seen, "update the firmware: fwupdmgr")
+        yield check_warned(name, "PCIe lanes", seen, "update the firmware: fwupdmgr")
 
 
 def _check_mtu(netdev: Netdev, others: Sequence[Netdev], mtu: int | None) -> Finding:
@@ -182,23 +184,23 @@ def _check_mtu(netdev: Netdev, others: Sequence[Netdev], mtu: int | None) -> Fin
     name = netdev.name
     if mtu not in (None, netdev.mtu):
         hint = f"{_mtu_command(mtu or 0)}; or verify without --mtu, if both ends have {netdev.mtu}"
-        return failed(name, "MTU", f"{netdev.mtu}, expected {mtu}", hint)
+        return check_failed(name, "MTU", f"{netdev.mtu}, expected {mtu}", hint)
     more = next((other for other in others if other.mtu > netdev.mtu), None)
     if more and mtu is None:
         seen = f"{netdev.mtu}, its other half {more.name} has {more.mtu}"
-        return warned(name, "MTU", seen, _mtu_command(more.mtu))
+        return check_warned(name, "MTU", seen, _mtu_command(more.mtu))
     if mtu is None and netdev.mtu < facts()["plan"]["mtu"]:
         return _small_mtu(name, netdev.mtu)
-    return passed(name, "MTU", str(netdev.mtu))
+    return check_passed(name, "MTU", str(netdev.mtu))
 
 
 def _check_address(netdev: Netdev, others: Sequence[Netdev]) -> Finding:
     """Check that there is one. Of link-local ones on two halves the machine's remarks tell."""
     seen = ", ".join(map(str, netdev.ipv4))
     if not seen:
-        return failed(netdev.name, "IPv4", "no address", REPLAN)
+        return check_failed(netdev.name, "IPv4", "no address", REPLAN)
     if netdev.lasting or any(other.ipv4 for other in others):
-        return passed(netdev.name, "IPv4", seen)
+        return check_passed(netdev.name, "IPv4", seen)
     seen += ": link-local, drawn anew at any boot unless somebody set it"
     hint = "for addresses that stay: `patchkit net plan --twins`"
     return net_finding(Level.NOTE, netdev.name, "IPv4", seen, hint)
@@ -209,15 +211,17 @@ def _check_gid(host: Host, netdev: Netdev) -> Finding:
     name, about = netdev.name, "RoCE v2 GID"
     device = next((device for device in host.rdma if device.netdev == name), None)
     if device is None:
-        return unknown(name, about, "no RDMA device here", "ls /sys/class/infiniband")
+        return check_unknown(name, about, "no RDMA device here", "ls /sys/class/infiniband")
     if not device.active:
-        return failed(name, about, f"{device.name} is {device.state}", "the link, as above")
+        return check_failed(name, about, f"{device.name} is {device.state}", "the link, as above")
     own = {str(address.ip) for address in netdev.ipv4}
     found = [gid for gid in device.gids if gid.kind == "RoCE v2" and gid.address in own]
     if found:
-        return passed(name, about, f"{device.name} index {found[0].index} for {found[0].address}")
+        return check_passed(
+            name, about, f"{device.name} index {found[0].index} for {found[0].address}"
+        )
     seen = f"{device.name} has none for {', '.join(sorted(own)) or 'an address that is missing'}"
-    return failed(name, about, seen, f"give {name} its IPv4 address first")
+    return check_failed(name, about, seen, f"give {name} its IPv4 address first")
 
 
 def _check_both_halves(cage: int | None, twins: Sequence[Netdev]) -> Iterator[Finding]:
@@ -226,9 +230,9 @@ def _check_both_halves(cage: int | None, twins: Sequence[Netdev]) -> Iterator[Fi
     networks = [address.network for twin in twins for address in twin.lasting]
     seen = ", ".join(map(str, networks))
     if len(twins) < 2 and cage is None:  # named by the user, who may have left the other half out
-        yield unknown(where, "both twins", "one interface was named", "name both twins")
+        yield check_unknown(where, "both twins", "one interface was named", "name both twins")
     elif len(twins) < 2:
-        yield failed(
+        yield check_failed(
             where, "both twins", f"cage {cage} has one half only", "fwupdmgr update; lspci"
         )
     elif any(a.overlaps(b) for n, a in enumerate(networks) for b in networks[:n]):
@@ -236,6 +240,6 @@ def _check_both_halves(cage: int | None, twins: Sequence[Netdev]) -> Iterator[Fi
         delete = _delete_command(str(last.lasting[0]), last.name)
         hint = f"{delete}; and where it is configured; then `patchkit net plan --twins`"
         what = f"{seen}: Linux answers for either at either"
-        yield failed(where, "different networks", what, hint)
+        yield check_failed(where, "different networks", what, hint)
     elif all(twin.lasting for twin in twins):
-        yield passed(where, "different networks", seen)
+        yield check_passed(where, "different networks", seen)

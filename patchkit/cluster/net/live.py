@@ -33,13 +33,15 @@ def check_merge(root: Path, data: bytes) -> bool:
         # A live apply runs as root, which may read all of them.
         for file in read_other_files(root):
             if file.text is not None:
-                _write(Path(scratch) / Path(file.path).relative_to(root), file.text.encode())
-        _write(Path(scratch) / OURS, data)
+                _write_private(
+                    Path(scratch) / Path(file.path).relative_to(root), file.text.encode()
+                )
+        _write_private(Path(scratch) / OURS, data)
         run("netplan", "generate", "--root-dir", scratch)
     return True
 
 
-def _write(path: Path, data: bytes) -> None:
+def _write_private(path: Path, data: bytes) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.touch(mode=0o600)  # files of others may hold the password of a Wi-Fi
     path.write_bytes(data)

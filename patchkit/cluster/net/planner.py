@@ -31,7 +31,7 @@ from patchkit.runtime.host.network_facts import facts
 Addresses = tuple[IPv4Interface, ...]
 
 
-def make_plan(
+def make_net_plan(
     host: Host,
     options: NetPlanOptions,
     mtu_max: Mapping[str, int] | None = None,

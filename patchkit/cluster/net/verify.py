@@ -9,7 +9,7 @@ from ipaddress import IPv4Address
 from pathlib import Path
 
 from patchkit.cluster.net.cages import Cages
-from patchkit.cluster.net.checks import failed, host_checks, passed, unknown
+from patchkit.cluster.net.checks import check_failed, check_passed, check_unknown, host_checks
 from patchkit.cluster.net.live import run_ip
 from patchkit.cluster.net.pair import pair_checks
 from patchkit.errors import HostError, UsageError
@@ -72,7 +72,7 @@ def verify_network(
     halves = [netdev for twins in chosen.values() for netdev in twins]
     addresses = _find_targets(halves, peer)
     for address in addresses if live else ():
-        yield from _check_path(host, halves, address, mtu)
+        yield from _check_way(host, halves, address, mtu)
     everywhere = not any(netdev.ipv4 for netdev in halves)
     untried = ", ".join(
         netdev.name
@@ -83,9 +83,9 @@ def verify_network(
     )
     if untried and live:
         hint = "--peer with the peer's address there, or all at once: --ssh, --peer-probe"
-        yield unknown(untried, "way to a peer", "no peer's address is known", hint)
+        yield check_unknown(untried, "way to a peer", "no peer's address is known", hint)
     elif untried:
-        yield unknown(untried, "way to a peer", "these facts are of another machine")
+        yield check_unknown(untried, "way to a peer", "these facts are of another machine")
 
 
 def bandwidth_commands(host: Host, chosen: Cages, peer: Peer) -> list[str]:
@@ -96,7 +96,7 @@ def bandwidth_commands(host: Host, chosen: Cages, peer: Peer) -> list[str]:
     theirs = {device.netdev: device.name for device in peer.host.rdma} if peer.host else {}
     for number, netdev in enumerate(half for half in halves if half.name in devices):
         for address in [near for near in addresses if _is_near(netdev, near)][:1]:
-            holder = next((n.name for n in _netdevs(peer) if _has(n, address)), "")
+            holder = next((n.name for n in _peer_netdevs(peer) if _has_address(n, address)), "")
             # A port for each twin, so that both can be measured at once.
             options = (*_BANDWIDTH, "-p", str(_FIRST_PORT + number))
             other = theirs.get(holder, "ITS-DEVICE")
@@ -112,11 +112,11 @@ def expected_bandwidth() -> str:
     return f"{low} to {high} Gb/s for one twin, {least} to {most} for both at once"
 
 
-def _netdevs(peer: Peer) -> tuple[Netdev, ...]:
+def _peer_netdevs(peer: Peer) -> tuple[Netdev, ...]:
     return peer.host.netdevs if peer.host else ()
 
 
-def _has(netdev: Netdev, address: IPv4Address) -> bool:
+def _has_address(netdev: Netdev, address: IPv4Address) -> bool:
     return any(own.ip == address for own in netdev.ipv4)
 
 
@@ -128,29 +128,29 @@ def _find_targets(halves: list[Netdev], peer: Peer) -> tuple[IPv4Address, ...]:
     """Return the peer's addresses to try: those named, and those of its facts in our networks."""
     known = [
         address.ip
-        for netdev in _netdevs(peer)
+        for netdev in _peer_netdevs(peer)
         for address in netdev.lasting
         # The peer may have others, on its LAN for example.
-        if any(_is_near(half, address.ip) and not _has(half, address.ip) for half in halves)
+        if any(_is_near(half, address.ip) and not _has_address(half, address.ip) for half in halves)
     ]
     return tuple(dict.fromkeys((*peer.addresses, *known)))
 
 
-def _check_path(
+def _check_way(
     host: Host, halves: list[Netdev], peer: IPv4Address, mtu: int | None
 ) -> Iterator[Finding]:
     """Check the way to one address of a peer, with frames of ``mtu``, or of the interface's own."""
     where = str(peer)
     netdev = next((half for half in halves if _is_near(half, peer)), None)
-    if any(_has(own, peer) for own in host.netdevs):
-        yield failed(where, "same network", "is an address of this host", "name the peer's")
+    if any(_has_address(own, peer) for own in host.netdevs):
+        yield check_failed(where, "same network", "is an address of this host", "name the peer's")
         return
     if netdev:
-        yield passed(where, "same network", f"that of {netdev.name}")
+        yield check_passed(where, "same network", f"that of {netdev.name}")
     else:
         ours = ", ".join(str(own.network) for half in halves for own in half.ipv4)
         hint = f"give both nodes addresses in one network, here one of {ours or 'none'}"
-        yield failed(where, "same network", f"is in none of {ours or 'ours'}", hint)
+        yield check_failed(where, "same network", f"is in none of {ours or 'ours'}", hint)
     route = _check_route(where, netdev)
     yield route
     if netdev is None or route.level is not Level.OK:
@@ -158,7 +158,7 @@ def _check_path(
         if route.level is Level.UNKNOWN:
             seen = "the route is not known"
         for about in ("echo", "jumbo frames", "neighbour"):
-            yield unknown(where, about, seen)
+            yield check_unknown(where, about, seen)
         return
     plain = _check_echo(netdev, where, PLAIN, "echo")
     yield plain
@@ -167,12 +167,12 @@ def _check_path(
     # After the echo, which makes the kernel resolve the address.
     macs = _find_macs(where)
     if netdev.name in macs:
-        yield passed(where, "neighbour", f"{macs[netdev.name]} at {netdev.name}")
+        yield check_passed(where, "neighbour", f"{macs[netdev.name]} at {netdev.name}")
     elif plain.level is Level.UNKNOWN:
-        yield unknown(where, "neighbour", "nothing was sent that would make it answer")
+        yield check_unknown(where, "neighbour", "nothing was sent that would make it answer")
     else:
         seen = f"nobody answers for it at {netdev.name}"
-        yield failed(where, "neighbour", seen, "the cables")
+        yield check_failed(where, "neighbour", seen, "the cables")
     if plain.level is Level.ERROR:
         yield from _find_elsewhere(halves, netdev, where)
 
@@ -180,18 +180,18 @@ def _check_path(
 def _check_route(peer: str, netdev: Netdev | None) -> Finding:
     """Check that the kernel sends through the interface of the peer's network, and directly."""
     if not shutil.which("ip"):
-        return unknown(peer, "route", "ip is not installed", "sudo apt install iproute2")
+        return check_unknown(peer, "route", "ip is not installed", "sudo apt install iproute2")
     try:
         answer = next(iter(run_ip("route", "get", peer)), {})
     except HostError as error:
-        return failed(peer, "route", str(error), "give the QSFP interface its address")
+        return check_failed(peer, "route", str(error), "give the QSFP interface its address")
     seen = f"through {answer.get('dev')}"
     if "gateway" in answer:
         seen += f", by way of {answer['gateway']}"
     elif netdev and answer.get("dev") == netdev.name:
-        return passed(peer, "route", seen)
+        return check_passed(peer, "route", seen)
     right = netdev.name if netdev else "a QSFP interface"
-    return failed(peer, "route", f"{seen}, not {right}", "`ip route` shows who says so")
+    return check_failed(peer, "route", f"{seen}, not {right}", "`ip route` shows who says so")
 
 
 def _check_echo(netdev: Netdev, peer: str, size: int, about: str) -> Finding:
@@ -200,18 +200,18 @@ def _check_echo(netdev: Netdev, peer: str, size: int, about: str) -> Finding:
     The exit status of ping decides; its words differ between versions and are only shown.
     """
     if obstacle := ping_obstacle():
-        return unknown(peer, about, obstacle, "sudo apt install iputils-ping")
+        return check_unknown(peer, about, obstacle, "sudo apt install iputils-ping")
     done = echo(netdev.name, peer, size)
     if not done.trouble:
-        return passed(peer, about, f"{size} bytes there and back")
+        return check_passed(peer, about, f"{size} bytes there and back")
     words = next(iter(done.errors.strip().splitlines()), "")
     if done.status != 1:  # iputils: 1 is for sent, and nothing came back; 2 is any other error
         seen = words or f"ping: {done.trouble}"
-        return unknown(peer, about, seen, quoted("sudo", *done.command))
+        return check_unknown(peer, about, seen, quoted("sudo", *done.command))
     hint = f"the same MTU on both ends and on the switch; here {netdev.name} has {netdev.mtu}"
     if size == PLAIN:
         hint = "is the peer up and configured? `patchkit net verify` there"
-    return failed(peer, about, f"{size} bytes: {words or 'no answer'}", hint)
+    return check_failed(peer, about, f"{size} bytes: {words or 'no answer'}", hint)
 
 
 def _find_macs(peer: str) -> dict[str, str]:
@@ -235,5 +235,5 @@ def _find_elsewhere(halves: list[Netdev], netdev: Netdev, peer: str) -> Iterator
             if other.name in _find_macs(peer):
                 seen = f"answers at {other.name}, not at {netdev.name}"
                 hint = "swap the cables, or plan with --port0-to"
-                yield failed(peer, "cabling", seen, hint)
+                yield check_failed(peer, "cabling", seen, hint)
                 return

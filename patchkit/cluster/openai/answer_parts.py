@@ -119,9 +119,9 @@ class AnswerParts:
             finish=clean(self._finish, _SHORT),
             first_ms=self._first_ms or None,
             ms=(ended - self._began) * 1000,
-            prompt_tokens=_count(self._usage, "prompt_tokens"),
-            completion_tokens=_count(self._usage, "completion_tokens"),
-            reasoning_tokens=_count(details, "reasoning_tokens"),
+            prompt_tokens=_token_count(self._usage, "prompt_tokens"),
+            completion_tokens=_token_count(self._usage, "completion_tokens"),
+            reasoning_tokens=_token_count(details, "reasoning_tokens"),
             said=clean(self._said, _SHORT),
             trouble=self.trouble,
         )
@@ -213,7 +213,7 @@ class AnswerParts:
         self._size += size
 
 
-def _count(table: object, name: str) -> int | None:
+def _token_count(table: object, name: str) -> int | None:
     value = table.get(name) if isinstance(table, dict) else None
     return value if type(value) is int and 0 <= value < 1 << 40 else None
 

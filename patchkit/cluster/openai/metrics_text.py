@@ -43,7 +43,7 @@ def figures(text: str, wanted: Sequence[WantedMetric]) -> Figures:
     for line in text.splitlines():
         if len(line) < _LONGEST and (match := _LINE.fullmatch(line)) and match["name"] in names:
             labels = dict(_LABEL.findall(match["labels"] or ""))
-            series.setdefault(match["name"], []).append((labels, _number(match["value"])))
+            series.setdefault(match["name"], []).append((labels, _parse_number(match["value"])))
     numbers: dict[str, float] = {}
     words: dict[str, str] = {}
     for each in wanted:
@@ -61,7 +61,7 @@ def figures(text: str, wanted: Sequence[WantedMetric]) -> Figures:
     return Figures(numbers=numbers, words=words)
 
 
-def _number(text: str) -> float:
+def _parse_number(text: str) -> float:
     try:
         return float(text)
     except ValueError:

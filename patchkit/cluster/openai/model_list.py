@@ -21,10 +21,10 @@ class ListedModel:
 def list_models(server: HttpServer) -> tuple[HttpAnswer, tuple[ListedModel, ...]]:
     """Return how /v1/models answered, and the models that it named."""
     answer = server.ask("/v1/models")
-    return answer, tuple(_models(server, answer.json))
+    return answer, tuple(_read_models(server, answer.json))
 
 
-def _models(server: HttpServer, said: object) -> Iterator[ListedModel]:
+def _read_models(server: HttpServer, said: object) -> Iterator[ListedModel]:
     listed = said.get("data") if isinstance(said, dict) else None
     for each in (listed if isinstance(listed, list) else [])[:_MODELS]:
         if isinstance(each, dict) and isinstance(name := each.get("id"), str):

@@ -19,7 +19,7 @@ from patchkit.apply import plan_for, revert
 from patchkit.cluster.net import apply as net_apply
 from patchkit.cluster.net import state as net_state
 from patchkit.cluster.net.plan import NetPlanOptions
-from patchkit.cluster.net.planner import make_plan
+from patchkit.cluster.net.planner import make_net_plan
 from patchkit.cluster.net.state import NetHistory
 from patchkit.digests import sha256_of
 from patchkit.durable.lock import locked
@@ -208,7 +208,8 @@ def _of_a_network(scratch: Path) -> Iterator[User]:
     host, place = probe(root, environment={}), NetHistory(root)
     network = IPv4Network("192.168.100.0/24")
     first, second = (
-        make_plan(host, NetPlanOptions(node=1, network=network, mtu=mtu)) for mtu in (9000, 1500)
+        make_net_plan(host, NetPlanOptions(node=1, network=network, mtu=mtu))
+        for mtu in (9000, 1500)
     )
 
     def settle() -> None:

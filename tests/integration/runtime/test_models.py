@@ -4,7 +4,6 @@ import contextlib
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -18,7 +17,7 @@ from patchkit.cluster.models.names import ModelFolder
 from patchkit.cluster.models.sync import ModelNode, check_sources, models_of, sources_of, sync_model
 from patchkit.cluster.ssh.rsync import copied
 from patchkit.errors import HashMismatchError, HostError, SourceError, StorageError
-from support.hub import CHOSEN, COMMIT, MODEL, SHARDS, digest, hub_server, safetensors
+from support.hub import CHOSEN, COMMIT, MODEL, SHARDS, hub_server, safetensors
 from support.needed import need
 from support.ssh_server import obstacle, ssh_server
 
@@ -167,61 +166,13 @@ def test_a_full_disk_is_said_before(cli, hub, python, small_disk):
     assert not list(disk.iterdir())
 
 
-@pytest.fixture
-def cached(tmp_path):
-    """A cache of the Hub as 2.4 makes it: links to blobs that are links into the shared store."""
-    cache = tmp_path / "hf/hub"
-    home = cache / "models--org--small"
-    snapshot = home / "snapshots" / COMMIT
-    for place in (snapshot, home / "blobs", home / "refs", cache / "blobs"):
-        place.mkdir(parents=True)
-    (home / "refs/main").write_text(COMMIT)
-    for name in CHOSEN:
-        key = digest(MODEL[name])
-        (cache / "blobs" / f"x{key}").write_bytes(MODEL[name])
-        (home / "blobs" / key).symlink_to(f"../../blobs/x{key}")
-        (snapshot / name).symlink_to(f"../../blobs/{key}")
-    return cache
-
-
-def test_a_cache_of_the_hub_is_taken_without_network(model, hub, cached, tmp_path):
-    done = json.loads(model("get", "org/small", "--cached", "--json").stdout)
-    assert done["check"]["complete"]
-    assert (done["plan"]["linked"], done["plan"]["left"]) == (SIZE, 0)
-    assert hub.asked == []
-    folder = tmp_path / "models" / FOLDER
-    assert not any(path.is_symlink() for path in folder.rglob("*"))
-    assert (folder / SHARDS[0]).stat().st_nlink == 2
-    assert "holds no v9 of it" in model("get", "org/small@v9", "--cached", rc=3).stderr
-
-
-def test_from_another_disk_a_cache_is_copied(cli, cached, tmp_path, small_disk):
-    disk = small_disk("size=1m")
-    env = {"HF_HOME": str(cached.parent)}
-    said = cli("model", "get", "org/small", "--cached", "--models", disk, "--json", env=env).stdout
-    done = json.loads(said)
-    assert (done["plan"]["copied"], done["check"]["complete"]) == (SIZE, True)
-    assert (disk / FOLDER / SHARDS[0]).read_bytes() == MODEL[SHARDS[0]]
-    assert not (disk / FOLDER / SHARDS[0]).is_symlink()
-
-
-def test_what_a_cache_has_is_not_fetched(model, hub, cached, each_python):
-    """One file of it is damaged, one link leads nowhere: those are fetched."""
-    blobs = cached / "blobs"
-    (blobs / f"x{digest(MODEL[SHARDS[0]])}").write_bytes(b"y" * len(MODEL[SHARDS[0]]))
-    (blobs / f"x{digest(MODEL['tokenizer.json'])}").unlink()
-    model("get", "org/small", "--python", each_python)
-    assert [bool(asked(hub, name)) for name in (SHARDS[0], SHARDS[1])] == [True, False]
-    assert asked(hub, "tokenizer.json")
-
-
 @pytest.fixture(params=["localhost", "spark-1"])
-def nodes(tmp_path, monkeypatch, model, cached, request):
+def nodes(tmp_path, monkeypatch, model, python, request):
     """Two nodes, the first of which has the model: this machine, or one that ssh reaches."""
     need("rsync")
     if reason := obstacle():
         pytest.skip(reason)
-    model("get", "org/small", "--cached")
+    model("get", "org/small", "--python", python)
     with ssh_server(tmp_path / "ssh", "spark-1", "spark-2", "cable-2") as path:
         monkeypatch.setenv("PATH", path)
         yield (
@@ -390,8 +341,3 @@ def test_the_verbs_over_a_cluster_file(cli, hub, python, tmp_path):
         (models / FOLDER / SHARDS[0]).unlink()
         said = cli("model", "check", "org/small", "--quick", env=env, rc=3).stdout
         assert said.count(f"{SHARDS[0]}: is missing") == 2
-        cli("model", "remove", "org/small", "--dry-run", env=env)
-        assert (models / FOLDER).exists()
-        cli("model", "remove", "org/small", "--yes", "--node", "spark-1", env=env)
-        assert not list(models.iterdir())
-        shutil.rmtree(models)

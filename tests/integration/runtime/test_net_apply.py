@@ -21,7 +21,7 @@ from patchkit.cluster.net import apply as net_apply
 from patchkit.cluster.net import state as net_state
 from patchkit.cluster.net.netplan_file import render_netplan
 from patchkit.cluster.net.plan import NetPlanOptions
-from patchkit.cluster.net.planner import make_plan
+from patchkit.cluster.net.planner import make_net_plan
 from patchkit.cluster.net.state import NetHistory
 from patchkit.errors import StorageError, UsageError
 from patchkit.runtime.host.probe import probe
@@ -253,7 +253,8 @@ def change(root):
     host = probe(root, environment={})
     network = IPv4Network("192.168.100.0/24")
     first, second = (
-        make_plan(host, NetPlanOptions(node=1, network=network, mtu=mtu)) for mtu in (9000, 1500)
+        make_net_plan(host, NetPlanOptions(node=1, network=network, mtu=mtu))
+        for mtu in (9000, 1500)
     )
     return NetHistory(root), first, second
 

@@ -4,8 +4,7 @@ import json
 
 import pytest
 
-from patchkit.cluster.models.choice import chosen
-from patchkit.cluster.models.contents import named_shards
+from patchkit.cluster.models.choice import choose_files, parse_index
 from patchkit.cluster.models.listing import Listing
 from patchkit.cluster.models.names import (
     ModelFolder,
@@ -56,7 +55,7 @@ BIN = ["pytorch_model-00001-of-00001.bin", "pytorch_model.bin.index.json"]
     ],
 )
 def test_what_is_fetched_is_what_is_loaded(names, shards, left):
-    assert chosen(names, shards) == tuple(sorted({*names} - left))
+    assert choose_files(names, shards) == tuple(sorted({*names} - left))
 
 
 @pytest.mark.parametrize(
@@ -70,7 +69,7 @@ def test_what_is_fetched_is_what_is_loaded(names, shards, left):
 )
 def test_a_repository_that_cannot_be_loaded_is_refused(names, shards, says):
     with pytest.raises(SourceError, match=says):
-        chosen(names, shards)
+        choose_files(names, shards)
 
 
 HOSTILE = [
@@ -87,9 +86,9 @@ HOSTILE = [
 def test_a_name_that_leads_elsewhere_is_refused_wherever_it_stands(name):
     files = {name: (1, "a" * 40), "model.safetensors": (1, "a" * 64)}
     with pytest.raises(SourceError, match="no plain name"):
-        Listing(commit=COMMIT, files=files).chosen("org/small")
+        Listing(commit=COMMIT, files=files).choose_record("org/small")
     with pytest.raises(RecordError, match="no plain name"):
-        named_shards(json.dumps({"weight_map": {"w": name}}), INDEX)
+        parse_index(json.dumps({"weight_map": {"w": name}}), INDEX)
 
 
 @pytest.mark.parametrize(
@@ -98,13 +97,13 @@ def test_a_name_that_leads_elsewhere_is_refused_wherever_it_stands(name):
 def test_a_name_that_hf_would_take_for_something_else_is_refused(name):
     files = {name: (1, "a" * 64), "model.safetensors": (1, "a" * 64)}
     with pytest.raises(SourceError, match="which is no plain name"):
-        Listing(commit=COMMIT, files=files).chosen("org/small")
+        Listing(commit=COMMIT, files=files).choose_record("org/small")
 
 
 @pytest.mark.parametrize("text", ["[]", "{}", '{"weight_map": 3}', "{", '{"weight_map": {"w": 3}}'])
 def test_what_is_no_index_is_said(text):
     with pytest.raises(RecordError, match=INDEX):
-        named_shards(text, INDEX)
+        parse_index(text, INDEX)
 
 
 @pytest.mark.parametrize(

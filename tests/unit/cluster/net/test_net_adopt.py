@@ -8,7 +8,7 @@ import pytest
 from patchkit.cluster.net.checks import plan_remarks
 from patchkit.cluster.net.netplan_file import check_conflicts
 from patchkit.cluster.net.plan import Given, NetPlanOptions
-from patchkit.cluster.net.planner import make_plan
+from patchkit.cluster.net.planner import make_net_plan
 from patchkit.errors import UsageError
 from patchkit.runtime.host.probe import probe
 from support import networks
@@ -29,7 +29,7 @@ def machine(tmp_path_factory):
 def planned(host, **changes):
     """What the plan changes, and what it remarks: rows of text."""
     options = NetPlanOptions(**changes)
-    plan = make_plan(host, options)
+    plan = make_net_plan(host, options)
     check_conflicts(host, plan, options, Given(), ())
     rows = [
         f"{line.action} {line.netdev} {', '.join(map(str, line.addresses))} MTU {line.mtu}"
@@ -69,10 +69,10 @@ def test_a_network_that_works_is_kept(machine, name, node):
 @pytest.mark.parametrize("nodes", [4, 16])
 def test_two_cages_in_use_on_many_nodes_are_not_taken_for_a_ring(machine, nodes):
     assert planned(machine("pair_and_switch"), nodes=nodes) == ([], [])
-    plan = make_plan(machine("ring"), NetPlanOptions(nodes=nodes))
+    plan = make_net_plan(machine("ring"), NetPlanOptions(nodes=nodes))
     assert plan.topology == "as found"
     with pytest.raises(UsageError, match="where do the two cables lead"):
-        make_plan(machine("fresh_both"), NetPlanOptions(node=2, nodes=nodes))
+        make_net_plan(machine("fresh_both"), NetPlanOptions(node=2, nodes=nodes))
 
 
 @pytest.mark.parametrize(

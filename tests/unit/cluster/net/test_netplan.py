@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from patchkit.cluster.net.netplan_file import NetplanFile, check_conflicts, render_netplan
 from patchkit.cluster.net.plan import Given, NetPlanOptions
-from patchkit.cluster.net.planner import make_plan
+from patchkit.cluster.net.planner import make_net_plan
 from patchkit.errors import HostError, UsageError
 from patchkit.runtime.host.host import Host
 from patchkit.runtime.host.network_facts import facts
@@ -85,7 +85,7 @@ def addresses(plan):
 
 
 def test_the_whole_file(machine):
-    assert render_netplan(make_plan(machine("fresh_port1"), wish(2))) == GOLDEN
+    assert render_netplan(make_net_plan(machine("fresh_port1"), wish(2))) == GOLDEN
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,7 @@ def test_the_whole_file(machine):
     ],
 )
 def test_one_cable_or_a_switch(machine, name, changes, expected):
-    plan = make_plan(machine(name), wish(**changes))
+    plan = make_net_plan(machine(name), wish(**changes))
     assert addresses(plan) == {key: [f"192.168.{value}/24"] for key, value in expected.items()}
     assert plan.topology == ("switch" if plan.nodes > 2 else "cable")
 
@@ -115,7 +115,7 @@ RING = {
 
 @pytest.mark.parametrize("node", RING)
 def test_ring_of_three(machine, node):
-    plan = make_plan(machine("fresh_both"), wish(node, nodes=3))
+    plan = make_net_plan(machine("fresh_both"), wish(node, nodes=3))
     expected = dict(zip((*PORT0, *PORT1), RING[node], strict=True))
     assert addresses(plan) == {key: [f"192.168.{value}/24"] for key, value in expected.items()}
 
@@ -124,7 +124,7 @@ def test_ring_of_three(machine, node):
 def test_ring_with_the_cables_the_other_way_round(machine, node):
     """The addresses stay with their links, so they change cages."""
     before = (node - 2) % 3 + 1
-    plan = make_plan(machine("fresh_both"), wish(node, nodes=3, port0_to=before))
+    plan = make_net_plan(machine("fresh_both"), wish(node, nodes=3, port0_to=before))
     expected = dict(zip((*PORT1, *PORT0), RING[node], strict=True))
     assert addresses(plan) == {key: [f"192.168.{value}/24"] for key, value in expected.items()}
 
@@ -133,7 +133,7 @@ def test_ring_with_the_cables_the_other_way_round(machine, node):
 def test_both_ends_of_each_link_of_a_ring_share_its_two_networks_and_nobody_else(machine, nodes):
     users = {}
     for node in range(1, nodes + 1):
-        plan = make_plan(machine("fresh_both"), wish(node, nodes=nodes, topology="ring"))
+        plan = make_net_plan(machine("fresh_both"), wish(node, nodes=nodes, topology="ring"))
         for line in plan.lines:
             users.setdefault(line.addresses[0].network, []).append((node, line.peer))
     assert len(users) == 2 * nodes
@@ -142,7 +142,7 @@ def test_both_ends_of_each_link_of_a_ring_share_its_two_networks_and_nobody_else
 
 
 def test_another_base_network_and_mtu(machine):
-    plan = make_plan(machine("fresh"), wish(mtu=1500, network=IPv4Network("10.9.8.64/27")))
+    plan = make_net_plan(machine("fresh"), wish(mtu=1500, network=IPv4Network("10.9.8.64/27")))
     assert addresses(plan) == {PORT0[0]: ["10.9.8.74/27"], PORT0[1]: ["10.9.8.106/27"]}
 
 
@@ -173,12 +173,12 @@ def test_another_base_network_and_mtu(machine):
 )  # fmt: skip
 def test_refused(machine, name, changes, error, says):
     with pytest.raises(error, match=says):
-        make_plan(machine(name), wish(**changes))
+        make_net_plan(machine(name), wish(**changes))
 
 
 def test_the_drivers_own_limit_counts(machine):
     with pytest.raises(UsageError, match="enP2p1s0f0np0 takes 1280 to 2000"):
-        make_plan(machine("fresh"), wish(), {"enp1s0f0np0": 9978, "enP2p1s0f0np0": 2000})
+        make_net_plan(machine("fresh"), wish(), {"enp1s0f0np0": 9978, "enP2p1s0f0np0": 2000})
 
 
 # What fights a plan
@@ -187,7 +187,7 @@ def test_the_drivers_own_limit_counts(machine):
 def clash(host, *, node=1, given=None, files=(), **changes):
     options = wish(node, **changes)
     given = given or Given()
-    plan = make_plan(host, options, given=given)
+    plan = make_net_plan(host, options, given=given)
     check_conflicts(host, plan, options, given, files)
     return plan
 
@@ -305,7 +305,7 @@ def _with_name(machine, name):
 @given(name=st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=15))
 def test_any_name_is_read_back_or_refused(machine, name):
     try:
-        text = render_netplan(make_plan(_with_name(machine, name), wish()))
+        text = render_netplan(make_net_plan(_with_name(machine, name), wish()))
     except HostError:
         assert name[0] == "-" or set(name) - set(f"{string.ascii_letters}{string.digits}_.-")
         return
@@ -314,7 +314,7 @@ def test_any_name_is_read_back_or_refused(machine, name):
 
 @pytest.mark.parametrize("name", ["on", "NO", "12", "0x1f", "1e3", "y", "null", ".5"])
 def test_names_that_yaml_would_take_for_something_else(machine, name):
-    text = render_netplan(make_plan(_with_name(machine, name), wish()))
+    text = render_netplan(make_net_plan(_with_name(machine, name), wish()))
     assert set(yaml.safe_load(text)["network"]["ethernets"]) == {name, "enP2p1s0f0np0"}
 
 
@@ -343,7 +343,7 @@ def generate(tmp_path):
 
 
 def test_real_netplan_makes_of_it_for_networkd(machine, generate):
-    run = generate(make_plan(machine("fresh_both"), wish(3, nodes=3)), "networkd")
+    run = generate(make_net_plan(machine("fresh_both"), wish(3, nodes=3)), "networkd")
     for netdev, address in zip((*PORT0, *PORT1), RING[3], strict=True):
         lines = (run / f"systemd/network/10-netplan-{netdev}.network").read_text().splitlines()
         assert {
@@ -359,7 +359,7 @@ def test_real_netplan_makes_of_it_for_networkd(machine, generate):
 
 def test_real_netplan_makes_of_it_for_networkmanager(machine, generate):
     """The renderer of the machine is the one that is used: the plan names none."""
-    run = generate(make_plan(machine("fresh"), wish()), "NetworkManager")
+    run = generate(make_net_plan(machine("fresh"), wish()), "NetworkManager")
     folder = run / "NetworkManager/system-connections"
     lines = (folder / f"netplan-{PORT0[1]}.nmconnection").read_text().splitlines()
     assert {"mtu=9000", "method=manual", "address1=192.168.101.10/24"} <= set(lines)
