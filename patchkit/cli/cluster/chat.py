@@ -18,12 +18,15 @@ from patchkit.cli.next_step import error_text
 from patchkit.cli.out import as_json, ask_line, flow, print_json, say, style, tell
 from patchkit.cluster.agent import node_files
 from patchkit.cluster.openai.answer_parts import StreamedAnswer, StreamPiece
-from patchkit.cluster.openai.answered import unanswered, unlisted
 from patchkit.cluster.openai.api_key import key_for
 from patchkit.cluster.openai.chat_stream import AnswerStream
-from patchkit.cluster.openai.conversation import Conversation, request_fields
-from patchkit.cluster.openai.http_exchange import HttpServer, server_at
-from patchkit.cluster.openai.model_list import list_models
+from patchkit.cluster.openai.conversation import (
+    Conversation,
+    explain_no_answer,
+    explain_no_models,
+    request_fields,
+)
+from patchkit.cluster.openai.http_exchange import HttpServer, list_models, server_at
 from patchkit.doctor.peers.placed_files import placed_files, url_of
 from patchkit.durable.signals import Interrupted
 from patchkit.errors import PatchkitError, UsageError
@@ -117,7 +120,7 @@ def _own_url() -> str:
 def _first_model(server: HttpServer) -> str:
     listing, models = list_models(server)
     if not models:
-        raise unlisted(server, listing).error()
+        raise explain_no_models(server, listing).error()
     return models[0].name
 
 
@@ -148,7 +151,7 @@ def _turn(talk: Conversation, question: str, *, as_json: bool) -> None:
         talk.keep(question, stream.answer())
     answer, model = stream.answer(), str(talk.fields["model"])
     models = list_models(talk.server)[1] if answer.status >= 400 else ()
-    if found := unanswered(talk.server, model, answer, [each.name for each in models]):
+    if found := explain_no_answer(talk.server, model, answer, [each.name for each in models]):
         raise found.error()
 
 

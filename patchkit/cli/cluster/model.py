@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Sequence
 from dataclasses import asdict
 from types import NoneType
 from typing import Any
@@ -161,15 +162,10 @@ def sync(specs: Sequence[str], *, dry_run: bool, place: ModelNodes, as_json: boo
             for each in wrong:
                 say(f"{each}: the copy of {source.ssh} is taken", err=True)
             others = [node for node in place.nodes if node is not source]
-            results += zip(others, everywhere(others, _copier(source, model, report)), strict=True)
+            copy = functools.partial(sync_model, source, model, report=report)
+            results += zip(others, everywhere(others, copy), strict=True)
     if not dry_run:
         _show_outcomes(place, specs, results, as_json=as_json)
-
-
-def _copier(
-    source: ModelNode, model: HeldModel, report: Callable[[str], Callable[[int, int], None]]
-) -> Callable[[ModelNode], SyncedModel]:
-    return lambda node: sync_model(source, model, node, report)
 
 
 def _show_copies(
@@ -240,7 +236,12 @@ def check(spec: str, *, quick: bool, place: ModelNodes, as_json: bool) -> None:
     Hashes are compared with those that `hf` wrote down when it fetched the files.
     """
     repo, commit = place.wanted(spec)
-    found = {node.ssh: model.folder for node, model in _folders(place, repo, commit)}
+    held = models_of(place.nodes)
+    for answer in held:
+        if isinstance(answer, PatchkitError):
+            raise answer
+    sources = sources_of(place.nodes, held, repo, commit, whole=False)
+    found = {node.ssh: model.folder for node, model in sources}
     with progress() as report:
 
         def look(node: ModelNode) -> ModelCheck:
@@ -286,30 +287,3 @@ def show_models(*, place: ModelNodes, as_json: bool) -> None:
             echo(table(rows, heads=("node", "model", "commit", "size", "state", "")))
     if code := max(each.exit_code if isinstance(each, PatchkitError) else 0 for each in held):
         raise SystemExit(code)
-
-
-def _folders(place: ModelNodes, repo: str, commit: str) -> list[tuple[ModelNode, HeldModel]]:
-    """Return the one folder of a model on each node that has it.
-
-    Raises the error of a node that does not answer, SourceError if no node has the model,
-    UsageError if several commits of it are there.
-    """
-    found = []
-    for node, models in zip(place.nodes, models_of(place.nodes), strict=True):
-        if isinstance(models, PatchkitError):
-            raise models
-        found += [
-            (node, each) for each in models if each.repo == repo and each.commit.startswith(commit)
-        ]
-    commits = sorted({model.commit[:12] for _node, model in found})
-    named = f"{repo}{commit and '@'}{commit}"
-    if not found:
-        raise SourceError(
-            f"{named}: lies on no node", hint=quoted("patchkit", "model", "get", named)
-        )
-    if len(commits) > 1:
-        raise UsageError(
-            f"{named}: several commits of it are there: {', '.join(commits)}",
-            hint=quoted("patchkit", "model", "list") + " shows them; name one: REPO@COMMIT",
-        )
-    return found

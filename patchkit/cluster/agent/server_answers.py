@@ -16,9 +16,14 @@ from patchkit.cluster.agent.node_files import config_folder
 from patchkit.cluster.openai.answer_parts import StreamedAnswer
 from patchkit.cluster.openai.api_key import SECRETS, find_key
 from patchkit.cluster.openai.chat_stream import ask_anyhow, ask_chat
-from patchkit.cluster.openai.http_exchange import HttpAnswer, HttpServer, clean
+from patchkit.cluster.openai.http_exchange import (
+    HttpAnswer,
+    HttpServer,
+    ListedModel,
+    clean,
+    list_models,
+)
 from patchkit.cluster.openai.metrics_text import Figures, WantedMetric, figures
-from patchkit.cluster.openai.model_list import ListedModel, list_models
 from patchkit.errors import HostError
 from patchkit.paths import RECIPES
 from patchkit.records import read_toml, record

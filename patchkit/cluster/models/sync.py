@@ -57,8 +57,10 @@ def sources_of(
     held: Sequence[list[HeldModel] | PatchkitError],
     repo: str,
     commit: str,
+    *,
+    whole: bool = True,
 ) -> list[tuple[ModelNode, HeldModel]]:
-    """Return the nodes with the whole model, by its sizes, and the model there.
+    """Return the nodes with the model, the whole one by its sizes, and the model there.
 
     Raises SourceError if there is none, and if commits of it differ and none was named.
     """
@@ -67,19 +69,17 @@ def sources_of(
         for node, models in zip(nodes, held, strict=True)
         if not isinstance(models, PatchkitError)
         for model in models
-        if model.repo == repo and model.commit.startswith(commit) and model.complete
+        if model.repo == repo and model.commit.startswith(commit) and (model.complete or not whole)
     ]
     commits = sorted({model.commit for _node, model in found})
     if len(commits) != 1:
-        what = ", ".join(each[:12] for each in commits)
-        named = f"{repo}{commit and '@'}{commit}"
+        spec = f"{repo}{commit and '@'}{commit}"
+        if not commits:
+            what = "no node has the whole model" if whole else "lies on no node"
+            raise SourceError(f"{spec}: {what}", hint=quoted("patchkit", "model", "get", spec))
         raise SourceError(
-            f"{named}: several commits of it are there: {what}"
-            if commits
-            else f"{named}: no node has the whole model",
-            hint=quoted("patchkit", "model", "sync", f"{repo}@{commits[0][:12]}")
-            if commits
-            else quoted("patchkit", "model", "get", named),
+            f"{spec}: several commits of it are there: {', '.join(one[:12] for one in commits)}",
+            hint="`patchkit model list` shows them; name one: REPO@COMMIT",
         )
     return found
 

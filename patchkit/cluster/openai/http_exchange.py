@@ -24,6 +24,7 @@ _CONNECT = 5.0  # seconds: the server is on this machine, or at the other end of
 _MASK = "(masked)"
 _SHORT = 8  # characters: a shorter key may be any word of an answer
 _SAID = 500  # characters of what an answer says
+_MODELS = 64  # names that are kept
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,3 +186,26 @@ def server_at(url: str) -> HttpServer:
 def clean(text: str, longest: int = _SAID) -> str:
     """Return a text that can be written as UTF-8: JSON can name half a surrogate pair."""
     return text[:longest].encode("utf-8", "replace").decode()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListedModel:
+    """A name that the server takes, and the longest text in tokens, None where it does not say."""
+
+    name: str
+    max_model_len: int | None = None
+
+
+def list_models(server: HttpServer) -> tuple[HttpAnswer, tuple[ListedModel, ...]]:
+    """Return how /v1/models answered, and the models that it named."""
+    answer = server.ask("/v1/models")
+    return answer, tuple(_read_models(server, answer.json))
+
+
+def _read_models(server: HttpServer, said: object) -> Iterator[ListedModel]:
+    listed = said.get("data") if isinstance(said, dict) else None
+    for each in (listed if isinstance(listed, list) else [])[:_MODELS]:
+        if isinstance(each, dict) and isinstance(name := each.get("id"), str):
+            longest = each.get("max_model_len")
+            known = type(longest) is int and 0 < longest < 1 << 40
+            yield ListedModel(name=server.clean(name), max_model_len=longest if known else None)
