@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import platform
 import time
-from collections.abc import Collection, Mapping
-from dataclasses import replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -38,17 +39,18 @@ from patchkit.quoting import quoted
 from patchkit.recipes.vllm.build import Wanted, by_option, with_targets
 from patchkit.recipes.vllm.idle import idle_sources
 from patchkit.recipes.vllm.sources import counts, planned_sources
+from patchkit.source.resolve import Report
 from patchkit.source.tree import SourceTree
 from patchkit.target import Target
 from patchkit.wheel.build.machine import Jobs, can_cut_off, network
 from patchkit.wheel.build.make import BuiltWheel
-from patchkit.wheel.build.toolchain import MACHINES, find_toolchain
+from patchkit.wheel.build.toolchain import MACHINES, Toolchain, find_toolchain
 from patchkit.wheel.vllm.from_source import JOB_MEMORY, build_vllm
 from patchkit.wheel.vllm.inputs import parse_given
 from patchkit.wheel.vllm.preflight import left_out as left_out_parts
 from patchkit.wheel.vllm.preflight import plan_vllm
 from patchkit.wheel.vllm.prepare import check_choice, choose_parts
-from patchkit.wheel.vllm.source import VllmOrder, vllm_source
+from patchkit.wheel.vllm.source import VllmOrder, VllmSource, vllm_source
 from patchkit.wheel.vllm.upstream_parts import foretold
 from patchkit.wheel.wheelhouse.contents import check_room
 
@@ -108,105 +110,152 @@ For an H200, to test there:
 @objects_option
 @dry_run_option
 @as_json
-def command(
-    version: str | None,
-    named: str | None,
-    selection: Selection,
-    cpu: str | None,
-    jobs: int | None,
-    given: tuple[str, ...],
-    mirror: Path | None,
-    cuda: str,
-    python: Path | None,
-    requirements: Path | None,
-    extensions: str,
-    fresh: bool,
-    offline: bool,
-    house: Path,
-    objects: Path | None,
-    dry_run: bool,
-    as_json: bool,
-) -> None:
+def command(selection: Selection, *, as_json: bool, **chosen: Any) -> None:
     """Build vLLM for one device from its sources; `patchkit repack` takes seconds instead."""
     require_build()
     began = time.monotonic()
+    options = _Options(**chosen)
     request, left_out = _asked(selection)
-    machine = _machine(request.target, cpu, python)
-    parts, sources = frozenset(filter(None, extensions.split(","))), parse_given(given)
+    machine = _machine(request.target, options.cpu, options.python)
+    number = chosen_jobs(options.jobs, JOB_MEMORY)
+    with progress() as report:
+        found = _find_sources(options, request, left_out, report)
+        plan = plan_vllm(
+            found.source,
+            found.wanted,
+            machine=machine,
+            cuda=request.target.cuda,
+            toolkit=options.toolkit,
+            python=options.python,
+            requirements=options.requirements,
+            given=options.sources,
+            mirror=options.mirror,
+            offline=options.offline,
+            compiles=found.compiles,
+        )
+        if not options.dry_run:
+            plan.require()
+            toolchain = find_toolchain(
+                machine,
+                cuda=request.target.cuda,
+                toolkit=options.toolkit,
+                locked=options.toolkit is None,
+                offline=options.offline,
+                progress=report("CUDA toolkit"),
+            )
+    for note in left_out_parts(found.source.needs):
+        tell(note)
+    if options.dry_run:
+        show_plan(plan, number, as_json=as_json)
+        return
+    order = _order(options, request, found, toolchain, number.number)
+    # Space and rights are checked before the build, not when it is done.
+    check_room(options.house, order.expected)
+    _foretell(order, number, found.idle)
+    with progress("steps") as report:
+        built = build_vllm(order, lambda task: in_tenths(report(task), f"{task}:"))
+    placed = place(built, options.house, options.objects, began)
+    if as_json:
+        more = {"proofs": list(built.proofs), "circumstances": list(built.circumstances)}
+        print_json(placed.fields() | more)
+    else:
+        _show(order, built, placed)
 
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Options:
+    """What the command line says, but for the selection of fixes."""
+
+    version: str | None
+    named: str | None
+    cpu: str | None
+    jobs: int | None
+    given: tuple[str, ...]
+    mirror: Path | None
+    cuda: str
+    python: Path | None
+    requirements: Path | None
+    extensions: str
+    fresh: bool
+    offline: bool
+    house: Path
+    objects: Path | None
+    dry_run: bool
+
+    @property
+    def toolkit(self) -> Path | None:
+        return Path(self.cuda) if self.cuda != "locked" else None
+
+    @property
+    def parts(self) -> frozenset[str]:
+        return frozenset(filter(None, self.extensions.split(",")))
+
+    @property
+    def sources(self) -> dict[str, str]:
+        return parse_given(self.given)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Found:
+    """The sources, those of other projects, what is left out and why, and what is compiled."""
+
+    source: VllmSource
+    wanted: Sequence[Wanted]
+    without: frozenset[str]
+    idle: Mapping[str, str]
+    compiles: Sequence[str]
+
+
+def _find_sources(
+    options: _Options, request: Request, left_out: frozenset[str], report: Report
+) -> _Found:
+    """Find the sources, and look at them before anything else is fetched."""
     idle: dict[str, str] = {}
     wanted: list[Wanted] = []
     compiles: list[str] = []
+    sources, parts = options.sources, options.parts
 
     def check(tree: SourceTree) -> None:
         named = sources.keys() | left_out | with_targets(parts)
         idle.update(idle_sources(tree, request, named))
         without = left_out | idle.keys()
         wanted.extend(check_choice(tree, without=without, extensions=parts, given=sources))
-        if dry_run:
+        if options.dry_run:
             compiles.extend(_compiles(tree, request, without, parts))
 
-    number = chosen_jobs(jobs, JOB_MEMORY)
-    toolkit = Path(cuda) if cuda != "locked" else None
-    with progress() as report:
-        source = vllm_source(version, named, check=check, report=report, offline=offline)
-        plan = plan_vllm(
-            source,
-            wanted,
-            machine=machine,
-            cuda=request.target.cuda,
-            toolkit=toolkit,
-            python=python,
-            requirements=requirements,
-            given=sources,
-            mirror=mirror,
-            offline=offline,
-            compiles=compiles,
-        )
-        if not dry_run:
-            plan.require()
-            toolchain = find_toolchain(
-                machine,
-                cuda=request.target.cuda,
-                toolkit=toolkit,
-                locked=toolkit is None,
-                offline=offline,
-                progress=report("CUDA toolkit"),
-            )
-    for note in left_out_parts(source.needs):
-        tell(note)
-    if dry_run:
-        show_plan(plan, number, as_json=as_json)
-        return
-    order = VllmOrder(
-        source=source.path,
-        identity=source.identity,
-        version=source.version,
-        torch=source.needs.torch,
+    source = vllm_source(
+        options.version, options.named, check=check, report=report, offline=options.offline
+    )
+    return _Found(
+        source=source,
+        wanted=wanted,
+        without=left_out | idle.keys(),
+        idle=idle,
+        compiles=compiles,
+    )
+
+
+def _order(
+    options: _Options, request: Request, found: _Found, toolchain: Toolchain, jobs: int
+) -> VllmOrder:
+    """Return the order; its paths are absolute, since the build runs in a work folder."""
+    return VllmOrder(
+        source=found.source.path,
+        identity=found.source.identity,
+        version=found.source.version,
+        torch=found.source.needs.torch,
         request=request,
         toolchain=toolchain,
-        # Absolute paths, since the build runs in a work folder of its own.
-        python=python and python.absolute(),
-        requirements=requirements and requirements.absolute(),
-        jobs=number.number,
-        without=left_out | idle.keys(),
-        given=sources,
-        mirror=mirror and mirror.absolute(),
-        extensions=parts,
-        offline=offline,
-        fresh=fresh,
+        python=options.python and options.python.absolute(),
+        requirements=options.requirements and options.requirements.absolute(),
+        jobs=jobs,
+        without=found.without,
+        given=options.sources,
+        mirror=options.mirror and options.mirror.absolute(),
+        extensions=options.parts,
+        offline=options.offline,
+        fresh=options.fresh,
     )
-    # Space and rights are checked before the build, not when it is done.
-    check_room(house, order.expected)
-    _foretell(order, number, idle)
-    with progress("steps") as report:
-        built = build_vllm(order, lambda task: in_tenths(report(task), f"{task}:"))
-    placed = place(built, house, objects, began)
-    if as_json:
-        more = {"proofs": list(built.proofs), "circumstances": list(built.circumstances)}
-        print_json(placed.fields() | more)
-    else:
-        _show(order, built, placed)
 
 
 def _asked(selection: Selection) -> tuple[Request, frozenset[str]]:
