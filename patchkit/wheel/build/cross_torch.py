@@ -152,13 +152,10 @@ def _site_folder(
     """Return the folder of the packages, and which they are."""
     locked = for_python(requirements, python, machine)
     wanted = [each for each in locked if each.fits(across().target)]
-    return folder / f"site-{machine}-{_site_digest(requirements, wanted, python)[:12]}", wanted
-
-
-def _site_digest(requirements: Path, wanted: list[Pinned], python: Path) -> str:
-    """Digest the packages, and the version of Python, whose wheels pip chooses."""
+    # pip chooses wheels by the version of Python.
     version = ask(python, "import sys; answer = '%d.%d' % sys.version_info[:2]")
-    return digest(" ".join([sha256_of(requirements), version, *(each.name for each in wanted)]))
+    name = digest(" ".join([sha256_of(requirements), version, *(pin.name for pin in wanted)]))
+    return folder / f"site-{machine}-{name[:12]}", wanted
 
 
 def _require_machine(site: Path, machine: str) -> None:

@@ -6,6 +6,7 @@ that goes into the environment, so that pip has nothing to resolve.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import re
@@ -31,6 +32,7 @@ Progress = Callable[[int, int], None]
 """Takes the packages installed or downloaded, and the packages in all."""
 
 _STAMP = "patchkit-environment"
+_ELSEWHERE = ("PIP_TARGET", "PIP_PREFIX", "PIP_ROOT", "PIP_USER", "PIP_REQUIRE_VIRTUALENV")
 _HASH = re.compile(r"--hash=sha256:([0-9a-f]{64})")
 _LINE = re.compile(r"(?P<name>[A-Za-z0-9._-]+)==(?P<version>[^\s;]+)(?:\s*;\s*(?P<marker>.*))?")
 _TELLING = re.compile(r"error|hash|THESE PACKAGES|No space", re.IGNORECASE)
@@ -89,7 +91,10 @@ def read_requirements(path: Path) -> tuple[Pinned, ...]:
 def _parse_requirement(path: Path, line: str) -> Pinned:
     match = _LINE.fullmatch(_HASH.sub("", line).strip())
     marker = (match["marker"] or "").strip() if match else ""
-    if match is None or not _is_marker(marker):
+    fine = False
+    with contextlib.suppress(InvalidMarker):
+        fine = match is not None and (not marker or bool(Marker(marker)))
+    if match is None or not fine:
         raise SourceError(
             f"{path}: {line[:60]!r} is not NAME==VERSION with --hash=sha256:…",
             why="pip would not know by which bytes to take it",
@@ -101,13 +106,6 @@ def _parse_requirement(path: Path, line: str) -> Pinned:
         marker=marker,
         hashes=tuple(_HASH.findall(line)),
     )
-
-
-def _is_marker(text: str) -> bool:
-    try:
-        return not text or bool(Marker(text))
-    except InvalidMarker:
-        return False
 
 
 def make_environment(
@@ -153,7 +151,10 @@ def _environment_folder(
 ) -> tuple[Path, list[Pinned]]:
     """Return the folder of an environment, and what is in it."""
     wanted = [each for each in for_python(requirements, python) if not each.fits(leaving)]
-    return folder / f"environment-{_environment_digest(requirements, python, wanted)[:12]}", wanted
+    # An environment shares the modules of the interpreter that it is made with.
+    said = ask(python, "import sys; answer = [sys.version, sys.base_prefix]")
+    name = digest(" ".join([sha256_of(requirements), *said, *(pin.name for pin in wanted)]))
+    return folder / f"environment-{name[:12]}", wanted
 
 
 def made_once(home: Path, part: Path, fill: Callable[[Path], object]) -> None:
@@ -190,13 +191,6 @@ def for_python(requirements: Path, python: Path, machine: str = "") -> list[Pinn
         if not each.hashes:
             raise SourceError(f"{requirements}: {each.name} has no --hash=sha256:…")
     return [r for r in found if not r.marker or Marker(r.marker).evaluate(facts)]
-
-
-def _environment_digest(requirements: Path, python: Path, wanted: Iterable[Pinned]) -> str:
-    """Digest the packages and the interpreter, whose modules the environment shares."""
-    said = ask(python, "import sys; answer = [sys.version, sys.base_prefix]")
-    names = [each.name for each in wanted]
-    return digest(" ".join([sha256_of(requirements), *said, *names]))
 
 
 def _create_venv(home: Path, python: Path) -> None:
@@ -243,17 +237,12 @@ def install_locked(
             "--no-input", "--only-binary=:all:", "--disable-pip-version-check",
             "--progress-bar=off", *(["--no-index"] if offline else []), *options, "-r", file.name,
         ]  # fmt: skip
-        done = stream(*command, line=note, env=_pip_environment())
+        # The caller's variables, pip's among them, but for those that install elsewhere.
+        kept = {name: value for name, value in os.environ.items() if name not in _ELSEWHERE}
+        done = stream(*command, line=note, env={**kept, "LC_ALL": "C"})
     if done.trouble:
         raise _not_installed(done.output.splitlines(), requirements, offline)
     progress(total, total)
-
-
-def _pip_environment() -> dict[str, str]:
-    """Return the caller's variables, pip's among them, but for those that install elsewhere."""
-    elsewhere = ("PIP_TARGET", "PIP_PREFIX", "PIP_ROOT", "PIP_USER", "PIP_REQUIRE_VIRTUALENV")
-    kept = {name: value for name, value in os.environ.items() if name not in elsewhere}
-    return {**kept, "LC_ALL": "C"}
 
 
 def _not_installed(lines: list[str], requirements: Path, offline: bool) -> PatchkitError:

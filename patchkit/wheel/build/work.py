@@ -56,7 +56,10 @@ def work_folder(
         os.set_inheritable(handle, True)
         known = root / _FACTS
         if fresh or not known.is_file() or known.read_text(encoding="utf-8") != facts:
-            _clear(root)
+            known.unlink(missing_ok=True)  # first: without it nothing is gone on with
+            for entry in root.iterdir():
+                is_folder = entry.is_dir() and not entry.is_symlink()
+                shutil.rmtree(entry) if is_folder else entry.unlink()
             for source in sources:
                 source.rename(root / source.name)
             known.write_text(facts, encoding="utf-8")
@@ -75,13 +78,6 @@ def emptied(folder: Path) -> Path:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
     return folder
-
-
-def _clear(root: Path) -> None:
-    """Remove what is in a folder, the facts first: without them nothing is gone on with."""
-    (root / _FACTS).unlink(missing_ok=True)
-    for entry in root.iterdir():
-        shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
 
 
 def _require_private(folder: Path) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path, PurePosixPath
 from patchkit.errors import BuildError, ProofError
 from patchkit.recipes.vllm.archs import Group
 from patchkit.recipes.vllm.sources import CudaSource, codes_of, default_codes
-from patchkit.target import Arch, Load, Target, parse_arch
+from patchkit.target import Load, Target, parse_arch
 from patchkit.wheel.device.inspect import Binary, arch_name, fat_binaries
 
 Names = frozenset[str]
@@ -101,7 +101,7 @@ def _prove_library(binary: Binary, sources: list[CudaSource], target: Target) ->
     wanted = Counter(source.names for source in sources)
     # By name: an arch that a fat binary tells also knows whether PTX is beside it.
     linked = Counter(
-        _code_names((entry.kind, entry.arch) for entry in group)
+        frozenset(arch_name(entry.kind, entry.arch) for entry in group)
         for group in fat_binaries(binary.live)
     )
     if missing := wanted - linked:
@@ -115,7 +115,3 @@ def _prove_library(binary: Binary, sources: list[CudaSource], target: Target) ->
         )
     exact = sum(source.load(target) is Load.EXACT for source in sources)
     return f"{binary.name}: {exact} of {len(sources)} CUDA sources are exact for {target.title}"
-
-
-def _code_names(codes: Iterable[tuple[str, Arch]]) -> Names:
-    return frozenset(arch_name(kind, arch) for kind, arch in codes)

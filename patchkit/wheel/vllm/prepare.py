@@ -78,7 +78,7 @@ def prepare(order: VllmOrder, staged: Path, report: Report) -> Prepared:
     )
     applied = patches(plan.steps())
     # Not the workspace's tree, which reads upstream's texts.
-    reduced = _reduce_tree(order, detect(source))
+    reduced = _write_overlay(choose_parts(detect(source), order.without, order.extensions))
     _check_still_patched(detect(source, sandboxed=possible), order, outcome)
     check_in_vain(detect(source, sandboxed=possible), order.request.target, order.request.arch_list)
     gathered = _gather_sources(order, reduced, staged, report)
@@ -154,11 +154,6 @@ def _make_python(order: VllmOrder, report: Report) -> BuildPython:
     )
     install_torch_stand_in(locked.site, site)
     return build_python(locked.python, torch, cuda, locked.digest, site)
-
-
-def _reduce_tree(order: VllmOrder, tree: SourceTree) -> SourceTree:
-    """Return the tree without what is left out, and write what differs to the disk."""
-    return _write_overlay(choose_parts(tree, order.without, order.extensions))
 
 
 def _write_overlay(tree: SourceTree) -> SourceTree:

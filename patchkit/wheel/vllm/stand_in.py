@@ -86,7 +86,12 @@ def unpack_stand_in(
                     with (dest / place).open("wb") as sink:
                         sink.writelines(opened.unpacked(path))
         # vLLM's CMake adds the source as a project, and wheels have no CMake files.
-        (dest / "CMakeLists.txt").write_text(_cmake_project(chosen), encoding="utf-8")
+        here = "${CMAKE_CURRENT_SOURCE_DIR}"
+        lines = [f"# {chosen.spec} in the place of the whole project"]
+        for name, folder in chosen.defines.items():
+            place = f"{here}/{folder}" if folder else here
+            lines.append(f'set({name} "{place}" CACHE PATH "")')
+        (dest / "CMakeLists.txt").write_text("\n".join([*lines, ""]), encoding="utf-8")
     except OSError as error:
         raise StorageError(
             f"cannot unpack {chosen.filename} into {dest}: {error.strerror or error}",
@@ -103,11 +108,3 @@ def _source_path(name: str, parts: Mapping[str, str]) -> str:
         if rest != name and direct and ".." not in rest.split("/"):
             return f"{folder}/{rest}"
     return ""
-
-
-def _cmake_project(chosen: StandIn) -> str:
-    lines = [
-        f'set({name} "${{CMAKE_CURRENT_SOURCE_DIR}}{f"/{folder}" if folder else ""}" CACHE PATH "")'
-        for name, folder in chosen.defines.items()
-    ]
-    return "\n".join([f"# {chosen.spec} in the place of the whole project", *lines, ""])

@@ -121,10 +121,11 @@ def parts_of(wheel: WheelFile, known: KnownSource, target: Target) -> UpstreamPa
     named = f"--source {option}=vllm=={version}"
     members = members_of(known, wheel.members)
     if not members:
+        held = sorted(k.option for k in known_externals() if members_of(k, wheel.members))
         raise UsageError(
             f"{named}: {wheel.path.name} holds nothing of {option}",
             why="upstream builds it into no library or file of its own",
-            hint=f"it holds parts of {', '.join(_options_in(wheel.members)) or 'no other project'}",
+            hint=f"it holds parts of {', '.join(held) or 'no other project'}",
         )
     binaries = {binary.name: binary for binary in inspect_wheel(wheel, only=members)}
     found = judge_libraries(wheel, tuple(binaries.values()), target, version)
@@ -169,11 +170,6 @@ def prove_parts(wheel: WheelFile, folder: Path, option: str) -> str:
                 hint="run again with --fresh",
             )
     return f"{option}: {len(files)} files are those of upstream's wheel"
-
-
-def _options_in(paths: Iterable[str]) -> list[str]:
-    every = tuple(paths)
-    return sorted(each.option for each in known_externals() if members_of(each, every))
 
 
 def _require_serving(
