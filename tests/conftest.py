@@ -29,6 +29,7 @@ from patchkit.source.fetch import fetch
 from patchkit.source.lock import read_lock
 from patchkit.source.nccl import nccl_tree
 from patchkit.target import targets
+from support.debian import keep_nccl
 from support.selection import DAILY, MODES, RELEASES, SUPPORTED
 
 # Whoever starts the tests in the background, or with nohup, has these ignored; patchkit leaves that
@@ -205,6 +206,7 @@ def nccl_release(once):
 
     Skips if neither the cache nor the distribution nor upstream has it.
     """
+    keep_nccl()
     try:
         origin = nccl_tree("nccl==2.29.7")
     except SourceError as error:

@@ -56,7 +56,6 @@ def _row(release: Release, recipe: Recipe, facts: ReleaseFacts) -> list[str]:
     ways = {
         "sha256": release.sha256,
         "commit": release.commit,
-        "the distribution's signature": release.debian,
     }
     covering = facts.bugs_of(release.version)
     bugs = [str(number) for number, bug in enumerate(facts.bugs, 1) if bug in covering]

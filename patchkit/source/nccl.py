@@ -2,13 +2,12 @@
 
 Nothing of them is on a package index, so there are four ways, and each is verified: a folder, by a
 digest over its files; an archive, by its sha256; a git commit, by git's own hashes; a release, by
-the figures of ``recipes/nccl/recipe.toml``, from the cache, the distribution or upstream.
+the figures of ``recipes/nccl/recipe.toml``, from the cache or upstream.
 """
 
 from __future__ import annotations
 
 import re
-import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,10 +15,7 @@ from pathlib import Path
 from packaging.version import Version
 
 from patchkit.digests import sha256_of, tree_digest
-from patchkit.durable.atomic import replacing
-from patchkit.durable.failure import translated
 from patchkit.durable.scratch import ScratchFolder
-from patchkit.durable.staging import make_folders
 from patchkit.errors import (
     HashMismatchError,
     HostError,
@@ -29,7 +25,6 @@ from patchkit.errors import (
     UsageError,
 )
 from patchkit.source.archive import unpack
-from patchkit.source.debian import upstream_archive
 from patchkit.source.detect import detect, projects, spelled
 from patchkit.source.fetch import Progress, cache_dir, save
 from patchkit.source.git import GitSource, commit_archive, parse_git
@@ -211,7 +206,7 @@ def _from_git(url: str, commit: str, release: Release | None, wanted: _Wanted) -
 
 
 def _release(release: Release, wanted: _Wanted) -> SourceOrigin:
-    """Take a release from the cache, the distribution or upstream."""
+    """Take a release from the cache or upstream."""
     if not release.verifiable:
         raise SourceError(
             f"the sources of NCCL {release.version} cannot be verified: the recipe knows neither "
@@ -241,9 +236,7 @@ _Way = Callable[[Release, _Wanted], SourceOrigin]
 
 
 def _ways(release: Release) -> Iterator[_Way]:
-    """Yield the distribution first: signed, mirrored and near; a commit before an archive."""
-    if release.debian:
-        yield _from_distribution
+    """Yield a commit before an archive."""
     if release.commit:
         yield lambda one, wanted: _from_git(wanted.facts.git, one.commit, one, wanted)
     if release.sha256:
@@ -252,21 +245,6 @@ def _ways(release: Release) -> Iterator[_Way]:
 
 def _place(release: Release, store: Path) -> Path:
     return store / f"{PROJECT}-{release.version}.tar.gz"
-
-
-def _from_distribution(release: Release, wanted: _Wanted) -> SourceOrigin:
-    facts, version = wanted.facts, str(release.version)
-    if wanted.offline:
-        raise _not_kept(release, wanted)
-    with ScratchFolder() as folder:
-        found = upstream_archive(facts.package, version, facts.distributions, Path(folder))
-        _check(found, release)
-        place = _place(release, wanted.store)
-        with translated(at=place):
-            make_folders(place.parent)
-            with replacing(place) as stream, found.open("rb") as archive:
-                shutil.copyfileobj(archive, stream)
-    return _verified(place, release)
 
 
 def _from_upstream(release: Release, wanted: _Wanted) -> SourceOrigin:

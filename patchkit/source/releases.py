@@ -28,7 +28,6 @@ class Release:
     commit: str = ""
     figures: str = ""
     archs: tuple[str, ...] = ()
-    debian: bool = False
     read: bool = True
 
     @property
@@ -54,23 +53,6 @@ class Bug:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Distribution:
-    """A distribution's suites and components with the source package, and the key that signs."""
-
-    suites: tuple[str, ...]
-    components: tuple[str, ...]
-    keyring: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DebianSource:
-    """The name of the source package, and who keeps it."""
-
-    package: str
-    distributions: Mapping[str, Distribution]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ReleaseFacts:
     """Everything known about the releases of one project, oldest first.
 
@@ -82,8 +64,6 @@ class ReleaseFacts:
     bugs: tuple[Bug, ...]
     git: str
     archive: str
-    package: str
-    distributions: Mapping[str, Distribution]
     torch: Mapping[str, ExactPin]
 
     def release(self, version: Version) -> Release | None:
@@ -117,7 +97,6 @@ class ReleaseFacts:
 def load_facts(project: str = "nccl") -> ReleaseFacts:
     """Return the facts that ship with a recipe."""
     place = RECIPES / project / "recipe.toml"
-    debian = read_toml(DebianSource, place, key="debian")
     upstream = read_toml(dict[str, str], place, key="upstream")
     return ReleaseFacts(
         default=read_toml(Version, place, key="default"),
@@ -125,7 +104,5 @@ def load_facts(project: str = "nccl") -> ReleaseFacts:
         bugs=read_toml(tuple[Bug, ...], place, key="bug"),
         git=upstream["git"],
         archive=upstream["archive"],
-        package=debian.package,
-        distributions=debian.distributions,
         torch=read_toml(dict[str, ExactPin], place, key="torch"),
     )

@@ -137,12 +137,11 @@ def _planned_source(spec: str, sha256: str | None) -> PlannedFetch:
         return PlannedFetch(name=spec, there=there, url=git.url)
     release = facts.known(named_version(version, "for example nccl==2.29.7"))
     place = store / f"nccl-{release.version}.tar.gz"
-    # A distribution's archive comes from where apt gets it, which git cannot ask.
     return PlannedFetch(
         name=f"{facts.git} at {release.tag}",
         size=release.size,
         there=place.is_file() or is_kept(release.commit or "none", store),
-        url="" if release.debian else facts.git,
+        url=facts.git,
     )
 
 

@@ -6,6 +6,7 @@ the system. The archive's address comes from the machine's own apt configuration
 
 from __future__ import annotations
 
+import contextlib
 import re
 import shutil
 import tempfile
@@ -15,13 +16,54 @@ from pathlib import Path
 
 from patchkit.errors import HostError, PatchkitError, SourceError, StorageError
 from patchkit.process import Completed, run
-from patchkit.source.releases import Distribution
+from patchkit.source.fetch import cache_dir
 
 _HELPER = "/usr/lib/apt/apt-helper"  # in no folder of PATH
 _TIMEOUT_S = 600
 # sources.list(5): the one-line style; `_deb822` reads the other one.
 _ONE_LINE = re.compile(r"deb(-src)?\s+(\[(?P<options>[^]]*)\]\s*)?(?P<uri>\S+)\s+(?P<suite>\S+)\s")
 _URI = re.compile(r"^'(?P<uri>[^']+)' (?P<file>\S+) (?P<size>\d+)", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Distribution:
+    """A distribution's suites and components with the source package, and the key that signs.
+
+    No suites: those that the machine is configured for.
+    """
+
+    suites: tuple[str, ...]
+    components: tuple[str, ...]
+    keyring: str
+
+
+PACKAGE = "nvidia-nccl"
+# Debian's orig tarball is, byte for byte, what upstream's archive URL delivers.
+DISTRIBUTIONS = {
+    "debian": Distribution(
+        suites=("sid",),
+        components=("contrib",),
+        keyring="/usr/share/keyrings/debian-archive-keyring.gpg",
+    ),
+    "ubuntu": Distribution(
+        suites=(),
+        components=("multiverse",),
+        keyring="/usr/share/keyrings/ubuntu-archive-keyring.gpg",
+    ),
+}
+
+
+def keep_nccl() -> None:
+    """Put NCCL 2.29.7 into patchkit's cache, from the distribution, if it is not there."""
+    place = cache_dir() / "sources" / "nccl-2.29.7.tar.gz"
+    if place.exists():
+        return
+    place.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as folder, contextlib.suppress(PatchkitError):
+        found = upstream_archive(PACKAGE, "2.29.7", DISTRIBUTIONS, Path(folder))
+        part = place.with_suffix(".part")
+        shutil.copyfile(found, part)
+        part.replace(place)
 
 
 @dataclass(frozen=True, slots=True)
