@@ -69,7 +69,7 @@ def command(house: Path, *, trust: Trust | None, as_json: bool) -> None:
     """Check that the wheels of a wheelhouse are whole, load on their device, and fit together.
 
     It compares files with manifest, hashes and RECORD; device code with the target; vLLM, torch,
-    NCCL and triton, Pythons, CPUs and CUDA with each other. That is consistency: only a signature
+    NCCL and triton, Pythons and CUDA with each other. That is consistency: only a signature
     says who made the wheels, and --signers checks that first.
 
     Exits with 8 if bytes are not those of the manifest or the signature does not hold, 7 if
