@@ -151,15 +151,15 @@ def _turn(talk: Conversation, question: str, *, as_json: bool) -> None:
         talk.keep(question, stream.answer())
     answer, model = stream.answer(), str(talk.fields["model"])
     models = list_models(talk.server)[1] if answer.status >= 400 else ()
-    if found := explain_no_answer(talk.server, model, answer, [each.name for each in models]):
+    if found := explain_no_answer(talk.server, model, answer, [one.name for one in models]):
         raise found.error()
 
 
 def _as_lines(stream: AnswerStream) -> None:
     """Print a line of JSON for each piece, each call and the end."""
     with contextlib.closing(stream.pieces()) as pieces:
-        for each in pieces:
-            print_json(asdict(each), indent=None)
+        for piece in pieces:
+            print_json(asdict(piece), indent=None)
     answer = stream.answer()
     for call in answer.tool_calls:
         print_json({"kind": "tool_call", **asdict(call)}, indent=None)
@@ -172,8 +172,8 @@ def _on_screen(stream: AnswerStream) -> None:
     shown = _Shown()
     try:
         with contextlib.closing(stream.pieces()) as pieces:
-            for each in pieces:
-                shown.piece(each)
+            for piece in pieces:
+                shown.piece(piece)
     finally:
         shown.end()
     answer = stream.answer()

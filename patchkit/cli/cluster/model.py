@@ -159,8 +159,8 @@ def sync(specs: Sequence[str], *, dry_run: bool, place: ModelNodes, as_json: boo
             continue
         with progress() as report:
             source, model, wrong = check_sources(sources, report)
-            for each in wrong:
-                say(f"{each}: the copy of {source.ssh} is taken", err=True)
+            for reason in wrong:
+                say(f"{reason}: the copy of {source.ssh} is taken", err=True)
             others = [node for node in place.nodes if node is not source]
             copy = functools.partial(sync_model, source, model, report=report)
             results += zip(others, everywhere(others, copy), strict=True)
@@ -188,9 +188,9 @@ def _show_copies(
     if as_json:
         print_json({"dry_run": True, "copies": copies})
         return
-    for each in copies:
-        say(f"{each['model']}: {gigabytes(model.size)}, {each['from']} to {each['to']}")
-        say(f"  {each['command']}")
+    for copy in copies:
+        say(f"{copy['model']}: {gigabytes(model.size)}, {copy['from']} to {copy['to']}")
+        say(f"  {copy['command']}")
     say("nothing was changed")
 
 
@@ -203,17 +203,17 @@ def _show_outcomes(
 ) -> None:
     """Print what came of it on each node; SystemExit with the code of the worst."""
     fields, codes = [], [0]
-    for node, each in results:
-        if isinstance(each, PatchkitError):
-            codes.append(each.exit_code)
-            error = {"what": each.what, "why": each.why, "next": each.hint}
+    for node, outcome in results:
+        if isinstance(outcome, PatchkitError):
+            codes.append(outcome.exit_code)
+            error = {"what": outcome.what, "why": outcome.why, "next": outcome.hint}
             fields.append({"node": node.ssh, "error": error})
-            shown = silent_lines(node.ssh, each)
+            shown = silent_lines(node.ssh, outcome)
         else:
-            check = each if isinstance(each, ModelCheck) else each.check
+            check = outcome if isinstance(outcome, ModelCheck) else outcome.check
             codes.append(worst(check_findings(check)))
-            fields.append({"node": node.ssh, **outcome_fields(each)})
-            shown = outcome_lines(each, node.ssh)
+            fields.append({"node": node.ssh, **outcome_fields(outcome)})
+            shown = outcome_lines(outcome, node.ssh)
         if not as_json:
             echo(shown)
     if as_json:
@@ -267,23 +267,23 @@ def show_models(*, place: ModelNodes, as_json: bool) -> None:
         print_json(
             {
                 "nodes": [
-                    {"node": node.ssh, "error": each.what}
-                    if isinstance(each, PatchkitError)
-                    else {"node": node.ssh, "models": [asdict(model) for model in each]}
-                    for node, each in zip(place.nodes, held, strict=True)
+                    {"node": node.ssh, "error": answer.what}
+                    if isinstance(answer, PatchkitError)
+                    else {"node": node.ssh, "models": [asdict(model) for model in answer]}
+                    for node, answer in zip(place.nodes, held, strict=True)
                 ]
             }
         )
     else:
         rows = []
-        for node, each in zip(place.nodes, held, strict=True):
-            if isinstance(each, PatchkitError):
-                echo(silent_lines(node.ssh, each))
+        for node, answer in zip(place.nodes, held, strict=True):
+            if isinstance(answer, PatchkitError):
+                echo(silent_lines(node.ssh, answer))
                 continue
-            rows += [held_row(node.ssh, model) for model in each]
-            if not each:
+            rows += [held_row(node.ssh, model) for model in answer]
+            if not answer:
                 say(f"{node.ssh}: no models in {node.models}")
         if rows:
             echo(table(rows, heads=("node", "model", "commit", "size", "state", "")))
-    if code := max(each.exit_code if isinstance(each, PatchkitError) else 0 for each in held):
+    if code := max(answer.exit_code if isinstance(answer, PatchkitError) else 0 for answer in held):
         raise SystemExit(code)

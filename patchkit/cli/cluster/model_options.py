@@ -82,14 +82,14 @@ def _nodes(
     file = named_file or (FILE if FILE.exists() else None)
     read = read_cluster_file(file) if file else None
     folder = models or (read.model_folder if read else MODELS)
-    known = {each.ssh: each.from_head for each in read.node} if read else {}
+    known = {node.ssh: node.from_head for node in read.node} if read else {}
     if not named:
         named = tuple(known) or (HERE,)
     nodes = []
-    for each in named:
-        ssh, _, peer = each.partition("=")
+    for word in named:
+        ssh, _, peer = word.partition("=")
         if not ssh:
-            raise UsageError(f"--node {each}: names no node", hint="--node spark-1")
+            raise UsageError(f"--node {word}: names no node", hint="--node spark-1")
         nodes.append(ModelNode(ssh=ssh, peer=peer or known.get(ssh, ssh), models=folder))
     default = f"{read.venv if read else VENV}/bin/python"
     return ModelNodes(nodes=tuple(nodes), python=python or default, file=file, cluster=read)

@@ -45,15 +45,15 @@ def check_lines(check: ModelCheck, node: str) -> Iterator[str]:
         yield show.GOOD + f"{where}: complete: {amount}; checked: {how}"
     else:
         yield show.BAD + f"{where}: not a whole model"
-    for each in check.findings:
-        mark = _MARKS.get(each.level, show.word("note"))
-        yield "  " + mark + f"{each.where}{each.where and ': '}{each.what}"
-        if each.why:
-            yield style(f"    why: {each.why}", dim=True)
+    for found in check.findings:
+        mark = _MARKS.get(found.level, show.word("note"))
+        yield "  " + mark + f"{found.where}{found.where and ': '}{found.what}"
+        if found.why:
+            yield style(f"    why: {found.why}", dim=True)
 
 
 def check_findings(check: ModelCheck) -> list[Finding]:
-    return [each.finding for each in check.findings]
+    return [found.finding for found in check.findings]
 
 
 def outcome_lines(outcome: SyncedModel | ModelCheck, node: str) -> Iterator[str]:

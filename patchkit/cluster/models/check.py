@@ -91,7 +91,7 @@ def check_model(folder: str, full: bool = False) -> Iterator[dict[str, Any]]:
     cut_off = list(_check_sizes(held))
     found = [*_check_structure(held), *cut_off, *_check_commits(held)]
     if full:
-        found += yield from _check_hashes(held, {each.where for each in cut_off})
+        found += yield from _check_hashes(held, {wrong.where for wrong in cut_off})
     elif not held.record and not held.downloaded:
         found.append(_unchecked_finding("no hash of any file was written down"))
     yield _check_result(place, held, held.sizes, found, full=full)
@@ -144,7 +144,7 @@ def _read_held_model(folder: Path) -> _Held:
     sizes, dangling = {}, []
     for here, folders, files in os.walk(folder):
         if Path(here) == folder:
-            folders[:] = [each for each in folders if each not in (CACHE, ".git")]
+            folders[:] = [name for name in folders if name not in (CACHE, ".git")]
         for name in files:
             path = Path(here, name)
             shown = path.relative_to(folder).as_posix()

@@ -45,7 +45,7 @@ def choose_files(names: Collection[str], shards: Mapping[str, Collection[str]]) 
     """
     weights = set(_choose_weights(names, shards))
     if not weights:
-        held = sorted({PurePosixPath(each).suffix for each in names if _is_weight(each)})
+        held = sorted({PurePosixPath(name).suffix for name in names if _is_weight(name)})
         raise SourceError(
             "the repository has no weights that vLLM loads from a folder",
             why=f"it holds {', '.join(held) or 'no weights at all'}",
@@ -64,7 +64,7 @@ def _choose_weights(names: Collection[str], shards: Mapping[str, Collection[str]
     for kind in _KINDS:
         found = [name for name in names if _is_kind(name, kind)]
         index = next(
-            (each for each in INDEXES if each in shards and _is_index_of_kind(each, kind)), ""
+            (index for index in INDEXES if index in shards and _is_index_of_kind(index, kind)), ""
         )
         if index:
             if missing := set(shards[index]).difference(names):
@@ -98,16 +98,16 @@ def _other_index(name: str, weights: set[str], shards: Mapping[str, Collection[s
 
 
 def _is_weight(name: str) -> bool:
-    return any(fnmatchcase(name, each) for each in _WEIGHTS)
+    return any(fnmatchcase(name, pattern) for pattern in _WEIGHTS)
 
 
 def _is_text(name: str) -> bool:
     *folders, last = name.split("/")
-    hidden = any(each.startswith(".") for each in (*folders, last))
+    hidden = any(part.startswith(".") for part in (*folders, last))
     return (
         not hidden
         and not _ELSEWHERE.intersection(folders)
-        and any(fnmatchcase(last, each) for each in _TEXTS)
+        and any(fnmatchcase(last, pattern) for pattern in _TEXTS)
     )
 
 
@@ -147,7 +147,9 @@ def read_safetensors_size(path: Path) -> int | None:
             if length > _LARGEST_HEADER:
                 return None
             header = json.loads(file.read(length))
-        ends = [each["data_offsets"][1] for name, each in header.items() if name != "__metadata__"]
+        ends = [
+            tensor["data_offsets"][1] for name, tensor in header.items() if name != "__metadata__"
+        ]
         return _LENGTH + length + max(ends, default=0)
     except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError):
         return None

@@ -52,7 +52,7 @@ class ModelRecord:
 
     @property
     def size(self) -> int:
-        return sum(each.size for each in self.files.values())
+        return sum(file.size for file in self.files.values())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

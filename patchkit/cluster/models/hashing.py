@@ -45,10 +45,10 @@ def hash_files(wanted: Mapping[Path, str]) -> Generator[int, None, dict[Path, st
                 yield counts[0]
         finally:
             counts[1] = 1
-            for each in running.values():
-                each.cancel()
+            for future in running.values():
+                future.cancel()
     yield counts[0]
-    return {path: each.result() for path, each in running.items()}
+    return {path: future.result() for path, future in running.items()}
 
 
 def _hash_file(path: Path, like: str, counts: list[int]) -> str:

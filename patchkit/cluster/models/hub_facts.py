@@ -17,9 +17,9 @@ def read_hub_facts(hub: Any, repo: str, revision: str) -> dict[str, Any]:
     """Return commit, files with sizes and digests, and the shards that indexes name."""
     info = hub.HfApi().model_info(repo, revision=revision or None, files_metadata=True, timeout=30)
     files: dict[str, list[Any]] = {}
-    for each in info.siblings or ():
+    for file in info.siblings or ():
         # Of a large file the sha256, of another git's sha1: what hf writes down as its ETag.
-        files[each.rfilename] = [each.size, each.lfs.sha256 if each.lfs else each.blob_id]
+        files[file.rfilename] = [file.size, file.lfs.sha256 if file.lfs else file.blob_id]
     indexes = {}
     for name in files:
         if name.endswith(".index.json") and "/" not in name:
@@ -33,5 +33,5 @@ if __name__ == "__main__":
     try:
         answer = read_hub_facts(importlib.import_module("huggingface_hub"), *sys.argv[1:])
     except Exception as error:  # noqa: BLE001 - it is the answer, and the other side knows what to do
-        kinds = [each.__name__ for each in type(error).__mro__]
+        kinds = [kind.__name__ for kind in type(error).__mro__]
         answer = {"kinds": kinds, "says": str(error) or kinds[0]}

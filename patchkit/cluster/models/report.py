@@ -44,11 +44,11 @@ class ModelCheck:
 
     @property
     def complete(self) -> bool:
-        return all(each.level is not Level.ERROR for each in self.findings)
+        return all(found.level is not Level.ERROR for found in self.findings)
 
     def fields(self) -> dict[str, Any]:
         # Lists, as JSON would make of them: on this machine nothing is sent.
-        found = [asdict(each) for each in self.findings]
+        found = [asdict(sent) for sent in self.findings]
         return {**asdict(self), "findings": found, "complete": self.complete}
 
 

@@ -98,8 +98,8 @@ def check_sources(
         check = followed(there, ModelCheck, checking, report(f"{node.ssh}: checking"))
         if check.complete:
             return node, model, wrong
-        errors = [each for each in check.findings if each.level is Level.ERROR]
-        wrong += [f"{node.ssh}: {each.where}: {each.what}" for each in errors]
+        errors = [error for error in check.findings if error.level is Level.ERROR]
+        wrong += [f"{node.ssh}: {error.where}: {error.what}" for error in errors]
     raise HashMismatchError(
         "\n".join(wrong),
         why="no node has a whole copy to take, and nothing was copied",

@@ -33,7 +33,7 @@ def make_model_room(models: str, name: str, size: int, dry_run: bool = False) ->
     place = folder
     while not place.exists():
         place = place.parent
-    held = sum(each.stat().st_size for each in folder.rglob("*") if each.is_file())
+    held = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
     free, needed = shutil.disk_usage(place).free, int((size - held) * _SPARE)
     if needed > free:
         raise StorageError(
@@ -72,10 +72,6 @@ def send_model(folder: str, destination: str, target: str) -> Iterator[dict[str,
             f"{folder}: is not complete", hint=quoted("patchkit", "model", "check", model)
         )
     made = read_record(place)
-    total = made.size if made else sum(_file_sizes(place))
+    total = made.size if made else sum(f.stat().st_size for f in place.rglob("*") if f.is_file())
     took = yield from copied(send_words(folder, destination, target), total, destination)
     yield {"result": asdict(SentModel(size=total, sent=took.sent, seconds=took.seconds))}
-
-
-def _file_sizes(place: Path) -> Iterator[int]:
-    return (each.stat().st_size for each in place.rglob("*") if each.is_file())

@@ -183,7 +183,7 @@ class AnswerParts:
         if isinstance(finish := choice.get("finish_reason"), str):
             self._finish = finish[:40]
         parts = (choice.get("delta"), choice.get("message"), choice)
-        delta: dict[str, Any] = next(each for each in parts if isinstance(each, dict))
+        delta: dict[str, Any] = next(part for part in parts if isinstance(part, dict))
         for kind, names in _NAMES.items():
             found = [name for name in names if isinstance(delta.get(name), str) and delta[name]]
             if found:
@@ -195,13 +195,13 @@ class AnswerParts:
 
     def _take_calls(self, calls: object) -> None:
         """Take parts of calls: a name comes once, arguments piece by piece."""
-        for each in calls if isinstance(calls, list) else ():
-            if not isinstance(each, dict) or len(self._calls) >= _CALLS:
+        for call_part in calls if isinstance(calls, list) else ():
+            if not isinstance(call_part, dict) or len(self._calls) >= _CALLS:
                 continue
-            index = each.get("index")
+            index = call_part.get("index")
             call = self._calls.setdefault(index if type(index) is int else len(self._calls), {})
-            function = each.get("function")
-            parts = {"id": each.get("id"), **(function if isinstance(function, dict) else {})}
+            function = call_part.get("function")
+            parts = {"id": call_part.get("id"), **(function if isinstance(function, dict) else {})}
             for name in ("id", "name", "arguments"):
                 if isinstance(text := parts.get(name), str) and text:
                     self._came("tool_calls", size=len(text))

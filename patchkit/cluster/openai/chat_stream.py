@@ -73,13 +73,13 @@ class AnswerStream:
         parts = self._parts
         exchange = self.server.stream(parts.path, self.body, self.limits)
         with parts.timed(), contextlib.closing(exchange):
-            for each in exchange:
-                if isinstance(each, int):
-                    parts.status = each
-                elif isinstance(each, str):
-                    parts.trouble = each
+            for part in exchange:
+                if isinstance(part, int):
+                    parts.status = part
+                elif isinstance(part, str):
+                    parts.trouble = part
                 else:
-                    yield from parts.take(each)
+                    yield from parts.take(part)
                 if parts.too_much():
                     break
             yield from parts.end()

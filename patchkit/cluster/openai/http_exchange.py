@@ -86,13 +86,13 @@ class HttpServer:
         status, found, trouble = 0, bytearray(), ""
         limits = ExchangeLimits(seconds=seconds)
         with contextlib.closing(self.stream(path, body, limits)) as parts:
-            for each in parts:
-                if isinstance(each, int):
-                    status = each
-                elif isinstance(each, str):
-                    trouble = each
+            for part in parts:
+                if isinstance(part, int):
+                    status = part
+                elif isinstance(part, str):
+                    trouble = part
                 else:
-                    found += each
+                    found += part
         ms = (time.monotonic() - began) * 1000
         return HttpAnswer(status=status, ms=ms, body=bytes(found), trouble=trouble)
 
@@ -109,8 +109,8 @@ class HttpServer:
         def end() -> None:
             late.set()
             with contextlib.suppress(OSError):
-                for each in sockets:
-                    each.shutdown(socket.SHUT_RDWR)
+                for opened in sockets:
+                    opened.shutdown(socket.SHUT_RDWR)
 
         # A time-out of the socket's own starts anew with each byte that comes.
         alarm = threading.Timer(limits.seconds, end)
@@ -204,8 +204,8 @@ def list_models(server: HttpServer) -> tuple[HttpAnswer, tuple[ListedModel, ...]
 
 def _read_models(server: HttpServer, said: object) -> Iterator[ListedModel]:
     listed = said.get("data") if isinstance(said, dict) else None
-    for each in (listed if isinstance(listed, list) else [])[:_MODELS]:
-        if isinstance(each, dict) and isinstance(name := each.get("id"), str):
-            longest = each.get("max_model_len")
+    for model in (listed if isinstance(listed, list) else [])[:_MODELS]:
+        if isinstance(model, dict) and isinstance(name := model.get("id"), str):
+            longest = model.get("max_model_len")
             known = type(longest) is int and 0 < longest < 1 << 40
             yield ListedModel(name=server.clean(name), max_model_len=longest if known else None)

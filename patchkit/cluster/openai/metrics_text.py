@@ -38,7 +38,7 @@ class Figures:
 
 def figures(text: str, wanted: Sequence[WantedMetric]) -> Figures:
     """Return what a text has of the figures; a figure that it does not have is left out."""
-    names = {name for each in wanted for name in each.names}
+    names = {name for metric in wanted for name in metric.names}
     series: dict[str, list[tuple[dict[str, str], float]]] = {}
     for line in text.splitlines():
         if len(line) < _LONGEST and (match := _LINE.fullmatch(line)) and match["name"] in names:
@@ -46,18 +46,18 @@ def figures(text: str, wanted: Sequence[WantedMetric]) -> Figures:
             series.setdefault(match["name"], []).append((labels, _parse_number(match["value"])))
     numbers: dict[str, float] = {}
     words: dict[str, str] = {}
-    for each in wanted:
-        name = next((name for name in each.names if name in series), "")
-        found = [one for one in series.get(name, ()) if each.where.items() <= one[0].items()]
+    for metric in wanted:
+        name = next((name for name in metric.names if name in series), "")
+        found = [one for one in series.get(name, ()) if metric.where.items() <= one[0].items()]
         values = [value for _, value in found if math.isfinite(value)]
-        if each.label:
-            said = [one[each.label] for one, _ in found if each.label in one]
+        if metric.label:
+            said = [one[metric.label] for one, _ in found if metric.label in one]
             if said:
-                words[each.id] = said[0][:_WORD]
+                words[metric.id] = said[0][:_WORD]
         elif values:
-            numbers[each.id] = max(values) if each.fold == "max" else sum(values)
-        elif name and each.where:
-            numbers[each.id] = 0.0  # a counter has no series before the first event of its kind
+            numbers[metric.id] = max(values) if metric.fold == "max" else sum(values)
+        elif name and metric.where:
+            numbers[metric.id] = 0.0  # a counter has no series before the first event of its kind
     return Figures(numbers=numbers, words=words)
 
 
