@@ -60,7 +60,7 @@ def pip(tmp_path):
     return run
 
 
-@pytest.mark.parametrize("form", ["*.whl", "requirements.txt"])
+@pytest.mark.parametrize("form", [pytest.param("*.whl", marks=pytest.mark.e2e), "requirements.txt"])
 def test_ours_takes_the_place_of_stock(form, pip, house, made):
     torch = made("2.13.0", project="torch", requires=["nvidia-nccl-cu13==2.29.7"])
     pip("install", made(STOCK), torch)
