@@ -12,9 +12,8 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
-from patchkit.measure.manifest.lws import comments, lws_objects
+from patchkit.measure.manifest.kubernetes import kubernetes_manifest
 from patchkit.measure.manifest.ray_job import job_text, ray_job
-from patchkit.measure.manifest.yaml_text import yaml_text
 from support.manifests import OPTIONS, planned
 
 DATA = Path(__file__).parents[1] / "tests" / "data" / "manifests"
@@ -32,8 +31,8 @@ def manifest(case: str, folder: Path) -> str:
     plan = planned(folder, model, count, **choices)
     options = OPTIONS
     if choices.get("topology") == "socket":
-        options = replace(options, pods=replace(options.pods, rdma=""))
-    return yaml_text(lws_objects(*plan, options), comments(plan[1], plan[2]))
+        options = replace(options, rdma="")
+    return kubernetes_manifest(*plan, options)
 
 
 def short(text: str) -> str:

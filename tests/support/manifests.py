@@ -8,20 +8,16 @@ import yaml
 
 from patchkit.cluster.launch.plan import planned_ranks, served_model
 from patchkit.measure.manifest.fleet import equal_nodes
-from patchkit.measure.manifest.lws import LwsOptions, lws_objects
-from patchkit.measure.manifest.pod import PodOptions
-from patchkit.measure.manifest.yaml_text import yaml_text
+from patchkit.measure.manifest.kubernetes import KubernetesOptions, kubernetes_manifest
 from support.clusters import cluster, node_facts
 
 IMAGE = f"registry.example/vllm-gb10@sha256:{'ab' * 32}"
-OPTIONS = LwsOptions(
-    pods=PodOptions(
-        image=IMAGE,
-        rdma="rdma/hca_shared_devices_a",
-        cache="/var/cache/patchkit",
-        secret="vllm-secrets",
-        selector={"kubernetes.io/arch": "arm64"},
-    )
+OPTIONS = KubernetesOptions(
+    image=IMAGE,
+    rdma="rdma/hca_shared_devices_a",
+    cache="/var/cache/patchkit",
+    secret="vllm-secrets",
+    selector={"kubernetes.io/arch": "arm64"},
 )
 
 
@@ -35,7 +31,7 @@ def planned(folder, model, count=2, head="cable_port0", **serve):
 
 def manifest(plan, options=OPTIONS):
     """Return the text of a manifest."""
-    return yaml_text(lws_objects(*plan, options))
+    return kubernetes_manifest(*plan, options)
 
 
 class PodGroup:

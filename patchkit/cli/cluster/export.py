@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from patchkit.cli.export.containerfile import command as containerfile
-from patchkit.cli.export.lws import lws
+from patchkit.cli.export.kubernetes import kubernetes
 from patchkit.cli.export.ray import ray
 from patchkit.errors import UsageError
 from patchkit.quoting import quoted
@@ -15,7 +15,9 @@ class _Exports(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Name `patchkit series` to who asks for a series of patches by its former name."""
+        """Take former names; name `patchkit series` to who asks for a series of patches."""
+        if args[0] == "lws":  # its former name, for one release
+            args = ["kubernetes", *args[1:]]
         if args[0] in self.commands or args[0].startswith("-") or ctx.resilient_parsing:
             return super().resolve_command(ctx, args)
         raise UsageError(
@@ -31,5 +33,5 @@ def command() -> None:
 
 
 command.add_command(containerfile)
-command.add_command(lws)
+command.add_command(kubernetes)
 command.add_command(ray)

@@ -1,4 +1,4 @@
-"""Share what `patchkit export lws` and `export ray` ask: a model, and for which machines."""
+"""Share what `patchkit export kubernetes` and `export ray` ask: a model, and for which machines."""
 
 from __future__ import annotations
 

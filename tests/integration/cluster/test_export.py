@@ -19,7 +19,7 @@ def root(tmp_path):
 
 
 def test_a_manifest_of_one_machines_facts(cli, root, tmp_path):
-    lws = ("export", "lws", LARGE, "--root", root, "--vllm", "0.33.0", "--image", IMAGE)
+    lws = ("export", "kubernetes", LARGE, "--root", root, "--vllm", "0.33.0", "--image", IMAGE)
     done = cli(*lws, "--nodes", 4, "-o", "vllm.yaml", "--node-selector", "site=a")
     assert done.stdout == (
         f"✓ vllm.yaml created: {LARGE}, 1 x 4 pods, roce\nnext: kubectl apply -f vllm.yaml\n"
@@ -38,7 +38,7 @@ def test_a_manifest_of_one_machines_facts(cli, root, tmp_path):
 def test_control_over_the_lan(cli, root):
     done = cli(
         *("export", "lws", LARGE, "--root", root, "--vllm", "0.33.0", "--image", IMAGE),
-        *("--head-ip", "10.0.0.10"),
+        *("--head-ip", "10.0.0.10"),  # by the verb's former name
     )
     variables = PodGroup(done.stdout).variables(1)
     assert (variables["GLOO_SOCKET_IFNAME"], variables["NCCL_IB_HCA"]) == (
@@ -54,7 +54,7 @@ def test_choices_come_from_the_file_and_the_command_line(cli, root, tmp_path):
         '[serve]\nport = 8001\nargs = ["--max-model-len", "4096"]\n[[node]]\nssh = "spark-1"\n'
     )
     done = cli(
-        *("export", "lws", LARGE, "--file", "cluster.toml", "--root", root, "--nodes", 3),
+        *("export", "kubernetes", LARGE, "--file", "cluster.toml", "--root", root, "--nodes", 3),
         *("--vllm", "0.33.0", "--image", IMAGE, "--set", "VLLM_LOGGING_LEVEL=DEBUG"),
     )
     group = PodGroup(done.stdout)
@@ -97,7 +97,7 @@ def test_a_job_for_ray(cli, root, tmp_path):
     ],
 )
 def test_what_is_refused(cli, root, arguments, says):
-    done = cli("export", "lws", LARGE, "--root", root, *arguments, rc=(2, 9))
+    done = cli("export", "kubernetes", LARGE, "--root", root, *arguments, rc=(2, 9))
     assert says in done.stderr
     assert done.stdout == ""
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from patchkit.measure.manifest.pod import SCRIPTS
+from patchkit.measure.manifest.kubernetes import SCRIPTS
 from patchkit.measure.manifest.pod_script import to_wait
 from support.manifests import OPTIONS, PodGroup, manifest, planned
 
@@ -65,10 +65,9 @@ class Kubelet:
 def _group(folder, *, port=8000, master=29501, nodes=2):
     """Return the pods of a manifest whose nodes are this machine."""
     (folder / "cache").mkdir()
-    pods = replace(OPTIONS.pods, cache=str(folder / "cache"))
     args = ("--master-port", str(master))
     plan = planned(folder, "openai/gpt-oss-120b", nodes, port=port, args=args)
-    return PodGroup(manifest(plan, replace(OPTIONS, pods=pods)))
+    return PodGroup(manifest(plan, replace(OPTIONS, cache=str(folder / "cache"))))
 
 
 def _free_ports():

@@ -16,9 +16,12 @@ from hypothesis import strategies as st
 
 from patchkit.cluster.launch.plan import group_units, planned_ranks, served_model
 from patchkit.errors import HostError, UsageError
-from patchkit.measure.manifest.lws import check_image, lws_objects
-from patchkit.measure.manifest.pod import escaped
-from patchkit.measure.manifest.yaml_text import yaml_text
+from patchkit.measure.manifest.kubernetes import (
+    check_image,
+    escape_dollars,
+    kubernetes_manifest,
+    to_yaml,
+)
 from support.clusters import cluster, node_facts
 from support.manifests import IMAGE, OPTIONS, PodGroup, expanded, manifest, planned
 from tools import golden_manifests
@@ -92,9 +95,9 @@ def test_every_word_reaches_the_container_as_it_is(words, pair):
 
 @given(value=TEXTS | st.sampled_from([*HOSTILE, "=", "<<"]))  # two that PyYAML would not read back
 def test_every_value_survives(value):
-    objects = [{"env": [{"name": "A", "value": escaped(value)}], value: "key"}]
-    (read,) = yaml.safe_load_all(yaml_text(objects))
-    assert read == objects[0]
+    written = {"env": [{"name": "A", "value": escape_dollars(value)}], value: "key"}
+    read = yaml.safe_load(to_yaml(written))
+    assert read == written
     assert expanded(read["env"][0]["value"], {"HOST_IP": "x", "": "x"}) == value
 
 
@@ -110,7 +113,7 @@ def test_variables_are_put_in_as_a_kubelet_does():
     theirs = [json.loads(line) for line in done.stdout.splitlines()]
     assert [expanded(each, variables) for each in texts] == theirs
     escapes = "".join(
-        json.dumps({"text": escaped(each), "env": variables}) + "\n" for each in texts
+        json.dumps({"text": escape_dollars(each), "env": variables}) + "\n" for each in texts
     )
     done = subprocess.run(
         ["kube-expand"], input=escapes, capture_output=True, text=True, check=True
@@ -167,7 +170,7 @@ def test_what_is_refused(model, serve, says, tmp_path):
 def test_names_that_no_service_may_have(name, tmp_path):
     plan = planned(tmp_path, LARGE)
     with pytest.raises(UsageError, match="cannot name a Service"):
-        lws_objects(*plan, replace(OPTIONS, name=name))
+        kubernetes_manifest(*plan, replace(OPTIONS, name=name))
 
 
 @pytest.mark.parametrize(
@@ -240,7 +243,7 @@ def test_workers_that_differ_have_no_common_template(tmp_path):
     ],
 )
 def test_rights_go_with_the_device(rdma, limits, rights, tmp_path):
-    options = replace(OPTIONS, pods=replace(OPTIONS.pods, rdma=rdma))
+    options = replace(OPTIONS, rdma=rdma)
     group = PodGroup(manifest(planned(tmp_path, LARGE), options))
     server = group.container(1)
     assert server["resources"]["limits"] == limits

@@ -1,19 +1,25 @@
-"""Write a manifest for Kubernetes: `patchkit export lws`."""
+"""Write a manifest for Kubernetes: `patchkit export kubernetes`."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import click
+import yaml
 
 from patchkit.cli.export.options import Exported, exported, put, tell_notes
 from patchkit.cli.next_step import next_step
 from patchkit.cli.out import as_json, echo, print_json
 from patchkit.errors import UsageError
-from patchkit.measure.manifest.kubernetes import kubernetes_facts
-from patchkit.measure.manifest.lws import LwsOptions, check_image, comments, lws_objects
-from patchkit.measure.manifest.pod import OWN_DEVICE, PodOptions
-from patchkit.measure.manifest.yaml_text import yaml_text
+from patchkit.measure.manifest.kubernetes import (
+    ARCH_LABELS,
+    CACHE,
+    OWN_DEVICE,
+    RDMA,
+    KubernetesOptions,
+    check_image,
+    kubernetes_manifest,
+)
 from patchkit.quoting import quoted
 from patchkit.target import targets
 
@@ -21,7 +27,7 @@ _NONE = "none"
 _INSTALL = ("sudo", "install", "-d", "-o", "UID")
 
 
-@click.command("lws")
+@click.command("kubernetes")
 @exported()
 @click.option("--image", required=True, metavar="NAME@sha256:…", help="The same one for all pods.")
 @click.option("--allow-tag", is_flag=True, help="Take an image without a digest.")
@@ -32,12 +38,12 @@ _INSTALL = ("sudo", "install", "-d", "-o", "UID")
     "--rdma",
     metavar="RESOURCE|host|none",
     help="The RDMA device plugin's resource; host: /dev/infiniband, privileged.  "
-    f"[default with RoCE: {kubernetes_facts().pods.rdma}]",
+    f"[default with RoCE: {RDMA}]",
 )
 @click.option(
     "--cache",
     metavar="DIR",
-    default=kubernetes_facts().pods.cache,
+    default=CACHE,
     show_default=True,
     help="On a disk of each node: compiled code and downloads.",
 )
@@ -54,7 +60,7 @@ _INSTALL = ("sudo", "install", "-d", "-o", "UID")
     "--node-selector", "labels", metavar="LABEL=VALUE", multiple=True, help="Of the nodes to take."
 )
 @as_json
-def lws(
+def kubernetes(
     *,
     plan: Exported,
     output: Path | None,
@@ -75,7 +81,7 @@ def lws(
     """Write one manifest for Kubernetes' LeaderWorkerSet: vLLM over several nodes, without Ray.
 
     \b
-      patchkit export lws openai/gpt-oss-120b --nodes 2 --lock wheelhouse \\
+      patchkit export kubernetes openai/gpt-oss-120b --nodes 2 --lock wheelhouse \\
         --image registry.example/vllm-gb10@sha256:… -o vllm.yaml
       kubectl apply -f vllm.yaml
 
@@ -84,32 +90,30 @@ def lws(
     """
     check_image(image, tag=allow_tag)
     own = name or plan.cluster.name
-    options = LwsOptions(
+    options = KubernetesOptions(
         name=own,
         namespace=namespace,
         groups=replicas,
-        pods=PodOptions(
-            image=image,
-            rdma=_rdma(plan, rdma),
-            cache=cache.rstrip("/") or "/",
-            secret=secret or f"{own}-secrets",
-            pull_secret=pull_secret,
-            runtime_class=runtime_class,
-            selector={**_arch(plan), **dict(map(_label, labels))},
-        ),
+        image=image,
+        rdma=_rdma(plan, rdma),
+        cache=cache.rstrip("/") or "/",
+        secret=secret or f"{own}-secrets",
+        pull_secret=pull_secret,
+        runtime_class=runtime_class,
+        selector={**_arch(plan), **dict(map(_label, labels))},
     )
-    objects = lws_objects(plan.cluster, plan.ranks, plan.model, options)
+    text = kubernetes_manifest(plan.cluster, plan.ranks, plan.model, options)
     if as_json:
-        print_json({"apiVersion": "v1", "kind": "List", "items": objects})
+        items = list(yaml.safe_load_all(text))
+        print_json({"apiVersion": "v1", "kind": "List", "items": items})
         return
-    text = yaml_text(objects, comments(plan.ranks, plan.model))
     topology = plan.ranks[0].env.node.topology
     put(
         text,
         output,
         force=force,
         what=f"{plan.model.name}, {replicas} x {len(plan.ranks)} pods, {topology}",
-        by="patchkit export lws",
+        by="patchkit export kubernetes",
     )
     tell_notes(plan, *_notes(plan, options))
     if output:
@@ -120,13 +124,13 @@ def _rdma(plan: Exported, asked: str | None) -> str:
     if asked:
         return "" if asked == _NONE else asked
     rdma = plan.ranks[0].env.node.topology in ("roce", "ring")
-    return kubernetes_facts().pods.rdma if rdma else ""
+    return RDMA if rdma else ""
 
 
 def _arch(plan: Exported) -> dict[str, str]:
     """Return the label of nodes with the target's CPU."""
     target = targets().get(plan.ranks[0].env.node.target)
-    arch = kubernetes_facts().pods.arch.get(target.cpu) if target else None
+    arch = ARCH_LABELS.get(target.cpu) if target else None
     return {"kubernetes.io/arch": arch} if arch else {}
 
 
@@ -137,14 +141,14 @@ def _label(text: str) -> tuple[str, str]:
     return label, value
 
 
-def _notes(plan: Exported, options: LwsOptions) -> list[str]:
+def _notes(plan: Exported, options: KubernetesOptions) -> list[str]:
     at = plan.ranks[0].env.node.attachment
-    place = options.pods.cache
+    place = options.cache
     addresses = f"the nodes' addresses in Kubernetes have to be those on {at.netdev}"
     notes = [
         f"{addresses}, as {at.address} is (`kubectl get nodes -o wide`); else --head-ip names it",
         f"each node needs the folder of the image's user: `{quoted(*_INSTALL, place)}`",
     ]
-    if options.pods.rdma == OWN_DEVICE:
+    if options.rdma == OWN_DEVICE:
         notes.append("the pods are privileged: each can do on its node what root can")
     return notes
