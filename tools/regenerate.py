@@ -76,17 +76,11 @@ def main() -> int:
     wanted = [] if asked.none or asked.fix else asked.release or releases
     try:
         stale = [] if asked.pages else write(tables(wanted, recipe.fix(asked.fix), releases))
+        # The pages show what has just been written.
+        stale += write({**pages(), **goldens()})
     except PatchkitError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
-    # The pages show what has just been written.
-    goldens = {
-        **golden_env.golden(),
-        **golden_units.golden(),
-        **golden_manifests.golden(),
-        serve_lines.PLACE: serve_lines.text(),
-    }
-    stale += write({**pages(), **goldens})
     for path in stale:
         print(f"was stale: {path.resolve().relative_to(ROOT)}", file=sys.stderr)
     return 1 if stale and asked.check else 0
@@ -163,6 +157,16 @@ def levels(
         for mode in MODES:
             found[mode][version] = latest.support[fix][mode]
     return found
+
+
+def goldens() -> dict[Path, str]:
+    """Return path → text of what tests compare with."""
+    return {
+        **golden_env.golden(),
+        **golden_units.golden(),
+        **golden_manifests.golden(),
+        serve_lines.PLACE: serve_lines.text(),
+    }
 
 
 def pages() -> dict[Path, str]:
