@@ -12,8 +12,8 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
-from patchkit.measure.manifest.kubernetes import kubernetes_manifest
-from patchkit.measure.manifest.ray_job import job_text, ray_job
+from patchkit.measure.kubernetes import kubernetes_manifest
+from patchkit.measure.ray_job import job_text, ray_job
 from support.manifests import OPTIONS, planned
 
 DATA = Path(__file__).parents[1] / "tests" / "data" / "manifests"

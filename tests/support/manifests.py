@@ -7,8 +7,8 @@ import re
 import yaml
 
 from patchkit.cluster.launch.plan import planned_ranks, served_model
-from patchkit.measure.manifest.fleet import equal_nodes
-from patchkit.measure.manifest.kubernetes import KubernetesOptions, kubernetes_manifest
+from patchkit.measure.fleet import equal_nodes
+from patchkit.measure.kubernetes import KubernetesOptions, kubernetes_manifest
 from support.clusters import cluster, node_facts
 
 IMAGE = f"registry.example/vllm-gb10@sha256:{'ab' * 32}"

@@ -9,8 +9,7 @@ import click
 
 from patchkit.cli.export.options import put
 from patchkit.cli.out import LaidOut, as_json, print_json, say
-from patchkit.measure.image.containerfile import check_base, containerfile
-from patchkit.measure.image.run_lines import build_lines, run_lines
+from patchkit.measure.containerfile import build_lines, check_base, containerfile, run_lines
 from patchkit.quoting import quoted
 from patchkit.wheel.wheelhouse.contents import load_manifest
 

@@ -11,7 +11,7 @@ from patchkit.cli.export.options import Exported, exported, put, tell_notes
 from patchkit.cli.next_step import next_step
 from patchkit.cli.out import as_json, echo, print_json
 from patchkit.errors import UsageError
-from patchkit.measure.manifest.kubernetes import (
+from patchkit.measure.kubernetes import (
     ARCH_LABELS,
     CACHE,
     OWN_DEVICE,

@@ -24,7 +24,7 @@ from patchkit.cluster.launch.cluster_file import (
 )
 from patchkit.cluster.launch.plan import PlannedRank, ServedModel, planned_ranks, served_model
 from patchkit.errors import UsageError
-from patchkit.measure.manifest.fleet import equal_nodes, facts_of, with_versions
+from patchkit.measure.fleet import equal_nodes, facts_of, with_versions
 from patchkit.runtime.envfile.facts import nodes_max
 from patchkit.runtime.envfile.write import write
 from patchkit.runtime.host.probe import LIVE, probe

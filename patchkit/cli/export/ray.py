@@ -9,7 +9,7 @@ import click
 from patchkit.cli.export.options import Exported, exported, put, tell_notes
 from patchkit.cli.next_step import next_step
 from patchkit.cli.out import as_json, echo, print_json
-from patchkit.measure.manifest.ray_job import job_text, own_variables, ray_job
+from patchkit.measure.ray_job import job_text, own_variables, ray_job
 
 _DASHBOARD = "http://127.0.0.1:8265"  # where Ray's head takes jobs by default
 

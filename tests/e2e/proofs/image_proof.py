@@ -24,7 +24,7 @@ from rich.console import Console
 
 from e2e.proofs import fresh
 from patchkit.errors import PatchkitError, ProofError
-from patchkit.measure.image.containerfile import containerfile, image_facts
+from patchkit.measure.containerfile import containerfile, image_facts
 from patchkit.process import run
 from patchkit.wheel.wheelhouse.contents import load_manifest
 

@@ -13,7 +13,7 @@ import urllib.request
 
 import pytest
 
-from patchkit.measure.manifest.ray_job import job_text, ray_job
+from patchkit.measure.ray_job import job_text, ray_job
 from support.manifests import planned
 
 SECONDS = 120

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from patchkit.cli import group
 from patchkit.errors import SourceError, UsageError
-from patchkit.measure.image.run_lines import run_lines
+from patchkit.measure.containerfile import run_lines
 from patchkit.quoting import quoted
 from patchkit.runtime.check.formats import read_content
 from patchkit.runtime.check.messages import load_messages

@@ -3,7 +3,7 @@
 import pytest
 
 from patchkit.errors import UsageError
-from patchkit.measure.manifest.fleet import equal_nodes, with_versions
+from patchkit.measure.fleet import equal_nodes, with_versions
 from patchkit.runtime.host.target import target_of
 from support.clusters import node_facts
 from support.manifests import planned

@@ -31,7 +31,7 @@ from patchkit.cluster.launch.plan import (
 )
 from patchkit.cluster.launch.units import ASK_AGAIN, BURST, SCRIPT, STOP
 from patchkit.errors import HostError, UsageError
-from patchkit.measure.manifest import pod_script
+from patchkit.measure import pod_script
 from patchkit.paths import RECIPES
 from patchkit.quoting import visible
 

@@ -1,11 +1,12 @@
-"""Write a Containerfile that installs a filled wheelhouse, for docker, podman and buildah. Pure."""
+"""Write a Containerfile that installs a filled wheelhouse, with its commands. Pure."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 
 from patchkit import __version__
 from patchkit.errors import SourceError, UsageError
@@ -15,6 +16,7 @@ from patchkit.records import read_toml
 from patchkit.wheel.wheelhouse.manifest import REQUIREMENTS, Kind, Manifest, ManifestEntry
 
 _MOUNT = "/wheelhouse"
+_IMAGE = "vllm-wheelhouse"
 _NCCL = "nvidia-nccl-cu13"
 # Reference of an image: host, path, a tag, a digest. Nothing of it ends a line or a word.
 _PINNED = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:-]{0,400}@sha256:[0-9a-f]{64}")
@@ -183,3 +185,34 @@ def _smoke(imports: Sequence[str], facts: ImageFacts, *, nccl: bool) -> str:
             "print(*found)",
         ]
     return "; ".join(parts) or "pass"
+
+
+def build_lines(platform: str, file: Path) -> Iterator[tuple[str, ...]]:
+    """Yield the command of each builder, for the folder that holds the wheelhouse.
+
+    Times of files are those of 1970, so that the same wheelhouse makes the same layers.
+    """
+    named = ("--platform", platform, "--file", str(file), "--tag", _IMAGE)
+    output = "type=docker,rewrite-timestamp=true"
+    epoch = ("--build-arg", "SOURCE_DATE_EPOCH=0")
+    yield ("docker", "buildx", "build", *named, *epoch, "--output", output, ".")
+    yield ("podman", "build", *named, "--timestamp", "0", ".")
+    yield ("buildah", "build", *named, "--timestamp", "0", ".")
+
+
+def run_lines() -> Iterator[tuple[str, ...]]:
+    """Yield the words that run it on a node with RoCE, by docker and by podman.
+
+    The server listens on this machine alone. RDMA needs the host's network, the devices and locked
+    memory without a limit; podman allows 2048 processes, and threads count. The env file is that of
+    this node, in docker's format.
+    """
+    home = f"/home/{image_facts().user}"
+    node = (
+        *("--network", "host", "--ipc", "host", "--device", "/dev/infiniband"),
+        *("--ulimit", "memlock=-1", "--pids-limit", "-1", "--env-file", "node.env"),
+        *("--volume", "/srv/models:/srv/models:ro", "--volume", f"vllm-cache:{home}/.cache"),
+        *(_IMAGE, "serve", "/srv/models/MODEL", "--host", "127.0.0.1"),
+    )
+    yield ("docker", "run", "--rm", "--gpus", "all", *node)
+    yield ("podman", "run", "--rm", "--device", "nvidia.com/gpu=all", *node)

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from patchkit.cluster.launch.plan import group_units, planned_ranks, served_model
 from patchkit.errors import HostError, UsageError
-from patchkit.measure.manifest.kubernetes import (
+from patchkit.measure.kubernetes import (
     check_image,
     escape_dollars,
     kubernetes_manifest,

@@ -7,13 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from patchkit.errors import SourceError, UsageError
-from patchkit.measure.image.containerfile import check_base, containerfile
-from patchkit.measure.image.run_lines import build_lines, run_lines
+from patchkit.measure.containerfile import build_lines, check_base, containerfile, run_lines
 from patchkit.quoting import quoted
 from patchkit.wheel.file.name import wheel_name
 from patchkit.wheel.wheelhouse.manifest import Kind, Manifest, ManifestEntry
 
-GOLDEN = Path(__file__).parents[3] / "data" / "image" / "Containerfile"
+GOLDEN = Path(__file__).parents[2] / "data" / "image" / "Containerfile"
 BASE = "docker.io/library/ubuntu:24.04@sha256:" + "0" * 64
 NODE = {"python": "3.12", "machine": "aarch64", "glibc": "2.39"}
 WHEELS = (

@@ -6,7 +6,7 @@ import shlex
 import pytest
 
 from patchkit.errors import UsageError
-from patchkit.measure.manifest.ray_job import own_variables, ray_job
+from patchkit.measure.ray_job import own_variables, ray_job
 from support.manifests import planned
 from tools import golden_manifests
 

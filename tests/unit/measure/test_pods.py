@@ -15,11 +15,11 @@ from pathlib import Path
 
 import pytest
 
-from patchkit.measure.manifest.kubernetes import SCRIPTS
-from patchkit.measure.manifest.pod_script import to_wait
+from patchkit.measure.kubernetes import SCRIPTS
+from patchkit.measure.pod_script import to_wait
 from support.manifests import OPTIONS, PodGroup, manifest, planned
 
-FAKE = Path(__file__).parents[4] / "tests" / "e2e" / "lifecycle" / "fake_vllm.py"
+FAKE = Path(__file__).parents[3] / "tests" / "e2e" / "lifecycle" / "fake_vllm.py"
 SECONDS = 60
 HOUR, NOW = 3600, 1_000_000.0
 

@@ -1,1 +1,0 @@
-"""Write what makes an image of a wheelhouse."""
