@@ -6,8 +6,8 @@ follows, ``sieve`` for one that lets parts of a stream through, ``ask`` for a qu
 Python; ``dialogue.py`` is for one that answers by lines as long as somebody listens. Their output
 is read as UTF-8, with U+FFFD for what is not.
 
-Those of proofs (``proof/child_process.py``) and the one that measures for `patchkit tune`
-(``runtime/tune/process.py``), which is asked many times, are started where they are used.
+Those of proofs (``proof/child_process.py``) and a server that `patchkit bench` measures
+(``measure/rounds.py``) are started where they are used.
 """
 
 from __future__ import annotations
