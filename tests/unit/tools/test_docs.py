@@ -65,7 +65,7 @@ def test_the_index_leads_to_every_page_but_those_of_single_fixes():
 
 def test_exit_codes_are_those_of_the_errors():
     rows = re.findall(
-        r"^\| ([\d, ]+) \|", (ROOT / "docs/exit-codes.md").read_text("utf-8"), re.MULTILINE
+        r"^\| ([\d, ]+) \|", (ROOT / "docs/commands.md").read_text("utf-8"), re.MULTILINE
     )
     ahead, codes = [PatchkitError], {0}
     while ahead:
