@@ -9,6 +9,7 @@ from patchkit.cluster.ssh.ssh import there
 from patchkit.doctor.log import diagnosis_finding
 from patchkit.doctor.nccl_log import read_nccl
 from patchkit.doctor.nccl_took import nccl_agreement, nccl_findings
+from patchkit.doctor.peers.texts import unknown
 from patchkit.doctor.smoke.smoke import SmokeStep, all_reduce_test, smoke_steps
 from patchkit.doctor.smoke.steps import RANK, GpuStep
 from patchkit.doctor.symptoms.diagnosis import read_log
@@ -40,7 +41,7 @@ def _of_step(node: str, text: SmokeStep, step: GpuStep) -> Iterator[Finding]:
     proves = text.proves.format_map(figures)
     hint = text.hint.format(command=there(node, *text.look))
     if step.state == "not-run":
-        yield _not_checked(node, text.id, step.reason)
+        yield unknown(text.id, node, step.reason)
     elif step.state == "failed":
         # What is known of its words comes first: that is the cause, the step is what followed.
         causes = list(_causes(node, step))
@@ -83,10 +84,6 @@ def _causes(node: str, step: GpuStep) -> Iterator[Finding]:
         yield diagnosis_finding(each, node, 0)
 
 
-def _not_checked(where: str, about: str, reason: str) -> Finding:
-    return Finding(level=Level.UNKNOWN, where=where, about=about, what=f"not checked: {reason}")
-
-
 def all_reduce_findings(
     nodes: Sequence[str],
     ranks: Sequence[GpuStep],
@@ -111,7 +108,7 @@ def all_reduce_findings(
                 reason=rank.reason,
             )
         elif rank.state == "not-run":
-            yield _not_checked(node, RANK, rank.reason)
+            yield unknown(RANK, node, rank.reason)
     if any(rank.state != "ok" for rank in ranks):
         return  # what NCCL took on the way to an error decides nothing
     yield _speed(names, ranks, cable)

@@ -7,10 +7,11 @@ from collections.abc import Iterator, Sequence
 from patchkit.cluster.ssh.everywhere import everywhere
 from patchkit.doctor.gpu import all_reduce_findings, cable_speed, gpu_findings
 from patchkit.doctor.peers.report import NodeReport
+from patchkit.doctor.peers.texts import unknown
 from patchkit.doctor.smoke.smoke import GpuNode, all_reduce, smoke
 from patchkit.doctor.smoke.steps import RANK, GpuStep
 from patchkit.errors import PatchkitError
-from patchkit.finding import Finding, Level
+from patchkit.finding import Finding
 
 _BETWEEN = "gpu-smoke"
 
@@ -24,11 +25,11 @@ def gpu_visit(reports: Sequence[NodeReport]) -> Iterator[Finding]:
     for report in reports:
         if not _gpu_node(report):
             why = report.why_not("facts") if report.facts is None else "there is no vLLM there"
-            yield _not_checked(report.node, _BETWEEN, why)
+            yield unknown(_BETWEEN, report.node, why)
     tried = everywhere(able, lambda node: list(smoke(node)))
     for node, steps in zip(able, tried, strict=True):
         if isinstance(steps, PatchkitError):
-            yield _not_checked(node.node, _BETWEEN, steps.what)
+            yield unknown(_BETWEEN, node.node, steps.what)
         else:
             yield from gpu_findings(node.node, steps)
     if len(reports) > 1:
@@ -42,17 +43,17 @@ def _together(
 ) -> Iterator[Finding]:
     names = ", ".join(each.node for each in reports)
     if len(able) < len(reports) or not all(each.address for each in able):
-        yield _not_checked(names, RANK, "not every node has vLLM and an address on the cable")
+        yield unknown(RANK, names, "not every node has vLLM and an address on the cable")
         return
     for node, steps in zip(able, tried, strict=True):
         # With a GPU that does nothing the others would wait for their time-out.
         if isinstance(steps, PatchkitError) or steps[0].state != "ok":
-            yield _not_checked(names, RANK, f"the GPU of {node.node} was not reached")
+            yield unknown(RANK, names, f"the GPU of {node.node} was not reached")
             return
     try:
         ranks = all_reduce(able)
     except PatchkitError as error:
-        yield _not_checked(names, RANK, error.what)
+        yield unknown(RANK, names, error.what)
         return
     meant = [each.variables for each in able]
     yield from all_reduce_findings([each.node for each in able], ranks, cable(reports), meant)
@@ -82,7 +83,3 @@ def _gpu_node(report: NodeReport) -> GpuNode | None:
         address=report.address,
         variables=env.variables if env else {},
     )
-
-
-def _not_checked(where: str, about: str, reason: str) -> Finding:
-    return Finding(level=Level.UNKNOWN, where=where, about=about, what=f"not checked: {reason}")

@@ -10,7 +10,8 @@ from patchkit.cluster.agent.node_facts import NodeFacts
 from patchkit.cluster.health.closer import NodeHealth
 from patchkit.doctor.peers.report import NodeReport
 from patchkit.doctor.peers.situation import driver_of
-from patchkit.finding import Finding, Level, finding_from_text, fine_from_text
+from patchkit.doctor.peers.texts import unknown
+from patchkit.finding import Finding, finding_from_text, fine_from_text
 from patchkit.paths import RECIPES
 from patchkit.records import read_toml
 
@@ -69,5 +70,4 @@ class NodeJudge:
 
     def unknown(self, about: str, why: str, hint: str = "") -> Finding:
         """Return that a check was not made, with the reason."""
-        what = f"not checked: {why}"
-        return Finding(level=Level.UNKNOWN, where=self.node, about=about, what=what, hint=hint)
+        return unknown(about, self.node, why, hint)
