@@ -196,7 +196,7 @@ class _Options:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Found:
+class _BuildInputs:
     """The sources, those of other projects, what is left out and why, and what is compiled."""
 
     source: VllmSource
@@ -208,7 +208,7 @@ class _Found:
 
 def _find_sources(
     options: _Options, request: Request, left_out: frozenset[str], report: Report
-) -> _Found:
+) -> _BuildInputs:
     """Find the sources, and look at them before anything else is fetched."""
     idle: dict[str, str] = {}
     wanted: list[Wanted] = []
@@ -226,7 +226,7 @@ def _find_sources(
     source = vllm_source(
         options.version, options.named, check=check, report=report, offline=options.offline
     )
-    return _Found(
+    return _BuildInputs(
         source=source,
         wanted=wanted,
         without=left_out | idle.keys(),
@@ -236,7 +236,7 @@ def _find_sources(
 
 
 def _order(
-    options: _Options, request: Request, found: _Found, toolchain: Toolchain, jobs: int
+    options: _Options, request: Request, found: _BuildInputs, toolchain: Toolchain, jobs: int
 ) -> VllmOrder:
     """Return the order; its paths are absolute, since the build runs in a work folder."""
     return VllmOrder(
