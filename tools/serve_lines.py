@@ -20,7 +20,6 @@ from patchkit.runtime.rules.presets import find, load_presets
 from patchkit.runtime.rules.rule import RuleChoice
 from patchkit.runtime.serve.args import ServeCommand, release_flags, serve_args
 from patchkit.runtime.serve.memory import MemoryPool
-from patchkit.runtime.serve.render import line
 from patchkit.runtime.serve.request import ServeRequest
 
 PLACE = Path(__file__).parents[1] / "tests" / "data" / "env" / "serve.txt"
@@ -127,7 +126,7 @@ def _lines() -> Iterator[str]:
 
 def _outcome(version: str, asked: dict[str, Any]) -> str:
     try:
-        return line(served(version, asked))
+        return served(version, asked).shell_line
     except PatchkitError as error:
         return f"{type(error).__name__}: {error.what}"
 

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from patchkit.cli.next_step import next_step, program
-from patchkit.cli.out import Shown, data, echo, say, style
+from patchkit.cli.out import Shown, data, echo, print_json, say, style
 from patchkit.cli.runtime.check import command as check
 from patchkit.cli.runtime.env_explain import explain
 from patchkit.cli.runtime.node_options import TRITON, asked_for, node_options, rule_choice
@@ -24,6 +24,7 @@ from patchkit.runtime.host.probe import probe
 from patchkit.runtime.node.decision import decide
 from patchkit.runtime.python.ptxas import find_ptxas
 from patchkit.runtime.rules.presets import load_presets
+from patchkit.runtime.rules.sensitive_names import is_secret
 from patchkit.runtime.rules.variable_rules import load_variable_rules
 from patchkit.runtime.rules.variables import vllm_values, vllm_variables
 
@@ -54,14 +55,16 @@ from patchkit.runtime.rules.variables import vllm_values, vllm_variables
     default=Format.ENV.value,
     help="env is read alike by sh, systemd and docker.",
 )
-@click.option("--json", "as_json", is_flag=True, help="The same as --format json.")
+@click.option(
+    "--json", "as_json", is_flag=True, help="Print variables, reasons and notes, for programs."
+)
 @click.option("--force", is_flag=True, help="Replace a file that patchkit did not write.")
 @click.pass_context
 def command(context: click.Context, /, **options: Any) -> None:
     """Write an env file for this node, from what this node has.
 
     \b
-      patchkit env --role single
+      patchkit env
       patchkit env --role head --nodes 2 -o head.env
       patchkit env --role worker --from head.env -o worker.env
 
@@ -77,15 +80,13 @@ command.add_command(check, "check")
 
 
 def _run(options: Mapping[str, Any]) -> None:
-    if options["role"] is None:
-        raise UsageError("missing --role", hint="take --role single, --role head or --role worker")
     extra = dict(map(_assignment, options["extra"]))
     host = probe(options["root"], python=options["python"], environment=os.environ)
     head = None
     if path := options["head_file"]:
         from patchkit.runtime.env.agreement import agree, read_head  # a head does without them
 
-        head = read_head(path, options["role"], accept_edited=options["accept_edited"])
+        head = read_head(path, options["role"] or "single", accept_edited=options["accept_edited"])
     asked = asked_for(
         options,
         model=options["model"],
@@ -107,13 +108,18 @@ def _run(options: Mapping[str, Any]) -> None:
     )
     if head:
         env = agree(env, head, rules.of_host, extra)
+    output: Path | None = options["output"]
+    if options["as_json"]:
+        if output:
+            raise UsageError("--json is not written to a file", hint="leave --output out")
+        print_json(_fields(env))
+        return
     text = file_text(
         env,
-        Format.JSON if options["as_json"] else Format(options["kind"]),
+        Format(options["kind"]),
         hostname=host.system.hostname,
         target=options["target"] or "",
     )
-    output: Path | None = options["output"]
     if output is None or output == Path("-"):
         data(text)
         _tell(env, err=True)
@@ -125,6 +131,14 @@ def _run(options: Mapping[str, Any]) -> None:
     say(style("✓", fg="green") + f" {output} {outcome}: {what}{where(env)}")
     _tell(env)
     echo(_next(output, node.role, options["model"]))
+
+
+def _fields(env: ClusterEnv) -> dict[str, Any]:
+    return {
+        "variables": {each.name: each.value for each in env.settings if not is_secret(each.name)},
+        "reasons": {each.name: each.comment for each in env.settings},
+        "notes": env.notes,
+    }
 
 
 def _next(file: Path, role: str, model: str | None) -> Iterator[Shown]:

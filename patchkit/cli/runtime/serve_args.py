@@ -15,6 +15,7 @@ from patchkit.cli.runtime.node_options import asked_for, node_options, rule_choi
 from patchkit.cli.runtime.serve_view import (
     HEADS,
     NOTE,
+    command_fields,
     explained,
     listing,
     preset_fields,
@@ -30,12 +31,10 @@ from patchkit.runtime.serve.listen import CHOICES as LISTEN
 from patchkit.runtime.serve.listen import listen_address
 from patchkit.runtime.serve.memory import memory_pool
 from patchkit.runtime.serve.model import full_name, preset_of, weights_gib
-from patchkit.runtime.serve.render import fields, line, lines
 from patchkit.runtime.serve.request import ServeRequest
 
 # Facts of an env file that the command line is made from.
 _TAKEN = ("role", "topology", "executor", "vllm", "nodes", "head", "target", "quantization")
-_FORMATS = {"line": line, "lines": lines}
 
 
 @click.command("serve-args")
@@ -62,8 +61,7 @@ _FORMATS = {"line": line, "lines": lines}
 )
 @click.option("--host", metavar="A", help="Listen on this address, instead of --listen.")
 @click.option("--port", type=click.IntRange(1, 65535), default=8000, show_default=True)
-@click.option("--format", "kind", type=click.Choice([*_FORMATS, "json"]), default="line")
-@click.option("--json", "as_json", is_flag=True, help="The same as --format json.")
+@click.option("--json", "as_json", is_flag=True, help="For programs.")
 @click.option("--explain", is_flag=True, help="Show each flag's reason, and what is left out.")
 @click.option("--list", "presets", is_flag=True, help="List the models that have presets.")
 def command(**options: Any) -> None:
@@ -75,9 +73,9 @@ def command(**options: Any) -> None:
       patchkit serve-args Qwen3.5-122B-A10B-FP8 --from head.env --role worker
 
     MODEL is a name at Hugging Face, a folder, or the last part of a preset's name. Prints one line
-    for the shell; --format lines is a script with the reason of every flag.
+    for the shell.
     """
-    as_json = options["as_json"] or options["kind"] == "json"
+    as_json = options["as_json"]
     if options["presets"]:
         if as_json:
             print_json(preset_fields())
@@ -88,11 +86,11 @@ def command(**options: Any) -> None:
         raise UsageError("missing MODEL", hint="OWNER/NAME, a folder, or one of --list")
     served = _served(options)
     if as_json:
-        print_json(fields(served))
+        print_json(command_fields(served))
     elif options["explain"]:
         echo(table(explained(served)))
     else:
-        data(_FORMATS[options["kind"]](served) + "\n")
+        data(served.shell_line + "\n")
     tell(served)
 
 

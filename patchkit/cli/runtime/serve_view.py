@@ -10,7 +10,6 @@ from patchkit.cli.out import say, style
 from patchkit.runtime.rules.presets import load_presets
 from patchkit.runtime.serve.args import ServeCommand, ServeFlag
 from patchkit.runtime.serve.listen import models_url
-from patchkit.runtime.serve.render import reason
 
 NOTE = style("note", fg="yellow")
 
@@ -59,7 +58,31 @@ def explained(served: ServeCommand) -> list[tuple[str, ...]]:
 
 
 def _row(mark: str, flag: ServeFlag) -> tuple[str, ...]:
-    return mark, " ".join(flag.words), reason(flag)
+    reason = " ".join(f"{flag.reason} ({flag.origin}; {flag.source})".split())
+    return mark, " ".join(flag.words), reason
+
+
+def command_fields(command: ServeCommand) -> dict[str, Any]:
+    """Return what ``--json`` prints."""
+    node = command.request.node
+    preset = node.preset
+    return {
+        "command": command.words,
+        "vllm": node.vllm,
+        "role": node.role,
+        "topology": node.topology,
+        "executor": node.executor.name,
+        "nodes": node.nodes,
+        "preset": preset.id if preset else None,
+        "variables": dict(preset.variables) if preset else {},
+        "url": models_url(command.request),
+        "memory": asdict(command.request.memory),
+        "flags": [asdict(flag) for flag in command.flags],
+        "left_out": [asdict(flag) for flag in command.left_out],
+        "off": [asdict(rule) for rule in command.off],
+        "advice": [asdict(advice) for advice in command.advice],
+        "notes": command.notes,
+    }
 
 
 def tell(served: ServeCommand) -> None:

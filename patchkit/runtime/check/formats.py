@@ -102,7 +102,7 @@ def kind_of(text: str, where: str) -> str:
     name = _VARIANTS.sub("", PurePath(where).name.lower())
     kind = next((kind for pattern, kind in _KINDS if re.search(pattern, name)), "")
     if kind == ENV and text.startswith("{"):
-        return YAML  # `patchkit env --format json`, under whatever name
+        return YAML  # JSON, under whatever name
     if kind or is_env_file(text):
         return kind or ENV
     return next((kind for pattern, kind in _BEGINNINGS if re.match(pattern, text)), SHELL)

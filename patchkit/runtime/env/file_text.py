@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from patchkit.runtime.env.cluster_env import ClusterEnv
-from patchkit.runtime.envfile.render import render
+from patchkit.runtime.envfile.header import render_env_file
 from patchkit.runtime.envfile.syntax import EnvEntry, Format
 from patchkit.runtime.host.host import plain
 
@@ -15,7 +15,7 @@ def file_text(env: ClusterEnv, kind: Format, *, hostname: str, target: str = "")
 
     Raises UsageError for what the format cannot hold.
     """
-    return render(kind, [_facts(env, target), *_about(env, hostname)], list(_entries(env)))
+    return render_env_file(kind, [_facts(env, target), *_about(env, hostname)], list(_entries(env)))
 
 
 def where(env: ClusterEnv) -> str:

@@ -5,7 +5,6 @@ Stricter than these: a line that a consumer would skip in silence, or run as a c
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Iterator
 from typing import NoReturn
@@ -47,7 +46,6 @@ def parse(kind: Format, text: str, where: str) -> dict[str, str]:
         Format.SH: _sh,
         Format.SYSTEMD: _systemd,
         Format.DOCKER: _docker,
-        Format.JSON: _json,
     }
     return dict(readers[kind](text, where))
 
@@ -145,17 +143,6 @@ def _docker(text: str, where: str) -> Iterator[tuple[str, str]]:
             _refuse(where, number, f"has {name!r} in the place of a name")
         if sign:  # a name alone takes the caller's value
             yield name, value
-
-
-def _json(text: str, where: str) -> Iterator[tuple[str, str]]:
-    try:
-        found = json.loads(text)["variables"]
-        pairs = [(name, value) for name, value in found.items() if isinstance(value, str)]
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise SourceError(f"{where}: is not an env file in JSON: {error!r}") from None
-    if len(pairs) != len(found) or not all(re.fullmatch(_NAME, name) for name, _ in pairs):
-        raise SourceError(f"{where}: `variables` maps names to texts, and nothing else")
-    yield from pairs
 
 
 def _refuse(where: str, number: int, what: str) -> NoReturn:

@@ -34,7 +34,6 @@ class Format(StrEnum):
     SH = "sh"
     SYSTEMD = "systemd"
     DOCKER = "docker"
-    JSON = "json"
 
 
 @dataclass(frozen=True, slots=True)

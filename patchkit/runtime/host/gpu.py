@@ -1,6 +1,6 @@
-"""Ask for the GPUs: NVML, else nvidia-smi, else what the driver says in /proc.
+"""Ask for the GPUs: NVML, else nvidia-smi.
 
-The first two answer in the same form, a line for each GPU: name, compute capability, driver, memory
+Both answer in the same form, a line for each GPU: name, compute capability, driver, memory
 in MiB, PCI address. GB10 and Thor have no memory of their own, and both say so in several ways.
 """
 
@@ -9,14 +9,11 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from patchkit.runtime.host import hardware
 from patchkit.runtime.host.host import Gpu
 from patchkit.runtime.host.machine_root import Reader, ToolUnavailable, printable, run, whole
 
 _QUERY = "name,compute_cap,driver_version,memory.total,pci.bus_id"
 _PATIENCE = 10.0  # seconds: without the persistence daemon nvidia-smi first wakes the driver
-_PROC = "proc/driver/nvidia"
-_DRIVER = re.compile(r"Kernel Module.*?\s(?P<version>\d+\.\d+(\.\d+)?)\s")
 _CAPABILITY = re.compile(r"\d+\.\d+")
 
 
@@ -24,17 +21,14 @@ def gpus(reader: Reader) -> tuple[Gpu, ...]:
     """Return the GPUs; none, and a note, if no source names any."""
     command = ("nvidia-smi", f"--query-gpu={_QUERY}", "--format=csv,noheader,nounits")
     # NVML first: a library call, where nvidia-smi is a process to start.
-    ways: tuple[Callable[[], tuple[Gpu, ...]], ...] = (
-        lambda: _parse(reader.answer("nvml.csv", _ask_nvml), "NVML"),
-        lambda: _parse(
-            reader.answer("nvidia-smi.csv", lambda: run(command, _PATIENCE)), command[0]
-        ),
-        lambda: _by_proc(reader),
+    tools: tuple[tuple[str, str, Callable[[], str]], ...] = (
+        ("NVML", "nvml.csv", _ask_nvml),
+        ("nvidia-smi", "nvidia-smi.csv", lambda: run(command, _PATIENCE)),
     )
     unavailable = []
-    for ask in ways:
+    for tool, name, ask in tools:
         try:
-            return ask()
+            return _parse_gpus(reader.answer(name, ask), tool)
         except ToolUnavailable as words:
             unavailable.append(str(words))
     reader.note(f"no GPU is found: {'; '.join(unavailable)}")
@@ -47,24 +41,7 @@ def _ask_nvml() -> str:
     return nvml.ask()
 
 
-def _by_proc(reader: Reader) -> tuple[Gpu, ...]:
-    """Read what /proc has; it lacks the capability, which data has for the GPUs of targets."""
-    names = reader.folders(f"{_PROC}/gpus")
-    if not names:
-        raise ToolUnavailable(f"/{_PROC}/gpus: is not there")
-    match = _DRIVER.search(reader.text(f"{_PROC}/version"))
-    driver = match["version"] if match else ""
-    found = []
-    for bus in names:
-        lines = reader.text(f"{_PROC}/gpus/{bus}/information").splitlines()
-        fields = {key: value for key, _, value in (line.partition(":") for line in lines)}
-        name = printable(fields.get("Model", ""))
-        capability = hardware.facts()["capabilities"].get(name, "")
-        found.append(Gpu(name=name, capability=capability, driver=driver, bus=_bus(bus)))
-    return tuple(found)
-
-
-def _parse(text: str, who: str) -> tuple[Gpu, ...]:
+def _parse_gpus(text: str, who: str) -> tuple[Gpu, ...]:
     """Read lines such as ``NVIDIA GB10, 12.1, 580.173.02, [N/A], 0000000F:01:00.0``.
 
     Raises ToolUnavailable for other text.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import shutil
 
 import pytest
@@ -13,8 +12,8 @@ from hypothesis import strategies as st
 
 from patchkit.cli import group
 from patchkit.errors import SourceError, UsageError
+from patchkit.runtime.envfile.header import render_env_file
 from patchkit.runtime.envfile.parse import parse
-from patchkit.runtime.envfile.render import render
 from patchkit.runtime.envfile.syntax import EnvEntry, Format
 from support import hosts
 from support.env_consumers import docker, read_by_systemd, shells, sourced, systemd_library
@@ -54,7 +53,7 @@ def held(kind, batch):
     entries = [EnvEntry(f"V{number}", *pair) for number, pair in enumerate(batch)]
     for entry in entries:
         with contextlib.suppress(UsageError):
-            render(kind, [], [entry])
+            render_env_file(kind, [], [entry])
             yield entry
 
 
@@ -62,7 +61,7 @@ def written(kind, batch, folder):
     """The file of a batch, and what it has to hold."""
     entries = list(held(kind, batch))
     path = folder / f"file.{kind}"
-    path.write_bytes(render(kind, ["role=head", "about: \n A=b"], entries).encode())
+    path.write_bytes(render_env_file(kind, ["role=head", "about: \n A=b"], entries).encode())
     expected = {entry.name: entry.value for entry in entries}
     assert parse(kind, path.read_bytes().decode(), "file") == expected
     return path, expected
@@ -118,17 +117,6 @@ def test_docker_reads_env(read_by_docker, folder, batch):
     path, expected = written(Format.ENV, batch, folder)
 
     assert read_by_docker(path) == expected
-
-
-@few
-@given(BATCH)
-def test_json_holds_all_that_a_process_can(folder, batch):
-    _path, expected = written(Format.JSON, batch, folder)
-
-    def able(value):
-        return "\0" not in value and value.encode(errors="ignore").decode() == value
-
-    assert sorted(expected.values()) == sorted(value for value, _ in batch if able(value))
 
 
 @pytest.mark.parametrize("size", [65_532, 65_533, 131_068, 131_069])
@@ -220,7 +208,6 @@ def test_what_env_writes_is_read_by_shells(generated, shell):
     path, plain = generated(Format.ENV)
     assert plain == expected
     assert sourced(shell, path, exported=False) == expected
-    assert json.loads(generated(Format.JSON)[0].read_text())["variables"] == expected
 
 
 @SYSTEMD
@@ -244,7 +231,7 @@ SECRET = [EnvEntry("HF_TOKEN", "", "gated models"), EnvEntry("A", "b")]
 
 def test_a_secret_of_the_caller_stays_one_in_sh(shell, folder):
     path = folder / "secret.sh"
-    path.write_text(render(Format.SH, [], SECRET))
+    path.write_text(render_env_file(Format.SH, [], SECRET))
 
     assert sourced(shell, path) == {"A": "b"}
     setting = folder / "setting.sh"
@@ -255,7 +242,7 @@ def test_a_secret_of_the_caller_stays_one_in_sh(shell, folder):
 @DOCKER
 def test_a_secret_of_the_caller_is_handed_on_by_docker(read_by_docker, folder):
     path = folder / "secret.docker"
-    path.write_text(render(Format.DOCKER, [], SECRET))
+    path.write_text(render_env_file(Format.DOCKER, [], SECRET))
 
     assert read_by_docker(path, HF_TOKEN="hf_x") == {"A": "b", "HF_TOKEN": "hf_x"}
     assert read_by_docker(path) == {"A": "b"}
@@ -264,6 +251,6 @@ def test_a_secret_of_the_caller_is_handed_on_by_docker(read_by_docker, folder):
 @SYSTEMD
 def test_systemd_finds_no_secret(folder):
     path = folder / "secret.systemd"
-    path.write_text(render(Format.SYSTEMD, [], SECRET))
+    path.write_text(render_env_file(Format.SYSTEMD, [], SECRET))
 
     assert read_by_systemd(path) == {"A": "b"}

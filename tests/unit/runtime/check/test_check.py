@@ -18,7 +18,7 @@ from patchkit.quoting import quoted
 from patchkit.runtime.check.formats import read_content
 from patchkit.runtime.check.messages import load_messages
 from patchkit.runtime.check.situation import CheckedText, add_situation
-from patchkit.runtime.envfile.render import render
+from patchkit.runtime.envfile.header import render_env_file
 from patchkit.runtime.envfile.syntax import EnvEntry, Format
 from patchkit.runtime.host.host import Software
 from patchkit.runtime.host.probe import probe
@@ -323,7 +323,9 @@ CODE = ("LD_PRELOAD=/tmp/x.so", "PATH=/tmp:/bin", "PYTHONPATH=/tmp", "VLLM_PLUGI
 
 
 def test_what_runs_code_is_an_error_in_a_file_of_patchkit_and_ordinary_elsewhere():
-    ours = render(Format.ENV, ["role=head"], [EnvEntry("A_B", "1")]) + "\n".join(CODE) + "\n"
+    ours = (
+        render_env_file(Format.ENV, ["role=head"], [EnvEntry("A_B", "1")]) + "\n".join(CODE) + "\n"
+    )
     edited, *errors = found(ours)
     assert edited[:2] == (1, "warning")
     assert edited[2].startswith("edited after patchkit wrote it")
@@ -347,12 +349,12 @@ def test_what_runs_code_is_an_error_in_a_file_of_patchkit_and_ordinary_elsewhere
 )
 def test_what_a_rule_sets_may_stand_in_its_file(line, fine):
     name, _, value = line.partition("=")
-    text = render(Format.ENV, ["role=worker"], [EnvEntry(name, value)])
+    text = render_env_file(Format.ENV, ["role=worker"], [EnvEntry(name, value)])
     assert bool([each for each in check_text(text) if each.id == "runs-code"]) is not fine
 
 
 def test_facts_that_nobody_wrote_are_told_and_not_believed(tmp_path):
-    text = render(Format.ENV, ["role=head nodes=2 topology=roce"], [EnvEntry("A_B", "1")])
+    text = render_env_file(Format.ENV, ["role=head nodes=2 topology=roce"], [EnvEntry("A_B", "1")])
     text = text.replace("nodes=2", "nodes=abc").replace("topology=roce", "topology=x;id")
     path = tmp_path / "head.env"
     path.write_text(text)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from patchkit.runtime.check.content import DOCKERFILE, ENV, PYTHON, SHELL, UNIT, YAML
 from patchkit.runtime.check.formats import kind_of, read_content
-from patchkit.runtime.envfile.render import render
+from patchkit.runtime.envfile.header import render_env_file
 from patchkit.runtime.envfile.syntax import EnvEntry, Format
 from support.checked import check_text, servers, variables
 
@@ -208,7 +208,7 @@ def test_our_own_files_are_read_in_every_format(kind):
         EnvEntry("NCCL_IB_TIMEOUT", "23", 'A "reason": NCCL_DEBUG=no'),
         EnvEntry("HF_TOKEN", ""),
     ]
-    text = render(kind, ["role=head", "NCCL_WRONG=1"], entries)
+    text = render_env_file(kind, ["role=head", "NCCL_WRONG=1"], entries)
     (finding,) = check_text(text, f"head.{kind}")
     assert finding.what == "NCCL_IB_TIMEOUT=23: it takes 1 to 22"
     assert "NCCL_IB_TIMEOUT" in text.splitlines()[finding.line - 1]

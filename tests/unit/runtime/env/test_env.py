@@ -211,12 +211,22 @@ def test_a_node_needs_click_alone(arguments):
     assert not HEAVY & set(loaded)
 
 
-def test_without_a_role_or_a_vllm_it_says_what_to_do(tmp_path):
+def test_a_node_is_alone_unless_its_role_is_named(tmp_path):
     root = hosts.build(tmp_path, "single")
-    with pytest.raises(UsageError, match="missing --role"):
-        invoke("env", f"--root={root}")
     with pytest.raises(UsageError, match="missing --vllm"):
-        invoke("env", "--role=single", f"--root={root}")
+        invoke("env", f"--root={root}")
+    versions = ("--vllm=0.33.0", "--triton=3.8.0", f"--root={root}")
+    assert invoke("env", *versions) == invoke("env", "--role=single", *versions)
+
+
+def test_json_has_no_secret(tmp_path):
+    root = hosts.build(tmp_path, "single")
+    arguments = ("env", "--vllm=0.33.0", f"--root={root}", "--json")
+    printed = invoke(*arguments, "--set=NCCL_DEBUG=INFO", "--set=HF_TOKEN=hf_abcdef")
+    assert json.loads(printed)["variables"]["NCCL_DEBUG"] == "INFO"
+    assert "hf_abcdef" not in printed
+    with pytest.raises(UsageError, match="--json is not written"):
+        invoke(*arguments, "-o", str(tmp_path / "x.env"))
 
 
 def test_what_the_tables_know_of_a_release_is_said(tmp_path):
