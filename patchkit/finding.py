@@ -58,6 +58,8 @@ class Finding:
         """Return it as JSON takes it."""
         found = asdict(self)
         del found["kind"]
+        if not self.id:
+            del found["id"]
         return found
 
 

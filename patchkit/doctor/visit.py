@@ -23,7 +23,7 @@ from patchkit.doctor.nccl_took import nccl_agreement, nccl_findings
 from patchkit.doctor.peers.placed_files import url_of
 from patchkit.doctor.peers.report import NodeReport
 from patchkit.doctor.peers.situation import facts_for_causes
-from patchkit.doctor.sense import questions_to_ask, sense_findings
+from patchkit.doctor.questions import questions_to_ask, question_findings
 from patchkit.doctor.server import server_findings
 from patchkit.doctor.symptoms.diagnosis import ReadLog
 from patchkit.doctor.symptoms.journals import read_journals
@@ -142,7 +142,7 @@ def _server(
         given = {"url": said.url, "model": said.asked, "key_file": said.key}
         asked = {**given, "questions": questions_to_ask()}
         answers = head.stream(AskedFact, server_answers.ask_facts, **asked)
-        yield from sense_findings(node.node, said.asked, list(answers))
+        yield from question_findings(node.node, said.asked, list(answers))
     except PatchkitError as error:
         yield _unchecked("sense", node.node, error.what)
 

@@ -10,7 +10,7 @@ from patchkit.cluster.agent.server_answers import (
     wanted_metrics,
 )
 from patchkit.cluster.ssh.node import Remote
-from patchkit.doctor.sense import questions, questions_to_ask, sense_findings
+from patchkit.doctor.questions import questions, questions_to_ask, question_findings
 from patchkit.doctor.server import server_findings
 from support import ssh_server
 from support.model_server import ModelServer
@@ -38,7 +38,7 @@ def test_a_server_and_its_model_are_asked_on_their_node(sshd, tmp_path):
         said = node.call(ServerAnswers, look, metrics=wanted_metrics(), **place)
         given = {"model": "small", "questions": questions_to_ask(), **place}
         facts = list(node.stream(AskedFact, ask_facts, **given))
-    found = [*server_findings("spark-1", said), *sense_findings("spark-1", "small", facts)]
+    found = [*server_findings("spark-1", said), *question_findings("spark-1", "small", facts)]
     assert {each.about: each.level.value for each in found} == {
         "server-token": "ok",
         "server-load": "ok",

@@ -8,7 +8,7 @@ import socket
 
 import pytest
 
-from patchkit.doctor.sense import questions
+from patchkit.doctor.questions import questions
 from patchkit.finding import Level
 from support.model_server import ModelServer
 

@@ -10,7 +10,6 @@ from functools import cache
 
 from patchkit.cluster.agent.server_answers import AskedFact
 from patchkit.cluster.openai.answer_parts import StreamedAnswer
-from patchkit.doctor.garbage import garbage
 from patchkit.finding import Finding, finding_from_text
 from patchkit.paths import RECIPES
 from patchkit.records import read_toml
@@ -50,10 +49,15 @@ def is_right(text: str, question: Question) -> bool:
     """Return whether a text has one of the answers that a question accepts."""
     plain = unicodedata.normalize("NFKC", text).casefold()
     plain = re.sub(r"[*_`$\\]", "", plain)
-    return any(_has(plain, each) for each in question.accepts)
+    return any(
+        re.search(rf"(?<![a-z0-9]){re.escape(right)}(?![a-z0-9])", plain)
+        if right.isascii()
+        else right in plain
+        for right in question.accepts
+    )
 
 
-def sense_findings(node: str, model: str, answers: Sequence[AskedFact]) -> Iterator[Finding]:
+def question_findings(node: str, model: str, answers: Sequence[AskedFact]) -> Iterator[Finding]:
     """Yield what the answers of ``ask_facts`` say of a model."""
     first = [each for each in answers if not each.again]
     asked = len(first)
@@ -63,31 +67,13 @@ def sense_findings(node: str, model: str, answers: Sequence[AskedFact]) -> Itera
         yield finding_from_text(
             _FILE, "sense-not-asked", node, count=len(missing), asked=asked, trouble=trouble
         )
-    # What came of an answer that was cut off may be garbage, too.
-    strange = [(kind, each) for each in answers if (kind := _kind(each.answer))]
-    if strange:
-        kind, worst = strange[0]
-        shown = repr((worst.answer.content or worst.answer.reasoning)[:_SHOWN])
-        count = len({each.id for _, each in strange})
-        fields = {"count": count, "asked": asked, "kind": kind, "shown": shown}
-        yield finding_from_text(_FILE, "sense-garbage", node, model=model, **fields)
     yield from _empty(node, got)
-    yield from _right(node, model, got, garbled=bool(strange))
+    yield from _right(node, model, got)
     yield from _repeat(node, answers)
-
-
-def _has(text: str, accepted: str) -> bool:
-    if not accepted.isascii():
-        return accepted in text
-    return re.search(rf"(?<![a-z0-9]){re.escape(accepted)}(?![a-z0-9])", text) is not None
 
 
 def _whole(answer: StreamedAnswer) -> bool:
     return answer.status == 200 and not answer.trouble and not answer.said
-
-
-def _kind(answer: StreamedAnswer) -> str:
-    return garbage(answer.content) or garbage(answer.reasoning)
 
 
 def _empty(node: str, got: Sequence[AskedFact]) -> Iterator[Finding]:
@@ -105,7 +91,7 @@ def _empty(node: str, got: Sequence[AskedFact]) -> Iterator[Finding]:
         )
 
 
-def _right(node: str, model: str, got: Sequence[AskedFact], *, garbled: bool) -> Iterator[Finding]:
+def _right(node: str, model: str, got: Sequence[AskedFact]) -> Iterator[Finding]:
     """Yield how many answers are right, of those that say anything."""
     by_id = {each.id: each for each in questions()}
     said = [(by_id[each.id], text) for each in got if (text := answer_text(each.answer))]
@@ -115,8 +101,7 @@ def _right(node: str, model: str, got: Sequence[AskedFact], *, garbled: bool) ->
     right = len(said) - len(wrong)
     fields = {"model": model, "right": right, "asked": len(said)}
     if right >= _GOOD * len(said):
-        if not garbled:
-            yield finding_from_text(_FILE, "sense", node, **fields)
+        yield finding_from_text(_FILE, "sense", node, **fields)
         return
     about = "sense-some-wrong" if right > _FAIR * len(said) else "sense-wrong"
     shown = "; ".join(f"{asked.ask} {text[:_SHOWN]!r}" for asked, text in wrong[:2])
