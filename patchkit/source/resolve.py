@@ -168,9 +168,7 @@ def _archive(spec: str, options: Options) -> _Archive | None:
         return _Archive(origin.path, str(origin.version), label, locked)
     if path.is_file():
         # vllm-0.19.1.tar.gz, as sdists are named (PEP 625).
-        name = re.match(
-            r"(?P<project>.+?)-(?P<version>\d[^-]*?)(\.tar\.gz|\.tar|\.zip)$", path.name
-        )
+        name = re.match(r"(?P<project>.+?)-(?P<version>\d[^-]*?)(\.tar\.gz|\.tar)$", path.name)
         named = name["version"] if name else path.stem
         return _Archive(path, named, named)
     version = _release(spec, options.project)

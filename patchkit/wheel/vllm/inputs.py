@@ -7,7 +7,7 @@ Where a source comes from, in this order:
    built (``vllm==VERSION``), which holds its parts as they are installed;
 2. a mirror folder: ``OPTION.git`` or ``OPTION``, a git repository with the commit, beside those of
    its submodules by the last part of their URL (``cutlass.git``); or an archive
-   ``OPTION-COMMIT.tar.gz`` (.tar, .tar.xz, .zip) that holds its submodules, too;
+   ``OPTION-COMMIT.tar.gz`` (.tar, .tar.xz) that holds its submodules, too;
 3. git, which fetches the one commit and those that it names for its submodules.
 
 A commit proves itself, as git checks every object. A folder or an archive is recorded by the digest
@@ -40,7 +40,7 @@ from patchkit.wheel.vllm.licenses import notices, spdx
 from patchkit.wheel.vllm.stand_in import find_stand_in, unpack_stand_in
 from patchkit.wheel.vllm.upstream_parts import check_release, is_upstream, upstream_parts
 
-_ARCHIVES = (".tar.gz", ".tgz", ".tar.xz", ".tar", ".zip")
+_ARCHIVES = (".tar.gz", ".tgz", ".tar.xz", ".tar")
 _ASIDE = shutil.ignore_patterns(".git", "__pycache__")
 
 Fill = Callable[[Path], object]

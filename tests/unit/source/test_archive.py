@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import stat
 import tarfile
-import zipfile
 from pathlib import Path
 
 import pytest
@@ -32,16 +31,6 @@ def tar_of(path: Path, *members: tuple[tarfile.TarInfo, bytes]) -> Path:
     with tarfile.open(path, "w:gz" if path.suffix == ".gz" else "w:") as tar:
         for info, content in members:
             tar.addfile(info, io.BytesIO(content))
-    return path
-
-
-def zip_of(path: Path, *members: tuple[str, int, str]) -> Path:
-    """Members are (name, Unix mode with the file type, text)."""
-    with zipfile.ZipFile(path, "w") as bundle:
-        for name, mode, text in members:
-            info = zipfile.ZipInfo(name)
-            info.external_attr = mode << 16
-            bundle.writestr(info, text)
     return path
 
 
@@ -78,20 +67,6 @@ def test_tar_becomes_the_tree_without_its_top_folder(tmp_path: Path, name: str) 
     assert (dest / "tools/run.sh").stat().st_mode & stat.S_IXUSR
     assert not (dest / "README").stat().st_mode & stat.S_IXUSR
     assert {path.name for path in tmp_path.iterdir()} == {name, "tree"}
-
-
-def test_zip_becomes_the_tree_and_keeps_what_is_executable(tmp_path: Path) -> None:
-    archive = zip_of(
-        tmp_path / "demo-1.zip",
-        ("demo-1/", 0o40755, ""),
-        ("demo-1/README", 0o100644, "hello"),
-        ("demo-1/tools/run.sh", 0o100755, "#!/bin/sh\n"),
-        ("demo-1/src/a.py", 0, "a = 1\n"),
-    )
-    dest = unpack(archive, tmp_path / "tree")
-    assert contents(dest) == UNPACKED
-    assert (dest / "tools/run.sh").stat().st_mode & stat.S_IXUSR
-    assert not (dest / "README").stat().st_mode & stat.S_IXUSR
 
 
 def test_names_may_start_with_a_dot(tmp_path: Path) -> None:
@@ -176,20 +151,6 @@ def test_file_written_through_a_link(tmp_path: Path) -> None:
     assert_refused(archive, tmp_path / "tree", "'demo-1/way/evil'")
 
 
-@pytest.mark.parametrize(
-    ("name", "mode", "words"),
-    [
-        ("demo-1/../../evil", 0o100644, "with '..'"),
-        ("/evil", 0o100644, "absolute"),
-        ("other-2/evil", 0o100644, "second top-level folder"),
-        ("demo-1/evil", 0o120777, "neither a file nor a folder"),
-    ],
-)
-def test_bad_zip_member_is_named(tmp_path: Path, name: str, mode: int, words: str) -> None:
-    archive = zip_of(tmp_path / "bad.zip", ("demo-1/a", 0o100644, "a"), (name, mode, "../.."))
-    assert_refused(archive, tmp_path / "tree", repr(name), words)
-
-
 def test_archive_without_members(tmp_path: Path) -> None:
     assert_refused(tar_of(tmp_path / "bad.tar.gz"), tmp_path / "tree", "no top-level folder")
 
@@ -210,13 +171,7 @@ def test_gzip_with_a_wrong_checksum(tmp_path: Path) -> None:
     assert_refused(archive, tmp_path / "tree", "cannot be unpacked", "CRC")
 
 
-def test_damage_that_shows_only_while_unpacking(tmp_path: Path) -> None:
-    archive = zip_of(tmp_path / "bad.zip", ("d/a", 0o100644, "a"), ("d/b", 0o100644, "unique text"))
-    archive.write_bytes(archive.read_bytes().replace(b"unique text", b"altered txt"))
-    assert_refused(archive, tmp_path / "tree", "d/b", "damaged")
-
-
-@pytest.mark.parametrize("name", ["bad.tar.gz", "bad.tar", "bad.zip", "bad.txt"])
+@pytest.mark.parametrize("name", ["bad.tar.gz", "bad.tar.xz", "bad.tar", "bad.zip"])
 @pytest.mark.parametrize("content", [b"", b"this is no archive\n" * 100])
 def test_not_an_archive(tmp_path: Path, name: str, content: bytes) -> None:
     archive = tmp_path / name
