@@ -27,7 +27,6 @@ def facts_of(host: Host, home: str) -> NodeFacts:
         memlock=None,
         systemd=0,
         persistent_journal=True,
-        home_disk="",
     )
 
 

@@ -33,7 +33,6 @@ def node_facts(folder, name="cable_port0", node=0, vllm="0.25.1", **changes):
         memlock=None,
         systemd=255,
         persistent_journal=True,
-        home_disk="ext4",
         has=("rsync", "ssh", "systemctl"),
     )
     return replace(made, **changes)

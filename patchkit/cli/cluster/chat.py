@@ -113,7 +113,7 @@ def _fields_of(body: str) -> dict[str, Any]:
 def _own_url() -> str:
     """Return where the server of this machine listens: as `up` placed it, else by default."""
     own = alone().file
-    files = node_files.placed(node_files.config_folder(own.name))
+    files = node_files.read_placed(node_files.config_folder(own.name))
     return url_of(placed_files(files, own.unit), own.serve.port)
 
 

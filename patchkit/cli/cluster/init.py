@@ -20,7 +20,7 @@ from patchkit.cluster.launch.cluster_file import (
     new_cluster_text,
 )
 from patchkit.cluster.launch.plan import node_addresses
-from patchkit.cluster.launch.survey import survey
+from patchkit.cluster.launch.survey import survey_nodes
 from patchkit.errors import HostError
 from patchkit.finding import Finding, Level, worst
 from patchkit.runtime.envfile.write import write
@@ -64,7 +64,7 @@ def command(
     )
     cluster = Cluster(ClusterFile(node=members))
     facts = cluster.facts()
-    found = list(survey(nodes, facts))
+    found = list(survey_nodes(nodes, facts))
     kinds = {target_of(each.host) for each in facts}
     # A Spark beside a Thor: tensor parallelism, the default, is not for two kinds.
     chosen = {"topology": topology or ("hetero" if len(kinds) > 1 else ""), "target": target}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -12,18 +12,16 @@ from patchkit.cli.cluster.cluster_options import cluster_option
 from patchkit.cli.cluster.model_view import gigabytes
 from patchkit.cli.cluster.wheel_lock import wheel_lock
 from patchkit.cli.next_step import next_step, program
-from patchkit.cli.out import LaidOut, Shown, as_json, echo, print_json, say, shown, style, tell
+from patchkit.cli.out import as_json, echo, print_json, say, style, tell
 from patchkit.cli.progress import progress
 from patchkit.cli.show import GOOD
 from patchkit.cluster.agent.installed import InstalledVenv
-from patchkit.cluster.agent.venv_install import pip_words
 from patchkit.cluster.agent.venv_link import InstallState
 from patchkit.cluster.agent.wheel_store import WheelLock
 from patchkit.cluster.launch import install as launch
 from patchkit.cluster.launch.cluster import Cluster
 from patchkit.cluster.launch.install import WheelCopy
 from patchkit.errors import UsageError
-from patchkit.quoting import quoted
 
 _LEADING = ("vllm", "torch")
 _LARGE = 1e9  # bytes; less is hashed in a second
@@ -61,35 +59,35 @@ def command(
     if rollback:
         if prune:
             raise UsageError("--rollback and --prune exclude each other", hint="one at a time")
-        _go_back(cluster, dry_run=dry_run, as_json=as_json)
+        _roll_back(cluster, dry_run=dry_run, as_json=as_json)
         return
     size = sum(each.stat().st_size for each in house.glob("*.whl") if each.is_file())
     if size > _LARGE and not as_json:
         tell(f"hashing and reading {size / 1e9:.1f} GB")
     lock = wheel_lock(house)
     if dry_run:
-        _show_plan(cluster, lock, launch.survey(cluster, lock), as_json=as_json)
+        _show_plan(cluster, lock, launch.survey_installations(cluster, lock), as_json=as_json)
         return
     with cluster.alone():
-        states = launch.survey(cluster, lock)
+        states = launch.survey_installations(cluster, lock)
         with progress() as report:
-            copies = launch.copy(cluster, house, lock, states, report)
+            copies = launch.copy_wheels(cluster, house, lock, states, report)
         if not as_json:
             echo(map(_copied, copies))
         with progress("wheels") as report:
-            made = launch.install(cluster, lock, states, report)
-        before = launch.switch(cluster, [each.name for each in made])
-        removed = launch.prune(cluster, [each.name for each in made]) if prune else []
+            made = launch.install_everywhere(cluster, lock, states, report)
+        before = launch.switch_links(cluster, [each.name for each in made])
+        removed = launch.prune_everywhere(cluster, [each.name for each in made]) if prune else []
     _show_made(cluster, states, copies, made, before, removed, as_json=as_json)
 
 
-def _go_back(cluster: Cluster, *, dry_run: bool, as_json: bool) -> None:
+def _roll_back(cluster: Cluster, *, dry_run: bool, as_json: bool) -> None:
     if dry_run:
         names, before = launch.rollback_target(cluster), None
     else:
         with cluster.alone():
             names = launch.rollback_target(cluster)
-            before = launch.switch(cluster, names, back=True)
+            before = launch.switch_links(cluster, names, back=True)
     if as_json:
         rows = zip(cluster.nodes, names, strict=True)
         nodes = [{"node": node.destination, "installation": name} for node, name in rows]
@@ -113,46 +111,34 @@ def _copied(each: WheelCopy) -> str:
 def _show_plan(
     cluster: Cluster, lock: WheelLock, states: Sequence[InstallState], *, as_json: bool
 ) -> None:
+    nodes = [
+        {
+            "node": node.destination,
+            "installation": state.name,
+            "installed": state.installed,
+            "current": state.current,
+            "copies": list(state.lacking),
+            "bytes": launch.to_copy(state, lock),
+            "unpacks": launch.to_unpack(state, lock),
+        }
+        for node, state in zip(cluster.nodes, states, strict=True)
+    ]
     if as_json:
-        nodes = [
-            {
-                "node": node.destination,
-                "installation": state.name,
-                "installed": state.installed,
-                "current": state.current,
-                "copies": list(state.lacking),
-                "bytes": launch.to_copy(state, lock),
-                "unpacks": launch.to_unpack(state, lock),
-            }
-            for node, state in zip(cluster.nodes, states, strict=True)
-        ]
         print_json({"dry_run": True, "nodes": nodes})
         return
     for node, state in zip(cluster.nodes, states, strict=True):
-        echo(_plan_lines(cluster, node.destination, state, lock))
+        say(style(node.destination, bold=True) + f" installation {state.name}")
+        if state.lacking:
+            size = gigabytes(launch.to_copy(state, lock))
+            say(f"  copies  {len(state.lacking)} of {len(lock.on(state.cpu))} wheels, {size}")
+        folder = f"{state.store.rpartition('/')[0]}/venvs/{state.name}"
+        if not state.installed:
+            say(f"  makes   {folder}, {gigabytes(launch.to_unpack(state, lock))}")
+        if state.current != state.name:
+            say(f"  links   {cluster.file.venv} to {folder}")
+        elif state.installed:
+            say("  as it is")
     say("nothing was changed")
-
-
-def _plan_lines(
-    cluster: Cluster, node: str, state: InstallState, lock: WheelLock
-) -> Iterator[Shown]:
-    yield style(node, bold=True) + f" installation {state.name}"
-    if state.lacking:
-        size = gigabytes(launch.to_copy(state, lock))
-        yield shown(f"  copies  {len(state.lacking)} of {len(lock.on(state.cpu))} wheels, {size}")
-    folder = f"{state.store.rpartition('/')[0]}/venvs/{state.name}"
-    if not state.installed:
-        yield shown(f"  makes   {folder}, {gigabytes(launch.to_unpack(state, lock))}")
-        python = f"{folder}/bin/python"
-        for words in (
-            (state.python, "-I", "-m", "venv", folder),
-            pip_words(python, state.store, f"{folder}/requirements.txt"),
-        ):
-            yield LaidOut(shown(f"  runs    {quoted(*words)}"))
-    if state.current != state.name:
-        yield shown(f"  links   {cluster.file.venv} to {folder}")
-    elif state.installed:
-        yield shown("  as it is")
 
 
 def _show_made(

@@ -25,5 +25,5 @@ def command(model: str, *, cluster: Cluster, dry_run: bool, as_json: bool) -> No
         tell_plan(cluster, launch.make_plan(cluster, model), as_json=as_json)
         return
     watcher = watch_start(cluster, quiet=as_json)
-    done = wait_attached(cluster, lambda: launch.switch(cluster, model, watcher))
+    done = wait_attached(cluster, lambda: launch.switch_model(cluster, model, watcher))
     tell_answered(cluster, done, as_json=as_json, url="")

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from patchkit.cluster.agent import unit_state
-from patchkit.cluster.agent.node_files import put
+from patchkit.cluster.agent.node_files import put_files
 from patchkit.cluster.agent.unit_state import run_for_user
 
 _PATIENCE = 200.0  # seconds for systemd to stop a unit, which kills what does not end
@@ -18,8 +18,8 @@ _SETTLES = 10.0  # seconds for the driver to give memory back after the last pro
 
 
 def place_files(name: str, files: dict[str, str]) -> list[str]:
-    """Write a cluster's files and let systemd read them. Raises as ``put``, and HostError."""
-    changed = put(name, files)
+    """Write a cluster's files and let systemd read them. Raises as ``put_files``, and HostError."""
+    changed = put_files(name, files)
     run_for_user("systemctl", "daemon-reload", check=True)
     return changed
 

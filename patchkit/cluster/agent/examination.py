@@ -55,9 +55,9 @@ def examine(
         "processes": lambda: {"processes": [asdict(each) for each in group_processes(name)]},
         "disks": lambda: {"disks": [asdict(each) for each in disk_rooms(folders)]},
         "listeners": lambda: {"listeners": [asdict(each) for each in listeners(ports)]},
-        "health": lambda: {"health": _closer(venv, units[0])},
+        "health": lambda: {"health": _look_at_health(venv, units[0])},
     }
-    return {**_together(parts), "began": began, "ended": time.time()}
+    return {**_ask_together(parts), "began": began, "ended": time.time()}
 
 
 def meet(
@@ -69,13 +69,13 @@ def meet(
     """
     parts: dict[str, Callable[[], dict[str, Any]]] = {
         "ways": lambda: {"ways": ways.ways(addresses)},
-        "links": lambda: {"links": links.links(peers)},
+        "links": lambda: {"links": links.try_links(peers)},
         "models": lambda: {"models": list(map(model_print.model_print, models))},
     }
-    return _together(parts)
+    return _ask_together(parts)
 
 
-def _together(parts: dict[str, Callable[[], dict[str, Any]]]) -> dict[str, Any]:
+def _ask_together(parts: dict[str, Callable[[], dict[str, Any]]]) -> dict[str, Any]:
     """Return what the parts say, asked side by side, and the errors of those that say nothing."""
     found: dict[str, Any] = {}
     errors: dict[str, dict[str, str]] = {}
@@ -91,7 +91,7 @@ def _together(parts: dict[str, Callable[[], dict[str, Any]]]) -> dict[str, Any]:
     return {**found, "errors": errors}
 
 
-def _closer(venv: str, unit: str) -> dict[str, Any]:
+def _look_at_health(venv: str, unit: str) -> dict[str, Any]:
     """Return what one sees who looks closer, with the limits of the unit's process if it runs."""
     place = Path(venv).expanduser()
     there = str(place) if (place / "bin" / "python").exists() else ""

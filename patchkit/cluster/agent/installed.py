@@ -52,17 +52,17 @@ class _RecordedFile:
     size: int
 
 
-def checked(place: Path, projects: Collection[str]) -> InstalledVenv:
+def check_venv(place: Path, projects: Collection[str]) -> InstalledVenv:
     """Hash everything that is installed; return what is there.
 
     Raises HashMismatchError for a file with other bytes than its RECORD says, SourceError for a
     project that is missing.
     """
-    site = _site(place)
+    site = _find_site(place)
     homes = distributions([str(site)])
     if absent := sorted({*projects} - {*homes}):
         raise SourceError(f"{place}: {absent[0]} is not installed", hint="patchkit cluster install")
-    files = list(_recorded(place, site))
+    files = list(_recorded_files(place, site))
     if wrong := [*_wrong_sizes(files), *_wrong_hashes(files)]:
         raise HashMismatchError(
             f"{wrong[0]}: is not as its wheel has it ({len(wrong)} in all)",
@@ -92,28 +92,28 @@ def checked(place: Path, projects: Collection[str]) -> InstalledVenv:
     )
 
 
-def whole(place: Path) -> InstalledVenv | None:
+def read_whole(place: Path) -> InstalledVenv | None:
     """Return what is in an environment that was checked, if that is what it still has.
 
     Its files have their sizes, and its projects the RECORDs of then: another pip leaves others.
     """
     try:
         found = read_json(InstalledVenv, read_text(place / MARKER, limit=_LARGEST, follow=False))
-        files = list(_recorded(place, _site(place)))
+        files = list(_recorded_files(place, _find_site(place)))
     except (OSError, RecordError, PatchkitError):
         return None
     same = found.name == place.name and _digest_records(files, found.versions) == found.record
     return found if same and not any(_wrong_sizes(files)) else None
 
 
-def _site(place: Path) -> Path:
+def _find_site(place: Path) -> Path:
     found = sorted(place.glob("lib/python3.*/site-packages"))
     if not found:
         raise SourceError(f"{place}: has no site-packages", hint="patchkit cluster install")
     return found[0]
 
 
-def _recorded(place: Path, site: Path) -> Iterator[_RecordedFile]:
+def _recorded_files(place: Path, site: Path) -> Iterator[_RecordedFile]:
     """Yield the files that RECORDs name with a hash; one outside of the environment is wrong."""
     for project, (home, *_others) in distributions([str(site)]).items():
         for row in csv.reader(read_text(home / "RECORD", limit=_LARGEST).splitlines()):

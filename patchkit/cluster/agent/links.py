@@ -34,7 +34,7 @@ class PeerLink:
     error: dict[str, str]
 
 
-def links(peers: Sequence[tuple[str, str]]) -> list[dict[str, Any]]:
+def try_links(peers: Sequence[tuple[str, str]]) -> list[dict[str, Any]]:
     """Return the link to each peer, ``(DESTINATION, ADDRESS ON THE CABLE)``, tried as a unit would.
 
     A unit has no agent of a login: the key must work without one.

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from patchkit.cluster.agent.node_files import config_folder, placed
+from patchkit.cluster.agent.node_files import config_folder, read_placed
 from patchkit.cluster.agent.unit_state import run_for_user
 from patchkit.cluster.agent.venv_link import leads_to
 from patchkit.cluster.models.check import check_model, count_unchecked
@@ -21,7 +21,6 @@ from patchkit.runtime.host.probe import LIVE, probe
 from patchkit.runtime.python.ptxas import find_ptxas
 
 _UNLIMITED = 2**64 - 1
-_NETWORK_DISKS = {"nfs", "nfs4", "cifs", "fuse.sshfs", "9p", "ceph", "lustre"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,20 +54,14 @@ class NodeFacts:
     memlock: int | None
     systemd: int
     persistent_journal: bool
-    home_disk: str
     installation: str = ""
     ptxas: str = ""
     has: tuple[str, ...] = ()
     files: dict[str, str] = field(default_factory=dict)
     models: dict[str, ModelOnNode] = field(default_factory=dict)
 
-    @property
-    def local_caches(self) -> bool:
-        """Return whether the home is on a disk of this machine."""
-        return self.home_disk not in _NETWORK_DISKS
 
-
-def look(name: str, venv: str, models: Sequence[str] = ()) -> dict[str, Any]:
+def look_at_node(name: str, venv: str, models: Sequence[str] = ()) -> dict[str, Any]:
     """Return the facts of this node as JSON takes them; raises what ``probe`` raises."""
     return asdict(facts_here(name, venv, models))
 
@@ -80,6 +73,7 @@ def facts_here(name: str, venv: str, models: Sequence[str] = ()) -> NodeFacts:
     python = place / "bin" / "python"
     there = os.access(python, os.X_OK)
     user = pwd.getpwuid(os.getuid()).pw_name
+    version = attempt("systemctl", "--version").output.split()
     return NodeFacts(
         host=probe(LIVE, python=str(python) if there else None, environment=os.environ),
         user=user,
@@ -89,12 +83,11 @@ def facts_here(name: str, venv: str, models: Sequence[str] = ()) -> NodeFacts:
         installation=leads_to(place),
         linger=Path("/var/lib/systemd/linger", user).exists(),
         memlock=_memlock(),
-        systemd=_systemd(),
+        systemd=int(version[1]) if len(version) > 1 and version[1].isdigit() else 0,
         persistent_journal=Path("/var/log/journal").is_dir(),
-        home_disk=_disk_of(home),
         ptxas=find_ptxas(LIVE, os.environ),
-        has=tuple(each for each in ("rsync", "ssh", "systemctl") if _is_here(each)),
-        files=placed(config_folder(name)),
+        has=tuple(each for each in ("rsync", "ssh", "systemctl") if _has_program(each)),
+        files=read_placed(config_folder(name)),
         models={each: model_on_node(each) for each in models},
     )
 
@@ -105,24 +98,9 @@ def _memlock() -> int | None:
     return None if number is None or number >= _UNLIMITED else number
 
 
-def _systemd() -> int:
-    first = attempt("systemctl", "--version").output.split()
-    return int(first[1]) if len(first) > 1 and first[1].isdigit() else 0
-
-
-def _is_here(program: str) -> bool:
+def _has_program(program: str) -> bool:
     folders = (*os.environ.get("PATH", os.defpath).split(":"), "/usr/bin", "/bin")
     return any(os.access(Path(folder, program), os.X_OK) for folder in folders)
-
-
-def _disk_of(place: Path) -> str:
-    """Return the kind of the file system that holds a folder."""
-    best, kind = -1, ""
-    for line in Path("/proc/self/mounts").read_text(encoding="utf-8").splitlines():
-        _device, mounted, found, *_rest = line.split()
-        if place.is_relative_to(mounted) and len(mounted) > best:
-            best, kind = len(mounted), found
-    return kind
 
 
 def model_on_node(folder: str) -> ModelOnNode:

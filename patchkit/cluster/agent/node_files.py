@@ -34,7 +34,7 @@ def unit_folder() -> Path:
     return Path.home() / ".config" / "systemd" / "user"
 
 
-def place(file: str, folder: Path) -> Path:
+def find_place(file: str, folder: Path) -> Path:
     """Return where a file belongs. Raises UsageError for a name that is not one of ours."""
     if _UNIT.fullmatch(file):
         return unit_folder() / file
@@ -43,15 +43,15 @@ def place(file: str, folder: Path) -> Path:
     raise UsageError(f"{file!r} is no file of a cluster")
 
 
-def placed(folder: Path) -> dict[str, str]:
+def read_placed(folder: Path) -> dict[str, str]:
     """Return the files that are there, by name; the units are those that ``units`` lists."""
     found = {}
-    for path in _present(folder):
+    for path in _present_files(folder):
         found[path.name] = read_text(path, limit=_LARGEST, follow=False)
     return found
 
 
-def _present(folder: Path) -> Iterator[Path]:
+def _present_files(folder: Path) -> Iterator[Path]:
     if folder.is_dir():
         yield from (path for path in sorted(folder.iterdir()) if _FILE.fullmatch(path.name))
     name = folder.name
@@ -64,7 +64,7 @@ def _present(folder: Path) -> Iterator[Path]:
             yield path
 
 
-def put(name: str, files: Mapping[str, str]) -> list[str]:
+def put_files(name: str, files: Mapping[str, str]) -> list[str]:
     """Write a node's files, each whole or not at all; return the names of those that changed.
 
     What an earlier `up` left and this one does not have is removed. The file that names the start,
@@ -76,12 +76,12 @@ def put(name: str, files: Mapping[str, str]) -> list[str]:
     with translated(_BETWEEN):
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         unit_folder().mkdir(parents=True, exist_ok=True)
-        for path in list(_present(folder)):
+        for path in list(_present_files(folder)):
             if path.name not in files:
                 path.unlink()
                 changed.append(path.name)
         for file in sorted(files, key=lambda each: each == "group.json"):
-            path = place(file, folder)
+            path = find_place(file, folder)
             if path.is_file() and path.read_text(encoding="utf-8") == files[file]:
                 continue
             # Variables may be private: others than the user have no business in this folder.
@@ -109,11 +109,11 @@ def hold_alone(name: str, break_lock: bool = False) -> Iterator[bool]:
             while True:  # the end of the asker's words ends this process, and the lock with it
                 time.sleep(_LONG)
     except BusyError:
-        who = _described(holder(folder))
+        who = _describe_holder(holder(folder))
         raise BusyError(f"another patchkit is changing the cluster {name!r}: {who}") from None
 
 
-def _described(process: int | None) -> str:
+def _describe_holder(process: int | None) -> str:
     """Return since when a process runs, and from where."""
     try:
         home = Path(f"/proc/{process}")

@@ -13,7 +13,7 @@ _SECONDS = 3.0  # for one connection: a firewall that drops packets says nothing
 _LONG = 3600.0
 
 
-def listening(address: str, ports: Sequence[int]) -> Iterator[dict[str, Any]]:
+def hold_ports(address: str, ports: Sequence[int]) -> Iterator[dict[str, Any]]:
     """Yield what listens at an address of this node, as long as the asker does.
 
     ``{"open": [PORT...], "taken": [PORT...]}``; port 0 stands for any that is free.
@@ -43,7 +43,7 @@ def _accept(server: socket.socket) -> None:
             server.accept()[0].close()
 
 
-def blocked(address: str, ports: Sequence[int]) -> list[int]:
+def find_blocked(address: str, ports: Sequence[int]) -> list[int]:
     """Return the ports at another node's address that this node cannot connect to."""
     found = []
     for port in ports:

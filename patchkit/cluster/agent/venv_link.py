@@ -12,8 +12,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from patchkit.cluster.agent.installed import MARKER, whole
-from patchkit.cluster.agent.wheel_store import WheelLock, lacking, share_folder, wheel_folder
+from patchkit.cluster.agent.installed import MARKER, read_whole
+from patchkit.cluster.agent.wheel_store import WheelLock, find_lacking, share_folder, wheel_folder
 from patchkit.durable.atomic import sync
 from patchkit.durable.failure import translated
 from patchkit.durable.lock import locked
@@ -63,12 +63,12 @@ def venv_folder() -> Path:
     return share_folder() / "venvs"
 
 
-def look(venv: str, lock: Any) -> dict[str, Any]:
+def look_at_installation(venv: str, lock: Any) -> dict[str, Any]:
     """Return what this node has of an installation; changes nothing."""
     wanted = record(WheelLock, lock)
     cpu = platform.machine()
     place = venv_folder() / wanted.name_on(cpu)
-    python, there = _python(wanted.python), whole(place) is not None
+    python, there = _find_python(wanted.python), read_whole(place) is not None
     link = Path(venv).expanduser()
     nearest = next(each for each in (wheel_folder(), *wheel_folder().parents) if each.exists())
     state = InstallState(
@@ -81,56 +81,57 @@ def look(venv: str, lock: Any) -> dict[str, Any]:
         name=place.name,
         installed=there,
         current=leads_to(link),
-        former=leads_to(_former(link)),
-        foreign=_foreign(link) or _foreign(_former(link)),
-        lacking=() if there else tuple(each.name for each in lacking(wanted.on(cpu))),
-        free=shutil.disk_usage(nearest).free + (0 if (place / MARKER).exists() else _size(place)),
+        former=leads_to(_former_link(link)),
+        foreign=_describe_foreign(link) or _describe_foreign(_former_link(link)),
+        lacking=() if there else tuple(each.name for each in find_lacking(wanted.on(cpu))),
+        free=shutil.disk_usage(nearest).free
+        + (0 if (place / MARKER).exists() else _folder_size(place)),
     )
     return asdict(state)
 
 
-def links(venv: str) -> dict[str, Any]:
+def read_links(venv: str) -> dict[str, Any]:
     """Return where a node's links lead."""
     link = Path(venv).expanduser()
     found = VenvLinks(
         current=leads_to(link),
-        former=leads_to(_former(link)),
+        former=leads_to(_former_link(link)),
         whole=tuple(sorted(each.parent.name for each in venv_folder().glob(f"*/{MARKER}"))),
     )
     return asdict(found)
 
 
-def switch(venv: str, name: str, back: bool = False) -> str:
+def switch_link(venv: str, name: str, back: bool = False) -> str:
     """Let the link lead to an installation, and remember the one before; return that.
 
     Cut short anywhere, it can be done again: forwards the former is written first, backwards last.
     Raises HostError for an installation that is not whole, UsageError for a link that is not ours.
     """
     place, link = venv_folder() / name, Path(venv).expanduser()
-    if os.sep in name or whole(place) is None:
+    if os.sep in name or read_whole(place) is None:
         raise HostError(f"{place}: is not a whole installation", hint="patchkit cluster install")
-    if foreign := _foreign(link) or _foreign(_former(link)):
+    if foreign := _describe_foreign(link) or _describe_foreign(_former_link(link)):
         raise UsageError(
             foreign, hint='name another path in cluster.toml: venv = "~/patchkit-venv"'
         )
     before = leads_to(link)
     if before == name:
-        return leads_to(_former(link))
+        return leads_to(_former_link(link))
     with translated(at=link):
         link.parent.mkdir(parents=True, exist_ok=True)
         with locked(venv_folder(), patience=10):
             changes = [(link, place)]
             if before:
-                changes.insert(1 if back else 0, (_former(link), venv_folder() / before))
+                changes.insert(1 if back else 0, (_former_link(link), venv_folder() / before))
             for path, target in changes:
-                _point(path, target)
+                _point_link(path, target)
     return before
 
 
-def prune(venv: str, keep: str) -> Iterator[str]:
+def prune_venvs(venv: str, keep: str) -> Iterator[str]:
     """Remove installations that are neither current, former, ``keep`` nor in use; yield each."""
     link = Path(venv).expanduser()
-    kept = {leads_to(link), leads_to(_former(link)), keep}
+    kept = {leads_to(link), leads_to(_former_link(link)), keep}
     with locked(venv_folder(), patience=10):
         for place in sorted(venv_folder().iterdir()):
             if place.name in kept or not place.is_dir() or place.is_symlink() or _in_use(place):
@@ -141,7 +142,7 @@ def prune(venv: str, keep: str) -> Iterator[str]:
             yield place.name
 
 
-def _python(release: str) -> str:
+def _find_python(release: str) -> str:
     if release == ".".join(map(str, sys.version_info[:2])):
         return sys.executable
     found = shutil.which(f"python{release}")
@@ -149,7 +150,7 @@ def _python(release: str) -> str:
     return found if found and not attempt(found, "-Ic", "").trouble else ""
 
 
-def _former(link: Path) -> Path:
+def _former_link(link: Path) -> Path:
     return link.with_name(link.name + _FORMER)
 
 
@@ -161,14 +162,14 @@ def leads_to(link: Path) -> str:
     return target.name if target.parent == venv_folder() else ""
 
 
-def _foreign(link: Path) -> str:
+def _describe_foreign(link: Path) -> str:
     if not os.path.lexists(link) or leads_to(link):
         return ""
     kind = "a link to elsewhere" if link.is_symlink() else "not a link"
     return f"{link}: is {kind}: patchkit did not make it, and does not replace it"
 
 
-def _point(link: Path, target: Path) -> None:
+def _point_link(link: Path, target: Path) -> None:
     """Make a link, or let the one that is there lead elsewhere, in one step."""
     fresh = link.with_name(f".{link.name}.{secrets.token_hex(8)}.part")
     fresh.symlink_to(target)
@@ -188,7 +189,7 @@ def _in_use(place: Path) -> bool:
     return False
 
 
-def _size(place: Path) -> int:
+def _folder_size(place: Path) -> int:
     if not place.is_dir():
         return 0
     return sum(each.lstat().st_size for each in place.rglob("*") if not each.is_dir())

@@ -59,7 +59,7 @@ def wheel_folder() -> Path:
     return share_folder() / "wheelhouse"
 
 
-def lacking(wheels: Iterable[NodeWheel]) -> tuple[NodeWheel, ...]:
+def find_lacking(wheels: Iterable[NodeWheel]) -> tuple[NodeWheel, ...]:
     """Return the wheels that are not here, or whose bytes are others: a part, for one."""
 
     def is_here(wheel: NodeWheel) -> bool:
@@ -71,11 +71,11 @@ def lacking(wheels: Iterable[NodeWheel]) -> tuple[NodeWheel, ...]:
     return tuple(each for each in wheels if not is_here(each))
 
 
-def receive(wheels: Sequence[Any]) -> list[str]:
+def receive_wheels(wheels: Sequence[Any]) -> list[str]:
     """Make the folder of the wheels; return the names of those that are to be sent."""
     with translated(at=wheel_folder()):
         wheel_folder().mkdir(parents=True, exist_ok=True)
-    return [each.name for each in lacking(record(tuple[NodeWheel, ...], list(wheels)))]
+    return [each.name for each in find_lacking(record(tuple[NodeWheel, ...], list(wheels)))]
 
 
 def send_wheels(

@@ -63,7 +63,7 @@ class Cluster:
 
         def ask(node: Remote) -> NodeFacts:
             its = {"name": self.file.name, "venv": self.file.venv, "models": list(models)}
-            facts = node.call(NodeFacts, node_facts.look, **its)
+            facts = node.call(NodeFacts, node_facts.look_at_node, **its)
             if lacking := set(models) - set(facts.models):
                 raise HostError(f"{node.destination}: says nothing of {min(lacking)}")
             return facts
@@ -109,13 +109,18 @@ class Cluster:
         workers = self.file.node[1:]
         if not workers:
             return []
-        peers = [[each.from_head, where] for each, where in zip(workers, addresses, strict=True)]
-        found = self.head.call(list[PeerLink], on_head.links, peers=peers)
-        if len(found) != len(peers):
-            raise HostError(f"{self.head.destination}: does not say how it reaches each worker")
+        found = self.try_links(workers, addresses)
         for worker, link in zip(workers, found, strict=True):
             if link.error:
                 raise self._not_linked(worker, link)
+        return found
+
+    def try_links(self, workers: Sequence[ClusterNode], addresses: Sequence[str]) -> list[PeerLink]:
+        """Return how the head reaches some workers, or why it does not."""
+        peers = [[it.from_head, address] for it, address in zip(workers, addresses, strict=True)]
+        found = self.head.call(list[PeerLink], on_head.try_links, peers=peers)
+        if len(found) != len(peers):
+            raise HostError(f"{self.head.destination}: does not say how it reaches each worker")
         return found
 
     def _not_linked(self, worker: ClusterNode, link: PeerLink) -> HostError:
@@ -129,8 +134,8 @@ class Cluster:
             hint=hint,
         )
 
-    def put(self, files: Sequence[dict[str, str]]) -> None:
-        """Write the files of all nodes, the workers' first. Raises what ``node_files.put`` does."""
+    def put_files(self, files: Sequence[dict[str, str]]) -> None:
+        """Write the files of all nodes, the workers' first. Raises as that does on a node."""
         pairs = list(zip(self.nodes, files, strict=True))
 
         def write(pair: tuple[Remote, dict[str, str]]) -> None:

@@ -7,7 +7,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from patchkit.cluster.agent import links as on_head
 from patchkit.cluster.agent import venv_install, venv_link, wheel_store
 from patchkit.cluster.agent.installed import InstalledVenv
 from patchkit.cluster.agent.links import PeerLink
@@ -41,19 +40,21 @@ class WheelCopy:
     sent: Copied
 
 
-def survey(cluster: Cluster, lock: WheelLock) -> list[InstallState]:
+def survey_installations(cluster: Cluster, lock: WheelLock) -> list[InstallState]:
     """Return what each node has. Raises what stands in the way, of all nodes at once."""
     asked = asdict(lock)
 
     def ask(node: Remote) -> InstallState:
-        state = node.call(InstallState, venv_link.look, venv=cluster.file.venv, lock=asked)
-        _check(node, state, lock)
+        state = node.call(
+            InstallState, venv_link.look_at_installation, venv=cluster.file.venv, lock=asked
+        )
+        _check_node(node, state, lock)
         return state
 
     return all_of(everywhere(cluster.nodes, ask))
 
 
-def _check(node: Remote, state: InstallState, lock: WheelLock) -> None:
+def _check_node(node: Remote, state: InstallState, lock: WheelLock) -> None:
     """Raise what keeps a node from installing; each says what to do about it."""
     name = node.destination
     if state.foreign:
@@ -94,7 +95,7 @@ def to_unpack(state: InstallState, lock: WheelLock) -> int:
     return _EMPTY + sum(each.unpacked for each in lock.on(state.cpu))
 
 
-def copy(
+def copy_wheels(
     cluster: Cluster, folder: Path, lock: WheelLock, states: Sequence[InstallState], report: Report
 ) -> list[WheelCopy]:
     """Send every node the wheels that it lacks: to the head from here, on from there."""
@@ -104,13 +105,13 @@ def copy(
         return []
     for_all = [each for each in lock.wheels if each.name in wanted]
     behind = [(number, node) for number, node in enumerate(workers, 1) if states[number].lacking]
-    links = _links(cluster, [number for number, _node in behind])
+    links = _try_links(cluster, [number for number, _node in behind])
     # The head passes on what it need not have for itself.
     over_head = any(not link.error for link in links.values())
     first = for_all if over_head else [each for each in for_all if each.name in states[0].lacking]
     done = []
     if first:
-        done += _send(head, head, folder, states[0].store, first, (), report)
+        done += _send_wheels(head, head, folder, states[0].store, first, (), report)
 
     def forward(entry: tuple[int, Remote]) -> list[WheelCopy]:
         number, node = entry
@@ -118,14 +119,14 @@ def copy(
         link = links[number]
         source = str(folder) if link.error else states[0].store
         words = () if link.error else link.words
-        return _send(node, head, source, states[number].store, its, words, report)
+        return _send_wheels(node, head, source, states[number].store, its, words, report)
 
     for copies in all_of(everywhere(behind, forward)):
         done += copies
     return done
 
 
-def _links(cluster: Cluster, numbers: Sequence[int]) -> Mapping[int, PeerLink]:
+def _try_links(cluster: Cluster, numbers: Sequence[int]) -> Mapping[int, PeerLink]:
     """Return how the head reaches some workers: over the cable, where it has one."""
     if not numbers:
         return {}
@@ -136,14 +137,12 @@ def _links(cluster: Cluster, numbers: Sequence[int]) -> Mapping[int, PeerLink]:
         )
     except HostError:
         addresses = [""] * len(cluster.file.node)  # no cable: as ssh finds its way
-    peers = [[cluster.file.node[number].from_head, addresses[number]] for number in numbers]
-    said = cluster.head.call(list[PeerLink], on_head.links, peers=peers)
-    if len(said) != len(peers):
-        raise HostError(f"{cluster.head.destination}: does not say how it reaches each worker")
-    return dict(zip(numbers, said, strict=True))
+    workers = [cluster.file.node[number] for number in numbers]
+    links = cluster.try_links(workers, [addresses[number] for number in numbers])
+    return dict(zip(numbers, links, strict=True))
 
 
-def _send(
+def _send_wheels(
     node: Remote,
     head: Remote,
     folder: str | Path,
@@ -153,7 +152,9 @@ def _send(
     report: Report,
 ) -> list[WheelCopy]:
     """Send wheels to a node: from the head over a link, or from here."""
-    names = node.call(list[str], wheel_store.receive, wheels=[asdict(each) for each in wheels])
+    names = node.call(
+        list[str], wheel_store.receive_wheels, wheels=[asdict(each) for each in wheels]
+    )
     if not names:
         return []
     source, target = (head if link else Remote("localhost")), store
@@ -172,7 +173,7 @@ def _send(
     return [WheelCopy(node=node.destination, source=place, wheels=len(names), sent=sent)]
 
 
-def install(
+def install_everywhere(
     cluster: Cluster, lock: WheelLock, states: Sequence[InstallState], report: Report
 ) -> list[InstalledVenv]:
     """Make the environment on every node and check it there. Raises HostError if they differ."""
@@ -180,11 +181,11 @@ def install(
     def make(entry: tuple[Remote, InstallState]) -> InstalledVenv:
         node, state = entry
         wanted = {"lock": asdict(lock), "python": state.python}
-        answers = node.stream(dict[str, Any], venv_install.install, **wanted)
+        answers = node.stream(dict[str, Any], venv_install.install_wheels, **wanted)
         return followed(node, InstalledVenv, answers, report(f"{node.destination}: installing"))
 
     made = all_of(everywhere(list(zip(cluster.nodes, states, strict=True)), make))
-    if rows := differences(made):
+    if rows := find_differences(made):
         heads = ["", *(each.destination for each in cluster.nodes)]
         raise HostError(
             "what is installed differs from node to node, and nothing was switched:\n"
@@ -195,7 +196,7 @@ def install(
     return made
 
 
-def differences(made: Sequence[InstalledVenv]) -> list[list[str]]:
+def find_differences(made: Sequence[InstalledVenv]) -> list[list[str]]:
     """Return a row for each thing that is not the same everywhere: its name, and every value."""
     rows: list[tuple[str, list[str]]] = [
         ("python", [each.python for each in made]),
@@ -214,13 +215,13 @@ def _aligned(rows: Sequence[Sequence[str]]) -> str:
     return "\n".join("  " + "  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
 
 
-def switch(cluster: Cluster, names: Sequence[str], *, back: bool = False) -> list[str]:
+def switch_links(cluster: Cluster, names: Sequence[str], *, back: bool = False) -> list[str]:
     """Let every node use an installation, the head first; return what each used before."""
 
     def change(entry: tuple[Remote, str]) -> str:
         node, name = entry
         its = {"venv": cluster.file.venv, "name": name, "back": back}
-        return node.call(str, venv_link.switch, **its)
+        return node.call(str, venv_link.switch_link, **its)
 
     first, *others = zip(cluster.nodes, names, strict=True)
     return [change(first), *all_of(everywhere(others, change))]
@@ -233,7 +234,7 @@ def rollback_target(cluster: Cluster) -> list[str]:
     """
 
     def ask(node: Remote) -> VenvLinks:
-        return node.call(VenvLinks, venv_link.links, venv=cluster.file.venv)
+        return node.call(VenvLinks, venv_link.read_links, venv=cluster.file.venv)
 
     found = all_of(everywhere(cluster.nodes, ask))
     head = found[0]
@@ -255,11 +256,11 @@ def rollback_target(cluster: Cluster) -> list[str]:
     )
 
 
-def prune(cluster: Cluster, names: Sequence[str]) -> list[list[str]]:
+def prune_everywhere(cluster: Cluster, names: Sequence[str]) -> list[list[str]]:
     """Remove old environments on every node; return their names."""
 
     def clear(entry: tuple[Remote, str]) -> list[str]:
         node, name = entry
-        return list(node.stream(str, venv_link.prune, venv=cluster.file.venv, keep=name))
+        return list(node.stream(str, venv_link.prune_venvs, venv=cluster.file.venv, keep=name))
 
     return all_of(everywhere(list(zip(cluster.nodes, names, strict=True)), clear))

@@ -14,7 +14,6 @@ from pathlib import PurePosixPath
 
 from patchkit.cluster.agent.node_facts import NodeFacts
 from patchkit.cluster.launch.cluster_file import ClusterFile
-from patchkit.cluster.launch.start_time import start_seconds
 from patchkit.cluster.launch.survey import node_findings
 from patchkit.cluster.launch.units import GroupUnits, RankUnit
 from patchkit.cluster.models.names import ModelFolder
@@ -44,6 +43,13 @@ from patchkit.units import BYTES_PER_GIB
 
 _SERVED = "--served-model-name"
 _RAY_PORT = 6379
+# What does not depend on the model's size: kernels that are compiled at the first start, CUDA
+# graphs, the rendezvous of the ranks.
+_BEFORE_SECONDS = 900
+# Of a node's weights: mapped files on unified memory were reported to load at 0.1 GiB/s and less;
+# read ahead they load at 1 GiB/s and more.
+_SECONDS_PER_GIB = 12
+_MOST_GIB = 120  # what a node's memory holds at most
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,11 +109,11 @@ def planned_ranks(
     ranks: list[PlannedRank] = []
     head: EnvFile | None = None
     for number, (node, its) in enumerate(zip(cluster.node, facts, strict=True)):
-        with named(node.ssh, by_cluster_file):
+        with name_node(node.ssh, by_cluster_file):
             _check_vllm(its, cluster)
             if node.address and not its.host.has_address(node.address):
                 raise _not_its_address(node.address, f"it has {addresses(its.host)}")
-            planned = _planned(cluster, number, its, model, head)
+            planned = _plan_rank(cluster, number, its, model, head)
             if node.address not in ("", planned.address):
                 raise _not_its_address(node.address, f"the head reaches it at {planned.address}")
         for lack in node_findings(node.ssh, its):
@@ -145,7 +151,7 @@ def _not_its_address(address: str, has: str) -> HostError:
 
 
 @contextmanager
-def named(node: str, spell: Callable[[str], str] = str) -> Iterator[None]:
+def name_node(node: str, spell: Callable[[str], str] = str) -> Iterator[None]:
     """Put a node's name before the text of what is raised, and before a command for it."""
     try:
         yield
@@ -175,7 +181,7 @@ def node_addresses(
         target = choices.get("target") or target_of(its.host)
         head = found[0] if number else cluster.head.address
         role = "worker" if number else "head"
-        with named(cluster.node[number].ssh):
+        with name_node(cluster.node[number].ssh):
             attached = attach(
                 its.host, role=role, topology=topology, nodes=nodes, head=head, target=target
             )
@@ -193,14 +199,15 @@ def _check_vllm(facts: NodeFacts, cluster: ClusterFile) -> None:
         raise HostError(what, hint=hint)
 
 
-def _planned(
+def _plan_rank(
     cluster: ClusterFile, number: int, facts: NodeFacts, model: ServedModel, head: EnvFile | None
 ) -> PlannedRank:
     serve, several = cluster.serve, len(cluster.node) > 1
     host = _of_tables(facts.host)
     variable_rules, flag_rules = load_variable_rules(), load_flag_rules()
-    chosen = _divided(cluster, {each.id for each in variable_rules.rules})
-    if unknown := sorted(_all(chosen[1]) - {each.id for each in flag_rules.rules}):
+    chosen = _divide_rules(cluster, {each.id for each in variable_rules.rules})
+    of_flags = chosen[1].wanted | chosen[1].unwanted
+    if unknown := sorted(of_flags - {rule.id for rule in flag_rules.rules}):
         raise UsageError(
             f"with or without {unknown[0]!r}: no rule has this name",
             hint="`patchkit env explain` and `patchkit serve-args --explain` list them",
@@ -274,17 +281,13 @@ def absolute(path: str, facts: NodeFacts) -> str:
     return f"{facts.home}/{path[2:]}" if path.startswith("~/") else path
 
 
-def _divided(cluster: ClusterFile, variables: set[str]) -> tuple[RuleChoice, RuleChoice]:
+def _divide_rules(cluster: ClusterFile, variables: set[str]) -> tuple[RuleChoice, RuleChoice]:
     """Return the rules that are chosen about variables, and those about flags."""
     wanted, unwanted = frozenset(cluster.serve.wanted), frozenset(cluster.serve.unwanted)
     return (
         RuleChoice(wanted=wanted & variables, unwanted=unwanted & variables),
         RuleChoice(wanted=wanted - variables, unwanted=unwanted - variables),
     )
-
-
-def _all(choice: RuleChoice) -> frozenset[str]:
-    return choice.wanted | choice.unwanted
 
 
 def group_units(
@@ -324,7 +327,6 @@ def _rank_unit(
         bin=programs,
         seconds=start_limit(cluster, head),
         ray=ray,
-        extra={} if rank.facts.local_caches else cache_variables(_local_folder(rank.facts)),
     )
 
 
@@ -344,8 +346,10 @@ def start_limit(cluster: ClusterFile, head: PlannedRank) -> int:
     return start_seconds(weights.gib if weights else None, len(cluster.node))
 
 
-def _local_folder(facts: NodeFacts) -> str:
-    return f"/var/tmp/patchkit-{facts.user}"  # noqa: S108 - a folder of that user's, kept at boot
+def start_seconds(weights_gib: float | None, nodes: int) -> int:
+    """Return the seconds after which a start that has not answered is given up."""
+    unknown = _MOST_GIB * nodes
+    return _BEFORE_SECONDS + round(_SECONDS_PER_GIB * (weights_gib or unknown) / nodes)
 
 
 def cache_variables(place: str) -> dict[str, str]:

@@ -46,18 +46,18 @@ def check_ports(cluster: Cluster, addresses: Sequence[str], executor: str) -> No
         for number, (node, address) in enumerate(zip(nodes, addresses, strict=True)):
             ports = [each.port for each in wanted if number == 0 or not each.head]
             asked = {"address": address, "ports": ports}
-            listening = node.opened(dict[str, list[int]], on_node.listening, **asked)
+            listening = node.opened(dict[str, list[int]], on_node.hold_ports, **asked)
             said = stack.enter_context(listening)
             if taken := said.get("taken"):
-                raise _taken(node.destination, address, taken[0])
+                raise _taken_error(node.destination, address, taken[0])
             opened.append(said.get("open", []))
         ways = [(0, n) for n in range(1, len(nodes))] + [(n, 0) for n in range(1, len(nodes))]
 
         def tried(way: tuple[int, int]) -> None:
             here, other = way
             asked = {"address": addresses[other], "ports": opened[other]}
-            if found := nodes[here].call(list[int], on_node.blocked, **asked):
-                raise _blocked(nodes[here], nodes[other], addresses, way, found[0])
+            if found := nodes[here].call(list[int], on_node.find_blocked, **asked):
+                raise _blocked_error(nodes[here], nodes[other], addresses, way, found[0])
 
         all_of(everywhere(ways, tried))
 
@@ -73,7 +73,7 @@ def check_server_port(head: Remote, url: str, unit: str) -> None:
         )
 
 
-def _taken(node: str, address: str, port: int) -> HostError:
+def _taken_error(node: str, address: str, port: int) -> HostError:
     return HostError(
         f"{node}: port {port} at {address} is taken",
         why="another server, or a rank that was started by hand",
@@ -81,7 +81,7 @@ def _taken(node: str, address: str, port: int) -> HostError:
     )
 
 
-def _blocked(
+def _blocked_error(
     here: Remote, target: Remote, addresses: Sequence[str], way: tuple[int, int], port: int
 ) -> HostError:
     source = addresses[way[0]]

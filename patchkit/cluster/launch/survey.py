@@ -15,7 +15,7 @@ from patchkit.runtime.host.target import is_spark, target_of
 _LIMIT = "/etc/systemd/system/user@.service.d/patchkit.conf"
 
 
-def survey(names: Sequence[str], facts: Sequence[NodeFacts]) -> Iterator[Finding]:
+def survey_nodes(names: Sequence[str], facts: Sequence[NodeFacts]) -> Iterator[Finding]:
     """Yield what is wrong, node by node, then between the head and each worker."""
     for name, its in zip(names, facts, strict=True):
         yield from node_findings(name, its)
@@ -26,7 +26,7 @@ def pair_findings(names: Sequence[str], facts: Sequence[NodeFacts]) -> Iterator[
     """Yield what is wrong between the head, the first of these nodes, and each worker."""
     head = facts[0]
     for name, its in zip(names[1:], facts[1:], strict=True):
-        yield from _between(names[0], head, name, its)
+        yield from _compare_with_head(names[0], head, name, its)
 
 
 def node_findings(name: str, facts: NodeFacts) -> Iterator[Finding]:
@@ -76,14 +76,6 @@ def node_findings(name: str, facts: NodeFacts) -> Iterator[Finding]:
             "wheels and models are copied by it",
             there(name, "sudo", "apt", "install", "rsync"),
         )
-    if not facts.local_caches:
-        yield wrong(
-            "home",
-            f"the home is on {facts.home_disk}",
-            "compiled code goes to /var/tmp instead",
-            "",
-            Level.NOTE,
-        )
 
 
 def memlock_cure() -> tuple[str, ...]:
@@ -93,7 +85,7 @@ def memlock_cure() -> tuple[str, ...]:
     return ("sudo", "sh", "-c", words)
 
 
-def _between(first: str, head: NodeFacts, name: str, its: NodeFacts) -> Iterator[Finding]:
+def _compare_with_head(first: str, head: NodeFacts, name: str, its: NodeFacts) -> Iterator[Finding]:
     pair = f"{first}, {name}"
     for each in pair_checks(head.host, cabled(head.host), its.host) if cabled(head.host) else ():
         if each.level is not Level.OK:

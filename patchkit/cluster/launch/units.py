@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from patchkit.cluster.agent import group_script
@@ -25,7 +25,7 @@ class RankUnit:
     """What a node runs: ``words`` is the command, ``env`` the text of its variables.
 
     ``ray`` is its `ray start`, where Ray starts the ranks: all that a worker runs then. ``seconds``
-    is how long a start may take, ``extra`` are variables of the unit alone.
+    is how long a start may take.
     """
 
     node: str
@@ -34,7 +34,6 @@ class RankUnit:
     bin: str
     seconds: int
     ray: tuple[str, ...] = ()
-    extra: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +100,7 @@ class GroupUnits:
 
     def _common(self, rank: int) -> list[tuple[str, str]]:
         own = self.ranks[rank]
-        variables = {"PATH": f"{own.bin}:{_PROGRAMS}", MARK: self.name, **own.extra}
+        variables = {"PATH": f"{own.bin}:{_PROGRAMS}", MARK: self.name}
         return [
             ("EnvironmentFile", f"%h/.config/patchkit/{self.name}/node.env"),
             # The user's own, if it is there: keys and tokens are in no file that patchkit writes.

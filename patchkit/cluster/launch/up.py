@@ -20,7 +20,7 @@ from patchkit.cluster.launch.plan import (
 from patchkit.cluster.launch.ports import check_ports, check_server_port
 from patchkit.cluster.launch.start import Answered, StartWatcher, wait_until_answered
 from patchkit.cluster.launch.stop import check_stopped, stop_group
-from patchkit.cluster.launch.survey import survey
+from patchkit.cluster.launch.survey import survey_nodes
 from patchkit.cluster.launch.units import GroupUnits
 from patchkit.cluster.ssh.everywhere import all_of
 from patchkit.durable.signals import Interrupted, committed, deferred
@@ -66,7 +66,9 @@ def make_plan(cluster: Cluster, model: str) -> GroupPlan:
     facts = cluster.facts([served.folder] if served.folder else [])
     _check_nodes(cluster, facts)
     if served.folder:
-        _check_there(cluster, served, [each.models[served.folder].problem for each in facts])
+        _check_model_is_whole(
+            cluster, served, [each.models[served.folder].problem for each in facts]
+        )
     ranks = planned_ranks(cluster.file, facts, served)
     links = cluster.links([each.address for each in ranks[1:]])
     units = group_units(cluster.file, ranks, served, [each.words for each in links])
@@ -84,7 +86,7 @@ def make_plan(cluster: Cluster, model: str) -> GroupPlan:
             for new, its in zip(files, facts, strict=True)
         ),
         former=tuple(each.files for each in facts),
-        notes=tuple(_unchecked(cluster, served, facts)),
+        notes=tuple(_describe_unchecked(cluster, served, facts)),
     )
 
 
@@ -96,12 +98,12 @@ def _check_nodes(cluster: Cluster, facts: Sequence[NodeFacts]) -> None:
             why=f"ports below {_FIRST_PORT} are root's",
             hint=f"another one, {_FIRST_PORT} or more: `port` in [serve], or --port",
         )
-    for found in survey([each.ssh for each in cluster.file.node], facts):
+    for found in survey_nodes([each.ssh for each in cluster.file.node], facts):
         if found.about in ("systemd", "linger", "installation"):
             raise HostError(f"{found.where}: {found.what}", why=found.why, hint=found.hint)
 
 
-def _check_there(cluster: Cluster, model: ServedModel, problems: list[str]) -> None:
+def _check_model_is_whole(cluster: Cluster, model: ServedModel, problems: list[str]) -> None:
     """Raise HostError if the model is not whole on a node: before anything is started."""
     nodes = [each.ssh for each in cluster.file.node]
     wrong = {node: said for node, said in zip(nodes, problems, strict=True) if said}
@@ -118,7 +120,9 @@ def _check_there(cluster: Cluster, model: ServedModel, problems: list[str]) -> N
     )
 
 
-def _unchecked(cluster: Cluster, model: ServedModel, facts: Sequence[NodeFacts]) -> Iterator[str]:
+def _describe_unchecked(
+    cluster: Cluster, model: ServedModel, facts: Sequence[NodeFacts]
+) -> Iterator[str]:
     """Yield for each node with how many files of the model nobody checked as they are now."""
     for node, its in zip(cluster.file.node, facts, strict=True):
         if model.folder and (count := its.models[model.folder].unchecked):
@@ -135,17 +139,17 @@ def bring_up(cluster: Cluster, model: str, *, lasting: bool = True) -> Begun:
     was written; HostError if what ran before does not stop.
     """
     with cluster.alone():
-        return _begin(cluster, *_planned(cluster, model), lasting=lasting)
+        return _start_group(cluster, *_plan_with_states(cluster, model), lasting=lasting)
 
 
-def _planned(cluster: Cluster, model: str) -> tuple[GroupPlan, list[NodeState]]:
+def _plan_with_states(cluster: Cluster, model: str) -> tuple[GroupPlan, list[NodeState]]:
     return make_plan(cluster, model), all_of(cluster.states())
 
 
-def _begin(
+def _start_group(
     cluster: Cluster, plan: GroupPlan, states: list[NodeState], *, lasting: bool = True
 ) -> Begun:
-    runs = _runs(states[0], cluster.file.unit)
+    runs = _is_on(states[0], cluster.file.unit)
     if plan.same and runs:
         return Begun(plan=plan, since="", running=True)
     if runs or any(each.processes for each in states):
@@ -156,14 +160,14 @@ def _begin(
         check_ports(cluster, [each.address for each in plan.ranks], executor)
     if not plan.same:
         committed("the files of this start are on the nodes")
-        cluster.put(plan.files)
+        cluster.put_files(plan.files)
     how = {"restart": not plan.same, "lasting": lasting}
     since = cluster.head.call(str, begin_group, name=cluster.file.name, **how)
     committed(f"{plan.model.name} is started, and goes on loading")
     return Begun(plan=plan, since=since)
 
 
-def _runs(state: NodeState, unit: str) -> bool:
+def _is_on(state: NodeState, unit: str) -> bool:
     found = state.unit(unit)
     return found is not None and found.active in ("active", "activating")
 
@@ -173,7 +177,7 @@ def wait_for(cluster: Cluster, begun: Begun, watcher: StartWatcher) -> Answered:
     return replace(wait_until_answered(cluster, begun.since, watcher), notes=begun.plan.notes)
 
 
-def switch(cluster: Cluster, model: str, watcher: StartWatcher) -> Answered:
+def switch_model(cluster: Cluster, model: str, watcher: StartWatcher) -> Answered:
     """Serve another model; if it cannot be started or does not answer, the former one again.
 
     An interrupt before the start brings the former one back as well; after it, the new one goes on.
@@ -183,17 +187,17 @@ def switch(cluster: Cluster, model: str, watcher: StartWatcher) -> Answered:
     begun: Begun | None = None
     try:
         with cluster.alone():
-            planned = _planned(cluster, model)
-            begun = _begin(cluster, *planned)
+            planned = _plan_with_states(cluster, model)
+            begun = _start_group(cluster, *planned)
         return wait_for(cluster, begun, watcher)
     except (PatchkitError, Interrupted) as error:
-        former = _former(cluster, *planned) if planned else None
+        former = _find_former(cluster, *planned) if planned else None
         if former is None or (begun and isinstance(error, Interrupted)):
             raise
         since = _go_back(cluster, former)
         if isinstance(error, Interrupted):
             raise
-        raise _failed_switch(cluster, model, error, former, since, watcher) from None
+        raise _explain_switch(cluster, model, error, former, since, watcher) from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,9 +208,9 @@ class _Former:
     files: tuple[dict[str, str], ...]
 
 
-def _former(cluster: Cluster, plan: GroupPlan, states: list[NodeState]) -> _Former | None:
+def _find_former(cluster: Cluster, plan: GroupPlan, states: list[NodeState]) -> _Former | None:
     """Return the other group that ran when a start was planned, if its files are of one start."""
-    if plan.same or not _runs(states[0], cluster.file.unit):
+    if plan.same or not _is_on(states[0], cluster.file.unit):
         return None
     try:
         names = [json.loads(files["group.json"]).get("model") for files in plan.former]
@@ -220,7 +224,7 @@ def _go_back(cluster: Cluster, former: _Former) -> str:
     try:
         with deferred(), cluster.alone():
             check_stopped(cluster, stop_group(cluster, disable=False))
-            cluster.put(former.files)
+            cluster.put_files(former.files)
             since = cluster.head.call(str, begin_group, name=cluster.file.name, restart=True)
             committed(f"{former.model} is started again, and goes on loading")
     except PatchkitError as error:
@@ -232,7 +236,7 @@ def _go_back(cluster: Cluster, former: _Former) -> str:
     return str(since)
 
 
-def _failed_switch(
+def _explain_switch(
     cluster: Cluster,
     model: str,
     error: PatchkitError,

@@ -2,10 +2,8 @@
 
 import json
 import os
-import signal
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -166,22 +164,6 @@ def test_fresh_again_another_and_back(install, homes, house, environment, tmp_pa
     said = install("--rollback", rc=9)
     assert "spark-2: has no former installation" in said
     assert leads(homes) == [second] * 2
-
-
-@LONG
-@pytest.mark.parametrize("place", ["wheelhouse", "venvs"])
-def test_killed_in_the_middle_it_goes_on(start, install, homes, place):
-    """The launcher is killed while wheels are copied, and while environments are made."""
-    process = start()
-    there = homes["spark-1"] / ".local/share/patchkit" / place
-    while not there.exists() or not any(there.iterdir()):
-        assert process.poll() is None
-        time.sleep(0.01)
-    process.send_signal(signal.SIGKILL)
-    process.communicate()
-    assert not (homes["spark-2"] / LINK).exists()
-    name = install("--json")["nodes"][0]["name"]
-    assert leads(homes) == [name, name]
 
 
 @LONG

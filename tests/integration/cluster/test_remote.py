@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from patchkit.cluster.agent import node_files, ports
-from patchkit.cluster.agent.links import link_words, links
+from patchkit.cluster.agent.links import link_words, try_links
 from patchkit.cluster.ssh.everywhere import all_of, everywhere
 from patchkit.cluster.ssh.node import Remote
 from patchkit.errors import HostError, UsageError
@@ -47,7 +47,7 @@ def test_any_text_arrives_as_it_is(sshd, text):
 
 def test_an_error_is_raised_here_with_the_name_of_the_node(sshd):
     with pytest.raises(UsageError, match=r"^spark-1: .*is no file of a cluster"):
-        Remote("spark-1").call(list[str], node_files.put, name="x", files={"../evil": ""})
+        Remote("spark-1").call(list[str], node_files.put_files, name="x", files={"../evil": ""})
 
 
 def test_a_failure_of_the_code_there_is_no_traceback(sshd):
@@ -108,27 +108,27 @@ def test_a_stream_ends_there_when_nobody_listens(sshd, tmp_path, monkeypatch):
         "import sys, time; from patchkit.cluster.ssh.node import Remote\n"
         "from patchkit.cluster.agent import ports\n"
         "asked = {'address': '127.0.0.1', 'ports': [0]}\n"
-        "for said in Remote('spark-2').stream(dict[str, list[int]], ports.listening, **asked):\n"
+        "for said in Remote('spark-2').stream(dict[str, list[int]], ports.hold_ports, **asked):\n"
         "    print(said['open'][0], flush=True); time.sleep(60)\n"
     )
     holder = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     port = int(holder.stdout.readline())
-    assert ports.blocked("127.0.0.1", [port]) == []
+    assert ports.find_blocked("127.0.0.1", [port]) == []
     holder.send_signal(signal.SIGKILL)
     holder.wait()
     holder.stdout.close()
     for _ in range(100):
-        if ports.blocked("127.0.0.1", [port]):
+        if ports.find_blocked("127.0.0.1", [port]):
             return
         time.sleep(0.1)
     raise AssertionError("it listens still")
 
 
 def test_a_port_that_is_taken(sshd):
-    first = ports.listening("127.0.0.1", [0])
+    first = ports.hold_ports("127.0.0.1", [0])
     taken = next(first)["open"][0]
     asked = {"address": "127.0.0.1", "ports": [taken, 0]}
-    with Remote("spark-1").opened(dict[str, list[int]], ports.listening, **asked) as said:
+    with Remote("spark-1").opened(dict[str, list[int]], ports.hold_ports, **asked) as said:
         assert said["taken"] == [taken]
         assert len(said["open"]) == 1
 
@@ -139,7 +139,7 @@ def test_links_go_over_the_address_with_the_key_that_is_known(sshd):
     assert "HostName=127.0.0.2" in words
     done = attempt(*words, "echo $SSH_CONNECTION", timeout=20)
     assert (done.trouble, done.output.split()[2]) == ("", "127.0.0.2")
-    (found, lost) = links([("spark-2", "127.0.0.2"), ("spark-3", "127.9.9.9")])
+    (found, lost) = try_links([("spark-2", "127.0.0.2"), ("spark-3", "127.9.9.9")])
     assert found["error"] == {}
     assert lost["error"] == {} or "127.9.9.9" in lost["error"]["what"]
 

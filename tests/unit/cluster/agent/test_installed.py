@@ -1,11 +1,11 @@
-"""Check whether an environment still is what `cluster install` checked."""
+"""Check whether an environment still is what `cluster install` check_venv."""
 
 import json
 from dataclasses import asdict
 
 import pytest
 
-from patchkit.cluster.agent.installed import MARKER, checked, whole
+from patchkit.cluster.agent.installed import MARKER, check_venv, read_whole
 from support.wheels import record
 
 
@@ -14,7 +14,7 @@ def place(tmp_path):
     """An environment with one project, as `cluster install` leaves it."""
     venv = tmp_path / "venv"
     install(venv, "0.25.1", b"one")
-    made = checked(venv, ["vllm"])
+    made = check_venv(venv, ["vllm"])
     (venv / MARKER).write_text(json.dumps(asdict(made)))
     return venv
 
@@ -29,15 +29,15 @@ def install(venv, version, code):
 
 
 def test_it_is_whole(place):
-    assert whole(place).versions == {"vllm": "0.25.1"}
+    assert read_whole(place).versions == {"vllm": "0.25.1"}
 
 
 @pytest.mark.parametrize("version", ["0.25.1", "0.25.2"])
 def test_what_another_pip_installed_over_it_is_not_it(place, version):
-    """Files that are whole, of the same sizes even, but not those that were checked."""
+    """Files that are whole, of the same sizes even, but not those that were check_venv."""
     site = place / "lib/python3.11/site-packages"
     (site / "vllm-0.25.1.dist-info/RECORD").unlink()
     (site / "vllm-0.25.1.dist-info/METADATA").unlink()
     (site / "vllm-0.25.1.dist-info").rmdir()
     install(place, version, b"two")
-    assert whole(place) is None
+    assert read_whole(place) is None

@@ -4,8 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from patchkit.cluster.launch.plan import planned_ranks, served_model
-from patchkit.cluster.launch.start_time import start_seconds
+from patchkit.cluster.launch.plan import planned_ranks, served_model, start_seconds
 from patchkit.errors import HostError, UsageError
 from support.clusters import cluster, node_facts, units_of
 
@@ -116,13 +115,6 @@ def test_two_kinds_of_gpu_get_a_pipeline_or_nothing(facts, tmp_path):
 def test_a_rule_that_nobody_has(facts):
     with pytest.raises(UsageError, match="'no-such-rule'"):
         words(facts, wanted=("no-such-rule",))
-
-
-def test_compiled_code_stays_on_the_node(facts, tmp_path):
-    home = node_facts(tmp_path, home_disk="nfs4")
-    units = units_of(cluster("spark-1"), [home], "openai/gpt-oss-20b")
-    assert units.ranks[0].extra["TRITON_CACHE_DIR"] == "/var/tmp/patchkit-spark/triton"
-    assert units_of(cluster("spark-1"), facts[:1], "openai/gpt-oss-20b").ranks[0].extra == {}
 
 
 @pytest.mark.parametrize(
