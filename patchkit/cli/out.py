@@ -8,12 +8,13 @@ has click alone.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import io
 import json
 import os
 import signal
 import sys
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any
 
 import click
@@ -135,6 +136,23 @@ def print_json(value: object, *, indent: int | None = 1) -> None:
         safe = (c if c.isprintable() or c == "\n" else json.dumps(c)[1:-1] for c in text)
         text = "".join(safe)
     data(text + "\n")
+
+
+def record_fields(record: Any, *left_out: str) -> dict[str, Any]:
+    """Return the fields of a dataclass as JSON has them, but for those that are left out."""
+    names = [field.name for field in dataclasses.fields(record) if field.name not in left_out]
+    return {name: json_value(getattr(record, name)) for name in names}
+
+
+def json_value(value: object) -> Any:
+    """Return a value as JSON has it: what JSON has no type for as text, an empty text as null."""
+    if dataclasses.is_dataclass(value):
+        return record_fields(value)
+    if isinstance(value, Mapping):
+        return {str(key): json_value(item) for key, item in value.items()}
+    if isinstance(value, list | tuple | Set):
+        return [json_value(item) for item in value]
+    return value if value is None or isinstance(value, int | float) else str(value) or None
 
 
 def confirm(question: str) -> bool:

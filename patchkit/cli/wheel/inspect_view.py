@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -11,12 +12,19 @@ from typing import Any
 from patchkit.cli import show
 from patchkit.cli.next_step import spelled
 from patchkit.cli.options import find_target
-from patchkit.cli.out import Shown, echo, print_json, shown, style, table
+from patchkit.cli.out import Shown, echo, print_json, record_fields, say, shown, style, table
 from patchkit.cli.patch.archs import STYLES
-from patchkit.cli.wheel.library_view import binary_fields, for_any_python, parts, print_library
 from patchkit.finding import Finding
-from patchkit.target import Target
-from patchkit.wheel.device.inspect import LIVE, Binary, CodeSummary, inspect_file, inspect_wheel
+from patchkit.target import Load, Target
+from patchkit.wheel.device.inspect import (
+    LIVE,
+    RELOCATABLE,
+    Binary,
+    CodeSummary,
+    inspect_file,
+    inspect_wheel,
+    reach,
+)
 from patchkit.wheel.device.libraries import Judged, judge_libraries
 from patchkit.wheel.device.wheel_checks import (
     check_wheel,
@@ -29,6 +37,16 @@ from patchkit.wheel.file.metadata import WheelMetadata, read_metadata
 from patchkit.wheel.file.wheelfile import WheelFile
 
 _SHOWN_FACTS = ("made", "wheel", "version", "target", "machine", "cuda", "patchkit")
+_RULES = {
+    Load.EXACT: "code for this very device",
+    Load.FAMILY: "by NVIDIA's rule, family code loads on later devices of the family",
+    Load.COMPATIBLE: "by NVIDIA's rule, machine code loads on devices of the same major and a "
+    "later minor capability",
+    Load.JIT: "PTX only, compiled on the device at first use",
+}
+# The same module is in a wheel once for each Python.
+_PYTHON = re.compile(r"\.cpython-3(\d+)-")
+_FAMILIES = ("GLIBC", "GLIBCXX", "CXXABI")
 
 
 def show_file(file: Path, target_name: str, *, codes: bool, as_json: bool) -> None:
@@ -54,7 +72,7 @@ def show_file(file: Path, target_name: str, *, codes: bool, as_json: bool) -> No
                 "target": target.name,
                 "wheel": _wheel_fields(metadata, binaries) if metadata else None,
                 "binaries": [
-                    {**binary_fields(binary, target), "use": uses.get(binary.name)}
+                    {**_binary_fields(binary, target), "use": uses.get(binary.name)}
                     for binary in binaries
                 ],
                 "findings": [finding_fields(each) for each in found],
@@ -66,7 +84,7 @@ def show_file(file: Path, target_name: str, *, codes: bool, as_json: bool) -> No
         echo([*_finding_lines(found), ""])
     # One library is shown whole; of many the table is enough.
     for binary in binaries if codes or len(binaries) == 1 else ():
-        print_library(binary, target)
+        _print_library(binary, target)
 
 
 def _wheel_lines(
@@ -131,7 +149,7 @@ def _library_rows(
             f"{binary.size * count / 1e6:.1f}",
             name,
             style(_archs(binary), dim=True),
-            style(parts(binary.loads(target)), dim=True),
+            style(_count_loads(binary.loads(target)), dim=True),
         )
         for name, binary, count in _rows(binaries)
     ]
@@ -179,29 +197,120 @@ def _summary(binaries: Sequence[Binary], target: Target) -> Shown:
     code = [binary for binary in binaries if binary.live]
     if not code:
         return shown(f"no device code in {len(binaries)} libraries")
-    counted = parts(Counter(binary.load(target) for binary in code))
+    counted = _count_loads(Counter(binary.load(target) for binary in code))
     return shown(f"on {target.title}, of {len(code)} libraries with device code: {counted}")
 
 
 def _wheel_fields(wheel: WheelMetadata, binaries: Sequence[Binary]) -> dict[str, Any]:
     return {
-        "project": wheel.name.project,
-        "version": str(wheel.name.version),
-        "tag": wheel.name.tag,
-        "requires_python": wheel.requires_python or None,
-        "requires": [str(each) for each in wheel.requires],
+        **record_fields(wheel.name, "filename", "cpus"),
+        **record_fields(wheel, "name", "members", "facts", "faults"),
         "pins": wheel.pins,
         "at_least": floor(binaries),
         "promised_glibc": promised_glibc(wheel.name.tag) or None,
-        "sboms": [
-            {
-                "path": sbom.path,
-                "spec": sbom.spec or None,
-                "subject": sbom.subject or None,
-                "components": sbom.components,
-                "fault": sbom.fault or None,
-            }
-            for sbom in wheel.sboms
-        ],
         "facts": dict(wheel.facts) or None,
     }
+
+
+def for_any_python(name: str) -> str:
+    """Return the name that a module has in common with the same one for other Pythons."""
+    return _PYTHON.sub(".cpython-3*-", name)
+
+
+def _print_library(binary: Binary, target: Target) -> None:
+    """Print everything about one library."""
+    say(style(binary.name, bold=True) + f"  {binary.size:,} bytes")
+    echo(
+        table(
+            ((style(label, dim=True), value) for label, value in _library_facts(binary)),
+            indent="  ",
+        )
+    )
+    if binary.codes:
+        echo(_code_rows(binary, target))
+    say(style(f"  {_conclusion(binary, target)}", **STYLES[binary.load(target)]))
+
+
+def _conclusion(binary: Binary, target: Target) -> str:
+    """Return one sentence: how the binary's code reaches the device."""
+    if not binary.live:
+        unlinked = "only code that was not linked: no device can load it"
+        return f"holds {unlinked if binary.relocatable else 'no device code'}"
+    loads = binary.loads(target)
+    load = max(loads)
+    live = (code for code in binary.codes if code.section == LIVE)
+    names = ", ".join(dict.fromkeys(c.name for c in live if reach(c.kind, c.arch, target) is load))
+    if binary.linked_anew(target):
+        return (
+            f"loads on {target.title}: jit, linked anew on the device at first use ({RELOCATABLE})"
+        )
+    if load is Load.NONE:
+        return f"does not load on {target.title}: it holds only {names}"
+    sentence = f"loads on {target.title}: {load}, {names}: {_RULES[load]}"
+    if len(loads) > 1:
+        sentence += f"; of {loads.total()} fat binaries, {_count_loads(loads)}"
+    return sentence
+
+
+def _library_facts(binary: Binary) -> Iterator[tuple[str, str]]:
+    library = binary.library
+    yield "machine", library.machine
+    if library.soname:
+        yield "soname", library.soname
+    yield "needs", ", ".join(library.needed) or "nothing"
+    for label, folders in (("rpath", library.rpath), ("runpath", library.runpath)):
+        if folders:
+            yield label, ":".join(folders)
+    if highest := list(filter(None, map(library.highest, _FAMILIES))):
+        yield "at least", ", ".join(highest)
+    if library.build_id:
+        yield "build id", library.build_id
+    yield "sha256", binary.sha256
+
+
+def _code_rows(binary: Binary, target: Target) -> Sequence[Shown]:
+    rows = []
+    for code in binary.codes:
+        load = reach(code.kind, code.arch, target)
+        live = code.section == LIVE
+        rows.append(
+            (
+                style(code.section, dim=None if live else True),
+                code.kind,
+                code.name,
+                style(code.compression, dim=True),
+                str(code.count),
+                f"{code.size:,}",
+                # In parentheses: no device loads code that was not linked.
+                style(str(load), **STYLES[load]) if live else style(f"({load})", dim=True),
+            )
+        )
+    heads = ("section", "kind", "arch", "compressed", "count", "bytes", "loads")
+    return table(rows, heads=heads)
+
+
+def _binary_fields(binary: Binary, target: Target) -> dict[str, Any]:
+    loads = binary.loads(target)
+    return {
+        **record_fields(binary, "library", "live", "relocatable"),
+        **record_fields(binary.library, "sections"),
+        "highest": {family: binary.library.highest(family) or None for family in _FAMILIES},
+        "cuda": list(cuda_majors(binary)),
+        "loads": str(binary.load(target)),
+        "fat_binaries": {str(load): loads[load] for load in sorted(loads, reverse=True)},
+        "conclusion": _conclusion(binary, target),
+        "codes": [
+            {
+                **record_fields(code),
+                "arch": code.name,
+                "live": code.section == LIVE,
+                "loads": str(reach(code.kind, code.arch, target)),
+            }
+            for code in binary.codes
+        ],
+    }
+
+
+def _count_loads(loads: Counter[Load]) -> str:
+    """Return ``33 family, 19 none``, best first."""
+    return ", ".join(f"{loads[each]} {each}" for each in sorted(loads, reverse=True))

@@ -18,11 +18,11 @@ from patchkit.cli.options import (
     request_options,
     trust_source,
 )
-from patchkit.cli.out import Shown, echo, print_json, shown, style, table, tell
+from patchkit.cli.out import Shown, echo, print_json, record_fields, shown, style, table, tell
 from patchkit.cli.patch.archs import STYLES
 from patchkit.cli.progress import progress
 from patchkit.cli.wheel.build_options import cpu_option, house_option, installing
-from patchkit.cli.wheel.library_view import for_any_python
+from patchkit.cli.wheel.inspect_view import for_any_python
 from patchkit.patching.fix import State
 from patchkit.patching.recipe import load_recipe
 from patchkit.target import Load, Target
@@ -149,27 +149,19 @@ def _loads(library: Judged) -> Shown:
 
 def _fields(done: Repacked, seconds: float) -> dict[str, Any]:
     return {
-        "wheel": str(done.wheel),
-        "sha256": done.sha256,
-        "size": done.size,
-        "fresh": done.fresh,
-        "source": dict(done.source),
-        "libraries": [_library(library) for library in done.libraries],
+        **record_fields(done, "version", "outcome", "libraries"),
+        "libraries": [_library_fields(library) for library in done.libraries],
         "fixes": [show.verdict_fields(verdict) for verdict in done.outcome.verdicts],
         "proofs": list(done.outcome.proofs),
-        "notes": list(done.notes),
-        "facts": dict(done.facts),
         "seconds": round(seconds, 1),
     }
 
 
-def _library(library: Judged) -> dict[str, Any]:
+def _library_fields(library: Judged) -> dict[str, Any]:
     return {
-        "name": library.name,
-        "use": library.use.value,
+        **record_fields(library, "known", "loads", "kernels"),
         "told": library.phrase,
         "required": bool(library.known and library.known.required),
         "fat_binaries": {str(load): library.loads[load] for load in sorted(Load, reverse=True)},
-        "lost": dict(library.lost),
         "lost_kernels": dict(library.kernels),
     }

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import click
 
 from patchkit.cli import show
 from patchkit.cli.next_step import program, spelled
 from patchkit.cli.options import as_json
-from patchkit.cli.out import echo, print_json, style, tell
+from patchkit.cli.out import echo, print_json, record_fields, style, tell
 from patchkit.cli.wheel.inspect_view import finding_fields
 from patchkit.cli.wheel.override import offer_lines, override_fields, override_lines
 from patchkit.errors import StorageError, UsageError
@@ -32,31 +30,18 @@ LARGE = 1e9  # bytes; less takes a few seconds
 
 
 def trust_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Add --signers and --revoked; hand them on as ``trust``, None without one."""
-
-    @functools.wraps(command)
-    def wrapped(signers: Path | None, revoked: Path | None, **rest: Any) -> None:
-        if revoked and not signers:
-            raise UsageError(
-                "--revoked is about a signature",
-                hint="say with --signers FILE whose signatures count",
-            )
-        command(trust=Trust(signers, revoked) if signers else None, **rest)
-
+    """Add --signers and --revoked."""
     file = click.Path(path_type=Path)
-    for option in (
-        click.option(
-            "--revoked", type=file, metavar="FILE", help="Keys that count no more (KRL or keys)."
-        ),
-        click.option(
-            "--signers",
-            type=file,
-            metavar="FILE",
-            help="Whose signature must be there: allowed signers as in ssh-keygen(1).",
-        ),
-    ):
-        wrapped = option(wrapped)
-    return wrapped
+    revoked = click.option(
+        "--revoked", type=file, metavar="FILE", help="Keys that count no more (KRL or keys)."
+    )
+    signers = click.option(
+        "--signers",
+        type=file,
+        metavar="FILE",
+        help="Whose signature must be there: allowed signers as in ssh-keygen(1).",
+    )
+    return signers(revoked(command))
 
 
 @click.command()
@@ -65,7 +50,7 @@ def trust_options(command: Callable[..., None]) -> Callable[..., None]:
 )
 @trust_options
 @as_json
-def command(house: Path, *, trust: Trust | None, as_json: bool) -> None:
+def command(house: Path, *, signers: Path | None, revoked: Path | None, as_json: bool) -> None:
     """Check that the wheels of a wheelhouse are whole, load on their device, and fit together.
 
     It compares files with manifest, hashes and RECORD; device code with the target; vLLM, torch,
@@ -76,17 +61,22 @@ def command(house: Path, *, trust: Trust | None, as_json: bool) -> None:
     something is missing, 5 if code does not load, 3 if a wheel is not sound, 2 if wheels do not
     belong together or none is there; with the highest of these if there are several.
     """
-    run(house, trust, as_json=as_json)
+    run_verify(house, signers, revoked, as_json=as_json)
 
 
-def run(house: Path, trust: Trust | None, *, as_json: bool) -> None:
+def run_verify(house: Path, signers: Path | None, revoked: Path | None, *, as_json: bool) -> None:
     """Print what verification finds; SystemExit with the code of the worst finding.
 
     A wheelhouse whose signature does not hold is not looked into any further.
     """
+    if revoked and not signers:
+        raise UsageError(
+            "--revoked is about a signature",
+            hint="say with --signers FILE whose signatures count",
+        )
     if (size := sum(file.stat().st_size for file in house.glob("*.whl") if file.is_file())) > LARGE:
         tell(f"hashing and reading {size / 1e9:.1f} GB")
-    signed = check_signature(house, trust) if trust else None
+    signed = check_signature(house, Trust(signers, revoked)) if signers else None
     done = verify_wheelhouse(house)
     done = replace(done, findings=(*done.findings, *_lost(house)))
     if not done.entries and not done.findings:
@@ -103,7 +93,7 @@ def run(house: Path, trust: Trust | None, *, as_json: bool) -> None:
                 "wheels": len(done.entries),
                 "pins": dict(done.pins),
                 **override_fields(done.overrides, done.offers),
-                "signature": signed.fields() if signed else None,
+                "signature": record_fields(signed) if signed else None,
                 "missing": list(done.unmet),
                 "findings": [finding_fields(each) for each in done.findings],
             }

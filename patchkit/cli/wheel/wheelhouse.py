@@ -12,10 +12,10 @@ from patchkit.cli import show
 from patchkit.cli.alive import unwatched
 from patchkit.cli.next_step import next_step, pip, program
 from patchkit.cli.options import Renamed, as_json
-from patchkit.cli.out import LaidOut, echo, print_json, say, style, table, tell
+from patchkit.cli.out import LaidOut, echo, print_json, record_fields, say, style, table, tell
 from patchkit.cli.progress import progress
 from patchkit.cli.wheel import override
-from patchkit.cli.wheel.verify import run, trust_options
+from patchkit.cli.wheel.verify import run_verify, trust_options
 from patchkit.elf import by_version
 from patchkit.errors import UsageError
 from patchkit.patching.recipe import load_recipe
@@ -27,7 +27,7 @@ from patchkit.wheel.wheelhouse.manifest import REQUIREMENTS, Kind, ManifestEntry
 from patchkit.wheel.wheelhouse.node import NodePlatform, node_platform
 from patchkit.wheel.wheelhouse.prune import prune_wheelhouse
 from patchkit.wheel.wheelhouse.resolve import WheelSources
-from patchkit.wheel.wheelhouse.sign import Trust, sign_wheelhouse
+from patchkit.wheel.wheelhouse.sign import sign_wheelhouse
 
 _folder = click.option(
     "--dir",
@@ -107,9 +107,11 @@ def _cells(entry: ManifestEntry) -> tuple[str, ...]:
 @_folder
 @trust_options
 @as_json
-def verify_wheels(house: Path, *, trust: Trust | None, as_json: bool) -> None:
+def verify_wheels(
+    house: Path, *, signers: Path | None, revoked: Path | None, as_json: bool
+) -> None:
     """Run `patchkit verify`, which takes its place."""
-    run(house, trust, as_json=as_json)
+    run_verify(house, signers, revoked, as_json=as_json)
 
 
 @command.command("sign")
@@ -130,7 +132,7 @@ def sign_wheels(house: Path, *, key: Path | None, as_json: bool) -> None:
     with unwatched():  # ssh-keygen may ask for a passphrase
         signed = sign_wheelhouse(house, key)
     if as_json:
-        print_json({"dir": str(house), **signed.fields()})
+        print_json({"dir": str(house), **record_fields(signed)})
         return
     say(show.GOOD + f"{house}: signed with the key {signed.key}")
     say(next_step(*program(), "verify", house, "--signers", "FILE", where="where it is used"))
@@ -162,7 +164,7 @@ def prune_wheels(
         house, drop=drop, dependencies=dependencies, dry_run=dry_run, force=force
     )
     if as_json:
-        changes = [{"filename": file.filename, "reason": file.reason} for file in done]
+        changes = list(map(record_fields, done))
         print_json({"dir": str(house), "dry_run": dry_run, "changes": changes})
         return
     for file in done:
@@ -289,7 +291,6 @@ def _oldest(built: Sequence[ManifestEntry]) -> Target:
 
 
 def _filled_fields(house: Path, node: NodePlatform, done: Filled) -> dict[str, object]:
-    torch = done.torch
     return {
         "dir": str(house),
         **node.facts(),
@@ -297,7 +298,5 @@ def _filled_fields(house: Path, node: NodePlatform, done: Filled) -> dict[str, o
         "new": list(done.new),
         "gone": list(done.gone),
         "overrides": [each.fields() for each in done.manifest.overrides],
-        "torch": {"version": str(torch.version), "cuda": torch.cuda, "seen": torch.seen}
-        if torch
-        else None,
+        "torch": record_fields(done.torch) if done.torch else None,
     }

@@ -78,7 +78,7 @@ class LibraryTable:
     kernels: tuple[KernelPurpose, ...]
 
 
-class Use(enum.Enum):
+class Use(enum.StrEnum):
     """Use of a library on the device."""
 
     LOADS = "loads"

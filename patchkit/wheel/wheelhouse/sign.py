@@ -52,9 +52,6 @@ class Signed:
     key: str
     signer: str = ""
 
-    def fields(self) -> dict[str, object]:
-        return {"signer": self.signer or None, "key": self.key}
-
 
 def sign_wheelhouse(house: Path, key: Path | None = None) -> Signed:
     """Sign a wheelhouse that is consistent in itself.
