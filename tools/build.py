@@ -22,7 +22,6 @@ RELEASES = {"--vllm": "vllm", "--nccl": "nccl"}
 OF_ONE = {
     "--version": "say --vllm X.Y.Z and --nccl X.Y.Z",
     "--src": "run one session at a time",
-    "--objects": "run one session at a time",
 }
 
 

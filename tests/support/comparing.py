@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
+
+from patchkit.elf import parse_sections
+from patchkit.errors import SourceError
 
 
 def first_object(first: Mapping[str, str], second: Mapping[str, str]) -> str:
@@ -27,3 +31,31 @@ def first_member(first: Path, second: Path) -> str:
             if one.read(name) != two.read(name):
                 return name
     return "the zip's own fields, such as times and modes"
+
+
+def object_digests(build: Path) -> dict[str, str]:
+    """Map each object below a folder to the sha256 of what it puts into memory.
+
+    Debug information and symbol names are left out: the linker drops them, and nvcc puts process
+    numbers there.
+    """
+    objects = sorted(build.rglob("*.o"))
+    return {str(path.relative_to(build)): _loaded_digest(path) for path in objects}
+
+
+def _loaded_digest(path: Path) -> str:
+    digest = hashlib.sha256()
+    try:
+        with path.open("rb") as stream:
+            for section in parse_sections(stream, str(path)):
+                if section.loaded:
+                    digest.update(
+                        f"{section.name}\0{section.size}\0".encode(errors="surrogateescape")
+                    )
+                    # A section of type NOBITS (.bss) has a size and no bytes in the file.
+                    stream.seek(section.offset)
+                    digest.update(stream.read(section.size if section.stored else 0))
+    except SourceError:
+        # No ELF file: every byte counts.
+        digest.update(path.read_bytes())
+    return digest.hexdigest()

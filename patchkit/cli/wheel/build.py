@@ -21,8 +21,7 @@ from patchkit.cli.wheel.build_options import (
     fresh_option,
     house_option,
     jobs_option,
-    objects_option,
-    place,
+    place_wheel,
     print_built,
     reduced,
     show_plan,
@@ -95,7 +94,6 @@ command.add_command(vllm, "vllm")
 @fresh_option
 @click.option("--offline", is_flag=True, help="Use only what is in the cache.")
 @house_option
-@objects_option
 @dry_run_option
 @as_json
 def nccl(
@@ -110,7 +108,6 @@ def nccl(
     fresh: bool,
     offline: bool,
     house: Path,
-    objects: Path | None,
     dry_run: bool,
     as_json: bool,
 ) -> None:
@@ -161,7 +158,7 @@ def nccl(
     tell(f"compiling in {order.work} with {order.jobs} jobs; what make says: {order.work}/log.txt")
     with progress("objects") as report:
         built = build_nccl(order, in_tenths(report("compiling"), "compiled objects:"))
-    placed = place(built, house, objects, began)
+    placed = place_wheel(built, house, began)
     if as_json:
         print_json(placed.fields())
     else:

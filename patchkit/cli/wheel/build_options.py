@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -15,7 +14,6 @@ from patchkit.cli import show
 from patchkit.cli.next_step import install
 from patchkit.cli.options import Renamed
 from patchkit.cli.out import Shown, echo, print_json, say, style, table, tell
-from patchkit.errors import UsageError
 from patchkit.finding import worst
 from patchkit.target import targets
 from patchkit.wheel.build.machine import Jobs, jobs_for
@@ -92,21 +90,6 @@ def cpu_option(default: str, *former: str) -> Callable[[F], F]:
     )
 
 
-def _writable(_context: click.Context, _option: click.Parameter, place: Path | None) -> Path | None:
-    # Before the build: a path that cannot be written would lose its digests.
-    if place and not place.absolute().parent.is_dir():
-        raise UsageError(f"{place}: the folder to write it into does not exist")
-    return place
-
-
-objects_option = click.option(
-    "--objects",
-    type=click.Path(path_type=Path),
-    callback=_writable,
-    help="Write the digests of the objects to this file.",
-)
-
-
 def chosen_jobs(asked: int | None, memory: int) -> Jobs:
     """Return the number asked for, or what cores and memory allow."""
     return Jobs(asked, "as asked for") if asked else jobs_for(memory)
@@ -134,11 +117,9 @@ class Placed:
         }
 
 
-def place(built: BuiltWheel, house: Path, objects: Path | None, began: float) -> Placed:
-    """Put what was built into the wheelhouse, and the objects' digests where they are wanted."""
+def place_wheel(built: BuiltWheel, house: Path, began: float) -> Placed:
+    """Put what was built into the wheelhouse."""
     wheel = add_wheel(house, built.wheel, built.facts, say=tell)
-    if objects:
-        objects.write_text(json.dumps(built.objects, indent=1) + "\n", encoding="utf-8")
     return Placed(wheel=wheel, built=built, seconds=time.monotonic() - began)
 
 

@@ -24,8 +24,7 @@ from patchkit.cli.wheel.build_options import (
     fresh_option,
     house_option,
     jobs_option,
-    objects_option,
-    place,
+    place_wheel,
     print_built,
     reduced,
     show_plan,
@@ -107,7 +106,6 @@ For an H200, to test there:
 @fresh_option
 @click.option("--offline", is_flag=True, help="Use only what is in caches and mirrors.")
 @house_option
-@objects_option
 @dry_run_option
 @as_json
 def command(selection: Selection, *, as_json: bool, **chosen: Any) -> None:
@@ -154,7 +152,7 @@ def command(selection: Selection, *, as_json: bool, **chosen: Any) -> None:
     _foretell(order, number, found.idle)
     with progress("steps") as report:
         built = build_vllm(order, lambda task: in_tenths(report(task), f"{task}:"))
-    placed = place(built, options.house, options.objects, began)
+    placed = place_wheel(built, options.house, began)
     if as_json:
         more = {"proofs": list(built.proofs), "circumstances": list(built.circumstances)}
         print_json(placed.fields() | more)
@@ -179,7 +177,6 @@ class _Options:
     fresh: bool
     offline: bool
     house: Path
-    objects: Path | None
     dry_run: bool
 
     @property

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import json
 import os
@@ -51,14 +50,13 @@ _CCACHE_COMPILERS = "/usr/lib/ccache"  # Debian's and Ubuntu's folder of compile
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuiltWheel:
-    """A sealed wheel, its facts, the digests of its objects, its libraries, what was proved of it.
+    """A sealed wheel, its facts, its libraries, what was proved of it.
 
     ``circumstances`` say how it was built; nothing of them is in the wheel.
     """
 
     wheel: Path
     facts: Mapping[str, Any]
-    objects: Mapping[str, str]
     binaries: tuple[Binary, ...]
     log: Path
     proofs: tuple[str, ...] = ()
@@ -230,31 +228,3 @@ def platform_tag(wheel: Path, provided: Collection[str] = ()) -> str:
             hint="build on a released distribution, without libraries of your own on the link line",
         )
     return tag
-
-
-def object_digests(build: Path) -> dict[str, str]:
-    """Map each object below a folder to the sha256 of what it puts into memory.
-
-    Debug information and symbol names are left out: the linker drops them, and nvcc puts process
-    numbers there.
-    """
-    objects = sorted(build.rglob("*.o"))
-    return {str(path.relative_to(build)): _loaded_digest(path) for path in objects}
-
-
-def _loaded_digest(path: Path) -> str:
-    digest = hashlib.sha256()
-    try:
-        with path.open("rb") as stream:
-            for section in parse_sections(stream, str(path)):
-                if section.loaded:
-                    digest.update(
-                        f"{section.name}\0{section.size}\0".encode(errors="surrogateescape")
-                    )
-                    # A section of type NOBITS (.bss) has a size and no bytes in the file.
-                    stream.seek(section.offset)
-                    digest.update(stream.read(section.size if section.stored else 0))
-    except SourceError:
-        # No ELF file: every byte counts.
-        digest.update(path.read_bytes())
-    return digest.hexdigest()

@@ -34,7 +34,6 @@ from patchkit.wheel.build.make import (
     count_compiled,
     drop_partial,
     nccl_environment,
-    object_digests,
     objects_to_make,
     platform_tag,
     run_build,
@@ -172,7 +171,6 @@ def _make_nccl_wheel(
     return BuiltWheel(
         wheel=seal_wheel(raw, emptied(root / "sealed"), platform_tag(raw)),
         facts=facts,
-        objects=object_digests(root / "build"),
         binaries=binaries,
         log=root / "log.txt",
     )

@@ -27,7 +27,6 @@ from patchkit.wheel.build.make import (
     Progress,
     clean_environment,
     ninja_steps,
-    object_digests,
     platform_tag,
     run_build,
 )
@@ -101,7 +100,6 @@ def _make_vllm_wheel(
     return BuiltWheel(
         wheel=sealed,
         facts=prepared.facts,
-        objects=object_digests(root / "source" / "build"),
         binaries=binaries,
         proofs=proofs,
         circumstances=circumstances,

@@ -36,8 +36,7 @@ from rich.console import Console
 
 from e2e.proofs.build_proof import SOURCES, check_wheel, compiled_object, reduced_options
 from patchkit.errors import PatchkitError, ProofError, UsageError
-from patchkit.wheel.build.make import object_digests
-from support.comparing import first_member, first_object
+from support.comparing import first_member, first_object, object_digests
 from support.nccl_wheel import accept
 
 CONSOLE = Console(highlight=False, soft_wrap=True)
@@ -73,16 +72,16 @@ Told = Mapping[str, Any]
 class Step:
     """A command of patchkit that makes a wheel.
 
-    ``command`` has {} for the release. One that ``compiles`` leaves objects and takes the options
-    of a build; ``reduced(release)`` are those that make it short, ``more(told)`` compiles further
-    objects then and tells the digests of all. ``use(told)`` does with it what a user would.
+    ``command`` has {} for the release. One that compiles leaves objects in the folder ``objects``
+    below the work folder and takes the options of a build; ``reduced(release)`` are those that make
+    it short, ``more(told)`` compiles further objects. ``use(told)`` does with it what a user would.
     """
 
     command: Sequence[str]
     use: Callable[[Told], None]
-    compiles: bool = True
+    objects: str = ""
     reduced: Callable[[str], Sequence[str]] = lambda _release: ()
-    more: Callable[[Told], Mapping[str, str]] = lambda _told: {}
+    more: Callable[[Told], object] = lambda _told: None
 
 
 def verified(told: Told) -> None:
@@ -93,11 +92,9 @@ def verified(told: Told) -> None:
         raise ProofError(f"{wheel.name}: patchkit verify ended with {code}")
 
 
-def with_cuda(told: Told) -> Mapping[str, str]:
+def with_cuda(told: Told) -> None:
     """Compile a CUDA source beside the smallest extensions, which are C++ alone."""
-    root = Path(told["log"]).parent
-    compiled_object(root, SOURCES[0])
-    return object_digests(root / "source" / "build")
+    compiled_object(Path(told["log"]).parent, SOURCES[0])
 
 
 RELEASES = {"nccl": "2.29.7", "vllm": "0.25.1"}  # that NCCL is the one that a distribution carries
@@ -106,13 +103,18 @@ STEPS: dict[str, dict[str, Step]] = {
         "build": Step(
             command=["build", "nccl", "--cpu", HERE],
             use=lambda told: accept(Path(told["wheel"])),
+            objects="build",
             reduced=lambda _release: ("--functions", FAMILIES),
         )
     },
     "vllm": {
-        "repack": Step(command=["repack", "vllm=={}", "--cpu", HERE], use=verified, compiles=False),
+        "repack": Step(command=["repack", "vllm=={}", "--cpu", HERE], use=verified),
         "build": Step(
-            command=["build", "vllm"], use=check_wheel, reduced=reduced_options, more=with_cuda
+            command=["build", "vllm"],
+            use=check_wheel,
+            objects="source/build",
+            reduced=reduced_options,
+            more=with_cuda,
         ),
     },
 }
@@ -152,9 +154,9 @@ def compare(step: Step, folder: Path, release: str, options: list[str], *, whole
     told = [build(step, folder / name, name, release, options) for name in BUILDS]
     wheels = [Path(each["wheel"]) for each in told]
     objects = [each["objects"] for each in told]
-    if step.compiles and not objects[0]:
+    if step.objects and not objects[0]:
         raise ProofError("the builds left no objects to compare")
-    count = f"{len(objects[0])} objects, " if step.compiles else ""
+    count = f"{len(objects[0])} objects, " if step.objects else ""
     CONSOLE.print(f"{count}{wheels[0].stat().st_size:,} bytes of wheel")
     different = first_object(*objects)
     if (member := first_member(*wheels)) or different:
@@ -173,10 +175,9 @@ def build(step: Step, folder: Path, name: str, release: str, options: list[str])
     how, house = BUILDS[name], folder / "house"
     command = [sys.executable, "-m", "patchkit", *(word.format(release) for word in step.command)]
     command += ["--json", "--dir", str(house)]
-    objects = folder / "objects.json"
-    if step.compiles:
+    if step.objects:
         version = [] if "--src" in options else ["--version", release]
-        command += ["--fresh", "--objects", str(objects), *version, *options]
+        command += ["--fresh", *version, *options]
         command += ["--jobs", str(how["jobs"])] if how["jobs"] else []
     began = time.monotonic()
     env = {k: v for k, v in os.environ.items() if not k.startswith("LC_")} | how["env"]
@@ -189,8 +190,10 @@ def build(step: Step, folder: Path, name: str, release: str, options: list[str])
         raise UsageError(f"{what}: ended with {done.returncode}")
     told: dict[str, Any] = json.loads(done.stdout)
     CONSOLE.print(f"{what}: {time.monotonic() - began:.0f} s")
-    compiled = json.loads(objects.read_text()) if step.compiles else {}
-    return told | {"objects": compiled | step.more(told)}
+    step.more(told)
+    # The next build empties the folder.
+    place = Path(told["log"]).parent / step.objects
+    return told | {"objects": object_digests(place) if step.objects else {}}
 
 
 if __name__ == "__main__":

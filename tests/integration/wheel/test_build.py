@@ -36,8 +36,9 @@ from support.building import (
     interrupted,
     wheels,
 )
-from support.comparing import first_member, first_object
+from support.comparing import first_member, first_object, object_digests
 
+ROOT = f"nccl-{VERSION}-gb10-{{}}"
 LIBRARY = "nvidia/nccl/lib/libnccl.so.2"
 QEMU = {"aarch64": "qemu-aarch64-static", "x86_64": "qemu-x86_64-static"}
 CALLER = """
@@ -56,8 +57,8 @@ def built(toolchain, tmp_path_factory):
         toolchain(machine)
         if machine not in known:
             home = tmp_path_factory.mktemp(machine)
-            work, house, objects = home / "work", home / "house", home / "objects.json"
-            arguments = ["--src", SMALL, "--cpu", machine, "--dir", house, "--objects", objects]
+            work, house = home / "work", home / "house"
+            arguments = ["--src", SMALL, "--cpu", machine, "--dir", house]
             done = subprocess.run(
                 [*PATCHKIT, work, "build", "nccl", *map(str, arguments), "--json"],
                 env={
@@ -77,7 +78,7 @@ def built(toolchain, tmp_path_factory):
                 shown=json.loads(done.stdout),
                 arguments=arguments[:4],
                 wheel=next(house.glob("*.whl")),
-                objects=json.loads(objects.read_text()),
+                objects=object_digests(home / "aside" / ROOT.format(machine) / "build"),
             )
         return known[machine]
 
@@ -205,11 +206,10 @@ def test_circumstances_do_not_matter(built, build, work, tmp_path):
         "NVCC_GENCODE": "-arch=sm_90",
         "PYTHONHASHSEED": "7",
     }
-    objects = tmp_path / "objects.json"
     arguments = ["--src", sources, "--cpu", HERE, "--dir", tmp_path / "house"]
-    more = ["--jobs", 1, "--objects", objects]
-    build(*arguments, *more, work=work, env=foreign, umask=0o077)
-    assert first_object(made.objects, json.loads(objects.read_text())) == ""
+    build(*arguments, "--jobs", 1, work=work, env=foreign, umask=0o077)
+    objects = object_digests(work / ROOT.format(HERE) / "build")
+    assert first_object(made.objects, objects) == ""
     assert same(made, tmp_path / "house")
 
 
@@ -241,7 +241,7 @@ def test_ccache_does_not_matter(built, build, work, tmp_path):
 def test_interrupted(built, run, work, tmp_path, sent, everything):
     made, house = built(HERE), tmp_path / "house"
     arguments = [*made.arguments, "--dir", house, "--jobs", 1]
-    root = work / f"nccl-{VERSION}-gb10-{HERE}"
+    root = work / ROOT.format(HERE)
 
     def start():
         return run(work, *arguments)
@@ -263,7 +263,7 @@ def test_a_disk_that_fills_up(built, build, small_disk, tmp_path):
     rooms = (10, files - 50, files - 25)
     a_disk_that_fills_up(build, [*made.arguments, "--dir", house], disk, rooms)
     assert check_files(house) == ()
-    assert sorted(path.name for path in disk.iterdir()) == [f"nccl-{VERSION}-gb10-{HERE}"]
+    assert sorted(path.name for path in disk.iterdir()) == [ROOT.format(HERE)]
 
 
 # What does not compile, or is not what was promised

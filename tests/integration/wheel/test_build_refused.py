@@ -67,7 +67,6 @@ REFUSED = [
     (["--src", SMALL, "--cpu", "ppc64"], 2, "'ppc64' is not one of 'aarch64', 'x86_64'"),
     (["--src", SMALL, "--jobs", "0"], 2, "--jobs"),
     (["--src", SMALL, "--cpu", HERE, "--cuda", "/nonexistent"], 2, "no CUDA toolkit: bin/nvcc"),
-    (["--src", SMALL, "--objects", "/nonexistent/x.json"], 2, "/nonexistent/x.json"),
 ]
 
 

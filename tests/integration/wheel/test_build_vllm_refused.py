@@ -69,7 +69,6 @@ REFUSED = [
     ([*SRC, "--target", "gb300"], 2, "no target is called 'gb300'"),
     ([*SRC, "--arch", "12.1"], 2, "--arch takes native or family"),
     ([*SRC, "--jobs", "0"], 2, "--jobs"),
-    ([*SRC, "--objects", "/nonexistent/x.json"], 2, "x.json: the folder to write it into does not"),
     ([*SRC, "--cuda", "/nonexistent"], 2, "/nonexistent: no CUDA toolkit: bin/nvcc is missing"),
     (["--version", "new"], 2, "'new' is not a version"),
     (["--version", "0.10.0"], 3, "vllm 0.10.0 is not supported"),

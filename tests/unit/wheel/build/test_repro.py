@@ -6,8 +6,7 @@ import subprocess
 
 import pytest
 
-from patchkit.wheel.build.make import object_digests
-from support.comparing import first_object
+from support.comparing import first_object, object_digests
 from support.needed import need
 
 CODE = "static int calls;\nint answer(void) { return %d + calls++; }\nconst char text[] = %s;\n"
