@@ -15,7 +15,6 @@ from patchkit.runtime.check.versions import runs_upstream
 from patchkit.runtime.rules.condition import holds
 from patchkit.runtime.rules.flags import flags
 from patchkit.runtime.rules.lifetimes import Lifetime
-from patchkit.runtime.rules.owners import owner
 from patchkit.runtime.rules.releases import release
 from patchkit.runtime.rules.spelling import Slips
 from patchkit.runtime.rules.variable_rules import Avoid, load_variable_rules
@@ -23,6 +22,7 @@ from patchkit.runtime.rules.variable_values import find_value_problems, is_numbe
 from patchkit.runtime.rules.variables import (
     is_current,
     lifetime,
+    name_owner,
     nccl_variables,
     other_variables,
     vllm_variables,
@@ -122,7 +122,7 @@ def _find_unread(assignment: Assignment, known: _KnownNames) -> Iterator[Finding
     close = known.slips[reader](name)
     if close and _value_fits(assignment, close, situation.get("role", "")):
         hint = f"did you mean {close}?"
-    elif owner(name) or name in known.used_here:
+    elif name_owner(name) or name in known.used_here:
         return
     elif flag in flags(situation.get("vllm", "")) and (upstream or content.commands):
         hint = f"use the flag {flag}"

@@ -1,4 +1,4 @@
-"""Read network interfaces: /sys/class/net, and addresses from `ip -json` or the kernel."""
+"""Read network interfaces: /sys/class/net, and addresses from the kernel."""
 
 from __future__ import annotations
 
@@ -9,17 +9,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from patchkit.runtime.host.host import Address, Netdev
-from patchkit.runtime.host.machine_root import Reader, ToolUnavailable, device, printable, run
+from patchkit.runtime.host.machine_root import Reader, ToolUnavailable, device, printable
 
 _CLASS = "sys/class/net"
 _LOOPBACK = 772  # ARPHRD_LOOPBACK of linux/if_arp.h
 _UNKNOWN = (0xFFFF, 0xFFFFFFFF)  # -1 as 16 and as 32 bits
-_PATIENCE = 5.0  # seconds for ip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
-    """The facts that `ip` has of a netdev; ``kind`` of a virtual one: ``bridge``, ``veth``."""
+    """The facts beside sysfs of a netdev; ``kind`` of a virtual one: ``bridge``, ``veth``."""
 
     kind: str
     addresses: tuple[Address, ...]
@@ -30,7 +29,7 @@ def netdevs(reader: Reader) -> tuple[Netdev, ...]:
     links = _links(reader)
     names = reader.folders(_CLASS, needed=True)
     if names and links and (strange := sorted(set(links) ^ set(names))):
-        # sysfs shows the namespace in which it was mounted, ip the one that it runs in.
+        # sysfs shows the namespace in which it was mounted, the kernel the one that asks.
         reader.note(f"/{_CLASS} is of another network namespace: only one has {', '.join(strange)}")
     return tuple(_netdev(reader, name, links.get(name)) for name in names)
 
@@ -71,38 +70,25 @@ def _positive(found: int | None) -> int | None:
 
 def _links(reader: Reader) -> dict[str, Link]:
     try:
-        text = reader.answer("ip-address.json", _ask)
+        text = reader.answer("ip-address.json", _ask_kernel)
     except ToolUnavailable as silent:
         reader.note(f"no addresses: {silent}")
         return {}
     try:
         return {printable(each["ifname"]): _link(each) for each in json.loads(text)}
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        reader.note(f"no addresses: `ip -json address` is not understood: {error}")
+        reader.note(f"no addresses: /commands/ip-address.json is not understood: {error}")
         return {}
 
 
-def _ask() -> str:
-    """Ask `ip`, with details for the kind of virtual netdevs. Raises ToolUnavailable."""
-    try:
-        said = run(("ip", "-json", "-details", "address"), _PATIENCE)
-    except ToolUnavailable as silent:
-        return _ask_kernel(silent)
-    return (
-        said
-        # An ip that is not iproute2's may print text in spite of -json.
-        if said.lstrip().startswith("[")
-        else _ask_kernel(ToolUnavailable("ip: prints no JSON"))
-    )
-
-
-def _ask_kernel(before: ToolUnavailable) -> str:
-    from patchkit.runtime.host import netlink  # only where there is no iproute2
+def _ask_kernel() -> str:
+    """Return what `ip -json address` would print. Raises ToolUnavailable."""
+    from patchkit.runtime.host import netlink  # not for a recording
 
     try:
-        return netlink.addresses()
+        return netlink.address_lines()
     except OSError as error:
-        raise ToolUnavailable(f"{before}; netlink: {error.strerror}") from None
+        raise ToolUnavailable(f"netlink: {error.strerror}") from None
 
 
 def _link(told: Mapping[str, Any]) -> Link:

@@ -1,4 +1,4 @@
-"""Ask the kernel for addresses, where there is no iproute2: rtnetlink's RTM_GETADDR.
+"""Ask the kernel for addresses: rtnetlink's RTM_GETADDR.
 
 Layouts: linux/netlink.h, linux/rtnetlink.h, linux/if_addr.h; integers in the machine's own order.
 """
@@ -18,11 +18,10 @@ _HEADER = struct.Struct("=IHHII")  # nlmsghdr: length, type, flags, sequence, po
 _MESSAGE = struct.Struct("=BBBBI")  # ifaddrmsg: family, prefix, flags, scope, index
 _ATTRIBUTE = struct.Struct("=HH")  # rtattr: length, type
 _ADDRESS, _LOCAL = 1, 2  # IFA_ADDRESS, IFA_LOCAL
-_SCOPES = {0: "global", 200: "site", 253: "link", 254: "host"}  # rt_scope_t, as ip names it
 _FAMILIES = {int(socket.AF_INET): "inet", int(socket.AF_INET6): "inet6"}
 
 
-def addresses() -> str:
+def address_lines() -> str:
     """Return what `ip -json address` would print, as far as a probe reads it. Raises OSError."""
     # All names first: interfaces without an address belong to the answer.
     found: dict[str, list[dict[str, object]]] = {name: [] for _, name in socket.if_nameindex()}
@@ -59,13 +58,8 @@ def _parts(data: bytes, header: struct.Struct) -> Iterator[tuple[int, bytes]]:
 
 
 def _address(message: bytes) -> tuple[int, dict[str, object]]:
-    family, prefix, _, scope, index = _MESSAGE.unpack_from(message)
+    family, prefix, _, _, index = _MESSAGE.unpack_from(message)
     told = dict(_parts(message[_MESSAGE.size :], _ATTRIBUTE))
     # On a point-to-point link ADDRESS is the other end's.
     own = socket.inet_ntop(family, told.get(_LOCAL) or told[_ADDRESS])
-    return index, {
-        "family": _FAMILIES[family],
-        "local": own,
-        "prefixlen": prefix,
-        "scope": _SCOPES.get(scope, str(scope)),
-    }
+    return index, {"family": _FAMILIES[family], "local": own, "prefixlen": prefix}

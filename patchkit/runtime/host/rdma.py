@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import replace
 from ipaddress import IPv6Address
 from typing import TypeVar
 
 from patchkit.runtime.host import hardware
-from patchkit.runtime.host.hardware import Half
 from patchkit.runtime.host.host import Gid, Netdev, Rdma
 from patchkit.runtime.host.machine_root import Reader, device
 
@@ -26,26 +25,22 @@ def paired(
     netdevs: tuple[Netdev, ...], found: tuple[Rdma, ...]
 ) -> tuple[tuple[Netdev, ...], tuple[Rdma, ...]]:
     """Return netdevs and RDMA devices with their cage and the name of their twin."""
-    uplinks = [each for each in netdevs if hardware.is_uplink(each.port)]
-    halves = hardware.halves(_functions(uplinks, found))
-    named = {each.pci: each.name for each in uplinks}
-    owned = {each.pci: each.name for each in found}
+    driver = hardware.facts()["connectx"]["driver"]
+    cards = [
+        card for card in netdevs if hardware.is_uplink(card.port) and card.driver in ("", driver)
+    ]
     return (
-        tuple(_placed(each, halves, named) if each in uplinks else each for each in netdevs),
-        tuple(_placed(each, halves, owned) for each in found),
+        tuple(_placed(card, cards) if card in cards else card for card in netdevs),
+        tuple(_placed(device, found) for device in found),
     )
 
 
-def _placed(each: Device, halves: Mapping[str, Half], names: Mapping[str, str]) -> Device:
-    half = halves.get(each.pci)
-    return each if half is None else replace(each, cage=half.cage, twin=names.get(half.twin, ""))
-
-
-def _functions(uplinks: Iterable[Netdev], found: Iterable[Rdma]) -> dict[str, str]:
-    """Return PCI address → phys_port_name of ConnectX functions, "" where no netdev has it."""
-    bare = {each.pci: "" for each in found if hardware.is_connectx(each.pci)}
-    cards = (each for each in uplinks if hardware.is_connectx(each.pci, each.driver))
-    return bare | {each.pci: each.port for each in cards if each.pci}
+def _placed(device: Device, others: Iterable[Device]) -> Device:
+    half = hardware.half_of(device.pci)
+    if half is None:
+        return device
+    twin = next((other.name for other in others if other.pci == half.twin), "")
+    return replace(device, cage=half.cage, twin=twin)
 
 
 def _rdma(reader: Reader, name: str, uplinks: frozenset[str]) -> Rdma:

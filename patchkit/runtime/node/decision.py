@@ -14,14 +14,16 @@ from patchkit.errors import HostError, UsageError
 from patchkit.runtime.host.host import Host, plain
 from patchkit.runtime.host.target import target_of
 from patchkit.runtime.node.address import addresses, check_no_head
-from patchkit.runtime.node.attachment import Attachment
-from patchkit.runtime.node.topology import attach
+from patchkit.runtime.node.topology import Attachment, attach
 from patchkit.runtime.rules.condition import Situation
-from patchkit.runtime.rules.executors import Executor, choose_executor
 from patchkit.runtime.rules.presets import Preset, named_preset
 from patchkit.runtime.rules.releases import within
 from patchkit.runtime.rules.rule import BY_DEFAULT, RuleChoice
-from patchkit.runtime.rules.variable_rules import load_variable_rules
+from patchkit.runtime.rules.variable_rules import (
+    Executor,
+    choose_executor,
+    load_variable_rules,
+)
 from patchkit.runtime.rules.variables import nccl_variables, other_variables, vllm_variables
 
 if TYPE_CHECKING:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from fnmatch import translate
 from functools import cache
 from pathlib import Path
 
@@ -147,3 +149,23 @@ def _values() -> Table:
 
 def _nccl() -> Table:
     return read_table(_HOME / "nccl_variables.tsv")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NameOwner:
+    """Who sets or reads some names, by patterns in which ``*`` is any text."""
+
+    names: tuple[str, ...]
+    of: str
+    source: str
+
+
+@cache
+def _owner_patterns() -> tuple[tuple[re.Pattern[str], str], ...]:
+    owners = read_toml(dict[str, tuple[NameOwner, ...]], _HOME / "owners.toml")["owner"]
+    return tuple((re.compile("|".join(map(translate, each.names))), each.of) for each in owners)
+
+
+def name_owner(name: str) -> str:
+    """Return who else reads or sets a name; empty if that is not known."""
+    return next((of for pattern, of in _owner_patterns() if pattern.match(name)), "")

@@ -7,9 +7,8 @@ from dataclasses import replace
 import pytest
 
 from patchkit.errors import HostError
-from patchkit.runtime.node.attachment import Attachment
 from patchkit.runtime.node.fabric import fabric
-from patchkit.runtime.node.topology import attach
+from patchkit.runtime.node.topology import Attachment, attach
 
 FIRST, SECOND = ("rocep1s0f0", "roceP2p1s0f0"), ("rocep1s0f1", "roceP2p1s0f1")
 
