@@ -165,6 +165,8 @@ def _reader(kind: Any) -> _Read:
         return _table(_reader(arguments[0]), _reader(arguments[1]))
     if is_dataclass(kind):
         return _dataclass(kind)
+    if origin is type:
+        return _no_class
     if issubclass(kind, Enum):
         return _member({each.value: each for each in kind})
     return _scalar(kind) if kind in (*_WORDS, NoneType) else _made_of_text(kind)
@@ -172,6 +174,10 @@ def _reader(kind: Any) -> _Read:
 
 def _as_it_is(value: Any) -> Any:
     return value
+
+
+def _no_class(value: Any) -> Any:
+    raise RecordError(f"is {_shown(value)}, where data names no class")
 
 
 def _scalar(kind: type) -> _Read:

@@ -175,3 +175,11 @@ def proof_lines(proofs: Sequence[str], *, verbose: bool) -> list[Shown]:
     if verbose or len(proofs) < 2:
         return [proved + f" {proof}" for proof in proofs]
     return [proved + f" {len(proofs)} effects with the release's own code, such as: {proofs[0]}"]
+
+
+def gigabytes(size: float) -> str:
+    """Return an amount of bytes as people read it."""
+    for unit, bytes_per_unit in (("GB", 1e9), ("MB", 1e6)):
+        if size >= bytes_per_unit / 10:
+            return f"{size / bytes_per_unit:,.1f} {unit}"
+    return f"{size / 1e3:,.1f} kB"

@@ -9,12 +9,11 @@ from pathlib import Path
 import click
 
 from patchkit.cli.cluster.cluster_options import cluster_option
-from patchkit.cli.cluster.model_view import gigabytes
 from patchkit.cli.cluster.wheel_lock import wheel_lock
 from patchkit.cli.next_step import next_step, program
 from patchkit.cli.out import as_json, echo, print_json, say, style, tell
 from patchkit.cli.progress import progress
-from patchkit.cli.show import GOOD
+from patchkit.cli.show import GOOD, gigabytes
 from patchkit.cluster.agent.installed import InstalledVenv
 from patchkit.cluster.agent.venv_link import InstallState
 from patchkit.cluster.agent.wheel_store import WheelLock

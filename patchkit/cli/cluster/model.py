@@ -1,57 +1,44 @@
-"""Fetch, copy, check, list and remove models: `patchkit model`."""
+"""Fetch, copy, check and list models: `patchkit model`."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from types import NoneType
 from typing import Any
 
 import click
 
+from patchkit.cli import show
 from patchkit.cli.cluster.model_options import ModelNodes, node_options
-from patchkit.cli.cluster.model_view import (
-    check_findings,
-    check_lines,
-    gigabytes,
-    held_row,
-    outcome_fields,
-    outcome_lines,
-    plan_lines,
-    silent_lines,
-)
 from patchkit.cli.next_step import next_step, program
-from patchkit.cli.out import as_json, echo, print_json, say, table
+from patchkit.cli.out import as_json, echo, print_json, say, style, table
 from patchkit.cli.progress import progress
+from patchkit.cli.show import gigabytes
 from patchkit.cluster.models.check import check_model
 from patchkit.cluster.models.fetch import fetch_model
-from patchkit.cluster.models.names import split_revision
 from patchkit.cluster.models.pins import pin
-from patchkit.cluster.models.report import FetchPlan, HeldModel, ModelCheck, followed
+from patchkit.cluster.models.report import FetchPlan, HeldModel, ModelCheck, follow_answers
 from patchkit.cluster.models.sync import (
     ModelNode,
-    SyncedModel,
     check_sources,
     models_of,
     room_for,
+    send_words,
     sources_of,
     sync_model,
 )
-from patchkit.cluster.models.transfer import send_words
 from patchkit.cluster.ssh.everywhere import everywhere
 from patchkit.cluster.ssh.node import Remote
+from patchkit.cluster.ssh.ssh import HERE
 from patchkit.durable.atomic import status_of_file
-from patchkit.errors import (
-    HashMismatchError,
-    HostError,
-    PatchkitError,
-    SourceError,
-    UsageError,
-)
-from patchkit.finding import worst
+from patchkit.errors import HashMismatchError, HostError, PatchkitError, SourceError, UsageError
+from patchkit.finding import Level
 from patchkit.quoting import quoted
 
+_MARKS = {Level.ERROR: show.BAD, Level.UNKNOWN: show.word("not checked")}
+_FEW = 1e8  # bytes; a speed of less says nothing
 _model = click.argument("spec", metavar="REPO[@COMMIT]")
 _dry_run = click.option("--dry-run", is_flag=True, help="Only say what would be done.")
 
@@ -76,18 +63,16 @@ def get(spec: str, *, dry_run: bool, place: ModelNodes, as_json: bool) -> None:
     Says the size first, goes on where it was, and hashes every file at the end. Who is logged in
     there is known to `hf`, or by HF_TOKEN there.
     """
-    repo, revision = split_revision(spec)
-    if not revision and place.cluster:
-        revision = place.cluster.models.get(repo, "")
+    repo, revision = place.find_commit(spec)
     if place.file:
         status_of_file(place.file)  # hours before it gets its line
-    head = place.head
+    head = place.nodes[0]
     plans: list[FetchPlan] = []
 
-    def planned(plan: FetchPlan) -> None:
+    def take_plan(plan: FetchPlan) -> None:
         plans.append(plan)
         if not as_json:
-            echo(plan_lines(plan, head.ssh))
+            echo(_plan_lines(plan, head.ssh))
 
     node = Remote(head.ssh)
     answers = node.stream(
@@ -101,26 +86,26 @@ def get(spec: str, *, dry_run: bool, place: ModelNodes, as_json: bool) -> None:
     )
     kind = NoneType if dry_run else ModelCheck
     with progress() as report:
-        check = followed(node, kind, answers, report(repo), planned)
+        check = follow_answers(node, kind, answers, report(repo), take_plan)
     if not plans:
         raise HostError(f"{head.ssh}: does not say what it would fetch")
     plan = plans[0]
-    fields = {"plan": {**asdict(plan), "left": plan.left}, "dry_run": dry_run}
+    fields = {"plan": asdict(plan), "dry_run": dry_run}
     if check is None:
         print_json(fields) if as_json else say("nothing was changed")
         return
     if check.complete and place.file:
         pin(place.file, repo, plan.commit)
     if as_json:
-        print_json({**fields, "check": check.fields()})
+        print_json({**fields, "check": _check_fields(check)})
     else:
         _show_fetched(place, plan, check)
-    if code := worst(check_findings(check)):
-        raise SystemExit(code)
+    if check.exit_code:
+        raise SystemExit(check.exit_code)
 
 
 def _show_fetched(place: ModelNodes, plan: FetchPlan, check: ModelCheck) -> None:
-    echo(check_lines(check, place.head.ssh))
+    echo(_check_lines(check, place.nodes[0].ssh))
     if not check.complete:
         say(next_step(*program(), "model", "get", f"{plan.repo}@{plan.commit}"))
         return
@@ -146,16 +131,15 @@ def sync(specs: Sequence[str], *, dry_run: bool, place: ModelNodes, as_json: boo
             "there is one node, and nothing to copy to",
             hint="name nodes: --node spark-1 --node spark-2=192.168.100.12",
         )
-    if not specs and not (specs := tuple(place.cluster.models if place.cluster else ())):
+    if not specs and not (specs := tuple(place.pins)):
         raise UsageError("no model is named, and none is pinned", hint="name one: org/name")
     held = models_of(place.nodes)
-    results: list[tuple[ModelNode, SyncedModel | PatchkitError]] = []
+    copies: list[dict[str, Any]] = []
+    results: list[tuple[ModelNode, ModelCheck | PatchkitError]] = []
     for spec in specs:
-        sources = sources_of(place.nodes, held, *place.wanted(spec))
+        sources = sources_of(place.nodes, held, *place.find_commit(spec))
         if dry_run:
-            source, model = sources[0]
-            others = [node for node in place.nodes if node is not source]
-            _show_copies(source, model, others, as_json=as_json)
+            copies += _plan_copies(*sources[0], place.nodes)
             continue
         with progress() as report:
             source, model, wrong = check_sources(sources, report)
@@ -165,17 +149,23 @@ def sync(specs: Sequence[str], *, dry_run: bool, place: ModelNodes, as_json: boo
             copy = functools.partial(sync_model, source, model, report=report)
             results += zip(others, everywhere(others, copy), strict=True)
     if not dry_run:
-        _show_outcomes(place, specs, results, as_json=as_json)
+        _show_checks(place, specs, results, as_json=as_json)
+    elif as_json:
+        print_json({"dry_run": True, "copies": copies})
+    else:
+        for row in copies:
+            say(f"{row['model']}: {gigabytes(row['size'])}, {row['from']} to {row['to']}")
+            say(f"  {row['command']}")
+        say("nothing was changed")
 
 
-def _show_copies(
-    source: ModelNode, model: HeldModel, others: Sequence[ModelNode], *, as_json: bool
-) -> None:
-    copies = []
-    for node in others:
-        room = room_for(model, node, dry_run=True)
-        copies.append(
-            {
+def _plan_copies(
+    source: ModelNode, model: HeldModel, nodes: Sequence[ModelNode]
+) -> Iterator[dict[str, Any]]:
+    for node in nodes:
+        if node is not source:
+            room = room_for(model, node, dry_run=True)
+            yield {
                 "from": source.ssh,
                 "to": node.ssh,
                 "model": f"{model.repo}@{model.commit}",
@@ -184,45 +174,6 @@ def _show_copies(
                 "free": room.free,
                 "command": quoted(*send_words(model.folder, node.peer, room.folder)),
             }
-        )
-    if as_json:
-        print_json({"dry_run": True, "copies": copies})
-        return
-    for copy in copies:
-        say(f"{copy['model']}: {gigabytes(model.size)}, {copy['from']} to {copy['to']}")
-        say(f"  {copy['command']}")
-    say("nothing was changed")
-
-
-def _show_outcomes(
-    place: ModelNodes,
-    specs: Sequence[str],
-    results: Sequence[tuple[ModelNode, SyncedModel | ModelCheck | PatchkitError]],
-    *,
-    as_json: bool,
-) -> None:
-    """Print what came of it on each node; SystemExit with the code of the worst."""
-    fields, codes = [], [0]
-    for node, outcome in results:
-        if isinstance(outcome, PatchkitError):
-            codes.append(outcome.exit_code)
-            error = {"what": outcome.what, "why": outcome.why, "next": outcome.hint}
-            fields.append({"node": node.ssh, "error": error})
-            shown = silent_lines(node.ssh, outcome)
-        else:
-            check = outcome if isinstance(outcome, ModelCheck) else outcome.check
-            codes.append(worst(check_findings(check)))
-            fields.append({"node": node.ssh, **outcome_fields(outcome)})
-            shown = outcome_lines(outcome, node.ssh)
-        if not as_json:
-            echo(shown)
-    if as_json:
-        print_json({"nodes": fields})
-    elif HashMismatchError.exit_code in codes:
-        verb = "sync" if len(place.nodes) > 1 else "get"
-        say(next_step(*program(), "model", verb, *specs))
-    if code := max(codes):
-        raise SystemExit(code)
 
 
 @command.command("check")
@@ -235,26 +186,25 @@ def check(spec: str, *, quick: bool, place: ModelNodes, as_json: bool) -> None:
 
     Hashes are compared with those that `hf` wrote down when it fetched the files.
     """
-    repo, commit = place.wanted(spec)
     held = models_of(place.nodes)
     for answer in held:
         if isinstance(answer, PatchkitError):
             raise answer
-    sources = sources_of(place.nodes, held, repo, commit, whole=False)
+    sources = sources_of(place.nodes, held, *place.find_commit(spec), whole=False)
     found = {node.ssh: model.folder for node, model in sources}
     with progress() as report:
 
-        def look(node: ModelNode) -> ModelCheck:
+        def check_on(node: ModelNode) -> ModelCheck:
             if node.ssh not in found:
                 again = quoted("patchkit", "model", "sync", spec)
                 raise SourceError(f"{node.ssh}: {spec} is not there", hint=again)
-            wanted = {"folder": found[node.ssh], "full": not quick}
+            arguments = {"folder": found[node.ssh], "full": not quick}
             there = Remote(node.ssh)
-            answers = there.stream(dict[str, Any], check_model, **wanted)
-            return followed(there, ModelCheck, answers, report(f"{node.ssh}: hashing"))
+            answers = there.stream(dict[str, Any], check_model, **arguments)
+            return follow_answers(there, ModelCheck, answers, report(f"{node.ssh}: hashing"))
 
-        results = everywhere(place.nodes, look)
-    _show_outcomes(place, [spec], list(zip(place.nodes, results, strict=True)), as_json=as_json)
+        results = everywhere(place.nodes, check_on)
+    _show_checks(place, [spec], list(zip(place.nodes, results, strict=True)), as_json=as_json)
 
 
 @command.command("list")
@@ -262,28 +212,106 @@ def check(spec: str, *, quick: bool, place: ModelNodes, as_json: bool) -> None:
 @as_json
 def show_models(*, place: ModelNodes, as_json: bool) -> None:
     """List the models of every node, and whether they are complete."""
-    held = models_of(place.nodes)
+    rows, fields, code = [], [], 0
+    for node, answer in zip(place.nodes, models_of(place.nodes), strict=True):
+        if isinstance(answer, PatchkitError):
+            code = max(code, answer.exit_code)
+            fields.append(_error_fields(node.ssh, answer))
+            lines = list(_error_lines(node.ssh, answer))
+        else:
+            fields.append({"node": node.ssh, "models": [asdict(model) for model in answer]})
+            rows += [_model_row(node.ssh, model) for model in answer]
+            lines = [] if answer else [f"{node.ssh}: no models in {node.models}"]
+        if not as_json:
+            echo(lines)
+    if as_json:
+        print_json({"nodes": fields})
+    elif rows:
+        echo(table(rows, heads=("node", "model", "commit", "size", "state", "")))
+    if code:
+        raise SystemExit(code)
+
+
+def _model_row(node: str, model: HeldModel) -> tuple[str, ...]:
+    state = style("complete", fg="green") if model.complete else style("incomplete", fg="red")
+    mine = "" if model.ours else "not fetched by patchkit"
+    return node, style(model.repo, bold=True), model.commit[:12], gigabytes(model.size), state, mine
+
+
+def _plan_lines(plan: FetchPlan, node: str) -> Iterator[str]:
+    """Yield what is fetched, where it goes, and what of it is there."""
+    where = "" if node == HERE else f"{node}:"
+    yield style(f"{plan.repo}@{plan.commit}", bold=True)
+    rest = f" of {gigabytes(plan.of)}" if plan.of > plan.size else ""
+    yield f"  {plan.files} files, {gigabytes(plan.size)}{rest}, into {where}{plan.folder}"
+    parts = ((plan.held, "are there"), (plan.left, "to download"))
+    amounts = ", ".join(f"{gigabytes(size)} {what}" for size, what in parts if size)
+    yield f"  {amounts}; {gigabytes(plan.free)} free"
+
+
+def _check_lines(check: ModelCheck, node: str) -> Iterator[str]:
+    """Yield how much was copied and how fast, the verdict, and each finding."""
+    if sent := check.sent:
+        fast = f", {sent.speed / 1e3:.2f} GB/s" if sent.sent >= _FEW else ""
+        copied = f"{gigabytes(sent.sent)} in {sent.seconds:,.1f} s{fast}"
+        yield f"{node}: {copied if sent.sent else 'had it all'}"
+    where = f"{'' if node == HERE else f'{node}:'}{check.folder}"
+    if check.complete:
+        how = "every hash" if check.full else "sizes, shards and links; not the hashes"
+        amount = f"{check.files} files, {gigabytes(check.size)}"
+        yield show.GOOD + f"{where}: complete: {amount}; checked: {how}"
+    else:
+        yield show.BAD + f"{where}: not a whole model"
+    for found in check.findings:
+        mark = _MARKS.get(found.level, show.word("note"))
+        yield "  " + mark + f"{found.where}{found.where and ': '}{found.what}"
+        if found.why:
+            yield style(f"    why: {found.why}", dim=True)
+
+
+def _check_fields(check: ModelCheck) -> dict[str, Any]:
+    return {**check.fields(), "complete": check.complete}
+
+
+def _error_lines(node: str, error: PatchkitError) -> Iterator[str]:
+    """Yield why a node did not answer."""
+    yield show.BAD + (error.what if error.what.startswith(node) else f"{node}: {error.what}")
+    if error.hint:
+        yield style(f"  next: {error.hint}", dim=True)
+
+
+def _error_fields(node: str, error: PatchkitError) -> dict[str, Any]:
+    return {"node": node, "error": {"what": error.what, "why": error.why, "next": error.hint}}
+
+
+def _show_checks(
+    place: ModelNodes,
+    specs: Sequence[str],
+    results: Sequence[tuple[ModelNode, ModelCheck | PatchkitError]],
+    *,
+    as_json: bool,
+) -> None:
+    """Print what came of it on each node; SystemExit with the code of the worst."""
+    code = max((result.exit_code for _node, result in results), default=0)
     if as_json:
         print_json(
             {
                 "nodes": [
-                    {"node": node.ssh, "error": answer.what}
-                    if isinstance(answer, PatchkitError)
-                    else {"node": node.ssh, "models": [asdict(model) for model in answer]}
-                    for node, answer in zip(place.nodes, held, strict=True)
+                    _error_fields(node.ssh, result)
+                    if isinstance(result, PatchkitError)
+                    else {"node": node.ssh, **_check_fields(result)}
+                    for node, result in results
                 ]
             }
         )
     else:
-        rows = []
-        for node, answer in zip(place.nodes, held, strict=True):
-            if isinstance(answer, PatchkitError):
-                echo(silent_lines(node.ssh, answer))
-                continue
-            rows += [held_row(node.ssh, model) for model in answer]
-            if not answer:
-                say(f"{node.ssh}: no models in {node.models}")
-        if rows:
-            echo(table(rows, heads=("node", "model", "commit", "size", "state", "")))
-    if code := max(answer.exit_code if isinstance(answer, PatchkitError) else 0 for answer in held):
+        for node, result in results:
+            if isinstance(result, PatchkitError):
+                echo(_error_lines(node.ssh, result))
+            else:
+                echo(_check_lines(result, node.ssh))
+        if any(result.exit_code == HashMismatchError.exit_code for _node, result in results):
+            verb = "sync" if len(place.nodes) > 1 else "get"
+            say(next_step(*program(), "model", verb, *specs))
+    if code:
         raise SystemExit(code)

@@ -27,31 +27,27 @@ class ModelNodes:
     cluster: ClusterFile | None
 
     @property
-    def head(self) -> ModelNode:
-        return self.nodes[0]
+    def pins(self) -> dict[str, str]:
+        return dict(self.cluster.models) if self.cluster else {}
 
-    def wanted(self, spec: str) -> tuple[str, str]:
+    def find_commit(self, spec: str) -> tuple[str, str]:
         """Return repository and commit of ``REPO[@COMMIT]``; the pinned one if none is named."""
         repo, commit = split_revision(spec)
-        if not commit and self.cluster:
-            commit = self.cluster.models.get(repo, "")
-        return repo, commit
+        return repo, commit or self.pins.get(repo, "")
 
 
 def node_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Add --file, --here, --node, --models and --python; hand them on as ``place``."""
+    """Add --file, --node, --models and --python; hand them on as ``place``."""
 
     @functools.wraps(command)
-    def wrapped(
+    def with_nodes(
         file: Path | None,
-        here: bool,
         nodes: tuple[str, ...],
         models: str | None,
         python: str | None,
         **rest: Any,
     ) -> None:
-        named = (HERE,) if here else nodes
-        command(place=_nodes(file, named, models, python), **rest)
+        command(place=_read_nodes(file, nodes, models, python), **rest)
 
     for option in (
         click.option("--python", metavar="PATH", help="The Python that has vLLM, there."),
@@ -70,26 +66,23 @@ def node_options(command: Callable[..., None]) -> Callable[..., None]:
             metavar="FILE",
             help=f"The cluster, and the pinned commits.  [default: {FILE}, if it is there]",
         ),
-        click.option("--here", is_flag=True, help="This machine alone."),
     ):
-        wrapped = option(wrapped)
-    return wrapped
+        with_nodes = option(with_nodes)
+    return with_nodes
 
 
-def _nodes(
-    named_file: Path | None, named: tuple[str, ...], models: str | None, python: str | None
+def _read_nodes(
+    file: Path | None, names: tuple[str, ...], models: str | None, python: str | None
 ) -> ModelNodes:
-    file = named_file or (FILE if FILE.exists() else None)
-    read = read_cluster_file(file) if file else None
-    folder = models or (read.model_folder if read else MODELS)
-    known = {node.ssh: node.from_head for node in read.node} if read else {}
-    if not named:
-        named = tuple(known) or (HERE,)
+    file = file or (FILE if FILE.exists() else None)
+    cluster = read_cluster_file(file) if file else None
+    folder = models or (cluster.model_folder if cluster else MODELS)
+    peers = {node.ssh: node.from_head for node in cluster.node} if cluster else {}
     nodes = []
-    for word in named:
-        ssh, _, peer = word.partition("=")
+    for name in names or tuple(peers) or (HERE,):
+        ssh, _, peer = name.partition("=")
         if not ssh:
-            raise UsageError(f"--node {word}: names no node", hint="--node spark-1")
-        nodes.append(ModelNode(ssh=ssh, peer=peer or known.get(ssh, ssh), models=folder))
-    default = f"{read.venv if read else VENV}/bin/python"
-    return ModelNodes(nodes=tuple(nodes), python=python or default, file=file, cluster=read)
+            raise UsageError(f"--node {name}: names no node", hint="--node spark-1")
+        nodes.append(ModelNode(ssh=ssh, peer=peer or peers.get(ssh, ssh), models=folder))
+    python = python or f"{cluster.venv if cluster else VENV}/bin/python"
+    return ModelNodes(nodes=tuple(nodes), python=python, file=file, cluster=cluster)

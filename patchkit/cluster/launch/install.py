@@ -14,7 +14,7 @@ from patchkit.cluster.agent.venv_link import InstallState, VenvLinks
 from patchkit.cluster.agent.wheel_store import NodeWheel, WheelLock
 from patchkit.cluster.launch.cluster import Cluster
 from patchkit.cluster.launch.plan import node_addresses
-from patchkit.cluster.models.report import followed
+from patchkit.cluster.models.report import follow_answers
 from patchkit.cluster.ssh.everywhere import all_of, everywhere
 from patchkit.cluster.ssh.node import Remote
 from patchkit.cluster.ssh.rsync import INSTALL, Copied
@@ -168,7 +168,7 @@ def _send_wheels(
         destination=words[-1] if words else "",
         target=target,
     )
-    sent = followed(source, Copied, answers, report(f"{node.destination}: copying"))
+    sent = follow_answers(source, Copied, answers, report(f"{node.destination}: copying"))
     place = source.destination if link else ""
     return [WheelCopy(node=node.destination, source=place, wheels=len(names), sent=sent)]
 
@@ -182,7 +182,8 @@ def install_everywhere(
         node, state = entry
         wanted = {"lock": asdict(lock), "python": state.python}
         answers = node.stream(dict[str, Any], venv_install.install_wheels, **wanted)
-        return followed(node, InstalledVenv, answers, report(f"{node.destination}: installing"))
+        progress = report(f"{node.destination}: installing")
+        return follow_answers(node, InstalledVenv, answers, progress)
 
     made = all_of(everywhere(list(zip(cluster.nodes, states, strict=True)), make))
     if rows := find_differences(made):

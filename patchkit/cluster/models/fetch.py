@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -19,15 +18,17 @@ from patchkit.cluster.models.expected import (
     write_record,
 )
 from patchkit.cluster.models.listing import Listing, list_commit
-from patchkit.cluster.models.names import ModelFolder, models_folder
-from patchkit.cluster.models.report import FetchPlan
+from patchkit.cluster.models.names import (
+    ModelFolder,
+    free_bytes,
+    models_folder,
+    require_room,
+)
+from patchkit.cluster.models.report import HASH, FetchPlan
 from patchkit.durable.failure import translated
 from patchkit.durable.lock import locked
-from patchkit.errors import HashMismatchError, HostError, StorageError
-from patchkit.finding import Level
+from patchkit.errors import HostError, StorageError
 from patchkit.process import Completed, output
-
-_SPARE = 1.05  # of what is to be written: a full disk stops more than a download
 
 
 def fetch_model(
@@ -43,14 +44,7 @@ def fetch_model(
     folder = root / ModelFolder(repo=repo, commit=made.commit).name
     plan = _make_fetch_plan(listing, made, folder)
     yield {"plan": asdict(plan)}
-    needed = int(plan.left * _SPARE)
-    if needed > plan.free:
-        raise StorageError(
-            f"{plan.folder}: needs {needed:,} bytes, and {plan.free:,} are free",
-            why=f"{plan.repo} has {plan.size / 1e9:,.1f} GB that are loaded",
-            hint="make room: `patchkit model list` names the folders of models; or name another "
-            "disk: --models DIR",
-        )
+    require_room(plan.folder, plan.left, plan.free)
     if dry_run:
         return
     with translated(at=folder):
@@ -76,15 +70,13 @@ def check_anew(folder: str) -> Iterator[dict[str, Any]]:
     """
     for answer in check_model(folder, full=True):
         for found in answer.get("result", {}).get("findings", ()):
-            if found["level"] == Level.ERROR and found["kind"] == HashMismatchError.__name__:
+            if found["about"] == HASH:
                 forget(Path(folder), found["where"])
         yield answer
 
 
 def _make_fetch_plan(listing: Listing, made: ModelRecord, folder: Path) -> FetchPlan:
-    place = folder
-    while not place.exists():
-        place = place.parent
+    held = _count_whole_bytes(folder, made)
     return FetchPlan(
         repo=made.repo,
         commit=made.commit,
@@ -92,9 +84,10 @@ def _make_fetch_plan(listing: Listing, made: ModelRecord, folder: Path) -> Fetch
         files=len(made.files),
         size=made.size,
         of=listing.size,
-        held=_count_whole_bytes(folder, made),
+        held=held,
+        left=max(made.size - held, 0),
         # Parts of an interrupted download are gone on with, or removed.
-        free=shutil.disk_usage(place).free + sum(map(_file_size, unfinished(folder))),
+        free=free_bytes(folder) + sum(map(_file_size, unfinished(folder))),
     )
 
 
@@ -116,7 +109,9 @@ def _run_hf_download(python: str, made: ModelRecord, folder: Path) -> Iterator[d
         except StopIteration as end:
             done: Completed = end.value
             break
-        if (size := _count_bytes(folder, made)) != reported:
+        parts = sum(map(_file_size, unfinished(folder)))
+        size = min(_count_whole_bytes(folder, made) + parts, made.size)
+        if size != reported:
             reported = size
             yield {"done": size, "total": made.size}
     if done.trouble:
@@ -133,19 +128,12 @@ def _explain_hf_failure(
             hint="name the Python of vLLM with --python, for example venv/bin/python",
         )
     words = [line.strip() for line in done.output.split("\n")]
-    told = [line for line in words if line and "%|" not in line and "it/s" not in line]
-    said = told[-1] if told else done.trouble
+    errors = [line for line in words if line and "%|" not in line and "it/s" not in line]
+    said = errors[-1] if errors else done.trouble
     return StorageError(
         f"{made.repo}: hf download ended with exit code {done.status}: {said}",
         why="no network there, or no room",
         hint="run the same command again: the files that are whole are kept",
-    )
-
-
-def _count_bytes(folder: Path, made: ModelRecord) -> int:
-    """Return how much of the model is there, unfinished parts included."""
-    return min(
-        _count_whole_bytes(folder, made) + sum(map(_file_size, unfinished(folder))), made.size
     )
 
 

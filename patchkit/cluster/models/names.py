@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 from patchkit.durable.names import plain
-from patchkit.errors import UsageError
+from patchkit.errors import StorageError, UsageError
 from patchkit.records import RecordError, Utf8, matching
 
 # As the Hub has them: no -- and no .. in a name, which makes folder names unambiguous.
@@ -19,6 +20,7 @@ _FOLDER = re.compile(rf"(?:(?P<org>{_PART})--)?(?P<name>{_PART})@(?P<commit>[0-9
 _SHORT = 12  # digits of a commit in the name of a folder
 _HINT = "name it as the Hub does: openai/gpt-oss-120b, or openai/gpt-oss-120b@main"
 _PATTERNS = frozenset("*?[]\\")
+_SPARE = 1.05  # of what is to be written: a full disk stops more than a download
 
 
 def _require_file_name(path: str) -> None:
@@ -91,3 +93,20 @@ def models_folder(text: str) -> Path:
             f"{text!r} is no folder for models", hint="name one from / or ~, as in ~/models"
         )
     return folder
+
+
+def free_bytes(folder: Path) -> int:
+    """Return the free room where a folder lies, or where it is going to."""
+    while not folder.exists():
+        folder = folder.parent
+    return shutil.disk_usage(folder).free
+
+
+def require_room(folder: str, left: int, free: int) -> None:
+    """Raise StorageError where what is left to write does not fit."""
+    if (needed := int(left * _SPARE)) > free:
+        raise StorageError(
+            f"{folder}: needs {needed:,} bytes, and {free:,} are free",
+            hint="make room there: `patchkit model list` names the folders of models; or name "
+            "another disk: --models DIR",
+        )

@@ -7,56 +7,52 @@ from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
 
 from patchkit.cluster.ssh.node import Remote
+from patchkit.cluster.ssh.rsync import Copied
 from patchkit.errors import HashMismatchError, SourceError
 from patchkit.finding import Finding, Level
 
 T = TypeVar("T")
-_KINDS = {kind.__name__: kind for kind in (SourceError, HashMismatchError)}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SentFinding:
-    """A finding on its way from a node."""
-
-    level: Level
-    where: str
-    what: str
-    why: str
-    kind: str
-
-    @property
-    def finding(self) -> Finding:
-        kind = _KINDS.get(self.kind, SourceError)
-        return Finding(level=self.level, where=self.where, what=self.what, why=self.why, kind=kind)
+HASH = "hash"
+"""What findings are ``about`` where a file has other bytes than those of the Hub."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelCheck:
-    """The result of a check: what the folder holds, and what is wrong with it."""
+    """The result of a check: what the folder holds, and what is wrong with it.
+
+    ``sent`` is what was copied into it before.
+    """
 
     folder: str
-    repo: str
-    commit: str
-    files: int
-    size: int
+    repo: str = ""
+    commit: str = ""
+    files: int = 0
+    size: int = 0
     full: bool
-    findings: tuple[SentFinding, ...]
+    findings: tuple[Finding, ...]
+    sent: Copied | None = None
 
     @property
     def complete(self) -> bool:
-        return all(found.level is not Level.ERROR for found in self.findings)
+        return not self.exit_code
+
+    @property
+    def exit_code(self) -> int:
+        errors = [found for found in self.findings if found.level is Level.ERROR]
+        if any(found.about == HASH for found in errors):
+            return HashMismatchError.exit_code
+        return SourceError.exit_code if errors else 0
 
     def fields(self) -> dict[str, Any]:
         # Lists, as JSON would make of them: on this machine nothing is sent.
-        found = [asdict(sent) for sent in self.findings]
-        return {**asdict(self), "findings": found, "complete": self.complete}
+        return {**asdict(self), "findings": [found.fields() for found in self.findings]}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FetchPlan:
     """What a fetch takes: the chosen files of a commit, in bytes, and the room there is.
 
-    ``held`` was fetched before.
+    ``held`` was fetched before, ``left`` comes over the network.
     """
 
     repo: str
@@ -66,12 +62,8 @@ class FetchPlan:
     size: int
     of: int  # bytes of the whole repository
     held: int
+    left: int
     free: int
-
-    @property
-    def left(self) -> int:
-        """Return the bytes that come over the network."""
-        return max(self.size - self.held, 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,31 +87,7 @@ class ModelRoom:
     free: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SentModel:
-    """What was copied: the model's bytes, those that went over the link, and how long it took."""
-
-    size: int
-    sent: int
-    seconds: float
-
-    @property
-    def speed(self) -> float:
-        """Return GB a second over the link."""
-        return self.sent / 1e9 / max(self.seconds, 1e-3)
-
-
-def sent_finding(found: Finding) -> SentFinding:
-    return SentFinding(
-        level=found.level,
-        where=found.where,
-        what=found.what,
-        why=found.why,
-        kind=found.kind.__name__,
-    )
-
-
-def followed(
+def follow_answers(
     node: Remote,
     kind: type[T],
     answers: Iterator[dict[str, Any]],
@@ -135,6 +103,4 @@ def followed(
             plan(node.checked(FetchPlan, said["plan"]))
         elif "result" in said:
             result = said["result"]
-    if kind is ModelCheck and isinstance(result, dict):
-        result.pop("complete", None)
     return node.checked(kind, result)

@@ -1,24 +1,23 @@
-"""Bring a model from the node that has it to another one, and check it there."""
+"""Bring a model from the node that has it to another one with rsync, and check it there."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
-from patchkit.cluster.models.check import check_model, held_models
+from patchkit.cluster.models.check import check_model, held_models, is_complete
+from patchkit.cluster.models.expected import CHECKED, read_record
 from patchkit.cluster.models.fetch import check_anew
-from patchkit.cluster.models.report import (
-    HeldModel,
-    ModelCheck,
-    ModelRoom,
-    SentModel,
-    followed,
-)
-from patchkit.cluster.models.transfer import make_model_room, send_model
+from patchkit.cluster.models.names import folder_of, free_bytes, models_folder, require_room
+from patchkit.cluster.models.report import HeldModel, ModelCheck, ModelRoom, follow_answers
 from patchkit.cluster.ssh.everywhere import everywhere
 from patchkit.cluster.ssh.node import Remote
-from patchkit.errors import HashMismatchError, PatchkitError, SourceError
+from patchkit.cluster.ssh.rsync import Copied, copied, require_rsync, rsync_words
+from patchkit.cluster.ssh.ssh import ssh_words
+from patchkit.durable.failure import translated
+from patchkit.errors import HashMismatchError, PatchkitError, SourceError, UsageError
 from patchkit.finding import Level
 from patchkit.quoting import quoted
 
@@ -32,15 +31,6 @@ class ModelNode:
     ssh: str
     peer: str
     models: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SyncedModel:
-    """A model on another node: what went there, and what the full check says."""
-
-    node: ModelNode
-    sent: SentModel
-    check: ModelCheck
 
 
 def models_of(nodes: Sequence[ModelNode]) -> list[list[HeldModel] | PatchkitError]:
@@ -95,7 +85,7 @@ def check_sources(
     for node, model in sources:
         there = Remote(node.ssh)
         checking = there.stream(dict[str, Any], check_model, folder=model.folder, full=True)
-        check = followed(there, ModelCheck, checking, report(f"{node.ssh}: checking"))
+        check = follow_answers(there, ModelCheck, checking, report(f"{node.ssh}: checking"))
         if check.complete:
             return node, model, wrong
         errors = [error for error in check.findings if error.level is Level.ERROR]
@@ -116,7 +106,7 @@ def room_for(model: HeldModel, node: ModelNode, *, dry_run: bool = False) -> Mod
 
 def sync_model(
     source: ModelNode, model: HeldModel, node: ModelNode, report: Callable[[str], Progress]
-) -> SyncedModel:
+) -> ModelCheck:
     """Copy a model to a node and hash it there."""
     room = room_for(model, node)
     here, other = Remote(source.ssh), Remote(node.ssh)
@@ -124,9 +114,58 @@ def sync_model(
     # Twice: rsync keeps what has the right size and time, and the check removes what is wrong.
     for _ in range(2):
         sending = here.stream(dict[str, Any], send_model, **wanted)
-        sent = followed(here, SentModel, sending, report(f"{node.ssh}: copying"))
+        sent = follow_answers(here, Copied, sending, report(f"{node.ssh}: copying"))
         checking = other.stream(dict[str, Any], check_anew, folder=room.folder)
-        check = followed(other, ModelCheck, checking, report(f"{node.ssh}: checking"))
+        check = follow_answers(other, ModelCheck, checking, report(f"{node.ssh}: checking"))
         if check.complete:
             break
-    return SyncedModel(node=node, sent=sent, check=check)
+    return replace(check, sent=sent)
+
+
+def make_model_room(models: str, name: str, size: int, dry_run: bool = False) -> dict[str, Any]:
+    """Return where a model goes on this node, and make its folder.
+
+    Raises HostError without rsync, StorageError without room, UsageError for odd names.
+    """
+    require_rsync()
+    if folder_of(name) is None:
+        raise UsageError(f"{name!r} is no folder of a model", hint="`patchkit model list`")
+    folder = models_folder(models) / name
+    held = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+    free = free_bytes(folder)
+    require_room(str(folder), size - held, free)
+    if not dry_run:
+        with translated(at=folder):
+            folder.mkdir(parents=True, exist_ok=True)
+    return asdict(ModelRoom(folder=str(folder), held=held, free=free))
+
+
+def send_words(folder: str, destination: str, target: str) -> tuple[str, ...]:
+    """Return the rsync command for a folder. Raises UsageError for what rsync takes otherwise."""
+    *ssh, _dashes, _destination = ssh_words(destination, "-o", "ControlMaster=no")
+    options = (
+        # Links are resolved: what they lead to lies on this node alone.
+        *("-rLtp", "--inplace", "--no-inc-recursive"),
+        *("--exclude=*.incomplete", "--exclude=*.lock", "--exclude=.git/"),
+        f"--exclude=/{CHECKED}",
+    )
+    return rsync_words(options, [f"{folder}/"], ssh, destination, target)
+
+
+def send_model(folder: str, destination: str, target: str) -> Iterator[dict[str, Any]]:
+    """Yield the progress in bytes, at last ``{"result": Copied}``.
+
+    Raises SourceError if the model is not complete here, HostError or StorageError if rsync fails.
+    """
+    place = Path(folder)
+    require_rsync()
+    if not is_complete(place):
+        name = folder_of(place.name)
+        model = f"{name.repo}@{name.commit}" if name else "REPO"
+        raise SourceError(
+            f"{folder}: is not complete", hint=quoted("patchkit", "model", "check", model)
+        )
+    made = read_record(place)
+    total = made.size if made else sum(f.stat().st_size for f in place.rglob("*") if f.is_file())
+    took = yield from copied(send_words(folder, destination, target), total, destination)
+    yield {"result": asdict(took)}

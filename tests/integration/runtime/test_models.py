@@ -190,23 +190,23 @@ def test_sync_copies_checks_and_goes_on(nodes, tmp_path):
     assert source is nodes[0]
     first = sync_model(source, model, nodes[1], silent)
     there = tmp_path / "a b'$(c)" / FOLDER
-    assert first.check.complete
-    assert first.check.full
-    assert first.check.folder == str(there)
+    assert first.complete
+    assert first.full
+    assert first.folder == str(there)
     assert first.sent.sent >= SIZE
     assert {path.name for path in there.iterdir()} == {*CHOSEN, ".cache"}
     assert sync_model(source, model, nodes[1], silent).sent.sent == 0
     # As an interrupt leaves it: a part under the file's own name.
     os.truncate(there / SHARDS[1], 4000)
     assert not models_of(nodes)[1][0].complete
-    assert sync_model(source, model, nodes[1], silent).check.complete
+    assert sync_model(source, model, nodes[1], silent).complete
     # The same size and time, other bytes: rsync alone would keep them.
     place = there / SHARDS[1]
     kept, data = place.stat(), bytearray(place.read_bytes())
     data[-1] ^= 1
     place.write_bytes(data)
     os.utime(place, ns=(kept.st_atime_ns, kept.st_mtime_ns))
-    assert sync_model(source, model, nodes[1], silent).check.complete
+    assert sync_model(source, model, nodes[1], silent).complete
     # A source whose bytes are wrong is none.
     rotten = tmp_path / "models" / FOLDER / SHARDS[0]
     rotten.write_bytes(bytes(data[: rotten.stat().st_size].ljust(rotten.stat().st_size)))
