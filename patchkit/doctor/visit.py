@@ -23,7 +23,7 @@ from patchkit.doctor.nccl_took import nccl_agreement, nccl_findings
 from patchkit.doctor.peers.placed_files import url_of
 from patchkit.doctor.peers.report import NodeReport
 from patchkit.doctor.peers.situation import facts_for_causes
-from patchkit.doctor.questions import questions_to_ask, question_findings
+from patchkit.doctor.questions import question_findings, questions_to_ask
 from patchkit.doctor.server import server_findings
 from patchkit.doctor.symptoms.diagnosis import ReadLog
 from patchkit.doctor.symptoms.journals import read_journals

@@ -6,6 +6,7 @@ import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -46,7 +47,6 @@ _FILE = click.Path(path_type=Path, allow_dash=True)
 @TARGET
 @PYTHON
 @click.option("--elsewhere", is_flag=True, help="Do not compare the files with this machine.")
-@click.option("--host/--no-host", "with_host", default=True, hidden=True)  # the former spelling
 @ROOT
 @click.option("--json", "as_json", is_flag=True, help="Print JSON for machines.")
 def command(
@@ -54,7 +54,6 @@ def command(
     *,
     running: str | None,
     elsewhere: bool,
-    with_host: bool,
     root: Path,
     python: str | None,
     as_json: bool,
@@ -77,28 +76,25 @@ def command(
         raise UsageError("no file", hint="name files, or what runs: patchkit check --running")
     found = [] if running is None else find_running(running, root)
     found = [*map(read_file, files), *found]
-    here = with_host and not elsewhere
-    host = probe(root, python=python, environment=os.environ) if here else None
+    host = None if elsewhere else probe(root, python=python, environment=os.environ)
     checked = [add_situation(subject, host, options) for subject in found]
     findings = [find_problems(subject) for subject in checked]
-    if as_json:
-        print_json({"files": list(map(_to_json, checked, findings))})
-    else:
-        for subject, problems in zip(checked, findings, strict=True):
+    rows = []
+    for subject, problems in zip(checked, findings, strict=True):
+        rows.append(
+            {
+                "file": subject.where,
+                "situation": subject.situation,
+                "versions": [asdict(stated) for stated in subject.versions],
+                "findings": [finding.fields() for finding in problems],
+            }
+        )
+        if not as_json:
             echo(_render_lines(subject, problems, is_asked=bool(options["target"])))
-    if code := worst(
-        [subject for problems in findings for subject in problems], Level.ERROR, Level.WARNING
-    ):
+    if as_json:
+        print_json({"files": rows})
+    if code := worst(chain.from_iterable(findings), Level.ERROR, Level.WARNING):
         raise SystemExit(code)
-
-
-def _to_json(checked: CheckedText, findings: Sequence[Finding]) -> dict[str, Any]:
-    return {
-        "file": checked.where,
-        "situation": checked.situation,
-        "versions": [asdict(stated) for stated in checked.versions],
-        "findings": [finding.fields() for finding in findings],
-    }
 
 
 def _render_lines(
@@ -134,7 +130,5 @@ def _describe_version(checked: CheckedText, project: str) -> str:
     for found in stated:
         if version and found.version == version:
             return f"{title} {version} ({found.text}, line {found.line})"
-    if version or len(stated) < 2:
-        return f"{title} {version}" if version else f"any {title}"
-    names = " and ".join(f"{found.version} (line {found.line})" for found in stated[:2])
-    return f"any {title}, since it names {names}: --{project} decides"
+    several = f"any {title}, since it names several: --{project} decides"
+    return f"{title} {version}" if version else several if stated[1:] else f"any {title}"

@@ -1,50 +1,110 @@
-"""Check what a file or a server says: names, values, flags, contradictions, secrets, this host."""
+"""Check what a file or a server says; of env files also edits, and what their readers differ in."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+import string
+from collections.abc import Iterable, Iterator
 
 from patchkit.finding import Finding
-from patchkit.runtime.check.exposure import check_secrets, check_servers
-from patchkit.runtime.check.flags import check_flags
-from patchkit.runtime.check.names import check_names
+from patchkit.runtime.check.content import ENV, Assignment, make_finding
+from patchkit.runtime.check.formats import is_env_file
 from patchkit.runtime.check.nodes import check_advice, check_containers, check_host, check_ray
-from patchkit.runtime.check.own_files import check_header, check_line_syntax
-from patchkit.runtime.check.situation import CheckedText
-from patchkit.runtime.check.values import check_contradictions, check_placeholders, check_values
-
-_CHECKS = (
-    *(check_header, check_names, check_values, check_host, check_placeholders, check_secrets),
-    *(check_contradictions, check_servers, check_containers, check_line_syntax, check_flags),
-    *(check_ray, check_advice),
+from patchkit.runtime.check.servers import check_flags, check_secrets, check_servers
+from patchkit.runtime.check.settings import (
+    check_contradictions,
+    check_names,
+    check_placeholders,
+    check_values,
 )
+from patchkit.runtime.check.situation import CheckedText
+from patchkit.runtime.envfile.facts import fact_problems
+from patchkit.runtime.envfile.header import bears_mark, head_facts, untouched
+from patchkit.runtime.rules.sensitive_names import runs_code
+from patchkit.runtime.rules.variable_rules import load_variable_rules
+
 _LONGEST = 200  # lines of a command, from a finding up to the comment above it
 _IGNORE = re.compile(r"(?:#|;|//)\s*patchkit:\s*ignore\b[:\s\[(]*(?P<ids>[a-z0-9, -]*)")
+# What a rule's {facts} may stand for; a value of another form was set by no rule.
+_FACTS = {"ptxas": "/[^\n]*/ptxas"}
+_NAME = r"\s*(?:export\s+)?(?P<name>[A-Za-z_]\w*)="
+_DIFFERENCES = {
+    "export-in-env-file": re.compile(r"\s*export\s+(?P<name>\w+)="),
+    "comment-behind-value": re.compile(_NAME + r"(?:'[^']*'|\"[^\"]*\"|[^'\"\s#]*)\s+#"),
+    "quotes": re.compile(_NAME + r"['\"]"),
+    "blanks-in-value": re.compile(_NAME + r"[^'\"\s]+\s+[^\s#]"),
+    "dollar-in-value": re.compile(_NAME + r"[^'$]*\$"),
+}
 
 
 def find_problems(checked: CheckedText) -> tuple[Finding, ...]:
     """Return what is wrong, in the order of the lines, without what a comment silences."""
+    checks = (
+        *(_check_header, check_names, check_values, check_host, check_placeholders),
+        *(check_secrets, check_contradictions, check_servers, check_containers),
+        *(_check_line_syntax, check_flags, check_ray, check_advice),
+    )
     findings = [*checked.content.problems]
-    for check in _CHECKS:
+    for check in checks:
         findings += check(checked)
     # Two checks may come to the same finding.
-    unique = dict.fromkeys(_without_ignored(checked.text, findings))
+    unique = dict.fromkeys(_drop_ignored(checked.text, findings))
     return tuple(sorted(unique, key=lambda finding: finding.line))
 
 
-def _without_ignored(text: str, findings: Iterable[Finding]) -> Iterable[Finding]:
+def _drop_ignored(text: str, findings: Iterable[Finding]) -> Iterator[Finding]:
     """Yield the findings but those with `# patchkit: ignore` on their line, or above it."""
-    if "patchkit:" not in text:
-        yield from findings
-        return
-    lines = ["", *text.split("\n"), ""]
+    lines = ["", *text.split("\n"), ""] if "patchkit:" in text else []
     for finding in findings:
         # A continued line has no room for a comment: that above the command counts.
         above = max(finding.line - 1, 0)
-        while above > finding.line - _LONGEST and lines[above].rstrip().endswith("\\"):
+        while lines and above > finding.line - _LONGEST and lines[above].rstrip().endswith("\\"):
             above -= 1
-        marks = map(_IGNORE.search, (lines[above], lines[finding.line]))
-        silenced = [set(mark["ids"].replace(",", " ").split()) for mark in marks if mark]
+        marks = map(_IGNORE.search, (lines[above], lines[finding.line]) if lines else ())
+        silenced = [mark["ids"].replace(",", " ").split() for mark in marks if mark]
         if not any(not ids or finding.id in ids for ids in silenced):
             yield finding
+
+
+def _check_header(checked: CheckedText) -> Iterator[Finding]:
+    """Yield what is wrong in a file with patchkit's first line; nothing of a file of others."""
+    text = checked.text
+    if not bears_mark(text):
+        return
+    facts = head_facts(text)
+    if not untouched(text):
+        yield make_finding("edited", 1)
+    for name, problem in fact_problems(facts).items():
+        shown = f"{name}={facts[name][:60]}"
+        yield make_finding("header-fact", 1, shown=shown, name=name, problem=problem)
+    for assignment in checked.content.assignments:
+        if (reason := runs_code(assignment.name)) and not _is_set_by_rule(assignment):
+            yield make_finding("runs-code", assignment, reason=reason)
+
+
+def _is_set_by_rule(assignment: Assignment) -> bool:
+    """Return whether a rule sets a variable to such a value."""
+    for rule in load_variable_rules().rules:
+        parts = string.Formatter().parse(rule.set.get(assignment.name, "{none}"))
+        form = "".join(re.escape(text) + _FACTS.get(fact or "", "") for text, fact, *_ in parts)
+        if form and re.fullmatch(form, assignment.value):
+            return True
+    return False
+
+
+def _check_line_syntax(checked: CheckedText) -> Iterator[Finding]:
+    """Yield what sh, systemd and docker read differently, each kind of difference once."""
+    text = checked.text
+    if "\r\n" in text:
+        yield make_finding("crlf", 1)
+    # A file of patchkit's own says what reads it.
+    if "format" in head_facts(text) or checked.content.kind != ENV or not is_env_file(text):
+        return
+    lines = text.replace("\r\n", "\n").split("\n")
+    for key, form in _DIFFERENCES.items():
+        matches = [(number, form.match(line)) for number, line in enumerate(lines, 1)]
+        found = [(number, match["name"]) for number, match in matches if match]
+        if found:
+            number, name = found[0]
+            more = f" and {len(found) - 1} more" if found[1:] else ""
+            yield make_finding(key, Assignment(number, name, ""), names=name + more)

@@ -16,7 +16,7 @@ from patchkit.runtime.check.content import (
     is_literal,
 )
 from patchkit.runtime.check.shell_words import split_statements
-from patchkit.runtime.check.versions import find_image, is_server_flag, is_server_module
+from patchkit.runtime.check.situation import find_image, is_server_flag, is_server_module
 
 _DEEPEST = 6  # scripts in words of scripts
 _PAIR = re.compile(r"(?P<name>[A-Za-z_]\w*)=(?P<value>.*)", re.DOTALL)

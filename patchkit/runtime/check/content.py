@@ -1,14 +1,18 @@
-"""State what a file says literally: variables, command lines, containers, images."""
+"""State what a file says literally, and make findings with the words of findings.toml."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 
-from patchkit.finding import Finding
+from patchkit.errors import SourceError
+from patchkit.finding import Finding, Level
+from patchkit.paths import RECIPES
+from patchkit.records import read_toml
 from patchkit.runtime.rules.secret_texts import mask_secrets
+from patchkit.runtime.rules.variable_rules import Avoid, VariableAdvice
 from patchkit.runtime.rules.variable_values import is_placeholder
 
 ENV, SHELL, YAML, DOCKERFILE = "env file", "shell script", "YAML", "Dockerfile"
@@ -189,3 +193,30 @@ class FileContent:
         """Return a variable in the environment of a command, as far as the file sets it."""
         found = self.variables_by_block
         return found.get((command.block, name)) or found.get((0, name))
+
+
+@cache
+def load_messages() -> Mapping[str, Mapping[str, str]]:
+    """Return the messages by id."""
+    return read_toml(dict[str, dict[str, str]], RECIPES / "env" / "findings.toml")
+
+
+def make_finding(
+    key: str, place: int | Assignment | GivenFlag, level: Level | None = None, **fields: object
+) -> Finding:
+    """Return a finding about a line, a variable or a flag; ``level`` instead of the table's."""
+    message = load_messages()[key]
+    line, about = (place, "") if isinstance(place, int) else (place.line, place.name)
+    if not isinstance(place, int):
+        fields = {"shown": place.shown, "name": about, **fields}
+    words = {part: text.format(**fields) for part, text in message.items() if part != "level"}
+    level = level or Level(message["level"])
+    return Finding(id=key, line=line, about=about, level=level, kind=SourceError, **words)
+
+
+def rule_finding(
+    rule: Avoid | VariableAdvice, line: int, what: str, why: str, about: str = ""
+) -> Finding:
+    """Return a finding of a rule, with its id and its words."""
+    words = {"what": what, "why": why, "hint": rule.instead, "source": rule.source, "about": about}
+    return Finding(id=rule.id, line=line, level=Level(rule.severity), kind=SourceError, **words)

@@ -20,8 +20,8 @@ from patchkit.runtime.check.content import (
     Container,
     FileContent,
     Word,
+    make_finding,
 )
-from patchkit.runtime.check.messages import make_finding
 from patchkit.runtime.check.shell_words import split_statements, unquote
 from patchkit.runtime.check.situation import CheckedText
 from patchkit.runtime.check.yaml_files import read_yaml

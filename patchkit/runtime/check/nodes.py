@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from patchkit.finding import Finding, Level
-from patchkit.runtime.check.content import Assignment, Container
-from patchkit.runtime.check.messages import make_finding
+from patchkit.runtime.check.content import Assignment, Container, make_finding, rule_finding
 from patchkit.runtime.check.situation import CheckedText
 from patchkit.runtime.host.host import Host, Rdma
 from patchkit.runtime.rules.rule import holding
@@ -49,15 +48,7 @@ def check_advice(checked: CheckedText) -> Iterator[Finding]:
         if not advice.solved(values):
             stated = (found.line for found in checked.versions if found.project in advice.when)
             facts = " and ".join(f"{name} {situation[name]}" for name in advice.when)
-            yield Finding(
-                id=advice.id,
-                line=next(stated, 1),
-                level=Level(advice.severity),
-                what=advice.says,
-                why=f"Known of {facts}.",
-                hint=advice.instead,
-                source=advice.source,
-            )
+            yield rule_finding(advice, next(stated, 1), advice.says, f"Known of {facts}.")
 
 
 def check_containers(checked: CheckedText) -> Iterator[Finding]:
@@ -99,12 +90,9 @@ def check_host(checked: CheckedText) -> Iterator[Finding]:
     A file with several values of a variable is for several nodes: then one has to be this host's.
     """
     by_name: dict[str, list[list[Finding]]] = {}
-    host = checked.host
-    if host is None:
-        return
-    for assignment in checked.content.assignments:
-        if assignment.is_given and not assignment.value.startswith("^"):
-            found = [*_compare_host(assignment, host)]
+    for assignment in checked.content.assignments if checked.host else ():
+        if checked.host and assignment.is_given and not assignment.value.startswith("^"):
+            found = [*_compare_host(assignment, checked.host)]
             by_name.setdefault(assignment.name, []).append(found)
     for found_by_value in by_name.values():
         if all(found_by_value):

@@ -11,8 +11,7 @@ from patchkit.errors import HostError, UsageError
 from patchkit.process import attempt
 from patchkit.runtime.check.commands import CommandReader, Place
 from patchkit.runtime.check.content import RUNNING, Assignment, Container, FileContent, Word
-from patchkit.runtime.check.situation import CheckedText
-from patchkit.runtime.check.versions import StatedVersion
+from patchkit.runtime.check.situation import CheckedText, StatedVersion
 
 _LARGEST = 4 << 20  # bytes of an environment or a command line
 
@@ -60,11 +59,8 @@ def _read_process(folder: Path) -> CheckedText:
     name = content.commands[0].program if content.commands else words[0] if words else "?"
     # What is installed beside its program, without running anything of it.
     homes = [Path(word).parent.parent for word in words[:2] if word.startswith("/")]
-    places = [
-        place
-        for home in homes
-        for place in home.glob("lib/python3*/site-packages/vllm-*.dist-info")
-    ]
+    form = "lib/python3*/site-packages/vllm-*.dist-info"
+    places = [place for home in homes for place in home.glob(form)]
     versions = [StatedVersion("vllm", place.stem.split("-")[1], 1, str(place)) for place in places]
     where = f"process {folder.name} ({name})"
     return CheckedText(where=where, content=content, versions=versions[:1])
@@ -80,12 +76,11 @@ def _inspect_container(name: str) -> CheckedText:
             f"no container {name!r}: {done.trouble}",
             hint="`docker ps` lists those that run; a process is named by its number",
         )
+    content = FileContent(RUNNING)
     try:
         (found,) = json.loads(done.output)
         config: Mapping[str, Any] = found["Config"]
-        host: Mapping[str, Any] = found["HostConfig"]
-        content = FileContent(RUNNING)
-        box = Container(program, str(config["Image"]), 1, (*_options(host),))
+        box = Container(program, str(config["Image"]), 1, (*_read_options(found["HostConfig"]),))
         content.add_container(box, 1)
         words = [found["Path"], *(found["Args"] or ())]
         _read_started(content, config["Env"] or (), words, Place(block=1, image=box.image))
@@ -105,7 +100,7 @@ def _read_started(
     CommandReader(content).read_entry([Word(word, 1) for word in words], place, has_entry=False)
 
 
-def _options(host: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def _read_options(host: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield how a container was started, as options of docker run."""
     yield "--network", str(host.get("NetworkMode", ""))
     yield "--pids-limit", str(host.get("PidsLimit") or "")

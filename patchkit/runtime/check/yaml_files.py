@@ -8,8 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from patchkit.runtime.check.commands import CommandReader, Place
-from patchkit.runtime.check.content import Assignment, Container, FileContent, Word
-from patchkit.runtime.check.messages import make_finding
+from patchkit.runtime.check.content import Assignment, Container, FileContent, Word, make_finding
 from patchkit.runtime.check.shell_words import split_statements
 
 _MOST_NODES = 100_000  # a few aliases may stand for any number of nodes
@@ -17,7 +16,6 @@ _DEEPEST, _MOST_EVENTS = 64, 400_000
 _ENVIRONMENT = re.compile(r"(?i)(?:.*[-_.])?(?:env|envs|environment|env_?vars|extraenv\w*)|\w+Env")
 _IMAGES = ("image", "container", "container_image", "docker_image", "base_image")
 _COMMANDS = ("entrypoint", "command", "cmd", "args")
-_SCRIPTS = ("run", "script", "commands", "before_script", "setup")
 _NULLS = {"", "~", "null", "Null", "NULL"}
 # Keys of a service of compose, and the options of docker run that say the same.
 _COMPOSE_OPTIONS = {
@@ -36,26 +34,21 @@ def read_yaml(text: str, content: FileContent) -> None:
     if text.lstrip().startswith("{"):
         text = text.replace("\t", " ")  # JSON may be indented with tabs, YAML may not
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    depth, line, what = 0, 1, ""
+    depth = 0
     try:
         for number, event in enumerate(yaml.parse(text, Loader=loader)):
             depth += isinstance(event, yaml.CollectionStartEvent)
             depth -= isinstance(event, yaml.CollectionEndEvent)
             if depth > _DEEPEST or number > _MOST_EVENTS:
-                line, what = (
-                    event.start_mark.line + 1,
-                    "YAML that is too large or nested too deeply",
-                )
-                break
-        else:
-            reader = _YamlReader(CommandReader(content), text.split("\n"))
-            for document in yaml.compose_all(text, Loader=loader):
-                reader.read_document(document)
+                what = "too large or nested too deeply"
+                raise yaml.MarkedYAMLError(problem=what, problem_mark=event.start_mark)
+        reader = _YamlReader(CommandReader(content), text.split("\n"))
+        for document in yaml.compose_all(text, Loader=loader):
+            reader.read_document(document)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = min(mark.line, text.count("\n")) + 1 if mark else 1
-        what = f"the file, which is no YAML: {getattr(error, 'problem', None) or 'odd characters'}"
-    if what:
+        what = f"the file, as YAML: {getattr(error, 'problem', None) or 'odd characters'}"
         content.problems.append(make_finding("not-read", line, what=what))
 
 
@@ -67,12 +60,10 @@ class _YamlReader:
     is_compose: bool = False
 
     def read_document(self, node: Any) -> None:
-        """Read a document; of patchkit's own JSON and of a ConfigMap the variables."""
+        """Read a document; of a ConfigMap the variables."""
         top = _map_keys(node)
         self.is_compose = "services" in top
-        if {"header", "variables"} <= top.keys():
-            self._read_environment(top["variables"], 0)
-        elif getattr(top.get("kind"), "value", "") == "ConfigMap":
+        if getattr(top.get("kind"), "value", "") == "ConfigMap":
             self._read_environment(top.get("data"), 0)
         else:
             self._visit_node(node, 0)
@@ -103,9 +94,6 @@ class _YamlReader:
         for name, node in fields.items():
             if _ENVIRONMENT.fullmatch(name):
                 self._read_environment(node, block)
-            elif name in _SCRIPTS:
-                for item in node.value if node.id == "sequence" else [node]:
-                    self._read_script(item, place)
             elif name not in _COMMANDS or node.id == "mapping":
                 self._visit_node(node, block)
         self._read_command(fields, place)

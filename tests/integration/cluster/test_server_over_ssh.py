@@ -10,7 +10,7 @@ from patchkit.cluster.agent.server_answers import (
     wanted_metrics,
 )
 from patchkit.cluster.ssh.node import Remote
-from patchkit.doctor.questions import questions, questions_to_ask, question_findings
+from patchkit.doctor.questions import question_findings, questions, questions_to_ask
 from patchkit.doctor.server import server_findings
 from support import ssh_server
 from support.model_server import ModelServer

@@ -9,9 +9,9 @@ from patchkit.cluster.agent.server_answers import AskedFact, ask_facts
 from patchkit.cluster.ssh.node import Remote
 from patchkit.doctor.questions import (
     is_right,
+    question_findings,
     questions,
     questions_to_ask,
-    question_findings,
 )
 from patchkit.finding import Level
 from support.model_server import ModelServer

@@ -85,7 +85,6 @@ YAML_VARIABLES = [
     ("kind: ConfigMap\ndata:\n  A_B: c\n", ["3 A_B=c"]),
     ("A_B: c\nmodel:\n  D_E: f\n", []),
     (SERVICE + "    command: bash -c 'export A_B=c; run'\n", ["4 A_B=c"]),
-    ("jobs:\n  a:\n    steps:\n    - run: |\n        x\n        export A_B=c\n", ["6 A_B=c"]),
     ("env:\n  A_B: '{{ x }}'\n", ["2 A_B?"]),
 ]
 YAML_SERVERS = [

@@ -142,7 +142,6 @@ VALUES = [
     # A ring needs Ring, and it is not known here; no other algorithm is ever needed.
     ("x.env", "NCCL_ALGO=Tree", [("warning", "NCCL_ALGO=Tree is advised against")]),
     ("x.env", "NCCL_ALGO=Ring", [("note", "NCCL_ALGO=Ring is advised against")]),
-    ("x.env", "NCCL_ALGO=Ring\nNCCL_IB_MERGE_NICS=0", []),
     ("x.env", "NCCL_IB_GDR_LEVEL=5", [("note", "NCCL_IB_GDR_LEVEL=5 is advised against")]),
     ("x.env", "VLLM_SERVER_DEV_MODE=1", [("note", "VLLM_SERVER_DEV_MODE=1 is advised against")]),
     ("x.env", "VLLM_SERVER_DEV_MODE=0", []),
@@ -177,11 +176,6 @@ PLACEHOLDERS = [
         "GLOO_SOCKET_IFNAME=CHANGE_ME",
         [("error", "GLOO_SOCKET_IFNAME=CHANGE_ME: still")],
     ),
-    (
-        "head.env.example",
-        "GLOO_SOCKET_IFNAME=CHANGE_ME",
-        [("warning", "GLOO_SOCKET_IFNAME=CHANGE")],
-    ),
     ("x.env", "NCCL_IB_HCA=rocepXsYfZ", [("warning", "NCCL_IB_HCA=rocepXsYfZ: still to be")]),
     ("x.env", "MASTER_ADDR=head-roce-ip", [("error", "MASTER_ADDR=head-roce-ip: still to be")]),
     ("x.env", "HEAD_IP=192.0.2.10", [("warning", "HEAD_IP=192.0.2.10: still to be")]),
@@ -195,14 +189,13 @@ PLACEHOLDERS = [
     ),
     ("x.env", "NCCL_IB_HCA=rocep1s0f0,roceP2p1s0f0\nMASTER_ADDR=spark-1", []),
     ("x.env", "MASTER_ADDR=ip-10-0-0-1\nNCCL_SOCKET_IFNAME=enP2p1s0f0np0", []),
-    ("x.env.example", "HF_TOKEN=your_token", []),
     ("x.env", "NODE_HOST=YOUR_SPARK", [("warning", "NODE_HOST=YOUR_SPARK: still to be")]),
     ("x.env", "NODE_HOST=spark-2\nVLLM_HOST=0.0.0.0", []),
     # It contradicts nothing until it is filled in.
     (
-        "x.env.example",
+        "x.env",
         "NCCL_SOCKET_IFNAME=enpXsYfZnpN\nGLOO_SOCKET_IFNAME=enp1s0f0np0",
-        [("warning", "NCCL_SOCKET_IFNAME=enpXsYfZnpN: still to be")],
+        [("error", "NCCL_SOCKET_IFNAME=enpXsYfZnpN: still to be")],
     ),
 ]
 
@@ -212,7 +205,6 @@ SECRETS = [
         "OPENAI_API_KEY=sk-5f3a77",
         [("warning", "the value of OPENAI_API_KEY is in the file")],
     ),
-    ("x.env.example", "VLLM_API_KEY=change-me\nUI_PASSWORD=choose-a-password", []),
     *(
         (where, text, [("warning", f"{name} has a placeholder for its value")])
         for where, text, name in (
