@@ -11,6 +11,7 @@ from dataclasses import replace
 from patchkit.cluster.health.closer import GpuUser
 from patchkit.cluster.launch.survey import memlock_cure
 from patchkit.cluster.ssh.ssh import there
+from patchkit.doctor.check import NotCheckedError, check, require, unknown
 from patchkit.doctor.log import log_findings
 from patchkit.doctor.node_judge import NodeJudge, limits
 from patchkit.doctor.peers.report import NodeReport
@@ -18,7 +19,6 @@ from patchkit.doctor.peers.situation import facts_for_causes
 from patchkit.doctor.python import PYTHON_CHECKS
 from patchkit.doctor.symptoms.diagnosis import read_log
 from patchkit.finding import Finding, Level
-from patchkit.runtime.host.nvml import GpuState
 from patchkit.runtime.host.target import target_of
 from patchkit.runtime.rules.releases import within
 from patchkit.units import KIB_PER_GIB
@@ -26,28 +26,25 @@ from patchkit.units import KIB_PER_GIB
 _UNIFIED = ("gb10", "thor")
 # NVML's clocksThrottleReasons that are no choice of the user's: nvml.h.
 _THROTTLED = {0x8: "hardware", 0x20: "heat", 0x40: "heat", 0x80: "power brake"}
+_NO_MEMORY = "the kernel does not tell how much memory there is"
 _MISMATCH = "mismatch"  # NVML_ERROR_LIB_RM_VERSION_MISMATCH in NVML's words
-
-Check = Callable[[NodeJudge], Iterator[Finding]]
 
 
 def machine_findings(report: NodeReport) -> Iterator[Finding]:
     """Yield what is wrong with one machine and its Python, what is well, what was not looked at."""
     if report.facts is None or report.health is None:
         part = "facts" if report.facts is None else "health"
-        what = f"not checked: {report.why_not(part)}"
-        yield Finding(level=Level.UNKNOWN, where=report.node, about="machine", what=what)
+        yield unknown("machine", report.node, report.why_not(part))
         return
     judge = NodeJudge(report, report.facts, report.health)
-    for check in (*_CHECKS, *PYTHON_CHECKS):
-        yield from check(judge)
+    for look in (*_CHECKS, *PYTHON_CHECKS):
+        yield from look(judge)
 
 
-def _memory(judge: NodeJudge) -> Iterator[Finding]:
-    memory, serves = judge.facts.host.memory, bool(judge.report.processes)
-    if memory is None:
-        yield judge.unknown("memory-left", "the kernel does not tell how much there is")
-        return
+@check("memory-left")
+def check_memory(judge: NodeJudge) -> Iterator[Finding]:
+    memory = require(judge.facts.host.memory, _NO_MEMORY)
+    serves = bool(judge.report.processes)
     sizes = {"available": memory.available // KIB_PER_GIB, "total": memory.total // KIB_PER_GIB}
     shared = target_of(judge.facts.host) in _UNIFIED
     if serves and shared and memory.available < limits().left_gib * KIB_PER_GIB:
@@ -59,41 +56,40 @@ def _memory(judge: NodeJudge) -> Iterator[Finding]:
         yield judge.fine("memory-left", **sizes)
 
 
-def _page_cache(judge: NodeJudge) -> Iterator[Finding]:
-    memory, cache = judge.facts.host.memory, judge.health.page_cache
-    if memory is None or cache is None:
-        why = judge.health.why_not("page_cache") or "the kernel does not tell how much memory is"
-        yield judge.unknown("page-cache", why)
-    elif cache > memory.total // 4 and not judge.report.processes:
+@check("page-cache")
+def check_page_cache(judge: NodeJudge) -> Iterator[Finding]:
+    cache = require(judge.health.page_cache, judge.health.why_not("page_cache"))
+    memory = require(judge.facts.host.memory, _NO_MEMORY)
+    if cache > memory.total // 4 and not judge.report.processes:
         drop = there(judge.node, "sudo", "sh", "-c", "sync; echo 3 > /proc/sys/vm/drop_caches")
         yield judge.say("page-cache", cache=cache // KIB_PER_GIB, command=drop)
     else:
         yield judge.fine("page-cache", cache=cache // KIB_PER_GIB)
 
 
-def _huge_pages(judge: NodeJudge) -> Iterator[Finding]:
-    if (huge := judge.health.huge) is None:
-        yield judge.unknown("huge-pages", judge.health.why_not("huge"))
-    elif huge:
+@check("huge-pages")
+def check_huge_pages(judge: NodeJudge) -> Iterator[Finding]:
+    if huge := require(judge.health.huge, judge.health.why_not("huge")):
         command = there(judge.node, "sudo", "sysctl", "vm.nr_hugepages=0")
         yield judge.say("huge-pages", huge=huge / KIB_PER_GIB, command=command)
     else:
         yield judge.fine("huge-pages")
 
 
-def _oom(judge: NodeJudge) -> Iterator[Finding]:
-    memory, guards = judge.facts.host.memory, judge.health.guards
-    if (kills := judge.health.oom_kills) is None:
-        yield judge.unknown("oom-kills", judge.health.why_not("oom_kills"))
-    elif kills:
+@check("oom-kills")
+def check_oom_kills(judge: NodeJudge) -> Iterator[Finding]:
+    if kills := require(judge.health.oom_kills, judge.health.why_not("oom_kills")):
         command = there(judge.node, "sudo", "journalctl", "-k", "-b", "--grep=Killed process")
         yield judge.say("oom-kills", kills=kills, command=command)
     else:
         yield judge.fine("oom-kills")
-    if guards is None or memory is None:
-        why = judge.health.why_not("guards") or "the kernel does not tell of its memory"
-        yield judge.unknown("memory-guard", why)
-    elif not memory.swap_total and not guards and target_of(judge.facts.host) in _UNIFIED:
+
+
+@check("memory-guard")
+def check_memory_guard(judge: NodeJudge) -> Iterator[Finding]:
+    guards = require(judge.health.guards, judge.health.why_not("guards"))
+    memory = require(judge.facts.host.memory, _NO_MEMORY)
+    if not memory.swap_total and not guards and target_of(judge.facts.host) in _UNIFIED:
         command = there(judge.node, "sudo", "apt", "install", "earlyoom")
         yield judge.say("memory-guard", command=command)
     else:
@@ -101,30 +97,26 @@ def _oom(judge: NodeJudge) -> Iterator[Finding]:
         yield judge.fine("memory-guard", guards=", ".join((*guards, swap)))
 
 
-def _kernel(judge: NodeJudge) -> Iterator[Finding]:
+@check("kernel-log")
+def check_kernel_log(judge: NodeJudge) -> Iterator[Finding]:
     if judge.health.kernel is None:
-        why = judge.health.why_not("kernel")
         hint = there(judge.node, "sudo", "dmesg", "--level=emerg,alert,crit,err,warn")
-        yield judge.unknown("kernel-log", why, hint)
-        return
+        raise NotCheckedError(judge.health.why_not("kernel"), hint)
     lines = [line.replace("\n", " ") for line in judge.health.kernel]
     text = "".join(f"{line}\n" for line in lines).encode(errors="replace")
     # Not whole: most lines of the log were left out.
     read = read_log([text], facts_for_causes(judge.report), whole=False)
+    findings = log_findings(read, nodes=[judge.node] * (len(lines) + 1))
     bad = (Level.ERROR, Level.WARNING)
-    writers = [judge.node] * (len(lines) + 1)
-    found = [
-        each
-        for each in log_findings(read, nodes=writers)
-        if each.about != "unknown" and each.level in bad
-    ]
+    found = [each for each in findings if each.about != "unknown" and each.level in bad]
     yield from found or [judge.fine("kernel-log", count=len(lines))]
 
 
-def _clock(judge: NodeJudge) -> Iterator[Finding]:
+@check("clock-sync")
+def check_clock_sync(judge: NodeJudge) -> Iterator[Finding]:
     if judge.health.synced is None:
-        yield judge.unknown("clock-sync", judge.health.why_not("synced"), "timedatectl")
-    elif judge.health.synced:
+        raise NotCheckedError(judge.health.why_not("synced"), "timedatectl")
+    if judge.health.synced:
         yield judge.fine("clock-sync")
     else:
         command = there(judge.node, "sudo", "timedatectl", "set-ntp", "true")
@@ -134,20 +126,15 @@ def _clock(judge: NodeJudge) -> Iterator[Finding]:
 # The GPU
 
 
-def _gpu(judge: NodeJudge) -> Iterator[Finding]:
-    gpu, why = judge.health.gpu, judge.health.why_not("gpu")
-    if gpu is None and _MISMATCH in why:
+@check("gpu-throttled")
+def check_gpu(judge: NodeJudge) -> Iterator[Finding]:
+    why = judge.health.why_not("gpu")
+    if _MISMATCH in why:
         yield judge.say("gpu-mismatch", reason=why)
-    elif gpu is None:
-        none = "" if judge.facts.host.gpus else "no GPU is found here: "
-        yield judge.unknown("gpu-throttled", f"{none}{why}")
-    elif gpu.throttled is None:
-        yield judge.unknown("gpu-throttled", "NVML does not tell why clocks are held down")
-    else:
-        yield from _slow(judge, gpu, gpu.throttled)
-
-
-def _slow(judge: NodeJudge, gpu: GpuState, throttled: int) -> Iterator[Finding]:
+        return
+    none = "" if judge.facts.host.gpus else "no GPU is found here: "
+    gpu = require(judge.health.gpu, f"{none}{why}")
+    throttled = require(gpu.throttled, "NVML does not tell why clocks are held down")
     shown = {
         "celsius": _shown(gpu.celsius, "°C"),
         "watts": _shown(gpu.watts, "W"),
@@ -171,18 +158,16 @@ def _shown(value: float | None, unit: str) -> str:
     return f"? {unit}" if value is None else f"{value:.0f} {unit}"
 
 
-def _gpu_others(judge: NodeJudge) -> Iterator[Finding]:
-    users, container = judge.health.gpu_users, judge.health.container
-    own = {each.pid for each in judge.report.processes or ()}
-    if users is None or judge.report.processes is None or container is None:
-        why = judge.health.why_not("gpu_users", "container") or judge.report.why_not("processes")
-        yield judge.unknown("gpu-others", why)
-        return
+@check("gpu-others")
+def check_gpu_users(judge: NodeJudge) -> Iterator[Finding]:
+    users = require(judge.health.gpu_users, judge.health.why_not("gpu_users"))
+    container = require(judge.health.container, judge.health.why_not("container"))
+    processes = require(judge.report.processes, judge.report.why_not("processes"))
+    own = {each.pid for each in processes}
     others = [each for each in users if each.pid not in own]
     if others and container.kind:
-        why = "in a container processes have other numbers than the driver says"
-        yield judge.unknown("gpu-others", why)
-    elif others:
+        raise NotCheckedError("in a container processes have other numbers than the driver says")
+    if others:
         pids = ",".join(str(each.pid) for each in others)
         command = there(judge.node, "ps", "-o", "pid,user,etime,args", "-p", pids)
         about = "gpu-others" if own else "gpu-taken"
@@ -199,13 +184,13 @@ def _described(user: GpuUser) -> str:
     return f"{user.pid} ({words})" if words else str(user.pid)
 
 
-def _driver(judge: NodeJudge) -> Iterator[Finding]:
+@check("driver")
+def check_driver(judge: NodeJudge) -> Iterator[Finding]:
     driver, software = judge.driver, judge.facts.host.software
     cuda = software.cuda if software else ""
     oldest = limits().drivers.get(cuda.partition(".")[0], "")
     if not driver:
-        yield judge.unknown("driver", "no driver of a GPU says its version")
-        return
+        raise NotCheckedError("no driver of a GPU says its version")
     if oldest and within(driver, f"<{oldest}"):
         yield judge.say("driver", driver=driver, cuda=cuda, oldest=oldest)
     elif within(driver, ">=590,<595"):
@@ -213,18 +198,19 @@ def _driver(judge: NodeJudge) -> Iterator[Finding]:
     elif oldest:
         yield judge.fine("driver", driver=driver, cuda=cuda)
     else:
-        yield judge.unknown("driver", f"{driver} is there, and no torch says for which CUDA it is")
+        raise NotCheckedError(f"{driver} is there, and no torch says for which CUDA it is")
 
 
 # Limits
 
 
-def _unit_limits(judge: NodeJudge) -> Iterator[Finding]:
+@check("unit-memlock")
+def check_unit_limits(judge: NodeJudge) -> Iterator[Finding]:
     unit, active = judge.health.unit, [each.name for each in judge.facts.host.rdma if each.active]
     if not active:
         yield judge.fine("unit-memlock", what="no RDMA device is active: nothing is registered")
     elif unit is None or not unit.known:
-        yield judge.unknown("unit-memlock", judge.health.why_not("unit") or "its limits are hidden")
+        raise NotCheckedError(judge.health.why_not("unit") or "its limits are hidden")
     elif unit.memlock is None or unit.locks:
         yield judge.fine("unit-memlock", what="the running server may lock all memory")
     else:
@@ -235,11 +221,10 @@ def _unit_limits(judge: NodeJudge) -> Iterator[Finding]:
         yield replace(said, level=Level.NOTE) if known else said
 
 
-def _container(judge: NodeJudge) -> Iterator[Finding]:
-    its, process = judge.health.container, judge.health.process
-    if its is None or process is None:
-        yield judge.unknown("container-pids", judge.health.why_not("container", "process"))
-        return
+@check("container-pids")
+def check_container(judge: NodeJudge) -> Iterator[Finding]:
+    its = require(judge.health.container, judge.health.why_not("container"))
+    process = require(judge.health.process, judge.health.why_not("process"))
     if not its.kind:
         yield judge.fine("container-pids", what="this is no container")
         return
@@ -256,50 +241,45 @@ def _container(judge: NodeJudge) -> Iterator[Finding]:
     ]
 
 
-def _threads(judge: NodeJudge) -> Iterator[Finding]:
+@check("threads")
+def check_threads(judge: NodeJudge) -> Iterator[Finding]:
     """Yield whether a control group is nearly full of threads, in a container or not."""
-    its = judge.health.container
-    if its is None:
-        yield judge.unknown("threads", judge.health.why_not("container"))
-    elif its.pids is None or its.pids_now is None:
+    its = require(judge.health.container, judge.health.why_not("container"))
+    if its.pids is None or its.pids_now is None:
         yield judge.fine("threads", what="no limit of processes and threads")
+    elif its.pids_now * 10 > its.pids * 9:
+        yield judge.say("threads", limit=its.pids, now=its.pids_now)
     else:
-        figures = {"limit": its.pids, "now": its.pids_now}
-        if its.pids_now * 10 > its.pids * 9:
-            yield judge.say("threads", **figures)
-        else:
-            what = f"{its.pids_now} of {its.pids} processes and threads"
-            yield judge.fine("threads", what=what)
+        yield judge.fine("threads", what=f"{its.pids_now} of {its.pids} processes and threads")
 
 
-def _rdma_files(judge: NodeJudge) -> Iterator[Finding]:
-    its, active = judge.health.container, sum(each.active for each in judge.facts.host.rdma)
-    if its is None:
-        yield judge.unknown("rdma-closed", judge.health.why_not("container"))
-    elif not active:
+@check("rdma-closed")
+def check_rdma_files(judge: NodeJudge) -> Iterator[Finding]:
+    its = require(judge.health.container, judge.health.why_not("container"))
+    active = sum(each.active for each in judge.facts.host.rdma)
+    if not active:
         yield judge.fine("rdma-closed", what="no RDMA device is active")
-    else:
+    elif its.verbs_open < active:
         counts = {"open": its.verbs_open, "count": its.verbs, "active": active}
         command = there(judge.node, "ls", "-l", "/dev/infiniband")
         closed = "container-rdma" if its.kind else "rdma-closed"
-        if its.verbs_open < active:
-            yield judge.say(closed, command=command, **counts)
-        else:
-            yield judge.fine("rdma-closed", what=f"{its.verbs_open} files of RDMA devices open")
-
-
-def _firmware(judge: NodeJudge) -> Iterator[Finding]:
-    if found := judge.health.firmware:
-        shown = ", ".join(sorted(set(found.values())))
-        one = len(set(found.values())) == 1
-        yield judge.fine("firmware", shown=shown) if one else judge.say("firmware", shown=shown)
+        yield judge.say(closed, command=command, **counts)
     else:
-        why = judge.health.unread.get("firmware") or "there is no RDMA device"
-        yield judge.unknown("firmware", why)
+        yield judge.fine("rdma-closed", what=f"{its.verbs_open} files of RDMA devices open")
 
 
-_CHECKS: tuple[Check, ...] = (
-    *(_driver, _gpu, _gpu_others, _kernel),
-    *(_memory, _page_cache, _huge_pages, _oom),
-    *(_unit_limits, _container, _threads, _rdma_files, _firmware, _clock),
+@check("firmware")
+def check_firmware(judge: NodeJudge) -> Iterator[Finding]:
+    versions = sorted(set(judge.health.firmware.values()))
+    if not versions:
+        raise NotCheckedError(judge.health.unread.get("firmware") or "there is no RDMA device")
+    tell = judge.fine if len(versions) == 1 else judge.say
+    yield tell("firmware", shown=", ".join(versions))
+
+
+_CHECKS: tuple[Callable[[NodeJudge], Iterator[Finding]], ...] = (
+    *(check_driver, check_gpu, check_gpu_users, check_kernel_log),
+    *(check_memory, check_page_cache, check_huge_pages, check_oom_kills, check_memory_guard),
+    *(check_unit_limits, check_container, check_threads, check_rdma_files),
+    *(check_firmware, check_clock_sync),
 )

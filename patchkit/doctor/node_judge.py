@@ -10,7 +10,6 @@ from patchkit.cluster.agent.node_facts import NodeFacts
 from patchkit.cluster.health.closer import NodeHealth
 from patchkit.doctor.peers.report import NodeReport
 from patchkit.doctor.peers.situation import driver_of
-from patchkit.doctor.peers.texts import unknown
 from patchkit.finding import Finding, finding_from_text, fine_from_text
 from patchkit.paths import RECIPES
 from patchkit.records import read_toml
@@ -67,7 +66,3 @@ class NodeJudge:
     def fine(self, about: str, **fields: object) -> Finding:
         """Return that a check found nothing wrong, with what was seen."""
         return fine_from_text(_FILE, about, self.node, **fields)
-
-    def unknown(self, about: str, why: str, hint: str = "") -> Finding:
-        """Return that a check was not made, with the reason."""
-        return unknown(about, self.node, why, hint)

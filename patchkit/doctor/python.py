@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 
 from packaging.markers import InvalidMarker, UndefinedComparison, UndefinedEnvironmentName
 from packaging.requirements import InvalidRequirement, Requirement
@@ -11,6 +11,7 @@ from packaging.version import InvalidVersion, Version
 
 from patchkit.cluster.health.packages import PackageWishes
 from patchkit.cluster.ssh.ssh import there
+from patchkit.doctor.check import NotCheckedError, check, require
 from patchkit.doctor.node_judge import NodeJudge, limits
 from patchkit.doctor.peers.situation import is_version
 from patchkit.finding import Finding
@@ -28,19 +29,17 @@ _PARTS = ("flashinfer-cubin", "flashinfer-jit-cache")
 _SM = {"gb10": "12.1", "thor": "11.0"}
 
 
-def _wishes(judge: NodeJudge, about: str) -> PackageWishes | Finding:
-    """Return what the packages ask for, or that nobody knows."""
-    found = judge.health.packages
-    if found is None:
-        return judge.unknown(about, judge.health.why_not("packages"))
-    return found if "vllm" in found.wishes else judge.unknown(about, _UNNAMED)
+def _wishes(judge: NodeJudge) -> PackageWishes:
+    """Return what the packages ask for. Raises NotCheckedError if nobody knows."""
+    found = require(judge.health.packages, judge.health.why_not("packages"))
+    if "vllm" not in found.wishes:
+        raise NotCheckedError(_UNNAMED)
+    return found
 
 
-def _pins(judge: NodeJudge) -> Iterator[Finding]:
-    found = _wishes(judge, "python-pins")
-    if isinstance(found, Finding):
-        yield found
-        return
+@check("python-pins")
+def check_pins(judge: NodeJudge) -> Iterator[Finding]:
+    found = _wishes(judge)
     present = {canonicalize_name(name): version for name, version in found.versions.items()}
     apart, lacking, count = [], [], 0
     for owner, lines in found.wishes.items():
@@ -107,65 +106,66 @@ def _install(judge: NodeJudge, by_hand: str = "") -> str:
     return there(judge.node, python, "-m", "pip", "install", f"vllm=={judge.vllm}")
 
 
-def _twice(judge: NodeJudge) -> Iterator[Finding]:
-    found = _wishes(judge, "python-twice")
-    if isinstance(found, Finding):
-        yield found
-    elif found.twice:
-        what = "; ".join(f"{name} {' and '.join(each)}" for name, each in found.twice.items())
+@check("python-twice")
+def check_twice(judge: NodeJudge) -> Iterator[Finding]:
+    found = _wishes(judge)
+    if found.twice:
+        what = "; ".join(f"{name} {' and '.join(both)}" for name, both in found.twice.items())
         yield judge.say("python-twice", what=what, command=_install(judge))
     else:
         yield judge.fine("python-twice", count=len(found.versions))
 
 
-def _torch(judge: NodeJudge) -> Iterator[Finding]:
+@check("torch-cpu")
+def check_torch(judge: NodeJudge) -> Iterator[Finding]:
     software, gpus = judge.facts.host.software, judge.facts.host.gpus
     if software is None or not software.torch:
-        yield judge.unknown("torch-cpu", "no torch is known here")
-        return
+        raise NotCheckedError("no torch is known here")
     own = software.vllm.partition("+")[2]
-    wanted = own.removeprefix("cu") if own.startswith("cu") else ""
+    built_for = own.removeprefix("cu") if own.startswith("cu") else ""
     has = software.cuda.replace(".", "")
     fields = {"torch": software.torch, "vllm": software.vllm, "cuda": software.cuda}
     if not has and gpus:
         yield judge.say("torch-cpu", **fields, command=_install(judge))
-    elif has and wanted and wanted[:2] != has[:2]:
+    elif has and built_for and built_for[:2] != has[:2]:
         yield judge.say("torch-other", **fields, command=_install(judge))
     elif has:
         yield judge.fine("torch-cpu", **fields)
     else:
-        yield judge.unknown("torch-cpu", "torch is for CPUs, and there is no GPU")
+        raise NotCheckedError("torch is for CPUs, and there is no GPU")
 
 
-def _nccl(judge: NodeJudge) -> Iterator[Finding]:
-    contents, software = judge.report.contents, judge.facts.host.software
+def _nccl_lost(judge: NodeJudge) -> Iterator[Finding]:
+    contents = judge.report.contents
     for file in contents.lost if contents else ():
         again = there(judge.node, *file.cure(f"{judge.facts.venv}/bin/python", "wheelhouse"))
         yield judge.say("nccl-lost", lost=file, command=_install(judge, again))
+
+
+@check("nccl-two")
+def check_nccl(judge: NodeJudge) -> Iterator[Finding]:
+    contents, software = judge.report.contents, judge.facts.host.software
     if contents is None or software is None or not software.vllm:
-        yield judge.unknown("nccl-two", _UNNAMED)
-        return
+        raise NotCheckedError(_UNNAMED)
     own, other = contents.nccl, contents.torch_nccl
     if not own.sha256 or not other.sha256:
-        yield judge.unknown("nccl-two", "it is not known which libnccl torch and vLLM load")
-    elif own.sha256 != other.sha256:
+        raise NotCheckedError("it is not known which libnccl torch and vLLM load")
+    if own.sha256 != other.sha256:
         fields = {"vllm": own.version, "torch": other.version}
         yield judge.say("nccl-two", python=quoted(software.python), **fields)
     else:
         yield judge.fine("nccl-two", version=own.version)
 
 
-def _flashinfer(judge: NodeJudge) -> Iterator[Finding]:
-    found = _wishes(judge, "flashinfer-parts")
-    if isinstance(found, Finding):
-        yield found
-        return
+@check("flashinfer-parts")
+def check_flashinfer(judge: NodeJudge) -> Iterator[Finding]:
+    found = _wishes(judge)
     own = found.versions.get("flashinfer-python", "")
     parts = {name: found.versions[name] for name in _PARTS if name in found.versions}
     odd = [f"{name} {each}" for name, each in parts.items() if each.partition("+")[0] != own]
     if not own:
-        yield judge.unknown("flashinfer-parts", "it is not installed")
-    elif odd:
+        raise NotCheckedError("it is not installed")
+    if odd:
         yield judge.say("flashinfer-parts", own=own, odd=", ".join(odd), command=_install(judge))
     else:
         yield judge.fine("flashinfer-parts", own=own)
@@ -174,11 +174,11 @@ def _flashinfer(judge: NodeJudge) -> Iterator[Finding]:
 # Compilers, and what they made
 
 
-def _compilers(judge: NodeJudge) -> Iterator[Finding]:
-    has = judge.health.compilers
-    if has is None or not judge.facts.venv:
-        yield judge.unknown("compiler", _UNNAMED if has else _NO_TOOLS)
-        return
+@check("compiler")
+def check_compilers(judge: NodeJudge) -> Iterator[Finding]:
+    has = require(judge.health.compilers, _NO_TOOLS)
+    if not judge.facts.venv:
+        raise NotCheckedError(_UNNAMED)
     lacking = []
     if not has.has("gcc", "cc", "clang"):
         command = there(judge.node, "sudo", "apt", "install", "build-essential")
@@ -189,17 +189,15 @@ def _compilers(judge: NodeJudge) -> Iterator[Finding]:
     yield from lacking or [judge.fine("compiler", header=has.python_h)]
 
 
-def _jit_compilers(judge: NodeJudge) -> Iterator[Finding]:
-    found, has = _wishes(judge, "nvcc"), judge.health.compilers
-    if isinstance(found, Finding) or has is None:
-        yield found if isinstance(found, Finding) else judge.unknown("nvcc", _NO_TOOLS)
-        return
+@check("nvcc")
+def check_jit_compilers(judge: NodeJudge) -> Iterator[Finding]:
+    found, has = _wishes(judge), require(judge.health.compilers, _NO_TOOLS)
     lacking = [name for name in ("nvcc", "ninja", "c++") if not has.has(name)]
     target = target_of(judge.facts.host)
     oldest = limits().assemblers.get(target, "")
     if "flashinfer-python" not in found.versions:
-        yield judge.unknown("nvcc", "FlashInfer is not installed, which compiles with it")
-    elif "flashinfer-jit-cache" in found.versions:
+        raise NotCheckedError("FlashInfer is not installed, which compiles with it")
+    if "flashinfer-jit-cache" in found.versions:
         yield judge.fine("nvcc", what="flashinfer-jit-cache has its kernels compiled")
     elif lacking:
         yield judge.say("nvcc", what=", ".join(lacking))
@@ -209,45 +207,39 @@ def _jit_compilers(judge: NodeJudge) -> Iterator[Finding]:
         yield judge.fine("nvcc", what=f"nvcc {has.nvcc or 'of unknown release'}, ninja and c++")
 
 
-def _ptxas(judge: NodeJudge) -> Iterator[Finding]:
+@check("ptxas")
+def check_ptxas(judge: NodeJudge) -> Iterator[Finding]:
     """Judge the ptxas that Triton takes here; which one that is hangs on its release."""
     has, software = judge.health.compilers, judge.facts.host.software
     target = target_of(judge.facts.host)
     if has is None or software is None or not software.triton:
-        yield judge.unknown("ptxas", "no Triton is known here")
-        return
+        raise NotCheckedError("no Triton is known here")
     if target not in limits().assemblers:
-        yield judge.unknown("ptxas", "it is not known what this GPU needs")
-        return
+        raise NotCheckedError("it is not known what this GPU needs")
     name = "ptxas-blackwell" if within(software.triton, ">=3.6") else "ptxas"
     taken = next((each for each in has.ptxas if each.name == name), None)
     oldest = limits().assemblers[target]
     if taken is None:
         yield judge.say("ptxas-none", triton=software.triton, name=name)
-    elif not taken.cuda:
-        yield judge.unknown("ptxas", f"{taken.path} does not say its version")
-    else:
-        fields: Mapping[str, str] = {
-            "path": taken.path,
-            "cuda": taken.cuda,
-            "oldest": oldest,
-            "capability": _SM[target],
-            "variable": _variable(name),
-            "other": judge.facts.ptxas or "that of CUDA 13",
-        }
-        old = within(taken.cuda, f"<{oldest}")
-        yield judge.say("ptxas", **fields) if old else judge.fine("ptxas", **fields)
-
-
-def _variable(name: str) -> str:
-    return "TRITON_PTXAS_BLACKWELL_PATH" if name.endswith("blackwell") else "TRITON_PTXAS_PATH"
-
-
-def _caches(judge: NodeJudge) -> Iterator[Finding]:
-    has, found = judge.health.compilers, judge.health.packages
-    if has is None or found is None:
-        yield judge.unknown("jit-cache", _NO_TOOLS)
         return
+    if not taken.cuda:
+        raise NotCheckedError(f"{taken.path} does not say its version")
+    tell = judge.say if within(taken.cuda, f"<{oldest}") else judge.fine
+    yield tell(
+        "ptxas",
+        path=taken.path,
+        cuda=taken.cuda,
+        oldest=oldest,
+        capability=_SM[target],
+        variable=f"TRITON_{name.upper().replace('-', '_')}_PATH",
+        other=judge.facts.ptxas or "that of CUDA 13",
+    )
+
+
+@check("jit-cache")
+def check_caches(judge: NodeJudge) -> Iterator[Finding]:
+    has = require(judge.health.compilers, _NO_TOOLS)
+    found = require(judge.health.packages, _NO_TOOLS)
     said = []
     for cache in has.caches:
         if cache.locked:
@@ -266,7 +258,7 @@ def _caches(judge: NodeJudge) -> Iterator[Finding]:
 
 
 PYTHON_CHECKS: tuple[Callable[[NodeJudge], Iterator[Finding]], ...] = (
-    *(_torch, _pins, _twice, _flashinfer, _nccl),
-    *(_compilers, _jit_compilers, _ptxas, _caches),
+    *(check_torch, check_pins, check_twice, check_flashinfer, _nccl_lost, check_nccl),
+    *(check_compilers, check_jit_compilers, check_ptxas, check_caches),
 )
 """Checks of the Python that has vLLM, in this order."""

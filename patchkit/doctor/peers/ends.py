@@ -6,8 +6,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from patchkit.cluster.ssh.ssh import there
+from patchkit.doctor.check import unknown
 from patchkit.doctor.peers.report import NodeReport
-from patchkit.doctor.peers.texts import fine, unknown, wrong
+from patchkit.doctor.peers.texts import fine, wrong
 from patchkit.finding import Finding
 from patchkit.runtime.host.host import Host, Netdev
 from patchkit.runtime.host.networks import overlaps
