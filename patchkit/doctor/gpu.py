@@ -6,10 +6,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from patchkit.cluster.ssh.ssh import there
-from patchkit.doctor.check import unknown
 from patchkit.doctor.log import diagnosis_finding
-from patchkit.doctor.nccl_log import read_nccl
-from patchkit.doctor.nccl_took import nccl_agreement, nccl_findings
+from patchkit.doctor.nccl import nccl_agreement, nccl_findings, read_nccl
+from patchkit.doctor.peers.check import unknown
 from patchkit.doctor.smoke.smoke import SmokeStep, all_reduce_test, smoke_steps
 from patchkit.doctor.smoke.steps import RANK, GpuStep
 from patchkit.doctor.symptoms.diagnosis import read_log

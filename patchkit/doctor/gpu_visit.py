@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from patchkit.cluster.ssh.everywhere import everywhere
-from patchkit.doctor.check import unknown
 from patchkit.doctor.gpu import all_reduce_findings, cable_speed, gpu_findings
+from patchkit.doctor.peers.check import unknown
 from patchkit.doctor.peers.report import NodeReport
 from patchkit.doctor.smoke.smoke import GpuNode, all_reduce, smoke
 from patchkit.doctor.smoke.steps import RANK, GpuStep

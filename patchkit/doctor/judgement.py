@@ -10,9 +10,9 @@ from patchkit.cluster.launch.survey import node_findings, pair_findings
 from patchkit.cluster.net.cages import cabled
 from patchkit.cluster.net.checks import host_checks
 from patchkit.doctor.machine import machine_findings
+from patchkit.doctor.peers.check import peer_checks
 from patchkit.doctor.peers.findings import peer_findings
 from patchkit.doctor.peers.report import NodeReport
-from patchkit.doctor.peers.texts import peer_checks
 from patchkit.errors import HostError
 from patchkit.finding import Finding, Level
 from patchkit.runtime.host import advice

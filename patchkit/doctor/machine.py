@@ -11,9 +11,9 @@ from dataclasses import replace
 from patchkit.cluster.health.closer import GpuUser
 from patchkit.cluster.launch.survey import memlock_cure
 from patchkit.cluster.ssh.ssh import there
-from patchkit.doctor.check import NotCheckedError, check, require, unknown
 from patchkit.doctor.log import log_findings
 from patchkit.doctor.node_judge import NodeJudge, limits
+from patchkit.doctor.peers.check import NotCheckedError, check, require, unknown
 from patchkit.doctor.peers.report import NodeReport
 from patchkit.doctor.peers.situation import facts_for_causes
 from patchkit.doctor.python import PYTHON_CHECKS

@@ -11,8 +11,8 @@ from packaging.version import InvalidVersion, Version
 
 from patchkit.cluster.health.packages import PackageWishes
 from patchkit.cluster.ssh.ssh import there
-from patchkit.doctor.check import NotCheckedError, check, require
 from patchkit.doctor.node_judge import NodeJudge, limits
+from patchkit.doctor.peers.check import NotCheckedError, check, require
 from patchkit.doctor.peers.situation import is_version
 from patchkit.finding import Finding
 from patchkit.quoting import quoted

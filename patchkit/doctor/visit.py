@@ -18,8 +18,7 @@ from patchkit.doctor.cluster import examined
 from patchkit.doctor.gpu_visit import gpu_visit
 from patchkit.doctor.judgement import cluster_findings
 from patchkit.doctor.log import log_findings
-from patchkit.doctor.nccl_log import read_nccl
-from patchkit.doctor.nccl_took import nccl_agreement, nccl_findings
+from patchkit.doctor.nccl import nccl_agreement, nccl_findings, read_nccl
 from patchkit.doctor.peers.placed_files import url_of
 from patchkit.doctor.peers.report import NodeReport
 from patchkit.doctor.peers.situation import facts_for_causes

@@ -6,9 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from patchkit.cluster.ssh.ssh import there
-from patchkit.doctor.check import unknown
+from patchkit.doctor.peers.check import fine, unknown, wrong
 from patchkit.doctor.peers.report import NodeReport
-from patchkit.doctor.peers.texts import fine, wrong
 from patchkit.finding import Finding
 from patchkit.runtime.host.host import Host, Netdev
 from patchkit.runtime.host.networks import overlaps

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from patchkit.doctor.check import unknown
+from patchkit.doctor.peers.check import fine, unknown, wrong
 from patchkit.doctor.peers.placed_files import ENV, PlacedFiles, start_id
 from patchkit.doctor.peers.report import NodeReport
-from patchkit.doctor.peers.texts import fine, wrong
 from patchkit.finding import Finding, Level
 from patchkit.quoting import quoted
 from patchkit.runtime.host.host import Host

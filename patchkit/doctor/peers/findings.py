@@ -11,12 +11,11 @@ from collections.abc import Iterator, Sequence
 
 from patchkit.cluster.launch.cluster_file import ClusterFile
 from patchkit.cluster.ssh.ssh import there
-from patchkit.doctor.check import unknown
+from patchkit.doctor.peers.check import fine, unknown, wrong
 from patchkit.doctor.peers.ends import cable_ends, end_findings
 from patchkit.doctor.peers.files import file_findings
 from patchkit.doctor.peers.report import NodeReport
 from patchkit.doctor.peers.software import model_findings, software_findings
-from patchkit.doctor.peers.texts import fine, wrong
 from patchkit.doctor.peers.units import unit_findings
 from patchkit.doctor.peers.ways import way_findings
 from patchkit.finding import Finding

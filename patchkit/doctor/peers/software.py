@@ -9,9 +9,8 @@ from patchkit.cluster.agent.python_contents import LoadedNccl, PythonContents
 from patchkit.cluster.launch.cluster_file import ClusterFile
 from patchkit.cluster.models.names import folder_of
 from patchkit.cluster.ssh.ssh import HERE, there
-from patchkit.doctor.check import unknown
+from patchkit.doctor.peers.check import fine, unknown, wrong
 from patchkit.doctor.peers.report import NodeReport
-from patchkit.doctor.peers.texts import fine, wrong
 from patchkit.finding import Finding
 from patchkit.quoting import quoted
 

@@ -9,9 +9,8 @@ from patchkit.cluster.agent.unit_state import UnitState
 from patchkit.cluster.launch import ports
 from patchkit.cluster.launch.cluster_file import ClusterFile
 from patchkit.cluster.ssh.ssh import there
-from patchkit.doctor.check import unknown
+from patchkit.doctor.peers.check import fine, unknown, wrong
 from patchkit.doctor.peers.report import NodeReport
-from patchkit.doctor.peers.texts import fine, wrong
 from patchkit.finding import Finding, Level
 from patchkit.quoting import quoted
 

@@ -8,9 +8,8 @@ from ipaddress import IPv4Address
 from patchkit.cluster.agent.ways import Way
 from patchkit.cluster.ssh.failure import sent_error
 from patchkit.cluster.ssh.ssh import advice, there
-from patchkit.doctor.check import unknown
+from patchkit.doctor.peers.check import fine, unknown, wrong
 from patchkit.doctor.peers.ends import CableEnd
-from patchkit.doctor.peers.texts import fine, wrong
 from patchkit.finding import Finding
 from patchkit.runtime.host.host import Netdev
 from patchkit.runtime.host.network_facts import facts as network

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 
 _Address = IPv4Address | IPv6Address
-_SHARED = ip_network("100.64.0.0/10")  # RFC 6598, as Tailscale uses it
 _MASK = re.compile(r"255\.(?:255|254|252|248|240|224|192|128|0)\.")
 _NCCL = re.compile(r"2\.\d{2}\.\d{1,2}\.\d")  # what no name stands before, as in a column
 FORM = (
@@ -20,7 +19,7 @@ _AFTER = re.compile(r"/\d{1,3}\Z")
 
 
 class AddressNames:
-    """Gives each address its placeholder: ``address-1/24 (private, net-1)``."""
+    """Gives each address its placeholder: ``address-1/24 (net-1)``."""
 
     def __init__(self, version: re.Pattern[str]) -> None:
         self._version = version
@@ -48,13 +47,12 @@ class AddressNames:
         number = self._numbers.setdefault(address, len(self._numbers) + 1)
         net = str(ip_network(f"{address}/{24 if address.version == 4 else 64}", strict=False))
         group = self._nets.setdefault(net, len(self._nets) + 1)
-        return f"address-{number}{suffix} ({_class(address)}, net-{group})"
+        return f"address-{number}{suffix} (net-{group})"
 
     def replaced(self, before: str, whole: str) -> str | None:
         """Return what stands in the place of a text that looks like an address; None: it stays."""
-        if _address(whole) is None and whole.endswith(
-            ":"
-        ):  # of the sentence, as in `::2: no route`
+        # The colon of a sentence, as in `::2: no route`.
+        if _address(whole) is None and whole.endswith(":"):
             found = self.replaced(before, whole[:-1])
             return found and f"{found}:"
         after = _AFTER.search(whole)
@@ -86,11 +84,3 @@ def _says_nothing(address: _Address) -> bool:
         or address.is_multicast
         or (str(address) == "255.255.255.255")
     )
-
-
-def _class(address: _Address) -> str:
-    if address.is_link_local:
-        return "link-local"
-    if isinstance(address, IPv4Address) and address in _SHARED:
-        return "shared"
-    return "private" if address.is_private else "public"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -160,51 +160,35 @@ class Redactor:
         return self._placeholders.take(kind, self._placeholders.of(kind, value))
 
     def _replaced(self, match: re.Match[str]) -> str:
-        kind = match.lastgroup or ""
-        ways: dict[str, Callable[[re.Match[str]], str]] = {
-            "email": self._email,
-            "home": self._user,
-            "account": self._account,
-            "address": self._address,
-            "serial": self._serial,
-        }
-        if kind in ways:
-            return ways[kind](match)
-        return self._place(_KINDS.get(kind, "secret"), match.group())
+        kind, word = match.lastgroup or "", match.group()
+        if kind == "address":
+            before = match.string[max(0, match.start() - _BEFORE) : match.start()]
+            place = self._addresses.replaced(before, word)
+            return word if place is None else self._placeholders.take("address", place)
+        if kind == "serial":
+            sign = re.match(rf"[\w -]+?{SERIAL_SIGN}", word)
+            start = sign.end() if sign else 0
+            return word[:start] + self._place("serial", word[start:])
+        if kind == "email":
+            return self._email(word)
+        if kind == "account" and _UNIT.match(match.string, match.end()):
+            # worker@1.service is an instance of a unit.
+            known = self._known.get(word.casefold())
+            return self._placeholders.take(*known) if known else self.text(word)
+        if kind in ("home", "account"):
+            return self._user(word)
+        return self._place(_KINDS.get(kind, "secret"), word)
 
-    def _serial(self, match: re.Match[str]) -> str:
-        sign = re.match(rf"[\w -]+?{SERIAL_SIGN}", match.group())
-        start = sign.end() if sign else 0
-        return match.group()[:start] + self._place("serial", match.group()[start:])
-
-    def _email(self, match: re.Match[str]) -> str:
-        user, _, domain = match.group().rpartition("@")
+    def _email(self, whole: str) -> str:
+        user, _, domain = whole.rpartition("@")
         if _UNIT.fullmatch(f"@{domain}"):
             return f"{self.text(user)}@{self.text(domain)}"
         if domain.casefold() in self._known or self._addresses.is_address(domain):
-            return f"{self._name(user)}@{self.text(domain)}"
-        return self._place("email", match.group())
+            return f"{self._user(user)}@{self.text(domain)}"
+        return self._place("email", whole)
 
-    def _account(self, match: re.Match[str]) -> str:
-        # worker@1.service is an instance of a unit.
-        if _UNIT.match(match.string, match.end()):
-            return self._unit(match.group())
-        return self._name(match.group())
-
-    def _unit(self, name: str) -> str:
-        known = self._known.get(name.casefold())
-        return self._placeholders.take(*known) if known else self.text(name)
-
-    def _user(self, match: re.Match[str]) -> str:
-        return self._name(match.group())
-
-    def _name(self, user: str) -> str:
+    def _user(self, user: str) -> str:
         return user if user == "root" else self._place("user", user)
-
-    def _address(self, match: re.Match[str]) -> str:
-        before = match.string[max(0, match.start() - _BEFORE) : match.start()]
-        place = self._addresses.replaced(before, match.group())
-        return match.group() if place is None else self._placeholders.take("address", place)
 
 
 def _strings(value: object, key: str = "") -> Iterator[tuple[str, str]]:

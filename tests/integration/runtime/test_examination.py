@@ -22,8 +22,8 @@ from patchkit.cluster.launch.cluster_file import ClusterFile, ClusterNode
 from patchkit.cluster.ssh.node import Remote
 from patchkit.doctor.cluster import examined
 from patchkit.doctor.judgement import cluster_findings
+from patchkit.doctor.peers.check import peer_checks
 from patchkit.doctor.peers.report import NodeReport
-from patchkit.doctor.peers.texts import peer_checks
 from patchkit.finding import Level
 
 NAME = f"test-{os.getpid()}"

@@ -9,10 +9,10 @@ from patchkit.cluster.agent.examination import UnitFile
 from patchkit.cluster.agent.group_processes import GroupProcess, Listener
 from patchkit.cluster.agent.links import PeerLink
 from patchkit.cluster.agent.python_contents import LoadedNccl
+from patchkit.doctor.peers.check import peer_checks
 from patchkit.doctor.peers.findings import peer_findings
 from patchkit.doctor.peers.placed_files import placed_files, start_id
 from patchkit.doctor.peers.report import ClockOffset, NodeReport
-from patchkit.doctor.peers.texts import peer_checks
 from patchkit.errors import HostError
 from patchkit.finding import Level
 from support import node_reports

@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from functools import wraps
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial, wraps
 from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
-from patchkit.finding import Finding, Level
+from patchkit.finding import (
+    Finding,
+    FindingText,
+    Level,
+    finding_from_text,
+    finding_texts,
+    fine_from_text,
+)
+
+_FILE = "peers.toml"
+
+wrong = partial(finding_from_text, _FILE)
+fine = partial(fine_from_text, _FILE)
 
 _Given = ParamSpec("_Given")
 _Value = TypeVar("_Value")
@@ -70,3 +82,8 @@ def check(
         return run
 
     return decorate
+
+
+def peer_checks() -> Mapping[str, FindingText]:
+    """Return the checks between nodes by id, in the order of causes."""
+    return finding_texts(_FILE)

@@ -1,0 +1,280 @@
+"""Read from the lines of NCCL_DEBUG=INFO which network each rank took, and judge it. Pure.
+
+The forms are those of NCCL's own sources, 2.4 to 2.30: net_ib/init.cc, net_socket.cc, net.cc,
+bootstrap.cc, param.cc and init.cc; ``host:pid:tid [gpu] NCCL INFO`` stands before each, and before
+that whatever Ray, vLLM, journald or docker put there.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from patchkit.cluster.ssh.ssh import there
+from patchkit.finding import Finding, finding_from_text
+
+_FILE = "nccl.toml"
+_HCA, _IFNAME, _OFF = "NCCL_IB_HCA", "NCCL_SOCKET_IFNAME", "NCCL_IB_DISABLE"
+_NET = "NCCL_NET"
+_COMPARED = (_HCA, _IFNAME, _OFF, _NET)
+_ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+_LINE = re.compile(
+    r"(?P<host>[\w.-]{1,64}):(?P<pid>\d{1,9}):\d{1,9} \[-?\d{1,3}\] "
+    r"(?:\S{1,80}:\d{1,6} )?NCCL (?:INFO|WARN) (?P<text>.*)"
+)
+_VERSION = re.compile(r"NCCL version (?P<version>\d+\.\d+\.\d+\S*?)(?:\+cuda[\d.]+)?(?:\s|$)")
+_INIT = re.compile(r"\brank (?P<rank>\d+) n[rR]anks (?P<ranks>\d+)\b.*(?:Init |COMPLETE|localRank)")
+_IB = re.compile(r"NET/IB ?: Using (?P<list>.*?)(?:\[RO\])?\s*; OOB (?P<oob>[^:\s]*)")
+_SOCKET = re.compile(r"NET/Socket ?: Using (?P<list>.*)")
+_BOOTSTRAP = re.compile(r"Bootstrap ?: Using (?:\[\d+\])?(?P<interface>[^:\s]+):")
+_NETWORK = re.compile(r"(?:Using network|Assigned NET plugin) (?P<name>\S+)")
+_CHANNEL = re.compile(r"Channel \d+/\d+ : .*\[(?:send|receive)\] via NET/(?P<name>[^/\s]+)/\d+")
+_VIRTUAL = re.compile(r"NET/IB ?: Made virtual device \[\d+\] name=(?P<names>\S+)")
+_SET = re.compile(r"(?P<name>NCCL_\w+) set (?:by environment )?to (?P<value>\S+?)\.?(?:\s|$)")
+_NO_IB = re.compile(r"NET/IB ?: No device found|Failed to initialize NET plugin IB\w*")
+_ENTRY = re.compile(r"\[\d+\](?P<name>[^:\s]+):(?:(?P<port>\d{1,3})(?=/))?")
+_LONGEST, _MOST = 4096, 4096  # characters of a line, and processes that are kept
+
+
+@dataclass(slots=True, kw_only=True)
+class NcclRank:
+    """What one process said; ``rank`` is None, and texts and lists are empty, where it did not.
+
+    ``network`` is the one that its channels go over, else the one that was chosen; ``devices`` are
+    RDMA devices with their ports, ``sockets`` the interfaces of NET/Socket, ``bootstrap`` the one
+    where ranks meet. ``settings`` are the variables that NCCL says it was given, ``no_ib`` its
+    words for having no RDMA device.
+    """
+
+    host: str
+    pid: int
+    rank: int | None = None
+    ranks: int = 0
+    version: str = ""
+    network: str = ""
+    devices: dict[str, int] = field(default_factory=dict)
+    sockets: tuple[str, ...] = ()
+    bootstrap: str = ""
+    settings: dict[str, str] = field(default_factory=dict)
+    no_ib: str = ""
+    evidence: str = ""
+
+    @property
+    def over_ib(self) -> bool:
+        """Return whether it is RDMA: NCCL's own IB, or the plugin of HPC-X, which is IBext_v10."""
+        return self.network.startswith("IB")
+
+    @property
+    def used(self) -> tuple[str, ...]:
+        """Return the devices, or for sockets the interfaces, that carry data."""
+        return tuple(self.devices) if self.over_ib else self.sockets
+
+    @property
+    def name(self) -> str:
+        return f"process {self.pid} on {self.host}" if self.rank is None else f"rank {self.rank}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NcclLog:
+    """What a log says of NCCL: its ranks, and versions that no process' name stands before."""
+
+    ranks: tuple[NcclRank, ...] = ()
+    versions: tuple[str, ...] = ()
+
+
+def read_nccl(lines: Iterable[str]) -> NcclLog:
+    """Return what the lines of a log say; lines of others are passed over."""
+    found: dict[tuple[str, int], NcclRank] = {}
+    versions: dict[str, None] = {}
+    for whole in lines:
+        if "NCCL" not in whole:
+            continue
+        line = _ANSI.sub("", whole[:_LONGEST]).rstrip()
+        match = _LINE.search(line)
+        if match is None:
+            if version := _VERSION.search(line):
+                versions[version["version"]] = None
+            continue
+        key = match["host"], int(match["pid"])
+        if key not in found and len(found) >= _MOST:
+            continue
+        rank = found.setdefault(key, NcclRank(host=key[0], pid=key[1]))
+        _read_line(rank, match["text"])
+    return NcclLog(ranks=tuple(found.values()), versions=tuple(versions))
+
+
+def _read_line(rank: NcclRank, text: str) -> None:
+    """Take what one line says."""
+    if match := _CHANNEL.match(text):
+        rank.network, rank.evidence = match["name"], text
+    elif match := _IB.match(text):
+        rank.devices = {e["name"]: int(e["port"] or 1) for e in _ENTRY.finditer(match["list"])}
+    elif match := _VIRTUAL.match(text):  # both halves of a cable, or one
+        rank.devices |= {name: rank.devices.get(name, 1) for name in match["names"].split("+")}
+    elif match := _SOCKET.match(text):
+        rank.sockets = tuple(entry["name"] for entry in _ENTRY.finditer(match["list"]))
+    elif match := _BOOTSTRAP.match(text):
+        rank.bootstrap = match["interface"]
+    elif match := _SET.match(text):
+        rank.settings.setdefault(match["name"], match["value"])
+    elif _NO_IB.match(text):
+        rank.no_ib = rank.no_ib or text
+    else:
+        _read_start(rank, text)
+
+
+def _read_start(rank: NcclRank, text: str) -> None:
+    if match := _NETWORK.match(text):
+        if not _CHANNEL.match(rank.evidence):
+            rank.network, rank.evidence = match["name"], text
+    elif match := _VERSION.match(text):
+        rank.version = match["version"]
+    elif (match := _INIT.search(text)) and int(match["ranks"]) > rank.ranks:
+        # A process is in several groups; its number in the largest is what people call its rank.
+        rank.rank, rank.ranks = int(match["rank"]), int(match["ranks"])
+
+
+def chosen(value: str, name: str, port: int = 1) -> bool:
+    """Return whether NCCL_IB_HCA or NCCL_SOCKET_IFNAME of this value takes a device.
+
+    ``^`` leaves out what is listed, ``=`` asks for whole names and comes after it; else the entries
+    are prefixes. ``:1`` is a port. An empty list takes all. As matchIfList of NCCL does it.
+    """
+    left_out = value.startswith("^")
+    entries = list(_entries(value))
+    listed = not entries or any(_fits(value, each, name, port) for each in entries)
+    return listed is not left_out
+
+
+def _entries(value: str) -> Iterator[str]:
+    listed = value.removeprefix("^").removeprefix("=")
+    yield from filter(None, (each.strip() for each in listed.split(",")))
+
+
+def _fits(value: str, entry: str, name: str, port: int) -> bool:
+    prefix, _, wanted = entry.partition(":")
+    exact = value.removeprefix("^").startswith("=")
+    right_port = not wanted.isdigit() or int(wanted) == port
+    return right_port and (name == prefix if exact else name.startswith(prefix))
+
+
+def nccl_findings(where: str, log: NcclLog, meant: Mapping[str, str]) -> Iterator[Finding]:
+    """Yield what a node's ranks took, against the variables of its env file.
+
+    ``where`` is the node, for what to do there.
+    """
+    if not log.ranks:
+        versions = f"the log has NCCL's version alone ({', '.join(log.versions)})"
+        reason = versions if log.versions else "the log has no line of NCCL"
+        yield finding_from_text(_FILE, "nccl-silent", where, reason=reason)
+    for each in log.ranks:
+        if each.ranks == 1:
+            yield finding_from_text(_FILE, "nccl-alone", where)
+        elif not each.network:
+            yield finding_from_text(_FILE, "nccl-not-said", where, rank=each.name)
+        else:
+            found = [*_against(where, each, meant)]
+            yield from found or [_took(where, each)]
+
+
+def nccl_agreement(logs: Mapping[str, NcclLog]) -> Iterator[Finding]:
+    """Yield what the ranks of all nodes do not agree on; ``logs`` by node."""
+    ranks = [each for log in logs.values() for each in log.ranks if each.network]
+    where = ", ".join(logs)
+    if len({each.over_ib for each in ranks}) > 1:
+        networks = ", ".join(f"{each.name}: {each.network}" for each in ranks)
+        yield finding_from_text(_FILE, "nccl-networks", where, networks=networks)
+    versions = {each.version for each in ranks if each.version}
+    versions |= {each for log in logs.values() for each in log.versions}
+    if len(versions) > 1:
+        yield finding_from_text(_FILE, "nccl-versions", where, versions=", ".join(sorted(versions)))
+
+
+def _against(where: str, rank: NcclRank, meant: Mapping[str, str]) -> Iterator[Finding]:
+    """Yield what differs from the env file; values that reached NCCL first, since they decide."""
+
+    def say(about: str, **fields: object) -> Finding:
+        return finding_from_text(
+            _FILE, about, where, rank=rank.name, evidence=rank.evidence, **fields
+        )
+
+    for name in _COMPARED:
+        if name in meant and (taken := rank.settings.get(name, meant[name])) != meant[name]:
+            yield say("nccl-value", name=name, taken=taken, meant=meant[name] or "nothing")
+    off = _is_on(meant.get(_OFF, "")) or meant.get(_NET, "").casefold() == "socket"
+    if rank.over_ib and _is_on(meant.get(_OFF, "")):
+        yield say("nccl-disabled", network=rank.network, value=meant[_OFF])
+    elif rank.over_ib and (value := meant.get(_HCA, "")):
+        yield from _devices(where, rank, value)
+    elif rank.network == "Socket" and not off and (rank.no_ib or meant.get(_HCA)):
+        yield _sockets(where, rank, meant)
+    interface, value = rank.bootstrap, meant.get(_IFNAME, "")
+    if interface and value and not chosen(value, interface):
+        yield say("nccl-interface", interface=interface, value=value)
+
+
+def _devices(where: str, rank: NcclRank, value: str) -> Iterator[Finding]:
+    """Yield devices that the variable does not choose, and names of it that nothing answers to."""
+    taken = list(rank.devices.items())
+    strange = [name for name, port in taken if not chosen(value, name, port)]
+    fields = {"rank": rank.name, "value": value, "evidence": rank.evidence}
+    if strange:
+        yield finding_from_text(_FILE, "nccl-devices", where, devices=", ".join(strange), **fields)
+        return
+    missing = [
+        entry
+        for entry in _entries(value)
+        if not value.startswith("^") and not any(_fits(value, entry, *each) for each in taken)
+    ]
+    if missing and taken:
+        devices, probe = ", ".join(rank.used), there(where, "patchkit", "probe")
+        lacks = {"devices": devices, "missing": ", ".join(missing), "probe": probe}
+        yield finding_from_text(_FILE, "nccl-half", where, **lacks, **fields)
+
+
+def _sockets(where: str, rank: NcclRank, meant: Mapping[str, str]) -> Finding:
+    """Return that sockets were taken, with what the rank's own words give as the reason."""
+    given = {**meant, **rank.settings}
+    seen = because = ""
+    hint = there(where, "patchkit", "probe")
+    if _is_on(rank.settings.get(_OFF, "")) or rank.settings.get(_NET) == "Socket":
+        because = f"; {_OFF} or {_NET} reached this rank and turned RoCE off"
+        hint = "check the file that this rank was started with: patchkit check FILE"
+    elif rank.no_ib:
+        seen = f": {rank.no_ib}"
+        because = (
+            f"; no RDMA device is active here, or none fits {_HCA}={given.get(_HCA, '')}, which "
+            "takes names of RDMA devices (rocep1s0f0), not of interfaces; in a container "
+            "/dev/infiniband may be missing"
+        )
+    return finding_from_text(
+        _FILE,
+        "nccl-socket",
+        where,
+        rank=rank.name,
+        interfaces=", ".join(rank.used or rank.sockets) or "an unknown interface",
+        seen=seen,
+        because=because,
+        hint=hint,
+        evidence=rank.evidence,
+    )
+
+
+def _took(where: str, rank: NcclRank) -> Finding:
+    return finding_from_text(
+        _FILE,
+        "nccl-took",
+        where,
+        rank=rank.name,
+        version=f"{rank.version} " if rank.version else "",
+        network=f"NET/{rank.network}",
+        devices=", ".join(rank.used or rank.sockets) or "devices that it does not name",
+        interface=f"; the ranks meet over {rank.bootstrap}" if rank.bootstrap else "",
+        evidence=rank.evidence,
+    )
+
+
+def _is_on(value: str) -> bool:
+    """Return whether a number turns a switch on, as NCCL reads it: any but 0."""
+    return value.strip().lstrip("+-").isdigit() and int(value) != 0
