@@ -1,10 +1,9 @@
 """Run programs by their words, never by a shell; what goes wrong is one of our errors.
 
 ``run`` is for a program that has to work, ``attempt`` for one whose failure is an answer,
-``stream`` for one that takes long and tells how far it is, ``output`` for one that a generator
-follows, ``sieve`` for one that lets parts of a stream through, ``ask`` for a question to another
-Python; ``dialogue.py`` is for one that answers by lines as long as somebody listens. Their output
-is read as UTF-8, with U+FFFD for what is not.
+``Follow`` for one that takes long and tells how far it is, ``sieve`` for one that lets parts of a
+stream through, ``ask`` for a question to another Python; ``dialogue.py`` is for one that answers by
+lines as long as somebody listens. Their output is read as UTF-8, with U+FFFD for what is not.
 
 Those of proofs (``proof/child_process.py``) and a server that `patchkit bench` measures
 (``measure/rounds.py``) are started where they are used.
@@ -17,10 +16,10 @@ import os
 import shutil
 import signal
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, TypedDict, Unpack
+from typing import IO, TYPE_CHECKING, Any, Self, TypedDict, Unpack
 
 from patchkit.errors import HostError, PatchkitError
 from patchkit.quoting import quoted
@@ -29,9 +28,11 @@ if TYPE_CHECKING:
     import subprocess
 
 RUNNING: set[subprocess.Popen[bytes]] = set()
-"""Programs that an interrupt ends: of ``output``, and of dialogues."""
+"""Programs that an interrupt ends: those that are followed, and of dialogues."""
 
 _TAIL, _SHOWN = 400, 8  # lines of a program's output that are kept, and that an error shows
+_LONGEST = 1 << 20  # bytes of a line that are waited for
+_SILENCE_S, _GRACE_S = 0.5, 10
 _PATIENCE = 60.0  # seconds; sitecustomize may do anything
 _MARK = "patchkit:"  # before an answer: a sitecustomize may also print
 # Run by the other Python: the question is its first argument, the rest are the question's own.
@@ -150,97 +151,93 @@ def attempt(*words: str | Path, **options: Unpack[RunOptions]) -> Completed:
     return completed(command, process.returncode, decoded(output), decoded(errors))
 
 
-def stream(
-    *words: str | Path,
-    line: Callable[[str], None],
-    env: Mapping[str, str],
-    cwd: Path | None = None,
-    umask: int = -1,
-    inherit: bool = False,
-) -> Completed:
-    """Run a program and hand over each line that it writes, errors among the others.
+class Follow:
+    """A program whose lines are read while it runs; ``done`` says how it ended once all are read.
 
-    The result's output are the last 400 lines. With ``inherit`` it keeps the files that this
-    process has open for it, such as a lock. If ``line`` raises, or an interrupt comes, the program
-    is ended first. Raises nothing of its own.
+    As an iterator it gives each line with its line feed, errors among the others, and "" while the
+    program is silent. A carriage return ends a line as well: that is how progress is drawn. A block
+    of ``with`` that is left early ends the program. The output in ``done`` are the last 400 lines.
     """
-    import subprocess
 
-    command = tuple(map(str, words))
-    try:
-        process = subprocess.Popen(
-            command,
-            env=env,
-            cwd=cwd,
-            umask=umask,
-            close_fds=not inherit,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            encoding="utf-8",
-            errors="replace",
-        )
-    except (OSError, ValueError) as error:
-        return not_started(command, env, error)
-    tail: deque[str] = deque(maxlen=_TAIL)
-    with process:
-        assert process.stdout is not None
+    done: Completed
+
+    def __init__(
+        self,
+        *words: str | Path,
+        env: Mapping[str, str],
+        cwd: Path | None = None,
+        umask: int = -1,
+        inherit: bool = False,
+    ) -> None:
+        """Start it; with ``inherit`` it keeps this process's open files, such as a lock."""
+        import subprocess
+
+        self._command = tuple(map(str, words))
+        self._process: subprocess.Popen[bytes] | None = None
         try:
-            for each in process.stdout:
-                tail.append(each)
-                line(each)
-        except BaseException:
-            process.terminate()  # an interrupt must not wait for the end of a build
-            raise
-    return completed(command, process.returncode, "".join(tail), "")
+            self._process = subprocess.Popen(
+                self._command,
+                env=env,
+                cwd=cwd,
+                umask=umask,
+                close_fds=not inherit,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                bufsize=0,
+            )
+            RUNNING.add(self._process)
+        except (OSError, ValueError) as error:
+            self.done = not_started(self._command, env, error)
 
+    def __enter__(self) -> Self:
+        return self
 
-def output(
-    *words: str | Path, env: Mapping[str, str], period: float = 0.5
-) -> Generator[str, None, Completed]:
-    """Yield each line that a program writes, "" while it is silent; return how it ended.
+    def __exit__(self, *_error: object) -> None:
+        """End the program if it still runs: after some seconds it is killed."""
+        import subprocess
 
-    A carriage return ends a line as well: that is how progress is drawn. If the generator is
-    closed, the program is ended first. The result's output are the last 400 lines.
-    """
-    import select
-    import subprocess
+        if (process := self._process) is None:
+            return
+        RUNNING.discard(process)
+        if process.poll() is None:
+            process.terminate()
+            try:
+                process.wait(_GRACE_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+        with process:  # waits, and closes its output
+            pass
 
-    command = tuple(map(str, words))
-    try:
-        process = subprocess.Popen(
-            command,
-            env=env,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            bufsize=0,
-        )
-    except (OSError, ValueError) as error:
-        return not_started(command, env, error)
-    tail: deque[str] = deque(maxlen=_TAIL)
-    RUNNING.add(process)
-    with process:
-        assert process.stdout is not None
-        rest = b""
-        try:
-            while True:
-                if not select.select([process.stdout], [], [], period)[0]:
-                    yield ""
-                    continue
-                if not (read := process.stdout.read(1 << 16)):
-                    break
-                *whole, rest = (rest + read).replace(b"\r", b"\n").split(b"\n")
-                for each in map(decoded, filter(None, whole)):
-                    tail.append(f"{each}\n")
-                    yield each
-            tail.append(decoded(rest))
-        except BaseException:
-            _end(process)
-            raise
-        finally:
-            RUNNING.discard(process)
-    return completed(command, process.returncode, "".join(tail), "")
+    def __iter__(self) -> Iterator[str]:
+        if (process := self._process) is None:
+            return
+        tail: deque[str] = deque(maxlen=_TAIL)
+        for line in self._lines():
+            if line:
+                tail.append(line)
+            yield line
+        self.done = completed(self._command, process.wait(), "".join(tail), "")
+
+    def _lines(self) -> Iterator[str]:
+        import select
+
+        assert self._process is not None
+        assert self._process.stdout is not None
+        stdout, rest = self._process.stdout, b""
+        while True:
+            if not select.select([stdout], [], [], _SILENCE_S)[0]:
+                yield ""
+                continue
+            if not (read := stdout.read(1 << 16)):
+                break
+            *whole, rest = (rest + read).replace(b"\r", b"\n").split(b"\n")
+            yield from (decoded(line) + "\n" for line in whole)
+            if len(rest) > _LONGEST:
+                yield decoded(rest)
+                rest = b""
+        if rest:
+            yield decoded(rest)
 
 
 def sieve(
@@ -295,20 +292,9 @@ def sieve(
 
 
 def end_dialogues() -> None:
-    """End the programs of ``dialogue`` and ``output`` in all threads: an interrupt came."""
+    """End the programs of ``dialogue`` and ``Follow`` in all threads: an interrupt came."""
     for each in list(RUNNING):
         each.terminate()
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """Ask a program to end, and kill it if it has not after three seconds."""
-    import subprocess
-
-    process.terminate()
-    try:
-        process.wait(3)
-    except subprocess.TimeoutExpired:
-        process.kill()
 
 
 def ask(

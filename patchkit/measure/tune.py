@@ -14,7 +14,7 @@ from patchkit.durable.atomic import replacing
 from patchkit.durable.failure import translated
 from patchkit.durable.scratch import ScratchFolder
 from patchkit.errors import HostError, SourceError
-from patchkit.process import ask, stream
+from patchkit.process import Follow, ask
 from patchkit.quoting import quoted
 from patchkit.reading import read_bytes
 from patchkit.records import RecordError, read_json
@@ -80,13 +80,13 @@ def tune_model(
     ``tell`` gets each line that it prints. Raises HostError with its last words if it fails.
     """
     with ScratchFolder() as scratch:
-        done = stream(
-            *(python, str(benchmark), *job.words(scratch)),
-            line=lambda text: tell(text.rstrip()),
-            env={**os.environ, "PYTHONUNBUFFERED": "1"},
-        )
-        if done.trouble:
-            raise done.error(
+        words = (python, str(benchmark), *job.words(scratch))
+        with Follow(*words, env={**os.environ, "PYTHONUNBUFFERED": "1"}) as running:
+            for line in running:
+                if line:
+                    tell(line.rstrip())
+        if running.done.trouble:
+            raise running.done.error(
                 why="no GPU, too little memory for the model's experts, or another ray that runs",
                 hint="stop the server first; try fewer --batch-sizes",
             )

@@ -18,7 +18,7 @@ from patchkit.durable.atomic import replacing
 from patchkit.durable.failure import is_full, translated
 from patchkit.durable.lock import locked
 from patchkit.errors import HashMismatchError, HostError, PatchkitError, StorageError
-from patchkit.process import Completed, attempt, output
+from patchkit.process import Completed, Follow, attempt
 from patchkit.records import record
 
 _AGAIN = "patchkit cluster install"
@@ -82,16 +82,13 @@ def _fill_venv(place: Path, python: str, lock: WheelLock, count: int) -> Iterato
     more = ("--force-reinstall",) if changed else ()
     words = (place / "bin" / "python", "-I", "-m", "pip", "--isolated", "install", *_PIP, *more)
     words = (*words, "--find-links", wheel_folder(), "-r", requirements)
-    running, seen = output(*words, env={**os.environ, "LC_ALL": "C.UTF-8"}), 0
-    while True:
-        try:
-            line = next(running)
-        except StopIteration as end:
-            if end.value.trouble:
-                raise _pip_error(end.value) from None
-            return
-        seen += line.startswith("Processing ")
-        yield {"done": min(seen, count), "total": count + 1}
+    seen = 0
+    with Follow(*words, env={**os.environ, "LC_ALL": "C.UTF-8"}) as running:
+        for line in running:
+            seen += line.startswith("Processing ")
+            yield {"done": min(seen, count), "total": count + 1}
+    if running.done.trouble:
+        raise _pip_error(running.done)
 
 
 def _pip_error(done: Completed) -> PatchkitError:

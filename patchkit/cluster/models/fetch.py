@@ -28,7 +28,7 @@ from patchkit.cluster.models.report import HASH, FetchPlan
 from patchkit.durable.failure import translated
 from patchkit.durable.lock import locked
 from patchkit.errors import HostError, StorageError
-from patchkit.process import Completed, output
+from patchkit.process import Completed, Follow
 
 
 def fetch_model(
@@ -97,25 +97,21 @@ def _run_hf_download(python: str, made: ModelRecord, folder: Path) -> Iterator[d
     # Not the user's cache: hf would take what it has unseen.
     own = {"HF_HUB_CACHE": str(folder / CACHE / "patchkit" / "hub")}
     quiet = {"HF_HUB_DISABLE_TELEMETRY": "1", "HF_HUB_DISABLE_UPDATE_CHECK": "1"}
-    running = output(
+    running = Follow(
         *words,
         *("--revision", made.commit, "--local-dir", str(folder)),
         env={"HF_XET_HIGH_PERFORMANCE": "1", **os.environ, **quiet, **own},
     )
     reported = -1
-    while True:
-        try:
-            next(running)
-        except StopIteration as end:
-            done: Completed = end.value
-            break
-        parts = sum(map(_file_size, unfinished(folder)))
-        size = min(_count_whole_bytes(folder, made) + parts, made.size)
-        if size != reported:
-            reported = size
-            yield {"done": size, "total": made.size}
-    if done.trouble:
-        raise _explain_hf_failure(done, made, program)
+    with running:
+        for _line in running:
+            parts = sum(map(_file_size, unfinished(folder)))
+            size = min(_count_whole_bytes(folder, made) + parts, made.size)
+            if size != reported:
+                reported = size
+                yield {"done": size, "total": made.size}
+    if running.done.trouble:
+        raise _explain_hf_failure(running.done, made, program)
 
 
 def _explain_hf_failure(

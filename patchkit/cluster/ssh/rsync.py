@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from patchkit.errors import HostError, PatchkitError, StorageError, UsageError
-from patchkit.process import Completed, ending, output
+from patchkit.process import Completed, Follow, ending
 from patchkit.quoting import quoted
 
 _SILENCE = 300  # seconds without a byte: a login that hangs, for one
@@ -79,15 +79,11 @@ def copied(
     """
     require_rsync()
     begun = time.monotonic()
-    running = output(*words, env={**os.environ, "LC_ALL": "C"})
-    while True:
-        try:
-            said = _PROGRESS.match(next(running))
-        except StopIteration as end:
-            done: Completed = end.value
-            break
-        if said:
-            yield {"done": min(int(said[1]), total), "total": total}
+    with Follow(*words, env={**os.environ, "LC_ALL": "C"}) as running:
+        for line in running:
+            if progress := _PROGRESS.match(line):
+                yield {"done": min(int(progress[1]), total), "total": total}
+    done = running.done
     if done.trouble:
         raise _failure(done, destination or "this machine")
     sent = _SENT.search(done.output)

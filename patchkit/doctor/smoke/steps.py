@@ -9,13 +9,12 @@ import socket
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from patchkit.doctor.smoke import script
-from patchkit.process import Completed, output
+from patchkit.process import Completed, Follow
 
 SCRIPT = Path(script.__file__)
 RANK = "all-reduce"
@@ -94,14 +93,14 @@ def tried(python: str, settings: Mapping[str, Any], variables: Mapping[str, str]
         del env["NCCL_DEBUG_FILE"]
     limit, lines = float(settings["seconds"]), deque[str](maxlen=_MOST)
     start, done = time.monotonic(), None
-    with closing(output(*words, env=env)) as talk:
-        while done is None and time.monotonic() - start < limit + _GRACE:
-            try:
-                line = next(talk)
-                if line:
-                    lines.append(line)
-            except StopIteration as end:
-                done = end.value
+    with Follow(*words, env=env) as running:
+        for line in running:
+            if text := line.strip("\n"):
+                lines.append(text)
+            if time.monotonic() - start >= limit + _GRACE:
+                break
+        else:
+            done = running.done
     seconds = round(time.monotonic() - start, 2)
     answers = [each for each in lines if each.startswith(script.MARK)]
     said = [each[:_LONGEST] for each in lines if each and each not in answers]

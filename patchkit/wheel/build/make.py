@@ -17,7 +17,7 @@ from typing import Any
 from patchkit.durable.failure import is_full
 from patchkit.elf import parse_sections
 from patchkit.errors import BuildError, ProofError, SourceError
-from patchkit.process import attempt, run, stream
+from patchkit.process import Follow, attempt, run
 from patchkit.wheel.build.toolchain import Toolchain
 from patchkit.wheel.device.inspect import Binary
 from patchkit.wheel.file.write import EPOCH
@@ -149,19 +149,19 @@ def run_build(
     """
     log = root / "log.txt"
     total = 1
-    # By line, so that the log of a killed build has all that it said.
-    with log.open("w", buffering=1, encoding="utf-8", errors="replace") as sink:
-
-        def note(line: str) -> None:
-            nonlocal total
+    with (
+        # By line, so that the log of a killed build has all that it said.
+        log.open("w", buffering=1, encoding="utf-8", errors="replace") as sink,
+        # The lock of the work folder goes on to the build: if patchkit alone is killed, nobody
+        # builds there until what it started has ended, too.
+        Follow(*command, env=env, cwd=folder or root, umask=0o022, inherit=True) as running,
+    ):
+        for line in running:
             sink.write(line)
             if (steps := count(line)) is not None:
                 total = steps[1]
                 progress(*steps)
-
-        # The lock of the work folder goes on to the build: if patchkit alone is killed, nobody
-        # builds there until what it started has ended, too.
-        done = stream(*command, line=note, env=env, cwd=folder or root, umask=0o022, inherit=True)
+    done = running.done
     if done.status is None:
         raise done.error()
     if done.status:

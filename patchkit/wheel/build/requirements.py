@@ -7,7 +7,6 @@ that goes into the environment, so that pip has nothing to resolve.
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
 import re
 import shutil
@@ -25,7 +24,7 @@ from patchkit.digests import digest, sha256_of
 from patchkit.durable.failure import is_full, translated
 from patchkit.durable.lock import locked
 from patchkit.errors import BuildError, HostError, PatchkitError, SourceError, StorageError
-from patchkit.process import ask, run, stream
+from patchkit.process import Follow, ask, run
 from patchkit.wheel.build.plan import PlannedFetch
 
 Progress = Callable[[int, int], None]
@@ -222,12 +221,7 @@ def install_locked(
 
     Raises BuildError, StorageError.
     """
-    collected, total = itertools.count(1), len(wanted)
-
-    def note(line: str) -> None:
-        if line.startswith("Collecting "):
-            progress(min(next(collected), total), total)
-
+    collected, total = 0, len(wanted)
     with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
         file.writelines(f"{each.line}\n" for each in wanted)
         file.flush()
@@ -239,7 +233,12 @@ def install_locked(
         ]  # fmt: skip
         # The caller's variables, pip's among them, but for those that install elsewhere.
         kept = {name: value for name, value in os.environ.items() if name not in _ELSEWHERE}
-        done = stream(*command, line=note, env={**kept, "LC_ALL": "C"})
+        with Follow(*command, env={**kept, "LC_ALL": "C"}) as running:
+            for line in running:
+                if line.startswith("Collecting "):
+                    collected += 1
+                    progress(min(collected, total), total)
+    done = running.done
     if done.trouble:
         raise _not_installed(done.output.splitlines(), requirements, offline)
     progress(total, total)

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from patchkit.errors import BuildError, HostError, StorageError
-from patchkit.process import ask, attempt, run, stream
+from patchkit.process import Follow, ask, attempt, run
 
 PYTHON = sys.executable
 
@@ -97,32 +97,36 @@ def test_a_script_is_not_shown_in_full():
 
 
 def test_lines_come_while_the_program_runs():
-    seen = []
-    code = "import sys; print('a', flush=True); print('b', file=sys.stderr); sys.exit(4)"
-    done = stream(PYTHON, "-c", code, line=seen.append, env=dict(os.environ))
-    assert (seen, done.output) == (["a\n", "b\n"], "a\nb\n")
-    assert (done.status, done.trouble) == (4, "exit code 4: a\nb")
-    assert stream("nosuch-program", line=seen.append, env={}).started is False
+    code = "import sys; print('a', end='\\r', flush=True); print('b', file=sys.stderr); sys.exit(4)"
+    with Follow(PYTHON, "-c", code, env=dict(os.environ)) as running:
+        assert [line for line in running if line] == ["a\n", "b\n"]
+    done = running.done
+    assert (done.status, done.trouble, done.output) == (4, "exit code 4: a\nb", "a\nb\n")
+    with Follow("nosuch-program", env={}) as running:
+        assert list(running) == []
+    assert running.done.started is False
 
 
 def test_of_a_long_output_the_end_is_kept():
     code = "for n in range(1000): print(n)"
-    done = stream(PYTHON, "-c", code, line=lambda _: None, env=dict(os.environ))
-    assert done.output.splitlines() == [str(n) for n in range(600, 1000)]
+    with Follow(PYTHON, "-c", code, env=dict(os.environ)) as running:
+        assert len([line for line in running if line]) == 1000
+    assert running.done.output.splitlines() == [str(n) for n in range(600, 1000)]
 
 
 def test_a_program_ends_when_nobody_reads_it_any_more(tmp_path):
     code = "import os, sys, time; print(os.getpid(), flush=True); time.sleep(600)"
-    pids = []
-
-    def refuse(line):
-        pids.append(int(line))
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        stream(PYTHON, "-c", code, line=refuse, env=dict(os.environ))
+    with Follow(PYTHON, "-c", code, env=dict(os.environ)) as running:
+        pid = int(next(line for line in running if line))
+        os.kill(pid, 0)
     with pytest.raises(ProcessLookupError):
-        os.kill(pids[0], 0)
+        os.kill(pid, 0)
+
+
+def test_a_line_without_an_end_does_not_fill_the_memory():
+    code = "import sys; sys.stdout.write('x' * (5 << 20))"
+    with Follow(PYTHON, "-c", code, env=dict(os.environ)) as running:
+        assert max(map(len, running)) < 2 << 20
 
 
 def test_another_python_answers_in_json():
