@@ -19,11 +19,8 @@ def restored_record(record: str, originals: Mapping[str, bytes | None], gone: It
     """
     back = {path: data for path, data in originals.items() if data is not None}
     dropped = {*gone, *(originals.keys() - back.keys())}
-    kept = {row[0]: row for row in _rows(record) if row and row[0] not in dropped}
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator=_line_end(record))
-    writer.writerows(_row(path, back) if path in back else row for path, row in kept.items())
-    return out.getvalue()
+    kept = {row[0]: row for row in _rows(record) if row[0] not in dropped}
+    return _written(record, kept.values(), back)
 
 
 def rewrite_record(record: str, changed: Mapping[str, bytes], added: Iterable[str]) -> str:
@@ -34,14 +31,23 @@ def rewrite_record(record: str, changed: Mapping[str, bytes], added: Iterable[st
     of RECORD, so RECORD cannot name the ledger's.
     """
     rows = _rows(record)
+    new = sorted({*changed, *added} - {row[0] for row in rows})
+    return _written(record, [*rows, *([path, "", ""] for path in new)], changed)
+
+
+def _written(record: str, rows: Iterable[list[str]], changed: Mapping[str, bytes]) -> str:
+    """Return rows as RECORD's text, with the hash and the size of each changed file."""
     out = io.StringIO()
-    writer = csv.writer(out, lineterminator=_line_end(record))
+    # pip writes CRLF, uv writes LF; lines that do not change must stay as they are.
+    writer = csv.writer(out, lineterminator="\r\n" if "\r\n" in record else "\n")
     for row in rows:
-        if row:
-            writer.writerow(_row(row[0], changed) if row[0] in changed else row)
-    known = {row[0] for row in rows if row}
-    for path in sorted({*changed, *added} - known):
-        writer.writerow(_row(path, changed))
+        data = changed.get(row[0])
+        if data is None:
+            writer.writerow(row)
+        else:
+            # PEP 376 and 427: URL-safe base64 without its padding.
+            encoded = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=")
+            writer.writerow([row[0], f"sha256={encoded.decode()}", str(len(data))])
     return out.getvalue()
 
 
@@ -49,26 +55,10 @@ def _rows(record: str) -> list[list[str]]:
     """Return the rows of RECORD. Raises SourceError if it is not as pip writes it."""
     try:
         # newline="": csv has to see the line ends as they are, quoted ones too.
-        return list(csv.reader(io.StringIO(record, newline="")))
+        return [row for row in csv.reader(io.StringIO(record, newline="")) if row]
     except csv.Error as error:
         raise SourceError(
             f"RECORD cannot be read: {error}",
             why="it was edited, or its package was not installed by pip",
             hint="pip install --force-reinstall --no-deps vllm==<version>",
         ) from None
-
-
-def _line_end(record: str) -> str:
-    # pip writes CRLF, uv writes LF; lines that do not change must stay as they are.
-    return "\r\n" if "\r\n" in record else "\n"
-
-
-def _row(path: str, changed: Mapping[str, bytes]) -> list[str]:
-    data = changed.get(path)
-    return [path, "", ""] if data is None else [path, _hash(data), str(len(data))]
-
-
-def _hash(data: bytes) -> str:
-    # PEP 376 and 427: URL-safe base64 without its padding.
-    encoded = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=")
-    return f"sha256={encoded.decode()}"

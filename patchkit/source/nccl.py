@@ -8,7 +8,7 @@ the figures of ``recipes/nccl/recipe.toml``, from the cache or upstream.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -76,9 +76,13 @@ def nccl_tree(
     Raises SourceError, HashMismatchError, UsageError for a spec that says too little, StorageError
     and HostError if network, disk or a program fails.
     """
-    _check_sha256(sha256)
+    if sha256 is not None and not _SHA256.fullmatch(sha256):
+        raise UsageError(
+            f"{sha256!r} is not a sha256", hint="64 lower-case hex digits, as sha256sum prints them"
+        )
     store = (cache or cache_dir()) / "sources"
-    wanted = _Wanted(facts or load_facts(PROJECT), store, offline, report or _silent)
+    silent = lambda _task: lambda _done, _total: None  # noqa: E731
+    wanted = _Wanted(facts or load_facts(PROJECT), store, offline, report or silent)
     origin = _found(spec, sha256, wanted, check)
     if check is not None:
         check(origin.version)
@@ -93,17 +97,6 @@ class _Wanted:
     store: Path
     offline: bool
     report: Report
-
-
-def _silent(_task: str) -> Progress:
-    return lambda _done, _total: None
-
-
-def _check_sha256(sha256: str | None) -> None:
-    if sha256 is not None and not _SHA256.fullmatch(sha256):
-        raise UsageError(
-            f"{sha256!r} is not a sha256", hint="64 lower-case hex digits, as sha256sum prints them"
-        )
 
 
 def _found(
@@ -206,7 +199,7 @@ def _from_git(url: str, commit: str, release: Release | None, wanted: _Wanted) -
 
 
 def _release(release: Release, wanted: _Wanted) -> SourceOrigin:
-    """Take a release from the cache or upstream."""
+    """Take a release from the cache, by its commit, or as upstream's archive."""
     if not release.verifiable:
         raise SourceError(
             f"the sources of NCCL {release.version} cannot be verified: the recipe knows neither "
@@ -214,15 +207,24 @@ def _release(release: Release, wanted: _Wanted) -> SourceOrigin:
             hint="name an archive with --sha256, "
             f"git+{wanted.facts.git}@COMMIT, or an unpacked folder",
         )
-    place = _place(release, wanted.store)
-    if release.sha256 and place.is_file() and sha256_of(place) == release.sha256:
-        return _verified(place, release)
+    archive = wanted.store / f"{PROJECT}-{release.version}.tar.gz"
+    origin = SourceOrigin(
+        path=archive, version=release.version, identity=f"sha256:{release.sha256}"
+    )
+    if release.sha256 and archive.is_file() and sha256_of(archive) == release.sha256:
+        return origin
     troubles: list[PatchkitError] = []
-    for way in _ways(release):
-        try:
-            return way(release, wanted)
-        except (SourceError, StorageError, HostError) as error:
-            troubles.append(error)
+    try:
+        if release.commit:
+            return _from_git(wanted.facts.git, release.commit, release, wanted)
+    except (SourceError, StorageError, HostError) as error:
+        troubles.append(error)
+    try:
+        if release.sha256:
+            _download(release, archive, wanted)
+            return origin
+    except (SourceError, StorageError, HostError) as error:
+        troubles.append(error)
     network = any(isinstance(error, StorageError) for error in troubles)
     raise (StorageError if network else SourceError)(
         f"no sources of NCCL {release.version} could be had:\n"
@@ -232,50 +234,16 @@ def _release(release: Release, wanted: _Wanted) -> SourceOrigin:
     )
 
 
-_Way = Callable[[Release, _Wanted], SourceOrigin]
-
-
-def _ways(release: Release) -> Iterator[_Way]:
-    """Yield a commit before an archive."""
-    if release.commit:
-        yield lambda one, wanted: _from_git(wanted.facts.git, one.commit, one, wanted)
-    if release.sha256:
-        yield _from_upstream
-
-
-def _place(release: Release, store: Path) -> Path:
-    return store / f"{PROJECT}-{release.version}.tar.gz"
-
-
-def _from_upstream(release: Release, wanted: _Wanted) -> SourceOrigin:
+def _download(release: Release, archive: Path, wanted: _Wanted) -> None:
+    """Download upstream's archive of a release, verified by its sha256."""
     if wanted.offline:
-        raise _not_kept(release, wanted)
-    address = wanted.facts.archive.format(tag=release.tag)
-    place = _place(release, wanted.store)
-    save(address, place, release.sha256, wanted.report(f"Fetching {address.rpartition('/')[2]}"))
-    return _verified(place, release)
-
-
-def _not_kept(release: Release, wanted: _Wanted) -> SourceError:
-    place = _place(release, wanted.store)
-    return SourceError(
-        f"{place.name} is not in the cache, and offline it cannot be downloaded",
-        why=f"it was never fetched into {place.parent}, or is damaged",
-    )
-
-
-def _verified(path: Path, release: Release) -> SourceOrigin:
-    _check(path, release)
-    return SourceOrigin(path=path, version=release.version, identity=f"sha256:{release.sha256}")
-
-
-def _check(path: Path, release: Release) -> None:
-    if (actual := sha256_of(path)) != release.sha256:
-        raise HashMismatchError(
-            f"{path.name} has the sha256 {actual}, but the recipe says {release.sha256}",
-            why="the file is damaged, or it is not the one that was released",
-            hint="run again; if it happens twice, name a git commit instead",
+        raise SourceError(
+            f"{archive.name} is not in the cache, and offline it cannot be downloaded",
+            why=f"it was never fetched into {archive.parent}, or is damaged",
         )
+    address = wanted.facts.archive.format(tag=release.tag)
+    progress = wanted.report(f"Fetching {address.rpartition('/')[2]}")
+    save(address, archive, release.sha256, progress)
 
 
 def _version_inside(archive: Path) -> Version:
