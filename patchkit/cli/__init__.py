@@ -16,7 +16,7 @@ from patchkit import __version__
 from patchkit.cli import out
 from patchkit.cli.alive import end_silence, watch_silence
 from patchkit.cli.next_step import error_text
-from patchkit.cli.verbs import CLICK_ALONE, MEANT, TALKING, VERBS, WING_OF, WINGS
+from patchkit.cli.verbs import CLICK_ALONE, GROUPS, MEANT, MORE, TALKING, VERBS, is_of_source
 from patchkit.durable.signals import Interrupted, raise_interrupts, unwrapped
 from patchkit.errors import PatchkitError, StorageError, UsageError
 from patchkit.extras import missing_library, namesakes, require_base
@@ -26,26 +26,21 @@ from patchkit.runtime.rules.secret_texts import mask_secrets
 _EPILOG = """\
 \b
 Examples:
-  patchkit apply vllm==0.24.0
-  patchkit status vllm==0.24.0
-  patchkit apply nccl==2.29.7 --dest build/nccl-2.29.7
-  patchkit archs vllm==0.24.0
-  patchkit explain arch_lists
+  patchkit up openai/gpt-oss-120b
+  patchkit doctor --log vllm.log
+  patchkit check compose.yaml
+  patchkit env -o spark.env
+  patchkit apply vllm==0.33.0
+  patchkit fixes vllm==0.33.0
+  patchkit repack vllm==0.33.0
   patchkit build nccl
-  patchkit build vllm --version 0.25.1
-  patchkit repack vllm==0.25.1
-  patchkit verify
   patchkit inspect --loaded --python .venv/bin/python
-  patchkit env --role head --nodes 2 -o head.env
-  patchkit serve-args openai/gpt-oss-120b --from head.env
-  patchkit cluster up openai/gpt-oss-120b
 
 \b
-Exit codes: 0 done (or already done), 2 usage or no such file, 3 source not recognised, not
-supported or not sound, 4 drift, 5 proof failed, 6 busy, 7 I/O or no network, 8 hash mismatch,
-9 this machine or its network is not what the request needs, 10 a build failed, 11 a recipe has a
-mistake; 130, 143, 129 interrupted by SIGINT, SIGTERM, SIGHUP, 141 by a reader that left (`| head`);
-1 a bug.
+Exit codes: 0 done, 2 usage, 3 source not recognised or a file not sound,
+4 drift, 5 proof failed, 6 busy, 7 I/O or no network, 8 hash mismatch,
+9 this machine or its network, 10 a build failed, 11 a recipe has a mistake,
+128 + N interrupted by signal N, 1 a bug. docs/commands.md says more.
 """
 
 
@@ -56,16 +51,16 @@ class _Verbs(click.Group):
     """Load a verb's module when it is called: --help and status stay quick."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
-        return list(WING_OF)
+        return list(VERBS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in WING_OF:
+        if cmd_name not in VERBS:
             return None
         if cmd_name not in TALKING and not ctx.resilient_parsing:
             watch_silence()
         if cmd_name not in CLICK_ALONE:
             require_base()
-        module = f"patchkit.cli.{WING_OF[cmd_name]}.{cmd_name.replace('-', '_')}"
+        module = f"patchkit.cli.{VERBS[cmd_name][0]}.{cmd_name.replace('-', '_')}"
         command = importlib.import_module(module).command
         assert isinstance(command, click.Command)
         return command
@@ -74,9 +69,11 @@ class _Verbs(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         verb, *rest = args
-        if verb in WING_OF or verb.startswith("-") or ctx.resilient_parsing:
+        if verb == "status" and is_of_source(rest):
+            return super().resolve_command(ctx, ["fixes", *rest])
+        if verb in VERBS or verb.startswith("-") or ctx.resilient_parsing:
             return super().resolve_command(ctx, args)
-        close = MEANT.get(verb) or " ".join(difflib.get_close_matches(verb, WING_OF, n=1))
+        close = MEANT.get(verb) or " ".join(difflib.get_close_matches(verb, VERBS, n=1))
         words = ("patchkit", *close.split(), *rest)
         hint = quoted(*words) if close else "`patchkit --help` lists them"
         raise UsageError(f"no verb is called {verb!r}", hint=hint)
@@ -100,9 +97,11 @@ class _Verbs(click.Group):
             return super().invoke(ctx)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
-        for wing, verbs in VERBS.items():
-            with formatter.section(WINGS[wing]):
-                formatter.write_dl(list(verbs.items()))
+        for title, verbs in GROUPS.items():
+            with formatter.section(title):
+                formatter.write_dl([(verb, line) for verb, (_folder, line) in verbs.items()])
+        with formatter.section("More, each with --help"):
+            formatter.write_text(", ".join(MORE))
 
 
 def _print_version(context: click.Context, _option: click.Parameter, wanted: bool) -> None:
@@ -117,7 +116,7 @@ def _print_version(context: click.Context, _option: click.Parameter, wanted: boo
 @click.command(
     cls=_Verbs,
     epilog=_EPILOG,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 80},
 )
 @click.option(
     *("-V", "--version"),

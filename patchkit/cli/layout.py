@@ -16,7 +16,7 @@ from typing import IO, Any
 
 import click
 
-from patchkit.cli.verbs import WING_OF
+from patchkit.cli.verbs import VERBS
 
 _USUAL = 80  # of a terminal that does not say how wide it is
 _LEAST = 40
@@ -25,7 +25,7 @@ _GAP = "  "
 _HANG = 4  # how far the lines of a block are indented below its first
 
 PROGRAMS = (
-    rf"(?:\S+/)?patchkit (?:{'|'.join(WING_OF)})\b",
+    rf"(?:\S+/)?patchkit (?:{'|'.join(VERBS)})\b",
     r"sudo\b|chmod\b|chown\b|ethtool\b|rustup\b|ib_write_bw\b|ray start\b|docker run\b",
     r"(?:\S+/)?pip3? (?:install|download)\b|git (?:clone|config|fetch|checkout|am|-C)\b|ip link\b",
     r"apt(?:-get)? install\b|(?:cp|ls|tar|rm|rsync|set) -\w|mv [\0/{]|\S*python\S* -m patchkit\b",

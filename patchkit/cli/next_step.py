@@ -14,12 +14,12 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from patchkit.cli.out import LaidOut, Shown, style
-from patchkit.cli.verbs import WING_OF
+from patchkit.cli.verbs import VERBS
 from patchkit.errors import PatchkitError
 from patchkit.quoting import quoted
 from patchkit.runtime.rules.secret_texts import mask_secrets
 
-_COMMAND = re.compile(rf"(?<![^\s(`])patchkit (?=(?:{'|'.join(WING_OF)})\b)")
+_COMMAND = re.compile(rf"(?<![^\s(`])patchkit (?=(?:{'|'.join(VERBS)})\b)")
 
 
 def next_step(*words: str | Path, where: str = "") -> LaidOut:

@@ -103,10 +103,13 @@ trust_source = click.option(
 )
 
 
-def source_options(command: F) -> F:
-    """Add SOURCE, --vllm-src, --nccl-src and how to get it; hand them on as one ``source``."""
+def source_options(command: F, *, required: bool = True) -> F:
+    """Add SOURCE, --vllm-src, --nccl-src and how to get it; hand them on as one ``source``.
+
+    Without ``required`` it is None where no source is named.
+    """
     options = (_POSITIONAL, _VLLM_SRC, _NCCL_SRC, _SHA256, _DEST, _OFFLINE, trust_source)
-    return _sources(command, options)
+    return _sources(command, options, required=required)
 
 
 def vllm_options(command: F) -> F:
@@ -119,7 +122,7 @@ def folder_options(command: F) -> F:
     return _sources(command, (_POSITIONAL, _VLLM_SRC, _NCCL_SRC))
 
 
-def _sources(command: F, options: tuple[Callable[[Any], Any], ...]) -> F:
+def _sources(command: F, options: tuple[Callable[[Any], Any], ...], *, required: bool = True) -> F:
     projects = ("vllm", "nccl") if _NCCL_SRC in options else ("vllm",)
 
     @functools.wraps(command)
@@ -133,6 +136,8 @@ def _sources(command: F, options: tuple[Callable[[Any], Any], ...]) -> F:
         **rest: Any,
     ) -> Any:
         named = {project: rest.pop(f"{project}_src") for project in projects}
+        if not required and positional is None and not any(named.values()):
+            return command(source=None, **rest)
         project = _only(named, positional)
         if sha256 is not None and project != "nccl":
             raise UsageError("--sha256 is for an archive of NCCL; vLLM's sdists are locked")

@@ -1,57 +1,58 @@
-"""Name the verbs, by wing, with their lines of help."""
+"""Name the verbs, by group, with the folder of each one's module and its line of help."""
 
 from __future__ import annotations
 
-WINGS = {
-    "patch": "Sources",
-    "wheel": "Wheels",
-    "runtime": "This machine",
-    "cluster": "Serving, on one machine or several",
-}  # folder → help's title
-# The lines of help stand here and not in the modules, so that help imports none of them.
-VERBS = {
-    "patch": {
-        "apply": "Patch a tree, prove the effect, keep a way back.",
-        "status": "Show every fix and its state; write nothing.",
-        "diff": "Show what apply would change, or did.",
-        "revert": "Put back what upstream shipped, byte by byte.",
-        "series": "Write the fixes as a series that git am takes.",
-        "archs": "Compare kernel groups and their archs, stock beside patched.",
-        "fixes": "List the fixes; how much a release needs each.",
-        "explain": "Explain a fix, or a claim that guides make, with evidence.",
-        "fetch": "Download a release, verified by its locked sha256.",
+# The lines of help stand here and not in the modules, so that help imports none of them. A verb
+# that is not met every day is in MORE: help names it, and `patchkit VERB --help` explains it.
+GROUPS = {
+    "Serve a model, on one machine or several": {
+        "up": ("cluster", "Start a model by systemd; return when it has answered."),
+        "down": ("cluster", "Stop the model on every node, and check."),
+        "status": ("cluster", "Show the state of every node."),
+        "logs": ("cluster", "Show what all ranks wrote, merged by time."),
+        "switch": ("cluster", "Serve another model, or the former one again."),
+        "doctor": ("cluster", "Find what is wrong, on which node, why, and what cures it."),
+        "chat": ("cluster", "Talk to a server; show what it thinks beside what it says."),
+        "model": ("cluster", "Fetch a model once, copy it to the other nodes, check it."),
+        "cluster": ("cluster", "Look at machines, install the same vLLM on all of them."),
     },
-    "wheel": {
-        "build": "Build a wheel for one device: libnccl or vLLM.",
-        "repack": "Patch upstream's vLLM wheel, in seconds and without a compiler.",
-        "wheelhouse": "List, fill, sign, prune and serve the folder of finished wheels.",
-        "verify": "Check that its wheels are whole, load, and fit together.",
-        "inspect": "Show what a wheel or library holds; which libnccl is loaded.",
+    "This machine": {
+        "check": ("runtime", "Check env files, launch scripts and what runs."),
+        "env": ("runtime", "Write env files by role, and explain them."),
+        "serve-args": ("runtime", "Print the `vllm serve` flags that go with the env."),
+        "probe": ("runtime", "Show the facts: GPU, memory, network, RDMA, software."),
+        "net": ("runtime", "Plan, apply, verify and undo the QSFP network."),
     },
-    "runtime": {
-        "tune": "Tune the fused-MoE kernel on the present GPU.",
-        "probe": "Show the facts: GPU, memory, network, RDMA, cables, software.",
-        "net": "Plan, apply, verify and undo the QSFP network between Sparks.",
-        "check": "Check env files, launch scripts and what runs.",
-        "env": "Write env files by role; explain and check them.",
-        "serve-args": "Print the `vllm serve` flags that go with the env.",
-        "completion": "Print shell completion for bash, zsh or fish.",
+    "Sources": {
+        "apply": ("patch", "Patch a tree, prove the effect, keep a way back."),
+        "revert": ("patch", "Put back what upstream shipped, byte by byte."),
+        "fixes": ("patch", "Show every fix; of a source, the state of each."),
     },
-    "cluster": {
-        "doctor": "Find what is wrong, on which node, why, and what cures it.",
-        "cluster": "Serve a model on several machines: start, watch, stop, switch.",
-        "up": "Serve a model on this machine, by systemd.",
-        "model": "Fetch a model once, copy it to the other nodes, check it.",
-        "chat": "Talk to a server; show what it thinks apart from what it says.",
-        "bench": "Measure a server with vLLM's own benchmarks; compare results.",
-        "export": "Write an image's Containerfile, manifests for Kubernetes, Ray jobs.",
+    "Wheels": {
+        "repack": ("wheel", "Patch upstream's vLLM wheel, without a compiler."),
+        "build": ("wheel", "Build a wheel for one device: libnccl or vLLM."),
+        "wheelhouse": ("wheel", "List, fill, sign and prune the folder of wheels."),
     },
 }
+MORE = {
+    "archs": ("patch", "Compare kernel groups and their archs, stock beside patched."),
+    "bench": ("cluster", "Measure a server with vLLM's own benchmarks; compare results."),
+    "completion": ("runtime", "Print shell completion for bash, zsh or fish."),
+    "diff": ("patch", "Show what apply would change, or did."),
+    "explain": ("patch", "Explain a fix, a text of a log, or a claim that guides make."),
+    "export": ("cluster", "Write a Containerfile, a manifest for Kubernetes, a Ray job."),
+    "fetch": ("patch", "Download a release, verified by its locked sha256."),
+    "inspect": ("wheel", "Show what a wheel or library holds; which libnccl is loaded."),
+    "series": ("patch", "Write the fixes as a series that git am takes."),
+    "tune": ("runtime", "Tune the fused-MoE kernel on the present GPU."),
+    "verify": ("wheel", "Check that a wheelhouse is whole, loads and fits together."),
+}
+VERBS = {verb: row for group in (*GROUPS.values(), MORE) for verb, row in group.items()}
 # What others call a verb.
 MEANT = {
     "serve": "up",
-    "down": "cluster down",
-    "logs": "cluster logs",
+    "start": "up",
+    "stop": "down",
     "lint": "check",
     "upgrade": "cluster install",
 }
@@ -59,4 +60,11 @@ MEANT = {
 CLICK_ALONE = {"probe", "net", "check", "env", "serve-args", "completion", "inspect"}
 # What writes to the terminal by itself, piece by piece, or asks there.
 TALKING = {"chat", "completion", "net", "tune"}
-WING_OF = {verb: wing for wing, verbs in VERBS.items() for verb in verbs}
+
+
+def is_of_source(arguments: list[str]) -> bool:
+    """Return whether the words after `status` name a source: `fixes SOURCE`, as it was called."""
+    words = [
+        word for last, word in zip(["", *arguments], arguments, strict=False) if last != "--file"
+    ]
+    return any(not word.startswith("-") or word.endswith("-src") for word in words)

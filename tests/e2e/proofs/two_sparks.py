@@ -68,7 +68,7 @@ PAGE = Page(
         r"ssh -R \S+ (spark-\d) patchkit/.venv/bin/(pip install .*) -r patchkit/requirements.txt": (
             rf"\2 -r built.txt --target /srv/\1-server {_AARCH64}"
         ),
-        r"(patchkit status) \.venv/lib/python3.12/site-packages": rf"\1 {_NODE}",
+        r"(patchkit fixes) \.venv/lib/python3.12/site-packages": rf"\1 {_NODE}",
         r"(patchkit env)": r"\1 --root {root} --lock wheelhouse",
     },
 )

@@ -70,4 +70,4 @@ def test_the_series_goes_to_standard_output(cli, root, tmp_path):
     ],
 )
 def test_a_source_that_cannot_be_told(cli, named, says):
-    assert says in cli("status", *named, rc=2).stderr
+    assert says in cli("diff", *named, rc=2).stderr

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from patchkit.cli.verbs import TALKING, WING_OF
+from patchkit.cli.verbs import TALKING, VERBS
 
 # Waits until something was drawn, or for twice as long as it takes.
 SILENT = """
@@ -57,4 +57,4 @@ def test_silence_is_shown_in_a_terminal_and_goes_away(manner, terminal, expected
 
 
 def test_a_verb_that_talks_is_one():
-    assert set(WING_OF) >= TALKING
+    assert set(VERBS) >= TALKING

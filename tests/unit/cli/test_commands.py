@@ -12,7 +12,7 @@ import click
 import pytest
 
 from patchkit.cli import group
-from patchkit.cli.verbs import WING_OF
+from patchkit.cli.verbs import VERBS
 from patchkit.errors import PatchkitError
 from support.verbs import runnable
 
@@ -85,7 +85,7 @@ def _named(said):
         except ValueError:  # an apostrophe: prose
             continue
         # Outside of backticks a sentence may begin with the name.
-        if found[1] == "`" or words[0] in WING_OF:
+        if found[1] == "`" or words[0] in VERBS:
             yield [REST if word == "..." else word for word in words]
 
 
