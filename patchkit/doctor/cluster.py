@@ -18,7 +18,7 @@ from patchkit.cluster.agent.node_facts import NodeFacts
 from patchkit.cluster.agent.python_contents import PythonContents
 from patchkit.cluster.agent.unit_state import NodeState
 from patchkit.cluster.agent.ways import Way
-from patchkit.cluster.health.closer import NodeHealth
+from patchkit.cluster.health.node_health import NodeHealth
 from patchkit.cluster.launch import ports
 from patchkit.cluster.launch.cluster import Cluster
 from patchkit.cluster.launch.cluster_file import ClusterFile

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from patchkit.cluster.health.closer import GpuUser
+from patchkit.cluster.health.node_health import GpuUser
 from patchkit.cluster.launch.survey import memlock_cure
 from patchkit.cluster.ssh.ssh import there
 from patchkit.doctor.log import log_findings
@@ -65,15 +65,6 @@ def check_page_cache(judge: NodeJudge) -> Iterator[Finding]:
         yield judge.say("page-cache", cache=cache // KIB_PER_GIB, command=drop)
     else:
         yield judge.fine("page-cache", cache=cache // KIB_PER_GIB)
-
-
-@check("huge-pages")
-def check_huge_pages(judge: NodeJudge) -> Iterator[Finding]:
-    if huge := require(judge.health.huge, judge.health.why_not("huge")):
-        command = there(judge.node, "sudo", "sysctl", "vm.nr_hugepages=0")
-        yield judge.say("huge-pages", huge=huge / KIB_PER_GIB, command=command)
-    else:
-        yield judge.fine("huge-pages")
 
 
 @check("oom-kills")
@@ -241,18 +232,6 @@ def check_container(judge: NodeJudge) -> Iterator[Finding]:
     ]
 
 
-@check("threads")
-def check_threads(judge: NodeJudge) -> Iterator[Finding]:
-    """Yield whether a control group is nearly full of threads, in a container or not."""
-    its = require(judge.health.container, judge.health.why_not("container"))
-    if its.pids is None or its.pids_now is None:
-        yield judge.fine("threads", what="no limit of processes and threads")
-    elif its.pids_now * 10 > its.pids * 9:
-        yield judge.say("threads", limit=its.pids, now=its.pids_now)
-    else:
-        yield judge.fine("threads", what=f"{its.pids_now} of {its.pids} processes and threads")
-
-
 @check("rdma-closed")
 def check_rdma_files(judge: NodeJudge) -> Iterator[Finding]:
     its = require(judge.health.container, judge.health.why_not("container"))
@@ -268,18 +247,9 @@ def check_rdma_files(judge: NodeJudge) -> Iterator[Finding]:
         yield judge.fine("rdma-closed", what=f"{its.verbs_open} files of RDMA devices open")
 
 
-@check("firmware")
-def check_firmware(judge: NodeJudge) -> Iterator[Finding]:
-    versions = sorted(set(judge.health.firmware.values()))
-    if not versions:
-        raise NotCheckedError(judge.health.unread.get("firmware") or "there is no RDMA device")
-    tell = judge.fine if len(versions) == 1 else judge.say
-    yield tell("firmware", shown=", ".join(versions))
-
-
 _CHECKS: tuple[Callable[[NodeJudge], Iterator[Finding]], ...] = (
     *(check_driver, check_gpu, check_gpu_users, check_kernel_log),
-    *(check_memory, check_page_cache, check_huge_pages, check_oom_kills, check_memory_guard),
-    *(check_unit_limits, check_container, check_threads, check_rdma_files),
-    *(check_firmware, check_clock_sync),
+    *(check_memory, check_page_cache, check_oom_kills, check_memory_guard),
+    *(check_unit_limits, check_container, check_rdma_files),
+    check_clock_sync,
 )

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from patchkit.cluster.agent.node_facts import NodeFacts
-from patchkit.cluster.health.closer import NodeHealth
+from patchkit.cluster.health.node_health import NodeHealth
 from patchkit.doctor.peers.report import NodeReport
 from patchkit.doctor.peers.situation import driver_of
 from patchkit.finding import Finding, finding_from_text, fine_from_text

@@ -15,7 +15,7 @@ from patchkit.cluster.openai.api_key import SECRETS
 from patchkit.cluster.ssh.node import Remote
 from patchkit.cluster.ssh.ssh import HERE
 from patchkit.doctor.cluster import examined
-from patchkit.doctor.gpu_visit import gpu_visit
+from patchkit.doctor.gpu import try_gpus
 from patchkit.doctor.judgement import cluster_findings
 from patchkit.doctor.log import log_findings
 from patchkit.doctor.nccl import nccl_agreement, nccl_findings, read_nccl
@@ -80,7 +80,7 @@ def visit(
         found = [_only_for_up(each) for each in found]
     served = _server(cluster.head, node, said, questions=questions)
     found += map(_insist, served) if url else served
-    found += gpu_visit(reports) if gpu else ()
+    found += try_gpus(reports) if gpu else ()
     lines, unread = _journals(cluster, reports)
     found += unread
     if lines:

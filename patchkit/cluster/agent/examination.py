@@ -18,7 +18,7 @@ from patchkit.cluster.agent.disk_room import disk_rooms
 from patchkit.cluster.agent.group_processes import group_processes, listeners
 from patchkit.cluster.agent.node_facts import facts_here
 from patchkit.cluster.agent.python_contents import python_contents
-from patchkit.cluster.health.closer import look_closer
+from patchkit.cluster.health.node_health import collect_health
 from patchkit.cluster.ssh.failure import error_fields
 from patchkit.errors import HostError, PatchkitError
 
@@ -92,12 +92,12 @@ def _ask_together(parts: dict[str, Callable[[], dict[str, Any]]]) -> dict[str, A
 
 
 def _look_at_health(venv: str, unit: str) -> dict[str, Any]:
-    """Return what one sees who looks closer, with the limits of the unit's process if it runs."""
+    """Return what tells of the node's health, with the limits of the unit's process if it runs."""
     place = Path(venv).expanduser()
     there = str(place) if (place / "bin" / "python").exists() else ""
     done = unit_state.run_for_user("systemctl", "show", "--property=MainPID", "--value", "--", unit)
     main = int(done.output) if done.output.strip().isdigit() else 0
-    health = look_closer(there, main, done.trouble or f"{unit} does not run")
+    health = collect_health(there, main, done.trouble or f"{unit} does not run")
     return {**health, "manager": not done.trouble}
 
 

@@ -1,1 +1,1 @@
-"""Look closer at a node, from the node: limits, logs of the kernel, disks, GPU, tools, caches."""
+"""Collect on a node what tells of its health: limits, the log of the kernel, GPU, tools, caches."""

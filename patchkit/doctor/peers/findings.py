@@ -11,13 +11,12 @@ from collections.abc import Iterator, Sequence
 
 from patchkit.cluster.launch.cluster_file import ClusterFile
 from patchkit.cluster.ssh.ssh import there
-from patchkit.doctor.peers.check import fine, unknown, wrong
-from patchkit.doctor.peers.ends import cable_ends, end_findings
+from patchkit.doctor.peers.check import check, fine, require, unknown, wrong
+from patchkit.doctor.peers.endpoints import cable_findings
 from patchkit.doctor.peers.files import file_findings
 from patchkit.doctor.peers.report import NodeReport
 from patchkit.doctor.peers.software import model_findings, software_findings
 from patchkit.doctor.peers.units import unit_findings
-from patchkit.doctor.peers.ways import way_findings
 from patchkit.finding import Finding
 from patchkit.quoting import quoted
 
@@ -34,31 +33,28 @@ def peer_findings(file: ClusterFile, nodes: Sequence[NodeReport]) -> Iterator[Fi
             yield wrong("ssh", node.node, what=said.what, why=said.why, hint=said.hint)
         else:
             yield fine("ssh", node.node)
-        yield from _disk(node)
+        yield from check_disks(node)
     if len(nodes) > 1:
         yield from clock_findings(nodes)
-        ends = cable_ends(nodes)
-        yield from end_findings(ends)
-        yield from way_findings(ends)
+        yield from cable_findings(nodes)
     yield from software_findings(file, nodes)
     yield from model_findings(file, nodes)
     yield from file_findings(nodes)
     yield from unit_findings(file, nodes)
 
 
-def _disk(node: NodeReport) -> Iterator[Finding]:
+@check("disk")
+def check_disks(node: NodeReport) -> Iterator[Finding]:
     """Yield disks of a node on which nothing can be written any more."""
-    if not node.disks:
-        yield unknown("disk", node.node, node.why_not("disks"))
-        return
-    full = [each for each in node.disks if each.free < _LEAST_FREE or each.files == 0]
+    disks = require(node.disks or None, node.why_not("disks"))
+    full = [each for each in disks if each.free < _LEAST_FREE or each.files == 0]
     for each in full:
         what = "no file can be made" if each.files == 0 else f"{each.free / 1e6:.0f} MB are free"
         largest = " | ".join((quoted("du", "-xah", "-d", "1", each.folder), "sort -h", "tail"))
         command = there(node.node, "sh", "-c", largest)
         yield wrong("disk", node.node, folder=each.folder, what=what, command=command)
     if not full:
-        least = min(node.disks, key=lambda each: each.free)
+        least = min(disks, key=lambda each: each.free)
         yield fine("disk", node.node, folder=least.folder, free=least.free / 1e9)
 
 

@@ -14,7 +14,7 @@ from patchkit.cluster.agent.node_facts import NodeFacts
 from patchkit.cluster.agent.python_contents import PythonContents
 from patchkit.cluster.agent.unit_state import NodeState
 from patchkit.cluster.agent.ways import Way
-from patchkit.cluster.health.closer import NodeHealth
+from patchkit.cluster.health.node_health import NodeHealth
 from patchkit.doctor.peers.placed_files import PlacedFiles
 from patchkit.errors import PatchkitError
 

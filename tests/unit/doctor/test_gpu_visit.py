@@ -6,7 +6,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from patchkit.doctor.gpu_visit import cable, gpu_visit
+from patchkit.doctor.gpu import cable_between, try_gpus
 from patchkit.doctor.peers.report import NodeReport
 from patchkit.doctor.smoke.smoke import smoke_steps
 from patchkit.errors import HostError
@@ -28,7 +28,7 @@ def without_torch(folder: Path, report: NodeReport) -> NodeReport:
 
 def test_nodes_whose_gpus_are_not_reached_are_not_checked(tmp_path: Path) -> None:
     nodes = [without_torch(tmp_path, each) for each in reports(tmp_path / "hosts")[1]]
-    found = [*gpu_visit(nodes)]
+    found = [*try_gpus(nodes)]
     steps = [each.id for each in smoke_steps()]
     assert [each.about for each in found] == [*steps, *steps, "all-reduce"]
     assert {each.level for each in found} == {Level.UNKNOWN}
@@ -39,7 +39,7 @@ def test_nodes_whose_gpus_are_not_reached_are_not_checked(tmp_path: Path) -> Non
 def test_a_node_that_does_not_answer_is_not_checked(tmp_path: Path) -> None:
     _, (head, worker) = reports(tmp_path)
     silent = [NodeReport(node=each.node, silence=HostError("no answer")) for each in (head, worker)]
-    found = [*gpu_visit(silent)]
+    found = [*try_gpus(silent)]
     assert [(each.about, each.where, each.level) for each in found] == [
         ("gpu-smoke", "spark-1", Level.UNKNOWN),
         ("gpu-smoke", "spark-2", Level.UNKNOWN),
@@ -49,6 +49,6 @@ def test_a_node_that_does_not_answer_is_not_checked(tmp_path: Path) -> None:
 
 def test_the_cable_is_that_of_the_node_with_the_fewest_halves(tmp_path: Path) -> None:
     _, (head, worker) = reports(tmp_path)
-    assert cable([head, worker]) == 23.125
-    assert cable([head, replace(worker, address="10.0.0.1")]) is None
-    assert cable([head, replace(worker, facts=None)]) is None
+    assert cable_between([head, worker]) == 23.125
+    assert cable_between([head, replace(worker, address="10.0.0.1")]) is None
+    assert cable_between([head, replace(worker, facts=None)]) is None

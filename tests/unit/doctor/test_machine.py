@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from patchkit.cluster.agent.python_contents import LoadedNccl
-from patchkit.cluster.health.closer import GpuUser, NodeHealth
 from patchkit.cluster.health.compilers import Compilers, JitCache, PtxAssembler
 from patchkit.cluster.health.limits import ContainerLimits, ProcessLimits
+from patchkit.cluster.health.node_health import GpuUser, NodeHealth
 from patchkit.cluster.health.packages import PackageWishes
 from patchkit.doctor.machine import machine_findings
 from patchkit.doctor.node_judge import limits
@@ -65,14 +65,12 @@ OUTSIDE = ContainerLimits(shm=60 << 30, verbs=4, verbs_open=4, manager=True)
 IN_DOCKER = replace(OUTSIDE, kind="docker")
 WELL = NodeHealth(
     page_cache=1 << 20,
-    huge=0,
     oom_kills=0,
     guards=("earlyoom",),
     kernel=(),
     synced=True,
     gpu=GPU,
     gpu_users=(GpuUser(pid=10, name="VLLM::EngineCor", user="spark", mib=90_000),),
-    firmware={"rocep1s0f0": "28.45.4028", "rocep1s0f1": "28.45.4028"},
     manager=True,
     process=ProcessLimits(known=True),
     unit=ProcessLimits(known=True),
@@ -159,7 +157,6 @@ FAULTS = {
         "container": IN_DOCKER,
         "process": ProcessLimits(known=True, memlock=8 << 20, locks=False),
     },
-    "threads": {"container": replace(OUTSIDE, pids=20_000, pids_now=19_000)},
     "rdma-closed": {"container": replace(OUTSIDE, verbs_open=1)},
     "python-pins": packages(torch="2.10.0+cu130"),
     "python-twice": {"packages": replace(PACKAGES, twice={"torch": ("2.10.0", "2.11.0")})},
@@ -247,7 +244,6 @@ def test_what_is_only_worth_knowing(well):
     found = judged(
         with_driver(stopped, "590.48"),
         page_cache=90 << 20,
-        huge=8 << 20,
         oom_kills=2,
         guards=(),
         compilers=replace(COMPILERS, programs=COMPILERS.programs[:2], caches=(cache,)),
@@ -256,7 +252,7 @@ def test_what_is_only_worth_knowing(well):
     notes = {each.about: each for each in found if each.level is Level.NOTE}
 
     assert {*notes} == {
-        *("memory-taken", "page-cache", "huge-pages", "oom-kills", "memory-guard"),
+        *("memory-taken", "page-cache", "oom-kills", "memory-guard"),
         *("gpu-taken", "driver-590", "python-lacking", "nvcc", "jit-cache"),
     }
     assert wrong(found) == {}
@@ -282,7 +278,7 @@ def test_what_nobody_read_is_never_fine(well):
 def test_each_check_answers_whatever_is_missing(well):
     ids = {each.about for each in judged(well)}
     for name in NodeHealth.__dataclass_fields__:
-        if name in ("unread", "firmware", "manager"):
+        if name in ("unread", "manager"):
             continue
         found = judged(well, **{name: None})
         said = {each.about for each in found}

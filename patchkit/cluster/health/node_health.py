@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from patchkit.cluster.health.compilers import Compilers, compilers
-from patchkit.cluster.health.kernel_log import UnreadError, kernel_log
 from patchkit.cluster.health.limits import ContainerLimits, ProcessLimits, container, own_limits
 from patchkit.cluster.health.packages import PackageWishes, package_wishes
 from patchkit.process import attempt
@@ -20,6 +19,15 @@ from patchkit.runtime.host.machine_root import ToolUnavailable
 from patchkit.runtime.host.nvml import GpuState, gpu_state
 
 _SECONDS = 3.0  # for each program that is asked
+_LINES, _LONGEST = 400, 500
+_TROUBLE = (
+    "NVRM|Xid|mlx5|AER:|PCIe Bus Error|Out of memory|oom-kill|oom_reaper|temperature above"
+    "|critical temperature|I/O error|EXT4-fs error|segfault|Linux version"
+)
+
+
+class UnreadError(Exception):
+    """A fact cannot be had, and why."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,25 +42,22 @@ class GpuUser:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeHealth:
-    """What a node says when one looks closer; None or "" is unknown, ``unread`` says why.
+    """What a node says of its health; None or "" is unknown, ``unread`` says why.
 
-    ``page_cache`` is in KiB; ``huge`` what is kept for huge pages, in KiB; ``oom_kills`` how often
-    the kernel ended a process for want of memory since it started; ``guards`` are services that
-    end one before; ``kernel`` are the lines of this boot's kernel log that may tell of trouble;
-    ``synced`` is whether the clock is kept right by the network; ``firmware`` is that of the RDMA
-    devices; ``manager`` is whether the user's systemd answers. ``process`` are the limits of this
+    ``page_cache`` is in KiB; ``oom_kills`` how often the kernel ended a process for want of memory
+    since it started; ``guards`` are services that end one before; ``kernel`` are the lines of this
+    boot's kernel log that may tell of trouble; ``synced`` is whether the clock is kept right by the
+    network; ``manager`` is whether the user's systemd answers. ``process`` are the limits of this
     process, ``unit`` those of the unit's, if it runs.
     """
 
     page_cache: int | None = None
-    huge: int | None = None
     oom_kills: int | None = None
     guards: tuple[str, ...] | None = None
     kernel: tuple[str, ...] | None = None
     synced: bool | None = None
     gpu: GpuState | None = None
     gpu_users: tuple[GpuUser, ...] | None = None
-    firmware: Mapping[str, str] = field(default_factory=dict)
     manager: bool | None = None
     process: ProcessLimits | None = None
     unit: ProcessLimits | None = None
@@ -69,7 +74,7 @@ class NodeHealth:
         return ""
 
 
-def look_closer(venv: str, main: int = 0, no_main: str = "no unit is named") -> dict[str, Any]:
+def collect_health(venv: str, main: int = 0, no_main: str = "no unit is named") -> dict[str, Any]:
     """Return the facts as JSON takes them.
 
     ``venv`` is the environment that has vLLM, "" if there is none; ``main`` the process of the unit
@@ -79,21 +84,22 @@ def look_closer(venv: str, main: int = 0, no_main: str = "no unit is named") -> 
     memory = _memory()
     parts: dict[str, Callable[[], object]] = {
         "page_cache": lambda: _sum(memory, "Cached", "Buffers") - _sum(memory, "Shmem"),
-        "huge": lambda: _sum(memory, "Hugetlb"),
         "oom_kills": _oom_kills,
         "guards": _guards,
         "kernel": kernel_log,
         "synced": _synced,
         "gpu": _gpu,
-        "firmware": _firmware,
         "process": lambda: own_limits("self"),
-        "unit": lambda: _unit_limits(main, no_main),
+        "unit": lambda: own_limits(str(main)),
         "container": container,
         "compilers": lambda: compilers(venv, environment),
         "packages": lambda: package_wishes(venv),
     }
     found: dict[str, Any] = {}
     unread: dict[str, str] = {}
+    if not main:
+        unread["unit"] = no_main
+        del parts["unit"]
     with ThreadPoolExecutor(len(parts)) as pool:
         asked = {name: pool.submit(work) for name, work in parts.items()}
         for name, each in asked.items():
@@ -179,14 +185,26 @@ def _user(pid: int, mib: int | None) -> GpuUser:
     return GpuUser(pid=pid, name=name, user=user, mib=mib)
 
 
-def _firmware() -> dict[str, str]:
-    found = {}
-    for each in sorted(Path("/sys/class/infiniband").glob("*/fw_ver")):
-        found[each.parent.name] = each.read_text(encoding="utf-8").strip()
-    return found
+def kernel_log() -> tuple[str, ...]:
+    """Return the last of these lines of this boot, oldest first. Raises UnreadError.
+
+    That there are none says something only of a log that may be read as a whole.
+    """
+    done = attempt("dmesg", "--time-format=iso", timeout=_SECONDS)
+    if not done.trouble:
+        return tuple(_picked(done.output))
+    why = f"dmesg: {done.errors.strip() or done.trouble}".splitlines()[0]
+    homes = map(Path, ("/var/log/journal", "/run/log/journal"))
+    journals = (file for home in homes for file in home.glob("*/system.journal"))
+    if not any(os.access(file, os.R_OK) for file in journals):
+        raise UnreadError(f"{why}; the journal of the system is for root and the group adm")
+    options = ("--dmesg", "--quiet", "--no-pager", "--output=short-iso")
+    done = attempt("journalctl", *options, timeout=_SECONDS)
+    if done.trouble or not done.output.strip():
+        raise UnreadError(f"{why}; journalctl: {done.trouble or 'has no line of the kernel'}")
+    return tuple(_picked(done.output))
 
 
-def _unit_limits(main: int, no_main: str) -> ProcessLimits:
-    if not main:
-        raise UnreadError(no_main)
-    return own_limits(str(main))
+def _picked(text: str) -> list[str]:
+    found = (line[:_LONGEST] for line in text.splitlines() if re.search(_TROUBLE, line))
+    return list(found)[-_LINES:]

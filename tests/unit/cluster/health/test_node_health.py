@@ -10,16 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from patchkit.cluster.health.closer import NodeHealth, look_closer
 from patchkit.cluster.health.compilers import compilers
 from patchkit.cluster.health.limits import container, own_limits
+from patchkit.cluster.health.node_health import NodeHealth, collect_health
 from patchkit.cluster.health.packages import package_wishes
 from patchkit.cluster.ssh.node import Remote
 from support.needed import need
 
 
 def asked(**given):
-    return Remote("localhost").call(NodeHealth, look_closer, **given)
+    return Remote("localhost").call(NodeHealth, collect_health, **given)
 
 
 def test_this_machine():
@@ -31,7 +31,7 @@ def test_this_machine():
     assert health.unread["unit"] == "nobody.service does not run"
     # What is not known has a reason; whether the manager answers is asked by who looks.
     unknown = {name for name in facts - {"manager"} if getattr(health, name) is None}
-    assert unknown == {*health.unread} - {"firmware"}
+    assert unknown == {*health.unread}
     assert health.page_cache is not None
     assert 0 <= health.page_cache < os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") >> 10
     assert all(Path(place).exists() for _, place in health.compilers.programs)
