@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 import sys
 
+from patchkit.wheel.wheelhouse.contents import listed_wheels
+from patchkit.wheel.wheelhouse.verify import check_files
+
 OURS = "2.28.9+gb10.abc123"
 FACTS = {"target": "gb10"}
 TORCH = {"torch/lib/libtorch_cuda.so": b"", "torch/__init__.py": b""}
@@ -16,6 +19,14 @@ LOCK = ["--find-links", "wheelhouse", "--require-hashes", "-r", "wheelhouse/requ
 
 def contents(house):
     return {path.name: path.read_bytes() for path in house.iterdir() if path.is_file()}
+
+
+def held(house):
+    return [str(entry.name.version) for entry in listed_wheels(house)]
+
+
+def kinds(house):
+    return [(finding.where, finding.kind.exit_code) for finding in check_files(house)]
 
 
 def locked(house):

@@ -128,8 +128,7 @@ def _wheel_facts(wheel: WheelMetadata, binaries: Sequence[Binary]) -> Iterator[t
     lowest = ", ".join(floor(binaries).values())
     yield "at least", lowest + (f"; its name promises glibc {promised}" if promised else "")
     for sbom in wheel.sboms:
-        what = f"{sbom.spec} of {sbom.subject}, {sbom.components} components"
-        yield "SBOM", f"{sbom.path.rpartition('/')[2]}: {sbom.fault or what}"
+        yield "SBOM", sbom
     facts = wheel.facts
     said = [f"{name} {facts[name]}" for name in _SHOWN_FACTS if facts.get(name)]
     yield "patchkit", ", ".join(said) or "did not make it"

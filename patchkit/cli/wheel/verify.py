@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -16,12 +13,9 @@ from patchkit.cli.options import as_json
 from patchkit.cli.out import echo, print_json, record_fields, style, tell
 from patchkit.cli.wheel.inspect_view import finding_fields
 from patchkit.cli.wheel.override import offer_lines, override_fields, override_lines
-from patchkit.errors import StorageError, UsageError
-from patchkit.finding import Finding, finding_from_text, worst
+from patchkit.errors import UsageError
+from patchkit.finding import worst
 from patchkit.quoting import quoted
-from patchkit.runtime.python.distributions import import_path
-from patchkit.runtime.python.file_owners import lost_files
-from patchkit.runtime.python.startup import STEM
 from patchkit.wheel.wheelhouse.manifest import Kind
 from patchkit.wheel.wheelhouse.sign import Signed, Trust, check_signature
 from patchkit.wheel.wheelhouse.verify import Verified, verify_wheelhouse
@@ -78,7 +72,6 @@ def run_verify(house: Path, signers: Path | None, revoked: Path | None, *, as_js
         tell(f"hashing and reading {size / 1e9:.1f} GB")
     signed = check_signature(house, Trust(signers, revoked)) if signers else None
     done = verify_wheelhouse(house)
-    done = replace(done, findings=(*done.findings, *_lost(house)))
     if not done.entries and not done.findings:
         raise UsageError(
             f"{house}: holds no wheels",
@@ -102,15 +95,6 @@ def run_verify(house: Path, signers: Path | None, revoked: Path | None, *, as_js
         echo(lines(house, done, signed))
     if code := worst(done.findings):
         raise SystemExit(code)
-
-
-def _lost(house: Path) -> Iterator[Finding]:
-    """Yield what another package's uninstall deleted of an installed NCCL, in the active venv."""
-    venv = os.environ.get("VIRTUAL_ENV") or sys.prefix
-    for file in lost_files(import_path(venv), STEM):
-        command = quoted(*file.cure(f"{venv}/bin/python", str(house)))
-        found = finding_from_text("machine.toml", "nccl-lost", venv, lost=file, command=command)
-        yield replace(found, kind=StorageError)
 
 
 def lines(house: Path, done: Verified, signed: Signed | None = None) -> Iterator[str]:

@@ -146,7 +146,6 @@ def sign_wheels(house: Path, *, key: Path | None, as_json: bool) -> None:
     metavar="NAME",
     help="Also remove a listed wheel: its file name, project, or project==version.",
 )
-@click.option("--dependencies", is_flag=True, help="Also remove all that fill brought.")
 @click.option("--dry-run", is_flag=True, help="Only say what would be removed.")
 @click.option("--force", is_flag=True, help="Set a damaged journal aside.")
 @as_json
@@ -154,15 +153,12 @@ def prune_wheels(
     house: Path,
     *,
     drop: tuple[str, ...],
-    dependencies: bool,
     dry_run: bool,
     force: bool,
     as_json: bool,
 ) -> None:
     """Remove what the manifest does not list and what interrupted runs left."""
-    done = prune_wheelhouse(
-        house, drop=drop, dependencies=dependencies, dry_run=dry_run, force=force
-    )
+    done = prune_wheelhouse(house, drop=drop, dry_run=dry_run, force=force)
     if as_json:
         changes = list(map(record_fields, done))
         print_json({"dir": str(house), "dry_run": dry_run, "changes": changes})

@@ -111,16 +111,8 @@ _ORIGIN = ("$ORIGIN", "${ORIGIN}")
 def check_wheel(metadata: WheelMetadata, binaries: Sequence[Binary]) -> tuple[Finding, ...]:
     """Find everything that is wrong with one wheel, from what was read of it."""
     name, again = metadata.name.filename, "build it again"
-    unreadable = [
-        *(finding(SourceError, name, fault, again) for fault in metadata.faults),
-        *(
-            finding(SourceError, sbom.path, f"is no SBOM: {sbom.fault}", again)
-            for sbom in metadata.sboms
-            if sbom.fault
-        ),
-    ]
     return (
-        *unreadable,
+        *(finding(SourceError, name, fault, again) for fault in metadata.faults),
         *_find_build_folders(binaries),
         *_find_copies(metadata),
         *_find_mixed_cuda(metadata, binaries),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from email.message import Message
@@ -21,29 +20,19 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SbomFile:
-    """A file of ``.dist-info/sboms``; ``fault`` says why it cannot be read as CycloneDX."""
-
-    path: str
-    spec: str = ""
-    subject: str = ""
-    components: int = 0
-    fault: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class WheelMetadata:
     """Metadata of a wheel, which outlives the open file.
 
     ``requires`` are its Requires-Dist, ``facts`` those of patchkit.json (empty if patchkit did not
-    make it), ``members`` its paths; ``faults`` say what could not be read.
+    make it), ``members`` its paths, ``sboms`` those of its SBOMs; ``faults`` say what could not be
+    read.
     """
 
     name: WheelName
     members: tuple[str, ...]
     requires: tuple[Requirement, ...] = ()
     requires_python: str = ""
-    sboms: tuple[SbomFile, ...] = ()
+    sboms: tuple[str, ...] = ()
     facts: Mapping[str, Any]
     faults: tuple[str, ...] = ()
 
@@ -96,23 +85,7 @@ def read_metadata(wheel: WheelFile) -> WheelMetadata:
         members=members,
         requires=tuple(requires),
         requires_python=python,
-        sboms=tuple(_read_sbom(wheel, path) for path in sboms),
+        sboms=tuple(sboms),
         facts=tried(lambda: wheel.facts, {}),
         faults=tuple(faults),
     )
-
-
-def _read_sbom(wheel: WheelFile, path: str) -> SbomFile:
-    try:
-        bom = json.loads(wheel.read(path).decode())
-        if bom.get("bomFormat") != "CycloneDX":
-            return SbomFile(path=path, fault="it is not of CycloneDX")
-        subject = bom.get("metadata", {}).get("component", {})
-        return SbomFile(
-            path=path,
-            spec=f"CycloneDX {bom['specVersion']}",
-            subject=f"{subject.get('name', '')} {subject.get('version', '')}".strip(),
-            components=len(bom.get("components", [])),
-        )
-    except (SourceError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        return SbomFile(path=path, fault=str(error) or type(error).__name__)

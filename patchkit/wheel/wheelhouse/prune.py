@@ -10,7 +10,7 @@ from pathlib import Path
 from patchkit.durable.lock import locked
 from patchkit.errors import SourceError, UsageError
 from patchkit.wheel.wheelhouse.contents import FILLING, known_wheels, listed_manifest
-from patchkit.wheel.wheelhouse.manifest import MANIFEST, Kind, write_documents
+from patchkit.wheel.wheelhouse.manifest import MANIFEST, write_documents
 from patchkit.wheel.wheelhouse.storage import (
     DAMAGED,
     JOURNAL,
@@ -35,16 +35,14 @@ def prune_wheelhouse(
     house: Path,
     *,
     drop: Collection[str] = (),
-    dependencies: bool = False,
     dry_run: bool = False,
     force: bool = False,
 ) -> tuple[Pruned, ...]:
     """Remove what the manifest does not list, what an interrupted run left, and what is dropped.
 
-    ``drop`` names wheels by file name, project, or project==version; ``dependencies`` drops all
-    that ``fill`` brought. A wheel that is gone is no longer listed, and the three files are
-    written anew. ``force`` sets a journal aside that cannot be read. Raises as ``add`` does, and
-    SourceError if no manifest says what belongs here.
+    ``drop`` names wheels by file name, project, or project==version. A wheel that is gone is no
+    longer listed, and the three files are written anew. ``force`` sets a journal aside that cannot
+    be read. Raises as ``add`` does, and SourceError if no manifest says what belongs here.
     """
     with open_for_reading(house) if dry_run else hold_wheelhouse(house):
         left = [Pruned(finding.where, finding.what) for finding in find_leftovers(house)]
@@ -52,8 +50,6 @@ def prune_wheelhouse(
             left += _clear_leftovers(house, force=force)
         manifest, dropped = listed_manifest(house), _dropped(house, drop)
         listed = manifest.wheels
-        if dependencies:
-            dropped |= {entry.filename for entry in listed if entry.kind is not Kind.BUILT}
         there = {path.name for path in house.glob("*.whl")}
         if there - dropped and not (house / MANIFEST).exists():
             raise SourceError(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
 import subprocess
 import sys
 import venv
@@ -89,24 +88,13 @@ def test_a_library_that_went_with_another_package_is_found_and_comes_back(cli, p
     assert "No broken requirements found" in pip("check")
     venv = pip.library.parents[6]
 
-    def lost(rc):
-        said = cli("verify", "wheelhouse", "--json", rc=rc, env={"VIRTUAL_ENV": str(venv)})
-        findings = json.loads(said.stdout)["findings"]
-        return [each for each in findings if each["filename"] == str(venv)]
-
-    (found,) = lost(rc=7)
-    assert found["what"] == (
-        f"a library is gone: {pip.library}, which nvidia-nccl-cu13 {OURS} has installed"
-    )
-    (on_node,) = python_contents(str(venv), None).lost
-    assert on_node.path == str(pip.library)
-
-    python, _m, _pip, *words = shlex.split(found["next"])
-    assert python == f"{venv}/bin/python"
+    (lost,) = python_contents(str(venv), None).lost
+    assert lost.path == str(pip.library)
+    _python, _m, _pip, *words = lost.cure(f"{venv}/bin/python", str(house))
     pip(*words)
 
     assert pip.library.read_text() == f"{OURS} {HERE}"
-    assert lost(rc=(0, 2, 3, 5)) == []
+    assert python_contents(str(venv), None).lost == ()
 
 
 def test_wheels_for_two_cpus(pip, house, made):

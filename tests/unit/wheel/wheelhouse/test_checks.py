@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import re
 import tempfile
 import zipfile
@@ -59,12 +58,8 @@ def found(wheel, binaries=None):
 
 
 def test_what_a_wheel_says(made):
-    bom = {"bomFormat": "CycloneDX", "specVersion": "1.6", "components": [{}, {}]}
-    bom["metadata"] = {"component": {"name": "vllm", "version": "0.25.1"}}
-
     def with_sboms(members, home):
-        members[f"{home}/sboms/vllm.cdx.json"] = json.dumps(bom).encode()
-        members[f"{home}/sboms/other.json"] = b"[]"
+        members |= {f"{home}/sboms/{name}.json": b"[]" for name in ("vllm.cdx", "other")}
 
     requires = ["torch==2.11.0", "torchvision (==0.26.0)", "numpy", "six>=1,<2", "numba==0.65.*"]
     requires += ['zentorch==1.0; extra == "zen"', 'Triton==3.6.0; platform_machine == "aarch64"']
@@ -75,10 +70,7 @@ def test_what_a_wheel_says(made):
     pins = {"torch": "2.11.0", "torchvision": "0.26.0", "triton": "3.6.0"}
     assert (said.pins, said.decisive_pins) == (pins, pins)
     assert (said.requires_python, said.facts, said.faults) == (">=3.10", {"made": "repack"}, ())
-    other, own = said.sboms
-    assert (own.spec, own.subject, own.components) == ("CycloneDX 1.6", "vllm 0.25.1", 2)
-    assert other.path.endswith("/sboms/other.json")
-    assert other.fault == "'list' object has no attribute 'get'"
+    assert [path.rpartition("/")[2] for path in said.sboms] == ["other.json", "vllm.cdx.json"]
 
 
 @pytest.mark.parametrize(
@@ -96,11 +88,6 @@ def test_what_a_wheel_says(made):
             "Invalid specifier: 'ten'",
         ),
         (lambda m, h: m.update({"b-1.dist-info/METADATA": b""}), "has no .dist-info folder of vll"),
-        (
-            lambda m, h: m.update({f"{h}/sboms/a.json": b"\xff"}),
-            "is no SBOM: 'utf-8' codec can't dec",
-        ),
-        (lambda m, h: m.update({f"{h}/sboms/a.json": b"{}"}), "is no SBOM: it is not of CycloneDX"),
     ],
 )
 def test_what_cannot_be_read_is_said(change, fault, made):

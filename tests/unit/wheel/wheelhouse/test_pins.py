@@ -31,11 +31,6 @@ def library(name, path="nvidia/nccl/lib/libnccl.so.2"):
 
 
 @pytest.fixture
-def house(tmp_path):
-    return tmp_path / "wheelhouse"
-
-
-@pytest.fixture
 def built(tmp_path, house):
     def make(project, version, *, tag=ARM, facts=None, **more):
         wheel = write_wheel(

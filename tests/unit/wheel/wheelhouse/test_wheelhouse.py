@@ -15,6 +15,7 @@ from patchkit.wheel.file.record import find_faults
 from patchkit.wheel.wheelhouse.contents import add_wheel, check_room, listed_wheels
 from patchkit.wheel.wheelhouse.prune import prune_wheelhouse
 from patchkit.wheel.wheelhouse.verify import check_files
+from support.filling import contents, held, kinds
 from support.wheels import CPU, ELSEWHERE, HERE, OTHER_CPU, write_wheel
 
 FACTS = {"target": "gb10", "archs": ["12.1a"], "toolchain": {"nvcc": "13.0.88"}}
@@ -22,31 +23,8 @@ OURS, NEWER, STOCK = "2.29.7+gb10.abc123", "2.29.7+gb10.def456", "2.29.7"
 FILE = f"nvidia_nccl_cu13-{OURS}-{HERE}.whl"
 
 
-@pytest.fixture
-def house(tmp_path):
-    return tmp_path / "wheelhouse"
-
-
-@pytest.fixture
-def made(tmp_path):
-    """A wheel outside of the wheelhouse: ``made("2.29.7")``."""
-    return lambda version, **more: write_wheel(tmp_path / "made", version, **more)
-
-
-def held(house):
-    return [str(entry.name.version) for entry in listed_wheels(house)]
-
-
 def sha256(place):
     return hashlib.sha256(place.read_bytes()).hexdigest()
-
-
-def contents(house):
-    return {place.name: place.read_bytes() for place in house.iterdir() if place.is_file()}
-
-
-def kinds(house):
-    return [(finding.where, finding.kind.exit_code) for finding in check_files(house)]
 
 
 def test_what_it_tells(house, made):

@@ -28,33 +28,11 @@ from patchkit.wheel.wheelhouse.manifest import Kind, ManifestEntry
 from patchkit.wheel.wheelhouse.prune import prune_wheelhouse
 from patchkit.wheel.wheelhouse.verify import check_files
 from support.faults import in_child, kill
+from support.filling import contents, held, kinds
 from support.wheels import write_wheel
 
 FACTS = {"target": "gb10"}
 OURS, NEWER = "2.29.7+gb10.abc123", "2.29.7+gb10.def456"
-
-
-@pytest.fixture
-def house(tmp_path):
-    return tmp_path / "wheelhouse"
-
-
-@pytest.fixture
-def made(tmp_path):
-    """A wheel outside of the wheelhouse: ``made("2.29.7")``."""
-    return lambda version, **more: write_wheel(tmp_path / "made", version, **more)
-
-
-def held(house):
-    return [str(entry.name.version) for entry in listed_wheels(house)]
-
-
-def contents(house):
-    return {place.name: place.read_bytes() for place in house.iterdir() if place.is_file()}
-
-
-def kinds(house):
-    return [(finding.where, finding.kind.exit_code) for finding in check_files(house)]
 
 
 @pytest.fixture
@@ -98,11 +76,10 @@ def ways(tmp_path, made):
         ),
         "prune": (stray_there, lambda house: prune_wheelhouse(house, drop=["vllm"])),
         "fill": (filled_before, lambda house: filled(house, stock[1])),
-        "empty": (filled_before, lambda house: prune_wheelhouse(house, dependencies=True)),
     }
 
 
-WAYS = ["first", "second", "superseding", "same name", "prune", "fill", "empty"]
+WAYS = ["first", "second", "superseding", "same name", "prune", "fill"]
 
 
 @pytest.fixture(params=WAYS)
