@@ -12,8 +12,14 @@ OURS = "2.28.9+gb10.abc123"
 FACTS = {"target": "gb10"}
 TORCH = {"torch/lib/libtorch_cuda.so": b"", "torch/__init__.py": b""}
 THIS = f"{sys.version_info[0]}.{sys.version_info[1]}"
-ALL = ["for-new==1.0", "leaf==1.0", f"nvidia-nccl-cu13=={OURS}", "only-there==1.0"]
-ALL += ["torch==2.11.0", "typing-thing==2.0", "vllm==0.25.1"]
+ALL = ["for-new==1.0", "leaf==1.0", "nvidia-cudnn-cu13==9.0"]
+ALL += [
+    f"nvidia-nccl-cu13=={OURS}",
+    "only-there==1.0",
+    "torch==2.11.0",
+    "typing-thing==2.0",
+    "vllm==0.25.1",
+]
 LOCK = ["--find-links", "wheelhouse", "--require-hashes", "-r", "wheelhouse/requirements.txt"]
 
 

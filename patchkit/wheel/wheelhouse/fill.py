@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -38,9 +39,10 @@ from patchkit.wheel.wheelhouse.resolve import (
     WheelSources,
     only_metadata,
     resolve_wheels,
-    torch_requirements,
 )
 from patchkit.wheel.wheelhouse.storage import wheelhouse_command
+
+_OF_TORCH = re.compile(r"nvidia-(cudnn|cusparselt|nccl|nvshmem)-cu\d+")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,16 +117,13 @@ def fill_wheelhouse(
         tell(f"resolving dependencies for {node}")
         chosen = resolve_wheels(small.iterdir(), also, node, sources, numbered, overrides)
         torch = next((wheel for wheel in chosen if wheel.name.project == "torch"), None)
-        if torch:
-            tell(f"dependencies: {len(chosen)}; resolving what {torch.name.pinned} requires")
-        requires = torch_requirements(torch, node, sources, overrides) if torch else ()
-        proved = _proved_torch(torch, requires, node, needed)
+        proved = _proved_torch(torch, chosen, node, needed)
         folders = () if lock_only else (place, house)
         files: tuple[Path, ...] = ()
         # A torch for CPUs alone is refused above, before gigabytes of it are downloaded.
         if not lock_only:
             files = _collect_wheels(chosen, house, place, progress, tell)
-            proved = _proved_torch(torch, requires, node, needed, folders)
+            proved = _proved_torch(torch, chosen, node, needed, folders)
         kind = Kind.LOCKED if lock_only else Kind.DEPENDENCY
         fresh = tuple(
             ManifestEntry(
@@ -238,7 +237,7 @@ def _cuda_needed(house: Path, built: Sequence[ManifestEntry]) -> dict[int, str]:
 
 def _proved_torch(
     wheel: LockedWheel | None,
-    requires: Sequence[str],
+    chosen: Sequence[LockedWheel],
     node: NodePlatform,
     needed: Mapping[int, str],
     folders: Sequence[Path] = (),
@@ -246,6 +245,8 @@ def _proved_torch(
     """Return what the torch is, known by its file if that is in a folder. Raises ProofError."""
     if wheel is None:
         return None
+    # vLLM itself requires others of NVIDIA's; a torch for CUDA always has these beside it.
+    requires = [each.name.pinned for each in chosen if _OF_TORCH.fullmatch(each.name.project)]
     members = None
     if folders:
         with WheelFile(_find_file(wheel.name.filename, folders)) as file:

@@ -217,26 +217,6 @@ def resolve_wheels(
     return tuple(sorted(found, key=lambda wheel: wheel.name.filename))
 
 
-def torch_requirements(
-    wheel: LockedWheel,
-    node: NodePlatform,
-    sources: WheelSources,
-    overrides: Iterable[ExactPin] = (),
-) -> tuple[str, ...]:
-    """Return the projects that a wheel requires on that node. Raises as ``resolve`` does."""
-    options = ("--format=requirements.txt", "--annotation-style=line")
-    text = compile_requirements(
-        [wheel.name.pinned], node, sources, *options, overrides=map(str, overrides)
-    )
-    pinned = (line.partition("==") for line in text.splitlines() if "==" in line)
-    return tuple(
-        project
-        for project, _, rest in pinned
-        # uv's annotation in one line: `sympy==1.13.3  # via torch, other`.
-        if wheel.name.project in rest.partition("# via ")[2].split(", ")
-    )
-
-
 def _choose_file(row: Mapping[str, Any], ranks: Mapping[Tag, int]) -> LockedWheel:
     """Return the file of a package that an installer takes. Raises SourceError if there is none."""
     fitting = []

@@ -38,8 +38,9 @@ def house(tmp_path, environment):
     library = link(folder / "libtorch_cuda.so", TORCH, needs=[folder / SO], soname="t.so")
     files = {"torch/__init__.py": b"", "torch/lib/libtorch_cuda.so": library.read_bytes()}
     files["torch/version.py"] = (VERSION % "'13.0'").encode()
-    nccl = ["nvidia-nccl-cu13==2.28.9"]
-    write_wheel(offered, "2.11.0", project="torch", tag=HERE, files=files, requires=nccl)
+    needs = ["nvidia-cudnn-cu13", "nvidia-nccl-cu13==2.28.9"]
+    write_wheel(offered, "2.11.0", project="torch", tag=HERE, files=files, requires=needs)
+    write_wheel(offered, "9.0", project="nvidia-cudnn-cu13", tag="py3-none-any")
     fill(house, offered, environment)
     return house
 

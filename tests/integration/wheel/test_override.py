@@ -45,8 +45,16 @@ def world(built, tmp_path):
     """A vLLM that leads to torch 2.11 and with it to NCCL 2.28.9; stock's 2.30.7 is to be had."""
     offered = tmp_path / "offered"
     built("0.25.1", project="vllm", requires=["torch==2.11.0", "leaf"])
-    write_wheel(offered, "2.11.0", project="torch", tag=HERE, requires=[NCCL], files=TORCH)
-    write_wheel(offered, "1.0", project="leaf", tag="py3-none-any")
+    write_wheel(
+        offered,
+        "2.11.0",
+        project="torch",
+        tag=HERE,
+        requires=["nvidia-cudnn-cu13", NCCL],
+        files=TORCH,
+    )
+    for project in ("leaf", "nvidia-cudnn-cu13"):
+        write_wheel(offered, "1.0", project=project, tag="py3-none-any")
     for version in ("2.28.9", "2.30.7"):
         write_wheel(offered, version)
 
@@ -131,7 +139,7 @@ def test_the_whole_way_around_a_pin(built, fill, call, house, run):
     assert versions(house)["nvidia-nccl-cu13"] == OURS
     verified = call("verify").stdout
     assert "override nvidia-nccl-cu13==2.30.7 in the place of 2.28.9" in verified
-    assert "2 wheels and 2 dependencies, all as listed" in verified
+    assert "2 wheels and 3 dependencies, all as listed" in verified
     assert "beware" not in verified
 
     # No resolver takes the lock as it is: the printed line says --no-deps, and that it takes.

@@ -46,6 +46,7 @@ def world(offered, built):
         built("0.25.1", project="vllm", tag=tag, requires=["torch==2.11.0", "typing-thing>=1"])
         built(OURS, tag=tag)
         requires = [
+            "nvidia-cudnn-cu13",
             "nvidia-nccl-cu13==2.28.9; sys_platform == 'linux'",
             f"only-there; platform_machine == '{cpu}'",
             f"only-elsewhere; platform_machine != '{cpu}'",
@@ -54,6 +55,7 @@ def world(offered, built):
         ]
         offered("torch", "2.11.0", tag, requires=requires, files=TORCH)
         offered("nvidia-nccl-cu13", "2.28.9", tag)
+        offered("nvidia-cudnn-cu13", "9.0")
         offered("typing-thing", "1.0")
         offered("typing-thing", "2.0", requires=["leaf"])
         for project in ("leaf", "only-there", "for-new", "for-old"):
