@@ -20,6 +20,7 @@ from patchkit.cli.runtime.net_verify import (
     MTU,
     NETDEV,
     ROOT,
+    IPv4Type,
     net_finding_fields,
     note_lines,
     sudo_command,
@@ -50,16 +51,6 @@ from patchkit.runtime.host.probe import probe
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-class NetworkType(click.ParamType[IPv4Network]):
-    name = "network"
-
-    def convert(self, value: Any, param: Any, ctx: Any) -> IPv4Network:
-        try:
-            return IPv4Network(value)
-        except ValueError as error:
-            self.fail(f"{error}; write it as 192.168.100.0/24", param, ctx)
-
-
 def _plan_options(command: F) -> F:
     """Add the options of a plan."""
     for option in (
@@ -71,7 +62,7 @@ def _plan_options(command: F) -> F:
         CAGE,
         click.option(
             "--network",
-            type=NetworkType(),
+            type=IPv4Type(IPv4Network, "192.168.100.0/24"),
             help="Count addresses anew from this one: twin A's; twin B and further links follow. "
             f"Default: keep what is there, else {facts()['plan']['network']}.",
         ),

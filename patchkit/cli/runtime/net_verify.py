@@ -6,7 +6,7 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from ipaddress import IPv4Address
+from ipaddress import IPv4Address, IPv4Network
 from pathlib import Path
 from typing import Any
 
@@ -49,14 +49,18 @@ _LEVELS = {
 _COUNTED = (Level.OK, Level.ERROR, Level.WARNING, Level.NOTE, Level.UNKNOWN)
 
 
-class AddressType(click.ParamType[IPv4Address]):
-    name = "address"
+class IPv4Type(click.ParamType[Any]):
+    """An address or a network, with an example for who mistypes it."""
 
-    def convert(self, value: Any, param: Any, ctx: Any) -> IPv4Address:
+    def __init__(self, kind: type[IPv4Address] | type[IPv4Network], example: str) -> None:
+        self.kind, self.example, self.name = kind, example, kind.__name__.removeprefix("IPv4")
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
         try:
-            return IPv4Address(value)
-        except ValueError:
-            self.fail(f"{value!r} is not an IPv4 address", param, ctx)
+            return self.kind(value)
+        except ValueError as error:
+            what = f"{value!r} is not an IPv4 {self.name.lower()}: {error}"
+            self.fail(f"{what}; write it as {self.example}", param, ctx)
 
 
 def words_as_root() -> tuple[str, ...]:
@@ -100,7 +104,11 @@ def net_finding_fields(check: Finding) -> dict[str, str]:
 @click.command("verify")
 @MTU
 @click.option(
-    "--peer", "peers", type=AddressType(), multiple=True, help="Its address; repeat per twin."
+    "--peer",
+    "peers",
+    type=IPv4Type(IPv4Address, "192.168.100.11"),
+    multiple=True,
+    help="Its address; repeat per twin.",
 )
 @click.option(
     "--peer-probe",

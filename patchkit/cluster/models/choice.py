@@ -51,8 +51,8 @@ def choose_files(names: Collection[str], shards: Mapping[str, Collection[str]]) 
             why=f"it holds {', '.join(held) or 'no weights at all'}",
             hint="name the repository of the safetensors",
         )
-    texts = (name for name in names if _is_text(name) and not _other_index(name, weights, shards))
-    return tuple(sorted({*weights, *texts}))
+    others = {name for name, shard_names in shards.items() if not weights.issuperset(shard_names)}
+    return tuple(sorted({*weights, *filter(_is_text, names)} - others))
 
 
 def is_weight(name: str) -> bool:
@@ -63,10 +63,8 @@ def is_weight(name: str) -> bool:
 def _choose_weights(names: Collection[str], shards: Mapping[str, Collection[str]]) -> Iterator[str]:
     for kind in _KINDS:
         found = [name for name in names if _is_kind(name, kind)]
-        index = next(
-            (index for index in INDEXES if index in shards and _is_index_of_kind(index, kind)), ""
-        )
-        if index:
+        indexes = (index for index in INDEXES if index in shards)
+        if index := next((i for i in indexes if _is_kind(i.removesuffix(".index.json"), kind)), ""):
             if missing := set(shards[index]).difference(names):
                 raise SourceError(
                     f"{index} names {min(missing)}, which the repository does not have",
@@ -85,16 +83,6 @@ def _is_kind(name: str, kind: str) -> bool:
         return False
     # Beside the others, consolidated ones are the same weights once more.
     return kind.startswith("consolidated") or not name.startswith("consolidated")
-
-
-def _is_index_of_kind(index: str, kind: str) -> bool:
-    """Return whether an index is about weights of a kind."""
-    return _is_kind(index.removesuffix(".index.json"), kind)
-
-
-def _other_index(name: str, weights: set[str], shards: Mapping[str, Collection[str]]) -> bool:
-    """Return whether a file is the index of weights that are left out."""
-    return name in shards and not weights.issuperset(shards[name])
 
 
 def _is_weight(name: str) -> bool:

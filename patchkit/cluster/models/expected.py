@@ -95,8 +95,10 @@ def downloads(folder: Path) -> Iterator[tuple[str, Downloaded]]:
             commit = record(Commit, lines[0].strip())
         except (PatchkitError, RecordError):
             continue
-        digest = lines[1].strip().strip('"') if len(lines) > 1 else ""
-        yield name, Downloaded(commit=commit, digest=_parse_digest(digest))
+        digest = ""
+        with contextlib.suppress(RecordError, IndexError):
+            digest = record(Digest, lines[1].strip().strip('"'))
+        yield name, Downloaded(commit=commit, digest=digest)
 
 
 def file_mark(path: Path) -> tuple[int, ...]:
@@ -141,14 +143,6 @@ def drop_lost_parts(folder: Path, *, all_parts: bool) -> None:
         if all_parts or _LOST.search(part.name):
             with translated(at=part):
                 part.unlink(missing_ok=True)
-
-
-def _parse_digest(text: str) -> str:
-    try:
-        found: str = record(Digest, text)
-    except RecordError:
-        return ""
-    return found
 
 
 def forget(folder: Path, name: str) -> None:

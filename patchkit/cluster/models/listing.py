@@ -18,6 +18,8 @@ from patchkit.records import RecordError, record
 _SCRIPT = Path(__file__).with_name("hub_facts.py")
 _PATIENCE = 180.0  # seconds; the index of a large model is some MB
 _LOGIN = "log in there: `{hf} auth login`, or set HF_TOKEN there"
+_PYTHON = "name the Python of vLLM with --python, for example venv/bin/python"
+_SILENT = "no network there, or the Hub does not answer"
 # The kind of error that huggingface_hub raises, ours, and why; the first one that fits counts.
 _REFUSALS: tuple[tuple[str, type[PatchkitError], str, str], ...] = (
     (
@@ -42,26 +44,11 @@ _REFUSALS: tuple[tuple[str, type[PatchkitError], str, str], ...] = (
         "ModuleNotFoundError",
         HostError,
         "the Python that was named has no huggingface_hub, which vLLM brings",
-        "name the Python of vLLM with --python, for example venv/bin/python",
+        _PYTHON,
     ),
-    (
-        "OfflineModeIsEnabled",
-        StorageError,
-        "HF_HUB_OFFLINE is set there",
-        "unset HF_HUB_OFFLINE",
-    ),
-    (
-        "TransportError",  # of httpx, which is no OSError
-        StorageError,
-        "no network there, or the Hub does not answer",
-        "look at the network there",
-    ),
-    (
-        "OSError",  # of requests as well
-        StorageError,
-        "no network there, or the Hub does not answer",
-        "look at the network there",
-    ),
+    ("OfflineModeIsEnabled", StorageError, "HF_HUB_OFFLINE is set there", "unset HF_HUB_OFFLINE"),
+    ("TransportError", StorageError, _SILENT, "look at the network there"),  # of httpx: no OSError
+    ("OSError", StorageError, _SILENT, "look at the network there"),  # of requests as well
 )
 
 
@@ -79,14 +66,11 @@ class Listing:
 
     def choose_record(self, repo: str) -> ModelRecord:
         """Return the files that vLLM loads. Raises SourceError for names that lead elsewhere."""
-        for name in self.files:
-            if not plain(name) or not name.isprintable():
-                raise SourceError(
-                    f"{repo}: holds a file {name!r}, which is no plain name",
-                    why="it would be written outside of the model's folder, or not be seen",
-                    hint=f"tell its owner: https://huggingface.co/{repo}/discussions",
-                )
         try:
+            for name in self.files:
+                # It would be written outside of the model's folder, or not be seen.
+                if not plain(name) or not name.isprintable():
+                    raise RecordError(f"holds a file {name!r}, which is no plain name")
             shards = {name: parse_index(text, name) for name, text in self.indexes.items()}
             names = choose_files(self.files.keys(), shards)
             files = {
@@ -105,8 +89,7 @@ def list_commit(python: str, repo: str, revision: str) -> Listing:
     """Ask the Hub, through the huggingface_hub of a Python."""
     program = Path(python).expanduser()
     code = _SCRIPT.read_text(encoding="utf-8")
-    hint = "name the Python of vLLM with --python, for example venv/bin/python"
-    answer = process.ask(program, code, repo, revision, timeout=_PATIENCE, hint=hint)
+    answer = process.ask(program, code, repo, revision, timeout=_PATIENCE, hint=_PYTHON)
     if isinstance(answer, dict) and "kinds" in answer:
         raise _explain_refusal(answer, program, repo, revision)
     try:

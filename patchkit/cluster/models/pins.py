@@ -57,28 +57,21 @@ def pinned(text: str, repo: str, commit: str, name: str = "cluster.toml") -> str
 
 def _edit_models_table(text: str, repo: str, commit: str) -> str:
     lines = text.splitlines(keepends=True)
-    end = "\r\n" if "\r\n" in text else "\n"
-    start = next((n for n, line in enumerate(lines) if _HEADER.fullmatch(line.rstrip())), None)
+    if lines and not lines[-1].endswith("\n"):
+        lines[-1] += "\n"
+    line = f"{_pin_line(repo, commit)}\n"
+    start = next((n for n, row in enumerate(lines) if _HEADER.fullmatch(row.rstrip())), None)
     if start is None:
-        gap = end if text.strip() else ""
-        last = "" if not text or text.endswith("\n") else end
-        return f"{text}{last}{gap}[{_TABLE}]{end}{_pin_line(repo, commit)}{end}"
-    if not lines[-1].endswith("\n"):
-        lines[-1] += end
-    stop = next(
-        (n for n in range(start + 1, len(lines)) if _ANY_HEADER.match(lines[n])), len(lines)
-    )
-    key = re.compile(
-        rf"(\s*(?:\"{re.escape(repo)}\"|'{re.escape(repo)}')\s*=\s*)([\"'])[^\"']*\2(.*)", re.DOTALL
-    )
-    for number in range(start + 1, stop):
+        return "".join([*lines, *(["\n"] if text.strip() else []), f"[{_TABLE}]\n", line])
+    quoted_repo = rf"(?:\"{re.escape(repo)}\"|'{re.escape(repo)}')"
+    key = re.compile(rf"(\s*{quoted_repo}\s*=\s*)([\"'])[^\"']*\2(.*)", re.DOTALL)
+    for number in range(start + 1, len(lines)):
+        if _ANY_HEADER.match(lines[number]):
+            break
         if match := key.fullmatch(lines[number]):
             lines[number] = f"{match[1]}{json.dumps(commit)}{match[3]}"
             return "".join(lines)
-    # Behind the last entry, before what leads over to the next table.
-    while stop > start + 1 and (not lines[stop - 1].strip() or lines[stop - 1].lstrip()[0] == "#"):
-        stop -= 1
-    return "".join([*lines[:stop], f"{_pin_line(repo, commit)}{end}", *lines[stop:]])
+    return "".join([*lines[: start + 1], line, *lines[start + 1 :]])
 
 
 def _pin_line(repo: str, commit: str) -> str:

@@ -145,7 +145,10 @@ class _Planner:
             if lasting or (present and not self.options.twins):
                 after = self._complete_halves(twins, before, lasting)
             else:
-                first = 2 * (_link_number(self._require_node(), self.options.nodes, peer) - 1)
+                node = self._require_node()
+                # A ring's link has the number of the node which it leads away from.
+                link = node if peer in (None, node % self.options.nodes + 1) else peer or node
+                first = 2 * (link - 1)
                 after = {
                     twin.name: (self._count_address(number + (first if topology == "ring" else 0)),)
                     for number, twin in enumerate(twins)
@@ -240,11 +243,6 @@ class _Planner:
                 hint=f"--node 1 to {self.options.nodes}, or --role head; the head is 1",
             )
         return self.options.node
-
-
-def _link_number(node: int, nodes: int, peer: int | None) -> int:
-    """Return the number of a ring's link: that of the node which it leads away from."""
-    return node if peer in (None, node % nodes + 1) else peer or node
 
 
 def _check_numbers(options: NetPlanOptions) -> None:

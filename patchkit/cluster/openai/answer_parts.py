@@ -92,15 +92,6 @@ class AnswerParts:
         self._finish = self._said = ""
         self._rest = b""
 
-    @contextlib.contextmanager
-    def timed(self) -> Iterator[None]:
-        """Count the time of a block as that of the answer."""
-        self._began = time.monotonic()
-        try:
-            yield
-        finally:
-            self._ended = time.monotonic()
-
     def answer(self) -> StreamedAnswer:
         """Return what has come; the texts are without the server's key."""
         clean = self._clean
@@ -154,6 +145,7 @@ class AnswerParts:
 
     def end(self) -> Iterator[StreamPiece]:
         """Take what came behind the last whole line, and say if that was no end."""
+        self._ended = time.monotonic()
         if self.status == 200:
             yield from self.take(b"\n")
         with contextlib.suppress(ValueError, RecursionError):

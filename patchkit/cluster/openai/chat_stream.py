@@ -72,7 +72,7 @@ class AnswerStream:
         """Ask, and yield the text as it comes."""
         parts = self._parts
         exchange = self.server.stream(parts.path, self.body, self.limits)
-        with parts.timed(), contextlib.closing(exchange):
+        with contextlib.closing(exchange):
             for part in exchange:
                 if isinstance(part, int):
                     parts.status = part

@@ -101,7 +101,10 @@ class HttpServer:
     ) -> Generator[int | bytes | str, None, None]:
         """Yield the status, then the body as it comes; a text at last if something went wrong."""
         wait = min(limits.seconds, limits.silence)
-        connection = self._connection(min(wait, _CONNECT))
+        parts = self._parts()
+        secure = parts.scheme == "https"
+        kind = http.client.HTTPSConnection if secure else http.client.HTTPConnection
+        connection = kind(parts.hostname or "", parts.port, timeout=min(wait, _CONNECT))
         late = threading.Event()
         # The connection itself forgets the socket of an answer whose end is the connection's.
         sockets: list[socket.socket] = []
@@ -130,12 +133,6 @@ class HttpServer:
         finally:
             alarm.cancel()
             connection.close()
-
-    def _connection(self, seconds: float) -> http.client.HTTPConnection:
-        parts = self._parts()
-        secure = parts.scheme == "https"
-        kind = http.client.HTTPSConnection if secure else http.client.HTTPConnection
-        return kind(parts.hostname or "", parts.port, timeout=seconds)
 
     def _exchange(
         self,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -43,7 +44,10 @@ def figures(text: str, wanted: Sequence[WantedMetric]) -> Figures:
     for line in text.splitlines():
         if len(line) < _LONGEST and (match := _LINE.fullmatch(line)) and match["name"] in names:
             labels = dict(_LABEL.findall(match["labels"] or ""))
-            series.setdefault(match["name"], []).append((labels, _parse_number(match["value"])))
+            value = math.nan
+            with contextlib.suppress(ValueError):
+                value = float(match["value"])
+            series.setdefault(match["name"], []).append((labels, value))
     numbers: dict[str, float] = {}
     words: dict[str, str] = {}
     for metric in wanted:
@@ -59,10 +63,3 @@ def figures(text: str, wanted: Sequence[WantedMetric]) -> Figures:
         elif name and metric.where:
             numbers[metric.id] = 0.0  # a counter has no series before the first event of its kind
     return Figures(numbers=numbers, words=words)
-
-
-def _parse_number(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        return math.nan

@@ -20,7 +20,6 @@ NAMES = ("org/a", "org/b", "gpt2")
     [
         ("", f'[models]\n"org/a" = "{NEW}"\n'),
         ("x = 1", f'x = 1\n\n[models]\n"org/a" = "{NEW}"\n'),
-        ("x = 1\r\n", f'x = 1\r\n\r\n[models]\r\n"org/a" = "{NEW}"\r\n'),
         ("[models]", f'[models]\n"org/a" = "{NEW}"\n'),
         (
             f"[models]  # pins\n\"org/a\" = '{OLD}' # mine\n\n# the nodes\n[[node]]\n",
@@ -28,7 +27,7 @@ NAMES = ("org/a", "org/b", "gpt2")
         ),
         (
             f'[models]\n"org/b" = "{OLD}"\n\n# the nodes\n[[node]]\n',
-            f'[models]\n"org/b" = "{OLD}"\n"org/a" = "{NEW}"\n\n# the nodes\n[[node]]\n',
+            f'[models]\n"org/a" = "{NEW}"\n"org/b" = "{OLD}"\n\n# the nodes\n[[node]]\n',
         ),
         (f'[models]\n"org/a" = "{NEW}"', f'[models]\n"org/a" = "{NEW}"'),
     ],

@@ -163,15 +163,6 @@ def test_a_server_that_does_not_stream(said, content, trouble):
 LIMITS = ExchangeLimits(seconds=10)
 
 
-@pytest.mark.parametrize("cut", [1, 5, 12])
-def test_a_server_that_dies_in_the_middle(cut):
-    with ModelServer(recorded=recorded("0.32.0-thinks"), cut_after=cut) as server:
-        stream = AnswerStream(HttpServer(server.url), "/v1/chat/completions", {}, LIMITS)
-        pieces = list(stream.pieces())
-    assert len(pieces) == cut - 1  # the first event has the role alone
-    assert stream.answer().trouble == "the connection ended in the middle"
-
-
 def test_silence_ends_an_answer_and_the_whole_may_take_longer():
     data = recorded("0.32.0-short")
     with ModelServer(recorded=data, slow=0.15) as server:
