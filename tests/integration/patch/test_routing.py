@@ -6,6 +6,7 @@ Nothing is asked of a GPU: the release's platform class is told a capability, se
 
 from __future__ import annotations
 
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -86,22 +87,22 @@ def decided(layer, tree, capability, environ=None, **flags):
     )
 
 
-@pytest.mark.parametrize("layer", LAYERS)
-def test_a_gb10_takes_the_wanted_kernel(layer, routed):
-    assert decided(layer, routed[1], GB10) in WANTED[layer]
+def test_a_gb10_takes_the_wanted_kernel(routed):
+    for layer in LAYERS:
+        assert decided(layer, routed[1], GB10) in WANTED[layer]
 
 
-@pytest.mark.parametrize("layer", LAYERS)
-def test_everybody_else_takes_what_they_took(layer, routed):
-    stock, patched = routed
-    devices = (*OTHERS, Capability(12, 0))
-    before = {c: decided(layer, stock, c) for c in devices}
-    # DeepGEMM and NVFP4 MoE are repaired for all of SM12x where no kernel exists.
-    repaired = {"0.24.0": {"FP8 MoE per block", "FP8 linear per block"}}
-    repaired |= {early: {"NVFP4 MoE"} for early in ("0.11.1", "0.11.2")}
-    if layer in repaired.get(str(stock.version), ()):
-        del before[Capability(12, 0)]
-    assert {c: decided(layer, patched, c) for c in before} == before
+def test_everybody_else_takes_what_they_took(routed):
+    for layer in LAYERS:
+        stock, patched = routed
+        devices = (*OTHERS, Capability(12, 0))
+        before = {c: decided(layer, stock, c) for c in devices}
+        # DeepGEMM and NVFP4 MoE are repaired for all of SM12x where no kernel exists.
+        repaired = {"0.24.0": {"FP8 MoE per block", "FP8 linear per block"}}
+        repaired |= {early: {"NVFP4 MoE"} for early in ("0.11.1", "0.11.2")}
+        if layer in repaired.get(str(stock.version), ()):
+            del before[Capability(12, 0)]
+        assert {c: decided(layer, patched, c) for c in before} == before
 
 
 class Torch(Anything):
@@ -112,9 +113,8 @@ class Torch(Anything):
 
 
 @pytest.mark.parametrize("platform", ["ROCM", "CPU"])
-@pytest.mark.parametrize("layer", LAYERS)
-def test_another_platform_of_the_same_capability_takes_what_it_took(layer, platform, routed):
-    def decide(tree, capability):
+def test_another_platform_of_the_same_capability_takes_what_it_took(platform, routed):
+    def decide(layer, tree, capability):
         code = on_device(tree, capability)
         interface = "vllm/platforms/interface.py"
         enum = code.get(interface, "PlatformEnum")[platform]
@@ -128,8 +128,9 @@ def test_another_platform_of_the_same_capability_takes_what_it_took(layer, platf
         code.names["cpu_has_amx_fp8"] = lambda: False
         return LAYERS[layer](code)
 
-    stock, patched = routed
-    assert outcome(decide, patched, GB10) == outcome(decide, stock, GB10)
+    for layer in LAYERS:
+        before, after = (outcome(partial(decide, layer), tree, GB10) for tree in routed)
+        assert after == before, layer
 
 
 @pytest.mark.parametrize(

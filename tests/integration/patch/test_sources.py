@@ -93,9 +93,8 @@ def test_a_library_that_is_compiled_in_vain_is_found_before(release, recipe, ask
     assert "not counted: _vllm_fa2_C" in said
 
 
-@pytest.mark.parametrize(
-    ("codes", "counted"),
-    [
+def test_how_a_source_is_counted():
+    for codes, counted in (
         (["sm_121a"], "exact"),
         (["sm_120f"], "family"),
         (["compute_90"], "ptx"),
@@ -104,10 +103,8 @@ def test_a_library_that_is_compiled_in_vain_is_found_before(release, recipe, ask
         (["sm_90a"], "dead foreign"),
         (["compute_90a"], "dead"),
         ([], "dead foreign"),  # nvcc's own: its PTX would load, and nobody meant it to
-    ],
-)
-def test_how_a_source_is_counted(codes, counted):
-    (count,) = counts([CudaSource("a.cu", "_C", codes_of(codes) or default_codes())], GB10)
-    kinds = ("exact", "family", "ptx", "dead", "foreign")
-    assert {kind for kind in kinds if getattr(count, kind)} == set(counted.split())
-    assert count.in_vain == ("dead" in counted)
+    ):
+        (count,) = counts([CudaSource("a.cu", "_C", codes_of(codes) or default_codes())], GB10)
+        kinds = ("exact", "family", "ptx", "dead", "foreign")
+        assert {kind for kind in kinds if getattr(count, kind)} == set(counted.split())
+        assert count.in_vain == ("dead" in counted)

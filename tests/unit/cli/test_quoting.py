@@ -29,18 +29,15 @@ NAMES = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]
 EVIL = "sp ace $(touch x) `touch y` 'q' \"\\!\n\x1b[2J\u202e\udcff"
 
 
-@pytest.mark.parametrize(
-    ("text", "shown"),
-    [
+def test_what_is_shown():
+    for text, shown in (
         ("vllm/_C.abi3.so → é 中 👍", "vllm/_C.abi3.so → é 中 👍"),
         ("a\n\tb", "a\n\tb"),
         ("\x1b[2J\a\r\x7f\x9b", r"\x1b[2J\x07\x0d\x7f\x9b"),
         ("\u202ecod.exe\u2066\u200f\u2028", r"\u202ecod.exe\u2066\u200f\u2028"),
         ("\udcff\udc80 \ud800 \U000e0001", r"\xff\x80 \ud800 \U000e0001"),
-    ],
-)
-def test_what_is_shown(text, shown):
-    assert visible(text) == shown
+    ):
+        assert visible(text) == shown
 
 
 @given(ANYTHING)
@@ -51,17 +48,14 @@ def test_nothing_that_a_terminal_obeys_is_left(text):
     assert shown.encode().decode() == shown
 
 
-@pytest.mark.parametrize(
-    ("text", "kept"),
-    [
+def test_what_is_left_of_prose():
+    for text, kept in (
         ("a\u00a0b\u202fc \u200cm \U0001f468\u200d\U0001f469", None),  # what languages need
         ("a\n\tb", None),
         ("\x1b[2J\a\r\n\x7f\x9bx", "[2J\nx"),
         ("\u202ecod\u2066.exe", "cod.exe"),
-    ],
-)
-def test_what_is_left_of_prose(text, kept):
-    assert prose(text) == (text if kept is None else kept)
+    ):
+        assert prose(text) == (text if kept is None else kept)
 
 
 @given(ANYTHING)
@@ -155,9 +149,8 @@ def unquoted(code):
             yield node.lineno
 
 
-@pytest.mark.parametrize(
-    "code",
-    [
+def test_the_rule_below_finds():
+    for code in (
         'hint = f"patchkit wheelhouse prune --dir {house}"',
         'hint = f"put it aside: sudo mv {path} {path}.off"',
         'hint = f"{quoted(a)}; then pip install {wheel}"',
@@ -166,10 +159,8 @@ def unquoted(code):
         'hint = "chmod u+w " + str(place)',
         'FILL = "patchkit wheelhouse fill --dir {house}"',
         'hint = "apt install python3-venv, or free some space"',
-    ],
-)
-def test_the_rule_below_finds(code):
-    assert list(unquoted(code)) == [1]
+    ):
+        assert list(unquoted(code)) == [1]
 
 
 def test_every_command_that_holds_a_word_is_quoted():

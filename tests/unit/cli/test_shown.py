@@ -84,9 +84,8 @@ def prints_around(code):
     return [node.lineno for node in calls if _around(node)]
 
 
-@pytest.mark.parametrize(
-    "code",
-    [
+def test_the_rule_below_finds():
+    for code in (
         "click.echo(name)",
         "f(click.style(name, bold=True))",
         "Console(stderr=True)",
@@ -95,10 +94,8 @@ def prints_around(code):
         "Text.from_markup(name)",
         "print(name)",
         "sys.stdout.write(name)",
-    ],
-)
-def test_the_rule_below_finds(code):
-    assert prints_around(code) == [1]
+    ):
+        assert prints_around(code) == [1]
 
 
 def test_nothing_is_printed_around_the_way_out():
@@ -183,13 +180,13 @@ def test_what_an_encoding_lacks_is_escaped(encoding, arguments):
     )
 
 
-@pytest.mark.parametrize("encoding", ENCODINGS)
-def test_help_in_every_encoding(encoding):
-    for words, _command in runnable():
-        stream = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
-        assert terminal.run([*words, "--help"], stream) == 0
-        said = stream.buffer.getvalue().decode(ENCODINGS[encoding])
-        assert said.startswith(f"Usage: patchkit {' '.join(words)}")
+def test_help_in_every_encoding():
+    for encoding in ENCODINGS:
+        for words, _command in runnable():
+            stream = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
+            assert terminal.run([*words, "--help"], stream) == 0
+            said = stream.buffer.getvalue().decode(ENCODINGS[encoding])
+            assert said.startswith(f"Usage: patchkit {' '.join(words)}")
 
 
 @pytest.mark.parametrize("encoding", ["latin-1", "ascii"])

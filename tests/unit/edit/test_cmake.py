@@ -57,9 +57,8 @@ define(foo
 """
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
+def test_tokens():
+    for text, expected in (
         (" \t", [("space", " \t")]),
         ("\ufeffa", [("space", "\ufeff"), ("identifier", "a")]),
         ("\n\r\n", [("newline", "\n"), ("newline", "\r\n")]),
@@ -83,17 +82,14 @@ define(foo
         ('"a\\\nb\\\\"', [("quoted", '"a\\\nb\\\\"')]),
         ('[[a"\n]]', [("bracket", '[[a"\n]]')]),
         ("[==[ ]] ]=] ]==]", [("bracket", "[==[ ]] ]=] ]==]")]),
-    ],
-)
-def test_tokens(text: str, expected: list[tuple[str, str]]) -> None:
-    tokens = tokenize(text)
-    assert [(token.kind, token.value) for token in tokens] == expected
-    assert [text[token.start : token.stop] for token in tokens] == [v for _, v in expected]
+    ):
+        tokens = tokenize(text)
+        assert [(token.kind, token.value) for token in tokens] == expected
+        assert [text[token.start : token.stop] for token in tokens] == [v for _, v in expected]
 
 
-@pytest.mark.parametrize(
-    ("source", "expected"),
-    [
+def test_argument_values():
+    for source, expected in (
         ("", []),
         (" A\r\n  B#c\n", ["A", "B"]),
         ("(A) AND ((B)OR C)", ["(", "A", ")", "AND", "(", "(", "B", ")", "OR", "C", ")"]),
@@ -101,11 +97,9 @@ def test_tokens(text: str, expected: list[tuple[str, str]]) -> None:
         (r'"\"\;${A}" \"\;', [r"\"\;${A}", r"\"\;"]),
         ("[[a]] [=[\n a]]\n]=] [[\r\n]]", ["a", " a]]\n", ""]),
         ("A #[[ B ) ]] C # D )\n", ["A", "C"]),
-    ],
-)
-def test_argument_values(source: str, expected: list[str]) -> None:
-    (command,) = commands(f"set({source})")
-    assert [argument.value for argument in command.arguments] == expected
+    ):
+        (command,) = commands(f"set({source})")
+        assert [argument.value for argument in command.arguments] == expected
 
 
 def test_commands_carry_their_spans_and_lines() -> None:
@@ -177,9 +171,8 @@ def test_names_and_lines_equal_those_of_tree_sitter() -> None:
     assert [(command.line, command.name) for command in commands(SAMPLE)] == sorted(found)
 
 
-@pytest.mark.parametrize(
-    ("text", "line", "problem"),
-    [
+def test_malformed_text_is_refused_with_its_line():
+    for text, line, problem in (
         ('set(A)\nset(\n"b)\n', 3, "unterminated quoted"),
         ("set(A)\nset([=[ b ]])", 2, "unterminated bracket argument"),
         ("\n#[[ b ]=]\n", 2, "unterminated bracket comment"),
@@ -204,16 +197,13 @@ def test_names_and_lines_equal_those_of_tree_sitter() -> None:
         ("if(A)\nelse()\nelse()\nendif()", 3, "else without its if"),
         ("if(A)\nelse()\nelseif(B)\nendif()", 3, "elseif without its if"),
         ("function(f)\nif(A)\nendfunction()\nendif()", 3, "endfunction without its opening"),
-    ],
-)
-def test_malformed_text_is_refused_with_its_line(text: str, line: int, problem: str) -> None:
-    with pytest.raises(CMakeSyntaxError, match=rf"^cmake/x\.cmake:{line}: .*{problem}"):
-        commands(text, "cmake/x.cmake")
+    ):
+        with pytest.raises(CMakeSyntaxError, match=rf"^cmake/x\.cmake:{line}: .*{problem}"):
+            commands(text, "cmake/x.cmake")
 
 
-@pytest.mark.parametrize(
-    ("source", "expected"),
-    [
+def test_list_items():
+    for source, expected in (
         ('"8.0+PTX;12.0f"', ["8.0+PTX", "12.0f"]),
         ('"9.0a;"', ["9.0a"]),
         ('";9.0a;;8.0"', ["9.0a", "8.0"]),
@@ -221,10 +211,8 @@ def test_malformed_text_is_refused_with_its_line(text: str, line: int, problem: 
         ("8.0;9.0", ["8.0", "9.0"]),
         ("[=[8.0;9.0]=]", ["8.0", "9.0"]),
         (r'"a\;b;${C}"', [r"a\;b", "${C}"]),
-    ],
-)
-def test_list_items(source: str, expected: list[str]) -> None:
-    assert list_items(only_argument(source)) == expected
+    ):
+        assert list_items(only_argument(source)) == expected
 
 
 @pytest.mark.parametrize(

@@ -15,9 +15,8 @@ def edit(start, stop, replacement, note="note"):
     return Edit("src/a.txt", start, stop, replacement, note)
 
 
-@pytest.mark.parametrize(
-    ("edits", "expected"),
-    [
+def test_splice():
+    for edits, expected in (
         ([], TEXT),
         ([edit(4, 7, "TWO")], "one\nTWO é\nthree\n"),
         ([edit(10, 15, "3"), edit(0, 3, "1")], "1\ntwo é\n3\n"),
@@ -25,10 +24,8 @@ def edit(start, stop, replacement, note="note"):
         ([edit(0, 4, ""), edit(4, 10, "")], "three\n"),
         ([edit(0, 0, "> "), edit(0, 3, "1")], "> 1\ntwo é\nthree\n"),
         ([edit(8, 9, "𝟚\f\u2028")], "one\ntwo 𝟚\f\u2028\nthree\n"),
-    ],
-)
-def test_splice(edits, expected):
-    assert splice(TEXT, edits) == expected
+    ):
+        assert splice(TEXT, edits) == expected
 
 
 @pytest.mark.parametrize(
@@ -44,9 +41,16 @@ def test_splice_refuses_overlapping_edits(edits, where):
         splice(TEXT, edits)
 
 
-@pytest.mark.parametrize(("offset", "line"), [(0, 1), (3, 1), (4, 2), (10, 3), (15, 3), (16, 4)])
-def test_line_of_counts_from_one(offset, line):
-    assert line_of(TEXT, offset) == line
+def test_line_of_counts_from_one():
+    for offset, line in (
+        (0, 1),
+        (3, 1),
+        (4, 2),
+        (10, 3),
+        (15, 3),
+        (16, 4),
+    ):
+        assert line_of(TEXT, offset) == line
 
 
 LONG = "".join(f"line {n}\n" for n in range(40))
@@ -92,9 +96,14 @@ def test_git_creates_a_file(name, text, git, tmp_path):
     assert not (folder / name).stat().st_mode & 0o111
 
 
-@pytest.mark.parametrize("text", ["", "a", "a\n", "a\f\u2028b\n"])
-def test_equal_texts_have_an_empty_diff(text):
-    assert unified_diff("a.txt", text, text) == ""
+def test_equal_texts_have_an_empty_diff():
+    for text in (
+        "",
+        "a",
+        "a\n",
+        "a\f\u2028b\n",
+    ):
+        assert unified_diff("a.txt", text, text) == ""
 
 
 def texts():

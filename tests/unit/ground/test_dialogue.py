@@ -18,9 +18,8 @@ def talk(script, **limits):
             return lines, end.value
 
 
-@pytest.mark.parametrize(
-    ("script", "limits", "lines", "trouble"),
-    [
+def test_limits():
+    for script, limits, lines, trouble in (
         ("echo a; echo b >&2; printf c", {}, ["a\n", "c"], ""),
         ("echo a; echo b >&2; exit 3", {}, ["a\n"], "exit code 3: b"),
         ("echo a; sleep 60", {"silence": 0.3}, ["a\n"], "no sign of life for 0.3 s"),
@@ -31,13 +30,11 @@ def talk(script, **limits):
         ("printf 'title m: 1\\nx\\n'", {"mark": "m: "}, ["1\n"], ""),
         ("while sleep 0.05; do echo; done", {"seconds": 0.3}, ..., "not done after 0.3 s"),
         ("while printf xxxxxxxx; do :; done", {"line": 1 << 16}, [], "a line of more than 0.0625"),
-    ],
-)
-def test_limits(script, limits, lines, trouble):
-    found, done = talk(script, **limits)
-    assert lines is ... or found == lines
-    assert trouble in done.trouble
-    assert bool(done.trouble) == bool(trouble)
+    ):
+        found, done = talk(script, **limits)
+        assert lines is ... or found == lines
+        assert trouble in done.trouble
+        assert bool(done.trouble) == bool(trouble)
 
 
 def test_a_program_that_reads_nothing_is_given_up():

@@ -41,23 +41,20 @@ def test_the_umask_is_for_the_program_alone(tmp_path):
     assert (tmp_path / "own").stat().st_mode & 0o777 == 0o600
 
 
-@pytest.mark.parametrize(
-    ("code", "status", "trouble"),
-    [
+def test_how_a_program_ended():
+    for code, status, trouble in (
         ("raise SystemExit(3)", 3, "exit code 3: it printed nothing"),
         ("print('a'); raise SystemExit('b\\nc')", 1, "exit code 1: b\nc"),
         ("print('a\\n' * 20 + 'b'); raise SystemExit(2)", 2, "exit code 2: " + "a\n" * 7 + "b"),
         ("import os; os.kill(os.getpid(), 9)", -9, "killed by SIGKILL: it printed nothing"),
-    ],
-)
-def test_how_a_program_ended(code, status, trouble):
-    done = python(code)
-    assert (done.status, done.trouble) == (status, trouble)
-    with pytest.raises(BuildError, match=trouble) as caught:
-        run(PYTHON, "-c", code, kind=BuildError, why="so", hint="do that")
-    assert (caught.value.why, caught.value.hint) == ("so", "do that")
-    if status > 0:
-        assert run(PYTHON, "-c", code, check=False).status == status
+    ):
+        done = python(code)
+        assert (done.status, done.trouble) == (status, trouble)
+        with pytest.raises(BuildError, match=trouble) as caught:
+            run(PYTHON, "-c", code, kind=BuildError, why="so", hint="do that")
+        assert (caught.value.why, caught.value.hint) == ("so", "do that")
+        if status > 0:
+            assert run(PYTHON, "-c", code, check=False).status == status
 
 
 def test_a_signal_is_no_answer():
@@ -138,9 +135,8 @@ def test_another_python_answers_in_json():
     assert ask(PYTHON, code, env={"X": "é"}, isolated=False) == "é"
 
 
-@pytest.mark.parametrize(
-    ("python", "code", "what"),
-    [
+def test_a_python_that_does_not_answer_is_refused():
+    for python, code, what in (
         ("/nosuch/python", "", "/nosuch/python does not run: No such file"),
         ("/bin/true", "", "/bin/true: exit code 0: it printed no answer"),
         (PYTHON, "import nosuch", "ModuleNotFoundError: No module named 'nosuch'"),
@@ -150,13 +146,11 @@ def test_another_python_answers_in_json():
             "import os; print('patchkit:{', flush=True); os._exit(0)",
             "its answer is not JSON",
         ),
-    ],
-)
-def test_a_python_that_does_not_answer_is_refused(python, code, what):
-    with pytest.raises(HostError) as caught:
-        ask(python, code, hint="name another")
-    assert what in caught.value.what
-    assert caught.value.hint == "name another"
+    ):
+        with pytest.raises(HostError) as caught:
+            ask(python, code, hint="name another")
+        assert what in caught.value.what
+        assert caught.value.hint == "name another"
 
 
 def test_a_python_that_never_answers_is_ended():

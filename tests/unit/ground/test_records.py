@@ -76,9 +76,8 @@ def test_a_whole_record():
     assert record(tuple[int, ...], [1, 2]) == (1, 2)
 
 
-@pytest.mark.parametrize(
-    ("change", "says"),
-    [
+def test_what_does_not_fit_is_named():
+    for change, says in (
         ({"text": 5}, "text: is 5, not a text"),
         ({"text": None}, "text: is null, not a text"),
         ({"plain": "a\ud800"}, "plain: is 'a\\ud800', which holds half a surrogate pair"),
@@ -108,12 +107,10 @@ def test_a_whole_record():
         ({"named": "x" * 99 + "!"}, f"named: is '{'x' * 59}…, not a name"),
         ({"chosen": "z"}, "chosen: is 'z', not one of x, y"),
         ({"other": 1}, "other: unknown key; known are text, share"),
-    ],
-)
-def test_what_does_not_fit_is_named(change, says):
-    with pytest.raises(RecordError) as caught:
-        record(Outer, WHOLE | change)
-    assert str(caught.value).startswith(says)
+    ):
+        with pytest.raises(RecordError) as caught:
+            record(Outer, WHOLE | change)
+        assert str(caught.value).startswith(says)
 
 
 def test_a_sha256_is_64_digits():
@@ -126,19 +123,16 @@ def test_a_sha256_is_64_digits():
     assert record(Sum, {"sha256": "a" * 64}) == Sum("a" * 64)
 
 
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [
+def test_what_is_no_json_is_refused():
+    for text, says in (
         ("", "is not JSON: Expecting value"),
         ("[1]", "is a list, not a table"),
         (b"\xff", "is not JSON: 'utf-8' codec"),
         ("[" * 99999, "is nested too deeply"),
         ('{"number": ' + "1" * 5000 + "}", "is not JSON: Exceeds the limit"),
-    ],
-)
-def test_what_is_no_json_is_refused(text, says):
-    with pytest.raises(RecordError, match=says):
-        read_json(Inner, text)
+    ):
+        with pytest.raises(RecordError, match=says):
+            read_json(Inner, text)
 
 
 TOML = """\

@@ -19,20 +19,17 @@ SM80, SM120F, SM121A = (
 GB10, H100, THOR, B300 = (12, 1), (9, 0), (11, 0), (10, 3)
 
 
-@pytest.mark.parametrize(
-    ("text", "expected", "name"),
-    [
+def test_parse_arch():
+    for text, expected, name in (
         ("12.1a", Arch(12, 1, "a", False), "121a"),
         ("12.0f", Arch(12, 0, "f", False), "120f"),
         ("9.0", Arch(9, 0, "", False), "90"),
         (" 8.0+PTX\n", Arch(8, 0, "", True), "80"),
         ("10.3a+PTX", Arch(10, 3, "a", True), "103a"),
         ("8.9-virtual", Arch(8, 9, "", False, virtual=True), "89"),
-    ],
-)
-def test_parse_arch(text, expected, name):
-    assert parse_arch(text) == expected
-    assert parse_arch(text).gencode == name
+    ):
+        assert parse_arch(text) == expected
+        assert parse_arch(text).gencode == name
 
 
 def test_what_nvcc_makes_is_listed():
@@ -42,9 +39,8 @@ def test_what_nvcc_makes_is_listed():
     assert listed(codes) == archs
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
+def test_parse_arch_refuses():
+    for text in (
         "",
         "12",
         "121a",
@@ -56,16 +52,13 @@ def test_what_nvcc_makes_is_listed():
         "12.1+ptx",
         "12.1;9.0",
         "8.9+PTX-virtual",
-    ],
-)
-def test_parse_arch_refuses(text):
-    with pytest.raises(UsageError, match="is not an arch"):
-        parse_arch(text)
+    ):
+        with pytest.raises(UsageError, match="is not an arch"):
+            parse_arch(text)
 
 
-@pytest.mark.parametrize(
-    ("arch", "capability", "expected"),
-    [
+def test_load():
+    for arch, capability, expected in (
         ("12.1a", GB10, Load.EXACT),
         ("12.1f", GB10, Load.EXACT),
         ("12.1", GB10, Load.EXACT),
@@ -104,25 +97,20 @@ def test_parse_arch_refuses(text):
         ("8.6", (8, 0), Load.NONE),
         ("9.0a", H100, Load.EXACT),
         ("8.0+PTX", H100, Load.JIT),
-    ],
-)
-def test_load(arch, capability, expected):
-    assert load(parse_arch(arch), capability) is expected
+    ):
+        assert load(parse_arch(arch), capability) is expected
 
 
-@pytest.mark.parametrize(
-    ("archs", "expected"),
-    [
+def test_best_load():
+    for archs, expected in (
         ((), Load.NONE),
         (("8.0", "9.0a"), Load.NONE),
         (("8.0+PTX", "12.0a"), Load.JIT),
         (("8.0+PTX", "12.0", "9.0a"), Load.COMPATIBLE),
         (("12.0", "12.0f"), Load.FAMILY),
         (("12.0f", "12.1a", "8.0+PTX"), Load.EXACT),
-    ],
-)
-def test_best_load(archs, expected):
-    assert best_load(archs, GB10) is expected
+    ):
+        assert best_load(archs, GB10) is expected
 
 
 @pytest.mark.parametrize(
@@ -149,9 +137,8 @@ def test_gb10_is_built_for_121a_or_120f():
     assert (gb10.arch_list("native"), gb10.arch_list("family")) == ("12.1a", "12.0f")
 
 
-@pytest.mark.parametrize(
-    ("arch_list", "expected"),
-    [
+def test_gencode_flags():
+    for arch_list, expected in (
         ("12.1a", f"-gencode {SM121A}"),
         ("8.0;12.0f;12.1a", f"-gencode {SM80} -gencode {SM120F} -gencode {SM121A}"),
         (
@@ -160,32 +147,34 @@ def test_gb10_is_built_for_121a_or_120f():
         ),
         # What torch's select_compute_arch.cmake answers on the device: "2.1" inside "12.1".
         ("Auto", "-gencode arch=compute_20,code=sm_121"),
-    ],
-)
-def test_gencode_flags(arch_list, expected):
-    assert targets()["gb10"].gencode_flags(arch_list) == expected
+    ):
+        assert targets()["gb10"].gencode_flags(arch_list) == expected
 
 
-@pytest.mark.parametrize(
-    ("name", "arch_list", "hint"),
-    [
+def test_a_bare_arch_is_refused():
+    for name, arch_list, hint in (
         ("gb10", "12.1", "12.1a"),
         ("gb10", "12.1+PTX", "12.0f"),
         ("gb10", "12.0f;12.1", "12.1a"),
         ("gb10", "9.0 12.1", "12.1a"),
         ("thor", "11.0", "11.0a"),
         ("h200", "9.0", "9.0a"),
-    ],
-)
-def test_a_bare_arch_is_refused(name, arch_list, hint):
-    with pytest.raises(UsageError, match=r"bare .* is refused") as caught:
-        targets()[name].check_arch_list(arch_list)
-    assert hint in caught.value.hint
+    ):
+        with pytest.raises(UsageError, match=r"bare .* is refused") as caught:
+            targets()[name].check_arch_list(arch_list)
+        assert hint in caught.value.hint
 
 
-@pytest.mark.parametrize("arch_list", ["12.1a", "12.0f", "12.0", "8.0;12.1a", "11.0", "Auto"])
-def test_other_arch_lists_are_taken(arch_list):
-    assert targets()["gb10"].check_arch_list(arch_list) is None
+def test_other_arch_lists_are_taken():
+    for arch_list in (
+        "12.1a",
+        "12.0f",
+        "12.0",
+        "8.0;12.1a",
+        "11.0",
+        "Auto",
+    ):
+        assert targets()["gb10"].check_arch_list(arch_list) is None
 
 
 def test_a_list_with_nonsense_in_it_is_refused():

@@ -79,69 +79,69 @@ def altered(**changes):
     return json.dumps({key: value for key, value in table.items() if value is not None}).encode()
 
 
-@pytest.mark.parametrize(
-    "data",
-    [
-        b"",
-        LEDGER.to_json()[:-20],
-        b"\xff\xfe{}",
-        b"null",
-        b"[]",
-        b"{}",
-        altered(format=2),
-        altered(project=None),
-        altered(files=None),
-        altered(files=[]),
-        altered(files={"a": ["one"]}),
-        altered(files={"a": None}),
-        altered(verdicts=7),
-        altered(surprise=1),
-        altered(format="1"),
-        altered(format=True),
-        altered(patchkit="x"),
-        altered(recipe=["5eed"]),
-        altered(version="one"),
-        altered(date="yesterday"),
-        altered(date="20261122"),
-        altered(files={"../a": ["", "0" * 64]}),
-        altered(files={"/etc/passwd": ["", "0" * 64]}),
-        altered(files={"a/../../b": ["", "0" * 64]}),
-        altered(files={"a//b": ["", "0" * 64]}),
-        altered(files={"": ["", "0" * 64]}),
-        altered(files={"a\0b": ["", "0" * 64]}),
-        altered(files={"a": ["0" * 64, ""]}),
-        altered(files={"a": ["", "0" * 63]}),
-        altered(files={"a": ["", 5]}),
-        altered(files={"a": ["", "0" * 64, "1" * 64]}),
-        altered(seen={"../a": ""}),
-        altered(seen={"a": None}),
-        altered(verdicts=[{**VERDICT, "state": "blessed"}]),
-        altered(verdicts=[{**VERDICT, "severity": "fatal"}]),
-        altered(verdicts=[{**VERDICT, "reason": 1}]),
-        altered(verdicts=[{**VERDICT, "id": "X Y"}]),
-        altered(verdicts=[{**VERDICT, "more": ""}]),
-        altered(verdicts=[VERDICT, VERDICT]),
-        altered(verdicts=["x"]),
-        altered(proofs="abc"),
-        altered(proofs=[1]),
-        altered(proofs=["\ud800"]),
-        altered(seen={"\ud800": ""}),
-        altered(request={}),
-        altered(request={**REQUEST, "target": "toaster"}),
-        altered(request={**REQUEST, "target": ["gb10"]}),
-        altered(request={**REQUEST, "arch": "12.1"}),
-        altered(request={**REQUEST, "only": "abc"}),
-        altered(request={**REQUEST, "skip": [1]}),
-        b"[" * 100_000,
-    ],
-)
-def test_a_ledger_that_is_none_is_refused_with_the_way_out(data, tmp_path):
+NO_LEDGERS = [
+    b"",
+    LEDGER.to_json()[:-20],
+    b"\xff\xfe{}",
+    b"null",
+    b"[]",
+    b"{}",
+    altered(format=2),
+    altered(project=None),
+    altered(files=None),
+    altered(files=[]),
+    altered(files={"a": ["one"]}),
+    altered(files={"a": None}),
+    altered(verdicts=7),
+    altered(surprise=1),
+    altered(format="1"),
+    altered(format=True),
+    altered(patchkit="x"),
+    altered(recipe=["5eed"]),
+    altered(version="one"),
+    altered(date="yesterday"),
+    altered(date="20261122"),
+    altered(files={"../a": ["", "0" * 64]}),
+    altered(files={"/etc/passwd": ["", "0" * 64]}),
+    altered(files={"a/../../b": ["", "0" * 64]}),
+    altered(files={"a//b": ["", "0" * 64]}),
+    altered(files={"": ["", "0" * 64]}),
+    altered(files={"a\0b": ["", "0" * 64]}),
+    altered(files={"a": ["0" * 64, ""]}),
+    altered(files={"a": ["", "0" * 63]}),
+    altered(files={"a": ["", 5]}),
+    altered(files={"a": ["", "0" * 64, "1" * 64]}),
+    altered(seen={"../a": ""}),
+    altered(seen={"a": None}),
+    altered(verdicts=[{**VERDICT, "state": "blessed"}]),
+    altered(verdicts=[{**VERDICT, "severity": "fatal"}]),
+    altered(verdicts=[{**VERDICT, "reason": 1}]),
+    altered(verdicts=[{**VERDICT, "id": "X Y"}]),
+    altered(verdicts=[{**VERDICT, "more": ""}]),
+    altered(verdicts=[VERDICT, VERDICT]),
+    altered(verdicts=["x"]),
+    altered(proofs="abc"),
+    altered(proofs=[1]),
+    altered(proofs=["\ud800"]),
+    altered(seen={"\ud800": ""}),
+    altered(request={}),
+    altered(request={**REQUEST, "target": "toaster"}),
+    altered(request={**REQUEST, "target": ["gb10"]}),
+    altered(request={**REQUEST, "arch": "12.1"}),
+    altered(request={**REQUEST, "only": "abc"}),
+    altered(request={**REQUEST, "skip": [1]}),
+    b"[" * 100_000,
+]
+
+
+def test_a_ledger_that_is_none_is_refused_with_the_way_out(tmp_path):
     state = tmp_path / "sp ace" / ".patchkit"
     state.mkdir(parents=True)
-    ledger_path(state).write_bytes(data)
-    with pytest.raises(DriftError, match=r"ledger\.json: ") as caught:
-        read_ledger(state, "nccl")
-    assert f"patchkit revert --nccl-src '{state.parent}' --force" in caught.value.hint
+    for data in NO_LEDGERS:
+        ledger_path(state).write_bytes(data)
+        with pytest.raises(DriftError, match=r"ledger\.json: ") as caught:
+            read_ledger(state, "nccl")
+        assert f"patchkit revert --nccl-src '{state.parent}' --force" in caught.value.hint
 
 
 @pytest.mark.parametrize("make", [os.mkdir, os.mkfifo, lambda path: path.symlink_to("x")])

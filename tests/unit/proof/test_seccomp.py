@@ -57,9 +57,8 @@ def says(machine):
     return ask
 
 
-@pytest.mark.parametrize(
-    ("call", "arguments", "expected"),
-    [
+def test_what_the_filter_says(says):
+    for call, arguments, expected in (
         ("socket", (), EPERM),
         ("kill", (), EPERM),
         ("execve", (), EPERM),
@@ -82,10 +81,8 @@ def says(machine):
         ("prlimit64", (0, 7, 1 << 32, 1), EPERM),
         (470, (), ENOSYS),
         (0x40000000 + 41, (), ENOSYS),
-    ],
-)
-def test_what_the_filter_says(call, arguments, expected, says):
-    assert says(call, *arguments) == expected
+    ):
+        assert says(call, *arguments) == expected
 
 
 def test_programs_and_their_children(says):

@@ -10,9 +10,8 @@ from tools.build import shared_out
 BOTH = ("vllm", "nccl")
 
 
-@pytest.mark.parametrize(
-    ("words", "vllm", "nccl"),
-    [
+def test_an_option_goes_to_who_takes_it():
+    for words, vllm, nccl in (
         (
             "--vllm 0.25.1 --nccl 2.30.7 --jobs 8",
             "--version 0.25.1 --jobs 8",
@@ -25,10 +24,8 @@ BOTH = ("vllm", "nccl")
             "--functions f",
         ),
         ("--dry-run", "--dry-run", "--dry-run"),
-    ],
-)
-def test_an_option_goes_to_who_takes_it(words, vllm, nccl):
-    assert shared_out(words.split(), BOTH) == {"vllm": vllm.split(), "nccl": nccl.split()}
+    ):
+        assert shared_out(words.split(), BOTH) == {"vllm": vllm.split(), "nccl": nccl.split()}
 
 
 @pytest.mark.parametrize(

@@ -77,9 +77,8 @@ def test_two_stubs_that_agree_are_idle():
     assert idle(kernels("native"), "QMMA").keys() == {"plain", "quantise", "scale"}
 
 
-@pytest.mark.parametrize(
-    ("native", "verdict"),
-    [
+def test_how_far_kernels_agree():
+    for native, verdict in (
         (f"{QMMA} R4; FADD R1; @P0 FADD R2", "the same instructions in the same order"),
         (f"{QMMA} R8; @!UP0 FADD R1; FADD R2", "every opcode equally often"),
         (f"{QMMA} R4; FADD R1", "equal tensor-core instructions, others differ"),
@@ -87,18 +86,15 @@ def test_two_stubs_that_agree_are_idle():
             f"{QMMA} R4; {QMMA} R8; FADD R1",
             "same kinds of tensor-core instructions, not equally many",
         ),
-    ],
-)
-def test_how_far_kernels_agree(native, verdict):
-    family = {"gemm": Kernel((f"{QMMA} R4", "FADD R1", "@P0 FADD R2"))}
-    other = {"gemm": Kernel(tuple(native.split("; ")))}
-    assert stubs(other, family) == {}
-    assert likeness(other, family) == verdict
+    ):
+        family = {"gemm": Kernel((f"{QMMA} R4", "FADD R1", "@P0 FADD R2"))}
+        other = {"gemm": Kernel(tuple(native.split("; ")))}
+        assert stubs(other, family) == {}
+        assert likeness(other, family) == verdict
 
 
-@pytest.mark.parametrize(
-    ("opcode", "tensor"),
-    [
+def test_what_counts_as_tensor_core_work():
+    for opcode, tensor in (
         ("HMMA.16816.F32", True),
         ("IMMA.16832.S8.S8", True),
         ("OMMA.SF.16864.F32.E2M1.E2M1.UE4M3.4X", True),
@@ -108,10 +104,8 @@ def test_how_far_kernels_agree(native, verdict):
         ("HFMA2", False),
         ("FFMA", False),
         ("IMAD", False),
-    ],
-)
-def test_what_counts_as_tensor_core_work(opcode, tensor):
-    assert Kernel((f"@!P1 {opcode} R4, R2",)).tensor == ({opcode: 1} if tensor else {})
+    ):
+        assert Kernel((f"@!P1 {opcode} R4, R2",)).tensor == ({opcode: 1} if tensor else {})
 
 
 def test_a_listing_without_kernels_is_refused():

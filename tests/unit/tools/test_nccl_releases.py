@@ -93,13 +93,13 @@ def test_paragraphs_of_a_control_file():
 # The facts
 
 
-@pytest.mark.parametrize("release", FACTS.releases, ids=lambda release: str(release.version))
-def test_figures_of_a_release_are_complete(release):
-    assert release.tag == f"v{release.version}-1"
-    assert len(release.sha256) in (0, 64)
-    assert len(release.commit) in (0, 40)
-    assert release.verifiable == bool(release.figures)
-    assert all(parse_arch(arch) for arch in release.archs)
+def test_figures_of_a_release_are_complete():
+    for release in FACTS.releases:
+        assert release.tag == f"v{release.version}-1"
+        assert len(release.sha256) in (0, 64)
+        assert len(release.commit) in (0, 40)
+        assert release.verifiable == bool(release.figures)
+        assert all(parse_arch(arch) for arch in release.archs)
 
 
 def test_the_table_is_consistent():

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import ast
 
-import pytest
-
 from e2e.proofs.torch_questions import Question, asked, questions
 
 WHOLE = "import torch"
 
 
-@pytest.mark.parametrize(
-    ("code", "expected"),
-    [
+def test_a_question_is_an_import_or_what_stands_around_its_name():
+    for code, expected in (
         ("import torch", {("torch", WHOLE)}),
         ("import os, torch\ntorch.version.cuda", {("torch.version.cuda", WHOLE)}),
         (
@@ -48,12 +45,10 @@ WHOLE = "import torch"
         ("note('first import torch, then go on')", set()),
         ("import torchvision\ntorchvision.x\ntorch = 1\ntorch", set()),
         ("from . import torch_utils\ntorch_utils.x", set()),
-    ],
-)
-def test_a_question_is_an_import_or_what_stands_around_its_name(code, expected):
-    found = {(each.expression, each.imports) for each, _ in asked(ast.parse(code))}
-    assert expected <= found
-    assert all(each[0] == "torch" for each in found - expected)
+    ):
+        found = {(each.expression, each.imports) for each, _ in asked(ast.parse(code))}
+        assert expected <= found
+        assert all(each[0] == "torch" for each in found - expected)
 
 
 def test_questions_of_cmake_are_those_of_the_programs_that_it_runs(tmp_path):

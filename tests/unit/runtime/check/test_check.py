@@ -88,19 +88,18 @@ GUIDES = {
 }
 
 
-@pytest.mark.parametrize("name", GUIDES)
-def test_files_as_guides_have_them(name):
-    actual = found((FILES / name).read_text(), name, **SPARKS)
-    shown = [
-        (line, level, what[: len(start)])
-        for (line, level, what), (_, _, start) in zip(actual, GUIDES[name], strict=True)
-    ]
-    assert shown == GUIDES[name]
+def test_files_as_guides_have_them():
+    for name in GUIDES:
+        actual = found((FILES / name).read_text(), name, **SPARKS)
+        shown = [
+            (line, level, what[: len(start)])
+            for (line, level, what), (_, _, start) in zip(actual, GUIDES[name], strict=True)
+        ]
+        assert shown == GUIDES[name]
 
 
-@pytest.mark.parametrize(
-    ("line", "version", "level", "hint"),
-    [
+def test_a_value_that_stops_vllm_is_an_error():
+    for line, version, level, hint in (
         ("VLLM_NVFP4_GEMM_BACKEND=marlin", "0.12.0", "error", "write one of these, or leave "),
         ("VLLM_NVFP4_GEMM_BACKEND=marlin", "0.16.0", "", ""),
         ("VLLM_NVFP4_GEMM_BACKEND=marlin", "", "", ""),
@@ -115,12 +114,10 @@ def test_files_as_guides_have_them(name):
         ("VERBOSE=yes", "0.33.0", "", ""),
         ("VLLM_USE_DEEP_GEMM=<0 or 1>", "0.23.0", "", ""),
         ("VLLM_USE_DEEP_GEMM=${DEEP_GEMM}", "0.23.0", "", ""),
-    ],
-)
-def test_a_value_that_stops_vllm_is_an_error(line, version, level, hint):
-    findings = [each for each in check_text(f"{line}\n", vllm=version) if ": vLLM" in each.what]
-    assert [str(each.level) for each in findings] == ([level] if level else [])
-    assert all(each.hint.startswith(hint) for each in findings)
+    ):
+        findings = [each for each in check_text(f"{line}\n", vllm=version) if ": vLLM" in each.what]
+        assert [str(each.level) for each in findings] == ([level] if level else [])
+        assert all(each.hint.startswith(hint) for each in findings)
 
 
 @pytest.mark.parametrize("value", ["9" * 5000, "٣", "0x" + "f" * 5000])
@@ -141,21 +138,18 @@ def test_a_secret_that_others_may_read_is_worse_and_is_never_shown():
     assert "a1B2" not in f"{private} {public}"
 
 
-@pytest.mark.parametrize(
-    ("comment", "ids"),
-    [
+def test_a_comment_silences_by_id():
+    for comment, ids in (
         ("", {"discouraged-flag", "gpu-memory-utilization-high"}),
         ("# patchkit: ignore\n", set()),
         ("# patchkit: ignore gpu-memory-utilization-high, discouraged-flag\n", set()),
         ("# patchkit: ignore[discouraged-flag]\n", {"gpu-memory-utilization-high"}),
         ("# patchkit: ignore\n\n", {"discouraged-flag", "gpu-memory-utilization-high"}),
-    ],
-)
-def test_a_comment_silences_by_id(comment, ids):
-    text = f"{comment}vllm serve m \\\n  --enforce-eager \\\n  --gpu-memory-utilization 0.95\n"
-    assert {each.id for each in check_text(text, "x.sh")} == ids
-    kept = {each.id for each in check_text("NCCL_IB_TIMEOUT=99 # patchkit: ignore value\n")}
-    assert kept == {"comment-behind-value"}
+    ):
+        text = f"{comment}vllm serve m \\\n  --enforce-eager \\\n  --gpu-memory-utilization 0.95\n"
+        assert {each.id for each in check_text(text, "x.sh")} == ids
+        kept = {each.id for each in check_text("NCCL_IB_TIMEOUT=99 # patchkit: ignore value\n")}
+        assert kept == {"comment-behind-value"}
 
 
 def test_every_finding_has_an_id_and_a_next_step():
@@ -335,19 +329,16 @@ def test_what_runs_code_is_an_error_in_a_file_of_patchkit_and_ordinary_elsewhere
     assert found(f"# patchkit env is not used here\n{others}", "x.env") == []
 
 
-@pytest.mark.parametrize(
-    ("line", "fine"),
-    [
+def test_what_a_rule_sets_may_stand_in_its_file():
+    for line, fine in (
         ("NCCL_NET_PLUGIN=none", True),
         ("NCCL_NET_PLUGIN=/tmp/x.so", False),
         ("TRITON_PTXAS_PATH=/usr/local/cuda/bin/ptxas", True),
         ("TRITON_PTXAS_PATH=/tmp/not-ptxas", False),
-    ],
-)
-def test_what_a_rule_sets_may_stand_in_its_file(line, fine):
-    name, _, value = line.partition("=")
-    text = render_env_file(Format.ENV, ["role=worker"], [EnvEntry(name, value)])
-    assert bool([each for each in check_text(text) if each.id == "runs-code"]) is not fine
+    ):
+        name, _, value = line.partition("=")
+        text = render_env_file(Format.ENV, ["role=worker"], [EnvEntry(name, value)])
+        assert bool([each for each in check_text(text) if each.id == "runs-code"]) is not fine
 
 
 def test_facts_that_nobody_wrote_are_told_and_not_believed(tmp_path):
@@ -421,9 +412,8 @@ def lacks(text, where="run.sh"):
     ]
 
 
-@pytest.mark.parametrize(
-    ("options", "expected"),
-    [
+def test_what_a_container_of_vllm_lacks():
+    for options, expected in (
         (f"docker run {HCA}", ["device", "memlock", "network"]),
         (f"docker run {HCA} {DEVICE} {NET}", ["memlock"]),
         (f"docker run {HCA} {DEVICE} --cap-add IPC_LOCK --net=host", []),
@@ -435,17 +425,14 @@ def lacks(text, where="run.sh"):
         ("docker run", []),
         ("podman run", ["container-few-threads"]),
         (f"podman run --pids-limit 4096 {HCA} {DEVICE} {LOCK}", ["network"]),
-    ],
-)
-def test_what_a_container_of_vllm_lacks(options, expected):
-    for inside in ("--model org/one", "vllm serve org/one", "bash -c 'vllm serve x'"):
-        assert lacks(f"{options} {IMAGE} {inside}\n") == expected
-    assert lacks(f"{options} ubuntu:24.04 ib_write_bw\n") == []
+    ):
+        for inside in ("--model org/one", "vllm serve org/one", "bash -c 'vllm serve x'"):
+            assert lacks(f"{options} {IMAGE} {inside}\n") == expected
+        assert lacks(f"{options} ubuntu:24.04 ib_write_bw\n") == []
 
 
-@pytest.mark.parametrize(
-    ("more", "expected"),
-    [
+def test_what_a_service_of_compose_lacks():
+    for more, expected in (
         ("shm_size: 16g", ["device", "memlock", "network"]),
         (
             "devices: [/dev/infiniband]\n    network_mode: host\n    ulimits: {memlock: -1}",
@@ -453,15 +440,13 @@ def test_what_a_container_of_vllm_lacks(options, expected):
         ),
         ("privileged: false\n    network_mode: host\n    cap_add: [IPC_LOCK]", ["device"]),
         ("extends: {file: base.yaml, service: base}", []),
-    ],
-)
-def test_what_a_service_of_compose_lacks(more, expected):
-    text = (
-        f"services:\n  served:\n    image: {IMAGE}\n    {more}\n"
-        '    environment: {NCCL_IB_HCA: "rocep1s0f0,roceP2p1s0f0"}\n'
-        '    command: ["--model", "org/one"]\n'
-    )
-    assert lacks(text, "compose.yaml") == expected
+    ):
+        text = (
+            f"services:\n  served:\n    image: {IMAGE}\n    {more}\n"
+            '    environment: {NCCL_IB_HCA: "rocep1s0f0,roceP2p1s0f0"}\n'
+            '    command: ["--model", "org/one"]\n'
+        )
+        assert lacks(text, "compose.yaml") == expected
 
 
 def test_the_lines_that_export_prints_lack_nothing():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -132,9 +131,8 @@ UNIT_TEXT = (
 )
 
 
-@pytest.mark.parametrize(
-    ("where", "text", "expected"),
-    [
+def test_which_variables_are_set():
+    for where, text, expected in (
         *(("x.sh", *row) for row in SHELL_VARIABLES),
         *(("compose.yaml", *row) for row in YAML_VARIABLES),
         ("x.service", UNIT_TEXT, ["2 A_B=c d", "2 D_E=f", "5 J_K=l"]),
@@ -146,27 +144,22 @@ UNIT_TEXT = (
         ),
         ("x.json", '{"env":\n\t{"A_B": "c"}}', ["2 A_B=c"]),
         *(("Dockerfile", *row) for row in DOCKERFILES[:3]),
-    ],
-)
-def test_which_variables_are_set(where, text, expected):
-    assert variables(text, where) == expected
+    ):
+        assert variables(text, where) == expected
 
 
-@pytest.mark.parametrize(
-    ("where", "text", "expected"),
-    [
+def test_which_servers_run():
+    for where, text, expected in (
         *(("x.sh", *row) for row in SHELL_SERVERS),
         *(("compose.yaml", *row) for row in YAML_SERVERS),
         ("x.service", UNIT_TEXT, "8 vllm serve m --x %h"),
-    ],
-)
-def test_which_servers_run(where, text, expected):
-    assert servers(text, where) == ([expected] if expected else [])
+    ):
+        assert servers(text, where) == ([expected] if expected else [])
 
 
-@pytest.mark.parametrize(("text", "expected"), DOCKERFILES[3:])
-def test_servers_of_dockerfiles(text, expected):
-    assert servers(text, "Dockerfile.gb10") == expected
+def test_servers_of_dockerfiles():
+    for text, expected in DOCKERFILES[3:]:
+        assert servers(text, "Dockerfile.gb10") == expected
 
 
 def test_flags_are_found_with_their_values_and_lines():
@@ -179,9 +172,8 @@ def test_flags_are_found_with_their_values_and_lines():
     ]
 
 
-@pytest.mark.parametrize(
-    ("where", "text", "kind"),
-    [
+def test_kinds_of_files():
+    for where, text, kind in (
         ("x.env.example", "# A\nA_B=c\n", ENV),
         (".env", "export A_B=c\nD_E=$X\n", ENV),
         ("x.conf", "A_B='c'\n", ENV),
@@ -195,37 +187,32 @@ def test_flags_are_found_with_their_values_and_lines():
         ("-", "# syntax=docker/dockerfile:1\nARG A=b\nFROM a\n", DOCKERFILE),
         ("-", "[Unit]\nDescription=x\n", UNIT),
         ("x", "#!/usr/bin/python3\n", PYTHON),
-    ],
-)
-def test_kinds_of_files(where, text, kind):
-    assert kind_of(text, where) == kind
+    ):
+        assert kind_of(text, where) == kind
 
 
-@pytest.mark.parametrize("kind", Format)
-def test_our_own_files_are_read_in_every_format(kind):
-    entries = [
-        EnvEntry("NCCL_IB_TIMEOUT", "23", 'A "reason": NCCL_DEBUG=no'),
-        EnvEntry("HF_TOKEN", ""),
-    ]
-    text = render_env_file(kind, ["role=head", "NCCL_WRONG=1"], entries)
-    (finding,) = check_text(text, f"head.{kind}")
-    assert finding.what == "NCCL_IB_TIMEOUT=23: it takes 1 to 22"
-    assert "NCCL_IB_TIMEOUT" in text.splitlines()[finding.line - 1]
+def test_our_own_files_are_read_in_every_format():
+    for kind in Format:
+        entries = [
+            EnvEntry("NCCL_IB_TIMEOUT", "23", 'A "reason": NCCL_DEBUG=no'),
+            EnvEntry("HF_TOKEN", ""),
+        ]
+        text = render_env_file(kind, ["role=head", "NCCL_WRONG=1"], entries)
+        (finding,) = check_text(text, f"head.{kind}")
+        assert finding.what == "NCCL_IB_TIMEOUT=23: it takes 1 to 22"
+        assert "NCCL_IB_TIMEOUT" in text.splitlines()[finding.line - 1]
 
 
-@pytest.mark.parametrize(
-    ("where", "text"),
-    [
+def test_what_cannot_be_read_is_a_note():
+    for where, text in (
         ("x.yaml", "a: [b\nc: }\n"),
         ("x.yaml", "[" * 100_000),
         ("x.yaml", "\x01"),
         ("x.py", "def f(:\n"),
-    ],
-)
-def test_what_cannot_be_read_is_a_note(where, text):
-    (problem, *_) = read_content(text, where).problems
-    assert (problem.id, problem.what[:9]) == ("not-read", "not read:")
-    assert 1 <= problem.line <= text.count("\n") + 1
+    ):
+        (problem, *_) = read_content(text, where).problems
+        assert (problem.id, problem.what[:9]) == ("not-read", "not read:")
+        assert 1 <= problem.line <= text.count("\n") + 1
 
 
 BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
@@ -237,9 +224,9 @@ MERGES = "a: &a {A_B: c}\n" + "".join(
 SIZE = 2**17
 
 
-@pytest.mark.parametrize(
-    ("where", "piece"),
-    [
+def test_hostile_texts_end():
+    """What grows with the square of such a text would take minutes."""
+    for where, piece in (
         *(
             ("x.sh", piece)
             for piece in ("X=$X$X$X\n", "docker run -e A=b c bash -c 'vllm serve $A'\n")
@@ -270,12 +257,9 @@ SIZE = 2**17
             ("x.env", piece)
             for piece in ("A=' \" \\", "a", "MASTER_ADDR=ip-", "NCCL_IB_HCA=rocep1s0f0,")
         ),
-    ],
-)
-def test_hostile_texts_end(where, piece):
-    """What grows with the square of such a text would take minutes."""
-    text = (piece * (SIZE // len(piece) + 1))[:SIZE]
-    assert all(1 <= finding.line <= SIZE for finding in check_text(text, where))
+    ):
+        text = (piece * (SIZE // len(piece) + 1))[:SIZE]
+        assert all(1 <= finding.line <= SIZE for finding in check_text(text, where))
 
 
 @settings(deadline=None)
