@@ -2,9 +2,9 @@
 
     python -m tools.architecture            writes them anew (`nox -s regenerate` does so, too)
 
-A room is a folder of patchkit/ with modules; the modules that lie beside the folders are the ground
-floor, but for ``apply``, which stands above them. An arrow means: imports from. Arrows that follow
-from others are left out.
+The page shows the twelve rooms: the folders of patchkit/, and as the ground the modules beside them
+with durable/. Tests look into the rooms as well, folder by folder. An arrow means: imports from.
+Arrows that follow from others are left out.
 """
 
 from __future__ import annotations
@@ -24,14 +24,8 @@ HOME = Path(__file__).parents[1]
 PAGE = HOME / "docs" / "architecture.md"
 PACKAGE = Path(patchkit.__file__).parent
 GROUND = "ground"
-_WINGS = {
-    "patch": ("edit", "source", "patching", "proof", "recipes", "apply"),
-    "wheel": ("wheel",),
-    "runtime": ("runtime",),
-    "cluster": ("cluster",),
-    "doctor": ("doctor",),
-    "measure": ("measure",),
-}
+_IN_GROUND = ("durable",)
+_PROVED = "apply"  # the module that plans, proves and commits: it is shown with the proofs
 _Graph = Mapping[str, set[str]]  # room → the rooms that it imports from
 
 
@@ -65,8 +59,8 @@ def imports(path: Path, known: Mapping[str, Path]) -> Iterator[str]:
 
 
 @cache
-def rooms() -> dict[str, set[str]]:
-    """Return each room with the rooms that it imports from. Folders of folders are none."""
+def folders() -> dict[str, set[str]]:
+    """Return each folder with those that it imports from. Folders of folders are none."""
     known = modules()
     known.pop("__main__", None)
     sizes = Counter(room_of(module, known) for module in known)
@@ -76,6 +70,27 @@ def rooms() -> dict[str, set[str]]:
         if (room := room_of(module, known)) in kept:
             found[room] |= {room_of(name, known) for name in imports(path, known)}
     return {room: targets & kept - {room} for room, targets in found.items()}
+
+
+@cache
+def rooms() -> dict[str, set[str]]:
+    """Return each of the twelve rooms with the rooms that it imports from."""
+    known = modules()
+    known.pop("__main__", None)
+    found: dict[str, set[str]] = {}
+    for module, path in known.items():
+        room = found.setdefault(wide_room(module, known), set())
+        room |= {wide_room(name, known) for name in imports(path, known)}
+    return {room: targets - {room} for room, targets in sorted(found.items())}
+
+
+def wide_room(module: str, known: Mapping[str, Path]) -> str:
+    """Return which of the twelve rooms a module is in."""
+    head, _, rest = module.partition(".")
+    if head == _PROVED:
+        return "proof"
+    is_folder = bool(rest) or known[module].name == "__init__.py"
+    return head if is_folder and head and head not in _IN_GROUND else GROUND
 
 
 def floors(graph: _Graph) -> dict[str, int]:
@@ -102,22 +117,10 @@ def _sentence(path: Path) -> str:
     return (ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or "").split("\n")[0]
 
 
-def _wing(room: str) -> str:
-    head = room.partition(".")[0]
-    return next((wing for wing, members in _WINGS.items() if head in members), "")
-
-
 def picture(graph: _Graph) -> str:
     """Return the picture as Mermaid's flowchart."""
     lines = ["```mermaid", "flowchart TD"]
-    for wing in (*_WINGS, ""):
-        indent = "    " if wing else "  "
-        lines += [f"  subgraph {wing}"] if wing else []
-        for room in graph:
-            if _wing(room) == wing:
-                label = room.removeprefix(f"{wing}.") if wing else room
-                lines.append(f'{indent}{_node(room)}["{label}"]')
-        lines += ["  end"] if wing else []
+    lines += [f'  {_node(room)}["{room}"]' for room in graph]
     lines += [f"  {_node(room)} --> {_node(below)}" for room, below in arrows(graph)]
     return "\n".join([*lines, "```"])
 
@@ -131,10 +134,9 @@ def table(graph: _Graph) -> str:
     number = floors(graph)
     rows = ["| floor | room | what it is for |", "|--:|---|---|"]
     for room in sorted(graph, key=lambda room: (number[room], room)):
-        path = PACKAGE / room.replace(".", "/")
-        place = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+        place = PACKAGE / room / "__init__.py"
         says = "One of each: see below." if room == GROUND else _sentence(place)
-        rows.append(f"| {number[room]} | `{room.replace('.', '/')}` | {says} |")
+        rows.append(f"| {number[room]} | `{room}` | {says} |")
     return "\n".join(rows)
 
 
