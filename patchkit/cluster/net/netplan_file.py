@@ -89,10 +89,7 @@ def read_other_files(root: Path) -> tuple[NetplanFile, ...]:
     return tuple(found.values())
 
 
-@dataclass(frozen=True, slots=True)
-class _Conflict:
-    what: str
-    hints: tuple[str, ...]
+_Conflict = tuple[str, tuple[str, ...]]  # what fights the plan, and the commands that end it
 
 
 def check_conflicts(
@@ -106,9 +103,9 @@ def check_conflicts(
     ]
     if found:
         raise HostError(
-            "\n".join(conflict.what for conflict in found),
+            "\n".join(what for what, _hints in found),
             why="two settings for one interface or one network end in one of them at random",
-            hint="; or ".join(dict.fromkeys(hint for conflict in found for hint in conflict.hints)),
+            hint="; or ".join(dict.fromkeys(hint for _what, hints in found for hint in hints)),
         )
 
 
@@ -141,7 +138,7 @@ def _find_foreign_addresses(
                     cure = f"{_aside_command(file.path)} && {quoted('sudo', 'netplan', 'apply')}"
             planned = ", ".join(map(str, line.addresses))
             what = f"{line.netdev} has the address {address}, {who}; planned is {planned}"
-            yield _Conflict(what, (keep, f"give it up: {cure}"))
+            yield what, (keep, f"give it up: {cure}")
 
 
 def unset_ipv4_command(netdev: str) -> str:
@@ -178,7 +175,7 @@ def _find_same_networks(
                 if present.network.overlaps(address.network):
                     what = f"{address.network}, planned for {line.netdev}, is also the network of"
                     hint = f"choose another, on every node: {elsewhere}"
-                    yield _Conflict(f"{what} {name} ({present})", (hint,))
+                    yield f"{what} {name} ({present})", (hint,)
 
 
 def _find_definitions(
@@ -190,7 +187,7 @@ def _find_definitions(
             if number := _find_definition(file.text or "", line, host.netdev(line.netdev)):
                 what = f"{file.path}:{number}: also configures {line.netdev}"
                 hint = f"put it aside, if nothing else needs it: {_aside_command(file.path)} && "
-                yield _Conflict(what, (hint + plan_command_line(options),))
+                yield what, (hint + plan_command_line(options),)
 
 
 def _find_definition(text: str, line: Line, netdev: Netdev | None) -> int:

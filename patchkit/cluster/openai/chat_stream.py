@@ -22,7 +22,7 @@ def ask_anyhow(
     answer = ask_chat(server, model, question, tokens, seconds)
     if answer.status not in _NOT_HERE:
         return answer
-    body = {"prompt": question, **_common_fields(model, tokens)}
+    body = {"prompt": question, "model": model, "temperature": 0, "max_tokens": tokens}
     other = AnswerStream(server, COMPLETION, body, ExchangeLimits(seconds=seconds)).whole()
     return other if other.status == 200 else answer
 
@@ -31,12 +31,9 @@ def ask_chat(
     server: HttpServer, model: str, question: str, tokens: int, seconds: float
 ) -> StreamedAnswer:
     """Ask a question by chat, at temperature 0."""
-    body = {"messages": [{"role": "user", "content": question}], **_common_fields(model, tokens)}
+    messages = [{"role": "user", "content": question}]
+    body = {"messages": messages, "model": model, "temperature": 0, "max_tokens": tokens}
     return AnswerStream(server, CHAT, body, ExchangeLimits(seconds=seconds)).whole()
-
-
-def _common_fields(model: str, tokens: int) -> dict[str, Any]:
-    return {"model": model, "temperature": 0, "max_tokens": tokens}
 
 
 class AnswerStream:

@@ -61,16 +61,16 @@ def request_fields(
     ``think`` goes by both names that chat templates have for it; a template ignores the other one.
     ``more`` comes last.
     """
-    fields: dict[str, Any] = {"model": model}
-    if max_tokens is not None:
-        fields["max_tokens"] = max_tokens
-    if temperature is not None:
-        fields["temperature"] = temperature
-    if think is not None:
-        # enable_thinking: Qwen3, Gemma 4, Granite 4.2; thinking: DeepSeek-V3.1, Granite 3.2, Holo2
-        # (vLLM 0.33.0, docs/features/reasoning_outputs.md).
-        fields["chat_template_kwargs"] = {"enable_thinking": think, "thinking": think}
-    return {**fields, **(more or {})}
+    # enable_thinking: Qwen3, Gemma 4, Granite 4.2; thinking: DeepSeek-V3.1, Granite 3.2, Holo2
+    # (vLLM 0.33.0, docs/features/reasoning_outputs.md).
+    template = None if think is None else {"enable_thinking": think, "thinking": think}
+    fields = {
+        "model": model,
+        "max_tokens": max_tokens,
+        "temperature": temperature,
+        "chat_template_kwargs": template,
+    }
+    return {name: value for name, value in fields.items() if value is not None} | dict(more or {})
 
 
 def explain_no_models(server: HttpServer, listing: HttpAnswer) -> Finding:
