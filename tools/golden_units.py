@@ -37,7 +37,7 @@ def text(made: GroupUnits) -> str:
     The id of the start is left out: it changes with both.
     """
     parts = []
-    for number, files in enumerate(made.files()):
+    for number, files in enumerate(made.node_files()):
         for name, content in files.items():
             if name not in ("group.py", "node.env"):
                 lines = [line for line in content.splitlines() if '"id": ' not in line]

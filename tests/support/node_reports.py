@@ -67,7 +67,7 @@ def reports(folder):
     """The two nodes of a cluster that serves, the head first."""
     facts = [clusters.node_facts(folder, node=number) for number in (0, 1)]
     file = clusters.cluster(*NAMES)
-    placed = clusters.units_of(file, facts, MODEL).files()
+    placed = clusters.units_of(file, facts, MODEL).node_files()
     made = []
     for number, name in enumerate(NAMES):
         its = replace(facts[number], files=placed[number])

@@ -72,7 +72,7 @@ def make_plan(cluster: Cluster, model: str) -> GroupPlan:
     ranks = planned_ranks(cluster.file, facts, served)
     links = cluster.links([each.address for each in ranks[1:]])
     units = group_units(cluster.file, ranks, served, [each.words for each in links])
-    files = units.files()
+    files = units.node_files()
     check_server_port(cluster.head, units.url, units.unit)
     return GroupPlan(
         model=served,

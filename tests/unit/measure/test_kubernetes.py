@@ -71,7 +71,7 @@ def test_a_start_has_the_time_that_systemd_gives_it(tmp_path):
     probe = PodGroup(manifest(plan)).container(0)["startupProbe"]
     (limit,) = re.findall(
         r"TimeoutStartSec=(\d+)",
-        group_units(file, ranks, model, [["ssh"]]).files()[0]["patchkit-vllm.service"],
+        group_units(file, ranks, model, [["ssh"]]).node_files()[0]["patchkit-vllm.service"],
     )
     # One that asks until then: of several, each would wait for a server that hangs.
     assert (probe["timeoutSeconds"], probe["failureThreshold"]) == (int(limit), 1)

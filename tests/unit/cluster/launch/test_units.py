@@ -24,7 +24,7 @@ def test_files_are_those_of_the_golden(case, tmp_path):
 def test_systemd_takes_the_units(case, tmp_path):
     if not shutil.which("systemd-analyze"):
         pytest.skip("systemd-analyze is not installed")
-    for number, files in enumerate(golden_units.units(case, tmp_path).files()):
+    for number, files in enumerate(golden_units.units(case, tmp_path).node_files()):
         folder = tmp_path / f"rank{number}"
         folder.mkdir()
         names = [name for name in files if name.endswith(".service")]
@@ -51,7 +51,7 @@ def test_systemd_takes_the_units(case, tmp_path):
 
 def test_one_id_for_all_nodes_and_another_for_another_start(tmp_path):
     def ids(case):
-        files = golden_units.units(case, tmp_path).files()
+        files = golden_units.units(case, tmp_path).node_files()
         return {json.loads(each["group.json"])["id"] for each in files}
 
     assert len(ids("pair")) == 1
@@ -123,7 +123,7 @@ def test_a_rank_has_what_it_was_given():
     )
     files = GroupUnits(
         name="vllm", model="a $b", url="http://127.0.0.1:8000", ranks=(rank,)
-    ).files()
+    ).node_files()
     assert files[0]["node.env"] == "X=1\n"
     assert 'ExecStart=/v/bin/vllm serve "a $$b"' in files[0]["patchkit-vllm.service"].splitlines()
     assert "Environment=PATCHKIT_CLUSTER=vllm" in files[0]["patchkit-vllm.service"].splitlines()
