@@ -9,23 +9,19 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from patchkit.cluster.agent import examination
-from patchkit.cluster.agent.disk_room import DiskRoom
 from patchkit.cluster.agent.examination import UnitFile
-from patchkit.cluster.agent.group_processes import GroupProcess, Listener
-from patchkit.cluster.agent.links import PeerLink
+from patchkit.cluster.agent.links import PeerLink, Way
 from patchkit.cluster.agent.model_print import ModelPrint
-from patchkit.cluster.agent.node_facts import NodeFacts
+from patchkit.cluster.agent.node_facts import DiskRoom, NodeFacts
 from patchkit.cluster.agent.python_contents import PythonContents
-from patchkit.cluster.agent.unit_state import NodeState
-from patchkit.cluster.agent.ways import Way
+from patchkit.cluster.agent.unit_state import GroupProcess, Listener, NodeState
 from patchkit.cluster.health.node_health import NodeHealth
 from patchkit.cluster.launch import ports
 from patchkit.cluster.launch.cluster import Cluster
 from patchkit.cluster.launch.cluster_file import ClusterFile
 from patchkit.cluster.models.names import ModelFolder
-from patchkit.cluster.ssh.everywhere import everywhere
 from patchkit.cluster.ssh.failure import sent_error
-from patchkit.cluster.ssh.node import Remote
+from patchkit.cluster.ssh.node import Remote, everywhere
 from patchkit.doctor.peers.placed_files import placed_files
 from patchkit.doctor.peers.report import ClockOffset, NodeReport
 from patchkit.errors import HostError, PatchkitError

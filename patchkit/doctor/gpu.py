@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from patchkit.cluster.ssh.everywhere import everywhere
+from patchkit.cluster.ssh.node import everywhere
 from patchkit.cluster.ssh.ssh import there
 from patchkit.doctor.log import diagnosis_finding
 from patchkit.doctor.nccl import nccl_agreement, nccl_findings, read_nccl

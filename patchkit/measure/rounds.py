@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from patchkit.cluster.launch.hold import hold_model
 from patchkit.cluster.launch.start import StartWatcher
+from patchkit.cluster.launch.up import hold_model
 from patchkit.cluster.openai.http_exchange import HttpServer
 from patchkit.doctor.symptoms.journals import explain_failed_start
 from patchkit.durable.atomic import replacing
@@ -121,8 +121,8 @@ def _serve_variant(
         yield variant.url, plan.model
     elif variant.cluster:
         watcher = StartWatcher(lambda *_: None, explain_failed_start)
-        with hold_model(variant.cluster, plan.model, watcher) as group:
-            yield group.url, group.answered.model or plan.model
+        with hold_model(variant.cluster, plan.model, watcher) as (begun, answered):
+            yield begun.plan.units.url, answered.model or plan.model
     else:
         log = plan.folder / "log" / f"{variant.name}-{number + 1}.log"
         with serve_here(variant, log) as served:

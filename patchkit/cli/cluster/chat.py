@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 
-from patchkit.cli.cluster.cluster_options import alone
+from patchkit.cli.cluster.cluster_options import cluster_here
 from patchkit.cli.next_step import error_text
 from patchkit.cli.out import as_json, ask_line, flow, print_json, say, style, tell
 from patchkit.cluster.agent import node_files
@@ -112,7 +112,7 @@ def _fields_of(body: str) -> dict[str, Any]:
 
 def _own_url() -> str:
     """Return where the server of this machine listens: as `up` placed it, else by default."""
-    own = alone().file
+    own = cluster_here().file
     files = node_files.read_placed(node_files.config_folder(own.name))
     return url_of(placed_files(files, own.unit), own.serve.port)
 

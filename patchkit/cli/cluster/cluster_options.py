@@ -35,53 +35,36 @@ HERE_OPTION = click.option(
 
 
 def cluster_option(function: F) -> F:
-    """Add ``--file`` and ``--break-lock``, and hand over the cluster that it names."""
-
-    @FILE_OPTION
-    @BREAK_LOCK
-    @functools.wraps(function)
-    def wrapped(*arguments: Any, file: Path, break_lock: bool, **options: Any) -> Any:
-        cluster = replace(named(file), break_lock=break_lock)
-        return function(*arguments, cluster=cluster, **options)
-
-    return cast("F", wrapped)
-
-
-def cluster_or_here(function: F) -> F:
     """Add ``--file`` and ``--here``, and hand over the cluster that they name."""
 
     @FILE_OPTION
     @HERE_OPTION
     @functools.wraps(function)
     def wrapped(*arguments: Any, file: Path, here: bool, **options: Any) -> Any:
-        cluster = alone() if is_here(file, here=here) else named(file)
-        return function(*arguments, cluster=cluster, **options)
+        break_lock = options.pop("break_lock", False)
+        cluster = cluster_here() if means_here(file, here=here) else read_cluster(file)
+        return function(*arguments, cluster=replace(cluster, break_lock=break_lock), **options)
 
     return cast("F", wrapped)
 
 
-def is_here(file: Path, *, here: bool) -> bool:
+def means_here(file: Path, *, here: bool) -> bool:
     """Return whether this machine alone is meant."""
     return here or (file == FILE and not file.exists())
 
 
-def named(file: Path) -> Cluster:
+def read_cluster(file: Path) -> Cluster:
     """Return the cluster of a file."""
     return Cluster(read_cluster_file(file))
 
 
-def alone(venv: str | None = None, **choices: Any) -> Cluster:
+def cluster_here(venv: str | None = None, **choices: Any) -> Cluster:
     """Return this machine as a cluster of one; by default with the environment that runs this."""
     own = Path(sys.prefix)
     place = venv or (str(own) if (own / "bin" / "vllm").exists() else VENV)
     if not place.startswith("~"):
         place = str(Path(place).absolute())
     return Cluster(ClusterFile(node=(ClusterNode(ssh=HERE),), venv=place, **choices))
-
-
-def here_words(cluster: Cluster) -> list[str]:
-    """Return the option that names a cluster of this machine alone in a next command."""
-    return ["--here"] if cluster.head.here and len(cluster.nodes) == 1 else []
 
 
 def format_clock(line: JournalLine) -> str:

@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 import click
 
-from patchkit.cli.cluster.cluster_options import alone, named
+from patchkit.cli.cluster.cluster_options import cluster_here, read_cluster
 from patchkit.cli.findings import finding_lines, without_secrets
 from patchkit.cli.out import as_json, echo, print_json, say, table
 from patchkit.cluster.agent.journal import unit_lines
@@ -92,15 +92,15 @@ def command(
     if url or port:
         url = server_at(url or f"http://127.0.0.1:{port}").url
     if log is not None or unit is not None:
-        known = {} if elsewhere else facts_here(alone(venv=venv))
+        known = {} if elsewhere else facts_here(cluster_here(venv=venv))
         seen = _of_log(log, known) if log else _of_lines(unit_lines(unit or ""), unit or "", known)
     elif several:
-        seen = visit(named(file or FILE), questions=ask, gpu=gpu, here=False)
+        seen = visit(read_cluster(file or FILE), questions=ask, gpu=gpu, here=False)
     elif url and not is_here(url):
         seen = visit_server(url, questions=ask)
     else:
         choices = {"serve": ServeChoices(port=urlsplit(url).port or 80)} if url else {}
-        cluster = alone(venv=venv, **choices)
+        cluster = cluster_here(venv=venv, **choices)
         seen = visit(cluster, questions=ask, gpu=gpu, url=url or "", here=True)
     found = tuple(map(without_secrets, seen.findings))
     if as_json:

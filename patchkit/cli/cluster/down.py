@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import contextlib
-from dataclasses import asdict, replace
+from dataclasses import asdict
 
 import click
 
-from patchkit.cli.cluster.cluster_options import BREAK_LOCK, cluster_or_here
+from patchkit.cli.cluster.cluster_options import BREAK_LOCK, cluster_option
 from patchkit.cli.out import as_json, print_json, say, style
 from patchkit.cluster.launch.cluster import Cluster
-from patchkit.cluster.launch.stop import StoppedNode, check_stopped, stop_group
+from patchkit.cluster.launch.start import StoppedNode, check_stopped, stop_group
 from patchkit.errors import HostError, PatchkitError
 from patchkit.units import KIB_PER_GIB
 
 
 @click.command("down")
-@cluster_or_here
+@cluster_option
 @BREAK_LOCK
 @click.option("--dry-run", is_flag=True, help="Show what would be stopped.")
 @as_json
-def command(*, cluster: Cluster, break_lock: bool, dry_run: bool, as_json: bool) -> None:
+def command(*, cluster: Cluster, dry_run: bool, as_json: bool) -> None:
     """Stop the model on every node, and check: no unit, no process, the memory back.
 
     It does not come back after a reboot until the next `up`. A node that did not answer is named.
@@ -32,7 +32,7 @@ def command(*, cluster: Cluster, break_lock: bool, dry_run: bool, as_json: bool)
         return
     with contextlib.ExitStack() as stack:
         with contextlib.suppress(HostError):  # a head that is off keeps nobody out
-            stack.enter_context(replace(cluster, break_lock=break_lock).alone())
+            stack.enter_context(cluster.alone())
         results = stop_group(cluster)
     rows = [(node.destination, result) for node, result in zip(cluster.nodes, results, strict=True)]
     if as_json:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from patchkit.cli.cluster.cluster_options import cluster_option
+from patchkit.cli.cluster.cluster_options import BREAK_LOCK, cluster_option
 from patchkit.cli.cluster.wheel_lock import wheel_lock
 from patchkit.cli.next_step import next_step, program
 from patchkit.cli.out import as_json, echo, print_json, say, style, tell
@@ -29,6 +29,7 @@ _FEW = 1e7  # bytes; a speed of less says nothing
 
 @click.command("install")
 @cluster_option
+@BREAK_LOCK
 @click.option(
     "--wheelhouse",
     "house",

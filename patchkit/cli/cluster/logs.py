@@ -7,17 +7,17 @@ from dataclasses import asdict, replace
 import click
 
 from patchkit.cli.alive import unwatched
-from patchkit.cli.cluster.cluster_options import cluster_or_here, format_clock
+from patchkit.cli.cluster.cluster_options import cluster_option, format_clock
 from patchkit.cli.out import LaidOut, as_json, print_json, say, shown, style
 from patchkit.cluster.launch.cluster import Cluster
 from patchkit.cluster.launch.journals import read_group_journal
-from patchkit.cluster.ssh.everywhere import all_of
+from patchkit.cluster.ssh.node import all_of
 from patchkit.errors import UsageError
 from patchkit.runtime.rules.secret_texts import mask_secrets
 
 
 @click.command("logs")
-@cluster_or_here
+@cluster_option
 @click.option("-f", "--follow", is_flag=True, help="Go on as lines come, until Ctrl-C.")
 @click.option("--node", "nodes", multiple=True, metavar="N", help="This node's alone; repeat.")
 @click.option("--since", default="", metavar="WHEN", help="As journalctl takes it: '10 min ago'.")

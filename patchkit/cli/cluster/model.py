@@ -29,8 +29,7 @@ from patchkit.cluster.models.sync import (
     sources_of,
     sync_model,
 )
-from patchkit.cluster.ssh.everywhere import everywhere
-from patchkit.cluster.ssh.node import Remote
+from patchkit.cluster.ssh.node import Remote, everywhere
 from patchkit.cluster.ssh.ssh import HERE
 from patchkit.durable.atomic import status_of_file
 from patchkit.errors import HashMismatchError, HostError, PatchkitError, SourceError, UsageError

@@ -7,7 +7,7 @@ from dataclasses import asdict
 
 import click
 
-from patchkit.cli.cluster.cluster_options import cluster_or_here, format_clock
+from patchkit.cli.cluster.cluster_options import cluster_option, format_clock
 from patchkit.cli.next_step import next_step, program
 from patchkit.cli.out import as_json, echo, print_json, say, style, table
 from patchkit.cluster.agent.unit_state import NodeState, UnitState
@@ -30,7 +30,7 @@ _STATES = {
 
 
 @click.command("status")
-@cluster_or_here
+@cluster_option
 @as_json
 def command(*, cluster: Cluster, as_json: bool) -> None:
     """Show the state of every node: what systemd says, memory, temperature, the last error.

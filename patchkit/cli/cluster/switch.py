@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from patchkit.cli.cluster.cluster_options import cluster_option
+from patchkit.cli.cluster.cluster_options import BREAK_LOCK, cluster_option
 from patchkit.cli.cluster.up import DRY, MODEL, tell_answered, tell_plan, wait_attached, watch_start
 from patchkit.cli.out import as_json
 from patchkit.cluster.launch import up as launch
@@ -14,6 +14,7 @@ from patchkit.cluster.launch.cluster import Cluster
 @click.command("switch")
 @MODEL
 @cluster_option
+@BREAK_LOCK
 @DRY
 @as_json
 def command(model: str, *, cluster: Cluster, dry_run: bool, as_json: bool) -> None:

@@ -15,10 +15,9 @@ from patchkit.cli.cluster.cluster_options import (
     BREAK_LOCK,
     FILE_OPTION,
     HERE_OPTION,
-    alone,
-    here_words,
-    is_here,
-    named,
+    cluster_here,
+    means_here,
+    read_cluster,
 )
 from patchkit.cli.next_step import next_step, program
 from patchkit.cli.out import LaidOut, Shown, as_json, echo, print_json, say, shown, style
@@ -26,7 +25,6 @@ from patchkit.cluster.agent.unit_state import UnitState
 from patchkit.cluster.launch import up as launch
 from patchkit.cluster.launch.cluster import Cluster
 from patchkit.cluster.launch.cluster_file import MODELS, ServeChoices
-from patchkit.cluster.launch.hold import hold_model
 from patchkit.cluster.launch.plan import by_cluster_file
 from patchkit.cluster.launch.start import Answered, StartWatcher
 from patchkit.cluster.launch.up import GroupPlan
@@ -87,15 +85,15 @@ def command(
 
 def _chosen_cluster(file: Path, *, here: bool, choices: dict[str, Any]) -> Cluster:
     given = {name: value for name, value in choices.items() if value is not None}
-    if not is_here(file, here=here):
+    if not means_here(file, here=here):
         if given:
             flag = f"--{min(given).replace('_', '-')}"
             raise UsageError(
                 f"{flag}: {file} says it for a cluster", hint="edit it there, or add --here"
             )
-        return named(file)
+        return read_cluster(file)
     serve = {name: given.pop(name) for name in ("listen", "port") if name in given}
-    return alone(**given, serve=ServeChoices(**serve))
+    return cluster_here(**given, serve=ServeChoices(**serve))
 
 
 def _bring_up(cluster: Cluster, model: str, *, wait: bool, as_json: bool) -> None:
@@ -118,11 +116,12 @@ def _hold(cluster: Cluster, model: str, *, as_json: bool) -> None:
     """Serve a model until a signal comes, which is no error."""
     began = False
     try:
-        with hold_model(cluster, model, watch_start(cluster, quiet=as_json)) as group:
+        watcher = watch_start(cluster, quiet=as_json)
+        with launch.hold_model(cluster, model, watcher) as (begun, answered):
             began = True
-            tell_answered(cluster, group.answered, as_json=as_json, url=group.url)
+            tell_answered(cluster, answered, as_json=as_json, url=begun.plan.units.url)
             with unwatched():
-                raise group.until_it_ends()
+                raise launch.wait_until_ended(cluster, begun, watcher)
     except Interrupted:
         if not began:
             raise
@@ -147,7 +146,7 @@ def wait_attached(cluster: Cluster, wait: Callable[[], Answered]) -> Answered:
         return wait()
     except Interrupted:
         say("", err=True)
-        say(next_step(*program(), "cluster", "status", *here_words(cluster)), err=True)
+        say(next_step(*program(), "cluster", "status", *cluster.here_words), err=True)
         raise
 
 

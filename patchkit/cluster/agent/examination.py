@@ -13,11 +13,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from patchkit.cluster.agent import links, model_print, unit_state, ways
-from patchkit.cluster.agent.disk_room import disk_rooms
-from patchkit.cluster.agent.group_processes import group_processes, listeners
-from patchkit.cluster.agent.node_facts import facts_here
+from patchkit.cluster.agent import links, model_print, unit_state
+from patchkit.cluster.agent.node_facts import disk_rooms, facts_here
 from patchkit.cluster.agent.python_contents import python_contents
+from patchkit.cluster.agent.unit_state import group_processes, listeners
 from patchkit.cluster.health.node_health import collect_health
 from patchkit.cluster.ssh.failure import error_fields
 from patchkit.errors import HostError, PatchkitError
@@ -68,7 +67,7 @@ def meet(
     ``peers`` are as for ``links``.
     """
     parts: dict[str, Callable[[], dict[str, Any]]] = {
-        "ways": lambda: {"ways": ways.ways(addresses)},
+        "ways": lambda: {"ways": links.try_ways(addresses)},
         "links": lambda: {"links": links.try_links(peers)},
         "models": lambda: {"models": list(map(model_print.model_print, models))},
     }

@@ -1,18 +1,23 @@
-"""Say how a head reaches its workers by ssh: over the cable, with the host key that it knows.
-
-Runs on the head, with the head's own ssh configuration.
-"""
+"""Try how this node reaches others: by ssh with its own configuration, on the cable, at ports."""
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
-from collections.abc import Sequence
+import socket
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
 
 from patchkit.cluster.ssh.failure import error_fields
 from patchkit.cluster.ssh.ssh import BATCH, check_destination, ssh_error
-from patchkit.process import attempt
+from patchkit.process import Completed, attempt
+from patchkit.runtime.host.ping import HEADERS, PLAIN, echo, ping_obstacle
 
 _STANDARD_PORT = "22"
 # The first word about an option counts: these stand before BATCH. A link's own connection: one that
@@ -72,3 +77,109 @@ def link_words(destination: str, address: str) -> tuple[str, ...]:
             *("-o", "ProxyCommand=none"),
         )
     return ("ssh", "-T", *_OF_A_LINK, *over_cable, *BATCH, "--", destination)
+
+
+Echo = Literal["answers", "silent", "unknown"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Way:
+    """The way to one address: through which interface the kernel sends, and what came back.
+
+    ``mtu`` is the interface's, 0 if unknown; ``full`` is an echo of frames of that size, ``said``
+    what ping or ip wrote about it, or why it was not tried.
+    """
+
+    address: str
+    netdev: str = ""
+    gateway: str = ""
+    mtu: int = 0
+    plain: Echo = "unknown"
+    full: Echo = "unknown"
+    said: str = ""
+
+
+def try_ways(addresses: Sequence[str]) -> list[dict[str, Any]]:
+    """Return the way to each address, tried side by side."""
+    with ThreadPoolExecutor(max_workers=max(len(addresses), 1)) as pool:
+        return [asdict(each) for each in pool.map(_try_way, addresses)]
+
+
+def _try_way(address: str) -> Way:
+    done = attempt("ip", "-json", "route", "get", address, timeout=5)
+    try:
+        (route,) = json.loads(done.output)
+        netdev, gateway = str(route["dev"]), str(route.get("gateway", ""))
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return Way(address=address, said=done.trouble or "ip says nothing about the route")
+    mtu = _read_mtu(netdev)
+    if obstacle := ping_obstacle():
+        return Way(address=address, netdev=netdev, gateway=gateway, mtu=mtu, said=obstacle)
+    with ThreadPoolExecutor(2) as pool:
+        sizes = (PLAIN, max(mtu - HEADERS, PLAIN))
+        plain, full = pool.map(lambda size: echo(netdev, address, size), sizes)
+    return Way(
+        address=address,
+        netdev=netdev,
+        gateway=gateway,
+        mtu=mtu,
+        plain=_echo_outcome(plain),
+        full=_echo_outcome(full) if mtu else "unknown",
+        said=next(iter((full.errors or plain.errors).strip().splitlines()), ""),
+    )
+
+
+def _echo_outcome(done: Completed) -> Echo:
+    return "answers" if not done.trouble else "silent" if done.status == 1 else "unknown"
+
+
+def _read_mtu(netdev: str) -> int:
+    try:
+        return int(Path("/sys/class/net", netdev, "mtu").read_text(encoding="ascii"))
+    except (OSError, ValueError):
+        return 0
+
+
+_SECONDS = 3.0  # for one connection: a firewall that drops packets says nothing
+_LONG = 3600.0
+
+
+def hold_ports(address: str, ports: Sequence[int]) -> Iterator[dict[str, Any]]:
+    """Yield what listens at an address of this node, as long as the asker does.
+
+    ``{"open": [PORT...], "taken": [PORT...]}``; port 0 stands for any that is free.
+    """
+    taken = []
+    with contextlib.ExitStack() as stack:
+        found = []
+        for port in ports:
+            server = stack.enter_context(socket.socket())
+            # A connection of the rank before may still be in TIME_WAIT, which hinders nobody.
+            server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                server.bind((address, port))
+                server.listen()
+            except OSError:
+                taken.append(port)
+                continue
+            found.append(server.getsockname()[1])
+            threading.Thread(target=_accept_all, args=[server], daemon=True).start()
+        yield {"open": found, "taken": taken}
+        time.sleep(_LONG)
+
+
+def _accept_all(server: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        while True:
+            server.accept()[0].close()
+
+
+def find_blocked(address: str, ports: Sequence[int]) -> list[int]:
+    """Return the ports at another node's address that this node cannot connect to."""
+    found = []
+    for port in ports:
+        try:
+            socket.create_connection((address, port), _SECONDS).close()
+        except OSError:
+            found.append(port)
+    return found

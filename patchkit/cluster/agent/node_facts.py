@@ -1,11 +1,11 @@
-"""Look at a node, from the node: what a plan for a cluster needs to know of it. Runs there."""
+"""Look at a node, from the node: what a plan for a cluster needs to know of it, and its disks."""
 
 from __future__ import annotations
 
 import os
 import pwd
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -116,3 +116,34 @@ def model_on_node(folder: str) -> ModelOnNode:
         problem=" ".join((errors[0]["where"], errors[0]["what"])) if errors else "",
         unchecked=count_unchecked(place),
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiskRoom:
+    """A disk by a folder on it: bytes that a user may write, of all; files that may be made.
+
+    ``files`` is None where the file system has no such limit.
+    """
+
+    folder: str
+    free: int
+    total: int
+    files: int | None
+
+
+def disk_rooms(folders: Sequence[str]) -> Iterator[DiskRoom]:
+    """Yield the disks of these folders, each once; of one that is not there that of its parent."""
+    seen = set()
+    for each in folders:
+        place = Path(each).expanduser()
+        nearest = next(folder for folder in (place, *place.parents) if folder.exists())
+        device = nearest.stat().st_dev
+        if device not in seen:
+            seen.add(device)
+            found = os.statvfs(nearest)
+            yield DiskRoom(
+                folder=str(nearest),
+                free=found.f_bavail * found.f_frsize,
+                total=found.f_blocks * found.f_frsize,
+                files=found.f_favail if found.f_files else None,
+            )

@@ -15,9 +15,8 @@ from patchkit.cluster.agent.node_facts import NodeFacts
 from patchkit.cluster.agent.unit_state import NodeState, UnitState
 from patchkit.cluster.launch.cluster_file import ClusterFile, ClusterNode
 from patchkit.cluster.ssh.answer import LEASE
-from patchkit.cluster.ssh.everywhere import all_of, everywhere
 from patchkit.cluster.ssh.failure import sent_error
-from patchkit.cluster.ssh.node import Remote
+from patchkit.cluster.ssh.node import Remote, all_of, everywhere
 from patchkit.cluster.ssh.ssh import advice
 from patchkit.errors import BusyError, HostError, PatchkitError
 from patchkit.quoting import quoted
@@ -42,6 +41,11 @@ class Cluster:
     @property
     def nodes(self) -> list[Remote]:
         return [Remote(each.ssh) for each in self.file.node]
+
+    @property
+    def here_words(self) -> list[str]:
+        """Return the option that names a cluster of this machine alone in a next command."""
+        return ["--here"] if self.head.here and len(self.file.node) == 1 else []
 
     @property
     def units(self) -> list[str]:
@@ -153,12 +157,11 @@ class Cluster:
             try:
                 stack.enter_context(self.head.opened(bool, node_files.hold_alone, **asked))
             except BusyError as error:
-                where = ["--here"] if self.head.here else []
-                breaking = quoted("patchkit", "cluster", "down", *where, "--break-lock")
+                words = ("patchkit", "cluster", "down", *self.here_words, "--break-lock")
                 raise BusyError(
                     error.what,
                     why=f"a launcher loses the cluster after {LEASE:.0f} s of silence",
-                    hint=f"wait until it is done; or end it, and what is served: {breaking}",
+                    hint=f"wait until it is done; or end it, and what is served: {quoted(*words)}",
                 ) from None
             yield
 

@@ -15,8 +15,7 @@ from patchkit.cluster.agent.wheel_store import NodeWheel, WheelLock
 from patchkit.cluster.launch.cluster import Cluster
 from patchkit.cluster.launch.plan import node_addresses
 from patchkit.cluster.models.report import follow_answers
-from patchkit.cluster.ssh.everywhere import all_of, everywhere
-from patchkit.cluster.ssh.node import Remote
+from patchkit.cluster.ssh.node import Remote, all_of, everywhere
 from patchkit.cluster.ssh.rsync import INSTALL, Copied
 from patchkit.cluster.ssh.ssh import ssh_words, there
 from patchkit.errors import HostError, StorageError, UsageError

@@ -6,11 +6,9 @@ import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from patchkit.cluster.agent import group_script
-from patchkit.cluster.agent import ports as on_node
+from patchkit.cluster.agent import group_script, links
 from patchkit.cluster.launch.cluster import Cluster
-from patchkit.cluster.ssh.everywhere import all_of, everywhere
-from patchkit.cluster.ssh.node import Remote
+from patchkit.cluster.ssh.node import Remote, all_of, everywhere
 from patchkit.cluster.ssh.ssh import there
 from patchkit.errors import HostError
 
@@ -46,7 +44,7 @@ def check_ports(cluster: Cluster, addresses: Sequence[str], executor: str) -> No
         for number, (node, address) in enumerate(zip(nodes, addresses, strict=True)):
             ports = [each.port for each in wanted if number == 0 or not each.head]
             asked = {"address": address, "ports": ports}
-            listening = node.opened(dict[str, list[int]], on_node.hold_ports, **asked)
+            listening = node.opened(dict[str, list[int]], links.hold_ports, **asked)
             said = stack.enter_context(listening)
             if taken := said.get("taken"):
                 raise _taken_error(node.destination, address, taken[0])
@@ -56,7 +54,7 @@ def check_ports(cluster: Cluster, addresses: Sequence[str], executor: str) -> No
         def tried(way: tuple[int, int]) -> None:
             here, other = way
             asked = {"address": addresses[other], "ports": opened[other]}
-            if found := nodes[here].call(list[int], on_node.find_blocked, **asked):
+            if found := nodes[here].call(list[int], links.find_blocked, **asked):
                 raise _blocked_error(nodes[here], nodes[other], addresses, way, found[0])
 
         all_of(everywhere(ways, tried))

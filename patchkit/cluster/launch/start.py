@@ -1,4 +1,4 @@
-"""Wait until a started group has answered, or say what its ranks wrote when it did not."""
+"""Wait until a started group has answered, or say why not; stop it, and look whether it is gone."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from patchkit.cluster.agent.control import end_group
 from patchkit.cluster.agent.journal import JournalLine
 from patchkit.cluster.agent.server_answers import ServerAnswers, look_at, wanted_metrics
-from patchkit.cluster.agent.unit_state import UnitState
+from patchkit.cluster.agent.unit_state import NodeState, UnitState
 from patchkit.cluster.launch.cluster import Cluster
 from patchkit.cluster.launch.journals import read_group_journal, read_node_lines
-from patchkit.errors import HostError
+from patchkit.cluster.ssh.node import Remote, everywhere
+from patchkit.errors import HostError, PatchkitError
 from patchkit.quoting import quoted
 from patchkit.records import RecordError, read_json
 
@@ -80,11 +82,11 @@ def read_answered(cluster: Cluster, since: str = "") -> Answered:
     Without ``since`` it may have been long ago, and the server is asked again. Raises HostError.
     """
     if not since and (why := token_silence(cluster)):
-        where = ["--here"] if cluster.head.here and len(cluster.nodes) == 1 else []
+        down = ("patchkit", "cluster", "down", *cluster.here_words)
         raise HostError(
             f"{cluster.head.destination}: the model hangs: {why}",
             why="its unit runs, and its server gives no token",
-            hint=f"`{quoted('patchkit', 'cluster', 'down', *where)}`, then start it again",
+            hint=f"`{quoted(*down)}`, then start it again",
         )
     found = Answered(model="", load_s=0, token_s=0)
     for line in read_node_lines(cluster.head, [cluster.file.unit], since=since):
@@ -114,3 +116,49 @@ def read_failed_start(cluster: Cluster, since: str, unit: UnitState, *, again: b
     return FailedStart(
         lines=lines, nodes=len(cluster.nodes), how="; ".join([how, *journal.remarks()])
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoppedNode:
+    """What became of a node: its state afterwards, and its free memory before, in KiB."""
+
+    state: NodeState
+    before: int | None
+
+    @property
+    def problem(self) -> str:
+        """Return what is left of the group, "" for nothing."""
+        on = [unit.unit for unit in self.state.units if unit.active not in ("inactive", "failed")]
+        if on:
+            return f"{', '.join(on)} still runs"
+        if self.state.processes:
+            return f"processes are left: {', '.join(map(str, self.state.processes))}"
+        return ""
+
+
+def stop_group(cluster: Cluster, *, disable: bool = True) -> list[StoppedNode | PatchkitError]:
+    """Stop a whole group, the head first, which stops its workers; then look at every node."""
+
+    def stop(node: Remote) -> StoppedNode:
+        asked = {"name": cluster.file.name, "units": cluster.units_of(node), "disable": disable}
+        return node.call(StoppedNode, end_group, **asked)
+
+    head, *workers = cluster.nodes
+    return [*everywhere([head], stop), *everywhere(workers, stop)]
+
+
+def check_stopped(cluster: Cluster, results: list[StoppedNode | PatchkitError]) -> None:
+    """Raise HostError that names each node where something is left, or that did not answer."""
+    trouble = []
+    for node, result in zip(cluster.nodes, results, strict=True):
+        if isinstance(result, PatchkitError):
+            trouble.append(result.what)
+        elif result.problem:
+            trouble.append(f"{node.destination}: {result.problem}")
+    if trouble:
+        raise HostError(
+            "not stopped everywhere: " + "; ".join(trouble),
+            why="a node that did not answer may still hold memory; a rank ends by itself after "
+            "15 s without its head, and a head that boots starts all again",
+            hint="patchkit cluster down",
+        )

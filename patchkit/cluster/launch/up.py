@@ -1,11 +1,13 @@
-"""Bring a cluster to a model: plan, compare with what is there, write, start, wait."""
+"""Bring a cluster to a model: plan, compare, write, start, wait; hold it for a time, or switch."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 
+from patchkit.cluster.agent import control
 from patchkit.cluster.agent.control import begin_group
 from patchkit.cluster.agent.node_facts import NodeFacts
 from patchkit.cluster.agent.unit_state import NodeState
@@ -18,11 +20,17 @@ from patchkit.cluster.launch.plan import (
     served_model,
 )
 from patchkit.cluster.launch.ports import check_ports, check_server_port
-from patchkit.cluster.launch.start import Answered, StartWatcher, wait_until_answered
-from patchkit.cluster.launch.stop import check_stopped, stop_group
+from patchkit.cluster.launch.start import (
+    Answered,
+    StartWatcher,
+    check_stopped,
+    read_failed_start,
+    stop_group,
+    wait_until_answered,
+)
 from patchkit.cluster.launch.survey import survey_nodes
 from patchkit.cluster.launch.units import GroupUnits
-from patchkit.cluster.ssh.everywhere import all_of
+from patchkit.cluster.ssh.node import all_of
 from patchkit.durable.signals import Interrupted, committed, deferred
 from patchkit.errors import HostError, PatchkitError
 from patchkit.quoting import quoted
@@ -253,3 +261,36 @@ def _explain_switch(
         return HostError(what, why=again.why, hint=again.hint)
     why = "\n  back:  ".join(filter(None, (error.why, f"{former.model} is served again")))
     return type(error)(what, why=why, hint=error.hint)
+
+
+def wait_until_ended(cluster: Cluster, begun: Begun, watcher: StartWatcher) -> HostError:
+    """Return why a group that answered ended by itself; wait for that as long as it takes."""
+    for (now,) in cluster.follow([cluster.file.unit]):
+        if now.active != "active":
+            again = now.sub == "auto-restart"
+            return watcher.explain(read_failed_start(cluster, begun.since, now, again=again))
+    return HostError(f"{cluster.head.destination}: the answer was cut short")
+
+
+@contextmanager
+def hold_model(
+    cluster: Cluster, model: str, watcher: StartWatcher
+) -> Iterator[tuple[Begun, Answered]]:
+    """Serve a model for the time of a block, then stop it on every node, and check.
+
+    If this process is killed, the head's systemd stops the group. Raises what ``bring_up``,
+    ``wait_for`` and ``check_stopped`` raise.
+    """
+    begun = bring_up(cluster, model, lasting=False)
+    with ExitStack() as watch:
+        try:
+            watch.enter_context(
+                cluster.head.opened(bool, control.hold_group, name=cluster.file.name)
+            )
+            yield begun, wait_for(cluster, begun, watcher)
+        finally:
+            with cluster.alone():
+                results = stop_group(cluster)
+            watch.close()
+            check_stopped(cluster, results)
+            committed(f"{begun.plan.model.name} is stopped on every node")

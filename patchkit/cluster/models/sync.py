@@ -12,8 +12,7 @@ from patchkit.cluster.models.expected import CHECKED, read_record
 from patchkit.cluster.models.fetch import check_anew
 from patchkit.cluster.models.names import folder_of, free_bytes, models_folder, require_room
 from patchkit.cluster.models.report import HeldModel, ModelCheck, ModelRoom, follow_answers
-from patchkit.cluster.ssh.everywhere import everywhere
-from patchkit.cluster.ssh.node import Remote
+from patchkit.cluster.ssh.node import Remote, everywhere
 from patchkit.cluster.ssh.rsync import Copied, copied, require_rsync, rsync_words
 from patchkit.cluster.ssh.ssh import ssh_words
 from patchkit.durable.failure import translated

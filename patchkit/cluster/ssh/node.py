@@ -1,11 +1,12 @@
-"""Call functions of patchkit on another machine, as if they were here."""
+"""Call functions of patchkit on other machines, one or several at once, as if they were here."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import math
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn, TypeVar
 
@@ -20,7 +21,8 @@ from patchkit.cluster.ssh.ssh import (
     there,
 )
 from patchkit.dialogue import DialogueLimits, dialogue
-from patchkit.errors import HostError
+from patchkit.errors import HostError, PatchkitError
+from patchkit.process import end_dialogues
 from patchkit.records import RecordError, record
 
 T = TypeVar("T")
@@ -141,3 +143,38 @@ def _refuse(text: str) -> NoReturn:
 def _as_sent(value: object) -> object:
     """Return what JSON makes of a value: the same here as over ssh."""
     return json.loads(json.dumps(value))
+
+
+N = TypeVar("N")
+R = TypeVar("R")
+
+
+def everywhere(nodes: Sequence[N], work: Callable[[N], R]) -> list[R | PatchkitError]:
+    """Return for each node what ``work`` returns, or the error that it raised, in their order.
+
+    An interrupt ends what runs on the nodes, and is raised.
+    """
+
+    def tried(node: N) -> R | PatchkitError:
+        try:
+            return work(node)
+        except PatchkitError as error:
+            return error
+
+    with ThreadPoolExecutor(max_workers=max(len(nodes), 1)) as pool:
+        futures = [pool.submit(tried, node) for node in nodes]
+        try:
+            return [each.result() for each in futures]
+        except BaseException:
+            end_dialogues()
+            raise
+
+
+def all_of(results: Sequence[R | PatchkitError]) -> list[R]:
+    """Return the results if all are there. Raises the first error; others are named in it."""
+    failed = [each for each in results if isinstance(each, PatchkitError)]
+    if not failed:
+        return [each for each in results if not isinstance(each, PatchkitError)]
+    first, *others = failed
+    what = "\n".join([first.what, *(f"and {each.what}" for each in others)])
+    raise type(first)(what, why=first.why, hint=first.hint)

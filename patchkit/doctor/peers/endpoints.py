@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from ipaddress import IPv4Address
 
-from patchkit.cluster.agent.ways import Way
+from patchkit.cluster.agent.links import Way
 from patchkit.cluster.ssh.failure import sent_error
 from patchkit.cluster.ssh.ssh import advice, there
 from patchkit.doctor.peers.check import NotCheckedError, check, fine, require, unknown, wrong

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from patchkit.cluster.agent.group_processes import Listener
-from patchkit.cluster.agent.unit_state import UnitState
+from patchkit.cluster.agent.unit_state import Listener, UnitState
 from patchkit.cluster.launch import ports
 from patchkit.cluster.launch.cluster_file import ClusterFile
 from patchkit.cluster.ssh.ssh import there

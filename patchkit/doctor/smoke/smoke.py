@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
-from patchkit.cluster.ssh.everywhere import everywhere
-from patchkit.cluster.ssh.node import Remote
+from patchkit.cluster.ssh.node import Remote, everywhere
 from patchkit.doctor.smoke.steps import RANK, GpuStep, all_reduce_rank, free_port, gpu_steps
 from patchkit.errors import PatchkitError
 from patchkit.paths import RECIPES

@@ -22,9 +22,9 @@ HANGS = "sleep 1000\n"
 # Takes the lock of the cluster and keeps it.
 HOLDS = (
     "import time\n"
-    "from patchkit.cli.cluster.cluster_options import named\n"
+    "from patchkit.cli.cluster.cluster_options import read_cluster\n"
     "from pathlib import Path\n"
-    "with named(Path('cluster.toml')).alone():\n"
+    "with read_cluster(Path('cluster.toml')).alone():\n"
     "    print('held', flush=True)\n"
     "    time.sleep(1000)\n"
 )

@@ -12,10 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from patchkit.cluster.agent import node_files, ports
+from patchkit.cluster.agent import links, node_files
 from patchkit.cluster.agent.links import link_words, try_links
-from patchkit.cluster.ssh.everywhere import all_of, everywhere
-from patchkit.cluster.ssh.node import Remote
+from patchkit.cluster.ssh.node import Remote, all_of, everywhere
 from patchkit.errors import HostError, UsageError
 from patchkit.process import attempt
 from patchkit.quoting import visible
@@ -106,29 +105,29 @@ def test_a_stream_ends_there_when_nobody_listens(sshd, tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     code = (
         "import sys, time; from patchkit.cluster.ssh.node import Remote\n"
-        "from patchkit.cluster.agent import ports\n"
+        "from patchkit.cluster.agent import links\n"
         "asked = {'address': '127.0.0.1', 'ports': [0]}\n"
-        "for said in Remote('spark-2').stream(dict[str, list[int]], ports.hold_ports, **asked):\n"
+        "for said in Remote('spark-2').stream(dict[str, list[int]], links.hold_ports, **asked):\n"
         "    print(said['open'][0], flush=True); time.sleep(60)\n"
     )
     holder = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     port = int(holder.stdout.readline())
-    assert ports.find_blocked("127.0.0.1", [port]) == []
+    assert links.find_blocked("127.0.0.1", [port]) == []
     holder.send_signal(signal.SIGKILL)
     holder.wait()
     holder.stdout.close()
     for _ in range(100):
-        if ports.find_blocked("127.0.0.1", [port]):
+        if links.find_blocked("127.0.0.1", [port]):
             return
         time.sleep(0.1)
     raise AssertionError("it listens still")
 
 
 def test_a_port_that_is_taken(sshd):
-    first = ports.hold_ports("127.0.0.1", [0])
+    first = links.hold_ports("127.0.0.1", [0])
     taken = next(first)["open"][0]
     asked = {"address": "127.0.0.1", "ports": [taken, 0]}
-    with Remote("spark-1").opened(dict[str, list[int]], ports.hold_ports, **asked) as said:
+    with Remote("spark-1").opened(dict[str, list[int]], links.hold_ports, **asked) as said:
         assert said["taken"] == [taken]
         assert len(said["open"]) == 1
 

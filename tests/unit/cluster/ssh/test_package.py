@@ -10,9 +10,8 @@ import zipfile
 import pytest
 
 from patchkit import errors
-from patchkit.cluster.ssh.bootstrap import COMMAND, MARK, first_bytes
+from patchkit.cluster.ssh.bootstrap import COMMAND, MARK, first_bytes, package
 from patchkit.cluster.ssh.failure import error_fields, sent_error
-from patchkit.cluster.ssh.package import package
 from support.pythons import PYTHONS
 
 # Every module is imported: what a node's function needs is not known beforehand.

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from patchkit.cluster.ssh.package import package
+from patchkit.cluster.ssh.bootstrap import package
 from patchkit.doctor.smoke.smoke import GpuNode, all_reduce, smoke, smoke_steps
 from patchkit.doctor.smoke.steps import GpuStep, tried
 from patchkit.process import attempt
