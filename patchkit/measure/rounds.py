@@ -27,6 +27,7 @@ from patchkit.process import attempt, run
 from patchkit.quoting import quoted
 from patchkit.reading import read_text
 from patchkit.records import RecordError, read_json
+from patchkit.runtime.rules.secret_texts import mask_secrets
 
 _LONGEST_START = 1800.0  # seconds
 _LONGEST_MEASUREMENT = 3600.0
@@ -141,6 +142,7 @@ def serve_here(
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     log.parent.mkdir(parents=True, exist_ok=True)
+    log.touch(mode=0o600)  # vLLM writes its arguments, keys among them; they are masked at the end
     with log.open("w") as file:
         try:
             process = subprocess.Popen(
@@ -164,6 +166,7 @@ def serve_here(
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
+        log.write_text(mask_secrets(log.read_text(errors="replace")))
 
 
 def _wait_for_model(process: subprocess.Popen[bytes], url: str, log: Path, patience: float) -> str:

@@ -29,6 +29,7 @@ import http.server, socketserver
 port = int(sys.argv[sys.argv.index("--port") + 1])
 child = subprocess.Popen(["sleep", "300"])
 print("child", child.pid, flush=True)
+print("non-default args: {'api_key': ['sk-secret-of-the-user']}", flush=True)
 socketserver.TCPServer.allow_reuse_address = True
 bind = http.server.ThreadingHTTPServer.server_bind
 def here(self):
@@ -99,6 +100,8 @@ def test_a_server_answers_and_all_its_processes_end(tmp_path):
     while is_running(child) and time.monotonic() < deadline:
         time.sleep(0.1)
     assert not is_running(child)
+    assert "sk-secret-of-the-user" not in log.read_text()
+    assert log.stat().st_mode & 0o777 == 0o600
 
 
 @pytest.mark.parametrize(
