@@ -26,12 +26,12 @@ from patchkit.process import attempt
 from patchkit.recipes.nccl.build_files import gencodes, make_flags
 from patchkit.source.archive import unpack
 from patchkit.source.detect import detect
-from patchkit.source.fetch import described
 from patchkit.source.nccl import nccl_tree
 from patchkit.source.releases import ReleaseFacts, load_facts
 from patchkit.target import targets
 from tools.decisions import Decision, show
 from tools.entries import Value, with_nccl_release, with_nccl_torch
+from tools.index_entries import described
 from tools.nccl_names import with_names
 from tools.remote_wheel import requirements
 

@@ -28,8 +28,7 @@ from patchkit.recipes.vllm.build import known_externals
 from patchkit.recipes.vllm.external import External, externals
 from patchkit.runtime.rules.lifetimes import read_table
 from patchkit.source.detect import detect
-from patchkit.source.fetch import lock_entries, wheel_entries
-from patchkit.source.lock import LockEntry, read_lock, read_wheel_lock, render_lock
+from patchkit.source.lock import LockEntry, read_lock, read_wheel_lock
 from patchkit.source.tree import SourceTree
 from patchkit.wheel.device.libraries import library_table
 from patchkit.wheel.file.torch import torch_of
@@ -44,6 +43,7 @@ from tools.entries import (
     with_span,
     with_torch,
 )
+from tools.index_entries import lock_entries, render_lock, wheel_entries
 from tools.model_recipes import undecided, without_preset
 from tools.regenerate import ROOT, plan
 from tools.remote_wheel import members, requirements

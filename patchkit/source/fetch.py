@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 import platformdirs
-from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 from packaging.version import Version
 
 from patchkit.digests import sha256_of
@@ -24,21 +23,21 @@ from patchkit.durable.failure import translated
 from patchkit.durable.partial import continuing
 from patchkit.durable.staging import make_folders
 from patchkit.errors import HashMismatchError, PatchkitError, SourceError, StorageError
-from patchkit.source.lock import LockEntry, is_version, wheel_cpus
+from patchkit.source.lock import LockEntry, is_version
 from patchkit.source.pip_settings import index_session, pip_settings
 from patchkit.units import BYTES_PER_GIB
 
 if TYPE_CHECKING:
     # At run time they are imported where they are used: with requests they take a while.
     import requests
-    from pypi_simple import DistributionPackage, PyPISimple
+    from pypi_simple import PyPISimple
 
 Progress = Callable[[int, int], None]
 """Takes the bytes done and the bytes in all."""
 
 CHUNK = 1 << 18  # bytes that are read and written at once
 _CACHE_HINT = "check the folder, or choose another cache with PATCHKIT_CACHE_DIR"
-_TIMEOUT = (20.0, 60.0)  # seconds to connect, seconds without a byte
+TIMEOUT = (20.0, 60.0)  # seconds to connect, seconds without a byte
 _PARTIAL, _UNSATISFIABLE = 206, 416  # HTTP statuses: a part of the file; no such part
 _LARGEST = BYTES_PER_GIB  # bytes of a file of unknown size
 
@@ -255,10 +254,10 @@ def copy(
 def _offered(project: str, filename: str, start: int) -> Iterator[requests.Response]:
     """Open one file of the project at the index, from a byte on if the server can."""
     with index_client() as client:
-        packages = client.get_project_page(project, timeout=_TIMEOUT).packages
+        packages = client.get_project_page(project, timeout=TIMEOUT).packages
         package = next((each for each in packages if each.filename == filename), None)
         if package is None:
-            raise _not_offered(client.endpoint, filename)
+            raise not_offered(client.endpoint, filename)
         with _asked(client.s, package.url, start) as response:
             response.raise_for_status()
             yield response
@@ -269,84 +268,13 @@ def _asked(session: requests.Session, url: str, start: int) -> requests.Response
     headers = {"Accept-Encoding": "identity"}
     if start:
         ranged = {**headers, "Range": f"bytes={start}-"}
-        response = session.get(url, stream=True, timeout=_TIMEOUT, headers=ranged)
+        response = session.get(url, stream=True, timeout=TIMEOUT, headers=ranged)
         span = response.headers.get("Content-Range", "")
         other = response.status_code == _PARTIAL and not span.startswith(f"bytes {start}-")
         if response.status_code != _UNSATISFIABLE and not other:
             return response
         response.close()
-    return session.get(url, stream=True, timeout=_TIMEOUT, headers=headers)
-
-
-def lock_entries(project: str, versions: Iterable[str]) -> list[LockEntry]:
-    """Return lock entries for the sdists of these releases, as the index describes them.
-
-    For the maintainer of a recipe; the digests are the index's word. Raises StorageError if the
-    index fails or lacks an sdist or its sha256.
-    """
-    with index_client() as client:
-        packages = client.get_project_page(project, timeout=_TIMEOUT).packages
-        sdists = {each.version: each for each in packages if each.package_type == "sdist"}
-        return [_described(client, version, sdists.get(version)) for version in versions]
-
-
-def described(project: str) -> list[tuple[str, str]]:
-    """Return the name and the sha256 of every file of a project, as the index describes them.
-
-    For the maintainer of a recipe, too. Raises StorageError if the index fails.
-    """
-    with index_client() as client:
-        packages = client.get_project_page(project, timeout=_TIMEOUT).packages
-        pairs = [(each.filename, each.digests.get("sha256", "")) for each in packages]
-        return [pair for pair in pairs if pair[1]]
-
-
-def wheel_entries(
-    project: str, versions: Iterable[str], cpus: Iterable[str] = ("aarch64", "x86_64")
-) -> list[LockEntry]:
-    """Return lock entries for wheels, one for each CPU: of several, the one that pip would take.
-
-    That is the one with the highest build number in its name. Raises as ``lock_entries`` does.
-    """
-    with index_client() as client:
-        packages = client.get_project_page(project, timeout=_TIMEOUT).packages
-        wheels = [each for each in packages if each.package_type == "wheel"]
-        return [
-            _described(client, version, _for_cpu(wheels, version, cpu), f"a wheel for {cpu}")
-            for version in versions
-            for cpu in cpus
-        ]
-
-
-def _for_cpu(
-    wheels: Iterable[DistributionPackage], version: str, cpu: str
-) -> DistributionPackage | None:
-    fitting = (each for each in wheels if each.version == version and _is_for(each.filename, cpu))
-    return max(fitting, key=lambda each: parse_wheel_filename(each.filename)[2], default=None)
-
-
-def _is_for(filename: str, cpu: str) -> bool:
-    try:
-        return cpu in wheel_cpus(filename)
-    except InvalidWheelFilename:
-        return False
-
-
-def _described(
-    client: PyPISimple, version: str, file: DistributionPackage | None, kind: str = "an sdist"
-) -> LockEntry:
-    if file is None or "sha256" not in file.digests:
-        raise _not_offered(client.endpoint, f"{kind} of {version} with a sha256")
-    size = file.size if file.size is not None else _remote_size(client, file.url)
-    return LockEntry(version, file.filename, file.digests["sha256"], size)
-
-
-def _remote_size(client: PyPISimple, url: str) -> int:
-    headers = {"Accept-Encoding": "identity"}
-    response = client.s.head(url, allow_redirects=True, timeout=_TIMEOUT, headers=headers)
-    response.raise_for_status()
-    # Without a length int() raises ValueError, which index_client turns into its error.
-    return int(response.headers.get("Content-Length", ""))
+    return session.get(url, stream=True, timeout=TIMEOUT, headers=headers)
 
 
 @contextmanager
@@ -368,7 +296,7 @@ def index_client() -> Iterator[PyPISimple]:
     except OSError as error:  # requests derives its exceptions from it
         raise _connection_failure(url, error) from None
     except pypi_simple.NoSuchProjectError as error:
-        raise _not_offered(url, f"the project {error.project}") from None
+        raise not_offered(url, f"the project {error.project}") from None
     except (ValueError, pypi_simple.UnsupportedRepoVersionError) as error:
         raise _no_index(url, error) from None
 
@@ -392,7 +320,8 @@ def _connection_failure(url: str, error: OSError) -> PatchkitError:
     )
 
 
-def _not_offered(url: str, wanted: str) -> PatchkitError:
+def not_offered(url: str, wanted: str) -> PatchkitError:
+    """Return the error for a file or project that an index lacks."""
     return StorageError(
         f"the package index at {_host(url)} does not offer {wanted}",
         why="it is a mirror that lacks it",

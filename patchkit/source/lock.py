@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, TypeVar
 
@@ -22,12 +22,6 @@ T = TypeVar("T")
 _Filename = Annotated[str, matching(r"[A-Za-z0-9][A-Za-z0-9._+!-]*", "the name of a file")]
 # manylinux_2_28_aarch64 (PEP 600), manylinux2014_x86_64, musllinux_1_2_x86_64, linux_x86_64.
 _LINUX = re.compile(r"\w*linux(?:\d+|_\d+_\d+)?_([a-z]\w*)")
-_LOCK_HEADER = """\
-# The {what} that patchkit knows, with their sizes in bytes.
-#
-# Do not edit by hand: `nox -s add-release` asks the package index.
-"""
-_LOCKS = {"sdist": "source distributions", "wheel": "wheels"}
 
 
 def _require_positive(number: int) -> None:
@@ -121,18 +115,3 @@ def is_version(text: str) -> bool:
     except InvalidVersion:
         return False
     return True
-
-
-def render_lock(entries: Iterable[LockEntry], kind: str = "sdist") -> str:
-    """Return the text of a lock of one kind of file, in the order of the versions."""
-    ordered = sorted(entries, key=lambda entry: Version(entry.version))
-    header = _LOCK_HEADER.format(what=_LOCKS[kind])
-    return "\n".join([header, *(_render_entry(entry, kind) for entry in ordered)])
-
-
-def _render_entry(entry: LockEntry, kind: str) -> str:
-    lines = [
-        f'{key} = "{value}"' if isinstance(value, str) else f"{key} = {value}"
-        for key, value in asdict(entry).items()
-    ]
-    return "\n".join([f"[[{kind}]]", *lines, ""])

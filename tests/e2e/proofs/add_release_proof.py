@@ -15,11 +15,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from patchkit.patching.recipe import load_recipe
-from patchkit.source.lock import read_lock, read_wheel_lock, render_lock
+from patchkit.source.lock import read_lock, read_wheel_lock
 from patchkit.source.releases import Release, load_facts
 from patchkit.wheel.build.requirements import read_requirements
 from patchkit.wheel.vllm.needs import recorded_needs
 from tools.entries import with_releases, with_span, without
+from tools.index_entries import render_lock
 from tools.stage import ROOT, differences, run_in, staged
 
 

@@ -21,8 +21,9 @@ import pytest
 from patchkit.errors import HashMismatchError, PatchkitError, SourceError, StorageError
 from patchkit.patching.recipe import load_recipe
 from patchkit.source.archive import unpack
-from patchkit.source.fetch import CHUNK, cache_dir, fetch, lock_entries, wheel_entries
-from patchkit.source.lock import LockEntry, read_lock, read_wheel_lock, render_lock
+from patchkit.source.fetch import CHUNK, cache_dir, fetch
+from patchkit.source.lock import LockEntry, read_lock, read_wheel_lock
+from tools.index_entries import lock_entries, render_lock, wheel_entries
 
 NAME = "demo-1.0.tar.gz"
 COMMITTED_LOCK = Path(__file__).parents[3] / "recipes" / "vllm" / "lock.toml"
