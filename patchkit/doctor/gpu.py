@@ -71,7 +71,6 @@ def _of_step(node: str, text: SmokeStep, step: GpuStep) -> Iterator[Finding]:
         yield Finding(
             level=Level.OK, where=node, about=text.id, what=what, why=f"proves that {proves}"
         )
-        yield from _two_nccl(node, figures, hint)
 
 
 def _filled(text: str, figures: Mapping[str, object]) -> str:
@@ -79,12 +78,6 @@ def _filled(text: str, figures: Mapping[str, object]) -> str:
         return text.format_map(figures)
     except ValueError:  # a figure that should be a number and is none
         return text.replace(":.2g", "").format_map(figures)
-
-
-def _two_nccl(node: str, figures: Mapping[str, object], hint: str) -> Iterator[Finding]:
-    paths = figures.get("torch_path"), figures.get("vllm_path")
-    if all(paths) and paths[0] != paths[1]:
-        yield finding_from_text(_FILE, "gpu-two-nccl", node, **{**figures, "hint": hint})
 
 
 def _causes(node: str, step: GpuStep) -> Iterator[Finding]:

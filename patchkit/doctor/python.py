@@ -4,12 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from packaging.markers import InvalidMarker, UndefinedComparison, UndefinedEnvironmentName
-from packaging.requirements import InvalidRequirement, Requirement
-from packaging.utils import canonicalize_name
-from packaging.version import InvalidVersion, Version
-
-from patchkit.cluster.health.packages import PackageWishes
+from patchkit.cluster.health.packages import PackageVersions
 from patchkit.cluster.ssh.ssh import there
 from patchkit.doctor.node_judge import NodeJudge, limits
 from patchkit.doctor.peers.check import NotCheckedError, check, require
@@ -21,80 +16,16 @@ from patchkit.runtime.rules.releases import within
 
 _UNNAMED = "no environment with vLLM is known here: name it with --venv"
 _NO_TOOLS = "the node does not say which compilers it has"
-# Another NCCL than torch's pin is a choice that patchkit itself makes; which one is loaded is
-# compared between nodes, by its bytes.
-_CHOSEN = ("nvidia-nccl",)
-_SHOWN = 4  # packages in a finding
 _PARTS = ("flashinfer-cubin", "flashinfer-jit-cache")
 _SM = {"gb10": "12.1", "thor": "11.0"}
 
 
-def _wishes(judge: NodeJudge) -> PackageWishes:
-    """Return what the packages ask for. Raises NotCheckedError if nobody knows."""
+def _packages(judge: NodeJudge) -> PackageVersions:
+    """Return the installed packages. Raises NotCheckedError if they are not known."""
     found = require(judge.health.packages, judge.health.why_not("packages"))
-    if "vllm" not in found.wishes:
+    if "vllm" not in found.versions:
         raise NotCheckedError(_UNNAMED)
     return found
-
-
-@check("python-pins")
-def check_pins(judge: NodeJudge) -> Iterator[Finding]:
-    found = _wishes(judge)
-    present = {canonicalize_name(name): version for name, version in found.versions.items()}
-    apart, lacking, count = [], [], 0
-    for owner, lines in found.wishes.items():
-        for wish in _holding(lines, found):
-            name = canonicalize_name(wish.name)
-            count += 1
-            if name.startswith(_CHOSEN):
-                continue
-            if name not in present:
-                lacking.append(f"{wish.name} (of {owner})")
-            elif not _fits(wish, present[name]):
-                asked = f"{wish.name}{wish.specifier}"
-                apart.append(f"{owner} asks for {asked}, and {present[name]} is installed")
-    if apart:
-        yield judge.say("python-pins", what=_few(apart), command=_install(judge))
-    if lacking:
-        yield judge.say("python-lacking", what=_few(lacking), command=_install(judge))
-    if not apart and not lacking:
-        yield judge.fine("python-pins", count=count)
-
-
-def _holding(lines: tuple[str, ...], found: PackageWishes) -> Iterator[Requirement]:
-    """Yield the requirements whose conditions hold on the node, without extras."""
-    environment = {
-        "extra": "",
-        "platform_machine": found.machine,
-        "platform_system": "Linux",
-        "sys_platform": "linux",
-        "os_name": "posix",
-        "implementation_name": "cpython",
-        "platform_python_implementation": "CPython",
-        "python_version": found.python,
-        "python_full_version": f"{found.python}.0",
-    }
-    for line in lines:
-        try:
-            wish = Requirement(line)
-            if wish.marker is None or wish.marker.evaluate(environment):
-                yield wish
-        except (InvalidRequirement, InvalidMarker, InvalidVersion):
-            continue  # METADATA of a package is not ours to judge
-        except (UndefinedComparison, UndefinedEnvironmentName):
-            continue
-
-
-def _fits(wish: Requirement, version: str) -> bool:
-    try:
-        return wish.specifier.contains(Version(version), prereleases=True)
-    except InvalidVersion:
-        return True
-
-
-def _few(names: list[str]) -> str:
-    more = f"; {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return f"{'; '.join(names[:_SHOWN])}{more}"
 
 
 def _install(judge: NodeJudge, by_hand: str = "") -> str:
@@ -108,7 +39,7 @@ def _install(judge: NodeJudge, by_hand: str = "") -> str:
 
 @check("python-twice")
 def check_twice(judge: NodeJudge) -> Iterator[Finding]:
-    found = _wishes(judge)
+    found = _packages(judge)
     if found.twice:
         what = "; ".join(f"{name} {' and '.join(both)}" for name, both in found.twice.items())
         yield judge.say("python-twice", what=what, command=_install(judge))
@@ -159,7 +90,7 @@ def check_nccl(judge: NodeJudge) -> Iterator[Finding]:
 
 @check("flashinfer-parts")
 def check_flashinfer(judge: NodeJudge) -> Iterator[Finding]:
-    found = _wishes(judge)
+    found = _packages(judge)
     own = found.versions.get("flashinfer-python", "")
     parts = {name: found.versions[name] for name in _PARTS if name in found.versions}
     odd = [f"{name} {each}" for name, each in parts.items() if each.partition("+")[0] != own]
@@ -191,7 +122,7 @@ def check_compilers(judge: NodeJudge) -> Iterator[Finding]:
 
 @check("nvcc")
 def check_jit_compilers(judge: NodeJudge) -> Iterator[Finding]:
-    found, has = _wishes(judge), require(judge.health.compilers, _NO_TOOLS)
+    found, has = _packages(judge), require(judge.health.compilers, _NO_TOOLS)
     lacking = [name for name in ("nvcc", "ninja", "c++") if not has.has(name)]
     target = target_of(judge.facts.host)
     oldest = limits().assemblers.get(target, "")
@@ -258,7 +189,7 @@ def check_caches(judge: NodeJudge) -> Iterator[Finding]:
 
 
 PYTHON_CHECKS: tuple[Callable[[NodeJudge], Iterator[Finding]], ...] = (
-    *(check_torch, check_pins, check_twice, check_flashinfer, _nccl_lost, check_nccl),
+    *(check_torch, check_twice, check_flashinfer, _nccl_lost, check_nccl),
     *(check_compilers, check_jit_compilers, check_ptxas, check_caches),
 )
 """Checks of the Python that has vLLM, in this order."""

@@ -19,7 +19,7 @@ from patchkit.doctor.log import log_findings
 from patchkit.doctor.report.bundle import pack, private_names
 from patchkit.doctor.report.bundle import save as save_report
 from patchkit.doctor.symptoms.diagnosis import read_log
-from patchkit.doctor.symptoms.text import STDIN, text_chunks
+from patchkit.doctor.symptoms.lines import STDIN, text_chunks
 from patchkit.doctor.visit import Visit, facts_here, visit, visit_server
 from patchkit.errors import UsageError
 from patchkit.finding import Level, worst

@@ -40,7 +40,7 @@ class ContainerLimits:
     ``pids`` is the most processes and threads of the control group that is nearest to its limit,
     None for no limit, ``pids_now`` how many there are; ``shm`` the size of /dev/shm in bytes;
     ``verbs`` how many RDMA devices have a file in /dev/infiniband, ``verbs_open`` how many of them
-    this user may open, and ``manager`` whether rdma_cm is there as well.
+    this user may open.
     """
 
     kind: str = ""
@@ -49,7 +49,6 @@ class ContainerLimits:
     shm: int | None = None
     verbs: int = 0
     verbs_open: int = 0
-    manager: bool = False
 
 
 def own_limits(process: str, root: Path = _LIVE) -> ProcessLimits:
@@ -85,7 +84,6 @@ def container(root: Path = _LIVE) -> ContainerLimits:
         shm=shm.f_frsize * shm.f_blocks if shm else None,
         verbs=len(files),
         verbs_open=sum(map(_opens, files)),
-        manager=(root / "dev/infiniband/rdma_cm").exists(),
     )
 
 

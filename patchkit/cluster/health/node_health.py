@@ -13,7 +13,7 @@ from typing import Any
 
 from patchkit.cluster.health.compilers import Compilers, compilers
 from patchkit.cluster.health.limits import ContainerLimits, ProcessLimits, container, own_limits
-from patchkit.cluster.health.packages import PackageWishes, package_wishes
+from patchkit.cluster.health.packages import PackageVersions, package_versions
 from patchkit.process import attempt
 from patchkit.runtime.host.machine_root import ToolUnavailable
 from patchkit.runtime.host.nvml import GpuState, gpu_state
@@ -63,7 +63,7 @@ class NodeHealth:
     unit: ProcessLimits | None = None
     container: ContainerLimits | None = None
     compilers: Compilers | None = None
-    packages: PackageWishes | None = None
+    packages: PackageVersions | None = None
     unread: Mapping[str, str] = field(default_factory=dict)
 
     def why_not(self, *facts: str) -> str:
@@ -93,7 +93,7 @@ def collect_health(venv: str, main: int = 0, no_main: str = "no unit is named") 
         "unit": lambda: own_limits(str(main)),
         "container": container,
         "compilers": lambda: compilers(venv, environment),
-        "packages": lambda: package_wishes(venv),
+        "packages": lambda: package_versions(venv),
     }
     found: dict[str, Any] = {}
     unread: dict[str, str] = {}

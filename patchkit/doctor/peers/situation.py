@@ -57,8 +57,8 @@ def _software(report: NodeReport) -> dict[str, str]:
     software = report.facts.host.software
     if software is None:
         return {}
-    wishes = report.health.packages if report.health else None
-    versions = wishes.versions if wishes else {}
+    installed = report.health.packages if report.health else None
+    versions = installed.versions if installed else {}
     packages = {fact: versions.get(name, "") for fact, name in _PACKAGES.items()}
     return {"ray": software.ray, "cuda": software.cuda, **packages}
 

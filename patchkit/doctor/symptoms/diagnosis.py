@@ -11,16 +11,14 @@ from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any
 
-from patchkit.doctor.symptoms.life import Life, mark_texts, stream_lives
-from patchkit.doctor.symptoms.log_facts import fact_texts, facts_of
-from patchkit.doctor.symptoms.said import SaidText, said
+from patchkit.doctor.symptoms.log_marks import Life, fact_texts, facts_of, mark_texts, stream_lives
 from patchkit.doctor.symptoms.scan import BEFORE, BEHIND, Hit, Scan, merged_scan, scan
-from patchkit.doctor.symptoms.symptom import Cause, Symptom, symptoms
+from patchkit.doctor.symptoms.symptom import Cause, Symptom, TextPattern, symptoms, text_pattern
 from patchkit.quoting import quoted
 from patchkit.runtime.rules.condition import Situation, decided
 
 # How programs begin the line of an error, whatever it is.
-_EXCEPTION = SaidText(
+_EXCEPTION = TextPattern(
     "an exception",
     ("error", "exception", "timeoutexpired"),
     re.compile(
@@ -31,9 +29,12 @@ _EXCEPTION = SaidText(
 )
 _ERRORS = (
     _EXCEPTION,
-    *map(said, ("{name}Error: ", "{name}Exception: ", "NCCL WARN ", "CUDA error: ", ": error: ")),
-    *map(said, ("fatal error: ", "Fatal Python error: ", "panicked at ")),
-    *map(said, ("terminate called", "core dumped")),
+    *map(
+        text_pattern,
+        ("{name}Error: ", "{name}Exception: ", "NCCL WARN ", "CUDA error: ", ": error: "),
+    ),
+    *map(text_pattern, ("fatal error: ", "Fatal Python error: ", "panicked at ")),
+    *map(text_pattern, ("terminate called", "core dumped")),
 )
 _MILD = ("DEBUG", "INFO", "WARNING", "WARN")  # what is logged so was caught
 _LEVELS = ("error", "warning", "note")
@@ -134,7 +135,7 @@ def read_log(
         (*each.says, *chain.from_iterable((*c.seen, *c.unseen) for c in each.cause))
         for each in entries.values()
     )
-    texts = {text: said(text) for text in needed}
+    texts = {text: text_pattern(text) for text in needed}
     texts |= {text.text: text for text in (*fact_texts(), *mark_texts(), *_ERRORS)}
     notes = chain.from_iterable(each.says for each in entries.values() if each.level == "note")
     starts = frozenset(text.text for text in mark_texts("start", "worker"))

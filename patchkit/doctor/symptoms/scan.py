@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 from patchkit.doctor.symptoms.lines import LONGEST, LogLine, log_line, without_quotes
-from patchkit.doctor.symptoms.said import SaidText
+from patchkit.doctor.symptoms.symptom import TextPattern
 from patchkit.errors import HostError
 from patchkit.process import sieve
 
@@ -127,13 +127,13 @@ class _Seen:
     """Lines that differ by numbers alone: whose they are, how often one was looked at, for what."""
 
     stream: str
-    texts: dict[str, SaidText] = field(default_factory=dict)
+    texts: dict[str, TextPattern] = field(default_factory=dict)
     looks: int = 0
 
 
 def scan(
     chunks: Iterable[bytes],
-    texts: Sequence[SaidText],
+    texts: Sequence[TextPattern],
     quoting: Collection[str] = (),
     starts: Collection[str] = (),
 ) -> LogScan:
@@ -180,8 +180,8 @@ def scan(
     return log
 
 
-def _by_anchor(texts: Iterable[SaidText]) -> Mapping[str, Collection[SaidText]]:
-    found: dict[str, list[SaidText]] = {}
+def _by_anchor(texts: Iterable[TextPattern]) -> Mapping[str, Collection[TextPattern]]:
+    found: dict[str, list[TextPattern]] = {}
     for text in texts:
         for anchor in text.anchors:
             found.setdefault(anchor, []).append(text)
@@ -196,9 +196,9 @@ def _log_line(number: int, raw: bytes) -> LogLine:
 def _look(
     window: Sequence[LogLine],
     here: int,
-    by_anchor: Mapping[str, Collection[SaidText]],
+    by_anchor: Mapping[str, Collection[TextPattern]],
     quoting: Collection[str],
-) -> Iterator[tuple[SaidText, Hit]]:
+) -> Iterator[tuple[TextPattern, Hit]]:
     """Yield the texts that are in a line; those around it complete it."""
     line = window[here]
     low = line.text.lower()
@@ -219,14 +219,16 @@ def _look(
         yield text, Hit(first.number, first.who, shown, match.groupdict(), first.level)
 
 
-def _is_quoted(text: SaidText, match: re.Match[str], other: SaidText, wider: re.Match[str]) -> bool:
+def _is_quoted(
+    text: TextPattern, match: re.Match[str], other: TextPattern, wider: re.Match[str]
+) -> bool:
     """Return whether a text is there only as a part of another one."""
     around = wider.start() <= match.start() and match.end() <= wider.end()
     return around and other != text and text.text.lower() in other.text.lower()
 
 
 def _windows(
-    given: Iterable[bytes], texts: Sequence[SaidText]
+    given: Iterable[bytes], texts: Sequence[TextPattern]
 ) -> Iterator[tuple[Sequence[tuple[int, bytes]], int]]:
     """Yield each line that has a part of a text, within those around it, and its place there.
 
@@ -262,7 +264,7 @@ def _windows(
     yield from ready(0)
 
 
-def _sieved(given: Iterable[bytes], texts: Sequence[SaidText]) -> Iterator[bytes]:
+def _sieved(given: Iterable[bytes], texts: Sequence[TextPattern]) -> Iterator[bytes]:
     """Yield what grep lets through. Raises HostError if it does not run."""
     import tempfile
 

@@ -1,4 +1,13 @@
-"""Read the symptoms: what programs print when something is wrong, why, and what cures it."""
+"""Read the symptoms: what programs print when something is wrong, why, and what cures it.
+
+Texts are matched as programs print them: what varies has a name, blanks may be line breaks.
+
+    Free memory on device {} ({free}/{total} GiB) on startup ... utilization
+
+``{name}`` is one word, ``{}`` one that nobody asks for, ``...`` anything up to 500 characters; a
+blank is one blank or the end of a line, two are any run of blanks, as in a table. Capitals do not
+count. ``{{`` and ``}}`` are braces.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +18,100 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated, Literal
 
-from patchkit.doctor.symptoms.said import SaidText, check_said, said
 from patchkit.paths import RECIPES
 from patchkit.records import matching, read_toml
 from patchkit.runtime.rules.rule import Grounded
 
 FOLDER = RECIPES / "symptoms"
+FEWEST = 5
+"""Characters that a text needs in a row, without a gap: they are searched first."""
+
+_RARE = 12  # characters from which on half of a run is rare enough
+_OTHERS = re.compile(r"[^\x20-\x7e]+")
+_WORD = r"[^\s]{1,200}?"
+_GAP = r"[\s\S]{0,500}?"
+_PART = re.compile(r"\{\{|\}\}|\{(?P<name>[a-z_]*)\}|\s*(?P<gap>\.\.\.)\s*|(?P<blank>\s+)")
+
+
+@dataclass(frozen=True, slots=True)
+class TextPattern:
+    """A text to look for: one of ``anchors``, in small letters, is in a line of what it matches."""
+
+    text: str
+    anchors: tuple[str, ...]
+    pattern: re.Pattern[str]
+
+    @property
+    def weight(self) -> int:
+        """Return how many characters have to be as they are: more are more specific."""
+        return len(_PART.sub("", self.text))
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Return what of the text has a name."""
+        return frozenset(self.pattern.groupindex)
+
+
+def check_pattern(text: str) -> None:
+    """Raise ValueError for what cannot be looked for, for ``patchkit.records``."""
+    text_pattern(text)
+
+
+@cache
+def text_pattern(text: str) -> TextPattern:
+    """Return a text ready to look for.
+
+    Raises ValueError if it has less than five characters of ASCII in a row, or a name twice.
+    """
+    parts: list[str] = []
+    runs, names, end = [""], set[str](), 0
+    for found in _PART.finditer(text):
+        literal = text[end : found.start()]
+        parts.append(re.escape(literal))
+        runs[-1] += literal
+        end = found.end()
+        if found[0] in ("{{", "}}"):
+            parts.append(re.escape(found[0][0]))
+            runs[-1] += found[0][0]
+        elif found["blank"]:
+            parts.append(r"\s+")
+            runs[-1] += " "
+            runs += [""] if len(found[0]) > 1 else []
+        else:
+            name = found["name"]
+            if name in names:
+                raise ValueError(f"has {{{name}}} twice: {text!r}")
+            # At the end nothing stops a word but a blank.
+            word = _WORD if end < len(text) else _WORD.rstrip("?")
+            parts.append(_GAP if found["gap"] else f"(?P<{name}>{word})" if name else word)
+            names |= {name} if name else set()
+            runs.append("")
+    parts.append(re.escape(text[end:]))
+    runs[-1] += text[end:]
+    # grep knows capitals of ASCII alone.
+    plain = (each.strip() for run in runs for each in _OTHERS.split(run))
+    run = max(plain, key=len).lower()
+    if len(run) < FEWEST:
+        raise ValueError(f"has no {FEWEST} characters in a row: {text!r}")
+    pattern = f"{_edge(text[:1], '<!')}{''.join(parts)}{_edge(text[-1:], '!')}"
+    return TextPattern(text, _halves(run), re.compile(pattern, re.IGNORECASE))
+
+
+def _halves(run: str) -> tuple[str, ...]:
+    """Return the halves of a long run: a line that breaks at a blank of one leaves the other."""
+    blanks = (number for number, each in enumerate(run) if each == " ")
+    middle = min(blanks, key=lambda number: abs(2 * number - len(run)), default=0)
+    halves = run[:middle], run[middle + 1 :]
+    return halves if min(map(len, halves)) >= _RARE else (run,)
+
+
+def _edge(character: str, sign: str) -> str:
+    """Return a bound of a word, where a text begins or ends with a letter or digit."""
+    return rf"(?{sign}\w)" if character.isalnum() else ""
+
+
 Id = Annotated[str, matching(r"[a-z0-9]+(?:-[a-z0-9]+)*", "words of small letters with dashes")]
-SaidIn = Annotated[str, check_said]
+PatternText = Annotated[str, check_pattern]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,8 +127,8 @@ class Cause(Grounded):
     cause: str
     cure: str
     matches: Annotated[str, re.compile] = ""
-    seen: tuple[SaidIn, ...] = ()
-    unseen: tuple[SaidIn, ...] = ()
+    seen: tuple[PatternText, ...] = ()
+    unseen: tuple[PatternText, ...] = ()
     command: str = ""
     costs: str = ""
     tell: str = ""
@@ -57,7 +152,7 @@ class Symptom:
 
     id: Id
     title: str
-    says: tuple[SaidIn, ...]
+    says: tuple[PatternText, ...]
     level: Literal["error", "warning", "note"]
     cause: tuple[Cause, ...]
     example: tuple[str, ...]
@@ -79,9 +174,9 @@ class Symptom:
             raise ValueError("a cause without conditions comes last")
 
     @property
-    def texts(self) -> tuple[SaidText, ...]:
+    def texts(self) -> tuple[TextPattern, ...]:
         """Return what it says, ready to look for."""
-        return tuple(map(said, self.says))
+        return tuple(map(text_pattern, self.says))
 
 
 @cache

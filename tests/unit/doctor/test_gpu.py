@@ -68,14 +68,6 @@ def test_the_words_of_a_failed_step_are_looked_at_for_known_causes() -> None:
     assert all(each.where == "spark1" for each in causes)
 
 
-def test_two_copies_of_nccl_are_a_warning() -> None:
-    same = {"torch_version": "2.28.9", "torch_path": "/a/libnccl.so.2", "vllm_version": "2.28.9"}
-    step = GpuStep(step="gpu-nccl", state="ok", figures={**same, "vllm_path": "/a/libnccl.so.2"})
-    assert [each.level for each in gpu_findings("a", [step])] == [Level.OK]
-    step = GpuStep(step="gpu-nccl", state="ok", figures={**same, "vllm_path": "/b/libnccl.so.2"})
-    assert [each.about for each in gpu_findings("a", [step])] == ["gpu-nccl", "gpu-two-nccl"]
-
-
 @pytest.mark.parametrize(
     ("speeds", "cable", "about", "level"),
     [

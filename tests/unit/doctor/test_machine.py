@@ -10,7 +10,7 @@ from patchkit.cluster.agent.python_contents import LoadedNccl
 from patchkit.cluster.health.compilers import Compilers, JitCache, PtxAssembler
 from patchkit.cluster.health.limits import ContainerLimits, ProcessLimits
 from patchkit.cluster.health.node_health import GpuUser, NodeHealth
-from patchkit.cluster.health.packages import PackageWishes
+from patchkit.cluster.health.packages import PackageVersions
 from patchkit.doctor.machine import machine_findings
 from patchkit.doctor.node_judge import limits
 from patchkit.doctor.peers.report import NodeReport
@@ -34,19 +34,7 @@ COMPILERS = Compilers(
     ),
     caches=(JitCache(owner="triton", folder="/home/spark/.triton/cache", names=("A",)),),
 )
-PACKAGES = PackageWishes(
-    wishes={
-        "vllm": (
-            "torch==2.11.0",
-            "flashinfer-python==0.6.13",
-            "humming-kernels[cu13]==0.1.10",
-            'ray==2.48.0; extra == "ray"',
-            'pyzmq<20; platform_machine == "x86_64"',
-            "transformers!=5.0.*,>=4.56",
-        ),
-        # A newer NCCL than torch's pin is what patchkit installs.
-        "torch": ('nvidia-nccl-cu13==2.28.9; platform_system == "Linux"', "triton==3.6.0"),
-    },
+PACKAGES = PackageVersions(
     versions={
         "vllm": "0.25.1",
         "torch": "2.11.0+cu130",
@@ -58,10 +46,8 @@ PACKAGES = PackageWishes(
         "transformers": "4.57.1",
         "triton": "3.6.0",
     },
-    python="3.12",
-    machine="aarch64",
 )
-OUTSIDE = ContainerLimits(shm=60 << 30, verbs=4, verbs_open=4, manager=True)
+OUTSIDE = ContainerLimits(shm=60 << 30, verbs=4, verbs_open=4)
 IN_DOCKER = replace(OUTSIDE, kind="docker")
 WELL = NodeHealth(
     page_cache=1 << 20,
@@ -158,7 +144,6 @@ FAULTS = {
         "process": ProcessLimits(known=True, memlock=8 << 20, locks=False),
     },
     "rdma-closed": {"container": replace(OUTSIDE, verbs_open=1)},
-    "python-pins": packages(torch="2.10.0+cu130"),
     "python-twice": {"packages": replace(PACKAGES, twice={"torch": ("2.10.0", "2.11.0")})},
     "flashinfer-parts": packages(**{"flashinfer-cubin": "0.6.12"}),
     "compiler": tools(programs=COMPILERS.programs[1:]),
@@ -247,13 +232,12 @@ def test_what_is_only_worth_knowing(well):
         oom_kills=2,
         guards=(),
         compilers=replace(COMPILERS, programs=COMPILERS.programs[:2], caches=(cache,)),
-        packages=replace(PACKAGES, wishes={**PACKAGES.wishes, "torch": ("sympy>=1.13",)}),
     )
     notes = {each.about: each for each in found if each.level is Level.NOTE}
 
     assert {*notes} == {
         *("memory-taken", "page-cache", "oom-kills", "memory-guard"),
-        *("gpu-taken", "driver-590", "python-lacking", "nvcc", "jit-cache"),
+        *("gpu-taken", "driver-590", "nvcc", "jit-cache"),
     }
     assert wrong(found) == {}
     assert "10 (VLLM::EngineCor of spark 90000 MiB)" in notes["gpu-taken"].what

@@ -8,7 +8,7 @@ import pytest
 
 from patchkit.doctor.log import log_findings
 from patchkit.doctor.symptoms.diagnosis import read_log
-from patchkit.doctor.symptoms.text import text_chunks
+from patchkit.doctor.symptoms.lines import text_chunks
 from patchkit.errors import SourceError
 from patchkit.finding import Level, worst
 

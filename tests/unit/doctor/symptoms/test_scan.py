@@ -9,12 +9,14 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from patchkit.doctor.symptoms.lines import LONGEST, log_line
-from patchkit.doctor.symptoms.said import said
 from patchkit.doctor.symptoms.scan import merged_scan, scan
+from patchkit.doctor.symptoms.symptom import text_pattern
 
-FREE = said("Free memory on device {} ({free}/{total} GiB) on startup ... utilization")
-UNIQUE = said("Every node should have a unique IP address. Got {nodes} nodes...unique IP addresses")
-TABLE = said("CmaTotal:  0 kB  CmaFree:  {free} kB")
+FREE = text_pattern("Free memory on device {} ({free}/{total} GiB) on startup ... utilization")
+UNIQUE = text_pattern(
+    "Every node should have a unique IP address. Got {nodes} nodes...unique IP addresses"
+)
+TABLE = text_pattern("CmaTotal:  0 kB  CmaFree:  {free} kB")
 TEXTS = (FREE, UNIQUE, TABLE)
 
 
@@ -78,7 +80,7 @@ def test_pieces_and_ends_of_lines_do_not_matter(end, size):
 
 
 def test_words_end_where_they_end():
-    number = said("CUDA error: 222")
+    number = text_pattern("CUDA error: 222")
 
     assert found_in([b"CUDA error: 222: PTX\n"], [number]).has(number.text)
     assert not found_in([b"CUDA error: 2220\nXCUDA error: 222\n"], [number]).hits
@@ -119,7 +121,7 @@ def test_repeated_lines_are_counted_and_not_kept():
 @pytest.mark.parametrize("text", ["", "a{}b", "{x} and {x} of it", "..."])
 def test_texts_that_cannot_be_looked_for(text):
     with pytest.raises(ValueError, match=r"in a row|twice"):
-        said(text)
+        text_pattern(text)
 
 
 @given(st.text(st.characters(exclude_categories=["Cs"]), min_size=5, max_size=60))
@@ -128,11 +130,11 @@ def test_every_text_finds_itself(text):
     """Escaped braces aside, a text without gaps is found where it stands."""
     plain = " ".join(text.replace("{", "").replace("}", "").replace("...", "").split())
     if (
-        max(map(len, re.split("[^ -~]+", plain))) < 5
+        max(len(run.strip()) for run in re.split("[^ -~]+", plain)) < 5
         or not plain.isprintable()
         or log_line(1, plain).text != plain
     ):
         return
-    wanted = said(plain)
+    pattern = text_pattern(plain)
 
-    assert found_in([f"before\n{plain}\nbehind\n".encode()], [wanted]).has(plain)
+    assert found_in([f"before\n{plain}\nbehind\n".encode()], [pattern]).has(plain)

@@ -5,7 +5,7 @@ import venv
 from pathlib import Path
 
 from patchkit.cluster.agent.python_contents import python_contents
-from patchkit.cluster.health.packages import package_wishes
+from patchkit.cluster.health.packages import package_versions
 from patchkit.runtime.python.distributions import import_path
 
 
@@ -26,9 +26,7 @@ def test_what_a_pth_file_adds_is_installed(tmp_path):
 
     assert import_path(str(place))[0] == str(own)
     assert str(shared) in import_path(str(place))
-    found = package_wishes(str(place))
-    assert (found.wishes, found.versions["regex"]) == ({"vllm": ("regex",)}, "2026.1")
-    assert found.python == f"{sys.version_info[0]}.{sys.version_info[1]}"
+    assert package_versions(str(place)).versions["regex"] == "2026.1"
     assert python_contents(str(place), None).versions["regex"] == "2026.1"
 
 
