@@ -29,7 +29,7 @@ import http.server, socketserver
 port = int(sys.argv[sys.argv.index("--port") + 1])
 child = subprocess.Popen(["sleep", "300"])
 print("child", child.pid, flush=True)
-print("non-default args: {'api_key': ['sk-secret-of-the-user']}", flush=True)
+print("non-default args: {{'api_key': ['sk-secret-of-the-user']}}", flush=True)
 socketserver.TCPServer.allow_reuse_address = True
 bind = http.server.ThreadingHTTPServer.server_bind
 def here(self):
