@@ -219,7 +219,13 @@ def test_from_the_first_line_to_the_last_an_interrupt_is_one_line_or_none(capfd,
     assert set(capfd.readouterr().err.splitlines()) == {"interrupted; nothing was changed"}
 
 
-@pytest.mark.parametrize("settle", [None, lambda: time.sleep(0)], ids=["alone", "settled"])
+@pytest.mark.parametrize(
+    "settle",
+    [
+        pytest.param(None, id="alone"),
+        pytest.param(lambda: time.sleep(0), id="settled", marks=pytest.mark.e2e),
+    ],
+)
 def test_at_any_line_of_a_commit_it_says_what_became_of_it(settle, root, journal):
     home = str(Path(signals.__file__).parent)
     became = {"nothing was changed": (10, OLD), "the commit was finished, 2 files": (11, NEW)}

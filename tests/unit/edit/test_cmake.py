@@ -423,7 +423,7 @@ PIECES = st.recursive(
 FILES = st.lists(PIECES, max_size=2).map(chain)
 
 
-@settings(max_examples=1000, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(FILES, st.sampled_from(["", "\ufeff"]))
 def test_generated_files_are_read_back(piece: Piece, bom: str) -> None:
     text = bom + piece.text
