@@ -49,7 +49,12 @@ def install_torch_stand_in(site: Path, target: Path) -> None:
         with locked(site, _PATIENCE):
             # Another build may be asking this one: only what is of another torch, or of another
             # patchkit, is written anew.
-            if _has_stand_in(site, wanted):
+            described = {str(p.relative_to(site)) for p in site.glob("torch-*.dist-info/METADATA")}
+            same = all(
+                (site / name).is_file() and (site / name).read_bytes() == content
+                for name, content in wanted.items()
+            )
+            if same and described <= wanted.keys():
                 return
             for old in (package, *site.glob("torch-*.dist-info")):
                 shutil.rmtree(old, ignore_errors=True)
@@ -74,14 +79,6 @@ def _stand_in_files(target: Path) -> Mapping[str, bytes]:
     about = f"Metadata-Version: 2.1\nName: torch\nVersion: {release}\n"
     files[f"torch-{release}.dist-info/METADATA"] = about.encode()
     return files
-
-
-def _has_stand_in(site: Path, wanted: Mapping[str, bytes]) -> bool:
-    """Return whether a folder has these files, and describes no other torch."""
-    there = {name: site / name for name in wanted if (site / name).is_file()}
-    described = [str(path.relative_to(site)) for path in site.glob("torch-*.dist-info/METADATA")]
-    same = all(path.read_bytes() == wanted[name] for name, path in there.items())
-    return same and len(there) == len(wanted) and set(described) <= wanted.keys()
 
 
 def _torch_release(target: Path) -> Version:

@@ -108,7 +108,7 @@ def installed_torch(python: Path) -> InstalledTorch:
         ) from error
 
 
-def check_torch(found: InstalledTorch, version: str, cuda: str, when: str) -> None:
+def require_torch(found: InstalledTorch, version: str, cuda: str, when: str) -> None:
     """Raise BuildError unless it is this release, with that major CUDA.
 
     ``when`` says at which moment, for example "before the build".

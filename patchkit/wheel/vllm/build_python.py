@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from patchkit.process import ask
-from patchkit.wheel.file.torch import InstalledTorch, check_torch, installed_torch
+from patchkit.wheel.file.torch import InstalledTorch, installed_torch, require_torch
 
 _ASK = """\
 import importlib.metadata as found, importlib.util, sys
@@ -41,7 +41,7 @@ class BuildPython:
     def check(self, when: str) -> None:
         """Raise BuildError if torch is not what it was, for example one without CUDA."""
         expected = self.torch.version.partition("+")[0]
-        check_torch(installed_torch(self.python), expected, self.torch.cuda, when)
+        require_torch(installed_torch(self.python), expected, self.torch.cuda, when)
 
 
 def build_python(
@@ -55,7 +55,7 @@ def build_python(
     not run.
     """
     found = installed_torch(python)
-    check_torch(found, torch, cuda, "before the build")
+    require_torch(found, torch, cuda, "before the build")
     said = ask(python, _ASK, *TOOLS)
     tools: dict[str, str] = said["versions"]
     facts = {"python": str(said["python"]), "torch": f"{found.version}, CUDA {found.cuda}"}

@@ -28,7 +28,7 @@ from patchkit.wheel.build.toolchain import (
     planned_toolchain,
 )
 from patchkit.wheel.build.work import WORK
-from patchkit.wheel.file.torch import check_torch, installed_torch
+from patchkit.wheel.file.torch import installed_torch, require_torch
 from patchkit.wheel.vllm.build_python import TOOLS
 from patchkit.wheel.vllm.inputs import plan_sources
 from patchkit.wheel.vllm.needs import Needs, locked_requirements
@@ -119,7 +119,7 @@ def plan_vllm(
         *not_to_be_had(fetches, offline=offline),
     ]
     if python and not missing:
-        check_torch(installed_torch(python), source.needs.torch, cuda, "before the build")
+        require_torch(installed_torch(python), source.needs.torch, cuda, "before the build")
     return BuildPlan(
         title=f"vLLM {source.version}",
         fetches=tuple(fetches),

@@ -27,7 +27,7 @@ from support.wheels import write_wheel
 VENV = f"{HOME}/.local/share/patchkit/venv"  # where `patchkit cluster install` makes it
 SETTINGS = "fake.env"  # in the environment's bin
 INSTALLED = {"vllm": VERSION, "torch": "2.11.0"}
-_CUDA = "nvidia-cuda-runtime==13.0.96"
+_CUDA = "nvidia-cudnn-cu13==9.13.0.50"
 PROGRAM = Path(__file__).with_name("fake_vllm.py")
 # What says which variables and flags there are, and which values they take.
 READ = (

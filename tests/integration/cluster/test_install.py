@@ -135,14 +135,14 @@ def another(house, tmp_path, environment):
 def test_fresh_again_another_and_back(install, homes, house, environment, tmp_path):
     """Of a fresh start, of nothing to do, of a later wheelhouse, of a way back, and back again."""
     plan = install("--dry-run", "--json")["nodes"]
-    assert [len(each["copies"]) for each in plan] == [3, 3]
+    assert [len(each["copies"]) for each in plan] == [4, 4]
     assert not any((home / ".local").exists() for home in homes.values())
     fresh = install("--json")
     first = fresh["nodes"][0]["name"]
     assert [each["changed"] for each in fresh["nodes"]] == [True, True]
     assert [(c["node"], c["source"], c["wheels"]) for c in fresh["copies"]] == [
-        ("spark-1", "", 3),
-        ("spark-2", "spark-1", 3),
+        ("spark-1", "", 4),
+        ("spark-2", "spark-1", 4),
     ]
     versions = {"vllm": "0.25.1", "torch": "2.11.0", "nvidia_nccl_cu13": OURS}
     assert fresh["nodes"][1]["versions"] == versions

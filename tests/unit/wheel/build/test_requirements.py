@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from patchkit.errors import BuildError, BusyError, HostError, SourceError, StorageError
 from patchkit.wheel.build.requirements import Pinned, made_once, make_environment, read_requirements
-from patchkit.wheel.file.torch import InstalledTorch, check_torch, installed_torch
+from patchkit.wheel.file.torch import InstalledTorch, installed_torch, require_torch
 from patchkit.wheel.vllm.needs import locked_requirements
 from support.wheels import write_wheel
 
@@ -60,7 +60,7 @@ def test_an_environment_is_made_once(torch, tmp_path, monkeypatch):
     assert again == made
     # It was not made anew, so the change is still there, and is what the check is for.
     with pytest.raises(BuildError, match="no CUDA: it is for CPUs alone"):
-        check_torch(installed_torch(again.python), "2.11.0", "13.0", "after the build")
+        require_torch(installed_torch(again.python), "2.11.0", "13.0", "after the build")
     # One that was interrupted is made anew.
     (made.python.parents[1] / "patchkit-environment").unlink()
     whole = make_environment(requirements, tmp_path / "e", offline=True)
@@ -121,9 +121,9 @@ def test_torch_that_does_not_import_is_said(tmp_path):
 def test_torch_must_be_the_release_with_that_cuda(version, cuda, fine):
     found = InstalledTorch(python=Path("/venv/bin/python"), version=version, cuda=cuda)
     if fine:
-        return check_torch(found, "2.11.0", "13.0", "before the build")
+        return require_torch(found, "2.11.0", "13.0", "before the build")
     with pytest.raises(BuildError, match=f"before the build, torch is {version[:6]}"):
-        check_torch(found, "2.11.0", "13.0", "before the build")
+        require_torch(found, "2.11.0", "13.0", "before the build")
     return None
 
 
