@@ -145,6 +145,7 @@ def test_fresh_again_another_and_back(install, homes, house, environment, tmp_pa
         ("spark-2", "spark-1", 4),
     ]
     versions = {"vllm": "0.25.1", "torch": "2.11.0", "nvidia_nccl_cu13": OURS}
+    versions["nvidia_cudnn_cu13"] = "9.0"
     assert fresh["nodes"][1]["versions"] == versions
     assert {each["nccl"] for each in fresh["nodes"]} == {LOADED}
     assert [each["warnings"] for each in fresh["nodes"]] == [[], []]
