@@ -29,6 +29,9 @@ from patchkit.runtime.host.target import target_of
 from patchkit.runtime.node.address import named_address
 from patchkit.runtime.node.topology import attach
 
+_EXAMINED = (
+    *("facts", "state", "unit_file", "health", "contents", "processes", "listeners", "disks"),
+)
 _WRITTEN = ("/tmp", "/var/tmp")  # noqa: S108 - where compilers and ranks write
 
 
@@ -103,14 +106,7 @@ def _first(
     return NodeReport(
         node=node,
         clock=ClockOffset(ahead=ahead, error=max(here - there, 0) / 2),
-        facts=sent.facts,
-        state=sent.state,
-        unit_file=sent.unit_file,
-        health=sent.health,
-        contents=sent.contents,
-        processes=sent.processes,
-        listeners=sent.listeners,
-        disks=sent.disks,
+        **{part: getattr(sent, part) for part in _EXAMINED},
         placed=placed_files(sent.facts.files, file.unit) if sent.facts else None,
         missing=_missing(node, sent),
     )

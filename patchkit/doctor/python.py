@@ -8,7 +8,6 @@ from patchkit.cluster.health.packages import PackageVersions
 from patchkit.cluster.ssh.ssh import there
 from patchkit.doctor.node_judge import NodeJudge, limits
 from patchkit.doctor.peers.check import NotCheckedError, check, require
-from patchkit.doctor.peers.situation import is_version
 from patchkit.finding import Finding
 from patchkit.quoting import quoted
 from patchkit.runtime.host.target import target_of
@@ -167,25 +166,18 @@ def check_ptxas(judge: NodeJudge) -> Iterator[Finding]:
     )
 
 
-@check("jit-cache")
+@check("jit-locked")
 def check_caches(judge: NodeJudge) -> Iterator[Finding]:
-    has = require(judge.health.compilers, _NO_TOOLS)
-    found = require(judge.health.packages, _NO_TOOLS)
-    said = []
-    for cache in has.caches:
-        if cache.locked:
-            # What is not there yet is made by root's hands as well: it says who owns it now.
-            owner = there(judge.node, "sudo", "chown", "-R", judge.facts.user, cache.locked)
-            said.append(judge.say("jit-locked", folder=cache.locked, command=owner))
-        present = found.versions.get("flashinfer-python", "")
-        versions = {name.partition("/")[0] for name in cache.names}
-        others = sorted(each for each in versions if is_version(each) and each != present)
-        if cache.owner == "flashinfer" and present and others:
-            stale = {"folder": cache.folder, "others": ", ".join(others)}
-            said.append(judge.say("jit-cache", present=f"FlashInfer {present}", **stale))
-    owners = ", ".join(each.owner for each in has.caches if each.names)
-    what = f"caches of {owners}, and writable" if owners else "nothing was compiled here yet"
-    yield from said or [judge.fine("jit-cache", what=what)]
+    caches = require(judge.health.compilers, _NO_TOOLS).caches
+    locked = [cache.locked for cache in caches if cache.locked]
+    for folder in locked:
+        # What is not there yet is made by root's hands as well: it says who owns it now.
+        owner = there(judge.node, "sudo", "chown", "-R", judge.facts.user, folder)
+        yield judge.say("jit-locked", folder=folder, command=owner)
+    if not locked:
+        owners = ", ".join(cache.owner for cache in caches if cache.names)
+        what = f"caches of {owners}, and writable" if owners else "nothing was compiled here yet"
+        yield judge.fine("jit-locked", what=what)
 
 
 PYTHON_CHECKS: tuple[Callable[[NodeJudge], Iterator[Finding]], ...] = (

@@ -14,7 +14,6 @@ from patchkit.quoting import quoted
 
 _FILE = "server.toml"
 _FULL = 0.95  # of the KV cache: what is left does not hold another long request
-_TOKENS = 1000  # tokens of the prefix cache's questions from which no hit says something
 _CLUSTER_LOGS, _CLUSTER_STATUS = "patchkit cluster logs", "patchkit cluster status"
 
 
@@ -141,7 +140,6 @@ class _Judge:
         else:
             load = {"running": self._count("running"), "waiting": waiting, "usage": usage}
             yield self.say("server-load", hits=self._hits(), **load)
-        yield from self._prefixes()
         for figure, about in (
             ("preemptions", "server-preemptions"),
             ("failed", "server-errors"),
@@ -149,13 +147,6 @@ class _Judge:
         ):
             if found.get(figure):
                 yield self.say(about, count=self._count(figure))
-
-    def _prefixes(self) -> Iterator[Finding]:
-        queries, hits = self.figures.get("prefix-queries", 0), self.figures.get("prefix-hits")
-        if self.answers.figures.words.get("prefix-caching") == "False":
-            yield self.say("server-prefix-cache")
-        elif hits == 0 and queries >= _TOKENS:
-            yield self.say("server-prefix-hits", queries=f"{queries:.0f}")
 
     def _hits(self) -> str:
         queries, hits = self.figures.get("prefix-queries", 0), self.figures.get("prefix-hits")

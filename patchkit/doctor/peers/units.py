@@ -8,7 +8,7 @@ from patchkit.cluster.agent.unit_state import Listener, UnitState
 from patchkit.cluster.launch import ports
 from patchkit.cluster.launch.cluster_file import ClusterFile
 from patchkit.cluster.ssh.ssh import there
-from patchkit.doctor.peers.check import fine, unknown, wrong
+from patchkit.doctor.peers.check import check, fine, require, unknown, wrong
 from patchkit.doctor.peers.report import NodeReport
 from patchkit.finding import Finding, Level
 from patchkit.quoting import quoted
@@ -29,11 +29,12 @@ def unit_findings(file: ClusterFile, nodes: Sequence[NodeReport]) -> Iterator[Fi
     for number, node in enumerate(nodes):
         unit = units.get(node.node)
         if number == 0:
-            found = list(_ports(file, node, unit))
+            found = list(check_ports_taken(node, file, unit))
             taken = any(each.level is Level.ERROR for each in found)
             yield from found
-        yield from _processes(node, unit)
-        yield from _unit_file(node)
+        yield from check_halted(node)
+        yield from check_left_over(node, unit)
+        yield from check_unit_file(node)
     if len(nodes) > 1:
         yield _between(nodes, taken=taken, runs=any(map(_is_on, units.values())))
     yield from _together(file, nodes, units)
@@ -61,18 +62,19 @@ def _is_on(unit: UnitState | None) -> bool:
     return unit is not None and unit.active in _ON
 
 
-def _ports(file: ClusterFile, node: NodeReport, unit: UnitState | None) -> Iterator[Finding]:
+@check("port")
+def check_ports_taken(
+    node: NodeReport, file: ClusterFile, unit: UnitState | None
+) -> Iterator[Finding]:
     """Yield who has a port that the head's rank needs; of a worker no certain port is needed."""
-    if node.listeners is None:
-        yield unknown("port", node.node, node.why_not("listeners"))
-        return
+    listeners = require(node.listeners, node.why_not("listeners"))
     executor = "mp"
     if node.placed and node.placed.env:
         executor = node.placed.env.facts.get("executor", executor)
     needs = {file.serve.port: "the server"}
     needs |= {each.port: each.what for each in ports.needs(executor) if each.port}
     own = {each.pid for each in node.processes or ()}
-    taken = [each for each in node.listeners if each.port in needs and each.pid not in own]
+    taken = [each for each in listeners if each.port in needs and each.pid not in own]
     # A rank that runs has its ports: what else listens does so elsewhere, or shares the server's.
     if _is_on(unit) and node.state:
         shared = " ".join(node.state.strangers)
@@ -97,12 +99,10 @@ def _freeing(name: str, listener: Listener) -> str:
     return there(name, "sudo", "ss", "-ltnp", "sport", "=", f":{listener.port}")
 
 
-def _processes(node: NodeReport, unit: UnitState | None) -> Iterator[Finding]:
-    if node.processes is None:
-        yield unknown("rank-stopped", node.node, node.why_not("processes"))
-        yield unknown("left-over", node.node, node.why_not("processes"))
-        return
-    halted = [each for each in node.processes if each.state in _STATES]
+@check("rank-stopped")
+def check_halted(node: NodeReport) -> Iterator[Finding]:
+    processes = require(node.processes, node.why_not("processes"))
+    halted = [process for process in processes if process.state in _STATES]
     for each in halted:
         state, why = _STATES[each.state]
         words = ("kill", "-CONT", str(each.pid))
@@ -110,11 +110,15 @@ def _processes(node: NodeReport, unit: UnitState | None) -> Iterator[Finding]:
         fields = {"pid": each.pid, "name": each.name, "state": state}
         yield wrong("rank-stopped", node.node, **fields, why=why, command=command)
     if not halted:
-        yield fine("rank-stopped", node.node, count=len(node.processes))
-    left = [each for each in node.processes if each.state != "Z"]
-    if unit is None:
-        yield unknown("left-over", node.node, node.why_not("state"))
-    elif _is_on(unit) or not left:
+        yield fine("rank-stopped", node.node, count=len(processes))
+
+
+@check("left-over")
+def check_left_over(node: NodeReport, unit: UnitState | None) -> Iterator[Finding]:
+    processes = require(node.processes, node.why_not("processes"))
+    left = [process for process in processes if process.state != "Z"]
+    unit = require(unit, node.why_not("state"))
+    if _is_on(unit) or not left:
         yield fine("left-over", node.node)
     else:
         pids = [str(each.pid) for each in left]
@@ -127,11 +131,10 @@ def _processes(node: NodeReport, unit: UnitState | None) -> Iterator[Finding]:
         )
 
 
-def _unit_file(node: NodeReport) -> Iterator[Finding]:
-    read = node.unit_file
-    if read is None:
-        yield unknown("unit-file", node.node, node.why_not("unit_file"))
-    elif read.changed:
+@check("unit-file")
+def check_unit_file(node: NodeReport) -> Iterator[Finding]:
+    read = require(node.unit_file, node.why_not("unit_file"))
+    if read.changed:
         command = there(node.node, "systemctl", "--user", "daemon-reload")
         what = "the unit's file was changed, and systemd has not read it since"
         yield wrong("unit-file", node.node, what=what, command=command)

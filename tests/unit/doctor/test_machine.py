@@ -225,24 +225,21 @@ def test_a_limited_manager_is_the_cause_and_what_it_started_a_note(well):
 
 def test_what_is_only_worth_knowing(well):
     stopped = with_memory(replace(well, processes=()), available=20 << 20, swap_total=0)
-    cache = JitCache(owner="flashinfer", folder="/c", names=("0.6.8", "0.6.13", "0.6.13/121a"))
     found = judged(
         with_driver(stopped, "590.48"),
         page_cache=90 << 20,
         oom_kills=2,
         guards=(),
-        compilers=replace(COMPILERS, programs=COMPILERS.programs[:2], caches=(cache,)),
+        compilers=replace(COMPILERS, programs=COMPILERS.programs[:2]),
     )
     notes = {each.about: each for each in found if each.level is Level.NOTE}
 
     assert {*notes} == {
         *("memory-taken", "page-cache", "oom-kills", "memory-guard"),
-        *("gpu-taken", "driver-590", "nvcc", "jit-cache"),
+        *("gpu-taken", "driver-590", "nvcc"),
     }
     assert wrong(found) == {}
     assert "10 (VLLM::EngineCor of spark 90000 MiB)" in notes["gpu-taken"].what
-    assert "0.6.8" in notes["jit-cache"].what
-    assert "0.6.13" not in notes["jit-cache"].what
 
 
 def test_what_nobody_read_is_never_fine(well):

@@ -110,18 +110,6 @@ WRONG = {  # what the server does → what is found, at which level, and words o
         Level.WARNING,
         "16 tokens came and no text",
     ),
-    "no caching": (
-        {"metrics": metrics("0.33", caching=False)},
-        "server-prefix-cache",
-        Level.NOTE,
-        "off",
-    ),
-    "no hit": (
-        {"metrics": metrics("0.12", queries=5000)},
-        "server-prefix-hits",
-        Level.NOTE,
-        "5000 tokens",
-    ),
     "hits": (
         {"metrics": metrics("0.10", queries=400, hits=300)},
         "server-load",
