@@ -38,12 +38,12 @@ def finding_lines(findings: Sequence[Finding], *, verbose: bool) -> Iterator[Sho
     shown = (Level.ERROR, Level.WARNING, *((Level.NOTE,) if verbose else ()))
     for each in findings:
         if each.level in shown:
-            yield from _whole(each, verbose=verbose)
-    yield from _looked_at(findings if verbose else filter(_leaves_open, findings))
+            yield from _finding_block(each, verbose=verbose)
+    yield from _checked_lines(findings if verbose else filter(_is_gpu_unchecked, findings))
     yield summary(findings)
 
 
-def _looked_at(findings: Iterable[Finding]) -> Iterator[Shown]:
+def _checked_lines(findings: Iterable[Finding]) -> Iterator[Shown]:
     """Yield what was not checked, and what is fine; checks with the same to say in one line."""
     groups: dict[tuple[Level, str, str], list[str]] = {}
     for each in findings:
@@ -56,7 +56,7 @@ def _looked_at(findings: Iterable[Finding]) -> Iterator[Shown]:
         yield style(mark, **how) + " " + style(where, bold=True) + f"  {', '.join(checks)}: {what}"
 
 
-def _leaves_open(finding: Finding) -> bool:
+def _is_gpu_unchecked(finding: Finding) -> bool:
     """Return whether nothing can be called fine, since this was not checked."""
     return finding.level is Level.UNKNOWN and finding.about == "gpu-throttled"
 
@@ -71,24 +71,24 @@ def summary(findings: Sequence[Finding]) -> Shown:
     ]
     bad = counts[Level.ERROR] or counts[Level.WARNING]
     mark = style("✗", fg="red") if bad else style("✓", fg="green")
-    if not bad and (not counts[Level.OK] or any(map(_leaves_open, findings))):
+    if not bad and (not counts[Level.OK] or any(map(_is_gpu_unchecked, findings))):
         mark = style("?", fg="cyan")
     hidden = [each for each in (Level.NOTE, Level.UNKNOWN) if counts[each]]
     return mark + f" {', '.join(parts) or 'nothing found'}" + ("; -v shows all" if hidden else "")
 
 
-def _whole(each: Finding, *, verbose: bool) -> Iterator[Shown]:
+def _finding_block(each: Finding, *, verbose: bool) -> Iterator[Shown]:
     mark, how = _MARKS[each.level]
     where = f"{each.where}:{each.line}" if each.line else each.where
     yield style(mark, **how) + " " + style(where, bold=True) + f"  {each.about}: {each.what}"
-    yield from _part("why", each.why)
+    yield from _labelled_lines("why", each.why)
     if each.sure and (verbose or each.level is Level.ERROR):
         known = "; ".join(filter(None, (each.sure, each.source, each.holds)))
         yield style(f"  sure:  {known}", dim=True)
-    yield from _part("next", each.hint)
-    yield from _part("costs", each.costs)
+    yield from _labelled_lines("next", each.hint)
+    yield from _labelled_lines("costs", each.costs)
 
 
-def _part(name: str, text: str) -> Iterator[Shown]:
+def _labelled_lines(name: str, text: str) -> Iterator[Shown]:
     for number, line in enumerate(filter(None, text.split("\n"))):
         yield Shown("  ") + (f"{name}:".ljust(7) if not number else " " * 7) + line

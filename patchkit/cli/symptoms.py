@@ -17,7 +17,7 @@ _FEWEST = 5  # characters of a text that is looked for in what symptoms say
 def explained_symptoms(wanted: str) -> list[Diagnosis]:
     """Return what a text means: the symptom of that id, or those that are in it."""
     if wanted in symptoms():
-        return [_whole(symptoms()[wanted])]
+        return [_unmet_diagnosis(symptoms()[wanted])]
     return list(read_log([wanted.encode(errors="replace")], whole=False).diagnoses)
 
 
@@ -25,29 +25,29 @@ def symptoms_with(words: str) -> list[Diagnosis]:
     """Return the symptoms that have a part of a text in what they say, or in their titles."""
     low = " ".join(words.split()).casefold()
     return [
-        _whole(each)
+        _unmet_diagnosis(each)
         for each in symptoms().values()
         if len(low) >= _FEWEST
         and any(low in text.casefold() for text in (*each.says, *each.example, each.title))
     ]
 
 
-def _whole(symptom: Symptom) -> Diagnosis:
+def _unmet_diagnosis(symptom: Symptom) -> Diagnosis:
     """Return a symptom that nobody met, with all its causes."""
     return Diagnosis(symptom=symptom, hit=Hit(0, "", "", {}), count=0, causes=symptom.cause)
 
 
-def tell_symptoms(found: Sequence[Diagnosis], *, as_json: bool) -> None:
+def show_symptoms(found: Sequence[Diagnosis], *, as_json: bool) -> None:
     """Print what symptoms mean."""
     if as_json:
-        print_json({"symptoms": [_fields(each) for each in found]})
+        print_json({"symptoms": [_diagnosis_fields(each) for each in found]})
         return
     for number, each in enumerate(found):
         echo([""] * bool(number))
-        echo(_lines(each))
+        echo(_diagnosis_lines(each))
 
 
-def _fields(found: Diagnosis) -> dict[str, object]:
+def _diagnosis_fields(found: Diagnosis) -> dict[str, object]:
     symptom = asdict(found.symptom)
     del symptom["cause"]
     return {
@@ -58,7 +58,7 @@ def _fields(found: Diagnosis) -> dict[str, object]:
     }
 
 
-def _lines(found: Diagnosis) -> Iterator[Shown]:
+def _diagnosis_lines(found: Diagnosis) -> Iterator[Shown]:
     symptom = found.symptom
     follows = ", which follows from another error: look before it" if symptom.follows else ""
     yield style(symptom.id, bold=True) + f"  {found.filled(symptom.title)}{follows}"

@@ -76,16 +76,16 @@ def examined(cluster: Cluster) -> list[NodeReport]:
             folders=["~", cluster.file.venv, cluster.file.model_folder, *_WRITTEN],
         )
         after = time.time()
-        return _first(cluster.file, node.destination, sent, before, after)
+        return _first_report(cluster.file, node.destination, sent, before, after)
 
-    reports = _addressed(cluster.file, _each(cluster.nodes, ask))
+    reports = _add_addresses(cluster.file, _ask_each(cluster.nodes, ask))
     with ThreadPoolExecutor(1) as pool:
-        tried = pool.submit(_ports_tried, cluster, reports)
-        head, *workers = _met(cluster, reports)
+        tried = pool.submit(_try_ports, cluster, reports)
+        head, *workers = _meet_others(cluster, reports)
         return [replace(head, **tried.result()), *workers]
 
 
-def _each(nodes: Sequence[Remote], ask: Callable[[Remote], NodeReport]) -> list[NodeReport]:
+def _ask_each(nodes: Sequence[Remote], ask: Callable[[Remote], NodeReport]) -> list[NodeReport]:
     found = everywhere(nodes, ask)
     return [
         NodeReport(node=node.destination, silence=each) if isinstance(each, PatchkitError) else each
@@ -93,11 +93,11 @@ def _each(nodes: Sequence[Remote], ask: Callable[[Remote], NodeReport]) -> list[
     ]
 
 
-def _missing(node: str, sent: _SentReport) -> dict[str, PatchkitError]:
+def _missing_parts(node: str, sent: _SentReport) -> dict[str, PatchkitError]:
     return {part: sent_error(fields, node) for part, fields in sent.errors.items()}
 
 
-def _first(
+def _first_report(
     file: ClusterFile, node: str, sent: _SentReport, before: float, after: float
 ) -> NodeReport:
     """Return the report of the first call; ``before`` and ``after`` are this machine's clock."""
@@ -108,19 +108,19 @@ def _first(
         clock=ClockOffset(ahead=ahead, error=max(here - there, 0) / 2),
         **{part: getattr(sent, part) for part in _EXAMINED},
         placed=placed_files(sent.facts.files, file.unit) if sent.facts else None,
-        missing=_missing(node, sent),
+        missing=_missing_parts(node, sent),
     )
 
 
 # The second call: what a node sees of the others
 
 
-def _addressed(file: ClusterFile, reports: Sequence[NodeReport]) -> list[NodeReport]:
+def _add_addresses(file: ClusterFile, reports: Sequence[NodeReport]) -> list[NodeReport]:
     """Return the reports with each node's address: its own now, or what is written down."""
     if len(reports) < 2:
         return list(reports)
     written = [
-        _ipv4(node.address) or _ipv4(_written(report))
+        _parse_ipv4(node.address) or _parse_ipv4(_written_address(report))
         for node, report in zip(file.node, reports, strict=True)
     ]
     found = [_with_address(file, reports[0], written[0], "head", file.head.address)]
@@ -130,7 +130,7 @@ def _addressed(file: ClusterFile, reports: Sequence[NodeReport]) -> list[NodeRep
     return found
 
 
-def _ipv4(text: str) -> str:
+def _parse_ipv4(text: str) -> str:
     """Return a text if it is an IPv4 address, else ""."""
     try:
         return named_address(text)
@@ -138,7 +138,7 @@ def _ipv4(text: str) -> str:
         return ""
 
 
-def _written(report: NodeReport) -> str:
+def _written_address(report: NodeReport) -> str:
     env = report.placed.env if report.placed else None
     own = env.variables.get("VLLM_HOST_IP", "") if env and not env.edited else ""
     head = env.facts.get("head", "") if env and env.role == "head" else ""
@@ -169,9 +169,9 @@ def _with_address(
     return replace(report, address=written if kept else attached.address)
 
 
-def _met(cluster: Cluster, reports: Sequence[NodeReport]) -> list[NodeReport]:
+def _meet_others(cluster: Cluster, reports: Sequence[NodeReport]) -> list[NodeReport]:
     head = reports[0]
-    models = _models(cluster.file, head)
+    models = _model_folders(cluster.file, head)
     peers = [
         [node.from_head, report.address]
         for node, report in zip(cluster.file.node[1:], reports[1:], strict=True)
@@ -180,14 +180,16 @@ def _met(cluster: Cluster, reports: Sequence[NodeReport]) -> list[NodeReport]:
     def ask(pair: tuple[Remote, NodeReport]) -> NodeReport:
         node, report = pair
         others = reports[1:] if report is head else reports[:1]
-        targets = [(each.node, address) for each in others for address in _cabled(report, each)]
+        targets = [
+            (each.node, address) for each in others for address in _cable_addresses(report, each)
+        ]
         sent = node.call(
             _SentReport,
             examination.meet,
             addresses=[address for _name, address in targets],
             peers=peers if report is head else [],
             # Each node has it where its own rank was told to look.
-            models=[_source(report) or models[0], *models[1:]] if models else [],
+            models=[_started_model(report) or models[0], *models[1:]] if models else [],
         )
         ways = sent.ways if sent.ways is None or len(sent.ways) == len(targets) else None
         return replace(
@@ -201,7 +203,7 @@ def _met(cluster: Cluster, reports: Sequence[NodeReport]) -> list[NodeReport]:
                 (name, replace(way, address=address))
                 for (name, address), way in zip(targets, ways, strict=True)
             ),
-            missing={**report.missing, **_missing(node.destination, sent)},
+            missing={**report.missing, **_missing_parts(node.destination, sent)},
         )
 
     answered = [
@@ -219,20 +221,20 @@ def _met(cluster: Cluster, reports: Sequence[NodeReport]) -> list[NodeReport]:
     return met
 
 
-def _models(file: ClusterFile, head: NodeReport) -> list[str]:
+def _model_folders(file: ClusterFile, head: NodeReport) -> list[str]:
     """Return the folder of the model that was started last, else those that are pinned."""
-    if source := _source(head):
+    if source := _started_model(head):
         return [source]
     pins = (ModelFolder(repo=repo, commit=commit).name for repo, commit in file.models.items())
     return [f"{file.model_folder}/{name}" for name in pins]
 
 
-def _source(report: NodeReport) -> str:
+def _started_model(report: NodeReport) -> str:
     source = report.placed.source if report.placed else ""
     return source if source.startswith("/") else ""
 
 
-def _cabled(own: NodeReport, other: NodeReport) -> list[str]:
+def _cable_addresses(own: NodeReport, other: NodeReport) -> list[str]:
     """Return a node's addresses on the cable, both halves of it, as its peer sees them."""
     found = [other.address] if other.address else []
     if own.facts is None or other.facts is None:
@@ -246,7 +248,7 @@ def _cabled(own: NodeReport, other: NodeReport) -> list[str]:
     return [each for each in dict.fromkeys(found) if each not in mine]
 
 
-def _ports_tried(cluster: Cluster, reports: Sequence[NodeReport]) -> dict[str, Any]:
+def _try_ports(cluster: Cluster, reports: Sequence[NodeReport]) -> dict[str, Any]:
     """Return what a head's report says of the ports between nodes; not while a rank has them."""
     units = [each.state.unit(cluster.file.unit) if each.state else None for each in reports]
     off = all(each is not None and each.active in ("inactive", "failed") for each in units)

@@ -42,10 +42,10 @@ def gpu_findings(node: str, steps: Iterable[GpuStep]) -> Iterator[Finding]:
     known = {each.id: each for each in smoke_steps()}
     for each in steps:
         if each.step in known:
-            yield from _of_step(node, known[each.step], each)
+            yield from _judge_step(node, known[each.step], each)
 
 
-def _of_step(node: str, text: SmokeStep, step: GpuStep) -> Iterator[Finding]:
+def _judge_step(node: str, text: SmokeStep, step: GpuStep) -> Iterator[Finding]:
     figures = _Figures({**step.figures, "kernel": step.kernel or "?"})
     proves = text.proves.format_map(figures)
     hint = text.hint.format(command=there(node, *text.look))
@@ -53,7 +53,7 @@ def _of_step(node: str, text: SmokeStep, step: GpuStep) -> Iterator[Finding]:
         yield unknown(text.id, node, step.reason)
     elif step.state == "failed":
         # What is known of its words comes first: that is the cause, the step is what followed.
-        causes = list(_causes(node, step))
+        causes = list(_known_causes(node, step))
         yield from causes
         failed = finding_from_text(
             _FILE,
@@ -67,20 +67,20 @@ def _of_step(node: str, text: SmokeStep, step: GpuStep) -> Iterator[Finding]:
         )
         yield replace(failed, about=text.id)
     else:
-        what = _filled(text.fine, figures)
+        what = _fill_text(text.fine, figures)
         yield Finding(
             level=Level.OK, where=node, about=text.id, what=what, why=f"proves that {proves}"
         )
 
 
-def _filled(text: str, figures: Mapping[str, object]) -> str:
+def _fill_text(text: str, figures: Mapping[str, object]) -> str:
     try:
         return text.format_map(figures)
     except ValueError:  # a figure that should be a number and is none
         return text.replace(":.2g", "").format_map(figures)
 
 
-def _causes(node: str, step: GpuStep) -> Iterator[Finding]:
+def _known_causes(node: str, step: GpuStep) -> Iterator[Finding]:
     text = "\n".join(step.lines).encode()
     for each in read_log([text], whole=False).diagnoses:
         yield diagnosis_finding(each, node, 0)
@@ -100,7 +100,7 @@ def all_reduce_findings(
     names = ", ".join(nodes)
     for node, rank in zip(nodes, ranks, strict=True):
         if rank.state == "failed":
-            yield from _causes(node, rank)
+            yield from _known_causes(node, rank)
             yield finding_from_text(
                 _FILE,
                 "all-reduce-failed",
@@ -113,7 +113,7 @@ def all_reduce_findings(
             yield unknown(RANK, node, rank.reason)
     if any(rank.state != "ok" for rank in ranks):
         return  # what NCCL took on the way to an error decides nothing
-    yield _speed(names, ranks, cable)
+    yield _judge_speed(names, ranks, cable)
     if any(rank.nccl for rank in ranks):
         logs = {node: read_nccl(rank.nccl) for node, rank in zip(nodes, ranks, strict=True)}
         for node, variables in zip(nodes, meant, strict=False):
@@ -121,12 +121,12 @@ def all_reduce_findings(
         yield from nccl_agreement(logs)
 
 
-def _speed(names: str, ranks: Sequence[GpuStep], cable: float | None) -> Finding:
+def _judge_speed(names: str, ranks: Sequence[GpuStep], cable: float | None) -> Finding:
     """Return how fast it was: the slowest rank counts, since all wait for it."""
     test, figures = all_reduce_test(), ranks[0].figures
     small, large = test.sizes[0], test.sizes[-1]
-    speed = min(_number(rank, f"gigabytes_per_second_{large}") for rank in ranks)
-    latency = max(_number(rank, f"microseconds_{small}") for rank in ranks)
+    speed = min(_read_figure(rank, f"gigabytes_per_second_{large}") for rank in ranks)
+    latency = max(_read_figure(rank, f"microseconds_{small}") for rank in ranks)
     if (backend := str(figures.get("backend", ""))) != "nccl":
         about = "all-reduce-cpu"
     elif cable is None:
@@ -152,7 +152,7 @@ def _speed(names: str, ranks: Sequence[GpuStep], cable: float | None) -> Finding
     )
 
 
-def _number(rank: GpuStep, name: str) -> float:
+def _read_figure(rank: GpuStep, name: str) -> float:
     value = rank.figures.get(name, 0)
     return 0.0 if isinstance(value, str) else float(value)
 

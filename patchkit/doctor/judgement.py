@@ -44,54 +44,61 @@ _LATER = (Level.NOTE, Level.UNKNOWN, Level.OK)
 def cluster_findings(file: ClusterFile, reports: Sequence[NodeReport]) -> list[Finding]:
     """Return all findings: what may be the cause of others comes first, what is well last."""
     found = list(peer_findings(file, reports))
-    told = {(each.about, node) for each in found if each.level in _WRONG for node in _nodes(each)}
-    for each in _of_machines(reports):
+    told = {
+        (each.about, node)
+        for each in found
+        if each.level in _WRONG
+        for node in _finding_nodes(each)
+    }
+    for each in _machine_findings(reports):
         said_by = _SAID_BY.get(each.about)
-        if said_by is None or (said_by and not any((said_by, n) in told for n in _nodes(each))):
+        if said_by is None or (
+            said_by and not any((said_by, n) in told for n in _finding_nodes(each))
+        ):
             found.append(each)
-            told |= {(each.about, node) for node in _nodes(each) if each.level in _WRONG}
-    return sorted(found, key=_by_cause)
+            told |= {(each.about, node) for node in _finding_nodes(each) if each.level in _WRONG}
+    return sorted(found, key=_cause_order)
 
 
-def _nodes(finding: Finding) -> list[str]:
+def _finding_nodes(finding: Finding) -> list[str]:
     return finding.where.split(", ")
 
 
-def _of_machines(reports: Sequence[NodeReport]) -> Iterator[Finding]:
+def _machine_findings(reports: Sequence[NodeReport]) -> Iterator[Finding]:
     """Yield what is wrong with each machine, with its network, and with both ends of a cable."""
     for each in reports:
         yield from machine_findings(each)
     known = [(each.node, each.facts) for each in reports if each.facts]
     for name, facts in known:
         yield from node_findings(name, facts)
-        yield from _named(name, advice.remarks(facts.host))
+        yield from _about_node(name, advice.remarks(facts.host))
         if len(reports) > 1:
-            yield from _named(name, _cables(facts.host))
+            yield from _about_node(name, _cable_checks(facts.host))
     if known and reports[0].facts:
         names = [name for name, _facts in known]
         found = pair_findings(names, [facts for _name, facts in known])
-        yield from (replace(each, about=_id(each.about)) for each in found)
+        yield from (replace(each, about=_check_id(each.about)) for each in found)
 
 
-def _cables(host: Host) -> Iterator[Finding]:
+def _cable_checks(host: Host) -> Iterator[Finding]:
     """Yield the checks of a host's cables; remarks about the machine are made elsewhere."""
     if chosen := cabled(host):
         ids = {each.about for each in advice.remarks(host)}
         yield from (each for each in host_checks(host, chosen, None) if each.about not in ids)
 
 
-def _named(node: str, findings: Iterable[Finding]) -> Iterator[Finding]:
+def _about_node(node: str, findings: Iterable[Finding]) -> Iterator[Finding]:
     """Yield findings about a part of a machine as findings about a node."""
     for each in findings:
         what = f"{each.where}: {each.what}" if each.where else each.what
-        yield replace(each, where=node, about=_id(each.about), what=what, kind=HostError)
+        yield replace(each, where=node, about=_check_id(each.about), what=what, kind=HostError)
 
 
-def _id(about: str) -> str:
+def _check_id(about: str) -> str:
     return about.lower().replace(" ", "-").replace("'", "")
 
 
-def _by_cause(finding: Finding) -> tuple[int, float, str, str]:
+def _cause_order(finding: Finding) -> tuple[int, float, str, str]:
     """Return where a finding stands: errors and warnings in the order of causes, then the rest."""
     order = list(peer_checks())
     # What a machine lacks by itself comes before what is between machines, but for silence.

@@ -35,7 +35,9 @@ def log_findings(log: ReadLog, where: str = "", nodes: Sequence[str] = ()) -> It
     caused = [diagnosis for diagnosis in errors if not diagnosis.is_root]
     if not log.strange and len(caused) == len(errors):
         caused = caused[1:]
-    found = [_unknown(log.strange, log.lines, *place(log.strange.number))] if log.strange else []
+    found = (
+        [_unknown_error(log.strange, log.lines, *place(log.strange.number))] if log.strange else []
+    )
     for diagnosis in log.diagnoses:
         finding = diagnosis_finding(diagnosis, *place(diagnosis.hit.number))
         found.append(replace(finding, level=Level.NOTE) if diagnosis in caused else finding)
@@ -47,7 +49,8 @@ def log_findings(log: ReadLog, where: str = "", nodes: Sequence[str] = ()) -> It
     yield from found
     if log.earlier:
         node, line = place(log.earlier.number)
-        what = f"an earlier start failed, the last of {log.begun} is judged: {_shown(log.earlier)}"
+        shown = _shorten_hit(log.earlier)
+        what = f"an earlier start failed, the last of {log.begun} is judged: {shown}"
         yield Finding(level=Level.NOTE, where=node, line=line, about="earlier-start", what=what)
     if (
         log.serving
@@ -64,7 +67,7 @@ def log_findings(log: ReadLog, where: str = "", nodes: Sequence[str] = ()) -> It
         )
 
 
-def _unknown(hit: Hit, lines: Mapping[int, str], where: str, line: int) -> Finding:
+def _unknown_error(hit: Hit, lines: Mapping[int, str], where: str, line: int) -> Finding:
     """Return an error that nobody knows, with the lines of its writer around it."""
     near = (log_line(number, text) for number, text in lines.items())
     last = hit.number + hit.text.count("\n") + _BEHIND
@@ -78,14 +81,14 @@ def _unknown(hit: Hit, lines: Mapping[int, str], where: str, line: int) -> Findi
         where=where,
         line=line,
         about="unknown",
-        what=f"an error that patchkit does not know: {_shown(hit)}",
+        what=f"an error that patchkit does not know: {_shorten_hit(hit)}",
         why="\n".join(["its lines:", *filter(None, own)]),
         hint=_REPORT,
         sure="not decided",
     )
 
 
-def _shown(hit: Hit) -> str:
+def _shorten_hit(hit: Hit) -> str:
     return " ".join(hit.text.split())[:_SHOWN]
 
 
@@ -103,9 +106,9 @@ def diagnosis_finding(diagnosis: Diagnosis, where: str, line: int) -> Finding:
         where=where,
         line=line,
         about=symptom.id,
-        what=f"{diagnosis.filled(symptom.title)}{outlived}{times}: {_shown(diagnosis.hit)}",
-        why=diagnosis.filled(cause.cause) if cause else _candidates(diagnosis),
-        hint=_cure(diagnosis, cause) if cause else _tells(diagnosis),
+        what=f"{diagnosis.filled(symptom.title)}{outlived}{times}: {_shorten_hit(diagnosis.hit)}",
+        why=diagnosis.filled(cause.cause) if cause else _list_candidates(diagnosis),
+        hint=_write_cure(diagnosis, cause) if cause else _list_tells(diagnosis),
         source=cause.source if cause else "",
         sure=sure or "not decided",
         holds=in_words(cause.when) if cause else "",
@@ -113,19 +116,19 @@ def diagnosis_finding(diagnosis: Diagnosis, where: str, line: int) -> Finding:
     )
 
 
-def _cure(diagnosis: Diagnosis, cause: Cause) -> str:
+def _write_cure(diagnosis: Diagnosis, cause: Cause) -> str:
     lines = (diagnosis.filled(cause.cure), diagnosis.pasted(cause.command))
     return "\n".join(filter(None, lines))
 
 
-def _candidates(diagnosis: Diagnosis) -> str:
+def _list_candidates(diagnosis: Diagnosis) -> str:
     if not diagnosis.causes:
         return _UNKNOWN
     causes = (f"- {diagnosis.filled(each.cause)}" for each in diagnosis.causes)
     return "\n".join(["one of these, the likeliest first:", *causes])
 
 
-def _tells(diagnosis: Diagnosis) -> str:
+def _list_tells(diagnosis: Diagnosis) -> str:
     """Return what would decide, and the cure of each candidate."""
     lines = []
     for each in diagnosis.causes:

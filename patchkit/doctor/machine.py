@@ -127,10 +127,10 @@ def check_gpu(judge: NodeJudge) -> Iterator[Finding]:
     gpu = require(judge.health.gpu, f"{none}{why}")
     throttled = require(gpu.throttled, "NVML does not tell why clocks are held down")
     shown = {
-        "celsius": _shown(gpu.celsius, "°C"),
-        "watts": _shown(gpu.watts, "W"),
-        "mhz": _shown(gpu.mhz, "MHz"),
-        "busy": _shown(gpu.busy, "%"),
+        "celsius": _with_unit(gpu.celsius, "°C"),
+        "watts": _with_unit(gpu.watts, "W"),
+        "mhz": _with_unit(gpu.mhz, "MHz"),
+        "busy": _with_unit(gpu.busy, "%"),
     }
     reasons = {word for bit, word in _THROTTLED.items() if throttled & bit}
     slow, busy = limits().stuck_mhz, limits().busy_percent
@@ -145,7 +145,7 @@ def check_gpu(judge: NodeJudge) -> Iterator[Finding]:
         yield judge.fine("gpu-throttled", **shown)
 
 
-def _shown(value: float | None, unit: str) -> str:
+def _with_unit(value: float | None, unit: str) -> str:
     return f"? {unit}" if value is None else f"{value:.0f} {unit}"
 
 
@@ -162,13 +162,13 @@ def check_gpu_users(judge: NodeJudge) -> Iterator[Finding]:
         pids = ",".join(str(each.pid) for each in others)
         command = there(judge.node, "ps", "-o", "pid,user,etime,args", "-p", pids)
         about = "gpu-others" if own else "gpu-taken"
-        shown = ", ".join(map(_described, others))
+        shown = ", ".join(map(_describe_process, others))
         yield judge.say(about, processes=shown, command=command)
     else:
         yield judge.fine("gpu-others", count=len(users))
 
 
-def _described(user: GpuUser) -> str:
+def _describe_process(user: GpuUser) -> str:
     about = [user.name, f"of {user.user}" if user.user else ""]
     about.append("" if user.mib is None else f"{user.mib} MiB")
     words = " ".join(filter(None, about))

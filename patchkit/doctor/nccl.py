@@ -135,24 +135,24 @@ def _read_start(rank: NcclRank, text: str) -> None:
         rank.rank, rank.ranks = int(match["rank"]), int(match["ranks"])
 
 
-def chosen(value: str, name: str, port: int = 1) -> bool:
+def is_chosen(value: str, name: str, port: int = 1) -> bool:
     """Return whether NCCL_IB_HCA or NCCL_SOCKET_IFNAME of this value takes a device.
 
     ``^`` leaves out what is listed, ``=`` asks for whole names and comes after it; else the entries
     are prefixes. ``:1`` is a port. An empty list takes all. As matchIfList of NCCL does it.
     """
     left_out = value.startswith("^")
-    entries = list(_entries(value))
-    listed = not entries or any(_fits(value, each, name, port) for each in entries)
+    entries = list(_list_entries(value))
+    listed = not entries or any(_entry_fits(value, each, name, port) for each in entries)
     return listed is not left_out
 
 
-def _entries(value: str) -> Iterator[str]:
+def _list_entries(value: str) -> Iterator[str]:
     listed = value.removeprefix("^").removeprefix("=")
     yield from filter(None, (each.strip() for each in listed.split(",")))
 
 
-def _fits(value: str, entry: str, name: str, port: int) -> bool:
+def _entry_fits(value: str, entry: str, name: str, port: int) -> bool:
     prefix, _, wanted = entry.partition(":")
     exact = value.removeprefix("^").startswith("=")
     right_port = not wanted.isdigit() or int(wanted) == port
@@ -174,8 +174,8 @@ def nccl_findings(where: str, log: NcclLog, meant: Mapping[str, str]) -> Iterato
         elif not each.network:
             yield finding_from_text(_FILE, "nccl-not-said", where, rank=each.name)
         else:
-            found = [*_against(where, each, meant)]
-            yield from found or [_took(where, each)]
+            found = [*_compare_settings(where, each, meant)]
+            yield from found or [_describe_network(where, each)]
 
 
 def nccl_agreement(logs: Mapping[str, NcclLog]) -> Iterator[Finding]:
@@ -191,7 +191,7 @@ def nccl_agreement(logs: Mapping[str, NcclLog]) -> Iterator[Finding]:
         yield finding_from_text(_FILE, "nccl-versions", where, versions=", ".join(sorted(versions)))
 
 
-def _against(where: str, rank: NcclRank, meant: Mapping[str, str]) -> Iterator[Finding]:
+def _compare_settings(where: str, rank: NcclRank, meant: Mapping[str, str]) -> Iterator[Finding]:
     """Yield what differs from the env file; values that reached NCCL first, since they decide."""
 
     def say(about: str, **fields: object) -> Finding:
@@ -202,30 +202,30 @@ def _against(where: str, rank: NcclRank, meant: Mapping[str, str]) -> Iterator[F
     for name in _COMPARED:
         if name in meant and (taken := rank.settings.get(name, meant[name])) != meant[name]:
             yield say("nccl-value", name=name, taken=taken, meant=meant[name] or "nothing")
-    off = _is_on(meant.get(_OFF, "")) or meant.get(_NET, "").casefold() == "socket"
-    if rank.over_ib and _is_on(meant.get(_OFF, "")):
+    off = _is_switched_on(meant.get(_OFF, "")) or meant.get(_NET, "").casefold() == "socket"
+    if rank.over_ib and _is_switched_on(meant.get(_OFF, "")):
         yield say("nccl-disabled", network=rank.network, value=meant[_OFF])
     elif rank.over_ib and (value := meant.get(_HCA, "")):
-        yield from _devices(where, rank, value)
+        yield from _compare_devices(where, rank, value)
     elif rank.network == "Socket" and not off and (rank.no_ib or meant.get(_HCA)):
-        yield _sockets(where, rank, meant)
+        yield _explain_sockets(where, rank, meant)
     interface, value = rank.bootstrap, meant.get(_IFNAME, "")
-    if interface and value and not chosen(value, interface):
+    if interface and value and not is_chosen(value, interface):
         yield say("nccl-interface", interface=interface, value=value)
 
 
-def _devices(where: str, rank: NcclRank, value: str) -> Iterator[Finding]:
+def _compare_devices(where: str, rank: NcclRank, value: str) -> Iterator[Finding]:
     """Yield devices that the variable does not choose, and names of it that nothing answers to."""
     taken = list(rank.devices.items())
-    strange = [name for name, port in taken if not chosen(value, name, port)]
+    strange = [name for name, port in taken if not is_chosen(value, name, port)]
     fields = {"rank": rank.name, "value": value, "evidence": rank.evidence}
     if strange:
         yield finding_from_text(_FILE, "nccl-devices", where, devices=", ".join(strange), **fields)
         return
     missing = [
         entry
-        for entry in _entries(value)
-        if not value.startswith("^") and not any(_fits(value, entry, *each) for each in taken)
+        for entry in _list_entries(value)
+        if not value.startswith("^") and not any(_entry_fits(value, entry, *each) for each in taken)
     ]
     if missing and taken:
         devices, probe = ", ".join(rank.used), there(where, "patchkit", "probe")
@@ -233,12 +233,12 @@ def _devices(where: str, rank: NcclRank, value: str) -> Iterator[Finding]:
         yield finding_from_text(_FILE, "nccl-half", where, **lacks, **fields)
 
 
-def _sockets(where: str, rank: NcclRank, meant: Mapping[str, str]) -> Finding:
+def _explain_sockets(where: str, rank: NcclRank, meant: Mapping[str, str]) -> Finding:
     """Return that sockets were taken, with what the rank's own words give as the reason."""
     given = {**meant, **rank.settings}
     seen = because = ""
     hint = there(where, "patchkit", "probe")
-    if _is_on(rank.settings.get(_OFF, "")) or rank.settings.get(_NET) == "Socket":
+    if _is_switched_on(rank.settings.get(_OFF, "")) or rank.settings.get(_NET) == "Socket":
         because = f"; {_OFF} or {_NET} reached this rank and turned RoCE off"
         hint = "check the file that this rank was started with: patchkit check FILE"
     elif rank.no_ib:
@@ -261,7 +261,7 @@ def _sockets(where: str, rank: NcclRank, meant: Mapping[str, str]) -> Finding:
     )
 
 
-def _took(where: str, rank: NcclRank) -> Finding:
+def _describe_network(where: str, rank: NcclRank) -> Finding:
     return finding_from_text(
         _FILE,
         "nccl-took",
@@ -275,6 +275,6 @@ def _took(where: str, rank: NcclRank) -> Finding:
     )
 
 
-def _is_on(value: str) -> bool:
+def _is_switched_on(value: str) -> bool:
     """Return whether a number turns a switch on, as NCCL reads it: any but 0."""
     return value.strip().lstrip("+-").isdigit() and int(value) != 0

@@ -19,7 +19,7 @@ _PARTS = ("flashinfer-cubin", "flashinfer-jit-cache")
 _SM = {"gb10": "12.1", "thor": "11.0"}
 
 
-def _packages(judge: NodeJudge) -> PackageVersions:
+def _known_packages(judge: NodeJudge) -> PackageVersions:
     """Return the installed packages. Raises NotCheckedError if they are not known."""
     found = require(judge.health.packages, judge.health.why_not("packages"))
     if "vllm" not in found.versions:
@@ -27,7 +27,7 @@ def _packages(judge: NodeJudge) -> PackageVersions:
     return found
 
 
-def _install(judge: NodeJudge, by_hand: str = "") -> str:
+def _install_command(judge: NodeJudge, by_hand: str = "") -> str:
     if judge.report.placed:
         return quoted("patchkit", "cluster", "install")
     if by_hand:
@@ -38,10 +38,10 @@ def _install(judge: NodeJudge, by_hand: str = "") -> str:
 
 @check("python-twice")
 def check_twice(judge: NodeJudge) -> Iterator[Finding]:
-    found = _packages(judge)
+    found = _known_packages(judge)
     if found.twice:
         what = "; ".join(f"{name} {' and '.join(both)}" for name, both in found.twice.items())
-        yield judge.say("python-twice", what=what, command=_install(judge))
+        yield judge.say("python-twice", what=what, command=_install_command(judge))
     else:
         yield judge.fine("python-twice", count=len(found.versions))
 
@@ -56,20 +56,20 @@ def check_torch(judge: NodeJudge) -> Iterator[Finding]:
     has = software.cuda.replace(".", "")
     fields = {"torch": software.torch, "vllm": software.vllm, "cuda": software.cuda}
     if not has and gpus:
-        yield judge.say("torch-cpu", **fields, command=_install(judge))
+        yield judge.say("torch-cpu", **fields, command=_install_command(judge))
     elif has and built_for and built_for[:2] != has[:2]:
-        yield judge.say("torch-other", **fields, command=_install(judge))
+        yield judge.say("torch-other", **fields, command=_install_command(judge))
     elif has:
         yield judge.fine("torch-cpu", **fields)
     else:
         raise NotCheckedError("torch is for CPUs, and there is no GPU")
 
 
-def _nccl_lost(judge: NodeJudge) -> Iterator[Finding]:
+def _check_lost_nccl(judge: NodeJudge) -> Iterator[Finding]:
     contents = judge.report.contents
     for file in contents.lost if contents else ():
         again = there(judge.node, *file.cure(f"{judge.facts.venv}/bin/python", "wheelhouse"))
-        yield judge.say("nccl-lost", lost=file, command=_install(judge, again))
+        yield judge.say("nccl-lost", lost=file, command=_install_command(judge, again))
 
 
 @check("nccl-two")
@@ -89,14 +89,16 @@ def check_nccl(judge: NodeJudge) -> Iterator[Finding]:
 
 @check("flashinfer-parts")
 def check_flashinfer(judge: NodeJudge) -> Iterator[Finding]:
-    found = _packages(judge)
+    found = _known_packages(judge)
     own = found.versions.get("flashinfer-python", "")
     parts = {name: found.versions[name] for name in _PARTS if name in found.versions}
     odd = [f"{name} {each}" for name, each in parts.items() if each.partition("+")[0] != own]
     if not own:
         raise NotCheckedError("it is not installed")
     if odd:
-        yield judge.say("flashinfer-parts", own=own, odd=", ".join(odd), command=_install(judge))
+        yield judge.say(
+            "flashinfer-parts", own=own, odd=", ".join(odd), command=_install_command(judge)
+        )
     else:
         yield judge.fine("flashinfer-parts", own=own)
 
@@ -121,7 +123,7 @@ def check_compilers(judge: NodeJudge) -> Iterator[Finding]:
 
 @check("nvcc")
 def check_jit_compilers(judge: NodeJudge) -> Iterator[Finding]:
-    found, has = _packages(judge), require(judge.health.compilers, _NO_TOOLS)
+    found, has = _known_packages(judge), require(judge.health.compilers, _NO_TOOLS)
     lacking = [name for name in ("nvcc", "ninja", "c++") if not has.has(name)]
     target = target_of(judge.facts.host)
     oldest = limits().assemblers.get(target, "")
@@ -181,7 +183,7 @@ def check_caches(judge: NodeJudge) -> Iterator[Finding]:
 
 
 PYTHON_CHECKS: tuple[Callable[[NodeJudge], Iterator[Finding]], ...] = (
-    *(check_torch, check_twice, check_flashinfer, _nccl_lost, check_nccl),
+    *(check_torch, check_twice, check_flashinfer, _check_lost_nccl, check_nccl),
     *(check_compilers, check_jit_compilers, check_ptxas, check_caches),
 )
 """Checks of the Python that has vLLM, in this order."""

@@ -61,22 +61,22 @@ def question_findings(node: str, model: str, answers: Sequence[AskedFact]) -> It
     """Yield what the answers of ``ask_facts`` say of a model."""
     first = [each for each in answers if not each.again]
     asked = len(first)
-    got = [each for each in first if _whole(each.answer)]
+    got = [each for each in first if _is_whole(each.answer)]
     if missing := [each for each in first if each not in got]:
         trouble = missing[0].answer.trouble or missing[0].answer.said or "no answer"
         yield finding_from_text(
             _FILE, "sense-not-asked", node, count=len(missing), asked=asked, trouble=trouble
         )
-    yield from _empty(node, got)
-    yield from _right(node, model, got)
-    yield from _repeat(node, answers)
+    yield from _judge_empty(node, got)
+    yield from _judge_right(node, model, got)
+    yield from _judge_repeat(node, answers)
 
 
-def _whole(answer: StreamedAnswer) -> bool:
+def _is_whole(answer: StreamedAnswer) -> bool:
     return answer.status == 200 and not answer.trouble and not answer.said
 
 
-def _empty(node: str, got: Sequence[AskedFact]) -> Iterator[Finding]:
+def _judge_empty(node: str, got: Sequence[AskedFact]) -> Iterator[Finding]:
     """Yield why answers are empty: max_tokens, or something else."""
     empty = [each.answer for each in got if not answer_text(each.answer)]
     long = [each for each in empty if each.finish == "length"]
@@ -91,7 +91,7 @@ def _empty(node: str, got: Sequence[AskedFact]) -> Iterator[Finding]:
         )
 
 
-def _right(node: str, model: str, got: Sequence[AskedFact]) -> Iterator[Finding]:
+def _judge_right(node: str, model: str, got: Sequence[AskedFact]) -> Iterator[Finding]:
     """Yield how many answers are right, of those that say anything."""
     by_id = {each.id: each for each in questions()}
     said = [(by_id[each.id], text) for each in got if (text := answer_text(each.answer))]
@@ -108,10 +108,10 @@ def _right(node: str, model: str, got: Sequence[AskedFact]) -> Iterator[Finding]
     yield finding_from_text(_FILE, about, node, wrong=shown, **fields)
 
 
-def _repeat(node: str, answers: Sequence[AskedFact]) -> Iterator[Finding]:
+def _judge_repeat(node: str, answers: Sequence[AskedFact]) -> Iterator[Finding]:
     again = next((each for each in answers if each.again), None)
     first = next((each for each in answers if again and each.id == again.id), None)
-    if again is None or first is None or not (_whole(again.answer) and _whole(first.answer)):
+    if again is None or first is None or not (_is_whole(again.answer) and _is_whole(first.answer)):
         return
     one, other = answer_text(first.answer), answer_text(again.answer)
     if one != other:

@@ -70,7 +70,9 @@ class _Judge:
         if health.status == 503:
             yield self.say("server-health-dead")
         elif health.status != 200:
-            yield self.say("server-health", status=health.status, trouble=_after(health.trouble))
+            yield self.say(
+                "server-health", status=health.status, trouble=_with_colon(health.trouble)
+            )
 
     def names(self, model: str) -> Iterator[Finding]:
         """Yield what is wrong with the list of models: refused, empty, or without this one."""
@@ -79,7 +81,7 @@ class _Judge:
             given = f", and the one in {self.answers.key} is not it" if self.answers.key else ""
             yield self.say("server-key", status=listing.status, found=given)
         elif not names:
-            trouble = _after(listing.trouble)
+            trouble = _with_colon(listing.trouble)
             yield self.say("server-models", status=listing.status or "no answer", trouble=trouble)
         elif model and model not in names:
             yield self.say("server-model", model=quoted(model), models=", ".join(names))
@@ -157,5 +159,5 @@ class _Judge:
         return "unknown" if found is None else f"{found:.0f}"
 
 
-def _after(trouble: str) -> str:
+def _with_colon(trouble: str) -> str:
     return f": {trouble}" if trouble else ""

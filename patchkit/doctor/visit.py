@@ -73,18 +73,18 @@ def visit(
     """
     reports = examined(cluster)
     node, listens = reports[0], url_of(reports[0].placed, cluster.file.serve.port)
-    said = node.silence or _answers(cluster.head, url or listens, key_file=SECRETS)
+    said = node.silence or _ask_server(cluster.head, url or listens, key_file=SECRETS)
     judged = [_without_server(node, said)] if len(reports) == 1 else reports
     found = cluster_findings(cluster.file, judged)
     if here and not node.placed:
         found = [_only_for_up(each) for each in found]
-    served = _server(cluster.head, node, said, questions=questions)
+    served = _judge_server(cluster.head, node, said, questions=questions)
     found += map(_insist, served) if url else served
     found += try_gpus(reports) if gpu else ()
-    lines, unread = _journals(cluster, reports)
+    lines, unread = _read_journals(cluster, reports)
     found += unread
     if lines:
-        found += _logs(cluster, reports, lines)
+        found += _judge_logs(cluster, reports, lines)
     return Visit(
         findings=tuple(sorted(found, key=lambda each: each.level in _LATER)),
         reports=tuple(reports),
@@ -96,8 +96,8 @@ def visit_server(url: str, *, questions: bool = False) -> Visit:
     """Return what is wrong with a server on a machine of which nothing else is known."""
     head, place = Remote(HERE), urlsplit(url).hostname or url
     # The key of this machine's own server goes to no other.
-    said = _answers(head, url, key_file="")
-    found = _server(head, NodeReport(node=HERE), said, questions=questions)
+    said = _ask_server(head, url, key_file="")
+    found = _judge_server(head, NodeReport(node=HERE), said, questions=questions)
     return Visit(findings=tuple(replace(_insist(each), where=place) for each in found))
 
 
@@ -107,7 +107,7 @@ def _insist(finding: Finding) -> Finding:
     return replace(finding, level=Level.ERROR, kind=HostError) if silent else finding
 
 
-def _answers(head: Remote, url: str, *, key_file: str) -> ServerAnswers | PatchkitError:
+def _ask_server(head: Remote, url: str, *, key_file: str) -> ServerAnswers | PatchkitError:
     """Return what the server answers; it is asked on the head, since it may listen there alone."""
     try:
         wanted = {"url": url, "key_file": key_file, "metrics": server_answers.wanted_metrics()}
@@ -124,7 +124,7 @@ def _without_server(node: NodeReport, said: ServerAnswers | PatchkitError) -> No
     return replace(node, listeners=tuple(each for each in node.listeners if each.port != port))
 
 
-def _server(
+def _judge_server(
     head: Remote, node: NodeReport, said: ServerAnswers | PatchkitError, *, questions: bool
 ) -> Iterator[Finding]:
     """Yield what is to be said of what the server answered."""
@@ -153,7 +153,7 @@ def _only_for_up(finding: Finding) -> Finding:
     return replace(finding, level=Level.NOTE, why=f"`patchkit up` needs it: {finding.why}")
 
 
-def _journals(
+def _read_journals(
     cluster: Cluster, reports: Sequence[NodeReport]
 ) -> tuple[list[tuple[str, JournalLine]], list[Finding]]:
     """Return what the ranks wrote, and for each node that was not asked why.
@@ -178,19 +178,19 @@ def _journals(
     return lines, unread + [_unchecked("log", *each) for each in found.silent.items()]
 
 
-def _logs(
+def _judge_logs(
     cluster: Cluster, reports: Sequence[NodeReport], lines: Sequence[tuple[str, JournalLine]]
 ) -> Iterator[Finding]:
     """Yield what is known of what the ranks wrote."""
     known = {**facts_for_causes(reports[0]), "nodes": str(len(cluster.nodes))}
     log, writers = read_journals(lines, known)
     answered = [each for each in reports if each.silence is None and each.placed]
-    yield from _symptoms(log, writers, answered)
+    yield from _judge_symptoms(log, writers, answered)
     if len(reports) > 1:
-        yield from _networks(lines, answered)
+        yield from _judge_networks(lines, answered)
 
 
-def _symptoms(
+def _judge_symptoms(
     log: ReadLog, writers: Sequence[str], nodes: Sequence[NodeReport]
 ) -> Iterator[Finding]:
     found = list(log_findings(log, nodes=writers))
@@ -202,7 +202,7 @@ def _symptoms(
             yield Finding(level=Level.OK, where=node.node, about="log", what=what)
 
 
-def _networks(
+def _judge_networks(
     lines: Sequence[tuple[str, JournalLine]], nodes: Sequence[NodeReport]
 ) -> Iterator[Finding]:
     """Yield which network NCCL took on each node, against what the node's env file means."""
@@ -222,7 +222,7 @@ def _unchecked(about: str, node: str, why: str | PatchkitError) -> Finding:
     return Finding(level=Level.UNKNOWN, where=node, about=about, what=f"not checked: {why}")
 
 
-def facts_here(cluster: Cluster) -> Situation:
+def local_facts(cluster: Cluster) -> Situation:
     """Return the facts of this machine that causes hang on; none unless vLLM is meant to run here.
 
     A log that is read on a workstation is more likely another machine's.

@@ -20,7 +20,7 @@ from patchkit.doctor.report.bundle import pack, private_names
 from patchkit.doctor.report.bundle import save as save_report
 from patchkit.doctor.symptoms.diagnosis import read_log
 from patchkit.doctor.symptoms.lines import STDIN, text_chunks
-from patchkit.doctor.visit import Visit, facts_here, visit, visit_server
+from patchkit.doctor.visit import Visit, local_facts, visit, visit_server
 from patchkit.errors import UsageError
 from patchkit.finding import Level, worst
 from patchkit.quoting import quoted
@@ -92,8 +92,12 @@ def command(
     if url or port:
         url = server_at(url or f"http://127.0.0.1:{port}").url
     if log is not None or unit is not None:
-        known = {} if elsewhere else facts_here(cluster_here(venv=venv))
-        seen = _of_log(log, known) if log else _of_lines(unit_lines(unit or ""), unit or "", known)
+        known = {} if elsewhere else local_facts(cluster_here(venv=venv))
+        seen = (
+            _visit_log(log, known)
+            if log
+            else _visit_lines(unit_lines(unit or ""), unit or "", known)
+        )
     elif several:
         seen = visit(read_cluster(file or FILE), questions=ask, gpu=gpu, here=False)
     elif url and not is_here(url):
@@ -110,24 +114,24 @@ def command(
             echo(each.what for each in found if each.level is Level.OK)
         echo(finding_lines(found, verbose=verbose))
     if save is not None:
-        _save(seen, save, verbose=verbose)
+        _save_report(seen, save, verbose=verbose)
     if code := worst(found, Level.ERROR, Level.WARNING):
         raise SystemExit(code)
 
 
-def _of_log(log: Path, known: Situation) -> Visit:
+def _visit_log(log: Path, known: Situation) -> Visit:
     where = STDIN if str(log) == "-" else str(log)
     chunks = read_chunks(log, hint="patchkit doctor --log -")
-    return _of_lines(text_chunks(chunks, where), where, known)
+    return _visit_lines(text_chunks(chunks, where), where, known)
 
 
-def _of_lines(chunks: Iterable[bytes], where: str, known: Situation) -> Visit:
+def _visit_lines(chunks: Iterable[bytes], where: str, known: Situation) -> Visit:
     read = read_log(chunks, known)
     lines = tuple((f"{where}:{number}", text) for number, text in read.lines.items())
     return Visit(findings=tuple(log_findings(read, where)), lines=lines)
 
 
-def _save(seen: Visit, place: Path, *, verbose: bool) -> None:
+def _save_report(seen: Visit, place: Path, *, verbose: bool) -> None:
     """Write a report, and say what was taken out of it."""
     names = private_names((each.node, each.facts) for each in seen.reports)
     report = pack(seen.parts(), names)

@@ -12,7 +12,7 @@ from patchkit.cli import show
 from patchkit.cli.complete import explained
 from patchkit.cli.options import as_json
 from patchkit.cli.out import echo, print_json, say, style, table
-from patchkit.cli.symptoms import explained_symptoms, symptoms_with, tell_symptoms
+from patchkit.cli.symptoms import explained_symptoms, show_symptoms, symptoms_with
 from patchkit.doctor.symptoms.diagnosis import Diagnosis
 from patchkit.doctor.symptoms.symptom import Symptom, symptoms
 from patchkit.edit.splice import unified_diff
@@ -52,7 +52,7 @@ def command(wanted: str | None, *, as_json: bool) -> None:
     everything: list[Fix | Claim] = [*_all_fixes(), *load_claims()]
     found = [each for each in everything if each.id == name]
     if not found and (known := explained_symptoms(wanted)):
-        tell_symptoms(known, as_json=as_json)
+        show_symptoms(known, as_json=as_json)
         return
     near: list[Diagnosis] = []
     # A mistyped id is no text to look for.
@@ -60,7 +60,7 @@ def command(wanted: str | None, *, as_json: bool) -> None:
         found = [each for each in everything if wanted.casefold() in _said(each).casefold()]
         near = symptoms_with(wanted)
     if near and not found and len(near) <= _SHOWN:
-        tell_symptoms(near, as_json=as_json)
+        show_symptoms(near, as_json=as_json)
         return
     ids = [*(each.id for each in found), *(each.symptom.id for each in near)]
     if not ids:

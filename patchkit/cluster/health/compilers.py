@@ -65,20 +65,20 @@ class Compilers:
         return any(name in names for name, _ in self.programs)
 
 
-def compilers(venv: str, environment: Mapping[str, str]) -> Compilers:
+def find_compilers(venv: str, environment: Mapping[str, str]) -> Compilers:
     """Return what a rank finds that runs with these variables; ``venv`` is "" if none is known."""
-    found = dict(_programs(venv, environment))
+    found = dict(_find_programs(venv, environment))
     nvcc = found.get("nvcc", "")
     return Compilers(
         programs=tuple(found.items()),
-        nvcc=_release(nvcc) if nvcc else "",
-        python_h=_header(Path(venv)) if venv else "",
-        ptxas=tuple(_assemblers(Path(venv), environment)) if venv else (),
-        caches=tuple(_caches(environment)),
+        nvcc=_cuda_release(nvcc) if nvcc else "",
+        python_h=_find_header(Path(venv)) if venv else "",
+        ptxas=tuple(_find_assemblers(Path(venv), environment)) if venv else (),
+        caches=tuple(_find_caches(environment)),
     )
 
 
-def _programs(venv: str, environment: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+def _find_programs(venv: str, environment: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     # FlashInfer looks into CUDA's own folder before PATH, and takes /usr/local/cuda at last.
     homes = (environment.get("CUDA_HOME", ""), environment.get("CUDA_PATH", ""))
     first = [f"{home}/bin" for home in homes if home]
@@ -90,13 +90,13 @@ def _programs(venv: str, environment: Mapping[str, str]) -> Iterator[tuple[str, 
             yield name, where
 
 
-def _release(program: str) -> str:
+def _cuda_release(program: str) -> str:
     """Return the release of CUDA that nvcc or ptxas is of."""
     match = _RELEASE.search(attempt(program, "--version", timeout=_SECONDS).output)
     return match["cuda"] if match else ""
 
 
-def _header(venv: Path) -> str:
+def _find_header(venv: Path) -> str:
     """Return Python.h of the Python that an environment was made with, "" if it is not there."""
     try:
         base = (venv / "bin" / "python").resolve(strict=True).parents[1]
@@ -107,16 +107,16 @@ def _header(venv: Path) -> str:
     return next((str(each) for each in places if each.is_file()), "")
 
 
-def _assemblers(venv: Path, environment: Mapping[str, str]) -> Iterator[PtxAssembler]:
+def _find_assemblers(venv: Path, environment: Mapping[str, str]) -> Iterator[PtxAssembler]:
     bundled = {each.name: str(each) for each in sorted(venv.glob(_PTXAS))}
     for name, variable in _NAMED.items():
         chosen = environment.get(variable, "")
         if path := chosen or bundled.get(name, ""):
             named = variable if chosen else ""
-            yield PtxAssembler(name=name, path=path, cuda=_release(path), named=named)
+            yield PtxAssembler(name=name, path=path, cuda=_cuda_release(path), named=named)
 
 
-def _caches(environment: Mapping[str, str]) -> Iterator[JitCache]:
+def _find_caches(environment: Mapping[str, str]) -> Iterator[JitCache]:
     """Yield the folders of compiled code, those that are not there yet as well."""
     home = Path(environment.get("HOME") or Path.home())
     cache = Path(environment.get("XDG_CACHE_HOME") or home / ".cache")
@@ -133,10 +133,10 @@ def _caches(environment: Mapping[str, str]) -> Iterator[JitCache]:
         or Path(tempfile.gettempdir(), inductor),
     }
     for owner, folder in folders.items():
-        yield _cache(owner, Path(folder))
+        yield _look_into_cache(owner, Path(folder))
 
 
-def _cache(owner: str, folder: Path) -> JitCache:
+def _look_into_cache(owner: str, folder: Path) -> JitCache:
     names: list[str] = []
     # FlashInfer's are VERSION/ARCHS: two levels; of the others one is enough.
     for level in ("*", "*/*") if owner == "flashinfer" else ("*",):

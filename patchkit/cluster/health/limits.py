@@ -51,7 +51,7 @@ class ContainerLimits:
     verbs_open: int = 0
 
 
-def own_limits(process: str, root: Path = _LIVE) -> ProcessLimits:
+def process_limits(process: str, root: Path = _LIVE) -> ProcessLimits:
     """Return the limits of a process of this user: its number, or ``self``. Raises OSError."""
     text = (root / "proc" / process / "limits").read_text(encoding="utf-8")
     rows = {line[:26].strip(): line[26:].split() for line in text.splitlines()[1:]}
@@ -65,43 +65,43 @@ def own_limits(process: str, root: Path = _LIVE) -> ProcessLimits:
         known=bool(soft),
         memlock=number("Max locked memory"),
         files=number("Max open files"),
-        locks=_may_lock(_text(root / "proc" / process / "status")),
+        locks=_may_lock(_read_text(root / "proc" / process / "status")),
     )
 
 
-def container(root: Path = _LIVE) -> ContainerLimits:
+def container_limits(root: Path = _LIVE) -> ContainerLimits:
     """Return the container that this process is in, with its limits."""
     files = sorted((root / "dev/infiniband").glob("uverbs*"))
     memory = root / "dev/shm"
     shm = os.statvfs(memory) if memory.is_dir() else None
     # The group that fills up first; one without a limit never does.
-    counts = sorted(_pids(root), key=lambda each: each[0] - each[1])
+    counts = sorted(_thread_limits(root), key=lambda each: each[0] - each[1])
     most, now = counts[0] if counts else (None, None)
     return ContainerLimits(
-        kind=_kind(root),
+        kind=_container_kind(root),
         pids=most,
         pids_now=now,
         shm=shm.f_frsize * shm.f_blocks if shm else None,
         verbs=len(files),
-        verbs_open=sum(map(_opens, files)),
+        verbs_open=sum(map(_can_open, files)),
     )
 
 
-def _kind(root: Path) -> str:
+def _container_kind(root: Path) -> str:
     if (root / "run/.containerenv").exists():
         return "podman"
     if (root / ".dockerenv").exists():
         return "docker"
     # One of LXC or nspawn is a machine of its own, with a systemd that starts the ranks.
-    if (word := _text(root / "run/systemd/container").strip()) in _SYSTEMD_SAYS:
+    if (word := _read_text(root / "run/systemd/container").strip()) in _SYSTEMD_SAYS:
         return word
-    first = _text(root / "proc/1/cgroup")
+    first = _read_text(root / "proc/1/cgroup")
     return next((kind for name, kind in _GROUPS.items() if name in first), "")
 
 
-def _pids(root: Path) -> Iterator[tuple[int, int]]:
+def _thread_limits(root: Path) -> Iterator[tuple[int, int]]:
     """Yield limit and number of processes of each control group that has a limit, upwards."""
-    for line in _text(root / "proc/self/cgroup").splitlines():
+    for line in _read_text(root / "proc/self/cgroup").splitlines():
         _, names, place = (*line.split(":", 2), "", "")[:3]
         if names not in ("", "pids"):
             continue
@@ -110,7 +110,9 @@ def _pids(root: Path) -> Iterator[tuple[int, int]]:
         folders = (mounted / place.lstrip("/"), *(mounted / place.lstrip("/")).parents)
         for folder in folders:
             if folder.is_relative_to(mounted):
-                most, now = (_text(folder / f"pids.{what}").strip() for what in ("max", "current"))
+                most, now = (
+                    _read_text(folder / f"pids.{what}").strip() for what in ("max", "current")
+                )
                 if most.isdigit() and now.isdigit():
                     yield int(most), int(now)
 
@@ -120,14 +122,14 @@ def _may_lock(status: str) -> bool | None:
     return None if match is None else bool(int(match[1], 16) >> _LOCKS & 1)
 
 
-def _text(file: Path) -> str:
+def _read_text(file: Path) -> str:
     try:
         return file.read_text(encoding="utf-8", errors="replace")
     except OSError:
         return ""
 
 
-def _opens(file: Path) -> bool:
+def _can_open(file: Path) -> bool:
     try:
         os.close(os.open(file, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK))
     except OSError:

@@ -11,8 +11,13 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from patchkit.cluster.health.compilers import Compilers, compilers
-from patchkit.cluster.health.limits import ContainerLimits, ProcessLimits, container, own_limits
+from patchkit.cluster.health.compilers import Compilers, find_compilers
+from patchkit.cluster.health.limits import (
+    ContainerLimits,
+    ProcessLimits,
+    container_limits,
+    process_limits,
+)
 from patchkit.cluster.health.packages import PackageVersions, package_versions
 from patchkit.process import attempt
 from patchkit.runtime.host.machine_root import ToolUnavailable
@@ -80,19 +85,21 @@ def collect_health(venv: str, main: int = 0, no_main: str = "no unit is named") 
     ``venv`` is the environment that has vLLM, "" if there is none; ``main`` the process of the unit
     that serves, 0 for none, and ``no_main`` why there is none.
     """
-    environment = _environment(main)
-    memory = _memory()
+    environment = _process_environment(main)
+    memory = _read_meminfo()
     parts: dict[str, Callable[[], object]] = {
-        "page_cache": lambda: _sum(memory, "Cached", "Buffers") - _sum(memory, "Shmem"),
-        "oom_kills": _oom_kills,
-        "guards": _guards,
-        "kernel": kernel_log,
-        "synced": _synced,
-        "gpu": _gpu,
-        "process": lambda: own_limits("self"),
-        "unit": lambda: own_limits(str(main)),
-        "container": container,
-        "compilers": lambda: compilers(venv, environment),
+        "page_cache": lambda: (
+            _sum_meminfo(memory, "Cached", "Buffers") - _sum_meminfo(memory, "Shmem")
+        ),
+        "oom_kills": _count_oom_kills,
+        "guards": _running_guards,
+        "kernel": read_kernel_log,
+        "synced": _is_clock_synced,
+        "gpu": _read_gpu,
+        "process": lambda: process_limits("self"),
+        "unit": lambda: process_limits(str(main)),
+        "container": container_limits,
+        "compilers": lambda: find_compilers(venv, environment),
         "packages": lambda: package_versions(venv),
     }
     found: dict[str, Any] = {}
@@ -109,13 +116,13 @@ def collect_health(venv: str, main: int = 0, no_main: str = "no unit is named") 
                 unread[name] = str(error)
     gpu = found.get("gpu")
     if gpu and gpu.processes is not None:
-        found["gpu_users"] = tuple(_user(each.pid, each.mib) for each in gpu.processes)
+        found["gpu_users"] = tuple(_describe_user(each.pid, each.mib) for each in gpu.processes)
     elif "gpu" in unread:
         unread["gpu_users"] = unread["gpu"]
     return asdict(NodeHealth(**found, unread=unread))
 
 
-def _environment(main: int) -> Mapping[str, str]:
+def _process_environment(main: int) -> Mapping[str, str]:
     """Return the variables of a process of this user, else those of this one."""
     try:
         pairs = Path(f"/proc/{main}/environ").read_bytes().decode(errors="replace").split("\0")
@@ -124,7 +131,7 @@ def _environment(main: int) -> Mapping[str, str]:
     return dict(each.split("=", 1) for each in pairs if "=" in each)
 
 
-def _memory() -> Mapping[str, int]:
+def _read_meminfo() -> Mapping[str, int]:
     """Return /proc/meminfo in KiB; empty if it cannot be read."""
     try:
         text = Path("/proc/meminfo").read_text(encoding="utf-8")
@@ -134,13 +141,13 @@ def _memory() -> Mapping[str, int]:
     return {name: int(size) for name, size in found}
 
 
-def _sum(memory: Mapping[str, int], *names: str) -> int:
+def _sum_meminfo(memory: Mapping[str, int], *names: str) -> int:
     if lacking := [name for name in names if name not in memory]:
         raise UnreadError(f"/proc/meminfo does not tell {lacking[0]}")
     return sum(memory[name] for name in names)
 
 
-def _oom_kills() -> int:
+def _count_oom_kills() -> int:
     text = Path("/proc/vmstat").read_text(encoding="utf-8")
     match = re.search(r"^oom_kill (\d+)$", text, re.MULTILINE)
     if match is None:
@@ -148,7 +155,7 @@ def _oom_kills() -> int:
     return int(match[1])
 
 
-def _guards() -> tuple[str, ...]:
+def _running_guards() -> tuple[str, ...]:
     names = ("earlyoom", "systemd-oomd", "nohang")
     said = attempt("systemctl", "is-active", *names, timeout=_SECONDS).output.split()
     if len(said) != len(names):
@@ -156,21 +163,21 @@ def _guards() -> tuple[str, ...]:
     return tuple(name for name, state in zip(names, said, strict=True) if state == "active")
 
 
-def _synced() -> bool:
+def _is_clock_synced() -> bool:
     done = attempt("timedatectl", "show", "--property=NTPSynchronized", "--value", timeout=_SECONDS)
     if done.output.strip() not in ("yes", "no"):
         raise UnreadError("timedatectl does not answer")
     return done.output.strip() == "yes"
 
 
-def _gpu() -> GpuState:
+def _read_gpu() -> GpuState:
     try:
         return gpu_state()
     except ToolUnavailable as error:
         raise UnreadError(str(error)) from None
 
 
-def _user(pid: int, mib: int | None) -> GpuUser:
+def _describe_user(pid: int, mib: int | None) -> GpuUser:
     """Describe a process; one of another namespace has no name here."""
     place = Path("/proc", str(pid))
     try:
@@ -185,14 +192,14 @@ def _user(pid: int, mib: int | None) -> GpuUser:
     return GpuUser(pid=pid, name=name, user=user, mib=mib)
 
 
-def kernel_log() -> tuple[str, ...]:
+def read_kernel_log() -> tuple[str, ...]:
     """Return the last of these lines of this boot, oldest first. Raises UnreadError.
 
     That there are none says something only of a log that may be read as a whole.
     """
     done = attempt("dmesg", "--time-format=iso", timeout=_SECONDS)
     if not done.trouble:
-        return tuple(_picked(done.output))
+        return tuple(_pick_lines(done.output))
     why = f"dmesg: {done.errors.strip() or done.trouble}".splitlines()[0]
     homes = map(Path, ("/var/log/journal", "/run/log/journal"))
     journals = (file for home in homes for file in home.glob("*/system.journal"))
@@ -202,9 +209,9 @@ def kernel_log() -> tuple[str, ...]:
     done = attempt("journalctl", *options, timeout=_SECONDS)
     if done.trouble or not done.output.strip():
         raise UnreadError(f"{why}; journalctl: {done.trouble or 'has no line of the kernel'}")
-    return tuple(_picked(done.output))
+    return tuple(_pick_lines(done.output))
 
 
-def _picked(text: str) -> list[str]:
+def _pick_lines(text: str) -> list[str]:
     found = (line[:_LONGEST] for line in text.splitlines() if re.search(_TROUBLE, line))
     return list(found)[-_LINES:]

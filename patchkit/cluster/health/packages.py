@@ -23,14 +23,14 @@ def package_versions(venv: str) -> PackageVersions:
         name.replace("_", "-"): found for name, found in distributions(import_path(venv)).items()
     }
     return PackageVersions(
-        versions={name: _version(found[0]) for name, found in homes.items()},
+        versions={name: _folder_version(found[0]) for name, found in homes.items()},
         twice={
-            name: tuple(map(_version, found))
+            name: tuple(map(_folder_version, found))
             for name, found in homes.items()
             if len(found) > len({home.parent for home in found})
         },
     )
 
 
-def _version(home: Path) -> str:
+def _folder_version(home: Path) -> str:
     return home.name.removesuffix(".dist-info").rpartition("-")[2]

@@ -37,7 +37,7 @@ class CableEnd:
     @property
     def holder(self) -> Netdev | None:
         """Return the interface that has the node's address."""
-        return _holder(self.report)
+        return _holding_netdev(self.report)
 
     @property
     def mtu(self) -> int:
@@ -71,14 +71,14 @@ def _cable_end(node: NodeReport, nodes: Sequence[NodeReport]) -> CableEnd:
     if node.placed and node.placed.env:
         variables = dict(node.placed.env.variables)
     named = [each for name in _NAMES for each in variables.get(name, "").lstrip("=").split(",")]
-    holder = _holder(node)
+    holder = _holding_netdev(node)
     names = dict.fromkeys([*filter(None, named), *([holder.name] if holder else [])])
     netdevs = tuple(each for name in names if (each := host.netdev(name)))
     dark = [each.name for each in netdevs if not (each.up and each.carrier)]
     out = f"{', '.join(dark)} of {node.node} has no carrier" if dark else ""
     if not out and not holder:
         out = f"{node.node} has no address in the cluster's network"
-    if taken := next(_taken(node, nodes), None):
+    if taken := next(_taken_addresses(node, nodes), None):
         out = f"{node.node} has the address of {taken[0].node}"
     elif not out and holder and next(overlaps(host, [holder.name]), None):
         out = f"{node.node} has two interfaces in one network"
@@ -113,11 +113,11 @@ def check_address(end: CableEnd, ends: Sequence[CableEnd]) -> Iterator[Finding]:
             end.node,
             what=error.what if error else f"no interface has {report.address}",
             why=error.why if error and error.why else "the others look for this node there",
-            command=_giving(end, ends) or (error.hint if error else ""),
+            command=_give_address_command(end, ends) or (error.hint if error else ""),
         )
 
 
-def _giving(end: CableEnd, ends: Sequence[CableEnd]) -> str:
+def _give_address_command(end: CableEnd, ends: Sequence[CableEnd]) -> str:
     """Return the command that gives a node its former address back, "" where that is not known."""
     first = ends[0].holder
     own = [each for each in (first.ipv4 if first else ()) if str(each.ip) == ends[0].report.address]
@@ -132,7 +132,7 @@ def _giving(end: CableEnd, ends: Sequence[CableEnd]) -> str:
 def check_address_twice(end: CableEnd, ends: Sequence[CableEnd]) -> Iterator[Finding]:
     """Yield which addresses of others this node has as well."""
     require(end.report.facts, end.out)
-    taken = list(_taken(end.report, [each.report for each in ends]))
+    taken = list(_taken_addresses(end.report, [each.report for each in ends]))
     for other, netdev, own in taken:
         yield wrong(
             "address-twice",
@@ -146,7 +146,9 @@ def check_address_twice(end: CableEnd, ends: Sequence[CableEnd]) -> Iterator[Fin
         yield fine("address-twice", end.node)
 
 
-def _taken(node: NodeReport, nodes: Sequence[NodeReport]) -> Iterator[tuple[NodeReport, str, str]]:
+def _taken_addresses(
+    node: NodeReport, nodes: Sequence[NodeReport]
+) -> Iterator[tuple[NodeReport, str, str]]:
     """Yield whose address a node has as well, at which interface, with its prefix."""
     host = node.facts.host if node.facts else None
     for netdev in host.netdevs if host else ():
@@ -176,7 +178,7 @@ def check_networks(end: CableEnd) -> Iterator[Finding]:
         yield fine("networks", end.node, netdev=holder.name)
 
 
-def _holder(node: NodeReport) -> Netdev | None:
+def _holding_netdev(node: NodeReport) -> Netdev | None:
     netdevs = node.facts.host.netdevs if node.facts and node.address else ()
     for netdev in netdevs:
         if any(str(each.ip) == node.address for each in netdev.ipv4):
@@ -209,7 +211,7 @@ def check_ways(end: CableEnd, peers: Sequence[CableEnd]) -> Iterator[Finding]:
     tried = [(known[name], way) for name, way in ways if name in known]
     if not tried:
         raise NotCheckedError("no address of another node is known")
-    judged = [_judged(end, peer, way) for peer, way in tried]
+    judged = [_judge_way(end, peer, way) for peer, way in tried]
     for about in _CHECKS:
         found = list(dict.fromkeys(each[about] for each in judged if about in each))
         yield from found
@@ -219,13 +221,13 @@ def check_ways(end: CableEnd, peers: Sequence[CableEnd]) -> Iterator[Finding]:
             yield fine(about, end.node, others=names, netdevs=netdevs, mtu=end.mtu)
 
 
-def _judged(end: CableEnd, peer: CableEnd, way: Way) -> Mapping[str, Finding]:
+def _judge_way(end: CableEnd, peer: CableEnd, way: Way) -> Mapping[str, Finding]:
     """Return by check what is wrong with one way, or why that is not known."""
 
     def unsure(reason: str, *checks: str) -> dict[str, Finding]:
         return {about: unknown(about, end.node, reason) for about in checks}
 
-    netdev = _in_network(end, way.address)
+    netdev = _expected_netdev(end, way.address)
     fields = {"other": peer.node, "address": way.address}
     ping = ("ping", "-c", "3", "-I", way.netdev, way.address)
     if peer.out or not way.netdev:
@@ -251,7 +253,7 @@ def _judged(end: CableEnd, peer: CableEnd, way: Way) -> Mapping[str, Finding]:
     return unsure(way.said, "mtu") if way.full == "unknown" else {}
 
 
-def _in_network(end: CableEnd, address: str) -> Netdev | None:
+def _expected_netdev(end: CableEnd, address: str) -> Netdev | None:
     """Return the one interface that is in an address's network, else that of the node's own."""
     ip, host = IPv4Address(address), end.report.facts.host if end.report.facts else None
     netdevs = host.netdevs if host else ()

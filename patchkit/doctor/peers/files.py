@@ -36,19 +36,21 @@ def file_findings(nodes: Sequence[NodeReport]) -> Iterator[Finding]:
             what = "it has no files of the start that other nodes have"
             yield wrong("start", node.node, what=what, command=again)
         else:
-            yield _start(node.node, first, node.placed, again)
-            yield from _env(node, node.placed, nodes, again)
+            yield _check_start(node.node, first, node.placed, again)
+            yield from _check_env_file(node, node.placed, nodes, again)
     flags = [
-        _flags(each.node, first, each.placed, again) for each in nodes[1:] if first and each.placed
+        _check_flags(each.node, first, each.placed, again)
+        for each in nodes[1:]
+        if first and each.placed
     ]
     yield from flags
     # Where flags differ, that a unit was edited is said by them.
     whole = len(placed) == len(nodes) and len({each.id for each in placed}) == 1
     if whole and not any(each.level is Level.ERROR for each in flags):
-        yield from _edited_elsewhere(nodes, again)
+        yield from _check_start_id(nodes, again)
 
 
-def _start(name: str, head: PlacedFiles | None, own: PlacedFiles, again: str) -> Finding:
+def _check_start(name: str, head: PlacedFiles | None, own: PlacedFiles, again: str) -> Finding:
     if head is None:
         return unknown("start", name, "the head's files are not known")
     if own.id != head.id:
@@ -61,7 +63,7 @@ def _again(placed: PlacedFiles) -> str:
     return quoted("patchkit", "cluster", "up", placed.model or "MODEL")
 
 
-def _env(
+def _check_env_file(
     node: NodeReport, placed: PlacedFiles, nodes: Sequence[NodeReport], again: str
 ) -> Iterator[Finding]:
     """Yield what is wrong with a node's env file; that it was edited is said only if it is all."""
@@ -73,9 +75,9 @@ def _env(
         return
     edited = f"; {ENV} was edited after patchkit wrote it" if env.edited else ""
     found = [
-        *_addresses(node, env, nodes, again, edited),
-        *_interfaces(node, env, again, edited),
-        *_shared(node, env, nodes, again, edited),
+        *_check_addresses(node, env, nodes, again, edited),
+        *_check_interfaces(node, env, again, edited),
+        *_check_shared_variables(node, env, nodes, again, edited),
     ]
     yield from found
     said = any(each.why.endswith(edited) for each in found) if edited else False
@@ -86,14 +88,14 @@ def _env(
         yield fine("edited", node.node)
 
 
-def _addresses(
+def _check_addresses(
     node: NodeReport, env: EnvFile, nodes: Sequence[NodeReport], again: str, edited: str
 ) -> Iterator[Finding]:
     assert node.facts is not None
     own, head = env.variables.get(_OWN, ""), env.facts.get("head", "")
     wrongs = []
     if own and not node.facts.host.has_address(own):
-        whose = _whose(own, nodes)
+        whose = _find_owner(own, nodes)
         wrongs.append(f"{_OWN}={own} is {whose or 'no address of this node'}")
     flag = node.placed.flag("--master-addr") if node.placed else ""
     for name, value in (("head", head), ("--master-addr", flag)):
@@ -114,12 +116,12 @@ def _addresses(
         yield unknown("env-address", node.node, "node.env names no address: this node is alone")
 
 
-def _whose(address: str, nodes: Sequence[NodeReport]) -> str:
+def _find_owner(address: str, nodes: Sequence[NodeReport]) -> str:
     holders = [each.node for each in nodes if each.facts and each.facts.host.has_address(address)]
     return f"{holders[0]}'s" if holders else ""
 
 
-def _interfaces(node: NodeReport, env: EnvFile, again: str, edited: str) -> Iterator[Finding]:
+def _check_interfaces(node: NodeReport, env: EnvFile, again: str, edited: str) -> Iterator[Finding]:
     assert node.facts is not None
     host, named, missing = node.facts.host, False, False
     for name in _INTERFACES:
@@ -128,7 +130,7 @@ def _interfaces(node: NodeReport, env: EnvFile, again: str, edited: str) -> Iter
             continue
         named = True
         for each in value.lstrip("=").split(","):
-            if not _is_there(host, each, exact=value.startswith("=")):
+            if not _has_interface(host, each, exact=value.startswith("=")):
                 missing = True
                 fields = {"name": name, "value": value, "missing": each}
                 yield wrong("env-interface", node.node, **fields, edited=edited, command=again)
@@ -138,14 +140,14 @@ def _interfaces(node: NodeReport, env: EnvFile, again: str, edited: str) -> Iter
         yield fine("env-interface", node.node)
 
 
-def _is_there(host: Host, name: str, *, exact: bool) -> bool:
+def _has_interface(host: Host, name: str, *, exact: bool) -> bool:
     """Return whether NCCL finds an interface: a name is a prefix unless ``=`` stands before it."""
     return any(
         each.name == name or (not exact and each.name.startswith(name)) for each in host.netdevs
     )
 
 
-def _shared(
+def _check_shared_variables(
     node: NodeReport, env: EnvFile, nodes: Sequence[NodeReport], again: str, edited: str
 ) -> Iterator[Finding]:
     head = nodes[0].placed.env if nodes[0].placed else None
@@ -154,11 +156,12 @@ def _shared(
     if head is None:
         yield unknown("env-shared", node.node, "the head's node.env is not known")
         return
-    own, theirs = _common(env), _common(head)
+    own, theirs = _shared_variables(env), _shared_variables(head)
     odd = sorted(name for name in {*own, *theirs} if own.get(name) != theirs.get(name))
     if odd:
         said = [
-            f"{name} is {_value(own, name)} here and {_value(theirs, name)} there" for name in odd
+            f"{name} is {_shown_value(own, name)} here and {_shown_value(theirs, name)} there"
+            for name in odd
         ]
         if head.edited:
             edited += "; the head's was edited after patchkit wrote it"
@@ -168,16 +171,16 @@ def _shared(
         yield fine("env-shared", node.node, count=len(own))
 
 
-def _common(env: EnvFile) -> dict[str, str]:
+def _shared_variables(env: EnvFile) -> dict[str, str]:
     of_host = load_variable_rules().of_host
     return {name: value for name, value in env.variables.items() if name not in of_host}
 
 
-def _value(variables: Mapping[str, str], name: str) -> str:
+def _shown_value(variables: Mapping[str, str], name: str) -> str:
     return repr(variables[name]) if name in variables else "not set"
 
 
-def _edited_elsewhere(nodes: Sequence[NodeReport], again: str) -> Iterator[Finding]:
+def _check_start_id(nodes: Sequence[NodeReport], again: str) -> Iterator[Finding]:
     """Yield that a file without a digest of its own was edited: the start's tells that one was."""
     placed = [each.placed for each in nodes if each.placed]
     if start_id(placed) == placed[0].id or any(each.env and each.env.edited for each in placed):
@@ -187,7 +190,7 @@ def _edited_elsewhere(nodes: Sequence[NodeReport], again: str) -> Iterator[Findi
     yield wrong("edited", names, what=what, command=again)
 
 
-def _flags(name: str, head: PlacedFiles, own: PlacedFiles, again: str) -> Finding:
+def _check_flags(name: str, head: PlacedFiles, own: PlacedFiles, again: str) -> Finding:
     if not (head.source and own.source):
         return unknown("flags", name, "Ray starts this rank with the head's flags")
     one, other = _shared_flags(own.words), _shared_flags(head.words)

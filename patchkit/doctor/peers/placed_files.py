@@ -53,7 +53,7 @@ def placed_files(files: Mapping[str, str], unit: str) -> PlacedFiles | None:
         env = env_file(files.get(ENV, ""), ENV, accept_edited=True)
     except PatchkitError as error:
         trouble = error.what
-    group = _group(files.get(GROUP, ""))
+    group = _read_group(files.get(GROUP, ""))
     workers = group.get("workers")
     table = workers if isinstance(workers, dict) else {}
     links = [each.get("ssh") for each in table.values() if isinstance(each, dict)]
@@ -61,7 +61,7 @@ def placed_files(files: Mapping[str, str], unit: str) -> PlacedFiles | None:
         id=str(group.get("id", "")),
         model=str(group.get("model", "")),
         url=str(group.get("url", "")),
-        words=_words(files.get(unit, "")),
+        words=_command_words(files.get(unit, "")),
         env=env,
         trouble=trouble,
         links=tuple(tuple(map(str, each)) for each in links if isinstance(each, list)),
@@ -81,7 +81,7 @@ def start_id(nodes: Sequence[PlacedFiles]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def _group(text: str) -> dict[str, Any]:
+def _read_group(text: str) -> dict[str, Any]:
     try:
         found = json.loads(text)
     except (ValueError, RecursionError):
@@ -89,7 +89,7 @@ def _group(text: str) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _words(unit: str) -> tuple[str, ...]:
+def _command_words(unit: str) -> tuple[str, ...]:
     """Return the words of a unit's command, as ``units.unit_line`` wrote them."""
     lines = [line.removeprefix(_EXEC) for line in unit.splitlines() if line.startswith(_EXEC)]
     try:

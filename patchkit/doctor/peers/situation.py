@@ -27,18 +27,18 @@ def facts_for_causes(report: NodeReport) -> dict[str, str]:
         "target": target_of(host) if host.gpus else "",
         "kernel": ".".join(re.findall(r"\d+", host.system.kernel)[:4]),
         "linger": "yes" if report.facts.linger else "no",
-        **_memory(report),
-        **_software(report),
+        **_memory_facts(report),
+        **_software_facts(report),
     }
     if report.health and report.health.container:
         found["container"] = "yes" if report.health.container.kind else "no"
-    found["memlock"] = _memlock(report)
+    found["memlock"] = _memlock_fact(report)
     if env := report.placed.env if report.placed else None:
         found |= {name: env.facts.get(name, "") for name in ("topology", "executor")}
     return {name: value for name, value in found.items() if value}
 
 
-def _memory(report: NodeReport) -> dict[str, str]:
+def _memory_facts(report: NodeReport) -> dict[str, str]:
     assert report.facts is not None
     host, health = report.facts.host, report.health
     if host.memory is None:
@@ -52,7 +52,7 @@ def _memory(report: NodeReport) -> dict[str, str]:
     }
 
 
-def _software(report: NodeReport) -> dict[str, str]:
+def _software_facts(report: NodeReport) -> dict[str, str]:
     assert report.facts is not None
     software = report.facts.host.software
     if software is None:
@@ -63,7 +63,7 @@ def _software(report: NodeReport) -> dict[str, str]:
     return {"ray": software.ray, "cuda": software.cuda, **packages}
 
 
-def _memlock(report: NodeReport) -> str:
+def _memlock_fact(report: NodeReport) -> str:
     """Return whether a rank's memory that can be locked is limited: what runs, else what would."""
     facts, health = report.facts, report.health
     unit = health.unit if health else None

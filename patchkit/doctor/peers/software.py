@@ -23,30 +23,30 @@ _SHOWN, _MANY = 12, 6  # digits of a digest, names in a finding
 def software_findings(file: ClusterFile, nodes: Sequence[NodeReport]) -> Iterator[Finding]:
     """Yield who lacks vLLM, and what differs: of the loaded libnccl the bytes, too."""
     for node in nodes:
-        yield _python(file, node)
+        yield _check_python(file, node)
     if len(nodes) < 2:
         return
-    have = [(each.node, each.contents) for each in nodes if each.contents and _vllm(each)]
+    have = [(each.node, each.contents) for each in nodes if each.contents and _vllm_version(each)]
     if len(have) < 2:
-        lacking = [each.node for each in nodes if not (each.contents and _vllm(each))]
+        lacking = [each.node for each in nodes if not (each.contents and _vllm_version(each))]
         for about in ("nccl", *_RANKS, "packages"):
             reason = f"there is nothing to compare: no vLLM is known of {', '.join(lacking)}"
-            yield unknown(about, _names(nodes), reason)
+            yield unknown(about, _join_nodes(nodes), reason)
         return
-    yield _nccl(have)
+    yield _check_nccl(have)
     env = nodes[0].placed.env if nodes[0].placed else None
     for project in _RANKS:
         if project == "ray" and env and env.facts.get("executor") != "ray":
-            yield unknown("ray", _names(nodes), "the ranks are not started by Ray")
+            yield unknown("ray", _join_nodes(nodes), "the ranks are not started by Ray")
         else:
-            yield _project(project, have)
-    yield _packages(have)
+            yield _check_project(project, have)
+    yield _check_packages(have)
 
 
-def _python(file: ClusterFile, node: NodeReport) -> Finding:
+def _check_python(file: ClusterFile, node: NodeReport) -> Finding:
     if node.facts is None:
         return unknown("python", node.node, node.why_not("facts"))
-    version = _vllm(node)
+    version = _vllm_version(node)
     if version:
         return fine("python", node.node, version=version, venv=node.facts.venv)
     venv = node.facts.venv
@@ -56,16 +56,16 @@ def _python(file: ClusterFile, node: NodeReport) -> Finding:
     return wrong("python", node.node, what=what, command=command)
 
 
-def _vllm(node: NodeReport) -> str:
+def _vllm_version(node: NodeReport) -> str:
     software = node.facts.host.software if node.facts else None
     return software.vllm if software else ""
 
 
-def _names(nodes: Sequence[NodeReport]) -> str:
+def _join_nodes(nodes: Sequence[NodeReport]) -> str:
     return ", ".join(each.node for each in nodes)
 
 
-def _nccl(have: Sequence[tuple[str, PythonContents]]) -> Finding:
+def _check_nccl(have: Sequence[tuple[str, PythonContents]]) -> Finding:
     """Compare the loaded library; where vLLM's and torch's differ, the host's checks tell."""
     where = ", ".join(name for name, _ in have)
     found = {name: each.nccl if each.nccl.path else each.torch_nccl for name, each in have}
@@ -76,20 +76,20 @@ def _nccl(have: Sequence[tuple[str, PythonContents]]) -> Finding:
     return wrong(
         "nccl",
         where,
-        what="; ".join(f"{name}: {_shown(each)}" for name, each in found.items()),
+        what="; ".join(f"{name}: {_describe_nccl(each)}" for name, each in found.items()),
         command=_INSTALL,
     )
 
 
-def _shown(nccl: LoadedNccl) -> str:
+def _describe_nccl(nccl: LoadedNccl) -> str:
     return f"{nccl.version or 'of unknown version'}, sha256 {nccl.sha256[:_SHOWN]}, {nccl.path}"
 
 
-def _project(project: str, have: Sequence[tuple[str, PythonContents]]) -> Finding:
+def _check_project(project: str, have: Sequence[tuple[str, PythonContents]]) -> Finding:
     where = ", ".join(name for name, _ in have)
     names = _OTHER_NAMES.get(project, (project,))
-    versions = {node: _first(each.versions, names) for node, each in have}
-    digests = {node: _first(each.digests, names) for node, each in have}
+    versions = {node: _first_value(each.versions, names) for node, each in have}
+    digests = {node: _first_value(each.digests, names) for node, each in have}
     if not any(versions.values()):
         return unknown(project, where, "it is installed on no node")
     if len({*versions.values()}) > 1:
@@ -103,11 +103,11 @@ def _project(project: str, have: Sequence[tuple[str, PythonContents]]) -> Findin
     return fine(project, where, version=version)
 
 
-def _first(values: Mapping[str, str], names: Sequence[str]) -> str:
+def _first_value(values: Mapping[str, str], names: Sequence[str]) -> str:
     return next((values[name] for name in names if values.get(name)), "")
 
 
-def _packages(have: Sequence[tuple[str, PythonContents]]) -> Finding:
+def _check_packages(have: Sequence[tuple[str, PythonContents]]) -> Finding:
     where = ", ".join(name for name, _ in have)
     told = {*_RANKS, *(name for names in _OTHER_NAMES.values() for name in names)}
     every = sorted({name for _, each in have for name in each.versions} - told)
@@ -135,12 +135,12 @@ def model_findings(file: ClusterFile, nodes: Sequence[NodeReport]) -> Iterator[F
             yield unknown("model", node.node, said)
     for number in range(count):
         prints = [(each, each.models[number] if each.models else None) for each in nodes]
-        yield from (_model(file, node, own, prints) for node, own in prints)
+        yield from (_check_model(file, node, own, prints) for node, own in prints)
         if len(nodes) > 1:
-            yield _same(file, prints)
+            yield _check_same_model(file, prints)
 
 
-def _model(
+def _check_model(
     file: ClusterFile,
     node: NodeReport,
     own: ModelPrint | None,
@@ -152,11 +152,11 @@ def _model(
         size = sum(each.size for each in own.files.values()) / 1e9
         return fine("model", node.node, folder=own.folder, files=len(own.files), size=size)
     whole = [(other, its) for other, its in prints if its and not its.problem]
-    command = _copying(file, (node, own), whole)
+    command = _copy_command(file, (node, own), whole)
     return wrong("model", node.node, folder=own.folder, problem=own.problem, command=command)
 
 
-def _copying(
+def _copy_command(
     file: ClusterFile,
     broken: tuple[NodeReport, ModelPrint],
     whole: Sequence[tuple[NodeReport, ModelPrint]],
@@ -179,16 +179,18 @@ def _copying(
     return f"copy {its.folder} from {source.node} to {own.folder} on {node.node}"
 
 
-def _same(file: ClusterFile, prints: Sequence[tuple[NodeReport, ModelPrint | None]]) -> Finding:
+def _check_same_model(
+    file: ClusterFile, prints: Sequence[tuple[NodeReport, ModelPrint | None]]
+) -> Finding:
     have = [(node, its) for node, its in prints if its and not its.problem]
     where = ", ".join(node.node for node, _ in prints)
     if len(have) < 2:
         return unknown("model-same", where, "fewer than two nodes have it whole")
     (first, right), *others = have
     for node, its in others:
-        if odd := _differing(right, its):
+        if odd := _differing_files(right, its):
             what = f"{', '.join(odd[:_MANY])} on {node.node} is not as on {first.node}"
-            command = _copying(file, (node, its), have[:1])
+            command = _copy_command(file, (node, its), have[:1])
             return wrong("model-same", where, folder=its.folder, what=what, command=command)
     bare = [name for name, each in right.files.items() if not each.digest]
     if bare:
@@ -199,15 +201,15 @@ def _same(file: ClusterFile, prints: Sequence[tuple[NodeReport, ModelPrint | Non
     return fine("model-same", where)
 
 
-def _differing(one: ModelPrint, other: ModelPrint) -> list[str]:
+def _differing_files(one: ModelPrint, other: ModelPrint) -> list[str]:
     names = sorted({*one.files, *other.files})
     none = FilePrint(size=-1)
-    found = [n for n in names if _apart(one.files.get(n, none), other.files.get(n, none))]
+    found = [n for n in names if _files_differ(one.files.get(n, none), other.files.get(n, none))]
     if one.commit and other.commit and one.commit != other.commit:
         found.insert(0, f"commit {other.commit[:_SHOWN]}, not {one.commit[:_SHOWN]}:")
     return found
 
 
-def _apart(one: FilePrint, other: FilePrint) -> bool:
+def _files_differ(one: FilePrint, other: FilePrint) -> bool:
     known = bool(one.digest and other.digest)
     return one.size != other.size or (known and one.digest != other.digest)

@@ -24,7 +24,7 @@ _STATES = {
 
 def unit_findings(file: ClusterFile, nodes: Sequence[NodeReport]) -> Iterator[Finding]:
     """Yield ports that are taken, processes that are stopped or left, and how the units are."""
-    units = {each.node: unit for each in nodes if (unit := _unit(file, each))}
+    units = {each.node: unit for each in nodes if (unit := _rank_unit(file, each))}
     taken = False
     for number, node in enumerate(nodes):
         unit = units.get(node.node)
@@ -36,11 +36,11 @@ def unit_findings(file: ClusterFile, nodes: Sequence[NodeReport]) -> Iterator[Fi
         yield from check_left_over(node, unit)
         yield from check_unit_file(node)
     if len(nodes) > 1:
-        yield _between(nodes, taken=taken, runs=any(map(_is_on, units.values())))
-    yield from _together(file, nodes, units)
+        yield _check_ports_between(nodes, taken=taken, runs=any(map(_is_unit_on, units.values())))
+    yield from _check_units_together(file, nodes, units)
 
 
-def _between(nodes: Sequence[NodeReport], *, taken: bool, runs: bool) -> Finding:
+def _check_ports_between(nodes: Sequence[NodeReport], *, taken: bool, runs: bool) -> Finding:
     """Return whether the ports between the nodes are open, both ways."""
     head, names = nodes[0], ", ".join(each.node for each in nodes)
     if runs:
@@ -54,11 +54,11 @@ def _between(nodes: Sequence[NodeReport], *, taken: bool, runs: bool) -> Finding
     return fine("ports-between", names)
 
 
-def _unit(file: ClusterFile, node: NodeReport) -> UnitState | None:
+def _rank_unit(file: ClusterFile, node: NodeReport) -> UnitState | None:
     return node.state.unit(file.unit) if node.state else None
 
 
-def _is_on(unit: UnitState | None) -> bool:
+def _is_unit_on(unit: UnitState | None) -> bool:
     return unit is not None and unit.active in _ON
 
 
@@ -76,7 +76,7 @@ def check_ports_taken(
     own = {each.pid for each in node.processes or ()}
     taken = [each for each in listeners if each.port in needs and each.pid not in own]
     # A rank that runs has its ports: what else listens does so elsewhere, or shares the server's.
-    if _is_on(unit) and node.state:
+    if _is_unit_on(unit) and node.state:
         shared = " ".join(node.state.strangers)
         taken = [each for each in taken if each.pid and f"(process {each.pid})" in shared]
     for each in {found.port: found for found in taken}.values():
@@ -87,13 +87,13 @@ def check_ports_taken(
             address=each.address,
             holder=f"{each.name} (process {each.pid})" if each.pid else "another user's process",
             what=needs[each.port],
-            command=_freeing(node.node, each),
+            command=_free_port_command(node.node, each),
         )
     if not taken:
         yield fine("port", node.node, ports=", ".join(map(str, sorted(needs))))
 
 
-def _freeing(name: str, listener: Listener) -> str:
+def _free_port_command(name: str, listener: Listener) -> str:
     if listener.pid:
         return there(name, "kill", str(listener.pid))
     return there(name, "sudo", "ss", "-ltnp", "sport", "=", f":{listener.port}")
@@ -118,7 +118,7 @@ def check_left_over(node: NodeReport, unit: UnitState | None) -> Iterator[Findin
     processes = require(node.processes, node.why_not("processes"))
     left = [process for process in processes if process.state != "Z"]
     unit = require(unit, node.why_not("state"))
-    if _is_on(unit) or not left:
+    if _is_unit_on(unit) or not left:
         yield fine("left-over", node.node)
     else:
         pids = [str(each.pid) for each in left]
@@ -146,19 +146,19 @@ def check_unit_file(node: NodeReport) -> Iterator[Finding]:
         yield fine("unit-file", node.node)
 
 
-def _together(
+def _check_units_together(
     file: ClusterFile, nodes: Sequence[NodeReport], units: dict[str, UnitState]
 ) -> Iterator[Finding]:
     """Yield whether the ranks run on all nodes or on none, and how often they were started."""
-    on = [each.node for each in nodes if _is_on(units.get(each.node))]
+    on = [each.node for each in nodes if _is_unit_on(units.get(each.node))]
     # While the head's rank is started the others are started one by one, by its units.
-    loading = any(each.active != "active" and _is_on(each) for each in units.values())
+    loading = any(each.active != "active" and _is_unit_on(each) for each in units.values())
     for node in nodes:
         unit = units.get(node.node)
         if unit is None:
             yield unknown("unit", node.node, node.why_not("state"))
         else:
-            yield _state(node, unit, on, file.unit, loading=loading)
+            yield _check_unit_state(node, unit, on, file.unit, loading=loading)
     head, unit = nodes[0], units.get(nodes[0].node)
     if unit is None or head.state is None:
         yield unknown("restarts", head.node, head.why_not("state"))
@@ -169,7 +169,7 @@ def _together(
         yield fine("restarts", head.node, starts=head.state.starts)
 
 
-def _state(
+def _check_unit_state(
     node: NodeReport, unit: UnitState, on: Sequence[str], name: str, *, loading: bool
 ) -> Finding:
     logs = quoted("patchkit", "cluster", "logs", "--node", node.node)
@@ -179,7 +179,7 @@ def _state(
     if unit.sub == "auto-restart":
         what = f"{name} waits for its next start: {unit.result}, status {unit.status}"
         return wrong("unit", node.node, what=what, why="its journal says why", command=logs)
-    if not _is_on(unit) and on and not loading:
+    if not _is_unit_on(unit) and on and not loading:
         what = f"{name} is {unit.active}, and runs on {', '.join(on)}"
         why = "one rank waits for the other"
         return wrong("unit", node.node, what=what, why=why, command=logs)

@@ -29,7 +29,7 @@ class AddressNames:
 
     def know(self, text: str) -> Iterator[tuple[str, str]]:
         """Take note of a node's own address; yield other forms of it, with the placeholder."""
-        address = _address(text)
+        address = _parse_address(text)
         if address is not None and not _says_nothing(address):
             self._known.add(address)
             place = self.place(text)
@@ -37,11 +37,11 @@ class AddressNames:
                 yield str(address).replace(".", "-"), place
 
     def is_address(self, text: str) -> bool:
-        return _address(text) is not None
+        return _parse_address(text) is not None
 
     def place(self, text: str, suffix: str = "") -> str:
         """Return the placeholder of an address; one mapped into IPv6 has that of its own."""
-        address = _address(text)
+        address = _parse_address(text)
         if address is None:
             return text
         number = self._numbers.setdefault(address, len(self._numbers) + 1)
@@ -52,13 +52,13 @@ class AddressNames:
     def replaced(self, before: str, whole: str) -> str | None:
         """Return what stands in the place of a text that looks like an address; None: it stays."""
         # The colon of a sentence, as in `::2: no route`.
-        if _address(whole) is None and whole.endswith(":"):
+        if _parse_address(whole) is None and whole.endswith(":"):
             found = self.replaced(before, whole[:-1])
             return found and f"{found}:"
         after = _AFTER.search(whole)
         suffix = after.group() if after else ""
         text = whole.removesuffix(suffix)
-        address = _address(text)
+        address = _parse_address(text)
         if address is None or _says_nothing(address) or _MASK.match(text):
             return None
         if address not in self._known and address.version == 4 and not suffix:
@@ -68,7 +68,7 @@ class AddressNames:
         return self.place(text, suffix)
 
 
-def _address(text: str) -> _Address | None:
+def _parse_address(text: str) -> _Address | None:
     try:
         found = ip_address(text)
     except ValueError:

@@ -47,16 +47,16 @@ def private_names(
     hosts, users, addresses, serials = [], [], [], []
     for destination, facts in nodes:
         user, _, host = destination.rpartition("@")
-        own = [host, *_short(host)]
+        own = [host, *_short_names(host)]
         users.append(user)
         if facts is not None:
-            own += [facts.host.system.hostname, *_short(facts.host.system.hostname)]
+            own += [facts.host.system.hostname, *_short_names(facts.host.system.hostname)]
             users += [facts.user, Path(facts.home).name]
             addresses += [each.address for dev in facts.host.netdevs for each in dev.addresses]
             addresses += [gid.address for rdma in facts.host.rdma for gid in rdma.gids]
             serials += [dev.mac for dev in facts.host.netdevs if dev.mac]
         hosts.append(tuple(dict.fromkeys(filter(None, own))))
-    hosts += [(each, *_short(each)) for each in others]
+    hosts += [(each, *_short_names(each)) for each in others]
     return PrivateNames(
         hosts=tuple(hosts),
         users=tuple(dict.fromkeys(filter(None, users))),
@@ -65,7 +65,7 @@ def private_names(
     )
 
 
-def _short(host: str) -> Iterator[str]:
+def _short_names(host: str) -> Iterator[str]:
     """Yield the first part of a host's name; an address has none."""
     first = host.partition(".")[0]
     if first != host and not first.isdigit() and len(first) > 2:
@@ -83,11 +83,11 @@ def pack(parts: Mapping[str, Any], names: PrivateNames) -> Report:
         redactor.learn(part)
     files: dict[str, bytes] = {}
     for name, part in sorted(parts.items()):
-        clean = redactor.text(part) if isinstance(part, str) else _json(redactor.value(part))
-        files[_free(redactor.text(name), files)] = clean.encode("utf-8", "replace")
+        clean = redactor.text(part) if isinstance(part, str) else _to_json(redactor.value(part))
+        files[_free_name(redactor.text(name), files)] = clean.encode("utf-8", "replace")
     taken = redactor.report()
-    files[_TAKEN_OUT] = _json({"note": _NOTE, **taken}).encode()
-    return Report(data=_archive(files), files=tuple(sorted(files)), **taken)
+    files[_TAKEN_OUT] = _to_json({"note": _NOTE, **taken}).encode()
+    return Report(data=_pack_archive(files), files=tuple(sorted(files)), **taken)
 
 
 def save(report: Report, path: Path) -> None:
@@ -113,11 +113,11 @@ def save(report: Report, path: Path) -> None:
         sync(path.parent)
 
 
-def _json(value: Any) -> str:
+def _to_json(value: Any) -> str:
     return json.dumps(value, indent=1, ensure_ascii=False, sort_keys=True) + "\n"
 
 
-def _free(name: str, taken: Mapping[str, bytes]) -> str:
+def _free_name(name: str, taken: Mapping[str, bytes]) -> str:
     """Return a name of a file within the folder that no other part has."""
     parts = [each for each in name.split("/") if each not in ("", ".", "..")]
     wanted = "/".join(parts) or "unnamed"
@@ -127,7 +127,7 @@ def _free(name: str, taken: Mapping[str, bytes]) -> str:
     return found
 
 
-def _archive(files: Mapping[str, bytes]) -> bytes:
+def _pack_archive(files: Mapping[str, bytes]) -> bytes:
     buffer = io.BytesIO()
     with (
         gzip.GzipFile(filename="", mode="wb", fileobj=buffer, mtime=0) as zipped,

@@ -84,16 +84,16 @@ def main() -> None:
     os._exit(0)  # a library's end may hang, and says nothing of the step
 
 
-def _torch() -> Any:
+def _import_torch() -> Any:
     try:
         return importlib.import_module("torch")
     except ImportError as error:
         raise NotRunError(f"torch cannot be imported: {error}") from None
 
 
-def _gpu() -> Any:
+def _require_gpu() -> Any:
     """Return torch; raise NotRunError without a GPU, or with too little free memory."""
-    torch = _torch()
+    torch = _import_torch()
     if not torch.cuda.is_available():
         raise NotRunError(_NOT_THERE)
     free, _ = torch.cuda.mem_get_info()
@@ -104,7 +104,7 @@ def _gpu() -> Any:
 
 def cuda(_: Answer) -> Answer:
     """Name the device, and have it compute."""
-    torch = _torch()
+    torch = _import_torch()
     if not torch.version.cuda:
         raise NotRunError(f"torch {torch.__version__} is built without CUDA")
     if not torch.cuda.is_available():
@@ -137,7 +137,7 @@ def cuda(_: Answer) -> Answer:
 
 def allocate(_: Answer) -> Answer:
     """Write 1 GiB of the GPU's memory and read it back."""
-    torch = _gpu()
+    torch = _require_gpu()
     count, part = _BYTES_PER_GIB // 8, 1 << 22
     start = time.perf_counter()
     # Each word differs, so that memory which is there twice is noticed.
@@ -153,7 +153,7 @@ def allocate(_: Answer) -> Answer:
 
 def triton(_: Answer) -> Answer:
     """Compile a kernel anew, run it, and compare with float64."""
-    torch = _gpu()
+    torch = _require_gpu()
     with tempfile.TemporaryDirectory() as place:
         # What lies in the user's cache would prove nothing of the compiler.
         os.environ["TRITON_CACHE_DIR"] = place
@@ -173,11 +173,11 @@ def triton(_: Answer) -> Answer:
         torch.cuda.synchronize()
         seconds = time.perf_counter() - start
         worst = _product_error(out, a.double() @ b.double() + 1)
-    return _within(
+    return _judge_error(
         worst,
         "tl.dot",
         triton=compiler.__version__,
-        ptxas=_ptxas(torch),
+        ptxas=_taken_ptxas(torch),
         compile_seconds=round(seconds, 2),
     )
 
@@ -189,7 +189,7 @@ def _triton_product(a, b, out, SIZE: "tl.constexpr"):  # type: ignore[no-untyped
     tl.store(out + places, product + 1)
 
 
-def _ptxas(torch: Any) -> str:
+def _taken_ptxas(torch: Any) -> str:
     """Return the ptxas that Triton takes for this device, with its version."""
     try:
         compiler = importlib.import_module("triton.backends.nvidia.compiler")
@@ -204,7 +204,7 @@ def _ptxas(torch: Any) -> str:
 
 def fp8(settings: Answer) -> Answer:
     """Multiply with FP8 weights as a linear layer of vLLM does, by tensor or by blocks."""
-    torch = _gpu()
+    torch = _require_gpu()
     block = 128 if settings.get("block") else 0
     torch.manual_seed(0)
     weight = _fp8_values(torch, _WIDE, _DEEP)
@@ -215,7 +215,7 @@ def fp8(settings: Answer) -> Answer:
         scale = torch.tensor([0.01], device="cuda")
         each = scale
     exact = weight.double() * each.double()
-    with _vllm(torch, groups=True):
+    with _vllm_groups(torch, groups=True):
         layer, method = _fp8_layer(torch, weight, scale, block)
         worst = 0.0
         for tokens in _TOKENS:
@@ -225,7 +225,9 @@ def fp8(settings: Answer) -> Answer:
             out = method.apply(layer, x)
             worst = max(worst, _product_error(out, x.double() @ exact.t()))
     taken = getattr(method, "fp8_linear", None)
-    return _within(worst, type(taken).__name__ if taken is not None else "unknown", vllm=_version())
+    return _judge_error(
+        worst, type(taken).__name__ if taken is not None else "unknown", vllm=_vllm_release()
+    )
 
 
 def _fp8_values(torch: Any, *shape: int) -> Any:
@@ -259,7 +261,7 @@ def _fp8_layer(torch: Any, weight: Any, scale: Any, block: int) -> tuple[Any, An
 
 def nvfp4(_: Answer) -> Answer:
     """Multiply with NVFP4 weights by the kernel that vLLM takes for them on this device."""
-    torch = _gpu()
+    torch = _require_gpu()
     torch.manual_seed(0)
     values = torch.tensor(_E2M1 + tuple(-each for each in _E2M1), device="cuda")
     codes = torch.randint(0, 16, (_WIDE, _DEEP), device="cuda")
@@ -267,10 +269,10 @@ def nvfp4(_: Answer) -> Answer:
     overall = 0.02
     exact = values[codes].double() * scales.double().repeat_interleave(16, 1) * overall
     packed = (codes[:, ::2] | codes[:, 1::2] << 4).to(torch.uint8)
-    with _vllm(torch):
+    with _vllm_groups(torch):
         linear = importlib.import_module("vllm.model_executor.kernels.linear")
         if not hasattr(linear, "init_nvfp4_linear_kernel"):
-            raise NotRunError(f"vLLM {_version()} does not say which NVFP4 kernel it takes")
+            raise NotRunError(f"vLLM {_vllm_release()} does not say which NVFP4 kernel it takes")
         kernel = linear.init_nvfp4_linear_kernel()
         layer = _nvfp4_layer(torch, packed, scales, overall)
         kernel.process_weights_after_loading(layer)
@@ -281,7 +283,7 @@ def nvfp4(_: Answer) -> Answer:
             x = x.to(torch.bfloat16)
             out = kernel.apply_weights(layer, x)
             worst = max(worst, _product_error(out, x.double() @ exact.t()))
-    return _within(worst, type(kernel).__name__, vllm=_version())
+    return _judge_error(worst, type(kernel).__name__, vllm=_vllm_release())
 
 
 def _nvfp4_layer(torch: Any, packed: Any, scales: Any, overall: float) -> Any:
@@ -305,7 +307,7 @@ def _nvfp4_layer(torch: Any, packed: Any, scales: Any, overall: float) -> Any:
 
 
 @contextmanager
-def _vllm(torch: Any, *, groups: bool = False) -> Iterator[None]:
+def _vllm_groups(torch: Any, *, groups: bool = False) -> Iterator[None]:
     """Hold what vLLM's layers expect around them: a config, and groups of one rank."""
     try:
         config = importlib.import_module("vllm.config")
@@ -329,16 +331,16 @@ def _vllm(torch: Any, *, groups: bool = False) -> Iterator[None]:
         yield
 
 
-def _version() -> str:
+def _vllm_release() -> str:
     return str(getattr(importlib.import_module("vllm"), "__version__", "unknown"))
 
 
 def nccl(settings: Answer) -> Answer:
     """Name the libnccl of torch and of vLLM, and make a communicator of one rank."""
-    torch = _gpu()
+    torch = _require_gpu()
     # Before vLLM: it may load another one.
     figures = {"torch_version": ".".join(map(str, torch.cuda.nccl.version()))}
-    figures["torch_path"] = " ".join(_mapped("libnccl"))
+    figures["torch_path"] = " ".join(_mapped_libraries("libnccl"))
     with tempfile.TemporaryDirectory() as place:
         dist = importlib.import_module("torch.distributed")
         meeting, patience = f"file://{place}/ranks", timedelta(seconds=0.8 * settings["seconds"])
@@ -359,7 +361,7 @@ def nccl(settings: Answer) -> Answer:
     return {"figures": figures, "kernel": f"NCCL {figures['torch_version']}"}
 
 
-def _mapped(name: str) -> list[str]:
+def _mapped_libraries(name: str) -> list[str]:
     """Return the libraries of this name that this process has mapped."""
     lines = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines()
     paths = (line.split(maxsplit=5)[-1] for line in lines if name in line)
@@ -388,10 +390,10 @@ def _path_of(function: Any) -> str:
 def all_reduce(settings: Answer) -> Answer:
     """Add up data over all ranks, and time it: ``rank``, ``world``, ``meeting``, ``backend``."""
     if settings["backend"] == "nccl":
-        torch, device = _gpu(), "cuda"
+        torch, device = _require_gpu(), "cuda"
         torch.cuda.set_device(0)
     else:
-        torch, device = _torch(), "cpu"
+        torch, device = _import_torch(), "cpu"
     dist = importlib.import_module("torch.distributed")
     rank, world = settings["rank"], settings["world"]
     dist.init_process_group(
@@ -405,7 +407,7 @@ def all_reduce(settings: Answer) -> Answer:
     if device == "cuda":
         figures["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
     for size in settings["sizes"]:
-        seconds = _reduced(torch, dist, device, rank, world, size)
+        seconds = _time_all_reduce(torch, dist, device, rank, world, size)
         # As nccl-tests counts: so much has to cross each rank's link, whatever their number.
         moved = size * 2 * (world - 1) / world
         figures[f"microseconds_{size}"] = round(seconds * 1e6, 1)
@@ -414,7 +416,7 @@ def all_reduce(settings: Answer) -> Answer:
     return {"figures": figures, "kernel": settings["backend"]}
 
 
-def _reduced(torch: Any, dist: Any, device: str, rank: int, world: int, size: int) -> float:
+def _time_all_reduce(torch: Any, dist: Any, device: str, rank: int, world: int, size: int) -> float:
     """Return the median time of an all-reduce; every sum is checked."""
     data = torch.empty(size // 4, device=device, dtype=torch.float32)
     wait: Callable[[], None] = torch.cuda.synchronize if device == "cuda" else lambda: None
@@ -438,7 +440,7 @@ def _product_error(out: Any, exact: Any) -> float:
     return float(errors.nan_to_num(nan=float("inf")).max())
 
 
-def _within(error: float, kernel: str, **figures: Any) -> Answer:
+def _judge_error(error: float, kernel: str, **figures: Any) -> Answer:
     # JSON has no infinity.
     answer = {
         "figures": {"error": min(error, 1e30), "bound": _PRODUCT, **figures},

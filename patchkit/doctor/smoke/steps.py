@@ -63,7 +63,7 @@ def gpu_steps(
         if obstacle:
             found = GpuStep(step=name, state="not-run", reason=obstacle)
         else:
-            found = tried(python, each, variables)
+            found = run_step(python, each, variables)
         if each["script"] == FIRST and found.state != "ok":
             obstacle = found.reason
         yield json.loads(json.dumps(asdict(found)))  # as it comes from another node
@@ -76,7 +76,7 @@ def all_reduce_rank(
     # What NCCL says is read afterwards, on this standard output.
     said = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET,ENV", "NCCL_DEBUG_FILE": ""}
     named = {"step": RANK, "script": RANK, **settings}
-    return asdict(tried(python, named, {**variables, **said}))
+    return asdict(run_step(python, named, {**variables, **said}))
 
 
 def free_port(address: str) -> int:
@@ -85,7 +85,7 @@ def free_port(address: str) -> int:
         return int(server.getsockname()[1])
 
 
-def tried(python: str, settings: Mapping[str, Any], variables: Mapping[str, str]) -> GpuStep:
+def run_step(python: str, settings: Mapping[str, Any], variables: Mapping[str, str]) -> GpuStep:
     """Run a step; whatever happens to its process is a result."""
     words = (python, str(SCRIPT), str(settings["script"]), json.dumps(dict(settings)))
     env = {**os.environ, **variables, "PYTHONUNBUFFERED": "1"}
@@ -105,7 +105,10 @@ def tried(python: str, settings: Mapping[str, Any], variables: Mapping[str, str]
     answers = [each for each in lines if each.startswith(script.MARK)]
     said = [each[:_LONGEST] for each in lines if each and each not in answers]
     late = f"no answer within {limit:g} s" if seconds >= limit else ""
-    fields = _answer(answers[-1:]) or {"state": "failed", "reason": late or _ending(done, said)}
+    fields = _read_answer(answers[-1:]) or {
+        "state": "failed",
+        "reason": late or _describe_end(done, said),
+    }
     return GpuStep(
         step=str(settings["step"]),
         seconds=seconds,
@@ -115,7 +118,7 @@ def tried(python: str, settings: Mapping[str, Any], variables: Mapping[str, str]
     )
 
 
-def _answer(lines: Sequence[str]) -> dict[str, Any]:
+def _read_answer(lines: Sequence[str]) -> dict[str, Any]:
     """Return what a step said of itself, empty for nothing."""
     try:
         (said,) = [json.loads(each.removeprefix(script.MARK)) for each in lines]
@@ -125,7 +128,7 @@ def _answer(lines: Sequence[str]) -> dict[str, Any]:
     return {key: said[key] for key in known if key in said} if isinstance(said, dict) else {}
 
 
-def _ending(done: Completed | None, lines: Sequence[str]) -> str:
+def _describe_end(done: Completed | None, lines: Sequence[str]) -> str:
     """Return how a process ended that gave no answer, with its last words."""
     if done is None:
         return "it did not end"

@@ -11,7 +11,13 @@ from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any
 
-from patchkit.doctor.symptoms.log_marks import Life, fact_texts, facts_of, mark_texts, stream_lives
+from patchkit.doctor.symptoms.log_marks import (
+    Life,
+    fact_texts,
+    mark_texts,
+    stated_facts,
+    stream_lives,
+)
 from patchkit.doctor.symptoms.scan import BEFORE, BEHIND, Hit, Scan, merged_scan, scan
 from patchkit.doctor.symptoms.symptom import Cause, Symptom, TextPattern, symptoms, text_pattern
 from patchkit.quoting import quoted
@@ -141,31 +147,33 @@ def read_log(
     starts = frozenset(text.text for text in mark_texts("start", "worker"))
     log = scan(chunks, [*texts.values()], frozenset(notes), starts)
     begun = sum(log.begun.values())
-    last = replace(_judged(log.streams, known or {}, whole=whole), unread=log.unread, begun=begun)
+    last = replace(
+        _judge_start(log.streams, known or {}, whole=whole), unread=log.unread, begun=begun
+    )
     if not log.before:
         return last
-    before = _judged(log.before, known or {}, whole=whole)
+    before = _judge_start(log.before, known or {}, whole=whole)
     if not last.lead and not last.serving and before.lead:
         return replace(before, unread=log.unread, begun=begun)
     return replace(last, earlier=before.lead)
 
 
-def _judged(streams: Mapping[str, Scan], known: Situation, *, whole: bool) -> ReadLog:
+def _judge_start(streams: Mapping[str, Scan], known: Situation, *, whole: bool) -> ReadLog:
     """Return what is known of one start."""
     entries = symptoms().values()
     found = merged_scan(streams)
     # What a log states of itself counts more than what is known of where it is read.
-    facts = {**known, **facts_of(found)}
+    facts = {**known, **stated_facts(found)}
     endings = frozenset(text for entry in entries if entry.ends for text in entry.says)
     lives = stream_lives(streams, endings)
     diagnoses = [
-        replace(diagnosis, **_outlived(diagnosis, streams, lives))
-        for diagnosis in _diagnoses(entries, found, facts, whole=whole)
+        replace(diagnosis, **_find_outlived(diagnosis, streams, lives))
+        for diagnosis in _diagnose(entries, found, facts, whole=whole)
     ]
-    diagnoses.sort(key=_order)
+    diagnoses.sort(key=_sort_key)
     strange = None
     if not any(diagnosis.is_root for diagnosis in diagnoses):
-        strange = min(_strange(entries, found, streams, lives), key=_number, default=None)
+        strange = min(_strange_hits(entries, found, streams, lives), key=_hit_number, default=None)
     hits = [diagnosis.hit for diagnosis in diagnoses] + ([strange] if strange else [])
     serving = [life for life in lives.values() if life.serving]
     return ReadLog(
@@ -182,11 +190,11 @@ def _judged(streams: Mapping[str, Scan], known: Situation, *, whole: bool) -> Re
     )
 
 
-def _number(hit: Hit) -> int:
+def _hit_number(hit: Hit) -> int:
     return hit.number
 
 
-def _outlived(
+def _find_outlived(
     diagnosis: Diagnosis, streams: Mapping[str, Scan], lives: Mapping[str, Life]
 ) -> dict[str, Any]:
     """Return whether all servers outlived a symptom, and the first hit that one did not."""
@@ -198,15 +206,15 @@ def _outlived(
         life = lives[stream]
         later = [hit for hit in hits if hit.number > life.serving] or hits
         last = max(part.last.get(text, 0) for text in symptom.says)
-        first = min(later, key=_number)
+        first = min(later, key=_hit_number)
         if symptom.lasts:
-            left.append(min(hits, key=_number))
+            left.append(min(hits, key=_hit_number))
         elif not (life.serving and symptom.request) and not life.outlived(first.number, last):
             left.append(first)
-    return {"outlived": not left, "hit": min(left, key=_number, default=diagnosis.hit)}
+    return {"outlived": not left, "hit": min(left, key=_hit_number, default=diagnosis.hit)}
 
 
-def _strange(
+def _strange_hits(
     entries: Collection[Symptom],
     found: Scan,
     streams: Mapping[str, Scan],
@@ -228,41 +236,41 @@ def _strange(
                     yield hit
 
 
-def _order(diagnosis: Diagnosis) -> tuple[int, bool, bool, bool, int]:
+def _sort_key(diagnosis: Diagnosis) -> tuple[int, bool, bool, bool, int]:
     symptom = diagnosis.symptom
     level = _LEVELS.index(diagnosis.level)
     return level, symptom.follows, symptom.yields, symptom.ends, diagnosis.hit.number
 
 
-def _rank(symptom: Symptom) -> tuple[int, bool]:
+def _symptom_rank(symptom: Symptom) -> tuple[int, bool]:
     return _LEVELS.index(symptom.level), symptom.follows
 
 
-def _diagnoses(
+def _diagnose(
     entries: Collection[Symptom], found: Scan, facts: Situation, *, whole: bool
 ) -> Iterator[Diagnosis]:
     """Yield the symptoms, without those of which another one says more."""
-    places = {each.id: _places(each, found) for each in entries}
+    places = {each.id: _weigh_lines(each, found) for each in entries}
     for entry in entries:
         mine = places[entry.id]
         # What tells of another error, or is benign, never hides an error.
-        rivals = (each for each in entries if _rank(each) <= _rank(entry))
+        rivals = (each for each in entries if _symptom_rank(each) <= _symptom_rank(entry))
         if not mine or any(_says_more(places[each.id], mine) for each in rivals):
             continue
         hits = (hit for text in entry.says for hit in found.hits.get(text, ()))
-        hit = min(hits, key=_number)
+        hit = min(hits, key=_hit_number)
         yield Diagnosis(
             symptom=entry,
             hit=hit,
             count=found.count(*entry.says),
             causes=tuple(
-                _for_engine(cause, facts)
-                for cause in _causes(entry, hit, found, facts, whole=whole)
+                _fit_engine(cause, facts)
+                for cause in _open_causes(entry, hit, found, facts, whole=whole)
             ),
         )
 
 
-def _for_engine(cause: Cause, facts: Situation) -> Cause:
+def _fit_engine(cause: Cause, facts: Situation) -> Cause:
     """Return a cause without a cure that is vLLM's alone, for another engine's log."""
     if facts.get("engine") != "sglang" or "engine" in cause.when:
         return cause
@@ -271,7 +279,7 @@ def _for_engine(cause: Cause, facts: Situation) -> Cause:
     return replace(cause, cure=_NO_CURE, command="", tell="", costs="")
 
 
-def _places(entry: Symptom, found: Scan) -> dict[int, int]:
+def _weigh_lines(entry: Symptom, found: Scan) -> dict[int, int]:
     """Return the lines that a symptom begins in, each with the weight of its text."""
     places: dict[int, int] = {}
     for text in entry.texts:
@@ -285,7 +293,7 @@ def _says_more(other: Mapping[int, int], mine: Mapping[int, int]) -> bool:
     return all(other.get(line, 0) > weight for line, weight in mine.items())
 
 
-def _causes(
+def _open_causes(
     entry: Symptom, hit: Hit, found: Scan, facts: Situation, *, whole: bool
 ) -> tuple[Cause, ...]:
     """Return the cause that holds, or those that may: the default one if no other does."""
@@ -294,7 +302,7 @@ def _causes(
         if each.is_default:
             open_ones.append(each)
             continue
-        holds = _holds(each, hit, found, facts, whole=whole)
+        holds = _cause_holds(each, hit, found, facts, whole=whole)
         if holds and not open_ones:
             return (each,)
         if holds is not False:
@@ -302,7 +310,9 @@ def _causes(
     return tuple(open_ones)
 
 
-def _holds(cause: Cause, hit: Hit, found: Scan, facts: Situation, *, whole: bool) -> bool | None:
+def _cause_holds(
+    cause: Cause, hit: Hit, found: Scan, facts: Situation, *, whole: bool
+) -> bool | None:
     """Return whether a cause's conditions are met, None if that is not known."""
     met: list[bool | None] = [decided(cause.when, facts)]
     met += [re.search(cause.matches, hit.text) is not None]

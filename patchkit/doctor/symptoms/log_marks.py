@@ -48,14 +48,14 @@ class Life:
 
 
 @cache
-def _marks() -> Mapping[MarkName, tuple[str, ...]]:
+def _read_marks() -> Mapping[MarkName, tuple[str, ...]]:
     marks = read_toml(tuple[LogMark, ...], RECIPES / "doctor" / "log_marks.toml", key="mark")
     return {mark.name: mark.says for mark in marks}
 
 
 def mark_texts(*names: MarkName) -> Iterator[TextPattern]:
     """Yield the texts to look for, of all marks or of some."""
-    return (text_pattern(text) for name in names or _marks() for text in _marks()[name])
+    return (text_pattern(text) for name in names or _read_marks() for text in _read_marks()[name])
 
 
 def stream_lives(streams: Mapping[str, Scan], endings: Collection[str]) -> Mapping[str, Life]:
@@ -63,12 +63,12 @@ def stream_lives(streams: Mapping[str, Scan], endings: Collection[str]) -> Mappi
 
     A stream without a server of its own, such as a worker's, lives as the first that serves.
     """
-    lives = {stream: _life(scan, endings) for stream, scan in streams.items()}
+    lives = {stream: _read_life(scan, endings) for stream, scan in streams.items()}
     serving = [stream for stream, life in lives.items() if life.serving]
     head = min(serving, key=lambda stream: lives[stream].serving, default=None)
     owners = {
         stream: stream
-        if lives[stream].serving or _first(scan, _marks()["start"])
+        if lives[stream].serving or _first_line_of(scan, _read_marks()["start"])
         else head or stream
         for stream, scan in streams.items()
     }
@@ -79,17 +79,17 @@ def stream_lives(streams: Mapping[str, Scan], endings: Collection[str]) -> Mappi
     return {stream: lives[owner] for stream, owner in owners.items()}
 
 
-def _life(scan: Scan, endings: Collection[str]) -> Life:
-    serving = _first(scan, _marks()["serving"])
-    if 0 < _first(scan, endings) < serving:
+def _read_life(scan: Scan, endings: Collection[str]) -> Life:
+    serving = _first_line_of(scan, _read_marks()["serving"])
+    if 0 < _first_line_of(scan, endings) < serving:
         serving = 0  # it ended before and did not begin anew: that is another program
-    stopped = max((scan.last.get(text, 0) for text in _marks()["stopped"]), default=0)
+    stopped = max((scan.last.get(text, 0) for text in _read_marks()["stopped"]), default=0)
     return Life(
         serving=serving, answered=scan.answered, stopped=stopped if stopped > serving else 0
     )
 
 
-def _first(scan: Scan, texts: Collection[str]) -> int:
+def _first_line_of(scan: Scan, texts: Collection[str]) -> int:
     hits = (hit for text in texts for hit in scan.hits.get(text, ()))
     return min((hit.number for hit in hits), default=0)
 
@@ -124,18 +124,18 @@ def fact_texts() -> Iterator[TextPattern]:
     return (text_pattern(text) for fact in log_facts() for text in fact.says)
 
 
-def facts_of(scan: Scan) -> Situation:
+def stated_facts(scan: Scan) -> Situation:
     """Return the facts that a log states, without those of which it states two."""
     found: dict[str, set[str]] = {}
     for fact in log_facts():
         for text in fact.says:
             for hit in scan.hits.get(text, ()):
-                value = fact.value or _version(hit.values["value"])
+                value = fact.value or _plain_version(hit.values["value"])
                 found.setdefault(fact.name, set()).update({value} - {""})
     return {name: values.pop() for name, values in found.items() if len(values) == 1}
 
 
-def _version(word: str) -> str:
+def _plain_version(word: str) -> str:
     """Return ``7.0.0.1019`` of ``7.0.0-1019-nvidia``, ``2.28.9`` of ``2.28.9+cuda13.0``."""
     match = _NUMBERS.match(word.lstrip("v"))
     return match[0].replace("-", ".") if match else ""

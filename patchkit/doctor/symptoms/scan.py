@@ -146,10 +146,10 @@ def scan(
     """
     log = LogScan()
     seen: dict[bytes, _Seen] = {}
-    by_anchor = _by_anchor(texts)
+    by_anchor = _group_by_anchor(texts)
     tried: Counter[bytes] = Counter()  # of this start
     answered: dict[str, int] = {}
-    for window, here in _windows(_lines(chunks, answered), texts):
+    for window, here in _line_windows(_whole_lines(chunks, answered), texts):
         number, raw = window[here]
         key = _DIGITS.sub(b"0", raw)
         tried[key] += 1
@@ -164,9 +164,9 @@ def scan(
         lines = [_log_line(number, raw) for number, raw in window]
         past = past or seen.setdefault(key, _Seen(lines[here].stream))
         # In a new start a line that is known is only looked at for what was in it before.
-        looked = by_anchor if past.looks < _TRIED else _by_anchor(past.texts.values())
+        looked = by_anchor if past.looks < _TRIED else _group_by_anchor(past.texts.values())
         past.looks += 1
-        found = list(_look(lines, here, looked, quoting))
+        found = list(_find_texts(lines, here, looked, quoting))
         if any(text.text in starts for text, _hit in found):
             log.begin(past.stream)
             tried = Counter({key: 1})
@@ -180,7 +180,7 @@ def scan(
     return log
 
 
-def _by_anchor(texts: Iterable[TextPattern]) -> Mapping[str, Collection[TextPattern]]:
+def _group_by_anchor(texts: Iterable[TextPattern]) -> Mapping[str, Collection[TextPattern]]:
     found: dict[str, list[TextPattern]] = {}
     for text in texts:
         for anchor in text.anchors:
@@ -193,7 +193,7 @@ def _log_line(number: int, raw: bytes) -> LogLine:
     return log_line(number, raw.decode(errors="replace"))
 
 
-def _look(
+def _find_texts(
     window: Sequence[LogLine],
     here: int,
     by_anchor: Mapping[str, Collection[TextPattern]],
@@ -227,7 +227,7 @@ def _is_quoted(
     return around and other != text and text.text.lower() in other.text.lower()
 
 
-def _windows(
+def _line_windows(
     given: Iterable[bytes], texts: Sequence[TextPattern]
 ) -> Iterator[tuple[Sequence[tuple[int, bytes]], int]]:
     """Yield each line that has a part of a text, within those around it, and its place there.
@@ -249,7 +249,7 @@ def _windows(
                 lines.popleft()
                 marked.popleft()
 
-    for raw in _sieved(given, texts):
+    for raw in _run_grep(given, texts):
         parts = _NUMBERED.fullmatch(raw.rstrip(b"\n"))
         if parts is None:  # -- between two groups
             yield from ready(0)
@@ -264,7 +264,7 @@ def _windows(
     yield from ready(0)
 
 
-def _sieved(given: Iterable[bytes], texts: Sequence[TextPattern]) -> Iterator[bytes]:
+def _run_grep(given: Iterable[bytes], texts: Sequence[TextPattern]) -> Iterator[bytes]:
     """Yield what grep lets through. Raises HostError if it does not run."""
     import tempfile
 
@@ -279,7 +279,7 @@ def _sieved(given: Iterable[bytes], texts: Sequence[TextPattern]) -> Iterator[by
         raise done.error(HostError)
 
 
-def _lines(chunks: Iterable[bytes], answered: dict[str, int]) -> Iterator[bytes]:
+def _whole_lines(chunks: Iterable[bytes], answered: dict[str, int]) -> Iterator[bytes]:
     """Yield whole lines, several at once; one that is too long in pieces, without quotes.
 
     ``answered`` gets the last line of each stream that says that a request was answered.
@@ -297,7 +297,7 @@ def _lines(chunks: Iterable[bytes], answered: dict[str, int]) -> Iterator[bytes]
         end = data.rfind(b"\n") + 1
         whole, rest, quoting = without_quotes(data[:end]), data[end:] + b"\r" * held, False
         if max(map(len, whole.split(b"\n"))) > LONGEST:
-            whole = b"".join(map(_cut, whole.splitlines(keepends=True)))
+            whole = b"".join(map(_cut_line, whole.splitlines(keepends=True)))
         _note_answer(whole, number, answered)
         number += whole.count(b"\n")
         yield whole
@@ -319,5 +319,5 @@ def _note_answer(lines: bytes, number: int, answered: dict[str, int]) -> None:
         answered[stream] = number + lines.count(b"\n", 0, found.start()) + 1
 
 
-def _cut(line: bytes) -> bytes:
+def _cut_line(line: bytes) -> bytes:
     return b"\n".join(line[at : at + LONGEST] for at in range(0, len(line), LONGEST))

@@ -93,11 +93,11 @@ def text_pattern(text: str) -> TextPattern:
     run = max(plain, key=len).lower()
     if len(run) < FEWEST:
         raise ValueError(f"has no {FEWEST} characters in a row: {text!r}")
-    pattern = f"{_edge(text[:1], '<!')}{''.join(parts)}{_edge(text[-1:], '!')}"
-    return TextPattern(text, _halves(run), re.compile(pattern, re.IGNORECASE))
+    pattern = f"{_word_edge(text[:1], '<!')}{''.join(parts)}{_word_edge(text[-1:], '!')}"
+    return TextPattern(text, _split_run(run), re.compile(pattern, re.IGNORECASE))
 
 
-def _halves(run: str) -> tuple[str, ...]:
+def _split_run(run: str) -> tuple[str, ...]:
     """Return the halves of a long run: a line that breaks at a blank of one leaves the other."""
     blanks = (number for number, each in enumerate(run) if each == " ")
     middle = min(blanks, key=lambda number: abs(2 * number - len(run)), default=0)
@@ -105,7 +105,7 @@ def _halves(run: str) -> tuple[str, ...]:
     return halves if min(map(len, halves)) >= _RARE else (run,)
 
 
-def _edge(character: str, sign: str) -> str:
+def _word_edge(character: str, sign: str) -> str:
     """Return a bound of a word, where a text begins or ends with a letter or digit."""
     return rf"(?{sign}\w)" if character.isalnum() else ""
 
@@ -185,7 +185,7 @@ def symptoms() -> Mapping[str, Symptom]:
 
     Raises UsageError for a file that is not right, naming its line.
     """
-    return {each.id: each for each in _read()}
+    return {each.id: each for each in _read_symptoms()}
 
 
 def symptom_files() -> list[Path]:
@@ -193,6 +193,6 @@ def symptom_files() -> list[Path]:
     return sorted(FOLDER.glob("*.toml"))
 
 
-def _read() -> Iterator[Symptom]:
+def _read_symptoms() -> Iterator[Symptom]:
     for place in symptom_files():
         yield from read_toml(tuple[Symptom, ...], place, key="symptom")

@@ -4,7 +4,7 @@
 
 import pytest
 
-from patchkit.doctor.nccl import chosen, nccl_agreement, nccl_findings, read_nccl
+from patchkit.doctor.nccl import is_chosen, nccl_agreement, nccl_findings, read_nccl
 from patchkit.finding import Level
 
 RAY = "(EngineCore_DP0 pid=2301) (RayWorkerWrapper pid=2981, ip=169.254.28.198) "
@@ -171,7 +171,7 @@ CHOICES = [  # as parseStringList and matchIfList of NCCL's misc/utils.cc
 
 @pytest.mark.parametrize(("value", "name", "port", "taken"), CHOICES)
 def test_what_a_value_chooses(value, name, port, taken):
-    assert chosen(value, name, port) is taken
+    assert is_chosen(value, name, port) is taken
 
 
 def test_a_log_of_rubbish():

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from patchkit.cluster.health.compilers import compilers
-from patchkit.cluster.health.limits import container, own_limits
+from patchkit.cluster.health.compilers import find_compilers
+from patchkit.cluster.health.limits import container_limits, process_limits
 from patchkit.cluster.health.node_health import NodeHealth, collect_health
 from patchkit.cluster.health.packages import package_versions
 from patchkit.cluster.ssh.node import Remote
@@ -41,7 +41,7 @@ def test_this_machine():
 def test_limits_are_those_that_the_kernel_has():
     soft, _hard = resource.getrlimit(resource.RLIMIT_NOFILE)
 
-    assert own_limits("self").files == (None if soft == resource.RLIM_INFINITY else soft)
+    assert process_limits("self").files == (None if soft == resource.RLIM_INFINITY else soft)
 
 
 def written(root, files):
@@ -102,7 +102,7 @@ CGROUP = {"proc/self/cgroup": "0::/user.slice/app.slice/run.scope\n"}
     ],
 )
 def test_containers_and_their_limits(tmp_path, files, kind, pids):
-    found = container(written(tmp_path, files))
+    found = container_limits(written(tmp_path, files))
 
     assert found.kind == kind
     assert (found.pids, found.pids_now) == (pids or (None, None))
@@ -113,7 +113,7 @@ def test_the_capability_to_lock_memory(tmp_path):
     for word, may in (("0000000000004000", True), ("00000000a80425fb", False)):
         status = f"Name:\tx\nCapEff:\t{word}\n"
         written(tmp_path, {"proc/self/limits": limit, "proc/self/status": status})
-        found = own_limits("self", tmp_path)
+        found = process_limits("self", tmp_path)
         assert (found.memlock, found.locks, found.known) == (8 << 20, may, True)
 
 
@@ -144,7 +144,7 @@ def test_compilers_and_caches_are_those_of_the_variables(tmp_path):
     caches = tmp_path / "home/.cache/flashinfer/0.6.13/121a"
     caches.mkdir(parents=True)
     (tmp_path / "venv/lib/python3.12/site-packages").mkdir(parents=True)
-    found = compilers(
+    found = find_compilers(
         str(tmp_path / "venv"),
         {
             "HOME": str(tmp_path / "home"),
@@ -169,6 +169,6 @@ def test_a_cache_that_another_user_made(tmp_path):
     locked = tmp_path / ".triton" / "cache"
     locked.mkdir(parents=True)
     locked.chmod(0o555)
-    found = compilers("", {"HOME": str(tmp_path)})
+    found = find_compilers("", {"HOME": str(tmp_path)})
 
     assert next(each.locked for each in found.caches if each.owner == "triton") == str(locked)

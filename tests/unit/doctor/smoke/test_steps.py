@@ -10,7 +10,7 @@ import pytest
 
 from patchkit.cluster.ssh.bootstrap import package
 from patchkit.doctor.smoke.smoke import GpuNode, all_reduce, smoke, smoke_steps
-from patchkit.doctor.smoke.steps import GpuStep, tried
+from patchkit.doctor.smoke.steps import GpuStep, run_step
 from patchkit.process import attempt
 
 _NO_GPU = """\
@@ -30,7 +30,7 @@ def torch_of(folder: Path, text: str) -> dict[str, str]:
 
 def step(variables: dict[str, str], seconds: float = 30) -> GpuStep:
     settings = {"step": "gpu-device", "script": "cuda", "seconds": seconds}
-    return tried(sys.executable, settings, variables)
+    return run_step(sys.executable, settings, variables)
 
 
 def test_without_a_gpu_every_step_says_why_it_was_not_run(tmp_path: Path) -> None:
@@ -74,7 +74,7 @@ def test_a_hang_and_a_crash_say_where(tmp_path: Path) -> None:
 
 
 def test_a_python_that_is_not_there() -> None:
-    found = tried("/nowhere/python", {"step": "x", "script": "cuda", "seconds": 5}, {})
+    found = run_step("/nowhere/python", {"step": "x", "script": "cuda", "seconds": 5}, {})
     assert found.state == "failed"
     assert found.reason == "/nowhere/python does not run: No such file or directory"
 
@@ -84,7 +84,7 @@ def test_a_child_that_outlives_its_limit_is_ended(tmp_path: Path) -> None:
     stubborn.write_text("#!/bin/sh\necho began\nexec sleep 60\n", encoding="utf-8")
     stubborn.chmod(0o755)
     settings = {"step": "x", "script": "cuda", "seconds": -9}  # the grace after it is 10 s
-    found = tried(str(stubborn), settings, {})
+    found = run_step(str(stubborn), settings, {})
     assert (found.state, found.lines) == ("failed", ("began",))
     assert found.reason == "no answer within -9 s"
 
