@@ -72,15 +72,15 @@ def command(context: click.Context, /, **options: Any) -> None:
     `patchkit env explain` lists, and checks each name against what the installed versions read.
     """
     if context.invoked_subcommand is None:
-        _run(options)
+        _write_env(options)
 
 
 command.add_command(explain)
 command.add_command(check, "check")
 
 
-def _run(options: Mapping[str, Any]) -> None:
-    extra = dict(map(_assignment, options["extra"]))
+def _write_env(options: Mapping[str, Any]) -> None:
+    extra = dict(map(_parse_setting, options["extra"]))
     host = probe(options["root"], python=options["python"], environment=os.environ)
     head = None
     if path := options["head_file"]:
@@ -112,7 +112,7 @@ def _run(options: Mapping[str, Any]) -> None:
     if options["as_json"]:
         if output:
             raise UsageError("--json is not written to a file", hint="leave --output out")
-        print_json(_fields(env))
+        print_json(_env_fields(env))
         return
     text = file_text(
         env,
@@ -122,18 +122,18 @@ def _run(options: Mapping[str, Any]) -> None:
     )
     if output is None or output == Path("-"):
         data(text)
-        _tell(env, err=True)
+        _say_notes(env, err=True)
         return
     # A variable without a value is a secret: a file that refers to one is kept from others.
     private = any(not each.value for each in env.settings)
     outcome = write(output, text, force=options["force"], private=private)
     what = f"{len(env.settings)} variables for {node.role}, {node.topology}"
     say(style("✓", fg="green") + f" {output} {outcome}: {what}{where(env)}")
-    _tell(env)
-    echo(_next(output, node.role, options["model"]))
+    _say_notes(env)
+    echo(_next_env_steps(output, node.role, options["model"]))
 
 
-def _fields(env: ClusterEnv) -> dict[str, Any]:
+def _env_fields(env: ClusterEnv) -> dict[str, Any]:
     return {
         "variables": {each.name: each.value for each in env.settings if not is_secret(each.name)},
         "reasons": {each.name: each.comment for each in env.settings},
@@ -141,7 +141,7 @@ def _fields(env: ClusterEnv) -> dict[str, Any]:
     }
 
 
-def _next(file: Path, role: str, model: str | None) -> Iterator[Shown]:
+def _next_env_steps(file: Path, role: str, model: str | None) -> Iterator[Shown]:
     """Yield what comes after a file: those of the workers, then the line that serves a model."""
     if role == "head":
         worker: tuple[str | Path, ...] = (
@@ -159,14 +159,14 @@ def _next(file: Path, role: str, model: str | None) -> Iterator[Shown]:
     yield next_step(*program(), "serve-args", served, "--from", file)
 
 
-def _assignment(text: str) -> tuple[str, str]:
+def _parse_setting(text: str) -> tuple[str, str]:
     name, sign, value = text.partition("=")
     if not (name and sign):
         raise UsageError(f"--set {text}: is not an assignment", hint="write it as --set NAME=VALUE")
     return name, value
 
 
-def _tell(env: ClusterEnv, *, err: bool = False) -> None:
+def _say_notes(env: ClusterEnv, *, err: bool = False) -> None:
     for note in env.notes:
         say(style("note", fg="yellow") + f" {note}", err=err)
     for each in env.advice:

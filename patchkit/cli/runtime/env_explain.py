@@ -37,28 +37,28 @@ def explain(wanted: str | None, *, as_json: bool) -> None:
     """
     rules = load_variable_rules()
     if wanted is None:
-        _overview(rules, as_json=as_json)
+        _show_overview(rules, as_json=as_json)
         return
     found = [each for each in rules.entries if wanted in (each.id, *each.variables)]
-    if not found and not _known(wanted):
-        raise UsageError(f"nothing is known of {wanted}", hint=_close(rules, wanted))
+    if not found and not _is_known_variable(wanted):
+        raise UsageError(f"nothing is known of {wanted}", hint=_nearest_hint(rules, wanted))
     if as_json:
-        print_json(_fields(wanted, found))
+        print_json(_explain_fields(wanted, found))
         return
-    echo(_page(wanted, found))
+    echo(_explain_lines(wanted, found))
 
 
-def _known(name: str) -> bool:
+def _is_known_variable(name: str) -> bool:
     return lifetime(name) is not None or name in other_variables()
 
 
-def _close(rules: VariableRules, wanted: str) -> str:
+def _nearest_hint(rules: VariableRules, wanted: str) -> str:
     names = [name for each in rules.entries for name in (*each.variables, each.id)]
     close = nearest(wanted, names)
     return f"did you mean {close}?" if close else "`patchkit env explain` lists what has a rule"
 
 
-def _overview(rules: VariableRules, *, as_json: bool) -> None:
+def _show_overview(rules: VariableRules, *, as_json: bool) -> None:
     if as_json:
         print_json(asdict(rules))
         return
@@ -79,15 +79,15 @@ def _avoid_row(avoid: Avoid) -> tuple[str, ...]:
     return avoid.id, avoid.severity, in_words(avoid.when), " ".join(avoid.variables)
 
 
-def _page(wanted: str, found: list[VariableRule | Avoid]) -> Iterator[str]:
+def _explain_lines(wanted: str, found: list[VariableRule | Avoid]) -> Iterator[str]:
     yield style(wanted, bold=True)
-    yield from (f"  {line}" for line in _life(wanted))
+    yield from (f"  {line}" for line in _lifetime_lines(wanted))
     for entry in found:
         yield ""
-        yield from _entry(entry)
+        yield from _entry_lines(entry)
 
 
-def _life(name: str) -> Iterator[str]:
+def _lifetime_lines(name: str) -> Iterator[str]:
     # Lifetimes are known of these two alone.
     reader = "NCCL" if name.startswith("NCCL_") else "vLLM"
     if known := lifetime(name):
@@ -101,7 +101,7 @@ def _life(name: str) -> Iterator[str]:
         yield f"{other.of} {other.versions}".strip() + f" reads it: {other.meaning}"
 
 
-def _entry(entry: VariableRule | Avoid) -> Iterator[str]:
+def _entry_lines(entry: VariableRule | Avoid) -> Iterator[str]:
     rows = [("when", in_words(entry.when) or "always"), ("why", entry.reason)]
     if isinstance(entry, VariableRule):
         values = " ".join(f"{name}={value}" for name, value in entry.set.items())
@@ -126,7 +126,7 @@ def _why_off(rule: VariableRule) -> str:
     return f"{why}: --with {rule.id} turns it on"
 
 
-def _fields(wanted: str, found: list[VariableRule | Avoid]) -> dict[str, object]:
+def _explain_fields(wanted: str, found: list[VariableRule | Avoid]) -> dict[str, object]:
     known = lifetime(wanted)
     return {
         "name": wanted,

@@ -84,7 +84,7 @@ def command(**options: Any) -> None:
         return
     if not options["model"]:
         raise UsageError("missing MODEL", hint="OWNER/NAME, a folder, or one of --list")
-    served = _served(options)
+    served = _serve_command(options)
     if as_json:
         print_json(command_fields(served))
     elif options["explain"]:
@@ -94,7 +94,7 @@ def command(**options: Any) -> None:
     tell(served)
 
 
-def _served(options: Mapping[str, Any]) -> ServeCommand:
+def _serve_command(options: Mapping[str, Any]) -> ServeCommand:
     if options["listen"] and options["host"]:
         raise UsageError(
             "--listen and --host both say where to listen", hint="leave one of them out"

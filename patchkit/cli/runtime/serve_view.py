@@ -44,8 +44,8 @@ def preset_fields() -> list[dict[str, Any]]:
 
 def explained(served: ServeCommand) -> list[tuple[str, ...]]:
     return [
-        *(_row(style("✓", fg="green"), each) for each in served.flags),
-        *(_row(style("-", dim=True), each) for each in served.left_out),
+        *(_flag_row(style("✓", fg="green"), each) for each in served.flags),
+        *(_flag_row(style("-", dim=True), each) for each in served.left_out),
         *(
             (
                 style("off", dim=True),
@@ -57,7 +57,7 @@ def explained(served: ServeCommand) -> list[tuple[str, ...]]:
     ]
 
 
-def _row(mark: str, flag: ServeFlag) -> tuple[str, ...]:
+def _flag_row(mark: str, flag: ServeFlag) -> tuple[str, ...]:
     reason = " ".join(f"{flag.reason} ({flag.origin}; {flag.source})".split())
     return mark, " ".join(flag.words), reason
 

@@ -56,7 +56,7 @@ def agree(
         for name, value in head.variables.items()
         if scopes.get(name, "host" if name in of_host else "shared") == "shared"
     }
-    if problems := list(_differences(mine, theirs)):
+    if problems := list(_contradictions(mine, theirs)):
         raise HostError(
             f"this node and {head.where} contradict each other: {'; '.join(problems)}",
             why="shared variables must be the same on every node",
@@ -69,12 +69,12 @@ def agree(
     ]
     added = [*taken, *(each for each in env.settings if each.rule == "--set")]
     # None for a file that nobody edited: a list times False is empty.
-    notes = [_edited(head, [each for each in added if each.name not in here])] * head.edited
-    notes += _uneven(env, head)
+    notes = [_edited_note(head, [each for each in added if each.name not in here])] * head.edited
+    notes += _uneven_twins(env, head)
     return replace(env, settings=(*taken, *env.settings), notes=(*env.notes, *notes))
 
 
-def _differences(mine: Mapping[str, str], theirs: Mapping[str, str]) -> Iterator[str]:
+def _contradictions(mine: Mapping[str, str], theirs: Mapping[str, str]) -> Iterator[str]:
     for name, value in mine.items():
         other = theirs.get(name)
         if other != value:
@@ -84,7 +84,7 @@ def _differences(mine: Mapping[str, str], theirs: Mapping[str, str]) -> Iterator
             yield f"{name} is not set here and {other} there"
 
 
-def _uneven(env: ClusterEnv, head: EnvFile) -> Iterator[str]:
+def _uneven_twins(env: ClusterEnv, head: EnvFile) -> Iterator[str]:
     """Say that the other half of the cage has an address on one of the two nodes alone."""
     here, there = env.node.attachment.twin, head.facts.get("twin", "")
     lists = [each.value for each in env.settings if each.name == _HCAS]
@@ -97,7 +97,7 @@ def _uneven(env: ClusterEnv, head: EnvFile) -> Iterator[str]:
         )
 
 
-def _edited(head: EnvFile, added: list[Setting]) -> str:
+def _edited_note(head: EnvFile, added: list[Setting]) -> str:
     """Say what an edited file brings that this node's rules do not set; its digest cannot."""
     names = ", ".join(f"{each.name}={each.value} (line {head.line(each.name)})" for each in added)
     return f"{head.where} was edited after patchkit wrote it, and --accept-edited was given; " + (

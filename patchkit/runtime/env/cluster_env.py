@@ -85,14 +85,14 @@ def cluster_env(
     node.choice.check(rules.rules, "`patchkit env explain` lists them")
     on, off = node.choice.divide(holding(rules.rules, node.situation))
     replaced = {rule.replaces for rule in on}
-    settings = list(_settings([rule for rule in on if rule.id not in replaced], node, ptxas))
+    settings = list(_choose_settings([rule for rule in on if rule.id not in replaced], node, ptxas))
     _check_twice(settings)
     for setting in settings:
         _check_read(setting, node.vllm, nccl, known)
         _check_taken(setting, node.vllm, values.get(setting.name))
     # A stable sort: the rules keep their order, which is that of the data.
     settings.sort(key=lambda each: each.scope != "shared")
-    remarked = _remarked(node, host)
+    remarked = _env_remarks(node, host)
     return ClusterEnv(
         node=node,
         settings=tuple(settings),
@@ -107,14 +107,14 @@ def cluster_env(
         off=off,
         notes=(
             *node.attachment.notes,
-            *_left_out(node, settings),
-            *(_note(each) for each in remarked if not _is_grave(each)),
-            *_unknown(node),
+            *_left_out_half(node, settings),
+            *(_remark_note(each) for each in remarked if not _is_grave(each)),
+            *_unknown_notes(node),
         ),
     )
 
 
-def _left_out(node: Node, settings: Iterable[Setting]) -> Iterator[str]:
+def _left_out_half(node: Node, settings: Iterable[Setting]) -> Iterator[str]:
     """Return the half of the cable that could carry data, and is not in NCCL_IB_HCA."""
     attachment = node.attachment
     if attachment.half != attachment.hcas and any(
@@ -124,7 +124,7 @@ def _left_out(node: Node, settings: Iterable[Setting]) -> Iterator[str]:
         yield f"{', '.join(other)}, the other half of the cable, is left out of NCCL_IB_HCA"
 
 
-def _remarked(node: Node, host: Host) -> list[Finding]:
+def _env_remarks(node: Node, host: Host) -> list[Finding]:
     """Return what the probe remarks about the machine, and about the cages that are used."""
     used = {"", *map(cage_name, node.attachment.cages)}
     found = remarks(host, "env") if node.role != "single" else ()
@@ -136,11 +136,11 @@ def _is_grave(remark: Finding) -> bool:
     return remark.level in (Level.ERROR, Level.WARNING) and bool(remark.hint)
 
 
-def _note(remark: Finding) -> str:
+def _remark_note(remark: Finding) -> str:
     return f"{remark.what}; {remark.hint}" if remark.hint else remark.what
 
 
-def _unknown(node: Node) -> Iterator[str]:
+def _unknown_notes(node: Node) -> Iterator[str]:
     """Return the facts whose rules were left out because nobody knows them."""
     if node.target == "other":
         yield "no GB10 or Thor was found, so their rules are left out; --target gb10 puts them in"
@@ -176,7 +176,7 @@ def _check_twice(settings: Iterable[Setting]) -> None:
             )
 
 
-def _settings(rules: Sequence[VariableRule], node: Node, ptxas: str) -> Iterator[Setting]:
+def _choose_settings(rules: Sequence[VariableRule], node: Node, ptxas: str) -> Iterator[Setting]:
     """Return what sets a variable: the user before the preset, and both before the rules."""
     facts = {
         "address": node.attachment.address,
@@ -187,17 +187,17 @@ def _settings(rules: Sequence[VariableRule], node: Node, ptxas: str) -> Iterator
         "half": node.attachment.half,
         "ptxas": ptxas,
     }
-    yield from _of_preset(node.preset, node.extra.keys())
+    yield from _preset_settings(node.preset, node.extra.keys())
     given = {*node.extra, *(node.preset.variables if node.preset else ())}
     for rule in rules:
         for name, value in rule.set.items():
             if name not in given:
-                yield _setting(rule, name, value, facts)
+                yield _setting_of_rule(rule, name, value, facts)
     for name, value in node.extra.items():
         yield Setting(name=name, value=value, scope="shared", reason="asked for", rule="--set")
 
 
-def _of_preset(preset: Preset | None, given: AbstractSet[str]) -> Iterator[Setting]:
+def _preset_settings(preset: Preset | None, given: AbstractSet[str]) -> Iterator[Setting]:
     """Return what a model needs beside its flags; a token is only referred to."""
     if preset is None:
         return
@@ -214,7 +214,9 @@ def _of_preset(preset: Preset | None, given: AbstractSet[str]) -> Iterator[Setti
             )
 
 
-def _setting(rule: VariableRule, name: str, value: str, facts: Mapping[str, str]) -> Setting:
+def _setting_of_rule(
+    rule: VariableRule, name: str, value: str, facts: Mapping[str, str]
+) -> Setting:
     try:
         # Empty facts are left out, so that a rule that needs one of them raises KeyError.
         filled = value.format_map({key: fact for key, fact in facts.items() if fact})

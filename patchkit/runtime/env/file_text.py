@@ -15,7 +15,9 @@ def file_text(env: ClusterEnv, kind: Format, *, hostname: str, target: str = "")
 
     Raises UsageError for what the format cannot hold.
     """
-    return render_env_file(kind, [_facts(env, target), *_about(env, hostname)], list(_entries(env)))
+    return render_env_file(
+        kind, [_header_facts(env, target), *_header_notes(env, hostname)], list(_env_entries(env))
+    )
 
 
 def where(env: ClusterEnv) -> str:
@@ -24,7 +26,7 @@ def where(env: ClusterEnv) -> str:
     return f": {attachment.address} on {attachment.netdev}" if attachment.address else ""
 
 
-def _facts(env: ClusterEnv, target: str) -> str:
+def _header_facts(env: ClusterEnv, target: str) -> str:
     node = env.node
     facts = {
         "role": node.role,
@@ -45,14 +47,14 @@ def _facts(env: ClusterEnv, target: str) -> str:
     return " ".join(f"{name}={value}" for name, value in facts.items() if value)
 
 
-def _about(env: ClusterEnv, hostname: str) -> Iterator[str]:
+def _header_notes(env: ClusterEnv, hostname: str) -> Iterator[str]:
     when = "before `ray start` and" if env.node.executor.name == "ray" else "before"
     yield f"For {hostname or 'this node'}{where(env)}. Load it {when} `vllm serve`."
     yield from (f"Note: {note}." for note in env.notes)
     yield from (f"Beware: {each.says}. Instead: {each.instead}." for each in env.advice)
 
 
-def _entries(env: ClusterEnv) -> Iterator[EnvEntry]:
+def _env_entries(env: ClusterEnv) -> Iterator[EnvEntry]:
     """Return the variables; a reason stands above the first one of its rule."""
     seen: set[str] = set()
     for each in env.settings:

@@ -61,7 +61,7 @@ def _is_address(value: str) -> bool:
         return False
 
 
-def _is_version(value: str) -> bool:
+def _is_known_version(value: str) -> bool:
     try:
         return bool(_VERSION.fullmatch(value)) and bool(release(value))
     except UsageError:
@@ -73,7 +73,7 @@ def _is_preset(value: str) -> bool:
     return preset is not None and preset.id == value
 
 
-def _matching(form: re.Pattern[str]) -> Callable[[str], bool]:
+def _match_form(form: re.Pattern[str]) -> Callable[[str], bool]:
     return lambda value: form.fullmatch(value) is not None
 
 
@@ -84,15 +84,15 @@ _WORDS = {
 }
 _FORMS: Mapping[str, tuple[Callable[[str], bool], str]] = {
     **{name: (words.__contains__, ", ".join(words)) for name, words in _WORDS.items()},
-    "vllm": (_is_version, "a version, such as 0.25.1"),
-    "nccl": (_is_version, "a version, such as 2.30.7"),
+    "vllm": (_is_known_version, "a version, such as 0.25.1"),
+    "nccl": (_is_known_version, "a version, such as 2.30.7"),
     "nodes": (
         lambda value: bool(_NUMBER.fullmatch(value)) and int(value) <= nodes_max(),
         f"a number from 1 to {nodes_max()}",
     ),
     "head": (_is_address, "an IPv4 address"),
     "model": (_is_preset, "a model of `patchkit serve-args --list`"),
-    "set": (_matching(_NAMES), "names of variables"),
-    "with": (_matching(_IDS), "ids of rules"),
-    "without": (_matching(_IDS), "ids of rules"),
+    "set": (_match_form(_NAMES), "names of variables"),
+    "with": (_match_form(_IDS), "ids of rules"),
+    "without": (_match_form(_IDS), "ids of rules"),
 }

@@ -64,22 +64,22 @@ def bears_mark(text: str) -> bool:
 
 def sealed(text: str) -> str:
     """Return the text with its digest instead of the zeros."""
-    start, end = _place(text)
-    return text[:start] + _digest(text) + text[end:]
+    start, end = _digest_span(text)
+    return text[:start] + _text_digest(text) + text[end:]
 
 
 def untouched(text: str) -> bool:
     """Return whether patchkit wrote this file, and nobody changed it since."""
-    start, end = _place(text)
-    return start < end and _digest(text[:start] + BLANK + text[end:]) == text[start:end]
+    start, end = _digest_span(text)
+    return start < end and _text_digest(text[:start] + BLANK + text[end:]) == text[start:end]
 
 
-def _place(text: str) -> tuple[int, int]:
+def _digest_span(text: str) -> tuple[int, int]:
     """Return where the digest is; (0, 0) if there is none."""
     match = _LINE.match(text)
     return match.span("digest") if match else (0, 0)
 
 
-def _digest(text: str) -> str:
+def _text_digest(text: str) -> str:
     # Half a surrogate pair is no UTF-8, and must not raise here.
     return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()[:16]

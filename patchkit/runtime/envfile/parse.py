@@ -42,10 +42,10 @@ def parse(kind: Format, text: str, where: str) -> dict[str, str]:
     Raises SourceError, naming ``where:line``.
     """
     readers: dict[Format, Callable[[str, str], Iterator[tuple[str, str]]]] = {
-        Format.ENV: _env,
-        Format.SH: _sh,
-        Format.SYSTEMD: _systemd,
-        Format.DOCKER: _docker,
+        Format.ENV: _read_env,
+        Format.SH: _read_sh,
+        Format.SYSTEMD: _read_systemd,
+        Format.DOCKER: _read_docker,
     }
     return dict(readers[kind](text, where))
 
@@ -56,17 +56,17 @@ def lines_of(text: str) -> dict[str, int]:
     return {match["name"]: number for number, line in lines if (match := _SETS.match(line))}
 
 
-def _env(text: str, where: str) -> Iterator[tuple[str, str]]:
+def _read_env(text: str, where: str) -> Iterator[tuple[str, str]]:
     for number, line in enumerate(text.split("\n"), 1):
         if not line or line.startswith("#"):
             continue
         match = _PLAIN_LINE.fullmatch(line)
         if match is None:
-            _refuse(where, number, "is not NAME=value with plain characters only")
+            _refuse_line(where, number, "is not NAME=value with plain characters only")
         yield match["name"], match["value"]
 
 
-def _sh(text: str, where: str) -> Iterator[tuple[str, str]]:
+def _read_sh(text: str, where: str) -> Iterator[tuple[str, str]]:
     position = 0
     while position < len(text):
         if match := _SKIPPED.match(text, position):
@@ -74,14 +74,18 @@ def _sh(text: str, where: str) -> Iterator[tuple[str, str]]:
             continue
         match = _SH_STATEMENT.match(text, position)
         if match is None:
-            _refuse(where, _line(text, position), "is not one assignment, or needs a shell to read")
+            _refuse_line(
+                where,
+                _line_number(text, position),
+                "is not one assignment, or needs a shell to read",
+            )
         position = match.end()
         if match["value"] is not None:
             pieces = _SH_PIECES.findall(match["value"])
-            yield match["name"], "".join(map(_unquoted, pieces))
+            yield match["name"], "".join(map(_unquote_piece, pieces))
 
 
-def _unquoted(piece: str) -> str:
+def _unquote_piece(piece: str) -> str:
     if piece.startswith("'"):
         return piece[1:-1]
     if piece.startswith('"'):
@@ -90,19 +94,21 @@ def _unquoted(piece: str) -> str:
     return piece.removeprefix("\\")
 
 
-def _systemd(text: str, where: str) -> Iterator[tuple[str, str]]:
+def _read_systemd(text: str, where: str) -> Iterator[tuple[str, str]]:
     position = 0
     while position < len(text):
         if match := _SYSTEMD_SKIPPED.match(text, position):
             position = match.end()
             if match[0].rstrip("\r\n").endswith("\\"):
-                line = _line(text, position - 1)
-                _refuse(where, line, "swallows the next line before systemd 254")
+                line = _line_number(text, position - 1)
+                _refuse_line(where, line, "swallows the next line before systemd 254")
             continue
         key = _SYSTEMD_KEY.match(text, position)
         if key is None:
-            _refuse(
-                where, _line(text, position), "is not NAME=value; systemd ignores it in silence"
+            _refuse_line(
+                where,
+                _line_number(text, position),
+                "is not NAME=value; systemd ignores it in silence",
             )
         position, parts = key.end(), []
         while match := _SYSTEMD_QUOTED.match(text, position):
@@ -110,7 +116,7 @@ def _systemd(text: str, where: str) -> Iterator[tuple[str, str]]:
             parts.append(_systemd_unquoted(match))
         raw = _SYSTEMD_RAW.match(text, position)
         if raw is None or raw["raw"][:1] in {"'", '"'}:
-            _refuse(where, _line(text, position), "has a quote that is not closed")
+            _refuse_line(where, _line_number(text, position), "has a quote that is not closed")
         position = raw.end()
         yield key["name"], "".join([*parts, _systemd_raw(raw["raw"], kept=bool(raw["open"]))])
 
@@ -132,7 +138,7 @@ def _systemd_raw(raw: str, *, kept: bool) -> str:
     return "".join("" if each in {"\\\n", "\\\r"} else each[-1] for each in pieces)
 
 
-def _docker(text: str, where: str) -> Iterator[tuple[str, str]]:
+def _read_docker(text: str, where: str) -> Iterator[tuple[str, str]]:
     # As docker does: no BOM, no CR at the end, no blanks before a name.
     for number, whole in enumerate(text.removeprefix("\ufeff").split("\n"), 1):
         line = whole.removesuffix("\r").lstrip()
@@ -140,17 +146,17 @@ def _docker(text: str, where: str) -> Iterator[tuple[str, str]]:
             continue
         name, sign, value = line.partition("=")
         if not re.fullmatch(_NAME, name):
-            _refuse(where, number, f"has {name!r} in the place of a name")
+            _refuse_line(where, number, f"has {name!r} in the place of a name")
         if sign:  # a name alone takes the caller's value
             yield name, value
 
 
-def _refuse(where: str, number: int, what: str) -> NoReturn:
+def _refuse_line(where: str, number: int, what: str) -> NoReturn:
     raise SourceError(
         f"{where}:{number}: {what}",
         hint="write the file anew with `patchkit env`, or name the format that it has",
     )
 
 
-def _line(text: str, position: int) -> int:
+def _line_number(text: str, position: int) -> int:
     return text.count("\n", 0, position) + 1

@@ -57,8 +57,8 @@ def check(kind: Format, entry: EnvEntry) -> None:
             f"{entry.name}: the value of a secret is not written to a file",
             hint="leave the value empty: the file then refers to it",
         )
-    if trouble := _trouble(kind, entry.name, entry.value):
-        able = [each for each in Format if not _trouble(each, entry.name, entry.value)]
+    if trouble := _format_trouble(kind, entry.name, entry.value):
+        able = [each for each in Format if not _format_trouble(each, entry.name, entry.value)]
         raise UsageError(
             f"{entry.name}: {trouble}",
             why=f"the format {kind} has no way to write it" if able else "",
@@ -70,7 +70,7 @@ def assignment(kind: Format, entry: EnvEntry) -> str:
     """Return the lines that set a variable, or refer to a secret. Raises UsageError."""
     check(kind, entry)
     if is_secret(entry.name):
-        return _reference(kind, entry.name)
+        return _secret_reference(kind, entry.name)
     if kind is Format.SH:
         value = entry.value.replace("'", r"'\''")
         return f"export {entry.name}='{value}'"
@@ -105,7 +105,7 @@ def refers(name: str) -> str:
     return f"{name} is a secret: it comes from the caller's environment{other}."
 
 
-def _reference(kind: Format, name: str) -> str:
+def _secret_reference(kind: Format, name: str) -> str:
     if kind is Format.SH:
         return "\n".join([*comment(refers(name)), f"export {name}"])
     if kind is Format.DOCKER:
@@ -121,7 +121,7 @@ def _reference(kind: Format, name: str) -> str:
     return "\n".join(comment(f"{how}{other}."))
 
 
-def _trouble(kind: Format, name: str, value: str) -> str:
+def _format_trouble(kind: Format, name: str, value: str) -> str:
     """Return why the format cannot hold a value; empty if it can."""
     # In bytes, as the limits are; half a surrogate pair has a message of its own below.
     size = len(f"{name}={value}".encode(errors="surrogatepass"))

@@ -43,7 +43,7 @@ def write(
         if status and old == text.encode() and not _too_open(status, private=private):
             return Written.UNCHANGED
         if status and not force:
-            _check(path, old.decode(errors="replace"), text, by)
+            _check_replaceable(path, old.decode(errors="replace"), text, by)
         with replacing(path, private=private) as file:
             file.write(text.encode())
     return Written.REPLACED if status else Written.CREATED
@@ -53,18 +53,18 @@ def _too_open(status: os.stat_result, *, private: bool) -> bool:
     return private and bool(stat.S_IMODE(status.st_mode) & ~_PRIVATE)
 
 
-def _check(path: Path, old: str, new: str, by: str) -> None:
+def _check_replaceable(path: Path, old: str, new: str, by: str) -> None:
     """Raise UsageError if somebody's work would be lost."""
     if old == new or untouched(old):
         return
     raise UsageError(
-        f"{path}: is there already, with another content\n{_difference(path, old, new, by)}",
+        f"{path}: is there already, with another content\n{_masked_difference(path, old, new, by)}",
         why="patchkit did not write it, or it was edited since",
         hint="--force replaces it; or name another file",
     )
 
 
-def _difference(path: Path, old: str, new: str, by: str) -> str:
+def _masked_difference(path: Path, old: str, new: str, by: str) -> str:
     import difflib  # 5 ms, and seldom needed
 
     lines = difflib.unified_diff(

@@ -20,7 +20,7 @@ def remarks(host: Host, verb: str = "probe") -> tuple[Finding, ...]:
     ``where`` is ``cage 0`` for a remark about a cage, else empty.
     """
     return tuple(
-        _finding(each, fields)
+        _remark_of(each, fields)
         for each in hardware.facts()["remark"]
         if verb == "probe" or verb in each.get("also", ())
         for fields in _CHECKS[each["id"]](host)
@@ -37,7 +37,7 @@ def cage_name(number: int | None) -> str:
     return f"cage {number}"
 
 
-def _finding(entry: Mapping[str, str], fields: Mapping[str, object]) -> Finding:
+def _remark_of(entry: Mapping[str, str], fields: Mapping[str, object]) -> Finding:
     return Finding(
         about=entry["id"],
         level=Level(entry["severity"]),
@@ -71,19 +71,19 @@ def _no_connectx(host: Host) -> Found:
 
 def _no_rdma(host: Host) -> Found:
     owned = {each.netdev for each in host.rdma}
-    bare = [each.name for each in _cards(host) if each.name not in owned]
+    bare = [each.name for each in _cage_halves(host) if each.name not in owned]
     if bare:
         yield {"netdevs": ", ".join(bare)}
 
 
 def _no_address(host: Host) -> Found:
-    for pair in _cabled(host):
+    for pair in _cabled_pairs(host):
         if not any(each.ipv4 for each in pair):
             yield {"netdevs": ", ".join(each.name for each in pair)}
 
 
 def _shared_network(host: Host) -> Found:
-    lit = {each.name for each in _cards(host) if each.up}
+    lit = {each.name for each in _cage_halves(host) if each.up}
     for each in overlaps(host, lit):
         if each.other.cage is None or each.other.cage != each.netdev.cage:
             names = {"netdev": each.netdev.name, "other": each.other.name}
@@ -91,7 +91,7 @@ def _shared_network(host: Host) -> Found:
 
 
 def _random_twin(host: Host) -> Found:
-    for one, other in _twins(host):
+    for one, other in _twin_pairs(host):
         if twin_state(host, one) == "random":
             lasting, drawn = (one, other) if one.lasting else (other, one)
             names = {"netdev": lasting.name, "twin": drawn.name}
@@ -104,7 +104,7 @@ def _random_twin(host: Host) -> Found:
 
 
 def _one_twin_address(host: Host) -> Found:
-    for one, other in _twins(host):
+    for one, other in _twin_pairs(host):
         for has, without in ((one, other), (other, one)):
             if has.ipv4 and twin_state(host, has) in ("bare", "bare-first"):
                 names = {"netdev": has.name, "without": without.name}
@@ -112,7 +112,7 @@ def _one_twin_address(host: Host) -> Found:
 
 
 def _half_down(host: Host) -> Found:
-    for one, other in _twins(host):
+    for one, other in _twin_pairs(host):
         for has, without in ((one, other), (other, one)):
             if has.up and not without.up and not hardware.one_half_fills(has.speed):
                 names = {"netdev": has.name, "twin": without.name}
@@ -120,7 +120,7 @@ def _half_down(host: Host) -> Found:
 
 
 def _same_subnet(host: Host) -> Found:
-    for one, other in _twins(host):
+    for one, other in _twin_pairs(host):
         first = {each.network for each in one.ipv4}
         for address in other.ipv4:
             # The remark link-local is about link-local ones.
@@ -130,42 +130,42 @@ def _same_subnet(host: Host) -> Found:
 
 
 def _twin_mtu(host: Host) -> Found:
-    for one, other in _twins(host):
+    for one, other in _twin_pairs(host):
         if one.up and other.up and one.mtu and other.mtu and one.mtu != other.mtu:
             names = {"netdev": one.name, "twin": other.name}
             yield {"cage": one.cage, "mtu": one.mtu, "other": other.mtu, **names}
 
 
-def _lanes(host: Host) -> Found:
+def _too_few_lanes(host: Host) -> Found:
     right = hardware.facts()["connectx"]["lanes"]
-    for each in _cards(host):
+    for each in _cage_halves(host):
         if each.twin and each.lanes is not None and each.lanes < right:
             names = {"netdev": each.name, "pci": each.pci}
             yield {"cage": each.cage, "lanes": each.lanes, "right": right, **names}
 
 
 def _link_local(host: Host) -> Found:
-    lit = [each for each in _cards(host) if each.carrier]
+    lit = [each for each in _cage_halves(host) if each.carrier]
     found = [f"{each.name} {own}" for each in lit for own in each.ipv4 if own.is_link_local]
     if found:
         yield {"addresses": ", ".join(found)}
 
 
 def _link_local_twins(host: Host) -> Found:
-    for one, other in _twins(host):
+    for one, other in _twin_pairs(host):
         if one.ipv4 and twin_state(host, one) == "link-local":
             found = f"{one.name} {one.ipv4[0]}, {other.name} {other.ipv4[0]}"
             yield {"cage": one.cage, "addresses": found, "twin": other.name}
 
 
-def _renamed(host: Host) -> Found:
+def _mlx5_names(host: Host) -> Found:
     names = [each.name for each in host.rdma if each.twin and each.name.startswith("mlx5_")]
     if names:
         yield {"names": ", ".join(names)}
 
 
-def _rate(host: Host) -> Found:
-    for one, other in _twins(host):
+def _cage_speed(host: Host) -> Found:
+    for one, other in _twin_pairs(host):
         if one.speed and one.speed == other.speed:
             yield {"cage": one.cage, "speed": one.speed // 1000}
 
@@ -181,27 +181,27 @@ _CHECKS: dict[str, Callable[[Host], Found]] = {
     "half-down": _half_down,
     "same-subnet": _same_subnet,
     "twin-mtu": _twin_mtu,
-    "lanes": _lanes,
+    "lanes": _too_few_lanes,
     "link-local": _link_local,
     "link-local-twins": _link_local_twins,
-    "renamed": _renamed,
-    "rate": _rate,
+    "renamed": _mlx5_names,
+    "rate": _cage_speed,
 }
 
 
-def _cards(host: Host) -> list[Netdev]:
+def _cage_halves(host: Host) -> list[Netdev]:
     """Return the halves of cages by PCI address: names depend on udev."""
     halves = (each for each in host.netdevs if each.cage is not None)
     return sorted(halves, key=lambda each: each.pci)
 
 
-def _cabled(host: Host) -> Iterator[tuple[Netdev, ...]]:
+def _cabled_pairs(host: Host) -> Iterator[tuple[Netdev, ...]]:
     """Yield the netdevs of each cage that has a cable."""
     for cage in host.cabled:
-        yield tuple(each for each in _cards(host) if each.cage == cage)
+        yield tuple(each for each in _cage_halves(host) if each.cage == cage)
 
 
-def _twins(host: Host) -> Iterator[tuple[Netdev, Netdev]]:
+def _twin_pairs(host: Host) -> Iterator[tuple[Netdev, Netdev]]:
     """Yield the two halves of each cage that has a cable."""
-    for one, *others in _cabled(host):
+    for one, *others in _cabled_pairs(host):
         yield from ((one, other) for other in others if one.twin == other.name)

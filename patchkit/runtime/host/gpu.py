@@ -46,7 +46,7 @@ def _parse_gpus(text: str, who: str) -> tuple[Gpu, ...]:
 
     Raises ToolUnavailable for other text.
     """
-    rows = [list(map(_cell, line.split(","))) for line in text.splitlines() if line.strip()]
+    rows = [list(map(_read_cell, line.split(","))) for line in text.splitlines() if line.strip()]
     if any(len(row) != 5 for row in rows):
         raise ToolUnavailable(f"{who}: what it says is not understood: {printable(text)[:80]!r}")
     if not rows:
@@ -57,20 +57,20 @@ def _parse_gpus(text: str, who: str) -> tuple[Gpu, ...]:
             capability=capability if _CAPABILITY.fullmatch(capability) else "",
             driver=driver,
             memory=whole(memory),
-            bus=_bus(bus),
+            bus=_sysfs_address(bus),
         )
         for name, capability, driver, memory, bus in rows
     )
 
 
-def _cell(cell: str) -> str:
+def _read_cell(cell: str) -> str:
     """Return a cell; "" for ``[N/A]``, ``[Not Supported]``, ``[Unknown Error]`` and the like."""
     text = printable(cell)
     bare = text.strip("[]")
     return "" if text.startswith("[") or bare.lower() in ("n/a", "not supported") else text
 
 
-def _bus(text: str) -> str:
+def _sysfs_address(text: str) -> str:
     """Return a PCI address as sysfs writes it: ``0000000F:01:00.0`` → ``000f:01:00.0``."""
     domain, _, rest = text.lower().partition(":")
     return f"{domain[-4:]:0>4}:{rest}" if rest else ""

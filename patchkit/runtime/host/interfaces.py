@@ -26,15 +26,15 @@ class Link:
 
 def netdevs(reader: Reader) -> tuple[Netdev, ...]:
     """Return the interfaces, without cages and twins: ``rdma.paired`` finds those."""
-    links = _links(reader)
+    links = _read_links(reader)
     names = reader.folders(_CLASS, needed=True)
     if names and links and (strange := sorted(set(links) ^ set(names))):
         # sysfs shows the namespace in which it was mounted, the kernel the one that asks.
         reader.note(f"/{_CLASS} is of another network namespace: only one has {', '.join(strange)}")
-    return tuple(_netdev(reader, name, links.get(name)) for name in names)
+    return tuple(_read_netdev(reader, name, links.get(name)) for name in names)
 
 
-def _netdev(reader: Reader, name: str, link: Link | None) -> Netdev:
+def _read_netdev(reader: Reader, name: str, link: Link | None) -> Netdev:
     home = f"{_CLASS}/{name}"
     pci, driver = device(reader, f"{home}/device")
     return Netdev(
@@ -42,18 +42,18 @@ def _netdev(reader: Reader, name: str, link: Link | None) -> Netdev:
         state=reader.line(f"{home}/operstate", needed=True) or "unknown",
         carrier=reader.line(f"{home}/carrier") == "1",
         mtu=max(reader.number(f"{home}/mtu", needed=True) or 0, 0),
-        speed=_positive(reader.number(f"{home}/speed")),
+        speed=_known_number(reader.number(f"{home}/speed")),
         mac=reader.line(f"{home}/address"),
         driver=driver or (link.kind if link else ""),
         pci=pci,
         port=reader.line(f"{home}/phys_port_name"),
-        kind=_kind(reader, home),
+        kind=_netdev_kind(reader, home),
         addresses=link.addresses if link else (),
-        lanes=_positive(reader.number(f"{home}/device/current_link_width")),
+        lanes=_known_number(reader.number(f"{home}/device/current_link_width")),
     )
 
 
-def _kind(reader: Reader, home: str) -> str:
+def _netdev_kind(reader: Reader, home: str) -> str:
     inside = reader.folders(home)
     if reader.line(f"{home}/type") == str(_LOOPBACK):
         return "loopback"
@@ -63,19 +63,19 @@ def _kind(reader: Reader, home: str) -> str:
     return "virtual" if "/devices/virtual/" in f"/{reader.real(home)}" else "ethernet"
 
 
-def _positive(found: int | None) -> int | None:
+def _known_number(found: int | None) -> int | None:
     """Return None for -1, signed or not: the driver does not know."""
     return found if found is not None and found > 0 and found not in _UNKNOWN else None
 
 
-def _links(reader: Reader) -> dict[str, Link]:
+def _read_links(reader: Reader) -> dict[str, Link]:
     try:
         text = reader.answer("ip-address.json", _ask_kernel)
     except ToolUnavailable as silent:
         reader.note(f"no addresses: {silent}")
         return {}
     try:
-        return {printable(each["ifname"]): _link(each) for each in json.loads(text)}
+        return {printable(each["ifname"]): _link_of(each) for each in json.loads(text)}
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         reader.note(f"no addresses: /commands/ip-address.json is not understood: {error}")
         return {}
@@ -91,7 +91,7 @@ def _ask_kernel() -> str:
         raise ToolUnavailable(f"netlink: {error.strerror}") from None
 
 
-def _link(told: Mapping[str, Any]) -> Link:
+def _link_of(told: Mapping[str, Any]) -> Link:
     addresses = []
     for each in told["addr_info"]:
         if each.get("local"):

@@ -117,7 +117,7 @@ class Reader:
         except OSError as error:
             missing = error.errno in _MISSING
             raise ToolUnavailable(
-                f"/{path}: not in this recording" if missing else _words(error)
+                f"/{path}: not in this recording" if missing else _error_text(error)
             ) from None
 
     def _data(self, path: str) -> bytes:
@@ -147,7 +147,7 @@ class Reader:
     def _failed(self, path: str, error: OSError, *, needed: bool) -> None:
         if not needed and error.errno in _NONE:
             return
-        words = _words(error)
+        words = _error_text(error)
         self.note(f"/{path}: {words}")
         # What is missing here is missing in the copy as well.
         if self.copy and error.errno not in _MISSING:
@@ -191,5 +191,5 @@ def printable(text: str) -> str:
     return "".join(kept).strip()
 
 
-def _words(error: OSError) -> str:
+def _error_text(error: OSError) -> str:
     return "is not there" if error.errno in _MISSING else error.strerror or type(error).__name__

@@ -49,25 +49,25 @@ class _Process(ctypes.Structure):
 
 
 @contextlib.contextmanager
-def _opened() -> Iterator[ctypes.CDLL]:
+def _open_nvml() -> Iterator[ctypes.CDLL]:
     """Hold NVML open. Raises ToolUnavailable."""
     try:
         library = ctypes.CDLL(_LIBRARY)
     except OSError as error:
         raise ToolUnavailable(str(error)) from None
-    _need(library, "nvmlInit_v2")
+    _call_or_raise(library, "nvmlInit_v2")
     try:
         yield library
     finally:
-        _call(library, "nvmlShutdown")
+        _call_nvml(library, "nvmlShutdown")
 
 
 def ask() -> str:
     """Return a line for each GPU, as `nvidia-smi` does. Raises ToolUnavailable."""
-    with _opened() as library:
+    with _open_nvml() as library:
         count = ctypes.c_uint()
-        _need(library, "nvmlDeviceGetCount_v2", ctypes.byref(count))
-        return "".join(f"{_row(library, number)}\n" for number in range(count.value))
+        _call_or_raise(library, "nvmlDeviceGetCount_v2", ctypes.byref(count))
+        return "".join(f"{_gpu_row(library, number)}\n" for number in range(count.value))
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,13 +99,19 @@ class GpuState:
 
 def gpu_state() -> GpuState:
     """Return how the first GPU is. Raises ToolUnavailable."""
-    with _opened() as library:
+    with _open_nvml() as library:
         gpu = ctypes.c_void_p()
-        _need(library, "nvmlDeviceGetHandleByIndex_v2", ctypes.c_uint(0), ctypes.byref(gpu))
+        _call_or_raise(
+            library, "nvmlDeviceGetHandleByIndex_v2", ctypes.c_uint(0), ctypes.byref(gpu)
+        )
 
         def number(name: str, *before: object, wide: bool = False) -> int | None:
             found = ctypes.c_ulonglong() if wide else ctypes.c_uint()
-            return None if _call(library, name, gpu, *before, ctypes.byref(found)) else found.value
+            return (
+                None
+                if _call_nvml(library, name, gpu, *before, ctypes.byref(found))
+                else found.value
+            )
 
         watts, limit = number("nvmlDeviceGetPowerUsage"), number("nvmlDeviceGetEnforcedPowerLimit")
         return GpuState(
@@ -115,23 +121,23 @@ def gpu_state() -> GpuState:
             limit=None if limit is None else limit / 1000,
             mhz=number("nvmlDeviceGetClockInfo", ctypes.c_uint(1)),
             most_mhz=number("nvmlDeviceGetMaxClockInfo", ctypes.c_uint(1)),
-            busy=_busy(library, gpu),
+            busy=_busy_percent(library, gpu),
             throttled=number("nvmlDeviceGetCurrentClocksThrottleReasons", wide=True),
-            processes=_processes(library, gpu),
+            processes=_gpu_processes(library, gpu),
         )
 
 
-def _busy(library: ctypes.CDLL, gpu: ctypes.c_void_p) -> int | None:
+def _busy_percent(library: ctypes.CDLL, gpu: ctypes.c_void_p) -> int | None:
     both = (ctypes.c_uint * 2)()  # nvmlUtilization_t: processors, memory
-    failed = _call(library, "nvmlDeviceGetUtilizationRates", gpu, both)
+    failed = _call_nvml(library, "nvmlDeviceGetUtilizationRates", gpu, both)
     return None if failed else int(both[0])
 
 
-def _processes(library: ctypes.CDLL, gpu: ctypes.c_void_p) -> tuple[GpuProcess, ...] | None:
+def _gpu_processes(library: ctypes.CDLL, gpu: ctypes.c_void_p) -> tuple[GpuProcess, ...] | None:
     count = ctypes.c_uint(_MOST_PROCESSES)
     table = (_Process * _MOST_PROCESSES)()
     name = "nvmlDeviceGetComputeRunningProcesses_v3"
-    if _call(library, name, gpu, ctypes.byref(count), table):
+    if _call_nvml(library, name, gpu, ctypes.byref(count), table):
         return None
     return tuple(
         GpuProcess(each.pid, None if each.memory == _UNKNOWN else each.memory >> 20)
@@ -139,47 +145,55 @@ def _processes(library: ctypes.CDLL, gpu: ctypes.c_void_p) -> tuple[GpuProcess, 
     )
 
 
-def _row(library: ctypes.CDLL, number: int) -> str:
+def _gpu_row(library: ctypes.CDLL, number: int) -> str:
     gpu = ctypes.c_void_p()
-    _need(library, "nvmlDeviceGetHandleByIndex_v2", ctypes.c_uint(number), ctypes.byref(gpu))
-    name = _text(library, "nvmlDeviceGetName", gpu)
-    driver = _text(library, "nvmlSystemGetDriverVersion")
+    _call_or_raise(
+        library, "nvmlDeviceGetHandleByIndex_v2", ctypes.c_uint(number), ctypes.byref(gpu)
+    )
+    name = _call_for_text(library, "nvmlDeviceGetName", gpu)
+    driver = _call_for_text(library, "nvmlSystemGetDriverVersion")
     return ", ".join(
-        (name, _capability(library, gpu), driver, _mib(library, gpu), _bus(library, gpu))
+        (
+            name,
+            _compute_capability(library, gpu),
+            driver,
+            _memory_mib(library, gpu),
+            _pci_address(library, gpu),
+        )
     )
 
 
-def _capability(library: ctypes.CDLL, gpu: ctypes.c_void_p) -> str:
+def _compute_capability(library: ctypes.CDLL, gpu: ctypes.c_void_p) -> str:
     major, minor = ctypes.c_int(), ctypes.c_int()
     name = "nvmlDeviceGetCudaComputeCapability"
-    failed = _call(library, name, gpu, ctypes.byref(major), ctypes.byref(minor))
+    failed = _call_nvml(library, name, gpu, ctypes.byref(major), ctypes.byref(minor))
     return _NONE if failed else f"{major.value}.{minor.value}"
 
 
-def _mib(library: ctypes.CDLL, gpu: ctypes.c_void_p) -> str:
+def _memory_mib(library: ctypes.CDLL, gpu: ctypes.c_void_p) -> str:
     memory = _Memory()
-    failed = _call(library, "nvmlDeviceGetMemoryInfo", gpu, ctypes.byref(memory))
+    failed = _call_nvml(library, "nvmlDeviceGetMemoryInfo", gpu, ctypes.byref(memory))
     return _NONE if failed else str(memory.total >> 20)
 
 
-def _bus(library: ctypes.CDLL, gpu: ctypes.c_void_p) -> str:
+def _pci_address(library: ctypes.CDLL, gpu: ctypes.c_void_p) -> str:
     pci = _Pci()
-    failed = _call(library, "nvmlDeviceGetPciInfo_v3", gpu, ctypes.byref(pci))
+    failed = _call_nvml(library, "nvmlDeviceGetPciInfo_v3", gpu, ctypes.byref(pci))
     return _NONE if failed else pci.address.decode(errors="replace")
 
 
-def _text(library: ctypes.CDLL, name: str, *of: ctypes.c_void_p) -> str:
+def _call_for_text(library: ctypes.CDLL, name: str, *of: ctypes.c_void_p) -> str:
     buffer = ctypes.create_string_buffer(_TEXT)
-    failed = _call(library, name, *of, buffer, ctypes.c_uint(_TEXT))
+    failed = _call_nvml(library, name, *of, buffer, ctypes.c_uint(_TEXT))
     return _NONE if failed else buffer.value.decode(errors="replace")
 
 
-def _need(library: ctypes.CDLL, name: str, *arguments: object) -> None:
-    if code := _call(library, name, *arguments):
-        raise ToolUnavailable(f"{_LIBRARY}: {name}: error {code}: {_words(library, code)}")
+def _call_or_raise(library: ctypes.CDLL, name: str, *arguments: object) -> None:
+    if code := _call_nvml(library, name, *arguments):
+        raise ToolUnavailable(f"{_LIBRARY}: {name}: error {code}: {_error_words(library, code)}")
 
 
-def _call(library: ctypes.CDLL, name: str, *arguments: object) -> int:
+def _call_nvml(library: ctypes.CDLL, name: str, *arguments: object) -> int:
     """Return NVML's code: 13, as NVML itself does, for a function that this driver's lacks."""
     try:
         function = getattr(library, name)
@@ -188,7 +202,7 @@ def _call(library: ctypes.CDLL, name: str, *arguments: object) -> int:
     return int(function(*arguments))
 
 
-def _words(library: ctypes.CDLL, code: int) -> str:
+def _error_words(library: ctypes.CDLL, code: int) -> str:
     try:
         library.nvmlErrorString.restype = ctypes.c_char_p
         return bytes(library.nvmlErrorString(code)).decode(errors="replace")

@@ -40,7 +40,9 @@ def probe(
         gpus=gpus(reader),
         netdevs=cards,
         rdma=devices,
-        software=_software(python, environment, reader.notes) if reader.live or python else None,
+        software=_probe_software(python, environment, reader.notes)
+        if reader.live or python
+        else None,
         notes=tuple(reader.notes),
     )
     if copy:
@@ -48,7 +50,7 @@ def probe(
     return host
 
 
-def _software(
+def _probe_software(
     python: str | None, environment: Mapping[str, str], notes: list[str]
 ) -> Software | None:
     """Return what is installed. A Python that the user did not name may fail: that is a note."""

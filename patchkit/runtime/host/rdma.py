@@ -18,7 +18,7 @@ _CLASS = "sys/class/infiniband"
 def rdma(reader: Reader, netdevs: Iterable[Netdev]) -> tuple[Rdma, ...]:
     """Return the devices, without cages and twins: ``paired`` finds those."""
     uplinks = frozenset(each.name for each in netdevs if hardware.is_uplink(each.port))
-    return tuple(_rdma(reader, name, uplinks) for name in reader.folders(_CLASS))
+    return tuple(_read_rdma(reader, name, uplinks) for name in reader.folders(_CLASS))
 
 
 def paired(
@@ -30,12 +30,12 @@ def paired(
         card for card in netdevs if hardware.is_uplink(card.port) and card.driver in ("", driver)
     ]
     return (
-        tuple(_placed(card, cards) if card in cards else card for card in netdevs),
-        tuple(_placed(device, found) for device in found),
+        tuple(_with_cage(card, cards) if card in cards else card for card in netdevs),
+        tuple(_with_cage(device, found) for device in found),
     )
 
 
-def _placed(device: Device, others: Iterable[Device]) -> Device:
+def _with_cage(device: Device, others: Iterable[Device]) -> Device:
     half = hardware.half_of(device.pci)
     if half is None:
         return device
@@ -43,7 +43,7 @@ def _placed(device: Device, others: Iterable[Device]) -> Device:
     return replace(device, cage=half.cage, twin=twin)
 
 
-def _rdma(reader: Reader, name: str, uplinks: frozenset[str]) -> Rdma:
+def _read_rdma(reader: Reader, name: str, uplinks: frozenset[str]) -> Rdma:
     home = f"{_CLASS}/{name}"
     port = f"{home}/ports/1"
     attached = reader.folders(f"{home}/device/net")
@@ -56,19 +56,21 @@ def _rdma(reader: Reader, name: str, uplinks: frozenset[str]) -> Rdma:
         link_layer=reader.line(f"{port}/link_layer"),
         netdev=netdev,
         pci=device(reader, f"{home}/device")[0],
-        gids=tuple(_gids(reader, port)),
+        gids=tuple(_read_gids(reader, port)),
     )
 
 
-def _gids(reader: Reader, port: str) -> Iterable[Gid]:
+def _read_gids(reader: Reader, port: str) -> Iterable[Gid]:
     types = f"{port}/gid_attrs/types"
     for index in sorted(int(name) for name in reader.names(types) if name.isdecimal()):
         # sysfs has EINVAL for the type of an empty entry.
         if kind := reader.line(f"{types}/{index}"):
-            yield Gid(index=index, kind=kind, address=_mapped(reader.line(f"{port}/gids/{index}")))
+            yield Gid(
+                index=index, kind=kind, address=_mapped_ipv4(reader.line(f"{port}/gids/{index}"))
+            )
 
 
-def _mapped(gid: str) -> str:
+def _mapped_ipv4(gid: str) -> str:
     """Return ``192.168.100.10`` of ``0000:…:ffff:c0a8:640a``; "" if no IPv4 is mapped in."""
     try:
         mapped = IPv6Address(gid).ipv4_mapped

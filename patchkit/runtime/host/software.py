@@ -35,8 +35,10 @@ def software(python: str | None, environment: Mapping[str, str]) -> Software:
     torch = vllm = None
     if facts.torch:
         process = started(facts, environment)
-        torch = _nccl(torch_choice(process, facts), facts)  # first: it maps what torch loads
-        vllm = _nccl(vllm_choice(process, facts), facts) if facts.vllm else None
+        torch = _nccl_of_choice(
+            torch_choice(process, facts), facts
+        )  # first: it maps what torch loads
+        vllm = _nccl_of_choice(vllm_choice(process, facts), facts) if facts.vllm else None
     return Software(
         python=python,
         vllm=known.version("vllm", facts.vllm),
@@ -106,7 +108,7 @@ def _own_version(place: Path) -> str:
     return match["version"] if match else ""
 
 
-def _nccl(choice: Choice, facts: InterpreterFacts) -> Nccl:
+def _nccl_of_choice(choice: Choice, facts: InterpreterFacts) -> Nccl:
     """Return a choice with its version: the file's, else its package's, which may be another."""
     version = ""
     if choice.path:

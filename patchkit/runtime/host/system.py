@@ -17,7 +17,7 @@ _ARM = "0x41"  # the implementer Arm, whose part numbers hardware.toml has
 
 def system(reader: Reader) -> System:
     """Return what DMI, the device tree and the kernel say."""
-    cores = _blocks(reader.text("proc/cpuinfo", needed=True))
+    cores = _cpu_blocks(reader.text("proc/cpuinfo", needed=True))
     product = reader.line(f"{_DMI}/product_name") or reader.line("proc/device-tree/model")
     if not product:
         reader.note(f"neither /{_DMI} nor /proc/device-tree names the product")
@@ -30,10 +30,10 @@ def system(reader: Reader) -> System:
         bios=reader.line(f"{_DMI}/bios_version"),
         bios_date=reader.line(f"{_DMI}/bios_date"),
         kernel=reader.line(f"{_KERNEL}/osrelease"),
-        kho=_option(reader.line("proc/cmdline"), "kho"),
+        kho=_kernel_option(reader.line("proc/cmdline"), "kho"),
         os=release.get("PRETTY_NAME", ""),
-        machine=_machine(reader),
-        cpu=_models(cores),
+        machine=_architecture(reader),
+        cpu=_cpu_models(cores),
         cores=len(cores),
     )
 
@@ -41,7 +41,9 @@ def system(reader: Reader) -> System:
 def memory(reader: Reader) -> Memory | None:
     """Return /proc/meminfo, the only source that is right where CPU and GPU share memory."""
     text = reader.text("proc/meminfo", needed=True)
-    told = {key: whole(value.removesuffix(" kB")) for key, value in map(_pair, text.splitlines())}
+    told = {
+        key: whole(value.removesuffix(" kB")) for key, value in map(_key_value, text.splitlines())
+    }
     sizes = {key: value for key, value in told.items() if value is not None}
     if "MemTotal" not in sizes:
         if text:
@@ -58,7 +60,7 @@ def memory(reader: Reader) -> Memory | None:
     )
 
 
-def _machine(reader: Reader) -> str:
+def _architecture(reader: Reader) -> str:
     """Return ``aarch64``; Linux has the file since 6.1."""
     if told := reader.line(f"{_KERNEL}/arch"):
         return told
@@ -69,20 +71,20 @@ def _machine(reader: Reader) -> str:
         return ""
 
 
-def _blocks(text: str) -> list[dict[str, str]]:
+def _cpu_blocks(text: str) -> list[dict[str, str]]:
     """Return the blocks of ``key : value`` of /proc/cpuinfo, one for each processor."""
-    blocks = (dict(map(_pair, block.splitlines())) for block in text.split("\n\n"))
+    blocks = (dict(map(_key_value, block.splitlines())) for block in text.split("\n\n"))
     return [block for block in blocks if "processor" in block]
 
 
-def _models(cores: Iterable[dict[str, str]]) -> str:
+def _cpu_models(cores: Iterable[dict[str, str]]) -> str:
     """Return ``10 x Cortex-X925, 10 x Cortex-A725``: the most first, then by name."""
-    counted = Counter(map(_model, cores))
+    counted = Counter(map(_cpu_model, cores))
     ranked = sorted(counted.items(), key=lambda each: (-each[1], each[0]))
     return ", ".join(f"{number} x {name}" for name, number in ranked if name)
 
 
-def _model(core: dict[str, str]) -> str:
+def _cpu_model(core: dict[str, str]) -> str:
     """Return the model: x86 names it, arm64 has numbers of an implementer and its part."""
     if name := core.get("model name", ""):
         return name
@@ -91,12 +93,12 @@ def _model(core: dict[str, str]) -> str:
     return str(known.get(part, part and f"CPU part {part}"))
 
 
-def _option(cmdline: str, name: str) -> str:
+def _kernel_option(cmdline: str, name: str) -> str:
     """Return the value of an option of the kernel's; of several the last one counts."""
     given = dict(word.partition("=")[::2] for word in cmdline.split())
     return given.get(name, "")
 
 
-def _pair(line: str) -> tuple[str, str]:
+def _key_value(line: str) -> tuple[str, str]:
     key, _, value = line.partition(":")
     return printable(key), printable(value)

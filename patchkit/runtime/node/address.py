@@ -30,10 +30,10 @@ def own_address(
     Raises HostError if there is none, UsageError for a malformed head.
     """
     if role == "worker":
-        return _worker(host, named_address(head), data)
+        return _worker_address(host, named_address(head), data)
     if head:
-        return _holder(host, named_address(head))
-    return _head(host, topology, data)
+        return _address_holder(host, named_address(head))
+    return _head_address(host, topology, data)
 
 
 def named_address(head: str) -> str:
@@ -47,7 +47,7 @@ def named_address(head: str) -> str:
     return head
 
 
-def _holder(host: Host, address: str) -> OwnAddress:
+def _address_holder(host: Host, address: str) -> OwnAddress:
     for netdev in host.netdevs:
         if any(str(each.ip) == address for each in netdev.ipv4):
             return OwnAddress(netdev, address)
@@ -57,7 +57,7 @@ def _holder(host: Host, address: str) -> OwnAddress:
     )
 
 
-def _worker(host: Host, head: str, data: Sequence[Rdma]) -> OwnAddress:
+def _worker_address(host: Host, head: str, data: Sequence[Rdma]) -> OwnAddress:
     check_no_head(host, head)
     first, fast = ({rdma.netdev for rdma in each} for each in (data, usable_rdma(host)))
     near = [netdev for netdev in host.netdevs if netdev.up and reaches(netdev, head)]
@@ -75,7 +75,7 @@ def _worker(host: Host, head: str, data: Sequence[Rdma]) -> OwnAddress:
             hint=f"see `patchkit probe` on both; {PLAN}",
         )
     # An interface may have several addresses; the head reaches this one directly.
-    address = next(each for each in near[0].ipv4 if _joins(each, head))
+    address = next(each for each in near[0].ipv4 if _is_in_reach(each, head))
     return OwnAddress(near[0], str(address.ip))
 
 
@@ -89,8 +89,8 @@ def check_no_head(host: Host, head: str) -> None:
         )
 
 
-def _head(host: Host, topology: str, data: Sequence[Rdma]) -> OwnAddress:
-    netdev = next(iter(_candidates(host, topology, data)), None)
+def _head_address(host: Host, topology: str, data: Sequence[Rdma]) -> OwnAddress:
+    netdev = next(iter(_head_candidates(host, topology, data)), None)
     if netdev is None and topology == "ring":
         raise HostError(
             "in a ring no cable reaches all nodes, and beside the cables this host has no address; "
@@ -110,20 +110,20 @@ def _head(host: Host, topology: str, data: Sequence[Rdma]) -> OwnAddress:
     return OwnAddress(netdev, str(stays.ip))
 
 
-def _candidates(host: Host, topology: str, data: Sequence[Rdma]) -> Iterator[Netdev]:
+def _head_candidates(host: Host, topology: str, data: Sequence[Rdma]) -> Iterator[Netdev]:
     """Return interfaces that a head may announce, best first."""
     fast = {rdma.netdev for rdma in host.rdma}
     # A ring's cables join neighbours alone, and a Thor has no RDMA: the LAN reaches every node.
     if topology in ("ring", "hetero"):
         for kind in ("ethernet", "wifi"):
-            yield from (each for each in _wired(host, kind) if each.name not in fast)
+            yield from (each for each in _addressed_netdevs(host, kind) if each.name not in fast)
     if topology != "ring":
         yield from filter(None, (host.netdev(each.netdev) for each in data))
-        cabled = [each for each in _wired(host) if each.name in fast or each.port]
+        cabled = [each for each in _addressed_netdevs(host) if each.name in fast or each.port]
         yield from sorted(cabled, key=lambda each: (not each.lasting, each.pci, each.name))
 
 
-def _wired(host: Host, kind: str = "ethernet") -> list[Netdev]:
+def _addressed_netdevs(host: Host, kind: str = "ethernet") -> list[Netdev]:
     return [each for each in host.netdevs if each.kind == kind and each.up and each.ipv4]
 
 
@@ -147,10 +147,10 @@ def usable_rdma(host: Host) -> list[Rdma]:
 
 def reaches(netdev: Netdev, address: str) -> bool:
     """Return whether an address is in a network of the interface, overlay networks included."""
-    return any(_joins(each, address) for each in netdev.ipv4)
+    return any(_is_in_reach(each, address) for each in netdev.ipv4)
 
 
-def _joins(own: IPv4Interface, address: str) -> bool:
+def _is_in_reach(own: IPv4Interface, address: str) -> bool:
     if own.network.prefixlen < own.max_prefixlen:
         return ip_address(address) in own.network
     # A single host's address in an overlay network reaches all of it.

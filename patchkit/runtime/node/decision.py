@@ -117,7 +117,7 @@ def decide(
         "nccl": options.nccl or installed["nccl"],
     }
     asked = _with_file(options, file) if file else options
-    vllm = _vllm(options.vllm, installed["vllm"], file)
+    vllm = _chosen_vllm(options.vllm, installed["vllm"], file)
     role = asked.role or "single"
     # A head's file that a worker reads comes from another machine.
     if file and file.role != role:
@@ -134,7 +134,7 @@ def decide(
             host, role=role, topology=asked.topology, nodes=nodes, head=asked.head, target=target
         )
     return Node(
-        elsewhere="" if addressed or not file else _elsewhere(options.role, file, host),
+        elsewhere="" if addressed or not file else _address_elsewhere(options.role, file, host),
         role=role,
         nodes=nodes,
         head=asked.head or attachment.address,
@@ -200,7 +200,7 @@ def _with_file(options: NodeOptions, file: EnvFile) -> NodeOptions:
     )
 
 
-def _vllm(asked: str, installed: str, file: EnvFile | None) -> str:
+def _chosen_vllm(asked: str, installed: str, file: EnvFile | None) -> str:
     """Return the release. Raises HostError for an installed one that is not the file's."""
     files = file.facts["vllm"] if file else ""
     if file and installed and not asked and plain(installed) != plain(files):
@@ -233,7 +233,7 @@ def _check_head(head: EnvFile, host: Host, vllm: str, nccl: str, options: NodeOp
     check_transfer(head, load_variable_rules(), {*read, *other_variables()}, options.extra)
 
 
-def _elsewhere(role: str, file: EnvFile, host: Host) -> str:
+def _address_elsewhere(role: str, file: EnvFile, host: Host) -> str:
     """Return the address of a file's node, if this host does not have it and ``role`` says so.
 
     Raises HostError if the role comes from the file: then the file is on the wrong host.

@@ -27,13 +27,13 @@ def fabric(host: Host, nodes: int, head: str) -> tuple[Rdma, ...]:
     ``head`` is the head's address, or empty; one on the LAN says nothing about the cage. Returns
     nothing where no device is usable, or where each of two cages may be meant.
     """
-    ports = list(_ports(host))
-    spanning = _spanning(host, ports, nodes)
+    ports = list(_usable_ports(host))
+    spanning = _spanning_ports(host, ports, nodes)
     own = [each for each in ports if any(str(address.ip) == head for address in each.netdev.ipv4)]
     near = [each for each in spanning if head and reaches(each.netdev, head)]
-    cages = _apart(own or near or spanning)
+    cages = _separate_cages(own or near or spanning)
     if len(cages) > 1 and nodes > 2:
-        cages = _slower(spanning, cages)
+        cages = _slower_cages(spanning, cages)
         if len(cages) > 1:
             return ()
     # What was left out of `spanning` is taken where it has the very address that was named.
@@ -46,7 +46,7 @@ def check_chosen(host: Host, nodes: int, chosen: Sequence[Rdma]) -> None:
     if chosen:
         return
     first: dict[int | None, Netdev] = {}
-    for port in _spanning(host, list(_ports(host)), nodes):
+    for port in _spanning_ports(host, list(_usable_ports(host)), nodes):
         first.setdefault(port.cage, port.netdev)
     shown = [f"{each.ipv4[0].ip} on {each.name}" for each in first.values()]
     raise HostError(
@@ -58,26 +58,26 @@ def check_chosen(host: Host, nodes: int, chosen: Sequence[Rdma]) -> None:
     )
 
 
-def _ports(host: Host) -> Iterator[_Port]:
+def _usable_ports(host: Host) -> Iterator[_Port]:
     for device in usable_rdma(host):
         if netdev := host.netdev(device.netdev):
             yield _Port(device, netdev)
 
 
-def _spanning(host: Host, ports: Sequence[_Port], nodes: int) -> list[_Port]:
+def _spanning_ports(host: Host, ports: Sequence[_Port], nodes: int) -> list[_Port]:
     """Return the ports whose network has room for the nodes, those with lasting addresses first.
 
     Where no network has room, all count; a network that is also another interface's does where
     there is no other.
     """
-    roomy = [each for each in ports if any(_room(own) >= nodes for own in each.netdev.ipv4)]
+    roomy = [each for each in ports if any(_host_count(own) >= nodes for own in each.netdev.ipv4)]
     found = roomy or list(ports)
     shared = {each.netdev.name for each in overlaps(host, {each.netdev.name for each in found})}
     apart = [each for each in found if each.netdev.name not in shared] or found
     return sorted(apart, key=lambda each: (not each.netdev.lasting, each.device.pci))
 
 
-def _apart(ports: Sequence[_Port]) -> list[int | None]:
+def _separate_cages(ports: Sequence[_Port]) -> list[int | None]:
     """Return the cages, best first, without those in a network that a better one is in."""
     found: dict[int | None, set[IPv4Network]] = {}
     for port in ports:
@@ -89,7 +89,7 @@ def _apart(ports: Sequence[_Port]) -> list[int | None]:
     return list(found)
 
 
-def _slower(ports: Sequence[_Port], cages: list[int | None]) -> list[int | None]:
+def _slower_cages(ports: Sequence[_Port], cages: list[int | None]) -> list[int | None]:
     """Return the cages that are slower than another: a cable between two Sparks has its full speed.
 
     Returns all cages where none is slower.
@@ -100,7 +100,7 @@ def _slower(ports: Sequence[_Port], cages: list[int | None]) -> list[int | None]
     return [each for each in cages if 0 < speeds[each] < max(speeds.values())] or cages
 
 
-def _room(address: IPv4Interface) -> int:
+def _host_count(address: IPv4Interface) -> int:
     """Return how many hosts a network may have; both addresses of a /31 are hosts (RFC 3021)."""
     size = address.network.num_addresses
     return size if size <= 2 else size - 2

@@ -58,7 +58,7 @@ def attach(
     """
     head = named_address(head) if head else ""
     devices = fabric(host, nodes, head)
-    chosen = _topology(host, topology, nodes, devices, target)
+    chosen = _choose_topology(host, topology, nodes, devices, target)
     own = own_address(host, chosen, role, head, devices)
     attached = _ATTACHERS[chosen](host, own, nodes, devices)
     return replace(
@@ -70,7 +70,9 @@ def attach(
     )
 
 
-def _topology(host: Host, asked: str, nodes: int, devices: Sequence[Rdma], target: str) -> str:
+def _choose_topology(
+    host: Host, asked: str, nodes: int, devices: Sequence[Rdma], target: str
+) -> str:
     usable = usable_rdma(host)
     if asked in ("roce", "ring") and not usable:
         raise lacking(
@@ -105,7 +107,7 @@ def _address_notes(own: OwnAddress) -> Iterator[str]:
         yield f"{own.netdev.name} has {', '.join(others)} as well; {own.address} is taken"
 
 
-def _roce(host: Host, own: OwnAddress, nodes: int, devices: Sequence[Rdma]) -> Attachment:
+def _attach_roce(host: Host, own: OwnAddress, nodes: int, devices: Sequence[Rdma]) -> Attachment:
     # The control may go over another interface than the data, such as the LAN's.
     device = next((each for each in devices if each.netdev == own.netdev.name), devices[0])
     netdev = host.netdev(device.netdev) or own.netdev
@@ -118,24 +120,24 @@ def _roce(host: Host, own: OwnAddress, nodes: int, devices: Sequence[Rdma]) -> A
     cage = sorted(filter(None, (device, twin)), key=lambda each: (each.pci, each.name))
     both = [each for each in cage if each is device or state not in ("none", "down")]
     addressed = [each.netdev for each in both if state in ("both", "link-local") or each is device]
-    hcas = _exact(host, [each.name for each in both])
+    hcas = _exact_names(host, [each.name for each in both])
     return Attachment(
         topology="roce",
         data=device.netdev,
         netdevs=tuple(addressed),
         hcas=hcas,
-        half=_exact(host, [device.name]),
+        half=_exact_names(host, [device.name]),
         twin=state,
-        cages=_cages([device]),
+        cages=_cage_numbers([device]),
         notes=(
-            *_apart(own, device),
-            *_about_twin(device, twin, netdev, state),
-            *_about_others(host, device, nodes),
+            *_control_notes(own, device),
+            *_twin_notes(device, twin, netdev, state),
+            *_other_cage_notes(host, device, nodes),
         ),
     )
 
 
-def _apart(own: OwnAddress, device: Rdma) -> Iterator[str]:
+def _control_notes(own: OwnAddress, device: Rdma) -> Iterator[str]:
     if own.netdev.name != device.netdev:
         yield (
             f"{own.netdev.name} carries the control, the cable behind {device.netdev} the data; "
@@ -143,7 +145,7 @@ def _apart(own: OwnAddress, device: Rdma) -> Iterator[str]:
         )
 
 
-def _about_twin(device: Rdma, twin: Rdma | None, netdev: Netdev, state: TwinState) -> Iterator[str]:
+def _twin_notes(device: Rdma, twin: Rdma | None, netdev: Netdev, state: TwinState) -> Iterator[str]:
     if twin is None:
         yield f"{device.name} has no second half here: about half of the cable's bandwidth"
     elif state == "down":
@@ -153,7 +155,7 @@ def _about_twin(device: Rdma, twin: Rdma | None, netdev: Netdev, state: TwinStat
         yield f"{twin.name}, a half of the cable, is left out: it is {seen}{cost}"
 
 
-def _about_others(host: Host, device: Rdma, nodes: int) -> Iterator[str]:
+def _other_cage_notes(host: Host, device: Rdma, nodes: int) -> Iterator[str]:
     others = [each.name for each in usable_rdma(host) if each.cage != device.cage]
     if others:
         why = (
@@ -164,19 +166,19 @@ def _about_others(host: Host, device: Rdma, nodes: int) -> Iterator[str]:
         yield f"{', '.join(others)} {'is' if len(others) == 1 else 'are'} not used: {why}"
 
 
-def _ring(host: Host, own: OwnAddress, nodes: int, _devices: Sequence[Rdma]) -> Attachment:
+def _attach_ring(host: Host, own: OwnAddress, nodes: int, _devices: Sequence[Rdma]) -> Attachment:
     usable = [each for each in usable_rdma(host) if not _is_random(host, each)]
     notes = [f"{own.netdev.name} carries the bootstrap, the cables carry the data"]
     if nodes == 3:  # luxingcom/aicad-nccl-optimization
         notes.append("in a ring of three each cable must join a port 0 with a port 1")
-    if len(_cages(usable)) < 2:
+    if len(_cage_numbers(usable)) < 2:
         notes.append(f"a ring uses both cages of every node; here: {devices_of(host)}")
     return Attachment(
         topology="ring",
         data=own.netdev.name,
         netdevs=(own.netdev.name,),
-        hcas=_exact(host, [each.name for each in usable]),
-        cages=_cages(usable),
+        hcas=_exact_names(host, [each.name for each in usable]),
+        cages=_cage_numbers(usable),
         notes=tuple(notes),
     )
 
@@ -187,7 +189,9 @@ def _is_random(host: Host, device: Rdma) -> bool:
     return bool(netdev and not netdev.lasting and twin_state(host, netdev) == "random")
 
 
-def _socket(host: Host, own: OwnAddress, _nodes: int, _devices: Sequence[Rdma]) -> Attachment:
+def _attach_socket(
+    host: Host, own: OwnAddress, _nodes: int, _devices: Sequence[Rdma]
+) -> Attachment:
     # TCP can use both halves of a cage, as RDMA does.
     both = own.netdev.twin and twin_state(host, own.netdev) in ("both", "link-local")
     usable = usable_rdma(host)
@@ -206,24 +210,26 @@ def _socket(host: Host, own: OwnAddress, _nodes: int, _devices: Sequence[Rdma]) 
     )
 
 
-def _hetero(_host: Host, own: OwnAddress, _nodes: int, _devices: Sequence[Rdma]) -> Attachment:
+def _attach_hetero(
+    _host: Host, own: OwnAddress, _nodes: int, _devices: Sequence[Rdma]
+) -> Attachment:
     """Return one interface: a Thor has no RDMA."""
     return Attachment(topology="hetero", data=own.netdev.name, netdevs=(own.netdev.name,))
 
 
 _ATTACHERS: Mapping[str, Callable[[Host, OwnAddress, int, Sequence[Rdma]], Attachment]] = {
-    "roce": _roce,
-    "ring": _ring,
-    "socket": _socket,
-    "hetero": _hetero,
+    "roce": _attach_roce,
+    "ring": _attach_ring,
+    "socket": _attach_socket,
+    "hetero": _attach_hetero,
 }
 
 
-def _cages(devices: Iterable[Rdma]) -> tuple[int, ...]:
+def _cage_numbers(devices: Iterable[Rdma]) -> tuple[int, ...]:
     return tuple(sorted({each.cage for each in devices if each.cage is not None}))
 
 
-def _exact(host: Host, names: Sequence[str]) -> str:
+def _exact_names(host: Host, names: Sequence[str]) -> str:
     """Return names for NCCL, which takes prefixes; ``=`` makes them exact where that matters."""
     others = [each.name for each in host.rdma if each.name not in names]
     exact = any(other.startswith(tuple(names)) for other in others)

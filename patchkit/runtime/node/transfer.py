@@ -29,14 +29,14 @@ def check_transfer(
     ``known`` are the names that the software of this node reads; ``here`` those that the user sets
     on this node, for which the file does not count.
     """
-    by_rule = _by_rule(head, rules)
+    by_rule = _values_by_rule(head, rules)
     asked = head.extra.keys()
     refused = [
         f"  {head.where}:{head.line(name)}: {name[:_SHOWN]} {trouble}"
         for name, value in head.variables.items()
         if name not in here and (name, value) not in by_rule
         if name in asked or name not in rules.of_host  # what a node owns is not taken
-        if (trouble := _trouble(head, known, asked, name, value))
+        if (trouble := _transfer_trouble(head, known, asked, name, value))
     ]
     if refused:
         more = len(refused) - _MOST
@@ -49,7 +49,7 @@ def check_transfer(
         )
 
 
-def _trouble(
+def _transfer_trouble(
     head: EnvFile, known: Collection[str], asked: Collection[str], name: str, value: str
 ) -> str:
     """Return why a variable must not travel; empty if it may."""
@@ -63,10 +63,10 @@ def _trouble(
     # An unedited file holds nothing else; what an edited one adds the user has accepted.
     if name not in asked and not head.edited:
         return "is set by no rule of this patchkit, nor was it added with --set"
-    return _unfit(name, value)
+    return _value_trouble(name, value)
 
 
-def _by_rule(head: EnvFile, rules: VariableRules) -> set[tuple[str, str]]:
+def _values_by_rule(head: EnvFile, rules: VariableRules) -> set[tuple[str, str]]:
     """Return what rules and the model's preset set, the same on every node."""
     shared = [rule.set for rule in rules.rules if rule.scope == "shared"]
     preset = find(head.facts.get("model", ""))
@@ -75,7 +75,7 @@ def _by_rule(head: EnvFile, rules: VariableRules) -> set[tuple[str, str]]:
     }
 
 
-def _unfit(name: str, value: str) -> str:
+def _value_trouble(name: str, value: str) -> str:
     if not value.isprintable() or is_placeholder(name, value):
         return "has a value that is none"
     if "/" in value and not _is_network(value):

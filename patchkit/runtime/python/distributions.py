@@ -43,7 +43,7 @@ def distributions(path: Iterable[str]) -> dict[str, tuple[Path, ...]]:
     """
     found: dict[str, tuple[Path, ...]] = {}
     for folder in dict.fromkeys(path):
-        for name in _names(folder):
+        for name in _folder_names(folder):
             if name.endswith(_SUFFIX):
                 whole = name.removesuffix(_SUFFIX)
                 # The version is what follows the last dash; a damaged name may have none.
@@ -53,7 +53,7 @@ def distributions(path: Iterable[str]) -> dict[str, tuple[Path, ...]]:
     return found
 
 
-def _names(folder: str) -> list[str]:
+def _folder_names(folder: str) -> list[str]:
     try:
         return sorted(each.name for each in Path(folder).iterdir())
     except OSError:  # sys.path may name archives, and folders that do not exist
@@ -67,7 +67,7 @@ def header(home: Path, name: str) -> str:
 
 def headers(home: Path, name: str) -> Iterator[str]:
     """Yield every value of a field of METADATA. After the first empty line comes prose."""
-    for line in _lines(home / "METADATA"):
+    for line in _file_lines(home / "METADATA"):
         field, _, value = line.partition(":")
         if field.strip().lower() == name.lower():
             yield value.strip()
@@ -77,10 +77,10 @@ def headers(home: Path, name: str) -> Iterator[str]:
 
 def holds(home: Path, member: str) -> bool:
     """Return whether RECORD lists a file."""
-    return any(line.startswith(f"{member},") for line in _lines(home / "RECORD"))
+    return any(line.startswith(f"{member},") for line in _file_lines(home / "RECORD"))
 
 
-def _lines(place: Path) -> list[str]:
+def _file_lines(place: Path) -> list[str]:
     try:
         return place.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:

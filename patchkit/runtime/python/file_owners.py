@@ -30,7 +30,7 @@ def owners(path: Iterable[str], stem: str) -> dict[str, tuple[Owner, ...]]:
     found: dict[str, tuple[Owner, ...]] = {}
     for folder in dict.fromkeys(path):
         for record in sorted(Path(folder).glob("*.dist-info/RECORD")):
-            for place, owner in _owned(record, stem):
+            for place, owner in _recorded_files(record, stem):
                 if owner not in found.setdefault(place, ()):
                     found[place] += (owner,)
     return found
@@ -64,23 +64,26 @@ def lost_files(path: Iterable[str], stem: str) -> tuple[LostFile, ...]:
     )
 
 
-def _owned(record: Path, stem: str) -> Iterator[tuple[str, Owner]]:
+def _recorded_files(record: Path, stem: str) -> Iterator[tuple[str, Owner]]:
     text = record.read_text(encoding="utf-8", errors="replace")
     # A RECORD of torch has thousands of lines: only those that matter are parsed.
     lines = [line for line in text.splitlines() if f"/{stem}" in line]
     for row in csv.reader(lines):
         if Path(row[0]).name.startswith(stem):
             place = os.path.realpath(record.parent.parent / row[0])
-            yield place, Owner(*_named(record.parent), _hex(row[1] if len(row) > 1 else ""))
+            yield (
+                place,
+                Owner(*_name_version(record.parent), _hex_digest(row[1] if len(row) > 1 else "")),
+            )
 
 
-def _named(home: Path) -> tuple[str, str]:
+def _name_version(home: Path) -> tuple[str, str]:
     """Return project and version of a .dist-info folder; by its name if METADATA is missing."""
     project, _, version = home.name.removesuffix(".dist-info").rpartition("-")
     return header(home, "Name") or project, header(home, "Version") or version
 
 
-def _hex(known: str) -> str:
+def _hex_digest(known: str) -> str:
     kind, _, digest = known.partition("=")
     try:
         # RECORD leaves the padding out; what is too much of it is ignored.

@@ -85,9 +85,9 @@ def loaded(python: str, environment: Mapping[str, str]) -> Answer:
     process = started(facts, environment)
     # In this order: vLLM finds what torch has mapped already.
     torch, vllm = torch_choice(process, facts), vllm_choice(process, facts)
-    copies = tuple(_copies(process, facts))
+    copies = tuple(_nccl_copies(process, facts))
     taken = next((copy for copy in copies if copy.path == torch.path), None)
-    pin = _pin(facts)
+    pin = _torch_pin(facts)
     beside = list(_beside_pin(taken, pin, facts))
     return Answer(
         python=python,
@@ -97,7 +97,7 @@ def loaded(python: str, environment: Mapping[str, str]) -> Answer:
         vllm=vllm,
         copies=copies,
         warnings=(
-            *_warnings(torch, vllm, copies, process, facts),
+            *_all_warnings(torch, vllm, copies, process, facts),
             *(text for older, text in beside if older),
             *(f"{each}, is gone" for each in lost_files(facts.path, STEM)),
         ),
@@ -111,11 +111,11 @@ _PIN = re.compile(r"(?P<project>nvidia-nccl-cu\d+)\s*\(?==\s*(?P<version>\d[\w.]
 # The copies
 
 
-def _copies(process: Process, facts: InterpreterFacts) -> Iterator[NcclCopy]:
+def _nccl_copies(process: Process, facts: InterpreterFacts) -> Iterator[NcclCopy]:
     """Yield every file once, whatever names it has."""
     # A copy that is mapped is named by the path by which it came in.
     places = {os.path.realpath(each.path): (each.path, each.why, True) for each in process.mapped}
-    for path, found in _others(process, facts):
+    for path, found in _candidate_paths(process, facts):
         if Path(path).is_file():
             places.setdefault(os.path.realpath(path), (path, found, False))
     known = owners(facts.path, STEM)
@@ -136,7 +136,7 @@ def _copies(process: Process, facts: InterpreterFacts) -> Iterator[NcclCopy]:
         )
 
 
-def _others(process: Process, facts: InterpreterFacts) -> Iterator[tuple[str, str]]:
+def _candidate_paths(process: Process, facts: InterpreterFacts) -> Iterator[tuple[str, str]]:
     """Yield where a libnccl may lie, whether it is taken or not, and what leads there."""
     for folder in process.library_path:
         yield f"{folder}/{SONAME}", "LD_LIBRARY_PATH"
@@ -151,7 +151,7 @@ def _others(process: Process, facts: InterpreterFacts) -> Iterator[tuple[str, st
 # What torch was released with
 
 
-def _pin(facts: InterpreterFacts) -> str:
+def _torch_pin(facts: InterpreterFacts) -> str:
     for home in distributions(facts.path).get("torch", ())[:1]:
         for requirement in headers(home, "Requires-Dist"):
             if match := _PIN.match(requirement):
@@ -167,10 +167,10 @@ def _beside_pin(
     A later one is what an override leaves behind, and nothing wrong.
     """
     version, wanted = taken.version if taken else "", pin.partition("==")[2]
-    if not version or not wanted or _numbers(version) == _numbers(wanted):
+    if not version or not wanted or _version_numbers(version) == _version_numbers(wanted):
         return
     torch = f"torch {facts.release('torch')} pins {pin}, and {version.partition('+')[0]} is taken"
-    if _numbers(version) < _numbers(wanted):
+    if _version_numbers(version) < _version_numbers(wanted):
         yield True, f"{torch}: torch may call what an older NCCL lacks"
     else:
         left = "as an override of that pin leaves it: `pip check` names it"
@@ -178,28 +178,28 @@ def _beside_pin(
         yield False, f"{torch}, {left}, and {back}"
 
 
-def _numbers(version: str) -> tuple[int, ...]:
+def _version_numbers(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in version.partition("+")[0].split(".") if part.isdigit())
 
 
 # What to be warned of
 
 
-def _warnings(
+def _all_warnings(
     torch: Choice,
     vllm: Choice,
     copies: tuple[NcclCopy, ...],
     process: Process,
     facts: InterpreterFacts,
 ) -> Iterator[str]:
-    yield from _split(torch, vllm, copies)
+    yield from _split_warnings(torch, vllm, copies)
     for copy in copies:
-        yield from _unused(copy, torch, vllm)
+        yield from _unused_warnings(copy, torch, vllm)
         yield from _owner_warnings(copy)
     yield from _preload_warnings(process, facts)
 
 
-def _split(torch: Choice, vllm: Choice, copies: tuple[NcclCopy, ...]) -> Iterator[str]:
+def _split_warnings(torch: Choice, vllm: Choice, copies: tuple[NcclCopy, ...]) -> Iterator[str]:
     by_path = {copy.path: copy for copy in copies}
     if torch.path and vllm.path and torch.path != vllm.path:
         one, other = by_path[torch.path], by_path[vllm.path]
@@ -210,7 +210,7 @@ def _split(torch: Choice, vllm: Choice, copies: tuple[NcclCopy, ...]) -> Iterato
             yield f"{who} takes none: {choice.why}"
 
 
-def _unused(copy: NcclCopy, torch: Choice, vllm: Choice) -> Iterator[str]:
+def _unused_warnings(copy: NcclCopy, torch: Choice, vllm: Choice) -> Iterator[str]:
     if copy.path in (torch.path, vllm.path):
         return
     if copy.mapped:
@@ -243,11 +243,11 @@ def _preload_warnings(process: Process, facts: InterpreterFacts) -> Iterator[str
     if named and named.startswith("~"):
         yield f"{VARIABLE} is {named}: nobody replaces the ~ by a home folder"
     if any(each.why == STARTUP for each in process.mapped):
-        for place in _mentions(facts):
+        for place in _startup_files(facts):
             yield f"{place} names libnccl: it may be what loads a copy before torch"
 
 
-def _mentions(facts: InterpreterFacts) -> Iterator[Path]:
+def _startup_files(facts: InterpreterFacts) -> Iterator[Path]:
     for entry in dict.fromkeys(facts.path):
         for pattern in ("*.pth", "sitecustomize.py", "usercustomize.py"):
             for place in sorted(Path(entry).glob(pattern)):

@@ -61,7 +61,7 @@ def exports(path: str, symbol: str) -> bool:
         return False
 
 
-def _plain(path: str) -> str:
+def _absolute_path(path: str) -> str:
     """Return the absolute path; without ``..`` where no link makes that another file."""
     absolute = Path.cwd() / path
     plain = Path(os.path.normpath(absolute))
@@ -92,7 +92,7 @@ class Process:
 
     def open(self, path: str, why: str) -> Mapped | None:
         """Map a path as ``dlopen`` does. The same file is not mapped twice, a copy of it is."""
-        library = read_loadable(_plain(path))
+        library = read_loadable(_absolute_path(path))
         if library is None or not self.fits(library):
             return None
         for known in self.mapped:

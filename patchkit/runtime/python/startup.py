@@ -59,7 +59,7 @@ def torch_choice(process: Process, facts: InterpreterFacts) -> Choice:
     libraries = [
         found for path in sorted(home.glob("*.so*")) if (found := read_loadable(str(path)))
     ]
-    users = [library for library in libraries if any(_needs(library))]
+    users = [library for library in libraries if any(_nccl_needs(library))]
     deps = [library for library in libraries if library.name == _GLOBAL_DEPS]
     if not users:
         return Choice(
@@ -68,9 +68,9 @@ def torch_choice(process: Process, facts: InterpreterFacts) -> Choice:
             "or has it inside",
         )
     for library in deps:
-        _load(process, library)
-        _preload(process, facts, library)
-    loads = [_load(process, user) for user in users]
+        _map_nccl(process, library)
+        _map_preloaded(process, facts, library)
+    loads = [_map_nccl(process, user) for user in users]
     # A function that is global before torch comes is torch's too, whatever torch loads.
     everybodys = (each for each in process.mapped if each.path == facts.provider)
     # The first library that needs it decides for all: the loader maps one soname once.
@@ -80,16 +80,16 @@ def torch_choice(process: Process, facts: InterpreterFacts) -> Choice:
     return Choice(path=taken.path, why=taken.why)
 
 
-def _needs(library: Loadable) -> Iterator[str]:
+def _nccl_needs(library: Loadable) -> Iterator[str]:
     return (name for name in library.needed if name.startswith(STEM))
 
 
-def _load(process: Process, library: Loadable) -> Mapped | None:
-    found = [process.need(name, library) for name in _needs(library)]
+def _map_nccl(process: Process, library: Loadable) -> Mapped | None:
+    found = [process.need(name, library) for name in _nccl_needs(library)]
     return found[0] if found else None
 
 
-def _preload(process: Process, facts: InterpreterFacts, deps: Loadable) -> None:
+def _map_preloaded(process: Process, facts: InterpreterFacts, deps: Loadable) -> None:
     """Map the copy that torch loads by its path, if its first library brought CUDA's runtime."""
     if any(name.startswith("libcudart") for name in deps.needed):
         text = (facts.torch_home / "__init__.py").read_text(encoding="utf-8", errors="replace")
@@ -107,13 +107,13 @@ def preloaded(text: str, cuda: str, path: Sequence[str]) -> str | None:
     if not _CALL.search(text):
         return None
     for row in _ROW.finditer(text):
-        found = next(_beside(row["folder"], row["pattern"], cuda, path), None)
+        found = next(_torch_candidates(row["folder"], row["pattern"], cuda, path), None)
         if found is None or row["folder"] == "nccl":
             return found
     return None
 
 
-def _beside(folder: str, pattern: str, cuda: str, path: Sequence[str]) -> Iterator[str]:
+def _torch_candidates(folder: str, pattern: str, cuda: str, path: Sequence[str]) -> Iterator[str]:
     major = cuda.partition(".")[0]
     for entry in path:
         for place in (f"nvidia/{folder}", f"nvidia/cu{major}", folder):

@@ -43,7 +43,7 @@ def holds(when: Condition, situation: Situation) -> bool:
 
     But ``topology = "untold"`` is met by nothing else.
     """
-    return all(_met(key, wanted, situation.get(key, "")) for key, wanted in when.items())
+    return all(_is_met(key, wanted, situation.get(key, "")) for key, wanted in when.items())
 
 
 def decided(when: Condition, situation: Situation) -> bool | None:
@@ -57,7 +57,7 @@ def decided(when: Condition, situation: Situation) -> bool | None:
     return True if len(known) == len(when) else None
 
 
-def _met(key: str, wanted: str | tuple[str, ...], known: str) -> bool:
+def _is_met(key: str, wanted: str | tuple[str, ...], known: str) -> bool:
     # An unknown fact meets no condition but that: a rule about it is left out.
     if key in _RANGES:
         return bool(known) and within(known, str(wanted))

@@ -81,11 +81,11 @@ def takes(flag: str, value: str, version: str, home: Path | None) -> bool:
 def listed(tree: ast.Module, symbol: str) -> Iterator[str]:
     """Return the strings of ``symbol = Literal[...]``, the keys of a dict, an Enum's members."""
     for node in ast.walk(tree):
-        if isinstance(node, ast.Assign) and _names(node.targets[0]) == symbol:
+        if isinstance(node, ast.Assign) and _target_name(node.targets[0]) == symbol:
             yield from strings(node.value)
         elif isinstance(node, ast.ClassDef) and node.name == symbol:
             assigned = (each for each in node.body if isinstance(each, ast.Assign))
-            yield from (_names(each.targets[0]) for each in assigned)
+            yield from (_target_name(each.targets[0]) for each in assigned)
 
 
 def strings(value: ast.expr) -> Iterator[str]:
@@ -98,5 +98,5 @@ def strings(value: ast.expr) -> Iterator[str]:
             yield each.value
 
 
-def _names(target: ast.expr) -> str:
+def _target_name(target: ast.expr) -> str:
     return target.id if isinstance(target, ast.Name) else ""

@@ -37,7 +37,7 @@ def flags(version: str, home: Path | None = None) -> frozenset[str]:
 
 @cache
 def _of_release(version: str) -> frozenset[str]:
-    return frozenset(_table().at(version))
+    return frozenset(_flag_table().at(version))
 
 
 def has_flag(flag: str, version: str, home: Path | None = None) -> bool:
@@ -57,10 +57,10 @@ def has_flag(flag: str, version: str, home: Path | None = None) -> bool:
 
 def flag_lifetime(flag: str) -> Lifetime | None:
     """Return the releases that take a flag, None for one that none takes."""
-    return _table().lifetime(flag)
+    return _flag_table().lifetime(flag)
 
 
-def _table() -> Table:
+def _flag_table() -> Table:
     return read_table(RECIPES / "env/vllm_flags.tsv")
 
 
@@ -69,7 +69,7 @@ def read_flags(home: Path) -> frozenset[str]:
     """Return the flags in the files below the folder of a vLLM. Raises SourceError."""
     servers = sorted((home / "entrypoints").glob("*/cli_args.py"))
     found = {
-        place: frozenset(_declared(parsed(place)))
+        place: frozenset(_declared_flags(parsed(place)))
         for place in (home / _ENGINE, home / _SERVE, *servers)
     }
     if not servers:
@@ -82,25 +82,25 @@ def read_flags(home: Path) -> frozenset[str]:
     parser = home / _PARSER
     body = parsed(parser).body if parser.is_file() else []
     paired = any(isinstance(node, ast.ClassDef) and node.name == _PAIRS for node in body)
-    return declared | frozenset(_inverses(declared)) if paired else declared
+    return declared | frozenset(_disable_flags(declared)) if paired else declared
 
 
-def _inverses(declared: Iterable[str]) -> Iterator[str]:
+def _disable_flags(declared: Iterable[str]) -> Iterator[str]:
     for flag in declared:
         for prefix, inverse in _INVERSE.items():
             if flag.startswith(prefix):
                 yield flag.replace(prefix, inverse, 1)
 
 
-def _declared(tree: ast.Module) -> Iterator[str]:
+def _declared_flags(tree: ast.Module) -> Iterator[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef) and node.name in _FUNCTIONS:
-            yield from _literals(node)
+            yield from _literal_flags(node)
         elif isinstance(node, ast.ClassDef) and node.name in _CLASSES:
-            yield from _fields(node)
+            yield from _field_flags(node)
 
 
-def _literals(function: ast.FunctionDef) -> Iterator[str]:
+def _literal_flags(function: ast.FunctionDef) -> Iterator[str]:
     """Return texts that are nothing but a flag, also those of a list that is looped over."""
     for node in ast.walk(function):
         text = node.value if isinstance(node, ast.Constant) else None
@@ -108,7 +108,7 @@ def _literals(function: ast.FunctionDef) -> Iterator[str]:
             yield text
 
 
-def _fields(frontend: ast.ClassDef) -> Iterator[str]:
+def _field_flags(frontend: ast.ClassDef) -> Iterator[str]:
     for node in frontend.body:
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
             yield f"--{node.target.id.replace('_', '-')}"

@@ -77,10 +77,10 @@ class Table:
 @cache
 def read_table(*places: Path) -> Table:
     """Return the rows of files, one after the other. Raises SourceError."""
-    return Table(tuple(row for place in places for row in _rows(place)))
+    return Table(tuple(row for place in places for row in _table_rows(place)))
 
 
-def _rows(place: Path) -> Iterator[tuple[Lifetime, Release, Release]]:
+def _table_rows(place: Path) -> Iterator[tuple[Lifetime, Release, Release]]:
     try:
         text = place.read_text(encoding="utf-8")
         for line in text.splitlines():

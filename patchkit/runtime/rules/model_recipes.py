@@ -67,14 +67,14 @@ def model_recipes(release: str = "") -> Mapping[str, ModelRecipe]:
         model.lower(): ModelRecipe(
             id=model,
             min_vllm=found.pop(""),
-            weights_gib=_weights(found.pop(VRAM, "")),
+            weights_gib=_least_weights(found.pop(VRAM, "")),
             settings=found,
         )
         for model, found in rows.items()
     }
 
 
-def _weights(vram: str) -> float | None:
+def _least_weights(vram: str) -> float | None:
     return float(vram) / _ALLOWANCE * GIB_PER_GB if vram else None
 
 
@@ -103,11 +103,11 @@ def differences(preset: Preset, recipe: ModelRecipe) -> Iterator[Difference]:
         here, there = ours.get(name), theirs.get(name)
         if there is None and name in _ALWAYS:
             continue
-        if here is None or there is None or _meaning(here) != _meaning(there):
+        if here is None or there is None or _parsed_value(here) != _parsed_value(there):
             yield Difference(name=name, preset=here, recipe=there)
 
 
-def _meaning(value: str) -> object:
+def _parsed_value(value: str) -> object:
     """Return what a value means: 0.5 is 0.50, and capitals and spaces in JSON are no matter."""
     try:
         return json.loads(value)

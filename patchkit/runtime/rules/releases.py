@@ -32,13 +32,13 @@ def release(version: str) -> tuple[int, ...]:
     match = _RELEASE.match(version.strip()) if len(version) <= LONGEST else None
     if match is None:
         raise UsageError(f"{version!r} is not a version", hint="write it as 0.25.1")
-    return _numbers(match["release"])
+    return _release_numbers(match["release"])
 
 
 def within(version: str, bounds: str) -> bool:
     """Return whether a version is in ``>=0.24,<0.33``; all are in ``""``. Raises UsageError."""
     found = release(version)
-    return all(_holds(found, bound) for bound in bounds.split(",") if bound.strip())
+    return all(_is_within_bound(found, bound) for bound in bounds.split(",") if bound.strip())
 
 
 def check_version(text: str) -> None:
@@ -58,12 +58,12 @@ def _as_value_error(check: Callable[..., object], *arguments: str) -> None:
         raise ValueError(error.what) from None
 
 
-def _holds(found: tuple[int, ...], bound: str) -> bool:
+def _is_within_bound(found: tuple[int, ...], bound: str) -> bool:
     match = _BOUND.fullmatch(bound.strip())
     if match is None:
         raise UsageError(f"{bound.strip()!r} is not a bound", hint="write bounds as >=0.24,<0.33")
-    return _SIGNS[match["sign"]](found, _numbers(match["release"]))
+    return _SIGNS[match["sign"]](found, _release_numbers(match["release"]))
 
 
-def _numbers(text: str) -> tuple[int, ...]:
+def _release_numbers(text: str) -> tuple[int, ...]:
     return tuple(map(int, re.sub(r"(\.0+)+$", "", text).split(".")))

@@ -70,7 +70,7 @@ def mask_secrets(text: str) -> str:
 def secret_spans(text: str) -> list[tuple[int, int]]:
     """Return where the secrets of a text begin and end, in order."""
     found: list[tuple[int, int]] = []
-    for start, stop in sorted((*_unnamed(text), *_named(text))):
+    for start, stop in sorted((*_secrets_by_form(text), *_secrets_by_name(text))):
         if found and start < found[-1][1]:
             found[-1] = found[-1][0], max(stop, found[-1][1])
         else:
@@ -92,21 +92,21 @@ def _is_one_of(forms: Sequence[str], text: str) -> bool:
 
 
 @cache
-def _forms() -> tuple[re.Pattern[str], ...]:
+def _secret_forms() -> tuple[re.Pattern[str], ...]:
     tokens = "|".join(secret_names().texts.tokens)
     forms = (*_PLAIN, rf"(?<![A-Za-z0-9])(?P<value>{tokens})")
     return tuple(re.compile(form, re.IGNORECASE) for form in forms)
 
 
-def _unnamed(text: str) -> Iterator[tuple[int, int]]:
+def _secrets_by_form(text: str) -> Iterator[tuple[int, int]]:
     """Yield what is a secret by its own form, or by the program that takes it."""
-    for form in _forms():
+    for form in _secret_forms():
         for found in form.finditer(text):
             if not _is_readable(found["value"], quoted=False):
                 yield found.span("value")
 
 
-def _named(text: str) -> Iterator[tuple[int, int]]:
+def _secrets_by_name(text: str) -> Iterator[tuple[int, int]]:
     """Yield what stands behind the name of a secret."""
     end = 0
     for found in _NAME.finditer(text):
@@ -118,7 +118,7 @@ def _named(text: str) -> Iterator[tuple[int, int]]:
         if dashes and (holds_secret(name) or secret_flag(dashes + name)):
             spans = _flag_values(text, found)
         elif not dashes and any(each in sign for each in "=:") and holds_secret(name):
-            spans = _values(text, found)
+            spans = _named_values(text, found)
         for start, stop in spans:
             end = max(end, stop)
             yield start, stop
@@ -128,45 +128,45 @@ def _flag_values(text: str, flag: re.Match[str]) -> Iterator[tuple[int, int]]:
     """Yield the value of a flag; `--api-key` takes several."""
     several = "=" not in flag["sign"] and secret_flag(flag["dashes"] + flag["name"])
     at: int | None = flag.end()
-    while at is not None and (found := list(_value(text, at))):
+    while at is not None and (found := list(_value_at(text, at))):
         yield from found
         following = _NEXT.match(text, found[0][1]) if several else None
         at = following.end() if following else None
 
 
-def _values(text: str, name: re.Match[str]) -> Iterator[tuple[int, int]]:
+def _named_values(text: str, name: re.Match[str]) -> Iterator[tuple[int, int]]:
     """Yield the value of a name, or those in a list."""
     at, quote, sign = name.end(), name["quote"], name["sign"]
     begin = text.rfind("\n", 0, name.start()) + 1
     end = text.find("\n", at) % (len(text) + 1)
     if quote and not sign.lstrip("\\").startswith(tuple(_QUOTES)):  # "NAME=value"
         stop = text.find(quote, at, end) % (end + 1)
-        yield from _secret(text, at, stop - (text[stop - 1] == "\\"), quoted=True)
+        yield from _secret_at(text, at, stop - (text[stop - 1] == "\\"), quoted=True)
     elif sign == "=" and _LINE_BEGINS.fullmatch(text, begin, name.start()):
         # To the end of the line: such a value may hold blanks, quotes and further = signs.
         value = text[at:end]
         stop = at + len(value.rstrip(" \t\r\"'"))
-        yield from _secret(text, end - len(value.lstrip(" \t\"'")), stop, quoted=True)
+        yield from _secret_at(text, end - len(value.lstrip(" \t\"'")), stop, quoted=True)
     elif text[at : at + 1] in ("[", "(") and not text.startswith(_MASK, at):
         for number, item in enumerate(_ITEM.finditer(text, at + 1, at + _LONGEST)):
             if item["close"] or (number and text[item.start() - 1] in "[("):  # a list in it
                 return
             kind = "value" if item["bare"] is None else "bare"
-            yield from _secret(text, *item.span(kind), quoted=kind == "value")
+            yield from _secret_at(text, *item.span(kind), quoted=kind == "value")
     else:
-        yield from _value(text, at)
+        yield from _value_at(text, at)
 
 
-def _value(text: str, at: int) -> Iterator[tuple[int, int]]:
+def _value_at(text: str, at: int) -> Iterator[tuple[int, int]]:
     """Yield the value that begins at a place, if it is a secret."""
     before = _BEFORE.match(text, at)
     at = before.end() if before else at
     quoted = _QUOTED.match(text, at) or _UNTIL_END.match(text, at)
     if found := quoted or _BARE.match(text, at):
-        yield from _secret(text, *found.span("value"), quoted=quoted is not None)
+        yield from _secret_at(text, *found.span("value"), quoted=quoted is not None)
 
 
-def _secret(text: str, start: int, stop: int, *, quoted: bool) -> Iterator[tuple[int, int]]:
+def _secret_at(text: str, start: int, stop: int, *, quoted: bool) -> Iterator[tuple[int, int]]:
     """Yield a value without its scheme and the sign that ends a sentence, if it is a secret."""
     if scheme := _BEFORE.match(text, start, stop):
         start = scheme.end()

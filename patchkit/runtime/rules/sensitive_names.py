@@ -49,7 +49,7 @@ def secret_names() -> SecretNames:
 
 
 @cache
-def _patterns() -> re.Pattern[str]:
+def _secret_pattern() -> re.Pattern[str]:
     """Return all patterns of secrets in one: files have hundreds of thousands of names."""
     return re.compile("|".join(map(translate, secret_names().names)))
 
@@ -62,7 +62,7 @@ def _code_names() -> tuple[_CodeNames, ...]:
 def is_secret(name: str) -> bool:
     """Return whether a variable of this name holds a secret, in upper or lower case."""
     upper = name.upper()
-    return upper not in secret_names().exceptions and _patterns().match(upper) is not None
+    return upper not in secret_names().exceptions and _secret_pattern().match(upper) is not None
 
 
 def secret_file(name: str) -> str:

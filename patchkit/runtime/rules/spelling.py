@@ -24,8 +24,8 @@ def is_slip(wrong: str, right: str) -> bool:
     if wrong == right or abs(len(wrong) - len(right)) > 1:
         return False
     # What is left between the longest common beginning and the longest common end.
-    start = _common(wrong, right)
-    end = _common(wrong[start:][::-1], right[start:][::-1])
+    start = _common_length(wrong, right)
+    end = _common_length(wrong[start:][::-1], right[start:][::-1])
     one, other = wrong[start : len(wrong) - end], right[start : len(right) - end]
     if len(one) <= 1 and len(other) <= 1:
         word = min(_length_at(wrong, start), _length_at(right, start))
@@ -33,7 +33,7 @@ def is_slip(wrong: str, right: str) -> bool:
         other_word = len(one) == len(other) == 1 and word < _WORD
         return not other_word and not any(letter.isdigit() for letter in one + other)
     swapped = len(one) == 2 and one == other[::-1]
-    return swapped or sorted(_words(wrong)) == sorted(_words(right))
+    return swapped or sorted(_split_words(wrong)) == sorted(_split_words(right))
 
 
 def models_meant(name: str, known: Iterable[str]) -> list[str]:
@@ -49,7 +49,7 @@ def models_meant(name: str, known: Iterable[str]) -> list[str]:
 
 def _lacks_digit(one: str, other: str) -> bool:
     short, long = sorted((one.upper(), other.upper()), key=len)
-    start = _common(short, long)
+    start = _common_length(short, long)
     if len(long) != len(short) + 1 or short[start:] != long[start + 1 :]:
         return False
     number = next(
@@ -81,7 +81,7 @@ def _length_at(name: str, position: int) -> int:
     return len(name[:position].rpartition("_")[2]) + len(name[position:].partition("_")[0])
 
 
-def _common(one: str, other: str) -> int:
+def _common_length(one: str, other: str) -> int:
     """Return how many characters two texts have in common at their beginning."""
     for number, (left, right) in enumerate(zip(one, other, strict=False)):
         if left != right:
@@ -89,5 +89,5 @@ def _common(one: str, other: str) -> int:
     return min(len(one), len(other))
 
 
-def _words(name: str) -> list[str]:
+def _split_words(name: str) -> list[str]:
     return [word for word in name.split("_") if word]

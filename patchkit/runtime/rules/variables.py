@@ -41,12 +41,12 @@ def vllm_variables(version: str, home: Path | None = None) -> Mapping[str, str]:
 
     Raises UsageError for what is no version; SourceError if ``home`` holds no vLLM.
     """
-    return read_names(home / "envs.py") if home else _vllm().at(version)
+    return read_names(home / "envs.py") if home else _vllm_table().at(version)
 
 
 def is_known_vllm(version: str) -> bool:
     """Return whether a release of vLLM is among those whose names are known, or between two."""
-    return _vllm().oldest <= release(version) <= release(_vllm().newest)
+    return _vllm_table().oldest <= release(version) <= release(_vllm_table().newest)
 
 
 def vllm_values(version: str, home: Path | None = None) -> Mapping[str, Takes]:
@@ -59,14 +59,14 @@ def vllm_values(version: str, home: Path | None = None) -> Mapping[str, Takes]:
         return read_values(home)
     if not version:
         return _by_any_release()
-    known = _values().at(version) if release(version) >= _values().oldest else {}
+    known = _values_table().at(version) if release(version) >= _values_table().oldest else {}
     return {name: Takes.parse(text) for name, text in known.items()}
 
 
 @cache
 def _by_any_release() -> Mapping[str, Takes]:
     found: dict[str, Takes] = {}
-    for row, _first, _last in _values().rows:
+    for row, _first, _last in _values_table().rows:
         takes = Takes.parse(row.default)
         found[row.name] = found[row.name] | takes if row.name in found else takes
     return found
@@ -74,7 +74,7 @@ def _by_any_release() -> Mapping[str, Takes]:
 
 def values_by_release(name: str) -> list[tuple[str, str, Takes]]:
     """Return first and last release, and what a variable takes in these; the oldest first."""
-    rows = (row for row, _, _ in _values().rows if row.name == name)
+    rows = (row for row, _, _ in _values_table().rows if row.name == name)
     return [(row.first, row.last, Takes.parse(row.default)) for row in rows]
 
 
@@ -84,17 +84,17 @@ def nccl_variables(version: str) -> Mapping[str, str]:
 
     Of a release after ``newest_nccl()`` it lists what that one has.
     """
-    return _nccl().at(version)
+    return _nccl_table().at(version)
 
 
 def newest_vllm() -> str:
     """Return the newest release of vLLM whose variables are known."""
-    return _vllm().newest
+    return _vllm_table().newest
 
 
 def newest_nccl() -> str:
     """Return the last release whose names are known."""
-    return _nccl().newest
+    return _nccl_table().newest
 
 
 @cache
@@ -110,12 +110,12 @@ def other_variables() -> Mapping[str, OtherVariable]:
 
 def lifetime(name: str) -> Lifetime | None:
     """Return the releases, of vLLM or of NCCL, that have or had a variable."""
-    return _vllm().lifetime(name) or _nccl().lifetime(name)
+    return _vllm_table().lifetime(name) or _nccl_table().lifetime(name)
 
 
 def is_current(known: Lifetime) -> bool:
     """Return whether the newest release that is known still has a name."""
-    table = _vllm() if _vllm().lifetime(known.name) else _nccl()
+    table = _vllm_table() if _vllm_table().lifetime(known.name) else _nccl_table()
     return known.last == table.newest
 
 
@@ -139,15 +139,15 @@ def nearest(name: str, names: Iterable[str]) -> str:
     return among[found[0]] if found else ""
 
 
-def _vllm() -> Table:
+def _vllm_table() -> Table:
     return read_table(_HOME / "vllm_older.tsv", _HOME / "vllm_variables.tsv")
 
 
-def _values() -> Table:
+def _values_table() -> Table:
     return read_table(_HOME / "vllm_values.tsv")
 
 
-def _nccl() -> Table:
+def _nccl_table() -> Table:
     return read_table(_HOME / "nccl_variables.tsv")
 
 

@@ -23,14 +23,16 @@ def read_names(place: Path) -> dict[str, str]:
 
     A default that is computed is given as the code has it.
     """
-    return {name: _default(name, reader) for name, reader in readers(place, parsed(place)).items()}
+    return {
+        name: _default_text(name, reader) for name, reader in readers(place, parsed(place)).items()
+    }
 
 
 def readers(place: Path, tree: ast.Module) -> dict[str, ast.expr]:
     """Return name → the code that reads it, of a parsed ``envs.py``. Raises SourceError."""
     found = {
         key.value: reader
-        for table in map(_table, tree.body)
+        for table in map(_variables_dict, tree.body)
         if table is not None
         for key, reader in zip(table.keys, table.values, strict=True)
         if isinstance(key, ast.Constant) and isinstance(key.value, str)
@@ -59,7 +61,7 @@ def unread(place: Path, what: str) -> SourceError:
     )
 
 
-def _table(node: ast.stmt) -> ast.Dict | None:
+def _variables_dict(node: ast.stmt) -> ast.Dict | None:
     # With or without an annotation, by release.
     targets = [node.target] if isinstance(node, ast.AnnAssign) else getattr(node, "targets", [])
     named = any(isinstance(each, ast.Name) and each.id == _DICT for each in targets)
@@ -67,11 +69,11 @@ def _table(node: ast.stmt) -> ast.Dict | None:
     return value if named and isinstance(value, ast.Dict) else None
 
 
-def _default(name: str, reader: ast.expr) -> str:
-    return next((_text(node) for node in _defaults(name, reader)), "")
+def _default_text(name: str, reader: ast.expr) -> str:
+    return next((_node_text(node) for node in _default_nodes(name, reader)), "")
 
 
-def _defaults(name: str, reader: ast.expr) -> Iterator[ast.expr]:
+def _default_nodes(name: str, reader: ast.expr) -> Iterator[ast.expr]:
     """Return what is taken where the variable is not set: the first one found counts."""
     for node in ast.walk(reader):
         if isinstance(node, ast.Call) and reads(node, name):
@@ -94,7 +96,7 @@ def reads(call: ast.Call, name: str) -> bool:
     return isinstance(function, ast.Name) and function.id.endswith("with_choices")
 
 
-def _text(node: ast.expr) -> str:
+def _node_text(node: ast.expr) -> str:
     if not isinstance(node, ast.Constant):
         return "" if ast.unparse(node) == "[]" else ast.unparse(node)
     if node.value is None:

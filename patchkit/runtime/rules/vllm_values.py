@@ -65,7 +65,7 @@ class Takes:
     def has(self, value: str) -> bool:
         """Return whether a value is taken, as ``envs.py`` decides it."""
         if self.how in _CONVERT:
-            return _converts(_CONVERT[self.how], value)
+            return _can_convert(_CONVERT[self.how], value)
         words = {word.lower() for word in self.words} if self.any_case else {*self.words}
         given = [value]
         if self.how == SEVERAL:
@@ -78,7 +78,7 @@ _SHOWN = 8  # words in a message
 _CONVERT: Mapping[str, Callable[[str], object]] = {INTEGER: int, NUMBER: float}
 
 
-def _converts(convert: Callable[[str], object], value: str) -> bool:
+def _can_convert(convert: Callable[[str], object], value: str) -> bool:
     try:
         convert(value)
     except ValueError:
@@ -93,16 +93,16 @@ def read_values(home: Path) -> dict[str, Takes]:
     """
     place = home / "envs.py"
     tree = parsed(place)
-    named = dict(_literals(tree))
+    named = dict(_annotated_literals(tree))
     found = {}
     for name, reader in readers(place, tree).items():
-        takes = next(_enforced(home, name, reader), named.get(name))
+        takes = next(_enforced_values(home, name, reader), named.get(name))
         if takes:
             found[name] = takes
     return found
 
 
-def _literals(tree: ast.Module) -> Iterator[tuple[str, Takes]]:
+def _annotated_literals(tree: ast.Module) -> Iterator[tuple[str, Takes]]:
     """Yield the names that ``envs.py`` annotates with ``Literal[...]``, and its words."""
     for node in ast.walk(tree):
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
@@ -111,26 +111,26 @@ def _literals(tree: ast.Module) -> Iterator[tuple[str, Takes]]:
                     yield node.target.id, Takes(how=NAMED, words=tuple(strings(part)))
 
 
-def _enforced(home: Path, name: str, reader: ast.expr) -> Iterator[Takes]:
-    for call in _calls(ast.walk(reader)):
+def _enforced_values(home: Path, name: str, reader: ast.expr) -> Iterator[Takes]:
+    for call in _only_calls(ast.walk(reader)):
         function = call.func.id if isinstance(call.func, ast.Name) else ""
         if function in _CHOOSING and reads(call, name):
-            arguments = _arguments(call)
+            arguments = _call_arguments(call)
             case = arguments.get("case_sensitive")
             yield Takes(
                 how=_CHOOSING[function],
-                words=_words(home, arguments["choices"]),
+                words=_choice_words(home, arguments["choices"]),
                 any_case=isinstance(case, ast.Constant) and not case.value,
             )
         elif function in _NUMBERS and call.args and _is_read(call.args[0], name):
             yield Takes(how=_NUMBERS[function])
 
 
-def _calls(nodes: Iterable[ast.AST]) -> Iterator[ast.Call]:
+def _only_calls(nodes: Iterable[ast.AST]) -> Iterator[ast.Call]:
     return (node for node in nodes if isinstance(node, ast.Call))
 
 
-def _arguments(call: ast.Call) -> dict[str, ast.expr]:
+def _call_arguments(call: ast.Call) -> dict[str, ast.expr]:
     order = ("env_name", "default", "choices", "case_sensitive")
     named = {each.arg: each.value for each in call.keywords if each.arg}
     return dict(zip(order, call.args, strict=False)) | named
@@ -143,7 +143,7 @@ def _is_read(node: ast.expr, name: str) -> bool:
     return isinstance(node, ast.Subscript) and ast.unparse(node) == f"os.environ[{name!r}]"
 
 
-def _words(home: Path, choices: ast.expr) -> tuple[str, ...]:
+def _choice_words(home: Path, choices: ast.expr) -> tuple[str, ...]:
     """Return a list of words, or the members of a class elsewhere in the package."""
     if isinstance(choices, ast.List):
         return tuple(strings(choices))

@@ -92,7 +92,7 @@ def serve_args(request: ServeRequest, rules: FlagRules, known: ReleaseFlags) -> 
     active = holding(rules.rules, situation)
     _check_idle(request, active)
     on, off = request.choice.divide(active)
-    chosen = _chosen(on, request, rules.preset)
+    chosen = _choose_flags(on, request, rules.preset)
     share = chosen.get(_SHARE)
     # Not before the flags are chosen: a rule, the preset or the user may set the share.
     check_size(
@@ -119,8 +119,8 @@ def serve_args(request: ServeRequest, rules: FlagRules, known: ReleaseFlags) -> 
         request=request,
         flags=tuple(kept),
         left_out=(
-            *(_by_rule(rule, rule.values) for rule in left_out),
-            *(_of_recipe(request.node.preset, rules.recipe) if request.node.preset else ()),
+            *(_flag_of_rule(rule, rule.values) for rule in left_out),
+            *(_flags_of_recipe(request.node.preset, rules.recipe) if request.node.preset else ()),
         ),
         off=off,
         advice=holding(rules.advice, situation),
@@ -144,7 +144,7 @@ def _check_idle(request: ServeRequest, active: Sequence[FlagRule]) -> None:
 # What is set
 
 
-def _chosen(
+def _choose_flags(
     on: Sequence[FlagRule], request: ServeRequest, reasons: Mapping[str, str]
 ) -> dict[str, ServeFlag]:
     """Return first the rules, then the preset, then what the user asks for: the last one counts."""
@@ -156,10 +156,10 @@ def _chosen(
         "{host}": request.host,
         "{port}": str(request.port),
     }
-    flags = [(rule, _by_rule(rule, facts.get(rule.value, rule.value))) for rule in on]
+    flags = [(rule, _flag_of_rule(rule, facts.get(rule.value, rule.value))) for rule in on]
     chosen = {flag.flag: flag for rule, flag in flags if rule.default}
     if node.preset:
-        chosen |= {flag.flag: flag for flag in _by_preset(node.preset, reasons)}
+        chosen |= {flag.flag: flag for flag in _flags_of_preset(node.preset, reasons)}
         # False takes a flag away from rules; --with, the user's own word, still sets it.
         never = {name for name, value in node.preset.flags.items() if value is False}
         chosen = {name: flag for name, flag in chosen.items() if name not in never}
@@ -170,7 +170,7 @@ def _chosen(
     return chosen | {flag.flag: flag for rule, flag in flags if rule.id in wanted}
 
 
-def _by_rule(rule: FlagRule | LeaveOut, value: str) -> ServeFlag:
+def _flag_of_rule(rule: FlagRule | LeaveOut, value: str) -> ServeFlag:
     return ServeFlag(
         flag=rule.flag,
         value=value,
@@ -181,7 +181,7 @@ def _by_rule(rule: FlagRule | LeaveOut, value: str) -> ServeFlag:
     )
 
 
-def _by_preset(preset: Preset, reasons: Mapping[str, str]) -> Iterator[ServeFlag]:
+def _flags_of_preset(preset: Preset, reasons: Mapping[str, str]) -> Iterator[ServeFlag]:
     values: dict[str, str | bool] = {
         _SHARE: f"{preset.gpu_memory_utilization:.2f}",
         "--max-model-len": str(preset.max_model_len),
@@ -199,7 +199,7 @@ def _by_preset(preset: Preset, reasons: Mapping[str, str]) -> Iterator[ServeFlag
             )
 
 
-def _of_recipe(preset: Preset, common: Mapping[str, str]) -> Iterator[ServeFlag]:
+def _flags_of_recipe(preset: Preset, common: Mapping[str, str]) -> Iterator[ServeFlag]:
     """Yield what upstream's recipe sets and the preset does not."""
     recipe = recipe_of(preset)
     for each in differences(preset, recipe) if recipe else ():

@@ -28,7 +28,7 @@ def listen_address(choice: str, node: Node, host: Host) -> str:
     if choice == "local" or node.role == "worker":  # a worker answers no requests
         return LOCAL
     if choice == "lan":
-        return _lan(node, host)
+        return _lan_address(node, host)
     # The control may go over the LAN, and the data over the cable.
     if node.head and node.attachment.data == node.attachment.netdev:
         return node.head
@@ -41,7 +41,7 @@ def listen_address(choice: str, node: Node, host: Host) -> str:
         ) from None
 
 
-def _lan(node: Node, host: Host) -> str:
+def _lan_address(node: Node, host: Host) -> str:
     if node.elsewhere:
         raise UsageError(
             f"--listen lan: {node.elsewhere} is another node, whose LAN address is not known here",

@@ -46,14 +46,14 @@ def memory_pool(host: Host, node: Node, budget: MemoryBudget) -> MemoryPool:
     """Return the memory of this host's GPU, or of the device that the command line is for."""
     here = target_of(host)
     if node.elsewhere:
-        return _named(_SPARK, budget, f"{node.elsewhere} is not this host")
+        return _pool_of_target(_SPARK, budget, f"{node.elsewhere} is not this host")
     if node.target != here:
-        return _named(node.target, budget, f"for {node.target}, which this host is not")
+        return _pool_of_target(node.target, budget, f"for {node.target}, which this host is not")
     if not host.gpus:
-        return _named(_SPARK, budget, "no GPU is found here")
+        return _pool_of_target(_SPARK, budget, "no GPU is found here")
     if here in targets() and targets()[here].unified:
         if host.memory is None:
-            return _named(here, budget, "/proc/meminfo cannot be read")
+            return _pool_of_target(here, budget, "/proc/meminfo cannot be read")
         return MemoryPool(gib=host.memory.total / KIB_PER_GIB, shared=True, whose="this host")
     gpu = host.gpus[0]
     if gpu.memory is None:
@@ -74,7 +74,7 @@ def memory_pool(host: Host, node: Node, budget: MemoryBudget) -> MemoryPool:
     )
 
 
-def _named(target: str, budget: MemoryBudget, why: str) -> MemoryPool:
+def _pool_of_target(target: str, budget: MemoryBudget, why: str) -> MemoryPool:
     """Return the memory of a device that is not at hand; that of a Spark is known."""
     if target != _SPARK:
         note = f"whether it fits was not checked: {why}, and {target}'s memory is not known here"
@@ -105,11 +105,13 @@ def check_size(
         f"{max(room, 0):.0f}",
         why=f"{share:.2f} of {pool.gib:.1f} GiB ({pool.whose}), less {margin:.0f} for activations "
         f"and the least KV cache{rest}",
-        hint="take " + "; or ".join(_ways(weights.gib, node, pool, share, margin)),
+        hint="take " + "; or ".join(_ways_out(weights.gib, node, pool, share, margin)),
     )
 
 
-def _ways(weights: float, node: Node, pool: MemoryPool, share: float, margin: float) -> list[str]:
+def _ways_out(
+    weights: float, node: Node, pool: MemoryPool, share: float, margin: float
+) -> list[str]:
     """Return what to do about a model that does not fit, best first."""
     instead = (node.preset.instead if node.preset else "") or "a checkpoint in fewer bits"
     if not pool.shared:

@@ -51,11 +51,11 @@ def weights_gib(model: str, environment: Mapping[str, str]) -> float | None:
     Of several downloads of one model the largest counts: an interrupted one is smaller.
     """
     folders = (Path(model), *download(model, environment).glob("snapshots/*"))
-    sizes = (_bytes(each) for each in folders if os.access(each, os.R_OK | os.X_OK))
+    sizes = (_weight_bytes(each) for each in folders if os.access(each, os.R_OK | os.X_OK))
     return max(sizes, default=0) / BYTES_PER_GIB or None
 
 
-def _bytes(folder: Path) -> int:
+def _weight_bytes(folder: Path) -> int:
     # Links of a snapshot to blobs that are not there yet, or are somebody else's, have no size.
     readable = (each for each in folder.glob("*.safetensors") if os.access(each, os.R_OK))
     return sum(each.stat().st_size for each in readable)

@@ -21,15 +21,15 @@ def notes(request: ServeRequest) -> Iterator[str]:
     yield from listening(request)
     if node.elsewhere:
         yield f"this is the line of {node.elsewhere}, another node than this one"
-    yield from _of_memory(request)
+    yield from _memory_notes(request)
     if node.preset:
-        yield from _of_preset(node.preset, node.nodes, node.vllm)
+        yield from _preset_notes(node.preset, node.nodes, node.vllm)
     elif recipe := model_recipes().get(request.model.lower()):
         limits = holding(load_flag_rules().limits, node.situation)
-        yield from _of_recipe(recipe, node.vllm, limits)
+        yield from _recipe_notes(recipe, node.vllm, limits)
 
 
-def _of_memory(request: ServeRequest) -> Iterator[str]:
+def _memory_notes(request: ServeRequest) -> Iterator[str]:
     unknown = request.weights is None
     if request.node.preset is None and request.folder_gib is None:
         more = ", and whether it fits was not checked" if unknown else ""
@@ -40,26 +40,26 @@ def _of_memory(request: ServeRequest) -> Iterator[str]:
         yield request.memory.note
 
 
-def _of_recipe(recipe: ModelRecipe, vllm: str, limits: Iterable[Limit]) -> Iterator[str]:
+def _recipe_notes(recipe: ModelRecipe, vllm: str, limits: Iterable[Limit]) -> Iterator[str]:
     """Yield what upstream says of a model without a preset."""
     if recipe.min_vllm[:1].isdigit() and not within(vllm, f">={recipe.min_vllm}"):
         yield f"upstream's recipe of {recipe.id} takes vLLM {recipe.min_vllm} or newer"
     if recipe.settings:
-        yield f"upstream's recipe of {recipe.id} for a GB10 sets: {_words(recipe)}"
+        yield f"upstream's recipe of {recipe.id} for a GB10 sets: {_setting_words(recipe)}"
     for limit in limits:
         value = recipe.settings.get(limit.flag, "")
         if value and float(value) > limit.most:
             yield f"its {limit.flag} {value} is too much here. {limit.reason} Take {limit.instead}"
 
 
-def _words(recipe: ModelRecipe) -> str:
+def _setting_words(recipe: ModelRecipe) -> str:
     """Return variables and flags as a shell takes them."""
     flags = [(name, value) for name, value in recipe.settings.items() if name.startswith("-")]
     variables = [f"{name}={value}" for name, value in recipe.settings.items() if name[0] != "-"]
     return quoted(*variables, *(word for pair in flags for word in pair if word))
 
 
-def _of_preset(preset: Preset, nodes: int, vllm: str) -> Iterator[str]:
+def _preset_notes(preset: Preset, nodes: int, vllm: str) -> Iterator[str]:
     if preset.build:
         yield f"served with {preset.build}; no release is known to do"
     if preset.measured_with and not within(vllm, f">={preset.measured_with}"):
