@@ -111,7 +111,7 @@ def _ask_server(head: Remote, url: str, *, key_file: str) -> ServerAnswers | Pat
     """Return what the server answers; it is asked on the head, since it may listen there alone."""
     try:
         wanted = {"url": url, "key_file": key_file, "metrics": server_answers.wanted_metrics()}
-        return replace(head.call(ServerAnswers, server_answers.look, **wanted), url=url)
+        return replace(head.call(ServerAnswers, server_answers.ask_server, **wanted), url=url)
     except PatchkitError as error:
         return error
 

@@ -9,18 +9,23 @@ from pathlib import Path
 import click
 
 from patchkit.cli.cluster.cluster_options import BREAK_LOCK, cluster_option
-from patchkit.cli.cluster.wheel_lock import wheel_lock
 from patchkit.cli.next_step import next_step, program
 from patchkit.cli.out import as_json, echo, print_json, say, style, tell
 from patchkit.cli.progress import progress
 from patchkit.cli.show import GOOD, gigabytes
 from patchkit.cluster.agent.installed import InstalledVenv
 from patchkit.cluster.agent.venv_link import InstallState
-from patchkit.cluster.agent.wheel_store import WheelLock
+from patchkit.cluster.agent.wheel_store import NodeWheel, WheelLock
 from patchkit.cluster.launch import install as launch
 from patchkit.cluster.launch.cluster import Cluster
 from patchkit.cluster.launch.install import WheelCopy
-from patchkit.errors import UsageError
+from patchkit.errors import PatchkitError, UsageError
+from patchkit.finding import Level
+from patchkit.quoting import quoted
+from patchkit.reading import read_text
+from patchkit.wheel.file.wheelfile import WheelFile
+from patchkit.wheel.wheelhouse.manifest import REQUIREMENTS, Kind, ManifestEntry
+from patchkit.wheel.wheelhouse.verify import verify_wheelhouse
 
 _LEADING = ("vllm", "torch")
 _LARGE = 1e9  # bytes; less is hashed in a second
@@ -40,12 +45,9 @@ _FEW = 1e7  # bytes; a speed of less says nothing
     help="What is installed: filled, and fit to be verified.",
 )
 @click.option("--rollback", is_flag=True, help="Go back to the former installation, everywhere.")
-@click.option("--prune", is_flag=True, help="Remove environments older than the former one.")
 @click.option("--dry-run", is_flag=True, help="Show what would be copied, made and run.")
 @as_json
-def command(
-    *, cluster: Cluster, house: Path, rollback: bool, prune: bool, dry_run: bool, as_json: bool
-) -> None:
+def command(*, cluster: Cluster, house: Path, rollback: bool, dry_run: bool, as_json: bool) -> None:
     """Install the same wheels on every node, checked by hash; no node needs a network.
 
     \b
@@ -57,14 +59,12 @@ def command(
     on with the old one until the next start. Cut short, the same command goes on.
     """
     if rollback:
-        if prune:
-            raise UsageError("--rollback and --prune exclude each other", hint="one at a time")
         _roll_back(cluster, dry_run=dry_run, as_json=as_json)
         return
     size = sum(each.stat().st_size for each in house.glob("*.whl") if each.is_file())
     if size > _LARGE and not as_json:
         tell(f"hashing and reading {size / 1e9:.1f} GB")
-    lock = wheel_lock(house)
+    lock = read_house_lock(house)
     if dry_run:
         _show_plan(cluster, lock, launch.survey_installations(cluster, lock), as_json=as_json)
         return
@@ -77,8 +77,7 @@ def command(
         with progress("wheels") as report:
             made = launch.install_everywhere(cluster, lock, states, report)
         before = launch.switch_links(cluster, [each.name for each in made])
-        removed = launch.prune_everywhere(cluster, [each.name for each in made]) if prune else []
-    _show_made(cluster, states, copies, made, before, removed, as_json=as_json)
+    _show_made(cluster, states, copies, made, before, as_json=as_json)
 
 
 def _roll_back(cluster: Cluster, *, dry_run: bool, as_json: bool) -> None:
@@ -147,12 +146,11 @@ def _show_made(
     copies: Sequence[WheelCopy],
     made: Sequence[InstalledVenv],
     before: Sequence[str],
-    removed: Sequence[Sequence[str]],
     *,
     as_json: bool,
 ) -> None:
     if as_json:
-        rows = zip(cluster.nodes, states, made, before, removed or [[]] * len(made), strict=True)
+        rows = zip(cluster.nodes, states, made, before, strict=True)
         print_json(
             {
                 "venv": cluster.file.venv,
@@ -165,15 +163,14 @@ def _show_made(
                         "node": node.destination,
                         "changed": state.current != venv.name,
                         "former": former,
-                        "removed": list(gone),
                         **asdict(venv),
                     }
-                    for node, state, venv, former, gone in rows
+                    for node, state, venv, former in rows
                 ],
             }
         )
         return
-    for number, (node, state, venv) in enumerate(zip(cluster.nodes, states, made, strict=True)):
+    for node, state, venv in zip(cluster.nodes, states, made, strict=True):
         how = "installed anew" if not state.installed else "is there"
         how = "as it is" if state.installed and state.current == venv.name else how
         if state.current != venv.name:
@@ -181,11 +178,57 @@ def _show_made(
         say(GOOD + f"{node.destination}: {venv.name} {how}")
         for warning in venv.warnings:
             say(style("  note", fg="yellow") + f" {warning}")
-        if removed and removed[number]:
-            say(f"  removed {', '.join(removed[number])}")
     first = made[0]
     parts = [f"{name} {first.versions[name]}" for name in _LEADING if name in first.versions]
     parts += [f"NCCL {first.nccl_version or '?'} ({first.nccl_sha256[:12]})"] if first.nccl else []
     same = "the same on every node: " if len(made) > 1 else ""
     say(f"{same}{len(first.versions)} projects{''.join(f', {each}' for each in parts)}")
     echo([next_step(*program(), "cluster", "up", "MODEL")])
+
+
+_LARGEST = 16 << 20  # bytes of requirements.txt
+
+
+def read_house_lock(house: Path) -> WheelLock:
+    """Return what a wheelhouse installs on a node.
+
+    Raises the worst of its findings, UsageError for one that is not filled or not whole.
+    """
+    done = verify_wheelhouse(house)
+    errors = [each for each in done.findings if each.level is Level.ERROR]
+    if errors:
+        worst = max(errors, key=lambda each: each.kind.exit_code)
+        more = f" ({len(errors)} findings)" if len(errors) > 1 else ""
+        kind: type[PatchkitError] = worst.kind
+        hint = quoted("patchkit", "verify", house)
+        raise kind(f"{house}: {worst.where}: {worst.what}{more}", why=worst.why, hint=hint)
+    apart = [entry.name.pinned for entry in done.entries if not entry.held]
+    releases = {
+        str(e.facts["python"])
+        for e in done.entries
+        if e.facts.get("python") and e.kind is Kind.DEPENDENCY
+    }
+    if not done.entries or done.unmet or apart or len(releases) != 1:
+        lacks = [*done.unmet, *apart]
+        raise UsageError(
+            f"{house}: is not filled" + (f": {', '.join(lacks[:3])} is not in it" if lacks else ""),
+            why="a node without a network installs what the wheelhouse holds, all of it",
+            hint=quoted("patchkit", "wheelhouse", "fill", "--dir", house),
+        )
+    return WheelLock(
+        requirements=read_text(house / REQUIREMENTS, limit=_LARGEST, follow=False),
+        python=".".join(releases.pop().split(".")[:2]),
+        wheels=tuple(_describe_wheel(house, each) for each in done.entries),
+    )
+
+
+def _describe_wheel(house: Path, entry: ManifestEntry) -> NodeWheel:
+    with WheelFile(house / entry.filename) as wheel:
+        unpacked = sum(each.file_size for each in wheel.members.values())
+    return NodeWheel(
+        name=entry.filename,
+        sha256=entry.sha256,
+        size=entry.size,
+        unpacked=unpacked,
+        cpus=tuple(sorted(entry.name.cpus)),
+    )

@@ -64,7 +64,7 @@ def _hold_unit(name: str) -> str:
 
 def end_group(name: str, units: list[str], disable: bool) -> dict[str, Any]:
     """Stop a node's units, wait until the group has no process and its memory is back: there."""
-    before = unit_state.state(name, units)
+    before = unit_state.read_node_state(name, units)
     running = [unit["unit"] for unit in before["units"] if unit["active"] != "inactive"]
     if disable:
         run_for_user("systemctl", "disable", "--quiet", units[0])
@@ -75,10 +75,10 @@ def end_group(name: str, units: list[str], disable: bool) -> dict[str, Any]:
         raise done.error(hint="systemctl --user status")
     run_for_user("systemctl", "reset-failed", *units)
     deadline = time.monotonic() + _SETTLES
-    after = unit_state.state(name, units)
+    after = unit_state.read_node_state(name, units)
     while time.monotonic() < deadline:
         time.sleep(0.5)
-        last, after = after, unit_state.state(name, units)
+        last, after = after, unit_state.read_node_state(name, units)
         if not after["processes"] and _available(after) <= _available(last):
             break
     return {"state": after, "before": _available(before) or None}

@@ -49,7 +49,7 @@ def examine(
 
     parts: dict[str, Callable[[], dict[str, Any]]] = {
         "facts": whole,
-        "state": lambda: {"state": unit_state.state(name, units)},
+        "state": lambda: {"state": unit_state.read_node_state(name, units)},
         "unit_file": lambda: {"unit_file": asdict(_unit_file(units[0]))},
         "processes": lambda: {"processes": [asdict(each) for each in group_processes(name)]},
         "disks": lambda: {"disks": [asdict(each) for each in disk_rooms(folders)]},

@@ -88,13 +88,13 @@ class AskedFact:
 
 @cache
 def wanted_metrics() -> list[dict[str, Any]]:
-    """Return the figures that ``look`` is to find, as its argument ``metrics``: for who asks."""
+    """Return the figures that ``ask_server`` is to find, as its argument ``metrics``."""
     return list(
         read_toml(tuple[dict[str, Any], ...], RECIPES / "doctor" / "server.toml", key="metric")
     )
 
 
-def look(
+def ask_server(
     url: str,
     model: str = "",
     key_file: str = SECRETS,
@@ -133,7 +133,7 @@ def look(
     return asdict(found)
 
 
-def look_at(
+def ask_cluster_server(
     name: str, metrics: Sequence[dict[str, Any]] = (), seconds: float = 30.0
 ) -> dict[str, Any]:
     """Return the answers of the server that was started last in a cluster, on its head."""
@@ -141,7 +141,7 @@ def look_at(
         url = json.loads((config_folder(name) / "group.json").read_text(encoding="utf-8"))["url"]
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise HostError(f"group.json does not say where the server is: {error}") from None
-    return look(url, metrics=metrics, seconds=seconds)
+    return ask_server(url, metrics=metrics, seconds=seconds)
 
 
 def ask_facts(

@@ -90,7 +90,7 @@ def run_for_user(program: str, *words: str, check: bool = False, timeout: float 
     return done
 
 
-def state(name: str, units: Sequence[str]) -> dict[str, Any]:
+def read_node_state(name: str, units: Sequence[str]) -> dict[str, Any]:
     """Return the state of this node as JSON takes it."""
     celsius = watts = None
     try:
@@ -102,7 +102,7 @@ def state(name: str, units: Sequence[str]) -> dict[str, Any]:
     return asdict(
         NodeState(
             units=found,
-            processes=tuple(processes(name)),
+            processes=tuple(find_processes(name)),
             starts=min(_starts(units[0]), found[0].restarts + 1),
             strangers=tuple(_strangers(name, units[0])),
             memory=memory(Reader(LIVE, None)),
@@ -141,7 +141,7 @@ def _strangers(name: str, unit: str) -> list[str]:
         return []  # nothing was started here, or it is a worker
 
 
-def processes(name: str) -> Iterator[int]:
+def find_processes(name: str) -> Iterator[int]:
     """Yield the processes of a cluster's group, orphans that left its control group included."""
     mark = f"{MARK}={name}".encode()
     for folder in Path("/proc").glob("[0-9]*"):
@@ -153,7 +153,7 @@ def processes(name: str) -> Iterator[int]:
             continue  # it ended, or is not ours
 
 
-def follow(units: Sequence[str], every: float = 0.25) -> Iterator[dict[str, Any]]:
+def follow_units(units: Sequence[str], every: float = 0.25) -> Iterator[dict[str, Any]]:
     """Yield the state of the units at once and whenever it changes, as long as somebody listens."""
     last: list[UnitState] = []
     while True:
@@ -185,8 +185,8 @@ class Listener:
 
 def group_processes(name: str) -> Iterator[GroupProcess]:
     """Yield the processes of a cluster's group; those that end meanwhile are left out."""
-    for pid in processes(name):
-        if (found := _about(pid)) is not None:
+    for pid in find_processes(name):
+        if (found := _read_process(pid)) is not None:
             yield GroupProcess(pid=pid, name=found[0], state=found[1])
 
 
@@ -197,12 +197,12 @@ def listeners(ports: Collection[int]) -> list[Listener]:
     found = []
     for address, port, _user, inode in rows:
         pid = holders.get(inode, 0)
-        about = _about(pid) if pid else None
+        about = _read_process(pid) if pid else None
         found.append(Listener(address=address, port=port, pid=pid, name=about[0] if about else ""))
     return found
 
 
-def _about(pid: int) -> tuple[str, str] | None:
+def _read_process(pid: int) -> tuple[str, str] | None:
     """Return the name and the state of a process; None for one that has ended."""
     try:
         text = Path(f"/proc/{pid}/stat").read_bytes().decode(errors="replace")

@@ -7,7 +7,6 @@ import platform
 import secrets
 import shutil
 import sys
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -128,20 +127,6 @@ def switch_link(venv: str, name: str, back: bool = False) -> str:
     return before
 
 
-def prune_venvs(venv: str, keep: str) -> Iterator[str]:
-    """Remove installations that are neither current, former, ``keep`` nor in use; yield each."""
-    link = Path(venv).expanduser()
-    kept = {leads_to(link), leads_to(_former_link(link)), keep}
-    with locked(venv_folder(), patience=10):
-        for place in sorted(venv_folder().iterdir()):
-            if place.name in kept or not place.is_dir() or place.is_symlink() or _in_use(place):
-                continue
-            # Without its marker it is no installation: an interrupt leaves nothing half whole.
-            (place / MARKER).unlink(missing_ok=True)
-            shutil.rmtree(place)
-            yield place.name
-
-
 def _find_python(release: str) -> str:
     if release == ".".join(map(str, sys.version_info[:2])):
         return sys.executable
@@ -175,18 +160,6 @@ def _point_link(link: Path, target: Path) -> None:
     fresh.symlink_to(target)
     fresh.replace(link)
     sync(link.parent)
-
-
-def _in_use(place: Path) -> bool:
-    """Return whether a process of this user was started from an installation."""
-    mark = os.fsencode(f"{place}{os.sep}")
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            if mark in (folder / "cmdline").read_bytes() + (folder / "maps").read_bytes():
-                return True
-        except OSError:
-            continue  # it ended, or is not ours
-    return False
 
 
 def _folder_size(place: Path) -> int:

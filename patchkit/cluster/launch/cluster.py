@@ -88,7 +88,7 @@ class Cluster:
 
     def follow(self, units: Sequence[str]) -> Iterator[list[UnitState]]:
         """Yield the states of units of the head, at once and whenever they change."""
-        said = self.head.stream(dict[str, list[UnitState]], unit_state.follow, units=units)
+        said = self.head.stream(dict[str, list[UnitState]], unit_state.follow_units, units=units)
         for states in said:
             found = states.get("units", [])
             _check_units(self.head, units, found)
@@ -99,7 +99,9 @@ class Cluster:
 
         def ask(node: Remote) -> NodeState:
             units = self.units_of(node)
-            state = node.call(NodeState, unit_state.state, name=self.file.name, units=units)
+            state = node.call(
+                NodeState, unit_state.read_node_state, name=self.file.name, units=units
+            )
             _check_units(node, units, state.units)
             return state
 

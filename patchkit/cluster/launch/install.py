@@ -78,7 +78,7 @@ def _check_node(node: Remote, state: InstallState, lock: WheelLock) -> None:
         raise StorageError(
             f"{name}: {needed / 1e9:,.2f} GB are needed ({needed} bytes), and "
             f"{state.free / 1e9:,.2f} GB are free",
-            hint="make room there; `patchkit cluster install --prune` removes old environments",
+            hint="make room there; old environments are in ~/.local/share/patchkit/venvs",
         )
 
 
@@ -254,13 +254,3 @@ def rollback_target(cluster: Cluster) -> list[str]:
         why="nothing was changed on any node",
         hint="install another wheelhouse: patchkit cluster install --wheelhouse DIR",
     )
-
-
-def prune_everywhere(cluster: Cluster, names: Sequence[str]) -> list[list[str]]:
-    """Remove old environments on every node; return their names."""
-
-    def clear(entry: tuple[Remote, str]) -> list[str]:
-        node, name = entry
-        return list(node.stream(str, venv_link.prune_venvs, venv=cluster.file.venv, keep=name))
-
-    return all_of(everywhere(list(zip(cluster.nodes, names, strict=True)), clear))

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from patchkit.cluster.agent.control import end_group
 from patchkit.cluster.agent.journal import JournalLine
-from patchkit.cluster.agent.server_answers import ServerAnswers, look_at, wanted_metrics
+from patchkit.cluster.agent.server_answers import ServerAnswers, ask_cluster_server, wanted_metrics
 from patchkit.cluster.agent.unit_state import NodeState, UnitState
 from patchkit.cluster.launch.cluster import Cluster
 from patchkit.cluster.launch.journals import read_group_journal, read_node_lines
@@ -100,7 +100,7 @@ def read_answered(cluster: Cluster, since: str = "") -> Answered:
 def token_silence(cluster: Cluster) -> str:
     """Ask the server for a token, on the head; return why none came, "" if one did."""
     asked = {"name": cluster.file.name, "metrics": wanted_metrics()}
-    return cluster.head.call(ServerAnswers, look_at, **asked).silence
+    return cluster.head.call(ServerAnswers, ask_cluster_server, **asked).silence
 
 
 def read_failed_start(cluster: Cluster, since: str, unit: UnitState, *, again: bool) -> FailedStart:

@@ -147,11 +147,9 @@ def bring_up(cluster: Cluster, model: str, *, lasting: bool = True) -> Begun:
     was written; HostError if what ran before does not stop.
     """
     with cluster.alone():
-        return _start_group(cluster, *_plan_with_states(cluster, model), lasting=lasting)
-
-
-def _plan_with_states(cluster: Cluster, model: str) -> tuple[GroupPlan, list[NodeState]]:
-    return make_plan(cluster, model), all_of(cluster.states())
+        return _start_group(
+            cluster, make_plan(cluster, model), all_of(cluster.states()), lasting=lasting
+        )
 
 
 def _start_group(
@@ -195,49 +193,41 @@ def switch_model(cluster: Cluster, model: str, watcher: StartWatcher) -> Answere
     begun: Begun | None = None
     try:
         with cluster.alone():
-            planned = _plan_with_states(cluster, model)
+            planned = (make_plan(cluster, model), all_of(cluster.states()))
             begun = _start_group(cluster, *planned)
         return wait_for(cluster, begun, watcher)
     except (PatchkitError, Interrupted) as error:
         former = _find_former(cluster, *planned) if planned else None
-        if former is None or (begun and isinstance(error, Interrupted)):
+        if not planned or former is None or (begun and isinstance(error, Interrupted)):
             raise
-        since = _go_back(cluster, former)
+        since = _go_back(cluster, former, planned[0].former)
         if isinstance(error, Interrupted):
             raise
         raise _explain_switch(cluster, model, error, former, since, watcher) from None
 
 
-@dataclass(frozen=True, slots=True)
-class _Former:
-    """Hold what was served before: the model, and the files of each node."""
-
-    model: str
-    files: tuple[dict[str, str], ...]
-
-
-def _find_former(cluster: Cluster, plan: GroupPlan, states: list[NodeState]) -> _Former | None:
-    """Return the other group that ran when a start was planned, if its files are of one start."""
+def _find_former(cluster: Cluster, plan: GroupPlan, states: list[NodeState]) -> str | None:
+    """Return the other model that ran when a start was planned, if its files are those of `up`."""
     if plan.same or not _is_on(states[0], cluster.file.unit):
         return None
     try:
         names = [json.loads(files["group.json"]).get("model") for files in plan.former]
     except (KeyError, ValueError, AttributeError):  # not written by `up`
         return None
-    return _Former(str(names[0]), plan.former)
+    return str(names[0])
 
 
-def _go_back(cluster: Cluster, former: _Former) -> str:
+def _go_back(cluster: Cluster, former: str, files: Sequence[dict[str, str]]) -> str:
     """Start the former group again, whatever interrupts; return the time for its journal."""
     try:
         with deferred(), cluster.alone():
             check_stopped(cluster, stop_group(cluster, disable=False))
-            cluster.put_files(former.files)
+            cluster.put_files(files)
             since = cluster.head.call(str, begin_group, name=cluster.file.name, restart=True)
-            committed(f"{former.model} is started again, and goes on loading")
+            committed(f"{former} is started again, and goes on loading")
     except PatchkitError as error:
         raise type(error)(
-            f"{former.model} was stopped, and cannot be started again: {error.what}",
+            f"{former} was stopped, and cannot be started again: {error.what}",
             why=error.why,
             hint=error.hint,
         ) from None
@@ -248,7 +238,7 @@ def _explain_switch(
     cluster: Cluster,
     model: str,
     error: PatchkitError,
-    former: _Former,
+    former: str,
     since: str,
     watcher: StartWatcher,
 ) -> PatchkitError:
@@ -257,9 +247,9 @@ def _explain_switch(
     try:
         wait_until_answered(cluster, since, watcher)
     except HostError as again:
-        what += f"\nand {former.model}, served before, does not come back: {again.what}"
+        what += f"\nand {former}, served before, does not come back: {again.what}"
         return HostError(what, why=again.why, hint=again.hint)
-    why = "\n  back:  ".join(filter(None, (error.why, f"{former.model} is served again")))
+    why = "\n  back:  ".join(filter(None, (error.why, f"{former} is served again")))
     return type(error)(what, why=why, hint=error.hint)
 
 

@@ -7,7 +7,7 @@ from dataclasses import asdict, replace
 import pytest
 
 from patchkit.cli import group
-from patchkit.cluster.agent.server_answers import look_at
+from patchkit.cluster.agent.server_answers import ask_cluster_server
 from patchkit.cluster.agent.unit_state import NodeState, UnitState
 from patchkit.cluster.launch.cluster import Cluster
 from patchkit.cluster.launch.cluster_file import ClusterFile, ClusterNode
@@ -115,7 +115,9 @@ def ask(capsys, *words):
 @pytest.mark.parametrize("lie", LIES)
 def test_a_node_that_lies_is_named(nodes, capsys, lie):
     text, then, what = LIES[lie]
-    nodes.lie({"spark-2": {"*": (text, then)}, "spark-1": {"state": (value(STATE), "end")}})
+    nodes.lie(
+        {"spark-2": {"*": (text, then)}, "spark-1": {"read_node_state": (value(STATE), "end")}}
+    )
     began = time.monotonic()
     code, said = ask(capsys, "cluster", "status")
     assert code == 9
@@ -141,14 +143,19 @@ def test_every_verb_ends_whatever_all_nodes_say(nodes, capsys, verb, lie):
 def test_forged_answers_of_the_right_form(nodes, capsys):
     """Units that were not asked for, no model, no link: an error of that node as well."""
     forged = {**STATE, "units": [asdict(unit("other.service"))]}
-    nodes.lie({name: {"state": (value(forged), "end")} for name in ("spark-1", "spark-2")})
+    nodes.lie(
+        {name: {"read_node_state": (value(forged), "end")} for name in ("spark-1", "spark-2")}
+    )
     code, said = ask(capsys, "cluster", "status")
     assert (code, said.count("does not say how its units are")) == (9, 2)
 
 
 def test_the_head_is_shown_while_the_worker_is_silent(nodes, capsys):
     line = {"time": 1_000_000, "unit": UNIT, "text": "RuntimeError: no memory"}
-    head = {"state": (value(state("failed", "failed")), "end"), "read_units": (parts(line), "end")}
+    head = {
+        "read_node_state": (value(state("failed", "failed")), "end"),
+        "read_units": (parts(line), "end"),
+    }
     head["time"] = (value(time.time()), "end")
     nodes.lie({"spark-1": head, "spark-2": {"*": ("", "hang")}})
     code, said = ask(capsys, "cluster", "status")
@@ -216,12 +223,15 @@ def test_a_server_that_hangs_does_not_answer(nodes, tmp_path, capsys, monkeypatc
         group_file = tmp_path / ".config/patchkit/vllm/group.json"
         group_file.parent.mkdir(parents=True)
         group_file.write_text(json.dumps({"url": server.url}))
-        found = look_at("vllm", seconds=1)
+        found = ask_cluster_server("vllm", seconds=1)
     line = {"time": 1_000_000, "unit": UNIT, "text": "INFO loading"}
     lies = {"time": (value(time.time()), "end"), "read_units": (parts(line), "end")}
-    lies |= {"state": (value(state()), "end"), "look_at": (value(found), "end")}
+    lies |= {
+        "read_node_state": (value(state()), "end"),
+        "ask_cluster_server": (value(found), "end"),
+    }
     worker = asdict(replace(NodeState(**STATE), units=(unit(UNIT, "active", "running"),)))
-    nodes.lie({"spark-1": lies, "spark-2": {**lies, "state": (value(worker), "end")}})
+    nodes.lie({"spark-1": lies, "spark-2": {**lies, "read_node_state": (value(worker), "end")}})
     code, said = ask(capsys, "cluster", "status")
     assert code == (9 if why else 0)
     assert ("hangs spark-1: since " in said, why in said) == (bool(why), True)

@@ -6,7 +6,7 @@ from patchkit.cluster.agent.server_answers import (
     AskedFact,
     ServerAnswers,
     ask_facts,
-    look,
+    ask_server,
     wanted_metrics,
 )
 from patchkit.cluster.ssh.node import Remote
@@ -35,7 +35,7 @@ def test_a_server_and_its_model_are_asked_on_their_node(sshd, tmp_path):
     known = {each.ask: each.accepts[0] for each in questions()}
     with ModelServer("0.17", key=KEY, answers=known) as server:
         node, place = Remote("spark-1"), {"url": server.url, "key_file": str(file)}
-        said = node.call(ServerAnswers, look, metrics=wanted_metrics(), **place)
+        said = node.call(ServerAnswers, ask_server, metrics=wanted_metrics(), **place)
         given = {"model": "small", "questions": questions_to_ask(), **place}
         facts = list(node.stream(AskedFact, ask_facts, **given))
     found = [*server_findings("spark-1", said), *question_findings("spark-1", "small", facts)]

@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from patchkit.cluster.agent.server_answers import ServerAnswers, look, wanted_metrics
+from patchkit.cluster.agent.server_answers import ServerAnswers, ask_server, wanted_metrics
 from patchkit.cluster.agent.unit_state import UnitState
 from patchkit.cluster.ssh.node import Remote
 from patchkit.doctor.server import server_findings
@@ -16,10 +16,10 @@ SECRET = "kkk-very-secret-kkk"
 
 
 def looked(server, **given):
-    """Return what `look` says, on the way that doctor takes."""
+    """Return what `ask_server` returns, on the way that doctor takes."""
     url = server if isinstance(server, str) else server.url
     given = {"key_file": "/nonexistent", "metrics": wanted_metrics(), "seconds": 2.0} | given
-    return Remote("localhost").call(ServerAnswers, look, url=url, **given)
+    return Remote("localhost").call(ServerAnswers, ask_server, url=url, **given)
 
 
 def judged(said, **given):
@@ -240,4 +240,4 @@ def _slowly(server, seconds):
 @pytest.mark.parametrize("url", ["ftp://a", "http://", "http://u:p@h", "http://h:99999", "h:8000"])
 def test_what_is_no_url(url):
     with pytest.raises(UsageError, match="is not the address of a server"):
-        look(url=url)
+        ask_server(url=url)
