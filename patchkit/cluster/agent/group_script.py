@@ -46,7 +46,7 @@ _WORD = 4  # bytes that the kernel prints as one number of its own byte order
 def main() -> None:
     """Do what the first argument names."""
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
-        signal.signal(number, _stopped)
+        signal.signal(number, _raise_stopped)
     settings = json.loads(Path(__file__).with_name("group.json").read_text(encoding="utf-8"))
     verb, *rest = sys.argv[1:]
     verbs = (begin, ready, ray, token, watch, hold, held)
@@ -60,7 +60,7 @@ class Stopped(BaseException):
     """The arrival of a signal that asks for the end."""
 
 
-def _stopped(_number: int, _frame: object) -> NoReturn:
+def _raise_stopped(_number: int, _frame: object) -> NoReturn:
     raise Stopped
 
 
@@ -85,8 +85,8 @@ def begin(settings: dict[str, Any]) -> None:
     needed = [watch.format(f"worker@{rank}") for rank in settings["workers"]]
     needed += [watch.format("ray")] if "ray" in settings else []
     for unit in needed:
-        if _shown(unit, "ActiveState") != "active":
-            leave(1, f"error: {unit} does not run: {_ending(unit)}")
+        if _show_property(unit, "ActiveState") != "active":
+            leave(1, f"error: {unit} does not run: {_describe_ending(unit)}")
     _check_port(settings)
 
 
@@ -139,10 +139,10 @@ def listening(ports: Collection[int]) -> Iterator[tuple[str, int, int, str]]:
                 continue
             place, _, number = fields[1].partition(":")
             if int(number, 16) in ports:
-                yield _address(place), int(number, 16), int(fields[7]), fields[9]
+                yield _decode_address(place), int(number, 16), int(fields[7]), fields[9]
 
 
-def _address(text: str) -> str:
+def _decode_address(text: str) -> str:
     data = bytes.fromhex(text)
     words = [data[start : start + _WORD][::-1] for start in range(0, len(data), _WORD)]
     address = ipaddress.ip_address(b"".join(words))
@@ -283,7 +283,7 @@ def watch(settings: dict[str, Any], rank: str) -> None:
         say(f"{worker['node']}: rank {rank} is started")
         lost = _beat(link, worker)
         # What had answered did not crash: systemd counts its starts from here.
-        if _shown(settings["unit"], "ActiveState") == "active":
+        if _show_property(settings["unit"], "ActiveState") == "active":
             _systemctl("reset-failed", settings["unit"])
         leave(1, f"{worker['node']}: {lost}")
     except Stopped:
@@ -392,16 +392,16 @@ def held(settings: dict[str, Any]) -> None:
     done = _systemctl("start", unit)
     if done.returncode:
         leave(1, f"{unit} does not start: {done.stderr.strip()}")
-    process = int(_shown(unit, "MainPID") or 0)
+    process = int(_show_property(unit, "MainPID") or 0)
     try:
         rank = os.pidfd_open(process)
     except (OSError, ValueError):
-        leave(1, f"{unit} ended at once: {_ending(unit)}")
+        leave(1, f"{unit} ended at once: {_describe_ending(unit)}")
     say("\nstarted")  # a login may have printed something without the end of a line
     why = _held(rank)
     _systemctl("stop", unit)
     if why == "rank":
-        leave(1, f"the rank ended: {_ending(unit)}")
+        leave(1, f"the rank ended: {_describe_ending(unit)}")
     sys.exit(0 if why == "asked" else 1)
 
 
@@ -430,12 +430,12 @@ def _held(rank: int) -> str:
         return "gone"
 
 
-def _ending(unit: str) -> str:
+def _describe_ending(unit: str) -> str:
     """Return how a unit ended, in systemd's words."""
-    return f"{_shown(unit, 'Result')}, status {_shown(unit, 'ExecMainStatus')}"
+    return f"{_show_property(unit, 'Result')}, status {_show_property(unit, 'ExecMainStatus')}"
 
 
-def _shown(unit: str, what: str) -> str:
+def _show_property(unit: str, what: str) -> str:
     return _systemctl("show", f"--property={what}", "--value", unit).stdout.strip()
 
 

@@ -52,7 +52,7 @@ def read_units(
             time = int(entry["__REALTIME_TIMESTAMP"])
         except (ValueError, KeyError, TypeError):
             continue  # not an entry of a unit
-        yield {"time": time, "unit": str(unit), "text": _text(entry.get("MESSAGE"))}
+        yield {"time": time, "unit": str(unit), "text": _decode_message(entry.get("MESSAGE"))}
 
 
 def unit_lines(unit: str, lines: int = 20_000) -> Iterator[bytes]:
@@ -87,7 +87,7 @@ def _of(unit: str) -> list[str]:
     return [f"_SYSTEMD_USER_UNIT={unit}", mine, "+", f"USER_UNIT={unit}", mine]
 
 
-def _text(message: object) -> str:
+def _decode_message(message: object) -> str:
     # journald gives what is no UTF-8 as a list of bytes, and of a line that is too long nothing.
     if isinstance(message, list):
         return bytes(each & 255 for each in message if isinstance(each, int)).decode(

@@ -50,11 +50,11 @@ def model_print(folder: str) -> dict[str, Any]:
             if known := read_record(place):
                 commit = known.commit
                 digests |= {name: each.digest for name, each in known.files.items()}
-    files = {name: _file(path, digests.get(name, "")) for name, path in _files(place)}
+    files = {name: _print_file(path, digests.get(name, "")) for name, path in _list_files(place)}
     return asdict(ModelPrint(folder=str(place), problem=problem, commit=commit, files=files))
 
 
-def _files(place: Path) -> list[tuple[str, Path]]:
+def _list_files(place: Path) -> list[tuple[str, Path]]:
     found = []
     for path in place.rglob("*") if place.is_dir() else ():
         name = path.relative_to(place)
@@ -65,7 +65,7 @@ def _files(place: Path) -> list[tuple[str, Path]]:
     return sorted(found)
 
 
-def _file(path: Path, digest: str) -> FilePrint:
+def _print_file(path: Path, digest: str) -> FilePrint:
     try:
         size = path.stat().st_size
         if size <= _SMALL:

@@ -82,7 +82,7 @@ def facts_here(name: str, venv: str, models: Sequence[str] = ()) -> NodeFacts:
         venv=str(place) if there else "",
         installation=leads_to(place),
         linger=Path("/var/lib/systemd/linger", user).exists(),
-        memlock=_memlock(),
+        memlock=_read_memlock(),
         systemd=int(version[1]) if len(version) > 1 and version[1].isdigit() else 0,
         persistent_journal=Path("/var/log/journal").is_dir(),
         ptxas=find_ptxas(LIVE, os.environ),
@@ -92,7 +92,7 @@ def facts_here(name: str, venv: str, models: Sequence[str] = ()) -> NodeFacts:
     )
 
 
-def _memlock() -> int | None:
+def _read_memlock() -> int | None:
     done = run_for_user("systemctl", "show", "--property=DefaultLimitMEMLOCK", "--value")
     number = int(done.output) if done.output.strip().isdigit() else None
     return None if number is None or number >= _UNLIMITED else number

@@ -47,18 +47,18 @@ def python_contents(venv: str, software: Software | None) -> PythonContents:
     """Return what an environment holds; ``software`` says which libnccl is loaded there."""
     path = import_path(venv)
     homes = {name: found[0] for name, found in distributions(path).items()}
-    torch = _loaded(software.torch_nccl) if software else LoadedNccl()
+    torch = _describe_nccl(software.torch_nccl) if software else LoadedNccl()
     same = software and software.vllm_nccl == software.torch_nccl
     return PythonContents(
         versions={name: header(home, "Version") for name, home in sorted(homes.items())},
-        digests={name: _digest(homes[name]) for name in _DIGESTED if name in homes},
-        nccl=torch if same or software is None else _loaded(software.vllm_nccl),
+        digests={name: _digest_record(homes[name]) for name in _DIGESTED if name in homes},
+        nccl=torch if same or software is None else _describe_nccl(software.vllm_nccl),
         torch_nccl=torch,
         lost=lost_files(path, STEM),
     )
 
 
-def _loaded(nccl: Nccl | None) -> LoadedNccl:
+def _describe_nccl(nccl: Nccl | None) -> LoadedNccl:
     if nccl is None or not nccl.path:
         return LoadedNccl()
     try:
@@ -69,7 +69,7 @@ def _loaded(nccl: Nccl | None) -> LoadedNccl:
     return LoadedNccl(path=nccl.path, version=nccl.version, sha256=sha256)
 
 
-def _digest(home: Path) -> str:
+def _digest_record(home: Path) -> str:
     """Return a digest over a RECORD, "" if there is none.
 
     Scripts depend on the folder, and the notes in .dist-info on where a wheel came from.

@@ -122,7 +122,7 @@ def ask_server(
         url=clean(url),
         key=where,
         health=_path(health),
-        version=_version(server),
+        version=_ask_version(server),
         models=models,
         listing=_path(listing),
         asked=asked,
@@ -191,7 +191,7 @@ def _path(answer: HttpAnswer) -> PathAnswer:
     return PathAnswer(status=answer.status, ms=round(answer.ms, 1), trouble=answer.trouble)
 
 
-def _version(server: HttpServer) -> str:
+def _ask_version(server: HttpServer) -> str:
     said = server.ask("/version").json
     found = said.get("version") if isinstance(said, dict) else None
     return server.clean(found, 60) if isinstance(found, str) else ""

@@ -186,7 +186,7 @@ class Listener:
 def group_processes(name: str) -> Iterator[GroupProcess]:
     """Yield the processes of a cluster's group; those that end meanwhile are left out."""
     for pid in find_processes(name):
-        if (found := _read_process(pid)) is not None:
+        if (found := _read_process_stat(pid)) is not None:
             yield GroupProcess(pid=pid, name=found[0], state=found[1])
 
 
@@ -197,12 +197,12 @@ def listeners(ports: Collection[int]) -> list[Listener]:
     found = []
     for address, port, _user, inode in rows:
         pid = holders.get(inode, 0)
-        about = _read_process(pid) if pid else None
+        about = _read_process_stat(pid) if pid else None
         found.append(Listener(address=address, port=port, pid=pid, name=about[0] if about else ""))
     return found
 
 
-def _read_process(pid: int) -> tuple[str, str] | None:
+def _read_process_stat(pid: int) -> tuple[str, str] | None:
     """Return the name and the state of a process; None for one that has ended."""
     try:
         text = Path(f"/proc/{pid}/stat").read_bytes().decode(errors="replace")

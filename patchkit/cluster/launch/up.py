@@ -155,7 +155,7 @@ def bring_up(cluster: Cluster, model: str, *, lasting: bool = True) -> Begun:
 def _start_group(
     cluster: Cluster, plan: GroupPlan, states: list[NodeState], *, lasting: bool = True
 ) -> Begun:
-    runs = _is_on(states[0], cluster.file.unit)
+    runs = _unit_runs(states[0], cluster.file.unit)
     if plan.same and runs:
         return Begun(plan=plan, since="", running=True)
     if runs or any(each.processes for each in states):
@@ -173,7 +173,7 @@ def _start_group(
     return Begun(plan=plan, since=since)
 
 
-def _is_on(state: NodeState, unit: str) -> bool:
+def _unit_runs(state: NodeState, unit: str) -> bool:
     found = state.unit(unit)
     return found is not None and found.active in ("active", "activating")
 
@@ -208,7 +208,7 @@ def switch_model(cluster: Cluster, model: str, watcher: StartWatcher) -> Answere
 
 def _find_former(cluster: Cluster, plan: GroupPlan, states: list[NodeState]) -> str | None:
     """Return the other model that ran when a start was planned, if its files are those of `up`."""
-    if plan.same or not _is_on(states[0], cluster.file.unit):
+    if plan.same or not _unit_runs(states[0], cluster.file.unit):
         return None
     try:
         names = [json.loads(files["group.json"]).get("model") for files in plan.former]

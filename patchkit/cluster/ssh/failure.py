@@ -45,11 +45,11 @@ def sent_error(fields: object, where: str) -> PatchkitError:
     kind = _KINDS.get(sent.kind, HostError)
     if where == HERE:
         return kind(f"{where}: {sent.what}", why=sent.why, hint=sent.hint)
-    advised = f"it advises: {_plain(sent.hint)}" if sent.hint else ""
-    why = "; ".join(filter(None, (_plain(sent.why), advised)))
-    return kind(f"{where}: {_plain(sent.what)}", why=why, hint=there(where))
+    advised = f"it advises: {_join_lines(sent.hint)}" if sent.hint else ""
+    why = "; ".join(filter(None, (_join_lines(sent.why), advised)))
+    return kind(f"{where}: {_join_lines(sent.what)}", why=why, hint=there(where))
 
 
-def _plain(text: str) -> str:
+def _join_lines(text: str) -> str:
     """Return a node's words as one line without marks of a command."""
     return " ".join(text[:_LONGEST].replace("`", "'").split())

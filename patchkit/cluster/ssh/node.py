@@ -103,7 +103,7 @@ class Remote:
                         raise ssh_error(end.value, self.destination) from None
                     return
                 try:
-                    ((name, value),) = _parsed(line).items()
+                    ((name, value),) = _parse_answer(line).items()
                 except (ValueError, AttributeError, RecursionError):
                     raise self._silence("an answer that is no JSON") from None
                 if name == "error":
@@ -124,19 +124,19 @@ class Remote:
         )
 
 
-def _parsed(line: str) -> Any:
+def _parse_answer(line: str) -> Any:
     """Return what a line holds. Raises ValueError for a number that no calculation survives."""
 
     def whole(text: str) -> int:
-        return int(text) if len(text) < _DIGITS else _refuse(text)
+        return int(text) if len(text) < _DIGITS else _refuse_number(text)
 
     def real(text: str) -> float:
-        return found if math.isfinite(found := float(text)) else _refuse(text)
+        return found if math.isfinite(found := float(text)) else _refuse_number(text)
 
-    return json.loads(line, parse_int=whole, parse_float=real, parse_constant=_refuse)
+    return json.loads(line, parse_int=whole, parse_float=real, parse_constant=_refuse_number)
 
 
-def _refuse(text: str) -> NoReturn:
+def _refuse_number(text: str) -> NoReturn:
     raise ValueError(text)
 
 
