@@ -1,4 +1,4 @@
-"""Record the units that `patchkit cluster up` writes, in tests/data/units.
+"""Record the units that `patchkit up` writes, in tests/data/units.
 
     python -m tools.golden_units           writes them anew (tools/regenerate.py does so, too)
 

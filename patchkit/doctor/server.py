@@ -14,7 +14,7 @@ from patchkit.quoting import quoted
 
 _FILE = "server.toml"
 _FULL = 0.95  # of the KV cache: what is left does not hold another long request
-_CLUSTER_LOGS, _CLUSTER_STATUS = "patchkit cluster logs", "patchkit cluster status"
+_CLUSTER_LOGS, _CLUSTER_STATUS = "patchkit logs", "patchkit status"
 
 
 def server_findings(

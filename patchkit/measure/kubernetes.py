@@ -222,7 +222,7 @@ def _check_equal(workers: Sequence[PodRank]) -> None:
                     f"{name} is {here} on {workers[0].rank.ssh} and {there} on {worker.rank.ssh}",
                     why="the workers of a LeaderWorkerSet have one template",
                     hint="cable the same port on every node, with the same software; or serve "
-                    "with `patchkit cluster up`, where each node has its own file",
+                    "with `patchkit up`, where each node has its own file",
                 )
 
 

@@ -10,7 +10,7 @@ _VERBS = {
     "init": "Look at each machine by ssh, and write cluster.toml.",
     "install": "Bring the wheelhouse to every node, the same on all.",
 }
-# These are verbs of their own; `patchkit cluster up` goes on working for one release.
+# These are verbs of their own; `patchkit up` goes on working for one release.
 _FORMER = ("up", "status", "logs", "switch", "down")
 
 

@@ -1,4 +1,4 @@
-"""Stop a model on every node, and check: `patchkit cluster down`."""
+"""Stop a model on every node, and check: `patchkit down`."""
 
 from __future__ import annotations
 

@@ -97,7 +97,7 @@ def _roll_back(cluster: Cluster, *, dry_run: bool, as_json: bool) -> None:
         say(GOOD + f"{node.destination}: {cluster.file.venv} {does} {name}")
     if before:
         say("what runs goes on with the environment that it was started from")
-        echo([next_step(*program(), "cluster", "up", "MODEL")])
+        echo([next_step(*program(), "up", "MODEL")])
 
 
 def _copied(each: WheelCopy) -> str:
@@ -183,7 +183,7 @@ def _show_made(
     parts += [f"NCCL {first.nccl_version or '?'} ({first.nccl_sha256[:12]})"] if first.nccl else []
     same = "the same on every node: " if len(made) > 1 else ""
     say(f"{same}{len(first.versions)} projects{''.join(f', {each}' for each in parts)}")
-    echo([next_step(*program(), "cluster", "up", "MODEL")])
+    echo([next_step(*program(), "up", "MODEL")])
 
 
 _LARGEST = 16 << 20  # bytes of requirements.txt

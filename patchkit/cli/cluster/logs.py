@@ -1,4 +1,4 @@
-"""Show what all ranks wrote: `patchkit cluster logs`."""
+"""Show what all ranks wrote: `patchkit logs`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Show what a cluster serves, and how its nodes are: `patchkit cluster status`."""
+"""Show what a cluster serves, and how its nodes are: `patchkit status`."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def _notes(head: NodeState, unit: UnitState | None) -> Iterator[str]:
     if unit and unit.active == "failed":
         yield (
             f"systemd gave up {unit.since.partition(' ')[2]}, after {head.starts} starts in an "
-            f"hour ({unit.result}, status {unit.status}); `patchkit cluster up` starts it again"
+            f"hour ({unit.result}, status {unit.status}); `patchkit up` starts it again"
         )
 
 

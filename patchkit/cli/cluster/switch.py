@@ -1,4 +1,4 @@
-"""Serve another model, or the former one again: `patchkit cluster switch`."""
+"""Serve another model, or the former one again: `patchkit switch`."""
 
 from __future__ import annotations
 

@@ -146,7 +146,7 @@ def wait_attached(cluster: Cluster, wait: Callable[[], Answered]) -> Answered:
         return wait()
     except Interrupted:
         say("", err=True)
-        say(next_step(*program(), "cluster", "status", *cluster.here_words), err=True)
+        say(next_step(*program(), "status", *cluster.here_words), err=True)
         raise
 
 

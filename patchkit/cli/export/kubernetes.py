@@ -85,7 +85,7 @@ def kubernetes(
         --image registry.example/vllm-gb10@sha256:… -o vllm.yaml
       kubectl apply -f vllm.yaml
 
-    Variables and flags are those of `patchkit cluster up`. One machine's facts do for all, if they
+    Variables and flags are those of `patchkit up`. One machine's facts do for all, if they
     are cabled alike; with --file every node is asked, and workers that differ are an error.
     """
     check_image(image, tag=allow_tag)

@@ -377,7 +377,7 @@ def hold(settings: dict[str, Any], group: str) -> NoReturn:
     """Go on as a unit that the rank's own needs: however this process ends, the rank does."""
     os.environ.setdefault("XDG_RUNTIME_DIR", f"/run/user/{os.getuid()}")
     if settings["id"] != group:
-        leave(3, "its files are of another start: run `patchkit cluster up` again")
+        leave(3, "its files are of another start: run `patchkit up` again")
     rank = settings["unit"]
     unit = rank.replace(".service", "-hold.service")
     _systemctl("stop", unit, rank)  # of a link that is lost

@@ -159,7 +159,7 @@ class Cluster:
             try:
                 stack.enter_context(self.head.opened(bool, node_files.hold_alone, **asked))
             except BusyError as error:
-                words = ("patchkit", "cluster", "down", *self.here_words, "--break-lock")
+                words = ("patchkit", "down", *self.here_words, "--break-lock")
                 raise BusyError(
                     error.what,
                     why=f"a launcher loses the cluster after {LEASE:.0f} s of silence",

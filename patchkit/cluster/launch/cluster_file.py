@@ -140,7 +140,7 @@ def new_cluster_text(nodes: Iterable[ClusterNode], choices: Mapping[str, str]) -
     """Return the text of a new file; ``choices`` are keys of ``[serve]`` that are not default."""
     lines = [
         "# The machines of a cluster, by rank: the head first. Yours to edit; every key is in",
-        "# docs/cluster.md. `patchkit cluster up MODEL` reads it anew each time.",
+        "# docs/cluster.md. `patchkit up MODEL` reads it anew each time.",
         "",
         f"venv = {_toml(VENV)}  # made by `patchkit cluster install`",
         f"model_folder = {_toml(MODELS)}  # on each node",

@@ -82,7 +82,7 @@ def read_answered(cluster: Cluster, since: str = "") -> Answered:
     Without ``since`` it may have been long ago, and the server is asked again. Raises HostError.
     """
     if not since and (why := token_silence(cluster)):
-        down = ("patchkit", "cluster", "down", *cluster.here_words)
+        down = ("patchkit", "down", *cluster.here_words)
         raise HostError(
             f"{cluster.head.destination}: the model hangs: {why}",
             why="its unit runs, and its server gives no token",
@@ -111,7 +111,7 @@ def read_failed_start(cluster: Cluster, since: str, unit: UnitState, *, again: b
     if again:
         how = (
             "its first start; it is started again, four times an hour at most: "
-            "`patchkit cluster down` ends that"
+            "`patchkit down` ends that"
         )
     return FailedStart(
         lines=lines, nodes=len(cluster.nodes), how="; ".join([how, *journal.remarks()])
@@ -160,5 +160,5 @@ def check_stopped(cluster: Cluster, results: list[StoppedNode | PatchkitError]) 
             "not stopped everywhere: " + "; ".join(trouble),
             why="a node that did not answer may still hold memory; a rank ends by itself after "
             "15 s without its head, and a head that boots starts all again",
-            hint="patchkit cluster down",
+            hint="patchkit down",
         )

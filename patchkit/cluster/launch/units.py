@@ -22,7 +22,7 @@ RAY_SECONDS = 120  # for Ray's head to listen: measured are 6 on two slow cores
 ASK_AGAIN = 20  # seconds between two starts
 STOP = 30  # seconds for a rank to end by itself: with a request under way vLLM did not in 60
 _PROGRAMS = "/usr/local/cuda/bin:/usr/local/bin:/usr/bin:/bin"
-_HEADER = "# Written by patchkit cluster up; replaced by the next one.\n"
+_HEADER = "# Written by patchkit up; replaced by the next one.\n"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Judge the files that `cluster up` placed: of one start, unedited, true of their nodes. Pure."""
+"""Judge the files that `up` placed: of one start, unedited, true of their nodes. Pure."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def file_findings(nodes: Sequence[NodeReport]) -> Iterator[Finding]:
         if node.facts is None:
             yield from (unknown(about, node.node, node.why_not("facts")) for about in _CHECKS)
         elif not placed:
-            nothing = "nothing was started here yet: `patchkit cluster up`"
+            nothing = "nothing was started here yet: `patchkit up`"
             yield from (unknown(about, node.node, nothing) for about in _CHECKS)
         elif node.placed is None:
             what = "it has no files of the start that other nodes have"
@@ -60,7 +60,7 @@ def _check_start(name: str, head: PlacedFiles | None, own: PlacedFiles, again: s
 
 
 def _again(placed: PlacedFiles) -> str:
-    return quoted("patchkit", "cluster", "up", placed.model or "MODEL")
+    return quoted("patchkit", "up", placed.model or "MODEL")
 
 
 def _check_env_file(

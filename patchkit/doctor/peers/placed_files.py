@@ -1,4 +1,4 @@
-"""Read the files that `cluster up` placed on a node, as far as nodes are compared by them. Pure."""
+"""Read the files that `up` placed on a node, as far as nodes are compared by them. Pure."""
 
 from __future__ import annotations
 

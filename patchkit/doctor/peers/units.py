@@ -106,7 +106,7 @@ def check_halted(node: NodeReport) -> Iterator[Finding]:
     for each in halted:
         state, why = _STATES[each.state]
         words = ("kill", "-CONT", str(each.pid))
-        command = there(node.node, *words) if each.state == "T" else "patchkit cluster down"
+        command = there(node.node, *words) if each.state == "T" else "patchkit down"
         fields = {"pid": each.pid, "name": each.name, "state": state}
         yield wrong("rank-stopped", node.node, **fields, why=why, command=command)
     if not halted:
@@ -164,7 +164,7 @@ def _check_units_together(
         yield unknown("restarts", head.node, head.why_not("state"))
     elif unit.restarts:
         fields = {"starts": head.state.starts, "restarts": unit.restarts, "limit": _STARTS}
-        yield wrong("restarts", head.node, **fields, command="patchkit cluster logs")
+        yield wrong("restarts", head.node, **fields, command="patchkit logs")
     else:
         yield fine("restarts", head.node, starts=head.state.starts)
 
@@ -172,7 +172,7 @@ def _check_units_together(
 def _check_unit_state(
     node: NodeReport, unit: UnitState, on: Sequence[str], name: str, *, loading: bool
 ) -> Finding:
-    logs = quoted("patchkit", "cluster", "logs", "--node", node.node)
+    logs = quoted("patchkit", "logs", "--node", node.node)
     if unit.active == "failed":
         what = f"{name} failed: {unit.result}, status {unit.status}"
         return wrong("unit", node.node, what=what, why="its journal says why", command=logs)

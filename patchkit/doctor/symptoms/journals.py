@@ -71,10 +71,10 @@ def explain_failed_start(start: FailedStart) -> HostError:
         )
     first = first_error(start.lines)
     if first is None:
-        return HostError(f"the model did not start: {start.how}", hint="patchkit cluster logs")
+        return HostError(f"the model did not start: {start.how}", hint="patchkit logs")
     node, line = first
     return HostError(
         f"{node}: {line.text.strip()}",
         why=f"the first error of all ranks; {start.how}",
-        hint="patchkit cluster logs" if known is None else "patchkit doctor --cluster",
+        hint="patchkit logs" if known is None else "patchkit doctor --cluster",
     )

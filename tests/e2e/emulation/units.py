@@ -1,4 +1,4 @@
-"""Real vLLM on two nodes with a real systemd, under the units that `patchkit cluster up` writes."""
+"""Real vLLM on two nodes with a real systemd, under the units that `patchkit up` writes."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ def upgraded(lab: LifecycleLab) -> str:
             steps = UPGRADE.steps(title, cluster.rack.folder) if title else ()
             said = _paste(cluster, steps)
             insist(cluster.answers(), f"{title}: it does not answer")
-            insist(not title or "cluster up MODEL" in said, f"{title}: nothing leads on: {said}")
+            insist(not title or "patchkit up MODEL" in said, f"{title}: nothing leads on: {said}")
             served.append(_version(cluster))
         insist(served == ["0.25.1", "0.33.0", "0.25.1"], f"served: {served}")
         cluster.down()

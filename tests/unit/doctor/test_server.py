@@ -62,7 +62,7 @@ def test_no_server():
     (found,) = server_findings("spark-1", looked(url), [unit])
     assert (found.level, found.about) == (Level.UNKNOWN, "server-answers")
     expected = f"no server answers at {url}: connection refused; patchkit-vllm.service is failed"
-    assert (found.what, found.hint) == (expected, "patchkit cluster status")
+    assert (found.what, found.hint) == (expected, "patchkit status")
 
 
 FULL = {"usage": 0.991, "waiting": 12, "running": 8}

@@ -159,26 +159,26 @@ FAULTS = {
         1,
         lambda r: file(r, "group.json", r.placed.id, "0" * 16),
         "spark-2",
-        "cluster up openai/gpt-oss-120b",
+        "patchkit up openai/gpt-oss-120b",
     ),
-    "edited": (0, lambda r: file(r, "node.env", "# as above", "# and"), "spark-1", "cluster up"),
+    "edited": (0, lambda r: file(r, "node.env", "# as above", "# and"), "spark-1", "patchkit up"),
     "env-address": (
         1,
         lambda r: file(r, "node.env", '"192.168.100.11"', '"192.168.100.10"'),
         "spark-2",
-        "cluster up",
+        "patchkit up",
     ),
     "env-interface": (
         1,
         lambda r: file(r, "node.env", 'NCCL_SOCKET_IFNAME="e', 'NCCL_SOCKET_IFNAME="x'),
         "spark-2",
-        "cluster up",
+        "patchkit up",
     ),
     "env-shared": (
         1,
         lambda r: file(r, "node.env", 'MAX_JOBS="4"', 'MAX_JOBS="9"'),
         "spark-2",
-        "cluster up",
+        "patchkit up",
     ),
     "flags": (1, lambda r: file(r, UNIT, "--max-num-seqs 64", "--max-num-seqs 9"), "spark-2", "up"),
     "unit-file": (
@@ -193,12 +193,12 @@ FAULTS = {
         "spark-2",
         "ssh -t spark-2 'kill -CONT 10'",
     ),
-    "unit": (1, ended, "spark-2", "cluster logs --node spark-2"),
+    "unit": (1, ended, "spark-2", "patchkit logs --node spark-2"),
     "restarts": (
         0,
         lambda r: replace(r, state=node_reports.state(node_reports.unit(restarts=2), starts=3)),
         "spark-1",
-        "patchkit cluster logs",
+        "patchkit logs",
     ),
 }
 
