@@ -12,10 +12,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from patchkit.doctor.report.address_names import AddressNames
 from patchkit.doctor.report.private_forms import (
     SERIAL_SIGN,
     SHORT,
+    AddressNames,
     private_pattern,
     redaction_data,
 )

@@ -1,4 +1,4 @@
-"""A closer look at this very machine: whatever it is, what cannot be read has a reason."""
+"""Read the health of this very machine: whatever it is, what cannot be read has a reason."""
 
 from __future__ import annotations
 
