@@ -92,7 +92,9 @@ def cluster_env(
         _check_taken(setting, node.vllm, values.get(setting.name))
     # A stable sort: the rules keep their order, which is that of the data.
     settings.sort(key=lambda each: each.scope != "shared")
-    remarked = _env_remarks(node, host)
+    used = {"", *map(cage_name, node.attachment.cages)}
+    found = remarks(host, "env") if node.role != "single" else ()
+    remarked = [remark for remark in found if remark.where in used]
     return ClusterEnv(
         node=node,
         settings=tuple(settings),
@@ -108,7 +110,11 @@ def cluster_env(
         notes=(
             *node.attachment.notes,
             *_left_out_half(node, settings),
-            *(_remark_note(each) for each in remarked if not _is_grave(each)),
+            *(
+                "; ".join(filter(None, (each.what, each.hint)))
+                for each in remarked
+                if not _is_grave(each)
+            ),
             *_unknown_notes(node),
         ),
     )
@@ -124,20 +130,9 @@ def _left_out_half(node: Node, settings: Iterable[Setting]) -> Iterator[str]:
         yield f"{', '.join(other)}, the other half of the cable, is left out of NCCL_IB_HCA"
 
 
-def _env_remarks(node: Node, host: Host) -> list[Finding]:
-    """Return what the probe remarks about the machine, and about the cages that are used."""
-    used = {"", *map(cage_name, node.attachment.cages)}
-    found = remarks(host, "env") if node.role != "single" else ()
-    return [each for each in found if each.where in used]
-
-
 def _is_grave(remark: Finding) -> bool:
     """Return whether a remark says what will fail, and what to do instead."""
     return remark.level in (Level.ERROR, Level.WARNING) and bool(remark.hint)
-
-
-def _remark_note(remark: Finding) -> str:
-    return f"{remark.what}; {remark.hint}" if remark.hint else remark.what
 
 
 def _unknown_notes(node: Node) -> Iterator[str]:

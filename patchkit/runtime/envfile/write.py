@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import stat
 from enum import StrEnum
 from pathlib import Path
@@ -40,17 +39,14 @@ def write(
         # Not followed: the path could have become a link since then.
         old = read_bytes(path, follow=False) if status else b""
         # The same bytes are no reason to leave a secret readable for others.
-        if status and old == text.encode() and not _too_open(status, private=private):
+        too_open = private and status and stat.S_IMODE(status.st_mode) & ~_PRIVATE
+        if status and old == text.encode() and not too_open:
             return Written.UNCHANGED
         if status and not force:
             _check_replaceable(path, old.decode(errors="replace"), text, by)
         with replacing(path, private=private) as file:
             file.write(text.encode())
     return Written.REPLACED if status else Written.CREATED
-
-
-def _too_open(status: os.stat_result, *, private: bool) -> bool:
-    return private and bool(stat.S_IMODE(status.st_mode) & ~_PRIVATE)
 
 
 def _check_replaceable(path: Path, old: str, new: str, by: str) -> None:

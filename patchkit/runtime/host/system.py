@@ -23,6 +23,8 @@ def system(reader: Reader) -> System:
         reader.note(f"neither /{_DMI} nor /proc/device-tree names the product")
     # In this order by os-release(5).
     release = reader.settings("etc/os-release") or reader.settings("usr/lib/os-release")
+    # Of several options of one name the last one counts.
+    options = dict(word.partition("=")[::2] for word in reader.line("proc/cmdline").split())
     return System(
         hostname=reader.line(f"{_KERNEL}/hostname"),
         vendor=reader.line(f"{_DMI}/sys_vendor"),
@@ -30,7 +32,7 @@ def system(reader: Reader) -> System:
         bios=reader.line(f"{_DMI}/bios_version"),
         bios_date=reader.line(f"{_DMI}/bios_date"),
         kernel=reader.line(f"{_KERNEL}/osrelease"),
-        kho=_kernel_option(reader.line("proc/cmdline"), "kho"),
+        kho=options.get("kho", ""),
         os=release.get("PRETTY_NAME", ""),
         machine=_architecture(reader),
         cpu=_cpu_models(cores),
@@ -91,12 +93,6 @@ def _cpu_model(core: dict[str, str]) -> str:
     part = core.get("CPU part", "")
     known = hardware.facts()["cpu_parts"] if core.get("CPU implementer") == _ARM else {}
     return str(known.get(part, part and f"CPU part {part}"))
-
-
-def _kernel_option(cmdline: str, name: str) -> str:
-    """Return the value of an option of the kernel's; of several the last one counts."""
-    given = dict(word.partition("=")[::2] for word in cmdline.split())
-    return given.get(name, "")
 
 
 def _key_value(line: str) -> tuple[str, str]:

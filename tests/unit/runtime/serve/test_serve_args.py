@@ -64,6 +64,7 @@ def test_lines_are_the_golden_ones():
         ),
         ({"model": "gpt-oss-20b", "quantization": "fp8"}, "gpt-oss-20b is mxfp4, not fp8"),
         ({"model": "Qwen/Qwen3.6-27B-FP8", "vllm": "0.16.0"}, "takes vLLM 0.17.0 or newer"),
+        ({**HEAD, "vllm": "0.11.0"}, "vLLM 0.11.0 cannot use mp"),
         ({"model": "GLM-5.3-Flash-NVFP4"}, "ambiguous preset 'GLM-5.3-Flash-NVFP4'"),
     ],
 )
