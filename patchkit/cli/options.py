@@ -26,6 +26,9 @@ from patchkit.source.tree import Sandboxed
 from patchkit.target import Target, targets
 
 F = TypeVar("F", bound=Callable[..., Any])
+_Option = Callable[[Any], Any]
+
+_PROJECTS = ("vllm", "nccl")
 
 STDOUT = Path("-")  # what -o takes for standard output
 
@@ -103,28 +106,30 @@ trust_source = click.option(
 )
 
 
-def source_options(command: F, *, required: bool = True) -> F:
-    """Add SOURCE, --vllm-src, --nccl-src and how to get it; hand them on as one ``source``.
+_EVERY = (_POSITIONAL, _VLLM_SRC, _NCCL_SRC, _SHA256, _DEST, _OFFLINE, trust_source)
 
-    Without ``required`` it is None where no source is named.
-    """
-    options = (_POSITIONAL, _VLLM_SRC, _NCCL_SRC, _SHA256, _DEST, _OFFLINE, trust_source)
-    return _sources(command, options, required=required)
+
+def source_options(command: F) -> F:
+    """Add SOURCE, --vllm-src, --nccl-src and how to get it; hand them on as one ``source``."""
+    return _add_sources(command, _EVERY)
+
+
+def optional_source_options(command: F) -> F:
+    """Add the same; ``source`` is None where none is named."""
+    return _add_sources(command, _EVERY, required=False)
 
 
 def vllm_options(command: F) -> F:
     """Add the same for what only vLLM has."""
-    return _sources(command, (_POSITIONAL, _VLLM_SRC, _DEST, _OFFLINE, trust_source))
+    return _add_sources(command, (_POSITIONAL, _VLLM_SRC, _DEST, _OFFLINE, trust_source))
 
 
 def folder_options(command: F) -> F:
     """Add the same where only a tree that is there already will do."""
-    return _sources(command, (_POSITIONAL, _VLLM_SRC, _NCCL_SRC))
+    return _add_sources(command, (_POSITIONAL, _VLLM_SRC, _NCCL_SRC))
 
 
-def _sources(command: F, options: tuple[Callable[[Any], Any], ...], *, required: bool = True) -> F:
-    projects = ("vllm", "nccl") if _NCCL_SRC in options else ("vllm",)
-
+def _add_sources(command: F, options: Sequence[_Option], *, required: bool = True) -> F:
     @functools.wraps(command)
     def wrapped(
         dest: Path | None = None,
@@ -135,23 +140,27 @@ def _sources(command: F, options: tuple[Callable[[Any], Any], ...], *, required:
         trusted: bool = False,
         **rest: Any,
     ) -> Any:
-        named = {project: rest.pop(f"{project}_src") for project in projects}
-        if not required and positional is None and not any(named.values()):
+        specs = {name: rest.pop(f"{name}_src") for name in _PROJECTS if f"{name}_src" in rest}
+        if not required and positional is None and not any(specs.values()):
             return command(source=None, **rest)
-        project = _only(named, positional)
+        project = _only_project(specs, positional)
         if sha256 is not None and project != "nccl":
             raise UsageError("--sha256 is for an archive of NCCL; vLLM's sdists are locked")
-        spec = positional or named[project]
+        spec = positional or specs[project]
         source = SourceOptions(project, spec, dest, offline, sha256, trusted)
         return command(source=source, **rest)
 
-    # Options are added like decorators, the last one first, for help in the order of the tuple.
+    return _add_options(wrapped, options)  # type: ignore[return-value]
+
+
+def _add_options(command: Callable[..., Any], options: Sequence[_Option]) -> Callable[..., Any]:
+    """Add options as decorators do, the last one first: help shows them in this order."""
     for option in reversed(options):
-        wrapped = option(wrapped)
-    return wrapped  # type: ignore[return-value]
+        command = option(command)
+    return command
 
 
-def _only(named: dict[str, str | None], positional: str | None) -> str:
+def _only_project(named: dict[str, str | None], positional: str | None) -> str:
     """Return the one project that was named. Raises UsageError."""
     given = [project for project, spec in named.items() if spec is not None]
     options = " or ".join(f"--{project}-src" for project in named)
@@ -165,6 +174,46 @@ def _only(named: dict[str, str | None], positional: str | None) -> str:
             hint=f"name {'one of them' if given else 'it'}, with {options} where it is ambiguous",
         )
     return given[0]
+
+
+_REQUEST = (
+    click.option(
+        "--target",
+        metavar="gb10|thor|h200",
+        shell_complete=complete.target_names,
+        help="The device.  [default: gb10]",
+    ),
+    click.option(
+        "--arch",
+        metavar="native|family",
+        help="Code for this very device (12.1a) or its family (12.0f).  [default: native]",
+    ),
+    click.option(
+        "--only",
+        multiple=True,
+        metavar="ID",
+        shell_complete=complete.fixes,
+        help="Only these fixes.",
+    ),
+    click.option(
+        "--without",
+        "skip",
+        cls=Renamed,
+        former=["--skip"],
+        multiple=True,
+        metavar="ID",
+        shell_complete=complete.fixes,
+        help="Leave a fix out; of a build, also an extension such as flash-attn.",
+    ),
+    click.option(
+        "--with",
+        "also",
+        multiple=True,
+        metavar="ID",
+        shell_complete=complete.fixes,
+        help="An optional fix too.",
+    ),
+)
 
 
 def request_options(command: F) -> F:
@@ -182,48 +231,7 @@ def request_options(command: F) -> F:
         chosen = Selection(target, arch, frozenset(only), frozenset(skip), frozenset(also))
         return command(selection=chosen, **rest)
 
-    for option in reversed(
-        [
-            click.option(
-                "--target",
-                metavar="gb10|thor|h200",
-                shell_complete=complete.target_names,
-                help="The device.  [default: gb10]",
-            ),
-            click.option(
-                "--arch",
-                metavar="native|family",
-                help="Code for this very device (12.1a) or its family (12.0f).  [default: native]",
-            ),
-            click.option(
-                "--only",
-                multiple=True,
-                metavar="ID",
-                shell_complete=complete.fixes,
-                help="Only these fixes.",
-            ),
-            click.option(
-                "--without",
-                "skip",
-                cls=Renamed,
-                former=["--skip"],
-                multiple=True,
-                metavar="ID",
-                shell_complete=complete.fixes,
-                help="Leave a fix out; of a build, also an extension such as flash-attn.",
-            ),
-            click.option(
-                "--with",
-                "also",
-                multiple=True,
-                metavar="ID",
-                shell_complete=complete.fixes,
-                help="An optional fix too.",
-            ),
-        ]
-    ):
-        wrapped = option(wrapped)
-    return wrapped  # type: ignore[return-value]
+    return _add_options(wrapped, _REQUEST)  # type: ignore[return-value]
 
 
 @dataclass(frozen=True, slots=True)

@@ -139,20 +139,28 @@ def print_json(value: object, *, indent: int | None = 1) -> None:
 
 
 def record_fields(record: Any, *left_out: str) -> dict[str, Any]:
-    """Return the fields of a dataclass as JSON has them, but for those that are left out."""
+    """Return the fields of a dataclass as JSON has them, an empty text as null.
+
+    A field that holds a class, as `Finding.kind`, is left out as well.
+    """
     names = [field.name for field in dataclasses.fields(record) if field.name not in left_out]
-    return {name: json_value(getattr(record, name)) for name in names}
+    values = {name: getattr(record, name) for name in names}
+    return {
+        name: None if value == "" else json_value(value)
+        for name, value in values.items()
+        if not isinstance(value, type)
+    }
 
 
 def json_value(value: object) -> Any:
-    """Return a value as JSON has it: what JSON has no type for as text, an empty text as null."""
+    """Return a value as JSON has it: records as objects, what JSON has no type for as text."""
     if dataclasses.is_dataclass(value):
         return record_fields(value)
     if isinstance(value, Mapping):
         return {str(key): json_value(item) for key, item in value.items()}
-    if isinstance(value, list | tuple | Set):
+    if isinstance(value, list | tuple | Set | Iterator):
         return [json_value(item) for item in value]
-    return value if value is None or isinstance(value, int | float) else str(value) or None
+    return value if value is None or isinstance(value, int | float) else str(value)
 
 
 def confirm(question: str) -> bool:

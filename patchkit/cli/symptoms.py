@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 
-from patchkit.cli.out import Shown, echo, print_json, shown, style
+from patchkit.cli.out import Shown, shown, style
+from patchkit.cli.render import Block, Record
 from patchkit.doctor.symptoms.diagnosis import Diagnosis, read_log
 from patchkit.doctor.symptoms.scan import Hit
 from patchkit.doctor.symptoms.symptom import Cause, Symptom, symptoms
@@ -37,14 +38,13 @@ def _unmet_diagnosis(symptom: Symptom) -> Diagnosis:
     return Diagnosis(symptom=symptom, hit=Hit(0, "", "", {}), count=0, causes=symptom.cause)
 
 
-def show_symptoms(found: Sequence[Diagnosis], *, as_json: bool) -> None:
-    """Print what symptoms mean."""
-    if as_json:
-        print_json({"symptoms": [_diagnosis_fields(each) for each in found]})
-        return
-    for number, each in enumerate(found):
-        echo([""] * bool(number))
-        echo(_diagnosis_lines(each))
+def symptom_blocks(found: Sequence[Diagnosis]) -> Iterator[Block]:
+    """Yield what symptoms mean."""
+    yield Record({"symptoms": [_diagnosis_fields(diagnosis) for diagnosis in found]})
+    for number, diagnosis in enumerate(found):
+        if number:
+            yield ""
+        yield from _diagnosis_lines(diagnosis)
 
 
 def _diagnosis_fields(found: Diagnosis) -> dict[str, object]:
@@ -53,7 +53,7 @@ def _diagnosis_fields(found: Diagnosis) -> dict[str, object]:
     return {
         **symptom,
         "decided": found.decided,
-        "causes": [asdict(each) for each in found.causes],
+        "causes": found.causes,
         "values": found.hit.values,
     }
 

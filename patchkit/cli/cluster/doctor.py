@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import click
 
 from patchkit.cli.cluster.cluster_options import cluster_here, read_cluster
-from patchkit.cli.findings import finding_lines, without_secrets
 from patchkit.cli.out import as_json, echo, print_json, say, table
+from patchkit.cli.render import finding_lines
 from patchkit.cluster.agent.journal import unit_lines
 from patchkit.cluster.launch.cluster_file import FILE, ServeChoices
 from patchkit.cluster.openai.api_key import is_here
@@ -22,10 +23,11 @@ from patchkit.doctor.symptoms.diagnosis import read_log
 from patchkit.doctor.symptoms.lines import STDIN, text_chunks
 from patchkit.doctor.visit import Visit, local_facts, visit, visit_server
 from patchkit.errors import UsageError
-from patchkit.finding import Level, worst
+from patchkit.finding import Finding, Level, worst
 from patchkit.quoting import quoted
 from patchkit.reading import read_chunks
 from patchkit.runtime.rules.condition import Situation
+from patchkit.runtime.rules.secret_texts import mask_secrets
 
 
 @click.command()
@@ -117,6 +119,12 @@ def command(
         _save_report(seen, save, verbose=verbose)
     if code := worst(found, Level.ERROR, Level.WARNING):
         raise SystemExit(code)
+
+
+def without_secrets(found: Finding) -> Finding:
+    """Return a finding that quotes a log or an error, without the secrets in it."""
+    what, why, hint = map(mask_secrets, (found.what, found.why, found.hint))
+    return replace(found, what=what, why=why, hint=hint)
 
 
 def _visit_log(log: Path, known: Situation) -> Visit:

@@ -6,25 +6,32 @@ import platform
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import click
 
 from patchkit.apply import apply
-from patchkit.cli import show
 from patchkit.cli.next_step import next_step, program
 from patchkit.cli.options import (
     Selection,
     SourceOptions,
-    as_json,
     located,
     request_options,
     source_options,
 )
-from patchkit.cli.out import LaidOut, Shown, echo, print_json, say, shown, style
+from patchkit.cli.out import LaidOut, Shown, style
+from patchkit.cli.patch.verdict_view import (
+    note_lines,
+    proof_lines,
+    recorded_lines,
+    tree_fields,
+    tree_header,
+    verdict_fields,
+    verdict_lines,
+)
+from patchkit.cli.render import GOOD, Block, Record, numbered, rendered, verbose_option
 from patchkit.patching.commit import Applied
 from patchkit.patching.fix import Request
-from patchkit.patching.ledger import Ledger, read_ledger
+from patchkit.patching.ledger import read_ledger
 from patchkit.patching.recipe import load_recipe
 from patchkit.patching.workspace import Workspace, open_workspace
 from patchkit.quoting import quoted
@@ -44,16 +51,11 @@ Examples:
 @source_options
 @request_options
 @click.option("--dry-run", is_flag=True, help="Plan and prove, write nothing.")
-@show.verbose
-@as_json
+@verbose_option
+@rendered
 def command(
-    source: SourceOptions,
-    *,
-    selection: Selection,
-    dry_run: bool,
-    verbose: bool,
-    as_json: bool,
-) -> None:
+    source: SourceOptions, *, selection: Selection, dry_run: bool, verbose: bool
+) -> Iterator[Block]:
     """Patch a tree for a device, prove the effect, and keep a way back.
 
     What is asked for is what the tree becomes, whatever was applied before; asking again changes
@@ -65,87 +67,66 @@ def command(
     recipe = load_recipe(source.project)
     selection.request()  # a mistyped option is reported before anything is fetched
     with located(source, keep=not dry_run) as (path, sandboxed):
-        ledger = _kept(path, recipe.project)
+        tree = detect(path, recipe.project)
+        # The maker of an installed package's wheel may have chosen fixes.
+        kept = tree.kind == "installed"
+        ledger = read_ledger(state_folder(tree), recipe.project) if kept else None
         request = selection.request(ledger)
         outcome = apply(path, recipe, request, dry_run=dry_run, sandboxed=sandboxed)
         # Opened once more: what is shown is what lies on the disk now.
         workspace = open_workspace(path, recipe.project)
-        if as_json:
-            print_json(_fields(workspace, request, outcome, dry_run=dry_run))
-            return
-        echo(_lines(workspace, request, outcome, verbose=verbose))
-        if ledger and not selection.chooses:
-            _tell_kept(request)
-        echo(_ending(path, workspace, request, outcome, dry_run=dry_run))
-
-
-def _kept(path: Path, project: str) -> Ledger | None:
-    """Return the ledger of an installed package: the maker of its wheel may have chosen fixes."""
-    tree = detect(path, project)
-    return read_ledger(state_folder(tree), project) if tree.kind == "installed" else None
-
-
-def _tell_kept(request: Request) -> None:
-    if chosen := _chosen(request):
-        say(
-            f"kept, as the package was patched before: {' '.join(chosen)}; "
-            "name fixes, or revert first, for others"
+        yield Record(
+            {
+                **tree_fields(workspace, request),
+                "dry_run": dry_run,
+                "fixes": [verdict_fields(verdict) for verdict in outcome.verdicts],
+                "proofs": outcome.proofs,
+                "recorded_proofs": outcome.recorded_proofs,
+                "recorded_by": outcome.recorded_by or None,
+                "written": outcome.written,
+            }
         )
+        yield tree_header(workspace, request)
+        yield from verdict_lines(outcome.verdicts, verbose=verbose)
+        yield from note_lines(outcome.verdicts, workspace)
+        yield from proof_lines(outcome.proofs, verbose=verbose)
+        yield from recorded_lines(outcome, verbose=verbose)
+        chosen = _chosen_fixes(request)
+        if ledger and chosen and not selection.chooses:
+            yield (
+                f"kept, as the package was patched before: {' '.join(chosen)}; "
+                "name fixes, or revert first, for others"
+            )
+        yield from _ending(path, workspace, request, outcome, dry_run=dry_run)
 
 
-def _chosen(request: Request) -> list[str]:
+def _chosen_fixes(request: Request) -> list[str]:
+    """Return the options that name the fixes of a request."""
     fixes = (("only", request.only), ("without", request.skip), ("with", request.also))
     return [word for option, ids in fixes for fix in sorted(ids) for word in (f"--{option}", fix)]
 
 
-def _fields(
-    workspace: Workspace, request: Request, outcome: Applied, *, dry_run: bool
-) -> dict[str, Any]:
-    return {
-        **show.tree_fields(workspace, request),
-        "dry_run": dry_run,
-        "fixes": [show.verdict_fields(verdict) for verdict in outcome.verdicts],
-        "proofs": list(outcome.proofs),
-        "recorded_proofs": list(outcome.recorded_proofs),
-        "recorded_by": outcome.recorded_by or None,
-        "written": list(outcome.written),
-    }
-
-
-def _lines(
-    workspace: Workspace, request: Request, outcome: Applied, *, verbose: bool
-) -> list[Shown]:
-    return [
-        show.header(workspace, request),
-        *show.verdict_lines(outcome.verdicts, verbose=verbose),
-        *show.notes(outcome.verdicts),
-        *show.bugs(workspace),
-        *show.proof_lines(outcome.proofs, verbose=verbose),
-        *show.recorded_lines(outcome, verbose=verbose),
-    ]
-
-
 def _ending(
     path: Path, workspace: Workspace, request: Request, outcome: Applied, *, dry_run: bool
-) -> Iterator[Shown]:
+) -> Iterator[str]:
     """Yield what was done, how to take it back, and the next command."""
     project, kind = workspace.tree.project, workspace.tree.kind
     if dry_run:
         files = sum(line.startswith("diff --git") for line in outcome.diff.splitlines())
-        yield shown(f"dry run: {_files(files)} would change")
+        yield f"dry run: {numbered(files, 'file')} would change"
         if files:
             again = [word for word in sys.argv[1:] if word not in ("--dry-run", "-v")]
             yield next_step(*program(), *again)
         return
     if outcome.written:
-        yield show.GOOD + f"{_files(len(outcome.written))} changed in {path}"
+        yield GOOD + f"{numbered(len(outcome.written), 'file')} changed in {path}"
         undo = quoted(*program(), "revert", f"--{project}-src", path)
         yield LaidOut(style("undo:", bold=True) + f" {undo}")
     else:
-        yield shown("nothing to do: the tree is as asked for")
+        yield "nothing to do: the tree is as asked for"
     if kind != "installed":
         recipe = load_recipe(project)
-        yield shown(f"a build of your own takes {recipe.build.setting(request)}")
+        yield f"a build of your own takes {recipe.build.setting(request)}"
         yield _build_step(path, project, request)
 
 
@@ -158,8 +139,4 @@ def _build_step(path: Path, project: str, request: Request) -> Shown:
         return next_step(*words)
     words += ["--arch", request.arch] if request.arch != "native" else []
     where = "" if platform.machine() == target.cpu else f"on the {target.title}"
-    return next_step(*words, *_chosen(request), where=where)
-
-
-def _files(count: int) -> str:
-    return f"{count} file{'' if count == 1 else 's'}"
+    return next_step(*words, *_chosen_fixes(request), where=where)

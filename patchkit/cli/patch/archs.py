@@ -4,26 +4,19 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, astuple
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import click
 
 from patchkit.apply import plan_for
-from patchkit.cli import show
-from patchkit.cli.options import (
-    Selection,
-    SourceOptions,
-    as_json,
-    opened,
-    request_options,
-    vllm_options,
-)
-from patchkit.cli.out import Shown, echo, print_json, say, style, table
+from patchkit.cli.options import Selection, SourceOptions, opened, request_options, vllm_options
+from patchkit.cli.out import Shown, style, table
+from patchkit.cli.patch.verdict_view import tree_fields, tree_header
+from patchkit.cli.render import Block, Record, label, record_table, rendered, verbose_option
 from patchkit.errors import UsageError
 from patchkit.recipes.vllm.archs import Group, evaluate
-from patchkit.recipes.vllm.sources import LibraryCount, counts, not_counted, planned_sources
+from patchkit.recipes.vllm.sources import counts, not_counted, planned_sources
 from patchkit.target import Load, Target, best_load
 
 STYLES: Mapping[Load, Mapping[str, Any]] = {
@@ -40,8 +33,8 @@ STYLES: Mapping[Load, Mapping[str, Any]] = {
 @request_options
 @click.option("--arch-list", help="TORCH_CUDA_ARCH_LIST, or Auto.  [default: the target's]")
 @click.option("--cuda", help="Version of the CUDA compiler.  [default: the target's, 13.0]")
-@show.verbose
-@as_json
+@verbose_option
+@rendered
 def command(
     source: SourceOptions,
     *,
@@ -49,8 +42,7 @@ def command(
     arch_list: str | None,
     cuda: str | None,
     verbose: bool,
-    as_json: bool,
-) -> None:
+) -> Iterator[Block]:
     """Compare which kernel group is built for which archs, stock beside patched.
 
     The release's own CMake decides; no compiler, torch or GPU is needed. The first column says how
@@ -65,35 +57,35 @@ def command(
         if workspace.tree.kind == "installed":
             raise UsageError(f"{source.spec} is installed: its kernels are compiled already")
         target = request.target
-        wanted = arch_list or request.arch_list
-        target.check_arch_list(wanted)
+        archs = arch_list or request.arch_list
+        target.check_arch_list(archs)
         plan = plan_for(workspace, recipe, request)
         version = _cuda(cuda or target.cuda)
-        stock = evaluate(plan.stock, target, wanted, version)
-        patched = evaluate(plan.patched, target, wanted, version)
-        sources = planned_sources(plan.patched, target, wanted, version)
+        stock = evaluate(plan.stock, target, archs, version)
+        patched = evaluate(plan.patched, target, archs, version)
+        sources = planned_sources(plan.patched, target, archs, version)
         libraries = counts(sources, target)
         unknown = not_counted(plan.patched, sources, target)
-        if as_json:
-            rows = [_fields(a, b, target) for a, b in zip(stock, patched, strict=True)]
-            fields = {
-                "torch_cuda_arch_list": wanted,
-                "cuda": version,
-                "groups": rows,
-                "libraries": [asdict(each) for each in libraries],
-                "not_counted": unknown,
-            }
-            print_json({**show.tree_fields(workspace, request), **fields})
-            return
-        say(show.header(workspace, request))
-        say(f"TORCH_CUDA_ARCH_LIST={wanted}, CUDA {version}")
-        echo(_rows(stock, patched, target, verbose=verbose))
-        say(_summary(stock, patched, target))
-        echo(_libraries(libraries))
-        for count in (each for each in libraries if each.in_vain):
-            say(style("warning ", fg="yellow") + f"{count.library} is compiled in vain")
+        fields = {
+            "torch_cuda_arch_list": archs,
+            "cuda": version,
+            "groups": [_fields(*pair, target) for pair in zip(stock, patched, strict=True)],
+            "libraries": libraries,
+            "not_counted": unknown,
+        }
+        yield Record({**tree_fields(workspace, request), **fields})
+        yield tree_header(workspace, request)
+        yield f"TORCH_CUDA_ARCH_LIST={archs}, CUDA {version}"
+        yield from _rows(stock, patched, target, verbose=verbose)
+        yield _summary(stock, patched, target)
+        columns = ("library", "sources", "exact", "family", "ptx", "dead", "foreign")
+        heads = ("library", "sources", "exact", "family", "jit", "none", "foreign")
+        yield from record_table(libraries, *columns, heads=heads)
+        for library in libraries:
+            if library.in_vain:
+                yield label("warning") + f"{library.library} is compiled in vain"
         if unknown:
-            say(f"not counted: {', '.join(unknown)}, whose sources another project's CMake names")
+            yield f"not counted: {', '.join(unknown)}, whose sources another project's CMake names"
 
 
 def _cuda(version: str) -> str:
@@ -128,12 +120,6 @@ def _summary(stock: list[Group], patched: list[Group], target: Target) -> str:
     loads = Counter(best_load(each.archs, target.capability) for each in patched)
     counted = ", ".join(f"{loads[each]} {each}" for each in sorted(loads, reverse=True))
     return f"{len(patched)} groups on {target.title}: {counted}; {changed} differ from stock"
-
-
-def _libraries(libraries: Sequence[LibraryCount]) -> Sequence[Shown]:
-    """Return how many CUDA sources each library has, by how their code reaches the device."""
-    heads = ("library", "sources", "exact", "family", "jit", "none", "foreign")
-    return table(([str(each) for each in astuple(count)] for count in libraries), heads=heads)
 
 
 def _list(group: Group) -> str:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
 
 from patchkit.cli import complete
 from patchkit.cli.next_step import next_step, program
-from patchkit.cli.options import SourceOptions, as_json, resolve_options
-from patchkit.cli.out import data, print_json, tell
+from patchkit.cli.options import SourceOptions, resolve_options
+from patchkit.cli.out import tell
 from patchkit.cli.progress import progress
+from patchkit.cli.render import Block, Data, Record, rendered
 from patchkit.source.archive import unpack
 from patchkit.source.resolve import fetch_release
 
@@ -23,8 +25,8 @@ from patchkit.source.resolve import fetch_release
 )
 @click.option("--dest", type=click.Path(path_type=Path), help="Unpack it there.")
 @click.option("--offline", is_flag=True, help="Use only what is in the cache.")
-@as_json
-def command(release: str, dest: Path | None, *, offline: bool, as_json: bool) -> None:
+@rendered
+def command(release: str, dest: Path | None, *, offline: bool) -> Iterator[Block]:
     """Download a release: vLLM's sdist from the package index that pip is configured for, NCCL's
     sources from the distribution or from upstream.
 
@@ -32,13 +34,10 @@ def command(release: str, dest: Path | None, *, offline: bool, as_json: bool) ->
     """
     project = "nccl" if release.lower().startswith("nccl==") else "vllm"
     with progress() as report:
-        path = fetch_release(
-            release, resolve_options(report, SourceOptions(project, release, offline=offline))
-        )
+        source = SourceOptions(project, release, offline=offline)
+        path = fetch_release(release, resolve_options(report, source))
         if dest is not None:
             path = unpack(path, dest, progress=report("Unpacking"))
-    if as_json:
-        print_json({"path": str(path)})
-        return
-    data(f"{path}\n")
+    yield Record({"path": path})
+    yield Data(f"{path}\n")
     tell(next_step(*program(), "apply", release if dest is None else dest))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
@@ -12,12 +13,12 @@ from patchkit.cli.options import (
     STDOUT,
     Selection,
     SourceOptions,
-    as_json,
     opened,
     request_options,
     source_options,
 )
-from patchkit.cli.out import LaidOut, data, print_json, tell
+from patchkit.cli.out import LaidOut, tell
+from patchkit.cli.render import Block, Data, Record, rendered
 from patchkit.patching.export import mailbox, write_series
 
 
@@ -31,20 +32,19 @@ from patchkit.patching.export import mailbox, write_series
     type=click.Path(path_type=Path),
     help="Folder of the series; -: one mailbox on standard output.",
 )
-@as_json
-def command(source: SourceOptions, *, selection: Selection, output: Path, as_json: bool) -> None:
+@rendered
+def command(source: SourceOptions, *, selection: Selection, output: Path) -> Iterator[Block]:
     """Write the fixes as a series that git am takes: a patch per fix, with reasons and evidence."""
     with opened(source) as (recipe, workspace):
         plan = plan_for(workspace, recipe, selection.request(workspace.ledger))
         if output == STDOUT:
             text = mailbox(plan)
-            print_json({"mailbox": text}) if as_json else data(text)
+            yield Record({"mailbox": text})
+            yield Data(text)
             return
-        paths = [str(path) for path in write_series(plan, output)]
-        if as_json:
-            print_json({"patches": paths})
-            return
-        data("".join(f"{path}\n" for path in paths))
+        paths = write_series(plan, output)
+        yield Record({"patches": paths})
+        yield Data("".join(f"{path}\n" for path in paths))
         tree = workspace.tree
         where = f"in a checkout of {tree.project} {tree.version}"
         tell(LaidOut(next_step("git", "am", output.absolute(), where=where) + "/*.patch"))

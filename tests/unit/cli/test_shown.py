@@ -25,9 +25,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from patchkit import __version__, cli
-from patchkit.cli import out, show
-from patchkit.cli.findings import finding_lines
+from patchkit.cli import out
+from patchkit.cli.patch.verdict_view import diff_blocks
 from patchkit.cli.progress import PERIOD, progress
+from patchkit.cli.render import finding_lines, print_block
 from patchkit.errors import PatchkitError
 from patchkit.finding import Finding, Level
 from patchkit.patching.fix import State
@@ -212,17 +213,22 @@ def test_nothing_is_fine_while_the_gpu_is_not_checked(about, mark):
     assert shown == [f"? spark-1  {about}: not checked: why"] * (mark == "?")
 
 
+def print_diff(text):
+    for block in diff_blocks(text):
+        print_block(block)
+
+
 def test_data_goes_out_byte_for_byte():
     with captured() as streams:
         out.data(f"{EVIL} é \udcff\n")
-        show.print_diff(f"+{EVIL}\n")
+        print_diff(f"+{EVIL}\n")
     assert streams[0].getvalue() == f"{EVIL} é ".encode() + b"\xff\n" + f"+{EVIL}\n".encode()
 
 
 def test_a_difference_in_a_terminal_is_shown(monkeypatch):
     monkeypatch.setenv("FORCE_COLOR", "1")
     with captured(color=True) as streams:
-        show.print_diff(f"--- a/x\n+++ b/x\n@@ -1 +1 @@\n-old\f\n+{EVIL}{MARK}\n")
+        print_diff(f"--- a/x\n+++ b/x\n@@ -1 +1 @@\n-old\f\n+{EVIL}{MARK}\n")
     shown = re.sub(r"\x1b\[\d+m", "", streams[0].getvalue().decode())
     assert shown.splitlines()[3:] == [r"-old\x0c", f"+{visible(EVIL)}{MARK}"]
 

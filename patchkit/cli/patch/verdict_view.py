@@ -1,0 +1,153 @@
+"""Show what the verbs about source trees have in common: the tree, verdicts, proofs, a diff."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import product
+from typing import Any
+
+from patchkit.cli.out import LaidOut, Shown, colour, style, table
+from patchkit.cli.render import BAD, Block, Data, label
+from patchkit.patching.commit import Applied
+from patchkit.patching.fix import Request, Severity, State, Verdict
+from patchkit.patching.recipe import load_recipe
+from patchkit.patching.workspace import Workspace
+
+_Style = Mapping[str, Any]
+_STYLES: Mapping[State, tuple[str, str, _Style]] = {  # sign, what a line of many begins with
+    State.APPLY: ("→", "to apply", {"fg": "yellow"}),
+    State.APPLIED: ("✓", "applied", {"fg": "green"}),
+    State.UPSTREAM: ("=", "in upstream already", {"fg": "cyan"}),
+    State.NOT_APPLICABLE: ("·", "not for this release or device", {"dim": True}),
+    State.OFF: ("○", "off", {"dim": True}),
+    State.DRIFTED: ("✗", "drifted", {"fg": "red", "bold": True}),
+}
+_DIFF_STYLES: Mapping[str, _Style] = {"+": {"fg": "green"}, "-": {"fg": "red"}, "@": {"fg": "cyan"}}
+
+
+def tree_header(workspace: Workspace, request: Request) -> Shown:
+    """Return one line: what is patched, and for which device."""
+    tree, target = workspace.tree, request.target
+    built = load_recipe(tree.project).build.value_for(request)
+    return (
+        style(f"{tree.project} {tree.version}", bold=True)
+        + f"  {tree.kind}  →  {target.title}, {request.arch} "
+        + style(built, bold=True)
+    )
+
+
+def tree_fields(workspace: Workspace, request: Request) -> dict[str, Any]:
+    """Return what --json says of a tree, the device and the release's known bugs."""
+    tree = workspace.tree
+    recipe = load_recipe(tree.project)
+    return {
+        "project": tree.project,
+        "version": tree.version,
+        "kind": tree.kind,
+        "root": tree.root,
+        "target": request.target.name,
+        "arch": request.arch,
+        recipe.build.variable.lower(): recipe.build.value_for(request),
+        "known_bugs": recipe.bugs_of(tree.version),
+    }
+
+
+def verdict_fields(verdict: Verdict) -> dict[str, Any]:
+    """Return what --json says of a verdict."""
+    return {
+        "id": verdict.fix.id,
+        "state": verdict.state.value,
+        "severity": verdict.severity.value if verdict.severity else None,
+        "reason": verdict.reason,
+        "note": verdict.note or None,
+        "edits": len(verdict.edits),
+    }
+
+
+def verdict_lines(verdicts: Sequence[Verdict], *, verbose: bool) -> list[Shown]:
+    """Return a row for each fix; or, if it is not verbose, a line for each state.
+
+    What drifted, and what a patched tree still needs, is there in both with what the code says.
+    """
+    if verbose:
+        heads = ("", "fix", "state", "severity", "what the code says")
+        return [*table(map(_verdict_row, verdicts), heads=heads)]
+    drifted = [
+        BAD + style(verdict.fix.id, bold=True) + f" drifted: {verdict.reason}"
+        for verdict in verdicts
+        if verdict.state is State.DRIFTED
+    ]
+    return [*drifted, *_state_lines(verdicts)]
+
+
+def _verdict_row(verdict: Verdict) -> tuple[str, ...]:
+    sign, _said, how = _STYLES[verdict.state]
+    needed = verdict.state not in (State.UPSTREAM, State.NOT_APPLICABLE)
+    dim = verdict.state in (State.NOT_APPLICABLE, State.OFF) or None
+    return (
+        style(sign, **how),
+        style(verdict.fix.id, dim=dim),
+        style(verdict.state.value, **how),
+        style(verdict.severity.value if verdict.severity and needed else "", dim=dim),
+        style(verdict.reason, dim=True),
+    )
+
+
+def _state_lines(verdicts: Sequence[Verdict]) -> Iterator[Shown]:
+    groups: dict[tuple[State, Severity | None], list[str]] = {}
+    for verdict in verdicts:
+        groups.setdefault((verdict.state, verdict.severity), []).append(verdict.fix.id)
+    # What is optional is off unless it is asked for; anything else was left out.
+    named = [
+        *product((State.APPLY, State.APPLIED), Severity),
+        (State.OFF, Severity.REQUIRED),
+        (State.OFF, Severity.RECOMMENDED),
+    ]
+    for state, severity in named:
+        if fixes := groups.pop((state, severity), []):
+            sign, said, how = _STYLES[state]
+            yield style(f"{sign} {said}, {severity.value}:", **how) + f" {', '.join(fixes)}"
+    counts = Counter(state for (state, _), fixes in groups.items() for _ in fixes)
+    counts.pop(State.DRIFTED, None)
+    if counts:
+        said = ", ".join(f"{count} {_STYLES[state][1]}" for state, count in counts.items())
+        yield style(f"= {said}; -v lists them", dim=True)
+
+
+def note_lines(verdicts: Iterable[Verdict], workspace: Workspace) -> Iterator[Shown]:
+    """Yield the notes of verdicts, each once, and the known bugs of a release."""
+    for note in dict.fromkeys(verdict.note for verdict in verdicts if verdict.note):
+        yield label("note") + note
+    tree = workspace.tree
+    for bug in load_recipe(tree.project).bugs_of(tree.version):
+        yield label("known") + f"{bug.says}; instead: {bug.instead} ({bug.source})"
+
+
+def proof_lines(proofs: Sequence[str], *, verbose: bool) -> list[Shown]:
+    """Return what this run proved: all of it, or how much, and the first."""
+    proved = style("proved", fg="green")
+    if verbose or len(proofs) < 2:
+        return [proved + f" {proof}" for proof in proofs]
+    return [proved + f" {len(proofs)} effects with the release's own code, such as: {proofs[0]}"]
+
+
+def recorded_lines(outcome: Applied, *, verbose: bool) -> Iterator[Shown]:
+    """Yield what an earlier run proved by the ledger; this run did not prove it again."""
+    if proofs := outcome.recorded_proofs:
+        said = f"recorded as proved by {outcome.recorded_by}, not proved again:"
+        yield style(said, fg="cyan") + ("" if verbose else f" {len(proofs)} effects")
+        yield from (Shown("  ") + proof for proof in proofs if verbose)
+
+
+def diff_blocks(diff: str) -> Iterator[Block]:
+    """Yield a unified diff: coloured in a terminal, byte for byte elsewhere."""
+    if not (sys.stdout.isatty() or colour()) or not diff:
+        yield Data(diff)
+        return
+    # Not splitlines: it also splits at form feeds and the like, which a source may hold.
+    for line in diff.removesuffix("\n").split("\n"):
+        bold = line.startswith(("+++", "---", "diff "))
+        how: _Style = {"bold": True} if bold else _DIFF_STYLES.get(line[:1], {})
+        yield LaidOut(style(line, **how))

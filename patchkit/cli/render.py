@@ -1,0 +1,231 @@
+"""Render what a verb finds: a record as JSON, or blocks of text laid out for the terminal.
+
+How to write a verb:
+
+1. Put ``@rendered`` below the options of a generator function; it adds --json.
+2. ``yield Record(value)`` is what --json prints, of a dataclass, a dict or a list; text omits it.
+3. ``yield`` a line or a ``Finding``, ``yield from`` `table`, `facts` or `finding_lines`, and last
+   `next_step`: --json omits these. ``yield Data(text)`` is for programs, byte for byte.
+4. ``yield ExitCode(code)`` ends the verb with that code, once the rest is printed.
+5. `tell` prints on standard error, with --json and without.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar, cast
+
+import click
+
+from patchkit.cli.next_step import spelled
+from patchkit.cli.out import (
+    LaidOut,
+    Shown,
+    as_json,
+    data,
+    json_value,
+    print_json,
+    say,
+    style,
+    table,
+)
+from patchkit.finding import Finding, Level
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+verbose_option = click.option("-v", "--verbose", is_flag=True, help="Show all of it.")
+
+GOOD = style("✓", fg="green") + " "
+BAD = style("✗", fg="red", bold=True) + " "
+
+_MARKS: Mapping[Level, tuple[str, Mapping[str, Any]]] = {
+    Level.ERROR: ("✗", {"fg": "red", "bold": True}),
+    Level.WARNING: ("!", {"fg": "yellow"}),
+    Level.NOTE: ("-", {"dim": True}),
+    Level.UNKNOWN: ("?", {"fg": "cyan"}),
+    Level.OK: ("✓", {"fg": "green"}),
+}
+_COUNTED = {
+    Level.ERROR: ("error", "errors"),
+    Level.WARNING: ("warning", "warnings"),
+    Level.NOTE: ("note", "notes"),
+    Level.UNKNOWN: ("not checked", "not checked"),
+    Level.OK: ("fine", "fine"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A value for --json; ``line`` prints it as one line: an event of several."""
+
+    value: object
+    line: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Data:
+    """Text that programs read, without --json: printed byte for byte."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ExitCode:
+    """The code that a verb ends with; the highest of several counts."""
+
+    code: int
+
+
+Block = str | Finding | Record | Data | ExitCode
+
+
+def rendered(verb: F) -> F:
+    """Add --json to a verb, and print the blocks that it yields."""
+
+    @as_json
+    @functools.wraps(verb)
+    def wrapped(*arguments: Any, as_json: bool, **options: Any) -> None:
+        code = 0
+        blocks: Iterable[Block] = verb(*arguments, **options)
+        for block in blocks:
+            if isinstance(block, ExitCode):
+                code = max(code, block.code)
+            elif isinstance(block, Record):
+                if as_json:
+                    indent = None if block.line else 1
+                    print_json(json_value(block.value), indent=indent)
+            elif not as_json:
+                print_block(block)
+        if code:
+            raise SystemExit(code)
+
+    return cast("F", wrapped)
+
+
+def print_block(block: str | Finding | Data) -> None:
+    if isinstance(block, Data):
+        data(block.text)
+    elif isinstance(block, Finding):
+        for line in finding_block([block]):
+            say(line)
+    else:
+        say(block)
+
+
+def label(text: str) -> Shown:
+    """Return what a line to heed begins with: ``note``, ``known``, ``beware``."""
+    return style(text, fg="yellow") + " "
+
+
+def facts(pairs: Mapping[str, object] | Iterable[tuple[str, object]]) -> Sequence[LaidOut]:
+    """Return a block of names and values, without what is empty."""
+    rows = pairs.items() if isinstance(pairs, Mapping) else pairs
+    return table(
+        ((style(name, dim=True), cell(value)) for name, value in rows if cell(value)), indent="  "
+    )
+
+
+def cell(value: object) -> str:
+    """Return a value as text: a sequence with commas, nothing for None."""
+    if isinstance(value, str):
+        return value  # a styled text stays one
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name} {it}" for name, it in value.items())
+    if isinstance(value, list | tuple | set | frozenset):
+        return ", ".join(map(str, value))
+    return "" if value is None else str(value)
+
+
+def record_table(
+    records: Iterable[object], *names: str, heads: Sequence[str] = ()
+) -> Sequence[LaidOut]:
+    """Return a row for each record and a column for each field or property, named after it."""
+    rows = [[cell(getattr(record, name)) or "-" for name in names] for record in records]
+    return table(rows, heads=heads or [name.replace("_", " ") for name in names])
+
+
+def numbered(count: int, noun: str, plural: str = "") -> str:
+    """Return ``1 file``, ``2 files``."""
+    return f"{count:,} {noun if count == 1 else plural or noun + 's'}"
+
+
+def gigabytes(size: float) -> str:
+    """Return an amount of bytes as people read it."""
+    for unit, bytes_per_unit in (("GB", 1e9), ("MB", 1e6)):
+        if size >= bytes_per_unit / 10:
+            return f"{size / bytes_per_unit:,.1f} {unit}"
+    return f"{size / 1e3:,.1f} kB"
+
+
+def finding_lines(findings: Sequence[Finding], *, verbose: bool) -> Iterator[Shown]:
+    """Yield errors and warnings whole, then how many other findings there are; or all of them.
+
+    Findings of one place, for the same reason and with the same cure, are one.
+    """
+    levels = (Level.ERROR, Level.WARNING, *((Level.NOTE,) if verbose else ()))
+    alike: dict[tuple[str, ...], list[Finding]] = {}
+    for finding in findings:
+        if finding.level in levels:
+            key = (finding.level, finding.where, str(finding.line), finding.why, finding.hint)
+            alike.setdefault(key, []).append(finding)
+    for group in alike.values():
+        yield from finding_block(group, verbose=verbose)
+    yield from _checked_lines(findings if verbose else filter(_is_gpu_unchecked, findings))
+    yield summary(findings)
+
+
+def finding_block(group: Sequence[Finding], *, verbose: bool = False) -> Iterator[Shown]:
+    """Yield what is wrong in one place, why, and what to do."""
+    first = group[0]
+    mark, how = _MARKS[first.level]
+    where = f"{first.where}:{first.line}" if first.line else first.where
+    whats = [f"{it.about}: {it.what}" if it.about else it.what for it in group]
+    head = style(mark, **how) + " " + style(where, bold=True)
+    yield head + (f"  {whats[0]}" if len(whats) == 1 else "")
+    if len(whats) > 1:
+        yield from (Shown("  ") + what for what in whats)
+    yield from _labelled_lines("why", first.why)
+    if first.sure and (verbose or first.level is Level.ERROR):
+        known = "; ".join(filter(None, (first.sure, first.source, first.holds)))
+        yield style(f"  sure:  {known}", dim=True)
+    yield from _labelled_lines("next", spelled(first.hint))
+    yield from _labelled_lines("costs", first.costs)
+
+
+def _labelled_lines(name: str, text: str) -> Iterator[Shown]:
+    for number, line in enumerate(filter(None, text.split("\n"))):
+        yield Shown("  ") + (f"{name}:".ljust(7) if not number else " " * 7) + line
+
+
+def _checked_lines(findings: Iterable[Finding]) -> Iterator[Shown]:
+    """Yield what was not checked, and what is fine; checks with the same to say in one line."""
+    groups: dict[tuple[Level, str, str], list[str]] = {}
+    for finding in sorted(findings, key=lambda it: it.level is Level.OK):
+        if finding.level in (Level.UNKNOWN, Level.OK):
+            groups.setdefault((finding.level, finding.where, finding.what), []).append(
+                finding.about
+            )
+    for (level, where, what), checks in groups.items():
+        mark, how = _MARKS[level]
+        yield style(mark, **how) + " " + style(where, bold=True) + f"  {', '.join(checks)}: {what}"
+
+
+def _is_gpu_unchecked(finding: Finding) -> bool:
+    """Return whether nothing can be called fine, since this was not checked."""
+    return finding.level is Level.UNKNOWN and finding.about == "gpu-throttled"
+
+
+def summary(findings: Sequence[Finding]) -> Shown:
+    """Return one line: how many findings there are of each level."""
+    counts = Counter(finding.level for finding in findings)
+    parts = [numbered(counts[level], *words) for level, words in _COUNTED.items() if counts[level]]
+    mark = GOOD
+    if counts[Level.ERROR] or counts[Level.WARNING]:
+        mark = BAD
+    elif not counts[Level.OK] or any(map(_is_gpu_unchecked, findings)):
+        mark = style("?", fg="cyan") + " "
+    hidden = counts[Level.NOTE] or counts[Level.UNKNOWN]
+    return mark + (", ".join(parts) or "nothing found") + ("; -v shows all" if hidden else "")
