@@ -4,8 +4,8 @@ How to write a verb:
 
 1. Put ``@rendered`` below the options of a generator function; it adds --json.
 2. ``yield Record(value)`` is what --json prints, of a dataclass, a dict or a list; text omits it.
-3. ``yield`` a line or a ``Finding``, ``yield from`` `table`, `facts` or `finding_lines`, and last
-   `next_step`: --json omits these. ``yield Data(text)`` is for programs, byte for byte.
+3. ``yield`` a line, a ``Finding`` or `next_step`, ``yield from`` `table`, `fact_lines` or
+   `finding_lines`: --json omits these. ``yield Data(text)`` is for programs, byte for byte.
 4. ``yield ExitCode(code)`` ends the verb with that code, once the rest is printed.
 5. `tell` prints on standard error, with --json and without.
 """
@@ -115,20 +115,21 @@ def print_block(block: str | Finding | Data) -> None:
         say(block)
 
 
-def label(text: str) -> Shown:
+def lead_word(text: str) -> Shown:
     """Return what a line to heed begins with: ``note``, ``known``, ``beware``."""
     return style(text, fg="yellow") + " "
 
 
-def facts(pairs: Mapping[str, object] | Iterable[tuple[str, object]]) -> Sequence[LaidOut]:
+def fact_lines(pairs: Mapping[str, object] | Iterable[tuple[str, object]]) -> Sequence[LaidOut]:
     """Return a block of names and values, without what is empty."""
     rows = pairs.items() if isinstance(pairs, Mapping) else pairs
     return table(
-        ((style(name, dim=True), cell(value)) for name, value in rows if cell(value)), indent="  "
+        ((style(name, dim=True), cell_text(value)) for name, value in rows if cell_text(value)),
+        indent="  ",
     )
 
 
-def cell(value: object) -> str:
+def cell_text(value: object) -> str:
     """Return a value as text: a sequence with commas, nothing for None."""
     if isinstance(value, str):
         return value  # a styled text stays one
@@ -143,11 +144,11 @@ def record_table(
     records: Iterable[object], *names: str, heads: Sequence[str] = ()
 ) -> Sequence[LaidOut]:
     """Return a row for each record and a column for each field or property, named after it."""
-    rows = [[cell(getattr(record, name)) or "-" for name in names] for record in records]
+    rows = [[cell_text(getattr(record, name)) or "-" for name in names] for record in records]
     return table(rows, heads=heads or [name.replace("_", " ") for name in names])
 
 
-def numbered(count: int, noun: str, plural: str = "") -> str:
+def counted_noun(count: int, noun: str, plural: str = "") -> str:
     """Return ``1 file``, ``2 files``."""
     return f"{count:,} {noun if count == 1 else plural or noun + 's'}"
 
@@ -174,7 +175,7 @@ def finding_lines(findings: Sequence[Finding], *, verbose: bool) -> Iterator[Sho
     for group in alike.values():
         yield from finding_block(group, verbose=verbose)
     yield from _checked_lines(findings if verbose else filter(_is_gpu_unchecked, findings))
-    yield summary(findings)
+    yield finding_summary(findings)
 
 
 def finding_block(group: Sequence[Finding], *, verbose: bool = False) -> Iterator[Shown]:
@@ -218,10 +219,12 @@ def _is_gpu_unchecked(finding: Finding) -> bool:
     return finding.level is Level.UNKNOWN and finding.about == "gpu-throttled"
 
 
-def summary(findings: Sequence[Finding]) -> Shown:
+def finding_summary(findings: Sequence[Finding]) -> Shown:
     """Return one line: how many findings there are of each level."""
     counts = Counter(finding.level for finding in findings)
-    parts = [numbered(counts[level], *words) for level, words in _COUNTED.items() if counts[level]]
+    parts = [
+        counted_noun(counts[level], *words) for level, words in _COUNTED.items() if counts[level]
+    ]
     mark = GOOD
     if counts[Level.ERROR] or counts[Level.WARNING]:
         mark = BAD

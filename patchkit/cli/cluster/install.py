@@ -12,7 +12,7 @@ from patchkit.cli.cluster.cluster_options import BREAK_LOCK, cluster_option
 from patchkit.cli.next_step import next_step, program
 from patchkit.cli.out import as_json, echo, print_json, say, style, tell
 from patchkit.cli.progress import progress
-from patchkit.cli.show import GOOD, gigabytes
+from patchkit.cli.render import GOOD, gigabytes
 from patchkit.cluster.agent.installed import InstalledVenv
 from patchkit.cluster.agent.venv_link import InstallState
 from patchkit.cluster.agent.wheel_store import NodeWheel, WheelLock

@@ -10,12 +10,11 @@ from typing import Any
 
 import click
 
-from patchkit.cli import show
 from patchkit.cli.cluster.model_options import ModelNodes, node_options
 from patchkit.cli.next_step import next_step, program
 from patchkit.cli.out import as_json, echo, print_json, say, style, table
 from patchkit.cli.progress import progress
-from patchkit.cli.show import gigabytes
+from patchkit.cli.render import BAD, GOOD, gigabytes, lead_word
 from patchkit.cluster.models.check import check_model
 from patchkit.cluster.models.fetch import fetch_model
 from patchkit.cluster.models.pins import pin
@@ -36,7 +35,7 @@ from patchkit.errors import HashMismatchError, HostError, PatchkitError, SourceE
 from patchkit.finding import Level
 from patchkit.quoting import quoted
 
-_MARKS = {Level.ERROR: show.BAD, Level.UNKNOWN: show.word("not checked")}
+_MARKS = {Level.ERROR: BAD, Level.UNKNOWN: lead_word("not checked")}
 _FEW = 1e8  # bytes; a speed of less says nothing
 _model = click.argument("spec", metavar="REPO[@COMMIT]")
 _dry_run = click.option("--dry-run", is_flag=True, help="Only say what would be done.")
@@ -258,11 +257,11 @@ def _check_lines(check: ModelCheck, node: str) -> Iterator[str]:
     if check.complete:
         how = "every hash" if check.full else "sizes, shards and links; not the hashes"
         amount = f"{check.files} files, {gigabytes(check.size)}"
-        yield show.GOOD + f"{where}: complete: {amount}; checked: {how}"
+        yield GOOD + f"{where}: complete: {amount}; checked: {how}"
     else:
-        yield show.BAD + f"{where}: not a whole model"
+        yield BAD + f"{where}: not a whole model"
     for found in check.findings:
-        mark = _MARKS.get(found.level, show.word("note"))
+        mark = _MARKS.get(found.level, lead_word("note"))
         yield "  " + mark + f"{found.where}{found.where and ': '}{found.what}"
         if found.why:
             yield style(f"    why: {found.why}", dim=True)
@@ -274,7 +273,7 @@ def _check_fields(check: ModelCheck) -> dict[str, Any]:
 
 def _error_lines(node: str, error: PatchkitError) -> Iterator[str]:
     """Yield why a node did not answer."""
-    yield show.BAD + (error.what if error.what.startswith(node) else f"{node}: {error.what}")
+    yield BAD + (error.what if error.what.startswith(node) else f"{node}: {error.what}")
     if error.hint:
         yield style(f"  next: {error.hint}", dim=True)
 

@@ -28,7 +28,7 @@ from patchkit.cli.patch.verdict_view import (
     verdict_fields,
     verdict_lines,
 )
-from patchkit.cli.render import GOOD, Block, Record, numbered, rendered, verbose_option
+from patchkit.cli.render import GOOD, Block, Record, counted_noun, rendered, verbose_option
 from patchkit.patching.commit import Applied
 from patchkit.patching.fix import Request
 from patchkit.patching.ledger import read_ledger
@@ -113,13 +113,13 @@ def _ending(
     project, kind = workspace.tree.project, workspace.tree.kind
     if dry_run:
         files = sum(line.startswith("diff --git") for line in outcome.diff.splitlines())
-        yield f"dry run: {numbered(files, 'file')} would change"
+        yield f"dry run: {counted_noun(files, 'file')} would change"
         if files:
             again = [word for word in sys.argv[1:] if word not in ("--dry-run", "-v")]
             yield next_step(*program(), *again)
         return
     if outcome.written:
-        yield GOOD + f"{numbered(len(outcome.written), 'file')} changed in {path}"
+        yield GOOD + f"{counted_noun(len(outcome.written), 'file')} changed in {path}"
         undo = quoted(*program(), "revert", f"--{project}-src", path)
         yield LaidOut(style("undo:", bold=True) + f" {undo}")
     else:

@@ -13,7 +13,7 @@ from patchkit.apply import plan_for
 from patchkit.cli.options import Selection, SourceOptions, opened, request_options, vllm_options
 from patchkit.cli.out import Shown, style, table
 from patchkit.cli.patch.verdict_view import tree_fields, tree_header
-from patchkit.cli.render import Block, Record, label, record_table, rendered, verbose_option
+from patchkit.cli.render import Block, Record, lead_word, record_table, rendered, verbose_option
 from patchkit.errors import UsageError
 from patchkit.recipes.vllm.archs import Group, evaluate
 from patchkit.recipes.vllm.sources import counts, not_counted, planned_sources
@@ -83,7 +83,7 @@ def command(
         yield from record_table(libraries, *columns, heads=heads)
         for library in libraries:
             if library.in_vain:
-                yield label("warning") + f"{library.library} is compiled in vain"
+                yield lead_word("warning") + f"{library.library} is compiled in vain"
         if unknown:
             yield f"not counted: {', '.join(unknown)}, whose sources another project's CMake names"
 

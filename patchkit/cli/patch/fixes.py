@@ -26,7 +26,7 @@ from patchkit.cli.patch.verdict_view import (
     verdict_fields,
     verdict_lines,
 )
-from patchkit.cli.render import Block, ExitCode, Record, label, rendered, verbose_option
+from patchkit.cli.render import Block, ExitCode, Record, lead_word, rendered, verbose_option
 from patchkit.errors import DriftError, UsageError
 from patchkit.patching.commit import settled
 from patchkit.patching.fix import Fix, Need, State, Verdict
@@ -106,7 +106,7 @@ def _as_on_disk(plan: Plan) -> tuple[Verdict, ...]:
 def _fix_list(project: str | None, version: Version | None, *, verbose: bool) -> Iterator[Block]:
     recipes = _listed_recipes(project, version)
     if version is not None and not recipes[0].knows(version):
-        tell(label("note") + _unknown_release(recipes[0], version))
+        tell(lead_word("note") + _unknown_release(recipes[0], version))
     yield Record(
         [_listed_fields(recipe, fix, version) for recipe in recipes for fix in recipe.fixes]
     )

@@ -9,7 +9,7 @@ from itertools import product
 from typing import Any
 
 from patchkit.cli.out import LaidOut, Shown, colour, style, table
-from patchkit.cli.render import BAD, Block, Data, label
+from patchkit.cli.render import BAD, Block, Data, lead_word
 from patchkit.patching.commit import Applied
 from patchkit.patching.fix import Request, Severity, State, Verdict
 from patchkit.patching.recipe import load_recipe
@@ -119,10 +119,10 @@ def _state_lines(verdicts: Sequence[Verdict]) -> Iterator[Shown]:
 def note_lines(verdicts: Iterable[Verdict], workspace: Workspace) -> Iterator[Shown]:
     """Yield the notes of verdicts, each once, and the known bugs of a release."""
     for note in dict.fromkeys(verdict.note for verdict in verdicts if verdict.note):
-        yield label("note") + note
+        yield lead_word("note") + note
     tree = workspace.tree
     for bug in load_recipe(tree.project).bugs_of(tree.version):
-        yield label("known") + f"{bug.says}; instead: {bug.instead} ({bug.source})"
+        yield lead_word("known") + f"{bug.says}; instead: {bug.instead} ({bug.source})"
 
 
 def proof_lines(proofs: Sequence[str], *, verbose: bool) -> list[Shown]:

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import click
 
-from patchkit.cli import complete, show
+from patchkit.cli import complete
 from patchkit.cli.options import as_json, find_target
 from patchkit.cli.out import print_json, style, tell
 from patchkit.cli.progress import in_tenths, progress
+from patchkit.cli.render import lead_word
 from patchkit.cli.wheel.build_options import (
     Placed,
     chosen_jobs,
@@ -197,7 +198,7 @@ def _show(order: NcclOrder, built: BuiltWheel, placed: Placed) -> None:
         lines.append(f"{binary.name}: {', '.join(f'{code.count} {code.name}' for code in live)}")
     lines.append(f"every kernel of NCCL is exact for {order.target.title}")
     known = (
-        show.word("known") + f"{bug.says}; instead: {bug.instead}"
+        lead_word("known") + f"{bug.says}; instead: {bug.instead}"
         for bug in load_facts().bugs_of(order.origin.version)
     )
     overridden = any(

@@ -10,10 +10,10 @@ from typing import Any, TypeVar
 
 import click
 
-from patchkit.cli import show
 from patchkit.cli.next_step import install
 from patchkit.cli.options import Renamed
 from patchkit.cli.out import Shown, echo, print_json, say, style, table, tell
+from patchkit.cli.render import GOOD, lead_word
 from patchkit.finding import worst
 from patchkit.target import targets
 from patchkit.wheel.build.machine import Jobs, jobs_for
@@ -74,7 +74,7 @@ def show_plan(plan: BuildPlan, jobs: Jobs, *, as_json: bool) -> None:
         for each in plan.missing:
             say(style("✗", fg="red") + f" {each.what}")
             say(f"  next:  {each.hint}")
-        say("dry run: nothing was compiled" if plan.missing else show.GOOD + "it could start")
+        say("dry run: nothing was compiled" if plan.missing else GOOD + "it could start")
     if code := worst(plan.missing):
         raise SystemExit(code)
 
@@ -135,7 +135,7 @@ def print_built(
     options: Sequence[str] = (),
 ) -> None:
     """Print a title, what was proved, notes, and the next command, with more ``options`` of pip."""
-    echo([title, *(show.GOOD + line for line in (*lines, placed.line)), *notes])
+    echo([title, *(GOOD + line for line in (*lines, placed.line)), *notes])
     echo(installing(placed.wheel, placed.built.facts, options))
 
 
@@ -151,4 +151,4 @@ def installing(
 
 def reduced(is_reduced: object) -> list[Shown]:
     """Return the note for a build of some parts alone."""
-    return [show.word("note") + "reduced: for tests, not for use"] if is_reduced else []
+    return [lead_word("note") + "reduced: for tests, not for use"] if is_reduced else []

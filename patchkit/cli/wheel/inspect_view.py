@@ -9,11 +9,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from patchkit.cli import show
 from patchkit.cli.next_step import spelled
 from patchkit.cli.options import find_target
 from patchkit.cli.out import Shown, echo, print_json, record_fields, say, shown, style, table
 from patchkit.cli.patch.archs import STYLES
+from patchkit.cli.render import lead_word
 from patchkit.finding import Finding
 from patchkit.target import Load, Target
 from patchkit.wheel.device.inspect import (
@@ -101,7 +101,7 @@ def _wheel_lines(
 
 def _finding_lines(found: Sequence[Finding]) -> Iterator[str]:
     for each in found:
-        yield show.word("!") + style(each.where, bold=True) + f": {each.what}"
+        yield lead_word("!") + style(each.where, bold=True) + f": {each.what}"
         for label, words in (("why", each.why), ("next", spelled(each.hint))):
             if words:
                 yield style(f"    {label}: {words}", dim=True)

@@ -8,10 +8,10 @@ from typing import Any
 
 import click
 
-from patchkit.cli import show
 from patchkit.cli.next_step import next_step, program
 from patchkit.cli.options import as_json
 from patchkit.cli.out import Shown, echo, print_json, say, style
+from patchkit.cli.render import GOOD, lead_word
 from patchkit.errors import UsageError
 from patchkit.versions import named_pin
 from patchkit.wheel.wheelhouse.contents import load_manifest
@@ -77,7 +77,7 @@ def command(
 def offer_lines(house: Path, offered: Iterable[Override]) -> Iterator[Shown]:
     """Yield what known bugs suggest, with the commands that do it."""
     for offer in offered:
-        yield show.word("beware") + f"{offer.reason} ({offer.word})"
+        yield lead_word("beware") + f"{offer.reason} ({offer.word})"
         words = ("wheelhouse", "override", "--dir", house, str(offer.takes))
         yield next_step(*program(), *words, where="to take another one")
 
@@ -85,7 +85,7 @@ def offer_lines(house: Path, offered: Iterable[Override]) -> Iterator[Shown]:
 def override_lines(overrides: Iterable[Override]) -> Iterator[Shown]:
     """Yield what is recorded, and what that means for an installation."""
     for override in overrides:
-        yield show.word("override") + str(override)
+        yield lead_word("override") + str(override)
     if overrides:
         yield style("  install with --no-deps; `pip check` names it", dim=True)
 
@@ -94,7 +94,7 @@ def _report(house: Path, what: str, override: Override, *, as_json: bool) -> Non
     if as_json:
         print_json({"dir": str(house), "state": what, "override": override.fields()})
         return
-    say(show.GOOD + f"{house}: {what}: {override}")
+    say(GOOD + f"{house}: {what}: {override}")
     echo(_next(house, override, taken=what != "lifted"))
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from patchkit.cli import complete, show
+from patchkit.cli import complete
 from patchkit.cli.options import (
     NOT_SANDBOXED,
     Selection,
@@ -20,7 +20,9 @@ from patchkit.cli.options import (
 )
 from patchkit.cli.out import Shown, echo, print_json, record_fields, shown, style, table, tell
 from patchkit.cli.patch.archs import STYLES
+from patchkit.cli.patch.verdict_view import proof_lines, verdict_fields, verdict_lines
 from patchkit.cli.progress import progress
+from patchkit.cli.render import GOOD, lead_word, verbose_option
 from patchkit.cli.wheel.build_options import cpu_option, house_option, installing
 from patchkit.cli.wheel.inspect_view import for_any_python
 from patchkit.patching.fix import State
@@ -59,7 +61,7 @@ _USES: Mapping[Use, Mapping[str, Any]] = {
 @click.option("--offline", is_flag=True, help="Use only what is in the cache.")
 @trust_source
 @house_option
-@show.verbose
+@verbose_option
 @as_json
 def command(
     wheel: str,
@@ -113,11 +115,11 @@ def _lines(done: Repacked, target: Target, seconds: float, *, verbose: bool) -> 
     yield named + f"  {done.source['file']} ({known})  →  {target.title}"
     yield from _libraries(done.libraries, verbose=verbose)
     applied = [verdict for verdict in done.outcome.verdicts if verdict.state is State.APPLIED]
-    yield from show.verdict_lines(applied, verbose=verbose)
-    yield from show.proof_lines(done.outcome.proofs, verbose=verbose)
-    yield from (show.word("note") + note for note in done.notes)
+    yield from verdict_lines(applied, verbose=verbose)
+    yield from proof_lines(done.outcome.proofs, verbose=verbose)
+    yield from (lead_word("note") + note for note in done.notes)
     what = f"{done.wheel}  {done.size / 1e6:.1f} MB, {seconds:.0f} s"
-    yield show.GOOD + what if done.fresh else shown(f"nothing to do, it is there already: {what}")
+    yield GOOD + what if done.fresh else shown(f"nothing to do, it is there already: {what}")
     yield from installing(done.wheel, done.facts)
 
 
@@ -151,7 +153,7 @@ def _fields(done: Repacked, seconds: float) -> dict[str, Any]:
     return {
         **record_fields(done, "version", "outcome", "libraries"),
         "libraries": [_library_fields(library) for library in done.libraries],
-        "fixes": [show.verdict_fields(verdict) for verdict in done.outcome.verdicts],
+        "fixes": [verdict_fields(verdict) for verdict in done.outcome.verdicts],
         "proofs": list(done.outcome.proofs),
         "seconds": round(seconds, 1),
     }

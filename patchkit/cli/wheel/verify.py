@@ -7,10 +7,10 @@ from pathlib import Path
 
 import click
 
-from patchkit.cli import show
 from patchkit.cli.next_step import program, spelled
 from patchkit.cli.options import as_json
 from patchkit.cli.out import echo, print_json, record_fields, style, tell
+from patchkit.cli.render import BAD, GOOD, lead_word
 from patchkit.cli.wheel.inspect_view import finding_fields
 from patchkit.cli.wheel.override import offer_lines, override_fields, override_lines
 from patchkit.errors import UsageError
@@ -105,12 +105,12 @@ def lines(house: Path, done: Verified, signed: Signed | None = None) -> Iterator
     yield from override_lines(done.overrides)
     yield from offer_lines(house, done.offers)
     if signed:
-        yield show.GOOD + f"signed by {signed.signer}, key {signed.key}"
+        yield GOOD + f"signed by {signed.signer}, key {signed.key}"
     if not done.findings:
-        yield show.GOOD + f"{house}: {_counted(done)}, all as listed"
+        yield GOOD + f"{house}: {_counted(done)}, all as listed"
     if done.unmet:
         yield (
-            show.word("note")
+            lead_word("note")
             + f"not here, and not checked: {', '.join(done.unmet)} and what those need. pip takes "
             + "them from an index; this locks them for every node: "
             + f"`{quoted(*program(), 'wheelhouse', 'fill', '--dir', house)}`"
@@ -118,12 +118,12 @@ def lines(house: Path, done: Verified, signed: Signed | None = None) -> Iterator
     if not done.findings and not signed:
         said = "consistent in itself; only a signature says who made it: "
         check_signature = f"`{quoted(*program(), 'verify', house, '--signers', 'FILE')}`"
-        yield show.word("note") + said + check_signature
+        yield lead_word("note") + said + check_signature
     groups: dict[tuple[str, str, str], list[str]] = {}
     for each in done.findings:
         groups.setdefault((each.where, each.why, each.hint), []).append(each.what)
     for (filename, why, hint), whats in groups.items():
-        yield show.BAD + style(filename, bold=True)
+        yield BAD + style(filename, bold=True)
         yield from (f"  {each}" for each in whats)
         if why:
             yield f"  why: {why}"

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import click
 
-from patchkit.cli import show
 from patchkit.cli.alive import unwatched
 from patchkit.cli.next_step import next_step, pip, program
 from patchkit.cli.options import Renamed, as_json
 from patchkit.cli.out import LaidOut, echo, print_json, record_fields, say, style, table, tell
 from patchkit.cli.progress import progress
+from patchkit.cli.render import GOOD, verbose_option
 from patchkit.cli.wheel import override
 from patchkit.cli.wheel.verify import run_verify, trust_options
 from patchkit.elf import by_version
@@ -57,7 +57,7 @@ command.add_command(override.command)
 
 @command.command("list")
 @_folder
-@show.verbose
+@verbose_option
 @as_json
 def list_wheels(house: Path, *, verbose: bool, as_json: bool) -> None:
     """List the wheels that were made here; -v also what fill brought."""
@@ -134,7 +134,7 @@ def sign_wheels(house: Path, *, key: Path | None, as_json: bool) -> None:
     if as_json:
         print_json({"dir": str(house), **record_fields(signed)})
         return
-    say(show.GOOD + f"{house}: signed with the key {signed.key}")
+    say(GOOD + f"{house}: signed with the key {signed.key}")
     say(next_step(*program(), "verify", house, "--signers", "FILE", where="where it is used"))
 
 
@@ -206,7 +206,7 @@ def prune_wheels(
 )
 @click.option("--offline", is_flag=True, help="Use only --find-links and the wheelhouse itself.")
 @click.option("--lock-only", is_flag=True, help="Lock only; the nodes download.")
-@show.verbose
+@verbose_option
 @as_json
 def fill_wheels(
     house: Path,
