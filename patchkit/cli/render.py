@@ -109,7 +109,7 @@ def print_block(block: str | Finding | Data) -> None:
     if isinstance(block, Data):
         data(block.text)
     elif isinstance(block, Finding):
-        for line in finding_block([block]):
+        for line in finding_blocks([block]):
             say(line)
     else:
         say(block)
@@ -162,31 +162,35 @@ def gigabytes(size: float) -> str:
 
 
 def finding_lines(findings: Sequence[Finding], *, verbose: bool) -> Iterator[Shown]:
-    """Yield errors and warnings whole, then how many other findings there are; or all of them.
-
-    Findings of one place, for the same reason and with the same cure, are one.
-    """
+    """Yield errors and warnings whole, then how many other findings there are; or all of them."""
     levels = (Level.ERROR, Level.WARNING, *((Level.NOTE,) if verbose else ()))
-    alike: dict[tuple[str, ...], list[Finding]] = {}
-    for finding in findings:
-        if finding.level in levels:
-            key = (finding.level, finding.where, str(finding.line), finding.why, finding.hint)
-            alike.setdefault(key, []).append(finding)
-    for group in alike.values():
-        yield from finding_block(group, verbose=verbose)
+    yield from finding_blocks((it for it in findings if it.level in levels), verbose=verbose)
     yield from _checked_lines(findings if verbose else filter(_is_gpu_unchecked, findings))
     yield finding_summary(findings)
 
 
-def finding_block(group: Sequence[Finding], *, verbose: bool = False) -> Iterator[Shown]:
+def finding_blocks(findings: Iterable[Finding], *, verbose: bool = False) -> Iterator[Shown]:
+    """Yield each finding whole; those of one place, reason and cure are one."""
+    alike: dict[tuple[str, ...], list[Finding]] = {}
+    for finding in findings:
+        place = f"{finding.where}:{finding.line}" if finding.where else finding.what
+        key = (finding.level, place, finding.why, finding.hint)
+        alike.setdefault(key, []).append(finding)
+    for group in alike.values():
+        yield from _finding_block(group, verbose=verbose)
+
+
+def _finding_block(group: Sequence[Finding], *, verbose: bool) -> Iterator[Shown]:
     """Yield what is wrong in one place, why, and what to do."""
     first = group[0]
     mark, how = _MARKS[first.level]
     where = f"{first.where}:{first.line}" if first.line else first.where
     whats = [f"{it.about}: {it.what}" if it.about else it.what for it in group]
-    head = style(mark, **how) + " " + style(where, bold=True)
-    yield head + (f"  {whats[0]}" if len(whats) == 1 else "")
-    if len(whats) > 1:
+    head = style(mark, **how) + " " + (style(where, bold=True) if where else "")
+    if len(whats) == 1:
+        yield head + ("  " if where else "") + whats[0]
+    else:
+        yield head
         yield from (Shown("  ") + what for what in whats)
     yield from _labelled_lines("why", first.why)
     if first.sure and (verbose or first.level is Level.ERROR):

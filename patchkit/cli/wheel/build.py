@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import platform
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
 
 from patchkit.cli import complete
-from patchkit.cli.options import as_json, find_target
-from patchkit.cli.out import print_json, style, tell
+from patchkit.cli.options import find_target
+from patchkit.cli.out import style, tell
 from patchkit.cli.progress import in_tenths, progress
-from patchkit.cli.render import lead_word
+from patchkit.cli.render import Block, Record, lead_word, rendered
 from patchkit.cli.wheel.build_options import (
     Placed,
+    built_lines,
     chosen_jobs,
     compilers,
     cpu_option,
@@ -23,9 +25,8 @@ from patchkit.cli.wheel.build_options import (
     house_option,
     jobs_option,
     place_wheel,
-    print_built,
+    plan_blocks,
     reduced,
-    show_plan,
 )
 from patchkit.cli.wheel.build_vllm import command as vllm
 from patchkit.errors import UsageError
@@ -96,7 +97,7 @@ command.add_command(vllm, "vllm")
 @click.option("--offline", is_flag=True, help="Use only what is in the cache.")
 @house_option
 @dry_run_option
-@as_json
+@rendered
 def nccl(
     version: str | None,
     source: str | None,
@@ -110,8 +111,7 @@ def nccl(
     offline: bool,
     house: Path,
     dry_run: bool,
-    as_json: bool,
-) -> None:
+) -> Iterator[Block]:
     """Build libnccl for one device: the wheel replaces stock's nvidia-nccl-cu13."""
     require_build()
     began = time.monotonic()
@@ -131,7 +131,7 @@ def nccl(
     )
     number = chosen_jobs(jobs, JOB_MEMORY)
     if dry_run:
-        show_plan(plan, number, as_json=as_json)
+        yield from plan_blocks(plan, number)
         return
     plan.require()
     with progress() as report:
@@ -160,10 +160,8 @@ def nccl(
     with progress("objects") as report:
         built = build_nccl(order, in_tenths(report("compiling"), "compiled objects:"))
     placed = place_wheel(built, house, began)
-    if as_json:
-        print_json(placed.fields())
-    else:
-        _show(order, built, placed)
+    yield Record(placed.fields())
+    yield from _built_lines(order, built, placed)
 
 
 def _spec(version: str | None, source: str | None, house: Path) -> str:
@@ -182,7 +180,7 @@ def _spec(version: str | None, source: str | None, house: Path) -> str:
     return f"nccl=={version}"
 
 
-def _show(order: NcclOrder, built: BuiltWheel, placed: Placed) -> None:
+def _built_lines(order: NcclOrder, built: BuiltWheel, placed: Placed) -> Iterator[str]:
     tools = order.toolchain
     across = f" on {platform.machine()}" if platform.machine() != tools.machine else ""
     origin = order.origin.identity.partition(":")[0]
@@ -205,4 +203,4 @@ def _show(order: NcclOrder, built: BuiltWheel, placed: Placed) -> None:
         is_nccl(each.takes.project) for each in load_manifest(placed.wheel.parent).overrides
     )
     options = ["--no-deps"] if overridden else []
-    print_built(title, lines, [*reduced(order.functions), *known], placed, options)
+    yield from built_lines(title, lines, [*reduced(order.functions), *known], placed, options)

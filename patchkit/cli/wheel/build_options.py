@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -12,8 +12,8 @@ import click
 
 from patchkit.cli.next_step import install
 from patchkit.cli.options import Renamed
-from patchkit.cli.out import Shown, echo, print_json, say, style, table, tell
-from patchkit.cli.render import GOOD, lead_word
+from patchkit.cli.out import Shown, record_fields, style, table, tell
+from patchkit.cli.render import GOOD, Block, ExitCode, Record, finding_blocks, lead_word
 from patchkit.finding import worst
 from patchkit.target import targets
 from patchkit.wheel.build.machine import Jobs, jobs_for
@@ -51,32 +51,25 @@ dry_run_option = click.option(
 )
 
 
-def show_plan(plan: BuildPlan, jobs: Jobs, *, as_json: bool) -> None:
-    """Print a plan, and exit with the code of what is missing."""
-    if as_json:
-        fields = asdict(replace(plan, missing=()))
-        missing = [each.fields() for each in plan.missing]
-        print_json({"dry_run": True, **fields, "missing": missing, "jobs": jobs.number})
-    else:
-        say(style(plan.title, bold=True) + f", with {jobs.number} jobs ({jobs.reason})")
-        rows = [
-            (
-                style("there", fg="green") if each.there else "fetch",
-                each.name,
-                f"{each.size / 1e6:,.1f} MB" if each.size else "",
-            )
-            for each in plan.fetches
-        ]
-        echo(table(rows, indent="  "))
-        if size := sum(each.size for each in plan.fetches if not each.there):
-            say(f"to fetch: {size / 1e6:,.0f} MB where the size is locked, and the rest")
-        echo(plan.compiles)
-        for each in plan.missing:
-            say(style("✗", fg="red") + f" {each.what}")
-            say(f"  next:  {each.hint}")
-        say("dry run: nothing was compiled" if plan.missing else GOOD + "it could start")
-    if code := worst(plan.missing):
-        raise SystemExit(code)
+def plan_blocks(plan: BuildPlan, jobs: Jobs) -> Iterator[Block]:
+    """Yield a plan, and the exit code of what is missing."""
+    yield Record({"dry_run": True, **record_fields(plan), "jobs": jobs.number})
+    yield style(plan.title, bold=True) + f", with {jobs.number} jobs ({jobs.reason})"
+    rows = [
+        (
+            style("there", fg="green") if file.there else "fetch",
+            file.name,
+            f"{file.size / 1e6:,.1f} MB" if file.size else "",
+        )
+        for file in plan.fetches
+    ]
+    yield from table(rows, indent="  ")
+    if size := sum(file.size for file in plan.fetches if not file.there):
+        yield f"to fetch: {size / 1e6:,.0f} MB where the size is locked, and the rest"
+    yield from plan.compiles
+    yield from finding_blocks(plan.missing)
+    yield "dry run: nothing was compiled" if plan.missing else GOOD + "it could start"
+    yield ExitCode(worst(plan.missing))
 
 
 def cpu_option(default: str, *former: str) -> Callable[[F], F]:
@@ -127,16 +120,18 @@ def compilers(tools: Toolchain) -> str:
     return f"nvcc {tools.cuda}{' (locked)' if tools.locked else ''}, {tools.compiler}"
 
 
-def print_built(
+def built_lines(
     title: str,
     lines: Iterable[str],
     notes: Iterable[str],
     placed: Placed,
     options: Sequence[str] = (),
-) -> None:
-    """Print a title, what was proved, notes, and the next command, with more ``options`` of pip."""
-    echo([title, *(GOOD + line for line in (*lines, placed.line)), *notes])
-    echo(installing(placed.wheel, placed.built.facts, options))
+) -> Iterator[str]:
+    """Yield a title, what was proved, notes, and the next command, with more ``options`` of pip."""
+    yield title
+    yield from (GOOD + line for line in (*lines, placed.line))
+    yield from notes
+    yield from installing(placed.wheel, placed.built.facts, options)
 
 
 def installing(

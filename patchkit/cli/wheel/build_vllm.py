@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,11 +12,13 @@ from typing import Any
 import click
 
 from patchkit.cli import complete
-from patchkit.cli.options import Selection, as_json, request_options
-from patchkit.cli.out import print_json, style, tell
+from patchkit.cli.options import Selection, request_options
+from patchkit.cli.out import style, tell
 from patchkit.cli.progress import in_tenths, progress
+from patchkit.cli.render import Block, Record, rendered
 from patchkit.cli.wheel.build_options import (
     Placed,
+    built_lines,
     chosen_jobs,
     compilers,
     cpu_option,
@@ -25,9 +27,8 @@ from patchkit.cli.wheel.build_options import (
     house_option,
     jobs_option,
     place_wheel,
-    print_built,
+    plan_blocks,
     reduced,
-    show_plan,
 )
 from patchkit.errors import UsageError
 from patchkit.extras import require_build
@@ -107,8 +108,8 @@ For an H200, to test there:
 @click.option("--offline", is_flag=True, help="Use only what is in caches and mirrors.")
 @house_option
 @dry_run_option
-@as_json
-def command(selection: Selection, *, as_json: bool, **chosen: Any) -> None:
+@rendered
+def command(selection: Selection, **chosen: Any) -> Iterator[Block]:
     """Build vLLM for one device from its sources; `patchkit repack` takes seconds instead."""
     require_build()
     began = time.monotonic()
@@ -144,7 +145,7 @@ def command(selection: Selection, *, as_json: bool, **chosen: Any) -> None:
     for note in left_out_parts(found.source.needs):
         tell(note)
     if options.dry_run:
-        show_plan(plan, number, as_json=as_json)
+        yield from plan_blocks(plan, number)
         return
     order = _order(options, request, found, toolchain, number.number)
     # Space and rights are checked before the build, not when it is done.
@@ -153,11 +154,9 @@ def command(selection: Selection, *, as_json: bool, **chosen: Any) -> None:
     with progress("steps") as report:
         built = build_vllm(order, lambda task: in_tenths(report(task), f"{task}:"))
     placed = place_wheel(built, options.house, began)
-    if as_json:
-        more = {"proofs": list(built.proofs), "circumstances": list(built.circumstances)}
-        print_json(placed.fields() | more)
-    else:
-        _show(order, built, placed)
+    more = {"proofs": built.proofs, "circumstances": built.circumstances}
+    yield Record(placed.fields() | more)
+    yield from _built_lines(order, built, placed)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -318,7 +317,7 @@ def _foretell(order: VllmOrder, jobs: Jobs, idle: Mapping[str, str]) -> None:
         tell(network())
 
 
-def _show(order: VllmOrder, built: BuiltWheel, placed: Placed) -> None:
+def _built_lines(order: VllmOrder, built: BuiltWheel, placed: Placed) -> Iterator[str]:
     target, archs = order.request.target, built.facts["archs"]
     title = style(f"vllm {order.version}", bold=True)
     across = f" on {platform.machine()}" if order.across else ""
@@ -330,4 +329,4 @@ def _show(order: VllmOrder, built: BuiltWheel, placed: Placed) -> None:
         *built.circumstances,
         *built.proofs,
     ]
-    print_built(title, lines, reduced(order.extensions), placed)
+    yield from built_lines(title, lines, reduced(order.extensions), placed)

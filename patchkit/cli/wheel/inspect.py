@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
 
 from patchkit.cli import complete
-from patchkit.cli.out import as_json, print_json, record_fields, say, style
+from patchkit.cli.out import style
+from patchkit.cli.render import Block, Record, lead_word, rendered
 from patchkit.errors import UsageError
 from patchkit.extras import require_base
-from patchkit.runtime.python.libnccl import Answer, NcclCopy, loaded
-from patchkit.runtime.python.startup import Choice
+from patchkit.runtime.python.libnccl import Answer, loaded
 
 
 @click.command()
@@ -37,10 +38,10 @@ from patchkit.runtime.python.startup import Choice
     metavar="EXE",
     help="With --loaded: the Python that has torch.",
 )
-@as_json
+@rendered
 def command(
-    file: Path | None, *, name: str, codes: bool, of_python: bool, python: str, as_json: bool
-) -> None:
+    file: Path | None, *, name: str, codes: bool, of_python: bool, python: str
+) -> Iterator[Block]:
     """Show which device code a shared library or a wheel holds, and how it loads on a device.
 
     It loads as exact, family, compatible, jit (from PTX) or none, by NVIDIA's rules; no GPU and no
@@ -52,42 +53,33 @@ def command(
     if (file is None) != of_python:
         raise UsageError("name a FILE, or say --loaded", hint="patchkit inspect --help")
     if file is None:
-        _show_loaded(python, as_json=as_json)
+        yield from _loaded_blocks(loaded(python, os.environ))
         return
     require_base()
-    from patchkit.cli.wheel.inspect_view import show_file  # --loaded does without what that needs
+    from patchkit.cli.wheel.inspect_view import (
+        inspected_blocks,  # --loaded does without what that needs
+    )
 
-    show_file(file, name, codes=codes, as_json=as_json)
+    yield from inspected_blocks(file, name, codes=codes)
 
 
-def _show_loaded(python: str, *, as_json: bool) -> None:
-    """Print which libnccl torch and vLLM would load in a Python, with the variables of now."""
-    answer = loaded(python, os.environ)
-    if as_json:
-        print_json(record_fields(answer))
-        return
+def _loaded_blocks(answer: Answer) -> Iterator[Block]:
+    """Yield which libnccl torch and vLLM would load in a Python, with the variables of now."""
+    yield Record(answer)
     vllm = f"vLLM {answer.vllm_version}" if answer.vllm_version else "no vLLM"
     torch = f"torch {answer.torch_version or 'of no package'}"
-    say(style(f"{answer.python}: {torch}, {vllm}", bold=True))
-    _say_choice("torch", answer.torch, answer)
-    _say_choice("vLLM", answer.vllm, answer)
+    yield style(f"{answer.python}: {torch}, {vllm}", bold=True)
+    copies = {copy.path: copy for copy in answer.copies}
+    for who, choice in (("torch", answer.torch), ("vLLM ", answer.vllm)):
+        copy = copies.get(choice.path or "")
+        taken = f"{copy.version} {copy.path}" if copy else "none"
+        yield f"{who} takes " + style(taken, fg="green" if copy else "red") + f": {choice.why}"
     for copy in answer.copies:
-        say(style(copy.path, dim=None if copy.mapped else True))
-        say(style(f"  {_facts(copy)}", dim=True))
-    for warning in answer.warnings:
-        say(style("warning ", fg="yellow") + warning)
-    for note in answer.notes:
-        say(style("note ", fg="yellow") + note)
-
-
-def _say_choice(who: str, choice: Choice, answer: Answer) -> None:
-    copy = next((each for each in answer.copies if each.path == choice.path), None)
-    taken = style(f"{copy.version} {copy.path}", fg="green") if copy else style("none", fg="red")
-    say(f"{who:5} takes " + taken + f": {choice.why}")
-
-
-def _facts(copy: NcclCopy) -> str:
-    package = " and ".join(map(str, copy.owners)) or "no package"
-    mapped = "mapped" if copy.mapped else "not mapped"
-    version = copy.version or "unknown version"
-    return f"{version}, {package}, sha256 {copy.sha256[:16]}, {mapped}: {copy.found}"
+        yield style(copy.path, dim=None if copy.mapped else True)
+        package = " and ".join(map(str, copy.owners)) or "no package"
+        mapped = "mapped" if copy.mapped else "not mapped"
+        version = copy.version or "unknown version"
+        hashed = f"{version}, {package}, sha256 {copy.sha256[:16]}"
+        yield style(f"  {hashed}, {mapped}: {copy.found}", dim=True)
+    yield from (lead_word("warning") + warning for warning in answer.warnings)
+    yield from (lead_word("note") + note for note in answer.notes)

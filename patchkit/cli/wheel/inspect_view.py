@@ -9,11 +9,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from patchkit.cli.next_step import spelled
 from patchkit.cli.options import find_target
-from patchkit.cli.out import Shown, echo, print_json, record_fields, say, shown, style, table
+from patchkit.cli.out import Shown, record_fields, shown, style, table
 from patchkit.cli.patch.archs import STYLES
-from patchkit.cli.render import lead_word
+from patchkit.cli.render import Block, Record, fact_lines, finding_blocks
 from patchkit.finding import Finding
 from patchkit.target import Load, Target
 from patchkit.wheel.device.inspect import (
@@ -49,8 +48,8 @@ _PYTHON = re.compile(r"\.cpython-3(\d+)-")
 _FAMILIES = ("GLIBC", "GLIBCXX", "CXXABI")
 
 
-def show_file(file: Path, target_name: str, *, codes: bool, as_json: bool) -> None:
-    """Print what a library or a wheel holds; ``codes`` also for each library of a wheel."""
+def inspected_blocks(file: Path, target_name: str, *, codes: bool) -> Iterator[Block]:
+    """Yield what a library or a wheel holds; ``codes`` also for each library of a wheel."""
     target = find_target(target_name)
     metadata: WheelMetadata | None = None
     judged: tuple[Judged, ...] = ()
@@ -64,76 +63,50 @@ def show_file(file: Path, target_name: str, *, codes: bool, as_json: bool) -> No
         found = *check_wheel(metadata, binaries), *missed(metadata.name.version, judged, target)
     else:
         binaries = inspect_file(file)
-    uses = {each.name: each.use.value for each in judged}
-    if as_json:
-        print_json(
-            {
-                "file": str(file),
-                "target": target.name,
-                "wheel": _wheel_fields(metadata, binaries) if metadata else None,
-                "binaries": [
-                    {**_binary_fields(binary, target), "use": uses.get(binary.name)}
-                    for binary in binaries
-                ],
-                "findings": [finding_fields(each) for each in found],
-            }
-        )
-        return
+    uses = {library.name: library.use.value for library in judged}
+    yield Record(
+        {
+            "file": file,
+            "target": target.name,
+            "wheel": _wheel_fields(metadata, binaries) if metadata else None,
+            "binaries": [
+                {**_binary_fields(binary, target), "use": uses.get(binary.name)}
+                for binary in binaries
+            ],
+            "findings": found,
+        }
+    )
     if metadata:
-        echo(_wheel_lines(metadata, binaries, uses, target))
-        echo([*_finding_lines(found), ""])
+        yield from _wheel_lines(metadata, binaries, uses, target)
+        yield from finding_blocks(found)
+        yield ""
     # One library is shown whole; of many the table is enough.
     for binary in binaries if codes or len(binaries) == 1 else ():
-        _print_library(binary, target)
+        yield from _library_lines(binary, target)
 
 
 def _wheel_lines(
     wheel: WheelMetadata, binaries: Sequence[Binary], uses: Mapping[str, str], target: Target
 ) -> Iterator[str]:
     yield style(wheel.name.filename, bold=True)
-    facts = [(style(label, dim=True), value) for label, value in _wheel_facts(wheel, binaries)]
-    yield from table(facts, indent="  ")
+    yield from fact_lines(_wheel_facts(wheel, binaries))
     if len(binaries) > 1:
         yield ""
         yield from _library_rows(binaries, uses, target)
         yield _summary(binaries, target)
 
 
-def _finding_lines(found: Sequence[Finding]) -> Iterator[str]:
-    for each in found:
-        yield lead_word("!") + style(each.where, bold=True) + f": {each.what}"
-        for label, words in (("why", each.why), ("next", spelled(each.hint))):
-            if words:
-                yield style(f"    {label}: {words}", dim=True)
-
-
-def finding_fields(found: Finding) -> dict[str, Any]:
-    """Return a finding about a wheel as `verify` and `inspect` print it."""
-    return {
-        "filename": found.where,
-        "what": found.what,
-        "why": found.why or None,
-        "next": found.hint,
-        "exit_code": found.kind.exit_code,
-    }
-
-
-def _wheel_facts(wheel: WheelMetadata, binaries: Sequence[Binary]) -> Iterator[tuple[str, str]]:
+def _wheel_facts(wheel: WheelMetadata, binaries: Sequence[Binary]) -> Iterator[tuple[str, object]]:
+    facts, promised = wheel.facts, promised_glibc(wheel.name.tag)
     yield "tag", wheel.name.tag
-    if wheel.requires_python:
-        yield "Python", wheel.requires_python
-    if pins := wheel.decisive_pins:
-        yield "pins", ", ".join(f"{name}=={version}" for name, version in pins.items())
-    promised = promised_glibc(wheel.name.tag)
+    yield "Python", wheel.requires_python
+    yield "pins", [f"{name}=={version}" for name, version in wheel.decisive_pins.items()]
     lowest = ", ".join(floor(binaries).values())
     yield "at least", lowest + (f"; its name promises glibc {promised}" if promised else "")
-    for sbom in wheel.sboms:
-        yield "SBOM", sbom
-    facts = wheel.facts
-    said = [f"{name} {facts[name]}" for name in _SHOWN_FACTS if facts.get(name)]
-    yield "patchkit", ", ".join(said) or "did not make it"
-    if fixes := facts.get("fixes"):
-        yield "fixes", ", ".join(map(str, fixes))
+    yield from (("SBOM", sbom) for sbom in wheel.sboms)
+    made = [f"{name} {facts[name]}" for name in _SHOWN_FACTS if facts.get(name)]
+    yield "patchkit", made or "did not make it"
+    yield "fixes", facts.get("fixes")
 
 
 def _library_rows(
@@ -216,18 +189,25 @@ def for_any_python(name: str) -> str:
     return _PYTHON.sub(".cpython-3*-", name)
 
 
-def _print_library(binary: Binary, target: Target) -> None:
-    """Print everything about one library."""
-    say(style(binary.name, bold=True) + f"  {binary.size:,} bytes")
-    echo(
-        table(
-            ((style(label, dim=True), value) for label, value in _library_facts(binary)),
-            indent="  ",
-        )
+def _library_lines(binary: Binary, target: Target) -> Iterator[str]:
+    """Yield everything about one library."""
+    library = binary.library
+    yield style(binary.name, bold=True) + f"  {binary.size:,} bytes"
+    yield from fact_lines(
+        {
+            "machine": library.machine,
+            "soname": library.soname,
+            "needs": library.needed or "nothing",
+            "rpath": ":".join(library.rpath),
+            "runpath": ":".join(library.runpath),
+            "at least": list(filter(None, map(library.highest, _FAMILIES))),
+            "build id": library.build_id,
+            "sha256": binary.sha256,
+        }
     )
     if binary.codes:
-        echo(_code_rows(binary, target))
-    say(style(f"  {_conclusion(binary, target)}", **STYLES[binary.load(target)]))
+        yield from _code_rows(binary, target)
+    yield style(f"  {_conclusion(binary, target)}", **STYLES[binary.load(target)])
 
 
 def _conclusion(binary: Binary, target: Target) -> str:
@@ -249,22 +229,6 @@ def _conclusion(binary: Binary, target: Target) -> str:
     if len(loads) > 1:
         sentence += f"; of {loads.total()} fat binaries, {_count_loads(loads)}"
     return sentence
-
-
-def _library_facts(binary: Binary) -> Iterator[tuple[str, str]]:
-    library = binary.library
-    yield "machine", library.machine
-    if library.soname:
-        yield "soname", library.soname
-    yield "needs", ", ".join(library.needed) or "nothing"
-    for label, folders in (("rpath", library.rpath), ("runpath", library.runpath)):
-        if folders:
-            yield label, ":".join(folders)
-    if highest := list(filter(None, map(library.highest, _FAMILIES))):
-        yield "at least", ", ".join(highest)
-    if library.build_id:
-        yield "build id", library.build_id
-    yield "sha256", binary.sha256
 
 
 def _code_rows(binary: Binary, target: Target) -> Sequence[Shown]:

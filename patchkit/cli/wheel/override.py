@@ -9,9 +9,8 @@ from typing import Any
 import click
 
 from patchkit.cli.next_step import next_step, program
-from patchkit.cli.options import as_json
-from patchkit.cli.out import Shown, echo, print_json, say, style
-from patchkit.cli.render import GOOD, lead_word
+from patchkit.cli.out import Shown, style
+from patchkit.cli.render import GOOD, Block, Record, lead_word, rendered
 from patchkit.errors import UsageError
 from patchkit.versions import named_pin
 from patchkit.wheel.wheelhouse.contents import load_manifest
@@ -47,10 +46,8 @@ Which there are, and which known bugs suggest; take one back:
     show_default=True,
     help="The wheelhouse.",
 )
-@as_json
-def command(
-    pin: str | None, *, reason: str, remove: str | None, house: Path, as_json: bool
-) -> None:
+@rendered
+def command(pin: str | None, *, reason: str, remove: str | None, house: Path) -> Iterator[Block]:
     """Take another version than a wheel pins, on the record; without one, list what is recorded.
 
     The override stands in the manifest: what is replaced, by what, why, and on whose word. build,
@@ -63,15 +60,20 @@ def command(
         raise UsageError("--reason is for a pin", hint="name it: PROJECT==VERSION")
     load_manifest(house)  # there is one, and no change of it is unfinished
     if remove:
-        _report(house, "lifted", lift_override(house, remove), as_json=as_json)
+        yield from _changed_blocks(house, "lifted", lift_override(house, remove))
     elif pin:
-        override = choose_override(
-            house, named_pin(pin, "for example nvidia-nccl-cu13==2.30.7"), reason
-        )
+        exact = named_pin(pin, "for example nvidia-nccl-cu13==2.30.7")
+        override = choose_override(house, exact, reason)
         what = "recorded" if record_override(house, override) else "recorded already"
-        _report(house, what, override, as_json=as_json)
+        yield from _changed_blocks(house, what, override)
     else:
-        _list(house, as_json=as_json)
+        overrides = load_manifest(house).overrides
+        offers = known_overrides(pins_in(house), overrides)
+        yield Record({"dir": house, **override_fields(overrides, offers)})
+        yield from override_lines(overrides)
+        yield from offer_lines(house, offers)
+        if not overrides:
+            yield f"{house}: no overrides"
 
 
 def offer_lines(house: Path, offered: Iterable[Override]) -> Iterator[Shown]:
@@ -90,16 +92,11 @@ def override_lines(overrides: Iterable[Override]) -> Iterator[Shown]:
         yield style("  install with --no-deps; `pip check` names it", dim=True)
 
 
-def _report(house: Path, what: str, override: Override, *, as_json: bool) -> None:
-    if as_json:
-        print_json({"dir": str(house), "state": what, "override": override.fields()})
-        return
-    say(GOOD + f"{house}: {what}: {override}")
-    echo(_next(house, override, taken=what != "lifted"))
-
-
-def _next(house: Path, override: Override, *, taken: bool) -> Iterator[Shown]:
-    """Yield the commands after which the wheelhouse is what the overrides say."""
+def _changed_blocks(house: Path, state: str, override: Override) -> Iterator[Block]:
+    """Yield what was done, and the commands after which the wheelhouse is what overrides say."""
+    yield Record({"dir": house, "state": state, "override": override.fields()})
+    yield GOOD + f"{house}: {state}: {override}"
+    taken = state != "lifted"
     listed, project = load_manifest(house).wheels, override.takes.project
     there = [entry for entry in listed if entry.name.project == project]
     # What met the override is not what the pin asks for, and the other way round.
@@ -113,18 +110,6 @@ def _next(house: Path, override: Override, *, taken: bool) -> Iterator[Shown]:
         steps.append(("wheelhouse", "fill", "--dir", house))
     for step in steps or [("verify", house)]:
         yield next_step(*program(), *step)
-
-
-def _list(house: Path, *, as_json: bool) -> None:
-    overrides = load_manifest(house).overrides
-    offered = known_overrides(pins_in(house), overrides)
-    if as_json:
-        print_json({"dir": str(house), **override_fields(overrides, offered)})
-        return
-    echo(override_lines(overrides))
-    echo(offer_lines(house, offered))
-    if not overrides:
-        say(f"{house}: no overrides")
 
 
 def override_fields(overrides: Iterable[Override], offered: Iterable[Override]) -> dict[str, Any]:

@@ -13,16 +13,15 @@ from patchkit.cli import complete
 from patchkit.cli.options import (
     NOT_SANDBOXED,
     Selection,
-    as_json,
     may_run,
     request_options,
     trust_source,
 )
-from patchkit.cli.out import Shown, echo, print_json, record_fields, shown, style, table, tell
+from patchkit.cli.out import Shown, record_fields, style, table, tell
 from patchkit.cli.patch.archs import STYLES
 from patchkit.cli.patch.verdict_view import proof_lines, verdict_fields, verdict_lines
 from patchkit.cli.progress import progress
-from patchkit.cli.render import GOOD, lead_word, verbose_option
+from patchkit.cli.render import GOOD, Block, Record, lead_word, rendered, verbose_option
 from patchkit.cli.wheel.build_options import cpu_option, house_option, installing
 from patchkit.cli.wheel.inspect_view import for_any_python
 from patchkit.patching.fix import State
@@ -62,7 +61,7 @@ _USES: Mapping[Use, Mapping[str, Any]] = {
 @trust_source
 @house_option
 @verbose_option
-@as_json
+@rendered
 def command(
     wheel: str,
     cpu: str | None,
@@ -72,8 +71,7 @@ def command(
     trusted: bool,
     house: Path,
     verbose: bool,
-    as_json: bool,
-) -> None:
+) -> Iterator[Block]:
     """Repack upstream's wheel with the fixes that are Python or data, under a version of its own.
 
     Its kernels stay as they are; whether they load on the device is checked first. If they do not,
@@ -103,13 +101,13 @@ def command(
             sandboxed=may_run(locked=origin.locked, trusted=trusted),
         )
     seconds = time.monotonic() - began
-    if as_json:
-        print_json(_fields(done, seconds))
-    else:
-        echo(_lines(done, selection.request().target, seconds, verbose=verbose))
+    yield Record(_repacked_fields(done, seconds))
+    yield from _repacked_lines(done, request.target, seconds, verbose=verbose)
 
 
-def _lines(done: Repacked, target: Target, seconds: float, *, verbose: bool) -> Iterator[str]:
+def _repacked_lines(
+    done: Repacked, target: Target, seconds: float, *, verbose: bool
+) -> Iterator[str]:
     known = "upstream's" if done.source["upstream"] else "not upstream's"
     named = style(f"vllm {done.version}", bold=True)
     yield named + f"  {done.source['file']} ({known})  →  {target.title}"
@@ -119,7 +117,7 @@ def _lines(done: Repacked, target: Target, seconds: float, *, verbose: bool) -> 
     yield from proof_lines(done.outcome.proofs, verbose=verbose)
     yield from (lead_word("note") + note for note in done.notes)
     what = f"{done.wheel}  {done.size / 1e6:.1f} MB, {seconds:.0f} s"
-    yield GOOD + what if done.fresh else shown(f"nothing to do, it is there already: {what}")
+    yield GOOD + what if done.fresh else (f"nothing to do, it is there already: {what}")
     yield from installing(done.wheel, done.facts)
 
 
@@ -149,7 +147,7 @@ def _loads(library: Judged) -> Shown:
     return Shown(", ".join(parts)) if parts else style("-", dim=True)
 
 
-def _fields(done: Repacked, seconds: float) -> dict[str, Any]:
+def _repacked_fields(done: Repacked, seconds: float) -> dict[str, Any]:
     return {
         **record_fields(done, "version", "outcome", "libraries"),
         "libraries": [_library_fields(library) for library in done.libraries],

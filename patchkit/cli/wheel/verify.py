@@ -4,14 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import click
 
-from patchkit.cli.next_step import program, spelled
-from patchkit.cli.options import as_json
-from patchkit.cli.out import echo, print_json, record_fields, style, tell
-from patchkit.cli.render import BAD, GOOD, lead_word
-from patchkit.cli.wheel.inspect_view import finding_fields
+from patchkit.cli.next_step import program
+from patchkit.cli.out import style, tell
+from patchkit.cli.render import (
+    GOOD,
+    Block,
+    ExitCode,
+    Record,
+    cell_text,
+    counted_noun,
+    finding_blocks,
+    lead_word,
+    rendered,
+)
 from patchkit.cli.wheel.override import offer_lines, override_fields, override_lines
 from patchkit.errors import UsageError
 from patchkit.finding import worst
@@ -23,7 +32,7 @@ from patchkit.wheel.wheelhouse.verify import Verified, verify_wheelhouse
 LARGE = 1e9  # bytes; less takes a few seconds
 
 
-def trust_options(command: Callable[..., None]) -> Callable[..., None]:
+def trust_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add --signers and --revoked."""
     file = click.Path(path_type=Path)
     revoked = click.option(
@@ -43,8 +52,8 @@ def trust_options(command: Callable[..., None]) -> Callable[..., None]:
     "house", metavar="[WHEELHOUSE]", default=Path("wheelhouse"), type=click.Path(path_type=Path)
 )
 @trust_options
-@as_json
-def command(house: Path, *, signers: Path | None, revoked: Path | None, as_json: bool) -> None:
+@rendered
+def command(house: Path, *, signers: Path | None, revoked: Path | None) -> Iterator[Block]:
     """Check that the wheels of a wheelhouse are whole, load on their device, and fit together.
 
     It compares files with manifest, hashes and RECORD; device code with the target; vLLM, torch,
@@ -55,14 +64,7 @@ def command(house: Path, *, signers: Path | None, revoked: Path | None, as_json:
     something is missing, 5 if code does not load, 3 if a wheel is not sound, 2 if wheels do not
     belong together or none is there; with the highest of these if there are several.
     """
-    run_verify(house, signers, revoked, as_json=as_json)
-
-
-def run_verify(house: Path, signers: Path | None, revoked: Path | None, *, as_json: bool) -> None:
-    """Print what verification finds; SystemExit with the code of the worst finding.
-
-    A wheelhouse whose signature does not hold is not looked into any further.
-    """
+    # A wheelhouse whose signature does not hold is not looked into any further.
     if revoked and not signers:
         raise UsageError(
             "--revoked is about a signature",
@@ -79,35 +81,34 @@ def run_verify(house: Path, signers: Path | None, revoked: Path | None, *, as_js
             hint="name a wheelhouse; or put a wheel there: "
             + quoted("patchkit", "repack", "vllm==X.Y.Z", "--dir", house),
         )
-    if as_json:
-        print_json(
-            {
-                "dir": str(house),
-                "wheels": len(done.entries),
-                "pins": dict(done.pins),
-                **override_fields(done.overrides, done.offers),
-                "signature": record_fields(signed) if signed else None,
-                "missing": list(done.unmet),
-                "findings": [finding_fields(each) for each in done.findings],
-            }
-        )
-    else:
-        echo(lines(house, done, signed))
-    if code := worst(done.findings):
-        raise SystemExit(code)
+    yield Record(
+        {
+            "dir": house,
+            "wheels": len(done.entries),
+            "pins": done.pins,
+            **override_fields(done.overrides, done.offers),
+            "signature": signed,
+            "missing": done.unmet,
+            "findings": done.findings,
+        }
+    )
+    yield from _verified_lines(house, done, signed)
+    yield from finding_blocks(done.findings)
+    yield ExitCode(worst(done.findings))
 
 
-def lines(house: Path, done: Verified, signed: Signed | None = None) -> Iterator[str]:
-    """Return what verification found, for people."""
+def _verified_lines(house: Path, done: Verified, signed: Signed | None) -> Iterator[Block]:
     if done.pins:
-        pins = ", ".join(f"{name} {version}" for name, version in done.pins.items())
-        yield style(pins, dim=True)
+        yield style(cell_text(done.pins), dim=True)
     yield from override_lines(done.overrides)
     yield from offer_lines(house, done.offers)
     if signed:
         yield GOOD + f"signed by {signed.signer}, key {signed.key}"
     if not done.findings:
-        yield GOOD + f"{house}: {_counted(done)}, all as listed"
+        built = sum(entry.kind is Kind.BUILT for entry in done.entries)
+        others = len(done.entries) - built
+        rest = f" and {counted_noun(others, 'dependency', 'dependencies')}" if others else ""
+        yield GOOD + f"{house}: {counted_noun(built, 'wheel')}{rest}, all as listed"
     if done.unmet:
         yield (
             lead_word("note")
@@ -116,23 +117,6 @@ def lines(house: Path, done: Verified, signed: Signed | None = None) -> Iterator
             + f"`{quoted(*program(), 'wheelhouse', 'fill', '--dir', house)}`"
         )
     if not done.findings and not signed:
-        said = "consistent in itself; only a signature says who made it: "
-        check_signature = f"`{quoted(*program(), 'verify', house, '--signers', 'FILE')}`"
-        yield lead_word("note") + said + check_signature
-    groups: dict[tuple[str, str, str], list[str]] = {}
-    for each in done.findings:
-        groups.setdefault((each.where, each.why, each.hint), []).append(each.what)
-    for (filename, why, hint), whats in groups.items():
-        yield BAD + style(filename, bold=True)
-        yield from (f"  {each}" for each in whats)
-        if why:
-            yield f"  why: {why}"
-        yield style(f"  next: {spelled(hint)}", dim=True)
-
-
-def _counted(done: Verified) -> str:
-    built = sum(entry.kind is Kind.BUILT for entry in done.entries)
-    others = len(done.entries) - built
-    wheels = f"{built} wheel{'' if built == 1 else 's'}"
-    rest = f" and {others} {'dependency' if others == 1 else 'dependencies'}"
-    return wheels + (rest if others else "")
+        why = "consistent in itself; only a signature says who made it: "
+        check = f"`{quoted(*program(), 'verify', house, '--signers', 'FILE')}`"
+        yield lead_word("note") + why + check

@@ -10,12 +10,12 @@ import click
 
 from patchkit.cli.alive import unwatched
 from patchkit.cli.next_step import next_step, pip, program
-from patchkit.cli.options import Renamed, as_json
-from patchkit.cli.out import LaidOut, echo, print_json, record_fields, say, style, table, tell
+from patchkit.cli.options import Renamed
+from patchkit.cli.out import LaidOut, record_fields, style, table, tell
 from patchkit.cli.progress import progress
-from patchkit.cli.render import GOOD, verbose_option
-from patchkit.cli.wheel import override
-from patchkit.cli.wheel.verify import run_verify, trust_options
+from patchkit.cli.render import GOOD, Block, Record, rendered, verbose_option
+from patchkit.cli.wheel.override import command as override_command
+from patchkit.cli.wheel.override import override_lines
 from patchkit.elf import by_version
 from patchkit.errors import UsageError
 from patchkit.patching.recipe import load_recipe
@@ -52,40 +52,41 @@ def command() -> None:
     """Keep finished wheels with a manifest, hashes, and locked requirements."""
 
 
-command.add_command(override.command)
+command.add_command(override_command)
 
 
 @command.command("list")
 @_folder
 @verbose_option
-@as_json
-def list_wheels(house: Path, *, verbose: bool, as_json: bool) -> None:
+@rendered
+def list_wheels(house: Path, *, verbose: bool) -> Iterator[Block]:
     """List the wheels that were made here; -v also what fill brought."""
     listed = load_manifest(house)
-    held = listed.wheels
-    if as_json:
-        wheels = [entry.fields() for entry in held]
-        overrides = [each.fields() for each in listed.overrides]
-        print_json({"dir": str(house), "overrides": overrides, "wheels": wheels})
-        return
-    made = [entry for entry in held if entry.kind is Kind.BUILT]
-    others = [entry for entry in held if entry.kind is not Kind.BUILT]
-    shown = [*made, *others] if verbose else made
-    if shown:
-        heads = ("project", "version", "kind", "target", "MB", "tag", "sha256")
-        echo(table(map(_cells, shown), heads=heads, labels=["sha256"]))
+    wheels = listed.wheels
+    yield Record(
+        {
+            "dir": house,
+            "overrides": [override.fields() for override in listed.overrides],
+            "wheels": [entry.fields() for entry in wheels],
+        }
+    )
+    made = [entry for entry in wheels if entry.kind is Kind.BUILT]
+    others = [entry for entry in wheels if entry.kind is not Kind.BUILT]
+    heads = ("project", "version", "kind", "target", "MB", "tag", "sha256")
+    if shown := [*made, *others] if verbose else made:
+        yield from table(map(_wheel_cells, shown), heads=heads, labels=["sha256"])
     if others:
         size = f", {sum(entry.size for entry in others) / 1e6:,.0f} MB"
         more = "" if verbose else "; -v lists them"
-        say(f"{len(made)} made here, {len(others)} dependencies{size}{more}")
-    echo(override.override_lines(listed.overrides))
-    if not held:
-        say(f"{house} holds no wheels")
-        say(next_step(*program(), "repack", f"vllm=={load_recipe().newest}", "--dir", house))
+        yield f"{len(made)} made here, {len(others)} dependencies{size}{more}"
+    yield from override_lines(listed.overrides)
+    if not wheels:
+        yield f"{house} holds no wheels"
+        yield next_step(*program(), "repack", f"vllm=={load_recipe().newest}", "--dir", house)
     elif not others:
-        say(next_step(*program(), "wheelhouse", "fill", "--dir", house))
+        yield next_step(*program(), "wheelhouse", "fill", "--dir", house)
     elif all(entry.kind is not Kind.LOCKED for entry in others):
-        say(_next_offer(house))
+        yield _next_offer(house)
 
 
 def _next_offer(house: Path) -> LaidOut:
@@ -94,24 +95,13 @@ def _next_offer(house: Path) -> LaidOut:
     return next_step("python3", *words, where="to offer them to every node")
 
 
-def _cells(entry: ManifestEntry) -> tuple[str, ...]:
+def _wheel_cells(entry: ManifestEntry) -> tuple[str, ...]:
     name, facts = entry.name, entry.facts
     kind = "repacked" if facts.get("made") == "repack" else str(entry.kind)
     megabytes = f"{entry.size / 1e6:.1f}" if entry.held else "-"
     target = str(facts.get("target", "-"))
     project = style(name.project, bold=entry.kind is Kind.BUILT or None)
     return project, str(name.version), kind, target, megabytes, name.tag, entry.sha256[:12]
-
-
-@command.command("verify", hidden=True)  # `patchkit verify`, until the next release
-@_folder
-@trust_options
-@as_json
-def verify_wheels(
-    house: Path, *, signers: Path | None, revoked: Path | None, as_json: bool
-) -> None:
-    """Run `patchkit verify`, which takes its place."""
-    run_verify(house, signers, revoked, as_json=as_json)
 
 
 @command.command("sign")
@@ -122,8 +112,8 @@ def verify_wheels(
     metavar="FILE",
     help="A private key, or a public one of an agent's.  [default: ~/.ssh/id_ed25519, ...]",
 )
-@as_json
-def sign_wheels(house: Path, *, key: Path | None, as_json: bool) -> None:
+@rendered
+def sign_wheels(house: Path, *, key: Path | None) -> Iterator[Block]:
     """Sign what the wheelhouse holds now, with an SSH key, for others to verify.
 
     ssh-keygen signs SHA256SUMS, which has the sha256 of the wheels, of manifest.json and of
@@ -131,11 +121,9 @@ def sign_wheels(house: Path, *, key: Path | None, as_json: bool) -> None:
     """
     with unwatched():  # ssh-keygen may ask for a passphrase
         signed = sign_wheelhouse(house, key)
-    if as_json:
-        print_json({"dir": str(house), **record_fields(signed)})
-        return
-    say(GOOD + f"{house}: signed with the key {signed.key}")
-    say(next_step(*program(), "verify", house, "--signers", "FILE", where="where it is used"))
+    yield Record({"dir": house, **record_fields(signed)})
+    yield GOOD + f"{house}: signed with the key {signed.key}"
+    yield next_step(*program(), "verify", house, "--signers", "FILE", where="where it is used")
 
 
 @command.command("prune")
@@ -148,27 +136,19 @@ def sign_wheels(house: Path, *, key: Path | None, as_json: bool) -> None:
 )
 @click.option("--dry-run", is_flag=True, help="Only say what would be removed.")
 @click.option("--force", is_flag=True, help="Set a damaged journal aside.")
-@as_json
+@rendered
 def prune_wheels(
-    house: Path,
-    *,
-    drop: tuple[str, ...],
-    dry_run: bool,
-    force: bool,
-    as_json: bool,
-) -> None:
+    house: Path, *, drop: tuple[str, ...], dry_run: bool, force: bool
+) -> Iterator[Block]:
     """Remove what the manifest does not list and what interrupted runs left."""
     done = prune_wheelhouse(house, drop=drop, dry_run=dry_run, force=force)
-    if as_json:
-        changes = list(map(record_fields, done))
-        print_json({"dir": str(house), "dry_run": dry_run, "changes": changes})
-        return
+    yield Record({"dir": house, "dry_run": dry_run, "changes": done})
     for file in done:
-        say(style(file.filename, bold=True) + f": {file.reason}")
+        yield style(file.filename, bold=True) + f": {file.reason}"
     if not done:
-        say(f"{house}: nothing to remove")
+        yield f"{house}: nothing to remove"
     elif dry_run:
-        say("nothing was changed")
+        yield "nothing was changed"
 
 
 @command.command("fill")
@@ -207,7 +187,7 @@ def prune_wheels(
 @click.option("--offline", is_flag=True, help="Use only --find-links and the wheelhouse itself.")
 @click.option("--lock-only", is_flag=True, help="Lock only; the nodes download.")
 @verbose_option
-@as_json
+@rendered
 def fill_wheels(
     house: Path,
     *,
@@ -219,8 +199,7 @@ def fill_wheels(
     offline: bool,
     lock_only: bool,
     verbose: bool,
-    as_json: bool,
-) -> None:
+) -> Iterator[Block]:
     """Lock everything that the wheels need by hash, so that every node installs the same.
 
     uv resolves it for the nodes' machine, from the index that pip is configured for. A torch for
@@ -243,18 +222,26 @@ def fill_wheels(
             progress=report("downloading"),
             tell=tell,
         )
-    if as_json:
-        print_json(_filled_fields(house, node, done))
-        return
-    echo(_filled_lines(node, done, lock_only=lock_only, verbose=verbose))
-    echo(override.override_lines(done.manifest.overrides))
+    yield Record(
+        {
+            "dir": house,
+            **node.facts(),
+            "dependencies": [entry.fields() for entry in done.dependencies],
+            "new": done.new,
+            "gone": done.gone,
+            "overrides": [override.fields() for override in done.manifest.overrides],
+            "torch": done.torch,
+        }
+    )
+    yield from _filled_lines(node, done, lock_only=lock_only, verbose=verbose)
+    yield from override_lines(done.manifest.overrides)
     options = done.manifest.install_options
     lock = ("--find-links", house, "--require-hashes", "-r", house / REQUIREMENTS)
     here = node.machine == platform.machine()
     where = "" if here else f"on a node, {node.machine}"
-    say(next_step(*(pip() if here else ["pip"]), "install", *options, *lock, where=where))
+    yield next_step(*(pip() if here else ["pip"]), "install", *options, *lock, where=where)
     if not lock_only:
-        say(_next_offer(house))
+        yield _next_offer(house)
 
 
 def _filled_lines(
@@ -284,15 +271,3 @@ def _oldest(built: Sequence[ManifestEntry]) -> Target:
         )
     # What loads with the oldest glibc also loads with newer ones.
     return min((targets()[name] for name in named), key=lambda target: by_version(target.glibc))
-
-
-def _filled_fields(house: Path, node: NodePlatform, done: Filled) -> dict[str, object]:
-    return {
-        "dir": str(house),
-        **node.facts(),
-        "dependencies": [entry.fields() for entry in done.dependencies],
-        "new": list(done.new),
-        "gone": list(done.gone),
-        "overrides": [each.fields() for each in done.manifest.overrides],
-        "torch": record_fields(done.torch) if done.torch else None,
-    }

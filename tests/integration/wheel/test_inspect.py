@@ -228,7 +228,7 @@ def shortened(said):
     kept = ("name", "size", "machine", "needed", "rpath", "runpath", "cuda", "loads", "use")
     return {
         "wheel": {key: value for key, value in said["wheel"].items() if key != "requires"},
-        "findings": said["findings"],
+        "findings": [[each["where"], each["what"]] for each in said["findings"]],
         "binaries": {
             each["name"]: {key: each[key] for key in kept}
             | {"highest": {k: v for k, v in each["highest"].items() if v}}
@@ -257,7 +257,7 @@ def test_what_speaks_against_a_wheel(fetched, cli):
     wheel = fetched(WHEELS["torchvision-0.29.2-aarch64"])
     folder = "/__w/_temp/conda_environment_40679574722/lib"
     said = json.loads(cli("inspect", wheel, "--json").stdout)
-    assert [(each["filename"], each["what"]) for each in said["findings"]] == [
+    assert [(each["where"], each["what"]) for each in said["findings"]] == [
         (
             "torchvision/_C_stable.so",
             f"RUNPATH {folder} is a folder of the machine that built it",
@@ -309,5 +309,5 @@ def test_what_a_wheel_of_ours_says(cli, tmp_path):
         "loads on NVID",
     ):
         assert words in shown, words
-    assert "! vllm/_C.abi3.so: RPATH /opt/nccl is a folder" in shown
+    assert "✗ vllm/_C.abi3.so  RPATH /opt/nccl is a folder" in shown
     assert json.loads(cli("inspect", wheel, "--json").stdout)["wheel"]["facts"] == facts

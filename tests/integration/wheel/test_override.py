@@ -161,7 +161,7 @@ def test_a_lock_from_before_is_no_longer_right(fill, call, house):
         "next: patchkit wheelhouse fill --dir wheelhouse",
     ]
     (found,) = json.loads(call("verify", "--json", rc=2).stdout)["findings"]
-    assert found["filename"].startswith("nvidia_nccl_cu13-2.28.9")
+    assert found["where"].startswith("nvidia_nccl_cu13-2.28.9")
     assert found["what"] == f"is 2.28.9, and the override takes {PIN}"
     fill()
     assert "all as listed" in call("verify").stdout
@@ -225,7 +225,7 @@ def test_an_override_for_wheels_that_are_gone(built, fill, call, house):
     for follow in (fill, lambda: default_version(house)):
         with pytest.raises(UsageError, match=r"has no effect: torch 2\.13\.0 pins 2\.29\.7"):
             follow()
-    call(*shlex.split(found["next"])[1:])
+    call(*shlex.split(found["hint"])[1:])
     assert "all as listed" in call("verify").stdout
 
 
@@ -235,7 +235,7 @@ def test_a_record_that_was_edited(world, call, house):
     text = place.read_text()
     place.write_text(text.replace("2.30.7", "2.31.2"))
     found = json.loads(call("verify", "--json", rc=8).stdout)["findings"]
-    assert {each["filename"] for each in found} == {"requirements.txt", "SHA256SUMS"}
+    assert {each["where"] for each in found} == {"requirements.txt", "SHA256SUMS"}
     for damaged in (
         text.replace('"reason"', '"reasons"'),
         text.replace("2.30.7", "2.27.7"),

@@ -25,8 +25,3 @@ def test_former_spellings_mean_the_same():
         assert value in now.values()
         words = CliRunner().invoke(command, ["--help"]).output.split()
         assert (option in words, former in words) == (True, False)
-
-
-def test_one_verify_is_shown():
-    assert "verify" in wheelhouse.command.commands
-    assert "verify" not in CliRunner().invoke(wheelhouse.command, ["--help"]).output

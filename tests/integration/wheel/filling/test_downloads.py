@@ -67,7 +67,7 @@ def test_ended_while_it_downloads(number, world, offered, index, house, cli, env
 
     assert contents(house) == before
     (left,) = json.loads(cli("verify", "--json", rc=7).stdout)["findings"]
-    assert (left["filename"], left["what"][:27]) == (".filling", "left by an interrupted fill")
+    assert (left["where"], left["what"][:27]) == (".filling", "left by an interrupted fill")
     index.stopped, first = "", [*index.asked]
     index.asked.clear()
     cli("wheelhouse", "fill", env=alone_with(index))
