@@ -56,10 +56,8 @@ def _is_ours(path: Path) -> bool:
 
 
 def count_lines(folder: str) -> int:
-    """Return the lines of Python in a folder; tests/e2e is counted apart from the other tests."""
-    apart = HOME / "tests" / "e2e" if folder == "tests" else None
-    files = [path for path in python_files(folder) if not (apart and path.is_relative_to(apart))]
-    return sum(len(path.read_text(encoding="utf-8").splitlines()) for path in files)
+    """Return the lines of Python in a folder."""
+    return sum(len(path.read_text(encoding="utf-8").splitlines()) for path in python_files(folder))
 
 
 @cache

@@ -14,7 +14,7 @@ Support = Mapping[str, Mapping[str, Mapping[str, "SupportLevel"]]]
 """fix id → arch mode → release → level"""
 
 
-class SupportLevel(enum.Enum):
+class SupportLevel(enum.StrEnum):
     """Level at which a release needs a fix, or the reason that it does not."""
 
     REQUIRED = "required"

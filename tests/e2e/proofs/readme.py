@@ -31,7 +31,7 @@ _STAND_INS = {
 _SKIPPED = {
     r"sudo apt ": "the machine came with what README takes from the distribution",
     r"pip install \./wheelhouse/": "the wheel is for aarch64, and brings torch and CUDA",
-    r"patchkit cluster ": "it takes nodes with systemd: nox -s lifecycle -- newcomer runs it",
+    r"patchkit (cluster|up) ": "it takes nodes with systemd: nox -s lifecycle -- newcomer runs it",
     r"patchkit net verify": "there is no other machine to ask",
     r"scp ": "one folder stands for both machines",
     r"(until )?curl ": "no server runs: that takes the GPU",
