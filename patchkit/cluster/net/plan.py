@@ -37,7 +37,7 @@ class NetPlanOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Given:
-    """What the last plan gave: netdev → ``address/prefix``; node and MTU, 0 if not known."""
+    """Hold what the last plan gave: netdev → ``address/prefix``; node and MTU, 0 if not known."""
 
     addresses: Mapping[str, Sequence[str]] = field(default_factory=dict)
     node: int = 0

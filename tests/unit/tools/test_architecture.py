@@ -1,4 +1,4 @@
-"""The structure, read from the imports: no circle, no way up; and its page."""
+"""Hold the structure, read from the imports: no circle, no way up; and its page."""
 
 from __future__ import annotations
 

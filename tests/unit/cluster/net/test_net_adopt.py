@@ -27,7 +27,7 @@ def machine(tmp_path_factory):
 
 
 def planned(host, **changes):
-    """What the plan changes, and what it remarks: rows of text."""
+    """Return what the plan changes and remarks: rows of text."""
     options = NetPlanOptions(**changes)
     plan = make_net_plan(host, options)
     check_conflicts(host, plan, options, Given(), ())

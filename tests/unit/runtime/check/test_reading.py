@@ -1,4 +1,4 @@
-"""What files say literally, each thing with its line; what is not literal is not followed."""
+"""Read what files say literally, each thing with its line; what is not literal is not followed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A wheelhouse, and wheels to put into it."""
+"""Make a wheelhouse, and wheels to put into it."""
 
 from __future__ import annotations
 
