@@ -191,9 +191,10 @@ def build(step: Step, folder: Path, name: str, release: str, options: list[str])
     told: dict[str, Any] = json.loads(done.stdout)
     CONSOLE.print(f"{what}: {time.monotonic() - began:.0f} s")
     step.more(told)
+    if not step.objects:
+        return told | {"objects": {}}
     # The next build empties the folder.
-    place = Path(told["log"]).parent / step.objects
-    return told | {"objects": object_digests(place) if step.objects else {}}
+    return told | {"objects": object_digests(Path(told["log"]).parent / step.objects)}
 
 
 if __name__ == "__main__":
