@@ -1,4 +1,4 @@
-"""Print: everything that patchkit prints leaves here, or through the console of cli/bars.py.
+"""Print: everything that patchkit prints leaves here, or through the console of cli/progress.py.
 
 Text is escaped where a terminal would obey it, unless it is ``Shown``; data for programs goes out
 byte for byte. Text for a terminal is laid out for its width. rich is not needed: what a node runs

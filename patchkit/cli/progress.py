@@ -39,7 +39,7 @@ def progress(
                 nonlocal identifier
                 with first:
                     if not bars:
-                        bars.append(_bars_of(counted))
+                        bars.append(_rich_bars(counted))
                 if bars[0] is None or bars[0].disable:
                     in_lines(done, total)
                     return
@@ -59,13 +59,33 @@ def progress(
         yield report
 
 
-def _bars_of(counted: str) -> Any:
-    """Return the bars of rich; without rich, which a node need not have, None."""
+def _rich_bars(counted: str) -> Any:
+    """Return bars of bytes, or of what is counted; without rich, which a node lacks, None.
+
+    Without a terminal they draw nothing.
+    """
     try:
-        from patchkit.cli.bars import bars_of
+        from rich import progress as rich
+        from rich.console import Console
     except ModuleNotFoundError:
         return None
-    return bars_of(counted)
+
+    # What is shown is escaped before: no text is markup, and none is obeyed by a terminal.
+    console = Console(stderr=True, highlight=False, markup=False, emoji=False)
+    amounts = (
+        (rich.MofNCompleteColumn(), rich.TextColumn(visible(counted)))
+        if counted
+        else (rich.DownloadColumn(), rich.TransferSpeedColumn())
+    )
+    return rich.Progress(
+        rich.TextColumn("{task.description}", markup=False),
+        rich.BarColumn(),
+        *amounts,
+        rich.TimeRemainingColumn(),
+        console=console,
+        disable=not console.is_terminal,
+        transient=True,
+    )
 
 
 def _in_lines(task: str, counted: str, clock: Callable[[], float]) -> Update:

@@ -12,6 +12,7 @@ How to write a verb:
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -82,6 +83,20 @@ class ExitCode:
 Block = str | Finding | Record | Data | ExitCode
 
 
+class VerbGroup(click.Group):
+    """A verb of several: help has the first sentence of each, whole."""
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        rows = []
+        for name in self.list_commands(ctx):
+            command = self.get_command(ctx, name)
+            if command and command.help and not command.hidden:
+                first = " ".join(command.help.split("\n\n")[0].split())
+                rows.append((name, first.partition(". ")[0].rstrip(".") + "."))
+        with formatter.section("Commands"):
+            formatter.write_dl(rows)
+
+
 def rendered(verb: F) -> F:
     """Add --json to a verb, and print the blocks that it yields."""
 
@@ -89,16 +104,16 @@ def rendered(verb: F) -> F:
     @functools.wraps(verb)
     def wrapped(*arguments: Any, as_json: bool, **options: Any) -> None:
         code = 0
-        blocks: Iterable[Block] = verb(*arguments, **options)
-        for block in blocks:
-            if isinstance(block, ExitCode):
-                code = max(code, block.code)
-            elif isinstance(block, Record):
-                if as_json:
-                    indent = None if block.line else 1
-                    print_json(json_value(block.value), indent=indent)
-            elif not as_json:
-                print_block(block)
+        # Closed whatever happens: a folder that a verb unpacked is removed then.
+        with contextlib.closing(verb(*arguments, **options)) as blocks:
+            for block in blocks:
+                if isinstance(block, ExitCode):
+                    code = max(code, block.code)
+                elif not isinstance(block, Record):
+                    if not as_json:
+                        print_block(block)
+                elif as_json:
+                    print_json(json_value(block.value), indent=None if block.line else 1)
         if code:
             raise SystemExit(code)
 

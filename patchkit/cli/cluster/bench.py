@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 
 from patchkit.cli.out import LaidOut, as_json, echo, print_json, say, style, table, tell
+from patchkit.cli.render import VerbGroup
 from patchkit.cluster.openai.http_exchange import server_at
 from patchkit.errors import UsageError
 from patchkit.measure.figures import (
@@ -35,7 +36,7 @@ from patchkit.quoting import quoted
 from patchkit.runtime.rules.secret_texts import mask_secrets
 
 
-class _Bench(click.Group):
+class _Bench(VerbGroup):
     default = "run"
 
     def resolve_command(

@@ -12,6 +12,7 @@ from typing import Any, TypeVar, cast
 
 import click
 
+from patchkit.cli.out import record_fields
 from patchkit.cluster.agent.journal import JournalLine
 from patchkit.cluster.launch.cluster import Cluster
 from patchkit.cluster.launch.cluster_file import (
@@ -22,6 +23,7 @@ from patchkit.cluster.launch.cluster_file import (
     read_cluster_file,
 )
 from patchkit.cluster.ssh.ssh import HERE
+from patchkit.errors import PatchkitError
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -70,3 +72,10 @@ def cluster_here(venv: str | None = None, **choices: Any) -> Cluster:
 def format_clock(line: JournalLine) -> str:
     """Return when a line was written, by this machine's clock."""
     return time.strftime("%H:%M:%S", time.localtime(line.time / 1e6))
+
+
+def node_fields(node: str, answer: object, **more: object) -> dict[str, object]:
+    """Return what --json says of a node: its answer, or why it gave none."""
+    if isinstance(answer, PatchkitError):
+        return {"node": node, "error": answer.what, "why": answer.why, "next": answer.hint}
+    return {"node": node, **more, **record_fields(answer)}

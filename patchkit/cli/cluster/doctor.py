@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -10,8 +10,15 @@ from urllib.parse import urlsplit
 import click
 
 from patchkit.cli.cluster.cluster_options import cluster_here, read_cluster
-from patchkit.cli.out import as_json, echo, print_json, say, table
-from patchkit.cli.render import finding_lines
+from patchkit.cli.out import table, tell
+from patchkit.cli.render import (
+    Block,
+    ExitCode,
+    Record,
+    finding_lines,
+    rendered,
+    verbose_option,
+)
 from patchkit.cluster.agent.journal import unit_lines
 from patchkit.cluster.launch.cluster_file import FILE, ServeChoices
 from patchkit.cluster.openai.api_key import is_here
@@ -59,8 +66,8 @@ from patchkit.runtime.rules.secret_texts import mask_secrets
     help="Pack all of it for a bug report, without names, addresses and secrets.",
 )
 @click.option("--venv", metavar="DIR", help="The environment that has vLLM; default: this one.")
-@click.option("-v", "--verbose", is_flag=True, help="Show all that was looked at.")
-@as_json
+@verbose_option
+@rendered
 def command(
     *,
     with_cluster: bool,
@@ -75,8 +82,7 @@ def command(
     save: Path | None,
     venv: str | None,
     verbose: bool,
-    as_json: bool,
-) -> None:
+) -> Iterator[Block]:
     """Find what is wrong, why, and what cures it. Exits with 0 only if nothing is.
 
     \b
@@ -109,16 +115,13 @@ def command(
         cluster = cluster_here(venv=venv, **choices)
         seen = visit(cluster, questions=ask, gpu=gpu, url=url or "", here=True)
     found = tuple(map(without_secrets, seen.findings))
-    if as_json:
-        print_json({"findings": [each.fields() for each in found]})
-    else:
-        if (log or unit) and not verbose:
-            echo(each.what for each in found if each.level is Level.OK)
-        echo(finding_lines(found, verbose=verbose))
+    yield Record({"findings": [finding.fields() for finding in found]})
+    if (log or unit) and not verbose:
+        yield from (finding.what for finding in found if finding.level is Level.OK)
+    yield from finding_lines(found, verbose=verbose)
     if save is not None:
-        _save_report(seen, save, verbose=verbose)
-    if code := worst(found, Level.ERROR, Level.WARNING):
-        raise SystemExit(code)
+        yield from _save_report(seen, save, verbose=verbose)
+    yield ExitCode(worst(found, Level.ERROR, Level.WARNING))
 
 
 def without_secrets(found: Finding) -> Finding:
@@ -139,13 +142,13 @@ def _visit_lines(chunks: Iterable[bytes], where: str, known: Situation) -> Visit
     return Visit(findings=tuple(log_findings(read, where)), lines=lines)
 
 
-def _save_report(seen: Visit, place: Path, *, verbose: bool) -> None:
+def _save_report(seen: Visit, place: Path, *, verbose: bool) -> Iterator[Block]:
     """Write a report, and say what was taken out of it."""
     names = private_names((each.node, each.facts) for each in seen.reports)
     report = pack(seen.parts(), names)
     save_report(report, place)
     taken = ", ".join(f"{count} of {kind}" for kind, count in sorted(report.kinds.items()))
-    say(f"saved: {len(report.files)} files in {place}; taken out: {taken or 'nothing'}", err=True)
+    tell(f"saved: {len(report.files)} files in {place}; taken out: {taken or 'nothing'}")
     if verbose:
-        echo(table((name, str(count)) for name, count in sorted(report.placeholders.items())))
-    say("look into it before you attach it: " + quoted("tar", "-xzOf", place), err=True)
+        yield from table((name, str(count)) for name, count in sorted(report.placeholders.items()))
+    tell("look into it before you attach it: " + quoted("tar", "-xzOf", place))

@@ -7,24 +7,13 @@ import click
 from patchkit.cli.export.containerfile import command as containerfile
 from patchkit.cli.export.kubernetes import kubernetes
 from patchkit.cli.export.ray import ray
-from patchkit.errors import UsageError
-from patchkit.quoting import quoted
+from patchkit.cli.render import VerbGroup
 
 
-class _Exports(click.Group):
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Take former names; name `patchkit series` to who asks for a series of patches."""
-        if args[0] == "lws":  # its former name, for one release
-            args = ["kubernetes", *args[1:]]
-        if args[0] in self.commands or args[0].startswith("-") or ctx.resilient_parsing:
-            return super().resolve_command(ctx, args)
-        raise UsageError(
-            f"no export is called {args[0]!r}: {', '.join(self.commands)}",
-            why="the series of patches is `patchkit series`",
-            hint=quoted("patchkit", "series", *args),
-        )
+class _Exports(VerbGroup):
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        # `lws` is its former name, for one release.
+        return super().get_command(ctx, "kubernetes" if cmd_name == "lws" else cmd_name)
 
 
 @click.group(cls=_Exports)

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import click
 
 from patchkit.cli.next_step import next_step, program, spelled
-from patchkit.cli.out import as_json, data, echo, print_json, say, style
-from patchkit.cli.runtime.net_verify import net_finding_fields, note_lines
+from patchkit.cli.out import style
+from patchkit.cli.render import (
+    GOOD,
+    Block,
+    Data,
+    ExitCode,
+    Record,
+    counted_noun,
+    finding_blocks,
+    rendered,
+)
 from patchkit.cluster.agent.node_facts import NodeFacts
 from patchkit.cluster.launch.cluster import Cluster
 from patchkit.cluster.launch.cluster_file import (
@@ -38,7 +47,7 @@ from patchkit.units import KIB_PER_GIB
 @click.option("--target", default="", metavar="NAME", help="Instead of the probed GPU.")
 @click.option("--dry-run", is_flag=True, help="Print the file, and write nothing.")
 @click.option("--force", is_flag=True, help="Replace a file that says something else.")
-@as_json
+@rendered
 def command(
     nodes: Sequence[str],
     *,
@@ -48,8 +57,7 @@ def command(
     target: str,
     dry_run: bool,
     force: bool,
-    as_json: bool,
-) -> None:
+) -> Iterator[Block]:
     """Look at each machine by ssh, and write cluster.toml; the first is the head.
 
     \b
@@ -75,27 +83,23 @@ def command(
     outcome = "not written"
     if not dry_run:
         outcome = str(write(file, text, force=force, private=False, by="patchkit cluster init"))
-    if as_json:
-        print_json(
-            {
-                "file": str(file),
-                "outcome": outcome,
-                "text": text,
-                "findings": list(map(net_finding_fields, found)),
-            }
-        )
+    yield Record({"file": file, "outcome": outcome, "text": text, "findings": found})
+    yield from (_node_line(*row) for row in zip(nodes, facts, strict=True))
+    yield from finding_blocks(check for check in found if check.level is not Level.OK)
+    if dry_run:
+        yield Data(text)
     else:
-        _show(nodes, facts, found)
-        if dry_run:
-            data(text)
-        else:
-            say(style("✓", fg="green") + f" {file} {outcome}")
-            verb = "up MODEL" if all(each.host.versions["vllm"] for each in facts) else "install"
-            cures = [each.hint for each in found if each.level is Level.ERROR and each.hint]
-            first = style("next:", bold=True) + f" {spelled(cures[0])}" if cures else None
-            echo([first or next_step(*program(), "cluster", *verb.split())])
-    if code := worst(found):
-        raise click.exceptions.Exit(code)
+        yield GOOD + f"{file} {outcome}"
+        verb = ("up", "MODEL")
+        if not all(each.host.versions["vllm"] for each in facts):
+            verb = ("cluster", "install")
+        cures = [check.hint for check in found if check.level is Level.ERROR and check.hint]
+        yield (
+            style("next:", bold=True) + f" {spelled(cures[0])}"
+            if cures
+            else next_step(*program(), *verb)
+        )
+    yield ExitCode(worst(found))
 
 
 def _linked(
@@ -136,12 +140,10 @@ def _finding(error: HostError, where: str, about: str, what: str) -> Finding:
     )
 
 
-def _show(nodes: Sequence[str], facts: Sequence[NodeFacts], found: Sequence[Finding]) -> None:
-    for name, its in zip(nodes, facts, strict=True):
-        host = its.host
-        gpu = host.gpus[0].name if host.gpus else "no GPU"
-        memory = f"{host.memory.total / KIB_PER_GIB:.0f} GiB" if host.memory else "? GiB"
-        vllm = f"vLLM {host.versions['vllm']}" if host.versions["vllm"] else "no vLLM yet"
-        cables = f"{len(host.cabled)} QSFP cage{'s' * (len(host.cabled) != 1)} cabled"
-        say(style(name, bold=True) + f"  {gpu}, {memory}, {cables}, {vllm}")
-    echo(note_lines(check for check in found if check.level is not Level.OK))
+def _node_line(name: str, facts: NodeFacts) -> str:
+    host = facts.host
+    gpu = host.gpus[0].name if host.gpus else "no GPU"
+    memory = f"{host.memory.total / KIB_PER_GIB:.0f} GiB" if host.memory else "? GiB"
+    vllm = f"vLLM {host.versions['vllm']}" if host.versions["vllm"] else "no vLLM yet"
+    cables = f"{counted_noun(len(host.cabled), 'QSFP cage')} cabled"
+    return style(name, bold=True) + f"  {gpu}, {memory}, {cables}, {vllm}"

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import click
 
 from patchkit.cli.cluster.cluster_options import BREAK_LOCK, cluster_option
 from patchkit.cli.next_step import next_step, program
-from patchkit.cli.out import as_json, echo, print_json, say, style, tell
+from patchkit.cli.out import record_fields, style, tell
 from patchkit.cli.progress import progress
-from patchkit.cli.render import GOOD, gigabytes
+from patchkit.cli.render import (
+    GOOD,
+    Block,
+    Record,
+    counted_noun,
+    gigabytes,
+    lead_word,
+    rendered,
+)
 from patchkit.cluster.agent.installed import InstalledVenv
 from patchkit.cluster.agent.venv_link import InstallState
 from patchkit.cluster.agent.wheel_store import NodeWheel, WheelLock
@@ -46,8 +53,8 @@ _FEW = 1e7  # bytes; a speed of less says nothing
 )
 @click.option("--rollback", is_flag=True, help="Go back to the former installation, everywhere.")
 @click.option("--dry-run", is_flag=True, help="Show what would be copied, made and run.")
-@as_json
-def command(*, cluster: Cluster, house: Path, rollback: bool, dry_run: bool, as_json: bool) -> None:
+@rendered
+def command(*, cluster: Cluster, house: Path, rollback: bool, dry_run: bool) -> Iterator[Block]:
     """Install the same wheels on every node, checked by hash; no node needs a network.
 
     \b
@@ -59,131 +66,122 @@ def command(*, cluster: Cluster, house: Path, rollback: bool, dry_run: bool, as_
     on with the old one until the next start. Cut short, the same command goes on.
     """
     if rollback:
-        _roll_back(cluster, dry_run=dry_run, as_json=as_json)
+        yield from _rollback_blocks(cluster, dry_run=dry_run)
         return
-    size = sum(each.stat().st_size for each in house.glob("*.whl") if each.is_file())
-    if size > _LARGE and not as_json:
+    size = sum(file.stat().st_size for file in house.glob("*.whl") if file.is_file())
+    if size > _LARGE:
         tell(f"hashing and reading {size / 1e9:.1f} GB")
     lock = read_house_lock(house)
     if dry_run:
-        _show_plan(cluster, lock, launch.survey_installations(cluster, lock), as_json=as_json)
+        states = launch.survey_installations(cluster, lock)
+        yield from _plan_blocks(cluster, lock, states)
         return
     with cluster.alone():
         states = launch.survey_installations(cluster, lock)
         with progress() as report:
             copies = launch.copy_wheels(cluster, house, lock, states, report)
-        if not as_json:
-            echo(map(_copied, copies))
+        yield from map(_copied_line, copies)
         with progress("wheels") as report:
             made = launch.install_everywhere(cluster, lock, states, report)
-        before = launch.switch_links(cluster, [each.name for each in made])
-    _show_made(cluster, states, copies, made, before, as_json=as_json)
+        before = launch.switch_links(cluster, [venv.name for venv in made])
+    yield from _made_blocks(cluster, states, copies, made, before)
 
 
-def _roll_back(cluster: Cluster, *, dry_run: bool, as_json: bool) -> None:
+def _rollback_blocks(cluster: Cluster, *, dry_run: bool) -> Iterator[Block]:
     if dry_run:
         names, before = launch.rollback_target(cluster), None
     else:
         with cluster.alone():
             names = launch.rollback_target(cluster)
             before = launch.switch_links(cluster, names, back=True)
-    if as_json:
-        rows = zip(cluster.nodes, names, strict=True)
-        nodes = [{"node": node.destination, "installation": name} for node, name in rows]
-        print_json({"dry_run": dry_run, "rollback": True, "nodes": nodes})
-        return
-    for node, name in zip(cluster.nodes, names, strict=True):
-        does = "would use" if dry_run else "uses"
-        say(GOOD + f"{node.destination}: {cluster.file.venv} {does} {name}")
+    rows = [(node.destination, name) for node, name in zip(cluster.nodes, names, strict=True)]
+    nodes = [{"node": node, "installation": name} for node, name in rows]
+    yield Record({"dry_run": dry_run, "rollback": True, "nodes": nodes})
+    for node, name in rows:
+        yield GOOD + f"{node}: {cluster.file.venv} {'would use' if dry_run else 'uses'} {name}"
     if before:
-        say("what runs goes on with the environment that it was started from")
-        echo([next_step(*program(), "up", "MODEL")])
+        yield "what runs goes on with the environment that it was started from"
+        yield next_step(*program(), "up", "MODEL")
 
 
-def _copied(each: WheelCopy) -> str:
-    source = f" from {each.source}" if each.source else ""
-    fast = f", {each.sent.speed:,.0f} MB/s" if each.sent.sent >= _FEW else ""
-    amount = f"{each.wheels} wheel{'s' * (each.wheels != 1)}, {gigabytes(each.sent.sent)}"
-    return f"{each.node}: {amount}{source} in {each.sent.seconds:,.1f} s{fast}"
+def _copied_line(copy: WheelCopy) -> str:
+    source = f" from {copy.source}" if copy.source else ""
+    fast = f", {copy.sent.speed:,.0f} MB/s" if copy.sent.sent >= _FEW else ""
+    amount = f"{counted_noun(copy.wheels, 'wheel')}, {gigabytes(copy.sent.sent)}"
+    return f"{copy.node}: {amount}{source} in {copy.sent.seconds:,.1f} s{fast}"
 
 
-def _show_plan(
-    cluster: Cluster, lock: WheelLock, states: Sequence[InstallState], *, as_json: bool
-) -> None:
+def _plan_blocks(
+    cluster: Cluster, lock: WheelLock, states: Sequence[InstallState]
+) -> Iterator[Block]:
     nodes = [
         {
             "node": node.destination,
             "installation": state.name,
             "installed": state.installed,
             "current": state.current,
-            "copies": list(state.lacking),
+            "copies": state.lacking,
             "bytes": launch.to_copy(state, lock),
             "unpacks": launch.to_unpack(state, lock),
         }
         for node, state in zip(cluster.nodes, states, strict=True)
     ]
-    if as_json:
-        print_json({"dry_run": True, "nodes": nodes})
-        return
+    yield Record({"dry_run": True, "nodes": nodes})
     for node, state in zip(cluster.nodes, states, strict=True):
-        say(style(node.destination, bold=True) + f" installation {state.name}")
+        yield style(node.destination, bold=True) + f" installation {state.name}"
         if state.lacking:
             size = gigabytes(launch.to_copy(state, lock))
-            say(f"  copies  {len(state.lacking)} of {len(lock.on(state.cpu))} wheels, {size}")
+            yield f"  copies  {len(state.lacking)} of {len(lock.on(state.cpu))} wheels, {size}"
         folder = f"{state.store.rpartition('/')[0]}/venvs/{state.name}"
         if not state.installed:
-            say(f"  makes   {folder}, {gigabytes(launch.to_unpack(state, lock))}")
+            yield f"  makes   {folder}, {gigabytes(launch.to_unpack(state, lock))}"
         if state.current != state.name:
-            say(f"  links   {cluster.file.venv} to {folder}")
+            yield f"  links   {cluster.file.venv} to {folder}"
         elif state.installed:
-            say("  as it is")
-    say("nothing was changed")
+            yield "  as it is"
+    yield "nothing was changed"
 
 
-def _show_made(
+def _made_blocks(
     cluster: Cluster,
     states: Sequence[InstallState],
     copies: Sequence[WheelCopy],
     made: Sequence[InstalledVenv],
     before: Sequence[str],
-    *,
-    as_json: bool,
-) -> None:
-    if as_json:
-        rows = zip(cluster.nodes, states, made, before, strict=True)
-        print_json(
-            {
-                "venv": cluster.file.venv,
-                "copies": [
-                    {**asdict(each), "megabytes_per_second": round(each.sent.speed, 1)}
-                    for each in copies
-                ],
-                "nodes": [
-                    {
-                        "node": node.destination,
-                        "changed": state.current != venv.name,
-                        "former": former,
-                        **asdict(venv),
-                    }
-                    for node, state, venv, former in rows
-                ],
-            }
-        )
-        return
+) -> Iterator[Block]:
+    yield Record(
+        {
+            "venv": cluster.file.venv,
+            "copies": [
+                {**record_fields(copy), "megabytes_per_second": round(copy.sent.speed, 1)}
+                for copy in copies
+            ],
+            "nodes": [
+                {
+                    "node": node.destination,
+                    "changed": state.current != venv.name,
+                    "former": former,
+                    **record_fields(venv),
+                }
+                for node, state, venv, former in zip(
+                    cluster.nodes, states, made, before, strict=True
+                )
+            ],
+        }
+    )
     for node, state, venv in zip(cluster.nodes, states, made, strict=True):
         how = "installed anew" if not state.installed else "is there"
         how = "as it is" if state.installed and state.current == venv.name else how
         if state.current != venv.name:
             how += f", and {cluster.file.venv} uses it"
-        say(GOOD + f"{node.destination}: {venv.name} {how}")
-        for warning in venv.warnings:
-            say(style("  note", fg="yellow") + f" {warning}")
+        yield GOOD + f"{node.destination}: {venv.name} {how}"
+        yield from ("  " + lead_word("note") + warning for warning in venv.warnings)
     first = made[0]
     parts = [f"{name} {first.versions[name]}" for name in _LEADING if name in first.versions]
     parts += [f"NCCL {first.nccl_version or '?'} ({first.nccl_sha256[:12]})"] if first.nccl else []
     same = "the same on every node: " if len(made) > 1 else ""
-    say(f"{same}{len(first.versions)} projects{''.join(f', {each}' for each in parts)}")
-    echo([next_step(*program(), "up", "MODEL")])
+    yield f"{same}{', '.join([f'{len(first.versions)} projects', *parts])}"
+    yield next_step(*program(), "up", "MODEL")
 
 
 _LARGEST = 16 << 20  # bytes of requirements.txt

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+from collections.abc import Iterator
+from dataclasses import replace
 
 import click
 
 from patchkit.cli.alive import unwatched
 from patchkit.cli.cluster.cluster_options import cluster_option, format_clock
-from patchkit.cli.out import LaidOut, as_json, print_json, say, shown, style
+from patchkit.cli.out import LaidOut, record_fields, style, tell
+from patchkit.cli.render import Block, Record, rendered
 from patchkit.cluster.launch.cluster import Cluster
 from patchkit.cluster.launch.journals import read_group_journal
 from patchkit.cluster.ssh.node import all_of
@@ -22,16 +24,10 @@ from patchkit.runtime.rules.secret_texts import mask_secrets
 @click.option("--node", "nodes", multiple=True, metavar="N", help="This node's alone; repeat.")
 @click.option("--since", default="", metavar="WHEN", help="As journalctl takes it: '10 min ago'.")
 @click.option("-n", "--lines", type=click.IntRange(1), default=100, show_default=True)
-@as_json
+@rendered
 def command(
-    *,
-    cluster: Cluster,
-    follow: bool,
-    nodes: tuple[str, ...],
-    since: str,
-    lines: int,
-    as_json: bool,
-) -> None:
+    *, cluster: Cluster, follow: bool, nodes: tuple[str, ...], since: str, lines: int
+) -> Iterator[Block]:
     """Show what all ranks wrote, merged by time, by this machine's clock.
 
     Each node's journal keeps it; --json prints a line of JSON for each. --since is by each node's
@@ -46,11 +42,9 @@ def command(
     with unwatched():
         for node, raw in journal.lines:
             line = replace(raw, text=mask_secrets(raw.text))
-            if as_json:
-                print_json({"node": node, **asdict(line)})
-            else:
-                head = style(f"{format_clock(line)} {node.ljust(width)} ", dim=True)
-                say(LaidOut(head + shown(line.text)))
+            yield Record({"node": node, **record_fields(line)}, line=True)
+            head = style(f"{format_clock(line)} {node.ljust(width)} ", dim=True)
+            yield LaidOut(head + line.text)
     if journal.skew:
-        say(f"{journal.skew}: these lines are in order", err=True)
+        tell(f"{journal.skew}: these lines are in order")
     all_of(list(journal.silent.values()))

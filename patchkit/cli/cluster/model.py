@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
 from types import NoneType
 from typing import Any
 
@@ -12,9 +11,19 @@ import click
 
 from patchkit.cli.cluster.model_options import ModelNodes, node_options
 from patchkit.cli.next_step import next_step, program
-from patchkit.cli.out import as_json, echo, print_json, say, style, table
+from patchkit.cli.out import record_fields, style, table, tell
 from patchkit.cli.progress import progress
-from patchkit.cli.render import BAD, GOOD, gigabytes, lead_word
+from patchkit.cli.render import (
+    BAD,
+    GOOD,
+    Block,
+    ExitCode,
+    Record,
+    VerbGroup,
+    gigabytes,
+    lead_word,
+    rendered,
+)
 from patchkit.cluster.models.check import check_model
 from patchkit.cluster.models.fetch import fetch_model
 from patchkit.cluster.models.pins import pin
@@ -41,7 +50,7 @@ _model = click.argument("spec", metavar="REPO[@COMMIT]")
 _dry_run = click.option("--dry-run", is_flag=True, help="Only say what would be done.")
 
 
-@click.group()
+@click.group(cls=VerbGroup)
 def command() -> None:
     """Fetch a model once, copy it to the other nodes, and know that it is whole.
 
@@ -54,8 +63,8 @@ def command() -> None:
 @click.argument("spec", metavar="REPO[@REVISION]")
 @_dry_run
 @node_options
-@as_json
-def get(spec: str, *, dry_run: bool, place: ModelNodes, as_json: bool) -> None:
+@rendered
+def get(spec: str, *, dry_run: bool, place: ModelNodes) -> Iterator[Block]:
     """Fetch what vLLM loads of a model, to the first node.
 
     Says the size first, goes on where it was, and hashes every file at the end. Who is logged in
@@ -69,8 +78,8 @@ def get(spec: str, *, dry_run: bool, place: ModelNodes, as_json: bool) -> None:
 
     def take_plan(plan: FetchPlan) -> None:
         plans.append(plan)
-        if not as_json:
-            echo(_plan_lines(plan, head.ssh))
+        for line in _plan_lines(plan, head.ssh):
+            tell(line)
 
     node = Remote(head.ssh)
     answers = node.stream(
@@ -88,37 +97,31 @@ def get(spec: str, *, dry_run: bool, place: ModelNodes, as_json: bool) -> None:
     if not plans:
         raise HostError(f"{head.ssh}: does not say what it would fetch")
     plan = plans[0]
-    fields = {"plan": asdict(plan), "dry_run": dry_run}
+    fields = {"plan": plan, "dry_run": dry_run}
     if check is None:
-        print_json(fields) if as_json else say("nothing was changed")
+        yield Record(fields)
+        yield "nothing was changed"
         return
     if check.complete and place.file:
         pin(place.file, repo, plan.commit)
-    if as_json:
-        print_json({**fields, "check": _check_fields(check)})
-    else:
-        _show_fetched(place, plan, check)
-    if check.exit_code:
-        raise SystemExit(check.exit_code)
-
-
-def _show_fetched(place: ModelNodes, plan: FetchPlan, check: ModelCheck) -> None:
-    echo(_check_lines(check, place.nodes[0].ssh))
+    yield Record({**fields, "check": _check_fields(check)})
+    yield from _check_lines(check, head.ssh)
     if not check.complete:
-        say(next_step(*program(), "model", "get", f"{plan.repo}@{plan.commit}"))
-        return
-    if place.file:
-        say(f"{place.file} pins {plan.repo} to {plan.commit}")
-    if len(place.nodes) > 1:
-        say(next_step(*program(), "model", "sync", plan.repo))
+        yield next_step(*program(), "model", "get", f"{plan.repo}@{plan.commit}")
+    else:
+        if place.file:
+            yield f"{place.file} pins {plan.repo} to {plan.commit}"
+        if len(place.nodes) > 1:
+            yield next_step(*program(), "model", "sync", plan.repo)
+    yield ExitCode(check.exit_code)
 
 
 @command.command("sync")
 @click.argument("specs", metavar="[REPO[@COMMIT]]...", nargs=-1)
 @_dry_run
 @node_options
-@as_json
-def sync(specs: Sequence[str], *, dry_run: bool, place: ModelNodes, as_json: bool) -> None:
+@rendered
+def sync(specs: Sequence[str], *, dry_run: bool, place: ModelNodes) -> Iterator[Block]:
     """Copy models from the first node that has them whole to the others, and check them there.
 
     Without a name all that the cluster file pins. rsync runs there, over ssh and the cable, side by
@@ -142,19 +145,18 @@ def sync(specs: Sequence[str], *, dry_run: bool, place: ModelNodes, as_json: boo
         with progress() as report:
             source, model, wrong = check_sources(sources, report)
             for reason in wrong:
-                say(f"{reason}: the copy of {source.ssh} is taken", err=True)
+                tell(f"{reason}: the copy of {source.ssh} is taken")
             others = [node for node in place.nodes if node is not source]
             copy = functools.partial(sync_model, source, model, report=report)
             results += zip(others, everywhere(others, copy), strict=True)
     if not dry_run:
-        _show_checks(place, specs, results, as_json=as_json)
-    elif as_json:
-        print_json({"dry_run": True, "copies": copies})
-    else:
-        for row in copies:
-            say(f"{row['model']}: {gigabytes(row['size'])}, {row['from']} to {row['to']}")
-            say(f"  {row['command']}")
-        say("nothing was changed")
+        yield from _checked_blocks(place, specs, results)
+        return
+    yield Record({"dry_run": True, "copies": copies})
+    for row in copies:
+        yield f"{row['model']}: {gigabytes(row['size'])}, {row['from']} to {row['to']}"
+        yield f"  {row['command']}"
+    yield "nothing was changed"
 
 
 def _plan_copies(
@@ -178,8 +180,8 @@ def _plan_copies(
 @_model
 @click.option("--quick", is_flag=True, help="Sizes, shards and links only; no hashes.")
 @node_options
-@as_json
-def check(spec: str, *, quick: bool, place: ModelNodes, as_json: bool) -> None:
+@rendered
+def check(spec: str, *, quick: bool, place: ModelNodes) -> Iterator[Block]:
     """Check on every node that a model is complete and right; needs no network.
 
     Hashes are compared with those that `hf` wrote down when it fetched the files.
@@ -202,38 +204,34 @@ def check(spec: str, *, quick: bool, place: ModelNodes, as_json: bool) -> None:
             return follow_answers(there, ModelCheck, answers, report(f"{node.ssh}: hashing"))
 
         results = everywhere(place.nodes, check_on)
-    _show_checks(place, [spec], list(zip(place.nodes, results, strict=True)), as_json=as_json)
+    yield from _checked_blocks(place, [spec], list(zip(place.nodes, results, strict=True)))
 
 
 @command.command("list")
 @node_options
-@as_json
-def show_models(*, place: ModelNodes, as_json: bool) -> None:
+@rendered
+def list_models(*, place: ModelNodes) -> Iterator[Block]:
     """List the models of every node, and whether they are complete."""
-    rows, fields, code = [], [], 0
+    rows: list[tuple[str, ...]] = []
+    nodes = []
     for node, answer in zip(place.nodes, models_of(place.nodes), strict=True):
         if isinstance(answer, PatchkitError):
-            code = max(code, answer.exit_code)
-            fields.append(_error_fields(node.ssh, answer))
-            lines = list(_error_lines(node.ssh, answer))
-        else:
-            fields.append({"node": node.ssh, "models": [asdict(model) for model in answer]})
-            rows += [_model_row(node.ssh, model) for model in answer]
-            lines = [] if answer else [f"{node.ssh}: no models in {node.models}"]
-        if not as_json:
-            echo(lines)
-    if as_json:
-        print_json({"nodes": fields})
-    elif rows:
-        echo(table(rows, heads=("node", "model", "commit", "size", "state", "")))
-    if code:
-        raise SystemExit(code)
-
-
-def _model_row(node: str, model: HeldModel) -> tuple[str, ...]:
-    state = style("complete", fg="green") if model.complete else style("incomplete", fg="red")
-    mine = "" if model.ours else "not fetched by patchkit"
-    return node, style(model.repo, bold=True), model.commit[:12], gigabytes(model.size), state, mine
+            nodes.append(_error_fields(node.ssh, answer))
+            yield from _error_lines(node.ssh, answer)
+            yield ExitCode(answer.exit_code)
+            continue
+        nodes.append({"node": node.ssh, "models": answer})
+        if not answer:
+            yield f"{node.ssh}: no models in {node.models}"
+        for model in answer:
+            state = style("incomplete", fg="red")
+            if model.complete:
+                state = style("complete", fg="green")
+            mine = "" if model.ours else "not fetched by patchkit"
+            name, size = style(model.repo, bold=True), gigabytes(model.size)
+            rows.append((node.ssh, name, model.commit[:12], size, state, mine))
+    yield Record({"nodes": nodes})
+    yield from table(rows, heads=("node", "model", "commit", "size", "state", "")) if rows else ()
 
 
 def _plan_lines(plan: FetchPlan, node: str) -> Iterator[str]:
@@ -268,7 +266,7 @@ def _check_lines(check: ModelCheck, node: str) -> Iterator[str]:
 
 
 def _check_fields(check: ModelCheck) -> dict[str, Any]:
-    return {**check.fields(), "complete": check.complete}
+    return {**record_fields(check), "complete": check.complete}
 
 
 def _error_lines(node: str, error: PatchkitError) -> Iterator[str]:
@@ -282,34 +280,22 @@ def _error_fields(node: str, error: PatchkitError) -> dict[str, Any]:
     return {"node": node, "error": {"what": error.what, "why": error.why, "next": error.hint}}
 
 
-def _show_checks(
+def _checked_blocks(
     place: ModelNodes,
     specs: Sequence[str],
     results: Sequence[tuple[ModelNode, ModelCheck | PatchkitError]],
-    *,
-    as_json: bool,
-) -> None:
-    """Print what came of it on each node; SystemExit with the code of the worst."""
-    code = max((result.exit_code for _node, result in results), default=0)
-    if as_json:
-        print_json(
-            {
-                "nodes": [
-                    _error_fields(node.ssh, result)
-                    if isinstance(result, PatchkitError)
-                    else {"node": node.ssh, **_check_fields(result)}
-                    for node, result in results
-                ]
-            }
-        )
-    else:
-        for node, result in results:
-            if isinstance(result, PatchkitError):
-                echo(_error_lines(node.ssh, result))
-            else:
-                echo(_check_lines(result, node.ssh))
-        if any(result.exit_code == HashMismatchError.exit_code for _node, result in results):
-            verb = "sync" if len(place.nodes) > 1 else "get"
-            say(next_step(*program(), "model", verb, *specs))
-    if code:
-        raise SystemExit(code)
+) -> Iterator[Block]:
+    """Yield what came of it on each node, and the code of the worst."""
+    nodes = []
+    for node, result in results:
+        if isinstance(result, PatchkitError):
+            nodes.append(_error_fields(node.ssh, result))
+            yield from _error_lines(node.ssh, result)
+        else:
+            nodes.append({"node": node.ssh, **_check_fields(result)})
+            yield from _check_lines(result, node.ssh)
+        yield ExitCode(result.exit_code)
+    yield Record({"nodes": nodes})
+    if any(result.exit_code == HashMismatchError.exit_code for _node, result in results):
+        verb = "sync" if len(place.nodes) > 1 else "get"
+        yield next_step(*program(), "model", verb, *specs)

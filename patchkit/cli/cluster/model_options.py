@@ -36,7 +36,7 @@ class ModelNodes:
         return repo, commit or self.pins.get(repo, "")
 
 
-def node_options(command: Callable[..., None]) -> Callable[..., None]:
+def node_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add --file, --node, --models and --python; hand them on as ``place``."""
 
     @functools.wraps(command)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict
 
 import click
 
-from patchkit.cli.cluster.cluster_options import cluster_option, format_clock
+from patchkit.cli.cluster.cluster_options import cluster_option, format_clock, node_fields
 from patchkit.cli.next_step import next_step, program
-from patchkit.cli.out import as_json, echo, print_json, say, style, table
+from patchkit.cli.out import style, table
+from patchkit.cli.render import Block, ExitCode, Record, rendered
 from patchkit.cluster.agent.unit_state import NodeState, UnitState
 from patchkit.cluster.launch.cluster import Cluster
 from patchkit.cluster.launch.journals import read_group_journal
@@ -31,52 +31,49 @@ _STATES = {
 
 @click.command("status")
 @cluster_option
-@as_json
-def command(*, cluster: Cluster, as_json: bool) -> None:
+@rendered
+def command(*, cluster: Cluster) -> Iterator[Block]:
     """Show the state of every node: what systemd says, memory, temperature, the last error.
 
     The exit code is 0 while the model answers, 9 if it does not or a node is silent.
     """
     states = cluster.states()
-    silent = [each for each in states if isinstance(each, PatchkitError)]
+    silent = [state for state in states if isinstance(state, PatchkitError)]
     unit = states[0].unit(cluster.file.unit) if isinstance(states[0], NodeState) else None
     hangs = _hanging(cluster) if unit and unit.active == "active" else None
-    notes = list(_notes(states[0], unit)) if isinstance(states[0], NodeState) else []
+    notes = list(_head_notes(states[0], unit)) if isinstance(states[0], NodeState) else []
     well = bool(unit and unit.active == "active") and not (silent or hangs or notes)
     error = None
     if unit and (unit.active == "failed" or unit.sub == "auto-restart"):
         error = first_error(read_group_journal(cluster, lines=400).lines)
-    if as_json:
-        print_json(
-            {
-                "answers": well,
-                "hangs": hangs,
-                "serves": unit.description if unit else None,
-                "nodes": [_fields(*each) for each in zip(cluster.nodes, states, strict=True)],
-                "error": {"node": error[0], "text": error[1].text} if error else None,
-            }
-        )
-    else:
-        if unit:
-            say(style(unit.description, bold=True))
-        rows = [_row(cluster, number, state, hangs) for number, state in enumerate(states)]
-        echo(table(rows, heads=_HEADS))
-        for note in notes:
-            say(note)
-        for why in silent:
-            say(style("silent", fg="red") + f" {why.what}")
-        if hangs:
-            say(style("hangs", fg="red") + f" {cluster.head.destination}: {hangs}")
-        if error:
-            say(style("last error", fg="red") + f" {error[0]}: {error[1].text.strip()}")
-        if error or silent or hangs:
-            here = cluster.head.here and len(states) == 1
-            echo([next_step(*program(), "doctor", *([] if here else ["--cluster"]))])
+    rows = list(zip(cluster.nodes, states, strict=True))
+    yield Record(
+        {
+            "answers": well,
+            "hangs": hangs,
+            "serves": unit.description if unit else None,
+            "nodes": [node_fields(node.destination, state) for node, state in rows],
+            "error": {"node": error[0], "text": error[1].text} if error else None,
+        }
+    )
+    if unit:
+        yield style(unit.description, bold=True)
+    cells = [_row(cluster, number, state, hangs) for number, state in enumerate(states)]
+    yield from table(cells, heads=_HEADS)
+    yield from notes
+    yield from (style("silent", fg="red") + f" {why.what}" for why in silent)
+    if hangs:
+        yield style("hangs", fg="red") + f" {cluster.head.destination}: {hangs}"
+    if error:
+        yield style("last error", fg="red") + f" {error[0]}: {error[1].text.strip()}"
+    if error or silent or hangs:
+        here = cluster.head.here and len(states) == 1
+        yield next_step(*program(), "doctor", *([] if here else ["--cluster"]))
     if not well:
-        raise click.exceptions.Exit(HostError.exit_code)
+        yield ExitCode(HostError.exit_code)
 
 
-def _notes(head: NodeState, unit: UnitState | None) -> Iterator[str]:
+def _head_notes(head: NodeState, unit: UnitState | None) -> Iterator[str]:
     """Yield what keeps the head from serving, or serves beside it."""
     for each in head.units:
         if each.text:
@@ -104,13 +101,6 @@ def _hanging(cluster: Cluster) -> str | None:
     return f"since {since}: {why}"
 
 
-def _fields(node: object, state: NodeState | PatchkitError) -> dict[str, object]:
-    destination = getattr(node, "destination", "")
-    if isinstance(state, PatchkitError):
-        return {"node": destination, "error": state.what}
-    return {"node": destination, **asdict(state)}
-
-
 def _row(
     cluster: Cluster, number: int, state: NodeState | PatchkitError, hangs: str | None
 ) -> tuple[str, ...]:
@@ -119,7 +109,7 @@ def _row(
         return style(name, bold=True), str(number), style("silent", fg="red"), *_EMPTY
     unit = state.unit(cluster.file.unit)
     assert unit is not None
-    word, colour = ("hangs", "red") if hangs and not number else _word(unit, number)
+    word, colour = _state_word(unit, number, hangs)
     heat = [f"{state.celsius} °C"] if state.celsius is not None else []
     heat += [f"{state.watts:.0f} W"] if state.watts is not None else []
     memory = state.memory
@@ -139,7 +129,9 @@ def _row(
     )
 
 
-def _word(unit: UnitState, number: int) -> tuple[str, str | None]:
+def _state_word(unit: UnitState, number: int, hangs: str | None) -> tuple[str, str | None]:
+    if hangs and number == 0:
+        return "hangs", "red"
     word, colour = _STATES.get(unit.active, (unit.active, None))
     if number and unit.active == "active":
         return "runs", colour  # that it answers the head alone knows

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,8 @@ from patchkit.cli.cluster.cluster_options import (
     read_cluster,
 )
 from patchkit.cli.next_step import next_step, program
-from patchkit.cli.out import LaidOut, Shown, as_json, echo, print_json, say, shown, style
+from patchkit.cli.out import LaidOut, record_fields, shown, style, tell
+from patchkit.cli.render import GOOD, Block, Record, lead_word, rendered
 from patchkit.cluster.agent.unit_state import UnitState
 from patchkit.cluster.launch import up as launch
 from patchkit.cluster.launch.cluster import Cluster
@@ -49,7 +50,7 @@ DRY = click.option("--dry-run", is_flag=True, help="Show what would be written, 
 @DRY
 @click.option("--no-wait", is_flag=True, help="Return as soon as it is started.")
 @click.option("--hold", is_flag=True, help="Stay, and stop it at the end of this command.")
-@as_json
+@rendered
 def command(
     model: str,
     *,
@@ -59,9 +60,8 @@ def command(
     dry_run: bool,
     no_wait: bool,
     hold: bool,
-    as_json: bool,
     **choices: Any,
-) -> None:
+) -> Iterator[Block]:
     """Start a model, here or on the nodes of cluster.toml; return when it has answered.
 
     \b
@@ -76,11 +76,11 @@ def command(
     if hold and (no_wait or dry_run):
         raise UsageError("--hold goes with neither --no-wait nor --dry-run")
     if dry_run:
-        tell_plan(cluster, launch.make_plan(cluster, model), as_json=as_json)
+        yield from plan_blocks(cluster, launch.make_plan(cluster, model))
     elif hold:
-        _hold(cluster, model, as_json=as_json)
+        yield from _hold_blocks(cluster, model)
     else:
-        _bring_up(cluster, model, wait=not no_wait, as_json=as_json)
+        yield from _start_blocks(cluster, model, wait=not no_wait)
 
 
 def _chosen_cluster(file: Path, *, here: bool, choices: dict[str, Any]) -> Cluster:
@@ -96,48 +96,44 @@ def _chosen_cluster(file: Path, *, here: bool, choices: dict[str, Any]) -> Clust
     return cluster_here(**given, serve=ServeChoices(**serve))
 
 
-def _bring_up(cluster: Cluster, model: str, *, wait: bool, as_json: bool) -> None:
+def _start_blocks(cluster: Cluster, model: str, *, wait: bool) -> Iterator[Block]:
     begun = launch.bring_up(cluster, model)
     name, url, notes = begun.plan.model.name, begun.plan.units.url, begun.plan.notes
-    if not as_json:
-        what = "runs with these files already" if begun.running else "is started"
-        say(style("✓", fg="green") + f" {name} {what} on {_node_names(cluster)}")
+    what = "runs with these files already" if begun.running else "is started"
+    yield GOOD + f"{name} {what} on {_node_names(cluster)}"
     if wait:
-        watcher = watch_start(cluster, quiet=as_json)
+        watcher = watch_start(cluster)
         done = wait_attached(cluster, lambda: launch.wait_for(cluster, begun, watcher))
-        tell_answered(cluster, done, as_json=as_json, url=url)
-    elif as_json:
-        print_json({"model": name, "url": url, "answered": None, "notes": notes})
+        yield from answered_blocks(cluster, done, url)
     else:
-        _tell_notes(notes, name)
+        yield Record({"model": name, "url": url, "answered": None, "notes": notes})
+        yield from _note_lines(notes, name)
 
 
-def _hold(cluster: Cluster, model: str, *, as_json: bool) -> None:
+def _hold_blocks(cluster: Cluster, model: str) -> Iterator[Block]:
     """Serve a model until a signal comes, which is no error."""
     began = False
     try:
-        watcher = watch_start(cluster, quiet=as_json)
+        watcher = watch_start(cluster)
         with launch.hold_model(cluster, model, watcher) as (begun, answered):
             began = True
-            tell_answered(cluster, answered, as_json=as_json, url=begun.plan.units.url)
+            yield from answered_blocks(cluster, answered, begun.plan.units.url)
             with unwatched():
                 raise launch.wait_until_ended(cluster, begun, watcher)
     except Interrupted:
         if not began:
             raise
-        if not as_json:
-            say(style("✓", fg="green") + f" {model} is stopped on {_node_names(cluster)}")
+        yield GOOD + f"{model} is stopped on {_node_names(cluster)}"
 
 
 def _node_names(cluster: Cluster) -> str:
     return ", ".join(node.destination for node in cluster.nodes)
 
 
-def _tell_notes(notes: Sequence[str], model: str) -> None:
-    for note in notes:
-        say(style("!", fg="yellow") + f" {note}")
+def _note_lines(notes: Sequence[str], model: str) -> Iterator[Block]:
+    yield from (lead_word("!") + note for note in notes)
     if notes and not model.startswith(("/", "~")):
-        say(next_step(*program(), "model", "check", model))
+        yield next_step(*program(), "model", "check", model)
 
 
 def wait_attached(cluster: Cluster, wait: Callable[[], Answered]) -> Answered:
@@ -145,12 +141,12 @@ def wait_attached(cluster: Cluster, wait: Callable[[], Answered]) -> Answered:
     try:
         return wait()
     except Interrupted:
-        say("", err=True)
-        say(next_step(*program(), "status", *cluster.here_words), err=True)
+        tell("")
+        tell(next_step(*program(), "status", *cluster.here_words))
         raise
 
 
-def watch_start(cluster: Cluster, *, quiet: bool) -> StartWatcher:
+def watch_start(cluster: Cluster) -> StartWatcher:
     """Return what tells how a start goes, a line for each change of the unit, or why it failed."""
     lines: list[str] = []
     words = {
@@ -162,58 +158,47 @@ def watch_start(cluster: Cluster, *, quiet: bool) -> StartWatcher:
         "running": "answers",
     }
 
-    def tell(unit: UnitState, seconds: float) -> None:
+    def tell_unit(unit: UnitState, seconds: float) -> None:
         line = (unit.sub == "waiting" and unit.text) or words.get(unit.sub, unit.sub)
-        if not quiet and line not in lines[-1:]:
+        if line not in lines[-1:]:
             lines.append(line)
-            say(
-                style(f"  {seconds:5.0f} s  {cluster.head.destination}: {line}", dim=True), err=True
-            )
+            tell(style(f"  {seconds:5.0f} s  {cluster.head.destination}: {line}", dim=True))
 
-    return StartWatcher(tell, explain_failed_start)
+    return StartWatcher(tell_unit, explain_failed_start)
 
 
-def tell_answered(cluster: Cluster, done: Answered, *, as_json: bool, url: str) -> None:
-    """Print how long a start took, and how the server is asked."""
-    if as_json:
-        print_json({**asdict(done), "url": url, "answered": True})
-        return
+def answered_blocks(cluster: Cluster, done: Answered, url: str = "") -> Iterator[Block]:
+    """Yield how long a start took, and how the server is asked."""
+    yield Record({**record_fields(done), "url": url, "answered": True})
     times = f"loaded in {done.load_s:.0f} s, first token after {done.token_s:.1f} s"
-    say(style("✓", fg="green") + f" {done.model} answers: {times}")
-    _tell_notes(done.notes, done.model)
+    yield GOOD + f"{done.model} answers: {times}"
+    yield from _note_lines(done.notes, done.model)
     if url:
         where = "" if cluster.head.here else f"on {cluster.head.destination}"
-        echo([next_step("curl", f"{url}/v1/models", where=where)])
+        yield next_step("curl", f"{url}/v1/models", where=where)
 
 
-def tell_plan(cluster: Cluster, plan: GroupPlan, *, as_json: bool) -> None:
-    """Print what a start would write and run, node by node."""
-    if as_json:
-        nodes = zip(cluster.nodes, plan.files, plan.changed, strict=True)
-        print_json(
-            {
-                "model": plan.model.name,
-                "url": plan.units.url,
-                "notes": plan.notes,
-                "nodes": [
-                    {"node": node.destination, "changed": changed, "files": files}
-                    for node, files, changed in nodes
-                ],
-            }
-        )
-        return
-    for number, node in enumerate(cluster.nodes):
-        echo(_node_lines(node.destination, plan, number))
-    _tell_notes(plan.notes, plan.model.name)
+def plan_blocks(cluster: Cluster, plan: GroupPlan) -> Iterator[Block]:
+    """Yield what a start would write and run, node by node."""
+    nodes = list(zip(cluster.nodes, plan.files, plan.changed, strict=True))
+    yield Record(
+        {
+            "model": plan.model.name,
+            "url": plan.units.url,
+            "notes": plan.notes,
+            "nodes": [
+                {"node": node.destination, "changed": changed, "files": files}
+                for node, files, changed in nodes
+            ],
+        }
+    )
+    for number, (node, files, changed) in enumerate(nodes):
+        yield style(node.destination, bold=True) + f" rank {number}"
+        for name in changed:
+            yield f"  {'removes' if files.get(name) is None else 'writes'} {name}"
+        yield LaidOut(shown(f"  runs    {' '.join(plan.units.ranks[number].words)}"))
+        for note in plan.ranks[number].env.notes:
+            yield "  " + lead_word("note") + by_cluster_file(note)
+    yield from _note_lines(plan.notes, plan.model.name)
     if plan.same:
-        say("nothing to write: every node has these files")
-
-
-def _node_lines(node: str, plan: GroupPlan, number: int) -> Iterator[Shown]:
-    yield style(f"{node}", bold=True) + f" rank {number}"
-    for name in plan.changed[number]:
-        text = plan.files[number].get(name)
-        yield shown(f"  {'removes' if text is None else 'writes'} {name}")
-    yield LaidOut(shown("  runs    ") + shown(" ".join(plan.units.ranks[number].words)))
-    for note in plan.ranks[number].env.notes:
-        yield style("  note", fg="yellow") + f" {by_cluster_file(note)}"
+        yield "nothing to write: every node has these files"

@@ -21,8 +21,9 @@ def ray(*, plan: Exported, output: Path | None, force: bool, as_json: bool) -> N
     """Write a job that serves a model on an existing Ray cluster, as Ray's REST API takes it.
 
     \b
-      patchkit export ray openai/gpt-oss-120b --nodes 2 --lock wheelhouse -o job.json
-      curl -H 'Content-Type: application/json' -d @job.json http://127.0.0.1:8265/api/jobs/
+      patchkit export ray openai/gpt-oss-120b --lock wheelhouse -o job.json
+      curl -H 'Content-Type: application/json' -d @job.json \\
+        http://127.0.0.1:8265/api/jobs/
 
     What each node owns, its address above all, a job cannot set: load the node's env file before
     `ray start` there.

@@ -5,14 +5,22 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from patchkit.cli.out import echo, print_json, style
+from patchkit.cli.out import style
+from patchkit.cli.render import (
+    BAD,
+    GOOD,
+    Block,
+    ExitCode,
+    Record,
+    counted_noun,
+    rendered,
+)
 from patchkit.cli.runtime.node_options import NCCL, PYTHON, ROOT, TARGET, TRITON, VLLM
 from patchkit.errors import UsageError
 from patchkit.finding import Finding, Level, worst
@@ -48,7 +56,7 @@ _FILE = click.Path(path_type=Path, allow_dash=True)
 @PYTHON
 @click.option("--elsewhere", is_flag=True, help="Do not compare the files with this machine.")
 @ROOT
-@click.option("--json", "as_json", is_flag=True, help="Print JSON for machines.")
+@rendered
 def command(
     files: tuple[Path, ...],
     *,
@@ -56,9 +64,8 @@ def command(
     elsewhere: bool,
     root: Path,
     python: str | None,
-    as_json: bool,
     **options: str,
-) -> None:
+) -> Iterator[Block]:
     """Find settings that are unknown, obsolete, contradictory or dangerous.
 
     FILE is an env file, a shell script, a compose file, a Kubernetes manifest, a Dockerfile or a
@@ -79,25 +86,22 @@ def command(
     host = None if elsewhere else probe(root, python=python, environment=os.environ)
     checked = [add_situation(subject, host, options) for subject in found]
     findings = [find_problems(subject) for subject in checked]
-    rows = []
+    rows = [
+        {
+            "file": subject.where,
+            "situation": subject.situation,
+            "versions": subject.versions,
+            "findings": [finding.fields() for finding in problems],
+        }
+        for subject, problems in zip(checked, findings, strict=True)
+    ]
+    yield Record({"files": rows})
     for subject, problems in zip(checked, findings, strict=True):
-        rows.append(
-            {
-                "file": subject.where,
-                "situation": subject.situation,
-                "versions": [asdict(stated) for stated in subject.versions],
-                "findings": [finding.fields() for finding in problems],
-            }
-        )
-        if not as_json:
-            echo(_render_lines(subject, problems, is_asked=bool(options["target"])))
-    if as_json:
-        print_json({"files": rows})
-    if code := worst(chain.from_iterable(findings), Level.ERROR, Level.WARNING):
-        raise SystemExit(code)
+        yield from _problem_lines(subject, problems, is_asked=bool(options["target"]))
+    yield ExitCode(worst(chain.from_iterable(findings), Level.ERROR, Level.WARNING))
 
 
-def _render_lines(
+def _problem_lines(
     checked: CheckedText, findings: Sequence[Finding], *, is_asked: bool
 ) -> Iterator[str]:
     for finding in findings:
@@ -110,9 +114,8 @@ def _render_lines(
         if finding.hint:
             yield style(f"  next: {finding.hint}", dim=True)
     counts = Counter(finding.level for finding in findings)
-    plural = {level: "" if counts[level] == 1 else "s" for level in _STYLES}
-    parts = [f"{counts[level]} {level}{plural[level]}" for level in _STYLES if counts[level]]
-    mark = style("✗", fg="red") if set(counts) - {Level.NOTE} else style("✓", fg="green")
+    parts = [counted_noun(counts[level], level) for level in _STYLES if counts[level]]
+    mark = BAD if set(counts) - {Level.NOTE} else GOOD
     # What the file was checked against, so that nobody takes silence for more.
     against = [_describe_version(checked, name) for name in _PROJECTS]
     against += ["this host"] if checked.host else []
@@ -120,7 +123,7 @@ def _render_lines(
     if not is_asked and (checked.host is None or target_of(checked.host) != target):
         against[-1] += f"; judged for {target}, --target names another"
     result = ", ".join(parts) or "no problems"
-    yield mark + f" {checked.where}: {result}; checked against {', '.join(against)}"
+    yield mark + f"{checked.where}: {result}; checked against {', '.join(against)}"
 
 
 def _describe_version(checked: CheckedText, project: str) -> str:

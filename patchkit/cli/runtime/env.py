@@ -10,7 +10,8 @@ from typing import Any
 import click
 
 from patchkit.cli.next_step import next_step, program
-from patchkit.cli.out import Shown, data, echo, print_json, say, style
+from patchkit.cli.out import Shown, style, tell
+from patchkit.cli.render import GOOD, Block, Data, Record, VerbGroup, lead_word, rendered
 from patchkit.cli.runtime.check import command as check
 from patchkit.cli.runtime.env_explain import explain
 from patchkit.cli.runtime.node_options import TRITON, asked_for, node_options, rule_choice
@@ -29,7 +30,7 @@ from patchkit.runtime.rules.variable_rules import load_variable_rules
 from patchkit.runtime.rules.variables import vllm_values, vllm_variables
 
 
-@click.group(invoke_without_command=True, subcommand_metavar="[explain|check] …")
+@click.group(cls=VerbGroup, invoke_without_command=True, subcommand_metavar="[explain|check] …")
 @node_options
 @click.option("--model", metavar="PRESET", help="A model of `serve-args --list`.")
 @click.option(
@@ -55,12 +56,10 @@ from patchkit.runtime.rules.variables import vllm_values, vllm_variables
     default=Format.ENV.value,
     help="env is read alike by sh, systemd and docker.",
 )
-@click.option(
-    "--json", "as_json", is_flag=True, help="Print variables, reasons and notes, for programs."
-)
 @click.option("--force", is_flag=True, help="Replace a file that patchkit did not write.")
 @click.pass_context
-def command(context: click.Context, /, **options: Any) -> None:
+@rendered
+def command(context: click.Context, /, **options: Any) -> Iterator[Block]:
     """Write an env file for this node, from what this node has.
 
     \b
@@ -72,14 +71,14 @@ def command(context: click.Context, /, **options: Any) -> None:
     `patchkit env explain` lists, and checks each name against what the installed versions read.
     """
     if context.invoked_subcommand is None:
-        _write_env(options)
+        yield from _env_blocks(options)
 
 
 command.add_command(explain)
 command.add_command(check, "check")
 
 
-def _write_env(options: Mapping[str, Any]) -> None:
+def _env_blocks(options: Mapping[str, Any]) -> Iterator[Block]:
     extra = dict(map(_parse_setting, options["extra"]))
     host = probe(options["root"], python=options["python"], environment=os.environ)
     head = None
@@ -108,37 +107,32 @@ def _write_env(options: Mapping[str, Any]) -> None:
     )
     if head:
         env = agree(env, head, rules.of_host, extra)
-    output: Path | None = options["output"]
-    if options["as_json"]:
-        if output:
-            raise UsageError("--json is not written to a file", hint="leave --output out")
-        print_json(_env_fields(env))
-        return
+    yield Record(
+        {
+            "variables": {it.name: it.value for it in env.settings if not is_secret(it.name)},
+            "reasons": {it.name: it.comment for it in env.settings},
+            "notes": env.notes,
+        }
+    )
     text = file_text(
         env,
         Format(options["kind"]),
         hostname=host.system.hostname,
         target=options["target"] or "",
     )
+    output: Path | None = options["output"]
     if output is None or output == Path("-"):
-        data(text)
-        _say_notes(env, err=True)
+        yield Data(text)
+        for line in _note_lines(env):
+            tell(line)
         return
     # A variable without a value is a secret: a file that refers to one is kept from others.
-    private = any(not each.value for each in env.settings)
+    private = any(not setting.value for setting in env.settings)
     outcome = write(output, text, force=options["force"], private=private)
     what = f"{len(env.settings)} variables for {node.role}, {node.topology}"
-    say(style("✓", fg="green") + f" {output} {outcome}: {what}{where(env)}")
-    _say_notes(env)
-    echo(_next_env_steps(output, node.role, options["model"]))
-
-
-def _env_fields(env: ClusterEnv) -> dict[str, Any]:
-    return {
-        "variables": {each.name: each.value for each in env.settings if not is_secret(each.name)},
-        "reasons": {each.name: each.comment for each in env.settings},
-        "notes": env.notes,
-    }
+    yield GOOD + f"{output} {outcome}: {what}{where(env)}"
+    yield from _note_lines(env)
+    yield from _next_env_steps(output, node.role, options["model"])
 
 
 def _next_env_steps(file: Path, role: str, model: str | None) -> Iterator[Shown]:
@@ -166,13 +160,13 @@ def _parse_setting(text: str) -> tuple[str, str]:
     return name, value
 
 
-def _say_notes(env: ClusterEnv, *, err: bool = False) -> None:
+def _note_lines(env: ClusterEnv) -> Iterator[Shown]:
     for note in env.notes:
-        say(style("note", fg="yellow") + f" {note}", err=err)
-    for each in env.advice:
-        say(style("beware", fg="yellow") + f" {each.says}; instead: {each.instead}", err=err)
+        yield lead_word("note") + note
+    for advice in env.advice:
+        yield lead_word("beware") + f"{advice.says}; instead: {advice.instead}"
     off = [rule.id for rule in env.off if rule.id not in env.node.choice.unwanted]
     if off:
         why = f"`{quoted('patchkit', 'env', 'explain', off[0])}` says why"
         why += f", --with {off[0]} turns it on"
-        say(style("off", dim=True) + f" by default: {', '.join(off)}; {why}", err=err)
+        yield style("off", dim=True) + f" by default: {', '.join(off)}; {why}"

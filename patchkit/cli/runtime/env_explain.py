@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict
 
 import click
 
 from patchkit.cli.complete import variables
-from patchkit.cli.out import echo, print_json, style, table
+from patchkit.cli.out import record_fields, style, table
+from patchkit.cli.render import Block, Record, fact_lines, rendered
 from patchkit.errors import UsageError
 from patchkit.runtime.rules.condition import in_words
 from patchkit.runtime.rules.rule import routes_in_words
@@ -28,63 +28,59 @@ from patchkit.runtime.rules.variables import (
 
 
 @click.command()
-@click.argument("wanted", metavar="[VARIABLE]", required=False, shell_complete=variables)
-@click.option("--json", "as_json", is_flag=True, help="For machines.")
-def explain(wanted: str | None, *, as_json: bool) -> None:
+@click.argument("name", metavar="[VARIABLE]", required=False, shell_complete=variables)
+@rendered
+def explain(name: str | None) -> Iterator[Block]:
     """Explain what a variable does here, why, since when, who says so, and what guides say.
 
     VARIABLE may be the id of a rule as well. Without it: everything that has a rule.
     """
     rules = load_variable_rules()
-    if wanted is None:
-        _show_overview(rules, as_json=as_json)
+    if name is None:
+        yield from _overview_blocks(rules)
         return
-    found = [each for each in rules.entries if wanted in (each.id, *each.variables)]
-    if not found and not _is_known_variable(wanted):
-        raise UsageError(f"nothing is known of {wanted}", hint=_nearest_hint(rules, wanted))
-    if as_json:
-        print_json(_explain_fields(wanted, found))
-        return
-    echo(_explain_lines(wanted, found))
-
-
-def _is_known_variable(name: str) -> bool:
-    return lifetime(name) is not None or name in other_variables()
-
-
-def _nearest_hint(rules: VariableRules, wanted: str) -> str:
-    names = [name for each in rules.entries for name in (*each.variables, each.id)]
-    close = nearest(wanted, names)
-    return f"did you mean {close}?" if close else "`patchkit env explain` lists what has a rule"
-
-
-def _show_overview(rules: VariableRules, *, as_json: bool) -> None:
-    if as_json:
-        print_json(asdict(rules))
-        return
-    echo([style("Set", bold=True)])
-    echo(table((_set_row(rule) for rule in rules.rules), indent="  "))
-    echo(["", style("Better left out", bold=True)])
-    echo(table((_avoid_row(each) for each in rules.avoids), indent="  "))
-    echo(["", "`patchkit env explain VARIABLE` says why, who says so, and what guides say."])
-
-
-def _set_row(rule: VariableRule) -> tuple[str, ...]:
-    on = "" if rule.default else style("off", dim=True)
-    values = " ".join(f"{name}={value}" for name, value in rule.set.items())
-    return rule.id, on, in_words(rule.when), values
-
-
-def _avoid_row(avoid: Avoid) -> tuple[str, ...]:
-    return avoid.id, avoid.severity, in_words(avoid.when), " ".join(avoid.variables)
-
-
-def _explain_lines(wanted: str, found: list[VariableRule | Avoid]) -> Iterator[str]:
-    yield style(wanted, bold=True)
-    yield from (f"  {line}" for line in _lifetime_lines(wanted))
+    found = [entry for entry in rules.entries if name in (entry.id, *entry.variables)]
+    known, other = lifetime(name), other_variables().get(name)
+    if not (found or known or other):
+        names = [text for entry in rules.entries for text in (*entry.variables, entry.id)]
+        close = nearest(name, names)
+        hint = f"did you mean {close}?" if close else "`patchkit env explain` lists the rules"
+        raise UsageError(f"nothing is known of {name}", hint=hint)
+    set_here = [entry for entry in found if isinstance(entry, VariableRule)]
+    yield Record(
+        {
+            "name": name,
+            "lifetime": known,
+            "meaning": other.meaning if other else None,
+            "rules": [{**record_fields(rule), "default": rule.default} for rule in set_here],
+            "avoids": [entry for entry in found if isinstance(entry, Avoid)],
+        }
+    )
+    yield style(name, bold=True)
+    yield from (f"  {line}" for line in _lifetime_lines(name))
     for entry in found:
         yield ""
         yield from _entry_lines(entry)
+
+
+def _overview_blocks(rules: VariableRules) -> Iterator[Block]:
+    yield Record(rules)
+    rows: list[tuple[str, ...]] = []
+    for rule in rules.rules:
+        on = "" if rule.default else style("off", dim=True)
+        values = " ".join(f"{name}={value}" for name, value in rule.set.items())
+        rows.append((rule.id, on, in_words(rule.when), values))
+    yield style("Set", bold=True)
+    yield from table(rows, indent="  ")
+    yield ""
+    yield style("Better left out", bold=True)
+    avoids = [
+        (avoid.id, avoid.severity, in_words(avoid.when), " ".join(avoid.variables))
+        for avoid in rules.avoids
+    ]
+    yield from table(avoids, indent="  ")
+    yield ""
+    yield "`patchkit env explain VARIABLE` says why, who says so, and what guides say."
 
 
 def _lifetime_lines(name: str) -> Iterator[str]:
@@ -102,40 +98,18 @@ def _lifetime_lines(name: str) -> Iterator[str]:
 
 
 def _entry_lines(entry: VariableRule | Avoid) -> Iterator[str]:
-    rows = [("when", in_words(entry.when) or "always"), ("why", entry.reason)]
+    rows = {"when": in_words(entry.when) or "always", "why": entry.reason}
     if isinstance(entry, VariableRule):
         values = " ".join(f"{name}={value}" for name, value in entry.set.items())
         whose = "the same on all nodes" if entry.scope == "shared" else "each node its own"
         yield style(entry.id, fg="green") + f"  sets {values}  ({whose})"
-        rows += [("off", _why_off(entry))]
+        if not entry.default:
+            why = "a choice of yours" if entry.optional else "it rests on a single report"
+            rows["off"] = f"{why}: --with {entry.id} turns it on"
     else:
         yield style(entry.id, fg="yellow") + f"  {entry.severity}: better left out"
-        rows += [("instead", entry.instead)]
-    rows += [
-        ("leads", routes_in_words(entry.routes)),
-        ("source", f"{entry.source} ({entry.evidence}, confidence {entry.confidence})"),
-        ("guides", entry.guides),
-    ]
-    yield from table([row for row in rows if row[1]], indent="  ")
-
-
-def _why_off(rule: VariableRule) -> str:
-    if rule.default:
-        return ""
-    why = "a choice of yours" if rule.optional else "it rests on a single report"
-    return f"{why}: --with {rule.id} turns it on"
-
-
-def _explain_fields(wanted: str, found: list[VariableRule | Avoid]) -> dict[str, object]:
-    known = lifetime(wanted)
-    return {
-        "name": wanted,
-        "lifetime": asdict(known) if known else None,
-        "meaning": other.meaning if (other := other_variables().get(wanted)) else None,
-        "rules": [
-            {**asdict(each), "default": each.default}
-            for each in found
-            if isinstance(each, VariableRule)
-        ],
-        "avoids": [asdict(each) for each in found if isinstance(each, Avoid)],
-    }
+        rows["instead"] = entry.instead
+    rows["leads"] = routes_in_words(entry.routes)
+    rows["source"] = f"{entry.source} ({entry.evidence}, confidence {entry.confidence})"
+    rows["guides"] = entry.guides
+    yield from fact_lines(rows)

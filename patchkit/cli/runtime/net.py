@@ -15,6 +15,7 @@ import click
 
 from patchkit.cli.next_step import next_step, program
 from patchkit.cli.out import as_json, confirm, data, echo, print_json, say, style, table
+from patchkit.cli.render import VerbGroup
 from patchkit.cli.runtime.net_verify import (
     CAGE,
     MTU,
@@ -77,7 +78,7 @@ def _plan_options(command: F) -> F:
     return command
 
 
-@click.group()
+@click.group(cls=VerbGroup)
 def command() -> None:
     """The QSFP network between Sparks: plan, apply, verify, undo.
 

@@ -10,7 +10,8 @@ from pathlib import Path
 import click
 
 from patchkit.cli.next_step import next_step, program
-from patchkit.cli.out import Shown, echo, print_json, say, shown, style, table
+from patchkit.cli.out import Shown, shown, style, table, tell
+from patchkit.cli.render import Block, Record, rendered
 from patchkit.finding import Finding, Level
 from patchkit.quoting import quoted
 from patchkit.runtime.host import hardware
@@ -27,7 +28,6 @@ _HEADS = ("netdev", "state", "speed", "MTU", "addresses", "RDMA", "GID", "twin",
 
 
 @click.command()
-@click.option("--json", "as_json", is_flag=True, help="Every fact, for programs.")
 @click.option(
     "--root",
     type=click.Path(path_type=Path, exists=True, file_okay=False),
@@ -41,7 +41,8 @@ _HEADS = ("netdev", "state", "speed", "MTU", "addresses", "RDMA", "GID", "twin",
     help="Copy all that is read to a new folder: for a bug report, and for --root.",
 )
 @click.option("--python", metavar="EXE", help="The Python that has vLLM. Default: the present one.")
-def command(*, as_json: bool, root: Path, save: Path | None, python: str | None) -> None:
+@rendered
+def command(*, root: Path, save: Path | None, python: str | None) -> Iterator[Block]:
     """List the facts of this machine: GPU, memory, network, RDMA, cables, software.
 
     Reads sysfs and /proc, and asks NVML and ip if they are there: no rights, no GPU and no
@@ -49,14 +50,12 @@ def command(*, as_json: bool, root: Path, save: Path | None, python: str | None)
     """
     copy = RecordingWriter(root, save) if save else None
     host = probe(root, python=python, environment=os.environ, copy=copy)
-    if as_json:
-        print_json(asdict(host))
-    else:
-        echo(lines(host))
-        echo(_next_probe_steps(host, root))
+    yield Record(asdict(host))
+    yield from host_lines(host)
+    yield from _next_probe_steps(host, root)
     if copy:
         archive = quoted("tar", "-czf", Path(f"{copy.home.name}.tar.gz"), Path(copy.home.name))
-        say(f"saved: {copy.files} files in {copy.home}; attach them: {archive}", err=True)
+        tell(f"saved: {copy.files} files in {copy.home}; attach them: {archive}")
 
 
 def _next_probe_steps(host: Host, root: Path) -> Iterator[Shown]:
@@ -73,7 +72,7 @@ def _next_probe_steps(host: Host, root: Path) -> Iterator[Shown]:
         yield next_step(*program(), "repack", f"vllm=={newest_vllm()}")
 
 
-def lines(host: Host) -> Iterator[str]:
+def host_lines(host: Host) -> Iterator[str]:
     yield style(host.system.hostname or "host", bold=True) + _product_text(host.system)
     yield from table(_summary_rows(host), "  ")
     yield ""

@@ -3,32 +3,27 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import click
 
 from patchkit.cli import complete
-from patchkit.cli.out import data, echo, print_json, say, table
+from patchkit.cli.next_step import next_step
+from patchkit.cli.out import record_fields, table, tell
+from patchkit.cli.render import Block, Data, Record, lead_word, rendered
 from patchkit.cli.runtime.node_options import asked_for, node_options, rule_choice
-from patchkit.cli.runtime.serve_view import (
-    HEADS,
-    NOTE,
-    command_fields,
-    explained,
-    listing,
-    preset_fields,
-    tell,
-)
+from patchkit.cli.runtime.serve_view import HEADS, command_fields, flag_rows, preset_rows
 from patchkit.errors import UsageError
 from patchkit.runtime.host.probe import probe
 from patchkit.runtime.node.decision import decide
 from patchkit.runtime.node.env_file import read_env_file
 from patchkit.runtime.rules.flag_rules import load_flag_rules
+from patchkit.runtime.rules.presets import load_presets
 from patchkit.runtime.serve.args import ServeCommand, release_flags, serve_args
 from patchkit.runtime.serve.listen import CHOICES as LISTEN
-from patchkit.runtime.serve.listen import listen_address
+from patchkit.runtime.serve.listen import listen_address, models_url
 from patchkit.runtime.serve.memory import memory_pool
 from patchkit.runtime.serve.model import full_name, preset_of, weights_gib
 from patchkit.runtime.serve.request import ServeRequest
@@ -61,10 +56,10 @@ _TAKEN = ("role", "topology", "executor", "vllm", "nodes", "head", "target", "qu
 )
 @click.option("--host", metavar="A", help="Listen on this address, instead of --listen.")
 @click.option("--port", type=click.IntRange(1, 65535), default=8000, show_default=True)
-@click.option("--json", "as_json", is_flag=True, help="For programs.")
 @click.option("--explain", is_flag=True, help="Show each flag's reason, and what is left out.")
 @click.option("--list", "presets", is_flag=True, help="List the models that have presets.")
-def command(**options: Any) -> None:
+@rendered
+def command(**options: Any) -> Iterator[Block]:
     """Print the `vllm serve` flags that go with the env, valid for the installed version.
 
     \b
@@ -75,23 +70,26 @@ def command(**options: Any) -> None:
     MODEL is a name at Hugging Face, a folder, or the last part of a preset's name. Prints one line
     for the shell.
     """
-    as_json = options["as_json"]
     if options["presets"]:
-        if as_json:
-            print_json(preset_fields())
-        else:
-            echo(table(listing(), heads=HEADS, labels=["vLLM"]))
+        # The presets as presets.toml has them.
+        yield Record([{**record_fields(preset), "name": preset.name} for preset in load_presets()])
+        yield from table(preset_rows(), heads=HEADS, labels=["vLLM"])
         return
     if not options["model"]:
         raise UsageError("missing MODEL", hint="OWNER/NAME, a folder, or one of --list")
     served = _serve_command(options)
-    if as_json:
-        print_json(command_fields(served))
-    elif options["explain"]:
-        echo(table(explained(served)))
+    yield Record(command_fields(served))
+    if options["explain"]:
+        yield from table(flag_rows(served))
     else:
-        data(served.shell_line + "\n")
-    tell(served)
+        yield Data(served.shell_line + "\n")
+    # The command alone is on standard output.
+    for note in served.notes:
+        tell(lead_word("note") + note)
+    for advice in served.advice:
+        tell(lead_word("beware") + f"{advice.says}: {advice.instead}")
+    if url := models_url(served.request):
+        tell(next_step("curl", url, where="once it serves"))
 
 
 def _serve_command(options: Mapping[str, Any]) -> ServeCommand:
@@ -103,7 +101,7 @@ def _serve_command(options: Mapping[str, Any]) -> ServeCommand:
     file = read_env_file(path, accept_edited=options["accept_edited"]) if path else None
     if file and file.edited:
         taken = " ".join(f"{name}={file.facts[name]}" for name in _TAKEN if name in file.facts)
-        say(NOTE + f" {path} was edited after patchkit wrote it; taken: {taken}", err=True)
+        tell(lead_word("note") + f"{path} was edited after patchkit wrote it; taken: {taken}")
     host = probe(options["root"], python=options["python"], environment=os.environ)
     model = options["model"]
     preset = preset_of(model, options["preset"], os.environ)

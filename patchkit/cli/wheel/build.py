@@ -13,7 +13,7 @@ from patchkit.cli import complete
 from patchkit.cli.options import find_target
 from patchkit.cli.out import style, tell
 from patchkit.cli.progress import in_tenths, progress
-from patchkit.cli.render import Block, Record, lead_word, rendered
+from patchkit.cli.render import Block, Record, VerbGroup, lead_word, rendered
 from patchkit.cli.wheel.build_options import (
     Placed,
     built_lines,
@@ -54,7 +54,7 @@ A commit of upstream:
 """
 
 
-@click.group()
+@click.group(cls=VerbGroup)
 def command() -> None:
     """Build a wheel into the wheelhouse."""
 

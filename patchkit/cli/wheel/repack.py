@@ -38,7 +38,7 @@ For a Spark, on any machine:
 The same for x86-64, for tests elsewhere:
   patchkit repack vllm==0.25.1 --cpu x86_64
 A wheel of your own, vouched for:
-  patchkit repack ./vllm-0.25.1-cp38-abi3-linux_aarch64.whl --sha256 <64 hex digits>
+  patchkit repack ./vllm-0.25.1-cp38-abi3-linux_aarch64.whl --sha256 HEX
 """
 _USES: Mapping[Use, Mapping[str, Any]] = {
     Use.LOST: {"fg": "yellow"},

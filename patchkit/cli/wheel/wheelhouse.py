@@ -13,7 +13,7 @@ from patchkit.cli.next_step import next_step, pip, program
 from patchkit.cli.options import Renamed
 from patchkit.cli.out import LaidOut, record_fields, style, table, tell
 from patchkit.cli.progress import progress
-from patchkit.cli.render import GOOD, Block, Record, rendered, verbose_option
+from patchkit.cli.render import GOOD, Block, Record, VerbGroup, rendered, verbose_option
 from patchkit.cli.wheel.override import command as override_command
 from patchkit.cli.wheel.override import override_lines
 from patchkit.elf import by_version
@@ -42,12 +42,12 @@ _EPILOG = """\
 Install everything that it holds, by hash and without an index:
   pip install --require-hashes --no-deps --no-index \\
     --find-links wheelhouse -r wheelhouse/requirements.txt
-Once it is filled, --no-deps is not needed: the lock is complete. With an override it is, since
-no resolver knows of it.
+Once it is filled, --no-deps is not needed: the lock is complete. With an
+override it is, since no resolver knows of it.
 """
 
 
-@click.group(epilog=_EPILOG)
+@click.group(cls=VerbGroup, epilog=_EPILOG)
 def command() -> None:
     """Keep finished wheels with a manifest, hashes, and locked requirements."""
 

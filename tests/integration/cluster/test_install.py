@@ -141,7 +141,7 @@ def test_fresh_again_another_and_back(install, homes, house, environment, tmp_pa
     first = fresh["nodes"][0]["name"]
     assert [each["changed"] for each in fresh["nodes"]] == [True, True]
     assert [(c["node"], c["source"], c["wheels"]) for c in fresh["copies"]] == [
-        ("spark-1", "", 4),
+        ("spark-1", None, 4),
         ("spark-2", "spark-1", 4),
     ]
     versions = {"vllm": "0.25.1", "torch": "2.11.0", "nvidia_nccl_cu13": OURS}

@@ -1,4 +1,4 @@
-"""Everything that is printed leaves through cli/out.py and cli/bars.py, made visible there.
+"""Everything that is printed leaves through cli/out.py and cli/progress.py, made visible there.
 
 Each verb that prints names from elsewhere gets hostile ones: what comes out holds no character that
 a terminal would obey, and no name is taken for markup.
@@ -100,7 +100,7 @@ def test_the_rule_below_finds():
 
 
 def test_nothing_is_printed_around_the_way_out():
-    ways_out = {"out.py", "bars.py", "alive.py"}
+    ways_out = {"out.py", "progress.py", "alive.py"}
     places = [place for place in sorted(CLI.rglob("*.py")) if place.name not in ways_out]
     assert len(places) > 25
     assert {p.name: found for p in places if (found := prints_around(p.read_text()))} == {}
@@ -181,13 +181,26 @@ def test_what_an_encoding_lacks_is_escaped(encoding, arguments):
     )
 
 
+def helps(encoding):
+    """Words and help of every verb, and of every verb that has others."""
+    found = {words[:number] for words, _command in runnable() for number in range(len(words) + 1)}
+    for words in sorted(found):
+        stream = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
+        assert terminal.run([*words, "--help"], stream) == 0
+        yield words, stream.buffer.getvalue().decode(ENCODINGS[encoding])
+
+
 def test_help_in_every_encoding():
     for encoding in ENCODINGS:
-        for words, _command in runnable():
-            stream = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
-            assert terminal.run([*words, "--help"], stream) == 0
-            said = stream.buffer.getvalue().decode(ENCODINGS[encoding])
-            assert said.startswith(f"Usage: patchkit {' '.join(words)}")
+        for words, said in helps(encoding):
+            assert said.startswith(f"Usage: {' '.join(['patchkit', *words])} [")
+
+
+def test_help_fits_80_columns_and_cuts_no_line():
+    for words, said in helps("utf-8"):
+        usage, *lines = said.splitlines()
+        wrong = [line for line in lines if len(line) > 80 or re.search(r"\w(\.\.\.|…)$", line)]
+        assert not [line for line in wrong if "VLLM_TUNED" not in line], (words, usage)
 
 
 @pytest.mark.parametrize("encoding", ["latin-1", "ascii"])

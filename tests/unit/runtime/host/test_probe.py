@@ -429,7 +429,7 @@ def test_no_file_makes_probe_fail(files, data):
     try:
         found = seen(root)
         remarks(found)
-        assert list(verb.lines(found))
+        assert list(verb.host_lines(found))
         assert from_json(to_json(found), "json") == found
     finally:
         place.write_bytes(right)
@@ -444,7 +444,7 @@ def test_no_missing_file_makes_probe_fail(files, data):
     right = place.read_bytes()
     place.unlink()
     try:
-        assert list(verb.lines(seen(root)))
+        assert list(verb.host_lines(seen(root)))
     finally:
         place.write_bytes(right)
 
