@@ -129,6 +129,9 @@ def name_figures() -> dict[str, float]:
 
 def _print_names(room: str) -> None:
     mine = [module for module in modules() if module.room == room]
+    lines = sum(module.lines for module in mine)
+    functions = sum(len(module.functions) for module in mine)
+    small = sum(len(module.small_helpers) for module in mine)
     paths = {module.path for module in mine}
     for name, places in shared_names().items():
         if paths & set(places):
@@ -136,6 +139,8 @@ def _print_names(room: str) -> None:
     for module in mine:
         if module.small_helpers:
             print(f"small, one caller: {module.path}: {', '.join(module.small_helpers)}")
+    per = [f"{1000 * count / lines:.1f}" for count in (functions, small)]
+    print(f"{lines} lines, per 1,000: {per[0]} functions, {per[1]} small helpers")
 
 
 def main(arguments: list[str]) -> None:
