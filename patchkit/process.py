@@ -1,9 +1,8 @@
 """Run programs by their words, never by a shell; what goes wrong is one of our errors.
 
-``run`` is for a program that has to work, ``attempt`` for one whose failure is an answer,
-``Follow`` for one that takes long and tells how far it is, ``sieve`` for one that lets parts of a
-stream through, ``ask`` for a question to another Python; ``dialogue.py`` is for one that answers by
-lines as long as somebody listens. Their output is read as UTF-8, with U+FFFD for what is not.
+``run`` is for a program that has to work, ``attempt`` for one whose failure is an answer, ``ask``
+for a question to another Python; ``follow.py`` is for one that takes long, or whom somebody talks
+to. Their output is read as UTF-8, with U+FFFD for what is not.
 
 Those of proofs (``proof/child_process.py``) and a server that `patchkit bench` measures
 (``measure/rounds.py``) are started where they are used.
@@ -15,24 +14,15 @@ import json
 import os
 import shutil
 import signal
-from collections import deque
-from collections.abc import Generator, Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Self, TypedDict, Unpack
+from typing import Any, TypedDict, Unpack
 
 from patchkit.errors import HostError, PatchkitError
 from patchkit.quoting import quoted
 
-if TYPE_CHECKING:
-    import subprocess
-
-RUNNING: set[subprocess.Popen[bytes]] = set()
-"""Programs that an interrupt ends: those that are followed, and of dialogues."""
-
-_TAIL, _SHOWN = 400, 8  # lines of a program's output that are kept, and that an error shows
-_LONGEST = 1 << 20  # bytes of a line that are waited for
-_SILENCE_S, _GRACE_S = 0.5, 10
+_SHOWN = 8  # lines of a program's output that an error shows
 _PATIENCE = 60.0  # seconds; sitecustomize may do anything
 _MARK = "patchkit:"  # before an answer: a sitecustomize may also print
 # Run by the other Python: the question is its first argument, the rest are the question's own.
@@ -149,152 +139,6 @@ def attempt(*words: str | Path, **options: Unpack[RunOptions]) -> Completed:
             process.kill()  # an interrupt: `with` would wait until the program ends by itself
             raise
     return completed(command, process.returncode, decoded(output), decoded(errors))
-
-
-class Follow:
-    """A program whose lines are read while it runs; ``done`` says how it ended once all are read.
-
-    As an iterator it gives each line with its line feed, errors among the others, and "" while the
-    program is silent. A carriage return ends a line as well: that is how progress is drawn. A block
-    of ``with`` that is left early ends the program. The output in ``done`` are the last 400 lines.
-    """
-
-    done: Completed
-
-    def __init__(
-        self,
-        *words: str | Path,
-        env: Mapping[str, str],
-        cwd: Path | None = None,
-        umask: int = -1,
-        inherit: bool = False,
-    ) -> None:
-        """Start it; with ``inherit`` it keeps this process's open files, such as a lock."""
-        import subprocess
-
-        self._command = tuple(map(str, words))
-        self._process: subprocess.Popen[bytes] | None = None
-        try:
-            self._process = subprocess.Popen(
-                self._command,
-                env=env,
-                cwd=cwd,
-                umask=umask,
-                close_fds=not inherit,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                bufsize=0,
-            )
-            RUNNING.add(self._process)
-        except (OSError, ValueError) as error:
-            self.done = not_started(self._command, env, error)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_error: object) -> None:
-        """End the program if it still runs: after some seconds it is killed."""
-        import subprocess
-
-        if (process := self._process) is None:
-            return
-        RUNNING.discard(process)
-        if process.poll() is None:
-            process.terminate()
-            try:
-                process.wait(_GRACE_S)
-            except subprocess.TimeoutExpired:
-                process.kill()
-        with process:  # waits, and closes its output
-            pass
-
-    def __iter__(self) -> Iterator[str]:
-        if (process := self._process) is None:
-            return
-        tail: deque[str] = deque(maxlen=_TAIL)
-        for line in self._lines():
-            if line:
-                tail.append(line)
-            yield line
-        self.done = completed(self._command, process.wait(), "".join(tail), "")
-
-    def _lines(self) -> Iterator[str]:
-        import select
-
-        assert self._process is not None
-        assert self._process.stdout is not None
-        stdout, rest = self._process.stdout, b""
-        while True:
-            if not select.select([stdout], [], [], _SILENCE_S)[0]:
-                yield ""
-                continue
-            if not (read := stdout.read(1 << 16)):
-                break
-            *whole, rest = (rest + read).replace(b"\r", b"\n").split(b"\n")
-            yield from (decoded(line) + "\n" for line in whole)
-            if len(rest) > _LONGEST:
-                yield decoded(rest)
-                rest = b""
-        if rest:
-            yield decoded(rest)
-
-
-def sieve(
-    *words: str | Path, given: Iterable[bytes], env: Mapping[str, str]
-) -> Generator[bytes, None, Completed]:
-    """Yield the lines that a program lets through of what it is given; return how it ended.
-
-    It is given as much as it takes, while its lines are read: neither is in memory as a whole. An
-    error of ``given`` is raised here. If the generator is closed, the program is ended first.
-    """
-    import subprocess
-    import tempfile
-    import threading
-
-    command = tuple(map(str, words))
-    failed: list[BaseException] = []
-    with tempfile.TemporaryFile() as errors:
-        try:
-            process = subprocess.Popen(
-                command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors
-            )
-        except (OSError, ValueError) as error:
-            return not_started(command, env, error)
-        assert process.stdin is not None
-        assert process.stdout is not None
-
-        def feed(into: IO[bytes]) -> None:
-            try:
-                with into:
-                    for each in given:
-                        into.write(each)
-            except BrokenPipeError:
-                pass  # it ended, or nobody reads on
-            except BaseException as error:  # noqa: BLE001  # a thread's errors are seen by nobody
-                failed.append(error)
-
-        feeder = threading.Thread(target=feed, args=(process.stdin,), daemon=True)
-        feeder.start()
-        try:
-            yield from process.stdout
-            feeder.join()
-        except BaseException:
-            process.kill()
-            raise
-        finally:
-            process.stdout.close()
-            process.wait()
-        if failed:
-            raise failed[0]
-        errors.seek(0)
-        return completed(command, process.returncode, "", decoded(errors.read()))
-
-
-def end_dialogues() -> None:
-    """End the programs of ``dialogue`` and ``Follow`` in all threads: an interrupt came."""
-    for each in list(RUNNING):
-        each.terminate()
 
 
 def ask(

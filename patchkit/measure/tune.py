@@ -14,7 +14,8 @@ from patchkit.durable.atomic import replacing
 from patchkit.durable.failure import translated
 from patchkit.durable.scratch import ScratchFolder
 from patchkit.errors import HostError, SourceError
-from patchkit.process import Follow, ask
+from patchkit.follow import Follow
+from patchkit.process import ask
 from patchkit.quoting import quoted
 from patchkit.reading import read_bytes
 from patchkit.records import RecordError, read_json

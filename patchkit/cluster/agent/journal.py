@@ -9,9 +9,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from patchkit.dialogue import dialogue
 from patchkit.errors import HostError, UsageError
-from patchkit.process import Completed
+from patchkit.follow import Follow
 from patchkit.records import RecordError
 
 _LISTED = "systemctl --user list-units --all"
@@ -45,14 +44,15 @@ def read_units(
     words += ["--follow"] if follow else []
     for number, unit in enumerate(units):
         words += ["+"] * (number > 0) + _of(unit)
-    for line in dialogue(*words, given=b""):
-        try:
-            entry = json.loads(line)
-            unit = entry.get("_SYSTEMD_USER_UNIT") or entry["USER_UNIT"]
-            time = int(entry["__REALTIME_TIMESTAMP"])
-        except (ValueError, KeyError, TypeError):
-            continue  # not an entry of a unit
-        yield {"time": time, "unit": str(unit), "text": _decode_message(entry.get("MESSAGE"))}
+    with Follow(*words, given=()) as talk:
+        for line in talk:
+            try:
+                entry = json.loads(line)
+                unit = entry.get("_SYSTEMD_USER_UNIT") or entry["USER_UNIT"]
+                time = int(entry["__REALTIME_TIMESTAMP"])
+            except (ValueError, KeyError, TypeError):
+                continue  # not an entry of a unit
+            yield {"time": time, "unit": str(unit), "text": _decode_message(entry.get("MESSAGE"))}
 
 
 def unit_lines(unit: str, lines: int = 20_000) -> Iterator[bytes]:
@@ -65,20 +65,15 @@ def unit_lines(unit: str, lines: int = 20_000) -> Iterator[bytes]:
         raise UsageError(f"--unit {unit}: is no name of a unit", hint=_LISTED)
     found = [f"_SYSTEMD_UNIT={name}", "+", *_of(name)]
     options = ("--quiet", "--no-pager", "--output=cat", f"--lines={lines}")
-    talk, count = dialogue("journalctl", *options, *found, given=b""), 0
-    while True:
-        try:
-            yield next(talk).encode(errors="replace")
-        except StopIteration as end:
-            done: Completed = end.value
-            break
-        count += 1
-    if done.trouble or not count:
-        raise (
-            done.error(hint=_LISTED)
-            if done.trouble
-            else HostError(f"{name}: the journal has no line of it", hint=_LISTED)
-        )
+    count = 0
+    with Follow("journalctl", *options, *found, given=()) as talk:
+        for line in talk:
+            yield line.encode(errors="replace")
+            count += 1
+    if talk.done.trouble:
+        raise talk.done.error(hint=_LISTED)
+    if not count:
+        raise HostError(f"{name}: the journal has no line of it", hint=_LISTED)
 
 
 def _of(unit: str) -> list[str]:

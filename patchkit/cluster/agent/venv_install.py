@@ -18,7 +18,8 @@ from patchkit.durable.atomic import replacing
 from patchkit.durable.failure import is_full, translated
 from patchkit.durable.lock import locked
 from patchkit.errors import HashMismatchError, HostError, PatchkitError, StorageError
-from patchkit.process import Completed, Follow, attempt
+from patchkit.follow import Follow
+from patchkit.process import Completed, attempt
 from patchkit.records import record
 
 _AGAIN = "patchkit cluster install"

@@ -28,7 +28,8 @@ from patchkit.cluster.models.report import HASH, FetchPlan
 from patchkit.durable.failure import translated
 from patchkit.durable.lock import locked
 from patchkit.errors import HostError, StorageError
-from patchkit.process import Completed, Follow
+from patchkit.follow import Follow
+from patchkit.process import Completed
 
 
 def fetch_model(

@@ -20,15 +20,14 @@ from patchkit.cluster.ssh.ssh import (
     ssh_words,
     there,
 )
-from patchkit.dialogue import DialogueLimits, dialogue
 from patchkit.errors import HostError, PatchkitError
-from patchkit.process import end_dialogues
+from patchkit.follow import Follow, FollowLimits, end_followed
 from patchkit.records import RecordError, record
 
 T = TypeVar("T")
 _DIGITS = 25  # of a whole number: a size in bytes has 20 at most
 _CALL_SECONDS, _CALL_SIZE = 600.0, 64 << 20  # what takes longer, or is more, is a stream
-_LIMITS = DialogueLimits(mark=MARK, silence=30, beat=HEARTBEAT, size=256 << 20)
+_LIMITS = FollowLimits(mark=MARK, silence=30, line=16 << 20, size=256 << 20)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,19 +88,13 @@ class Remote:
         raise self._silence("the answer was cut short")
 
     def _answers(
-        self, function: Callable[..., Any], arguments: dict[str, Any], limits: DialogueLimits
+        self, function: Callable[..., Any], arguments: dict[str, Any], limits: FollowLimits
     ) -> Generator[tuple[str, Any], None, None]:
         given = first_bytes(function.__module__, function.__qualname__, arguments)
         words = (*ssh_words(self.destination), COMMAND)
         # Closed in any case: an error that is kept would keep the connection, too.
-        with contextlib.closing(dialogue(*words, given=given, limits=limits)) as talk:
-            while True:
-                try:
-                    line = next(talk)
-                except StopIteration as end:
-                    if end.value.trouble:
-                        raise ssh_error(end.value, self.destination) from None
-                    return
+        with Follow(*words, given=[given], beat=HEARTBEAT, limits=limits) as talk:
+            for line in talk:
                 try:
                     ((name, value),) = _parse_answer(line).items()
                 except (ValueError, AttributeError, RecursionError):
@@ -110,6 +103,8 @@ class Remote:
                     raise sent_error(value, self.destination)
                 if name != "alive":
                     yield name, value
+        if talk.done.trouble:
+            raise ssh_error(talk.done, self.destination)
 
     def checked(self, kind: type[T], value: object) -> T:
         """Return what this node said as what it has to be. Raises HostError if it is not."""
@@ -166,7 +161,7 @@ def everywhere(nodes: Sequence[N], work: Callable[[N], R]) -> list[R | PatchkitE
         try:
             return [each.result() for each in futures]
         except BaseException:
-            end_dialogues()
+            end_followed()
             raise
 
 

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from patchkit.doctor.smoke import script
-from patchkit.process import Completed, Follow
+from patchkit.follow import Follow
+from patchkit.process import Completed
 
 SCRIPT = Path(script.__file__)
 RANK = "all-reduce"

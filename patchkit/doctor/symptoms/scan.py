@@ -15,7 +15,7 @@ from functools import lru_cache
 from patchkit.doctor.symptoms.lines import LONGEST, LogLine, log_line, without_quotes
 from patchkit.doctor.symptoms.symptom import TextPattern
 from patchkit.errors import HostError
-from patchkit.process import sieve
+from patchkit.follow import Follow
 
 BEFORE, BEHIND = 3, 10  # lines around one that may matter: texts go over several
 _MOST_HITS = 50  # that are kept of a text; the others are counted
@@ -274,9 +274,11 @@ def _run_grep(given: Iterable[bytes], texts: Sequence[TextPattern]) -> Iterator[
         file.flush()
         options = ("-a", "-n", "-i", "-F", f"-B{BEFORE}", f"-A{BEHIND}")
         # As bytes: a log need not be UTF-8.
-        done = yield from sieve("grep", *options, "-f", file.name, given=given, env={"LC_ALL": "C"})
-    if done.status not in (0, 1):  # 1: nothing was found
-        raise done.error(HostError)
+        words = ("grep", *options, "-f", file.name)
+        with Follow(*words, given=given, env={"LC_ALL": "C"}) as running:
+            yield from (line.encode() for line in running)
+    if running.done.status not in (0, 1):  # 1: nothing was found
+        raise running.done.error(HostError)
 
 
 def _whole_lines(chunks: Iterable[bytes], answered: dict[str, int]) -> Iterator[bytes]:

@@ -17,7 +17,8 @@ from typing import Any
 from patchkit.durable.failure import is_full
 from patchkit.elf import parse_sections
 from patchkit.errors import BuildError, ProofError, SourceError
-from patchkit.process import Follow, attempt, run
+from patchkit.follow import Follow
+from patchkit.process import attempt, run
 from patchkit.wheel.build.toolchain import Toolchain
 from patchkit.wheel.device.inspect import Binary
 from patchkit.wheel.file.write import EPOCH

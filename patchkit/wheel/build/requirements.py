@@ -24,7 +24,8 @@ from patchkit.digests import digest, sha256_of
 from patchkit.durable.failure import is_full, translated
 from patchkit.durable.lock import locked
 from patchkit.errors import BuildError, HostError, PatchkitError, SourceError, StorageError
-from patchkit.process import Follow, ask, run
+from patchkit.follow import Follow
+from patchkit.process import ask, run
 from patchkit.wheel.build.plan import PlannedFetch
 
 Progress = Callable[[int, int], None]

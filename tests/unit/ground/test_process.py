@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from patchkit.errors import BuildError, HostError, StorageError
-from patchkit.process import Follow, ask, attempt, run
+from patchkit.process import ask, attempt, run
 
 PYTHON = sys.executable
 
@@ -91,39 +91,6 @@ def test_a_program_that_takes_too_long_is_ended():
 def test_a_script_is_not_shown_in_full():
     done = python("import sys\nsys.exit(1)")
     assert str(done.error()).startswith(f"{PYTHON} failed: exit code 1")
-
-
-def test_lines_come_while_the_program_runs():
-    code = "import sys; print('a', end='\\r', flush=True); print('b', file=sys.stderr); sys.exit(4)"
-    with Follow(PYTHON, "-c", code, env=dict(os.environ)) as running:
-        assert [line for line in running if line] == ["a\n", "b\n"]
-    done = running.done
-    assert (done.status, done.trouble, done.output) == (4, "exit code 4: a\nb", "a\nb\n")
-    with Follow("nosuch-program", env={}) as running:
-        assert list(running) == []
-    assert running.done.started is False
-
-
-def test_of_a_long_output_the_end_is_kept():
-    code = "for n in range(1000): print(n)"
-    with Follow(PYTHON, "-c", code, env=dict(os.environ)) as running:
-        assert len([line for line in running if line]) == 1000
-    assert running.done.output.splitlines() == [str(n) for n in range(600, 1000)]
-
-
-def test_a_program_ends_when_nobody_reads_it_any_more(tmp_path):
-    code = "import os, sys, time; print(os.getpid(), flush=True); time.sleep(600)"
-    with Follow(PYTHON, "-c", code, env=dict(os.environ)) as running:
-        pid = int(next(line for line in running if line))
-        os.kill(pid, 0)
-    with pytest.raises(ProcessLookupError):
-        os.kill(pid, 0)
-
-
-def test_a_line_without_an_end_does_not_fill_the_memory():
-    code = "import sys; sys.stdout.write('x' * (5 << 20))"
-    with Follow(PYTHON, "-c", code, env=dict(os.environ)) as running:
-        assert max(map(len, running)) < 2 << 20
 
 
 def test_another_python_answers_in_json():

@@ -1,0 +1,240 @@
+"""Follow a program while it runs: read its lines as they come, within limits, and write to it."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import select
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Self, cast
+
+from patchkit.process import Completed, completed, decoded, not_started
+from patchkit.units import BYTES_PER_MIB
+
+if TYPE_CHECKING:
+    import subprocess
+
+_FOLLOWED: set[subprocess.Popen[bytes]] = set()
+_TAIL = 400  # lines of a program's output that are kept
+_ERRORS = 1 << 16  # bytes of a program's errors that are kept
+_LONGEST = 1 << 20  # bytes of a line that are waited for, without a limit
+_SILENCE_S, _GRACE_S, _FAREWELL_S = 0.5, 10, 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FollowLimits:
+    """When a program is given up: after seconds of silence, or in all; bytes of a line, or in all.
+
+    Lines without ``mark`` are no sign of life and are not yielded, those with it from behind it.
+    """
+
+    mark: str = ""
+    silence: float = math.inf
+    seconds: float = math.inf
+    line: float = math.inf
+    size: float = math.inf
+
+
+class Follow:
+    """A program whose lines are read while it runs; ``done`` says how it ended once all are read.
+
+    As an iterator it gives each line with its line feed, errors among the others, and "" while the
+    program is silent. A carriage return ends a line as well: that is how progress is drawn. The
+    output in ``done`` are the last 400 lines. A block of ``with`` that is left early ends the
+    program. With ``inherit`` it keeps this process's open files, such as a lock.
+
+    With ``given`` it is a dialogue: the program reads that while its lines are read, neither is in
+    memory as a whole, errors are apart, and an error of ``given`` is raised here. With ``beat`` the
+    program is sent a line feed each so many seconds, so that it can tell that somebody listens,
+    and its input ends with the block. One that breaks a limit is killed: its status is None then.
+    """
+
+    done: Completed
+
+    def __init__(
+        self,
+        *words: str | Path,
+        env: Mapping[str, str] | None = None,
+        cwd: Path | None = None,
+        umask: int = -1,
+        inherit: bool = False,
+        given: Iterable[bytes] | None = None,
+        beat: float = 0.0,
+        limits: FollowLimits = FollowLimits(),
+    ) -> None:
+        import subprocess
+
+        self._command, self._limits = tuple(map(str, words)), limits
+        self._process: subprocess.Popen[bytes] | None = None
+        self._feeder: threading.Thread | None = None
+        self._over, self._errors, self._given_up = threading.Event(), bytearray(), ""
+        self._failed: list[BaseException] = []
+        try:
+            self._process = subprocess.Popen(
+                self._command,
+                env=env,
+                cwd=cwd,
+                umask=umask,
+                close_fds=not inherit,
+                stdin=subprocess.DEVNULL if given is None else subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT if given is None else subprocess.PIPE,
+                bufsize=0,
+            )
+        except (OSError, ValueError) as error:
+            self.done = not_started(self._command, env, error)
+            return
+        _FOLLOWED.add(self._process)
+        self._began = self._heard = time.monotonic()
+        if given is not None:
+            # A thread: a program that does not read must not keep this one from its limits.
+            self._feeder = threading.Thread(target=self._feed, args=(given, beat), daemon=True)
+            self._feeder.start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        """End the program if it still runs: after some seconds it is killed."""
+        import subprocess
+
+        if (process := self._process) is None:
+            return
+        _FOLLOWED.discard(process)
+        self._hang_up()
+        if process.poll() is None:
+            process.terminate()
+            try:
+                process.wait(_GRACE_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+        with process:  # waits, and closes its output
+            pass
+
+    def __iter__(self) -> Iterator[str]:
+        if (process := self._process) is None:
+            return
+        tail: deque[str] = deque(maxlen=_TAIL)
+        mark = self._limits.mark
+        for line in self._lines():
+            if line and not self._feeder:
+                tail.append(line)
+            if mark in line:
+                yield line.partition(mark)[2] if mark else line
+                self._heard = time.monotonic()
+        self._hang_up()
+        if self._failed:
+            raise self._failed[0]
+        output, errors = "".join(tail), decoded(bytes(self._errors))
+        self.done = completed(self._command, process.wait(), output, errors)
+        if trouble := self._given_up:
+            self.done = Completed(
+                command=self._command, status=None, errors=errors, trouble=trouble
+            )
+
+    def _feed(self, given: Iterable[bytes], beat: float) -> None:
+        stdin = self._pipe("stdin")
+        try:
+            with contextlib.suppress(OSError), stdin:  # it ended, or nobody reads on
+                for part in given:
+                    view = memoryview(part)
+                    while view:
+                        view = view[stdin.write(view) :]
+                while beat and not self._over.wait(beat):
+                    stdin.write(b"\n")
+        except BaseException as error:  # noqa: BLE001  # a thread's errors are seen by nobody
+            self._failed.append(error)
+
+    def _pipe(self, name: str) -> IO[bytes]:
+        return cast("IO[bytes]", getattr(self._process, name))
+
+    def _lines(self) -> Iterator[str]:
+        """Yield each line, the last one of a program that ended even if it is a part."""
+        rest, taken, limits = bytearray(), 0, self._limits
+        for read in self._parts():
+            taken += len(read)
+            if taken > limits.size:
+                self._give_up(f"it sent more than {limits.size / BYTES_PER_MIB:g} MiB")
+                return
+            rest += read if self._feeder else read.replace(b"\r", b"\n")
+            if not read:
+                yield ""
+            elif b"\n" in rest[-len(read) :]:
+                *whole, last = bytes(rest).split(b"\n")
+                rest = bytearray(last)
+                yield from (decoded(line) + "\n" for line in whole)
+            elif len(rest) > limits.line:
+                self._give_up(f"it sent a line of more than {limits.line / BYTES_PER_MIB:g} MiB")
+                return
+            elif len(rest) > _LONGEST and limits.line == math.inf:
+                yield decoded(bytes(rest))
+                rest.clear()
+        if rest and not self._given_up:
+            yield decoded(bytes(rest))
+
+    def _parts(self) -> Iterator[bytes]:
+        """Yield what comes until it ends, or for as long as it may take; keep the last errors."""
+        stdout, limits = self._pipe("stdout"), self._limits
+        stderr = self._pipe("stderr") if self._feeder else None
+        ends = [stdout, stderr] if stderr else [stdout]
+        while True:
+            end = min(self._heard + limits.silence, self._began + limits.seconds)
+            left = max(end - time.monotonic(), 0.0)
+            # Behind its time only an answer counts: errors may come for ever.
+            ready = select.select(ends if left else [stdout], [], [], min(left, _SILENCE_S))[0]
+            if not ready and not left:
+                silent = self._heard + limits.silence == end
+                late = f"no sign of life for {limits.silence:g} s"
+                self._give_up(late if silent else f"not done after {limits.seconds:g} s")
+                return
+            if stderr in ready and stderr:
+                said = os.read(stderr.fileno(), 1 << 16)
+                self._errors[:] = (self._errors + said)[-_ERRORS:]
+                ends = ends if said else [stdout]
+            if stdout in ready:
+                if not (read := os.read(stdout.fileno(), 1 << 16)):
+                    return
+                yield read
+            elif not ready and not stderr:
+                yield b""
+
+    def _give_up(self, why: str) -> None:
+        assert self._process is not None
+        self._given_up = why
+        self._process.kill()
+
+    def _hang_up(self) -> None:
+        """End a dialogue: close both pipes and wait for the end of the program, for some seconds.
+
+        What is left of its errors is read; ssh's master in the background keeps them open.
+        """
+        import subprocess
+
+        if (feeder := self._feeder) is None or self._process is None:
+            return
+        self._over.set()
+        feeder.join(1)
+        if feeder.is_alive():
+            self._process.kill()  # it does not read
+            feeder.join(1)
+        self._pipe("stdout").close()
+        try:
+            self._process.wait(_FAREWELL_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+        if not (stderr := self._pipe("stderr")).closed:
+            os.set_blocking(stderr.fileno(), False)
+            self._errors[:] = (self._errors + (stderr.read(_ERRORS) or b""))[-_ERRORS:]
+            stderr.close()
+
+
+def end_followed() -> None:
+    """End all programs that are followed, in all threads: an interrupt came."""
+    for process in list(_FOLLOWED):
+        process.terminate()

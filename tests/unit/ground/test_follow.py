@@ -1,0 +1,98 @@
+"""Programs that answer by lines, until they go over a limit."""
+
+import os
+import sys
+import time
+
+import pytest
+
+from patchkit.errors import StorageError
+from patchkit.follow import Follow, FollowLimits
+
+PYTHON = sys.executable
+
+
+def talk(script, **limits):
+    """Return the lines of a shell script, and how it ended."""
+    with Follow("sh", "-c", script, given=(), limits=FollowLimits(**limits)) as running:
+        return list(running), running.done
+
+
+def test_limits():
+    for script, limits, lines, trouble in (
+        ("echo a; echo b >&2; printf c", {}, ["a\n", "c"], ""),
+        ("echo a; echo b >&2; exit 3", {}, ["a\n"], "exit code 3: b"),
+        ("echo a; sleep 60", {"silence": 0.3}, ["a\n"], "no sign of life for 0.3 s"),
+        # What has no mark is no sign of life, nor are errors.
+        ("while echo; do :; done", {"mark": "m", "size": 1 << 16}, [], "more than 0.0625 MiB"),
+        ("while sleep 0.05; do echo; done", {"silence": 0.3, "mark": "m"}, [], "no sign of life"),
+        ("while echo >&2; do :; done", {"silence": 0.3}, [], "no sign of life for 0.3 s"),
+        ("printf 'title m: 1\\nx\\n'", {"mark": "m: "}, ["1\n"], ""),
+        ("while sleep 0.05; do echo; done", {"seconds": 0.3}, ..., "not done after 0.3 s"),
+        ("while printf xxxxxxxx; do :; done", {"line": 1 << 16}, [], "a line of more than 0.0625"),
+    ):
+        found, done = talk(script, **limits)
+        assert lines is ... or found == lines
+        assert trouble in done.trouble
+        assert bool(done.trouble) == bool(trouble)
+
+
+def test_a_program_that_reads_nothing_is_given_up():
+    began = time.monotonic()
+    with Follow(
+        "sleep", "60", given=[b"x" * (1 << 20)], limits=FollowLimits(silence=0.2)
+    ) as running:
+        assert list(running) == []
+    assert running.done.trouble == "no sign of life for 0.2 s"
+    assert time.monotonic() - began < 10
+
+
+def test_who_listens_shows_it():
+    """Line feeds come as long as the dialogue is open, read or not, and then an end."""
+    script = "read a; read b; echo 2; cat > /dev/null; echo ended"
+    with Follow("sh", "-c", script, given=(), beat=0.05) as running:
+        assert next(iter(running)) == "2\n"
+
+
+def test_what_a_program_is_given_flows_through_it_and_its_error_is_raised():
+    def given():
+        yield from [b"x" * 1023 + b"\n"] * 4096
+        raise StorageError("the disk failed")
+
+    lines = []
+    with pytest.raises(StorageError, match="disk failed"), Follow("cat", given=given()) as running:
+        lines.extend(running)
+    assert len(lines) == 4096
+
+
+def test_lines_come_while_the_program_runs():
+    code = "import sys; print('a', end='\\r', flush=True); print('b', file=sys.stderr); sys.exit(4)"
+    with Follow(PYTHON, "-c", code, env=dict(os.environ)) as running:
+        assert [line for line in running if line] == ["a\n", "b\n"]
+    done = running.done
+    assert (done.status, done.trouble, done.output) == (4, "exit code 4: a\nb", "a\nb\n")
+    with Follow("nosuch-program", env={}) as running:
+        assert list(running) == []
+    assert running.done.started is False
+
+
+def test_of_a_long_output_the_end_is_kept():
+    code = "for n in range(1000): print(n)"
+    with Follow(PYTHON, "-c", code, env=dict(os.environ)) as running:
+        assert len([line for line in running if line]) == 1000
+    assert running.done.output.splitlines() == [str(n) for n in range(600, 1000)]
+
+
+def test_a_program_ends_when_nobody_reads_it_any_more(tmp_path):
+    code = "import os, sys, time; print(os.getpid(), flush=True); time.sleep(600)"
+    with Follow(PYTHON, "-c", code, env=dict(os.environ)) as running:
+        pid = int(next(line for line in running if line))
+        os.kill(pid, 0)
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+def test_a_line_without_an_end_does_not_fill_the_memory():
+    code = "import sys; sys.stdout.write('x' * (5 << 20))"
+    with Follow(PYTHON, "-c", code, env=dict(os.environ)) as running:
+        assert max(map(len, running)) < 2 << 20
