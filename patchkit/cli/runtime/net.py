@@ -6,7 +6,7 @@ import difflib
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from ipaddress import IPv4Network
 from pathlib import Path
 from typing import Any, TypeVar
@@ -14,17 +14,22 @@ from typing import Any, TypeVar
 import click
 
 from patchkit.cli.next_step import next_step, program
-from patchkit.cli.out import as_json, confirm, data, echo, print_json, say, style, table
-from patchkit.cli.render import VerbGroup
+from patchkit.cli.out import confirm, record_fields, style, table, tell
+from patchkit.cli.render import (
+    Block,
+    Data,
+    Record,
+    VerbGroup,
+    finding_blocks,
+    rendered,
+    verbose_option,
+)
 from patchkit.cli.runtime.net_verify import (
     CAGE,
     MTU,
     NETDEV,
     ROOT,
     IPv4Type,
-    net_finding_fields,
-    note_lines,
-    sudo_command,
     verify,
     words_as_root,
 )
@@ -42,10 +47,9 @@ from patchkit.cluster.net.plan import (
 )
 from patchkit.cluster.net.planner import make_net_plan
 from patchkit.cluster.net.state import NetHistory
-from patchkit.cluster.net.verify import read_peer_facts
 from patchkit.errors import HostError, UsageError
 from patchkit.finding import Finding, Level
-from patchkit.runtime.host.host import Host
+from patchkit.quoting import quoted
 from patchkit.runtime.host.network_facts import facts
 from patchkit.runtime.host.probe import probe
 
@@ -98,100 +102,145 @@ command.add_command(verify)
 
 @command.command()
 @_plan_options
-@click.option(
-    "--probe",
-    "facts_file",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="Of another host: what `patchkit probe --json` printed there.",
-)
-@click.option("-v", "--verbose", is_flag=True, help="Show the netplan file as well.")
-@as_json
-def plan(facts_file: Path | None, *, verbose: bool, as_json: bool, **options: Any) -> None:
+@verbose_option
+@rendered
+def plan(*, verbose: bool, **options: Any) -> Iterator[Block]:
     """Print what this node's network lacks; nothing is written, no rights are needed.
 
-    The first line is the verdict. Addresses that are there are kept, whoever gave them.
+    The first line is the verdict; -v shows the netplan file as well. Addresses that are there are
+    kept, whoever gave them.
     """
-    asked, place = _read_options(options), NetHistory(options["root"])
-    host = read_peer_facts(facts_file) if facts_file else None
-    shown = _make_shown_plan(host, asked, place)
-    apply = net_command("apply", asked)
-    at = _root_words(place.root)
-    if not shown.plan.changes:
-        steps = [_NetStep((*program(), "net", "verify", *at))]
-    elif facts_file:
-        steps = [_NetStep(("sudo", "patchkit", *apply), "on that node")]
+    made = _plan_node(options)
+    yield Record(made.fields())
+    yield from made.lines()
+    if verbose and made.text:
+        yield f"\n{made.place.file}:"
+        yield Data(made.text)
+    if made.plan.changes:
+        yield next_step(*words_as_root(*net_command("apply", made.asked), *made.root_words))
     else:
-        steps = [_NetStep(("sudo", *words_as_root(), *apply, *at))]
-    steps += shown.other_steps(asked)
-    if as_json:
-        print_json(shown.fields(steps))
-        return
-    echo(shown.lines())
-    if verbose and shown.text:
-        say(f"\n{place.file}:")
-        data(shown.text)
-    echo(next_step(*step.command, where=step.where) for step in steps)
-    if not facts_file:
-        _tell_unfinished(place)
+        yield next_step(*program(), "net", "verify", *made.root_words)
+    yield from made.other_step()
+    _tell_unfinished(made.place)
 
 
 @command.command()
 @_plan_options
 @click.option("--yes", is_flag=True, help="Do not ask.")
-@click.option("--dry-run", is_flag=True, help="Show the difference only.")
 @click.option("--force", is_flag=True, help="Replace the file though somebody edited it.")
-@as_json
-def apply(*, yes: bool, dry_run: bool, force: bool, as_json: bool, **options: Any) -> None:
+@rendered
+def apply(*, yes: bool, force: bool, **options: Any) -> Iterator[Block]:
     """Write the plan to /etc/netplan/40-patchkit.yaml and bring the network to it; needs root.
 
     What was there is kept for `net undo`. If netplan fails, or the address of the default route or
     of this SSH session is gone afterwards, the former network is put back. --json asks nothing.
     """
-    asked, place = _read_options(options), NetHistory(options["root"])
-    if not dry_run:
-        _need_root(place)
+    place = NetHistory(options["root"])
+    _need_root(place)
     _tell_unfinished(place)
-    shown = _make_shown_plan(None, asked, place)
+    made = _plan_node(options)
     name = str(place.file)
     old = (place.read_file() or b"").decode(errors="replace").splitlines()
-    new = shown.text.splitlines() or old
+    new = made.text.splitlines() or old
     difference = list(difflib.unified_diff(old, new, name, name, lineterm=""))
-    if not as_json:
-        echo(shown.lines())
-        if shown.text:
-            echo(difference or [f"{name}: is as planned"])
-    done = None
-    if shown.text and not dry_run:
+    yield from made.lines()
+    done = NetResult(changed=False, live=False)
+    if made.text:
+        yield from difference or [f"{name}: is as planned"]
         if difference and not yes:
-            _ask(as_json=as_json)
-        done = apply_plan(place, shown.plan, force=force)
-    verify_here = _NetStep((*program(), "net", "verify", *_root_words(place.root)))
-    steps = [*shown.other_steps(asked), verify_here]
-    if as_json:
-        result = asdict(done or NetResult(changed=False, live=False))
-        more = {"difference": difference, "dry_run": dry_run, **result}
-        print_json({"file": name, **shown.fields(steps if done else []), **more})
-    elif done:
-        _tell_applied(name, done)
-        echo(next_step(*step.command, where=step.where) for step in steps if done.changed)
+            _ask()
+        done = apply_plan(place, made.plan, force=force)
+        yield from _result_lines(name, done)
+    yield Record({"file": name, **made.fields(), "difference": difference, **record_fields(done)})
+    if done.changed:
+        yield from made.other_step()
+        yield next_step(*program(), "net", "verify", *made.root_words)
 
 
 @command.command()
 @ROOT
 @click.option("--force", is_flag=True, help="Set a journal aside that is damaged.")
-@as_json
-def undo(root: Path, *, force: bool, as_json: bool) -> None:
+@rendered
+def undo(root: Path, *, force: bool) -> Iterator[Block]:
     """Put back what was there before the last apply, byte by byte; needs root."""
     place = NetHistory(root)
     _need_root(place)
     done = undo_plan(place, force=force)
-    if as_json:
-        print_json({"file": str(place.file), **asdict(done)})
-        return
+    yield Record({"file": place.file, **record_fields(done)})
     what = "an apply that was cut short" if done.recovered else "the last apply"
     left = "is as before" if place.read_file() is not None else "is gone, as before"
-    say(f"{what} is undone: {place.file} {left}")
+    yield f"{what} is undone: {place.file} {left}"
+
+
+@dataclass(frozen=True, slots=True)
+class _NodePlan:
+    """A plan for this node; ``text`` is that of the netplan file, "" for none."""
+
+    plan: NetPlan
+    asked: NetPlanOptions
+    place: NetHistory
+    notes: Sequence[Finding]
+    text: str
+
+    @property
+    def root_words(self) -> tuple[str, ...]:
+        return () if self.place.root == Path("/") else ("--root", str(self.place.root))
+
+    def verdict(self) -> str:
+        """Return in one line whether there is something to do."""
+        changes, lines = len(self.plan.changes), len(self.plan.lines)
+        if changes:
+            return f"{changes} of {lines} interfaces {'change' if changes > 1 else 'changes'}"
+        if any(note.level in (Level.ERROR, Level.WARNING) for note in self.notes):
+            return "no address has to change, but see what is said below"
+        return "this network is fine already: nothing to do"
+
+    def lines(self) -> Iterator[Block]:
+        """Yield the verdict, a row for each interface, and what to know."""
+        yield style(self.verdict(), bold=True)
+        yield from table(map(_line_row, self.plan.lines), indent="  ")
+        yield from finding_blocks(self.notes)
+
+    def other_step(self) -> Iterator[Block]:
+        """Yield what to run on the other node, if that is known."""
+        if there := other_node_options(self.plan, self.asked):
+            unless = "" if self.plan.changes else ", if it has no address yet"
+            words = net_command("plan", there)
+            yield next_step("patchkit", *words, where=f"on the other node{unless}")
+
+    def fields(self) -> dict[str, Any]:
+        lines = [{"action": line.action, **record_fields(line)} for line in self.plan.lines]
+        notes = [note.fields() for note in self.notes]
+        own = record_fields(self.plan, "lines", "spare")
+        verdict = {"verdict": self.verdict(), "changes": len(self.plan.changes)}
+        return {**verdict, **own, "lines": lines, "notes": notes, "yaml": self.text}
+
+
+def _line_row(line: Line) -> tuple[str, ...]:
+    action = style(line.action, fg=None if line.action == "keep" else "green")
+    addresses = ", ".join(map(str, line.addresses)) or "no IPv4"
+    if line.action == "replace":
+        addresses += f" (was {', '.join(map(str, line.before))})"
+    mtu = f"MTU {line.mtu}" + (f" (was {line.mtu_before})" if line.mtu != line.mtu_before else "")
+    to = f", to node {line.peer}" if line.peer else ""
+    return action, line.netdev, addresses, mtu, line.place + to
+
+
+def _plan_node(options: Mapping[str, Any]) -> _NodePlan:
+    """Return the plan for this host, checked against what it has."""
+    asked, place = _read_options(options), NetHistory(options["root"])
+    host = probe(place.root, python=None, environment=os.environ)
+    given = place.read_given()
+    # A recording has no driver to ask for its limits.
+    made = make_net_plan(host, asked, read_mtu_limits() if is_live(place) else None, given)
+    files = read_other_files(place.root)
+    check_conflicts(host, made, asked, given, files)
+    # netplan's files are of mode 600, and plan needs no rights.
+    hidden = [file.path for file in files if file.text is None]
+    if hidden and made.written:
+        tell(f"note: only root may read {', '.join(hidden)}; apply checks them")
+    notes = tuple(plan_remarks(host, made, asked))
+    return _NodePlan(made, asked, place, notes, render_netplan(made) if made.written else "")
 
 
 def _read_options(options: Mapping[str, Any]) -> NetPlanOptions:
@@ -208,100 +257,16 @@ def _read_options(options: Mapping[str, Any]) -> NetPlanOptions:
     return NetPlanOptions(**{**kept, "node": node})
 
 
-@dataclass(frozen=True, slots=True)
-class _NetStep:
-    """A command to run next; ``where`` is empty for here."""
-
-    command: tuple[str, ...]
-    where: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class _ShownPlan:
-    """A plan as it is shown; ``text`` is that of the netplan file, "" for none."""
-
-    plan: NetPlan
-    notes: Sequence[Finding]
-    text: str
-
-    def verdict(self) -> str:
-        """Return in one line whether there is something to do."""
-        changes, lines = len(self.plan.changes), len(self.plan.lines)
-        if changes:
-            return f"{changes} of {lines} interfaces {'change' if changes > 1 else 'changes'}"
-        if any(note.level in (Level.ERROR, Level.WARNING) for note in self.notes):
-            return "no address has to change, but see what is said below"
-        return "this network is fine already: nothing to do"
-
-    def lines(self) -> Iterator[str]:
-        """Yield the verdict, a row for each interface, and what to know."""
-        yield style(self.verdict(), bold=True)
-        yield from table(map(_line_row, self.plan.lines), indent="  ")
-        yield from note_lines(self.notes)
-
-    def other_steps(self, asked: NetPlanOptions) -> list[_NetStep]:
-        """Return what to run on the other node, if that is known."""
-        there = other_node_options(self.plan, asked)
-        unless = "" if self.plan.changes else ", if it has no address yet"
-        words = ("patchkit", *net_command("plan", there)) if there else ()
-        return [_NetStep(words, f"on the other node{unless}")] if there else []
-
-    def fields(self, steps: Sequence[_NetStep]) -> dict[str, Any]:
-        plan = self.plan
-        lines = [{"action": line.action, **asdict(line)} for line in plan.lines]
-        for line in lines:
-            line |= {name: list(map(str, line[name])) for name in ("addresses", "before")}
-        return {
-            "verdict": self.verdict(),
-            "changes": len(plan.changes),
-            "node": plan.node,
-            "nodes": plan.nodes,
-            "topology": plan.topology,
-            "lines": lines,
-            "notes": list(map(net_finding_fields, self.notes)),
-            "next": [asdict(step) for step in steps],
-            "yaml": self.text,
-        }
-
-
-def _line_row(line: Line) -> tuple[str, ...]:
-    action = style(line.action, fg=None if line.action == "keep" else "green")
-    addresses = ", ".join(map(str, line.addresses)) or "no IPv4"
-    if line.action == "replace":
-        addresses += f" (was {', '.join(map(str, line.before))})"
-    mtu = f"MTU {line.mtu}" + (f" (was {line.mtu_before})" if line.mtu != line.mtu_before else "")
-    to = f", to node {line.peer}" if line.peer else ""
-    return action, line.netdev, addresses, mtu, line.place + to
-
-
-def _make_shown_plan(host: Host | None, asked: NetPlanOptions, place: NetHistory) -> _ShownPlan:
-    """Return the plan for this host, checked against what it has."""
-    if host:
-        made = make_net_plan(host, asked)
-    else:
-        host = probe(place.root, python=None, environment=os.environ)
-        given = place.read_given()
-        # A recording has no driver to ask for its limits.
-        made = make_net_plan(host, asked, read_mtu_limits() if is_live(place) else None, given)
-        files = read_other_files(place.root)
-        check_conflicts(host, made, asked, given, files)
-        # netplan's files are of mode 600, and plan needs no rights.
-        hidden = [file.path for file in files if file.text is None]
-        if hidden and made.written:
-            say(f"note: only root may read {', '.join(hidden)}; apply checks them", err=True)
-    notes = tuple(plan_remarks(host, made, asked))
-    return _ShownPlan(made, notes, render_netplan(made) if made.written else "")
-
-
 def _need_root(place: NetHistory) -> None:
     if is_live(place) and os.geteuid() != 0:
         what = f"writing {place.file} and running netplan need root"
-        raise HostError(what, hint=sudo_command(*sys.argv[1:]))
+        raise HostError(what, hint=quoted(*words_as_root(*sys.argv[1:])))
 
 
-def _ask(*, as_json: bool) -> None:
+def _ask() -> None:
     # A question in a pipe, or amid JSON, is one that nobody sees.
-    if as_json or not (sys.stdin.isatty() and sys.stdout.isatty()):
+    asked = not click.get_current_context().params["as_json"]
+    if not (asked and sys.stdin.isatty() and sys.stdout.isatty()):
         raise UsageError("apply asks before it writes, and there is no terminal", hint="--yes")
     if not confirm("Apply?"):
         raise UsageError("nothing was changed")
@@ -309,21 +274,17 @@ def _ask(*, as_json: bool) -> None:
 
 def _tell_unfinished(place: NetHistory) -> None:
     if place.journal.unfinished():
-        say(f"note: an apply was cut short; {sudo_command('net', 'undo')}", err=True)
+        tell(f"note: an apply was cut short; {quoted(*words_as_root('net', 'undo'))}")
 
 
-def _tell_applied(file: str, done: NetResult) -> None:
+def _result_lines(file: str, done: NetResult) -> Iterator[str]:
     if done.recovered:
-        say("an apply that was cut short was put back first")
+        yield "an apply that was cut short was put back first"
     if not done.changed:
-        say("nothing to do" + ("; `sudo netplan apply` sets it anew" if done.live else ""))
+        yield "nothing to do" + ("; `sudo netplan apply` sets it anew" if done.live else "")
         return
-    say(f"{file} is written" + (" and applied" if done.live else ""))
+    yield f"{file} is written" + (" and applied" if done.live else "")
     if not done.live:
-        say("the root is not /: no network was changed")
+        yield "the root is not /: no network was changed"
     if not done.checked:
-        say("netplan is not installed here: it did not read the file")
-
-
-def _root_words(root: Path) -> tuple[str, ...]:
-    return () if root == Path("/") else ("--root", str(root))
+        yield "netplan is not installed here: it did not read the file"

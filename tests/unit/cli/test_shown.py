@@ -427,8 +427,6 @@ def machine(folder, name):
     for text in (facts.replace("enp1s0f0np0", named), facts.replace('"netdevs"', f'"{named}"')):
         peer.write_text(text, encoding="utf-8")
         yield ["net", "verify", *node, "--peer-probe", str(peer)]
-        yield ["net", "plan", "--probe", str(peer), "--role", "head", "--json"]
-        yield ["net", "plan", "--probe", str(peer), "--role", "head"]
 
 
 def programs(folder, name):
