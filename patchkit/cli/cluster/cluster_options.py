@@ -6,7 +6,6 @@ import functools
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -27,7 +26,6 @@ from patchkit.errors import PatchkitError
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-BREAK_LOCK = click.option("--break-lock", is_flag=True, help="End another patchkit that is at it.")
 FILE_OPTION = click.option(
     "--file", type=click.Path(path_type=Path), default=FILE, show_default=True, help="The cluster."
 )
@@ -43,9 +41,8 @@ def cluster_option(function: F) -> F:
     @HERE_OPTION
     @functools.wraps(function)
     def wrapped(*arguments: Any, file: Path, here: bool, **options: Any) -> Any:
-        break_lock = options.pop("break_lock", False)
         cluster = cluster_here() if means_here(file, here=here) else read_cluster(file)
-        return function(*arguments, cluster=replace(cluster, break_lock=break_lock), **options)
+        return function(*arguments, cluster=cluster, **options)
 
     return cast("F", wrapped)
 

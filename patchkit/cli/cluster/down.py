@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import click
 
-from patchkit.cli.cluster.cluster_options import BREAK_LOCK, cluster_option, node_fields
+from patchkit.cli.cluster.cluster_options import cluster_option, node_fields
 from patchkit.cli.render import BAD, GOOD, Block, Record, rendered
 from patchkit.cluster.launch.cluster import Cluster
 from patchkit.cluster.launch.start import StoppedNode, check_stopped, stop_group
@@ -17,7 +17,6 @@ from patchkit.units import KIB_PER_GIB
 
 @click.command("down")
 @cluster_option
-@BREAK_LOCK
 @click.option("--dry-run", is_flag=True, help="Show what would be stopped.")
 @rendered
 def command(*, cluster: Cluster, dry_run: bool) -> Iterator[Block]:

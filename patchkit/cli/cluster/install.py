@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import click
 
-from patchkit.cli.cluster.cluster_options import BREAK_LOCK, cluster_option
+from patchkit.cli.cluster.cluster_options import cluster_option
 from patchkit.cli.next_step import next_step, program
 from patchkit.cli.out import record_fields, style, tell
 from patchkit.cli.progress import progress
@@ -20,7 +21,7 @@ from patchkit.cli.render import (
     lead_word,
     rendered,
 )
-from patchkit.cluster.agent.installed import InstalledVenv
+from patchkit.cluster.agent.venv_install import InstalledVenv
 from patchkit.cluster.agent.venv_link import InstallState
 from patchkit.cluster.agent.wheel_store import NodeWheel, WheelLock
 from patchkit.cluster.launch import install as launch
@@ -30,8 +31,9 @@ from patchkit.errors import PatchkitError, UsageError
 from patchkit.finding import Level
 from patchkit.quoting import quoted
 from patchkit.reading import read_text
+from patchkit.wheel.file.name import ANY
 from patchkit.wheel.file.wheelfile import WheelFile
-from patchkit.wheel.wheelhouse.manifest import REQUIREMENTS, Kind, ManifestEntry
+from patchkit.wheel.wheelhouse.manifest import REQUIREMENTS, Kind
 from patchkit.wheel.wheelhouse.verify import verify_wheelhouse
 
 _LEADING = ("vllm", "torch")
@@ -41,7 +43,6 @@ _FEW = 1e7  # bytes; a speed of less says nothing
 
 @click.command("install")
 @cluster_option
-@BREAK_LOCK
 @click.option(
     "--wheelhouse",
     "house",
@@ -51,23 +52,19 @@ _FEW = 1e7  # bytes; a speed of less says nothing
     metavar="DIR",
     help="What is installed: filled, and fit to be verified.",
 )
-@click.option("--rollback", is_flag=True, help="Go back to the former installation, everywhere.")
 @click.option("--dry-run", is_flag=True, help="Show what would be copied, made and run.")
 @rendered
-def command(*, cluster: Cluster, house: Path, rollback: bool, dry_run: bool) -> Iterator[Block]:
+def command(*, cluster: Cluster, house: Path, dry_run: bool) -> Iterator[Block]:
     """Install the same wheels on every node, checked by hash; no node needs a network.
 
     \b
       patchkit cluster install
-      patchkit cluster install --rollback
+      patchkit cluster install --wheelhouse wheelhouse-0.33.0
 
     Copies what a node lacks, over the cable where there is one; makes an environment beside the one
     in use, checks every file there, and lets all nodes use it once they are equal. What runs goes
     on with the old one until the next start. Cut short, the same command goes on.
     """
-    if rollback:
-        yield from _rollback_blocks(cluster, dry_run=dry_run)
-        return
     size = sum(file.stat().st_size for file in house.glob("*.whl") if file.is_file())
     if size > _LARGE:
         tell(f"hashing and reading {size / 1e9:.1f} GB")
@@ -83,25 +80,8 @@ def command(*, cluster: Cluster, house: Path, rollback: bool, dry_run: bool) -> 
         yield from map(_copied_line, copies)
         with progress("wheels") as report:
             made = launch.install_everywhere(cluster, lock, states, report)
-        before = launch.switch_links(cluster, [venv.name for venv in made])
+        before = launch.switch_links(cluster, lock.id)
     yield from _made_blocks(cluster, states, copies, made, before)
-
-
-def _rollback_blocks(cluster: Cluster, *, dry_run: bool) -> Iterator[Block]:
-    if dry_run:
-        names, before = launch.rollback_target(cluster), None
-    else:
-        with cluster.alone():
-            names = launch.rollback_target(cluster)
-            before = launch.switch_links(cluster, names, back=True)
-    rows = [(node.destination, name) for node, name in zip(cluster.nodes, names, strict=True)]
-    nodes = [{"node": node, "installation": name} for node, name in rows]
-    yield Record({"dry_run": dry_run, "rollback": True, "nodes": nodes})
-    for node, name in rows:
-        yield GOOD + f"{node}: {cluster.file.venv} {'would use' if dry_run else 'uses'} {name}"
-    if before:
-        yield "what runs goes on with the environment that it was started from"
-        yield next_step(*program(), "up", "MODEL")
 
 
 def _copied_line(copy: WheelCopy) -> str:
@@ -114,31 +94,34 @@ def _copied_line(copy: WheelCopy) -> str:
 def _plan_blocks(
     cluster: Cluster, lock: WheelLock, states: Sequence[InstallState]
 ) -> Iterator[Block]:
-    nodes = [
-        {
-            "node": node.destination,
-            "installation": state.name,
-            "installed": state.installed,
-            "current": state.current,
-            "copies": state.lacking,
-            "bytes": launch.to_copy(state, lock),
-            "unpacks": launch.to_unpack(state, lock),
-        }
-        for node, state in zip(cluster.nodes, states, strict=True)
-    ]
-    yield Record({"dry_run": True, "nodes": nodes})
+    nodes: list[dict[str, Any]] = []
+    lines: list[Block] = []
     for node, state in zip(cluster.nodes, states, strict=True):
-        yield style(node.destination, bold=True) + f" installation {state.name}"
+        copied, unpacked = launch.bytes_needed(state, lock)
+        nodes.append(
+            {
+                "node": node.destination,
+                "installation": lock.id,
+                "installed": state.installed,
+                "current": state.current,
+                "copies": state.lacking,
+                "bytes": copied,
+                "unpacks": unpacked,
+            }
+        )
+        folder = f"{state.store.rpartition('/')[0]}/venvs/{lock.id}"
+        lines.append(style(node.destination, bold=True) + f" installation {lock.id}")
         if state.lacking:
-            size = gigabytes(launch.to_copy(state, lock))
-            yield f"  copies  {len(state.lacking)} of {len(lock.on(state.cpu))} wheels, {size}"
-        folder = f"{state.store.rpartition('/')[0]}/venvs/{state.name}"
+            of = f"{len(state.lacking)} of {len(lock.wheels)} wheels"
+            lines.append(f"  copies  {of}, {gigabytes(copied)}")
         if not state.installed:
-            yield f"  makes   {folder}, {gigabytes(launch.to_unpack(state, lock))}"
-        if state.current != state.name:
-            yield f"  links   {cluster.file.venv} to {folder}"
+            lines.append(f"  makes   {folder}, {gigabytes(unpacked)}")
+        if state.current != lock.id:
+            lines.append(f"  links   {cluster.file.venv} to {folder}")
         elif state.installed:
-            yield "  as it is"
+            lines.append("  as it is")
+    yield Record({"dry_run": True, "nodes": nodes})
+    yield from lines
     yield "nothing was changed"
 
 
@@ -213,20 +196,23 @@ def read_house_lock(house: Path) -> WheelLock:
             why="a node without a network installs what the wheelhouse holds, all of it",
             hint=quoted("patchkit", "wheelhouse", "fill", "--dir", house),
         )
+    cpus = {cpu for entry in done.entries for cpu in entry.name.cpus} - {ANY}
+    if len(cpus) > 1:
+        raise UsageError(
+            f"{house}: has wheels for {' and for '.join(sorted(cpus))}",
+            why="what is installed on all nodes is the same",
+            hint="fill one of its own for each: patchkit wheelhouse fill --dir DIR",
+        )
+    wheels = []
+    for entry in done.entries:
+        with WheelFile(house / entry.filename) as wheel:
+            unpacked = sum(each.file_size for each in wheel.members.values())
+        wheels.append(
+            NodeWheel(name=entry.filename, sha256=entry.sha256, size=entry.size, unpacked=unpacked)
+        )
     return WheelLock(
         requirements=read_text(house / REQUIREMENTS, limit=_LARGEST, follow=False),
+        cpu="".join(cpus),
         python=".".join(releases.pop().split(".")[:2]),
-        wheels=tuple(_describe_wheel(house, each) for each in done.entries),
-    )
-
-
-def _describe_wheel(house: Path, entry: ManifestEntry) -> NodeWheel:
-    with WheelFile(house / entry.filename) as wheel:
-        unpacked = sum(each.file_size for each in wheel.members.values())
-    return NodeWheel(
-        name=entry.filename,
-        sha256=entry.sha256,
-        size=entry.size,
-        unpacked=unpacked,
-        cpus=tuple(sorted(entry.name.cpus)),
+        wheels=tuple(wheels),
     )

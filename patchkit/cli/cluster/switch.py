@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import click
 
-from patchkit.cli.cluster.cluster_options import BREAK_LOCK, cluster_option
+from patchkit.cli.cluster.cluster_options import cluster_option
 from patchkit.cli.cluster.up import (
     DRY,
     MODEL,
@@ -23,7 +23,6 @@ from patchkit.cluster.launch.cluster import Cluster
 @click.command("switch")
 @MODEL
 @cluster_option
-@BREAK_LOCK
 @DRY
 @rendered
 def command(model: str, *, cluster: Cluster, dry_run: bool) -> Iterator[Block]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,6 @@ import click
 from patchkit.cli import complete
 from patchkit.cli.alive import unwatched
 from patchkit.cli.cluster.cluster_options import (
-    BREAK_LOCK,
     FILE_OPTION,
     HERE_OPTION,
     cluster_here,
@@ -42,7 +40,6 @@ DRY = click.option("--dry-run", is_flag=True, help="Show what would be written, 
 @MODEL
 @FILE_OPTION
 @HERE_OPTION
-@BREAK_LOCK
 @click.option("--venv", metavar="DIR", help="Of this machine: the environment that has vLLM.")
 @click.option("--listen", type=click.Choice(LISTEN), help="Of this machine; default: local.")
 @click.option("--port", type=click.IntRange(1, 65535), help="Of this machine; default: 8000.")
@@ -56,7 +53,6 @@ def command(
     *,
     file: Path,
     here: bool,
-    break_lock: bool,
     dry_run: bool,
     no_wait: bool,
     hold: bool,
@@ -72,7 +68,7 @@ def command(
     outlives the terminal, a crash and a reboot. Ctrl-C only detaches; with --hold it ends the
     model on all nodes, as does any other end of this command.
     """
-    cluster = replace(_chosen_cluster(file, here=here, choices=choices), break_lock=break_lock)
+    cluster = _chosen_cluster(file, here=here, choices=choices)
     if hold and (no_wait or dry_run):
         raise UsageError("--hold goes with neither --no-wait nor --dry-run")
     if dry_run:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import os
 import re
-import signal
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from pathlib import Path
 
 from patchkit.durable.atomic import replacing
@@ -91,20 +89,16 @@ def put_files(name: str, files: Mapping[str, str]) -> list[str]:
     return changed
 
 
-def hold_alone(name: str, break_lock: bool = False) -> Iterator[bool]:
+def hold_alone(name: str) -> Iterator[bool]:
     """Yield once while nobody else may change a cluster: as long as the asker listens.
 
-    Called on the head, for all nodes. Raises BusyError; with ``break_lock`` who has it is ended.
+    Called on the head, for all nodes. Raises BusyError.
     """
     folder = config_folder(name)
     with translated():
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    if break_lock and (other := holder(folder)):
-        with suppress(ProcessLookupError):
-            os.kill(other, signal.SIGTERM)
-            os.kill(other, signal.SIGCONT)  # one that is stopped would not end
     try:
-        with locked(folder, patience=5 if break_lock else 2):
+        with locked(folder, patience=2):
             yield True
             while True:  # the end of the asker's words ends this process, and the lock with it
                 time.sleep(_LONG)

@@ -23,59 +23,49 @@ class NodeWheel:
     sha256: Sha256
     size: int
     unpacked: int
-    cpus: tuple[str, ...]
-
-    @property
-    def project(self) -> str:
-        """Return the project as .dist-info folders are compared."""
-        return self.name.partition("-")[0].lower().replace(".", "_")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WheelLock:
-    """What the nodes install: the text of requirements.txt, its Python, ``3.12``, the wheels."""
+    """What the nodes install: the text of requirements.txt, the wheels, and for which Python.
+
+    ``cpu`` is the one that all wheels are for, "" for any.
+    """
 
     requirements: str
+    cpu: str
     python: Annotated[str, matching(r"3\.\d+", "a release of Python")]
     wheels: tuple[NodeWheel, ...]
 
-    def on(self, cpu: str) -> tuple[NodeWheel, ...]:
-        """Return the wheels of a node with this CPU."""
-        return tuple(each for each in self.wheels if {cpu, "any"} & {*each.cpus})
-
-    def name_on(self, cpu: str) -> str:
-        """Return the name of an installation: the same one for the same bytes and Python."""
-        rows = sorted(f"{each.name} {each.sha256}" for each in self.on(cpu))
+    @property
+    def id(self) -> str:
+        """Return the name of the installation: the same one for the same bytes and Python."""
+        rows = sorted(f"{wheel.name} {wheel.sha256}" for wheel in self.wheels)
         return digest("\n".join([self.requirements, *rows, self.python]))[:12]
 
 
-def share_folder() -> Path:
-    """Return the folder of what patchkit keeps for this user."""
-    return Path.home() / ".local" / "share" / "patchkit"
+def share_folder(name: str) -> Path:
+    """Return a folder of what patchkit keeps for this user: ``wheelhouse`` or ``venvs``."""
+    return Path.home() / ".local" / "share" / "patchkit" / name
 
 
-def wheel_folder() -> Path:
-    """Return the folder of the wheels; several installations share it."""
-    return share_folder() / "wheelhouse"
-
-
-def find_lacking(wheels: Iterable[NodeWheel]) -> tuple[NodeWheel, ...]:
+def find_lacking(wheels: Iterable[NodeWheel]) -> tuple[str, ...]:
     """Return the wheels that are not here, or whose bytes are others: a part, for one."""
+    lacking = []
+    for wheel in wheels:
+        path = share_folder("wheelhouse") / wheel.name
+        there = path.is_file() and not path.is_symlink() and path.stat().st_size == wheel.size
+        if not there or sha256_of(path) != wheel.sha256:
+            lacking.append(wheel.name)
+    return tuple(lacking)
 
-    def is_here(wheel: NodeWheel) -> bool:
-        path = wheel_folder() / wheel.name
-        if path.is_symlink() or not path.is_file() or path.stat().st_size != wheel.size:
-            return False
-        return sha256_of(path) == wheel.sha256
 
-    return tuple(each for each in wheels if not is_here(each))
-
-
-def receive_wheels(wheels: Sequence[Any]) -> list[str]:
+def receive_wheels(wheels: Sequence[Any]) -> tuple[str, ...]:
     """Make the folder of the wheels; return the names of those that are to be sent."""
-    with translated(at=wheel_folder()):
-        wheel_folder().mkdir(parents=True, exist_ok=True)
-    return [each.name for each in find_lacking(record(tuple[NodeWheel, ...], list(wheels)))]
+    folder = share_folder("wheelhouse")
+    with translated(at=folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    return find_lacking(record(tuple[NodeWheel, ...], list(wheels)))
 
 
 def send_wheels(
@@ -86,11 +76,10 @@ def send_wheels(
     ``ssh`` are the words up to the destination; "" copies on this machine. Raises HostError or
     StorageError, as rsync fails.
     """
-    source = Path(folder).expanduser()
-    total = sum((source / each).stat().st_size for each in names)
+    sources = [Path(folder).expanduser() / name for name in names]
     # What is sent has other bytes there than here, whatever size and time say: a part of it.
     options = ("-tp", "--ignore-times")
-    sources = [f"{source}/{name}" for name in names]
-    words = rsync_words(options, sources, ssh, destination, target)
+    words = rsync_words(options, [str(source) for source in sources], ssh, destination, target)
+    total = sum(source.stat().st_size for source in sources)
     took = yield from copied(words, total, destination)
     yield {"result": asdict(took)}

@@ -26,13 +26,9 @@ _LONGEST = 1e10  # seconds: what no calendar has
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """The machines of a cluster file, each reached by ssh.
-
-    With ``break_lock`` another patchkit that changes them is ended.
-    """
+    """The machines of a cluster file, each reached by ssh."""
 
     file: ClusterFile
-    break_lock: bool = False
 
     @property
     def head(self) -> Remote:
@@ -155,15 +151,14 @@ class Cluster:
     def alone(self) -> Iterator[None]:
         """Hold the cluster: no other patchkit changes it meanwhile. Raises BusyError."""
         with contextlib.ExitStack() as stack:
-            asked = {"name": self.file.name, "break_lock": self.break_lock}
+            name = self.file.name
             try:
-                stack.enter_context(self.head.opened(bool, node_files.hold_alone, **asked))
+                stack.enter_context(self.head.opened(bool, node_files.hold_alone, name=name))
             except BusyError as error:
-                words = ("patchkit", "down", *self.here_words, "--break-lock")
                 raise BusyError(
                     error.what,
                     why=f"a launcher loses the cluster after {LEASE:.0f} s of silence",
-                    hint=f"wait until it is done; or end it, and what is served: {quoted(*words)}",
+                    hint="wait until it is done, or end that process there",
                 ) from None
             yield
 

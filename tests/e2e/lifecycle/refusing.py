@@ -18,7 +18,7 @@ from e2e.lifecycle.cluster import (
     small_model,
     wait,
 )
-from e2e.lifecycle.installing import HOUSE, LATER, fill, run_install
+from e2e.lifecycle.installing import HOUSE, LATER, fill, run_install, used_installation
 from e2e.lifecycle.launcher import CLUSTER
 from e2e.lifecycle.nodes import HOME, UID, USER
 from e2e.lifecycle.starting import MASTER_PORT
@@ -163,11 +163,10 @@ def mixed_installations(lab: LifecycleLab) -> str:
         cluster.describe()
         for name in (HOUSE, LATER):
             fill(cluster, name)
-            run_install(cluster, "--wheelhouse", name)
-        venv = fake_venv.VENV
-        moved = cluster.rack["spark2"].user(
-            "sh", "-c", 'ln -sfn "$(readlink "$0.former")" "$0"', venv
-        )
+        run_install(cluster)
+        former = used_installation(cluster)
+        run_install(cluster, "--wheelhouse", LATER)
+        moved = cluster.rack["spark2"].user("ln", "-sfn", former, fake_venv.VENV)
         insist(not moved.trouble, moved.trouble)
         refused = cluster.patchkit("up", MODEL)
         insist(refused.status == HostError.exit_code, f"up: {refused.trouble}")

@@ -5,7 +5,7 @@ from dataclasses import asdict
 
 import pytest
 
-from patchkit.cluster.agent.installed import MARKER, check_venv, read_whole
+from patchkit.cluster.agent.venv_install import MARKER, check_venv, read_whole
 from support.wheels import record
 
 
