@@ -21,7 +21,6 @@ BASE = (
     "packaging",
     "platformdirs",
     "pypi_simple",
-    "rich",
     "uv",
     "yaml",
 )

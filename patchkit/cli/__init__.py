@@ -14,12 +14,11 @@ import click
 
 from patchkit import __version__
 from patchkit.cli import out
-from patchkit.cli.alive import end_silence, watch_silence
 from patchkit.cli.next_step import error_text
-from patchkit.cli.verbs import CLICK_ALONE, GROUPS, MEANT, MORE, TALKING, VERBS, is_of_source
+from patchkit.cli.verbs import CLICK_ALONE, GROUPS, MEANT, MORE, VERBS, is_of_source
 from patchkit.durable.signals import Interrupted, raise_interrupts, unwrapped
 from patchkit.errors import PatchkitError, StorageError, UsageError
-from patchkit.extras import missing_library, namesakes, require_base
+from patchkit.extras import missing_library, require_base
 from patchkit.quoting import quoted
 from patchkit.runtime.rules.secret_texts import mask_secrets
 
@@ -44,20 +43,15 @@ Exit codes: 0 done, 2 usage, 3 source not recognised or a file not sound,
 """
 
 
-_COMPLETE = "_PATCHKIT_COMPLETE"  # set by what `patchkit completion` prints
-
-
 class _Verbs(click.Group):
     """Load a verb's module when it is called: --help and status stay quick."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
         return list(VERBS)
 
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
         if cmd_name not in VERBS:
             return None
-        if cmd_name not in TALKING and not ctx.resilient_parsing:
-            watch_silence()
         if cmd_name not in CLICK_ALONE:
             require_base()
         module = f"patchkit.cli.{VERBS[cmd_name][0]}.{cmd_name.replace('-', '_')}"
@@ -80,12 +74,12 @@ class _Verbs(click.Group):
 
     def main(self, *args: Any, **options: Any) -> Any:
         out.prepare_streams()
-        if _COMPLETE in os.environ:
+        if "_PATCHKIT_COMPLETE" in os.environ:
             from click.shell_completion import add_completion_class
 
-            from patchkit.cli.bash_words import Bash
+            from patchkit.cli.complete import bash_completion
 
-            add_completion_class(Bash)
+            add_completion_class(bash_completion())
         return super().main(*args, **options)
 
     def make_context(self, *args: Any, **options: Any) -> click.Context:
@@ -104,28 +98,12 @@ class _Verbs(click.Group):
             formatter.write_text(", ".join(MORE))
 
 
-def _print_version(context: click.Context, _option: click.Parameter, wanted: bool) -> None:
-    # While a shell completes a line, options are parsed but must not act.
-    if wanted and not context.resilient_parsing:
-        out.say(f"patchkit, version {__version__}")
-        for name in namesakes():
-            out.say(f"note: {name} is installed, too: another project's package patchkit", err=True)
-        context.exit()
-
-
 @click.command(
     cls=_Verbs,
     epilog=_EPILOG,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 80},
 )
-@click.option(
-    *("-V", "--version"),
-    is_flag=True,
-    is_eager=True,
-    expose_value=False,
-    callback=_print_version,
-    help="Show the version and exit.",
-)
+@click.version_option(__version__, "-V", "--version", message="patchkit, version %(version)s")
 def group() -> None:
     """Make vLLM build and run on a DGX Spark GB10 (sm_121), with one exact NCCL on every node.
 
@@ -143,7 +121,6 @@ def main() -> None:
         with unwrapped():
             # click itself would print errors and exit with codes of its own.
             code = group.main(prog_name="patchkit", standalone_mode=False)
-        end_silence()
         sys.exit(code if isinstance(code, int) else 0)
     except Interrupted as interrupt:
         out.say_at_end(str(interrupt))

@@ -6,13 +6,12 @@ What they are read from is imported when a shell asks: no other call pays for it
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from itertools import chain
 from typing import TYPE_CHECKING
 
 import click
 
 if TYPE_CHECKING:
-    from click.shell_completion import CompletionItem
+    from click.shell_completion import BashComplete, CompletionItem
 
 Completer = Callable[[click.Context, click.Parameter, str], "list[CompletionItem]"]
 
@@ -26,94 +25,109 @@ def _by_prefix(known: Callable[[], Iterable[tuple[str, str]]]) -> Completer:
         from click.shell_completion import CompletionItem
 
         return [
-            CompletionItem(word, help=about)
-            for word, about in known()
+            CompletionItem(word, help=text)
+            for word, text in known()
             if word.startswith((begun, begun.replace("-", "_")))
         ]
 
     return complete
 
 
-def _fixes() -> Iterable[tuple[str, str]]:
-    from patchkit.patching.recipe import load_recipes
-
-    return [(fix.id, fix.title) for recipe in load_recipes() for fix in recipe.fixes]
-
-
-def _explained() -> Iterable[tuple[str, str]]:
-    from patchkit.doctor.symptoms.symptom import symptoms
-    from patchkit.patching.claims import load_claims
-
-    known = ((each.id, each.title) for each in symptoms().values())
-    return [*_fixes(), *((claim.id, claim.says) for claim in load_claims()), *known]
-
-
-def _rules() -> Iterable[tuple[str, str]]:
+def _known_words(kind: str) -> Iterable[tuple[str, str]]:
+    """Return the words of a kind, each with its help."""
     from patchkit.runtime.rules.flag_rules import load_flag_rules
     from patchkit.runtime.rules.variable_rules import load_variable_rules
 
-    both = (*load_variable_rules().rules, *load_flag_rules().rules)
-    return [(rule.id, "") for rule in both]
+    if kind == "models":
+        from patchkit.runtime.rules.presets import load_presets
+
+        return [(preset.id, f"vLLM {preset.min_vllm} or later") for preset in load_presets()]
+    if kind == "targets":
+        from patchkit.target import targets
+
+        return [(name, f"{it.arch_list('native')}, {it.cpu}") for name, it in targets().items()]
+    if kind == "rules":
+        rules = (*load_variable_rules().rules, *load_flag_rules().rules)
+        return [(rule.id, "") for rule in rules]
+    if kind == "variables":
+        from patchkit.runtime.rules.variables import nccl_variables, other_variables, vllm_variables
+
+        ruled = {name for entry in load_variable_rules().entries for name in entry.variables}
+        ids = {entry.id for entry in load_variable_rules().entries}
+        names = ids | ruled | {*vllm_variables(""), *nccl_variables(""), *other_variables()}
+        return [(name, "") for name in sorted(names)]
+
+    from patchkit.doctor.symptoms.symptom import symptoms
+    from patchkit.patching.claims import load_claims
+    from patchkit.patching.recipe import load_recipes
+
+    words = [(fix.id, fix.title) for recipe in load_recipes() for fix in recipe.fixes]
+    if kind == "explained":
+        words += [(claim.id, claim.says) for claim in load_claims()]
+        words += [(symptom.id, symptom.title) for symptom in symptoms().values()]
+    return words
 
 
-def _variables() -> Iterable[tuple[str, str]]:
-    from patchkit.runtime.rules.variable_rules import load_variable_rules
-    from patchkit.runtime.rules.variables import nccl_variables, other_variables, vllm_variables
+def releases(project: str, prefix: str = "") -> Completer:
+    """Complete the version of a project, newest first, behind a prefix."""
 
-    ruled = [(*entry.variables, entry.id) for entry in load_variable_rules().entries]
-    names = {*chain(*ruled), *vllm_variables(""), *nccl_variables(""), *other_variables()}
-    return [(name, "") for name in sorted(names)]
+    def known() -> Iterable[tuple[str, str]]:
+        from patchkit.patching.recipe import load_recipe
 
+        return [(f"{prefix}{version}", "") for version in reversed(load_recipe(project).supported)]
 
-def _models() -> Iterable[tuple[str, str]]:
-    from patchkit.runtime.rules.presets import load_presets
-
-    return [(preset.id, f"vLLM {preset.min_vllm} or later") for preset in load_presets()]
+    return _by_prefix(known)
 
 
-def _targets() -> Iterable[tuple[str, str]]:
-    from patchkit.target import targets
-
-    return [(name, f"{each.arch_list('native')}, {each.cpu}") for name, each in targets().items()]
-
-
-def _releases(project: str) -> list[str]:
-    from patchkit.patching.recipe import load_recipe
-
-    return [str(version) for version in load_recipe(project).supported]
-
-
-def releases(project: str) -> Completer:
-    """Complete the bare version of a project."""
-    return _by_prefix(lambda: [(version, "") for version in _releases(project)])
-
-
-def sources(*projects: str, files: bool = True) -> Completer:
+def sources(*projects: str) -> Completer:
     """Complete a release such as ``vllm==0.24.0``, newest first, or a path."""
-    named = _by_prefix(
-        lambda: [
-            (f"{project}=={version}", "")
-            for project in projects
-            for version in reversed(_releases(project))
-        ]
-    )
 
     def complete(
         context: click.Context, parameter: click.Parameter, begun: str
     ) -> list[CompletionItem]:
         from click.shell_completion import CompletionItem
 
-        found = named(context, parameter, begun)
-        # Without a word to tell by, forty releases would bury the folders.
-        paths = [CompletionItem(begun, type="file")] if files and "=" not in begun else []
-        return [*(found if begun else []), *paths]
+        paths = [] if "=" in begun else [CompletionItem(begun, type="file")]
+        if not begun:  # forty releases would bury the folders
+            return paths
+        found = [releases(name, f"{name}==")(context, parameter, begun) for name in projects]
+        return [*(item for items in found for item in items), *paths]
 
     return complete
 
 
-fixes = _by_prefix(_fixes)
-explained = _by_prefix(_explained)
-rules = _by_prefix(_rules)
-variables = _by_prefix(_variables)
-models = _by_prefix(_models)
-target_names = _by_prefix(_targets)
+fixes = _by_prefix(lambda: _known_words("fixes"))
+explained = _by_prefix(lambda: _known_words("explained"))
+rules = _by_prefix(lambda: _known_words("rules"))
+variables = _by_prefix(lambda: _known_words("variables"))
+models = _by_prefix(lambda: _known_words("models"))
+target_names = _by_prefix(lambda: _known_words("targets"))
+
+
+def bash_completion() -> type[BashComplete]:
+    """Return click's completion for bash, which ends a word at ``=``: ``vllm==0.25`` are three."""
+    from click.shell_completion import BashComplete
+
+    class Bash(BashComplete):
+        shown_already = ""
+
+        def get_completion_args(self) -> tuple[list[str], str]:
+            args, begun = super().get_completion_args()
+            words: list[str] = []
+            for word in (*args, begun):
+                if words and (set(word) == {"="} or words[-1].endswith("=")):
+                    words[-1] += word
+                else:
+                    words.append(word)
+            *before, last = words
+            if set(begun) == {"="}:
+                self.shown_already = last
+            elif last != begun:
+                self.shown_already = last[: last.rfind("=") + 1]
+            return before, last
+
+        def format_completion(self, item: CompletionItem) -> str:
+            item.value = item.value.removeprefix(self.shown_already)
+            return super().format_completion(item)
+
+    return Bash

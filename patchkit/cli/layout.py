@@ -11,7 +11,7 @@ import contextlib
 import os
 import re
 import unicodedata
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Sequence
 from typing import IO, Any
 
 import click
@@ -55,7 +55,7 @@ def length(text: str) -> int:
     bare = click.unstyle(text)
     if bare.isascii():
         return len(bare)
-    return len(bare) + sum(unicodedata.east_asian_width(each) in "WF" for each in bare)
+    return len(bare) + sum(unicodedata.east_asian_width(character) in "WF" for character in bare)
 
 
 def wrap(text: str, width: int | None, hang: int = 2) -> list[str]:
@@ -87,26 +87,25 @@ def grid(
     width: int | None,
     *,
     heads: Sequence[str] = (),
-    labels: Collection[str] = (),
     indent: str = "",
 ) -> list[str]:
     """Return a text for each row, of one line or more; the heads come first.
 
     If the rows fit, columns are aligned, and those of numbers to the right. Else the last column is
     wrapped. If that would be too narrow, or break a word, each row is a block of lines without its
-    empty cells; the row of heads is left out, but those in ``labels``, and those of numbers, stand
-    before their values.
+    empty cells and without heads, but for those of numbers.
     """
     shown = [*([heads] if heads else []), *rows]
     if not shown:
         return []
     widths = [max(map(length, column)) for column in zip(*shown, strict=True)]
-    before = len(indent) + sum(each + len(_GAP) for each in widths[:-1])
+    before = len(indent) + sum(filled + len(_GAP) for filled in widths[:-1])
     room = None if width is None or before + widths[-1] <= width else width - before
-    if room is not None and (room < _LEAST_PROSE or _longest_word(rows) > room):
-        assert width is not None
-        return [_block(list(_cells(row, heads, labels)), width, indent) for row in rows]
-    right = [rows and all(map(_is_number, column)) for column in zip(*rows, strict=True)]
+    if width is not None and room is not None:
+        longest = max((length(word) for row in rows for word in _words(row[-1])), default=0)
+        if room < _LEAST_PROSE or longest > room:
+            return [_block(row, width, heads, indent) for row in rows]
+    right = [all(map(_is_number, column)) for column in zip(*rows, strict=True)]
     lines = []
     for row in shown:
         padded = [
@@ -123,28 +122,19 @@ def _is_number(cell: str) -> bool:
     return bool(_NUMBER.fullmatch(click.unstyle(cell)))
 
 
-def _longest_word(rows: Sequence[Sequence[str]]) -> int:
-    return max((length(word) for row in rows for word in _words(row[-1])), default=0)
-
-
-def _block(cells: Sequence[str], width: int, indent: str) -> str:
+def _block(row: Sequence[str], width: int, heads: Sequence[str], indent: str) -> str:
+    """Return a row as lines: its cells one behind the other, as many as fit."""
     margin = indent + " " * _HANG
-    lines, full = [indent + cells[0]], False
-    for cell in cells[1:]:
-        joined = lines[-1] + _GAP + cell
-        # Behind the end of a text that was wrapped, a cell would look like a part of it.
-        if not full and length(joined) <= width:
-            lines[-1] = joined
+    lines, full = [indent + row[0]], False
+    for number, cell in enumerate(row[1:], 1):
+        if click.unstyle(cell).strip() in ("", "-"):
             continue
-        broken = wrap(cell, width - len(margin))
+        text = f"{click.unstyle(heads[number])} {cell}" if heads and _is_number(cell) else cell
+        # Behind the end of a text that was wrapped, a cell would look like a part of it.
+        if not full and length(lines[-1] + _GAP + text) <= width:
+            lines[-1] += _GAP + text
+            continue
+        broken = wrap(text, width - len(margin))
         lines += [margin + line for line in broken]
         full = len(broken) > 1
     return "\n".join(lines)
-
-
-def _cells(row: Sequence[str], heads: Sequence[str], labels: Collection[str]) -> Iterator[str]:
-    """Yield the first cell, and those of the others that say something."""
-    for number, cell in enumerate(row):
-        if not number or click.unstyle(cell).strip() not in ("", "-"):
-            head = click.unstyle(heads[number]) if number and heads else ""
-            yield f"{head} {cell}" if head and (head in labels or _is_number(cell)) else cell

@@ -6,11 +6,9 @@ another CPU than the one that made it.
 
 from __future__ import annotations
 
-import platform
 import re
 import shutil
 import sys
-from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from patchkit.cli.out import LaidOut, Shown, style
@@ -31,9 +29,9 @@ def program() -> list[str]:
     """Return how patchkit was started, as words: its path where PATH leads to none, or another."""
     started = Path(sys.argv[0])
     if started.name == "__main__.py" and started.parent.name == "patchkit":
-        return [_short(sys.executable), "-m", "patchkit"]
-    named = started.name == "patchkit" and "/" in sys.argv[0]
-    return [_short(sys.argv[0])] if named else ["patchkit"]
+        return [_shortened(sys.executable), "-m", "patchkit"]
+    has_path = started.name == "patchkit" and "/" in sys.argv[0]
+    return [_shortened(sys.argv[0])] if has_path else ["patchkit"]
 
 
 def error_text(error: PatchkitError) -> Shown:
@@ -54,28 +52,11 @@ def pip() -> list[str]:
     is of no use where patchkit has an environment.
     """
     beside = Path(sys.executable).with_name("pip")
-    return [_short(str(beside))] if sys.prefix != sys.base_prefix and beside.exists() else ["pip"]
+    is_own = sys.prefix != sys.base_prefix and beside.exists()
+    return [_shortened(str(beside))] if is_own else ["pip"]
 
 
-def install(
-    wheel: Path, cpus: Collection[str], device: str, options: Sequence[str] = ()
-) -> Sequence[Shown]:
-    """Return what installs a wheel: here, or for other CPUs, how it gets there; none is for any.
-
-    ``options`` are pip's, beside its own words.
-    """
-    if not cpus or platform.machine() in cpus:
-        return [next_step(*pip(), "install", *options, wheel)]
-    there = f"to take it to the {device}, {' or '.join(sorted(cpus))}"
-    return [
-        next_step("rsync", "-P", wheel, "USER@HOST:", where=there),
-        next_step(
-            "pip", "install", *options, Path(wheel.name), where="there, in vLLM's environment"
-        ),
-    ]
-
-
-def _short(path: str) -> str:
+def _shortened(path: str) -> str:
     """Return the name of a program that PATH leads to, else its path."""
     found = shutil.which(Path(path).name)
     return Path(path).name if found and Path(found).absolute() == Path(path).absolute() else path

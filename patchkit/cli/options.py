@@ -7,7 +7,7 @@ import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import click
 
@@ -28,9 +28,10 @@ from patchkit.target import Target, targets
 F = TypeVar("F", bound=Callable[..., Any])
 _Option = Callable[[Any], Any]
 
-_PROJECTS = ("vllm", "nccl")
-
 STDOUT = Path("-")  # what -o takes for standard output
+NOT_SANDBOXED = "not sandboxed: --trust-source"
+# The defaults of a tree that has no ledger yet.
+_FIRST = LedgerRequest(target="gb10", arch="native", only=(), skip=(), also=())
 
 
 class Renamed(click.Option):
@@ -47,46 +48,41 @@ class Renamed(click.Option):
         self.opts = shown
 
 
-# The defaults of a tree that has no ledger yet.
-_FIRST = LedgerRequest(target="gb10", arch="native", only=(), skip=(), also=())
+def with_options(*options: _Option) -> Callable[[F], F]:
+    """Return a decorator that adds options to a verb; help shows them in this order."""
+    return lambda command: functools.reduce(lambda made, add: add(made), reversed(options), command)
 
 
-@dataclass(frozen=True, slots=True)
-class SourceOptions:
-    """Sources as they are named on the command line, and how to get them."""
-
-    project: str
-    spec: str
-    dest: Path | None = None
-    offline: bool = False
-    sha256: str | None = None
-    trusted: bool = False
-
-    @property
-    def option(self) -> str:
-        """Return how to name a folder of this project on the command line."""
-        return f"--{self.project}-src"
-
-
-_POSITIONAL = click.argument(
-    "positional",
-    metavar="[SOURCE]",
-    required=False,
-    shell_complete=complete.sources("vllm", "nccl"),
+offline_option = click.option("--offline", is_flag=True, help="Use only what is in the cache.")
+trust_source = click.option(
+    "--trust-source",
+    "trusted",
+    is_flag=True,
+    help="Run what proofs ask of the source's own CMake and Python files without a sandbox.",
 )
-_VLLM_SRC = click.option(
-    "--vllm-src",
-    metavar="SOURCE",
-    shell_complete=complete.sources("vllm"),
-    help="An unpacked sdist, a git checkout, an sdist file, an installed "
-    "site-packages/vllm, or a release such as vllm==0.24.0.",
+_NAMED = (
+    click.argument(
+        "positional",
+        metavar="[SOURCE]",
+        required=False,
+        shell_complete=complete.sources("vllm", "nccl"),
+    ),
+    click.option(
+        "--vllm-src",
+        metavar="SOURCE",
+        shell_complete=complete.sources("vllm"),
+        help="An unpacked sdist, a git checkout, an sdist file, an installed "
+        "site-packages/vllm, or a release such as vllm==0.24.0.",
+    ),
 )
-_NCCL_SRC = click.option(
-    "--nccl-src",
-    metavar="SOURCE",
-    shell_complete=complete.sources("nccl"),
-    help="The same for NCCL: a folder, an archive, git+URL@COMMIT, or a release such as "
-    "nccl==2.29.7.",
+_NCCL = (
+    click.option(
+        "--nccl-src",
+        metavar="SOURCE",
+        shell_complete=complete.sources("nccl"),
+        help="The same for NCCL: a folder, an archive, git+URL@COMMIT, or a release such as "
+        "nccl==2.29.7.",
+    ),
 )
 _SHA256 = click.option(
     "--sha256", metavar="HEX", help="What an NCCL archive must have that the recipe does not know."
@@ -96,79 +92,52 @@ _DEST = click.option(
     type=click.Path(path_type=Path),
     help="Where an archive or a release is unpacked.  [default: build/PROJECT-VERSION]",
 )
-_OFFLINE = click.option("--offline", is_flag=True, help="Use only what is in the cache.")
-
-trust_source = click.option(
-    "--trust-source",
-    "trusted",
-    is_flag=True,
-    help="Run what proofs ask of the source's own CMake and Python files without a sandbox.",
-)
+_FETCHED = (_DEST, offline_option, trust_source)
 
 
-_EVERY = (_POSITIONAL, _VLLM_SRC, _NCCL_SRC, _SHA256, _DEST, _OFFLINE, trust_source)
+@dataclass(frozen=True, slots=True)
+class SourceOptions:
+    """A source as it is named on the command line, and how to get it."""
+
+    project: str
+    spec: str
+    dest: Path | None = None
+    offline: bool = False
+    sha256: str | None = None
+    trusted: bool = False
 
 
-def source_options(command: F) -> F:
-    """Add SOURCE, --vllm-src, --nccl-src and how to get it; hand them on as one ``source``."""
-    return _add_sources(command, _EVERY)
+def _source_adder(*options: _Option, required: bool = True) -> Callable[[F], F]:
+    """Return a decorator that adds options, and hands them on as one ``source``."""
+
+    def decorate(command: F) -> F:
+        @functools.wraps(command)
+        def wrapped(positional: str | None, **given: Any) -> Any:
+            keys = [name for name in ("vllm_src", "nccl_src") if name in given]
+            specs = {name.removesuffix("_src"): given.pop(name) for name in keys}
+            names = ("dest", "offline", "sha256", "trusted")
+            ways = {name: given.pop(name) for name in names if name in given}
+            if not required and positional is None and not any(specs.values()):
+                return command(source=None, **given)
+            project, spec = _named_source(specs, positional)
+            if ways.get("sha256") is not None and project != "nccl":
+                raise UsageError("--sha256 is for an archive of NCCL; vLLM's sdists are locked")
+            return command(source=SourceOptions(project, spec, **ways), **given)
+
+        return cast("F", with_options(*options)(wrapped))
+
+    return decorate
 
 
-def optional_source_options(command: F) -> F:
-    """Add the same; ``source`` is None where none is named."""
-    return _add_sources(command, _EVERY, required=False)
-
-
-def vllm_options(command: F) -> F:
-    """Add the same for what only vLLM has."""
-    return _add_sources(command, (_POSITIONAL, _VLLM_SRC, _DEST, _OFFLINE, trust_source))
-
-
-def folder_options(command: F) -> F:
-    """Add the same where only a tree that is there already will do."""
-    return _add_sources(command, (_POSITIONAL, _VLLM_SRC, _NCCL_SRC))
-
-
-def _add_sources(command: F, options: Sequence[_Option], *, required: bool = True) -> F:
-    @functools.wraps(command)
-    def wrapped(
-        dest: Path | None = None,
-        *,
-        positional: str | None,
-        offline: bool = False,
-        sha256: str | None = None,
-        trusted: bool = False,
-        **rest: Any,
-    ) -> Any:
-        specs = {name: rest.pop(f"{name}_src") for name in _PROJECTS if f"{name}_src" in rest}
-        if not required and positional is None and not any(specs.values()):
-            return command(source=None, **rest)
-        project = _only_project(specs, positional)
-        if sha256 is not None and project != "nccl":
-            raise UsageError("--sha256 is for an archive of NCCL; vLLM's sdists are locked")
-        spec = positional or specs[project]
-        source = SourceOptions(project, spec, dest, offline, sha256, trusted)
-        return command(source=source, **rest)
-
-    return _add_options(wrapped, options)  # type: ignore[return-value]
-
-
-def _add_options(command: Callable[..., Any], options: Sequence[_Option]) -> Callable[..., Any]:
-    """Add options as decorators do, the last one first: help shows them in this order."""
-    for option in reversed(options):
-        command = option(command)
-    return command
-
-
-def _only_project(named: dict[str, str | None], positional: str | None) -> str:
-    """Return the one project that was named. Raises UsageError."""
-    given = [project for project, spec in named.items() if spec is not None]
-    options = " or ".join(f"--{project}-src" for project in named)
+def _named_source(specs: dict[str, str | None], positional: str | None) -> tuple[str, str]:
+    """Return the project and the source that was named. Raises UsageError unless it is one."""
+    given = [(project, spec) for project, spec in specs.items() if spec is not None]
     if positional is not None and not given:
-        given = [project_of(positional)]
-        if given[0] not in named:
-            raise UsageError(f"{positional} is {given[0]}; this verb takes {', '.join(named)}")
+        given = [(project_of(positional), positional)]
+        if given[0][0] not in specs:
+            raise UsageError(f"{positional} is {given[0][0]}; this verb takes {', '.join(specs)}")
     elif len(given) != 1 or positional is not None:
+        options = " or ".join(f"--{project}-src" for project in specs)
         raise UsageError(
             f"{'two sources are' if given else 'no source is'} named",
             hint=f"name {'one of them' if given else 'it'}, with {options} where it is ambiguous",
@@ -176,62 +145,42 @@ def _only_project(named: dict[str, str | None], positional: str | None) -> str:
     return given[0]
 
 
+source_options = _source_adder(*_NAMED, *_NCCL, _SHA256, *_FETCHED)
+optional_source_options = _source_adder(*_NAMED, *_NCCL, _SHA256, *_FETCHED, required=False)
+vllm_options = _source_adder(*_NAMED, *_FETCHED)  # for what only vLLM has
+folder_options = _source_adder(*_NAMED, *_NCCL)  # where only a tree that is there will do
+
+
+target_option = click.option(
+    "--target",
+    metavar="gb10|thor|h200",
+    shell_complete=complete.target_names,
+    help="The device.  [default: gb10]",
+)
+
+
+def _fix_option(*names: str, text: str, **how: Any) -> _Option:
+    return click.option(
+        *names, multiple=True, metavar="ID", shell_complete=complete.fixes, help=text, **how
+    )
+
+
 _REQUEST = (
-    click.option(
-        "--target",
-        metavar="gb10|thor|h200",
-        shell_complete=complete.target_names,
-        help="The device.  [default: gb10]",
-    ),
+    target_option,
     click.option(
         "--arch",
         metavar="native|family",
         help="Code for this very device (12.1a) or its family (12.0f).  [default: native]",
     ),
-    click.option(
-        "--only",
-        multiple=True,
-        metavar="ID",
-        shell_complete=complete.fixes,
-        help="Only these fixes.",
-    ),
-    click.option(
-        "--without",
-        "skip",
+    _fix_option("--only", text="Only these fixes."),
+    _fix_option(
+        *("--without", "skip"),
         cls=Renamed,
         former=["--skip"],
-        multiple=True,
-        metavar="ID",
-        shell_complete=complete.fixes,
-        help="Leave a fix out; of a build, also an extension such as flash-attn.",
+        text="Leave a fix out; of a build, also an extension such as flash-attn.",
     ),
-    click.option(
-        "--with",
-        "also",
-        multiple=True,
-        metavar="ID",
-        shell_complete=complete.fixes,
-        help="An optional fix too.",
-    ),
+    _fix_option("--with", "also", text="An optional fix too."),
 )
-
-
-def request_options(command: F) -> F:
-    """Add --target, --arch, --only, --without and --with; hand them on as one ``selection``."""
-
-    @functools.wraps(command)
-    def wrapped(
-        target: str | None,
-        arch: str | None,
-        only: tuple[str, ...],
-        skip: tuple[str, ...],
-        also: tuple[str, ...],
-        **rest: Any,
-    ) -> Any:
-        chosen = Selection(target, arch, frozenset(only), frozenset(skip), frozenset(also))
-        return command(selection=chosen, **rest)
-
-    return _add_options(wrapped, _REQUEST)  # type: ignore[return-value]
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,13 +202,33 @@ class Selection:
         """Return the request, with defaults from the ledger of a patched tree if there is one."""
         past = ledger.request if ledger else _FIRST
         chosen = self if self.chooses else past
+        arch = self.arch or past.arch
+        # Not a click.Choice: a bare 12.1 gets the reason why it is refused.
+        if arch not in ("native", "family"):
+            bare = arch[:1].isdigit()
+            raise UsageError(
+                f"--arch takes native or family, not {arch!r}",
+                why="a bare 12.1 would lose the device's own instructions" if bare else "",
+                hint="native builds 12.1a, family builds 12.0f",
+            )
         return Request(
             target=find_target(self.target or past.target),
-            arch=build_arch(self.arch or past.arch),
+            arch=arch,
             only=frozenset(chosen.only),
             skip=frozenset(chosen.skip),
             also=frozenset(chosen.also),
         )
+
+
+def request_options(command: F) -> F:
+    """Add --target, --arch, --only, --without and --with; hand them on as one ``selection``."""
+
+    @functools.wraps(command)
+    def wrapped(target: str | None, arch: str | None, **given: Any) -> Any:
+        only, skip, also = (frozenset(given.pop(name)) for name in ("only", "skip", "also"))
+        return command(selection=Selection(target, arch, only, skip, also), **given)
+
+    return cast("F", with_options(*_REQUEST)(wrapped))
 
 
 def find_target(name: str) -> Target:
@@ -270,43 +239,23 @@ def find_target(name: str) -> Target:
     return known[name]
 
 
-def build_arch(arch: str) -> str:
-    """Return native or family. Raises UsageError for anything else."""
-    # Not a click.Choice: a bare 12.1 gets the reason why it is refused.
-    if arch not in ("native", "family"):
-        bare = arch[:1].isdigit()
-        raise UsageError(
-            f"--arch takes native or family, not {arch!r}",
-            why="a bare 12.1 would lose the device's own instructions" if bare else "",
-            hint="native builds 12.1a, family builds 12.0f",
-        )
-    return arch
-
-
-@contextlib.contextmanager
-def located(source: SourceOptions, *, keep: bool) -> Iterator[tuple[Path, Sandboxed]]:
-    """Yield the folder of a source, and how its own code may be run.
-
-    It is fetched and unpacked under progress bars if it has to be; they are gone by then.
-    """
-    with contextlib.ExitStack() as stack:
-        with progress() as report:
-            options = resolve_options(report, source)
-            found = stack.enter_context(resolved(source.spec, options, keep=keep))
-        # After the bars, which would draw over it.
-        if source.trusted:
-            tell(NOT_SANDBOXED)
-        yield found.path, may_run(locked=found.locked, trusted=source.trusted)
-
-
-NOT_SANDBOXED = "not sandboxed: --trust-source"
-
-
 def may_run(*, locked: bool, trusted: bool) -> Sandboxed:
     """Return how the code of a source may be run, locked by hash or trusted by the user or not."""
     if trusted:
         return Sandboxed.NEVER
     return Sandboxed.IF_POSSIBLE if locked else Sandboxed.ALWAYS
+
+
+@contextlib.contextmanager
+def located(source: SourceOptions, *, keep: bool) -> Iterator[tuple[Path, Sandboxed]]:
+    """Yield the folder of a source, fetched and unpacked if it has to be; how its code may run."""
+    with contextlib.ExitStack() as stack:
+        with progress() as report:
+            options = resolve_options(report, source)
+            found = stack.enter_context(resolved(source.spec, options, keep=keep))
+        if source.trusted:
+            tell(NOT_SANDBOXED)
+        yield found.path, may_run(locked=found.locked, trusted=source.trusted)
 
 
 @contextlib.contextmanager

@@ -1,8 +1,7 @@
-"""Print: everything that patchkit prints leaves here, or through the console of cli/progress.py.
+"""Print: everything that patchkit prints leaves here.
 
 Text is escaped where a terminal would obey it, unless it is ``Shown``; data for programs goes out
-byte for byte. Text for a terminal is laid out for its width. rich is not needed: what a node runs
-has click alone.
+byte for byte. Text for a terminal is laid out for its width.
 """
 
 from __future__ import annotations
@@ -14,12 +13,11 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any
 
 import click
 
-from patchkit.cli.alive import end_silence, unwatched
 from patchkit.cli.layout import columns, grid, wrap
 from patchkit.quoting import prose, visible
 
@@ -48,6 +46,10 @@ class LaidOut(Shown):
     __slots__ = ()
 
 
+_ERASE = Shown("\r\x1b[K")
+_is_drawn = False  # whether a line stands in the terminal that is going to be drawn again
+
+
 def shown(text: str) -> Shown:
     """Return text escaped, if it is not yet."""
     return text if isinstance(text, Shown) else Shown(visible(text))
@@ -68,11 +70,19 @@ def say(text: str, *, err: bool = False, end: str = "\n", hang: int = 2) -> None
     kept = shown(text)
     if not isinstance(text, LaidOut):
         width = columns(sys.stderr if err else sys.stdout)
-        kept = Shown(
-            "\n".join(each for line in kept.split("\n") for each in wrap(line, width, hang))
-        )
-    end_silence()
+        lines = (part for line in kept.split("\n") for part in wrap(line, width, hang))
+        kept = Shown("\n".join(lines))
+    redraw_line("")
     click.echo(kept + Shown(end), nl=False, err=err, color=colour())
+
+
+def redraw_line(text: str) -> None:
+    """Draw a line that the next one takes the place of, on standard error, a terminal."""
+    global _is_drawn
+    if text or _is_drawn:
+        width = columns(sys.stderr) or 0
+        click.echo(_ERASE + shown(text)[: width - 1], nl=False, err=True, color=True)
+    _is_drawn = bool(text)
 
 
 def colour() -> bool | None:
@@ -165,8 +175,7 @@ def json_value(value: object) -> Any:
 
 def confirm(question: str) -> bool:
     """Ask in the terminal; no is the default."""
-    with unwatched():
-        return click.confirm(shown(question))
+    return click.confirm(shown(question))
 
 
 def table(
@@ -174,7 +183,6 @@ def table(
     indent: str = "",
     *,
     heads: Sequence[str] = (),
-    labels: Collection[str] = (),
 ) -> list[LaidOut]:
     """Return a text for each row, laid out for standard output; cells may be styled.
 
@@ -184,7 +192,7 @@ def table(
     kept = [[shown(cell).replace("\n", "\\n") for cell in row] for row in rows]
     width = columns(sys.stdout)
     bold = [style(head, bold=True) for head in heads]
-    return list(map(LaidOut, grid(kept, width, heads=bold, labels=labels, indent=indent)))
+    return list(map(LaidOut, grid(kept, width, heads=bold, indent=indent)))
 
 
 def prepare_streams() -> None:

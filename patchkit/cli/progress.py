@@ -1,4 +1,4 @@
-"""Tell on standard error how far long work is: bars in a terminal, else a line now and then."""
+"""Tell on standard error how far long work is: a line that is redrawn, or one now and then."""
 
 from __future__ import annotations
 
@@ -7,13 +7,11 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
 
-from patchkit.cli.alive import unwatched
-from patchkit.cli.out import tell
-from patchkit.quoting import visible
+from patchkit.cli.out import redraw_line, tell
 
-PERIOD = 10.0  # seconds from one line of a pipe to the next
+PERIOD = 10.0  # seconds from one line of a pipe to the next, or a tenth of the time so far
+_REDRAWN = 0.1  # seconds from one state of a terminal's line to the next
 
 Update = Callable[[int, int], None]
 """Takes what is done, and all there is to do: bytes, or what a caller counts."""
@@ -23,100 +21,31 @@ Update = Callable[[int, int], None]
 def progress(
     counted: str = "", clock: Callable[[], float] = time.monotonic
 ) -> Iterator[Callable[[str], Update]]:
-    """Draw progress bars, if standard error is a terminal; rich is imported for the first.
+    """Show how much of a task is done: of bytes, or of what ``counted`` names."""
+    in_terminal = sys.stderr.isatty()
+    printing = threading.Lock()  # nodes report side by side
 
-    Else print a line every PERIOD. Of bytes, or of what ``counted`` names.
-    """
-    with contextlib.ExitStack() as drawn:
-        bars: list[Any] = []
-        first = threading.Lock()  # nodes report side by side
+    def report(task: str) -> Update:
+        began: float | None = None
+        due = 0.0
 
-        def report(task: str) -> Update:
-            identifier: Any = None
-            in_lines = _in_lines(task, counted, clock)
+        def update(done: int, total: int) -> None:
+            nonlocal began, due
+            now = clock()
+            if began is None:
+                began, due = now, now + (0 if in_terminal else PERIOD)
+            if done >= total:
+                redraw_line("")
+            elif now >= due:
+                due = now + (_REDRAWN if in_terminal else max(PERIOD, (now - began) / 10))
+                amount = f"{done / 1e6:,.0f} of {total / 1e6:,.0f} MB"
+                line = f"{task}: {f'{done} of {total} {counted}' if counted else amount}"
+                with printing:
+                    (redraw_line if in_terminal else tell)(line)
 
-            def update(done: int, total: int) -> None:
-                nonlocal identifier
-                with first:
-                    if not bars:
-                        bars.append(_rich_bars(counted))
-                if bars[0] is None or bars[0].disable:
-                    in_lines(done, total)
-                    return
-                with first:
-                    if not bars[0].live.is_started:
-                        drawn.enter_context(unwatched())
-                        drawn.enter_context(bars[0])
-                    # At the first step: a task without any draws no bar.
-                    if identifier is None:
-                        identifier = bars[0].add_task(visible(task), total=total)
-                    bars[0].update(identifier, completed=done, total=total)
-                    if bars[0].finished:  # a bar that stands still is no sign of life
-                        drawn.close()
+        return update
 
-            return update
-
-        yield report
-
-
-def _rich_bars(counted: str) -> Any:
-    """Return bars of bytes, or of what is counted; without rich, which a node lacks, None.
-
-    Without a terminal they draw nothing.
-    """
     try:
-        from rich import progress as rich
-        from rich.console import Console
-    except ModuleNotFoundError:
-        return None
-
-    # What is shown is escaped before: no text is markup, and none is obeyed by a terminal.
-    console = Console(stderr=True, highlight=False, markup=False, emoji=False)
-    amounts = (
-        (rich.MofNCompleteColumn(), rich.TextColumn(visible(counted)))
-        if counted
-        else (rich.DownloadColumn(), rich.TransferSpeedColumn())
-    )
-    return rich.Progress(
-        rich.TextColumn("{task.description}", markup=False),
-        rich.BarColumn(),
-        *amounts,
-        rich.TimeRemainingColumn(),
-        console=console,
-        disable=not console.is_terminal,
-        transient=True,
-    )
-
-
-def _in_lines(task: str, counted: str, clock: Callable[[], float]) -> Update:
-    due: float | None = None
-
-    def update(done: int, total: int) -> None:
-        nonlocal due
-        now = clock()
-        if due is None:
-            due = now + PERIOD
-        if now < due or done >= total:
-            return
-        due = now + PERIOD
-        if counted:
-            tell(f"{task}: {done} of {total} {counted}")
-        else:
-            tell(f"{task}: {done / 1e6:,.0f} of {total / 1e6:,.0f} MB")
-
-    return update
-
-
-def in_tenths(bar: Update, doing: str) -> Update:
-    """Return the bar; without a terminal one that prints every tenth, however long that takes."""
-    if sys.stderr.isatty():
-        return bar
-    tenths = 0
-
-    def update(done: int, total: int) -> None:
-        nonlocal tenths
-        if 10 * done // total > tenths:
-            tenths = 10 * done // total
-            tell(f"{doing} {done} of {total}")
-
-    return update
+        yield report
+    finally:
+        redraw_line("")

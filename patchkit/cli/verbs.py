@@ -58,8 +58,6 @@ MEANT = {
 }
 # What a node runs without any library but click; of inspect only --loaded.
 CLICK_ALONE = {"probe", "net", "check", "env", "serve-args", "completion", "inspect"}
-# What writes to the terminal by itself, piece by piece, or asks there.
-TALKING = {"chat", "completion", "net", "tune"}
 
 
 def is_of_source(arguments: list[str]) -> bool:

@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import click
 
-from patchkit.cli.alive import unwatched
 from patchkit.cli.cluster.cluster_options import cluster_option, format_clock
 from patchkit.cli.out import LaidOut, record_fields, style, tell
 from patchkit.cli.render import Block, Record, rendered
@@ -39,12 +38,11 @@ def command(
     width = max(map(len, known))
     newest = 0 if since else lines
     journal = read_group_journal(cluster, since=since, lines=newest, nodes=nodes, follow=follow)
-    with unwatched():
-        for node, raw in journal.lines:
-            line = replace(raw, text=mask_secrets(raw.text))
-            yield Record({"node": node, **record_fields(line)}, line=True)
-            head = style(f"{format_clock(line)} {node.ljust(width)} ", dim=True)
-            yield LaidOut(head + line.text)
+    for node, raw in journal.lines:
+        line = replace(raw, text=mask_secrets(raw.text))
+        yield Record({"node": node, **record_fields(line)}, line=True)
+        head = style(f"{format_clock(line)} {node.ljust(width)} ", dim=True)
+        yield LaidOut(head + line.text)
     if journal.skew:
         tell(f"{journal.skew}: these lines are in order")
     all_of(list(journal.silent.values()))

@@ -9,7 +9,6 @@ from typing import Any
 import click
 
 from patchkit.cli import complete
-from patchkit.cli.alive import unwatched
 from patchkit.cli.cluster.cluster_options import (
     FILE_OPTION,
     HERE_OPTION,
@@ -114,8 +113,7 @@ def _hold_blocks(cluster: Cluster, model: str) -> Iterator[Block]:
         with launch.hold_model(cluster, model, watcher) as (begun, answered):
             began = True
             yield from answered_blocks(cluster, answered, begun.plan.units.url)
-            with unwatched():
-                raise launch.wait_until_ended(cluster, begun, watcher)
+            raise launch.wait_until_ended(cluster, begun, watcher)
     except Interrupted:
         if not began:
             raise

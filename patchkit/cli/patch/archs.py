@@ -111,8 +111,8 @@ def _rows(
         )
         rows.append((*row, style(new.where, dim=True), " ".join(new.switches)))
     if not verbose:
-        return table((row[:4] for row in rows), heads=heads, labels=["stock"])
-    return table(rows, heads=(*heads, "where", "switches on"), labels=["stock", "switches on"])
+        return table((row[:4] for row in rows), heads=heads)
+    return table(rows, heads=(*heads, "where", "switches on"))
 
 
 def _summary(stock: list[Group], patched: list[Group], target: Target) -> str:

@@ -21,7 +21,7 @@ from patchkit.source.resolve import fetch_release
 @click.argument(
     "release",
     metavar="vllm==X.Y.Z|nccl==X.Y.Z",
-    shell_complete=complete.sources("vllm", "nccl", files=False),
+    shell_complete=complete.sources("vllm", "nccl"),
 )
 @click.option("--dest", type=click.Path(path_type=Path), help="Unpack it there.")
 @click.option("--offline", is_flag=True, help="Use only what is in the cache.")

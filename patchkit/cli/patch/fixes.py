@@ -162,7 +162,7 @@ def _fix_rows(recipe: Recipe, version: Version | None, *, verbose: bool) -> Sequ
         name = style(fix.id, bold=bool(needs) or None, dim=None if needs else True)
         upstream = style(fix.upstream, dim=True)
         rows.append((name, fix.title, ", ".join(needed) or "not needed", upstream)[:number])
-    return table(rows, heads=heads[:number], labels=["upstream"])
+    return table(rows, heads=heads[:number])
 
 
 def _listed_fields(recipe: Recipe, fix: Fix, version: Version | None) -> dict[str, object]:

@@ -76,7 +76,7 @@ def host_lines(host: Host) -> Iterator[str]:
     yield style(host.system.hostname or "host", bold=True) + _product_text(host.system)
     yield from table(_summary_rows(host), "  ")
     yield ""
-    yield from table(_network_rows(host), "  ", heads=_HEADS, labels=("MTU", "GID", "twin", "cage"))
+    yield from table(_network_rows(host), "  ", heads=_HEADS)
     if host.software:
         yield ""
         yield from table(_software_rows(host.software), "  ")

@@ -73,7 +73,7 @@ def command(**options: Any) -> Iterator[Block]:
     if options["presets"]:
         # The presets as presets.toml has them.
         yield Record([{**record_fields(preset), "name": preset.name} for preset in load_presets()])
-        yield from table(preset_rows(), heads=HEADS, labels=["vLLM"])
+        yield from table(preset_rows(), heads=HEADS)
         return
     if not options["model"]:
         raise UsageError("missing MODEL", hint="OWNER/NAME, a folder, or one of --list")

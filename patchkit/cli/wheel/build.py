@@ -12,7 +12,7 @@ import click
 from patchkit.cli import complete
 from patchkit.cli.options import find_target
 from patchkit.cli.out import style, tell
-from patchkit.cli.progress import in_tenths, progress
+from patchkit.cli.progress import progress
 from patchkit.cli.render import Block, Record, VerbGroup, lead_word, rendered
 from patchkit.cli.wheel.build_options import (
     Placed,
@@ -158,7 +158,7 @@ def nccl(
     check_room(house, order.expected)
     tell(f"compiling in {order.work} with {order.jobs} jobs; what make says: {order.work}/log.txt")
     with progress("objects") as report:
-        built = build_nccl(order, in_tenths(report("compiling"), "compiled objects:"))
+        built = build_nccl(order, report("compiling"))
     placed = place_wheel(built, house, began)
     yield Record(placed.fields())
     yield from _built_lines(order, built, placed)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from typing import Any, TypeVar
 
 import click
 
-from patchkit.cli.next_step import install
+from patchkit.cli.next_step import next_step, pip
 from patchkit.cli.options import Renamed
 from patchkit.cli.out import Shown, record_fields, style, table, tell
 from patchkit.cli.render import GOOD, Block, ExitCode, Record, finding_blocks, lead_word
@@ -138,10 +139,16 @@ def installing(
     wheel: Path, facts: Mapping[str, Any], options: Sequence[str] = ()
 ) -> Sequence[Shown]:
     """Return what installs a wheel that was made for a target."""
-    target = targets().get(str(facts.get("target")))
     cpus = wheel_name(wheel.name).cpus
-    device = target.title if target else "node"
-    return install(wheel, () if ANY in cpus else cpus, device, options)
+    if ANY in cpus or platform.machine() in cpus:
+        return [next_step(*pip(), "install", *options, wheel)]
+    target = targets().get(str(facts.get("target")))
+    device = f"{target.title if target else 'node'}, {' or '.join(sorted(cpus))}"
+    words = ["pip", "install", *options, wheel.name]
+    return [
+        next_step("rsync", "-P", wheel, "USER@HOST:", where=f"to take it to the {device}"),
+        next_step(*words, where="there, in vLLM's environment"),
+    ]
 
 
 def reduced(is_reduced: object) -> list[Shown]:

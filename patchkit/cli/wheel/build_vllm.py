@@ -14,7 +14,7 @@ import click
 from patchkit.cli import complete
 from patchkit.cli.options import Selection, request_options
 from patchkit.cli.out import style, tell
-from patchkit.cli.progress import in_tenths, progress
+from patchkit.cli.progress import progress
 from patchkit.cli.render import Block, Record, rendered
 from patchkit.cli.wheel.build_options import (
     Placed,
@@ -152,7 +152,7 @@ def command(selection: Selection, **chosen: Any) -> Iterator[Block]:
     check_room(options.house, order.expected)
     _foretell(order, number, found.idle)
     with progress("steps") as report:
-        built = build_vllm(order, lambda task: in_tenths(report(task), f"{task}:"))
+        built = build_vllm(order, report)
     placed = place_wheel(built, options.house, began)
     more = {"proofs": built.proofs, "circumstances": built.circumstances}
     yield Record(placed.fields() | more)

@@ -129,9 +129,7 @@ def _library_rows(
     heads = ("on the device", target.name, "CUDA", "MB", library, "archs", "fat binaries")
     # Of what a library is for, only those of vLLM are known.
     first = 0 if uses else 1
-    return table(
-        (row[first:] for row in rows), heads=heads[first:], labels=["archs", "fat binaries"]
-    )
+    return table((row[first:] for row in rows), heads=heads[first:])
 
 
 def _rows(binaries: Sequence[Binary]) -> Iterator[tuple[str, Binary, int]]:

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import click
 
-from patchkit.cli.alive import unwatched
 from patchkit.cli.next_step import next_step, pip, program
 from patchkit.cli.options import Renamed
 from patchkit.cli.out import LaidOut, record_fields, style, table, tell
@@ -74,7 +73,7 @@ def list_wheels(house: Path, *, verbose: bool) -> Iterator[Block]:
     others = [entry for entry in wheels if entry.kind is not Kind.BUILT]
     heads = ("project", "version", "kind", "target", "MB", "tag", "sha256")
     if shown := [*made, *others] if verbose else made:
-        yield from table(map(_wheel_cells, shown), heads=heads, labels=["sha256"])
+        yield from table(map(_wheel_cells, shown), heads=heads)
     if others:
         size = f", {sum(entry.size for entry in others) / 1e6:,.0f} MB"
         more = "" if verbose else "; -v lists them"
@@ -119,8 +118,7 @@ def sign_wheels(house: Path, *, key: Path | None) -> Iterator[Block]:
     ssh-keygen signs SHA256SUMS, which has the sha256 of the wheels, of manifest.json and of
     requirements.txt. Nothing is signed that verify finds fault with.
     """
-    with unwatched():  # ssh-keygen may ask for a passphrase
-        signed = sign_wheelhouse(house, key)
+    signed = sign_wheelhouse(house, key)
     yield Record({"dir": house, **record_fields(signed)})
     yield GOOD + f"{house}: signed with the key {signed.key}"
     yield next_step(*program(), "verify", house, "--signers", "FILE", where="where it is used")

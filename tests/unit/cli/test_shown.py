@@ -1,4 +1,4 @@
-"""Everything that is printed leaves through cli/out.py and cli/progress.py, made visible there.
+"""Everything that is printed leaves through cli/out.py, made visible there.
 
 Each verb that prints names from elsewhere gets hostile ones: what comes out holds no character that
 a terminal would obey, and no name is taken for markup.
@@ -100,7 +100,7 @@ def test_the_rule_below_finds():
 
 
 def test_nothing_is_printed_around_the_way_out():
-    ways_out = {"out.py", "progress.py", "alive.py"}
+    ways_out = {"out.py"}
     places = [place for place in sorted(CLI.rglob("*.py")) if place.name not in ways_out]
     assert len(places) > 25
     assert {p.name: found for p in places if (found := prints_around(p.read_text()))} == {}
@@ -247,13 +247,15 @@ def test_a_difference_in_a_terminal_is_shown(monkeypatch):
 
 
 def test_a_progress_bar_shows_what_it_is_of(monkeypatch):
-    monkeypatch.setenv("FORCE_COLOR", "1")
-    monkeypatch.setenv("COLUMNS", "400")
-    with captured(color=True) as streams, progress() as report:
-        report(f"{EVIL}{MARK}")(1, 2)
-    drawn = streams[1].getvalue().decode()
-    assert visible(EVIL) + MARK in drawn
-    assert SGR not in drawn
+    monkeypatch.setenv("COLUMNS", "80")
+    with captured(color=True) as streams:
+        monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+        with progress() as report:
+            report(f"{EVIL}{MARK}")(10**6, 2 * 10**6)
+            out.tell("a line")
+            report("y" * 100)(1, 2)
+    drawn = streams[1].getvalue().decode().split("\r\x1b[K")
+    assert drawn == ["", f"{visible(EVIL)}{MARK}: 1 of 2 MB", "a line\n", "y" * 79, ""]
 
 
 def test_in_a_pipe_a_long_task_is_a_line_now_and_then():
