@@ -55,11 +55,9 @@ def tree_digest(root: Path, aside: Collection[str] = ()) -> str:
 def _files(root: Path, aside: Collection[str]) -> list[Path]:
     """Return every file and link below a folder, in the same order on every machine."""
     tops = [entry for entry in root.iterdir() if entry.name not in aside]
-    inside = [path for top in tops for path in ([top, *top.rglob("*")] if _real(top) else [top])]
+    inside = []
+    for top in tops:
+        inside += [top] if top.is_symlink() or not top.is_dir() else [top, *top.rglob("*")]
     files = [path for path in inside if path.is_symlink() or path.is_file()]
     # The order of rglob is that of the file system.
     return sorted(files, key=lambda path: path.relative_to(root).as_posix())
-
-
-def _real(path: Path) -> bool:
-    return path.is_dir() and not path.is_symlink()

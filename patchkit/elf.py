@@ -44,17 +44,16 @@ _MACHINES = {
 _LOADABLE = (2, 3)  # ET_EXEC, ET_DYN
 _PT_LOAD, _PT_DYNAMIC = 1, 2
 # Tags of the dynamic section: DT_NULL, DT_NEEDED, …
-_NULL, _NEEDED, _HASH, _STRTAB, _SYMTAB, _STRSZ, _SONAME, _RPATH = 0, 1, 4, 5, 6, 10, 14, 15
-_RUNPATH, _GNU_HASH, _VERNEED = 29, 0x6FFFFEF5, 0x6FFFFFFE
-_UNDEFINED = 0  # SHN_UNDEF: of a symbol that is only needed
+_NULL, _NEEDED, _STRTAB, _STRSZ, _SONAME, _RPATH, _RUNPATH = 0, 1, 5, 10, 14, 15, 29
+_VERNEED = 0x6FFFFFFE
 _SHT_NULL, _SHT_STRTAB, _SHT_NOTE, _SHT_NOBITS = 0, 3, 7, 8
 _SHF_ALLOC = 2
 _SHN_XINDEX = 0xFFFF  # e_shstrndx of a file with too many sections for 16 bits
 _BUILD_ID, _NT_BUILD_ID = ".note.gnu.build-id", 3
 
 # More than any real library has: program headers, entries of the dynamic section, bytes of a string
-# and of all strings, symbols in one bucket, symbol versions.
-_MOST_PROGRAMS, _MOST_ENTRIES, _LONGEST, _MOST_TEXT, _MOST_SYMBOLS = 512, 4096, 65536, 1 << 20, 9999
+# and of all strings, symbol versions.
+_MOST_PROGRAMS, _MOST_ENTRIES, _LONGEST, _MOST_TEXT = 512, 4096, 65536, 1 << 20
 _MOST_VERSIONS = 4096
 # Device code has some for each kernel, with names of kilobytes.
 _MOST_SECTIONS, _MOST_NAMES = 1 << 18, 1 << 25
@@ -258,14 +257,6 @@ class _Image:
     # By program headers
 
     @cached_property
-    def _loads(self) -> list[tuple[int, int, int]]:
-        """Return address, length in the file and offset of each segment."""
-        segments = [each for each in self._segments if each[0] == _PT_LOAD]
-        for _, _, offset, _, _, length, _, _ in segments:
-            self.check(offset + length <= self._size, "a segment ends behind the end of the file")
-        return [(address, length, offset) for _, _, offset, address, _, length, _, _ in segments]
-
-    @cached_property
     def _segments(self) -> list[tuple[int, ...]]:
         """Return the program headers; none for an object or device code: no loader takes them."""
         place, _, _, _, size, count, _, _, _ = self._tables
@@ -332,19 +323,16 @@ class _Image:
         return {library: tuple(sorted(names, key=by_version)) for library, names in found.items()}
 
     def _at(self, address: int, length: int) -> bytes:
-        for start, size, offset in self._loads:
-            if start <= address and address + length <= start + size:
+        for kind, _, offset, start, _, size, _, _ in self._segments:
+            if kind == _PT_LOAD and start <= address and address + length <= start + size:
                 return self._read(offset + address - start, length)
         raise damaged(self._name, f"nothing is loaded at {address:#x}")
 
-    def _text(self, place: int, length: int) -> bytes:
-        """Return so many bytes of the table of strings; fewer where it ends."""
+    def _string(self, place: int) -> str:
         size = self._tags.get(_STRSZ, 0)
         self.check(place <= size, "a string lies behind the table of strings")
-        return self._at(self._tags.get(_STRTAB, 0) + place, min(length, size - place))
-
-    def _string(self, place: int) -> str:
-        found, end, _ = self._text(place, _LONGEST).partition(b"\0")
+        text = self._at(self._tags.get(_STRTAB, 0) + place, min(_LONGEST, size - place))
+        found, end, _ = text.partition(b"\0")
         self.check(bool(end), "a string does not end")
         self._text_left -= len(found)
         self.check(self._text_left >= 0, "its strings are longer than those of any real library")
@@ -353,59 +341,18 @@ class _Image:
     # By symbols
 
     def defines(self, symbol: bytes) -> bool:
-        """Return whether it defines a symbol for others, by one of the two hash tables."""
-        # In the order of glibc: a library may have either table, or both.
-        if _GNU_HASH in self._tags:
-            candidates = self._by_gnu_hash(self._tags[_GNU_HASH], symbol)
-        elif _HASH in self._tags:
-            candidates = self._by_hash(self._tags[_HASH], symbol)
-        else:
+        """Return whether it defines a symbol for others, by its sections."""
+        sections = {section.name: section for section in self.sections()}
+        names, table = sections.get(".dynstr"), sections.get(".dynsym")
+        if names is None or table is None:
             return False
-        for number in candidates:
-            data = self._at(self._tags.get(_SYMTAB, 0) + number * _SYMBOL.size, _SYMBOL.size)
-            place, _, _, section, _, _ = _SYMBOL.unpack(data)
-            if self._text(place, len(symbol) + 1) == symbol + b"\0":
-                return bool(section != _UNDEFINED)
-        return False
-
-    def _word(self, address: int) -> int:
-        return int.from_bytes(self._at(address, 4), "little")
-
-    def _by_gnu_hash(self, table: int, symbol: bytes) -> Iterator[int]:
-        buckets, first, filters, _ = struct.unpack("<4I", self._at(table, 16))
-        # The hash of DT_GNU_HASH: 32 bits, start 5381, times 33.
-        wanted = 5381
-        for byte in symbol:
-            wanted = (wanted * 33 + byte) & 0xFFFFFFFF
-        # Behind the header: words of a Bloom filter with 8 bytes each, buckets, then the chains.
-        start = table + 16 + filters * 8
-        number = self._word(start + wanted % buckets * 4) if buckets else 0
-        if number < first or not number:
-            return
-        # The chains begin with the symbol `first`: those before it are not exported.
-        chain = start + (buckets - first) * 4
-        for each in range(number, number + _MOST_SYMBOLS):
-            found = self._word(chain + each * 4)
-            # The lowest bit is no part of the hash: it marks the last one of a chain.
-            if found | 1 == wanted | 1:
-                yield each
-            if found & 1:
-                return
-        self.check(False, "a chain of its symbols does not end")
-
-    def _by_hash(self, table: int, symbol: bytes) -> Iterator[int]:
-        buckets, _ = struct.unpack("<2I", self._at(table, 8))
-        wanted = 0
-        for byte in symbol:
-            # The hash of DT_HASH, from the System V ABI.
-            wanted = (wanted << 4) + byte
-            wanted = (wanted ^ (wanted >> 24 & 0xF0)) & 0x0FFFFFFF
-        if not buckets:
-            return
-        number = wanted % buckets - buckets  # the buckets lie before the chain of symbol 0
-        for _ in range(_MOST_SYMBOLS):
-            number = self._word(table + 8 + (buckets + number) * 4)
-            if not number:
-                return
-            yield number
-        self.check(False, "a chain of its symbols does not end")
+        self.check(names.size <= _MOST_NAMES, "the names of its symbols are too long")
+        self.check(table.size <= _MOST_NAMES, "it has more symbols than any real library")
+        text = self._read(names.offset, names.size)
+        # A name may be the end of a longer one.
+        places = {found.start() for found in re.finditer(re.escape(symbol + b"\0"), text)}
+        if not places:
+            return False
+        data = self._read(table.offset, table.size // _SYMBOL.size * _SYMBOL.size)
+        symbols = _SYMBOL.iter_unpack(data)
+        return any(place in places and section for place, _, _, section, _, _ in symbols)

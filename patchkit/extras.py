@@ -58,7 +58,9 @@ def namesakes() -> list[str]:
 
 
 def _require(names: Iterable[str], extra: str, why: str) -> None:
-    if missing := [name for name in names if not _is_there(name)]:
+    specs = {name: util.find_spec(name) for name in names}
+    # A folder build/ has a spec without an origin.
+    if missing := [name for name, spec in specs.items() if spec is None or spec.origin is None]:
         raise _missing(missing, extra, why)
 
 
@@ -70,12 +72,6 @@ def _missing(names: list[str], extra: str, why: str) -> HostError:
     )
 
 
-def _is_there(name: str) -> bool:
-    """Return whether a module can be imported; without importing it."""
-    spec = util.find_spec(name)
-    return spec is not None and spec.origin is not None  # a folder build/ has no origin
-
-
 def _own_file() -> str:
     """Return what pip installs patchkit from: the checkout, or the file of the wheel.
 
@@ -84,20 +80,15 @@ def _own_file() -> str:
     checkout = Path(__file__).parents[1]
     if (checkout / "pyproject.toml").is_file():
         return str(checkout)
-    from_index = f"{DISTRIBUTION.replace('-', '_')}-{__version__}-py3-none-any.whl"
-    return _installed_from() or from_index
-
-
-def _installed_from() -> str:
-    """Return what pip installed patchkit from (PEP 610), a wheel or a folder, if still there."""
     import json  # this and what follows take 20 ms, and are for errors alone
     from importlib import metadata
     from urllib.parse import unquote
 
-    try:
+    try:  # what pip installed it from (PEP 610), a wheel or a folder, if still there
         origin = metadata.distribution(DISTRIBUTION).read_text("direct_url.json") or "{}"
     except metadata.PackageNotFoundError:
-        return ""
+        origin = "{}"
     scheme, _, path = json.loads(origin).get("url", "").partition("://")
-    found = Path(unquote(path))
-    return str(found) if scheme == "file" and found.exists() else ""
+    if scheme == "file" and (found := Path(unquote(path))).exists():
+        return str(found)
+    return f"{DISTRIBUTION.replace('-', '_')}-{__version__}-py3-none-any.whl"

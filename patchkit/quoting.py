@@ -44,7 +44,23 @@ def quoted(*words: str | Path) -> str:
 
     A path that begins with a dash is written as ./-path, so that no program takes it for an option.
     """
-    return " ".join(map(_quote, words))
+    shown = []
+    for word in words:
+        text = f"./{word}" if isinstance(word, Path) and str(word).startswith("-") else str(word)
+        if text.isprintable():
+            shown.append(shlex.quote(text))
+            continue
+        # $'…' is the one form in which a shell takes a character that is not shown as itself.
+        escaped = "".join(
+            f"\\{each}"
+            if each in "\\'"
+            else each
+            if each.isprintable()
+            else "".join(f"\\x{byte:02x}" for byte in os.fsencode(each))
+            for each in text
+        )
+        shown.append(f"$'{escaped}'")
+    return " ".join(shown)
 
 
 def _escape(character: str) -> str:
@@ -54,19 +70,3 @@ def _escape(character: str) -> str:
     if code > 0xFFFF:
         return f"\\U{code:08x}"
     return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
-
-
-def _quote(word: str | Path) -> str:
-    text = f"./{word}" if isinstance(word, Path) and str(word).startswith("-") else str(word)
-    if text.isprintable():
-        return shlex.quote(text)
-    # $'…' is the one form in which a shell takes a character that is not shown as itself.
-    return "$'" + "".join(map(_in_dollar_quotes, text)) + "'"
-
-
-def _in_dollar_quotes(character: str) -> str:
-    if character in "\\'":
-        return f"\\{character}"
-    if character.isprintable():
-        return character
-    return "".join(f"\\x{byte:02x}" for byte in os.fsencode(character))

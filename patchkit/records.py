@@ -87,7 +87,10 @@ def read_toml(
     """
     text = path.read_text(encoding="utf-8")
     try:
-        return record(kind, _part(_parsed(text), key)) if key else record(kind, _parsed(text))
+        table = _parsed(text)
+        if key and key not in table:
+            raise RecordError("is missing")
+        return record(kind, table[key] if key else table)
     except RecordError as wrong:
         keys = (key, *wrong.keys) if key else wrong.keys
         where, what = f"{path}:{_line(text, keys)}", RecordError(wrong.what, *keys)
@@ -106,12 +109,6 @@ def _parsed(text: str) -> dict[str, Any]:
     import tomllib  # a launcher reads none
 
     return tomllib.loads(text)
-
-
-def _part(table: dict[str, Any], key: str) -> Any:
-    if key not in table:
-        raise RecordError("is missing")
-    return table[key]
 
 
 def matching(pattern: str, what: str) -> Callable[[str], None]:
@@ -152,7 +149,7 @@ def _reader(kind: Any) -> _Read:
     """Return the function that checks values of a type; made once, since tables are long."""
     origin, arguments = get_origin(kind), get_args(kind)
     if kind in (Any, object):
-        return _as_it_is
+        return lambda value: value
     if origin is Annotated:
         return _checked(_reader(arguments[0]), arguments[1:])
     if origin in (Union, UnionType):
@@ -170,10 +167,6 @@ def _reader(kind: Any) -> _Read:
     if issubclass(kind, Enum):
         return _member({each.value: each for each in kind})
     return _scalar(kind) if kind in (*_WORDS, NoneType) else _made_of_text(kind)
-
-
-def _as_it_is(value: Any) -> Any:
-    return value
 
 
 def _no_class(value: Any) -> Any:

@@ -170,7 +170,12 @@ class Target:
         """Return what torch's CMake makes of TORCH_CUDA_ARCH_LIST; ``Auto`` asks the device."""
         if arch_list == "Auto":
             return self.detected
-        return " ".join(_gencode(parse_arch(entry)) for entry in _entries(arch_list))
+        archs = map(parse_arch, _entries(arch_list))
+        return " ".join(
+            f"-gencode arch=compute_{arch.gencode},code={code}"
+            for arch in archs
+            for code in arch.codes
+        )
 
     def check_arch_list(self, arch_list: str) -> None:
         """Raise UsageError for an entry that would lose the device's own instructions."""
@@ -186,10 +191,6 @@ class Target:
 
 def _entries(arch_list: str) -> list[str]:
     return re.split(r"[;\s]+", arch_list.strip())
-
-
-def _gencode(arch: Arch) -> str:
-    return " ".join(f"-gencode arch=compute_{arch.gencode},code={code}" for code in arch.codes)
 
 
 @cache

@@ -66,17 +66,12 @@ def meant(spec: str, projects: Iterable[str]) -> str:
     It is empty if the text does not look like a release of one of the projects.
     """
     match = _MISTYPED.fullmatch(spec)
-    if match is None or not _is_version(match["version"]):
+    try:
+        Version(match["version"] if match else "")
+    except InvalidVersion:
         return ""
+    assert match is not None
     named = match["name"].lower()
     close = difflib.get_close_matches(named, projects, n=1) if named else projects
     releases = " or ".join(f"{name}=={match['version']}" for name in close)
     return f"did you mean {releases}?" if releases else ""
-
-
-def _is_version(text: str) -> bool:
-    try:
-        Version(text)
-    except InvalidVersion:
-        return False
-    return True

@@ -81,8 +81,12 @@ def give(
     if like is not None:
         with contextlib.suppress(PermissionError):  # a group that the user is not in
             os.fchown(handle, like.st_uid, like.st_gid)
-    if mode is None:
-        mode = stat.S_IMODE(old.st_mode) if old else 0o666 & ~_umask()
+    if mode is None and old:
+        mode = stat.S_IMODE(old.st_mode)
+    elif mode is None:
+        umask = os.umask(0o077)  # it can only be read by setting it
+        os.umask(umask)
+        mode = 0o666 & ~umask
     # After chown, which clears the set-user-ID bits.
     os.fchmod(handle, mode & 0o600 if private else mode)
 
@@ -100,9 +104,12 @@ def _sweep(path: Path) -> None:
     """Remove what killed runs left of the same file: parts that nobody holds."""
     # A name may hold * or [.
     for part in path.parent.glob(f".{glob.escape(path.name)}.*.part"):
-        with contextlib.suppress(OSError), open(part, "rb", opener=_open_at_once) as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            part.unlink()
+        with contextlib.suppress(OSError):
+            # O_NONBLOCK: a FIFO of such a name would wait for a writer.
+            handle = os.open(part, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+            with os.fdopen(handle, "rb") as file:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                part.unlink()
 
 
 def _opened_beside(path: Path) -> IO[bytes]:
@@ -115,14 +122,3 @@ def _opened_beside(path: Path) -> IO[bytes]:
             if part.exists():
                 return file
         file.close()  # a sweep was quicker
-
-
-def _open_at_once(path: str, flags: int) -> int:
-    # A FIFO of such a name would wait for a writer.
-    return os.open(path, flags | os.O_NONBLOCK | os.O_NOFOLLOW)
-
-
-def _umask() -> int:
-    mask = os.umask(0o077)  # it can only be read by setting it
-    os.umask(mask)
-    return mask

@@ -122,7 +122,9 @@ class Journal:
                     raise
             try:
                 # Until `settle` is done, the next run takes back what is cut short.
-                self._start(Direction.BACK if settle else Direction.FORWARD)
+                journal = self._path(Direction.BACK if settle else Direction.FORWARD)
+                (self.folder / "draft").rename(journal)
+                sync(self.folder)
                 self._carry_out(steps)
                 if settle:
                     with undeferred():  # it may take long; an interrupt then goes the way back
@@ -149,7 +151,11 @@ class Journal:
             if not (direction := self.unfinished()):
                 self._clear()  # what is staged without a journal was never committed
                 return None
-            steps = self._read(direction)
+            journal = self._path(direction)
+            try:
+                steps = read_steps(journal, self.allowed)
+            except ValueError as error:
+                raise self._damaged(f"{journal}: cannot be understood: {error}") from None
             if self._possible(steps, direction) is Direction.FORWARD:
                 self._carry_out(steps)
                 committed("an interrupted commit was finished")
@@ -191,7 +197,13 @@ class Journal:
             make_folders(self.folder / side)
         (self.folder / "draft").unlink(missing_ok=True)
         steps = tuple(self._stage_one(number, change) for number, change in enumerate(changes))
-        made = {path for each in changes if each.after is not None for path in self._new(each)}
+        kept = [self.root / change.path for change in changes if change.after is not None]
+        made = {
+            folder.relative_to(self.root).as_posix()
+            for place in kept
+            for folder in place.parents
+            if self.root in folder.parents and not folder.exists()
+        }
         found = Steps(steps, tuple(sorted(made)), note)
         write_staged(self.folder / "draft", found.to_json(), None, self.root)
         # All names have to last before that of the journal does.
@@ -234,20 +246,10 @@ class Journal:
                 hint=f"unmount what is mounted below {self.root}",
             )
 
-    def _new(self, change: Change) -> list[str]:
-        """Return the folders that a change needs and that do not exist."""
-        folders = (self.root / change.path).parents
-        missing = [each for each in folders if self.root in each.parents and not each.exists()]
-        return [each.relative_to(self.root).as_posix() for each in missing]
-
     # The way forward.
 
     def _path(self, direction: Direction) -> Path:
         return self.folder / f"{direction}.json"
-
-    def _start(self, direction: Direction) -> None:
-        (self.folder / "draft").rename(self._path(direction))
-        sync(self.folder)
 
     def _turn(self, direction: Direction) -> None:
         """Make the journal lead elsewhere from now on."""
@@ -325,11 +327,11 @@ class Journal:
         new = [path for path, found in states.items() if found == _AFTER]
         odd = [path for path, found in states.items() if found == "unknown"]
         kind = type(error) if isinstance(error, PatchkitError) else StorageError
+        lists = [f" changed: {', '.join(new)}" if new else " changed"]
+        lists += [f"unknown: {', '.join(odd)}"] if odd else []
         return kind(
             f"{_words(error)}; and taking the change back failed, too: {_words(worse)}\n"
-            f"  {len(new)} of {_files(len(states))} changed{_list(new)}"
-            + (f"; unknown{_list(odd)}" if odd else "")
-            + "; the rest is as before",
+            f"  {len(new)} of {_files(len(states))}{'; '.join(lists)}; the rest is as before",
             why=f"{self.folder} has what is needed to go on",
             hint=f"once the cause is mended: {self.again}",
         )
@@ -338,12 +340,6 @@ class Journal:
 
     def _check_folder(self) -> None:
         inside(self.root, self.folder.relative_to(self.root).as_posix())
-
-    def _read(self, direction: Direction) -> Steps:
-        try:
-            return read_steps(self._path(direction), self.allowed)
-        except ValueError as error:
-            raise self._damaged(f"{self._path(direction)}: cannot be understood: {error}") from None
 
     def _possible(self, steps: Steps, wanted: Direction) -> Direction:
         """Return the direction for which everything that is needed is there and whole.
@@ -365,7 +361,12 @@ class Journal:
                 if needed not in ("", found) and not is_staged(staged, needed):
                     lost[way].append(step.path)
         if edited:
-            raise self._edited(edited)
+            raise DriftError(
+                f"{', '.join(edited)}: edited since an interrupted run",
+                why="patchkit was killed in mid-commit, and the file was changed afterwards",
+                hint=f"bring the file back to one of those in {self.folder}, then run again; "
+                f"or: {self.rescue}",
+            )
         if not lost[wanted]:
             return wanted
         if wanted is Direction.BACK or lost[Direction.BACK]:
@@ -373,14 +374,6 @@ class Journal:
             raise self._damaged(f"{self.folder}: {what}")
         self._turn(Direction.BACK)
         return Direction.BACK
-
-    def _edited(self, paths: Sequence[str]) -> DriftError:
-        return DriftError(
-            f"{', '.join(paths)}: edited since an interrupted run",
-            why="patchkit was killed in mid-commit, and the file was changed afterwards",
-            hint=f"bring the file back to one of those in {self.folder}, then run again; "
-            f"or: {self.rescue}",
-        )
 
     def _damaged(self, what: str) -> StorageError:
         return StorageError(
@@ -426,10 +419,6 @@ def _words(error: BaseException) -> str:
     if isinstance(error, OSError):
         return reason(error)
     return error.what if isinstance(error, PatchkitError) else type(error).__name__
-
-
-def _list(paths: Sequence[str]) -> str:
-    return f": {', '.join(paths)}" if paths else ""
 
 
 def _files(count: int) -> str:

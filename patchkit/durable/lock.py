@@ -26,13 +26,16 @@ def locked(folder: Path, patience: float = 0.0) -> Iterator[int]:
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         deadline = time.monotonic() + patience
-        # Asked again and again: flock itself waits for ever or not at all.
-        while not _taken(handle):
-            if time.monotonic() >= deadline:
-                raise BusyError(
-                    f"{folder}: another patchkit is working on this tree",
-                    hint="wait until it is done",
-                )
+        while True:  # flock itself waits for ever or not at all
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() >= deadline:
+                    raise BusyError(
+                        f"{folder}: another patchkit is working on this tree",
+                        hint="wait until it is done",
+                    ) from None
             time.sleep(_PAUSE)
         yield handle
     finally:
@@ -51,11 +54,3 @@ def holder(folder: Path) -> int | None:
                 if os.path.samestat(handle.stat(), own):
                     return int(pid)
     return None
-
-
-def _taken(handle: int) -> bool:
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True

@@ -31,7 +31,8 @@ def continuing(path: Path) -> Iterator[IO[bytes]]:
     if not is_file(part):  # a FIFO of that name would wait for a writer
         with contextlib.suppress(OSError):
             part.unlink()
-    with open(part, "r+b", opener=_made) as file:
+    handle = os.open(part, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    with os.fdopen(handle, "r+b") as file:
         if _is_ours(file, part):
             try:
                 yield file
@@ -60,10 +61,6 @@ def kept(path: Path) -> int:
 
 def _part(path: Path) -> Path:
     return path.with_name(f".{path.name}.partial")
-
-
-def _made(place: str, _flags: int) -> int:
-    return os.open(place, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
 
 
 def _keep(file: IO[bytes], part: Path, *, full: bool) -> None:

@@ -263,16 +263,6 @@ def many_sections() -> bytes:
     )
 
 
-def endless_chain() -> bytes:
-    """A hash table of a single bucket, and symbols of whose chain none is the last."""
-    start = len(GB10)
-    chain = struct.pack("<4I", 1, 1, 0, 0) + struct.pack("<I", 1) + bytes(1 << 20)
-    return (
-        patched((entry(0x6FFFFEF5), "<Q", start), (program(LOAD) + 32, "<Q", start + len(chain)))
-        + chain
-    )
-
-
 NOWHERE = (1 << 64) - 1
 SECTION = header(1)  # SHT_PROGBITS
 NOTE = struct.unpack_from("<Q", GB10, header(7) + 24)[0]
@@ -327,15 +317,6 @@ def test_an_object_is_nothing_that_the_loader_takes(tmp_path):
     with pytest.raises(SourceError, match="neither a program nor a shared library"):
         read_dynamic(place)
     assert read_library(place).needed == ()
-
-
-def test_chains_of_symbols_that_never_end_are_refused(tmp_path):
-    """They are read where somebody asks what a library exports."""
-    place = tmp_path / "lib.so"
-    place.write_bytes(endless_chain())
-    with pytest.raises(SourceError, match="a chain of its symbols does not end"):
-        exports(place, "ncclGetVersion")
-    assert exports(LIBRARIES / "gb10.so", "ncclGetVersion") is False
 
 
 @settings(max_examples=400, deadline=None)
