@@ -7,9 +7,9 @@ import string
 from collections.abc import Iterable, Iterator
 
 from patchkit.finding import Finding
-from patchkit.runtime.check.content import ENV, Assignment, make_finding
+from patchkit.runtime.check.content import ENV, Assignment, make_finding, rule_finding
 from patchkit.runtime.check.formats import is_env_file
-from patchkit.runtime.check.nodes import check_advice, check_containers, check_host, check_ray
+from patchkit.runtime.check.hosts import check_host
 from patchkit.runtime.check.servers import check_flags, check_secrets, check_servers
 from patchkit.runtime.check.settings import (
     check_contradictions,
@@ -20,6 +20,7 @@ from patchkit.runtime.check.settings import (
 from patchkit.runtime.check.situation import CheckedText
 from patchkit.runtime.envfile.facts import fact_problems
 from patchkit.runtime.envfile.header import bears_mark, head_facts, untouched
+from patchkit.runtime.rules.rule import holding
 from patchkit.runtime.rules.sensitive_names import runs_code
 from patchkit.runtime.rules.variable_rules import load_variable_rules
 
@@ -27,6 +28,8 @@ _LONGEST = 200  # lines of a command, from a finding up to the comment above it
 _IGNORE = re.compile(r"(?:#|;|//)\s*patchkit:\s*ignore\b[:\s\[(]*(?P<ids>[a-z0-9, -]*)")
 # What a rule's {facts} may stand for; a value of another form was set by no rule.
 _FACTS = {"ptxas": "/[^\n]*/ptxas"}
+# Nobody sets these for a node alone; still they are no proof of others.
+_BETWEEN_NODES = {"NCCL_IB_HCA", "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "UCX_NET_DEVICES"}
 _NAME = r"\s*(?:export\s+)?(?P<name>[A-Za-z_]\w*)="
 _DIFFERENCES = {
     "export-in-env-file": re.compile(r"\s*export\s+(?P<name>\w+)="),
@@ -41,8 +44,8 @@ def find_problems(checked: CheckedText) -> tuple[Finding, ...]:
     """Return what is wrong, in the order of the lines, without what a comment silences."""
     checks = (
         *(_check_header, check_names, check_values, check_host, check_placeholders),
-        *(check_secrets, check_contradictions, check_servers, check_containers),
-        *(_check_line_syntax, check_flags, check_ray, check_advice),
+        *(check_secrets, check_contradictions, check_servers),
+        *(_check_line_syntax, check_flags, _check_advice),
     )
     findings = [*checked.content.problems]
     for check in checks:
@@ -108,3 +111,16 @@ def _check_line_syntax(checked: CheckedText) -> Iterator[Finding]:
             number, name = found[0]
             more = f" and {len(found) - 1} more" if found[1:] else ""
             yield make_finding(key, Assignment(number, name, ""), names=name + more)
+
+
+def _check_advice(checked: CheckedText) -> Iterator[Finding]:
+    """Yield what the rules know of these versions in a cluster, which no rule mends."""
+    values = {found.name: found.value for found in checked.content.assignments}
+    situation = checked.situation
+    if not situation.get("role") and values.keys() & _BETWEEN_NODES:
+        situation = {**situation, "role": "head"}
+    for advice in holding(load_variable_rules().advice, situation):
+        if not advice.solved(values):
+            stated = (found.line for found in checked.versions if found.project in advice.when)
+            facts = " and ".join(f"{name} {situation[name]}" for name in advice.when)
+            yield rule_finding(advice, next(stated, 1), advice.says, f"Known of {facts}.")

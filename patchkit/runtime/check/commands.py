@@ -10,13 +10,13 @@ from itertools import pairwise
 from patchkit.runtime.check.content import (
     Assignment,
     CommandLine,
-    Container,
     FileContent,
+    Image,
     Word,
     is_literal,
 )
 from patchkit.runtime.check.shell_words import split_statements
-from patchkit.runtime.check.situation import find_image, is_server_flag, is_server_module
+from patchkit.runtime.check.situation import find_image, server_names
 
 _DEEPEST = 6  # scripts in words of scripts
 _PAIR = re.compile(r"(?P<name>[A-Za-z_]\w*)=(?P<value>.*)", re.DOTALL)
@@ -28,7 +28,6 @@ _SPEECH = re.compile(
 )
 _VLLM = re.compile(r"(.*/)?vllm|\$.*vllm\W*", re.IGNORECASE)
 _DOCKER = re.compile(r"(.*/)?(docker|podman|nerdctl)")
-_VERBS = ("run", "create")
 _SCRIPT = re.compile(
     r"\b(vllm +serve|(docker|podman) .{0,200}\b(run|exec)|ray +start|export|api_server)\b"
 )
@@ -41,7 +40,7 @@ _SWITCHES = re.compile(
 _OPTION = re.compile(r"(?P<name>--[^=]*|-[dihPqt]*[^dihPqt])(?:=?(?P<value>.+))?", re.DOTALL)
 _IMAGE_VARIABLE = re.compile(r"ima?ge?", re.IGNORECASE)
 _PROGRAM = re.compile(r"(/.*bin/)?(ba|da|z)?sh|(/.*bin/)?python[\d.]*|sleep|ray|vllm|.*\.(sh|py)")
-_SERVER_VERBS = {"vllm serve": "serve", "ray start": "start"}
+_SERVE, _RAY, _CONTAINER = "vllm serve", "ray start", "container"
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,74 +108,58 @@ class CommandReader:
 
     def _read_program(self, words: Sequence[Word], place: Place) -> None:
         start, program, rest = _find_program(words) or (0, "", words)
-        inside = replace(place, block=words[0].line)
+        block = words[0].line
         while not program and start < len(words) and _PAIR.fullmatch(words[start].text):
             start += 1
-        pairs = [word for word in words[:start] if _PAIR.fullmatch(word.text)]
-        self.set_variables(pairs, inside.block)
-        if program in _SERVER_VERBS:
-            self._add_server(program, rest, inside)
+        self.set_variables([word for word in words[:start] if "=" in word.text], block)
+        if program == _CONTAINER:
+            self._read_container(rest, replace(place, block=words[start].line))
         elif program:
-            self._read_container(program, rest, replace(inside, block=words[start].line))
+            self._add_server(program, rest, block)
         elif not place.block and words[0].text.startswith("-") and _has_server_flag(words):
-            self._add_server("vllm serve", words, place)  # flags that an array keeps for it
+            self._add_server(_SERVE, words, 0)  # flags that an array keeps for it
         else:
             before = ""
             for word in words[start:]:
                 if before in ("-e", "--env", "-x") and _PAIR.fullmatch(word.text):
-                    self.set_variables([word], inside.block)
+                    self.set_variables([word], block)
                 elif _SCRIPT.search(word.text):  # as in `bash -c` and ssh
-                    deeper = replace(inside, depth=place.depth + 1)
+                    deeper = replace(place, block=block, depth=place.depth + 1)
                     self.read_script(word.text, word.line, deeper)
                 before = word.text
 
-    def _add_server(self, program: str, words: Sequence[Word], place: Place) -> None:
-        line = words[0].line if words else place.block
-        command = CommandLine(program=program, words=(*words,), line=line, block=place.block)
+    def _add_server(self, program: str, words: Sequence[Word], block: int) -> None:
+        line = words[0].line if words else block
+        command = CommandLine(program=program, words=(*words,), line=line, block=block)
         self.content.commands.append(command)
 
-    def _read_container(self, program: str, words: Sequence[Word], place: Place) -> None:
+    def _read_container(self, words: Sequence[Word], place: Place) -> None:
         """Read the words behind docker run: options, image, command."""
-        options: list[tuple[str, str]] = []
         entrypoint: list[Word] = []
-        is_whole, position, block = True, 0, place.block
-        while position < len(words):
-            word = words[position]
-            position += 1
+        rest = iter(words)
+        for word in rest:
+            option = _OPTION.fullmatch(word.text)
             if not word.text.startswith("-"):
                 # What is not known here stands for options, unless its name says image.
                 if is_literal(word.text) or _IMAGE_VARIABLE.search(word.text):
-                    position -= 1
-                    break
-                is_whole = False
-                continue
-            option = _OPTION.fullmatch(word.text)
-            name, value = word.text, Word("", word.line)
-            if option and not _SWITCHES.fullmatch(name):
-                name, value = option["name"], Word(option["value"] or "", word.line)
-                if option["value"] is None and position < len(words):
-                    value = words[position]
-                    position += 1
-            name = name if name.startswith("--") else f"-{name[-1]}"
-            options.append((name, value.text))
-            if name in ("-e", "--env"):
-                self.set_variables([value], block)
-            elif name == "--entrypoint" and value.text:
-                entrypoint = [value]
-        if position < len(words):
-            image = words[position]
-            box = Container(program, image.text, block, (*options,), is_whole)
-            self.content.add_container(box, image.line)
-            command = [*entrypoint, *words[position + 1 :]]
-            has_entry = bool(entrypoint)
-            self.read_entry(command, replace(place, image=image.text), has_entry=has_entry)
+                    self.content.images.append(Image(word.text, word.line, place.block))
+                    inside = replace(place, image=word.text)
+                    self.read_entry([*entrypoint, *rest], inside, has_entry=bool(entrypoint))
+                    return
+            elif option and not _SWITCHES.fullmatch(word.text):
+                text = option["value"]
+                value = next(rest, None) if text is None else Word(text, word.line)
+                if value and (option["name"] == "--env" or re.match("-[^-]*e$", option["name"])):
+                    self.set_variables([value], place.block)
+                elif value and value.text and option["name"] == "--entrypoint":
+                    entrypoint = [value]
 
     def read_entry(self, words: Sequence[Word], place: Place, *, has_entry: bool) -> None:
         """Read what a container is given: a command, or arguments of its image's entrypoint."""
         if not words or place.depth > _DEEPEST:
             return
         if not has_entry and not _find_program(words) and _is_for_server(place.image, words):
-            self._add_server("vllm serve", words[words[0].text == "serve" :], place)
+            self._add_server(_SERVE, words[words[0].text == "serve" :], place.block)
             return
         before = len(self.content.commands)
         self.read_command(words, replace(place, depth=place.depth + 1))
@@ -186,24 +169,25 @@ class CommandReader:
 
 
 def _find_program(words: Sequence[Word]) -> tuple[int, str, Sequence[Word]] | None:
-    """Return what a command starts: where, which server or docker, the words behind the verb."""
+    """Return what a command starts: where, a server or a container, the words behind the verb."""
     texts = [word.text for word in words]
     for number, (text, following) in enumerate(pairwise(texts)):
         serves = following == "serve" and _VLLM.fullmatch(text)
-        if serves or (text == "-m" and is_server_module(following)):
-            return number, "vllm serve", words[number + 2 :]
+        if serves or (text == "-m" and following in server_names("modules")):
+            return number, _SERVE, words[number + 2 :]
         if following == "start" and text.rpartition("/")[2] == "ray":
-            return number, "ray start", words[number + 2 :]
+            return number, _RAY, words[number + 2 :]
         if _DOCKER.fullmatch(text):
-            near = texts[number + 1 : number + 8]
-            verb = next((place for place, word in enumerate(near) if word in _VERBS), None)
+            near = enumerate(texts[number + 1 : number + 8], number + 2)
+            verb = next((behind for behind, word in near if word in ("run", "create")), None)
             if verb is not None:  # what is behind exec is found by itself
-                return number, text.rpartition("/")[2], words[number + verb + 2 :]
+                return number, _CONTAINER, words[verb:]
     return None
 
 
 def _has_server_flag(words: Sequence[Word]) -> bool:
-    return any(is_server_flag(word.text.partition("=")[0]) for word in words)
+    names = (word.text.partition("=")[0].replace("_", "-") for word in words)
+    return not server_names("flags").isdisjoint(names)
 
 
 def _is_for_server(image: str, words: Sequence[Word]) -> bool:

@@ -41,10 +41,19 @@ def shorten(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Word:
-    """One word of a command or an image's name, without quotes, and the line where it begins."""
+    """One word of a command, without quotes, and the line where it begins."""
 
     text: str
     line: int
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """The name of a container image; ``block`` is that of the container's variables."""
+
+    text: str
+    line: int
+    block: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,16 +87,15 @@ class Assignment:
 
 @dataclass(frozen=True, slots=True)
 class GivenFlag:
-    """A flag of a command as it is written; an empty value is none, or one that is not known."""
+    """A flag of a command: its long name with dashes, and as it is ``written``.
+
+    An empty value is none, or one that is not known.
+    """
 
     written: str
+    name: str
     value: str
     line: int
-
-    @property
-    def name(self) -> str:
-        """Return the flag's long name with dashes, as vLLM's parser takes it."""
-        return _SHORT_FLAGS.get(self.written, self.written).replace("_", "-")
 
     @property
     def shown(self) -> str:
@@ -111,43 +119,22 @@ class CommandLine:
     def flags(self) -> tuple[GivenFlag, ...]:
         """Return ``--flag value``, ``--flag=value`` and ``--flag`` in their order, up to ``--``."""
         found = []
-        for number, word in enumerate(self.words):
+        for word, following in zip(self.words, (*self.words[1:], Word("--", 0)), strict=False):
             if word.text == "--":
                 break
             name, sign, value = word.text.partition("=")
             if not _FLAG.fullmatch(name):
                 continue
-            if not sign and number + 1 < len(self.words):
-                following = self.words[number + 1].text
-                # A word that begins with a dash is the next flag, not a value.
-                value = "" if following == "--" or _FLAG.match(following) else following
-            found.append(GivenFlag(name, value if is_literal(value) else "", word.line))
+            # A word that begins with a dash is the next flag, not a value.
+            if not sign and following.text != "--" and not _FLAG.match(following.text):
+                value = following.text
+            long = _SHORT_FLAGS.get(name, name).replace("_", "-")
+            found.append(GivenFlag(name, long, value if is_literal(value) else "", word.line))
         return tuple(found)
 
     def find_flag(self, name: str) -> GivenFlag | None:
         """Return the last flag of a name, which is the one that counts; None if it is not given."""
         return next((flag for flag in reversed(self.flags) if flag.name == name), None)
-
-
-@dataclass(frozen=True, slots=True)
-class Container:
-    """A container: its image, and how it is started, as options of docker run.
-
-    ``program`` is docker, podman, compose or ""; ``is_whole``: nothing stands for further options.
-    """
-
-    program: str
-    image: str
-    block: int
-    options: tuple[tuple[str, str], ...] = ()
-    is_whole: bool = True
-
-    def has_option(self, name: str, part: str = "") -> bool:
-        """Return whether an option is there, with a text in its value or with one unknown."""
-        return any(
-            option == name and (part in value or not is_literal(value))
-            for option, value in self.options
-        )
 
 
 @dataclass
@@ -162,37 +149,20 @@ class FileContent:
     own: list[Assignment] = field(default_factory=list)
     passed: set[str] = field(default_factory=set)
     commands: list[CommandLine] = field(default_factory=list)
-    containers: list[Container] = field(default_factory=list)
-    images: list[Word] = field(default_factory=list)
+    images: list[Image] = field(default_factory=list)
     problems: list[Finding] = field(default_factory=list)
 
     def add_variable(self, assignment: Assignment) -> None:
         """Add a variable that is set."""
         (self.own if assignment.own else self.assignments).append(assignment)
 
-    def add_container(self, box: Container, line: int) -> None:
-        """Add a container, and its image if that is known."""
-        self.containers.append(box)
-        if box.image and is_literal(box.image):
-            self.images.append(Word(box.image, line))
-
-    @cached_property
-    def variables_by_block(self) -> Mapping[tuple[int, str], Assignment]:
-        """The last assignment of each variable in each block, once all is read."""
-        return {(found.block, found.name): found for found in self.assignments}
-
     @cached_property
     def images_by_block(self) -> Mapping[int, frozenset[str]]:
-        """The images of each block, and of the whole file as block 0, once all is read."""
-        images = {0: {image.text for image in self.images}}
-        for box in self.containers:
-            images.setdefault(box.block, set()).add(box.image)
-        return {block: frozenset(names - {""}) for block, names in images.items()}
-
-    def find_variable(self, name: str, command: CommandLine) -> Assignment | None:
-        """Return a variable in the environment of a command, as far as the file sets it."""
-        found = self.variables_by_block
-        return found.get((command.block, name)) or found.get((0, name))
+        """The images of each block, and those known of the file as block 0, once all is read."""
+        images = {0: {image.text for image in self.images if is_literal(image.text)}}
+        for image in self.images:
+            images.setdefault(image.block, set()).add(image.text)
+        return {block: frozenset(names) for block, names in images.items()}
 
 
 @cache

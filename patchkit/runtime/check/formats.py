@@ -17,8 +17,8 @@ from patchkit.runtime.check.content import (
     UNIT,
     YAML,
     Assignment,
-    Container,
     FileContent,
+    Image,
     Word,
     make_finding,
 )
@@ -158,7 +158,7 @@ def _read_dockerfile(text: str, content: FileContent) -> None:
         name = first.text.upper()
         if name == "FROM" and words:
             place, entrypoint = Place(block=first.line, image=words[0].text), []
-            content.add_container(Container("", place.image, place.block), first.line)
+            content.images.append(Image(place.image, first.line, place.block))
         elif name in ("ENV", "ARG"):
             if len(words) > 1 and "=" not in words[0].text:  # ENV NAME value
                 value = " ".join(word.text for word in words[1:])

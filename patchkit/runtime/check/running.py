@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 from patchkit.errors import HostError, UsageError
 from patchkit.process import attempt
 from patchkit.runtime.check.commands import CommandReader, Place
-from patchkit.runtime.check.content import RUNNING, Assignment, Container, FileContent, Word
+from patchkit.runtime.check.content import RUNNING, Assignment, FileContent, Image, Word
 from patchkit.runtime.check.situation import CheckedText, StatedVersion
 
 _LARGEST = 4 << 20  # bytes of an environment or a command line
@@ -53,9 +52,7 @@ def _read_process(folder: Path) -> CheckedText:
             texts.append(file.read(_LARGEST).decode(errors="replace"))
     words, environment = (text.split("\0") for text in texts)
     words = [word for word in words if word]
-    content = FileContent(RUNNING)
-    pairs = [pair for pair in environment if "=" in pair]
-    _read_started(content, pairs, words, Place())
+    content = _read_started([pair for pair in environment if "=" in pair], words, Place())
     name = content.commands[0].program if content.commands else words[0] if words else "?"
     # What is installed beside its program, without running anything of it.
     homes = [Path(word).parent.parent for word in words[:2] if word.startswith("/")]
@@ -76,37 +73,24 @@ def _inspect_container(name: str) -> CheckedText:
             f"no container {name!r}: {done.trouble}",
             hint="`docker ps` lists those that run; a process is named by its number",
         )
-    content = FileContent(RUNNING)
     try:
         (found,) = json.loads(done.output)
-        config: Mapping[str, Any] = found["Config"]
-        box = Container(program, str(config["Image"]), 1, (*_read_options(found["HostConfig"]),))
-        content.add_container(box, 1)
+        image = str(found["Config"]["Image"])
         words = [found["Path"], *(found["Args"] or ())]
-        _read_started(content, config["Env"] or (), words, Place(block=1, image=box.image))
-    except (ValueError, KeyError, TypeError) as error:
+        content = _read_started(found["Config"]["Env"] or (), words, Place(block=1, image=image))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise HostError(
             f"{program} inspect {name}: an answer that cannot be read: {error}"
         ) from None
     return CheckedText(where=f"container {name}", content=content)
 
 
-def _read_started(
-    content: FileContent, pairs: Iterable[str], words: Sequence[str], place: Place
-) -> None:
+def _read_started(pairs: Iterable[str], words: Sequence[str], place: Place) -> FileContent:
+    content = FileContent(RUNNING)
+    if place.image:
+        content.images.append(Image(place.image, 1, place.block))
     for pair in pairs:
         name, _sign, value = pair.partition("=")
         content.add_variable(Assignment(1, name, value, place.block))
     CommandReader(content).read_entry([Word(word, 1) for word in words], place, has_entry=False)
-
-
-def _read_options(host: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield how a container was started, as options of docker run."""
-    yield "--network", str(host.get("NetworkMode", ""))
-    yield "--pids-limit", str(host.get("PidsLimit") or "")
-    yield from (("--cap-add", name.removeprefix("CAP_")) for name in host.get("CapAdd") or ())
-    yield from (("--device", row["PathOnHost"]) for row in host.get("Devices") or ())
-    yield from (("--volume", bind) for bind in host.get("Binds") or ())
-    yield from (("--ulimit", row["Name"]) for row in host.get("Ulimits") or ())
-    if host.get("Privileged"):
-        yield "--privileged", ""
+    return content

@@ -27,21 +27,46 @@ from patchkit.runtime.rules.variables import nearest
 
 _NUMBER = re.compile(r"\d{0,9}\.?\d{1,9}")
 _SHOWN = 12  # values in a hint
+_OTHERS = 0o077  # rights of the group and of others
+# What programs ask for and nobody checks: a client of one's own server has to send some key.
+_DUMMY = re.compile(
+    r"(sk-)?(empty|none|null|nil|dummy|fake|test|local|unused|any|anything|n/?a|true|false|\W*|\d+"
+    r"|no[-_]?(api[-_]?)?key.*|not[-_]?(needed|required|used|set).*|(token-)?abc123)",
+    re.IGNORECASE,
+)
+_PATH_OR_NAME = re.compile(r"/.*|[A-Z][A-Z0-9]*(_[A-Z0-9]+)+")
+_OPEN_KEY = re.compile(r"(hf_|sk-)?[xX*.…]{2,}|.{0,99}(?i:your|example|placeholder).{0,99}")
+# Keys by the forms that Hugging Face, OpenAI, GitHub, NVIDIA, AWS and Google give theirs.
+_ISSUED = re.compile(
+    r"hf_[A-Za-z0-9]{30,}|sk-[A-Za-z0-9_-]{32,}|gh[pousr]_[A-Za-z0-9]{36,}|nvapi-[\w-]{40,}"
+    r"|AKIA[A-Z0-9]{16}|AIza[\w-]{35}"
+)
+_DEFAULT = re.compile(r"\$\{(?P<name>[A-Z][A-Z0-9_]{2,60}):?[-=](?P<value>[^${}\n]{1,200})\}")
+_EVERYWHERE = ("0.0.0.0", "::", "[::]")  # noqa: S104 - what is looked for
+# ports: of compose and -p of docker, published at one address of the host
+_AT_ADDRESS = re.compile(
+    r"(?<![\d.])(?!0\.0\.0\.0)(?:(?:\d{1,3}\.){3}\d{1,3}|localhost|\[::1\]|\$\{?\w+\}?)"
+    r":[\w${}:-]{1,60}:\d"
+)
+_KEY = "VLLM_API_KEY"
 
 
 def check_flags(checked: CheckedText) -> Iterator[Finding]:
     """Yield flags that the release does not take, their values, and what the rules say."""
     rules, version = load_flag_rules(), checked.situation.get("vllm", "")
-    slips = Slips(flags(version, checked.home))
+    known = flags(version, checked.home)
+    slips = Slips(known)
     # What reports disagree about is the owner's choice, and no fault of a file.
-    held = holding(rules.leave_out, checked.situation)
-    advised = [rule for rule in held if rule.confidence != "contested"]
+    valid = holding(rules.leave_out, checked.situation)
+    advised = [rule for rule in valid if rule.confidence != "contested"]
     servers = [server for server in checked.content.commands if server.program == "vllm serve"]
     for server in servers:
         # A plugin brings parsers of its own.
         plugin = any(flag.name.endswith("-parser-plugin") for flag in server.flags)
         for flag in server.flags:
-            if not _is_taken(flag.name, version, checked):
+            # Short flags such as -tp are in no table; argparse takes a beginning of one flag alone.
+            is_taken = has_flag(flag.name, version, checked.home) or not flag.name.startswith("--")
+            if not is_taken and sum(name.startswith(flag.name) for name in known) != 1:
                 yield _unknown_flag(flag, server, checked, slips)
                 continue
             if not (plugin and flag.name.endswith("-parser")):
@@ -54,14 +79,6 @@ def check_flags(checked: CheckedText) -> Iterator[Finding]:
         given = [server for server in servers if not server.find_flag(limit.unless)]
         found = [flag for server in given for flag in server.flags if flag.name == limit.flag]
         yield from _check_limit(limit, found, checked)
-
-
-def _is_taken(name: str, version: str, checked: CheckedText) -> bool:
-    """Return whether the parser takes a flag: written out, or as the beginning of one alone."""
-    if has_flag(name, version, checked.home) or not name.startswith("--"):
-        return True  # short flags such as -tp are in no table
-    # argparse takes any beginning that only one flag has.
-    return sum(known.startswith(name) for known in flags(version, checked.home)) == 1
 
 
 def _unknown_flag(
@@ -92,20 +109,17 @@ def _check_choice(flag: GivenFlag, server: CommandLine, checked: CheckedText) ->
     if choices is None or not flag.value:
         return
     version = checked.situation.get("vllm", "")
-    names = tuple(value.partition(" ")[0] for value in choices.values)
-    if version:
-        names = choices.read(checked.home) if checked.home else choices.known(version)
+    names = choices.known(version)
     if not choices.has(flag.value, names):
         close = nearest(flag.value, names)
-        upstream = runs_upstream(checked.content, server.block)
         words = {
             "reader": f"vLLM {version}" if version else "any known vLLM",
             "value": shorten(flag.value),
             "hint": f"did you mean {close}?" if close else f"it takes {', '.join(names[:_SHOWN])}",
             "file": choices.files[0],
         }
-        level = Level.ERROR if version and upstream else None
-        yield make_finding("unknown-flag-value", flag, level, **words)
+        certain = version and runs_upstream(checked.content, server.block)
+        yield make_finding("unknown-flag-value", flag, Level.ERROR if certain else None, **words)
 
 
 def _check_limit(limit: Limit, given: list[GivenFlag], checked: CheckedText) -> Iterator[Finding]:
@@ -113,12 +127,13 @@ def _check_limit(limit: Limit, given: list[GivenFlag], checked: CheckedText) -> 
 
     Each value is reported once: at the flag, else where a variable has it.
     """
-    # A share has a point; a whole number under such a name is one of GPUs or of GiB.
     variables = (*checked.content.assignments, *checked.content.own)
-    handed_on = [found for found in variables if re.fullmatch(limit.variables, found.name)]
-    shares = [found for found in handed_on if "." in found.value]
+    places: list[GivenFlag | Assignment] = [*given]
+    # A share has a point; a whole number under such a name is one of GPUs or of GiB.
+    places += (
+        row for row in variables if "." in row.value and re.fullmatch(limit.variables, row.name)
+    )
     reported: set[float] = set()
-    places: list[GivenFlag | Assignment] = [*given, *shares]
     for place in places:
         value = float(place.value) if _NUMBER.fullmatch(place.value) else 0.0
         if limit.most < value <= limit.highest and value not in reported:
@@ -127,30 +142,6 @@ def _check_limit(limit: Limit, given: list[GivenFlag], checked: CheckedText) -> 
             words = {"why": limit.reason, "hint": limit.instead, "source": limit.source}
             finding = make_finding("over-limit", place, level, **words, most=f"{limit.most:g}")
             yield replace(finding, id=f"{limit.flag.lstrip('-')}-high")
-
-
-_OTHERS = 0o077  # rights of the group and of others
-# What programs ask for and nobody checks: a client of one's own server has to send some key.
-_DUMMY = re.compile(
-    r"(sk-)?(empty|none|null|nil|dummy|fake|test|local|unused|any|anything|n/?a|true|false|\W*|\d+"
-    r"|no[-_]?(api[-_]?)?key.*|not[-_]?(needed|required|used|set).*|(token-)?abc123)",
-    re.IGNORECASE,
-)
-_PATH_OR_NAME = re.compile(r"/.*|[A-Z][A-Z0-9]*(_[A-Z0-9]+)+")
-_OPEN_KEY = re.compile(r"(hf_|sk-)?[xX*.…]{2,}|.{0,99}(?i:your|example|placeholder).{0,99}")
-# Keys by the forms that Hugging Face, OpenAI, GitHub, NVIDIA, AWS and Google give theirs.
-_ISSUED = re.compile(
-    r"hf_[A-Za-z0-9]{30,}|sk-[A-Za-z0-9_-]{32,}|gh[pousr]_[A-Za-z0-9]{36,}|nvapi-[\w-]{40,}"
-    r"|AKIA[A-Z0-9]{16}|AIza[\w-]{35}"
-)
-_DEFAULT = re.compile(r"\$\{(?P<name>[A-Z][A-Z0-9_]{2,60}):?[-=](?P<value>[^${}\n]{1,200})\}")
-_EVERYWHERE = ("0.0.0.0", "::", "[::]")  # noqa: S104 - what is looked for
-# ports: of compose and -p of docker, published at one address of the host
-_AT_ADDRESS = re.compile(
-    r"(?<![\d.])(?!0\.0\.0\.0)(?:(?:\d{1,3}\.){3}\d{1,3}|localhost|\[::1\]|\$\{?\w+\}?)"
-    r":[\w${}:-]{1,60}:\d"
-)
-_KEY = "VLLM_API_KEY"
 
 
 def check_secrets(checked: CheckedText) -> Iterator[Finding]:
@@ -163,33 +154,12 @@ def check_secrets(checked: CheckedText) -> Iterator[Finding]:
             elif not assignment.own:
                 yield make_finding("placeholder-key", assignment)
     yield from _check_defaults(checked.text)
-    for command in content.commands:
-        for flag in command.flags:
-            if secret_flag(flag.name):
-                if _is_open_key(flag.value):
-                    yield make_finding("placeholder-key", flag)
-                elif _is_real(flag.value):
-                    variable = {"--hf-token": "HF_TOKEN"}.get(flag.name, _KEY)
-                    yield make_finding("secret-on-command-line", flag, variable=variable)
-
-
-def _check_secret(assignment: Assignment, checked: CheckedText) -> Iterator[Finding]:
-    mode = checked.mode
-    readable = mode is not None and bool(mode & _OTHERS)
-    # A script has many names of its own, so only what looks like an issued key counts.
-    issued = _ISSUED.fullmatch(assignment.value) is not None
-    if checked.content.kind != RUNNING and (
-        issued or (not assignment.own and _is_real(assignment.value))
-    ):
-        file = secret_file(assignment.name)
-        apart = "hand it over apart: in a file of mode 0600, or from the caller's environment"
-        yield make_finding(
-            "secret-in-file",
-            assignment,
-            Level.ERROR if readable and issued else None,
-            readable=f", which others may read ({mode:04o})" if readable else "",
-            hint=f"keep it in a file of mode 0600 that {file} names" if file else apart,
-        )
+    for flag in (flag for command in content.commands for flag in command.flags):
+        if secret_flag(flag.name) and _is_open_key(flag.value):
+            yield make_finding("placeholder-key", flag)
+        elif secret_flag(flag.name) and _may_be_secret(flag.value):
+            variable = "HF_TOKEN" if flag.name == "--hf-token" else _KEY
+            yield make_finding("secret-on-command-line", flag, variable=variable)
 
 
 def _check_defaults(text: str) -> Iterator[Finding]:
@@ -198,16 +168,34 @@ def _check_defaults(text: str) -> Iterator[Finding]:
             name, value = match["name"], match["value"].strip("\"'")
             # With a known key a server is open to everybody, whatever the key looks like.
             own = name == _KEY and not _DUMMY.fullmatch(value)
-            if is_secret(name) and (own or (_is_real(value) and not _is_open_key(value))):
+            if is_secret(name) and (own or (_may_be_secret(value) and not _is_open_key(value))):
                 yield make_finding("secret-default", Assignment(number, name, ""))
+
+
+def _check_secret(assignment: Assignment, checked: CheckedText) -> Iterator[Finding]:
+    # A script has many names of its own, so only what looks like an issued key counts.
+    issued = _ISSUED.fullmatch(assignment.value) is not None
+    if checked.content.kind == RUNNING or not (
+        issued or (not assignment.own and _may_be_secret(assignment.value))
+    ):
+        return
+    file, mode = secret_file(assignment.name), checked.mode or 0
+    apart = "hand it over apart: in a file of mode 0600, or from the caller's environment"
+    yield make_finding(
+        "secret-in-file",
+        assignment,
+        Level.ERROR if mode & _OTHERS and issued else None,
+        readable=f", which others may read ({mode:04o})" if mode & _OTHERS else "",
+        hint=f"keep it in a file of mode 0600 that {file} names" if file else apart,
+    )
 
 
 def _is_open_key(value: str) -> bool:
     return is_placeholder("", value) or bool(_OPEN_KEY.fullmatch(value))
 
 
-def _is_real(value: str) -> bool:
-    """Return whether a value may be a secret: no path, no dummy, no name of another variable."""
+def _may_be_secret(value: str) -> bool:
+    """Return whether a value is no path, no dummy and no name of another variable."""
     return not (not value or _DUMMY.fullmatch(value) or _PATH_OR_NAME.fullmatch(value))
 
 
@@ -216,13 +204,14 @@ def check_servers(checked: CheckedText) -> Iterator[Finding]:
     # Inside of a container it has to be every interface; what counts is what it publishes.
     content = checked.content
     published = _AT_ADDRESS.search(checked.text) is not None
-    known = {*content.passed, *(assignment.name for assignment in content.own)}
+    own = {*content.passed, *(assignment.name for assignment in content.own)}
+    blocks = {found.block for found in content.assignments if found.name == _KEY}
     for command in content.commands:
         board, host = command.find_flag("--dashboard-host"), command.find_flag("--host")
         if board and board.value in _EVERYWHERE:
             yield make_finding("open-dashboard", board)
         given = any(secret_flag(flag.name) == "--api-key" for flag in command.flags)
-        has_key = given or _KEY in known or content.find_variable(_KEY, command)
+        has_key = given or _KEY in own or not blocks.isdisjoint((0, command.block))
         is_open = host and host.value in _EVERYWHERE and command.program == "vllm serve"
         if host and is_open and not has_key and not published:
             yield make_finding("open-server", host)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from functools import cache
-from typing import Any
 
 from patchkit.finding import Finding, Level
 from patchkit.runtime.check.content import (
@@ -16,9 +15,8 @@ from patchkit.runtime.check.content import (
     rule_finding,
     shorten,
 )
+from patchkit.runtime.check.hosts import find_half_cages
 from patchkit.runtime.check.situation import CheckedText, runs_upstream
-from patchkit.runtime.host.host import Host
-from patchkit.runtime.host.networks import twin_state
 from patchkit.runtime.rules.condition import holds
 from patchkit.runtime.rules.flags import flags
 from patchkit.runtime.rules.sensitive_names import is_secret
@@ -43,17 +41,24 @@ from patchkit.runtime.rules.variables import (
     vllm_values,
     vllm_variables,
 )
-from patchkit.runtime.rules.vllm_values import Takes
 
 _READERS = {"NCCL_": "NCCL", "VLLM_": "vLLM"}  # both have five characters
 _SOURCES = {"NCCL": "NCCL's sources", "vLLM": "vLLM envs.py"}
 _USED = re.compile(r"\$\{?([A-Za-z_]\w*)")
 _HANDED_ON = re.compile(r"""\b([A-Za-z_]\w*)(=|:[ \t]+)["']?\$\{?\1\b""")
+_SWITCH = {"true": "1", "yes": "1", "on": "1", "false": "0", "no": "0", "off": "0"}
+_READ = re.compile(r"(NCCL|VLLM|GLOO|TP|UCX|RAY|MASTER)_\w+")
+# No process group is set up without these; without the others it only goes another way.
+_NEEDED = re.compile(r"VLLM_HOST_IP|MASTER_ADDR|RAY_\w*ADDRESS|(NCCL|GLOO|TP)_SOCKET_IFNAME")
+_ADDRESS_FLAGS = ("--master-addr", "--node-ip-address", "--address")
+_RDMA_ONLY = re.compile(r"NCCL_IB_(?!DISABLE$)\w+|NCCL_NET_GDR_\w+")
+_MATTERS = re.compile(r"(NCCL|VLLM|RAY|GLOO|TP|UCX|HF|TRITON|CUDA|OMP|TORCH|PYTORCH)_")
 
 
 @cache
 def _names_in_capitals() -> Mapping[str, str]:
-    return {name.upper(): name for name in other_variables()}
+    """Return the names that have small letters as well, by their capitals."""
+    return {name.upper(): name for name in other_variables() if name != name.upper()}
 
 
 def check_names(checked: CheckedText) -> Iterator[Finding]:
@@ -68,31 +73,25 @@ def check_names(checked: CheckedText) -> Iterator[Finding]:
     used = frozenset(_USED.findall(_HANDED_ON.sub("", checked.text)))
     for assignment in checked.content.assignments:
         name, value = assignment.name, assignment.value
+        if not value:
+            continue  # to all who read these, an empty variable is one that is not set
         reader = _READERS.get(name[:5], "")
         # A name of no project that the file itself uses is its own, whoever else had one like it.
         own = name in used and not reader and name not in other_variables()
         rules = () if own or not assignment.is_known else avoids.get(name, ())
         advised = [rule for rule in rules if rule.matches(value) and holds(rule.when, situation)]
-        # An empty variable is one that is not set, to all who read these.
-        if not value:
-            continue
         # One finding for each name: advice says more than that nobody reads it.
         for rule in advised:
             what = f"{assignment.shown} is advised against"
             yield rule_finding(rule, assignment.line, what, rule.reason, name)
-        if not advised:
-            yield from _check_capitals(assignment)
-            version = situation.get(reader.lower(), "")
-            if reader and not (version and name in known[reader]):
-                yield from _find_unread(assignment, checked, slips[reader], name in used)
-
-
-def _check_capitals(assignment: Assignment) -> Iterator[Finding]:
-    name = assignment.name
-    alike = "" if name in other_variables() else _names_in_capitals().get(name.upper(), "")
-    # A name in small letters alone is a script's own, whatever variable it was named after.
-    if alike and not name.islower():
-        yield make_finding("variable-capitals", assignment, alike=alike)
+        if advised:
+            continue
+        # A name in small letters alone is a script's own, whatever variable it was named after.
+        alike = "" if name.islower() else _names_in_capitals().get(name.upper(), name)
+        if alike not in ("", name):
+            yield make_finding("variable-capitals", assignment, alike=alike)
+        if reader and not (situation.get(reader.lower()) and name in known[reader]):
+            yield from _find_unread(assignment, checked, slips[reader], name in used)
 
 
 def _find_unread(
@@ -132,31 +131,21 @@ def _find_unread(
 def _value_fits(assignment: Assignment, name: str, role: str) -> bool:
     """Return whether a value could be that of another variable, as far as that is known."""
     life, value = lifetime(name), assignment.value
-    wants_number = life is not None and life.default.isdecimal()
-    fits = is_number(value) or not wants_number
-    return not assignment.is_known or (fits and not any(find_value_problems(name, value, role)))
-
-
-_SWITCH = {"true": "1", "yes": "1", "on": "1", "false": "0", "no": "0", "off": "0"}
-_READ = re.compile(r"(NCCL|VLLM|GLOO|TP|UCX|RAY|MASTER)_\w+")
-# No process group is set up without these; without the others it only goes another way.
-_NEEDED = re.compile(r"VLLM_HOST_IP|MASTER_ADDR|RAY_\w*ADDRESS|(NCCL|GLOO|TP)_SOCKET_IFNAME")
-_ADDRESS_FLAGS = ("--master-addr", "--node-ip-address", "--address")
-_RDMA_ONLY = re.compile(r"NCCL_IB_(?!DISABLE$)\w+|NCCL_NET_GDR_\w+")
-_MATTERS = re.compile(r"(NCCL|VLLM|RAY|GLOO|TP|UCX|HF|TRITON|CUDA|OMP|TORCH|PYTORCH)_")
+    if not assignment.is_known:
+        return True
+    is_word = life is not None and life.default.isdecimal() and not is_number(value)
+    return not is_word and not any(find_value_problems(name, value, role))
 
 
 def check_values(checked: CheckedText) -> Iterator[Finding]:
     """Yield values that a variable cannot have."""
     content, situation = checked.content, checked.situation
     vllm = situation.get("vllm", "")
-    takes_by_name = vllm_values(vllm, checked.home)
+    takes_by_name = vllm_values(vllm)
     # A fork of a release may take more.
     level = Level.WARNING if runs_upstream(content) is False else None
-    for assignment in content.assignments:
+    for assignment in filter(lambda row: row.is_known, content.assignments):
         name, value = assignment.name, assignment.value
-        if not assignment.is_known:
-            continue
         for problem in find_value_problems(name, value, situation.get("role", "")):
             grave = Level.ERROR if problem.stops else None
             words = {"why": problem.why, "hint": problem.hint, "source": problem.source}
@@ -164,19 +153,15 @@ def check_values(checked: CheckedText) -> Iterator[Finding]:
         takes = takes_by_name.get(name) if name.startswith("VLLM_") else None
         if takes and not takes.has(value) and (assignment.is_given or not value):
             key = "value-refused" if takes.enforced else "value-unknown"
-            words = {"reader": f"vLLM {vllm}".rstrip(), "takes": takes.in_words}
-            words["hint"] = _suggest_value(name, value, takes)
+            hint = f"write {'one of these' if takes.words else 'a number'}, or leave {name} out"
+            if close := nearest(value, takes.words):
+                hint = f"did you mean {close}?"
+            elif not takes.words and value.lower() in _SWITCH:
+                hint = f"write {name}={_SWITCH[value.lower()]}"
+            words = {"reader": f"vLLM {vllm}".rstrip(), "takes": takes.in_words, "hint": hint}
             yield make_finding(key, assignment, level, **words)
         if name in ADDRESSES and is_link_local(value):
             yield make_finding("link-local-address", assignment)
-
-
-def _suggest_value(name: str, value: str, takes: Takes) -> str:
-    if not takes.words:
-        switch = _SWITCH.get(value.lower())
-        return f"write {name}={switch}" if switch else f"write a number, or leave {name} out"
-    close = nearest(value, takes.words)
-    return f"did you mean {close}?" if close else f"write one of these, or leave {name} out"
 
 
 def check_placeholders(checked: CheckedText) -> Iterator[Finding]:
@@ -189,11 +174,10 @@ def check_placeholders(checked: CheckedText) -> Iterator[Finding]:
         if read and is_open and not is_secret(name):
             level = Level.ERROR if _NEEDED.fullmatch(name) else None
             yield make_finding("placeholder", assignment, level)
-    for command in checked.content.commands:
-        for flag in command.flags:
-            address = flag.value.rpartition(":")[0] or flag.value
-            if flag.name in _ADDRESS_FLAGS and is_placeholder("_IP", address):
-                yield make_finding("placeholder", flag, Level.ERROR)
+    for flag in (flag for command in checked.content.commands for flag in command.flags):
+        address = flag.value.rpartition(":")[0] or flag.value
+        if flag.name in _ADDRESS_FLAGS and is_placeholder("_IP", address):
+            yield make_finding("placeholder", flag, Level.ERROR)
 
 
 def check_contradictions(checked: CheckedText) -> Iterator[Finding]:
@@ -217,30 +201,4 @@ def check_contradictions(checked: CheckedText) -> Iterator[Finding]:
                 words = {"first": switch.line, "before": switch.shown}
                 yield make_finding("rdma-off", last[name], None, **words)
         elif hca and not hca.value.startswith("^"):
-            yield from _find_half_cages(hca, checked.host)
-
-
-def _find_half_cages(assignment: Assignment, host: Host | None) -> Iterator[Finding]:
-    names = [part.partition(":")[0] for part in assignment.value.lstrip("=").split(",")]
-    (row,) = value_tables()["twins"]
-    twins = {name: _find_twin(name, row, host) for name in names}
-    missing = [twin for twin in twins.values() if twin and twin not in names]
-    if missing:
-        twin, complete = ",".join(missing), ",".join((*twins, *missing))
-        words = {"twin": twin, "complete": complete, "why": row["why"], "source": row["source"]}
-        yield make_finding("half-cage", assignment, None, **words)
-
-
-def _find_twin(name: str, row: Mapping[str, Any], host: Host | None) -> str:
-    """Return the other half by what this host has, else by the names of devices on a Spark."""
-    device = next((found for found in host.rdma if found.name == name), None) if host else None
-    if device and host:
-        netdev = host.netdev(device.netdev)
-        half = next((found for found in host.rdma if found.name == device.twin), None)
-        # `patchkit env` leaves these out as well.
-        left_out = netdev and twin_state(host, netdev) in ("down", "random", "bare-first")
-        return "" if half is None or not half.active or left_out else half.name
-    if not re.fullmatch(row["pattern"], name):
-        return ""
-    one, other = map(str, row["half"])
-    return other + name[len(one) :] if name.startswith(one) else one + name[len(other) :]
+            yield from find_half_cages(hca, checked.host)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from patchkit.runtime.check.content import Word
@@ -15,6 +14,7 @@ _PIECE = re.compile(
   | (?P<comment>(?<![^\s;&|()])\#[^\n]*)
   | (?P<document><<-?[ \t]*(?P<quote>["']?)(?P<end>[\w.-]+)(?P=quote))
   | (?P<redirect>\d?(?:>>|>\||[<>])(?:&\d?-?)?[ \t]*)
+  | (?P<array>(?<![^\s;&|()])[A-Za-z_]\w*\+?=\()
   | (?P<stop>\n|;+|&+|\|+|[()])
   | (?P<word>(?:
         '[^']*' | "(?:[^"\\]|\\.)*" | \\.
@@ -26,7 +26,6 @@ _PIECE = re.compile(
     re.VERBOSE | re.DOTALL,
 )
 _QUOTED = re.compile(r"""'([^']*)'|"((?:[^"\\]|\\.)*)"|\\(.)""", re.DOTALL)
-_ARRAY = re.compile(r"[A-Za-z_]\w*\+?=")
 _MOST_UNENDED = 50  # here-documents without an end: each is looked for to the end of the text
 
 
@@ -39,78 +38,54 @@ class Statement(NamedTuple):
 
 def unquote(text: str) -> str:
     """Return a word without its quotes."""
-    return _QUOTED.sub(_strip_quotes, text)
 
+    def strip(match: re.Match[str]) -> str:
+        single, double, escaped = match.groups()
+        if double is not None:
+            # A backslash before a line break stays: what reads the text as a script counts lines.
+            return re.sub(r"\\([$`\"\\])", r"\1", double)
+        return str(escaped).strip("\n") if single is None else str(single)
 
-def _strip_quotes(match: re.Match[str]) -> str:
-    single, double, escaped = match.groups()
-    if double is not None:
-        # A backslash before a line break stays: what reads the text as a script counts lines.
-        return re.sub(r"\\([$`\"\\])", r"\1", double)
-    return str(escaped).strip("\n") if single is None else str(single)
+    return _QUOTED.sub(strip, text)
 
 
 def split_statements(text: str, line: int = 1) -> Iterator[Statement]:
     """Yield the commands of a script; ``line`` is that of its first character."""
-    return _Splitter(text, line).split_text()
+    words: list[Word] = []
+    documents: list[str] = []
+    unended: set[str] = set()
+    position, begins = 0, True
+    indented = in_array = is_target = False
+    while match := _PIECE.match(text, position):
+        kind, piece, position = match.lastgroup, match[0], match.end()
+        indented = kind == "blank" if begins else indented
+        # A=( … ) is one list of words in several lines.
+        in_array = kind == "array" or (in_array and piece != ")")
+        begins = piece == "\n" and not in_array
+        if kind == "word" and not is_target:
+            words.append(Word(unquote(piece), line))
+        elif kind == "document":
+            documents.append(match["end"])
+        elif kind == "stop" and not in_array and words:
+            yield Statement(tuple(words), indented)
+            words = []
+        is_target = kind == "redirect" and "&" not in piece  # the next word is a file
+        line += piece.count("\n")
+        if piece == "\n" and documents:
+            end = _skip_documents(text, position, documents, unended)
+            line += text.count("\n", position, end)
+            position, documents = end, []
+    if words:
+        yield Statement(tuple(words), indented)
 
 
-@dataclass(slots=True)
-class _Splitter:
-    text: str
-    line: int
-    words: list[Word] = field(default_factory=list)
-    documents: list[str] = field(default_factory=list)
-    unended: set[str] = field(default_factory=set)  # what ends no document below
-    in_array: bool = False
-    is_target: bool = False  # the next word is a file that is read or written
-
-    def split_text(self) -> Iterator[Statement]:
-        position, indented, begins = 0, False, True
-        while match := _PIECE.match(self.text, position):
-            kind, piece = match.lastgroup, match[0]
-            if begins:
-                indented = kind == "blank"
-            if kind == "word":
-                self._add_word(piece)
-            elif kind == "redirect":
-                self.is_target = "&" not in piece
-            elif kind == "document":
-                self.documents.append(match["end"])
-            elif kind == "stop" and self._ends_statement(piece):
-                if self.words:
-                    yield Statement(tuple(self.words), indented)
-                self.words, self.is_target = [], False
-            self.line += piece.count("\n")
-            begins = piece == "\n" and not self.in_array
-            position = self._skip_documents(match.end()) if piece == "\n" else match.end()
-        if self.words:
-            yield Statement(tuple(self.words), indented)
-
-    def _add_word(self, piece: str) -> None:
-        if not self.is_target:
-            self.words.append(Word(unquote(piece), self.line))
-        self.is_target = False
-
-    def _ends_statement(self, piece: str) -> bool:
-        """Return whether a sign ends a command; A=( … ) is one list of words in several lines."""
-        if piece == "(" and self.words and _ARRAY.fullmatch(self.words[-1].text):
-            self.in_array = True
-            self.words.pop()
-        elif piece == ")":
-            self.in_array = False
-        return not self.in_array
-
-    def _skip_documents(self, position: int) -> int:
-        """Return where the text goes on behind here-documents, and count their lines."""
-        begin = position
-        for end in self.documents:
-            if end not in self.unended and len(self.unended) < _MOST_UNENDED:
-                form = re.compile(rf"^[ \t]*{re.escape(end)}[ \t]*$\n?", re.MULTILINE)
-                if found := form.search(self.text, position):
-                    position = found.end()
-                else:
-                    self.unended.add(end)
-        self.documents = []
-        self.line += self.text.count("\n", begin, position)
-        return position
+def _skip_documents(text: str, position: int, ends: list[str], unended: set[str]) -> int:
+    """Return where the text goes on behind here-documents; ``unended`` are ends that never come."""
+    for end in ends:
+        if end not in unended and len(unended) < _MOST_UNENDED:
+            form = re.compile(rf"^[ \t]*{re.escape(end)}[ \t]*$\n?", re.MULTILINE)
+            if found := form.search(text, position):
+                position = found.end()
+            else:
+                unended.add(end)
+    return position

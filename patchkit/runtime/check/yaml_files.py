@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from patchkit.runtime.check.commands import CommandReader, Place
-from patchkit.runtime.check.content import Assignment, Container, FileContent, Word, make_finding
+from patchkit.runtime.check.content import Assignment, FileContent, Image, Word, make_finding
 from patchkit.runtime.check.shell_words import split_statements
 
 _MOST_NODES = 100_000  # a few aliases may stand for any number of nodes
@@ -17,14 +17,6 @@ _ENVIRONMENT = re.compile(r"(?i)(?:.*[-_.])?(?:env|envs|environment|env_?vars|ex
 _IMAGES = ("image", "container", "container_image", "docker_image", "base_image")
 _COMMANDS = ("entrypoint", "command", "cmd", "args")
 _NULLS = {"", "~", "null", "Null", "NULL"}
-# Keys of a service of compose, and the options of docker run that say the same.
-_COMPOSE_OPTIONS = {
-    "devices": "--device",
-    "cap_add": "--cap-add",
-    "volumes": "--volume",
-    "network_mode": "--network",
-    "privileged": "--privileged",
-}
 
 
 def read_yaml(text: str, content: FileContent) -> None:
@@ -72,30 +64,25 @@ class _YamlReader:
         self.left -= 1
         if self.left < 0 or node is None:
             return
-        if node.id == "mapping":
-            self._read_mapping(_map_keys(node), node.start_mark.line + 1, block)
-        elif node.id == "sequence":
+        if node.id == "sequence":
             for item in node.value:
                 self._visit_node(item, block)
-
-    def _read_mapping(self, fields: Mapping[str, Any], line: int, block: int) -> None:
-        if any(name in fields for name in (*_IMAGES, *_COMMANDS)):
-            block = line
+        if node.id != "mapping":
+            return
+        fields = _map_keys(node)
+        if not fields.keys().isdisjoint((*_IMAGES, *_COMMANDS)):
+            block = node.start_mark.line + 1
         place = Place(block=block)
         image = next((fields[name] for name in _IMAGES if name in fields), None)
-        if image is not None and image.id == "scalar" and not re.search(r"\s", image.value):
+        if image is not None and image.id == "scalar" and re.fullmatch(r"\S+", image.value):
             place = replace(place, image=image.value)
-            program = "compose" if self.is_compose else ""
-            # What is merged from elsewhere is not seen.
-            is_whole = not {"extends", "<<"} & fields.keys()
-            options = (*_compose_options(fields),)
-            box = Container(program, image.value, block, options, is_whole)
-            self.reader.content.add_container(box, image.start_mark.line + 1)
-        for name, node in fields.items():
+            line = image.start_mark.line + 1
+            self.reader.content.images.append(Image(image.value, line, block))
+        for name, inner in fields.items():
             if _ENVIRONMENT.fullmatch(name):
-                self._read_environment(node, block)
-            elif name not in _COMMANDS or node.id == "mapping":
-                self._visit_node(node, block)
+                self._read_environment(inner, block)
+            elif name not in _COMMANDS or inner.id == "mapping":
+                self._visit_node(inner, block)
         self._read_command(fields, place)
 
     def _read_environment(self, node: Any, block: int) -> None:
@@ -123,10 +110,6 @@ class _YamlReader:
         elif isinstance(name, str):
             content.add_variable(Assignment(value.start_mark.line + 1, name, value.value, block))
 
-    def _read_script(self, node: Any, place: Place) -> None:
-        if node.id == "scalar":
-            self.reader.read_script(*self._find_source(node), replace(place, depth=1))
-
     def _read_command(self, fields: Mapping[str, Any], place: Place) -> None:
         nodes = [fields[name] for name in _COMMANDS if name in fields]
         nodes = [node for node in nodes if node.id != "mapping" and node.value]
@@ -134,7 +117,7 @@ class _YamlReader:
             return
         is_text = len(nodes) == 1 and nodes[0].id == "scalar" and not self.is_compose
         if is_text and "\n" in nodes[0].value:
-            self._read_script(nodes[0], place)
+            self.reader.read_script(*self._find_source(nodes[0]), replace(place, depth=1))
         else:
             words = [word for node in nodes for word in self._split_words(node)]
             has_entry = "entrypoint" in fields or {"command", "args"} <= fields.keys()
@@ -166,14 +149,3 @@ def _map_keys(node: Any) -> dict[str, Any]:
     """Return a mapping by its keys; what is no mapping is empty."""
     pairs = node.value if node is not None and node.id == "mapping" else []
     return {key.value: value for key, value in pairs if key.id == "scalar"}
-
-
-def _compose_options(fields: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield what a service of compose says of its container, as options of docker run."""
-    for key, option in _COMPOSE_OPTIONS.items():
-        node = fields.get(key)
-        for item in node.value if node is not None and node.id == "sequence" else [node]:
-            if item is not None and item.id == "scalar":
-                yield option, item.value
-    for name in _map_keys(fields.get("ulimits")):
-        yield "--ulimit", name

@@ -35,9 +35,9 @@ class Choices:
     capitals: bool = True
 
     def known(self, version: str) -> tuple[str, ...]:
-        """Return what a release takes by the table."""
+        """Return what a release takes by the table, "" for any."""
         pairs = (value.partition(" ") for value in self.values)
-        return tuple(name for name, _, bounds in pairs if within(version, bounds))
+        return tuple(name for name, _, bounds in pairs if not version or within(version, bounds))
 
     def read(self, home: Path) -> tuple[str, ...]:
         """Return what the package in ``home`` takes. Raises SourceError if no file lists it."""

@@ -13,8 +13,6 @@ from click.testing import CliRunner
 
 from patchkit.cli import group
 from patchkit.errors import SourceError, UsageError
-from patchkit.measure.containerfile import run_lines
-from patchkit.quoting import quoted
 from patchkit.runtime.check.content import load_messages
 from patchkit.runtime.check.formats import read_content
 from patchkit.runtime.check.situation import CheckedText, add_situation
@@ -396,61 +394,3 @@ def test_an_image_has_its_own_software_and_not_this_hosts(spark):
         checked = CheckedText(where="x.sh", content=read_content(text, "x.sh"), text=text)
         known = add_situation(checked, host, {}).situation
         assert {name: known[name] for name in versions if name in known} == expected
-
-
-# Containers
-
-IMAGE, HCA = "vllm/vllm-openai:v0.25.1", "-e NCCL_IB_HCA=rocep1s0f0,roceP2p1s0f0"
-DEVICE, LOCK, NET = "--device /dev/infiniband", "--ulimit memlock=-1", "--network host"
-
-
-def lacks(text, where="run.sh"):
-    return [
-        each.id.removeprefix("container-without-")
-        for each in check_text(text, where, vllm="0.25.1")
-        if each.id.startswith("container-")
-    ]
-
-
-def test_what_a_container_of_vllm_lacks():
-    for options, expected in (
-        (f"docker run {HCA}", ["device", "memlock", "network"]),
-        (f"docker run {HCA} {DEVICE} {NET}", ["memlock"]),
-        (f"docker run {HCA} {DEVICE} --cap-add IPC_LOCK --net=host", []),
-        (f"docker run {HCA} -v /dev/infiniband:/dev/infiniband {LOCK} {NET}", []),
-        (f"docker run --privileged {HCA} {NET}", []),
-        (f"docker run $MORE {HCA}", []),  # what stands there may be all of it
-        (f"docker run --device $RDMA {HCA} {LOCK} {NET}", []),
-        (f"docker run {HCA} -e NCCL_IB_DISABLE=1", []),
-        ("docker run", []),
-        ("podman run", ["container-few-threads"]),
-        (f"podman run --pids-limit 4096 {HCA} {DEVICE} {LOCK}", ["network"]),
-    ):
-        for inside in ("--model org/one", "vllm serve org/one", "bash -c 'vllm serve x'"):
-            assert lacks(f"{options} {IMAGE} {inside}\n") == expected
-        assert lacks(f"{options} ubuntu:24.04 ib_write_bw\n") == []
-
-
-def test_what_a_service_of_compose_lacks():
-    for more, expected in (
-        ("shm_size: 16g", ["device", "memlock", "network"]),
-        (
-            "devices: [/dev/infiniband]\n    network_mode: host\n    ulimits: {memlock: -1}",
-            [],
-        ),
-        ("privileged: false\n    network_mode: host\n    cap_add: [IPC_LOCK]", ["device"]),
-        ("extends: {file: base.yaml, service: base}", []),
-    ):
-        text = (
-            f"services:\n  served:\n    image: {IMAGE}\n    {more}\n"
-            '    environment: {NCCL_IB_HCA: "rocep1s0f0,roceP2p1s0f0"}\n'
-            '    command: ["--model", "org/one"]\n'
-        )
-        assert lacks(text, "compose.yaml") == expected
-
-
-def test_the_lines_that_export_prints_lack_nothing():
-    for words in run_lines():
-        line = quoted(*words[:2], *HCA.split(), *words[2:]).replace("vllm-wheelhouse", IMAGE)
-        assert lacks(f"{line}\n") == []
-        assert lacks(f"{line}\n".replace("/dev/infiniband", "/dev/null")) == ["device"]

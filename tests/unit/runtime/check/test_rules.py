@@ -374,35 +374,6 @@ LIMITS = [
     ),
 ]
 
-CLUSTER = [
-    (
-        "x.sh",
-        "ray start --address=10.0.0.1:6379",
-        [("warning", "Ray is started without the address of this node")],
-    ),
-    (
-        "x.sh",
-        "ray start --address=10.0.0.1:6379 --node-ip-address 10.0.0.2",
-        [("note", "the address of this node is told to Ray alone")],
-    ),
-    ("x.sh", "export VLLM_HOST_IP=10.0.0.2\nray start --address=10.0.0.1:6379", []),
-    ("x.sh", f"ray start --head\n{SERVE}", []),
-    (
-        "x.sh",
-        f"ray start --head\n{SERVE} --tensor-parallel-size 2",
-        [("warning", "Ray is started without the address of this node")],
-    ),
-    # A function of the script that exports what it is given.
-    (
-        "x.sh",
-        (
-            'keep() { export "$1"="$2"; }\nkeep VLLM_HOST_IP "$IP"\n'
-            'ray start --address=10.0.0.1:6379 --node-ip-address "$IP"'
-        ),
-        [],
-    ),
-]
-
 
 def test_what_a_rule_says():
     for where, text, expected in (
@@ -415,7 +386,6 @@ def test_what_a_rule_says():
         *SERVERS,
         *FLAGS,
         *LIMITS,
-        *CLUSTER,
     ):
         findings = said(text, where)
         assert agrees(findings, expected), findings
