@@ -25,7 +25,7 @@ from patchkit.cluster.ssh.node import Remote, everywhere
 from patchkit.doctor.peers.placed_files import placed_files
 from patchkit.doctor.peers.report import ClockOffset, NodeReport
 from patchkit.errors import HostError, PatchkitError
-from patchkit.runtime.host.target import target_of
+from patchkit.runtime.host.hardware import target_of
 from patchkit.runtime.node.address import named_address
 from patchkit.runtime.node.topology import attach
 

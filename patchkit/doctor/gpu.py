@@ -23,7 +23,7 @@ from patchkit.doctor.smoke.steps import RANK, GpuStep
 from patchkit.doctor.symptoms.diagnosis import read_log
 from patchkit.errors import PatchkitError
 from patchkit.finding import Finding, Level, finding_from_text
-from patchkit.runtime.host.network_facts import facts
+from patchkit.runtime.host.hardware import network_facts
 from patchkit.units import BYTES_PER_MIB
 
 _FILE = "gpu.toml"
@@ -159,7 +159,7 @@ def _read_figure(rank: GpuStep, name: str) -> float:
 
 def cable_speed(halves: int) -> float | None:
     """Return GB/s that one cage's cable carries over so many of its halves, None for none."""
-    link = facts()["link"]
+    link = network_facts()["link"]
     gbits = {1: link["twin_gbits"][0], 2: link["both_gbits"][0]}.get(halves)
     return None if gbits is None else float(gbits) / 8
 

@@ -19,7 +19,7 @@ from patchkit.doctor.peers.situation import facts_for_causes
 from patchkit.doctor.python import PYTHON_CHECKS
 from patchkit.doctor.symptoms.diagnosis import read_log
 from patchkit.finding import Finding, Level
-from patchkit.runtime.host.target import target_of
+from patchkit.runtime.host.hardware import target_of
 from patchkit.runtime.rules.releases import within
 from patchkit.units import KIB_PER_GIB
 
@@ -125,7 +125,7 @@ def check_gpu(judge: NodeJudge) -> Iterator[Finding]:
         return
     none = "" if judge.facts.host.gpus else "no GPU is found here: "
     gpu = require(judge.health.gpu, f"{none}{why}")
-    throttled = require(gpu.throttled, "NVML does not tell why clocks are held down")
+    throttled = require(gpu.throttled, "nvidia-smi does not tell why clocks are held down")
     shown = {
         "celsius": _with_unit(gpu.celsius, "°C"),
         "watts": _with_unit(gpu.watts, "W"),

@@ -10,7 +10,7 @@ from patchkit.doctor.node_judge import NodeJudge, limits
 from patchkit.doctor.peers.check import NotCheckedError, check, require
 from patchkit.finding import Finding
 from patchkit.quoting import quoted
-from patchkit.runtime.host.target import target_of
+from patchkit.runtime.host.hardware import target_of
 from patchkit.runtime.rules.releases import within
 
 _UNNAMED = "no environment with vLLM is known here: name it with --venv"

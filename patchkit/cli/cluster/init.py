@@ -33,7 +33,7 @@ from patchkit.cluster.launch.survey import survey_nodes
 from patchkit.errors import HostError
 from patchkit.finding import Finding, Level, worst
 from patchkit.runtime.envfile.write import write
-from patchkit.runtime.host.target import target_of
+from patchkit.runtime.host.hardware import target_of
 from patchkit.units import KIB_PER_GIB
 
 

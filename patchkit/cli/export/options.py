@@ -27,7 +27,8 @@ from patchkit.errors import UsageError
 from patchkit.measure.fleet import equal_nodes, facts_of, with_versions
 from patchkit.runtime.envfile.facts import nodes_max
 from patchkit.runtime.envfile.write import write
-from patchkit.runtime.host.probe import LIVE, probe
+from patchkit.runtime.host.machine_root import LIVE
+from patchkit.runtime.host.probe import probe
 from patchkit.runtime.node.lock_file import locked_versions
 
 F = TypeVar("F", bound=Callable[..., Any])

@@ -24,8 +24,8 @@ from patchkit.cli.render import (
 from patchkit.cli.runtime.node_options import NCCL, PYTHON, ROOT, TARGET, TRITON, VLLM
 from patchkit.errors import UsageError
 from patchkit.finding import Finding, Level, worst
+from patchkit.runtime.host.hardware import target_of
 from patchkit.runtime.host.probe import probe
-from patchkit.runtime.host.target import target_of
 
 if TYPE_CHECKING:
     from patchkit.runtime.check.situation import CheckedText

@@ -22,8 +22,8 @@ from patchkit.runtime.env.file_text import file_text, where
 from patchkit.runtime.envfile.syntax import Format
 from patchkit.runtime.envfile.write import write
 from patchkit.runtime.host.probe import probe
+from patchkit.runtime.host.software import find_ptxas
 from patchkit.runtime.node.decision import decide
-from patchkit.runtime.python.ptxas import find_ptxas
 from patchkit.runtime.rules.presets import load_presets
 from patchkit.runtime.rules.sensitive_names import is_secret
 from patchkit.runtime.rules.variable_rules import load_variable_rules

@@ -50,7 +50,7 @@ from patchkit.cluster.net.state import NetHistory
 from patchkit.errors import HostError, UsageError
 from patchkit.finding import Finding, Level
 from patchkit.quoting import quoted
-from patchkit.runtime.host.network_facts import facts
+from patchkit.runtime.host.hardware import network_facts
 from patchkit.runtime.host.probe import probe
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -69,7 +69,7 @@ def _plan_options(command: F) -> F:
             "--network",
             type=IPv4Type(IPv4Network, "192.168.100.0/24"),
             help="Count addresses anew from this one: twin A's; twin B and further links follow. "
-            f"Default: keep what is there, else {facts()['plan']['network']}.",
+            f"Default: keep what is there, else {network_facts()['plan']['network']}.",
         ),
         click.option(
             "--topology", type=click.Choice(TOPOLOGIES), default="auto", show_default=True

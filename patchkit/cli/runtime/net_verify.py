@@ -35,7 +35,7 @@ from patchkit.cluster.net.verify import (
 from patchkit.errors import UsageError
 from patchkit.finding import Level, worst
 from patchkit.quoting import quoted, visible
-from patchkit.runtime.host.network_facts import facts
+from patchkit.runtime.host.hardware import network_facts
 from patchkit.runtime.host.probe import probe
 
 _folder = click.Path(path_type=Path, exists=True, file_okay=False)
@@ -115,7 +115,7 @@ def verify(*, verbose: bool, root: Path, **options: Any) -> Iterator[Block]:
         undo = quoted(*words_as_root("net", "undo"))
         checks.append(check_warned(str(place.file), "apply", "was cut short", undo))
     commands = bandwidth_commands(host, chosen, peer)
-    expected, slower = expected_bandwidth(), str(facts()["owners"]["hot_plug"])
+    expected, slower = expected_bandwidth(), str(network_facts()["owners"]["hot_plug"])
     bandwidth = {"commands": commands, "expected": expected, "slower": slower}
     yield Record({"checks": [check.fields() for check in checks], "bandwidth": bandwidth})
     yield from finding_blocks(check for check in checks if verbose or check.level is not Level.OK)

@@ -17,8 +17,8 @@ from patchkit.quoting import quoted
 from patchkit.runtime.host import hardware
 from patchkit.runtime.host.advice import remarks
 from patchkit.runtime.host.host import Gpu, Host, Memory, Nccl, Netdev, Rdma, Software, System
-from patchkit.runtime.host.probe import LIVE, probe
-from patchkit.runtime.host.recording import RecordingWriter
+from patchkit.runtime.host.machine_root import LIVE, RecordingWriter
+from patchkit.runtime.host.probe import probe
 from patchkit.runtime.rules.variables import newest_vllm
 from patchkit.units import KIB_PER_GIB
 
@@ -45,8 +45,8 @@ _HEADS = ("netdev", "state", "speed", "MTU", "addresses", "RDMA", "GID", "twin",
 def command(*, root: Path, save: Path | None, python: str | None) -> Iterator[Block]:
     """List the facts of this machine: GPU, memory, network, RDMA, cables, software.
 
-    Reads sysfs and /proc, and asks NVML and ip if they are there: no rights, no GPU and no
-    tool is needed. What cannot be read becomes a note.
+    Reads sysfs and /proc, and asks nvidia-smi if it is there: no rights, no GPU and no tool is
+    needed. What cannot be read becomes a note.
     """
     copy = RecordingWriter(root, save) if save else None
     host = probe(root, python=python, environment=os.environ, copy=copy)

@@ -82,4 +82,3 @@ def _loaded_blocks(answer: Answer) -> Iterator[Block]:
         hashed = f"{version}, {package}, sha256 {copy.sha256[:16]}"
         yield style(f"  {hashed}, {mapped}: {copy.found}", dim=True)
     yield from (lead_word("warning") + warning for warning in answer.warnings)
-    yield from (lead_word("note") + note for note in answer.notes)

@@ -17,8 +17,9 @@ from patchkit.cluster.models.check import check_model, count_unchecked
 from patchkit.finding import Level
 from patchkit.process import attempt
 from patchkit.runtime.host.host import Host
-from patchkit.runtime.host.probe import LIVE, probe
-from patchkit.runtime.python.ptxas import find_ptxas
+from patchkit.runtime.host.machine_root import LIVE
+from patchkit.runtime.host.probe import probe
+from patchkit.runtime.host.software import find_ptxas
 
 _UNLIMITED = 2**64 - 1
 

@@ -11,8 +11,13 @@ from pathlib import Path
 from patchkit.errors import PatchkitError
 from patchkit.reading import read_text
 from patchkit.runtime.host.host import Nccl, Software
-from patchkit.runtime.python.distributions import distributions, header, import_path
-from patchkit.runtime.python.file_owners import LostFile, lost_files
+from patchkit.runtime.python.distributions import (
+    LostFile,
+    distributions,
+    header,
+    import_path,
+    lost_files,
+)
 from patchkit.runtime.python.startup import STEM
 
 _LARGEST = 32 << 20  # bytes of a RECORD

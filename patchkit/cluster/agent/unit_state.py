@@ -13,10 +13,9 @@ from typing import Any
 from patchkit.cluster.agent.group_script import holding, listening, strangers
 from patchkit.cluster.agent.node_files import config_folder
 from patchkit.process import Completed, attempt
+from patchkit.runtime.host.gpu import gpu_state
 from patchkit.runtime.host.host import Memory
-from patchkit.runtime.host.machine_root import Reader, ToolUnavailable
-from patchkit.runtime.host.nvml import gpu_state
-from patchkit.runtime.host.probe import LIVE
+from patchkit.runtime.host.machine_root import LIVE, Reader, ToolUnavailable
 from patchkit.runtime.host.system import memory
 
 MARK = "PATCHKIT_CLUSTER"
@@ -97,7 +96,7 @@ def read_node_state(name: str, units: Sequence[str]) -> dict[str, Any]:
         gpu = gpu_state()
         celsius, watts = gpu.celsius, gpu.watts
     except ToolUnavailable:
-        pass  # a node without NVML has no figures
+        pass  # a node without nvidia-smi has no figures
     found = tuple(unit_states(units))
     return asdict(
         NodeState(

@@ -20,8 +20,8 @@ from patchkit.cluster.health.limits import (
 )
 from patchkit.cluster.health.packages import PackageVersions, package_versions
 from patchkit.process import attempt
+from patchkit.runtime.host.gpu import GpuState, gpu_state
 from patchkit.runtime.host.machine_root import ToolUnavailable
-from patchkit.runtime.host.nvml import GpuState, gpu_state
 
 _SECONDS = 3.0  # for each program that is asked
 _LINES, _LONGEST = 400, 500

@@ -23,8 +23,8 @@ from patchkit.runtime.env.agreement import agree
 from patchkit.runtime.env.cluster_env import ClusterEnv, cluster_env
 from patchkit.runtime.env.file_text import file_text
 from patchkit.runtime.envfile.syntax import Format
+from patchkit.runtime.host.hardware import target_of
 from patchkit.runtime.host.host import Host
-from patchkit.runtime.host.target import target_of
 from patchkit.runtime.node.address import addresses
 from patchkit.runtime.node.decision import Node, NodeOptions, decide
 from patchkit.runtime.node.env_file import EnvFile, env_file

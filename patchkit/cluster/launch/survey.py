@@ -10,7 +10,7 @@ from patchkit.cluster.net.pair import pair_checks
 from patchkit.cluster.ssh.ssh import there
 from patchkit.errors import HostError
 from patchkit.finding import Finding, Level
-from patchkit.runtime.host.target import is_spark, target_of
+from patchkit.runtime.host.hardware import is_spark, target_of
 
 _LIMIT = "/etc/systemd/system/user@.service.d/patchkit.conf"
 

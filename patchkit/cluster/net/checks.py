@@ -11,8 +11,8 @@ from patchkit.errors import HostError
 from patchkit.finding import Finding, Level
 from patchkit.quoting import quoted
 from patchkit.runtime.host import advice
+from patchkit.runtime.host.hardware import network_facts
 from patchkit.runtime.host.host import Host, Netdev
-from patchkit.runtime.host.network_facts import facts
 from patchkit.runtime.host.networks import overlaps
 
 REPLAN = "`patchkit net plan --role head`, then apply, and the same as worker there"
@@ -58,7 +58,7 @@ def plan_remarks(host: Host, plan: NetPlan, options: NetPlanOptions) -> Iterator
     for remark in _machine_remarks(host, "plan", netdevs):
         # Of a cage that changes a remark is the reason, and the plan is what to do.
         yield replace(remark, hint="") if remark.where in changed else remark
-    owners = facts()["owners"]
+    owners = network_facts()["owners"]
     if plan.topology == "ring" and plan.nodes > 3:
         yield check_warned(
             "this ring", "NCCL", owners["ring_of_four"], "a switch, or a patched NCCL"
@@ -66,7 +66,7 @@ def plan_remarks(host: Host, plan: NetPlan, options: NetPlanOptions) -> Iterator
     elif plan.topology == "ring":
         yield net_finding(Level.NOTE, "this ring", "cabling", owners["triangle"])
     for line in plan.lines:
-        if line.action == "keep" and line.addresses and line.mtu < facts()["plan"]["mtu"]:
+        if line.action == "keep" and line.addresses and line.mtu < network_facts()["plan"]["mtu"]:
             yield _small_mtu(line.netdev, line.mtu)
         if options.mtu not in (None, line.mtu) and not line.addresses:
             command = quoted("sudo", "ip", "link", "set", line.netdev, "mtu", str(options.mtu))
@@ -95,7 +95,7 @@ def host_checks(host: Host, chosen: Cages, mtu: int | None) -> Iterator[Finding]
     speeds = {twin.speed for cage in used for twin in chosen[cage] if twin.carrier}
     # A slower cage, or one in the network of another interface, is a switch's.
     if len(used) > 1 and len(speeds) == 1 and not clashes:
-        what = f"two cages are in use; if that is a ring: {facts()['owners']['triangle']}"
+        what = f"two cages are in use; if that is a ring: {network_facts()['owners']['triangle']}"
         yield net_finding(Level.NOTE, "this node", "cabling", what)
     for clash in clashes:
         what = f"{clash.address} is in one network with {clash.other.name} ({clash.present})"
@@ -127,7 +127,7 @@ def _spare_cage(cage: int | None, halves: Iterable[Netdev]) -> Finding:
 
 
 def _small_mtu(name: str, mtu: int) -> Finding:
-    best = facts()["plan"]["mtu"]
+    best = network_facts()["plan"]["mtu"]
     what = f"{mtu}; {best} brings 2 to 8 % with RoCE, and more with TCP"
     return net_finding(
         Level.NOTE, name, "MTU", what, f"on both ends and the switch: {_mtu_command(best)}"
@@ -148,7 +148,7 @@ def _check_half(
     lit = [other for other in others if other.carrier]
     if lit and not netdev.carrier and not netdev.ipv4:
         return  # nobody uses it, or it would have an address; if that costs, a remark says so
-    name, known = netdev.name, facts()["link"]
+    name, known = netdev.name, network_facts()["link"]
     seen = f"{netdev.state}, {'a' if netdev.carrier else 'no'} carrier"
     if netdev.up and netdev.carrier:
         yield check_passed(name, "link", seen)
@@ -189,7 +189,7 @@ def _check_mtu(netdev: Netdev, others: Sequence[Netdev], mtu: int | None) -> Fin
     if more and mtu is None:
         seen = f"{netdev.mtu}, its other half {more.name} has {more.mtu}"
         return check_warned(name, "MTU", seen, _mtu_command(more.mtu))
-    if mtu is None and netdev.mtu < facts()["plan"]["mtu"]:
+    if mtu is None and netdev.mtu < network_facts()["plan"]["mtu"]:
         return _small_mtu(name, netdev.mtu)
     return check_passed(name, "MTU", str(netdev.mtu))
 

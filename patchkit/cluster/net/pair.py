@@ -15,8 +15,8 @@ from patchkit.cluster.net.checks import (
 )
 from patchkit.finding import Finding
 from patchkit.quoting import quoted
+from patchkit.runtime.host.hardware import network_facts
 from patchkit.runtime.host.host import Host, Netdev, Software
-from patchkit.runtime.host.network_facts import facts
 
 _PACKAGES = ("vllm", "torch", "triton", "ray")
 
@@ -98,7 +98,8 @@ def _check_ring_ports(chosen: Cages, peer: Host, pairs: list[_Pair]) -> Iterator
         yield check_passed("both ends", "ports", seen)
     else:
         hint = "swap the two cables of one of the nodes, and their addresses with them"
-        yield check_warned("both ends", "ports", f"{seen}; {facts()['owners']['triangle']}", hint)
+        cabling = network_facts()["owners"]["triangle"]
+        yield check_warned("both ends", "ports", f"{seen}; {cabling}", hint)
 
 
 def _check_versions(ours: Software | None, theirs: Software | None) -> Iterator[Finding]:

@@ -8,7 +8,7 @@ from ipaddress import IPv4Interface, IPv4Network
 
 from patchkit.cluster.net.cages import Cages
 from patchkit.quoting import quoted
-from patchkit.runtime.host.network_facts import facts
+from patchkit.runtime.host.hardware import network_facts
 
 TOPOLOGIES = ("auto", "cable", "ring", "switch")
 
@@ -32,7 +32,7 @@ class NetPlanOptions:
 
     @property
     def base(self) -> IPv4Network:
-        return self.network or IPv4Network(facts()["plan"]["network"])
+        return self.network or IPv4Network(network_facts()["plan"]["network"])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,7 +127,7 @@ def other_node_options(plan: NetPlan, options: NetPlanOptions) -> NetPlanOptions
     there = NetPlanOptions(
         node=1 if (plan.node or 1) > 1 else 2, network=own[0].network, mtu=options.mtu
     )
-    first = facts()["plan"]["first_host"]
+    first = network_facts()["plan"]["first_host"]
     for number, address in enumerate(own):
         network = address.network
         start = int(own[0].network.network_address) + number * own[0].network.num_addresses

@@ -25,8 +25,8 @@ from ipaddress import IPv4Interface, IPv4Network
 from patchkit.cluster.net.cages import Cages, cabled, cages, find_asked_cages, list_cages, no_link
 from patchkit.cluster.net.plan import Given, Line, NetPlan, NetPlanOptions, plan_command_line
 from patchkit.errors import UsageError
+from patchkit.runtime.host.hardware import network_facts
 from patchkit.runtime.host.host import Host, Netdev
-from patchkit.runtime.host.network_facts import facts
 
 Addresses = tuple[IPv4Interface, ...]
 
@@ -47,7 +47,7 @@ def make_net_plan(
     chosen = planner.choose_cages()
     topology = planner.find_topology(chosen)
     lines = tuple(planner.make_lines(chosen, topology))
-    least, most = facts()["plan"]["mtu_min"], facts()["plan"]["mtu_max"]
+    least, most = network_facts()["plan"]["mtu_min"], network_facts()["plan"]["mtu_max"]
     for line in lines:
         limit = (mtu_max or {}).get(line.netdev, most)
         if line.action != "keep" and not least <= line.mtu <= limit:
@@ -178,7 +178,7 @@ class _Planner:
     def _count_address(self, number: int) -> IPv4Interface:
         """Return this node's address in the network that is ``number`` after the base."""
         base = self.options.base
-        host = facts()["plan"]["first_host"] + self._require_node()
+        host = network_facts()["plan"]["first_host"] + self._require_node()
         try:
             address = base.network_address + number * base.num_addresses + host
             return IPv4Interface(f"{address}/{base.prefixlen}")
@@ -211,7 +211,7 @@ class _Planner:
         peer: int | None,
     ) -> Iterator[Line]:
         kept = [twin.mtu for twin in twins if after[twin.name] == twin.ipv4 != ()]
-        usual = kept[0] if kept else facts()["plan"]["mtu"]
+        usual = kept[0] if kept else network_facts()["plan"]["mtu"]
         for number, twin in enumerate(twins):
             addresses = after[twin.name]
             before = twin.ipv4 or self.present_addresses(twin)
@@ -255,7 +255,7 @@ def _check_numbers(options: NetPlanOptions) -> None:
             f"--node {node}: nodes are numbered from 1 to {nodes}", hint="the head is node 1"
         )
     # The last number of a network is its broadcast address.
-    last = facts()["plan"]["first_host"] + nodes
+    last = network_facts()["plan"]["first_host"] + nodes
     if last >= network.num_addresses - 1:
         raise UsageError(
             f"--network {network} is too small for {nodes} nodes",
@@ -266,7 +266,7 @@ def _check_numbers(options: NetPlanOptions) -> None:
 
 def find_free_base(taken: Sequence[IPv4Network], count: int) -> IPv4Network:
     """Return the first of the recipe's bases with ``count`` free networks, else the second."""
-    bases = [IPv4Network(base) for base in facts()["plan"]["networks"]]
+    bases = [IPv4Network(base) for base in network_facts()["plan"]["networks"]]
     for base in bases:
         last = int(base.network_address) + count * base.num_addresses
         networks = (

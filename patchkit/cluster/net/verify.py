@@ -17,8 +17,8 @@ from patchkit.finding import Finding, Level
 from patchkit.process import attempt
 from patchkit.quoting import quoted
 from patchkit.reading import read_text
+from patchkit.runtime.host.hardware import network_facts
 from patchkit.runtime.host.host import Host, Netdev, from_json
-from patchkit.runtime.host.network_facts import facts
 from patchkit.runtime.host.ping import HEADERS, PLAIN, echo, ping_obstacle
 
 # perftest: over rdma_cm, no warning about CPU frequency, Gbit/s, for ten seconds.
@@ -108,7 +108,8 @@ def bandwidth_commands(host: Host, chosen: Cages, peer: Peer) -> list[str]:
 
 def expected_bandwidth() -> str:
     """Return what these commands should print."""
-    (low, high), (least, most) = facts()["link"]["twin_gbits"], facts()["link"]["both_gbits"]
+    link = network_facts()["link"]
+    (low, high), (least, most) = link["twin_gbits"], link["both_gbits"]
     return f"{low} to {high} Gb/s for one twin, {least} to {most} for both at once"
 
 

@@ -12,8 +12,8 @@ from patchkit.cluster.ssh.ssh import advice, there
 from patchkit.doctor.peers.check import NotCheckedError, check, fine, require, unknown, wrong
 from patchkit.doctor.peers.report import NodeReport
 from patchkit.finding import Finding
+from patchkit.runtime.host.hardware import network_facts as network
 from patchkit.runtime.host.host import Netdev
-from patchkit.runtime.host.network_facts import facts as network
 from patchkit.runtime.host.networks import overlaps
 from patchkit.runtime.host.ping import HEADERS
 

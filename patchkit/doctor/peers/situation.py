@@ -7,7 +7,7 @@ import re
 from patchkit.cluster.agent.node_facts import NodeFacts
 from patchkit.doctor.peers.report import NodeReport
 from patchkit.runtime.host.advice import remark
-from patchkit.runtime.host.target import target_of
+from patchkit.runtime.host.hardware import target_of
 
 # The names of packages, by the fact that their version is.
 _PACKAGES = {

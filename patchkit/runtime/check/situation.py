@@ -14,8 +14,8 @@ from patchkit.records import read_toml
 from patchkit.runtime.check.content import FileContent, is_literal
 from patchkit.runtime.envfile.facts import fact_problems
 from patchkit.runtime.envfile.header import head_facts
+from patchkit.runtime.host.hardware import target_of
 from patchkit.runtime.host.host import Host
-from patchkit.runtime.host.target import target_of
 from patchkit.runtime.rules.condition import Situation
 from patchkit.runtime.rules.releases import release, within
 from patchkit.runtime.rules.variables import is_known_vllm

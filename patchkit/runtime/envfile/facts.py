@@ -12,7 +12,7 @@ from ipaddress import IPv4Address
 
 from patchkit.errors import SourceError, UsageError
 from patchkit.runtime.envfile.syntax import Format
-from patchkit.runtime.host.network_facts import facts as network
+from patchkit.runtime.host.hardware import network_facts as network
 from patchkit.runtime.rules.condition import CHOICES
 from patchkit.runtime.rules.presets import find
 from patchkit.runtime.rules.releases import release

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 from patchkit.errors import HostError
 from patchkit.finding import Finding, Level
 from patchkit.runtime.host import hardware
 from patchkit.runtime.host.host import Host, Netdev
 from patchkit.runtime.host.networks import overlaps, twin_state
-from patchkit.runtime.host.target import target_of
 
-Found = Iterator[dict[str, object]]
+# The id of a remark, and what fills its text in.
+Facts = Iterator[tuple[str, dict[str, object]]]
 
 
 def remarks(host: Host, verb: str = "probe") -> tuple[Finding, ...]:
@@ -19,17 +21,24 @@ def remarks(host: Host, verb: str = "probe") -> tuple[Finding, ...]:
 
     ``where`` is ``cage 0`` for a remark about a cage, else empty.
     """
+    found = defaultdict(list)
+    # By PCI address: names depend on udev.
+    halves = sorted(
+        (netdev for netdev in host.netdevs if netdev.cage is not None), key=lambda half: half.pci
+    )
+    for name, fields in (*_find_on_machine(host, halves), *_find_in_cages(host, halves)):
+        found[name].append(fields)
     return tuple(
-        _remark_of(each, fields)
-        for each in hardware.facts()["remark"]
-        if verb == "probe" or verb in each.get("also", ())
-        for fields in _CHECKS[each["id"]](host)
+        _remark_of(entry, fields)
+        for entry in hardware.facts()["remark"]
+        if verb == "probe" or verb in entry.get("also", ())
+        for fields in found[entry["id"]]
     )
 
 
 def remark(host: Host, about: str) -> Finding | None:
     """Return the first remark of this id, None if there is nothing to say."""
-    return next((each for each in remarks(host) if each.about == about), None)
+    return next((finding for finding in remarks(host) if finding.about == about), None)
 
 
 def cage_name(number: int | None) -> str:
@@ -37,7 +46,7 @@ def cage_name(number: int | None) -> str:
     return f"cage {number}"
 
 
-def _remark_of(entry: Mapping[str, str], fields: Mapping[str, object]) -> Finding:
+def _remark_of(entry: dict[str, Any], fields: dict[str, object]) -> Finding:
     return Finding(
         about=entry["id"],
         level=Level(entry["severity"]),
@@ -50,158 +59,91 @@ def _remark_of(entry: Mapping[str, str], fields: Mapping[str, object]) -> Findin
     )
 
 
-def _kernel_reserve(host: Host) -> Found:
+def _find_on_machine(host: Host, halves: Sequence[Netdev]) -> Facts:
+    yield from _find_kernel_reserve(host)
+    owned = {device.netdev for device in host.rdma}
+    cards = any(device.cage is not None for device in host.rdma) or halves
+    if not cards and hardware.target_of(host) == "gb10":
+        yield "no-connectx", {}
+    if bare := [half.name for half in halves if half.name not in owned]:
+        yield "no-rdma", {"netdevs": ", ".join(bare)}
+    for found in overlaps(host, {half.name for half in halves if half.up}):
+        if found.other.cage is None or found.other.cage != found.netdev.cage:
+            names = {"netdev": found.netdev.name, "other": found.other.name}
+            yield "shared-network", {**names, "address": found.address, "present": found.present}
+    drawn = [
+        f"{half.name} {own}"
+        for half in halves
+        if half.carrier
+        for own in half.ipv4
+        if own.is_link_local
+    ]
+    if drawn:
+        yield "link-local", {"addresses": ", ".join(drawn)}
+    plain = [each.name for each in host.rdma if each.twin and each.name.startswith("mlx5_")]
+    if plain:
+        yield "renamed", {"names": ", ".join(plain)}
+
+
+def _find_kernel_reserve(host: Host) -> Facts:
     known, memory = hardware.facts()["kernel_reserve"], host.memory
     if host.system.kho in known["kho_off"] or memory is None:
         return
     if memory.cma_total is None:
-        taken, seen = host.system.kernel in known["kernels"], ""
+        taken, counted = host.system.kernel in known["kernels"], ""
     else:
         taken = memory.cma_total == 0 < (memory.cma_free or 0)
-        seen = f" (CmaTotal 0, CmaFree {memory.cma_free} kB)"
+        counted = f" (CmaTotal 0, CmaFree {memory.cma_free} kB)"
     if taken:
-        yield {"kernel": host.system.kernel, "seen": seen}
+        yield "kernel-reserve", {"kernel": host.system.kernel, "seen": counted}
 
 
-def _no_connectx(host: Host) -> Found:
-    found = (*(each.cage for each in host.netdevs), *(each.cage for each in host.rdma))
-    if target_of(host) == "gb10" and all(cage is None for cage in found):
-        yield {}
-
-
-def _no_rdma(host: Host) -> Found:
-    owned = {each.netdev for each in host.rdma}
-    bare = [each.name for each in _cage_halves(host) if each.name not in owned]
-    if bare:
-        yield {"netdevs": ", ".join(bare)}
-
-
-def _no_address(host: Host) -> Found:
-    for pair in _cabled_pairs(host):
-        if not any(each.ipv4 for each in pair):
-            yield {"netdevs": ", ".join(each.name for each in pair)}
-
-
-def _shared_network(host: Host) -> Found:
-    lit = {each.name for each in _cage_halves(host) if each.up}
-    for each in overlaps(host, lit):
-        if each.other.cage is None or each.other.cage != each.netdev.cage:
-            names = {"netdev": each.netdev.name, "other": each.other.name}
-            yield {**names, "address": each.address, "present": each.present}
-
-
-def _random_twin(host: Host) -> Found:
-    for one, other in _twin_pairs(host):
-        if twin_state(host, one) == "random":
-            lasting, drawn = (one, other) if one.lasting else (other, one)
-            names = {"netdev": lasting.name, "twin": drawn.name}
-            yield {
-                "cage": one.cage,
-                "address": lasting.lasting[0],
-                "random": drawn.ipv4[0],
-                **names,
-            }
-
-
-def _one_twin_address(host: Host) -> Found:
-    for one, other in _twin_pairs(host):
-        for has, without in ((one, other), (other, one)):
-            if has.ipv4 and twin_state(host, has) in ("bare", "bare-first"):
-                names = {"netdev": has.name, "without": without.name}
-                yield {"cage": one.cage, "address": has.ipv4[0], **names}
-
-
-def _half_down(host: Host) -> Found:
-    for one, other in _twin_pairs(host):
-        for has, without in ((one, other), (other, one)):
-            if has.up and not without.up and not hardware.one_half_fills(has.speed):
-                names = {"netdev": has.name, "twin": without.name}
-                yield {"cage": one.cage, "state": without.state, **names}
-
-
-def _same_subnet(host: Host) -> Found:
-    for one, other in _twin_pairs(host):
-        first = {each.network for each in one.ipv4}
-        for address in other.ipv4:
-            # The remark link-local is about link-local ones.
-            if address.network in first and not address.is_link_local:
-                names = {"netdev": one.name, "twin": other.name, "address": address}
-                yield {"cage": one.cage, "network": address.network, **names}
-
-
-def _twin_mtu(host: Host) -> Found:
-    for one, other in _twin_pairs(host):
-        if one.up and other.up and one.mtu and other.mtu and one.mtu != other.mtu:
-            names = {"netdev": one.name, "twin": other.name}
-            yield {"cage": one.cage, "mtu": one.mtu, "other": other.mtu, **names}
-
-
-def _too_few_lanes(host: Host) -> Found:
+def _find_in_cages(host: Host, halves: Sequence[Netdev]) -> Facts:
     right = hardware.facts()["connectx"]["lanes"]
-    for each in _cage_halves(host):
-        if each.twin and each.lanes is not None and each.lanes < right:
-            names = {"netdev": each.name, "pci": each.pci}
-            yield {"cage": each.cage, "lanes": each.lanes, "right": right, **names}
-
-
-def _link_local(host: Host) -> Found:
-    lit = [each for each in _cage_halves(host) if each.carrier]
-    found = [f"{each.name} {own}" for each in lit for own in each.ipv4 if own.is_link_local]
-    if found:
-        yield {"addresses": ", ".join(found)}
-
-
-def _link_local_twins(host: Host) -> Found:
-    for one, other in _twin_pairs(host):
-        if one.ipv4 and twin_state(host, one) == "link-local":
-            found = f"{one.name} {one.ipv4[0]}, {other.name} {other.ipv4[0]}"
-            yield {"cage": one.cage, "addresses": found, "twin": other.name}
-
-
-def _mlx5_names(host: Host) -> Found:
-    names = [each.name for each in host.rdma if each.twin and each.name.startswith("mlx5_")]
-    if names:
-        yield {"names": ", ".join(names)}
-
-
-def _cage_speed(host: Host) -> Found:
-    for one, other in _twin_pairs(host):
-        if one.speed and one.speed == other.speed:
-            yield {"cage": one.cage, "speed": one.speed // 1000}
-
-
-_CHECKS: dict[str, Callable[[Host], Found]] = {
-    "kernel-reserve": _kernel_reserve,
-    "no-connectx": _no_connectx,
-    "no-rdma": _no_rdma,
-    "no-address": _no_address,
-    "shared-network": _shared_network,
-    "random-twin": _random_twin,
-    "one-twin-address": _one_twin_address,
-    "half-down": _half_down,
-    "same-subnet": _same_subnet,
-    "twin-mtu": _twin_mtu,
-    "lanes": _too_few_lanes,
-    "link-local": _link_local,
-    "link-local-twins": _link_local_twins,
-    "renamed": _mlx5_names,
-    "rate": _cage_speed,
-}
-
-
-def _cage_halves(host: Host) -> list[Netdev]:
-    """Return the halves of cages by PCI address: names depend on udev."""
-    halves = (each for each in host.netdevs if each.cage is not None)
-    return sorted(halves, key=lambda each: each.pci)
-
-
-def _cabled_pairs(host: Host) -> Iterator[tuple[Netdev, ...]]:
-    """Yield the netdevs of each cage that has a cable."""
+    for half in halves:
+        if half.twin and half.lanes is not None and half.lanes < right:
+            fields = {"netdev": half.name, "pci": half.pci, "lanes": half.lanes, "right": right}
+            yield "lanes", {"cage": half.cage, **fields}
     for cage in host.cabled:
-        yield tuple(each for each in _cage_halves(host) if each.cage == cage)
+        one, *others = (half for half in halves if half.cage == cage)
+        if not any(half.ipv4 for half in (one, *others)):
+            yield "no-address", {"netdevs": ", ".join(half.name for half in (one, *others))}
+        for other in others:
+            if one.twin == other.name:
+                yield from _compare_addresses(host, one, other)
+                yield from _compare_links(one, other)
 
 
-def _twin_pairs(host: Host) -> Iterator[tuple[Netdev, Netdev]]:
-    """Yield the two halves of each cage that has a cable."""
-    for one, *others in _cabled_pairs(host):
-        yield from ((one, other) for other in others if one.twin == other.name)
+def _compare_addresses(host: Host, one: Netdev, other: Netdev) -> Facts:
+    cage = {"cage": one.cage}
+    state = twin_state(host, one)
+    if state == "random":
+        lasting, drawn = (one, other) if one.lasting else (other, one)
+        names = {"netdev": lasting.name, "twin": drawn.name, **cage}
+        yield "random-twin", {"address": lasting.lasting[0], "random": drawn.ipv4[0], **names}
+    for has, without in ((one, other), (other, one)):
+        if has.ipv4 and twin_state(host, has) in ("bare", "bare-first"):
+            names = {"netdev": has.name, "without": without.name, **cage}
+            yield "one-twin-address", {"address": has.ipv4[0], **names}
+    networks = {own.network for own in one.ipv4}
+    for own in other.ipv4:
+        # The remark link-local is about link-local ones.
+        if own.network in networks and not own.is_link_local:
+            names = {"netdev": one.name, "twin": other.name, **cage}
+            yield "same-subnet", {"network": own.network, "address": own, **names}
+    if one.ipv4 and state == "link-local":
+        pair = f"{one.name} {one.ipv4[0]}, {other.name} {other.ipv4[0]}"
+        yield "link-local-twins", {"addresses": pair, "twin": other.name, **cage}
+
+
+def _compare_links(one: Netdev, other: Netdev) -> Facts:
+    cage = {"cage": one.cage}
+    for has, without in ((one, other), (other, one)):
+        if has.up and not without.up and not hardware.one_half_fills(has.speed):
+            names = {"netdev": has.name, "twin": without.name, **cage}
+            yield "half-down", {"state": without.state, **names}
+    if one.up and other.up and one.mtu and other.mtu and one.mtu != other.mtu:
+        names = {"netdev": one.name, "twin": other.name, **cage}
+        yield "twin-mtu", {"mtu": one.mtu, "other": other.mtu, **names}
+    if one.speed and one.speed == other.speed:
+        yield "rate", {"speed": one.speed // 1000, **cage}

@@ -1,76 +1,122 @@
-"""Ask for the GPUs: NVML, else nvidia-smi.
+"""Ask nvidia-smi for the GPUs: what they are, and how the first one does.
 
-Both answer in the same form, a line for each GPU: name, compute capability, driver, memory
-in MiB, PCI address. GB10 and Thor have no memory of their own, and both say so in several ways.
+GB10 and Thor have no memory of their own, and nvidia-smi says so in several ways.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from dataclasses import dataclass
 
 from patchkit.runtime.host.host import Gpu
-from patchkit.runtime.host.machine_root import Reader, ToolUnavailable, printable, run, whole
+from patchkit.runtime.host.machine_root import (
+    Reader,
+    ToolUnavailable,
+    printable,
+    run_tool,
+    whole,
+)
 
-_QUERY = "name,compute_cap,driver_version,memory.total,pci.bus_id"
-_PATIENCE = 10.0  # seconds: without the persistence daemon nvidia-smi first wakes the driver
-_CAPABILITY = re.compile(r"\d+\.\d+")
+_SECONDS = 10.0  # without the persistence daemon nvidia-smi first wakes the driver
+_NAMES = "name,compute_cap,driver_version,memory.total,pci.bus_id"
+_STATE = (
+    "temperature.gpu,power.draw,enforced.power.limit,clocks.sm,clocks.max.sm,utilization.gpu,"
+    "clocks_throttle_reasons.active"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class GpuProcess:
+    """A process that computes on a GPU, and the MiB that it has there; None: unknown."""
+
+    pid: int
+    mib: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GpuState:
+    """How the first GPU is; None is unknown.
+
+    Degrees Celsius, watts, the limit of its power, MHz of its processors and the most that they
+    have, how busy it is in percent, why its clocks are lower than they could be (NVML's bits), and
+    the processes that compute on it.
+    """
+
+    celsius: int | None
+    watts: float | None
+    limit: float | None = None
+    mhz: int | None = None
+    most_mhz: int | None = None
+    busy: int | None = None
+    throttled: int | None = None
+    processes: tuple[GpuProcess, ...] | None = None
 
 
 def gpus(reader: Reader) -> tuple[Gpu, ...]:
-    """Return the GPUs; none, and a note, if no source names any."""
-    command = ("nvidia-smi", f"--query-gpu={_QUERY}", "--format=csv,noheader,nounits")
-    # NVML first: a library call, where nvidia-smi is a process to start.
-    tools: tuple[tuple[str, str, Callable[[], str]], ...] = (
-        ("NVML", "nvml.csv", _ask_nvml),
-        ("nvidia-smi", "nvidia-smi.csv", lambda: run(command, _PATIENCE)),
+    """Return the GPUs; none, and a note, if nvidia-smi names none."""
+    try:
+        text = reader.answer("nvidia-smi.csv", lambda: _query(f"--query-gpu={_NAMES}"))
+        return tuple(
+            Gpu(
+                name=name,
+                capability=capability if re.fullmatch(r"\d+\.\d+", capability) else "",
+                driver=driver,
+                memory=whole(memory),
+                # 0000000F:01:00.0, and sysfs has 000f:01:00.0.
+                bus=bus.lower()[-12:],
+            )
+            for name, capability, driver, memory, bus in _parse_rows(text, 5)
+        )
+    except ToolUnavailable as words:
+        reader.notes.append(f"no GPU is found: {words}")
+        return ()
+
+
+def gpu_state() -> GpuState:
+    """Return how the first GPU is. Raises ToolUnavailable."""
+    (state, *_others) = _parse_rows(_query(f"--query-gpu={_STATE}", "--id=0"), 7)
+    celsius, watts, limit, mhz, most_mhz, busy, throttled = state
+    try:
+        text = _query("--query-compute-apps=pid,used_memory", "--id=0")
+        rows = _parse_rows(text, 2) if text.strip() else []
+        processes = tuple(GpuProcess(int(pid), whole(mib)) for pid, mib in rows if pid.isdecimal())
+    except ToolUnavailable:
+        processes = None
+    return GpuState(
+        celsius=whole(celsius),
+        watts=_parse_watts(watts),
+        limit=_parse_watts(limit),
+        mhz=whole(mhz),
+        most_mhz=whole(most_mhz),
+        busy=whole(busy),
+        throttled=int(throttled, 16) if re.fullmatch("0x[0-9a-fA-F]+", throttled) else None,
+        processes=processes,
     )
-    unavailable = []
-    for tool, name, ask in tools:
-        try:
-            return _parse_gpus(reader.answer(name, ask), tool)
-        except ToolUnavailable as words:
-            unavailable.append(str(words))
-    reader.note(f"no GPU is found: {'; '.join(unavailable)}")
-    return ()
 
 
-def _ask_nvml() -> str:
-    from patchkit.runtime.host import nvml  # ctypes, only on the machine itself
-
-    return nvml.ask()
+def _query(*options: str) -> str:
+    return run_tool("nvidia-smi", *options, "--format=csv,noheader,nounits", timeout=_SECONDS)
 
 
-def _parse_gpus(text: str, who: str) -> tuple[Gpu, ...]:
+def _parse_rows(text: str, columns: int) -> list[list[str]]:
     """Read lines such as ``NVIDIA GB10, 12.1, 580.173.02, [N/A], 0000000F:01:00.0``.
 
-    Raises ToolUnavailable for other text.
+    A cell that says ``[N/A]``, ``Not Supported``, ``[Unknown Error]`` or the like is "". Raises
+    ToolUnavailable for other text.
     """
-    rows = [list(map(_read_cell, line.split(","))) for line in text.splitlines() if line.strip()]
-    if any(len(row) != 5 for row in rows):
-        raise ToolUnavailable(f"{who}: what it says is not understood: {printable(text)[:80]!r}")
-    if not rows:
-        raise ToolUnavailable(f"{who}: has no GPU")
-    return tuple(
-        Gpu(
-            name=name,
-            capability=capability if _CAPABILITY.fullmatch(capability) else "",
-            driver=driver,
-            memory=whole(memory),
-            bus=_sysfs_address(bus),
+    rows = []
+    for line in filter(str.strip, text.splitlines()):
+        cells = [printable(cell) for cell in line.split(",")]
+        bare = re.compile(r"\[.*|n/a|not supported", re.IGNORECASE)
+        rows.append(["" if bare.fullmatch(cell) else cell for cell in cells])
+    if any(len(row) != columns for row in rows):
+        raise ToolUnavailable(
+            f"nvidia-smi: what it says is not understood: {printable(text)[:80]!r}"
         )
-        for name, capability, driver, memory, bus in rows
-    )
+    if not rows:
+        raise ToolUnavailable("nvidia-smi: has no GPU")
+    return rows
 
 
-def _read_cell(cell: str) -> str:
-    """Return a cell; "" for ``[N/A]``, ``[Not Supported]``, ``[Unknown Error]`` and the like."""
-    text = printable(cell)
-    bare = text.strip("[]")
-    return "" if text.startswith("[") or bare.lower() in ("n/a", "not supported") else text
-
-
-def _sysfs_address(text: str) -> str:
-    """Return a PCI address as sysfs writes it: ``0000000F:01:00.0`` → ``000f:01:00.0``."""
-    domain, _, rest = text.lower().partition(":")
-    return f"{domain[-4:]:0>4}:{rest}" if rest else ""
+def _parse_watts(cell: str) -> float | None:
+    return float(cell) if re.fullmatch(r"\d{1,9}(\.\d+)?", cell) else None

@@ -1,24 +1,20 @@
-"""Read what names and numbers mean on a Spark (recipes/env/hardware.toml), and pair twins."""
+"""Read what is known of the devices and their network (recipes/env), and find what a host is."""
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
 from patchkit.paths import RECIPES
 from patchkit.records import read_toml
+from patchkit.runtime.host.host import Host
+from patchkit.target import targets
 
-_PORT = re.compile(r"p(?P<number>\d)")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Half:
-    """The cage of a ConnectX function, and the PCI address of its other half."""
-
-    cage: int
-    twin: str
+_SPARK = ("GB10", "DGX_Spark")  # in the product's name, NVIDIA's or another maker's
+_CORES = "Cortex-X925"  # of GB10's CPU
+_RENAMED = {"10.1": "11.0"}  # Thor's capability, as CUDA 12.9 had it
 
 
 @cache
@@ -27,18 +23,15 @@ def facts() -> dict[str, Any]:
     return read_toml(dict[str, Any], RECIPES / "env" / "hardware.toml")
 
 
+@cache
+def network_facts() -> Mapping[str, Mapping[str, Any]]:
+    """Return network.toml: tables ``plan``, ``link`` and ``owners``."""
+    return read_toml(dict[str, dict[str, Any]], RECIPES / "env" / "network.toml")
+
+
 def is_uplink(port: str) -> bool:
     """Return whether a phys_port_name may be that of a cage: ``p0`` or "", but not ``pf0vf1``."""
-    return not port or _PORT.fullmatch(port) is not None
-
-
-def half_of(pci: str) -> Half | None:
-    """Return the half of a cage that a Spark has at a PCI address: names depend on udev."""
-    for number, cage in enumerate(facts()["connectx"]["cages"]):
-        if pci in cage["functions"]:
-            (twin,) = (other for other in cage["functions"] if other != pci)
-            return Half(cage=number, twin=twin)
-    return None
+    return not port or re.fullmatch(r"p\d", port) is not None
 
 
 def place(cage: int) -> str:
@@ -50,3 +43,18 @@ def place(cage: int) -> str:
 def one_half_fills(speed: int | None) -> bool:
     """Return whether one half of a cage carries all of a link; ``speed`` in Mbit/s, or unknown."""
     return speed is not None and speed <= facts()["connectx"]["half_gbits"] * 1000
+
+
+def target_of(host: Host) -> str:
+    """Return the target by the GPU's capability; ``other`` for an unknown one, or none."""
+    if not host.gpus:
+        return "other"
+    known = {"{}.{}".format(*target.capability): target.name for target in targets().values()}
+    capability = host.gpus[0].capability
+    return known.get(_RENAMED.get(capability, capability), "other")
+
+
+def is_spark(host: Host) -> bool:
+    """Return whether the firmware or the CPU names a GB10, whatever is found of its GPU."""
+    system = host.system
+    return _CORES in system.cpu or any(name in system.product for name in _SPARK)

@@ -1,23 +1,32 @@
 """Read a machine: files below a root, with links that stay inside of it, and what tools say.
 
 Nothing here raises for what the machine has or lacks: it becomes an empty value and, where it
-matters, a note. A root other than / is a recording: see recording.py.
+matters, a note. A root other than / is a recording: what a probe read, in the layout of /, with
+relative links, so that tar carries them. Its commands/ holds what tools answered, recording.json
+what could not be read and why.
 """
 
 from __future__ import annotations
 
 import errno
+import json
 import os
+import posixpath
 import re
 import stat
 from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
 
-from patchkit.errors import SourceError
+from patchkit import __version__
+from patchkit.errors import SourceError, UsageError
 from patchkit.process import attempt
-from patchkit.runtime.host.recording import RecordingWriter, recorded_errors
+from patchkit.reading import read_text
+from patchkit.records import RecordError, read_json
 
+LIVE = Path("/")
+_INDEX = "recording.json"
 _MOST = 1 << 22  # bytes of a file: /proc/cpuinfo of the largest machines has two million
 _CHUNK = 1 << 14  # /proc/sys allocates what a read asks for, and refuses megabytes
 _MISSING = (errno.ENOENT, errno.ENOTDIR)
@@ -29,30 +38,96 @@ class ToolUnavailable(Exception):  # noqa: N818 (no error: the machine has no su
     """No answer of a tool, and why."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Index:
+    """The content of ``recording.json``: path → the error of reading it."""
+
+    patchkit: str = ""
+    errors: dict[str, str]
+
+
+class RecordingWriter:
+    """A copy, in ``folder``, of what a Reader reads below ``root``."""
+
+    def __init__(self, root: Path, folder: Path) -> None:
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise UsageError(f"{folder}: is there, and not empty", hint="name a new folder")
+        self.root = Path(os.path.realpath(root))
+        self.home = folder
+        self.files = 0
+        self.errors: dict[str, str] = {}
+
+    def add_file(self, path: str, data: bytes) -> None:
+        place = self._place(path)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        self.files += not place.exists()
+        place.write_bytes(data)
+
+    def add_folder(self, path: str, names: Iterable[str]) -> None:
+        """Add a folder and its folders; files come when they are read."""
+        self._place(path).mkdir(parents=True, exist_ok=True)
+        for name in names:
+            if (self.root / path / name).is_dir():
+                self._place(f"{path}/{name}").mkdir(parents=True, exist_ok=True)
+
+    def finish(self) -> None:
+        self.home.mkdir(parents=True, exist_ok=True)
+        index = asdict(_Index(patchkit=__version__, errors=self.errors))
+        text = json.dumps(index, indent=1, ensure_ascii=False)
+        (self.home / _INDEX).write_text(f"{text}\n", encoding="utf-8")
+
+    def _place(self, path: str) -> Path:
+        """Return where a path lies in the copy, and make the links on its way."""
+        here = "/"
+        for part in path.split("/"):
+            step = posixpath.join(here, part)
+            try:
+                target = str((self.root / step.lstrip("/")).readlink())
+            except OSError:
+                here = step
+                continue
+            # A link, absolute or not, is made again as a relative one within the copy.
+            folder, here = here, posixpath.normpath(posixpath.join(here, target))
+            link = self.home / step.lstrip("/")
+            link.parent.mkdir(parents=True, exist_ok=True)
+            if not link.is_symlink():
+                link.symlink_to(posixpath.relpath(here, folder))
+        return self.home / here.lstrip("/")
+
+
 class Reader:
     """Paths are relative to the root: ``sys/class/net``. ``notes`` says what could not be read."""
 
     def __init__(self, root: Path, copy: RecordingWriter | None = None) -> None:
         self.root = Path(os.path.realpath(root))  # links are compared with it: see _place
-        self.live = self.root == Path("/")
+        self.live = self.root == LIVE
         self.copy = copy
         self.notes: list[str] = []
-        self._errors = {} if self.live else recorded_errors(self.root)
         if not any((self.root / name).is_dir() for name in ("sys", "proc")):
             raise SourceError(
                 f"{root}: is not a machine root: no sys/ or proc/ directory",
                 hint="name / or a folder that `patchkit probe --save` wrote",
             )
+        self._errors: dict[str, str] = {}
+        index = self.root / _INDEX
+        if not self.live and index.exists():  # a folder that was made by hand has none
+            try:
+                self._errors = read_json(_Index, read_text(index)).errors
+            except RecordError as error:
+                raise SourceError(
+                    f"{index}: is not what `patchkit probe --save` writes: {error}",
+                    hint="take the whole folder, as it was saved",
+                ) from None
 
     def text(self, path: str, *, needed: bool = False) -> str:
         """Return a whole file; "" if it cannot be read."""
         try:
             data = self._data(path)
         except OSError as error:
-            self._failed(path, error, needed=needed)
+            self._note_failure(path, error, needed=needed)
             return ""
         if self.copy:
-            self.copy.file(path, data)
+            self.copy.add_file(path, data)
         return data.decode(errors="replace")
 
     def line(self, path: str, *, needed: bool = False) -> str:
@@ -64,7 +139,7 @@ class Reader:
         text = self.line(path, needed=needed)
         found = whole(text)
         if text and found is None:
-            self.note(f"/{path}: {text[:40]!r} is not a number")
+            self.notes.append(f"/{path}: {text[:40]!r} is not a number")
         return found
 
     def settings(self, path: str) -> dict[str, str]:
@@ -75,13 +150,12 @@ class Reader:
     def names(self, path: str, *, needed: bool = False) -> tuple[str, ...]:
         """Return the names in a folder, sorted; none if it cannot be read."""
         try:
-            self._raise_recorded(path)
-            found = sorted(each.name for each in self._place(path).iterdir())
+            found = sorted(entry.name for entry in self._place(path).iterdir())
         except OSError as error:
-            self._failed(path, error, needed=needed)
+            self._note_failure(path, error, needed=needed)
             return ()
         if self.copy:
-            self.copy.folder(path, found)
+            self.copy.add_folder(path, found)
         return tuple(name for name in found if name.isprintable())
 
     def folders(self, path: str, *, needed: bool = False) -> tuple[str, ...]:
@@ -93,35 +167,33 @@ class Reader:
         """Return a path with its links followed, whether or not something is there."""
         return os.path.relpath(os.path.realpath(self.root / path), self.root)
 
+    def device(self, path: str) -> tuple[str, str]:
+        """Return PCI address and driver of what a ``device`` link leads to; "" where there is none.
+
+        A virtio or USB device has the address of its controller, which is in its path.
+        """
+        fields = self.settings(f"{path}/uevent")
+        pci = re.compile(r"[0-9a-fA-F]+:[0-9a-fA-F]+:[0-9a-fA-F]+\.[0-9a-fA-F]+")
+        controllers = filter(pci.fullmatch, reversed(self.real(path).split("/")))
+        return fields.get("PCI_SLOT_NAME", next(controllers, "")), fields.get("DRIVER", "")
+
     def answer(self, name: str, ask: Callable[[], str]) -> str:
         """Return what a tool says, or said when it was recorded. Raises ToolUnavailable."""
         path = f"commands/{name}"
         try:
-            said = ask() if self.live else self._recorded(path)
-        except ToolUnavailable as silent:
+            said = ask() if self.live else self._data(path).decode(errors="replace")
+        except (ToolUnavailable, OSError) as error:
+            words = _error_text(error) if isinstance(error, OSError) else str(error)
+            if isinstance(error, OSError) and error.errno in _MISSING:
+                words = f"/{path}: not in this recording"
             if self.copy:
-                self.copy.error(path, str(silent))
-            raise
+                self.copy.errors[path] = words
+            raise ToolUnavailable(words) from None
         if self.copy:
-            self.copy.file(path, said.encode())
+            self.copy.add_file(path, said.encode())
         return said
 
-    def note(self, text: str) -> None:
-        """Add a note, once."""
-        if text not in self.notes:
-            self.notes.append(text)
-
-    def _recorded(self, path: str) -> str:
-        try:
-            return self._data(path).decode(errors="replace")
-        except OSError as error:
-            missing = error.errno in _MISSING
-            raise ToolUnavailable(
-                f"/{path}: not in this recording" if missing else _error_text(error)
-            ) from None
-
     def _data(self, path: str) -> bytes:
-        self._raise_recorded(path)
         # A pipe in a recording would wait for a writer for ever.
         handle = os.open(self._place(path), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
@@ -132,52 +204,37 @@ class Reader:
         finally:
             os.close(handle)
 
-    def _raise_recorded(self, path: str) -> None:
+    def _place(self, path: str) -> Path:
+        """Return where a path lies.
+
+        OSError for a link that leads out of a recording, and for what could not be recorded.
+        """
         if words := self._errors.get(path):
             # Any errno that does not mean "none": the words are the recorded ones.
             raise OSError(errno.EIO, words)
-
-    def _place(self, path: str) -> Path:
-        """Return where a path lies. OSError for a link that leads out of a recording."""
         place = self.root / path
         if not self.live and not Path(os.path.realpath(place)).is_relative_to(self.root):
             raise OSError(errno.EXDEV, "leads out of the recording")
         return place
 
-    def _failed(self, path: str, error: OSError, *, needed: bool) -> None:
+    def _note_failure(self, path: str, error: OSError, *, needed: bool) -> None:
         if not needed and error.errno in _NONE:
             return
         words = _error_text(error)
-        self.note(f"/{path}: {words}")
+        if (note := f"/{path}: {words}") not in self.notes:
+            self.notes.append(note)
         # What is missing here is missing in the copy as well.
         if self.copy and error.errno not in _MISSING:
-            self.copy.error(path, words)
+            self.copy.errors[path] = words
 
 
-def run(command: Iterable[str], patience: float) -> str:
-    """Return what a command prints. Raises ToolUnavailable, also after ``patience`` seconds."""
+def run_tool(*command: str, timeout: float) -> str:
+    """Return what a command prints. Raises ToolUnavailable, also after ``timeout`` seconds."""
     # The words of tools, and their decimal points, depend on the locale.
-    done = attempt(*command, env={**os.environ, "LC_ALL": "C"}, timeout=patience)
+    done = attempt(*command, env={**os.environ, "LC_ALL": "C"}, timeout=timeout)
     if done.trouble:
-        raise ToolUnavailable(f"{done.command[0]}: {printable(done.trouble)[:200]}")
+        raise ToolUnavailable(f"{command[0]}: {printable(done.trouble)[:200]}")
     return done.output
-
-
-def device(reader: Reader, path: str) -> tuple[str, str]:
-    """Return PCI address and driver of what a ``device`` link leads to; "" where there is none.
-
-    A virtio or USB device has the address of its controller.
-    """
-    told = reader.settings(f"{path}/uevent")
-    above = reader.real(path).split("/")
-    # uevent of a virtio or USB device names no PCI address: its controller's is in the path.
-    nearest = next((part for part in reversed(above) if is_pci(part)), "")
-    return told.get("PCI_SLOT_NAME", nearest), told.get("DRIVER", "")
-
-
-def is_pci(text: str) -> bool:
-    """Return whether this is domain, bus, slot and function: ``0000:01:00.0``."""
-    return re.fullmatch(r"[0-9a-fA-F]+:[0-9a-fA-F]+:[0-9a-fA-F]+\.[0-9a-fA-F]+", text) is not None
 
 
 def whole(text: str) -> int | None:

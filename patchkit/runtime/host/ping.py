@@ -13,19 +13,14 @@ HEADERS = 28
 PLAIN = 56
 """Bytes of payload, as ping itself sends."""
 
-_COUNT = "3"
-
 
 @cache
 def ping_obstacle() -> str:
     """Return why ping cannot be used, or "". Only that of iputils forbids fragments, by -M do."""
     if not (ping := shutil.which("ping")):
         return "ping is not installed"
-    return (
-        ""
-        if "iputils" in attempt(ping, "-V").output
-        else "the ping installed here is not that of iputils"
-    )
+    fits = "iputils" in attempt(ping, "-V").output
+    return "" if fits else "the ping installed here is not that of iputils"
 
 
 def echo(netdev: str, address: str, size: int) -> Completed:
@@ -34,5 +29,5 @@ def echo(netdev: str, address: str, size: int) -> Completed:
     The exit status decides: 0 for an answer, 1 where nothing came back, 2 for any other error; the
     words differ between versions.
     """
-    options = ("-4", "-n", "-c", _COUNT, "-i", "0.2", "-W", "1", "-M", "do")
+    options = ("-4", "-n", "-c", "3", "-i", "0.2", "-W", "1", "-M", "do")
     return attempt("ping", *options, "-s", str(size), "-I", netdev, address)

@@ -6,16 +6,12 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from patchkit.errors import HostError
-from patchkit.runtime.host import rdma
 from patchkit.runtime.host.gpu import gpus
-from patchkit.runtime.host.host import Host, Software
-from patchkit.runtime.host.interfaces import netdevs
-from patchkit.runtime.host.machine_root import Reader
-from patchkit.runtime.host.recording import RecordingWriter
+from patchkit.runtime.host.host import Host
+from patchkit.runtime.host.links import read_links
+from patchkit.runtime.host.machine_root import LIVE, Reader, RecordingWriter
 from patchkit.runtime.host.software import software
 from patchkit.runtime.host.system import memory, system
-
-LIVE = Path("/")
 
 
 def probe(
@@ -32,32 +28,24 @@ def probe(
     SourceError for a root without sys and proc, HostError for a Python that does not answer.
     """
     reader = Reader(root, copy)
-    # Together: only both lists show which halves share a cage.
-    cards, devices = rdma.paired(found := netdevs(reader), rdma.rdma(reader, found))
-    host = Host(
-        system=system(reader),
-        memory=memory(reader),
-        gpus=gpus(reader),
-        netdevs=cards,
-        rdma=devices,
-        software=_probe_software(python, environment, reader.notes)
-        if reader.live or python
-        else None,
-        notes=tuple(reader.notes),
-    )
+    netdevs, rdma = read_links(reader)
+    firmware, pool, devices, installed = system(reader), memory(reader), gpus(reader), None
+    if reader.live or python:
+        try:
+            installed = software(python, environment)
+        except HostError as error:
+            if python:
+                raise
+            # A Python that the user did not name may fail.
+            reader.notes.append(f"no Python tells what is installed: {error.what}")
     if copy:
         copy.finish()
-    return host
-
-
-def _probe_software(
-    python: str | None, environment: Mapping[str, str], notes: list[str]
-) -> Software | None:
-    """Return what is installed. A Python that the user did not name may fail: that is a note."""
-    try:
-        return software(python, environment)
-    except HostError as error:
-        if python:
-            raise
-        notes.append(f"no Python tells what is installed: {error.what}")
-        return None
+    return Host(
+        system=firmware,
+        memory=pool,
+        gpus=devices,
+        netdevs=netdevs,
+        rdma=rdma,
+        software=installed,
+        notes=tuple(reader.notes),
+    )

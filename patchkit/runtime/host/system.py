@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterable
 
 from patchkit.runtime.host import hardware
 from patchkit.runtime.host.host import Memory, System
@@ -17,10 +16,13 @@ _ARM = "0x41"  # the implementer Arm, whose part numbers hardware.toml has
 
 def system(reader: Reader) -> System:
     """Return what DMI, the device tree and the kernel say."""
-    cores = _cpu_blocks(reader.text("proc/cpuinfo", needed=True))
+    # One block for each processor.
+    blocks = map(_read_pairs, reader.text("proc/cpuinfo", needed=True).split("\n\n"))
+    models = [_cpu_model(block) for block in blocks if "processor" in block]
+    ranked = sorted(Counter(models).items(), key=lambda item: (-item[1], item[0]))
     product = reader.line(f"{_DMI}/product_name") or reader.line("proc/device-tree/model")
     if not product:
-        reader.note(f"neither /{_DMI} nor /proc/device-tree names the product")
+        reader.notes.append(f"neither /{_DMI} nor /proc/device-tree names the product")
     # In this order by os-release(5).
     release = reader.settings("etc/os-release") or reader.settings("usr/lib/os-release")
     # Of several options of one name the last one counts.
@@ -35,21 +37,19 @@ def system(reader: Reader) -> System:
         kho=options.get("kho", ""),
         os=release.get("PRETTY_NAME", ""),
         machine=_architecture(reader),
-        cpu=_cpu_models(cores),
-        cores=len(cores),
+        cpu=", ".join(f"{count} x {name}" for name, count in ranked if name),
+        cores=len(models),
     )
 
 
 def memory(reader: Reader) -> Memory | None:
     """Return /proc/meminfo, the only source that is right where CPU and GPU share memory."""
-    text = reader.text("proc/meminfo", needed=True)
-    told = {
-        key: whole(value.removesuffix(" kB")) for key, value in map(_key_value, text.splitlines())
-    }
-    sizes = {key: value for key, value in told.items() if value is not None}
+    pairs = _read_pairs(reader.text("proc/meminfo", needed=True))
+    numbers = {key: whole(value.removesuffix(" kB")) for key, value in pairs.items()}
+    sizes = {key: number for key, number in numbers.items() if number is not None}
     if "MemTotal" not in sizes:
-        if text:
-            reader.note("/proc/meminfo: does not tell MemTotal")
+        if pairs:
+            reader.notes.append("/proc/meminfo: does not tell MemTotal")
         return None
     return Memory(
         total=sizes["MemTotal"],
@@ -64,26 +64,13 @@ def memory(reader: Reader) -> Memory | None:
 
 def _architecture(reader: Reader) -> str:
     """Return ``aarch64``; Linux has the file since 6.1."""
-    if told := reader.line(f"{_KERNEL}/arch"):
-        return told
+    if found := reader.line(f"{_KERNEL}/arch"):
+        return found
     try:
         return printable(reader.answer("machine.txt", lambda: os.uname().machine))
     except ToolUnavailable as silent:
-        reader.note(f"neither /{_KERNEL}/arch nor uname tells the architecture: {silent}")
+        reader.notes.append(f"neither /{_KERNEL}/arch nor uname tells the architecture: {silent}")
         return ""
-
-
-def _cpu_blocks(text: str) -> list[dict[str, str]]:
-    """Return the blocks of ``key : value`` of /proc/cpuinfo, one for each processor."""
-    blocks = (dict(map(_key_value, block.splitlines())) for block in text.split("\n\n"))
-    return [block for block in blocks if "processor" in block]
-
-
-def _cpu_models(cores: Iterable[dict[str, str]]) -> str:
-    """Return ``10 x Cortex-X925, 10 x Cortex-A725``: the most first, then by name."""
-    counted = Counter(map(_cpu_model, cores))
-    ranked = sorted(counted.items(), key=lambda each: (-each[1], each[0]))
-    return ", ".join(f"{number} x {name}" for name, number in ranked if name)
 
 
 def _cpu_model(core: dict[str, str]) -> str:
@@ -95,6 +82,6 @@ def _cpu_model(core: dict[str, str]) -> str:
     return str(known.get(part, part and f"CPU part {part}"))
 
 
-def _key_value(line: str) -> tuple[str, str]:
-    key, _, value = line.partition(":")
-    return printable(key), printable(value)
+def _read_pairs(text: str) -> dict[str, str]:
+    pairs = (line.partition(":") for line in text.splitlines())
+    return {printable(key): printable(value) for key, _, value in pairs}

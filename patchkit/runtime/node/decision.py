@@ -11,8 +11,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from patchkit.errors import HostError, UsageError
+from patchkit.runtime.host.hardware import target_of
 from patchkit.runtime.host.host import Host, plain
-from patchkit.runtime.host.target import target_of
 from patchkit.runtime.node.address import addresses, check_no_head
 from patchkit.runtime.node.topology import Attachment, attach
 from patchkit.runtime.rules.condition import Situation

@@ -1,11 +1,17 @@
-"""Find installed distributions by their .dist-info folders; nothing is imported.
+"""Find installed distributions by their .dist-info folders, and which of them own a file.
 
-Not with importlib.metadata: it takes longer to import than click, and probe is to start quickly.
+Nothing is imported. Not with importlib.metadata: it takes longer to import than click, and probe is
+to start quickly.
 """
 
 from __future__ import annotations
 
+import base64
+import binascii
+import csv
+import os
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from patchkit.errors import HostError
@@ -13,6 +19,36 @@ from patchkit.process import ask
 
 _SUFFIX = ".dist-info"
 _SECONDS = 10.0  # for an interpreter to start; .pth files may do anything
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """A distribution; ``sha256`` in hex is what its RECORD says of the file, ``""`` if nothing."""
+
+    project: str
+    version: str
+    sha256: str
+
+    def __str__(self) -> str:
+        return f"{self.project} {self.version}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LostFile:
+    """A file that a RECORD lists and that is gone: pip deleted it with another package's."""
+
+    path: str
+    project: str
+    version: str
+
+    def __str__(self) -> str:
+        return f"{self.path}, which {self.project} {self.version} has installed"
+
+    def cure(self, python: str, house: str) -> tuple[str, ...]:
+        """Return the command that installs it again; a wheel that was built is in ``house``."""
+        built = ("--no-index", "--find-links", house) if "+" in self.version else ()
+        again = ("-m", "pip", "install", "--force-reinstall", "--no-deps")
+        return (python, *again, *built, f"{self.project}=={self.version}")
 
 
 def import_path(venv: str) -> list[str]:
@@ -27,7 +63,7 @@ def import_path(venv: str) -> list[str]:
     try:
         prefix, path = ask(
             Path(venv, "bin", "python"),
-            "import sys; answer = sys.prefix, [each for each in sys.path if each]",
+            "import sys; answer = sys.prefix, [entry for entry in sys.path if entry]",
             timeout=_SECONDS,
         )
     except HostError:
@@ -43,26 +79,18 @@ def distributions(path: Iterable[str]) -> dict[str, tuple[Path, ...]]:
     """
     found: dict[str, tuple[Path, ...]] = {}
     for folder in dict.fromkeys(path):
-        for name in _folder_names(folder):
-            if name.endswith(_SUFFIX):
-                whole = name.removesuffix(_SUFFIX)
+        try:
+            homes = sorted(Path(folder).iterdir())
+        except OSError:  # sys.path may name archives, and folders that do not exist
+            continue
+        for home in homes:
+            if home.name.endswith(_SUFFIX):
+                whole = home.name.removesuffix(_SUFFIX)
                 # The version is what follows the last dash; a damaged name may have none.
                 project = (whole.rpartition("-")[0] or whole).lower()
                 project = project.replace("-", "_").replace(".", "_")
-                found[project] = (*found.get(project, ()), Path(folder, name))
+                found[project] = (*found.get(project, ()), home)
     return found
-
-
-def _folder_names(folder: str) -> list[str]:
-    try:
-        return sorted(each.name for each in Path(folder).iterdir())
-    except OSError:  # sys.path may name archives, and folders that do not exist
-        return []
-
-
-def header(home: Path, name: str) -> str:
-    """Return a field of METADATA, "" if there is none."""
-    return next(headers(home, name), "")
 
 
 def headers(home: Path, name: str) -> Iterator[str]:
@@ -75,9 +103,52 @@ def headers(home: Path, name: str) -> Iterator[str]:
             break
 
 
+def header(home: Path, name: str) -> str:
+    """Return a field of METADATA, "" if there is none."""
+    return next(headers(home, name), "")
+
+
+def release(path: Iterable[str], *projects: str) -> str:
+    """Return the version of the first of these projects that is installed, "" if none is."""
+    found = distributions(path)
+    homes = (home for project in projects for home in found.get(project, ()))
+    return next(filter(None, (header(home, "Version") for home in homes)), "")
+
+
 def holds(home: Path, member: str) -> bool:
     """Return whether RECORD lists a file."""
     return any(line.startswith(f"{member},") for line in _file_lines(home / "RECORD"))
+
+
+def owners(path: Iterable[str], stem: str) -> dict[str, tuple[Owner, ...]]:
+    """Return real path → owners, of files below ``sys.path`` whose names begin with ``stem``."""
+    found: dict[str, tuple[Owner, ...]] = {}
+    homes = (home for homes in distributions(path).values() for home in homes)
+    for home in sorted(homes):
+        # A RECORD of torch has thousands of lines: only those that matter are parsed.
+        lines = [line for line in _file_lines(home / "RECORD") if f"/{stem}" in line]
+        project, _, version = home.name.removesuffix(_SUFFIX).rpartition("-")
+        for row in csv.reader(lines):
+            if Path(row[0]).name.startswith(stem):
+                place = os.path.realpath(home.parent / row[0])
+                owner = Owner(
+                    header(home, "Name") or project,
+                    header(home, "Version") or version,
+                    _hex_digest(row[1] if len(row) > 1 else ""),
+                )
+                if owner not in found.setdefault(place, ()):
+                    found[place] += (owner,)
+    return found
+
+
+def lost_files(path: Iterable[str], stem: str) -> tuple[LostFile, ...]:
+    """Return the files below ``sys.path``, by the begin of their names, that pip believes in."""
+    return tuple(
+        LostFile(path=place, project=owner.project, version=owner.version)
+        for place, found in owners(path, stem).items()
+        for owner in found
+        if not os.path.lexists(place)
+    )
 
 
 def _file_lines(place: Path) -> list[str]:
@@ -85,3 +156,12 @@ def _file_lines(place: Path) -> list[str]:
         return place.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return []
+
+
+def _hex_digest(known: str) -> str:
+    kind, _, digest = known.partition("=")
+    try:
+        # RECORD leaves the padding out; what is too much of it is ignored.
+        return base64.urlsafe_b64decode(digest + "==").hex() if kind == "sha256" else ""
+    except (ValueError, binascii.Error):
+        return ""

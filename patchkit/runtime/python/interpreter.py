@@ -10,7 +10,6 @@ from pathlib import Path
 from patchkit import process
 from patchkit.errors import HostError
 from patchkit.records import RecordError, record
-from patchkit.runtime.python.distributions import distributions, header
 
 _SCRIPT = Path(__file__).with_name("interpreter_facts.py")
 _HINT = "name the Python of vLLM with --python, for example venv/bin/python"
@@ -48,13 +47,8 @@ class InterpreterFacts:
         match = _CUDA.search(text)
         return match["version"] if match else ""
 
-    def release(self, project: str) -> str:
-        """Return the installed version of a project, "" if it is not installed."""
-        homes = distributions(self.path).get(project, ())
-        return next((found for home in homes if (found := header(home, "Version"))), "")
 
-
-def ask(python: str, environment: Mapping[str, str]) -> InterpreterFacts:
+def ask_interpreter(python: str, environment: Mapping[str, str]) -> InterpreterFacts:
     """Start a Python with these variables. Raises HostError."""
     code = _SCRIPT.read_text(encoding="utf-8")
     # Not isolated: variables, .pth files and sitecustomize decide what vLLM would load.

@@ -8,30 +8,37 @@ the dynamic loader.
 from __future__ import annotations
 
 import hashlib
+import mmap
 import os
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from patchkit.errors import HostError
-from patchkit.runtime.python.distributions import distributions, headers
-from patchkit.runtime.python.file_owners import Owner, lost_files, owners
-from patchkit.runtime.python.interpreter import InterpreterFacts, ask
-from patchkit.runtime.python.libnccl_version import nccl_version
-from patchkit.runtime.python.loader import Process, read_loadable
+from patchkit.runtime.python.distributions import (
+    Owner,
+    distributions,
+    headers,
+    lost_files,
+    owners,
+    release,
+)
+from patchkit.runtime.python.interpreter import InterpreterFacts, ask_interpreter
+from patchkit.runtime.python.loader import Process, read_library
 from patchkit.runtime.python.startup import (
-    PRELOAD,
     SONAME,
-    STARTUP,
     STEM,
-    VARIABLE,
     Choice,
-    preloads,
-    started,
+    start_process,
     torch_choice,
     vllm_choice,
 )
+
+_PIN = re.compile(r"(?P<project>nvidia-nccl-cu\d+)\s*\(?==\s*(?P<version>\d[\w.]*)")
+# Found as a literal first: a pattern over 300 MB of device code takes far longer.
+_WORDS = b"NCCL version "
+_VERSION = re.compile(rb"NCCL version (\d[\w.]*\+cuda[\d.]+)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +75,6 @@ class Answer:
     copies: tuple[NcclCopy, ...]
     warnings: tuple[str, ...]
     pin: str = ""
-    notes: tuple[str, ...] = ()
 
 
 def loaded(python: str, environment: Mapping[str, str]) -> Answer:
@@ -76,50 +82,61 @@ def loaded(python: str, environment: Mapping[str, str]) -> Answer:
 
     Raises HostError if this is not a Python, or has no torch.
     """
-    facts = ask(python, environment)
+    facts = ask_interpreter(python, environment)
     if facts.torch is None:
         raise HostError(
             f"{python}: has no torch",
             hint="name the Python that has it with --python, for example venv/bin/python",
         )
-    process = started(facts, environment)
+    process = start_process(facts, environment)
     # In this order: vLLM finds what torch has mapped already.
     torch, vllm = torch_choice(process, facts), vllm_choice(process, facts)
     copies = tuple(_nccl_copies(process, facts))
-    taken = next((copy for copy in copies if copy.path == torch.path), None)
-    pin = _torch_pin(facts)
-    beside = list(_beside_pin(taken, pin, facts))
-    return Answer(
+    torch_homes = distributions(facts.path).get("torch", ())[:1]
+    requires = (text for home in torch_homes for text in headers(home, "Requires-Dist"))
+    pins = (f"{pin['project']}=={pin['version']}" for pin in map(_PIN.match, requires) if pin)
+    answer = Answer(
         python=python,
-        torch_version=facts.release("torch"),
-        vllm_version=facts.release("vllm"),
+        torch_version=release(facts.path, "torch"),
+        vllm_version=release(facts.path, "vllm"),
         torch=torch,
         vllm=vllm,
         copies=copies,
-        warnings=(
-            *_all_warnings(torch, vllm, copies, process, facts),
-            *(text for older, text in beside if older),
-            *(f"{each}, is gone" for each in lost_files(facts.path, STEM)),
-        ),
-        pin=pin,
-        notes=tuple(text for older, text in beside if not older),
+        pin=next(pins, ""),
+        warnings=(),
     )
+    gone = (f"{file}, is gone" for file in lost_files(facts.path, STEM))
+    return replace(answer, warnings=(*_find_warnings(answer), *gone))
 
 
-_PIN = re.compile(r"(?P<project>nvidia-nccl-cu\d+)\s*\(?==\s*(?P<version>\d[\w.]*)")
-
-# The copies
+def nccl_version(place: Path) -> str:
+    """Return ``2.30.7+cuda13.3``; "" if the file does not say, or cannot be read."""
+    try:
+        with place.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            start = data.find(_WORDS)
+            while start >= 0:
+                if match := _VERSION.match(data, start):
+                    return match[1].decode()
+                start = data.find(_WORDS, start + 1)
+    except (OSError, ValueError):  # an empty file cannot be mapped
+        pass
+    return ""
 
 
 def _nccl_copies(process: Process, facts: InterpreterFacts) -> Iterator[NcclCopy]:
-    """Yield every file once, whatever names it has."""
+    """Yield every file once, whether it is taken or not, and whatever names it has."""
+    candidates = [(f"{folder}/{SONAME}", "LD_LIBRARY_PATH") for folder in process.library_path]
+    places = (sorted(Path(entry).glob(f"nvidia/nccl/lib/{STEM}*")) for entry in facts.path)
+    candidates += [(str(place), "on sys.path") for found in places for place in found]
+    candidates += [(str(facts.torch_home / "lib" / SONAME), "beside torch's libraries")]
+    candidates += [(path, "the system's ld.so.cache") for path in process.cache.get(SONAME, ())]
     # A copy that is mapped is named by the path by which it came in.
-    places = {os.path.realpath(each.path): (each.path, each.why, True) for each in process.mapped}
-    for path, found in _candidate_paths(process, facts):
+    copies = {os.path.realpath(each.path): (each.path, each.why, True) for each in process.mapped}
+    for path, found in candidates:
         if Path(path).is_file():
-            places.setdefault(os.path.realpath(path), (path, found, False))
+            copies.setdefault(os.path.realpath(path), (path, found, False))
     known = owners(facts.path, STEM)
-    for real, (path, found, mapped) in places.items():
+    for real, (path, found, mapped) in copies.items():
         try:
             with Path(real).open("rb") as file:
                 sha256 = hashlib.file_digest(file, "sha256").hexdigest()
@@ -131,93 +148,32 @@ def _nccl_copies(process: Process, facts: InterpreterFacts) -> Iterator[NcclCopy
             sha256=sha256,
             owners=known.get(real, ()),
             found=found,
-            fits=mapped or process.fits(read_loadable(path)),
+            fits=mapped or process.fits(read_library(path)),
             mapped=mapped,
         )
 
 
-def _candidate_paths(process: Process, facts: InterpreterFacts) -> Iterator[tuple[str, str]]:
-    """Yield where a libnccl may lie, whether it is taken or not, and what leads there."""
-    for folder in process.library_path:
-        yield f"{folder}/{SONAME}", "LD_LIBRARY_PATH"
-    for entry in facts.path:
-        for place in sorted(Path(entry).glob(f"nvidia/nccl/lib/{STEM}*")):
-            yield str(place), "on sys.path"
-    yield str(facts.torch_home / "lib" / SONAME), "beside torch's libraries"
-    for path in process.cache.get(SONAME, ()):
-        yield path, "the system's ld.so.cache"
-
-
-# What torch was released with
-
-
-def _torch_pin(facts: InterpreterFacts) -> str:
-    for home in distributions(facts.path).get("torch", ())[:1]:
-        for requirement in headers(home, "Requires-Dist"):
-            if match := _PIN.match(requirement):
-                return f"{match['project']}=={match['version']}"
-    return ""
-
-
-def _beside_pin(
-    taken: NcclCopy | None, pin: str, facts: InterpreterFacts
-) -> Iterator[tuple[bool, str]]:
-    """Yield whether the release that torch takes is older than the pinned one, and what that means.
-
-    A later one is what an override leaves behind, and nothing wrong.
-    """
-    version, wanted = taken.version if taken else "", pin.partition("==")[2]
-    if not version or not wanted or _version_numbers(version) == _version_numbers(wanted):
-        return
-    torch = f"torch {facts.release('torch')} pins {pin}, and {version.partition('+')[0]} is taken"
-    if _version_numbers(version) < _version_numbers(wanted):
-        yield True, f"{torch}: torch may call what an older NCCL lacks"
-    else:
-        left = "as an override of that pin leaves it: `pip check` names it"
-        back = f"to install torch or vLLM again without --no-deps puts {wanted} back"
-        yield False, f"{torch}, {left}, and {back}"
-
-
-def _version_numbers(version: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in version.partition("+")[0].split(".") if part.isdigit())
-
-
-# What to be warned of
-
-
-def _all_warnings(
-    torch: Choice,
-    vllm: Choice,
-    copies: tuple[NcclCopy, ...],
-    process: Process,
-    facts: InterpreterFacts,
-) -> Iterator[str]:
-    yield from _split_warnings(torch, vllm, copies)
-    for copy in copies:
-        yield from _unused_warnings(copy, torch, vllm)
-        yield from _owner_warnings(copy)
-    yield from _preload_warnings(process, facts)
-
-
-def _split_warnings(torch: Choice, vllm: Choice, copies: tuple[NcclCopy, ...]) -> Iterator[str]:
-    by_path = {copy.path: copy for copy in copies}
-    if torch.path and vllm.path and torch.path != vllm.path:
-        one, other = by_path[torch.path], by_path[vllm.path]
-        same = "the same bytes twice" if one.sha256 == other.sha256 else "not the same bytes"
-        yield f"two NCCLs in one process, {same}: torch takes {one}, vLLM {other}"
-    for choice, who in ((torch, "torch"), (vllm, "vLLM")):
+def _find_warnings(answer: Answer) -> Iterator[str]:
+    copies = {copy.path: copy for copy in answer.copies}
+    torch, vllm = (copies.get(choice.path or "") for choice in (answer.torch, answer.vllm))
+    if torch and vllm and torch is not vllm:
+        same = "the same bytes twice" if torch.sha256 == vllm.sha256 else "not the same bytes"
+        yield f"two NCCLs in one process, {same}: torch takes {torch}, vLLM {vllm}"
+    for choice, who in ((answer.torch, "torch"), (answer.vllm, "vLLM")):
         if choice.path is None:
             yield f"{who} takes none: {choice.why}"
-
-
-def _unused_warnings(copy: NcclCopy, torch: Choice, vllm: Choice) -> Iterator[str]:
-    if copy.path in (torch.path, vllm.path):
-        return
-    if copy.mapped:
-        yield f"{copy} is mapped as well ({copy.found}), and nobody calls it"
-    elif copy.found == "LD_LIBRARY_PATH":
-        why = f"torch's is {torch.why}" if copy.fits else "it is not for this CPU, or damaged"
-        yield f"LD_LIBRARY_PATH leads to {copy}, which is not taken: {why}"
+    for copy in answer.copies:
+        if copy not in (torch, vllm) and copy.mapped:
+            yield f"{copy} is mapped as well ({copy.found}), and nobody calls it"
+        elif copy not in (torch, vllm) and copy.found == "LD_LIBRARY_PATH":
+            why = f"torch's is {answer.torch.why}"
+            why = why if copy.fits else "it is not for this CPU, or damaged"
+            yield f"LD_LIBRARY_PATH leads to {copy}, which is not taken: {why}"
+        yield from _owner_warnings(copy)
+    taken, pinned = torch.version.partition("+")[0] if torch else "", answer.pin.partition("==")[2]
+    if taken and pinned and _version_numbers(taken) < _version_numbers(pinned):
+        pinned = f"torch {answer.torch_version} pins {answer.pin}"
+        yield f"{pinned}, and {taken} is taken: torch may call what an older NCCL lacks"
 
 
 def _owner_warnings(copy: NcclCopy) -> Iterator[str]:
@@ -229,27 +185,7 @@ def _owner_warnings(copy: NcclCopy) -> Iterator[str]:
         yield f"{copy.path} belongs to {names}{whose}: uninstalling one deletes it for the other"
     if not writers and any(owner.sha256 for owner in copy.owners):
         yield f"{copy.path} was changed after {names} was installed: pip does not know"
-    for owner in copy.owners if len(copy.owners) == 1 else ():
-        if copy.version and owner.version.partition("+")[0] != copy.version.partition("+")[0]:
-            yield f"{copy} says another version than the package {owner}"
 
 
-def _preload_warnings(process: Process, facts: InterpreterFacts) -> Iterator[str]:
-    there = {os.path.realpath(each.path) for each in process.mapped}
-    for entry in preloads(process.environment):
-        if "nccl" in entry and "/" in entry and os.path.realpath(entry) not in there:
-            yield f"{PRELOAD} names {entry}, which the loader could not take"
-    named = process.environment.get(VARIABLE)
-    if named and named.startswith("~"):
-        yield f"{VARIABLE} is {named}: nobody replaces the ~ by a home folder"
-    if any(each.why == STARTUP for each in process.mapped):
-        for place in _startup_files(facts):
-            yield f"{place} names libnccl: it may be what loads a copy before torch"
-
-
-def _startup_files(facts: InterpreterFacts) -> Iterator[Path]:
-    for entry in dict.fromkeys(facts.path):
-        for pattern in ("*.pth", "sitecustomize.py", "usercustomize.py"):
-            for place in sorted(Path(entry).glob(pattern)):
-                if b"libnccl" in place.read_bytes():
-                    yield place
+def _version_numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split(".") if part.isdigit())

@@ -21,18 +21,23 @@ from patchkit.process import attempt
 _CACHED = re.compile(r"\s*(?P<name>\S+) \(.*\) => (?P<path>/.*)")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Loadable(elf.Dynamic):
-    """The facts of a file for the loader; ``$ORIGIN`` is filled in."""
+@dataclass(slots=True, kw_only=True)
+class Library:
+    """A file as the loader sees it, with ``$ORIGIN`` filled in.
+
+    ``names`` are those under which it is known in a process, ``why`` is why it is there.
+    """
 
     path: str
+    machine: str
+    needed: tuple[str, ...]
+    rpath: tuple[str, ...]
+    runpath: tuple[str, ...]
+    names: set[str]
+    why: str = ""
 
-    @property
-    def name(self) -> str:
-        return Path(self.path).name
 
-
-def read_loadable(path: str) -> Loadable | None:
+def read_library(path: str) -> Library | None:
     """Return None for a file that is not a whole ELF file: the loader would refuse it as well."""
     try:
         facts = elf.read_dynamic(Path(path))
@@ -43,13 +48,14 @@ def read_loadable(path: str) -> Loadable | None:
         tuple(folder.replace("${ORIGIN}", origin).replace("$ORIGIN", origin) for folder in folders)
         for folders in (facts.rpath, facts.runpath)
     )
-    return Loadable(
+    return Library(
         path=path,
         machine=facts.machine,
-        soname=facts.soname,
         needed=facts.needed,
-        rpath=rpath,
+        # A library that has both kinds has only the second, for the loader.
+        rpath=() if runpath else rpath,
         runpath=runpath,
+        names={facts.soname} - {""},
     )
 
 
@@ -61,73 +67,59 @@ def exports(path: str, symbol: str) -> bool:
         return False
 
 
-def _absolute_path(path: str) -> str:
-    """Return the absolute path; without ``..`` where no link makes that another file."""
-    absolute = Path.cwd() / path
-    plain = Path(os.path.normpath(absolute))
-    return str(plain if plain.exists() and plain.samefile(absolute) else absolute)
-
-
-@dataclass(slots=True)
-class Mapped:
-    """A library in the process, the names under which it is known, and why it is there."""
-
-    library: Loadable
-    names: set[str]
-    why: str
-
-    @property
-    def path(self) -> str:
-        return self.library.path
-
-
 @dataclass(kw_only=True)
 class Process:
     """A process as far as the loader is concerned; ``mapped`` in the order of loading."""
 
-    executable: Loadable
+    executable: Library
     environment: Mapping[str, str]
     multiarch: str = ""
-    mapped: list[Mapped] = field(default_factory=list)
+    mapped: list[Library] = field(default_factory=list)
 
-    def open(self, path: str, why: str) -> Mapped | None:
+    def open(self, path: str, why: str) -> Library | None:
         """Map a path as ``dlopen`` does. The same file is not mapped twice, a copy of it is."""
-        library = read_loadable(_absolute_path(path))
+        absolute = Path.cwd() / path
+        plain = Path(os.path.normpath(absolute))
+        # Without `..` where no link makes that another file.
+        library = read_library(
+            str(plain if plain.exists() and plain.samefile(absolute) else absolute)
+        )
         if library is None or not self.fits(library):
             return None
         for known in self.mapped:
             # As glibc: by device and inode, not by name.
             if Path(known.path).samefile(path):
                 return known
-        fresh = Mapped(library, {library.soname} - {""}, why)
-        self.mapped.append(fresh)
-        return fresh
+        library.why = why
+        self.mapped.append(library)
+        return library
 
-    def fits(self, library: Loadable | None) -> bool:
+    def fits(self, library: Library | None) -> bool:
         """Return whether the file is for this CPU; the loader passes over others."""
         return library is not None and library.machine == self.executable.machine
 
-    def need(self, name: str, owner: Loadable) -> Mapped | None:
+    def need(self, name: str, owner: Library) -> Library | None:
         """Map what a name without a slash leads to, as DT_NEEDED of or ``dlopen`` in ``owner``."""
         for known in self.mapped:
             if name in known.names:
                 return known
-        for path, why in self.search(name, owner):
+        for path, why in self._search(name, owner):
             if found := self.open(path, why):
                 found.names.add(name)
                 return found
         return None
 
-    def search(self, name: str, owner: Loadable) -> Iterator[tuple[str, str]]:
+    def _search(self, name: str, owner: Library) -> Iterator[tuple[str, str]]:
         """Yield where the loader looks for a name that is not mapped yet, and why there."""
         for library in (owner, self.executable) if not owner.runpath else ():
-            # A library that has both kinds has only the second, for the loader.
-            for folder in library.rpath if not library.runpath else ():
-                yield f"{folder}/{name}", f"DT_RPATH of {library.name}, before LD_LIBRARY_PATH"
+            for folder in library.rpath:
+                why = f"DT_RPATH of {Path(library.path).name}, before LD_LIBRARY_PATH"
+                yield f"{folder}/{name}", why
         for folder in self.library_path:
             yield f"{folder}/{name}", "LD_LIBRARY_PATH"
         for folder in owner.runpath:
-            yield f"{folder}/{name}", f"DT_RUNPATH of {owner.name}, after LD_LIBRARY_PATH"
+            why = f"DT_RUNPATH of {Path(owner.path).name}, after LD_LIBRARY_PATH"
+            yield f"{folder}/{name}", why
         for path in self.cache.get(name, ()):
             yield path, "the system's ld.so.cache"
         for folder in ("/lib", "/usr/lib"):
@@ -146,10 +138,8 @@ class Process:
         """Return ld.so.cache as ldconfig prints it: name → paths."""
         # A user's PATH often lacks sbin.
         command = shutil.which("ldconfig", path=os.defpath + ":/sbin:/usr/sbin")
-        if command is None:
-            return {}
         found: dict[str, list[str]] = {}
-        for match in map(_CACHED.fullmatch, attempt(command, "-p").output.splitlines()):
-            if match:
-                found.setdefault(match["name"], []).append(match["path"])
+        lines = attempt(command, "-p").output.splitlines() if command else ()
+        for match in filter(None, map(_CACHED.fullmatch, lines)):
+            found.setdefault(match["name"], []).append(match["path"])
         return found

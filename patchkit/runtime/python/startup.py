@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import glob
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from patchkit.errors import HostError
 from patchkit.runtime.python.interpreter import InterpreterFacts
-from patchkit.runtime.python.loader import Loadable, Mapped, Process, exports, read_loadable
+from patchkit.runtime.python.loader import Library, Process, exports, read_library
 
 STEM, SONAME = "libnccl.so", "libnccl.so.2"
-VARIABLE = "VLLM_NCCL_SO_PATH"
-PRELOAD = "LD_PRELOAD"
-PRELOADED = f"{PRELOAD}, before everything else"
-STARTUP = "loaded when Python started, by a .pth file, sitecustomize or /etc/ld.so.preload"
+_VARIABLE = "VLLM_NCCL_SO_PATH"
+_PRELOADED = "LD_PRELOAD, before everything else"
+_STARTUP = "loaded when Python started, by a .pth file, sitecustomize or /etc/ld.so.preload"
 _SYMBOL = "ncclGetVersion"
 # The library that torch loads before all others of its own.
 _GLOBAL_DEPS = "libtorch_global_deps.so"
@@ -34,113 +33,96 @@ class Choice:
     why: str
 
 
-def started(facts: InterpreterFacts, environment: Mapping[str, str]) -> Process:
+def start_process(facts: InterpreterFacts, environment: Mapping[str, str]) -> Process:
     """Return the process before torch is imported. Raises HostError."""
-    executable = read_loadable(facts.executable)
+    executable = read_library(facts.executable)
     if executable is None:
         raise HostError(f"{facts.executable}: is not an ELF program, so it is not Python on Linux")
     process = Process(executable=executable, environment=environment, multiarch=facts.multiarch)
+    # Paths, or names without a slash, which are searched for.
+    preloads = {Path(entry).name for entry in re.split("[: ]+", environment.get("LD_PRELOAD", ""))}
     for path in facts.mapped:
         if Path(path).name.startswith(STEM) or exports(path, _SYMBOL):
-            # By name: an entry of LD_PRELOAD without a slash is searched for.
-            asked = any(Path(path).name == Path(entry).name for entry in preloads(environment))
-            process.open(path, PRELOADED if asked else STARTUP)
+            process.open(path, _PRELOADED if Path(path).name in preloads else _STARTUP)
     return process
-
-
-def preloads(environment: Mapping[str, str]) -> list[str]:
-    """Return the entries of LD_PRELOAD: paths, or names that the loader looks for."""
-    return re.split("[: ]+", environment.get(PRELOAD, ""))
 
 
 def torch_choice(process: Process, facts: InterpreterFacts) -> Choice:
     """Return whose functions torch calls, and map what importing torch loads."""
     home = facts.torch_home / "lib"
-    libraries = [
-        found for path in sorted(home.glob("*.so*")) if (found := read_loadable(str(path)))
-    ]
-    users = [library for library in libraries if any(_nccl_needs(library))]
-    deps = [library for library in libraries if library.name == _GLOBAL_DEPS]
+    libraries = [found for path in sorted(home.glob("*.so*")) if (found := read_library(str(path)))]
+    users = [library for library in libraries if _nccl_needs(library)]
     if not users:
         return Choice(
             path=None,
             why=f"no library in {home} needs {SONAME}: torch is built without NCCL, "
             "or has it inside",
         )
-    for library in deps:
-        _map_nccl(process, library)
-        _map_preloaded(process, facts, library)
+    for library in libraries:
+        if Path(library.path).name == _GLOBAL_DEPS:
+            _map_nccl(process, library)
+            # Torch preloads by path if this library brought CUDA's runtime.
+            if any(name.startswith("libcudart") for name in library.needed):
+                init = facts.torch_home / "__init__.py"
+                text = init.read_text(encoding="utf-8", errors="replace")
+                if path := find_preloaded(text, facts.cuda, facts.path):
+                    why = "preloaded by torch itself, from the first nvidia/nccl/lib on sys.path"
+                    process.open(path, why)
     loads = [_map_nccl(process, user) for user in users]
     # A function that is global before torch comes is torch's too, whatever torch loads.
-    everybodys = (each for each in process.mapped if each.path == facts.provider)
+    everybodys = (library for library in process.mapped if library.path == facts.provider)
     # The first library that needs it decides for all: the loader maps one soname once.
     taken = next(everybodys, loads[0])
     if taken is None:
-        return Choice(path=None, why=f"{users[0].name} needs {SONAME}, and the loader finds none")
+        who = Path(users[0].path).name
+        return Choice(path=None, why=f"{who} needs {SONAME}, and the loader finds none")
     return Choice(path=taken.path, why=taken.why)
 
 
-def _nccl_needs(library: Loadable) -> Iterator[str]:
-    return (name for name in library.needed if name.startswith(STEM))
+def _nccl_needs(library: Library) -> list[str]:
+    return [name for name in library.needed if name.startswith(STEM)]
 
 
-def _map_nccl(process: Process, library: Loadable) -> Mapped | None:
+def _map_nccl(process: Process, library: Library) -> Library | None:
     found = [process.need(name, library) for name in _nccl_needs(library)]
     return found[0] if found else None
 
 
-def _map_preloaded(process: Process, facts: InterpreterFacts, deps: Loadable) -> None:
-    """Map the copy that torch loads by its path, if its first library brought CUDA's runtime."""
-    if any(name.startswith("libcudart") for name in deps.needed):
-        text = (facts.torch_home / "__init__.py").read_text(encoding="utf-8", errors="replace")
-        if found := preloaded(text, facts.cuda, facts.path):
-            process.open(
-                found, "preloaded by torch itself, from the first nvidia/nccl/lib on sys.path"
-            )
-
-
-def preloaded(text: str, cuda: str, path: Sequence[str]) -> str | None:
+def find_preloaded(text: str, cuda: str, path: Sequence[str]) -> str | None:
     """Return the libnccl that ``torch/__init__.py`` preloads, by its own list of libraries.
 
     torch stops, silently, at the first library of the list that is in no folder of ``sys.path``.
     """
-    if not _CALL.search(text):
-        return None
-    for row in _ROW.finditer(text):
-        found = next(_torch_candidates(row["folder"], row["pattern"], cuda, path), None)
-        if found is None or row["folder"] == "nccl":
+    major = cuda.partition(".")[0]
+    for row in _ROW.finditer(text) if _CALL.search(text) else ():
+        folder, pattern = row["folder"], row["pattern"]
+        candidates = (
+            candidate
+            for entry in path
+            for place in (f"nvidia/{folder}", f"nvidia/cu{major}", folder)
+            # In the order of the file system, unsorted as in torch: pathlib's is not the same.
+            for candidate in glob.glob(f"{glob.escape(entry)}/{place}/lib/{pattern}")  # noqa: PTH207
+        )
+        found = next(candidates, None)
+        if found is None or folder == "nccl":
             return found
     return None
 
 
-def _torch_candidates(folder: str, pattern: str, cuda: str, path: Sequence[str]) -> Iterator[str]:
-    major = cuda.partition(".")[0]
-    for entry in path:
-        for place in (f"nvidia/{folder}", f"nvidia/cu{major}", folder):
-            # In the order of the file system, unsorted as in torch: pathlib's is not the same.
-            yield from glob.glob(f"{glob.escape(entry)}/{place}/lib/{pattern}")  # noqa: PTH207
-
-
 def vllm_choice(process: Process, facts: InterpreterFacts) -> Choice:
     """Return what vLLM's own communicator loads, after torch."""
-    named = process.environment.get(VARIABLE)
-    if not named and not facts.cuda:
+    path = process.environment.get(_VARIABLE)
+    if not path and not facts.cuda:
         return Choice(path=None, why="torch is built without CUDA, so vLLM looks for no libnccl")
-    if named and "/" in named:
-        found = process.open(named, f"{VARIABLE} names it")
-        why = f"{VARIABLE} names it" if found else f"{VARIABLE} is {named}, which cannot be loaded"
+    if path and "/" in path:
+        found = process.open(path, f"{_VARIABLE} names it")
+        why = f"{_VARIABLE} names it" if found else f"{_VARIABLE} is {path}, which cannot be loaded"
         return Choice(path=found.path if found else None, why=why)
-    return _by_name(process, facts, named or SONAME)
-
-
-def _by_name(process: Process, facts: InterpreterFacts, name: str) -> Choice:
-    known = next((each for each in process.mapped if name in each.names), None)
-    caller = read_loadable(facts.caller) if facts.caller else None
+    name = path or SONAME
+    known = next((library for library in process.mapped if name in library.names), None)
+    caller = read_library(facts.caller) if facts.caller else None
     found = known or process.need(name, caller or process.executable)
     if found is None:
         return Choice(path=None, why=f"vLLM asks for {name}, and the loader finds none")
-    asks = f"vLLM asks for {name}, "
-    return Choice(
-        path=found.path,
-        why=asks + ("which is loaded already" if known else f"found by {found.why}"),
-    )
+    how = "which is loaded already" if known else f"found by {found.why}"
+    return Choice(path=found.path, why=f"vLLM asks for {name}, {how}")

@@ -10,8 +10,8 @@ import math
 from dataclasses import dataclass
 
 from patchkit.errors import HostError
+from patchkit.runtime.host.hardware import target_of
 from patchkit.runtime.host.host import Host
-from patchkit.runtime.host.target import target_of
 from patchkit.runtime.node.decision import Node
 from patchkit.runtime.rules.flag_rules import MemoryBudget
 from patchkit.target import targets
@@ -61,8 +61,8 @@ def memory_pool(host: Host, node: Node, budget: MemoryBudget) -> MemoryPool:
             gib=None,
             shared=False,
             whose=gpu.name,
-            note=f"whether it fits was not checked: neither NVML nor nvidia-smi says how much "
-            f"memory {gpu.name} has",
+            note="whether it fits was not checked: nvidia-smi does not say how much memory "
+            f"{gpu.name} has",
         )
     own = gpu.memory / MIB_PER_GIB
     return MemoryPool(

@@ -12,7 +12,7 @@ import pytest
 from patchkit.errors import HostError
 from patchkit.runtime.host.host import Software
 from patchkit.runtime.host.software import find_python, software
-from patchkit.runtime.python.libnccl_version import nccl_version
+from patchkit.runtime.python.libnccl import nccl_version
 from support.layout import VERSIONS, Environment, compiled, link, number
 from support.needed import need_sitecustomize
 

@@ -217,13 +217,13 @@ LOADED = "vLLM asks for libnccl.so.2, which is loaded already"
         (preload, "custom", "custom", 2, [UNUSED]),
         (preload_of_a_library_without_a_name, "custom", "stock", 2, [SPLIT]),
         (preload_by_name, "custom", "custom", 2, [UNUSED]),
-        (preload_of_nothing, "stock", "stock", 1, ["LD_PRELOAD names /nowhere/libnccl.so.2"]),
-        (pth_file, "custom", "custom", 2, [UNUSED, "first.pth names libnccl"]),
-        (sitecustomize, "custom", "custom", 2, [UNUSED, "sitecustomize.py names libnccl"]),
+        (preload_of_nothing, "stock", "stock", 1, []),
+        (pth_file, "custom", "custom", 2, [UNUSED]),
+        (sitecustomize, "custom", "custom", 2, [UNUSED]),
         (sitecustomize_for_all, "custom", "custom", 2, [UNUSED]),
         (so_path, "stock", "custom", 2, [SPLIT, "not the same bytes"]),
         (so_path_is_relative, "stock", "custom", 2, [SPLIT]),
-        (so_path_is_missing, "stock", None, 1, ["vLLM takes none", "nobody replaces the ~"]),
+        (so_path_is_missing, "stock", None, 1, ["vLLM takes none"]),
         (so_path_is_a_name, "stock", "custom", 2, [SPLIT]),
         (so_path_is_empty, "stock", "stock", 1, []),
         (so_path_is_a_link, "stock", "stock", 1, []),
@@ -321,11 +321,6 @@ def install(env, version, library, **more):
             ["nvidia-nccl-cu12 2.28.9", "nvidia-nccl-cu13 2.29.7"],
             "and its bytes are those of nvidia-nccl-cu13 2.29.7: uninstalling one deletes it for",
         ),
-        (
-            [("2.30.7", "stock", {})],
-            ["nvidia-nccl-cu13 2.30.7"],
-            "(2.29.7+cuda13.0) says another version than the package nvidia-nccl-cu13 2.30.7",
-        ),
     ],
 )
 def test_packages(installed, packages, warned, env):
@@ -339,20 +334,9 @@ def test_packages(installed, packages, warned, env):
     assert bool(said) == bool(warned)
 
 
-@pytest.mark.parametrize(
-    ("pinned", "kind", "says"),
-    [
-        (
-            "2.28.9",
-            "notes",
-            "and 2.29.7 is taken, as an override of that pin leaves it: `pip check`",
-        ),
-        ("2.30.7", "warnings", "and 2.29.7 is taken: torch may call what an older NCCL lacks"),
-        ("2.29.7", "", ""),
-    ],
-)
-def test_another_release_than_torch_pins(pinned, kind, says, env):
-    """What an override leaves on a node is a note; an older release than the pinned one is not."""
+@pytest.mark.parametrize(("pinned", "older"), [("2.28.9", False), ("2.30.7", True)])
+def test_another_release_than_torch_pins(pinned, older, env):
+    """A later one is what an override leaves on a node."""
     pin = f"nvidia-nccl-cu13=={pinned}"
     requires = ["sympy", f"{pin}; platform_system == 'Linux'"]
     torch = write_wheel(env.home / "wheels", "2.11.0", project="torch", requires=requires)
@@ -360,9 +344,8 @@ def test_another_release_than_torch_pins(pinned, kind, says, env):
         archive.extractall(env.site)
     answer = env.foretold()[1]
     assert answer["pin"] == pin
-    said = {name: [each for each in answer[name] if pin in each] for name in ("notes", "warnings")}
-    assert {name for name, lines in said.items() if lines} == ({kind} if kind else set())
-    assert all(f"torch 2.11.0 pins {pin}, {says}" in each for each in said.get(kind, []))
+    text = f"torch 2.11.0 pins {pin}, and 2.29.7 is taken: torch may call what an older NCCL lacks"
+    assert answer["warnings"] == [text] * older
 
 
 def test_a_file_that_was_changed_after_its_installation(env):

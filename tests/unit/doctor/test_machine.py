@@ -16,10 +16,10 @@ from patchkit.doctor.node_judge import limits
 from patchkit.doctor.peers.report import NodeReport
 from patchkit.doctor.peers.situation import facts_for_causes
 from patchkit.finding import Level
+from patchkit.runtime.host.gpu import GpuProcess, GpuState
 from patchkit.runtime.host.host import Gpu, Software
-from patchkit.runtime.host.nvml import GpuProcess, GpuState
 from patchkit.runtime.host.probe import probe
-from patchkit.runtime.python.file_owners import LostFile
+from patchkit.runtime.python.distributions import LostFile
 from support import clusters, hosts, node_reports
 
 GPU = GpuState(50, 60.0, 140.0, 2400, 3003, 95, 0, (GpuProcess(10),))

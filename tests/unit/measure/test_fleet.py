@@ -4,7 +4,7 @@ import pytest
 
 from patchkit.errors import UsageError
 from patchkit.measure.fleet import equal_nodes, with_versions
-from patchkit.runtime.host.target import target_of
+from patchkit.runtime.host.hardware import target_of
 from support.clusters import node_facts
 from support.manifests import planned
 

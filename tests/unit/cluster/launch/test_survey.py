@@ -30,7 +30,9 @@ LACKS = {
 def test_a_spark_without_a_driver_is_no_machine_without_a_gpu(tmp_path, product, cpu, level):
     facts = node_facts(tmp_path)
     system = replace(facts.host.system, product=product, cpu=cpu)
-    host = replace(facts.host, system=system, gpus=(), notes=("no GPU is found: NVML: no file",))
+    host = replace(
+        facts.host, system=system, gpus=(), notes=("no GPU is found: nvidia-smi: is not installed",)
+    )
 
     found = [each.level for each in survey_nodes(["spark-1"], [replace(facts, host=host)])]
 

@@ -16,8 +16,8 @@ from patchkit.errors import SourceError, UsageError
 from patchkit.runtime.env.agreement import read_head
 from patchkit.runtime.env.cluster_env import cluster_env
 from patchkit.runtime.host.probe import probe
+from patchkit.runtime.host.software import find_ptxas
 from patchkit.runtime.node.decision import NodeOptions, decide
-from patchkit.runtime.python.ptxas import find_ptxas
 from patchkit.runtime.rules.rule import holding
 from patchkit.runtime.rules.variable_rules import load_variable_rules
 from patchkit.source.releases import load_facts

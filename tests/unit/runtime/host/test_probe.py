@@ -17,10 +17,11 @@ from patchkit.cli.runtime import probe as verb
 from patchkit.errors import SourceError
 from patchkit.finding import Level
 from patchkit.runtime.host.advice import remarks
+from patchkit.runtime.host.gpu import GpuProcess, GpuState, gpu_state
+from patchkit.runtime.host.hardware import target_of
 from patchkit.runtime.host.host import Address, Gid, Gpu, Memory, System, from_json, to_json
+from patchkit.runtime.host.machine_root import RecordingWriter, ToolUnavailable
 from patchkit.runtime.host.probe import probe
-from patchkit.runtime.host.recording import RecordingWriter
-from patchkit.runtime.host.target import target_of
 from support import hosts
 from support.machine_files import write
 
@@ -342,24 +343,34 @@ def test_json_gives_the_same_facts_back(machine, name):
         ),
     ],
 )
-@pytest.mark.parametrize("who", ["nvml.csv", "nvidia-smi.csv"])
-def test_nvml_and_nvidia_smi_say_the_same(copied, who, said, gpus):
-    (copied / "commands/nvidia-smi.csv").unlink()
-    (copied / "commands" / who).write_text(said)
+def test_what_nvidia_smi_says(copied, said, gpus):
+    (copied / "commands/nvidia-smi.csv").write_text(said)
     assert list(seen(copied).gpus) == gpus
 
 
-def test_nvml_goes_before_nvidia_smi(copied):
-    (copied / "commands/nvml.csv").write_text("NVIDIA Thor, 11.0, 580.00, [N/A], [N/A]\n")
-    assert [each.name for each in seen(copied).gpus] == ["NVIDIA Thor"]
+def test_how_the_first_gpu_is(tmp_path, monkeypatch):
+    program = tmp_path / "nvidia-smi"
+    program.write_text(
+        "#!/bin/sh\ncase $1 in\n"
+        "*apps*) echo 812, [N/A]; echo 977, 1024 ;;\n"
+        "*) echo '36, 78.28, [N/A], 345, 1980, 0, 0x0000000000000004' ;;\nesac\n"
+    )
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert gpu_state() == GpuState(
+        *(36, 78.28, None, 345, 1980, 0, 4),
+        processes=(GpuProcess(812), GpuProcess(977, 1024)),
+    )
+    program.write_text("#!/bin/sh\necho 'Driver/library version mismatch'\nexit 18\n")
+    with pytest.raises(ToolUnavailable, match="mismatch"):
+        gpu_state()
 
 
 def test_no_gpu_says_who_was_asked(copied):
     (copied / "commands/nvidia-smi.csv").write_text("No devices were found\n")
     (note,) = seen(copied).notes
     assert note == (
-        "no GPU is found: /commands/nvml.csv: not in this recording; nvidia-smi: what it says is "
-        "not understood: 'No devices were found'"
+        "no GPU is found: nvidia-smi: what it says is not understood: 'No devices were found'"
     )
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from patchkit.errors import SourceError, UsageError
+from patchkit.runtime.host.machine_root import RecordingWriter
 from patchkit.runtime.host.probe import probe
-from patchkit.runtime.host.recording import RecordingWriter
 from support import hosts
 
 

@@ -7,12 +7,12 @@ import json
 import pytest
 
 from patchkit.errors import HostError
-from patchkit.runtime.host import netlink
+from patchkit.runtime.host.links import address_lines
 from patchkit.runtime.host.probe import probe
 
 
 def test_the_kernel_is_asked_for_addresses():
-    told = {each["ifname"]: each["addr_info"] for each in json.loads(netlink.address_lines())}
+    told = {each["ifname"]: each["addr_info"] for each in json.loads(address_lines())}
     local = [(each["family"], each["local"], each["prefixlen"]) for each in told["lo"]]
     assert ("inet", "127.0.0.1", 8) in local
     live = probe(environment={})

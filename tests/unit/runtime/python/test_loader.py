@@ -8,8 +8,8 @@ from random import Random
 
 import pytest
 
-from patchkit.runtime.python.loader import Loadable, exports, read_loadable
-from patchkit.runtime.python.startup import preloaded
+from patchkit.runtime.python.loader import Library, exports, read_library
+from patchkit.runtime.python.startup import find_preloaded
 from support.layout import compiled
 
 LISTS = """
@@ -41,14 +41,14 @@ def test_what_torch_preloads(text, files, found, tmp_path):
         (tmp_path / "[site]" / file).touch()
     path = [str(tmp_path), str(tmp_path / "[site]")]
     expected = str(tmp_path / "[site]" / files[found]) if found is not None else None
-    assert preloaded(text, "13.0", path) == expected
+    assert find_preloaded(text, "13.0", path) == expected
 
 
 def test_damaged_libraries_are_none(tmp_path):
     """The loader would not take them; and nothing that a file holds stops patchkit."""
     parts = compiled(tmp_path)
     whole = parts.nccl["stock"].read_bytes()
-    assert read_loadable(str(parts.nccl["stock"])).soname == "libnccl.so.2"
+    assert read_library(str(parts.nccl["stock"])).names == {"libnccl.so.2"}
     assert exports(str(parts.nccl["stock"]), "ncclGetVersion")
     assert not exports(str(parts.torch["rpath"] / "libtorch_cuda.so"), "ncclGetVersion")
     place = tmp_path / "libnccl.so.2"
@@ -61,9 +61,9 @@ def test_damaged_libraries_are_none(tmp_path):
             data[start + random.randrange(2048 if start else 512)] = random.randrange(256)
         place.write_bytes(data[: random.choice([None, random.randrange(len(data))])])
         exports(str(place), "ncclGetVersion")
-        assert (found := read_loadable(str(place))) is None or isinstance(found, Loadable)
+        assert (found := read_library(str(place))) is None or isinstance(found, Library)
     for nothing in (tmp_path / "none", tmp_path):
-        assert read_loadable(str(nothing)) is None
+        assert read_library(str(nothing)) is None
         assert exports(str(nothing), "ncclGetVersion") is False
 
 

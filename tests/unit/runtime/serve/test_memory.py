@@ -76,7 +76,7 @@ def test_what_does_not_fit_is_refused_with_figures(machine, gpu, ram, asked, fig
         (SPARK, (GPT,), "0.80", ""),
         (STATION, (GPT,), None, "sized for NVIDIA RTX PRO 6000 Blackwell Workstation Edition"),
         (STATION, (SMALL, "--target", "gb10"), "0.50", "for gb10, which this host is not"),
-        (SILENT, (GPT,), None, "whether it fits was not checked: neither NVML nor nvidia-smi says"),
+        (SILENT, (GPT,), None, "whether it fits was not checked: nvidia-smi does not say"),
         (SILENT, (LARGE,), None, "how much memory NVIDIA Something New has"),
         (LAPTOP, ("Qwen/Qwen3-4B",), None, "sized for NVIDIA GeForce RTX 5080 Laptop GPU, with "),
         (LAPTOP, ("some/model",), None, "some/model has no preset: these flags fit any model, "),

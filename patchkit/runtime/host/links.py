@@ -1,0 +1,210 @@
+"""Read network interfaces and RDMA devices, and which of them are halves of one cage.
+
+From /sys/class/net, /sys/class/infiniband (port 1 of each device), and rtnetlink: its layouts are
+those of linux/netlink.h, linux/rtnetlink.h and linux/if_addr.h, integers in the machine's order.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import os
+import socket
+import struct
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from patchkit.runtime.host import hardware
+from patchkit.runtime.host.host import Address, Gid, Netdev, Rdma
+from patchkit.runtime.host.machine_root import Reader, ToolUnavailable, printable
+
+Device = TypeVar("Device", Netdev, Rdma)
+_NET, _RDMA = "sys/class/net", "sys/class/infiniband"
+_LOOPBACK = 772  # ARPHRD_LOOPBACK of linux/if_arp.h
+_UNKNOWN = (0xFFFF, 0xFFFFFFFF)  # -1 as 16 and as 32 bits
+
+# RTM_GETADDR, RTM_NEWADDR, NLMSG_ERROR, NLMSG_DONE; NLM_F_REQUEST, NLM_F_DUMP
+_GET_ADDRESSES, _NEW_ADDRESS, _ERROR, _DONE = 22, 20, 2, 3
+_REQUEST, _DUMP = 1, 0x300
+_HEADER = struct.Struct("=IHHII")  # nlmsghdr: length, type, flags, sequence, port
+_MESSAGE = struct.Struct("=BBBBI")  # ifaddrmsg: family, prefix, flags, scope, index
+_ATTRIBUTE = struct.Struct("=HH")  # rtattr: length, type
+_ADDRESS, _LOCAL = 1, 2  # IFA_ADDRESS, IFA_LOCAL
+
+
+def read_links(reader: Reader) -> tuple[tuple[Netdev, ...], tuple[Rdma, ...]]:
+    """Return the interfaces and the RDMA devices, each with its cage and the name of its twin."""
+    links = _read_addresses(reader)
+    names = reader.folders(_NET, needed=True)
+    if names and links and (strange := sorted(set(links) ^ set(names))):
+        # sysfs shows the namespace in which it was mounted, the kernel the one that asks.
+        reader.notes.append(
+            f"/{_NET} is of another network namespace: only one has {', '.join(strange)}"
+        )
+    netdevs = [_read_netdev(reader, name, *links.get(name, ("", ()))) for name in names]
+    uplinks = {netdev.name for netdev in netdevs if hardware.is_uplink(netdev.port)}
+    devices = [_read_rdma(reader, name, uplinks) for name in reader.folders(_RDMA)]
+    driver = hardware.facts()["connectx"]["driver"]
+    cards = [each for each in netdevs if each.name in uplinks and each.driver in ("", driver)]
+    return (
+        tuple(_with_cage(netdev, cards) if netdev in cards else netdev for netdev in netdevs),
+        tuple(_with_cage(device, devices) for device in devices),
+    )
+
+
+def _with_cage(device: Device, others: Iterable[Device]) -> Device:
+    """Return a device with its cage and twin, which its PCI address tells: names depend on udev."""
+    for number, cage in enumerate(hardware.facts()["connectx"]["cages"]):
+        if device.pci in cage["functions"]:
+            halves = (other for other in others if other.pci in cage["functions"])
+            twin = next((other.name for other in halves if other.pci != device.pci), "")
+            return replace(device, cage=number, twin=twin)
+    return device
+
+
+def _read_netdev(
+    reader: Reader, name: str, virtual_kind: str, addresses: tuple[Address, ...]
+) -> Netdev:
+    home = f"{_NET}/{name}"
+    pci, driver = reader.device(f"{home}/device")
+    inside = reader.folders(home)
+    if reader.line(f"{home}/type") == str(_LOOPBACK):
+        kind = "loopback"
+    # Every cfg80211 driver has phy80211; wireless comes from the older interface.
+    elif "wireless" in inside or "phy80211" in inside:
+        kind = "wifi"
+    else:
+        kind = "virtual" if "/devices/virtual/" in f"/{reader.real(home)}" else "ethernet"
+    return Netdev(
+        name=name,
+        state=reader.line(f"{home}/operstate", needed=True) or "unknown",
+        carrier=reader.line(f"{home}/carrier") == "1",
+        mtu=max(reader.number(f"{home}/mtu", needed=True) or 0, 0),
+        speed=_known_number(reader.number(f"{home}/speed")),
+        mac=reader.line(f"{home}/address"),
+        driver=driver or virtual_kind,
+        pci=pci,
+        port=reader.line(f"{home}/phys_port_name"),
+        kind=kind,
+        addresses=addresses,
+        lanes=_known_number(reader.number(f"{home}/device/current_link_width")),
+    )
+
+
+def _known_number(found: int | None) -> int | None:
+    """Return None for -1, signed or not: the driver does not know."""
+    return found if found is not None and found > 0 and found not in _UNKNOWN else None
+
+
+def _read_rdma(reader: Reader, name: str, uplinks: set[str]) -> Rdma:
+    home = f"{_RDMA}/{name}"
+    port = f"{home}/ports/1"
+    types = f"{port}/gid_attrs/types"
+    gids = []
+    for index in sorted(int(entry) for entry in reader.names(types) if entry.isdecimal()):
+        # sysfs has EINVAL for the type of an empty entry.
+        if kind := reader.line(f"{types}/{index}"):
+            address = _mapped_ipv4(reader.line(f"{port}/gids/{index}"))
+            gids.append(Gid(index=index, kind=kind, address=address))
+    # Beside a port's own netdev there may be those of virtual functions.
+    attached = (netdev for netdev in reader.folders(f"{home}/device/net") if netdev in uplinks)
+    return Rdma(
+        name=name,
+        # sysfs has "4: ACTIVE".
+        state=reader.line(f"{port}/state", needed=True).rpartition(": ")[2],
+        link_layer=reader.line(f"{port}/link_layer"),
+        netdev=next(attached, ""),
+        pci=reader.device(f"{home}/device")[0],
+        gids=tuple(gids),
+    )
+
+
+def _mapped_ipv4(gid: str) -> str:
+    """Return ``192.168.100.10`` of ``0000:…:ffff:c0a8:640a``; "" if no IPv4 is mapped in."""
+    try:
+        return str(ipaddress.IPv6Address(gid).ipv4_mapped or "")
+    except ValueError:
+        return ""
+
+
+def _read_addresses(reader: Reader) -> dict[str, tuple[str, tuple[Address, ...]]]:
+    """Return netdev → its kind if it is virtual (``bridge``, ``veth``), and its addresses."""
+    try:
+        text = reader.answer("ip-address.json", address_lines)
+    except ToolUnavailable as silent:
+        reader.notes.append(f"no addresses: {silent}")
+        return {}
+    try:
+        return {printable(link["ifname"]): _parse_link(link) for link in json.loads(text)}
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        reader.notes.append(f"no addresses: /commands/ip-address.json is not understood: {error}")
+        return {}
+
+
+def _parse_link(link: Mapping[str, Any]) -> tuple[str, tuple[Address, ...]]:
+    addresses = []
+    for entry in link["addr_info"]:
+        if entry.get("local"):
+            found = ipaddress.ip_interface(f"{entry['local']}/{entry['prefixlen']}")
+            addresses.append(
+                Address(
+                    address=str(found.ip),
+                    prefix=found.network.prefixlen,
+                    family="inet" if found.version == 4 else "inet6",
+                    link_local=found.ip.is_link_local,
+                )
+            )
+    return printable(link.get("linkinfo", {}).get("info_kind", "")), tuple(addresses)
+
+
+def address_lines() -> str:
+    """Return what `ip -json address` would print, as far as a probe reads it.
+
+    Not by `ip`, which many images of vLLM lack. Raises ToolUnavailable.
+    """
+    try:
+        # All names first: interfaces without an address belong to the answer.
+        found: dict[str, list[dict[str, object]]] = {name: [] for _, name in socket.if_nameindex()}
+        for message in _dump_addresses():
+            family, prefix, _, _, index = _MESSAGE.unpack_from(message)
+            parts = dict(_split_message(message[_MESSAGE.size :], _ATTRIBUTE))
+            # On a point-to-point link ADDRESS is the other end's.
+            own = socket.inet_ntop(family, parts.get(_LOCAL) or parts[_ADDRESS])
+            found.setdefault(socket.if_indextoname(index), []).append(
+                {
+                    "family": "inet" if family == socket.AF_INET else "inet6",
+                    "local": own,
+                    "prefixlen": prefix,
+                }
+            )
+    except OSError as error:
+        raise ToolUnavailable(f"netlink: {error.strerror}") from None
+    return json.dumps([{"ifname": name, "addr_info": own} for name, own in found.items()])
+
+
+def _dump_addresses() -> Iterator[bytes]:
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE) as kernel:
+        kernel.settimeout(2.0)  # seconds
+        body = _MESSAGE.pack(socket.AF_UNSPEC, 0, 0, 0, 0)
+        length = _HEADER.size + len(body)
+        kernel.send(_HEADER.pack(length, _GET_ADDRESSES, _REQUEST | _DUMP, 1, 0) + body)
+        while True:
+            # A datagram: what did not fit would be lost.
+            for kind, message in _split_message(kernel.recv(1 << 16), _HEADER):
+                if kind == _DONE:
+                    return
+                if kind == _ERROR:
+                    code = -struct.unpack_from("=i", message)[0]
+                    raise OSError(code, os.strerror(code))
+                if kind == _NEW_ADDRESS:
+                    yield message
+
+
+def _split_message(data: bytes, header: struct.Struct) -> Iterator[tuple[int, bytes]]:
+    """Yield type and content of messages or attributes, each aligned to four bytes."""
+    while len(data) >= header.size:
+        length, kind, *_ = header.unpack_from(data)
+        yield kind, data[header.size : length]
+        # At least 4, since a length of 0 would never end.
+        data = data[max((length + 3) & ~3, 4) :]
