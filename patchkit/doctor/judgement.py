@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from patchkit.cluster.launch.cluster_file import ClusterFile
 from patchkit.cluster.launch.survey import node_findings, pair_findings
-from patchkit.cluster.net.cages import cabled
 from patchkit.cluster.net.checks import host_checks
+from patchkit.cluster.net.plan import find_cages
 from patchkit.doctor.machine import machine_findings
 from patchkit.doctor.peers.check import peer_checks
 from patchkit.doctor.peers.findings import peer_findings
@@ -82,7 +82,7 @@ def _machine_findings(reports: Sequence[NodeReport]) -> Iterator[Finding]:
 
 def _cable_checks(host: Host) -> Iterator[Finding]:
     """Yield the checks of a host's cables; remarks about the machine are made elsewhere."""
-    if chosen := cabled(host):
+    if chosen := find_cages(host, cabled=True):
         ids = {each.about for each in advice.remarks(host)}
         yield from (each for each in host_checks(host, chosen, None) if each.about not in ids)
 

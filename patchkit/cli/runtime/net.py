@@ -25,7 +25,6 @@ from patchkit.cli.render import (
     verbose_option,
 )
 from patchkit.cli.runtime.net_verify import (
-    CAGE,
     MTU,
     NETDEV,
     ROOT,
@@ -33,20 +32,16 @@ from patchkit.cli.runtime.net_verify import (
     verify,
     words_as_root,
 )
-from patchkit.cluster.net.apply import NetResult, apply_plan, is_live, undo_plan
+from patchkit.cluster.net.apply import NetHistory, NetResult, apply_plan, undo_plan
 from patchkit.cluster.net.checks import plan_remarks
-from patchkit.cluster.net.live import read_mtu_limits
 from patchkit.cluster.net.netplan_file import check_conflicts, read_other_files, render_netplan
 from patchkit.cluster.net.plan import (
-    TOPOLOGIES,
     Line,
     NetPlan,
     NetPlanOptions,
-    net_command,
+    make_net_plan,
     other_node_options,
 )
-from patchkit.cluster.net.planner import make_net_plan
-from patchkit.cluster.net.state import NetHistory
 from patchkit.errors import HostError, UsageError
 from patchkit.finding import Finding, Level
 from patchkit.quoting import quoted
@@ -63,16 +58,11 @@ def _plan_options(command: F) -> F:
         MTU,
         click.option("--twins", is_flag=True, help="An address for every half, on both nodes."),
         NETDEV,
-        click.option("--port0-to", type=int, metavar="N", help="In a ring: where cage 0 leads."),
-        CAGE,
         click.option(
             "--network",
             type=IPv4Type(IPv4Network, "192.168.100.0/24"),
             help="Count addresses anew from this one: twin A's; twin B and further links follow. "
             f"Default: keep what is there, else {network_facts()['plan']['network']}.",
-        ),
-        click.option(
-            "--topology", type=click.Choice(TOPOLOGIES), default="auto", show_default=True
         ),
         click.option("--nodes", type=int, default=2, show_default=True, metavar="N", help="All."),
         click.option("--role", type=click.Choice(["head", "worker"]), help="Of two: node 1 or 2."),
@@ -117,7 +107,7 @@ def plan(*, verbose: bool, **options: Any) -> Iterator[Block]:
         yield f"\n{made.place.file}:"
         yield Data(made.text)
     if made.plan.changes:
-        yield next_step(*words_as_root(*net_command("apply", made.asked), *made.root_words))
+        yield next_step(*words_as_root(*made.asked.command_words("apply"), *made.root_words))
     else:
         yield next_step(*program(), "net", "verify", *made.root_words)
     yield from made.other_step()
@@ -205,7 +195,7 @@ class _NodePlan:
         """Yield what to run on the other node, if that is known."""
         if there := other_node_options(self.plan, self.asked):
             unless = "" if self.plan.changes else ", if it has no address yet"
-            words = net_command("plan", there)
+            words = there.command_words("plan")
             yield next_step("patchkit", *words, where=f"on the other node{unless}")
 
     def fields(self) -> dict[str, Any]:
@@ -231,8 +221,7 @@ def _plan_node(options: Mapping[str, Any]) -> _NodePlan:
     asked, place = _read_options(options), NetHistory(options["root"])
     host = probe(place.root, python=None, environment=os.environ)
     given = place.read_given()
-    # A recording has no driver to ask for its limits.
-    made = make_net_plan(host, asked, read_mtu_limits() if is_live(place) else None, given)
+    made = make_net_plan(host, asked, given)
     files = read_other_files(place.root)
     check_conflicts(host, made, asked, given, files)
     # netplan's files are of mode 600, and plan needs no rights.
@@ -258,7 +247,7 @@ def _read_options(options: Mapping[str, Any]) -> NetPlanOptions:
 
 
 def _need_root(place: NetHistory) -> None:
-    if is_live(place) and os.geteuid() != 0:
+    if place.live and os.geteuid() != 0:
         what = f"writing {place.file} and running netplan need root"
         raise HostError(what, hint=quoted(*words_as_root(*sys.argv[1:])))
 

@@ -11,7 +11,6 @@ from typing import Any
 
 import click
 
-from patchkit.cli.out import LaidOut
 from patchkit.cli.render import (
     Block,
     ExitCode,
@@ -21,27 +20,19 @@ from patchkit.cli.render import (
     rendered,
     verbose_option,
 )
-from patchkit.cluster.net.apply import is_live
+from patchkit.cluster.launch.cluster_file import VENV
+from patchkit.cluster.net.apply import NetHistory
 from patchkit.cluster.net.checks import check_warned, choose_checked_cages
-from patchkit.cluster.net.state import NetHistory
-from patchkit.cluster.net.verify import (
-    Peer,
-    ask_peer_facts,
-    bandwidth_commands,
-    expected_bandwidth,
-    read_peer_facts,
-    verify_network,
-)
+from patchkit.cluster.net.verify import ask_peer_facts, read_peer_facts, verify_network
 from patchkit.errors import UsageError
 from patchkit.finding import Level, worst
-from patchkit.quoting import quoted, visible
+from patchkit.quoting import quoted
 from patchkit.runtime.host.hardware import network_facts
 from patchkit.runtime.host.probe import probe
 
 _folder = click.Path(path_type=Path, exists=True, file_okay=False)
 ROOT = click.option("--root", type=_folder, default=Path("/"), help="Another root than /.")
 MTU = click.option("--mtu", type=int, metavar="N", help="Of both ends; default: what is there.")
-CAGE = click.option("--cage", type=click.Choice([0, 1]), help="0 is next to the RJ45 port.")
 NETDEV = click.option(
     "--netdev", "netdevs", metavar="NAME", multiple=True, help="Instead of what is cabled; repeat."
 )
@@ -84,11 +75,7 @@ def words_as_root(*arguments: str) -> tuple[str, ...]:
     metavar="FILE",
     help="The peer's facts: `patchkit probe --json` there.",
 )
-@click.option("--ssh", metavar="HOST", help="Ask the peer for its facts with the system's ssh.")
-@click.option(
-    "--ssh-patchkit", metavar="COMMAND", default="patchkit", show_default=True, help="There."
-)
-@CAGE
+@click.option("--ssh", metavar="HOST", help="Ask the peer, which needs no patchkit, by ssh.")
 @NETDEV
 @click.option("--python", metavar="PATH", help="The Python of vLLM; default: the present one.")
 @ROOT
@@ -105,24 +92,23 @@ def verify(*, verbose: bool, root: Path, **options: Any) -> Iterator[Block]:
     if file and destination:
         raise UsageError("--peer-probe and --ssh both tell the peer's facts", hint="take one")
     host = probe(root, python=options["python"], environment=os.environ)
-    chosen = choose_checked_cages(host, options["netdevs"], options["cage"])
-    peer_host = read_peer_facts(file) if file else None
+    chosen = choose_checked_cages(host, options["netdevs"])
+    peer = read_peer_facts(file) if file else None
     if destination:
-        peer_host = ask_peer_facts(destination, options["ssh_patchkit"])
-    peer, place = Peer(addresses=options["peers"], host=peer_host), NetHistory(root)
-    checks = list(verify_network(host, chosen, peer, options["mtu"], live=is_live(place)))
+        peer = ask_peer_facts(destination, VENV)
+    place = NetHistory(root)
+    found = verify_network(host, chosen, peer, options["peers"], options["mtu"], live=place.live)
+    checks = list(found)
     if place.journal.unfinished():
         undo = quoted(*words_as_root("net", "undo"))
         checks.append(check_warned(str(place.file), "apply", "was cut short", undo))
-    commands = bandwidth_commands(host, chosen, peer)
-    expected, slower = expected_bandwidth(), str(network_facts()["owners"]["hot_plug"])
-    bandwidth = {"commands": commands, "expected": expected, "slower": slower}
+    link, slower = network_facts()["link"], network_facts()["owners"]["hot_plug"]
+    (one, most), (least, both) = link["twin_gbits"], link["both_gbits"]
+    expected = f"{one} to {most} Gb/s for one twin, {least} to {both} for both at once"
+    bandwidth = {"expected": expected, "slower": slower}
     yield Record({"checks": [check.fields() for check in checks], "bandwidth": bandwidth})
     yield from finding_blocks(check for check in checks if verbose or check.level is not Level.OK)
-    yield f"RDMA bandwidth is not measured; expect {expected} of"
-    yield from (LaidOut(f"  {line}") for line in map(visible, commands))
-    if not commands:
-        yield "  ib_write_bw; with a peer, its commands are here"
-    yield f"  {slower}"
+    yield "RDMA bandwidth is not measured; expect of `ib_write_bw -R --report_gbits`"
+    yield from (f"  {line}" for line in bandwidth.values())
     yield finding_summary(checks)
     yield ExitCode(worst(checks))

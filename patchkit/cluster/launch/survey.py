@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from patchkit.cluster.agent.node_facts import NodeFacts
-from patchkit.cluster.net.cages import cabled
-from patchkit.cluster.net.pair import pair_checks
+from patchkit.cluster.net.checks import pair_checks
+from patchkit.cluster.net.plan import find_cages
 from patchkit.cluster.ssh.ssh import there
 from patchkit.errors import HostError
 from patchkit.finding import Finding, Level
@@ -87,7 +87,8 @@ def memlock_cure() -> tuple[str, ...]:
 
 def _compare_with_head(first: str, head: NodeFacts, name: str, its: NodeFacts) -> Iterator[Finding]:
     pair = f"{first}, {name}"
-    for each in pair_checks(head.host, cabled(head.host), its.host) if cabled(head.host) else ():
+    chosen = find_cages(head.host, cabled=True)
+    for each in pair_checks(head.host, chosen, its.host) if chosen else ():
         if each.level is not Level.OK:
             yield Finding(
                 kind=each.kind,

@@ -1,20 +1,49 @@
-"""Apply a plan and undo it, all or nothing, with the network if it is this machine's."""
+"""Apply a plan and undo it, all or nothing, with the network if it is this machine's.
+
+Below ``<root>/var/lib/patchkit/net/`` every change is a numbered folder
+
+    step.json   digests of the file before and after, its mode before, the addresses given
+    before      the bytes that were replaced, absent if there was no file
+    after       the bytes that were written
+
+which is written with the netplan file and removed with it. While a change is under way, its journal
+lies beside them; it is taken back unless the network has followed.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import contextlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from patchkit.cluster.net import live as net_live
-from patchkit.cluster.net import state as net_state
-from patchkit.cluster.net.netplan_file import render_netplan
-from patchkit.cluster.net.plan import NetPlan
-from patchkit.cluster.net.state import NetHistory
-from patchkit.durable.journal import Change
-from patchkit.errors import HostError, PatchkitError, StorageError
-from patchkit.records import RecordError, record
+from patchkit.cluster.net.live import activate_network, check_merge, ignore_hangup
+from patchkit.cluster.net.netplan_file import OURS, render_netplan
+from patchkit.cluster.net.plan import Given, NetPlan
+from patchkit.digests import Digest, digest
+from patchkit.durable import lock
+from patchkit.durable.failure import translated
+from patchkit.durable.journal import Change, Journal
+from patchkit.errors import DriftError, HostError, PatchkitError, StorageError, UsageError
+from patchkit.quoting import quoted
+from patchkit.records import RecordError, read_json, record
+
+_STATE = Path("var/lib/patchkit/net")
+_MODE = 0o600  # netplan warns about files that others may read
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NetChange(Given):
+    """One change. Digests are ``""`` for no file; ``mode`` is that of the file before.
+
+    ``node`` and ``mtu`` are those of the plan, 0 if it has none or several.
+    """
+
+    before: Digest
+    after: Digest
+    mode: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,9 +59,76 @@ class NetResult:
     recovered: bool = False
 
 
-def is_live(place: NetHistory) -> bool:
-    """Return whether the root is that of this machine, so that its network follows the file."""
-    return place.root.resolve() == Path("/")
+@dataclass(frozen=True, slots=True)
+class NetHistory:
+    """Where the file and its history lie, below a root."""
+
+    root: Path
+
+    @property
+    def file(self) -> Path:
+        """Return patchkit's netplan file."""
+        return self.root / OURS
+
+    @property
+    def live(self) -> bool:
+        """Return whether the root is that of this machine, so that its network follows the file."""
+        return self.root.resolve() == Path("/")
+
+    @property
+    def journal(self) -> Journal:
+        """Return the journal of a change under way."""
+        at = () if self.root == Path("/") else ("--root", self.root)
+        undo = quoted("sudo", "patchkit", "net", "undo", *at)
+        return Journal(
+            root=self.root,
+            folder=self.root / _STATE / "journal",
+            home=self.root / _STATE,
+            again=undo,
+            rescue=f"{undo} --force",
+            allowed=lambda path: path == str(OURS) or path.startswith(f"{_STATE}/"),
+            one_file_system=False,  # /var may be a disk of its own
+            folder_mode=0o755,  # whatever the umask: `plan` and `verify` read it without rights
+        )
+
+    def read_file(self) -> bytes | None:
+        """Return the bytes of patchkit's netplan file, None if there is none."""
+        try:
+            return self.file.read_bytes()
+        except FileNotFoundError:
+            return None
+
+    def step_folders(self) -> tuple[Path, ...]:
+        """Return the folders of the changes, the oldest first."""
+        # The journal and what it leaves have names, changes have numbers.
+        folders = (folder for folder in (self.root / _STATE).glob("*") if folder.name.isdigit())
+        return tuple(sorted(folders, key=lambda folder: int(folder.name)))
+
+    def read_given(self, before: int = 0) -> Given:
+        """Return what the last change gave, or one ``before`` it; needs no rights."""
+        folders = self.step_folders()
+        return read_step(folders[-1 - before]) if len(folders) > before else Given()
+
+    @contextlib.contextmanager
+    def hold(self) -> Iterator[None]:
+        """Hold the history for one writer who outlives a hangup. Raises BusyError, StorageError."""
+        with translated():
+            folder = (self.root / _STATE).parent
+            folder.mkdir(parents=True, exist_ok=True)
+            folder.chmod(0o755)  # as the journal's folder_mode
+        with lock.locked(folder), ignore_hangup():
+            yield
+
+
+def read_step(folder: Path) -> NetChange:
+    """Read the note of a change. Raises StorageError if it is damaged."""
+    path = folder / "step.json"
+    try:
+        return read_json(NetChange, path.read_bytes())
+    except (OSError, RecordError) as error:
+        raise StorageError(
+            f"{path}: is damaged: {error}", hint=f"{folder / 'before'} is what was there"
+        ) from None
 
 
 def apply_plan(place: NetHistory, plan: NetPlan, *, force: bool) -> NetResult:
@@ -42,25 +138,66 @@ def apply_plan(place: NetHistory, plan: NetPlan, *, force: bool) -> NetResult:
 
     Raises DriftError, HostError, StorageError or BusyError.
     """
-    data, live = render_netplan(plan).encode(), is_live(place)
-    addresses = {line.netdev: list(map(str, line.addresses)) for line in plan.written}
-    with net_state.lock_history(place), net_live.ignore_hangup():
+    data, live = render_netplan(plan).encode(), place.live
+    with place.hold():
         # First, since a change that was cut short may have left the file old or new.
         recovered = recover_network(place) is not None
-        net_state.check_untouched(place, force=force)
-        if place.read_file() == data or not plan.written:
+        steps, before = place.step_folders(), place.read_file()
+        if digest(before) != (read_step(steps[-1]).after if steps else "") and not force:
+            raise DriftError(
+                f"{place.file}: is not as patchkit left it",
+                why="it was removed" if before is None else "somebody wrote or edited it",
+                hint="look at the difference with --dry-run --force; --force replaces it "
+                "(`net undo` puts it back)",
+            )
+        if before == data or not plan.written:
             return NetResult(changed=False, live=live, recovered=recovered)
         # Before anything is written: netplan reads all files as one configuration.
-        checked = net_live.check_merge(place.root, data)
+        checked = check_merge(place.root, data)
         if live and not checked:
             raise HostError(
                 "netplan is not installed, so nothing would read the file",
                 why="this is not DGX OS, or it is a container",
                 hint="give the addresses that `patchkit net plan` shows by other means",
             )
-        changes = net_state.changes_to_write(place, data, plan)
-        _commit_changes(place, changes, "apply", addresses)
+        changes, step = changes_to_write(place, data, plan)
+        _commit_changes(place, changes, "apply", step)
     return NetResult(changed=True, live=live, checked=checked, recovered=recovered)
+
+
+def changes_to_write(
+    place: NetHistory, data: bytes, plan: NetPlan
+) -> tuple[list[Change], NetChange]:
+    """Return the changes that write the file of a plan and note what was there.
+
+    Raises DriftError.
+    """
+    if place.file.is_symlink():
+        raise DriftError(
+            f"{place.file}: is a symbolic link",
+            why="patchkit writes a file there, and would replace the link",
+            hint=quoted("sudo", "rm", place.file),
+        )
+    steps, before = place.step_folders(), place.read_file()
+    number = int(steps[-1].name) + 1 if steps else 1
+    mtus = {line.mtu for line in plan.written}
+    step = NetChange(
+        before=digest(before),
+        after=digest(data),
+        mode=place.file.stat().st_mode & 0o7777 if before is not None else _MODE,
+        addresses={line.netdev: tuple(map(str, line.addresses)) for line in plan.written},
+        node=plan.node or 0,
+        mtu=mtus.pop() if len(mtus) == 1 else 0,
+    )
+    note = json.dumps(asdict(step), indent=1).encode()
+    kept = {"before": before, "after": data, "step.json": note}
+    changes = [
+        # `plan` and `verify` read the note without rights; the file's bytes are root's.
+        Change(f"{_STATE}/{number}/{name}", "", text, 0o644 if name == "step.json" else _MODE)
+        for name, text in kept.items()
+        if text is not None
+    ]
+    return [*changes, Change(str(OURS), step.before, data, _MODE)], step
 
 
 def undo_plan(place: NetHistory, *, force: bool = False) -> NetResult:
@@ -69,53 +206,72 @@ def undo_plan(place: NetHistory, *, force: bool = False) -> NetResult:
     ``force`` sets a journal aside that cannot be read. Raises UsageError if there is nothing to
     undo, DriftError if the file was edited since.
     """
-    with net_state.lock_history(place), net_live.ignore_hangup():
+    with place.hold():
         if force:
-            place.journal.discard(place.state / "journal.damaged")
+            place.journal.discard(place.root / _STATE / "journal.damaged")
         if recover_network(place) == "apply":  # taking that back is what was asked for
-            return NetResult(changed=True, live=is_live(place), recovered=True)
-        changes = net_state.changes_to_undo(place)
+            return NetResult(changed=True, live=place.live, recovered=True)
+        changes = _changes_to_undo(place)
         # The addresses of the change before it count again.
-        _commit_changes(place, changes, "undo", place.read_given(before=1).addresses)
-    return NetResult(changed=True, live=is_live(place))
+        _commit_changes(place, changes, "undo", place.read_given(before=1))
+    return NetResult(changed=True, live=place.live)
 
 
-def _commit_changes(
-    place: NetHistory,
-    changes: Sequence[Change],
-    verb: str,
-    addresses: Mapping[str, Sequence[str]],
-) -> None:
+def _changes_to_undo(place: NetHistory) -> list[Change]:
+    folders = place.step_folders()
+    if not folders:
+        raise UsageError(
+            "there is nothing to undo",
+            why=f"{place.root / _STATE} has no change of patchkit's",
+        )
+    folder, found = folders[-1], place.read_file()
+    step = read_step(folder)
+    if digest(found) not in (step.before, step.after):
+        raise DriftError(
+            f"{place.file}: edited since patchkit wrote it",
+            why="it is neither what patchkit wrote nor what was there before",
+            hint=f"put it aside: {quoted('sudo', 'mv', place.file, f'{place.file}.mine')}; "
+            f"then {quoted('sudo', 'cp', folder / 'after', place.file)}; "
+            "and run `patchkit net undo` again",
+        )
+    former = (folder / "before").read_bytes() if step.before else None
+    if digest(former) != step.before:
+        raise StorageError(
+            f"{folder / 'before'}: is not what was there before", why="somebody edited it"
+        )
+    noted = [folder / name for name in ("before", "after", "step.json")]
+    # The file itself may be back already; the note of the change goes all the same.
+    back = [] if found == former else [Change(str(OURS), digest(found), former, step.mode)]
+    return back + [
+        Change(file.relative_to(place.root).as_posix(), digest(file.read_bytes()), None)
+        for file in noted
+        if file.exists()
+    ]
+
+
+def _commit_changes(place: NetHistory, changes: Sequence[Change], verb: str, given: Given) -> None:
     """Change the files, then the network from the former addresses to others, or neither."""
     former = place.read_given().addresses
-    # For a later run, which has to bring the network back without the plan.
-    note = {"verb": verb, "addresses": addresses, "former": former}
+    # For a later run, which has to bring the network back without the plan; lists, as it reads it.
+    note = json.loads(json.dumps({"verb": verb, "addresses": given.addresses, "former": former}))
     gone_back = False
+
+    def settle() -> None:
+        if place.live:
+            activate_network(given.addresses, former)
 
     def unsettle() -> None:
         nonlocal gone_back
         _activate_back(place, note)
-        gone_back = True
+        gone_back = place.live
 
     try:
-        place.journal.commit(
-            changes,
-            settle=lambda: _activate_if_live(place, addresses, former),
-            unsettle=unsettle,
-            note=note,
-        )
+        place.journal.commit(changes, settle=settle, unsettle=unsettle, note=note)
     except PatchkitError as error:
-        if gone_back and is_live(place):
+        if gone_back:
             error.what += "; the former network is back"
             error.args = (error.what,)
         raise
-
-
-def _activate_if_live(
-    place: NetHistory, addresses: Mapping[str, Sequence[str]], former: Mapping[str, Sequence[str]]
-) -> None:
-    if is_live(place):
-        net_live.activate_network(addresses, former)
 
 
 def _activate_back(place: NetHistory, note: Mapping[str, Any]) -> None:
@@ -129,7 +285,8 @@ def _activate_back(place: NetHistory, note: Mapping[str, Any]) -> None:
             why="somebody edited it",
             hint=place.journal.rescue,
         ) from None
-    _activate_if_live(place, former, addresses)
+    if place.live:
+        activate_network(former, addresses)
 
 
 def recover_network(place: NetHistory) -> str | None:

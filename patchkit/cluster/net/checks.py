@@ -1,21 +1,30 @@
-"""Check the QSFP network of a host from one end. Pure."""
+"""Check the QSFP network of a host from one end, and that of two hosts from both. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
+from ipaddress import IPv4Network
 
-from patchkit.cluster.net.cages import Cages, cabled, cages, find_asked_cages
-from patchkit.cluster.net.plan import NetPlan, NetPlanOptions, plan_command_line
+from patchkit.cluster.net.plan import (
+    RING,
+    Cages,
+    NetPlan,
+    NetPlanOptions,
+    find_asked_cages,
+    find_cages,
+)
 from patchkit.errors import HostError
 from patchkit.finding import Finding, Level
 from patchkit.quoting import quoted
 from patchkit.runtime.host import advice
 from patchkit.runtime.host.hardware import network_facts
-from patchkit.runtime.host.host import Host, Netdev
+from patchkit.runtime.host.host import Host, Netdev, Software
 from patchkit.runtime.host.networks import overlaps
 
-REPLAN = "`patchkit net plan --role head`, then apply, and the same as worker there"
+_REPLAN = "`patchkit net plan --role head`, then apply, and the same as worker there"
+_PACKAGES = ("vllm", "torch", "triton", "ray")
 
 
 def net_finding(level: Level, where: str, about: str, what: str, hint: str = "") -> Finding:
@@ -23,32 +32,26 @@ def net_finding(level: Level, where: str, about: str, what: str, hint: str = "")
     return Finding(level=level, where=where, about=about, what=what, hint=hint, kind=HostError)
 
 
-def check_passed(where: str, about: str, what: str) -> Finding:
-    return net_finding(Level.OK, where, about, what)
+def judge(fine: bool, where: str, about: str, what: str, hint: str, bad: str = "error") -> Finding:
+    """Return that a check passed, or that it did not, with what to do."""
+    return net_finding(Level.OK if fine else Level(bad), where, about, what, "" if fine else hint)
 
 
-def check_failed(where: str, about: str, what: str, hint: str) -> Finding:
-    return net_finding(Level.ERROR, where, about, what, hint)
+check_failed = partial(net_finding, Level.ERROR)
+check_warned = partial(net_finding, Level.WARNING)
+check_unknown = partial(net_finding, Level.UNKNOWN)
 
 
-def check_warned(where: str, about: str, what: str, hint: str) -> Finding:
-    return net_finding(Level.WARNING, where, about, what, hint)
-
-
-def check_unknown(where: str, about: str, what: str, hint: str = "") -> Finding:
-    return net_finding(Level.UNKNOWN, where, about, what, hint)
-
-
-def choose_checked_cages(host: Host, names: Sequence[str] = (), cage: int | None = None) -> Cages:
+def choose_checked_cages(host: Host, names: Sequence[str] = ()) -> Cages:
     """Return the cages to check: those asked for, else those cabled, else those with an address.
 
     Raises UsageError, HostError.
     """
-    if asked := find_asked_cages(host, names, cage):
-        return asked
-    known = cages(host)
+    known = find_asked_cages(host, names)
+    if names:
+        return known
     addressed = {number: twins for number, twins in known.items() if any(t.ipv4 for t in twins)}
-    return cabled(host) or addressed or known
+    return find_cages(host, cabled=True) or addressed or known
 
 
 def plan_remarks(host: Host, plan: NetPlan, options: NetPlanOptions) -> Iterator[Finding]:
@@ -58,13 +61,8 @@ def plan_remarks(host: Host, plan: NetPlan, options: NetPlanOptions) -> Iterator
     for remark in _machine_remarks(host, "plan", netdevs):
         # Of a cage that changes a remark is the reason, and the plan is what to do.
         yield replace(remark, hint="") if remark.where in changed else remark
-    owners = network_facts()["owners"]
-    if plan.topology == "ring" and plan.nodes > 3:
-        yield check_warned(
-            "this ring", "NCCL", owners["ring_of_four"], "a switch, or a patched NCCL"
-        )
-    elif plan.topology == "ring":
-        yield net_finding(Level.NOTE, "this ring", "cabling", owners["triangle"])
+    if plan.topology == "ring":
+        yield net_finding(Level.NOTE, "this ring", "cabling", network_facts()["owners"]["triangle"])
     for line in plan.lines:
         if line.action == "keep" and line.addresses and line.mtu < network_facts()["plan"]["mtu"]:
             yield _small_mtu(line.netdev, line.mtu)
@@ -87,9 +85,8 @@ def host_checks(host: Host, chosen: Cages, mtu: int | None) -> Iterator[Finding]
             yield _spare_cage(cage, twins)
             continue
         for netdev in twins:
-            yield from _check_half(
-                host, netdev, [twin for twin in twins if twin is not netdev], mtu
-            )
+            others = [twin for twin in twins if twin is not netdev]
+            yield from _check_half(host, netdev, others, mtu)
         yield from _check_both_halves(cage, twins)
     clashes = list(overlaps(host, [netdev.name for netdev in halves]))
     speeds = {twin.speed for cage in used for twin in chosen[cage] if twin.carrier}
@@ -99,11 +96,12 @@ def host_checks(host: Host, chosen: Cages, mtu: int | None) -> Iterator[Finding]
         yield net_finding(Level.NOTE, "this node", "cabling", what)
     for clash in clashes:
         what = f"{clash.address} is in one network with {clash.other.name} ({clash.present})"
-        command = _delete_command(str(clash.address), clash.netdev.name)
-        hint = f"take one of both out, here and where it is configured: {command}"
+        delete = ("sudo", "ip", "address", "del", str(clash.address), "dev", clash.netdev.name)
+        hint = f"take one of both out, here and where it is configured: {quoted(*delete)}"
         yield check_failed(clash.netdev.name, "networks of its own", what, hint)
     if any(netdev.ipv4 for netdev in halves) and not clashes:
-        yield check_passed("this host", "networks of its own", "no other interface is in them")
+        what = "no other interface is in them"
+        yield net_finding(Level.OK, "this host", "networks of its own", what)
 
 
 def _machine_remarks(host: Host, verb: str, chosen: Iterable[Netdev]) -> Iterator[Finding]:
@@ -117,7 +115,7 @@ def _machine_remarks(host: Host, verb: str, chosen: Iterable[Netdev]) -> Iterato
 
 
 def _spare_cage(cage: int | None, halves: Iterable[Netdev]) -> Finding:
-    command = plan_command_line(NetPlanOptions(node=1, nodes=3))
+    command = NetPlanOptions(node=1, nodes=RING).command_line()
     return check_warned(
         ", ".join(netdev.name for netdev in halves),
         f"cage {cage}",
@@ -129,17 +127,8 @@ def _spare_cage(cage: int | None, halves: Iterable[Netdev]) -> Finding:
 def _small_mtu(name: str, mtu: int) -> Finding:
     best = network_facts()["plan"]["mtu"]
     what = f"{mtu}; {best} brings 2 to 8 % with RoCE, and more with TCP"
-    return net_finding(
-        Level.NOTE, name, "MTU", what, f"on both ends and the switch: {_mtu_command(best)}"
-    )
-
-
-def _mtu_command(mtu: int) -> str:
-    return quoted("patchkit", "net", "plan", "--mtu", str(mtu))
-
-
-def _delete_command(address: str, netdev: str) -> str:
-    return quoted("sudo", "ip", "address", "del", address, "dev", netdev)
+    command = NetPlanOptions(mtu=best).command_line()
+    return net_finding(Level.NOTE, name, "MTU", what, f"on both ends and the switch: {command}")
 
 
 def _check_half(
@@ -150,21 +139,18 @@ def _check_half(
         return  # nobody uses it, or it would have an address; if that costs, a remark says so
     name, known = netdev.name, network_facts()["link"]
     seen = f"{netdev.state}, {'a' if netdev.carrier else 'no'} carrier"
-    if netdev.up and netdev.carrier:
-        yield check_passed(name, "link", seen)
-    else:
-        command = quoted("sudo", "ip", "link", "set", name, "up")
-        yield check_failed(name, "link", seen, f"{command}; the cable; the other end")
+    up = f"{quoted('sudo', 'ip', 'link', 'set', name, 'up')}; the cable; the other end"
+    yield judge(netdev.up and netdev.carrier, name, "link", seen, up)
     if netdev.speed is None:
         yield check_unknown(name, "speed", "the driver does not say", quoted("ethtool", name))
-    elif netdev.speed == known["speed"]:
+    else:
+        fast = netdev.speed == known["speed"]
         low, high = known["twin_gbits"]
         # Each twin shows it, although its PCIe half carries less.
-        seen = f"{netdev.speed} Mbit/s for the cage; {low} to {high} Gb/s a twin"
-        yield check_passed(name, "speed", seen)
-    else:
-        seen = f"{netdev.speed} Mbit/s, a DGX Spark's cage has {known['speed']}"
-        yield check_warned(name, "speed", seen, "the cable, or the switch and its port")
+        carries = f"for the cage; {low} to {high} Gb/s a twin"
+        more = carries if fast else f"where a DGX Spark's cage has {known['speed']}"
+        seen = f"{netdev.speed} Mbit/s {more}"
+        yield judge(fast, name, "speed", seen, "the cable, or the switch and its port", "warning")
     yield _check_mtu(netdev, lit, mtu)
     # Of a half without an address beside one that has one, the remark on the machine tells.
     if netdev.ipv4 or not any(other.ipv4 for other in others):
@@ -172,35 +158,33 @@ def _check_half(
         yield _check_gid(host, netdev)
     if netdev.lanes is None:
         yield check_unknown(name, "PCIe lanes", "sysfs does not say", "sudo lspci -vv")
-    elif netdev.lanes >= known["lanes"]:
-        yield check_passed(name, "PCIe lanes", f"x{netdev.lanes}")
     else:
-        seen = f"x{netdev.lanes}, a DGX Spark's twin has x{known['lanes']}"
-        yield check_warned(name, "PCIe lanes", seen, "update the firmware: fwupdmgr")
+        seen = f"x{netdev.lanes} of x{known['lanes']}"
+        fine = netdev.lanes >= known["lanes"]
+        yield judge(fine, name, "PCIe lanes", seen, "update the firmware: fwupdmgr", "warning")
 
 
 def _check_mtu(netdev: Netdev, others: Sequence[Netdev], mtu: int | None) -> Finding:
     """Check the MTU: any will do that both ends have, jumbo frames are better."""
     name = netdev.name
     if mtu not in (None, netdev.mtu):
-        hint = f"{_mtu_command(mtu or 0)}; or verify without --mtu, if both ends have {netdev.mtu}"
+        command = NetPlanOptions(mtu=mtu).command_line()
+        hint = f"{command}; or verify without --mtu, if both ends have {netdev.mtu}"
         return check_failed(name, "MTU", f"{netdev.mtu}, expected {mtu}", hint)
     more = next((other for other in others if other.mtu > netdev.mtu), None)
     if more and mtu is None:
         seen = f"{netdev.mtu}, its other half {more.name} has {more.mtu}"
-        return check_warned(name, "MTU", seen, _mtu_command(more.mtu))
+        return check_warned(name, "MTU", seen, NetPlanOptions(mtu=more.mtu).command_line())
     if mtu is None and netdev.mtu < network_facts()["plan"]["mtu"]:
         return _small_mtu(name, netdev.mtu)
-    return check_passed(name, "MTU", str(netdev.mtu))
+    return net_finding(Level.OK, name, "MTU", str(netdev.mtu))
 
 
 def _check_address(netdev: Netdev, others: Sequence[Netdev]) -> Finding:
     """Check that there is one. Of link-local ones on two halves the machine's remarks tell."""
     seen = ", ".join(map(str, netdev.ipv4))
-    if not seen:
-        return check_failed(netdev.name, "IPv4", "no address", REPLAN)
-    if netdev.lasting or any(other.ipv4 for other in others):
-        return check_passed(netdev.name, "IPv4", seen)
+    if not seen or netdev.lasting or any(other.ipv4 for other in others):
+        return judge(bool(seen), netdev.name, "IPv4", seen or "no address", _REPLAN)
     seen += ": link-local, drawn anew at any boot unless somebody set it"
     hint = "for addresses that stay: `patchkit net plan --twins`"
     return net_finding(Level.NOTE, netdev.name, "IPv4", seen, hint)
@@ -215,13 +199,11 @@ def _check_gid(host: Host, netdev: Netdev) -> Finding:
     if not device.active:
         return check_failed(name, about, f"{device.name} is {device.state}", "the link, as above")
     own = {str(address.ip) for address in netdev.ipv4}
+    seen = f"{device.name} has none for {', '.join(sorted(own)) or 'an address that is missing'}"
     found = [gid for gid in device.gids if gid.kind == "RoCE v2" and gid.address in own]
     if found:
-        return check_passed(
-            name, about, f"{device.name} index {found[0].index} for {found[0].address}"
-        )
-    seen = f"{device.name} has none for {', '.join(sorted(own)) or 'an address that is missing'}"
-    return check_failed(name, about, seen, f"give {name} its IPv4 address first")
+        seen = f"{device.name} index {found[0].index} for {found[0].address}"
+    return judge(bool(found), name, about, seen, f"give {name} its IPv4 address first")
 
 
 def _check_both_halves(cage: int | None, twins: Sequence[Netdev]) -> Iterator[Finding]:
@@ -232,14 +214,101 @@ def _check_both_halves(cage: int | None, twins: Sequence[Netdev]) -> Iterator[Fi
     if len(twins) < 2 and cage is None:  # named by the user, who may have left the other half out
         yield check_unknown(where, "both twins", "one interface was named", "name both twins")
     elif len(twins) < 2:
-        yield check_failed(
-            where, "both twins", f"cage {cage} has one half only", "fwupdmgr update; lspci"
-        )
+        what = f"cage {cage} has one half only"
+        yield check_failed(where, "both twins", what, "fwupdmgr update; lspci")
     elif any(a.overlaps(b) for n, a in enumerate(networks) for b in networks[:n]):
-        last = twins[-1]
-        delete = _delete_command(str(last.lasting[0]), last.name)
+        address, last = str(twins[-1].lasting[0]), twins[-1].name
+        delete = quoted("sudo", "ip", "address", "del", address, "dev", last)
         hint = f"{delete}; and where it is configured; then `patchkit net plan --twins`"
         what = f"{seen}: Linux answers for either at either"
         yield check_failed(where, "different networks", what, hint)
     elif all(twin.lasting for twin in twins):
-        yield check_passed(where, "different networks", seen)
+        yield net_finding(Level.OK, where, "different networks", seen)
+
+
+_Pair = tuple[Netdev, IPv4Network, tuple[Netdev, ...]]
+
+
+def pair_checks(host: Host, chosen: Cages, peer: Host) -> Iterator[Finding]:
+    """Yield how both ends compare: networks, MTU, addresses, twins, versions."""
+    pairs = list(_find_pairs(chosen, peer))
+    if not pairs:
+        yield check_failed("both ends", "networks", "there is no address to compare", _REPLAN)
+    twins_here, twins_there = (
+        {twin.name: "AB"[n] for twins in ends.values() for n, twin in enumerate(twins[:2])}
+        for ends in (chosen, find_cages(peer))
+    )
+    for netdev, network, others in pairs:
+        where = f"{netdev.name} {network}"
+        seen = f"{', '.join(one.name for one in others) or 'no interface'} of the peer is in it"
+        hint = f"on the peer: {NetPlanOptions(network=network).command_line()}"
+        yield judge(len(others) == 1, where, "peer's end", seen, hint)
+        if len(others) != 1:
+            continue
+        (other,) = others
+        seen = f"{netdev.mtu} here, {other.mtu} at the peer's {other.name}"
+        hint = "`patchkit net apply`, with the same --mtu on both nodes"
+        yield judge(netdev.mtu == other.mtu, where, "equal MTU", seen, hint)
+        here, there = twins_here.get(netdev.name, ""), twins_there.get(other.name, "")
+        both = f"{netdev.name} and {other.name}"
+        if not there:
+            yield check_unknown(both, "same twin", "the peer's interface has no RDMA device")
+            continue
+        hint = "give the halves of one node each other's addresses"
+        seen = f"{here} here, {there} there"
+        yield judge(here == there, both, "same twin", seen, hint, "warning")
+    yield from _check_ring_ports(chosen, peer, pairs)
+    own = {address.ip for twins in chosen.values() for twin in twins for address in twin.ipv4}
+    theirs = (address.ip for netdev in peer.netdevs for address in netdev.ipv4)
+    twice = ", ".join(map(str, sorted(own.intersection(theirs))))
+    hint = "each node has a --node number of its own; or these are facts of the same machine"
+    yield judge(not twice, "both ends", "addresses", f"{twice or 'none'} on both hosts", hint)
+    yield from _check_versions(host.software, peer.software)
+
+
+def _find_pairs(chosen: Cages, peer: Host) -> Iterator[_Pair]:
+    """Yield each own network with the peer's interfaces in it; a ring's other link is left out."""
+    for twins in chosen.values():
+        rows = []
+        for netdev in twins:
+            for network in (address.network for address in netdev.lasting):
+                others = (p for p in peer.netdevs if any(a.network == network for a in p.ipv4))
+                rows.append((netdev, network, tuple(others)))
+        if len(chosen) == 1 or any(others for _, _, others in rows):
+            yield from rows
+
+
+def _check_ring_ports(chosen: Cages, peer: Host, pairs: list[_Pair]) -> Iterator[Finding]:
+    """Check that a ring's cable leads from port 0 to port 1. A single cable may lead anywhere."""
+    links = {(netdev.cage, other.cage) for netdev, _, others in pairs for other in others[:1]}
+    rings = (
+        sum(any(twin.ipv4 for twin in twins) for twins in ends.values()) > 1
+        for ends in (chosen, find_cages(peer))
+    )
+    if len(links) == 1 and all(rings):
+        ((here, there),) = links
+        seen = f"port {here} here leads to port {there} there"
+        hint = "swap the two cables of one of the nodes, and their addresses with them"
+        hint += f": {network_facts()['owners']['triangle']}"
+        yield judge(here != there, "both ends", "ports", seen, hint, "warning")
+
+
+def _check_versions(ours: Software | None, theirs: Software | None) -> Iterator[Finding]:
+    """Compare what must be equal on all nodes, NCCL first: releases that differ cannot talk."""
+    if ours is None or theirs is None:
+        seen = f"unknown {'here' if ours is None else 'at the peer'}"
+        yield check_unknown("both ends", "versions", seen, "patchkit probe --json --python PYTHON")
+        return
+    for name, here, there in (
+        ("NCCL of vLLM", *(s.vllm_nccl.version if s.vllm_nccl else "" for s in (ours, theirs))),
+        ("NCCL of torch", *(s.torch_nccl.version if s.torch_nccl else "" for s in (ours, theirs))),
+        *((name, getattr(ours, name), getattr(theirs, name)) for name in _PACKAGES),
+    ):
+        if here or there:
+            seen = (
+                here if here == there else f"{here or 'none'} here, {there or 'none'} at the peer"
+            )
+            hint = f"install the same {name} on all nodes"
+            yield judge(here == there, "both ends", name, seen, hint, "warning")
+        else:
+            yield check_unknown("both ends", name, "not installed at either end")

@@ -6,6 +6,7 @@ import contextlib
 import os
 import shutil
 import signal
+import tempfile
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -27,24 +28,20 @@ def check_merge(root: Path, data: bytes) -> bool:
     """
     if not shutil.which("netplan"):
         return False
-    import tempfile
-
+    # A live apply runs as root, which may read all of them.
+    merged = {
+        Path(file.path).relative_to(root): file.text.encode()
+        for file in read_other_files(root)
+        if file.text is not None
+    }
     with tempfile.TemporaryDirectory(prefix="patchkit-net-") as scratch:
-        # A live apply runs as root, which may read all of them.
-        for file in read_other_files(root):
-            if file.text is not None:
-                _write_private(
-                    Path(scratch) / Path(file.path).relative_to(root), file.text.encode()
-                )
-        _write_private(Path(scratch) / OURS, data)
+        for name, content in {**merged, OURS: data}.items():
+            path = Path(scratch) / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.touch(mode=0o600)  # files of others may hold the password of a Wi-Fi
+            path.write_bytes(content)
         run("netplan", "generate", "--root-dir", scratch)
     return True
-
-
-def _write_private(path: Path, data: bytes) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.touch(mode=0o600)  # files of others may hold the password of a Wi-Fi
-    path.write_bytes(data)
 
 
 def activate_network(
@@ -55,7 +52,7 @@ def activate_network(
     ``given`` and ``former`` are the addresses that patchkit's file has, and had.
     """
     # Before anything changes; addresses of planned interfaces are meant to change.
-    kept = find_management_addresses({*given, *former})
+    kept = _find_management_addresses({*given, *former})
     run("netplan", "generate")  # finds errors without touching an interface
     run("netplan", "apply", timeout=_NETPLAN_SECONDS)
     # networkd leaves addresses that patchkit gave and takes back where they are.
@@ -64,17 +61,19 @@ def activate_network(
         for address in set(addresses) - set(given.get(netdev, ())):
             if (netdev, address) in present:
                 run("ip", "address", "del", address, "dev", netdev)
-    lost = _wait_for_addresses(kept)
-    if lost:
-        raise HostError(
-            f"after `netplan apply` this machine no longer had {', '.join(sorted(lost))}",
-            why="that is the address of the default route or of this SSH session",
-            hint="look at `netplan get` and the log: journalctl -u systemd-networkd -u "
-            "NetworkManager",
-        )
+    until = time.monotonic() + _BACK_SECONDS
+    while lost := kept - {address for _, address, _ in _list_addresses()}:
+        if time.monotonic() > until:
+            raise HostError(
+                f"after `netplan apply` this machine no longer had {', '.join(sorted(lost))}",
+                why="that is the address of the default route or of this SSH session",
+                hint="look at `netplan get` and the log: journalctl -u systemd-networkd -u "
+                "NetworkManager",
+            )
+        time.sleep(0.5)  # seconds between two looks
 
 
-def find_management_addresses(planned: Collection[str]) -> frozenset[str]:
+def _find_management_addresses(planned: Collection[str]) -> frozenset[str]:
     """Return the addresses through which people reach this machine.
 
     They are those of interfaces with a default route, and that of the SSH session.
@@ -112,16 +111,6 @@ def _find_session_address(process: int) -> str:
     return ""
 
 
-def _wait_for_addresses(kept: Collection[str]) -> set[str]:
-    """Return which of these addresses are gone, and stay so for a while."""
-    until = time.monotonic() + _BACK_SECONDS
-    while True:
-        lost = set(kept) - {address for _, address, _ in _list_addresses()}
-        if not lost or time.monotonic() > until:
-            return lost
-        time.sleep(0.5)  # seconds between two looks
-
-
 def _list_addresses() -> Iterator[tuple[str, str, bool]]:
     """Yield netdev, ``address/prefix``, and whether it is global and not temporary (IPv6)."""
     for netdev in run_ip("address", "show"):
@@ -129,17 +118,6 @@ def _list_addresses() -> Iterator[tuple[str, str, bool]]:
             if "local" in entry:
                 lasting = entry.get("scope") == "global" and not entry.get("temporary")
                 yield netdev["ifname"], f"{entry['local']}/{entry['prefixlen']}", lasting
-
-
-def read_mtu_limits() -> dict[str, int]:
-    """Return the largest MTU of each interface by its driver; {} where `ip` does not say."""
-    with contextlib.suppress(HostError):
-        return {
-            link["ifname"]: link["max_mtu"]
-            for link in run_ip("-details", "link", "show")
-            if link.get("max_mtu")
-        }
-    return {}
 
 
 def run_ip(*arguments: str) -> list[dict[str, Any]]:

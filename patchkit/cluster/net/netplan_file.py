@@ -6,14 +6,15 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
+from ipaddress import IPv4Network
 from pathlib import Path
 
-from patchkit.cluster.net.plan import Given, Line, NetPlan, NetPlanOptions, plan_command_line
-from patchkit.cluster.net.planner import find_free_base
+from patchkit.cluster.net.plan import Given, NetPlan, NetPlanOptions
 from patchkit.errors import HostError, PatchkitError
 from patchkit.quoting import quoted
 from patchkit.reading import read_bytes
-from patchkit.runtime.host.host import Host, Netdev
+from patchkit.runtime.host.hardware import network_facts
+from patchkit.runtime.host.host import Host
 
 OURS = Path("etc/netplan/40-patchkit.yaml")
 # Where netplan reads: netplan(5).
@@ -121,32 +122,25 @@ def _find_foreign_addresses(
     Only ``--network`` asks for that. Link-local ones do not count: they go when the interface has
     an address of its own.
     """
-    keep = f"keep it: {plan_command_line(replace(options, network=None))}"
+    keep = replace(options, network=None).command_line()
     for line in plan.changes:
         netdev = host.netdev(line.netdev)
         ours = (*map(str, line.addresses), *given.addresses.get(line.netdev, ()))
-        for address in netdev.lasting if netdev else ():
-            if str(address) in ours:
-                continue
+        foreign = (str(one) for one in (netdev.lasting if netdev else ()) if str(one) not in ours)
+        profile = quoted("nmcli", "-g", "GENERAL.CONNECTION", "device", "show", line.netdev)
+        reapply = quoted("sudo", "nmcli", "device", "reapply", line.netdev)
+        for address in foreign:
             who = "which is not from patchkit and in no netplan file that could be read"
-            cure = unset_ipv4_command(line.netdev)
+            modify = ("sudo nmcli connection modify", f'"$({profile})"', "ipv4.method disabled")
+            cure = " ".join((*modify, "&&", reapply))
             for file in files:
-                pattern = rf"(?<![\d.]){re.escape(str(address))}(?!\d)"
-                if found := re.search(pattern, file.text or ""):
-                    number = (file.text or "")[: found.start()].count("\n") + 1
-                    who = f"from {file.path}:{number}"
-                    cure = f"{_aside_command(file.path)} && {quoted('sudo', 'netplan', 'apply')}"
+                text = file.text or ""
+                if found := re.search(rf"(?<![\d.]){re.escape(address)}(?!\d)", text):
+                    who = f"from {file.path}:{text[: found.start()].count(chr(10)) + 1}"
+                    cure = f"{_aside_command(file.path)} && sudo netplan apply"
             planned = ", ".join(map(str, line.addresses))
             what = f"{line.netdev} has the address {address}, {who}; planned is {planned}"
-            yield what, (keep, f"give it up: {cure}")
-
-
-def unset_ipv4_command(netdev: str) -> str:
-    """Return the command that takes an interface's IPv4 away where NetworkManager has it."""
-    profile = quoted("nmcli", "-g", "GENERAL.CONNECTION", "device", "show", netdev)
-    reapply = quoted("sudo", "nmcli", "device", "reapply", netdev)
-    modify = ("sudo nmcli connection modify", f'"$({profile})"', "ipv4.method disabled")
-    return " ".join((*modify, "&&", reapply))
+            yield what, (f"keep it: {keep}", f"give it up: {cure}")
 
 
 def _aside_command(path: str) -> str:
@@ -166,8 +160,8 @@ def _find_same_networks(
         if str(present) not in given.addresses.get(netdev.name, ())  # it goes with its file
     ]
     taken = [address.network for netdev in host.netdevs for address in netdev.ipv4]
-    free = find_free_base(taken, 2 * options.nodes)
-    elsewhere = plan_command_line(replace(options, network=free))
+    free = _find_free_base(taken, 2 * options.nodes)
+    elsewhere = replace(options, network=free).command_line()
     for line in plan.changes:
         # What the line had already is no news, and none of the plan's.
         for address in (new for new in line.addresses if new not in line.before):
@@ -178,28 +172,41 @@ def _find_same_networks(
                     yield f"{what} {name} ({present})", (hint,)
 
 
+def _find_free_base(taken: Sequence[IPv4Network], count: int) -> IPv4Network:
+    """Return the first of the recipe's bases with ``count`` free networks, else the second."""
+    bases = [IPv4Network(base) for base in network_facts()["plan"]["networks"]]
+    for base in bases:
+        starts = (base.network_address + number * base.num_addresses for number in range(count))
+        networks = [IPv4Network((start, base.prefixlen)) for start in starts]
+        if not any(network.overlaps(other) for network in networks for other in taken):
+            return base
+    return bases[1]
+
+
 def _find_definitions(
     host: Host, plan: NetPlan, options: NetPlanOptions, files: Iterable[NetplanFile]
 ) -> Iterator[_Conflict]:
     """Yield other files that also configure an interface: netplan would merge both."""
     for line in plan.written:
+        netdev = host.netdev(line.netdev)
+        mac = netdev.mac if netdev else ""
         for file in files:
-            if number := _find_definition(file.text or "", line, host.netdev(line.netdev)):
+            if number := _find_definition(file.text or "", line.netdev, mac):
                 what = f"{file.path}:{number}: also configures {line.netdev}"
-                hint = f"put it aside, if nothing else needs it: {_aside_command(file.path)} && "
-                yield what, (hint + plan_command_line(options),)
+                aside = f"put it aside, if nothing else needs it: {_aside_command(file.path)}"
+                yield what, (f"{aside} && {options.command_line()}",)
 
 
-def _find_definition(text: str, line: Line, netdev: Netdev | None) -> int:
+def _find_definition(text: str, name: str, mac: str) -> int:
     """Return the line of a netplan file that configures an interface, or 0."""
     # Line by line: no YAML parser is in the standard library.
     for number, row in enumerate(text.splitlines(), 1):
         if row.lstrip().startswith("#"):
             continue
         key = _KEY.match(row)
-        if key and key[1] == line.netdev:
+        if key and key[1] == name:
             return number
         for pattern in _MATCH.findall(row):
-            if fnmatchcase(line.netdev, pattern) or (netdev and pattern.lower() == netdev.mac):
+            if fnmatchcase(name, pattern) or (mac and pattern.lower() == mac):
                 return number
     return 0

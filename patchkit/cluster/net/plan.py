@@ -1,16 +1,38 @@
-"""Hold what a plan of the QSFP network asks for and says: options, lines, commands."""
+r"""Plan which QSFP interface of a node gets which address: what works is kept. Pure.
+
+Two nodes on one cable, or any number on a switch: both twins of the one cabled cage have an
+address, in different networks; node n has the host number 9 + n, as in NVIDIA's playbook.
+
+              192.168.100.0/24  twin A
+    node 1 ══════════════════════════════ node 2
+       .10    192.168.101.0/24  twin B    .11
+
+Three nodes in a ring: every link has two networks of its own, so each node has four addresses.
+Link k leads from port 0 of node k to port 1 of the next one (from node 3 to node 1), and has
+networks 2(k - 1) and 2(k - 1) + 1, counted from the base; docs/net.md has them in a table.
+
+A cage with an address, whoever gave it, is in use: its addresses are kept, and only a half that has
+drawn one is changed. ``network`` asks for counted addresses in any case.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from ipaddress import IPv4Interface, IPv4Network
 
-from patchkit.cluster.net.cages import Cages
+from patchkit.errors import HostError, UsageError
 from patchkit.quoting import quoted
+from patchkit.runtime.host.advice import remark
 from patchkit.runtime.host.hardware import network_facts
+from patchkit.runtime.host.host import Host, Netdev
 
-TOPOLOGIES = ("auto", "cable", "ring", "switch")
+RING = 3
+"""Nodes of a ring: in larger ones stock NCCL failed."""
+
+Addresses = tuple[IPv4Interface, ...]
+Cages = Mapping[int | None, tuple[Netdev, ...]]
+"""Number of the cage, or None for netdevs that the user named → its halves, twin A first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,22 +46,31 @@ class NetPlanOptions:
     nodes: int = 2
     mtu: int | None = None
     network: IPv4Network | None = None
-    topology: str = "auto"
-    cage: int | None = None
-    port0_to: int | None = None
     netdevs: tuple[str, ...] = ()
     twins: bool = False
 
-    @property
-    def base(self) -> IPv4Network:
-        return self.network or IPv4Network(network_facts()["plan"]["network"])
+    def command_words(self, verb: str) -> list[str]:
+        """Return what patchkit is asked for such a plan: ``net``, the verb, and the options."""
+        asked = {
+            "--node": self.node,
+            "--nodes": self.nodes if self.nodes != 2 else None,
+            "--network": self.network,
+            "--mtu": self.mtu,
+        }
+        words = [word for name, value in asked.items() if value for word in (name, str(value))]
+        words += [word for name in self.netdevs for word in ("--netdev", name)]
+        return ["net", verb, *words, *(["--twins"] if self.twins else [])]
+
+    def command_line(self) -> str:
+        """Return the command line of the plan."""
+        return quoted("patchkit", *self.command_words("plan"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Given:
     """Hold what the last plan gave: netdev → ``address/prefix``; node and MTU, 0 if not known."""
 
-    addresses: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    addresses: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     node: int = 0
     mtu: int = 0
 
@@ -53,8 +84,8 @@ class Line:
     """
 
     netdev: str
-    addresses: tuple[IPv4Interface, ...]
-    before: tuple[IPv4Interface, ...]
+    addresses: Addresses
+    before: Addresses
     mtu: int
     mtu_before: int
     cage: int | None = None
@@ -92,46 +123,253 @@ class NetPlan:
 
     @property
     def changes(self) -> tuple[Line, ...]:
+        """Return what is not as it is to be."""
         return tuple(line for line in self.lines if line.action != "keep")
 
 
-def net_command(verb: str, options: NetPlanOptions) -> list[str]:
-    """Return what patchkit is asked for a plan with these options: ``net``, the verb, and so on."""
-    asked: dict[str, object] = {
-        "--node": options.node,
-        "--nodes": options.nodes if options.nodes != 2 else None,
-        "--topology": options.topology if options.topology != "auto" else None,
-        "--network": options.network,
-        "--cage": options.cage,
-        "--port0-to": options.port0_to,
-        "--mtu": options.mtu,
-    }
-    words = [str(w) for name, value in asked.items() if value is not None for w in (name, value)]
-    words += [word for name in options.netdevs for word in ("--netdev", name)]
-    words += ["--twins"] if options.twins else []
-    return ["net", verb, *words]
+def find_cages(host: Host, *, cabled: bool = False) -> Cages:
+    """Return the netdevs of each QSFP cage, twin A (the lower PCI domain) first.
+
+    ``cabled`` asks for those with a link on at least one of their twins.
+    """
+    found: dict[int | None, tuple[Netdev, ...]] = {}
+    halves = (netdev for netdev in host.netdevs if netdev.cage is not None)
+    for netdev in sorted(halves, key=lambda half: (half.cage, half.pci, half.name)):
+        if netdev.cage in host.cabled or not cabled:
+            found[netdev.cage] = (*found.get(netdev.cage, ()), netdev)
+    return found
 
 
-def plan_command_line(options: NetPlanOptions) -> str:
-    """Return the command line that plans with these options."""
-    return quoted("patchkit", *net_command("plan", options))
+def find_asked_cages(host: Host, names: Sequence[str]) -> Cages:
+    """Return the netdevs that the user named, or all cages.
+
+    Raises UsageError for what is not there, HostError for a host without any cage.
+    """
+    for name in names:
+        if host.netdev(name) is None:
+            there = ", ".join(netdev.name for netdev in host.netdevs) or "none"
+            raise UsageError(f"no network interface is called {name!r}", hint=f"there are: {there}")
+    if names:
+        return {None: tuple(found for name in dict.fromkeys(names) if (found := host.netdev(name)))}
+    if known := find_cages(host):
+        return known
+    if off_bus := remark(host, "no-connectx"):
+        raise HostError(off_bus.what, why=off_bus.why, hint=off_bus.hint)
+    raise HostError(
+        "this machine has no QSFP cage that patchkit could recognise",
+        why="this is not a DGX Spark, or the ConnectX-7's driver mlx5_core is not loaded",
+        hint="`patchkit probe` shows what there is; or name interfaces with --netdev",
+    )
+
+
+def make_net_plan(host: Host, options: NetPlanOptions, given: Given | None = None) -> NetPlan:
+    """Return what every interface has, and what it is to have.
+
+    Raises UsageError for options that contradict each other or lack an answer, HostError if no
+    cage is cabled.
+    """
+    _check_numbers(options)
+    planner = _Planner(host, options, given or Given())
+    chosen = planner.choose_cages()
+    topology = "cable" if options.nodes == 2 else "switch"
+    if len(chosen) > 1:
+        topology = "ring" if options.nodes == RING else "as found"
+    lines = tuple(planner.make_lines(chosen, topology))
+    least, most = network_facts()["plan"]["mtu_min"], network_facts()["plan"]["mtu_max"]
+    for line in lines:
+        if line.action != "keep" and not least <= line.mtu <= most:
+            raise UsageError(
+                f"--mtu {line.mtu}: {line.netdev} takes {least} to {most}",
+                hint="9000 on every node and on the switch, or 1500",
+            )
+    linked = find_cages(host, cabled=True).items()
+    spare = {number: twins for number, twins in linked if chosen.keys().isdisjoint({number, None})}
+    return NetPlan(
+        node=options.node, nodes=options.nodes, topology=topology, lines=lines, spare=spare
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Planner:
+    host: Host
+    options: NetPlanOptions
+    given: Given
+
+    def present_addresses(self, netdev: Netdev) -> Addresses:
+        """Return the addresses that are kept: none where the plan counts them anew.
+
+        Those that patchkit gave count even while the interface is down, and no more once this is
+        another node.
+        """
+        if self.options.network:
+            return ()
+        ours = tuple(map(IPv4Interface, self.given.addresses.get(netdev.name, ())))
+        if self.options.node in (None, self.given.node):
+            return netdev.ipv4 or ours
+        return tuple(address for address in netdev.ipv4 if address not in ours)
+
+    def choose_cages(self) -> Cages:
+        """Return the cages to plan. Raises HostError for none, UsageError for too many."""
+        known = find_asked_cages(self.host, self.options.netdevs)
+        if self.options.netdevs:
+            return known
+        linked = find_cages(self.host, cabled=True)
+        shown = {
+            cage: f"cage {cage}: {', '.join(twin.name for twin in twins)}"
+            for cage, twins in known.items()
+        }
+        if not linked:
+            first = next(iter(known.values()))[0].name
+            raise HostError(
+                f"no QSFP cage is cabled: {'; '.join(shown.values())}",
+                why="no cable, the other end is off, or the interfaces are down administratively, "
+                "which hides the link",
+                hint="plug the cable in at both ends and reboot both; if it is in: "
+                f"{quoted('sudo', 'ip', 'link', 'set', first, 'up')}; to plan all the same, "
+                "name both halves with --netdev",
+            )
+        if len(linked) == 1 or self.options.nodes == RING:
+            return linked
+        in_use = {
+            n: twins for n, twins in linked.items() if any(map(self.present_addresses, twins))
+        }
+        if in_use:
+            return in_use
+        asked = replace(self.options, node=self.options.node or 1)
+        names = [tuple(twin.name for twin in twins) for twins in linked.values()]
+        one = [replace(asked, netdevs=both).command_line() for both in names]
+        raise UsageError(
+            f"where do the two cables lead? {'; '.join(shown[cage] for cage in linked)}",
+            why="no address says so; one cable carries all that the ConnectX-7 can: a second one "
+            "to the same node or switch brings nothing",
+            hint=f"both to one node, or to a switch: {'; or '.join(one)}; to two nodes: "
+            + replace(asked, nodes=RING).command_line(),
+        )
+
+    def make_lines(self, chosen: Cages, topology: str) -> Iterator[Line]:
+        """Yield the lines of all cages: what is in use is kept, the others are counted."""
+        node, first, peer = self.options.node, 0, None
+        for cage, twins in chosen.items():
+            before = {twin.name: self.present_addresses(twin) for twin in twins}
+            lasting = [one for own in before.values() for one in own if not one.is_link_local]
+            if node and topology == "cable":
+                peer = 3 - node
+            elif node and topology == "ring":
+                following, former = node % RING + 1, (node - 2) % RING + 1
+                peer, link = (following, node) if cage == 0 else (former, former)
+                first = 2 * (link - 1)
+            after: Mapping[str, Addresses] = before
+            if lasting:
+                after = self._complete_halves(twins, before, lasting[0])
+            elif not any(before.values()) or self.options.twins:
+                after = {
+                    twin.name: (self._count_address(first + number),)
+                    for number, twin in enumerate(twins)
+                }
+            yield from self._make_lines_of(cage, twins, after, peer)
+
+    def _complete_halves(
+        self, twins: Sequence[Netdev], before: Mapping[str, Addresses], base: IPv4Interface
+    ) -> Mapping[str, Addresses]:
+        """Return the addresses of a cage in use: a half gets one if it has drawn one, or if asked.
+
+        It is in the network after ``base``, with the same host number.
+        """
+        after = dict(before)
+        for twin in twins:
+            own = before[twin.name]
+            if all(one.is_link_local for one in own) and (own or self.options.twins):
+                address = base.ip + base.network.num_addresses
+                after[twin.name] = (IPv4Interface(f"{address}/{base.network.prefixlen}"),)
+        return after
+
+    def _count_address(self, number: int) -> IPv4Interface:
+        """Return this node's address in the network that is ``number`` after the base."""
+        node, base = self.options.node, _base_network(self.options)
+        if node is None:
+            raise UsageError(
+                "missing --node or --role",
+                why="the cable has no addresses yet, and they are counted by the node",
+                hint=f"--node 1 to {self.options.nodes}, or --role head; the head is 1",
+            )
+        try:
+            start = base.network_address + number * base.num_addresses
+            return IPv4Interface(
+                f"{start + network_facts()['plan']['first_host'] + node}/{base.prefixlen}"
+            )
+        except ValueError:  # above 255.255.255.255
+            raise UsageError(
+                f"--network {base.network_address}: no room for {number} networks after it"
+            ) from None
+
+    def _make_lines_of(
+        self,
+        cage: int | None,
+        twins: Sequence[Netdev],
+        after: Mapping[str, Addresses],
+        peer: int | None,
+    ) -> Iterator[Line]:
+        kept = [twin.mtu for twin in twins if after[twin.name] == twin.ipv4 != ()]
+        usual = kept[0] if kept else network_facts()["plan"]["mtu"]
+        for number, twin in enumerate(twins):
+            addresses = after[twin.name]
+            before = twin.ipv4 or self.present_addresses(twin)
+            noted = self.given.addresses.get(twin.name, ())
+            ours = bool(addresses) and all(str(address) in noted for address in addresses)
+            mtu_noted = self.given.mtu if ours else 0
+            # An interface that is down tells nothing of what patchkit's file says.
+            mtu_before = twin.mtu if twin.ipv4 else mtu_noted or twin.mtu
+            mtu = mtu_noted or (mtu_before if addresses == before else usual)
+            yield Line(
+                netdev=twin.name,
+                addresses=addresses,
+                before=before,
+                # Without an address an interface is in no file of patchkit's.
+                mtu=(self.options.mtu or mtu) if addresses else twin.mtu,
+                mtu_before=mtu_before if addresses else twin.mtu,
+                cage=cage,
+                twin=number,
+                # Of an address that was there nobody said where it leads.
+                peer=peer if addresses != twin.ipv4 else None,
+                ours=ours,
+            )
+
+
+def _check_numbers(options: NetPlanOptions) -> None:
+    """Raise UsageError for numbers that contradict each other, or do not fit the network."""
+    node, nodes, network = options.node, options.nodes, _base_network(options)
+    if nodes < 2:
+        raise UsageError(f"--nodes {nodes}: one node needs no network", hint="2 or more")
+    if node is not None and not 1 <= node <= nodes:
+        raise UsageError(
+            f"--node {node}: nodes are numbered from 1 to {nodes}", hint="the head is node 1"
+        )
+    # The last number of a network is its broadcast address.
+    last = network_facts()["plan"]["first_host"] + nodes
+    if last >= network.num_addresses - 1:
+        raise UsageError(
+            f"--network {network} is too small for {nodes} nodes",
+            why=f"node {nodes} has the host number {last}",
+            hint="give a /24",
+        )
+
+
+def _base_network(options: NetPlanOptions) -> IPv4Network:
+    return options.network or IPv4Network(network_facts()["plan"]["network"])
 
 
 def other_node_options(plan: NetPlan, options: NetPlanOptions) -> NetPlanOptions | None:
     """Return how to plan the other end of one cable in this node's networks; None if unknown."""
     own = [address for line in plan.lines for address in line.addresses]
-    if plan.nodes != 2 or plan.topology != "cable" or not own:
+    # Link-local ones are drawn there; in a small network there is no room to count.
+    usable = all(not one.is_link_local and one.network.prefixlen <= 29 for one in own)
+    if plan.topology != "cable" or not own or not usable:
         return None
-    if any(address.is_link_local or address.network.prefixlen > 29 for address in own):
-        return None  # the other end draws its own, or there is no room to count in
-    there = NetPlanOptions(
-        node=1 if (plan.node or 1) > 1 else 2, network=own[0].network, mtu=options.mtu
-    )
-    first = network_facts()["plan"]["first_host"]
+    base, first = own[0].network, network_facts()["plan"]["first_host"]
+    node = 1 if (plan.node or 1) > 1 else 2
     for number, address in enumerate(own):
-        network = address.network
-        start = int(own[0].network.network_address) + number * own[0].network.num_addresses
-        host = int(address.ip) - int(network.network_address)
-        if int(network.network_address) != start or host == first + (there.node or 0):
+        start = base.network_address + number * base.num_addresses
+        taken = address.ip == start + first + node
+        if address.network.network_address != start or taken:
             return None
-    return there
+    return NetPlanOptions(node=node, network=base, mtu=options.mtu)

@@ -17,10 +17,8 @@ from types import MappingProxyType
 from e2e.torture.supervisor import supervise, undisturbed
 from patchkit.apply import plan_for, revert
 from patchkit.cluster.net import apply as net_apply
-from patchkit.cluster.net import state as net_state
-from patchkit.cluster.net.plan import NetPlanOptions
-from patchkit.cluster.net.planner import make_net_plan
-from patchkit.cluster.net.state import NetHistory
+from patchkit.cluster.net.apply import NetHistory
+from patchkit.cluster.net.plan import NetPlanOptions, make_net_plan
 from patchkit.digests import sha256_of
 from patchkit.durable.lock import locked
 from patchkit.durable.signals import Interrupted, raise_interrupts
@@ -213,7 +211,7 @@ def _of_a_network(scratch: Path) -> Iterator[User]:
     )
 
     def settle() -> None:
-        with net_state.lock_history(place):
+        with place.hold():
             net_apply.recover_network(place)
 
     _apart(lambda: net_apply.apply_plan(place, first, force=False), root)

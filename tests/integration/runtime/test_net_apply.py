@@ -18,11 +18,9 @@ from pathlib import Path
 import pytest
 
 from patchkit.cluster.net import apply as net_apply
-from patchkit.cluster.net import state as net_state
+from patchkit.cluster.net.apply import NetHistory
 from patchkit.cluster.net.netplan_file import render_netplan
-from patchkit.cluster.net.plan import NetPlanOptions
-from patchkit.cluster.net.planner import make_net_plan
-from patchkit.cluster.net.state import NetHistory
+from patchkit.cluster.net.plan import NetPlanOptions, make_net_plan
 from patchkit.errors import StorageError, UsageError
 from patchkit.runtime.host.probe import probe
 from support import hosts, networks
@@ -260,7 +258,7 @@ def test_a_full_disk(change, small_disk, pages):
 def test_an_interrupted_apply_is_told(net, root, change, no_netplan):
     place, first, second = change
     net_apply.apply_plan(place, first, force=False)
-    changes = net_state.changes_to_write(place, render_netplan(second).encode(), second)
+    changes, _step = net_apply.changes_to_write(place, render_netplan(second).encode(), second)
     note = {"verb": "apply", "addresses": {}, "former": {}}
     died = in_child(lambda: place.journal.commit(changes, settle=kill, note=note))
     assert died == -signal.SIGKILL

@@ -5,8 +5,7 @@ import functools
 
 import pytest
 
-from patchkit.cluster.net.checks import choose_checked_cages, host_checks
-from patchkit.cluster.net.pair import pair_checks
+from patchkit.cluster.net.checks import choose_checked_cages, host_checks, pair_checks
 from patchkit.errors import HostError
 from patchkit.finding import Level
 from patchkit.runtime.host.host import Nccl, Software
