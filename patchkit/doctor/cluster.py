@@ -9,11 +9,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from patchkit.cluster.agent import examination
-from patchkit.cluster.agent.examination import UnitFile
+from patchkit.cluster.agent.examination import ModelPrint, PythonContents, UnitFile
 from patchkit.cluster.agent.links import PeerLink, Way
-from patchkit.cluster.agent.model_print import ModelPrint
 from patchkit.cluster.agent.node_facts import DiskRoom, NodeFacts
-from patchkit.cluster.agent.python_contents import PythonContents
 from patchkit.cluster.agent.unit_state import GroupProcess, Listener, NodeState
 from patchkit.cluster.health.node_health import NodeHealth
 from patchkit.cluster.launch import ports

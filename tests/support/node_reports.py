@@ -2,11 +2,15 @@
 
 from dataclasses import replace
 
-from patchkit.cluster.agent.examination import UnitFile
+from patchkit.cluster.agent.examination import (
+    FilePrint,
+    LoadedNccl,
+    ModelPrint,
+    PythonContents,
+    UnitFile,
+)
 from patchkit.cluster.agent.links import PeerLink, Way
-from patchkit.cluster.agent.model_print import FilePrint, ModelPrint
 from patchkit.cluster.agent.node_facts import DiskRoom
-from patchkit.cluster.agent.python_contents import LoadedNccl, PythonContents
 from patchkit.cluster.agent.unit_state import GroupProcess, Listener, NodeState, UnitState
 from patchkit.doctor.peers.placed_files import placed_files
 from patchkit.doctor.peers.report import ClockOffset, NodeReport

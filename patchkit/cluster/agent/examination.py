@@ -6,22 +6,41 @@ network. ``examine`` asks about the node, ``meet`` about the others as they are 
 
 from __future__ import annotations
 
+import contextlib
+import csv
+import hashlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from patchkit.cluster.agent import links, model_print, unit_state
-from patchkit.cluster.agent.node_facts import disk_rooms, facts_here
-from patchkit.cluster.agent.python_contents import python_contents
-from patchkit.cluster.agent.unit_state import group_processes, listeners
+from patchkit.cluster.agent import links, unit_state
+from patchkit.cluster.agent.node_facts import disk_rooms, facts_here, model_on_node
 from patchkit.cluster.health.node_health import collect_health
+from patchkit.cluster.models.expected import CACHE, downloads, read_record
 from patchkit.cluster.ssh.failure import error_fields
+from patchkit.digests import digest
 from patchkit.errors import HostError, PatchkitError
+from patchkit.reading import read_text
+from patchkit.records import RecordError
+from patchkit.runtime.host.host import Nccl, Software
+from patchkit.runtime.python.distributions import (
+    LostFile,
+    distributions,
+    header,
+    import_path,
+    lost_files,
+)
+from patchkit.runtime.python.startup import STEM
+from patchkit.units import BYTES_PER_MIB
 
-_ABOUT_FILE = ("DropInPaths", "NeedDaemonReload")
+_LARGEST = 32 << 20  # bytes of a RECORD
+# Whose files a rank loads; of all others the version is enough.
+_DIGESTED = ("vllm", "torch", "triton", "pytorch_triton", "ray")
+_SMALL = BYTES_PER_MIB  # bytes of a file that is read: configuration and templates, not weights
+_MOST = 5_000  # files of a folder that is a model's
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +49,50 @@ class UnitFile:
 
     drop_ins: tuple[str, ...] = ()
     changed: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedNccl:
+    """The libnccl that is loaded for vLLM: its path and what it says of itself, "" for none."""
+
+    path: str = ""
+    version: str = ""
+    sha256: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PythonContents:
+    """An environment: versions by project, digests over the RECORD of those that ranks load.
+
+    RECORD says what was installed, not what somebody changed since; of libnccl the bytes count.
+    """
+
+    versions: Mapping[str, str] = field(default_factory=dict)
+    digests: Mapping[str, str] = field(default_factory=dict)
+    nccl: LoadedNccl = LoadedNccl()
+    torch_nccl: LoadedNccl = LoadedNccl()
+    lost: tuple[LostFile, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FilePrint:
+    """A file: its bytes, and its digest as it was written down or, of a small one, as it is."""
+
+    size: int
+    digest: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelPrint:
+    """A model's folder; ``problem`` is what the quick check says is wrong first, "" for nothing.
+
+    ``commit`` is what its record says, "" without one.
+    """
+
+    folder: str
+    problem: str
+    commit: str = ""
+    files: Mapping[str, FilePrint] = field(default_factory=dict)
 
 
 def examine(
@@ -47,14 +110,31 @@ def examine(
         contents = python_contents(facts.venv, facts.host.software)
         return {"facts": asdict(facts), "contents": asdict(contents)}
 
+    def unit_file() -> UnitFile:
+        asked = "--property=DropInPaths,NeedDaemonReload"
+        shown = unit_state.run_for_user("systemctl", "show", asked, "--", units[0], check=True)
+        found = dict(line.partition("=")[::2] for line in shown.output.splitlines())
+        drop_ins = tuple(found.get("DropInPaths", "").split())
+        return UnitFile(drop_ins=drop_ins, changed=found.get("NeedDaemonReload") == "yes")
+
+    def health() -> dict[str, Any]:
+        """Return it with the limits of the unit's process, if that runs."""
+        place = Path(venv).expanduser()
+        there = str(place) if (place / "bin" / "python").exists() else ""
+        asked = ("--property=MainPID", "--value", "--", units[0])
+        shown = unit_state.run_for_user("systemctl", "show", *asked)
+        main = int(shown.output) if shown.output.strip().isdigit() else 0
+        found = collect_health(there, main, shown.trouble or f"{units[0]} does not run")
+        return {**found, "manager": not shown.trouble}
+
     parts: dict[str, Callable[[], dict[str, Any]]] = {
         "facts": whole,
         "state": lambda: {"state": unit_state.read_node_state(name, units)},
-        "unit_file": lambda: {"unit_file": asdict(_unit_file(units[0]))},
-        "processes": lambda: {"processes": [asdict(each) for each in group_processes(name)]},
-        "disks": lambda: {"disks": [asdict(each) for each in disk_rooms(folders)]},
-        "listeners": lambda: {"listeners": [asdict(each) for each in listeners(ports)]},
-        "health": lambda: {"health": _look_at_health(venv, units[0])},
+        "unit_file": lambda: {"unit_file": asdict(unit_file())},
+        "processes": lambda: {"processes": list(map(asdict, unit_state.group_processes(name)))},
+        "disks": lambda: {"disks": list(map(asdict, disk_rooms(folders)))},
+        "listeners": lambda: {"listeners": list(map(asdict, unit_state.listeners(ports)))},
+        "health": lambda: {"health": health()},
     }
     return {**_ask_together(parts), "began": began, "ended": time.time()}
 
@@ -69,7 +149,7 @@ def meet(
     parts: dict[str, Callable[[], dict[str, Any]]] = {
         "ways": lambda: {"ways": links.try_ways(addresses)},
         "links": lambda: {"links": links.try_links(peers)},
-        "models": lambda: {"models": list(map(model_print.model_print, models))},
+        "models": lambda: {"models": list(map(model_print, models))},
     }
     return _ask_together(parts)
 
@@ -80,9 +160,9 @@ def _ask_together(parts: dict[str, Callable[[], dict[str, Any]]]) -> dict[str, A
     errors: dict[str, dict[str, str]] = {}
     with ThreadPoolExecutor(max_workers=len(parts)) as pool:
         started = {name: pool.submit(work) for name, work in parts.items()}
-        for name, each in started.items():
+        for name, part in started.items():
             try:
-                found |= each.result()
+                found |= part.result()
             except PatchkitError as error:
                 errors[name] = error_fields(error)
             except (OSError, ValueError) as error:
@@ -90,22 +170,68 @@ def _ask_together(parts: dict[str, Callable[[], dict[str, Any]]]) -> dict[str, A
     return {**found, "errors": errors}
 
 
-def _look_at_health(venv: str, unit: str) -> dict[str, Any]:
-    """Return what tells of the node's health, with the limits of the unit's process if it runs."""
-    place = Path(venv).expanduser()
-    there = str(place) if (place / "bin" / "python").exists() else ""
-    done = unit_state.run_for_user("systemctl", "show", "--property=MainPID", "--value", "--", unit)
-    main = int(done.output) if done.output.strip().isdigit() else 0
-    health = collect_health(there, main, done.trouble or f"{unit} does not run")
-    return {**health, "manager": not done.trouble}
-
-
-def _unit_file(unit: str) -> UnitFile:
-    shown_keys = ",".join(_ABOUT_FILE)
-    words = ("systemctl", "show", f"--property={shown_keys}", "--", unit)
-    done = unit_state.run_for_user(*words, check=True)
-    shown = dict(line.partition("=")[::2] for line in done.output.splitlines())
-    return UnitFile(
-        drop_ins=tuple(shown.get("DropInPaths", "").split()),
-        changed=shown.get("NeedDaemonReload") == "yes",
+def python_contents(venv: str, software: Software | None) -> PythonContents:
+    """Return what an environment holds; ``software`` says which libnccl is loaded there."""
+    path = import_path(venv)
+    homes = {name: found[0] for name, found in distributions(path).items()}
+    torch = _describe_nccl(software.torch_nccl) if software else LoadedNccl()
+    same = software is None or software.vllm_nccl == software.torch_nccl
+    return PythonContents(
+        versions={name: header(home, "Version") for name, home in sorted(homes.items())},
+        digests={name: _digest_record(homes[name]) for name in _DIGESTED if name in homes},
+        nccl=torch if same or software is None else _describe_nccl(software.vllm_nccl),
+        torch_nccl=torch,
+        lost=lost_files(path, STEM),
     )
+
+
+def _describe_nccl(nccl: Nccl | None) -> LoadedNccl:
+    if nccl is None or not nccl.path:
+        return LoadedNccl()
+    try:
+        with Path(nccl.path).open("rb") as file:
+            sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError:
+        sha256 = ""
+    return LoadedNccl(path=nccl.path, version=nccl.version, sha256=sha256)
+
+
+def _digest_record(home: Path) -> str:
+    """Return a digest over a RECORD, "" if there is none.
+
+    Scripts depend on the folder, and the notes in .dist-info on where a wheel came from.
+    """
+    try:
+        rows = list(csv.reader(read_text(home / "RECORD", limit=_LARGEST).splitlines()))
+    except (PatchkitError, csv.Error):
+        return ""
+    own = ("../", f"{home.name}/")
+    hashed = [row for row in rows if len(row) > 1 and row[1] and not row[0].startswith(own)]
+    kept = sorted(",".join(row[:2]) for row in hashed)
+    return digest("\n".join(kept)) if kept else ""
+
+
+def model_print(folder: str) -> dict[str, Any]:
+    """Return which files a model's folder holds, without hashing weights."""
+    place = Path(folder).expanduser()
+    problem, commit = model_on_node(folder).problem, ""
+    digests: dict[str, str] = {}
+    files: dict[str, FilePrint] = {}
+    if place.is_dir():
+        digests = {name: file.digest for name, file in downloads(place)}
+        with contextlib.suppress(RecordError):
+            if known := read_record(place):
+                commit = known.commit
+                digests |= {name: file.digest for name, file in known.files.items()}
+    for path in sorted(place.rglob("*")) if place.is_dir() else ():
+        name = path.relative_to(place)
+        if name.parts[0] in (CACHE, ".git") or not path.is_file() or len(files) == _MOST:
+            continue
+        found = FilePrint(size=-1)
+        with contextlib.suppress(OSError):
+            size = path.stat().st_size
+            known_digest = digests.get(name.as_posix(), "")
+            own = hashlib.sha256(path.read_bytes()).hexdigest() if size <= _SMALL else known_digest
+            found = FilePrint(size=size, digest=own)
+        files[name.as_posix()] = found
+    return asdict(ModelPrint(folder=str(place), problem=problem, commit=commit, files=files))

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from patchkit.cluster.agent.examination import UnitFile
+from patchkit.cluster.agent.examination import ModelPrint, PythonContents, UnitFile
 from patchkit.cluster.agent.links import PeerLink, Way
-from patchkit.cluster.agent.model_print import ModelPrint
 from patchkit.cluster.agent.node_facts import DiskRoom, NodeFacts
-from patchkit.cluster.agent.python_contents import PythonContents
 from patchkit.cluster.agent.unit_state import GroupProcess, Listener, NodeState
 from patchkit.cluster.health.node_health import NodeHealth
 from patchkit.doctor.peers.placed_files import PlacedFiles

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from patchkit.cluster.agent.model_print import FilePrint, ModelPrint
-from patchkit.cluster.agent.python_contents import LoadedNccl, PythonContents
+from patchkit.cluster.agent.examination import FilePrint, LoadedNccl, ModelPrint, PythonContents
 from patchkit.cluster.launch.cluster_file import ClusterFile
 from patchkit.cluster.models.names import folder_of
 from patchkit.cluster.ssh.ssh import HERE, there

@@ -14,8 +14,7 @@ from typing import Any
 import pytest
 
 from patchkit.cluster.agent import examination, group_script
-from patchkit.cluster.agent.model_print import model_print
-from patchkit.cluster.agent.python_contents import python_contents
+from patchkit.cluster.agent.examination import model_print, python_contents
 from patchkit.cluster.agent.unit_state import group_processes, listeners
 from patchkit.cluster.launch.cluster import Cluster
 from patchkit.cluster.launch.cluster_file import ClusterFile, ClusterNode

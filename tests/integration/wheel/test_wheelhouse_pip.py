@@ -10,7 +10,7 @@ import venv
 
 import pytest
 
-from patchkit.cluster.agent.python_contents import python_contents
+from patchkit.cluster.agent.examination import python_contents
 from patchkit.wheel.wheelhouse.contents import add_wheel
 from support.wheels import ELSEWHERE, HERE, write_wheel
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from patchkit.cluster.agent.python_contents import LoadedNccl
+from patchkit.cluster.agent.examination import LoadedNccl
 from patchkit.cluster.health.compilers import Compilers, JitCache, PtxAssembler
 from patchkit.cluster.health.limits import ContainerLimits, ProcessLimits
 from patchkit.cluster.health.node_health import GpuUser, NodeHealth

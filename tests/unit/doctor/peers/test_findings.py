@@ -5,9 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from patchkit.cluster.agent.examination import UnitFile
+from patchkit.cluster.agent.examination import LoadedNccl, UnitFile
 from patchkit.cluster.agent.links import PeerLink
-from patchkit.cluster.agent.python_contents import LoadedNccl
 from patchkit.cluster.agent.unit_state import GroupProcess, Listener
 from patchkit.doctor.peers.check import peer_checks
 from patchkit.doctor.peers.findings import peer_findings

@@ -4,7 +4,7 @@ import sys
 import venv
 from pathlib import Path
 
-from patchkit.cluster.agent.python_contents import python_contents
+from patchkit.cluster.agent.examination import python_contents
 from patchkit.cluster.health.packages import package_versions
 from patchkit.runtime.python.distributions import import_path
 
