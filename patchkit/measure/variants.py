@@ -138,10 +138,10 @@ def plan_cluster(path: Path, model: str, venv: str, args: Sequence[str]) -> Plan
     return PlannedVariant(
         name=path.stem,
         python=python,
-        words=plan.units.ranks[0].words,
-        shared=_shared_variables(plan.ranks[0]),
-        facts=tuple(rank.facts for rank in plan.ranks),
-        tokenizer=_find_tokenizer(plan.model),
+        words=plan.units.words(0),
+        shared=_shared_variables(plan.units.ranks[0]),
+        facts=tuple(rank.facts for rank in plan.units.ranks),
+        tokenizer=_find_tokenizer(plan.units.model),
         cluster=cluster,
     )
 

@@ -4,7 +4,8 @@ from dataclasses import replace
 
 from patchkit.cluster.agent.node_facts import NodeFacts
 from patchkit.cluster.launch.cluster_file import ClusterFile, ClusterNode, ServeChoices
-from patchkit.cluster.launch.plan import group_units, planned_ranks, served_model
+from patchkit.cluster.launch.plan import planned_ranks, served_model
+from patchkit.cluster.launch.units import GroupUnits
 from patchkit.runtime.host.host import Nccl, Software
 from patchkit.runtime.host.probe import probe
 from support import hosts
@@ -48,5 +49,5 @@ def units_of(file, facts, model):
     """Return the units for a model, as if the head reached each worker by its own name."""
     served = served_model(file, model)
     ranks = planned_ranks(file, facts, served)
-    links = [["ssh", "-T", "--", each.from_head] for each in file.node[1:]]
-    return group_units(file, ranks, served, links)
+    links = [("ssh", "-T", "--", each.from_head) for each in file.node[1:]]
+    return GroupUnits(cluster=file, model=served, ranks=tuple(ranks), links=tuple(links))

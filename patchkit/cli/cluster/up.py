@@ -93,7 +93,7 @@ def _chosen_cluster(file: Path, *, here: bool, choices: dict[str, Any]) -> Clust
 
 def _start_blocks(cluster: Cluster, model: str, *, wait: bool) -> Iterator[Block]:
     begun = launch.bring_up(cluster, model)
-    name, url, notes = begun.plan.model.name, begun.plan.units.url, begun.plan.notes
+    name, url, notes = begun.plan.units.model.name, begun.plan.units.url, begun.plan.notes
     what = "runs with these files already" if begun.running else "is started"
     yield GOOD + f"{name} {what} on {_node_names(cluster)}"
     if wait:
@@ -177,7 +177,7 @@ def plan_blocks(cluster: Cluster, plan: GroupPlan) -> Iterator[Block]:
     nodes = list(zip(cluster.nodes, plan.files, plan.changed, strict=True))
     yield Record(
         {
-            "model": plan.model.name,
+            "model": plan.units.model.name,
             "url": plan.units.url,
             "notes": plan.notes,
             "nodes": [
@@ -190,9 +190,9 @@ def plan_blocks(cluster: Cluster, plan: GroupPlan) -> Iterator[Block]:
         yield style(node.destination, bold=True) + f" rank {number}"
         for name in changed:
             yield f"  {'removes' if files.get(name) is None else 'writes'} {name}"
-        yield LaidOut(shown(f"  runs    {' '.join(plan.units.ranks[number].words)}"))
-        for note in plan.ranks[number].env.notes:
+        yield LaidOut(shown(f"  runs    {' '.join(plan.units.words(number))}"))
+        for note in plan.units.ranks[number].env.notes:
             yield "  " + lead_word("note") + by_cluster_file(note)
-    yield from _note_lines(plan.notes, plan.model.name)
-    if plan.same:
+    yield from _note_lines(plan.notes, plan.units.model.name)
+    if not any(plan.changed):
         yield "nothing to write: every node has these files"

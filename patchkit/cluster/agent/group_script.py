@@ -194,11 +194,8 @@ def ready(settings: dict[str, Any]) -> None:
         _check_alive(main_process)
         time.sleep(2)
     first = time.monotonic() - loaded
-    say(
-        json.dumps(
-            {"answered": model, "load_s": round(loaded - began, 1), "token_s": round(first, 1)}
-        )
-    )
+    took = {"load_s": round(loaded - began, 1), "token_s": round(first, 1)}
+    say(json.dumps({"answered": {"model": model, **took}}))
 
 
 def ray(settings: dict[str, Any]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,8 +19,6 @@ from patchkit.cluster.ssh.node import Remote, all_of, everywhere
 from patchkit.cluster.ssh.ssh import advice
 from patchkit.errors import BusyError, HostError, PatchkitError
 from patchkit.quoting import quoted
-
-_LONGEST = 1e10  # seconds: what no calendar has
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,31 +53,15 @@ class Cluster:
 
     def facts(self, models: Sequence[str] = ()) -> list[NodeFacts]:
         """Return the facts of all nodes. Raises the first error of a node, naming the others."""
-        return all_of(self.tried_facts(models))
-
-    def tried_facts(self, models: Sequence[str] = ()) -> list[NodeFacts | PatchkitError]:
-        """Return the facts of each node, or why there are none."""
+        asked = {"name": self.file.name, "venv": self.file.venv, "models": list(models)}
 
         def ask(node: Remote) -> NodeFacts:
-            its = {"name": self.file.name, "venv": self.file.venv, "models": list(models)}
-            facts = node.call(NodeFacts, node_facts.look_at_node, **its)
+            facts = node.call(NodeFacts, node_facts.look_at_node, **asked)
             if lacking := set(models) - set(facts.models):
                 raise HostError(f"{node.destination}: says nothing of {min(lacking)}")
             return facts
 
-        return everywhere(self.nodes, ask)
-
-    def clocks(self, nodes: Sequence[Remote]) -> list[float | PatchkitError]:
-        """Return the seconds that each node's clock is ahead of this machine's."""
-
-        def ask(node: Remote) -> float:
-            # As it was sent: what the login and Python take before that is not in it.
-            ahead = 0.0 if node.here else node.call(float, time.time) - time.time()
-            if abs(ahead) > _LONGEST:
-                raise HostError(f"{node.destination}: its clock says nothing")
-            return ahead
-
-        return everywhere(nodes, ask)
+        return all_of(everywhere(self.nodes, ask))
 
     def follow(self, units: Sequence[str]) -> Iterator[list[UnitState]]:
         """Yield the states of units of the head, at once and whenever they change."""
@@ -94,11 +75,9 @@ class Cluster:
         """Return the state of each node, or why it is not known."""
 
         def ask(node: Remote) -> NodeState:
-            units = self.units_of(node)
-            state = node.call(
-                NodeState, unit_state.read_node_state, name=self.file.name, units=units
-            )
-            _check_units(node, units, state.units)
+            asked = {"name": self.file.name, "units": self.units_of(node)}
+            state = node.call(NodeState, unit_state.read_node_state, **asked)
+            _check_units(node, self.units_of(node), state.units)
             return state
 
         return everywhere(self.nodes, ask)
@@ -108,13 +87,18 @@ class Cluster:
 
         Raises HostError for a worker that it does not reach, with what to do on the head.
         """
-        workers = self.file.node[1:]
-        if not workers:
-            return []
-        found = self.try_links(workers, addresses)
+        workers, name = self.file.node[1:], self.head.destination
+        found = self.try_links(workers, addresses) if workers else []
         for worker, link in zip(workers, found, strict=True):
             if link.error:
-                raise self._not_linked(worker, link)
+                error = sent_error(link.error, f"from {name}")
+                why, hint = advice(error.what, worker.from_head)
+                raise HostError(
+                    error.what,
+                    why=f"the head starts and watches {worker.ssh} by ssh, without a password; "
+                    + why,
+                    hint=hint if self.head.here else f"on {name} ({quoted('ssh', name)}): {hint}",
+                )
         return found
 
     def try_links(self, workers: Sequence[ClusterNode], addresses: Sequence[str]) -> list[PeerLink]:
@@ -124,17 +108,6 @@ class Cluster:
         if len(found) != len(peers):
             raise HostError(f"{self.head.destination}: does not say how it reaches each worker")
         return found
-
-    def _not_linked(self, worker: ClusterNode, link: PeerLink) -> HostError:
-        error = sent_error(link.error, f"from {self.head.destination}")
-        why, hint = advice(error.what, worker.from_head)
-        if not self.head.here:
-            hint = f"on {self.head.destination} ({quoted('ssh', self.head.destination)}): {hint}"
-        return HostError(
-            error.what,
-            why=f"the head starts and watches {worker.ssh} by ssh, without a password; {why}",
-            hint=hint,
-        )
 
     def put_files(self, files: Sequence[dict[str, str]]) -> None:
         """Write the files of all nodes, the workers' first. Raises as that does on a node."""
@@ -150,8 +123,8 @@ class Cluster:
     @contextmanager
     def alone(self) -> Iterator[None]:
         """Hold the cluster: no other patchkit changes it meanwhile. Raises BusyError."""
+        name = self.file.name
         with contextlib.ExitStack() as stack:
-            name = self.file.name
             try:
                 stack.enter_context(self.head.opened(bool, node_files.hold_alone, name=name))
             except BusyError as error:

@@ -6,15 +6,17 @@ import heapq
 import queue
 import re
 import threading
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from patchkit.cluster.agent.journal import JournalLine, read_units
 from patchkit.cluster.launch.cluster import Cluster
-from patchkit.cluster.ssh.node import Remote
-from patchkit.errors import PatchkitError
+from patchkit.cluster.ssh.node import Remote, everywhere
+from patchkit.errors import HostError, PatchkitError
 
 _SKEW = 2.0  # seconds
+_LONGEST = 1e10  # seconds: what no calendar has
 _EPOCH = re.compile(r"@\d+(\.\d+)?")
 _QUEUED = 1000  # lines
 
@@ -50,80 +52,66 @@ def read_group_journal(
     ``since`` is as journalctl takes it, by each node's own clock; ``@SECONDS`` is by the head's.
     """
     chosen = [node for node in cluster.nodes if not nodes or node.destination in nodes]
-    clocks = dict(zip(chosen, cluster.clocks(chosen), strict=True))
-    silent = {
-        node.destination: error
-        for node, error in clocks.items()
-        if isinstance(error, PatchkitError)
-    }
-    ahead = {node: by for node, by in clocks.items() if not isinstance(by, PatchkitError)}
+    silent: dict[str, PatchkitError] = {}
+    ahead: dict[Remote, float] = {}
+    for node, offset in zip(chosen, everywhere(chosen, _clock_offset), strict=True):
+        if isinstance(offset, PatchkitError):
+            silent[node.destination] = offset
+        else:
+            ahead[node] = offset
     base = ahead.get(cluster.head, 0.0)
 
-    def read(node: Remote, by: float) -> Iterator[JournalLine]:
-        start = f"@{float(since[1:]) + by - base:.6f}" if _EPOCH.fullmatch(since) else since
+    def read(node: Remote, offset: float) -> Iterator[tuple[str, JournalLine]]:
+        start = f"@{float(since[1:]) + offset - base:.6f}" if _EPOCH.fullmatch(since) else since
+        asked = {"since": start, "lines": lines, "follow": follow}
         try:
-            units = cluster.units_of(node)
-            for line in read_node_lines(node, units, since=start, lines=lines, follow=follow):
-                yield replace(line, time=line.time - round(by * 1e6))
+            for line in node.stream(JournalLine, read_units, units=cluster.units_of(node), **asked):
+                yield node.destination, replace(line, time=line.time - round(offset * 1e6))
         except PatchkitError as error:
             silent[node.destination] = error
 
-    journals = [(node.destination, read(node, by)) for node, by in ahead.items()]
+    skew = ""
+    if ahead:
+        early, late = min(ahead, key=ahead.__getitem__), max(ahead, key=ahead.__getitem__)
+        if (apart := ahead[late] - ahead[early]) > _SKEW:
+            skew = f"the clock of {early.destination} is {apart:.0f} s behind that of "
+            skew += late.destination
+    journals = [read(node, offset) for node, offset in ahead.items()]
     merged = merge_arriving(journals) if follow else merge_by_time(journals)
-    return GroupJournal(lines=merged, silent=silent, skew=_describe_skew(ahead))
+    return GroupJournal(lines=merged, silent=silent, skew=skew)
 
 
-def read_node_lines(
-    node: Remote, units: Sequence[str], *, since: str = "", lines: int = 0, follow: bool = False
-) -> Iterator[JournalLine]:
-    """Yield the lines of a node's units."""
-    asked = {"units": list(units), "since": since, "lines": lines, "follow": follow}
-    return node.stream(JournalLine, read_units, **asked)
-
-
-def _describe_skew(ahead: dict[Remote, float]) -> str:
-    """Return how far apart the clocks of nodes are, if that is more than a slow login explains."""
-    if not ahead:
-        return ""
-    early, *_, late = sorted([*ahead, *ahead], key=lambda node: ahead[node])
-    apart = ahead[late] - ahead[early]
-    if apart <= _SKEW:
-        return ""
-    return f"the clock of {early.destination} is {apart:.0f} s behind that of {late.destination}"
+def _clock_offset(node: Remote) -> float:
+    """Return the seconds that a node's clock is ahead of this machine's."""
+    # As it was sent: what the login and Python take before that is not in it.
+    ahead = 0.0 if node.here else node.call(float, time.time) - time.time()
+    if abs(ahead) > _LONGEST:
+        raise HostError(f"{node.destination}: its clock says nothing")
+    return ahead
 
 
 def merge_by_time(
-    journals: Iterable[tuple[str, Iterable[JournalLine]]],
+    journals: Iterable[Iterator[tuple[str, JournalLine]]],
 ) -> Iterator[tuple[str, JournalLine]]:
     """Yield the lines of several nodes by time, each with its node."""
-
-    def with_node(node: str, lines: Iterable[JournalLine]) -> Iterator[tuple[str, JournalLine]]:
-        for line in lines:
-            yield node, line
-
-    ordered = (with_node(node, lines) for node, lines in journals)
-    return heapq.merge(*ordered, key=lambda entry: (entry[1].time, entry[0]))
+    return heapq.merge(*journals, key=lambda entry: (entry[1].time, entry[0]))
 
 
 def merge_arriving(
-    journals: Iterable[tuple[str, Iterable[JournalLine]]],
+    journals: Iterable[Iterator[tuple[str, JournalLine]]],
 ) -> Iterator[tuple[str, JournalLine]]:
     """Yield the lines of several nodes when they arrive, without an end."""
     # Of a limited size: a node may write faster than somebody reads.
     arrived: queue.Queue[tuple[str, JournalLine] | None] = queue.Queue(_QUEUED)
 
-    def pump(node: str, lines: Iterable[JournalLine]) -> None:
-        for line in lines:
-            arrived.put((node, line))
+    def pump(lines: Iterator[tuple[str, JournalLine]]) -> None:
+        for entry in lines:
+            arrived.put(entry)
         arrived.put(None)
 
-    open_ends = 0
-    for journal in journals:
-        threading.Thread(target=pump, args=journal, daemon=True).start()
-        open_ends += 1
-    while open_ends:
-        entry = arrived.get()
-        if entry is None:
-            open_ends -= 1
-        else:
+    threads = [threading.Thread(target=pump, args=[lines], daemon=True) for lines in journals]
+    for thread in threads:
+        thread.start()
+    for _ in threads:
+        while (entry := arrived.get()) is not None:
             yield entry

@@ -1,4 +1,4 @@
-"""Plan a cluster: from its file, its nodes' facts and a model to the files of each node. Pure.
+"""Plan a cluster: from its file, its nodes' facts and a model to each node's part. Pure.
 
 The same decisions as `patchkit env` and `patchkit serve-args` make on each node by themselves.
 """
@@ -15,7 +15,6 @@ from pathlib import PurePosixPath
 from patchkit.cluster.agent.node_facts import NodeFacts
 from patchkit.cluster.launch.cluster_file import ClusterFile
 from patchkit.cluster.launch.survey import node_findings
-from patchkit.cluster.launch.units import GroupUnits, RankUnit
 from patchkit.cluster.models.names import ModelFolder
 from patchkit.cluster.ssh.ssh import HERE
 from patchkit.errors import HostError, PatchkitError, UsageError
@@ -24,9 +23,8 @@ from patchkit.runtime.env.cluster_env import ClusterEnv, cluster_env
 from patchkit.runtime.env.file_text import file_text
 from patchkit.runtime.envfile.syntax import Format
 from patchkit.runtime.host.hardware import target_of
-from patchkit.runtime.host.host import Host
 from patchkit.runtime.node.address import addresses
-from patchkit.runtime.node.decision import Node, NodeOptions, decide
+from patchkit.runtime.node.decision import NodeOptions, decide
 from patchkit.runtime.node.env_file import EnvFile, env_file
 from patchkit.runtime.node.topology import attach
 from patchkit.runtime.rules.flag_rules import load_flag_rules
@@ -36,13 +34,12 @@ from patchkit.runtime.rules.rule import RuleChoice
 from patchkit.runtime.rules.variable_rules import load_variable_rules
 from patchkit.runtime.rules.variables import vllm_values, vllm_variables
 from patchkit.runtime.serve.args import ServeCommand, release_flags, serve_args
-from patchkit.runtime.serve.listen import listen_address, models_url
+from patchkit.runtime.serve.listen import listen_address
 from patchkit.runtime.serve.memory import memory_pool
 from patchkit.runtime.serve.request import ServeRequest
 from patchkit.units import BYTES_PER_GIB
 
 _SERVED = "--served-model-name"
-_RAY_PORT = 6379
 # What does not depend on the model's size: kernels that are compiled at the first start, CUDA
 # graphs, the rendezvous of the ranks.
 _BEFORE_SECONDS = 900
@@ -122,24 +119,18 @@ def planned_ranks(
         if number == 0:
             head = env_file(planned.text, f"{node.ssh}'s env file")
         ranks.append(planned)
-    _check_kinds(cluster, ranks)
-    return ranks
-
-
-def _check_kinds(cluster: ClusterFile, ranks: Sequence[PlannedRank]) -> None:
-    """Raise HostError for tensor parallelism over several kinds of GPU."""
-    kinds = {each.env.node.target: each.ssh for each in ranks}
-    command = ranks[0].command
-    words = (*command.words, *cluster.serve.args) if command else ()
+    kinds = {rank.env.node.target: rank.ssh for rank in ranks}
+    words = (*ranks[0].command.words, *cluster.serve.args) if ranks[0].command else ()
     sizes = [size for flag, size in pairwise(words) if flag == "--tensor-parallel-size"]
     if len(kinds) > 1 and sizes[-1:] not in ([], ["1"]):
-        named = " and ".join(f"{node} is a {kind}" for kind, node in kinds.items())
+        pair = " and ".join(f"{node} is a {kind}" for kind, node in kinds.items())
         raise HostError(
-            f"{named}: no tensor parallelism over two kinds of GPU",
+            f"{pair}: no tensor parallelism over two kinds of GPU",
             why="each computes a part of every layer, with other kernels: nobody has shown that "
             "this works",
             hint='a pipeline, which nobody has shown either: topology = "hetero" in [serve]',
         )
+    return ranks
 
 
 def _not_its_address(address: str, has: str) -> HostError:
@@ -203,131 +194,66 @@ def _plan_rank(
     cluster: ClusterFile, number: int, facts: NodeFacts, model: ServedModel, head: EnvFile | None
 ) -> PlannedRank:
     serve, several = cluster.serve, len(cluster.node) > 1
-    host = _of_tables(facts.host)
+    role = "single" if not several else "worker" if number else "head"
+    # Without the folder of the installed vLLM, which is another machine's.
+    software = facts.host.software and replace(facts.host.software, vllm_home="")
+    host = replace(facts.host, software=software)
     variable_rules, flag_rules = load_variable_rules(), load_flag_rules()
-    chosen = _divide_rules(cluster, {each.id for each in variable_rules.rules})
-    of_flags = chosen[1].wanted | chosen[1].unwanted
-    if unknown := sorted(of_flags - {rule.id for rule in flag_rules.rules}):
+    variables = {rule.id for rule in variable_rules.rules}
+    wanted, unwanted = frozenset(serve.wanted), frozenset(serve.unwanted)
+    of_flags = RuleChoice(wanted=wanted - variables, unwanted=unwanted - variables)
+    known = {rule.id for rule in flag_rules.rules}
+    if unknown := sorted((of_flags.wanted | of_flags.unwanted) - known):
         raise UsageError(
             f"with or without {unknown[0]!r}: no rule has this name",
             hint="`patchkit env explain` and `patchkit serve-args --explain` list them",
         )
-    role = "single" if not several else "worker" if number else "head"
+    # A worker takes over what its head's file says.
+    first = {
+        "nodes": len(cluster.node),
+        "head": cluster.head.address if several else "",
+        "topology": serve.topology if several else "auto",
+        "executor": serve.executor,
+    }
     options = NodeOptions(
         role=role,
-        # A worker takes over what its head's file says.
-        nodes=len(cluster.node) if number == 0 else 0,
-        head=cluster.head.address if several and number == 0 else "",
-        topology=serve.topology if several and number == 0 else "auto",
-        executor=serve.executor if number == 0 else "auto",
         target=serve.target,
         model=model.preset.id if model.preset else "",
-        choice=chosen[0],
+        choice=RuleChoice(wanted=wanted & variables, unwanted=unwanted & variables),
         extra=dict(serve.set),
+        **(first if number == 0 else {"nodes": 0}),
     )
     node = decide(options, host, head)
-    env = cluster_env(
-        node,
-        host,
-        variable_rules,
-        vllm_variables(node.vllm),
-        vllm_values(node.vllm),
-        ptxas=facts.ptxas,
-    )
+    of_release = vllm_variables(node.vllm), vllm_values(node.vllm)
+    env = cluster_env(node, host, variable_rules, *of_release, ptxas=facts.ptxas)
     if head:
         env = agree(env, head, variable_rules.of_host, dict(serve.set))
-    text = file_text(env, Format.SYSTEMD, hostname=host.system.hostname, target=serve.target)
     command = None
     if role != "worker" or node.executor.name != "ray":
-        command = _command(cluster, number, facts, host, node, model, chosen[1])
+        on_node = facts.models.get(model.folder)
+        request = ServeRequest(
+            model=absolute(model.source, facts),
+            node=node,
+            memory=memory_pool(host, node, flag_rules.memory),
+            rank=number if several else None,
+            host=serve.host or listen_address(serve.listen, node, host),
+            port=serve.port,
+            folder_gib=on_node.weights / BYTES_PER_GIB if on_node and on_node.weights else None,
+            choice=of_flags,
+        )
+        command = serve_args(request, flag_rules, release_flags(node.vllm, None))
     return PlannedRank(
-        ssh=cluster.node[number].ssh, facts=facts, env=env, text=text, command=command
+        ssh=cluster.node[number].ssh,
+        facts=facts,
+        env=env,
+        text=file_text(env, Format.SYSTEMD, hostname=host.system.hostname, target=serve.target),
+        command=command,
     )
-
-
-def _of_tables(host: Host) -> Host:
-    """Return facts without the folder of the installed vLLM, which is another machine's."""
-    if host.software is None:
-        return host
-    return replace(host, software=replace(host.software, vllm_home=""))
-
-
-def _command(
-    cluster: ClusterFile,
-    number: int,
-    facts: NodeFacts,
-    host: Host,
-    node: Node,
-    model: ServedModel,
-    choice: RuleChoice,
-) -> ServeCommand:
-    rules, serve = load_flag_rules(), cluster.serve
-    on_node = facts.models.get(model.folder)
-    request = ServeRequest(
-        model=absolute(model.source, facts),
-        node=node,
-        memory=memory_pool(host, node, rules.memory),
-        rank=number if len(cluster.node) > 1 else None,
-        host=serve.host or listen_address(serve.listen, node, host),
-        port=serve.port,
-        folder_gib=on_node.weights / BYTES_PER_GIB if on_node and on_node.weights else None,
-        choice=choice,
-    )
-    return serve_args(request, rules, release_flags(node.vllm, None))
 
 
 def absolute(path: str, facts: NodeFacts) -> str:
     """Return a path of a node with its user's home in it."""
     return f"{facts.home}/{path[2:]}" if path.startswith("~/") else path
-
-
-def _divide_rules(cluster: ClusterFile, variables: set[str]) -> tuple[RuleChoice, RuleChoice]:
-    """Return the rules that are chosen about variables, and those about flags."""
-    wanted, unwanted = frozenset(cluster.serve.wanted), frozenset(cluster.serve.unwanted)
-    return (
-        RuleChoice(wanted=wanted & variables, unwanted=unwanted & variables),
-        RuleChoice(wanted=wanted - variables, unwanted=unwanted - variables),
-    )
-
-
-def group_units(
-    cluster: ClusterFile,
-    ranks: Sequence[PlannedRank],
-    model: ServedModel,
-    links: Sequence[Sequence[str]],
-) -> GroupUnits:
-    """Return the units of all ranks; ``links`` are the words of ssh to each worker."""
-    first = ranks[0].command
-    assert first is not None
-    url = models_url(first.request).removesuffix("/v1/models")
-    return GroupUnits(
-        name=cluster.name,
-        model=model.name,
-        url=url,
-        ranks=tuple(_rank_unit(cluster, each, ranks[0], model) for each in ranks),
-        links=tuple(map(tuple, links)),
-        ray=f"{ranks[0].address}:{_RAY_PORT}" if ranks[0].env.node.executor.name == "ray" else "",
-    )
-
-
-def _rank_unit(
-    cluster: ClusterFile, rank: PlannedRank, head: PlannedRank, model: ServedModel
-) -> RankUnit:
-    node, programs = rank.env.node, f"{absolute(cluster.venv, rank.facts)}/bin"
-    ray: tuple[str, ...] = ()
-    if node.executor.name == "ray":
-        first = ("--head", f"--port={_RAY_PORT}")
-        place = first if node.role == "head" else (f"--address={node.head}:{_RAY_PORT}",)
-        ray = (f"{programs}/ray", "start", "--block", f"--node-ip-address={rank.address}", *place)
-    words = ray if rank.command is None else served_words(cluster, rank.command, model, programs)
-    return RankUnit(
-        node=rank.ssh,
-        words=words,
-        env=rank.text,
-        bin=programs,
-        seconds=start_limit(cluster, head),
-        ray=ray,
-    )
 
 
 def served_words(
@@ -341,15 +267,10 @@ def served_words(
 
 
 def start_limit(cluster: ClusterFile, head: PlannedRank) -> int:
-    """Return the seconds that a start may take."""
-    weights = head.command.request.weights if head.command else None
-    return start_seconds(weights.gib if weights else None, len(cluster.node))
-
-
-def start_seconds(weights_gib: float | None, nodes: int) -> int:
     """Return the seconds after which a start that has not answered is given up."""
-    unknown = _MOST_GIB * nodes
-    return _BEFORE_SECONDS + round(_SECONDS_PER_GIB * (weights_gib or unknown) / nodes)
+    weights, nodes = head.command and head.command.request.weights, len(cluster.node)
+    gib = (weights and weights.gib) or _MOST_GIB * nodes
+    return _BEFORE_SECONDS + round(_SECONDS_PER_GIB * gib / nodes)
 
 
 def cache_variables(place: str) -> dict[str, str]:

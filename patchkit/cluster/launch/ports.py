@@ -38,26 +38,35 @@ def check_ports(cluster: Cluster, addresses: Sequence[str], executor: str) -> No
 
     Raises HostError for one that is taken, or that a firewall closes.
     """
-    nodes, wanted = cluster.nodes, needs(executor)
+    nodes = cluster.nodes
     with contextlib.ExitStack() as stack:
         opened: list[list[int]] = []
         for number, (node, address) in enumerate(zip(nodes, addresses, strict=True)):
-            ports = [each.port for each in wanted if number == 0 or not each.head]
+            ports = [need.port for need in needs(executor) if number == 0 or not need.head]
             asked = {"address": address, "ports": ports}
-            listening = node.opened(dict[str, list[int]], links.hold_ports, **asked)
-            said = stack.enter_context(listening)
+            said = stack.enter_context(node.opened(dict[str, list[int]], links.hold_ports, **asked))
             if taken := said.get("taken"):
-                raise _taken_error(node.destination, address, taken[0])
+                raise HostError(
+                    f"{node.destination}: port {taken[0]} at {address} is taken",
+                    why="another server, or a rank that was started by hand",
+                    hint=there(node.destination, "ss", "-ltnp", "sport", "=", f":{taken[0]}"),
+                )
             opened.append(said.get("open", []))
-        ways = [(0, n) for n in range(1, len(nodes))] + [(n, 0) for n in range(1, len(nodes))]
+        workers = range(1, len(nodes))
 
-        def tried(way: tuple[int, int]) -> None:
+        def try_way(way: tuple[int, int]) -> None:
             here, other = way
-            asked = {"address": addresses[other], "ports": opened[other]}
-            if found := nodes[here].call(list[int], links.find_blocked, **asked):
-                raise _blocked_error(nodes[here], nodes[other], addresses, way, found[0])
+            target, asked = nodes[other].destination, {"address": addresses[other]}
+            blocked = nodes[here].call(list[int], links.find_blocked, ports=opened[other], **asked)
+            if blocked:
+                place = f"{addresses[other]}:{blocked[0]}"
+                raise HostError(
+                    f"{nodes[here].destination} does not reach {target} at {place}",
+                    why="a firewall, or a cable that is out; the ranks connect there at many ports",
+                    hint=there(target, "sudo", "ufw", "allow", "from", addresses[here]),
+                )
 
-        all_of(everywhere(ways, tried))
+        all_of(everywhere([*((0, n) for n in workers), *((n, 0) for n in workers)], try_way))
 
 
 def check_server_port(head: Remote, url: str, unit: str) -> None:
@@ -69,22 +78,3 @@ def check_server_port(head: Remote, url: str, unit: str) -> None:
             why="it would answer instead of the model, or every second request",
             hint=f"end it, or set another `port`; who listens: {sockets}",
         )
-
-
-def _taken_error(node: str, address: str, port: int) -> HostError:
-    return HostError(
-        f"{node}: port {port} at {address} is taken",
-        why="another server, or a rank that was started by hand",
-        hint=there(node, "ss", "-ltnp", "sport", "=", f":{port}"),
-    )
-
-
-def _blocked_error(
-    here: Remote, target: Remote, addresses: Sequence[str], way: tuple[int, int], port: int
-) -> HostError:
-    source = addresses[way[0]]
-    return HostError(
-        f"{here.destination} does not reach {target.destination} at {addresses[way[1]]}:{port}",
-        why="a firewall, or a cable that is out; the ranks connect there at many ports",
-        hint=there(target.destination, "sudo", "ufw", "allow", "from", source),
-    )

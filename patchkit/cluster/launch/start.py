@@ -8,11 +8,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from patchkit.cluster.agent.control import end_group
-from patchkit.cluster.agent.journal import JournalLine
+from patchkit.cluster.agent.journal import JournalLine, read_units
 from patchkit.cluster.agent.server_answers import ServerAnswers, ask_cluster_server, wanted_metrics
 from patchkit.cluster.agent.unit_state import NodeState, UnitState
 from patchkit.cluster.launch.cluster import Cluster
-from patchkit.cluster.launch.journals import read_group_journal, read_node_lines
+from patchkit.cluster.launch.journals import read_group_journal
 from patchkit.cluster.ssh.node import Remote, everywhere
 from patchkit.errors import HostError, PatchkitError
 from patchkit.quoting import quoted
@@ -32,13 +32,6 @@ class Answered:
     load_s: float
     token_s: float
     notes: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _GateLine:
-    answered: str
-    load_s: float
-    token_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,11 +82,11 @@ def read_answered(cluster: Cluster, since: str = "") -> Answered:
             hint=f"`{quoted(*down)}`, then start it again",
         )
     found = Answered(model="", load_s=0, token_s=0)
-    for line in read_node_lines(cluster.head, [cluster.file.unit], since=since):
+    asked = {"units": [cluster.file.unit], "since": since}
+    for line in cluster.head.stream(JournalLine, read_units, **asked):
         if line.text.startswith('{"answered"'):
             with contextlib.suppress(RecordError):  # not the gate's: any rank may write so
-                gate = read_json(_GateLine, line.text)
-                found = Answered(model=gate.answered, load_s=gate.load_s, token_s=gate.token_s)
+                found = read_json(dict[str, Answered], line.text)["answered"]
     return found
 
 
@@ -109,13 +102,10 @@ def read_failed_start(cluster: Cluster, since: str, unit: UnitState, *, again: b
     lines = tuple(journal.lines)
     how = f"systemd says {unit.result}, status {unit.status}"
     if again:
-        how = (
-            "its first start; it is started again, four times an hour at most: "
-            "`patchkit down` ends that"
-        )
-    return FailedStart(
-        lines=lines, nodes=len(cluster.nodes), how="; ".join([how, *journal.remarks()])
-    )
+        how = "its first start; it is started again, four times an hour at most: "
+        how += "`patchkit down` ends that"
+    how = "; ".join([how, *journal.remarks()])
+    return FailedStart(lines=lines, nodes=len(cluster.nodes), how=how)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,19 +5,29 @@ The units are templates in recipes/units; a line whose value is empty is left ou
 
 from __future__ import annotations
 
-import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from string import Template
 
 from patchkit.cluster.agent import group_script
 from patchkit.cluster.agent.unit_state import MARK
+from patchkit.cluster.launch.cluster_file import ClusterFile
+from patchkit.cluster.launch.plan import (
+    PlannedRank,
+    ServedModel,
+    absolute,
+    served_words,
+    start_limit,
+)
+from patchkit.digests import digest
 from patchkit.paths import RECIPES
+from patchkit.runtime.serve.listen import models_url
 
 SCRIPT = Path(group_script.__file__)
 BURST = 4  # starts in an hour: unlimited ones have driven Sparks into a physical reset
+RAY_PORT = 6379
 RAY_SECONDS = 120  # for Ray's head to listen: measured are 6 on two slow cores
 ASK_AGAIN = 20  # seconds between two starts
 STOP = 30  # seconds for a rank to end by itself: with a request under way vLLM did not in 60
@@ -26,123 +36,114 @@ _HEADER = "# Written by patchkit up; replaced by the next one.\n"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RankUnit:
-    """What a node runs: ``words`` is the command, ``env`` the text of its variables.
-
-    ``ray`` is its `ray start`, where Ray starts the ranks: all that a worker runs then. ``seconds``
-    is how long a start may take.
-    """
-
-    node: str
-    words: tuple[str, ...]
-    env: str
-    bin: str
-    seconds: int
-    ray: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class GroupUnits:
-    """A cluster's ranks, the head first: its name, what it serves, where it is asked.
+    """The units of a cluster's ranks; ``links`` are words of ssh from the head to each worker."""
 
-    ``links`` are the words of ssh from the head to each worker, by rank from 1; ``ray`` is where
-    Ray's head listens, "" without one.
-    """
-
-    name: str
-    model: str
-    url: str
-    ranks: tuple[RankUnit, ...]
+    cluster: ClusterFile
+    model: ServedModel
+    ranks: tuple[PlannedRank, ...]
     links: tuple[tuple[str, ...], ...] = ()
-    ray: str = ""
 
     @property
-    def unit(self) -> str:
-        return f"patchkit-{self.name}.service"
+    def url(self) -> str:
+        """Return where the server is asked, on the head."""
+        command = self.ranks[0].command
+        assert command is not None
+        return models_url(command.request).removesuffix("/v1/models")
+
+    @property
+    def ray(self) -> str:
+        """Return where Ray's head listens, "" where Ray does not start the ranks."""
+        head = self.ranks[0]
+        return f"{head.address}:{RAY_PORT}" if head.env.node.executor.name == "ray" else ""
+
+    def words(self, number: int) -> tuple[str, ...]:
+        """Return the command of a rank; a worker of Ray's has none but `ray start`."""
+        rank = self.ranks[number]
+        if rank.command is None:
+            return self._ray_words(number)
+        return served_words(self.cluster, rank.command, self.model, self._programs(rank))
+
+    def _ray_words(self, number: int) -> tuple[str, ...]:
+        rank = self.ranks[number]
+        place = (f"--address={self.ray}",) if number else ("--head", f"--port={RAY_PORT}")
+        ray = f"{self._programs(rank)}/ray"
+        return (ray, "start", "--block", f"--node-ip-address={rank.address}", *place)
+
+    def _programs(self, rank: PlannedRank) -> str:
+        return f"{absolute(self.cluster.venv, rank.facts)}/bin"
 
     def node_files(self) -> list[dict[str, str]]:
         """Return the files of each node by name, the head's first.
 
         Each node's ``group.json`` has the same id: a digest of all files of all nodes.
         """
-        bare = [dict(self._rank_files(rank)) for rank in range(len(self.ranks))]
-        text = json.dumps([bare, self.links, self.url], sort_keys=True)
-        group = hashlib.sha256(text.encode()).hexdigest()[:16]
+        bare = [self._rank_files(number) for number in range(len(self.ranks))]
+        group = digest(json.dumps([bare, self.links, self.url], sort_keys=True))[:16]
+        settings = {"id": group, "name": self.cluster.name, "unit": self.cluster.unit}
+        workers = {
+            str(number): {"node": self.ranks[number].ssh, "ssh": words}
+            for number, words in enumerate(self.links, start=1)
+        }
+        ray = {"ray": self.ray} if self.ray else {}
+        of_head = {"model": self.model.name, "url": self.url, **ray, "workers": workers}
+        texts = [settings | of_head] + [settings] * len(workers)
         return [
-            files | {"group.json": self._group_json(group, rank)} for rank, files in enumerate(bare)
+            files | {"group.json": json.dumps(text, indent=1) + "\n"}
+            for files, text in zip(bare, texts, strict=True)
         ]
 
-    def _rank_files(self, rank: int) -> Iterator[tuple[str, str]]:
-        own, values = self.ranks[rank], self._unit_values(rank)
-        yield "group.py", SCRIPT.read_text(encoding="utf-8")
-        yield "node.env", own.env
-        yield self.unit, _fill_unit("worker" if rank else "head", values)
-        if rank == 0 and len(self.ranks) > 1:
-            yield self._watch_unit(""), _fill_unit("watch", values)
-        if rank == 0 and self.ray:
-            yield values["ray_unit"], _fill_unit("ray", values | {"command": unit_line(own.ray)})
+    def _rank_files(self, number: int) -> dict[str, str]:
+        name, values = self.cluster.name, self._unit_values(number)
+        files = {
+            "group.py": SCRIPT.read_text(encoding="utf-8"),
+            "node.env": self.ranks[number].text,
+            self.cluster.unit: _fill_unit("worker" if number else "head", values),
+        }
+        if number == 0 and len(self.ranks) > 1:
+            files[f"patchkit-{name}-worker@.service"] = _fill_unit("watch", values)
+        if number == 0 and self.ray:
+            values["command"] = unit_line(self._ray_words(0))
+            files[values["ray_unit"]] = _fill_unit("ray", values)
+        return files
 
-    def _unit_values(self, rank: int) -> dict[str, str]:
+    def _unit_values(self, number: int) -> dict[str, str]:
         """Return what stands for the names in the templates."""
-        own, count = self.ranks[rank], len(self.ranks)
-        ray_unit = f"patchkit-{self.name}-ray.service" if self.ray else ""
-        before = [ray_unit, *(self._watch_unit(str(number)) for number in range(1, count))]
+        name, rank, count = self.cluster.name, self.ranks[number], len(self.ranks)
+        ray_unit = f"patchkit-{name}-ray.service" if self.ray else ""
+        watches = [f"patchkit-{name}-worker@{worker}.service" for worker in range(1, count)]
         # A percent sign begins a specifier.
-        model = " ".join(self.model.split()).replace("%", "%%")
-        part = f", rank {rank} of {count}" if count > 1 else ""
+        model = " ".join(self.model.name.split()).replace("%", "%%")
+        part = f", rank {number} of {count}" if count > 1 else ""
         return {
-            "name": self.name,
-            "unit": self.unit,
-            "description": f"vLLM {model}{part} (cluster {self.name})",
-            "command": unit_line(own.words),
-            "script": f"/usr/bin/python3 -I %h/.config/patchkit/{self.name}/group.py",
-            "before": " ".join(before).strip(),
-            "seconds": str(own.seconds),
+            "name": name,
+            "unit": self.cluster.unit,
+            "description": f"vLLM {model}{part} (cluster {name})",
+            "command": unit_line(self.words(number)),
+            "script": f"/usr/bin/python3 -I %h/.config/patchkit/{name}/group.py",
+            "before": " ".join([ray_unit, *watches]).strip(),
+            "seconds": str(start_limit(self.cluster, self.ranks[0])),
             "burst": str(BURST),
             "pause": str(ASK_AGAIN),
             "stop": str(STOP),
             "watch_stop": str(STOP + 30),
-            "path": unit_word(f"PATH={own.bin}:{_PROGRAMS}"),
-            "mark": unit_word(f"{MARK}={self.name}"),
+            "path": unit_word(f"PATH={self._programs(rank)}:{_PROGRAMS}"),
+            "mark": unit_word(f"{MARK}={name}"),
             "ray_unit": ray_unit,
             "ray_address": f"RAY_ADDRESS={self.ray}" if self.ray else "",
             "ray_signal": "SIGKILL" if self.ray else "",
             "ray_seconds": str(RAY_SECONDS),
         }
 
-    def _watch_unit(self, rank: str) -> str:
-        """Return the unit on the head that has a worker's rank started, watched and stopped."""
-        return f"patchkit-{self.name}-worker@{rank}.service"
-
-    def _group_json(self, group: str, rank: int) -> str:
-        content: dict[str, object] = {"id": group, "name": self.name, "unit": self.unit}
-        if rank == 0:
-            content |= {
-                "model": self.model,
-                "url": self.url,
-                **({"ray": self.ray} if self.ray else {}),
-                "workers": {
-                    str(number): {"node": self.ranks[number].node, "ssh": list(words)}
-                    for number, words in enumerate(self.links, start=1)
-                },
-            }
-        return json.dumps(content, indent=1) + "\n"
-
 
 def _fill_unit(name: str, values: Mapping[str, str]) -> str:
     """Return the file of a unit from its template, without the template's comments."""
-    template = (line for line in _template_lines(name) if not line.startswith("#"))
+    folder = RECIPES / "units"
+    common = (folder / "common.service").read_text(encoding="utf-8")
+    text = (folder / f"{name}.service").read_text(encoding="utf-8").replace("$common\n", common)
+    template = [line for line in text.splitlines(keepends=True) if not line.startswith("#")]
     filled = [Template(line).substitute(values) for line in template]
     return _HEADER + "".join(line for line in filled if line.partition("=")[2] != "\n")
-
-
-def _template_lines(name: str) -> Iterator[str]:
-    text = (RECIPES / "units" / f"{name}.service").read_text(encoding="utf-8")
-    for line in text.splitlines(keepends=True):
-        if line == "$common\n":
-            yield from _template_lines("common")
-        else:
-            yield line
 
 
 def unit_word(word: str) -> str:

@@ -4,21 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 
 from patchkit.cluster.agent import control
-from patchkit.cluster.agent.control import begin_group
 from patchkit.cluster.agent.node_facts import NodeFacts
 from patchkit.cluster.agent.unit_state import NodeState
 from patchkit.cluster.launch.cluster import Cluster
-from patchkit.cluster.launch.plan import (
-    PlannedRank,
-    ServedModel,
-    group_units,
-    planned_ranks,
-    served_model,
-)
+from patchkit.cluster.launch.plan import ServedModel, planned_ranks, served_model
 from patchkit.cluster.launch.ports import check_ports, check_server_port
 from patchkit.cluster.launch.start import (
     Answered,
@@ -45,18 +38,11 @@ class GroupPlan:
     ``former`` are the files that are there, by node; ``notes`` are about the model's files.
     """
 
-    model: ServedModel
-    ranks: tuple[PlannedRank, ...]
     units: GroupUnits
     files: tuple[dict[str, str], ...]
     changed: tuple[tuple[str, ...], ...]
     former: tuple[dict[str, str], ...]
     notes: tuple[str, ...]
-
-    @property
-    def same(self) -> bool:
-        """Return whether every node has exactly these files."""
-        return not any(self.changed)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,70 +58,60 @@ def make_plan(cluster: Cluster, model: str) -> GroupPlan:
     """Return the plan for a model. Raises HostError for a node that is not ready for it."""
     served = served_model(cluster.file, model)
     facts = cluster.facts([served.folder] if served.folder else [])
-    _check_nodes(cluster, facts)
-    if served.folder:
-        _check_model_is_whole(
-            cluster, served, [each.models[served.folder].problem for each in facts]
-        )
-    ranks = planned_ranks(cluster.file, facts, served)
-    links = cluster.links([each.address for each in ranks[1:]])
-    units = group_units(cluster.file, ranks, served, [each.words for each in links])
-    files = units.node_files()
-    check_server_port(cluster.head, units.url, units.unit)
-    return GroupPlan(
-        model=served,
-        ranks=tuple(ranks),
-        units=units,
-        files=tuple(files),
-        changed=tuple(
-            tuple(
-                sorted(name for name in {*new, *its.files} if new.get(name) != its.files.get(name))
-            )
-            for new, its in zip(files, facts, strict=True)
-        ),
-        former=tuple(each.files for each in facts),
-        notes=tuple(_describe_unchecked(cluster, served, facts)),
-    )
-
-
-def _check_nodes(cluster: Cluster, facts: Sequence[NodeFacts]) -> None:
-    """Raise HostError for what would end ranks, at once or later, or make them differ."""
+    names = [node.ssh for node in cluster.file.node]
     if cluster.file.serve.port < _FIRST_PORT:
         raise HostError(
             f"port {cluster.file.serve.port}: a user's units may not open it",
             why=f"ports below {_FIRST_PORT} are root's",
             hint=f"another one, {_FIRST_PORT} or more: `port` in [serve], or --port",
         )
-    for found in survey_nodes([each.ssh for each in cluster.file.node], facts):
+    for found in survey_nodes(names, facts):
         if found.about in ("systemd", "linger", "installation"):
             raise HostError(f"{found.where}: {found.what}", why=found.why, hint=found.hint)
-
-
-def _check_model_is_whole(cluster: Cluster, model: ServedModel, problems: list[str]) -> None:
-    """Raise HostError if the model is not whole on a node: before anything is started."""
-    nodes = [each.ssh for each in cluster.file.node]
-    wrong = {node: said for node, said in zip(nodes, problems, strict=True) if said}
-    if not wrong:
-        return
-    verb = "get" if len(wrong) == len(nodes) else "sync"
-    said = "; ".join(f"{node}: {problem}" for node, problem in wrong.items())
-    raise HostError(
-        f"{model.name} is not whole: {said}",
-        why=f"{model.folder} has to hold the same files on every node",
-        hint="copy it there, to the same path on every node"
-        if model.name == model.folder
-        else quoted("patchkit", "model", verb, model.name),
+    notes = _check_model(served, names, facts) if served.folder else ()
+    ranks = planned_ranks(cluster.file, facts, served)
+    links = cluster.links([rank.address for rank in ranks[1:]])
+    units = GroupUnits(
+        cluster=cluster.file,
+        model=served,
+        ranks=tuple(ranks),
+        links=tuple(link.words for link in links),
+    )
+    check_server_port(cluster.head, units.url, cluster.file.unit)
+    files, former = tuple(units.node_files()), tuple(its.files for its in facts)
+    changed = [
+        sorted(name for name in {*new, *old} if new.get(name) != old.get(name))
+        for new, old in zip(files, former, strict=True)
+    ]
+    return GroupPlan(
+        units=units, files=files, changed=tuple(map(tuple, changed)), former=former, notes=notes
     )
 
 
-def _describe_unchecked(
-    cluster: Cluster, model: ServedModel, facts: Sequence[NodeFacts]
-) -> Iterator[str]:
-    """Yield for each node with how many files of the model nobody checked as they are now."""
-    for node, its in zip(cluster.file.node, facts, strict=True):
-        if model.folder and (count := its.models[model.folder].unchecked):
-            files = f"{count} file{'s' * (count > 1)} of {model.name}"
-            yield f"{node.ssh}: {files} changed since the hashes were checked, or never were"
+def _check_model(
+    model: ServedModel, nodes: Sequence[str], facts: Sequence[NodeFacts]
+) -> tuple[str, ...]:
+    """Return on which nodes files of the model changed since somebody checked them.
+
+    Raises HostError if it is not whole on a node: before anything is started.
+    """
+    found = {node: its.models[model.folder] for node, its in zip(nodes, facts, strict=True)}
+    wrong = [f"{node}: {here.problem}" for node, here in found.items() if here.problem]
+    if wrong:
+        verb = "get" if len(wrong) == len(nodes) else "sync"
+        raise HostError(
+            f"{model.name} is not whole: {'; '.join(wrong)}",
+            why=f"{model.folder} has to hold the same files on every node",
+            hint="copy it there, to the same path on every node"
+            if model.name == model.folder
+            else quoted("patchkit", "model", verb, model.name),
+        )
+    return tuple(
+        f"{node}: {here.unchecked} file{'s' * (here.unchecked > 1)} of {model.name} "
+        "changed since the hashes were checked, or never were"
+        for node, here in found.items()
+        if here.unchecked
+    )
 
 
 def bring_up(cluster: Cluster, model: str, *, lasting: bool = True) -> Begun:
@@ -147,35 +123,29 @@ def bring_up(cluster: Cluster, model: str, *, lasting: bool = True) -> Begun:
     was written; HostError if what ran before does not stop.
     """
     with cluster.alone():
-        return _start_group(
-            cluster, make_plan(cluster, model), all_of(cluster.states()), lasting=lasting
-        )
+        plan, states = make_plan(cluster, model), all_of(cluster.states())
+        return _start_group(cluster, plan, states, lasting=lasting)
 
 
 def _start_group(
     cluster: Cluster, plan: GroupPlan, states: list[NodeState], *, lasting: bool = True
 ) -> Begun:
-    runs = _unit_runs(states[0], cluster.file.unit)
-    if plan.same and runs:
+    ranks, same = plan.units.ranks, not any(plan.changed)
+    runs = states[0].units[0].active in ("active", "activating")
+    if same and runs:
         return Begun(plan=plan, since="", running=True)
-    if runs or any(each.processes for each in states):
+    if runs or any(state.processes for state in states):
         committed("what ran before is stopped")
         check_stopped(cluster, stop_group(cluster, disable=False))
-    if len(plan.ranks) > 1:
-        executor = plan.ranks[0].env.node.executor.name
-        check_ports(cluster, [each.address for each in plan.ranks], executor)
-    if not plan.same:
+    if len(ranks) > 1:
+        check_ports(cluster, [rank.address for rank in ranks], ranks[0].env.node.executor.name)
+    if not same:
         committed("the files of this start are on the nodes")
         cluster.put_files(plan.files)
-    how = {"restart": not plan.same, "lasting": lasting}
-    since = cluster.head.call(str, begin_group, name=cluster.file.name, **how)
-    committed(f"{plan.model.name} is started, and goes on loading")
+    how = {"restart": not same, "lasting": lasting}
+    since = cluster.head.call(str, control.begin_group, name=cluster.file.name, **how)
+    committed(f"{plan.units.model.name} is started, and goes on loading")
     return Begun(plan=plan, since=since)
-
-
-def _unit_runs(state: NodeState, unit: str) -> bool:
-    found = state.unit(unit)
-    return found is not None and found.active in ("active", "activating")
 
 
 def wait_for(cluster: Cluster, begun: Begun, watcher: StartWatcher) -> Answered:
@@ -189,32 +159,31 @@ def switch_model(cluster: Cluster, model: str, watcher: StartWatcher) -> Answere
     An interrupt before the start brings the former one back as well; after it, the new one goes on.
     Raises the error, with what is served now.
     """
-    planned: tuple[GroupPlan, list[NodeState]] | None = None
-    begun: Begun | None = None
+    former, begun = "", None
+    plan: GroupPlan | None = None
     try:
         with cluster.alone():
-            planned = (make_plan(cluster, model), all_of(cluster.states()))
-            begun = _start_group(cluster, *planned)
+            plan, states = make_plan(cluster, model), all_of(cluster.states())
+            if any(plan.changed) and states[0].units[0].active in ("active", "activating"):
+                # Nothing to go back to, if somebody else than `up` wrote it.
+                with suppress(KeyError, ValueError, AttributeError):
+                    former = str(json.loads(plan.former[0]["group.json"])["model"])
+            begun = _start_group(cluster, plan, states)
         return wait_for(cluster, begun, watcher)
     except (PatchkitError, Interrupted) as error:
-        former = _find_former(cluster, *planned) if planned else None
-        if not planned or former is None or (begun and isinstance(error, Interrupted)):
+        if plan is None or not former or (begun and isinstance(error, Interrupted)):
             raise
-        since = _go_back(cluster, former, planned[0].former)
+        since = _go_back(cluster, former, plan.former)
         if isinstance(error, Interrupted):
             raise
-        raise _explain_switch(cluster, model, error, former, since, watcher) from None
-
-
-def _find_former(cluster: Cluster, plan: GroupPlan, states: list[NodeState]) -> str | None:
-    """Return the other model that ran when a start was planned, if its files are those of `up`."""
-    if plan.same or not _unit_runs(states[0], cluster.file.unit):
-        return None
-    try:
-        names = [json.loads(files["group.json"]).get("model") for files in plan.former]
-    except (KeyError, ValueError, AttributeError):  # not written by `up`
-        return None
-    return str(names[0])
+        what = f"{model} was not started: {error.what}"
+        try:
+            wait_until_answered(cluster, since, watcher)
+        except HostError as again:
+            what += f"\nand {former}, served before, does not come back: {again.what}"
+            raise HostError(what, why=again.why, hint=again.hint) from None
+        why = "\n  back:  ".join(filter(None, (error.why, f"{former} is served again")))
+        raise type(error)(what, why=why, hint=error.hint) from None
 
 
 def _go_back(cluster: Cluster, former: str, files: Sequence[dict[str, str]]) -> str:
@@ -223,34 +192,13 @@ def _go_back(cluster: Cluster, former: str, files: Sequence[dict[str, str]]) -> 
         with deferred(), cluster.alone():
             check_stopped(cluster, stop_group(cluster, disable=False))
             cluster.put_files(files)
-            since = cluster.head.call(str, begin_group, name=cluster.file.name, restart=True)
+            name = cluster.file.name
+            since = cluster.head.call(str, control.begin_group, name=name, restart=True)
             committed(f"{former} is started again, and goes on loading")
+            return since
     except PatchkitError as error:
-        raise type(error)(
-            f"{former} was stopped, and cannot be started again: {error.what}",
-            why=error.why,
-            hint=error.hint,
-        ) from None
-    return str(since)
-
-
-def _explain_switch(
-    cluster: Cluster,
-    model: str,
-    error: PatchkitError,
-    former: str,
-    since: str,
-    watcher: StartWatcher,
-) -> PatchkitError:
-    """Return the error of a switch, once the former model has answered or has failed as well."""
-    what = f"{model} was not started: {error.what}"
-    try:
-        wait_until_answered(cluster, since, watcher)
-    except HostError as again:
-        what += f"\nand {former}, served before, does not come back: {again.what}"
-        return HostError(what, why=again.why, hint=again.hint)
-    why = "\n  back:  ".join(filter(None, (error.why, f"{former} is served again")))
-    return type(error)(what, why=why, hint=error.hint)
+        what = f"{former} was stopped, and cannot be started again: {error.what}"
+        raise type(error)(what, why=error.why, hint=error.hint) from None
 
 
 def wait_until_ended(cluster: Cluster, begun: Begun, watcher: StartWatcher) -> HostError:
@@ -271,16 +219,14 @@ def hold_model(
     If this process is killed, the head's systemd stops the group. Raises what ``bring_up``,
     ``wait_for`` and ``check_stopped`` raise.
     """
-    begun = bring_up(cluster, model, lasting=False)
+    begun, name = bring_up(cluster, model, lasting=False), cluster.file.name
     with ExitStack() as watch:
         try:
-            watch.enter_context(
-                cluster.head.opened(bool, control.hold_group, name=cluster.file.name)
-            )
+            watch.enter_context(cluster.head.opened(bool, control.hold_group, name=name))
             yield begun, wait_for(cluster, begun, watcher)
         finally:
             with cluster.alone():
                 results = stop_group(cluster)
             watch.close()
             check_stopped(cluster, results)
-            committed(f"{begun.plan.model.name} is stopped on every node")
+            committed(f"{begun.plan.units.model.name} is stopped on every node")

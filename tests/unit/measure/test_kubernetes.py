@@ -14,7 +14,8 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from patchkit.cluster.launch.plan import group_units, planned_ranks, served_model
+from patchkit.cluster.launch.plan import planned_ranks, served_model
+from patchkit.cluster.launch.units import GroupUnits
 from patchkit.errors import HostError, UsageError
 from patchkit.measure.kubernetes import (
     check_image,
@@ -49,13 +50,13 @@ def test_ranks_get_the_command_and_variables_of_their_unit(count, tmp_path):
     """But for addresses, which a pod has from Kubernetes."""
     file, ranks, model = plan = planned(tmp_path, LARGE, count)
     group = PodGroup(manifest(plan))
-    links = [["ssh"]] * (count - 1)
-    units = group_units(file, ranks, model, links).ranks
+    links = (("ssh",),) * (count - 1)
+    units = GroupUnits(cluster=file, ranks=tuple(ranks), model=model, links=links)
     assert group.size == count
     for number in range(count):
         own = ranks[number].address
         got = group.command(number, address=own, leader=ranks[0].address)
-        there = list(units[number].words)
+        there = list(units.words(number))
         there[0] = "vllm"
         if number == 0:
             there[there.index("127.0.0.1")] = own  # listens at the node's address
@@ -69,9 +70,10 @@ def test_ranks_get_the_command_and_variables_of_their_unit(count, tmp_path):
 def test_a_start_has_the_time_that_systemd_gives_it(tmp_path):
     file, ranks, model = plan = planned(tmp_path, LARGE)
     probe = PodGroup(manifest(plan)).container(0)["startupProbe"]
+    units = GroupUnits(cluster=file, ranks=tuple(ranks), model=model, links=(("ssh",),))
     (limit,) = re.findall(
         r"TimeoutStartSec=(\d+)",
-        group_units(file, ranks, model, [["ssh"]]).node_files()[0]["patchkit-vllm.service"],
+        units.node_files()[0]["patchkit-vllm.service"],
     )
     # One that asks until then: of several, each would wait for a server that hangs.
     assert (probe["timeoutSeconds"], probe["failureThreshold"]) == (int(limit), 1)

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from patchkit.cluster.launch.plan import planned_ranks, served_model, start_seconds
+from patchkit.cluster.launch.plan import planned_ranks, served_model
 from patchkit.errors import HostError, UsageError
 from support.clusters import cluster, node_facts, units_of
 
@@ -23,7 +23,7 @@ def facts(tmp_path):
 
 
 def words(facts, model=MODEL, file=None, rank=0, **serve):
-    return " ".join(units_of(file or cluster(*PAIR, **serve), facts, model).ranks[rank].words)
+    return " ".join(units_of(file or cluster(*PAIR, **serve), facts, model).words(rank))
 
 
 @pytest.mark.parametrize(
@@ -115,10 +115,3 @@ def test_two_kinds_of_gpu_get_a_pipeline_or_nothing(facts, tmp_path):
 def test_a_rule_that_nobody_has(facts):
     with pytest.raises(UsageError, match="'no-such-rule'"):
         words(facts, wanted=("no-such-rule",))
-
-
-@pytest.mark.parametrize(
-    ("gib", "nodes", "seconds"), [(12, 1, 1044), (60, 2, 1260), (None, 2, 2340)]
-)
-def test_a_start_may_take_longer_for_a_larger_model(gib, nodes, seconds):
-    assert start_seconds(gib, nodes) == seconds

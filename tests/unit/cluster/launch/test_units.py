@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from patchkit.cluster.launch.units import GroupUnits, RankUnit, unit_line, unit_word
+from patchkit.cluster.launch.units import unit_line, unit_word
 from tools import golden_units
 from tools.golden_units import CASES
 
@@ -115,15 +115,3 @@ def test_any_words_come_back(words):
 )
 def test_a_word(word, written):
     assert unit_word(word) == written
-
-
-def test_a_rank_has_what_it_was_given():
-    rank = RankUnit(
-        node="a", words=("/v/bin/vllm", "serve", "a $b"), env="X=1\n", bin="/v/bin", seconds=10
-    )
-    files = GroupUnits(
-        name="vllm", model="a $b", url="http://127.0.0.1:8000", ranks=(rank,)
-    ).node_files()
-    assert files[0]["node.env"] == "X=1\n"
-    assert 'ExecStart=/v/bin/vllm serve "a $$b"' in files[0]["patchkit-vllm.service"].splitlines()
-    assert "Environment=PATCHKIT_CLUSTER=vllm" in files[0]["patchkit-vllm.service"].splitlines()

@@ -7,9 +7,9 @@ from patchkit.cluster.launch.journals import merge_arriving, merge_by_time
 from patchkit.doctor.symptoms.journals import first_error, read_journals
 
 
-def lines(*texts, start=0, step=2):
+def lines(node, *texts, start=0, step=2):
     return [
-        JournalLine(time=start + step * number, unit="patchkit-vllm.service", text=text)
+        (node, JournalLine(time=start + step * number, unit="patchkit-vllm.service", text=text))
         for number, text in enumerate(texts)
     ]
 
@@ -42,25 +42,32 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_first_error(case):
     head, worker, expected = CASES[case]
-    found = first_error(
-        merge_by_time([("spark-1", lines(*head)), ("spark-2", lines(*worker, start=1))])
-    )
+    both = [lines("spark-1", *head), lines("spark-2", *worker, start=1)]
+    found = first_error(merge_by_time(map(iter, both)))
     assert (found and (found[0], found[1].text)) == expected
 
 
 def test_lines_are_merged_by_time():
-    journals = [("a", lines("1", "3", "5")), ("b", lines("2", "4", start=1))]
-    assert [line.text for _, line in merge_by_time(journals)] == ["1", "2", "3", "4", "5"]
+    journals = [lines("a", "1", "3", "5"), lines("b", "2", "4", start=1)]
+    assert [line.text for _, line in merge_by_time(map(iter, journals))] == [
+        "1",
+        "2",
+        "3",
+        "4",
+        "5",
+    ]
 
 
 def test_lines_that_come_one_by_one_all_arrive():
-    journals = [("a", lines("1", "3")), ("b", lines("2"))]
-    assert sorted(line.text for _, line in merge_arriving(journals)) == ["1", "2", "3"]
+    journals = [lines("a", "1", "3"), lines("b", "2")]
+    assert sorted(line.text for _, line in merge_arriving(map(iter, journals))) == ["1", "2", "3"]
 
 
 def test_the_cause_and_the_node_of_a_known_error():
     worker = ("INFO loading", "ImportError: libcudart.so.12: cannot open shared object file")
-    both = merge_by_time([("spark-1", lines(*HEAD)), ("spark@10.0.0.2", lines(*worker, start=-1))])
+    both = merge_by_time(
+        [iter(lines("spark-1", *HEAD)), iter(lines("spark@10.0.0.2", *worker, start=-1))]
+    )
 
     log, nodes = read_journals(both, {"nodes": "2"})
 
