@@ -296,20 +296,19 @@ def emulation(session: nox.Session) -> None:
 
 @nox.session
 def manifests(session: nox.Session) -> None:
-    """Manifests and jobs by their consumers: a real API server, Kubernetes' schemas, a real Ray.
+    """Manifests by their consumers: a real API server, and Kubernetes' schemas.
 
     Builds kube-apiserver of Debian's sources, once: 3 GB, minutes. `nox -r -s manifests` keeps it.
     """
     _install(session, "test")
     if obstacle := _module(session, "e2e.kube", "--obstacle", silent=True):
         session.skip(obstacle)
-    session.install("kubernetes-validate==1.37.0", "ray[default]==2.60.0")
+    session.install("kubernetes-validate==1.37.0")
     place = session.cache_dir.resolve() / "kube"
     _module(session, "e2e.kube", str(place))
     path = f"{place}/bin:{session.bin}:{os.environ['PATH']}"
-    consumers = ("test_kube_api.py", "test_ray_job.py")
-    places = [f"tests/integration/cluster/{each}" for each in consumers]
-    session.run("pytest", *places, "tests/unit/runtime/manifest", "-rs", env={"PATH": path})
+    places = ("tests/integration/cluster/test_kube_api.py", "tests/unit/measure")
+    session.run("pytest", *places, "-rs", env={"PATH": path})
 
 
 @nox.session

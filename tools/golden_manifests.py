@@ -13,7 +13,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from patchkit.measure.kubernetes import kubernetes_manifest
-from patchkit.measure.ray_job import job_text, ray_job
 from support.manifests import OPTIONS, planned
 
 DATA = Path(__file__).parents[1] / "tests" / "data" / "manifests"
@@ -41,17 +40,11 @@ def short(text: str) -> str:
     return re.sub(r"(-scripts-)[0-9a-f]{8}", r"\1…", bare)
 
 
-def job(folder: Path) -> str:
-    """Return the job for Ray."""
-    return job_text(ray_job(*planned(folder, LARGE, 2, executor="ray")))
-
-
 def golden() -> dict[Path, str]:
     """Return the text of every file."""
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
-        files = {DATA / f"{case}.yaml": short(manifest(case, place)) for case in CASES}
-        return {**files, DATA / "ray-2.json": job(place)}
+        return {DATA / f"{case}.yaml": short(manifest(case, place)) for case in CASES}
 
 
 def main() -> None:

@@ -40,7 +40,7 @@ MORE = {
     "completion": ("runtime", "Print shell completion for bash, zsh or fish."),
     "diff": ("patch", "Show what apply would change, or did."),
     "explain": ("patch", "Explain a fix, a text of a log, or a claim that guides make."),
-    "export": ("cluster", "Write a Containerfile, a manifest for Kubernetes, a Ray job."),
+    "export": ("cluster", "Write a Containerfile, a manifest for Kubernetes."),
     "fetch": ("patch", "Download a release, verified by its locked sha256."),
     "inspect": ("wheel", "Show what a wheel or library holds; which libnccl is loaded."),
     "series": ("patch", "Write the fixes as a series that git am takes."),

@@ -22,25 +22,12 @@ Verdict = Literal["better", "worse", "within the spread", "too few"]
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """A figure of vLLM's result: its key there, what it is called, its unit, which end is better.
-
-    ``per`` is what the figure is divided into: tokens of the prompt, or one token.
-    """
+    """A figure of vLLM's result: its key there, its name, its unit, and which end is better."""
 
     key: str
     name: str
     unit: str
     better: Literal["more", "less"]
-    per: Literal["", "depth", "token"] = ""
-
-    def value_of(self, result: Mapping[str, Any], depth: int) -> float | None:
-        """Return the figure of a result, None if it has none."""
-        found = result.get(self.key)
-        if not isinstance(found, int | float) or found <= 0:
-            return None
-        if self.per:
-            return (depth if self.per == "depth" else 1) * 1000 / found
-        return float(found)
 
 
 MEASURES = (
@@ -50,8 +37,6 @@ MEASURES = (
     Measure("p99_ttft_ms", "first token, p99", "ms", "less"),
     Measure("median_tpot_ms", "each further token, median", "ms", "less"),
     Measure("p99_itl_ms", "between tokens, p99", "ms", "less"),
-    Measure("median_ttft_ms", "prefill of a request", "tok/s", "more", per="depth"),
-    Measure("median_tpot_ms", "decode of a request", "tok/s", "more", per="token"),
 )
 """Figures by the keys of `vllm bench serve` (vllm/benchmarks/serve.py, 0.11.1 to 0.33.0)."""
 MAIN = (MEASURES[0], MEASURES[2], MEASURES[4])
@@ -80,15 +65,10 @@ class Series:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FigureDifference:
-    """Two series of one figure; ``ratios`` are the second by the first, round by round."""
+    """Two series of one figure."""
 
     first: Series
     second: Series
-
-    @property
-    def ratios(self) -> tuple[float, ...]:
-        pairs = zip(self.first.values, self.second.values, strict=False)
-        return tuple(second / first for first, second in pairs)
 
     @property
     def ratio(self) -> float:
@@ -111,9 +91,10 @@ class FigureDifference:
 
     @property
     def text(self) -> str:
-        """Return ``ratio (least-most)``."""
-        least, most = min(self.ratios), max(self.ratios)
-        return f"{self.ratio:.3f} ({least:.3f}-{most:.3f})"
+        """Return ``ratio (least-most)``, of the second by the first, round by round."""
+        pairs = zip(self.first.values, self.second.values, strict=False)
+        ratios = [second / first for first, second in pairs]
+        return f"{self.ratio:.3f} ({min(ratios):.3f}-{max(ratios):.3f})"
 
 
 def result_file(folder: Path, variant: str, load: str, number: int) -> Path:
@@ -121,7 +102,7 @@ def result_file(folder: Path, variant: str, load: str, number: int) -> Path:
     return folder / _RAW / variant / load / f"{number + 1}.json"
 
 
-def read_series(folder: Path, measures: Sequence[Measure] = MEASURES) -> list[Series]:
+def read_series(folder: Path) -> list[Series]:
     """Return the figures of a folder, by variant and load. Raises UsageError."""
     results: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
     places = folder.glob(f"{_RAW}/*/*/*.json")
@@ -137,11 +118,11 @@ def read_series(folder: Path, measures: Sequence[Measure] = MEASURES) -> list[Se
         )
     found = []
     for (variant, load), rounds in results.items():
-        depth = int(load.partition("-")[0].removeprefix("in"))
-        for measure in measures:
-            values = [measure.value_of(result, depth) for result in rounds]
-            if known := tuple(value for value in values if value is not None):
-                found.append(Series(variant=variant, load=load, measure=measure, values=known))
+        for measure in MEASURES:
+            figures = (result.get(measure.key) for result in rounds)
+            values = tuple(float(it) for it in figures if isinstance(it, int | float) and it > 0)
+            if values:
+                found.append(Series(variant=variant, load=load, measure=measure, values=values))
     return found
 
 
@@ -154,34 +135,16 @@ def read_conditions(folder: Path) -> dict[str, Any]:
         raise UsageError(f"{place}: {error}", hint="measure anew, into a new folder") from None
 
 
-def compare_variants(found: Sequence[Series], first: str, second: str) -> list[FigureDifference]:
-    """Return the pairs of two variants in one folder."""
-    left, right = ([each for each in found if each.variant == name] for name in (first, second))
-    return _pair_figures(left, right)
+def compare_series(first: Sequence[Series], second: Sequence[Series]) -> list[FigureDifference]:
+    """Return the pairs of one load and figure: of variants of one name, or of the only ones."""
+    alone = all(len({series.variant for series in many}) == 1 for many in (first, second))
 
+    def key_of(series: Series) -> tuple[str, str, Measure]:
+        return "" if alone else series.variant, series.load, series.measure
 
-def compare_folders(first: Sequence[Series], second: Sequence[Series]) -> list[FigureDifference]:
-    """Return the pairs of two folders: of variants of one name, or of the only one of each."""
-    names, others = ({each.variant: None for each in many} for many in (first, second))
-    if len(names) == len(others) == 1:
-        return _pair_figures(first, second)
-    return [
-        pair
-        for name in names
-        for pair in _pair_figures(
-            [each for each in first if each.variant == name],
-            [each for each in second if each.variant == name],
-        )
-    ]
-
-
-def _pair_figures(first: Sequence[Series], second: Sequence[Series]) -> list[FigureDifference]:
-    others = {(series.load, series.measure): series for series in second}
-    return [
-        FigureDifference(first=series, second=others[series.load, series.measure])
-        for series in first
-        if (series.load, series.measure) in others
-    ]
+    others = {key_of(series): series for series in second}
+    pairs = ((series, others.get(key_of(series))) for series in first)
+    return [FigureDifference(first=series, second=other) for series, other in pairs if other]
 
 
 def find_changes(first: Any, second: Any, at: str = "") -> list[tuple[str, str, str]]:

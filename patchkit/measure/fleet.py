@@ -1,32 +1,78 @@
-"""Make the facts of a fleet from those of one node: all are as the head but for their addresses.
+"""Plan a model for a fleet, from the facts of its nodes or of one that the others are as.
 
 So a plan for a hundred nodes needs one probe. What is made here is never written: a pod gets its
-address from Kubernetes, a node of Ray from its own env file.
+address from Kubernetes.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from ipaddress import IPv4Interface
+from pathlib import Path
 
-from patchkit.cluster.agent.node_facts import NodeFacts
+from patchkit.cluster.agent.node_facts import NodeFacts, model_on_node
+from patchkit.cluster.launch.cluster import Cluster
+from patchkit.cluster.launch.cluster_file import ClusterFile, ClusterNode, read_cluster_file
+from patchkit.cluster.launch.plan import PlannedRank, ServedModel, planned_ranks, served_model
 from patchkit.errors import UsageError
-from patchkit.runtime.host.host import Address, Gid, Host, Nccl, Software
+from patchkit.runtime.host.host import Host, Nccl, Software
+from patchkit.runtime.host.machine_root import LIVE
+from patchkit.runtime.host.probe import probe
 
 
-def facts_of(host: Host, home: str) -> NodeFacts:
-    """Return what a plan asks of a node, of a machine that runs what Kubernetes or Ray start."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetPlan:
+    """A model planned for the nodes of a cluster."""
+
+    cluster: ClusterFile
+    model: ServedModel
+    ranks: tuple[PlannedRank, ...]
+
+
+def plan_fleet(
+    name: str, file: Path | None, count: int | None, root: Path | None, versions: Mapping[str, str]
+) -> FleetPlan:
+    """Plan a model for the nodes of a file, asked by ssh, or for ``count`` that are as one machine.
+
+    ``root`` has the files of that machine; ``versions`` are those that will run.
+    """
+    cluster = read_cluster_file(file) if file else ClusterFile(node=(ClusterNode(ssh="head"),))
+    model = served_model(cluster, name)
+    models = [model.folder] if model.folder else []
+    if file and not root:
+        asked = replace(cluster, node=cluster.node[:1]) if count else cluster
+        facts = Cluster(asked).facts(models)
+    else:
+        facts = [_machine_facts(root or LIVE, models)]
+    facts = [with_versions(each, versions) for each in facts]
+    if len(facts) == 1:
+        facts = equal_nodes(facts[0], count or max(2, len(cluster.node)))
+        others = (ClusterNode(ssh=f"worker-{number}") for number in range(1, len(facts)))
+        cluster = replace(cluster, node=(cluster.head, *others))
+    return FleetPlan(
+        cluster=cluster, model=model, ranks=tuple(planned_ranks(cluster, facts, model))
+    )
+
+
+def _machine_facts(root: Path, models: list[str]) -> NodeFacts:
+    if root != LIVE and any(folder.startswith("~/") for folder in models):
+        raise UsageError(
+            f"{models[0]} is in a home, and {root} does not say whose",
+            hint='name the folder from /: model_folder = "/srv/models" in the file',
+        )
     return NodeFacts(
-        host=host,
+        host=probe(root, environment=os.environ),
         user="",
-        home=home,
+        home=str(Path.home()),
         python="",
         venv="",
         linger=True,
         memlock=None,
         systemd=0,
         persistent_journal=True,
+        models={folder: model_on_node(folder) for folder in models if root == LIVE},
     )
 
 
@@ -36,53 +82,46 @@ def with_versions(facts: NodeFacts, versions: Mapping[str, str]) -> NodeFacts:
     Those that are not given are the node's own. Raises UsageError if nobody names a vLLM.
     """
     own = facts.host.versions
-    vllm = versions.get("vllm") or own["vllm"]
-    if not vllm:
+    found = {name: versions.get(name) or own[name] for name in ("vllm", "triton", "nccl")}
+    if not found["vllm"]:
         raise UsageError(
             "nothing says which vLLM will run",
             hint="name the wheelhouse that it comes from, --lock wheelhouse; or --vllm 0.33.0",
         )
-    nccl = versions.get("nccl") or own["nccl"]
     software = Software(
         python="",
-        vllm=vllm,
+        vllm=found["vllm"],
         torch=own["torch"],
-        triton=versions.get("triton") or own["triton"],
-        torch_nccl=Nccl(path="", version=nccl, why="") if nccl else None,
+        triton=found["triton"],
+        torch_nccl=Nccl(path="", version=found["nccl"], why="") if found["nccl"] else None,
     )
     return replace(facts, venv=facts.venv or "/", host=replace(facts.host, software=software))
 
 
 def equal_nodes(head: NodeFacts, count: int) -> list[NodeFacts]:
     """Return the facts of ``count`` nodes that are as the head, which is the first of them."""
-    return [head, *(replace(head, host=_moved(head.host, by)) for by in range(1, count))]
+    return [head, *(replace(head, host=_moved_host(head.host, by)) for by in range(1, count))]
 
 
-def _moved(host: Host, by: int) -> Host:
+def _moved_host(host: Host, by: int) -> Host:
     """Return a host whose IPv4 addresses are as many further on, each in its own network."""
     moved = {
-        str(own.ip): _next(own, by)
+        str(own.ip): _next_address(own, by)
         for netdev in host.netdevs
         if netdev.kind != "loopback"
         for own in netdev.ipv4
     }
-
-    def address(each: Address) -> Address:
-        return replace(each, address=moved.get(each.address, each.address))
-
-    def gid(each: Gid) -> Gid:
-        return replace(each, address=moved.get(each.address, each.address))
-
-    return replace(
-        host,
-        netdevs=tuple(
-            replace(each, addresses=tuple(map(address, each.addresses))) for each in host.netdevs
-        ),
-        rdma=tuple(replace(each, gids=tuple(map(gid, each.gids))) for each in host.rdma),
-    )
+    netdevs, devices = [], []
+    for netdev in host.netdevs:
+        addresses = [replace(a, address=moved.get(a.address, a.address)) for a in netdev.addresses]
+        netdevs.append(replace(netdev, addresses=tuple(addresses)))
+    for device in host.rdma:
+        gids = [replace(gid, address=moved.get(gid.address, gid.address)) for gid in device.gids]
+        devices.append(replace(device, gids=tuple(gids)))
+    return replace(host, netdevs=tuple(netdevs), rdma=tuple(devices))
 
 
-def _next(own: IPv4Interface, by: int) -> str:
+def _next_address(own: IPv4Interface, by: int) -> str:
     """Return the address that a node so many further on has in the same network.
 
     In one that has no room for it, a cable's between two nodes, it is that of another cable.

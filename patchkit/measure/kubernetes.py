@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -35,7 +35,6 @@ from patchkit.measure import pod_script
 from patchkit.paths import RECIPES
 from patchkit.quoting import visible
 
-SCRIPTS = "/opt/patchkit"
 OWN_DEVICE = "host"  # of KubernetesOptions.rdma: the host's device, in a privileged container
 RDMA = "rdma/hca_shared_devices_a"  # the name in the RDMA shared device plugin's own examples
 CACHE = "/var/cache/patchkit"  # on a disk of each node: compiled code and downloads
@@ -49,7 +48,6 @@ _PLACED = {
 }
 _SECRETS = ("VLLM_API_KEY", "HF_TOKEN")
 _VARIABLE = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
-_NAME = re.compile(r"[a-z](?:[a-z0-9-]{0,29}[a-z0-9])?")  # of a Service; pods add -0-12 to it
 _DIGEST = re.compile(r"(?P<name>[\w.-]+(?::\d+)?(?:/[\w.-]+)*)(?::[\w.-]+)?@sha256:[0-9a-f]{64}")
 _TAG = re.compile(r"[\w.-]+(?::\d+)?(?:/[\w.-]+)*(?::[\w.-]+)?")
 
@@ -59,31 +57,15 @@ class KubernetesOptions:
     """The choices of a manifest; ``groups`` is how many times the model is served.
 
     ``rdma`` is the name of a device plugin's resource, ``host`` for the host's own device, "" for
-    none; ``secret`` the Secret that holds keys and tokens; ``selector`` are labels of nodes.
+    none; ``selector`` are labels of nodes.
     """
 
     image: str
     rdma: str
     cache: str
-    secret: str
-    name: str = "vllm"
-    namespace: str = ""
     groups: int = 1
     runtime_class: str = ""
-    pull_secret: str = ""
     selector: Mapping[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PodRank:
-    """A rank as a pod runs it; ``seconds`` is how long a start may take, 0 without a server."""
-
-    rank: PlannedRank
-    words: tuple[str, ...]
-    folder: str
-    port: int
-    master_port: int
-    seconds: int
 
 
 def check_image(image: str, *, tag: bool) -> None:
@@ -110,35 +92,42 @@ def kubernetes_manifest(
     Raises UsageError for Ray, and a name or a path that Kubernetes does not take; HostError for
     workers that need different variables: they have one template.
     """
-    _check(cluster, ranks, options)
-    leader, *workers = (_pod_rank(cluster, rank, ranks[0], model) for rank in ranks)
-    if leader.port == leader.master_port:
+    _check_cluster(cluster, ranks)
+    leader, *workers = (_Pod(cluster, rank, model, options) for rank in ranks)
+    for worker in workers[1:]:
+        _check_equal(workers[0], worker)
+    flags = dict(pairwise(leader.words))
+    port, master_port = int(flags.get("--port", cluster.serve.port)), int(flags["--master-port"])
+    if port == master_port:
         raise UsageError(
-            f"port {leader.port} is that of the ranks' rendezvous",
-            hint="take another one for the server: --port 8000",
+            f"port {port} is that of the ranks' rendezvous",
+            hint="take another one for the server: port = 8000 in [serve] of a cluster.toml",
         )
-    _check_equal(workers)
     group = SCRIPT.read_text(encoding="utf-8")
     pod = Path(pod_script.__file__).read_text(encoding="utf-8")
     # Its name holds its digest, so that other scripts are other pods.
-    scripts = f"{options.name}-scripts-{hashlib.sha256((group + pod).encode()).hexdigest()[:8]}"
+    digest = hashlib.sha256((group + pod).encode()).hexdigest()[:8]
+    name, scripts = cluster.name, f"{cluster.name}-scripts-{digest}"
+    server = {"seconds": start_limit(cluster, ranks[0]), "port": port, "master_port": master_port}
+    url = {"name": "PATCHKIT_URL", "value": f"http://$({_ADDRESS}):{port}"}
     node, system = ranks[0].env.node, ranks[0].facts.host.system
     what = f"{model.name}, vLLM {node.vllm}, {len(ranks)} nodes, {node.topology};"
     what += f" interfaces as on {system.hostname or 'the head'}."
-    return _fill(
+    labels = {"app.kubernetes.io/managed-by": "patchkit"}
+    return _fill_template(
         "kubernetes.yaml",
         what=visible(what).replace("\n", " "),
-        scripts_metadata=_metadata(options, scripts),
-        metadata=_metadata(options, options.name),
-        service_metadata=_metadata(options, f"{options.name}-leader"),
-        group=indent(group.rstrip(), "    "),
-        pod=indent(pod.rstrip(), "    "),
+        scripts_metadata={"name": scripts, "labels": labels},
+        metadata={"name": name, "labels": labels},
+        service_metadata={"name": f"{name}-leader", "labels": labels},
+        group=group.rstrip(),
+        pod=pod.rstrip(),
         groups=options.groups,
         size=len(ranks),
-        leader=indent(_pod(leader, options, scripts).rstrip(), "      "),
-        worker=indent(_pod(workers[0], options, scripts).rstrip(), "      "),
-        name=to_yaml(options.name),
-        port=leader.port,
+        leader=leader.template(scripts, _fill_template("server.yaml", **server).rstrip(), url),
+        worker=workers[0].template(scripts),
+        name=to_yaml(name),
+        port=port,
     )
 
 
@@ -151,12 +140,7 @@ def to_yaml(value: object) -> str:
         raise UsageError(
             "a name or a path is not Unicode", hint="Kubernetes takes none such: rename it"
         ) from None
-    return re.sub(r"[^\x20-\x7e]", _escape_character, text)
-
-
-def _escape_character(character: re.Match[str]) -> str:
-    code = ord(character[0])
-    return f"\\U{code:08x}" if code > 0xFFFF else f"\\u{code:04x}"
+    return "".join(c if " " <= c <= "~" else f"\\U{ord(c):08x}" for c in text)
 
 
 def escape_dollars(text: str) -> str:
@@ -164,23 +148,31 @@ def escape_dollars(text: str) -> str:
     return text.replace("$", "$$")
 
 
-def _fill(file: str, **values: object) -> str:
-    """Return a template with its values; a line that is one empty value is left out."""
-    lines = (RECIPES / "export" / file).read_text(encoding="utf-8").splitlines()
-    empty = {f"${name}" for name, value in values.items() if value == ""}
-    text = "".join(f"{line}\n" for line in lines if line not in empty)
-    return Template(text).substitute(values)
+def _fill_template(file: str, **values: object) -> str:
+    """Return a template with its values: texts as they are, all else as JSON.
+
+    A line that is a value alone becomes its lines, or the items of its list, as far indented.
+    """
+    texts = {name: v if isinstance(v, str) else to_yaml(v) for name, v in values.items()}
+    lines = []
+    for line in (RECIPES / "export" / file).read_text(encoding="utf-8").splitlines():
+        name = line.strip().removeprefix("$")
+        if line.strip() != f"${name}" or name not in values:
+            lines.append(Template(line).substitute(texts))
+            continue
+        value, text = values[name], texts[name]
+        if isinstance(value, list):
+            text = "\n".join(f"- {to_yaml(item)}" for item in value)
+        if text:
+            lines.append(indent(text, line.partition("$")[0]))
+    return "\n".join(lines) + "\n"
 
 
-def _check(cluster: ClusterFile, ranks: Sequence[PlannedRank], options: KubernetesOptions) -> None:
-    if len(ranks) == 1:
-        raise UsageError(
-            "one node is no group", hint="say how many with --nodes, the head included"
-        )
+def _check_cluster(cluster: ClusterFile, ranks: Sequence[PlannedRank]) -> None:
     if ranks[0].env.node.executor.name == "ray":
         raise UsageError(
             "a LeaderWorkerSet needs no Ray: vLLM's own --nnodes joins its pods",
-            hint='executor = "mp" in [serve]; an existing Ray cluster: `patchkit export ray`',
+            hint='executor = "mp" in [serve]',
         )
     if cluster.serve.host:
         raise UsageError(
@@ -188,151 +180,118 @@ def _check(cluster: ClusterFile, ranks: Sequence[PlannedRank], options: Kubernet
             why="the server of a pod listens at the address of the node that it is on",
             hint="leave it out",
         )
-    if not _NAME.fullmatch(options.name):
-        raise UsageError(
-            f"{options.name!r} cannot name a Service",
-            hint="a-z, 0-9 and -, beginning with a letter, 31 at most, no - at the end",
-        )
+    if cluster.name.endswith("-"):
+        raise UsageError(f"{cluster.name!r} cannot name a Service", hint="no - at the end")
 
 
-def _pod_rank(
-    cluster: ClusterFile, rank: PlannedRank, head: PlannedRank, model: ServedModel
-) -> PodRank:
-    assert rank.command is not None
-    words = served_words(cluster, rank.command, model)
-    ports = dict(pairwise(words))
-    return PodRank(
-        rank=rank,
-        words=words,
-        folder=absolute(model.folder, rank.facts),
-        port=int(ports.get("--port", cluster.serve.port)),
-        master_port=int(ports["--master-port"]),
-        seconds=start_limit(cluster, head) if rank is head else 0,
-    )
+class _Pod:
+    """A rank as a pod runs it; every text is escaped."""
+
+    def __init__(
+        self,
+        cluster: ClusterFile,
+        rank: PlannedRank,
+        model: ServedModel,
+        options: KubernetesOptions,
+    ) -> None:
+        assert rank.command is not None
+        self.rank, self.options, self.secret = rank, options, f"{cluster.name}-secrets"
+        self.words = served_words(cluster, rank.command, model)
+        self.folder = absolute(model.folder, rank.facts)
+        self.command = [
+            f"$({_PLACED[before]})" if before in _PLACED else escape_dollars(word)
+            for before, word in zip(("", *self.words), self.words, strict=False)
+        ]
+
+    def template(self, scripts: str, server: str = "", *more: dict[str, str]) -> str:
+        """Return the pod's template; ``scripts`` is the ConfigMap of what its probes run."""
+        options = self.options
+        folders = {"cache": options.cache, **({"model": self.folder} if self.folder else {})}
+        limits = {"nvidia.com/gpu": "1"}
+        capabilities = {"drop": ["ALL"]}
+        rights = {"allowPrivilegeEscalation": False, "capabilities": capabilities}
+        if options.rdma == OWN_DEVICE:
+            # A device that no plugin gives is closed by the container's control group.
+            folders["infiniband"] = "/dev/infiniband"
+            rights = {"privileged": True}
+        elif options.rdma:
+            limits[options.rdma] = "1"
+            capabilities["add"] = ["IPC_LOCK"]
+        mounts: list[dict[str, Any]] = []
+        for name, path in folders.items():
+            _check_path(path)
+            mounts.append({"name": name, "mountPath": path})
+            if name == "model":
+                mounts[-1]["readOnly"] = True
+        classed = options.runtime_class
+        return _fill_template(
+            "pod.yaml",
+            stop=STOP,
+            selector=dict(options.selector),
+            runtime_class=f"runtimeClassName: {to_yaml(classed)}" if classed else "",
+            image=to_yaml(options.image),
+            starts=BURST,
+            pause=ASK_AGAIN,
+            escaped_cache=to_yaml(escape_dollars(options.cache)),
+            cache=to_yaml(options.cache),
+            command=self.command,
+            env=[*self.variables(), *more],
+            server=server,
+            limits=limits,
+            rights=rights,
+            mounts=mounts,
+            scripts=to_yaml(scripts),
+            volumes=[
+                {"name": name, "hostPath": {"path": path, "type": "Directory"}}
+                for name, path in folders.items()
+            ],
+        ).rstrip()
+
+    def variables(self) -> Iterator[dict[str, Any]]:
+        """Yield the node's address first: what follows may name it."""
+        yield {"name": _ADDRESS, "valueFrom": {"fieldRef": {"fieldPath": "status.hostIP"}}}
+        settings, cache = self.rank.env.settings, self.options.cache
+        for setting in settings:
+            if not _VARIABLE.fullmatch(setting.name):
+                raise UsageError(f"{setting.name!r} cannot be a variable of a pod")
+            if not setting.value:  # a secret: the plan of a node takes none with a value
+                yield self._secret_variable(setting.name, optional=False)
+            elif setting.scope == "host" and setting.value == self.rank.address:
+                yield {"name": setting.name, "value": f"$({_ADDRESS})"}
+            else:
+                yield {"name": setting.name, "value": escape_dollars(setting.value)}
+        given = {setting.name for setting in settings}
+        caches = {**cache_variables(cache), "HF_HOME": f"{cache}/huggingface"}
+        for name, value in caches.items():
+            if name not in given:
+                yield {"name": name, "value": escape_dollars(value)}
+        for name in _SECRETS:
+            if name not in given:
+                yield self._secret_variable(name, optional=True)
+
+    def _secret_variable(self, name: str, *, optional: bool) -> dict[str, Any]:
+        reference = {"name": self.secret, "key": name, "optional": optional}
+        return {"name": name, "valueFrom": {"secretKeyRef": reference}}
+
+    def shared(self) -> dict[str, str]:
+        """Return what a template holds of a worker: variables but for its address, and words."""
+        settings = self.rank.env.settings
+        own = {it.name: it.value for it in settings if it.value != self.rank.address}
+        return {**own, "the command": " ".join(self.command), "the model": self.folder}
 
 
-def _check_equal(workers: Sequence[PodRank]) -> None:
-    """Raise HostError where one template does not fit all workers."""
-    first, *others = (_of_template(each) for each in workers)
-    for worker, its in zip(workers[1:], others, strict=True):
-        for name in {**first, **its}:
-            here, there = first.get(name), its.get(name)
-            if here != there:
-                raise HostError(
-                    f"{name} is {here} on {workers[0].rank.ssh} and {there} on {worker.rank.ssh}",
-                    why="the workers of a LeaderWorkerSet have one template",
-                    hint="cable the same port on every node, with the same software; or serve "
-                    "with `patchkit up`, where each node has its own file",
-                )
-
-
-def _of_template(worker: PodRank) -> dict[str, str]:
-    """Return what a template holds of a worker: variables but for its own address, and words."""
-    settings = worker.rank.env.settings
-    own = {each.name: each.value for each in settings if each.value != worker.rank.address}
-    return {**own, "the command": " ".join(pod_words(worker.words)), "the model": worker.folder}
-
-
-def _metadata(options: KubernetesOptions, name: str) -> str:
-    space = {"namespace": options.namespace} if options.namespace else {}
-    labels = {"app.kubernetes.io/managed-by": "patchkit"}
-    return to_yaml({"name": name, **space, "labels": labels})
-
-
-def _pod(its: PodRank, options: KubernetesOptions, scripts: str) -> str:
-    """Return a pod's template; ``scripts`` is the ConfigMap of what its probes run."""
-    folders = {"cache": options.cache, **({"model": its.folder} if its.folder else {})}
-    limits = {"nvidia.com/gpu": "1"}
-    rights: dict[str, Any] = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
-    if options.rdma == OWN_DEVICE:
-        # A device that no plugin gives is closed by the container's control group.
-        folders["infiniband"] = "/dev/infiniband"
-        rights = {"privileged": True}
-    elif options.rdma:
-        limits[options.rdma] = "1"
-        rights["capabilities"]["add"] = ["IPC_LOCK"]
-    for path in folders.values():
-        _check_path(path)
-    mounts = [
-        {"name": name, "mountPath": path, **({"readOnly": True} if name == "model" else {})}
-        for name, path in folders.items()
-    ]
-    volumes = [
-        {"name": name, "hostPath": {"path": path, "type": "Directory"}}
-        for name, path in folders.items()
-    ]
-    optional: list[str] = []
-    if options.runtime_class:
-        optional.append(f"  runtimeClassName: {to_yaml(options.runtime_class)}")
-    if options.pull_secret:
-        optional.append(f"  imagePullSecrets: {to_yaml([{'name': options.pull_secret}])}")
-    server = ""
-    if its.seconds:
-        ports = {"port": its.port, "master_port": its.master_port}
-        server = _fill("server.yaml", folder=SCRIPTS, seconds=its.seconds, **ports)
-        server = indent(server.rstrip(), "    ")
-    return _fill(
-        "pod.yaml",
-        stop=STOP,
-        selector=to_yaml(dict(options.selector)),
-        optional="\n".join(optional),
-        image=to_yaml(options.image),
-        folder=SCRIPTS,
-        starts=BURST,
-        pause=ASK_AGAIN,
-        escaped_cache=to_yaml(escape_dollars(options.cache)),
-        cache=to_yaml(options.cache),
-        command=_list_items(pod_words(its.words), "    "),
-        env=_list_items(_variables(its, options), "    "),
-        server=server,
-        limits=to_yaml(limits),
-        rights=to_yaml(rights),
-        mounts=_list_items(mounts, "    "),
-        scripts=to_yaml(scripts),
-        volumes=_list_items(volumes, "  "),
-    )
-
-
-def _list_items(items: Iterable[object], margin: str) -> str:
-    return "\n".join(f"{margin}- {to_yaml(item)}" for item in items)
-
-
-def pod_words(words: Sequence[str]) -> list[str]:
-    """Return a rank's command with the variables that a pod has for the rank and addresses."""
-    return [
-        f"$({_PLACED[before]})" if before in _PLACED else escape_dollars(word)
-        for before, word in zip(("", *words), words, strict=False)
-    ]
-
-
-def _variables(its: PodRank, options: KubernetesOptions) -> Iterator[dict[str, Any]]:
-    """Yield the node's address first: what follows may name it."""
-    yield {"name": _ADDRESS, "valueFrom": {"fieldRef": {"fieldPath": "status.hostIP"}}}
-    address, given = its.rank.address, set()
-    for setting in its.rank.env.settings:
-        if not _VARIABLE.fullmatch(setting.name):
-            raise UsageError(f"{setting.name!r} cannot be a variable of a pod")
-        given.add(setting.name)
-        if not setting.value:  # a secret: the plan of a node takes none with a value
-            yield _secret(setting.name, options.secret, optional=False)
-        elif setting.scope == "host" and setting.value == address:
-            yield {"name": setting.name, "value": f"$({_ADDRESS})"}
-        else:
-            yield {"name": setting.name, "value": escape_dollars(setting.value)}
-    home = {"HF_HOME": f"{options.cache}/huggingface"}
-    for name, value in {**cache_variables(options.cache), **home}.items():
-        if name not in given:
-            yield {"name": name, "value": escape_dollars(value)}
-    for name in _SECRETS:
-        if name not in given:
-            yield _secret(name, options.secret, optional=True)
-    if its.seconds:
-        yield {"name": "PATCHKIT_URL", "value": f"http://$({_ADDRESS}):{its.port}"}
-
-
-def _secret(name: str, secret: str, *, optional: bool) -> dict[str, Any]:
-    reference = {"name": secret, "key": name, "optional": optional}
-    return {"name": name, "valueFrom": {"secretKeyRef": reference}}
+def _check_equal(first: _Pod, worker: _Pod) -> None:
+    """Raise HostError where one template does not fit both workers."""
+    left, right = first.shared(), worker.shared()
+    for name in {**left, **right}:
+        here, there = left.get(name), right.get(name)
+        if here != there:
+            raise HostError(
+                f"{name} is {here} on {first.rank.ssh} and {there} on {worker.rank.ssh}",
+                why="the workers of a LeaderWorkerSet have one template",
+                hint="cable the same port on every node, with the same software; or serve "
+                "with `patchkit up`, where each node has its own file",
+            )
 
 
 def _check_path(path: str) -> None:

@@ -27,6 +27,7 @@ from patchkit.reading import read_text
 from patchkit.runtime.envfile.header import head_facts
 from patchkit.runtime.envfile.parse import parse
 from patchkit.runtime.envfile.syntax import Format
+from patchkit.runtime.host.host import Host
 from patchkit.runtime.rules.secret_texts import mask_secrets
 from patchkit.units import KIB_PER_GIB
 
@@ -71,28 +72,25 @@ class PlannedVariant:
 
 def plan_url(url: str, venv: str) -> PlannedVariant:
     """Return a server that runs already: nothing is known of its machine."""
-    python = str(_venv(venv) / "bin/python") if venv else sys.executable
-    return PlannedVariant(name="served", python=python, url=url)
+    return PlannedVariant(name="served", python=_venv_python(venv), url=url)
 
 
 def plan_file(path: Path, model: str, venv: str, args: Sequence[str]) -> PlannedVariant:
     """Return the variant of a cluster file (.toml) or of an env file, named as the file is."""
     if path.suffix == ".toml":
-        return plan_cluster(path, model, venv, args)
+        return _plan_cluster(path, model, venv, args)
     text = read_text(path, hint="`patchkit env --role single -o node.env` writes one")
     loaded = parse(Format(head_facts(text).get("format", Format.ENV)), text, str(path))
     planned = plan_here(model, venv, args)
-    return replace(
-        planned,
-        name=path.stem,
-        variables={**planned.variables, **loaded},
-        shared={**planned.shared, **loaded},
-    )
+    variables = {**planned.variables, **loaded}
+    shared = {**planned.shared, **loaded}
+    return replace(planned, name=path.stem, variables=variables, shared=shared)
 
 
 def plan_here(model: str, venv: str, args: Sequence[str]) -> PlannedVariant:
     """Return how a model is served on this machine. Raises HostError without vLLM there."""
-    home = _venv(venv)
+    python = _venv_python(venv)
+    home = Path(python).parents[1]
     file = ClusterFile(node=(ClusterNode(ssh=HERE),), venv=str(home))
     served = served_model(file, model)
     (facts,) = Cluster(file).facts()
@@ -105,7 +103,6 @@ def plan_here(model: str, venv: str, args: Sequence[str]) -> PlannedVariant:
     (rank,) = planned_ranks(file, [facts], served)
     assert rank.command is not None
     words = served_words(file, rank.command, served)
-    python = str(home / "bin/python")
     return PlannedVariant(
         name="served",
         python=python,
@@ -117,12 +114,12 @@ def plan_here(model: str, venv: str, args: Sequence[str]) -> PlannedVariant:
     )
 
 
-def plan_cluster(path: Path, model: str, venv: str, args: Sequence[str]) -> PlannedVariant:
+def _plan_cluster(path: Path, model: str, venv: str, args: Sequence[str]) -> PlannedVariant:
     """Return a variant as `patchkit up` would start it, with what a measurement asks for."""
     file = read_cluster_file(path)
     serve = replace(file.serve, args=(*file.serve.args, _NO_PREFIXES, *args))
     cluster = Cluster(replace(file, serve=serve))
-    python = str(Path(venv or file.venv).expanduser() / "bin/python")
+    python = _venv_python(venv or file.venv)
     if not Path(python).exists():
         raise HostError(
             f"{python} is not on this machine",
@@ -157,7 +154,7 @@ def describe_conditions(
         "patchkit": __version__,
         "tool": "vllm bench serve",
         "model": model,
-        "machines": [_describe_machine(facts) for facts in variants[0].facts],
+        "machines": [_describe_machine(facts.host) for facts in variants[0].facts],
         "loads": {load.name: asdict(load) for load in loads},
         "variants": {
             variant.name: {
@@ -173,17 +170,14 @@ def describe_conditions(
     }
 
 
-def _describe_machine(facts: NodeFacts) -> dict[str, str]:
-    host = facts.host
+def _describe_machine(host: Host) -> dict[str, str]:
     system = host.system
     return {
         "gpu": ", ".join(f"{gpu.name} ({gpu.capability})" for gpu in host.gpus),
         "driver": next((gpu.driver for gpu in host.gpus if gpu.driver), ""),
         "cpu": f"{system.cpu}, {system.cores} cores",
         "machine": f"{system.vendor} {system.product}".strip(),
-        "bios": system.bios,
-        "kernel": system.kernel,
-        "os": system.os,
+        **{name: getattr(system, name) for name in ("bios", "kernel", "os")},
         "memory": f"{host.memory.total / KIB_PER_GIB:.0f} GiB" if host.memory else "",
     }
 
@@ -197,8 +191,9 @@ def _shared_variables(rank: PlannedRank) -> dict[str, str]:
     return {each.name: each.value for each in rank.env.settings if each.scope != "host"}
 
 
-def _venv(named: str) -> Path:
-    return Path(named).expanduser().absolute() if named else Path(sys.prefix)
+def _venv_python(venv: str) -> str:
+    """Return the Python of an environment; by default the one that runs this."""
+    return str(Path(venv or sys.prefix).expanduser().absolute() / "bin/python")
 
 
 def _find_tokenizer(model: ServedModel) -> str:

@@ -16,7 +16,6 @@ OPTIONS = KubernetesOptions(
     image=IMAGE,
     rdma="rdma/hca_shared_devices_a",
     cache="/var/cache/patchkit",
-    secret="vllm-secrets",
     selector={"kubernetes.io/arch": "arm64"},
 )
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,20 +12,21 @@ import click
 
 from patchkit.cli.next_step import next_step, program
 from patchkit.cli.out import Shown, style, tell
-from patchkit.cli.render import GOOD, Block, Data, Record, VerbGroup, lead_word, rendered
+from patchkit.cli.render import GOOD, Block, Data, Record, VerbGroup, rendered
 from patchkit.cli.runtime.check import command as check
 from patchkit.cli.runtime.env_explain import explain
-from patchkit.cli.runtime.node_options import TRITON, asked_for, node_options, rule_choice
+from patchkit.cli.runtime.node_options import node_options, note_lines
 from patchkit.errors import UsageError
 from patchkit.quoting import quoted
 from patchkit.runtime.env.cluster_env import ClusterEnv, cluster_env
 from patchkit.runtime.env.file_text import file_text, where
 from patchkit.runtime.envfile.syntax import Format
 from patchkit.runtime.envfile.write import write
-from patchkit.runtime.host.probe import probe
+from patchkit.runtime.host.host import Host
 from patchkit.runtime.host.software import find_ptxas
-from patchkit.runtime.node.decision import decide
+from patchkit.runtime.node.decision import NodeOptions, decide
 from patchkit.runtime.rules.presets import load_presets
+from patchkit.runtime.rules.rule import RuleChoice
 from patchkit.runtime.rules.sensitive_names import is_secret
 from patchkit.runtime.rules.variable_rules import load_variable_rules
 from patchkit.runtime.rules.variables import vllm_values, vllm_variables
@@ -41,7 +43,6 @@ from patchkit.runtime.rules.variables import vllm_values, vllm_variables
     help="The head's file: a worker takes over what it shares, and is compared with it.",
 )
 @click.option("--set", "extra", metavar="NAME=VALUE", multiple=True, help="Add one of your own.")
-@TRITON
 @click.option(
     "-o",
     "--output",
@@ -71,28 +72,23 @@ def command(context: click.Context, /, **options: Any) -> Iterator[Block]:
     `patchkit env explain` lists, and checks each name against what the installed versions read.
     """
     if context.invoked_subcommand is None:
-        yield from _env_blocks(options)
+        yield from _env_blocks(**options)
 
 
 command.add_command(explain)
 command.add_command(check, "check")
 
 
-def _env_blocks(options: Mapping[str, Any]) -> Iterator[Block]:
+def _env_blocks(
+    asked: NodeOptions, choice: RuleChoice, host: Host, root: Path, **options: Any
+) -> Iterator[Block]:
     extra = dict(map(_parse_setting, options["extra"]))
-    host = probe(options["root"], python=options["python"], environment=os.environ)
     head = None
     if path := options["head_file"]:
         from patchkit.runtime.env.agreement import agree, read_head  # a head does without them
 
-        head = read_head(path, options["role"] or "single", accept_edited=options["accept_edited"])
-    asked = asked_for(
-        options,
-        model=options["model"],
-        triton=options["triton"],
-        extra=extra,
-        choice=rule_choice(options),
-    )
+        head = read_head(path, asked.role or "single", accept_edited=options["accept_edited"])
+    asked = replace(asked, model=options["model"], extra=extra, choice=choice)
     node = decide(asked, host, head)
     rules = load_variable_rules()
     home = host.vllm_home(node.vllm)
@@ -102,11 +98,13 @@ def _env_blocks(options: Mapping[str, Any]) -> Iterator[Block]:
         rules,
         vllm_variables(node.vllm, home),
         vllm_values(node.vllm, home),
-        nccl=options["nccl"],
-        ptxas=find_ptxas(options["root"], os.environ),
+        nccl=asked.nccl,
+        ptxas=find_ptxas(root, os.environ),
     )
     if head:
         env = agree(env, head, rules.of_host, extra)
+    kind, hostname = Format(options["kind"]), host.system.hostname
+    text = file_text(env, kind, hostname=hostname, target=asked.target)
     yield Record(
         {
             "variables": {it.name: it.value for it in env.settings if not is_secret(it.name)},
@@ -114,16 +112,10 @@ def _env_blocks(options: Mapping[str, Any]) -> Iterator[Block]:
             "notes": env.notes,
         }
     )
-    text = file_text(
-        env,
-        Format(options["kind"]),
-        hostname=host.system.hostname,
-        target=options["target"] or "",
-    )
     output: Path | None = options["output"]
     if output is None or output == Path("-"):
         yield Data(text)
-        for line in _note_lines(env):
+        for line in _env_note_lines(env):
             tell(line)
         return
     # A variable without a value is a secret: a file that refers to one is kept from others.
@@ -131,26 +123,15 @@ def _env_blocks(options: Mapping[str, Any]) -> Iterator[Block]:
     outcome = write(output, text, force=options["force"], private=private)
     what = f"{len(env.settings)} variables for {node.role}, {node.topology}"
     yield GOOD + f"{output} {outcome}: {what}{where(env)}"
-    yield from _note_lines(env)
-    yield from _next_env_steps(output, node.role, options["model"])
-
-
-def _next_env_steps(file: Path, role: str, model: str | None) -> Iterator[Shown]:
-    """Yield what comes after a file: those of the workers, then the line that serves a model."""
-    if role == "head":
-        worker: tuple[str | Path, ...] = (
-            *program(),
-            "env",
-            "--role",
-            "worker",
-            "--from",
-            Path(file.name),
-        )
-        where = f"on each worker, with a copy of {file.name} there"
-        yield next_step(*worker, "-o", "worker.env", where=where)
-    # The first one serves on one Spark, and on more.
-    served = model or load_presets()[0].id
-    yield next_step(*program(), "serve-args", served, "--from", file)
+    yield from _env_note_lines(env)
+    if node.role == "head":
+        there = f"on each worker, with a copy of {output.name} there"
+        worker = ("env", "--role", "worker", "--from", Path(output.name), "-o", "worker.env")
+        yield next_step(*program(), *worker, where=there)
+    # The first model serves on one Spark, and on more.
+    yield next_step(
+        *program(), "serve-args", options["model"] or load_presets()[0].id, "--from", output
+    )
 
 
 def _parse_setting(text: str) -> tuple[str, str]:
@@ -160,11 +141,8 @@ def _parse_setting(text: str) -> tuple[str, str]:
     return name, value
 
 
-def _note_lines(env: ClusterEnv) -> Iterator[Shown]:
-    for note in env.notes:
-        yield lead_word("note") + note
-    for advice in env.advice:
-        yield lead_word("beware") + f"{advice.says}; instead: {advice.instead}"
+def _env_note_lines(env: ClusterEnv) -> Iterator[Shown]:
+    yield from note_lines(env.notes, env.advice)
     off = [rule.id for rule in env.off if rule.id not in env.node.choice.unwanted]
     if off:
         why = f"`{quoted('patchkit', 'env', 'explain', off[0])}` says why"

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+import os
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import click
 
 from patchkit.cli import complete
+from patchkit.cli.out import Shown
+from patchkit.cli.render import lead_word
 from patchkit.runtime.envfile.facts import nodes_max
+from patchkit.runtime.host.probe import probe
 from patchkit.runtime.node.decision import NodeOptions
 from patchkit.runtime.node.lock_file import locked_versions
 from patchkit.runtime.rules.condition import CHOICES
@@ -65,6 +69,7 @@ _OPTIONS = (
     ),
     VLLM,
     NCCL,
+    TRITON,
     click.option(
         "--lock",
         type=click.Path(path_type=Path, exists=True),
@@ -102,18 +107,40 @@ _OPTIONS = (
 
 
 def node_options(function: F) -> F:
-    """Add the options in the order in which help shows them.
+    """Add the options; hand them on as ``asked``, with the ``host`` below ``root``.
 
-    What a lock says takes the place of what is not given.
+    What a lock says takes the place of what is not given. Of the rules, which may be about
+    variables or flags, the verb takes ``choice``.
     """
 
     @functools.wraps(function)
-    def wrapped(*arguments: Any, lock: Path | None, **options: Any) -> Any:
+    def wrapped(
+        *arguments: Any,
+        lock: Path | None,
+        root: Path,
+        python: str | None,
+        wanted: tuple[str, ...],
+        unwanted: tuple[str, ...],
+        **options: Any,
+    ) -> Any:
         locked = locked_versions(lock) if lock else {}
-        given = {
-            name: options[name] or version for name, version in locked.items() if name in options
-        }
-        return function(*arguments, **{**options, **given})
+        asked = NodeOptions(
+            role=options.pop("role") or "",
+            nodes=options.pop("nodes") or 0,
+            head=options.pop("head_ip"),
+            topology=options.pop("topology") or "auto",
+            executor=options.pop("executor") or "auto",
+            target=options.pop("target") or "",
+            quantization=options.pop("quantization") or "",
+            vllm=options.pop("vllm") or locked.get("vllm", ""),
+            nccl=options.pop("nccl") or locked.get("nccl", ""),
+            triton=options.pop("triton") or locked.get("triton", ""),
+        )
+        choice = RuleChoice(wanted=frozenset(wanted), unwanted=frozenset(unwanted))
+        # The group of `env` has verbs of its own, for which this machine is not looked at.
+        verb = click.get_current_context().invoked_subcommand
+        host = None if verb else probe(root, python=python, environment=os.environ)
+        return function(*arguments, asked=asked, choice=choice, host=host, root=root, **options)
 
     decorated = cast("F", wrapped)
     for option in reversed(_OPTIONS):
@@ -121,22 +148,9 @@ def node_options(function: F) -> F:
     return decorated
 
 
-def asked_for(options: Mapping[str, Any], **more: Any) -> NodeOptions:
-    """Return what the options say; ``more`` are fields of NodeOptions that one verb alone has."""
-    return NodeOptions(
-        role=options["role"] or "",
-        nodes=options["nodes"] or 0,
-        head=options["head_ip"],
-        topology=options["topology"] or "auto",
-        executor=options["executor"] or "auto",
-        vllm=options["vllm"],
-        nccl=options["nccl"],
-        target=options["target"] or "",
-        quantization=options["quantization"] or "",
-        **more,
-    )
-
-
-def rule_choice(options: Mapping[str, Any]) -> RuleChoice:
-    """Return the rules that are turned on and off."""
-    return RuleChoice(wanted=frozenset(options["wanted"]), unwanted=frozenset(options["unwanted"]))
+def note_lines(notes: Iterable[str], advice: Iterable[Any]) -> Iterator[Shown]:
+    """Yield what a user should know of a plan, and what no setting solves."""
+    for note in notes:
+        yield lead_word("note") + note
+    for it in advice:
+        yield lead_word("beware") + f"{it.says}; instead: {it.instead}"

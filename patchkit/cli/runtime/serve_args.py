@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,16 +12,16 @@ import click
 
 from patchkit.cli import complete
 from patchkit.cli.next_step import next_step
-from patchkit.cli.out import record_fields, table, tell
+from patchkit.cli.out import record_fields, style, table, tell
 from patchkit.cli.render import Block, Data, Record, lead_word, rendered
-from patchkit.cli.runtime.node_options import asked_for, node_options, rule_choice
-from patchkit.cli.runtime.serve_view import HEADS, command_fields, flag_rows, preset_rows
+from patchkit.cli.runtime.node_options import node_options, note_lines
 from patchkit.errors import UsageError
-from patchkit.runtime.host.probe import probe
-from patchkit.runtime.node.decision import decide
+from patchkit.runtime.host.host import Host
+from patchkit.runtime.node.decision import NodeOptions, decide
 from patchkit.runtime.node.env_file import read_env_file
 from patchkit.runtime.rules.flag_rules import load_flag_rules
-from patchkit.runtime.rules.presets import load_presets
+from patchkit.runtime.rules.presets import Preset, load_presets
+from patchkit.runtime.rules.rule import RuleChoice
 from patchkit.runtime.serve.args import ServeCommand, release_flags, serve_args
 from patchkit.runtime.serve.listen import CHOICES as LISTEN
 from patchkit.runtime.serve.listen import listen_address, models_url
@@ -28,6 +29,7 @@ from patchkit.runtime.serve.memory import memory_pool
 from patchkit.runtime.serve.model import full_name, preset_of, weights_gib
 from patchkit.runtime.serve.request import ServeRequest
 
+_HEADS = ("model", "quantization", "GiB", "Sparks", "memory", "tokens", "vLLM", "evidence")
 # Facts of an env file that the command line is made from.
 _TAKEN = ("role", "topology", "executor", "vllm", "nodes", "head", "target", "quantization")
 
@@ -54,12 +56,14 @@ _TAKEN = ("role", "topology", "executor", "vllm", "nodes", "head", "target", "qu
     type=click.Choice(LISTEN),
     help="Who may ask: this machine (default), those on the cable, or those on the LAN.",
 )
-@click.option("--host", metavar="A", help="Listen on this address, instead of --listen.")
+@click.option("--host", "address", metavar="A", help="Listen on this address, instead of --listen.")
 @click.option("--port", type=click.IntRange(1, 65535), default=8000, show_default=True)
 @click.option("--explain", is_flag=True, help="Show each flag's reason, and what is left out.")
 @click.option("--list", "presets", is_flag=True, help="List the models that have presets.")
 @rendered
-def command(**options: Any) -> Iterator[Block]:
+def command(
+    model: str | None, *, presets: bool, explain: bool, asked: NodeOptions, **options: Any
+) -> Iterator[Block]:
     """Print the `vllm serve` flags that go with the env, valid for the installed version.
 
     \b
@@ -70,30 +74,30 @@ def command(**options: Any) -> Iterator[Block]:
     MODEL is a name at Hugging Face, a folder, or the last part of a preset's name. Prints one line
     for the shell.
     """
-    if options["presets"]:
+    if presets:
         # The presets as presets.toml has them.
         yield Record([{**record_fields(preset), "name": preset.name} for preset in load_presets()])
-        yield from table(preset_rows(), heads=HEADS)
+        yield from table(map(_preset_row, load_presets()), heads=_HEADS)
         return
-    if not options["model"]:
+    if not model:
         raise UsageError("missing MODEL", hint="OWNER/NAME, a folder, or one of --list")
-    served = _serve_command(options)
-    yield Record(command_fields(served))
-    if options["explain"]:
-        yield from table(flag_rows(served))
+    served = _serve_command(model, asked, **options)
+    yield Record(_command_fields(served))
+    if explain:
+        yield from table(_flag_rows(served))
     else:
         yield Data(served.shell_line + "\n")
     # The command alone is on standard output.
-    for note in served.notes:
-        tell(lead_word("note") + note)
-    for advice in served.advice:
-        tell(lead_word("beware") + f"{advice.says}: {advice.instead}")
+    for line in note_lines(served.notes, served.advice):
+        tell(line)
     if url := models_url(served.request):
         tell(next_step("curl", url, where="once it serves"))
 
 
-def _serve_command(options: Mapping[str, Any]) -> ServeCommand:
-    if options["listen"] and options["host"]:
+def _serve_command(
+    model: str, asked: NodeOptions, choice: RuleChoice, host: Host, **options: Any
+) -> ServeCommand:
+    if options["listen"] and options["address"]:
         raise UsageError(
             "--listen and --host both say where to listen", hint="leave one of them out"
         )
@@ -102,11 +106,9 @@ def _serve_command(options: Mapping[str, Any]) -> ServeCommand:
     if file and file.edited:
         taken = " ".join(f"{name}={file.facts[name]}" for name in _TAKEN if name in file.facts)
         tell(lead_word("note") + f"{path} was edited after patchkit wrote it; taken: {taken}")
-    host = probe(options["root"], python=options["python"], environment=os.environ)
-    model = options["model"]
     preset = preset_of(model, options["preset"], os.environ)
-    asked = asked_for(options, model=preset.id if preset else "")
     # The line may be for another machine, so this one need not have the address.
+    asked = replace(asked, model=preset.id if preset else "")
     node = decide(asked, host, file, addressed=False)
     rules = load_flag_rules()
     served = full_name(model, preset)
@@ -115,9 +117,48 @@ def _serve_command(options: Mapping[str, Any]) -> ServeCommand:
         node=node,
         memory=memory_pool(host, node, rules.memory),
         rank=options["node_rank"],
-        host=options["host"] or listen_address(options["listen"] or LISTEN[0], node, host),
+        host=options["address"] or listen_address(options["listen"] or LISTEN[0], node, host),
         port=options["port"],
         folder_gib=weights_gib(served, os.environ),
-        choice=rule_choice(options),
+        choice=choice,
     )
     return serve_args(request, rules, release_flags(node.vllm, host.vllm_home(node.vllm)))
+
+
+def _preset_row(preset: Preset) -> tuple[str, ...]:
+    return (
+        preset.id,
+        preset.quantization,
+        "?" if preset.weights_gib is None else f"{preset.weights_gib:.0f}",
+        "1" if preset.single else f"{preset.nodes}",
+        f"{preset.gpu_memory_utilization:.2f}",
+        str(preset.max_model_len),
+        f">={preset.min_vllm}" + (" (a build)" if preset.build else ""),
+        f"{preset.evidence}, {preset.confidence}",
+    )
+
+
+def _flag_rows(served: ServeCommand) -> Iterator[tuple[str, ...]]:
+    """Yield each flag with its reason; then what is left out, and what a rule could turn on."""
+    good, dash = style("✓", fg="green"), style("-", dim=True)
+    for mark, flags in ((good, served.flags), (dash, served.left_out)):
+        for flag in flags:
+            reason = f"{flag.reason} ({flag.origin}; {flag.source})"
+            yield mark, " ".join(flag.words), " ".join(reason.split())
+    for rule in served.off:
+        yield style("off", dim=True), f"{rule.flag} {rule.value}", f"{rule.reason} ({rule.id})"
+
+
+def _command_fields(served: ServeCommand) -> dict[str, Any]:
+    node, preset = served.request.node, served.request.node.preset
+    own = {name: getattr(node, name) for name in ("vllm", "role", "topology", "nodes")}
+    return {
+        **record_fields(served, "request"),
+        **own,
+        "command": served.words,
+        "executor": node.executor.name,
+        "preset": preset.id if preset else None,
+        "variables": dict(preset.variables) if preset else {},
+        "url": models_url(served.request),
+        "memory": served.request.memory,
+    }

@@ -18,7 +18,7 @@ _TESTS = re.compile(r"^.venv/bin/pip install nox && .*$", re.MULTILINE)
 MACHINES = {"": ("single", 0), "spark-1": ("cable_port0", 0), "spark-2": ("cable_port1", 1)}
 
 _STAND_INS = {
-    r"sudo (\S*patchkit net apply)": r"\1 --dry-run --root {bare}",
+    r"sudo (\S*patchkit net apply)": r"\1 --yes --root {bare}",
     r"(patchkit env)": r"\1 --root {root} --vllm {release}",
     # 4 GB of torch and CUDA are locked, not downloaded. An index that has not all of it yet is no
     # fault of the line: what it lacks is shown.

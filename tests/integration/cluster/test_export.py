@@ -35,27 +35,17 @@ def test_a_manifest_of_one_machines_facts(cli, root, tmp_path):
     assert json.loads(printed)["items"] == objects
 
 
-def test_control_over_the_lan(cli, root):
-    done = cli(
-        *("export", "lws", LARGE, "--root", root, "--vllm", "0.33.0", "--image", IMAGE),
-        *("--head-ip", "10.0.0.10"),  # by the verb's former name
-    )
-    variables = PodGroup(done.stdout).variables(1)
-    assert (variables["GLOO_SOCKET_IFNAME"], variables["NCCL_IB_HCA"]) == (
-        "enP7s7",
-        "rocep1s0f0,roceP2p1s0f0",
-    )
-
-
-def test_choices_come_from_the_file_and_the_command_line(cli, root, tmp_path):
+def test_choices_come_from_the_file(cli, root, tmp_path):
     (tmp_path / "cluster.toml").write_text(
         'name = "big"\nmodel_folder = "/srv/models"\n'
         f'[models]\n"{LARGE}" = "{"a" * 40}"\n'
-        '[serve]\nport = 8001\nargs = ["--max-model-len", "4096"]\n[[node]]\nssh = "spark-1"\n'
+        '[serve]\nport = 8001\nargs = ["--max-model-len", "4096"]\n'
+        'set = {VLLM_LOGGING_LEVEL = "DEBUG"}\n'
+        '[[node]]\nssh = "spark-1"\naddress = "10.0.0.10"\n'
     )
     done = cli(
         *("export", "kubernetes", LARGE, "--file", "cluster.toml", "--root", root, "--nodes", 3),
-        *("--vllm", "0.33.0", "--image", IMAGE, "--set", "VLLM_LOGGING_LEVEL=DEBUG"),
+        *("--vllm", "0.33.0", "--image", IMAGE),
     )
     group = PodGroup(done.stdout)
     assert (group.lws["metadata"]["name"], group.size) == ("big", 3)
@@ -64,7 +54,13 @@ def test_choices_come_from_the_file_and_the_command_line(cli, root, tmp_path):
     assert words[2] == folder
     assert words[-4:] == ["--served-model-name", LARGE, "--max-model-len", "4096"]
     assert group.service["spec"]["ports"][0]["port"] == 8001
-    assert group.variables(0)["VLLM_LOGGING_LEVEL"] == "DEBUG"
+    variables = group.variables(1)
+    assert variables["VLLM_LOGGING_LEVEL"] == "DEBUG"
+    # Control over the LAN, data over the cable.
+    assert (variables["GLOO_SOCKET_IFNAME"], variables["NCCL_IB_HCA"]) == (
+        "enP7s7",
+        "rocep1s0f0,roceP2p1s0f0",
+    )
     assert folder in [
         each["hostPath"]["path"] for each in group.pod(1)["volumes"] if "hostPath" in each
     ]
@@ -74,16 +70,8 @@ def test_a_home_that_nobody_knows(cli, root, tmp_path):
     (tmp_path / "cluster.toml").write_text(
         f'[models]\n"{LARGE}" = "{"a" * 40}"\n[[node]]\nssh = "spark-1"\n'
     )
-    asked = ("export", "ray", LARGE, "--file", "cluster.toml", "--root", root, "--vllm", "0.33.0")
-    assert "is in a home" in cli(*asked, rc=2).stderr
-
-
-def test_a_job_for_ray(cli, root, tmp_path):
-    done = cli("export", "ray", LARGE, "--root", root, "--vllm", "0.33.0", "-o", "job.json")
-    assert "-d @job.json http://127.0.0.1:8265/api/jobs/" in done.stdout
-    assert "its own VLLM_HOST_IP before `ray start`" in done.stderr
-    job = json.loads((tmp_path / "job.json").read_text())
-    assert job["entrypoint"].startswith(f"vllm serve {LARGE} --tensor-parallel-size 2 ")
+    asked = ("export", "kubernetes", LARGE, "--file", "cluster.toml", "--root", root)
+    assert "is in a home" in cli(*asked, "--vllm", "0.33.0", "--image", IMAGE, rc=2).stderr
 
 
 @pytest.mark.parametrize(
@@ -91,9 +79,7 @@ def test_a_job_for_ray(cli, root, tmp_path):
     [
         (["--image", "vllm:latest", "--vllm", "0.33.0"], "its tag can be moved"),
         (["--image", IMAGE], "which vLLM"),
-        (["--image", IMAGE, "--vllm", "0.33.0", "--set", "HF_TOKEN=hf_x"], "value of a secret"),
         (["--image", IMAGE, "--vllm", "0.33.0", "--node-selector", "x"], "is no label"),
-        (["--image", IMAGE, "--vllm", "0.33.0", "--head-ip", "1.2.3.4"], "is not its address here"),
     ],
 )
 def test_what_is_refused(cli, root, arguments, says):
@@ -103,9 +89,8 @@ def test_what_is_refused(cli, root, arguments, says):
 
 
 def test_a_file_of_somebody_else_stays(cli, root, tmp_path):
-    (tmp_path / "job.json").write_text("mine\n")
-    asked = ("export", "ray", LARGE, "--root", root, "--vllm", "0.33.0", "-o", "job.json")
-    assert "--force replaces it" in cli(*asked, rc=2).stderr
-    assert (tmp_path / "job.json").read_text() == "mine\n"
-    cli(*asked, "--force")
-    cli(*asked)  # the same again
+    (tmp_path / "vllm.yaml").write_text("mine\n")
+    asked = ("export", "kubernetes", LARGE, "--root", root, "--vllm", "0.33.0", "--image", IMAGE)
+    assert "--force replaces it" in cli(*asked, "-o", "vllm.yaml", rc=2).stderr
+    assert (tmp_path / "vllm.yaml").read_text() == "mine\n"
+    cli(*asked, "-o", "vllm.yaml", "--force")

@@ -66,8 +66,8 @@ def test_the_manifest_is_taken_and_kept(api, nodes, tmp_path):
 
 @pytest.mark.parametrize("rdma", ["rdma/hca_shared_devices_a", "host", ""])
 def test_kubernetes_takes_the_pods(api, rdma, tmp_path):
-    pods = replace(OPTIONS.pods, rdma=rdma, pull_secret="registry")
-    group = PodGroup(manifest(planned(tmp_path, "/srv/$(id) #x"), replace(OPTIONS, pods=pods)))
+    options = replace(OPTIONS, rdma=rdma)
+    group = PodGroup(manifest(planned(tmp_path, "/srv/$(id) #x"), options))
     for rank in (0, 1):
         pod = _pod(group, rank, f"rank-{rank}")
         api.kubectl("delete", "--ignore-not-found", "pod", f"rank-{rank}", "--now")

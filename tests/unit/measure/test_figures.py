@@ -13,8 +13,7 @@ from patchkit.measure.figures import (
     MEASURES,
     FigureDifference,
     Series,
-    compare_folders,
-    compare_variants,
+    compare_series,
     find_changes,
     read_conditions,
     read_series,
@@ -32,15 +31,6 @@ def of(values, measure=MAIN[0], variant="a"):
         measure=measure,
         values=tuple(values),
     )
-
-
-def test_prefill_and_decode_are_made_of_times():
-    found = {
-        each.measure.name: each for each in read_series(H100) if each.load == "in512-out128-c1"
-    }
-    first, token = found["first token, median"], found["each further token, median"]
-    assert found["prefill of a request"].values == tuple(512_000 / each for each in first.values)
-    assert found["decode of a request"].values == tuple(1000 / each for each in token.values)
 
 
 @pytest.mark.parametrize(
@@ -67,8 +57,11 @@ def test_nothing_is_claimed_of_the_same_figures(values, measure):
 
 def test_of_equals_too_three_rounds_may_lie_apart():
     """Keep what happened, a 9.0, which the fixes leave as it is; docs/bench.md says how often."""
-    found = read_series(DATA / "h100-patched", MAIN)
-    assert [each.verdict for each in compare_variants(found, "stock", "patched")] == [
+    found = [each for each in read_series(DATA / "h100-patched") if each.measure in MAIN]
+    stock, patched = (
+        [each for each in found if each.variant == name] for name in ("stock", "patched")
+    )
+    assert [each.verdict for each in compare_series(stock, patched)] == [
         "worse",
         "within the spread",
         "within the spread",
@@ -82,9 +75,9 @@ def test_of_equals_too_three_rounds_may_lie_apart():
 
 def test_two_folders_are_compared_by_the_names_of_their_variants():
     one, other = of((1.0, 2.0)), of((3.0, 4.0), variant="b")
-    assert [each.ratio for each in compare_folders([one], [other])] == [3.5 / 1.5]  # the only ones
-    assert compare_folders([one, other], [of((1.0,), variant="c")]) == []
-    (same,) = compare_folders([one, other], [of((5.0,), variant="b"), of((6.0,), variant="c")])
+    assert [each.ratio for each in compare_series([one], [other])] == [3.5 / 1.5]  # the only ones
+    assert compare_series([one, other], [of((1.0,), variant="c")]) == []
+    (same,) = compare_series([one, other], [of((5.0,), variant="b"), of((6.0,), variant="c")])
     assert (same.first, same.second.values) == (other, (5.0,))
 
 

@@ -15,7 +15,6 @@ from pathlib import Path
 
 import pytest
 
-from patchkit.measure.kubernetes import SCRIPTS
 from patchkit.measure.pod_script import to_wait
 from support.manifests import OPTIONS, PodGroup, manifest, planned
 
@@ -42,7 +41,7 @@ class Kubelet:
         """Start a container; ``command`` is another one in it, such as a probe's."""
         env = {"PATH": self.path, **self.group.variables(rank, kind=kind), **more}
         words = command or self.group.command(rank, kind)
-        words = [each.replace(SCRIPTS, str(self.scripts), 1) for each in words]
+        words = [each.replace("/opt/patchkit", str(self.scripts), 1) for each in words]
         return subprocess.Popen(
             words, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
         )

@@ -16,7 +16,7 @@ from patchkit.measure.variants import (
     BenchLoad,
     PlannedVariant,
     describe_conditions,
-    plan_cluster,
+    plan_file,
 )
 
 TESTS = Path(__file__).parents[2]
@@ -157,7 +157,7 @@ def test_a_cluster_needs_the_benchmark_here(tmp_path):
     file = tmp_path / "cluster.toml"
     file.write_text('venv = "/nowhere"\n[[node]]\nssh = "spark-1"\n')
     with pytest.raises(HostError, match="/nowhere/bin/python is not on this machine"):
-        plan_cluster(file, "org/one", "", ())
+        plan_file(file, "org/one", "", ())
 
 
 def test_conditions_hold_no_secret_and_no_address():

@@ -1,1 +1,0 @@
-"""Verbs of `patchkit export`: a manifest for Kubernetes, a job for Ray."""
