@@ -134,12 +134,6 @@ def is_kept(commit: str, cache: Path) -> bool:
     return (cache / "git" / commit / "HEAD").is_file()
 
 
-def unreachable(url: str) -> str:
-    """Return why a repository does not answer, in git's words; "" if it does."""
-    done = _call(None, "ls-remote", "--quiet", url, "HEAD", seconds=15)
-    return _last(done.errors) if done.status else ""
-
-
 def _fetch(url: str, commit: str, repository: Path) -> None:
     """Fetch one commit into a bare repository beside, then put that in place."""
     try:
@@ -207,7 +201,7 @@ def _run(repository: Path | None, *arguments: str) -> None:
         raise StorageError(f"git {arguments[0]} failed: {_last(done.errors)}")
 
 
-def _call(repository: Path | None, *arguments: str, seconds: float = _TIMEOUT_S) -> Completed:
+def _call(repository: Path | None, *arguments: str) -> Completed:
     """Run git on a bare repository. The user's settings stay: proxies and credentials are there."""
     where = [] if repository is None else [f"--git-dir={repository}"]
     # Others of git's variables would send it to another repository than the one named.
@@ -216,7 +210,7 @@ def _call(repository: Path | None, *arguments: str, seconds: float = _TIMEOUT_S)
     done = attempt(
         *("git", *where, *arguments),
         env={**inherited, "GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"},  # no question for a password
-        timeout=seconds,
+        timeout=_TIMEOUT_S,
     )
     if not done.started:
         raise done.error(hint="install git, or use an archive")

@@ -35,9 +35,10 @@ from patchkit.patching.recipe import load_recipe
 from patchkit.source.nccl import nccl_tree
 from patchkit.source.releases import load_facts
 from patchkit.versions import named_version
+from patchkit.wheel.build.machine import BuildPlan
 from patchkit.wheel.build.make import BuiltWheel
-from patchkit.wheel.build.nccl import JOB_MEMORY, NcclOrder, build_nccl, plan_nccl
-from patchkit.wheel.build.toolchain import find_toolchain
+from patchkit.wheel.build.nccl import JOB_MEMORY, NcclOrder, build_nccl
+from patchkit.wheel.build.toolchain import find_toolchain, missing_compiler, missing_tools
 from patchkit.wheel.device.inspect import LIVE
 from patchkit.wheel.wheelhouse.contents import check_room, load_manifest
 from patchkit.wheel.wheelhouse.overrides import default_version, require_wanted
@@ -119,16 +120,8 @@ def nccl(
     spec = _spec(version, source, house)
     machine, locked = cpu or device.cpu, cuda == "locked"
     toolkit = Path(cuda) if cuda not in (None, "locked") else None
-    plan = plan_nccl(
-        spec,
-        sha256=sha256,
-        machine=machine,
-        cuda=device.cuda,
-        toolkit=toolkit,
-        locked=locked,
-        offline=offline,
-        network=dry_run,
-    )
+    missing = (*missing_tools(), *missing_compiler(machine))
+    plan = BuildPlan(title=spec.replace("nccl==", "NCCL "), missing=missing)
     number = chosen_jobs(jobs, JOB_MEMORY)
     if dry_run:
         yield from plan_blocks(plan, number)

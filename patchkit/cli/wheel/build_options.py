@@ -13,13 +13,12 @@ import click
 
 from patchkit.cli.next_step import next_step, pip
 from patchkit.cli.options import Renamed
-from patchkit.cli.out import Shown, record_fields, style, table, tell
+from patchkit.cli.out import Shown, record_fields, style, tell
 from patchkit.cli.render import GOOD, Block, ExitCode, Record, finding_blocks, lead_word
 from patchkit.finding import worst
 from patchkit.target import targets
-from patchkit.wheel.build.machine import Jobs, jobs_for
+from patchkit.wheel.build.machine import BuildPlan, Jobs, jobs_for
 from patchkit.wheel.build.make import BuiltWheel
-from patchkit.wheel.build.plan import BuildPlan
 from patchkit.wheel.build.toolchain import MACHINES, Toolchain
 from patchkit.wheel.file.name import ANY, wheel_name
 from patchkit.wheel.wheelhouse.contents import add_wheel
@@ -48,7 +47,7 @@ house_option = click.option(
 dry_run_option = click.option(
     "--dry-run",
     is_flag=True,
-    help="Only say what would be fetched and compiled, and all that is missing.",
+    help="Only say what would be compiled, and all that is missing.",
 )
 
 
@@ -56,17 +55,6 @@ def plan_blocks(plan: BuildPlan, jobs: Jobs) -> Iterator[Block]:
     """Yield a plan, and the exit code of what is missing."""
     yield Record({"dry_run": True, **record_fields(plan), "jobs": jobs.number})
     yield style(plan.title, bold=True) + f", with {jobs.number} jobs ({jobs.reason})"
-    rows = [
-        (
-            style("there", fg="green") if file.there else "fetch",
-            file.name,
-            f"{file.size / 1e6:,.1f} MB" if file.size else "",
-        )
-        for file in plan.fetches
-    ]
-    yield from table(rows, indent="  ")
-    if size := sum(file.size for file in plan.fetches if not file.there):
-        yield f"to fetch: {size / 1e6:,.0f} MB where the size is locked, and the rest"
     yield from plan.compiles
     yield from finding_blocks(plan.missing)
     yield "dry run: nothing was compiled" if plan.missing else GOOD + "it could start"

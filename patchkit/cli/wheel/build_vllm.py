@@ -36,7 +36,7 @@ from patchkit.patching.fix import Request
 from patchkit.patching.plan import make_plan
 from patchkit.patching.recipe import load_recipe
 from patchkit.quoting import quoted
-from patchkit.recipes.vllm.build import Wanted, by_option, with_targets
+from patchkit.recipes.vllm.build import by_option, with_targets
 from patchkit.recipes.vllm.idle import idle_sources
 from patchkit.recipes.vllm.sources import counts, planned_sources
 from patchkit.source.resolve import Report
@@ -86,11 +86,6 @@ For an H200, to test there:
     help="A folder, archive or wheel with the source of another project.",
 )
 @click.option(
-    "--mirror",
-    type=click.Path(path_type=Path, exists=True, file_okay=False),
-    help="A folder with such sources.",
-)
-@click.option(
     "--cuda", metavar="DIR|locked", default="locked", show_default=True, help="The CUDA toolkit."
 )
 @click.option(
@@ -105,7 +100,7 @@ For an H200, to test there:
 )
 @click.option("--extensions", default="", metavar="A,B", help="Only these, for tests.")
 @fresh_option
-@click.option("--offline", is_flag=True, help="Use only what is in caches and mirrors.")
+@click.option("--offline", is_flag=True, help="Use only what is in caches.")
 @house_option
 @dry_run_option
 @rendered
@@ -121,15 +116,10 @@ def command(selection: Selection, **chosen: Any) -> Iterator[Block]:
         found = _find_sources(options, request, left_out, report)
         plan = plan_vllm(
             found.source,
-            found.wanted,
             machine=machine,
             cuda=request.target.cuda,
-            toolkit=options.toolkit,
             python=options.python,
             requirements=options.requirements,
-            given=options.sources,
-            mirror=options.mirror,
-            offline=options.offline,
             compiles=found.compiles,
         )
         if not options.dry_run:
@@ -168,7 +158,6 @@ class _Options:
     cpu: str | None
     jobs: int | None
     given: tuple[str, ...]
-    mirror: Path | None
     cuda: str
     python: Path | None
     requirements: Path | None
@@ -193,10 +182,9 @@ class _Options:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _BuildInputs:
-    """The sources, those of other projects, what is left out and why, and what is compiled."""
+    """The sources, what is left out and why, and what is compiled."""
 
     source: VllmSource
-    wanted: Sequence[Wanted]
     without: frozenset[str]
     idle: Mapping[str, str]
     compiles: Sequence[str]
@@ -207,7 +195,6 @@ def _find_sources(
 ) -> _BuildInputs:
     """Find the sources, and look at them before anything else is fetched."""
     idle: dict[str, str] = {}
-    wanted: list[Wanted] = []
     compiles: list[str] = []
     sources, parts = options.sources, options.parts
 
@@ -215,7 +202,7 @@ def _find_sources(
         named = sources.keys() | left_out | with_targets(parts)
         idle.update(idle_sources(tree, request, named))
         without = left_out | idle.keys()
-        wanted.extend(check_choice(tree, without=without, extensions=parts, given=sources))
+        check_choice(tree, without=without, extensions=parts, given=sources)
         if options.dry_run:
             compiles.extend(_compiles(tree, request, without, parts))
 
@@ -224,7 +211,6 @@ def _find_sources(
     )
     return _BuildInputs(
         source=source,
-        wanted=wanted,
         without=left_out | idle.keys(),
         idle=idle,
         compiles=compiles,
@@ -247,7 +233,6 @@ def _order(
         jobs=jobs,
         without=found.without,
         given=options.sources,
-        mirror=options.mirror and options.mirror.absolute(),
         extensions=options.parts,
         offline=options.offline,
         fresh=options.fresh,

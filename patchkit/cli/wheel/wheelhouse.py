@@ -10,9 +10,9 @@ import click
 
 from patchkit.cli.next_step import next_step, pip, program
 from patchkit.cli.options import Renamed
-from patchkit.cli.out import LaidOut, record_fields, style, table, tell
+from patchkit.cli.out import LaidOut, style, table, tell
 from patchkit.cli.progress import progress
-from patchkit.cli.render import GOOD, Block, Record, VerbGroup, rendered, verbose_option
+from patchkit.cli.render import Block, Record, VerbGroup, rendered, verbose_option
 from patchkit.cli.wheel.override import command as override_command
 from patchkit.cli.wheel.override import override_lines
 from patchkit.elf import by_version
@@ -26,7 +26,6 @@ from patchkit.wheel.wheelhouse.manifest import REQUIREMENTS, Kind, ManifestEntry
 from patchkit.wheel.wheelhouse.node import NodePlatform, node_platform
 from patchkit.wheel.wheelhouse.prune import prune_wheelhouse
 from patchkit.wheel.wheelhouse.resolve import WheelSources
-from patchkit.wheel.wheelhouse.sign import sign_wheelhouse
 
 _folder = click.option(
     "--dir",
@@ -101,27 +100,6 @@ def _wheel_cells(entry: ManifestEntry) -> tuple[str, ...]:
     target = str(facts.get("target", "-"))
     project = style(name.project, bold=entry.kind is Kind.BUILT or None)
     return project, str(name.version), kind, target, megabytes, name.tag, entry.sha256[:12]
-
-
-@command.command("sign")
-@_folder
-@click.option(
-    "--key",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="A private key, or a public one of an agent's.  [default: ~/.ssh/id_ed25519, ...]",
-)
-@rendered
-def sign_wheels(house: Path, *, key: Path | None) -> Iterator[Block]:
-    """Sign what the wheelhouse holds now, with an SSH key, for others to verify.
-
-    ssh-keygen signs SHA256SUMS, which has the sha256 of the wheels, of manifest.json and of
-    requirements.txt. Nothing is signed that verify finds fault with.
-    """
-    signed = sign_wheelhouse(house, key)
-    yield Record({"dir": house, **record_fields(signed)})
-    yield GOOD + f"{house}: signed with the key {signed.key}"
-    yield next_step(*program(), "verify", house, "--signers", "FILE", where="where it is used")
 
 
 @command.command("prune")

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import sys
 from collections.abc import Callable, Mapping
 from email.parser import BytesHeaderParser
 from pathlib import Path
@@ -23,7 +22,6 @@ from patchkit.errors import BuildError, StorageError
 from patchkit.process import ask
 from patchkit.quoting import quoted
 from patchkit.recipes.vllm.build import across
-from patchkit.wheel.build.plan import PlannedFetch
 from patchkit.wheel.build.requirements import Pinned, for_python, install_locked, made_once
 
 _STAND_IN = Path(__file__).parent / "torch_stand_in"
@@ -134,13 +132,6 @@ def target_site(
     made_once(home, site / "torch", fill)
     _require_machine(site, machine)
     return site
-
-
-def planned_site(requirements: Path, folder: Path, machine: str) -> PlannedFetch:
-    """Return what `target_site` fetches, for this Python."""
-    home, wanted = _site_folder(requirements, folder, machine, Path(sys.executable))
-    name = f"{len(wanted)} packages with torch and CUDA for {machine}, {across().download}"
-    return PlannedFetch(name=name, there=(home / "packages" / "torch").exists())
 
 
 def _site_folder(

@@ -1,17 +1,40 @@
-"""Ask what this machine gives a build: compilers at once, and a network to be cut off from."""
+"""Say what a build needs and this machine gives: jobs, all that is missing, no network."""
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from patchkit.finding import Finding
 from patchkit.process import attempt
 from patchkit.units import BYTES_PER_GIB
 
 _MEMINFO = Path("/proc/meminfo")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuildPlan:
+    """``title`` says what is built, ``compiles`` what of it is compiled, if that is known."""
+
+    title: str
+    compiles: tuple[str, ...] = ()
+    missing: tuple[Finding, ...] = ()
+
+    def require(self) -> None:
+        """Raise one error that lists all that is missing."""
+        if not self.missing:
+            return
+        worst = max(self.missing, key=lambda lack: lack.kind.exit_code)
+        raise worst.kind(
+            f"this machine cannot build {self.title}:\n"
+            + "\n".join(f"    {lack.what}: {lack.hint}" for lack in self.missing),
+            why="the release's own build would stop there, some of them after an hour",
+            hint="install all of these, then run the same command again",
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,20 +48,14 @@ class Jobs:
 def jobs_for(memory: int) -> Jobs:
     """Return one job per core, or fewer if each needs ``memory`` bytes of what is available."""
     # Cores that this process may use; os.cpu_count() ignores affinity and cpusets.
-    cores, free = len(os.sched_getaffinity(0)), available_memory()
+    cores = len(os.sched_getaffinity(0))
+    found = re.search(r"^MemAvailable: +(\d+) kB", _MEMINFO.read_text("ascii"), re.MULTILINE)
+    pages = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    free = int(found[1]) << 10 if found else pages  # in kB, which are KiB here
     number = max(1, min(cores, free // memory))
     limit = "memory decides" if number < cores else "one a core"
     needs = f"{memory / BYTES_PER_GIB:.0f} GiB a job, {free / BYTES_PER_GIB:.0f} available"
     return Jobs(number, f"{limit}: {cores} cores, {needs}")
-
-
-def available_memory() -> int:
-    """Return the bytes that programs can still have without swapping, as Linux estimates."""
-    for line in _MEMINFO.read_text(encoding="ascii").splitlines():
-        name, _, value = line.partition(":")
-        if name == "MemAvailable":
-            return int(value.split()[0]) << 10  # in kB, which are KiB here
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def cut_off(command: list[str]) -> list[str]:

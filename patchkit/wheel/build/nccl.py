@@ -20,14 +20,10 @@ from patchkit.patching.commit import Applied
 from patchkit.patching.fix import Request
 from patchkit.patching.recipe import load_recipe
 from patchkit.source.archive import unpack
-from patchkit.source.fetch import cache_dir
-from patchkit.source.git import is_kept, parse_git
-from patchkit.source.nccl import SourceOrigin, nccl_tree
-from patchkit.source.releases import load_facts
+from patchkit.source.nccl import SourceOrigin
 from patchkit.source.tree import Sandboxed
 from patchkit.target import Target
 from patchkit.units import BYTES_PER_GIB
-from patchkit.versions import named_version
 from patchkit.wheel.build.make import (
     BuiltWheel,
     Progress,
@@ -38,14 +34,7 @@ from patchkit.wheel.build.make import (
     platform_tag,
     run_build,
 )
-from patchkit.wheel.build.plan import BuildPlan, PlannedFetch, not_to_be_had
-from patchkit.wheel.build.toolchain import (
-    Toolchain,
-    check_toolchain,
-    missing_compiler,
-    missing_tools,
-    planned_toolchain,
-)
+from patchkit.wheel.build.toolchain import Toolchain, check_toolchain
 from patchkit.wheel.build.work import emptied, staging, work_folder, work_path
 from patchkit.wheel.device.inspect import inspect_file, prove_exact
 from patchkit.wheel.file.facts import FACTS, as_text, digest_label
@@ -97,51 +86,6 @@ class NcclOrder:
     def gencode(self) -> str:
         """nvcc's arguments: NCCL needs no arch-specific instructions, so the plain arch."""
         return load_recipe("nccl").build.value_for(self.request)
-
-
-def plan_nccl(
-    spec: str,
-    *,
-    sha256: str | None,
-    machine: str,
-    cuda: str,
-    toolkit: Path | None,
-    locked: bool,
-    offline: bool,
-    network: bool,
-) -> BuildPlan:
-    """Plan a build of the sources that ``spec`` names, as ``nccl_tree`` takes it.
-
-    ``network`` asks what cannot be had. A build does not: where git's host is silent, an archive
-    may come another way, and its error names them all. Raises SourceError for a release that is
-    not known, UsageError for a toolkit that does not fit.
-    """
-    fetches = (
-        _planned_source(spec, sha256),
-        *planned_toolchain(machine, cuda=cuda, toolkit=toolkit, locked=locked),
-    )
-    missing = [*missing_tools(), *missing_compiler(machine)]
-    if network:
-        missing += not_to_be_had(fetches, offline=offline)
-    return BuildPlan(title=spec.replace("nccl==", "NCCL "), fetches=fetches, missing=tuple(missing))
-
-
-def _planned_source(spec: str, sha256: str | None) -> PlannedFetch:
-    store, facts, (_, _, version) = cache_dir() / "sources", load_facts(), spec.partition("nccl==")
-    if Path(spec).exists() or not (version or parse_git(spec)):
-        nccl_tree(spec, sha256=sha256, check=load_recipe("nccl").check)  # it is here, or an error
-        return PlannedFetch(name=spec, there=True)
-    if git := parse_git(spec):
-        there = git.exact and is_kept(git.name, store)
-        return PlannedFetch(name=spec, there=there, url=git.url)
-    release = facts.known(named_version(version, "for example nccl==2.29.7"))
-    place = store / f"nccl-{release.version}.tar.gz"
-    return PlannedFetch(
-        name=f"{facts.git} at {release.tag}",
-        size=release.size,
-        there=place.is_file() or is_kept(release.commit or "none", store),
-        url=facts.git,
-    )
 
 
 def build_nccl(order: NcclOrder, progress: Progress) -> BuiltWheel:

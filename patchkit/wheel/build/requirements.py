@@ -26,7 +26,6 @@ from patchkit.durable.lock import locked
 from patchkit.errors import BuildError, HostError, PatchkitError, SourceError, StorageError
 from patchkit.follow import Follow
 from patchkit.process import ask, run
-from patchkit.wheel.build.plan import PlannedFetch
 
 Progress = Callable[[int, int], None]
 """Takes the packages installed or downloaded, and the packages in all."""
@@ -137,13 +136,6 @@ def make_environment(
 
     made_once(home, made.python, fill)
     return made
-
-
-def planned_environment(requirements: Path, folder: Path, leaving: Collection[str]) -> PlannedFetch:
-    """Return what `environment` fetches, for this Python."""
-    home, wanted = _environment_folder(requirements, folder, Path(sys.executable), leaving)
-    name = f"{len(wanted)} packages to build with, of {requirements.name}"
-    return PlannedFetch(name=name, there=(home / _STAMP).exists())
 
 
 def _environment_folder(

@@ -18,8 +18,7 @@ from patchkit.finding import Finding
 from patchkit.process import attempt, run
 from patchkit.quoting import quoted
 from patchkit.source.fetch import Progress
-from patchkit.wheel.build.plan import PlannedFetch
-from patchkit.wheel.build.toolkit import CROSS, locked_toolkit, planned_toolkit
+from patchkit.wheel.build.toolkit import CROSS, locked_toolkit
 
 MACHINES = ("aarch64", "x86_64")
 """The CPUs that the locked toolkit has wheels for, as platform tags name them."""
@@ -146,16 +145,6 @@ def missing_compiler(machine: str) -> Iterator[Finding]:
             f"CXX names {name!r}, which" if native and "CXX" in os.environ else name,
             "g++" if native else cross_package(machine),
         )
-
-
-def planned_toolchain(
-    machine: str, *, cuda: str, toolkit: Path | None, locked: bool
-) -> tuple[PlannedFetch, ...]:
-    """Return what `find_toolchain` fetches: nothing where it finds an installed toolkit."""
-    here = platform.machine()
-    if not locked and machine == here and _find_installed(toolkit, cuda):
-        return ()
-    return tuple(planned_toolkit(here, machine))
 
 
 def find_cxx(machine: str) -> Path | None:

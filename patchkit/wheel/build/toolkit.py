@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import tempfile
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from patchkit.errors import StorageError
 from patchkit.paths import RECIPES
 from patchkit.records import read_toml
-from patchkit.source.fetch import Progress, cache_dir, cached_place, fetch
+from patchkit.source.fetch import Progress, cache_dir, fetch
 from patchkit.source.lock import LockEntry
-from patchkit.wheel.build.plan import PlannedFetch
 from patchkit.wheel.file.wheelfile import WheelFile
 
 CROSS = "targets/sbsa-linux"
@@ -63,14 +61,6 @@ def locked_toolkit(here: str, machine: str, *, offline: bool, progress: Progress
                 hint="free some space (0.5 GB), or choose another cache with PATCHKIT_CACHE_DIR",
             ) from error
     return home
-
-
-def planned_toolkit(here: str, machine: str) -> Iterator[PlannedFetch]:
-    """Yield the locked wheels; all of them are there once they were unpacked."""
-    home, wheels = _toolkit_folder(here, machine)
-    for wheel in wheels:
-        there = home.is_dir() or cached_place(wheel.filename).is_file()
-        yield PlannedFetch(name=wheel.filename, size=wheel.size, there=there)
 
 
 def _toolkit_folder(here: str, machine: str) -> tuple[Path, list[ToolkitWheel]]:

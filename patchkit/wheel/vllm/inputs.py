@@ -5,10 +5,7 @@ Where a source comes from, in this order:
 1. what the user names (``--source OPTION=WHAT``): a folder; an archive; ``git+URL@COMMIT``; a wheel
    that is known to hold it (``PROJECT==VERSION``); upstream's own wheel of the release that is
    built (``vllm==VERSION``), which holds its parts as they are installed;
-2. a mirror folder: ``OPTION.git`` or ``OPTION``, a git repository with the commit, beside those of
-   its submodules by the last part of their URL (``cutlass.git``); or an archive
-   ``OPTION-COMMIT.tar.gz`` (.tar, .tar.xz) that holds its submodules, too;
-3. git, which fetches the one commit and those that it names for its submodules.
+2. git, which fetches the one commit and those that it names for its submodules.
 
 A commit proves itself, as git checks every object. A folder or an archive is recorded by the digest
 of what is in it, as not compared with the pin.
@@ -19,7 +16,7 @@ from __future__ import annotations
 import platform
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -33,9 +30,8 @@ from patchkit.quoting import quoted
 from patchkit.recipes.vllm.build import KnownSource, Wanted, by_option
 from patchkit.source.archive import unpack
 from patchkit.source.fetch import Progress, cache_dir
-from patchkit.source.git import commit_archive, is_kept, parse_git, submodules
+from patchkit.source.git import commit_archive, parse_git, submodules
 from patchkit.target import Target
-from patchkit.wheel.build.plan import PlannedFetch
 from patchkit.wheel.vllm.licenses import notices, spdx
 from patchkit.wheel.vllm.stand_in import find_stand_in, unpack_stand_in
 from patchkit.wheel.vllm.upstream_parts import check_release, is_upstream, upstream_parts
@@ -133,7 +129,6 @@ def gather_sources(
     dest: Path,
     cpu: str,
     target: Target,
-    mirror: Path | None = None,
     offline: bool = False,
     progress: Progress | None = None,
 ) -> Gathered:
@@ -152,7 +147,7 @@ def gather_sources(
     sources: list[InputSource] = []
     installed: list[Wanted] = []
     for each in wanted:
-        finder = _Finder(each, version, cpu, target, mirror, offline, progress)
+        finder = _Finder(each, version, cpu, target, offline, progress)
         found = finder.find(given.get(each.known.option, ""))
         if each.known.native and cpu != platform.machine() and not found.installed:
             raise _cross_error(each.known, version, cpu)
@@ -180,25 +175,6 @@ def gather_sources(
     )
 
 
-def plan_sources(
-    wanted: Sequence[Wanted], given: Mapping[str, str], mirror: Path | None
-) -> Iterator[PlannedFetch]:
-    """Yield what `gather` takes; git's sizes are known when it fetches."""
-    for each in wanted:
-        option, url, commit = each.known.option, each.external.url, each.commit
-        if what := given.get(option, ""):
-            place = Path(what).expanduser()
-            yield PlannedFetch(name=f"{option}: {what}", there=place.exists())
-            continue
-        names = (f"{option}.git", option, *(f"{option}-{commit}{ending}" for ending in _ARCHIVES))
-        there = mirror is not None and any((mirror / name).exists() for name in names)
-        yield PlannedFetch(
-            name=f"{option}: {url} at {commit or each.external.pin}",
-            there=there or is_kept(commit, cache_dir()),
-            url=url,
-        )
-
-
 @dataclass(frozen=True, slots=True)
 class _Found:
     identity: str
@@ -215,14 +191,13 @@ class _Finder:
     version: Version
     cpu: str
     target: Target
-    mirror: Path | None
     offline: bool
     progress: Progress | None
 
     def find(self, given: str) -> _Found:
         if given:
             return self._named(given)
-        return self._mirrored() or self._fetched(self.wanted.external.url)
+        return self._fetched(self.wanted.external.url)
 
     def _named(self, given: str) -> _Found:
         option = self.wanted.known.option
@@ -266,17 +241,6 @@ class _Finder:
         # Upstream's release was built from the pin, and its wheel is locked.
         return _Found(parts.identity, True, parts.unpack, installed=True)
 
-    def _mirrored(self) -> _Found | None:
-        option, commit = self.wanted.known.option, self.wanted.commit
-        if self.mirror is None:
-            return None
-        if repository := self._repository(option):
-            return self._fetched(repository)
-        archives = (self.mirror / f"{option}-{commit}{ending}" for ending in _ARCHIVES)
-        return next(
-            (_archive_input(place.absolute()) for place in archives if place.is_file()), None
-        )
-
     def _fetched(self, url: str, commit: str = "") -> _Found:
         chosen = commit or self.wanted.commit
         if not chosen:
@@ -290,7 +254,7 @@ class _Finder:
         def fill(dest: Path) -> None:
             self._checkout(url, chosen, dest, self.wanted.submodules)
 
-        # Upstream's URL even from a mirror: the commit says what it is, wherever it lay.
+        # Upstream's URL even from elsewhere: the commit says what it is, wherever it lay.
         return _Found(f"{self.wanted.external.url}@{chosen}", not commit, fill)
 
     def _checkout(
@@ -312,16 +276,7 @@ class _Finder:
                 why="the release names it, so the commit is not the one that it means",
             )
         for each in chosen:
-            name = each.url.rstrip("/").rpartition("/")[2].removesuffix(".git")
-            self._checkout(self._repository(name) or each.url, each.commit, dest / each.path)
-
-    def _repository(self, name: str) -> str:
-        """Return the git repository of that name in the mirror, "" if there is none."""
-        for folder in (f"{name}.git", name) if self.mirror else ():
-            repository = Path(self.mirror or "") / folder
-            if (repository / "HEAD").is_file() or (repository / ".git").exists():
-                return str(repository.absolute())
-        return ""
+            self._checkout(each.url, each.commit, dest / each.path)
 
 
 def _folder_input(place: Path, wanted: Wanted) -> _Found:

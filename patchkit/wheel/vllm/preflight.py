@@ -6,7 +6,7 @@ import platform
 import re
 import shutil
 import sys
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 from packaging.specifiers import SpecifierSet
@@ -16,21 +16,10 @@ from patchkit.errors import HostError
 from patchkit.finding import Finding
 from patchkit.process import ask, attempt
 from patchkit.quoting import quoted
-from patchkit.recipes.vllm.build import Wanted
-from patchkit.recipes.vllm.build import across as known_across
-from patchkit.wheel.build.cross_torch import planned_site
-from patchkit.wheel.build.plan import BuildPlan, not_to_be_had
-from patchkit.wheel.build.requirements import planned_environment
-from patchkit.wheel.build.toolchain import (
-    cross_package,
-    find_cxx,
-    missing_tools,
-    planned_toolchain,
-)
-from patchkit.wheel.build.work import WORK
+from patchkit.wheel.build.machine import BuildPlan
+from patchkit.wheel.build.toolchain import cross_package, find_cxx, missing_tools
 from patchkit.wheel.file.torch import installed_torch, require_torch
 from patchkit.wheel.vllm.build_python import TOOLS
-from patchkit.wheel.vllm.inputs import plan_sources
 from patchkit.wheel.vllm.needs import Needs, locked_requirements
 from patchkit.wheel.vllm.source import VllmSource
 
@@ -80,33 +69,21 @@ def left_out(needs: Needs) -> list[str]:
 
 def plan_vllm(
     source: VllmSource,
-    wanted: Sequence[Wanted],
     *,
     machine: str,
     cuda: str,
-    toolkit: Path | None,
     python: Path | None = None,
     requirements: Path | None = None,
-    given: Mapping[str, str],
-    mirror: Path | None = None,
-    offline: bool = False,
     compiles: Sequence[str] = (),
 ) -> BuildPlan:
     """Plan a build for the CPU ``machine`` with the CUDA release ``cuda``.
 
-    ``wanted`` are the sources of other projects. A ``python`` has torch; without one patchkit makes
-    an environment. Raises UsageError for a toolkit that does not fit, BuildError for another torch,
-    SourceError where nothing is locked for the release's torch.
+    A ``python`` has torch; without one patchkit makes an environment. Raises BuildError for another
+    torch, SourceError where nothing is locked for the release's torch.
     """
     across = machine if machine != platform.machine() else ""
-    fetches = [*planned_toolchain(machine, cuda=cuda, toolkit=toolkit, locked=toolkit is None)]
     if python is None:
-        file, parts = locked_requirements(source.needs.torch, requirements), known_across()
-        leaving = parts.stays if across else ()
-        fetches.append(planned_environment(file, WORK, leaving))
-        if across:
-            fetches.append(planned_site(file, WORK, machine))
-    fetches += plan_sources(wanted, given, mirror)
+        locked_requirements(source.needs.torch, requirements)
     missing = [
         *lacked(
             source.needs,
@@ -116,13 +93,11 @@ def plan_vllm(
             across=across,
         ),
         *missing_tools(),
-        *not_to_be_had(fetches, offline=offline),
     ]
     if python and not missing:
         require_torch(installed_torch(python), source.needs.torch, cuda, "before the build")
     return BuildPlan(
         title=f"vLLM {source.version}",
-        fetches=tuple(fetches),
         compiles=tuple(compiles),
         missing=tuple(missing),
     )

@@ -21,7 +21,7 @@ from patchkit.patching.fix import State
 from patchkit.patching.plan import Plan
 from patchkit.patching.recipe import load_recipe
 from patchkit.patching.workspace import open_workspace
-from patchkit.recipes.vllm.build import Wanted, across, by_option, wanted
+from patchkit.recipes.vllm.build import across, by_option, wanted
 from patchkit.recipes.vllm.external import externals
 from patchkit.recipes.vllm.installed import take_installed
 from patchkit.recipes.vllm.leave_out import leave_out, only_extensions
@@ -97,16 +97,12 @@ def check_choice(
     without: Collection[str],
     extensions: Collection[str],
     given: Mapping[str, str],
-) -> tuple[Wanted, ...]:
-    """Return the sources of other projects that a build takes.
-
-    Raises UsageError, or DriftError, unless the tree can be built as it is asked for.
-    """
+) -> None:
+    """Raise UsageError, or DriftError, unless the tree can be built as it is asked for."""
     reduced = choose_parts(tree, without, extensions)
     release = load_recipe("vllm").knows(tree.version)
     found = wanted(externals(reduced), tree.version, release=release)
     check_given(found, tree.version, given)
-    return found
 
 
 def choose_parts(
@@ -190,7 +186,6 @@ def _gather_sources(order: VllmOrder, tree: SourceTree, staged: Path, report: Re
         dest=staged / "external",
         cpu=order.toolchain.machine,
         target=order.request.target,
-        mirror=order.mirror,
         offline=order.offline,
         progress=told,
     )

@@ -30,7 +30,7 @@ class VllmOrder:
     """An order for vLLM: sources by their identity, the device, and the release of torch.
 
     ``extensions`` builds these alone (for tests), empty: all; ``without`` are optional extensions
-    that are left out; ``given`` names sources of other projects, which may lie in ``mirror``, too;
+    that are left out; ``given`` names sources of other projects;
     ``python`` has torch and what else builds run; by default that is an environment made of
     ``requirements``, by default the locked ones.
     """
@@ -45,7 +45,6 @@ class VllmOrder:
     requirements: Path | None = None
     jobs: int
     given: Mapping[str, str] = field(default_factory=dict)
-    mirror: Path | None = None
     offline: bool = False
     without: frozenset[str] = frozenset()
     extensions: frozenset[str] = frozenset()

@@ -64,7 +64,7 @@ def find_stand_in(wanted: Wanted, spec: str) -> StandIn:
         f"--source {option}={spec}: this wheel is not known to hold {option} {pin}",
         why="only wheels that somebody looked into can stand in for a source",
         hint=f"there is: {', '.join(each.spec for each in fitting) or 'none'}; "
-        "or name a folder, an archive, or a mirror",
+        "or name a folder or an archive",
     )
 
 

@@ -69,7 +69,6 @@ REFUSED = [
     ([*SRC, "--target", "gb300"], 2, "no target is called 'gb300'"),
     ([*SRC, "--arch", "12.1"], 2, "--arch takes native or family"),
     ([*SRC, "--jobs", "0"], 2, "--jobs"),
-    ([*SRC, "--cuda", "/nonexistent"], 2, "/nonexistent: no CUDA toolkit: bin/nvcc is missing"),
     (["--version", "new"], 2, "'new' is not a version"),
     (["--version", "0.10.0"], 3, "vllm 0.10.0 is not supported"),
     (["--version", "0.99.0"], 3, "0.99.0"),
@@ -115,9 +114,7 @@ def test_half_an_sdist(refused, tmp_path):
     assert f"{half}" in said
     assert "fetch the archive again" in said
     # The whole one is taken, and then it is the next thing that is missing.
-    assert "no CUDA toolkit" in refused(
-        "--src", whole, "--cpu", HERE, "--cuda", "/nonexistent", rc=2
-    )
+    assert "is not on the package index" in refused("--src", whole, "--cpu", HERE, rc=3)
 
 
 # The Python, and the machine
@@ -175,7 +172,6 @@ def test_all_that_is_missing_is_said_at_once(refused, sources, tmp_path):
 
 
 def test_a_plan_says_all_that_is_missing_and_begins_nothing(cli, tmp_path):
-    """What the index and git would bring, with sizes where they are locked."""
     (tmp_path / "empty").mkdir()
     nowhere = {
         "PATH": str(tmp_path / "empty"),
@@ -190,7 +186,6 @@ def test_a_plan_says_all_that_is_missing_and_begins_nothing(cli, tmp_path):
     ):
         done = cli(*words, env=nowhere, rc=9)
         assert title in done.stdout
-        assert re.search(r"fetch  nvidia_cuda_nvcc-13\S+  +\d+\.\d MB", done.stdout)
         shown = re.sub(r"(\n  why: .*)?\n  next:  ", ": ", done.stdout)
         for tool in (
             *tools,
@@ -199,11 +194,6 @@ def test_a_plan_says_all_that_is_missing_and_begins_nothing(cli, tmp_path):
             assert f"✗ {tool}\n" in shown
         data = json.loads(cli(*words, "--json", env=nowhere, rc=9).stdout)
         assert len(data["missing"]) == shown.count("✗ ")
-        assert {each["there"] for each in data["fetches"]} >= {False}
-        # Offline, what is not here is missing as well.
-        offline = json.loads(cli(*words, "--json", "--offline", env=nowhere, rc=9).stdout)
-        lacked = [each for each in data["fetches"] if not each["there"]]
-        assert len(offline["missing"]) == len(data["missing"]) + len(lacked)
     assert not (tmp_path / "house").exists()
     assert not (tmp_path / "work").exists()
     assert not (tmp_path / "cache/cuda").exists()

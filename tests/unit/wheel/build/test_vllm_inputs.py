@@ -91,7 +91,7 @@ def qutlass():
 
 @pytest.fixture
 def take(tmp_path):
-    """Gather into one folder: ``take(wanted, "qutlass=FOLDER", mirror=…)``."""
+    """Gather into one folder: ``take(wanted, "qutlass=FOLDER", offline=True)``."""
 
     def gathered(*wanted, given=(), **how):
         dest = tmp_path / "sources"
@@ -109,16 +109,6 @@ def test_a_commit_comes_with_the_submodules_that_it_names(take, flashmla, tmp_pa
     assert (folder / "csrc/cutlass/include/cutlass/cutlass.h").read_text() == "// 4\n"
     assert got.facts == {"flashmla": f"{flashmla.external.url}@{flashmla.commit}"}
     assert got.sources[0].verified
-
-
-def test_the_mirror_is_asked_before_the_network(take, flashmla, tmp_path, git):
-    elsewhere = replace(flashmla, external=replace(flashmla.external, url="file:///nowhere"))
-    with pytest.raises(SourceError, match="git cannot fetch the commit"):
-        take(elsewhere)
-    git(tmp_path, "clone", "--quiet", "--bare", "mirror/flashmla", "mirror/flashmla.git")
-    shutil.rmtree(tmp_path / "mirror/flashmla")
-    got = take(elsewhere, mirror=tmp_path / "mirror")
-    assert (got.sources[0].folder / "flash_mla/flash_mla_interface.py").is_file()
 
 
 def test_nothing_is_fetched_offline_but_what_was_fetched_remains(take, flashmla, tmp_path):
@@ -164,15 +154,6 @@ def test_a_folder_or_an_archive_is_recorded_by_its_digest(take, qutlass, tmp_pat
     second = take(qutlass, given=[f"qutlass={place}"])
     assert second.facts != first.facts
     assert (source.folder / "qutlass/csrc/bindings.cpp").read_text() == "// two\n"
-
-
-def test_an_archive_in_the_mirror_carries_the_commit_in_its_name(take, qutlass, tmp_path):
-    (tmp_path / "mirror").mkdir()
-    packed(tmp_path / "mirror" / f"qutlass-{'1' * 40}.tar.gz", QUTLASS)
-    got = take(qutlass, mirror=tmp_path / "mirror", offline=True)
-    assert not got.sources[0].verified
-    with pytest.raises(SourceError, match="not in the cache"):
-        take(replace(qutlass, commit="2" * 40), mirror=tmp_path / "mirror", offline=True)
 
 
 def test_what_is_there_already_keeps_its_times(take, qutlass, tmp_path):
