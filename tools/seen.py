@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
-from patchkit.errors import DriftError, SourceError
+from patchkit.errors import DriftError
 from patchkit.patching.fix import Request
 from patchkit.patching.plan import Plan, make_plan
 from patchkit.patching.recipe import load_recipe
@@ -14,15 +13,14 @@ from patchkit.patching.support import support_of
 from patchkit.patching.workspace import open_workspace
 from patchkit.recipes.vllm.archs import evaluate
 from patchkit.recipes.vllm.sources import LibraryCount, counts, not_counted, planned_sources
-from patchkit.runtime.rules.flag_values import load_choices
-from patchkit.runtime.rules.flags import read_flags
-from patchkit.runtime.rules.vllm_names import read_names
-from patchkit.runtime.rules.vllm_values import read_values
+from patchkit.runtime.rules.flags import load_choices
+from patchkit.runtime.rules.vllm_names import read_flags, read_names
 from patchkit.source.archive import unpack
 from patchkit.source.fetch import fetch
 from patchkit.source.lock import read_lock
 from patchkit.target import targets
 from tools.model_recipes import read_recipes
+from tools.release_values import read_choices, read_values
 
 MODES = ("native", "family")
 COUNTED = tuple(each.name for each in fields(LibraryCount) if each.name != "library")
@@ -86,7 +84,7 @@ def look_at(version: str, root: Path) -> Seen:
         variables=read_names(root / "vllm/envs.py"),
         taken={name: str(each) for name, each in read_values(root / "vllm").items()},
         flags=dict.fromkeys(read_flags(root / "vllm"), ""),
-        values=dict(_values(root / "vllm")),
+        values={row.flag: read_choices(row, root / "vllm") for row in load_choices()},
         models=read_recipes(root),
         stock=[(each.name, " ".join(each.switches), each.variable, each.archs) for each in groups],
         archs=[row for plan in plans.values() for row in arch_rows(plan)],
@@ -140,11 +138,3 @@ def _support(plans: dict[str, Plan]) -> dict[str, dict[str, str]]:
         for verdict in plan.verdicts:
             found.setdefault(verdict.fix.id, {})[arch] = support_of(verdict).value
     return found
-
-
-def _values(home: Path) -> Iterator[tuple[str, tuple[str, ...]]]:
-    for choices in load_choices():
-        try:
-            yield choices.flag, choices.read(home)
-        except SourceError:
-            yield choices.flag, ()

@@ -17,16 +17,15 @@ from packaging.version import Version
 
 from patchkit.errors import SourceError
 from patchkit.paths import RECIPES
-from patchkit.runtime.rules.flag_values import PLACE as VALUES
-from patchkit.runtime.rules.flag_values import Choices, load_choices
-from patchkit.runtime.rules.lifetimes import read_table, render
+from patchkit.runtime.rules.flags import FLAGS, Choices, load_choices
+from patchkit.runtime.rules.flags import PLACE as VALUES
+from patchkit.runtime.rules.lifetimes import read_table
 from patchkit.runtime.rules.model_recipes import PLACE as MODELS
+from patchkit.runtime.rules.vllm_values import PLACE as TAKEN
 from tools.seen import COUNTED, MODES, Entry, Row, Seen
 
 DATA = Path(__file__).parents[1] / "tests" / "data"
 VARIABLES = RECIPES / "env" / "vllm_variables.tsv"
-TAKEN = RECIPES / "env" / "vllm_values.tsv"
-FLAGS = RECIPES / "env" / "vllm_flags.tsv"
 STOCK = RECIPES / "vllm" / "stock_archs.csv"
 SUPPORT = RECIPES / "vllm" / "support.json"
 ARCHS = DATA / "archs.csv"
@@ -91,6 +90,22 @@ def updated(
     }
 
 
+def render(releases: Mapping[str, Mapping[str, str]], heading: Sequence[str]) -> str:
+    """Return the text of a table; ``releases`` is release → name → default, oldest first."""
+    names = list(releases)
+    rows: dict[str, list[list[str]]] = {}
+    for before, version in zip([None, *names], names, strict=False):
+        for name, default in releases[version].items():
+            known = rows.setdefault(name, [])
+            # A row goes on while its default stays; a gap or a new default begins another.
+            if known and known[-1][1:] == [before, default]:
+                known[-1][1] = version
+            else:
+                known.append([version, version, default])
+    lines = [f"{name}\t{chr(9).join(row)}" for name in sorted(rows) for row in rows[name]]
+    return "".join(f"{line}\n" for line in [*(f"# {line}" for line in heading), *lines])
+
+
 def read_rows(path: Path) -> list[Row]:
     """Read a CSV file with a heading."""
     with path.open(encoding="utf-8", newline="") as file:
@@ -106,7 +121,7 @@ def _rendered(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 def _names(
     path: Path, releases: Sequence[str], news: Mapping[str, Mapping[str, str]]
 ) -> dict[str, Mapping[str, str]]:
-    rows = [row for row, _, _ in read_table(path).rows]
+    rows = read_table(path).rows
     return {
         version: news[version]
         if version in news

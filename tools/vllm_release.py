@@ -240,7 +240,7 @@ def _groups(before: str, version: str) -> Iterator[Decision]:
 def _names(before: str, version: str) -> Iterator[Decision]:
     """Yield variables and flags that rules name and the release no longer knows."""
     for table in (VARIABLES, FLAGS):
-        rows = [row for row, _, _ in read_table(table).rows]
+        rows = read_table(table).rows
         ended = {row.name for row in rows if row.last == before}
         for name in sorted(ended - {row.name for row in rows if row.last == version}):
             yield from _mentions(name, before)

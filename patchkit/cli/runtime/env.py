@@ -29,7 +29,8 @@ from patchkit.runtime.rules.presets import load_presets
 from patchkit.runtime.rules.rule import RuleChoice
 from patchkit.runtime.rules.sensitive_names import is_secret
 from patchkit.runtime.rules.variable_rules import load_variable_rules
-from patchkit.runtime.rules.variables import vllm_values, vllm_variables
+from patchkit.runtime.rules.variables import vllm_variables
+from patchkit.runtime.rules.vllm_values import vllm_values
 
 
 @click.group(cls=VerbGroup, invoke_without_command=True, subcommand_metavar="[explain|check] …")
@@ -97,7 +98,7 @@ def _env_blocks(
         host,
         rules,
         vllm_variables(node.vllm, home),
-        vllm_values(node.vllm, home),
+        vllm_values(node.vllm),
         nccl=asked.nccl,
         ptxas=find_ptxas(root, os.environ),
     )

@@ -12,6 +12,7 @@ from patchkit.cli.render import Block, Record, fact_lines, rendered
 from patchkit.errors import UsageError
 from patchkit.runtime.rules.condition import in_words
 from patchkit.runtime.rules.rule import routes_in_words
+from patchkit.runtime.rules.spelling import nearest
 from patchkit.runtime.rules.variable_rules import (
     Avoid,
     VariableRule,
@@ -21,10 +22,9 @@ from patchkit.runtime.rules.variable_rules import (
 from patchkit.runtime.rules.variables import (
     is_current,
     lifetime,
-    nearest,
     other_variables,
-    values_by_release,
 )
+from patchkit.runtime.rules.vllm_values import values_by_release
 
 
 @click.command()

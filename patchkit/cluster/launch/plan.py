@@ -32,7 +32,8 @@ from patchkit.runtime.rules.presets import Preset, named_preset, presets_meant
 from patchkit.runtime.rules.presets import find as find_preset
 from patchkit.runtime.rules.rule import RuleChoice
 from patchkit.runtime.rules.variable_rules import load_variable_rules
-from patchkit.runtime.rules.variables import vllm_values, vllm_variables
+from patchkit.runtime.rules.variables import vllm_variables
+from patchkit.runtime.rules.vllm_values import vllm_values
 from patchkit.runtime.serve.args import ServeCommand, release_flags, serve_args
 from patchkit.runtime.serve.listen import listen_address
 from patchkit.runtime.serve.memory import memory_pool

@@ -17,13 +17,11 @@ from patchkit.runtime.check.content import (
 )
 from patchkit.runtime.check.situation import CheckedText, runs_upstream
 from patchkit.runtime.rules.flag_rules import Limit, load_flag_rules
-from patchkit.runtime.rules.flag_values import load_choices
-from patchkit.runtime.rules.flags import flag_lifetime, flags, has_flag
+from patchkit.runtime.rules.flags import flag_lifetime, flags, has_flag, load_choices
 from patchkit.runtime.rules.rule import holding
 from patchkit.runtime.rules.sensitive_names import is_secret, secret_file, secret_flag
-from patchkit.runtime.rules.spelling import Slips
+from patchkit.runtime.rules.spelling import Slips, nearest
 from patchkit.runtime.rules.variable_values import is_placeholder
-from patchkit.runtime.rules.variables import nearest
 
 _NUMBER = re.compile(r"\d{0,9}\.?\d{1,9}")
 _SHOWN = 12  # values in a hint

@@ -20,15 +20,15 @@ from patchkit.runtime.check.situation import CheckedText, runs_upstream
 from patchkit.runtime.rules.condition import holds
 from patchkit.runtime.rules.flags import flags
 from patchkit.runtime.rules.sensitive_names import is_secret
-from patchkit.runtime.rules.spelling import Slips
+from patchkit.runtime.rules.spelling import Slips, nearest
 from patchkit.runtime.rules.variable_rules import load_variable_rules
 from patchkit.runtime.rules.variable_values import (
     ADDRESS_NAMES,
     ADDRESSES,
     find_value_problems,
     is_link_local,
-    is_number,
     is_placeholder,
+    read_number,
     value_tables,
 )
 from patchkit.runtime.rules.variables import (
@@ -36,11 +36,10 @@ from patchkit.runtime.rules.variables import (
     lifetime,
     name_owner,
     nccl_variables,
-    nearest,
     other_variables,
-    vllm_values,
     vllm_variables,
 )
+from patchkit.runtime.rules.vllm_values import vllm_values
 
 _READERS = {"NCCL_": "NCCL", "VLLM_": "vLLM"}  # both have five characters
 _SOURCES = {"NCCL": "NCCL's sources", "vLLM": "vLLM envs.py"}
@@ -133,7 +132,7 @@ def _value_fits(assignment: Assignment, name: str, role: str) -> bool:
     life, value = lifetime(name), assignment.value
     if not assignment.is_known:
         return True
-    is_word = life is not None and life.default.isdecimal() and not is_number(value)
+    is_word = life is not None and life.default.isdecimal() and read_number(value) is None
     return not is_word and not any(find_value_problems(name, value, role))
 
 

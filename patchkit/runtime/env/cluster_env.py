@@ -17,8 +17,9 @@ from patchkit.runtime.node.decision import Node
 from patchkit.runtime.rules.presets import Preset
 from patchkit.runtime.rules.releases import release, within
 from patchkit.runtime.rules.rule import holding
+from patchkit.runtime.rules.spelling import nearest
 from patchkit.runtime.rules.variable_rules import VariableRule, VariableRules
-from patchkit.runtime.rules.variables import nccl_variables, nearest, newest_nccl
+from patchkit.runtime.rules.variables import nccl_variables, newest_nccl
 from patchkit.runtime.rules.vllm_values import Takes
 
 _GATE = "HF_TOKEN"  # a secret: its value is in no file
@@ -77,7 +78,7 @@ def cluster_env(
     """Return the environment of a node.
 
     ``known`` are the variables that this vLLM reads (``variables.vllm_variables``), ``values`` what
-    they take (``variables.vllm_values``), ``nccl`` the release whose variables may be set, by
+    they take (``vllm_values.vllm_values``), ``nccl`` the release whose variables may be set, by
     default any. Raises UsageError for a rule or a variable of the user's that does not exist, or a
     value that it does not take, HostError for a fact that this host lacks, DriftError if a rule
     sets what this vLLM does not read or take.

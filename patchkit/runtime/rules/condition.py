@@ -43,7 +43,15 @@ def holds(when: Condition, situation: Situation) -> bool:
 
     But ``topology = "untold"`` is met by nothing else.
     """
-    return all(_is_met(key, wanted, situation.get(key, "")) for key, wanted in when.items())
+    for key, values in when.items():
+        known = situation.get(key, "")
+        if key in _RANGES:
+            is_met = bool(known) and within(known, str(values))
+        else:
+            is_met = (known or _UNTOLD) in ((values,) if isinstance(values, str) else values)
+        if not is_met:
+            return False
+    return True
 
 
 def decided(when: Condition, situation: Situation) -> bool | None:
@@ -51,17 +59,10 @@ def decided(when: Condition, situation: Situation) -> bool | None:
 
     One that is not met decides, whatever is not known.
     """
-    known = {key: wanted for key, wanted in when.items() if situation.get(key)}
+    known = {key: values for key, values in when.items() if situation.get(key)}
     if not holds(known, situation):
         return False
     return True if len(known) == len(when) else None
-
-
-def _is_met(key: str, wanted: str | tuple[str, ...], known: str) -> bool:
-    # An unknown fact meets no condition but that: a rule about it is left out.
-    if key in _RANGES:
-        return bool(known) and within(known, str(wanted))
-    return (known or _UNTOLD) in ((wanted,) if isinstance(wanted, str) else wanted)
 
 
 def is_fact(name: str) -> bool:
@@ -71,11 +72,11 @@ def is_fact(name: str) -> bool:
 
 def check_condition(when: Condition) -> None:
     """Raise ValueError for a condition that means nothing."""
-    for key, wanted in when.items():
-        if key in _RANGES and isinstance(wanted, str):
-            check_range(wanted)
+    for key, values in when.items():
+        if key in _RANGES and isinstance(values, str):
+            check_range(values)
             continue
-        for value in (wanted,) if isinstance(wanted, str) else wanted:
+        for value in (values,) if isinstance(values, str) else values:
             if key not in CHOICES or value not in (*CHOICES[key], _UNTOLD):
                 raise ValueError(f"{key} = {value!r} means nothing")
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from patchkit.paths import RECIPES
 from patchkit.records import read_toml
-from patchkit.runtime.rules.rule import Advice, Discouraged, FlagName, Grounded, Rule, check_ids
+from patchkit.runtime.rules.rule import Advice, Discouraged, FlagName, Grounded, Rule, check_unique
 
 PLACE = RECIPES / "env" / "flags.toml"
 
@@ -71,7 +71,8 @@ class FlagRules:
     recipe: Mapping[FlagName, str]
 
     def __post_init__(self) -> None:
-        check_ids((*self.rules, *self.leave_out, *self.limits, *self.advice))
+        entries = (*self.rules, *self.leave_out, *self.limits, *self.advice)
+        check_unique(entry.id for entry in entries)
 
 
 @cache

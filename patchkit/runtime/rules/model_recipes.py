@@ -67,29 +67,25 @@ def model_recipes(release: str = "") -> Mapping[str, ModelRecipe]:
         model.lower(): ModelRecipe(
             id=model,
             min_vllm=found.pop(""),
-            weights_gib=_least_weights(found.pop(VRAM, "")),
+            weights_gib=float(found.pop(VRAM)) / _ALLOWANCE * GIB_PER_GB if VRAM in found else None,
             settings=found,
         )
         for model, found in rows.items()
     }
 
 
-def _least_weights(vram: str) -> float | None:
-    return float(vram) / _ALLOWANCE * GIB_PER_GB if vram else None
-
-
 def recipe_releases() -> tuple[str, ...]:
     """Return the releases with which a recipe changed."""
-    return tuple(dict.fromkeys(row.first for row, _, _ in read_table(PLACE).rows))
+    return tuple(dict.fromkeys(row.first for row in read_table(PLACE).rows))
 
 
 def recipe_of(preset: Preset, release: str = "") -> ModelRecipe | None:
     """Return upstream's recipe of a preset's model; without an owner, of any one's checkpoint."""
-    wanted = preset.id.lower()
+    model = preset.id.lower()
     recipes = model_recipes(release)
-    if "/" in wanted:
-        return recipes.get(wanted)
-    return next((each for name, each in recipes.items() if name.endswith(f"/{wanted}")), None)
+    if "/" in model:
+        return recipes.get(model)
+    return next((recipe for name, recipe in recipes.items() if name.endswith(f"/{model}")), None)
 
 
 def differences(preset: Preset, recipe: ModelRecipe) -> Iterator[Difference]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
@@ -15,7 +14,7 @@ from patchkit.paths import RECIPES
 from patchkit.records import one_of, read_toml
 from patchkit.runtime.rules.condition import CHOICES
 from patchkit.runtime.rules.releases import check_version
-from patchkit.runtime.rules.rule import FlagName
+from patchkit.runtime.rules.rule import FlagName, check_unique
 from patchkit.runtime.rules.spelling import models_meant
 
 _SHORTEST = 3  # characters that stand for a name
@@ -54,15 +53,11 @@ class Preset:
     @property
     def settings(self) -> dict[str, str]:
         """Return flag or variable → value, "" for a bare flag: all that the preset sets."""
-        flags = {
-            name: "" if value is True else value
-            for name, value in self.flags.items()
-            if value is not False
-        }
+        given = {name: value for name, value in self.flags.items() if value is not False}
         return {
             "--gpu-memory-utilization": f"{self.gpu_memory_utilization:.2f}",
             "--max-model-len": str(self.max_model_len),
-            **flags,
+            **{name: "" if value is True else str(value) for name, value in given.items()},
             **self.variables,
         }
 
@@ -81,9 +76,7 @@ class _Presets:
     preset: tuple[Preset, ...]
 
     def __post_init__(self) -> None:
-        counts = Counter(each.name.lower() for each in self.preset)
-        if twice := sorted(name for name, count in counts.items() if count > 1):
-            raise ValueError(f"there twice: {', '.join(twice)}")
+        check_unique(preset.name.lower() for preset in self.preset)
 
 
 @cache
@@ -94,11 +87,14 @@ def load_presets(place: Path = PLACE) -> tuple[Preset, ...]:
 
 def find(model: str) -> Preset | None:
     """Return the preset of OWNER/NAME, NAME, or a folder of that name; capitals do not matter."""
-    wanted = model.rstrip("/").lower()
-    owner, _, name = wanted.rpartition("/")
+    asked = model.rstrip("/").lower()
+    owner, _, name = asked.rpartition("/")
     for preset in load_presets():
         theirs = preset.id.lower()
-        if wanted == theirs or (name == preset.name.lower() and _same_owner(owner, theirs)):
+        # A folder may be a copy, another owner's checkpoint is not.
+        is_folder = "/" in owner or owner in ("", ".", "..", "~")
+        may_be = name == preset.name.lower() and (is_folder or "/" not in theirs)
+        if asked == theirs or may_be:
             return preset
     return None
 
@@ -118,14 +114,9 @@ def named_preset(name: str) -> Preset:
 
 def presets_meant(name: str) -> list[str]:
     """Return what a name may stand for: presets a slip away, or those that begin like it."""
-    names = [each.id if "/" in name else each.name for each in load_presets()]
+    names = [preset.id if "/" in name else preset.name for preset in load_presets()]
     if slips := models_meant(name, names):
         return slips
     # OWNER/NAME may be another checkpoint of the same model; a bare name is at no owner's.
-    begun = [each for each in names if each.lower().startswith(name.lower())]
+    begun = [known for known in names if known.lower().startswith(name.lower())]
     return [] if "/" in name or len(name) < _SHORTEST else begun[:_MOST]
-
-
-def _same_owner(owner: str, theirs: str) -> bool:
-    """Return whether a name can mean a preset: a folder may be a copy, another owner's is not."""
-    return not owner or "/" not in theirs or "/" in owner or owner in (".", "..", "~")

@@ -17,7 +17,12 @@ from patchkit.evidence import SINGLE_REPORT, Confidence, Established
 from patchkit.records import matching
 from patchkit.runtime.rules.condition import Condition, Situation, check_condition, holds
 from patchkit.runtime.rules.releases import within
-from patchkit.runtime.rules.variables import nearest
+from patchkit.runtime.rules.spelling import nearest
+
+Routes = Mapping[str, tuple[str, ...]]
+"""layers, by how their names begin → the kernels that they take, as NAME or NAME RANGE"""
+VariableName = Annotated[str, matching("[A-Z][A-Za-z0-9_]*", "the name of a variable")]
+FlagName = Annotated[str, matching("--[a-z0-9.-]+", "a flag, written as --a-flag")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,10 +34,6 @@ class Grounded:
     source: str
     evidence: Established
     confidence: Confidence
-
-
-Routes = Mapping[str, tuple[str, ...]]
-"""layers, by how their names begin → the kernels that they take, as NAME or NAME RANGE"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +72,10 @@ class Advice(Grounded):
     instead: str
 
 
+G = TypeVar("G", bound=Grounded)
+R = TypeVar("R", bound=Rule)
+
+
 def routed(routes: Routes, version: str) -> dict[str, str]:
     """Return layers → kernels for a release; layers that stay as they are there are left out."""
     return {
@@ -86,15 +91,9 @@ def routes_in_words(routes: Routes) -> str:
     return "; ".join(f"{layers}: {', '.join(kernels)}" for layers, kernels in routes.items())
 
 
-VariableName = Annotated[str, matching("[A-Z][A-Za-z0-9_]*", "the name of a variable")]
-FlagName = Annotated[str, matching("--[a-z0-9.-]+", "a flag, written as --a-flag")]
-G = TypeVar("G", bound=Grounded)
-R = TypeVar("R", bound=Rule)
-
-
 def holding(entries: Iterable[G], situation: Situation) -> tuple[G, ...]:
     """Return the entries whose condition holds."""
-    return tuple(each for each in entries if holds(each.when, situation))
+    return tuple(entry for entry in entries if holds(entry.when, situation))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,31 +106,27 @@ class RuleChoice:
     def check(self, rules: Iterable[Rule], hint: str) -> None:
         """Raise UsageError for an id that no rule has; ``hint`` says what lists the rules."""
         ids = {rule.id for rule in rules}
-        for name in sorted(self.wanted | self.unwanted):
-            if name not in ids:
-                close = nearest(name, ids)
-                raise UsageError(
-                    f"no rule is called {name!r}",
-                    hint=f"did you mean {close}?" if close else hint,
-                )
-
-    def on(self, rule: Rule) -> bool:
-        return rule.id not in self.unwanted and (rule.default or rule.id in self.wanted)
+        for name in sorted((self.wanted | self.unwanted) - ids):
+            close = nearest(name, ids)
+            raise UsageError(
+                f"no rule is called {name!r}", hint=f"did you mean {close}?" if close else hint
+            )
 
     def divide(self, rules: Iterable[R]) -> tuple[tuple[R, ...], tuple[R, ...]]:
         """Return the rules that are on, and those that could be turned on."""
         # False and True as indices: on, off.
         both: tuple[list[R], list[R]] = [], []
         for rule in rules:
-            both[not self.on(rule)].append(rule)
+            on = rule.id not in self.unwanted and (rule.default or rule.id in self.wanted)
+            both[not on].append(rule)
         return tuple(both[0]), tuple(both[1])
 
 
 BY_DEFAULT = RuleChoice()
 
 
-def check_ids(entries: Iterable[Grounded]) -> None:
-    """Raise ValueError for an id that two entries of a file have."""
-    counts = Counter(each.id for each in entries)
+def check_unique(names: Iterable[str]) -> None:
+    """Raise ValueError for a name that two entries of a file have."""
+    counts = Counter(names)
     if twice := sorted(name for name, count in counts.items() if count > 1):
         raise ValueError(f"there twice: {', '.join(twice)}")

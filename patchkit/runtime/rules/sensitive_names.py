@@ -54,11 +54,6 @@ def _secret_pattern() -> re.Pattern[str]:
     return re.compile("|".join(map(translate, secret_names().names)))
 
 
-@cache
-def _code_names() -> tuple[_CodeNames, ...]:
-    return read_toml(dict[str, tuple[_CodeNames, ...]], RECIPES / "env" / "code.toml")["code"]
-
-
 def is_secret(name: str) -> bool:
     """Return whether a variable of this name holds a secret, in upper or lower case."""
     upper = name.upper()
@@ -81,9 +76,14 @@ def secret_flag(word: str) -> str:
     return next(known, "")
 
 
+@cache
+def _code_names() -> tuple[_CodeNames, ...]:
+    return read_toml(tuple[_CodeNames, ...], RECIPES / "env" / "code.toml", key="code")
+
+
 def runs_code(name: str) -> str:
     """Return how a variable of this name runs code; empty if it is not known to."""
-    for each in _code_names():
-        if name not in each.exceptions and any(fnmatchcase(name, form) for form in each.names):
-            return each.reason
+    for row in _code_names():
+        if name not in row.exceptions and any(fnmatchcase(name, form) for form in row.names):
+            return row.reason
     return ""

@@ -12,7 +12,9 @@ from collections.abc import Iterable
 
 _NUMBER = re.compile(r"\d+")
 _WORD = 4  # letters from which on a word is more than an abbreviation
-_LONGEST = 100  # characters; no name of vLLM or NCCL is half as long
+_LONGEST = 100  # characters; no name of vLLM or NCCL is half as long, and difflib is quadratic
+# How alike two names have to be, from 0 to 1, for one to be a misspelling of the other.
+_ALIKE = 0.7
 
 
 def is_slip(wrong: str, right: str) -> bool:
@@ -28,12 +30,22 @@ def is_slip(wrong: str, right: str) -> bool:
     end = _common_length(wrong[start:][::-1], right[start:][::-1])
     one, other = wrong[start : len(wrong) - end], right[start : len(right) - end]
     if len(one) <= 1 and len(other) <= 1:
-        word = min(_length_at(wrong, start), _length_at(right, start))
+        word = min(
+            len(name[:start].rpartition("_")[2]) + len(name[start:].partition("_")[0])
+            for name in (wrong, right)
+        )
         # TP is not DP: a letter of an abbreviation makes another one.
         other_word = len(one) == len(other) == 1 and word < _WORD
         return not other_word and not any(letter.isdigit() for letter in one + other)
     swapped = len(one) == 2 and one == other[::-1]
-    return swapped or sorted(_split_words(wrong)) == sorted(_split_words(right))
+    words, others = (sorted(filter(None, name.split("_"))) for name in (wrong, right))
+    return swapped or words == others
+
+
+def _common_length(one: str, other: str) -> int:
+    """Return how many characters two texts have in common at their beginning."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((at for at, (left, right) in pairs if left != right), min(len(one), len(other)))
 
 
 def models_meant(name: str, known: Iterable[str]) -> list[str]:
@@ -42,21 +54,18 @@ def models_meant(name: str, known: Iterable[str]) -> list[str]:
     Here a digit too few or too many counts, unless it makes another size: 12B for 120B, but not 3B
     for 32B.
     """
-    if len(name) > _LONGEST:
-        return []
-    return [each for each in known if is_slip(name, each) or _lacks_digit(name, each)]
-
-
-def _lacks_digit(one: str, other: str) -> bool:
-    short, long = sorted((one.upper(), other.upper()), key=len)
-    start = _common_length(short, long)
-    if len(long) != len(short) + 1 or short[start:] != long[start + 1 :]:
-        return False
-    number = next(
-        (each for each in _NUMBER.finditer(long) if each.start() <= start < each.end()), None
-    )
-    # Two digits for one are a size of its own; none for one, or two for three, is no name.
-    return number is not None and len(number[0]) != 2
+    found = []
+    for model in known if len(name) <= _LONGEST else ():
+        short, long = sorted((name.upper(), model.upper()), key=len)
+        start = _common_length(short, long)
+        lacks_one = len(long) == len(short) + 1 and short[start:] == long[start + 1 :]
+        digits = next(
+            (row for row in _NUMBER.finditer(long) if row.start() <= start < row.end()), ""
+        )
+        # Two digits for one are a size of its own; none for one, or two for three, is no name.
+        if is_slip(name, model) or (lacks_one and digits and len(digits[0]) != 2):
+            found.append(model)
+    return found
 
 
 class Slips:
@@ -71,23 +80,24 @@ class Slips:
     def __call__(self, name: str) -> str:
         """Return the name that was meant; empty if none or several are one slip apart."""
         if name not in self._made and len(self._made) < self._MOST and len(name) <= _LONGEST:
-            found = [each for each in self._names if is_slip(name, each)]
+            found = [known for known in self._names if is_slip(name, known)]
             self._made[name] = found[0] if len(found) == 1 else ""
         return self._made.get(name, "")
 
 
-def _length_at(name: str, position: int) -> int:
-    """Return the length of the word that a position lies in, 0 between two separators."""
-    return len(name[:position].rpartition("_")[2]) + len(name[position:].partition("_")[0])
+def nearest(name: str, names: Iterable[str]) -> str:
+    """Return the name that was meant, ``""`` if none is like it.
 
+    Only what follows the prefix counts: all names of NCCL are alike in their first five letters.
+    """
+    if len(name) > _LONGEST:
+        return ""
+    from difflib import get_close_matches  # seldom needed, and slow to load
 
-def _common_length(one: str, other: str) -> int:
-    """Return how many characters two texts have in common at their beginning."""
-    for number, (left, right) in enumerate(zip(one, other, strict=False)):
-        if left != right:
-            return number
-    return min(len(one), len(other))
-
-
-def _split_words(name: str) -> list[str]:
-    return [word for word in name.split("_") if word]
+    prefix = name.upper().partition("_")[0] + "_"
+    whole = {known.upper(): known for known in names}
+    same = {key: known for key, known in whole.items() if key.startswith(prefix)}
+    among = {key.removeprefix(prefix): known for key, known in same.items()} or whole
+    tail = name.upper().removeprefix(prefix) if same else name.upper()
+    found = get_close_matches(tail, among, n=1, cutoff=_ALIKE)
+    return among[found[0]] if found else ""

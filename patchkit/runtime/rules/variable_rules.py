@@ -17,7 +17,7 @@ from patchkit.errors import UsageError
 from patchkit.paths import RECIPES
 from patchkit.records import read_toml
 from patchkit.runtime.rules.releases import check_range, within
-from patchkit.runtime.rules.rule import Advice, Discouraged, Rule, VariableName, check_ids
+from patchkit.runtime.rules.rule import Advice, Discouraged, Rule, VariableName, check_unique
 
 PLACE = RECIPES / "env" / "rules.toml"
 
@@ -86,18 +86,15 @@ class VariableRules:
     executors: tuple[Executor, ...] = field(metadata={"key": "executor"})
 
     def __post_init__(self) -> None:
-        check_ids((*self.entries, *self.advice))
+        check_unique(entry.id for entry in (*self.entries, *self.advice))
         ids = {rule.id for rule in self.rules}
         if lost := sorted({rule.replaces for rule in self.rules} - {"", *ids}):
             raise ValueError(f"replaces what is no rule: {', '.join(lost)}")
 
     @property
     def avoids_by_name(self) -> Mapping[str, Sequence[Avoid]]:
-        found: dict[str, list[Avoid]] = {}
-        for avoid in self.avoids:
-            for name in avoid.variables:
-                found.setdefault(name, []).append(avoid)
-        return found
+        names = {name for avoid in self.avoids for name in avoid.variables}
+        return {name: [row for row in self.avoids if name in row.variables] for name in names}
 
     @property
     def entries(self) -> tuple[VariableRule | Avoid, ...]:
@@ -130,19 +127,19 @@ def choose_executor(
     rules chooses stands behind the default. Raises UsageError for one that the release lacks.
     """
     alone = role == "single"
-    fits = [
-        each
-        for each in executors
+    fits = {
+        row.name: row
+        for row in executors
         # uni serves a node alone; the others start ranks on several.
-        if (each.name == "uni") is alone
-        and within(vllm, each.vllm)
-        and (not each.switch or each.switch in wanted)
-    ]
-    names = [each.name for each in fits]
-    chosen = names[0] if alone or asked == "auto" else asked
-    if chosen not in names:
+        if (row.name == "uni") is alone
+        and within(vllm, row.vllm)
+        and (not row.switch or row.switch in wanted)
+    }
+    first = next(iter(fits))
+    chosen = first if alone or asked == "auto" else asked
+    if chosen not in fits:
         raise UsageError(
             f"vLLM {vllm} cannot use {chosen} on several nodes",
-            hint=f"take --executor {names[0]}, or a later vLLM",
+            hint=f"take --executor {first}, or a later vLLM",
         )
-    return [each for each in fits if each.name == chosen][-1]
+    return fits[chosen]

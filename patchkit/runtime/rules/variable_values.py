@@ -84,7 +84,8 @@ def find_value_problems(name: str, value: str, role: str = "") -> Iterator[Value
         if "words" in row:
             fits, takes = value.upper() in row["words"], ", ".join(row["words"])
         else:
-            fits, takes = _is_within(value, row), f"{row['from']} to {row['to']}"
+            number, takes = read_number(value), f"{row['from']} to {row['to']}"
+            fits = number is not None and row["from"] <= number <= row["to"]
         life = lifetime(name)
         if not fits and (life is None or life.default != value):
             yield ValueProblem(
@@ -95,17 +96,12 @@ def find_value_problems(name: str, value: str, role: str = "") -> Iterator[Value
             )
 
 
-def is_number(value: str) -> bool:
-    """Return whether NCCL reads a value as a number."""
-    return _NUMBER.fullmatch(value) is not None
-
-
-def _is_within(value: str, row: Mapping[str, Any]) -> bool:
-    if not is_number(value):
-        return False
+def read_number(value: str) -> int | None:
+    """Return the number that NCCL reads, None for what is none."""
+    if not _NUMBER.fullmatch(value):
+        return None
     octal = re.fullmatch(r"[+-]?0[0-7]+", value)
-    number = int(value, 8) if octal else int(value, 16 if "x" in value.lower() else 10)
-    return bool(row["from"] <= number <= row["to"])
+    return int(value, 8) if octal else int(value, 16 if "x" in value.lower() else 10)
 
 
 def is_link_local(value: str) -> bool:

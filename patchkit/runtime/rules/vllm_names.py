@@ -1,13 +1,17 @@
-"""Read the environment variables of a vLLM in its ``envs.py``, without importing it.
+"""Read the names of variables and flags in the files of a vLLM, without importing it.
 
-All releases have the dict ``environment_variables`` there: a name, and what reads it. Since 0.17
-vLLM itself warns of each VLLM_* that is set and not in this dict ("Unknown vLLM environment
-variable detected"), so the dict decides what is known, even where other files read a further name.
+All releases have the dict ``environment_variables`` in ``envs.py``: a name, and what reads it.
+Since 0.17 vLLM itself warns of each VLLM_* that is set and not in this dict ("Unknown vLLM
+environment variable detected"), so the dict decides what is known.
+
+Engine arguments are declared one by one in ``engine/arg_utils.py``, those of the server as fields
+of a class in ``cli_args.py``, which moved twice; a few more where the parser is put together.
 """
 
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,45 +19,27 @@ from patchkit.errors import SourceError, StorageError, UsageError
 from patchkit.reading import LARGEST_IN_TREE, read_bytes
 
 _DICT = "environment_variables"
-_READERS = ("getenv", "get")  # os.getenv, os.environ.get
+_FLAG = re.compile(r"--?[A-Za-z][\w-]*")
+# The functions that declare flags, by their literal names, and the classes whose fields are flags.
+_FUNCTIONS = ("add_cli_args", "make_arg_parser", "subparser_init")
+_CLASSES = ("BaseFrontendArgs", "FrontendArgs")
+# An action of vLLM's own pairs these, in the releases whose parser has it.
+_PAIRED = re.compile(r"--(enable|disable)-(.*)")
+_PARSER, _PAIRS = "utils/argparse_utils.py", "EnableDisableAction"
+_ENGINE, _SERVE = "engine/arg_utils.py", "entrypoints/cli/serve.py"
 
 
-def read_names(place: Path) -> dict[str, str]:
-    """Return name → default of an ``envs.py``, empty where there is none. Raises SourceError.
-
-    A default that is computed is given as the code has it.
-    """
-    return {
-        name: _default_text(name, reader) for name, reader in readers(place, parsed(place)).items()
-    }
-
-
-def readers(place: Path, tree: ast.Module) -> dict[str, ast.expr]:
-    """Return name → the code that reads it, of a parsed ``envs.py``. Raises SourceError."""
-    found = {
-        key.value: reader
-        for table in map(_variables_dict, tree.body)
-        if table is not None
-        for key, reader in zip(table.keys, table.values, strict=True)
-        if isinstance(key, ast.Constant) and isinstance(key.value, str)
-    }
-    if not found:
-        raise unread(place, f"has no dict {_DICT}")
-    return found
-
-
-def parsed(place: Path) -> ast.Module:
+def parse_file(place: Path) -> ast.Module:
     """Return a file of vLLM as a syntax tree. Raises SourceError."""
     try:
         return ast.parse(read_bytes(place, limit=LARGEST_IN_TREE))
     except (UsageError, StorageError) as error:
-        raise unread(place, error.what.removeprefix(f"{place}: ")) from None
+        raise _unread(place, error.what.removeprefix(f"{place}: ")) from None
     except (SyntaxError, ValueError) as error:
-        raise unread(place, f"is not Python: {error}") from None
+        raise _unread(place, f"is not Python: {error}") from None
 
 
-def unread(place: Path, what: str) -> SourceError:
-    """Return the error for a file of vLLM that is not what all releases have."""
+def _unread(place: Path, what: str) -> SourceError:
     return SourceError(
         f"{place}: {what}",
         why="vLLM is damaged, or newer than any release that patchkit knows",
@@ -61,20 +47,40 @@ def unread(place: Path, what: str) -> SourceError:
     )
 
 
-def _variables_dict(node: ast.stmt) -> ast.Dict | None:
-    # With or without an annotation, by release.
-    targets = [node.target] if isinstance(node, ast.AnnAssign) else getattr(node, "targets", [])
-    named = any(isinstance(each, ast.Name) and each.id == _DICT for each in targets)
-    value = getattr(node, "value", None)
-    return value if named and isinstance(value, ast.Dict) else None
+def variable_readers(place: Path, tree: ast.Module) -> dict[str, ast.expr]:
+    """Return name → the code that reads it, of a parsed ``envs.py``. Raises SourceError."""
+    found = {}
+    for node in tree.body:
+        # With or without an annotation, by release.
+        target = getattr(node, "target", None) or getattr(node, "targets", [None])[0]
+        table = getattr(node, "value", None)
+        if isinstance(target, ast.Name) and target.id == _DICT and isinstance(table, ast.Dict):
+            for key, reader in zip(table.keys, table.values, strict=True):
+                if isinstance(key, ast.Constant) and isinstance(key.value, str):
+                    found[key.value] = reader
+    if not found:
+        raise _unread(place, f"has no dict {_DICT}")
+    return found
 
 
-def _default_text(name: str, reader: ast.expr) -> str:
-    return next((_node_text(node) for node in _default_nodes(name, reader)), "")
+def read_names(place: Path) -> dict[str, str]:
+    """Return name → default of an ``envs.py``, empty where there is none. Raises SourceError.
+
+    A default that is computed is given as the code has it.
+    """
+    found = {}
+    for name, reader in variable_readers(place, parse_file(place)).items():
+        node = next(_default_nodes(name, reader), None)
+        found[name] = "" if node is None or ast.unparse(node) == "[]" else ast.unparse(node)
+        if isinstance(node, ast.Constant):
+            # vLLM's switches are written as 0 and 1 in the environment.
+            value = int(node.value) if isinstance(node.value, bool) else node.value
+            found[name] = "" if value is None else str(value)
+    return found
 
 
 def _default_nodes(name: str, reader: ast.expr) -> Iterator[ast.expr]:
-    """Return what is taken where the variable is not set: the first one found counts."""
+    """Yield what is taken where the variable is not set: the first one found counts."""
     for node in ast.walk(reader):
         if isinstance(node, ast.Call) and reads(node, name):
             yield from node.args[1:2] or [ast.Constant(None)]
@@ -92,14 +98,40 @@ def reads(call: ast.Call, name: str) -> bool:
     if not (call.args and isinstance(call.args[0], ast.Constant) and call.args[0].value == name):
         return False
     if isinstance(function, ast.Attribute):
-        return function.attr in _READERS
+        return function.attr in ("getenv", "get")  # os.getenv, os.environ.get
     return isinstance(function, ast.Name) and function.id.endswith("with_choices")
 
 
-def _node_text(node: ast.expr) -> str:
-    if not isinstance(node, ast.Constant):
-        return "" if ast.unparse(node) == "[]" else ast.unparse(node)
-    if node.value is None:
-        return ""
-    # vLLM's switches are written as 0 and 1 in the environment.
-    return str(int(node.value)) if isinstance(node.value, bool) else str(node.value)
+def read_flags(home: Path) -> frozenset[str]:
+    """Return the flags in the files below the folder of a vLLM. Raises SourceError."""
+    servers = sorted((home / "entrypoints").glob("*/cli_args.py"))
+    if not servers:
+        parse_file(home / _ENGINE)
+        raise _unread(home / "entrypoints", "has no cli_args.py, one folder down")
+    # The verb's own file may declare none; the others always do, or their form is a new one.
+    declared = {*_declared_flags(parse_file(home / _SERVE))}
+    for place in (home / _ENGINE, *servers):
+        found = {*_declared_flags(parse_file(place))}
+        if not found:
+            raise _unread(place, "declares no flags in a way that any known release does")
+        declared |= found
+    parser = home / _PARSER
+    body = parse_file(parser).body if parser.is_file() else []
+    if any(isinstance(node, ast.ClassDef) and node.name == _PAIRS for node in body):
+        for match in filter(None, [_PAIRED.fullmatch(flag) for flag in declared]):
+            declared.add(f"--{'disable' if match[1] == 'enable' else 'enable'}-{match[2]}")
+    return frozenset(declared)
+
+
+def _declared_flags(tree: ast.Module) -> Iterator[str]:
+    """Yield texts that are nothing but a flag, also those of a list that is looped over; fields."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef) and node.name in _FUNCTIONS:
+            for inner in ast.walk(node):
+                text = inner.value if isinstance(inner, ast.Constant) else None
+                if isinstance(text, str) and _FLAG.fullmatch(text):
+                    yield text
+        elif isinstance(node, ast.ClassDef) and node.name in _CLASSES:
+            for row in node.body:
+                if isinstance(row, ast.AnnAssign) and isinstance(row.target, ast.Name):
+                    yield f"--{row.target.id.replace('_', '-')}"

@@ -13,8 +13,7 @@ from pathlib import Path
 from patchkit.errors import DriftError, UsageError
 from patchkit.runtime.node.decision import Node
 from patchkit.runtime.rules.flag_rules import FlagRule, FlagRules, LeaveOut
-from patchkit.runtime.rules.flag_values import takes
-from patchkit.runtime.rules.flags import flags
+from patchkit.runtime.rules.flags import flags, takes
 from patchkit.runtime.rules.model_recipes import differences, recipe_of
 from patchkit.runtime.rules.presets import Preset
 from patchkit.runtime.rules.rule import Advice, holding
@@ -50,11 +49,11 @@ class ReleaseFlags:
 
 
 def release_flags(vllm: str, home: Path | None) -> ReleaseFlags:
-    """Return what a release takes, by its code where it is installed in ``home``."""
+    """Return what a release takes: the flags by its code where it is installed in ``home``."""
     names = flags(vllm, home)
     return ReleaseFlags(
         has=lambda flag: flag in names,
-        takes=lambda flag, value: takes(flag, value, vllm, home),
+        takes=lambda flag, value: takes(flag, value, vllm),
     )
 
 

@@ -7,8 +7,7 @@ import re
 import pytest
 
 from patchkit.patching.claims import load_claims
-from patchkit.runtime.rules.flag_values import takes
-from patchkit.runtime.rules.flags import flags
+from patchkit.runtime.rules.flags import flags, takes
 from patchkit.runtime.rules.releases import within
 
 CLAIMS = {claim.id: claim for claim in load_claims()}
@@ -42,5 +41,5 @@ def test_flags_that_claims_are_about(version):
     assert "--omni" not in has
     assert {"--nnodes", "--node-rank", "--master-addr", "--headless"} <= has
     super_v3 = CLAIMS["super_v3_plugin"]
-    nemotron = takes("--reasoning-parser", "nemotron_v3", version, None)
+    nemotron = takes("--reasoning-parser", "nemotron_v3", version)
     assert nemotron is not within(version, super_v3.versions)

@@ -10,13 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from patchkit.runtime.rules.flag_values import load_choices
+from patchkit.runtime.rules.flags import load_choices
 from patchkit.runtime.rules.lifetimes import read_table
 from patchkit.runtime.rules.model_recipes import PLACE
 from patchkit.runtime.rules.releases import release as release_of
 from patchkit.runtime.serve.args import release_flags
 from tools import serve_lines
 from tools.model_recipes import read_recipes
+from tools.release_values import read_choices
 
 pytestmark = pytest.mark.releases
 PARSE = Path(__file__).parents[3] / "tests" / "e2e" / "emulation" / "parse_args.py"
@@ -50,13 +51,16 @@ def test_every_flag_is_declared(home, pairs):
 def test_the_table_of_values_is_what_the_code_lists(home, version):
     for choices in load_choices():
         if release_flags(version, None).has(choices.flag):
-            assert sorted(choices.read(home)) == sorted(choices.known(version)), choices.flag
+            assert {*read_choices(choices, home)} == {*choices.known(version)}, choices.flag
 
 
 def test_the_recipes_are_in_the_table(home, version):
     now = release_of(version)
-    rows = read_table(PLACE).rows
-    there = {row.name: row.default for row, first, last in rows if first <= now <= last}
+    there = {
+        row.name: row.default
+        for row in read_table(PLACE).rows
+        if release_of(row.first) <= now <= release_of(row.last)
+    }
     assert read_recipes(home.parent) == there
 
 

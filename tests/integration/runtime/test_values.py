@@ -15,8 +15,8 @@ from patchkit.recipes.vllm.decisions import Settings
 from patchkit.runtime.rules.presets import load_presets
 from patchkit.runtime.rules.releases import within
 from patchkit.runtime.rules.variable_rules import load_variable_rules
-from patchkit.runtime.rules.variables import vllm_values
-from patchkit.runtime.rules.vllm_values import INTEGER, NUMBER, SEVERAL
+from patchkit.runtime.rules.vllm_values import INTEGER, NUMBER, SEVERAL, vllm_values
+from tools.release_values import read_values
 
 pytestmark = [
     pytest.mark.releases,
@@ -64,7 +64,7 @@ def stops(release, version):
 
 
 def test_the_table_says_what_a_release_takes(version, release):
-    assert vllm_values(version) == vllm_values(version, release(version) / "vllm")
+    assert vllm_values(version) == read_values(release(version) / "vllm")
 
 
 def test_a_release_takes_what_the_table_says_and_nothing_else(stops, version):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from patchkit.errors import SourceError
-from patchkit.runtime.rules.flags import flag_lifetime, flags, has_flag, read_flags
+from patchkit.runtime.rules.flags import flag_lifetime, flags, has_flag
 
 ENGINE = """
 class EngineArgs:
@@ -71,7 +71,7 @@ def test_a_parser_that_pairs_enable_and_disable(home):
     assert "--disable-x" not in flags("0.33.0", home)
     (home / "utils").mkdir()
     (home / "utils/argparse_utils.py").write_text("class EnableDisableAction: pass\n")
-    read_flags.cache_clear()
+    flags.cache_clear()
     assert "--disable-x" in flags("0.33.0", home)
 
 

@@ -7,7 +7,6 @@ import pytest
 from patchkit.errors import UsageError
 from patchkit.runtime.rules import flag_rules, presets
 from patchkit.runtime.rules.flag_rules import load_flag_rules
-from patchkit.runtime.rules.flag_values import Choices
 from patchkit.runtime.rules.presets import find, load_presets
 
 PRESET = """
@@ -142,33 +141,3 @@ def test_what_rests_on_one_report_is_off():
         "batched-tokens-slow",
         "batched-tokens-four",
     ]
-
-
-CODE = {
-    "config/a.py": 'Names = None\nNames = Literal["x", "y"]\nOther = Literal["z"]\n',
-    "config/b.py": 'Names: dict = {}\nNames = {"one": ("a", "A"), **more, "two": ()}\n',
-    "config/c.py": "class Names(Enum):\n    A = 'x'\n    B: str = 'y'\n    def f(self): ...\n",
-    "config/d.py": "Names = str\n",
-}
-
-
-@pytest.mark.parametrize(
-    ("file", "names"), [("a", ("x", "y")), ("b", ("one", "two")), ("c", ("A",))]
-)
-def test_values_are_read_in_the_code(file, names, tmp_path):
-    choices = Choices(flag="--x", files=(f"config/{file}.py",), symbol="Names", values=())
-    write(tmp_path)
-    assert choices.read(tmp_path) == names
-
-
-def test_values_that_are_nowhere(tmp_path):
-    write(tmp_path)
-    files = ("config/d.py", "config/e.py")
-    with pytest.raises(Exception, match=r"Names is in none of config/d\.py, config/e\.py"):
-        Choices(flag="--x", files=files, symbol="Names", values=()).read(tmp_path)
-
-
-def write(folder):
-    (folder / "config").mkdir()
-    for name, text in CODE.items():
-        (folder / name).write_text(text)

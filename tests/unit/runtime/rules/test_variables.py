@@ -5,16 +5,17 @@ from __future__ import annotations
 import pytest
 
 from patchkit.errors import SourceError, UsageError
-from patchkit.runtime.rules.lifetimes import read_table, render
+from patchkit.runtime.rules.lifetimes import read_table
 from patchkit.runtime.rules.releases import within
+from patchkit.runtime.rules.spelling import nearest
 from patchkit.runtime.rules.variables import (
     lifetime,
     nccl_variables,
-    nearest,
     newest_nccl,
     other_variables,
     vllm_variables,
 )
+from tools.tables import render
 
 ENVS = """
 from __future__ import annotations

@@ -9,7 +9,8 @@ from patchkit.runtime.rules.presets import load_presets
 from patchkit.runtime.rules.releases import within
 from patchkit.runtime.rules.rule import routed
 from patchkit.runtime.rules.variable_rules import load_variable_rules
-from patchkit.runtime.rules.variables import vllm_values, vllm_variables
+from patchkit.runtime.rules.variables import vllm_variables
+from patchkit.runtime.rules.vllm_values import vllm_values
 from support.selection import SUPPORTED
 
 RULES = load_variable_rules()
