@@ -3,31 +3,130 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from functools import cache
+from typing import Any
 
-from patchkit.cluster.ssh.node import everywhere
+from patchkit.cluster.ssh.node import Remote, everywhere
 from patchkit.cluster.ssh.ssh import there
-from patchkit.doctor.log import diagnosis_finding
 from patchkit.doctor.nccl import nccl_agreement, nccl_findings, read_nccl
-from patchkit.doctor.peers.check import unknown
-from patchkit.doctor.peers.report import NodeReport
-from patchkit.doctor.smoke.smoke import (
-    GpuNode,
-    SmokeStep,
-    all_reduce,
-    all_reduce_test,
-    smoke,
-    smoke_steps,
-)
-from patchkit.doctor.smoke.steps import RANK, GpuStep
+from patchkit.doctor.peers.check import make_finding, unchecked
+from patchkit.doctor.peers.node_report import NodeReport
+from patchkit.doctor.smoke.steps import RANK, GpuStep, all_reduce_rank, free_port, gpu_steps
 from patchkit.doctor.symptoms.diagnosis import read_log
+from patchkit.doctor.symptoms.findings import diagnosis_finding
 from patchkit.errors import PatchkitError
-from patchkit.finding import Finding, Level, finding_from_text
+from patchkit.finding import Finding, Level
+from patchkit.paths import RECIPES
+from patchkit.records import read_toml
 from patchkit.runtime.host.hardware import network_facts
 from patchkit.units import BYTES_PER_MIB
 
-_FILE = "gpu.toml"
+_FILE = RECIPES / "doctor" / "gpu.toml"
 _SOURCE = "as nccl-tests counts: bytes x 2 (n-1) / n over the median time of ten"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SmokeStep:
+    """A step: its settings, and its texts with the figures that they name.
+
+    ``look`` are words of a command that says more of what failed, ``hint`` the sentence with it.
+    """
+
+    id: str
+    script: str
+    seconds: int
+    fine: str
+    proves: str
+    hint: str
+    look: tuple[str, ...]
+    block: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AllReduceTest:
+    """How all nodes are tried at once, and from which bandwidth on it is as it should be."""
+
+    seconds: int
+    sizes: tuple[int, ...]
+    share: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuNode:
+    """A node whose GPU is tried: ``python`` is the one that has vLLM there, ``address`` its own.
+
+    ``variables`` are those of its env file, empty without one.
+    """
+
+    node: str
+    python: str
+    address: str = ""
+    variables: Mapping[str, str] = field(default_factory=dict)
+
+
+@cache
+def smoke_steps() -> tuple[SmokeStep, ...]:
+    """Return the steps of a node, in their order."""
+    return read_toml(tuple[SmokeStep, ...], _FILE, key="step")
+
+
+@cache
+def all_reduce_test() -> AllReduceTest:
+    """Return how all nodes are tried at once."""
+    return read_toml(AllReduceTest, _FILE, key="all_reduce")
+
+
+def run_smoke_test(node: GpuNode) -> Iterator[GpuStep]:
+    """Yield how each step went on a node, as it ends. Raises HostError if it does not answer."""
+    steps = [
+        {"step": its.id, "script": its.script, "seconds": its.seconds, "block": its.block}
+        for its in smoke_steps()
+    ]
+    given = {"python": node.python, "steps": steps, "variables": dict(node.variables)}
+    yield from Remote(node.node).stream(GpuStep, gpu_steps, **given)
+
+
+def run_all_reduce(nodes: Sequence[GpuNode], backend: str = "nccl") -> list[GpuStep]:
+    """Return how each rank of an all-reduce over all nodes went, the head's first.
+
+    They meet at the first one's address. With ``gloo`` they compute on CPUs: that tries the way,
+    and no GPU. Raises HostError if the head does not answer.
+    """
+    head, test = nodes[0], all_reduce_test()
+    port = Remote(head.node).call(int, free_port, address=head.address)
+    common: dict[str, Any] = {
+        "world": len(nodes),
+        "meeting": f"tcp://{head.address}:{port}",
+        "backend": backend,
+        "sizes": list(test.sizes),
+        "seconds": test.seconds,
+    }
+
+    def run_rank(number: int) -> GpuStep:
+        node = nodes[number]
+        return Remote(node.node).call(
+            GpuStep,
+            all_reduce_rank,
+            python=node.python,
+            settings={**common, "rank": number},
+            variables=dict(node.variables),
+        )
+
+    return [
+        GpuStep(step=RANK, state="not-run", reason=said.what)
+        if isinstance(said, PatchkitError)
+        else said
+        for said in everywhere(range(len(nodes)), run_rank)
+    ]
+
+
+def gpu_findings(node: str, steps: Iterable[GpuStep]) -> Iterator[Finding]:
+    """Yield what a node's steps show; only what ran and was right is OK."""
+    texts = {text.id: text for text in smoke_steps()}
+    for step in steps:
+        if text := texts.get(step.step):
+            yield from _judge_step(node, text, step)
 
 
 class _Figures(dict[str, object]):
@@ -37,53 +136,37 @@ class _Figures(dict[str, object]):
         return "?"
 
 
-def gpu_findings(node: str, steps: Iterable[GpuStep]) -> Iterator[Finding]:
-    """Yield what a node's steps show; only what ran and was right is OK."""
-    known = {each.id: each for each in smoke_steps()}
-    for each in steps:
-        if each.step in known:
-            yield from _judge_step(node, known[each.step], each)
-
-
 def _judge_step(node: str, text: SmokeStep, step: GpuStep) -> Iterator[Finding]:
     figures = _Figures({**step.figures, "kernel": step.kernel or "?"})
     proves = text.proves.format_map(figures)
-    hint = text.hint.format(command=there(node, *text.look))
     if step.state == "not-run":
-        yield unknown(text.id, node, step.reason)
+        yield unchecked(text.id, node, step.reason)
     elif step.state == "failed":
         # What is known of its words comes first: that is the cause, the step is what followed.
-        causes = list(_known_causes(node, step))
-        yield from causes
-        failed = finding_from_text(
-            _FILE,
+        yield from _known_causes(node, step)
+        failed = make_finding(
             "gpu-failed",
             node,
             step=text.id,
             seconds=step.seconds,
             reason=step.reason,
             proves=proves,
-            hint=hint,
+            hint=text.hint.format(command=there(node, *text.look)),
         )
         yield replace(failed, about=text.id)
     else:
-        what = _fill_text(text.fine, figures)
-        yield Finding(
-            level=Level.OK, where=node, about=text.id, what=what, why=f"proves that {proves}"
-        )
-
-
-def _fill_text(text: str, figures: Mapping[str, object]) -> str:
-    try:
-        return text.format_map(figures)
-    except ValueError:  # a figure that should be a number and is none
-        return text.replace(":.2g", "").format_map(figures)
+        try:
+            what = text.fine.format_map(figures)
+        except ValueError:  # a figure that should be a number and is none
+            what = text.fine.replace(":.2g", "").format_map(figures)
+        why = f"proves that {proves}"
+        yield Finding(level=Level.OK, where=node, about=text.id, what=what, why=why)
 
 
 def _known_causes(node: str, step: GpuStep) -> Iterator[Finding]:
     text = "\n".join(step.lines).encode()
-    for each in read_log([text], whole=False).diagnoses:
-        yield diagnosis_finding(each, node, 0)
+    for diagnosis in read_log([text], whole=False).diagnoses:
+        yield replace(diagnosis_finding(diagnosis), where=node)
 
 
 def all_reduce_findings(
@@ -101,16 +184,10 @@ def all_reduce_findings(
     for node, rank in zip(nodes, ranks, strict=True):
         if rank.state == "failed":
             yield from _known_causes(node, rank)
-            yield finding_from_text(
-                _FILE,
-                "all-reduce-failed",
-                node,
-                nodes=names,
-                seconds=rank.seconds,
-                reason=rank.reason,
-            )
+            fields = {"nodes": names, "seconds": rank.seconds, "reason": rank.reason}
+            yield make_finding("all-reduce-failed", node, **fields)
         elif rank.state == "not-run":
-            yield unknown(RANK, node, rank.reason)
+            yield unchecked(RANK, node, rank.reason)
     if any(rank.state != "ok" for rank in ranks):
         return  # what NCCL took on the way to an error decides nothing
     yield _judge_speed(names, ranks, cable)
@@ -125,23 +202,22 @@ def _judge_speed(names: str, ranks: Sequence[GpuStep], cable: float | None) -> F
     """Return how fast it was: the slowest rank counts, since all wait for it."""
     test, figures = all_reduce_test(), ranks[0].figures
     small, large = test.sizes[0], test.sizes[-1]
-    speed = min(_read_figure(rank, f"gigabytes_per_second_{large}") for rank in ranks)
-    latency = max(_read_figure(rank, f"microseconds_{small}") for rank in ranks)
+    speeds, latencies = (
+        [float(rank.figures.get(name, 0)) for rank in ranks]
+        for name in (f"gigabytes_per_second_{large}", f"microseconds_{small}")
+    )
     if (backend := str(figures.get("backend", ""))) != "nccl":
         about = "all-reduce-cpu"
     elif cable is None:
         about = "all-reduce-sums"
-    elif speed < test.hot_plug:
-        about = "all-reduce-hot-plug"
     else:
-        about = "all-reduce-speed" if speed >= test.share * cable else "all-reduce-slow"
-    return finding_from_text(
-        _FILE,
+        about = "all-reduce-speed" if min(speeds) >= test.share * cable else "all-reduce-slow"
+    return make_finding(
         about,
         names,
         nodes=names,
-        speed=speed,
-        latency=latency,
+        speed=min(speeds),
+        latency=max(latencies),
         cable=cable or 0.0,
         share=test.share,
         size=large // BYTES_PER_MIB,
@@ -152,18 +228,6 @@ def _judge_speed(names: str, ranks: Sequence[GpuStep], cable: float | None) -> F
     )
 
 
-def _read_figure(rank: GpuStep, name: str) -> float:
-    value = rank.figures.get(name, 0)
-    return 0.0 if isinstance(value, str) else float(value)
-
-
-def cable_speed(halves: int) -> float | None:
-    """Return GB/s that one cage's cable carries over so many of its halves, None for none."""
-    link = network_facts()["link"]
-    gbits = {1: link["twin_gbits"][0], 2: link["both_gbits"][0]}.get(halves)
-    return None if gbits is None else float(gbits) / 8
-
-
 # All nodes
 
 
@@ -172,43 +236,41 @@ def try_gpus(reports: Sequence[NodeReport]) -> Iterator[Finding]:
 
     It takes minutes, and some memory of the GPU. Raises nothing for a node that does not answer.
     """
-    able = [node for report in reports if (node := _gpu_node(report))]
+    able = []
     for report in reports:
-        if not _gpu_node(report):
+        if report.facts and report.facts.venv and report.facts.host.software:
+            variables = report.env.variables if report.env else {}
+            python = f"{report.facts.venv}/bin/python"
+            its = {"node": report.node, "address": report.address}
+            able.append(GpuNode(python=python, variables=variables, **its))
+        else:
             why = report.why_not("facts") if report.facts is None else "there is no vLLM there"
-            yield unknown("gpu-smoke", report.node, why)
-    tried = everywhere(able, lambda node: list(smoke(node)))
+            yield unchecked("gpu-smoke", report.node, why)
+    tried = everywhere(able, lambda node: list(run_smoke_test(node)))
+    unreached = []
     for node, steps in zip(able, tried, strict=True):
         if isinstance(steps, PatchkitError):
-            yield unknown("gpu-smoke", node.node, steps.what)
+            yield unchecked("gpu-smoke", node.node, steps.what)
         else:
             yield from gpu_findings(node.node, steps)
-    if len(reports) > 1:
-        yield from _try_together(reports, able, tried)
-
-
-def _try_together(
-    reports: Sequence[NodeReport],
-    able: Sequence[GpuNode],
-    tried: Sequence[list[GpuStep] | PatchkitError],
-) -> Iterator[Finding]:
-    names = ", ".join(each.node for each in reports)
-    if len(able) < len(reports) or not all(each.address for each in able):
-        yield unknown(RANK, names, "not every node has vLLM and an address on the cable")
-        return
-    for node, steps in zip(able, tried, strict=True):
         # With a GPU that does nothing the others would wait for their time-out.
         if isinstance(steps, PatchkitError) or steps[0].state != "ok":
-            yield unknown(RANK, names, f"the GPU of {node.node} was not reached")
-            return
-    try:
-        ranks = all_reduce(able)
-    except PatchkitError as error:
-        yield unknown(RANK, names, error.what)
+            unreached.append(f"the GPU of {node.node} was not reached")
+    if len(able) < len(reports) or not all(node.address for node in able):
+        unreached = ["not every node has vLLM and an address on the cable"]
+    if len(reports) < 2:
         return
-    meant = [each.variables for each in able]
+    if unreached:
+        yield unchecked(RANK, ", ".join(report.node for report in reports), unreached[0])
+        return
+    try:
+        ranks = run_all_reduce(able)
+    except PatchkitError as error:
+        yield unchecked(RANK, ", ".join(node.node for node in able), error.what)
+        return
+    meant = [node.variables for node in able]
     yield from all_reduce_findings(
-        [each.node for each in able], ranks, cable_between(reports), meant
+        [node.node for node in able], ranks, cable_between(reports), meant
     )
 
 
@@ -216,23 +278,11 @@ def cable_between(reports: Sequence[NodeReport]) -> float | None:
     """Return GB/s of the way between the nodes: of the one with the fewest halves of a cage."""
     counts = []
     for report in reports:
-        if report.facts is None:
-            return None
-        netdevs = report.facts.host.netdevs
-        own = [each for each in netdevs if report.address in {str(a.ip) for a in each.ipv4}]
-        cages = {each.cage for each in own if each.cage is not None}
-        counts.append(sum(each.cage in cages and bool(each.carrier) for each in netdevs))
-    return cable_speed(min(min(counts, default=0), 2))
-
-
-def _gpu_node(report: NodeReport) -> GpuNode | None:
-    facts = report.facts
-    if facts is None or not facts.venv or facts.host.software is None:
-        return None
-    env = report.placed.env if report.placed else None
-    return GpuNode(
-        node=report.node,
-        python=f"{facts.venv}/bin/python",
-        address=report.address,
-        variables=env.variables if env else {},
-    )
+        netdevs = report.facts.host.netdevs if report.facts else ()
+        own = [its for its in netdevs if report.address in {str(a.ip) for a in its.ipv4}]
+        cages = {its.cage for its in own if its.cage is not None}
+        counts.append(sum(its.cage in cages and bool(its.carrier) for its in netdevs))
+    link = network_facts()["link"]
+    gbits = {1: link["twin_gbits"][0], 2: link["both_gbits"][0]}
+    halves = min(min(counts, default=0), 2)
+    return float(gbits[halves]) / 8 if halves else None

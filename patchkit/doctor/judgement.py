@@ -1,107 +1,165 @@
-"""Judge what the nodes of a cluster said, with all checks: the first cause first. Pure."""
+"""Judge what the nodes of a cluster said, with all checks: the first cause first. Pure.
+
+Every check says of every node that it is well, what is wrong, or why it was not looked at. What is
+wrong is said once, where it begins: an interface without a carrier has no way that could be tried.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from patchkit.cluster.launch.cluster_file import ClusterFile
 from patchkit.cluster.launch.survey import node_findings, pair_findings
 from patchkit.cluster.net.checks import host_checks
 from patchkit.cluster.net.plan import find_cages
+from patchkit.cluster.ssh.ssh import there
 from patchkit.doctor.machine import machine_findings
-from patchkit.doctor.peers.check import peer_checks
-from patchkit.doctor.peers.findings import peer_findings
-from patchkit.doctor.peers.report import NodeReport
+from patchkit.doctor.peers.cable import cable_findings
+from patchkit.doctor.peers.check import (
+    NotCheckedError,
+    Outcome,
+    causes_in_order,
+    check,
+    make_finding,
+    require,
+)
+from patchkit.doctor.peers.files import file_findings
+from patchkit.doctor.peers.node_report import NodeReport
+from patchkit.doctor.peers.software import model_findings, software_findings
+from patchkit.doctor.peers.units import unit_findings
+from patchkit.doctor.python import python_findings
 from patchkit.errors import HostError
 from patchkit.finding import Finding, Level
+from patchkit.quoting import quoted
 from patchkit.runtime.host import advice
-from patchkit.runtime.host.host import Host
 
 # Checks of the network of one machine, or of two: what is said by one between nodes, which is more
 # exact, is not said again. "" stands for one that is always made between nodes.
 _SAID_BY = {
     **dict.fromkeys(("vllm", "torch", "triton", "ray", "nccl-of-vllm", "nccl-of-torch"), ""),
-    "link": "cable",
-    "half-down": "cable",
+    **dict.fromkeys(("link", "half-down"), "cable"),
     "pcie-lanes": "lanes",
-    "ipv4": "address",
-    "no-address": "address",
-    "networks": "address",
-    "peers-end": "address",
-    "mtu": "mtu",
-    "twin-mtu": "mtu",
-    "equal-mtu": "mtu",
+    **dict.fromkeys(("ipv4", "no-address", "networks", "peers-end"), "address"),
+    **dict.fromkeys(("mtu", "twin-mtu", "equal-mtu"), "mtu"),
     "addresses": "address-twice",
-    "networks-of-its-own": "networks",
-    "shared-network": "networks",
-    "same-subnet": "networks",
+    **dict.fromkeys(("networks-of-its-own", "shared-network", "same-subnet"), "networks"),
 }
 _WRONG = (Level.ERROR, Level.WARNING)
-_LATER = (Level.NOTE, Level.UNKNOWN, Level.OK)
+LATER = (Level.NOTE, Level.UNKNOWN, Level.OK)
+"""Levels of what is not wrong, in the order in which it is said."""
+_LEAST_FREE = 64 << 20  # bytes: what `up` writes, and a few compiled kernels
+_CLOCK_SECONDS = 2.0  # by which two clocks may differ
 
 
 def cluster_findings(file: ClusterFile, reports: Sequence[NodeReport]) -> list[Finding]:
     """Return all findings: what may be the cause of others comes first, what is well last."""
     found = list(peer_findings(file, reports))
-    told = {
-        (each.about, node)
-        for each in found
-        if each.level in _WRONG
-        for node in _finding_nodes(each)
-    }
-    for each in _machine_findings(reports):
-        said_by = _SAID_BY.get(each.about)
-        if said_by is None or (
-            said_by and not any((said_by, n) in told for n in _finding_nodes(each))
-        ):
-            found.append(each)
-            told |= {(each.about, node) for node in _finding_nodes(each) if each.level in _WRONG}
-    return sorted(found, key=_cause_order)
+    wrong = {(its.about, node) for its in found if its.level in _WRONG for node in _nodes_of(its)}
+    for finding in _machine_findings(reports):
+        said_by, nodes = _SAID_BY.get(finding.about), _nodes_of(finding)
+        if said_by is None or (said_by and not any((said_by, node) in wrong for node in nodes)):
+            found.append(finding)
+            if finding.level in _WRONG:
+                wrong |= {(finding.about, node) for node in nodes}
+    causes = causes_in_order()
+
+    def cause_order(finding: Finding) -> tuple[int, float, str, str]:
+        # What a machine lacks by itself comes before what is between machines, but for silence.
+        cause = causes.index(finding.about) if finding.about in causes else 0.5
+        level = LATER.index(finding.level) + 1 if finding.level in LATER else 0
+        return level, cause, finding.where, finding.about
+
+    return sorted(found, key=cause_order)
 
 
-def _finding_nodes(finding: Finding) -> list[str]:
+def _nodes_of(finding: Finding) -> list[str]:
     return finding.where.split(", ")
+
+
+def peer_findings(file: ClusterFile, nodes: Sequence[NodeReport]) -> Iterator[Finding]:
+    """Yield what is wrong between the nodes, what is well, and what was not looked at."""
+    for node in nodes:
+        yield from check_ssh(node)
+        yield from check_disks(node)
+    if len(nodes) > 1:
+        clocks = sorted((its.clock.ahead, its.node, its) for its in nodes if its.clock)
+        # The clock in the middle is nobody's fault; of two it is the one that is nearer to ours.
+        if len(clocks) == 2:
+            clocks = [min(clocks, key=lambda clock: abs(clock[0]))]
+        right = clocks[len(clocks) // 2][2] if clocks else None
+        for node in nodes:
+            yield from check_clock(node, right)
+        yield from cable_findings(nodes)
+    yield from software_findings(file, nodes)
+    yield from model_findings(file, nodes)
+    yield from file_findings(nodes)
+    yield from unit_findings(file, nodes)
+
+
+@check("ssh")
+def check_ssh(node: NodeReport) -> Outcome:
+    if error := node.silence:
+        fields = {"what": error.what, "why": error.why, "hint": error.hint}
+        return make_finding("ssh", node.node, **fields)
+    return {}
+
+
+@check("disk")
+def check_disks(node: NodeReport) -> Outcome:
+    """Return the disks of a node on which nothing can be written any more."""
+    disks = require(node.disks or None, node.why_not("disks"))
+    full = []
+    for disk in disks:
+        if disk.free < _LEAST_FREE or disk.files == 0:
+            what = (
+                "no file can be made" if disk.files == 0 else f"{disk.free / 1e6:.0f} MB are free"
+            )
+            largest = " | ".join((quoted("du", "-xah", "-d", "1", disk.folder), "sort -h", "tail"))
+            fields = {"what": what, "command": there(node.node, "sh", "-c", largest)}
+            full.append(make_finding("disk", node.node, folder=disk.folder, **fields))
+    least = min(disks, key=lambda disk: disk.free)
+    return full or {"folder": least.folder, "free": least.free / 1e9}
+
+
+@check("clock")
+def check_clock(node: NodeReport, right: NodeReport | None) -> Outcome:
+    """Compare a node's clock with the one that counts as right."""
+    own = require(node.clock, node.why_not("clock"))
+    other = require(right.clock if right else None, "no other node answered")
+    apart, error = abs(own.ahead - other.ahead), own.error + other.error
+    if node is right or apart + error <= _CLOCK_SECONDS:
+        return {"within": max(apart + error, 0.1)}
+    if apart - error <= _CLOCK_SECONDS:
+        raise NotCheckedError(f"the call took too long: ±{error:.0f} s")
+    return make_finding(
+        "clock",
+        node.node,
+        seconds=apart,
+        direction="ahead of" if own.ahead > other.ahead else "behind",
+        other=right.node if right else "",
+        command=there(node.node, "sudo", "timedatectl", "set-ntp", "true"),
+    )
 
 
 def _machine_findings(reports: Sequence[NodeReport]) -> Iterator[Finding]:
     """Yield what is wrong with each machine, with its network, and with both ends of a cable."""
-    for each in reports:
-        yield from machine_findings(each)
-    known = [(each.node, each.facts) for each in reports if each.facts]
-    for name, facts in known:
+    for node in reports:
+        yield from machine_findings(node)
+        yield from python_findings(node)
+    known = {node.node: node.facts for node in reports if node.facts}
+    for name, facts in known.items():
         yield from node_findings(name, facts)
-        yield from _about_node(name, advice.remarks(facts.host))
-        if len(reports) > 1:
-            yield from _about_node(name, _cable_checks(facts.host))
-    if known and reports[0].facts:
-        names = [name for name, _facts in known]
-        found = pair_findings(names, [facts for _name, facts in known])
-        yield from (replace(each, about=_check_id(each.about)) for each in found)
+        remarks = list(advice.remarks(facts.host))
+        chosen = find_cages(facts.host, cabled=True) if len(reports) > 1 else None
+        ids = {remark.about for remark in remarks}
+        checks = host_checks(facts.host, chosen, None) if chosen else ()
+        for finding in (*remarks, *(each for each in checks if each.about not in ids)):
+            what = f"{finding.where}: {finding.what}" if finding.where else finding.what
+            yield replace(_with_check_id(finding), where=name, what=what, kind=HostError)
+    if reports[0].facts:
+        yield from map(_with_check_id, pair_findings([*known], [*known.values()]))
 
 
-def _cable_checks(host: Host) -> Iterator[Finding]:
-    """Yield the checks of a host's cables; remarks about the machine are made elsewhere."""
-    if chosen := find_cages(host, cabled=True):
-        ids = {each.about for each in advice.remarks(host)}
-        yield from (each for each in host_checks(host, chosen, None) if each.about not in ids)
-
-
-def _about_node(node: str, findings: Iterable[Finding]) -> Iterator[Finding]:
-    """Yield findings about a part of a machine as findings about a node."""
-    for each in findings:
-        what = f"{each.where}: {each.what}" if each.where else each.what
-        yield replace(each, where=node, about=_check_id(each.about), what=what, kind=HostError)
-
-
-def _check_id(about: str) -> str:
-    return about.lower().replace(" ", "-").replace("'", "")
-
-
-def _cause_order(finding: Finding) -> tuple[int, float, str, str]:
-    """Return where a finding stands: errors and warnings in the order of causes, then the rest."""
-    order = list(peer_checks())
-    # What a machine lacks by itself comes before what is between machines, but for silence.
-    cause = order.index(finding.about) if finding.about in order else 0.5
-    level = _LATER.index(finding.level) + 1 if finding.level in _LATER else 0
-    return level, cause, finding.where, finding.about
+def _with_check_id(finding: Finding) -> Finding:
+    return replace(finding, about=finding.about.lower().replace(" ", "-").replace("'", ""))

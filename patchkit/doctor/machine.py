@@ -1,255 +1,239 @@
-"""Judge a machine by what it says of itself: memory, limits, log of the kernel, GPU. Pure.
-
-Each check says that it is well and what was seen, what is wrong, or why it was not looked at.
-"""
+"""Judge a machine by what it says of itself: memory, limits, log of the kernel, GPU. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cache
 
-from patchkit.cluster.health.node_health import GpuUser
 from patchkit.cluster.launch.survey import memlock_cure
 from patchkit.cluster.ssh.ssh import there
-from patchkit.doctor.log import log_findings
-from patchkit.doctor.node_judge import NodeJudge, limits
-from patchkit.doctor.peers.check import NotCheckedError, check, require, unknown
-from patchkit.doctor.peers.report import NodeReport
-from patchkit.doctor.peers.situation import facts_for_causes
-from patchkit.doctor.python import PYTHON_CHECKS
+from patchkit.doctor.peers.check import (
+    NotCheckedError,
+    Outcome,
+    check,
+    make_finding,
+    require,
+    unchecked,
+)
+from patchkit.doctor.peers.node_report import NodeReport, facts_for_causes
 from patchkit.doctor.symptoms.diagnosis import read_log
+from patchkit.doctor.symptoms.findings import log_findings
 from patchkit.finding import Finding, Level
+from patchkit.paths import RECIPES
+from patchkit.records import read_toml
 from patchkit.runtime.host.hardware import target_of
+from patchkit.runtime.host.host import Memory
 from patchkit.runtime.rules.releases import within
 from patchkit.units import KIB_PER_GIB
 
 _UNIFIED = ("gb10", "thor")
 # NVML's clocksThrottleReasons that are no choice of the user's: nvml.h.
 _THROTTLED = {0x8: "hardware", 0x20: "heat", 0x40: "heat", 0x80: "power brake"}
-_NO_MEMORY = "the kernel does not tell how much memory there is"
 _MISMATCH = "mismatch"  # NVML_ERROR_LIB_RM_VERSION_MISMATCH in NVML's words
 
 
-def machine_findings(report: NodeReport) -> Iterator[Finding]:
-    """Yield what is wrong with one machine and its Python, what is well, what was not looked at."""
-    if report.facts is None or report.health is None:
-        part = "facts" if report.facts is None else "health"
-        yield unknown("machine", report.node, report.why_not(part))
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MachineLimits:
+    """Thresholds; ``drivers`` and ``assemblers`` are the oldest by CUDA's release and by target."""
+
+    left_gib: int
+    threads: int
+    shm_mib: int
+    stuck_mhz: int
+    busy_percent: int
+    drivers: Mapping[str, str]
+    assemblers: Mapping[str, str]
+
+
+@cache
+def machine_limits() -> MachineLimits:
+    """Return the thresholds."""
+    return read_toml(MachineLimits, RECIPES / "doctor" / "machine.toml", key="limits")
+
+
+def machine_findings(node: NodeReport) -> Iterator[Finding]:
+    """Yield what is wrong with one machine, what is well, and what was not looked at."""
+    if node.facts is None or node.health is None:
+        part = "facts" if node.facts is None else "health"
+        yield unchecked("machine", node.node, node.why_not(part))
         return
-    judge = NodeJudge(report, report.facts, report.health)
-    for look in (*_CHECKS, *PYTHON_CHECKS):
-        yield from look(judge)
+    for run_check in (
+        *(check_driver, check_gpu, check_gpu_users, check_kernel_log),
+        *(check_memory, check_oom_kills, check_memory_guard),
+        *(check_unit_limits, check_container, check_rdma_files, check_clock_sync),
+    ):
+        yield from run_check(node)
 
 
 @check("memory-left")
-def check_memory(judge: NodeJudge) -> Iterator[Finding]:
-    memory = require(judge.facts.host.memory, _NO_MEMORY)
-    serves = bool(judge.report.processes)
+def check_memory(node: NodeReport) -> Outcome:
+    memory = _known_memory(node)
     sizes = {"available": memory.available // KIB_PER_GIB, "total": memory.total // KIB_PER_GIB}
-    shared = target_of(judge.facts.host) in _UNIFIED
-    if serves and shared and memory.available < limits().left_gib * KIB_PER_GIB:
-        yield judge.say("memory-left", **sizes)
-    elif not serves and memory.available < memory.total // 2:
-        command = there(judge.node, "ps", "-eo", "rss,pid,args", "--sort=-rss")
-        yield judge.say("memory-taken", command=command, **sizes)
-    else:
-        yield judge.fine("memory-left", **sizes)
+    if node.processes:
+        shared = target_of(node.host) in _UNIFIED
+        if shared and memory.available < machine_limits().left_gib * KIB_PER_GIB:
+            return make_finding("memory-left", node.node, **sizes)
+    elif memory.available < memory.total // 2:
+        command = there(node.node, "ps", "-eo", "rss,pid,args", "--sort=-rss")
+        return make_finding("memory-taken", node.node, command=command, **sizes)
+    return sizes
 
 
-@check("page-cache")
-def check_page_cache(judge: NodeJudge) -> Iterator[Finding]:
-    cache = require(judge.health.page_cache, judge.health.why_not("page_cache"))
-    memory = require(judge.facts.host.memory, _NO_MEMORY)
-    if cache > memory.total // 4 and not judge.report.processes:
-        drop = there(judge.node, "sudo", "sh", "-c", "sync; echo 3 > /proc/sys/vm/drop_caches")
-        yield judge.say("page-cache", cache=cache // KIB_PER_GIB, command=drop)
-    else:
-        yield judge.fine("page-cache", cache=cache // KIB_PER_GIB)
+def _known_memory(node: NodeReport) -> Memory:
+    return require(node.host.memory, "the kernel does not tell how much memory there is")
 
 
 @check("oom-kills")
-def check_oom_kills(judge: NodeJudge) -> Iterator[Finding]:
-    if kills := require(judge.health.oom_kills, judge.health.why_not("oom_kills")):
-        command = there(judge.node, "sudo", "journalctl", "-k", "-b", "--grep=Killed process")
-        yield judge.say("oom-kills", kills=kills, command=command)
-    else:
-        yield judge.fine("oom-kills")
+def check_oom_kills(node: NodeReport) -> Outcome:
+    if not (kills := node.health_fact("oom_kills")):
+        return {}
+    command = there(node.node, "sudo", "journalctl", "-k", "-b", "--grep=Killed process")
+    return make_finding("oom-kills", node.node, kills=kills, command=command)
 
 
 @check("memory-guard")
-def check_memory_guard(judge: NodeJudge) -> Iterator[Finding]:
-    guards = require(judge.health.guards, judge.health.why_not("guards"))
-    memory = require(judge.facts.host.memory, _NO_MEMORY)
-    if not memory.swap_total and not guards and target_of(judge.facts.host) in _UNIFIED:
-        command = there(judge.node, "sudo", "apt", "install", "earlyoom")
-        yield judge.say("memory-guard", command=command)
-    else:
-        swap = f"{memory.swap_total // KIB_PER_GIB} GiB of swap"
-        yield judge.fine("memory-guard", guards=", ".join((*guards, swap)))
+def check_memory_guard(node: NodeReport) -> Outcome:
+    guards, memory = node.health_fact("guards"), _known_memory(node)
+    if not memory.swap_total and not guards and target_of(node.host) in _UNIFIED:
+        command = there(node.node, "sudo", "apt", "install", "earlyoom")
+        return make_finding("memory-guard", node.node, command=command)
+    swap = f"{memory.swap_total // KIB_PER_GIB} GiB of swap"
+    return {"guards": ", ".join((*guards, swap))}
 
 
 @check("kernel-log")
-def check_kernel_log(judge: NodeJudge) -> Iterator[Finding]:
-    if judge.health.kernel is None:
-        hint = there(judge.node, "sudo", "dmesg", "--level=emerg,alert,crit,err,warn")
-        raise NotCheckedError(judge.health.why_not("kernel"), hint)
-    lines = [line.replace("\n", " ") for line in judge.health.kernel]
+def check_kernel_log(node: NodeReport) -> Outcome:
+    try:
+        lines = [line.replace("\n", " ") for line in node.health_fact("kernel")]
+    except NotCheckedError as error:
+        hint = there(node.node, "sudo", "dmesg", "--level=emerg,alert,crit,err,warn")
+        raise NotCheckedError(error.why, hint) from None
     text = "".join(f"{line}\n" for line in lines).encode(errors="replace")
     # Not whole: most lines of the log were left out.
-    read = read_log([text], facts_for_causes(judge.report), whole=False)
-    findings = log_findings(read, nodes=[judge.node] * (len(lines) + 1))
+    read = read_log([text], facts_for_causes(node), whole=False)
+    findings = log_findings(read, nodes=[node.node] * (len(lines) + 1))
     bad = (Level.ERROR, Level.WARNING)
     found = [each for each in findings if each.about != "unknown" and each.level in bad]
-    yield from found or [judge.fine("kernel-log", count=len(lines))]
+    return found or {"count": len(lines)}
 
 
 @check("clock-sync")
-def check_clock_sync(judge: NodeJudge) -> Iterator[Finding]:
-    if judge.health.synced is None:
-        raise NotCheckedError(judge.health.why_not("synced"), "timedatectl")
-    if judge.health.synced:
-        yield judge.fine("clock-sync")
-    else:
-        command = there(judge.node, "sudo", "timedatectl", "set-ntp", "true")
-        yield judge.say("clock-sync", command=command)
+def check_clock_sync(node: NodeReport) -> Outcome:
+    if node.health_fact("synced"):
+        return {}
+    command = there(node.node, "sudo", "timedatectl", "set-ntp", "true")
+    return make_finding("clock-sync", node.node, command=command)
 
 
 # The GPU
 
 
 @check("gpu-throttled")
-def check_gpu(judge: NodeJudge) -> Iterator[Finding]:
-    why = judge.health.why_not("gpu")
-    if _MISMATCH in why:
-        yield judge.say("gpu-mismatch", reason=why)
-        return
-    none = "" if judge.facts.host.gpus else "no GPU is found here: "
-    gpu = require(judge.health.gpu, f"{none}{why}")
+def check_gpu(node: NodeReport) -> Outcome:
+    try:
+        gpu = node.health_fact("gpu")
+    except NotCheckedError as error:
+        if _MISMATCH in error.why:
+            return make_finding("gpu-mismatch", node.node, reason=error.why)
+        none = "" if node.host.gpus else "no GPU is found here: "
+        raise NotCheckedError(f"{none}{error.why}") from None
     throttled = require(gpu.throttled, "nvidia-smi does not tell why clocks are held down")
+    values = {"celsius": "°C", "watts": "W", "mhz": "MHz", "busy": "%"}
     shown = {
-        "celsius": _with_unit(gpu.celsius, "°C"),
-        "watts": _with_unit(gpu.watts, "W"),
-        "mhz": _with_unit(gpu.mhz, "MHz"),
-        "busy": _with_unit(gpu.busy, "%"),
+        name: f"? {unit}" if (value := getattr(gpu, name)) is None else f"{value:.0f} {unit}"
+        for name, unit in values.items()
     }
-    reasons = {word for bit, word in _THROTTLED.items() if throttled & bit}
-    slow, busy = limits().stuck_mhz, limits().busy_percent
-    stuck = (gpu.mhz or slow + 1) <= slow and (gpu.busy or 0) >= busy
-    if reasons:
-        command = there(judge.node, "nvidia-smi", "-q", "-d", "PERFORMANCE,TEMPERATURE,POWER")
+    limits = machine_limits()
+    stuck = (gpu.mhz or limits.stuck_mhz + 1) <= limits.stuck_mhz
+    if reasons := {word for bit, word in _THROTTLED.items() if throttled & bit}:
+        command = there(node.node, "nvidia-smi", "-q", "-d", "PERFORMANCE,TEMPERATURE,POWER")
         words = " and ".join(sorted(reasons))
-        yield judge.say("gpu-throttled", reasons=words, command=command, **shown)
-    elif stuck and target_of(judge.facts.host) == "gb10":
-        yield judge.say("gpu-stuck", **shown)
-    else:
-        yield judge.fine("gpu-throttled", **shown)
-
-
-def _with_unit(value: float | None, unit: str) -> str:
-    return f"? {unit}" if value is None else f"{value:.0f} {unit}"
+        return make_finding("gpu-throttled", node.node, reasons=words, command=command, **shown)
+    if stuck and (gpu.busy or 0) >= limits.busy_percent and target_of(node.host) == "gb10":
+        return make_finding("gpu-stuck", node.node, **shown)
+    return shown
 
 
 @check("gpu-others")
-def check_gpu_users(judge: NodeJudge) -> Iterator[Finding]:
-    users = require(judge.health.gpu_users, judge.health.why_not("gpu_users"))
-    container = require(judge.health.container, judge.health.why_not("container"))
-    processes = require(judge.report.processes, judge.report.why_not("processes"))
-    own = {each.pid for each in processes}
+def check_gpu_users(node: NodeReport) -> Outcome:
+    users, container = node.health_fact("gpu_users"), node.health_fact("container")
+    own = {each.pid for each in require(node.processes, node.why_not("processes"))}
     others = [each for each in users if each.pid not in own]
-    if others and container.kind:
+    if not others:
+        return {"count": len(users)}
+    if container.kind:
         raise NotCheckedError("in a container processes have other numbers than the driver says")
-    if others:
-        pids = ",".join(str(each.pid) for each in others)
-        command = there(judge.node, "ps", "-o", "pid,user,etime,args", "-p", pids)
-        about = "gpu-others" if own else "gpu-taken"
-        shown = ", ".join(map(_describe_process, others))
-        yield judge.say(about, processes=shown, command=command)
-    else:
-        yield judge.fine("gpu-others", count=len(users))
-
-
-def _describe_process(user: GpuUser) -> str:
-    about = [user.name, f"of {user.user}" if user.user else ""]
-    about.append("" if user.mib is None else f"{user.mib} MiB")
-    words = " ".join(filter(None, about))
-    return f"{user.pid} ({words})" if words else str(user.pid)
+    shown = []
+    for user in others:
+        words = [user.name, f"of {user.user}" if user.user else ""]
+        words.append("" if user.mib is None else f"{user.mib} MiB")
+        shown.append(f"{user.pid} ({' '.join(filter(None, words))})")
+    pids = ",".join(str(each.pid) for each in others)
+    command = there(node.node, "ps", "-o", "pid,user,etime,args", "-p", pids)
+    about = "gpu-others" if own else "gpu-taken"
+    return make_finding(about, node.node, processes=", ".join(shown), command=command)
 
 
 @check("driver")
-def check_driver(judge: NodeJudge) -> Iterator[Finding]:
-    driver, software = judge.driver, judge.facts.host.software
+def check_driver(node: NodeReport) -> Outcome:
+    software = node.host.software
     cuda = software.cuda if software else ""
-    oldest = limits().drivers.get(cuda.partition(".")[0], "")
-    if not driver:
+    oldest = machine_limits().drivers.get(cuda.partition(".")[0], "")
+    if not node.driver:
         raise NotCheckedError("no driver of a GPU says its version")
-    if oldest and within(driver, f"<{oldest}"):
-        yield judge.say("driver", driver=driver, cuda=cuda, oldest=oldest)
-    elif within(driver, ">=590,<595"):
-        yield judge.say("driver-590", driver=driver)
-    elif oldest:
-        yield judge.fine("driver", driver=driver, cuda=cuda)
-    else:
-        raise NotCheckedError(f"{driver} is there, and no torch says for which CUDA it is")
+    if not oldest:
+        raise NotCheckedError(f"{node.driver} is there, and no torch says for which CUDA it is")
+    fields = {"driver": node.driver, "cuda": cuda}
+    if within(node.driver, f"<{oldest}"):
+        return make_finding("driver", node.node, oldest=oldest, **fields)
+    return fields
 
 
 # Limits
 
 
 @check("unit-memlock")
-def check_unit_limits(judge: NodeJudge) -> Iterator[Finding]:
-    unit, active = judge.health.unit, [each.name for each in judge.facts.host.rdma if each.active]
-    if not active:
-        yield judge.fine("unit-memlock", what="no RDMA device is active: nothing is registered")
-    elif unit is None or not unit.known:
-        raise NotCheckedError(judge.health.why_not("unit") or "its limits are hidden")
-    elif unit.memlock is None or unit.locks:
-        yield judge.fine("unit-memlock", what="the running server may lock all memory")
-    else:
-        command = there(judge.node, *memlock_cure())
-        said = judge.say("unit-memlock", mib=unit.memlock >> 20, command=command)
-        # Where its manager is limited as well, that is the cause, and is said as such.
-        known = judge.facts.memlock is not None
-        yield replace(said, level=Level.NOTE) if known else said
+def check_unit_limits(node: NodeReport) -> Outcome:
+    if not any(each.active for each in node.host.rdma):
+        return {"what": "no RDMA device is active: nothing is registered"}
+    unit = node.health_fact("unit")
+    if not unit.known:
+        raise NotCheckedError("its limits are hidden")
+    if unit.memlock is None or unit.locks:
+        return {"what": "the running server may lock all memory"}
+    command = there(node.node, *memlock_cure())
+    found = make_finding("unit-memlock", node.node, mib=unit.memlock >> 20, command=command)
+    # Where its manager is limited as well, that is the cause, and is said as such.
+    limited = node.known_facts.memlock is not None
+    return replace(found, level=Level.NOTE) if limited else found
 
 
 @check("container-pids")
-def check_container(judge: NodeJudge) -> Iterator[Finding]:
-    its = require(judge.health.container, judge.health.why_not("container"))
-    process = require(judge.health.process, judge.health.why_not("process"))
-    if not its.kind:
-        yield judge.fine("container-pids", what="this is no container")
-        return
-    found = []
-    if its.pids is not None and its.pids < limits().threads:
-        found.append(judge.say("container-pids", limit=its.pids, now=its.pids_now or 0))
-    if its.shm is not None and its.shm < limits().shm_mib << 20:
-        found.append(judge.say("container-shm", mib=its.shm >> 20))
-    active = any(each.active for each in judge.facts.host.rdma)
+def check_container(node: NodeReport) -> Outcome:
+    container, process = node.health_fact("container"), node.health_fact("process")
+    if not container.kind:
+        return {"what": "this is no container"}
+    found, limits = [], machine_limits()
+    if container.pids is not None and container.pids < limits.threads:
+        fields = {"limit": container.pids, "now": container.pids_now or 0}
+        found.append(make_finding("container-pids", node.node, **fields))
+    if container.shm is not None and container.shm < limits.shm_mib << 20:
+        found.append(make_finding("container-shm", node.node, mib=container.shm >> 20))
+    active = any(each.active for each in node.host.rdma)
     if active and process.memlock is not None and not process.locks:
-        found.append(judge.say("container-memlock", mib=process.memlock >> 20))
-    yield from found or [
-        judge.fine("container-pids", what=f"{its.kind} limits nothing that matters")
-    ]
+        found.append(make_finding("container-memlock", node.node, mib=process.memlock >> 20))
+    return found or {"what": f"{container.kind} limits nothing that matters"}
 
 
 @check("rdma-closed")
-def check_rdma_files(judge: NodeJudge) -> Iterator[Finding]:
-    its = require(judge.health.container, judge.health.why_not("container"))
-    active = sum(each.active for each in judge.facts.host.rdma)
-    if not active:
-        yield judge.fine("rdma-closed", what="no RDMA device is active")
-    elif its.verbs_open < active:
-        counts = {"open": its.verbs_open, "count": its.verbs, "active": active}
-        command = there(judge.node, "ls", "-l", "/dev/infiniband")
-        closed = "container-rdma" if its.kind else "rdma-closed"
-        yield judge.say(closed, command=command, **counts)
-    else:
-        yield judge.fine("rdma-closed", what=f"{its.verbs_open} files of RDMA devices open")
-
-
-_CHECKS: tuple[Callable[[NodeJudge], Iterator[Finding]], ...] = (
-    *(check_driver, check_gpu, check_gpu_users, check_kernel_log),
-    *(check_memory, check_page_cache, check_oom_kills, check_memory_guard),
-    *(check_unit_limits, check_container, check_rdma_files),
-    check_clock_sync,
-)
+def check_rdma_files(node: NodeReport) -> Outcome:
+    container = node.health_fact("container")
+    active = sum(each.active for each in node.host.rdma)
+    if container.verbs_open < active:
+        counts = {"open": container.verbs_open, "count": container.verbs, "active": active}
+        command = there(node.node, "ls", "-l", "/dev/infiniband")
+        about = "container-rdma" if container.kind else "rdma-closed"
+        return make_finding(about, node.node, command=command, **counts)
+    open_files = f"{container.verbs_open} files of RDMA devices open"
+    return {"what": open_files if active else "no RDMA device is active"}

@@ -12,9 +12,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from patchkit.cluster.ssh.ssh import there
-from patchkit.finding import Finding, finding_from_text
+from patchkit.doctor.peers.check import make_finding
+from patchkit.finding import Finding
 
-_FILE = "nccl.toml"
 _HCA, _IFNAME, _OFF = "NCCL_IB_HCA", "NCCL_SOCKET_IFNAME", "NCCL_IB_DISABLE"
 _NET = "NCCL_NET"
 _COMPARED = (_HCA, _IFNAME, _OFF, _NET)
@@ -66,12 +66,13 @@ class NcclRank:
         return self.network.startswith("IB")
 
     @property
-    def used(self) -> tuple[str, ...]:
-        """Return the devices, or for sockets the interfaces, that carry data."""
-        return tuple(self.devices) if self.over_ib else self.sockets
+    def used(self) -> str:
+        """Return the devices, or for sockets the interfaces, that carry data; "" if unknown."""
+        return ", ".join((self.over_ib and self.devices) or self.sockets)
 
     @property
     def name(self) -> str:
+        """Return what people call it."""
         return f"process {self.pid} on {self.host}" if self.rank is None else f"rank {self.rank}"
 
 
@@ -97,10 +98,9 @@ def read_nccl(lines: Iterable[str]) -> NcclLog:
                 versions[version["version"]] = None
             continue
         key = match["host"], int(match["pid"])
-        if key not in found and len(found) >= _MOST:
-            continue
-        rank = found.setdefault(key, NcclRank(host=key[0], pid=key[1]))
-        _read_line(rank, match["text"])
+        if key in found or len(found) < _MOST:
+            rank = found.setdefault(key, NcclRank(host=key[0], pid=key[1]))
+            _read_line(rank, match["text"])
     return NcclLog(ranks=tuple(found.values()), versions=tuple(versions))
 
 
@@ -114,10 +114,11 @@ def _read_line(rank: NcclRank, text: str) -> None:
         rank.devices |= {name: rank.devices.get(name, 1) for name in match["names"].split("+")}
     elif match := _SOCKET.match(text):
         rank.sockets = tuple(entry["name"] for entry in _ENTRY.finditer(match["list"]))
-    elif match := _BOOTSTRAP.match(text):
-        rank.bootstrap = match["interface"]
     elif match := _SET.match(text):
         rank.settings.setdefault(match["name"], match["value"])
+    elif match := _NETWORK.match(text):
+        if not _CHANNEL.match(rank.evidence):
+            rank.network, rank.evidence = match["name"], text
     elif _NO_IB.match(text):
         rank.no_ib = rank.no_ib or text
     else:
@@ -125,9 +126,8 @@ def _read_line(rank: NcclRank, text: str) -> None:
 
 
 def _read_start(rank: NcclRank, text: str) -> None:
-    if match := _NETWORK.match(text):
-        if not _CHANNEL.match(rank.evidence):
-            rank.network, rank.evidence = match["name"], text
+    if match := _BOOTSTRAP.match(text):
+        rank.bootstrap = match["interface"]
     elif match := _VERSION.match(text):
         rank.version = match["version"]
     elif (match := _INIT.search(text)) and int(match["ranks"]) > rank.ranks:
@@ -141,15 +141,14 @@ def is_chosen(value: str, name: str, port: int = 1) -> bool:
     ``^`` leaves out what is listed, ``=`` asks for whole names and comes after it; else the entries
     are prefixes. ``:1`` is a port. An empty list takes all. As matchIfList of NCCL does it.
     """
-    left_out = value.startswith("^")
-    entries = list(_list_entries(value))
-    listed = not entries or any(_entry_fits(value, each, name, port) for each in entries)
-    return listed is not left_out
+    entries = _list_entries(value)
+    listed = not entries or any(_entry_fits(value, entry, name, port) for entry in entries)
+    return listed is not value.startswith("^")
 
 
-def _list_entries(value: str) -> Iterator[str]:
+def _list_entries(value: str) -> list[str]:
     listed = value.removeprefix("^").removeprefix("=")
-    yield from filter(None, (each.strip() for each in listed.split(",")))
+    return [entry.strip() for entry in listed.split(",") if entry.strip()]
 
 
 def _entry_fits(value: str, entry: str, name: str, port: int) -> bool:
@@ -167,94 +166,84 @@ def nccl_findings(where: str, log: NcclLog, meant: Mapping[str, str]) -> Iterato
     if not log.ranks:
         versions = f"the log has NCCL's version alone ({', '.join(log.versions)})"
         reason = versions if log.versions else "the log has no line of NCCL"
-        yield finding_from_text(_FILE, "nccl-silent", where, reason=reason)
-    for each in log.ranks:
-        if each.ranks == 1:
-            yield finding_from_text(_FILE, "nccl-alone", where)
-        elif not each.network:
-            yield finding_from_text(_FILE, "nccl-not-said", where, rank=each.name)
+        yield make_finding("nccl-silent", where, reason=reason)
+    for rank in log.ranks:
+        if rank.ranks == 1:
+            yield make_finding("nccl-alone", where)
+        elif not rank.network:
+            yield make_finding("nccl-not-said", where, rank=rank.name)
         else:
-            found = [*_compare_settings(where, each, meant)]
-            yield from found or [_describe_network(where, each)]
+            yield from _compare_settings(where, rank, meant) or [_describe_network(where, rank)]
 
 
 def nccl_agreement(logs: Mapping[str, NcclLog]) -> Iterator[Finding]:
     """Yield what the ranks of all nodes do not agree on; ``logs`` by node."""
-    ranks = [each for log in logs.values() for each in log.ranks if each.network]
+    ranks = [rank for log in logs.values() for rank in log.ranks if rank.network]
     where = ", ".join(logs)
-    if len({each.over_ib for each in ranks}) > 1:
-        networks = ", ".join(f"{each.name}: {each.network}" for each in ranks)
-        yield finding_from_text(_FILE, "nccl-networks", where, networks=networks)
-    versions = {each.version for each in ranks if each.version}
-    versions |= {each for log in logs.values() for each in log.versions}
+    if len({rank.over_ib for rank in ranks}) > 1:
+        networks = ", ".join(f"{rank.name}: {rank.network}" for rank in ranks)
+        yield make_finding("nccl-networks", where, networks=networks)
+    versions = {rank.version for rank in ranks if rank.version}
+    versions |= {version for log in logs.values() for version in log.versions}
     if len(versions) > 1:
-        yield finding_from_text(_FILE, "nccl-versions", where, versions=", ".join(sorted(versions)))
+        yield make_finding("nccl-versions", where, versions=", ".join(sorted(versions)))
 
 
-def _compare_settings(where: str, rank: NcclRank, meant: Mapping[str, str]) -> Iterator[Finding]:
-    """Yield what differs from the env file; values that reached NCCL first, since they decide."""
-
-    def say(about: str, **fields: object) -> Finding:
-        return finding_from_text(
-            _FILE, about, where, rank=rank.name, evidence=rank.evidence, **fields
-        )
-
+def _compare_settings(where: str, rank: NcclRank, meant: Mapping[str, str]) -> list[Finding]:
+    """Return what differs from the env file; values that reached NCCL first, since they decide."""
+    fields = {"rank": rank.name, "evidence": rank.evidence}
+    found = []
     for name in _COMPARED:
         if name in meant and (taken := rank.settings.get(name, meant[name])) != meant[name]:
-            yield say("nccl-value", name=name, taken=taken, meant=meant[name] or "nothing")
+            values = {"name": name, "taken": taken, "meant": meant[name] or "nothing"}
+            found.append(make_finding("nccl-value", where, **fields, **values))
     off = _is_switched_on(meant.get(_OFF, "")) or meant.get(_NET, "").casefold() == "socket"
-    if rank.over_ib and _is_switched_on(meant.get(_OFF, "")):
-        yield say("nccl-disabled", network=rank.network, value=meant[_OFF])
-    elif rank.over_ib and (value := meant.get(_HCA, "")):
-        yield from _compare_devices(where, rank, value)
-    elif rank.network == "Socket" and not off and (rank.no_ib or meant.get(_HCA)):
-        yield _explain_sockets(where, rank, meant)
-    interface, value = rank.bootstrap, meant.get(_IFNAME, "")
-    if interface and value and not is_chosen(value, interface):
-        yield say("nccl-interface", interface=interface, value=value)
+    hca, ifname = meant.get(_HCA, ""), meant.get(_IFNAME, "")
+    if rank.over_ib and hca:
+        found += _compare_devices(where, rank, hca)
+    elif rank.network == "Socket" and not off and (rank.no_ib or hca):
+        found.append(_explain_sockets(where, rank, rank.settings.get(_HCA, hca)))
+    if rank.bootstrap and ifname and not is_chosen(ifname, rank.bootstrap):
+        fields |= {"interface": rank.bootstrap, "value": ifname}
+        found.append(make_finding("nccl-interface", where, **fields))
+    return found
 
 
 def _compare_devices(where: str, rank: NcclRank, value: str) -> Iterator[Finding]:
     """Yield devices that the variable does not choose, and names of it that nothing answers to."""
-    taken = list(rank.devices.items())
+    taken = rank.devices.items()
     strange = [name for name, port in taken if not is_chosen(value, name, port)]
-    fields = {"rank": rank.name, "value": value, "evidence": rank.evidence}
-    if strange:
-        yield finding_from_text(_FILE, "nccl-devices", where, devices=", ".join(strange), **fields)
-        return
     missing = [
         entry
         for entry in _list_entries(value)
-        if not value.startswith("^") and not any(_entry_fits(value, entry, *each) for each in taken)
+        if not any(_entry_fits(value, entry, name, port) for name, port in taken)
     ]
-    if missing and taken:
-        devices, probe = ", ".join(rank.used), there(where, "patchkit", "probe")
-        lacks = {"devices": devices, "missing": ", ".join(missing), "probe": probe}
-        yield finding_from_text(_FILE, "nccl-half", where, **lacks, **fields)
+    fields = {"rank": rank.name, "value": value, "evidence": rank.evidence}
+    if strange:
+        yield make_finding("nccl-devices", where, devices=", ".join(strange), **fields)
+    elif missing and taken and not value.startswith("^"):
+        lacks = {"missing": ", ".join(missing), "probe": there(where, "patchkit", "probe")}
+        yield make_finding("nccl-half", where, devices=rank.used, **lacks, **fields)
 
 
-def _explain_sockets(where: str, rank: NcclRank, meant: Mapping[str, str]) -> Finding:
+def _explain_sockets(where: str, rank: NcclRank, hca: str) -> Finding:
     """Return that sockets were taken, with what the rank's own words give as the reason."""
-    given = {**meant, **rank.settings}
-    seen = because = ""
-    hint = there(where, "patchkit", "probe")
+    because, hint = "", there(where, "patchkit", "probe")
     if _is_switched_on(rank.settings.get(_OFF, "")) or rank.settings.get(_NET) == "Socket":
         because = f"; {_OFF} or {_NET} reached this rank and turned RoCE off"
         hint = "check the file that this rank was started with: patchkit check FILE"
     elif rank.no_ib:
-        seen = f": {rank.no_ib}"
         because = (
-            f"; no RDMA device is active here, or none fits {_HCA}={given.get(_HCA, '')}, which "
+            f"; no RDMA device is active here, or none fits {_HCA}={hca}, which "
             "takes names of RDMA devices (rocep1s0f0), not of interfaces; in a container "
             "/dev/infiniband may be missing"
         )
-    return finding_from_text(
-        _FILE,
+    return make_finding(
         "nccl-socket",
         where,
         rank=rank.name,
-        interfaces=", ".join(rank.used or rank.sockets) or "an unknown interface",
-        seen=seen,
+        interfaces=rank.used or "an unknown interface",
+        seen=f": {rank.no_ib}" if rank.no_ib else "",
         because=because,
         hint=hint,
         evidence=rank.evidence,
@@ -262,14 +251,13 @@ def _explain_sockets(where: str, rank: NcclRank, meant: Mapping[str, str]) -> Fi
 
 
 def _describe_network(where: str, rank: NcclRank) -> Finding:
-    return finding_from_text(
-        _FILE,
+    return make_finding(
         "nccl-took",
         where,
         rank=rank.name,
         version=f"{rank.version} " if rank.version else "",
         network=f"NET/{rank.network}",
-        devices=", ".join(rank.used or rank.sockets) or "devices that it does not name",
+        devices=rank.used or "devices that it does not name",
         interface=f"; the ranks meet over {rank.bootstrap}" if rank.bootstrap else "",
         evidence=rank.evidence,
     )

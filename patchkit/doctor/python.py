@@ -2,188 +2,192 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from patchkit.cluster.health.packages import PackageVersions
 from patchkit.cluster.ssh.ssh import there
-from patchkit.doctor.node_judge import NodeJudge, limits
-from patchkit.doctor.peers.check import NotCheckedError, check, require
+from patchkit.doctor.machine import machine_limits
+from patchkit.doctor.peers.check import NotCheckedError, Outcome, check, make_finding
+from patchkit.doctor.peers.node_report import NodeReport
 from patchkit.finding import Finding
 from patchkit.quoting import quoted
 from patchkit.runtime.host.hardware import target_of
+from patchkit.runtime.host.host import Software
 from patchkit.runtime.rules.releases import within
 
 _UNNAMED = "no environment with vLLM is known here: name it with --venv"
-_NO_TOOLS = "the node does not say which compilers it has"
 _PARTS = ("flashinfer-cubin", "flashinfer-jit-cache")
 _SM = {"gb10": "12.1", "thor": "11.0"}
 
 
-def _known_packages(judge: NodeJudge) -> PackageVersions:
+def python_findings(node: NodeReport) -> Iterator[Finding]:
+    """Yield what is wrong with the Python that has vLLM, what is well, and what is not known."""
+    if node.facts is None or node.health is None:
+        return  # said by what is judged of the machine
+    for run_check in (
+        *(check_torch, check_flashinfer, check_lost_nccl, check_nccl),
+        *(check_compilers, check_jit_compilers, check_ptxas, check_caches),
+    ):
+        yield from run_check(node)
+
+
+def _known_packages(node: NodeReport) -> PackageVersions:
     """Return the installed packages. Raises NotCheckedError if they are not known."""
-    found = require(judge.health.packages, judge.health.why_not("packages"))
+    found: PackageVersions = node.health_fact("packages")
     if "vllm" not in found.versions:
         raise NotCheckedError(_UNNAMED)
     return found
 
 
-def _install_command(judge: NodeJudge, by_hand: str = "") -> str:
-    if judge.report.placed:
+def _known_software(node: NodeReport, project: str) -> Software:
+    software = node.host.software
+    if software is None or not getattr(software, project):
+        raise NotCheckedError(f"no {project} is known here: name its environment with --venv")
+    return software
+
+
+def _install_command(node: NodeReport, by_hand: str = "") -> str:
+    if node.placed:
         return quoted("patchkit", "cluster", "install")
     if by_hand:
         return by_hand
-    python = f"{judge.facts.venv}/bin/python" if judge.facts.venv else "python3"
-    return there(judge.node, python, "-m", "pip", "install", f"vllm=={judge.vllm}")
-
-
-@check("python-twice")
-def check_twice(judge: NodeJudge) -> Iterator[Finding]:
-    found = _known_packages(judge)
-    if found.twice:
-        what = "; ".join(f"{name} {' and '.join(both)}" for name, both in found.twice.items())
-        yield judge.say("python-twice", what=what, command=_install_command(judge))
-    else:
-        yield judge.fine("python-twice", count=len(found.versions))
+    software, venv = node.host.software, node.known_facts.venv
+    python = f"{venv}/bin/python" if venv else "python3"
+    vllm = f"vllm=={software.vllm if software else ''}"
+    return there(node.node, python, "-m", "pip", "install", vllm)
 
 
 @check("torch-cpu")
-def check_torch(judge: NodeJudge) -> Iterator[Finding]:
-    software, gpus = judge.facts.host.software, judge.facts.host.gpus
-    if software is None or not software.torch:
-        raise NotCheckedError("no torch is known here")
+def check_torch(node: NodeReport) -> Outcome:
+    software = _known_software(node, "torch")
     own = software.vllm.partition("+")[2]
     built_for = own.removeprefix("cu") if own.startswith("cu") else ""
     has = software.cuda.replace(".", "")
     fields = {"torch": software.torch, "vllm": software.vllm, "cuda": software.cuda}
-    if not has and gpus:
-        yield judge.say("torch-cpu", **fields, command=_install_command(judge))
-    elif has and built_for and built_for[:2] != has[:2]:
-        yield judge.say("torch-other", **fields, command=_install_command(judge))
-    elif has:
-        yield judge.fine("torch-cpu", **fields)
-    else:
+    if not has and not node.host.gpus:
         raise NotCheckedError("torch is for CPUs, and there is no GPU")
+    if has and built_for[:2] in ("", has[:2]):
+        return fields
+    about = "torch-other" if has else "torch-cpu"
+    return make_finding(about, node.node, **fields, command=_install_command(node))
 
 
-def _check_lost_nccl(judge: NodeJudge) -> Iterator[Finding]:
-    contents = judge.report.contents
-    for file in contents.lost if contents else ():
-        again = there(judge.node, *file.cure(f"{judge.facts.venv}/bin/python", "wheelhouse"))
-        yield judge.say("nccl-lost", lost=file, command=_install_command(judge, again))
+@check("nccl-lost")
+def check_lost_nccl(node: NodeReport) -> Outcome:
+    found = []
+    for file in node.contents.lost if node.contents else ():
+        again = there(node.node, *file.cure(f"{node.known_facts.venv}/bin/python", "wheelhouse"))
+        command = _install_command(node, again)
+        found.append(make_finding("nccl-lost", node.node, lost=file, command=command))
+    return found
 
 
 @check("nccl-two")
-def check_nccl(judge: NodeJudge) -> Iterator[Finding]:
-    contents, software = judge.report.contents, judge.facts.host.software
-    if contents is None or software is None or not software.vllm:
+def check_nccl(node: NodeReport) -> Outcome:
+    software = _known_software(node, "vllm")
+    if node.contents is None:
         raise NotCheckedError(_UNNAMED)
-    own, other = contents.nccl, contents.torch_nccl
+    own, other = node.contents.nccl, node.contents.torch_nccl
     if not own.sha256 or not other.sha256:
         raise NotCheckedError("it is not known which libnccl torch and vLLM load")
-    if own.sha256 != other.sha256:
-        fields = {"vllm": own.version, "torch": other.version}
-        yield judge.say("nccl-two", python=quoted(software.python), **fields)
-    else:
-        yield judge.fine("nccl-two", version=own.version)
+    if own.sha256 == other.sha256:
+        return {"version": own.version}
+    fields = {"vllm": own.version, "torch": other.version, "python": quoted(software.python)}
+    return make_finding("nccl-two", node.node, **fields)
 
 
 @check("flashinfer-parts")
-def check_flashinfer(judge: NodeJudge) -> Iterator[Finding]:
-    found = _known_packages(judge)
-    own = found.versions.get("flashinfer-python", "")
-    parts = {name: found.versions[name] for name in _PARTS if name in found.versions}
-    odd = [f"{name} {each}" for name, each in parts.items() if each.partition("+")[0] != own]
+def check_flashinfer(node: NodeReport) -> Outcome:
+    versions = _known_packages(node).versions
+    own = versions.get("flashinfer-python", "")
     if not own:
         raise NotCheckedError("it is not installed")
-    if odd:
-        yield judge.say(
-            "flashinfer-parts", own=own, odd=", ".join(odd), command=_install_command(judge)
-        )
-    else:
-        yield judge.fine("flashinfer-parts", own=own)
+    parts = {name: versions[name] for name in _PARTS if name in versions}
+    odd = [f"{name} {each}" for name, each in parts.items() if each.partition("+")[0] != own]
+    if not odd:
+        return {"own": own}
+    fields = {"own": own, "odd": ", ".join(odd), "command": _install_command(node)}
+    return make_finding("flashinfer-parts", node.node, **fields)
 
 
 # Compilers, and what they made
 
 
 @check("compiler")
-def check_compilers(judge: NodeJudge) -> Iterator[Finding]:
-    has = require(judge.health.compilers, _NO_TOOLS)
-    if not judge.facts.venv:
+def check_compilers(node: NodeReport) -> Outcome:
+    has = node.health_fact("compilers")
+    if not node.known_facts.venv:
         raise NotCheckedError(_UNNAMED)
-    lacking = []
+    packages = {}
     if not has.has("gcc", "cc", "clang"):
-        command = there(judge.node, "sudo", "apt", "install", "build-essential")
-        lacking.append(judge.say("compiler", command=command))
+        packages["compiler"] = "build-essential"
     if not has.python_h:
-        command = there(judge.node, "sudo", "apt", "install", "python3-dev")
-        lacking.append(judge.say("python-header", command=command))
-    yield from lacking or [judge.fine("compiler", header=has.python_h)]
+        packages["python-header"] = "python3-dev"
+    lacking = [
+        make_finding(about, node.node, command=there(node.node, "sudo", "apt", "install", package))
+        for about, package in packages.items()
+    ]
+    return lacking or {"header": has.python_h}
 
 
 @check("nvcc")
-def check_jit_compilers(judge: NodeJudge) -> Iterator[Finding]:
-    found, has = _known_packages(judge), require(judge.health.compilers, _NO_TOOLS)
-    lacking = [name for name in ("nvcc", "ninja", "c++") if not has.has(name)]
-    target = target_of(judge.facts.host)
-    oldest = limits().assemblers.get(target, "")
-    if "flashinfer-python" not in found.versions:
+def check_jit_compilers(node: NodeReport) -> Outcome:
+    versions, has = _known_packages(node).versions, node.health_fact("compilers")
+    target = target_of(node.host)
+    oldest = machine_limits().assemblers.get(target, "")
+    if "flashinfer-python" not in versions:
         raise NotCheckedError("FlashInfer is not installed, which compiles with it")
-    if "flashinfer-jit-cache" in found.versions:
-        yield judge.fine("nvcc", what="flashinfer-jit-cache has its kernels compiled")
-    elif lacking:
-        yield judge.say("nvcc", what=", ".join(lacking))
-    elif oldest and has.nvcc and within(has.nvcc, f"<{oldest}"):
-        yield judge.say("nvcc-old", cuda=has.nvcc, oldest=oldest, capability=_SM[target])
-    else:
-        yield judge.fine("nvcc", what=f"nvcc {has.nvcc or 'of unknown release'}, ninja and c++")
+    if "flashinfer-jit-cache" in versions:
+        return {"what": "flashinfer-jit-cache has its kernels compiled"}
+    if lacking := [name for name in ("nvcc", "ninja", "c++") if not has.has(name)]:
+        return make_finding("nvcc", node.node, what=", ".join(lacking))
+    if oldest and has.nvcc and within(has.nvcc, f"<{oldest}"):
+        fields = {"cuda": has.nvcc, "oldest": oldest, "capability": _SM[target]}
+        return make_finding("nvcc-old", node.node, **fields)
+    return {"what": f"nvcc {has.nvcc or 'of unknown release'}, ninja and c++"}
 
 
 @check("ptxas")
-def check_ptxas(judge: NodeJudge) -> Iterator[Finding]:
+def check_ptxas(node: NodeReport) -> Outcome:
     """Judge the ptxas that Triton takes here; which one that is hangs on its release."""
-    has, software = judge.health.compilers, judge.facts.host.software
-    target = target_of(judge.facts.host)
-    if has is None or software is None or not software.triton:
-        raise NotCheckedError("no Triton is known here")
-    if target not in limits().assemblers:
+    has, triton = node.health_fact("compilers"), _known_software(node, "triton").triton
+    target, assemblers = target_of(node.host), machine_limits().assemblers
+    if target not in assemblers:
         raise NotCheckedError("it is not known what this GPU needs")
-    name = "ptxas-blackwell" if within(software.triton, ">=3.6") else "ptxas"
+    name = "ptxas-blackwell" if within(triton, ">=3.6") else "ptxas"
     taken = next((each for each in has.ptxas if each.name == name), None)
-    oldest = limits().assemblers[target]
     if taken is None:
-        yield judge.say("ptxas-none", triton=software.triton, name=name)
-        return
+        return make_finding("ptxas-none", node.node, triton=triton, name=name)
     if not taken.cuda:
         raise NotCheckedError(f"{taken.path} does not say its version")
-    tell = judge.say if within(taken.cuda, f"<{oldest}") else judge.fine
-    yield tell(
+    fields = {"path": taken.path, "cuda": taken.cuda}
+    if not within(taken.cuda, f"<{assemblers[target]}"):
+        return fields
+    return make_finding(
         "ptxas",
-        path=taken.path,
-        cuda=taken.cuda,
-        oldest=oldest,
+        node.node,
+        oldest=assemblers[target],
         capability=_SM[target],
         variable=f"TRITON_{name.upper().replace('-', '_')}_PATH",
-        other=judge.facts.ptxas or "that of CUDA 13",
+        other=node.known_facts.ptxas or "that of CUDA 13",
+        **fields,
     )
 
 
 @check("jit-locked")
-def check_caches(judge: NodeJudge) -> Iterator[Finding]:
-    caches = require(judge.health.compilers, _NO_TOOLS).caches
-    locked = [cache.locked for cache in caches if cache.locked]
-    for folder in locked:
-        # What is not there yet is made by root's hands as well: it says who owns it now.
-        owner = there(judge.node, "sudo", "chown", "-R", judge.facts.user, folder)
-        yield judge.say("jit-locked", folder=folder, command=owner)
-    if not locked:
-        owners = ", ".join(cache.owner for cache in caches if cache.names)
-        what = f"caches of {owners}, and writable" if owners else "nothing was compiled here yet"
-        yield judge.fine("jit-locked", what=what)
-
-
-PYTHON_CHECKS: tuple[Callable[[NodeJudge], Iterator[Finding]], ...] = (
-    *(check_torch, check_twice, check_flashinfer, _check_lost_nccl, check_nccl),
-    *(check_compilers, check_jit_compilers, check_ptxas, check_caches),
-)
-"""Checks of the Python that has vLLM, in this order."""
+def check_caches(node: NodeReport) -> Outcome:
+    caches = node.health_fact("compilers").caches
+    # What is not there yet is made by root's hands as well: it says who owns it now.
+    locked = [
+        make_finding(
+            "jit-locked",
+            node.node,
+            folder=cache.locked,
+            command=there(node.node, "sudo", "chown", "-R", node.known_facts.user, cache.locked),
+        )
+        for cache in caches
+        if cache.locked
+    ]
+    owners = ", ".join(cache.owner for cache in caches if cache.names)
+    what = f"caches of {owners}, and writable" if owners else "nothing was compiled here yet"
+    return locked or {"what": what}

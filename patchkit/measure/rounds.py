@@ -17,7 +17,7 @@ from typing import Any
 from patchkit.cluster.launch.start import StartWatcher
 from patchkit.cluster.launch.up import hold_model
 from patchkit.cluster.openai.http_exchange import HttpServer
-from patchkit.doctor.symptoms.journals import explain_failed_start
+from patchkit.doctor.symptoms.findings import explain_failed_start
 from patchkit.durable.atomic import replacing
 from patchkit.durable.failure import translated
 from patchkit.errors import HostError, StorageError, UsageError

@@ -23,10 +23,9 @@ from patchkit.cluster.agent.journal import unit_lines
 from patchkit.cluster.launch.cluster_file import FILE, ServeChoices
 from patchkit.cluster.openai.api_key import is_here
 from patchkit.cluster.openai.http_exchange import server_at
-from patchkit.doctor.log import log_findings
-from patchkit.doctor.report.bundle import pack, private_names
-from patchkit.doctor.report.bundle import save as save_report
+from patchkit.doctor.bundle import pack_report, private_names, save_report
 from patchkit.doctor.symptoms.diagnosis import read_log
+from patchkit.doctor.symptoms.findings import log_findings
 from patchkit.doctor.symptoms.lines import STDIN, text_chunks
 from patchkit.doctor.visit import Visit, local_facts, visit, visit_server
 from patchkit.errors import UsageError
@@ -145,7 +144,7 @@ def _visit_lines(chunks: Iterable[bytes], where: str, known: Situation) -> Visit
 def _save_report(seen: Visit, place: Path, *, verbose: bool) -> Iterator[Block]:
     """Write a report, and say what was taken out of it."""
     names = private_names((each.node, each.facts) for each in seen.reports)
-    report = pack(seen.parts(), names)
+    report = pack_report(seen.parts(), names)
     save_report(report, place)
     taken = ", ".join(f"{count} of {kind}" for kind, count in sorted(report.kinds.items()))
     tell(f"saved: {len(report.files)} files in {place}; taken out: {taken or 'nothing'}")

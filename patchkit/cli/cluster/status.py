@@ -14,7 +14,7 @@ from patchkit.cluster.agent.unit_state import NodeState, UnitState
 from patchkit.cluster.launch.cluster import Cluster
 from patchkit.cluster.launch.journals import read_group_journal
 from patchkit.cluster.launch.start import token_silence
-from patchkit.doctor.symptoms.journals import first_error
+from patchkit.doctor.symptoms.findings import first_error
 from patchkit.errors import HostError, PatchkitError
 from patchkit.units import KIB_PER_GIB
 

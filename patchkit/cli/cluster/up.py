@@ -26,7 +26,7 @@ from patchkit.cluster.launch.cluster_file import MODELS, ServeChoices
 from patchkit.cluster.launch.plan import by_cluster_file
 from patchkit.cluster.launch.start import Answered, StartWatcher
 from patchkit.cluster.launch.up import GroupPlan
-from patchkit.doctor.symptoms.journals import explain_failed_start
+from patchkit.doctor.symptoms.findings import explain_failed_start
 from patchkit.durable.signals import Interrupted
 from patchkit.errors import UsageError
 from patchkit.runtime.serve.listen import CHOICES as LISTEN

@@ -1,27 +1,23 @@
-"""Make a check that always answers: what is wrong, that all is well, or why it was not made."""
+"""Make a check that always answers: what is wrong, that all is well, or why it was not made.
+
+The texts are data, in recipes/doctor: a check names one by its id, and has the fields of it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from functools import partial, wraps
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache, wraps
 from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
-from patchkit.finding import (
-    Finding,
-    FindingText,
-    Level,
-    finding_from_text,
-    finding_texts,
-    fine_from_text,
-)
+from patchkit.finding import Finding, Level, finding_from_text, finding_texts, fine_from_text
 
-_FILE = "peers.toml"
-
-wrong = partial(finding_from_text, _FILE)
-fine = partial(fine_from_text, _FILE)
+_PEERS = "peers.toml"
+_FILES = (_PEERS, "machine.toml", "nccl.toml", "server.toml", "questions.toml", "gpu.toml")
 
 _Given = ParamSpec("_Given")
 _Value = TypeVar("_Value")
+Outcome = Finding | Sequence[Finding] | Mapping[str, object]
+"""What a check returns: findings, or the fields of the text that says that all is well."""
 
 
 class Named(Protocol):
@@ -49,7 +45,22 @@ def require(value: _Value | None, why: str) -> _Value:
     return value
 
 
-def unknown(about: str, where: str, reason: str, hint: str = "") -> Finding:
+@cache
+def _file_of_texts() -> Mapping[str, str]:
+    return {about: file for file in _FILES for about in finding_texts(file)}
+
+
+def make_finding(about: str, where: str, **fields: object) -> Finding:
+    """Return the finding of this id, in whichever file of recipes/doctor it is."""
+    return finding_from_text(_file_of_texts()[about], about, where, **fields)
+
+
+def make_fine(about: str, where: str, **fields: object) -> Finding:
+    """Return that a check found nothing wrong, with what was seen."""
+    return fine_from_text(_file_of_texts()[about], about, where, **fields)
+
+
+def unchecked(about: str, where: str, reason: str, hint: str = "") -> Finding:
     """Return that it was not looked at, with the reason."""
     what = f"not checked: {reason}"
     return Finding(level=Level.UNKNOWN, where=where, about=about, what=what, hint=hint)
@@ -58,32 +69,33 @@ def unknown(about: str, where: str, reason: str, hint: str = "") -> Finding:
 def check(
     *names: str,
 ) -> Callable[
-    [Callable[Concatenate[_Checked, _Given], Iterator[Finding]]],
-    Callable[Concatenate[_Checked, _Given], Iterator[Finding]],
+    [Callable[Concatenate[_Checked, _Given], Outcome]],
+    Callable[Concatenate[_Checked, _Given], list[Finding]],
 ]:
-    """Make a function that yields findings a check of these names.
+    """Make a function a check of these names, which returns findings whatever happens.
 
-    It may raise NotCheckedError before it has yielded anything: then each of the names is unknown.
+    Where it raises NotCheckedError each of the names is unknown. Where it returns fields, the first
+    name is fine.
     """
 
     def decorate(
-        function: Callable[Concatenate[_Checked, _Given], Iterator[Finding]],
-    ) -> Callable[Concatenate[_Checked, _Given], Iterator[Finding]]:
+        function: Callable[Concatenate[_Checked, _Given], Outcome],
+    ) -> Callable[Concatenate[_Checked, _Given], list[Finding]]:
         @wraps(function)
-        def run(
-            checked: _Checked, /, *args: _Given.args, **given: _Given.kwargs
-        ) -> Iterator[Finding]:
+        def run(checked: _Checked, /, *args: _Given.args, **given: _Given.kwargs) -> list[Finding]:
             try:
-                yield from function(checked, *args, **given)
+                outcome = function(checked, *args, **given)
             except NotCheckedError as error:
-                for name in names:
-                    yield unknown(name, checked.node, error.why, error.hint)
+                return [unchecked(name, checked.node, error.why, error.hint) for name in names]
+            if isinstance(outcome, Mapping):
+                return [make_fine(names[0], checked.node, **outcome)]
+            return [outcome] if isinstance(outcome, Finding) else list(outcome)
 
         return run
 
     return decorate
 
 
-def peer_checks() -> Mapping[str, FindingText]:
+def causes_in_order() -> list[str]:
     """Return the checks between nodes by id, in the order of causes."""
-    return finding_texts(_FILE)
+    return list(finding_texts(_PEERS))

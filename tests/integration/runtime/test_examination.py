@@ -19,10 +19,10 @@ from patchkit.cluster.agent.unit_state import group_processes, listeners
 from patchkit.cluster.launch.cluster import Cluster
 from patchkit.cluster.launch.cluster_file import ClusterFile, ClusterNode
 from patchkit.cluster.ssh.node import Remote
-from patchkit.doctor.cluster import examined
+from patchkit.doctor.cluster import examine_nodes
 from patchkit.doctor.judgement import cluster_findings
-from patchkit.doctor.peers.check import peer_checks
-from patchkit.doctor.peers.report import NodeReport
+from patchkit.doctor.peers.check import causes_in_order
+from patchkit.doctor.peers.node_report import NodeReport
 from patchkit.finding import Level
 
 NAME = f"test-{os.getpid()}"
@@ -129,15 +129,15 @@ def test_the_ways_from_here():
 def test_this_machine_as_a_cluster_of_one():
     """Nothing is raised, whatever this machine has, and every check says something."""
     file = ClusterFile(node=(ClusterNode(ssh="localhost"),), name="nothing-has-this")
-    (report,) = examined(Cluster(file))
+    (report,) = examine_nodes(Cluster(file))
     assert report.silence is None
     assert report.facts is not None
     assert abs(report.clock.ahead) < 1
     found = cluster_findings(file, [report])
     between = {"clock", "cable", "address", "address-twice", "networks", "mtu", "route", "way"}
-    between |= {"link", "nccl", "vllm", "torch", "triton", "ray", "packages", "ports-between"}
-    between |= {"model-same"}  # of two nodes
-    assert {*peer_checks()} - between <= {each.about for each in found}
+    between |= {"link", "nccl", "vllm", "torch", "triton", "ray", "ports-between"}
+    between |= {"model-same", "env-shared", "flags"}  # of two nodes
+    assert {*causes_in_order()} - between <= {each.about for each in found}
     levels = [each.level for each in found]
     first_later = next(n for n, each in enumerate(levels) if each in (Level.UNKNOWN, Level.OK))
     assert not {Level.ERROR, Level.WARNING} & {*levels[first_later:]}
@@ -147,7 +147,7 @@ def test_a_node_that_ssh_does_not_reach(tmp_path):
     if not shutil.which("ssh"):
         pytest.skip("ssh is not installed")
     nodes = (ClusterNode(ssh="localhost"), ClusterNode(ssh="nobody@nowhere.invalid"))
-    reports = examined(Cluster(ClusterFile(node=nodes)))
+    reports = examine_nodes(Cluster(ClusterFile(node=nodes)))
     assert isinstance(reports[1], NodeReport)
     assert "nowhere.invalid" in reports[1].silence.what
     assert reports[0].facts is not None

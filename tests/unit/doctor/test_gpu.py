@@ -11,12 +11,11 @@ import pytest
 from patchkit.doctor.gpu import (
     all_reduce_findings,
     cable_between,
-    cable_speed,
     gpu_findings,
+    smoke_steps,
     try_gpus,
 )
-from patchkit.doctor.peers.report import NodeReport
-from patchkit.doctor.smoke.smoke import smoke_steps
+from patchkit.doctor.peers.node_report import NodeReport
 from patchkit.doctor.smoke.steps import GpuStep
 from patchkit.errors import HostError
 from patchkit.finding import Level
@@ -86,7 +85,6 @@ def test_the_words_of_a_failed_step_are_looked_at_for_known_causes() -> None:
     [
         ((22.9, 22.5), 23.1, "all-reduce-speed", Level.OK),
         ((22.9, 11.0), 23.1, "all-reduce-slow", Level.WARNING),
-        ((1.6, 1.6), 23.1, "all-reduce-hot-plug", Level.WARNING),
         ((22.9, 22.5), None, "all-reduce-sums", Level.OK),
     ],
 )
@@ -119,10 +117,6 @@ def test_sockets_beside_an_env_file_that_meant_roce_are_an_error() -> None:
     meant = [{"NCCL_IB_HCA": "rocep1s0f0", "NCCL_SOCKET_IFNAME": "enp1s0f0np0"}] * 2
     found = [*all_reduce_findings(NODES, ranks, 23.1, meant)]
     assert [each.about for each in found] == ["all-reduce-slow", "nccl-socket", "nccl-socket"]
-
-
-def test_the_cable_is_that_of_the_data() -> None:
-    assert (cable_speed(1), cable_speed(2), cable_speed(0)) == (11.5, 23.125, None)
 
 
 def without_torch(folder: Path, report: NodeReport) -> NodeReport:

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
+from patchkit.doctor.bundle import pack_report, private_names
 from patchkit.doctor.judgement import cluster_findings
-from patchkit.doctor.peers.report import NodeReport
-from patchkit.doctor.report.bundle import pack, private_names
+from patchkit.doctor.peers.node_report import NodeReport
 from patchkit.doctor.visit import Visit
 from patchkit.errors import HostError
 from patchkit.finding import Level
@@ -69,7 +69,7 @@ def test_a_report_has_all_that_the_nodes_said_and_no_error_breaks_it(well):
     _, (head, worker) = well
     worker = replace(worker, no_address=HostError("spark-2 has no address"))
     parts = Visit(findings=(), reports=(head, worker), lines=(("spark-1", "one"),)).parts()
-    packed = pack(parts, private_names([]))
+    packed = pack_report(parts, private_names([]))
     for node in (head.node, worker.node):
         assert {"facts.json", "contents.json", "state.json", "disks.json", "models.json"} <= {
             name.removeprefix(f"{node}/") for name in parts if name.startswith(f"{node}/")

@@ -11,10 +11,9 @@ from patchkit.cluster.health.compilers import Compilers, JitCache, PtxAssembler
 from patchkit.cluster.health.limits import ContainerLimits, ProcessLimits
 from patchkit.cluster.health.node_health import GpuUser, NodeHealth
 from patchkit.cluster.health.packages import PackageVersions
-from patchkit.doctor.machine import machine_findings
-from patchkit.doctor.node_judge import limits
-from patchkit.doctor.peers.report import NodeReport
-from patchkit.doctor.peers.situation import facts_for_causes
+from patchkit.doctor.machine import machine_findings, machine_limits
+from patchkit.doctor.peers.node_report import NodeReport, facts_for_causes
+from patchkit.doctor.python import python_findings
 from patchkit.finding import Level
 from patchkit.runtime.host.gpu import GpuProcess, GpuState
 from patchkit.runtime.host.host import Gpu, Software
@@ -85,8 +84,12 @@ def well(tmp_path_factory):
     return replace(report, facts=replace(report.facts, venv="/venv"))
 
 
+def both(report):
+    return [*machine_findings(report), *python_findings(report)]
+
+
 def judged(report, **changes):
-    return list(machine_findings(replace(report, health=replace(report.health, **changes))))
+    return both(replace(report, health=replace(report.health, **changes)))
 
 
 def wrong(findings):
@@ -144,7 +147,6 @@ FAULTS = {
         "process": ProcessLimits(known=True, memlock=8 << 20, locks=False),
     },
     "rdma-closed": {"container": replace(OUTSIDE, verbs_open=1)},
-    "python-twice": {"packages": replace(PACKAGES, twice={"torch": ("2.10.0", "2.11.0")})},
     "flashinfer-parts": packages(**{"flashinfer-cubin": "0.6.12"}),
     "compiler": tools(programs=COMPILERS.programs[1:]),
     "python-header": tools(python_h=""),
@@ -226,8 +228,7 @@ def test_a_limited_manager_is_the_cause_and_what_it_started_a_note(well):
 def test_what_is_only_worth_knowing(well):
     stopped = with_memory(replace(well, processes=()), available=20 << 20, swap_total=0)
     found = judged(
-        with_driver(stopped, "590.48"),
-        page_cache=90 << 20,
+        stopped,
         oom_kills=2,
         guards=(),
         compilers=replace(COMPILERS, programs=COMPILERS.programs[:2]),
@@ -235,8 +236,8 @@ def test_what_is_only_worth_knowing(well):
     notes = {each.about: each for each in found if each.level is Level.NOTE}
 
     assert {*notes} == {
-        *("memory-taken", "page-cache", "oom-kills", "memory-guard"),
-        *("gpu-taken", "driver-590", "nvcc"),
+        *("memory-taken", "oom-kills", "memory-guard"),
+        *("gpu-taken", "nvcc"),
     }
     assert wrong(found) == {}
     assert "10 (VLLM::EngineCor of spark 90000 MiB)" in notes["gpu-taken"].what
@@ -247,7 +248,7 @@ def test_what_nobody_read_is_never_fine(well):
     unread = {"kernel": "only root may", "gpu": "no NVML"}
     nothing = replace(well, health=NodeHealth(unread=unread), processes=None, contents=None)
     nothing = with_host(nothing, software=None, memory=None, gpus=())
-    found = {each.about: each for each in machine_findings(nothing)}
+    found = {each.about: each for each in both(nothing)}
 
     assert {each.level for each in found.values()} == {Level.UNKNOWN}
     assert all(each.what.startswith("not checked: ") for each in found.values())
@@ -259,7 +260,7 @@ def test_what_nobody_read_is_never_fine(well):
 def test_each_check_answers_whatever_is_missing(well):
     ids = {each.about for each in judged(well)}
     for name in NodeHealth.__dataclass_fields__:
-        if name in ("unread", "manager"):
+        if name in ("unread", "manager", "page_cache"):
             continue
         found = judged(well, **{name: None})
         said = {each.about for each in found}
@@ -268,7 +269,7 @@ def test_each_check_answers_whatever_is_missing(well):
 
 
 def test_a_node_that_said_nothing():
-    (found,) = machine_findings(NodeReport(node="spark-3"))
+    (found,) = both(NodeReport(node="spark-3"))
 
     assert (found.level, found.where) == (Level.UNKNOWN, "spark-3")
 
@@ -279,7 +280,7 @@ def test_machines_and_the_facts_that_causes_hang_on(tmp_path, kind):
     host = probe(hosts.build(tmp_path / kind, kind, node=0), python=None, environment={})
     report = NodeReport(node="spark-1", facts=replace(facts, host=host), health=WELL, processes=())
 
-    assert wrong(machine_findings(report)) == {}
+    assert wrong(both(report)) == {}
     if kind.startswith("kernel7"):
         known = facts_for_causes(report)
         assert known["kernel_reserve"] == ("yes" if kind == "kernel7" else "no")
@@ -302,5 +303,5 @@ def test_facts_of_which_nobody_is_sure_are_left_out(well):
 
 
 def test_thresholds_are_of_the_targets_that_are_known():
-    assert limits().assemblers.keys() == {"gb10", "thor"}
-    assert limits().drivers["13"] == "580"
+    assert machine_limits().assemblers.keys() == {"gb10", "thor"}
+    assert machine_limits().drivers["13"] == "580"

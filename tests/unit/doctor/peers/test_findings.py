@@ -1,6 +1,5 @@
 """Nodes that are well, and each thing that can be wrong with them or between them."""
 
-import json
 from dataclasses import replace
 
 import pytest
@@ -8,10 +7,10 @@ import pytest
 from patchkit.cluster.agent.examination import LoadedNccl, UnitFile
 from patchkit.cluster.agent.links import PeerLink
 from patchkit.cluster.agent.unit_state import GroupProcess, Listener
-from patchkit.doctor.peers.check import peer_checks
-from patchkit.doctor.peers.findings import peer_findings
-from patchkit.doctor.peers.placed_files import placed_files, start_id
-from patchkit.doctor.peers.report import ClockOffset, NodeReport
+from patchkit.doctor.judgement import peer_findings
+from patchkit.doctor.peers.check import causes_in_order
+from patchkit.doctor.peers.node_report import ClockOffset, NodeReport
+from patchkit.doctor.peers.placed_files import placed_files
 from patchkit.errors import HostError
 from patchkit.finding import Level
 from support import node_reports
@@ -129,14 +128,6 @@ FAULTS = {
         "spark-1, spark-2",
         "patchkit cluster install",
     ),
-    "packages": (
-        0,
-        lambda r: replace(
-            r, contents=replace(r.contents, versions={**r.contents.versions, "numpy": "2.2.0"})
-        ),
-        "spark-1, spark-2",
-        "patchkit cluster install",
-    ),
     "model": (
         1,
         lambda r: replace(r, models=(node_reports.model(problem="m.safetensors is missing"),)),
@@ -227,7 +218,7 @@ def test_a_node_that_does_not_answer(well):
     assert {each.level for each in others} == {Level.UNKNOWN}
     # Every check that is made of a node or of a pair says that it was not.
     own = {"port", "link", "restarts"}  # of the head alone
-    assert {*peer_checks()} - own - {"ssh"} <= {each.about for each in others}
+    assert {*causes_in_order()} - own - {"ssh"} <= {each.about for each in others}
 
 
 def test_whose_clock_is_wrong(well):
@@ -236,9 +227,11 @@ def test_whose_clock_is_wrong(well):
     third = replace(worker, node="spark-3")
     clocks = zip((head, worker, third), (50.0, 50.1, 0.0), strict=True)
     nodes = [replace(each, clock=ClockOffset(ahead=a, error=0.1)) for each, a in clocks]
-    from patchkit.doctor.peers.findings import clock_findings
-
-    (found,) = [each for each in clock_findings(nodes) if each.level is Level.WARNING]
+    (found,) = [
+        each
+        for each in peer_findings(_file, nodes)
+        if each.about == "clock" and each.level is Level.WARNING
+    ]
     assert (found.where, found.what) == ("spark-3", "its clock is 50 s behind spark-1's")
 
 
@@ -277,12 +270,6 @@ def test_an_address_of_another_node(well):
     found = wrong(file, [head, netdev(way(worker, plain="silent"), addresses=(*both, extra))])
     assert [(each.about, each.where) for each in found] == [("address-twice", "spark-2")]
     assert "ip address del 192.168.100.10/24" in found[0].hint
-
-
-def test_the_id_of_a_start_is_that_of_its_files(well):
-    _file, nodes = well
-    placed = [each.placed for each in nodes]
-    assert start_id(placed) == json.loads(nodes[0].facts.files["group.json"])["id"]
 
 
 HOSTILE = ["", "[]", '{"workers": 3}', '{"workers": {"1": []}}', "[" * 5000, '{"id": [1]}']

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from patchkit.doctor.report.bundle import pack, private_names, save
-from patchkit.doctor.report.redaction import PrivateNames, Redactor
+from patchkit.doctor.bundle import pack_report, private_names, save_report
+from patchkit.doctor.redaction import PrivateNames, Redactor
 from patchkit.errors import UsageError
 from support.clusters import node_facts
 
@@ -103,8 +103,8 @@ def test_a_report(tmp_path):
         "env/head.env": f"VLLM_HOST_IP={own.ip}\nHF_TOKEN=hush-hush-hush\nNCCL_IB_HCA=rocep1s0f0\n",
         "../log": f"zeus: connect to {own.ip} failed; hush-hush-hush",
     }
-    report = pack(parts, names)
-    assert pack(dict(reversed(parts.items())), names).data == report.data
+    report = pack_report(parts, names)
+    assert pack_report(dict(reversed(parts.items())), names).data == report.data
     with tarfile.open(fileobj=io.BytesIO(report.data)) as archive:
         files = {each.name: archive.extractfile(each).read().decode() for each in archive}
         assert {(each.mode, each.uid, each.mtime) for each in archive} == {(0o600, 0, 0)}
@@ -126,16 +126,16 @@ def test_a_report(tmp_path):
 
 
 def test_a_report_is_its_owners_and_replaces_nothing(tmp_path):
-    report = pack({"a": "text"}, PrivateNames())
+    report = pack_report({"a": "text"}, PrivateNames())
     path = tmp_path / "report.tar.gz"
-    save(report, path)
+    save_report(report, path)
     assert (path.stat().st_mode & 0o777, path.read_bytes()) == (0o600, report.data)
     with pytest.raises(UsageError, match="is there already"):
-        save(report, path)
+        save_report(report, path)
     link = tmp_path / "link"
     link.symlink_to(tmp_path / "elsewhere")
     with pytest.raises(UsageError):
-        save(report, link)
+        save_report(report, link)
     assert not (tmp_path / "elsewhere").exists()
 
 
@@ -183,7 +183,7 @@ def test_nothing_that_was_put_in_comes_out(words, address, places, form, place):
         f"nodes/{host}.json": {host: [{"user": user, "home": f"/home/{user}", "said": text}]},
         "other": f"{address} {host} {user} {key if '_{' not in form and '-{' not in form else ''}",
     }
-    report = pack(parts, names)
+    report = pack_report(parts, names)
     with tarfile.open(fileobj=io.BytesIO(report.data)) as archive:
         whole = "".join(each.name + archive.extractfile(each).read().decode() for each in archive)
     for each in (host, user, key):

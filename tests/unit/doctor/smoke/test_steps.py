@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from patchkit.cluster.ssh.bootstrap import package
-from patchkit.doctor.smoke.smoke import GpuNode, all_reduce, smoke, smoke_steps
+from patchkit.doctor.gpu import GpuNode, run_all_reduce, run_smoke_test, smoke_steps
 from patchkit.doctor.smoke.steps import GpuStep, run_step
 from patchkit.process import attempt
 
@@ -35,7 +35,7 @@ def step(variables: dict[str, str], seconds: float = 30) -> GpuStep:
 
 def test_without_a_gpu_every_step_says_why_it_was_not_run(tmp_path: Path) -> None:
     node = GpuNode(node="localhost", python=sys.executable, variables=torch_of(tmp_path, _NO_GPU))
-    found = [*smoke(node)]
+    found = [*run_smoke_test(node)]
     assert [each.step for each in found] == [each.id for each in smoke_steps()]
     why = "torch sees no CUDA device: Found no NVIDIA driver on your system."
     assert {(each.state, each.reason) for each in found} == {("not-run", why)}
@@ -103,10 +103,10 @@ def test_two_ranks_by_gloo_add_up() -> None:
         address="127.0.0.1",
         variables={"GLOO_SOCKET_IFNAME": "lo"},
     )
-    found = all_reduce([own, own], "gloo")
+    found = run_all_reduce([own, own], "gloo")
     assert [each.state for each in found] == ["ok", "ok"], found
     assert found[0].figures["ranks"] == 2
     assert float(found[0].figures["gigabytes_per_second_67108864"]) > 0
-    without = all_reduce([own, own])
+    without = run_all_reduce([own, own])
     if without[0].state != "ok":  # a machine with GPUs may do it
         assert {each.state for each in without} == {"not-run"}

@@ -4,7 +4,7 @@ import pytest
 
 from patchkit.cluster.agent.journal import JournalLine
 from patchkit.cluster.launch.journals import merge_arriving, merge_by_time
-from patchkit.doctor.symptoms.journals import first_error, read_journals
+from patchkit.doctor.symptoms.findings import first_error, read_journals
 
 
 def lines(node, *texts, start=0, step=2):

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from patchkit.doctor.log import log_findings
 from patchkit.doctor.symptoms.diagnosis import read_log
+from patchkit.doctor.symptoms.findings import log_findings
 from patchkit.doctor.symptoms.lines import text_chunks
 from patchkit.errors import SourceError
 from patchkit.finding import Level, worst

@@ -7,13 +7,13 @@ import io
 import json
 import os
 import tarfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from patchkit.cluster.agent.node_facts import NodeFacts
-from patchkit.doctor.report.redaction import PrivateNames, Redactor
+from patchkit.doctor.redaction import PrivateNames, Redactor
 from patchkit.durable.atomic import sync
 from patchkit.durable.failure import translated
 from patchkit.errors import UsageError
@@ -36,43 +36,40 @@ class Report:
     placeholders: Mapping[str, int]
 
 
-def private_names(
-    nodes: Iterable[tuple[str, NodeFacts | None]], others: Iterable[str] = ()
-) -> PrivateNames:
-    """Return what nodes say of themselves, for ``pack``.
+def private_names(nodes: Iterable[tuple[str, NodeFacts | None]]) -> PrivateNames:
+    """Return what nodes say of themselves, for ``pack_report``.
 
     ``nodes`` are the destinations of cluster.toml, as ssh takes them, with the facts if they are
-    known; ``others`` further names of hosts.
+    known.
     """
     hosts, users, addresses, serials = [], [], [], []
     for destination, facts in nodes:
         user, _, host = destination.rpartition("@")
-        own = [host, *_short_names(host)]
+        own = [host]
         users.append(user)
         if facts is not None:
-            own += [facts.host.system.hostname, *_short_names(facts.host.system.hostname)]
+            own.append(facts.host.system.hostname)
             users += [facts.user, Path(facts.home).name]
-            addresses += [each.address for dev in facts.host.netdevs for each in dev.addresses]
+            addresses += [its.address for dev in facts.host.netdevs for its in dev.addresses]
             addresses += [gid.address for rdma in facts.host.rdma for gid in rdma.gids]
             serials += [dev.mac for dev in facts.host.netdevs if dev.mac]
-        hosts.append(tuple(dict.fromkeys(filter(None, own))))
-    hosts += [(each, *_short_names(each)) for each in others]
+        # The first part of a host's name is its name as well; an address has none.
+        short = [name.partition(".")[0] for name in own if "." in name]
+        own += [name for name in short if not name.isdigit() and len(name) > 2]
+        hosts.append(_unique(own))
     return PrivateNames(
         hosts=tuple(hosts),
-        users=tuple(dict.fromkeys(filter(None, users))),
-        addresses=tuple(dict.fromkeys(filter(None, addresses))),
-        serials=tuple(dict.fromkeys(filter(None, serials))),
+        users=_unique(users),
+        addresses=_unique(addresses),
+        serials=_unique(serials),
     )
 
 
-def _short_names(host: str) -> Iterator[str]:
-    """Yield the first part of a host's name; an address has none."""
-    first = host.partition(".")[0]
-    if first != host and not first.isdigit() and len(first) > 2:
-        yield first
+def _unique(names: Iterable[str]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(filter(None, names)))
 
 
-def pack(parts: Mapping[str, Any], names: PrivateNames) -> Report:
+def pack_report(parts: Mapping[str, Any], names: PrivateNames) -> Report:
     """Return a .tar.gz of parts by file name: texts, and values that JSON takes.
 
     The same parts make the same bytes.
@@ -84,23 +81,30 @@ def pack(parts: Mapping[str, Any], names: PrivateNames) -> Report:
     files: dict[str, bytes] = {}
     for name, part in sorted(parts.items()):
         clean = redactor.text(part) if isinstance(part, str) else _to_json(redactor.value(part))
-        files[_free_name(redactor.text(name), files)] = clean.encode("utf-8", "replace")
-    taken = redactor.report()
+        # A name within the folder that no other part has.
+        words = [word for word in redactor.text(name).split("/") if word not in ("", ".", "..")]
+        place, number = "/".join(words) or "unnamed", 2
+        while place in files or place == _TAKEN_OUT:
+            place, number = f"{'/'.join(words)}.{number}", number + 1
+        files[place] = clean.encode("utf-8", "replace")
+    placeholders = dict(sorted(redactor.taken.items()))
+    kinds: dict[str, int] = {}
+    for placeholder, count in placeholders.items():
+        kind = placeholder.partition("-")[0]
+        kinds[kind] = kinds.get(kind, 0) + count
+    taken = {"kinds": kinds, "placeholders": placeholders}
     files[_TAKEN_OUT] = _to_json({"note": _NOTE, **taken}).encode()
     return Report(data=_pack_archive(files), files=tuple(sorted(files)), **taken)
 
 
-def save(report: Report, path: Path) -> None:
+def save_report(report: Report, path: Path) -> None:
     """Write a report for its owner alone. Raises UsageError if the file is there, StorageError."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    try:
-        handle = os.open(path, flags, 0o600)
-    except FileExistsError:
-        raise UsageError(f"{path}: is there already", hint="name a new file") from None
-    except OSError:
-        with translated(at=path):
-            raise
     with translated("no report was written", at=path):
+        try:
+            handle = os.open(path, flags, 0o600)
+        except FileExistsError:
+            raise UsageError(f"{path}: is there already", hint="name a new file") from None
         try:
             with os.fdopen(handle, "wb") as file:
                 os.fchmod(file.fileno(), 0o600)  # whatever umask adds or takes away
@@ -115,16 +119,6 @@ def save(report: Report, path: Path) -> None:
 
 def _to_json(value: Any) -> str:
     return json.dumps(value, indent=1, ensure_ascii=False, sort_keys=True) + "\n"
-
-
-def _free_name(name: str, taken: Mapping[str, bytes]) -> str:
-    """Return a name of a file within the folder that no other part has."""
-    parts = [each for each in name.split("/") if each not in ("", ".", "..")]
-    wanted = "/".join(parts) or "unnamed"
-    found, number = wanted, 2
-    while found in taken or found == _TAKEN_OUT:
-        found, number = f"{wanted}.{number}", number + 1
-    return found
 
 
 def _pack_archive(files: Mapping[str, bytes]) -> bytes:

@@ -1,1 +1,0 @@
-"""Pack what a bug report needs, without what names people, machines and secrets."""

@@ -1,0 +1,182 @@
+"""Turn what a log says into findings: the first cause first, then what followed from it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+
+from patchkit.cluster.agent.journal import JournalLine
+from patchkit.cluster.launch.start import FailedStart
+from patchkit.doctor.symptoms.diagnosis import Diagnosis, ReadLog, read_log
+from patchkit.doctor.symptoms.lines import LONGEST, log_line
+from patchkit.doctor.symptoms.scan import BEFORE, Hit
+from patchkit.errors import HostError
+from patchkit.finding import Finding, Level
+from patchkit.runtime.rules.condition import Situation, in_words
+
+_SHOWN = 300  # characters of a text that was found
+_BEHIND = 2  # lines behind an error that nobody knows
+_REPORT = (
+    "look at the lines before it; the same command with `--save report.tar.gz` packs them for a "
+    "report"
+)
+_FATAL = re.compile(
+    r"\b(?:[A-Z]\w*(?:Error|Exception)\b(?:: |$)|CUDA error|NCCL WARN|out of memory|Killed"
+    r"|error: |fatal: |terminate called|Segmentation fault|ended before it had answered)"
+)
+# An error that tells of another one, which is what a person looks for.
+_FOLLOWS = re.compile(
+    r"Engine core init(?:ialization)? failed|See root cause above|EngineDeadError|WorkerProc init"
+    r"|cancelled|Traceback"
+)
+
+
+def log_findings(log: ReadLog, where: str = "", nodes: Sequence[str] = ()) -> Iterator[Finding]:
+    """Yield what a log says is wrong.
+
+    ``where`` is the file, whose lines have numbers; or ``nodes`` are the writers of each line.
+    """
+
+    def placed(finding: Finding, number: int) -> Finding:
+        if nodes:
+            return replace(finding, where=nodes[number - 1])
+        return replace(finding, where=where, line=number)
+
+    errors = [diagnosis for diagnosis in log.diagnoses if diagnosis.level == "error"]
+    caused = [diagnosis for diagnosis in errors if not diagnosis.is_root]
+    if not log.strange and len(caused) == len(errors):
+        caused = caused[1:]
+    found = [placed(_unknown_error(log, log.strange), log.strange.number)] if log.strange else []
+    for diagnosis in log.diagnoses:
+        finding = placed(diagnosis_finding(diagnosis), diagnosis.hit.number)
+        found.append(replace(finding, level=Level.NOTE) if diagnosis in caused else finding)
+    if caused:
+        ids = ", ".join(diagnosis.symptom.id for diagnosis in caused)
+        plural = "s" * (len(caused) > 1)
+        why = f"{found[0].why}\n{len(caused)} consequence{plural}: {ids}; -v".lstrip()
+        found[0] = replace(found[0], why=why)
+    yield from found
+    if log.earlier:
+        shown = _shorten_hit(log.earlier)
+        what = f"an earlier start failed, the last of {log.begun} is judged: {shown}"
+        note = Finding(level=Level.NOTE, about="earlier-start", what=what)
+        yield placed(note, log.earlier.number)
+    if log.unread:
+        what = f"not looked at: {log.unread}"
+        yield Finding(level=Level.UNKNOWN, where=where, about="log", what=what)
+    elif log.serving and all(its.level not in (Level.ERROR, Level.WARNING) for its in found):
+        stopped = f", stopped in order at line {log.stopped}" if log.stopped else ""
+        what = f"nothing fatal; serving since line {log.serving}{stopped}"
+        yield placed(Finding(level=Level.OK, about="log", what=what), log.serving)
+
+
+def _unknown_error(log: ReadLog, hit: Hit) -> Finding:
+    """Return an error that nobody knows, with the lines of its writer around it."""
+    last = hit.number + hit.text.count("\n") + _BEHIND
+    near = (
+        log_line(number, text)
+        for number, text in log.lines.items()
+        if hit.number - BEFORE <= number <= last
+    )
+    own = (line.text.strip()[:_SHOWN] for line in near if line.who == hit.who)
+    return Finding(
+        kind=HostError,
+        about="unknown",
+        what=f"an error that patchkit does not know: {_shorten_hit(hit)}",
+        why="\n".join(["its lines:", *filter(None, own)]),
+        hint=_REPORT,
+        sure="not decided",
+    )
+
+
+def _shorten_hit(hit: Hit) -> str:
+    return " ".join(hit.text.split())[:_SHOWN]
+
+
+def diagnosis_finding(diagnosis: Diagnosis) -> Finding:
+    """Return a symptom as a finding: its cause, or the candidates and what tells them apart."""
+    symptom, cause = diagnosis.symptom, diagnosis.causes[0] if diagnosis.decided else None
+    times = f" ({diagnosis.count} times)" if diagnosis.count > 1 else ""
+    outlived = ", which the server outlived" if diagnosis.outlived else ""
+    found = Finding(
+        kind=HostError,
+        level=Level(diagnosis.level),
+        about=symptom.id,
+        what=f"{diagnosis.filled(symptom.title)}{outlived}{times}: {_shorten_hit(diagnosis.hit)}",
+        sure="not decided",
+    )
+    if cause:
+        lines = (diagnosis.filled(cause.cure), diagnosis.pasted(cause.command))
+        return replace(
+            found,
+            why=diagnosis.filled(cause.cause),
+            hint="\n".join(filter(None, lines)),
+            source=cause.source,
+            # What points elsewhere is sure of nothing.
+            sure=found.sure if symptom.follows else f"{cause.confidence}, {cause.evidence}",
+            holds=in_words(cause.when),
+            costs=cause.costs,
+        )
+    whys, hints = ["one of these, the likeliest first:"], []
+    for candidate in diagnosis.causes:
+        tell, cure = diagnosis.pasted(candidate.tell), diagnosis.filled(candidate.cure)
+        whys.append(f"- {diagnosis.filled(candidate.cause)}")
+        hints.append(f"- {tell} tells; then: {cure}" if tell else f"- {cure}")
+    why = "\n".join(whys) if hints else "none of the causes that are known holds here"
+    return replace(found, why=why, hint="\n".join(hints))
+
+
+# Journals of several nodes
+
+
+def first_error(lines: Iterable[tuple[str, JournalLine]]) -> tuple[str, JournalLine] | None:
+    """Return the first line that says what went wrong, and its node; None if none does."""
+    fatal = [(node, line) for node, line in lines if _FATAL.search(line.text)]
+    roots = (found for found in fatal if not _FOLLOWS.search(found[1].text))
+    return next(roots, fatal[0] if fatal else None)
+
+
+def read_journals(
+    lines: Iterable[tuple[str, JournalLine]], known: Situation
+) -> tuple[ReadLog, Sequence[str]]:
+    """Return what is known of what nodes wrote, and the node of each line: of line 1 the first.
+
+    ``known`` are facts of the cluster. Raises HostError if grep does not run.
+    """
+    nodes: list[str] = []
+    numbers: dict[str, int] = {}
+
+    def written() -> Iterator[bytes]:
+        for node, line in lines:
+            nodes.append(node)
+            text = " ".join(line.text.splitlines()).encode(errors="replace")
+            # The node's number tells the writers apart; a longer line would count as two.
+            yield b"node%d | %s\n" % (numbers.setdefault(node, len(numbers)), text[: LONGEST // 2])
+
+    return read_log(written(), known), nodes
+
+
+def explain_failed_start(start: FailedStart) -> HostError:
+    """Return the error of a start that failed: the first line of all ranks that says why.
+
+    With what caused it and what cures it, if the text decides that.
+    """
+    log, nodes = read_journals(start.lines, {"nodes": str(start.nodes)})
+    known = log.first
+    if known and known.decided and not known.symptom.follows:
+        node, (cause,) = nodes[known.hit.number - 1], known.causes
+        return HostError(
+            f"{node}: {known.hit.text.strip()}",
+            why=f"{known.filled(cause.cause)} ({cause.evidence}: {cause.source}); {start.how}",
+            hint=" ".join(filter(None, (known.filled(cause.cure), known.pasted(cause.command)))),
+        )
+    first = first_error(start.lines)
+    if first is None:
+        return HostError(f"the model did not start: {start.how}", hint="patchkit logs")
+    node, line = first
+    return HostError(
+        f"{node}: {line.text.strip()}",
+        why=f"the first error of all ranks; {start.how}",
+        hint="patchkit logs" if known is None else "patchkit doctor --cluster",
+    )
