@@ -28,7 +28,6 @@ from patchkit.target import Target, targets
 F = TypeVar("F", bound=Callable[..., Any])
 _Option = Callable[[Any], Any]
 
-STDOUT = Path("-")  # what -o takes for standard output
 NOT_SANDBOXED = "not sandboxed: --trust-source"
 # The defaults of a tree that has no ledger yet.
 _FIRST = LedgerRequest(target="gb10", arch="native", only=(), skip=(), also=())

@@ -18,17 +18,15 @@ from patchkit.cli.options import (
     request_options,
     source_options,
 )
-from patchkit.cli.out import LaidOut, Shown, style
+from patchkit.cli.out import LaidOut, style
 from patchkit.cli.patch.verdict_view import (
-    note_lines,
     proof_lines,
-    recorded_lines,
-    tree_fields,
-    tree_header,
+    tree_blocks,
     verdict_fields,
     verdict_lines,
+    verdict_notes,
 )
-from patchkit.cli.render import GOOD, Block, Record, counted_noun, rendered, verbose_option
+from patchkit.cli.render import GOOD, Block, counted_noun, rendered, verbose_option
 from patchkit.patching.commit import Applied
 from patchkit.patching.fix import Request
 from patchkit.patching.ledger import read_ledger
@@ -75,23 +73,24 @@ def command(
         outcome = apply(path, recipe, request, dry_run=dry_run, sandboxed=sandboxed)
         # Opened once more: what is shown is what lies on the disk now.
         workspace = open_workspace(path, recipe.project)
-        yield Record(
-            {
-                **tree_fields(workspace, request),
-                "dry_run": dry_run,
-                "fixes": [verdict_fields(verdict) for verdict in outcome.verdicts],
-                "proofs": outcome.proofs,
-                "recorded_proofs": outcome.recorded_proofs,
-                "recorded_by": outcome.recorded_by or None,
-                "written": outcome.written,
-            }
+        yield from tree_blocks(
+            workspace,
+            request,
+            dry_run=dry_run,
+            fixes=[verdict_fields(verdict) for verdict in outcome.verdicts],
+            proofs=outcome.proofs,
+            recorded_proofs=outcome.recorded_proofs,
+            recorded_by=outcome.recorded_by or None,
+            written=outcome.written,
         )
-        yield tree_header(workspace, request)
         yield from verdict_lines(outcome.verdicts, verbose=verbose)
-        yield from note_lines(outcome.verdicts, workspace)
+        yield from verdict_notes(outcome.verdicts, workspace)
         yield from proof_lines(outcome.proofs, verbose=verbose)
-        yield from recorded_lines(outcome, verbose=verbose)
-        chosen = _chosen_fixes(request)
+        if proofs := outcome.recorded_proofs:
+            said = f"recorded as proved by {outcome.recorded_by}, not proved again:"
+            yield style(said, fg="cyan") + ("" if verbose else f" {len(proofs)} effects")
+            yield from (f"  {proof}" for proof in proofs if verbose)
+        chosen = [word for words in _chosen_fixes(request) for word in words]
         if ledger and chosen and not selection.chooses:
             yield (
                 f"kept, as the package was patched before: {' '.join(chosen)}; "
@@ -100,17 +99,17 @@ def command(
         yield from _ending(path, workspace, request, outcome, dry_run=dry_run)
 
 
-def _chosen_fixes(request: Request) -> list[str]:
+def _chosen_fixes(request: Request) -> list[tuple[str, str]]:
     """Return the options that name the fixes of a request."""
-    fixes = (("only", request.only), ("without", request.skip), ("with", request.also))
-    return [word for option, ids in fixes for fix in sorted(ids) for word in (f"--{option}", fix)]
+    fixes = (("--only", request.only), ("--without", request.skip), ("--with", request.also))
+    return [(option, fix) for option, ids in fixes for fix in sorted(ids)]
 
 
 def _ending(
     path: Path, workspace: Workspace, request: Request, outcome: Applied, *, dry_run: bool
 ) -> Iterator[str]:
     """Yield what was done, how to take it back, and the next command."""
-    project, kind = workspace.tree.project, workspace.tree.kind
+    project, target = workspace.tree.project, request.target
     if dry_run:
         files = sum(line.startswith("diff --git") for line in outcome.diff.splitlines())
         yield f"dry run: {counted_noun(files, 'file')} would change"
@@ -124,19 +123,14 @@ def _ending(
         yield LaidOut(style("undo:", bold=True) + f" {undo}")
     else:
         yield "nothing to do: the tree is as asked for"
-    if kind != "installed":
-        recipe = load_recipe(project)
-        yield f"a build of your own takes {recipe.build.setting(request)}"
-        yield _build_step(path, project, request)
-
-
-def _build_step(path: Path, project: str, request: Request) -> Shown:
-    target = request.target
-    words: list[str | Path] = [*program(), "build", project, "--src", path]
-    if target.name != "gb10":
-        words += ["--target", target.name]
-    if project == "nccl":  # is cross-compiled, with all of its fixes
-        return next_step(*words)
-    words += ["--arch", request.arch] if request.arch != "native" else []
-    where = "" if platform.machine() == target.cpu else f"on the {target.title}"
-    return next_step(*words, *_chosen_fixes(request), where=where)
+    if workspace.tree.kind == "installed":
+        return
+    yield f"a build of your own takes {load_recipe(project).build.setting(request)}"
+    options = [("--target", target.name)] if target.name != "gb10" else []
+    where = ""
+    if project != "nccl":  # which is cross-compiled, with all of its fixes
+        options += [("--arch", request.arch)] if request.arch != "native" else []
+        options += _chosen_fixes(request)
+        where = "" if platform.machine() == target.cpu else f"on the {target.title}"
+    words = [word for option in options for word in option]
+    yield next_step(*program(), "build", project, "--src", path, *words, where=where)

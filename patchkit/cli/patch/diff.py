@@ -21,6 +21,6 @@ def command(source: SourceOptions, *, selection: Selection) -> Iterator[Block]:
     with opened(source) as (recipe, workspace):
         plan = plan_for(workspace, recipe, selection.request(workspace.ledger))
         tree, diff = workspace.tree, plan.diff()
-        named = {"project": tree.project, "version": tree.version}
-        yield Record({**named, "files": [*plan.texts], "diff": diff})
+        release = {"project": tree.project, "version": tree.version}
+        yield Record({**release, "files": [*plan.texts], "diff": diff})
         yield from diff_blocks(diff)

@@ -9,7 +9,7 @@ import click
 
 from patchkit.cli import complete
 from patchkit.cli.next_step import next_step, program
-from patchkit.cli.options import SourceOptions, resolve_options
+from patchkit.cli.options import SourceOptions, offline_option, resolve_options
 from patchkit.cli.out import tell
 from patchkit.cli.progress import progress
 from patchkit.cli.render import Block, Data, Record, rendered
@@ -19,12 +19,10 @@ from patchkit.source.resolve import fetch_release
 
 @click.command()
 @click.argument(
-    "release",
-    metavar="vllm==X.Y.Z|nccl==X.Y.Z",
-    shell_complete=complete.sources("vllm", "nccl"),
+    "release", metavar="vllm==X.Y.Z|nccl==X.Y.Z", shell_complete=complete.sources("vllm", "nccl")
 )
 @click.option("--dest", type=click.Path(path_type=Path), help="Unpack it there.")
-@click.option("--offline", is_flag=True, help="Use only what is in the cache.")
+@offline_option
 @rendered
 def command(release: str, dest: Path | None, *, offline: bool) -> Iterator[Block]:
     """Download a release: vLLM's sdist from the package index that pip is configured for, NCCL's

@@ -31,10 +31,8 @@ def command(source: SourceOptions, *, force: bool) -> Iterator[Block]:
     if not force:
         restored = revert(path, source.project)
         yield Record({"restored": restored})
-        if restored:
-            yield f"{len(restored)} files are as upstream shipped them"
-        else:
-            yield "nothing to do: patchkit has changed nothing here"
+        done = f"{len(restored)} files are as upstream shipped them"
+        yield done if restored else "nothing to do: patchkit has changed nothing here"
         return
     rescued = revert_by_force(path, source.project)
     yield Record(rescued)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 from typing import Any
 
 from patchkit.cli.out import LaidOut, Shown, colour, style, table
-from patchkit.cli.render import BAD, Block, Data, lead_word
-from patchkit.patching.commit import Applied
+from patchkit.cli.render import BAD, Block, Data, Record, lead_word
 from patchkit.patching.fix import Request, Severity, State, Verdict
 from patchkit.patching.recipe import load_recipe
 from patchkit.patching.workspace import Workspace
@@ -27,31 +26,24 @@ _STYLES: Mapping[State, tuple[str, str, _Style]] = {  # sign, what a line of man
 _DIFF_STYLES: Mapping[str, _Style] = {"+": {"fg": "green"}, "-": {"fg": "red"}, "@": {"fg": "cyan"}}
 
 
-def tree_header(workspace: Workspace, request: Request) -> Shown:
-    """Return one line: what is patched, and for which device."""
+def tree_blocks(workspace: Workspace, request: Request, **more: Any) -> Iterator[Block]:
+    """Yield what is patched, for which device, and the release's known bugs as JSON has them."""
     tree, target = workspace.tree, request.target
-    built = load_recipe(tree.project).build.value_for(request)
-    return (
-        style(f"{tree.project} {tree.version}", bold=True)
-        + f"  {tree.kind}  →  {target.title}, {request.arch} "
-        + style(built, bold=True)
-    )
-
-
-def tree_fields(workspace: Workspace, request: Request) -> dict[str, Any]:
-    """Return what --json says of a tree, the device and the release's known bugs."""
-    tree = workspace.tree
     recipe = load_recipe(tree.project)
-    return {
+    built = recipe.build.value_for(request)
+    known = {
         "project": tree.project,
         "version": tree.version,
         "kind": tree.kind,
         "root": tree.root,
-        "target": request.target.name,
+        "target": target.name,
         "arch": request.arch,
-        recipe.build.variable.lower(): recipe.build.value_for(request),
+        recipe.build.variable.lower(): built,
         "known_bugs": recipe.bugs_of(tree.version),
     }
+    yield Record(known | more)
+    name = style(f"{tree.project} {tree.version}", bold=True)
+    yield name + f"  {tree.kind}  →  {target.title}, {request.arch} " + style(built, bold=True)
 
 
 def verdict_fields(verdict: Verdict) -> dict[str, Any]:
@@ -66,20 +58,32 @@ def verdict_fields(verdict: Verdict) -> dict[str, Any]:
     }
 
 
-def verdict_lines(verdicts: Sequence[Verdict], *, verbose: bool) -> list[Shown]:
-    """Return a row for each fix; or, if it is not verbose, a line for each state.
+def verdict_lines(verdicts: Sequence[Verdict], *, verbose: bool) -> Iterator[Shown]:
+    """Yield a row for each fix; or, if it is not verbose, a line for each state.
 
     What drifted, and what a patched tree still needs, is there in both with what the code says.
     """
     if verbose:
         heads = ("", "fix", "state", "severity", "what the code says")
-        return [*table(map(_verdict_row, verdicts), heads=heads)]
-    drifted = [
-        BAD + style(verdict.fix.id, bold=True) + f" drifted: {verdict.reason}"
-        for verdict in verdicts
-        if verdict.state is State.DRIFTED
-    ]
-    return [*drifted, *_state_lines(verdicts)]
+        yield from table(map(_verdict_row, verdicts), heads=heads)
+        return
+    groups: dict[tuple[State, Severity | None], list[str]] = {}
+    for verdict in verdicts:
+        if verdict.state is State.DRIFTED:
+            yield BAD + style(verdict.fix.id, bold=True) + f" drifted: {verdict.reason}"
+        else:
+            groups.setdefault((verdict.state, verdict.severity), []).append(verdict.fix.id)
+    # What is optional is off unless it is asked for; anything else was left out.
+    states = [*product((State.APPLY, State.APPLIED), Severity)]
+    states += [(State.OFF, Severity.REQUIRED), (State.OFF, Severity.RECOMMENDED)]
+    for state, severity in states:
+        if fixes := groups.pop((state, severity), []):
+            sign, said, how = _STYLES[state]
+            yield style(f"{sign} {said}, {severity.value}:", **how) + f" {', '.join(fixes)}"
+    counts = Counter(state for (state, _), fixes in groups.items() for _ in fixes)
+    if counts:
+        said = ", ".join(f"{count} {_STYLES[state][1]}" for state, count in counts.items())
+        yield style(f"= {said}; -v lists them", dim=True)
 
 
 def _verdict_row(verdict: Verdict) -> tuple[str, ...]:
@@ -95,28 +99,7 @@ def _verdict_row(verdict: Verdict) -> tuple[str, ...]:
     )
 
 
-def _state_lines(verdicts: Sequence[Verdict]) -> Iterator[Shown]:
-    groups: dict[tuple[State, Severity | None], list[str]] = {}
-    for verdict in verdicts:
-        groups.setdefault((verdict.state, verdict.severity), []).append(verdict.fix.id)
-    # What is optional is off unless it is asked for; anything else was left out.
-    named = [
-        *product((State.APPLY, State.APPLIED), Severity),
-        (State.OFF, Severity.REQUIRED),
-        (State.OFF, Severity.RECOMMENDED),
-    ]
-    for state, severity in named:
-        if fixes := groups.pop((state, severity), []):
-            sign, said, how = _STYLES[state]
-            yield style(f"{sign} {said}, {severity.value}:", **how) + f" {', '.join(fixes)}"
-    counts = Counter(state for (state, _), fixes in groups.items() for _ in fixes)
-    counts.pop(State.DRIFTED, None)
-    if counts:
-        said = ", ".join(f"{count} {_STYLES[state][1]}" for state, count in counts.items())
-        yield style(f"= {said}; -v lists them", dim=True)
-
-
-def note_lines(verdicts: Iterable[Verdict], workspace: Workspace) -> Iterator[Shown]:
+def verdict_notes(verdicts: Sequence[Verdict], workspace: Workspace) -> Iterator[Shown]:
     """Yield the notes of verdicts, each once, and the known bugs of a release."""
     for note in dict.fromkeys(verdict.note for verdict in verdicts if verdict.note):
         yield lead_word("note") + note
@@ -131,14 +114,6 @@ def proof_lines(proofs: Sequence[str], *, verbose: bool) -> list[Shown]:
     if verbose or len(proofs) < 2:
         return [proved + f" {proof}" for proof in proofs]
     return [proved + f" {len(proofs)} effects with the release's own code, such as: {proofs[0]}"]
-
-
-def recorded_lines(outcome: Applied, *, verbose: bool) -> Iterator[Shown]:
-    """Yield what an earlier run proved by the ledger; this run did not prove it again."""
-    if proofs := outcome.recorded_proofs:
-        said = f"recorded as proved by {outcome.recorded_by}, not proved again:"
-        yield style(said, fg="cyan") + ("" if verbose else f" {len(proofs)} effects")
-        yield from (Shown("  ") + proof for proof in proofs if verbose)
 
 
 def diff_blocks(diff: str) -> Iterator[Block]:

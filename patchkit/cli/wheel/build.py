@@ -13,20 +13,13 @@ from patchkit.cli import complete
 from patchkit.cli.options import find_target
 from patchkit.cli.out import style, tell
 from patchkit.cli.progress import progress
-from patchkit.cli.render import Block, Record, VerbGroup, lead_word, rendered
+from patchkit.cli.render import Block, VerbGroup, lead_word, rendered
 from patchkit.cli.wheel.build_options import (
-    Placed,
-    built_lines,
+    build_options,
     chosen_jobs,
     compilers,
-    cpu_option,
-    dry_run_option,
-    fresh_option,
-    house_option,
-    jobs_option,
-    place_wheel,
+    placed_blocks,
     plan_blocks,
-    reduced,
 )
 from patchkit.cli.wheel.build_vllm import command as vllm
 from patchkit.errors import UsageError
@@ -84,8 +77,6 @@ command.add_command(vllm, "vllm")
     metavar="gb10|thor|h200",
     shell_complete=complete.target_names,
 )
-@cpu_option("the target's", "--host")
-@jobs_option
 @click.option(
     "--cuda",
     metavar="DIR|locked",
@@ -94,20 +85,17 @@ command.add_command(vllm, "vllm")
 @click.option(
     "--functions", default="", metavar="TEXT", help="Only these kernels (ONLY_FUNCS), for tests."
 )
-@fresh_option
-@click.option("--offline", is_flag=True, help="Use only what is in the cache.")
-@house_option
-@dry_run_option
+@build_options
 @rendered
 def nccl(
     version: str | None,
     source: str | None,
     sha256: str | None,
     target: str,
-    cpu: str | None,
-    jobs: int | None,
     cuda: str | None,
     functions: str,
+    cpu: str | None,
+    jobs: int | None,
     fresh: bool,
     offline: bool,
     house: Path,
@@ -117,9 +105,9 @@ def nccl(
     require_build()
     began = time.monotonic()
     device = find_target(target)
-    spec = _spec(version, source, house)
+    spec = _nccl_source(version, source, house)
     machine, locked = cpu or device.cpu, cuda == "locked"
-    toolkit = Path(cuda) if cuda not in (None, "locked") else None
+    toolkit = None if cuda is None or locked else Path(cuda)
     missing = (*missing_tools(), *missing_compiler(machine))
     plan = BuildPlan(title=spec.replace("nccl==", "NCCL "), missing=missing)
     number = chosen_jobs(jobs, JOB_MEMORY)
@@ -152,12 +140,10 @@ def nccl(
     tell(f"compiling in {order.work} with {order.jobs} jobs; what make says: {order.work}/log.txt")
     with progress("objects") as report:
         built = build_nccl(order, report("compiling"))
-    placed = place_wheel(built, house, began)
-    yield Record(placed.fields())
-    yield from _built_lines(order, built, placed)
+    yield from _built_blocks(order, built, house, began)
 
 
-def _spec(version: str | None, source: str | None, house: Path) -> str:
+def _nccl_source(version: str | None, source: str | None, house: Path) -> str:
     """Return which sources to take. Raises UsageError for a release that the wheelhouse refuses."""
     if version is not None and source is not None:
         raise UsageError("--version and --src exclude each other: the sources say their version")
@@ -167,13 +153,15 @@ def _spec(version: str | None, source: str | None, house: Path) -> str:
         chosen, reason = default_version(house)
         tell(f"NCCL {chosen}: {reason}")
         return f"nccl=={chosen}"
-    named = named_version(version, "for example 2.30.7")
-    require_wanted(house, named)
-    load_recipe("nccl").check(named)
+    exact = named_version(version, "for example 2.30.7")
+    require_wanted(house, exact)
+    load_recipe("nccl").check(exact)
     return f"nccl=={version}"
 
 
-def _built_lines(order: NcclOrder, built: BuiltWheel, placed: Placed) -> Iterator[str]:
+def _built_blocks(
+    order: NcclOrder, built: BuiltWheel, house: Path, began: float
+) -> Iterator[Block]:
     tools = order.toolchain
     across = f" on {platform.machine()}" if platform.machine() != tools.machine else ""
     origin = order.origin.identity.partition(":")[0]
@@ -188,12 +176,9 @@ def _built_lines(order: NcclOrder, built: BuiltWheel, placed: Placed) -> Iterato
         live = (code for code in binary.codes if code.section == LIVE)
         lines.append(f"{binary.name}: {', '.join(f'{code.count} {code.name}' for code in live)}")
     lines.append(f"every kernel of NCCL is exact for {order.target.title}")
-    known = (
-        lead_word("known") + f"{bug.says}; instead: {bug.instead}"
-        for bug in load_facts().bugs_of(order.origin.version)
-    )
-    overridden = any(
-        is_nccl(each.takes.project) for each in load_manifest(placed.wheel.parent).overrides
-    )
+    notes = [lead_word("note") + "reduced: for tests, not for use"] if order.functions else []
+    bugs = load_facts().bugs_of(order.origin.version)
+    notes += [lead_word("known") + f"{bug.says}; instead: {bug.instead}" for bug in bugs]
+    overridden = any(is_nccl(it.takes.project) for it in load_manifest(house).overrides)
     options = ["--no-deps"] if overridden else []
-    yield from built_lines(title, lines, [*reduced(order.functions), *known], placed, options)
+    yield from placed_blocks(built, house, began, title, lines, notes=notes, options=options)

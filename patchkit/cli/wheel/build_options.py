@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import platform
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
 from patchkit.cli.next_step import next_step, pip
-from patchkit.cli.options import Renamed
+from patchkit.cli.options import Renamed, with_options
 from patchkit.cli.out import Shown, record_fields, style, tell
-from patchkit.cli.render import GOOD, Block, ExitCode, Record, finding_blocks, lead_word
+from patchkit.cli.render import GOOD, Block, ExitCode, Record, finding_blocks
 from patchkit.finding import worst
 from patchkit.target import targets
 from patchkit.wheel.build.machine import BuildPlan, Jobs, jobs_for
@@ -23,16 +22,12 @@ from patchkit.wheel.build.toolchain import MACHINES, Toolchain
 from patchkit.wheel.file.name import ANY, wheel_name
 from patchkit.wheel.wheelhouse.contents import add_wheel
 
-F = TypeVar("F", bound=Callable[..., Any])
-
-jobs_option = click.option(
-    "--jobs",
-    type=click.IntRange(min=1),
-    metavar="N",
-    help="Compilers at once.  [default: what cores and memory allow]",
-)
-fresh_option = click.option(
-    "--fresh", is_flag=True, help="Begin anew instead of resuming an interrupted build."
+cpu_option = click.option(
+    "--cpu",
+    cls=Renamed,
+    former=["--host", "--platform"],
+    type=click.Choice(MACHINES),
+    help="The CPU to make it for.  [default: the target's]",
 )
 house_option = click.option(
     "--dir",
@@ -40,15 +35,32 @@ house_option = click.option(
     type=click.Path(path_type=Path),
     default=Path("wheelhouse"),
     show_default=True,
-    help="The wheelhouse to put the wheel into.",
+    help="The wheelhouse.",
+)
+build_options = with_options(
+    cpu_option,
+    click.option(
+        "--jobs",
+        type=click.IntRange(min=1),
+        metavar="N",
+        help="Compilers at once.  [default: what cores and memory allow]",
+    ),
+    click.option(
+        "--fresh", is_flag=True, help="Begin anew instead of resuming an interrupted build."
+    ),
+    click.option("--offline", is_flag=True, help="Use only what is in the cache."),
+    house_option,
+    click.option(
+        "--dry-run",
+        is_flag=True,
+        help="Only say what would be compiled, and all that is missing.",
+    ),
 )
 
 
-dry_run_option = click.option(
-    "--dry-run",
-    is_flag=True,
-    help="Only say what would be compiled, and all that is missing.",
-)
+def chosen_jobs(asked: int | None, memory: int) -> Jobs:
+    """Return the number asked for, or what cores and memory allow."""
+    return Jobs(asked, "as asked for") if asked else jobs_for(memory)
 
 
 def plan_blocks(plan: BuildPlan, jobs: Jobs) -> Iterator[Block]:
@@ -61,72 +73,41 @@ def plan_blocks(plan: BuildPlan, jobs: Jobs) -> Iterator[Block]:
     yield ExitCode(worst(plan.missing))
 
 
-def cpu_option(default: str, *former: str) -> Callable[[F], F]:
-    """Make --cpu; ``former`` are its spellings until the next release."""
-    return click.option(
-        "--cpu",
-        cls=Renamed,
-        former=former,
-        type=click.Choice(MACHINES),
-        help=f"The CPU to make it for.  [default: {default}]",
-    )
-
-
-def chosen_jobs(asked: int | None, memory: int) -> Jobs:
-    """Return the number asked for, or what cores and memory allow."""
-    return Jobs(asked, "as asked for") if asked else jobs_for(memory)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Placed:
-    """A wheel in the wheelhouse, and how long all of it took, in seconds."""
-
-    wheel: Path
-    built: BuiltWheel
-    seconds: float
-
-    @property
-    def line(self) -> str:
-        return f"{self.wheel}  {self.wheel.stat().st_size / 1e6:.1f} MB, {self.seconds:.0f} s"
-
-    def fields(self) -> dict[str, Any]:
-        """Return the report as JSON has it."""
-        return {
-            "wheel": str(self.wheel),
-            "facts": dict(self.built.facts),
-            "log": str(self.built.log),
-            "seconds": round(self.seconds, 1),
-        }
-
-
-def place_wheel(built: BuiltWheel, house: Path, began: float) -> Placed:
-    """Put what was built into the wheelhouse."""
-    wheel = add_wheel(house, built.wheel, built.facts, say=tell)
-    return Placed(wheel=wheel, built=built, seconds=time.monotonic() - began)
-
-
 def compilers(tools: Toolchain) -> str:
+    """Return which compilers made a wheel."""
     return f"nvcc {tools.cuda}{' (locked)' if tools.locked else ''}, {tools.compiler}"
 
 
-def built_lines(
+def placed_blocks(
+    built: BuiltWheel,
+    house: Path,
+    began: float,
     title: str,
     lines: Iterable[str],
-    notes: Iterable[str],
-    placed: Placed,
+    *,
+    notes: Iterable[str] = (),
     options: Sequence[str] = (),
-) -> Iterator[str]:
-    """Yield a title, what was proved, notes, and the next command, with more ``options`` of pip."""
+    fields: Mapping[str, Any] | None = None,
+) -> Iterator[Block]:
+    """Put what was built into the wheelhouse; yield what was proved, notes, and what comes next.
+
+    ``options`` are pip's, ``fields`` more of the record.
+    """
+    wheel = add_wheel(house, built.wheel, built.facts, say=tell)
+    seconds = time.monotonic() - began
+    known = {"wheel": wheel, "facts": built.facts, "log": built.log, "seconds": round(seconds, 1)}
+    yield Record(known | dict(fields or {}))
     yield title
-    yield from (GOOD + line for line in (*lines, placed.line))
+    placed = f"{wheel}  {wheel.stat().st_size / 1e6:.1f} MB, {seconds:.0f} s"
+    yield from (GOOD + line for line in (*lines, placed))
     yield from notes
-    yield from installing(placed.wheel, placed.built.facts, options)
+    yield from install_steps(wheel, built.facts, options)
 
 
-def installing(
+def install_steps(
     wheel: Path, facts: Mapping[str, Any], options: Sequence[str] = ()
 ) -> Sequence[Shown]:
-    """Return what installs a wheel that was made for a target."""
+    """Return what installs a wheel that was made for a target: here, or how it gets there."""
     cpus = wheel_name(wheel.name).cpus
     if ANY in cpus or platform.machine() in cpus:
         return [next_step(*pip(), "install", *options, wheel)]
@@ -137,8 +118,3 @@ def installing(
         next_step("rsync", "-P", wheel, "USER@HOST:", where=f"to take it to the {device}"),
         next_step(*words, where="there, in vLLM's environment"),
     ]
-
-
-def reduced(is_reduced: object) -> list[Shown]:
-    """Return the note for a build of some parts alone."""
-    return [lead_word("note") + "reduced: for tests, not for use"] if is_reduced else []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,20 +15,13 @@ from patchkit.cli import complete
 from patchkit.cli.options import Selection, request_options
 from patchkit.cli.out import style, tell
 from patchkit.cli.progress import progress
-from patchkit.cli.render import Block, Record, rendered
+from patchkit.cli.render import Block, lead_word, rendered
 from patchkit.cli.wheel.build_options import (
-    Placed,
-    built_lines,
+    build_options,
     chosen_jobs,
     compilers,
-    cpu_option,
-    dry_run_option,
-    fresh_option,
-    house_option,
-    jobs_option,
-    place_wheel,
+    placed_blocks,
     plan_blocks,
-    reduced,
 )
 from patchkit.errors import UsageError
 from patchkit.extras import require_build
@@ -44,7 +37,7 @@ from patchkit.source.tree import SourceTree
 from patchkit.target import Target
 from patchkit.wheel.build.machine import Jobs, can_cut_off, network
 from patchkit.wheel.build.make import BuiltWheel
-from patchkit.wheel.build.toolchain import MACHINES, Toolchain, find_toolchain
+from patchkit.wheel.build.toolchain import MACHINES, find_toolchain
 from patchkit.wheel.vllm.from_source import JOB_MEMORY, build_vllm
 from patchkit.wheel.vllm.inputs import parse_given
 from patchkit.wheel.vllm.preflight import left_out as left_out_parts
@@ -66,6 +59,9 @@ For an H200, to test there:
 """
 
 
+_exists = click.Path(path_type=Path, exists=True)
+
+
 @click.command(epilog=_EPILOG)
 @click.option(
     "--version",
@@ -74,10 +70,8 @@ For an H200, to test there:
     metavar="X.Y.Z",
     help="Release to build.  [default: the newest known one]",
 )
-@click.option("--src", "named", metavar="SOURCE", help="Sources instead: a folder or an sdist.")
+@click.option("--src", "folder", metavar="SOURCE", help="Sources instead: a folder or an sdist.")
 @request_options
-@cpu_option("the target's", "--host")
-@jobs_option
 @click.option(
     "--source",
     "given",
@@ -90,34 +84,33 @@ For an H200, to test there:
 )
 @click.option(
     "--python",
-    type=click.Path(path_type=Path, exists=True),
+    type=_exists,
     help="Interpreter with torch and build tools.  [default: a locked environment]",
 )
 @click.option(
     "--requirements",
-    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    type=_exists,
     help="Requirements of the environment, with hashes.  [default: the recipe's]",
 )
 @click.option("--extensions", default="", metavar="A,B", help="Only these, for tests.")
-@fresh_option
-@click.option("--offline", is_flag=True, help="Use only what is in caches.")
-@house_option
-@dry_run_option
+@build_options
 @rendered
 def command(selection: Selection, **chosen: Any) -> Iterator[Block]:
     """Build vLLM for one device from its sources; `patchkit repack` takes seconds instead."""
     require_build()
     began = time.monotonic()
     options = _Options(**chosen)
-    request, left_out = _asked(selection)
-    machine = _machine(request.target, options.cpu, options.python)
+    request, left_out = _split_selection(selection)
+    target = request.target
+    machine = _built_for(target, options.cpu, options.python)
     number = chosen_jobs(options.jobs, JOB_MEMORY)
+    toolkit = None if options.cuda == "locked" else Path(options.cuda)
     with progress() as report:
         found = _find_sources(options, request, left_out, report)
         plan = plan_vllm(
             found.source,
             machine=machine,
-            cuda=request.target.cuda,
+            cuda=target.cuda,
             python=options.python,
             requirements=options.requirements,
             compiles=found.compiles,
@@ -126,9 +119,9 @@ def command(selection: Selection, **chosen: Any) -> Iterator[Block]:
             plan.require()
             toolchain = find_toolchain(
                 machine,
-                cuda=request.target.cuda,
-                toolkit=options.toolkit,
-                locked=options.toolkit is None,
+                cuda=target.cuda,
+                toolkit=toolkit,
+                locked=toolkit is None,
                 offline=options.offline,
                 progress=report("CUDA toolkit"),
             )
@@ -137,16 +130,29 @@ def command(selection: Selection, **chosen: Any) -> Iterator[Block]:
     if options.dry_run:
         yield from plan_blocks(plan, number)
         return
-    order = _order(options, request, found, toolchain, number.number)
+    # Its paths are absolute, since the build runs in a work folder.
+    order = VllmOrder(
+        source=found.source.path,
+        identity=found.source.identity,
+        version=found.source.version,
+        torch=found.source.needs.torch,
+        request=request,
+        toolchain=toolchain,
+        python=options.python and options.python.absolute(),
+        requirements=options.requirements and options.requirements.absolute(),
+        jobs=number.number,
+        without=left_out | found.idle.keys(),
+        given=parse_given(options.given),
+        extensions=options.parts,
+        offline=options.offline,
+        fresh=options.fresh,
+    )
     # Space and rights are checked before the build, not when it is done.
     check_room(options.house, order.expected)
     _foretell(order, number, found.idle)
     with progress("steps") as report:
         built = build_vllm(order, report)
-    placed = place_wheel(built, options.house, began)
-    more = {"proofs": built.proofs, "circumstances": built.circumstances}
-    yield Record(placed.fields() | more)
-    yield from _built_lines(order, built, placed)
+    yield from _built_blocks(order, built, options.house, began)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,7 +160,7 @@ class _Options:
     """What the command line says, but for the selection of fixes."""
 
     version: str | None
-    named: str | None
+    folder: str | None
     cpu: str | None
     jobs: int | None
     given: tuple[str, ...]
@@ -168,24 +174,16 @@ class _Options:
     dry_run: bool
 
     @property
-    def toolkit(self) -> Path | None:
-        return Path(self.cuda) if self.cuda != "locked" else None
-
-    @property
     def parts(self) -> frozenset[str]:
+        """Return the extensions that are built alone."""
         return frozenset(filter(None, self.extensions.split(",")))
-
-    @property
-    def sources(self) -> dict[str, str]:
-        return parse_given(self.given)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _BuildInputs:
-    """The sources, what is left out and why, and what is compiled."""
+    """The sources, what is idle and why, and what is compiled."""
 
     source: VllmSource
-    without: frozenset[str]
     idle: Mapping[str, str]
     compiles: Sequence[str]
 
@@ -196,50 +194,29 @@ def _find_sources(
     """Find the sources, and look at them before anything else is fetched."""
     idle: dict[str, str] = {}
     compiles: list[str] = []
-    sources, parts = options.sources, options.parts
+    sources, parts = parse_given(options.given), options.parts
 
     def check(tree: SourceTree) -> None:
-        named = sources.keys() | left_out | with_targets(parts)
-        idle.update(idle_sources(tree, request, named))
+        idle.update(idle_sources(tree, request, sources.keys() | left_out | with_targets(parts)))
         without = left_out | idle.keys()
         check_choice(tree, without=without, extensions=parts, given=sources)
         if options.dry_run:
-            compiles.extend(_compiles(tree, request, without, parts))
+            # What the release's own CMake would compile for the device, of its patched tree.
+            patched = make_plan(tree, load_recipe(), request).patched
+            reduced, target = choose_parts(patched, without, parts), request.target
+            planned = planned_sources(reduced, target, request.arch_list, target.cuda)
+            found = counts(planned, target)
+            names = ", ".join(f"{it.sources} of {it.library}" for it in found)
+            total = sum(it.sources for it in found)
+            compiles.append(f"to compile: {total} CUDA sources, {names}; and C++ beside them")
 
     source = vllm_source(
-        options.version, options.named, check=check, report=report, offline=options.offline
+        options.version, options.folder, check=check, report=report, offline=options.offline
     )
-    return _BuildInputs(
-        source=source,
-        without=left_out | idle.keys(),
-        idle=idle,
-        compiles=compiles,
-    )
+    return _BuildInputs(source=source, idle=idle, compiles=compiles)
 
 
-def _order(
-    options: _Options, request: Request, found: _BuildInputs, toolchain: Toolchain, jobs: int
-) -> VllmOrder:
-    """Return the order; its paths are absolute, since the build runs in a work folder."""
-    return VllmOrder(
-        source=found.source.path,
-        identity=found.source.identity,
-        version=found.source.version,
-        torch=found.source.needs.torch,
-        request=request,
-        toolchain=toolchain,
-        python=options.python and options.python.absolute(),
-        requirements=options.requirements and options.requirements.absolute(),
-        jobs=jobs,
-        without=found.without,
-        given=options.sources,
-        extensions=options.parts,
-        offline=options.offline,
-        fresh=options.fresh,
-    )
-
-
-def _asked(selection: Selection) -> tuple[Request, frozenset[str]]:
+def _split_selection(selection: Selection) -> tuple[Request, frozenset[str]]:
     """Return the request, and the extensions left out: --without takes both's names."""
     fixes = {fix.id for fix in load_recipe().fixes}
     extensions = by_option(sorted(selection.skip - fixes))
@@ -247,7 +224,7 @@ def _asked(selection: Selection) -> tuple[Request, frozenset[str]]:
     return request, frozenset(extension.option for extension in extensions)
 
 
-def _machine(device: Target, cpu: str | None, python: Path | None) -> str:
+def _built_for(device: Target, cpu: str | None, python: Path | None) -> str:
     """Return the CPU to build for.
 
     Raises UsageError for one that this machine, or the interpreter named, cannot build for.
@@ -274,18 +251,6 @@ def _machine(device: Target, cpu: str | None, python: Path | None) -> str:
     return built_for
 
 
-def _compiles(
-    tree: SourceTree, request: Request, without: Collection[str], extensions: Collection[str]
-) -> list[str]:
-    """Return what the release's own CMake would compile for the device, of its patched tree."""
-    patched = make_plan(tree, load_recipe(), request).patched
-    reduced, target = choose_parts(patched, without, extensions), request.target
-    found = counts(planned_sources(reduced, target, request.arch_list, target.cuda), target)
-    parts = ", ".join(f"{each.sources} of {each.library}" for each in found)
-    total = sum(each.sources for each in found)
-    return [f"to compile: {total} CUDA sources, {parts}; and C++ beside them"]
-
-
 def _foretell(order: VllmOrder, jobs: Jobs, idle: Mapping[str, str]) -> None:
     """Say what is going to happen, before it takes long."""
     tell(f"compiling in {order.work} with {jobs.number} jobs ({jobs.reason})")
@@ -302,10 +267,12 @@ def _foretell(order: VllmOrder, jobs: Jobs, idle: Mapping[str, str]) -> None:
         tell(network())
 
 
-def _built_lines(order: VllmOrder, built: BuiltWheel, placed: Placed) -> Iterator[str]:
+def _built_blocks(
+    order: VllmOrder, built: BuiltWheel, house: Path, began: float
+) -> Iterator[Block]:
     target, archs = order.request.target, built.facts["archs"]
-    title = style(f"vllm {order.version}", bold=True)
     across = f" on {platform.machine()}" if order.across else ""
+    title = style(f"vllm {order.version}", bold=True)
     title += f"  →  {target.title}, {archs}, {order.toolchain.machine}{across}"
     lines = [
         compilers(order.toolchain),
@@ -314,4 +281,6 @@ def _built_lines(order: VllmOrder, built: BuiltWheel, placed: Placed) -> Iterato
         *built.circumstances,
         *built.proofs,
     ]
-    yield from built_lines(title, lines, reduced(order.extensions), placed)
+    notes = [lead_word("note") + "reduced: for tests, not for use"] if order.extensions else []
+    fields = {"proofs": built.proofs, "circumstances": built.circumstances}
+    yield from placed_blocks(built, house, began, title, lines, notes=notes, fields=fields)

@@ -56,9 +56,8 @@ def command(
         yield from _loaded_blocks(loaded(python, os.environ))
         return
     require_base()
-    from patchkit.cli.wheel.inspect_view import (
-        inspected_blocks,  # --loaded does without what that needs
-    )
+    # --loaded, which runs on nodes, does without what that needs.
+    from patchkit.cli.wheel.inspect_view import inspected_blocks
 
     yield from inspected_blocks(file, name, codes=codes)
 

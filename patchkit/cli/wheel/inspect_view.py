@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from patchkit.cli.options import find_target
-from patchkit.cli.out import Shown, record_fields, shown, style, table
-from patchkit.cli.patch.archs import STYLES
+from patchkit.cli.out import Shown, record_fields, style, table
+from patchkit.cli.patch.archs import LOAD_STYLES
 from patchkit.cli.render import Block, Record, fact_lines, finding_blocks
 from patchkit.finding import Finding
 from patchkit.target import Load, Target
@@ -19,7 +19,6 @@ from patchkit.wheel.device.inspect import (
     LIVE,
     RELOCATABLE,
     Binary,
-    CodeSummary,
     inspect_file,
     inspect_wheel,
     reach,
@@ -64,36 +63,31 @@ def inspected_blocks(file: Path, target_name: str, *, codes: bool) -> Iterator[B
     else:
         binaries = inspect_file(file)
     uses = {library.name: library.use.value for library in judged}
+    shown = [_binary_fields(binary, target) | {"use": uses.get(binary.name)} for binary in binaries]
     yield Record(
         {
             "file": file,
             "target": target.name,
             "wheel": _wheel_fields(metadata, binaries) if metadata else None,
-            "binaries": [
-                {**_binary_fields(binary, target), "use": uses.get(binary.name)}
-                for binary in binaries
-            ],
+            "binaries": shown,
             "findings": found,
         }
     )
     if metadata:
-        yield from _wheel_lines(metadata, binaries, uses, target)
+        yield style(metadata.name.filename, bold=True)
+        yield from fact_lines(_wheel_facts(metadata, binaries))
+        if len(binaries) > 1:
+            yield ""
+            yield from _library_rows(binaries, uses, target)
+            code = [binary.load(target) for binary in binaries if binary.live]
+            counted = f"on {target.title}, of {len(code)} libraries with device code: "
+            none = f"no device code in {len(binaries)} libraries"
+            yield counted + count_loads(Counter(code)) if code else none
         yield from finding_blocks(found)
         yield ""
     # One library is shown whole; of many the table is enough.
     for binary in binaries if codes or len(binaries) == 1 else ():
         yield from _library_lines(binary, target)
-
-
-def _wheel_lines(
-    wheel: WheelMetadata, binaries: Sequence[Binary], uses: Mapping[str, str], target: Target
-) -> Iterator[str]:
-    yield style(wheel.name.filename, bold=True)
-    yield from fact_lines(_wheel_facts(wheel, binaries))
-    if len(binaries) > 1:
-        yield ""
-        yield from _library_rows(binaries, uses, target)
-        yield _summary(binaries, target)
 
 
 def _wheel_facts(wheel: WheelMetadata, binaries: Sequence[Binary]) -> Iterator[tuple[str, object]]:
@@ -112,19 +106,28 @@ def _wheel_facts(wheel: WheelMetadata, binaries: Sequence[Binary]) -> Iterator[t
 def _library_rows(
     binaries: Sequence[Binary], uses: Mapping[str, str], target: Target
 ) -> Sequence[Shown]:
-    folder = _common_folder(binaries)
-    rows = [
-        (
+    """Return a row for each library; modules that differ in their Python alone are one row."""
+    folders = [binary.name.rpartition("/")[0] for binary in binaries]
+    common = os.path.commonpath(folders) if all(folders) else ""
+    folder = f"{common}/" if common else ""
+    alike: dict[object, list[Binary]] = {}
+    for binary in binaries:
+        key = (for_any_python(binary.name), binary.codes, cuda_majors(binary))
+        alike.setdefault(key, []).append(binary)
+    rows = []
+    for binary, *others in alike.values():
+        name = binary.name.removeprefix(folder)
+        load = binary.load(target)
+        row = (
             style(uses.get(binary.name, "-")),
-            style(str(binary.load(target)), **STYLES[binary.load(target)]) if binary.live else "-",
+            style(str(load), **LOAD_STYLES[load]) if binary.live else "-",
             ", ".join(map(str, cuda_majors(binary))) or "-",
-            f"{binary.size * count / 1e6:.1f}",
-            name,
-            style(_archs(binary), dim=True),
-            style(_count_loads(binary.loads(target)), dim=True),
+            f"{binary.size * (1 + len(others)) / 1e6:.1f}",
+            f"{for_any_python(name)} ({1 + len(others)})" if others else name,
+            style(_live_archs(binary), dim=True),
+            style(count_loads(binary.loads(target)), dim=True),
         )
-        for name, binary, count in _rows(binaries)
-    ]
+        rows.append(row)
     library = f"in {folder}" if folder else "library"
     heads = ("on the device", target.name, "CUDA", "MB", library, "archs", "fat binaries")
     # Of what a library is for, only those of vLLM are known.
@@ -132,43 +135,18 @@ def _library_rows(
     return table((row[first:] for row in rows), heads=heads[first:])
 
 
-def _rows(binaries: Sequence[Binary]) -> Iterator[tuple[str, Binary, int]]:
-    """Yield name, library and number; modules that differ in their Python alone are one row."""
-    alike: dict[tuple[str, tuple[CodeSummary, ...], tuple[int, ...]], list[Binary]] = {}
-    folder = _common_folder(binaries)
-    for binary in binaries:
-        name = for_any_python(binary.name.removeprefix(folder))
-        alike.setdefault((name, binary.codes, cuda_majors(binary)), []).append(binary)
-    for (name, _codes, _majors), group in alike.items():
-        shown = f"{name} ({len(group)})" if len(group) > 1 else group[0].name.removeprefix(folder)
-        yield shown, group[0], len(group)
-
-
-def _common_folder(binaries: Sequence[Binary]) -> str:
-    """Return the folder that all names begin with, ``vllm/``; "" for none."""
-    folders = [binary.name.rpartition("/")[0] for binary in binaries]
-    common = os.path.commonpath(folders) if all(folders) else ""
-    return f"{common}/" if common else ""
-
-
-def _archs(binary: Binary) -> str:
+def _live_archs(binary: Binary) -> str:
     """Return the archs of live code: ``80 90a 120f, PTX 80``."""
-    live = [code for code in binary.codes if code.section == LIVE]
-    sass = dict.fromkeys(code.arch.gencode for code in live if code.kind == "sass")
-    others: dict[str, list[str]] = {}
-    for code in live:
-        if code.kind != "sass":
-            others.setdefault(code.kind.upper(), []).append(code.arch.gencode)
-    groups = [" ".join(sass), *(f"{kind} {' '.join(archs)}" for kind, archs in others.items())]
-    return ", ".join(filter(None, groups)) or "-"
-
-
-def _summary(binaries: Sequence[Binary], target: Target) -> Shown:
-    code = [binary for binary in binaries if binary.live]
-    if not code:
-        return shown(f"no device code in {len(binaries)} libraries")
-    counted = _count_loads(Counter(binary.load(target) for binary in code))
-    return shown(f"on {target.title}, of {len(code)} libraries with device code: {counted}")
+    kinds: dict[str, dict[str, None]] = {"sass": {}}  # which comes first
+    for code in binary.codes:
+        if code.section == LIVE:
+            kinds.setdefault(code.kind, {})[code.arch.gencode] = None
+    groups = [
+        " ".join(archs) if kind == "sass" else f"{kind.upper()} {' '.join(archs)}"
+        for kind, archs in kinds.items()
+        if archs
+    ]
+    return ", ".join(groups) or "-"
 
 
 def _wheel_fields(wheel: WheelMetadata, binaries: Sequence[Binary]) -> dict[str, Any]:
@@ -191,21 +169,35 @@ def _library_lines(binary: Binary, target: Target) -> Iterator[str]:
     """Yield everything about one library."""
     library = binary.library
     yield style(binary.name, bold=True) + f"  {binary.size:,} bytes"
-    yield from fact_lines(
-        {
-            "machine": library.machine,
-            "soname": library.soname,
-            "needs": library.needed or "nothing",
-            "rpath": ":".join(library.rpath),
-            "runpath": ":".join(library.runpath),
-            "at least": list(filter(None, map(library.highest, _FAMILIES))),
-            "build id": library.build_id,
-            "sha256": binary.sha256,
-        }
-    )
-    if binary.codes:
-        yield from _code_rows(binary, target)
-    yield style(f"  {_conclusion(binary, target)}", **STYLES[binary.load(target)])
+    facts = {
+        "machine": library.machine,
+        "soname": library.soname,
+        "needs": library.needed or "nothing",
+        "rpath": ":".join(library.rpath),
+        "runpath": ":".join(library.runpath),
+        "at least": list(filter(None, map(library.highest, _FAMILIES))),
+        "build id": library.build_id,
+        "sha256": binary.sha256,
+    }
+    yield from fact_lines(facts)
+    rows = []
+    for code in binary.codes:
+        load = reach(code.kind, code.arch, target)
+        live = code.section == LIVE
+        row = (
+            style(code.section, dim=None if live else True),
+            code.kind,
+            code.name,
+            style(code.compression, dim=True),
+            str(code.count),
+            f"{code.size:,}",
+            # In parentheses: no device loads code that was not linked.
+            style(str(load), **LOAD_STYLES[load]) if live else style(f"({load})", dim=True),
+        )
+        rows.append(row)
+    heads = ("section", "kind", "arch", "compressed", "count", "bytes", "loads")
+    yield from table(rows, heads=heads if rows else ())
+    yield style(f"  {_conclusion(binary, target)}", **LOAD_STYLES[binary.load(target)])
 
 
 def _conclusion(binary: Binary, target: Target) -> str:
@@ -225,53 +217,33 @@ def _conclusion(binary: Binary, target: Target) -> str:
         return f"does not load on {target.title}: it holds only {names}"
     sentence = f"loads on {target.title}: {load}, {names}: {_RULES[load]}"
     if len(loads) > 1:
-        sentence += f"; of {loads.total()} fat binaries, {_count_loads(loads)}"
+        sentence += f"; of {loads.total()} fat binaries, {count_loads(loads)}"
     return sentence
-
-
-def _code_rows(binary: Binary, target: Target) -> Sequence[Shown]:
-    rows = []
-    for code in binary.codes:
-        load = reach(code.kind, code.arch, target)
-        live = code.section == LIVE
-        rows.append(
-            (
-                style(code.section, dim=None if live else True),
-                code.kind,
-                code.name,
-                style(code.compression, dim=True),
-                str(code.count),
-                f"{code.size:,}",
-                # In parentheses: no device loads code that was not linked.
-                style(str(load), **STYLES[load]) if live else style(f"({load})", dim=True),
-            )
-        )
-    heads = ("section", "kind", "arch", "compressed", "count", "bytes", "loads")
-    return table(rows, heads=heads)
 
 
 def _binary_fields(binary: Binary, target: Target) -> dict[str, Any]:
     loads = binary.loads(target)
+    codes = [
+        record_fields(code)
+        | {
+            "arch": code.name,
+            "live": code.section == LIVE,
+            "loads": str(reach(code.kind, code.arch, target)),
+        }
+        for code in binary.codes
+    ]
     return {
         **record_fields(binary, "library", "live", "relocatable"),
         **record_fields(binary.library, "sections"),
         "highest": {family: binary.library.highest(family) or None for family in _FAMILIES},
-        "cuda": list(cuda_majors(binary)),
+        "cuda": cuda_majors(binary),
         "loads": str(binary.load(target)),
         "fat_binaries": {str(load): loads[load] for load in sorted(loads, reverse=True)},
         "conclusion": _conclusion(binary, target),
-        "codes": [
-            {
-                **record_fields(code),
-                "arch": code.name,
-                "live": code.section == LIVE,
-                "loads": str(reach(code.kind, code.arch, target)),
-            }
-            for code in binary.codes
-        ],
+        "codes": codes,
     }
 
 
-def _count_loads(loads: Counter[Load]) -> str:
+def count_loads(loads: Mapping[Load, int]) -> str:
     """Return ``33 family, 19 none``, best first."""
-    return ", ".join(f"{loads[each]} {each}" for each in sorted(loads, reverse=True))
+    return ", ".join(f"{loads[load]} {load}" for load in sorted(loads, reverse=True))

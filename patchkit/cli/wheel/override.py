@@ -11,6 +11,7 @@ import click
 from patchkit.cli.next_step import next_step, program
 from patchkit.cli.out import Shown, style
 from patchkit.cli.render import GOOD, Block, Record, lead_word, rendered
+from patchkit.cli.wheel.build_options import house_option
 from patchkit.errors import UsageError
 from patchkit.versions import named_pin
 from patchkit.wheel.wheelhouse.contents import load_manifest
@@ -38,14 +39,7 @@ Which there are, and which known bugs suggest; take one back:
 @click.argument("pin", metavar="[PROJECT==VERSION]", required=False)
 @click.option("--reason", default="", metavar="TEXT", help="Why, in one line.")
 @click.option("--remove", metavar="PROJECT", help="Take the override of a project back.")
-@click.option(
-    "--dir",
-    "house",
-    type=click.Path(path_type=Path),
-    default=Path("wheelhouse"),
-    show_default=True,
-    help="The wheelhouse.",
-)
+@house_option
 @rendered
 def command(pin: str | None, *, reason: str, remove: str | None, house: Path) -> Iterator[Block]:
     """Take another version than a wheel pins, on the record; without one, list what is recorded.

@@ -14,21 +14,21 @@ from patchkit.cli.options import (
     NOT_SANDBOXED,
     Selection,
     may_run,
+    offline_option,
     request_options,
     trust_source,
 )
 from patchkit.cli.out import Shown, record_fields, style, table, tell
-from patchkit.cli.patch.archs import STYLES
 from patchkit.cli.patch.verdict_view import proof_lines, verdict_fields, verdict_lines
 from patchkit.cli.progress import progress
 from patchkit.cli.render import GOOD, Block, Record, lead_word, rendered, verbose_option
-from patchkit.cli.wheel.build_options import cpu_option, house_option, installing
-from patchkit.cli.wheel.inspect_view import for_any_python
+from patchkit.cli.wheel.build_options import cpu_option, house_option, install_steps
+from patchkit.cli.wheel.inspect_view import count_loads, for_any_python
 from patchkit.patching.fix import State
 from patchkit.patching.recipe import load_recipe
-from patchkit.target import Load, Target
+from patchkit.target import Load
 from patchkit.wheel.device.libraries import Judged, Use
-from patchkit.wheel.vllm.repack import Repacked, repack_wheel
+from patchkit.wheel.vllm.repack import repack_wheel
 from patchkit.wheel.vllm.repack_origin import find_wheel
 
 _EPILOG = """\
@@ -54,10 +54,10 @@ _USES: Mapping[Use, Mapping[str, Any]] = {
 
 @click.command(epilog=_EPILOG)
 @click.argument("wheel", metavar="vllm==X.Y.Z|WHEEL", shell_complete=complete.sources("vllm"))
-@cpu_option("the target's", "--platform")
+@cpu_option
 @request_options
 @click.option("--sha256", metavar="HEX", help="SHA-256 of a wheel that the lock does not know.")
-@click.option("--offline", is_flag=True, help="Use only what is in the cache.")
+@offline_option
 @trust_source
 @house_option
 @verbose_option
@@ -101,60 +101,41 @@ def command(
             sandboxed=may_run(locked=origin.locked, trusted=trusted),
         )
     seconds = time.monotonic() - began
-    yield Record(_repacked_fields(done, seconds))
-    yield from _repacked_lines(done, request.target, seconds, verbose=verbose)
-
-
-def _repacked_lines(
-    done: Repacked, target: Target, seconds: float, *, verbose: bool
-) -> Iterator[str]:
+    verdicts, proofs = done.outcome.verdicts, done.outcome.proofs
+    yield Record(
+        {
+            **record_fields(done, "version", "outcome", "libraries"),
+            "libraries": [_library_fields(library) for library in done.libraries],
+            "fixes": [verdict_fields(verdict) for verdict in verdicts],
+            "proofs": proofs,
+            "seconds": round(seconds, 1),
+        }
+    )
     known = "upstream's" if done.source["upstream"] else "not upstream's"
-    named = style(f"vllm {done.version}", bold=True)
-    yield named + f"  {done.source['file']} ({known})  →  {target.title}"
-    yield from _libraries(done.libraries, verbose=verbose)
-    applied = [verdict for verdict in done.outcome.verdicts if verdict.state is State.APPLIED]
+    title = style(f"vllm {done.version}", bold=True)
+    yield title + f"  {done.source['file']} ({known})  →  {request.target.title}"
+    yield from _library_lines(done.libraries, verbose=verbose)
+    applied = [verdict for verdict in verdicts if verdict.state is State.APPLIED]
     yield from verdict_lines(applied, verbose=verbose)
-    yield from proof_lines(done.outcome.proofs, verbose=verbose)
+    yield from proof_lines(proofs, verbose=verbose)
     yield from (lead_word("note") + note for note in done.notes)
     what = f"{done.wheel}  {done.size / 1e6:.1f} MB, {seconds:.0f} s"
-    yield GOOD + what if done.fresh else (f"nothing to do, it is there already: {what}")
-    yield from installing(done.wheel, done.facts)
+    yield GOOD + what if done.fresh else f"nothing to do, it is there already: {what}"
+    yield from install_steps(done.wheel, done.facts)
 
 
-def _libraries(libraries: Sequence[Judged], *, verbose: bool) -> Sequence[Shown]:
+def _library_lines(libraries: Sequence[Judged], *, verbose: bool) -> Sequence[str]:
     """Return the libraries by what becomes of them on the device; or a row for each."""
-    ordered = [each for use in _USES for each in libraries if each.use is use]
-    if verbose:
-        heads = ("on the device", "library", "fat binaries")
-        return table(((_use(each), _name(each), _loads(each)) for each in ordered), heads=heads)
+    rows: list[tuple[str, ...]] = []
     groups: dict[Shown, dict[str, None]] = {}
-    for each in ordered:
-        groups.setdefault(_use(each), {})[for_any_python(_name(each))] = None
-    return [use + f": {', '.join(names)}" for use, names in groups.items()]
-
-
-def _use(library: Judged) -> Shown:
-    return style(library.use.value, **_USES[library.use])
-
-
-def _name(library: Judged) -> str:
-    return library.name.removeprefix("vllm/")
-
-
-def _loads(library: Judged) -> Shown:
-    counts = sorted(library.loads.items(), reverse=True)
-    parts = [style(f"{count} {load}", **STYLES[load]) for load, count in counts]
-    return Shown(", ".join(parts)) if parts else style("-", dim=True)
-
-
-def _repacked_fields(done: Repacked, seconds: float) -> dict[str, Any]:
-    return {
-        **record_fields(done, "version", "outcome", "libraries"),
-        "libraries": [_library_fields(library) for library in done.libraries],
-        "fixes": [verdict_fields(verdict) for verdict in done.outcome.verdicts],
-        "proofs": list(done.outcome.proofs),
-        "seconds": round(seconds, 1),
-    }
+    for use, how in _USES.items():
+        for library in (library for library in libraries if library.use is use):
+            said, name = style(use.value, **how), library.name.removeprefix("vllm/")
+            rows.append((said, name, count_loads(library.loads) or "-"))
+            groups.setdefault(said, {})[for_any_python(name)] = None
+    if verbose:
+        return table(rows, heads=("on the device", "library", "fat binaries"))
+    return [said + f": {', '.join(names)}" for said, names in groups.items()]
 
 
 def _library_fields(library: Judged) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from patchkit.cli.options import Renamed
 from patchkit.cli.out import LaidOut, style, table, tell
 from patchkit.cli.progress import progress
 from patchkit.cli.render import Block, Record, VerbGroup, rendered, verbose_option
+from patchkit.cli.wheel.build_options import house_option
 from patchkit.cli.wheel.override import command as override_command
 from patchkit.cli.wheel.override import override_lines
 from patchkit.elf import by_version
@@ -21,20 +22,12 @@ from patchkit.patching.recipe import load_recipe
 from patchkit.target import Target, targets
 from patchkit.wheel.build.toolchain import MACHINES
 from patchkit.wheel.wheelhouse.contents import load_manifest
-from patchkit.wheel.wheelhouse.fill import Filled, built_wheels, fill_wheelhouse, machine_of
+from patchkit.wheel.wheelhouse.fill import built_wheels, fill_wheelhouse, machine_of
 from patchkit.wheel.wheelhouse.manifest import REQUIREMENTS, Kind, ManifestEntry
-from patchkit.wheel.wheelhouse.node import NodePlatform, node_platform
+from patchkit.wheel.wheelhouse.node import node_platform
 from patchkit.wheel.wheelhouse.prune import prune_wheelhouse
 from patchkit.wheel.wheelhouse.resolve import WheelSources
 
-_folder = click.option(
-    "--dir",
-    "house",
-    type=click.Path(path_type=Path),
-    default=Path("wheelhouse"),
-    show_default=True,
-    help="The wheelhouse.",
-)
 _EPILOG = """\
 \b
 Install everything that it holds, by hash and without an index:
@@ -54,7 +47,7 @@ command.add_command(override_command)
 
 
 @command.command("list")
-@_folder
+@house_option
 @verbose_option
 @rendered
 def list_wheels(house: Path, *, verbose: bool) -> Iterator[Block]:
@@ -84,10 +77,10 @@ def list_wheels(house: Path, *, verbose: bool) -> Iterator[Block]:
     elif not others:
         yield next_step(*program(), "wheelhouse", "fill", "--dir", house)
     elif all(entry.kind is not Kind.LOCKED for entry in others):
-        yield _next_offer(house)
+        yield _serving_step(house)
 
 
-def _next_offer(house: Path) -> LaidOut:
+def _serving_step(house: Path) -> LaidOut:
     """Return the line that offers a whole wheelhouse to nodes, which take it by `--find-links`."""
     words = ("-m", "http.server", "--bind", "127.0.0.1", "--directory", house, "8000")
     return next_step("python3", *words, where="to offer them to every node")
@@ -103,7 +96,7 @@ def _wheel_cells(entry: ManifestEntry) -> tuple[str, ...]:
 
 
 @command.command("prune")
-@_folder
+@house_option
 @click.option(
     "--drop",
     multiple=True,
@@ -128,7 +121,7 @@ def prune_wheels(
 
 
 @command.command("fill")
-@_folder
+@house_option
 @click.option(
     "--python-version",
     "python",
@@ -184,20 +177,20 @@ def fill_wheels(
     """
     built = built_wheels(house)
     if not (python and glibc):
-        oldest = _oldest(built)
+        oldest = _oldest_target(built)
         python, glibc = python or oldest.python, glibc or oldest.glibc
     node = node_platform(machine or machine_of(house, built), python, glibc)
-    sources = WheelSources(offline=offline, folders=folders)
     with progress() as report:
         done = fill_wheelhouse(
             house,
             node,
-            sources,
+            WheelSources(offline=offline, folders=folders),
             also=also,
             lock_only=lock_only,
             progress=report("downloading"),
             tell=tell,
         )
+    overrides = done.manifest.overrides
     yield Record(
         {
             "dir": house,
@@ -205,45 +198,40 @@ def fill_wheels(
             "dependencies": [entry.fields() for entry in done.dependencies],
             "new": done.new,
             "gone": done.gone,
-            "overrides": [override.fields() for override in done.manifest.overrides],
+            "overrides": [override.fields() for override in overrides],
             "torch": done.torch,
         }
     )
-    yield from _filled_lines(node, done, lock_only=lock_only, verbose=verbose)
-    yield from override_lines(done.manifest.overrides)
-    options = done.manifest.install_options
-    lock = ("--find-links", house, "--require-hashes", "-r", house / REQUIREMENTS)
-    here = node.machine == platform.machine()
-    where = "" if here else f"on a node, {node.machine}"
-    yield next_step(*(pip() if here else ["pip"]), "install", *options, *lock, where=where)
-    if not lock_only:
-        yield _next_offer(house)
-
-
-def _filled_lines(
-    node: NodePlatform, done: Filled, *, lock_only: bool, verbose: bool
-) -> Iterator[str]:
     if verbose:
         yield from (style("+ ", fg="green") + name for name in done.new)
         yield from (style("- ", fg="red") + name for name in done.gone)
     what = "locked" if lock_only else "there and locked"
     size = sum(entry.size for entry in done.dependencies) / 1e6
-    amount = f", {size:,.0f} MB" if size else ""
-    more = "" if verbose or not (done.new or done.gone) else "; -v lists them"
-    changed = f"{len(done.new)} new, {len(done.gone)} gone{more}"
-    yield f"{len(done.dependencies)} dependencies {what}{amount}, for {node}: {changed}"
+    changed = f"{len(done.new)} new, {len(done.gone)} gone{'' if verbose else '; -v lists them'}"
+    yield f"{len(done.dependencies)} dependencies {what}, {size:,.0f} MB, for {node}: {changed}"
     if done.torch:
         cuda = f"CUDA {done.torch.cuda}" if done.torch.cuda else "CUDA"
         yield f"torch {done.torch.version}: {cuda}, as {done.torch.seen}"
+    yield from override_lines(overrides)
+    here = node.machine == platform.machine()
+    words = ["--find-links", str(house), "--require-hashes", "-r", str(house / REQUIREMENTS)]
+    yield next_step(
+        *(pip() if here else ["pip"]),
+        *("install", *done.manifest.install_options, *words),
+        where="" if here else f"on a node, {node.machine}",
+    )
+    if not lock_only:
+        yield _serving_step(house)
 
 
-def _oldest(built: Sequence[ManifestEntry]) -> Target:
+def _oldest_target(built: Sequence[ManifestEntry]) -> Target:
     """Return the wheels' target with the oldest glibc. Raises UsageError if no wheel names one."""
-    named = {str(entry.facts.get("target")) for entry in built} & targets().keys()
-    if not named:
+    known = targets()
+    found = [known[name] for entry in built if (name := str(entry.facts.get("target"))) in known]
+    if not found:
         raise UsageError(
             "no wheel says for which device it is",
             hint="name the nodes' --glibc and --python-version",
         )
     # What loads with the oldest glibc also loads with newer ones.
-    return min((targets()[name] for name in named), key=lambda target: by_version(target.glibc))
+    return min(found, key=lambda target: by_version(target.glibc))

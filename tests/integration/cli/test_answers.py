@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 import pytest
 
-from patchkit.cli.wheel.build_options import installing
+from patchkit.cli.wheel.build_options import install_steps
 from patchkit.digests import sha256_of
 from patchkit.patching.recipe import load_recipe
 from patchkit.wheel.wheelhouse.contents import add_wheel
@@ -116,7 +116,7 @@ def test_probe_names_what_comes_next(tmp_path, machine, said):
 def test_a_wheel_for_another_cpu_is_taken_there(cpu, here, monkeypatch, house):
     monkeypatch.setattr("platform.machine", lambda: "x86_64")
     wheel = write_wheel(house, "1+gb10.a", project="vllm", tag=f"cp38-abi3-manylinux_2_28_{cpu}")
-    said = list(map(click.unstyle, installing(wheel, {"target": "gb10"})))
+    said = list(map(click.unstyle, install_steps(wheel, {"target": "gb10"})))
     commands = [shlex.split(line.rpartition(": ")[2]) for line in said]
     assert ["next:" in line for line in said] == ([True] if here else [False, False])
     if here:

@@ -52,15 +52,6 @@ def test_former_spellings_go_on_working_and_are_not_shown(cli, root):
     assert "--skip" not in cli("apply", "--help").stdout
 
 
-@pytest.mark.releases
-def test_the_series_goes_to_standard_output(cli, root, tmp_path):
-    cli("series", root, "-o", "series")
-    written = [place.read_text() for place in sorted((tmp_path / "series").iterdir())]
-
-    assert cli("series", root, "-o", "-").stdout == "".join(written)
-    assert not (tmp_path / "-").exists()
-
-
 @pytest.mark.parametrize(
     ("named", "says"),
     [

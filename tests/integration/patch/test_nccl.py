@@ -328,7 +328,7 @@ def test_a_line_of_an_anchor_lost_or_doubled(nccl, ask, rewrite):
 # The command line
 
 
-def test_from_a_release_to_a_series(cli, git, tmp_path, nccl_release):
+def test_from_a_release_to_a_diff(cli, git, tmp_path, nccl_release):
     need("make")
     built = tmp_path / "built"
     done = cli("apply", "--nccl-src", "nccl==2.29.7", "--dest", built, "--json")
@@ -346,12 +346,10 @@ def test_from_a_release_to_a_series(cli, git, tmp_path, nccl_release):
     git(folder, "init", "--quiet")
     git(folder, "add", "--all")
     git(folder, "commit", "--quiet", "--message", "upstream")
-    mails = cli("series", "--nccl-src", folder, "-o", tmp_path / "series").stdout.split()
-    assert len(mails) == 4
-    git(folder, "am", "--quiet", *mails)
+    (tmp_path / "fixes.patch").write_text(cli("diff", "--nccl-src", folder).stdout)
+    git(folder, "apply", tmp_path / "fixes.patch")
     for path in (ROOT_FILE, COMMON_MK, SOURCE_FILE):
         assert (folder / path).read_text() == (built / path).read_text()
-    assert "Target: gb10, native -gencode=arch=compute_121" in git(folder, "log")
     patched = cli("status", "--nccl-src", folder, "-v").stdout
     assert patched.count(" applied ") == 4
 
@@ -368,7 +366,6 @@ def test_from_a_release_to_a_series(cli, git, tmp_path, nccl_release):
         (["apply", "--nccl-src", "vllm==0.24.0"], 2, "neither a git URL nor a release"),
         (["archs", "--nccl-src", "x"], 2, "no such option"),
         (["fetch", "nccl==9.9"], 3, "not among the releases"),
-        (["fixes", "--project", "torch"], 2, "torch"),
     ],
 )
 def test_refusals(cli, arguments, rc, says):
@@ -381,8 +378,8 @@ def test_a_tree_of_the_other_project(cli, nccl_release):
 
 
 def test_the_catalogue_is_of_both_projects(cli):
-    listed = json.loads(cli("fixes", "--project", "nccl", "--json").stdout)
-    assert [fix["id"] for fix in listed] == list(STATES)
+    listed = json.loads(cli("fixes", "--json").stdout)
+    assert [fix["id"] for fix in listed if fix["project"] == "nccl"] == list(STATES)
     assert "vllm fix" in cli("fixes").stdout
     assert "nccl fix" in cli("fixes").stdout
     assert "make_archs" in cli("fixes", "--version", "2.29.7").stdout
