@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import sys
 import tomllib
 from collections import Counter, defaultdict
@@ -24,6 +25,8 @@ _FOLDERS = {
     **dict.fromkeys(("edit", "patching", "proof"), "patching"),
     "durable": "ground",
 }
+# <!-- table: COMMAND --> … <!-- /table -->, <!-- recorded --> … <!-- end -->
+_WRITTEN = re.compile(r"<!-- ([a-z]+)(?::.*)? -->\n(?s:.*?)<!-- (?:/\1|end) -->")
 _SMALL = 6  # lines of a helper that might as well stand where it is called
 
 
@@ -58,6 +61,13 @@ def _is_ours(path: Path) -> bool:
 def count_lines(folder: str) -> int:
     """Return the lines of Python in a folder."""
     return sum(len(path.read_text(encoding="utf-8").splitlines()) for path in python_files(folder))
+
+
+def page_figures() -> dict[str, int]:
+    """Return the pages below docs/ and their words, without what a tool writes between marks."""
+    pages = [path.read_text(encoding="utf-8") for path in (HOME / "docs").glob("*.md")]
+    words = sum(len(_WRITTEN.sub("", page).split()) for page in pages)
+    return {"pages": len(pages), "words": words}
 
 
 @cache
@@ -152,8 +162,8 @@ def main(arguments: list[str]) -> None:
     counted = room_lines()
     rows = [*counted.items(), ("all", sum(counted.values()))]
     rows += [(folder, count_lines(folder)) for folder in known["beside"]]
-    rows += name_figures().items()
-    tables = [known["rooms"], known["beside"], known["names"], known]
+    rows += [*name_figures().items(), *page_figures().items()]
+    tables = [known["rooms"], known["beside"], known["names"], known["docs"], known]
     for name, found in rows:
         budget = next(table[name] for table in tables if name in table)
         print(f"{name:14} {found:>9} of {budget:>6}{'' if found <= budget else '  over'}")

@@ -35,6 +35,10 @@ def test_names_are_words_to_grep_for(figure):
     assert budget.name_figures()[figure] <= allowed(LIMITS["names"], figure)
 
 
+def test_pages_are_few_and_short():
+    assert all(found <= LIMITS["docs"][name] for name, found in budget.page_figures().items())
+
+
 def test_nothing_is_allowed_that_is_below_its_budget():
     tables = (LIMITS, LIMITS["rooms"], LIMITS["beside"], LIMITS["names"])
     known = {name: table[name] for table in tables for name in TODAY if name in table}
