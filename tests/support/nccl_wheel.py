@@ -19,12 +19,11 @@ import zipfile
 from pathlib import Path
 
 from packaging.utils import parse_wheel_filename
-from rich.console import Console
 
+from patchkit.cli.out import say
 from patchkit.errors import HostError, PatchkitError
 from support.proving import files, require, run
 
-CONSOLE = Console(highlight=False, soft_wrap=True)
 LIBRARY = "nvidia/nccl/lib/libnccl.so.2"
 CROSS, QEMU = "aarch64-linux-gnu-gcc", "qemu-aarch64-static"
 SYSROOT = "/usr/aarch64-linux-gnu"
@@ -62,7 +61,7 @@ def main() -> int:
     try:
         accept(args.wheel.resolve(), args.over)
     except PatchkitError as error:
-        CONSOLE.print(f"error: {error}", markup=False)
+        say(f"error: {error}")
         return error.exit_code
     return 0
 
@@ -94,9 +93,7 @@ def installed(wheel: Path, over: Path | None) -> None:
         run(python, "-m", "pip", "uninstall", "--quiet", "--yes", "nvidia-nccl-cu13")
         left = sorted(files(home) - before)
         require(not left, f"uninstalling left {left[:3]}")
-    CONSOLE.print(
-        f"{wheel.name}: installed, checked, loaded, the only libnccl, removed", markup=False
-    )
+    say(f"{wheel.name}: installed, checked, loaded, the only libnccl, removed")
 
 
 def emulated(wheel: Path) -> None:
@@ -112,7 +109,7 @@ def emulated(wheel: Path) -> None:
         run(CROSS, str(source), "-o", str(program), "-ldl")
         found = json.loads(run(QEMU, "-L", SYSROOT, str(program), str(library)))
         check(found, wheel)
-    CONSOLE.print(f"{wheel.name}: loaded under qemu-user, NCCL {found['version']}", markup=False)
+    say(f"{wheel.name}: loaded under qemu-user, NCCL {found['version']}")
 
 
 def check(found: dict, wheel: Path) -> None:

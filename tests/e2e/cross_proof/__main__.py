@@ -20,10 +20,8 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from rich.console import Console
-from rich.table import Table
-
 from e2e.cross_proof import arm64, steps, wheels
+from patchkit.cli.out import tell
 from patchkit.errors import PatchkitError, ProofError
 from patchkit.wheel.build.full_toolkit import driver_stand_in
 from support.proving import run
@@ -32,7 +30,6 @@ CHECKOUT = Path(__file__).parents[3]
 CXX = "aarch64-linux-gnu-g++"
 GIGABYTES = {True: 14, False: 10}  # of a whole installation, its wheels included; without LEFT_OUT
 BESIDE = Path("/var/tmp")  # not /tmp, which may be memory
-CONSOLE = Console(stderr=True, highlight=False, soft_wrap=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,14 +57,14 @@ class Progress:
             self._add(step, "failed", str(error), began)
             raise
         self._add(step, "passed", said, began)
-        CONSOLE.print(f"{step}: {said}  ({self.results[-1].seconds:.0f} s)", markup=False)
+        tell(f"{step}: {said}  ({self.results[-1].seconds:.0f} s)")
 
     def prove(self, step: str, work: Callable[[], str]) -> None:
         """Do what the next steps can do without."""
         try:
             self.take(step, work)
         except PatchkitError as error:
-            CONSOLE.print(f"{step}: {error}", markup=False)
+            tell(f"{step}: {error}")
 
     def skip(self, step: str, reason: str) -> None:
         self._add(step, "skipped", reason, time.monotonic())
@@ -94,7 +91,7 @@ def main() -> int:
         try:
             prove(args.wheelhouse, args.keep or Path(folder), progress, whole=args.whole)
         except PatchkitError as error:
-            CONSOLE.print(f"cross-proof: {error}", markup=False)
+            tell(f"cross-proof: {error}")
             failure = error
     show(progress.results, failure, as_json=args.json)
     if failure:
@@ -176,11 +173,8 @@ def show(results: list[StepResult], failure: PatchkitError | None, *, as_json: b
         answer = {"steps": steps, "error": str(failure) if failure else ""}
         sys.stdout.write(json.dumps(answer, indent=2, ensure_ascii=False) + "\n")
         return
-    table = Table("step", "", "s", "what it said", box=None)
     for each in results:
-        table.add_row(each.step, each.state, f"{each.seconds:.0f}", each.said.partition("\n")[0])
-    if results:
-        Console(highlight=False).print(table)
+        print(f"{each.step}: {each.state}, {each.seconds:.0f} s, {each.said.partition(chr(10))[0]}")
 
 
 if __name__ == "__main__":

@@ -8,8 +8,6 @@ import sys
 import time
 from pathlib import Path
 
-from rich.console import Console
-
 from e2e.emulation.lab import Lab
 from e2e.emulation.measured import bench
 from e2e.emulation.nodes import NodeError
@@ -18,7 +16,6 @@ from e2e.emulation.talk import chat
 from e2e.emulation.units import obstacle, units, units_bench, units_ray
 from patchkit.errors import PatchkitError
 
-CONSOLE = Console(highlight=False, soft_wrap=True)
 OWN_RUNS = (chat, bench, units, units_ray, units_bench)
 ALL = {**SCENARIOS, **{each.__name__: each for each in OWN_RUNS}}
 HEAD = """\
@@ -29,20 +26,20 @@ HEAD = """\
 def main(work: Path, names: list[str]) -> int:
     """Run them one after the other; every one has its turn, even if another failed."""
     if unknown := set(names) - set(ALL):
-        CONSOLE.print(f"no such scenario: {', '.join(unknown)}; there are {', '.join(ALL)}")
+        print(f"no such scenario: {', '.join(unknown)}; there are {', '.join(ALL)}")
         return 2
     names = names or list(ALL)
     booted = [name for name in names if name.startswith("units")]
     if booted and (why := obstacle()):
-        CONSOLE.print(f"left out: {', '.join(booted)}: {why}\n")
+        print(f"left out: {', '.join(booted)}: {why}\n")
         names = [name for name in names if name not in booted]
     shutil.rmtree(work / "logs", ignore_errors=True)
     lab = Lab(work)
-    CONSOLE.print(HEAD)
+    print(HEAD)
     failed = [name for name in ["single", *names] if not _passes(lab, name)]
     load = ", ".join(f"{each:.1f}" for each in os.getloadavg())
-    CONSOLE.print(f"\n{os.cpu_count()} cores, load {load}; logs: {work / 'logs'}")
-    CONSOLE.print(f"failed: {', '.join(failed)}" if failed else "each as it should be")
+    print(f"\n{os.cpu_count()} cores, load {load}; logs: {work / 'logs'}")
+    print(f"failed: {', '.join(failed)}" if failed else "each as it should be")
     return 1 if failed else 0
 
 
@@ -57,9 +54,9 @@ def _passes(lab: Lab, name: str) -> bool:
         failure = ""
     seconds = f"{time.monotonic() - begin:.0f}"
     moved = (", ".join(f"{each:,}" for each in kind) for kind in _columns(outcome))
-    CONSOLE.print(f"| {' | '.join((name, seconds, *moved, outcome.text))} |", markup=False)
+    print(f"| {' | '.join((name, seconds, *moved, outcome.text))} |")
     if failure:
-        CONSOLE.print(failure, markup=False)
+        print(failure)
     return not failure
 
 

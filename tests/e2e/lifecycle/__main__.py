@@ -14,8 +14,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from rich.console import Console
-
 from e2e.emulation.nodes import NodeError
 from e2e.emulation.scenarios import UnexpectedError
 from e2e.lifecycle import rootfs
@@ -23,8 +21,6 @@ from e2e.lifecycle.cluster import LifecycleLab
 from e2e.lifecycle.page import FAILURES
 from e2e.lifecycle.scenarios import SCENARIOS
 from patchkit.errors import PatchkitError
-
-CONSOLE = Console(highlight=False, soft_wrap=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,16 +53,16 @@ def main(words: Sequence[str]) -> int:
     names = given.scenario or list(SCENARIOS)
     work = given.work.resolve()
     lab = LifecycleLab(work, rootfs.ready(work, [*filter(None, given.packages.split(","))]))
-    CONSOLE.print(FAILURES.head, end="", markup=False)
+    print(FAILURES.head, end="")
     began = time.monotonic()
     with ThreadPoolExecutor(given.jobs) as pool:
         results = [_shown(each) for each in pool.map(lambda name: _result(lab, name), names)]
     minutes = (time.monotonic() - began) / 60
     load = ", ".join(f"{each:.1f}" for each in os.getloadavg())
-    CONSOLE.print(f"\n{minutes:.1f} minutes, {os.cpu_count()} cores, load {load}")
-    CONSOLE.print(f"logs: {work / 'logs'}")
+    print(f"\n{minutes:.1f} minutes, {os.cpu_count()} cores, load {load}")
+    print(f"logs: {work / 'logs'}")
     failed = [each.name for each in results if each.failure]
-    CONSOLE.print(f"failed: {', '.join(failed)}" if failed else "each as it should be")
+    print(f"failed: {', '.join(failed)}" if failed else "each as it should be")
     if given.write and not failed:
         FAILURES.write([each.row for each in results], list(SCENARIOS))
     return 1 if failed else 0
@@ -84,9 +80,9 @@ def _result(lab: LifecycleLab, name: str) -> ScenarioResult:
 
 
 def _shown(result: ScenarioResult) -> ScenarioResult:
-    CONSOLE.print(FAILURES.line(result.row), end="", markup=False)
+    print(FAILURES.line(result.row), end="")
     if result.failure:
-        CONSOLE.print(result.failure, markup=False)
+        print(result.failure)
     return result
 
 

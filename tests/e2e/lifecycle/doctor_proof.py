@@ -21,8 +21,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 from e2e.emulation.nodes import NodeError
 from e2e.emulation.scenarios import UnexpectedError
 from e2e.lifecycle import page, rootfs
@@ -30,7 +28,6 @@ from e2e.lifecycle.cluster import EmulatedCluster, LifecycleLab, insist
 from e2e.lifecycle.doctor_faults import FAULTS, Fault, allow_sudo, install, paste
 from patchkit.errors import PatchkitError
 
-CONSOLE = Console(highlight=False, soft_wrap=True)
 WRONG = ("error", "warning")
 
 Claims = dict[tuple[str, str], dict[str, Any]]
@@ -60,12 +57,12 @@ def main(words: Sequence[str]) -> int:
     chosen = [known[name] for name in given.fault] or list(FAULTS)
     work = given.work.resolve()
     lab = LifecycleLab(work, rootfs.ready(work, ["sudo"]))
-    CONSOLE.print(page.FAULTS.head, end="", markup=False)
+    print(page.FAULTS.head, end="")
     with ThreadPoolExecutor(given.jobs) as pool:
         results = [_shown(each) for each in pool.map(lambda fault: _proved(lab, fault), chosen)]
     failed = [each.name for each in results if each.failure]
     found = len(results) - len(failed)
-    CONSOLE.print(f"{found} of {len(results)} faults found, named and cured; logs: {work / 'logs'}")
+    print(f"{found} of {len(results)} faults found, named and cured; logs: {work / 'logs'}")
     if given.write and not failed:
         page.FAULTS.write([each.row for each in results], [each.name for each in FAULTS])
     return 1 if failed else 0
@@ -73,9 +70,9 @@ def main(words: Sequence[str]) -> int:
 
 def _shown(result: ProvedFault) -> ProvedFault:
     if result.row:
-        CONSOLE.print(page.FAULTS.line(result.row), end="", markup=False)
+        print(page.FAULTS.line(result.row), end="")
     if result.failure:
-        CONSOLE.print(f"{result.name}: {result.failure}", markup=False)
+        print(f"{result.name}: {result.failure}")
     return result
 
 

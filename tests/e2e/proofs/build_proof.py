@@ -27,8 +27,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 from e2e.proofs import native_nvcc
 from e2e.proofs.torch_questions import FOR_ROCM, answers, questions
 from patchkit.errors import PatchkitError, ProofError, UsageError
@@ -42,7 +40,6 @@ from patchkit.wheel.device.inspect import arch_name, inspect_file
 from support.building import interrupted, wheels
 from support.small_torch import site
 
-CONSOLE = Console(highlight=False, soft_wrap=True)
 GB10 = targets()["gb10"]
 GOLDEN = Path(__file__).parents[3] / "tests" / "data" / "objects.csv"
 CUTLASS = "cutlass=flashinfer-python==0.6.8.post1"
@@ -81,9 +78,9 @@ def main() -> int:
             rows = [row for name in args.releases for row in prove(name, Path(folder) / name)]
         compare(rows, args.releases, write=args.write)
     except PatchkitError as error:
-        CONSOLE.print(f"build-proof: {error}", markup=False)
+        print(f"build-proof: {error}")
         return error.exit_code
-    CONSOLE.print("every check held", style="green")
+    print("every check held")
     return 0
 
 
@@ -93,8 +90,8 @@ def prove(release: str, folder: Path) -> list[tuple[str, ...]]:
     told = build(release, folder / "one")
     root = WORK / f"vllm-{release}-gb10-{platform.machine()}-reduced"
     sources = compiled_sources(root / "source" / "build", root / "source")
-    CONSOLE.print(f"{release}: {len(sources)} CUDA sources would be compiled")
-    CONSOLE.print(f"{release}: {told['proofs'][0]}")
+    print(f"{release}: {len(sources)} CUDA sources would be compiled")
+    print(f"{release}: {told['proofs'][0]}")
     check_objects(root, folder)
     check_wheel(told)
     check_stand_in(release, root, environment())
@@ -103,7 +100,7 @@ def prove(release: str, folder: Path) -> list[tuple[str, ...]]:
     again = build(release, folder / "two")
     if Path(told["wheel"]).read_bytes() != Path(again["wheel"]).read_bytes():
         raise ProofError(f"{release}: the second wheel has other bytes")
-    CONSOLE.print(f"{release}: killed, gone on with, the same bytes")
+    print(f"{release}: killed, gone on with, the same bytes")
     counts = Counter((each.library, names(each)) for each in sources)
     return [(release, *key, str(count)) for key, count in sorted(counts.items())]
 
@@ -179,7 +176,7 @@ def check_objects(root: Path, folder: Path) -> None:
         (binary,) = inspect_file(library)
         if binary.load(GB10) is not Load.EXACT:
             raise ProofError(f"{target} holds {[code.name for code in binary.codes]}")
-        CONSOLE.print(f"{target.name}: {[code.name for code in binary.codes]}")
+        print(f"{target.name}: {[code.name for code in binary.codes]}")
 
 
 def check_wheel(told: Mapping[str, Any]) -> None:
@@ -210,7 +207,7 @@ def load(name: str, library: Path) -> None:
     command = [str(environment()), "-W", "ignore", "-c", LOAD, name, str(library)]
     if subprocess.run(command).returncode:
         raise ProofError(f"{library.name} cannot be imported beside the torch it was built with")
-    CONSOLE.print(f"{library.name} is loaded")
+    print(f"{library.name} is loaded")
 
 
 def check_stand_in(release: str, root: Path, python: Path) -> None:
@@ -229,18 +226,18 @@ def check_stand_in(release: str, root: Path, python: Path) -> None:
     ]
     if wrong or not asking:
         raise ProofError(f"{release}: torch and its stand-in differ\n" + "\n".join(wrong))
-    CONSOLE.print(f"{release}: the stand-in answers {len(asking)} questions as torch does")
+    print(f"{release}: the stand-in answers {len(asking)} questions as torch does")
 
 
 def check_nvcc(release: str, root: Path, folder: Path) -> None:
     """Compile two sources for aarch64 with the nvcc of either CPU, and compare all they wrote."""
     if found := native_nvcc.obstacle():
-        CONSOLE.print(f"{release}: skipped: nvcc across beside aarch64's own: {found}")
+        print(f"{release}: skipped: nvcc across beside aarch64's own: {found}")
         return
     (build_folder,) = root.glob("source/build/temp*")
     for ending in COMPILED_TWICE:
         place = folder / Path(ending).stem
-        CONSOLE.print(f"{release}: {native_nvcc.compare(build_folder, ending, place)}")
+        print(f"{release}: {native_nvcc.compare(build_folder, ending, place)}")
 
 
 def names(source: CudaSource) -> str:

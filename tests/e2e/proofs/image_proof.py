@@ -20,15 +20,13 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from rich.console import Console
-
 from e2e.proofs import fresh
+from patchkit.cli.out import tell
 from patchkit.errors import PatchkitError, ProofError
 from patchkit.measure.containerfile import containerfile, image_facts
 from patchkit.process import run
 from patchkit.wheel.wheelhouse.contents import load_manifest
 
-CONSOLE = Console(stderr=True, highlight=False, soft_wrap=True)
 PATIENCE = 7200  # seconds of a build; qemu takes ten times as long as the CPU itself
 BINFMT = "/proc/sys/fs/binfmt_misc/qemu-{cpu}"
 DEBIAN_NAMES = {"aarch64": "arm64", "x86_64": "amd64"}
@@ -75,14 +73,14 @@ def main(words: list[str]) -> int:
         made = containerfile(load_manifest(given.wheelhouse), BASE, HOUSE)
         cpu = next(k for k, name in image_facts().platforms.items() if name == made.platform)
         if why := obstacle(cpu):
-            CONSOLE.print(f"skipped: {why}", markup=False)
+            tell(f"skipped: {why}")
             return 0
         with tempfile.TemporaryDirectory(dir="/var/tmp") as place:
             said = proof(Path(place), given.wheelhouse.resolve(), made.text, cpu, given.once)
     except PatchkitError as error:
-        CONSOLE.print(f"failed: {error}", markup=False)
+        tell(f"failed: {error}")
         return 1
-    CONSOLE.print("held", markup=False)
+    tell("held")
     if given.json:
         sys.stdout.write(json.dumps(said, indent=1) + "\n")
     return 0
@@ -146,7 +144,7 @@ def _linked(source: str, target: str) -> str:
 
 
 def _step(name: str) -> None:
-    CONSOLE.print(f"{time.strftime('%H:%M:%S')} {name}", markup=False)
+    tell(f"{time.strftime('%H:%M:%S')} {name}")
 
 
 if __name__ == "__main__":

@@ -28,8 +28,6 @@ from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 
-from rich.console import Console
-
 from e2e.proofs.machine_code import Kernels, idle, likeness, read_sass, stubs, total
 from patchkit.apply import apply
 from patchkit.errors import PatchkitError, ProofError, UsageError
@@ -47,7 +45,6 @@ TABLE = tomllib.loads((HOME / "kernels.toml").read_text(encoding="utf-8"))
 DOCS = Path(__file__).parents[3] / "docs" / "kernel-proof.md"
 BEGIN, END = "<!-- recorded -->\n", "<!-- end -->\n"
 TARGET = targets()["gb10"]
-CONSOLE = Console(highlight=False, soft_wrap=True)
 COLUMNS = ("release", "file", "kernels", "{native}", "{family}", "verdict")
 
 
@@ -78,9 +75,9 @@ def main() -> int:
             rows = list(itertools.chain.from_iterable(map(proof.release, releases)))
             text = report(rows, proof.costs, proof.compiler())
     except PatchkitError as error:
-        CONSOLE.print(f"kernel-proof: {error}", markup=False)
+        print(f"kernel-proof: {error}")
         return error.exit_code
-    CONSOLE.print(text, markup=False)
+    print(text)
     if releases == TABLE["release"]:
         record(text)
     return 0 if all(good for good, _cells in rows) else ProofError.exit_code
@@ -105,7 +102,7 @@ class Proof:
             self._unpack(wheel)
 
     def _unpack(self, wheel: dict) -> None:
-        CONSOLE.print(f"headers and tools: {wheel['filename']}", markup=False)
+        print(f"headers and tools: {wheel['filename']}")
         with zipfile.ZipFile(fetched(wheel)) as archive:
             names = fnmatch.filter(archive.namelist(), wheel["keep"])
             archive.extractall(self.home / wheel["folder"], names)
@@ -165,7 +162,7 @@ class Proof:
             self._compile(job, path, arguments, label)
         cost = Cost(**json.loads(path.with_suffix(".json").read_text(encoding="utf-8")))
         self.costs.append(cost)
-        CONSOLE.print(f"{label}: {cost.wall:.0f} s, {cost.cpu:.0f} s of CPU", markup=False)
+        print(f"{label}: {cost.wall:.0f} s, {cost.cpu:.0f} s of CPU")
         return path
 
     def _compile(self, job: Job, path: Path, arguments: list[str], label: str) -> None:

@@ -19,13 +19,11 @@ import venv
 from pathlib import Path
 
 from packaging.utils import parse_wheel_filename
-from rich.console import Console
 
 from patchkit.errors import PatchkitError
 from support.nccl_wheel import content
 from support.proving import files, require, run
 
-CONSOLE = Console(highlight=False, soft_wrap=True)
 PROJECT = "nvidia-nccl-cu13"
 PYTHON = "3.12"
 # manylinux_2_X of wheels: pip tries only platforms that are named if any is.
@@ -50,7 +48,7 @@ def main() -> int:
         if args.install:
             installed(wheel, args.torch)
     except PatchkitError as error:
-        CONSOLE.print(f"error: {error}", markup=False)
+        print(f"error: {error}")
         return error.exit_code
     return 0
 
@@ -70,7 +68,7 @@ def resolved(wheel: Path, torch: str) -> None:
     }
     wanted = str(parse_wheel_filename(wheel.name)[1])
     require(chosen.get(PROJECT) == wanted, f"pip chose {chosen.get(PROJECT)}, not {wanted}")
-    CONSOLE.print(f"{cpu}, torch {torch}: {len(chosen)} packages resolved, {PROJECT} {wanted}")
+    print(f"{cpu}, torch {torch}: {len(chosen)} packages resolved, {PROJECT} {wanted}")
 
 
 def platforms(cpu: str) -> list[str]:
@@ -88,7 +86,7 @@ def installed(wheel: Path, torch: str) -> None:
         # Torch with stock's NCCL first: the wheel has to take its place, not to come before it.
         run(python, "-m", "pip", "install", "--quiet", f"torch=={torch}")
         run(python, "-m", "pip", "install", "--quiet", "--no-index", str(wheel))
-        CONSOLE.print(run(python, "-m", "pip", "check").strip())
+        print(run(python, "-m", "pip", "check").strip())
         foretold = json.loads(
             run(
                 sys.executable,
@@ -107,11 +105,11 @@ def installed(wheel: Path, torch: str) -> None:
         require(library.read_bytes() == content(wheel), f"{library} is not the wheel's")
         told = foretold["torch"]["path"]
         require(Path(told).resolve() == library.resolve(), f"--loaded says {told}")
-        CONSOLE.print(f"torch {found['torch']} maps {library}, as --loaded says")
+        print(f"torch {found['torch']} maps {library}, as --loaded says")
         run(python, "-m", "pip", "uninstall", "--quiet", "--yes", PROJECT)
         left = [name for name in files(home) if "nccl" in name and "torch" not in name]
         require(not left, f"uninstalling left {left[:3]}")
-        CONSOLE.print("removed, and nothing is left of it")
+        print("removed, and nothing is left of it")
 
 
 if __name__ == "__main__":

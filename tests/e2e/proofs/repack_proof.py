@@ -21,13 +21,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from rich.console import Console
-from rich.table import Table
-
 from patchkit.errors import PatchkitError
 from support.proving import files, require, run
 
-CONSOLE = Console(highlight=False, width=160)
 RELEASES = ("0.19.1", "0.20.2", "0.25.1", "0.33.0")
 CPUS = ("aarch64", "x86_64")
 # What is patched, by the names that Python imports it under; argv: site-packages, paths.
@@ -89,16 +85,13 @@ def main() -> int:
     parser.add_argument("--full", metavar="X.Y.Z", help="install this one with all it needs")
     args = parser.parse_args()
     try:
-        table = Table(
-            "release", "CPU", "s", "again", "MB", "upstream's", "fixes", "kernels", box=None
-        )
+        print("release | CPU | s | again | MB | upstream's | fixes | kernels")
         for version in args.releases:
             for cpu in CPUS:
                 with tempfile.TemporaryDirectory(prefix="repack-") as folder:
-                    table.add_row(*proved(version, cpu, Path(folder), full=version == args.full))
-        CONSOLE.print(table)
+                    print(*proved(version, cpu, Path(folder), full=version == args.full), sep=" | ")
     except PatchkitError as error:
-        CONSOLE.print(f"error: {error}", markup=False)
+        print(f"error: {error}")
         return error.exit_code
     return 0
 
@@ -127,9 +120,9 @@ def proved(version: str, cpu: str, folder: Path, *, full: bool) -> list[str]:
 def made(version: str, cpu: str, house: Path) -> Made:
     command = [sys.executable, "-m", "patchkit", "repack", f"vllm=={version}", "--cpu", cpu]
     told = json.loads(run(*command, "--dir", str(house), "--json"))
-    CONSOLE.print(f"{told['wheel'].rpartition('/')[2]}: {told['seconds']} s", markup=False)
+    print(f"{told['wheel'].rpartition('/')[2]}: {told['seconds']} s")
     for note in told["notes"]:
-        CONSOLE.print(f"  {note}", markup=False, soft_wrap=True)
+        print(f"  {note}")
     return Made(told)
 
 
@@ -161,10 +154,9 @@ def used(made: Made, home: Path, *, full: bool) -> None:
     left = sorted(path for path in files(packages) if path.startswith(("vllm/", "vllm-")))
     left += [path for path in ("bin/vllm",) if (home / path).exists()]
     require(not left, f"uninstalling left {left[:3]}")
-    CONSOLE.print(
+    print(
         f"  installed{' with all it needs' if full else ' alone'}, {what}, reverted, removed "
         "without a rest",
-        markup=False,
     )
 
 
@@ -175,7 +167,7 @@ def imported(python: str, version: str, paths: list[str]) -> int:
     require(version in lines, f"vllm.__version__ is not {version}")
     failed = [line for line in lines if " ImportError: " in line]
     for line in failed:
-        CONSOLE.print(f"  {line}", markup=False, soft_wrap=True)
+        print(f"  {line}")
     require(all("libcuda.so.1" in line for line in failed), "a patched module does not import")
     return len(names) - len(failed)
 

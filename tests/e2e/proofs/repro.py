@@ -32,14 +32,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 from e2e.proofs.build_proof import SOURCES, check_wheel, compiled_object, reduced_options
 from patchkit.errors import PatchkitError, ProofError, UsageError
 from support.comparing import first_member, first_object, object_digests
 from support.nccl_wheel import accept
 
-CONSOLE = Console(highlight=False, soft_wrap=True)
 HERE = platform.machine()
 FAMILIES = "AllReduce Sum f32 RING SIMPLE|Reduce Prod f8e4m3 RING SIMPLE"
 BUILDS: dict[str, dict[str, Any]] = {
@@ -135,7 +132,7 @@ def main() -> int:
                 place = (args.keep or Path(folder)).absolute() / name
                 compare(step, place, release, options, whole=args.whole)
     except PatchkitError as error:
-        CONSOLE.print(f"repro: {error}", markup=False)
+        print(f"repro: {error}")
         return error.exit_code
     return 0
 
@@ -157,7 +154,7 @@ def compare(step: Step, folder: Path, release: str, options: list[str], *, whole
     if step.objects and not objects[0]:
         raise ProofError("the builds left no objects to compare")
     count = f"{len(objects[0])} objects, " if step.objects else ""
-    CONSOLE.print(f"{count}{wheels[0].stat().st_size:,} bytes of wheel")
+    print(f"{count}{wheels[0].stat().st_size:,} bytes of wheel")
     different = first_object(*objects)
     if (member := first_member(*wheels)) or different:
         raise ProofError(
@@ -165,7 +162,7 @@ def compare(step: Step, folder: Path, release: str, options: list[str], *, whole
             why=f"the first object that differs is {different}" if different else "",
             hint="look at both with --keep FOLDER",
         )
-    CONSOLE.print("the two wheels are the same bytes", style="green")
+    print("the two wheels are the same bytes")
     step.use(told[0])
 
 
@@ -189,7 +186,7 @@ def build(step: Step, folder: Path, name: str, release: str, options: list[str])
     if done.returncode != 0:
         raise UsageError(f"{what}: ended with {done.returncode}")
     told: dict[str, Any] = json.loads(done.stdout)
-    CONSOLE.print(f"{what}: {time.monotonic() - began:.0f} s")
+    print(f"{what}: {time.monotonic() - began:.0f} s")
     step.more(told)
     if not step.objects:
         return told | {"objects": {}}

@@ -11,8 +11,6 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
-from rich.console import Console
-
 from e2e.torture import signals
 from e2e.torture.attacks import Tried, every, steps
 from e2e.torture.supervisor import unavailable
@@ -22,7 +20,6 @@ from patchkit.source.archive import unpack
 from patchkit.source.fetch import fetch
 from patchkit.source.lock import read_lock
 
-CONSOLE = Console(highlight=False, soft_wrap=True, markup=False)
 RELEASE = "0.24.0"
 PAGE = Path(__file__).parents[3] / "docs" / "reliability.md"
 NAMES = (
@@ -52,7 +49,7 @@ lines get signals from outside, at random moments.
 def main() -> int:
     """Try everything; write the page. The exit code is 1 if something failed."""
     if obstacle := unavailable():
-        CONSOLE.print(f"nothing was tried: {obstacle}")
+        print(f"nothing was tried: {obstacle}")
         return 2
     outside = int(sys.argv[1]) if len(sys.argv) > 1 else 200
     started = time.monotonic()
@@ -68,10 +65,10 @@ def main() -> int:
         tried += signals.tries(release, Path(scratch), outside)
     failed = [each for each in tried if each.wrong]
     for each in failed:
-        CONSOLE.print(f"{each.user}, {each.attack}, {each.where}: {each.wrong}")
+        print(f"{each.user}, {each.attack}, {each.where}: {each.wrong}")
     PAGE.write_text(_page(tried, calls), encoding="utf-8")
     minutes = (time.monotonic() - started) / 60
-    CONSOLE.print(f"{len(tried)} tries, {len(failed)} failed, {minutes:.0f} minutes: {PAGE}")
+    print(f"{len(tried)} tries, {len(failed)} failed, {minutes:.0f} minutes: {PAGE}")
     return bool(failed)
 
 
