@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from patchkit.cluster.agent.server_answers import ServerAnswers
 from patchkit.cluster.agent.unit_state import UnitState
-from patchkit.cluster.openai.answer_parts import StreamedAnswer
+from patchkit.cluster.openai.answer_stream import StreamedAnswer
 from patchkit.cluster.openai.api_key import is_here
 from patchkit.cluster.ssh.ssh import there
 from patchkit.doctor.peers.check import make_finding

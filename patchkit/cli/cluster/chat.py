@@ -17,15 +17,9 @@ from patchkit.cli.cluster.cluster_options import cluster_here
 from patchkit.cli.next_step import error_text
 from patchkit.cli.out import as_json, ask_line, flow, print_json, say, style, tell
 from patchkit.cluster.agent import node_files
-from patchkit.cluster.openai.answer_parts import StreamedAnswer, StreamPiece
+from patchkit.cluster.openai.answer_stream import AnswerStream, StreamedAnswer, StreamPiece
 from patchkit.cluster.openai.api_key import key_for
-from patchkit.cluster.openai.chat_stream import AnswerStream
-from patchkit.cluster.openai.conversation import (
-    Conversation,
-    explain_no_answer,
-    explain_no_models,
-    request_fields,
-)
+from patchkit.cluster.openai.conversation import Conversation, explain_no_answer
 from patchkit.cluster.openai.http_exchange import HttpServer, list_models, server_at
 from patchkit.doctor.peers.placed_files import placed_files, url_of
 from patchkit.durable.signals import Interrupted
@@ -92,7 +86,7 @@ def command(
     server = replace(bare, key=key_for(bare.url, key_env or ""))
     talk = Conversation(
         server=server,
-        fields=request_fields(model or _first_model(server), more=more, **choices),
+        fields={"model": model or _first_model(server)} | _request_fields(**choices) | more,
         silence=timeout,
         messages=[{"role": "system", "content": system}] if system else [],
     )
@@ -110,6 +104,18 @@ def _fields_of(body: str) -> dict[str, Any]:
     raise UsageError("--body: is no JSON object", hint=_BODY)
 
 
+def _request_fields(think: bool | None, **choices: Any) -> dict[str, Any]:
+    """Return the fields of a request that were asked for; the others are left to the server.
+
+    ``think`` goes by both names that chat templates have for it; a template ignores the other one.
+    """
+    # enable_thinking: Qwen3, Gemma 4, Granite 4.2; thinking: DeepSeek-V3.1, Granite 3.2, Holo2
+    # (vLLM 0.33.0, docs/features/reasoning_outputs.md).
+    if think is not None:
+        choices["chat_template_kwargs"] = {"enable_thinking": think, "thinking": think}
+    return {name: value for name, value in choices.items() if value is not None}
+
+
 def _own_url() -> str:
     """Return where the server of this machine listens: as `up` placed it, else by default."""
     own = cluster_here().file
@@ -120,7 +126,10 @@ def _own_url() -> str:
 def _first_model(server: HttpServer) -> str:
     listing, models = list_models(server)
     if not models:
-        raise explain_no_models(server, listing).error()
+        empty = listing.trouble or "no model" * (listing.status == 200)
+        answer = StreamedAnswer(path="/v1/models", status=listing.status, trouble=empty)
+        if found := explain_no_answer(server, "", answer, ()):
+            raise found.error()
     return models[0].name
 
 

@@ -13,9 +13,8 @@ from functools import cache
 from typing import Any
 
 from patchkit.cluster.agent.node_files import config_folder
-from patchkit.cluster.openai.answer_parts import StreamedAnswer
+from patchkit.cluster.openai.answer_stream import StreamedAnswer, ask_anyhow, ask_chat
 from patchkit.cluster.openai.api_key import SECRETS, find_key
-from patchkit.cluster.openai.chat_stream import ask_anyhow, ask_chat
 from patchkit.cluster.openai.http_exchange import (
     HttpAnswer,
     HttpServer,

@@ -13,7 +13,7 @@ import math
 import socket
 import threading
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Generator
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import SplitResult, urlsplit
@@ -29,11 +29,12 @@ _MODELS = 64  # names that are kept
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExchangeLimits:
-    """When to give up: seconds for all of an answer, and for a part of it; bytes of it."""
+    """When to give up: seconds for all of an answer, and for a part of it; what of it is taken."""
 
     seconds: float
     silence: float = math.inf
-    size: int = 8 << 20  # /metrics of eight engines has some hundred thousand
+    size: int = 8 << 20  # bytes; /metrics of eight engines has some hundred thousand
+    characters: int = 1 << 17  # of a text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +62,7 @@ class HttpServer:
     key: str = ""
 
     def __post_init__(self) -> None:
-        parts = self._parts()
+        parts = _split_url(self.url)
         if parts.scheme not in ("http", "https") or not parts.hostname or "@" in parts.netloc:
             # Behind @: what stands before it may be a password.
             raise UsageError(
@@ -69,14 +70,6 @@ class HttpServer:
                 why="every user of a host could see a login in it" if "@" in parts.netloc else "",
                 hint="write it as http://ADDRESS:PORT",
             )
-
-    def _parts(self) -> SplitResult:
-        try:
-            parts = urlsplit(self.url)
-            _ = parts.port  # raises, too
-        except ValueError:
-            return SplitResult("", "", "", "", "")
-        return parts
 
     def ask(
         self, path: str, body: dict[str, Any] | None = None, seconds: float = 10.0
@@ -101,7 +94,7 @@ class HttpServer:
     ) -> Generator[int | bytes | str, None, None]:
         """Yield the status, then the body as it comes; a text at last if something went wrong."""
         wait = min(limits.seconds, limits.silence)
-        parts = self._parts()
+        parts = _split_url(self.url)
         secure = parts.scheme == "https"
         kind = http.client.HTTPSConnection if secure else http.client.HTTPConnection
         connection = kind(parts.hostname or "", parts.port, timeout=min(wait, _CONNECT))
@@ -124,55 +117,51 @@ class HttpServer:
             # Of two limits at the same time the alarm's has the truer words.
             connection.sock.settimeout(wait + (limits.silence >= limits.seconds))
             sockets.append(connection.sock)
-            yield from self._exchange(connection, path, body, limits.size)
-        except (OSError, http.client.HTTPException, ValueError) as error:
-            yield self._why(error, wait, late=late.is_set())
-        else:
+            data = None if body is None else json.dumps(body).encode()
+            headers = {"Content-Type": "application/json"} if data else {}
+            if self.key:
+                headers["Authorization"] = f"Bearer {self.key}"
+            method = "GET" if data is None else "POST"
+            connection.request(method, f"{parts.path.rstrip('/')}{path}", data, headers)
+            # The answer holds the socket as well: open, the server would go on for nobody.
+            with connection.getresponse() as answer:
+                yield answer.status
+                taken = 0
+                while taken <= limits.size and (part := answer.read1(1 << 16)):
+                    taken += len(part)
+                    yield part if taken <= limits.size else f"more than {limits.size >> 20} MiB"
             if late.is_set():
                 yield f"not done after {limits.seconds:.0f} s"
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            timed_out = late.is_set() or isinstance(error, TimeoutError)
+            yield f"no answer in {wait:.0f} s" if timed_out else self.clean(_describe(error))
         finally:
             alarm.cancel()
             connection.close()
-
-    def _exchange(
-        self,
-        connection: http.client.HTTPConnection,
-        path: str,
-        body: dict[str, Any] | None,
-        size: int,
-    ) -> Iterator[int | bytes | str]:
-        data = None if body is None else json.dumps(body).encode()
-        headers = {"Content-Type": "application/json"} if data else {}
-        if self.key:
-            headers["Authorization"] = f"Bearer {self.key}"
-        base = self._parts().path.rstrip("/")
-        connection.request("GET" if data is None else "POST", f"{base}{path}", data, headers)
-        # The answer holds the socket as well: open, the server would go on with nobody listening.
-        with connection.getresponse() as answer:
-            yield answer.status
-            taken = 0
-            while part := answer.read1(1 << 16):
-                taken += len(part)
-                if taken > size:
-                    yield f"more than {size >> 20} MiB"
-                    return
-                yield part
-
-    def _why(self, error: Exception, seconds: float, *, late: bool) -> str:
-        if late or isinstance(error, TimeoutError):
-            return f"no answer in {seconds:.0f} s"
-        if isinstance(error, ConnectionRefusedError):
-            return "connection refused"
-        if isinstance(error, http.client.IncompleteRead):
-            return "the connection ended in the middle"
-        said = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        return self.clean(said or type(error).__name__)
 
     def clean(self, text: str, longest: int = _SAID) -> str:
         """Return a text of the server without the key, no longer than ``longest``."""
         if len(self.key) >= _SHORT:
             text = text.replace(self.key, _MASK)
         return clean(text, longest)
+
+
+def _describe(error: Exception) -> str:
+    if isinstance(error, ConnectionRefusedError):
+        return "connection refused"
+    if isinstance(error, http.client.IncompleteRead):
+        return "the connection ended in the middle"
+    said = error.strerror if isinstance(error, OSError) else str(error)
+    return said or str(error) or type(error).__name__
+
+
+def _split_url(url: str) -> SplitResult:
+    try:
+        parts = urlsplit(url)
+        _ = parts.port  # raises, too
+    except ValueError:
+        return SplitResult("", "", "", "", "")
+    return parts
 
 
 def server_at(url: str) -> HttpServer:
@@ -185,7 +174,7 @@ def clean(text: str, longest: int = _SAID) -> str:
     return text[:longest].encode("utf-8", "replace").decode()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class ListedModel:
     """A name that the server takes, and the longest text in tokens, None where it does not say."""
 
@@ -195,14 +184,11 @@ class ListedModel:
 
 def list_models(server: HttpServer) -> tuple[HttpAnswer, tuple[ListedModel, ...]]:
     """Return how /v1/models answered, and the models that it named."""
-    answer = server.ask("/v1/models")
-    return answer, tuple(_read_models(server, answer.json))
-
-
-def _read_models(server: HttpServer, said: object) -> Iterator[ListedModel]:
-    listed = said.get("data") if isinstance(said, dict) else None
+    answer, models = server.ask("/v1/models"), []
+    listed = answer.json.get("data") if isinstance(answer.json, dict) else None
     for model in (listed if isinstance(listed, list) else [])[:_MODELS]:
         if isinstance(model, dict) and isinstance(name := model.get("id"), str):
             longest = model.get("max_model_len")
             known = type(longest) is int and 0 < longest < 1 << 40
-            yield ListedModel(name=server.clean(name), max_model_len=longest if known else None)
+            models.append(ListedModel(server.clean(name), longest if known else None))
+    return answer, tuple(models)

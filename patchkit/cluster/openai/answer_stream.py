@@ -1,15 +1,18 @@
-"""Take an answer apart as it streams, in the shape of any release: bytes in, text out. Pure."""
+"""Ask a question of an OpenAI server and take its answer apart as it streams, of any release."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from patchkit.cluster.openai.http_exchange import ExchangeLimits, HttpServer
 from patchkit.units import BYTES_PER_MIB
+
+CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
 
 # vLLM up to 0.11.0 sends reasoning_content, 0.11.1 to 0.15 both with one text, from 0.16 reasoning.
 # `text` is a completion's; `refusal` stands in the place of content where a model declines.
@@ -17,10 +20,10 @@ _NAMES: Mapping[Literal["reasoning", "content"], tuple[str, ...]] = {
     "reasoning": ("reasoning", "reasoning_content"),
     "content": ("content", "text", "refusal"),
 }
-_LINE = BYTES_PER_MIB  # bytes of an event
 _CALLS = 64  # calls of tools in an answer
 _SHORT = 500  # characters of what a server says of itself
 _OTHER_LINES = (b":", b"event:", b"id:", b"retry:")  # of a stream of events, without data
+_NOT_HERE = (400, 404, 405, 501)  # answers of a server that has no such question
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,17 +74,40 @@ class StreamPiece:
     text: str
 
 
-class AnswerParts:
-    """What has come of an answer so far; ``take`` gives it the bytes.
+def ask_anyhow(
+    server: HttpServer, model: str, question: str, tokens: int, seconds: float
+) -> StreamedAnswer:
+    """Ask by chat; where that is not served, as for a base model, by plain completion."""
+    answer = ask_chat(server, model, question, tokens, seconds)
+    if answer.status not in _NOT_HERE:
+        return answer
+    body = {"prompt": question, "model": model, "temperature": 0, "max_tokens": tokens}
+    other = AnswerStream(server, COMPLETION, body, ExchangeLimits(seconds=seconds)).whole()
+    return other if other.status == 200 else answer
 
-    ``longest`` is how many characters of text are taken, ``clean`` what makes a text of the server
-    fit to be kept. ``status`` and ``trouble`` are for whoever has the connection to set.
+
+def ask_chat(
+    server: HttpServer, model: str, question: str, tokens: int, seconds: float
+) -> StreamedAnswer:
+    """Ask a question by chat, at temperature 0."""
+    messages = [{"role": "user", "content": question}]
+    body = {"messages": messages, "model": model, "temperature": 0, "max_tokens": tokens}
+    return AnswerStream(server, CHAT, body, ExchangeLimits(seconds=seconds)).whole()
+
+
+class AnswerStream:
+    """A question and its answer; ``pieces`` asks it, once, and ``answer`` is what has come.
+
+    Whoever leaves ``pieces`` early closes it: that ends the connection, and with it the server's
+    work.
     """
 
-    def __init__(self, path: str, clean: Callable[[str, int], str], longest: int) -> None:
-        self.path, self.longest = path, longest
+    def __init__(
+        self, server: HttpServer, path: str, body: dict[str, Any], limits: ExchangeLimits
+    ) -> None:
+        streamed = {"stream": True, "stream_options": {"include_usage": True}}
+        self.server, self.path, self.limits, self.body = server, path, limits, body | streamed
         self.status, self.trouble = 0, ""
-        self._clean = clean
         self._began = time.monotonic()
         self._ended = self._first_ms = 0.0
         self._size = self._events = 0
@@ -92,18 +118,24 @@ class AnswerParts:
         self._finish = self._said = ""
         self._rest = b""
 
+    def whole(self) -> StreamedAnswer:
+        """Ask, and return the answer when it is whole, or when no more of it comes."""
+        for _ in self.pieces():
+            pass
+        return self.answer()
+
     def answer(self) -> StreamedAnswer:
         """Return what has come; the texts are without the server's key."""
-        clean = self._clean
+        clean, longest = self.server.clean, self.limits.characters
         ended = self._ended or time.monotonic()
         details = self._usage.get("completion_tokens_details")
         return StreamedAnswer(
             path=self.path,
             status=self.status,
-            content=clean("".join(self._texts["content"]), self.longest),
-            reasoning=clean("".join(self._texts["reasoning"]), self.longest),
+            content=clean("".join(self._texts["content"]), longest),
+            reasoning=clean("".join(self._texts["reasoning"]), longest),
             tool_calls=tuple(
-                ToolCall(**{name: clean(text, self.longest) for name, text in call.items()})
+                ToolCall(**{name: clean(text, longest) for name, text in call.items()})
                 for call in self._calls.values()
             ),
             fields=tuple(sorted(self._fields)),
@@ -117,7 +149,27 @@ class AnswerParts:
             trouble=self.trouble,
         )
 
-    def take(self, data: bytes) -> Iterator[StreamPiece]:
+    def pieces(self) -> Generator[StreamPiece, None, None]:
+        """Ask, and yield the text as it comes."""
+        self._began = time.monotonic()
+        exchange = self.server.stream(self.path, self.body, self.limits)
+        with contextlib.closing(exchange):
+            for part in exchange:
+                if isinstance(part, int):
+                    self.status = part
+                elif isinstance(part, str):
+                    self.trouble = part
+                else:
+                    yield from self._take(part)
+                if len(self._rest) > BYTES_PER_MIB:
+                    self.trouble = "an event without an end"
+                    break
+                if self._size > self.limits.characters:
+                    self.trouble = f"more than {self.limits.characters} characters"
+                    break
+            yield from self._end()
+
+    def _take(self, data: bytes) -> Iterator[StreamPiece]:
         """Take the whole lines of a stream of events; what is no stream is kept to its end."""
         if self.status != 200:
             self._rest += data
@@ -134,26 +186,17 @@ class AnswerParts:
                 self._rest = b"\n".join((*lines[number:], self._rest))
                 return
 
-    def too_much(self) -> bool:
-        if len(self._rest) > _LINE:
-            self.trouble = "an event without an end"
-        elif self._size > self.longest:
-            self.trouble = f"more than {self.longest} characters"
-        else:
-            return False
-        return True
-
-    def end(self) -> Iterator[StreamPiece]:
+    def _end(self) -> Iterator[StreamPiece]:
         """Take what came behind the last whole line, and say if that was no end."""
         self._ended = time.monotonic()
         if self.status == 200:
-            yield from self.take(b"\n")
+            yield from self._take(b"\n")
         with contextlib.suppress(ValueError, RecursionError):
             found = json.loads(self._rest) if not self._events else None
             if self.status == 200:
                 yield from self._take_event(found)
             else:
-                self._said = said_by(found)
+                self._said = _find_message(found)
         if self.status == 200 and not self.trouble and not self._finish:
             if any(self._fields):
                 self.trouble = "the stream ended in the middle"
@@ -167,7 +210,7 @@ class AnswerParts:
         if isinstance(usage := event.get("usage"), dict):
             self._usage = usage
         if event.get("error"):
-            self._said = said_by(event)
+            self._said = _find_message(event)
         choices = event.get("choices")
         choice = choices[0] if isinstance(choices, list) and choices else None
         if not isinstance(choice, dict) or choice.get("index") not in (0, None):
@@ -180,26 +223,25 @@ class AnswerParts:
             found = [name for name in names if isinstance(delta.get(name), str) and delta[name]]
             if found:
                 text = delta[found[0]]
-                self._came(*found, size=len(text))
+                self._count_text(*found, size=len(text))
                 self._texts[kind].append(text)
-                yield StreamPiece(kind, self._clean(text, self.longest))
-        self._take_calls(delta.get("tool_calls"))
+                yield StreamPiece(kind, self.server.clean(text, self.limits.characters))
+        calls = delta.get("tool_calls")
+        for part in calls if isinstance(calls, list) else ():
+            if isinstance(part, dict) and len(self._calls) < _CALLS:
+                self._take_call(part)
 
-    def _take_calls(self, calls: object) -> None:
-        """Take parts of calls: a name comes once, arguments piece by piece."""
-        for call_part in calls if isinstance(calls, list) else ():
-            if not isinstance(call_part, dict) or len(self._calls) >= _CALLS:
-                continue
-            index = call_part.get("index")
-            call = self._calls.setdefault(index if type(index) is int else len(self._calls), {})
-            function = call_part.get("function")
-            parts = {"id": call_part.get("id"), **(function if isinstance(function, dict) else {})}
-            for name in ("id", "name", "arguments"):
-                if isinstance(text := parts.get(name), str) and text:
-                    self._came("tool_calls", size=len(text))
-                    call[name] = call.get(name, "") + text if name == "arguments" else text
+    def _take_call(self, part: dict[str, Any]) -> None:
+        """Take a part of a call: a name comes once, arguments piece by piece."""
+        index, function = part.get("index"), part.get("function")
+        call = self._calls.setdefault(index if type(index) is int else len(self._calls), {})
+        texts = {"id": part.get("id"), **(function if isinstance(function, dict) else {})}
+        for name in ("id", "name", "arguments"):
+            if isinstance(text := texts.get(name), str) and text:
+                self._count_text("tool_calls", size=len(text))
+                call[name] = call.get(name, "") + text if name == "arguments" else text
 
-    def _came(self, *names: str, size: int) -> None:
+    def _count_text(self, *names: str, size: int) -> None:
         self._fields.update(names)
         self._first_ms = self._first_ms or (time.monotonic() - self._began) * 1000
         self._size += size
@@ -210,7 +252,7 @@ def _token_count(table: object, name: str) -> int | None:
     return value if type(value) is int and 0 <= value < 1 << 40 else None
 
 
-def said_by(answer: object) -> str:
+def _find_message(answer: object) -> str:
     """Return what an answer says is wrong: vLLM up to 0.10 has the text at the top, FastAPI too."""
     if not isinstance(answer, dict):
         return ""

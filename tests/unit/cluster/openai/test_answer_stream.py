@@ -1,15 +1,15 @@
 """Take apart what servers of several releases really sent, in whatever pieces it comes."""
 
 import json
+from dataclasses import dataclass
 from itertools import pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from patchkit.cluster.openai.answer_parts import AnswerParts, ToolCall
-from patchkit.cluster.openai.chat_stream import AnswerStream
-from patchkit.cluster.openai.http_exchange import ExchangeLimits, HttpServer, clean
+from patchkit.cluster.openai.answer_stream import AnswerStream, ToolCall
+from patchkit.cluster.openai.http_exchange import ExchangeLimits, HttpServer
 from support.model_server import STREAMS, ModelServer, recorded
 
 THOUGHT, ANSWER = (
@@ -25,14 +25,24 @@ FIELDS = {
 
 def taken(data, cuts=()):
     """Return the pieces and the answer of a body that comes cut at these places."""
-    parts = AnswerParts("/", clean, 1 << 20)
-    parts.status = 200
-    places = [0, *sorted(cuts), len(data)]
-    pieces = []
-    for begin, end in pairwise(places):
-        pieces += parts.take(data[begin:end])
-    pieces += parts.end()
-    return pieces, parts.answer()
+    sent = [200, *(data[begin:end] for begin, end in pairwise([0, *sorted(cuts), len(data)]))]
+    return answered(sent, ExchangeLimits(seconds=1))
+
+
+@dataclass(frozen=True)
+class Recording(HttpServer):
+    """What a server sent."""
+
+    sent: tuple = ()
+
+    def stream(self, path, body, limits):
+        yield from self.sent
+
+
+def answered(sent, limits):
+    server = Recording("http://h", sent=tuple(sent))
+    stream = AnswerStream(server, "/", {}, limits)
+    return list(stream.pieces()), stream.answer()
 
 
 def text_of(pieces, kind):
@@ -124,11 +134,11 @@ def test_the_first_of_several_answers_alone():
 
 
 def test_what_is_too_long_ends():
-    parts = AnswerParts("/", clean, 10)
-    parts.status = 200
-    list(parts.take(event(content="x" * 11)))
-    assert parts.too_much()
-    assert (parts.answer().content, parts.trouble) == ("x" * 10, "more than 10 characters")
+    limits = ExchangeLimits(seconds=1, characters=10)
+    _, answer = answered([200, *[event(content="xxxx")] * 9], limits)
+    assert (answer.content, answer.trouble) == ("x" * 10, "more than 10 characters")
+    _, answer = answered([200, *[b"data: " + b"x" * (1 << 19)] * 9], limits)
+    assert (answer.content, answer.trouble) == ("", "an event without an end")
 
 
 WHOLE = {
