@@ -14,6 +14,7 @@ from patchkit.cluster.agent.unit_state import run_for_user
 
 _PATIENCE = 200.0  # seconds for systemd to stop a unit, which kills what does not end
 _LONG = 3600.0  # seconds of a sleep that nothing but a signal ends
+_HOLD = "patchkit-{}-hold.service"  # the unit that lives as long as who holds the group
 _SETTLES = 10.0  # seconds for the driver to give memory back after the last process
 
 
@@ -31,7 +32,7 @@ def begin_group(name: str, restart: bool, lasting: bool = True) -> str:
     HostError.
     """
     now, unit = f"@{time.time():.6f}", f"patchkit-{name}.service"
-    run_for_user("systemctl", "stop", _hold_unit(name))
+    run_for_user("systemctl", "stop", _HOLD.format(name))
     # What failed before does not count towards the limit of a start that a person asks for.
     run_for_user("systemctl", "reset-failed", unit)
     run_for_user("systemctl", "enable" if lasting else "disable", "--quiet", unit, check=True)
@@ -46,7 +47,7 @@ def hold_group(name: str) -> Iterator[bool]:
     """
     ask, unit = f"ExecStopPost=-{shutil.which('systemctl')} --user", f"patchkit-{name}.service"
     how = (
-        *(f"--unit={_hold_unit(name)}", "--collect", "--quiet"),
+        *(f"--unit={_HOLD.format(name)}", "--collect", "--quiet"),
         *(f"--property={ask} {verb} {unit}" for verb in ("stop", "reset-failed")),
         f"--property=TimeoutStopSec={_PATIENCE:.0f}",
     )
@@ -57,33 +58,24 @@ def hold_group(name: str) -> Iterator[bool]:
         time.sleep(_LONG)
 
 
-def _hold_unit(name: str) -> str:
-    """Return the unit that lives as long as who holds the group."""
-    return f"patchkit-{name}-hold.service"
-
-
 def end_group(name: str, units: list[str], disable: bool) -> dict[str, Any]:
     """Stop a node's units, wait until the group has no process and its memory is back: there."""
-    before = unit_state.read_node_state(name, units)
-    running = [unit["unit"] for unit in before["units"] if unit["active"] != "inactive"]
+    state = unit_state.read_node_state(name, units)
+    before = (state["memory"] or {}).get("available")
+    running = [unit["unit"] for unit in state["units"] if unit["active"] != "inactive"]
     if disable:
         run_for_user("systemctl", "disable", "--quiet", units[0])
-    run_for_user("systemctl", "stop", _hold_unit(name), timeout=_PATIENCE)
+    run_for_user("systemctl", "stop", _HOLD.format(name), timeout=_PATIENCE)
     done = run_for_user("systemctl", "stop", *(running or units[:1]), timeout=_PATIENCE)
     # A unit that was never there is stopped.
     if done.trouble and "not loaded" not in done.errors:
         raise done.error(hint="systemctl --user status")
     run_for_user("systemctl", "reset-failed", *units)
-    deadline = time.monotonic() + _SETTLES
-    after = unit_state.read_node_state(name, units)
-    while time.monotonic() < deadline:
+    deadline, last = time.monotonic() + _SETTLES, -1
+    while True:
+        state = unit_state.read_node_state(name, units)
+        free = (state["memory"] or {}).get("available", 0)
+        if time.monotonic() > deadline or (not state["processes"] and free <= last >= 0):
+            return {"state": state, "before": before}
+        last = free
         time.sleep(0.5)
-        last, after = after, unit_state.read_node_state(name, units)
-        if not after["processes"] and _available(after) <= _available(last):
-            break
-    return {"state": after, "before": _available(before) or None}
-
-
-def _available(state: dict[str, Any]) -> int:
-    memory = state["memory"]
-    return memory["available"] if memory else 0

@@ -81,10 +81,10 @@ def leave(code: int, text: str) -> NoReturn:
 
 def begin(settings: dict[str, Any]) -> None:
     """Check that all that the server needs was started, and that its port is free."""
-    watch = settings["unit"].replace(".service", "-{}.service")
-    needed = [watch.format(f"worker@{rank}") for rank in settings["workers"]]
-    needed += [watch.format("ray")] if "ray" in settings else []
-    for unit in needed:
+    needed = [f"worker@{rank}" for rank in settings["workers"]]
+    needed += ["ray"] if "ray" in settings else []
+    for name in needed:
+        unit = settings["unit"].replace(".service", f"-{name}.service")
         if _show_property(unit, "ActiveState") != "active":
             leave(1, f"error: {unit} does not run: {_describe_ending(unit)}")
     _check_port(settings)
@@ -109,22 +109,14 @@ def strangers(url: str, unit: str) -> list[str]:
         pid = holders.get(inode)
         if pid is None and uid != os.getuid():
             others.append(f"{address} port {port}: a process of user {uid}")
-        elif pid is not None and not _is_of(pid, unit):
-            others.append(f"{address} port {port}: {_command_of(pid)}")
+        elif pid is not None:
+            name = groups = ""
+            with contextlib.suppress(OSError):
+                name = Path(f"/proc/{pid}/comm").read_text(errors="replace").strip()
+                groups = Path(f"/proc/{pid}/cgroup").read_text(errors="replace")
+            if unit not in re.split("[/\n]", groups):
+                others.append(f"{address} port {port}: {name} (process {pid})")
     return others
-
-
-def _is_of(pid: int, unit: str) -> bool:
-    with contextlib.suppress(OSError):
-        return unit in re.split("[/\n]", Path(f"/proc/{pid}/cgroup").read_text(encoding="utf-8"))
-    return False
-
-
-def _command_of(pid: int) -> str:
-    words = ""
-    with contextlib.suppress(OSError):
-        words = Path(f"/proc/{pid}/comm").read_text(encoding="utf-8", errors="replace").strip()
-    return f"{words} (process {pid})"
 
 
 def listening(ports: Collection[int]) -> Iterator[tuple[str, int, int, str]]:
@@ -139,14 +131,11 @@ def listening(ports: Collection[int]) -> Iterator[tuple[str, int, int, str]]:
                 continue
             place, _, number = fields[1].partition(":")
             if int(number, 16) in ports:
-                yield _decode_address(place), int(number, 16), int(fields[7]), fields[9]
-
-
-def _decode_address(text: str) -> str:
-    data = bytes.fromhex(text)
-    words = [data[start : start + _WORD][::-1] for start in range(0, len(data), _WORD)]
-    address = ipaddress.ip_address(b"".join(words))
-    return str(getattr(address, "ipv4_mapped", None) or address)
+                data = bytes.fromhex(place)
+                words = [data[start : start + _WORD][::-1] for start in range(0, len(data), _WORD)]
+                address = ipaddress.ip_address(b"".join(words))
+                shown = str(getattr(address, "ipv4_mapped", None) or address)
+                yield shown, int(number, 16), int(fields[7]), fields[9]
 
 
 def holding(inodes: Collection[str]) -> dict[str, int]:
@@ -166,10 +155,9 @@ def ready(settings: dict[str, Any]) -> None:
     """Wait until the server has answered a token; end with 1 if it is gone before."""
     began = time.monotonic()
     main_process = int(os.environ.get("MAINPID", "0"))
-    ask = asker(settings)
     while True:
         with contextlib.suppress(OSError, ValueError):
-            ask("/health")
+            ask(settings, "/health")
             break
         _check_alive(main_process)
         time.sleep(0.5)
@@ -179,15 +167,13 @@ def ready(settings: dict[str, Any]) -> None:
     say(f"loaded after {loaded - began:.1f} s; asking for a token")
     while True:
         try:
-            model = ask("/v1/models")["data"][0]["id"]
-            _one_token(ask, model)
+            model = ask_token(settings)
             break
         except urllib.error.HTTPError as error:
             # 401 and 403 are not about the model, and will be the same the next time.
             if error.code in (401, 403):
-                leave(
-                    1, f"the server refuses its own machine: {error}; is VLLM_API_KEY in the env?"
-                )
+                hint = "is VLLM_API_KEY in the env?"
+                leave(1, f"the server refuses its own machine: {error}; {hint}")
             say(f"no token yet: {error}")
         except (OSError, ValueError, LookupError, TypeError) as error:
             say(f"no token yet: {error}")
@@ -201,61 +187,11 @@ def ready(settings: dict[str, Any]) -> None:
 def ray(settings: dict[str, Any]) -> None:
     """Wait until Ray's head listens; end with 1 if it is gone before."""
     host, _, port = settings["ray"].rpartition(":")
-    main_process = int(os.environ.get("MAINPID", "0"))
     while True:
         with contextlib.suppress(OSError), socket.create_connection((host, int(port)), 5):
             return
-        _check_alive(main_process)
+        _check_alive(int(os.environ.get("MAINPID", "0")))
         time.sleep(0.5)
-
-
-def asker(settings: dict[str, Any]) -> Any:
-    """Return what asks the server: ask(path, body, seconds) returns its JSON.
-
-    A pod's address is known where it runs: it is in a variable.
-    """
-    url = os.environ.get("PATCHKIT_URL") or settings["url"]
-    key = os.environ.get("VLLM_API_KEY", "")
-
-    def ask(path: str, body: dict[str, Any] | None = None, seconds: float = 10) -> Any:
-        data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(f"{url}{path}", data)  # noqa: S310 - http, of group.json
-        request.add_header("Content-Type", "application/json")
-        if key:
-            request.add_header("Authorization", f"Bearer {key}")
-        # Not through a proxy of the environment: the server is this machine.
-        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-        with opener.open(request, timeout=seconds) as answer:
-            return json.loads(answer.read() or b"null")
-
-    return ask
-
-
-def token(settings: dict[str, Any]) -> None:
-    """Ask once for a token; end with 1 if none comes."""
-    ask = asker(settings)
-    try:
-        _one_token(ask, ask("/v1/models")["data"][0]["id"])
-    except (OSError, ValueError, LookupError, TypeError) as error:
-        leave(1, f"no token: {error}")
-
-
-def _one_token(ask: Any, model: str) -> None:
-    """Ask for one token; of a model that does not generate, for one embedding or score."""
-    bodies: dict[str, dict[str, Any]] = {
-        "/v1/completions": {"prompt": "1", "max_tokens": 1, "temperature": 0},
-        "/v1/chat/completions": {"messages": [{"role": "user", "content": "1"}], "max_tokens": 1},
-        "/v1/embeddings": {"input": "1"},
-        "/pooling": {"input": "1"},
-    }
-    for path, body in bodies.items():
-        try:
-            ask(path, {"model": model, **body}, _FIRST_TOKEN)
-        except urllib.error.HTTPError as error:
-            if error.code not in (400, 404, 405, 501) or path == "/pooling":
-                raise
-        else:
-            return
 
 
 def _check_alive(process: int) -> None:
@@ -267,6 +203,54 @@ def _check_alive(process: int) -> None:
             leave(1, "it ended before it had answered")
 
 
+def token(settings: dict[str, Any]) -> None:
+    """Ask once for a token; end with 1 if none comes."""
+    try:
+        ask_token(settings)
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        leave(1, f"no token: {error}")
+
+
+def ask_token(settings: dict[str, Any]) -> str:
+    """Ask for one token; of a model that does not generate, for one embedding or score.
+
+    Returns the model's name.
+    """
+    model = ask(settings, "/v1/models")["data"][0]["id"]
+    bodies: dict[str, dict[str, Any]] = {
+        "/v1/completions": {"prompt": "1", "max_tokens": 1, "temperature": 0},
+        "/v1/chat/completions": {"messages": [{"role": "user", "content": "1"}], "max_tokens": 1},
+        "/v1/embeddings": {"input": "1"},
+        "/pooling": {"input": "1"},
+    }
+    for path, body in bodies.items():
+        try:
+            ask(settings, path, {"model": model, **body}, _FIRST_TOKEN)
+        except urllib.error.HTTPError as error:
+            if error.code not in (400, 404, 405, 501) or path == "/pooling":
+                raise
+        else:
+            break
+    return str(model)
+
+
+def ask(
+    settings: dict[str, Any], path: str, body: dict[str, Any] | None = None, seconds: float = 10
+) -> Any:
+    """Return the JSON that the server answers."""
+    # A pod's address is known where it runs: it is in a variable.
+    url = os.environ.get("PATCHKIT_URL") or settings["url"]
+    data = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(f"{url}{path}", data)  # noqa: S310 - http, of group.json
+    request.add_header("Content-Type", "application/json")
+    if key := os.environ.get("VLLM_API_KEY", ""):
+        request.add_header("Authorization", f"Bearer {key}")
+    # Not through a proxy of the environment: the server is this machine.
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    with opener.open(request, timeout=seconds) as answer:
+        return json.loads(answer.read() or b"null")
+
+
 # The head's end of a worker
 
 
@@ -275,7 +259,7 @@ def watch(settings: dict[str, Any], rank: str) -> None:
     worker = settings["workers"][rank]
     link = None
     try:
-        link = _connected(worker, settings)
+        link = _connect(worker, settings)
         _notify("READY=1\nSTATUS=")
         say(f"{worker['node']}: rank {rank} is started")
         lost = _beat(link, worker)
@@ -288,9 +272,9 @@ def watch(settings: dict[str, Any], rank: str) -> None:
             _end(link, worker)
 
 
-def _connected(worker: dict[str, Any], settings: dict[str, Any]) -> subprocess.Popen[str]:
+def _connect(worker: dict[str, Any], settings: dict[str, Any]) -> subprocess.Popen[str]:
     """Return the link to a worker whose rank was started; wait while it cannot be reached."""
-    told = ""
+    last = ""
     script = f".config/patchkit/{settings['name']}/group.py"  # from the home, where ssh begins
     command = f"exec python3 -I {script} hold {settings['id']}"
     while True:
@@ -313,10 +297,10 @@ def _connected(worker: dict[str, Any], settings: dict[str, Any]) -> subprocess.P
         what = f"{worker['node']}: {words or 'no answer'}"
         if status != _UNREACHED:
             leave(1, f"error: {what}")
-        if what != told:
+        if what != last:
             say(f"waiting for {what}")
             _notify(f"STATUS=waiting for {what}")
-            told = what
+            last = what
         time.sleep(_AGAIN)
 
 
@@ -395,14 +379,14 @@ def held(settings: dict[str, Any]) -> None:
     except (OSError, ValueError):
         leave(1, f"{unit} ended at once: {_describe_ending(unit)}")
     say("\nstarted")  # a login may have printed something without the end of a line
-    why = _held(rank)
+    why = _wait_for_end(rank)
     _systemctl("stop", unit)
     if why == "rank":
         leave(1, f"the rank ended: {_describe_ending(unit)}")
     sys.exit(0 if why == "asked" else 1)
 
 
-def _held(rank: int) -> str:
+def _wait_for_end(rank: int) -> str:
     """Return why to end: the ``rank`` ended, the head ``asked``, or it is ``gone``."""
     heard = beat = time.monotonic()
     try:

@@ -6,11 +6,10 @@ import contextlib
 import json
 import os
 import socket
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -112,32 +111,26 @@ def _try_way(address: str) -> Way:
         netdev, gateway = str(route["dev"]), str(route.get("gateway", ""))
     except (ValueError, TypeError, KeyError, AttributeError):
         return Way(address=address, said=done.trouble or "ip says nothing about the route")
-    mtu = _read_mtu(netdev)
+    mtu = 0
+    with contextlib.suppress(OSError, ValueError):
+        mtu = int(Path("/sys/class/net", netdev, "mtu").read_text(encoding="ascii"))
+    way = Way(address=address, netdev=netdev, gateway=gateway, mtu=mtu)
     if obstacle := ping_obstacle():
-        return Way(address=address, netdev=netdev, gateway=gateway, mtu=mtu, said=obstacle)
+        return replace(way, said=obstacle)
     with ThreadPoolExecutor(2) as pool:
         sizes = (PLAIN, max(mtu - HEADERS, PLAIN))
         plain, full = pool.map(lambda size: echo(netdev, address, size), sizes)
-    return Way(
-        address=address,
-        netdev=netdev,
-        gateway=gateway,
-        mtu=mtu,
-        plain=_echo_outcome(plain),
-        full=_echo_outcome(full) if mtu else "unknown",
-        said=next(iter((full.errors or plain.errors).strip().splitlines()), ""),
+
+    def outcome(ping: Completed) -> Echo:
+        return "answers" if not ping.trouble else "silent" if ping.status == 1 else "unknown"
+
+    said = (full.errors or plain.errors).strip().splitlines()
+    return replace(
+        way,
+        plain=outcome(plain),
+        full=outcome(full) if mtu else "unknown",
+        said=said[0] if said else "",
     )
-
-
-def _echo_outcome(done: Completed) -> Echo:
-    return "answers" if not done.trouble else "silent" if done.status == 1 else "unknown"
-
-
-def _read_mtu(netdev: str) -> int:
-    try:
-        return int(Path("/sys/class/net", netdev, "mtu").read_text(encoding="ascii"))
-    except (OSError, ValueError):
-        return 0
 
 
 _SECONDS = 3.0  # for one connection: a firewall that drops packets says nothing
@@ -163,15 +156,8 @@ def hold_ports(address: str, ports: Sequence[int]) -> Iterator[dict[str, Any]]:
                 taken.append(port)
                 continue
             found.append(server.getsockname()[1])
-            threading.Thread(target=_accept_all, args=[server], daemon=True).start()
         yield {"open": found, "taken": taken}
         time.sleep(_LONG)
-
-
-def _accept_all(server: socket.socket) -> None:
-    with contextlib.suppress(OSError):
-        while True:
-            server.accept()[0].close()
 
 
 def find_blocked(address: str, ports: Sequence[int]) -> list[int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pwd
+import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
@@ -75,6 +76,10 @@ def facts_here(name: str, venv: str, models: Sequence[str] = ()) -> NodeFacts:
     there = os.access(python, os.X_OK)
     user = pwd.getpwuid(os.getuid()).pw_name
     version = attempt("systemctl", "--version").output.split()
+    asked = ("--property=DefaultLimitMEMLOCK", "--value")
+    limit = run_for_user("systemctl", "show", *asked).output.strip()
+    memlock = int(limit) if limit.isdigit() else _UNLIMITED
+    path = f"{os.environ.get('PATH', os.defpath)}:/usr/bin:/bin"
     return NodeFacts(
         host=probe(LIVE, python=str(python) if there else None, environment=os.environ),
         user=user,
@@ -83,25 +88,14 @@ def facts_here(name: str, venv: str, models: Sequence[str] = ()) -> NodeFacts:
         venv=str(place) if there else "",
         installation=leads_to(place),
         linger=Path("/var/lib/systemd/linger", user).exists(),
-        memlock=_read_memlock(),
+        memlock=None if memlock >= _UNLIMITED else memlock,
         systemd=int(version[1]) if len(version) > 1 and version[1].isdigit() else 0,
         persistent_journal=Path("/var/log/journal").is_dir(),
         ptxas=find_ptxas(LIVE, os.environ),
-        has=tuple(each for each in ("rsync", "ssh", "systemctl") if _has_program(each)),
+        has=tuple(name for name in ("rsync", "ssh", "systemctl") if shutil.which(name, path=path)),
         files=read_placed(config_folder(name)),
         models={each: model_on_node(each) for each in models},
     )
-
-
-def _read_memlock() -> int | None:
-    done = run_for_user("systemctl", "show", "--property=DefaultLimitMEMLOCK", "--value")
-    number = int(done.output) if done.output.strip().isdigit() else None
-    return None if number is None or number >= _UNLIMITED else number
-
-
-def _has_program(program: str) -> bool:
-    folders = (*os.environ.get("PATH", os.defpath).split(":"), "/usr/bin", "/bin")
-    return any(os.access(Path(folder, program), os.X_OK) for folder in folders)
 
 
 def model_on_node(folder: str) -> ModelOnNode:

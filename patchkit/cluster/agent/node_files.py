@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import contextlib
 import re
 import time
 from collections.abc import Iterator, Mapping
@@ -12,6 +12,7 @@ from patchkit.durable.atomic import replacing
 from patchkit.durable.failure import translated
 from patchkit.durable.lock import holder, locked
 from patchkit.errors import BusyError, UsageError
+from patchkit.process import attempt
 from patchkit.reading import read_text
 from patchkit.units import BYTES_PER_MIB
 
@@ -32,33 +33,17 @@ def unit_folder() -> Path:
     return Path.home() / ".config" / "systemd" / "user"
 
 
-def find_place(file: str, folder: Path) -> Path:
-    """Return where a file belongs. Raises UsageError for a name that is not one of ours."""
-    if _UNIT.fullmatch(file):
-        return unit_folder() / file
-    if _FILE.fullmatch(file):
-        return folder / file
-    raise UsageError(f"{file!r} is no file of a cluster")
-
-
 def read_placed(folder: Path) -> dict[str, str]:
-    """Return the files that are there, by name; the units are those that ``units`` lists."""
-    found = {}
-    for path in _present_files(folder):
-        found[path.name] = read_text(path, limit=_LARGEST, follow=False)
-    return found
+    """Return the files that are there, by name."""
+    found = _present_files(folder)
+    return {path.name: read_text(path, limit=_LARGEST, follow=False) for path in found}
 
 
 def _present_files(folder: Path) -> Iterator[Path]:
     if folder.is_dir():
         yield from (path for path in sorted(folder.iterdir()) if _FILE.fullmatch(path.name))
-    name = folder.name
-    for unit in (
-        f"patchkit-{name}.service",
-        f"patchkit-{name}-worker@.service",
-        f"patchkit-{name}-ray.service",
-    ):
-        if (path := unit_folder() / unit).is_file():
+    for part in ("", "-worker@", "-ray"):
+        if (path := unit_folder() / f"patchkit-{folder.name}{part}.service").is_file():
             yield path
 
 
@@ -78,8 +63,10 @@ def put_files(name: str, files: Mapping[str, str]) -> list[str]:
             if path.name not in files:
                 path.unlink()
                 changed.append(path.name)
-        for file in sorted(files, key=lambda each: each == "group.json"):
-            path = find_place(file, folder)
+        for file in sorted(files, key=lambda name: name == "group.json"):
+            path = (unit_folder() if _UNIT.fullmatch(file) else folder) / file
+            if not _UNIT.fullmatch(file) and not _FILE.fullmatch(file):
+                raise UsageError(f"{file!r} is no file of a cluster")
             if path.is_file() and path.read_text(encoding="utf-8") == files[file]:
                 continue
             # Variables may be private: others than the user have no business in this folder.
@@ -103,22 +90,12 @@ def hold_alone(name: str) -> Iterator[bool]:
             while True:  # the end of the asker's words ends this process, and the lock with it
                 time.sleep(_LONG)
     except BusyError:
-        who = _describe_holder(holder(folder))
+        process = holder(folder)
+        who = "another user's process"
+        with contextlib.suppress(OSError):
+            environ = Path(f"/proc/{process}/environ").read_bytes()
+            peer = re.search(rb"(?:^|\0)SSH_CONNECTION=([^ \0]+)", environ)
+            place = f"from {peer[1].decode(errors='replace')}" if peer else "on this machine"
+            since = attempt("ps", "-o", "lstart=", "-p", str(process)).output.strip()
+            who = f"process {process}, {place}, since {since or 'some time ago'}"
         raise BusyError(f"another patchkit is changing the cluster {name!r}: {who}") from None
-
-
-def _describe_holder(process: int | None) -> str:
-    """Return since when a process runs, and from where."""
-    try:
-        home = Path(f"/proc/{process}")
-        environ = (home / "environ").read_bytes().split(b"\0")
-        ticks = int((home / "stat").read_text().rpartition(")")[2].split()[19])
-        up = float(Path("/proc/uptime").read_text().split()[0])
-        ssh = [each for each in environ if each.startswith(b"SSH_CONNECTION=")]
-        peer = ssh[0].decode().partition("=")[2].split()[0] if ssh else ""
-    except (OSError, ValueError, IndexError):
-        return "another user's process"
-    place = f"from {peer}" if peer else "on this machine"
-    seconds = up - ticks / os.sysconf("SC_CLK_TCK")
-    since = time.strftime("%H:%M:%S", time.localtime(time.time() - seconds))
-    return f"process {process}, {place}, since {since} ({seconds:.0f} s)"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import queue
 import threading
@@ -117,11 +116,13 @@ def ask_server(
     listing, models = list_models(server)
     asked = model or (models[0].name if models else "")
     token = ask_anyhow(server, asked, _HELLO, _FEW, seconds) if asked else None
+    version = server.ask("/version").json
+    version = version.get("version") if isinstance(version, dict) else None
     found = ServerAnswers(
         url=clean(url),
         key=where,
         health=_path(health),
-        version=_ask_version(server),
+        version=server.clean(version, 60) if isinstance(version, str) else "",
         models=models,
         listing=_path(listing),
         asked=asked,
@@ -170,27 +171,17 @@ def ask_facts(
     first, *others = questions
     yield asked(first)
     yield asked(first, again=True)
-    todo: queue.SimpleQueue[dict[str, str]] = queue.SimpleQueue()
     done: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
-    for each in others:
-        todo.put(each)
 
-    def work() -> None:
-        with contextlib.suppress(queue.Empty):
-            while True:
-                done.put(asked(todo.get_nowait()))
+    def work(number: int) -> None:
+        for question in others[number::_AT_ONCE]:
+            done.put(asked(question))
 
-    for _ in range(min(_AT_ONCE, len(others))):
-        threading.Thread(target=work, daemon=True).start()
+    for number in range(_AT_ONCE):  # an interrupt waits for none of them
+        threading.Thread(target=work, args=[number], daemon=True).start()
     for _ in others:
         yield done.get()
 
 
 def _path(answer: HttpAnswer) -> PathAnswer:
     return PathAnswer(status=answer.status, ms=round(answer.ms, 1), trouble=answer.trouble)
-
-
-def _ask_version(server: HttpServer) -> str:
-    said = server.ask("/version").json
-    found = said.get("version") if isinstance(said, dict) else None
-    return server.clean(found, 60) if isinstance(found, str) else ""

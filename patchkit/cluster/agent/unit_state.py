@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import time
@@ -74,7 +75,7 @@ class NodeState:
 
     def unit(self, name: str) -> UnitState | None:
         """Return the state of a unit; None for one that was not asked for."""
-        return next((each for each in self.units if each.unit == name), None)
+        return next((unit for unit in self.units if unit.unit == name), None)
 
 
 def run_for_user(program: str, *words: str, check: bool = False, timeout: float = 60) -> Completed:
@@ -91,22 +92,27 @@ def run_for_user(program: str, *words: str, check: bool = False, timeout: float 
 
 def read_node_state(name: str, units: Sequence[str]) -> dict[str, Any]:
     """Return the state of this node as JSON takes it."""
-    celsius = watts = None
-    try:
+    gpu, others = None, []
+    with contextlib.suppress(ToolUnavailable):  # a node without nvidia-smi has no figures
         gpu = gpu_state()
-        celsius, watts = gpu.celsius, gpu.watts
-    except ToolUnavailable:
-        pass  # a node without nvidia-smi has no figures
+    # Nothing was started here, or it is a worker.
+    with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
+        settings = json.loads((config_folder(name) / "group.json").read_text(encoding="utf-8"))
+        others = strangers(settings["url"], units[0])
+    # The starts of an hour, those that a person asked for as well.
+    asked = ("--since=-1h", "--quiet", "--no-pager", "--output=cat", f"_UID={os.getuid()}")
+    mine = (f"MESSAGE_ID={_STARTING}", f"USER_UNIT={units[0]}")
+    starts = len(attempt("journalctl", *asked, *mine).output.splitlines())
     found = tuple(unit_states(units))
     return asdict(
         NodeState(
             units=found,
             processes=tuple(find_processes(name)),
-            starts=min(_starts(units[0]), found[0].restarts + 1),
-            strangers=tuple(_strangers(name, units[0])),
+            starts=min(starts, found[0].restarts + 1),
+            strangers=tuple(others),
             memory=memory(Reader(LIVE, None)),
-            celsius=celsius,
-            watts=watts,
+            celsius=gpu.celsius if gpu else None,
+            watts=gpu.watts if gpu else None,
         )
     )
 
@@ -123,21 +129,6 @@ def unit_states(units: Sequence[str]) -> Iterator[UnitState]:
         if fields.pop("job") and fields["sub"] in ("dead", "failed", "auto-restart"):
             fields |= {"active": "activating", "sub": "waiting", "invocation": ""}
         yield UnitState(**{**fields, "restarts": int(fields["restarts"] or 0)})
-
-
-def _starts(unit: str) -> int:
-    """Count the starts of an hour, those that a person asked for as well."""
-    mine = (f"MESSAGE_ID={_STARTING}", f"USER_UNIT={unit}", f"_UID={os.getuid()}")
-    options = ("--since=-1h", "--quiet", "--no-pager", "--output=cat")
-    return len(attempt("journalctl", *options, *mine).output.splitlines())
-
-
-def _strangers(name: str, unit: str) -> list[str]:
-    try:
-        settings = json.loads((config_folder(name) / "group.json").read_text(encoding="utf-8"))
-        return strangers(settings["url"], unit)
-    except (OSError, ValueError, LookupError, TypeError):
-        return []  # nothing was started here, or it is a worker
 
 
 def find_processes(name: str) -> Iterator[int]:
@@ -158,7 +149,7 @@ def follow_units(units: Sequence[str], every: float = 0.25) -> Iterator[dict[str
     while True:
         now = list(unit_states(units))
         if now != last:
-            yield {"units": [asdict(each) for each in now]}
+            yield {"units": list(map(asdict, now))}
             last = now
         time.sleep(every)
 
@@ -185,8 +176,9 @@ class Listener:
 def group_processes(name: str) -> Iterator[GroupProcess]:
     """Yield the processes of a cluster's group; those that end meanwhile are left out."""
     for pid in find_processes(name):
-        if (found := _read_process_stat(pid)) is not None:
-            yield GroupProcess(pid=pid, name=found[0], state=found[1])
+        program, state = _read_process_stat(pid)
+        if state:
+            yield GroupProcess(pid=pid, name=program, state=state)
 
 
 def listeners(ports: Collection[int]) -> list[Listener]:
@@ -196,17 +188,17 @@ def listeners(ports: Collection[int]) -> list[Listener]:
     found = []
     for address, port, _user, inode in rows:
         pid = holders.get(inode, 0)
-        about = _read_process_stat(pid) if pid else None
-        found.append(Listener(address=address, port=port, pid=pid, name=about[0] if about else ""))
+        name = _read_process_stat(pid)[0] if pid else ""
+        found.append(Listener(address=address, port=port, pid=pid, name=name))
     return found
 
 
-def _read_process_stat(pid: int) -> tuple[str, str] | None:
-    """Return the name and the state of a process; None for one that has ended."""
+def _read_process_stat(pid: int) -> tuple[str, str]:
+    """Return the name and the state of a process; "" for one that has ended."""
     try:
         text = Path(f"/proc/{pid}/stat").read_bytes().decode(errors="replace")
     except OSError:
-        return None
+        return "", ""
     # The name is in parentheses, and may hold some itself.
     before, _, after = text.rpartition(")")
     return before.partition("(")[2], after.strip()[:1]
