@@ -74,12 +74,6 @@ class _Verbs(click.Group):
 
     def main(self, *args: Any, **options: Any) -> Any:
         out.prepare_streams()
-        if "_PATCHKIT_COMPLETE" in os.environ:
-            from click.shell_completion import add_completion_class
-
-            from patchkit.cli.complete import bash_completion
-
-            add_completion_class(bash_completion())
         return super().main(*args, **options)
 
     def make_context(self, *args: Any, **options: Any) -> click.Context:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
-    from click.shell_completion import BashComplete, CompletionItem
+    from click.shell_completion import CompletionItem
 
 Completer = Callable[[click.Context, click.Parameter, str], "list[CompletionItem]"]
 
@@ -102,32 +102,3 @@ rules = _by_prefix(lambda: _known_words("rules"))
 variables = _by_prefix(lambda: _known_words("variables"))
 models = _by_prefix(lambda: _known_words("models"))
 target_names = _by_prefix(lambda: _known_words("targets"))
-
-
-def bash_completion() -> type[BashComplete]:
-    """Return click's completion for bash, which ends a word at ``=``: ``vllm==0.25`` are three."""
-    from click.shell_completion import BashComplete
-
-    class Bash(BashComplete):
-        shown_already = ""
-
-        def get_completion_args(self) -> tuple[list[str], str]:
-            args, begun = super().get_completion_args()
-            words: list[str] = []
-            for word in (*args, begun):
-                if words and (set(word) == {"="} or words[-1].endswith("=")):
-                    words[-1] += word
-                else:
-                    words.append(word)
-            *before, last = words
-            if set(begun) == {"="}:
-                self.shown_already = last
-            elif last != begun:
-                self.shown_already = last[: last.rfind("=") + 1]
-            return before, last
-
-        def format_completion(self, item: CompletionItem) -> str:
-            item.value = item.value.removeprefix(self.shown_already)
-            return super().format_completion(item)
-
-    return Bash

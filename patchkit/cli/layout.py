@@ -92,8 +92,8 @@ def grid(
     """Return a text for each row, of one line or more; the heads come first.
 
     If the rows fit, columns are aligned, and those of numbers to the right. Else the last column is
-    wrapped. If that would be too narrow, or break a word, each row is a block of lines without its
-    empty cells and without heads, but for those of numbers.
+    wrapped. If that would be too narrow, or break a word, each row is a text of its own, without
+    heads and empty cells.
     """
     shown = [*([heads] if heads else []), *rows]
     if not shown:
@@ -104,7 +104,9 @@ def grid(
     if width is not None and room is not None:
         longest = max((length(word) for row in rows for word in _words(row[-1])), default=0)
         if room < _LEAST_PROSE or longest > room:
-            return [_block(row, width, heads, indent) for row in rows]
+            empty = ("", "-")
+            full = [[it for it in row if click.unstyle(it).strip() not in empty] for row in rows]
+            return ["\n".join(wrap(indent + _GAP.join(cells), width, _HANG)) for cells in full]
     right = [all(map(_is_number, column)) for column in zip(*rows, strict=True)]
     lines = []
     for row in shown:
@@ -120,21 +122,3 @@ def grid(
 
 def _is_number(cell: str) -> bool:
     return bool(_NUMBER.fullmatch(click.unstyle(cell)))
-
-
-def _block(row: Sequence[str], width: int, heads: Sequence[str], indent: str) -> str:
-    """Return a row as lines: its cells one behind the other, as many as fit."""
-    margin = indent + " " * _HANG
-    lines, full = [indent + row[0]], False
-    for number, cell in enumerate(row[1:], 1):
-        if click.unstyle(cell).strip() in ("", "-"):
-            continue
-        text = f"{click.unstyle(heads[number])} {cell}" if heads and _is_number(cell) else cell
-        # Behind the end of a text that was wrapped, a cell would look like a part of it.
-        if not full and length(lines[-1] + _GAP + text) <= width:
-            lines[-1] += _GAP + text
-            continue
-        broken = wrap(text, width - len(margin))
-        lines += [margin + line for line in broken]
-        full = len(broken) > 1
-    return "\n".join(lines)

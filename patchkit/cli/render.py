@@ -155,14 +155,6 @@ def cell_text(value: object) -> str:
     return "" if value is None else str(value)
 
 
-def record_table(
-    records: Iterable[object], *names: str, heads: Sequence[str] = ()
-) -> Sequence[LaidOut]:
-    """Return a row for each record and a column for each field or property, named after it."""
-    rows = [[cell_text(getattr(record, name)) or "-" for name in names] for record in records]
-    return table(rows, heads=heads or [name.replace("_", " ") for name in names])
-
-
 def counted_noun(count: int, noun: str, plural: str = "") -> str:
     """Return ``1 file``, ``2 files``."""
     return f"{count:,} {noun if count == 1 else plural or noun + 's'}"

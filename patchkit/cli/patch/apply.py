@@ -90,12 +90,8 @@ def command(
             said = f"recorded as proved by {outcome.recorded_by}, not proved again:"
             yield style(said, fg="cyan") + ("" if verbose else f" {len(proofs)} effects")
             yield from (f"  {proof}" for proof in proofs if verbose)
-        chosen = [word for words in _chosen_fixes(request) for word in words]
-        if ledger and chosen and not selection.chooses:
-            yield (
-                f"kept, as the package was patched before: {' '.join(chosen)}; "
-                "name fixes, or revert first, for others"
-            )
+        if ledger and not selection.chooses:
+            yield "as the package was patched before; name fixes, or revert first, for others"
         yield from _ending(path, workspace, request, outcome, dry_run=dry_run)
 
 

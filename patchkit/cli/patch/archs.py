@@ -12,10 +12,9 @@ from patchkit.apply import plan_for
 from patchkit.cli.options import Selection, SourceOptions, opened, request_options, vllm_options
 from patchkit.cli.out import Shown, style, table
 from patchkit.cli.patch.verdict_view import tree_blocks
-from patchkit.cli.render import Block, lead_word, record_table, rendered, verbose_option
+from patchkit.cli.render import Block, rendered, verbose_option
 from patchkit.errors import UsageError
 from patchkit.recipes.vllm.archs import Group, evaluate
-from patchkit.recipes.vllm.sources import counts, not_counted, planned_sources
 from patchkit.target import Load, Target, best_load
 
 LOAD_STYLES: Mapping[Load, Mapping[str, Any]] = {
@@ -25,8 +24,6 @@ LOAD_STYLES: Mapping[Load, Mapping[str, Any]] = {
     Load.JIT: {"fg": "yellow"},
     Load.NONE: {"dim": True},
 }
-_COLUMNS = ("library", "sources", "exact", "family", "ptx", "dead", "foreign")
-_HEADS = ("library", "sources", "exact", "family", "jit", "none", "foreign")
 
 
 @click.command()
@@ -42,10 +39,7 @@ def command(
 
     The release's own CMake decides; no compiler, torch or GPU is needed. The first column says how
     the patched group reaches the device: exact, family, compatible, jit (from PTX), or none; -v
-    adds where a group stands and what it switches on.
-
-    Then come the CUDA sources of each library that setup.py asks for: none counts those without
-    code for the device, foreign those that have machine code for other devices as well.
+    adds where a group stands and what it switches on. `build vllm --dry-run` counts the sources.
     """
     with opened(source) as (recipe, workspace):
         request = selection.request(workspace.ledger)
@@ -57,17 +51,12 @@ def command(
         plan = plan_for(workspace, recipe, request)
         stock = evaluate(plan.stock, target, archs, target.cuda)
         patched = evaluate(plan.patched, target, archs, target.cuda)
-        sources = planned_sources(plan.patched, target, archs, target.cuda)
-        libraries = counts(sources, target)
-        unknown = not_counted(plan.patched, sources, target)
         yield from tree_blocks(
             workspace,
             request,
             torch_cuda_arch_list=archs,
             cuda=target.cuda,
             groups=[_group_fields(*pair, target) for pair in zip(stock, patched, strict=True)],
-            libraries=libraries,
-            not_counted=unknown,
         )
         yield f"TORCH_CUDA_ARCH_LIST={archs}, CUDA {target.cuda}"
         yield from _group_rows(stock, patched, target, verbose=verbose)
@@ -75,12 +64,6 @@ def command(
         counted = ", ".join(f"{loads[load]} {load}" for load in sorted(loads, reverse=True))
         changed = sum(old.archs != new.archs for old, new in zip(stock, patched, strict=True))
         yield f"{len(patched)} groups on {target.title}: {counted}; {changed} differ from stock"
-        yield from record_table(libraries, *_COLUMNS, heads=_HEADS)
-        for library in libraries:
-            if library.in_vain:
-                yield lead_word("warning") + f"{library.library} is compiled in vain"
-        if unknown:
-            yield f"not counted: {', '.join(unknown)}, whose sources another project's CMake names"
 
 
 def _group_rows(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import click
 from click.shell_completion import get_completion_class
 
-from patchkit.cli.complete import bash_completion
 from patchkit.cli.out import data
 
 
@@ -15,6 +14,6 @@ def command(shell: str) -> None:
     """Print a completion script: eval "$(patchkit completion bash)"."""
     from patchkit.cli import group  # which loads this module: on top it would be a circle
 
-    found = bash_completion() if shell == "bash" else get_completion_class(shell)
+    found = get_completion_class(shell)
     assert found is not None
     data(found(group, {}, "patchkit", "_PATCHKIT_COMPLETE").source() + "\n")

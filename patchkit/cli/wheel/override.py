@@ -15,7 +15,7 @@ from patchkit.cli.wheel.build_options import house_option
 from patchkit.errors import UsageError
 from patchkit.versions import named_pin
 from patchkit.wheel.wheelhouse.contents import load_manifest
-from patchkit.wheel.wheelhouse.manifest import Kind, Override
+from patchkit.wheel.wheelhouse.manifest import Override
 from patchkit.wheel.wheelhouse.overrides import (
     choose_override,
     known_overrides,
@@ -87,23 +87,12 @@ def override_lines(overrides: Iterable[Override]) -> Iterator[Shown]:
 
 
 def _changed_blocks(house: Path, state: str, override: Override) -> Iterator[Block]:
-    """Yield what was done, and the commands after which the wheelhouse is what overrides say."""
+    """Yield what was done; verify names what has to follow, wheel by wheel."""
     yield Record({"dir": house, "state": state, "override": override.fields()})
     yield GOOD + f"{house}: {state}: {override}"
-    taken = state != "lifted"
-    listed, project = load_manifest(house).wheels, override.takes.project
-    there = [entry for entry in listed if entry.name.project == project]
-    # What met the override is not what the pin asks for, and the other way round.
-    other = [entry for entry in there if override.is_met_by(entry.name.version) != taken]
-    steps: list[tuple[str | Path, ...]] = []
-    if any(entry.kind is Kind.BUILT for entry in other):
-        steps.append(("wheelhouse", "prune", "--dir", house, "--drop", project))
-    if is_nccl(project) and (other or not there):
-        steps.append(("build", "nccl", "--dir", house))
-    if any(entry.kind is not Kind.BUILT for entry in listed):
-        steps.append(("wheelhouse", "fill", "--dir", house))
-    for step in steps or [("verify", house)]:
-        yield next_step(*program(), *step)
+    if is_nccl(override.takes.project) and state == "recorded":
+        yield next_step(*program(), "build", "nccl", "--dir", house)
+    yield next_step(*program(), "verify", house)
 
 
 def override_fields(overrides: Iterable[Override], offered: Iterable[Override]) -> dict[str, Any]:

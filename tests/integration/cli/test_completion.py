@@ -21,9 +21,6 @@ def test_completion_scripts(cli, shell):
         ("patchkit explain deepgemm_s", "2", "deepgemm_sm12x"),
         ("patchkit apply --only nvml", "3", "nvml_total_memory"),
         ("patchkit apply --target th", "3", "thor"),
-        # bash ends a word at `=`: only what follows is put in.
-        ("patchkit apply vllm == 0.20.1", "4", "0.20.1"),
-        ("patchkit status --vllm-src vllm == 0.33", "5", "0.33.0"),
         ("patchkit build nccl --version 2.29.7", "4", "2.29.7"),
         ("patchkit build vllm --version 0.25.1", "4", "0.25.1"),
         ("patchkit env explain VLLM_HOST_I", "3", "VLLM_HOST_IP"),

@@ -256,7 +256,7 @@ def test_a_table_has_every_word_at_any_width(rows, width):
         (
             [("state", "a/path/that/is/longer", "7")],
             20,
-            ["state\n    a/path/that/is/longer\n    n 7"],
+            ["state\n    a/path/that/is/longer\n    7"],
         ),
     ],
     ids=["fits", "wrapped", "blocks"],

@@ -158,7 +158,7 @@ def test_a_lock_from_before_is_no_longer_right(fill, call, house):
     said = call("wheelhouse", "override", PIN).stdout
     assert said.splitlines()[1:] == [
         "next: patchkit build nccl --dir wheelhouse",
-        "next: patchkit wheelhouse fill --dir wheelhouse",
+        "next: patchkit verify wheelhouse",
     ]
     (found,) = json.loads(call("verify", "--json", rc=2).stdout)["findings"]
     assert found["where"].startswith("nvidia_nccl_cu13-2.28.9")
