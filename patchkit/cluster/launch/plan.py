@@ -23,7 +23,7 @@ from patchkit.runtime.env.cluster_env import ClusterEnv, cluster_env
 from patchkit.runtime.env.file_text import file_text
 from patchkit.runtime.envfile.syntax import Format
 from patchkit.runtime.host.hardware import target_of
-from patchkit.runtime.node.address import addresses
+from patchkit.runtime.host.networks import describe_addresses
 from patchkit.runtime.node.decision import NodeOptions, decide
 from patchkit.runtime.node.env_file import EnvFile, env_file
 from patchkit.runtime.node.topology import attach
@@ -110,7 +110,7 @@ def planned_ranks(
         with name_node(node.ssh, by_cluster_file):
             _check_vllm(its, cluster)
             if node.address and not its.host.has_address(node.address):
-                raise _not_its_address(node.address, f"it has {addresses(its.host)}")
+                raise _not_its_address(node.address, f"it has {describe_addresses(its.host)}")
             planned = _plan_rank(cluster, number, its, model, head)
             if node.address not in ("", planned.address):
                 raise _not_its_address(node.address, f"the head reaches it at {planned.address}")

@@ -99,7 +99,9 @@ def _uneven_twins(env: ClusterEnv, head: EnvFile) -> Iterator[str]:
 
 def _edited_note(head: EnvFile, added: list[Setting]) -> str:
     """Say what an edited file brings that this node's rules do not set; its digest cannot."""
-    names = ", ".join(f"{each.name}={each.value} (line {head.line(each.name)})" for each in added)
+    names = ", ".join(
+        f"{each.name}={each.value} (line {head.lines.get(each.name, 1)})" for each in added
+    )
     return f"{head.where} was edited after patchkit wrote it, and --accept-edited was given; " + (
         f"not from this node's rules: {names}"
         if names

@@ -1,13 +1,14 @@
-"""Compare the IPv4 networks of a host's interfaces. Pure."""
+"""See in the facts of a host which links can carry data, and whose networks they share. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
-from ipaddress import IPv4Interface
+from ipaddress import IPv4Interface, ip_address, ip_network
 from typing import Literal
 
-from patchkit.runtime.host.host import Host, Netdev
+from patchkit.runtime.host import hardware
+from patchkit.runtime.host.host import Host, Netdev, Rdma
 
 TwinState = Literal["none", "down", "bare", "bare-first", "random", "link-local", "both"]
 """How the other half of a netdev's cage is addressed: see ``twin_state``."""
@@ -21,6 +22,22 @@ class Overlap:
     address: IPv4Interface
     other: Netdev
     present: IPv4Interface
+
+
+@dataclass(frozen=True, slots=True)
+class Port:
+    """An active RDMA device that RoCE v2 can address by IPv4, and its interface."""
+
+    device: Rdma
+    netdev: Netdev
+
+
+def usable_ports(host: Host) -> list[Port]:
+    """Return the ports that RoCE v2 can use, ordered by PCI address."""
+    addressed = {netdev.name: netdev for netdev in host.netdevs if netdev.up and netdev.ipv4}
+    found = [rdma for rdma in host.rdma if rdma.active and rdma.netdev in addressed]
+    found.sort(key=lambda rdma: (rdma.pci, rdma.name))
+    return [Port(rdma, addressed[rdma.netdev]) for rdma in found]
 
 
 def overlaps(host: Host, names: Collection[str]) -> Iterator[Overlap]:
@@ -53,3 +70,33 @@ def twin_state(host: Host, netdev: Netdev) -> TwinState:
     if netdev.ipv4 and bool(netdev.lasting) is not bool(other.lasting):
         return "random"
     return "both" if other.lasting else "link-local"
+
+
+def in_reach(netdev: Netdev, address: str) -> list[IPv4Interface]:
+    """Return the addresses of a netdev that reach another one without a router.
+
+    A single host's address in an overlay network reaches all of it.
+    """
+    asked, overlays = ip_address(address), hardware.facts()["overlays"]["networks"]
+    return [
+        own
+        for own in netdev.ipv4
+        if (own.network.prefixlen < own.max_prefixlen and asked in own.network)
+        or (
+            own.network.prefixlen == own.max_prefixlen
+            and any(own.ip in ip_network(each) and asked in ip_network(each) for each in overlays)
+        )
+    ]
+
+
+def describe_devices(host: Host) -> str:
+    found = [
+        f"{rdma.name} {rdma.state or 'of unknown state'} on {rdma.netdev or 'nothing'}"
+        for rdma in host.rdma
+    ]
+    return ", ".join(found) or "no RDMA device"
+
+
+def describe_addresses(host: Host) -> str:
+    found = [f"{own.ip} on {netdev.name}" for netdev in host.netdevs for own in netdev.ipv4]
+    return ", ".join(text for text in found if not text.startswith("127.")) or "no IPv4 address"

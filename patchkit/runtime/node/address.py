@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from ipaddress import IPv4Address, IPv4Interface, ip_address, ip_network
+from ipaddress import IPv4Address
 
 from patchkit.errors import HostError, UsageError
-from patchkit.runtime.host import hardware
 from patchkit.runtime.host.advice import remark
-from patchkit.runtime.host.host import Host, Netdev, Rdma
+from patchkit.runtime.host.host import Host, Netdev
+from patchkit.runtime.host.networks import Port, describe_addresses, in_reach, usable_ports
 
 PLAN = "give it one, for example as `patchkit net plan` says"
 
@@ -23,17 +23,23 @@ class OwnAddress:
 
 
 def own_address(
-    host: Host, topology: str, role: str, head: str, data: Sequence[Rdma]
+    host: Host, topology: str, role: str, head: str, ports: Sequence[Port]
 ) -> OwnAddress:
-    """Return the address; ``data`` are the devices that RoCE would use, best first.
+    """Return the address; ``ports`` are those that RoCE would use, best first.
 
     Raises HostError if there is none, UsageError for a malformed head.
     """
     if role == "worker":
-        return _worker_address(host, named_address(head), data)
-    if head:
-        return _address_holder(host, named_address(head))
-    return _head_address(host, topology, data)
+        return _worker_address(host, named_address(head), ports)
+    if not head:
+        return _head_address(host, topology, ports)
+    for netdev in host.netdevs:
+        if any(str(own.ip) == named_address(head) for own in netdev.ipv4):
+            return OwnAddress(netdev, head)
+    raise HostError(
+        f"{head} is no address of this host; it has {describe_addresses(host)}",
+        hint="--head-ip is the head's own address: run this on the head, or with --role worker",
+    )
 
 
 def named_address(head: str) -> str:
@@ -47,38 +53,6 @@ def named_address(head: str) -> str:
     return head
 
 
-def _address_holder(host: Host, address: str) -> OwnAddress:
-    for netdev in host.netdevs:
-        if any(str(each.ip) == address for each in netdev.ipv4):
-            return OwnAddress(netdev, address)
-    raise HostError(
-        f"{address} is no address of this host; it has {addresses(host)}",
-        hint="--head-ip is the head's own address: run this on the head, or with --role worker",
-    )
-
-
-def _worker_address(host: Host, head: str, data: Sequence[Rdma]) -> OwnAddress:
-    check_no_head(host, head)
-    first, fast = ({rdma.netdev for rdma in each} for each in (data, usable_rdma(host)))
-    near = [netdev for netdev in host.netdevs if netdev.up and reaches(netdev, head)]
-    # Of several interfaces in that network the one for the data first, and last an RDMA device that
-    # was left out, since it shares that network; names alone depend on udev.
-    near.sort(
-        key=lambda each: (each.name not in first, each.name in fast, each.pci, each.name),
-    )
-    if not near:
-        raise lacking(
-            host,
-            f"no interface of this host is in a network with the head, {head}; "
-            f"it has {addresses(host)}",
-            why="another cage is cabled than the one with the address, or the address is missing",
-            hint=f"see `patchkit probe` on both; {PLAN}",
-        )
-    # An interface may have several addresses; the head reaches this one directly.
-    address = next(each for each in near[0].ipv4 if _is_in_reach(each, head))
-    return OwnAddress(near[0], str(address.ip))
-
-
 def check_no_head(host: Host, head: str) -> None:
     """Raise HostError if a worker has its head's address."""
     if host.has_address(head):
@@ -89,44 +63,6 @@ def check_no_head(host: Host, head: str) -> None:
         )
 
 
-def _head_address(host: Host, topology: str, data: Sequence[Rdma]) -> OwnAddress:
-    netdev = next(iter(_head_candidates(host, topology, data)), None)
-    if netdev is None and topology == "ring":
-        raise HostError(
-            "in a ring no cable reaches all nodes, and beside the cables this host has no address; "
-            f"it has {addresses(host)}",
-            hint="connect the LAN or the Wi-Fi; or name an address that every node can reach: "
-            "--head-ip ADDRESS",
-        )
-    if netdev is None:
-        raise lacking(
-            host,
-            f"no QSFP cage is cabled and has an IPv4 address; this host has {addresses(host)}",
-            why="",
-            hint=f"{PLAN}; or use another network, by sockets: --head-ip ADDRESS",
-        )
-    # A link-local address is drawn anew at each boot, so any other one is better.
-    stays = min(netdev.ipv4, key=lambda each: each.ip.is_link_local)
-    return OwnAddress(netdev, str(stays.ip))
-
-
-def _head_candidates(host: Host, topology: str, data: Sequence[Rdma]) -> Iterator[Netdev]:
-    """Return interfaces that a head may announce, best first."""
-    fast = {rdma.netdev for rdma in host.rdma}
-    # A ring's cables join neighbours alone, and a Thor has no RDMA: the LAN reaches every node.
-    if topology in ("ring", "hetero"):
-        for kind in ("ethernet", "wifi"):
-            yield from (each for each in _addressed_netdevs(host, kind) if each.name not in fast)
-    if topology != "ring":
-        yield from filter(None, (host.netdev(each.netdev) for each in data))
-        cabled = [each for each in _addressed_netdevs(host) if each.name in fast or each.port]
-        yield from sorted(cabled, key=lambda each: (not each.lasting, each.pci, each.name))
-
-
-def _addressed_netdevs(host: Host, kind: str = "ethernet") -> list[Netdev]:
-    return [each for each in host.netdevs if each.kind == kind and each.up and each.ipv4]
-
-
 def lacking(host: Host, what: str, why: str, hint: str) -> HostError:
     """Return the error for a cable that is missing; without a ConnectX-7 that is the reason."""
     if off_bus := remark(host, "no-connectx"):
@@ -135,40 +71,58 @@ def lacking(host: Host, what: str, why: str, hint: str) -> HostError:
     return HostError(what, why=why, hint=hint)
 
 
-# RDMA devices
+def _worker_address(host: Host, head: str, ports: Sequence[Port]) -> OwnAddress:
+    check_no_head(host, head)
+    first, fast = ({port.netdev.name for port in found} for found in (ports, usable_ports(host)))
+    near = [netdev for netdev in host.netdevs if netdev.up and in_reach(netdev, head)]
+    if not near:
+        raise lacking(
+            host,
+            f"no interface of this host is in a network with the head, {head}; "
+            f"it has {describe_addresses(host)}",
+            why="another cage is cabled than the one with the address, or the address is missing",
+            hint=f"see `patchkit probe` on both; {PLAN}",
+        )
+    # Of several interfaces in that network the one for the data first, and last an RDMA device that
+    # was left out, since it shares that network; names alone depend on udev.
+    best = min(
+        near, key=lambda each: (each.name not in first, each.name in fast, each.pci, each.name)
+    )
+    # An interface may have several addresses; the head reaches this one directly.
+    return OwnAddress(best, str(in_reach(best, head)[0].ip))
 
 
-def usable_rdma(host: Host) -> list[Rdma]:
-    """Return active RDMA devices that RoCE v2 can address by IPv4, ordered by PCI address."""
-    addressed = {each.name for each in host.netdevs if each.up and each.ipv4}
-    found = [rdma for rdma in host.rdma if rdma.active and rdma.netdev in addressed]
-    return sorted(found, key=lambda rdma: (rdma.pci, rdma.name))
+def _head_address(host: Host, topology: str, ports: Sequence[Port]) -> OwnAddress:
+    netdev = next(_head_candidates(host, topology, ports), None)
+    if netdev is None and topology == "ring":
+        raise HostError(
+            "in a ring no cable reaches all nodes, and beside the cables this host has no address; "
+            f"it has {describe_addresses(host)}",
+            hint="connect the LAN or the Wi-Fi; or name an address that every node can reach: "
+            "--head-ip ADDRESS",
+        )
+    if netdev is None:
+        raise lacking(
+            host,
+            "no QSFP cage is cabled and has an IPv4 address; this host has "
+            f"{describe_addresses(host)}",
+            why="",
+            hint=f"{PLAN}; or use another network, by sockets: --head-ip ADDRESS",
+        )
+    # A link-local address is drawn anew at each boot, so any other one is better.
+    stays = min(netdev.ipv4, key=lambda own: own.ip.is_link_local)
+    return OwnAddress(netdev, str(stays.ip))
 
 
-def reaches(netdev: Netdev, address: str) -> bool:
-    """Return whether an address is in a network of the interface, overlay networks included."""
-    return any(_is_in_reach(each, address) for each in netdev.ipv4)
-
-
-def _is_in_reach(own: IPv4Interface, address: str) -> bool:
-    if own.network.prefixlen < own.max_prefixlen:
-        return ip_address(address) in own.network
-    # A single host's address in an overlay network reaches all of it.
-    overlays = map(ip_network, hardware.facts()["overlays"]["networks"])
-    return any(own.ip in each and ip_address(address) in each for each in overlays)
-
-
-# Words
-
-
-def devices_of(host: Host) -> str:
-    found = [
-        f"{each.name} {each.state or 'of unknown state'} on {each.netdev or 'nothing'}"
-        for each in host.rdma
-    ]
-    return ", ".join(found) or "no RDMA device"
-
-
-def addresses(host: Host) -> str:
-    found = [f"{each.ip} on {netdev.name}" for netdev in host.netdevs for each in netdev.ipv4]
-    return ", ".join(each for each in found if not each.startswith("127.")) or "no IPv4 address"
+def _head_candidates(host: Host, topology: str, ports: Sequence[Port]) -> Iterator[Netdev]:
+    """Yield interfaces that a head may announce, best first."""
+    fast = {rdma.netdev for rdma in host.rdma}
+    addressed = [netdev for netdev in host.netdevs if netdev.up and netdev.ipv4]
+    # A ring's cables join neighbours alone, and a Thor has no RDMA: the LAN reaches every node.
+    for kind in ("ethernet", "wifi") if topology in ("ring", "hetero") else ():
+        yield from (each for each in addressed if each.kind == kind and each.name not in fast)
+    if topology != "ring":
+        yield from (port.netdev for port in ports)
+        wired = [netdev for netdev in addressed if netdev.kind == "ethernet"]
+        cabled = [netdev for netdev in wired if netdev.name in fast or netdev.port]
+        yield from sorted(cabled, key=lambda each: (not each.lasting, each.pci, each.name))

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 from patchkit.errors import HostError, UsageError
 from patchkit.runtime.host.hardware import target_of
 from patchkit.runtime.host.host import Host, plain
-from patchkit.runtime.node.address import addresses, check_no_head
+from patchkit.runtime.host.networks import describe_addresses
+from patchkit.runtime.node.address import check_no_head
 from patchkit.runtime.node.topology import Attachment, attach
 from patchkit.runtime.rules.condition import Situation
 from patchkit.runtime.rules.presets import Preset, named_preset
@@ -60,7 +61,6 @@ class Node:
 
     ``head`` is the head's address, empty for a node alone; ``versions`` are those of torch, triton
     and NCCL, empty where unknown; ``choice`` and ``extra`` include what the head's file brings.
-    ``elsewhere`` is the node's address where this host does not have it, empty where it does.
     """
 
     role: str
@@ -75,7 +75,6 @@ class Node:
     preset: Preset | None = None
     choice: RuleChoice = BY_DEFAULT
     extra: Mapping[str, str] = field(default_factory=dict)
-    elsewhere: str = ""
 
     @property
     def topology(self) -> str:
@@ -133,19 +132,21 @@ def decide(
         attachment = attach(
             host, role=role, topology=asked.topology, nodes=nodes, head=asked.head, target=target
         )
+    if file and not addressed:
+        _check_place(options.role, file, host)
+    executor = choose_executor(
+        load_variable_rules().executors,
+        vllm,
+        role=role,
+        asked=asked.executor,
+        wanted=asked.choice.wanted,
+    )
     return Node(
-        elsewhere="" if addressed or not file else _address_elsewhere(options.role, file, host),
         role=role,
         nodes=nodes,
         head=asked.head or attachment.address,
         vllm=vllm,
-        executor=choose_executor(
-            load_variable_rules().executors,
-            vllm,
-            role=role,
-            asked=asked.executor,
-            wanted=asked.choice.wanted,
-        ),
+        executor=executor,
         attachment=attachment,
         target=target,
         versions=versions,
@@ -163,9 +164,8 @@ def _with_file(options: NodeOptions, file: EnvFile) -> NodeOptions:
     """
     facts = file.facts
     of_head = (file.role, options.role) == ("head", "worker")
-    topology, executor = (
-        "" if each == "auto" else each for each in (options.topology, options.executor)
-    )
+    topology = "" if options.topology == "auto" else options.topology
+    executor = "" if options.executor == "auto" else options.executor
     given = {
         # A worker reads the file of its head: their roles differ on purpose.
         "role": "" if of_head else options.role,
@@ -233,26 +233,20 @@ def _check_head(head: EnvFile, host: Host, vllm: str, nccl: str, options: NodeOp
     check_transfer(head, load_variable_rules(), {*read, *other_variables()}, options.extra)
 
 
-def _address_elsewhere(role: str, file: EnvFile, host: Host) -> str:
-    """Return the address of a file's node, if this host does not have it and ``role`` says so.
-
-    Raises HostError if the role comes from the file: then the file is on the wrong host.
-    """
+def _check_place(role: str, file: EnvFile, host: Host) -> None:
+    """Raise HostError for a file on the wrong host, unless ``role`` says whose line is meant."""
     own = file.variables.get("VLLM_HOST_IP", "") or file.facts.get("head", "")
     if (file.role, role) == ("head", "worker"):
         # One of its workers reads it, which may be another host than this one.
         check_no_head(host, file.facts["head"])
-        return ""
-    if file.role == "single" or not own or host.has_address(own):
-        return ""
-    if role:
-        return own
-    raise HostError(
-        f"{file.where} is for the {file.role}, {own}, and this host has {addresses(host)}",
-        why="two nodes that take the same rank wait for the others for ever",
-        hint="on a worker take its own file, or the head's with --role worker; to write the "
-        f"{file.role}'s line elsewhere, say so with --role {file.role}",
-    )
+    elif not role and file.role != "single" and own and not host.has_address(own):
+        raise HostError(
+            f"{file.where} is for the {file.role}, {own}, and this host has "
+            f"{describe_addresses(host)}",
+            why="two nodes that take the same rank wait for the others for ever",
+            hint="on a worker take its own file, or the head's with --role worker; to write the "
+            f"{file.role}'s line elsewhere, say so with --role {file.role}",
+        )
 
 
 def _check_cluster(role: str, nodes: int, head: str) -> None:

@@ -45,10 +45,6 @@ class EnvFile:
         """Return the names that a fact lists: ``set``, ``with`` or ``without``."""
         return frozenset(filter(None, self.facts.get(fact, "").split(",")))
 
-    def line(self, name: str) -> int:
-        """Return the line that sets a variable."""
-        return self.lines.get(name, 1)
-
 
 def read_env_file(path: Path, *, accept_edited: bool = False) -> EnvFile:
     """Return an env file that patchkit wrote, for a node of any role.

@@ -2,105 +2,80 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from ipaddress import IPv4Interface, IPv4Network
-from typing import NamedTuple
+from collections.abc import Sequence
+from ipaddress import IPv4Network
 
 from patchkit.errors import HostError
-from patchkit.runtime.host.host import Host, Netdev, Rdma
-from patchkit.runtime.host.networks import overlaps
-from patchkit.runtime.node.address import reaches, usable_rdma
+from patchkit.runtime.host.host import Host
+from patchkit.runtime.host.networks import Port, in_reach, overlaps, usable_ports
 
 
-class _Port(NamedTuple):
-    device: Rdma
-    netdev: Netdev
-
-    @property
-    def cage(self) -> int | None:
-        return self.device.cage
-
-
-def fabric(host: Host, nodes: int, head: str) -> tuple[Rdma, ...]:
-    """Return the devices of the cage that joins this node to the others, best first.
+def fabric(host: Host, nodes: int, head: str) -> tuple[Port, ...]:
+    """Return the ports of the cage that joins this node to the others, best first.
 
     ``head`` is the head's address, or empty; one on the LAN says nothing about the cage. Returns
     nothing where no device is usable, or where each of two cages may be meant.
     """
-    ports = list(_usable_ports(host))
+    ports = usable_ports(host)
     spanning = _spanning_ports(host, ports, nodes)
-    own = [each for each in ports if any(str(address.ip) == head for address in each.netdev.ipv4)]
-    near = [each for each in spanning if head and reaches(each.netdev, head)]
+    own = [port for port in ports if any(str(each.ip) == head for each in port.netdev.ipv4)]
+    near = [port for port in spanning if head and in_reach(port.netdev, head)]
     cages = _separate_cages(own or near or spanning)
     if len(cages) > 1 and nodes > 2:
-        cages = _slower_cages(spanning, cages)
-        if len(cages) > 1:
+        # A cable between two Sparks has its full speed: a slower cage leads to a switch.
+        speeds = dict.fromkeys(cages, 0)
+        for port in spanning:
+            cage = port.device.cage
+            speeds[cage] = max(speeds[cage], port.netdev.speed or 0)
+        cages = [cage for cage in cages if 0 < speeds[cage] < max(speeds.values())]
+        if len(cages) != 1:
             return ()
     # What was left out of `spanning` is taken where it has the very address that was named.
-    of_cage = [each for each in spanning if each.cage in cages[:1]] or own
-    return tuple(each.device for each in of_cage)
+    return tuple(port for port in spanning if port.device.cage in cages[:1]) or tuple(own)
 
 
-def check_chosen(host: Host, nodes: int, chosen: Sequence[Rdma]) -> None:
+def check_chosen(host: Host, nodes: int, chosen: Sequence[Port]) -> None:
     """Raise HostError, which asks for an address, where each of two cages may be meant."""
     if chosen:
         return
-    first: dict[int | None, Netdev] = {}
-    for port in _spanning_ports(host, list(_usable_ports(host)), nodes):
-        first.setdefault(port.cage, port.netdev)
-    shown = [f"{each.ipv4[0].ip} on {each.name}" for each in first.values()]
+    first: dict[int | None, str] = {}
+    for port in _spanning_ports(host, usable_ports(host), nodes):
+        first.setdefault(port.device.cage, f"{port.netdev.ipv4[0].ip} on {port.netdev.name}")
     raise HostError(
         f"two cages are in use, and nothing says which one joins {nodes} nodes: "
-        f"{' or '.join(shown)}",
+        f"{' or '.join(first.values())}",
         why="a switch joins all nodes in one network; in a ring each cage leads to another node",
         hint="name the head's address in the network that all nodes share: --head-ip ADDRESS; "
         "if it is a ring: --topology ring",
     )
 
 
-def _usable_ports(host: Host) -> Iterator[_Port]:
-    for device in usable_rdma(host):
-        if netdev := host.netdev(device.netdev):
-            yield _Port(device, netdev)
-
-
-def _spanning_ports(host: Host, ports: Sequence[_Port], nodes: int) -> list[_Port]:
+def _spanning_ports(host: Host, ports: Sequence[Port], nodes: int) -> list[Port]:
     """Return the ports whose network has room for the nodes, those with lasting addresses first.
 
     Where no network has room, all count; a network that is also another interface's does where
     there is no other.
     """
-    roomy = [each for each in ports if any(_host_count(own) >= nodes for own in each.netdev.ipv4)]
+    roomy = []
+    for port in ports:
+        sizes = (own.network.num_addresses for own in port.netdev.ipv4)
+        # Both addresses of a /31 are hosts (RFC 3021).
+        if any((size if size <= 2 else size - 2) >= nodes for size in sizes):
+            roomy.append(port)
     found = roomy or list(ports)
-    shared = {each.netdev.name for each in overlaps(host, {each.netdev.name for each in found})}
-    apart = [each for each in found if each.netdev.name not in shared] or found
-    return sorted(apart, key=lambda each: (not each.netdev.lasting, each.device.pci))
+    shared = {each.netdev.name for each in overlaps(host, {port.netdev.name for port in found})}
+    apart = [port for port in found if port.netdev.name not in shared] or found
+    return sorted(apart, key=lambda port: (not port.netdev.lasting, port.device.pci))
 
 
-def _separate_cages(ports: Sequence[_Port]) -> list[int | None]:
+def _separate_cages(ports: Sequence[Port]) -> list[int | None]:
     """Return the cages, best first, without those in a network that a better one is in."""
     found: dict[int | None, set[IPv4Network]] = {}
     for port in ports:
         # Link-local networks say nothing of where a cable leads.
         networks = {own.network for own in port.netdev.lasting}
-        others = set().union(*(own for cage, own in found.items() if cage != port.cage))
+        cage = port.device.cage
+        others = set().union(*(own for other, own in found.items() if other != cage))
         if not networks & others:
-            found.setdefault(port.cage, set()).update(networks)
+            found.setdefault(cage, set()).update(networks)
     return list(found)
-
-
-def _slower_cages(ports: Sequence[_Port], cages: list[int | None]) -> list[int | None]:
-    """Return the cages that are slower than another: a cable between two Sparks has its full speed.
-
-    Returns all cages where none is slower.
-    """
-    speeds = dict.fromkeys(cages, 0)
-    for port in ports:
-        speeds[port.cage] = max(speeds[port.cage], port.netdev.speed or 0)
-    return [each for each in cages if 0 < speeds[each] < max(speeds.values())] or cages
-
-
-def _host_count(address: IPv4Interface) -> int:
-    """Return how many hosts a network may have; both addresses of a /31 are hosts (RFC 3021)."""
-    size = address.network.num_addresses
-    return size if size <= 2 else size - 2

@@ -5,23 +5,21 @@ Pure: the facts of one host and what was asked for in, one answer or one error o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from ipaddress import IPv4Address
 from typing import Literal
 
 from patchkit.runtime.host import hardware
-from patchkit.runtime.host.host import Host, Netdev, Rdma
-from patchkit.runtime.host.networks import TwinState, twin_state
-from patchkit.runtime.node.address import (
-    PLAN,
-    OwnAddress,
-    devices_of,
-    lacking,
-    named_address,
-    own_address,
-    usable_rdma,
+from patchkit.runtime.host.host import Host, Rdma
+from patchkit.runtime.host.networks import (
+    Port,
+    TwinState,
+    describe_devices,
+    twin_state,
+    usable_ports,
 )
+from patchkit.runtime.node.address import PLAN, OwnAddress, lacking, named_address, own_address
 from patchkit.runtime.node.fabric import check_chosen, fabric
 
 
@@ -56,36 +54,42 @@ def attach(
     leave empty. Raises HostError if the hardware is not what the request needs, or if it can be
     meant in two ways, UsageError without a head.
     """
-    head = named_address(head) if head else ""
-    devices = fabric(host, nodes, head)
-    chosen = _choose_topology(host, topology, nodes, devices, target)
-    own = own_address(host, chosen, role, head, devices)
-    attached = _ATTACHERS[chosen](host, own, nodes, devices)
-    return replace(
-        attached,
-        topology=chosen,
-        address=own.address,
-        netdev=own.netdev.name,
-        notes=(*attached.notes, *_address_notes(own)),
-    )
+    ports = fabric(host, nodes, named_address(head) if head else "")
+    chosen = _choose_topology(host, topology, nodes, ports, target)
+    own = own_address(host, chosen, role, head, ports)
+    if chosen == "roce":
+        attached = _attach_roce(host, own, nodes, ports)
+    elif chosen == "ring":
+        attached = _attach_ring(host, own, nodes)
+    elif chosen == "socket":
+        attached = _attach_socket(host, own)
+    else:  # a Thor has no RDMA
+        data = own.netdev.name
+        attached = Attachment(topology="hetero", data=data, netdevs=(data,))
+    notes = [*attached.notes]
+    if IPv4Address(own.address).is_link_local:
+        notes.append(
+            f"{own.address} is link-local and changes at a boot: write this file anew then"
+        )
+    if others := [str(each.ip) for each in own.netdev.ipv4 if str(each.ip) != own.address]:
+        notes.append(f"{own.netdev.name} has {', '.join(others)} as well; {own.address} is taken")
+    return replace(attached, address=own.address, netdev=own.netdev.name, notes=tuple(notes))
 
 
-def _choose_topology(
-    host: Host, asked: str, nodes: int, devices: Sequence[Rdma], target: str
-) -> str:
-    usable = usable_rdma(host)
+def _choose_topology(host: Host, asked: str, nodes: int, ports: Sequence[Port], target: str) -> str:
+    usable = usable_ports(host)
     if asked in ("roce", "ring") and not usable:
         raise lacking(
             host,
             f"{asked} needs an RDMA device that is active and has an IPv4 address; "
-            f"here: {devices_of(host)}",
+            f"here: {describe_devices(host)}",
             why="the cable is out, the interface has no address, or, in a container, "
             "/dev/infiniband is missing",
             hint=f"see `patchkit probe`; {PLAN}; or sockets on every node, the head "
             "first: --topology socket",
         )
     if asked == "roce":
-        check_chosen(host, nodes, devices)
+        check_chosen(host, nodes, ports)
     if asked != "auto":
         return asked
     if target == "thor":
@@ -93,144 +97,111 @@ def _choose_topology(
     if not usable:
         return "socket"
     # Two cages in use, and neither is a switch's: each leads to another neighbour.
-    if not devices and nodes <= hardware.facts()["connectx"]["ring_nodes"]:
+    if not ports and nodes <= hardware.facts()["connectx"]["ring_nodes"]:
         return "ring"
-    check_chosen(host, nodes, devices)
+    check_chosen(host, nodes, ports)
     return "roce"
 
 
-def _address_notes(own: OwnAddress) -> Iterator[str]:
-    if IPv4Address(own.address).is_link_local:
-        yield f"{own.address} is link-local and changes at a boot: write this file anew then"
-    others = [str(each.ip) for each in own.netdev.ipv4 if str(each.ip) != own.address]
-    if others:
-        yield f"{own.netdev.name} has {', '.join(others)} as well; {own.address} is taken"
-
-
-def _attach_roce(host: Host, own: OwnAddress, nodes: int, devices: Sequence[Rdma]) -> Attachment:
+def _attach_roce(host: Host, own: OwnAddress, nodes: int, ports: Sequence[Port]) -> Attachment:
     # The control may go over another interface than the data, such as the LAN's.
-    device = next((each for each in devices if each.netdev == own.netdev.name), devices[0])
-    netdev = host.netdev(device.netdev) or own.netdev
-    twin = next((each for each in host.rdma if each.name == device.twin), None)
+    port = next((each for each in ports if each.netdev == own.netdev), ports[0])
+    device, netdev = port.device, port.netdev
+    twin = next((rdma for rdma in host.rdma if rdma.name == device.twin), None)
     state: TwinState = twin_state(host, netdev)
-    if twin is None:
-        state = "none"
-    elif not twin.active:
-        state = "down"
-    cage = sorted(filter(None, (device, twin)), key=lambda each: (each.pci, each.name))
-    both = [each for each in cage if each is device or state not in ("none", "down")]
-    addressed = [each.netdev for each in both if state in ("both", "link-local") or each is device]
-    hcas = _exact_names(host, [each.name for each in both])
+    if twin is None or not twin.active:
+        state = "none" if twin is None else "down"
+    both = [device]
+    if twin and state != "down":
+        both = sorted((device, twin), key=lambda rdma: (rdma.pci, rdma.name))
+    addressed = both if state in ("both", "link-local") else [device]
     return Attachment(
         topology="roce",
-        data=device.netdev,
-        netdevs=tuple(addressed),
-        hcas=hcas,
-        half=_exact_names(host, [device.name]),
+        data=netdev.name,
+        netdevs=tuple(rdma.netdev for rdma in addressed),
+        hcas=_exact_names(host, both),
+        half=_exact_names(host, [device]),
         twin=state,
         cages=_cage_numbers([device]),
-        notes=(
-            *_control_notes(own, device),
-            *_twin_notes(device, twin, netdev, state),
-            *_other_cage_notes(host, device, nodes),
-        ),
+        notes=tuple(_roce_notes(host, own, nodes, port, twin)),
     )
 
 
-def _control_notes(own: OwnAddress, device: Rdma) -> Iterator[str]:
-    if own.netdev.name != device.netdev:
+def _roce_notes(
+    host: Host, own: OwnAddress, nodes: int, port: Port, twin: Rdma | None
+) -> Iterator[str]:
+    device, data = port.device, port.netdev.name
+    if own.netdev.name != data:
         yield (
-            f"{own.netdev.name} carries the control, the cable behind {device.netdev} the data; "
+            f"{own.netdev.name} carries the control, the cable behind {data} the data; "
             "sockets for both, on every node: --topology socket"
         )
-
-
-def _twin_notes(device: Rdma, twin: Rdma | None, netdev: Netdev, state: TwinState) -> Iterator[str]:
     if twin is None:
         yield f"{device.name} has no second half here: about half of the cable's bandwidth"
-    elif state == "down":
-        full = hardware.one_half_fills(netdev.speed)
+    elif not twin.active or twin_state(host, port.netdev) == "down":
+        full = hardware.one_half_fills(port.netdev.speed)
         cost = "" if full else "; that costs half of the bandwidth"
-        seen = twin.state or "of unknown state"
-        yield f"{twin.name}, a half of the cable, is left out: it is {seen}{cost}"
-
-
-def _other_cage_notes(host: Host, device: Rdma, nodes: int) -> Iterator[str]:
-    others = [each.name for each in usable_rdma(host) if each.cage != device.cage]
+        state = twin.state or "of unknown state"
+        yield f"{twin.name}, a half of the cable, is left out: it is {state}{cost}"
+    others = [other.device.name for other in usable_ports(host) if other.device.cage != device.cage]
     if others:
         why = (
             "between two nodes one cable carries all that the ConnectX-7 can"
             if nodes == 2
-            else f"all {nodes} nodes are reached over {device.netdev}"
+            else f"all {nodes} nodes are reached over {data}"
         )
         yield f"{', '.join(others)} {'is' if len(others) == 1 else 'are'} not used: {why}"
 
 
-def _attach_ring(host: Host, own: OwnAddress, nodes: int, _devices: Sequence[Rdma]) -> Attachment:
-    usable = [each for each in usable_rdma(host) if not _is_random(host, each)]
+def _attach_ring(host: Host, own: OwnAddress, nodes: int) -> Attachment:
+    # Not those with a random address beside a twin with a lasting one.
+    usable = [
+        port.device
+        for port in usable_ports(host)
+        if port.netdev.lasting or twin_state(host, port.netdev) != "random"
+    ]
+    cages = _cage_numbers(usable)
     notes = [f"{own.netdev.name} carries the bootstrap, the cables carry the data"]
     if nodes == 3:  # luxingcom/aicad-nccl-optimization
         notes.append("in a ring of three each cable must join a port 0 with a port 1")
-    if len(_cage_numbers(usable)) < 2:
-        notes.append(f"a ring uses both cages of every node; here: {devices_of(host)}")
+    if len(cages) < 2:
+        notes.append(f"a ring uses both cages of every node; here: {describe_devices(host)}")
     return Attachment(
         topology="ring",
         data=own.netdev.name,
         netdevs=(own.netdev.name,),
-        hcas=_exact_names(host, [each.name for each in usable]),
-        cages=_cage_numbers(usable),
+        hcas=_exact_names(host, usable),
+        cages=cages,
         notes=tuple(notes),
     )
 
 
-def _is_random(host: Host, device: Rdma) -> bool:
-    """Return whether a device has a random address, and its twin a lasting one."""
-    netdev = host.netdev(device.netdev)
-    return bool(netdev and not netdev.lasting and twin_state(host, netdev) == "random")
-
-
-def _attach_socket(
-    host: Host, own: OwnAddress, _nodes: int, _devices: Sequence[Rdma]
-) -> Attachment:
+def _attach_socket(host: Host, own: OwnAddress) -> Attachment:
     # TCP can use both halves of a cage, as RDMA does.
     both = own.netdev.twin and twin_state(host, own.netdev) in ("both", "link-local")
-    usable = usable_rdma(host)
+    usable = usable_ports(host)
     notes = []
     if not usable:
-        notes.append(f"sockets, since no RDMA device is usable here: {devices_of(host)}")
-    elif own.netdev.name not in (each.netdev for each in usable):
-        fast = ", ".join(f"{each.name} on {each.netdev}" for each in usable)
+        notes.append(f"sockets, since no RDMA device is usable here: {describe_devices(host)}")
+    elif own.netdev not in (port.netdev for port in usable):
+        fast = ", ".join(f"{port.device.name} on {port.netdev.name}" for port in usable)
         notes.append(f"sockets, as asked for; RoCE could use {fast}: --topology roce")
     return Attachment(
         topology="socket",
         data=own.netdev.name,
         netdevs=(own.netdev.name, *([own.netdev.twin] if both else [])),
-        cages=tuple(each for each in [own.netdev.cage] if each is not None),
+        cages=() if own.netdev.cage is None else (own.netdev.cage,),
         notes=tuple(notes),
     )
 
 
-def _attach_hetero(
-    _host: Host, own: OwnAddress, _nodes: int, _devices: Sequence[Rdma]
-) -> Attachment:
-    """Return one interface: a Thor has no RDMA."""
-    return Attachment(topology="hetero", data=own.netdev.name, netdevs=(own.netdev.name,))
+def _cage_numbers(devices: Sequence[Rdma]) -> tuple[int, ...]:
+    return tuple(sorted({rdma.cage for rdma in devices if rdma.cage is not None}))
 
 
-_ATTACHERS: Mapping[str, Callable[[Host, OwnAddress, int, Sequence[Rdma]], Attachment]] = {
-    "roce": _attach_roce,
-    "ring": _attach_ring,
-    "socket": _attach_socket,
-    "hetero": _attach_hetero,
-}
-
-
-def _cage_numbers(devices: Iterable[Rdma]) -> tuple[int, ...]:
-    return tuple(sorted({each.cage for each in devices if each.cage is not None}))
-
-
-def _exact_names(host: Host, names: Sequence[str]) -> str:
+def _exact_names(host: Host, devices: Sequence[Rdma]) -> str:
     """Return names for NCCL, which takes prefixes; ``=`` makes them exact where that matters."""
-    others = [each.name for each in host.rdma if each.name not in names]
-    exact = any(other.startswith(tuple(names)) for other in others)
+    names = tuple(rdma.name for rdma in devices)
+    others = [rdma.name for rdma in host.rdma if rdma.name not in names]
+    exact = any(other.startswith(names) for other in others)
     return ("=" if exact else "") + ",".join(names)

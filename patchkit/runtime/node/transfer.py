@@ -29,10 +29,14 @@ def check_transfer(
     ``known`` are the names that the software of this node reads; ``here`` those that the user sets
     on this node, for which the file does not count.
     """
-    by_rule = _values_by_rule(head, rules)
+    # What rules and the model's preset set is the same on every node.
+    shared = [rule.set for rule in rules.rules if rule.scope == "shared"]
+    if preset := find(head.facts.get("model", "")):
+        shared.append(preset.variables)
+    by_rule = {pair for variables in shared for pair in variables.items()}
     asked = head.extra.keys()
     refused = [
-        f"  {head.where}:{head.line(name)}: {name[:_SHOWN]} {trouble}"
+        f"  {head.where}:{head.lines.get(name, 1)}: {name[:_SHOWN]} {trouble}"
         for name, value in head.variables.items()
         if name not in here and (name, value) not in by_rule
         if name in asked or name not in rules.of_host  # what a node owns is not taken
@@ -66,27 +70,14 @@ def _transfer_trouble(
     return _value_trouble(name, value)
 
 
-def _values_by_rule(head: EnvFile, rules: VariableRules) -> set[tuple[str, str]]:
-    """Return what rules and the model's preset set, the same on every node."""
-    shared = [rule.set for rule in rules.rules if rule.scope == "shared"]
-    preset = find(head.facts.get("model", ""))
-    return {pair for each in shared for pair in each.items()} | {
-        *(preset.variables.items() if preset else ())
-    }
-
-
 def _value_trouble(name: str, value: str) -> str:
     if not value.isprintable() or is_placeholder(name, value):
         return "has a value that is none"
-    if "/" in value and not _is_network(value):
-        return f"is {value[:_SHOWN]}: a path, and nobody here knows what lies there"
+    try:
+        ip_network(value, strict=False)
+    except ValueError:
+        if "/" in value:
+            return f"is {value[:_SHOWN]}: a path, and nobody here knows what lies there"
     # As a worker: there a loopback address is wrong, which a node alone may have.
     problems = find_value_problems(name, value, role="worker")
     return "; ".join(f"is {value[:_SHOWN]}: {problem.what}" for problem in problems)
-
-
-def _is_network(value: str) -> bool:
-    try:
-        return bool(ip_network(value, strict=False))
-    except ValueError:
-        return False

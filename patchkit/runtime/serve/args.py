@@ -14,12 +14,10 @@ from patchkit.errors import DriftError, UsageError
 from patchkit.runtime.node.decision import Node
 from patchkit.runtime.rules.flag_rules import FlagRule, FlagRules, LeaveOut
 from patchkit.runtime.rules.flags import flags, takes
-from patchkit.runtime.rules.model_recipes import differences, recipe_of
 from patchkit.runtime.rules.presets import Preset
 from patchkit.runtime.rules.rule import Advice, holding
-from patchkit.runtime.serve.memory import check_size
 from patchkit.runtime.serve.notes import notes
-from patchkit.runtime.serve.request import ServeRequest, check
+from patchkit.runtime.serve.request import ServeRequest, check, check_size
 
 _SHARE = "--gpu-memory-utilization"
 
@@ -89,19 +87,17 @@ def serve_args(request: ServeRequest, rules: FlagRules, known: ReleaseFlags) -> 
     request.choice.check(rules.rules, "`patchkit serve-args … --explain` lists them")
     situation = request.node.situation
     active = holding(rules.rules, situation)
-    _check_idle(request, active)
+    if idle := sorted(request.choice.wanted - {rule.id for rule in active}):
+        raise UsageError(
+            f"--with {idle[0]} would change nothing here",
+            why="its condition does not hold for this release, model and place",
+            hint="`--explain` lists the rules that can be turned on",
+        )
     on, off = request.choice.divide(active)
     chosen = _choose_flags(on, request, rules.preset)
     share = chosen.get(_SHARE)
     # Not before the flags are chosen: a rule, the preset or the user may set the share.
-    check_size(
-        request.model,
-        request.weights,
-        request.node,
-        request.memory,
-        float(share.value) if share else rules.memory.share,
-        rules.memory.margin_gib,
-    )
+    check_size(request, float(share.value) if share else rules.memory.share, rules.memory)
     left_out = holding(rules.leave_out, situation)
     dropped = {
         name: rule
@@ -117,10 +113,7 @@ def serve_args(request: ServeRequest, rules: FlagRules, known: ReleaseFlags) -> 
     return ServeCommand(
         request=request,
         flags=tuple(kept),
-        left_out=(
-            *(_flag_of_rule(rule, rule.values) for rule in left_out),
-            *(_flags_of_recipe(request.node.preset, rules.recipe) if request.node.preset else ()),
-        ),
+        left_out=tuple(_flag_of_rule(rule, rule.values) for rule in left_out),
         off=off,
         advice=holding(rules.advice, situation),
         notes=(
@@ -128,19 +121,6 @@ def serve_args(request: ServeRequest, rules: FlagRules, known: ReleaseFlags) -> 
             *(f"{flag} is left out: {rule.reason}" for flag, rule in dropped.items()),
         ),
     )
-
-
-def _check_idle(request: ServeRequest, active: Sequence[FlagRule]) -> None:
-    """Raise UsageError for a rule that is asked for and does not apply."""
-    if idle := sorted(request.choice.wanted - {rule.id for rule in active}):
-        raise UsageError(
-            f"--with {idle[0]} would change nothing here",
-            why="its condition does not hold for this release, model and place",
-            hint="`--explain` lists the rules that can be turned on",
-        )
-
-
-# What is set
 
 
 def _choose_flags(
@@ -196,24 +176,6 @@ def _flags_of_preset(preset: Preset, reasons: Mapping[str, str]) -> Iterator[Ser
                 origin="preset",
                 evidence=preset.evidence,
             )
-
-
-def _flags_of_recipe(preset: Preset, common: Mapping[str, str]) -> Iterator[ServeFlag]:
-    """Yield what upstream's recipe sets and the preset does not."""
-    recipe = recipe_of(preset)
-    for each in differences(preset, recipe) if recipe else ():
-        if each.preset is None:
-            yield ServeFlag(
-                flag=each.name,
-                value=each.recipe or "",
-                reason=each.reason(preset, common),
-                source="recipe for the GB10 in vLLM",
-                origin="recipe",
-                evidence=preset.evidence,
-            )
-
-
-# What the release takes
 
 
 def _check_known(flag: ServeFlag, node: Node, known: ReleaseFlags) -> None:

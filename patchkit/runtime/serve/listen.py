@@ -18,43 +18,37 @@ from patchkit.runtime.node.fabric import fabric
 from patchkit.runtime.serve.request import LOCAL, ServeRequest
 
 CHOICES = ("local", "cable", "lan")
+_ANY = ("0.0.0.0", "::")  # noqa: S104 (recognized, never chosen)
 
 
 def listen_address(choice: str, node: Node, host: Host) -> str:
     """Return the address of a choice of CHOICES.
 
-    Raises HostError if this host has none, UsageError if it has several or is another node.
+    Raises HostError if this host has none, UsageError if it has several.
     """
     if choice == "local" or node.role == "worker":  # a worker answers no requests
         return LOCAL
     if choice == "lan":
-        return _lan_address(node, host)
+        return _lan_address(host)
     # The control may go over the LAN, and the data over the cable.
     if node.head and node.attachment.data == node.attachment.netdev:
         return node.head
     try:
-        devices = fabric(host, node.nodes, node.head)
-        return own_address(host, "roce", "head", "", devices).address
+        return own_address(host, "roce", "head", "", fabric(host, node.nodes, node.head)).address
     except HostError as error:
         raise HostError(
             f"--listen cable: {error.what}", hint="take --listen lan, or name one: --host ADDRESS"
         ) from None
 
 
-def _lan_address(node: Node, host: Host) -> str:
-    if node.elsewhere:
-        raise UsageError(
-            f"--listen lan: {node.elsewhere} is another node, whose LAN address is not known here",
-            hint="name it: --host ADDRESS",
-        )
+def _lan_address(host: Host) -> str:
     fast = {rdma.netdev for rdma in host.rdma}
     found = {
-        str(each.ip): netdev.name
+        str(own.ip): netdev.name
         for netdev in host.netdevs
         if netdev.kind in ("ethernet", "wifi") and netdev.up
         if netdev.cage is None and netdev.name not in fast
-        for each in netdev.ipv4
-        if not each.ip.is_link_local
+        for own in netdev.lasting
     }
     if len(found) == 1:
         return next(iter(found))
@@ -70,14 +64,18 @@ def listening(request: ServeRequest) -> Iterator[str]:
     node, host = request.node, request.host
     if node.role == "worker":
         return
-    if _is_loopback(host):
+    try:
+        local = ip_address(host).is_loopback
+    except ValueError:
+        local = host == "localhost"
+    if local:
         yield f"it listens on {host}, for this machine alone; --listen cable or lan opens it"
         return
-    if _is_any(host):
+    if host in _ANY:
         yield "it listens on every interface"
     else:
-        local = f"localhost:{request.port}"
-        yield f"it listens on {host} alone: `{quoted('curl', local)}` is refused"
+        local_url = f"localhost:{request.port}"
+        yield f"it listens on {host} alone: `{quoted('curl', local_url)}` is refused"
     if host != node.head:
         yield (
             f"everybody who reaches {host} can use the model: vLLM asks nobody for a key "
@@ -87,22 +85,6 @@ def listening(request: ServeRequest) -> Iterator[str]:
 
 def models_url(request: ServeRequest) -> str:
     """Return where to ask for the models that are served; "" for a worker."""
-    host = request.host
-    if _is_any(host):
-        host = "127.0.0.1" if "." in host else "::1"
+    host = dict(zip(_ANY, ("127.0.0.1", "::1"), strict=True)).get(request.host, request.host)
     shown = f"[{host}]" if ":" in host else host
     return "" if request.node.role == "worker" else f"http://{shown}:{request.port}/v1/models"
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
-
-
-def _is_any(host: str) -> bool:
-    try:
-        return ip_address(host).is_unspecified
-    except ValueError:
-        return False

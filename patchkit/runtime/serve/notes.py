@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 from patchkit.evidence import SINGLE_REPORT
 from patchkit.quoting import quoted
-from patchkit.runtime.rules.flag_rules import Limit, load_flag_rules
+from patchkit.runtime.rules.flag_rules import load_flag_rules
 from patchkit.runtime.rules.model_recipes import ModelRecipe, model_recipes
 from patchkit.runtime.rules.presets import Preset
 from patchkit.runtime.rules.releases import within
@@ -16,47 +16,37 @@ from patchkit.runtime.serve.request import ServeRequest
 
 
 def notes(request: ServeRequest) -> Iterator[str]:
-    """Return notes on who reaches the server, the place, the memory and the model."""
-    node = request.node
+    """Yield notes on who reaches the server, the memory and the model."""
+    node, unknown = request.node, request.weights is None
     yield from listening(request)
-    if node.elsewhere:
-        yield f"this is the line of {node.elsewhere}, another node than this one"
-    yield from _memory_notes(request)
-    if node.preset:
-        yield from _preset_notes(node.preset, node.nodes, node.vllm)
-    elif recipe := model_recipes().get(request.model.lower()):
-        limits = holding(load_flag_rules().limits, node.situation)
-        yield from _recipe_notes(recipe, node.vllm, limits)
-
-
-def _memory_notes(request: ServeRequest) -> Iterator[str]:
-    unknown = request.weights is None
-    if request.node.preset is None and request.folder_gib is None:
+    if node.preset is None and request.folder_gib is None:
         more = ", and whether it fits was not checked" if unknown else ""
         yield f"{request.model} has no preset: these flags fit any model{more}"
     elif unknown:
         yield "whether it fits was not checked: nobody names the size of its weights"
     if request.memory.note and not unknown:
         yield request.memory.note
+    if node.preset:
+        yield from _preset_notes(node.preset, node.nodes, node.vllm)
+    elif recipe := model_recipes().get(request.model.lower()):
+        yield from _recipe_notes(recipe, request)
 
 
-def _recipe_notes(recipe: ModelRecipe, vllm: str, limits: Iterable[Limit]) -> Iterator[str]:
+def _recipe_notes(recipe: ModelRecipe, request: ServeRequest) -> Iterator[str]:
     """Yield what upstream says of a model without a preset."""
-    if recipe.min_vllm[:1].isdigit() and not within(vllm, f">={recipe.min_vllm}"):
+    if recipe.min_vllm[:1].isdigit() and not within(request.node.vllm, f">={recipe.min_vllm}"):
         yield f"upstream's recipe of {recipe.id} takes vLLM {recipe.min_vllm} or newer"
     if recipe.settings:
-        yield f"upstream's recipe of {recipe.id} for a GB10 sets: {_setting_words(recipe)}"
-    for limit in limits:
+        # As a shell takes them.
+        settings = recipe.settings.items()
+        variables = [f"{name}={value}" for name, value in settings if name[0] != "-"]
+        flags = [word for pair in settings if pair[0][0] == "-" for word in pair if word]
+        words = quoted(*variables, *flags)
+        yield f"upstream's recipe of {recipe.id} for a GB10 sets: {words}"
+    for limit in holding(load_flag_rules().limits, request.node.situation):
         value = recipe.settings.get(limit.flag, "")
         if value and float(value) > limit.most:
             yield f"its {limit.flag} {value} is too much here. {limit.reason} Take {limit.instead}"
-
-
-def _setting_words(recipe: ModelRecipe) -> str:
-    """Return variables and flags as a shell takes them."""
-    flags = [(name, value) for name, value in recipe.settings.items() if name.startswith("-")]
-    variables = [f"{name}={value}" for name, value in recipe.settings.items() if name[0] != "-"]
-    return quoted(*variables, *(word for pair in flags for word in pair if word))
 
 
 def _preset_notes(preset: Preset, nodes: int, vllm: str) -> Iterator[str]:

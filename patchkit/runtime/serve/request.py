@@ -1,17 +1,28 @@
-"""Say what a node is to serve, and check that this makes sense."""
+"""Say what a node is to serve, and check that this makes sense and that it fits."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
-from patchkit.errors import UsageError
+from patchkit.errors import HostError, UsageError
 from patchkit.quoting import quoted
 from patchkit.runtime.node.decision import Node
+from patchkit.runtime.rules.flag_rules import MemoryBudget
 from patchkit.runtime.rules.model_recipes import model_recipes
 from patchkit.runtime.rules.rule import BY_DEFAULT, RuleChoice
-from patchkit.runtime.serve.memory import MemoryPool, ModelWeights
+from patchkit.runtime.serve.memory import MemoryPool
 
 LOCAL = "127.0.0.1"
+_MOST_NODES = 8  # for more than that the advice is another checkpoint, not more Sparks
+
+
+@dataclass(frozen=True, slots=True)
+class ModelWeights:
+    """The size of a model's weights in GiB; ``least`` where they may be more."""
+
+    gib: float
+    least: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,3 +89,31 @@ def check(request: ServeRequest) -> None:
             why="checkpoints of several owners have this name",
             hint=f"write OWNER/{preset.id}, or the folder that it lies in",
         )
+
+
+def check_size(request: ServeRequest, share: float, budget: MemoryBudget) -> None:
+    """Raise HostError if a node's part of the weights does not fit ``share`` of its memory."""
+    weights, node, pool = request.weights, request.node, request.memory
+    if weights is None or pool.gib is None:
+        return
+    # Weights are not all: activations and a least KV cache come out of the same share.
+    room = pool.gib * share - budget.margin_gib
+    if weights.gib <= room * node.nodes:
+        return
+    ways_out = [(node.preset.instead if node.preset else "") or "a checkpoint in fewer bits"]
+    # No number of nodes helps where one has no room at all.
+    nodes = math.ceil(weights.gib / room) if room > 0 else _MOST_NODES + 1
+    if not pool.shared:
+        enough = math.ceil((weights.gib / node.nodes + budget.margin_gib) / share)
+        ways_out += [f"a GPU with {enough} GiB", "for a line that a Spark runs: --target gb10"]
+    elif nodes <= _MOST_NODES:
+        ways_out.insert(0, f"{nodes} nodes: --role head --nodes {nodes}")
+    size = f"{'at least ' if weights.least else ''}{weights.gib / node.nodes:.0f}"
+    rest = "; the CPU needs the rest of the memory" if pool.shared else ""
+    raise HostError(
+        f"{request.model} does not fit: {size} GiB of weights per node, and there is room for "
+        f"{max(room, 0):.0f}",
+        why=f"{share:.2f} of {pool.gib:.1f} GiB ({pool.whose}), less {budget.margin_gib:.0f} for "
+        f"activations and the least KV cache{rest}",
+        hint="take " + "; or ".join(ways_out),
+    )

@@ -38,7 +38,7 @@ FIRST, SECOND = ("rocep1s0f0", "roceP2p1s0f0"), ("rocep1s0f1", "roceP2p1s0f1")
     ],
 )
 def test_the_cage_that_joins_the_nodes(machine, name, nodes, head, devices):
-    assert tuple(each.name for each in fabric(machine(name), nodes, head)) == devices
+    assert tuple(port.device.name for port in fabric(machine(name), nodes, head)) == devices
 
 
 def attached(host, nodes, head="", role="head", topology="auto") -> Attachment:

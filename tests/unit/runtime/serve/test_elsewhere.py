@@ -30,20 +30,18 @@ def ask(tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    ("file", "node", "role", "rank", "elsewhere"),
+    ("file", "node", "role", "rank"),
     [
-        ("head", 0, (), "0", False),
-        ("head", 1, ("--role=worker",), "1", False),
-        ("worker", 1, (), "1", False),
-        ("head", 1, ("--role=head",), "0", True),
-        ("worker", 0, ("--role=worker",), "1", True),
+        ("head", 0, (), "0"),
+        ("head", 1, ("--role=worker",), "1"),
+        ("worker", 1, (), "1"),
+        ("head", 1, ("--role=head",), "0"),
+        ("worker", 0, ("--role=worker",), "1"),
     ],
 )
-def test_a_line_is_the_file_nodes(ask, file, node, role, rank, elsewhere):
+def test_a_line_is_the_file_nodes(ask, file, node, role, rank):
     done = ask(file, node, *role)
     assert f"--node-rank {rank} --master-addr 192.168.100.10 " in done.stdout
-    said = " ".join(done.stderr.split())
-    assert (f"the line of 192.168.100.1{rank}, another node than this one" in said) == elsewhere
 
 
 @pytest.mark.parametrize(

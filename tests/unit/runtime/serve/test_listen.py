@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 
 import pytest
 from click.testing import CliRunner
@@ -67,12 +66,6 @@ def test_no_address_of_the_choice(choice, role, netdevs, error, says):
         listen_address(choice, asked(**role).node, host(*netdevs))
     assert says in caught.value.what
     assert "--host ADDRESS" in caught.value.hint or "--listen local" in caught.value.hint
-
-
-def test_the_lan_of_another_node_is_not_known():
-    node = replace(asked(**HEAD).node, elsewhere="192.168.100.10")
-    with pytest.raises(UsageError, match="another node, whose LAN address is not known"):
-        listen_address("lan", node, host(LAN))
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,6 @@ from click.testing import CliRunner
 
 from patchkit.cli import group
 from patchkit.errors import HostError
-from support import hosts
 
 SPARK = "NVIDIA GB10, 12.1, 580.173.02, [N/A], 0000000F:01:00.0"
 LAPTOP = "NVIDIA GeForce RTX 5080 Laptop GPU, 12.0, 576.40, 16303, 00000000:01:00.0"
@@ -92,15 +91,3 @@ def test_what_fits_or_is_not_known_is_printed(machine, gpu, asked, share, note):
     assert flags.get("--gpu-memory-utilization") == share
     said = [each for each in served["notes"] if "sized for" in each or "not checked" in each]
     assert (note in said[0]) if note else not said
-
-
-def test_a_line_for_another_node_is_not_sized_for_this_host(machine, tmp_path):
-    head = hosts.build(tmp_path, "cable_port0", node=0)
-    about = ("--vllm=0.25.1", "--nccl=2.30.7", "--triton=3.6.0", f"--output={tmp_path}/head.env")
-    CliRunner().invoke(group, ["env", "--role=head", f"--root={head}", *about])
-    done = serve_args(
-        LARGE, f"--from={tmp_path}/head.env", "--role=head", f"--root={machine(LAPTOP, 30)}"
-    )
-    assert done.stdout.startswith(f"vllm serve {LARGE} --tensor-parallel-size 2 ")
-    said = " ".join(done.stderr.split())
-    assert "192.168.100.10 is not this host: sized for a Spark" in said
