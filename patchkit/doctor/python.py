@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from patchkit.cluster.health.packages import PackageVersions
+from patchkit.cluster.health.node_health import PackageVersions
 from patchkit.cluster.ssh.ssh import there
 from patchkit.doctor.machine import machine_limits
 from patchkit.doctor.peers.check import NotCheckedError, Outcome, check, make_finding

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import shutil
@@ -23,7 +24,7 @@ _SECONDS = 3.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JitCache:
-    """A folder of compiled code: who writes it, and the names of versions and archs in it.
+    """A folder of compiled code: who writes it, and the names in it.
 
     ``locked`` is the first folder on the way to it, or in it, that this user may not write into.
     """
@@ -132,20 +133,15 @@ def _find_caches(environment: Mapping[str, str]) -> Iterator[JitCache]:
         "inductor": environment.get("TORCHINDUCTOR_CACHE_DIR")
         or Path(tempfile.gettempdir(), inductor),
     }
-    for owner, folder in folders.items():
-        yield _look_into_cache(owner, Path(folder))
-
-
-def _look_into_cache(owner: str, folder: Path) -> JitCache:
-    names: list[str] = []
-    # FlashInfer's are VERSION/ARCHS: two levels; of the others one is enough.
-    for level in ("*", "*/*") if owner == "flashinfer" else ("*",):
-        for number, each in enumerate(folder.glob(level)):
-            if number == _MOST:
-                break
-            names.append(str(each.relative_to(folder)))
-    near = next((each for each in (folder, *folder.parents) if each.exists()), folder)
-    inside = (folder / name for name in names)
-    looked = (near, *(each for each in inside if each.is_dir()))
-    locked = next((str(each) for each in looked if not os.access(each, os.W_OK | os.X_OK)), "")
-    return JitCache(owner=owner, folder=str(folder), names=tuple(sorted(names)), locked=locked)
+    for owner, place in folders.items():
+        folder = Path(place)
+        inside = list(itertools.islice(folder.glob("*"), _MOST))
+        near = next((above for above in (folder, *folder.parents) if above.exists()), folder)
+        looked = (near, *(entry for entry in inside if entry.is_dir()))
+        locked = [str(entry) for entry in looked if not os.access(entry, os.W_OK | os.X_OK)]
+        yield JitCache(
+            owner=owner,
+            folder=str(folder),
+            names=tuple(sorted(entry.name for entry in inside)),
+            locked=locked[0] if locked else "",
+        )

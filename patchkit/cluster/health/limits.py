@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,19 +16,16 @@ _GROUPS = {
     "kubepods": "kubernetes",
     "cri-containerd": "containerd",
 }
-_SYSTEMD_SAYS = ("docker", "podman", "oci")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessLimits:
-    """Limits of a process: bytes that it may lock and open files; None for no limit.
+    """Limits of a process: bytes that it may lock, None for no limit.
 
     ``locks`` is whether it may lock memory beyond any limit, None if that is unknown.
     """
 
-    known: bool = False
     memlock: int | None = None
-    files: int | None = None
     locks: bool | None = None
 
 
@@ -37,10 +33,9 @@ class ProcessLimits:
 class ContainerLimits:
     """What a container gives: ``kind`` is docker, podman … or "" outside of one.
 
-    ``pids`` is the most processes and threads of the control group that is nearest to its limit,
-    None for no limit, ``pids_now`` how many there are; ``shm`` the size of /dev/shm in bytes;
-    ``verbs`` how many RDMA devices have a file in /dev/infiniband, ``verbs_open`` how many of them
-    this user may open.
+    ``pids`` is the most processes and threads of its control group, None for no limit, ``pids_now``
+    how many there are; ``shm`` the size of /dev/shm in bytes; ``verbs`` how many RDMA devices have
+    a file in /dev/infiniband, ``verbs_open`` how many of them this user may open.
     """
 
     kind: str = ""
@@ -52,20 +47,19 @@ class ContainerLimits:
 
 
 def process_limits(process: str, root: Path = _LIVE) -> ProcessLimits:
-    """Return the limits of a process of this user: its number, or ``self``. Raises OSError."""
+    """Return the limits of a process of this user: its number, or ``self``.
+
+    Raises OSError, and ValueError where they are hidden.
+    """
     text = (root / "proc" / process / "limits").read_text(encoding="utf-8")
-    rows = {line[:26].strip(): line[26:].split() for line in text.splitlines()[1:]}
-    soft = {name: words[0] for name, words in rows.items() if words}
-
-    def number(name: str) -> int | None:
-        value = soft.get(name, "")
-        return int(value) if value.isdigit() else None
-
+    limit = re.search(r"^Max locked memory +(\S+)", text, re.MULTILINE)
+    if limit is None:
+        raise ValueError("its limits are hidden")
+    status = _read_text(root / "proc" / process / "status")
+    may = re.search(r"^CapEff:\s*([0-9a-f]+)$", status, re.MULTILINE)
     return ProcessLimits(
-        known=bool(soft),
-        memlock=number("Max locked memory"),
-        files=number("Max open files"),
-        locks=_may_lock(_read_text(root / "proc" / process / "status")),
+        memlock=int(limit[1]) if limit[1].isdigit() else None,
+        locks=bool(int(may[1], 16) >> _LOCKS & 1) if may else None,
     )
 
 
@@ -74,52 +68,27 @@ def container_limits(root: Path = _LIVE) -> ContainerLimits:
     files = sorted((root / "dev/infiniband").glob("uverbs*"))
     memory = root / "dev/shm"
     shm = os.statvfs(memory) if memory.is_dir() else None
-    # The group that fills up first; one without a limit never does.
-    counts = sorted(_thread_limits(root), key=lambda each: each[0] - each[1])
-    most, now = counts[0] if counts else (None, None)
+    # Inside of a container its own group is the root of what is mounted.
+    own = root / "sys/fs/cgroup"
+    counts = [_read_text(own / f"pids.{what}").strip() for what in ("max", "current")]
+    most, now = (int(count) if count.isdigit() else None for count in counts)
+    first = _read_text(root / "proc/1/cgroup")
+    kind = next((kind for name, kind in _GROUPS.items() if name in first), "")
+    # One of LXC or nspawn is a machine of its own, with a systemd that starts the ranks.
+    if (word := _read_text(root / "run/systemd/container").strip()) in ("docker", "podman", "oci"):
+        kind = word
+    if (root / ".dockerenv").exists():
+        kind = "docker"
+    if (root / "run/.containerenv").exists():
+        kind = "podman"
     return ContainerLimits(
-        kind=_container_kind(root),
+        kind=kind,
         pids=most,
         pids_now=now,
         shm=shm.f_frsize * shm.f_blocks if shm else None,
         verbs=len(files),
         verbs_open=sum(map(_can_open, files)),
     )
-
-
-def _container_kind(root: Path) -> str:
-    if (root / "run/.containerenv").exists():
-        return "podman"
-    if (root / ".dockerenv").exists():
-        return "docker"
-    # One of LXC or nspawn is a machine of its own, with a systemd that starts the ranks.
-    if (word := _read_text(root / "run/systemd/container").strip()) in _SYSTEMD_SAYS:
-        return word
-    first = _read_text(root / "proc/1/cgroup")
-    return next((kind for name, kind in _GROUPS.items() if name in first), "")
-
-
-def _thread_limits(root: Path) -> Iterator[tuple[int, int]]:
-    """Yield limit and number of processes of each control group that has a limit, upwards."""
-    for line in _read_text(root / "proc/self/cgroup").splitlines():
-        _, names, place = (*line.split(":", 2), "", "")[:3]
-        if names not in ("", "pids"):
-            continue
-        mounted = root / "sys/fs/cgroup" / names
-        # Inside of a container its own group is the root of what is mounted.
-        folders = (mounted / place.lstrip("/"), *(mounted / place.lstrip("/")).parents)
-        for folder in folders:
-            if folder.is_relative_to(mounted):
-                most, now = (
-                    _read_text(folder / f"pids.{what}").strip() for what in ("max", "current")
-                )
-                if most.isdigit() and now.isdigit():
-                    yield int(most), int(now)
-
-
-def _may_lock(status: str) -> bool | None:
-    match = re.search(r"^CapEff:\s*([0-9a-f]+)$", status, re.MULTILINE)
-    return None if match is None else bool(int(match[1], 16) >> _LOCKS & 1)
 
 
 def _read_text(file: Path) -> str:

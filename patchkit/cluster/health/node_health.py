@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pwd
 import re
@@ -18,10 +19,10 @@ from patchkit.cluster.health.limits import (
     container_limits,
     process_limits,
 )
-from patchkit.cluster.health.packages import PackageVersions, package_versions
 from patchkit.process import attempt
 from patchkit.runtime.host.gpu import GpuState, gpu_state
 from patchkit.runtime.host.machine_root import ToolUnavailable
+from patchkit.runtime.python.distributions import distributions, import_path
 
 _SECONDS = 3.0  # for each program that is asked
 _LINES, _LONGEST = 400, 500
@@ -33,6 +34,14 @@ _TROUBLE = (
 
 class UnreadError(Exception):
     """A fact cannot be had, and why."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackageVersions:
+    """Versions of packages, and in ``twice`` those of projects with more than one in a folder."""
+
+    versions: Mapping[str, str] = field(default_factory=dict)
+    twice: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,17 +94,17 @@ def collect_health(venv: str, main: int = 0, no_main: str = "no unit is named") 
     ``venv`` is the environment that has vLLM, "" if there is none; ``main`` the process of the unit
     that serves, 0 for none, and ``no_main`` why there is none.
     """
-    environment = _process_environment(main)
-    memory = _read_meminfo()
+    environment: Mapping[str, str] = os.environ
+    with contextlib.suppress(OSError):
+        own = Path(f"/proc/{main}/environ").read_bytes().decode(errors="replace").split("\0")
+        environment = dict(pair.split("=", 1) for pair in own if "=" in pair)
     parts: dict[str, Callable[[], object]] = {
-        "page_cache": lambda: (
-            _sum_meminfo(memory, "Cached", "Buffers") - _sum_meminfo(memory, "Shmem")
-        ),
-        "oom_kills": _count_oom_kills,
+        "page_cache": _page_cache,
+        "oom_kills": lambda: _read_counters("vmstat")["oom_kill"],
         "guards": _running_guards,
         "kernel": read_kernel_log,
         "synced": _is_clock_synced,
-        "gpu": _read_gpu,
+        "gpu": gpu_state,
         "process": lambda: process_limits("self"),
         "unit": lambda: process_limits(str(main)),
         "container": container_limits,
@@ -109,10 +118,10 @@ def collect_health(venv: str, main: int = 0, no_main: str = "no unit is named") 
         del parts["unit"]
     with ThreadPoolExecutor(len(parts)) as pool:
         asked = {name: pool.submit(work) for name, work in parts.items()}
-        for name, each in asked.items():
+        for name, part in asked.items():
             try:
-                found[name] = each.result()
-            except (UnreadError, OSError, ValueError) as error:
+                found[name] = part.result()
+            except (UnreadError, ToolUnavailable, OSError, LookupError, ValueError) as error:
                 unread[name] = str(error)
     gpu = found.get("gpu")
     if gpu and gpu.processes is not None:
@@ -122,37 +131,15 @@ def collect_health(venv: str, main: int = 0, no_main: str = "no unit is named") 
     return asdict(NodeHealth(**found, unread=unread))
 
 
-def _process_environment(main: int) -> Mapping[str, str]:
-    """Return the variables of a process of this user, else those of this one."""
-    try:
-        pairs = Path(f"/proc/{main}/environ").read_bytes().decode(errors="replace").split("\0")
-    except OSError:
-        return os.environ
-    return dict(each.split("=", 1) for each in pairs if "=" in each)
+def _read_counters(name: str) -> Mapping[str, int]:
+    """Return the numbers of a file of /proc, by their names. Raises OSError."""
+    text = Path("/proc", name).read_text(encoding="utf-8")
+    return {name: int(number) for name, number in re.findall(r"(?m)^(\w+):? +(\d+)", text)}
 
 
-def _read_meminfo() -> Mapping[str, int]:
-    """Return /proc/meminfo in KiB; empty if it cannot be read."""
-    try:
-        text = Path("/proc/meminfo").read_text(encoding="utf-8")
-    except OSError:
-        return {}
-    found = re.findall(r"^(\w+): +(\d+) kB$", text, re.MULTILINE)
-    return {name: int(size) for name, size in found}
-
-
-def _sum_meminfo(memory: Mapping[str, int], *names: str) -> int:
-    if lacking := [name for name in names if name not in memory]:
-        raise UnreadError(f"/proc/meminfo does not tell {lacking[0]}")
-    return sum(memory[name] for name in names)
-
-
-def _count_oom_kills() -> int:
-    text = Path("/proc/vmstat").read_text(encoding="utf-8")
-    match = re.search(r"^oom_kill (\d+)$", text, re.MULTILINE)
-    if match is None:
-        raise UnreadError("/proc/vmstat does not tell oom_kill")
-    return int(match[1])
+def _page_cache() -> int:
+    memory = _read_counters("meminfo")
+    return memory["Cached"] + memory["Buffers"] - memory["Shmem"]
 
 
 def _running_guards() -> tuple[str, ...]:
@@ -170,13 +157,6 @@ def _is_clock_synced() -> bool:
     return done.output.strip() == "yes"
 
 
-def _read_gpu() -> GpuState:
-    try:
-        return gpu_state()
-    except ToolUnavailable as error:
-        raise UnreadError(str(error)) from None
-
-
 def _describe_user(pid: int, mib: int | None) -> GpuUser:
     """Describe a process; one of another namespace has no name here."""
     place = Path("/proc", str(pid))
@@ -192,26 +172,32 @@ def _describe_user(pid: int, mib: int | None) -> GpuUser:
     return GpuUser(pid=pid, name=name, user=user, mib=mib)
 
 
+def package_versions(venv: str) -> PackageVersions:
+    """Return what an environment has, by the names of its folders; nothing for ``""``."""
+    versions, twice = {}, {}
+    for name, homes in distributions(import_path(venv)).items():
+        found = tuple(home.name.removesuffix(".dist-info").rpartition("-")[2] for home in homes)
+        versions[name.replace("_", "-")] = found[0]
+        if len(homes) > len({home.parent for home in homes}):
+            twice[name.replace("_", "-")] = found
+    return PackageVersions(versions=versions, twice=twice)
+
+
 def read_kernel_log() -> tuple[str, ...]:
     """Return the last of these lines of this boot, oldest first. Raises UnreadError.
 
     That there are none says something only of a log that may be read as a whole.
     """
     done = attempt("dmesg", "--time-format=iso", timeout=_SECONDS)
-    if not done.trouble:
-        return tuple(_pick_lines(done.output))
-    why = f"dmesg: {done.errors.strip() or done.trouble}".splitlines()[0]
-    homes = map(Path, ("/var/log/journal", "/run/log/journal"))
-    journals = (file for home in homes for file in home.glob("*/system.journal"))
-    if not any(os.access(file, os.R_OK) for file in journals):
-        raise UnreadError(f"{why}; the journal of the system is for root and the group adm")
-    options = ("--dmesg", "--quiet", "--no-pager", "--output=short-iso")
-    done = attempt("journalctl", *options, timeout=_SECONDS)
-    if done.trouble or not done.output.strip():
-        raise UnreadError(f"{why}; journalctl: {done.trouble or 'has no line of the kernel'}")
-    return tuple(_pick_lines(done.output))
-
-
-def _pick_lines(text: str) -> list[str]:
-    found = (line[:_LONGEST] for line in text.splitlines() if re.search(_TROUBLE, line))
-    return list(found)[-_LINES:]
+    if done.trouble:
+        why = f"dmesg: {done.errors.strip() or done.trouble}".splitlines()[0]
+        homes = map(Path, ("/var/log/journal", "/run/log/journal"))
+        journals = (file for home in homes for file in home.glob("*/system.journal"))
+        if not any(os.access(file, os.R_OK) for file in journals):
+            raise UnreadError(f"{why}; the journal of the system is for root and the group adm")
+        options = ("--dmesg", "--quiet", "--no-pager", "--output=short-iso")
+        done = attempt("journalctl", *options, timeout=_SECONDS)
+        if done.trouble or not done.output.strip():
+            raise UnreadError(f"{why}; journalctl: {done.trouble or 'has no line of the kernel'}")
+    found = (line[:_LONGEST] for line in done.output.splitlines() if re.search(_TROUBLE, line))
+    return tuple(found)[-_LINES:]

@@ -130,9 +130,9 @@ def _memlock_fact(facts: NodeFacts, health: NodeHealth) -> str:
     """Return whether a rank's memory that can be locked is limited: what runs, else what would."""
     process = health.unit
     # In a container there is no manager: what is started there has the limits of what starts it.
-    if not (process and process.known) and health.container and health.container.kind:
+    if not process and health.container and health.container.kind:
         process = health.process
-    if process and process.known:
+    if process:
         return "unlimited" if process.memlock is None or process.locks else "limited"
     if facts.memlock is not None:
         return "limited"

@@ -9,8 +9,7 @@ import pytest
 from patchkit.cluster.agent.examination import LoadedNccl
 from patchkit.cluster.health.compilers import Compilers, JitCache, PtxAssembler
 from patchkit.cluster.health.limits import ContainerLimits, ProcessLimits
-from patchkit.cluster.health.node_health import GpuUser, NodeHealth
-from patchkit.cluster.health.packages import PackageVersions
+from patchkit.cluster.health.node_health import GpuUser, NodeHealth, PackageVersions
 from patchkit.doctor.machine import machine_findings, machine_limits
 from patchkit.doctor.peers.node_report import NodeReport, facts_for_causes
 from patchkit.doctor.python import python_findings
@@ -57,8 +56,8 @@ WELL = NodeHealth(
     gpu=GPU,
     gpu_users=(GpuUser(pid=10, name="VLLM::EngineCor", user="spark", mib=90_000),),
     manager=True,
-    process=ProcessLimits(known=True),
-    unit=ProcessLimits(known=True),
+    process=ProcessLimits(),
+    unit=ProcessLimits(),
     container=OUTSIDE,
     compilers=COMPILERS,
     packages=PACKAGES,
@@ -138,13 +137,13 @@ FAULTS = {
     },
     "gpu-others": {"gpu_users": (*WELL.gpu_users, GpuUser(pid=4711, name="python3", mib=19135))},
     "gpu-off-the-bus": {"kernel": (XID,)},
-    "unit-memlock": {"unit": ProcessLimits(known=True, memlock=8 << 20, locks=False)},
+    "unit-memlock": {"unit": ProcessLimits(memlock=8 << 20, locks=False)},
     "container-pids": {"container": replace(IN_DOCKER, kind="podman", pids=2048, pids_now=300)},
     "container-shm": {"container": replace(IN_DOCKER, shm=64 << 20)},
     "container-rdma": {"container": replace(IN_DOCKER, verbs_open=0)},
     "container-memlock": {
         "container": IN_DOCKER,
-        "process": ProcessLimits(known=True, memlock=8 << 20, locks=False),
+        "process": ProcessLimits(memlock=8 << 20, locks=False),
     },
     "rdma-closed": {"container": replace(OUTSIDE, verbs_open=1)},
     "flashinfer-parts": packages(**{"flashinfer-cubin": "0.6.12"}),
@@ -209,7 +208,7 @@ def test_a_library_that_is_gone_comes_with_what_brings_it_back(well, placed, cur
 
 
 def test_what_may_lock_memory_beyond_a_limit_has_none(well):
-    beyond = ProcessLimits(known=True, memlock=8 << 20, locks=True)
+    beyond = ProcessLimits(memlock=8 << 20, locks=True)
 
     assert wrong(judged(well, unit=beyond, process=beyond, container=IN_DOCKER)) == {}
     assert facts_for_causes(replace(well, health=replace(WELL, unit=beyond)))["memlock"] == (
@@ -219,7 +218,7 @@ def test_what_may_lock_memory_beyond_a_limit_has_none(well):
 
 def test_a_limited_manager_is_the_cause_and_what_it_started_a_note(well):
     report = replace(well, facts=replace(well.facts, memlock=8 << 20))
-    found = judged(report, unit=ProcessLimits(known=True, memlock=8 << 20, locks=False))
+    found = judged(report, unit=ProcessLimits(memlock=8 << 20, locks=False))
 
     assert wrong(found) == {}
     assert next(each.level for each in found if each.about == "unit-memlock") is Level.NOTE

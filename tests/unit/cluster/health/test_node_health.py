@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import resource
 import sys
 from dataclasses import fields
 from pathlib import Path
@@ -12,8 +11,7 @@ import pytest
 
 from patchkit.cluster.health.compilers import find_compilers
 from patchkit.cluster.health.limits import container_limits, process_limits
-from patchkit.cluster.health.node_health import NodeHealth, collect_health
-from patchkit.cluster.health.packages import package_versions
+from patchkit.cluster.health.node_health import NodeHealth, collect_health, package_versions
 from patchkit.cluster.ssh.node import Remote
 from support.needed import need
 
@@ -38,12 +36,6 @@ def test_this_machine():
     assert health.container is not None
 
 
-def test_limits_are_those_that_the_kernel_has():
-    soft, _hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-
-    assert process_limits("self").files == (None if soft == resource.RLIM_INFINITY else soft)
-
-
 def written(root, files):
     for name, text in files.items():
         place = root / name
@@ -52,60 +44,22 @@ def written(root, files):
     return root
 
 
-CGROUP = {"proc/self/cgroup": "0::/user.slice/app.slice/run.scope\n"}
-
-
 @pytest.mark.parametrize(
     ("files", "kind", "pids"),
     [
-        ({".dockerenv": ""}, "docker", (None, None)),
-        ({"run/.containerenv": ""}, "podman", (None, None)),
-        ({"run/systemd/container": "podman\n"}, "podman", (None, None)),
+        ({".dockerenv": ""}, "docker", None),
+        ({"run/systemd/container": "podman\n"}, "podman", None),
         # A machine of its own, with a systemd that starts the ranks.
-        ({"run/systemd/container": "systemd-nspawn\n"}, "", (None, None)),
+        ({"run/systemd/container": "systemd-nspawn\n"}, "", None),
         ({"proc/1/cgroup": "0::/kubepods.slice/cri-containerd-1.scope\n"}, "kubernetes", None),
-        ({"proc/1/cgroup": "0::/init.scope\n"}, "", (None, None)),
-        # The tightest of all groups upwards counts, not the nearest one.
-        (
-            {
-                **CGROUP,
-                "sys/fs/cgroup/user.slice/app.slice/run.scope/pids.max": "max\n",
-                "sys/fs/cgroup/user.slice/app.slice/run.scope/pids.current": "7\n",
-                "sys/fs/cgroup/user.slice/app.slice/pids.max": "50000\n",
-                "sys/fs/cgroup/user.slice/app.slice/pids.current": "9\n",
-                "sys/fs/cgroup/user.slice/pids.max": "400\n",
-                "sys/fs/cgroup/user.slice/pids.current": "390\n",
-            },
-            "",
-            (400, 390),
-        ),
-        # In a container its own group is the root of what is mounted.
-        (
-            {
-                **CGROUP,
-                "run/.containerenv": "",
-                "sys/fs/cgroup/pids.max": "2048\n",
-                "sys/fs/cgroup/pids.current": "12\n",
-            },
-            "podman",
-            (2048, 12),
-        ),
-        (
-            {
-                "proc/self/cgroup": "8:pids:/docker/1\n",
-                "sys/fs/cgroup/pids/pids.max": "100\n",
-                "sys/fs/cgroup/pids/pids.current": "5\n",
-            },
-            "",
-            (100, 5),
-        ),
+        ({"proc/1/cgroup": "0::/init.scope\n"}, "", None),
+        ({"run/.containerenv": "", "sys/fs/cgroup/pids.max": "2048\n"}, "podman", 2048),
+        ({"run/.containerenv": "", "sys/fs/cgroup/pids.max": "max\n"}, "podman", None),
     ],
 )
 def test_containers_and_their_limits(tmp_path, files, kind, pids):
     found = container_limits(written(tmp_path, files))
-
-    assert found.kind == kind
-    assert (found.pids, found.pids_now) == (pids or (None, None))
+    assert (found.kind, found.pids, found.pids_now) == (kind, pids, None)
 
 
 def test_the_capability_to_lock_memory(tmp_path):
@@ -114,7 +68,7 @@ def test_the_capability_to_lock_memory(tmp_path):
         status = f"Name:\tx\nCapEff:\t{word}\n"
         written(tmp_path, {"proc/self/limits": limit, "proc/self/status": status})
         found = process_limits("self", tmp_path)
-        assert (found.memlock, found.locks, found.known) == (8 << 20, may, True)
+        assert (found.memlock, found.locks) == (8 << 20, may)
 
 
 def environment(folder, project, version):
@@ -160,7 +114,7 @@ def test_compilers_and_caches_are_those_of_the_variables(tmp_path):
     assert (ptxas.name, ptxas.cuda) == ("ptxas-blackwell", "13.0")
     assert ptxas.named == "TRITON_PTXAS_BLACKWELL_PATH"
     cache = next(each for each in found.caches if each.owner == "flashinfer")
-    assert cache.names == ("0.6.13", "0.6.13/121a")
+    assert cache.names == ("0.6.13",)
     assert not cache.locked
 
 

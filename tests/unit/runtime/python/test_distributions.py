@@ -5,7 +5,7 @@ import venv
 from pathlib import Path
 
 from patchkit.cluster.agent.examination import python_contents
-from patchkit.cluster.health.packages import package_versions
+from patchkit.cluster.health.node_health import package_versions
 from patchkit.runtime.python.distributions import import_path
 
 
