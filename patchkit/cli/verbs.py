@@ -43,6 +43,7 @@ MORE = {
     "export": ("cluster", "Write a Containerfile, a manifest for Kubernetes."),
     "fetch": ("patch", "Download a release, verified by its locked sha256."),
     "inspect": ("wheel", "Show what a wheel or library holds; which libnccl is loaded."),
+    "series": ("patch", "Write the fixes as patches that git am takes."),
     "tune": ("runtime", "Tune the fused-MoE kernel on the present GPU."),
     "verify": ("wheel", "Check that a wheelhouse is whole, loads and fits together."),
 }

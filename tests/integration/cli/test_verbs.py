@@ -15,13 +15,13 @@ from patchkit.patching.recipe import load_recipes
 from support.needed import need
 
 RELEASE = "0.19.1"
-WITH_A_SOURCE = ["apply", "fixes", "diff", "revert", "archs", "tune"]
+WITH_A_SOURCE = ["apply", "fixes", "diff", "revert", "series", "archs", "tune"]
 WITHOUT = [
     *("explain", "fetch", "build", "repack", "wheelhouse", "verify", "inspect"),
     "completion",
 ]
 VERBS = [*WITH_A_SOURCE, *WITHOUT]
-WITH_NCCL = ["apply", "fixes", "diff", "revert"]
+WITH_NCCL = ["apply", "fixes", "diff", "revert", "series"]
 
 
 def test_version_and_help(cli):
