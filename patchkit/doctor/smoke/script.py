@@ -102,7 +102,7 @@ def _require_gpu() -> Any:
     return torch
 
 
-def cuda(_: Answer) -> Answer:
+def try_device(_: Answer) -> Answer:
     """Name the device, and have it compute."""
     torch = _import_torch()
     if not torch.version.cuda:
@@ -128,30 +128,13 @@ def cuda(_: Answer) -> Answer:
             "driver": next((word for word in said.split() if word[:1].isdigit()), ""),
             "torch": torch.__version__,
             "cuda": torch.version.cuda,
-            "archs": " ".join(torch.cuda.get_arch_list()),
             "free_gib": round(free / _BYTES_PER_GIB, 2),
             "memory_gib": round(memory / _BYTES_PER_GIB, 2),
         }
     }
 
 
-def allocate(_: Answer) -> Answer:
-    """Write 1 GiB of the GPU's memory and read it back."""
-    torch = _require_gpu()
-    count, part = _BYTES_PER_GIB // 8, 1 << 22
-    start = time.perf_counter()
-    # Each word differs, so that memory which is there twice is noticed.
-    data = torch.arange(count, device="cuda", dtype=torch.int64)
-    wrong = 0
-    for first in range(0, count, part):
-        expected = torch.arange(first, first + part, dtype=torch.int64)
-        wrong += int((data[first : first + part].cpu() != expected).sum())
-    if wrong:
-        raise WrongError(f"{wrong} of {count} words came back changed")
-    return {"figures": {"gib": 1.0, "copy_seconds": round(time.perf_counter() - start, 2)}}
-
-
-def triton(_: Answer) -> Answer:
+def try_triton(_: Answer) -> Answer:
     """Compile a kernel anew, run it, and compare with float64."""
     torch = _require_gpu()
     with tempfile.TemporaryDirectory() as place:
@@ -159,11 +142,10 @@ def triton(_: Answer) -> Answer:
         os.environ["TRITON_CACHE_DIR"] = place
         try:
             compiler = importlib.import_module("triton")
-            language = importlib.import_module("triton.language")
+            globals()["tl"] = importlib.import_module("triton.language")
         except ImportError as error:
             raise NotRunError(f"triton cannot be imported: {error}") from None
         size = 64
-        globals()["tl"] = language
         kernel = compiler.jit(_triton_product)
         torch.manual_seed(0)
         a, b = (torch.randn(size, size, device="cuda", dtype=torch.float16) for _ in "ab")
@@ -173,13 +155,8 @@ def triton(_: Answer) -> Answer:
         torch.cuda.synchronize()
         seconds = time.perf_counter() - start
         worst = _product_error(out, a.double() @ b.double() + 1)
-    return _judge_error(
-        worst,
-        "tl.dot",
-        triton=compiler.__version__,
-        ptxas=_taken_ptxas(torch),
-        compile_seconds=round(seconds, 2),
-    )
+    version = compiler.__version__
+    return _judge_error(worst, "tl.dot", triton=version, compile_seconds=round(seconds, 2))
 
 
 def _triton_product(a, b, out, SIZE: "tl.constexpr"):  # type: ignore[no-untyped-def] # noqa: ANN001, ANN202, N803, UP037
@@ -189,50 +166,33 @@ def _triton_product(a, b, out, SIZE: "tl.constexpr"):  # type: ignore[no-untyped
     tl.store(out + places, product + 1)
 
 
-def _taken_ptxas(torch: Any) -> str:
-    """Return the ptxas that Triton takes for this device, with its version."""
-    try:
-        compiler = importlib.import_module("triton.backends.nvidia.compiler")
-        major, minor = torch.cuda.get_device_capability()
-        found = compiler.get_ptxas(major * 10 + minor)
-    except Exception as error:  # noqa: BLE001 - an inner function of Triton, which changes
-        return f"unknown: {_first_line(error)}"
-    if isinstance(found, tuple):
-        return " ".join(map(str, found))
-    return f"{found.path} {found.version}"
-
-
-def fp8(settings: Answer) -> Answer:
+def try_fp8(settings: Answer) -> Answer:
     """Multiply with FP8 weights as a linear layer of vLLM does, by tensor or by blocks."""
     torch = _require_gpu()
     block = 128 if settings.get("block") else 0
     torch.manual_seed(0)
-    weight = _fp8_values(torch, _WIDE, _DEEP)
+
+    def make_values(*shape: int) -> Any:
+        values = torch.randn(*shape, device="cuda") * 64
+        return values.clamp(-_FP8_MAX, _FP8_MAX).to(torch.float8_e4m3fn)
+
+    def make_input(tokens: int) -> Any:
+        x = make_values(tokens, _DEEP)
+        x[:, ::128] = _FP8_MAX
+        return x.to(torch.bfloat16)
+
+    weight = make_values(_WIDE, _DEEP)
+    scales = scale = torch.tensor([0.01], device="cuda")
     if block:
         scale = torch.rand(_WIDE // block, _DEEP // block, device="cuda") * 0.01 + 0.005
-        each = scale.repeat_interleave(block, 0).repeat_interleave(block, 1)
-    else:
-        scale = torch.tensor([0.01], device="cuda")
-        each = scale
-    exact = weight.double() * each.double()
+        scales = scale.repeat_interleave(block, 0).repeat_interleave(block, 1)
+    exact = weight.double() * scales.double()
     with _vllm_groups(torch, groups=True):
         layer, method = _fp8_layer(torch, weight, scale, block)
-        worst = 0.0
-        for tokens in _TOKENS:
-            x = _fp8_values(torch, tokens, _DEEP)
-            x[:, ::128] = _FP8_MAX
-            x = x.to(torch.bfloat16)
-            out = method.apply(layer, x)
-            worst = max(worst, _product_error(out, x.double() @ exact.t()))
+        worst = _worst_product(make_input, lambda x: method.apply(layer, x), exact)
     taken = getattr(method, "fp8_linear", None)
-    return _judge_error(
-        worst, type(taken).__name__ if taken is not None else "unknown", vllm=_vllm_release()
-    )
-
-
-def _fp8_values(torch: Any, *shape: int) -> Any:
-    values = torch.randn(*shape, device="cuda") * 64
-    return values.clamp(-_FP8_MAX, _FP8_MAX).to(torch.float8_e4m3fn)
+    kernel = type(taken).__name__ if taken is not None else "unknown"
+    return _judge_error(worst, kernel, vllm=_vllm_release())
 
 
 def _fp8_layer(torch: Any, weight: Any, scale: Any, block: int) -> tuple[Any, Any]:
@@ -259,11 +219,17 @@ def _fp8_layer(torch: Any, weight: Any, scale: Any, block: int) -> tuple[Any, An
     return layer, method
 
 
-def nvfp4(_: Answer) -> Answer:
+def try_nvfp4(_: Answer) -> Answer:
     """Multiply with NVFP4 weights by the kernel that vLLM takes for them on this device."""
     torch = _require_gpu()
     torch.manual_seed(0)
-    values = torch.tensor(_E2M1 + tuple(-each for each in _E2M1), device="cuda")
+    values = torch.tensor(_E2M1 + tuple(-value for value in _E2M1), device="cuda")
+
+    def make_input(tokens: int) -> Any:
+        x = values[torch.randint(0, 16, (tokens, _DEEP), device="cuda")]
+        x[:, ::16] = max(_E2M1)
+        return x.to(torch.bfloat16)
+
     codes = torch.randint(0, 16, (_WIDE, _DEEP), device="cuda")
     scales = (torch.rand(_WIDE, _DEEP // 16, device="cuda") * 3 + 1).to(torch.float8_e4m3fn)
     overall = 0.02
@@ -276,13 +242,7 @@ def nvfp4(_: Answer) -> Answer:
         kernel = linear.init_nvfp4_linear_kernel()
         layer = _nvfp4_layer(torch, packed, scales, overall)
         kernel.process_weights_after_loading(layer)
-        worst = 0.0
-        for tokens in _TOKENS:
-            x = values[torch.randint(0, 16, (tokens, _DEEP), device="cuda")]
-            x[:, ::16] = max(_E2M1)
-            x = x.to(torch.bfloat16)
-            out = kernel.apply_weights(layer, x)
-            worst = max(worst, _product_error(out, x.double() @ exact.t()))
+        worst = _worst_product(make_input, lambda x: kernel.apply_weights(layer, x), exact)
     return _judge_error(worst, type(kernel).__name__, vllm=_vllm_release())
 
 
@@ -335,12 +295,11 @@ def _vllm_release() -> str:
     return str(getattr(importlib.import_module("vllm"), "__version__", "unknown"))
 
 
-def nccl(settings: Answer) -> Answer:
+def try_nccl(settings: Answer) -> Answer:
     """Name the libnccl of torch and of vLLM, and make a communicator of one rank."""
     torch = _require_gpu()
     # Before vLLM: it may load another one.
     figures = {"torch_version": ".".join(map(str, torch.cuda.nccl.version()))}
-    figures["torch_path"] = " ".join(_mapped_libraries("libnccl"))
     with tempfile.TemporaryDirectory() as place:
         dist = importlib.import_module("torch.distributed")
         meeting, patience = f"file://{place}/ranks", timedelta(seconds=0.8 * settings["seconds"])
@@ -351,43 +310,14 @@ def nccl(settings: Answer) -> Answer:
         if not bool((data == 3).all()):
             raise WrongError("the sum over one rank is not its own data", figures=figures)
     try:
-        place_of = importlib.import_module("vllm.distributed.device_communicators.pynccl_wrapper")
-        library = place_of.NCCLLibrary()
+        wrapper = importlib.import_module("vllm.distributed.device_communicators.pynccl_wrapper")
+        figures["vllm_version"] = str(wrapper.NCCLLibrary().ncclGetVersion())
     except ImportError as error:
         figures["vllm_version"] = f"unknown: {_first_line(error)}"
-    else:
-        figures["vllm_version"] = str(library.ncclGetVersion())
-        figures["vllm_path"] = _path_of(library.lib.ncclGetVersion)
     return {"figures": figures, "kernel": f"NCCL {figures['torch_version']}"}
 
 
-def _mapped_libraries(name: str) -> list[str]:
-    """Return the libraries of this name that this process has mapped."""
-    lines = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines()
-    paths = (line.split(maxsplit=5)[-1] for line in lines if name in line)
-    return list(dict.fromkeys(path for path in paths if name in Path(path).name))
-
-
-def _path_of(function: Any) -> str:
-    """Return the file that a function of a loaded library lies in."""
-    import ctypes
-
-    class Found(ctypes.Structure):
-        _fields_ = (
-            ("path", ctypes.c_char_p),
-            ("base", ctypes.c_void_p),
-            ("symbol", ctypes.c_char_p),
-            ("address", ctypes.c_void_p),
-        )
-
-    found = Found()
-    address = ctypes.cast(function, ctypes.c_void_p)
-    if not ctypes.CDLL(None).dladdr(address, ctypes.byref(found)):
-        return "unknown"
-    return str(Path(os.fsdecode(found.path or b"unknown")).resolve())
-
-
-def all_reduce(settings: Answer) -> Answer:
+def try_all_reduce(settings: Answer) -> Answer:
     """Add up data over all ranks, and time it: ``rank``, ``world``, ``meeting``, ``backend``."""
     if settings["backend"] == "nccl":
         torch, device = _require_gpu(), "cuda"
@@ -434,6 +364,17 @@ def _time_all_reduce(torch: Any, dist: Any, device: str, rank: int, world: int, 
     return sorted(times[2:])[len(times[2:]) // 2]  # the first ones make connections
 
 
+def _worst_product(
+    make_input: Callable[[int], Any], multiply: Callable[[Any], Any], exact: Any
+) -> float:
+    """Return the largest error of products with ``exact`` weights, over a few numbers of tokens."""
+    worst = 0.0
+    for tokens in _TOKENS:
+        x = make_input(tokens)
+        worst = max(worst, _product_error(multiply(x), x.double() @ exact.t()))
+    return worst
+
+
 def _product_error(out: Any, exact: Any) -> float:
     """Return the largest error in units of the root mean square; NaN counts as infinite."""
     errors = (out.double() - exact).abs() / exact.square().mean().sqrt()
@@ -458,13 +399,12 @@ def _first_line(error: Exception) -> str:
 
 
 STEPS: dict[str, Callable[[Answer], Answer]] = {
-    "cuda": cuda,
-    "allocate": allocate,
-    "triton": triton,
-    "fp8": fp8,
-    "nvfp4": nvfp4,
-    "nccl": nccl,
-    "all-reduce": all_reduce,
+    "cuda": try_device,
+    "triton": try_triton,
+    "fp8": try_fp8,
+    "nvfp4": try_nvfp4,
+    "nccl": try_nccl,
+    "all-reduce": try_all_reduce,
 }
 
 if __name__ == "__main__":

@@ -9,12 +9,12 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import chain
-from typing import Any
+from operator import attrgetter
 
 from patchkit.doctor.symptoms.log_marks import (
     Life,
-    fact_texts,
-    mark_texts,
+    log_facts,
+    log_marks,
     stated_facts,
     stream_lives,
 )
@@ -35,17 +35,15 @@ _EXCEPTION = TextPattern(
 )
 _ERRORS = (
     _EXCEPTION,
-    *map(
-        text_pattern,
-        ("{name}Error: ", "{name}Exception: ", "NCCL WARN ", "CUDA error: ", ": error: "),
-    ),
-    *map(text_pattern, ("fatal error: ", "Fatal Python error: ", "panicked at ")),
+    *map(text_pattern, ("{name}Error: ", "{name}Exception: ", "NCCL WARN ", "CUDA error: ")),
+    *map(text_pattern, (": error: ", "fatal error: ", "Fatal Python error: ", "panicked at ")),
     *map(text_pattern, ("terminate called", "core dumped")),
 )
 _MILD = ("DEBUG", "INFO", "WARNING", "WARN")  # what is logged so was caught
 _LEVELS = ("error", "warning", "note")
 _NO_CURE = "The cure that is known is vLLM's; this log is SGLang's."
 _OF_VLLM = re.compile(r"vllm|--[a-z]", re.IGNORECASE)
+_number = attrgetter("number")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,26 +134,25 @@ def read_log(
     not ``whole``, such as a line of it, what is not there says nothing. Raises what ``chunks``
     raises, HostError if grep does not run.
     """
-    entries = symptoms()
-    needed = chain.from_iterable(
-        (*each.says, *chain.from_iterable((*c.seen, *c.unseen) for c in each.cause))
-        for each in entries.values()
+    entries = symptoms().values()
+    needed = chain(
+        chain.from_iterable(entry.says for entry in entries),
+        chain.from_iterable((*c.seen, *c.unseen) for entry in entries for c in entry.cause),
+        chain.from_iterable(fact.says for fact in log_facts()),
+        chain.from_iterable(log_marks().values()),
     )
-    texts = {text: text_pattern(text) for text in needed}
-    texts |= {text.text: text for text in (*fact_texts(), *mark_texts(), *_ERRORS)}
-    notes = chain.from_iterable(each.says for each in entries.values() if each.level == "note")
-    starts = frozenset(text.text for text in mark_texts("start", "worker"))
-    log = scan(chunks, [*texts.values()], frozenset(notes), starts)
-    begun = sum(log.begun.values())
-    last = replace(
-        _judge_start(log.streams, known or {}, whole=whole), unread=log.unread, begun=begun
-    )
-    if not log.before:
-        return last
-    before = _judge_start(log.before, known or {}, whole=whole)
-    if not last.lead and not last.serving and before.lead:
-        return replace(before, unread=log.unread, begun=begun)
-    return replace(last, earlier=before.lead)
+    texts = {text: text_pattern(text) for text in needed} | {text.text: text for text in _ERRORS}
+    notes = {text for entry in entries if entry.level == "note" for text in entry.says}
+    starts = {*log_marks()["start"], *log_marks()["worker"]}
+    log = scan(chunks, [*texts.values()], notes, starts)
+    judged = _judge_start(log.streams, known or {}, whole=whole)
+    if log.before:
+        before = _judge_start(log.before, known or {}, whole=whole)
+        if not judged.lead and not judged.serving and before.lead:
+            judged = before
+        else:
+            judged = replace(judged, earlier=before.lead)
+    return replace(judged, unread=log.unread, begun=sum(log.begun.values()))
 
 
 def _judge_start(streams: Mapping[str, Scan], known: Situation, *, whole: bool) -> ReadLog:
@@ -164,16 +161,23 @@ def _judge_start(streams: Mapping[str, Scan], known: Situation, *, whole: bool) 
     found = merged_scan(streams)
     # What a log states of itself counts more than what is known of where it is read.
     facts = {**known, **stated_facts(found)}
-    endings = frozenset(text for entry in entries if entry.ends for text in entry.says)
+    endings = {text for entry in entries if entry.ends for text in entry.says}
     lives = stream_lives(streams, endings)
-    diagnoses = [
-        replace(diagnosis, **_find_outlived(diagnosis, streams, lives))
-        for diagnosis in _diagnose(entries, found, facts, whole=whole)
-    ]
-    diagnoses.sort(key=_sort_key)
+    diagnoses = []
+    for diagnosis in _diagnose(entries, found, facts, whole=whole):
+        left = [*_unsurvived_hits(diagnosis.symptom, streams, lives)]
+        hit = min(left, key=_number, default=diagnosis.hit)
+        diagnoses.append(replace(diagnosis, outlived=not left, hit=hit))
+
+    def cause_order(diagnosis: Diagnosis) -> tuple[int, bool, bool, bool, int]:
+        its = diagnosis.symptom
+        level = _LEVELS.index(diagnosis.level)
+        return level, its.follows, its.yields, its.ends, diagnosis.hit.number
+
+    diagnoses.sort(key=cause_order)
     strange = None
     if not any(diagnosis.is_root for diagnosis in diagnoses):
-        strange = min(_strange_hits(entries, found, streams, lives), key=_hit_number, default=None)
+        strange = min(_strange_hits(entries, found, streams, lives), key=_number, default=None)
     hits = [diagnosis.hit for diagnosis in diagnoses] + ([strange] if strange else [])
     serving = [life for life in lives.values() if life.serving]
     return ReadLog(
@@ -190,28 +194,21 @@ def _judge_start(streams: Mapping[str, Scan], known: Situation, *, whole: bool) 
     )
 
 
-def _hit_number(hit: Hit) -> int:
-    return hit.number
-
-
-def _find_outlived(
-    diagnosis: Diagnosis, streams: Mapping[str, Scan], lives: Mapping[str, Life]
-) -> dict[str, Any]:
-    """Return whether all servers outlived a symptom, and the first hit that one did not."""
-    symptom, left = diagnosis.symptom, list[Hit]()
+def _unsurvived_hits(
+    symptom: Symptom, streams: Mapping[str, Scan], lives: Mapping[str, Life]
+) -> Iterator[Hit]:
+    """Yield the first hit of each stream whose server did not outlive a symptom."""
     for stream, part in streams.items():
-        hits = [hit for text in symptom.says for hit in part.hits.get(text, ())]
+        hits = sorted(part.hits_of(symptom.says), key=_number)
         if not hits:
             continue
         life = lives[stream]
         later = [hit for hit in hits if hit.number > life.serving] or hits
         last = max(part.last.get(text, 0) for text in symptom.says)
-        first = min(later, key=_hit_number)
         if symptom.lasts:
-            left.append(min(hits, key=_hit_number))
-        elif not (life.serving and symptom.request) and not life.outlived(first.number, last):
-            left.append(first)
-    return {"outlived": not left, "hit": min(left, key=_hit_number, default=diagnosis.hit)}
+            yield hits[0]
+        elif not (life.serving and symptom.request) and not life.outlived(later[0].number, last):
+            yield later[0]
 
 
 def _strange_hits(
@@ -224,73 +221,52 @@ def _strange_hits(
     known = {
         hit.number + more
         for entry in entries
-        for text in entry.says
-        for hit in found.hits.get(text, ())
+        for hit in found.hits_of(entry.says)
         for more in range(hit.text.count("\n") + 1)
     }
     for stream, part in streams.items():
-        for error in _ERRORS:
-            for hit in part.hits.get(error.text, ()):
-                caught = hit.level in _MILD or hit.number in known
-                if not caught and not lives[stream].outlived(hit.number, hit.number):
-                    yield hit
-
-
-def _sort_key(diagnosis: Diagnosis) -> tuple[int, bool, bool, bool, int]:
-    symptom = diagnosis.symptom
-    level = _LEVELS.index(diagnosis.level)
-    return level, symptom.follows, symptom.yields, symptom.ends, diagnosis.hit.number
-
-
-def _symptom_rank(symptom: Symptom) -> tuple[int, bool]:
-    return _LEVELS.index(symptom.level), symptom.follows
+        for hit in part.hits_of(error.text for error in _ERRORS):
+            caught = hit.level in _MILD or hit.number in known
+            if not caught and not lives[stream].outlived(hit.number, hit.number):
+                yield hit
 
 
 def _diagnose(
     entries: Collection[Symptom], found: Scan, facts: Situation, *, whole: bool
 ) -> Iterator[Diagnosis]:
     """Yield the symptoms, without those of which another one says more."""
-    places = {each.id: _weigh_lines(each, found) for each in entries}
+    # The lines that each begins in, with the weight of its text.
+    places: dict[str, dict[int, int]] = {}
+    for entry in entries:
+        lines = places.setdefault(entry.id, {})
+        for text in entry.texts:
+            for hit in found.hits.get(text.text, ()):
+                lines[hit.number] = max(text.weight, lines.get(hit.number, 0))
+    ranks = {entry.id: (_LEVELS.index(entry.level), entry.follows) for entry in entries}
     for entry in entries:
         mine = places[entry.id]
         # What tells of another error, or is benign, never hides an error.
-        rivals = (each for each in entries if _symptom_rank(each) <= _symptom_rank(entry))
-        if not mine or any(_says_more(places[each.id], mine) for each in rivals):
+        rivals = [places[name] for name, rank in ranks.items() if rank <= ranks[entry.id]]
+        if not mine or any(
+            all(other.get(line, 0) > weight for line, weight in mine.items()) for other in rivals
+        ):
             continue
-        hits = (hit for text in entry.says for hit in found.hits.get(text, ()))
-        hit = min(hits, key=_hit_number)
+        hit = min(found.hits_of(entry.says), key=_number)
+        causes = _open_causes(entry, hit, found, facts, whole=whole)
         yield Diagnosis(
             symptom=entry,
             hit=hit,
             count=found.count(*entry.says),
-            causes=tuple(
-                _fit_engine(cause, facts)
-                for cause in _open_causes(entry, hit, found, facts, whole=whole)
-            ),
+            causes=tuple(_fit_engine(cause, facts) for cause in causes),
         )
 
 
 def _fit_engine(cause: Cause, facts: Situation) -> Cause:
     """Return a cause without a cure that is vLLM's alone, for another engine's log."""
-    if facts.get("engine") != "sglang" or "engine" in cause.when:
-        return cause
-    if not _OF_VLLM.search(f"{cause.cure} {cause.command}"):
+    its_own = facts.get("engine") != "sglang" or "engine" in cause.when
+    if its_own or not _OF_VLLM.search(f"{cause.cure} {cause.command}"):
         return cause
     return replace(cause, cure=_NO_CURE, command="", tell="", costs="")
-
-
-def _weigh_lines(entry: Symptom, found: Scan) -> dict[int, int]:
-    """Return the lines that a symptom begins in, each with the weight of its text."""
-    places: dict[int, int] = {}
-    for text in entry.texts:
-        for hit in found.hits.get(text.text, ()):
-            places[hit.number] = max(text.weight, places.get(hit.number, 0))
-    return places
-
-
-def _says_more(other: Mapping[int, int], mine: Mapping[int, int]) -> bool:
-    """Return whether another symptom says more of each line that this one is in."""
-    return all(other.get(line, 0) > weight for line, weight in mine.items())
 
 
 def _open_causes(
@@ -298,26 +274,15 @@ def _open_causes(
 ) -> tuple[Cause, ...]:
     """Return the cause that holds, or those that may: the default one if no other does."""
     open_ones: list[Cause] = []
-    for each in entry.cause:
-        if each.is_default:
-            open_ones.append(each)
-            continue
-        holds = _cause_holds(each, hit, found, facts, whole=whole)
-        if holds and not open_ones:
-            return (each,)
-        if holds is not False:
-            open_ones.append(each)
+    for cause in entry.cause:
+        met = [decided(cause.when, facts), re.search(cause.matches, hit.text) is not None]
+        # What is not there says nothing of a log that is not whole.
+        met += [True if text in found.hits else (False if whole else None) for text in cause.seen]
+        met += [False if text in found.hits else (whole or None) for text in cause.unseen]
+        if cause.is_default:
+            met = [None]
+        if all(met) and not open_ones:
+            return (cause,)
+        if False not in met:
+            open_ones.append(cause)
     return tuple(open_ones)
-
-
-def _cause_holds(
-    cause: Cause, hit: Hit, found: Scan, facts: Situation, *, whole: bool
-) -> bool | None:
-    """Return whether a cause's conditions are met, None if that is not known."""
-    met: list[bool | None] = [decided(cause.when, facts)]
-    met += [re.search(cause.matches, hit.text) is not None]
-    met += [found.has(text) or (False if whole else None) for text in cause.seen]
-    met += [False if found.has(text) else (True if whole else None) for text in cause.unseen]
-    if False in met:
-        return False
-    return None if None in met else True

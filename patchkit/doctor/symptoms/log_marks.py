@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Literal
 
 from patchkit.doctor.symptoms.scan import Scan
-from patchkit.doctor.symptoms.symptom import PatternText, TextPattern, text_pattern
+from patchkit.doctor.symptoms.symptom import PatternText, text_pattern
 from patchkit.paths import RECIPES
 from patchkit.records import read_toml
 from patchkit.runtime.rules.condition import Situation, is_fact
 
-_NUMBERS = re.compile(r"\d+(?:[.-]\d+)+")
+_NUMBERS = re.compile(r"v?(\d+(?:[.-]\d+)+)")
 MarkName = Literal["start", "worker", "serving", "stopped"]
 
 
@@ -24,6 +24,47 @@ class LogMark:
 
     name: MarkName
     says: tuple[PatternText, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogFact:
+    """A fact that a log may state: ``value``, or what stands at {value} of the text."""
+
+    name: str
+    says: tuple[PatternText, ...]
+    value: str = ""
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for a fact that no condition can be about."""
+        if not is_fact(self.name):
+            raise ValueError(f"{self.name!r} is no fact that a condition can be about")
+        if not self.value and any("value" not in text_pattern(text).names for text in self.says):
+            raise ValueError("has neither a value nor {value} in each text")
+
+
+@cache
+def log_marks() -> Mapping[MarkName, tuple[str, ...]]:
+    """Return the texts of each mark."""
+    marks = read_toml(tuple[LogMark, ...], RECIPES / "doctor" / "log_marks.toml", key="mark")
+    return {mark.name: mark.says for mark in marks}
+
+
+@cache
+def log_facts() -> tuple[LogFact, ...]:
+    """Return what logs are asked."""
+    return read_toml(tuple[LogFact, ...], RECIPES / "doctor" / "log_facts.toml", key="fact")
+
+
+def stated_facts(scan: Scan) -> Situation:
+    """Return the facts that a log states, without those of which it states two."""
+    found: dict[str, set[str]] = {}
+    for fact in log_facts():
+        for hit in scan.hits_of(fact.says):
+            # ``7.0.0.1019`` of ``7.0.0-1019-nvidia``, ``2.28.9`` of ``2.28.9+cuda13.0``.
+            number = _NUMBERS.match(hit.values.get("value") or "")
+            if value := fact.value or (number[1].replace("-", ".") if number else ""):
+                found.setdefault(fact.name, set()).add(value)
+    return {name: values.pop() for name, values in found.items() if len(values) == 1}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,17 +88,6 @@ class Life:
         return last < self.answered and not self.ended
 
 
-@cache
-def _read_marks() -> Mapping[MarkName, tuple[str, ...]]:
-    marks = read_toml(tuple[LogMark, ...], RECIPES / "doctor" / "log_marks.toml", key="mark")
-    return {mark.name: mark.says for mark in marks}
-
-
-def mark_texts(*names: MarkName) -> Iterator[TextPattern]:
-    """Yield the texts to look for, of all marks or of some."""
-    return (text_pattern(text) for name in names or _read_marks() for text in _read_marks()[name])
-
-
 def stream_lives(streams: Mapping[str, Scan], endings: Collection[str]) -> Mapping[str, Life]:
     """Return the life of each stream's server; ``endings`` are texts of what ends one.
 
@@ -66,76 +96,24 @@ def stream_lives(streams: Mapping[str, Scan], endings: Collection[str]) -> Mappi
     lives = {stream: _read_life(scan, endings) for stream, scan in streams.items()}
     serving = [stream for stream, life in lives.items() if life.serving]
     head = min(serving, key=lambda stream: lives[stream].serving, default=None)
-    owners = {
-        stream: stream
-        if lives[stream].serving or _first_line_of(scan, _read_marks()["start"])
-        else head or stream
-        for stream, scan in streams.items()
-    }
+    owners = dict.fromkeys(streams, head)
     for stream, scan in streams.items():
-        owner = owners[stream]
-        if any(scan.last.get(text, 0) > lives[owner].serving for text in endings):
-            lives[owner] = replace(lives[owner], ended=True)
-    return {stream: lives[owner] for stream, owner in owners.items()}
+        if head is None or lives[stream].serving or any(scan.hits_of(log_marks()["start"])):
+            owners[stream] = stream
+    found = {}
+    for stream, owner in owners.items():
+        life = lives[owner or stream]
+        lasts = (scan.last for other, scan in streams.items() if owners[other] == owner)
+        ended = any(last.get(text, 0) > life.serving for last in lasts for text in endings)
+        found[stream] = replace(life, ended=ended)
+    return found
 
 
 def _read_life(scan: Scan, endings: Collection[str]) -> Life:
-    serving = _first_line_of(scan, _read_marks()["serving"])
-    if 0 < _first_line_of(scan, endings) < serving:
+    serving = min((hit.number for hit in scan.hits_of(log_marks()["serving"])), default=0)
+    if any(hit.number < serving for hit in scan.hits_of(endings)):
         serving = 0  # it ended before and did not begin anew: that is another program
-    stopped = max((scan.last.get(text, 0) for text in _read_marks()["stopped"]), default=0)
+    stopped = max((scan.last.get(text, 0) for text in log_marks()["stopped"]), default=0)
     return Life(
         serving=serving, answered=scan.answered, stopped=stopped if stopped > serving else 0
     )
-
-
-def _first_line_of(scan: Scan, texts: Collection[str]) -> int:
-    hits = (hit for text in texts for hit in scan.hits.get(text, ()))
-    return min((hit.number for hit in hits), default=0)
-
-
-# Facts
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LogFact:
-    """A fact that a log may state: ``value``, or what stands at {value} of the text."""
-
-    name: str
-    says: tuple[PatternText, ...]
-    value: str = ""
-
-    def __post_init__(self) -> None:
-        """Raise ValueError for a fact that no condition can be about."""
-        if not is_fact(self.name):
-            raise ValueError(f"{self.name!r} is no fact that a condition can be about")
-        if not self.value and any("value" not in text_pattern(each).names for each in self.says):
-            raise ValueError("has neither a value nor {value} in each text")
-
-
-@cache
-def log_facts() -> tuple[LogFact, ...]:
-    """Return what logs are asked."""
-    return read_toml(tuple[LogFact, ...], RECIPES / "doctor" / "log_facts.toml", key="fact")
-
-
-def fact_texts() -> Iterator[TextPattern]:
-    """Yield the texts to look for."""
-    return (text_pattern(text) for fact in log_facts() for text in fact.says)
-
-
-def stated_facts(scan: Scan) -> Situation:
-    """Return the facts that a log states, without those of which it states two."""
-    found: dict[str, set[str]] = {}
-    for fact in log_facts():
-        for text in fact.says:
-            for hit in scan.hits.get(text, ()):
-                value = fact.value or _plain_version(hit.values["value"])
-                found.setdefault(fact.name, set()).update({value} - {""})
-    return {name: values.pop() for name, values in found.items() if len(values) == 1}
-
-
-def _plain_version(word: str) -> str:
-    """Return ``7.0.0.1019`` of ``7.0.0-1019-nvidia``, ``2.28.9`` of ``2.28.9+cuda13.0``."""
-    match = _NUMBERS.match(word.lstrip("v"))
-    return match[0].replace("-", ".") if match else ""

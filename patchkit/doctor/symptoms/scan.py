@@ -11,6 +11,7 @@ from collections import Counter, deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import chain
 
 from patchkit.doctor.symptoms.lines import LONGEST, LogLine, log_line, without_quotes
 from patchkit.doctor.symptoms.symptom import TextPattern
@@ -23,6 +24,7 @@ _MOST_LINES = 100_000  # different ones that are looked at
 _TRIED = 3  # how often a line is looked at that differs from others by numbers alone
 _NUMBERED = re.compile(rb"(\d+)([:-])(.*)", re.DOTALL)
 _DIGITS = re.compile(rb"\d+")
+_LONG = re.compile(rb"[^\n]{%d}(?!\n)" % LONGEST)
 _SHOWN = 1000  # bytes of a line around a hit
 # 4xx is an answer, too: that request was wrong. /metrics and the list of models need no engine.
 _ANSWERED = re.compile(rb'"(?:POST /[^ "\n]{1,200}|GET /health) HTTP/1.1" (?:200|4\d\d)')
@@ -56,13 +58,13 @@ class Scan:
     lines: dict[int, str] = field(default_factory=dict)
     answered: int = 0
 
-    def has(self, text: str) -> bool:
-        """Return whether a text was found."""
-        return text in self.hits
+    def hits_of(self, texts: Iterable[str]) -> Iterator[Hit]:
+        """Yield where these texts were found."""
+        return (hit for text in texts for hit in self.hits.get(text, ()))
 
     def count(self, *texts: str) -> int:
         """Return in how many places one of these texts was found."""
-        places = {hit.number for text in texts for hit in self.hits.get(text, ())}
+        places = {hit.number for hit in self.hits_of(texts)}
         repeats = (count for found, count in self.repeats.items() if not {*texts}.isdisjoint(found))
         return len(places) + sum(repeats)
 
@@ -73,18 +75,21 @@ class Scan:
             return False
         self.last[text] = hit.number
         if not hits:
-            shown = ((number, raw[:_SHOWN].decode(errors="replace")) for number, raw in window)
-            self.lines.update(shown)
+            self.lines |= {n: raw[:_SHOWN].decode(errors="replace") for n, raw in window}
         if len(hits) < _MOST_HITS:
             hits.append(hit)
         else:
             self.repeats[text,] += 1
         return True
 
-    def repeat(self, number: int, texts: Iterable[str]) -> None:
-        """Count a line that differs from others by numbers alone."""
-        self.last.update(dict.fromkeys(texts, number))
-        self.repeats[tuple(texts)] += 1
+
+@dataclass(slots=True)
+class _Kind:
+    """Lines that differ by numbers alone: whose, what is in them, how often one was read."""
+
+    stream: str
+    texts: dict[str, None] = field(default_factory=dict)
+    looks: int = 0
 
 
 @dataclass(slots=True)
@@ -100,12 +105,21 @@ class LogScan:
     begun: Counter[str] = field(default_factory=Counter)
     unread: str = ""
 
-    def begin(self, stream: str) -> None:
-        """Take what follows in a stream for another start."""
+    def begin(self, stream: str, kinds: Iterable[_Kind]) -> None:
+        """Take what follows in a stream for another start; known lines are read once more."""
+        for kind in kinds:
+            kind.looks = min(kind.looks, _TRIED - 1)
         if stream in self.streams:
             self.before[stream] = self.streams[stream]
         self.streams[stream] = Scan()
         self.begun[stream] += 1
+
+    def repeat(self, kind: _Kind, number: int) -> None:
+        """Count a line that differs from others by numbers alone."""
+        if kind.texts:
+            scan = self.streams[kind.stream]
+            scan.last.update(dict.fromkeys(kind.texts, number))
+            scan.repeats[tuple(kind.texts)] += 1
 
 
 def merged_scan(streams: Mapping[str, Scan]) -> Scan:
@@ -122,15 +136,6 @@ def merged_scan(streams: Mapping[str, Scan]) -> Scan:
     return merged
 
 
-@dataclass(slots=True)
-class _Seen:
-    """Lines that differ by numbers alone: whose they are, how often one was looked at, for what."""
-
-    stream: str
-    texts: dict[str, TextPattern] = field(default_factory=dict)
-    looks: int = 0
-
-
 def scan(
     chunks: Iterable[bytes],
     texts: Sequence[TextPattern],
@@ -145,38 +150,31 @@ def scan(
     Raises what ``chunks`` raises, HostError if grep does not run.
     """
     log = LogScan()
-    seen: dict[bytes, _Seen] = {}
-    by_anchor = _group_by_anchor(texts)
-    tried: Counter[bytes] = Counter()  # of this start
+    kinds: dict[bytes, _Kind] = {}
     answered: dict[str, int] = {}
-    for window, here in _line_windows(_whole_lines(chunks, answered), texts):
+    by_anchor = _group_by_anchor(texts)
+    for window, here in _line_windows(_whole_lines(chunks, answered), by_anchor):
         number, raw = window[here]
         key = _DIGITS.sub(b"0", raw)
-        tried[key] += 1
-        past = seen.get(key)
-        if past and tried[key] > (1 if past.looks >= _TRIED else _TRIED):
-            if past.texts:
-                log.streams[past.stream].repeat(number, past.texts)
+        kind = kinds.get(key)
+        if kind and kind.looks >= _TRIED:
+            log.repeat(kind, number)
             continue
-        if past is None and len(seen) >= _MOST_LINES:
+        if kind is None and len(kinds) >= _MOST_LINES:
             log.unread = f"after line {number}: {_MOST_LINES} different lines were looked at"
             break
-        lines = [_log_line(number, raw) for number, raw in window]
-        past = past or seen.setdefault(key, _Seen(lines[here].stream))
-        # In a new start a line that is known is only looked at for what was in it before.
-        looked = by_anchor if past.looks < _TRIED else _group_by_anchor(past.texts.values())
-        past.looks += 1
-        found = list(_find_texts(lines, here, looked, quoting))
+        lines = [_read_line(number, raw) for number, raw in window]
+        kind = kind or kinds.setdefault(key, _Kind(lines[here].stream))
+        found = list(_find_texts(lines, here, by_anchor, quoting))
         if any(text.text in starts for text, _hit in found):
-            log.begin(past.stream)
-            tried = Counter({key: 1})
-        kept = log.streams.setdefault(past.stream, Scan())
+            log.begin(kind.stream, kinds.values())
+        kind.looks += 1
+        part = log.streams.setdefault(kind.stream, Scan())
         for text, hit in found:
-            if kept.add(text.text, hit, window):
-                past.texts[text.text] = text
-    for stream, number in answered.items():
-        if stream in log.streams:
-            log.streams[stream].answered = number
+            if part.add(text.text, hit, window):
+                kind.texts[text.text] = None
+    for stream in answered.keys() & log.streams.keys():
+        log.streams[stream].answered = answered[stream]
     return log
 
 
@@ -189,7 +187,7 @@ def _group_by_anchor(texts: Iterable[TextPattern]) -> Mapping[str, Collection[Te
 
 
 @lru_cache(maxsize=64)  # a line is in the windows of those around it
-def _log_line(number: int, raw: bytes) -> LogLine:
+def _read_line(number: int, raw: bytes) -> LogLine:
     return log_line(number, raw.decode(errors="replace"))
 
 
@@ -206,12 +204,18 @@ def _find_texts(
     whole = "\n".join(other.text for other in near)
     texts = {text: None for anchor in by_anchor if anchor in low for text in by_anchor[anchor]}
     matches = [(text, match) for text in texts for match in text.pattern.finditer(whole)]
-    quotes = [match for match in matches if match[0].text in quoting]
     start = sum(len(other.text) + 1 for other in near if other.number < line.number)
     for text, match in matches:
         if match.start() > start + len(line.text) or match.end() < start:
             continue
-        if any(_is_quoted(text, match, *quote) for quote in quotes):
+        if any(
+            # It is there only as a part of another text.
+            wider.start() <= match.start() <= match.end() <= wider.end()
+            and other != text
+            and text.text.lower() in other.text.lower()
+            for other, wider in matches
+            if other.text in quoting
+        ):
             continue
         first = near[whole.count("\n", 0, match.start())]
         begin = whole.rfind("\n", 0, match.start()) + 1
@@ -219,64 +223,36 @@ def _find_texts(
         yield text, Hit(first.number, first.who, shown, match.groupdict(), first.level)
 
 
-def _is_quoted(
-    text: TextPattern, match: re.Match[str], other: TextPattern, wider: re.Match[str]
-) -> bool:
-    """Return whether a text is there only as a part of another one."""
-    around = wider.start() <= match.start() and match.end() <= wider.end()
-    return around and other != text and text.text.lower() in other.text.lower()
-
-
 def _line_windows(
-    given: Iterable[bytes], texts: Sequence[TextPattern]
+    given: Iterable[bytes], anchors: Iterable[str]
 ) -> Iterator[tuple[Sequence[tuple[int, bytes]], int]]:
-    """Yield each line that has a part of a text, within those around it, and its place there.
-
-    What is yielded changes when one goes on.
-    """
-    lines: deque[tuple[int, bytes]] = deque()
-    marked: deque[bool] = deque()
-    waiting = 0  # of ``lines``, those whose followers are not all there
-
-    def ready(least: int) -> Iterator[tuple[Sequence[tuple[int, bytes]], int]]:
-        nonlocal waiting
-        while waiting > least:
-            here = len(lines) - waiting
-            if marked[here]:
-                yield lines, here
-            waiting -= 1
-            while len(lines) - waiting > BEFORE:
-                lines.popleft()
-                marked.popleft()
-
-    for raw in _run_grep(given, texts):
+    """Yield each line that has an anchor, within those around it, and its place there."""
+    nothing: tuple[int, bytes, bool] | None = None
+    lines = deque([nothing] * (BEFORE + 1 + BEHIND), maxlen=BEFORE + 1 + BEHIND)
+    for raw in chain(_run_grep(given, anchors), [b"--"]):
         parts = _NUMBERED.fullmatch(raw.rstrip(b"\n"))
-        if parts is None:  # -- between two groups
-            yield from ready(0)
-            lines.clear()
-            marked.clear()
-            continue
-        lines.append((int(parts[1]), parts[3]))
-        marked.append(parts[2] == b":")
-        waiting += 1
-        if waiting > BEHIND:
-            yield from ready(BEHIND)
-    yield from ready(0)
+        # Between two groups stands --: there is nothing behind the lines of the first one.
+        new = [(int(parts[1]), parts[3], parts[2] == b":")] if parts else [nothing] * BEHIND
+        for line in new:
+            lines.append(line)
+            middle = lines[BEFORE]
+            if middle and middle[2]:
+                window = [each[:2] for each in lines if each]
+                yield window, window.index(middle[:2])
 
 
-def _run_grep(given: Iterable[bytes], texts: Sequence[TextPattern]) -> Iterator[bytes]:
+def _run_grep(given: Iterable[bytes], anchors: Iterable[str]) -> Iterator[bytes]:
     """Yield what grep lets through. Raises HostError if it does not run."""
     import tempfile
 
-    anchors = sorted({anchor for text in texts for anchor in text.anchors})
     with tempfile.NamedTemporaryFile() as file:
-        file.write("\n".join(anchors).encode())
+        file.write("\n".join(sorted(anchors)).encode())
         file.flush()
         options = ("-a", "-n", "-i", "-F", f"-B{BEFORE}", f"-A{BEHIND}")
         # As bytes: a log need not be UTF-8.
         words = ("grep", *options, "-f", file.name)
         with Follow(*words, given=given, env={"LC_ALL": "C"}) as running:
-            yield from (line.encode() for line in running)
+            yield from (line.encode() for line in running if line)
     if running.done.status not in (0, 1):  # 1: nothing was found
         raise running.done.error(HostError)
 
@@ -299,7 +275,7 @@ def _whole_lines(chunks: Iterable[bytes], answered: dict[str, int]) -> Iterator[
         end = data.rfind(b"\n") + 1
         whole, rest, quoting = without_quotes(data[:end]), data[end:] + b"\r" * held, False
         if max(map(len, whole.split(b"\n"))) > LONGEST:
-            whole = b"".join(map(_cut_line, whole.splitlines(keepends=True)))
+            whole = _LONG.sub(rb"\g<0>\n", whole)
         _note_answer(whole, number, answered)
         number += whole.count(b"\n")
         yield whole
@@ -319,7 +295,3 @@ def _note_answer(lines: bytes, number: int, answered: dict[str, int]) -> None:
         begin = lines.rfind(b"\n", 0, found.start()) + 1
         stream = log_line(0, lines[begin : found.start()].decode(errors="replace")).stream
         answered[stream] = number + lines.count(b"\n", 0, found.start()) + 1
-
-
-def _cut_line(line: bytes) -> bytes:
-    return b"\n".join(line[at : at + LONGEST] for at in range(0, len(line), LONGEST))

@@ -12,7 +12,7 @@ count. ``{{`` and ``}}`` are braces.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -52,11 +52,6 @@ class TextPattern:
         return frozenset(self.pattern.groupindex)
 
 
-def check_pattern(text: str) -> None:
-    """Raise ValueError for what cannot be looked for, for ``patchkit.records``."""
-    text_pattern(text)
-
-
 @cache
 def text_pattern(text: str) -> TextPattern:
     """Return a text ready to look for.
@@ -93,25 +88,19 @@ def text_pattern(text: str) -> TextPattern:
     run = max(plain, key=len).lower()
     if len(run) < FEWEST:
         raise ValueError(f"has no {FEWEST} characters in a row: {text!r}")
-    pattern = f"{_word_edge(text[:1], '<!')}{''.join(parts)}{_word_edge(text[-1:], '!')}"
-    return TextPattern(text, _split_run(run), re.compile(pattern, re.IGNORECASE))
-
-
-def _split_run(run: str) -> tuple[str, ...]:
-    """Return the halves of a long run: a line that breaks at a blank of one leaves the other."""
-    blanks = (number for number, each in enumerate(run) if each == " ")
+    # Of the halves of a long run one is in a line, where it breaks at the blank between them.
+    blanks = (number for number, character in enumerate(run) if character == " ")
     middle = min(blanks, key=lambda number: abs(2 * number - len(run)), default=0)
     halves = run[:middle], run[middle + 1 :]
-    return halves if min(map(len, halves)) >= _RARE else (run,)
-
-
-def _word_edge(character: str, sign: str) -> str:
-    """Return a bound of a word, where a text begins or ends with a letter or digit."""
-    return rf"(?{sign}\w)" if character.isalnum() else ""
+    anchors = halves if min(map(len, halves)) >= _RARE else (run,)
+    # A letter or digit at an end is the end of a word.
+    begin, end_of_word = (r"(?<!\w)", r"(?!\w)")
+    pattern = f"{begin * text[:1].isalnum()}{''.join(parts)}{end_of_word * text[-1:].isalnum()}"
+    return TextPattern(text, anchors, re.compile(pattern, re.IGNORECASE))
 
 
 Id = Annotated[str, matching(r"[a-z0-9]+(?:-[a-z0-9]+)*", "words of small letters with dashes")]
-PatternText = Annotated[str, check_pattern]
+PatternText = Annotated[str, text_pattern]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,14 +174,10 @@ def symptoms() -> Mapping[str, Symptom]:
 
     Raises UsageError for a file that is not right, naming its line.
     """
-    return {each.id: each for each in _read_symptoms()}
+    tables = (read_toml(tuple[Symptom, ...], file, key="symptom") for file in symptom_files())
+    return {symptom.id: symptom for table in tables for symptom in table}
 
 
 def symptom_files() -> list[Path]:
     """Return the files of symptoms, one an area, by name."""
     return sorted(FOLDER.glob("*.toml"))
-
-
-def _read_symptoms() -> Iterator[Symptom]:
-    for place in symptom_files():
-        yield from read_toml(tuple[Symptom, ...], place, key="symptom")
