@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
 
-from patchkit.cli.out import Shown, shown, style
+from patchkit.cli.out import Shown, record_fields, shown, style
 from patchkit.cli.render import Block, Record
 from patchkit.doctor.symptoms.diagnosis import Diagnosis, read_log
 from patchkit.doctor.symptoms.scan import Hit
@@ -15,21 +14,22 @@ from patchkit.runtime.rules.condition import in_words
 _FEWEST = 5  # characters of a text that is looked for in what symptoms say
 
 
-def explained_symptoms(wanted: str) -> list[Diagnosis]:
+def explained_symptoms(text: str) -> list[Diagnosis]:
     """Return what a text means: the symptom of that id, or those that are in it."""
-    if wanted in symptoms():
-        return [_unmet_diagnosis(symptoms()[wanted])]
-    return list(read_log([wanted.encode(errors="replace")], whole=False).diagnoses)
+    if text in symptoms():
+        return [_unmet_diagnosis(symptoms()[text])]
+    return list(read_log([text.encode(errors="replace")], whole=False).diagnoses)
 
 
 def symptoms_with(words: str) -> list[Diagnosis]:
     """Return the symptoms that have a part of a text in what they say, or in their titles."""
     low = " ".join(words.split()).casefold()
+    if len(low) < _FEWEST:
+        return []
     return [
-        _unmet_diagnosis(each)
-        for each in symptoms().values()
-        if len(low) >= _FEWEST
-        and any(low in text.casefold() for text in (*each.says, *each.example, each.title))
+        _unmet_diagnosis(symptom)
+        for symptom in symptoms().values()
+        if any(low in it.casefold() for it in (*symptom.says, *symptom.example, symptom.title))
     ]
 
 
@@ -40,34 +40,28 @@ def _unmet_diagnosis(symptom: Symptom) -> Diagnosis:
 
 def symptom_blocks(found: Sequence[Diagnosis]) -> Iterator[Block]:
     """Yield what symptoms mean."""
-    yield Record({"symptoms": [_diagnosis_fields(diagnosis) for diagnosis in found]})
+    fields = [
+        {
+            **record_fields(diagnosis.symptom, "cause"),
+            "decided": diagnosis.decided,
+            "causes": diagnosis.causes,
+            "values": diagnosis.hit.values,
+        }
+        for diagnosis in found
+    ]
+    yield Record({"symptoms": fields})
     for number, diagnosis in enumerate(found):
+        symptom = diagnosis.symptom
         if number:
             yield ""
-        yield from _diagnosis_lines(diagnosis)
-
-
-def _diagnosis_fields(found: Diagnosis) -> dict[str, object]:
-    symptom = asdict(found.symptom)
-    del symptom["cause"]
-    return {
-        **symptom,
-        "decided": found.decided,
-        "causes": found.causes,
-        "values": found.hit.values,
-    }
-
-
-def _diagnosis_lines(found: Diagnosis) -> Iterator[Shown]:
-    symptom = found.symptom
-    follows = ", which follows from another error: look before it" if symptom.follows else ""
-    yield style(symptom.id, bold=True) + f"  {found.filled(symptom.title)}{follows}"
-    for text in symptom.says[:3]:
-        yield style(f"  {text}", dim=True)
-    if len(found.causes) > 1:
-        yield shown("One of these, the likeliest first:")
-    for cause in found.causes:
-        yield from _cause_lines(found, cause)
+        follows = ", which follows from another error: look before it" if symptom.follows else ""
+        yield style(symptom.id, bold=True) + f"  {diagnosis.filled(symptom.title)}{follows}"
+        for text in symptom.says[:3]:
+            yield style(f"  {text}", dim=True)
+        if len(diagnosis.causes) > 1:
+            yield "One of these, the likeliest first:"
+        for cause in diagnosis.causes:
+            yield from _cause_lines(diagnosis, cause)
 
 
 def _cause_lines(found: Diagnosis, cause: Cause) -> Iterator[Shown]:

@@ -41,7 +41,8 @@ def cluster_option(function: F) -> F:
     @HERE_OPTION
     @functools.wraps(function)
     def wrapped(*arguments: Any, file: Path, here: bool, **options: Any) -> Any:
-        cluster = cluster_here() if means_here(file, here=here) else read_cluster(file)
+        meant = means_here(file, here=here)
+        cluster = cluster_here() if meant else Cluster(read_cluster_file(file))
         return function(*arguments, cluster=cluster, **options)
 
     return cast("F", wrapped)
@@ -50,11 +51,6 @@ def cluster_option(function: F) -> F:
 def means_here(file: Path, *, here: bool) -> bool:
     """Return whether this machine alone is meant."""
     return here or (file == FILE and not file.exists())
-
-
-def read_cluster(file: Path) -> Cluster:
-    """Return the cluster of a file."""
-    return Cluster(read_cluster_file(file))
 
 
 def cluster_here(venv: str | None = None, **choices: Any) -> Cluster:

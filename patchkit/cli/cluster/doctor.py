@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 import click
 
-from patchkit.cli.cluster.cluster_options import cluster_here, read_cluster
+from patchkit.cli.cluster.cluster_options import cluster_here
 from patchkit.cli.out import table, tell
 from patchkit.cli.render import (
     Block,
@@ -20,7 +20,8 @@ from patchkit.cli.render import (
     verbose_option,
 )
 from patchkit.cluster.agent.journal import unit_lines
-from patchkit.cluster.launch.cluster_file import FILE, ServeChoices
+from patchkit.cluster.launch.cluster import Cluster
+from patchkit.cluster.launch.cluster_file import FILE, ServeChoices, read_cluster_file
 from patchkit.cluster.openai.api_key import is_here
 from patchkit.cluster.openai.http_exchange import server_at
 from patchkit.doctor.bundle import pack_report, private_names, save_report
@@ -106,7 +107,7 @@ def command(
             else _visit_lines(unit_lines(unit or ""), unit or "", known)
         )
     elif several:
-        seen = visit(read_cluster(file or FILE), questions=ask, gpu=gpu, here=False)
+        seen = visit(Cluster(read_cluster_file(file or FILE)), questions=ask, gpu=gpu, here=False)
     elif url and not is_here(url):
         seen = visit_server(url, questions=ask)
     else:

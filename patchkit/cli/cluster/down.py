@@ -17,18 +17,12 @@ from patchkit.units import KIB_PER_GIB
 
 @click.command("down")
 @cluster_option
-@click.option("--dry-run", is_flag=True, help="Show what would be stopped.")
 @rendered
-def command(*, cluster: Cluster, dry_run: bool) -> Iterator[Block]:
+def command(*, cluster: Cluster) -> Iterator[Block]:
     """Stop the model on every node, and check: no unit, no process, the memory back.
 
     It does not come back after a reboot until the next `up`. A node that did not answer is named.
     """
-    if dry_run:
-        for node in cluster.nodes:
-            units = " ".join(cluster.units_of(node))
-            yield f"{node.destination}: systemctl --user disable --now {units}"
-        return
     with contextlib.ExitStack() as stack:
         with contextlib.suppress(HostError):  # a head that is off keeps nobody out
             stack.enter_context(cluster.alone())

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from types import NoneType
 from typing import Any
 
 import click
 
-from patchkit.cli.cluster.model_options import ModelNodes, node_options
+from patchkit.cli.cluster.cluster_options import cluster_option, node_fields
 from patchkit.cli.next_step import next_step, program
 from patchkit.cli.out import record_fields, style, table, tell
 from patchkit.cli.progress import progress
@@ -24,16 +25,16 @@ from patchkit.cli.render import (
     lead_word,
     rendered,
 )
+from patchkit.cluster.launch.cluster import Cluster
 from patchkit.cluster.models.check import check_model
 from patchkit.cluster.models.fetch import fetch_model
+from patchkit.cluster.models.names import split_revision
 from patchkit.cluster.models.pins import pin
-from patchkit.cluster.models.report import FetchPlan, HeldModel, ModelCheck, follow_answers
+from patchkit.cluster.models.report import FetchPlan, ModelCheck, follow_answers
 from patchkit.cluster.models.sync import (
     ModelNode,
     check_sources,
     models_of,
-    room_for,
-    send_words,
     sources_of,
     sync_model,
 )
@@ -46,8 +47,8 @@ from patchkit.quoting import quoted
 
 _MARKS = {Level.ERROR: BAD, Level.UNKNOWN: lead_word("not checked")}
 _FEW = 1e8  # bytes; a speed of less says nothing
-_model = click.argument("spec", metavar="REPO[@COMMIT]")
-_dry_run = click.option("--dry-run", is_flag=True, help="Only say what would be done.")
+
+_Results = Sequence[tuple[ModelNode, ModelCheck | PatchkitError]]
 
 
 @click.group(cls=VerbGroup)
@@ -61,136 +62,110 @@ def command() -> None:
 
 @command.command("get")
 @click.argument("spec", metavar="REPO[@REVISION]")
-@_dry_run
-@node_options
+@click.option("--dry-run", is_flag=True, help="Only say what would be done.")
+@click.option("--venv", metavar="DIR", help="The environment that has vLLM; default: the file's.")
+@cluster_option
 @rendered
-def get(spec: str, *, dry_run: bool, place: ModelNodes) -> Iterator[Block]:
+def get(spec: str, *, cluster: Cluster, dry_run: bool, venv: str | None) -> Iterator[Block]:
     """Fetch what vLLM loads of a model, to the first node.
 
     Says the size first, goes on where it was, and hashes every file at the end. Who is logged in
     there is known to `hf`, or by HF_TOKEN there.
     """
-    repo, revision = place.find_commit(spec)
-    if place.file:
-        status_of_file(place.file)  # hours before it gets its line
-    head = place.nodes[0]
+    repo, revision = _find_commit(cluster, spec)
+    given = click.get_current_context().params
+    file: Path | None = None if given["here"] or not given["file"].exists() else given["file"]
+    if file:
+        status_of_file(file)  # hours before it gets its line
+    head = cluster.head.destination
     plans: list[FetchPlan] = []
 
     def take_plan(plan: FetchPlan) -> None:
         plans.append(plan)
-        for line in _plan_lines(plan, head.ssh):
+        for line in _plan_lines(plan, head):
             tell(line)
 
-    node = Remote(head.ssh)
-    answers = node.stream(
+    answers = cluster.head.stream(
         dict[str, Any],
         fetch_model,
-        models=head.models,
-        python=place.python,
+        models=cluster.file.model_folder,
+        python=f"{venv or cluster.file.venv}/bin/python",
         repo=repo,
         revision=revision,
         dry_run=dry_run,
     )
     kind = NoneType if dry_run else ModelCheck
     with progress() as report:
-        check = follow_answers(node, kind, answers, report(repo), take_plan)
+        check = follow_answers(cluster.head, kind, answers, report(repo), take_plan)
     if not plans:
-        raise HostError(f"{head.ssh}: does not say what it would fetch")
+        raise HostError(f"{head}: does not say what it would fetch")
     plan = plans[0]
     fields = {"plan": plan, "dry_run": dry_run}
     if check is None:
         yield Record(fields)
         yield "nothing was changed"
         return
-    if check.complete and place.file:
-        pin(place.file, repo, plan.commit)
+    if check.complete and file:
+        pin(file, repo, plan.commit)
     yield Record({**fields, "check": _check_fields(check)})
-    yield from _check_lines(check, head.ssh)
+    yield from _check_lines(check, head)
     if not check.complete:
         yield next_step(*program(), "model", "get", f"{plan.repo}@{plan.commit}")
-    else:
-        if place.file:
-            yield f"{place.file} pins {plan.repo} to {plan.commit}"
-        if len(place.nodes) > 1:
+    elif file:
+        yield f"{file} pins {plan.repo} to {plan.commit}"
+        if len(cluster.nodes) > 1:
             yield next_step(*program(), "model", "sync", plan.repo)
     yield ExitCode(check.exit_code)
 
 
 @command.command("sync")
 @click.argument("specs", metavar="[REPO[@COMMIT]]...", nargs=-1)
-@_dry_run
-@node_options
+@cluster_option
 @rendered
-def sync(specs: Sequence[str], *, dry_run: bool, place: ModelNodes) -> Iterator[Block]:
+def sync(specs: Sequence[str], *, cluster: Cluster) -> Iterator[Block]:
     """Copy models from the first node that has them whole to the others, and check them there.
 
     Without a name all that the cluster file pins. rsync runs there, over ssh and the cable, side by
     side; run it again after an interrupt. Every file is hashed before, and on the node that got it.
     """
-    if len(place.nodes) < 2:
+    nodes = _model_nodes(cluster)
+    if len(nodes) < 2:
         raise UsageError(
             "there is one node, and nothing to copy to",
-            hint="name nodes: --node spark-1 --node spark-2=192.168.100.12",
+            hint="name the nodes in cluster.toml: patchkit cluster init spark-1 spark-2",
         )
-    if not specs and not (specs := tuple(place.pins)):
+    if not specs and not (specs := tuple(cluster.file.models)):
         raise UsageError("no model is named, and none is pinned", hint="name one: org/name")
-    held = models_of(place.nodes)
-    copies: list[dict[str, Any]] = []
+    held = models_of(nodes)
     results: list[tuple[ModelNode, ModelCheck | PatchkitError]] = []
     for spec in specs:
-        sources = sources_of(place.nodes, held, *place.find_commit(spec))
-        if dry_run:
-            copies += _plan_copies(*sources[0], place.nodes)
-            continue
+        sources = sources_of(nodes, held, *_find_commit(cluster, spec))
         with progress() as report:
             source, model, wrong = check_sources(sources, report)
             for reason in wrong:
                 tell(f"{reason}: the copy of {source.ssh} is taken")
-            others = [node for node in place.nodes if node is not source]
+            others = [node for node in nodes if node is not source]
             copy = functools.partial(sync_model, source, model, report=report)
             results += zip(others, everywhere(others, copy), strict=True)
-    if not dry_run:
-        yield from _checked_blocks(place, specs, results)
-        return
-    yield Record({"dry_run": True, "copies": copies})
-    for row in copies:
-        yield f"{row['model']}: {gigabytes(row['size'])}, {row['from']} to {row['to']}"
-        yield f"  {row['command']}"
-    yield "nothing was changed"
-
-
-def _plan_copies(
-    source: ModelNode, model: HeldModel, nodes: Sequence[ModelNode]
-) -> Iterator[dict[str, Any]]:
-    for node in nodes:
-        if node is not source:
-            room = room_for(model, node, dry_run=True)
-            yield {
-                "from": source.ssh,
-                "to": node.ssh,
-                "model": f"{model.repo}@{model.commit}",
-                "size": model.size,
-                "held": room.held,
-                "free": room.free,
-                "command": quoted(*send_words(model.folder, node.peer, room.folder)),
-            }
+    yield from _checked_blocks(specs, results)
 
 
 @command.command("check")
-@_model
+@click.argument("spec", metavar="REPO[@COMMIT]")
 @click.option("--quick", is_flag=True, help="Sizes, shards and links only; no hashes.")
-@node_options
+@cluster_option
 @rendered
-def check(spec: str, *, quick: bool, place: ModelNodes) -> Iterator[Block]:
+def check(spec: str, *, cluster: Cluster, quick: bool) -> Iterator[Block]:
     """Check on every node that a model is complete and right; needs no network.
 
     Hashes are compared with those that `hf` wrote down when it fetched the files.
     """
-    held = models_of(place.nodes)
+    nodes = _model_nodes(cluster)
+    held = models_of(nodes)
     for answer in held:
         if isinstance(answer, PatchkitError):
             raise answer
-    sources = sources_of(place.nodes, held, *place.find_commit(spec), whole=False)
+    sources = sources_of(nodes, held, *_find_commit(cluster, spec), whole=False)
     found = {node.ssh: model.folder for node, model in sources}
     with progress() as report:
 
@@ -203,35 +178,46 @@ def check(spec: str, *, quick: bool, place: ModelNodes) -> Iterator[Block]:
             answers = there.stream(dict[str, Any], check_model, **arguments)
             return follow_answers(there, ModelCheck, answers, report(f"{node.ssh}: hashing"))
 
-        results = everywhere(place.nodes, check_on)
-    yield from _checked_blocks(place, [spec], list(zip(place.nodes, results, strict=True)))
+        results = everywhere(nodes, check_on)
+    yield from _checked_blocks([spec], list(zip(nodes, results, strict=True)))
 
 
 @command.command("list")
-@node_options
+@cluster_option
 @rendered
-def list_models(*, place: ModelNodes) -> Iterator[Block]:
+def list_models(*, cluster: Cluster) -> Iterator[Block]:
     """List the models of every node, and whether they are complete."""
     rows: list[tuple[str, ...]] = []
-    nodes = []
-    for node, answer in zip(place.nodes, models_of(place.nodes), strict=True):
+    fields = []
+    nodes = _model_nodes(cluster)
+    for node, answer in zip(nodes, models_of(nodes), strict=True):
         if isinstance(answer, PatchkitError):
-            nodes.append(_error_fields(node.ssh, answer))
+            fields.append(node_fields(node.ssh, answer))
             yield from _error_lines(node.ssh, answer)
             yield ExitCode(answer.exit_code)
             continue
-        nodes.append({"node": node.ssh, "models": answer})
+        fields.append({"node": node.ssh, "models": answer})
         if not answer:
             yield f"{node.ssh}: no models in {node.models}"
         for model in answer:
-            state = style("incomplete", fg="red")
-            if model.complete:
-                state = style("complete", fg="green")
+            whole = style("complete", fg="green")
+            state = whole if model.complete else style("incomplete", fg="red")
             mine = "" if model.ours else "not fetched by patchkit"
             name, size = style(model.repo, bold=True), gigabytes(model.size)
             rows.append((node.ssh, name, model.commit[:12], size, state, mine))
-    yield Record({"nodes": nodes})
+    yield Record({"nodes": fields})
     yield from table(rows, heads=("node", "model", "commit", "size", "state", "")) if rows else ()
+
+
+def _model_nodes(cluster: Cluster) -> list[ModelNode]:
+    folder = cluster.file.model_folder
+    return [ModelNode(ssh=it.ssh, peer=it.from_head, models=folder) for it in cluster.file.node]
+
+
+def _find_commit(cluster: Cluster, spec: str) -> tuple[str, str]:
+    """Return repository and commit of ``REPO[@COMMIT]``; the pinned one if none is named."""
+    repo, commit = split_revision(spec)
+    return repo, commit or cluster.file.models.get(repo, "")
 
 
 def _plan_lines(plan: FetchPlan, node: str) -> Iterator[str]:
@@ -276,20 +262,12 @@ def _error_lines(node: str, error: PatchkitError) -> Iterator[str]:
         yield style(f"  next: {error.hint}", dim=True)
 
 
-def _error_fields(node: str, error: PatchkitError) -> dict[str, Any]:
-    return {"node": node, "error": {"what": error.what, "why": error.why, "next": error.hint}}
-
-
-def _checked_blocks(
-    place: ModelNodes,
-    specs: Sequence[str],
-    results: Sequence[tuple[ModelNode, ModelCheck | PatchkitError]],
-) -> Iterator[Block]:
+def _checked_blocks(specs: Sequence[str], results: _Results) -> Iterator[Block]:
     """Yield what came of it on each node, and the code of the worst."""
     nodes = []
     for node, result in results:
         if isinstance(result, PatchkitError):
-            nodes.append(_error_fields(node.ssh, result))
+            nodes.append(node_fields(node.ssh, result))
             yield from _error_lines(node.ssh, result)
         else:
             nodes.append({"node": node.ssh, **_check_fields(result)})
@@ -297,5 +275,5 @@ def _checked_blocks(
         yield ExitCode(result.exit_code)
     yield Record({"nodes": nodes})
     if any(result.exit_code == HashMismatchError.exit_code for _node, result in results):
-        verb = "sync" if len(place.nodes) > 1 else "get"
+        verb = "sync" if len(results) > len(specs) else "get"
         yield next_step(*program(), "model", verb, *specs)

@@ -19,8 +19,10 @@ from patchkit.errors import HostError, PatchkitError
 from patchkit.units import KIB_PER_GIB
 
 _HEADS = ("node", "rank", "state", "since", "starts", "memory", "GPU")
-_EMPTY = ("",) * (len(_HEADS) - 3)  # of a node that says nothing
+# By the unit's sub-state, else by its state.
 _STATES = {
+    "auto-restart": ("waits to restart", "yellow"),
+    "waiting": ("waits", "yellow"),
     "active": ("answers", "green"),
     "activating": ("loading", "yellow"),
     "failed": ("failed", "red"),
@@ -104,22 +106,24 @@ def _hanging(cluster: Cluster) -> str | None:
 def _row(
     cluster: Cluster, number: int, state: NodeState | PatchkitError, hangs: str | None
 ) -> tuple[str, ...]:
-    name = cluster.nodes[number].destination
+    name = style(cluster.nodes[number].destination, bold=True)
     if isinstance(state, PatchkitError):
-        return style(name, bold=True), str(number), style("silent", fg="red"), *_EMPTY
-    unit = state.unit(cluster.file.unit)
+        return name, str(number), style("silent", fg="red"), "", "", "", ""
+    unit, memory = state.unit(cluster.file.unit), state.memory
     assert unit is not None
-    word, colour = _state_word(unit, number, hangs)
+    word, colour = _STATES.get(unit.sub) or _STATES.get(unit.active, (unit.active, None))
+    if hangs and number == 0:
+        word, colour = "hangs", "red"
+    elif number and unit.active == "active":
+        word = "runs"  # that it answers the head alone knows
     heat = [f"{state.celsius} °C"] if state.celsius is not None else []
     heat += [f"{state.watts:.0f} W"] if state.watts is not None else []
-    memory = state.memory
-    free = (
-        f"{memory.available / KIB_PER_GIB:.0f} of {memory.total / KIB_PER_GIB:.0f} GiB free"
-        if memory
-        else "?"
-    )
+    free = "?"
+    if memory:
+        total = memory.total / KIB_PER_GIB
+        free = f"{memory.available / KIB_PER_GIB:.0f} of {total:.0f} GiB free"
     return (
-        style(name, bold=True),
+        name,
         str(number),
         style(word, fg=colour) if colour else word,
         unit.since.partition(" ")[2] if unit.active != "inactive" else "",
@@ -127,13 +131,3 @@ def _row(
         free,
         " ".join(heat),
     )
-
-
-def _state_word(unit: UnitState, number: int, hangs: str | None) -> tuple[str, str | None]:
-    if hangs and number == 0:
-        return "hangs", "red"
-    word, colour = _STATES.get(unit.active, (unit.active, None))
-    if number and unit.active == "active":
-        return "runs", colour  # that it answers the head alone knows
-    waits = {"auto-restart": "waits to restart", "waiting": "waits"}
-    return (waits[unit.sub], "yellow") if unit.sub in waits else (word, colour)

@@ -8,10 +8,8 @@ import click
 
 from patchkit.cli.cluster.cluster_options import cluster_option
 from patchkit.cli.cluster.up import (
-    DRY,
     MODEL,
     answered_blocks,
-    plan_blocks,
     wait_attached,
     watch_start,
 )
@@ -23,16 +21,12 @@ from patchkit.cluster.launch.cluster import Cluster
 @click.command("switch")
 @MODEL
 @cluster_option
-@DRY
 @rendered
-def command(model: str, *, cluster: Cluster, dry_run: bool) -> Iterator[Block]:
+def command(model: str, *, cluster: Cluster) -> Iterator[Block]:
     """Serve another model; if it does not answer, the former one again.
 
     The former one is stopped and its memory awaited first. vLLM's sleep mode is not used.
     """
-    if dry_run:
-        yield from plan_blocks(cluster, launch.make_plan(cluster, model))
-        return
     watcher = watch_start(cluster)
     done = wait_attached(cluster, lambda: launch.switch_model(cluster, model, watcher))
     yield from answered_blocks(cluster, done)

@@ -14,7 +14,6 @@ from patchkit.cli.cluster.cluster_options import (
     HERE_OPTION,
     cluster_here,
     means_here,
-    read_cluster,
 )
 from patchkit.cli.next_step import next_step, program
 from patchkit.cli.out import LaidOut, record_fields, shown, style, tell
@@ -22,7 +21,7 @@ from patchkit.cli.render import GOOD, Block, Record, lead_word, rendered
 from patchkit.cluster.agent.unit_state import UnitState
 from patchkit.cluster.launch import up as launch
 from patchkit.cluster.launch.cluster import Cluster
-from patchkit.cluster.launch.cluster_file import MODELS, ServeChoices
+from patchkit.cluster.launch.cluster_file import MODELS, ServeChoices, read_cluster_file
 from patchkit.cluster.launch.plan import by_cluster_file
 from patchkit.cluster.launch.start import Answered, StartWatcher
 from patchkit.cluster.launch.up import GroupPlan
@@ -32,7 +31,6 @@ from patchkit.errors import UsageError
 from patchkit.runtime.serve.listen import CHOICES as LISTEN
 
 MODEL = click.argument("model", shell_complete=complete.models)
-DRY = click.option("--dry-run", is_flag=True, help="Show what would be written, node by node.")
 
 
 @click.command("up")
@@ -43,8 +41,7 @@ DRY = click.option("--dry-run", is_flag=True, help="Show what would be written, 
 @click.option("--listen", type=click.Choice(LISTEN), help="Of this machine; default: local.")
 @click.option("--port", type=click.IntRange(1, 65535), help="Of this machine; default: 8000.")
 @click.option("--model-folder", metavar="DIR", help=f"Of this machine; default: {MODELS}.")
-@DRY
-@click.option("--no-wait", is_flag=True, help="Return as soon as it is started.")
+@click.option("--dry-run", is_flag=True, help="Show what would be written, node by node.")
 @click.option("--hold", is_flag=True, help="Stay, and stop it at the end of this command.")
 @rendered
 def command(
@@ -53,7 +50,6 @@ def command(
     file: Path,
     here: bool,
     dry_run: bool,
-    no_wait: bool,
     hold: bool,
     **choices: Any,
 ) -> Iterator[Block]:
@@ -67,42 +63,31 @@ def command(
     outlives the terminal, a crash and a reboot. Ctrl-C only detaches; with --hold it ends the
     model on all nodes, as does any other end of this command.
     """
-    cluster = _chosen_cluster(file, here=here, choices=choices)
-    if hold and (no_wait or dry_run):
-        raise UsageError("--hold goes with neither --no-wait nor --dry-run")
-    if dry_run:
-        yield from plan_blocks(cluster, launch.make_plan(cluster, model))
-    elif hold:
-        yield from _hold_blocks(cluster, model)
-    else:
-        yield from _start_blocks(cluster, model, wait=not no_wait)
-
-
-def _chosen_cluster(file: Path, *, here: bool, choices: dict[str, Any]) -> Cluster:
     given = {name: value for name, value in choices.items() if value is not None}
-    if not means_here(file, here=here):
-        if given:
-            flag = f"--{min(given).replace('_', '-')}"
-            raise UsageError(
-                f"{flag}: {file} says it for a cluster", hint="edit it there, or add --here"
-            )
-        return read_cluster(file)
-    serve = {name: given.pop(name) for name in ("listen", "port") if name in given}
-    return cluster_here(**given, serve=ServeChoices(**serve))
-
-
-def _start_blocks(cluster: Cluster, model: str, *, wait: bool) -> Iterator[Block]:
-    begun = launch.bring_up(cluster, model)
-    name, url, notes = begun.plan.units.model.name, begun.plan.units.url, begun.plan.notes
-    what = "runs with these files already" if begun.running else "is started"
-    yield GOOD + f"{name} {what} on {_node_names(cluster)}"
-    if wait:
-        watcher = watch_start(cluster)
-        done = wait_attached(cluster, lambda: launch.wait_for(cluster, begun, watcher))
-        yield from answered_blocks(cluster, done, url)
+    if means_here(file, here=here):
+        serve = {name: given.pop(name) for name in ("listen", "port") if name in given}
+        cluster = cluster_here(**given, serve=ServeChoices(**serve))
+    elif given:
+        flag = f"--{min(given).replace('_', '-')}"
+        raise UsageError(
+            f"{flag}: {file} says it for a cluster", hint="edit it there, or add --here"
+        )
     else:
-        yield Record({"model": name, "url": url, "answered": None, "notes": notes})
-        yield from _note_lines(notes, name)
+        cluster = Cluster(read_cluster_file(file))
+    if hold and dry_run:
+        raise UsageError("--hold does not go with --dry-run")
+    if dry_run:
+        yield from _plan_blocks(cluster, launch.make_plan(cluster, model))
+        return
+    if hold:
+        yield from _hold_blocks(cluster, model)
+        return
+    begun = launch.bring_up(cluster, model)
+    what = "runs with these files already" if begun.running else "is started"
+    yield GOOD + f"{begun.plan.units.model.name} {what} on {_node_names(cluster)}"
+    watcher = watch_start(cluster)
+    done = wait_attached(cluster, lambda: launch.wait_for(cluster, begun, watcher))
+    yield from answered_blocks(cluster, done, begun.plan.units.url)
 
 
 def _hold_blocks(cluster: Cluster, model: str) -> Iterator[Block]:
@@ -172,20 +157,15 @@ def answered_blocks(cluster: Cluster, done: Answered, url: str = "") -> Iterator
         yield next_step("curl", f"{url}/v1/models", where=where)
 
 
-def plan_blocks(cluster: Cluster, plan: GroupPlan) -> Iterator[Block]:
+def _plan_blocks(cluster: Cluster, plan: GroupPlan) -> Iterator[Block]:
     """Yield what a start would write and run, node by node."""
     nodes = list(zip(cluster.nodes, plan.files, plan.changed, strict=True))
-    yield Record(
-        {
-            "model": plan.units.model.name,
-            "url": plan.units.url,
-            "notes": plan.notes,
-            "nodes": [
-                {"node": node.destination, "changed": changed, "files": files}
-                for node, files, changed in nodes
-            ],
-        }
-    )
+    fields = [
+        {"node": node.destination, "changed": changed, "files": files}
+        for node, files, changed in nodes
+    ]
+    model, url = plan.units.model.name, plan.units.url
+    yield Record({"model": model, "url": url, "notes": plan.notes, "nodes": fields})
     for number, (node, files, changed) in enumerate(nodes):
         yield style(node.destination, bold=True) + f" rank {number}"
         for name in changed:
@@ -193,6 +173,6 @@ def plan_blocks(cluster: Cluster, plan: GroupPlan) -> Iterator[Block]:
         yield LaidOut(shown(f"  runs    {' '.join(plan.units.words(number))}"))
         for note in plan.units.ranks[number].env.notes:
             yield "  " + lead_word("note") + by_cluster_file(note)
-    yield from _note_lines(plan.notes, plan.units.model.name)
+    yield from _note_lines(plan.notes, model)
     if not any(plan.changed):
         yield "nothing to write: every node has these files"

@@ -65,22 +65,25 @@ def explain(name: str | None) -> Iterator[Block]:
 
 def _overview_blocks(rules: VariableRules) -> Iterator[Block]:
     yield Record(rules)
-    rows: list[tuple[str, ...]] = []
-    for rule in rules.rules:
-        on = "" if rule.default else style("off", dim=True)
-        values = " ".join(f"{name}={value}" for name, value in rule.set.items())
-        rows.append((rule.id, on, in_words(rule.when), values))
     yield style("Set", bold=True)
+    rows: list[tuple[str, ...]] = [
+        (rule.id, "" if rule.default else "off", in_words(rule.when), _values_text(rule))
+        for rule in rules.rules
+    ]
     yield from table(rows, indent="  ")
     yield ""
     yield style("Better left out", bold=True)
-    avoids = [
+    rows = [
         (avoid.id, avoid.severity, in_words(avoid.when), " ".join(avoid.variables))
         for avoid in rules.avoids
     ]
-    yield from table(avoids, indent="  ")
+    yield from table(rows, indent="  ")
     yield ""
     yield "`patchkit env explain VARIABLE` says why, who says so, and what guides say."
+
+
+def _values_text(rule: VariableRule) -> str:
+    return " ".join(f"{name}={value}" for name, value in rule.set.items())
 
 
 def _lifetime_lines(name: str) -> Iterator[str]:
@@ -91,8 +94,7 @@ def _lifetime_lines(name: str) -> Iterator[str]:
         yield f"{reader} reads it from {known.first} {until}; default: {known.default or 'unset'}"
         if not is_current(known):
             yield f"{reader} after {known.last} ignores it: leave it out there"
-    for first, last, takes in values_by_release(name):
-        yield f"{first} to {last}: {takes}"
+    yield from (f"{first} to {last}: {takes}" for first, last, takes in values_by_release(name))
     if other := other_variables().get(name):
         yield f"{other.of} {other.versions}".strip() + f" reads it: {other.meaning}"
 
@@ -100,9 +102,8 @@ def _lifetime_lines(name: str) -> Iterator[str]:
 def _entry_lines(entry: VariableRule | Avoid) -> Iterator[str]:
     rows = {"when": in_words(entry.when) or "always", "why": entry.reason}
     if isinstance(entry, VariableRule):
-        values = " ".join(f"{name}={value}" for name, value in entry.set.items())
         whose = "the same on all nodes" if entry.scope == "shared" else "each node its own"
-        yield style(entry.id, fg="green") + f"  sets {values}  ({whose})"
+        yield style(entry.id, fg="green") + f"  sets {_values_text(entry)}  ({whose})"
         if not entry.default:
             why = "a choice of yours" if entry.optional else "it rests on a single report"
             rows["off"] = f"{why}: --with {entry.id} turns it on"

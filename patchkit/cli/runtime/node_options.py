@@ -23,6 +23,7 @@ from patchkit.target import targets
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+TOPOLOGIES = ("auto", "roce", "socket", "ring", "hetero")
 VLLM = click.option("--vllm", metavar="VERSION", default="", help="Instead of the installed one.")
 NCCL = click.option(
     "--nccl", metavar="VERSION", default="", help="Instead of the one that torch loads."
@@ -59,7 +60,7 @@ _OPTIONS = (
     ),
     click.option(
         "--topology",
-        type=click.Choice(["auto", "roce", "socket", "ring", "hetero"]),
+        type=click.Choice(TOPOLOGIES),
         help="auto: RoCE if this node has an active RDMA device, else sockets.",
     ),
     click.option(

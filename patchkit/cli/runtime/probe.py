@@ -11,19 +11,17 @@ import click
 
 from patchkit.cli.next_step import next_step, program
 from patchkit.cli.out import Shown, shown, style, table, tell
-from patchkit.cli.render import Block, Record, rendered
-from patchkit.finding import Finding, Level
+from patchkit.cli.render import Block, Record, finding_blocks, rendered
 from patchkit.quoting import quoted
 from patchkit.runtime.host import hardware
 from patchkit.runtime.host.advice import remarks
-from patchkit.runtime.host.host import Gpu, Host, Memory, Nccl, Netdev, Rdma, Software, System
+from patchkit.runtime.host.host import Gpu, Host, Netdev, Rdma, Software
 from patchkit.runtime.host.machine_root import LIVE, RecordingWriter
 from patchkit.runtime.host.probe import probe
 from patchkit.runtime.rules.variables import newest_vllm
 from patchkit.units import KIB_PER_GIB
 
 _KINDS = ("ethernet", "wifi", "virtual", "loopback")
-_MARKS = {Level.ERROR: ("✗ ", "red"), Level.WARNING: ("! ", "yellow"), Level.NOTE: ("- ", None)}
 _HEADS = ("netdev", "state", "speed", "MTU", "addresses", "RDMA", "GID", "twin", "cage")
 
 
@@ -72,8 +70,13 @@ def _next_probe_steps(host: Host, root: Path) -> Iterator[Shown]:
         yield next_step(*program(), "repack", f"vllm=={newest_vllm()}")
 
 
-def host_lines(host: Host) -> Iterator[str]:
-    yield style(host.system.hostname or "host", bold=True) + _product_text(host.system)
+def host_lines(host: Host) -> Iterator[Block]:
+    """Yield what is known of a machine: system, network, software, and remarks."""
+    system = host.system
+    firmware = f"BIOS {system.bios} ({system.bios_date})" if system.bios else ""
+    product = ", ".join(filter(None, (f"{system.vendor} {system.product}".strip(), firmware)))
+    name = style(system.hostname or "host", bold=True)
+    yield name + (f": {product}" if product else "")
     yield from table(_summary_rows(host), "  ")
     yield ""
     yield from table(_network_rows(host), "  ", heads=_HEADS)
@@ -83,36 +86,27 @@ def host_lines(host: Host) -> Iterator[str]:
     found = remarks(host)
     if found or host.notes:
         yield ""
-    for remark in found:
-        yield from _remark_lines(remark)
-    for note in host.notes:
-        yield style(f"  - {note}", dim=True)
-
-
-def _product_text(system: System) -> str:
-    """Return ``: NVIDIA NVIDIA_DGX_Spark, BIOS 5.36 (08/06/2025)``."""
-    firmware = f"BIOS {system.bios} ({system.bios_date})" if system.bios else ""
-    told = ", ".join(filter(None, (f"{system.vendor} {system.product}".strip(), firmware)))
-    return f": {told}" if told else ""
+    yield from finding_blocks(found, verbose=True)
+    yield from (style(f"- {note}", dim=True) for note in host.notes)
 
 
 def _summary_rows(host: Host) -> Iterator[tuple[str, str]]:
-    system = host.system
+    system, memory = host.system, host.memory
     kernel = " ".join(filter(None, ("Linux", system.kernel, system.machine)))
     yield "system", ", ".join(filter(None, (system.os, kernel)))
     yield "CPU", f"{system.cores} cores" + (f": {system.cpu}" if system.cpu else "")
-    yield "memory", _memory_text(host.memory)
+    if memory:
+        swap = f"swap {_gib_text(memory.swap_total)}" if memory.swap_total else "no swap"
+        free = f"{_gib_text(memory.available)} available"
+        yield "memory", f"{_gib_text(memory.total)}, {free}, {swap}"
+    else:
+        yield "memory", style("unknown", fg="yellow")
     yield from (("GPU", _gpu_text(gpu)) for gpu in host.gpus)
     if not host.gpus:
         yield "GPU", style("none found", fg="yellow")
-    yield "cabled", ", ".join(map(_cage_text, host.cabled)) or "no QSFP cage"
-
-
-def _memory_text(memory: Memory | None) -> str:
-    if memory is None:
-        return style("unknown", fg="yellow")
-    swap = f"swap {_gib_text(memory.swap_total)}" if memory.swap_total else "no swap"
-    return f"{_gib_text(memory.total)}, {_gib_text(memory.available)} available, {swap}"
+    cages = ((cage, hardware.place(cage)) for cage in host.cabled)
+    names = [f"cage {cage}" + (f" ({place})" if place else "") for cage, place in cages]
+    yield "cabled", ", ".join(names) or "no QSFP cage"
 
 
 def _gib_text(kib: int) -> str:
@@ -124,61 +118,46 @@ def _gpu_text(gpu: Gpu) -> str:
     unified = gpu.capability in hardware.facts()["capabilities"].values()
     missing = "its memory is the system's" if unified else "memory unknown"
     own = _gib_text(gpu.memory << 10) if gpu.memory else missing
-    capability = f"capability {gpu.capability}" if gpu.capability else "capability unknown"
-    driver = f"driver {gpu.driver}" if gpu.driver else "driver unknown"
-    return style(gpu.name, bold=True) + ", " + ", ".join((capability, driver, own))
-
-
-def _cage_text(number: int) -> str:
-    place = hardware.place(number)
-    return f"cage {number}" + (f" ({place})" if place else "")
+    facts = f"capability {gpu.capability or 'unknown'}, driver {gpu.driver or 'unknown'}, {own}"
+    return style(gpu.name, bold=True) + f", {facts}"
 
 
 def _network_rows(host: Host) -> Iterator[tuple[str, ...]]:
-    owned = {each.netdev: each for each in host.rdma if each.netdev}
-    for netdev in sorted(host.netdevs, key=_netdev_rank):
-        yield _netdev_row(netdev, owned.get(netdev.name))
-    # A device without an interface is in none of the rows above.
-    for each in host.rdma:
-        if not each.netdev:
-            yield ("-", *[""] * 4, *_rdma_cells(each), each.twin, _cage_number(each.cage))
-
-
-def _netdev_rank(netdev: Netdev) -> tuple[bool, int, int, str, str]:
-    """Return a sort key: cages first, with their halves side by side, then other hardware."""
-    kind = _KINDS.index(netdev.kind)
-    return netdev.cage is None, netdev.cage or 0, kind, netdev.pci, netdev.name
-
-
-def _netdev_row(netdev: Netdev, device: Rdma | None) -> tuple[str, ...]:
-    return (
-        style(netdev.name, bold=True) if netdev.up else netdev.name,
-        style(netdev.state, fg="green") if netdev.up else netdev.state,
-        f"{netdev.speed / 1000:g}G" if netdev.speed else "-",
-        str(netdev.mtu or "?"),
-        _address_text(netdev) or "-",
-        *(_rdma_cells(device) if device else ("-", "-")),
-        netdev.twin or "-",
-        _cage_number(netdev.cage),
+    """Yield cages first, with their halves side by side, then other hardware."""
+    owned = {device.netdev: device for device in host.rdma if device.netdev}
+    order = sorted(
+        host.netdevs,
+        key=lambda it: (it.cage is None, it.cage or 0, _KINDS.index(it.kind), it.pci, it.name),
     )
+    for netdev in order:
+        # Every interface that is up has an fe80.
+        known = (it for it in netdev.addresses if it.family == "inet" or not it.link_local)
+        yield (
+            style(netdev.name, bold=netdev.up),
+            style(netdev.state, fg="green" if netdev.up else None),
+            f"{netdev.speed / 1000:g}G" if netdev.speed else "-",
+            str(netdev.mtu or "?"),
+            " ".join(f"{it.address}/{it.prefix}" for it in known) or "-",
+            *_rdma_cells(owned.get(netdev.name)),
+            *_place_cells(netdev),
+        )
+    # A device without an interface is in none of the rows above.
+    for device in host.rdma:
+        if not device.netdev:
+            yield "-", "", "", "", "", *_rdma_cells(device), *_place_cells(device)
 
 
-def _address_text(netdev: Netdev) -> str:
-    """Return the addresses, without fe80, which every interface that is up has."""
-    told = (each for each in netdev.addresses if each.family == "inet" or not each.link_local)
-    return " ".join(f"{each.address}/{each.prefix}" for each in told)
+def _place_cells(part: Netdev | Rdma) -> tuple[str, str]:
+    return part.twin or "-", "-" if part.cage is None else str(part.cage)
 
 
-def _rdma_cells(device: Rdma) -> tuple[str, str]:
+def _rdma_cells(device: Rdma | None) -> tuple[str, str]:
     """Return name and state, and the indices of the GIDs that RoCE v2 over IPv4 takes."""
-    state = device.state or "unknown"
-    told = shown(f"{device.name} ") + (style(state, fg="green") if device.active else state)
+    if device is None:
+        return "-", "-"
+    state = style(device.state or "unknown", fg="green" if device.active else None)
     taken = (gid for gid in device.gids if gid.address and gid.kind == "RoCE v2")
-    return told, " ".join(f"{gid.index}" for gid in taken) or "-"
-
-
-def _cage_number(cage: int | None) -> str:
-    return "-" if cage is None else str(cage)
+    return shown(f"{device.name} ") + state, " ".join(str(gid.index) for gid in taken) or "-"
 
 
 def _software_rows(software: Software) -> Iterator[tuple[str, str]]:
@@ -190,17 +169,5 @@ def _software_rows(software: Software) -> Iterator[tuple[str, str]]:
     yield from ((name, version) for name, version in others.items() if version)
     for who, taken in (("torch", software.torch_nccl), ("vLLM", software.vllm_nccl)):
         if taken:
-            yield f"{who}'s NCCL", _nccl_text(taken)
-
-
-def _nccl_text(taken: Nccl) -> str:
-    found = f"{taken.version or 'unknown version'}, {taken.path}" if taken.path else "none"
-    return f"{found} ({taken.why})" if taken.why else found
-
-
-def _remark_lines(remark: Finding) -> Iterator[str]:
-    mark, color = _MARKS[remark.level]
-    yield "  " + style(mark, fg=color) + remark.what
-    yield style(f"    {remark.why} [{remark.source}]", dim=True)
-    if remark.hint:
-        yield f"    next: {remark.hint}"
+            found = f"{taken.version or 'unknown version'}, {taken.path}" if taken.path else "none"
+            yield f"{who}'s NCCL", f"{found} ({taken.why})" if taken.why else found

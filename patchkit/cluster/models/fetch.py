@@ -122,7 +122,7 @@ def _explain_hf_failure(
         return HostError(
             f"{program} {done.trouble}",
             why="huggingface_hub brings it from 0.34 on, and vLLM brings huggingface_hub",
-            hint="name the Python of vLLM with --python, for example venv/bin/python",
+            hint="name the environment of vLLM: `venv` in cluster.toml, or --venv DIR",
         )
     words = [line.strip() for line in done.output.split("\n")]
     errors = [line for line in words if line and "%|" not in line and "it/s" not in line]

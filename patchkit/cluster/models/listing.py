@@ -18,7 +18,7 @@ from patchkit.records import RecordError, record
 _SCRIPT = Path(__file__).with_name("hub_facts.py")
 _PATIENCE = 180.0  # seconds; the index of a large model is some MB
 _LOGIN = "log in there: `{hf} auth login`, or set HF_TOKEN there"
-_PYTHON = "name the Python of vLLM with --python, for example venv/bin/python"
+_PYTHON = "name the environment of vLLM: `venv` in cluster.toml, or --venv DIR"
 _SILENT = "no network there, or the Hub does not answer"
 # The kind of error that huggingface_hub raises, ours, and why; the first one that fits counts.
 _REFUSALS: tuple[tuple[str, type[PatchkitError], str, str], ...] = (

@@ -108,5 +108,5 @@ def require_room(folder: str, left: int, free: int) -> None:
         raise StorageError(
             f"{folder}: needs {needed:,} bytes, and {free:,} are free",
             hint="make room there: `patchkit model list` names the folders of models; or name "
-            "another disk: --models DIR",
+            "another disk: `model_folder` in cluster.toml",
         )

@@ -96,10 +96,10 @@ def check_sources(
     )
 
 
-def room_for(model: HeldModel, node: ModelNode, *, dry_run: bool = False) -> ModelRoom:
+def room_for(model: HeldModel, node: ModelNode) -> ModelRoom:
     """Return where a model goes on a node, and make its folder. Raises its errors."""
     name = model.folder.rpartition("/")[2]
-    wanted = {"models": node.models, "name": name, "size": model.size, "dry_run": dry_run}
+    wanted = {"models": node.models, "name": name, "size": model.size}
     return Remote(node.ssh).call(ModelRoom, make_model_room, **wanted)
 
 
@@ -121,7 +121,7 @@ def sync_model(
     return replace(check, sent=sent)
 
 
-def make_model_room(models: str, name: str, size: int, dry_run: bool = False) -> dict[str, Any]:
+def make_model_room(models: str, name: str, size: int) -> dict[str, Any]:
     """Return where a model goes on this node, and make its folder.
 
     Raises HostError without rsync, StorageError without room, UsageError for odd names.
@@ -133,9 +133,8 @@ def make_model_room(models: str, name: str, size: int, dry_run: bool = False) ->
     held = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
     free = free_bytes(folder)
     require_room(str(folder), size - held, free)
-    if not dry_run:
-        with translated(at=folder):
-            folder.mkdir(parents=True, exist_ok=True)
+    with translated(at=folder):
+        folder.mkdir(parents=True, exist_ok=True)
     return asdict(ModelRoom(folder=str(folder), held=held, free=free))
 
 

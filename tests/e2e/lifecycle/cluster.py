@@ -90,8 +90,9 @@ class EmulatedCluster:
             fake_venv.change(node, **{"LOAD": LOAD_SECONDS, **settings})
 
     def patchkit(self, *words: str) -> Completed:
-        """Run `patchkit cluster …` on the laptop. Raises UnexpectedError for a traceback."""
-        done = self.rack.laptop.patchkit("cluster", *words, seconds=self.patience)
+        """Run `patchkit …` on the laptop. Raises UnexpectedError for a traceback."""
+        group = ("cluster",) if words[0] in ("init", "install") else ()
+        done = self.rack.laptop.patchkit(*group, *words, seconds=self.patience)
         insist("Traceback" not in done.errors, f"a traceback: {done.errors}")
         return done
 

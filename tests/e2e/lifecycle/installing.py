@@ -92,7 +92,7 @@ def launcher_killed_in_install(lab: LifecycleLab) -> str:
         for moment in MOMENTS:
             for node in cluster.rack.nodes.values():
                 node.user("rm", "-rf", ".local/share/patchkit")
-            count += killed(cluster, moment, "install")
+            count += killed(cluster, moment, "cluster", "install")
             run_install(cluster)
         cluster.up()
         cluster.down()
@@ -100,7 +100,7 @@ def launcher_killed_in_install(lab: LifecycleLab) -> str:
 
 
 def _paste(cluster: EmulatedCluster, steps: Iterable[Step]) -> str:
-    """Run a page's lines of `patchkit cluster`; return what they said.
+    """Run a page's lines that are about the cluster; return what they said.
 
     The lab's nodes and model stand for the page's. ``init`` is told what a Spark's probe says.
     """
@@ -108,8 +108,9 @@ def _paste(cluster: EmulatedCluster, steps: Iterable[Step]) -> str:
     said = ""
     for step in steps:
         program, *words = shlex.split(step.text, comments=True)
-        if program != "patchkit" or words.pop(0) != "cluster":
+        if program != "patchkit" or words[0] not in ("cluster", "up", "status", "down", "switch"):
             continue
+        words = words[words[0] == "cluster" :]
         words = [MODEL if word.startswith("openai/") else names.get(word, word) for word in words]
         if words[0] == "init":
             words += ["--topology", "socket", "--target", "gb10", "--head-ip", wiring.qsfp_ip(1)]

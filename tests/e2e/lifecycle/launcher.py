@@ -8,7 +8,7 @@ from signal import SIGINT, SIGKILL
 
 from e2e.lifecycle.cluster import MODEL, OTHER_MODEL, EmulatedCluster, LifecycleLab, insist, wait
 
-CLUSTER = (sys.executable, "-m", "patchkit", "cluster")
+PATCHKIT = (sys.executable, "-m", "patchkit")
 MOMENTS = (0.2, 0.5, 0.8, 1.2, 1.7, 2.5, 3.5, 5.0)  # seconds from the start to the kill
 
 
@@ -16,7 +16,7 @@ def ssh_refused(lab: LifecycleLab) -> str:
     """The worker's sshd ends, with all connections, in the middle of `up`."""
     with lab.prepared("ssh_refused") as cluster:
         worker, laptop = cluster.rack["spark2"], cluster.rack.laptop
-        started = laptop.start(*CLUSTER, "up", MODEL, log="up")
+        started = laptop.start(*PATCHKIT, "up", MODEL, log="up")
         time.sleep(1)
         worker.refuse_ssh()
         status = started.wait()
@@ -58,7 +58,7 @@ def held(lab: LifecycleLab) -> str:
     with lab.prepared("held") as cluster:
         laptop, told = cluster.rack.laptop, []
         for number, loaded in ((SIGINT, True), (SIGKILL, False), (SIGKILL, True)):
-            started = laptop.start(*CLUSTER, "up", MODEL, "--hold", log="held")
+            started = laptop.start(*PATCHKIT, "up", MODEL, "--hold", log="held")
             if loaded:
                 wait(cluster.answers, cluster.patience, "it is held, and does not answer")
             else:
@@ -81,7 +81,7 @@ def second_up(lab: LifecycleLab) -> str:
     """A second `up` from another terminal, at the same time."""
     with lab.prepared("second_up") as cluster:
         laptop = cluster.rack.laptop
-        both = [laptop.start(*CLUSTER, "up", MODEL, log=f"up{number}") for number in (1, 2)]
+        both = [laptop.start(*PATCHKIT, "up", MODEL, log=f"up{number}") for number in (1, 2)]
         ends = sorted(each.wait() for each in both)
         said = "".join(laptop.node.log(f"up{number}").read_text() for number in (1, 2))
         insist("Traceback" not in said, said)
@@ -94,7 +94,7 @@ def second_up(lab: LifecycleLab) -> str:
 def killed(cluster: EmulatedCluster, moment: float, *words: str) -> bool:
     """Run a command and kill it after so many seconds. False if it ended before."""
     laptop = cluster.rack.laptop
-    started = laptop.start(*CLUSTER, *words, log="killed")
+    started = laptop.start(*PATCHKIT, *words, log="killed")
     time.sleep(moment)
     alive = started.poll() is None
     if alive:

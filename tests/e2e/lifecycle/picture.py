@@ -32,8 +32,8 @@ def main(work: Path) -> None:
         place = f's#^venv.*#venv = "{fake_venv.VENV}"#'
         nodes.laptop.run("sed", "-i", place, "cluster.toml")
         for words in (("up", MODEL), ("status",), ("down",)):
-            done = nodes.laptop.run(*_COLOURS, "cluster", *words)
-            console.print(f"[green]$[/] patchkit cluster {' '.join(words)}", highlight=False)
+            done = nodes.laptop.run(*_COLOURS, *words)
+            console.print(f"[green]$[/] patchkit {' '.join(words)}", highlight=False)
             # Progress is on standard error, and comes first in a terminal.
             said = (done.errors + done.output).replace(f"{sys.executable} -m patchkit", "patchkit")
             console.print(Text.from_ansi(said.rstrip() + "\n"))

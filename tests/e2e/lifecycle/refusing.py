@@ -19,7 +19,7 @@ from e2e.lifecycle.cluster import (
     wait,
 )
 from e2e.lifecycle.installing import HOUSE, LATER, fill, run_install, used_installation
-from e2e.lifecycle.launcher import CLUSTER
+from e2e.lifecycle.launcher import PATCHKIT
 from e2e.lifecycle.nodes import HOME, UID, USER
 from e2e.lifecycle.starting import MASTER_PORT
 from patchkit.cluster.models.names import ModelFolder
@@ -71,7 +71,7 @@ def _interrupted(cluster: EmulatedCluster, moment: str) -> str:
     laptop, before, former = cluster.rack.laptop, cluster.ranks(), _served(cluster)
     target = MODEL if former == OTHER_MODEL else OTHER_MODEL
     log = f"interrupted-{moment.replace(' ', '-')}"
-    started = laptop.start(*CLUSTER, "switch", target, log=log)
+    started = laptop.start(*PATCHKIT, "switch", target, log=log)
     if moment == "at once":
         time.sleep(0.5)
     else:

@@ -12,7 +12,7 @@ from signal import SIGSTOP
 
 from e2e.lifecycle import fake_venv
 from e2e.lifecycle.cluster import MODEL, EmulatedCluster, LifecycleLab, insist, wait
-from e2e.lifecycle.launcher import CLUSTER
+from e2e.lifecycle.launcher import PATCHKIT
 from e2e.lifecycle.nodes import HOME
 from patchkit.cluster.ssh.answer import LEASE
 from patchkit.errors import BusyError, HostError
@@ -22,9 +22,9 @@ HANGS = "sleep 1000\n"
 # Takes the lock of the cluster and keeps it.
 HOLDS = (
     "import time\n"
-    "from patchkit.cli.cluster.cluster_options import read_cluster\n"
-    "from pathlib import Path\n"
-    "with read_cluster(Path('cluster.toml')).alone():\n"
+    "from patchkit.cluster.launch.cluster import Cluster\n"
+    "from patchkit.cluster.launch.cluster_file import read_cluster_file\n"
+    "with Cluster(read_cluster_file()).alone():\n"
     "    print('held', flush=True)\n"
     "    time.sleep(1000)\n"
 )
@@ -120,7 +120,7 @@ def hold_frozen(lab: LifecycleLab) -> str:
     """The launcher's machine sleeps behind `up --hold`."""
     with lab.prepared("hold_frozen") as cluster:
         laptop = cluster.rack.laptop
-        started = laptop.start(*CLUSTER, "up", MODEL, "--hold", log="held")
+        started = laptop.start(*PATCHKIT, "up", MODEL, "--hold", log="held")
         wait(cluster.answers, cluster.patience, "it is held, and does not answer")
         time.sleep(1)
         laptop.kill(started, SIGSTOP)

@@ -7,7 +7,7 @@ import time
 
 from e2e.lifecycle import fake_venv, wiring
 from e2e.lifecycle.cluster import MODEL, OTHER_MODEL, URL, LifecycleLab, insist, wait
-from e2e.lifecycle.launcher import CLUSTER
+from e2e.lifecycle.launcher import PATCHKIT
 from patchkit.errors import HostError
 
 UNIT = "patchkit-vllm.service"
@@ -96,7 +96,7 @@ def wrong_token(lab: LifecycleLab) -> str:
     with lab.prepared("wrong_token") as cluster:
         head, laptop = cluster.rack["spark1"], cluster.rack.laptop
         cluster.change(LIE=LIE_SECONDS)
-        began = laptop.start(*CLUSTER, "up", MODEL, log="up")
+        began = laptop.start(*PATCHKIT, "up", MODEL, log="up")
         healthy = ("curl", "--silent", "--fail", "--max-time", "2", f"{URL}/health")
         wait(lambda: not head.user(*healthy).trouble, 60, "no /health")
         time.sleep(LIE_SECONDS / 2)

@@ -72,10 +72,10 @@ def state(active="active", sub="running"):
 
 STATE = state("inactive", "dead")
 VERBS = [
-    ("cluster", "status"),
-    ("cluster", "logs"),
-    ("cluster", "down"),
-    ("cluster", "up", "~/models/x", "--dry-run"),
+    ("status"),
+    ("logs"),
+    ("down"),
+    ("up", "~/models/x", "--dry-run"),
     ("model", "list"),
     ("doctor", "--cluster"),
 ]
@@ -119,7 +119,7 @@ def test_a_node_that_lies_is_named(nodes, capsys, lie):
         {"spark-2": {"*": (text, then)}, "spark-1": {"read_node_state": (value(STATE), "end")}}
     )
     began = time.monotonic()
-    code, said = ask(capsys, "cluster", "status")
+    code, said = ask(capsys, "status")
     assert code == 9
     assert "silent spark-2: " in said
     assert what in said
@@ -146,7 +146,7 @@ def test_forged_answers_of_the_right_form(nodes, capsys):
     nodes.lie(
         {name: {"read_node_state": (value(forged), "end")} for name in ("spark-1", "spark-2")}
     )
-    code, said = ask(capsys, "cluster", "status")
+    code, said = ask(capsys, "status")
     assert (code, said.count("does not say how its units are")) == (9, 2)
 
 
@@ -158,11 +158,11 @@ def test_the_head_is_shown_while_the_worker_is_silent(nodes, capsys):
     }
     head["time"] = (value(time.time()), "end")
     nodes.lie({"spark-1": head, "spark-2": {"*": ("", "hang")}})
-    code, said = ask(capsys, "cluster", "status")
+    code, said = ask(capsys, "status")
     assert code == 9
     assert "last error spark-1: RuntimeError: no memory" in said
     assert "silent spark-2: no sign of life" in said
-    code, said = ask(capsys, "cluster", "status", "--json")
+    code, said = ask(capsys, "status", "--json")
     assert code == 9
     found = json.loads(said)
     assert found["nodes"][0]["units"][0]["active"] == "failed"
@@ -175,7 +175,7 @@ def test_the_logs_of_the_others_are_shown(nodes, capsys, follow):
     line = {"time": 1_000_000, "unit": UNIT, "text": "INFO loading"}
     head = {"time": (value(time.time()), "end"), "read_units": (parts(line), "end")}
     nodes.lie({"spark-1": head, "spark-2": {"*": ("", "hang")}})
-    code, said = ask(capsys, "cluster", "logs", *follow)
+    code, said = ask(capsys, "logs", *follow)
     assert code == 9
     assert "spark-1 INFO loading" in said
     assert "spark-2: no sign of life" in said
@@ -232,10 +232,10 @@ def test_a_server_that_hangs_does_not_answer(nodes, tmp_path, capsys, monkeypatc
     }
     worker = asdict(replace(NodeState(**STATE), units=(unit(UNIT, "active", "running"),)))
     nodes.lie({"spark-1": lies, "spark-2": {**lies, "read_node_state": (value(worker), "end")}})
-    code, said = ask(capsys, "cluster", "status")
+    code, said = ask(capsys, "status")
     assert code == (9 if why else 0)
     assert ("hangs spark-1: since " in said, why in said) == (bool(why), True)
-    _code, said = ask(capsys, "cluster", "status", "--json")
+    _code, said = ask(capsys, "status", "--json")
     assert json.loads(said)["answers"] is not bool(why)
     cluster = Cluster(ClusterFile(node=(ClusterNode(ssh="spark-1"), ClusterNode(ssh="spark-2"))))
     if why:

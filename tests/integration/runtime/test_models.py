@@ -59,10 +59,9 @@ def model(cli, hub, tmp_path):
     """`patchkit model VERB …` with the Hub and a home of the test's own."""
     home = {"HOME": str(tmp_path), "HF_HOME": str(tmp_path / "hf"), "HF_ENDPOINT": hub.address}
     home |= dict.fromkeys(("http_proxy", "HTTP_PROXY", "HF_TOKEN", "HF_HUB_CACHE"), "")
-    models = ("--models", tmp_path / "models")
 
     def run(verb, *arguments, env=None, **options):
-        return cli("model", verb, *arguments, *models, env={**home, **(env or {})}, **options)
+        return cli("model", verb, *arguments, env={**home, **(env or {})}, **options)
 
     return run
 
@@ -72,7 +71,7 @@ def asked(hub, name):
 
 
 def test_get_fetches_what_is_loaded_and_nothing_twice(model, hub, each_python, tmp_path):
-    get = ("get", "org/small@main", "--python", each_python, "--json")
+    get = ("get", "org/small@main", "--venv", each_python.parents[1], "--json")
     plan = json.loads(model(*get, "--dry-run").stdout)["plan"]
     assert (plan["files"], plan["size"], plan["left"]) == (5, SIZE, SIZE)
     assert plan["of"] == sum(map(len, MODEL.values()))
@@ -93,7 +92,7 @@ def test_get_fetches_what_is_loaded_and_nothing_twice(model, hub, each_python, t
 def test_get_goes_on_where_it_was_and_repairs_what_is_damaged(model, hub, each_python, tmp_path):
     """A connection that breaks, a file that was cut off, and one with another byte."""
     folder = tmp_path / "models" / FOLDER
-    get = ("get", "org/small", "--python", each_python)
+    get = ("get", "org/small", "--venv", each_python.parents[1])
     # hf writes 10 MiB at once.
     hub.repos["org/small"] = files = {**MODEL, SHARDS[1]: safetensors(2, 25 << 20)}
     hub.cut = 21 << 20
@@ -130,17 +129,19 @@ def test_get_goes_on_where_it_was_and_repairs_what_is_damaged(model, hub, each_p
 def test_what_the_hub_does_not_have_is_said(model, hub, python, spec, rc, says):
     hub.repos["org/hostile"] = {"model.safetensors": safetensors(1), "../../x.json": b"{}"}
     hub.repos["org/gguf"] = {"config.json": b"{}", "model.gguf": b"1" * 300}
-    assert says in model("get", spec, "--python", python, rc=rc).stderr
+    assert says in model("get", spec, "--venv", python.parents[1], rc=rc).stderr
 
 
 def test_a_token_is_used_and_never_shown(model, hub, python, tmp_path):
     hub.token = "hf_" + "s" * 34
-    said = model("get", "org/small", "--python", python, rc=3).stderr
+    said = model("get", "org/small", "--venv", python.parents[1], rc=3).stderr
     assert (
         f"next: agree at https://huggingface.co/org/small, then log in there: `{python.parent}/hf"
         in said
     )
-    done = model("get", "org/small", "--python", python, "--json", env={"HF_TOKEN": hub.token})
+    done = model(
+        "get", "org/small", "--venv", python.parents[1], "--json", env={"HF_TOKEN": hub.token}
+    )
     assert hub.token not in done.stdout + done.stderr
     written = [path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()]
     assert not any(hub.token.encode() in data for data in written)
@@ -148,20 +149,18 @@ def test_a_token_is_used_and_never_shown(model, hub, python, tmp_path):
 
 def test_without_what_it_needs(model, hub, python, tmp_path):
     """No huggingface_hub, no Hub, no room."""
-    said = model("get", "org/small", "--python", sys.executable, rc=9).stderr
+    said = model("get", "org/small", "--venv", sys.prefix, rc=9).stderr
     assert "has no huggingface_hub, which vLLM brings" in said
     nobody = {"HF_ENDPOINT": "http://127.0.0.1:9"}
-    said = model("get", "org/small", "--python", python, rc=7, env=nobody).stderr
+    said = model("get", "org/small", "--venv", python.parents[1], rc=7, env=nobody).stderr
     assert "no network there, or the Hub does not answer" in said
     assert not (tmp_path / "models").exists()
 
 
 def test_a_full_disk_is_said_before(cli, hub, python, small_disk):
     disk = small_disk("size=10k")
-    env = {"HF_ENDPOINT": hub.address, "HF_HOME": str(disk)}
-    said = cli(
-        "model", "get", "org/small", "--python", python, "--models", disk, rc=7, env=env
-    ).stderr
+    env = {"HF_ENDPOINT": hub.address, "HF_HOME": str(disk), "HOME": str(disk)}
+    said = cli("model", "get", "org/small", "--venv", python.parents[1], rc=7, env=env).stderr
     assert re.search(r"needs [\d,]+ bytes, and [\d,]+ are free", said)
     assert not list(disk.iterdir())
 
@@ -172,7 +171,7 @@ def nodes(tmp_path, monkeypatch, model, python, request):
     need("rsync")
     if reason := obstacle():
         pytest.skip(reason)
-    model("get", "org/small", "--python", python)
+    model("get", "org/small", "--venv", python.parents[1])
     with ssh_server(tmp_path / "ssh", "spark-1", "spark-2", "cable-2") as path:
         monkeypatch.setenv("PATH", path)
         yield (
@@ -257,8 +256,11 @@ def test_a_launcher_that_ends_leaves_no_download(environment, hub, python, tmp_p
         settings = f"HF_ENDPOINT={hub.address} HF_HOME={tmp_path}/hf"
         (there / name).write_text(f'#!/bin/sh\n{settings} exec {python.parent}/{name} "$@"\n')
         (there / name).chmod(0o755)
-    words = ["model", "get", "org/small", "--node", node, "--python", there / "python"]
-    words += ["--models", tmp_path / "models"]
+    file = tmp_path / "cluster.toml"
+    file.write_text(
+        f'venv = "{tmp_path}"\nmodel_folder = "{tmp_path}/models"\n[[node]]\nssh = "{node}"\n'
+    )
+    words = ["model", "get", "org/small", "--file", file]
     with ssh_server(tmp_path / "ssh", "spark-1") as path:
         hub.held.set()
         running = subprocess.Popen(
@@ -296,10 +298,12 @@ def wait_until(true, running=None):
 
 CLUSTER = """\
 # ours
+venv = "{venv}"
 model_folder = "{models}"
 
 [[node]]
-ssh = "spark-1"  # the head
+ssh = "localhost"  # the head
+peer = "spark-1"
 
 [[node]]
 ssh = "spark-2"
@@ -314,28 +318,17 @@ def test_the_verbs_over_a_cluster_file(cli, hub, python, tmp_path):
         pytest.skip(reason)
     models = tmp_path / "models"
     file = tmp_path / "cluster.toml"
-    file.write_text(CLUSTER.format(models=models))
+    file.write_text(text := CLUSTER.format(models=models, venv=python.parents[1]))
     with ssh_server(tmp_path / "ssh", "spark-1", "spark-2", "cable-2") as path:
-        env = {"PATH": path}
+        env = {"PATH": path, "HF_ENDPOINT": hub.address, "HF_HOME": str(tmp_path / "hf")}
         shown = cli("model", "list", env=env).stdout
         assert shown.count(f"no models in {models}") == 2
-        # HF_ENDPOINT does not come along with ssh: the head is this machine here.
-        here = {**env, "HF_ENDPOINT": hub.address, "HF_HOME": str(tmp_path / "hf")}
-        shown = cli(
-            "model", "get", "org/small", "--node", "localhost", "--python", python, env=here
-        ).stdout
+        shown = cli("model", "get", "org/small", env=env).stdout
         assert f"cluster.toml pins org/small to {COMMIT}" in shown
-        assert (
-            file.read_text()
-            == CLUSTER.format(models=models) + f'\n[models]\n"org/small" = "{COMMIT}"\n'
-        )
-        said = cli("model", "sync", "--dry-run", "--json", env=env).stdout
-        (copy,) = json.loads(said)["copies"]
-        assert (copy["from"], copy["to"], copy["held"] > SIZE) == ("spark-1", "spark-2", True)
-        assert f"cable-2:{models}/{FOLDER}/" in copy["command"]
+        assert file.read_text() == text + f'\n[models]\n"org/small" = "{COMMIT}"\n'
         checks = json.loads(cli("model", "check", "org/small", "--json", env=env).stdout)["nodes"]
         assert [(each["node"], each["complete"]) for each in checks] == [
-            ("spark-1", True),
+            ("localhost", True),
             ("spark-2", True),
         ]
         (models / FOLDER / SHARDS[0]).unlink()

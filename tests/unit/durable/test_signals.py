@@ -257,7 +257,7 @@ def test_a_terminal_that_is_closed_is_sighup_and_no_error_of_its_own(tmp_path):
     (tmp_path / "cluster.toml").write_text('[[node]]\nssh = "one"\n[[node]]\nssh = "two"\n')
     terminal, own = pty.openpty()
     started = subprocess.Popen(
-        [sys.executable, "-m", "patchkit", "cluster", "up", "a/b"],
+        [sys.executable, "-m", "patchkit", "up", "a/b"],
         cwd=tmp_path,
         env={**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"},
         stdin=own,
