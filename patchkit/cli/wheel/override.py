@@ -90,9 +90,9 @@ def _changed_blocks(house: Path, state: str, override: Override) -> Iterator[Blo
     """Yield what was done; verify names what has to follow, wheel by wheel."""
     yield Record({"dir": house, "state": state, "override": override.fields()})
     yield GOOD + f"{house}: {state}: {override}"
-    if is_nccl(override.takes.project) and state == "recorded":
-        yield next_step(*program(), "build", "nccl", "--dir", house)
-    yield next_step(*program(), "verify", house)
+    builds = is_nccl(override.takes.project) and state == "recorded"
+    words = ["build", "nccl", "--dir", str(house)] if builds else ["verify", str(house)]
+    yield next_step(*program(), *words)
 
 
 def override_fields(overrides: Iterable[Override], offered: Iterable[Override]) -> dict[str, Any]:

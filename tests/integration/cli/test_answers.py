@@ -6,7 +6,6 @@ import json
 import re
 import shlex
 import subprocess
-from pathlib import Path
 
 import click
 import pytest
@@ -218,13 +217,6 @@ def test_fixes_of_a_release_that_is_none(version, says):
     assert "version_label" in said
 
 
-def test_a_variable_that_is_gone_is_to_be_left_out():
-    said = piped(["env", "explain", "VLLM_USE_V1"], 0)
-    assert "reads it from 0.10.0 to 0.11.0;" in said
-    assert "after 0.11.0 ignores it: leave it out" in said
-    assert "ignores" not in piped(["env", "explain", "VLLM_HOST_IP"], 0)
-
-
 # Slips
 
 
@@ -253,15 +245,3 @@ def test_a_variable_that_is_gone_is_to_be_left_out():
 def test_a_slip_is_answered_with_what_may_be_meant(arguments, rc, says, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert says in piped(arguments, rc)
-
-
-def test_what_two_results_differ_in(cli, tmp_path):
-    data = Path(__file__).parents[2] / "data" / "bench"
-    same = json.loads(cli("bench", "diff", data / "h100-moe", data / "h100-moe", "--json").stdout)
-    assert same["setup"] == []
-    assert {each["verdict"] for each in same["figures"]} == {"within the spread"}
-    shown = cli("bench", "diff", data / "h100-moe", data / "h100-moe").stdout
-    assert "the setups are the same" in shown
-    (tmp_path / "empty").mkdir()
-    failed = cli("bench", "diff", data / "h100-moe", tmp_path / "empty", rc=2)
-    assert "digest.json" in failed.stderr

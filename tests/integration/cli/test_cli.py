@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-import pty
 import re
 import subprocess
-import sys
 
 import pytest
 
@@ -16,7 +12,6 @@ from patchkit.durable.lock import locked
 
 RELEASE = "0.19.1"
 EDITED = "vllm/model_executor/layers/quantization/utils/w8a8_utils.py"
-COLOUR = re.compile(r"\x1b\[(?:\d+;)*(?:3[0-7]|9[0-7]|38;)")
 
 
 @pytest.fixture
@@ -75,43 +70,6 @@ def test_only_reading_writes_nothing(cli, root, snapshot, tmp_path):
     assert {path: known for path, (_mode, known) in snapshot(root).items()} == {
         path: known for path, (_mode, known) in before.items()
     }
-
-
-@pytest.fixture
-def on_terminal(environment, tmp_path):
-    """Run patchkit on a terminal of its own; what appears there."""
-
-    def run(*arguments, **variables):
-        ours, theirs = pty.openpty()
-        command = [sys.executable, "-m", "patchkit", *map(str, arguments)]
-        settings = {**environment, "TERM": "xterm-256color", **variables}
-        process = subprocess.Popen(
-            command, cwd=tmp_path, env=settings, stdout=theirs, stderr=theirs, stdin=theirs
-        )
-        os.close(theirs)
-        shown = b""
-        # Linux ends a terminal that nobody has open any more with an error.
-        with contextlib.suppress(OSError):
-            while part := os.read(ours, 1 << 16):
-                shown += part
-        os.close(ours)
-        process.wait()
-        return shown.decode()
-
-    return run
-
-
-@pytest.mark.releases
-@pytest.mark.parametrize(
-    "arguments", [["status"], ["archs"], ["apply", "--without", "sm120_guard"]]
-)
-def test_colours_on_a_terminal_only_and_not_if_unwanted(cli, on_terminal, root, arguments):
-    command = [*arguments, "--vllm-src", root]
-    plain = cli(*command, rc=2 if "--without" in command else 0)
-
-    assert "\x1b" not in plain.stdout + plain.stderr
-    assert COLOUR.search(on_terminal(*command))
-    assert not COLOUR.search(on_terminal(*command, NO_COLOR="1"))
 
 
 @pytest.mark.releases
@@ -225,14 +183,6 @@ def test_drift_as_json(cli, root, rewrite):
     assert EDITED in error["what"]
     assert states["fp8_grouped_gemm"] == "drifted"
     assert states["arch_lists"] == "applied"
-
-
-@pytest.mark.releases
-def test_a_missing_file_is_drift(cli, root, snapshot):
-    (root / EDITED).unlink()
-    before = snapshot(root)
-    assert f"{EDITED}: not found" in cli("apply", "--vllm-src", root, rc=4).stderr
-    assert snapshot(root) == before
 
 
 @pytest.mark.releases

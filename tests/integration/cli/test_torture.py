@@ -26,7 +26,13 @@ def found(release, tmp_path_factory):
         yield {user.name: user for user in all_of_them}
 
 
-@pytest.mark.parametrize(("offset", "name"), [*enumerate(NAMES)], ids=NAMES)
+@pytest.mark.parametrize(
+    ("offset", "name"),
+    [
+        pytest.param(number, name, marks=[pytest.mark.e2e] if number else [], id=name)
+        for number, name in enumerate(NAMES)
+    ],
+)
 def test_the_old_state_or_the_new_one(found, offset, name):
     stride = min(_STRIDE, max(2, steps(found[name]) // 2))
     tried = list(every(found[name], stride, offset))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from dataclasses import replace
 
 import pytest
@@ -21,7 +20,6 @@ from patchkit.wheel.device.libraries import library_table
 
 pytestmark = pytest.mark.releases
 BOTH = (FA2, FA3)
-SELECTORS = ("vllm/v1/attention/selector.py", "vllm/attention/selector.py")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -63,45 +61,6 @@ def test_a_gb10_takes_flash_attention_2_without_the_library(version, left_out):
     assert taken(tree, (12, 1), (FA2,), 3) == taken(tree, (12, 1), BOTH, 3)
     # What the library decides on the device that it is for.
     assert [taken(tree, (9, 0), each)["version"] for each in (BOTH, (FA2,))] == [3, 2]
-
-
-def chosen(tree, built, *, sinks, capability=(12, 1)):
-    """Return the attention backend that the platform takes for a dense bfloat16 model."""
-
-    def resolve(path):
-        module, _, name = path.rpartition(".")
-        file = f"{module.replace('.', '/')}.py"
-        if not tree.exists(file):
-            raise ImportError(path)
-        return code.get(file, name)
-
-    code = attention_code(tree, capability, built=built, names={"resolve_obj_by_qualname": resolve})
-    given = {
-        "head_size": 128,
-        "dtype": Anything("torch.bfloat16"),
-        "kv_cache_dtype": "auto",
-        "block_size": 16,
-        "use_mla": False,
-        "has_sink": sinks,
-        "use_sparse": False,
-        "attn_type": "decoder",
-    }
-    choose = code.name("current_platform").get_attn_backend_cls
-    if "attn_selector_config" not in inspect.signature(choose).parameters:
-        return choose(None, **given).rpartition(".")[2]  # up to 0.12
-    config = code.get(next(filter(tree.exists, SELECTORS)), "AttentionSelectorConfig")
-    asked = config(**{name: value for name, value in given.items() if name in config._fields})
-    return choose(None, asked).rpartition(".")[2]
-
-
-def test_the_backends_of_a_gb10_do_not_depend_on_the_library(version, left_out):
-    tree = left_out(version).patched
-    for built in (BOTH, (FA2,)):
-        assert chosen(tree, built, sinks=False) == "FlashAttentionBackend"
-        assert chosen(tree, built, sinks=True) == "TritonAttentionBackend"
-    # The device that it is for takes another backend without it.
-    hopper = [chosen(tree, built, sinks=True, capability=(9, 0)) for built in (BOTH, (FA2,))]
-    assert hopper == ["FlashAttentionBackend", "TritonAttentionBackend"]
 
 
 class CalledError(Exception):

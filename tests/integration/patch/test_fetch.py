@@ -21,7 +21,7 @@ import pytest
 from patchkit.errors import HashMismatchError, PatchkitError, SourceError, StorageError
 from patchkit.patching.recipe import load_recipe
 from patchkit.source.archive import unpack
-from patchkit.source.fetch import CHUNK, cache_dir, fetch
+from patchkit.source.fetch import CHUNK, fetch
 from patchkit.source.lock import LockEntry, read_lock, read_wheel_lock
 from tools.index_entries import lock_entries, render_lock, wheel_entries
 
@@ -130,11 +130,6 @@ def test_fetch_verifies_and_caches(index: Index, tmp_path: Path) -> None:
     assert seen[-1] == (index.entry.size, index.entry.size)
     assert cached(tmp_path) == [NAME]
     assert (unpack(path, tmp_path / "tree") / "PKG-INFO").is_file()
-
-
-def test_cache_given_by_the_caller(index: Index, tmp_path: Path) -> None:
-    path = fetch("demo", "1.0", index.lock, cache=tmp_path / "mine")
-    assert path == tmp_path / "mine/sdists" / NAME
 
 
 @pytest.mark.parametrize("offline", [True, False])
@@ -269,31 +264,6 @@ def test_index_that_cannot_be_reached(
     assert "s3cret" not in str(error)
 
 
-def test_index_that_lacks_the_file(index: Index) -> None:
-    with pytest.raises(StorageError, match=r"does not offer demo-2\.0"):
-        fetch("demo", "2.0", {"2.0": replace(index.entry, filename="demo-2.0.tar.gz")})
-
-
-def test_answer_of_something_that_is_no_index(
-    index: Index, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (index.folder / "simple/demo/index.html").rename(index.folder / "simple/demo/page.json")
-    monkeypatch.setenv("PIP_INDEX_URL", f"http://{index.address}/simple/demo/page.json?")
-    assert "package index" in failure(index).what
-
-
-def test_cache_that_cannot_be_written(index: Index, tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("no folder")
-    with pytest.raises(StorageError, match="Not a directory"):
-        fetch("demo", "1.0", index.lock, cache=tmp_path / "file")
-
-
-def test_certificates_that_are_absent(index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("REQUESTS_CA_BUNDLE", "/nowhere/ca.pem")
-    monkeypatch.setenv("PIP_INDEX_URL", f"https://{index.address}/simple/")
-    assert "REQUESTS_CA_BUNDLE" in failure(index).hint
-
-
 def test_index_of_pip_configuration(
     index: Index, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -303,13 +273,6 @@ def test_index_of_pip_configuration(
     monkeypatch.delenv("PIP_INDEX_URL")
     monkeypatch.setenv("PIP_CONFIG_FILE", str(config))
     assert fetch("demo", "1.0", index.lock).is_file()
-
-
-def test_cache_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATCHKIT_CACHE_DIR", str(tmp_path))
-    assert cache_dir() == tmp_path
-    monkeypatch.delenv("PATCHKIT_CACHE_DIR")
-    assert "patchkit" in str(cache_dir())
 
 
 def test_lock_is_regenerated_from_the_index(index: Index, tmp_path: Path) -> None:
@@ -342,38 +305,21 @@ def test_wheels_are_locked_by_cpu(index: Index) -> None:
         wheel_entries("demo", ["1.0"])
 
 
-TABLE = f'[[sdist]]\nversion = "1.0"\nfilename = "{NAME}"\nsha256 = "{"0" * 64}"\nsize = 1\n'
-
-
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("change", "words"),
     [
-        ("", "lacks the key 'sdist'"),
-        ("sdist = 1", "sdist: is 1, not a list"),
-        (TABLE + "url = 'x'", "lock.toml:6: sdist[1].url: unknown key"),
-        (TABLE.replace("size = 1\n", ""), "sdist[1]: lacks the key 'size'"),
-        (TABLE.replace("size = 1", "size = '1'"), "sdist[1].size: is '1', not a whole number"),
-        (TABLE.replace("size = 1", "size = 0"), "sdist[1].size: is 0, not a number of bytes"),
-        (TABLE.replace("size = 1", "size = true"), "sdist[1].size: is true, not a whole"),
-        (TABLE.replace('"1.0"', '"one"'), "sdist[1].version: Invalid version: 'one'"),
-        (TABLE.replace(NAME, "../evil"), "sdist[1].filename: is '../evil', not the name"),
-        (TABLE.replace("0" * 64, "0" * 63), "not a sha256"),
-        (TABLE + TABLE, "'1.0' is there twice"),
-        ("[[sdist]", "lock.toml: is not TOML"),
+        ((NAME, "../evil"), "sdist[1].filename: is '../evil', not the name"),
+        (("0" * 64, "0" * 63), "not a sha256"),
+        (("size = 1", "size = 0"), "sdist[1].size: is 0, not a number of bytes"),
     ],
 )
-def test_bad_lock(tmp_path: Path, text: str, words: str) -> None:
+def test_bad_lock(tmp_path: Path, change: tuple[str, str], words: str) -> None:
+    row = f'[[sdist]]\nversion = "1.0"\nfilename = "{NAME}"\nsha256 = "{"0" * 64}"\nsize = 1\n'
     path = tmp_path / "lock.toml"
-    path.write_text(text)
+    path.write_text(row.replace(*change))
     with pytest.raises(SourceError) as caught:
         read_lock(path)
-    assert str(path) in caught.value.what
     assert words in caught.value.what
-
-
-def test_absent_lock(tmp_path: Path) -> None:
-    with pytest.raises(StorageError, match="cannot read the lock"):
-        read_lock(tmp_path / "lock.toml")
 
 
 def test_committed_lock() -> None:

@@ -178,8 +178,3 @@ def test_an_installed_release_gets_the_python_of_a_patched_source_tree(
     assert python
     for path in python:
         assert (package.parent / path).read_bytes() == (root / path).read_bytes()
-
-
-@of_any
-def test_archs_of_an_installed_package_cannot_be_had(cli, package):
-    assert "compiled already" in cli("archs", "--vllm-src", package, rc=2).stderr

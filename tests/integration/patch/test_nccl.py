@@ -9,12 +9,10 @@ import subprocess
 
 import pytest
 
-from patchkit.apply import apply, plan_for, revert
-from patchkit.errors import DriftError, PatchkitError
+from patchkit.apply import apply, revert
+from patchkit.errors import DriftError
 from patchkit.patching.fix import State
 from patchkit.patching.recipe import load_recipe
-from patchkit.patching.workspace import open_workspace
-from patchkit.proof.prove import prove
 from patchkit.recipes.nccl.build_files import (
     COMMON_MK,
     ROOT_FILE,
@@ -138,25 +136,6 @@ def test_without_make_nothing_is_proved_and_nothing_written(nccl, snapshot, cli,
     assert snapshot(root) == before
 
 
-def test_another_target_takes_the_place_of_the_first(nccl, ask, snapshot):
-    need("make")
-    root, other = nccl(), nccl(name="other")
-    apply(root, RECIPE, ask(target="thor"))
-    apply(root, RECIPE, ask())
-    apply(other, RECIPE, ask())
-    assert snapshot(root) == snapshot(other)
-
-
-def test_a_fix_alone_and_left_out(nccl, ask):
-    need("make")
-    root = nccl()
-    done = apply(root, RECIPE, ask(only={"cmake_archs"}))
-    assert done.written == (ROOT_FILE,)
-    done = apply(root, RECIPE, ask(skip={"cmake_archs"}))
-    assert states(done) == {**STATES, "cmake_archs": State.OFF}
-    assert "121-real" not in (root / ROOT_FILE).read_text()
-
-
 # What the build would be told
 
 
@@ -200,14 +179,6 @@ def test_the_whole_makefile_hands_the_arch_on(nccl, ask, tmp_path):
     assert given("NVCC_GENCODE=-gencode=arch=compute_90,code=sm_90") - always == {
         "-gencode=arch=compute_90,code=sm_90"
     }
-
-
-def test_an_older_cuda_keeps_upstreams_list(nccl, ask):
-    need("make")
-    root = nccl()
-    stock = make_flags(detect(root, "nccl"), "12.8")
-    apply(root, RECIPE, ask())
-    assert make_flags(detect(root, "nccl"), "12.8") == stock
 
 
 def test_the_makefiles_of_2_26(older, ask, snapshot):
@@ -288,43 +259,6 @@ def test_altered_anchors_are_drift(nccl, edit, ask, snapshot, cli, path, before,
     assert [fix["id"] for fix in shown["fixes"] if fix["state"] == "drifted"] == [drifts]
 
 
-def test_a_line_of_an_anchor_lost_or_doubled(nccl, ask, rewrite):
-    """Either it is refused, or the proofs, which ask for the effect, still hold."""
-    need("make")
-    root = nccl()
-    plans = [plan_for(open_workspace(root, "nccl"), RECIPE, ask(only={fix})) for fix in STATES]
-    stock = plans[0].stock
-    spots = {
-        (edit.path, stock.read(edit.path).count("\n", 0, edit.start))
-        for plan in plans
-        for verdict in plan.verdicts
-        for edit in verdict.edits
-    }
-    refused = []
-    for path, number in sorted(spots):
-        lines = stock.read(path).splitlines(keepends=True)
-        for times in (0, 2):
-            rewrite(
-                root / path,
-                "".join([*lines[:number], *[lines[number]] * times, *lines[number + 1 :]]),
-            )
-            try:
-                assert len(prove(plan_for(open_workspace(root, "nccl"), RECIPE, ask()))) == 4
-            except PatchkitError:
-                refused.append((lines[number].strip(), times))
-        rewrite(root / path, "".join(lines))
-    assert refused == [
-        ("project(NCCL VERSION ${NCCL_MAJOR}.${NCCL_MINOR}.${NCCL_PATCH}", 0),
-        ("project(NCCL VERSION ${NCCL_MAJOR}.${NCCL_MINOR}.${NCCL_PATCH}", 2),
-        ("# You should define NVCC_GENCODE in your environment to the minimal set", 0),
-        ("# Add compatibility shim if using static cudart", 0),
-        ("configure_file(", 0),
-        ("configure_file(", 2),
-        ("CUDA::cudart", 0),
-        ("CUDA::cudart", 0),
-    ]
-
-
 # The command line
 
 
@@ -370,11 +304,6 @@ def test_from_a_release_to_a_diff(cli, git, tmp_path, nccl_release):
 )
 def test_refusals(cli, arguments, rc, says):
     assert says in cli(*arguments, rc=rc).stderr
-
-
-def test_a_tree_of_the_other_project(cli, nccl_release):
-    said = cli("status", "--vllm-src", nccl_release, rc=3).stderr
-    assert "is a source tree of NCCL, not of vLLM" in said
 
 
 def test_the_catalogue_is_of_both_projects(cli):

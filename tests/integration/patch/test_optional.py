@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import shutil
 from dataclasses import replace
 
 import pytest
 from packaging.version import Version
 
-from patchkit.apply import apply, plan_for
+from patchkit.apply import plan_for
 from patchkit.errors import ProofError
 from patchkit.patching.fix import Case, Severity, State
 from patchkit.patching.plan import make_plan
@@ -69,18 +68,6 @@ def test_without_mla_every_other_group_is_built_as_before(version, arch, planned
     assert len(mla) == 1
     assert with_it[mla[0]] != ()
     assert without == {**with_it, mla[0]: ()}
-
-
-@pytest.mark.parametrize("version", ["0.19.1"])
-def test_a_tree_without_mla_and_without_its_ledger_is_recognised(version, tree, recipe, ask):
-    root, request = tree(version), ask(also={"mla_archs"})
-    apply(root, recipe, request)
-    shutil.rmtree(root / ".patchkit")
-
-    again = apply(root, recipe, request)
-
-    assert again.written == ()
-    assert {v.fix.id: v.state for v in again.verdicts}["mla_archs"] is State.APPLIED
 
 
 @pytest.mark.parametrize(

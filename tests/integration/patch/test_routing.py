@@ -25,7 +25,7 @@ from patchkit.recipes.vllm.decisions import (
     nvfp4_moe,
     on_device,
 )
-from patchkit.recipes.vllm.routing import OTHERS, SM12X, Capability, outcome
+from patchkit.recipes.vllm.routing import OTHERS, Capability, outcome
 
 pytestmark = pytest.mark.releases
 
@@ -172,31 +172,3 @@ def _knows(tree, layer, environ, flags):
     return all(f'"{name}"' in variables for name in environ) and all(
         flag[name] in text for name in flags
     )
-
-
-def test_a_reroute_is_logged_and_only_there(routed):
-    class Recorder:
-        def __init__(self):
-            self.lines = []
-
-        def info_once(self, message, *_args, **_named):
-            self.lines += [message] if message.startswith("patchkit: ") else []
-
-        def __getattr__(self, _name):
-            return lambda *_args, **_named: None
-
-    _stock, patched = routed
-    for capability in (*OTHERS, *SM12X):
-        recorder = Recorder()
-        for layer in LAYERS.values():
-            code = on_device(patched, capability)
-            code.names["logger"] = code.names["_logger"] = recorder
-            code.names["init_logger"] = lambda _name, recorder=recorder: recorder
-            outcome(lambda _tree, _capability, c=code, f=layer: f(c), patched, capability)
-        said = " ".join(recorder.lines)
-        if capability == GB10:
-            assert "torch._scaled_mm" in said
-            assert "Triton" in said
-            assert "Marlin" in said
-        elif capability not in SM12X:
-            assert not recorder.lines
