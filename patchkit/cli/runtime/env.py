@@ -18,12 +18,11 @@ from patchkit.cli.runtime.env_explain import explain
 from patchkit.cli.runtime.node_options import node_options, note_lines
 from patchkit.errors import UsageError
 from patchkit.quoting import quoted
-from patchkit.runtime.env.cluster_env import ClusterEnv, cluster_env
-from patchkit.runtime.env.file_text import file_text, where
 from patchkit.runtime.envfile.syntax import Format
 from patchkit.runtime.envfile.write import write
 from patchkit.runtime.host.host import Host
 from patchkit.runtime.host.software import find_ptxas
+from patchkit.runtime.node.cluster_env import ClusterEnv, cluster_env, file_text
 from patchkit.runtime.node.decision import NodeOptions, decide
 from patchkit.runtime.rules.presets import load_presets
 from patchkit.runtime.rules.rule import RuleChoice
@@ -86,7 +85,7 @@ def _env_blocks(
     extra = dict(map(_parse_setting, options["extra"]))
     head = None
     if path := options["head_file"]:
-        from patchkit.runtime.env.agreement import agree, read_head  # a head does without them
+        from patchkit.runtime.node.agreement import agree, read_head  # a head does without them
 
         head = read_head(path, asked.role or "single", accept_edited=options["accept_edited"])
     asked = replace(asked, model=options["model"], extra=extra, choice=choice)
@@ -123,7 +122,7 @@ def _env_blocks(
     private = any(not setting.value for setting in env.settings)
     outcome = write(output, text, force=options["force"], private=private)
     what = f"{len(env.settings)} variables for {node.role}, {node.topology}"
-    yield GOOD + f"{output} {outcome}: {what}{where(env)}"
+    yield GOOD + f"{output} {outcome}: {what}{env.where}"
     yield from _env_note_lines(env)
     if node.role == "head":
         there = f"on each worker, with a copy of {output.name} there"

@@ -13,7 +13,7 @@ import click
 from patchkit.cli import complete
 from patchkit.cli.out import Shown
 from patchkit.cli.render import lead_word
-from patchkit.runtime.envfile.facts import nodes_max
+from patchkit.runtime.envfile.header import nodes_max
 from patchkit.runtime.host.probe import probe
 from patchkit.runtime.node.decision import NodeOptions
 from patchkit.runtime.node.lock_file import locked_versions

@@ -18,12 +18,11 @@ from patchkit.cluster.launch.survey import node_findings
 from patchkit.cluster.models.names import ModelFolder
 from patchkit.cluster.ssh.ssh import HERE
 from patchkit.errors import HostError, PatchkitError, UsageError
-from patchkit.runtime.env.agreement import agree
-from patchkit.runtime.env.cluster_env import ClusterEnv, cluster_env
-from patchkit.runtime.env.file_text import file_text
 from patchkit.runtime.envfile.syntax import Format
 from patchkit.runtime.host.hardware import target_of
 from patchkit.runtime.host.networks import describe_addresses
+from patchkit.runtime.node.agreement import agree
+from patchkit.runtime.node.cluster_env import ClusterEnv, cluster_env, file_text
 from patchkit.runtime.node.decision import NodeOptions, decide
 from patchkit.runtime.node.env_file import EnvFile, env_file
 from patchkit.runtime.node.topology import attach

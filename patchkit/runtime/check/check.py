@@ -18,8 +18,7 @@ from patchkit.runtime.check.settings import (
     check_values,
 )
 from patchkit.runtime.check.situation import CheckedText
-from patchkit.runtime.envfile.facts import fact_problems
-from patchkit.runtime.envfile.header import bears_mark, head_facts, untouched
+from patchkit.runtime.envfile.header import bears_mark, fact_problems, head_facts, untouched
 from patchkit.runtime.rules.rule import holding
 from patchkit.runtime.rules.sensitive_names import runs_code
 from patchkit.runtime.rules.variable_rules import load_variable_rules

@@ -12,8 +12,7 @@ from typing import Any
 from patchkit.paths import RECIPES
 from patchkit.records import read_toml
 from patchkit.runtime.check.content import FileContent, is_literal
-from patchkit.runtime.envfile.facts import fact_problems
-from patchkit.runtime.envfile.header import head_facts
+from patchkit.runtime.envfile.header import fact_problems, head_facts
 from patchkit.runtime.host.hardware import target_of
 from patchkit.runtime.host.host import Host
 from patchkit.runtime.rules.condition import Situation

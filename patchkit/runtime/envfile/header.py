@@ -4,22 +4,37 @@
 
     # patchkit env: role=head topology=roce vllm=0.25.1 format=env digest=0123456789abcdef
 
-The digest is the start of the sha256 of the whole text, with zeros where it stands.
+The digest is the start of the sha256 of the whole text, with zeros where it stands. A file comes
+from elsewhere and is a claim: every fact has a form here, and any other is a problem.
 """
 
 from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from ipaddress import IPv4Address
 
-from patchkit.errors import UsageError
+from patchkit.errors import SourceError, UsageError
 from patchkit.runtime.envfile.syntax import EnvEntry, Format, assignment, comment
+from patchkit.runtime.host.hardware import network_facts as network
+from patchkit.runtime.rules.condition import CHOICES
+from patchkit.runtime.rules.presets import find
+from patchkit.runtime.rules.releases import release
 
 MARK = "patchkit env:"
 BLANK = "0" * 16  # stands for the digest while it is computed
 _FACT = re.compile(r"[A-Za-z_]+=[!#-\[\]-~]*")
 _LINE = re.compile(rf"\A# {MARK}(?P<facts>[^\n]*) digest=(?P<digest>[0-9a-f]{{16}})(?=\n)")
+_VERSION = re.compile(r"[0-9A-Za-z][0-9A-Za-z.+_!-]*", re.ASCII)
+_NAMES = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(,[A-Za-z_][A-Za-z0-9_]*)*")
+_IDS = re.compile(r"[a-z0-9][a-z0-9-]*(,[a-z0-9][a-z0-9-]*)*")
+_NUMBER = re.compile(r"[1-9][0-9]{0,5}")
+
+
+def nodes_max() -> int:
+    """Return how many nodes a cluster may have, by recipes/env/network.toml."""
+    return int(network()["plan"]["nodes_max"])
 
 
 def render_env_file(kind: Format, header: Sequence[str], entries: Sequence[EnvEntry]) -> str:
@@ -27,32 +42,31 @@ def render_env_file(kind: Format, header: Sequence[str], entries: Sequence[EnvEn
 
     Raises UsageError for what the format cannot hold.
     """
-    first, *about = header or [""]
+    first, *notes = header or [""]
     # This also checks them: a fact that could not be read back is refused here.
-    known = facts(first) | {"format": str(kind)}
+    known = _split_facts(first) | {"format": str(kind)}
     names = [entry.name for entry in entries]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise UsageError(f"{', '.join(twice)}: set twice in one file")
     first = " ".join(f"{name}={value}" for name, value in known.items())
-    head = [f"# {MARK} {first} digest={BLANK}", *(row for line in about for row in comment(line))]
+    head = [f"# {MARK} {first} digest={BLANK}", *(row for line in notes for row in comment(line))]
     blocks = [[*comment(entry.comment), assignment(kind, entry)] for entry in entries]
     return sealed("\n\n".join("\n".join(block) for block in [head, *blocks]) + "\n")
 
 
-def facts(line: str) -> dict[str, str]:
-    """Return ``role=head nodes=2`` as a dict. Raises UsageError."""
-    found = line.removeprefix("# ").removeprefix(MARK).split()
-    for each in found:
-        if not _FACT.fullmatch(each):
-            raise UsageError(f"{each!r} cannot stand in the first line of an env file")
-    return dict(each.split("=", 1) for each in found)
+def _split_facts(line: str) -> dict[str, str]:
+    found = line.split()
+    for fact in found:
+        if not _FACT.fullmatch(fact):
+            raise UsageError(f"{fact!r} cannot stand in the first line of an env file")
+    return dict(fact.split("=", 1) for fact in found)
 
 
 def head_facts(text: str) -> dict[str, str]:
     """Return the facts of the first line; none if patchkit did not write the file."""
     match = _LINE.match(text)
     try:
-        return facts(match["facts"]) if match else {}
+        return _split_facts(match["facts"]) if match else {}
     except UsageError:  # a damaged or hostile header is not one of patchkit's
         return {}
 
@@ -63,23 +77,78 @@ def bears_mark(text: str) -> bool:
 
 
 def sealed(text: str) -> str:
-    """Return the text with its digest instead of the zeros."""
-    start, end = _digest_span(text)
-    return text[:start] + _text_digest(text) + text[end:]
+    """Return the text with its digest; without a place for one as it is."""
+    match = _LINE.match(text)
+    if not match:
+        return text
+    start, end = match.span("digest")
+    # Half a surrogate pair is no UTF-8, and must not raise here.
+    blank = (text[:start] + BLANK + text[end:]).encode(errors="surrogatepass")
+    return text[:start] + hashlib.sha256(blank).hexdigest()[:16] + text[end:]
 
 
 def untouched(text: str) -> bool:
     """Return whether patchkit wrote this file, and nobody changed it since."""
-    start, end = _digest_span(text)
-    return start < end and _text_digest(text[:start] + BLANK + text[end:]) == text[start:end]
+    return _LINE.match(text) is not None and sealed(text) == text
 
 
-def _digest_span(text: str) -> tuple[int, int]:
-    """Return where the digest is; (0, 0) if there is none."""
-    match = _LINE.match(text)
-    return match.span("digest") if match else (0, 0)
+def fact_problems(facts: Mapping[str, str]) -> dict[str, str]:
+    """Return what is wrong with each fact that is wrong, in words: name → ``takes …``."""
+    found = {}
+    for name, value in facts.items():
+        if name not in _FORMS:
+            found[name] = "is not a fact that this patchkit knows"
+        elif not _FORMS[name][0](value):
+            found[name] = f"takes {_FORMS[name][1]}"
+    return found
 
 
-def _text_digest(text: str) -> str:
-    # Half a surrogate pair is no UTF-8, and must not raise here.
-    return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()[:16]
+def check_facts(facts: Mapping[str, str], where: str) -> None:
+    """Raise SourceError for a fact that is unknown, or is not as `patchkit env` writes it."""
+    problems = fact_problems(facts).items()
+    if problems:
+        shown = "; ".join(f"{name}={facts[name][:60]}: {name} {what}" for name, what in problems)
+        raise SourceError(
+            f"{where}:1: {shown}",
+            why="the first line was edited, or another patchkit wrote it",
+            hint="write the file anew with `patchkit env`, with the same patchkit on every node",
+        )
+
+
+def _is_address(value: str) -> bool:
+    try:
+        # In its one spelling, as the two nodes compare it as text.
+        return str(IPv4Address(value)) == value
+    except ValueError:
+        return False
+
+
+def _is_version(value: str) -> bool:
+    try:
+        return bool(_VERSION.fullmatch(value)) and bool(release(value))
+    except UsageError:
+        return False
+
+
+_WORDS = {
+    **{name: CHOICES[name] for name in ("role", "topology", "twin", "executor")},
+    **{name: CHOICES[name] for name in ("target", "quantization")},
+    "format": tuple(Format),
+}
+_FORMS: Mapping[str, tuple[Callable[[str], object], str]] = {
+    **{name: (words.__contains__, ", ".join(words)) for name, words in _WORDS.items()},
+    "vllm": (_is_version, "a version, such as 0.25.1"),
+    "nccl": (_is_version, "a version, such as 2.30.7"),
+    "nodes": (
+        lambda value: _NUMBER.fullmatch(value) and int(value) <= nodes_max(),
+        f"a number from 1 to {nodes_max()}",
+    ),
+    "head": (_is_address, "an IPv4 address"),
+    "model": (
+        lambda value: (preset := find(value)) and preset.id == value,
+        "a model of `patchkit serve-args --list`",
+    ),
+    "set": (_NAMES.fullmatch, "names of variables"),
+    "with": (_IDS.fullmatch, "ids of rules"),
+    "without": (_IDS.fullmatch, "ids of rules"),
+}

@@ -16,7 +16,7 @@ from patchkit.quoting import quoted
 from patchkit.runtime.rules.sensitive_names import is_secret, secret_file
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")  # POSIX.1-2024, base definitions 8.1
-_PLAIN = re.compile(r"[A-Za-z0-9_@%+=:,./^-]*")
+_LAST_OF_PLANES = "".join(chr(plane << 16 | end) for plane in range(17) for end in (0xFFFE, 0xFFFF))
 # Shells set these themselves, make them read-only, or run by them.
 _SHELL_OWNS = re.compile(
     r"_|BASH.*|DIRSTACK|EPOCH(REALTIME|SECONDS)|E?UID|FUNCNAME|GROUPS|HISTCMD|IFS|LINENO|OLDPWD|"
@@ -36,6 +36,17 @@ class Format(StrEnum):
     DOCKER = "docker"
 
 
+# What a value cannot hold, and why. systemd.exec(5): no control characters, no noncharacters.
+_ODD = {
+    Format.ENV: (r"[^A-Za-z0-9_@%+=:,./^-]", "which not every tool reads alike"),
+    Format.SYSTEMD: (
+        f"[\x00-\x08\x0b-\x1f\x7f-\x9f\ufdd0-\ufdef\ufeff{_LAST_OF_PLANES}]",
+        "which systemd does not take",
+    ),
+    Format.DOCKER: (r"[\r\n]", "a line break, and docker knows no quotes"),
+}
+
+
 @dataclass(frozen=True, slots=True)
 class EnvEntry:
     """A variable. ``comment`` is its reason; a secret has an empty ``value``."""
@@ -45,39 +56,38 @@ class EnvEntry:
     comment: str = ""
 
 
-def check(kind: Format, entry: EnvEntry) -> None:
-    """Raise UsageError, without the value, if the format cannot hold the variable."""
-    if not _NAME.fullmatch(entry.name):
+def assignment(kind: Format, entry: EnvEntry) -> str:
+    """Return the lines that set a variable, or refer to a secret.
+
+    Raises UsageError, without the value, if the format cannot hold it.
+    """
+    name = entry.name
+    if not _NAME.fullmatch(name):
         raise UsageError(
-            f"{entry.name!r} is not the name of a variable",
+            f"{name!r} is not the name of a variable",
             hint="take ASCII letters, digits and _, with no digit first",
         )
-    if is_secret(entry.name) and entry.value:
+    if is_secret(name) and entry.value:
         raise UsageError(
-            f"{entry.name}: the value of a secret is not written to a file",
+            f"{name}: the value of a secret is not written to a file",
             hint="leave the value empty: the file then refers to it",
         )
-    if trouble := _format_trouble(kind, entry.name, entry.value):
-        able = [each for each in Format if not _format_trouble(each, entry.name, entry.value)]
+    if trouble := _format_trouble(kind, name, entry.value):
+        able = [other for other in Format if not _format_trouble(other, name, entry.value)]
         raise UsageError(
-            f"{entry.name}: {trouble}",
+            f"{name}: {trouble}",
             why=f"the format {kind} has no way to write it" if able else "",
             hint=f"--format {', '.join(able)} can" if able else "no format can hold it",
         )
-
-
-def assignment(kind: Format, entry: EnvEntry) -> str:
-    """Return the lines that set a variable, or refer to a secret. Raises UsageError."""
-    check(kind, entry)
-    if is_secret(entry.name):
-        return _secret_reference(kind, entry.name)
+    if is_secret(name):
+        return "\n".join(_secret_reference(kind, name))
     if kind is Format.SH:
         value = entry.value.replace("'", r"'\''")
-        return f"export {entry.name}='{value}'"
+        return f"export {name}='{value}'"
     if kind is Format.SYSTEMD:
         value = re.sub(r'(["$\\`])', r"\\\1", entry.value)
-        return f'{entry.name}="{value}"'
-    return f"{entry.name}={entry.value}"
+        return f'{name}="{value}"'
+    return f"{name}={entry.value}"
 
 
 def comment(text: str) -> list[str]:
@@ -86,39 +96,28 @@ def comment(text: str) -> list[str]:
     systemd before 254 takes a backslash at the end of a comment for a continuation, which would
     swallow the variable below it.
     """
-    # Less "# ".
-    lines = textwrap.wrap(one_line(text), _WIDTH - 2, break_on_hyphens=False)
+    line = "".join(sign if sign.isprintable() else "?" for sign in " ".join(text.split()))
+    lines = textwrap.wrap(line, _WIDTH - len("# "), break_on_hyphens=False)
     return [f"# {line}." if line.endswith("\\") else f"# {line}" for line in lines]
 
 
-def one_line(text: str) -> str:
-    """Return a text without line breaks, control characters and other invisible characters."""
-    return "".join(each if each.isprintable() else "?" for each in " ".join(text.split()))
-
-
-def refers(name: str) -> str:
-    """Return where a secret comes from, in a sentence."""
+def _secret_reference(kind: Format, name: str) -> list[str]:
+    """Return the lines that say where a secret comes from, and take it over where one can."""
     file = secret_file(name)
-    other = (
-        f", or from the file that {file} names, and then in no environment at all" if file else ""
-    )
-    return f"{name} is a secret: it comes from the caller's environment{other}."
-
-
-def _secret_reference(kind: Format, name: str) -> str:
-    if kind is Format.SH:
-        return "\n".join([*comment(refers(name)), f"export {name}"])
-    if kind is Format.DOCKER:
-        return "\n".join([*comment(refers(name)), name])
-    file = secret_file(name)
-    how = {
-        Format.ENV: f"{name} is a secret and not written here: hand it over apart, as in "
-        f"`{quoted('docker', 'run', '-e', name)}` or `{quoted('export', name)}`",
-        Format.SYSTEMD: f"{name} is a secret and not written here: give the unit another "
-        "EnvironmentFile= of mode 0600, or LoadCredential=",
-    }[kind]
-    other = f"; or name a file that holds it in {file}" if file else ""
-    return "\n".join(comment(f"{how}{other}."))
+    text = f"{name} is a secret: it comes from the caller's environment"
+    other = f", or from the file that {file} names, and then in no environment at all"
+    if kind is Format.ENV:
+        text = (
+            f"{name} is a secret and not written here: hand it over apart, as in "
+            f"`{quoted('docker', 'run', '-e', name)}` or `{quoted('export', name)}`"
+        )
+    elif kind is Format.SYSTEMD:
+        text = f"{name} is a secret and not written here: give the unit another EnvironmentFile="
+        text += " of mode 0600, or LoadCredential="
+    if kind in (Format.ENV, Format.SYSTEMD):
+        other = f"; or name a file that holds it in {file}"
+    taken = {Format.SH: [f"export {name}"], Format.DOCKER: [name]}
+    return [*comment(f"{text}{other if file else ''}."), *taken.get(kind, [])]
 
 
 def _format_trouble(kind: Format, name: str, value: str) -> str:
@@ -133,20 +132,8 @@ def _format_trouble(kind: Format, name: str, value: str) -> str:
         return f"{size:,} bytes are more than Linux hands to a process in one variable"
     if kind in (Format.ENV, Format.SH) and _SHELL_OWNS.fullmatch(name):
         return "a shell sets this variable itself"
-    if kind is Format.ENV and (odd := sorted(set(_PLAIN.sub("", value)))):
-        return f"the value holds {', '.join(map(repr, odd[:5]))}, which not every tool reads alike"
-    if kind is Format.SYSTEMD and (odd := sorted(filter(_foreign_to_systemd, set(value)))):
-        return f"the value holds {', '.join(map(repr, odd[:5]))}, which systemd does not take"
-    if kind is Format.DOCKER and re.search(r"[\r\n]", value):
-        return "the value holds a line break, and docker knows no quotes"
     if kind is Format.DOCKER and size > _DOCKER_LONGEST:
         return f"{size:,} bytes are more than docker reads of a line"
+    if kind in _ODD and (odd := sorted({*re.findall(_ODD[kind][0], value)})):
+        return f"the value holds {', '.join(map(repr, odd[:5]))}, {_ODD[kind][1]}"
     return ""
-
-
-def _foreign_to_systemd(character: str) -> bool:
-    """Return whether any systemd refuses a character: systemd.exec(5); old ones, control ones."""
-    code = ord(character)
-    control = code < 0x20 or 0x7F <= code < 0xA0
-    nothing = 0xFDD0 <= code <= 0xFDEF or code & 0xFFFE == 0xFFFE  # noncharacters of Unicode
-    return (control and character not in "\t\n") or nothing or code == 0xFEFF

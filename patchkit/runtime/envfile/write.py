@@ -27,47 +27,30 @@ def write(
 ) -> Written:
     """Write a file, all or nothing; ``private`` takes the rights of others away.
 
-    ``by`` is the verb that writes it, for the difference that an error shows.
-
-    A file that is there keeps its mode. Raises UsageError, with the difference, for one that
-    patchkit did not write or that was edited since, unless ``force``; for a link and anything else
-    that is not a file in any case; StorageError if the disk or the rights fail, and then nothing
-    has changed.
+    ``by`` is the verb that writes it. A file that is there keeps its mode. Raises UsageError, with
+    the difference, for one that patchkit did not write or that was edited since, unless ``force``;
+    for a link and anything else that is not a file in any case; StorageError if the disk or the
+    rights fail, and then nothing has changed.
     """
     with translated(at=path):
         status = status_of_file(path)
         # Not followed: the path could have become a link since then.
         old = read_bytes(path, follow=False) if status else b""
+        before = old.decode(errors="replace")
         # The same bytes are no reason to leave a secret readable for others.
         too_open = private and status and stat.S_IMODE(status.st_mode) & ~_PRIVATE
         if status and old == text.encode() and not too_open:
             return Written.UNCHANGED
-        if status and not force:
-            _check_replaceable(path, old.decode(errors="replace"), text, by)
+        if status and not force and before != text and not untouched(before):
+            import difflib  # 5 ms, and seldom needed
+
+            old_lines, new_lines = (mask_secrets(side).splitlines() for side in (before, text))
+            lines = difflib.unified_diff(old_lines, new_lines, str(path), by, lineterm="")
+            raise UsageError(
+                "\n".join([f"{path}: is there already, with another content", *lines]),
+                why="patchkit did not write it, or it was edited since",
+                hint="--force replaces it; or name another file",
+            )
         with replacing(path, private=private) as file:
             file.write(text.encode())
     return Written.REPLACED if status else Written.CREATED
-
-
-def _check_replaceable(path: Path, old: str, new: str, by: str) -> None:
-    """Raise UsageError if somebody's work would be lost."""
-    if old == new or untouched(old):
-        return
-    raise UsageError(
-        f"{path}: is there already, with another content\n{_masked_difference(path, old, new, by)}",
-        why="patchkit did not write it, or it was edited since",
-        hint="--force replaces it; or name another file",
-    )
-
-
-def _masked_difference(path: Path, old: str, new: str, by: str) -> str:
-    import difflib  # 5 ms, and seldom needed
-
-    lines = difflib.unified_diff(
-        mask_secrets(old).splitlines(),
-        mask_secrets(new).splitlines(),
-        fromfile=str(path),
-        tofile=by,
-        lineterm="",
-    )
-    return "\n".join(lines)

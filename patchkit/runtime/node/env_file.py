@@ -9,8 +9,7 @@ from pathlib import Path
 from patchkit.errors import HashMismatchError, SourceError
 from patchkit.quoting import quoted
 from patchkit.reading import read_text
-from patchkit.runtime.envfile.facts import check_facts
-from patchkit.runtime.envfile.header import head_facts, untouched
+from patchkit.runtime.envfile.header import check_facts, head_facts, untouched
 from patchkit.runtime.envfile.parse import lines_of, parse
 from patchkit.runtime.envfile.syntax import Format
 

@@ -13,10 +13,10 @@ from click.testing import CliRunner
 
 from patchkit.cli import group
 from patchkit.errors import SourceError, UsageError
-from patchkit.runtime.env.agreement import read_head
-from patchkit.runtime.env.cluster_env import cluster_env
 from patchkit.runtime.host.probe import probe
 from patchkit.runtime.host.software import find_ptxas
+from patchkit.runtime.node.agreement import read_head
+from patchkit.runtime.node.cluster_env import cluster_env
 from patchkit.runtime.node.decision import NodeOptions, decide
 from patchkit.runtime.rules.rule import holding
 from patchkit.runtime.rules.variable_rules import load_variable_rules

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 from patchkit.errors import HostError, SourceError, UsageError
-from patchkit.runtime.env.cluster_env import ClusterEnv, Setting
+from patchkit.runtime.node.cluster_env import ClusterEnv, Setting
 from patchkit.runtime.node.env_file import EnvFile, read_env_file
 from patchkit.runtime.rules.sensitive_names import is_secret, runs_code
 
@@ -44,11 +44,11 @@ def agree(
     the two contradict each other.
     """
     _check_overwritten(env, head)
-    scopes = {each.name: each.scope for each in env.settings}
+    scopes = {setting.name: setting.scope for setting in env.settings}
     mine = {
-        each.name: each.value
-        for each in env.settings
-        if each.scope == "shared" and not is_secret(each.name)
+        setting.name: setting.value
+        for setting in env.settings
+        if setting.scope == "shared" and not is_secret(setting.name)
     }
     # A name that some rule sets per host is the host's, unless it is shared in this very case.
     theirs = {
@@ -56,38 +56,45 @@ def agree(
         for name, value in head.variables.items()
         if scopes.get(name, "host" if name in of_host else "shared") == "shared"
     }
-    if problems := list(_contradictions(mine, theirs)):
+    # Of names that this node does not set, one that runs code is a rule's that it does not have.
+    compared = [*mine, *(name for name in theirs if name not in mine and runs_code(name))]
+    problems = [
+        f"{name} is {mine.get(name, 'not set')} here and {theirs.get(name, 'not set')} there"
+        for name in compared
+        if mine.get(name) != theirs.get(name)
+    ]
+    if problems:
         raise HostError(
             f"this node and {head.where} contradict each other: {'; '.join(problems)}",
             why="shared variables must be the same on every node",
             hint="use the same vLLM, NCCL and patchkit on both, and the same options",
         )
     taken = [
-        Setting(name=name, value=value, scope="shared", reason="as on the head", rule="--from")
+        Setting(name=name, value=value, reason="as on the head", rule="--from")
         for name, value in theirs.items()
         if name not in mine
     ]
-    added = [*taken, *(each for each in env.settings if each.rule == "--set")]
-    # None for a file that nobody edited: a list times False is empty.
-    notes = [_edited_note(head, [each for each in added if each.name not in here])] * head.edited
+    notes = [*env.notes]
+    if head.edited:
+        added = [*taken, *(setting for setting in env.settings if setting.rule == "--set")]
+        names = ", ".join(
+            f"{setting.name}={setting.value} (line {head.lines.get(setting.name, 1)})"
+            for setting in added
+            if setting.name not in here
+        )
+        # A digest cannot say what was edited.
+        what = "every shared variable is as this node's rules set it"
+        what = f"not from this node's rules: {names}" if names else what
+        edited = f"{head.where} was edited after patchkit wrote it, and --accept-edited was given"
+        notes.append(f"{edited}; {what}")
     notes += _uneven_twins(env, head)
-    return replace(env, settings=(*taken, *env.settings), notes=(*env.notes, *notes))
-
-
-def _contradictions(mine: Mapping[str, str], theirs: Mapping[str, str]) -> Iterator[str]:
-    for name, value in mine.items():
-        other = theirs.get(name)
-        if other != value:
-            yield f"{name} is {value} here and {'not set' if other is None else other} there"
-    for name, other in theirs.items():
-        if name not in mine and runs_code(name):  # a rule's value, where this node has no such rule
-            yield f"{name} is not set here and {other} there"
+    return replace(env, settings=(*taken, *env.settings), notes=tuple(notes))
 
 
 def _uneven_twins(env: ClusterEnv, head: EnvFile) -> Iterator[str]:
     """Say that the other half of the cage has an address on one of the two nodes alone."""
     here, there = env.node.attachment.twin, head.facts.get("twin", "")
-    lists = [each.value for each in env.settings if each.name == _HCAS]
+    lists = [row.value for row in env.settings if row.name == _HCAS]
     both = all("," in names for names in (*lists, head.variables.get(_HCAS, "")))
     if here and there and both and (here in _BARE) is not (there in _BARE):
         has, lacks = ("the head", "this node") if here in _BARE else ("this node", "the head")
@@ -97,29 +104,17 @@ def _uneven_twins(env: ClusterEnv, head: EnvFile) -> Iterator[str]:
         )
 
 
-def _edited_note(head: EnvFile, added: list[Setting]) -> str:
-    """Say what an edited file brings that this node's rules do not set; its digest cannot."""
-    names = ", ".join(
-        f"{each.name}={each.value} (line {head.lines.get(each.name, 1)})" for each in added
-    )
-    return f"{head.where} was edited after patchkit wrote it, and --accept-edited was given; " + (
-        f"not from this node's rules: {names}"
-        if names
-        else "every shared variable is as this node's rules set it"
-    )
-
-
 def _check_overwritten(env: ClusterEnv, head: EnvFile) -> None:
     """Raise HostError where the head's values would replace other ones that the worker owns."""
     executor = env.node.executor
     if executor.copies != "overwrites":
         return
     lost = [
-        f"{each.name} is {each.value} here and {head.variables[each.name]} there"
-        for each in env.settings
-        if each.scope == "host" and each.name.startswith(executor.prefixes)
+        f"{row.name} is {row.value} here and {head.variables[row.name]} there"
+        for row in env.settings
+        if row.scope == "host" and row.name.startswith(executor.prefixes)
         # The one variable with such a prefix that Ray's executor does not copy.
-        if each.name != "VLLM_HOST_IP" and head.variables.get(each.name, each.value) != each.value
+        if row.name != "VLLM_HOST_IP" and head.variables.get(row.name, row.value) != row.value
     ]
     if lost:
         raise HostError(

@@ -1,1 +1,0 @@
-"""Decide which environment variables a node gets, and write its env file."""

@@ -1,0 +1,274 @@
+"""Decide the environment variables of a node, and write the text of its env file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from patchkit.errors import DriftError, HostError, UsageError
+from patchkit.finding import Level
+from patchkit.paths import RECIPES
+from patchkit.records import read_toml
+from patchkit.runtime.envfile.header import render_env_file
+from patchkit.runtime.envfile.syntax import EnvEntry, Format
+from patchkit.runtime.host.advice import cage_name, remarks
+from patchkit.runtime.host.host import Host, plain
+from patchkit.runtime.node.decision import Node
+from patchkit.runtime.rules.releases import release, within
+from patchkit.runtime.rules.rule import holding
+from patchkit.runtime.rules.spelling import nearest
+from patchkit.runtime.rules.variable_rules import VariableRule, VariableRules
+from patchkit.runtime.rules.variables import nccl_variables, newest_nccl
+from patchkit.runtime.rules.vllm_values import Takes
+
+_GATE = "HF_TOKEN"  # a secret: its value is in no file
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """One variable; ``rule`` is what set it, ``scope`` ``shared`` or ``host``."""
+
+    name: str
+    value: str
+    scope: str = "shared"
+    reason: str
+    rule: str
+    source: str = ""
+
+    @property
+    def comment(self) -> str:
+        """Return whose it is, why, and who says so."""
+        nodes = "all nodes" if self.scope == "shared" else "this node"
+        source = f"; {self.source}" if self.source else ""
+        return f"[{nodes}] {self.reason} ({self.rule}{source})"
+
+
+@dataclass(frozen=True, slots=True)
+class Beware:
+    """A problem that no variable solves, and what does."""
+
+    says: str
+    instead: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterEnv:
+    """The environment of a node: ``settings`` with the shared ones first.
+
+    ``off`` are the rules that ``--with`` turns on.
+    """
+
+    node: Node
+    settings: tuple[Setting, ...]
+    advice: tuple[Beware, ...]
+    off: tuple[VariableRule, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def where(self) -> str:
+        """Return ``: 192.168.100.10 on enp1s0f0np0``, empty for a node alone."""
+        attachment = self.node.attachment
+        return f": {attachment.address} on {attachment.netdev}" if attachment.address else ""
+
+
+def cluster_env(
+    node: Node,
+    host: Host,
+    rules: VariableRules,
+    known: Mapping[str, str],
+    values: Mapping[str, Takes],
+    *,
+    nccl: str = "",
+    ptxas: str = "",
+) -> ClusterEnv:
+    """Return the environment of a node.
+
+    ``known`` are the variables that this vLLM reads (``variables.vllm_variables``), ``values`` what
+    they take (``vllm_values.vllm_values``), ``nccl`` the release whose variables may be set, by
+    default any. Raises UsageError for a rule or a variable of the user's that does not exist, or a
+    value that it does not take, HostError for a fact that this host lacks, DriftError if a rule
+    sets what this vLLM does not read or take.
+    """
+    node.choice.check(rules.rules, "`patchkit env explain` lists them")
+    on, off = node.choice.divide(holding(rules.rules, node.situation))
+    replaced = {rule.replaces for rule in on}
+    settings = [*_choose_settings([rule for rule in on if rule.id not in replaced], node, ptxas)]
+    setters: dict[str, str] = {}
+    for setting in settings:
+        before = setters.setdefault(setting.name, setting.rule)
+        if before != setting.rule:
+            raise UsageError(
+                f"{setting.name} is set twice, by {before} and {setting.rule}",
+                hint=f"leave one out: --without {setting.rule}",
+            )
+    for setting in settings:
+        _check_setting(setting, node.vllm, nccl, known, values.get(setting.name))
+    # A stable sort: the rules keep their order, which is that of the data.
+    settings.sort(key=lambda setting: setting.scope != "shared")
+    used = {"", *map(cage_name, node.attachment.cages)}
+    found = remarks(host, "env") if node.role != "single" else ()
+    advice, notes = [], [*node.attachment.notes, *_left_out_half(node, settings)]
+    for remark in (remark for remark in found if remark.where in used):
+        # A grave one says what will fail, and what to do instead.
+        if remark.level in (Level.ERROR, Level.WARNING) and remark.hint:
+            advice.append(Beware(remark.what, remark.hint))
+        else:
+            notes.append("; ".join(filter(None, (remark.what, remark.hint))))
+    own = {setting.name: setting.value for setting in settings}
+    advice += (
+        Beware(row.says, row.instead)
+        for row in holding(rules.advice, node.situation)
+        if not row.solved(own)
+    )
+    notes += _unknown_notes(node)
+    return ClusterEnv(
+        node=node, settings=tuple(settings), advice=tuple(advice), off=off, notes=tuple(notes)
+    )
+
+
+def _left_out_half(node: Node, settings: Sequence[Setting]) -> Iterator[str]:
+    """Return the half of the cable that could carry data, and is not in NCCL_IB_HCA."""
+    attachment = node.attachment
+    if attachment.half != attachment.hcas and any(
+        (setting.name, setting.value) == ("NCCL_IB_HCA", attachment.half) for setting in settings
+    ):
+        other = set(attachment.hcas.strip("=").split(",")) - {attachment.half.strip("=")}
+        yield f"{', '.join(other)}, the other half of the cable, is left out of NCCL_IB_HCA"
+
+
+def _unknown_notes(node: Node) -> Iterator[str]:
+    """Return the facts whose rules were left out because nobody knows them."""
+    if node.target == "other":
+        yield "no GB10 or Thor was found, so their rules are left out; --target gb10 puts them in"
+    several = node.role != "single"
+    # Rules about NCCL are for several nodes.
+    missing = [key for key in ("triton", *["nccl"] * several) if not node.versions[key]]
+    if missing:
+        options = " and ".join(f"--{key}" for key in missing)
+        if "nccl" in missing and (pinned := _pinned_nccl(node.vllm)):
+            options += f"; the torch of vLLM {node.vllm} pins NCCL {pinned}"
+        yield f"the version of {' and '.join(missing)} is unknown ({options}): no rule about it"
+
+
+def _pinned_nccl(vllm: str) -> str:
+    """Return the NCCL that the torch of a release of vLLM pins, "" where no table says."""
+    needs = read_toml(tuple[dict[str, Any], ...], RECIPES / "vllm/build.toml", key="needs")
+    torch = [row["torch"] for row in needs if "torch" in row and within(vllm, f">={row['from']}")]
+    pins = read_toml(dict[str, str], RECIPES / "nccl/recipe.toml", key="torch")
+    return pins.get(torch[-1].rpartition(".")[0], "").partition("==")[2] if torch else ""
+
+
+def _choose_settings(rules: Sequence[VariableRule], node: Node, ptxas: str) -> Iterator[Setting]:
+    """Return what sets a variable: the user before the preset, and both before the rules."""
+    attachment, preset = node.attachment, node.preset
+    facts = {
+        **{name: getattr(attachment, name) for name in ("address", "netdev", "data", "hcas")},
+        "netdevs": ",".join(attachment.netdevs),
+        "half": attachment.half,
+        "ptxas": ptxas,
+    }
+    # Empty facts are left out, so that a rule that needs one of them raises KeyError.
+    facts = {name: fact for name, fact in facts.items() if fact}
+    given = dict(node.extra)
+    if preset:
+        # What a model needs beside its flags; a token is only referred to.
+        token = {_GATE: ""} if preset.needs_token else {}
+        for name, value in {**preset.variables, **token}.items():
+            reason = f"{preset.name} is {'served so' if value else 'gated'}"
+            if name not in given:
+                yield Setting(
+                    name=name, value=value, reason=reason, rule="preset", source=preset.source
+                )
+    taken = {*given, *(preset.variables if preset else ())}
+    for rule in rules:
+        for name, value in rule.set.items():
+            if name in taken:
+                continue
+            try:
+                filled = value.format_map(facts)
+            except KeyError as error:
+                raise HostError(
+                    f"{name} needs {error.args[0]}, which was not found on this host ({rule.id})",
+                    why=rule.reason,
+                    hint=f"see `patchkit probe`; or leave the rule out: --without {rule.id}",
+                ) from None
+            yield Setting(
+                name=name,
+                value=filled,
+                scope=rule.scope,
+                reason=rule.reason,
+                rule=rule.id,
+                source=rule.source,
+            )
+    for name, value in node.extra.items():
+        yield Setting(name=name, value=value, reason="asked for", rule="--set")
+
+
+def _check_setting(
+    setting: Setting, vllm: str, nccl: str, known: Mapping[str, str], takes: Takes | None
+) -> None:
+    """Raise for a name that nobody reads, and a value at which vLLM stops.
+
+    NCCL ignores such a name without a word, vLLM with one. Other programs have no full list of
+    names: what they read is not checked, nor is what an NCCL newer than the table reads.
+    """
+    name, kind = setting.name, UsageError if setting.rule == "--set" else DriftError
+    names, reader = known, f"vLLM {vllm}"
+    if not name.startswith("VLLM_"):
+        if not name.startswith("NCCL_") or (nccl and release(nccl) > release(newest_nccl())):
+            return
+        names, reader = nccl_variables(nccl), "NCCL"
+    if name not in names:
+        close = nearest(name, names)
+        lists = "`patchkit env explain` lists what it reads"
+        raise kind(
+            f"{reader} does not read {name} (set by {setting.rule})",
+            hint=f"did you mean {close}?" if close else lists,
+        )
+    if reader != "NCCL" and takes and takes.enforced and not takes.has(setting.value):
+        raise kind(
+            f"{reader} does not take {name}={setting.value} (set by {setting.rule})",
+            why="it reads this variable when it starts, and stops with a ValueError",
+            hint=f"it takes {takes.in_words}",
+        )
+
+
+def file_text(env: ClusterEnv, kind: Format, *, hostname: str, target: str = "") -> str:
+    """Return the text of the env file: facts, notes, and each variable with its reason.
+
+    ``target`` is the one that a user asked for, empty for the probed one. Raises UsageError for
+    what the format cannot hold.
+    """
+    node = env.node
+    facts = {
+        "role": node.role,
+        "topology": node.topology,
+        "twin": node.attachment.twin,
+        "executor": node.executor.name,
+        "vllm": node.vllm,
+        "nodes": str(node.nodes),
+        "head": node.head,
+        "nccl": plain(node.versions["nccl"]),
+        "target": target,
+        "quantization": node.quantization,
+        "model": node.preset.id if node.preset else "",
+        "set": ",".join(sorted(node.extra)),
+        "with": ",".join(sorted(node.choice.wanted)),
+        "without": ",".join(sorted(node.choice.unwanted)),
+    }
+    when = "before `ray start` and" if node.executor.name == "ray" else "before"
+    header = [
+        " ".join(f"{name}={value}" for name, value in facts.items() if value),
+        f"For {hostname or 'this node'}{env.where}. Load it {when} `vllm serve`.",
+        *(f"Note: {note}." for note in env.notes),
+        *(f"Beware: {row.says}. Instead: {row.instead}." for row in env.advice),
+    ]
+    entries, stated = [], set()
+    for setting in env.settings:
+        # A reason stands above the first variable of its rule.
+        again = setting.rule in stated and not setting.rule.startswith("--")
+        comment = f"as above ({setting.rule})" if again else setting.comment
+        stated.add(setting.rule)
+        entries.append(EnvEntry(setting.name, setting.value, comment))
+    return render_env_file(kind, header, entries)
