@@ -18,8 +18,8 @@ from patchkit.cluster.launch import ports
 from patchkit.cluster.launch.cluster import Cluster
 from patchkit.cluster.launch.cluster_file import ClusterFile
 from patchkit.cluster.models.names import ModelFolder
-from patchkit.cluster.ssh.failure import sent_error
 from patchkit.cluster.ssh.node import Remote, everywhere
+from patchkit.cluster.ssh.ssh import sent_error
 from patchkit.doctor.peers.node_report import ClockOffset, NodeReport
 from patchkit.doctor.peers.placed_files import placed_files
 from patchkit.errors import HostError, PatchkitError

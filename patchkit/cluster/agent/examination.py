@@ -20,7 +20,7 @@ from patchkit.cluster.agent import links, unit_state
 from patchkit.cluster.agent.node_facts import disk_rooms, facts_here, model_on_node
 from patchkit.cluster.health.node_health import collect_health
 from patchkit.cluster.models.expected import CACHE, downloads, read_record
-from patchkit.cluster.ssh.failure import error_fields
+from patchkit.cluster.ssh.ssh import error_fields
 from patchkit.digests import digest
 from patchkit.errors import HostError, PatchkitError
 from patchkit.reading import read_text

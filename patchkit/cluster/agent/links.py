@@ -13,8 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from patchkit.cluster.ssh.failure import error_fields
-from patchkit.cluster.ssh.ssh import BATCH, check_destination, ssh_error
+from patchkit.cluster.ssh.ssh import BATCH, check_destination, error_fields, ssh_error
 from patchkit.process import Completed, attempt
 from patchkit.runtime.host.ping import HEADERS, PLAIN, echo, ping_obstacle
 

@@ -14,9 +14,8 @@ from patchkit.cluster.agent.node_facts import NodeFacts
 from patchkit.cluster.agent.unit_state import NodeState, UnitState
 from patchkit.cluster.launch.cluster_file import ClusterFile, ClusterNode
 from patchkit.cluster.ssh.answer import LEASE
-from patchkit.cluster.ssh.failure import sent_error
 from patchkit.cluster.ssh.node import Remote, all_of, everywhere
-from patchkit.cluster.ssh.ssh import advice
+from patchkit.cluster.ssh.ssh import advice, sent_error
 from patchkit.errors import BusyError, HostError, PatchkitError
 from patchkit.quoting import quoted
 

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from patchkit.cluster.ssh.failure import error_fields
+from patchkit.cluster.ssh.ssh import error_fields
 from patchkit.durable.signals import Interrupted, raise_interrupts
 from patchkit.errors import HostError, PatchkitError
 

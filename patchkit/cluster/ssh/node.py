@@ -8,14 +8,14 @@ import math
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
 from patchkit.cluster.ssh.answer import HEARTBEAT
 from patchkit.cluster.ssh.bootstrap import COMMAND, MARK, first_bytes
-from patchkit.cluster.ssh.failure import sent_error
 from patchkit.cluster.ssh.ssh import (
     HERE,
     check_destination,
+    sent_error,
     ssh_error,
     ssh_words,
     there,
@@ -96,7 +96,7 @@ class Remote:
         with Follow(*words, given=[given], beat=HEARTBEAT, limits=limits) as talk:
             for line in talk:
                 try:
-                    ((name, value),) = _parse_answer(line).items()
+                    ((name, value),) = json.loads(line, **_NUMBERS).items()
                 except (ValueError, AttributeError, RecursionError):
                     raise self._silence("an answer that is no JSON") from None
                 if name == "error":
@@ -119,20 +119,14 @@ class Remote:
         )
 
 
-def _parse_answer(line: str) -> Any:
-    """Return what a line holds. Raises ValueError for a number that no calculation survives."""
-
-    def whole(text: str) -> int:
-        return int(text) if len(text) < _DIGITS else _refuse_number(text)
-
-    def real(text: str) -> float:
-        return found if math.isfinite(found := float(text)) else _refuse_number(text)
-
-    return json.loads(line, parse_int=whole, parse_float=real, parse_constant=_refuse_number)
+def _parse_number(text: str) -> int | float:
+    """Return a number of JSON. Raises ValueError for one that no calculation survives."""
+    if len(text) >= _DIGITS or not math.isfinite(float(text)):
+        raise ValueError(text)
+    return int(text) if text.lstrip("-").isdigit() else float(text)
 
 
-def _refuse_number(text: str) -> NoReturn:
-    raise ValueError(text)
+_NUMBERS: Any = dict.fromkeys(("parse_int", "parse_float", "parse_constant"), _parse_number)
 
 
 def _as_sent(value: object) -> object:

@@ -1,10 +1,17 @@
-"""Name the words of an ssh command: the user's own configuration, no question, a dead link ends."""
+"""Name the words of an ssh command, and the errors of ssh and of nodes.
+
+The user's own configuration counts; no question is asked, and a dead link ends.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
+from patchkit import errors
 from patchkit.errors import HostError, PatchkitError, UsageError
 from patchkit.process import Completed
 from patchkit.quoting import quoted
+from patchkit.records import RecordError, record
 
 HERE = "localhost"
 """The destination that means this machine, without ssh."""
@@ -98,3 +105,45 @@ def advice(line: str, destination: str) -> tuple[str, str]:
     """Return why ssh says this of a destination, and what to do."""
     why, hint = next((why, hint) for text, why, hint in _CAUSES if text in line)
     return why, hint.format(node=quoted(destination))
+
+
+_LONGEST = 2000  # characters of a text of a node's
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _SentError:
+    kind: str
+    what: str
+    why: str = ""
+    hint: str = ""
+
+
+def error_fields(error: PatchkitError) -> dict[str, str]:
+    """Return an error as JSON takes it."""
+    kind = type(error).__name__
+    return {"kind": kind, "what": error.what, "why": error.why, "hint": error.hint}
+
+
+def sent_error(fields: object, where: str) -> PatchkitError:
+    """Return the error that a node sent; its text begins with the node's name.
+
+    What the node advises is shown as its words: the next step is never a command of a node's, which
+    may be another machine than it should be.
+    """
+    try:
+        sent = record(_SentError, fields)
+    except RecordError as error:
+        look = there(where, "python3", "-V")
+        return HostError(f"{where}: an answer that does not fit: {error}", hint=look)
+    kind = getattr(errors, sent.kind, HostError)
+    if not (isinstance(kind, type) and issubclass(kind, PatchkitError)):
+        kind = HostError
+    if where == HERE:
+        return kind(f"{where}: {sent.what}", why=sent.why, hint=sent.hint)
+    # One line each, without marks of a command.
+    what, why, hint = (
+        " ".join(text[:_LONGEST].replace("`", "'").split())
+        for text in (sent.what, sent.why, sent.hint)
+    )
+    why = "; ".join(filter(None, (why, hint and f"it advises: {hint}")))
+    return kind(f"{where}: {what}", why=why, hint=there(where))

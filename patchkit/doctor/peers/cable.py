@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from ipaddress import IPv4Address
 
 from patchkit.cluster.agent.links import Way
-from patchkit.cluster.ssh.failure import sent_error
-from patchkit.cluster.ssh.ssh import advice, there
+from patchkit.cluster.ssh.ssh import advice, sent_error, there
 from patchkit.doctor.peers.check import (
     NotCheckedError,
     Outcome,

@@ -11,7 +11,7 @@ import pytest
 
 from patchkit import errors
 from patchkit.cluster.ssh.bootstrap import COMMAND, MARK, first_bytes, package
-from patchkit.cluster.ssh.failure import error_fields, sent_error
+from patchkit.cluster.ssh.ssh import error_fields, sent_error
 from support.pythons import PYTHONS
 
 # Every module is imported: what a node's function needs is not known beforehand.
