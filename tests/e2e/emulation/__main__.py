@@ -12,11 +12,10 @@ from e2e.emulation.lab import Lab
 from e2e.emulation.measured import bench
 from e2e.emulation.nodes import NodeError
 from e2e.emulation.scenarios import SCENARIOS, Outcome, UnexpectedError, single
-from e2e.emulation.talk import chat
 from e2e.emulation.units import obstacle, units, units_bench, units_ray
 from patchkit.errors import PatchkitError
 
-OWN_RUNS = (chat, bench, units, units_ray, units_bench)
+OWN_RUNS = (bench, units, units_ray, units_bench)
 ALL = {**SCENARIOS, **{each.__name__: each for each in OWN_RUNS}}
 HEAD = """\
 | scenario | seconds | LAN, bytes by node | QSFP, bytes by node | outcome |

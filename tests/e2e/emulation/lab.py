@@ -69,31 +69,18 @@ class Lab:
         self,
         node: Node,
         *options: str,
-        env: Env | None = None,
         file: str = "",
-        model: Path | None = None,
     ) -> Server:
         """Start `vllm serve`, which listens on the node's own LAN address, and nowhere else."""
         listen = ("--host", wires.lan_ip(node), "--port", str(API_PORT))
         fixed = ("--dtype", "float32", "--max-model-len", "512", "--enforce-eager")
-        command = with_file(
-            file, "vllm", "serve", str(model or self.model), *listen, *fixed, *options
-        )
-        return node.start(
-            *command, log="serve", seconds=SERVE_SECONDS, env={**QUIET, **(env or {})}
-        )
+        command = with_file(file, "vllm", "serve", str(self.model), *listen, *fixed, *options)
+        return node.start(*command, log="serve", seconds=SERVE_SECONDS, env=QUIET)
 
     def answers(self, node: Node, server: Server) -> Answers:
         """What it answers. Raises NodeError if it ends, or is not healthy in time."""
-        return [(text, tokens) for text, tokens in self._asked(node, server, str(self.model))]
-
-    def wait(self, node: Node, server: Server) -> str:
-        """Wait until it is healthy; its URL. Raises NodeError if it ends, or is not in time."""
-        self._asked(node, server, "-")
-        return url_of(node)
-
-    def _asked(self, node: Node, server: Server, model: str) -> list[tuple[str, list[int]]]:
-        question = ("python", str(HERE / "ask.py"), model, url_of(node), str(SERVE_SECONDS - 20))
+        url = f"http://{wires.lan_ip(node)}:{API_PORT}"
+        question = ("python", str(HERE / "ask.py"), str(self.model), url, str(SERVE_SECONDS - 20))
         asking = node.start(*question, log="answers", seconds=SERVE_SECONDS)
         while asking.poll() is None:
             if server.poll() is not None:
@@ -102,19 +89,13 @@ class Lab:
         if asking.returncode:
             raise NodeError(f"no answer:\n{tail(node, 'answers')}\n{tail(node)}")
         lines = node.log("answers").read_text().splitlines()
-        found: list[tuple[str, list[int]]] = json.loads(lines[-1])
-        return found
+        return [(text, tokens) for text, tokens in json.loads(lines[-1])]
 
 
 Server = subprocess.Popen[bytes]
 
 
-def url_of(node: Node) -> str:
-    """Where a node's server listens."""
-    return f"http://{wires.lan_ip(node)}:{API_PORT}"
-
-
-def start_ray(sparks: Sequence[Node], *, file: str = "", env: Env | None = None) -> None:
+def start_ray(sparks: Sequence[Node], *, file: str = "") -> None:
     """A cluster on the QSFP addresses. Variables are those of `ray start`, so of Ray's workers."""
     head = sparks[0]
     address = f"{wires.qsfp_ip(head)}:{RAY_PORT}"
@@ -123,7 +104,7 @@ def start_ray(sparks: Sequence[Node], *, file: str = "", env: Env | None = None)
         place = (f"--port={RAY_PORT}", "--head", "--include-dashboard=false")
         where = place if node is head else (f"--address={address}",)
         command = with_file(file, "ray", "start", *where, own, *RAY)
-        node.run(*command, log="ray", seconds=RAY_SECONDS, env={**QUIET, **(env or {})})
+        node.run(*command, log="ray", seconds=RAY_SECONDS, env=QUIET)
 
 
 def with_file(file: str, *command: str) -> tuple[str, ...]:

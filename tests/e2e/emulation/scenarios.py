@@ -14,19 +14,14 @@ from dataclasses import dataclass
 
 from e2e.emulation import wires
 from e2e.emulation.files import ENV_FILE, check_strangers_file, write_files
-from e2e.emulation.lab import MASTER_PORT, Env, Lab, start_ray
+from e2e.emulation.lab import MASTER_PORT, Lab, start_ray
 from e2e.emulation.nodes import Node, NodeError
 
-V1 = {"VLLM_USE_RAY_V2_EXECUTOR_BACKEND": "0"}
 RAY = ("--distributed-executor-backend", "ray", "--tensor-parallel-size")
 # On one node over a whole scenario, from `ray start` to the answers: what is left on the LAN is
 # ARP and IPv6's own multicast, up to 2.5 kB; the model's traffic is megabytes.
 LAN_NOISE = 4_000
 MODEL_TRAFFIC = 1_000_000
-ADDRESSES = (
-    r"Every node should have a unique IP address\. Got 2 nodes .*? and {} unique IP addresses"
-)
-
 Traffic = tuple[int, int]  # bytes on the LAN, and on the QSFP cable
 
 
@@ -64,30 +59,16 @@ def lan(lab: Lab) -> Outcome:
     return Outcome("same answers, over the LAN, silently", traffic)
 
 
-def unique_ip(lab: Lab) -> Outcome:
-    """Ray's V1 executor, VLLM_HOST_IP known to `vllm serve` only: it ends with an error."""
-    with lab.sparks(2, "unique_ip") as sparks:
-        start_ray(sparks)
-        name, _ = wires.halves(sparks[0])
-        own = {"VLLM_HOST_IP": wires.qsfp_ip(sparks[0]), "GLOO_SOCKET_IFNAME": name}
-        return _dies(lab, sparks, ADDRESSES.format(3), {**V1, **own})
-
-
-def unique_ip_cured(lab: Lab) -> Outcome:
-    """The same executor, with the files on both nodes."""
-    with lab.sparks(2, "unique_ip_cured") as sparks:
-        write_files(sparks, "ray")
-        return _served_over_qsfp(lab, sparks, V1)
-
-
 def copied(lab: Lab) -> Outcome:
     """The head's file on the worker, too: `env check` finds it, vLLM finds no such interface."""
-    return _copied(lab, "copied", r"Unable to find address for: \w+")
-
-
-def copied_v1(lab: Lab) -> Outcome:
-    """The same with Ray's V1 executor, which compares the addresses first."""
-    return _copied(lab, "copied_v1", ADDRESSES.format(1), V1)
+    with lab.sparks(2, "copied") as sparks:
+        write_files(sparks, "ray")
+        head, worker = (spark.file(ENV_FILE) for spark in sparks)
+        worker.write_bytes(head.read_bytes())
+        found = check_strangers_file(sparks[1])
+        start_ray(sparks, file=ENV_FILE)
+        outcome = _dies(lab, sparks, r"Unable to find address for: \w+")
+    return Outcome(f"{found}; {outcome.text}", outcome.traffic)
 
 
 def mp(lab: Lab) -> Outcome:
@@ -125,34 +106,18 @@ def loopback_name_cured(lab: Lab) -> Outcome:
 
 SCENARIOS = {
     scenario.__name__: scenario
-    for scenario in (
-        *(cured, lan, unique_ip, unique_ip_cured, copied, copied_v1),
-        *(mp, three, loopback_name, loopback_name_cured),
-    )
+    for scenario in (*(cured, lan, copied, mp, three, loopback_name, loopback_name_cured),)
 }
 
 
-def _copied(lab: Lab, log: str, words: str, env: Env | None = None) -> Outcome:
-    with lab.sparks(2, log) as sparks:
-        write_files(sparks, "ray")
-        head, worker = (spark.file(ENV_FILE) for spark in sparks)
-        worker.write_bytes(head.read_bytes())
-        found = check_strangers_file(sparks[1])
-        start_ray(sparks, file=ENV_FILE)
-        outcome = _dies(lab, sparks, words, env)
-    return Outcome(f"{found}; {outcome.text}", outcome.traffic)
-
-
-def _served_over_qsfp(lab: Lab, sparks: Sequence[Node], env: Env | None = None) -> Outcome:
+def _served_over_qsfp(lab: Lab, sparks: Sequence[Node]) -> Outcome:
     start_ray(sparks, file=ENV_FILE)
-    _same_answers(lab, sparks, file=ENV_FILE, env=env)
+    _same_answers(lab, sparks, file=ENV_FILE)
     return _over_qsfp(sparks)
 
 
-def _same_answers(
-    lab: Lab, sparks: Sequence[Node], *, file: str = "", env: Env | None = None
-) -> None:
-    server = lab.serve(sparks[0], *RAY, str(len(sparks)), file=file, env=env)
+def _same_answers(lab: Lab, sparks: Sequence[Node], *, file: str = "") -> None:
+    server = lab.serve(sparks[0], *RAY, str(len(sparks)), file=file)
     answers = lab.answers(sparks[0], server)
     _insist(answers == lab.expected, f"{json.dumps(answers)} is not {json.dumps(lab.expected)}")
 
@@ -165,9 +130,9 @@ def _over_qsfp(sparks: Sequence[Node]) -> Outcome:
     return Outcome("same answers, over the QSFP cable", traffic)
 
 
-def _dies(lab: Lab, sparks: Sequence[Node], words: str, env: Env | None = None) -> Outcome:
+def _dies(lab: Lab, sparks: Sequence[Node], words: str) -> Outcome:
     file = ENV_FILE if sparks[0].file(ENV_FILE).exists() else ""
-    server = lab.serve(sparks[0], *RAY, "2", file=file, env=env)
+    server = lab.serve(sparks[0], *RAY, "2", file=file)
     try:
         lab.answers(sparks[0], server)
     except NodeError as error:

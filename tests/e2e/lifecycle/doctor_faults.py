@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -13,6 +13,7 @@ from e2e.lifecycle import fake_venv, installing, wiring
 from e2e.lifecycle.cluster import MODEL, EmulatedCluster, insist, wait
 from e2e.lifecycle.nodes import HOME, SystemdNode
 from e2e.lifecycle.rootfs import UID, USER
+from patchkit.process import Completed
 from support.layout import VERSIONS, compiled, dotted
 
 Begin = Literal["serves", "stopped", "installed"]
@@ -40,9 +41,9 @@ mkdir -p /dev/infiniband && touch /dev/infiniband/uverbs0 && chmod 666 /dev/infi
 """
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Fault:
-    """A fault: ``about`` is the check that has to find it, ``node`` the one that has to be named.
+    """A fault, named as the check that has to find it; ``node`` is the one that has to be named.
 
     ``begin`` is how the cluster is when it is made; ``also`` are checks that may say more, since
     it is true as well. ``cured`` gets the command, and does what takes a person, systemd or a boot;
@@ -52,7 +53,8 @@ class Fault:
     name: str
     what: str
     make: Callable[[EmulatedCluster], None]
-    about: str
+    _: KW_ONLY
+    about: str = ""
     node: str = WORKER
     begin: Begin = "stopped"
     also: tuple[str, ...] = ()
@@ -62,22 +64,17 @@ class Fault:
 
 def root(words: str, node: str = WORKER) -> Callable[[EmulatedCluster], None]:
     """Return what runs a script there as root."""
-
-    def make(cluster: EmulatedCluster) -> None:
-        done = cluster.rack[node].root("sh", "-c", words)
-        insist(not done.trouble, f"{words}: {done.trouble}")
-
-    return make
+    return lambda cluster: _run(cluster.rack[node].root, words)
 
 
 def user(words: str, node: str = WORKER) -> Callable[[EmulatedCluster], None]:
     """Return what runs a script there as the user."""
+    return lambda cluster: _run(cluster.rack[node].user, words)
 
-    def make(cluster: EmulatedCluster) -> None:
-        done = cluster.rack[node].user("sh", "-c", words)
-        insist(not done.trouble, f"{words}: {done.trouble}")
 
-    return make
+def _run(run: Callable[..., Completed], words: str) -> None:
+    done = run("sh", "-c", words)
+    insist(not done.trouble, f"{words}: {done.trouble}")
 
 
 def _cut(cluster: EmulatedCluster) -> None:
@@ -163,155 +160,112 @@ def _other_vllm(cluster: EmulatedCluster) -> None:
 
 FAULTS = (
     Fault(
-        name="ssh",
-        what="sshd of the worker ended",
-        make=lambda cluster: cluster.rack[WORKER].refuse_ssh(),
-        about="ssh",
+        "ssh",
+        "sshd of the worker ended",
+        lambda cluster: cluster.rack[WORKER].refuse_ssh(),
         cured=lambda cluster, command: root(command.removeprefix("sudo "))(cluster),
         by="the printed command, at its own console",
     ),
-    Fault(name="cable", what="the cable out", make=_cut, about="cable", cured=_join, by="a hand"),
+    Fault("cable", "the cable out", _cut, cured=_join, by="a hand"),
     Fault(
-        name="mtu",
-        what="MTU 1500 at one end, while it serves",
-        make=root(f"ip link set {FIRST} mtu 1500"),
-        about="mtu",
+        "mtu",
+        "MTU 1500 at one end, while it serves",
+        root(f"ip link set {FIRST} mtu 1500"),
         begin="serves",
     ),
     Fault(
-        name="address",
-        what="the worker lost its address",
-        make=root(f"ip address del {wiring.qsfp_ip(2)}/24 dev {FIRST}"),
-        about="address",
+        "address",
+        "the worker lost its address",
+        root(f"ip address del {wiring.qsfp_ip(2)}/24 dev {FIRST}"),
     ),
     Fault(
-        name="address-twice",
-        what="the head's address on the worker, too",
-        make=root(f"ip address add {wiring.qsfp_ip(1)}/32 dev {FIRST}"),
-        about="address-twice",
+        "address-twice",
+        "the head's address on the worker, too",
+        root(f"ip address add {wiring.qsfp_ip(1)}/32 dev {FIRST}"),
     ),
     Fault(
-        name="networks",
-        what="both halves of the cable in one network",
-        make=root(f"ip address add 192.168.177.12/24 dev {SECOND}"),
-        about="networks",
+        "networks",
+        "both halves of the cable in one network",
+        root(f"ip address add 192.168.177.12/24 dev {SECOND}"),
     ),
+    Fault("linger", "lingering off", root(f"rm /var/lib/systemd/linger/{USER}")),
+    Fault("journal", "no journal that outlives a boot", root("rm -rf /var/log/journal")),
     Fault(
-        name="linger",
-        what="lingering off",
-        make=root(f"rm /var/lib/systemd/linger/{USER}"),
-        about="linger",
-    ),
-    Fault(
-        name="journal",
-        what="no journal that outlives a boot",
-        make=root("rm -rf /var/log/journal"),
-        about="journal",
-    ),
-    Fault(
-        name="disk",
-        what="no byte free on the worker's disk",
-        make=lambda cluster: cluster.rack[WORKER].fill(),
-        about="disk",
+        "disk",
+        "no byte free on the worker's disk",
+        lambda cluster: cluster.rack[WORKER].fill(),
         cured=_empty,
         by="a hand, with what the printed command shows",
     ),
     Fault(
-        name="memlock",
-        what="RDMA devices, and a limit of 8 MiB of locked memory",
-        make=root(RDMA),
-        about="memlock",
+        "memlock",
+        "RDMA devices, and a limit of 8 MiB of locked memory",
+        root(RDMA),
         cured=_unlimited,
         by="the printed command and a boot: the unit's limit is infinity, which is all that "
         "can be tried where nobody may raise one",
     ),
     Fault(
-        name="nccl",
-        what="another libnccl copied over that of one node's environment",
-        make=_foreign,
-        about="nccl",
+        "nccl",
+        "another libnccl copied over that of one node's environment",
+        _foreign,
         begin="installed",
         also=("nccl-loaded",),
     ),
+    Fault("vllm", "another vLLM on one node", _other_vllm, begin="installed"),
     Fault(
-        name="vllm",
-        what="another vLLM on one node",
-        make=_other_vllm,
-        about="vllm",
-        begin="installed",
+        "model",
+        "a model's file cut short on one node",
+        user(f"truncate -s -2 {HOME}{MODEL[1:]}/model.safetensors"),
     ),
     Fault(
-        name="model",
-        what="a model's file cut short on one node",
-        make=user(f"truncate -s -2 {HOME}{MODEL[1:]}/model.safetensors"),
-        about="model",
+        "model-same",
+        "another configuration of the model on one node",
+        user(f"echo ' ' >> {HOME}{MODEL[1:]}/config.json"),
     ),
     Fault(
-        name="model-same",
-        what="another configuration of the model on one node",
-        make=user(f"echo ' ' >> {HOME}{MODEL[1:]}/config.json"),
-        about="model-same",
-    ),
-    Fault(
-        name="env-address",
-        what="node.env of one node with the head's address, by hand",
-        make=user(f"sed -i '/^VLLM_HOST_IP/s/177[.]2/177.1/' {ENV}"),
-        about="env-address",
+        "env-address",
+        "node.env of one node with the head's address, by hand",
+        user(f"sed -i '/^VLLM_HOST_IP/s/177[.]2/177.1/' {ENV}"),
         begin="serves",
     ),
     Fault(
-        name="env-shared",
-        what="a shared variable of node.env changed by hand on one node",
-        make=user(f"sed -i '/^OMP_NUM_THREADS/s/4/8/' {ENV}"),
-        about="env-shared",
+        "env-shared",
+        "a shared variable of node.env changed by hand on one node",
+        user(f"sed -i '/^OMP_NUM_THREADS/s/4/8/' {ENV}"),
     ),
+    Fault("edited", "another line in node.env of one node", user(f"echo '# mine' >> {ENV}")),
     Fault(
-        name="edited",
-        what="another line in node.env of one node",
-        make=user(f"echo '# mine' >> {ENV}"),
-        about="edited",
-    ),
-    Fault(
-        name="flags",
-        what="a flag of one node's unit changed by hand",
-        make=user(
+        "flags",
+        "a flag of one node's unit changed by hand",
+        user(
             f"sed -i '/^ExecStart=/s/$/ --max-num-seqs 9/' .config/systemd/user/{UNIT}"
             " && systemctl --user daemon-reload"
         ),
-        about="flags",
     ),
     Fault(
-        name="unit-file",
-        what="a unit that systemd has not read since it was changed",
-        make=user(f"sleep 1; touch .config/systemd/user/{UNIT}"),
-        about="unit-file",
+        "unit-file",
+        "a unit that systemd has not read since it was changed",
+        user(f"sleep 1; touch .config/systemd/user/{UNIT}"),
         begin="serves",
     ),
+    Fault("port", "another server at the rendezvous' port", _port, node=HEAD),
     Fault(
-        name="port",
-        what="another server at the rendezvous' port",
-        make=_port,
-        about="port",
-        node=HEAD,
+        "left-over",
+        "a process of the group left after `down`",
+        user("systemd-run --user --setenv=PATCHKIT_CLUSTER=vllm sleep 1000"),
     ),
     Fault(
-        name="left-over",
-        what="a process of the group left after `down`",
-        make=user("systemd-run --user --setenv=PATCHKIT_CLUSTER=vllm sleep 1000"),
-        about="left-over",
-    ),
-    Fault(
-        name="rank-stopped",
-        what="a rank's worker process stopped (`kill -STOP`)",
-        make=_stop,
-        about="rank-stopped",
+        "rank-stopped",
+        "a rank's worker process stopped (`kill -STOP`)",
+        _stop,
         begin="serves",
         also=("server-token-none",),  # which follows from it
     ),
     Fault(
-        name="rank-killed",
-        what="a rank's worker process killed; systemd has started all again",
-        make=_kill,
+        "rank-killed",
+        "a rank's worker process killed; systemd has started all again",
+        _kill,
         about="restarts",
         node=HEAD,
         begin="serves",

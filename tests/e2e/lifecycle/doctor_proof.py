@@ -103,9 +103,10 @@ def _proof(cluster: EmulatedCluster, fault: Fault) -> ProvedFault:
     now = claims(cluster)
     seconds = time.monotonic() - began
     new = {key: each for key, each in now.items() if key not in before}
-    hits = [key for key in new if key[0] == fault.about and fault.node in key[1]]
+    about = fault.about or fault.name
+    hits = [key for key in new if key[0] == about and fault.node in key[1]]
     insist(bool(hits), f"not found; new are {_listed(new)}")
-    more = {key: each for key, each in new.items() if key[0] not in (fault.about, *fault.also)}
+    more = {key: each for key, each in new.items() if key[0] not in (about, *fault.also)}
     insist(not more, f"claimed beside it: {_listed(more)}")
     command = cure(str(new[hits[0]]["hint"]))
     (fault.cured or paste)(cluster, command)

@@ -63,7 +63,7 @@ def held(lab: LifecycleLab) -> str:
                 wait(cluster.answers, cluster.patience, "it is held, and does not answer")
             else:
                 wait(lambda: any(map(any, _processes(cluster))), cluster.patience, "no start")
-            time.sleep(1)
+            time.sleep(4 if loaded else 1)  # until `up` has heard of it as well
             laptop.kill(started, number)
             status, began = started.wait(), time.monotonic()
             wait(lambda: not cluster.left(), 30, "something is left")

@@ -1,14 +1,11 @@
-"""Break something, and insist on what has to come of it. Each scenario has nodes of its own.
-
-`lab` is about the nodes themselves, the others about `patchkit cluster` on them.
-"""
+"""Break something, and insist on what has to come of it. Each scenario has nodes of its own."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
 
-from e2e.lifecycle.cluster import EmulatedCluster, LifecycleLab, insist
+from e2e.lifecycle.cluster import EmulatedCluster, LifecycleLab, Process, insist
 from e2e.lifecycle.installing import install, launcher_killed_in_install, newcomer, upgraded
 from e2e.lifecycle.launcher import (
     held,
@@ -17,7 +14,6 @@ from e2e.lifecycle.launcher import (
     second_up,
     ssh_refused,
 )
-from e2e.lifecycle.nodes import SystemdNode
 from e2e.lifecycle.refusing import (
     mixed_installations,
     no_linger,
@@ -40,35 +36,9 @@ from e2e.lifecycle.starting import (
     wrong_token,
 )
 from e2e.lifecycle.waiting import cable_cuts, link_killed, other_server, worker_off_long
-from e2e.lifecycle.wiring import Net, qsfp_ip
+from e2e.lifecycle.wiring import Net
 
 Scenario = Callable[[LifecycleLab], str]
-SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=2", "-o", "ServerAliveInterval=1")
-
-
-def lab(lab: LifecycleLab) -> str:
-    """The nodes alone: units of a user with lingering, ssh over the cable, a cut, a power cut."""
-    with lab.rack("lab") as rack:
-        head, worker = rack["spark1"], rack["spark2"]
-        insist(_unit_runs(worker), "a unit of the user's does not run")
-        insist(_reaches(head, 2), "no ssh over the cable")
-        refused = rack.laptop.run(*SSH, "spark2", "hostname")
-        insist(refused.output == "spark2\n", f"no ssh from the laptop: {refused.trouble}")
-        rack.wires.cut("qsfp", "spark2")
-        insist(not _reaches(head, 2), "ssh over a cable that is cut")
-        time.sleep(5)
-        rack.wires.join("qsfp", "spark2")
-        time.sleep(2)  # the carrier, and the address that comes with it
-        insist(_reaches(head, 2), "no ssh over the cable that was joined")
-        worker.user("sh", "-c", "echo kept > kept")
-        worker.kill()
-        insist(not _reaches(head, 2), "ssh to a node without power")
-        began = time.monotonic()
-        worker.boot()
-        boot = time.monotonic() - began
-        insist(worker.user("cat", "kept").output == "kept\n", "the disk is another one")
-        insist(_unit_runs(worker) and _reaches(head, 2), "not as before the power cut")
-    return f"as it should be; a boot takes {boot:.1f} s"
 
 
 def up_and_down(lab: LifecycleLab) -> str:
@@ -88,28 +58,33 @@ def three_nodes(lab: LifecycleLab) -> str:
         return _killed(cluster, "spark3", "main")
 
 
-def api_server_killed(lab: LifecycleLab) -> str:
-    """`kill -9` of the head's main process, which is the API server."""
-    with lab.serving("api_server_killed") as cluster:
-        return _killed(cluster, "spark1", "main")
+def killing(name: str, process: Process, what: str) -> Scenario:
+    """Return a scenario in which a process of a node's rank is killed."""
+
+    def scenario(lab: LifecycleLab) -> str:
+        with lab.serving(scenario.__name__) as cluster:
+            return _killed(cluster, name, process)
+
+    scenario.__doc__ = what
+    return scenario
 
 
-def head_worker_killed(lab: LifecycleLab) -> str:
-    """`kill -9` of the head's worker process."""
-    with lab.serving("head_worker_killed") as cluster:
-        return _killed(cluster, "spark1", "worker")
-
-
-def rank_killed(lab: LifecycleLab) -> str:
-    """`kill -9` of the other rank's main process; nobody asks anything."""
-    with lab.serving("rank_killed") as cluster:
-        return _killed(cluster, "spark2", "main")
-
-
-def rank_worker_killed(lab: LifecycleLab) -> str:
-    """`kill -9` of the other rank's worker process: its main process ends with status 0."""
-    with lab.serving("rank_worker_killed") as cluster:
-        return _killed(cluster, "spark2", "worker")
+KILLS = {
+    "api_server_killed": killing(
+        "spark1", "main", "`kill -9` of the head's main process, which is the API server."
+    ),
+    "head_worker_killed": killing("spark1", "worker", "`kill -9` of the head's worker process."),
+    "rank_killed": killing(
+        "spark2", "main", "`kill -9` of the other rank's main process; nobody asks anything."
+    ),
+    "rank_worker_killed": killing(
+        "spark2",
+        "worker",
+        "`kill -9` of the other rank's worker process: its main process ends with status 0.",
+    ),
+}
+for name, made in KILLS.items():
+    made.__name__ = name
 
 
 def worker_lost(lab: LifecycleLab) -> str:
@@ -179,8 +154,8 @@ def rebooted_head_first(lab: LifecycleLab) -> str:
 SCENARIOS: dict[str, Scenario] = {
     scenario.__name__: scenario
     for scenario in (
-        *(lab, newcomer, init_in_the_lab, install, upgraded, up_and_down, three_nodes),
-        *(api_server_killed, head_worker_killed, rank_killed, rank_worker_killed),
+        *(newcomer, init_in_the_lab, install, upgraded, up_and_down, three_nodes),
+        *KILLS.values(),
         *(worker_lost, head_lost, cable_out_5, cable_out_60, lan_out),
         *(ssh_refused, disk_full, rebooted_worker_first, rebooted_head_first),
         *(launcher_killed_in_up, launcher_killed_in_switch, launcher_killed_in_install),
@@ -192,9 +167,9 @@ SCENARIOS: dict[str, Scenario] = {
 }
 
 
-def _killed(cluster: EmulatedCluster, name: str, process: str) -> str:
+def _killed(cluster: EmulatedCluster, name: str, process: Process) -> str:
     before = cluster.ranks()
-    cluster.kill(name, "main" if process == "main" else "worker")
+    cluster.kill(name, process)
     return cluster.heals(before)
 
 
@@ -225,12 +200,3 @@ def _rebooted(cluster: EmulatedCluster, first: str, second: str) -> str:
     time.sleep(10)
     cluster.rack[second].boot()
     return f"{cluster.heals()} from the second node's boot"
-
-
-def _unit_runs(node: SystemdNode) -> bool:
-    unit = ("systemd-run", "--user", "--wait", "--pipe", "--quiet", "sh", "-c", "echo $USER")
-    return node.user(*unit).output == "spark\n"
-
-
-def _reaches(node: SystemdNode, number: int) -> bool:
-    return node.user(*SSH, qsfp_ip(number), "hostname").output == f"spark{number}\n"
