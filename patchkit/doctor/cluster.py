@@ -9,18 +9,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from patchkit.cluster.agent import examination
-from patchkit.cluster.agent.examination import ModelPrint, PythonContents, UnitFile
-from patchkit.cluster.agent.links import PeerLink, Way
-from patchkit.cluster.agent.node_facts import DiskRoom, NodeFacts
-from patchkit.cluster.agent.unit_state import GroupProcess, Listener, NodeState
-from patchkit.cluster.health.node_health import NodeHealth
+from patchkit.cluster.agent.links import Way
 from patchkit.cluster.launch import ports
 from patchkit.cluster.launch.cluster import Cluster
 from patchkit.cluster.launch.cluster_file import ClusterFile
 from patchkit.cluster.models.names import ModelFolder
 from patchkit.cluster.ssh.node import Remote, everywhere
 from patchkit.cluster.ssh.ssh import sent_error
-from patchkit.doctor.peers.node_report import ClockOffset, NodeReport
+from patchkit.doctor.peers.node_report import ClockOffset, NodeReport, SaidParts
 from patchkit.doctor.peers.placed_files import placed_files
 from patchkit.errors import HostError, PatchkitError
 from patchkit.runtime.host.hardware import target_of
@@ -34,23 +30,13 @@ _WRITTEN = ("/tmp", "/var/tmp")  # noqa: S108 - where compilers and ranks write
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _SentReport:
+class _SentReport(SaidParts):
     """What ``examine`` and ``meet`` send, as far as each of them says it."""
 
     errors: Mapping[str, Mapping[str, str]]
     began: float = 0.0
     ended: float = 0.0
-    facts: NodeFacts | None = None
-    health: NodeHealth | None = None
-    contents: PythonContents | None = None
-    state: NodeState | None = None
-    unit_file: UnitFile | None = None
-    processes: tuple[GroupProcess, ...] | None = None
-    listeners: tuple[Listener, ...] | None = None
-    disks: tuple[DiskRoom, ...] | None = None
     ways: tuple[Way, ...] | None = None
-    links: tuple[PeerLink, ...] | None = None
-    models: tuple[ModelPrint, ...] | None = None
 
     def missing_parts(self, node: str) -> dict[str, PatchkitError]:
         """Return the errors of the parts that it lacks, as errors of the node."""

@@ -15,9 +15,8 @@ from patchkit.cluster.ssh.ssh import there
 from patchkit.doctor.peers.check import make_finding
 from patchkit.finding import Finding
 
-_HCA, _IFNAME, _OFF = "NCCL_IB_HCA", "NCCL_SOCKET_IFNAME", "NCCL_IB_DISABLE"
-_NET = "NCCL_NET"
-_COMPARED = (_HCA, _IFNAME, _OFF, _NET)
+_HCA, _OFF, _NET = "NCCL_IB_HCA", "NCCL_IB_DISABLE", "NCCL_NET"
+_COMPARED = (_HCA, "NCCL_SOCKET_IFNAME", _OFF, _NET)
 _ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _LINE = re.compile(
     r"(?P<host>[\w.-]{1,64}):(?P<pid>\d{1,9}):\d{1,9} \[-?\d{1,3}\] "
@@ -33,7 +32,7 @@ _CHANNEL = re.compile(r"Channel \d+/\d+ : .*\[(?:send|receive)\] via NET/(?P<nam
 _VIRTUAL = re.compile(r"NET/IB ?: Made virtual device \[\d+\] name=(?P<names>\S+)")
 _SET = re.compile(r"(?P<name>NCCL_\w+) set (?:by environment )?to (?P<value>\S+?)\.?(?:\s|$)")
 _NO_IB = re.compile(r"NET/IB ?: No device found|Failed to initialize NET plugin IB\w*")
-_ENTRY = re.compile(r"\[\d+\](?P<name>[^:\s]+):(?:(?P<port>\d{1,3})(?=/))?")
+_ENTRY = re.compile(r"\[\d+\](?P<name>[^:\s]+):")
 _LONGEST, _MOST = 4096, 4096  # characters of a line, and processes that are kept
 
 
@@ -42,7 +41,7 @@ class NcclRank:
     """What one process said; ``rank`` is None, and texts and lists are empty, where it did not.
 
     ``network`` is the one that its channels go over, else the one that was chosen; ``devices`` are
-    RDMA devices with their ports, ``sockets`` the interfaces of NET/Socket, ``bootstrap`` the one
+    RDMA devices, ``sockets`` the interfaces of NET/Socket, ``bootstrap`` the one
     where ranks meet. ``settings`` are the variables that NCCL says it was given, ``no_ib`` its
     words for having no RDMA device.
     """
@@ -53,7 +52,7 @@ class NcclRank:
     ranks: int = 0
     version: str = ""
     network: str = ""
-    devices: dict[str, int] = field(default_factory=dict)
+    devices: dict[str, None] = field(default_factory=dict)
     sockets: tuple[str, ...] = ()
     bootstrap: str = ""
     settings: dict[str, str] = field(default_factory=dict)
@@ -109,9 +108,9 @@ def _read_line(rank: NcclRank, text: str) -> None:
     if match := _CHANNEL.match(text):
         rank.network, rank.evidence = match["name"], text
     elif match := _IB.match(text):
-        rank.devices = {e["name"]: int(e["port"] or 1) for e in _ENTRY.finditer(match["list"])}
+        rank.devices = dict.fromkeys(found["name"] for found in _ENTRY.finditer(match["list"]))
     elif match := _VIRTUAL.match(text):  # both halves of a cable, or one
-        rank.devices |= {name: rank.devices.get(name, 1) for name in match["names"].split("+")}
+        rank.devices |= dict.fromkeys(match["names"].split("+"))
     elif match := _SOCKET.match(text):
         rank.sockets = tuple(entry["name"] for entry in _ENTRY.finditer(match["list"]))
     elif match := _SET.match(text):
@@ -133,29 +132,6 @@ def _read_start(rank: NcclRank, text: str) -> None:
     elif (match := _INIT.search(text)) and int(match["ranks"]) > rank.ranks:
         # A process is in several groups; its number in the largest is what people call its rank.
         rank.rank, rank.ranks = int(match["rank"]), int(match["ranks"])
-
-
-def is_chosen(value: str, name: str, port: int = 1) -> bool:
-    """Return whether NCCL_IB_HCA or NCCL_SOCKET_IFNAME of this value takes a device.
-
-    ``^`` leaves out what is listed, ``=`` asks for whole names and comes after it; else the entries
-    are prefixes. ``:1`` is a port. An empty list takes all. As matchIfList of NCCL does it.
-    """
-    entries = _list_entries(value)
-    listed = not entries or any(_entry_fits(value, entry, name, port) for entry in entries)
-    return listed is not value.startswith("^")
-
-
-def _list_entries(value: str) -> list[str]:
-    listed = value.removeprefix("^").removeprefix("=")
-    return [entry.strip() for entry in listed.split(",") if entry.strip()]
-
-
-def _entry_fits(value: str, entry: str, name: str, port: int) -> bool:
-    prefix, _, wanted = entry.partition(":")
-    exact = value.removeprefix("^").startswith("=")
-    right_port = not wanted.isdigit() or int(wanted) == port
-    return right_port and (name == prefix if exact else name.startswith(prefix))
 
 
 def nccl_findings(where: str, log: NcclLog, meant: Mapping[str, str]) -> Iterator[Finding]:
@@ -191,54 +167,26 @@ def nccl_agreement(logs: Mapping[str, NcclLog]) -> Iterator[Finding]:
 
 def _compare_settings(where: str, rank: NcclRank, meant: Mapping[str, str]) -> list[Finding]:
     """Return what differs from the env file; values that reached NCCL first, since they decide."""
-    fields = {"rank": rank.name, "evidence": rank.evidence}
     found = []
     for name in _COMPARED:
         if name in meant and (taken := rank.settings.get(name, meant[name])) != meant[name]:
             values = {"name": name, "taken": taken, "meant": meant[name] or "nothing"}
-            found.append(make_finding("nccl-value", where, **fields, **values))
+            found.append(make_finding("nccl-value", where, rank=rank.name, **values))
     off = _is_switched_on(meant.get(_OFF, "")) or meant.get(_NET, "").casefold() == "socket"
-    hca, ifname = meant.get(_HCA, ""), meant.get(_IFNAME, "")
-    if rank.over_ib and hca:
-        found += _compare_devices(where, rank, hca)
-    elif rank.network == "Socket" and not off and (rank.no_ib or hca):
-        found.append(_explain_sockets(where, rank, rank.settings.get(_HCA, hca)))
-    if rank.bootstrap and ifname and not is_chosen(ifname, rank.bootstrap):
-        fields |= {"interface": rank.bootstrap, "value": ifname}
-        found.append(make_finding("nccl-interface", where, **fields))
-    return found
-
-
-def _compare_devices(where: str, rank: NcclRank, value: str) -> Iterator[Finding]:
-    """Yield devices that the variable does not choose, and names of it that nothing answers to."""
-    taken = rank.devices.items()
-    strange = [name for name, port in taken if not is_chosen(value, name, port)]
-    missing = [
-        entry
-        for entry in _list_entries(value)
-        if not any(_entry_fits(value, entry, name, port) for name, port in taken)
-    ]
-    fields = {"rank": rank.name, "value": value, "evidence": rank.evidence}
-    if strange:
-        yield make_finding("nccl-devices", where, devices=", ".join(strange), **fields)
-    elif missing and taken and not value.startswith("^"):
-        lacks = {"missing": ", ".join(missing), "probe": there(where, "patchkit", "probe")}
-        yield make_finding("nccl-half", where, devices=rank.used, **lacks, **fields)
-
-
-def _explain_sockets(where: str, rank: NcclRank, hca: str) -> Finding:
-    """Return that sockets were taken, with what the rank's own words give as the reason."""
+    if rank.network != "Socket" or off or not (rank.no_ib or meant.get(_HCA)):
+        return found
     because, hint = "", there(where, "patchkit", "probe")
     if _is_switched_on(rank.settings.get(_OFF, "")) or rank.settings.get(_NET) == "Socket":
         because = f"; {_OFF} or {_NET} reached this rank and turned RoCE off"
         hint = "check the file that this rank was started with: patchkit check FILE"
     elif rank.no_ib:
+        value = rank.settings.get(_HCA, meant.get(_HCA, ""))
         because = (
-            f"; no RDMA device is active here, or none fits {_HCA}={hca}, which "
+            f"; no RDMA device is active here, or none fits {_HCA}={value}, which "
             "takes names of RDMA devices (rocep1s0f0), not of interfaces; in a container "
             "/dev/infiniband may be missing"
         )
-    return make_finding(
+    socket = make_finding(
         "nccl-socket",
         where,
         rank=rank.name,
@@ -248,6 +196,7 @@ def _explain_sockets(where: str, rank: NcclRank, hca: str) -> Finding:
         hint=hint,
         evidence=rank.evidence,
     )
+    return [*found, socket]
 
 
 def _describe_network(where: str, rank: NcclRank) -> Finding:

@@ -14,7 +14,6 @@ from patchkit.runtime.node.env_file import EnvFile
 from patchkit.runtime.rules.variable_rules import load_variable_rules
 
 _OWN = "VLLM_HOST_IP"
-_INTERFACES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
 # Flags of each rank by itself: vllm/engine/arg_utils.py; the API server is the head's alone.
 _OF_RANK = ("--node-rank", "--host", "--port", "--served-model-name", "--headless")
 
@@ -53,8 +52,10 @@ class PlacedNode:
 
     @property
     def edited(self) -> str:
-        """Return the end of a sentence that says that the env file was edited, "" if not."""
-        return f"; {ENV} was edited after patchkit wrote it" if self.env.edited else ""
+        """Return the end of a sentence that says that an env file was edited, "" if none was."""
+        whose = [its for its in (self.report, self.head) if its.env and its.env.edited]
+        names = " and ".join(dict.fromkeys(its.node for its in whose))
+        return f"; {ENV} of {names} was edited after patchkit wrote it" if names else ""
 
 
 def file_findings(nodes: Sequence[NodeReport]) -> Iterator[Finding]:
@@ -64,7 +65,7 @@ def file_findings(nodes: Sequence[NodeReport]) -> Iterator[Finding]:
     for report in nodes:
         node = PlacedNode(report=report, nodes=nodes, again=again)
         yield from check_start(node)
-        found = [*check_env_addresses(node), *check_env_interfaces(node)]
+        found = check_env_addresses(node)
         if report is not nodes[0]:
             found += check_env_shared(node)
         yield from found
@@ -125,26 +126,6 @@ def check_env_addresses(node: PlacedNode) -> Outcome:
     return {}
 
 
-@check("env-interface")
-def check_env_interfaces(node: PlacedNode) -> Outcome:
-    present = [netdev.name for netdev in node.report.host.netdevs]
-    values = {name: node.env.variables.get(name, "") for name in _INTERFACES}
-    values = {name: value for name, value in values.items() if value and value[0] != "^"}
-    if not values:
-        raise NotCheckedError("node.env names no interface")
-    missing = []
-    for name, value in values.items():
-        for wanted in value.lstrip("=").split(","):
-            # As NCCL does it: a name is a prefix unless ``=`` stands before it.
-            prefix = any(other.startswith(wanted) for other in present) and value[0] != "="
-            if wanted not in present and not prefix:
-                fields = {"name": name, "value": value, "missing": wanted, "edited": node.edited}
-                missing.append(
-                    make_finding("env-interface", node.node, command=node.again, **fields)
-                )
-    return missing or {}
-
-
 @check("env-shared")
 def check_env_shared(node: PlacedNode) -> Outcome:
     head = require(node.head.env, "the head's node.env is not known")
@@ -160,10 +141,7 @@ def check_env_shared(node: PlacedNode) -> Outcome:
             odd.append(f"{name} is {own} here and {other} there")
     if not odd:
         return {"count": len(names)}
-    edited = node.edited
-    if head.edited:
-        edited += "; the head's was edited after patchkit wrote it"
-    fields = {"what": "; ".join(odd), "edited": edited, "command": node.again}
+    fields = {"what": "; ".join(odd), "edited": node.edited, "command": node.again}
     return make_finding("env-shared", node.node, **fields)
 
 

@@ -30,22 +30,9 @@ class ClockOffset:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NodeReport:
-    """What a node said. ``silence`` is why it said nothing at all, None if it answered.
+class SaidParts:
+    """What a node says of itself; ``links`` are how a head reaches each worker by ssh."""
 
-    ``address`` is its IPv4 address in the cluster: what it has now, else what cluster.toml or the
-    last start say, "" if nobody does; ``no_address`` is why it has none now. ``links`` are how a
-    head reaches each worker by ssh, ``ways`` the addresses that a node tried, each with the node
-    that has it. ``ports_tried`` says that a head tried the ports between all nodes, ``blocked``
-    what was wrong with them. ``placed`` is what the last `up` left, None for nothing. ``missing``
-    has the error of each part that the node could not say, by the part's name.
-    """
-
-    node: str
-    silence: PatchkitError | None = None
-    address: str = ""
-    no_address: PatchkitError | None = None
-    clock: ClockOffset | None = None
     facts: NodeFacts | None = None
     health: NodeHealth | None = None
     state: NodeState | None = None
@@ -55,8 +42,26 @@ class NodeReport:
     listeners: tuple[Listener, ...] | None = None
     disks: tuple[DiskRoom, ...] | None = None
     models: tuple[ModelPrint, ...] | None = None
-    placed: PlacedFiles | None = None
     links: tuple[PeerLink, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeReport(SaidParts):
+    """What a node said. ``silence`` is why it said nothing at all, None if it answered.
+
+    ``address`` is its IPv4 address in the cluster: what it has now, else what cluster.toml or the
+    last start say, "" if nobody does; ``no_address`` is why it has none now. ``ways`` are the
+    addresses that a node tried, each with the node that has it. ``ports_tried`` says that a head
+    tried the ports between all nodes, ``blocked`` what was wrong with them. ``placed`` is what the
+    last `up` left, None for nothing. ``missing`` has the error of each part that it did not say.
+    """
+
+    node: str
+    silence: PatchkitError | None = None
+    address: str = ""
+    no_address: PatchkitError | None = None
+    clock: ClockOffset | None = None
+    placed: PlacedFiles | None = None
     ways: tuple[tuple[str, Way], ...] | None = None
     ports_tried: bool = False
     blocked: PatchkitError | None = None

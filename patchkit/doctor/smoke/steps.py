@@ -26,6 +26,7 @@ FIRST = "cuda"
 
 _KEPT, _LONGEST, _NCCL = 200, 1000, 400  # lines of an output, characters of each, NCCL's lines
 _MOST = 5000  # lines of a process that are looked at
+_FIELDS = {"state", "kernel", "reason", "figures"}  # of an answer
 _GRACE = 10.0  # seconds past its own limit, after which a step that hangs in the kernel is killed
 # The line of a traceback that says what it was; torch puts the rank before it.
 _ERROR = re.compile(r"(?:\[rank\d+\]: )?((?:\w+\.)*\w+(?:Error|Exception|Interrupt)(?:: .*)?)$")
@@ -103,30 +104,21 @@ def run_step(python: str, settings: Mapping[str, Any], variables: Mapping[str, s
         else:
             done = running.done
     seconds = round(time.monotonic() - start, 2)
-    answers = [each for each in lines if each.startswith(script.MARK)]
-    said = [each[:_LONGEST] for each in lines if each and each not in answers]
+    answers = [line for line in lines if line.startswith(script.MARK)]
+    said = [line[:_LONGEST] for line in lines if line not in answers]
     late = f"no answer within {limit:g} s" if seconds >= limit else ""
-    fields = _read_answer(answers[-1:]) or {
-        "state": "failed",
-        "reason": late or _describe_end(done, said),
-    }
+    try:
+        answer = json.loads(answers[-1].removeprefix(script.MARK))
+        fields = {key: answer[key] for key in _FIELDS & answer.keys()}
+    except (ValueError, IndexError, AttributeError):  # none, or none of ours
+        fields = {"state": "failed", "reason": late or _describe_end(done, said)}
     return GpuStep(
         step=str(settings["step"]),
         seconds=seconds,
         lines=tuple(said[-_KEPT:]),
-        nccl=tuple(each for each in said if " NCCL " in each)[:_NCCL],
+        nccl=tuple(line for line in said if " NCCL " in line)[:_NCCL],
         **fields,
     )
-
-
-def _read_answer(lines: Sequence[str]) -> dict[str, Any]:
-    """Return what a step said of itself, empty for nothing."""
-    try:
-        (said,) = [json.loads(each.removeprefix(script.MARK)) for each in lines]
-    except ValueError:
-        return {}
-    known = ("state", "kernel", "reason", "figures")
-    return {key: said[key] for key in known if key in said} if isinstance(said, dict) else {}
 
 
 def _describe_end(done: Completed | None, lines: Sequence[str]) -> str:
@@ -136,6 +128,6 @@ def _describe_end(done: Completed | None, lines: Sequence[str]) -> str:
     if not done.started:
         return f"{done.command[0]} {done.trouble}"
     ended = done.trouble.partition(":")[0] or "it ended without an answer"
-    errors = [found[1] for each in lines if (found := _ERROR.match(each))]
-    words = [each.strip() for each in lines if each.strip()] or ["it printed nothing"]
+    errors = [found[1] for line in lines if (found := _ERROR.match(line))]
+    words = [line.strip() for line in lines if line.strip()] or ["it printed nothing"]
     return f"{ended}: {(errors or words)[-1]}"

@@ -158,12 +158,6 @@ FAULTS = {
         "spark-2",
         "patchkit up",
     ),
-    "env-interface": (
-        1,
-        lambda r: file(r, "node.env", 'NCCL_SOCKET_IFNAME="e', 'NCCL_SOCKET_IFNAME="x'),
-        "spark-2",
-        "patchkit up",
-    ),
     "env-shared": (
         1,
         lambda r: file(r, "node.env", 'MAX_JOBS="4"', 'MAX_JOBS="9"'),
