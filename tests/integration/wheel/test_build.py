@@ -152,6 +152,7 @@ def test_from_sources_to_a_wheel(built, cli, machine):
     ]
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize("machine", MACHINES)
 def test_pip_installs_it_and_it_loads(built, toolchain, tmp_path, machine):
     made, site = built(machine), tmp_path / "site"
@@ -211,22 +212,6 @@ def test_circumstances_do_not_matter(built, build, work, tmp_path):
     objects = object_digests(work / ROOT.format(HERE) / "build")
     assert first_object(made.objects, objects) == ""
     assert same(made, tmp_path / "house")
-
-
-@pytest.mark.e2e
-@pytest.mark.skipif(shutil.which("ccache") is None, reason="ccache is not on this machine")
-def test_ccache_does_not_matter(built, build, work, tmp_path):
-    made, cache = built(HERE), {"CCACHE_DISABLE": None, "CCACHE_DIR": str(tmp_path / "ccache")}
-    for house in ("cold", "warm"):
-        build(*made.arguments, "--fresh", "--dir", tmp_path / house, work=work, env=cache)
-        assert same(made, tmp_path / house)
-    counted = subprocess.run(
-        ["ccache", "--print-stats"], env={**os.environ, "CCACHE_DIR": cache["CCACHE_DIR"]},
-        capture_output=True, text=True, check=True,
-    ).stdout  # fmt: skip
-    counts = dict(line.split() for line in counted.splitlines())
-    hits = int(counts["direct_cache_hit"]) + int(counts["preprocessed_cache_hit"])
-    assert hits >= len(made.objects) - 1  # linking is not cached
 
 
 # Accidents
@@ -304,11 +289,3 @@ def test_a_build_that_fails(toolchain, build, sources, tmp_path, path, before, a
     for text in says:
         assert text in said
     assert wheels(tmp_path / "house") == []
-
-
-def test_a_tree_without_its_licence(toolchain, build, sources, tmp_path):
-    toolchain(HERE)
-    root = sources("README.md", "in small", "in small")
-    (root / "LICENSE.txt").unlink()
-    said = build("--src", root, "--cpu", HERE, "--dir", tmp_path / "house", rc=3).stderr
-    assert f"{root}: LICENSE.txt is missing" in said

@@ -8,11 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
-import signal
 import subprocess
-import time
 from pathlib import Path
 from zipfile import ZipFile
 
@@ -26,7 +23,6 @@ from support.building import (
     SMALL_VLLM,
     TORCH,
     VLLM_VERSION,
-    gone_on_with,
     wheels,
 )
 from support.comparing import first_member
@@ -137,6 +133,7 @@ def across(build, arguments, offline):
     return run
 
 
+@pytest.mark.e2e
 def test_a_wheel_for_another_cpu(across, lock, tmp_path):
     locked = lock()
     made = json.loads(across(locked, "--json").stdout)
@@ -164,6 +161,7 @@ def test_a_wheel_for_another_cpu(across, lock, tmp_path):
     assert first_member(wheel, wheels(tmp_path / "again")[0]) == ""
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize(
     ("how", "rc", "words"),
     [
@@ -186,33 +184,3 @@ def test_a_target_that_does_not_fit(across, lock, tmp_path, how, rc, words):
     if how.get("spoil"):
         across(lock())
         assert len(wheels(tmp_path / "house")) == 1
-
-
-def test_no_compiler_for_the_cpu(across, lock, tmp_path):
-    programs = tmp_path / "bin"
-    programs.mkdir()
-    for name in ("make", "bash", "sh", "python3", "g++", "gcc", "git", "unshare", "true"):
-        if found := shutil.which(name):
-            (programs / name).symlink_to(found)
-    said = across(lock(), env={"PATH": str(programs)}, rc=9).stderr
-    assert "no C++ compiler for aarch64: apt install g++-aarch64-linux-gnu" in said
-    assert wheels(tmp_path / "house") == []
-
-
-@pytest.mark.e2e
-def test_killed_while_the_targets_files_are_unpacked(run, arguments, offline, lock, tmp_path):
-    locked, work = lock(), tmp_path / "work"
-
-    def start():
-        return run(work, *arguments(locked), env=offline)
-
-    process = start()
-    while not list(work.glob("site-aarch64-*/*")):
-        assert process.poll() is None, process.communicate()
-        time.sleep(0.001)
-    os.killpg(process.pid, signal.SIGKILL)
-    process.communicate()
-    assert not list(work.glob("site-aarch64-*/patchkit-environment"))
-    gone_on_with(start)
-    assert check_files(tmp_path / "house") == ()
-    assert len(wheels(tmp_path / "house")) == 1

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import ast
-import os
-import re
-import subprocess
 import tomllib
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +14,6 @@ from packaging.version import Version
 
 from patchkit.errors import DriftError, SourceError, UsageError
 from patchkit.patching.fix import Request
-from patchkit.proof.cmake import cmake_program
 from patchkit.recipes.vllm.archs import evaluate
 from patchkit.recipes.vllm.build import by_option, known_externals, wanted
 from patchkit.recipes.vllm.external import externals
@@ -33,7 +29,6 @@ from patchkit.wheel.vllm.inputs import gather_sources
 from patchkit.wheel.vllm.needs import locked_requirements, read_needs, recorded_needs
 from patchkit.wheel.vllm.repack_origin import upstream_wheels
 from patchkit.wheel.vllm.upstream_parts import members_of
-from support.needed import need
 
 pytestmark = pytest.mark.releases
 
@@ -47,8 +42,6 @@ COUNTS = {
     "0.27.0": 9,  # flashkda
     "0.30.0": 10,  # deepselect
 }
-# The targets that a build without anything optional still asks for, in 0.25.1.
-KEPT = {"cumem_allocator", "spinloop", "fs_io_C", "_C_stable_libtorch", "_moe_C_stable_libtorch"}
 
 
 @pytest.fixture
@@ -78,6 +71,7 @@ def test_the_files_say_what_the_recipe_says(source):
     assert read_needs(source, release=True) == recorded_needs(source.version)
 
 
+@pytest.mark.e2e
 def test_without_what_is_optional_nothing_asks_for_it(source):
     left = optional(source)
     tree = leave_out(source, left)
@@ -93,6 +87,7 @@ def test_without_what_is_optional_nothing_asks_for_it(source):
     assert leave_out(tree, left).overlay == tree.overlay
 
 
+@pytest.mark.e2e
 def test_the_other_kernels_get_the_same_archs(source, ask):
     """Judged by the release's own CMake, with the files left out and with them."""
     target = targets()["h200"]
@@ -103,14 +98,6 @@ def test_the_other_kernels_get_the_same_archs(source, ask):
     )
     files = {each.file for each in optional(source)}
     assert after == {place: archs for place, archs in before.items() if place[0] not in files}
-
-
-@pytest.mark.e2e
-def test_each_extension_alone_can_be_left_out(source):
-    for known in optional(source):
-        tree = leave_out(source, [known])
-        assert known.name not in {each.name for each in externals(tree)}
-        assert "CMakeLists.txt" in tree.overlay
 
 
 def test_the_files_of_a_folder_take_the_place_of_a_source(source, ask):
@@ -143,13 +130,6 @@ IDLE = {
     "0.30.0": {"flashmla", "triton-kernels", "deepgemm", "fmha-sm100", "tml-fa4", "deepselect"},
     "0.32.0": {"flashmla", "deepgemm", "fmha-sm100", "tml-fa4", "deepselect"},
 }
-# Modules as they import what others bring, whatever becomes of it: only the model itself is lost.
-UNGUARDED = {"vllm/models/dots3_note/nvidia/vision.py"}
-BROUGHT = re.compile(
-    rb"^(?:from|import) (?:vllm\.third_party\.)?"
-    rb"(?:triton_kernels|flashmla|deep_gemm|fmha_sm100|tml_fa4|vllm\._(?:flash|deep|qutlass))",
-    re.MULTILINE,
-)
 
 
 def test_what_a_build_goes_without_by_default(source):
@@ -162,12 +142,6 @@ def test_what_a_build_goes_without_by_default(source):
     # Whoever wants DeepGEMM leaves the fix out that turns it off.
     kept = idle_sources(source, replace(request, skip=frozenset({"deepgemm_sm12x"})))
     assert ("deepgemm" in kept) == (Version("0.20") <= source.version < Version("0.25"))
-
-
-def test_no_module_fails_to_import_without_them(source):
-    paths = (path.relative_to(source.root) for path in source.root.glob("vllm/**/*.py"))
-    found = {str(path) for path in paths if BROUGHT.search((source.root / path).read_bytes())}
-    assert found <= UNGUARDED
 
 
 @pytest.mark.e2e
@@ -208,14 +182,6 @@ def test_everything_in_upstreams_wheels_belongs_to_somebody(source, cpu):
     assert not own & set(others)
 
 
-def test_a_change_of_the_pin_is_noticed(source):
-    edited = source.read("cmake/external_projects/qutlass.cmake").replace("830d2c4", "930d2c4")
-    edited = edited.replace("e74319e", "f74319e")
-    tree = source.with_texts({"cmake/external_projects/qutlass.cmake": edited})
-    with pytest.raises(DriftError, match="IST-DASLab/qutlass at"):
-        wanted(externals(tree), tree.version, release=True)
-
-
 def test_locked_requirements_are_what_the_release_asks_for(source):
     torch = read_needs(source, release=True).torch
     if source.version < Version("0.20"):
@@ -227,19 +193,6 @@ def test_locked_requirements_are_what_the_release_asks_for(source):
     for each in map(Requirement, project["build-system"]["requires"]):
         assert each.specifier.contains(locked[canonicalize_name(each.name)].version), each
     assert all(each.hashes for each in locked.values())
-
-
-@pytest.mark.parametrize("version", ["0.25.1"], scope="module")
-def test_what_is_left_of_a_release(source):
-    tree = leave_out(source, optional(source))
-    assert set(_targets(tree.read("setup.py"))) - {"_rocm_C", "_C", "_C_AVX512", "_C_AVX2"} == KEPT
-
-
-@pytest.mark.parametrize("version", ["0.13.0"], scope="module")
-def test_flash_attention_stays_where_workers_import_it(source):
-    with pytest.raises(UsageError, match="cannot run without it") as caught:
-        leave_out(source, by_option(["flash-attn"]))
-    assert "eagle.py" in caught.value.why
 
 
 @pytest.mark.parametrize("version", ["0.11.2"], scope="module")
@@ -290,47 +243,6 @@ def test_a_wheel_stands_in_for_cutlass(source, tmp_path):
         assert f"#define CUTLASS_{part} {number}" in text
     assert (folder / "python/cutlass_library/library.py").is_file()
     assert not got.sources[0].verified
-
-
-PROJECT = """\
-cmake_minimum_required(VERSION 3.26)
-project(outer NONE)
-set(VLLM_GPU_LANG CUDA)
-set(CUDA_ARCHS 9.0a)
-include(FetchContent)
-install(CODE "set(CMAKE_INSTALL_LOCAL_ONLY TRUE)" ALL_COMPONENTS)
-include(inner.cmake)
-"""
-
-
-@pytest.mark.e2e
-@pytest.mark.parametrize("version", ["0.21.0", "0.33.0"], scope="module")
-@pytest.mark.parametrize("define", [True, False], ids=["define", "environment"])
-def test_flash_attention_is_installed_as_upstreams_wheels_have_it(source, tmp_path, define):
-    """Its own variable would leave a link into the folder, with imports that lead nowhere."""
-    need("make")
-    (tmp_path / "CMakeLists.txt").write_text(PROJECT)
-    inner = source.read("cmake/external_projects/vllm_flash_attn.cmake")
-    (tmp_path / "inner.cmake").write_text(inner)
-    module = tmp_path / "fa/flash_attn/cute/interface.py"
-    module.parent.mkdir(parents=True)
-    module.write_text("import flash_attn.cute.utils\n")
-    (tmp_path / "fa/CMakeLists.txt").write_text("")
-    (known,) = by_option(["flash-attn"])
-    variable = known.defined(source.version) if define else "VLLM_FLASH_ATTN_SRC_DIR"
-    build, out = str(tmp_path / "build"), tmp_path / "out"
-    _cmake("-S", str(tmp_path), "-B", build, f"-D{variable}={tmp_path / 'fa'}")
-    _cmake("--install", build, "--prefix", str(out), "--component", "_vllm_fa4_cutedsl_C")
-    cute = out / "vllm/vllm_flash_attn/cute"
-    text = (cute / "interface.py").read_text()
-    assert (cute.is_symlink(), "vllm.vllm_flash_attn.cute" in text) == (not define, define)
-
-
-def _cmake(*arguments):
-    command = [cmake_program(), *arguments]
-    env = {"PATH": os.environ["PATH"]}  # a *_SRC_DIR of the user's would count
-    done = subprocess.run(command, capture_output=True, text=True, env=env)
-    assert done.returncode == 0, done.stderr
 
 
 def _targets(text):

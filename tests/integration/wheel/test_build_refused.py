@@ -34,16 +34,6 @@ def test_an_nccl_that_the_wheels_beside_it_do_not_ask_for(build, tmp_path):
     assert not (tmp_path / "work").exists()
 
 
-def test_a_wheelhouse_that_is_a_file(toolchain, build, tmp_path):
-    toolchain(HERE)
-    (tmp_path / "house").write_text("")
-    for house in ("house", "house/below"):
-        said = build("--src", SMALL, "--cpu", HERE, "--dir", tmp_path / house, rc=7).stderr
-        assert f"{tmp_path / house}: not a folder that can be written to" in said
-        assert f"{tmp_path / 'house'} is a file" in said
-    assert not (tmp_path / "work").exists()
-
-
 @pytest.fixture(scope="module")
 def archive(tmp_path_factory):
     home = tmp_path_factory.mktemp("archive")

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
-import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -102,21 +99,6 @@ def test_a_tree_that_will_not_do(refused, sources, before, after, arguments, rc,
     assert says in refused("--src", root, *arguments, rc=rc)
 
 
-def test_half_an_sdist(refused, tmp_path):
-    need("g++")
-    need_headers()
-    whole = Path(
-        shutil.make_archive(str(tmp_path / "whole"), "gztar", SMALL_VLLM.parent, "vllm_small")
-    )
-    half = tmp_path / "half.tar.gz"
-    half.write_bytes(whole.read_bytes()[: whole.stat().st_size // 2])
-    said = refused("--src", half, rc=3)
-    assert f"{half}" in said
-    assert "fetch the archive again" in said
-    # The whole one is taken, and then it is the next thing that is missing.
-    assert "is not on the package index" in refused("--src", whole, "--cpu", HERE, rc=3)
-
-
 # The Python, and the machine
 
 
@@ -142,14 +124,6 @@ def test_a_python_that_will_not_do(refused, tmp_path, how, rc, says):
     need_headers()
     python = python_with(tmp_path / "venv", **how)
     assert says.format(python=python) in refused(*SRC, "--python", python, rc=rc)
-
-
-def test_a_torch_that_is_damaged(refused, tmp_path):
-    need("g++")
-    need_headers()
-    python = python_with(tmp_path / "venv")
-    next(tmp_path.glob("venv/lib/python*/site-packages/torch/version.py")).unlink()
-    assert "torch cannot be imported: " in refused(*SRC, "--python", python, rc=10)
 
 
 def test_all_that_is_missing_is_said_at_once(refused, sources, tmp_path):
@@ -197,25 +171,3 @@ def test_a_plan_says_all_that_is_missing_and_begins_nothing(cli, tmp_path):
     assert not (tmp_path / "house").exists()
     assert not (tmp_path / "work").exists()
     assert not (tmp_path / "cache/cuda").exists()
-
-
-def test_a_build_that_could_start_ends_with_0(cli, tmp_path):
-    need("g++")
-    need("make")
-    words = ("build", "nccl", "--src", SMALL, "--cpu", HERE, "--dir", tmp_path / "house")
-    assert cli(*words, "--dry-run").stdout.endswith("✓ it could start\n")
-    assert not (tmp_path / "house").exists()
-
-
-@pytest.mark.skipif(shutil.which("git") is None, reason="there is no git")
-def test_an_edited_checkout_is_named_by_what_is_in_it(refused, tmp_path, git):
-    """Its version is what git says; that it is taken shows in what is refused next."""
-    root = Path(shutil.copytree(SMALL_VLLM, tmp_path / "checkout"))
-    (root / "PKG-INFO").unlink()
-    git(root, "init", "--quiet")
-    git(root, "add", ".")
-    git(root, "commit", "--quiet", "-m", "x")
-    git(root, "tag", f"v{VLLM_VERSION}")
-    said = refused("--src", root, "--extensions", "_C", rc=2)
-    assert f"vLLM {VLLM_VERSION} has no extension '_C'" in said
-    assert subprocess.run(["git", "-C", root, "diff", "--quiet"]).returncode == 0

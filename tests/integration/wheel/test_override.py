@@ -120,6 +120,7 @@ def line_of(said, word):
     return line
 
 
+@pytest.mark.e2e
 def test_the_whole_way_around_a_pin(built, fill, call, house, run):
     """The circle of 0.25.1: the pinned release has a bug, and is built again."""
     offer = call("verify", house).stdout
@@ -192,38 +193,6 @@ def test_refusals(arguments, says, world, house, call):
         call("wheelhouse", "override", *arguments)
     assert says in str(caught.value)
     assert {path.name: path.read_bytes() for path in house.iterdir()} == before
-
-
-def test_overrides_are_listed_with_their_reason(world, call):
-    call("wheelhouse", "override", PIN, "--reason", "measured here: größer ist besser")
-    listed = call("wheelhouse", "override").stdout
-    assert "measured here: größer ist besser (the user)" in listed
-    assert "`pip check` names it" in listed
-    (override,) = json.loads(call("wheelhouse", "list", "--json").stdout)["overrides"]
-    assert override == {
-        "takes": PIN,
-        "pin": "nvidia-nccl-cu13==2.28.9",
-        "by": "torch 2.11.0",
-        "reason": "measured here: größer ist besser",
-        "word": "the user",
-    }
-    again = call("wheelhouse", "override", PIN, "--reason", override["reason"]).stdout
-    assert "recorded already" in again
-
-
-def test_an_override_for_wheels_that_are_gone(built, fill, call, house):
-    call("wheelhouse", "override", PIN)
-    call("wheelhouse", "prune", "--drop", "vllm")
-    built("0.28.0", project="vllm", requires=["torch==2.13.0"])
-    (found,) = json.loads(call("verify", "--json", rc=2).stdout)["findings"]
-    assert found["what"] == (
-        "has an override of nvidia-nccl-cu13==2.28.9: torch 2.13.0 pins 2.29.7"
-    )
-    for follow in (fill, lambda: default_version(house)):
-        with pytest.raises(UsageError, match=r"has no effect: torch 2\.13\.0 pins 2\.29\.7"):
-            follow()
-    call(*shlex.split(found["hint"])[1:])
-    assert "all as listed" in call("verify").stdout
 
 
 def test_a_record_that_was_edited(world, call, house):

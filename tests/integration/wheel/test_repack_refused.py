@@ -92,29 +92,12 @@ def test_the_wheel_that_was_hashed_is_the_one_that_is_repacked(house, tmp_path):
     assert check_files(house) == ()
 
 
-def test_half_a_download(tmp_path, known):
-    wheel = known(vllm_wheel(tmp_path))
-    assert locked(wheel)
-    wheel.write_bytes(wheel.read_bytes()[:20000])
-    with pytest.raises(SourceError, match="cannot be read"):
-        locked(wheel)
-
-
 def test_nothing_to_change(run, house, tmp_path):
     def done(members):
         members[PATCHED.path] = PATCHED.after.encode()
 
     with pytest.raises((UsageError, DriftError)):
         run(vllm_wheel(tmp_path, change=done))
-    assert not house.exists()
-
-
-def test_a_version_file_that_is_unlike_upstreams(run, house, tmp_path):
-    def other(members):
-        members["vllm/_version.py"] = b"__version__ = 'x'\n"
-
-    with pytest.raises(DriftError, match=r"vllm/_version\.py: 0 lines match"):
-        run(vllm_wheel(tmp_path, change=other))
     assert not house.exists()
 
 

@@ -113,13 +113,6 @@ def _other():
     return ELSEWHERE.removeprefix("py3-none-manylinux_2_17_")
 
 
-def test_a_wheel_for_the_other_cpu_alone_is_an_error_not_nothing(pip, house, made):
-    add_wheel(house, made(OURS, tag=ELSEWHERE), {})
-    assert f"No matching distribution found for nvidia-nccl-cu13=={OURS}" in pip(
-        "install", *LOCKED, rc=1
-    )
-
-
 def test_a_changed_wheel_is_not_installed(pip, house, made):
     add_wheel(house, made(OURS), {})
     write_wheel(house, OURS, files={LIBRARY: b"changed"})
@@ -181,19 +174,3 @@ def test_list_verify_prune(cli, house, made):
     assert unread.startswith("  cannot be read: ")
     done = json.loads(cli("verify", "--json", rc=8).stdout)
     assert {each["where"] for each in done["findings"]} == {place.name}
-
-
-@pytest.mark.parametrize("verb", ["list", "prune"])
-def test_no_wheelhouse(verb, cli):
-    said = cli("wheelhouse", verb, rc=2).stderr
-    assert "wheelhouse: no such folder" in said
-    assert "--dir" in said
-
-
-def test_an_empty_wheelhouse_and_a_wrong_name(cli, house):
-    house.mkdir()
-    (house / ".gitignore").write_text("*\n")
-    assert "wheelhouse holds no wheels" in cli("wheelhouse", "list").stdout
-    assert "holds no wheels" in cli("verify", rc=2).stderr
-    assert "no wheel here is called 'x'" in cli("wheelhouse", "prune", "--drop", "x", rc=2).stderr
-    assert "Usage: patchkit wheelhouse" in cli("wheelhouse", "--help").stdout

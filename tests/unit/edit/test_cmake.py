@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from patchkit.edit.cmake import (
     Argument,
-    Branch,
     CMakeSyntaxError,
     Command,
     add_list_item,
@@ -21,7 +20,6 @@ from patchkit.edit.cmake import (
     tokenize,
 )
 from patchkit.edit.splice import Edit, line_of, splice
-from patchkit.errors import DriftError
 
 SAMPLE = """\
 # Top )
@@ -102,26 +100,6 @@ def test_argument_values():
         assert [argument.value for argument in command.arguments] == expected
 
 
-def test_commands_carry_their_spans_and_lines() -> None:
-    text = '\ufeff# c\r\nSet \t(A "b\r\nc" [[]] # d\r\n  8.0)\r\n\r\nfoo()'
-    assert commands(text) == [
-        Command(
-            name="set",
-            line=2,
-            start=6,
-            stop=37,
-            arguments=(
-                Argument(12, 13, "A", 2),
-                Argument(14, 20, '"b\r\nc"', 2),
-                Argument(21, 25, "[[]]", 3),
-                Argument(33, 36, "8.0", 4),
-            ),
-            block=(),
-        ),
-        Command("foo", 6, 41, 46, (), ()),
-    ]
-
-
 def test_commands_know_the_branches_around_them() -> None:
     target = (("NOT", "TARGET", "${target}"), ())
     sm90 = ("(", "ARCH", "STREQUAL", "9.0a", "AND", "NOT", "OLD", ")")
@@ -151,11 +129,6 @@ def test_commands_know_the_branches_around_them() -> None:
         (27, "endif", ()),
         (28, "define", ()),
     ]
-
-
-def test_a_branch_spans_its_whole_block() -> None:
-    text = "\nif(A)\nif(B)\nendif()\nelse()\n  set(C)\nendif()\n"
-    assert commands(text)[4].block == (Branch((), (("A",),), 1, len(text) - 1),)
 
 
 def test_names_and_lines_equal_those_of_tree_sitter() -> None:
@@ -253,24 +226,6 @@ def test_remove_list_items(source: str, expected: str) -> None:
     assert edited(source, edit) == expected
 
 
-def test_list_edits_name_their_file_and_reason() -> None:
-    argument = only_argument('"8.0;12.0f"')
-    add = add_list_item(argument, "12.1f", path="CMakeLists.txt", note="sm121")
-    remove = remove_list_items(argument, is_12, path="CMakeLists.txt", note="no sm12x")
-    assert add == Edit("CMakeLists.txt", 14, 14, ";12.1f", "sm121")
-    assert remove == Edit("CMakeLists.txt", 4, 15, '"8.0"', "no sm12x")
-
-
-def test_two_items_can_be_added_to_one_list() -> None:
-    assert splice('set("8.0")', additions('"8.0"')) == 'set("8.0;12.0f;12.1f")'
-
-
-@pytest.mark.parametrize("source", ['"8.0;"', '""'])
-def test_additions_that_would_run_together_collide(source: str) -> None:
-    with pytest.raises(DriftError, match="two edits touch the same text"):
-        splice(f"set({source})", additions(source))
-
-
 Conditions = tuple[tuple[tuple[str, ...], tuple[tuple[str, ...], ...]], ...]
 
 
@@ -319,11 +274,6 @@ def edited(source: str, edit: Callable[[Argument], Edit]) -> str:
 def is_12(item: str) -> bool:
     assert item, "empty items are not offered"
     return item.startswith("12.")
-
-
-def additions(source: str) -> list[Edit]:
-    argument = only_argument(source)
-    return [add_list_item(argument, item, path="x", note="") for item in ("12.0f", "12.1f")]
 
 
 def fragments(*choices: str) -> st.SearchStrategy[str]:

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from patchkit.edit.splice import Edit, git_diff, line_of, splice, together, unified_diff
+from patchkit.edit.splice import Edit, splice, together, unified_diff
 from patchkit.edit.text import absent
 from patchkit.errors import AbsentError, DriftError
 
@@ -41,18 +41,6 @@ def test_splice_refuses_overlapping_edits(edits, where):
         splice(TEXT, edits)
 
 
-def test_line_of_counts_from_one():
-    for offset, line in (
-        (0, 1),
-        (3, 1),
-        (4, 2),
-        (10, 3),
-        (15, 3),
-        (16, 4),
-    ):
-        assert line_of(TEXT, offset) == line
-
-
 LONG = "".join(f"line {n}\n" for n in range(40))
 
 
@@ -85,25 +73,6 @@ def test_git_apply_takes_a_diff(before, after, git, tmp_path):
 
 
 NAMES = ["E=8,N=64,block_shape=[128,128].json", "größe (1) {a} 'b' #~%&;$.json", "-a", "*?!.json"]
-
-
-@pytest.mark.parametrize("text", ["", "a", "a\n", "a\f\u2028b\n"])
-@pytest.mark.parametrize("name", NAMES)
-def test_git_creates_a_file(name, text, git, tmp_path):
-    folder = tmp_path / "new"
-    git(tmp_path, "apply", stdin=git_diff(f"new/{name}", None, text))
-    assert {place.name: place.read_bytes() for place in folder.iterdir()} == {name: text.encode()}
-    assert not (folder / name).stat().st_mode & 0o111
-
-
-def test_equal_texts_have_an_empty_diff():
-    for text in (
-        "",
-        "a",
-        "a\n",
-        "a\f\u2028b\n",
-    ):
-        assert unified_diff("a.txt", text, text) == ""
 
 
 def texts():

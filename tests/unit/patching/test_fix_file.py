@@ -66,6 +66,7 @@ def test_a_mistake_is_shown_with_its_place(path, before, after, at, says, copy, 
     assert "next: correct it, or install patchkit again" in said.stderr
 
 
+@pytest.mark.e2e
 def test_a_mistake_in_a_function_is_shown_when_it_is_called(refused, release, copy):
     apply = ("apply", "--vllm-src", release("0.33.0"), "--dry-run")
     # Of another length: Python tells a changed file by its size and the second of its time.

@@ -7,14 +7,14 @@ import csv
 import hashlib
 import json
 import os
-from dataclasses import asdict, replace
+from dataclasses import asdict
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from patchkit.digests import digest
-from patchkit.errors import DriftError, HashMismatchError, SourceError, UsageError
+from patchkit.errors import DriftError, HashMismatchError, SourceError
 from patchkit.patching.fix import State
 from patchkit.patching.forced_revert import ASIDE, rescue
 from patchkit.patching.ledger import (
@@ -26,7 +26,6 @@ from patchkit.patching.ledger import (
     original_path,
     originals,
     read_ledger,
-    today,
     untouched,
 )
 from patchkit.source.installed_record import rewrite_record
@@ -169,19 +168,6 @@ def test_any_field_is_a_ledgers_or_a_clear_error(tmp_path, fields):
     assert json.loads(ledger.to_json()).keys() <= {*json.loads(LEDGER.to_json()), "date"}
 
 
-def test_the_date_is_the_days_or_that_of_a_build_and_may_be_left_out(monkeypatch):
-    monkeypatch.setenv("SOURCE_DATE_EPOCH", "1795305600")
-    assert today() == "2026-11-22"
-    dated = replace(LEDGER, date=today())
-    assert dated.author == "patchkit 0.1.0 on 2026-11-22"
-    assert json.loads(dated.to_json())["date"] == "2026-11-22"
-    assert "date" not in json.loads(LEDGER.to_json())
-    assert LEDGER.author == "patchkit 0.1.0"
-    monkeypatch.setenv("SOURCE_DATE_EPOCH", "soon")
-    with pytest.raises(UsageError, match="no number of seconds"):
-        today()
-
-
 def test_originals_are_what_upstream_shipped(patched):
     _tree, state = patched
     assert originals(state, LEDGER) == {"vllm/a.py": BEFORE.encode(), "b.cu": b"b\n", NEW: None}
@@ -195,13 +181,6 @@ def test_an_original_that_is_missing_or_altered_is_refused(patched, text):
     if text is not None:
         place.write_text(text, encoding="utf-8")
     with pytest.raises(HashMismatchError, match=r"is not the original of vllm/a\.py"):
-        originals(state, LEDGER)
-
-
-def test_a_created_file_has_no_original(patched):
-    _tree, state = patched
-    original_path(state, NEW).write_text("{}\n", encoding="utf-8")
-    with pytest.raises(HashMismatchError, match="is not the original of vllm/E=8"):
         originals(state, LEDGER)
 
 
@@ -268,22 +247,6 @@ def test_record_names_the_new_contents_and_nothing_else_changes(path, line, endi
 
 
 @pytest.mark.parametrize("ending", ["\r\n", "\n"], ids=["pip", "uv"])
-def test_record_names_added_files_without_a_hash(ending):
-    record = RECORD.replace("\r\n", ending)
-    added = ["vllm/.patchkit/originals/b,c.py", "vllm/.patchkit/ledger.json", "vllm/größe.py"]
-
-    text = rewrite_record(record, {}, added)
-
-    assert text.startswith(record)
-    assert text.removeprefix(record).split(ending) == [
-        "vllm/.patchkit/ledger.json,,",
-        '"vllm/.patchkit/originals/b,c.py",,',
-        "",
-    ]
-    assert [row[0] for row in csv.reader(text.splitlines())].count("vllm/größe.py") == 1
-
-
-@pytest.mark.parametrize("ending", ["\r\n", "\n"], ids=["pip", "uv"])
 def test_record_describes_created_files(ending):
     record = RECORD.replace("\r\n", ending)
     created = {NEW: b"{}\n", "vllm/empty.json": b""}
@@ -296,10 +259,6 @@ def test_record_describes_created_files(ending):
         [NEW, sha256(b"{}\n"), "3"],
         ["vllm/empty.json", sha256(b""), "0"],
     ]
-
-
-def test_record_without_changes_stays_byte_by_byte():
-    assert rewrite_record(RECORD, {}, []) == RECORD
 
 
 # The way out
@@ -337,13 +296,3 @@ def test_an_original_that_is_damaged_is_named_and_kept(patched):
     assert done.lost == ("b.cu",)
     kept = {"b.cu": "B\n", f"{ASIDE}/originals/b.cu": "damaged\n"}
     assert contents(tree.root) == STOCK | kept
-
-
-def test_what_stands_aside_already_is_not_overwritten(patched):
-    tree, state = patched
-    (tree.root / ASIDE).mkdir()
-    (tree.root / ASIDE / "b.cu").write_text("of an earlier time\n")
-    (tree.root / "b.cu").write_text("mine\n")
-    assert rescue(tree, state).aside == tree.root / f"{ASIDE}-2"
-    assert (tree.root / ASIDE / "b.cu").read_text() == "of an earlier time\n"
-    assert (tree.root / f"{ASIDE}-2" / "b.cu").read_text() == "mine\n"

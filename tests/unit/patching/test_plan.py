@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from patchkit.apply import apply, revert
 from patchkit.edit.splice import Edit
 from patchkit.edit.text import new_file, swap_text
-from patchkit.errors import DriftError, ProofError, SourceError, UsageError
+from patchkit.errors import DriftError, ProofError, UsageError
 from patchkit.patching.fix import Fix, Need, Observation, Severity, State, found, upstream
 from patchkit.patching.plan import make_plan
 from patchkit.patching.recipe import load_recipe
@@ -136,24 +136,6 @@ def test_what_a_development_version_does_not_have_is_no_drift(version, state, pl
 
 
 @pytest.mark.parametrize(
-    ("version", "arch", "severity"),
-    [
-        ("0.19.1", "native", Severity.REQUIRED),
-        ("0.19.1", "family", Severity.RECOMMENDED),
-        ("0.33.0", "native", Severity.RECOMMENDED),
-        ("0.99.0", "native", Severity.RECOMMENDED),
-    ],
-)
-def test_severity_is_that_of_the_need(version, arch, severity, plan_of):
-    needs = (
-        Need(">=0.12,<0.20", Severity.REQUIRED, "r", arch="native"),
-        Need(">=0.12", Severity.RECOMMENDED, "r"),
-    )
-    [verdict] = plan_of([fix_of("a", needs=needs)], STOCK, version, arch=arch).verdicts
-    assert (verdict.state, verdict.severity) == (State.APPLY, severity)
-
-
-@pytest.mark.parametrize(
     ("fields", "request_", "reason"),
     [
         ({"layer": "build"}, {"kind": "installed"}, "an installed package is already compiled"),
@@ -165,13 +147,6 @@ def test_severity_is_that_of_the_need(version, arch, severity, plan_of):
 def test_a_fix_stays_out_of_what_it_is_not_for(fields, request_, reason, plan_of):
     [verdict] = plan_of([fix_of("a", **fields)], "neither\n", **request_).verdicts
     assert (verdict.state, verdict.reason) == (State.NOT_APPLICABLE, reason)
-
-
-def test_a_refused_release_is_refused_with_the_reasons(plan_of):
-    with pytest.raises(SourceError, match=r"vllm 0\.10\.2 is not supported") as caught:
-        plan_of([fix_of("a")], STOCK, "0.10.2")
-    assert "CUTLASS" in caught.value.why
-    assert "0.11.1" in caught.value.hint
 
 
 OPTIONAL = (Need(">=0.12", Severity.OPTIONAL, "faster"),)
@@ -201,21 +176,6 @@ def test_selection(request_, expected, plan_of):
         f"{new if expected[name] == 'apply' else old}\n"
         for name, old, new in (("a", "one", "1"), ("b", "two", "2"), ("c", "three", "3"))
     )
-
-
-@pytest.mark.parametrize(
-    ("request_", "reason"),
-    [
-        ({"skip": {"c"}}, "left out with --without"),
-        ({"only": {"a"}}, "not named with --only"),
-        ({}, "optional; --with c turns it on"),
-    ],
-)
-def test_off_says_why(request_, reason, plan_of):
-    fixes = [fix_of("a", path=PATH), fix_of("c", "never looked for", needs=OPTIONAL)]
-    verdict = plan_of(fixes, **request_).verdicts[1]
-    assert (verdict.state, verdict.reason) == (State.OFF, reason)
-    assert verdict.severity is Severity.OPTIONAL
 
 
 @pytest.mark.parametrize(
@@ -287,12 +247,6 @@ def test_a_later_fix_sees_the_edits_of_the_earlier_ones(make_tree, ask, git):
     }
 
 
-def test_a_plan_that_undoes_itself_changes_nothing(plan_of):
-    plan = plan_of([fix_of("there"), fix_of("back", "new\n", "old\n")])
-    assert (plan.texts, plan.diff()) == ({}, "")
-    assert len(list(plan.steps())) == 2
-
-
 def test_edits_of_one_fix_that_overlap_are_refused(plan_of):
     edits = (Edit(PATH, 0, 3, "x", "n"), Edit(PATH, 2, 4, "y", "n"))
     clumsy = replace(fix_of("a"), look=lambda tree, request: Observation(State.APPLY, "r", edits))
@@ -352,33 +306,6 @@ def creating(path, text, name="new", **fields):
     return replace(fix_of(name), look=look, **fields)
 
 
-def test_a_plan_creates_and_then_edits_a_file(make_tree, ask, git):
-    fixes = [creating(NEW, "old\n"), fix_of("edit", path=NEW)]
-    tree = make_tree("0.19.1", {PATH: STOCK})
-
-    plan = make_plan(tree, recipe_of(*fixes), ask())
-
-    assert states(plan) == {"new": "apply", "edit": "apply"}
-    assert plan.texts == {NEW: (None, "new\n")}
-    assert [texts for _verdict, texts in plan.steps()] == [
-        {NEW: (None, "old\n")},
-        {NEW: ("old\n", "new\n")},
-    ]
-    assert not (tree.root / NEW).exists()
-    git(tree.root, "apply", stdin=plan.diff())
-    assert (tree.root / NEW).read_text() == "new\n"
-
-
-@pytest.mark.parametrize("other", ["{}\n", "[]\n"], ids=["the same", "another"])
-def test_a_file_is_not_created_twice(other, make_tree, ask):
-    def careless(tree, request):
-        return Observation(State.APPLY, "r", (Edit(NEW, 0, 0, other, "n", creates=True),))
-
-    fixes = [creating(NEW, "{}\n"), replace(fix_of("careless"), look=careless)]
-    with pytest.raises(DriftError, match=r"^vllm/E=8,.*: is there already \(n\)"):
-        make_plan(make_tree("0.19.1", {PATH: STOCK}), recipe_of(*fixes), ask())
-
-
 def test_somebody_elses_file_is_never_overwritten(sdist, ask):
     (sdist / NEW).write_text("mine\n")
     before = contents(sdist)
@@ -398,17 +325,6 @@ def test_what_changes_during_the_proof_is_never_overwritten(path, sdist, ask):
     with pytest.raises(DriftError, match="changed while patchkit was working"):
         apply(sdist, fixes, ask())
     assert contents(sdist) == {**before, sdist / path: b"mine\n"}
-
-
-def test_a_created_file_that_was_edited_stays(sdist, ask):
-    recipe = recipe_of(creating(NEW, "{}\n"))
-    apply(sdist, recipe, ask())
-    (sdist / NEW).write_text("mine\n")
-    before = contents(sdist)
-    for attempt in (lambda: revert(sdist), lambda: apply(sdist, recipe, ask())):
-        with pytest.raises(DriftError, match="edited since patchkit wrote it"):
-            attempt()
-    assert contents(sdist) == before
 
 
 def test_a_created_file_goes_when_its_fix_is_left_out_or_creates_another(sdist, ask):

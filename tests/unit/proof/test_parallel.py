@@ -9,7 +9,6 @@ import subprocess
 import sys
 import time
 from functools import partial
-from pathlib import Path
 
 import pytest
 
@@ -39,24 +38,6 @@ def test_calls_side_by_side_keep_their_order_and_their_errors():
     assert (caught.value.why, caught.value.hint) == ("w", "h")
     with pytest.raises(StorageError, match="ended early: killed by SIGKILL"):
         side_by_side([os.getpid, lambda: os.kill(os.getpid(), signal.SIGKILL)])
-
-
-def test_a_call_that_is_not_waited_for_puts_its_things_away(tmp_path):
-    def works():
-        import tempfile
-
-        with tempfile.TemporaryDirectory(dir=tmp_path) as folder:
-            (Path(folder) / "begun").touch()  # a signal before this finds nothing to put away
-            time.sleep(600)
-
-    def fails():
-        while not list(tmp_path.glob("*/begun")):
-            time.sleep(0.01)
-        raise ProofError("first")
-
-    with pytest.raises(ProofError, match="first"):
-        side_by_side([fails, works])
-    assert not list(tmp_path.iterdir())
 
 
 COMMAND = """
@@ -120,16 +101,7 @@ def test_a_storm_of_signals_to_the_whole_group_leaves_nothing(number, command):
     assert not [*scratch.iterdir()]
 
 
-def test_a_signal_that_the_parent_ignores_ends_no_child(command, tmp_path):
-    """A shell's background jobs ignore SIGINT, and Ctrl-C reaches their whole group."""
-    started, scratch = command("trap '' INT TERM HUP;")
-    for number in signals.SIGNALS:
-        os.killpg(started.pid, number)
-    (tmp_path / "end").touch()
-    assert started.communicate() == ("['', '', '', '']\n", "")
-    assert not [*scratch.iterdir()]
-
-
+@pytest.mark.e2e
 def test_interrupted_at_any_line_it_is_an_interrupt():
     """Send no signal to a child that is gone, and wait for none."""
     files = {module.__file__ for module in (parallel, child_process)}

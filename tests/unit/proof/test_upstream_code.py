@@ -125,16 +125,6 @@ def test_names_are_found_where_python_would_find_them(code):
 
 
 @pytest.mark.usefixtures("here")
-def test_a_name_of_ours_stands_in_everywhere_or_in_one_file(make_tree):
-    tree = make_tree("0.25.1", FILES)
-    everywhere = Code(tree, {"ONE": 10})
-    assert everywhere.get(A, "area")(2, 1) == 40
-    one_file = Code(tree, {})
-    one_file.put(A, "renamed", lambda _: 5)
-    assert one_file.get(A, "area")(2, 1) == 5
-
-
-@pytest.mark.usefixtures("here")
 def test_a_method_can_be_had_without_its_class(code):
     code.put(A, "Point", lambda x: f"at {x}")
     assert code.method(A, "Point.moved")(SimpleNamespace(x=2), 1) == "at 3"
@@ -149,13 +139,6 @@ def test_what_is_not_there_can_be_compared_but_never_decides(code):
     for name in ("decides", "counts"):
         with pytest.raises(ProofError, match=r"the code decides by torch\.(cuda|devices)"):
             code.get(A, name)()
-
-
-@pytest.mark.usefixtures("here")
-@pytest.mark.parametrize("scope", ["nothing", "Point.nothing"])
-def test_what_nobody_defines_is_an_error(scope, code):
-    with pytest.raises(ProofError, match=rf"^vllm/a.py: no {scope} to run"):
-        code.get(A, scope)
 
 
 @pytest.mark.usefixtures("here")

@@ -115,18 +115,7 @@ def test_sizes_come_first(world, index, house, cli, small_disk, offered, tmp_pat
     assert len(index.asked) == 6
 
 
-def test_what_an_earlier_run_downloaded_is_taken(world, fill, house, tmp_path):
-    world()
-    leaf, half = "leaf-1.0-py3-none-any.whl", "typing_thing-2.0-py3-none-any.whl"
-    (house / ".filling").mkdir()
-    (house / ".filling" / leaf).write_bytes((tmp_path / "offered" / leaf).read_bytes())
-    (house / ".filling" / half).write_bytes((tmp_path / "offered" / half).read_bytes()[:50])
-    number = (house / ".filling" / leaf).stat().st_ino
-    fill()
-    assert (house / leaf).stat().st_ino == number
-    assert (house / half).read_bytes() == (tmp_path / "offered" / half).read_bytes()
-
-
+@pytest.mark.e2e
 def test_a_full_disk(small_disk, built, offered, cli, fill, tmp_path):
     disk = small_disk("size=300k") / "house"
     add_wheel(
@@ -148,16 +137,7 @@ def test_other_bytes_than_those_that_were_locked(offered, tmp_path):
     assert not list((tmp_path / "new").iterdir())
 
 
-def test_an_index_that_does_not_answer(world, cli, house):
-    world()
-    nowhere = {"PIP_INDEX_URL": "http://127.0.0.1:9/simple", "PIP_RETRIES": "1"}
-    before = contents(house)
-    alone = {**nowhere, "PIP_CONFIG_FILE": os.devnull, "PIP_FIND_LINKS": ""}
-    said = cli("wheelhouse", "fill", rc=7, env=alone).stderr
-    assert "the package index cannot be reached" in said
-    assert contents(house) == before
-
-
+@pytest.mark.e2e
 def test_from_the_package_index(built, cli, house, tmp_path, environment, node):
     """A stand-in for vLLM with real dependencies, some of them with compiled code."""
     tag = f"py3-none-manylinux_2_17_{CPU}"

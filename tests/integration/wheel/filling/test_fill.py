@@ -11,7 +11,7 @@ from patchkit.wheel.file.library_rules import library_rules
 from patchkit.wheel.wheelhouse.contents import listed_wheels
 from patchkit.wheel.wheelhouse.node import node_platform
 from patchkit.wheel.wheelhouse.resolve import WheelSources, resolve_wheels
-from support.filling import ALL, LOCK, OURS, THIS, TORCH, contents, installed, locked
+from support.filling import ALL, LOCK, THIS, contents, installed, locked
 from support.wheels import CPU, ELSEWHERE, HERE, OTHER_CPU
 
 
@@ -66,14 +66,6 @@ def test_every_node_installs_the_same(world, fill, house, node):
     node("install", "--no-index", *LOCK)
     assert installed(node) == locked(house)
     assert "No broken requirements found" in node("check")
-
-
-def test_what_the_user_wants_as_well(world, offered, fill, house):
-    world()
-    offered("ray", "2.0")
-    offered("ray", "3.0")
-    fill("--with", "ray<3")
-    assert "ray==2.0" in locked(house)
 
 
 def test_what_is_numbered_like_cuda_is_of_the_one_cuda(offered, tmp_path):
@@ -141,16 +133,6 @@ def test_what_cannot_be_had(requires, says, built, offered, fill, house, tmp_pat
     assert not (house / ".filling").exists()
 
 
-def test_the_conflict_is_told_in_full(built, offered, fill):
-    built("0.25.1", project="vllm", requires=["torch==2.11.0"])
-    built("2.29.7+gb10.a1b2c3")
-    offered("torch", "2.11.0", HERE, requires=["nvidia-nccl-cu13==2.28.9"], files=TORCH)
-    offered("nvidia-nccl-cu13", "2.28.9", HERE)
-    said = fill(rc=3).stderr
-    assert "all versions of torch depend on nvidia-nccl-cu13==2.28.9" in said
-    assert "2.29.7+gb10.a1b2c3" in said
-
-
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
@@ -163,12 +145,6 @@ def test_refusals(arguments, says, world, fill, tmp_path):
     world()
     (tmp_path / "empty").mkdir()
     assert says in fill(*arguments, rc=2).stderr
-
-
-def test_two_cpus_need_two_wheelhouses(built, fill):
-    built(OURS)
-    built(OURS, tag=ELSEWHERE)
-    assert "wheels for aarch64 and x86_64" in fill(rc=2).stderr
 
 
 def test_the_file_that_an_installer_takes(built, offered, fill, house, node):
@@ -184,17 +160,6 @@ def test_the_file_that_an_installer_takes(built, offered, fill, house, node):
     fill("--python-version", THIS, "--glibc", "2.36", "--lock-only")
     (chosen,) = (entry for entry in listed_wheels(house) if entry.name.project == "choice")
     assert chosen.name.tag == f"cp{short}-cp{short}-manylinux_2_28_{CPU}"
-
-
-def test_a_build_takes_the_place_of_stock(built, offered, fill, house, cli):
-    built("0.25.1", project="vllm", requires=["torch==2.11.0"])
-    offered("torch", "2.11.0", HERE, requires=["nvidia-nccl-cu13==2.28.9"], files=TORCH)
-    offered("nvidia-nccl-cu13", "2.28.9", HERE)
-    fill()
-    assert "nvidia-nccl-cu13==2.28.9" in locked(house)
-    built(OURS)
-    assert f"nvidia-nccl-cu13=={OURS}" in locked(house)
-    assert "2 wheels and 1 dependency, all as listed" in cli("verify").stdout
 
 
 def test_a_wheel_that_was_changed_since(world, fill, house):

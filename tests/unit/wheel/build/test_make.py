@@ -5,19 +5,15 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
 
-import patchkit
-from patchkit.errors import BuildError, HostError
+from patchkit.errors import BuildError
 from patchkit.wheel.build.make import (
     count_compiled,
     drop_partial,
     nccl_environment,
-    ninja_steps,
     objects_to_make,
     run_build,
 )
@@ -25,7 +21,6 @@ from patchkit.wheel.build.toolchain import Toolchain
 from support.needed import need
 
 ENV = {"PATH": os.environ["PATH"]}
-PACKAGE = str(Path(patchkit.__file__).parents[1])
 HERE = Path("/usr")
 TOOLS = Toolchain(
     machine="aarch64",
@@ -115,47 +110,6 @@ def test_progress(make, total, told):
     assert make(FOUR, total=total) == told
 
 
-@pytest.mark.parametrize(
-    ("line", "told"),
-    [
-        ("[1/105] Building CUDA object CMakeFiles/a.dir/a.cu.o\n", (1, 105)),
-        ("[105/105] Linking CXX shared module _C.abi3.so\n", (105, 105)),
-        ("-- Building Marlin kernels for archs: 12.1a\n", None),
-        ("x [1/2] y\n", None),
-        ("[1/2]\n", None),
-    ],
-)
-def test_ninja_tells_its_steps(line, told):
-    assert ninja_steps(line) == told
-
-
-def test_the_log_is_whole(make):
-    make("all:\n    @seq 2000\n    @printf '\\377\\n'; echo err >&2; printf end\n")
-    lines = [*map(str, range(1, 2001)), "\N{REPLACEMENT CHARACTER}", "err", "end"]
-    assert make.log == ["\n".join(lines)]
-
-
-def test_the_log_grows_line_by_line(tmp_path):
-    """Whoever follows a build of half an hour, or looks after a kill, sees where it is."""
-    code = (
-        "import os, sys; from pathlib import Path\n"
-        "from patchkit.wheel.build.make import count_compiled, run_build\n"
-        "command = ['sh', '-c', 'echo begun; read line <fifo; echo ended']\n"
-        "run_build(command, Path.cwd(), dict(os.environ), count_compiled(0), lambda *now: None)\n"
-    )
-    os.mkfifo(tmp_path / "fifo")
-    log, deadline = tmp_path / "log.txt", time.monotonic() + 20
-    command = [sys.executable, "-c", code]
-    with subprocess.Popen(command, cwd=tmp_path, env={**ENV, "PYTHONPATH": PACKAGE}) as process:
-        while not (log.exists() and log.read_text()) and time.monotonic() < deadline:
-            time.sleep(0.02)
-        begun = log.read_text()
-        (tmp_path / "fifo").write_text("\n")
-        assert process.wait() == 0
-    assert begun == "begun\n"
-    assert log.read_text() == "begun\nended\n"
-
-
 def test_a_failing_build_tells_why(make, tmp_path):
     need("g++")
     (tmp_path / "bad.cc").write_text("int main() { return unknown; }\n")
@@ -182,22 +136,6 @@ def test_a_compiler_that_memory_ended(make):
     assert "Killed" in failed.value.what
 
 
-def test_a_command_that_is_not_there(tmp_path):
-    with pytest.raises(HostError, match="/no/such/make does not run"):
-        run_build(["/no/such/make"], tmp_path, {}, count_compiled(0), lambda *_now: None)
-
-
-@pytest.mark.parametrize("mask", [0o000, 0o077])
-def test_the_callers_umask_does_not_matter(make, tmp_path, mask):
-    old = os.umask(mask)
-    try:
-        make("all:\n    @mkdir folder; touch folder/file\n")
-    finally:
-        os.umask(old)
-    modes = [(tmp_path / name).stat().st_mode & 0o777 for name in ("folder", "folder/file")]
-    assert modes == [0o755, 0o644]
-
-
 # What a killed build leaves
 
 
@@ -220,10 +158,6 @@ def test_objects_to_make(small):
     os.utime(small / "source/src/nccl.h.in", (0, 0))
     os.utime(small / "source/makefiles/version.mk", (0, 0))
     assert objects_to_make(small, ENV, "") == 2
-
-
-def test_objects_to_make_of_a_reduced_build(small):
-    assert objects_to_make(small, ENV, "sum") == 2
 
 
 def test_a_generator_that_was_cut_short(small):
@@ -277,42 +211,3 @@ def test_unfinished_output_goes_and_finished_stays(real, tmp_path, name, spoil):
     assert not half.exists()
     assert whole.read_bytes() == real[name]
     assert (tmp_path / "libcode.so").is_symlink()
-
-
-def test_a_linker_that_is_killed_leaves_what_is_dropped(tmp_path):
-    """Not what we think that a linker writes last, but what one has written when it is killed."""
-    need("gcc", "ld")
-    (tmp_path / "big.s").write_text(".data\n.fill 60000000,1,1\n")
-    subprocess.run(["gcc", "-c", "big.s", "-o", "big.o"], cwd=tmp_path, check=True)
-    linker = subprocess.Popen(["ld", "-shared", "big.o", "-o", "big.so"], cwd=tmp_path)
-    place, deadline = tmp_path / "big.so", time.monotonic() + 20
-    while not (place.exists() and place.stat().st_blocks) and time.monotonic() < deadline:
-        pass
-    linker.kill()
-    if linker.wait() == 0:
-        pytest.skip("the linker was done before it could be killed")
-    drop_partial(tmp_path)
-    assert not place.exists()
-    assert (tmp_path / "big.o").exists()
-
-
-def test_what_lacks_a_part_does_not_link(make, tmp_path):
-    """By itself a library may lack what it calls, and shows it when it is loaded."""
-    need("gcc")
-    flags = nccl_environment(tmp_path, TOOLS)["LDFLAGS"]
-    (tmp_path / "x.c").write_text("void kernel(void); void all(void) { kernel(); }\n")
-    with pytest.raises(BuildError, match="undefined reference to `kernel'"):
-        make(f"all:\n    @gcc -shared -fPIC x.c -o x.so {flags}\n")
-
-
-def test_a_tool_that_does_not_say_that_the_disk_is_full(small_disk):
-    disk = small_disk("size=1m,mode=755")
-    command = ["sh", "-c", "head -c 2000000 /dev/zero >file 2>/dev/null"]
-    with pytest.raises(BuildError, match=f"the disk of {disk} is full"):
-        run_build(command, disk, ENV, count_compiled(0), lambda *_now: None)
-
-
-def test_a_full_disk_of_a_failure_is_not_made_up(make):
-    with pytest.raises(BuildError) as failed:
-        make("all:\n    @false\n")
-    assert failed.value.why == ""

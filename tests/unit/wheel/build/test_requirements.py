@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from patchkit.errors import BuildError, BusyError, HostError, SourceError, StorageError
-from patchkit.wheel.build.requirements import Pinned, made_once, make_environment, read_requirements
+from patchkit.errors import BuildError, BusyError, SourceError, StorageError
+from patchkit.wheel.build.requirements import made_once, make_environment, read_requirements
 from patchkit.wheel.file.torch import InstalledTorch, installed_torch, require_torch
 from patchkit.wheel.vllm.needs import locked_requirements
 from support.wheels import write_wheel
@@ -91,23 +87,6 @@ def test_other_bytes_are_refused(torch, tmp_path):
     assert not list((tmp_path / "e").glob("*/patchkit-environment"))
 
 
-def test_what_is_nowhere_is_said(torch, tmp_path, monkeypatch):
-    requirements = torch()
-    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "empty"))
-    with pytest.raises(BuildError) as caught:
-        make_environment(requirements, tmp_path / "e", offline=True)
-    assert "does not have it for this Python" in caught.value.why
-    assert "--offline leaves only PIP_FIND_LINKS" in caught.value.hint
-
-
-def test_torch_that_does_not_import_is_said(tmp_path):
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "v"], check=True)
-    with pytest.raises(BuildError, match=r"torch cannot be imported: .* No module named 'torch'"):
-        installed_torch(tmp_path / "v/bin/python")
-    with pytest.raises(HostError, match="does not run"):
-        make_environment(locked_requirements("2.11.0"), tmp_path, python=tmp_path / "none")
-
-
 @pytest.mark.parametrize(
     ("version", "cuda", "fine"),
     [
@@ -147,37 +126,6 @@ def test_a_package_without_a_hash_is_refused(tmp_path):
         read_requirements(tmp_path / "none.txt")
 
 
-@given(
-    st.dictionaries(
-        st.from_regex(r"[a-z][a-z0-9]{0,8}(-[a-z0-9]{1,4})?", fullmatch=True),
-        st.lists(st.integers(0, 9), min_size=1, max_size=4),
-        max_size=6,
-    )
-)
-def test_what_is_written_is_read(tmp_path_factory, packages):
-    path = tmp_path_factory.mktemp("r") / "r.txt"
-    expected = tuple(
-        Pinned(
-            name=name,
-            version="1.2+cu130",
-            marker='python_version < "3.11"',
-            hashes=tuple(f"{each:064x}" for each in digests),
-        )
-        for name, digests in packages.items()
-    )
-    lines = [
-        " \\\n".join(
-            [
-                f"{each.name}=={each.version} ; {each.marker}",
-                *(f"    --hash=sha256:{h}" for h in each.hashes),
-            ]
-        )
-        for each in expected
-    ]
-    path.write_text("\n".join(["# top", "", *lines, ""]))
-    assert read_requirements(path) == expected
-
-
 @pytest.mark.parametrize("torch", ["2.11.0", "2.13.0", "2.14.0"])
 def test_a_locked_file_is_whole(torch):
     locked = {each.name: each for each in read_requirements(locked_requirements(torch))}
@@ -187,13 +135,3 @@ def test_a_locked_file_is_whole(torch):
     assert len(locked["torch"].hashes) == len(locked["triton"].hashes) == 10
     assert all(each.hashes for each in locked.values())
     assert {name for name in locked if name.endswith("cu12")} == set()
-
-
-@pytest.mark.parametrize("torch", ["2.9.0", "2.9.1", "2.10.0"])
-def test_what_the_index_lacks_is_said(torch, tmp_path):
-    with pytest.raises(SourceError, match="nothing is locked for it") as caught:
-        locked_requirements(torch)
-    assert caught.value.why == (
-        "the index has it on x86_64 for CUDA 12.8; on aarch64 for CPUs alone"
-    )
-    assert locked_requirements(torch, tmp_path / "mine.txt") == tmp_path / "mine.txt"

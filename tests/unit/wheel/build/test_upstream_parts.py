@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import zipfile
-from dataclasses import replace
 
 import pytest
 from packaging.version import Version
@@ -17,7 +16,7 @@ from patchkit.recipes.vllm.external import External
 from patchkit.recipes.vllm.installed import take_installed
 from patchkit.target import targets
 from patchkit.wheel.file.wheelfile import WheelFile
-from patchkit.wheel.vllm.upstream_parts import foretold, parts_of, prove_parts, upstream_parts
+from patchkit.wheel.vllm.upstream_parts import parts_of, prove_parts, upstream_parts
 from support.needed import need
 from support.vllm_wheels import HOPPER, LOST
 
@@ -69,13 +68,6 @@ def test_what_is_of_the_project_and_of_use_on_the_device(wheel):
     assert python.identity == f"vllm==0.25.1, sha256:{digest}; {said}"
 
 
-def test_a_hopper_gets_flash_attention_3(wheel):
-    with wheel() as opened:
-        parts = parts_of(opened, known("flash-attn"), H200)
-    assert f"{FA}/_vllm_fa3_C.abi3.so" in parts.members
-    assert parts.identity.endswith("_vllm_fa3_C (sm_90a)")
-
-
 @pytest.mark.parametrize(
     ("option", "error", "says", "hint"),
     [
@@ -95,11 +87,6 @@ def test_what_does_not_serve_the_device_is_refused(wheel, option, error, says, h
     assert hint in caught.value.hint
 
 
-def test_libraries_of_another_cuda_are_refused(wheel):
-    with wheel() as opened, pytest.raises(ProofError, match="is linked with CUDA 13"):
-        parts_of(opened, known("flash-attn"), replace(GB10, cuda="14.0"))
-
-
 @pytest.mark.parametrize(
     ("version", "cpu", "spec", "error", "says"),
     [
@@ -113,18 +100,6 @@ def test_which_wheel_it_is(tmp_path, monkeypatch, version, cpu, spec, error, say
     monkeypatch.setenv("PATCHKIT_CACHE_DIR", str(tmp_path))
     with pytest.raises(error, match=says):
         upstream_parts("flash-attn", spec, Version(version), cpu, GB10, offline=True, progress=None)
-
-
-def test_the_size_is_said_beforehand(tmp_path, monkeypatch):
-    monkeypatch.setenv("PATCHKIT_CACHE_DIR", str(tmp_path))
-    given = {"triton-kernels": "vllm==0.25.1", "flash-attn": "vLLM==0.25.1", "cutlass": "/x"}
-    name = "vllm-0.25.1-cp38-abi3-manylinux_2_28_aarch64.whl"
-    line = f"flash-attn, triton-kernels: from {name}, "
-    assert foretold(given, VERSION, "aarch64") == f"{line}244 MB to download"
-    (tmp_path / "sdists").mkdir()
-    (tmp_path / "sdists" / name).touch()
-    assert foretold(given, VERSION, "aarch64") == f"{line}in the cache"
-    assert foretold({"cutlass": "/x"}, VERSION, "aarch64") == ""
 
 
 def external(option):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -70,11 +69,6 @@ def test_other_facts_clear_it(held, work, tmp_path):
     assert not (work / "nccl/link").is_symlink()
 
 
-def test_fresh_clears_it(held):
-    held(leave=LEFT)
-    assert held(text="2", fresh=True) == {**NEW, "source/text": "2"}
-
-
 def test_killed_while_it_was_cleared(held, work):
     """Facts go first and come last: what is half cleared or half placed is not gone on with."""
     held(leave=LEFT)
@@ -108,34 +102,6 @@ def test_what_a_build_started_holds_the_folder_too(held, work):
         held()
     left.communicate(b"\n")
     held()
-
-
-def test_a_full_disk(held, work):
-    with pytest.raises(StorageError, match=r"nccl: less than 1048576 GiB free") as full:
-        held(free=1 << 50)
-    assert full.value.hint
-    assert held() == NEW
-
-
-def test_an_error_of_the_disk_is_said_of_this_folder(work, small_disk):
-    disk = small_disk("size=64k,mode=755")
-    module.WORK = disk
-    with (
-        pytest.raises(StorageError, match=rf"{disk}.*: No space left on device; the build is not"),
-        staging() as staged,
-    ):
-        (staged / "file").write_bytes(bytes(1 << 20))
-    assert list(disk.iterdir()) == []
-
-
-def test_what_was_staged_days_ago_goes(work):
-    for name, days in ((".staged-old", 2), (".staged-new", 0), ("nccl", 2)):
-        (work / name / "source").mkdir(parents=True)
-        then = time.time() - days * 86400
-        os.utime(work / name, (then, then))
-    with staging() as staged:
-        there = {path.name for path in work.iterdir()}
-    assert there == {".staged-new", "nccl", staged.name}
 
 
 # Others must not be able to put anything there
@@ -184,20 +150,3 @@ def test_a_folder_that_is_not_ours_alone(held, work, tmp_path, spoil, inner):
     assert place.lstat().st_mode == before
     elsewhere = tmp_path / "elsewhere"
     assert not elsewhere.exists() or list(elsewhere.iterdir()) == []
-
-
-@pytest.mark.parametrize("mask", [0o000, 0o002, 0o022, 0o077])
-def test_it_is_private_under_any_umask(held, work, mask):
-    old = os.umask(mask)
-    try:
-        held()
-        held()
-    finally:
-        os.umask(old)
-    assert (work.stat().st_mode | (work / "nccl").stat().st_mode) & 0o022 == 0
-
-
-def test_a_folder_that_cannot_be_made(held, work, tmp_path):
-    work.parent.joinpath("work").write_text("")
-    with pytest.raises(StorageError, match=f"cannot make {work}: File exists"):
-        held()

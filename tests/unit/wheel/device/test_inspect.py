@@ -17,8 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from patchkit.elf import parse_library
-from patchkit.errors import PatchkitError, ProofError, SourceError, UsageError
-from patchkit.target import Arch, Load, load_ptx, parse_arch, targets
+from patchkit.errors import PatchkitError, ProofError, SourceError
+from patchkit.target import Arch, Load, parse_arch, targets
 from patchkit.wheel.device.inspect import (
     LIVE,
     RELOCATABLE,
@@ -55,21 +55,6 @@ def test_archs_and_kinds():
     assert codes("archs", RELOCATABLE) == {}
 
 
-def test_live_code_and_what_it_was_linked_from():
-    assert codes("gb10") == {"sm_100f zstd": (1, "sass"), "sm_121 zstd": (2, "sass")}
-    assert codes("gb10", RELOCATABLE) == {"sm_121 zstd": (1, "sass")}
-
-
-def test_compressions_and_code_for_the_linker():
-    assert codes("modes") == {
-        "sm_121 none": (1, "sass"),
-        "sm_121 zstd": (1, "sass"),
-        "lto_121 zstd": (1, "lto"),
-        "compute_90 zstd": (1, "ptx"),
-        "compute_120 lz4": (1, "ptx"),
-    }
-
-
 @pytest.mark.parametrize(
     ("kind", "arch", "expected"),
     [
@@ -94,13 +79,6 @@ def test_compressions_and_code_for_the_linker():
 )
 def test_how_an_entry_reaches_a_gb10(kind, arch, expected):
     assert reach(kind, parse_arch(arch), GB10) is expected
-
-
-def test_ptx_for_a_family_stays_in_it():
-    family = parse_arch("10.0f+PTX")
-    assert [load_ptx(family, device) for device in ((10, 0), (10, 3), (11, 0), (9, 0))] == [
-        *(Load.JIT, Load.JIT, Load.NONE, Load.NONE)
-    ]
 
 
 @pytest.mark.parametrize(
@@ -170,20 +148,6 @@ def test_code_that_was_linked_is_linked_anew_only_from_all_of_its_parts(tmp_path
 
 def test_an_exact_build_is_proved():
     prove_exact(only("gb10"), GB10)
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {0: {"flags": 0x1108011}},
-        {0: {"flags": 0x1208011}},
-        {0: {"flags": 0x1108011}, 1: {"flags": 0x1208011}},
-        {2: {"arch": 121, "flags": 0x1008011}},
-    ],
-    ids=["121a", "121f", "both", "nothing added"],
-)
-def test_each_suffix_of_the_target_is_exact(tmp_path, change):
-    prove_exact(changed(tmp_path, "gb10", change), GB10)
 
 
 @pytest.mark.parametrize(
@@ -333,38 +297,6 @@ def test_a_compression_that_no_wheel_has_is_refused(tmp_path, method):
     refused(path, "'lib.so' is compressed as no wheel is")
 
 
-def test_a_wheel_that_is_none(tmp_path):
-    for content in (b"", b"PK", data("gb10")):
-        path = tmp_path / WHEEL
-        path.write_bytes(content)
-        refused(path, "cannot be read", "cut short or damaged")
-    refused(wheel(tmp_path, ("a.py", b"pass\n")), "holds no library")
-    refused(
-        wheel(tmp_path, ("lib.so", data("gb10")), name="nccl.whl"), "is not the name of a wheel"
-    )
-
-
-def test_a_wheel_with_a_damaged_library(tmp_path):
-    refused(wheel(tmp_path, ("lib.so", data("gb10")[:-100])), f"{WHEEL}: lib.so cannot be read")
-    path = wheel(tmp_path, ("lib.so", data("gb10")))
-    content = bytearray(path.read_bytes())
-    content[2000] ^= 0xFF
-    path.write_bytes(content)
-    refused(path, "cannot be read")
-
-
-def test_files_that_are_no_libraries(tmp_path):
-    for path, words in ((tmp_path / "none.so", "no such file"), (tmp_path, "is a directory")):
-        with pytest.raises(UsageError, match=words):
-            inspect_file(path)
-    text = tmp_path / "libc.so"
-    text.write_text("GROUP ( /lib/libc.so.6 )\n")
-    refused(text, "not an ELF file")
-    cubin = tmp_path / "k.cubin"
-    cubin.write_bytes(data("gb10")[:18] + b"\xbe\0" + data("gb10")[20:])
-    refused(cubin, "bare device code")
-
-
 LIBRARY = data("gb10")
 INSIDE = st.integers(0, len(LIBRARY) - 1)
 VALUES = st.one_of(st.integers(0, 255), st.sampled_from([0, 1, 0x7F, 0x80, 0xFF]))
@@ -394,6 +326,3 @@ PACKED = io.BytesIO()
 with zipfile.ZipFile(PACKED, "w", zipfile.ZIP_DEFLATED) as packed:
     packed.writestr("a/lib.so", LIBRARY)
     packed.writestr("a/__init__.py", "")
-ARCHIVE = PACKED.getvalue()
-ENDS = [*range(40), *range(len(ARCHIVE) - 180, len(ARCHIVE))]
-BYTES = st.one_of(st.integers(0, len(ARCHIVE) - 1), st.sampled_from(ENDS))

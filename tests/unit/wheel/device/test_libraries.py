@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import struct
-from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,7 @@ from packaging.version import Version
 
 from patchkit.errors import ProofError
 from patchkit.patching.recipe import load_recipe
-from patchkit.target import Load, targets
+from patchkit.target import targets
 from patchkit.wheel.device.inspect import inspect_file, inspect_wheel
 from patchkit.wheel.device.libraries import (
     Use,
@@ -42,14 +41,6 @@ def test_every_release_has_one_of_each_library_that_it_needs():
         assert cores == {"_C", "_moe_C"}, version
 
 
-def test_the_table_is_whole():
-    for known in library_table().library:
-        assert known.code in ("embedded", "jit", "host")
-        assert known.gives
-        assert known.cost
-        assert not known.required or known.code == "embedded"
-
-
 @pytest.mark.parametrize(
     ("target", "use"),
     [
@@ -61,12 +52,6 @@ def test_the_table_is_whole():
 def test_what_a_library_is(tmp_path, target, use):
     found = {Path(each.name).name.partition(".")[0]: each.use for each in judged(tmp_path, target)}
     assert {name: found[name] for name in use} == use
-
-
-def test_a_library_that_no_table_knows_is_said_to_be_unknown(tmp_path):
-    strange = judged(tmp_path, GB10, {**KERNELS, "vllm/_strange_C.abi3.so": HOPPER})
-    (found,) = (each for each in strange if each.name == "vllm/_strange_C.abi3.so")
-    assert (found.use, found.loads, found.fatal) == (Use.UNKNOWN, Counter({Load.NONE: 1}), False)
 
 
 def test_only_what_cannot_be_done_without_is_fatal(tmp_path):

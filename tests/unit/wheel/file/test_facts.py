@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import json
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from packaging.version import Version
 
-from patchkit.wheel.file.facts import as_text, digest_label
+from patchkit.wheel.file.facts import digest_label
 
 JSON = st.dictionaries(st.text(), st.one_of(st.text(), st.integers(), st.lists(st.text())))
 
@@ -27,12 +25,3 @@ def test_a_label_of_digits_alone_begins_with_a_letter():
     digests = ((t, hashlib.sha256(("{}\0" + t).encode()).hexdigest()[:10]) for t in texts)
     text, digits = next((t, d) for t, d in digests if d.isdigit())
     assert digest_label({}, [text]) == f"a{digits[1:]}"
-
-
-@pytest.mark.parametrize("other", [({}, ["b"]), ({"a": 2}, []), ({}, ["", ""])])
-def test_other_facts_have_another_label(other):
-    assert digest_label({"a": 1}) != digest_label(*other)
-
-
-def test_equal_facts_are_equal_bytes():
-    assert as_text({"b": 1, "a": [2]}) == as_text(dict(json.loads('{"a": [2], "b": 1}')))

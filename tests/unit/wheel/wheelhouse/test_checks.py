@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import re
 import tempfile
-import zipfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,18 +13,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from packaging.version import Version
 
-from patchkit.errors import PatchkitError, ProofError, SourceError
+from patchkit.errors import PatchkitError
 from patchkit.wheel.device.inspect import inspect_file
 from patchkit.wheel.device.wheel_checks import (
     check_wheel,
-    cuda_majors,
     floor,
     promised_glibc,
     supported,
 )
-from patchkit.wheel.file.library_rules import library_rules
 from patchkit.wheel.file.metadata import read_metadata
-from patchkit.wheel.file.torch import require_cuda, torch_of
+from patchkit.wheel.file.torch import torch_of
 from patchkit.wheel.file.wheelfile import WheelFile
 from support.wheels import write_wheel
 
@@ -95,12 +92,6 @@ def test_what_cannot_be_read_is_said(change, fault, made):
     assert fault in said, said
 
 
-def test_folders_of_the_machine_that_built_it(made):
-    assert found(made({"a/gb10.so": data("gb10")}, project="a")) == [
-        "a/gb10.so: RPATH /opt/nccl is a folder of the machine that built it"
-    ]
-
-
 @pytest.mark.parametrize(
     ("project", "member", "owner"),
     [
@@ -121,17 +112,6 @@ def test_private_copies(project, member, owner, made):
     said = found(made({member: b""}, project=project), binaries=())
     expected = f"{member}: is a private copy of a library of {owner}"
     assert said == ([expected] if owner else [])
-
-
-def test_cuda_that_libraries_ask_for():
-    (binary,) = inspect_file(LIBRARIES / "gb10.so")
-
-    def asking(*needed):
-        return replace(binary, library=replace(binary.library, needed=needed))
-
-    assert cuda_majors(asking("libcudart.so.13", "libcuda.so.1", "libcufft.so.12")) == (13,)
-    assert cuda_majors(asking("libcublasLt.so.12", "libnvrtc.so.12")) == (12,)
-    assert cuda_majors(asking("libcudart.so", "libc.so.6")) == ()
 
 
 def test_libraries_for_two_versions_of_cuda(made):
@@ -166,17 +146,6 @@ def test_a_name_that_promises_an_older_system(platform, promised, broken, made):
     assert floor(inspect_file(wheel)) == {"GLIBC": "GLIBC_2.29"}
     expected = f"a.so: needs GLIBC_2.29, the name of the wheel promises {promised} to be enough"
     assert (expected in found(wheel)) is broken
-
-
-def test_what_a_system_with_a_glibc_has():
-    assert library_rules().allowed("2.28") == {
-        "GLIBC": "2.28",
-        "GLIBCXX": "3.4.24",
-        "CXXABI": "1.3.11",
-    }
-    assert library_rules().allowed("2.39")["GLIBCXX"] == "3.4.33"
-    assert library_rules().allowed("2.99")["GLIBCXX"] == "3.4.33"
-    assert library_rules().allowed("2.4") == {"GLIBC": "2.4"}
 
 
 @pytest.mark.parametrize(
@@ -215,22 +184,6 @@ def test_modules_for_one_python_in_a_wheel_for_several(tag, python, built, says,
     said = found(made({**files, "a/_D.abi3.so": b""}, tag=tag, python=python), binaries=())
     assert len(said) == bool(says)
     assert all(re.match(f"a/_C: is built for CPython {says}", each) for each in said), said
-
-
-def test_a_wheel_that_is_built_to_harm_is_no_reading(made):
-    wheel = made()
-    with zipfile.ZipFile(wheel, "a") as bundle:
-        bundle.writestr("../a", "")
-    with pytest.raises(SourceError, match="leads out of the wheel"):
-        about(wheel)
-
-
-def test_a_torch_for_another_cuda():
-    twelve = torch_of(Version("2.10.0"), ["nvidia-cudnn-cu12==9", "numpy"])
-    assert (twelve.cuda, twelve.seen) == (12, "it requires nvidia-cudnn-cu12 …")
-    require_cuda(twelve, "x86_64", {12: "vllm.whl"})
-    with pytest.raises(ProofError, match=r"x86_64 is for CUDA 12; vllm\.whl needs CUDA 13"):
-        require_cuda(twelve, "x86_64", {13: "vllm.whl"})
 
 
 @pytest.mark.parametrize(

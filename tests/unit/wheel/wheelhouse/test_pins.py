@@ -79,14 +79,6 @@ def vllm(built, torch="2.11.0", version="0.25.1", libraries=CORE, name="gb10", *
     return built("vllm", version, requires=[f"torch=={torch}", "numpy"], **options)
 
 
-def test_wheels_that_fit(built, house):
-    nccl(built)
-    vllm(built)
-    done = verify_wheelhouse(house)
-    assert done.findings == ()
-    assert done.pins == {"nvidia-nccl-cu13": "2.28.9+gb10.a1", "vllm": "0.25.1"}
-
-
 def test_an_nccl_that_the_torch_does_not_pin(built, house):
     nccl(built, "2.29.7+gb10.a1")
     vllm(built)
@@ -148,13 +140,6 @@ def test_an_nccl_that_is_not_for_its_device(name, facts, says, built, house):
     ((_, code, what),) = found(house)
     assert says in what
     assert code == (5 if "exact" in says or "not for" in says else 3)
-
-
-def test_facts_that_were_edited(built, house, tmp_path):
-    wheel = write_wheel(tmp_path, "2.28.9+a", tag=ARM, files=library("gb10"), facts=NCCL)
-    add_wheel(house, wheel, {**NCCL, "version": "2.28.9"})
-    ((_, code, what),) = found(house)
-    assert (code, what) == (3, "patchkit.json in it does not say what manifest.json says")
 
 
 @pytest.mark.parametrize(
@@ -233,14 +218,6 @@ def held(house, version, **more):
     )
     for name, text in write_documents(Manifest(wheels=(*listed_wheels(house), fresh))).items():
         (house / name).write_text(text)
-
-
-def test_a_torch_for_cpus_alone(built, house):
-    built("nvidia-nccl-cu13", "2.28.9+a")
-    held(house, "2.10.0", project="torch", files={"torch/lib/libtorch.so": b""})
-    ((name, code, what),) = found(house)
-    assert (name, code) == ("torch", 5)
-    assert what == "is a torch for CPUs alone: it has no torch/lib/libtorch_cuda.so"
 
 
 def test_the_torch_that_is_there_says_what_it_pins(built, house):

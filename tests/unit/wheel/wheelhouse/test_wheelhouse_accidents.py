@@ -14,8 +14,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from patchkit.durable.lock import locked
-from patchkit.errors import BusyError, StorageError
+from patchkit.errors import StorageError
 from patchkit.wheel.file.name import wheel_name
 from patchkit.wheel.wheelhouse.contents import (
     add_wheel,
@@ -184,16 +183,6 @@ def refused(house, wheel):
     return False
 
 
-def test_a_read_only_wheelhouse_can_be_read(small_disk, made):
-    disk = small_disk("size=1m")
-    add_wheel(disk, made(OURS), {})
-    subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
-    assert held(disk) == [OURS]
-    assert check_files(disk) == ()
-    with pytest.raises(StorageError, match="Read-only file system; nothing was changed"):
-        add_wheel(disk, made(NEWER), {})
-
-
 def test_many_at_once(house, made):
     """None waits in vain, none overwrites what another one listed."""
     wheels = [made("1.0", project=f"p{number}") for number in range(6)]
@@ -213,14 +202,6 @@ def start(action):
     if pid == 0:
         os._exit(in_child(action))
     return pid
-
-
-def test_whoever_waits_too_long_is_told(house, made):
-    house.mkdir()
-    with locked(house), pytest.raises(BusyError, match="another patchkit is working"):
-        add_wheel(house, made(OURS), {}, patience=0.1)
-    add_wheel(house, made(OURS), {}, patience=0.1)
-    assert held(house) == [OURS]
 
 
 def test_what_cannot_be_written_is_known_before_a_build(small_disk, tmp_path):

@@ -68,20 +68,6 @@ def test_a_wheel_that_is_a_link_to_the_same_bytes(house, elsewhere, cli, tmp_pat
     assert aside.read_bytes() == kept
 
 
-@pytest.mark.parametrize("kind", ["link", "folder"])
-def test_what_nobody_listed(kind, house, tmp_path):
-    stray = house / write_wheel(tmp_path / "other", "1.0", project="other").name
-    if kind == "link":
-        stray.symlink_to(tmp_path / "other" / stray.name)
-        assert found(house)[stray.name][0] == 8
-        prune_wheelhouse(house)
-        assert found(house) == {}
-        assert (tmp_path / "other" / stray.name).exists()
-    else:
-        stray.mkdir()
-        assert found(house)[stray.name] == (8, LINKED)
-
-
 @pytest.mark.parametrize("name", DOCUMENTS)
 def test_a_document_that_is_a_link(name, house, elsewhere):
     aside = elsewhere(name)
