@@ -9,82 +9,72 @@ import argparse
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 
 from e2e.emulation.nodes import NodeError
 from e2e.emulation.scenarios import UnexpectedError
 from e2e.lifecycle import rootfs
 from e2e.lifecycle.cluster import LifecycleLab
-from e2e.lifecycle.page import FAILURES
-from e2e.lifecycle.scenarios import SCENARIOS
+from e2e.lifecycle.page import FAILURES, PageTable
+from e2e.lifecycle.scenarios import SCENARIOS, Scenario
 from patchkit.errors import PatchkitError
 
-
-@dataclass(frozen=True, kw_only=True)
-class ScenarioResult:
-    """``outcome`` is what came of it; ``failure`` what went wrong, "" for nothing."""
-
-    name: str
-    seconds: float
-    outcome: str
-    failure: str = ""
-
-    @property
-    def row(self) -> tuple[str, ...]:
-        what = " ".join((SCENARIOS[self.name].__doc__ or "").split())
-        return (f"`{self.name}`", what, f"{self.seconds:.0f}", self.outcome)
+Row = Callable[[LifecycleLab], tuple[str, ...]]
 
 
-def main(words: Sequence[str]) -> int:
-    """Run them, some side by side; every one has its turn, even if another failed."""
-    parser = argparse.ArgumentParser(prog="nox -s lifecycle --")
+def run_all(
+    words: Sequence[str], page: PageTable, known: Mapping[str, Row], packages: Sequence[str] = ()
+) -> int:
+    """Run some, side by side, and print their rows; every one has its turn, even if one failed."""
+    parser = argparse.ArgumentParser(prog=page.maker.removesuffix(" --write"))
     parser.add_argument("work", type=Path)
     parser.add_argument("--write", action="store_true")
-    parser.add_argument("--jobs", type=int, default=2, help="scenarios side by side")
+    parser.add_argument("--jobs", type=int, default=2, help="how many side by side")
     # Real vLLM compiles while it runs: g++,python3-dev.
     parser.add_argument("--with", dest="packages", default="", metavar="PACKAGE,...")
-    parser.add_argument("scenario", nargs="*")
+    parser.add_argument("name", nargs="*")
     given = parser.parse_intermixed_args(words)
-    if unknown := sorted(set(given.scenario) - set(SCENARIOS)):
-        parser.error(f"no such scenario: {', '.join(unknown)}; there are {', '.join(SCENARIOS)}")
-    names = given.scenario or list(SCENARIOS)
+    if unknown := sorted(set(given.name) - set(known)):
+        parser.error(f"not known: {', '.join(unknown)}; there are {', '.join(known)}")
     work = given.work.resolve()
-    lab = LifecycleLab(work, rootfs.ready(work, [*filter(None, given.packages.split(","))]))
-    print(FAILURES.head, end="")
-    began = time.monotonic()
+    more = filter(None, given.packages.split(","))
+    lab = LifecycleLab(work, rootfs.ready(work, [*packages, *more]))
+    rows: list[tuple[str, ...]] = []
+    failed: list[str] = []
+
+    def run_one(name: str) -> None:
+        try:
+            row = known[name](lab)
+            rows.append(row)
+            print(page.line(row), end="", flush=True)
+        except (UnexpectedError, NodeError, PatchkitError, AssertionError) as error:
+            failed.append(name)
+            print(f"{name}: FAILED: {error}", flush=True)
+
+    print(page.head, end="")
     with ThreadPoolExecutor(given.jobs) as pool:
-        results = [_shown(each) for each in pool.map(lambda name: _result(lab, name), names)]
-    minutes = (time.monotonic() - began) / 60
-    load = ", ".join(f"{each:.1f}" for each in os.getloadavg())
-    print(f"\n{minutes:.1f} minutes, {os.cpu_count()} cores, load {load}")
-    print(f"logs: {work / 'logs'}")
-    failed = [each.name for each in results if each.failure]
+        list(pool.map(run_one, given.name or known))
+    load = ", ".join(f"{value:.1f}" for value in os.getloadavg())
+    print(f"\n{os.cpu_count()} cores, load {load}; logs: {work / 'logs'}")
     print(f"failed: {', '.join(failed)}" if failed else "each as it should be")
     if given.write and not failed:
-        FAILURES.write([each.row for each in results], list(SCENARIOS))
+        page.write(rows, list(known))
     return 1 if failed else 0
 
 
-def _result(lab: LifecycleLab, name: str) -> ScenarioResult:
-    began = time.monotonic()
-    outcome, failure = "FAILED, see below", ""
-    try:
-        outcome = SCENARIOS[name](lab)
-    except (UnexpectedError, NodeError, PatchkitError) as error:
-        failure = f"{name}: {error}"
-    seconds = time.monotonic() - began
-    return ScenarioResult(name=name, seconds=seconds, outcome=outcome, failure=failure)
+def timed(scenario: Scenario) -> Row:
+    """Return what runs a scenario, and describes it."""
 
+    def run(lab: LifecycleLab) -> tuple[str, ...]:
+        began, what = time.monotonic(), " ".join((scenario.__doc__ or "").split())
+        outcome = scenario(lab)
+        return (f"`{scenario.__name__}`", what, f"{time.monotonic() - began:.0f}", outcome)
 
-def _shown(result: ScenarioResult) -> ScenarioResult:
-    print(FAILURES.line(result.row), end="")
-    if result.failure:
-        print(result.failure)
-    return result
+    return run
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    made = {name: timed(scenario) for name, scenario in SCENARIOS.items()}
+    sys.exit(run_all(sys.argv[1:], FAILURES, made))

@@ -9,24 +9,18 @@ docs/doctor.md: rows of faults that were not made stay.
 
 from __future__ import annotations
 
-import argparse
 import json
 import re
 import sys
 import time
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
 from typing import Any
 
-from e2e.emulation.nodes import NodeError
 from e2e.emulation.scenarios import UnexpectedError
-from e2e.lifecycle import page, rootfs
+from e2e.lifecycle import page
+from e2e.lifecycle.__main__ import run_all
 from e2e.lifecycle.cluster import EmulatedCluster, LifecycleLab, insist
 from e2e.lifecycle.doctor_faults import FAULTS, Fault, allow_sudo, install, paste
-from patchkit.errors import PatchkitError
 
 WRONG = ("error", "warning")
 
@@ -34,61 +28,14 @@ Claims = dict[tuple[str, str], dict[str, Any]]
 """Claims of doctor: what is wrong, by check and node."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class ProvedFault:
-    """``row`` is its line of the table; ``failure`` what is not proved, "" for nothing."""
-
-    name: str
-    row: tuple[str, ...] = ()
-    failure: str = ""
+def prove(lab: LifecycleLab, fault: Fault) -> tuple[str, ...]:
+    """Make a fault, and insist that it is found and cured; return its row."""
+    nodes = lab.bare if fault.begin == "installed" else lab.prepared
+    with nodes(f"doctor-{fault.name}") as cluster:
+        return _proof(cluster, fault)
 
 
-def main(words: Sequence[str]) -> int:
-    """Prove them, some side by side; every one has its turn, even if another failed."""
-    parser = argparse.ArgumentParser(prog="nox -s doctor-proof --")
-    parser.add_argument("work", type=Path)
-    parser.add_argument("--write", action="store_true")
-    parser.add_argument("--jobs", type=int, default=2, help="faults side by side")
-    parser.add_argument("fault", nargs="*")
-    given = parser.parse_intermixed_args(words)
-    known = {each.name: each for each in FAULTS}
-    if strange := sorted(set(given.fault) - set(known)):
-        parser.error(f"no such fault: {', '.join(strange)}; there are {', '.join(known)}")
-    chosen = [known[name] for name in given.fault] or list(FAULTS)
-    work = given.work.resolve()
-    lab = LifecycleLab(work, rootfs.ready(work, ["sudo"]))
-    print(page.FAULTS.head, end="")
-    with ThreadPoolExecutor(given.jobs) as pool:
-        results = [_shown(each) for each in pool.map(lambda fault: _proved(lab, fault), chosen)]
-    failed = [each.name for each in results if each.failure]
-    found = len(results) - len(failed)
-    print(f"{found} of {len(results)} faults found, named and cured; logs: {work / 'logs'}")
-    if given.write and not failed:
-        page.FAULTS.write([each.row for each in results], [each.name for each in FAULTS])
-    return 1 if failed else 0
-
-
-def _shown(result: ProvedFault) -> ProvedFault:
-    if result.row:
-        print(page.FAULTS.line(result.row), end="")
-    if result.failure:
-        print(f"{result.name}: {result.failure}")
-    return result
-
-
-def _proved(lab: LifecycleLab, fault: Fault) -> ProvedFault:
-    try:
-        with _begun(lab, fault) as cluster:
-            return _proof(cluster, fault)
-    except (UnexpectedError, NodeError, PatchkitError, AssertionError) as error:
-        return ProvedFault(name=fault.name, failure=str(error))
-
-
-def _begun(lab: LifecycleLab, fault: Fault) -> AbstractContextManager[EmulatedCluster]:
-    return (lab.bare if fault.begin == "installed" else lab.prepared)(f"doctor-{fault.name}")
-
-
-def _proof(cluster: EmulatedCluster, fault: Fault) -> ProvedFault:
+def _proof(cluster: EmulatedCluster, fault: Fault) -> tuple[str, ...]:
     for node in cluster.rack.nodes.values():
         allow_sudo(node)
     if fault.begin == "installed":
@@ -116,8 +63,7 @@ def _proof(cluster: EmulatedCluster, fault: Fault) -> ProvedFault:
     outcome = f"yes, by {fault.by}" if fault.by else "yes"
     shown = f"`{command}`" if not fault.cured or "printed" in fault.by else ""
     found = f"`{about}` on {where}"
-    row = (f"`{fault.name}`", fault.what, found, shown, outcome, f"{seconds:.1f}")
-    return ProvedFault(name=fault.name, row=row)
+    return (f"`{fault.name}`", fault.what, found, shown, outcome, f"{seconds:.1f}")
 
 
 def claims(cluster: EmulatedCluster) -> Claims:
@@ -143,4 +89,5 @@ def _listed(found: Claims) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    made = {fault.name: partial(prove, fault=fault) for fault in FAULTS}
+    sys.exit(run_all(sys.argv[1:], page.FAULTS, made, packages=["sudo"]))

@@ -21,7 +21,7 @@ from e2e.proofs.steps import Page, Step
 from patchkit.process import attempt
 from patchkit.wheel.wheelhouse.contents import add_wheel
 
-HOUSE, LATER = "wheelhouse", "later"
+HOUSE = "wheelhouse"
 MOMENTS = (0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 6.5)
 UPGRADE = Page(
     path=ROOT / "docs" / "upgrade.md", machines={"": ("single", 0)}, skipped={}, stand_ins={}
@@ -57,30 +57,6 @@ def upgraded(lab: LifecycleLab) -> str:
         insist(served == ["0.25.1", "0.33.0", "0.25.1"], f"served: {served}")
         cluster.down()
     return f"serves {', then '.join(served)}; each line printed what comes next"
-
-
-def install(lab: LifecycleLab) -> str:
-    """A fresh one, the same again, another wheelhouse while it serves, and the first."""
-    with lab.bare("install") as cluster:
-        cluster.describe()
-        for name in (HOUSE, LATER):
-            fill(cluster, name)
-        run_install(cluster)
-        first = used_installation(cluster)
-        again = run_install(cluster)
-        insist("as it is" in again and used_installation(cluster) == first, f"again: {again}")
-        cluster.up()
-        before = cluster.ranks()
-        run_install(cluster, "--wheelhouse", LATER)
-        later = used_installation(cluster)
-        insist(later != first, "another wheelhouse is the same installation")
-        insist(cluster.ranks() == before and cluster.answers(), "what ran was disturbed")
-        run_install(cluster)
-        insist(used_installation(cluster) == first, "the first wheelhouse does not lead back")
-        cluster.down()
-        cluster.up()
-        cluster.down()
-    return "the second changes nothing; what serves goes on; back to the former"
 
 
 def launcher_killed_in_install(lab: LifecycleLab) -> str:
@@ -130,12 +106,6 @@ def run_install(cluster: EmulatedCluster, *words: str) -> str:
     done = cluster.patchkit("install", *words)
     insist(done.status == 0, f"install: {done.trouble}")
     return done.output + done.errors
-
-
-def used_installation(cluster: EmulatedCluster) -> str:
-    """Return the installation that all nodes use."""
-    (found,) = {n.user("readlink", fake_venv.VENV).output for n in cluster.rack.nodes.values()}
-    return found
 
 
 def fill(

@@ -1,13 +1,12 @@
-"""Ask what is refused, and that nothing is lost by it: a switch cut short, rot, odd nodes."""
+"""Ask what is refused, and that nothing is lost by it: a switch cut short, an odd node."""
 
 from __future__ import annotations
 
-import hashlib
 import json
 import time
 from signal import SIGINT
 
-from e2e.lifecycle import fake_venv, wiring
+from e2e.lifecycle import wiring
 from e2e.lifecycle.cluster import (
     MODEL,
     OTHER_MODEL,
@@ -15,29 +14,15 @@ from e2e.lifecycle.cluster import (
     EmulatedCluster,
     LifecycleLab,
     insist,
-    small_model,
     wait,
 )
-from e2e.lifecycle.installing import HOUSE, LATER, fill, run_install, used_installation
 from e2e.lifecycle.launcher import PATCHKIT
-from e2e.lifecycle.nodes import HOME, UID, USER
+from e2e.lifecycle.nodes import UID, USER
 from e2e.lifecycle.starting import MASTER_PORT
-from patchkit.cluster.models.names import ModelFolder
-from patchkit.errors import HashMismatchError, HostError, StorageError
+from patchkit.errors import HostError, StorageError
 from patchkit.process import Completed
 
 MOMENTS = ("at once", "stopped", "loading")  # when Ctrl-C comes
-REPO, COMMIT = "org/small", "0123456789abcdef0123456789abcdef01234567"
-FOLDER = f"{HOME}/models/{ModelFolder(repo=REPO, commit=COMMIT).name}"
-WEIGHTS = "model.safetensors"
-FLIP = """\
-import os, pathlib, sys
-path = pathlib.Path(sys.argv[1])
-data, before = bytearray(path.read_bytes()), path.stat()
-data[-1] ^= 1
-path.write_bytes(data)
-os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
-"""
 
 
 def switch_cut_short(lab: LifecycleLab) -> str:
@@ -98,37 +83,6 @@ def _interrupted(cluster: EmulatedCluster, moment: str) -> str:
     return "the former again" if back else "the new one"
 
 
-def rotten_copies(lab: LifecycleLab) -> str:
-    """A flipped bit in the head's copy of a model, in the worker's, in both."""
-    with lab.prepared("rotten_copies") as cluster:
-        nodes = cluster.rack.nodes.values()
-        for node in nodes:
-            for name, text in {**small_model(), ".cache/patchkit/model.json": _record()}.items():
-                fake_venv.write(node, f"{FOLDER}/{name}", text)
-            node.user("touch", "--date=@1700000000", f"{FOLDER}/{WEIGHTS}")
-        file = cluster.home / "cluster.toml"
-        file.write_text(f'{file.read_text()}\n[models]\n"{REPO}" = "{COMMIT}"\n')
-        _flip(cluster, "spark1")
-        healed = _sync(cluster)
-        insist(healed.status == 0, f"the head's is rotten: {healed.trouble}")
-        insist(f"spark1: {WEIGHTS}: has the hash" in healed.errors, healed.errors)
-        insist(_weights(cluster) == [_good()] * 2, "the good copy was lost, or the bad one kept")
-        quiet = cluster.up(REPO)
-        insist("since the hashes were checked" not in quiet.output, quiet.output)
-        cluster.down()
-        _flip(cluster, "spark2")
-        said = cluster.up(REPO).output
-        insist("spark2: 1 file of org/small changed since the hashes" in said, f"up: {said}")
-        cluster.down()
-        _flip(cluster, "spark1")
-        lost = _sync(cluster)
-        named = all(f"{name}: {WEIGHTS}: has the hash" in lost.errors for name in cluster.names)
-        insist(lost.status == HashMismatchError.exit_code and named, f"both: {lost.errors}")
-        insist(f"model get {REPO}@{COMMIT}" in lost.errors, f"no next step: {lost.errors}")
-        insist(all(_weights(cluster)), "a copy was removed, and none is whole")
-    return "the head's is made anew from the worker's; `up` says what changed; both: refused"
-
-
 def no_linger(lab: LifecycleLab) -> str:
     """No lingering on the worker: its units would end with the last login. Then port 80."""
     with lab.prepared("no_linger") as cluster:
@@ -157,27 +111,6 @@ def no_linger(lab: LifecycleLab) -> str:
     return f"`up` exits with {refused.status} and the command; with it, it serves"
 
 
-def mixed_installations(lab: LifecycleLab) -> str:
-    """The worker's link leads to the former installation, the head's to the latest."""
-    with lab.bare("mixed_installations") as cluster:
-        cluster.describe()
-        for name in (HOUSE, LATER):
-            fill(cluster, name)
-        run_install(cluster)
-        former = used_installation(cluster)
-        run_install(cluster, "--wheelhouse", LATER)
-        moved = cluster.rack["spark2"].user("ln", "-sfn", former, fake_venv.VENV)
-        insist(not moved.trouble, moved.trouble)
-        refused = cluster.patchkit("up", MODEL)
-        insist(refused.status == HostError.exit_code, f"up: {refused.trouble}")
-        insist("patchkit cluster install" in refused.errors, refused.errors)
-        cluster.insist_on_nothing()
-        run_install(cluster)
-        cluster.up()
-        cluster.down()
-    return f"`up` exits with {refused.status}; after `install` it serves"
-
-
 _OPTIONS = ("--topology", "socket", "--target", "gb10", "--head-ip", wiring.qsfp_ip(1))
 
 
@@ -189,27 +122,3 @@ def _next(done: Completed) -> str:
 def _served(cluster: EmulatedCluster) -> str:
     models = cluster.rack["spark1"].user("curl", "--silent", f"{URL}/v1/models").output
     return str(json.loads(models)["data"][0]["id"]) if models else ""
-
-
-def _record() -> str:
-    files = {
-        name: {"size": len(text), "digest": hashlib.sha256(text.encode()).hexdigest()}
-        for name, text in small_model().items()
-    }
-    return json.dumps({"repo": REPO, "commit": COMMIT, "files": files})
-
-
-def _good() -> str:
-    return small_model()[WEIGHTS]
-
-
-def _weights(cluster: EmulatedCluster) -> list[str]:
-    return [each.user("cat", f"{FOLDER}/{WEIGHTS}").output for each in cluster.rack.nodes.values()]
-
-
-def _flip(cluster: EmulatedCluster, name: str) -> None:
-    cluster.rack[name].user("python3", "-c", FLIP, f"{FOLDER}/{WEIGHTS}")
-
-
-def _sync(cluster: EmulatedCluster) -> Completed:
-    return cluster.rack.laptop.patchkit("model", "sync", REPO)

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 from e2e.lifecycle.cluster import EmulatedCluster, LifecycleLab, Process, insist
-from e2e.lifecycle.installing import install, launcher_killed_in_install, newcomer, upgraded
+from e2e.lifecycle.installing import launcher_killed_in_install, newcomer, upgraded
 from e2e.lifecycle.launcher import (
     held,
     launcher_killed_in_switch,
@@ -14,12 +14,7 @@ from e2e.lifecycle.launcher import (
     second_up,
     ssh_refused,
 )
-from e2e.lifecycle.refusing import (
-    mixed_installations,
-    no_linger,
-    rotten_copies,
-    switch_cut_short,
-)
+from e2e.lifecycle.refusing import no_linger, switch_cut_short
 from e2e.lifecycle.silent import (
     hold_frozen,
     launcher_frozen,
@@ -154,7 +149,7 @@ def rebooted_head_first(lab: LifecycleLab) -> str:
 SCENARIOS: dict[str, Scenario] = {
     scenario.__name__: scenario
     for scenario in (
-        *(newcomer, init_in_the_lab, install, upgraded, up_and_down, three_nodes),
+        *(newcomer, init_in_the_lab, upgraded, up_and_down, three_nodes),
         *KILLS.values(),
         *(worker_lost, head_lost, cable_out_5, cable_out_60, lan_out),
         *(ssh_refused, disk_full, rebooted_worker_first, rebooted_head_first),
@@ -162,7 +157,7 @@ SCENARIOS: dict[str, Scenario] = {
         *(silent_node, login_prints_a_title, server_hung, launcher_frozen, hold_frozen),
         *(second_up, held, switch_back, gives_up, wrong_token, port_taken, odd_words),
         *(other_server, worker_off_long, cable_cuts, link_killed),
-        *(switch_cut_short, rotten_copies, no_linger, mixed_installations),
+        *(switch_cut_short, no_linger),
     )
 }
 
