@@ -11,6 +11,7 @@ import json
 import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from itertools import pairwise
 from pathlib import Path
@@ -19,10 +20,13 @@ from typing import Any
 import yaml
 
 from patchkit.runtime.rules.flag_rules import load_flag_rules
-from patchkit.runtime.rules.model_recipes import VRAM, differences, model_recipes, recipe_of
+from patchkit.runtime.rules.lifetimes import read_table
+from patchkit.runtime.rules.model_recipes import PLACE, VRAM, ModelRecipe, model_recipes
 from patchkit.runtime.rules.presets import Preset, find, load_presets
 from tools.decisions import Decision
 
+# Every preset states them; a recipe without them leaves them to vLLM.
+_ALWAYS = ("--gpu-memory-utilization", "--max-model-len")
 GB10 = "dgx_spark_gb10"
 _PLACE = "recipes/env/presets.toml"
 # Optional in every recipe, and what makes a single user's answers quick: recorded all the same.
@@ -163,6 +167,60 @@ def _plain(value: str) -> object:
 
 
 # What a person decides
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """A flag, a variable or ``min_vllm``: a preset's value and the recipe's, None for none."""
+
+    name: str
+    preset: str | None
+    recipe: str | None
+
+    def reason(self, preset: Preset, common: Mapping[str, str]) -> str:
+        """Return why; ``common`` are the reasons for what presets never take. "" for none."""
+        own = (why for name, why in preset.differs.items() if fnmatchcase(self.name, name))
+        return next(own, "") or ("" if self.preset else common.get(self.name, ""))
+
+
+def preset_settings(preset: Preset) -> dict[str, str]:
+    """Return flag or variable → value, "" for a bare flag: all that a preset sets."""
+    given = {name: value for name, value in preset.flags.items() if value is not False}
+    return {
+        "--gpu-memory-utilization": f"{preset.gpu_memory_utilization:.2f}",
+        "--max-model-len": str(preset.max_model_len),
+        **{name: "" if value is True else str(value) for name, value in given.items()},
+        **preset.variables,
+    }
+
+
+def recipe_releases() -> tuple[str, ...]:
+    """Return the releases with which a recipe changed."""
+    return tuple(dict.fromkeys(row.first for row in read_table(PLACE).rows))
+
+
+def recipe_of(preset: Preset, release: str = "") -> ModelRecipe | None:
+    """Return upstream's recipe of a preset's model; without an owner, of any one's checkpoint."""
+    model = preset.id.lower()
+    recipes = model_recipes(release)
+    if "/" in model:
+        return recipes.get(model)
+    return next((recipe for name, recipe in recipes.items() if name.endswith(f"/{model}")), None)
+
+
+def differences(preset: Preset, recipe: ModelRecipe) -> Iterator[Difference]:
+    """Yield what is not the same; a recipe that is for no GB10 has only ``min_vllm``."""
+    if recipe.min_vllm and preset.min_vllm != recipe.min_vllm:
+        yield Difference(name="min_vllm", preset=preset.min_vllm, recipe=recipe.min_vllm)
+    if not recipe.settings:
+        return
+    ours, theirs = preset_settings(preset), recipe.settings
+    for name in dict.fromkeys((*ours, *theirs)):
+        here, there = ours.get(name), theirs.get(name)
+        if there is None and name in _ALWAYS:
+            continue
+        if here is None or there is None or _plain(here.lower()) != _plain(there.lower()):
+            yield Difference(name=name, preset=here, recipe=there)
 
 
 def undecided(release: str) -> Iterator[Decision]:

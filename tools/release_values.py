@@ -2,7 +2,7 @@
 
 Three things in ``envs.py`` stop a vLLM that is started with another value: choices
 (``env_with_choices`` and its kin), ``int(...)`` and ``float(...)`` around what is read. A type
-alone (``Literal``) stops nothing: such words are kept apart, as ``NAMED``.
+alone (``Literal``) stops nothing.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 from patchkit.errors import SourceError
 from patchkit.runtime.rules.flags import Choices
 from patchkit.runtime.rules.vllm_names import parse_file, reads, variable_readers
-from patchkit.runtime.rules.vllm_values import INTEGER, NAMED, NUMBER, ONE, SEVERAL, Takes
+from patchkit.runtime.rules.vllm_values import INTEGER, NUMBER, ONE, SEVERAL, Takes
 
 _CHOOSING = {"env_with_choices": ONE, "env_list_with_choices": SEVERAL}
 _CHOOSING["env_set_with_choices"] = SEVERAL
@@ -28,12 +28,9 @@ def read_values(home: Path) -> dict[str, Takes]:
     Raises SourceError for an ``envs.py`` that is none, or choices in a form that no release has.
     """
     place = home / "envs.py"
-    tree = parse_file(place)
-    literals = dict(_annotated_literals(tree))
     found = {}
-    for name, reader in variable_readers(place, tree).items():
-        takes = next(_enforced_values(home, name, reader), literals.get(name))
-        if takes:
+    for name, reader in variable_readers(place, parse_file(place)).items():
+        if takes := next(_enforced_values(home, name, reader), None):
             found[name] = takes
     return found
 
@@ -65,15 +62,6 @@ def _strings(value: ast.expr) -> Iterator[str]:
     for item in items:
         if isinstance(item, ast.Constant) and isinstance(item.value, str):
             yield item.value
-
-
-def _annotated_literals(tree: ast.Module) -> Iterator[tuple[str, Takes]]:
-    """Yield the names that ``envs.py`` annotates with ``Literal[...]``, and its words."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-            for part in ast.walk(node.annotation):
-                if isinstance(part, ast.Subscript) and ast.unparse(part.value) == "Literal":
-                    yield node.target.id, Takes(how=NAMED, words=tuple(_strings(part)))
 
 
 def _enforced_values(home: Path, name: str, reader: ast.expr) -> Iterator[Takes]:

@@ -43,8 +43,7 @@ VARIABLES_HEAD = (
 TAKEN_HEAD = (
     "name, first release, last release, values: what the variables in envs.py of each supported",
     "release of vLLM take; one that is not here takes anything. Made by tools/regenerate.py.",
-    "one of, some of (several, with commas), integer, number: vLLM stops at its start at anything",
-    "else. named: a type in envs.py has these words, and nothing there compares with them.",
+    "one of, some of (several, with commas), integer, number: vLLM stops at anything else.",
 )
 FLAGS_HEAD = (
     "flag, first release, last release: what `vllm serve` takes in each supported release. Made by",

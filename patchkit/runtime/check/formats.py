@@ -88,7 +88,13 @@ def read_content(text: str, where: str) -> FileContent:
         elif content.kind in readers:
             readers[content.kind](text, content)
         elif content.kind == ENV and is_env_file(text):
-            _read_env_lines(text, content)
+            for number, match in enumerate(map(_ENV_LINE.fullmatch, text.split("\n")), 1):
+                if match and match["value"] is None:
+                    content.passed.add(match["name"])  # a name alone is the caller's
+                elif match:
+                    value = _ENV_VALUE.match(match["value"])  # up to a # behind a blank
+                    plain = unquote(value[0].strip()) if value else ""
+                    content.add_variable(Assignment(number, match["name"], plain))
         else:
             # What is named as an env file and holds more than lines is sourced, with set -a.
             CommandReader(content, exports_all=content.kind == ENV).read_script(text)
@@ -112,18 +118,6 @@ def is_env_file(text: str) -> bool:
     """Return whether a text is a list of NAME=value alone, as systemd and docker read it."""
     lines = [line for line in text.split("\n") if line.strip() and line.lstrip()[0] not in "#;"]
     return bool(lines) and not text.startswith("#!") and all(map(_ENV_LINE.fullmatch, lines))
-
-
-def _read_env_lines(text: str, content: FileContent) -> None:
-    """Add the variables of an env file; a name without a value is the caller's."""
-    for number, line in enumerate(text.split("\n"), 1):
-        match = _ENV_LINE.fullmatch(line)
-        if match and match["value"] is None:
-            content.passed.add(match["name"])
-        elif match:
-            value = _ENV_VALUE.match(match["value"])  # up to a # behind a blank
-            plain = unquote((value[0] if value else "").strip())
-            content.add_variable(Assignment(number, match["name"], plain))
 
 
 def _read_unit(text: str, content: FileContent) -> None:
@@ -164,10 +158,11 @@ def _read_dockerfile(text: str, content: FileContent) -> None:
                 value = " ".join(word.text for word in words[1:])
                 words = [Word(f"{words[0].text}={value}", first.line)]
             reader.set_variables(words, place.block, own=name == "ARG")
-        elif name in ("CMD", "ENTRYPOINT"):
-            entrypoint = words if name == "ENTRYPOINT" else entrypoint
-            words = words if name == "ENTRYPOINT" else [*entrypoint, *words]
-            reader.read_entry(words, place, has_entry=bool(entrypoint))
+        elif name == "ENTRYPOINT":
+            entrypoint = words
+            reader.read_entry(words, place, has_entry=bool(words))
+        elif name == "CMD":
+            reader.read_entry([*entrypoint, *words], place, has_entry=bool(entrypoint))
         else:
             # RUN, and what follows in it behind && and the like.
             reader.read_command(words if name == "RUN" else statement.words, place)

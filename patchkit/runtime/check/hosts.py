@@ -45,26 +45,26 @@ def _compare_host(assignment: Assignment, host: Host) -> Iterator[Finding]:
         has = ", ".join(address for address in own if not address.startswith(("127.", "::1")))
         what = f"no address {value}"
         yield make_finding("host-lacks", assignment, what=what, has=has or "none at all")
-    whole = value.startswith("=") or name not in _PREFIXES
-    for part in value.lstrip("=").split(",") if name in (*_NETDEVS, *_DEVICES) else ():
-        plain, colon, _port = part.partition(":")
+    by_prefix = name in _PREFIXES and not value.startswith("=")
+    names = value.lstrip("=").split(",") if name in (*_NETDEVS, *_DEVICES) else []
+    for plain, colon, _port in (part.partition(":") for part in names if part != "all"):
         # UCX names an RDMA device with its port (mlx5_0:1), and an interface as it is.
         is_device = name not in _NETDEVS or bool(colon)
-        known = host.rdma if is_device else host.netdevs
+        known = {
+            device.name: device.active if isinstance(device, Rdma) else device.up
+            for device in (host.rdma if is_device else host.netdevs)
+        }
         fits = [
             device
             for device in known
-            if device.name == plain or (not whole and device.name.startswith(plain))
+            if device == plain or (by_prefix and device.startswith(plain))
         ]
-        works = [device.active if isinstance(device, Rdma) else device.up for device in fits]
-        if plain == "all" and name in _DEVICES:
-            continue
         if not fits:
             what = f"no {'RDMA device' if is_device else 'interface'} {plain}"
-            has = ", ".join(device.name for device in known if device.name != "lo")
-            yield make_finding("host-lacks", assignment, level, what=what, has=has or "none at all")
-        elif not any(works):
-            yield make_finding("host-down", assignment, what=f"{plain} is {fits[0].state}")
+            has = ", ".join(device for device in known if device != "lo") or "none at all"
+            yield make_finding("host-lacks", assignment, level, what=what, has=has)
+        elif not any(known[device] for device in fits):
+            yield make_finding("host-down", assignment, what=f"{plain} is down")
 
 
 def find_half_cages(assignment: Assignment, host: Host | None) -> Iterator[Finding]:

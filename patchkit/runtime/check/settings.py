@@ -151,14 +151,13 @@ def check_values(checked: CheckedText) -> Iterator[Finding]:
             yield make_finding("value", assignment, grave, problem=problem.what, **words)
         takes = takes_by_name.get(name) if name.startswith("VLLM_") else None
         if takes and not takes.has(value) and (assignment.is_given or not value):
-            key = "value-refused" if takes.enforced else "value-unknown"
             hint = f"write {'one of these' if takes.words else 'a number'}, or leave {name} out"
             if close := nearest(value, takes.words):
                 hint = f"did you mean {close}?"
             elif not takes.words and value.lower() in _SWITCH:
                 hint = f"write {name}={_SWITCH[value.lower()]}"
             words = {"reader": f"vLLM {vllm}".rstrip(), "takes": takes.in_words, "hint": hint}
-            yield make_finding(key, assignment, level, **words)
+            yield make_finding("value-refused", assignment, level, **words)
         if name in ADDRESSES and is_link_local(value):
             yield make_finding("link-local-address", assignment)
 

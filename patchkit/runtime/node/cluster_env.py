@@ -226,7 +226,7 @@ def _check_setting(
             f"{reader} does not read {name} (set by {setting.rule})",
             hint=f"did you mean {close}?" if close else lists,
         )
-    if reader != "NCCL" and takes and takes.enforced and not takes.has(setting.value):
+    if reader != "NCCL" and takes and not takes.has(setting.value):
         raise kind(
             f"{reader} does not take {name}={setting.value} (set by {setting.rule})",
             why="it reads this variable when it starts, and stops with a ValueError",

@@ -51,17 +51,6 @@ class Preset:
     differs: Mapping[str, str] = field(default_factory=dict)
 
     @property
-    def settings(self) -> dict[str, str]:
-        """Return flag or variable → value, "" for a bare flag: all that the preset sets."""
-        given = {name: value for name, value in self.flags.items() if value is not False}
-        return {
-            "--gpu-memory-utilization": f"{self.gpu_memory_utilization:.2f}",
-            "--max-model-len": str(self.max_model_len),
-            **{name: "" if value is True else str(value) for name, value in given.items()},
-            **self.variables,
-        }
-
-    @property
     def name(self) -> str:
         """Return the last part of the id; it names the preset by itself, since no two share it."""
         return self.id.rpartition("/")[2]

@@ -10,17 +10,14 @@ from patchkit.paths import RECIPES
 from patchkit.runtime.rules.lifetimes import read_table
 from patchkit.runtime.rules.releases import release
 
-ONE, SEVERAL, INTEGER, NUMBER, NAMED = "one of", "some of", "integer", "number", "named"
+ONE, SEVERAL, INTEGER, NUMBER = "one of", "some of", "integer", "number"
 PLACE = RECIPES / "env" / "vllm_values.tsv"
 _SHOWN = 8  # words in a message
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Takes:
-    """The values of a variable: ``how`` is one of the five words above, ``words`` its choices.
-
-    A type alone (``named``) stops nothing; all else stops a vLLM that gets another value.
-    """
+    """The values at whose lack a vLLM stops: ``how`` is a word above, ``words`` its choices."""
 
     how: str
     words: tuple[str, ...] = ()
@@ -36,11 +33,6 @@ class Takes:
     def __str__(self) -> str:
         case = ", any case" if self.any_case else ""
         return f"{self.how}{case}: {', '.join(self.words)}" if self.words else self.how
-
-    @property
-    def enforced(self) -> bool:
-        """Return whether vLLM stops at another value."""
-        return self.how != NAMED
 
     @property
     def in_words(self) -> str:

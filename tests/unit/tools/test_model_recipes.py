@@ -7,16 +7,18 @@ from dataclasses import replace
 import pytest
 
 from patchkit.runtime.rules.flag_rules import load_flag_rules
-from patchkit.runtime.rules.model_recipes import (
+from patchkit.runtime.rules.model_recipes import ModelRecipe, model_recipes
+from patchkit.runtime.rules.presets import find, load_presets
+from tools.model_recipes import (
     Difference,
-    ModelRecipe,
     differences,
-    model_recipes,
+    preset_settings,
+    read_recipes,
     recipe_of,
     recipe_releases,
+    undecided,
+    without_preset,
 )
-from patchkit.runtime.rules.presets import find, load_presets
-from tools.model_recipes import read_recipes, undecided, without_preset
 
 TUNED = """
 meta: {hardware: {h100: verified, dgx_spark_gb10: verified}}
@@ -155,10 +157,12 @@ def test_spelling_is_no_difference():
         id=preset.id,
         min_vllm=preset.min_vllm,
         settings={
-            **preset.settings,
+            **preset_settings(preset),
             "--gpu-memory-utilization": "0.5",
             "--attention-backend": "flashinfer",
-            "--speculative-config": preset.settings["--speculative-config"].replace(",", ", "),
+            "--speculative-config": preset_settings(preset)["--speculative-config"].replace(
+                ",", ", "
+            ),
         },
     )
     assert not list(differences(preset, recipe))

@@ -6,7 +6,7 @@ import pytest
 
 from patchkit.errors import SourceError
 from patchkit.runtime.rules.flags import Choices
-from patchkit.runtime.rules.vllm_values import INTEGER, NAMED, NUMBER, ONE, SEVERAL, Takes
+from patchkit.runtime.rules.vllm_values import INTEGER, NUMBER, ONE, SEVERAL, Takes
 from tools.release_values import read_choices, read_values
 
 ENVS = """
@@ -38,7 +38,6 @@ class Kernels(enum.Enum):
     TRITON = "triton"
 """
 READ = {
-    "VLLM_SHAPE": Takes(how=NAMED, words=("round", "square")),
     "VLLM_MODE": Takes(how=ONE, words=("a", "b")),
     "VLLM_CASE": Takes(how=ONE, words=("high",), any_case=True),
     "VLLM_LABELS": Takes(how=SEVERAL, words=("x", "y")),

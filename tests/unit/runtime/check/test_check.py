@@ -106,8 +106,6 @@ def test_a_value_that_stops_vllm_is_an_error():
         ("VLLM_FLOAT32_MATMUL_PRECISION=HIGH", "0.33.0", "", ""),
         ("VLLM_USE_DEEP_GEMM=false", "0.23.0", "error", "write VLLM_USE_DEEP_GEMM=0"),
         ("VLLM_ENGINE_READY_TIMEOUT_S=1h", "0.33.0", "error", "write a number, or leave "),
-        # Named by a type, and taken as it is.
-        ("VLLM_RAY_DP_PACK_STRATEGY=wide", "0.33.0", "warning", "write one of these, or leave "),
         # Of other programs as well; unknown until it is read.
         ("VERBOSE=yes", "0.33.0", "", ""),
         ("VLLM_USE_DEEP_GEMM=<0 or 1>", "0.23.0", "", ""),

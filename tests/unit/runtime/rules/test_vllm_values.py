@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from patchkit.runtime.rules.vllm_values import (
-    NAMED,
     ONE,
     SEVERAL,
     Takes,
@@ -24,7 +23,6 @@ from patchkit.runtime.rules.vllm_values import (
         ("some of: x, y", ["x", "x,y", " y , x ", ""], ["z", "x,z", "X"]),
         ("integer", ["1", "0", "-3", " 7 "], ["true", "1.5", "", "0x10"]),
         ("number", ["1", "0.5", "1e3"], ["half", ""]),
-        ("named: strict", ["strict"], ["wide"]),
     ],
 )
 def test_what_is_taken(takes, right, wrong):
@@ -36,7 +34,7 @@ def test_what_is_taken(takes, right, wrong):
 words = st.text("abcXYZ019_-", min_size=1, max_size=8)
 chosen = st.builds(
     Takes,
-    how=st.sampled_from([ONE, SEVERAL, NAMED]),
+    how=st.sampled_from([ONE, SEVERAL]),
     words=st.lists(words, min_size=1, max_size=4, unique=True).map(tuple),
     any_case=st.booleans(),
 )
