@@ -26,14 +26,13 @@ from patchkit.cli.render import (
     rendered,
 )
 from patchkit.cluster.launch.cluster import Cluster
-from patchkit.cluster.models.check import check_model
-from patchkit.cluster.models.fetch import fetch_model
+from patchkit.cluster.models.check import ModelCheck, check_model
+from patchkit.cluster.models.fetch import FetchPlan, fetch_model
 from patchkit.cluster.models.names import split_revision
 from patchkit.cluster.models.pins import pin
-from patchkit.cluster.models.report import FetchPlan, ModelCheck, follow_answers
 from patchkit.cluster.models.sync import (
     ModelNode,
-    check_sources,
+    follow_answers,
     models_of,
     sources_of,
     sync_model,
@@ -126,7 +125,7 @@ def sync(specs: Sequence[str], *, cluster: Cluster) -> Iterator[Block]:
     """Copy models from the first node that has them whole to the others, and check them there.
 
     Without a name all that the cluster file pins. rsync runs there, over ssh and the cable, side by
-    side; run it again after an interrupt. Every file is hashed before, and on the node that got it.
+    side; run it again after an interrupt. Every file is hashed on the node that got it.
     """
     nodes = _model_nodes(cluster)
     if len(nodes) < 2:
@@ -140,10 +139,8 @@ def sync(specs: Sequence[str], *, cluster: Cluster) -> Iterator[Block]:
     results: list[tuple[ModelNode, ModelCheck | PatchkitError]] = []
     for spec in specs:
         sources = sources_of(nodes, held, *_find_commit(cluster, spec))
+        source, model = sources[0]
         with progress() as report:
-            source, model, wrong = check_sources(sources, report)
-            for reason in wrong:
-                tell(f"{reason}: the copy of {source.ssh} is taken")
             others = [node for node in nodes if node is not source]
             copy = functools.partial(sync_model, source, model, report=report)
             results += zip(others, everywhere(others, copy), strict=True)
@@ -275,5 +272,4 @@ def _checked_blocks(specs: Sequence[str], results: _Results) -> Iterator[Block]:
         yield ExitCode(result.exit_code)
     yield Record({"nodes": nodes})
     if any(result.exit_code == HashMismatchError.exit_code for _node, result in results):
-        verb = "sync" if len(results) > len(specs) else "get"
-        yield next_step(*program(), "model", verb, *specs)
+        yield next_step(*program(), "model", "get", *specs)

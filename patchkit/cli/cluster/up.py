@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -109,12 +109,6 @@ def _node_names(cluster: Cluster) -> str:
     return ", ".join(node.destination for node in cluster.nodes)
 
 
-def _note_lines(notes: Sequence[str], model: str) -> Iterator[Block]:
-    yield from (lead_word("!") + note for note in notes)
-    if notes and not model.startswith(("/", "~")):
-        yield next_step(*program(), "model", "check", model)
-
-
 def wait_attached(cluster: Cluster, wait: Callable[[], Answered]) -> Answered:
     """Wait; an interrupt leaves the start to the head's systemd, and says how to come back."""
     try:
@@ -151,7 +145,6 @@ def answered_blocks(cluster: Cluster, done: Answered, url: str = "") -> Iterator
     yield Record({**record_fields(done), "url": url, "answered": True})
     times = f"loaded in {done.load_s:.0f} s, first token after {done.token_s:.1f} s"
     yield GOOD + f"{done.model} answers: {times}"
-    yield from _note_lines(done.notes, done.model)
     if url:
         where = "" if cluster.head.here else f"on {cluster.head.destination}"
         yield next_step("curl", f"{url}/v1/models", where=where)
@@ -165,7 +158,7 @@ def _plan_blocks(cluster: Cluster, plan: GroupPlan) -> Iterator[Block]:
         for node, files, changed in nodes
     ]
     model, url = plan.units.model.name, plan.units.url
-    yield Record({"model": model, "url": url, "notes": plan.notes, "nodes": fields})
+    yield Record({"model": model, "url": url, "nodes": fields})
     for number, (node, files, changed) in enumerate(nodes):
         yield style(node.destination, bold=True) + f" rank {number}"
         for name in changed:
@@ -173,6 +166,5 @@ def _plan_blocks(cluster: Cluster, plan: GroupPlan) -> Iterator[Block]:
         yield LaidOut(shown(f"  runs    {' '.join(plan.units.words(number))}"))
         for note in plan.units.ranks[number].env.notes:
             yield "  " + lead_word("note") + by_cluster_file(note)
-    yield from _note_lines(plan.notes, model)
     if not any(plan.changed):
         yield "nothing to write: every node has these files"

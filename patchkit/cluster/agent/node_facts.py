@@ -14,7 +14,7 @@ from typing import Any
 from patchkit.cluster.agent.node_files import config_folder, read_placed
 from patchkit.cluster.agent.unit_state import run_for_user
 from patchkit.cluster.agent.venv_link import leads_to
-from patchkit.cluster.models.check import check_model, count_unchecked
+from patchkit.cluster.models.check import check_model
 from patchkit.finding import Level
 from patchkit.process import attempt
 from patchkit.runtime.host.host import Host
@@ -27,14 +27,10 @@ _UNLIMITED = 2**64 - 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelOnNode:
-    """The weights of a model's folder in bytes, 0 for none, and what is wrong with it first.
-
-    ``unchecked`` files changed since their hashes were checked, or never were.
-    """
+    """The weights of a model's folder in bytes, 0 for none, and what is wrong with it first."""
 
     weights: int
     problem: str = ""
-    unchecked: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +105,6 @@ def model_on_node(folder: str) -> ModelOnNode:
     return ModelOnNode(
         weights=sum(each.stat().st_size for each in files),
         problem=" ".join((errors[0]["where"], errors[0]["what"])) if errors else "",
-        unchecked=count_unchecked(place),
     )
 
 

@@ -13,7 +13,7 @@ from patchkit.cluster.agent.venv_link import InstallState
 from patchkit.cluster.agent.wheel_store import WheelLock
 from patchkit.cluster.launch.cluster import Cluster
 from patchkit.cluster.launch.plan import node_addresses
-from patchkit.cluster.models.report import follow_answers
+from patchkit.cluster.models.sync import follow_answers
 from patchkit.cluster.ssh.node import Remote, all_of, everywhere
 from patchkit.cluster.ssh.rsync import INSTALL, Copied
 from patchkit.cluster.ssh.ssh import ssh_words, there

@@ -23,15 +23,11 @@ _LOADING = ("activating", "deactivating", "reloading")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answered:
-    """What a start came to: seconds until the server was up, and until it gave its first token.
-
-    ``notes`` are about the model's files.
-    """
+    """What a start came to: seconds until the server was up, and until it gave its first token."""
 
     model: str
     load_s: float
     token_s: float
-    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

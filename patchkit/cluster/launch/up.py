@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from patchkit.cluster.agent import control
 from patchkit.cluster.agent.node_facts import NodeFacts
@@ -35,14 +35,13 @@ _FIRST_PORT = 1024  # net.ipv4.ip_unprivileged_port_start
 class GroupPlan:
     """What a start would write and run; ``changed`` are the files that differ, by node.
 
-    ``former`` are the files that are there, by node; ``notes`` are about the model's files.
+    ``former`` are the files that are there, by node.
     """
 
     units: GroupUnits
     files: tuple[dict[str, str], ...]
     changed: tuple[tuple[str, ...], ...]
     former: tuple[dict[str, str], ...]
-    notes: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +67,8 @@ def make_plan(cluster: Cluster, model: str) -> GroupPlan:
     for found in survey_nodes(names, facts):
         if found.about in ("systemd", "linger", "installation"):
             raise HostError(f"{found.where}: {found.what}", why=found.why, hint=found.hint)
-    notes = _check_model(served, names, facts) if served.folder else ()
+    if served.folder:
+        _check_model(served, names, facts)
     ranks = planned_ranks(cluster.file, facts, served)
     links = cluster.links([rank.address for rank in ranks[1:]])
     units = GroupUnits(
@@ -83,18 +83,11 @@ def make_plan(cluster: Cluster, model: str) -> GroupPlan:
         sorted(name for name in {*new, *old} if new.get(name) != old.get(name))
         for new, old in zip(files, former, strict=True)
     ]
-    return GroupPlan(
-        units=units, files=files, changed=tuple(map(tuple, changed)), former=former, notes=notes
-    )
+    return GroupPlan(units=units, files=files, changed=tuple(map(tuple, changed)), former=former)
 
 
-def _check_model(
-    model: ServedModel, nodes: Sequence[str], facts: Sequence[NodeFacts]
-) -> tuple[str, ...]:
-    """Return on which nodes files of the model changed since somebody checked them.
-
-    Raises HostError if it is not whole on a node: before anything is started.
-    """
+def _check_model(model: ServedModel, nodes: Sequence[str], facts: Sequence[NodeFacts]) -> None:
+    """Raise HostError if the model is not whole on a node: before anything is started."""
     found = {node: its.models[model.folder] for node, its in zip(nodes, facts, strict=True)}
     wrong = [f"{node}: {here.problem}" for node, here in found.items() if here.problem]
     if wrong:
@@ -106,12 +99,6 @@ def _check_model(
             if model.name == model.folder
             else quoted("patchkit", "model", verb, model.name),
         )
-    return tuple(
-        f"{node}: {here.unchecked} file{'s' * (here.unchecked > 1)} of {model.name} "
-        "changed since the hashes were checked, or never were"
-        for node, here in found.items()
-        if here.unchecked
-    )
 
 
 def bring_up(cluster: Cluster, model: str, *, lasting: bool = True) -> Begun:
@@ -150,7 +137,7 @@ def _start_group(
 
 def wait_for(cluster: Cluster, begun: Begun, watcher: StartWatcher) -> Answered:
     """Return once the model has answered. Raises HostError with the first error of all ranks."""
-    return replace(wait_until_answered(cluster, begun.since, watcher), notes=begun.plan.notes)
+    return wait_until_answered(cluster, begun.since, watcher)
 
 
 def switch_model(cluster: Cluster, model: str, watcher: StartWatcher) -> Answered:

@@ -6,8 +6,10 @@ file. What has to be there, ``expected`` says.
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Generator, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -18,18 +20,62 @@ from patchkit.cluster.models.expected import (
     Downloaded,
     ModelRecord,
     downloads,
-    file_mark,
-    note_checked,
-    read_checked,
     read_record,
     unfinished,
 )
-from patchkit.cluster.models.hashing import hash_files
 from patchkit.cluster.models.names import folder_of, models_folder
-from patchkit.cluster.models.report import HASH, HeldModel, ModelCheck
-from patchkit.errors import UsageError
+from patchkit.cluster.ssh.rsync import Copied
+from patchkit.errors import HashMismatchError, SourceError, UsageError
 from patchkit.finding import Finding, Level
 from patchkit.records import RecordError
+
+HASH = "hash"
+"""What findings are ``about`` where a file has other bytes than those of the Hub."""
+
+_SIDE_BY_SIDE = 8  # files; more wait for the disk
+_SHA1 = 40  # hex digits
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelCheck:
+    """The result of a check: what the folder holds, and what is wrong with it.
+
+    ``sent`` is what was copied into it before.
+    """
+
+    folder: str
+    repo: str = ""
+    commit: str = ""
+    files: int = 0
+    size: int = 0
+    full: bool
+    findings: tuple[Finding, ...]
+    sent: Copied | None = None
+
+    @property
+    def complete(self) -> bool:
+        """Return whether nothing is wrong."""
+        return not self.exit_code
+
+    @property
+    def exit_code(self) -> int:
+        """Return the exit code of the worst finding."""
+        errors = [found for found in self.findings if found.level is Level.ERROR]
+        if any(found.about == HASH for found in errors):
+            return HashMismatchError.exit_code
+        return SourceError.exit_code if errors else 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldModel:
+    """A model that lies on a node."""
+
+    folder: str
+    repo: str
+    commit: str
+    size: int
+    complete: bool
+    ours: bool  # it has patchkit's record
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,42 +106,26 @@ def check_model(folder: str, full: bool = False) -> Iterator[dict[str, Any]]:
     try:
         model = _read_files(place)
     except RecordError as error:
-        wrong = Finding(
-            where=".cache/patchkit/model.json",
-            what=str(error),
-            why="nobody knows what has to be here",
+        where, why = ".cache/patchkit/model.json", "nobody knows what has to be here"
+        found = [Finding(where=where, what=str(error), why=why)]
+        check = ModelCheck(folder=str(place), full=full, findings=())
+    else:
+        cut_off = list(_check_sizes(model))
+        found = [*_check_structure(model), *cut_off, *_check_commits(model)]
+        if full:
+            found += yield from _check_hashes(model, {wrong.where for wrong in cut_off})
+        elif not model.digests:
+            found.append(Finding(level=Level.UNKNOWN, what="no hash of any file was written down"))
+        check = ModelCheck(
+            folder=str(place),
+            repo=model.repo,
+            commit=model.commit,
+            files=len(model.sizes),
+            size=sum(model.sizes.values()),
+            full=full,
+            findings=(),
         )
-        yield {"result": ModelCheck(folder=str(place), full=full, findings=(wrong,)).fields()}
-        return
-    cut_off = list(_check_sizes(model))
-    found = [*_check_structure(model), *cut_off, *_check_commits(model)]
-    if full:
-        found += yield from _check_hashes(model, {wrong.where for wrong in cut_off})
-    elif not model.digests:
-        found.append(Finding(level=Level.UNKNOWN, what="no hash of any file was written down"))
-    check = ModelCheck(
-        folder=str(place),
-        repo=model.repo,
-        commit=model.commit,
-        files=len(model.sizes),
-        size=sum(model.sizes.values()),
-        full=full,
-        findings=tuple(found),
-    )
-    yield {"result": check.fields()}
-
-
-def count_unchecked(folder: Path) -> int:
-    """Return how many files with a known hash are not as they were when it was right, if ever."""
-    try:
-        model = _read_files(folder)
-    except RecordError:
-        return 0
-    checked = read_checked(folder)
-    return sum(
-        bool(model.digests.get(name)) and file_mark(folder / name) != checked.get(name)
-        for name in model.sizes
-    )
+    yield {"result": {**asdict(check), "findings": [one.fields() for one in found]}}
 
 
 def is_complete(folder: Path) -> bool:
@@ -130,16 +160,14 @@ def held_models(models: str) -> list[dict[str, Any]]:
 
 def _read_files(folder: Path) -> _ModelFiles:
     sizes, dangling = {}, []
-    for here, folders, files in os.walk(folder):
-        if Path(here) == folder:
-            folders[:] = [name for name in folders if name not in (CACHE, ".git")]
-        for file in files:
-            path = Path(here, file)
-            name = path.relative_to(folder).as_posix()
-            if path.is_file():
-                sizes[name] = path.stat().st_size
-            else:
-                dangling.append(name)
+    for path in folder.rglob("*"):
+        name = path.relative_to(folder)
+        if name.parts[0] in (CACHE, ".git"):
+            continue
+        if path.is_file():
+            sizes[name.as_posix()] = path.stat().st_size
+        elif not path.is_dir():
+            dangling.append(name.as_posix())
     made, downloaded = read_record(folder), dict(downloads(folder))
     known = made or folder_of(folder.name)
     return _ModelFiles(
@@ -210,30 +238,45 @@ def _check_commits(model: _ModelFiles) -> Iterator[Finding]:
 def _check_hashes(
     model: _ModelFiles, wrong: set[str]
 ) -> Generator[dict[str, Any], None, list[Finding]]:
-    """Hash the files that are not known to be wrong."""
+    """Hash the files that are not known to be wrong, and report after each."""
     names = [name for name in model.sizes if name not in wrong]
     right = {name: model.digests[name] for name in names if model.digests.get(name)}
-    marks = {name: file_mark(model.folder / name) for name in right}  # a file may change meanwhile
-    total = sum(model.sizes[name] for name in right)
-    reading = hash_files({model.folder / name: digest for name, digest in right.items()})
-    while True:
-        try:
-            yield {"done": next(reading), "total": total}
-        except StopIteration as end:
-            actual: dict[Path, str] = end.value
-            break
+    done, total = 0, sum(model.sizes[name] for name in right)
     found = []
-    for name, digest in right.items():
-        is_now = actual[model.folder / name]
-        if is_now != digest:
-            del marks[name]
-            unread = " " in is_now  # why it could not be read
-            what = is_now if unread else f"has the hash {is_now[:16]}…, not {digest[:16]}…"
-            why = "its bytes are not those of the Hub"
-            found.append(Finding(about=HASH, where=name, what=what, why=why))
-    note_checked(model.folder, marks)
-    for name in names:
-        if name not in right and is_weight(name):
-            what = "no hash of it was written down"
-            found.append(Finding(level=Level.UNKNOWN, where=name, what=what))
-    return found
+    pool = ThreadPoolExecutor(min(_SIDE_BY_SIDE, os.cpu_count() or 1))
+    try:
+        running = {
+            pool.submit(_hash_file, model.folder / name, digest): name
+            for name, digest in right.items()
+        }
+        for future in as_completed(running):
+            name, is_now = running[future], future.result()
+            done += model.sizes[name]
+            yield {"done": done, "total": total}
+            if is_now != right[name]:
+                what = f"has the hash {is_now[:16]}…, not {right[name][:16]}…"
+                if " " in is_now:
+                    what = is_now
+                why = "its bytes are not those of the Hub"
+                found.append(Finding(about=HASH, where=name, what=what, why=why))
+    finally:
+        pool.shutdown(cancel_futures=True)
+    unknown = "no hash of it was written down"
+    return found + [
+        Finding(level=Level.UNKNOWN, where=name, what=unknown)
+        for name in names
+        if name not in right and is_weight(name)
+    ]
+
+
+def _hash_file(path: Path, like: str) -> str:
+    """Return a sha256, or git's sha1 of a blob if ``like`` is one; or why it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            if len(like) != _SHA1:
+                return hashlib.file_digest(file, "sha256").hexdigest()
+            head = f"blob {os.fstat(file.fileno()).st_size}\0".encode()
+            begun = hashlib.sha1(head, usedforsecurity=False)
+            return hashlib.file_digest(file, lambda: begun).hexdigest()
+    except OSError as error:
+        return f"cannot be read: {error.strerror or error}"

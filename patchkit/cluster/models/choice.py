@@ -6,7 +6,7 @@ What they say of themselves and of each other is read here, too: shards, and siz
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 
@@ -45,24 +45,36 @@ def choose_files(names: Collection[str], shards: Mapping[str, Collection[str]]) 
     """
     weights = set(_choose_weights(names, shards))
     if not weights:
-        held = sorted({PurePosixPath(name).suffix for name in names if _is_weight(name)})
+        suffixes = {PurePosixPath(name).suffix for name in names if _matches(name, _WEIGHTS)}
         raise SourceError(
             "the repository has no weights that vLLM loads from a folder",
-            why=f"it holds {', '.join(held) or 'no weights at all'}",
+            why=f"it holds {', '.join(sorted(suffixes)) or 'no weights at all'}",
             hint="name the repository of the safetensors",
         )
+    texts = {
+        name
+        for name in names
+        if _matches(name.rpartition("/")[2], _TEXTS)
+        and not _ELSEWHERE.intersection(name.split("/")[:-1])
+        and not any(part.startswith(".") for part in name.split("/"))
+    }
     others = {name for name, shard_names in shards.items() if not weights.issuperset(shard_names)}
-    return tuple(sorted({*weights, *filter(_is_text, names)} - others))
+    return tuple(sorted({*weights, *texts} - others))
 
 
 def is_weight(name: str) -> bool:
     """Return whether a file holds weights that vLLM may load: it lies in the main folder."""
-    return _is_weight(name) and "/" not in name
+    return "/" not in name and _matches(name, _WEIGHTS)
 
 
-def _choose_weights(names: Collection[str], shards: Mapping[str, Collection[str]]) -> Iterator[str]:
+def _matches(name: str, patterns: Collection[str]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def _choose_weights(
+    names: Collection[str], shards: Mapping[str, Collection[str]]
+) -> Collection[str]:
     for kind in _KINDS:
-        found = [name for name in names if _is_kind(name, kind)]
         indexes = (index for index in INDEXES if index in shards)
         if index := next((i for i in indexes if _is_kind(i.removesuffix(".index.json"), kind)), ""):
             if missing := set(shards[index]).difference(names):
@@ -71,11 +83,10 @@ def _choose_weights(names: Collection[str], shards: Mapping[str, Collection[str]
                     why="it was uploaded in part",
                     hint="look at its other revisions, and name one: REPO@REVISION",
                 )
-            yield from shards[index]
-            return
-        if found:
-            yield from found
-            return
+            return shards[index]
+        if found := [name for name in names if _is_kind(name, kind)]:
+            return found
+    return ()
 
 
 def _is_kind(name: str, kind: str) -> bool:
@@ -83,20 +94,6 @@ def _is_kind(name: str, kind: str) -> bool:
         return False
     # Beside the others, consolidated ones are the same weights once more.
     return kind.startswith("consolidated") or not name.startswith("consolidated")
-
-
-def _is_weight(name: str) -> bool:
-    return any(fnmatchcase(name, pattern) for pattern in _WEIGHTS)
-
-
-def _is_text(name: str) -> bool:
-    *folders, last = name.split("/")
-    hidden = any(part.startswith(".") for part in (*folders, last))
-    return (
-        not hidden
-        and not _ELSEWHERE.intersection(folders)
-        and any(fnmatchcase(last, pattern) for pattern in _TEXTS)
-    )
 
 
 def read_shards(folder: Path, names: Collection[str]) -> dict[str, str]:

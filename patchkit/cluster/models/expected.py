@@ -28,9 +28,6 @@ CACHE = ".cache"
 _DOWNLOADS = f"{CACHE}/huggingface/download"
 _RECORD = f"{CACHE}/patchkit/model.json"
 _SUFFIX = ".metadata"
-CHECKED = f"{CACHE}/patchkit/checked.json"
-"""Says how each file was when its hash was right: it is about this disk, and never copied."""
-
 _LOST = re.compile(r"\.[0-9a-f]{40,64}\.[0-9a-f]{8}\.incomplete$")
 
 
@@ -52,6 +49,7 @@ class ModelRecord:
 
     @property
     def size(self) -> int:
+        """Return the bytes of all files."""
         return sum(file.size for file in self.files.values())
 
 
@@ -99,34 +97,6 @@ def downloads(folder: Path) -> Iterator[tuple[str, Downloaded]]:
         with contextlib.suppress(RecordError, IndexError):
             digest = record(Digest, lines[1].strip().strip('"'))
         yield name, Downloaded(commit=commit, digest=digest)
-
-
-def file_mark(path: Path) -> tuple[int, ...]:
-    """Return what a write to a file changes, even if it keeps size and time; () for no file."""
-    try:
-        found = path.stat()
-    except OSError:
-        return ()
-    return (found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino)
-
-
-def note_checked(folder: Path, marks: Mapping[str, tuple[int, ...]]) -> None:
-    """Write down the marks of files whose hashes are right, where that can be written."""
-    place = folder / CHECKED
-    with contextlib.suppress(OSError):
-        place.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(place) as file:
-            file.write(json.dumps(marks).encode())
-
-
-def read_checked(folder: Path) -> Mapping[str, tuple[int, ...]]:
-    """Return the marks that were written down; none if they cannot be read."""
-    try:
-        text = read_text(folder / CHECKED, limit=LARGEST_IN_TREE, follow=False)
-        found: Mapping[str, tuple[int, ...]] = read_json(Mapping[str, tuple[int, ...]], text)  # type: ignore[type-abstract]
-    except (PatchkitError, RecordError, OSError):
-        return {}
-    return found
 
 
 def unfinished(folder: Path) -> list[Path]:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from patchkit.cluster.models.check import check_model
+from patchkit.cluster.models.check import HASH, check_model
 from patchkit.cluster.models.expected import (
     CACHE,
     ModelRecord,
@@ -17,19 +17,30 @@ from patchkit.cluster.models.expected import (
     unfinished,
     write_record,
 )
-from patchkit.cluster.models.listing import Listing, list_commit
-from patchkit.cluster.models.names import (
-    ModelFolder,
-    free_bytes,
-    models_folder,
-    require_room,
-)
-from patchkit.cluster.models.report import HASH, FetchPlan
+from patchkit.cluster.models.listing import list_commit
+from patchkit.cluster.models.names import ModelFolder, free_bytes, models_folder, require_room
 from patchkit.durable.failure import translated
 from patchkit.durable.lock import locked
 from patchkit.errors import HostError, StorageError
 from patchkit.follow import Follow
-from patchkit.process import Completed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FetchPlan:
+    """What a fetch takes: the chosen files of a commit, in bytes, and the room there is.
+
+    ``held`` was fetched before, ``left`` comes over the network.
+    """
+
+    repo: str
+    commit: str
+    folder: str
+    files: int
+    size: int
+    of: int  # bytes of the whole repository
+    held: int
+    left: int
+    free: int
 
 
 def fetch_model(
@@ -43,7 +54,19 @@ def fetch_model(
     listing = list_commit(python, repo, revision)
     made = listing.choose_record(repo)
     folder = root / ModelFolder(repo=repo, commit=made.commit).name
-    plan = _make_fetch_plan(listing, made, folder)
+    held = _count_bytes(folder, made)
+    plan = FetchPlan(
+        repo=made.repo,
+        commit=made.commit,
+        folder=str(folder),
+        files=len(made.files),
+        size=made.size,
+        of=sum(size or 0 for size, _digest in listing.files.values()),
+        held=held,
+        left=made.size - held,
+        # Parts of an interrupted download are gone on with, or removed.
+        free=free_bytes(folder) + sum(map(_file_size, unfinished(folder))),
+    )
     yield {"plan": asdict(plan)}
     require_room(plan.folder, plan.left, plan.free)
     if dry_run:
@@ -58,7 +81,7 @@ def fetch_model(
             if place.is_symlink() or (place.is_file() and place.stat().st_size != file.size):
                 forget(folder, name)
         drop_lost_parts(folder, all_parts=False)
-        if _count_whole_bytes(folder, made) < made.size:
+        if _count_bytes(folder, made) < made.size:
             yield from _run_hf_download(python, made, folder)
         drop_lost_parts(folder, all_parts=True)
         yield from check_anew(str(folder))
@@ -76,22 +99,6 @@ def check_anew(folder: str) -> Iterator[dict[str, Any]]:
         yield answer
 
 
-def _make_fetch_plan(listing: Listing, made: ModelRecord, folder: Path) -> FetchPlan:
-    held = _count_whole_bytes(folder, made)
-    return FetchPlan(
-        repo=made.repo,
-        commit=made.commit,
-        folder=str(folder),
-        files=len(made.files),
-        size=made.size,
-        of=listing.size,
-        held=held,
-        left=max(made.size - held, 0),
-        # Parts of an interrupted download are gone on with, or removed.
-        free=free_bytes(folder) + sum(map(_file_size, unfinished(folder))),
-    )
-
-
 def _run_hf_download(python: str, made: ModelRecord, folder: Path) -> Iterator[dict[str, Any]]:
     program = Path(python).expanduser().with_name("hf")
     words = (str(program), "download", made.repo, *made.files)
@@ -107,34 +114,29 @@ def _run_hf_download(python: str, made: ModelRecord, folder: Path) -> Iterator[d
     with running:
         for _line in running:
             parts = sum(map(_file_size, unfinished(folder)))
-            size = min(_count_whole_bytes(folder, made) + parts, made.size)
+            size = min(_count_bytes(folder, made) + parts, made.size)
             if size != reported:
                 reported = size
                 yield {"done": size, "total": made.size}
-    if running.done.trouble:
-        raise _explain_hf_failure(running.done, made, program)
-
-
-def _explain_hf_failure(
-    done: Completed, made: ModelRecord, program: Path
-) -> HostError | StorageError:
+    done = running.done
     if not done.started:
-        return HostError(
+        raise HostError(
             f"{program} {done.trouble}",
             why="huggingface_hub brings it from 0.34 on, and vLLM brings huggingface_hub",
             hint="name the environment of vLLM: `venv` in cluster.toml, or --venv DIR",
         )
-    words = [line.strip() for line in done.output.split("\n")]
-    errors = [line for line in words if line and "%|" not in line and "it/s" not in line]
-    said = errors[-1] if errors else done.trouble
-    return StorageError(
-        f"{made.repo}: hf download ended with exit code {done.status}: {said}",
-        why="no network there, or no room",
-        hint="run the same command again: the files that are whole are kept",
-    )
+    if done.trouble:
+        lines = [line.strip() for line in done.output.split("\n")]
+        errors = [line for line in lines if line and "%|" not in line and "it/s" not in line]
+        raise StorageError(
+            f"{made.repo}: hf download ended with exit code {done.status}: "
+            f"{errors[-1] if errors else done.trouble}",
+            why="no network there, or no room",
+            hint="run the same command again: the files that are whole are kept",
+        )
 
 
-def _count_whole_bytes(folder: Path, made: ModelRecord) -> int:
+def _count_bytes(folder: Path, made: ModelRecord) -> int:
     """Return the bytes of the files that are whole."""
     return sum(
         file.size for name, file in made.files.items() if _file_size(folder / name) == file.size
@@ -142,7 +144,4 @@ def _count_whole_bytes(folder: Path, made: ModelRecord) -> int:
 
 
 def _file_size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except OSError:
-        return -1
+    return path.stat().st_size if path.is_file() else 0

@@ -17,16 +17,16 @@ from patchkit.records import RecordError, record
 
 _SCRIPT = Path(__file__).with_name("hub_facts.py")
 _PATIENCE = 180.0  # seconds; the index of a large model is some MB
-_LOGIN = "log in there: `{hf} auth login`, or set HF_TOKEN there"
 _PYTHON = "name the environment of vLLM: `venv` in cluster.toml, or --venv DIR"
-_SILENT = "no network there, or the Hub does not answer"
-# The kind of error that huggingface_hub raises, ours, and why; the first one that fits counts.
+_LOGIN = "log in there: `{hf} auth login`, or set HF_TOKEN there"
+_SILENT = "no network there, or the Hub does not answer; or HF_HUB_OFFLINE is set there"
+# The kind of error that huggingface_hub raises, ours, why, and what to do; the first one counts.
 _REFUSALS: tuple[tuple[str, type[PatchkitError], str, str], ...] = (
     (
         "GatedRepoError",
         SourceError,
         "its owner asks for consent, and a login",
-        "agree at https://huggingface.co/{repo}, then " + _LOGIN,
+        f"agree at https://huggingface.co/{{repo}}, then {_LOGIN}",
     ),
     (
         "RevisionNotFoundError",
@@ -38,7 +38,7 @@ _REFUSALS: tuple[tuple[str, type[PatchkitError], str, str], ...] = (
         "RepositoryNotFoundError",
         SourceError,
         "there is no such repository, or it is private and this user is not logged in",
-        "correct the name; or " + _LOGIN,
+        f"correct the name; or {_LOGIN}",
     ),
     (
         "ModuleNotFoundError",
@@ -46,7 +46,6 @@ _REFUSALS: tuple[tuple[str, type[PatchkitError], str, str], ...] = (
         "the Python that was named has no huggingface_hub, which vLLM brings",
         _PYTHON,
     ),
-    ("OfflineModeIsEnabled", StorageError, "HF_HUB_OFFLINE is set there", "unset HF_HUB_OFFLINE"),
     ("TransportError", StorageError, _SILENT, "look at the network there"),  # of httpx: no OSError
     ("OSError", StorageError, _SILENT, "look at the network there"),  # of requests as well
 )
@@ -60,10 +59,6 @@ class Listing:
     files: Mapping[str, tuple[int | None, str | None]]
     indexes: Mapping[str, str] = field(default_factory=dict)
 
-    @property
-    def size(self) -> int:
-        return sum(size or 0 for size, _digest in self.files.values())
-
     def choose_record(self, repo: str) -> ModelRecord:
         """Return the files that vLLM loads. Raises SourceError for names that lead elsewhere."""
         try:
@@ -72,9 +67,9 @@ class Listing:
                 if not plain(name) or not name.isprintable():
                     raise RecordError(f"holds a file {name!r}, which is no plain name")
             shards = {name: parse_index(text, name) for name, text in self.indexes.items()}
-            names = choose_files(self.files.keys(), shards)
             files = {
-                name: dict(zip(("size", "digest"), self.files[name], strict=True)) for name in names
+                name: dict(zip(("size", "digest"), self.files[name], strict=True))
+                for name in choose_files(self.files.keys(), shards)
             }
             return record(ModelRecord, {"repo": repo, "commit": self.commit, "files": files})
         except RecordError as error:
@@ -90,28 +85,19 @@ def list_commit(python: str, repo: str, revision: str) -> Listing:
     program = Path(python).expanduser()
     code = _SCRIPT.read_text(encoding="utf-8")
     answer = process.ask(program, code, repo, revision, timeout=_PATIENCE, hint=_PYTHON)
-    if isinstance(answer, dict) and "kinds" in answer:
-        raise _explain_refusal(answer, program, repo, revision)
-    try:
-        # JSON has no tuples, and a dataclass takes lists for them.
-        return record(Listing, answer)
-    except RecordError as error:
-        raise HostError(
-            f"{repo}: an odd answer of the Hub: {error}",
-            hint=f"look at https://huggingface.co/{repo}",
-        ) from None
-
-
-def _explain_refusal(
-    answer: dict[str, object], python: Path, repo: str, revision: str
-) -> PatchkitError:
-    named = f"{repo}@{revision}" if revision else repo
-    kinds = answer.get("kinds")
-    says = str(answer.get("says")).strip().split("\n")[0]
-    hf = python.with_name("hf")
+    if not isinstance(answer, dict) or "kinds" not in answer:
+        try:
+            # JSON has no tuples, and a dataclass takes lists for them.
+            return record(Listing, answer)
+        except RecordError as error:
+            raise HostError(
+                f"{repo}: an odd answer of the Hub: {error}",
+                hint=f"look at https://huggingface.co/{repo}",
+            ) from None
+    says, kinds = str(answer.get("says")).strip().partition("\n")[0], answer["kinds"]
+    what = f"{repo}{revision and '@'}{revision}: {says}"
+    hf = program.with_name("hf")
     for name, kind, why, hint in _REFUSALS:
         if isinstance(kinds, list) and name in kinds:
-            return kind(f"{named}: {says}", why=why, hint=hint.format(repo=repo, hf=quoted(hf)))
-    return HostError(
-        f"{named}: {says}", hint=f"try by hand: `{quoted(hf, 'download', repo, 'config.json')}`"
-    )
+            raise kind(what, why=why, hint=hint.format(repo=repo, hf=quoted(hf)))
+    raise HostError(what, hint=f"try by hand: `{quoted(hf, 'download', repo, 'config.json')}`")

@@ -5,21 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from patchkit.cluster.models.check import check_model, held_models, is_complete
-from patchkit.cluster.models.expected import CHECKED, read_record
-from patchkit.cluster.models.fetch import check_anew
+from patchkit.cluster.models.check import HeldModel, ModelCheck, held_models, is_complete
+from patchkit.cluster.models.expected import read_record
+from patchkit.cluster.models.fetch import FetchPlan, check_anew
 from patchkit.cluster.models.names import folder_of, free_bytes, models_folder, require_room
-from patchkit.cluster.models.report import HeldModel, ModelCheck, ModelRoom, follow_answers
 from patchkit.cluster.ssh.node import Remote, everywhere
 from patchkit.cluster.ssh.rsync import Copied, copied, require_rsync, rsync_words
 from patchkit.cluster.ssh.ssh import ssh_words
 from patchkit.durable.failure import translated
-from patchkit.errors import HashMismatchError, PatchkitError, SourceError, UsageError
-from patchkit.finding import Level
+from patchkit.errors import PatchkitError, SourceError, UsageError
 from patchkit.quoting import quoted
 
+T = TypeVar("T")
 Progress = Callable[[int, int], None]
 
 
@@ -32,6 +31,15 @@ class ModelNode:
     models: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelRoom:
+    """Where a model goes on a node: what is there of it, and what is free, in bytes."""
+
+    folder: str
+    held: int
+    free: int
+
+
 def models_of(nodes: Sequence[ModelNode]) -> list[list[HeldModel] | PatchkitError]:
     """Return the models of each node, or why it did not say."""
 
@@ -39,6 +47,25 @@ def models_of(nodes: Sequence[ModelNode]) -> list[list[HeldModel] | PatchkitErro
         return Remote(node.ssh).call(list[HeldModel], held_models, models=node.models)
 
     return everywhere(nodes, ask)
+
+
+def follow_answers(
+    node: Remote,
+    kind: type[T],
+    answers: Iterator[dict[str, Any]],
+    progress: Progress,
+    plan: Callable[[FetchPlan], None] | None = None,
+) -> T:
+    """Return the ``result`` of a node's answers; hand over its progress, and its plan."""
+    result = None
+    for said in answers:
+        if isinstance(said.get("done"), int) and isinstance(said.get("total"), int):
+            progress(said["done"], said["total"])
+        elif plan and "plan" in said:
+            plan(node.checked(FetchPlan, said["plan"]))
+        elif "result" in said:
+            result = said["result"]
+    return node.checked(kind, result)
 
 
 def sources_of(
@@ -61,11 +88,11 @@ def sources_of(
         if model.repo == repo and model.commit.startswith(commit) and (model.complete or not whole)
     ]
     commits = sorted({model.commit for _node, model in found})
-    if len(commits) != 1:
-        spec = f"{repo}{commit and '@'}{commit}"
-        if not commits:
-            what = "no node has the whole model" if whole else "lies on no node"
-            raise SourceError(f"{spec}: {what}", hint=quoted("patchkit", "model", "get", spec))
+    spec = f"{repo}{commit and '@'}{commit}"
+    if not commits:
+        what = "no node has the whole model" if whole else "lies on no node"
+        raise SourceError(f"{spec}: {what}", hint=quoted("patchkit", "model", "get", spec))
+    if len(commits) > 1:
         raise SourceError(
             f"{spec}: several commits of it are there: {', '.join(one[:12] for one in commits)}",
             hint="`patchkit model list` shows them; name one: REPO@COMMIT",
@@ -73,46 +100,23 @@ def sources_of(
     return found
 
 
-def check_sources(
-    sources: Sequence[tuple[ModelNode, HeldModel]], report: Callable[[str], Progress]
-) -> tuple[ModelNode, HeldModel, list[str]]:
-    """Return the first source whose hashes are right, and what is wrong with those before it.
-
-    Raises HashMismatchError if there is none.
-    """
-    wrong: list[str] = []
-    for node, model in sources:
-        there = Remote(node.ssh)
-        checking = there.stream(dict[str, Any], check_model, folder=model.folder, full=True)
-        check = follow_answers(there, ModelCheck, checking, report(f"{node.ssh}: checking"))
-        if check.complete:
-            return node, model, wrong
-        errors = [error for error in check.findings if error.level is Level.ERROR]
-        wrong += [f"{node.ssh}: {error.where}: {error.what}" for error in errors]
-    raise HashMismatchError(
-        "\n".join(wrong),
-        why="no node has a whole copy to take, and nothing was copied",
-        hint=quoted("patchkit", "model", "get", f"{model.repo}@{model.commit}"),
-    )
-
-
 def room_for(model: HeldModel, node: ModelNode) -> ModelRoom:
     """Return where a model goes on a node, and make its folder. Raises its errors."""
     name = model.folder.rpartition("/")[2]
-    wanted = {"models": node.models, "name": name, "size": model.size}
-    return Remote(node.ssh).call(ModelRoom, make_model_room, **wanted)
+    asked = {"models": node.models, "name": name, "size": model.size}
+    return Remote(node.ssh).call(ModelRoom, make_model_room, **asked)
 
 
 def sync_model(
     source: ModelNode, model: HeldModel, node: ModelNode, report: Callable[[str], Progress]
 ) -> ModelCheck:
-    """Copy a model to a node and hash it there."""
+    """Copy a model to a node and hash it there: what is rotten at its source is so as well."""
     room = room_for(model, node)
     here, other = Remote(source.ssh), Remote(node.ssh)
-    wanted = {"folder": model.folder, "destination": node.peer, "target": room.folder}
+    arguments = {"folder": model.folder, "destination": node.peer, "target": room.folder}
     # Twice: rsync keeps what has the right size and time, and the check removes what is wrong.
     for _ in range(2):
-        sending = here.stream(dict[str, Any], send_model, **wanted)
+        sending = here.stream(dict[str, Any], send_model, **arguments)
         sent = follow_answers(here, Copied, sending, report(f"{node.ssh}: copying"))
         checking = other.stream(dict[str, Any], check_anew, folder=room.folder)
         check = follow_answers(other, ModelCheck, checking, report(f"{node.ssh}: checking"))
@@ -138,18 +142,6 @@ def make_model_room(models: str, name: str, size: int) -> dict[str, Any]:
     return asdict(ModelRoom(folder=str(folder), held=held, free=free))
 
 
-def send_words(folder: str, destination: str, target: str) -> tuple[str, ...]:
-    """Return the rsync command for a folder. Raises UsageError for what rsync takes otherwise."""
-    *ssh, _dashes, _destination = ssh_words(destination, "-o", "ControlMaster=no")
-    options = (
-        # Links are resolved: what they lead to lies on this node alone.
-        *("-rLtp", "--inplace", "--no-inc-recursive"),
-        *("--exclude=*.incomplete", "--exclude=*.lock", "--exclude=.git/"),
-        f"--exclude=/{CHECKED}",
-    )
-    return rsync_words(options, [f"{folder}/"], ssh, destination, target)
-
-
 def send_model(folder: str, destination: str, target: str) -> Iterator[dict[str, Any]]:
     """Yield the progress in bytes, at last ``{"result": Copied}``.
 
@@ -165,5 +157,12 @@ def send_model(folder: str, destination: str, target: str) -> Iterator[dict[str,
         )
     made = read_record(place)
     total = made.size if made else sum(f.stat().st_size for f in place.rglob("*") if f.is_file())
-    took = yield from copied(send_words(folder, destination, target), total, destination)
+    *ssh, _dashes, _destination = ssh_words(destination, "-o", "ControlMaster=no")
+    options = (
+        # Links are resolved: what they lead to lies on this node alone.
+        *("-rLtp", "--inplace", "--no-inc-recursive"),
+        *("--exclude=*.incomplete", "--exclude=*.lock", "--exclude=.git/"),
+    )
+    words = rsync_words(options, [f"{folder}/"], ssh, destination, target)
+    took = yield from copied(words, total, destination)
     yield {"result": asdict(took)}
