@@ -116,7 +116,7 @@ EXPECTED = {  # veth says 10000 Mbit/s, and the kernel has no RDMA
 ALL_WELL = {
     f"{peer}: {what}"
     for peer in ("192.168.100.12", "192.168.101.12")
-    for what in ("same network", "route", "echo", "9000-byte frames", "neighbour")
+    for what in ("same network", "route", "echo", "9000-byte frames")
 }
 
 
@@ -125,7 +125,7 @@ def test_all_is_well(nodes):
     assert states(checks) == EXPECTED
     assert set(checks) >= ALL_WELL
     shown = nodes.patchkit(0, "net", "verify", *NAMED, *PEERS, rc=0)
-    assert "2 warnings, 4 not checked, 18 fine" in shown.splitlines()[-1]
+    assert "2 warnings, 4 not checked, 16 fine" in shown.splitlines()[-1]
 
 
 # What is wrong, as `ip` makes it: which node, and its words; then the options, and what differs.
@@ -137,12 +137,12 @@ FAULTS = {
     "another MTU asked for": (
         SMALL_HERE,
         ["--mtu", "9000"],
-        {f"{QSFP[0]}: MTU": "error", "192.168.100.12: 9000-byte frames": "error"},
+        {f"{QSFP[0]}: MTU": "error"},
     ),
     "peer down": (
         [(1, f"address flush dev {OTHER[1]}")],
         [],
-        {f"192.168.101.12: {what}": "error" for what in ("echo", "9000-byte frames", "neighbour")},
+        {f"192.168.101.12: {what}": "error" for what in ("echo", "9000-byte frames")},
     ),
     # An echo would be answered, and would prove nothing.
     "way over the LAN": (
@@ -150,10 +150,8 @@ FAULTS = {
         [],
         {
             "192.168.100.12: route": "error",
-            **{
-                f"192.168.100.12: {what}": "unknown"
-                for what in ("echo", "jumbo frames", "neighbour")
-            },
+            "192.168.100.12: echo": "unknown",
+            "192.168.100.12: 1500-byte frames": "unknown",
         },
     ),
 }
@@ -179,8 +177,7 @@ def test_a_cable_that_is_out_or_leads_elsewhere(nodes):
         nodes.ip(1, "address", "flush", "dev", netdev)
         nodes.ip(1, "address", "add", f"{network}.12/24", "dev", netdev)
     checks = nodes.verify(*NAMED, "--peer", "192.168.100.12", rc=9)
-    found = f"answers at {QSFP[1]}, not at {QSFP[0]}"
-    assert checks["192.168.100.12: cabling"] == ("error", found)
+    assert checks["192.168.100.12: echo"][0] == "error"
     nodes.ip(1, "link", "set", OTHER[0], "down")
     assert nodes.verify(*NAMED, *PEERS, rc=9)[f"{QSFP[0]}: link"][0] == "error"
 
@@ -214,7 +211,7 @@ def test_both_ends_by_the_peers_facts(nodes, tmp_path):
 UNTRIED = {
     f"{peer}: {what}": "unknown"
     for peer in ("192.168.100.12", "192.168.101.12")
-    for what in ("echo", "9000-byte frames", "neighbour")
+    for what in ("echo", "9000-byte frames")
 }
 BUSYBOX = """echo "ping: invalid option -- 'V'" >&2; exit 1"""
 FORBIDDEN = """\
@@ -223,15 +220,15 @@ echo 'ping: socktype: SOCK_RAW' >&2; exit 2"""
 
 
 @pytest.mark.parametrize(
-    ("ping", "seen", "cure"),
+    ("ping", "seen"),
     [
-        ("", "ping is not installed", "sudo apt install iputils-ping"),
-        (BUSYBOX, "the ping installed here is not that of iputils", "sudo apt install"),
-        (FORBIDDEN, "ping: socktype: SOCK_RAW", "sudo ping -4 -n"),
+        ("", "ping is not installed"),
+        (BUSYBOX, "the ping installed here is not that of iputils"),
+        (FORBIDDEN, "ping: socktype: SOCK_RAW"),
     ],
     ids=["none", "busybox", "without rights"],
 )
-def test_without_the_right_ping_the_way_is_not_checked(namespaces, tmp_path, ping, seen, cure):
+def test_without_the_right_ping_the_way_is_not_checked(namespaces, tmp_path, ping, seen):
     """Not that it failed, and not that it is well: the far end of one cable has a small MTU."""
     namespaces.ip(1, "link", "set", OTHER[0], "mtu", "1500")
     (bare := tmp_path / "bin").mkdir()
@@ -243,13 +240,13 @@ def test_without_the_right_ping_the_way_is_not_checked(namespaces, tmp_path, pin
     assert states(checks) == {**EXPECTED, **UNTRIED}
     assert checks["192.168.100.12: 9000-byte frames"] == ("unknown", seen)
     shown = namespaces.patchkit(0, "net", "verify", *NAMED, *PEERS, rc=0, path=bare)
-    assert f"{seen}\n  next:  {cure}" in shown
+    assert f"{seen}\n  next:  sudo ping -M do" in shown
 
 
 def test_without_ip_the_route_is_not_checked(cli, tmp_path):
     to_itself = ["--netdev", "lo", "--peer", "127.0.0.2"]
     done = cli("net", "verify", *to_itself, env={"PATH": str(tmp_path)})
-    assert "ip is not installed\n  next:  sudo apt install iproute2\n" in done.stdout
+    assert "ip: is not installed\n  next:  sudo apt install iproute2\n" in done.stdout
 
 
 @pytest.mark.parametrize(
