@@ -6,7 +6,7 @@ What they say of themselves and of each other is read here, too: shards, and siz
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 
@@ -38,13 +38,13 @@ _OF_TRAINING = {
 }
 
 
-def choose_files(names: Collection[str], shards: Mapping[str, Collection[str]]) -> tuple[str, ...]:
-    """Return the files to fetch, sorted; ``shards`` are the files that each index names.
-
-    Raises SourceError if an index names a file that is not there, and if there are no weights.
-    """
-    weights = set(_choose_weights(names, shards))
-    if not weights:
+def choose_files(names: Collection[str]) -> tuple[str, ...]:
+    """Return the files to fetch, sorted. Raises SourceError if there are no weights."""
+    for kind in _KINDS:
+        weights = [name for name in names if _is_kind(name, kind)]
+        if weights:
+            break
+    else:
         suffixes = {PurePosixPath(name).suffix for name in names if _matches(name, _WEIGHTS)}
         raise SourceError(
             "the repository has no weights that vLLM loads from a folder",
@@ -58,7 +58,7 @@ def choose_files(names: Collection[str], shards: Mapping[str, Collection[str]]) 
         and not _ELSEWHERE.intersection(name.split("/")[:-1])
         and not any(part.startswith(".") for part in name.split("/"))
     }
-    others = {name for name, shard_names in shards.items() if not weights.issuperset(shard_names)}
+    others = {name for name in INDEXES if not _is_kind(name.removesuffix(".index.json"), kind)}
     return tuple(sorted({*weights, *texts} - others))
 
 
@@ -69,24 +69,6 @@ def is_weight(name: str) -> bool:
 
 def _matches(name: str, patterns: Collection[str]) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in patterns)
-
-
-def _choose_weights(
-    names: Collection[str], shards: Mapping[str, Collection[str]]
-) -> Collection[str]:
-    for kind in _KINDS:
-        indexes = (index for index in INDEXES if index in shards)
-        if index := next((i for i in indexes if _is_kind(i.removesuffix(".index.json"), kind)), ""):
-            if missing := set(shards[index]).difference(names):
-                raise SourceError(
-                    f"{index} names {min(missing)}, which the repository does not have",
-                    why="it was uploaded in part",
-                    hint="look at its other revisions, and name one: REPO@REVISION",
-                )
-            return shards[index]
-        if found := [name for name in names if _is_kind(name, kind)]:
-            return found
-    return ()
 
 
 def _is_kind(name: str, kind: str) -> bool:
@@ -106,22 +88,15 @@ def read_shards(folder: Path, names: Collection[str]) -> dict[str, str]:
         return {}
     try:
         text = read_text(folder / index, limit=LARGEST_IN_TREE)
+        shards = set(json.loads(text)["weight_map"].values())
     except PatchkitError as error:
         raise RecordError(f"{index}: {error.what}") from None
-    return dict.fromkeys(parse_index(text, index), index)
-
-
-def parse_index(text: str, index: str) -> list[str]:
-    """Return the shards that the text of an index names. Raises RecordError."""
-    try:
-        table = json.loads(text)["weight_map"]
-        named = set(table.values())
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise RecordError(f"{index}: is no index of shards") from None
-    for name in named:
+    for name in shards:
         if not isinstance(name, str) or not is_file_name(name):
             raise RecordError(f"{index}: names {name!r}, which is no plain name of a file")
-    return sorted(named)
+    return dict.fromkeys(sorted(shards), index)
 
 
 def read_safetensors_size(path: Path) -> int | None:

@@ -8,25 +8,17 @@ from __future__ import annotations
 
 import importlib
 import sys
-import tempfile
-from pathlib import Path
 from typing import Any
 
 
 def read_hub_facts(hub: Any, repo: str, revision: str) -> dict[str, Any]:
-    """Return commit, files with sizes and digests, and the shards that indexes name."""
+    """Return commit, and files with sizes and digests."""
     info = hub.HfApi().model_info(repo, revision=revision or None, files_metadata=True, timeout=30)
     files: dict[str, list[Any]] = {}
     for file in info.siblings or ():
         # Of a large file the sha256, of another git's sha1: what hf writes down as its ETag.
         files[file.rfilename] = [file.size, file.lfs.sha256 if file.lfs else file.blob_id]
-    indexes = {}
-    for name in files:
-        if name.endswith(".index.json") and "/" not in name:
-            with tempfile.TemporaryDirectory() as folder:
-                found = hub.hf_hub_download(repo, name, revision=info.sha, cache_dir=folder)
-                indexes[name] = Path(found).read_text(encoding="utf-8")
-    return {"commit": info.sha, "files": files, "indexes": indexes}
+    return {"commit": info.sha, "files": files}
 
 
 if __name__ == "__main__":

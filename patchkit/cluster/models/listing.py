@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from patchkit import process
-from patchkit.cluster.models.choice import choose_files, parse_index
+from patchkit.cluster.models.choice import choose_files
 from patchkit.cluster.models.expected import ModelRecord
 from patchkit.cluster.models.names import Commit
 from patchkit.durable.names import plain
@@ -16,7 +16,7 @@ from patchkit.quoting import quoted
 from patchkit.records import RecordError, record
 
 _SCRIPT = Path(__file__).with_name("hub_facts.py")
-_PATIENCE = 180.0  # seconds; the index of a large model is some MB
+_PATIENCE = 60.0  # seconds
 _PYTHON = "name the environment of vLLM: `venv` in cluster.toml, or --venv DIR"
 _LOGIN = "log in there: `{hf} auth login`, or set HF_TOKEN there"
 _SILENT = "no network there, or the Hub does not answer; or HF_HUB_OFFLINE is set there"
@@ -53,11 +53,10 @@ _REFUSALS: tuple[tuple[str, type[PatchkitError], str, str], ...] = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listing:
-    """A commit: each file with its size and digest, and the text of each index of shards."""
+    """A commit: each file with its size and digest."""
 
     commit: Commit
     files: Mapping[str, tuple[int | None, str | None]]
-    indexes: Mapping[str, str] = field(default_factory=dict)
 
     def choose_record(self, repo: str) -> ModelRecord:
         """Return the files that vLLM loads. Raises SourceError for names that lead elsewhere."""
@@ -66,10 +65,9 @@ class Listing:
                 # It would be written outside of the model's folder, or not be seen.
                 if not plain(name) or not name.isprintable():
                     raise RecordError(f"holds a file {name!r}, which is no plain name")
-            shards = {name: parse_index(text, name) for name, text in self.indexes.items()}
             files = {
                 name: dict(zip(("size", "digest"), self.files[name], strict=True))
-                for name in choose_files(self.files.keys(), shards)
+                for name in choose_files(self.files)
             }
             return record(ModelRecord, {"repo": repo, "commit": self.commit, "files": files})
         except RecordError as error:
