@@ -15,9 +15,10 @@ import click
 
 from patchkit.cli.cluster.cluster_options import cluster_here
 from patchkit.cli.next_step import error_text
-from patchkit.cli.out import as_json, ask_line, flow, print_json, say, style, tell
+from patchkit.cli.out import ask_line, flow, style, tell
+from patchkit.cli.render import Block, Record, rendered
 from patchkit.cluster.agent import node_files
-from patchkit.cluster.openai.answer_stream import AnswerStream, StreamedAnswer, StreamPiece
+from patchkit.cluster.openai.answer_stream import StreamedAnswer, StreamPiece
 from patchkit.cluster.openai.api_key import key_for
 from patchkit.cluster.openai.conversation import Conversation, explain_no_answer
 from patchkit.cluster.openai.http_exchange import HttpServer, list_models, server_at
@@ -53,7 +54,7 @@ _USUAL_ENDS = ("", "stop", "tool_calls")  # of an answer that is whole
     metavar="SECONDS",
     help="Of silence.",
 )
-@as_json
+@rendered
 def command(
     *,
     question: str | None,
@@ -63,9 +64,9 @@ def command(
     body: str | None,
     key_env: str | None,
     timeout: float,
-    as_json: bool,
+    think: bool | None,
     **choices: Any,
-) -> None:
+) -> Iterator[Block]:
     """Talk to a server, and see what it thinks apart from what it says.
 
     Without QUESTION it reads questions in the terminal: Ctrl-C ends an answer, Ctrl-D the talk.
@@ -81,46 +82,55 @@ def command(
         raise UsageError("there is no question", hint="… | patchkit chat -")
     if asked is not None and not asked.strip():
         raise UsageError("the question is empty", hint='patchkit chat "What is six times seven?"')
-    more = _fields_of(body) if body else {}
-    bare = server_at(url or _own_url())
+    more = _read_fields(body) if body else {}
+    if not url:  # as `up` placed it on this machine, else by default
+        own = cluster_here().file
+        files = node_files.read_placed(node_files.config_folder(own.name))
+        url = url_of(placed_files(files, own.unit), own.serve.port)
+    bare = server_at(url)
     server = replace(bare, key=key_for(bare.url, key_env or ""))
+    model = model or _first_model(server)
+    if think is not None:
+        # A template knows one of them. enable_thinking: Qwen3, Gemma 4, Granite 4.2; thinking:
+        # DeepSeek-V3.1, Granite 3.2, Holo2 (vLLM 0.33.0, docs/features/reasoning_outputs.md).
+        choices["chat_template_kwargs"] = {"enable_thinking": think, "thinking": think}
+    given = {name: value for name, value in choices.items() if value is not None}
     talk = Conversation(
         server=server,
-        fields={"model": model or _first_model(server)} | _request_fields(**choices) | more,
+        fields={"model": model, **given, **more},
         silence=timeout,
         messages=[{"role": "system", "content": system}] if system else [],
     )
     if asked is None:
-        _interactive(talk, as_json=as_json)
+        yield from _talk_blocks(talk)
     else:
-        _turn(talk, asked, as_json=as_json)
+        yield from _turn_blocks(talk, asked)
 
 
-def _fields_of(body: str) -> dict[str, Any]:
+def _talk_blocks(talk: Conversation) -> Iterator[Block]:
+    """Answer line by line, until the input ends; what goes wrong ends an answer alone."""
+    tell(f"{talk.fields['model']} at {talk.server.url}; Ctrl-C ends an answer, Ctrl-D the talk")
+    while True:
+        try:
+            if (asked := ask_line("> ")) is None:
+                break
+            if asked.strip():
+                yield from _turn_blocks(talk, asked)
+        except Interrupted as interrupt:
+            if interrupt.exit_code != 128 + signal.SIGINT:
+                raise
+            tell("")
+        except PatchkitError as error:
+            tell(error_text(error))
+    tell("")
+
+
+def _read_fields(body: str) -> dict[str, Any]:
     text = read_text(Path(body[1:])) if body.startswith("@") else body
     with contextlib.suppress(ValueError, RecursionError):
         if isinstance(found := json.loads(text), dict):
             return found
     raise UsageError("--body: is no JSON object", hint=_BODY)
-
-
-def _request_fields(think: bool | None, **choices: Any) -> dict[str, Any]:
-    """Return the fields of a request that were asked for; the others are left to the server.
-
-    ``think`` goes by both names that chat templates have for it; a template ignores the other one.
-    """
-    # enable_thinking: Qwen3, Gemma 4, Granite 4.2; thinking: DeepSeek-V3.1, Granite 3.2, Holo2
-    # (vLLM 0.33.0, docs/features/reasoning_outputs.md).
-    if think is not None:
-        choices["chat_template_kwargs"] = {"enable_thinking": think, "thinking": think}
-    return {name: value for name, value in choices.items() if value is not None}
-
-
-def _own_url() -> str:
-    """Return where the server of this machine listens: as `up` placed it, else by default."""
-    own = cluster_here().file
-    files = node_files.read_placed(node_files.config_folder(own.name))
-    return url_of(placed_files(files, own.unit), own.serve.port)
 
 
 def _first_model(server: HttpServer) -> str:
@@ -133,72 +143,47 @@ def _first_model(server: HttpServer) -> str:
     return models[0].name
 
 
-def _interactive(talk: Conversation, *, as_json: bool) -> None:
-    """Answer line by line, until the input ends; what goes wrong ends an answer alone."""
-    tell(f"{talk.fields['model']} at {talk.server.url}; Ctrl-C ends an answer, Ctrl-D the talk")
-    while True:
-        try:
-            if (question := ask_line("> ")) is None:
-                break
-            if question.strip():
-                _turn(talk, question, as_json=as_json)
-        except Interrupted as interrupt:
-            if interrupt.exit_code != 128 + signal.SIGINT:
-                raise
-            tell("")
-        except PatchkitError as error:
-            say(error_text(error), err=True)
-    tell("")
+def _turn_blocks(talk: Conversation, question: str) -> Iterator[Block]:
+    """Ask, show the answer as it comes, and keep what came. Raises HostError for no answer.
 
-
-def _turn(talk: Conversation, question: str, *, as_json: bool) -> None:
-    """Ask, show the answer as it comes, and keep what came. Raises HostError for no answer."""
+    Content goes to standard output, and on standard error, dimmed, all that is not the answer.
+    """
     stream = talk.ask(question)
+    flowing = None if click.get_current_context().params["as_json"] else _Flow()
     try:
-        (_as_lines if as_json else _on_screen)(stream)
+        with contextlib.closing(stream.pieces()) as pieces:
+            for piece in pieces:
+                # A signal ends an answer: it has to come here, not where blocks are printed.
+                if flowing:
+                    flowing.show(piece)
+                else:
+                    yield Record(asdict(piece), line=True)
     finally:
+        if flowing:
+            flowing.end()
         talk.keep(question, stream.answer())
     answer, model = stream.answer(), str(talk.fields["model"])
+    for call in answer.tool_calls:
+        if flowing:
+            tell(style("tool call: ", bold=True) + f"{call.name}({call.arguments})")
+        else:
+            yield Record({"kind": "tool_call", **asdict(call)}, line=True)
+    if flowing and (line := "; ".join(_counts(answer))):
+        tell(style(line, dim=True))
+    elif not flowing and answer.status == 200:
+        yield Record({"kind": "end", "model": stream.body["model"], **asdict(answer)}, line=True)
     models = list_models(talk.server)[1] if answer.status >= 400 else ()
     if found := explain_no_answer(talk.server, model, answer, [one.name for one in models]):
         raise found.error()
 
 
-def _as_lines(stream: AnswerStream) -> None:
-    """Print a line of JSON for each piece, each call and the end."""
-    with contextlib.closing(stream.pieces()) as pieces:
-        for piece in pieces:
-            print_json(asdict(piece), indent=None)
-    answer = stream.answer()
-    for call in answer.tool_calls:
-        print_json({"kind": "tool_call", **asdict(call)}, indent=None)
-    if answer.status == 200:
-        print_json({"kind": "end", "model": stream.body["model"], **asdict(answer)}, indent=None)
-
-
-def _on_screen(stream: AnswerStream) -> None:
-    """Print content on standard output; on standard error, dimmed, all that is not the answer."""
-    shown = _Shown()
-    try:
-        with contextlib.closing(stream.pieces()) as pieces:
-            for piece in pieces:
-                shown.piece(piece)
-    finally:
-        shown.end()
-    answer = stream.answer()
-    for call in answer.tool_calls:
-        tell(style("tool call: ", bold=True) + f"{call.name}({call.arguments})")
-    if line := "; ".join(_counts(answer)):
-        tell(style(line, dim=True))
-
-
-class _Shown:
+class _Flow:
     """How far an answer is shown: what kind of text came last, and whether its line is open."""
 
     def __init__(self) -> None:
         self.kind, self.open = "", False
 
-    def piece(self, piece: StreamPiece) -> None:
+    def show(self, piece: StreamPiece) -> None:
         text = piece.text
         if piece.kind != self.kind:
             # What a model writes between its reasoning and its answer is blank lines.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -19,7 +19,6 @@ from patchkit.cli.render import (
     rendered,
     verbose_option,
 )
-from patchkit.cluster.agent.journal import unit_lines
 from patchkit.cluster.launch.cluster import Cluster
 from patchkit.cluster.launch.cluster_file import FILE, ServeChoices, read_cluster_file
 from patchkit.cluster.openai.api_key import is_here
@@ -51,7 +50,6 @@ from patchkit.runtime.rules.secret_texts import mask_secrets
     type=click.Path(path_type=Path, allow_dash=True),
     help="What a program wrote; - is standard input.",
 )
-@click.option("--unit", metavar="NAME", help="What a systemd unit wrote, of root's or yours.")
 @click.option("--port", type=click.IntRange(1, 65535), metavar="N", help="The server's, not 8000.")
 @click.option(
     "--url", metavar="URL", help="The server: here, or one elsewhere, which alone is asked."
@@ -73,7 +71,6 @@ def command(
     with_cluster: bool,
     file: Path | None,
     log: Path | None,
-    unit: str | None,
     port: int | None,
     url: str | None,
     elsewhere: bool,
@@ -93,34 +90,31 @@ def command(
       docker logs vllm 2>&1 | patchkit doctor --log -
     """
     several = with_cluster or file is not None
-    if sum((log is not None, unit is not None, several, port is not None, url is not None)) > 1:
+    if sum((log is not None, several, port is not None, url is not None)) > 1:
         raise UsageError(
-            "--log, --unit, --cluster, --port, --url: one of them", hint="patchkit doctor --cluster"
+            "--log, --cluster, --port, --url: one of them", hint="patchkit doctor --cluster"
         )
     if url or port:
         url = server_at(url or f"http://127.0.0.1:{port}").url
-    if log is not None or unit is not None:
-        known = {} if elsewhere else local_facts(cluster_here(venv=venv))
-        seen = (
-            _visit_log(log, known)
-            if log
-            else _visit_lines(unit_lines(unit or ""), unit or "", known)
-        )
+    if log is not None:
+        visited = _visit_log(log, {} if elsewhere else local_facts(cluster_here(venv=venv)))
     elif several:
-        seen = visit(Cluster(read_cluster_file(file or FILE)), questions=ask, gpu=gpu, here=False)
+        visited = visit(
+            Cluster(read_cluster_file(file or FILE)), questions=ask, gpu=gpu, here=False
+        )
     elif url and not is_here(url):
-        seen = visit_server(url, questions=ask)
+        visited = visit_server(url, questions=ask)
     else:
         choices = {"serve": ServeChoices(port=urlsplit(url).port or 80)} if url else {}
         cluster = cluster_here(venv=venv, **choices)
-        seen = visit(cluster, questions=ask, gpu=gpu, url=url or "", here=True)
-    found = tuple(map(without_secrets, seen.findings))
+        visited = visit(cluster, questions=ask, gpu=gpu, url=url or "", here=True)
+    found = tuple(map(without_secrets, visited.findings))
     yield Record({"findings": [finding.fields() for finding in found]})
-    if (log or unit) and not verbose:
+    if log and not verbose:
         yield from (finding.what for finding in found if finding.level is Level.OK)
     yield from finding_lines(found, verbose=verbose)
     if save is not None:
-        yield from _save_report(seen, save, verbose=verbose)
+        yield from _save_report(visited, save, verbose=verbose)
     yield ExitCode(worst(found, Level.ERROR, Level.WARNING))
 
 
@@ -133,19 +127,15 @@ def without_secrets(found: Finding) -> Finding:
 def _visit_log(log: Path, known: Situation) -> Visit:
     where = STDIN if str(log) == "-" else str(log)
     chunks = read_chunks(log, hint="patchkit doctor --log -")
-    return _visit_lines(text_chunks(chunks, where), where, known)
-
-
-def _visit_lines(chunks: Iterable[bytes], where: str, known: Situation) -> Visit:
-    read = read_log(chunks, known)
+    read = read_log(text_chunks(chunks, where), known)
     lines = tuple((f"{where}:{number}", text) for number, text in read.lines.items())
     return Visit(findings=tuple(log_findings(read, where)), lines=lines)
 
 
-def _save_report(seen: Visit, place: Path, *, verbose: bool) -> Iterator[Block]:
+def _save_report(visited: Visit, place: Path, *, verbose: bool) -> Iterator[Block]:
     """Write a report, and say what was taken out of it."""
-    names = private_names((each.node, each.facts) for each in seen.reports)
-    report = pack_report(seen.parts(), names)
+    names = private_names((each.node, each.facts) for each in visited.reports)
+    report = pack_report(visited.parts(), names)
     save_report(report, place)
     taken = ", ".join(f"{count} of {kind}" for kind, count in sorted(report.kinds.items()))
     tell(f"saved: {len(report.files)} files in {place}; taken out: {taken or 'nothing'}")

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import click
 
 from patchkit.cli.cluster.cluster_options import cluster_option
 from patchkit.cli.next_step import next_step, program
-from patchkit.cli.out import record_fields, style, tell
+from patchkit.cli.out import record_fields, tell
 from patchkit.cli.progress import progress
 from patchkit.cli.render import (
     GOOD,
@@ -52,9 +51,8 @@ _FEW = 1e7  # bytes; a speed of less says nothing
     metavar="DIR",
     help="What is installed: filled, and fit to be verified.",
 )
-@click.option("--dry-run", is_flag=True, help="Show what would be copied, made and run.")
 @rendered
-def command(*, cluster: Cluster, house: Path, dry_run: bool) -> Iterator[Block]:
+def command(*, cluster: Cluster, house: Path) -> Iterator[Block]:
     """Install the same wheels on every node, checked by hash; no node needs a network.
 
     \b
@@ -69,10 +67,6 @@ def command(*, cluster: Cluster, house: Path, dry_run: bool) -> Iterator[Block]:
     if size > _LARGE:
         tell(f"hashing and reading {size / 1e9:.1f} GB")
     lock = read_house_lock(house)
-    if dry_run:
-        states = launch.survey_installations(cluster, lock)
-        yield from _plan_blocks(cluster, lock, states)
-        return
     with cluster.alone():
         states = launch.survey_installations(cluster, lock)
         with progress() as report:
@@ -91,40 +85,6 @@ def _copied_line(copy: WheelCopy) -> str:
     return f"{copy.node}: {amount}{source} in {copy.sent.seconds:,.1f} s{fast}"
 
 
-def _plan_blocks(
-    cluster: Cluster, lock: WheelLock, states: Sequence[InstallState]
-) -> Iterator[Block]:
-    nodes: list[dict[str, Any]] = []
-    lines: list[Block] = []
-    for node, state in zip(cluster.nodes, states, strict=True):
-        copied, unpacked = launch.bytes_needed(state, lock)
-        nodes.append(
-            {
-                "node": node.destination,
-                "installation": lock.id,
-                "installed": state.installed,
-                "current": state.current,
-                "copies": state.lacking,
-                "bytes": copied,
-                "unpacks": unpacked,
-            }
-        )
-        folder = f"{state.store.rpartition('/')[0]}/venvs/{lock.id}"
-        lines.append(style(node.destination, bold=True) + f" installation {lock.id}")
-        if state.lacking:
-            of = f"{len(state.lacking)} of {len(lock.wheels)} wheels"
-            lines.append(f"  copies  {of}, {gigabytes(copied)}")
-        if not state.installed:
-            lines.append(f"  makes   {folder}, {gigabytes(unpacked)}")
-        if state.current != lock.id:
-            lines.append(f"  links   {cluster.file.venv} to {folder}")
-        elif state.installed:
-            lines.append("  as it is")
-    yield Record({"dry_run": True, "nodes": nodes})
-    yield from lines
-    yield "nothing was changed"
-
-
 def _made_blocks(
     cluster: Cluster,
     states: Sequence[InstallState],
@@ -132,33 +92,22 @@ def _made_blocks(
     made: Sequence[InstalledVenv],
     before: Sequence[str],
 ) -> Iterator[Block]:
-    yield Record(
-        {
-            "venv": cluster.file.venv,
-            "copies": [
-                {**record_fields(copy), "megabytes_per_second": round(copy.sent.speed, 1)}
-                for copy in copies
-            ],
-            "nodes": [
-                {
-                    "node": node.destination,
-                    "changed": state.current != venv.name,
-                    "former": former,
-                    **record_fields(venv),
-                }
-                for node, state, venv, former in zip(
-                    cluster.nodes, states, made, before, strict=True
-                )
-            ],
-        }
-    )
-    for node, state, venv in zip(cluster.nodes, states, made, strict=True):
-        how = "installed anew" if not state.installed else "is there"
-        how = "as it is" if state.installed and state.current == venv.name else how
-        if state.current != venv.name:
-            how += f", and {cluster.file.venv} uses it"
-        yield GOOD + f"{node.destination}: {venv.name} {how}"
-        yield from ("  " + lead_word("note") + warning for warning in venv.warnings)
+    sent = [
+        {**record_fields(copy), "megabytes_per_second": round(copy.sent.speed, 1)}
+        for copy in copies
+    ]
+    nodes = []
+    lines: list[Block] = []
+    for node, state, venv, former in zip(cluster.nodes, states, made, before, strict=True):
+        changed = state.current != venv.name
+        own = {"node": node.destination, "changed": changed, "former": former}
+        nodes.append({**own, **record_fields(venv)})
+        how = "installed anew" if not state.installed else "is there" if changed else "as it is"
+        uses = f", and {cluster.file.venv} uses it" if changed else ""
+        lines.append(GOOD + f"{node.destination}: {venv.name} {how}{uses}")
+        lines += ["  " + lead_word("note") + warning for warning in venv.warnings]
+    yield Record({"venv": cluster.file.venv, "copies": sent, "nodes": nodes})
+    yield from lines
     first = made[0]
     parts = [f"{name} {first.versions[name]}" for name in _LEADING if name in first.versions]
     parts += [f"NCCL {first.nccl_version or '?'} ({first.nccl_sha256[:12]})"] if first.nccl else []

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from patchkit.errors import HostError, UsageError
 from patchkit.follow import Follow
 from patchkit.records import RecordError
 
-_LISTED = "systemctl --user list-units --all"
 _LATEST = 1 << 53
-_UNIT = re.compile(r"[A-Za-z0-9:_.@\\-]{1,255}")  # systemd.unit(5)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,27 +49,6 @@ def read_units(
             except (ValueError, KeyError, TypeError):
                 continue  # not an entry of a unit
             yield {"time": time, "unit": str(unit), "text": _decode_message(entry.get("MESSAGE"))}
-
-
-def unit_lines(unit: str, lines: int = 20_000) -> Iterator[bytes]:
-    """Yield what a unit of root's or of this user's wrote, oldest first: its newest lines.
-
-    Raises UsageError for a name that no unit has, HostError if journalctl does not run.
-    """
-    name = unit if "." in unit else f"{unit}.service"
-    if not _UNIT.fullmatch(name):
-        raise UsageError(f"--unit {unit}: is no name of a unit", hint=_LISTED)
-    found = [f"_SYSTEMD_UNIT={name}", "+", *_of(name)]
-    options = ("--quiet", "--no-pager", "--output=cat", f"--lines={lines}")
-    count = 0
-    with Follow("journalctl", *options, *found, given=()) as talk:
-        for line in talk:
-            yield line.encode(errors="replace")
-            count += 1
-    if talk.done.trouble:
-        raise talk.done.error(hint=_LISTED)
-    if not count:
-        raise HostError(f"{name}: the journal has no line of it", hint=_LISTED)
 
 
 def _of(unit: str) -> list[str]:

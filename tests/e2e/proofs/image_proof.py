@@ -23,7 +23,7 @@ from pathlib import Path
 from e2e.proofs import fresh
 from patchkit.cli.out import tell
 from patchkit.errors import PatchkitError, ProofError
-from patchkit.measure.containerfile import containerfile, image_facts
+from patchkit.measure.containerfile import PLATFORMS, containerfile
 from patchkit.process import run
 from patchkit.wheel.wheelhouse.contents import load_manifest
 
@@ -71,7 +71,7 @@ def main(words: list[str]) -> int:
     given = parser.parse_args(words)
     try:
         made = containerfile(load_manifest(given.wheelhouse), BASE, HOUSE)
-        cpu = next(k for k, name in image_facts().platforms.items() if name == made.platform)
+        cpu = next(k for k, name in PLATFORMS.items() if name == made.platform)
         if why := obstacle(cpu):
             tell(f"skipped: {why}")
             return 0

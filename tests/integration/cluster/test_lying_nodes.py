@@ -72,9 +72,9 @@ def state(active="active", sub="running"):
 
 STATE = state("inactive", "dead")
 VERBS = [
-    ("status"),
-    ("logs"),
-    ("down"),
+    ("status",),
+    ("logs",),
+    ("down",),
     ("up", "~/models/x", "--dry-run"),
     ("model", "list"),
     ("doctor", "--cluster"),
