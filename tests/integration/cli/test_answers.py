@@ -53,12 +53,6 @@ def test_apply_and_status_say_it_in_ten_lines_and_all_with_v(cli, tree):
     assert all(fix in cli("apply", root, "-v").stdout for fix in ids)
 
 
-@pytest.mark.releases
-def test_what_was_left_out_and_needed_is_named(cli, tree):
-    said = cli("apply", tree(RELEASE), "--without", "deepgemm_sm12x", "--dry-run").stdout
-    assert "○ off, required: deepgemm_sm12x\n" in said
-
-
 # The next command
 
 
@@ -89,14 +83,6 @@ def test_what_env_names_is_pasted_and_serves(cli, tmp_path, environment):
     done = cli("env", "--role", "single", "--root", root, "--vllm", "0.25.1", "-o", "a b.env")
     (serves,) = nexts(done.stdout)
     assert "vllm serve" in paste(f"{serves} --root {root}", tmp_path, environment).stdout
-
-
-def test_a_head_says_what_its_workers_do(cli, tmp_path):
-    root = hosts.build(tmp_path, "cable_port0")
-    (tmp_path / "x").mkdir()
-    done = cli("env", "--role", "head", "--root", root, "--vllm", "0.25.1", "-o", "x/head.env")
-    assert "next, on each worker, with a copy of head.env there: " in done.stdout
-    assert "env --role worker --from head.env -o worker.env\n" in done.stdout
 
 
 @pytest.mark.parametrize(
@@ -168,13 +154,6 @@ def test_a_wheel_without_what_it_pins_is_said_to_be_incomplete(house, tmp_path):
     said = piped(["verify", house], 0)
     assert "not here, and not checked: torch==2.11.0, torchvision==0.26.0 and what those" in said
     assert f"wheelhouse fill --dir {house}`" in said
-
-
-def test_what_takes_long_to_verify_is_announced(house, monkeypatch):
-    add_wheel(house, write_wheel(house.parent, "1.0", project="vllm"), {})
-    assert "hashing" not in piped(["verify", house], 0)
-    monkeypatch.setattr("patchkit.cli.wheel.verify.LARGE", 0)
-    assert piped(["verify", house], 0).startswith("hashing and reading 0.0 GB\n")
 
 
 # Lists

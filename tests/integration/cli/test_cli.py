@@ -132,23 +132,6 @@ def test_the_tree_becomes_what_is_asked_for_whatever_was_before(cli, root, tree,
 
 
 @pytest.mark.releases
-def test_thor_gets_its_own_arch_and_no_sm12x_fix(cli, root):
-    done = cli("apply", "--vllm-src", root, "--target", "thor", "--json")
-    states = fixes(done)
-    assert json.loads(done.stdout)["torch_cuda_arch_list"] == "11.0a"
-    everywhere = {"arch_lists", "fa3_hopper", "ptx_only", "version_label"}
-    assert {fix for fix, state in states.items() if state == "applied"} == everywhere
-    reasons = {
-        fix["reason"]
-        for fix in json.loads(done.stdout)["fixes"]
-        if fix["id"] not in everywhere | {"fastsafetensors_rank"}
-    }
-    assert reasons == {"thor is not SM12x"}
-    # Of no device in particular; from 0.17 on upstream has it.
-    assert states["fastsafetensors_rank"] == "upstream"
-
-
-@pytest.mark.releases
 @pytest.mark.parametrize(
     ("alter", "says"),
     [
@@ -170,19 +153,6 @@ def test_drift_is_named_and_nothing_is_written(cli, root, rewrite, snapshot, alt
         assert not [words for words in says if words not in said], said
 
     assert snapshot(root) == before
-
-
-@pytest.mark.releases
-def test_drift_as_json(cli, root, rewrite):
-    rewrite(root / EDITED, (root / EDITED).read_text().replace("def cutlass_g", "def g"))
-    cli("apply", "--vllm-src", root, "--without", "fp8_grouped_gemm")
-
-    error = json.loads(cli("apply", "--vllm-src", root, "--json", rc=4).stdout)["error"]
-    states = fixes(cli("status", "--vllm-src", root, "--with", "sm120_guard", "--json", rc=4))
-
-    assert EDITED in error["what"]
-    assert states["fp8_grouped_gemm"] == "drifted"
-    assert states["arch_lists"] == "applied"
 
 
 @pytest.mark.releases
@@ -236,15 +206,6 @@ def test_a_patched_file_that_was_edited_is_never_overwritten(cli, root, rewrite,
 
 
 @pytest.mark.releases
-def test_a_tree_without_patches_has_nothing_to_revert(cli, root, snapshot):
-    before = snapshot(root)
-    done = cli("revert", "--vllm-src", root)
-    assert done.stdout == "nothing to do: patchkit has changed nothing here\n"
-    assert json.loads(cli("revert", "--vllm-src", root, "--json").stdout) == {"restored": []}
-    assert snapshot(root) == before
-
-
-@pytest.mark.releases
 @pytest.mark.parametrize(
     ("metadata", "version"), [("0.99.0", "0.99.0"), ("0.33.1.dev5+g123", None)]
 )
@@ -270,15 +231,3 @@ def test_a_version_newer_than_the_table_is_decided_by_its_code(
         f"{metadata}{'.' if '+' in metadata else '+'}cu130.gb10.p"
         in (root / "setup.py").read_text()
     )
-
-
-@pytest.mark.releases
-def test_a_diff_is_what_git_applies(cli, root):
-    source = ["--vllm-src", root]
-    diff = json.loads(cli("diff", *source, "--json").stdout)
-    assert (diff["version"], diff["diff"]) == (RELEASE, cli("diff", *source).stdout)
-    assert {f"diff --git a/{path} b/{path}" for path in diff["files"]} <= set(
-        diff["diff"].splitlines()
-    )
-    subprocess.run(["git", "apply", "-"], input=diff["diff"].encode(), cwd=root, check=True)
-    assert "apply" not in fixes(cli("status", *source, "--json")).values()

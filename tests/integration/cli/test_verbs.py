@@ -21,7 +21,6 @@ WITHOUT = [
     "completion",
 ]
 VERBS = [*WITH_A_SOURCE, *WITHOUT]
-WITH_NCCL = ["apply", "fixes", "diff", "revert", "series"]
 
 
 def test_version_and_help(cli):
@@ -29,14 +28,6 @@ def test_version_and_help(cli):
     words = set(re.findall(r"[\w-]+", cli("--help").stdout))
     assert words >= set(VERBS)
     assert sum(map(len, GROUPS.values())) <= 20
-
-
-@pytest.mark.parametrize("verb", VERBS)
-def test_help_of_every_verb(cli, verb):
-    shown = cli(verb, "--help").stdout
-    assert shown.startswith(f"Usage: patchkit {verb} ")
-    assert ("--vllm-src" in shown) == (verb in WITH_A_SOURCE)
-    assert ("--nccl-src" in shown) == (verb in WITH_NCCL)
 
 
 @pytest.mark.parametrize(
@@ -103,23 +94,6 @@ def test_errors_are_json_if_json_is_asked_for(cli):
     assert error["why"]
     assert error["next"].startswith("use one of 0.11.1 to ")
     assert done.stderr == ""
-
-
-def test_the_catalogue_and_an_explanation_as_json(cli, recipe):
-    listed = json.loads(cli("fixes", "--json").stdout)
-    assert [(fix["project"], fix["id"]) for fix in listed] == [
-        (each.project, fix.id) for each in load_recipes() for fix in each.fixes
-    ]
-    needed = json.loads(cli("fixes", "--version", "0.33.0", "--json").stdout)
-    assert {fix["id"] for fix in needed if fix["needs"]} == {
-        *("arch_lists", "marlin_sass", "deepgemm_sm12x", "version_label"),
-        *("fa2_sass", "fa3_hopper", "int8_azp", "ptx_only"),
-        *("fp8_linear_torch", "fp8_block_triton", "fp8_moe_triton"),
-        *("nvfp4_linear_marlin", "nvfp4_moe_marlin", "marlin_atomic_add", "moe_configs"),
-    }
-    for fix in recipe.fixes[::7]:  # a start of the CLI each
-        shown = json.loads(cli("explain", fix.id, "--json").stdout)
-        assert (shown["id"], shown["symptom"]) == (fix.id, fix.symptom)
 
 
 def test_a_need_says_what_it_is_limited_to(cli):

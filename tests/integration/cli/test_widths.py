@@ -9,7 +9,6 @@ import contextlib
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -92,23 +91,11 @@ def bad_env(folder, _request):
     return place
 
 
-def tree(folder, request):
-    place = folder / "tree"
-    release = request.getfixturevalue("release")(RELEASE)
-    for part in ("CMakeLists.txt", "PKG-INFO", "setup.py", "cmake", "csrc", "vllm"):
-        if (release / part).is_dir():
-            shutil.copytree(release / part, place / part, copy_function=os.link, symlinks=True)
-        else:
-            place.mkdir(exist_ok=True)
-            (place / part).hardlink_to(release / part)
-    return place
-
-
 def wheel(folder, _request):
     return vllm_wheel(folder)
 
 
-_MAKERS = {each.__name__: each for each in (house, spark, bad_env, tree, wheel)}
+_MAKERS = {each.__name__: each for each in (house, spark, bad_env, wheel)}
 _NOTES = ("note ", "beware ", "off ", "next")
 _NODE = ("--root", "spark", "--vllm", "0.25.1")
 
@@ -145,20 +132,6 @@ def words(text):
 )
 def test_nothing_is_lost_cut_or_too_wide(cases, arguments, says, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("COLUMNS", raising=False)
-    fits([cases(each) if each in _MAKERS else each for each in arguments], says)
-
-
-@pytest.mark.releases
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (["status", "-v", "tree"], ["apply", "block_fp8_swizzle", "optional"]),
-        (["archs", "-v", "tree"], ["cmake/external_projects/deepgemm.cmake:80"]),
-    ],
-    ids=lambda value: " ".join(map(str, value)) if isinstance(value[0], str) else "",
-)
-def test_of_a_tree_nothing_is_lost_either(cases, arguments, says, monkeypatch):
     monkeypatch.delenv("COLUMNS", raising=False)
     fits([cases(each) if each in _MAKERS else each for each in arguments], says)
 

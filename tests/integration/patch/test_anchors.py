@@ -23,14 +23,13 @@ from tools.regenerate import plan as proved
 
 pytestmark = pytest.mark.releases
 REFUSED = (DriftError, ProofError, SourceError, UsageError)
-# The old routes; the new ones and DeepGEMM. Lists are edited one by one before 0.19, in one after.
-# The old ones are for the matrix; so are, for each alteration, two of three places.
-of_code = pytest.mark.parametrize("version", ["0.11.2", "0.24.0"] if WHOLE else ["0.24.0"])
-of_lists = pytest.mark.parametrize("version", ["0.18.1", "0.24.0"] if WHOLE else ["0.24.0"])
+# The old routes, and lists that are edited one by one, are for the matrix.
+of_release = pytest.mark.parametrize(
+    "version", ["0.11.2", "0.18.1", "0.24.0"] if WHOLE else ["0.24.0"]
+)
 
 NEWLINE = "\n"
 _LABEL = re.compile(r"\.gb10\.p[0-9a-f]{8}")
-_LIST = re.compile(r"\b(?:cuda_archs_loose_intersection|set)\((\w+)[^()]*\Z")
 
 
 def deleted(text, start, stop):
@@ -94,13 +93,13 @@ def checked(recipe, ask):
 
 @pytest.fixture
 def silently_lost(tree, rewrite, checked, recipe):
-    """Alter each anchor of a release that ``chosen`` takes; what is accepted and has no effect.
+    """Alter each anchor of a release; what is accepted and has no effect.
 
     With ``step``, at every so many edits, others for each alteration. Optional fixes are on. A fix
     for Python is asked for alone, a fix for the build with its like.
     """
 
-    def run(version, alter, chosen, step=1):
+    def run(version, alter, step=1):
         root = tree(version)
         stock = checked(root, also={fix.id for fix in recipe.fixes})
         build = {"only": {fix.id for fix in recipe.fixes if fix.layer == "build"}}
@@ -109,7 +108,7 @@ def silently_lost(tree, rewrite, checked, recipe):
             _edits(stock), ALTERATIONS.index(alter) % step, None, step
         ):
             text = stock.stock.find(edit.path)
-            if text is None or (altered := _altered(text, edit, alter, chosen)) is None:
+            if text is None or (altered := alter(text, *_anchor(text, edit))) is None:
                 continue
             tried += 1
             alone = {"only": {fix.id}, "also": set(fix.requires)}
@@ -125,28 +124,12 @@ def silently_lost(tree, rewrite, checked, recipe):
     return run
 
 
-def _altered(text, edit, alter, chosen):
-    start, stop = _anchor(text, edit)
-    return alter(text, start, stop) if chosen(text, start) else None
-
-
-@of_code
+@of_release
 @by_alteration
 def test_altered_code_is_refused_or_patched_all_the_same(version, alter, silently_lost):
-    lost, refused = silently_lost(
-        version, alter, lambda text, start: not _in_list(text, start), step=1 if WHOLE else 5
-    )
+    lost, refused = silently_lost(version, alter, step=1 if WHOLE else 5)
     assert not lost
     assert refused > 0
-
-
-@of_lists
-@by_alteration
-def test_an_altered_arch_list_is_refused_or_leads_to_the_same_kernels(
-    version, alter, silently_lost
-):
-    lost, _ = silently_lost(version, alter, _in_list)
-    assert not lost
 
 
 def _edits(plan):
@@ -157,10 +140,6 @@ def _edits(plan):
             # mla_archs may have taken one out of the lists that arch_lists would edit.
             assert len(edits) - len(verdict.edits) in {0, 1}
             yield from ((verdict.fix, edit) for edit in edits)
-
-
-def _in_list(text, start):
-    return _LIST.search(text[:start]) is not None
 
 
 def _lost(plan, edit, wanted):
@@ -184,7 +163,7 @@ def _kernels(plan):
     ]
 
 
-@of_code
+@of_release
 def test_a_half_patched_tree_is_refused_or_made_whole(
     version, arch, tree, rewrite, checked, recipe, ask
 ):

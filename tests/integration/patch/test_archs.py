@@ -163,12 +163,6 @@ def test_native_gives_12_1a_wherever_stock_builds_for_sm12x(rows):
     assert not wrong
 
 
-def test_native_adds_no_arch_but_12_1a(rows):
-    stock = {row["group"]: [*map(_alone, row["stock"])] for row in rows("native")}
-    added = {a for row in rows("native") for a in row["patched"] if a not in stock[row["group"]]}
-    assert added == {"12.1a"}
-
-
 def test_no_machine_code_of_another_device_is_built(rows):
     archs = {parse_arch(a) for mode in MODES for row in rows(mode) for a in row["patched"]}
     assert {arch.codes for arch in archs if arch.major != 12} == {
@@ -178,10 +172,6 @@ def test_no_machine_code_of_another_device_is_built(rows):
     assert {arch.codes for arch in archs if arch.major == 12} >= {("sm_121a",), ("sm_120f",)}
 
 
-def test_native_builds_nothing_for_sm10x(rows):
-    assert not [r for r in rows("native") if any(parse_arch(a).major == 10 for a in r["patched"])]
-
-
 def test_native_leaves_no_group_empty_but_those_of_sm100(rows):
     emptied = [row for row in rows("native") if row["stock"] and not row["patched"]]
     assert {(row["release"], row["group"]) for row in emptied if row["variable"] != MLA[1]} == {
@@ -189,20 +179,6 @@ def test_native_leaves_no_group_empty_but_those_of_sm100(rows):
     }
     assert {row["group"] for row in emptied if row["variable"] == MLA[1]} == {MLA[0]}
     assert max(Version(row["release"]) for row in emptied) == Version("0.18.1")
-
-
-def test_native_builds_every_marlin_kernel_as_machine_code(rows):
-    marlin = [row for row in rows("native") if "MARLIN" in row["variable"] and row["stock"]]
-    assert {tuple(row["patched"]) for row in marlin} == {("12.1a",)}
-    assert {row["release"] for row in marlin} == {row["release"] for row in rows("native")}
-
-
-def test_native_leaves_only_one_group_to_ptx(rows):
-    loads = {row["group"]: best_load(tuple(row["patched"]), (12, 1)) for row in rows("native")}
-    built = {group: load for group, load in loads.items() if load is not Load.NONE}
-    assert {group for group, load in built.items() if load is not Load.EXACT} == {
-        "hadacore/hadamard_transform_cuda"
-    }
 
 
 def test_everything_of_a_family_build_loads_on_12_1(rows):

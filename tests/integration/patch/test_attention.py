@@ -7,14 +7,12 @@ from dataclasses import replace
 import pytest
 
 from patchkit.apply import plan_for
-from patchkit.errors import DriftError, ProofError, UsageError
+from patchkit.errors import DriftError, ProofError
 from patchkit.patching.fix import Case, State
 from patchkit.patching.workspace import open_workspace
 from patchkit.proof import upstream_code
 from patchkit.proof.upstream_code import Anything
 from patchkit.recipes.vllm.attention import FA2, FA3, INTERFACE, attention_code, flash_attention
-from patchkit.recipes.vllm.build import by_option
-from patchkit.recipes.vllm.leave_out import asked_targets, leave_out, only_extensions
 from patchkit.target import targets
 from patchkit.wheel.device.libraries import library_table
 
@@ -101,21 +99,6 @@ def test_no_operator_of_the_library_is_called_on_a_gb10(version, left_out):
 
     assert called((12, 1), (FA2,)) == f"{FA2}.varlen_fwd"
     assert called((9, 0), BOTH) == f"{FA3}.fwd"
-
-
-def test_what_else_leaves_a_build_leaves_it_as_well(version, left_out):
-    plan = left_out(version)
-    tree = plan.patched
-    assert asked_targets(plan.stock) - asked_targets(tree) == {FA3}
-    flash = by_option(["flash-attn"])
-    if version != "0.11.1":  # it cannot run without flash-attention
-        without = leave_out(tree, flash)
-        assert f"flash_attn.{FA2}" in tree.read("setup.py")
-        assert f"flash_attn.{FA2}" not in without.read("setup.py")
-        assert leave_out(without, flash).overlay == without.overlay
-    assert only_extensions(tree, [FA2, "cumem_allocator"]).read("setup.py").count("pass  # ") > 1
-    with pytest.raises(UsageError, match=f"no extension '{FA3}'"):
-        only_extensions(tree, [FA3])
 
 
 def test_a_release_that_would_use_it_on_a_gb10_is_refused(left_out, recipe):

@@ -145,12 +145,6 @@ def test_fetches_at_once_all_succeed(index: Index, tmp_path: Path) -> None:
     assert [path.name for path in paths] == [NAME] == cached(tmp_path)
 
 
-def test_offline_miss(index: Index) -> None:
-    with pytest.raises(SourceError, match="not in the cache") as caught:
-        fetch("demo", "1.0", index.lock, offline=True)
-    assert "--offline" in caught.value.hint
-
-
 @pytest.mark.parametrize("change", [{"sha256": "0" * 64}, {"size": 5}, {"size": 10**6}])
 def test_download_that_is_not_what_the_lock_says(
     index: Index, tmp_path: Path, change: dict[str, object]
@@ -169,15 +163,6 @@ def test_corrupt_cache_is_mended(index: Index, tmp_path: Path) -> None:
     path.write_bytes(whole[:-1])
     assert fetch("demo", "1.0", index.lock).read_bytes() == whole
     assert cached(tmp_path) == [NAME]
-
-
-def test_corrupt_cache_offline(index: Index) -> None:
-    path = fetch("demo", "1.0", index.lock)
-    path.write_bytes(b"corrupt")
-    with pytest.raises(HashMismatchError) as caught:
-        fetch("demo", "1.0", index.lock, offline=True)
-    assert str(path) in str(caught.value)
-    assert hashlib.sha256(b"corrupt").hexdigest() in str(caught.value)
 
 
 @pytest.mark.parametrize("kind", ["parts", "whole"])

@@ -136,15 +136,6 @@ def test_python_is_patched_and_pip_agrees_at_every_step(
     assert not wrong_hashes(site_packages)
 
 
-@of_any
-def test_nothing_of_a_patched_package_is_left_after_pip_uninstall(cli, pip, package, snapshot):
-    cli("apply", "--vllm-src", package)
-    # What an import leaves behind as well.
-    subprocess.run([sys.executable, "-m", "compileall", "-q", package], check=True)
-    pip("uninstall", "--yes", "vllm")
-    assert not [path for path in snapshot(package.parent) if "vllm" in path]
-
-
 @of_configs
 def test_created_files_are_pips_as_well(cli, pip, package, snapshot):
     source = ["--vllm-src", package]
@@ -167,14 +158,3 @@ def test_created_files_are_pips_as_well(cli, pip, package, snapshot):
     cli("apply", *source, "--only", "moe_configs")
     pip("uninstall", "--yes", "vllm")
     assert not [path for path in snapshot(package.parent) if "vllm" in path]
-
-
-def test_an_installed_release_gets_the_python_of_a_patched_source_tree(
-    package, version, tree, recipe, ask
-):
-    root = tree(version)
-    python = [path for path in apply(package, recipe, ask()).written if path.endswith(".py")]
-    apply(root, recipe, ask(also=PYTHON_FIXES[version]))
-    assert python
-    for path in python:
-        assert (package.parent / path).read_bytes() == (root / path).read_bytes()

@@ -128,14 +128,6 @@ def test_apply_and_revert(nccl, ask, snapshot, target, arch, number):
     assert snapshot(root) == before
 
 
-def test_without_make_nothing_is_proved_and_nothing_written(nccl, snapshot, cli, tmp_path):
-    root = nccl()
-    before = snapshot(root)
-    done = cli("apply", "--nccl-src", root, rc=9, env={"PATH": str(tmp_path)})
-    assert done.stderr == "error: make is not installed\n  next: sudo apt install make\n"
-    assert snapshot(root) == before
-
-
 # What the build would be told
 
 
@@ -334,14 +326,3 @@ def test_default_folders_of_different_sources_differ(cli, tmp_path, nccl_release
     found = {path.name for path in (tmp_path / "build").iterdir()}
     digest = archive.identity.removeprefix("sha256:")
     assert found == {"nccl-2.29.7", f"nccl-2.29.7-{commit[:8]}", f"nccl-2.29.7-{digest[:8]}"}
-
-
-def test_the_archive_of_the_release_by_itself(nccl_release, cli, tmp_path):
-    archive = nccl_tree("nccl==2.29.7", offline=True).path
-    copy = tmp_path / "v2.29.7-1.tar.gz"
-    shutil.copy(archive, copy)
-    assert cli("status", "--nccl-src", copy, "-v").stdout.count("  apply  ") == 4
-    copy.write_bytes(copy.read_bytes() + b"\0")
-    said = cli("status", "--nccl-src", copy, rc=3).stderr
-    assert "which the recipe does not know" in said
-    assert "--sha256" in said

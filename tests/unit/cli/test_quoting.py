@@ -19,7 +19,6 @@ from patchkit.digests import digest
 from patchkit.durable.journal import Change, Journal
 from patchkit.errors import PatchkitError
 from patchkit.quoting import prose, quoted, visible
-from patchkit.source.resolve import Options, resolved
 from patchkit.wheel.wheelhouse.verify import verify_wheelhouse
 from support.wheels import write_wheel
 
@@ -46,16 +45,6 @@ def test_nothing_that_a_terminal_obeys_is_left(text):
     assert all(each.isprintable() or each in "\n\t" for each in shown)
     assert visible(shown) == shown
     assert shown.encode().decode() == shown
-
-
-def test_what_is_left_of_prose():
-    for text, kept in (
-        ("a\u00a0b\u202fc \u200cm \U0001f468\u200d\U0001f469", None),  # what languages need
-        ("a\n\tb", None),
-        ("\x1b[2J\a\r\n\x7f\x9bx", "[2J\nx"),
-        ("\u202ecod\u2066.exe", "cod.exe"),
-    ):
-        assert prose(text) == (text if kept is None else kept)
 
 
 @given(ANYTHING)
@@ -210,16 +199,6 @@ def test_a_file_that_is_read_only_becomes_writable(folder):
     subprocess.run(["bash", "-c", hint], check=True, cwd=folder)
     assert place.stat().st_mode & 0o200
     assert pasted(hint, folder) == ["chmod", "u+w", str(place)]
-
-
-def test_a_folder_with_a_destination_is_copied(folder):
-    options = Options(
-        project="vllm", lock=Path(), check=lambda _: None, report=print, dest=folder / "copy"
-    )
-    refused = pytest.raises(PatchkitError, match="patched in place")
-    with refused as caught, resolved(str(folder), options, keep=True):
-        raise AssertionError
-    assert pasted(caught.value.hint, folder) == ["cp", "-a", str(folder), str(folder / "copy")]
 
 
 def test_findings_in_a_wheelhouse_say_what_to_do(folder):
