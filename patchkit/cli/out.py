@@ -61,16 +61,15 @@ def style(text: str, **styles: Any) -> Shown:
     return Shown(click.style(shown(text), **styles)) if text else Shown("")
 
 
-def say(text: str, *, err: bool = False, end: str = "\n", hang: int = 2) -> None:
+def say(text: str, *, err: bool = False, end: str = "\n") -> None:
     """Print text for people: its lines broken at words, with colours, in a terminal only.
 
-    What is broken off a line is indented by ``hang`` more. NO_COLOR leaves colours out, FORCE_COLOR
-    brings them into a pipe.
+    NO_COLOR leaves colours out, FORCE_COLOR brings them into a pipe.
     """
     kept = shown(text)
     if not isinstance(text, LaidOut):
         width = columns(sys.stderr if err else sys.stdout)
-        lines = (part for line in kept.split("\n") for part in wrap(line, width, hang))
+        lines = (part for line in kept.split("\n") for part in wrap(line, width))
         kept = Shown("\n".join(lines))
     redraw_line("")
     click.echo(kept + Shown(end), nl=False, err=err, color=colour())
@@ -95,12 +94,6 @@ def colour() -> bool | None:
 def tell(line: str) -> None:
     """Print a line on standard error, where what a command answers does not go."""
     say(line, err=True)
-
-
-def echo(lines: Iterable[str]) -> None:
-    """Print lines for people."""
-    for line in lines:
-        say(line)
 
 
 def data(text: str) -> None:

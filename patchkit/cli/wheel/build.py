@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 
 from patchkit.cli import complete
-from patchkit.cli.options import find_target
+from patchkit.cli.options import find_target, target_option
 from patchkit.cli.out import style, tell
 from patchkit.cli.progress import progress
 from patchkit.cli.render import Block, VerbGroup, lead_word, rendered
@@ -70,13 +70,7 @@ command.add_command(vllm, "vllm")
 @click.option(
     "--sha256", metavar="HEX", help="SHA-256 of an archive that the recipe does not know."
 )
-@click.option(
-    "--target",
-    default="gb10",
-    show_default=True,
-    metavar="gb10|thor|h200",
-    shell_complete=complete.target_names,
-)
+@target_option
 @click.option(
     "--cuda",
     metavar="DIR|locked",
@@ -91,7 +85,7 @@ def nccl(
     version: str | None,
     source: str | None,
     sha256: str | None,
-    target: str,
+    target: str | None,
     cuda: str | None,
     functions: str,
     cpu: str | None,
@@ -104,7 +98,7 @@ def nccl(
     """Build libnccl for one device: the wheel replaces stock's nvidia-nccl-cu13."""
     require_build()
     began = time.monotonic()
-    device = find_target(target)
+    device = find_target(target or "gb10")
     spec = _nccl_source(version, source, house)
     machine, locked = cpu or device.cpu, cuda == "locked"
     toolkit = None if cuda is None or locked else Path(cuda)

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import click
 
-from patchkit.cli import complete
 from patchkit.cli.out import style
 from patchkit.cli.render import Block, Record, lead_word, rendered
 from patchkit.errors import UsageError
@@ -19,15 +18,7 @@ from patchkit.runtime.python.libnccl import Answer, loaded
 
 @click.command()
 @click.argument("file", metavar="[FILE]", required=False, type=click.Path(path_type=Path))
-@click.option(
-    "--target",
-    "name",
-    default="gb10",
-    show_default=True,
-    metavar="gb10|thor|h200",
-    shell_complete=complete.target_names,
-    help="Device.",
-)
+@click.option("--target", default="gb10", metavar="gb10|thor|h200", help="The device, not gb10.")
 @click.option("--codes", is_flag=True, help="Every library's device code, not one row for each.")
 @click.option(
     "--loaded", "of_python", is_flag=True, help="Which libnccl torch and vLLM would load, and why."
@@ -40,7 +31,7 @@ from patchkit.runtime.python.libnccl import Answer, loaded
 )
 @rendered
 def command(
-    file: Path | None, *, name: str, codes: bool, of_python: bool, python: str
+    file: Path | None, *, target: str, codes: bool, of_python: bool, python: str
 ) -> Iterator[Block]:
     """Show which device code a shared library or a wheel holds, and how it loads on a device.
 
@@ -59,7 +50,7 @@ def command(
     # --loaded, which runs on nodes, does without what that needs.
     from patchkit.cli.wheel.inspect_view import inspected_blocks
 
-    yield from inspected_blocks(file, name, codes=codes)
+    yield from inspected_blocks(file, target, codes=codes)
 
 
 def _loaded_blocks(answer: Answer) -> Iterator[Block]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 import subprocess
@@ -11,7 +10,6 @@ import click
 import pytest
 
 from patchkit.cli.wheel.build_options import install_steps
-from patchkit.digests import sha256_of
 from patchkit.patching.recipe import load_recipe
 from patchkit.wheel.wheelhouse.contents import add_wheel
 from support import hosts
@@ -85,18 +83,6 @@ def test_what_env_names_is_pasted_and_serves(cli, tmp_path, environment):
     assert "vllm serve" in paste(f"{serves} --root {root}", tmp_path, environment).stdout
 
 
-@pytest.mark.parametrize(
-    ("machine", "said"),
-    [
-        ("single", ["repack vllm=="]),
-        ("cable_port0", ["net plan --role head --root ", "repack vllm=="]),
-    ],
-)
-def test_probe_names_what_comes_next(tmp_path, machine, said):
-    named = nexts(piped(["probe", "--root", hosts.build(tmp_path, machine)], 0))
-    assert [words in line for words, line in zip(said, named, strict=True)] == [True] * len(said)
-
-
 @pytest.mark.parametrize(("cpu", "here"), [("x86_64", True), ("aarch64", False)])
 def test_a_wheel_for_another_cpu_is_taken_there(cpu, here, monkeypatch, house):
     monkeypatch.setattr("platform.machine", lambda: "x86_64")
@@ -157,28 +143,6 @@ def test_a_wheel_without_what_it_pins_is_said_to_be_incomplete(house, tmp_path):
 
 
 # Lists
-
-
-def test_a_list_begins_with_what_was_made_here(house):
-    def row(wheel, kind, facts):
-        known = {"filename": wheel.name, "sha256": sha256_of(wheel), "size": wheel.stat().st_size}
-        return {**known, "kind": kind, "facts": facts}
-
-    rows = [row(write_wheel(house, f"1.{n}", project=f"a{n}"), "dependency", {}) for n in range(30)]
-    own = write_wheel(house, "0.25.1+gb10.a", project="vllm")
-    rows.append(row(own, "built", {"made": "repack", "target": "gb10"}))
-    (house / "manifest.json").write_text(json.dumps({"format": 2, "wheels": rows}))
-
-    head, first, summary, nodes = piped(["wheelhouse", "list", "--dir", house], 0).splitlines()
-    assert head.split()[:3] == ["project", "version", "kind"]
-    assert first.split()[:4] == ["vllm", "0.25.1+gb10.a", "repacked", "gb10"]
-    assert summary.startswith("1 made here, 30 dependencies")
-    assert nodes.endswith(f"http.server --bind 127.0.0.1 --directory {house} 8000")
-    whole = piped(["wheelhouse", "list", "-v", "--dir", house], 0).splitlines()
-    assert len(whole) == 34
-    assert whole[1].split() == first.split()
-    told = json.loads(piped(["wheelhouse", "list", "--dir", house, "--json"], 0))
-    assert told["wheels"][-1]["kind"] == "built"
 
 
 @pytest.mark.parametrize(

@@ -26,76 +26,41 @@ from support.vllm_wheels import vllm_wheel
 from support.wheels import write_wheel
 
 WIDTHS = (60, 100)
-RELEASE = "0.24.0"
 LIBRARY = Path(__file__).parents[2] / "data" / "libraries" / "gb10.so"
-TAG = "cp38-abi3-manylinux_2_35_aarch64"
-# In a block a row has no heads, and no empty cells; some heads stand before its values.
+# A row that is too wide for a table has no heads, and no empty cells.
 _HEADS = """
-- fix state severity what the code says it does needed upstream stock patched loads kernel group
-where switches on project version kind target MB tag sha256 device library archs fat binaries
-section arch compressed count bytes netdev speed addresses RDMA MTU GID twin cage model evidence
-quantization GiB Sparks memory tokens vLLM CUDA in vllm/ gb10 vllm nccl
+- fix state severity what the code says it does needed upstream project version kind target MB
+tag sha256 device library archs fat binaries section arch compressed count bytes netdev speed
+addresses RDMA MTU GID twin cage model evidence quantization GiB Sparks memory tokens vLLM CUDA
+in vllm/ gb10 vllm nccl
 """
 HEADS = set(_HEADS.split())
 
 
 @pytest.fixture(scope="module")
-def cases(tmp_path_factory, once, request):
-    """Make the command lines that need files, once: ``cases("verify")``."""
+def files(tmp_path_factory):
+    """What command lines name: a wheelhouse, a machine, an env file and a wheel."""
     folder = tmp_path_factory.mktemp("widths")
-    made = {}
-
-    def make(name):
-        if name not in made:
-            made[name] = _MAKERS[name](folder, request)
-        return made[name]
-
-    return make
-
-
-def house(folder, _request):
-    """A wheelhouse of one repacked wheel among dependencies."""
-    place = folder / "house"
-    if not place.is_dir():
-        place.mkdir()
-        wheels = [
-            (write_wheel(place, "0.25.1+cu130.gb10.446d7c1799", project="vllm", tag=TAG), "built")
-        ]
-        wheels += [
-            (write_wheel(place, f"1.{number}", project=f"dependency-{number}"), "dependency")
-            for number in range(12)
-        ]
-        facts = {"made": "repack", "target": "gb10"}
-        rows = [
-            {
-                "filename": wheel.name,
-                "sha256": sha256_of(wheel),
-                "size": wheel.stat().st_size,
-                "kind": kind,
-                "facts": facts if kind == "built" else {},
-            }
-            for wheel, kind in wheels
-        ]
-        (place / "manifest.json").write_text(json.dumps({"format": 2, "wheels": rows}))
-    return place
+    house = folder / "house"
+    house.mkdir()
+    tag = "cp38-abi3-manylinux_2_35_aarch64"
+    made = write_wheel(house, "0.25.1+cu130.gb10.446d7c1799", project="vllm", tag=tag)
+    rows = [_manifest_row(made, "built", {"made": "repack", "target": "gb10"})]
+    for number in range(12):
+        wheel = write_wheel(house, f"1.{number}", project=f"dependency-{number}")
+        rows.append(_manifest_row(wheel, "dependency", {}))
+    (house / "manifest.json").write_text(json.dumps({"format": 2, "wheels": rows}))
+    bad_env = folder / "bad.env"
+    bad_env.write_text("export NCCL_IB_TIMEOUT=23\nNCCL_IB_HCAA=1\nVLLM_USE_V9=1\n")
+    spark = hosts.build(folder, "one_twin")
+    return {"house": house, "bad_env": bad_env, "spark": spark, "wheel": vllm_wheel(folder)}
 
 
-def spark(folder, _request):
-    place = folder / "one_twin-0"
-    return place if place.is_dir() else hosts.build(folder, "one_twin")
+def _manifest_row(wheel, kind, facts):
+    known = {"filename": wheel.name, "sha256": sha256_of(wheel), "size": wheel.stat().st_size}
+    return {**known, "kind": kind, "facts": facts}
 
 
-def bad_env(folder, _request):
-    place = folder / "bad.env"
-    place.write_text("export NCCL_IB_TIMEOUT=23\nNCCL_IB_HCAA=1\nVLLM_USE_V9=1\n")
-    return place
-
-
-def wheel(folder, _request):
-    return vllm_wheel(folder)
-
-
-_MAKERS = {each.__name__: each for each in (house, spark, bad_env, wheel)}
 _NOTES = ("note ", "beware ", "off ", "next")
 _NODE = ("--root", "spark", "--vllm", "0.25.1")
 
@@ -130,13 +95,10 @@ def words(text):
     ],
     ids=lambda value: " ".join(map(str, value)) if isinstance(value[0], str) else "",
 )
-def test_nothing_is_lost_cut_or_too_wide(cases, arguments, says, tmp_path, monkeypatch):
+def test_nothing_is_lost_cut_or_too_wide(files, arguments, says, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("COLUMNS", raising=False)
-    fits([cases(each) if each in _MAKERS else each for each in arguments], says)
-
-
-def fits(arguments, says):
+    arguments = [files.get(word, word) for word in arguments]
     piped(arguments)  # what it writes is there from now on, and each run says the same
     plain = piped(arguments)
     assert not [line for line in plain.splitlines() if line != line.rstrip()]
@@ -147,12 +109,9 @@ def fits(arguments, says):
         assert words(plain) - words(shown) <= HEADS, width
         for line in shown.splitlines():
             assert line == line.rstrip()
-            assert len(line) <= width or whole(line), line
-
-
-def whole(line):
-    """Whether a line may be longer than the terminal is wide: it is one word, or one command."""
-    return len(layout._words(line.strip())) == 1 or bool(re.match(r"(next|undo)\b", line))
+            # One word or one command may be longer than the terminal is wide.
+            whole = len(layout._words(line.strip())) == 1 or re.match(r"(next|undo)\b", line)
+            assert len(line) <= width or whole, line
 
 
 @pytest.mark.parametrize(
@@ -160,14 +119,12 @@ def whole(line):
     [
         ["serve-args", "openai/gpt-oss-120b", *_NODE],
         ["env", "--role", "head", *_NODE],
-        ["fixes", "--json"],
         ["explain", "arch_lists", "--json"],
-        ["verify", "/nowhere", "--json"],
     ],
     ids=" ".join,
 )
-def test_what_programs_read_is_not_broken_in_a_terminal(cases, arguments):
-    arguments = [cases(each) if each in _MAKERS else each for each in arguments]
+def test_what_programs_read_is_not_broken_in_a_terminal(files, arguments):
+    arguments = [files.get(word, word) for word in arguments]
     lines = on_terminal(arguments, 60).splitlines()
     # Notes come after it, on standard error, which is this terminal as well.
     data = [line for line in piped(arguments).splitlines() if not line.startswith(_NOTES)]

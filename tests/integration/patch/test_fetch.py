@@ -8,7 +8,6 @@ import subprocess
 import sys
 import tarfile
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
@@ -98,7 +97,7 @@ def sdist() -> bytes:
 
 
 @pytest.fixture
-def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Index]:
+def index(tmp_path, monkeypatch):
     folder = tmp_path / "index"
     data = sdist()
     (folder / "files").mkdir(parents=True)
@@ -118,12 +117,12 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Index]:
     thread.join()
 
 
-def cached(tmp_path: Path) -> list[str]:
+def cached(tmp_path):
     return sorted(path.name for path in (tmp_path / "cache" / "sdists").iterdir())
 
 
-def test_fetch_verifies_and_caches(index: Index, tmp_path: Path) -> None:
-    seen: list[tuple[int, int]] = []
+def test_fetch_verifies_and_caches(index, tmp_path):
+    seen = []
     path = fetch("demo", "1.0", index.lock, progress=lambda done, total: seen.append((done, total)))
     assert path == tmp_path / "cache/sdists" / NAME
     assert path.read_bytes() == (index.folder / "files" / NAME).read_bytes()
@@ -133,23 +132,21 @@ def test_fetch_verifies_and_caches(index: Index, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("offline", [True, False])
-def test_cache_hit_needs_no_network(index: Index, offline: bool) -> None:
+def test_cache_hit_needs_no_network(index, offline):
     first = fetch("demo", "1.0", index.lock)
     index.stop()
     assert fetch("demo", "1.0", index.lock, offline=offline) == first
 
 
-def test_fetches_at_once_all_succeed(index: Index, tmp_path: Path) -> None:
+def test_fetches_at_once_all_succeed(index, tmp_path):
     with ThreadPoolExecutor(4) as pool:
         paths = set(pool.map(lambda _: fetch("demo", "1.0", index.lock), range(4)))
     assert [path.name for path in paths] == [NAME] == cached(tmp_path)
 
 
 @pytest.mark.parametrize("change", [{"sha256": "0" * 64}, {"size": 5}, {"size": 10**6}])
-def test_download_that_is_not_what_the_lock_says(
-    index: Index, tmp_path: Path, change: dict[str, object]
-) -> None:
-    entry = replace(index.entry, **change)  # type: ignore[arg-type]
+def test_download_that_is_not_what_the_lock_says(index, tmp_path, change):
+    entry = replace(index.entry, **change)
     with pytest.raises(HashMismatchError, match=NAME) as caught:
         fetch("demo", "1.0", {"1.0": entry})
     assert entry.sha256 in str(caught.value)
@@ -157,7 +154,7 @@ def test_download_that_is_not_what_the_lock_says(
     assert cached(tmp_path) == []
 
 
-def test_corrupt_cache_is_mended(index: Index, tmp_path: Path) -> None:
+def test_corrupt_cache_is_mended(index, tmp_path):
     path = fetch("demo", "1.0", index.lock)
     whole = path.read_bytes()
     path.write_bytes(whole[:-1])
@@ -167,9 +164,7 @@ def test_corrupt_cache_is_mended(index: Index, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["parts", "whole"])
 @pytest.mark.parametrize("left", [b"", b"begun", b"damaged", b"longer"])
-def test_a_download_goes_on_where_it_was_cut(
-    index: Index, tmp_path: Path, kind: str, left: bytes
-) -> None:
+def test_a_download_goes_on_where_it_was_cut(index, tmp_path, kind, left):
     data = sdist()
     (index.folder / kind).mkdir()
     (index.folder / kind / NAME).write_bytes(data)
@@ -187,7 +182,7 @@ def test_a_download_goes_on_where_it_was_cut(
     assert ranges == (["bytes=100-"] if len(begun) == 100 else [])
 
 
-def test_what_a_cut_download_brought_is_kept(index: Index, tmp_path: Path) -> None:
+def test_what_a_cut_download_brought_is_kept(index, tmp_path):
     part = tmp_path / "cache/sdists" / f".{NAME}.partial"
     index.offer("../../files/demo.cut")
     with pytest.raises(StorageError, match=r"the connection to .* failed"):
@@ -199,7 +194,7 @@ def test_what_a_cut_download_brought_is_kept(index: Index, tmp_path: Path) -> No
     assert cached(tmp_path) == [NAME]
 
 
-def test_unknown_version_lists_its_neighbours(index: Index) -> None:
+def test_unknown_version_lists_its_neighbours(index):
     versions = ["0.9", "1.0", "1.2", "1.10", "1.11", "2.0"]
     lock = {version: replace(index.entry, version=version) for version in versions}
     with pytest.raises(SourceError) as caught:
@@ -210,16 +205,14 @@ def test_unknown_version_lists_its_neighbours(index: Index) -> None:
         fetch("demo", "newest", lock)
 
 
-def failure(index: Index, project: str = "demo") -> PatchkitError:
+def failure(index, project="demo"):
     with pytest.raises(PatchkitError) as caught:
         fetch(project, "1.0", index.lock)
     return caught.value
 
 
 @pytest.mark.parametrize("project", ["demo", "absent", "locked"])
-def test_credentials_are_used_but_never_told(
-    index: Index, project: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_credentials_are_used_but_never_told(index, project, monkeypatch):
     monkeypatch.setenv("PIP_INDEX_URL", f"http://me:s3cret@{index.address}/simple/")
     index.offer("../../files/absent.tar.gz")
     error = failure(index, project)
@@ -239,9 +232,7 @@ def test_credentials_are_used_but_never_told(
         "me:s3cret@127.0.0.1/simple",
     ],
 )
-def test_index_that_cannot_be_reached(
-    index: Index, url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_index_that_cannot_be_reached(index, url, monkeypatch):
     index.stop()
     monkeypatch.setenv("PIP_INDEX_URL", url.format(dead=index.server.server_port))
     error = failure(index)
@@ -249,9 +240,7 @@ def test_index_that_cannot_be_reached(
     assert "s3cret" not in str(error)
 
 
-def test_index_of_pip_configuration(
-    index: Index, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_index_of_pip_configuration(index, tmp_path, monkeypatch):
     pytest.importorskip("pip")
     config = tmp_path / "pip.conf"
     config.write_text(f"[global]\nindex-url = http://{index.address}/simple/\n")
@@ -260,7 +249,7 @@ def test_index_of_pip_configuration(
     assert fetch("demo", "1.0", index.lock).is_file()
 
 
-def test_lock_is_regenerated_from_the_index(index: Index, tmp_path: Path) -> None:
+def test_lock_is_regenerated_from_the_index(index, tmp_path):
     entries = lock_entries("demo", ["1.0"])
     assert entries == [index.entry]
     path = tmp_path / "lock.toml"
@@ -270,7 +259,7 @@ def test_lock_is_regenerated_from_the_index(index: Index, tmp_path: Path) -> Non
         lock_entries("demo", ["2.0"])
 
 
-def test_wheels_are_locked_by_cpu(index: Index) -> None:
+def test_wheels_are_locked_by_cpu(index):
     """Of several builds the last one, as pip chooses."""
     arm = [f"demo-3.0{build}-py3-none-manylinux_2_28_aarch64.whl" for build in ("-1", "-2", "")]
     intel = "demo-3.0-py3-none-manylinux1_x86_64.whl"
@@ -298,7 +287,7 @@ def test_wheels_are_locked_by_cpu(index: Index) -> None:
         (("size = 1", "size = 0"), "sdist[1].size: is 0, not a number of bytes"),
     ],
 )
-def test_bad_lock(tmp_path: Path, change: tuple[str, str], words: str) -> None:
+def test_bad_lock(tmp_path, change, words):
     row = f'[[sdist]]\nversion = "1.0"\nfilename = "{NAME}"\nsha256 = "{"0" * 64}"\nsize = 1\n'
     path = tmp_path / "lock.toml"
     path.write_text(row.replace(*change))
@@ -307,7 +296,7 @@ def test_bad_lock(tmp_path: Path, change: tuple[str, str], words: str) -> None:
     assert words in caught.value.what
 
 
-def test_committed_lock() -> None:
+def test_committed_lock():
     lock = read_lock(COMMITTED_LOCK)
     assert len(lock) == 37
     assert len({entry.sha256 for entry in lock.values()}) == 37
@@ -319,7 +308,7 @@ def test_committed_lock() -> None:
     assert render_lock(lock.values()) == COMMITTED_LOCK.read_text()
 
 
-def test_committed_wheel_lock() -> None:
+def test_committed_wheel_lock():
     """A wheel for each CPU of every supported release; where there are builds, the last one."""
     place = COMMITTED_LOCK.with_name("wheels.toml")
     lock = read_wheel_lock(place)
@@ -337,6 +326,6 @@ def test_committed_wheel_lock() -> None:
     assert sorted(render_lock(entries, "wheel").rstrip().split("\n\n")) == tables
 
 
-def test_import_does_not_load_the_network_libraries() -> None:
+def test_import_does_not_load_the_network_libraries():
     code = "import sys, patchkit.source.fetch; sys.exit('requests' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -27,9 +27,6 @@ PYTHON_FIXES = {
 }
 # What is pip's does not depend on the release: in the matrix all three, else one of each kind.
 of_any = pytest.mark.parametrize("version", PYTHON_FIXES if WHOLE else ["0.24.0"])
-of_configs = pytest.mark.parametrize(
-    "version", ["0.14.1", "0.25.1", "0.33.0"] if WHOLE else ["0.14.1", "0.33.0"]
-)
 
 
 @pytest.fixture(params=PYTHON_FIXES)
@@ -134,27 +131,3 @@ def test_python_is_patched_and_pip_agrees_at_every_step(
     cli("revert", *source)
     assert snapshot(site_packages) == installed
     assert not wrong_hashes(site_packages)
-
-
-@of_configs
-def test_created_files_are_pips_as_well(cli, pip, package, snapshot):
-    source = ["--vllm-src", package]
-    installed = snapshot(package.parent)
-    assert not wrong_hashes(package.parent)
-
-    written = json.loads(cli("apply", *source, "--only", "moe_configs", "--json").stdout)["written"]
-
-    (record,) = package.parent.glob("vllm-*.dist-info/RECORD")
-    rows = {row[0]: row for row in csv.reader(record.read_text().splitlines())}
-    assert len(written) >= 5
-    for path in written:
-        data = (package.parent / path).read_bytes()
-        assert path not in installed
-        assert rows[path] == [path, f"sha256={_hash(data)}", str(len(data))]
-    assert not wrong_hashes(package.parent)
-    cli("revert", *source)
-    assert snapshot(package.parent) == installed
-
-    cli("apply", *source, "--only", "moe_configs")
-    pip("uninstall", "--yes", "vllm")
-    assert not [path for path in snapshot(package.parent) if "vllm" in path]
