@@ -16,22 +16,15 @@ from patchkit.runtime.host.networks import overlaps, twin_state
         ("cable_port0", "both", "both"),
         ("same_subnet", "both", "both"),
         ("one_twin", "bare", "both"),
-        ("second_half_only", "both", "bare-first"),
         ("random_twin", "random", "random"),
         ("link_local", "link-local", "link-local"),
         ("link_down", "down", "down"),
-        ("kernel7", "both", "both"),
     ],
 )
 def test_how_the_other_half_is_addressed(machine, name, first, second):
     found = machine(name)
     names = ("enp1s0f0np0", "enP2p1s0f0np0")
     assert [twin_state(found, found.netdev(each)) for each in names] == [first, second]
-
-
-def test_a_netdev_that_is_no_half_has_no_other(machine):
-    found = machine("cable_port0")
-    assert twin_state(found, found.netdev("enP7s7")) == "none"
 
 
 @pytest.mark.parametrize(

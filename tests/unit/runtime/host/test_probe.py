@@ -14,8 +14,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from patchkit.cli.runtime import probe as verb
-from patchkit.errors import SourceError
-from patchkit.finding import Level
 from patchkit.runtime.host.advice import remarks
 from patchkit.runtime.host.gpu import GpuProcess, GpuState, gpu_state
 from patchkit.runtime.host.hardware import target_of
@@ -24,19 +22,6 @@ from patchkit.runtime.host.machine_root import RecordingWriter, ToolUnavailable
 from patchkit.runtime.host.probe import probe
 from support import hosts
 from support.machine_files import write
-
-TWINS = {
-    "enp1s0f0np0": "enP2p1s0f0np0",
-    "enp1s0f1np1": "enP2p1s0f1np1",
-    "enP2p1s0f0np0": "enp1s0f0np0",
-    "enP2p1s0f1np1": "enp1s0f1np1",
-}
-RDMA = {
-    "rocep1s0f0": "roceP2p1s0f0",
-    "rocep1s0f1": "roceP2p1s0f1",
-    "roceP2p1s0f0": "rocep1s0f0",
-    "roceP2p1s0f1": "rocep1s0f1",
-}
 
 
 def seen(root, **options):
@@ -65,31 +50,6 @@ def test_the_system_of_a_spark(machine):
     )
     assert spark.software is None
     assert spark.notes == ()
-
-
-@pytest.mark.parametrize(
-    ("name", "product", "bios", "kernel", "driver"),
-    [
-        (
-            "wifi_managed",
-            "Dell Pro Max with GB10 FCM1253",
-            "5.36_3.0.0",
-            "6.17.0-1014",
-            "580.126.09",
-        ),
-        ("tailscale", "30KLS02X00", "S0QKT09A", "6.17.0-1032", "610.43.02"),
-        ("air_gapped", "GX10", "GX10DGX.0104.2026.0326.1657", "6.14.0-1013", "580.95.05"),
-        ("short_of_memory", "MS-C931", "5.36_1.5.0", "6.11.0-1016", "580.82.09"),
-        ("pair_and_switch", "AI TOP ATOM", "5.36_0ACUM05", "6.17.0-1026", "580.159.03"),
-        ("kernel7", "NVIDIA_DGX_Spark", "5.36_0ACUM018", "7.0.0-1019", "580.173.02"),
-    ],
-)
-def test_a_gb10_of_any_maker_is_a_gb10(machine, name, product, bios, kernel, driver):
-    found = machine(name)
-    system, (gpu,) = found.system, found.gpus
-    assert (system.product, system.bios) == (product, bios)
-    assert (system.kernel, gpu.driver) == (f"{kernel}-nvidia", driver)
-    assert target_of(found) == "gb10"
 
 
 def test_a_cabled_netdev_and_its_rdma_device(machine):
@@ -122,16 +82,6 @@ def test_what_else_a_spark_has(machine):
     assert kinds["docker0"] == ("virtual", "bridge", False)
     assert kinds["lo"] == ("loopback", "", True)
     assert spark.netdev("wlP9s9").speed is None
-
-
-@pytest.mark.parametrize(
-    "name", sorted(set(hosts.NAMES) - {"single", "thor", "no_rdma", "renamed"})
-)
-def test_every_device_of_a_spark_has_its_twin(machine, name):
-    spark = machine(name)
-    assert {each.name: each.twin for each in spark.netdevs if each.cage is not None} == TWINS
-    assert {each.name: each.twin for each in spark.rdma} == RDMA
-    assert {each.name: each.cage for each in spark.rdma} == {n: int(n[-1]) for n in RDMA}
 
 
 CABLED = {
@@ -173,42 +123,53 @@ REMARKS = {
 @pytest.mark.parametrize("name", hosts.NAMES)
 def test_what_is_cabled_and_what_is_remarked(machine, name):
     found = machine(name)
+    assert target_of(found) == ("thor" if name == "thor" else "gb10")
     assert found.cabled == CABLED.get(name, (0,))
     assert [each.about for each in remarks(found)] == REMARKS.get(name, ["rate"])
+    assert from_json(to_json(found), name) == found
 
 
-def test_remarks_name_what_they_are_about(machine):
-    texts = {name: remarks(machine(name))[0].what for name in REMARKS if REMARKS[name]}
-    assert texts["wrong_mtu"] == "enp1s0f0np0 has MTU 9000, its twin enP2p1s0f0np0 1500"
-    assert texts["same_subnet"] == (
-        "enp1s0f0np0 and its twin enP2p1s0f0np0 are both in 192.168.100.0/24"
-    )
-    assert texts["one_twin"] == (
-        "enP2p1s0f0np0 has no IPv4 address, its twin enp1s0f0np0 has 192.168.100.10/24"
-    )
-    assert texts["ipv6_only"] == "enp1s0f0np0, enP2p1s0f0np0: cabled, but no IPv4 address"
-    assert texts["link_local"] == (
-        "link-local addresses change: enp1s0f0np0 169.254.37.80/16, enP2p1s0f0np0 169.254.137.80/16"
-    )
-    assert texts["ring"].startswith("both halves of cage 0 say 200 Gbit/s")
-    assert texts["two_in_one_subnet"] == (
-        "enp1s0f1np1 (10.0.0.110/24) and enP7s7 (10.0.0.10/24) are in one network"
-    )
-    assert texts["random_twin"] == (
-        "enP2p1s0f0np0 has a random address, 169.254.83.14/16, beside 192.168.100.10/24 of its "
-        "twin enp1s0f0np0"
-    )
+def test_every_device_of_a_spark_has_its_twin(machine):
+    spark = machine("cable_port0")
+    for halves, names in (
+        (spark.netdevs, ("enp1s0f{0}np{0}", "enP2p1s0f{0}np{0}")),
+        (spark.rdma, ("rocep1s0f{0}", "roceP2p1s0f{0}")),
+    ):
+        found = {half.name: (half.cage, half.twin) for half in halves if half.cage is not None}
+        pairs = {cage: [name.format(cage) for name in names] for cage in (0, 1)}
+        assert found == {
+            name: (cage, twin)
+            for cage, (one, other) in pairs.items()
+            for name, twin in ((one, other), (other, one))
+        }
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("wrong_mtu", "enp1s0f0np0 has MTU 9000, its twin enP2p1s0f0np0 1500"),
+        (
+            "one_twin",
+            "enP2p1s0f0np0 has no IPv4 address, its twin enp1s0f0np0 has 192.168.100.10/24",
+        ),
+        ("ipv6_only", "enp1s0f0np0, enP2p1s0f0np0: cabled, but no IPv4 address"),
+        (
+            "two_in_one_subnet",
+            "enp1s0f1np1 (10.0.0.110/24) and enP7s7 (10.0.0.10/24) are in one network",
+        ),
+    ],
+)
+def test_remarks_name_what_they_are_about(machine, name, text):
+    assert remarks(machine(name))[0].what == text
 
 
 @pytest.mark.parametrize(
     ("cma", "kernel", "cmdline", "said"),
     [
         ((0, 940_604), "7.0.0-1019-nvidia", "ro quiet", True),
-        ((0, 940_604), "7.0.0-1020-nvidia", "ro quiet", True),  # what counts is what is seen
         ((0, 940_604), "7.0.0-1019-nvidia", "ro kho=off", False),
         ((0, 940_604), "7.0.0-1019-nvidia", "kho=off kho=on", True),  # the last one counts
         ((0, 0), "7.0.0-1019-nvidia", "ro quiet", False),
-        ((65_536, 940_604), "7.0.0-1019-nvidia", "ro quiet", False),
         (None, "7.0.0-1019-nvidia", "ro quiet", True),  # as in a container, whose meminfo has less
         (None, "6.17.0-1032-nvidia", "ro quiet", False),
     ],
@@ -216,22 +177,9 @@ def test_remarks_name_what_they_are_about(machine):
 def test_a_kernel_that_keeps_a_reserve_where_rdma_registers(tmp_path, cma, kernel, cmdline, said):
     machine = replace(hosts.MACHINES["cable_port0"](0), cma=cma, kernel=kernel, cmdline=cmdline)
     write(tmp_path, machine)
-    found = seen(tmp_path)
     for who in ("probe", "env", "verify"):
-        assert ("kernel-reserve" in [each.about for each in remarks(found, who)]) is said
-    if said:
-        remark = remarks(found)[0]
-        assert remark.what.startswith(f"kernel {kernel}")
-        assert "kho=off" in remark.hint
-        assert "6.17" in remark.hint
-
-
-def test_a_card_that_is_off_the_bus_needs_its_cable_and_two_reboots(machine):
-    (off,) = remarks(machine("single"))
-    assert (off.level, off.hint) == (
-        Level.NOTE,
-        "to join nodes: plug the cable in at both ends, then reboot both",
-    )
+        found = [each.about for each in remarks(seen(tmp_path), who)]
+        assert ("kernel-reserve" in found) is said
 
 
 def test_a_half_that_is_down_is_missed_only_where_the_other_one_does_not_do(tmp_path):
@@ -274,19 +222,6 @@ def test_a_thor_has_no_cage_even_where_a_spark_has_one(machine):
     assert not any(each.cage is not None or each.twin for each in thor.netdevs)
 
 
-def test_every_netdev_of_a_ring_has_a_subnet_of_its_own(machine):
-    nodes = [machine("ring", node) for node in range(3)]
-    own = [[net.ipv4[0].network for net in node.netdevs if net.cage is not None] for node in nodes]
-    assert all(len(set(each)) == 4 for each in own)
-    assert [len(set(own[k]) & set(own[(k + 1) % 3])) for k in range(3)] == [2, 2, 2]
-
-
-def test_two_addresses_have_gids_each(machine):
-    first = next(each for each in machine("two_addresses").rdma if each.name == "rocep1s0f0")
-    taken = [gid.index for gid in first.gids if gid.kind == "RoCE v2" and gid.address]
-    assert taken == [3, 5]
-
-
 def test_missing_files_are_notes(machine):
     spark = machine("missing_files")
     assert spark.notes == (
@@ -304,12 +239,6 @@ def test_missing_files_are_notes(machine):
         "roceP2p1s0f0": "ACTIVE",
         "roceP2p1s0f1": "DOWN",
     }
-
-
-@pytest.mark.parametrize("name", hosts.NAMES)
-def test_json_gives_the_same_facts_back(machine, name):
-    found = machine(name)
-    assert from_json(to_json(found), name) == found
 
 
 # GPUs
@@ -366,35 +295,24 @@ def test_how_the_first_gpu_is(tmp_path, monkeypatch):
         gpu_state()
 
 
-def test_no_gpu_says_who_was_asked(copied):
-    (copied / "commands/nvidia-smi.csv").write_text("No devices were found\n")
-    (note,) = seen(copied).notes
-    assert note == (
-        "no GPU is found: nvidia-smi: what it says is not understood: 'No devices were found'"
-    )
-
-
 # Broken machines
 
 
-def test_a_driver_that_does_not_know_its_speed(copied):
+def test_what_is_odd_becomes_a_note(copied):
     for said in ("-1", "65535", "4294967295", "fast"):
         (copied / "sys/class/net/enP7s7/speed").write_text(f"{said}\n")
         assert seen(copied).netdev("enP7s7").speed is None
-    assert seen(copied).notes == ("/sys/class/net/enP7s7/speed: 'fast' is not a number",)
-
-
-def test_an_address_of_another_namespace(copied):
+    (copied / "proc/sys/kernel/hostname").write_text("spark\x1b[2J\x07-1\n")
     place = copied / "commands/ip-address.json"
     place.write_text(place.read_text().replace("enP7s7", "eth7"))
-    assert seen(copied).notes == (
+    (copied / "commands/nvidia-smi.csv").write_text("No devices were found\n")
+    found = seen(copied)
+    assert found.system.hostname == "spark [2J -1"
+    assert found.notes == (
         "/sys/class/net is of another network namespace: only one has enP7s7, eth7",
+        "/sys/class/net/enP7s7/speed: 'fast' is not a number",
+        "no GPU is found: nvidia-smi: what it says is not understood: 'No devices were found'",
     )
-
-
-def test_what_is_not_a_machine_root(tmp_path):
-    with pytest.raises(SourceError, match="is not a machine root"):
-        seen(tmp_path)
 
 
 def test_without_permission():
@@ -436,26 +354,15 @@ def test_no_file_makes_probe_fail(files, data):
     place = data.draw(st.sampled_from(places))
     right = place.read_bytes()
     wrong = st.binary(max_size=200) | st.sampled_from([b"[" * 9999, b'[{"ifname":0}]', b"9" * 9999])
-    place.write_bytes(data.draw(wrong))
+    if data.draw(st.booleans()):
+        place.write_bytes(data.draw(wrong))
+    else:  # as where a driver is unloaded while its files are read
+        place.unlink()
     try:
         found = seen(root)
         remarks(found)
         assert list(verb.host_lines(found))
         assert from_json(to_json(found), "json") == found
-    finally:
-        place.write_bytes(right)
-
-
-@settings(deadline=None, max_examples=40, suppress_health_check=list(HealthCheck))
-@given(data=st.data())
-def test_no_missing_file_makes_probe_fail(files, data):
-    """As where a driver is unloaded while its files are read."""
-    root, places = files
-    place = data.draw(st.sampled_from(places))
-    right = place.read_bytes()
-    place.unlink()
-    try:
-        assert list(verb.host_lines(seen(root)))
     finally:
         place.write_bytes(right)
 
@@ -476,15 +383,6 @@ def test_a_recording_leads_nowhere_else(copied, tmp_path):
         "/proc/meminfo: is not a regular file",
     )
     assert seen(tmp_path / "saved") == found
-
-
-def test_what_a_file_holds_does_not_move_the_cursor(copied):
-    (copied / "proc/sys/kernel/hostname").write_text("spark\x1b[2J\x07-1\n")
-    assert seen(copied).system.hostname == "spark [2J -1"
-
-
-def test_software_beside_a_recording_if_a_python_is_named(copied):
-    assert seen(copied, python=sys.executable).software.python == sys.executable
 
 
 def test_the_command(cli, copied, tmp_path):

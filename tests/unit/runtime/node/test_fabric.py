@@ -119,19 +119,6 @@ def test_control_goes_where_the_head_is_and_data_over_the_cable(machine, name, h
     assert found.hcas.count(",") == 1
 
 
-def test_the_bootstrap_of_a_ring_goes_over_wifi_where_there_is_no_lan(machine):
-    host, wifi = machine("ring"), machine("wifi_managed").netdev("wlP9s9")
-    without = tuple(each for each in host.netdevs if each.name not in ("enP7s7", "wlP9s9"))
-    assert attached(replace(host, netdevs=(*without, wifi)), 3).netdev == "wlP9s9"
-    with pytest.raises(HostError, match="in a ring no cable reaches all nodes"):
-        attached(replace(host, netdevs=without), 3)
-
-
-def test_a_head_out_of_reach_is_refused_in_an_overlay_as_well(machine):
-    with pytest.raises(HostError, match="in a network with the head"):
-        attached(machine("tailscale", 1), 2, "100.1.2.3", role="worker")
-
-
 @pytest.mark.parametrize("role", ["head", "worker"])
 def test_without_a_card_the_cable_and_the_reboot_are_named(machine, role):
     with pytest.raises(HostError) as caught:
