@@ -40,8 +40,8 @@ def software(python: str | None, environment: Mapping[str, str]) -> Software:
     if facts.torch:
         process = start_process(facts, environment)
         # In this order: torch_choice maps what torch loads.
-        torch = _nccl_of_choice(torch_choice(process, facts), facts)
-        vllm = _nccl_of_choice(vllm_choice(process, facts), facts) if facts.vllm else None
+        torch = _nccl_of_choice(torch_choice(process), facts)
+        vllm = _nccl_of_choice(vllm_choice(process), facts) if facts.vllm else None
     return Software(
         python=python,
         vllm=_package_version("vllm", facts.vllm, facts),

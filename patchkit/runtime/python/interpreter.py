@@ -20,19 +20,18 @@ _CUDA = re.compile(r"""^cuda\b[^=]*=\s*["'](?P<version>[\d.]+)["']""", re.MULTIL
 class InterpreterFacts:
     """The answer of ``interpreter_facts``: paths, libraries in the loader's order, packages found.
 
-    ``provider`` is the library whose ``ncclGetVersion`` everybody gets, ``caller`` the one that
-    ctypes is.
+    ``provider`` is the library whose ``ncclGetVersion`` everybody gets, ``asked`` the one that the
+    loader finds for the name that vLLM asks for.
     """
 
     executable: str
     version: str
     path: tuple[str, ...]
-    multiarch: str
-    caller: str | None
     torch: str | None
     vllm: str | None
     mapped: tuple[str, ...]
     provider: str | None
+    asked: str | None
 
     @property
     def torch_home(self) -> Path:

@@ -11,7 +11,6 @@ import ctypes
 import importlib.util
 import os
 import sys
-import sysconfig
 
 
 class _Object(ctypes.Structure):
@@ -45,11 +44,14 @@ def mapped() -> list[str]:
     return [os.path.abspath(name) for name in names if "/" in name]  # noqa: PTH100
 
 
-def provider(symbol: str) -> str | None:
-    """Return the library that defines ``symbol`` for every other, None if none does."""
+def provider(symbol: str, name: str | None = None) -> str | None:
+    """Return the library that defines a symbol: for every other, or the one of a name.
+
+    None if none does.
+    """
     try:
-        function = getattr(ctypes.CDLL(None), symbol)
-    except AttributeError:
+        function = getattr(ctypes.CDLL(name), symbol)
+    except (AttributeError, OSError):
         return None
     place = _SymbolInfo()
     ctypes.CDLL(None).dladdr(ctypes.cast(function, ctypes.c_void_p), ctypes.byref(place))
@@ -67,11 +69,11 @@ if __name__ == "__main__":
         "executable": os.path.realpath(sys.executable),
         "version": ".".join(map(str, sys.version_info[:3])),
         "path": sys.path,
-        "multiarch": sysconfig.get_config_var("MULTIARCH") or "",
-        # vLLM calls dlopen through ctypes: the loader then goes by this library's DT_RPATH.
-        "caller": getattr(sys.modules.get("_ctypes"), "__file__", None),
         "torch": package("torch"),
         "vllm": package("vllm"),
         "mapped": mapped(),
         "provider": provider("ncclGetVersion"),
     }
+    # As vLLM does; last, since it maps what it finds.
+    name = os.environ.get("VLLM_NCCL_SO_PATH") or "libnccl.so.2"
+    answer["asked"] = provider("ncclGetVersion", name) if "/" not in name else None

@@ -1,8 +1,7 @@
 """Tell which libnccl torch and vLLM would load in a Python environment, and why.
 
 Nothing is imported: the Python that is asked about says where it finds what and what is mapped
-already, and the rest follows from the files: torch's own preload, its DT_RPATH, and the rules of
-the dynamic loader.
+already, the dynamic loader what torch's libraries need, and torch's own text what it preloads.
 """
 
 from __future__ import annotations
@@ -25,11 +24,11 @@ from patchkit.runtime.python.distributions import (
     release,
 )
 from patchkit.runtime.python.interpreter import InterpreterFacts, ask_interpreter
-from patchkit.runtime.python.loader import Process, read_library
 from patchkit.runtime.python.startup import (
     SONAME,
     STEM,
     Choice,
+    Process,
     start_process,
     torch_choice,
     vllm_choice,
@@ -45,7 +44,7 @@ _VERSION = re.compile(rb"NCCL version (\d[\w.]*\+cuda[\d.]+)")
 class NcclCopy:
     """One libnccl file. ``version`` is what the library says of itself, ``""`` if nothing.
 
-    ``found`` says what leads there; ``fits`` is whether this Python could load it.
+    ``found`` says what leads there.
     """
 
     path: str
@@ -53,7 +52,6 @@ class NcclCopy:
     sha256: str
     owners: tuple[Owner, ...]
     found: str
-    fits: bool
     mapped: bool
 
     def __str__(self) -> str:
@@ -90,7 +88,7 @@ def loaded(python: str, environment: Mapping[str, str]) -> Answer:
         )
     process = start_process(facts, environment)
     # In this order: vLLM finds what torch has mapped already.
-    torch, vllm = torch_choice(process, facts), vllm_choice(process, facts)
+    torch, vllm = torch_choice(process), vllm_choice(process)
     copies = tuple(_nccl_copies(process, facts))
     torch_homes = distributions(facts.path).get("torch", ())[:1]
     requires = (text for home in torch_homes for text in headers(home, "Requires-Dist"))
@@ -125,11 +123,10 @@ def nccl_version(place: Path) -> str:
 
 def _nccl_copies(process: Process, facts: InterpreterFacts) -> Iterator[NcclCopy]:
     """Yield every file once, whether it is taken or not, and whatever names it has."""
-    candidates = [(f"{folder}/{SONAME}", "LD_LIBRARY_PATH") for folder in process.library_path]
+    candidates = [(f"{folder}/{SONAME}", "LD_LIBRARY_PATH") for folder in process.library_path()]
     places = (sorted(Path(entry).glob(f"nvidia/nccl/lib/{STEM}*")) for entry in facts.path)
     candidates += [(str(place), "on sys.path") for found in places for place in found]
     candidates += [(str(facts.torch_home / "lib" / SONAME), "beside torch's libraries")]
-    candidates += [(path, "the system's ld.so.cache") for path in process.cache.get(SONAME, ())]
     # A copy that is mapped is named by the path by which it came in.
     copies = {os.path.realpath(each.path): (each.path, each.why, True) for each in process.mapped}
     for path, found in candidates:
@@ -148,7 +145,6 @@ def _nccl_copies(process: Process, facts: InterpreterFacts) -> Iterator[NcclCopy
             sha256=sha256,
             owners=known.get(real, ()),
             found=found,
-            fits=mapped or process.fits(read_library(path)),
             mapped=mapped,
         )
 
@@ -167,7 +163,6 @@ def _find_warnings(answer: Answer) -> Iterator[str]:
             yield f"{copy} is mapped as well ({copy.found}), and nobody calls it"
         elif copy not in (torch, vllm) and copy.found == "LD_LIBRARY_PATH":
             why = f"torch's is {answer.torch.why}"
-            why = why if copy.fits else "it is not for this CPU, or damaged"
             yield f"LD_LIBRARY_PATH leads to {copy}, which is not taken: {why}"
         yield from _owner_warnings(copy)
     taken, pinned = torch.version.partition("+")[0] if torch else "", answer.pin.partition("==")[2]

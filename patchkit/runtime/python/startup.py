@@ -1,24 +1,33 @@
-"""Play on a ``Process`` what torch and vLLM do about libnccl when they start."""
+"""Play what torch and vLLM do about libnccl when they start.
+
+What a library needs is asked of the dynamic loader itself, by ldd, under the same variables. It
+knows nothing of a DT_RPATH of the interpreter's, such as conda's.
+"""
 
 from __future__ import annotations
 
 import glob
+import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from patchkit.errors import HostError
+from patchkit import elf
+from patchkit.errors import SourceError
+from patchkit.process import attempt
 from patchkit.runtime.python.interpreter import InterpreterFacts
-from patchkit.runtime.python.loader import Library, Process, exports, read_library
 
 STEM, SONAME = "libnccl.so", "libnccl.so.2"
 _VARIABLE = "VLLM_NCCL_SO_PATH"
 _PRELOADED = "LD_PRELOAD, before everything else"
 _STARTUP = "loaded when Python started, by a .pth file, sitecustomize or /etc/ld.so.preload"
+_OF_TORCH = "preloaded by torch itself, from the first nvidia/nccl/lib on sys.path"
 _SYMBOL = "ncclGetVersion"
 # The library that torch loads before all others of its own.
 _GLOBAL_DEPS = "libtorch_global_deps.so"
+# A library in the current folder has no path.
+_RESOLVED = re.compile(r"\s*(?P<name>\S+)(?: => (?P<path>\S.*))? \(0x[0-9a-f]+\)")
 # A row of torch's list of what to preload: a folder below nvidia/, and a pattern.
 _ROW = re.compile(r"""["'](?P<folder>\w+)["'][,:]\s*["'](?P<pattern>lib[\w-]+\.so[^"']*)["']""")
 # The call: a torch that does not preload may still define the function.
@@ -33,59 +42,136 @@ class Choice:
     why: str
 
 
+@dataclass(frozen=True, slots=True)
+class Mapped:
+    """A libnccl in the process, and why it is there."""
+
+    path: str
+    why: str
+    names: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Process:
+    """A Python that starts torch and vLLM; ``mapped`` are the libnccl in it, in their order."""
+
+    facts: InterpreterFacts
+    environment: Mapping[str, str]
+    mapped: list[Mapped] = field(default_factory=list)
+
+    def open(self, path: str, why: str, name: str = "") -> Mapped | None:
+        """Map a path as ``dlopen`` does. The same file is not mapped twice, a copy of it is."""
+        place = os.path.abspath(path)  # noqa: PTH100  (LD_LIBRARY_PATH may name the current folder)
+        library = read_dynamic(place)
+        if library is None or not self._fits(library):
+            return None
+        for known in self.mapped:
+            # As glibc: by device and inode, not by name.
+            if Path(known.path).samefile(place):
+                return known
+        self.mapped.append(Mapped(place, why, frozenset({library.soname, name} - {""})))
+        return self.mapped[-1]
+
+    def _fits(self, library: elf.Dynamic) -> bool:
+        own = read_dynamic(self.facts.executable)
+        return own is None or library.machine == own.machine
+
+    def need(self, name: str, path: str, library: elf.Dynamic) -> Mapped | None:
+        """Map what a library needs by a name without a slash."""
+        for known in self.mapped:
+            if name in known.names:
+                return known
+        output = attempt("ldd", path, env=self.environment).output
+        for match in filter(None, map(_RESOLVED.fullmatch, output.splitlines())):
+            if match["name"] == name:
+                found = match["path"] or name
+                return self.open(found, self._reason(found, path, library), name)
+        return None
+
+    def _reason(self, found: str, path: str, library: elf.Dynamic) -> str:
+        """Return why the loader found a file for a library."""
+        folder, origin, who = (
+            os.path.realpath(Path(found).parent),
+            Path(path).parent,
+            Path(path).name,
+        )
+        for kind, folders in (
+            (f"DT_RPATH of {who}, before LD_LIBRARY_PATH", library.rpath),
+            ("LD_LIBRARY_PATH", self.library_path()),
+            (f"DT_RUNPATH of {who}, after LD_LIBRARY_PATH", library.runpath),
+        ):
+            places = (re.sub(r"\$ORIGIN|\$\{ORIGIN\}", str(origin), each) for each in folders)
+            if folder in map(os.path.realpath, places):
+                return kind
+        return "the system's ld.so.cache or folders"
+
+    def library_path(self) -> list[str]:
+        """Return the folders of LD_LIBRARY_PATH; an empty entry is the current one."""
+        value = self.environment.get("LD_LIBRARY_PATH", "")
+        return [folder or "." for folder in re.split("[:;]", value)] if value else []
+
+
+def read_dynamic(path: str) -> elf.Dynamic | None:
+    """Return None for a file that is not a whole ELF file: the loader would refuse it as well."""
+    try:
+        return elf.read_dynamic(Path(path))
+    except (SourceError, OSError):
+        return None
+
+
 def start_process(facts: InterpreterFacts, environment: Mapping[str, str]) -> Process:
-    """Return the process before torch is imported. Raises HostError."""
-    executable = read_library(facts.executable)
-    if executable is None:
-        raise HostError(f"{facts.executable}: is not an ELF program, so it is not Python on Linux")
-    process = Process(executable=executable, environment=environment, multiarch=facts.multiarch)
+    """Return the process before torch is imported."""
+    process = Process(facts=facts, environment=environment)
     # Paths, or names without a slash, which are searched for.
     preloads = {Path(entry).name for entry in re.split("[: ]+", environment.get("LD_PRELOAD", ""))}
     for path in facts.mapped:
-        if Path(path).name.startswith(STEM) or exports(path, _SYMBOL):
+        if Path(path).name.startswith(STEM) or exports_nccl(path):
             process.open(path, _PRELOADED if Path(path).name in preloads else _STARTUP)
     return process
 
 
-def torch_choice(process: Process, facts: InterpreterFacts) -> Choice:
+def exports_nccl(path: str) -> bool:
+    """Return whether a library defines NCCL's functions for others; a damaged one does not."""
+    try:
+        return elf.exports(Path(path), _SYMBOL)
+    except (SourceError, OSError):
+        return False
+
+
+def torch_choice(process: Process) -> Choice:
     """Return whose functions torch calls, and map what importing torch loads."""
+    facts = process.facts
     home = facts.torch_home / "lib"
-    libraries = [found for path in sorted(home.glob("*.so*")) if (found := read_library(str(path)))]
-    users = [library for library in libraries if _nccl_needs(library)]
+    read = ((str(path), read_dynamic(str(path))) for path in sorted(home.glob("*.so*")))
+    libraries = {path: library for path, library in read if library}
+    needs = {
+        path: [name for name in library.needed if name.startswith(STEM)]
+        for path, library in libraries.items()
+    }
+    users = [path for path in libraries if needs[path]]
     if not users:
         return Choice(
             path=None,
             why=f"no library in {home} needs {SONAME}: torch is built without NCCL, "
             "or has it inside",
         )
-    for library in libraries:
-        if Path(library.path).name == _GLOBAL_DEPS:
-            _map_nccl(process, library)
-            # Torch preloads by path if this library brought CUDA's runtime.
-            if any(name.startswith("libcudart") for name in library.needed):
-                init = facts.torch_home / "__init__.py"
-                text = init.read_text(encoding="utf-8", errors="replace")
-                if path := find_preloaded(text, facts.cuda, facts.path):
-                    why = "preloaded by torch itself, from the first nvidia/nccl/lib on sys.path"
-                    process.open(path, why)
-    loads = [_map_nccl(process, user) for user in users]
+    if deps := libraries.get(first := str(home / _GLOBAL_DEPS)):
+        for name in needs[first]:
+            process.need(name, first, deps)
+        # Torch preloads by path if this library brought CUDA's runtime.
+        if any(name.startswith("libcudart") for name in deps.needed):
+            text = (facts.torch_home / "__init__.py").read_text(encoding="utf-8", errors="replace")
+            if found := find_preloaded(text, facts.cuda, facts.path):
+                process.open(found, _OF_TORCH)
+    loads = [process.need(name, path, libraries[path]) for path in users for name in needs[path]]
     # A function that is global before torch comes is torch's too, whatever torch loads.
     everybodys = (library for library in process.mapped if library.path == facts.provider)
     # The first library that needs it decides for all: the loader maps one soname once.
     taken = next(everybodys, loads[0])
     if taken is None:
-        who = Path(users[0].path).name
+        who = Path(users[0]).name
         return Choice(path=None, why=f"{who} needs {SONAME}, and the loader finds none")
     return Choice(path=taken.path, why=taken.why)
-
-
-def _nccl_needs(library: Library) -> list[str]:
-    return [name for name in library.needed if name.startswith(STEM)]
-
-
-def _map_nccl(process: Process, library: Library) -> Library | None:
-    found = [process.need(name, library) for name in _nccl_needs(library)]
-    return found[0] if found else None
 
 
 def find_preloaded(text: str, cuda: str, path: Sequence[str]) -> str | None:
@@ -109,10 +195,10 @@ def find_preloaded(text: str, cuda: str, path: Sequence[str]) -> str | None:
     return None
 
 
-def vllm_choice(process: Process, facts: InterpreterFacts) -> Choice:
+def vllm_choice(process: Process) -> Choice:
     """Return what vLLM's own communicator loads, after torch."""
     path = process.environment.get(_VARIABLE)
-    if not path and not facts.cuda:
+    if not path and not process.facts.cuda:
         return Choice(path=None, why="torch is built without CUDA, so vLLM looks for no libnccl")
     if path and "/" in path:
         found = process.open(path, f"{_VARIABLE} names it")
@@ -120,9 +206,9 @@ def vllm_choice(process: Process, facts: InterpreterFacts) -> Choice:
         return Choice(path=found.path if found else None, why=why)
     name = path or SONAME
     known = next((library for library in process.mapped if name in library.names), None)
-    caller = read_library(facts.caller) if facts.caller else None
-    found = known or process.need(name, caller or process.executable)
-    if found is None:
-        return Choice(path=None, why=f"vLLM asks for {name}, and the loader finds none")
-    how = "which is loaded already" if known else f"found by {found.why}"
-    return Choice(path=found.path, why=f"vLLM asks for {name}, {how}")
+    if known:
+        return Choice(path=known.path, why=f"vLLM asks for {name}, which is loaded already")
+    # The Python itself has tried that.
+    if process.facts.asked and (found := process.open(process.facts.asked, "vLLM loads it", name)):
+        return Choice(path=found.path, why=f"vLLM asks for {name}, and the loader finds it")
+    return Choice(path=None, why=f"vLLM asks for {name}, and the loader finds none")

@@ -143,7 +143,6 @@ def of_no_version(env):
         (by_itself, "0.33.0"),
         (from_sources, "0.33.0"),
         (from_sources_that_were_never_built, "0.32.1.dev7"),
-        (of_no_version, ""),
     ],
 )
 def test_whoever_installed_vllm(prepare, version, env):
