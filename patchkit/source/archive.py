@@ -97,12 +97,6 @@ def _require_vacant(target: Path) -> None:
 
 def _extract(archive: Path, root: Path, progress: Progress | None) -> str:
     """Unpack all members below ``root``; return the name of their one top-level folder."""
-    if not hasattr(tarfile, "data_filter"):
-        raise SourceError(
-            "this Python cannot unpack archives safely: its tarfile has no data filter",
-            why="Python has it since 3.11.4",
-            hint="run patchkit with Python 3.11.4 or later, or unpack the archive yourself",
-        )
     with tarfile.open(archive, _MODES.get(archive.suffix.lower(), "r:")) as tar:
         members = tar.getmembers()
         # tarfile stops at the end marker, but gzip's checksum of it all comes after that.

@@ -58,15 +58,26 @@ def detect(
     Raises UsageError if nothing is there, SourceError if it is no such tree or its version is
     unknown.
     """
-    return replace(_detected(path, project), sandboxed=sandboxed)
-
-
-def _detected(path: Path, project: str) -> SourceTree:
     root = path.resolve()
     if project == "vllm" and root.name == "vllm" and (root / "__init__.py").is_file():
-        return _package(root)
+        return replace(_package(root), sandboxed=sandboxed)
     _check_tree(path, root, project)
-    return _nccl(root) if project == "nccl" else _vllm(path, root)
+    of_git = (root / ".git").exists()
+    if project == "nccl":  # its makefiles say the version, with and without a git history
+        version, kind = _make_version(root), "git" if of_git else "archive"
+    elif (place := root / "PKG-INFO").is_file():
+        if (name := _field(place, "Name")).lower() != "vllm":
+            raise SourceError(f"{place}: describes {name or 'nothing'}, not vllm")
+        version, kind = _version(_field(place, "Version"), place), "sdist"
+    elif of_git:
+        version, kind = _git_version(root), "git"
+    else:
+        raise SourceError(
+            f"{path}: neither PKG-INFO nor .git tells the version",
+            why="this is a copy of the files without their history",
+            hint="use the sdist, or a git checkout with its tags",
+        )
+    return SourceTree(root=root, project=project, version=version, kind=kind, sandboxed=sandboxed)
 
 
 def project_of(spec: str) -> str:
@@ -121,24 +132,6 @@ def _check_tree(path: Path, root: Path, project: str) -> None:
         why="the path is one level too high or too low, or the tree is incomplete",
         hint=f"name the folder that holds {wanted.where}",
     )
-
-
-def _vllm(path: Path, root: Path) -> SourceTree:
-    if (root / "PKG-INFO").is_file():
-        return SourceTree(root=root, project="vllm", version=_pkg_info(root), kind="sdist")
-    if (root / ".git").exists():
-        return SourceTree(root=root, project="vllm", version=_git_version(root), kind="git")
-    raise SourceError(
-        f"{path}: neither PKG-INFO nor .git tells the version",
-        why="this is a copy of the files without their history",
-        hint="use the sdist, or a git checkout with its tags",
-    )
-
-
-def _nccl(root: Path) -> SourceTree:
-    """Return a tree of NCCL: its makefiles say the version, with and without a git history."""
-    kind = "git" if (root / ".git").exists() else "archive"
-    return SourceTree(root=root, project="nccl", version=_make_version(root), kind=kind)
 
 
 def _make_version(root: Path) -> Version:
@@ -198,13 +191,6 @@ def _package(root: Path) -> SourceTree:
     return SourceTree(root=root.parent, project="vllm", version=version, kind="installed")
 
 
-def _pkg_info(root: Path) -> Version:
-    name = _field(root / "PKG-INFO", "Name")
-    if name.lower() != "vllm":
-        raise SourceError(f"{root / 'PKG-INFO'}: describes {name or 'nothing'}, not vllm")
-    return _version(_field(root / "PKG-INFO", "Version"), root / "PKG-INFO")
-
-
 def _field(place: Path, name: str) -> str:
     """Return a field of core metadata (mail headers); "" if it is not there."""
     text = _text(place) if place.is_file() else ""
@@ -236,15 +222,11 @@ def _git_version(root: Path) -> Version:
     tag = _version(match["tag"].removeprefix("v"), root)
     if match["distance"] == "0":
         return tag
-    return Version(f"{_next(tag)}.dev{match['distance']}+g{match['commit']}")
-
-
-def _next(tag: Version) -> str:
-    if tag.pre:
-        return f"{tag.base_version}{tag.pre[0]}{tag.pre[1] + 1}"
     # setuptools-scm's default, guess-next-dev: a commit after 0.19.1 is on its way to 0.19.2.
-    release = (*tag.release[:-1], tag.release[-1] + 1)
-    return ".".join(map(str, release))
+    following = ".".join(map(str, (*tag.release[:-1], tag.release[-1] + 1)))
+    if tag.pre:
+        following = f"{tag.base_version}{tag.pre[0]}{tag.pre[1] + 1}"
+    return Version(f"{following}.dev{match['distance']}+g{match['commit']}")
 
 
 def _version(text: str, place: Path) -> Version:

@@ -9,21 +9,21 @@ import hashlib
 import os
 import re
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 import platformdirs
-from packaging.version import Version
+from packaging.version import InvalidVersion, Version
 
 from patchkit.digests import sha256_of
 from patchkit.durable.failure import translated
 from patchkit.durable.partial import continuing
 from patchkit.durable.staging import make_folders
 from patchkit.errors import HashMismatchError, PatchkitError, SourceError, StorageError
-from patchkit.source.lock import LockEntry, is_version
+from patchkit.source.lock import LockEntry
 from patchkit.source.pip_settings import index_session, pip_settings
 from patchkit.units import BYTES_PER_GIB
 
@@ -76,40 +76,38 @@ def fetch(
         cached = sha256_of(path) if path.exists() else None
     if cached == entry.sha256:
         return path
+    if offline and cached is not None:
+        raise _mismatch(str(path), entry, cached)
     if offline:
-        raise _missing(entry, path) if cached is None else _mismatch(str(path), entry, cached)
+        raise SourceError(
+            f"{entry.filename} is not in the cache, and offline it cannot be downloaded",
+            why=f"it was never fetched into {path.parent}",
+            hint=f"run once without --offline, or copy the file to {path}",
+        )
     with translated(at=path, hint=_CACHE_HINT):
         make_folders(path.parent)
+        ask = partial(_offered, project, entry.filename)
         # A corrupt file is replaced, not removed first: another fetch may have just mended it.
-        _download(project, entry, path, progress)
+        with continuing(path) as stream:
+            digest, size = transfer(stream, ask, entry.sha256, entry.size, progress)
+            if (digest, size) != (entry.sha256, entry.size):
+                stream.truncate(0)
+                raise _mismatch(f"the download of {entry.filename}", entry, digest, size)
     return path
 
 
 def _locked(project: str, version: str, lock: Mapping[str, LockEntry]) -> LockEntry:
     if version in lock:
         return lock[version]
+    known = sorted(lock, key=Version)
+    try:  # the four around it; the newest if it is no version
+        start = max(0, min(bisect_left(known, Version(version), key=Version) - 2, len(known) - 4))
+    except InvalidVersion:
+        start = max(0, len(known) - 4)
     raise SourceError(
         f"{project} {version} is not among the releases that this patchkit knows",
         why="it is mistyped, or newer or older than what patchkit covers",
-        hint=f"the nearest known versions: {', '.join(_nearest(version, lock)) or 'none'}",
-    )
-
-
-def _nearest(version: str, known: Iterable[str], count: int = 4) -> list[str]:
-    """Return the ``count`` known versions around ``version``; the newest if that is no version."""
-    ordered = sorted(known, key=Version)
-    if not is_version(version):
-        return ordered[-count:]
-    position = bisect_left(ordered, Version(version), key=Version)
-    start = max(0, min(position - count // 2, len(ordered) - count))
-    return ordered[start : start + count]
-
-
-def _missing(entry: LockEntry, path: Path) -> PatchkitError:
-    return SourceError(
-        f"{entry.filename} is not in the cache, and offline it cannot be downloaded",
-        why=f"it was never fetched into {path.parent}",
-        hint=f"run once without --offline, or copy the file to {path}",
+        hint=f"the nearest known versions: {', '.join(known[start : start + 4]) or 'none'}",
     )
 
 
@@ -122,53 +120,43 @@ def _mismatch(where: str, entry: LockEntry, actual: str, size: int | None = None
     )
 
 
-def _download(project: str, entry: LockEntry, path: Path, progress: Progress | None) -> None:
-    def receive(stream: IO[bytes]) -> tuple[str, int]:
-        with _offered(project, entry.filename, there(stream, entry.size)) as response:
-            return received(response, stream, entry.size, progress)
-
-    with continuing(path) as stream:
-        digest, size = whole(receive, stream, entry.sha256)
-        if (digest, size) != (entry.sha256, entry.size):
-            stream.truncate(0)
-            raise _mismatch(f"the download of {entry.filename}", entry, digest, size)
-
-
-def whole(
-    receive: Callable[[IO[bytes]], tuple[str, int]], stream: IO[bytes], sha256: str
+def transfer(
+    stream: IO[bytes],
+    ask: Callable[[int], AbstractContextManager[requests.Response]],
+    sha256: str,
+    size: int = 0,
+    progress: Progress | None = None,
 ) -> tuple[str, int]:
-    """Return the sha256 and the size of what was received, once more from nothing if need be.
+    """Receive a file behind what an earlier run left of it; return the sha256 and the size.
 
-    What an earlier run left may be of another file, or damaged: the digest of the whole decides.
+    ``ask(start)`` opens the response, from that byte on if the server can. What was left may be of
+    another file, or damaged: the digest of the whole decides, and if it is not ``sha256``, all is
+    received once more. ``size`` is in bytes, 0 if it is not known. If the digest is wrong, nothing
+    is left in ``stream``.
     """
-    resumed = stream.seek(0, os.SEEK_END) > 0
-    found = receive(stream)
-    if resumed and found[0] != sha256:
-        stream.truncate(0)
-        found = receive(stream)
-    return found
-
-
-def there(stream: IO[bytes], expected: int) -> int:
-    """Return how many bytes an earlier run left, 0 if the file cannot be one that was cut short."""
-    size = stream.seek(0, os.SEEK_END)
-    return size if not expected or size < expected else 0
-
-
-def received(
-    response: requests.Response, stream: IO[bytes], expected: int, progress: Progress | None
-) -> tuple[str, int]:
-    """Write a response behind what is there if it begins there, else in its place.
-
-    Returns the sha256 and the size of the whole.
-    """
-    kept = stream.seek(0, os.SEEK_END) if response.status_code == _PARTIAL else 0
-    stream.seek(0)
-    stream.truncate(kept)
-    digest = hashlib.sha256()
-    for chunk in iter(partial(stream.read, CHUNK), b""):
-        digest.update(chunk)
-    return copy(response.iter_content(CHUNK), stream, expected, progress, digest=digest, done=kept)
+    left = stream.seek(0, os.SEEK_END)
+    for start in (left, 0) if left and (not size or left < size) else (0,):
+        with ask(start) as response:
+            done = start if response.status_code == _PARTIAL else 0
+            stream.seek(0)
+            stream.truncate(done)
+            digest = hashlib.sha256()
+            for chunk in iter(partial(stream.read, CHUNK), b""):
+                digest.update(chunk)
+            limit = size or done + int(response.headers.get("Content-Length", 0)) or _LARGEST
+            for chunk in response.iter_content(CHUNK):
+                stream.write(chunk)
+                digest.update(chunk)
+                done += len(chunk)
+                if progress is not None:
+                    progress(min(done, limit), limit)
+                # A server that never stops must not fill the disk.
+                if done > limit:
+                    break
+        if digest.hexdigest() == sha256:
+            return sha256, done
+    stream.truncate(0)
+    return digest.hexdigest(), done
 
 
 def save(url: str, path: Path, sha256: str, progress: Progress | None = None) -> None:
@@ -181,19 +169,10 @@ def save(url: str, path: Path, sha256: str, progress: Progress | None = None) ->
     with translated(at=path, hint=_CACHE_HINT):
         make_folders(path.parent)
         # A session of its own, without pip's credentials: they are for the index.
-        session = requests.Session()
-
-        def receive(stream: IO[bytes]) -> tuple[str, int]:
-            start = there(stream, 0)
-            with opened(url, session, start) as response:
-                rest = int(response.headers.get("Content-Length", 0))
-                begun = start if response.status_code == _PARTIAL else 0
-                return received(response, stream, begun + rest if rest else _LARGEST, progress)
-
+        ask = partial(opened, url, requests.Session())
         with continuing(path) as stream:
-            digest, _size = whole(receive, stream, sha256)
+            digest, _size = transfer(stream, ask, sha256, progress=progress)
             if digest != sha256:
-                stream.truncate(0)
                 raise HashMismatchError(
                     f"{url} has the sha256 {digest}, but the recipe says {sha256}",
                     why="the file is damaged, or it is not the one that was released",
@@ -222,32 +201,6 @@ def opened(url: str, session: requests.Session, start: int = 0) -> Iterator[requ
             why="there is no network, or a proxy or certificate is missing",
             hint="try again; check HTTPS_PROXY and REQUESTS_CA_BUNDLE",
         ) from None
-
-
-def copy(
-    chunks: Iterable[bytes],
-    stream: IO[bytes],
-    expected: int,
-    progress: Progress | None,
-    *,
-    digest: hashlib._Hash | None = None,
-    done: int = 0,
-) -> tuple[str, int]:
-    """Copy to the end, or to more than ``expected`` bytes; return the sha256 and the size.
-
-    ``digest`` is that of the first ``done`` bytes, which are in ``stream`` already.
-    """
-    digest = digest or hashlib.sha256()
-    for chunk in chunks:
-        stream.write(chunk)
-        digest.update(chunk)
-        done += len(chunk)
-        if progress is not None:
-            progress(min(done, expected), expected)
-        # A server that never stops must not fill the disk; the digest cannot be right any more.
-        if done > expected:
-            break
-    return digest.hexdigest(), done
 
 
 @contextmanager
@@ -292,32 +245,29 @@ def index_client() -> Iterator[PyPISimple]:
         with pypi_simple.PyPISimple(url, session=index_session(settings)) as client:
             yield client
     except requests.HTTPError as error:
-        raise _http_failure(url, getattr(error.response, "status_code", None)) from None
+        status = getattr(error.response, "status_code", None)
+        denied = status in {401, 403, 407}
+        raise StorageError(
+            f"the package index at {_host(url)} answered with the HTTP status {status}",
+            why="it denies access" if denied else "it has trouble, or the URL is wrong",
+            hint="check the credentials in PIP_INDEX_URL or pip's configuration"
+            if denied
+            else "try again later, or set PIP_INDEX_URL to another index",
+        ) from None
     except OSError as error:  # requests derives its exceptions from it
-        raise _connection_failure(url, error) from None
+        raise StorageError(
+            f"the connection to the package index at {_host(url)} failed ({type(error).__name__})",
+            why="there is no network, a proxy or certificate is missing, or the transfer was cut",
+            hint="try again; check PIP_INDEX_URL, HTTPS_PROXY and REQUESTS_CA_BUNDLE",
+        ) from None
     except pypi_simple.NoSuchProjectError as error:
         raise not_offered(url, f"the project {error.project}") from None
     except (ValueError, pypi_simple.UnsupportedRepoVersionError) as error:
-        raise _no_index(url, error) from None
-
-
-def _http_failure(url: str, status: int | None) -> PatchkitError:
-    denied = status in {401, 403, 407}
-    return StorageError(
-        f"the package index at {_host(url)} answered with the HTTP status {status}",
-        why="it denies access" if denied else "it has trouble, or the URL of the index is wrong",
-        hint="check the credentials in PIP_INDEX_URL or pip's configuration"
-        if denied
-        else "try again later, or set PIP_INDEX_URL to another index",
-    )
-
-
-def _connection_failure(url: str, error: OSError) -> PatchkitError:
-    return StorageError(
-        f"the connection to the package index at {_host(url)} failed ({type(error).__name__})",
-        why="there is no network, a proxy or certificate is missing, or the transfer was cut short",
-        hint="try again; check PIP_INDEX_URL, HTTPS_PROXY and REQUESTS_CA_BUNDLE",
-    )
+        raise StorageError(
+            f"the answer from {_host(url)} is not one of a package index ({type(error).__name__})",
+            why="the URL is not that of a simple index, or a login page is in between",
+            hint="check PIP_INDEX_URL, or pip's configuration",
+        ) from None
 
 
 def not_offered(url: str, wanted: str) -> PatchkitError:
@@ -326,14 +276,6 @@ def not_offered(url: str, wanted: str) -> PatchkitError:
         f"the package index at {_host(url)} does not offer {wanted}",
         why="it is a mirror that lacks it",
         hint="set PIP_INDEX_URL to an index that has it",
-    )
-
-
-def _no_index(url: str, error: Exception) -> PatchkitError:
-    return StorageError(
-        f"the answer from {_host(url)} is not one of a package index ({type(error).__name__})",
-        why="the URL is not that of a simple index, or a login page is in between",
-        hint="check PIP_INDEX_URL, or pip's configuration",
     )
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Annotated, TypeVar
 
 from packaging.utils import parse_wheel_filename
-from packaging.version import InvalidVersion, Version
+from packaging.version import Version
 
 from patchkit.errors import SourceError, StorageError
 from patchkit.records import RecordError, Sha256, matching, read_toml
@@ -107,11 +107,3 @@ def wheel_cpus(filename: str) -> list[str]:
     """
     tags = parse_wheel_filename(filename)[3]
     return sorted({match[1] for tag in tags if (match := _LINUX.fullmatch(tag.platform))})
-
-
-def is_version(text: str) -> bool:
-    try:
-        Version(text)
-    except InvalidVersion:
-        return False
-    return True

@@ -137,23 +137,18 @@ def _archive(path: Path, sha256: str | None, wanted: _Wanted) -> SourceOrigin:
     release = wanted.facts.by_digest(actual)
     version = _version_inside(path)
     if release is None and sha256 is None:
-        raise _unverified(path, actual, version, wanted.facts)
+        expected = wanted.facts.release(version)
+        raise SourceError(
+            f"{path} (NCCL {version}) has the sha256 {actual}, which the recipe does not know",
+            why=f"the archive of {expected.tag} has {expected.sha256}"
+            if expected and expected.sha256
+            else f"the recipe knows no sha256 of NCCL {version}",
+            hint=f"if you trust this very file, add --sha256 {actual}; "
+            f"{_other_ways(expected, wanted.facts)}",
+        )
     if release is not None and release.version != version:
         raise SourceError(f"{path}: its files say {version}, the recipe says {release.version}")
     return SourceOrigin(path=path, version=version, identity=f"sha256:{actual}")
-
-
-def _unverified(path: Path, actual: str, version: Version, facts: ReleaseFacts) -> SourceError:
-    release = facts.release(version)
-    if release is None or not release.sha256:
-        why = f"the recipe knows no sha256 of NCCL {version}"
-    else:
-        why = f"the archive of {release.tag} has {release.sha256}"
-    return SourceError(
-        f"{path} (NCCL {version}) has the sha256 {actual}, which the recipe does not know",
-        why=why,
-        hint=f"if you trust this very file, add --sha256 {actual}; {_other_ways(release, facts)}",
-    )
 
 
 def _other_ways(release: Release | None, facts: ReleaseFacts) -> str:
@@ -165,7 +160,7 @@ def _other_ways(release: Release | None, facts: ReleaseFacts) -> str:
     if release is not None and release.commit:
         ways.append(f"name git+{facts.git}@{release.commit}")
     ways.append("clone the repository, check the tag out and name the folder")
-    return "or ".join(f"{way}; " for way in ways).removesuffix("; ")
+    return "; or ".join(ways)
 
 
 def _commit(source: GitSource, wanted: _Wanted) -> SourceOrigin:
@@ -220,8 +215,15 @@ def _release(release: Release, wanted: _Wanted) -> SourceOrigin:
     except (SourceError, StorageError, HostError) as error:
         troubles.append(error)
     try:
+        if release.sha256 and wanted.offline:
+            raise SourceError(
+                f"{archive.name} is not in the cache, and offline it cannot be downloaded",
+                why=f"it was never fetched into {archive.parent}, or is damaged",
+            )
         if release.sha256:
-            _download(release, archive, wanted)
+            address = wanted.facts.archive.format(tag=release.tag)
+            progress = wanted.report(f"Fetching {address.rpartition('/')[2]}")
+            save(address, archive, release.sha256, progress)
             return origin
     except (SourceError, StorageError, HostError) as error:
         troubles.append(error)
@@ -232,18 +234,6 @@ def _release(release: Release, wanted: _Wanted) -> SourceOrigin:
         why="; ".join(dict.fromkeys(error.why for error in troubles if error.why)),
         hint=_other_ways(release, wanted.facts),
     )
-
-
-def _download(release: Release, archive: Path, wanted: _Wanted) -> None:
-    """Download upstream's archive of a release, verified by its sha256."""
-    if wanted.offline:
-        raise SourceError(
-            f"{archive.name} is not in the cache, and offline it cannot be downloaded",
-            why=f"it was never fetched into {archive.parent}, or is damaged",
-        )
-    address = wanted.facts.archive.format(tag=release.tag)
-    progress = wanted.report(f"Fetching {address.rpartition('/')[2]}")
-    save(address, archive, release.sha256, progress)
 
 
 def _version_inside(archive: Path) -> Version:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import queue
-import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import IO
 from urllib.parse import unquote, urlsplit
 
 import requests
@@ -17,7 +17,7 @@ import requests
 from patchkit.durable.failure import translated
 from patchkit.durable.partial import continuing
 from patchkit.errors import HashMismatchError
-from patchkit.source.fetch import CHUNK, copy, opened, received, there, whole
+from patchkit.source.fetch import CHUNK, opened, transfer
 from patchkit.source.pip_settings import index_session, pip_settings
 from patchkit.wheel.wheelhouse.resolve import LockedWheel
 
@@ -77,23 +77,23 @@ def _save_wheel(
         if ended.is_set():
             raise InterruptedError
 
-    expected = wheel.size or sys.maxsize  # 0: unknown
-
-    def receive(stream: IO[bytes]) -> tuple[str, int]:
-        place = urlsplit(wheel.url)
-        if place.scheme == "file":
-            stream.truncate(0)
-            with Path(unquote(place.path)).open("rb") as file:
-                return copy(iter(lambda: file.read(CHUNK), b""), stream, expected, count)
-        with opened(wheel.url, session, there(stream, wheel.size)) as response:
-            return received(response, stream, expected, count)
-
     # Only what is whole gets its name, so the next run can take it as it is.
     place = folder / wheel.name.filename
     if place.is_symlink():  # nobody but fill puts something there, and fill makes no links
         place.unlink()
+    url = urlsplit(wheel.url)
     with continuing(place) as stream:
-        sha256, _size = whole(receive, stream, wheel.sha256)
+        if url.scheme == "file":
+            stream.truncate(0)
+            digest = hashlib.sha256()
+            with Path(unquote(url.path)).open("rb") as file:
+                for chunk in iter(partial(file.read, CHUNK), b""):
+                    digest.update(chunk)
+                    count(sizes[wheel] + stream.write(chunk), 0)
+            sha256 = digest.hexdigest()
+        else:
+            ask = partial(opened, wheel.url, session)
+            sha256, _size = transfer(stream, ask, wheel.sha256, wheel.size, count)
         if sha256 != wheel.sha256:
             stream.truncate(0)
             raise HashMismatchError(
