@@ -33,9 +33,8 @@ from patchkit.wheel.build.make import BuiltWheel
 from patchkit.wheel.build.nccl import JOB_MEMORY, NcclOrder, build_nccl
 from patchkit.wheel.build.toolchain import find_toolchain, missing_compiler, missing_tools
 from patchkit.wheel.device.inspect import LIVE
-from patchkit.wheel.wheelhouse.contents import check_room, load_manifest
+from patchkit.wheel.wheelhouse.contents import check_room
 from patchkit.wheel.wheelhouse.overrides import default_version, require_wanted
-from patchkit.wheel.wheelhouse.pins import is_nccl
 
 _EPILOG = """\
 \b
@@ -173,6 +172,4 @@ def _built_blocks(
     notes = [lead_word("note") + "reduced: for tests, not for use"] if order.functions else []
     bugs = load_facts().bugs_of(order.origin.version)
     notes += [lead_word("known") + f"{bug.says}; instead: {bug.instead}" for bug in bugs]
-    overridden = any(is_nccl(it.takes.project) for it in load_manifest(house).overrides)
-    options = ["--no-deps"] if overridden else []
-    yield from placed_blocks(built, house, began, title, lines, notes=notes, options=options)
+    yield from placed_blocks(built, house, began, title, lines, notes=notes)

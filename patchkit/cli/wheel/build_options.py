@@ -20,7 +20,7 @@ from patchkit.wheel.build.machine import BuildPlan, Jobs, jobs_for
 from patchkit.wheel.build.make import BuiltWheel
 from patchkit.wheel.build.toolchain import MACHINES, Toolchain
 from patchkit.wheel.file.name import ANY, wheel_name
-from patchkit.wheel.wheelhouse.contents import add_wheel
+from patchkit.wheel.wheelhouse.contents import add_wheel, load_manifest
 
 cpu_option = click.option(
     "--cpu",
@@ -86,12 +86,11 @@ def placed_blocks(
     lines: Iterable[str],
     *,
     notes: Iterable[str] = (),
-    options: Sequence[str] = (),
     fields: Mapping[str, Any] | None = None,
 ) -> Iterator[Block]:
     """Put what was built into the wheelhouse; yield what was proved, notes, and what comes next.
 
-    ``options`` are pip's, ``fields`` more of the record.
+    ``fields`` are more of the record.
     """
     wheel = add_wheel(house, built.wheel, built.facts, say=tell)
     seconds = time.monotonic() - began
@@ -101,7 +100,10 @@ def placed_blocks(
     placed = f"{wheel}  {wheel.stat().st_size / 1e6:.1f} MB, {seconds:.0f} s"
     yield from (GOOD + line for line in (*lines, placed))
     yield from notes
-    yield from install_steps(wheel, built.facts, options)
+    # The folder may not have been there before the wheel was.
+    taken = {override.takes.project for override in load_manifest(house).overrides}
+    overrides = wheel_name(wheel.name).project in taken
+    yield from install_steps(wheel, built.facts, ["--no-deps"] if overrides else [])
 
 
 def install_steps(
