@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import zip_longest
+
 import pytest
 
 from support.checked import check_text
@@ -23,64 +25,50 @@ def said(text, where, **situation):
     return [(str(each.level), each.what) for each in check_text(text, where, **situation)]
 
 
-def agrees(findings, expected):
-    """Return whether the findings begin as expected, in their order."""
-    return len(findings) == len(expected) and all(
-        level == wanted and what.startswith(start)
-        for (level, what), (wanted, start) in zip(findings, expected, strict=True)
-    )
-
-
 NAMES = [
     # One slip of a known name, and a value that fits it; never a word too few.
-    ("x.env", "NCCL_IB_DISABLED=1", [("warning", "no known NCCL reads NCCL_IB_DISABLED")]),
-    ("x.env", "VLLM_LOGGING_LEVL=DEBUG", [("warning", "no known vLLM reads VLLM_LOGGING_LEVL")]),
-    ("x.env", "VLLM_HOST=0.0.0.0", []),
-    ("x.env", "NCCL_DEBUG_VAL=INFO", []),
+    ("x.env", "NCCL_IB_DISABLED=1", "warning no known NCCL reads NCCL_IB_DISABLED"),
+    ("x.env", "VLLM_LOGGING_LEVL=DEBUG", "warning no known vLLM reads VLLM_LOGGING_LEVL"),
+    ("x.env", "VLLM_HOST=0.0.0.0"),
+    ("x.env", "NCCL_DEBUG_VAL=INFO"),
     # Whose names these are is known: a script's, a Dockerfile's, an image's, torch's.
-    ("Dockerfile", "FROM x\nARG VLLM_REF=main\nARG VLLM_SHA=1\nENV NCCL_VERSION=2.28.3-1", []),
-    ("x.env", "VLLM_IMAGE=vllm-node\nNCCL_ASYNC_ERROR_HANDLING=1\nNCCL_HOME=/usr", []),
+    ("Dockerfile", "FROM x\nARG VLLM_REF=main\nARG VLLM_SHA=1\nENV NCCL_VERSION=2.28.3-1"),
+    ("x.env", "VLLM_IMAGE=vllm-node\nNCCL_ASYNC_ERROR_HANDLING=1\nNCCL_HOME=/usr"),
     # What a fork, an image or a script may read is left alone.
-    ("x.env", "VLLM_B12X_MOE=1\nVLLM_B12X_TILES=2", []),
-    ("compose.yaml", compose("fork/vllm:1", "VLLM_B12X_MOE: 1", "VLLM_HOME: /x"), []),
+    ("x.env", "VLLM_B12X_MOE=1\nVLLM_B12X_TILES=2"),
+    ("compose.yaml", compose("fork/vllm:1", "VLLM_B12X_MOE: 1", "VLLM_HOME: /x")),
     # Named after a flag, it is of no use beside a server, whoever made its image.
     (
         "compose.yaml",
         compose("fork/vllm:1", "VLLM_GPU_MEMORY_UTILIZATION: 1") + "    command: vllm serve m\n",
-        [("warning", f"{STRANGE} VLLM_GPU_MEMORY_UTILIZATION")],
+        f"warning {STRANGE} VLLM_GPU_MEMORY_UTILIZATION",
     ),
     # Beside upstream's own vLLM a name is invented, and may be that of a flag.
     (
         "x.sh",
         f"{UPSTREAM.replace('run', 'run -e VLLM_TORCH_COMPILE=1 -e VLLM_MAX_MODEL_LEN=8')} m",
-        [
-            ("warning", f"{STRANGE} VLLM_TORCH_COMPILE"),
-            ("warning", f"{STRANGE} VLLM_MAX_MODEL_LEN"),
-        ],
+        f"warning {STRANGE} VLLM_TORCH_COMPILE",
+        f"warning {STRANGE} VLLM_MAX_MODEL_LEN",
     ),
-    (
-        "x.sh",
-        f"export VLLM_MAX_MODEL_LEN=8\n{SERVE}",
-        [("warning", f"{STRANGE} VLLM_MAX_MODEL_LEN")],
-    ),
+    ("x.sh", f"export VLLM_MAX_MODEL_LEN=8\n{SERVE}", f"warning {STRANGE} VLLM_MAX_MODEL_LEN"),
     # A script that uses the name itself has a use for it; handing it on is none.
-    ("x.sh", f"export VLLM_MAX_MODEL_LEN=8\n{SERVE} --max-model-len $VLLM_MAX_MODEL_LEN", []),
+    ("x.sh", f"export VLLM_MAX_MODEL_LEN=8\n{SERVE} --max-model-len $VLLM_MAX_MODEL_LEN"),
     # What runs with it is another program: a test, or a service of its own.
-    ("x.sh", "VLLM_TP_NUMBER=4 pytest -s", []),
-    ("x.sh", "docker run vllm/vllm-openai:v0.25.1 sh -c 'VLLM_TP_NUMBER=4 pytest -s'", []),
-    ("compose.yaml", compose("python:3", "VLLM_UPSTREAM: x") + "    command: [a]\n", []),
+    ("x.sh", "VLLM_TP_NUMBER=4 pytest -s"),
+    ("x.sh", "docker run vllm/vllm-openai:v0.25.1 sh -c 'VLLM_TP_NUMBER=4 pytest -s'"),
+    ("compose.yaml", compose("python:3", "VLLM_UPSTREAM: x") + "    command: [a]\n"),
     # An empty variable is one that is not set.
-    ("x.env", "VLLM_NOTHING=\nHOST_IP=\nNCCL_IB_GID_INDEX=", []),
-    ("x.env", "HOST_IP=10.0.0.1", [("note", "HOST_IP=10.0.0.1 is advised against")]),
-    ("x.sh", "export HOST_IP=10.0.0.1\nrun --at $HOST_IP", []),
+    ("x.env", "VLLM_NOTHING=\nHOST_IP=\nNCCL_IB_GID_INDEX="),
+    ("x.env", "HOST_IP=10.0.0.1", "note HOST_IP=10.0.0.1 is advised against"),
+    ("x.sh", "export HOST_IP=10.0.0.1\nrun --at $HOST_IP"),
     (
         "x.sh",
         "export TRITON_OVERRIDE_ARCH=sm120\necho $TRITON_OVERRIDE_ARCH",
-        [("warning", "TRITON_OVERRIDE_ARCH=sm120 is advised against")],
+        "warning TRITON_OVERRIDE_ARCH=sm120 is advised against",
     ),
     # Capitals: only of a name that has some.
-    ("x.env", "RAY_MEMORY_MONITOR_REFRESH_MS=0", [("warning", "nobody reads RAY_MEMORY_MON")]),
-    ("x.env", "hf_home=/x", []),
+    ("x.env", "RAY_MEMORY_MONITOR_REFRESH_MS=0", "warning nobody reads RAY_MEMORY_MON"),
+    ("x.env", "hf_home=/x"),
 ]
 
 VERSIONS = [
@@ -88,125 +76,101 @@ VERSIONS = [
     (
         "x.sh",
         f"{UPSTREAM.replace('run', 'run -e VLLM_USE_V1=1')} m",
-        [("warning", "vLLM 0.25.1 does not read")],
+        "warning vLLM 0.25.1 does not read",
     ),
-    ("x.sh", "docker run -e VLLM_USE_V1=1 vllm/vllm-openai:v0.10.2 m", []),
-    (
-        "Dockerfile",
-        "FROM x\nRUN pip install vllm==0.14.1\nENV VLLM_ATTENTION_BACKEND=FLASHINFER",
-        [],
-    ),
+    ("x.sh", "docker run -e VLLM_USE_V1=1 vllm/vllm-openai:v0.10.2 m"),
+    ("Dockerfile", "FROM x\nRUN pip install vllm==0.14.1\nENV VLLM_ATTENTION_BACKEND=FLASHINFER"),
     (
         "Dockerfile",
         "FROM x\nRUN pip install vllm==0.16.0\nENV VLLM_ATTENTION_BACKEND=FLASHINFER",
-        [("warning", "VLLM_ATTENTION_BACKEND=FLASHINFER is advised against")],
+        "warning VLLM_ATTENTION_BACKEND=FLASHINFER is advised against",
     ),
     # Without one, or with two, nothing is certain.
-    ("x.env", "VLLM_ATTENTION_BACKEND=FLASHINFER", [("note", "no vLLM after 0.14.1 reads")]),
+    ("x.env", "VLLM_ATTENTION_BACKEND=FLASHINFER", "note no vLLM after 0.14.1 reads"),
     (
         "x.sh",
         f"docker run -e VLLM_USE_V1=1 vllm/vllm-openai:v0.10.2 m\n{UPSTREAM} m",
-        [("note", "no vLLM after 0.11.0 reads VLLM_USE_V1")],
+        "note no vLLM after 0.11.0 reads VLLM_USE_V1",
     ),
 ]
 
 VALUES = [
-    ("x.env", "NCCL_IB_TIMEOUT=23", [("warning", "NCCL_IB_TIMEOUT=23: it takes 1 to 22")]),
-    ("x.env", "NCCL_IB_TIMEOUT=22\nNCCL_DEBUG=WARN", []),
+    ("x.env", "NCCL_IB_TIMEOUT=23", "warning NCCL_IB_TIMEOUT=23: it takes 1 to 22"),
+    ("x.env", "NCCL_IB_TIMEOUT=22\nNCCL_DEBUG=WARN"),
     # Only where other nodes are known to connect is a wrong address an error.
-    ("x.env", "VLLM_HOST_IP=0.0.0.0", [("warning", "VLLM_HOST_IP=0.0.0.0: every address")]),
-    ("x.env", "VLLM_HOST_IP=127.0.0.1\nMASTER_ADDR=127.0.0.1", []),
+    ("x.env", "VLLM_HOST_IP=0.0.0.0", "warning VLLM_HOST_IP=0.0.0.0: every address"),
+    ("x.env", "VLLM_HOST_IP=127.0.0.1\nMASTER_ADDR=127.0.0.1"),
     (
         "x.sh",
         f"export VLLM_HOST_IP=0.0.0.0\n{SERVE} --nnodes 2",
-        [("error", "VLLM_HOST_IP=0.0.0.0: every address")],
+        "error VLLM_HOST_IP=0.0.0.0: every address",
     ),
     (
         "x.sh",
         f"export VLLM_HOST_IP=127.0.0.1\n{SERVE} -tp 2",
-        [("error", "VLLM_HOST_IP=127.0.0.1: each node itself")],
+        "error VLLM_HOST_IP=127.0.0.1: each node itself",
     ),
     # Plain 12.1 makes the same code as 12.1a, but in 0.19; 10.x is for another GPU.
-    ("x.env", "TORCH_CUDA_ARCH_LIST=12.0;12.1", []),
-    ("x.env", "TORCH_CUDA_ARCH_LIST=8.0;9.0+PTX", []),
-    ("x.env", "TORCH_CUDA_ARCH_LIST=9.0;10.0a", [("warning", "TORCH_CUDA_ARCH_LIST=9.0;10.0a is")]),
-    ("x.env", "FLASHINFER_CUDA_ARCH_LIST=12.0f;12.1a", [("warning", "FLASHINFER_CUDA_ARCH_LIST=")]),
-    ("Dockerfile", 'FROM x\nENV FLASHINFER_CUDA_ARCH_LIST="12.0f 12.1a"', []),
+    ("x.env", "TORCH_CUDA_ARCH_LIST=12.0;12.1"),
+    ("x.env", "TORCH_CUDA_ARCH_LIST=8.0;9.0+PTX"),
+    ("x.env", "TORCH_CUDA_ARCH_LIST=9.0;10.0a", "warning TORCH_CUDA_ARCH_LIST=9.0;10.0a is"),
+    ("x.env", "FLASHINFER_CUDA_ARCH_LIST=12.0f;12.1a", "warning FLASHINFER_CUDA_ARCH_LIST="),
+    ("Dockerfile", 'FROM x\nENV FLASHINFER_CUDA_ARCH_LIST="12.0f 12.1a"'),
     (
         "x.sh",
         "docker run -e TORCH_CUDA_ARCH_LIST=12.1 vllm/vllm-openai:v0.19.1 m",
-        [("warning", "TORCH_CUDA_ARCH_LIST=12.1 is advised against")],
+        "warning TORCH_CUDA_ARCH_LIST=12.1 is advised against",
     ),
-    ("x.sh", "docker run -e TORCH_CUDA_ARCH_LIST=12.1 vllm/vllm-openai:v0.25.1 m", []),
-    ("x.env", "VLLM_HOST_IP=169.254.20.4", [("note", "VLLM_HOST_IP=169.254.20.4: a link-local")]),
+    ("x.sh", "docker run -e TORCH_CUDA_ARCH_LIST=12.1 vllm/vllm-openai:v0.25.1 m"),
+    ("x.env", "VLLM_HOST_IP=169.254.20.4", "note VLLM_HOST_IP=169.254.20.4: a link-local"),
     # A ring needs Ring, and it is not known here; no other algorithm is ever needed.
-    ("x.env", "NCCL_ALGO=Tree", [("warning", "NCCL_ALGO=Tree is advised against")]),
-    ("x.env", "NCCL_ALGO=Ring", [("note", "NCCL_ALGO=Ring is advised against")]),
-    ("x.env", "NCCL_IB_GDR_LEVEL=5", [("note", "NCCL_IB_GDR_LEVEL=5 is advised against")]),
-    ("x.env", "VLLM_SERVER_DEV_MODE=1", [("note", "VLLM_SERVER_DEV_MODE=1 is advised against")]),
-    ("x.env", "VLLM_SERVER_DEV_MODE=0", []),
+    ("x.env", "NCCL_ALGO=Tree", "warning NCCL_ALGO=Tree is advised against"),
+    ("x.env", "NCCL_ALGO=Ring", "note NCCL_ALGO=Ring is advised against"),
+    ("x.env", "NCCL_IB_GDR_LEVEL=5", "note NCCL_IB_GDR_LEVEL=5 is advised against"),
+    ("x.env", "VLLM_SERVER_DEV_MODE=1", "note VLLM_SERVER_DEV_MODE=1 is advised against"),
+    ("x.env", "VLLM_SERVER_DEV_MODE=0"),
     # What the caller says is not known, and not advised against.
-    ("x.sh", 'docker run -e NCCL_PROTO="$PROTO" -e NCCL_IB_GID_INDEX="$GID" i', []),
+    ("x.sh", 'docker run -e NCCL_PROTO="$PROTO" -e NCCL_IB_GID_INDEX="$GID" i'),
 ]
 
 TWICE = [
     (
         "x.env",
         "VLLM_HOST_IP=10.0.0.1\nVLLM_HOST_IP=10.0.0.2",
-        [("warning", "VLLM_HOST_IP=10.0.0.2, and line 1 says VLLM_HOST_IP=10.0.0.1")],
+        "warning VLLM_HOST_IP=10.0.0.2, and line 1 says VLLM_HOST_IP=10.0.0.1",
     ),
     # A script may set one anew for what it starts next, and has branches.
-    ("x.sh", f"export NCCL_DEBUG=WARN\n{SERVE}\nexport NCCL_DEBUG=VERSION\nvllm serve n", []),
-    (
-        "x.sh",
-        "if x; then\n export VLLM_HOST_IP=10.0.0.1\nelse\n export VLLM_HOST_IP=10.0.0.2\nfi",
-        [],
-    ),
-    ("x.sh", "docker run -e NCCL_IB_DISABLE=1 x\ndocker run -e NCCL_IB_HCA=mlx5_0 x", []),
+    ("x.sh", f"export NCCL_DEBUG=WARN\n{SERVE}\nexport NCCL_DEBUG=VERSION\nvllm serve n"),
+    ("x.sh", "if x; then\n export VLLM_HOST_IP=10.0.0.1\nelse\n export VLLM_HOST_IP=10.0.0.2\nfi"),
+    ("x.sh", "docker run -e NCCL_IB_DISABLE=1 x\ndocker run -e NCCL_IB_HCA=mlx5_0 x"),
 ]
 
 PLACEHOLDERS = [
-    (
-        "head.env",
-        "NCCL_IB_HCA=CHANGEME_DEVICE",
-        [("warning", "NCCL_IB_HCA=CHANGEME_DEVICE: still")],
-    ),
-    (
-        "head.env",
-        "GLOO_SOCKET_IFNAME=CHANGE_ME",
-        [("error", "GLOO_SOCKET_IFNAME=CHANGE_ME: still")],
-    ),
-    ("x.env", "NCCL_IB_HCA=rocepXsYfZ", [("warning", "NCCL_IB_HCA=rocepXsYfZ: still to be")]),
-    ("x.env", "MASTER_ADDR=head-roce-ip", [("error", "MASTER_ADDR=head-roce-ip: still to be")]),
-    ("x.env", "HEAD_IP=192.0.2.10", [("warning", "HEAD_IP=192.0.2.10: still to be")]),
-    ("x.env", "HEAD_IP=192.168.100.x", [("warning", "HEAD_IP=192.168.100.x: still to be")]),
-    ("x.env", "VLLM_HOST_IP=<this-node>", [("error", "VLLM_HOST_IP=<this-node>: still to be")]),
-    ("x.sh", "export VLLM_HOST_IP=<this node>", [("error", "VLLM_HOST_IP=<this node>: still to")]),
-    (
-        "x.sh",
-        f"{SERVE} --nnodes 2 --master-addr HEAD_IP",
-        [("error", "--master-addr HEAD_IP: still")],
-    ),
-    ("x.env", "NCCL_IB_HCA=rocep1s0f0,roceP2p1s0f0\nMASTER_ADDR=spark-1", []),
-    ("x.env", "MASTER_ADDR=ip-10-0-0-1\nNCCL_SOCKET_IFNAME=enP2p1s0f0np0", []),
-    ("x.env", "NODE_HOST=YOUR_SPARK", [("warning", "NODE_HOST=YOUR_SPARK: still to be")]),
-    ("x.env", "NODE_HOST=spark-2\nVLLM_HOST=0.0.0.0", []),
+    ("head.env", "NCCL_IB_HCA=CHANGEME_DEVICE", "warning NCCL_IB_HCA=CHANGEME_DEVICE: still"),
+    ("head.env", "GLOO_SOCKET_IFNAME=CHANGE_ME", "error GLOO_SOCKET_IFNAME=CHANGE_ME: still"),
+    ("x.env", "NCCL_IB_HCA=rocepXsYfZ", "warning NCCL_IB_HCA=rocepXsYfZ: still to be"),
+    ("x.env", "MASTER_ADDR=head-roce-ip", "error MASTER_ADDR=head-roce-ip: still to be"),
+    ("x.env", "HEAD_IP=192.0.2.10", "warning HEAD_IP=192.0.2.10: still to be"),
+    ("x.env", "HEAD_IP=192.168.100.x", "warning HEAD_IP=192.168.100.x: still to be"),
+    ("x.env", "VLLM_HOST_IP=<this-node>", "error VLLM_HOST_IP=<this-node>: still to be"),
+    ("x.sh", "export VLLM_HOST_IP=<this node>", "error VLLM_HOST_IP=<this node>: still to"),
+    ("x.sh", f"{SERVE} --nnodes 2 --master-addr HEAD_IP", "error --master-addr HEAD_IP: still"),
+    ("x.env", "NCCL_IB_HCA=rocep1s0f0,roceP2p1s0f0\nMASTER_ADDR=spark-1"),
+    ("x.env", "MASTER_ADDR=ip-10-0-0-1\nNCCL_SOCKET_IFNAME=enP2p1s0f0np0"),
+    ("x.env", "NODE_HOST=YOUR_SPARK", "warning NODE_HOST=YOUR_SPARK: still to be"),
+    ("x.env", "NODE_HOST=spark-2\nVLLM_HOST=0.0.0.0"),
     # It contradicts nothing until it is filled in.
     (
         "x.env",
         "NCCL_SOCKET_IFNAME=enpXsYfZnpN\nGLOO_SOCKET_IFNAME=enp1s0f0np0",
-        [("error", "NCCL_SOCKET_IFNAME=enpXsYfZnpN: still to be")],
+        "error NCCL_SOCKET_IFNAME=enpXsYfZnpN: still to be",
     ),
 ]
 
 SECRETS = [
-    (
-        "x.env",
-        "OPENAI_API_KEY=sk-5f3a77",
-        [("warning", "the value of OPENAI_API_KEY is in the file")],
-    ),
+    ("x.env", "OPENAI_API_KEY=sk-5f3a77", "warning the value of OPENAI_API_KEY is in the file"),
     *(
-        (where, text, [("warning", f"{name} has a placeholder for its value")])
+        (where, text, f"warning {name} has a placeholder for its value")
         for where, text, name in (
             ("x.env", "VLLM_API_KEY=change-me", "VLLM_API_KEY"),
             ("x.env", "HF_TOKEN=<token>", "HF_TOKEN"),
@@ -215,110 +179,89 @@ SECRETS = [
             ("x.sh", f"{SERVE} --api-key xxx", "--api-key"),
         )
     ),
-    (
-        "x.env",
-        "UI_PASSWORD=well-chosen",
-        [("warning", "the value of UI_PASSWORD is in the file")],
-    ),
-    ("x.env", "OPENAI_API_KEY=EMPTY\nLLM_API_KEY=not-needed\nMAX_TOKEN=512", []),
+    ("x.env", "UI_PASSWORD=well-chosen", "warning the value of UI_PASSWORD is in the file"),
+    ("x.env", "OPENAI_API_KEY=EMPTY\nLLM_API_KEY=not-needed\nMAX_TOKEN=512"),
     (
         "compose.yaml",
         compose("x", "VLLM_API_KEY: ${VLLM_API_KEY:-letmein}"),
-        [("warning", "VLLM_API_KEY has a default in the file")],
+        "warning VLLM_API_KEY has a default in the file",
     ),
     (
         "compose.yaml",
         compose("x", "A: ${VLLM_API_KEY:-}", "B: ${A_TOKEN:-EMPTY}", "C: ${HF_TOKEN:?}"),
-        [],
     ),
     (
         "x.sh",
         f"{SERVE} --api_key=s3cr3t-of-ours",
-        [("warning", "the value of --api-key is on the command line")],
+        "warning the value of --api-key is on the command line",
     ),
-    ("x.sh", f'{SERVE} --api-key "$KEY"', []),
-    ("x.sh", 'export NAME="${MY_TOKEN:-MY_OTHER_TOKEN}"', []),
+    ("x.sh", f'{SERVE} --api-key "$KEY"'),
+    ("x.sh", 'export NAME="${MY_TOKEN:-MY_OTHER_TOKEN}"'),
 ]
 
 SERVERS = [
-    (
-        "x.sh",
-        f"{SERVE} --host 0.0.0.0",
-        [("note", "vllm serve on every interface, and without a key")],
-    ),
-    ("x.sh", f'{SERVE} --host 0.0.0.0 --api-key "$KEY"', []),
-    ("x.sh", f"export VLLM_API_KEY\n{SERVE} --host 0.0.0.0", []),
-    ("x.sh", "docker run -p 127.0.0.1:8000:8000 vllm/vllm-openai:v0.25.1 m --host 0.0.0.0", []),
-    ("x.sh", f"{UPSTREAM.replace('run', 'run -p ${BIND}:$PORT:80')} m --host 0.0.0.0", []),
+    ("x.sh", f"{SERVE} --host 0.0.0.0", "note vllm serve on every interface, and without a key"),
+    ("x.sh", f'{SERVE} --host 0.0.0.0 --api-key "$KEY"'),
+    ("x.sh", f"export VLLM_API_KEY\n{SERVE} --host 0.0.0.0"),
+    ("x.sh", "docker run -p 127.0.0.1:8000:8000 vllm/vllm-openai:v0.25.1 m --host 0.0.0.0"),
+    ("x.sh", f"{UPSTREAM.replace('run', 'run -p ${BIND}:$PORT:80')} m --host 0.0.0.0"),
     (
         "x.sh",
         f"{UPSTREAM.replace('run', 'run -p $PORT:8000')} m --host 0.0.0.0",
-        [("note", "vllm serve on every interface, and without a key")],
+        "note vllm serve on every interface, and without a key",
     ),
     (
         "x.sh",
         'ray start --head --dashboard-host "0.0.0.0" --port 6379',
-        [("warning", "--dashboard-host 0.0.0.0: Ray's dashboard on every interface")],
+        "warning --dashboard-host 0.0.0.0: Ray's dashboard on every interface",
     ),
-    ("x.sh", "ray start --head --dashboard-host 127.0.0.1", []),
+    ("x.sh", "ray start --head --dashboard-host 127.0.0.1"),
 ]
 
 FLAGS = [
     # An error only where upstream's release is known to refuse the flag.
-    (
-        "x.sh",
-        f"{UPSTREAM} m --max-num-sequences 8",
-        [("error", "no known vLLM takes --max-num-seq")],
-    ),
-    ("x.sh", f"{SERVE} --omni", [("warning", "no known vLLM takes --omni")]),
-    (
-        "x.sh",
-        "docker run fork/vllm:1 vllm serve m --omni",
-        [("warning", "no known vLLM takes --omni")],
-    ),
-    ("x.sh", f"{UPSTREAM} m --swap-space 4", [("error", "vLLM 0.25.1 does not take --swap-space")]),
-    ("x.sh", "docker run vllm/vllm-openai:v0.33.0 m --disable-prefix-caching", []),
+    ("x.sh", f"{UPSTREAM} m --max-num-sequences 8", "error no known vLLM takes --max-num-seq"),
+    ("x.sh", f"{SERVE} --omni", "warning no known vLLM takes --omni"),
+    ("x.sh", "docker run fork/vllm:1 vllm serve m --omni", "warning no known vLLM takes --omni"),
+    ("x.sh", f"{UPSTREAM} m --swap-space 4", "error vLLM 0.25.1 does not take --swap-space"),
+    ("x.sh", "docker run vllm/vllm-openai:v0.33.0 m --disable-prefix-caching"),
     # argparse takes the beginning of a flag, and _ for -.
-    ("x.sh", f"{UPSTREAM} m --enable-chunked-prefil --max_model_len 8 -tp 1", []),
-    ("x.sh", f"{SERVE} --quantization modelopt_fp4", [("note", "--quantization modelopt_fp4 is")]),
-    ("x.sh", f"{SERVE} --quantization fp8", []),
-    ("x.sh", f"{SERVE} --enforce-eager $MORE", [("note", "--enforce-eager is better left out")]),
+    ("x.sh", f"{UPSTREAM} m --enable-chunked-prefil --max_model_len 8 -tp 1"),
+    ("x.sh", f"{SERVE} --quantization modelopt_fp4", "note --quantization modelopt_fp4 is"),
+    ("x.sh", f"{SERVE} --quantization fp8"),
+    ("x.sh", f"{SERVE} --enforce-eager $MORE", "note --enforce-eager is better left out"),
     # An option that may be there is not the image.
     (
         "x.sh",
         'docker run ${FP8:+-e A_B="$FP8"} --entrypoint vllm own:1 serve m --enforce-eager',
-        [("note", "--enforce-eager is better left out")],
+        "note --enforce-eager is better left out",
     ),
     # A model before flags that only vLLM has is served, in whatever image.
     (
         "x.sh",
         'docker run -e VLLM_OWN_TABLES=1 own:1 "$MODEL" --max-num-batched-tokens 8 --enforce-eager',
-        [("note", "--enforce-eager is better left")],
+        "note --enforce-eager is better left",
     ),
-    ("x.sh", "docker run own:1 /srv/start.sh --max-num-batched-tokens 8 --enforce-eager", []),
-    ("x.sh", 'docker run own:1 "$MODEL" --port 8000 --quantization modelopt', []),
+    ("x.sh", "docker run own:1 /srv/start.sh --max-num-batched-tokens 8 --enforce-eager"),
+    ("x.sh", 'docker run own:1 "$MODEL" --port 8000 --quantization modelopt'),
     # What reports disagree about is the owner's choice.
-    ("x.sh", f"{SERVE} --enable-expert-parallel", []),
+    ("x.sh", f"{SERVE} --enable-expert-parallel"),
     # What is not known before an image is for docker.
     (
         "x.sh",
         f"""{UPSTREAM.replace("run", 'run "${NET[@]+"${NET[@]}"}" $MORE')} m --enforce-eager""",
-        [("note", "--enforce-eager is better left out")],
+        "note --enforce-eager is better left out",
     ),
     (
         "x.sh",
         'docker run $IMG vllm serve m "${MORE[@]}" --enforce-eager',
-        [("note", "--enforce-eager is better left out")],
+        "note --enforce-eager is better left out",
     ),
     # docker's own options are none of the server, wherever they stand.
-    ("x.sh", 'docker run --cap-add X "$NET" --ipc host --ulimit a=b v/vllm:1 vllm serve m', []),
+    ("x.sh", 'docker run --cap-add X "$NET" --ipc host --ulimit a=b v/vllm:1 vllm serve m'),
     # Values that the release does not take: an error where it is upstream's.
     *(
-        (
-            "x.sh",
-            f"{UPSTREAM} m {flag} {value}",
-            [("error", f"{flag} {value}: vLLM 0.25.1 does not")],
-        )
+        ("x.sh", f"{UPSTREAM} m {flag} {value}", f"error {flag} {value}: vLLM 0.25.1 does not")
         for flag, value in (
             ("--quantization", "blah"),
             ("--kv-cache-dtype", "fp9"),
@@ -329,54 +272,42 @@ FLAGS = [
     (
         "x.sh",
         f"{SERVE} --moe-backend=marlinn",
-        [("warning", "--moe-backend marlinn: any known vLLM does not take marlinn")],
+        "warning --moe-backend marlinn: any known vLLM does not take marlinn",
     ),
     (
         "compose.yaml",
         compose("fork/vllm:1", "A: b") + "    command: vllm serve m -q blah\n",
-        [("warning", "-q blah: any known vLLM does not take blah")],
+        "warning -q blah: any known vLLM does not take blah",
     ),
-    ("x.sh", f"{UPSTREAM} m --attention-backend flashinfer --moe-backend $MOE", []),
-    ("x.sh", f"{SERVE} --tool-call-parser mine --tool-parser-plugin p.py", []),
+    ("x.sh", f"{UPSTREAM} m --attention-backend flashinfer --moe-backend $MOE"),
+    ("x.sh", f"{SERVE} --tool-call-parser mine --tool-parser-plugin p.py"),
 ]
 
 LIMITS = [
     (
         "x.sh",
         f"{SERVE} --gpu-memory-utilization 0.95",
-        [("warning", "--gpu-memory-utilization 0.95: more")],
+        "warning --gpu-memory-utilization 0.95: more",
     ),
-    (
-        "x.sh",
-        f"{SERVE} --gpu_memory_utilization=0.9",
-        [("warning", "--gpu_memory_utilization 0.9: more")],
-    ),
-    (
-        "x.sh",
-        f"{SERVE} --gpu-memory-utilization 0.88",
-        [("note", "--gpu-memory-utilization 0.88: more")],
-    ),
-    ("x.sh", f"{SERVE} --gpu-memory-utilization 0.85", []),
+    ("x.sh", f"{SERVE} --gpu_memory_utilization=0.9", "warning --gpu_memory_utilization 0.9: more"),
+    ("x.sh", f"{SERVE} --gpu-memory-utilization 0.88", "note --gpu-memory-utilization 0.88: more"),
+    ("x.sh", f"{SERVE} --gpu-memory-utilization 0.85"),
     # vLLM then takes this many bytes, and no share.
-    ("x.sh", f"{SERVE} --gpu-memory-utilization 0.95 --kv-cache-memory-bytes 9G", []),
-    (
-        "x.env",
-        "GPU_MEMORY_UTILIZATION=0.93",
-        [("warning", "GPU_MEMORY_UTILIZATION=0.93: more than 0.85")],
-    ),
-    ("x.env", "GPU_MEM_UTIL=0.8\nGPU_MEMORY_GB=90", []),
+    ("x.sh", f"{SERVE} --gpu-memory-utilization 0.95 --kv-cache-memory-bytes 9G"),
+    ("x.env", "GPU_MEMORY_UTILIZATION=0.93", "warning GPU_MEMORY_UTILIZATION=0.93: more than 0.85"),
+    ("x.env", "GPU_MEM_UTIL=0.8\nGPU_MEMORY_GB=90"),
     # At the flag, where another variable only has the same value.
     (
         "compose.yaml",
         compose("x", "MEMORY_FRACTION: 0.95")
         + "    command: vllm serve m --gpu-memory-utilization 0.95\n",
-        [("warning", "--gpu-memory-utilization 0.95: more than 0.85")],
+        "warning --gpu-memory-utilization 0.95: more than 0.85",
     ),
 ]
 
 
 def test_what_a_rule_says():
-    for where, text, expected in (
+    for where, text, *expected in (
         *NAMES,
         *VERSIONS,
         *VALUES,
@@ -387,8 +318,9 @@ def test_what_a_rule_says():
         *FLAGS,
         *LIMITS,
     ):
-        findings = said(text, where)
-        assert agrees(findings, expected), findings
+        findings = [f"{level} {what}" for level, what in said(text, where)]
+        pairs = zip_longest(findings, expected, fillvalue="")
+        assert all(found and found.startswith(start or "none") for found, start in pairs), findings
 
 
 @pytest.mark.parametrize(("topology", "levels"), [("ring", []), ("roce", ["warning"])])
