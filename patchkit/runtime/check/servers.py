@@ -19,6 +19,7 @@ from patchkit.runtime.check.situation import CheckedText, runs_upstream
 from patchkit.runtime.rules.flag_rules import Limit, load_flag_rules
 from patchkit.runtime.rules.flags import flag_lifetime, flags, has_flag, load_choices
 from patchkit.runtime.rules.rule import holding
+from patchkit.runtime.rules.secret_texts import is_issued, is_readable
 from patchkit.runtime.rules.sensitive_names import is_secret, secret_file, secret_flag
 from patchkit.runtime.rules.spelling import Slips, nearest
 from patchkit.runtime.rules.variable_values import is_placeholder
@@ -28,17 +29,11 @@ _SHOWN = 12  # values in a hint
 _OTHERS = 0o077  # rights of the group and of others
 # What programs ask for and nobody checks: a client of one's own server has to send some key.
 _DUMMY = re.compile(
-    r"(sk-)?(empty|none|null|nil|dummy|fake|test|local|unused|any|anything|n/?a|true|false|\W*|\d+"
-    r"|no[-_]?(api[-_]?)?key.*|not[-_]?(needed|required|used|set).*|(token-)?abc123)",
+    r"(sk-)?(nil|fake|test|local|unused|any|anything|n/?a|\W*|\d+|no[-_]?(api[-_]?)?key.*"
+    r"|empty|not[-_]?(needed|required|used|set).*|(token-)?abc123)|/.*",
     re.IGNORECASE,
 )
-_PATH_OR_NAME = re.compile(r"/.*|[A-Z][A-Z0-9]*(_[A-Z0-9]+)+")
 _OPEN_KEY = re.compile(r"(hf_|sk-)?[xX*.…]{2,}|.{0,99}(?i:your|example|placeholder).{0,99}")
-# Keys by the forms that Hugging Face, OpenAI, GitHub, NVIDIA, AWS and Google give theirs.
-_ISSUED = re.compile(
-    r"hf_[A-Za-z0-9]{30,}|sk-[A-Za-z0-9_-]{32,}|gh[pousr]_[A-Za-z0-9]{36,}|nvapi-[\w-]{40,}"
-    r"|AKIA[A-Z0-9]{16}|AIza[\w-]{35}"
-)
 _DEFAULT = re.compile(r"\$\{(?P<name>[A-Z][A-Z0-9_]{2,60}):?[-=](?P<value>[^${}\n]{1,200})\}")
 _EVERYWHERE = ("0.0.0.0", "::", "[::]")  # noqa: S104 - what is looked for
 # ports: of compose and -p of docker, published at one address of the host
@@ -172,7 +167,7 @@ def _check_defaults(text: str) -> Iterator[Finding]:
 
 def _check_secret(assignment: Assignment, checked: CheckedText) -> Iterator[Finding]:
     # A script has many names of its own, so only what looks like an issued key counts.
-    issued = _ISSUED.fullmatch(assignment.value) is not None
+    issued = is_issued(assignment.value)
     if checked.content.kind == RUNNING or not (
         issued or (not assignment.own and _may_be_secret(assignment.value))
     ):
@@ -194,7 +189,7 @@ def _is_open_key(value: str) -> bool:
 
 def _may_be_secret(value: str) -> bool:
     """Return whether a value is no path, no dummy and no name of another variable."""
-    return not (not value or _DUMMY.fullmatch(value) or _PATH_OR_NAME.fullmatch(value))
+    return not (_DUMMY.fullmatch(value) or is_readable(value, quoted=True))
 
 
 def check_servers(checked: CheckedText) -> Iterator[Finding]:

@@ -24,9 +24,7 @@ from patchkit.runtime.rules.spelling import Slips, nearest
 from patchkit.runtime.rules.variable_rules import load_variable_rules
 from patchkit.runtime.rules.variable_values import (
     ADDRESS_NAMES,
-    ADDRESSES,
     find_value_problems,
-    is_link_local,
     is_placeholder,
     read_number,
     value_tables,
@@ -158,8 +156,6 @@ def check_values(checked: CheckedText) -> Iterator[Finding]:
                 hint = f"write {name}={_SWITCH[value.lower()]}"
             words = {"reader": f"vLLM {vllm}".rstrip(), "takes": takes.in_words, "hint": hint}
             yield make_finding("value-refused", assignment, level, **words)
-        if name in ADDRESSES and is_link_local(value):
-            yield make_finding("link-local-address", assignment)
 
 
 def check_placeholders(checked: CheckedText) -> Iterator[Finding]:

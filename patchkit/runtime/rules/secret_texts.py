@@ -70,7 +70,13 @@ def mask_secrets(text: str) -> str:
 def secret_spans(text: str) -> list[tuple[int, int]]:
     """Return where the secrets of a text begin and end, in order."""
     found: list[tuple[int, int]] = []
-    for start, stop in sorted((*_secrets_by_form(text), *_secrets_by_name(text))):
+    by_form = (
+        match.span("value")
+        for form in _secret_forms()
+        for match in form.finditer(text)
+        if not is_readable(match["value"], quoted=False)
+    )
+    for start, stop in sorted((*by_form, *_secrets_by_name(text))):
         if found and start < found[-1][1]:
             found[-1] = found[-1][0], max(stop, found[-1][1])
         else:
@@ -93,17 +99,10 @@ def _is_one_of(forms: Sequence[str], text: str) -> bool:
 
 @cache
 def _secret_forms() -> tuple[re.Pattern[str], ...]:
+    """Return the forms of what is a secret by itself, or by the program that takes it."""
     tokens = "|".join(secret_names().texts.tokens)
     forms = (*_PLAIN, rf"(?<![A-Za-z0-9])(?P<value>{tokens})")
     return tuple(re.compile(form, re.IGNORECASE) for form in forms)
-
-
-def _secrets_by_form(text: str) -> Iterator[tuple[int, int]]:
-    """Yield what is a secret by its own form, or by the program that takes it."""
-    for form in _secret_forms():
-        for found in form.finditer(text):
-            if not _is_readable(found["value"], quoted=False):
-                yield found.span("value")
 
 
 def _secrets_by_name(text: str) -> Iterator[tuple[int, int]]:
@@ -172,10 +171,16 @@ def _secret_at(text: str, start: int, stop: int, *, quoted: bool) -> Iterator[tu
         start = scheme.end()
     if not quoted:
         stop = start + len(text[start:stop].rstrip(":.!?>"))
-    if start < stop and not _is_readable(text[start:stop], quoted=quoted):
+    if start < stop and not is_readable(text[start:stop], quoted=quoted):
         yield start, stop
 
 
-def _is_readable(value: str, *, quoted: bool) -> bool:
+def is_issued(value: str) -> bool:
+    """Return whether a value is a key by the form that its issuer gives it."""
+    return _is_one_of(secret_names().texts.tokens, value)
+
+
+def is_readable(value: str, *, quoted: bool) -> bool:
+    """Return whether a value stands in the place of a secret: a reference, a path, a dummy."""
     texts = secret_names().texts
     return _is_one_of(texts.readable if quoted else (*texts.readable, *texts.prose), value)

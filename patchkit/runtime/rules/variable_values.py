@@ -104,14 +104,6 @@ def read_number(value: str) -> int | None:
     return int(value, 8) if octal else int(value, 16 if "x" in value.lower() else 10)
 
 
-def is_link_local(value: str) -> bool:
-    """Return whether a value is a link-local address."""
-    try:
-        return ip_address(value).is_link_local
-    except ValueError:
-        return False
-
-
 def _address_problem(name: str, value: str, *, alone: bool) -> str:
     """Return why other nodes cannot connect to an address; empty if they can."""
     try:

@@ -122,7 +122,6 @@ VALUES = [
         "warning TORCH_CUDA_ARCH_LIST=12.1 is advised against",
     ),
     ("x.sh", "docker run -e TORCH_CUDA_ARCH_LIST=12.1 vllm/vllm-openai:v0.25.1 m"),
-    ("x.env", "VLLM_HOST_IP=169.254.20.4", "note VLLM_HOST_IP=169.254.20.4: a link-local"),
     # A ring needs Ring, and it is not known here; no other algorithm is ever needed.
     ("x.env", "NCCL_ALGO=Tree", "warning NCCL_ALGO=Tree is advised against"),
     ("x.env", "NCCL_ALGO=Ring", "note NCCL_ALGO=Ring is advised against"),
