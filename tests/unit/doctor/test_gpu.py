@@ -10,14 +10,12 @@ import pytest
 
 from patchkit.doctor.gpu import (
     all_reduce_findings,
-    cable_between,
     gpu_findings,
     smoke_steps,
     try_gpus,
 )
 from patchkit.doctor.peers.node_report import NodeReport
 from patchkit.doctor.smoke.steps import GpuStep
-from patchkit.errors import HostError
 from patchkit.finding import Level
 from support.node_reports import reports
 
@@ -97,11 +95,6 @@ def test_the_slowest_rank_is_held_against_the_cable(
     assert found.where == "spark1, spark2"
 
 
-def test_gloo_proves_no_gpu() -> None:
-    (found,) = all_reduce_findings(NODES, [rank(0.5, "gloo"), rank(0.5, "gloo")], 23.1)
-    assert (found.about, found.level) == ("all-reduce-cpu", Level.NOTE)
-
-
 def test_a_rank_that_failed_or_was_not_run_leaves_no_speed() -> None:
     failed = GpuStep(step="all-reduce", state="failed", reason="no answer within 240 s")
     silent = GpuStep(step="all-reduce", state="not-run", reason="torch sees no CUDA device")
@@ -139,21 +132,3 @@ def test_nodes_whose_gpus_are_not_reached_are_not_checked(tmp_path: Path) -> Non
     assert {each.level for each in found} == {Level.UNKNOWN}
     assert {each.what for each in found[:-1]} == {"not checked: torch cannot be imported: no torch"}
     assert found[-1].what == "not checked: the GPU of localhost was not reached"
-
-
-def test_a_node_that_does_not_answer_is_not_checked(tmp_path: Path) -> None:
-    _, (head, worker) = reports(tmp_path)
-    silent = [NodeReport(node=each.node, silence=HostError("no answer")) for each in (head, worker)]
-    found = [*try_gpus(silent)]
-    assert [(each.about, each.where, each.level) for each in found] == [
-        ("gpu-smoke", "spark-1", Level.UNKNOWN),
-        ("gpu-smoke", "spark-2", Level.UNKNOWN),
-        ("all-reduce", "spark-1, spark-2", Level.UNKNOWN),
-    ]
-
-
-def test_the_cable_is_that_of_the_node_with_the_fewest_halves(tmp_path: Path) -> None:
-    _, (head, worker) = reports(tmp_path)
-    assert cable_between([head, worker]) == 23.125
-    assert cable_between([head, replace(worker, address="10.0.0.1")]) is None
-    assert cable_between([head, replace(worker, facts=None)]) is None

@@ -118,10 +118,6 @@ def test_what_differs_from_the_file(name):
     assert "nccl-took" not in found or len(found) == 1
 
 
-def test_the_edit_that_makes_nccl_say_it():
-    assert 'set = { NCCL_DEBUG = "INFO" }' in judged("")["nccl-silent"].hint
-
-
 def test_ranks_that_do_not_agree():
     logs = {"a": read_nccl(OWN.splitlines()), "b": read_nccl(SOCKET.splitlines())}
     found = {each.about: each for each in nccl_agreement(logs)}

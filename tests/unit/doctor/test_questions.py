@@ -90,14 +90,6 @@ def test_what_is_said_of_answers(name):
     assert "sense" not in found
 
 
-def test_thoughts_without_a_parser_are_no_answer():
-    thought = {
-        ask: f"<think>\nIt may be London.\n</think>\n\n{right}" for ask, right in RIGHT.items()
-    }
-    with ModelServer(answers=thought) as server:
-        assert list(judged(asked(server))) == ["sense"]
-
-
 def test_two_answers_to_one_question():
     with ModelServer(answers=RIGHT) as server:
         first, again, *others = asked(server)

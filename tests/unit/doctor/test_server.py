@@ -8,7 +8,6 @@ from patchkit.cluster.agent.server_answers import ServerAnswers, ask_server, wan
 from patchkit.cluster.agent.unit_state import UnitState
 from patchkit.cluster.ssh.node import Remote
 from patchkit.doctor.server import server_findings
-from patchkit.errors import UsageError
 from patchkit.finding import Level
 from support.model_server import REASONING, VERSIONS, ModelServer, metrics
 
@@ -142,25 +141,6 @@ def test_what_is_wrong(name):
     assert words in f"{found.what} {found.why} {found.hint}"
 
 
-def test_a_base_model_is_asked_by_completion():
-    with ModelServer() as server:
-        original = server.RequestHandlerClass._stream
-
-        def only_completions(self, body):
-            if "messages" in body:
-                text = "default chat template is no longer allowed"
-                self._json(400, {"object": "error", "message": text, "code": 400})
-            else:
-                original(self, body)
-
-        server.RequestHandlerClass = type(
-            "BaseRequest", (server.RequestHandlerClass,), {"_stream": only_completions}
-        )
-        said = looked(server)
-    assert (said.token.path, said.token.content) == ("/v1/completions", "ready")
-    assert judged(said)["server-token"].level is Level.OK
-
-
 def test_the_key_is_sent_and_never_comes_back(tmp_path, monkeypatch):
     file = tmp_path / "secrets.env"
     file.write_text(f'HF_TOKEN=other\nVLLM_API_KEY="{SECRET}"\n')
@@ -234,9 +214,3 @@ def test_an_answer_without_an_end_ends(faults):
 def _slowly(server, seconds):
     while not server.over.wait(seconds):
         yield {"choices": [{"delta": {"content": "word "}}]}
-
-
-@pytest.mark.parametrize("url", ["ftp://a", "http://", "http://u:p@h", "http://h:99999", "h:8000"])
-def test_what_is_no_url(url):
-    with pytest.raises(UsageError, match="is not the address of a server"):
-        ask_server(url=url)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -58,14 +56,6 @@ def found(make_tree):
 
 def test_a_declared_source_is_read_whole(found):
     assert found(DECLARED) == (FOO,)
-
-
-@pytest.mark.parametrize(
-    "include", ["include(cmake/foo.cmake)", "include(${CMAKE_CURRENT_LIST_DIR}/cmake/foo.cmake)"]
-)
-def test_included_files_count(found, include):
-    (only,) = found(f"include(FetchContent)\n{include}\n", foo=DECLARED)
-    assert (only.where, only.variable) == ("cmake/foo.cmake:8", "FOO_SRC_DIR")
 
 
 @pytest.mark.parametrize(
@@ -132,19 +122,6 @@ def test_what_is_not_understood_is_an_error(found, text, says):
     assert caught.value.hint
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "execute_process(COMMAND git rev-parse HEAD)",
-        "FetchContent_Populate(x)",
-        "file(READ x y)",
-        "add_custom_target(fetch-nothing)",
-    ],
-)
-def test_what_fetches_nothing_is_none(found, text):
-    assert found(text) == ()
-
-
 # What is known about them
 
 
@@ -165,14 +142,6 @@ def released(of, **change):
     return External(**{**fields, **change})
 
 
-def test_a_tag_is_looked_up_and_a_commit_stands_for_itself():
-    tag, commit = wanted(
-        (released("cutlass"), released("qutlass")), Version("0.33.0"), release=True
-    )
-    assert tag.commit == "cb4247394dd82148787aed73e5dc7cef33cbf862"
-    assert commit.commit == commit.external.pin
-
-
 def test_a_release_that_fetches_something_else_is_an_error():
     for external, says in (
         (released("cutlass", name="newcomer"), "fetches newcomer, which patchkit does not know"),
@@ -182,13 +151,6 @@ def test_a_release_that_fetches_something_else_is_an_error():
     ):
         with pytest.raises(DriftError, match=says):
             wanted((external,), Version("0.33.0"), release=True)
-
-
-def test_a_tree_that_is_no_release_may_pin_another_commit():
-    (one,) = wanted((released("qutlass", pin=COMMIT),), Version("0.99.0"), release=False)
-    assert one.commit == COMMIT
-    (tag,) = wanted((released("cutlass", pin="v9"),), Version("0.99.0"), release=False)
-    assert tag.commit == ""
 
 
 def test_options_are_unique_and_every_cost_has_a_source():
@@ -246,13 +208,3 @@ def test_a_branch_is_only_left_aside_if_no_cuda_build_takes_it(parts):
     passed = for_cuda((Branch((), (condition,), 0, 0),))
     assert taken or True not in results
     assert passed or False not in results
-
-
-def test_the_page_tells_every_option_and_its_cost():
-    page = (Path(__file__).parents[3] / "docs/build-vllm.md").read_text("utf-8")
-    for each in known_externals():
-        code = ", ".join(f"{major}.x" for major in each.majors) or "all"
-        for later in each.later:
-            code += f"; from {later.since} " + ", ".join(f"{major}.x" for major in later.majors)
-        what = f"| `{each.option}` | {each.title} | {each.pins[0].since} | {code} |"
-        assert f"{what} {each.cost or 'cannot be left out'} |" in page

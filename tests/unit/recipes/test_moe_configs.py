@@ -71,14 +71,6 @@ def names(finding):
     return {edit.path.removeprefix(f"{FOLDER}/") for edit in finding.edits}
 
 
-def test_every_file_is_in_the_index_and_named_for_the_gb10():
-    assert [place.name for place in FILES] == sorted(entry["file"] for entry in INDEX["config"])
-    assert len(FILES) == 7
-    assert INDEX["shared_memory"] == GB10_BYTES
-    for place in FILES:
-        assert f",device_name={INDEX['device'].replace(' ', '_')}" in place.name
-
-
 def test_every_row_fits_the_shared_memory_of_a_gb10():
     for place in FILES:
         width = 1 if "dtype=fp8_w8a8" in place.name else 2
@@ -121,18 +113,6 @@ def test_a_file_of_upstreams_is_left_alone(tree_of, ask):
     assert "(1 of them upstream's)" in finding.done
     assert FIX.look(patched(tree, ask), ask()).reason == finding.done
     assert FIX.prove(case(tree, patched(tree, ask), ask))
-
-
-@pytest.mark.parametrize("version", ["0.33.1.dev5+g123abc", "0.99.0"])
-def test_a_newer_release_may_ship_them_all(version, tree_of, ask):
-    tree = tree_of(version, {place.name: '{"1": {}}\n' for place in FILES})
-    assert FIX.look(tree, ask()).state is State.UPSTREAM
-
-
-@pytest.mark.parametrize("version", ["0.11.1", "0.27.1+cu130"])
-def test_a_file_that_upstream_does_not_ship_is_somebody_elses(version, tree_of, ask):
-    with pytest.raises(DriftError, match=r"E=256.*: is there already, with another text"):
-        FIX.look(tree_of(version, {BLOCK: '{"1": {}}\n'}), ask())
 
 
 def test_without_tolerance_for_it_triton_version_is_left_off(tree_of, ask):
@@ -186,8 +166,3 @@ def test_another_device_must_not_notice(device, tree_of, ask):
     result = patched(tree, ask).with_texts({f"{FOLDER}/{name}": '{"1": {}}\n'})
     with pytest.raises(ProofError, match=f"{device} gets another config"):
         FIX.prove(case(tree, result, ask))
-
-
-def test_it_is_optional_and_says_why():
-    assert {need.severity.value for need in FIX.needs} == {"optional"}
-    assert "never read for block-FP8 checkpoints" in FIX.why

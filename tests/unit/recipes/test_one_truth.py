@@ -63,13 +63,6 @@ def discouraged():
         yield from ((Said(name, "", avoid.id, avoid.when), avoid) for name in avoid.variables)
 
 
-def test_no_rule_sets_a_flag_that_is_left_out():
-    """A preset may: what is left out for any model can be right for one."""
-    left_out = {left.flag for left in FLAGS.leave_out if not left.when and not left.values}
-    assert left_out
-    assert [rule.id for rule in FLAGS.rules if rule.default and rule.flag in left_out] == []
-
-
 def overlap(one, other):
     """Return whether two conditions can hold together; ranges are tried at their bounds."""
     for key in one.keys() & other.keys():
@@ -83,14 +76,6 @@ def overlap(one, other):
         elif not set.intersection(*({v} if isinstance(v, str) else {*v} for v in both)):
             return False
     return True
-
-
-def test_conditions_overlap_or_not():
-    roce = {"topology": ("roce", "ring"), "vllm": ">=0.16,<0.23"}
-    assert overlap(roce, {"topology": "ring", "vllm": "<0.17", "nccl": "<2.30"})
-    assert not overlap(roce, {"topology": "socket"})
-    assert not overlap(roce, {"vllm": "<0.16"})
-    assert not overlap(roce, {"vllm": ">=0.23"})
 
 
 def test_nothing_is_written_or_advised_that_another_text_is_against():
@@ -121,18 +106,6 @@ def test_nothing_is_written_where_a_claim_says_that_it_does_not_help():
             if overlap(each.when, {"vllm": f"=={version}"})
         ]
         assert wrong == []
-
-
-def test_a_claim_that_held_is_not_what_a_rule_warns_of_for_the_same_releases():
-    wrong = [
-        (claim.id, avoid.id)
-        for claim in CLAIMS
-        for name, value in VARIABLE.findall(claim.says)
-        for avoid in RULES.avoids_by_name.get(name, ())
-        if claim.verdict in ("true", "outdated") and avoid.severity != "note"
-        if avoid.matches(value) and overlap({"vllm": claim.versions}, avoid.when)
-    ]
-    assert wrong == []
 
 
 def test_a_false_claim_about_a_variable_is_found_in_files_as_well():

@@ -8,32 +8,25 @@ import sys
 from pathlib import Path
 
 import pytest
-from packaging.version import Version
 
 from patchkit.errors import DriftError
 from patchkit.patching.recipe import load_recipe
 from patchkit.paths import RECIPES
 from patchkit.process import attempt
-from patchkit.recipes.vllm.archs import Group
 from patchkit.recipes.vllm.external import External
-from patchkit.recipes.vllm.stock_archs import check_stock
 from support.faults import killed_everywhere
-from tools import vllm_release
 from tools.entries import (
     with_nccl_release,
-    with_nccl_torch,
     with_needs,
     with_pin,
-    with_releases,
     with_torch,
     without,
 )
 from tools.nccl_names import with_names
 from tools.stage import ROOT, bring_back, differences, recover, staged
-from tools.tables import STOCK, SUPPORT, updated
+from tools.tables import SUPPORT, updated
 
 BUILD = (RECIPES / "vllm" / "build.toml").read_text(encoding="utf-8")
-RECIPE = (RECIPES / "vllm" / "recipe.toml").read_text(encoding="utf-8")
 NCCL = (RECIPES / "nccl" / "recipe.toml").read_text(encoding="utf-8")
 RELEASES = list(map(str, load_recipe().supported))
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -74,15 +67,6 @@ def test_what_is_entered_can_be_taken_out():
         assert without(after, version) == before
 
 
-def test_releases_and_pins_of_torch_are_lists_in_order():
-    more = with_releases(RECIPE, [*(str(each) for each in load_recipe().releases), "0.20.5"])
-    assert '"0.20.2", "0.20.5", "0.21.0"' in more
-    assert with_releases(RECIPE, map(str, load_recipe().releases)) == RECIPE
-    pin = "nvidia-nccl-cu13==2.31.2"
-    known = '"2.15" = "nvidia-nccl-cu13==2.30.7"\n'
-    assert f'{known}"9.9" = "{pin}"\n' in with_nccl_torch(NCCL, "9.9", pin)
-
-
 def test_a_pin_goes_to_its_source_and_a_strange_source_is_an_error():
     after = with_pin(BUILD, "9.9.9", external("deepselect"))
     block = after[after.index('name = "deepselect"') :].partition("\n]")[0]
@@ -91,30 +75,6 @@ def test_a_pin_goes_to_its_source_and_a_strange_source_is_an_error():
     )
     with pytest.raises(DriftError, match="no \\[\\[external\\]\\] is called 'nowhere'"):
         with_pin(BUILD, "9.9.9", external("nowhere"))
-
-
-CUTLASS = """\
-if(NOT DEFINED ENV{VLLM_CUTLASS_SRC_DIR})
-  FetchContent_Declare(NAME GIT_REPOSITORY https://github.com/nvidia/cutlass.git GIT_TAG v9.9)
-endif()
-"""
-
-
-@pytest.mark.parametrize(
-    ("name", "asked"),
-    [
-        ("cutlass", "fetches cutlass by the tag v9.9, which can be moved"),
-        ("strange", "fetches strange from https://github.com/nvidia/cutlass, which no release did"),
-    ],
-)
-def test_a_tag_and_a_new_source_are_for_a_person(name, asked, make_tree):
-    text = f"if(DEFINED ENV{{VLLM_CUTLASS_SRC_DIR}})\nelse()\n{CUTLASS.splitlines()[1]}\nendif()\n"
-    tree = make_tree("9.9.9", {"CMakeLists.txt": text.replace("NAME", name)})
-    (decision,) = vllm_release._pins(tree, "9.9.9")
-    assert decision.needed
-    assert decision.file == "recipes/vllm/build.toml"
-    assert asked in decision.says
-    assert 'pin = "v9.9"' in decision.line
 
 
 def test_rows_of_nccls_variables_go_on_while_its_sources_read_them(tmp_path):
@@ -132,16 +92,6 @@ def test_rows_of_nccls_variables_go_on_while_its_sources_read_them(tmp_path):
         "NCCL_OTHER\t1.2\t1.2\t3",
         "NCCL_STAYS\t1.0\t1.2\t1",
     ]
-
-
-def test_a_release_that_is_not_in_the_table_of_archs_was_not_edited_by_hand():
-    group = Group(
-        place=("CMakeLists.txt", 1), line=1, name="g", variable="V", defines=(), archs=("12.0",)
-    )
-    check_stock([group], STOCK, Version("9.9.9"), lambda _group: set())
-    with pytest.raises(DriftError) as error:
-        check_stock([group], STOCK, Version(RELEASES[-1]), lambda _group: set())
-    assert error.value.why == "a CMake file was edited by hand"
 
 
 @pytest.mark.skipif(

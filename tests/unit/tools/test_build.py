@@ -19,8 +19,8 @@ def test_an_option_goes_to_who_takes_it():
         ),
         ("--vllm=0.25.1 --offline", "--version=0.25.1 --offline", "--offline"),
         (
-            "--extensions a,b --mirror m --functions f",
-            "--extensions a,b --mirror m",
+            "--extensions a,b --functions f",
+            "--extensions a,b",
             "--functions f",
         ),
         ("--dry-run", "--dry-run", "--dry-run"),
@@ -47,7 +47,3 @@ def test_an_option_goes_to_who_takes_it():
 def test_what_none_or_both_would_take_is_an_error(words, projects, message):
     with pytest.raises(UsageError, match=message):
         shared_out(words.split(), projects)
-
-
-def test_one_session_alone_takes_a_version():
-    assert shared_out(["--version", "0.25.1"], ["vllm"]) == {"vllm": ["--version", "0.25.1"]}

@@ -10,8 +10,6 @@ from click.testing import CliRunner
 from patchkit.cli.patch.fixes import command
 from patchkit.patching.recipe import load_recipe
 from patchkit.patching.support import SupportLevel, load_support
-from tools.catalogue import matrix
-from tools.markdown import table
 from tools.source_page import RECORDED
 from tools.source_page import page as source_page
 from tools.tables import SOURCES, read_rows
@@ -57,13 +55,3 @@ def test_fixes_json_has_the_matrix():
         for fix in json.loads(CliRunner().invoke(command, ["--version", "0.24.0", "--json"]).stdout)
     }
     assert one == ("0.24.0",)
-
-
-def test_neighbours_that_agree_share_a_column():
-    header = next(line for line in matrix(RECIPE, load_support()).splitlines() if "| fix |" in line)
-    assert "| 0.17.0-0.18.1 |" in header
-    assert "| 0.24.0 |" in header
-
-
-def test_a_bar_in_a_cell_does_not_end_it():
-    assert table(["a"], [["x | y"]]) == "| a |\n| --- |\n| x \\| y |\n"

@@ -5,15 +5,11 @@ from __future__ import annotations
 import re
 import signal
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from patchkit.durable.signals import SIGNALS
 from patchkit.errors import PatchkitError
-from patchkit.paths import RECIPES
-from patchkit.records import read_toml
-from patchkit.source.releases import load_facts
 
 ROOT = Path(__file__).parents[3]
 PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]
@@ -76,18 +72,3 @@ def test_exit_codes_are_those_of_the_errors():
         ahead += kind.__subclasses__()
     interrupted = {128 + each for each in (*SIGNALS, signal.SIGPIPE)}
     assert {int(code) for row in rows for code in row.split(",")} == codes | interrupted
-
-
-def test_the_pages_about_nccl_say_what_the_recipe_says():
-    facts = load_facts()
-    series = [each for each, pin in facts.torch.items() if pin.version == facts.default]
-    text = " ".join((ROOT / "docs/nccl.md").read_text("utf-8").split())
-    assert f"nvidia_nccl_cu13-{facts.default}+gb10" in text
-    assert f"else {facts.default}, which torch {' and '.join(series)} pin" in text
-
-
-def test_which_nccl_and_explain_say_the_same_of_ld_library_path():
-    page = (ROOT / "docs/nccl.md").read_text(encoding="utf-8")
-    assert "| `LD_LIBRARY_PATH` | **pip's** | **pip's** | 1 |" in page
-    meaning = read_toml(dict[str, Any], RECIPES / "env/variables.toml")["cuda"]["LD_LIBRARY_PATH"]
-    assert "pip's libnccl wins" in meaning["meaning"]

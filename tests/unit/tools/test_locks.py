@@ -76,12 +76,3 @@ def test_a_lock_made_from_something_else_is_stale(tmp_path, before, after):
     assert text.count(before) == 1
     (tmp_path / "pyproject.toml").write_text(text.replace(before, after))
     assert locks.stale(tmp_path) == [*locks.LOCKS]
-
-
-def test_a_cut_lock_is_stale(tmp_path):
-    """uv had written it, and the head was not there yet."""
-    shutil.copytree(locks.ROOT / "requirements", tmp_path / "requirements")
-    shutil.copy(locks.ROOT / "pyproject.toml", tmp_path)
-    file = tmp_path / "requirements/ci.txt"
-    file.write_text("".join(file.read_text().splitlines(keepends=True)[2:]))
-    assert locks.stale(tmp_path) == ["ci"]

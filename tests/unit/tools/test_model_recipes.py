@@ -7,17 +7,14 @@ from dataclasses import replace
 import pytest
 
 from patchkit.runtime.rules.flag_rules import load_flag_rules
-from patchkit.runtime.rules.model_recipes import ModelRecipe, model_recipes
 from patchkit.runtime.rules.presets import find, load_presets
 from tools.model_recipes import (
     Difference,
     differences,
-    preset_settings,
     read_recipes,
     recipe_of,
     recipe_releases,
     undecided,
-    without_preset,
 )
 
 TUNED = """
@@ -125,10 +122,6 @@ def test_a_recipe_is_read(tmp_path, text, rows):
     assert read_recipes(tmp_path) == rows
 
 
-def test_a_release_without_recipes(tmp_path):
-    assert read_recipes(tmp_path) == {}
-
-
 def test_presets_are_as_each_releases_recipes_or_say_why():
     for release in recipe_releases():
         assert not [each.says for each in undecided(release)]
@@ -151,23 +144,6 @@ def test_what_a_preset_drops_without_a_word_is_told():
         assert unsaid == [Difference(name=told[0], preset=told[1], recipe=told[2])]
 
 
-def test_spelling_is_no_difference():
-    preset = find("nvidia/Qwen3.6-35B-A3B-NVFP4")
-    recipe = ModelRecipe(
-        id=preset.id,
-        min_vllm=preset.min_vllm,
-        settings={
-            **preset_settings(preset),
-            "--gpu-memory-utilization": "0.5",
-            "--attention-backend": "flashinfer",
-            "--speculative-config": preset_settings(preset)["--speculative-config"].replace(
-                ",", ", "
-            ),
-        },
-    )
-    assert not list(differences(preset, recipe))
-
-
 def test_weights_follow_from_the_memory_that_is_asked_for():
     recipe = recipe_of(find("nvidia/Qwen3.6-35B-A3B-NVFP4"))
     assert recipe.weights_gib == pytest.approx(21 / 1.5 * 1e9 / 2**30)
@@ -179,11 +155,3 @@ def test_weights_follow_from_the_memory_that_is_asked_for():
     assert len(sizes) >= 14
     # An estimate that is too large would refuse what fits.
     assert all(0.5 * ours <= theirs <= ours for ours, theirs in sizes)
-
-
-def test_new_recipes_for_a_gb10_are_told():
-    (release,) = recipe_releases()[:1]
-    assert not list(without_preset(release, release))
-    models = {each.id for each in model_recipes(release).values() if each.settings}
-    assert len(models) == 28
-    assert "nvidia/diffusiongemma-26B-A4B-it-NVFP4" in models

@@ -2,48 +2,16 @@
 
 from __future__ import annotations
 
-import shutil
-
 import pytest
 
-from patchkit.errors import HostError, SourceError, StorageError
+from patchkit.errors import SourceError
 from patchkit.patching.recipe import load_recipe
 from patchkit.source.releases import load_facts
 from patchkit.target import parse_arch
-from support.debian import (
-    DISTRIBUTIONS,
-    PACKAGE,
-    Mirror,
-    mirrors,
-    stanzas,
-    upstream_archive,
-)
 
 FACTS = load_facts()
 
 # The distribution
-
-
-def test_archives_of_an_apt_configuration(tmp_path):
-    parts = tmp_path / "sources.list.d"
-    parts.mkdir()
-    (tmp_path / "sources.list").write_text(
-        "# deb http://commented/debian x main\n"
-        "deb [arch=amd64 signed-by=/k] http://one/debian trixie main contrib\n"
-        "deb-src http://one/debian trixie main\n"
-    )
-    (parts / "b.list").write_text("deb http://two/apt stable main # note\n")
-    (parts / "c.sources").write_text(
-        "Types: deb\n# a comment\nURIs: http://three/ubuntu\nSuites: noble noble-updates\n"
-        "Components: main\n multiverse\n\nEnabled: no\nURIs: http://off\nSuites: x\n"
-    )
-    assert mirrors(tmp_path) == (
-        Mirror("http://one/debian", "trixie"),
-        Mirror("http://two/apt", "stable"),
-        Mirror("http://three/ubuntu", "noble"),
-        Mirror("http://three/ubuntu", "noble-updates"),
-    )
-    assert mirrors(tmp_path / "nothing") == ()
 
 
 @pytest.fixture
@@ -59,35 +27,6 @@ def etc(tmp_path):
         return folder
 
     return make
-
-
-NOWHERE = "http://localhost:1/archive"
-
-
-@pytest.mark.skipif(shutil.which("apt-get") is None, reason="needs apt")
-@pytest.mark.parametrize(
-    ("system", "error", "says"),
-    [
-        (("fedora", "40"), HostError, "no apt that would have nvidia-nccl: this is fedora"),
-        (("debian", "trixie"), HostError, "no archive of trixie"),
-        (("debian", "", f"{NOWHERE} sid"), HostError, "no archive of this system"),
-        (("ubuntu", "noble", f"{NOWHERE} jammy"), HostError, "no archive of noble"),
-        (("ubuntu", "noble", f"{NOWHERE} noble"), StorageError, r"no nvidia-nccl 2\.29\.7"),
-        (("debian", "trixie", f"{NOWHERE} trixie"), StorageError, r"no nvidia-nccl 2\.29\.7"),
-    ],
-)
-def test_a_machine_that_cannot_have_the_source_package(etc, tmp_path, system, error, says):
-    with pytest.raises(error, match=says):
-        upstream_archive(PACKAGE, "2.29.7", DISTRIBUTIONS, tmp_path, etc=etc(*system))
-
-
-def test_paragraphs_of_a_control_file():
-    text = "Package: a\nVersion: 1\nChecksums-Sha256:\n x 1 f\n\n\nPackage: b\n"
-    assert stanzas(text) == [
-        {"package": "a", "version": "1", "checksums-sha256": "x 1 f"},
-        {"package": "b"},
-    ]
-    assert stanzas("") == []
 
 
 # The facts

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shlex
-import subprocess
 
 import pytest
 from click.testing import CliRunner
@@ -69,51 +68,6 @@ def test_two_sparks_get_a_rank_each_and_one_head(run, tmp_path):
     assert (after("--node-rank", head), after("--node-rank", worker)) == ("0", "1")
     assert after("--port", head) == port
     assert "--headless" in worker
-
-
-def test_each_machine_loads_its_own_file(run, tmp_path):
-    """The machines are cabled at different cages, so a copied file would name what is not there."""
-    run(readme.BY_HAND)
-    texts = {name: (tmp_path / f"{name}.env").read_text() for name in ("head", "worker")}
-    assert "\nNCCL_IB_HCA=rocep1s0f0,roceP2p1s0f0\n" in texts["head"]
-    assert "\nNCCL_IB_HCA=rocep1s0f1,roceP2p1s0f1\n" in texts["worker"]
-    loaded = [
-        (step.machine, step.text)
-        for step in readme.steps(readme.BY_HAND, tmp_path)
-        if ".env; set" in step.text
-    ]
-    assert loaded == [
-        ("spark-2", "set -a; . ./worker.env; set +a"),
-        ("spark-1", "set -a; . ./head.env; set +a"),
-    ]
-
-
-@pytest.mark.parametrize(
-    ("title", "left_out"), [(readme.ONE, 4), (readme.TWO, 3), (readme.BY_HAND, 4)]
-)
-def test_what_does_not_run_here_is_named(title, left_out, tmp_path):
-    script = readme.script(title, tmp_path)
-    assert subprocess.run(["sh", "-n"], input=script, text=True, check=False).returncode == 0
-    steps = [*readme.steps(title, tmp_path)]
-    skipped = [step for step in steps if not step.runs]
-    assert len(skipped) == left_out < len(steps)
-    assert all(step.why for step in skipped)
-    assert script.count("  SKIPPED: ") == left_out
-
-
-def test_two_sparks_are_readmes_own_lines(tmp_path):
-    """What fills the wheelhouse runs; what takes nodes is named, with the session that has them."""
-    first, *others = readme.steps(readme.TWO, tmp_path)
-    assert first.text == f"patchkit repack vllm=={readme.release()} && patchkit wheelhouse fill"
-    assert first.runs.startswith(f"{{ {first.text} --lock-only ")
-    assert [step.text.split()[1:3] for step in others] == [
-        ["cluster", "init"],
-        ["cluster", "install"],
-        ["up", "openai/gpt-oss-120b"],
-    ]
-    assert {step.why for step in others} == {
-        "it takes nodes with systemd: nox -s lifecycle -- newcomer runs it"
-    }
 
 
 def test_the_release_that_it_takes_has_no_known_trouble_with_nccl():

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import tomllib
 import zipfile
 from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
-import yaml
 
 from patchkit import __version__
 from patchkit.errors import ProofError, UsageError
@@ -63,28 +61,3 @@ def test_a_wheel_holds_the_package_its_recipes_and_nothing_else(tmp_path, names,
 
 def test_the_changelog_has_this_version():
     assert f"\n## {__version__} (" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
-
-
-def test_the_hooks_ask_for_what_pyproject_asks_for():
-    table = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-    project, groups = table["project"], table["dependency-groups"]
-    known = {*project["dependencies"], *groups["lint"][:2], "types-requests"}
-    known |= set(project["optional-dependencies"]["build"])
-    hooks = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text(encoding="utf-8"))
-    (repository,) = hooks["repos"]
-    named = {each for hook in repository["hooks"] for each in hook["additional_dependencies"]}
-    assert {hook["id"] for hook in repository["hooks"]} == {"ruff-check", "ruff-format", "mypy"}
-    assert named <= known
-    assert {each for each in project["dependencies"] if not each.startswith("cmake")} <= named
-
-
-@pytest.mark.parametrize("path", sorted((ROOT / ".github/ISSUE_TEMPLATE").glob("*.yml")))
-def test_an_issue_form_has_what_forms_need(path):
-    form = yaml.safe_load(path.read_text(encoding="utf-8"))
-    if path.stem == "config":
-        assert form == {"blank_issues_enabled": True}
-        return
-    assert form.keys() >= {"name", "description", "body"}
-    fields = [each for each in form["body"] if each["type"] != "markdown"]
-    assert len({each["id"] for each in fields}) == len(fields) > 1
-    assert all(each["attributes"]["label"] for each in fields)

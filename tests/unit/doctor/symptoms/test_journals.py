@@ -3,7 +3,7 @@
 import pytest
 
 from patchkit.cluster.agent.journal import JournalLine
-from patchkit.cluster.launch.journals import merge_arriving, merge_by_time
+from patchkit.cluster.launch.journals import merge_by_time
 from patchkit.doctor.symptoms.findings import first_error, read_journals
 
 
@@ -45,22 +45,6 @@ def test_first_error(case):
     both = [lines("spark-1", *head), lines("spark-2", *worker, start=1)]
     found = first_error(merge_by_time(map(iter, both)))
     assert (found and (found[0], found[1].text)) == expected
-
-
-def test_lines_are_merged_by_time():
-    journals = [lines("a", "1", "3", "5"), lines("b", "2", "4", start=1)]
-    assert [line.text for _, line in merge_by_time(map(iter, journals))] == [
-        "1",
-        "2",
-        "3",
-        "4",
-        "5",
-    ]
-
-
-def test_lines_that_come_one_by_one_all_arrive():
-    journals = [lines("a", "1", "3"), lines("b", "2")]
-    assert sorted(line.text for _, line in merge_arriving(map(iter, journals))) == ["1", "2", "3"]
 
 
 def test_the_cause_and_the_node_of_a_known_error():

@@ -65,12 +65,6 @@ def test_the_first_cause_is_first(name, about):
         assert wrong[0].why.endswith("; -v")
 
 
-def test_what_points_elsewhere_is_not_sure():
-    (found,) = judged(b"RuntimeError: Engine core initialization failed. See root cause above.\n")
-
-    assert found.sure == "not decided"
-
-
 @pytest.mark.parametrize(
     ("text", "cause"),
     [
@@ -137,12 +131,6 @@ def test_a_line_with_two_texts_of_a_symptom_counts_once():
 def test_what_is_no_text_is_named(data, what):
     with pytest.raises(SourceError, match=f"vllm.log: {what}"):
         [*text_chunks([data], "vllm.log")]
-
-
-def test_a_log_that_was_cut_while_written_is_read():
-    zeros, text = b"\0" * 99_999, "RuntimeError: größer\n".encode("latin-1")
-
-    assert b"".join(text_chunks([zeros, zeros, zeros + text], "vllm.log")) == zeros + text
 
 
 def test_a_long_prompt_is_not_searched():

@@ -9,7 +9,6 @@ from collections import Counter
 
 import pytest
 
-from patchkit.doctor.symptoms.diagnosis import read_log
 from patchkit.doctor.symptoms.symptom import symptom_files, symptoms
 from patchkit.runtime.rules.condition import check_condition
 from support.failures import VERDICTS, matrix, recognised
@@ -42,17 +41,6 @@ def test_entries_say_what_they_need():
             assert asked <= given, cause.id
             assert (cause.cause[-1], cause.cure[-1]) == (".", "."), cause.id
         assert not entry.title.endswith("."), entry.id
-
-
-@pytest.mark.parametrize(
-    ("vllm", "first"), [("0.11.0", "page-cache"), ("0.25.1", "held-or-too-much")]
-)
-def test_the_page_cache_counts_in_old_releases_alone(vllm, first):
-    text = "ValueError: Free memory on device cuda:0 (33.99/121.63 GiB) on startup is less than "
-    text += "desired GPU memory utilization (0.83, 100.95 GiB)."
-    known = {"page_cache": "large", "target": "gb10", "vllm": vllm}
-    (diagnosis,) = read_log([text.encode()], known).diagnoses
-    assert diagnosis.causes[0].id == first
 
 
 def test_real_failures():

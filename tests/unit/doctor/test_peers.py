@@ -1,0 +1,203 @@
+"""Nodes that are well, and each thing that can be wrong with them or between them."""
+
+from dataclasses import replace
+
+import pytest
+
+from patchkit.cluster.agent.examination import LoadedNccl, UnitFile
+from patchkit.cluster.agent.links import PeerLink
+from patchkit.cluster.agent.unit_state import GroupProcess, Listener
+from patchkit.doctor.judgement import peer_findings
+from patchkit.doctor.peers.check import causes_in_order
+from patchkit.doctor.peers.node_report import ClockOffset, NodeReport
+from patchkit.doctor.peers.placed_files import placed_files
+from patchkit.errors import HostError
+from patchkit.finding import Level
+from support import node_reports
+from support.node_reports import model, state, unit, weights
+
+WRONG = (Level.ERROR, Level.WARNING, Level.NOTE)
+UNIT = "patchkit-vllm.service"
+HEAD, WORKER, BOTH = "spark-1", "spark-2", "spark-1, spark-2"
+INSTALL, UP = "patchkit cluster install", "patchkit up openai/gpt-oss-120b"
+
+
+@pytest.fixture(scope="module")
+def well(tmp_path_factory):
+    return node_reports.reports(tmp_path_factory.mktemp("nodes"))
+
+
+def wrong(file, nodes):
+    return [each for each in peer_findings(file, nodes) if each.level in WRONG]
+
+
+def netdev(report, **changes):
+    """The report with its cable's interface changed."""
+    host = report.facts.host
+    name = report.ways[0][1].netdev
+    netdevs = [replace(n, **changes) if n.name == name else n for n in host.netdevs]
+    return replace(report, facts=replace(report.facts, host=replace(host, netdevs=tuple(netdevs))))
+
+
+def way(report, **changes):
+    name, found = report.ways[0]
+    return replace(report, ways=((name, replace(found, **changes)),))
+
+
+def file(report, name, old, new):
+    """The report with a text replaced in a file that `up` placed."""
+    texts = dict(report.facts.files)
+    assert old in texts[name]
+    texts[name] = texts[name].replace(old, new)
+    facts = replace(report.facts, files=texts)
+    return replace(report, facts=facts, placed=placed_files(texts, UNIT))
+
+
+def contents(report, part, **changes):
+    """The report with some of what its Python holds changed."""
+    values = getattr(report.contents, part) | changes
+    return replace(report, contents=replace(report.contents, **{part: values}))
+
+
+def halted(letter):
+    return (GroupProcess(pid=10, name="VLLM::Worker_TP1", state=letter),)
+
+
+def ended(report, *, processes=()):
+    return replace(report, state=state(unit("inactive", "dead")), processes=processes)
+
+
+def without_python(report):
+    host = replace(report.facts.host, software=None)
+    return replace(report, contents=None, facts=replace(report.facts, venv="", host=host))
+
+
+def other_nccl(report):
+    nccl = LoadedNccl(path="/l", version="2.30.7", sha256="f" * 64)
+    return replace(report, contents=replace(report.contents, nccl=nccl))
+
+
+def full_disk(report):
+    return replace(report, disks=(replace(report.disks[0], free=4096), report.disks[0]))
+
+
+def without_key(report):
+    error = {"kind": "HostError", "what": "spark-2: Permission denied", "why": "", "hint": "x"}
+    return replace(report, links=(PeerLink(words=(), error=error),))
+
+
+def other_model(report):
+    files = {"config.json": weights(size=9, digest="0")}
+    return replace(report, models=(model(files=files),))
+
+
+# What is changed on which node → the check, whom it names, and what the hint holds.
+FAULTS = [
+    ("disk", 1, full_disk, WORKER, "du -xah -d 1 /"),
+    ("clock", 1, lambda r: replace(r, clock=ClockOffset(ahead=40, error=0.1)), WORKER, "set-ntp"),
+    ("cable", 1, lambda r: netdev(r, carrier=False, state="down"), WORKER, "-brief link show"),
+    ("address", 1, lambda r: netdev(r, addresses=()), WORKER, "ip address add 192.168.100.11/24"),
+    ("mtu", 1, lambda r: netdev(r, mtu=1500), WORKER, "mtu 9000"),
+    ("route", 0, lambda r: way(r, netdev="wlan0"), HEAD, "ip route get 192.168.100.11"),
+    ("way", 0, lambda r: way(r, plain="silent", full="silent"), HEAD, "ping -c 3"),
+    ("link", 0, without_key, HEAD, "on spark-1: `ssh-copy-id spark-2`"),
+    ("python", 1, without_python, WORKER, INSTALL),
+    ("nccl", 1, other_nccl, BOTH, INSTALL),
+    ("vllm", 0, lambda r: contents(r, "versions", vllm="0.24.0"), BOTH, INSTALL),
+    ("torch", 0, lambda r: contents(r, "digests", torch="f" * 64), BOTH, INSTALL),
+    ("model", 1, lambda r: replace(r, models=(model(problem="x"),)), WORKER, "spark-1 'rsync"),
+    ("model-same", 1, other_model, BOTH, "spark-2:/home/spark/models/m/"),
+    ("start", 1, lambda r: file(r, "group.json", r.placed.id, "0" * 16), WORKER, UP),
+    ("edited", 0, lambda r: file(r, "node.env", "# as above", "# and"), HEAD, UP),
+    ("env-address", 1, lambda r: file(r, "node.env", '.11"', '.10"'), WORKER, UP),
+    ("env-shared", 1, lambda r: file(r, "node.env", 'JOBS="4"', 'JOBS="9"'), WORKER, UP),
+    ("flags", 1, lambda r: file(r, UNIT, "--max-num-seqs 64", "--max-num-seqs 9"), WORKER, UP),
+    ("unit-file", 1, lambda r: replace(r, unit_file=UnitFile(changed=True)), WORKER, "reload"),
+    ("rank-stopped", 1, lambda r: replace(r, processes=halted("T")), WORKER, "kill -CONT 10"),
+    ("unit", 1, ended, WORKER, "patchkit logs --node spark-2"),
+    ("restarts", 0, lambda r: replace(r, state=state(unit(restarts=2))), HEAD, "patchkit logs"),
+]
+
+
+def test_nodes_that_are_well(well):
+    assert wrong(*well) == []
+
+
+@pytest.mark.parametrize(("about", "number", "change", "where", "hint"), FAULTS)
+def test_what_is_wrong_is_found_and_nothing_else(well, about, number, change, where, hint):
+    file, nodes = well
+    changed = [change(each) if n == number else each for n, each in enumerate(nodes)]
+    (found,) = wrong(file, changed)
+    assert (found.about, found.where) == (about, where)
+    assert hint in found.hint
+
+
+def test_a_node_that_does_not_answer(well):
+    """One error with ssh's cause; nothing about it counts as looked at."""
+    file, (head, _worker) = well
+    silence = HostError("spark-2: Connection refused", hint="`sudo systemctl start ssh`")
+    found = list(peer_findings(file, [head, NodeReport(node=WORKER, silence=silence)]))
+    (error,) = [each for each in found if each.level in WRONG]
+    assert (error.about, error.where, error.hint) == ("ssh", WORKER, silence.hint)
+    others = [each for each in found if WORKER in each.where and each is not error]
+    assert {each.level for each in others} == {Level.UNKNOWN}
+    # Every check that is made of a node or of a pair says that it was not.
+    own = {"port", "link", "restarts"}  # of the head alone
+    assert {*causes_in_order()} - own - {"ssh"} <= {each.about for each in others}
+
+
+def test_whose_clock_is_wrong(well):
+    """Of three it is the odd one, whatever the launcher's own clock says."""
+    file, (head, worker) = well
+    third = replace(worker, node="spark-3")
+    clocks = zip((head, worker, third), (50.0, 50.1, 0.0), strict=True)
+    nodes = [replace(each, clock=ClockOffset(ahead=a, error=0.1)) for each, a in clocks]
+    (found,) = [each for each in wrong(file, nodes) if each.about == "clock"]
+    assert (found.where, found.what) == ("spark-3", "its clock is 50 s behind spark-1's")
+
+
+def test_what_is_left_of_a_cluster_that_is_down(well):
+    """Processes with the mark, a port that somebody has, another that nobody lets through."""
+    file, nodes = well
+    head, worker = [ended(each) for each in nodes]
+    own = Listener(address="0.0.0.0", port=29501, pid=77, name="python3")
+    free = replace(head, listeners=())
+    error = HostError("spark-1 does not reach spark-2", hint="ssh -t spark-2 'sudo ufw allow'")
+    for one, other, about, hint in (
+        (replace(head, listeners=(own,)), worker, "port", "ssh -t spark-1 'kill 77'"),
+        (free, ended(worker, processes=halted("S")), "left-over", "spark-2 'kill -KILL 10'"),
+        (replace(free, ports_tried=True, blocked=error), worker, "ports-between", "ufw allow"),
+    ):
+        (found,) = wrong(file, [one, other])
+        assert found.about == about
+        assert hint in found.hint
+
+
+def test_a_server_that_shares_the_port_of_one_that_runs(well):
+    file, (head, worker) = well
+    other = Listener(address="0.0.0.0", port=8000, pid=77, name="python3")
+    head = replace(head, listeners=(*head.listeners, other))
+    assert wrong(file, [head, worker]) == []  # elsewhere
+    strangers = ("0.0.0.0 port 8000: python3 (process 77)",)
+    head = replace(head, state=replace(head.state, strangers=strangers))
+    (port,) = wrong(file, [head, worker])
+    assert (port.about, port.hint) == ("port", "ssh -t spark-1 'kill 77'")
+
+
+def test_an_address_of_another_node(well):
+    """It is said where the address does not belong, and no way is judged by it."""
+    file, (head, worker) = well
+    both = worker.facts.host.netdev(worker.ways[0][1].netdev).addresses
+    extra = replace(both[0], address=head.address)
+    found = wrong(file, [head, netdev(way(worker, plain="silent"), addresses=(*both, extra))])
+    assert [(each.about, each.where) for each in found] == [("address-twice", WORKER)]
+    assert "ip address del 192.168.100.10/24" in found[0].hint
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"workers": 3}', "[" * 5000, '{"id": [1]}'])
+def test_placed_files_that_somebody_damaged(well, text):
+    file, (head, worker) = well
+    texts = {**head.facts.files, "group.json": text, UNIT: "ExecStart='", "node.env": text}
+    facts = replace(head.facts, files=texts)
+    found = wrong(file, [replace(head, facts=facts, placed=placed_files(texts, UNIT)), worker])
+    assert "edited" in {each.about for each in found}
