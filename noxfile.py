@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import sys
 from typing import Any
@@ -71,7 +70,6 @@ def fresh(session: nox.Session) -> None:
     """README's blocks and tests on a machine with Python, pip and git: a file system of its own.
 
     Needs root and mmdebstrap: `nox -s fresh -- [--with PACKAGE,...] [PYTEST-ARGUMENTS ...]`.
-    `-- --workstation`: the blocks of docs/two-sparks-from-a-workstation.md, builds reduced.
     """
     program, env = (sys.executable, "-m", "e2e.proofs.fresh"), {"PYTHONPATH": "tests"}
     if obstacle := session.run(*program, "--obstacle", silent=True, env=env):
@@ -296,19 +294,10 @@ def emulation(session: nox.Session) -> None:
 
 @nox.session
 def manifests(session: nox.Session) -> None:
-    """Manifests by their consumers: a real API server, and Kubernetes' schemas.
-
-    Builds kube-apiserver of Debian's sources, once: 3 GB, minutes. `nox -r -s manifests` keeps it.
-    """
+    """Manifests by Kubernetes' schemas."""
     _install(session, "test")
-    if obstacle := _module(session, "e2e.kube", "--obstacle", silent=True):
-        session.skip(obstacle)
     session.install("kubernetes-validate==1.37.0")
-    place = session.cache_dir.resolve() / "kube"
-    _module(session, "e2e.kube", str(place))
-    path = f"{place}/bin:{session.bin}:{os.environ['PATH']}"
-    places = ("tests/integration/cluster/test_kube_api.py", "tests/unit/measure")
-    session.run("pytest", *places, "-rs", env={"PATH": path})
+    session.run("pytest", "tests/unit/measure", "-rs")
 
 
 @nox.session

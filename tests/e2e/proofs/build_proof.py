@@ -6,9 +6,8 @@ For each release `patchkit build vllm` builds a wheel of its smallest extensions
 torch and CMake, no network. What CMake then means to compile is compared with the arch proof, group
 by group, and with tests/data/objects.csv; two CUDA sources are compiled and inspected; the wheel
 is inspected and installed, its extensions are loaded; the stand-in for torch, which a build for
-another CPU has, answers what the release asks as torch itself does; nvcc across gives the device
-code that aarch64's own gives under qemu-user, on two sources. A second run, which begins anew, is
-killed while it compiles; a third goes on from there, and has to give the same bytes.
+another CPU has, answers what the release asks as torch itself does. A second run, which begins
+anew, is killed while it compiles; a third goes on from there, and has to give the same bytes.
 """
 
 from __future__ import annotations
@@ -27,7 +26,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from e2e.proofs import native_nvcc
 from e2e.proofs.torch_questions import FOR_ROCM, answers, questions
 from patchkit.errors import PatchkitError, ProofError, UsageError
 from patchkit.recipes.vllm.sources import CudaSource
@@ -64,7 +62,6 @@ import torch
 spec = importlib.util.spec_from_file_location(*sys.argv[1:])
 spec.loader.exec_module(importlib.util.module_from_spec(spec))
 """
-COMPILED_TWICE = ("/cuda_utils_kernels.cu", "/permute_cols.cu")  # seconds, minutes under qemu
 SOURCES = ("/quantization/activation_kernels.cu.o", "/nvfp4_quant_kernels.cu.o")
 
 
@@ -95,7 +92,6 @@ def prove(release: str, folder: Path) -> list[tuple[str, ...]]:
     check_objects(root, folder)
     check_wheel(told)
     check_stand_in(release, root, environment())
-    check_nvcc(release, root, folder)
     kill(release, folder / "two", root / "log.txt")
     again = build(release, folder / "two")
     if Path(told["wheel"]).read_bytes() != Path(again["wheel"]).read_bytes():
@@ -227,17 +223,6 @@ def check_stand_in(release: str, root: Path, python: Path) -> None:
     if wrong or not asking:
         raise ProofError(f"{release}: torch and its stand-in differ\n" + "\n".join(wrong))
     print(f"{release}: the stand-in answers {len(asking)} questions as torch does")
-
-
-def check_nvcc(release: str, root: Path, folder: Path) -> None:
-    """Compile two sources for aarch64 with the nvcc of either CPU, and compare all they wrote."""
-    if found := native_nvcc.obstacle():
-        print(f"{release}: skipped: nvcc across beside aarch64's own: {found}")
-        return
-    (build_folder,) = root.glob("source/build/temp*")
-    for ending in COMPILED_TWICE:
-        place = folder / Path(ending).stem
-        print(f"{release}: {native_nvcc.compare(build_folder, ending, place)}")
 
 
 def names(source: CudaSource) -> str:

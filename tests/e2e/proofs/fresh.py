@@ -1,14 +1,11 @@
 """A fresh machine: a distribution with Python, pip and git, where README's commands have to pass.
 
     nox -s fresh -- [--with PACKAGE,...] [PYTEST-ARGUMENTS ...]
-    nox -s fresh -- --workstation
 
 mmdebstrap unpacks it from what this machine's apt is configured for; the committed HEAD is cloned
 into it, and README's blocks and tests run there as root, in mount and PID namespaces of their own,
 with nothing of this machine but its network, the configuration of pip, its certificates and two
-caches. What of a block needs a Spark is shown and left out (`readme.py`). With --workstation
-it is an x86-64 machine with the packages that docs/two-sparks-from-a-workstation.md takes, and
-that page's blocks, with reduced builds (`two_sparks.py`; 4 GB, minutes).
+caches. What of a block needs a Spark is shown and left out (`readme.py`).
 ``python -m e2e.proofs.fresh --obstacle`` prints what is in the way here, or nothing.
 """
 
@@ -26,7 +23,7 @@ import tempfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from e2e.proofs import readme, two_sparks
+from e2e.proofs import readme
 from e2e.proofs.steps import BARE
 
 ROOT = Path(__file__).parents[3]
@@ -180,12 +177,6 @@ PYTHONPATH=tests python3 -c {shlex.quote(_build_machines())}
 {readme.tests_command()}{f" -- {shlex.join(arguments)}" if arguments else ""}"""
 
 
-def workstation_commands() -> str:
-    """Return the blocks of the page about a workstation and two Sparks, as one script."""
-    blocks = [two_sparks.PAGE.script(title, MACHINES) for title in two_sparks.TITLES]
-    return "\n".join([f"PYTHONPATH=tests python3 -c {shlex.quote(_build_machines())}", *blocks])
-
-
 def _build_machines() -> str:
     wanted = [*readme.MACHINES.values(), (BARE, 0), (BARE, 1)]
     return f"""\
@@ -200,22 +191,17 @@ def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--obstacle", action="store_true")
     parser.add_argument("--with", dest="packages", default="", metavar="PACKAGE,...")
-    parser.add_argument("--workstation", action="store_true")
     options, arguments = parser.parse_known_args()
     if options.obstacle:
         sys.stdout.write(obstacle())
         return 0
     extra = [*filter(None, options.packages.split(","))]
-    says, script = f"README's blocks, then {readme.tests_command()}", commands(arguments)
-    if options.workstation:
-        extra += two_sparks.packages()
-        says, script = f"the blocks of {two_sparks.PAGE.path.name}", workstation_commands()
     with tempfile.TemporaryDirectory(prefix="patchkit-fresh-", dir="/var/tmp") as folder:
         root = Path(folder) / "root"
         build(root, extra)
         furnish(root)
-        sys.stderr.write(f"{suite()}: {says}\n")
-        return enter(root, script)
+        sys.stderr.write(f"{suite()}: README's blocks, then {readme.tests_command()}\n")
+        return enter(root, commands(arguments))
 
 
 if __name__ == "__main__":

@@ -6,9 +6,7 @@ import contextlib
 import fcntl
 import json
 import os
-import re
 import select
-import signal
 import subprocess
 import sys
 import termios
@@ -17,7 +15,7 @@ import time
 import click
 import pytest
 
-from support.model_server import STREAMS, ModelServer, recorded
+from support.model_server import ModelServer, recorded
 from support.terminal import terminal
 
 THOUGHT, ANSWER = "Six times seven: six rows of sevens, naïvely added", "It is **42**, or 四十二."
@@ -55,15 +53,13 @@ def chat(alone):
 # In pipes
 
 
-@pytest.mark.parametrize("release", ["0.11.0", "0.12.0", "0.32.0"])
-def test_the_answer_alone_is_on_standard_output(chat, release):
-    with ModelServer(recorded=recorded(f"{release}-thinks")) as server:
+def test_the_answer_alone_is_on_standard_output(chat):
+    with ModelServer(recorded=recorded("0.32.0-thinks")) as server:
         done = chat(server, "-", input="What is six times seven?\n")
     assert done.stdout == f"{ANSWER}\n"
     thought, blank, counts = done.stderr.splitlines()
     assert (thought, blank) == (f"reasoning: {THOUGHT}", "")
-    reasoning = r" \(10 reasoning\)" if release == "0.32.0" else ""
-    assert re.fullmatch(rf"tokens: 7 read, 20 written{reasoning}; first after \d+ ms.*", counts)
+    assert counts.startswith("tokens: 7 read, 20 written (10 reasoning); first after ")
     (body,) = server.asked
     assert body == {
         "model": "small",
@@ -94,7 +90,7 @@ def test_what_is_asked_for_is_in_the_request(chat, tmp_path):
     }
 
 
-@pytest.mark.parametrize("name", [each.stem for each in STREAMS.glob("*-*s.sse")])
+@pytest.mark.parametrize("name", ["0.32.0-thinks", "0.11.0-calls", "0.11.0-dies"])
 def test_json_is_a_line_for_each_event(chat, name):
     kind = name.rpartition("-")[2]
     with ModelServer(recorded=recorded(name)) as server:
@@ -116,13 +112,6 @@ def test_json_is_a_line_for_each_event(chat, name):
     else:
         assert end["error"]["exit_code"] == 9
         assert "EngineCore encountered an issue" in end["error"]["what"]
-
-
-def test_calls_of_tools_are_shown(chat):
-    with ModelServer(recorded=recorded("0.32.0-calls")) as server:
-        done = chat(server, "Will it rain?")
-    assert done.stdout == ""
-    assert done.stderr.startswith('tool call: weather({"city": "Paris", "days": 2})\ntokens: ')
 
 
 WRONG = {  # what the server does → what is on standard output, and words beside it
@@ -153,7 +142,6 @@ WRONG = {  # what the server does → what is on standard output, and words besi
     ),
     "key": ({"key": SECRET}, "", ["wants a key, and none was sent (401)", "--key-env NAME"]),
     "no models": ({"models": ()}, "", ["no server of the OpenAI API", "says 200: no model"]),
-    "no stream": ({"whole": {"hello": 1}}, "", ["what came is no answer of the OpenAI API"]),
     "silent": ({"silent": True}, "", ["no answer in 1 s"]),
 }
 
@@ -177,31 +165,6 @@ def test_no_server_and_no_such_model(chat, alone):
     done = chat(server, "Hello", rc=9)  # it is gone by now
     assert f"no server answers at {server.url}: connection refused" in done.stderr
     assert "next: " in done.stderr
-
-
-def test_a_server_of_something_else(chat, tmp_path):
-    code = (
-        "import http.server as h; s = h.HTTPServer(('127.0.0.1', 0), h.SimpleHTTPRequestHandler); "
-    )
-    code += "print(s.server_port, flush=True); s.serve_forever()"
-    other = subprocess.Popen(
-        [sys.executable, "-c", code],
-        cwd=tmp_path,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-    )
-    try:
-        url = f"http://127.0.0.1:{int(other.stdout.readline())}"
-        for words, path in (
-            ((), "/v1/models says 404"),
-            (("--model", "x"), "completions says 501"),
-        ):
-            said = chat(url, *words, "Hello", rc=9).stderr
-            assert "is no server of the OpenAI API: " in said
-            assert path in said
-    finally:
-        other.kill()
-        other.communicate()
 
 
 def test_the_key_comes_from_a_variable_and_no_message_has_it(chat):
@@ -243,13 +206,11 @@ def test_what_makes_no_sense(chat, words, said):
     assert said in chat("http://127.0.0.1:9", *words, input="", rc=2).stderr
 
 
-@pytest.mark.parametrize(
-    "url", ["http://[x", "h:8000", "ftp://h", "http://u:PASS@h", "u:PASS@h", "http://:PASS@h"]
-)
-def test_what_is_no_url(chat, url):
-    said = chat(url, "Hello", rc=2).stderr
-    assert "is not the address of a server" in said
-    assert "PASS" not in said + chat(url, "--json", "Hello", rc=2).stdout
+def test_what_is_no_url(chat):
+    for url in ("http://[x", "ftp://h", "http://u:PASS@h"):
+        said = chat(url, "Hello", rc=2).stderr
+        assert "is not the address of a server" in said
+        assert "PASS" not in said + chat(url, "--json", "Hello", rc=2).stdout
 
 
 def test_the_server_of_this_machine_is_found(chat, tmp_path):
@@ -260,20 +221,6 @@ def test_the_server_of_this_machine_is_found(chat, tmp_path):
         (tmp_path / ".config/patchkit/secrets.env").write_text(f"VLLM_API_KEY={SECRET}\n")
         assert chat("", "Hello").stdout == "ready\n"
     assert server.headers_seen[0]["Authorization"] == f"Bearer {SECRET}"
-
-
-def test_ctrl_c_ends_the_programme_where_it_was_given_one_question(alone):
-    with ModelServer(recorded=recorded("0.32.0-thinks"), cut_after=14, silent=True) as server:
-        command = [*PATCHKIT, "chat", "--url", server.url, "Hello"]
-        with subprocess.Popen(
-            command, env=alone, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-        ) as asking:
-            assert _until(asking.stdout, b"42")
-            time.sleep(PAUSE)
-            asking.send_signal(signal.SIGINT)
-            _, said = asking.communicate(timeout=20)
-    assert asking.returncode == 130
-    assert b"interrupted" in said
 
 
 # In a terminal
@@ -412,11 +359,3 @@ def test_a_talk_goes_on_after_an_error(talk):
         assert terminal.ended() == 0
     assert click.unstyle(terminal.said.decode()) == terminal.said.decode()
     assert [each["content"] for each in server.asked[1]["messages"]] == ["Hello again"]
-
-
-def _until(stream, text):
-    said, end = b"", time.monotonic() + 20
-    while text not in said and time.monotonic() < end:
-        if select.select([stream], [], [], 0.1)[0]:
-            said += os.read(stream.fileno(), 1 << 16)
-    return text in said

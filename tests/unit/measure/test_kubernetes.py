@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 import subprocess
 from dataclasses import replace
-from itertools import product
 
 import pytest
 import yaml
@@ -101,26 +99,6 @@ def test_every_value_survives(value):
     read = yaml.safe_load(to_yaml(written))
     assert read == written
     assert expanded(read["env"][0]["value"], {"HOST_IP": "x", "": "x"}) == value
-
-
-def test_variables_are_put_in_as_a_kubelet_does():
-    """The rules of ``expanded``, which other tests go by, beside Kubernetes' own code."""
-    if not shutil.which("kube-expand"):
-        pytest.skip("no kube-expand: nox -s manifests")
-    pieces = ["$", "$$", "$(", ")", "(", "$(A)", "$(B)", "$$(A)", "$()", "a", " "]
-    texts = ["".join(each) for count in range(4) for each in product(pieces, repeat=count)]
-    variables = {"A": "x$(B)", "B": "$$"}
-    asked = "".join(json.dumps({"text": each, "env": variables}) + "\n" for each in texts)
-    done = subprocess.run(["kube-expand"], input=asked, capture_output=True, text=True, check=True)
-    theirs = [json.loads(line) for line in done.stdout.splitlines()]
-    assert [expanded(each, variables) for each in texts] == theirs
-    escapes = "".join(
-        json.dumps({"text": escape_dollars(each), "env": variables}) + "\n" for each in texts
-    )
-    done = subprocess.run(
-        ["kube-expand"], input=escapes, capture_output=True, text=True, check=True
-    )
-    assert [json.loads(line) for line in done.stdout.splitlines()] == texts
 
 
 def test_the_yaml_of_other_readers(tmp_path):

@@ -9,7 +9,7 @@ from ipaddress import IPv4Network
 
 import pytest
 import yaml
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from patchkit.cluster.net.netplan_file import NetplanFile, check_conflicts, render_netplan
@@ -204,14 +204,6 @@ def test_patchkits_own_addresses_stay_in_its_file_and_follow_the_node(machine, n
     assert {f"{line.action} {line.addresses[0]}" for line in plan.written} == expected
 
 
-def test_patchkits_own_mtu_is_asked_for_until_the_interface_has_it(machine):
-    given = Given(addresses=OURS, node=1, mtu=1500)
-    plan = clash(machine("cable_port0"), node=None, given=given)
-    assert {(line.action, line.mtu, line.mtu_before) for line in plan.lines} == {
-        ("mtu", 1500, 9000)
-    }
-
-
 def test_patchkits_own_addresses_count_while_the_cable_is_out(machine):
     plan = clash(machine("fresh"), node=None, given=Given(addresses=OURS, node=1))
     assert addresses(plan) == {name: list(own) for name, own in OURS.items()}
@@ -276,6 +268,13 @@ def _with_name(machine, name):
     return dataclasses.replace(host, netdevs=tuple(netdevs))
 
 
+@example("on")
+@example("NO")
+@example("12")
+@example("0x1f")
+@example("1e3")
+@example("null")
+@example(".5")
 @settings(deadline=None)
 @given(name=st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=15))
 def test_any_name_is_read_back_or_refused(machine, name):
@@ -284,12 +283,6 @@ def test_any_name_is_read_back_or_refused(machine, name):
     except HostError:
         assert name[0] == "-" or set(name) - set(f"{string.ascii_letters}{string.digits}_.-")
         return
-    assert set(yaml.safe_load(text)["network"]["ethernets"]) == {name, "enP2p1s0f0np0"}
-
-
-@pytest.mark.parametrize("name", ["on", "NO", "12", "0x1f", "1e3", "y", "null", ".5"])
-def test_names_that_yaml_would_take_for_something_else(machine, name):
-    text = render_netplan(make_net_plan(_with_name(machine, name), wish()))
     assert set(yaml.safe_load(text)["network"]["ethernets"]) == {name, "enP2p1s0f0np0"}
 
 

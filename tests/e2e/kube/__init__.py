@@ -1,1 +1,0 @@
-"""A real API server of Kubernetes for tests, built of Debian's sources."""
