@@ -1,4 +1,4 @@
-"""Offer a shell what may follow <TAB>: ids, releases, targets, models, variables, by prefix.
+"""Offer a shell what may follow <TAB>: ids, releases, targets, models, by prefix.
 
 What they are read from is imported when a shell asks: no other call pays for it.
 """
@@ -35,9 +35,6 @@ def _by_prefix(known: Callable[[], Iterable[tuple[str, str]]]) -> Completer:
 
 def _known_words(kind: str) -> Iterable[tuple[str, str]]:
     """Return the words of a kind, each with its help."""
-    from patchkit.runtime.rules.flag_rules import load_flag_rules
-    from patchkit.runtime.rules.variable_rules import load_variable_rules
-
     if kind == "models":
         from patchkit.runtime.rules.presets import load_presets
 
@@ -47,15 +44,11 @@ def _known_words(kind: str) -> Iterable[tuple[str, str]]:
 
         return [(name, f"{it.arch_list('native')}, {it.cpu}") for name, it in targets().items()]
     if kind == "rules":
+        from patchkit.runtime.rules.flag_rules import load_flag_rules
+        from patchkit.runtime.rules.variable_rules import load_variable_rules
+
         rules = (*load_variable_rules().rules, *load_flag_rules().rules)
         return [(rule.id, "") for rule in rules]
-    if kind == "variables":
-        from patchkit.runtime.rules.variables import nccl_variables, other_variables, vllm_variables
-
-        ruled = {name for entry in load_variable_rules().entries for name in entry.variables}
-        ids = {entry.id for entry in load_variable_rules().entries}
-        names = ids | ruled | {*vllm_variables(""), *nccl_variables(""), *other_variables()}
-        return [(name, "") for name in sorted(names)]
 
     from patchkit.doctor.symptoms.symptom import symptoms
     from patchkit.patching.claims import load_claims
@@ -99,6 +92,5 @@ def sources(*projects: str) -> Completer:
 fixes = _by_prefix(lambda: _known_words("fixes"))
 explained = _by_prefix(lambda: _known_words("explained"))
 rules = _by_prefix(lambda: _known_words("rules"))
-variables = _by_prefix(lambda: _known_words("variables"))
 models = _by_prefix(lambda: _known_words("models"))
 target_names = _by_prefix(lambda: _known_words("targets"))

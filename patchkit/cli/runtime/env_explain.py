@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 import click
 
-from patchkit.cli.complete import variables
 from patchkit.cli.out import record_fields, style, table
 from patchkit.cli.render import Block, Record, fact_lines, rendered
 from patchkit.errors import UsageError
@@ -28,7 +27,7 @@ from patchkit.runtime.rules.vllm_values import values_by_release
 
 
 @click.command()
-@click.argument("name", metavar="[VARIABLE]", required=False, shell_complete=variables)
+@click.argument("name", metavar="[VARIABLE]", required=False)
 @rendered
 def explain(name: str | None) -> Iterator[Block]:
     """Explain what a variable does here, why, since when, who says so, and what guides say.

@@ -35,13 +35,6 @@ from patchkit.wheel.file.metadata import WheelMetadata, read_metadata
 from patchkit.wheel.file.wheelfile import WheelFile
 
 _SHOWN_FACTS = ("made", "wheel", "version", "target", "machine", "cuda", "patchkit")
-_RULES = {
-    Load.EXACT: "code for this very device",
-    Load.FAMILY: "by NVIDIA's rule, family code loads on later devices of the family",
-    Load.COMPATIBLE: "by NVIDIA's rule, machine code loads on devices of the same major and a "
-    "later minor capability",
-    Load.JIT: "PTX only, compiled on the device at first use",
-}
 # The same module is in a wheel once for each Python.
 _PYTHON = re.compile(r"\.cpython-3(\d+)-")
 _FAMILIES = ("GLIBC", "GLIBCXX", "CXXABI")
@@ -215,7 +208,7 @@ def _conclusion(binary: Binary, target: Target) -> str:
         )
     if load is Load.NONE:
         return f"does not load on {target.title}: it holds only {names}"
-    sentence = f"loads on {target.title}: {load}, {names}: {_RULES[load]}"
+    sentence = f"loads on {target.title}: {load}, {names}"
     if len(loads) > 1:
         sentence += f"; of {loads.total()} fat binaries, {count_loads(loads)}"
     return sentence

@@ -23,7 +23,6 @@ def test_completion_scripts(cli, shell):
         ("patchkit apply --target th", "3", "thor"),
         ("patchkit build nccl --version 2.29.7", "4", "2.29.7"),
         ("patchkit build vllm --version 0.25.1", "4", "0.25.1"),
-        ("patchkit env explain VLLM_HOST_I", "3", "VLLM_HOST_IP"),
         ("patchkit env --role head --with ptxas-t", "5", "ptxas-thor"),
         ("patchkit serve-args openai/gpt-oss-120", "2", "openai/gpt-oss-120b"),
     ],

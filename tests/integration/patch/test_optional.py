@@ -14,6 +14,7 @@ from patchkit.patching.plan import make_plan
 from patchkit.patching.workspace import open_workspace
 from patchkit.proof.prove import prove
 from patchkit.recipes.vllm.archs import evaluate
+from support.selection import RELEASES
 
 pytestmark = pytest.mark.releases
 
@@ -32,6 +33,10 @@ def states(plan, wanted):
     return {verdict.fix.id: verdict.state for verdict in plan.verdicts if verdict.fix.id in wanted}
 
 
+@pytest.mark.parametrize(
+    "version",
+    [RELEASES[0], *(pytest.param(later, marks=pytest.mark.e2e) for later in RELEASES[1:])],
+)
 def test_optional_fixes_apply_and_know_themselves(version, planned, recipe):
     arch = "native"  # no optional fix looks at the mode
     wanted = {
