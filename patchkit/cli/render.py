@@ -172,7 +172,12 @@ def finding_lines(findings: Sequence[Finding], *, verbose: bool) -> Iterator[Sho
     """Yield errors and warnings whole, then how many other findings there are; or all of them."""
     levels = (Level.ERROR, Level.WARNING, *((Level.NOTE,) if verbose else ()))
     yield from finding_blocks((it for it in findings if it.level in levels), verbose=verbose)
-    yield from _checked_lines(findings if verbose else filter(_is_gpu_unchecked, findings))
+    for finding in sorted(findings, key=lambda it: it.level is Level.OK):
+        is_check = finding.level in (Level.OK, Level.UNKNOWN)
+        if is_check and (verbose or _is_gpu_unchecked(finding)):
+            mark, how = _MARKS[finding.level]
+            head = style(mark, **how) + " " + style(finding.where, bold=True)
+            yield head + f"  {finding.about}: {finding.what}"
     yield finding_summary(findings)
 
 
@@ -210,19 +215,6 @@ def _finding_block(group: Sequence[Finding], *, verbose: bool) -> Iterator[Shown
 def _labelled_lines(name: str, text: str) -> Iterator[Shown]:
     for number, line in enumerate(filter(None, text.split("\n"))):
         yield Shown("  ") + (f"{name}:".ljust(7) if not number else " " * 7) + line
-
-
-def _checked_lines(findings: Iterable[Finding]) -> Iterator[Shown]:
-    """Yield what was not checked, and what is fine; checks with the same to say in one line."""
-    groups: dict[tuple[Level, str, str], list[str]] = {}
-    for finding in sorted(findings, key=lambda it: it.level is Level.OK):
-        if finding.level in (Level.UNKNOWN, Level.OK):
-            groups.setdefault((finding.level, finding.where, finding.what), []).append(
-                finding.about
-            )
-    for (level, where, what), checks in groups.items():
-        mark, how = _MARKS[level]
-        yield style(mark, **how) + " " + style(where, bold=True) + f"  {', '.join(checks)}: {what}"
 
 
 def _is_gpu_unchecked(finding: Finding) -> bool:
