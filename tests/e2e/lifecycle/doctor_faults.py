@@ -6,24 +6,20 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
-from pathlib import Path
 from typing import Literal
 
-from e2e.lifecycle import fake_venv, installing, wiring
+from e2e.lifecycle import wiring
 from e2e.lifecycle.cluster import MODEL, EmulatedCluster, insist, wait
 from e2e.lifecycle.nodes import HOME, SystemdNode
 from e2e.lifecycle.rootfs import UID, USER
 from patchkit.process import Completed
-from support.layout import VERSIONS, compiled, dotted
 
-Begin = Literal["serves", "stopped", "installed"]
+Begin = Literal["serves", "stopped"]
 HEAD, WORKER = "spark1", "spark2"
 UNIT = "patchkit-vllm.service"
 ENV = f"{HOME}/.config/patchkit/vllm/node.env"
 PORT = 29501
 FIRST, SECOND = wiring.halves(2)
-SITE = f"{fake_venv.VENV}/lib/python3*/site-packages"
-FOREIGN = f"{HOME}/foreign.so"
 # A device as sysfs shows one: /sys/class is covered by a copy of its links with one folder more.
 RDMA = f"""\
 set -eu
@@ -137,27 +133,6 @@ def _port(cluster: EmulatedCluster) -> None:
     wait(lambda: not cluster.rack[HEAD].user("sh", "-c", busy).trouble, 20, "nobody listens")
 
 
-def _foreign(cluster: EmulatedCluster) -> None:
-    """Put another libnccl over that of the worker's environment: as a copy by hand would."""
-    library = cluster.rack.folder / "libraries/custom/libnccl.so.2"  # as `nccl_wheel` made it
-    node = cluster.rack[WORKER]
-    # A little longer, as no two real ones have one size.
-    node.user("sh", "-c", f"cat > {FOREIGN}", input=library.read_bytes() + b"\0" * 64)
-    user(f"cp {FOREIGN} {SITE}/nvidia/nccl/lib/libnccl.so.2")(cluster)
-
-
-def _other_vllm(cluster: EmulatedCluster) -> None:
-    """Install another release over the worker's, as `pip install` would."""
-    user(
-        f"cd {SITE} && mv vllm-*.dist-info vllm-0.24.0.dist-info"
-        " && sed -i 's/^Version: .*/Version: 0.24.0/' vllm-0.24.0.dist-info/METADATA"
-        " && sed -i \"s/^__version__.*/__version__ = '0.24.0'/\" vllm/__init__.py"
-        " && sed -i 's/vllm-0[.0-9]*dist/vllm-0.24.0.dist/;"
-        " s/^\\(.*METADATA\\|vllm.__init__.py\\),.*/\\1,,/'"
-        " vllm-0.24.0.dist-info/RECORD"
-    )(cluster)
-
-
 FAULTS = (
     Fault(
         "ssh",
@@ -205,14 +180,6 @@ FAULTS = (
         by="the printed command and a boot: the unit's limit is infinity, which is all that "
         "can be tried where nobody may raise one",
     ),
-    Fault(
-        "nccl",
-        "another libnccl copied over that of one node's environment",
-        _foreign,
-        begin="installed",
-        also=("nccl-loaded",),
-    ),
-    Fault("vllm", "another vLLM on one node", _other_vllm, begin="installed"),
     Fault(
         "model",
         "a model's file cut short on one node",
@@ -273,21 +240,6 @@ FAULTS = (
         by="systemd at once; the warning stays until the next `up`",
     ),
 )
-
-
-def install(cluster: EmulatedCluster) -> None:
-    """Fill a wheelhouse, with torch's libraries and a libnccl, and install it on every node."""
-    installing.fill(cluster, installing.HOUSE, nccl_wheel(cluster.rack.folder))
-    done = cluster.patchkit("install")
-    insist(not done.trouble, f"install: {done.trouble}")
-
-
-def nccl_wheel(folder: Path) -> fake_venv.NcclWheel:
-    """Compile real libraries in small: torch's, and a libnccl that they need."""
-    parts = compiled(folder / "libraries")
-    torch = {f"torch/lib/{each.name}": each.read_bytes() for each in parts.torch["rpath"].iterdir()}
-    library = parts.nccl["stock"].read_bytes()
-    return fake_venv.NcclWheel(version=dotted(VERSIONS["stock"]), library=library, torch=torch)
 
 
 def allow_sudo(node: SystemdNode) -> None:

@@ -20,7 +20,7 @@ from e2e.emulation.scenarios import UnexpectedError
 from e2e.lifecycle import page
 from e2e.lifecycle.__main__ import run_all
 from e2e.lifecycle.cluster import EmulatedCluster, LifecycleLab, insist
-from e2e.lifecycle.doctor_faults import FAULTS, Fault, allow_sudo, install, paste
+from e2e.lifecycle.doctor_faults import FAULTS, Fault, allow_sudo, paste
 
 WRONG = ("error", "warning")
 
@@ -30,17 +30,13 @@ Claims = dict[tuple[str, str], dict[str, Any]]
 
 def prove(lab: LifecycleLab, fault: Fault) -> tuple[str, ...]:
     """Make a fault, and insist that it is found and cured; return its row."""
-    nodes = lab.bare if fault.begin == "installed" else lab.prepared
-    with nodes(f"doctor-{fault.name}") as cluster:
+    with lab.prepared(f"doctor-{fault.name}") as cluster:
         return _proof(cluster, fault)
 
 
 def _proof(cluster: EmulatedCluster, fault: Fault) -> tuple[str, ...]:
     for node in cluster.rack.nodes.values():
         allow_sudo(node)
-    if fault.begin == "installed":
-        cluster.describe()
-        install(cluster)
     cluster.up()
     if fault.begin != "serves":
         cluster.down()

@@ -9,7 +9,6 @@ from __future__ import annotations
 import io
 import tarfile
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path, PurePosixPath
 
@@ -37,16 +36,6 @@ READ = (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class NcclWheel:
-    """A real libnccl in small, and torch's libraries that need it, by path."""
-
-    version: str
-    library: bytes
-    torch: Mapping[str, bytes]
-    project: str = "nvidia-nccl-cu13"
-
-
 def install(node: SystemdNode, venv: str = VENV, **settings: object) -> None:
     """Make the environment there. Raises NodeError. ``settings`` are as for `change`."""
     _insist(node, "python3", "-m", "venv", "--without-pip", venv)
@@ -70,13 +59,11 @@ def write(node: SystemdNode, path: str, text: str) -> None:
     _insist(node, "sh", "-c", script, path, input=text.encode() or b"\n")
 
 
-def wheels(
-    folder: Path, note: str = "", nccl: NcclWheel | None = None, release: str = VERSION
-) -> list[Path]:
+def wheels(folder: Path, note: str = "", release: str = VERSION) -> list[Path]:
     """Write wheels of what `install` puts there by hand, for pip; return their paths, vLLM's first.
 
     ``note`` is in them, so that they are others. torch is the one that the release needs; it needs
-    a library, as one for CUDA does, and with ``nccl`` that as well.
+    a library, as one for CUDA does.
     """
     made = []
     torch = str(recorded_needs(Version(release)).torch)
@@ -92,16 +79,10 @@ def wheels(
         files[f"{name}/note.txt"] = note.encode()
         if name == "torch":
             files["torch/lib/libtorch_cuda.so"] = b""  # a torch without is one for CPUs alone
-            files |= nccl.torch if nccl else {}
         needs = [needed[name]]
-        if name == "torch" and nccl:
-            needs.append(f"{nccl.project}=={nccl.version}")
         made.append(write_wheel(folder, version, project=name, files=files, requires=needs))
     library, _, version = _CUDA.partition("==")
     made.append(write_wheel(folder, version, project=library))
-    if nccl:
-        files = {"nvidia/nccl/lib/libnccl.so.2": nccl.library}
-        made.append(write_wheel(folder, nccl.version, project=nccl.project, files=files))
     return made
 
 

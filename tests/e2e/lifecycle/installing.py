@@ -108,17 +108,12 @@ def run_install(cluster: EmulatedCluster, *words: str) -> str:
     return done.output + done.errors
 
 
-def fill(
-    cluster: EmulatedCluster,
-    name: str,
-    nccl: fake_venv.NcclWheel | None = None,
-    release: str = VERSION,
-) -> None:
+def fill(cluster: EmulatedCluster, name: str, release: str = VERSION) -> None:
     """Fill a wheelhouse in the laptop's home, for the nodes' Python."""
     python = cluster.rack[cluster.names[0]].user("python3", "-c", PYTHON).output.strip()
     made = cluster.rack.folder / f"{name}.wheels"
     house = cluster.rack.folder / name
-    vllm, *others = fake_venv.wheels(made, note=name, nccl=nccl, release=release)
+    vllm, *others = fake_venv.wheels(made, note=name, release=release)
     (made / "offered").mkdir()
     for each in others:
         each.rename(made / "offered" / each.name)

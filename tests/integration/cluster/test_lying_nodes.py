@@ -30,21 +30,13 @@ LIES = {
     "a login without an end": ("Welcome\n" * 100, "repeat", "it sent more than 1 MiB"),
     "a line without an end": ("x" * 500, "repeat", "it sent a line of more than 0.5 MiB"),
     "parts without an end": (f'{MARK}{{"part": 1}}\n' * 100, "repeat", "it sent more than 1 MiB"),
-    "life without an end": (
-        f'{MARK}{{"alive": true}}\n' * 100,
-        "repeat",
-        "it sent more than 1 MiB",
-    ),
     "nothing": ("", "end", "no answer came back"),
     "no JSON": (f"{MARK}{{\n", "end", "no JSON"),
     "deep": (f"{MARK}{'[' * 100_000}\n", "end", "no JSON"),
     "infinite": (f'{MARK}{{"value": 1e999}}\n', "end", "no JSON"),
     "long number": (f'{MARK}{{"value": {"9" * 4000}}}\n', "end", "no JSON"),
-    "null": (value(None), "end", "does not fit"),
-    "an empty table": (value({}), "end", "does not fit"),
     "nested": (value({"units": [[[]]]}), "end", "does not fit"),
     "no error": (f'{MARK}{{"error": 5}}\n', "end", "does not fit"),
-    "a half": (value("x" * 100)[:60], "end", "no JSON"),
     "advice": (f"{MARK}{BUSY}\n", "end", "spark-2: x next: sh"),
 }
 
@@ -129,7 +121,7 @@ def test_a_node_that_lies_is_named(nodes, capsys, lie):
     assert time.monotonic() - began < 20
 
 
-@pytest.mark.parametrize("lie", ["silent", "null", "advice"])
+@pytest.mark.parametrize("lie", ["silent", "nested", "advice"])
 @pytest.mark.parametrize("verb", VERBS, ids=" ".join)
 def test_every_verb_ends_whatever_all_nodes_say(nodes, capsys, verb, lie):
     text, then, _what = LIES[lie]

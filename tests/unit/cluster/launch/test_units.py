@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from patchkit.cluster.launch.units import unit_line, unit_word
+from patchkit.cluster.launch.units import unit_line
 from tools import golden_units
 from tools.golden_units import CASES
 
@@ -98,20 +98,3 @@ def test_any_words_come_back(words):
     line = unit_line(["/bin/vllm", *words])
     assert "\n" not in line
     assert read_back(line) == ["/bin/vllm", *words]
-
-
-@pytest.mark.parametrize(
-    ("word", "written"),
-    [
-        ("plain", "plain"),
-        ("", '""'),
-        ("two words", '"two words"'),
-        ('a"b', '"a\\"b"'),
-        ("50%", "50%%"),
-        ("a\\b", '"a\\\\b"'),
-        ("a;b", '"a;b"'),
-        ("new\nline", '"new\\x0aline"'),
-    ],
-)
-def test_a_word(word, written):
-    assert unit_word(word) == written
