@@ -13,9 +13,7 @@ import termios
 import time
 from pathlib import Path
 
-import libcst as cst
 import pytest
-from libcst.metadata import ByteSpanPositionProvider, MetadataWrapper
 
 from patchkit import __main__ as command_line
 from patchkit.digests import digest
@@ -124,28 +122,6 @@ def test_an_interrupt_that_python_wraps_is_unwrapped():
     assert interrupted(action, "nothing was changed") == 130
 
 
-class Struck(cst.Pass):
-    """Is hit by a signal while libcst counts where it stands."""
-
-    def _codegen_impl(self, state, default_semicolon=False):
-        signalled(signal.SIGHUP)
-        "".join(["here", "it", "strikes"])
-
-
-def test_an_interrupt_that_a_librarys_own_error_hides_comes_out():
-    block = cst.IndentedBlock([cst.SimpleStatementLine([Struck()])])
-    tree = cst.Module([cst.FunctionDef(cst.Name("f"), cst.Parameters(), block)])
-
-    def action():
-        with signals.unwrapped():
-            try:
-                MetadataWrapper(tree, unsafe_skip_copy=True).resolve(ByteSpanPositionProvider)
-            except KeyError as error:
-                raise ValueError("the file cannot be read") from error
-
-    assert interrupted(action, "nothing was changed") == 129
-
-
 @pytest.mark.parametrize("error", [StorageError("a.py was not put back"), OSError(28, "full")])
 def test_what_fails_after_an_interrupt_is_said(error):
     @signals.unwrapped()
@@ -219,13 +195,8 @@ def test_from_the_first_line_to_the_last_an_interrupt_is_one_line_or_none(capfd,
     assert set(capfd.readouterr().err.splitlines()) == {"interrupted; nothing was changed"}
 
 
-@pytest.mark.parametrize(
-    "settle",
-    [
-        pytest.param(None, id="alone"),
-        pytest.param(lambda: time.sleep(0), id="settled", marks=pytest.mark.e2e),
-    ],
-)
+@pytest.mark.e2e
+@pytest.mark.parametrize("settle", [None, lambda: time.sleep(0)], ids=["alone", "settled"])
 def test_at_any_line_of_a_commit_it_says_what_became_of_it(settle, root, journal):
     home = str(Path(signals.__file__).parent)
     became = {"nothing was changed": (10, OLD), "the commit was finished, 2 files": (11, NEW)}

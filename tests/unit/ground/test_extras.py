@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from patchkit import __version__, extras
+from patchkit import extras
 from patchkit.errors import HostError
 from patchkit.extras import BASE, BUILD, require_base, require_build
 
@@ -58,17 +58,6 @@ def test_a_wheelhouse_is_filled_without_the_extra(cli, tmp_path):
     words = ("wheelhouse", "fill", "--dir", tmp_path)
     said = cli(*words, env={"PYTHONPATH": str(tmp_path)}, rc=2).stderr
     assert "holds no wheel that patchkit built" in said
-
-
-def test_another_project_of_the_same_name_is_told(cli, tmp_path):
-    home = tmp_path / "site/stranger-2.0.dist-info"
-    home.mkdir(parents=True)
-    (home / "METADATA").write_text("Metadata-Version: 2.1\nName: stranger\nVersion: 2.0\n")
-    (home / "top_level.txt").write_text("patchkit\n")
-    said = cli("--version", env={"PYTHONPATH": str(home.parent)})
-    assert said.stdout == f"patchkit, version {__version__}\n"
-    assert "stranger is installed, too: another project's package patchkit" in said.stderr
-    assert "stranger" not in cli("--version").stderr
 
 
 def test_a_library_that_an_import_misses_is_no_internal_error(tmp_path):

@@ -347,7 +347,7 @@ def files(tmp_path_factory):
     return root, sorted(each for each in root.rglob("*") if each.is_file())
 
 
-@settings(deadline=None, max_examples=150, suppress_health_check=list(HealthCheck))
+@settings(deadline=None, max_examples=50, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_no_file_makes_probe_fail(files, data):
     root, places = files
