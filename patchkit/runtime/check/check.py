@@ -18,7 +18,7 @@ from patchkit.runtime.check.settings import (
     check_values,
 )
 from patchkit.runtime.check.situation import CheckedText
-from patchkit.runtime.envfile.header import bears_mark, fact_problems, head_facts, untouched
+from patchkit.runtime.envfile.header import MARK, fact_problems, head_facts, untouched
 from patchkit.runtime.rules.rule import holding
 from patchkit.runtime.rules.sensitive_names import runs_code
 from patchkit.runtime.rules.variable_rules import load_variable_rules
@@ -71,7 +71,7 @@ def _drop_ignored(text: str, findings: Iterable[Finding]) -> Iterator[Finding]:
 def _check_header(checked: CheckedText) -> Iterator[Finding]:
     """Yield what is wrong in a file with patchkit's first line; nothing of a file of others."""
     text = checked.text
-    if not bears_mark(text):
+    if not text.startswith(f"# {MARK}"):
         return
     facts = head_facts(text)
     if not untouched(text):

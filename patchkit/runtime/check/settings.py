@@ -30,9 +30,9 @@ from patchkit.runtime.rules.variable_values import (
     value_tables,
 )
 from patchkit.runtime.rules.variables import (
+    has_other_owner,
     is_current,
     lifetime,
-    name_owner,
     nccl_variables,
     other_variables,
     vllm_variables,
@@ -115,7 +115,7 @@ def _find_unread(
     close = slips(name)
     if close and _value_fits(assignment, close, situation.get("role", "")):
         hint = f"did you mean {close}?"
-    elif name_owner(name) or is_used:
+    elif has_other_owner(name) or is_used:
         return
     elif flag in flags(situation.get("vllm", "")) and (upstream or content.commands):
         hint = f"use the flag {flag}"

@@ -71,11 +71,6 @@ def head_facts(text: str) -> dict[str, str]:
         return {}
 
 
-def bears_mark(text: str) -> bool:
-    """Return whether a file says that patchkit wrote it, whether or not it is so."""
-    return text.startswith(f"# {MARK}")
-
-
 def sealed(text: str) -> str:
     """Return the text with its digest; without a place for one as it is."""
     match = _LINE.match(text)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from fnmatch import translate
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from patchkit.paths import RECIPES
 from patchkit.records import read_toml
@@ -29,15 +30,6 @@ class OtherVariable(_Meaning):
     """A variable of neither vLLM nor NCCL; ``versions`` of ``of`` read it; empty means all."""
 
     of: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _NameOwner:
-    """Who sets or reads some names, by patterns in which ``*`` is any text."""
-
-    names: tuple[str, ...]
-    of: str
-    source: str
 
 
 def _vllm_table() -> Table:
@@ -103,11 +95,11 @@ def is_current(known: Lifetime) -> bool:
 
 
 @cache
-def _owner_patterns() -> tuple[tuple[re.Pattern[str], str], ...]:
-    owners = read_toml(tuple[_NameOwner, ...], _HOME / "owners.toml", key="owner")
-    return tuple((re.compile("|".join(map(translate, row.names))), row.of) for row in owners)
+def _owned_names() -> re.Pattern[str]:
+    owners = read_toml(dict[str, tuple[dict[str, Any], ...]], _HOME / "owners.toml")["owner"]
+    return re.compile("|".join(translate(name) for row in owners for name in row["names"]))
 
 
-def name_owner(name: str) -> str:
-    """Return who else reads or sets a name; empty if that is not known."""
-    return next((of for pattern, of in _owner_patterns() if pattern.match(name)), "")
+def has_other_owner(name: str) -> bool:
+    """Return whether it is known who else reads or sets a name, by patterns with ``*``."""
+    return _owned_names().match(name) is not None

@@ -6,6 +6,7 @@ import os
 import resource
 import signal
 import tempfile
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -26,46 +27,33 @@ HEADER = [
 TWINS = EnvEntry("NCCL_IB_HCA", "rocep1s0f0,roceP2p1s0f0", "Both halves of the cage.")
 
 
-@pytest.mark.parametrize(
-    ("kind", "expected"),
-    [
-        (Format.ENV, "NAME=a,b\n"),
-        (Format.SH, "export NAME='a,b'\n"),
-        (Format.SYSTEMD, 'NAME="a,b"\n'),
-        (Format.DOCKER, "NAME=a,b\n"),
-    ],
-)
-def test_a_variable_stands_below_its_reason(kind, expected):
-    text = render_env_file(kind, HEADER, [EnvEntry("NAME", "a,b", "Because.")])
-
-    head, about, empty, reason, line = text.splitlines(keepends=True)
-    assert head.startswith(f"# patchkit env: {HEADER[0]} format={kind} digest=")
-    assert (about, empty, reason, line) == ("# For spark-1.\n", "\n", "# Because.\n", expected)
+def test_a_variable_stands_below_its_reason():
+    for kind, expected in {
+        Format.ENV: "NAME=a,b\n",
+        Format.SH: "export NAME='a,b'\n",
+        Format.SYSTEMD: 'NAME="a,b"\n',
+        Format.DOCKER: "NAME=a,b\n",
+    }.items():
+        text = render_env_file(kind, HEADER, [EnvEntry("NAME", "a,b", "Because.")])
+        head, about, empty, reason, line = text.splitlines(keepends=True)
+        assert head.startswith(f"# patchkit env: {HEADER[0]} format={kind} digest=")
+        assert (about, empty, reason, line) == ("# For spark-1.\n", "\n", "# Because.\n", expected)
 
 
-@pytest.mark.parametrize(
-    ("value", "able"),
-    [
-        ("", "env sh systemd docker"),
-        ("^lo,docker", "env sh systemd docker"),
-        ("two words", "sh systemd docker"),
-        ("$HOME", "sh systemd docker"),
-        ("~/models", "sh systemd docker"),
-        ("a#b", "sh systemd docker"),
-        ("é", "sh systemd docker"),
-        ("two\nlines", "sh systemd"),
-        ("\ufeff", "sh docker"),
-        ("\x1b", "sh docker"),
-        ("\0", ""),
-        ("\ud800", ""),
-    ],
-)
-def test_what_a_format_cannot_hold_names_those_that_can(value, able):
-    for kind in Format:
+ABLE = {
+    **dict.fromkeys(("", "^lo,docker"), "env sh systemd docker"),
+    **dict.fromkeys(("two words", "$HOME", "~/models", "a#b", "é"), "sh systemd docker"),
+    "two\nlines": "sh systemd",
+    **dict.fromkeys(("\ufeff", "\x1b"), "sh docker"),
+    **dict.fromkeys(("\0", "\ud800"), ""),
+}
+
+
+def test_what_a_format_cannot_hold_names_those_that_can():
+    for (value, able), kind in product(ABLE.items(), Format):
         if kind in able.split():
-            assert parse(kind, render_env_file(kind, [], [EnvEntry("A", value)]), "x") == {
-                "A": value
-            }
+            text = render_env_file(kind, [], [EnvEntry("A", value)])
+            assert parse(kind, text, "x") == {"A": value}
             continue
         with pytest.raises(UsageError, match=r"^A: the value holds") as error:
             render_env_file(kind, [], [EnvEntry("A", value)])
@@ -154,23 +142,21 @@ def test_a_secret_is_never_written(kind):
     assert "hf_abcdef" not in str(error.value)
 
 
-@pytest.mark.parametrize(
-    ("kind", "text", "message"),
-    [
+def test_what_cannot_be_read_is_told_with_its_line():
+    for kind, text, message in (
         (Format.ENV, "A=1\nB='2'\n", r"^f:2: is not NAME=value with plain characters only"),
         (Format.SH, "export A='1\n2'\nexport B=$A\n", r"^f:3: is not one assignment"),
         (Format.SH, "A=1 vllm serve\n", r"^f:1: is not one assignment"),
         (Format.SH, "rm\n", r"^f:1: is not one assignment"),
         (Format.SYSTEMD, "A=1\nexport B=2\n", r"^f:2: is not NAME="),
         (Format.SYSTEMD, 'A="1\n\n', r"^f:1: is not NAME="),
+        # Before systemd 254 this swallows the next line; a CR ends a comment.
         (Format.SYSTEMD, "# C:\\\nA=1\n", r"^f:1: is not NAME="),
         (Format.SYSTEMD, "# a\rLD_PRELOAD=/x\n", r"^f:1: is not NAME="),
         (Format.DOCKER, "A=1\nexport B=2\n", r"^f:2: is not NAME=value or NAME"),
-    ],
-)
-def test_what_cannot_be_read_is_told_with_its_line(kind, text, message):
-    with pytest.raises(SourceError, match=message):
-        parse(kind, text, "f")
+    ):
+        with pytest.raises(SourceError, match=message):
+            parse(kind, text, "f")
 
 
 ONE = render_env_file(Format.ENV, HEADER, [EnvEntry("A", "1")])

@@ -120,13 +120,6 @@ def test_a_value_that_the_release_does_not_take_is_refused(tmp_path):
     assert "VLLM_USE_DEEP_GEMM=1\n" in invoke(*arguments, "--set=VLLM_USE_DEEP_GEMM=1")
 
 
-def test_a_dash_is_standard_output(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    arguments = (*HEAD, f"--root={hosts.build(tmp_path / 'root', 'cable_port0')}")
-    assert invoke(*arguments, "-o", "-") == invoke(*arguments)
-    assert not (tmp_path / "-").exists()
-
-
 def test_what_a_user_adds_on_the_head_reaches_the_worker(tmp_path):
     file = tmp_path / "head.env"
     here, there = (hosts.build(tmp_path, "cable_port0", node=node) for node in (0, 1))
@@ -138,46 +131,41 @@ def test_what_a_user_adds_on_the_head_reaches_the_worker(tmp_path):
     assert "\nNCCL_DEBUG=INFO\n" in text
 
 
-@pytest.mark.parametrize(
-    ("text", "kind", "says"),
-    [
+def test_what_is_no_head_file_is_refused(tmp_path):
+    file = tmp_path / "head.env"
+    for text, kind, says in (
         (None, UsageError, "no such file"),
         ("", SourceError, "not an env file of patchkit"),
         ("NCCL_DEBUG=WARN\n", SourceError, "not an env file of patchkit"),
         ("# patchkit env: role=head digest=0123456789abcdef\n", SourceError, "topology, executor"),
-    ],
-)
-def test_what_is_no_head_file_is_refused(text, kind, says, tmp_path):
-    file = tmp_path / "head.env"
-    if text is not None:
-        file.write_text(text)
-    with pytest.raises(kind) as caught:
-        read_head(file, "worker")
-    assert says in str(caught.value)
+    ):
+        if text is not None:
+            file.write_text(text)
+        with pytest.raises(kind) as caught:
+            read_head(file, "worker")
+        assert says in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("toolkits", "named", "found"),
-    [
-        ({}, "", ""),
-        ({"usr/local/cuda": "13.0.2"}, "", "/usr/local/cuda/bin/ptxas"),
-        ({"usr/local/cuda": "12.8.1"}, "", ""),
+def test_ptxas_is_that_of_a_toolkit_that_knows_the_device(tmp_path):
+    both = {"usr/local/cuda": "12.8.1", "usr/local/cuda-13.0": "13.0.2"}
+    for number, (toolkits, home, found) in enumerate(
         (
-            {"usr/local/cuda": "12.8.1", "usr/local/cuda-13.0": "13.0.2"},
-            "",
-            "/usr/local/cuda-13.0/bin/ptxas",
-        ),
-        ({"opt/cuda": "13.1.0"}, "/opt/cuda", "/opt/cuda/bin/ptxas"),
-        ({"usr/local/cuda": "not a version"}, "", ""),
-    ],
-)
-def test_ptxas_is_that_of_a_toolkit_that_knows_the_device(toolkits, named, found, tmp_path):
-    for home, version in toolkits.items():
-        (tmp_path / home / "bin").mkdir(parents=True)
-        (tmp_path / home / "bin/ptxas").touch()
-        facts = {"cuda": {"name": "CUDA SDK", "version": version}}
-        (tmp_path / home / "version.json").write_text(json.dumps(facts))
-    assert find_ptxas(tmp_path, {"CUDA_HOME": named}) == found
+            ({}, "", ""),
+            ({"usr/local/cuda": "13.0.2"}, "", "/usr/local/cuda/bin/ptxas"),
+            ({"usr/local/cuda": "12.8.1"}, "", ""),
+            (both, "", "/usr/local/cuda-13.0/bin/ptxas"),
+            ({"opt/cuda": "13.1.0"}, "/opt/cuda", "/opt/cuda/bin/ptxas"),
+            ({"usr/local/cuda": "not a version"}, "", ""),
+        )
+    ):
+        root = tmp_path / str(number)
+        root.mkdir()
+        for place, version in toolkits.items():
+            (root / place / "bin").mkdir(parents=True)
+            (root / place / "bin/ptxas").touch()
+            facts = {"cuda": {"name": "CUDA SDK", "version": version}}
+            (root / place / "version.json").write_text(json.dumps(facts))
+        assert find_ptxas(root, {"CUDA_HOME": home}) == found
 
 
 @pytest.mark.parametrize(
