@@ -264,7 +264,7 @@ def cross_proof(session: nox.Session) -> None:
     """A wheelhouse for aarch64, installed and used under qemu-user, beside upstream's operators.
 
     Needs root, mmdebstrap, qemu-user-static, the cross g++ and 8 GB:
-    `nox -s cross-proof -- [WHEELHOUSE] [--whole] [--keep FOLDER] [--json]`.
+    `nox -s cross-proof -- [WHEELHOUSE] [--whole] [--keep FOLDER]`.
     """
     _install(session, "build")
     what = (*session.posargs, "--obstacle")

@@ -1,6 +1,6 @@
 """A wheelhouse for aarch64, installed and used on this machine, whatever its CPU.
 
-    nox -s cross-proof -- [WHEELHOUSE] [--whole] [--keep FOLDER] [--json]
+    nox -s cross-proof -- [WHEELHOUSE] [--whole] [--keep FOLDER]
 
 A Debian or Ubuntu for aarch64 is unpacked into a folder; the wheelhouse is installed there by hash,
 with what it needs. Then its own Python, under qemu-user, answers: are all requirements met, does
@@ -11,17 +11,14 @@ import, does `patchkit verify` agree. No GPU is asked, and no kernel runs. Exit 
 from __future__ import annotations
 
 import argparse
-import json
 import shutil
 import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from e2e.cross_proof import arm64, steps, wheels
-from patchkit.cli.out import tell
 from patchkit.errors import PatchkitError, ProofError
 from patchkit.wheel.build.full_toolkit import driver_stand_in
 from support.proving import run
@@ -32,46 +29,25 @@ GIGABYTES = {True: 14, False: 10}  # of a whole installation, its wheels include
 BESIDE = Path("/var/tmp")  # not /tmp, which may be memory
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepResult:
-    """How a step ended; ``state`` is passed, failed or skipped."""
-
-    step: str
-    state: str
-    said: str
-    seconds: float
-
-
 class Progress:
-    """The steps so far; what each said is shown as it ends, its error by whoever catches that."""
+    """Show what each step said as it ends, and count those that failed."""
 
     def __init__(self) -> None:
-        self.results: list[StepResult] = []
+        self.failed = 0
 
     def take(self, step: str, work: Callable[[], str]) -> None:
         """Do what the next steps need. Raises PatchkitError."""
         began = time.monotonic()
-        try:
-            said = work()
-        except PatchkitError as error:
-            self._add(step, "failed", str(error), began)
-            raise
-        self._add(step, "passed", said, began)
-        tell(f"{step}: {said}  ({self.results[-1].seconds:.0f} s)")
+        said = work()
+        print(f"{step}: passed, {time.monotonic() - began:.0f} s: {said}", flush=True)
 
     def prove(self, step: str, work: Callable[[], str]) -> None:
         """Do what the next steps can do without."""
         try:
             self.take(step, work)
         except PatchkitError as error:
-            tell(f"{step}: {error}")
-
-    def skip(self, step: str, reason: str) -> None:
-        self._add(step, "skipped", reason, time.monotonic())
-
-    def _add(self, step: str, state: str, said: str, began: float) -> None:
-        seconds = round(time.monotonic() - began, 1)
-        self.results.append(StepResult(step=step, state=state, said=said, seconds=seconds))
+            self.failed += 1
+            print(f"{step}: failed: {error}", flush=True)
 
 
 def main() -> int:
@@ -80,24 +56,19 @@ def main() -> int:
     parser.add_argument("wheelhouse", nargs="?", type=Path, default=Path("wheelhouse"))
     parser.add_argument("--whole", action="store_true", help="install what no import needs, too")
     parser.add_argument("--keep", type=Path, metavar="FOLDER", help="work there, and leave it all")
-    parser.add_argument("--json", action="store_true", help="print JSON for machines")
     parser.add_argument("--obstacle", action="store_true", help="print what is in the way")
     args = parser.parse_args()
     if args.obstacle:
         sys.stdout.write(obstacle(whole=args.whole))
         return 0
-    progress, failure = Progress(), None
+    progress = Progress()
     with tempfile.TemporaryDirectory(prefix="patchkit-cross-", dir=BESIDE) as folder:
         try:
             prove(args.wheelhouse, args.keep or Path(folder), progress, whole=args.whole)
         except PatchkitError as error:
-            tell(f"cross-proof: {error}")
-            failure = error
-    show(progress.results, failure, as_json=args.json)
-    if failure:
-        return failure.exit_code
-    failed = any(each.state == "failed" for each in progress.results)
-    return ProofError.exit_code if failed else 0
+            print(f"cross-proof: {error}")
+            return error.exit_code
+    return ProofError.exit_code if progress.failed else 0
 
 
 def obstacle(*, whole: bool) -> str:
@@ -134,9 +105,7 @@ def prove(house: Path, folder: Path, progress: Progress, *, whole: bool) -> None
         progress.prove("import vllm", lambda: steps.imports(place))
         progress.prove("vllm --version", lambda: steps.version(place))
     else:
-        progress.skip("vllm", "no wheel of it was built")
-    if "nvidia-nccl-cu13" not in place.wheels:
-        progress.skip("libnccl", "no wheel of it was built: torch has stock's")
+        print("vllm: no wheel of it was built")
     progress.prove("patchkit verify", lambda: steps.verify(place))
 
 
@@ -164,17 +133,6 @@ def installed(lock: wheels.Lock, how: str, folder: Path, root: arm64.RootFs) -> 
         stamp.write_text(text)
     out = f"; left out: {', '.join(lock.left_out)}" if lock.left_out else ""
     return f"{len(lock.lines)} projects by hash, {how}{out}"
-
-
-def show(results: list[StepResult], failure: PatchkitError | None, *, as_json: bool) -> None:
-    """Print the steps, as a table or as JSON; ``failure`` is what no step survives."""
-    if as_json:
-        steps = [asdict(each) for each in results]
-        answer = {"steps": steps, "error": str(failure) if failure else ""}
-        sys.stdout.write(json.dumps(answer, indent=2, ensure_ascii=False) + "\n")
-        return
-    for each in results:
-        print(f"{each.step}: {each.state}, {each.seconds:.0f} s, {each.said.partition(chr(10))[0]}")
 
 
 if __name__ == "__main__":

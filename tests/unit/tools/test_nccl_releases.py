@@ -11,26 +11,6 @@ from patchkit.target import parse_arch
 
 FACTS = load_facts()
 
-# The distribution
-
-
-@pytest.fixture
-def etc(tmp_path):
-    """What /etc says of a system: ``etc("ubuntu", "noble", "http://host/ubuntu noble")``."""
-
-    def make(name, codename, *lines):
-        folder = tmp_path / "etc"
-        (folder / "apt").mkdir(parents=True)
-        (folder / "os-release").write_text(f'NAME="x"\nID={name}\nVERSION_CODENAME="{codename}"\n')
-        listed = "".join(f"deb {line} main\n" for line in lines)
-        (folder / "apt/sources.list").write_text(listed)
-        return folder
-
-    return make
-
-
-# The facts
-
 
 def test_figures_of_a_release_are_complete():
     for release in FACTS.releases:
