@@ -301,16 +301,6 @@ def manifests(session: nox.Session) -> None:
 
 
 @nox.session
-def image(session: nox.Session) -> None:
-    """An image of a filled wheelhouse, built twice by buildah, compared and started.
-
-    Needs root, mmdebstrap and buildah: `nox -s image -- WHEELHOUSE [--once] [--json]`.
-    """
-    _install(session, "test")
-    _module(session, "e2e.proofs.image_proof", *session.posargs)
-
-
-@nox.session
 def lifecycle(session: nox.Session) -> None:
     """Two and three nodes with a real systemd, stand-ins for vLLM, and something that breaks.
 

@@ -140,7 +140,7 @@ def _first_model(server: HttpServer) -> str:
         answer = StreamedAnswer(path="/v1/models", status=listing.status, trouble=empty)
         if found := explain_no_answer(server, "", answer, ()):
             raise found.error()
-    return models[0].name
+    return models[0]
 
 
 def _turn_blocks(talk: Conversation, question: str) -> Iterator[Block]:
@@ -173,7 +173,7 @@ def _turn_blocks(talk: Conversation, question: str) -> Iterator[Block]:
     elif not flowing and answer.status == 200:
         yield Record({"kind": "end", "model": stream.body["model"], **asdict(answer)}, line=True)
     models = list_models(talk.server)[1] if answer.status >= 400 else ()
-    if found := explain_no_answer(talk.server, model, answer, [one.name for one in models]):
+    if found := explain_no_answer(talk.server, model, answer, models):
         raise found.error()
 
 

@@ -17,7 +17,6 @@ from patchkit.cluster.openai.api_key import SECRETS, find_key
 from patchkit.cluster.openai.http_exchange import (
     HttpAnswer,
     HttpServer,
-    ListedModel,
     clean,
     list_models,
 )
@@ -51,7 +50,7 @@ class ServerAnswers:
     key: str = ""
     health: PathAnswer
     version: str = ""
-    models: tuple[ListedModel, ...] = ()
+    models: tuple[str, ...] = ()
     listing: PathAnswer = PathAnswer()
     asked: str = ""
     token: StreamedAnswer | None = None
@@ -114,7 +113,7 @@ def ask_server(
     wanted = record(tuple[WantedMetric, ...], list(metrics))
     text = said.body.decode(errors="replace") if said.status == 200 else ""
     listing, models = list_models(server)
-    asked = model or (models[0].name if models else "")
+    asked = model or (models[0] if models else "")
     token = ask_anyhow(server, asked, _HELLO, _FEW, seconds) if asked else None
     version = server.ask("/version").json
     version = version.get("version") if isinstance(version, dict) else None

@@ -174,21 +174,10 @@ def clean(text: str, longest: int = _SAID) -> str:
     return text[:longest].encode("utf-8", "replace").decode()
 
 
-@dataclass(frozen=True, slots=True)
-class ListedModel:
-    """A name that the server takes, and the longest text in tokens, None where it does not say."""
-
-    name: str
-    max_model_len: int | None = None
-
-
-def list_models(server: HttpServer) -> tuple[HttpAnswer, tuple[ListedModel, ...]]:
-    """Return how /v1/models answered, and the models that it named."""
-    answer, models = server.ask("/v1/models"), []
+def list_models(server: HttpServer) -> tuple[HttpAnswer, tuple[str, ...]]:
+    """Return how /v1/models answered, and the names of the models that it listed."""
+    answer = server.ask("/v1/models")
     listed = answer.json.get("data") if isinstance(answer.json, dict) else None
-    for model in (listed if isinstance(listed, list) else [])[:_MODELS]:
-        if isinstance(model, dict) and isinstance(name := model.get("id"), str):
-            longest = model.get("max_model_len")
-            known = type(longest) is int and 0 < longest < 1 << 40
-            models.append(ListedModel(server.clean(name), longest if known else None))
-    return answer, tuple(models)
+    models = (listed if isinstance(listed, list) else [])[:_MODELS]
+    names = [model.get("id") for model in models if isinstance(model, dict)]
+    return answer, tuple(server.clean(name) for name in names if isinstance(name, str))

@@ -347,6 +347,7 @@ def test_ctrl_c_ends_the_answer_and_not_the_programme(talk):
     ]
 
 
+@pytest.mark.e2e
 def test_a_talk_goes_on_after_an_error(talk):
     with ModelServer(refuse=(500, {"error": {"message": "no memory"}})) as server:
         terminal = talk(server, env={"NO_COLOR": "1"})

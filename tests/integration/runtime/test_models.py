@@ -85,6 +85,7 @@ def test_get_fetches_what_is_loaded_and_nothing_twice(model, hub, python, tmp_pa
     assert json.loads(model("list", "--json").stdout)["nodes"][0]["models"][0]["complete"]
 
 
+@pytest.mark.e2e
 def test_get_goes_on_where_it_was_and_repairs_what_is_damaged(model, hub, python, tmp_path):
     """A connection that breaks, a file that was cut off, and one with another byte."""
     folder = tmp_path / "models" / FOLDER
@@ -113,6 +114,7 @@ def test_get_goes_on_where_it_was_and_repairs_what_is_damaged(model, hub, python
     assert not part.exists()
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize(
     ("spec", "rc", "says"),
     [
@@ -143,6 +145,7 @@ def test_a_token_is_used_and_never_shown(model, hub, python, tmp_path):
     assert not any(hub.token.encode() in data for data in written)
 
 
+@pytest.mark.e2e
 def test_without_what_it_needs(model, hub, python, tmp_path):
     """No huggingface_hub, no Hub, no room."""
     said = model("get", "org/small", "--venv", sys.prefix, rc=9).stderr
@@ -153,6 +156,7 @@ def test_without_what_it_needs(model, hub, python, tmp_path):
     assert not (tmp_path / "models").exists()
 
 
+@pytest.mark.e2e
 def test_a_full_disk_is_said_before(cli, hub, python, small_disk):
     disk = small_disk("size=10k")
     env = {"HF_ENDPOINT": hub.address, "HF_HOME": str(disk), "HOME": str(disk)}
@@ -161,7 +165,7 @@ def test_a_full_disk_is_said_before(cli, hub, python, small_disk):
     assert not list(disk.iterdir())
 
 
-@pytest.fixture(params=["localhost", "spark-1"])
+@pytest.fixture(params=["localhost", pytest.param("spark-1", marks=pytest.mark.e2e)])
 def nodes(tmp_path, monkeypatch, model, python, request):
     """Two nodes, the first of which has the model: this machine, or one that ssh reaches."""
     need("rsync")
@@ -221,6 +225,7 @@ def test_a_copy_that_fails_shows_no_progress():
     assert failed.value.what == "rsync to spark-2 failed: killed by SIGKILL"
 
 
+@pytest.mark.e2e
 def test_sync_refuses_what_is_not_whole_and_names_what_is_missing(nodes, tmp_path):
     ((source, model),) = sources_of(nodes, models_of(nodes), "org/small", "")
     unknown = ModelNode(ssh="spark-2", peer="no-such-host", models=nodes[1].models)
@@ -235,6 +240,7 @@ def test_sync_refuses_what_is_not_whole_and_names_what_is_missing(nodes, tmp_pat
         sources_of(nodes, models_of(nodes), "org/small", "")
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 @pytest.mark.parametrize("node", ["localhost", "spark-1"])
 def test_a_launcher_that_ends_leaves_no_download(environment, hub, python, tmp_path, node, number):

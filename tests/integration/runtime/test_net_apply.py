@@ -327,6 +327,7 @@ def test_the_way_in_is_lost(live):
     assert done.log[1:] == ["generate", "apply"] * 2
 
 
+@pytest.mark.e2e
 def test_live_without_netplan(live):
     only_ip = 'mkdir "$LOG.d"; ln -s "$(command -v ip)" "$LOG.d/ip"; PATH="$LOG.d"'
     done = live(f"{only_ip}\n{APPLY} || echo code $?")
@@ -335,6 +336,7 @@ def test_live_without_netplan(live):
     assert not done.file.exists()
 
 
+@pytest.mark.e2e
 def test_netplan_fails(live):
     done = live(f"{APPLY} || echo code $?; ls -A /etc/netplan", then="echo no >&2; exit 5")
     assert "`netplan apply` failed: exit code 5: no; the former network is back" in done.stderr
