@@ -62,16 +62,6 @@ def test_code_that_is_not_there_yet_needs_no_fix(mixed, recipe, ask, snapshot, c
     assert snapshot(root) == pristine
 
 
-def test_a_release_that_lacks_it_was_edited(mixed, recipe, ask, snapshot):
-    root = mixed(NEWER, *GENERATORS, *CHECKS)
-    pristine = snapshot(root)
-    with pytest.raises(DriftError, match=f"2 of {len(recipe.fixes)} fixes do not fit") as caught:
-        apply(root, recipe, ask())
-    assert "no generator mentions SUPPORT_FP8" in caught.value.what
-    assert "0 definitions of get_marlin_input_dtype" in caught.value.what
-    assert snapshot(root) == pristine
-
-
 @pytest.mark.parametrize(
     ("patterns", "path", "before", "after", "says"),
     [

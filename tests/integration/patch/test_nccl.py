@@ -57,35 +57,25 @@ def edit(rewrite):
 
 @pytest.fixture
 def older(nccl, edit):
-    """A tree as 2.26.2 or 2.28.9 had what the fixes look at, made of the newer one."""
+    """A tree as 2.26.2 had what the fixes look at, made of the newer one."""
 
-    def make(version):
+    def make():
         root = nccl()
-        minor, patch = version.split(".")[1:]
-        edit(root, VERSION_MK, "NCCL_MINOR   := 29", f"NCCL_MINOR   := {minor}")
-        edit(root, VERSION_MK, "NCCL_PATCH   := 7", f"NCCL_PATCH   := {patch}")
-        if version == "2.26.2":
-            text = (root / COMMON_MK).read_text()
-            standard = re.search(r"# CUDA 13\.0 requires c\+\+17\n.*?endif\n\n", text, re.DOTALL)[0]
-            branch = re.search(
-                r'"0\$\(CUDA_MAJOR\)" -ge 13; .*?\nelse ifeq \(\$\(shell test ', text, re.DOTALL
-            )[0]
-            edit(root, COMMON_MK, standard, "")
-            edit(root, COMMON_MK, branch, "")
-            edit(root, COMMON_MK, "-eq 12 -a", "-ge 12 -a")
-            edit(root, COMMON_MK, "-Wno-sign-compare $(CXXSTD)", "-Wno-sign-compare -std=c++11")
-            edit(root, COMMON_MK, "$(NVCC_GENCODE) $(CXXSTD)", "$(NVCC_GENCODE) -std=c++11")
-            edit(root, COMMON_MK, " -I $(CUDA_INC)/cccl", "")
-            (root / ROOT_FILE).unlink()
-            (root / SOURCE_FILE).unlink()
-        else:
-            needed = "    DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/nccl.h.in\n"
-            edit(root, SOURCE_FILE, needed, f"    BYPRODUCTS {HEADER}\n")
-            text = (root / SOURCE_FILE).read_text()
-            for _ in range(2):
-                text = text.replace("CUDA::cudart\n", "${CUDAToolkit_LIBRARIES}\n", 1)
-            (root / SOURCE_FILE).unlink()
-            (root / SOURCE_FILE).write_text(text)
+        edit(root, VERSION_MK, "NCCL_MINOR   := 29", "NCCL_MINOR   := 26")
+        edit(root, VERSION_MK, "NCCL_PATCH   := 7", "NCCL_PATCH   := 2")
+        text = (root / COMMON_MK).read_text()
+        standard = re.search(r"# CUDA 13\.0 requires c\+\+17\n.*?endif\n\n", text, re.DOTALL)[0]
+        branch = re.search(
+            r'"0\$\(CUDA_MAJOR\)" -ge 13; .*?\nelse ifeq \(\$\(shell test ', text, re.DOTALL
+        )[0]
+        edit(root, COMMON_MK, standard, "")
+        edit(root, COMMON_MK, branch, "")
+        edit(root, COMMON_MK, "-eq 12 -a", "-ge 12 -a")
+        edit(root, COMMON_MK, "-Wno-sign-compare $(CXXSTD)", "-Wno-sign-compare -std=c++11")
+        edit(root, COMMON_MK, "$(NVCC_GENCODE) $(CXXSTD)", "$(NVCC_GENCODE) -std=c++11")
+        edit(root, COMMON_MK, " -I $(CUDA_INC)/cccl", "")
+        (root / ROOT_FILE).unlink()
+        (root / SOURCE_FILE).unlink()
         return root
 
     return make
@@ -175,7 +165,7 @@ def test_the_whole_makefile_hands_the_arch_on(nccl, ask, tmp_path):
 
 def test_the_makefiles_of_2_26(older, ask, snapshot):
     need("make")
-    root = older("2.26.2")
+    root = older()
     before = snapshot(root)
     stock = detect(root, "nccl")
     assert "-gencode=arch=compute_60,code=sm_60" in make_flags(stock, "13.0")
@@ -193,19 +183,6 @@ def test_the_makefiles_of_2_26(older, ask, snapshot):
     assert "-I $(CUDA_INC)/cccl" in (root / COMMON_MK).read_text()
     revert(root, "nccl")
     assert snapshot(root) == before
-
-
-def test_the_header_of_2_28(older, ask):
-    need("make")
-    root = older("2.28.9")
-    done = apply(root, RECIPE, ask())
-    assert states(done) == {
-        **STATES,
-        "cmake_ninja_header": APPLIED,
-        "cmake_cudart_static": OUTSIDE,
-    }
-    assert "custom commands make 1 files, each once, where it was 2" in done.proofs
-    assert "BYPRODUCTS" not in (root / SOURCE_FILE).read_text().partition("add_custom_target")[0]
 
 
 # Code that is not as expected

@@ -13,7 +13,7 @@ from patchkit.errors import DriftError
 from patchkit.patching.support import SupportLevel, load_support
 from patchkit.patching.workspace import open_workspace
 from patchkit.proof.prove import prove
-from support.selection import in_turns
+from support.selection import DAILY, WHOLE, in_turns
 
 pytestmark = pytest.mark.releases
 STATES = {
@@ -24,6 +24,8 @@ STATES = {
     SupportLevel.NOT_APPLICABLE: "not-applicable",
 }
 OTHER = {"native": "family", "family": "native"}
+# What does not depend on the release is asked of one, and of all in the matrix.
+once = in_turns if WHOLE else pytest.mark.parametrize(("version", "arch"), [(DAILY[1], "native")])
 
 
 @pytest.fixture
@@ -60,7 +62,7 @@ def test_apply_is_idempotent_and_revert_gives_back_every_byte(
     assert snapshot(root) == pristine
 
 
-@in_turns
+@once
 def test_changing_the_mode_and_back_equals_a_fresh_apply(
     version, arch, tree, snapshot, recipe, ask
 ):
@@ -76,7 +78,7 @@ def test_changing_the_mode_and_back_equals_a_fresh_apply(
     assert snapshot(root) == fresh
 
 
-@in_turns
+@once
 def test_a_patched_tree_without_its_ledger_is_recognised(
     version, arch, expected, tree, snapshot, recipe, ask
 ):
