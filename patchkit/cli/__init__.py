@@ -8,7 +8,7 @@ import gc
 import importlib
 import os
 import sys
-from typing import Any, NoReturn
+from typing import Any
 
 import click
 
@@ -119,46 +119,45 @@ def main() -> None:
     except Interrupted as interrupt:
         out.say_at_end(str(interrupt))
         sys.exit(interrupt.exit_code)
-    except click.Abort:  # standard input ended where a question was asked
-        _fail(UsageError("nobody answered; nothing was changed", hint="--yes answers beforehand"))
     except click.exceptions.NoArgsIsHelpError as error:
         error.show()
         sys.exit(error.exit_code)
-    except click.ClickException as error:
-        _fail(_own(error))
-    except PatchkitError as error:
-        _fail(error)
-    except ModuleNotFoundError as error:
-        _fail(missing_library(str(error.name)))
-    except OSError as error:
-        where = error.filename or "standard output"
-        _show(StorageError(f"{where}: {error.strerror}", hint="check space and permissions"))
-        out.discard_output()
-        sys.exit(StorageError.exit_code)
     except Exception as error:
-        if os.environ.get("PATCHKIT_DEBUG"):
+        own = _own(error)
+        if own is None and os.environ.get("PATCHKIT_DEBUG"):
             raise
-        said = mask_secrets(f"{type(error).__name__}: {error}")
-        out.say_at_end(
-            f"patchkit: internal error: {said}\n"
-            "  next: run again with PATCHKIT_DEBUG=1 and report what it prints"
-        )
-        sys.exit(1)
+        if own is None:
+            said = mask_secrets(f"{type(error).__name__}: {error}")
+            out.say_at_end(
+                f"patchkit: internal error: {said}\n"
+                "  next: run again with PATCHKIT_DEBUG=1 and report what it prints"
+            )
+            sys.exit(1)
+        _show(own)
+        if isinstance(error, OSError):
+            out.discard_output()
+        sys.exit(own.exit_code)
 
 
-def _own(error: click.ClickException) -> UsageError:
-    """Return click's error, about an option, an argument or a verb, as one of patchkit's."""
-    context = error.ctx if isinstance(error, click.UsageError) else None
-    said = error.format_message().rstrip(".")
-    path = context.command_path if context else "patchkit"
-    return UsageError(
-        said[:1].lower() + said[1:], hint=f"`{quoted(*path.split(), '--help')}` lists it all"
-    )
-
-
-def _fail(error: PatchkitError) -> NoReturn:
-    _show(error)
-    sys.exit(error.exit_code)
+def _own(error: Exception) -> PatchkitError | None:
+    """Return an error as one of patchkit's; None for a bug."""
+    match error:
+        case PatchkitError():
+            return error
+        case click.Abort():  # standard input ended where a question was asked
+            what = "nobody answered; nothing was changed"
+            return UsageError(what, hint="--yes answers beforehand")
+        case click.ClickException():  # about an option, an argument or a verb
+            context = error.ctx if isinstance(error, click.UsageError) else None
+            said = error.format_message().rstrip(".")
+            words = (*(context.command_path if context else "patchkit").split(), "--help")
+            return UsageError(said[:1].lower() + said[1:], hint=f"`{quoted(*words)}` lists it all")
+        case ModuleNotFoundError():
+            return missing_library(str(error.name))
+        case OSError():
+            where = error.filename or "standard output"
+            return StorageError(f"{where}: {error.strerror}", hint="check space and permissions")
+    return None
 
 
 def _show(error: PatchkitError) -> None:

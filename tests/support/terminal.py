@@ -27,7 +27,7 @@ def run(arguments, stream):
     except SystemExit as end:
         return end.code
     except (PatchkitError, click.ClickException) as error:
-        own = error if isinstance(error, PatchkitError) else cli._own(error)
+        own = cli._own(error)
         cli._show(own)
         return own.exit_code
     finally:

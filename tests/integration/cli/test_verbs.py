@@ -111,8 +111,8 @@ def test_explain_tells_how_the_advice_of_guides_stands(cli):
     assert [fix["id"] for fix in listed["fixes"]] == fixes
     shown = cli("explain").stdout
     assert all(each["id"] in shown for each in (*listed["fixes"], *listed["claims"]))
-    for claim in listed["claims"][::8]:
-        assert json.loads(cli("explain", claim["id"], "--json").stdout) == claim
+    claim = listed["claims"][-1]
+    assert json.loads(cli("explain", claim["id"], "--json").stdout) == claim
 
     said = " ".join(cli("explain", "marlin-atomic-add-required").stdout.split())
     assert said.startswith("marlin_atomic_add_required false")
