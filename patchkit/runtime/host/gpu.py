@@ -5,17 +5,13 @@ GB10 and Thor have no memory of their own, and nvidia-smi says so in several way
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass
 
+from patchkit.process import attempt
 from patchkit.runtime.host.host import Gpu
-from patchkit.runtime.host.machine_root import (
-    Reader,
-    ToolUnavailable,
-    printable,
-    run_tool,
-    whole,
-)
+from patchkit.runtime.host.machine_root import Reader, ToolUnavailable, printable, whole
 
 _SECONDS = 10.0  # without the persistence daemon nvidia-smi first wakes the driver
 _NAMES = "name,compute_cap,driver_version,memory.total,pci.bus_id"
@@ -95,7 +91,12 @@ def gpu_state() -> GpuState:
 
 
 def _query(*options: str) -> str:
-    return run_tool("nvidia-smi", *options, "--format=csv,noheader,nounits", timeout=_SECONDS)
+    words = ("nvidia-smi", *options, "--format=csv,noheader,nounits")
+    # Decimal points depend on the locale.
+    done = attempt(*words, env={**os.environ, "LC_ALL": "C"}, timeout=_SECONDS)
+    if done.trouble:
+        raise ToolUnavailable(f"nvidia-smi: {printable(done.trouble)[:200]}")
+    return done.output
 
 
 def _parse_rows(text: str, columns: int) -> list[list[str]]:

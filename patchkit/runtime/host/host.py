@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from ipaddress import IPv4Interface
 from pathlib import Path
 
@@ -62,7 +61,7 @@ class Netdev:
     @property
     def lasting(self) -> tuple[IPv4Interface, ...]:
         """Return the IPv4 addresses that are not link-local: those are drawn anew at each boot."""
-        return tuple(each for each in self.ipv4 if not each.is_link_local)
+        return tuple(own for own in self.ipv4 if not own.is_link_local)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +83,6 @@ class Rdma:
 
     name: str
     state: str
-    link_layer: str
     netdev: str = ""
     pci: str = ""
     cage: int | None = None
@@ -209,13 +207,8 @@ def plain(version: str) -> str:
     return version.partition("+")[0]
 
 
-def to_json(host: Host) -> str:
-    """Return what `patchkit probe --json` prints."""
-    return json.dumps(asdict(host), indent=1, ensure_ascii=False)
-
-
 def from_json(text: str, where: str) -> Host:
-    """Read what ``to_json`` wrote. Raises SourceError, naming ``where``."""
+    """Read what `patchkit probe --json` printed. Raises SourceError, naming ``where``."""
     try:
         return read_json(Host, text)
     except RecordError as error:

@@ -113,7 +113,6 @@ def _read_rdma(reader: Reader, name: str, uplinks: set[str]) -> Rdma:
         name=name,
         # sysfs has "4: ACTIVE".
         state=reader.line(f"{port}/state", needed=True).rpartition(": ")[2],
-        link_layer=reader.line(f"{port}/link_layer"),
         netdev=next(attached, ""),
         pci=reader.device(f"{home}/device")[0],
         gids=tuple(gids),

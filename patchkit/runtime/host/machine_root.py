@@ -21,7 +21,6 @@ from pathlib import Path
 
 from patchkit import __version__
 from patchkit.errors import SourceError, UsageError
-from patchkit.process import attempt
 from patchkit.reading import read_text
 from patchkit.records import RecordError, read_json
 
@@ -226,15 +225,6 @@ class Reader:
         # What is missing here is missing in the copy as well.
         if self.copy and error.errno not in _MISSING:
             self.copy.errors[path] = words
-
-
-def run_tool(*command: str, timeout: float) -> str:
-    """Return what a command prints. Raises ToolUnavailable, also after ``timeout`` seconds."""
-    # The words of tools, and their decimal points, depend on the locale.
-    done = attempt(*command, env={**os.environ, "LC_ALL": "C"}, timeout=timeout)
-    if done.trouble:
-        raise ToolUnavailable(f"{command[0]}: {printable(done.trouble)[:200]}")
-    return done.output
 
 
 def whole(text: str) -> int | None:

@@ -7,7 +7,7 @@ from collections import Counter
 
 from patchkit.runtime.host import hardware
 from patchkit.runtime.host.host import Memory, System
-from patchkit.runtime.host.machine_root import Reader, ToolUnavailable, printable, whole
+from patchkit.runtime.host.machine_root import Reader, printable, whole
 
 _DMI = "sys/class/dmi/id"
 _KERNEL = "proc/sys/kernel"
@@ -36,7 +36,8 @@ def system(reader: Reader) -> System:
         kernel=reader.line(f"{_KERNEL}/osrelease"),
         kho=options.get("kho", ""),
         os=release.get("PRETTY_NAME", ""),
-        machine=_architecture(reader),
+        # Linux has the file since 6.1.
+        machine=reader.line(f"{_KERNEL}/arch") or (os.uname().machine if reader.live else ""),
         cpu=", ".join(f"{count} x {name}" for name, count in ranked if name),
         cores=len(models),
     )
@@ -60,17 +61,6 @@ def memory(reader: Reader) -> Memory | None:
         cma_total=sizes.get("CmaTotal"),
         cma_free=sizes.get("CmaFree"),
     )
-
-
-def _architecture(reader: Reader) -> str:
-    """Return ``aarch64``; Linux has the file since 6.1."""
-    if found := reader.line(f"{_KERNEL}/arch"):
-        return found
-    try:
-        return printable(reader.answer("machine.txt", lambda: os.uname().machine))
-    except ToolUnavailable as silent:
-        reader.notes.append(f"neither /{_KERNEL}/arch nor uname tells the architecture: {silent}")
-        return ""
 
 
 def _cpu_model(core: dict[str, str]) -> str:

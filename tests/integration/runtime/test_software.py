@@ -5,15 +5,13 @@ from __future__ import annotations
 import os
 import subprocess
 import venv
-from pathlib import Path
 
 import pytest
 
-from patchkit.errors import HostError
 from patchkit.runtime.host.host import Software
 from patchkit.runtime.host.software import find_python, software
 from patchkit.runtime.python.libnccl import nccl_version
-from support.layout import VERSIONS, Environment, compiled, link, number
+from support.layout import Environment, compiled, link
 from support.needed import need_sitecustomize
 
 EVERYTHING = {
@@ -90,24 +88,6 @@ def test_everything_that_is_installed(env):
     assert known.vllm_nccl.why == "VLLM_NCCL_SO_PATH names it"
 
 
-@pytest.mark.parametrize(
-    ("variable", "torch", "vllm"),
-    [
-        ("LD_PRELOAD", "custom", "custom"),
-        ("LD_LIBRARY_PATH", "stock", "stock"),
-        ("VLLM_NCCL_SO_PATH", "stock", "custom"),
-    ],
-)
-def test_the_libnccl_is_the_one_that_is_really_loaded(variable, torch, vllm, env):
-    place = env.put("custom")
-    env.variables[variable] = str(Path(place).parent) if variable == "LD_LIBRARY_PATH" else place
-    known, happens = found(env), env.really()
-    assert [number({"version": each.version}) for each in (known.torch_nccl, known.vllm_nccl)] == [
-        *(happens["torch"], happens["vllm"]),
-    ]
-    assert (happens["torch"], happens["vllm"]) == (VERSIONS[torch], VERSIONS[vllm])
-
-
 def by_another_name(env):
     package(env.site, "vllm", "0.0")
     distribution(env.site, "vllm_ascend", "9.9", ["vllm_ascend/__init__.py"])
@@ -130,10 +110,6 @@ def from_sources(env):
 def from_sources_that_were_never_built(env):
     from_sources(env)
     (env.home / "checkout/vllm/_version.py").unlink()
-
-
-def of_no_version(env):
-    pass
 
 
 @pytest.mark.parametrize(
@@ -172,13 +148,6 @@ def test_the_version_in_the_bytes(text, version, tmp_path):
     assert nccl_version(tmp_path) == ""
 
 
-def test_a_torch_that_finds_none(env):
-    env.pip_copy.unlink()
-    known = found(env)
-    assert (known.torch_nccl.path, known.torch_nccl.version) == ("", "")
-    assert "the loader finds none" in known.torch_nccl.why
-
-
 # Which Python, and what it costs
 
 
@@ -197,12 +166,6 @@ def test_the_python_that_a_shell_means(tmp_path):
     environment["VIRTUAL_ENV"] = f"{tmp_path}/gone"
     assert find_python(environment) == f"{tmp_path}/one/bin/python3"
     assert os.access(find_python({"PATH": str(tmp_path)}), os.X_OK)
-
-
-def test_a_python_that_cannot_run(tmp_path):
-    with pytest.raises(HostError, match="No such file") as caught:
-        software(str(tmp_path / "python"), {})
-    assert "--python" in caught.value.hint
 
 
 def test_python_is_started_once_and_vllm_never_imported(env):

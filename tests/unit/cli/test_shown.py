@@ -14,6 +14,7 @@ import shutil
 import sys
 import tempfile
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 
 import click
@@ -34,7 +35,6 @@ from patchkit.patching.ledger import Ledger, LedgerRequest, LedgerVerdict, ledge
 from patchkit.patching.recipe import load_recipe
 from patchkit.quoting import visible
 from patchkit.runtime.envfile.header import BLANK, sealed
-from patchkit.runtime.host.host import to_json
 from patchkit.runtime.host.probe import probe
 from support import hosts, terminal
 from support.verbs import runnable
@@ -352,7 +352,7 @@ def machine(folder, name):
     yield ["net", "plan", *node, "--role", "head", "--netdev", f"{name}{MARK}"]
     yield ["net", "verify", *node, "--ssh", f"-{name}{MARK}"]
     peer = folder / f"peer{name}.json"
-    facts = to_json(probe(root, environment={}))
+    facts = json.dumps(asdict(probe(root, environment={})))
     named = json.dumps(f"x{name}{MARK}")[1:-1]
     for text in (facts.replace("enp1s0f0np0", named), facts.replace('"netdevs"', f'"{named}"')):
         peer.write_text(text, encoding="utf-8")

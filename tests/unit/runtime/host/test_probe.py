@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 import tempfile
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ from patchkit.cli.runtime import probe as verb
 from patchkit.runtime.host.advice import remarks
 from patchkit.runtime.host.gpu import GpuProcess, GpuState, gpu_state
 from patchkit.runtime.host.hardware import target_of
-from patchkit.runtime.host.host import Address, Gid, Gpu, Memory, System, from_json, to_json
+from patchkit.runtime.host.host import Address, Gid, Gpu, Memory, System, from_json
 from patchkit.runtime.host.machine_root import RecordingWriter, ToolUnavailable
 from patchkit.runtime.host.probe import probe
 from support import hosts
@@ -67,7 +68,7 @@ def test_a_cabled_netdev_and_its_rdma_device(machine):
     assert netdev.addresses[0] == Address(address="192.168.101.11", prefix=24, family="inet")
     assert netdev.addresses[1].link_local
     rdma = next(each for each in spark.rdma if each.netdev == netdev.name)
-    assert (rdma.name, rdma.active, rdma.link_layer) == ("roceP2p1s0f0", True, "Ethernet")
+    assert (rdma.name, rdma.active) == ("roceP2p1s0f0", True)
     assert rdma.gids[2:] == (
         Gid(index=2, kind="IB/RoCE v1", address="192.168.101.11"),
         Gid(index=3, kind="RoCE v2", address="192.168.101.11"),
@@ -126,7 +127,7 @@ def test_what_is_cabled_and_what_is_remarked(machine, name):
     assert target_of(found) == ("thor" if name == "thor" else "gb10")
     assert found.cabled == CABLED.get(name, (0,))
     assert [each.about for each in remarks(found)] == REMARKS.get(name, ["rate"])
-    assert from_json(to_json(found), name) == found
+    assert from_json(json.dumps(asdict(found)), name) == found
 
 
 def test_every_device_of_a_spark_has_its_twin(machine):
@@ -319,10 +320,12 @@ def test_without_permission():
     """As another user, in a process of its own, since root reads everything."""
     code = (
         "import os, sys, pathlib\n"
-        "from patchkit.runtime.host import hardware, host, probe\n"
+        "from dataclasses import asdict\n"
+        "import json\n"
+        "from patchkit.runtime.host import hardware, probe\n"
         "hardware.facts()\n"
         "os.geteuid() or os.setuid(65534)\n"
-        "print(host.to_json(probe.probe(pathlib.Path(sys.argv[1]), environment={})))\n"
+        "print(json.dumps(asdict(probe.probe(pathlib.Path(sys.argv[1]), environment={}))))\n"
     )
     with tempfile.TemporaryDirectory() as folder:  # pytest's own is closed to others
         root = hosts.build(Path(folder), "cable_port0")
@@ -362,7 +365,7 @@ def test_no_file_makes_probe_fail(files, data):
         found = seen(root)
         remarks(found)
         assert list(verb.host_lines(found))
-        assert from_json(to_json(found), "json") == found
+        assert from_json(json.dumps(asdict(found)), "json") == found
     finally:
         place.write_bytes(right)
 

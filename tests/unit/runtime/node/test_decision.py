@@ -53,10 +53,6 @@ def both(root, tmp_path):
     return run
 
 
-def test_both_are_written_with_the_heads_file(both):
-    assert both(HEAD) == [None, None]
-
-
 def test_another_installed_vllm_than_the_heads_is_refused_by_both(both, python):
     for error in both(HEAD, f"--python={python}"):
         assert isinstance(error, HostError)

@@ -35,8 +35,7 @@ def ask(tmp_path_factory):
         ("head", 0, (), "0"),
         ("head", 1, ("--role=worker",), "1"),
         ("worker", 1, (), "1"),
-        ("head", 1, ("--role=head",), "0"),
-        ("worker", 0, ("--role=worker",), "1"),
+        ("head", 1, ("--role=head",), "0"),  # elsewhere, as it is said to be
     ],
 )
 def test_a_line_is_the_file_nodes(ask, file, node, role, rank):

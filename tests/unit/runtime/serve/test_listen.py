@@ -93,12 +93,6 @@ def test_who_reaches_it_and_where(address, curl, says):
     )
 
 
-def test_a_worker_listens_nowhere():
-    request = asked(**{**HEAD, "role": "worker", "rank": 1})
-    assert not [*listening(request)]
-    assert not models_url(request)
-
-
 @pytest.mark.parametrize(
     ("options", "address"),
     [
@@ -117,18 +111,3 @@ def test_where_the_line_listens(tmp_path, options, address):
     assert printed["url"] in done.stderr
     assert words[words.index("--host") + 1] == address
     assert words[words.index("--master-addr") + 1] == "192.168.100.10"
-
-
-def test_one_place_to_listen():
-    done = CliRunner().invoke(group, ["serve-args", "a/b", "--listen=lan", "--host=10.0.0.1"])
-    assert isinstance(done.exception, UsageError)
-    assert done.exception.what == "--listen and --host both say where to listen"
-
-
-def test_the_cable_is_the_cable_where_the_control_goes_over_the_lan(tmp_path):
-    root = hosts.build(tmp_path, "cable_port0")
-    about = ["serve-args", "a/b", "--vllm=0.33.0", "--role=head", f"--root={root}"]
-    done = CliRunner().invoke(group, [*about, "--head-ip=10.0.0.10", "--listen=cable", "--json"])
-    words = json.loads(done.stdout)["command"]
-    assert words[words.index("--host") + 1] == "192.168.100.10"
-    assert words[words.index("--master-addr") + 1] == "10.0.0.10"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 from dataclasses import replace
 
@@ -235,21 +234,6 @@ def test_explained(cli):
     assert "there is nowhere to swap to" in rows["--swap-space"]
     assert rows["--enforce-eager"].startswith("-")
     assert "14 of 30" in done.stderr
-
-
-def test_json(cli):
-    done = cli("serve-args", "Qwen3.6-27B-FP8", "--vllm", "0.25.1", "--json")
-    found = json.loads(done.stdout)
-    assert found["command"][:3] == ["vllm", "serve", "Qwen/Qwen3.6-27B-FP8"]
-    assert found["variables"] == {"VLLM_USE_DEEP_GEMM": "0"}
-    assert [each["flag"] for each in found["flags"]][:2] == ["--host", "--port"]
-    assert "--enforce-eager" in [each["flag"] for each in found["left_out"]]
-
-
-def test_the_list(cli):
-    rows = cli("serve-args", "--list").stdout.splitlines()
-    assert len(rows) == 35
-    assert rows[1].split()[:5] == ["openai/gpt-oss-120b", "mxfp4", "61", "1", "0.80"]
 
 
 @pytest.fixture
