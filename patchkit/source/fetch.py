@@ -159,27 +159,6 @@ def transfer(
     return digest.hexdigest(), done
 
 
-def save(url: str, path: Path, sha256: str, progress: Progress | None = None) -> None:
-    """Download a file from a URL that is of no index, and keep it if it has that sha256.
-
-    Raises HashMismatchError if it has another one, StorageError if network or disk fail.
-    """
-    import requests
-
-    with translated(at=path, hint=_CACHE_HINT):
-        make_folders(path.parent)
-        # A session of its own, without pip's credentials: they are for the index.
-        ask = partial(opened, url, requests.Session())
-        with continuing(path) as stream:
-            digest, _size = transfer(stream, ask, sha256, progress=progress)
-            if digest != sha256:
-                raise HashMismatchError(
-                    f"{url} has the sha256 {digest}, but the recipe says {sha256}",
-                    why="the file is damaged, or it is not the one that was released",
-                    hint="try again later; if it stays so, name a git commit instead",
-                )
-
-
 @contextmanager
 def opened(url: str, session: requests.Session, start: int = 0) -> Iterator[requests.Response]:
     """Open a file on the network, from a byte on if the server can.

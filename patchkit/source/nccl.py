@@ -2,7 +2,7 @@
 
 Nothing of them is on a package index, so there are four ways, and each is verified: a folder, by a
 digest over its files; an archive, by its sha256; a git commit, by git's own hashes; a release, by
-the figures of ``recipes/nccl/recipe.toml``, from the cache or upstream.
+the commit in ``recipes/nccl/recipe.toml``.
 """
 
 from __future__ import annotations
@@ -19,14 +19,13 @@ from patchkit.durable.scratch import ScratchFolder
 from patchkit.errors import (
     HashMismatchError,
     HostError,
-    PatchkitError,
     SourceError,
     StorageError,
     UsageError,
 )
 from patchkit.source.archive import unpack
 from patchkit.source.detect import detect, projects, spelled
-from patchkit.source.fetch import Progress, cache_dir, save
+from patchkit.source.fetch import Progress, cache_dir
 from patchkit.source.git import GitSource, commit_archive, parse_git
 from patchkit.source.releases import Release, ReleaseFacts, load_facts
 from patchkit.versions import meant, named_version
@@ -194,46 +193,26 @@ def _from_git(url: str, commit: str, release: Release | None, wanted: _Wanted) -
 
 
 def _release(release: Release, wanted: _Wanted) -> SourceOrigin:
-    """Take a release from the cache, by its commit, or as upstream's archive."""
-    if not release.verifiable:
-        raise SourceError(
-            f"the sources of NCCL {release.version} cannot be verified: the recipe knows neither "
-            f"the commit of {release.tag} nor the sha256 of its archive",
-            hint="name an archive with --sha256, "
-            f"git+{wanted.facts.git}@COMMIT, or an unpacked folder",
-        )
+    """Take a release from the cache, or by its commit from upstream's repository."""
     archive = wanted.store / f"{PROJECT}-{release.version}.tar.gz"
-    origin = SourceOrigin(
-        path=archive, version=release.version, identity=f"sha256:{release.sha256}"
-    )
     if release.sha256 and archive.is_file() and sha256_of(archive) == release.sha256:
-        return origin
-    troubles: list[PatchkitError] = []
+        return SourceOrigin(
+            path=archive, version=release.version, identity=f"sha256:{release.sha256}"
+        )
+    if not release.commit:
+        raise SourceError(
+            f"the sources of NCCL {release.version} cannot be verified: the recipe does not know "
+            f"the commit of {release.tag}",
+            hint=_other_ways(release, wanted.facts),
+        )
     try:
-        if release.commit:
-            return _from_git(wanted.facts.git, release.commit, release, wanted)
+        return _from_git(wanted.facts.git, release.commit, release, wanted)
     except (SourceError, StorageError, HostError) as error:
-        troubles.append(error)
-    try:
-        if release.sha256 and wanted.offline:
-            raise SourceError(
-                f"{archive.name} is not in the cache, and offline it cannot be downloaded",
-                why=f"it was never fetched into {archive.parent}, or is damaged",
-            )
-        if release.sha256:
-            address = wanted.facts.archive.format(tag=release.tag)
-            progress = wanted.report(f"Fetching {address.rpartition('/')[2]}")
-            save(address, archive, release.sha256, progress)
-            return origin
-    except (SourceError, StorageError, HostError) as error:
-        troubles.append(error)
-    network = any(isinstance(error, StorageError) for error in troubles)
-    raise (StorageError if network else SourceError)(
-        f"no sources of NCCL {release.version} could be had:\n"
-        + "\n".join(f"  {error.what}" for error in troubles),
-        why="; ".join(dict.fromkeys(error.why for error in troubles if error.why)),
-        hint=_other_ways(release, wanted.facts),
-    )
+        raise type(error)(
+            f"no sources of NCCL {release.version} could be had: {error.what}",
+            why=error.why,
+            hint=_other_ways(release, wanted.facts),
+        ) from None
 
 
 def _version_inside(archive: Path) -> Version:

@@ -25,11 +25,15 @@ def pip_settings() -> dict[str, str]:
     empty is none, and one with several values separates them by white space.
     """
     values = defaultdict(set)
-    for name, value in _listed():
-        values[name].add(value)
+    for line in _pip_config("list").splitlines():
+        name, _, value = line.partition("=")
+        if name.startswith(_SECTION):
+            # pip prints the repr of each value.
+            values[name.removeprefix(_SECTION)].add(str(ast.literal_eval(value)))
     # "list" of newer pips has the values of all files, in an order that is not their precedence.
     found = {
-        name: given.pop() if len(given) == 1 else _effective(name) for name, given in values.items()
+        name: given.pop() if len(given) == 1 else _pip_config("get", f"{_SECTION}{name}").strip()
+        for name, given in values.items()
     }
     for name, value in os.environ.items():
         if name.startswith("PIP_") and value:
@@ -55,18 +59,6 @@ def index_session(settings: Mapping[str, str]) -> requests.Session:
     if passwords:  # else netrc is asked
         session.auth = authenticate
     return session
-
-
-def _listed() -> Iterator[tuple[str, str]]:
-    for line in _pip_config("list").splitlines():
-        name, _, value = line.partition("=")
-        if name.startswith(_SECTION):
-            # pip prints the repr of each value.
-            yield name.removeprefix(_SECTION), str(ast.literal_eval(value))
-
-
-def _effective(name: str) -> str:
-    return _pip_config("get", f"{_SECTION}{name}").strip()
 
 
 def _pip_config(*arguments: str) -> str:

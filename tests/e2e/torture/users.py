@@ -10,9 +10,12 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from ipaddress import IPv4Network
 from pathlib import Path
 from types import MappingProxyType
+
+import requests
 
 from e2e.torture.supervisor import supervise, undisturbed
 from patchkit.apply import plan_for, revert
@@ -20,7 +23,9 @@ from patchkit.cluster.net import apply as net_apply
 from patchkit.cluster.net.apply import NetHistory
 from patchkit.cluster.net.plan import NetPlanOptions, make_net_plan
 from patchkit.digests import sha256_of
+from patchkit.durable.failure import translated
 from patchkit.durable.lock import locked
+from patchkit.durable.partial import continuing
 from patchkit.durable.signals import Interrupted, raise_interrupts
 from patchkit.errors import PatchkitError
 from patchkit.patching.commit import commit_plan
@@ -31,7 +36,7 @@ from patchkit.patching.workspace import open_workspace
 from patchkit.runtime.envfile import write as envfile
 from patchkit.runtime.host.probe import probe
 from patchkit.source.detect import detect, state_folder
-from patchkit.source.fetch import save
+from patchkit.source.fetch import opened, transfer
 from patchkit.target import targets
 from patchkit.wheel.file.name import wheel_name
 from patchkit.wheel.wheelhouse import storage
@@ -234,9 +239,12 @@ def _env_file(folder: Path) -> User:
 def _download(folder: Path, url: str, sha256: str) -> User:
     folder.mkdir()
     (folder / "other").write_text("other\n")
+    place = folder / "release.tar.gz"
 
     def act() -> None:
-        save(url, folder / "release.tar.gz", sha256)
+        ask = partial(opened, url, requests.Session())
+        with translated(at=place), continuing(place) as stream:
+            assert transfer(stream, ask, sha256)[0] == sha256
 
     return _user("download", folder, act, act)
 
