@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 
 from patchkit.errors import HostError, StorageError
@@ -34,13 +33,6 @@ class HeaderMacro:
 
     name: str
     value: Mapping[str, str]
-
-
-@cache
-def header_macros() -> tuple[HeaderMacro, ...]:
-    """Return every macro of ``pyconfig.h`` that depends on the CPU."""
-    path = RECIPES / "python_headers.toml"
-    return read_toml(tuple[HeaderMacro, ...], path, key="macro")
 
 
 def python_headers(python: Path, machine: str, dest: Path) -> Path | None:
@@ -76,7 +68,8 @@ def python_headers(python: Path, machine: str, dest: Path) -> Path | None:
 
 def header_for(machine: str, text: str) -> str:
     """Return a ``pyconfig.h`` as it is on another CPU. What it does not speak of stays away."""
-    for macro in header_macros():
+    path = RECIPES / "python_headers.toml"
+    for macro in read_toml(tuple[HeaderMacro, ...], path, key="macro"):
         value = macro.value[machine]
         line = f"#define {macro.name} {value}" if value else f"/* #undef {macro.name} */"
         spelled = rf"^(#define {macro.name}\b.*|/\* #undef {macro.name} \*/)$"

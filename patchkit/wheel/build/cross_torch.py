@@ -16,13 +16,13 @@ from pathlib import Path
 from packaging.version import Version
 
 from patchkit.digests import digest, sha256_of
-from patchkit.durable.lock import locked
+from patchkit.durable.lock import locked as hold_lock
 from patchkit.elf import read_dynamic
 from patchkit.errors import BuildError, StorageError
 from patchkit.process import ask
 from patchkit.quoting import quoted
 from patchkit.recipes.vllm.build import across
-from patchkit.wheel.build.requirements import Pinned, for_python, install_locked, made_once
+from patchkit.wheel.build.requirements import for_python, install_locked, made_once
 
 _STAND_IN = Path(__file__).parent / "torch_stand_in"
 _TARGET = "target"  # the file of the stand-in that names the target's torch
@@ -44,7 +44,7 @@ def install_torch_stand_in(site: Path, target: Path) -> None:
             hint="name an environment without torch, or let patchkit make one",
         )
     try:
-        with locked(site, _PATIENCE):
+        with hold_lock(site, _PATIENCE):
             # Another build may be asking this one: only what is of another torch, or of another
             # patchkit, is written anew.
             described = {str(p.relative_to(site)) for p in site.glob("torch-*.dist-info/METADATA")}
@@ -117,7 +117,12 @@ def target_site(
     yet. ``python`` runs pip. Raises BuildError, SourceError, StorageError; what a failure leaves is
     not taken for one.
     """
-    home, wanted = _site_folder(requirements, folder, machine, python)
+    locked = for_python(requirements, python, machine)
+    wanted = [pin for pin in locked if pin.fits(across().target)]
+    # pip chooses wheels by the version of Python.
+    version = ask(python, "import sys; answer = '%d.%d' % sys.version_info[:2]")
+    name = digest(" ".join([sha256_of(requirements), version, *(pin.name for pin in wanted)]))
+    home = folder / f"site-{machine}-{name[:12]}"
     site = home / "packages"
 
     def fill(scratch: Path) -> None:
@@ -130,30 +135,13 @@ def target_site(
         )
 
     made_once(home, site / "torch", fill)
-    _require_machine(site, machine)
+    # Only the linker would find out about a library of another CPU.
+    for library in (*site.glob("torch/lib/*.so*"), *site.glob("nvidia/cu13/lib/*.so*")):
+        found = read_dynamic(library).machine
+        if found != machine:
+            raise BuildError(
+                f"{library} is for {found or 'no known CPU'}, not for {machine}",
+                why="something else was put into the folder, or the disk was full",
+                hint=f"{quoted('rm', '-r', home)}; then run the same command again",
+            )
     return site
-
-
-def _site_folder(
-    requirements: Path, folder: Path, machine: str, python: Path
-) -> tuple[Path, list[Pinned]]:
-    """Return the folder of the packages, and which they are."""
-    locked = for_python(requirements, python, machine)
-    wanted = [each for each in locked if each.fits(across().target)]
-    # pip chooses wheels by the version of Python.
-    version = ask(python, "import sys; answer = '%d.%d' % sys.version_info[:2]")
-    name = digest(" ".join([sha256_of(requirements), version, *(pin.name for pin in wanted)]))
-    return folder / f"site-{machine}-{name[:12]}", wanted
-
-
-def _require_machine(site: Path, machine: str) -> None:
-    """Raise BuildError for a library of another CPU, which only the linker would find out."""
-    for folder in ("torch/lib", "nvidia/cu13/lib"):
-        for library in sorted((site / folder).glob("*.so*")):
-            found = read_dynamic(library).machine
-            if found != machine:
-                raise BuildError(
-                    f"{library} is for {found or 'no known CPU'}, not for {machine}",
-                    why="something else was put into the folder, or the disk was full",
-                    hint=f"{quoted('rm', '-r', site.parent)}; then run the same command again",
-                )

@@ -53,14 +53,23 @@ def full_toolkit(toolchain: Toolchain, site: Path, dest: Path) -> Toolchain:
     with translated("the CUDA toolkit is not complete", dest.parent), scratch as folder:
         home = Path(folder) / "cuda"
         _link_halves(home, toolchain.nvcc.parents[1], halves)
-        _place_driver(home, toolchain)
+        # Machines that build need no driver, and NVIDIA's wheels have none to link with.
+        driver = home / "lib" / "stubs" / "libcuda.so"
+        if not driver.exists():
+            driver_stand_in(home / "include" / "cuda.h", toolchain.cxx, driver)
         # Only now: what was whole before stays until the new one is.
         shutil.rmtree(dest, ignore_errors=True)
         home.rename(dest)
-    _require_toolkit(dest, dest / "include", dest / "lib")
-    return replace(
-        toolchain, nvcc=dest / "bin" / "nvcc", include=dest / "include", lib=dest / "lib"
-    )
+    include, lib = dest / "include", dest / "lib"
+    absent = [f"include/{name}" for name in HEADERS if not (include / name).is_file()]
+    absent += [f"lib/lib{name}.so" for name in LIBRARIES if not (lib / f"lib{name}.so").exists()]
+    if absent:
+        raise HostError(
+            f"{dest}: not a whole CUDA toolkit: {', '.join(absent)} missing",
+            why="a minimal installation, or the runtime packages without their -dev halves",
+            hint="apt install cuda-toolkit-13-0; or --cuda locked",
+        )
+    return replace(toolchain, nvcc=dest / "bin" / "nvcc", include=include, lib=lib)
 
 
 def _link_halves(home: Path, compiler: Path, halves: Iterable[Mapping[str, Path]]) -> None:
@@ -81,16 +90,6 @@ def _link_halves(home: Path, compiler: Path, halves: Iterable[Mapping[str, Path]
     (home / "lib64").symlink_to("lib")
 
 
-def _place_driver(home: Path, toolchain: Toolchain) -> None:
-    """Make a stand-in for the driver's library to link with, unless the toolkit brings one.
-
-    Machines that build need no driver, and the wheels have none.
-    """
-    stubs = home / "lib" / "stubs"
-    if not (stubs / "libcuda.so").exists():
-        driver_stand_in(home / "include" / "cuda.h", toolchain.cxx, stubs / "libcuda.so")
-
-
 def driver_stand_in(header: Path, cxx: Path, library: Path) -> None:
     """Make a stand-in for the driver's library: its name, and those of its calls in ``cuda.h``.
 
@@ -108,20 +107,3 @@ def driver_stand_in(header: Path, cxx: Path, library: Path) -> None:
     ]  # fmt: skip
     run(*command, why="it cannot link a shared library", hint="apt install g++", timeout=None)
     source.unlink()
-
-
-def _require_toolkit(home: Path, include: Path, lib: Path) -> None:
-    """Raise HostError unless all that torch's CMake asks for is there."""
-    folders = (lib, home / "lib64")
-    absent = [f"include/{name}" for name in HEADERS if not (include / name).is_file()]
-    absent += [
-        f"lib/lib{name}.so"
-        for name in LIBRARIES
-        if not any((folder / f"lib{name}.so").exists() for folder in folders)
-    ]
-    if absent:
-        raise HostError(
-            f"{home}: not a whole CUDA toolkit: {', '.join(absent)} missing",
-            why="a minimal installation, or the runtime packages without their -dev halves",
-            hint="apt install cuda-toolkit-13-0; or --cuda locked",
-        )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
@@ -186,23 +187,18 @@ def _build_error(lines: list[str], log: Path, code: int) -> BuildError:
 
 
 def drop_partial(build: Path) -> None:
-    """Remove objects and libraries that were left unfinished: make would take them for done."""
-    for path in [*build.rglob("*.o"), *build.rglob("*.so*")]:
-        # libnccl.so and libnccl.so.2 are links to the file itself.
-        if not path.is_symlink() and not _is_whole_elf(path):
-            path.unlink()
-
-
-def _is_whole_elf(path: Path) -> bool:
-    """Return whether an ELF file has its sections.
+    """Remove objects and libraries that were left unfinished: make would take them for done.
 
     Assembler and linker write the ELF header last; before that it names no section headers.
     """
-    try:
-        with path.open("rb") as stream:
-            return bool(parse_sections(stream, str(path)))
-    except SourceError:
-        return False
+    for path in [*build.rglob("*.o"), *build.rglob("*.so*")]:
+        if path.is_symlink():  # libnccl.so and libnccl.so.2 lead to the file itself
+            continue
+        whole: object = False
+        with path.open("rb") as stream, contextlib.suppress(SourceError):
+            whole = parse_sections(stream, str(path))
+        if not whole:
+            path.unlink()
 
 
 def platform_tag(wheel: Path, provided: Collection[str] = ()) -> str:

@@ -101,23 +101,17 @@ def build_nccl(order: NcclOrder, progress: Progress) -> BuiltWheel:
         with work_folder(
             order.work, [source], as_text(facts), fresh=order.fresh, free=_FREE
         ) as root:
-            return _make_nccl_wheel(root, order, facts, progress)
-
-
-def _make_nccl_wheel(
-    root: Path, order: NcclOrder, facts: Mapping[str, Any], progress: Progress
-) -> BuiltWheel:
-    _write_project(root, order, facts)
-    raw = _compile_nccl(root, order, progress)
-    binaries = inspect_file(raw)
-    for binary in binaries:
-        prove_exact(binary, order.target, cpu=order.toolchain.machine)
-    return BuiltWheel(
-        wheel=seal_wheel(raw, emptied(root / "sealed"), platform_tag(raw)),
-        facts=facts,
-        binaries=binaries,
-        log=root / "log.txt",
-    )
+            _write_project(root, order, facts)
+            raw = _compile_nccl(root, order, progress)
+            binaries = inspect_file(raw)
+            for binary in binaries:
+                prove_exact(binary, order.target, cpu=order.toolchain.machine)
+            return BuiltWheel(
+                wheel=seal_wheel(raw, emptied(root / "sealed"), platform_tag(raw)),
+                facts=facts,
+                binaries=binaries,
+                log=root / "log.txt",
+            )
 
 
 def _copy_sources(origin: SourceOrigin, dest: Path) -> None:

@@ -123,7 +123,11 @@ def make_environment(
     SourceError, HostError, StorageError; what a failure leaves is not taken for one.
     """
     base = python or Path(sys.executable)
-    home, wanted = _environment_folder(requirements, folder, base, leaving)
+    wanted = [pin for pin in for_python(requirements, base) if not pin.fits(leaving)]
+    # An environment shares the modules of the interpreter that it is made with.
+    said = ask(base, "import sys; answer = [sys.version, sys.base_prefix]")
+    name = digest(" ".join([sha256_of(requirements), *said, *(pin.name for pin in wanted)]))
+    home = folder / f"environment-{name[:12]}"
     made = Environment(
         python=home / "bin" / "python",
         digest=sha256_of(requirements),
@@ -131,22 +135,24 @@ def make_environment(
     )
 
     def fill(scratch: Path) -> None:
-        _create_venv(scratch, base)
+        try:
+            run(
+                *(base, "-m", "venv", scratch),
+                why="Debian and Ubuntu keep the module for it in a package of its own",
+                hint="apt install python3-venv",
+                timeout=None,
+            )
+        except HostError as error:
+            if not is_full(scratch):
+                raise
+            raise StorageError(
+                f"the disk of {scratch} is full",
+                hint="free some: an environment with torch takes 6 GB; then run it again",
+            ) from error
         install_locked(made.python, requirements, wanted, offline=offline, progress=progress)
 
     made_once(home, made.python, fill)
     return made
-
-
-def _environment_folder(
-    requirements: Path, folder: Path, python: Path, leaving: Collection[str]
-) -> tuple[Path, list[Pinned]]:
-    """Return the folder of an environment, and what is in it."""
-    wanted = [each for each in for_python(requirements, python) if not each.fits(leaving)]
-    # An environment shares the modules of the interpreter that it is made with.
-    said = ask(python, "import sys; answer = [sys.version, sys.base_prefix]")
-    name = digest(" ".join([sha256_of(requirements), *said, *(pin.name for pin in wanted)]))
-    return folder / f"environment-{name[:12]}", wanted
 
 
 def made_once(home: Path, part: Path, fill: Callable[[Path], object]) -> None:
@@ -183,23 +189,6 @@ def for_python(requirements: Path, python: Path, machine: str = "") -> list[Pinn
         if not each.hashes:
             raise SourceError(f"{requirements}: {each.name} has no --hash=sha256:…")
     return [r for r in found if not r.marker or Marker(r.marker).evaluate(facts)]
-
-
-def _create_venv(home: Path, python: Path) -> None:
-    try:
-        run(
-            *(python, "-m", "venv", home),
-            why="Debian and Ubuntu keep the module for it in a package of its own",
-            hint="apt install python3-venv",
-            timeout=None,
-        )
-    except HostError as error:
-        if is_full(home):
-            raise StorageError(
-                f"the disk of {home} is full",
-                hint="free some: an environment with torch takes 6 GB; then run it again",
-            ) from error
-        raise
 
 
 def install_locked(

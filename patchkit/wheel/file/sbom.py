@@ -69,9 +69,17 @@ def vllm_sbom(facts: Mapping[str, Any], applied: Sequence[Patch]) -> dict[str, A
     if facts["made"] != "build":
         return _make_document(subject, {"patchkit": facts["patchkit"]})
     tools = {"patchkit": facts["patchkit"], "nvcc": facts["cuda"], "g++": facts["compiler"]}
-    return _make_document(
-        subject, tools | facts["tools"], [*_source_components(facts), *_link_components(facts)]
-    )
+    # What was compiled against, and is not in the wheel.
+    torch, _, _cuda = facts["environment"]["torch"].partition(",")
+    toolkit = f"pkg:generic/cuda-toolkit@{facts['cuda']}"
+    linked = [
+        component | {"properties": _make_properties(("role", "compiled against"))}
+        for component in (
+            _make_component(f"pkg:pypi/torch@{quote(torch)}", "torch", torch),
+            _make_component(toolkit, "CUDA toolkit", facts["cuda"], facts["license"]["cuda"]),
+        )
+    ]
+    return _make_document(subject, tools | facts["tools"], [*_source_components(facts), *linked])
 
 
 def _source_components(facts: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
@@ -90,15 +98,6 @@ def _source_components(facts: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
             source["licenses"] = [{"expression": facts["license"][name]}]
         role = "taken from upstream's wheel" if identity.startswith("vllm==") else "compiled in"
         yield source | {"properties": _make_properties(("role", role), ("source", identity))}
-
-
-def _link_components(facts: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield what was compiled against, and is not in the wheel."""
-    torch, _, _cuda = facts["environment"]["torch"].partition(",")
-    role = {"properties": _make_properties(("role", "compiled against"))}
-    yield _make_component(f"pkg:pypi/torch@{quote(torch)}", "torch", torch) | role
-    toolkit = f"pkg:generic/cuda-toolkit@{facts['cuda']}"
-    yield _make_component(toolkit, "CUDA toolkit", facts["cuda"], facts["license"]["cuda"]) | role
 
 
 def nccl_sbom(facts: Mapping[str, Any]) -> dict[str, Any]:

@@ -96,7 +96,16 @@ def _make_vllm_wheel(
             if not order.extensions or order.extensions & set(each.known.targets)
         )
     sealed = seal_wheel(raw, emptied(root / "sealed"), platform_tag(raw, _PROVIDED), prepared.texts)
-    _require_clean(sealed, binaries)
+    with WheelFile(sealed) as wheel:
+        metadata = read_metadata(wheel)
+    # As `patchkit inspect` would find it: an RPATH, a library of torch's …
+    if found := check_wheel(metadata, binaries):
+        raise ProofError(
+            f"{sealed.name} would not be fit for other machines\n"
+            + "\n".join(f"    {fault.where} {fault.what}" for fault in found),
+            why="the toolchain added it, or upstream's build changed",
+            hint="please report this with the version",
+        )
     return BuiltWheel(
         wheel=sealed,
         facts=prepared.facts,
@@ -105,19 +114,6 @@ def _make_vllm_wheel(
         circumstances=circumstances,
         log=root / "log.txt",
     )
-
-
-def _require_clean(wheel: Path, binaries: tuple[Binary, ...]) -> None:
-    """Raise ProofError for what `patchkit inspect` would find: an RPATH, a library of torch's …"""
-    with WheelFile(wheel) as sealed:
-        metadata = read_metadata(sealed)
-    if found := check_wheel(metadata, binaries):
-        raise ProofError(
-            f"{wheel.name} would not be fit for other machines\n"
-            + "\n".join(f"    {each.where} {each.what}" for each in found),
-            why="the toolchain added it, or upstream's build changed",
-            hint="please report this with the version",
-        )
 
 
 def _prove_wheel(

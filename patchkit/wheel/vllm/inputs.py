@@ -27,7 +27,7 @@ from patchkit.digests import sha256_of, tree_digest
 from patchkit.durable.failure import translated
 from patchkit.errors import SourceError, UsageError
 from patchkit.quoting import quoted
-from patchkit.recipes.vllm.build import KnownSource, Wanted, by_option
+from patchkit.recipes.vllm.build import Wanted, by_option
 from patchkit.source.archive import unpack
 from patchkit.source.fetch import Progress, cache_dir
 from patchkit.source.git import commit_archive, parse_git, submodules
@@ -150,7 +150,13 @@ def gather_sources(
         finder = _Finder(each, version, cpu, target, offline, progress)
         found = finder.find(given.get(each.known.option, ""))
         if each.known.native and cpu != platform.machine() and not found.installed:
-            raise _cross_error(each.known, version, cpu)
+            option = each.known.option
+            upstreams = quoted("--source", f"{option}=vllm=={version.public}")
+            raise UsageError(
+                f"{option} cannot be compiled for {cpu} on {platform.machine()}",
+                why=each.known.native,
+                hint=f"take upstream's: {upstreams}; or {quoted('--without', option)}",
+            )
         folder = _keep_source(dest, each, found)
         sources.append(
             InputSource(
@@ -205,7 +211,8 @@ class _Finder:
         if place.is_dir():
             return _folder_input(place.absolute(), self.wanted)
         if place.is_file() and given.endswith(_ARCHIVES):
-            return _archive_input(place.absolute())
+            identity = f"archive {place.name}, sha256:{sha256_of(place)}"
+            return _Found(identity, False, partial(unpack, place.absolute()))
         if git := parse_git(given):
             if not git.exact:
                 raise UsageError(
@@ -215,7 +222,17 @@ class _Finder:
                 )
             return self._fetched(git.url, git.name)
         if is_upstream(given):
-            return self._upstream(given)
+            parts = upstream_parts(
+                option,
+                given,
+                self.version,
+                self.cpu,
+                self.target,
+                offline=self.offline,
+                progress=self.progress,
+            )
+            # Upstream's release was built from the pin, and its wheel is locked.
+            return _Found(parts.identity, True, parts.unpack, installed=True)
         if "==" in given:
             chosen = find_stand_in(self.wanted, given)
 
@@ -227,19 +244,6 @@ class _Finder:
             f"--source {option}={given}: there is no such folder or archive",
             why=f"the path is mistyped, or the file has another ending than {', '.join(_ARCHIVES)}",
         )
-
-    def _upstream(self, spec: str) -> _Found:
-        parts = upstream_parts(
-            self.wanted.known.option,
-            spec,
-            self.version,
-            self.cpu,
-            self.target,
-            offline=self.offline,
-            progress=self.progress,
-        )
-        # Upstream's release was built from the pin, and its wheel is locked.
-        return _Found(parts.identity, True, parts.unpack, installed=True)
 
     def _fetched(self, url: str, commit: str = "") -> _Found:
         chosen = commit or self.wanted.commit
@@ -290,20 +294,6 @@ def _folder_input(place: Path, wanted: Wanted) -> _Found:
     return _Found(f"folder, tree sha256:{tree_digest(place)}", False, fill)
 
 
-def _archive_input(place: Path) -> _Found:
-    identity = f"archive {place.name}, sha256:{sha256_of(place)}"
-    return _Found(identity, False, partial(unpack, place))
-
-
-def _cross_error(known: KnownSource, version: Version, cpu: str) -> UsageError:
-    upstreams = quoted("--source", f"{known.option}=vllm=={version.public}")
-    return UsageError(
-        f"{known.option} cannot be compiled for {cpu} on {platform.machine()}",
-        why=known.native,
-        hint=f"take upstream's: {upstreams}; or {quoted('--without', known.option)}",
-    )
-
-
 def _keep_source(dest: Path, wanted: Wanted, found: _Found) -> Path:
     """Return the folder of a source below ``dest``, written anew only if it is another source.
 
@@ -319,19 +309,14 @@ def _keep_source(dest: Path, wanted: Wanted, found: _Found) -> Path:
         with tempfile.TemporaryDirectory(prefix=".source.", dir=dest) as scratch:
             fresh = Path(scratch) / wanted.known.option
             found.fill(fresh)
-            if not found.installed:
-                _require_files(fresh, wanted)
+            for name in () if found.installed else wanted.known.files:
+                if not (fresh / name).is_file():
+                    raise SourceError(
+                        f"--source {wanted.known.option}: {name} is missing in it",
+                        why=f"it is not {wanted.external.url}, or its submodules were not checked "
+                        "out",
+                        hint="git submodule update --init --recursive; in the folder that is named",
+                    )
             fresh.rename(folder)
         stamp.write_text(found.identity, encoding="utf-8")
     return folder
-
-
-def _require_files(folder: Path, wanted: Wanted) -> None:
-    for name in wanted.known.files:
-        if not (folder / name).is_file():
-            option = wanted.known.option
-            raise SourceError(
-                f"--source {option}: {name} is missing in it",
-                why=f"it is not {wanted.external.url}, or its submodules were not checked out",
-                hint="git submodule update --init --recursive; in the folder that is named",
-            )

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import platform
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -103,7 +102,9 @@ def vllm_source(
     if version is not None and named is not None:
         raise UsageError("--version and --src exclude each other: the sources tell their version")
     path = Path(named) if named is not None else _fetch_vllm(recipe, version, offline, report)
-    with _open_tree(path) as tree:
+    with ScratchFolder() as folder:
+        root = path if path.is_dir() else unpack(path, Path(folder) / "tree")
+        tree = detect(root, "vllm")
         recipe.check(tree.version)
         taken = read_needs(tree, release=recipe.knows(tree.version))
         check(tree)
@@ -127,12 +128,3 @@ def _fetch_vllm(recipe: Recipe, version: str | None, offline: bool, report: Repo
         offline=offline,
     )
     return fetch_release(f"vllm=={chosen}", options)
-
-
-@contextlib.contextmanager
-def _open_tree(path: Path) -> Iterator[SourceTree]:
-    if path.is_dir():
-        yield detect(path, "vllm")
-        return
-    with ScratchFolder() as folder:
-        yield detect(unpack(path, Path(folder) / "tree"), "vllm")

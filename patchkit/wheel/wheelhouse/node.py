@@ -33,18 +33,16 @@ class NodePlatform:
     @property
     def uv_name(self) -> str:
         """The newest platform that uv knows and that the node has."""
-        minor = max(known for known in _UV_KNOWS if known <= self._glibc_minor)
+        newest = int(self.glibc.partition(".")[2])
+        minor = max(known for known in _UV_KNOWS if known <= newest)
         return f"{self.machine}-manylinux_2_{minor}"
-
-    @property
-    def _glibc_minor(self) -> int:
-        return int(self.glibc.partition(".")[2])
 
     def ranks(self) -> dict[Tag, int]:
         """Return the tags that fit; an installer takes the wheel with the lowest rank."""
         # Newest first, as pip ranks them: a tag of a newer glibc is the more specific one.
         names = []
-        for minor in range(self._glibc_minor, min(_OLD_NAMES) - 1, -1):
+        newest = int(self.glibc.partition(".")[2])
+        for minor in range(newest, min(_OLD_NAMES) - 1, -1):
             names += [f"manylinux_2_{minor}", *([_OLD_NAMES[minor]] if minor in _OLD_NAMES else [])]
         platforms = [f"{name}_{self.machine}" for name in (*names, "linux")]
         major, minor = map(int, self.python.split(".")[:2])

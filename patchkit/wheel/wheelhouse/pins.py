@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -52,16 +52,22 @@ def wheel_pins(
     requires, or the one that is only ``locked``.
     """
     leading = [wheel for wheel in wheels if wheel.name.project in _LEADING]
-    found = [pin for wheel in leading for pin in _own_pins(wheel)]
+    found = []
+    for wheel in leading:
+        by = f"{wheel.name.project} {wheel.name.version.public}"
+        for project, version in wheel.pins.items():
+            with contextlib.suppress(ValueError):  # === takes what is no version
+                pin = ExactPin(f"{project}=={version}")
+                found.append(WheelPin(pin=pin, by=by, wheel=wheel.name.filename, requires=pin))
     if any(wheel.name.project == TORCH for wheel in leading):
         return tuple(found)
     torches = {each.wheel: each.pin for each in found if each.pin.project == TORCH}
     if not torches:
         torches = {each.filename: ExactPin(each.pinned) for each in locked if each.project == TORCH}
     for filename, torch in torches.items():
-        if pin := load_facts().pin_of_torch(str(torch.version)):
+        if pinned := load_facts().pin_of_torch(str(torch.version)):
             by = f"{TORCH} {torch.version.public}"
-            found.append(WheelPin(pin=pin, by=by, wheel=filename, requires=torch))
+            found.append(WheelPin(pin=pinned, by=by, wheel=filename, requires=torch))
     return tuple(found)
 
 
@@ -97,14 +103,6 @@ def require_effect(house: Path, overrides: Iterable[Override], pins: Sequence[Wh
             why="it was recorded for other wheels",
             hint=wheelhouse_command("override", house, "--remove", override.takes.project),
         )
-
-
-def _own_pins(wheel: WheelMetadata) -> Iterator[WheelPin]:
-    by = f"{wheel.name.project} {wheel.name.version.public}"
-    for project, version in wheel.pins.items():
-        with contextlib.suppress(ValueError):  # === takes what is no version
-            pin = ExactPin(f"{project}=={version}")
-            yield WheelPin(pin=pin, by=by, wheel=wheel.name.filename, requires=pin)
 
 
 def _read_requirements(path: Path) -> WheelMetadata:

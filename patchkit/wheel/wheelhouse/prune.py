@@ -7,6 +7,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from patchkit.durable.failure import translated
 from patchkit.durable.lock import locked
 from patchkit.errors import SourceError, UsageError
 from patchkit.wheel.wheelhouse.contents import FILLING, known_wheels, listed_manifest
@@ -14,7 +15,6 @@ from patchkit.wheel.wheelhouse.manifest import MANIFEST, write_documents
 from patchkit.wheel.wheelhouse.storage import (
     DAMAGED,
     JOURNAL,
-    clear_folder,
     commit_files,
     hold_wheelhouse,
     open_for_reading,
@@ -78,7 +78,10 @@ def prune_wheelhouse(
 
 def _clear_leftovers(house: Path, *, force: bool) -> list[Pruned]:
     """Remove what interrupted runs left; a journal that is set aside leaves findings for verify."""
-    clear_folder(house, DAMAGED)
+    with translated(at=house):
+        if (house / DAMAGED).is_symlink():
+            (house / DAMAGED).unlink()
+    shutil.rmtree(house / DAMAGED, ignore_errors=True)
     moved = force and wheelhouse_journal(house).discard(house / DAMAGED)
     wheelhouse_journal(house).recover()
     # A link is removed itself: the lock would be taken where it leads.

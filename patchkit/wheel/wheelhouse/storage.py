@@ -73,15 +73,6 @@ def open_for_writing(folder: Path, patience: float = PATIENCE) -> Iterator[None]
         yield
 
 
-def clear_folder(folder: Path, name: str) -> None:
-    """Remove a folder of patchkit's own, or a link that has its name."""
-    place = folder / name
-    with translated(at=folder):
-        if place.is_symlink():
-            place.unlink()
-    shutil.rmtree(place, ignore_errors=True)
-
-
 @contextlib.contextmanager
 def stage_copy(folder: Path, source: Path) -> Iterator[Path]:
     """Make a private copy of a file, to be looked at and then committed; gone afterwards."""
