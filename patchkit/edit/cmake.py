@@ -137,7 +137,9 @@ def commands(text: str, path: str = "<cmake>") -> list[Command]:
         if call.name == "if":
             stack.append(Branch(_values(call), (), call.start, stops[call.start]))
         elif earlier and call.name != "endif":
-            stack.append(_next_branch(earlier, call))
+            condition = _values(call) if call.name == "elseif" else ()
+            passed = (*earlier.excluded, earlier.condition)
+            stack.append(replace(earlier, condition=condition, excluded=passed))
     return placed
 
 
@@ -233,11 +235,6 @@ def _block_stops(calls: Sequence[Command], path: str) -> dict[int, int]:
         opener = opened[-1][0]
         raise _error(path, opener.line, f"{opener.name} without its end{opener.name}")
     return stops
-
-
-def _next_branch(earlier: Branch, call: Command) -> Branch:
-    condition = _values(call) if call.name == "elseif" else ()
-    return replace(earlier, condition=condition, excluded=(*earlier.excluded, earlier.condition))
 
 
 def _error(path: str, line: int, problem: str) -> CMakeSyntaxError:

@@ -21,7 +21,6 @@ from patchkit.errors import DriftError
 if TYPE_CHECKING:
     # libcst takes longer to import than a whole `patchkit status`, which parses nothing.
     import libcst as cst
-    from libcst.metadata import MetadataWrapper
 
 _SHELL = "class _:\n"  # makes an indented function a module of its own
 
@@ -42,7 +41,9 @@ def swap(path: str, text: str, scope: str, before: str, after: str, *, note: str
     spans, done = segment.matches(before), segment.matches(after)
     if len(spans) == 1 and not done:
         start, stop = spans[0]
-        return [Edit(path, start, stop, _indented(text, start, after), note)]
+        column = start - (text.rfind("\n", 0, start) + 1)
+        ours = textwrap.indent(_normal(after), " " * column).strip()
+        return [Edit(path, start, stop, ours, note)]
     spots = [start for start, _stop in spans]
     raise drift(path, text, before, spots, [start for start, _stop in done], scope, segment.start)
 
@@ -100,7 +101,9 @@ def _count(node: ast.AST, code: str) -> int:
     wanted: list[ast.AST] = [*pattern]
     runs: Iterator[list[ast.AST]] = (
         list(body[start : start + len(pattern)])
-        for body in _bodies(node)
+        for part in ast.walk(node)
+        for _name, body in ast.iter_fields(part)
+        if isinstance(body, list) and body and isinstance(body[0], ast.stmt)
         for start in range(len(body) - len(pattern) + 1)
     )
     if len(pattern) == 1 and isinstance(pattern[0], ast.Expr):
@@ -108,13 +111,6 @@ def _count(node: ast.AST, code: str) -> int:
         runs = ([part] for part in ast.walk(node))
     kinds, dumps = [*map(type, wanted)], [*map(ast.dump, wanted)]
     return sum([*map(type, run)] == kinds and [*map(ast.dump, run)] == dumps for run in runs)
-
-
-def _bodies(node: ast.AST) -> Iterator[list[ast.stmt]]:
-    for part in ast.walk(node):
-        for _name, value in ast.iter_fields(part):
-            if isinstance(value, list) and value and isinstance(value[0], ast.stmt):
-                yield value
 
 
 class Segment:
@@ -170,20 +166,12 @@ def _definition(path: str, text: str, scope: str) -> Definition:
     return node
 
 
-@lru_cache(maxsize=64)
-def _parse(source: str) -> MetadataWrapper:
-    import libcst as cst
-    from libcst.metadata import MetadataWrapper
-
-    # The copy guards against nodes that stand in a tree twice, which a parsed module never has.
-    return MetadataWrapper(cst.parse_module(source), unsafe_skip_copy=True)
-
-
 def _matches(source: str, code: str) -> list[tuple[int, int]]:
     import libcst as cst
-    from libcst.metadata import ByteSpanPositionProvider
+    from libcst.metadata import ByteSpanPositionProvider, MetadataWrapper
 
-    wrapper = _parse(source)
+    # The copy guards against nodes that stand in a tree twice, which a parsed module never has.
+    wrapper = MetadataWrapper(cst.parse_module(source), unsafe_skip_copy=True)
     pattern = cst.parse_module(_normal(code)).body
     expression = _expression(pattern[0]) if len(pattern) == 1 else None
     # ast.dump is the comparison, so that quotes, parens and blank space do not count.
@@ -195,14 +183,9 @@ def _matches(source: str, code: str) -> list[tuple[int, int]]:
         else ([node] for node in _walk(wrapper.module) if type(node) is type(expression))
     )
     spans = wrapper.resolve(ByteSpanPositionProvider)
-    found = [run for run in runs if _shape("".join(map(_code, run))) == wanted]
+    code_for = cst.Module(body=[]).code_for_node
+    found = [run for run in runs if _shape("".join(map(code_for, run))) == wanted]
     return [_span(source, spans[run[0]], spans[run[-1]]) for run in found]
-
-
-def _code(node: cst.CSTNode) -> str:
-    import libcst as cst
-
-    return cst.Module(body=[]).code_for_node(node)
 
 
 def _span(source: str, first: object, last: object) -> tuple[int, int]:
@@ -259,8 +242,3 @@ def _shape(code: str) -> str | None:
 
 def _normal(code: str) -> str:
     return textwrap.dedent(code).strip() + "\n"
-
-
-def _indented(text: str, start: int, after: str) -> str:
-    column = start - (text.rfind("\n", 0, start) + 1)
-    return textwrap.indent(_normal(after), " " * column).strip()

@@ -38,7 +38,10 @@ def rescue(tree: SourceTree, state: Path) -> Rescued:
 
     Raises SourceError if there is nothing of patchkit's, StorageError for I/O.
     """
-    aside = _free(tree.root)
+    number, aside = 1, tree.root / ASIDE
+    while aside.exists():
+        number += 1
+        aside = tree.root / f"{ASIDE}-{number}"
     journal, moved = journal_of(tree, state), []
     try:
         journal.recover()
@@ -91,11 +94,3 @@ def _known(state: Path) -> tuple[dict[str, tuple[str, str]], bool]:
 
 def _files(folder: Path) -> Iterator[Path]:
     return (file for file in sorted(folder.rglob("*")) if is_file(file))
-
-
-def _free(root: Path) -> Path:
-    """Return a folder of the tree that is not there yet."""
-    number = 1
-    while (root / (name := ASIDE if number == 1 else f"{ASIDE}-{number}")).exists():
-        number += 1
-    return root / name

@@ -110,7 +110,10 @@ def forked(
                     os.close(alive)
                     excess = _wait(ended, limits, child if box and box.children else 0)
             finally:
-                _kill(child)
+                # os.kill comes first: the child may not have reached setpgid yet.
+                for kill in (os.kill, os.killpg):
+                    with contextlib.suppress(ProcessLookupError):
+                        kill(child, signal.SIGKILL)
                 # Until it is waited for, an ended child keeps its number: no stranger was killed.
                 status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         os.set_blocking(ended, False)
@@ -187,14 +190,6 @@ def _said(pipe: int) -> bytes:
         return os.read(pipe, 1)
     except BlockingIOError:  # a process out of reach still holds the other end
         return b""
-
-
-def _kill(child: int) -> None:
-    """End the child and all that it has started."""
-    # os.kill comes first: the child may not have reached setpgid yet.
-    for kill in (os.kill, os.killpg):
-        with contextlib.suppress(ProcessLookupError):
-            kill(child, signal.SIGKILL)
 
 
 def _trouble(status: int, limits: Limits) -> str:

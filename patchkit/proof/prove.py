@@ -7,12 +7,11 @@ from functools import partial
 
 from patchkit.edit.python import check_syntax
 from patchkit.errors import ProofError
-from patchkit.patching.fix import Case, Fix, State, Verdict
+from patchkit.patching.fix import Case, Fix, State
 from patchkit.patching.fix_file import mistakes_shown
 from patchkit.patching.plan import Plan
 from patchkit.proof.parallel import side_by_side
 from patchkit.proof.sandbox import missing
-from patchkit.source.tree import SourceTree
 
 _PROVABLE = (State.APPLY, State.APPLIED)
 _IN_EFFECT = (*_PROVABLE, State.UPSTREAM)
@@ -26,25 +25,24 @@ def prove(plan: Plan) -> tuple[str, ...]:
     missing()  # asked once, not by each process that is forked below
     before = plan.before()
     calls: list[Callable[[], str]] = [partial(_check_recognised, plan)]
-    for fix in (verdict.fix for verdict in plan.verdicts if _is_provable(verdict)):
-        stock = plan.stock if fix.prove_from_stock else before[fix.id]
-        calls.append(partial(_proved, fix, stock, plan))
+    active = frozenset(v.fix.id for v in plan.verdicts if v.state in _IN_EFFECT)
+    for verdict in plan.verdicts:
+        fix, upstream = verdict.fix, verdict.state is State.UPSTREAM
+        if fix.prove and ((upstream and fix.prove_upstream) or verdict.state in _PROVABLE):
+            stock = plan.stock if fix.prove_from_stock else before[fix.id]
+            case = Case(stock=stock, patched=plan.patched, request=plan.request, active=active)
+            calls.append(partial(_prove_fix, fix, case))
     said = []
-    for sentence, seen in side_by_side([partial(_with_seen, call, plan) for call in calls]):
+    for sentence, seen in side_by_side([partial(_with_digests, call, plan) for call in calls]):
         plan.stock.seen.update(seen)
         said.append(sentence)
     # The first call, _check_recognised, raises or has nothing to say.
     return tuple(said[1:])
 
 
-def _with_seen(call: Callable[[], str], plan: Plan) -> tuple[str, dict[str, str]]:
+def _with_digests(call: Callable[[], str], plan: Plan) -> tuple[str, dict[str, str]]:
     """Return what a call says, and the digests of the files that this rests on."""
     return call(), plan.stock.seen
-
-
-def _is_provable(verdict: Verdict) -> bool:
-    upstream = verdict.state is State.UPSTREAM and verdict.fix.prove_upstream
-    return verdict.fix.prove is not None and (upstream or verdict.state in _PROVABLE)
 
 
 def _check_recognised(plan: Plan) -> str:
@@ -62,9 +60,7 @@ def _check_recognised(plan: Plan) -> str:
     return ""
 
 
-def _proved(fix: Fix, stock: SourceTree, plan: Plan) -> str:
+def _prove_fix(fix: Fix, case: Case) -> str:
     assert fix.prove is not None
-    active = frozenset(v.fix.id for v in plan.verdicts if v.state in _IN_EFFECT)
-    case = Case(stock=stock, patched=plan.patched, request=plan.request, active=active)
     with mistakes_shown(fix):
         return fix.prove(case)

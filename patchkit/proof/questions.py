@@ -84,8 +84,11 @@ def ask(
             raise RecordError(f"{len(answers)} answers to {len(questions)} questions")
     except (RecordError, OSError) as wrong:  # OSError: a path that is too long
         raise _silent(f"it answered with what does not fit: {str(wrong)[:_SHOWN]}") from None
-    if said.raised:
-        raise _error(said.raised)
+    if raised := said.raised:
+        kind_of_error = _KINDS.get(raised.kind, ProofError)
+        words = (raised.what, raised.why, raised.hint)
+        what, why, hint = (word[:_SHOWN] for word in words)
+        raise kind_of_error(what, why=why, hint=hint)
     return answers
 
 
@@ -95,12 +98,6 @@ def _silent(trouble: str) -> ProofError:
         why="it was edited by hand, or does more than decide",
         hint=_HINT,
     )
-
-
-def _error(raised: _Raised) -> PatchkitError:
-    """Return the error that the child raised, from its words."""
-    made = _KINDS.get(raised.kind, ProofError)
-    return made(raised.what[:_SHOWN], why=raised.why[:_SHOWN], hint=raised.hint[:_SHOWN])
 
 
 # In the child

@@ -230,7 +230,9 @@ class _Module(dict[str, Any]):
         if name in self._source.definitions:
             for piece in self._source.pieces(name):
                 for needed in piece.at_once:
-                    self._have_ready(needed)
+                    # A class body's look-ups do not come by ``__missing__``.
+                    if self.has(needed) and needed not in self:
+                        self[needed] = self[needed]
                 execute(piece.code, self)
             return self[name]
         if name in self._source.imports:
@@ -238,11 +240,6 @@ class _Module(dict[str, Any]):
             self[name] = found
             return found
         raise KeyError(name)
-
-    def _have_ready(self, name: str) -> None:
-        """Have a name ready for a class body, whose look-ups do not come by ``__missing__``."""
-        if self.has(name) and name not in self:
-            self[name] = self[name]
 
     def _import(
         self,
@@ -318,7 +315,11 @@ class _Source:
         return None
 
     def _piece(self, node: Definition) -> _Piece:
-        _undecorate(node)
+        for part in ast.walk(node):
+            if isinstance(part, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                part.decorator_list = [
+                    d for d in part.decorator_list if _decorator(d) in _DECORATORS
+                ]
         # Annotations name types of torch and others, which are not there.
         future = ast.parse("from __future__ import annotations").body
         code = compile(ast.Module([*future, node], []), self._path, "exec")
@@ -340,12 +341,6 @@ def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
             yield from _statements(node.body)
         else:
             yield node
-
-
-def _undecorate(node: Definition) -> None:
-    for part in ast.walk(node):
-        if isinstance(part, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            part.decorator_list = [d for d in part.decorator_list if _decorator(d) in _DECORATORS]
 
 
 def _decorator(node: ast.expr) -> str:

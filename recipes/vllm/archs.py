@@ -80,7 +80,17 @@ def evaluate(tree: SourceTree, target: Target, arch_list: str, cuda: str) -> lis
     _check_lists(sites, texts)
     calls = traced(tree, texts, target.gencode_flags(arch_list), cuda)
     archs = _archs(calls, {site.where for site in sites})
-    return [_group(site, archs.get(site.where, ())) for site in sites]
+    return [
+        Group(
+            place=site.place,
+            line=site.command.line,
+            name=site.name,
+            variable=site.variable,
+            defines=site.defines,
+            archs=archs.get(site.where, ()),
+        )
+        for site in sites
+    ]
 
 
 def cmake_texts(tree: SourceTree) -> dict[str, str]:
@@ -129,17 +139,13 @@ def _sites(path: str, text: str) -> Iterator[_Site]:
             name = _first_source(calls[:index], _keyword(call, "SRCS"))
             defines = tuple(_defines(calls, call))
             yield _Site((path, ordinal), call, name, variable, defines)
-        elif call.name == INTERSECTION and call.arguments and _names_project(path, call, used):
+        # An external project that builds itself only asks whether its list is empty.
+        elif call.name == INTERSECTION and call.arguments and path != ROOT_FILE and not used:
             variable = call.arguments[0].value
             yield _Site((path, ordinal), call, PurePosixPath(path).stem, variable, ())
         else:
             continue
         ordinal += 1
-
-
-def _names_project(path: str, call: Command, used: set[str]) -> bool:
-    # An external project that builds itself only asks whether its list is empty.
-    return path != ROOT_FILE and not used and call.arguments[0].value not in used
 
 
 def _keyword(call: Command, keyword: str) -> str:
@@ -173,17 +179,6 @@ def _defines(calls: tuple[Command, ...], site: Command) -> Iterator[str]:
     for call in calls:
         if call.name == "list" and call.block == site.block:
             yield from (a.value for a in call.arguments if a.value.startswith("-DENABLE_"))
-
-
-def _group(site: _Site, archs: tuple[str, ...]) -> Group:
-    return Group(
-        place=site.place,
-        line=site.command.line,
-        name=site.name,
-        variable=site.variable,
-        defines=site.defines,
-        archs=archs,
-    )
 
 
 def _archs(
@@ -271,14 +266,16 @@ def traced(
         )
         if ended.trouble:
             raise _stopped(ended, root)
-        return [_relative(call, root, scratch) for call in read_trace(log, root)]
-
-
-def _relative(call: Traced, *roots: Path) -> Traced:
-    arguments = call.arguments
-    for root in roots:
-        arguments = tuple(argument.replace(f"{root}/", "") for argument in arguments)
-    return replace(call, arguments=arguments)
+        return [
+            replace(
+                call,
+                arguments=tuple(
+                    text.replace(f"{root}/", "").replace(f"{scratch}/", "")
+                    for text in call.arguments
+                ),
+            )
+            for call in read_trace(log, root)
+        ]
 
 
 def _stopped(ended: Ended, root: Path) -> ProofError:

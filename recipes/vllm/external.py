@@ -7,7 +7,7 @@ Only what a CUDA build reaches counts: files are followed from ``CMakeLists.txt`
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
@@ -221,17 +221,12 @@ def _resolved(value: str, texts: Mapping[str, set[str]]) -> str:
 
 def _override(path: str, call: Command, calls: tuple[Command, ...], name: str) -> str:
     """Return the environment variable that replaces a fetch: its branch is the one without it."""
-    for condition in _passed_by(call):
+    for condition in (passed for branch in call.block for passed in branch.excluded):
         if len(condition) == 1 and _reads_environment(calls, condition[0]):
             return condition[0]
         if len(condition) == 2 and condition[0] == "DEFINED" and condition[1].startswith("ENV{"):
             return condition[1].removeprefix("ENV{").removesuffix("}")
     raise _error(path, call.line, f"no variable names a folder to use for {name}")
-
-
-def _passed_by(call: Command) -> Iterator[tuple[str, ...]]:
-    for branch in call.block:
-        yield from branch.excluded
 
 
 def _reads_environment(calls: tuple[Command, ...], variable: str) -> bool:

@@ -5,6 +5,7 @@ vLLM has no code for the device in it, or does not choose it there, or builds no
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Collection
 
 from packaging.version import Version
@@ -28,7 +29,13 @@ def idle_sources(tree: SourceTree, request: Request, named: Collection[str] = ()
         for known in known_externals()
         if known.optional and known.option not in named and tree.exists(known.file)
     }
-    return {option: reason for option, reason in found.items() if reason and _leaves(tree, option)}
+    idle = {}
+    for option, reason in found.items():
+        if reason:
+            with contextlib.suppress(DriftError, UsageError):
+                leave_out(tree, [known for known in known_externals() if known.option == option])
+                idle[option] = reason
+    return idle
 
 
 def _idle(known: KnownSource, version: Version, request: Request, asked: set[str]) -> str:
@@ -42,11 +49,3 @@ def _idle(known: KnownSource, version: Version, request: Request, asked: set[str
         if major in reason.majors and chosen:
             return f"vLLM does not choose it there, by the fix {reason.fix}"
     return ""
-
-
-def _leaves(tree: SourceTree, option: str) -> bool:
-    try:
-        leave_out(tree, [known for known in known_externals() if known.option == option])
-    except (DriftError, UsageError):
-        return False
-    return True

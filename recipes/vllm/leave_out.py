@@ -223,17 +223,12 @@ def _prove(tree: SourceTree, left: KnownSource) -> None:
     ]
     if any(value.endswith(left.file) for value in reached):
         raise _still(ROOT_FILE, f"includes {left.file}")
-    built = set(_built(tree, left))
+    calls = commands(tree.read(left.file), left.file)
+    built = {c.arguments[0].value for c in calls if c.name in _TARGETS and c.arguments}
     if extra := sorted(built - set(left.targets)):
         raise _still(left.file, f"builds {extra[0]}, which is not known to belong to {left.option}")
     if asked := sorted(asked_targets(tree) & set(left.targets)):
         raise _still(_SETUP, f"asks for {asked[0]}")
-
-
-def _built(tree: SourceTree, left: KnownSource) -> Iterator[str]:
-    for call in commands(tree.read(left.file), left.file):
-        if call.name in _TARGETS and call.arguments:
-            yield call.arguments[0].value
 
 
 def _still(path: str, problem: str) -> DriftError:

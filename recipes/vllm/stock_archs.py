@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
@@ -29,7 +29,10 @@ def check_stock(
     member, by ranges of releases (inclusive). ``patched`` says what a group of the table may get in
     a tree that is patched already. Raises DriftError that names every group that differs.
     """
-    expected, found = _read(table, version), _keyed(groups)
+    expected = _read(table, version)
+    found: dict[Key, Group] = {}
+    for group in groups:
+        _put(found, (group.name, " ".join(group.switches), group.variable), group)
     if not expected:  # not added to the tables yet: nobody knows what it builds
         return
     wrong = [f"{key[0]} ({key[2]}) is missing" for key in expected if key not in found]
@@ -50,13 +53,6 @@ def check_stock(
             why="a CMake file was edited by hand",
             hint="restore the CMake files from the release",
         )
-
-
-def _keyed(groups: Iterable[Group]) -> dict[Key, Group]:
-    found: dict[Key, Group] = {}
-    for group in groups:
-        _put(found, (group.name, " ".join(group.switches), group.variable), group)
-    return found
 
 
 def _read(table: Path, version: Version) -> dict[Key, tuple[str, ...]]:

@@ -26,7 +26,13 @@ def look(tree: kit.SourceTree, request: kit.Request) -> kit.Observation:
     done = f"{kit.ROOT_FILE}: a plain cmake builds {_arch(request)}"
     if text[: project.start].endswith(block):
         return kit.found((), now="", done=done)
-    if early := [call for call in calls if call.start < project.start and _sets_archs(call)]:
+    if early := [
+        call
+        for call in calls
+        if call.start < project.start
+        and call.name == "set"
+        and [argument.value for argument in call.arguments[:1]] == [_VARIABLE]
+    ]:
         return kit.upstream(f"{kit.ROOT_FILE}:{early[0].line}: sets {_VARIABLE} before project()")
     edit = kit.Edit(kit.ROOT_FILE, project.start, project.start, block, _arch(request))
     now = f"{kit.ROOT_FILE}:{project.line}: project() takes nvcc's default, before upstream's list"
@@ -41,10 +47,6 @@ def _project(calls: list[kit.Command]) -> kit.Command:
             f"{kit.ROOT_FILE}: {len(named)} calls of project(), expected 1 with the language CUDA"
         )
     return named[0]
-
-
-def _sets_archs(call: kit.Command) -> bool:
-    return call.name == "set" and [a.value for a in call.arguments[:1]] == [_VARIABLE]
 
 
 def prove(case: kit.Case) -> str:

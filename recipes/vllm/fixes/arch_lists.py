@@ -67,7 +67,10 @@ def _list_units(
             continue
         if request.arch == "family":
             if all(item.endswith("a") for item in members):
-                yield entry.where, [_replace(entry, members[0], wanted)]
+                argument, note = entry.argument, f"{members[0]} to {wanted}"
+                text = argument.text.replace(members[0], wanted)
+                edit = kit.Edit(entry.path, argument.start, argument.stop, text, note)
+                yield entry.where, [edit]
         elif wanted in entry.items:
             yield entry.where, []
         elif not (hands_on and _leads(entry, members, wanted)):
@@ -112,19 +115,13 @@ def _hands_on(utils: str) -> bool:
     return any([a.value for a in test.arguments] == ["_arch", "MATCHES", "f$"] for test in tests)
 
 
-def _replace(entry: kit.ArchList, old: str, new: str) -> kit.Edit:
-    argument, note = entry.argument, f"{old} to {new}"
-    return kit.Edit(
-        entry.path, argument.start, argument.stop, argument.text.replace(old, new), note
-    )
-
-
 def prove(case: kit.Case) -> str:
     """Evaluate both trees with the release's own CMake and compare group by group."""
     target = case.request.target
     lists = ((case.stock, target.stock), (case.patched, case.request.arch_list))
     before, after = (
-        [_as_asked(group) for group in groups]
+        # As its list asks for it: what PTX stands beside is for ptx_only.
+        [replace(g, archs=tuple(a.replace("-virtual", "+PTX") for a in g.archs)) for g in groups]
         for groups in kit.side_by_side(
             [partial(kit.evaluate, t, target, a, target.cuda) for t, a in lists]
         )
@@ -148,11 +145,6 @@ def prove(case: kit.Case) -> str:
         )
     built = sum(1 for group in after if case.request.arch_list in group.archs)
     return f"{built} of {len(after)} kernel groups are built for {case.request.arch_list}"
-
-
-def _as_asked(group: kit.Group) -> kit.Group:
-    """Return a group as its list asks for it: what PTX stands beside is for ptx_only."""
-    return replace(group, archs=tuple(a.replace("-virtual", "+PTX") for a in group.archs))
 
 
 def _patched(group: kit.Group, request: kit.Request, active: frozenset[str]) -> set[frozenset[str]]:
