@@ -44,7 +44,6 @@ from patchkit.wheel.vllm.preflight import left_out as left_out_parts
 from patchkit.wheel.vllm.preflight import plan_vllm
 from patchkit.wheel.vllm.prepare import check_choice, choose_parts
 from patchkit.wheel.vllm.source import VllmOrder, VllmSource, vllm_source
-from patchkit.wheel.vllm.upstream_parts import foretold
 from patchkit.wheel.wheelhouse.contents import check_room
 
 _EPILOG = """\
@@ -255,8 +254,6 @@ def _foretell(order: VllmOrder, jobs: Jobs, idle: Mapping[str, str]) -> None:
     """Say what is going to happen, before it takes long."""
     tell(f"compiling in {order.work} with {jobs.number} jobs ({jobs.reason})")
     tell(f"what the build says: {order.work}/log.txt")
-    if taken := foretold(order.given, order.version, order.toolchain.machine):
-        tell(taken)
     for reason in sorted(set(idle.values())):
         options = ", ".join(option for option in sorted(idle) if idle[option] == reason)
         tell(f"without {options}: {reason}; --source NAME=… brings one in")

@@ -60,7 +60,14 @@ def find_toolchain(
     not fit.
     """
     here = platform.machine()
-    cxx = _find_compiler(machine, here)
+    if machine not in MACHINES or here not in MACHINES:
+        raise UsageError(
+            f"patchkit builds on and for {' and '.join(MACHINES)}, not {here} to {machine}"
+        )
+    for missing in (*missing_tools(), *missing_compiler(machine)):
+        raise missing.error()
+    cxx = find_cxx(machine)
+    assert cxx is not None  # else it is among the missing ones
     if toolkit is not None and machine != here:
         raise UsageError(
             f"{toolkit}: a toolkit of this machine cannot link for {machine}",
@@ -114,18 +121,6 @@ def check_toolchain(
             hint="CXX names another g++ (CUDA 13.0 takes 11 to 15); --cuda locked takes the "
             "toolkit that patchkit knows",
         )
-
-
-def _find_compiler(machine: str, here: str) -> Path:
-    if machine not in MACHINES or here not in MACHINES:
-        raise UsageError(
-            f"patchkit builds on and for {' and '.join(MACHINES)}, not {here} to {machine}"
-        )
-    for missing in (*missing_tools(), *missing_compiler(machine)):
-        raise missing.error()
-    found = find_cxx(machine)
-    assert found is not None  # else it is among the missing ones
-    return found
 
 
 def missing_tools() -> Iterator[Finding]:

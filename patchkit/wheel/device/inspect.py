@@ -13,7 +13,6 @@ import io
 from collections import Counter
 from collections.abc import Collection, Iterable
 from dataclasses import astuple, dataclass
-from functools import cache
 from io import BufferedIOBase
 from pathlib import Path
 from typing import Any
@@ -169,7 +168,8 @@ def prove_exact(binary: Binary, target: Target, *, cpu: str | None = None) -> No
     are those that NCCL always adds (``recipes/nccl/kernels.toml``), and PTX beside machine code:
     the driver never compiles it here. ``cpu`` is that of the build, else the target's.
     """
-    wanted, always = cpu or target.cpu, {("sass", arch) for arch in always_built()}
+    table = read_toml(tuple[dict[str, Any], ...], RECIPES / "nccl" / "kernels.toml", key="always")
+    wanted, always = cpu or target.cpu, {("sass", parse_arch(row["arch"])) for row in table}
     if binary.library.machine != wanted:
         raise ProofError(
             f"{binary.name} is for {binary.library.machine}, not for {wanted}",
@@ -196,13 +196,6 @@ def prove_exact(binary: Binary, target: Target, *, cpu: str | None = None) -> No
             else "it holds no device code, or only what NCCL's makefiles always add",
             hint=f"build with NVCC_GENCODE=-gencode=arch=compute_{number},code=sm_{number}",
         )
-
-
-@cache
-def always_built() -> frozenset[Arch]:
-    """Return the archs of the device code that NCCL's makefiles add to every build."""
-    always = read_toml(tuple[dict[str, Any], ...], RECIPES / "nccl" / "kernels.toml", key="always")
-    return frozenset(parse_arch(entry["arch"]) for entry in always)
 
 
 def fat_binaries(entries: Iterable[CodeEntry]) -> tuple[tuple[CodeEntry, ...], ...]:

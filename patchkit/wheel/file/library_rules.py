@@ -32,6 +32,9 @@ class LibraryNames:
 
     names: frozenset[str]
 
+    def cover(self, project: str) -> bool:
+        return any(fnmatchcase(project, pattern) for pattern in self.names)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LibraryRules:
@@ -48,22 +51,17 @@ class LibraryRules:
     def foreign(self, project: str, member: str) -> SharedLibraries | None:
         """Return whose a library is that a wheel of this project must not carry, None if it may."""
         match = _FILE.fullmatch(PurePosixPath(member).name)
-        groups = (shared for shared in self.shared if match and match["name"] in shared.names)
-        return next((group for group in groups if not _matches_any(group.owners, project)), None)
+        for shared in self.shared if match else ():
+            owned = any(fnmatchcase(project, owner) for owner in shared.owners)
+            if match and match["name"] in shared.names and not owned:
+                return shared
+        return None
 
     def cuda_majors(self, needed: Iterable[str]) -> tuple[int, ...]:
         """Return the major versions of CUDA that a library needs: 13 for libcudart.so.13."""
         matches = filter(None, map(_FILE.fullmatch, needed))
         numbers = (match["number"] for match in matches if match["name"] in self.cuda.names)
         return tuple(sorted({int(number) for number in numbers if number}))
-
-    def decisive(self, project: str) -> bool:
-        """Check whether a pin of this project decides which wheels fit together."""
-        return _matches_any(self.pins.names, project)
-
-    def fixed(self, project: str) -> bool:
-        """Check whether other wheels are compiled against this project, so that its pin stays."""
-        return _matches_any(self.compiled_against.names, project)
 
     def glibc(self, platform: str) -> str:
         """Return the glibc that is enough by a platform tag, ``2.28``; "" if it names none."""
@@ -76,10 +74,6 @@ class LibraryRules:
         known = [older for older in self.libstdcxx if by_version(older) <= by_version(glibc)]
         newest = self.libstdcxx[max(known, key=by_version)] if known else {}
         return {"GLIBC": glibc, **newest}
-
-
-def _matches_any(patterns: Iterable[str], project: str) -> bool:
-    return any(fnmatchcase(project, pattern) for pattern in patterns)
 
 
 @cache

@@ -51,7 +51,7 @@ class WheelMetadata:
     @property
     def decisive_pins(self) -> dict[str, str]:
         """The pins that decide which wheels fit together."""
-        return {name: pin for name, pin in self.pins.items() if library_rules().decisive(name)}
+        return {name: pin for name, pin in self.pins.items() if library_rules().pins.cover(name)}
 
 
 def read_metadata(wheel: WheelFile) -> WheelMetadata:

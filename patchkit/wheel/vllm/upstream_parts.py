@@ -7,7 +7,7 @@ That wheel holds them as they are installed: Python, headers, and libraries that
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
@@ -20,7 +20,7 @@ from patchkit.durable.failure import translated
 from patchkit.errors import ProofError, SourceError, UsageError
 from patchkit.quoting import quoted
 from patchkit.recipes.vllm.build import KnownSource, by_option, known_externals
-from patchkit.source.fetch import Progress, cache_dir, fetch
+from patchkit.source.fetch import Progress, fetch
 from patchkit.source.lock import LockEntry
 from patchkit.target import Target
 from patchkit.wheel.device.inspect import Binary, inspect_wheel
@@ -76,17 +76,6 @@ def upstream_wheel(version: Version, cpu: str) -> LockEntry:
             hint="name a folder, an archive or git+URL@COMMIT with --source",
         )
     return entry
-
-
-def foretold(given: Mapping[str, str], version: Version, cpu: str) -> str:
-    """Say which sources come from upstream's wheel and how much that downloads; "" for none."""
-    options = sorted(option for option, spec in given.items() if is_upstream(spec))
-    if not options:
-        return ""
-    entry = upstream_wheel(version, cpu)
-    there = (cache_dir() / "sdists" / entry.filename).is_file()
-    size = "in the cache" if there else f"{entry.size / 1e6:,.0f} MB to download"
-    return f"{', '.join(options)}: from {entry.filename}, {size}"
 
 
 def upstream_parts(

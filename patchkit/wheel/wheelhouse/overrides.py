@@ -101,7 +101,7 @@ def known_overrides(pins: Iterable[WheelPin], recorded: Iterable[Override]) -> t
 
 def _check_override(takes: ExactPin, known: WheelPin) -> None:
     pinned, version = known.pin.version, takes.version
-    if library_rules().fixed(takes.project):
+    if library_rules().compiled_against.cover(takes.project):
         raise UsageError(
             f"{takes}: the pin of {takes.project} is not overridden",
             why=f"{known.wheel} was compiled against {known.pin}",
@@ -139,8 +139,17 @@ def default_version(house: Path | None) -> tuple[Version, str]:
     """
     found = _required_nccl(house)
     if not found:
-        _check_torch(house)
-        return load_facts().default, "the recipe's default: no torch or vLLM wheel says otherwise"
+        facts = load_facts()
+        for pin in pins_in(house) if house is not None and house.is_dir() else ():
+            if pin.pin.project == TORCH and not facts.pin_of_torch(str(pin.pin.version)):
+                raise UsageError(
+                    f"{pin.wheel} requires torch {pin.pin.version}, and the recipe does not know "
+                    "its NCCL",
+                    why=f"the recipe knows torch {', '.join(facts.torch)}",
+                    hint="name one with --version: `pip download --no-deps torch` and its METADATA "
+                    "say which",
+                )
+        return facts.default, "the recipe's default: no torch or vLLM wheel says otherwise"
     if len(found) > 1:
         raise UsageError(
             f"{house}: its wheels want {len(found)} versions of NCCL\n"
@@ -178,17 +187,3 @@ def _required_nccl(house: Path | None) -> dict[Version, str]:
         if is_nccl(override.takes.project):
             return {override.takes.version: str(override)}
     return {each.pin.version: each.reason for each in pins if is_nccl(each.pin.project)}
-
-
-def _check_torch(house: Path | None) -> None:
-    """Raise UsageError for a torch whose NCCL the recipe does not know."""
-    facts = load_facts()
-    for each in pins_in(house) if house is not None and house.is_dir() else ():
-        if each.pin.project == TORCH and not facts.pin_of_torch(str(each.pin.version)):
-            raise UsageError(
-                f"{each.wheel} requires torch {each.pin.version}, and the recipe does not know its "
-                "NCCL",
-                why=f"the recipe knows torch {', '.join(facts.torch)}",
-                hint="name one with --version: `pip download --no-deps torch` and its METADATA "
-                "say which",
-            )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import tomllib
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -118,30 +117,6 @@ def test_the_files_of_a_folder_take_the_place_of_a_source(source, ask):
     )
     files = {each.known.file for each in taken}
     assert after == {place: archs for place, archs in before.items() if place[0] not in files}
-
-
-# What a build for a GB10 goes without unless it is asked for, from that release on.
-IDLE = {
-    "0.11.1": {"flashmla", "qutlass"},
-    "0.12.0": {"flashmla", "qutlass", "triton-kernels"},
-    "0.20.0": {"flashmla", "qutlass", "triton-kernels", "deepgemm"},
-    "0.24.0": {"flashmla", "triton-kernels", "deepgemm", "fmha-sm100"},
-    "0.26.0": {"flashmla", "triton-kernels", "deepgemm", "fmha-sm100", "tml-fa4"},
-    "0.30.0": {"flashmla", "triton-kernels", "deepgemm", "fmha-sm100", "tml-fa4", "deepselect"},
-    "0.32.0": {"flashmla", "deepgemm", "fmha-sm100", "tml-fa4", "deepselect"},
-}
-
-
-def test_what_a_build_goes_without_by_default(source):
-    request = Request(target=targets()["gb10"])
-    expected = next(e for since, e in reversed(IDLE.items()) if Version(since) <= source.version)
-    idle = idle_sources(source, request)
-    assert set(idle) == expected
-    leave_out(source, by_option(idle))
-    assert idle_sources(source, request, {"flashmla"}).keys() == expected - {"flashmla"}
-    # Whoever wants DeepGEMM leaves the fix out that turns it off.
-    kept = idle_sources(source, replace(request, skip=frozenset({"deepgemm_sm12x"})))
-    assert ("deepgemm" in kept) == (Version("0.20") <= source.version < Version("0.25"))
 
 
 @pytest.mark.e2e

@@ -126,25 +126,6 @@ def test_a_python_that_will_not_do(refused, tmp_path, how, rc, says):
     assert says.format(python=python) in refused(*SRC, "--python", python, rc=rc)
 
 
-def test_all_that_is_missing_is_said_at_once(refused, sources, tmp_path):
-    root = sources("pyproject.toml", ">=3.10,<3.20", ">=3.99")
-    cmake = root / "CMakeLists.txt"
-    cmake.write_text(cmake.read_text() + "execute_process(COMMAND patch --batch)\n")
-    python = python_with(tmp_path / "venv", without=["torch", "cmake"])
-    (tmp_path / "empty").mkdir()
-    arguments = ["--src", root, "--cpu", HERE, "--python", python]
-    said = refused(*arguments, rc=9, env={"PATH": str(tmp_path / "empty")})
-    assert f"this machine cannot build vLLM {VLLM_VERSION}:" in said
-    for each in (
-        "is outside >=3.99: name another one with --python",
-        f"{python} has no cmake, torch: {python} -m pip install cmake torch==2.15.0",
-        "no C++ compiler: apt install g++",
-        "no program `patch`: apt install patch",
-    ):
-        assert each in said
-    assert "install all of these, then run the same command again" in said
-
-
 def test_a_plan_says_all_that_is_missing_and_begins_nothing(cli, tmp_path):
     (tmp_path / "empty").mkdir()
     nowhere = {

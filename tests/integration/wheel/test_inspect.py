@@ -167,19 +167,6 @@ def test_the_command_as_json(cli):
     }
 
 
-@pytest.mark.parametrize(
-    ("arguments", "rc", "says"),
-    [
-        ([LIBRARIES / "make.sh"], 3, ["make.sh is not an ELF file"]),
-        ([LIBRARIES / "gb10.so", "--target", "h100"], 2, ["'h100'", "gb10, thor, h200"]),
-        ([], 2, ["FILE"]),
-    ],
-)
-def test_refusals(cli, arguments, rc, says):
-    said = cli("inspect", *arguments, rc=rc).stderr
-    assert not [words for words in says if words not in said], said
-
-
 # Wheels
 
 

@@ -196,16 +196,6 @@ def test_the_system_s_copy(env, tmp_path):
     assert env.foretold()[0] == {"torch": None, "vllm": None, "mapped": []}
 
 
-def test_a_torch_that_finds_none(env):
-    env.pip_copy.unlink()
-    foretold, answer = env.foretold()
-    assert foretold == {"torch": None, "vllm": None, "mapped": []}
-    assert (
-        answer["torch"]["why"] == "libtorch_cuda.so needs libnccl.so.2, and the loader finds none"
-    )
-    assert answer["vllm"]["why"] == "vLLM asks for libnccl.so.2, and the loader finds none"
-
-
 # Packages
 
 
@@ -238,20 +228,6 @@ def test_packages(installed, packages, warned, env):
     said = "\n".join(env.foretold()[1]["warnings"])
     assert warned in said
     assert bool(said) == bool(warned)
-
-
-@pytest.mark.parametrize(("pinned", "older"), [("2.28.9", False), ("2.30.7", True)])
-def test_another_release_than_torch_pins(pinned, older, env):
-    """A later one is what an override leaves on a node."""
-    pin = f"nvidia-nccl-cu13=={pinned}"
-    requires = ["sympy", f"{pin}; platform_system == 'Linux'"]
-    torch = write_wheel(env.home / "wheels", "2.11.0", project="torch", requires=requires)
-    with zipfile.ZipFile(torch) as archive:
-        archive.extractall(env.site)
-    answer = env.foretold()[1]
-    assert answer["pin"] == pin
-    text = f"torch 2.11.0 pins {pin}, and 2.29.7 is taken: torch may call what an older NCCL lacks"
-    assert answer["warnings"] == [text] * older
 
 
 def test_a_file_that_was_changed_after_its_installation(env):

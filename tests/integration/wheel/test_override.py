@@ -15,7 +15,7 @@ from uv import find_uv_bin
 
 from patchkit.cli import group
 from patchkit.errors import SourceError, UsageError
-from patchkit.wheel.wheelhouse.contents import add_wheel, listed_wheels, load_manifest
+from patchkit.wheel.wheelhouse.contents import add_wheel, listed_wheels
 from patchkit.wheel.wheelhouse.overrides import default_version
 from support.wheels import HERE, write_wheel
 
@@ -152,23 +152,6 @@ def test_the_whole_way_around_a_pin(built, fill, call, house, run):
     (complaint,) = (line for line in run("pip check", rc=1).splitlines() if line)
     assert complaint.startswith(f"torch 2.11.0 has requirement {NCCL.partition(';')[0]}")
     assert complaint.endswith(f"but you have nvidia-nccl-cu13 {OURS}.")
-
-
-def test_a_lock_from_before_is_no_longer_right(fill, call, house):
-    fill()
-    said = call("wheelhouse", "override", PIN).stdout
-    assert said.splitlines()[1:] == ["next: patchkit build nccl --dir wheelhouse"]
-    (found,) = json.loads(call("verify", "--json", rc=2).stdout)["findings"]
-    assert found["where"].startswith("nvidia_nccl_cu13-2.28.9")
-    assert found["what"] == f"is 2.28.9, and the override takes {PIN}"
-    fill()
-    assert "all as listed" in call("verify").stdout
-
-    call("wheelhouse", "override", "--remove", "nvidia-nccl-cu13")
-    assert load_manifest(house).overrides == ()
-    call("verify", rc=2)
-    fill()
-    assert versions(house)["nvidia-nccl-cu13"] == "2.28.9"
 
 
 @pytest.mark.parametrize(

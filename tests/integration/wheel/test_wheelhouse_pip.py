@@ -10,7 +10,6 @@ import venv
 
 import pytest
 
-from patchkit.cluster.agent.examination import python_contents
 from patchkit.wheel.wheelhouse.contents import add_wheel
 from support.wheels import ELSEWHERE, HERE, write_wheel
 
@@ -76,25 +75,6 @@ def test_ours_takes_the_place_of_stock(form, pip, house, made):
     # pip leaves the empty folders of a namespace package behind, stock's too.
     assert [path.name for path in pip.library.parents[2].rglob("*")] == ["nccl"]
     assert pip.installed() == {"torch": "2.13.0"}
-
-
-def test_a_library_that_went_with_another_package_is_found_and_comes_back(cli, pip, house, made):
-    stock = made("2.28.9", project="nvidia-nccl-cu12", files={LIBRARY: b"stock"})
-    add_wheel(house, made(OURS), {})
-    pip("install", stock)
-    pip("install", *LOCKED)
-    pip("uninstall", "--yes", "nvidia-nccl-cu12")
-    assert not pip.library.exists()
-    assert "No broken requirements found" in pip("check")
-    venv = pip.library.parents[6]
-
-    (lost,) = python_contents(str(venv), None).lost
-    assert lost.path == str(pip.library)
-    _python, _m, _pip, *words = lost.cure(f"{venv}/bin/python", str(house))
-    pip(*words)
-
-    assert pip.library.read_text() == f"{OURS} {HERE}"
-    assert python_contents(str(venv), None).lost == ()
 
 
 def test_wheels_for_two_cpus(pip, house, made):

@@ -327,25 +327,6 @@ def test_what_changes_during_the_proof_is_never_overwritten(path, sdist, ask):
     assert contents(sdist) == {**before, sdist / path: b"mine\n"}
 
 
-def test_a_created_file_goes_when_its_fix_is_left_out_or_creates_another(sdist, ask):
-    stock, recipe = contents(sdist), recipe_of(creating(NEW, "{}\n"), fix_of("a"))
-    apply(sdist, recipe, ask(skip={"new"}))
-    without = contents(sdist)
-
-    assert apply(sdist, recipe, ask()).written == (NEW,)
-    assert (sdist / NEW).read_text() == "{}\n"
-    other = recipe_of(creating(NEW, "[]\n"), fix_of("a"))
-    apply(sdist, replace(other, digest="other"), ask())
-    assert (sdist / NEW).read_text() == "[]\n"
-    apply(sdist, recipe, ask(skip={"new"}))
-    assert contents(sdist) == without
-
-    apply(sdist, recipe, ask())
-    (sdist / NEW).unlink()
-    assert set(revert(sdist)) == {NEW, PATH}
-    assert contents(sdist) == stock
-
-
 @settings(max_examples=30, deadline=None, database=None)
 @given(
     name=st.text(st.sampled_from("aZ09=,[]{}()*?!#~%&;$'._- é𝟚"), max_size=30),

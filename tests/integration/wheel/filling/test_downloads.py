@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -83,36 +82,6 @@ def test_ended_while_it_downloads(number, world, offered, index, house, cli, env
     index.asked.clear()
     cli("wheelhouse", "fill", env=alone_with(index))
     assert index.asked == []
-
-
-def test_sizes_come_first(world, index, house, cli, small_disk, offered, tmp_path):
-    """With them it is known before a download that it does not fit."""
-    world()
-    offered("leaf", "1.0", files={"large.bin": os.urandom(3_900_000)})
-    total = sum(
-        next((tmp_path / "offered").glob(name)).stat().st_size
-        for name in (
-            "torch-*",
-            "leaf-*",
-            "typing_thing-2*",
-            "only_there-*",
-            "for_new-*",
-            "nvidia_cudnn*",
-        )
-    )
-    disk = small_disk("size=2m") / "house"
-    shutil.copytree(house, disk)
-    before = contents(disk)
-    said = cli("wheelhouse", "fill", "--dir", disk, env=alone_with(index), rc=7).stderr
-    assert f"to download: 6, {total / 1e6:,.0f} MB; free: 2 MB" in said
-    assert f"house: the disk has no room for {total / 1e6:,.0f} MB of dependencies" in said
-    assert index.asked == []
-    assert contents(disk) == before
-    assert not (disk / ".filling").exists()
-
-    said = cli("wheelhouse", "fill", env=alone_with(index)).stderr
-    assert f"to download: 6, {total / 1e6:,.0f} MB; free: " in said
-    assert len(index.asked) == 6
 
 
 @pytest.mark.e2e

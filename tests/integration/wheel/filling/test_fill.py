@@ -7,10 +7,7 @@ import subprocess
 
 import pytest
 
-from patchkit.wheel.file.library_rules import library_rules
 from patchkit.wheel.wheelhouse.contents import listed_wheels
-from patchkit.wheel.wheelhouse.node import node_platform
-from patchkit.wheel.wheelhouse.resolve import WheelSources, resolve_wheels
 from support.filling import ALL, LOCK, THIS, contents, installed, locked
 from support.wheels import CPU, ELSEWHERE, HERE, OTHER_CPU
 
@@ -66,27 +63,6 @@ def test_every_node_installs_the_same(world, fill, house, node):
     node("install", "--no-index", *LOCK)
     assert installed(node) == locked(house)
     assert "No broken requirements found" in node("check")
-
-
-def test_what_is_numbered_like_cuda_is_of_the_one_cuda(offered, tmp_path):
-    """Else a new cuda-bindings leads to a cuda-python that is too old to say what it needs."""
-    for version in ("13.4.4", "13.5.0"):
-        offered("cuda-bindings", version)
-    offered("cuda-python", "13.4.4", requires=["cuda-bindings==13.4.4"])
-    offered("cuda-python", "12.6.2")
-    wheel = offered("vllm", "0.33.0", requires=["cuda-bindings>=13", "cuda-python"])
-    node = node_platform(CPU, "3.12", "2.39")
-    sources = WheelSources(offline=True, folders=(tmp_path / "offered",))
-
-    def chosen(*majors):
-        names = [
-            f"{name}=={major}.*" for name in library_rules().numbered.names for major in majors
-        ]
-        locked = resolve_wheels([wheel], [], node, sources, names)
-        return [each.name.pinned for each in locked]
-
-    assert chosen() == ["cuda-bindings==13.5.0", "cuda-python==12.6.2"]
-    assert chosen(13) == ["cuda-bindings==13.4.4", "cuda-python==13.4.4"]
 
 
 @pytest.mark.parametrize("seen", ["requirements", "file"])
@@ -145,21 +121,6 @@ def test_refusals(arguments, says, world, fill, tmp_path):
     world()
     (tmp_path / "empty").mkdir()
     assert says in fill(*arguments, rc=2).stderr
-
-
-def test_the_file_that_an_installer_takes(built, offered, fill, house, node):
-    """pip, asked on this machine, takes the same of several files that fit."""
-    short = THIS.replace(".", "")
-    built("0.25.1", project="vllm", requires=["choice"])
-    for tag in (
-        *("py3-none-any", f"cp38-abi3-manylinux_2_17_{CPU}", f"cp{short}-cp{short}-linux_{CPU}"),
-        *(f"cp{short}-cp{short}-manylinux_2_{minor}_{CPU}" for minor in (17, 28, 40)),
-        *(f"cp{short}-cp{short}-manylinux2014_{OTHER_CPU}", "cp39-cp39-manylinux2014_x86_64"),
-    ):
-        offered("choice", "1.0", tag)
-    fill("--python-version", THIS, "--glibc", "2.36", "--lock-only")
-    (chosen,) = (entry for entry in listed_wheels(house) if entry.name.project == "choice")
-    assert chosen.name.tag == f"cp{short}-cp{short}-manylinux_2_28_{CPU}"
 
 
 def test_a_wheel_that_was_changed_since(world, fill, house):

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from patchkit.elf import read_dynamic
-from patchkit.errors import HostError
 from patchkit.wheel.build.cross_toolkit import cross_toolkit, cross_variables
 from support.needed import need
 
@@ -48,14 +46,3 @@ def test_a_driver_of_this_machine_is_not_linked(halves, tmp_path, where, found):
     command = ["cmake", "-S", tmp_path, "-B", tmp_path / "build", *options]
     subprocess.run(command, check=True, capture_output=True)
     assert (tmp_path / "build/found").read_text() == found.format(dest=dest)
-
-
-def test_a_compiler_of_c_comes_in_a_package_of_its_own(halves, tmp_path):
-    need(CROSS)
-    toolchain, _site, dest = halves(machine="aarch64", cxx=CROSS)
-    alone = tmp_path / "bin" / CROSS
-    alone.parent.mkdir()
-    alone.symlink_to(toolchain.cxx)
-    with pytest.raises(HostError, match="is not there beside") as refused:
-        cross_variables(replace(toolchain, cxx=alone), dest)
-    assert refused.value.hint == "apt install gcc-aarch64-linux-gnu"

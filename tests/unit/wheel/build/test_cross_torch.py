@@ -114,13 +114,6 @@ def test_a_newer_target_replaces_an_older_one(python, target):
     assert len(list(site(python).glob("torch*"))) == 2
 
 
-def test_it_never_takes_the_place_of_a_real_torch(target, tmp_path):
-    (tmp_path / "torch").mkdir()
-    with pytest.raises(BuildError, match="is a real torch"):
-        install_torch_stand_in(tmp_path, target)
-    assert not list((tmp_path / "torch").iterdir())
-
-
 @pytest.mark.parametrize("text", [None, "Name: torch\n", "Name: torch\nVersion: x\n"])
 def test_a_target_without_torch_is_refused(text, target, tmp_path):
     about = target / "torch-2.15.0.dist-info" / "METADATA"

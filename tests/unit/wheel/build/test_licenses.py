@@ -35,11 +35,6 @@ def source(tmp_path):
     return make
 
 
-def test_licence_files_are_taken_as_they_are(source):
-    root = source(LICENSE_txt="Apache", NOTICE="n", licensed_h="x", csrc__LICENSE="other")
-    assert notices(root, ["licensed.h"]) == {"LICENSE.txt": "Apache", "NOTICE": "n"}
-
-
 def test_without_one_the_head_of_a_file_says_it(source):
     root = source(include__a_h="/* no notice */\n", include__b_h=f"\n{HEADER}")
     found = notices(root, ["include/none.h", "include/a.h", "include/b.h"])

@@ -76,22 +76,6 @@ def test_a_toolkit_that_is_named(bare, toolkit, version):
     assert found.machine == HERE
 
 
-def test_the_order_in_which_toolkits_are_looked_for(bare, toolkit, monkeypatch):
-    on_path, named = toolkit("13.1.1", name="path"), toolkit("13.2.2", name="home")
-    (bare / "nvcc").symlink_to(on_path / "bin/nvcc")
-    toolkit("13.0.88", name="usual")
-    assert find_toolchain(HERE, offline=True).cuda == "13.1.1"
-    monkeypatch.setenv("CUDA_HOME", str(named))
-    assert find_toolchain(HERE, offline=True).cuda == "13.2.2"
-    assert find_toolchain(HERE, toolkit=on_path).cuda == "13.1.1"
-    (bare / "nvcc").unlink()
-    monkeypatch.delenv("CUDA_HOME")
-    assert find_toolchain(HERE, offline=True).cuda == "13.0.88"
-    # What does not fit is passed over, if nobody named it on the command line.
-    monkeypatch.setenv("CUDA_HOME", str(toolkit("12.9.86", name="old")))
-    assert find_toolchain(HERE, offline=True).cuda == "13.0.88"
-
-
 @pytest.mark.parametrize(
     ("version", "options", "says"),
     [
@@ -142,31 +126,6 @@ def test_what_is_missing_and_its_package(bare, toolkit, missing, machine, packag
     with pytest.raises(HostError, match="is not on this machine") as absent:
         find_toolchain(machine)
     assert (absent.value.hint, absent.value.exit_code) == (package, 9)
-
-
-def test_a_compiler_of_the_users(bare, toolkit, monkeypatch, tmp_path):
-    other = tmp_path / "opt/g++-99"
-    other.parent.mkdir()
-    other.symlink_to(bare / "g++")
-    monkeypatch.chdir(tmp_path)
-    for spelled in (
-        str(other),
-        "opt/g++-99",
-    ):  # the build runs elsewhere: relative is made absolute
-        monkeypatch.setenv("CXX", spelled)
-        assert find_toolchain(HERE, toolkit=toolkit("13.0.88")).cxx == other
-    monkeypatch.setenv("CXX", "g++-no-such")
-    with pytest.raises(
-        HostError, match="CXX names 'g\\+\\+-no-such', which is not on this"
-    ) as absent:
-        find_toolchain(HERE, toolkit=toolkit("13.0.88"))
-    assert absent.value.hint == "apt install g++"
-
-
-@pytest.mark.parametrize("machine", ["ppc64", "arm64", ""])
-def test_a_cpu_that_nothing_is_there_for(bare, machine):
-    with pytest.raises(UsageError, match="builds on and for aarch64 and x86_64, not"):
-        find_toolchain(machine)
 
 
 # Whether it compiles

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
 import platform
 import shutil
 import tarfile
@@ -119,16 +118,6 @@ def test_nothing_is_fetched_offline_but_what_was_fetched_remains(take, flashmla,
     assert take(flashmla, offline=True).sources[0].verified
 
 
-def test_a_commit_of_the_user_is_taken_but_not_called_the_pin(take, flashmla, repository):
-    other, commit = repository("other", {"qutlass/csrc/bindings.cpp": "//\n"})
-    wanted = replace(flashmla, known=KNOWN["qutlass"])
-    wanted = replace(wanted, external=replace(wanted.external, name="qutlass"))
-    got = take(wanted, given=[f"qutlass=git+file://{other}@{commit}"])
-    assert not got.sources[0].verified
-    assert commit in got.facts["qutlass"]
-    assert got.facts["qutlass"].endswith("(not compared with the pin)")
-
-
 def packed(path, files):
     with tarfile.open(path, "w:gz") as tar:
         for name, text in files.items():
@@ -154,15 +143,6 @@ def test_a_folder_or_an_archive_is_recorded_by_its_digest(take, qutlass, tmp_pat
     second = take(qutlass, given=[f"qutlass={place}"])
     assert second.facts != first.facts
     assert (source.folder / "qutlass/csrc/bindings.cpp").read_text() == "// two\n"
-
-
-def test_what_is_there_already_keeps_its_times(take, qutlass, tmp_path):
-    """Newer headers would have everything compiled again."""
-    place = write(tmp_path / "q", QUTLASS)
-    (source,) = take(qutlass, given=[f"qutlass={place}"]).sources
-    os.utime(source.folder / "qutlass/csrc/bindings.cpp", (1, 1))
-    take(qutlass, given=[f"qutlass={place}"])
-    assert (source.folder / "qutlass/csrc/bindings.cpp").stat().st_mtime == 1
 
 
 def test_cmake_is_given_the_folder_that_it_takes(take, tmp_path):

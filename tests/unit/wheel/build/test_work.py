@@ -55,11 +55,6 @@ def test_a_first_build(held, work):
     assert [path.name for path in work.iterdir()] == ["nccl"]  # nothing staged is left
 
 
-def test_the_same_facts_are_gone_on_with(held):
-    held(leave=LEFT)
-    assert held(text="of the same facts") == {**NEW, **dict.fromkeys(LEFT, "left")}
-
-
 def test_other_facts_clear_it(held, work, tmp_path):
     held(leave=LEFT)
     (work / "nccl/link").symlink_to(tmp_path)

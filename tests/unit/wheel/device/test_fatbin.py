@@ -121,37 +121,6 @@ def test_every_byte_of_a_real_section_is_accounted_for(name):
         assert 0 <= padding < 256 * len(found), section
 
 
-NUMBERS = st.one_of(st.integers(0, 200), st.sampled_from([1 << 31, (1 << 32) - 1]))
-ENTRIES = st.builds(
-    entry,
-    st.sampled_from([PTX, SASS, LTO, 16, 0]),
-    st.one_of(st.sampled_from([75, 90, 120, 121]), NUMBERS),
-    st.integers(0, (1 << 64) - 1),
-    header=st.sampled_from([0, 16, 63, 64, 80, 120]),
-    payload=st.integers(0, 64),
-    size=st.one_of(st.none(), NUMBERS, st.just((1 << 64) - 1)),
-)
-CONTAINERS = st.builds(
-    container,
-    ENTRIES,
-    ENTRIES,
-    magic=st.sampled_from([MAGIC, MAGIC, 0]),
-    header=st.sampled_from([16, 16, 0, 24]),
-    size=st.one_of(st.none(), st.none(), NUMBERS, st.just((1 << 64) - 1)),
-)
-
-
-@settings(max_examples=500, deadline=2000)
-@given(st.lists(st.one_of(CONTAINERS, st.binary(max_size=100)), max_size=4), st.integers(0, 300))
-def test_any_bytes_are_read_or_refused(parts, cut):
-    data = b"".join(parts)
-    try:
-        found = walk(data[: len(data) - cut])
-    except SourceError:
-        return
-    assert sum(each.size for each in found) <= len(data)
-
-
 REAL = bytes(container(entry(header=112, payload=100), entry(PTX, 120, 0x2011))) * 2
 
 

@@ -95,15 +95,6 @@ def test_the_same_again_whatever_the_dates(source, rewritten, tmp_path):
     assert again.read_bytes() == first.read_bytes()
 
 
-def test_names_beyond_ascii(tmp_path, rewritten):
-    path = "vllm/größe.txt"
-    source = vllm_wheel(tmp_path, change=lambda members: members.update({path: b"1"}))
-    made = rewritten(source)
-    assert list(find_faults(made)) == []
-    with zipfile.ZipFile(made) as bundle:
-        assert bundle.read(path) == b"1"
-
-
 @settings(max_examples=40)
 @given(
     st.dictionaries(

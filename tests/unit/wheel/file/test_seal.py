@@ -115,16 +115,6 @@ def test_pip_installs_it_and_takes_it_away(tmp_path):
     assert b"Done testing" in listed.stdout
 
 
-def test_texts_are_added_and_recorded(tmp_path):
-    (tmp_path / "out").mkdir()
-    sealed = seal_wheel(
-        write_raw(tmp_path), tmp_path / "out", TAG.rpartition("-")[2], {"sboms/a": "b"}
-    )
-    with zipfile.ZipFile(sealed) as bundle:
-        assert bundle.read(f"{HOME}/sboms/a") == b"b"
-    assert list(find_faults(sealed)) == []
-
-
 def test_licences_that_are_added_are_named(tmp_path):
     """Where PEP 639 has them; what METADATA says besides stays as it is."""
     described = {

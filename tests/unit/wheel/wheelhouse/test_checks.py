@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import re
 import tempfile
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,8 +16,6 @@ from patchkit.errors import PatchkitError
 from patchkit.wheel.device.inspect import inspect_file
 from patchkit.wheel.device.wheel_checks import (
     check_wheel,
-    floor,
-    promised_glibc,
     supported,
 )
 from patchkit.wheel.file.metadata import read_metadata
@@ -112,40 +109,6 @@ def test_private_copies(project, member, owner, made):
     said = found(made({member: b""}, project=project), binaries=())
     expected = f"{member}: is a private copy of a library of {owner}"
     assert said == ([expected] if owner else [])
-
-
-def test_libraries_for_two_versions_of_cuda(made):
-    wheel = made({"a.so": data("archs")}, project="a")
-    (binary,) = inspect_file(LIBRARIES / "archs.so")
-
-    def asking(name, needed):
-        return replace(binary, name=name, library=replace(binary.library, needed=(needed,)))
-
-    twelve, thirteen = asking("b.so", "libcudart.so.12"), asking("c.so", "libcudart.so.13")
-    assert found(wheel, [thirteen, thirteen]) == []
-    assert found(wheel, [thirteen, twelve]) == [
-        f"{wheel.name}: its libraries need 2 versions of CUDA"
-    ]
-
-
-@pytest.mark.parametrize(
-    ("platform", "promised", "broken"),
-    [
-        ("manylinux_2_17_aarch64", "2.17", True),
-        ("manylinux2014_aarch64.manylinux_2_28_aarch64", "2.17", True),
-        ("manylinux_2_28_aarch64", "2.28", True),
-        ("manylinux_2_29_aarch64", "2.29", False),
-        ("manylinux_2_35_aarch64", "2.35", False),
-        ("linux_aarch64", "", False),
-    ],
-)
-def test_a_name_that_promises_an_older_system(platform, promised, broken, made):
-    tag = f"py3-none-{platform}"
-    wheel = made({"a.so": data("gb10")}, project="a", tag=tag)
-    assert promised_glibc(tag) == promised
-    assert floor(inspect_file(wheel)) == {"GLIBC": "GLIBC_2.29"}
-    expected = f"a.so: needs GLIBC_2.29, the name of the wheel promises {promised} to be enough"
-    assert (expected in found(wheel)) is broken
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,6 @@ import subprocess
 import pytest
 
 from patchkit.errors import SourceError, UsageError
-from patchkit.wheel.file.name import wheel_name
 from patchkit.wheel.file.record import find_faults
 from patchkit.wheel.wheelhouse.contents import add_wheel, check_room, listed_wheels
 from patchkit.wheel.wheelhouse.prune import prune_wheelhouse
@@ -144,20 +143,6 @@ def test_names_that_are_refused(name, says, house, tmp_path):
     assert not house.exists()
 
 
-@pytest.mark.parametrize(
-    ("tag", "cpus"),
-    [
-        ("py3-none-any", {"any"}),
-        ("cp38-abi3-linux_x86_64", {"x86_64"}),
-        ("py3-none-manylinux_2_17_x86_64.manylinux2014_x86_64", {"x86_64"}),
-        ("py3-none-manylinux1_x86_64.musllinux_1_2_aarch64", {"x86_64", "aarch64"}),
-    ],
-)
-def test_cpus_of_a_tag(tag, cpus):
-    name = wheel_name(f"Some_Thing-01.0+GB10.a-{tag}.whl")
-    assert (name.cpus, name.tag, name.pinned) == (cpus, tag, "some-thing==1.0+gb10.a")
-
-
 # Damaged wheels
 
 LIBRARY = "nvidia/nccl/lib/libnccl.so.2"
@@ -280,17 +265,6 @@ def test_verify_finds_and_prune_makes_right(what, found, pruned, house, made):
     assert {*kinds(house)} == (set() if pruned else found)
     add_wheel(house, wheel, FACTS)
     assert check_files(house) == ()
-
-
-@pytest.mark.parametrize("name", [FILE, "nvidia-nccl-cu13", f"nvidia-nccl-cu13=={OURS}"])
-def test_a_listed_wheel_can_be_dropped(name, house, made):
-    add_wheel(house, made(OURS), FACTS)
-    add_wheel(house, made("1.0", project="vllm"), {})
-    assert prune_wheelhouse(house, drop=[name])[0].filename == FILE
-    assert held(house) == ["1.0"]
-    assert check_files(house) == ()
-    with pytest.raises(UsageError, match="no wheel here is called"):
-        prune_wheelhouse(house, drop=[name])
 
 
 def test_without_a_manifest_nothing_is_removed(house, made):

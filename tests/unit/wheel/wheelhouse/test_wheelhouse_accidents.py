@@ -6,7 +6,6 @@ import hashlib
 import itertools
 import json
 import os
-import resource
 import shutil
 import signal
 import subprocess
@@ -146,16 +145,6 @@ def test_a_journal_from_elsewhere_deletes_nothing(name, house, tmp_path):
     with pytest.raises(StorageError, match="cannot be understood"):
         prune_wheelhouse(house)
     assert [place.read_text() for place in places] == ["mine"] * 3
-
-
-@pytest.mark.parametrize("limit", [0, 1, 200, 300])
-def test_a_file_that_cannot_be_written_whole(limit, way, house):
-    def limited():
-        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
-        way.change(house)
-
-    assert in_child(limited) == StorageError.exit_code
-    assert (contents(house), kinds(house)) == way.before
 
 
 def test_a_disk_that_fills_up_at_any_moment(small_disk, tmp_path, made):
