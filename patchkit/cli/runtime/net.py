@@ -228,7 +228,7 @@ def _plan_node(options: Mapping[str, Any]) -> _NodePlan:
     hidden = [file.path for file in files if file.text is None]
     if hidden and made.written:
         tell(f"note: only root may read {', '.join(hidden)}; apply checks them")
-    notes = tuple(plan_remarks(host, made, asked))
+    notes = tuple(plan_remarks(host, made))
     return _NodePlan(made, asked, place, notes, render_netplan(made) if made.written else "")
 
 

@@ -54,7 +54,7 @@ def choose_checked_cages(host: Host, names: Sequence[str] = ()) -> Cages:
     return find_cages(host, cabled=True) or addressed or known
 
 
-def plan_remarks(host: Host, plan: NetPlan, options: NetPlanOptions) -> Iterator[Finding]:
+def plan_remarks(host: Host, plan: NetPlan) -> Iterator[Finding]:
     """Yield what to know of a plan and of what it keeps, what may fail first."""
     changed = {advice.cage_name(line.cage) for line in plan.changes}
     netdevs = [netdev for line in plan.lines if (netdev := host.netdev(line.netdev))]
@@ -66,11 +66,6 @@ def plan_remarks(host: Host, plan: NetPlan, options: NetPlanOptions) -> Iterator
     for line in plan.lines:
         if line.action == "keep" and line.addresses and line.mtu < network_facts()["plan"]["mtu"]:
             yield _small_mtu(line.netdev, line.mtu)
-        if options.mtu not in (None, line.mtu) and not line.addresses:
-            command = quoted("sudo", "ip", "link", "set", line.netdev, "mtu", str(options.mtu))
-            what = f"stays at {line.mtu}: without an address it is in no file of patchkit's"
-            hint = f"until the next boot: {command}; or with --twins"
-            yield check_warned(line.netdev, "MTU", what, hint)
     for cage, halves in plan.spare.items():
         yield _spare_cage(cage, halves)
 

@@ -160,7 +160,9 @@ def _find_same_networks(
         if str(present) not in given.addresses.get(netdev.name, ())  # it goes with its file
     ]
     taken = [address.network for netdev in host.netdevs for address in netdev.ipv4]
-    free = _find_free_base(taken, 2 * options.nodes)
+    bases = [IPv4Network(base) for base in network_facts()["plan"]["networks"]]
+    # The networks that follow a base are twin B's and those of further links.
+    free = next((b for b in bases if not any(b.supernet(4).overlaps(n) for n in taken)), bases[1])
     elsewhere = replace(options, network=free).command_line()
     for line in plan.changes:
         # What the line had already is no news, and none of the plan's.
@@ -172,41 +174,21 @@ def _find_same_networks(
                     yield f"{what} {name} ({present})", (hint,)
 
 
-def _find_free_base(taken: Sequence[IPv4Network], count: int) -> IPv4Network:
-    """Return the first of the recipe's bases with ``count`` free networks, else the second."""
-    bases = [IPv4Network(base) for base in network_facts()["plan"]["networks"]]
-    for base in bases:
-        starts = (base.network_address + number * base.num_addresses for number in range(count))
-        networks = [IPv4Network((start, base.prefixlen)) for start in starts]
-        if not any(network.overlaps(other) for network in networks for other in taken):
-            return base
-    return bases[1]
-
-
 def _find_definitions(
     host: Host, plan: NetPlan, options: NetPlanOptions, files: Iterable[NetplanFile]
 ) -> Iterator[_Conflict]:
     """Yield other files that also configure an interface: netplan would merge both."""
     for line in plan.written:
         netdev = host.netdev(line.netdev)
-        mac = netdev.mac if netdev else ""
+        mac = netdev.mac if netdev and netdev.mac else "no MAC"
         for file in files:
-            if number := _find_definition(file.text or "", line.netdev, mac):
-                what = f"{file.path}:{number}: also configures {line.netdev}"
-                aside = f"put it aside, if nothing else needs it: {_aside_command(file.path)}"
-                yield what, (f"{aside} && {options.command_line()}",)
-
-
-def _find_definition(text: str, name: str, mac: str) -> int:
-    """Return the line of a netplan file that configures an interface, or 0."""
-    # Line by line: no YAML parser is in the standard library.
-    for number, row in enumerate(text.splitlines(), 1):
-        if row.lstrip().startswith("#"):
-            continue
-        key = _KEY.match(row)
-        if key and key[1] == name:
-            return number
-        for pattern in _MATCH.findall(row):
-            if fnmatchcase(name, pattern) or (mac and pattern.lower() == mac):
-                return number
-    return 0
+            # Line by line: no YAML parser is in the standard library.
+            for number, row in enumerate((file.text or "").splitlines(), 1):
+                key, patterns = _KEY.match(row), _MATCH.findall(row)
+                own = key is not None and key[1] == line.netdev
+                matched = any(fnmatchcase(line.netdev, p) or p.lower() == mac for p in patterns)
+                if (own or matched) and not row.lstrip().startswith("#"):
+                    what = f"{file.path}:{number}: also configures {line.netdev}"
+                    aside = f"put it aside, if nothing else needs it: {_aside_command(file.path)}"
+                    yield what, (f"{aside} && {options.command_line()}",)
+                    break

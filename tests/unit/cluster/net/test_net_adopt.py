@@ -34,7 +34,7 @@ def planned(host, **changes):
         f"{line.action} {line.netdev} {', '.join(map(str, line.addresses))} MTU {line.mtu}"
         for line in plan.changes
     ]
-    notes = plan_remarks(host, plan, options)
+    notes = plan_remarks(host, plan)
     return rows, [f"{note.level} {note.where}: {note.about}" for note in notes]
 
 
@@ -109,11 +109,6 @@ def test_two_cages_in_use_on_many_nodes_are_not_taken_for_a_ring(machine, nodes)
 )
 def test_what_has_to_change(machine, name, options, expected):
     assert planned(machine(name), **options)[0] == expected
-
-
-def test_the_mtu_of_a_half_without_an_address_is_not_patchkits(machine):
-    notes = planned(machine("small_mtu"), mtu=9000)[1]
-    assert f"warning {B0}: MTU" in notes
 
 
 def test_what_is_known_of_rings(machine):
