@@ -34,7 +34,7 @@ class _Judge:
 
     def __init__(self, node: str, said: ServerAnswers, units: tuple[UnitState, ...]) -> None:
         self.node, self.answers, self.units = node, said, units
-        self.figures = said.figures.numbers
+        self.figures = said.figures
 
     def find(self, about: str, **fields: object) -> Finding:
         """Return a finding of recipes/doctor/server.toml."""

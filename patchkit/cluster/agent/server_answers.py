@@ -6,7 +6,7 @@ import json
 import queue
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from typing import Any
@@ -20,7 +20,7 @@ from patchkit.cluster.openai.http_exchange import (
     clean,
     list_models,
 )
-from patchkit.cluster.openai.metrics_text import Figures, WantedMetric, figures
+from patchkit.cluster.openai.metrics_text import WantedMetric, read_figures
 from patchkit.errors import HostError
 from patchkit.paths import RECIPES
 from patchkit.records import read_toml, record
@@ -55,7 +55,7 @@ class ServerAnswers:
     asked: str = ""
     token: StreamedAnswer | None = None
     metrics: PathAnswer = PathAnswer()
-    figures: Figures = field(default_factory=Figures)
+    figures: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def silence(self) -> str:
@@ -68,7 +68,7 @@ class ServerAnswers:
         if token.first_ms is not None or token.completion_tokens:
             return ""
         if token.status in (0, 200):
-            waiting = self.figures.numbers.get("waiting", 0)
+            waiting = self.figures.get("waiting", 0)
             why = token.trouble or token.said or "an answer without a token"
             return f"{why}; {waiting:.0f} requests wait before" if waiting else why
         return f"HTTP {token.status} {token.said}" if token.status >= 500 else ""
@@ -127,7 +127,7 @@ def ask_server(
         asked=asked,
         token=token,
         metrics=_path(said),
-        figures=figures(text, wanted),
+        figures=read_figures(text, wanted),
     )
     return asdict(found)
 

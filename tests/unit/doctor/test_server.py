@@ -36,7 +36,7 @@ def test_a_server_that_works(release):
     assert token.fields == tuple(sorted(("content", *REASONING[release])))
     assert (token.finish, token.prompt_tokens, token.completion_tokens) == ("stop", 9, 5)
     assert 0 < token.first_ms <= token.ms
-    assert said.figures.numbers["kv-usage"] == 0.25
+    assert said.figures["kv-usage"] == 0.25
     found = judged(said)
     assert found["server-token"].level is Level.OK
     assert VERSIONS[release] in found["server-token"].what
