@@ -1,6 +1,6 @@
 """Two builds of a wheel that must be the same bytes, made as differently as two people would.
 
-    nox -s repro -- nccl|vllm [--whole] [--step NAME] [--version X.Y.Z] [--keep FOLDER]
+    nox -s repro -- nccl|vllm [--whole] [--version X.Y.Z] [--keep FOLDER]
                               [options of `patchkit build`]
 
 Another folder, umask, locale, time zone, number of jobs, hash seed, and flags in the environment;
@@ -11,10 +11,9 @@ nccl: without --whole NCCL's device code is reduced to two kernel families, one 
 that nvcc names after its process number if nobody prevents it. The wheel is then inspected,
 installed, loaded and removed (tests/support/nccl_wheel.py).
 
-vllm: upstream's wheel for this CPU is repacked, and verified; then the smallest extensions are
-built from source, and one CUDA object beside them (build_proof.py); they are installed and
-loaded. With --whole it is every extension: --without and --source tell of those whose sources
-cannot be had. --step repack and --step build do one of the two.
+vllm: the smallest extensions are built from source, and one CUDA object beside them
+(build_proof.py); they are installed and loaded. With --whole it is every extension: --without and
+--source tell of those whose sources cannot be had. repack_proof.py repacks twice.
 """
 
 from __future__ import annotations
@@ -67,26 +66,18 @@ Told = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """A command of patchkit that makes a wheel.
+    """A build of patchkit's, which leaves objects in the folder ``objects`` below the work folder.
 
-    ``command`` has {} for the release. One that compiles leaves objects in the folder ``objects``
-    below the work folder and takes the options of a build; ``reduced(release)`` are those that make
-    it short, ``more(told)`` compiles further objects. ``use(told)`` does with it what a user would.
+    ``reduced(release)`` are options that make it short, ``more(told)`` compiles further objects.
+    ``use(told)`` does with the wheel what a user would.
     """
 
+    release: str
     command: Sequence[str]
     use: Callable[[Told], None]
-    objects: str = ""
-    reduced: Callable[[str], Sequence[str]] = lambda _release: ()
+    objects: str
+    reduced: Callable[[str], Sequence[str]]
     more: Callable[[Told], object] = lambda _told: None
-
-
-def verified(told: Told) -> None:
-    """Verify a repack in its wheelhouse: bytes, RECORD, and device code that loads."""
-    wheel = Path(told["wheel"])
-    command = [sys.executable, "-m", "patchkit", "verify", str(wheel.parent)]
-    if code := subprocess.run(command).returncode:
-        raise ProofError(f"{wheel.name}: patchkit verify ended with {code}")
 
 
 def with_cuda(told: Told) -> None:
@@ -94,26 +85,22 @@ def with_cuda(told: Told) -> None:
     compiled_object(Path(told["log"]).parent, SOURCES[0])
 
 
-RELEASES = {"nccl": "2.29.7", "vllm": "0.25.1"}  # that NCCL is the one that a distribution carries
-STEPS: dict[str, dict[str, Step]] = {
-    "nccl": {
-        "build": Step(
-            command=["build", "nccl", "--cpu", HERE],
-            use=lambda told: accept(Path(told["wheel"])),
-            objects="build",
-            reduced=lambda _release: ("--functions", FAMILIES),
-        )
-    },
-    "vllm": {
-        "repack": Step(command=["repack", "vllm=={}", "--cpu", HERE], use=verified),
-        "build": Step(
-            command=["build", "vllm"],
-            use=check_wheel,
-            objects="source/build",
-            reduced=reduced_options,
-            more=with_cuda,
-        ),
-    },
+STEPS = {
+    "nccl": Step(
+        release="2.29.7",  # the one that a distribution carries
+        command=["build", "nccl", "--cpu", HERE],
+        use=lambda told: accept(Path(told["wheel"])),
+        objects="build",
+        reduced=lambda _release: ("--functions", FAMILIES),
+    ),
+    "vllm": Step(
+        release="0.25.1",
+        command=["build", "vllm"],
+        use=check_wheel,
+        objects="source/build",
+        reduced=reduced_options,
+        more=with_cuda,
+    ),
 }
 
 
@@ -121,27 +108,18 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("project", choices=list(STEPS))
     parser.add_argument("--whole", action="store_true", help="all device code, which takes long")
-    parser.add_argument("--step", choices=["repack", "build"], help="this one alone")
     parser.add_argument("--version", metavar="X.Y.Z", help="the release")
     parser.add_argument("--keep", type=Path, help="leave all wheels there")
     args, options = parser.parse_known_args()
-    release = args.version or RELEASES[args.project]
+    step = STEPS[args.project]
     try:
         with tempfile.TemporaryDirectory(prefix="patchkit-repro-") as folder:
-            for name, step in chosen(args.project, args.step).items():
-                place = (args.keep or Path(folder)).absolute() / name
-                compare(step, place, release, options, whole=args.whole)
+            place = (args.keep or Path(folder)).absolute()
+            compare(step, place, args.version or step.release, options, whole=args.whole)
     except PatchkitError as error:
         print(f"repro: {error}")
         return error.exit_code
     return 0
-
-
-def chosen(project: str, name: str | None) -> dict[str, Step]:
-    steps = STEPS[project]
-    if name and name not in steps:
-        raise UsageError(f"{project} has no step {name!r}", hint=f"one of {', '.join(steps)}")
-    return {name: steps[name]} if name else steps
 
 
 def compare(step: Step, folder: Path, release: str, options: list[str], *, whole: bool) -> None:
@@ -151,10 +129,9 @@ def compare(step: Step, folder: Path, release: str, options: list[str], *, whole
     told = [build(step, folder / name, name, release, options) for name in BUILDS]
     wheels = [Path(each["wheel"]) for each in told]
     objects = [each["objects"] for each in told]
-    if step.objects and not objects[0]:
+    if not objects[0]:
         raise ProofError("the builds left no objects to compare")
-    count = f"{len(objects[0])} objects, " if step.objects else ""
-    print(f"{count}{wheels[0].stat().st_size:,} bytes of wheel")
+    print(f"{len(objects[0])} objects, {wheels[0].stat().st_size:,} bytes of wheel")
     different = first_object(*objects)
     if (member := first_member(*wheels)) or different:
         raise ProofError(
@@ -170,12 +147,10 @@ def build(step: Step, folder: Path, name: str, release: str, options: list[str])
     """Build in a folder of its own; return its answer, and its objects' digests."""
     folder.mkdir(parents=True, exist_ok=True)
     how, house = BUILDS[name], folder / "house"
-    command = [sys.executable, "-m", "patchkit", *(word.format(release) for word in step.command)]
-    command += ["--json", "--dir", str(house)]
-    if step.objects:
-        version = [] if "--src" in options else ["--version", release]
-        command += ["--fresh", *version, *options]
-        command += ["--jobs", str(how["jobs"])] if how["jobs"] else []
+    command = [sys.executable, "-m", "patchkit", *step.command, "--json", "--dir", str(house)]
+    version = [] if "--src" in options else ["--version", release]
+    command += ["--fresh", *version, *options]
+    command += ["--jobs", str(how["jobs"])] if how["jobs"] else []
     began = time.monotonic()
     env = {k: v for k, v in os.environ.items() if not k.startswith("LC_")} | how["env"]
     env |= {"CCACHE_DISABLE": "1"}
@@ -188,8 +163,6 @@ def build(step: Step, folder: Path, name: str, release: str, options: list[str])
     told: dict[str, Any] = json.loads(done.stdout)
     print(f"{what}: {time.monotonic() - began:.0f} s")
     step.more(told)
-    if not step.objects:
-        return told | {"objects": {}}
     # The next build empties the folder.
     return told | {"objects": object_digests(Path(told["log"]).parent / step.objects)}
 
