@@ -5,15 +5,10 @@ The verbs run in this process, with a pseudo-terminal of a given width for stand
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
-import click
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -21,7 +16,7 @@ from hypothesis import strategies as st
 from patchkit.cli import layout
 from patchkit.digests import sha256_of
 from support import hosts
-from support.terminal import on_terminal, piped, terminal
+from support.terminal import on_terminal, piped
 from support.vllm_wheels import vllm_wheel
 from support.wheels import write_wheel
 
@@ -192,20 +187,3 @@ def test_a_command_is_not_broken(line):
     assert commands
     shown = "\n".join(layout.wrap(line, 40))
     assert all(command in shown for command in commands)
-
-
-def test_a_real_process_asks_the_terminal_for_its_width(environment):
-    ours, theirs = terminal(80)
-
-    settings = {key: value for key, value in environment.items() if key != "COLUMNS"}
-    command = [sys.executable, "-m", "patchkit", "serve-args", "--list"]
-    process = subprocess.Popen(command, stdout=theirs, stderr=theirs, env=settings)
-    os.close(theirs)
-    shown = b""
-    with contextlib.suppress(OSError):
-        while part := os.read(ours, 1 << 16):
-            shown += part
-    os.close(ours)
-    assert process.wait() == 0
-    lines = click.unstyle(shown.decode()).splitlines()
-    assert 60 < max(map(len, lines)) <= 80

@@ -417,7 +417,11 @@ def test_hostile_names_are_shown_whole(case, color, monkeypatch):
     assert visible(EVIL) + MARK in text
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
+@pytest.mark.parametrize(
+    "case",
+    [inspected, *(pytest.param(case, marks=pytest.mark.e2e) for case in CASES[1:])],
+    ids=lambda case: case.__name__,
+)
 def test_a_terminal_obeys_no_name(case):
     @settings(max_examples=3, deadline=None, database=None)
     @given(NAMES)
