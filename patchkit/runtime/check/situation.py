@@ -93,9 +93,13 @@ def _split_image(image: str) -> tuple[str, str]:
 def runs_upstream(content: FileContent, block: int = 0) -> bool | None:
     """Return whether upstream's own vLLM runs in a block; None if the file does not say it."""
     images = content.images_by_block
-    names = {_split_image(image)[0] for image in images.get(block) or images[0]}
-    upstream = {*_image_table("images.toml")["vllm"]["upstream"]}
-    return {name.removeprefix("docker.io/") for name in names} <= upstream if names else None
+    return _are_upstream(images.get(block) or images[0])
+
+
+@cache  # a file may have as many images as variables
+def _are_upstream(images: frozenset[str]) -> bool | None:
+    names = {_split_image(image)[0].removeprefix("docker.io/") for image in images}
+    return names <= {*_image_table("images.toml")["vllm"]["upstream"]} if names else None
 
 
 def _find_versions(text: str, content: FileContent) -> Iterator[StatedVersion]:
