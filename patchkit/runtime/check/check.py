@@ -7,10 +7,10 @@ import string
 from collections.abc import Iterable, Iterator
 
 from patchkit.finding import Finding
-from patchkit.runtime.check.content import ENV, Assignment, make_finding, rule_finding
+from patchkit.runtime.check.content import ENV, Assignment, build_finding, rule_finding
 from patchkit.runtime.check.formats import is_env_file
 from patchkit.runtime.check.hosts import check_host
-from patchkit.runtime.check.servers import check_flags, check_secrets, check_servers
+from patchkit.runtime.check.servers import check_secrets, check_server_flags, check_servers
 from patchkit.runtime.check.settings import (
     check_contradictions,
     check_names,
@@ -18,7 +18,7 @@ from patchkit.runtime.check.settings import (
     check_values,
 )
 from patchkit.runtime.check.situation import CheckedText
-from patchkit.runtime.envfile.header import MARK, fact_problems, head_facts, untouched
+from patchkit.runtime.envfile.header import MARK, fact_problems, head_facts, is_untouched
 from patchkit.runtime.rules.rule import holding
 from patchkit.runtime.rules.sensitive_names import runs_code
 from patchkit.runtime.rules.variable_rules import load_variable_rules
@@ -44,7 +44,7 @@ def find_problems(checked: CheckedText) -> tuple[Finding, ...]:
     checks = (
         *(_check_header, check_names, check_values, check_host, check_placeholders),
         *(check_secrets, check_contradictions, check_servers),
-        *(_check_line_syntax, check_flags, _check_advice),
+        *(_check_line_syntax, check_server_flags, _check_advice),
     )
     findings = [*checked.content.problems]
     for check in checks:
@@ -74,14 +74,14 @@ def _check_header(checked: CheckedText) -> Iterator[Finding]:
     if not text.startswith(f"# {MARK}"):
         return
     facts = head_facts(text)
-    if not untouched(text):
-        yield make_finding("edited", 1)
+    if not is_untouched(text):
+        yield build_finding("edited", 1)
     for name, problem in fact_problems(facts).items():
         shown = f"{name}={facts[name][:60]}"
-        yield make_finding("header-fact", 1, shown=shown, name=name, problem=problem)
+        yield build_finding("header-fact", 1, shown=shown, name=name, problem=problem)
     for assignment in checked.content.assignments:
         if (reason := runs_code(assignment.name)) and not _is_set_by_rule(assignment):
-            yield make_finding("runs-code", assignment, reason=reason)
+            yield build_finding("runs-code", assignment, reason=reason)
 
 
 def _is_set_by_rule(assignment: Assignment) -> bool:
@@ -98,7 +98,7 @@ def _check_line_syntax(checked: CheckedText) -> Iterator[Finding]:
     """Yield what sh, systemd and docker read differently, each kind of difference once."""
     text = checked.text
     if "\r\n" in text:
-        yield make_finding("crlf", 1)
+        yield build_finding("crlf", 1)
     # A file of patchkit's own says what reads it.
     if "format" in head_facts(text) or checked.content.kind != ENV or not is_env_file(text):
         return
@@ -109,7 +109,7 @@ def _check_line_syntax(checked: CheckedText) -> Iterator[Finding]:
         if found:
             number, name = found[0]
             more = f" and {len(found) - 1} more" if found[1:] else ""
-            yield make_finding(key, Assignment(number, name, ""), names=name + more)
+            yield build_finding(key, Assignment(number, name, ""), names=name + more)
 
 
 def _check_advice(checked: CheckedText) -> Iterator[Finding]:

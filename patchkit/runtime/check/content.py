@@ -171,7 +171,7 @@ def load_messages() -> Mapping[str, Mapping[str, str]]:
     return read_toml(dict[str, dict[str, str]], RECIPES / "env" / "findings.toml")
 
 
-def make_finding(
+def build_finding(
     key: str, place: int | Assignment | GivenFlag, level: Level | None = None, **fields: object
 ) -> Finding:
     """Return a finding about a line, a variable or a flag; ``level`` instead of the table's."""

@@ -20,7 +20,7 @@ from patchkit.runtime.check.content import (
     FileContent,
     Image,
     Word,
-    make_finding,
+    build_finding,
 )
 from patchkit.runtime.check.shell_words import split_statements, unquote
 from patchkit.runtime.check.situation import CheckedText
@@ -84,7 +84,7 @@ def read_content(text: str, where: str) -> FileContent:
     readers = {DOCKERFILE: _read_dockerfile, UNIT: _read_unit, YAML: read_yaml}
     try:
         if content.kind == PYTHON:
-            content.problems.append(make_finding("not-read", 1, what="a Python program"))
+            content.problems.append(build_finding("not-read", 1, what="a Python program"))
         elif content.kind in readers:
             readers[content.kind](text, content)
         elif content.kind == ENV and is_env_file(text):
@@ -99,7 +99,7 @@ def read_content(text: str, where: str) -> FileContent:
             # What is named as an env file and holds more than lines is sourced, with set -a.
             CommandReader(content, exports_all=content.kind == ENV).read_script(text)
     except RecursionError:
-        content.problems.append(make_finding("not-read", 1, what="what is nested too deeply"))
+        content.problems.append(build_finding("not-read", 1, what="what is nested too deeply"))
     return content
 
 

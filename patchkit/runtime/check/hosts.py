@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from patchkit.finding import Finding, Level
-from patchkit.runtime.check.content import Assignment, make_finding
+from patchkit.runtime.check.content import Assignment, build_finding
 from patchkit.runtime.check.situation import CheckedText
 from patchkit.runtime.host.host import Host, Rdma
 from patchkit.runtime.host.networks import twin_state
@@ -44,7 +44,7 @@ def _compare_host(assignment: Assignment, host: Host) -> Iterator[Finding]:
     if name in _OWN_ADDRESS and value not in own and not value.startswith("127."):
         has = ", ".join(address for address in own if not address.startswith(("127.", "::1")))
         what = f"no address {value}"
-        yield make_finding("host-lacks", assignment, what=what, has=has or "none at all")
+        yield build_finding("host-lacks", assignment, what=what, has=has or "none at all")
     by_prefix = name in _PREFIXES and not value.startswith("=")
     names = value.lstrip("=").split(",") if name in (*_NETDEVS, *_DEVICES) else []
     for plain, colon, _port in (part.partition(":") for part in names if part != "all"):
@@ -62,9 +62,9 @@ def _compare_host(assignment: Assignment, host: Host) -> Iterator[Finding]:
         if not fits:
             what = f"no {'RDMA device' if is_device else 'interface'} {plain}"
             has = ", ".join(device for device in known if device != "lo") or "none at all"
-            yield make_finding("host-lacks", assignment, level, what=what, has=has)
+            yield build_finding("host-lacks", assignment, level, what=what, has=has)
         elif not any(known[device] for device in fits):
-            yield make_finding("host-down", assignment, what=f"{plain} is down")
+            yield build_finding("host-down", assignment, what=f"{plain} is down")
 
 
 def find_half_cages(assignment: Assignment, host: Host | None) -> Iterator[Finding]:
@@ -89,4 +89,4 @@ def find_half_cages(assignment: Assignment, host: Host | None) -> Iterator[Findi
     if missing:
         words = {"twin": ",".join(missing), "complete": ",".join((*names, *missing))}
         words |= {"why": row["why"], "source": row["source"]}
-        yield make_finding("half-cage", assignment, None, **words)
+        yield build_finding("half-cage", assignment, None, **words)

@@ -12,7 +12,7 @@ from patchkit.runtime.check.content import (
     Assignment,
     CommandLine,
     GivenFlag,
-    make_finding,
+    build_finding,
     shorten,
 )
 from patchkit.runtime.check.situation import CheckedText, runs_upstream
@@ -44,7 +44,7 @@ _AT_ADDRESS = re.compile(
 _KEY = "VLLM_API_KEY"
 
 
-def check_flags(checked: CheckedText) -> Iterator[Finding]:
+def check_server_flags(checked: CheckedText) -> Iterator[Finding]:
     """Yield flags that the release does not take, their values, and what the rules say."""
     rules, version = load_flag_rules(), checked.situation.get("vllm", "")
     known = flags(version, checked.home)
@@ -67,7 +67,7 @@ def check_flags(checked: CheckedText) -> Iterator[Finding]:
             for rule in advised:
                 if rule.flag == flag.name and rule.matches(flag.value):
                     words = {"why": rule.reason, "source": rule.source}
-                    yield make_finding("discouraged-flag", flag, None, **words)
+                    yield build_finding("discouraged-flag", flag, None, **words)
     for limit in holding(rules.limits, checked.situation):
         given = [server for server in servers if not server.find_flag(limit.unless)]
         found = [flag for server in given for flag in server.flags if flag.name == limit.flag]
@@ -94,7 +94,7 @@ def _unknown_flag(
     hint = "leave it out" if certain else "of a fork? Then keep it, else leave it out"
     hint = f"did you mean {close}?" if close else hint
     level = Level.ERROR if certain else None
-    return make_finding("unknown-flag", flag, level, what=what, why=why, hint=hint)
+    return build_finding("unknown-flag", flag, level, what=what, why=why, hint=hint)
 
 
 def _check_choice(flag: GivenFlag, server: CommandLine, checked: CheckedText) -> Iterator[Finding]:
@@ -112,7 +112,7 @@ def _check_choice(flag: GivenFlag, server: CommandLine, checked: CheckedText) ->
             "file": choices.files[0],
         }
         certain = version and runs_upstream(checked.content, server.block)
-        yield make_finding("unknown-flag-value", flag, Level.ERROR if certain else None, **words)
+        yield build_finding("unknown-flag-value", flag, Level.ERROR if certain else None, **words)
 
 
 def _check_limit(limit: Limit, given: list[GivenFlag], checked: CheckedText) -> Iterator[Finding]:
@@ -133,7 +133,7 @@ def _check_limit(limit: Limit, given: list[GivenFlag], checked: CheckedText) -> 
             reported.add(value)
             level = Level.WARNING if value >= limit.harmful else Level.NOTE
             words = {"why": limit.reason, "hint": limit.instead, "source": limit.source}
-            finding = make_finding("over-limit", place, level, **words, most=f"{limit.most:g}")
+            finding = build_finding("over-limit", place, level, **words, most=f"{limit.most:g}")
             yield replace(finding, id=f"{limit.flag.lstrip('-')}-high")
 
 
@@ -145,14 +145,14 @@ def check_secrets(checked: CheckedText) -> Iterator[Finding]:
             if not _is_open_key(assignment.value):
                 yield from _check_secret(assignment, checked)
             elif not assignment.own:
-                yield make_finding("placeholder-key", assignment)
+                yield build_finding("placeholder-key", assignment)
     yield from _check_defaults(checked.text)
     for flag in (flag for command in content.commands for flag in command.flags):
         if secret_flag(flag.name) and _is_open_key(flag.value):
-            yield make_finding("placeholder-key", flag)
+            yield build_finding("placeholder-key", flag)
         elif secret_flag(flag.name) and _may_be_secret(flag.value):
             variable = "HF_TOKEN" if flag.name == "--hf-token" else _KEY
-            yield make_finding("secret-on-command-line", flag, variable=variable)
+            yield build_finding("secret-on-command-line", flag, variable=variable)
 
 
 def _check_defaults(text: str) -> Iterator[Finding]:
@@ -162,7 +162,7 @@ def _check_defaults(text: str) -> Iterator[Finding]:
             # With a known key a server is open to everybody, whatever the key looks like.
             own = name == _KEY and not _DUMMY.fullmatch(value)
             if is_secret(name) and (own or (_may_be_secret(value) and not _is_open_key(value))):
-                yield make_finding("secret-default", Assignment(number, name, ""))
+                yield build_finding("secret-default", Assignment(number, name, ""))
 
 
 def _check_secret(assignment: Assignment, checked: CheckedText) -> Iterator[Finding]:
@@ -174,7 +174,7 @@ def _check_secret(assignment: Assignment, checked: CheckedText) -> Iterator[Find
         return
     file, mode = secret_file(assignment.name), checked.mode or 0
     apart = "hand it over apart: in a file of mode 0600, or from the caller's environment"
-    yield make_finding(
+    yield build_finding(
         "secret-in-file",
         assignment,
         Level.ERROR if mode & _OTHERS and issued else None,
@@ -202,9 +202,9 @@ def check_servers(checked: CheckedText) -> Iterator[Finding]:
     for command in content.commands:
         board, host = command.find_flag("--dashboard-host"), command.find_flag("--host")
         if board and board.value in _EVERYWHERE:
-            yield make_finding("open-dashboard", board)
+            yield build_finding("open-dashboard", board)
         given = any(secret_flag(flag.name) == "--api-key" for flag in command.flags)
         has_key = given or _KEY in own or not blocks.isdisjoint((0, command.block))
         is_open = host and host.value in _EVERYWHERE and command.program == "vllm serve"
         if host and is_open and not has_key and not published:
-            yield make_finding("open-server", host)
+            yield build_finding("open-server", host)

@@ -11,7 +11,7 @@ from patchkit.runtime.check.content import (
     DOCKERFILE,
     SHELL,
     Assignment,
-    make_finding,
+    build_finding,
     rule_finding,
     shorten,
 )
@@ -86,7 +86,7 @@ def check_names(checked: CheckedText) -> Iterator[Finding]:
         # A name in small letters alone is a script's own, whatever variable it was named after.
         alike = "" if name.islower() else _names_in_capitals().get(name.upper(), name)
         if alike not in ("", name):
-            yield make_finding("variable-capitals", assignment, alike=alike)
+            yield build_finding("variable-capitals", assignment, alike=alike)
         if reader and not (situation.get(reader.lower()) and name in known[reader]):
             yield from _find_unread(assignment, checked, slips[reader], name in used)
 
@@ -108,7 +108,7 @@ def _find_unread(
             key = "variable-of-other-release" if version else "variable-gone"
             gone = (row["instead"] for row in value_tables()["gone"] if name in row["names"])
             words |= {"hint": next(gone, "leave it out"), "first": life.first, "last": life.last}
-            yield make_finding(key, assignment, None, **words)
+            yield build_finding(key, assignment, None, **words)
         return
     upstream = runs_upstream(content, assignment.block)
     hint, flag = "leave it out", f"--{name[5:].lower().replace('_', '-')}"
@@ -122,7 +122,7 @@ def _find_unread(
     elif not upstream:
         return
     words |= {"name": shorten(name), "hint": hint}
-    yield make_finding("unknown-variable", assignment, None, **words)
+    yield build_finding("unknown-variable", assignment, None, **words)
 
 
 def _value_fits(assignment: Assignment, name: str, role: str) -> bool:
@@ -146,7 +146,7 @@ def check_values(checked: CheckedText) -> Iterator[Finding]:
         for problem in find_value_problems(name, value, situation.get("role", "")):
             grave = Level.ERROR if problem.stops else None
             words = {"why": problem.why, "hint": problem.hint, "source": problem.source}
-            yield make_finding("value", assignment, grave, problem=problem.what, **words)
+            yield build_finding("value", assignment, grave, problem=problem.what, **words)
         takes = takes_by_name.get(name) if name.startswith("VLLM_") else None
         if takes and not takes.has(value) and (assignment.is_given or not value):
             hint = f"write {'one of these' if takes.words else 'a number'}, or leave {name} out"
@@ -155,7 +155,7 @@ def check_values(checked: CheckedText) -> Iterator[Finding]:
             elif not takes.words and value.lower() in _SWITCH:
                 hint = f"write {name}={_SWITCH[value.lower()]}"
             words = {"reader": f"vLLM {vllm}".rstrip(), "takes": takes.in_words, "hint": hint}
-            yield make_finding("value-refused", assignment, level, **words)
+            yield build_finding("value-refused", assignment, level, **words)
 
 
 def check_placeholders(checked: CheckedText) -> Iterator[Finding]:
@@ -167,11 +167,11 @@ def check_placeholders(checked: CheckedText) -> Iterator[Finding]:
         is_open = assignment.is_known and is_placeholder(name, assignment.value)
         if read and is_open and not is_secret(name):
             level = Level.ERROR if _NEEDED.fullmatch(name) else None
-            yield make_finding("placeholder", assignment, level)
+            yield build_finding("placeholder", assignment, level)
     for flag in (flag for command in checked.content.commands for flag in command.flags):
         address = flag.value.rpartition(":")[0] or flag.value
         if flag.name in _ADDRESS_FLAGS and is_placeholder("_IP", address):
-            yield make_finding("placeholder", flag, Level.ERROR)
+            yield build_finding("placeholder", flag, Level.ERROR)
 
 
 def check_contradictions(checked: CheckedText) -> Iterator[Finding]:
@@ -188,11 +188,11 @@ def check_contradictions(checked: CheckedText) -> Iterator[Finding]:
         for assignment in () if may_change else together:
             before = first.setdefault(assignment.name, assignment)
             if before.value != assignment.value and _MATTERS.match(assignment.name):
-                yield make_finding("set-twice", assignment, first=before.line, before=before.shown)
+                yield build_finding("set-twice", assignment, first=before.line, before=before.shown)
         switch, hca = last.get("NCCL_IB_DISABLE"), last.get("NCCL_IB_HCA")
         if switch and switch.value != "0":
             for name in filter(_RDMA_ONLY.fullmatch, last):
                 words = {"first": switch.line, "before": switch.shown}
-                yield make_finding("rdma-off", last[name], None, **words)
+                yield build_finding("rdma-off", last[name], None, **words)
         elif hca and not hca.value.startswith("^"):
             yield from find_half_cages(hca, checked.host)

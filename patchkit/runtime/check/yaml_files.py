@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from patchkit.runtime.check.commands import CommandReader, Place
-from patchkit.runtime.check.content import Assignment, FileContent, Image, Word, make_finding
+from patchkit.runtime.check.content import Assignment, FileContent, Image, Word, build_finding
 from patchkit.runtime.check.shell_words import split_statements
 
 _MOST_NODES = 100_000  # a few aliases may stand for any number of nodes
@@ -41,7 +41,7 @@ def read_yaml(text: str, content: FileContent) -> None:
         mark = getattr(error, "problem_mark", None)
         line = min(mark.line, text.count("\n")) + 1 if mark else 1
         what = f"the file, as YAML: {getattr(error, 'problem', None) or 'odd characters'}"
-        content.problems.append(make_finding("not-read", line, what=what))
+        content.problems.append(build_finding("not-read", line, what=what))
 
 
 @dataclass(slots=True)

@@ -82,7 +82,7 @@ def sealed(text: str) -> str:
     return text[:start] + hashlib.sha256(blank).hexdigest()[:16] + text[end:]
 
 
-def untouched(text: str) -> bool:
+def is_untouched(text: str) -> bool:
     """Return whether patchkit wrote this file, and nobody changed it since."""
     return _LINE.match(text) is not None and sealed(text) == text
 
@@ -118,7 +118,7 @@ def _is_address(value: str) -> bool:
         return False
 
 
-def _is_version(value: str) -> bool:
+def _is_known_version(value: str) -> bool:
     try:
         return bool(_VERSION.fullmatch(value)) and bool(release(value))
     except UsageError:
@@ -132,8 +132,8 @@ _WORDS = {
 }
 _FORMS: Mapping[str, tuple[Callable[[str], object], str]] = {
     **{name: (words.__contains__, ", ".join(words)) for name, words in _WORDS.items()},
-    "vllm": (_is_version, "a version, such as 0.25.1"),
-    "nccl": (_is_version, "a version, such as 2.30.7"),
+    "vllm": (_is_known_version, "a version, such as 0.25.1"),
+    "nccl": (_is_known_version, "a version, such as 2.30.7"),
     "nodes": (
         lambda value: _NUMBER.fullmatch(value) and int(value) <= nodes_max(),
         f"a number from 1 to {nodes_max()}",

@@ -10,7 +10,7 @@ from patchkit.durable.atomic import replacing, status_of_file
 from patchkit.durable.failure import translated
 from patchkit.errors import UsageError
 from patchkit.reading import read_bytes
-from patchkit.runtime.envfile.header import untouched
+from patchkit.runtime.envfile.header import is_untouched
 from patchkit.runtime.rules.secret_texts import mask_secrets
 
 _PRIVATE = 0o600
@@ -41,7 +41,7 @@ def write(
         too_open = private and status and stat.S_IMODE(status.st_mode) & ~_PRIVATE
         if status and old == text.encode() and not too_open:
             return Written.UNCHANGED
-        if status and not force and before != text and not untouched(before):
+        if status and not force and before != text and not is_untouched(before):
             import difflib  # 5 ms, and seldom needed
 
             old_lines, new_lines = (mask_secrets(side).splitlines() for side in (before, text))

@@ -9,7 +9,7 @@ from pathlib import Path
 from patchkit.errors import HashMismatchError, SourceError
 from patchkit.quoting import quoted
 from patchkit.reading import read_text
-from patchkit.runtime.envfile.header import check_facts, head_facts, untouched
+from patchkit.runtime.envfile.header import check_facts, head_facts, is_untouched
 from patchkit.runtime.envfile.parse import lines_of, parse
 from patchkit.runtime.envfile.syntax import Format
 
@@ -65,7 +65,7 @@ def env_file(text: str, where: str, *, accept_edited: bool = False) -> EnvFile:
             why=f"its first line does not say {', '.join(missing)}",
             hint="write one on the head: patchkit env --role head -o head.env",
         )
-    edited = not untouched(text)
+    edited = not is_untouched(text)
     if edited and not accept_edited:
         raise HashMismatchError(
             f"{where}: was edited after patchkit wrote it: the digest in its first line is not "

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from patchkit.errors import SourceError, StorageError, UsageError
-from patchkit.runtime.envfile.header import head_facts, render_env_file, untouched
+from patchkit.runtime.envfile.header import head_facts, is_untouched, render_env_file
 from patchkit.runtime.envfile.parse import parse
 from patchkit.runtime.envfile.syntax import EnvEntry, Format
 from patchkit.runtime.envfile.write import Written, write
@@ -117,16 +117,16 @@ def test_the_first_line_tells_what_the_file_is_for_and_whether_it_was_edited(kin
         "head": "192.168.100.11",
         "format": kind,
     }
-    assert untouched(text)
-    assert not untouched(text.replace("rocep1s0f0", "rocep1s0f1"))
-    assert not untouched(text.replace("role=head", "role=worker"))
-    assert not untouched(text + "\n")
+    assert is_untouched(text)
+    assert not is_untouched(text.replace("rocep1s0f0", "rocep1s0f1"))
+    assert not is_untouched(text.replace("role=head", "role=worker"))
+    assert not is_untouched(text + "\n")
 
 
 def test_a_file_of_somebody_else_says_nothing():
     for text in ("", "A=1\n", "# patchkit env: role=head\n", '{"header": {}}', "{"):
         assert head_facts(text) == {}
-        assert not untouched(text)
+        assert not is_untouched(text)
 
 
 @pytest.mark.parametrize("kind", Format)
