@@ -107,18 +107,17 @@ def grid(
             empty = ("", "-")
             full = [[it for it in row if click.unstyle(it).strip() not in empty] for row in rows]
             return ["\n".join(wrap(indent + _GAP.join(cells), width, _HANG)) for cells in full]
-    right = [all(map(_is_number, column)) for column in zip(*rows, strict=True)]
+    numbers = [
+        all(_NUMBER.fullmatch(click.unstyle(cell)) for cell in column)
+        for column in zip(*rows, strict=True)
+    ]
     lines = []
     for row in shown:
         padded = [
             " " * (filled - length(cell)) + cell if number else cell + " " * (filled - length(cell))
-            for cell, filled, number in zip(row, widths, right or [False] * len(row), strict=True)
+            for cell, filled, number in zip(row, widths, numbers or [False] * len(row), strict=True)
         ]
         last = wrap(padded.pop(), room, hang=0)
         start = indent + "".join(cell + _GAP for cell in padded)
         lines.append((start + ("\n" + " " * before).join(last)).rstrip(" "))
     return lines
-
-
-def _is_number(cell: str) -> bool:
-    return bool(_NUMBER.fullmatch(click.unstyle(cell)))

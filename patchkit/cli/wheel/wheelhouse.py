@@ -28,17 +28,8 @@ from patchkit.wheel.wheelhouse.node import node_platform
 from patchkit.wheel.wheelhouse.prune import prune_wheelhouse
 from patchkit.wheel.wheelhouse.resolve import WheelSources
 
-_EPILOG = """\
-\b
-Install everything that it holds, by hash and without an index:
-  pip install --require-hashes --no-deps --no-index \\
-    --find-links wheelhouse -r wheelhouse/requirements.txt
-Once it is filled, --no-deps is not needed: the lock is complete. With an
-override it is, since no resolver knows of it.
-"""
 
-
-@click.group(cls=VerbGroup, epilog=_EPILOG)
+@click.group(cls=VerbGroup)
 def command() -> None:
     """Keep finished wheels with a manifest, hashes, and locked requirements."""
 
