@@ -212,7 +212,15 @@ class Journal:
         return found
 
     def _stage_one(self, number: int, change: Change) -> Step:
-        place = self._checked(change)
+        place = place_of(self.root, change.path)
+        if present(place) != change.before:
+            raise _meanwhile(change.path)
+        # Root may write anywhere; a file without a write bit is still not meant to be written.
+        if change.before and not place.stat().st_mode & 0o222:
+            raise StorageError(
+                f"{change.path}: is read-only; {NOTHING}", hint=quoted("chmod", "u+w", place)
+            )
+        self._check_disk(place)
         result = self.folder / _AFTER / str(number)
         if change.before:
             # A hard link takes no space, and the rename that replaces the file leaves it alone.
@@ -224,18 +232,6 @@ class Journal:
             old = place.stat() if change.before else None
             write_staged(result, change.after, old, _standing(place), change.mode)
         return Step(change.path, change.before, digest(change.after))
-
-    def _checked(self, change: Change) -> Path:
-        place = place_of(self.root, change.path)
-        if present(place) != change.before:
-            raise _meanwhile(change.path)
-        # Root may write anywhere; a file without a write bit is still not meant to be written.
-        if change.before and not place.stat().st_mode & 0o222:
-            raise StorageError(
-                f"{change.path}: is read-only; {NOTHING}", hint=quoted("chmod", "u+w", place)
-            )
-        self._check_disk(place)
-        return place
 
     def _check_disk(self, place: Path) -> None:
         # A rename, by which a file is replaced, does not lead to another file system.

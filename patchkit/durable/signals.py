@@ -131,17 +131,12 @@ def _later(number: int) -> None:
     signal.setitimer(signal.ITIMER_REAL, 0.001)
 
 
-def _leave_terminal() -> None:
+def _strike(number: int, frame: FrameType | None) -> None:
     # Each word to a terminal that was closed would be an error of its own, up to the last flush.
-    for stream in (1, 2):
+    for stream in (1, 2) if number == signal.SIGHUP else ():
         with contextlib.suppress(OSError):
             if stat.S_ISCHR(os.fstat(stream).st_mode) and not os.isatty(stream):
                 os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
-
-
-def _strike(number: int, frame: FrameType | None) -> None:
-    if number == signal.SIGHUP:
-        _leave_terminal()
     # Here, whether it is held back is just being changed, and would not be changed to its end.
     if frame and frame.f_code.co_filename == _strike.__code__.co_filename:
         _later(number)

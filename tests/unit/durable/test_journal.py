@@ -199,23 +199,6 @@ def refused(root, changes):
     return ""
 
 
-def test_a_disk_that_becomes_read_only(small_disk):
-    disk = small_disk("size=1m")
-    root = write_tree(disk / "tree", STOCK)
-    journal = journal_of(root)
-    subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
-    with pytest.raises(StorageError, match="Read-only file system; nothing was changed"):
-        journal.commit(CHANGES)
-    subprocess.run(["mount", "-o", "remount,rw", str(disk)], check=True)
-    stop_in_the_middle(root)
-    subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
-    with pytest.raises(StorageError, match="an interrupted commit is still unfinished"):
-        journal.recover()
-    subprocess.run(["mount", "-o", "remount,rw", str(disk)], check=True)
-    journal.recover()
-    assert snapshot(root) == tree_of(PATCHED)
-
-
 def test_another_disk_below_the_root(root, journal, small_disk):
     """A folder of the tree is a mount: its files cannot be renamed from outside."""
     disk = small_disk("size=1m")

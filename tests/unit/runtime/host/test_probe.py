@@ -75,16 +75,6 @@ def test_a_cabled_netdev_and_its_rdma_device(machine):
     )
 
 
-def test_what_else_a_spark_has(machine):
-    spark = machine("single")
-    kinds = {each.name: (each.kind, each.driver, each.up) for each in spark.netdevs}
-    assert kinds["enP7s7"] == ("ethernet", "r8127", True)
-    assert kinds["wlP9s9"] == ("wifi", "mt7925e", False)
-    assert kinds["docker0"] == ("virtual", "bridge", False)
-    assert kinds["lo"] == ("loopback", "", True)
-    assert spark.netdev("wlP9s9").speed is None
-
-
 CABLED = {
     "single": (),
     "cable_out": (),
