@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from ipaddress import ip_address
@@ -58,13 +58,9 @@ def value_tables() -> Mapping[str, Any]:
 
 
 @cache
-def _rows_by_name() -> Mapping[str, Sequence[Mapping[str, Any]]]:
-    rows: dict[str, list[Mapping[str, Any]]] = {}
-    for kind in ("number", "choice"):
-        for row in value_tables()[kind]:
-            for name in row["names"]:
-                rows.setdefault(name, []).append(row)
-    return rows
+def _row_by_name() -> Mapping[str, Mapping[str, Any]]:
+    rows = (row for kind in ("number", "choice") for row in value_tables()[kind])
+    return {name: row for row in rows for name in row["names"]}
 
 
 def find_value_problems(name: str, value: str, role: str = "") -> Iterator[ValueProblem]:
@@ -80,20 +76,21 @@ def find_value_problems(name: str, value: str, role: str = "") -> Iterator[Value
             source="vLLM network_utils.get_ip" if name == "VLLM_HOST_IP" else "",
             stops=not alone and trouble != _NO_ADDRESS,
         )
-    for row in _rows_by_name().get(name, ()):
-        if "words" in row:
-            fits, takes = value.upper() in row["words"], ", ".join(row["words"])
-        else:
-            number, takes = read_number(value), f"{row['from']} to {row['to']}"
-            fits = number is not None and row["from"] <= number <= row["to"]
-        life = lifetime(name)
-        if not fits and (life is None or life.default != value):
-            yield ValueProblem(
-                what=f"it takes {takes}",
-                why=row["why"],
-                hint=f"write one of these, or leave {name} out",
-                source=row["source"],
-            )
+    row, life = _row_by_name().get(name), lifetime(name)
+    if row is None or (life is not None and life.default == value):
+        return
+    if "words" in row:
+        fits, takes = value.upper() in row["words"], ", ".join(row["words"])
+    else:
+        number, takes = read_number(value), f"{row['from']} to {row['to']}"
+        fits = number is not None and row["from"] <= number <= row["to"]
+    if not fits:
+        yield ValueProblem(
+            what=f"it takes {takes}",
+            why=row["why"],
+            hint=f"write one of these, or leave {name} out",
+            source=row["source"],
+        )
 
 
 def read_number(value: str) -> int | None:
