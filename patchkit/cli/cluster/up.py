@@ -23,7 +23,7 @@ from patchkit.cluster.launch import up as launch
 from patchkit.cluster.launch.cluster import Cluster
 from patchkit.cluster.launch.cluster_file import MODELS, ServeChoices, read_cluster_file
 from patchkit.cluster.launch.plan import by_cluster_file
-from patchkit.cluster.launch.start import Answered, StartWatcher
+from patchkit.cluster.launch.start import Answered, StartWatcher, wait_until_answered
 from patchkit.cluster.launch.up import GroupPlan
 from patchkit.doctor.symptoms.findings import explain_failed_start
 from patchkit.durable.signals import Interrupted
@@ -86,7 +86,7 @@ def command(
     what = "runs with these files already" if begun.running else "is started"
     yield GOOD + f"{begun.plan.units.model.name} {what} on {_node_names(cluster)}"
     watcher = watch_start(cluster)
-    done = wait_attached(cluster, lambda: launch.wait_for(cluster, begun, watcher))
+    done = wait_attached(cluster, lambda: wait_until_answered(cluster, begun.since, watcher))
     yield from answered_blocks(cluster, done, begun.plan.units.url)
 
 

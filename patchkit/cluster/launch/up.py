@@ -135,11 +135,6 @@ def _start_group(
     return Begun(plan=plan, since=since)
 
 
-def wait_for(cluster: Cluster, begun: Begun, watcher: StartWatcher) -> Answered:
-    """Return once the model has answered. Raises HostError with the first error of all ranks."""
-    return wait_until_answered(cluster, begun.since, watcher)
-
-
 def switch_model(cluster: Cluster, model: str, watcher: StartWatcher) -> Answered:
     """Serve another model; if it cannot be started or does not answer, the former one again.
 
@@ -154,9 +149,10 @@ def switch_model(cluster: Cluster, model: str, watcher: StartWatcher) -> Answere
             if any(plan.changed) and states[0].units[0].active in ("active", "activating"):
                 # Nothing to go back to, if somebody else than `up` wrote it.
                 with suppress(KeyError, ValueError, AttributeError):
-                    former = str(json.loads(plan.former[0]["group.json"])["model"])
+                    found = [json.loads(files["group.json"]).get("model") for files in plan.former]
+                    former = str(found[0] or "")
             begun = _start_group(cluster, plan, states)
-        return wait_for(cluster, begun, watcher)
+        return wait_until_answered(cluster, begun.since, watcher)
     except (PatchkitError, Interrupted) as error:
         if plan is None or not former or (begun and isinstance(error, Interrupted)):
             raise
@@ -204,13 +200,13 @@ def hold_model(
     """Serve a model for the time of a block, then stop it on every node, and check.
 
     If this process is killed, the head's systemd stops the group. Raises what ``bring_up``,
-    ``wait_for`` and ``check_stopped`` raise.
+    ``wait_until_answered`` and ``check_stopped`` raise.
     """
     begun, name = bring_up(cluster, model, lasting=False), cluster.file.name
     with ExitStack() as watch:
         try:
             watch.enter_context(cluster.head.opened(bool, control.hold_group, name=name))
-            yield begun, wait_for(cluster, begun, watcher)
+            yield begun, wait_until_answered(cluster, begun.since, watcher)
         finally:
             with cluster.alone():
                 results = stop_group(cluster)
