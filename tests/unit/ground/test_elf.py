@@ -163,7 +163,8 @@ def assert_as_pyelftools(place):
 
 def test_every_library_of_this_python_as_pyelftools_reads_it():
     folders = {sysconfig.get_path("platlib"), sysconfig.get_path("platstdlib")}
-    places = [path for folder in folders for path in Path(folder).rglob("*.so*") if path.is_file()]
+    found = [path for folder in folders for path in Path(folder).rglob("*.so*") if path.is_file()]
+    places = sorted(found)[::4]  # all of them take a quarter of a minute
     for place in [*places, *LIBRARIES.glob("*.so"), Path(sys.executable).resolve()]:
         assert_as_pyelftools(place)
         for symbol in ("malloc", f"PyInit_{place.name.partition('.')[0]}"):
