@@ -127,7 +127,9 @@ def tokenize(text: str, path: str = "<cmake>") -> list[Token]:
 
 def commands(text: str, path: str = "<cmake>") -> list[Command]:
     """Return all commands in order. Raises CMakeSyntaxError, also for blocks that do not nest."""
-    calls = list(_calls(tokenize(text, path), _line_finder(text), path))
+    breaks = [match.start() for match in re.finditer("\n", text)]
+    tokens = tokenize(text, path)
+    calls = list(_calls(tokens, lambda offset: bisect_left(breaks, offset) + 1, path))
     stops = _block_stops(calls, path)
     stack: list[Branch] = []
     placed: list[Command] = []
@@ -247,9 +249,3 @@ def _error(path: str, line: int, problem: str) -> CMakeSyntaxError:
 
 def _values(call: Command) -> tuple[str, ...]:
     return tuple(argument.value for argument in call.arguments)
-
-
-def _line_finder(text: str) -> Callable[[int], int]:
-    """Return ``line_of`` for many offsets of one text."""
-    breaks = [match.start() for match in re.finditer("\n", text)]
-    return lambda offset: bisect_left(breaks, offset) + 1

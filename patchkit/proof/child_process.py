@@ -117,7 +117,9 @@ def forked(
                 # Until it is waited for, an ended child keeps its number: no stranger was killed.
                 status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         os.set_blocking(ended, False)
-        ready = _said(ended) == _READY
+        ready = False
+        with contextlib.suppress(BlockingIOError):  # a process out of reach still holds the end
+            ready = os.read(ended, 1) == _READY
         output, errors = (os.pread(descriptor, limits.output, 0) for descriptor in outputs)
     finally:
         for descriptor in (*outputs, ended):
@@ -183,13 +185,6 @@ def _excess(group: int, limits: Limits) -> str:
     if memory > limits.memory:
         return f"it and what it started took more than {limits.memory} bytes of memory"
     return ""
-
-
-def _said(pipe: int) -> bytes:
-    try:
-        return os.read(pipe, 1)
-    except BlockingIOError:  # a process out of reach still holds the other end
-        return b""
 
 
 def _trouble(status: int, limits: Limits) -> str:
