@@ -15,7 +15,7 @@ import click
 from patchkit import __version__
 from patchkit.cli import out
 from patchkit.cli.next_step import error_text
-from patchkit.cli.verbs import CLICK_ALONE, GROUPS, MEANT, MORE, VERBS, is_of_source
+from patchkit.cli.verbs import CLICK_ALONE, FORMER, GROUPS, MEANT, MORE, VERBS, is_of_source
 from patchkit.durable.signals import Interrupted, raise_interrupts, unwrapped
 from patchkit.errors import PatchkitError, StorageError, UsageError
 from patchkit.extras import missing_library, require_base
@@ -62,11 +62,11 @@ class _Verbs(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        verb, *rest = args
+        verb, *rest = [*FORMER.get(tuple(args[:2]), args[:2]), *args[2:]]
         if verb == "status" and is_of_source(rest):
             return super().resolve_command(ctx, ["fixes", *rest])
         if verb in VERBS or verb.startswith("-") or ctx.resilient_parsing:
-            return super().resolve_command(ctx, args)
+            return super().resolve_command(ctx, [verb, *rest])
         close = MEANT.get(verb) or " ".join(difflib.get_close_matches(verb, VERBS, n=1))
         words = ("patchkit", *close.split(), *rest)
         hint = quoted(*words) if close else "`patchkit --help` lists them"

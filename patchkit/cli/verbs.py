@@ -56,6 +56,12 @@ MEANT = {
     "lint": "check",
     "upgrade": "cluster install",
 }
+# Former spellings of two words; they go on working for one release.
+FORMER: dict[tuple[str, ...], list[str]] = {
+    **{("cluster", verb): [verb] for verb in ("up", "down", "status", "logs", "switch")},
+    ("env", "check"): ["check"],
+    ("export", "lws"): ["export", "kubernetes"],
+}
 # What a node runs without any library but click; of inspect only --loaded.
 CLICK_ALONE = {"probe", "net", "check", "env", "serve-args", "completion", "inspect"}
 

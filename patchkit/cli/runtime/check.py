@@ -1,4 +1,4 @@
-"""Check env files, launch scripts and running servers: `patchkit check`, `patchkit env check`."""
+"""Check env files, launch scripts and running servers: `patchkit check`."""
 
 from __future__ import annotations
 

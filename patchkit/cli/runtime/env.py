@@ -13,7 +13,6 @@ import click
 from patchkit.cli.next_step import next_step, program
 from patchkit.cli.out import Shown, style, tell
 from patchkit.cli.render import GOOD, Block, Data, Record, VerbGroup, rendered
-from patchkit.cli.runtime.check import command as check
 from patchkit.cli.runtime.env_explain import explain
 from patchkit.cli.runtime.node_options import node_options, note_lines
 from patchkit.errors import UsageError
@@ -32,7 +31,7 @@ from patchkit.runtime.rules.variables import vllm_variables
 from patchkit.runtime.rules.vllm_values import vllm_values
 
 
-@click.group(cls=VerbGroup, invoke_without_command=True, subcommand_metavar="[explain|check] …")
+@click.group(cls=VerbGroup, invoke_without_command=True, subcommand_metavar="[explain] …")
 @node_options
 @click.option("--model", metavar="PRESET", help="A model of `serve-args --list`.")
 @click.option(
@@ -76,7 +75,6 @@ def command(context: click.Context, /, **options: Any) -> Iterator[Block]:
 
 
 command.add_command(explain)
-command.add_command(check, "check")
 
 
 def _env_blocks(

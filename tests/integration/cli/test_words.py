@@ -50,6 +50,8 @@ def test_former_spellings_go_on_working_and_are_not_shown(cli, root):
     left = ["--dry-run", "--only", "sm120_guard"]
     assert "left out" in cli("apply", root, *left, "--skip", "sm120_guard", rc=2).stderr
     assert "--skip" not in cli("apply", "--help").stdout
+    for former, verb in (("cluster up", "up"), ("env check", "check"), ("export lws", "export")):
+        assert cli(*former.split(), "--help").stdout.startswith(f"Usage: patchkit {verb} ")
 
 
 @pytest.mark.parametrize(
