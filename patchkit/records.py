@@ -60,7 +60,7 @@ def record(kind: type[T], value: object) -> T:
     Raises RecordError. ``kind`` is a dataclass, or another of the types above.
     """
     try:
-        found: T = _reader(cast("Any", kind))(value)
+        found: T = _reader_of(cast("Any", kind))(value)
     except RecursionError:
         raise RecordError("is nested too deeply") from None
     return found
@@ -87,13 +87,13 @@ def read_toml(
     """
     text = path.read_text(encoding="utf-8")
     try:
-        table = _parsed(text)
+        table = _parse_toml(text)
         if key and key not in table:
             raise RecordError("is missing")
         return record(kind, table[key] if key else table)
     except RecordError as wrong:
         keys = (key, *wrong.keys) if key else wrong.keys
-        where, what = f"{path}:{_line(text, keys)}", RecordError(wrong.what, *keys)
+        where, what = f"{path}:{_line_of_key(text, keys)}", RecordError(wrong.what, *keys)
     except ValueError as wrong:  # TOMLDecodeError, which a launcher does not import
         where, what = str(path), RecordError(f"is not TOML: {wrong}")
     raise error(
@@ -105,7 +105,7 @@ def read_toml(
 
 # A file of several tables is read once for each `key`.
 @lru_cache(maxsize=8)
-def _parsed(text: str) -> dict[str, Any]:
+def _parse_toml(text: str) -> dict[str, Any]:
     import tomllib  # a launcher reads none
 
     return tomllib.loads(text)
@@ -117,7 +117,7 @@ def matching(pattern: str, what: str) -> Callable[[str], None]:
 
     def check(text: str) -> None:
         if not form.fullmatch(text):
-            raise RecordError(f"is {_shown(text)}, not {what}")
+            raise RecordError(f"is {_show_value(text)}, not {what}")
 
     return check
 
@@ -125,12 +125,12 @@ def matching(pattern: str, what: str) -> Callable[[str], None]:
 Sha256 = Annotated[str, matching("[0-9a-f]{64}", "a sha256")]
 
 
-def _encodable(text: str) -> None:
+def _require_utf8(text: str) -> None:
     if any("\ud800" <= each <= "\udfff" for each in text):
-        raise RecordError(f"is {_shown(text)}, which holds half a surrogate pair")
+        raise RecordError(f"is {_show_value(text)}, which holds half a surrogate pair")
 
 
-Utf8 = Annotated[str, _encodable]
+Utf8 = Annotated[str, _require_utf8]
 """A text that can be written: JSON can name half a surrogate pair."""
 
 
@@ -139,53 +139,53 @@ def one_of(*values: str) -> Callable[[str], None]:
 
     def check(text: str) -> None:
         if text not in values:
-            raise RecordError(f"is {_shown(text)}, not one of {', '.join(values)}")
+            raise RecordError(f"is {_show_value(text)}, not one of {', '.join(values)}")
 
     return check
 
 
 @cache
-def _reader(kind: Any) -> _Read:
+def _reader_of(kind: Any) -> _Read:
     """Return the function that checks values of a type; made once, since tables are long."""
     origin, arguments = get_origin(kind), get_args(kind)
     if kind in (Any, object):
         return lambda value: value
     if origin is Annotated:
-        return _checked(_reader(arguments[0]), arguments[1:])
+        return _checked_reader(_reader_of(arguments[0]), arguments[1:])
     if origin in (Union, UnionType):
         return _any_of(arguments)
     if origin is Literal:
-        return _member({each: each for each in arguments})
+        return _member_reader({each: each for each in arguments})
     if origin in (tuple, frozenset, list):
-        return _list(origin, arguments)
+        return _list_reader(origin, arguments)
     if origin in (dict, Mapping):
-        return _table(_reader(arguments[0]), _reader(arguments[1]))
+        return _table_reader(_reader_of(arguments[0]), _reader_of(arguments[1]))
     if is_dataclass(kind):
-        return _dataclass(kind)
+        return _dataclass_reader(kind)
     if origin is type:
         return _no_class
     if issubclass(kind, Enum):
-        return _member({each.value: each for each in kind})
-    return _scalar(kind) if kind in (*_WORDS, NoneType) else _made_of_text(kind)
+        return _member_reader({each.value: each for each in kind})
+    return _scalar_reader(kind) if kind in (*_WORDS, NoneType) else _made_of_text(kind)
 
 
 def _no_class(value: Any) -> Any:
-    raise RecordError(f"is {_shown(value)}, where data names no class")
+    raise RecordError(f"is {_show_value(value)}, where data names no class")
 
 
-def _scalar(kind: type) -> _Read:
+def _scalar_reader(kind: type) -> _Read:
     allowed = (int, float) if kind is float else (kind,)
 
     def read(value: Any) -> Any:
         if type(value) not in allowed:  # to Python True is a number
-            raise RecordError(f"is {_shown(value)}, not {_WORDS.get(kind, 'null')}")
+            raise RecordError(f"is {_show_value(value)}, not {_WORDS.get(kind, 'null')}")
         return value
 
     return read
 
 
 def _made_of_text(kind: type) -> _Read:
-    text = _reader(str)
+    text = _reader_of(str)
 
     def read(value: Any) -> Any:
         try:
@@ -193,32 +193,32 @@ def _made_of_text(kind: type) -> _Read:
         except RecordError:
             raise
         except ValueError:
-            raise RecordError(f"is {_shown(value)}, not a {kind.__name__}") from None
+            raise RecordError(f"is {_show_value(value)}, not a {kind.__name__}") from None
 
     return read
 
 
-def _member(members: Mapping[Any, Any]) -> _Read:
+def _member_reader(members: Mapping[Any, Any]) -> _Read:
     def read(value: Any) -> Any:
         # Lists and tables cannot be looked up in a dict, and True would be found as 1.
         if isinstance(value, str | int) and not isinstance(value, bool) and value in members:
             return members[value]
-        raise RecordError(f"is {_shown(value)}, not one of {', '.join(map(str, members))}")
+        raise RecordError(f"is {_show_value(value)}, not one of {', '.join(map(str, members))}")
 
     return read
 
 
-def _checked(inner: _Read, checks: tuple[Any, ...]) -> _Read:
+def _checked_reader(inner: _Read, checks: tuple[Any, ...]) -> _Read:
     def read(value: Any) -> Any:
         found = inner(value)
         for check in checks:
-            _call(check, found)
+            _call_checked(check, found)
         return found
 
     return read
 
 
-def _call(function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+def _call_checked(function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
     try:
         return function(*arguments, **named)
     except RecordError:
@@ -228,7 +228,7 @@ def _call(function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
 
 
 def _any_of(kinds: tuple[Any, ...]) -> _Read:
-    readers = [_reader(kind) for kind in kinds if kind is not NoneType]
+    readers = [_reader_of(kind) for kind in kinds if kind is not NoneType]
     optional = NoneType in kinds
 
     def read(value: Any) -> Any:
@@ -245,10 +245,10 @@ def _any_of(kinds: tuple[Any, ...]) -> _Read:
     return read
 
 
-def _list(kind: Callable[[Any], Any], arguments: tuple[Any, ...]) -> _Read:
+def _list_reader(kind: Callable[[Any], Any], arguments: tuple[Any, ...]) -> _Read:
     """Read ``tuple[X, ...]``, ``frozenset[X]``, ``list[X]`` of any length; ``tuple[X, Y]``."""
     long = kind is not tuple or arguments[1:] == (...,)
-    readers = [_reader(each) for each in (arguments[:1] if long else arguments)]
+    readers = [_reader_of(each) for each in (arguments[:1] if long else arguments)]
 
     def items(value: list[Any]) -> Iterator[Any]:
         for number, each in enumerate(value):
@@ -259,7 +259,7 @@ def _list(kind: Callable[[Any], Any], arguments: tuple[Any, ...]) -> _Read:
 
     def read(value: Any) -> Any:
         if not isinstance(value, list):
-            raise RecordError(f"is {_shown(value)}, not a list")
+            raise RecordError(f"is {_show_value(value)}, not a list")
         if not long and len(value) != len(readers):
             raise RecordError(f"has {len(value)} entries, not {len(readers)}")
         return kind(items(value))
@@ -267,7 +267,7 @@ def _list(kind: Callable[[Any], Any], arguments: tuple[Any, ...]) -> _Read:
     return read
 
 
-def _table(key: _Read, inner: _Read) -> _Read:
+def _table_reader(key: _Read, inner: _Read) -> _Read:
     def items(table: Mapping[Any, Any]) -> Iterator[tuple[Any, Any]]:
         for name, value in table.items():
             try:
@@ -275,20 +275,20 @@ def _table(key: _Read, inner: _Read) -> _Read:
             except RecordError as error:
                 raise RecordError(error.what, str(name), *error.keys) from None
 
-    return lambda value: dict(items(_object(value)))
+    return lambda value: dict(items(_require_table(value)))
 
 
-def _object(value: Any) -> dict[str, Any]:
+def _require_table(value: Any) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise RecordError(f"is {_shown(value)}, not a table")
+        raise RecordError(f"is {_show_value(value)}, not a table")
     return value
 
 
-def _dataclass(kind: Any) -> _Read:
+def _dataclass_reader(kind: Any) -> _Read:
     # With extras, since Annotated holds the checks.
     hints = get_type_hints(kind, include_extras=True)
     known = {each.metadata.get("key", each.name): each for each in fields(kind) if each.init}
-    readers = {key: (each.name, _reader(hints[each.name])) for key, each in known.items()}
+    readers = {key: (each.name, _reader_of(hints[each.name])) for key, each in known.items()}
     needed = {
         key
         for key, each in known.items()
@@ -304,26 +304,26 @@ def _dataclass(kind: Any) -> _Read:
                 raise RecordError(error.what, key, *error.keys) from None
 
     def read(value: Any) -> Any:
-        table = _object(value)
+        table = _require_table(value)
         # An unknown key first: a misspelt one is missing as well, and this says which it is.
         for key in table:
             if key not in readers:
                 raise RecordError(f"unknown key; known are {', '.join(readers)}", key)
         for key in sorted(needed - table.keys()):
             raise RecordError(f"lacks the key {key!r}")
-        return _call(kind, **dict(items(table)))
+        return _call_checked(kind, **dict(items(table)))
 
     return read
 
 
-def _shown(value: object) -> str:
+def _show_value(value: object) -> str:
     if isinstance(value, dict | list):
         return "a table" if isinstance(value, dict) else "a list"
     text = json.dumps(value) if value is None or isinstance(value, bool) else repr(value)
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
 
 
-def _line(text: str, keys: tuple[str | int, ...]) -> int:
+def _line_of_key(text: str, keys: tuple[str | int, ...]) -> int:
     """Return the line of a TOML text where a key stands, or else the table that it belongs to."""
     # tomllib gives no positions: headers and keys are looked for in the text.
     table: tuple[str | int, ...] = ()

@@ -133,7 +133,7 @@ class Journal:
             except BaseException as error:
                 self._give_up(steps, unsettle, error)
                 raise
-            committed(f"the commit was finished, {_files(len(steps.steps))}")
+            committed(f"the commit was finished, {_count_files(len(steps.steps))}")
             with translated("the commit was finished, and only its journal could not be removed"):
                 self._clear()
 
@@ -214,7 +214,7 @@ class Journal:
     def _stage_one(self, number: int, change: Change) -> Step:
         place = place_of(self.root, change.path)
         if present(place) != change.before:
-            raise _meanwhile(change.path)
+            raise _changed_meanwhile(change.path)
         # Root may write anywhere; a file without a write bit is still not meant to be written.
         if change.before and not place.stat().st_mode & 0o222:
             raise StorageError(
@@ -230,12 +230,15 @@ class Journal:
             return Step(change.path, change.before, sha256_of(result))
         if change.after is not None:
             old = place.stat() if change.before else None
-            write_staged(result, change.after, old, _standing(place), change.mode)
+            write_staged(result, change.after, old, _standing_folder(place), change.mode)
         return Step(change.path, change.before, digest(change.after))
 
     def _check_disk(self, place: Path) -> None:
         # A rename, by which a file is replaced, does not lead to another file system.
-        if self.one_file_system and _standing(place).stat().st_dev != self.root.stat().st_dev:
+        if (
+            self.one_file_system
+            and _standing_folder(place).stat().st_dev != self.root.stat().st_dev
+        ):
             raise StorageError(
                 f"{place}: lies on another file system than {self.root}; {NOTHING}",
                 why="what is there cannot be replaced together with the other files",
@@ -260,7 +263,7 @@ class Journal:
             place = place_of(self.root, step.path)
             # Once more: staging takes time, in which another program may have written to it.
             if (found := present(place)) not in (step.before, step.after):
-                raise _meanwhile(step.path)
+                raise _changed_meanwhile(step.path)
             if found == step.after:  # a run that was cut short came this far
                 continue
             if step.after:
@@ -326,8 +329,8 @@ class Journal:
         lists = [f" changed: {', '.join(new)}" if new else " changed"]
         lists += [f"unknown: {', '.join(odd)}"] if odd else []
         return kind(
-            f"{_words(error)}; and taking the change back failed, too: {_words(worse)}\n"
-            f"  {len(new)} of {_files(len(states))}{'; '.join(lists)}; the rest is as before",
+            f"{_error_words(error)}; and taking it back failed, too: {_error_words(worse)}\n"
+            f"  {len(new)} of {_count_files(len(states))}{'; '.join(lists)}; the rest is as before",
             why=f"{self.folder} has what is needed to go on",
             hint=f"once the cause is mended: {self.again}",
         )
@@ -398,7 +401,7 @@ class Journal:
                         Path(place).rmdir()
 
 
-def _meanwhile(path: str) -> DriftError:
+def _changed_meanwhile(path: str) -> DriftError:
     return DriftError(
         f"{path}: changed while patchkit was working; nothing else was changed",
         why="another program wrote to it",
@@ -406,16 +409,16 @@ def _meanwhile(path: str) -> DriftError:
     )
 
 
-def _standing(place: Path) -> Path:
+def _standing_folder(place: Path) -> Path:
     """Return the nearest folder above a file that is there."""
     return next(each for each in place.parents if each.is_dir())
 
 
-def _words(error: BaseException) -> str:
+def _error_words(error: BaseException) -> str:
     if isinstance(error, OSError):
         return reason(error)
     return error.what if isinstance(error, PatchkitError) else type(error).__name__
 
 
-def _files(count: int) -> str:
+def _count_files(count: int) -> str:
     return f"{count} file{'' if count == 1 else 's'}"

@@ -48,8 +48,8 @@ def commit_plan(
     workspace: Workspace, recipe: Recipe, plan: Plan, texts: Texts, proofs: tuple[str, ...]
 ) -> Applied:
     """Write the texts of a plan, with the ledger and the originals: all files or none."""
-    ledger = _ledger(workspace.tree, recipe, plan, texts, proofs) if texts else None
-    changes = _changes(workspace, texts, ledger)
+    ledger = _make_ledger(workspace.tree, recipe, plan, texts, proofs) if texts else None
+    changes = _list_changes(workspace, texts, ledger)
     journal_of(workspace.tree, workspace.state).commit(changes)
     return Applied(
         verdicts=tuple(map(settled, plan.verdicts)),
@@ -62,7 +62,7 @@ def take_back(workspace: Workspace) -> tuple[str, ...]:
     """Put back what upstream shipped; return the paths that were restored, if any."""
     if workspace.ledger is None:
         return ()
-    journal_of(workspace.tree, workspace.state).commit(_changes(workspace, {}, None))
+    journal_of(workspace.tree, workspace.state).commit(_list_changes(workspace, {}, None))
     return tuple(workspace.ledger.files)
 
 
@@ -73,7 +73,7 @@ def settled(verdict: Verdict) -> Verdict:
     return replace(verdict, state=State.APPLIED, reason=verdict.done)
 
 
-def _ledger(
+def _make_ledger(
     tree: SourceTree, recipe: Recipe, plan: Plan, texts: Texts, proofs: tuple[str, ...]
 ) -> Ledger:
     files = {path: (digest(b), digest(a)) for path, (b, a) in texts.items()}
@@ -85,13 +85,13 @@ def _ledger(
         request=LedgerRequest.of(plan.request),
         files=files,
         seen={path: known for path, known in sorted(tree.seen.items()) if path not in files},
-        verdicts=tuple(map(_kept, plan.verdicts)),
+        verdicts=tuple(map(_ledger_verdict, plan.verdicts)),
         proofs=proofs,
         date=today(),
     )
 
 
-def _kept(verdict: Verdict) -> LedgerVerdict:
+def _ledger_verdict(verdict: Verdict) -> LedgerVerdict:
     verdict = settled(verdict)
     return LedgerVerdict(
         id=verdict.fix.id,
@@ -102,10 +102,12 @@ def _kept(verdict: Verdict) -> LedgerVerdict:
     )
 
 
-def _changes(workspace: Workspace, texts: Texts, ledger: Ledger | None) -> list[Change]:
+def _list_changes(workspace: Workspace, texts: Texts, ledger: Ledger | None) -> list[Change]:
     """Return all that has to be written or removed, with the ledger and the originals."""
     tree, state = workspace.tree, workspace.state
-    before = _encoded(tree.pristine) | _encoded({path: pair[0] for path, pair in texts.items()})
+    before = _encode_texts(tree.pristine) | _encode_texts(
+        {path: pair[0] for path, pair in texts.items()}
+    )
     after = {path: pair[1].encode() for path, pair in texts.items()}
     # Files of an earlier plan that this one leaves alone go back to upstream's text.
     wanted: dict[str, bytes | None] = {**before, **after}
@@ -138,13 +140,13 @@ def _changes(workspace: Workspace, texts: Texts, ledger: Ledger | None) -> list[
     found = {path: at.read_bytes() if at.is_file() else None for path, at in places.items()}
     # The commit refuses what is no longer as the plan read it, and what has appeared since.
     found |= {path: before[path] for path in texts if path not in tree.pristine}
-    ordered = sorted(wanted.items(), key=lambda item: (_turn(home, *item), item[0]))
+    ordered = sorted(wanted.items(), key=lambda item: (_change_turn(home, *item), item[0]))
     return [
         Change(path, digest(found[path]), data) for path, data in ordered if found[path] != data
     ]
 
 
-def _turn(home: Path, path: str, data: bytes | None) -> int:
+def _change_turn(home: Path, path: str, data: bytes | None) -> int:
     """Return when to change a file: none of upstream's ever lacks its original and its ledger."""
     if not Path(path).is_relative_to(home):
         return 2
@@ -160,10 +162,10 @@ def _unpatched_record(workspace: Workspace, record: str) -> bytes:
         return data
     state, root = workspace.state, workspace.tree.root
     own = [ledger_path(state), *(original_path(state, path) for path in ledger.files)]
-    shipped = _encoded(workspace.tree.pristine)
+    shipped = _encode_texts(workspace.tree.pristine)
     gone = [str(place.relative_to(root)) for place in own]
     return restored_record(text, shipped, gone).encode()
 
 
-def _encoded(texts: Mapping[str, str | None]) -> dict[str, bytes | None]:
+def _encode_texts(texts: Mapping[str, str | None]) -> dict[str, bytes | None]:
     return {path: None if text is None else text.encode() for path, text in texts.items()}

@@ -52,8 +52,8 @@ class Need:
 
     def __post_init__(self) -> None:
         SpecifierSet(self.versions)
-        _check("arch", [self.arch], ("", *MODES))
-        _check("kind", [self.kind], ("", *KINDS))
+        _require_allowed("arch", [self.arch], ("", *MODES))
+        _require_allowed("kind", [self.kind], ("", *KINDS))
 
     @property
     def limits(self) -> str:
@@ -76,7 +76,7 @@ class Evidence:
     established: Established
 
     def __post_init__(self) -> None:
-        _check("established", [self.established], ESTABLISHED)
+        _require_allowed("established", [self.established], ESTABLISHED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,8 +185,8 @@ class Fix:
     examples: tuple[Example, ...] = field(default=())
 
     def __post_init__(self) -> None:
-        _check("layer", [self.layer], LAYERS)
-        _check("arches", self.arches, MODES)
+        _require_allowed("layer", [self.layer], LAYERS)
+        _require_allowed("arches", self.arches, MODES)
 
     def need(self, version: Version, arch: str, kind: str = "source") -> Need | None:
         """Return the first need that covers a release in an arch mode, as source or installed."""
@@ -209,7 +209,7 @@ class Verdict:
     done: str = ""
 
 
-def _check(name: str, values: Iterable[str], allowed: Sequence[str]) -> None:
+def _require_allowed(name: str, values: Iterable[str], allowed: Sequence[str]) -> None:
     """Raise ValueError for a word that is not one of those allowed."""
     for value in values:
         if value not in allowed:

@@ -29,11 +29,15 @@ def load_fixes(home: Path, names: Sequence[str]) -> tuple[Fix, ...]:
     files = {file.stem: file.resolve() for file in sorted((home / "fixes").glob("[!_]*.py"))}
     for name in names:
         if name not in files:
-            raise _error(table, _line_of(rf'\s*"{name}"', table), f"no fixes/{name}.py is there")
+            raise _mistake_at(
+                table, _line_of(rf'\s*"{name}"', table), f"no fixes/{name}.py is there"
+            )
     for name, file in files.items():
         if name not in names:
-            raise _error(file, 1, f"the fix is not in the list of {table}")
-    return tuple(_load(files[name], f"patchkit.recipes.{home.name}.fixes.{name}") for name in names)
+            raise _mistake_at(file, 1, f"the fix is not in the list of {table}")
+    return tuple(
+        _load_fix(files[name], f"patchkit.recipes.{home.name}.fixes.{name}") for name in names
+    )
 
 
 @contextlib.contextmanager
@@ -51,7 +55,7 @@ def mistakes_shown(fix: Fix) -> Iterator[None]:
         raise
 
 
-def _load(file: Path, name: str) -> Fix:
+def _load_fix(file: Path, name: str) -> Fix:
     try:
         module = importlib.import_module(name)
     except Exception as error:
@@ -60,9 +64,13 @@ def _load(file: Path, name: str) -> Fix:
     if not isinstance(fix, Fix):
         other = next((n for n, value in vars(module).items() if isinstance(value, Fix)), "FIX")
         problem = "holds no fix" if other == "FIX" else f"the fix is called {other}"
-        raise _error(file, _line_of(rf"{other}\b", file), f"{problem}, expected FIX = kit.Fix(…)")
+        raise _mistake_at(
+            file, _line_of(rf"{other}\b", file), f"{problem}, expected FIX = kit.Fix(…)"
+        )
     if fix.id != file.stem:
-        raise _error(file, _line_of(r"\s+id=", file), f"the id is {fix.id!r}, not {file.stem!r}")
+        raise _mistake_at(
+            file, _line_of(r"\s+id=", file), f"the id is {fix.id!r}, not {file.stem!r}"
+        )
     return fix
 
 
@@ -70,17 +78,17 @@ def _stumbled(file: Path, error: Exception) -> RecipeError:
     """Return the error for a file that does not run, with the line in it that is at fault."""
     if isinstance(error, SyntaxError):
         # A SyntaxError may be of a helper that the fix imports: it names that file itself.
-        return _error(Path(error.filename or file), error.lineno or 1, f"{error.msg}")
+        return _mistake_at(Path(error.filename or file), error.lineno or 1, f"{error.msg}")
     steps = traceback.extract_tb(error.__traceback__)
     lines = [step.lineno or 1 for step in steps if Path(step.filename).resolve() == file] or [1]
     if unknown := _UNKNOWN.search(str(error)):
         owner, name = unknown.groups()
         close = difflib.get_close_matches(name, _FIELDS.get(owner, ()), n=1)
         meant = f"; did you mean {close[0]}?" if close else ""
-        return _error(
+        return _mistake_at(
             file, _line_of(rf".*\b{name}=", file), f"{owner} has no field {name!r}{meant}"
         )
-    return _error(file, lines[-1], f"{type(error).__name__}: {error}")
+    return _mistake_at(file, lines[-1], f"{type(error).__name__}: {error}")
 
 
 def _line_of(pattern: str, file: Path) -> int:
@@ -89,7 +97,7 @@ def _line_of(pattern: str, file: Path) -> int:
     return next((number for number, line in enumerate(lines, 1) if re.match(pattern, line)), 1)
 
 
-def _error(file: Path, line: int, problem: str) -> RecipeError:
+def _mistake_at(file: Path, line: int, problem: str) -> RecipeError:
     return RecipeError(
         f"{file}:{line}: {problem}",
         why="the file was edited by hand, or belongs to another version of patchkit",

@@ -51,7 +51,7 @@ def rescue(tree: SourceTree, state: Path) -> Rescued:
         moved.append("transaction")
     if not state.is_dir() and not moved:
         raise SourceError(f"{tree.root}: patchkit has changed nothing here")
-    ours, known = _known(state)
+    ours, known = _known_files(state)
     changes, restored, lost = [], [], []
     for path, (wanted, left) in ours.items():
         original = original_path(state, path)
@@ -71,14 +71,14 @@ def rescue(tree: SourceTree, state: Path) -> Rescued:
         if found != wanted:
             changes.append(Change(path, found, data))
         restored.append(path)
-    for file in _files(state):
+    for file in _plain_files(state):
         path = file.relative_to(tree.root).as_posix()
         changes.append(Change(path, present(file), None))
     journal.commit(changes)
     return Rescued(tuple(restored), tuple(moved), tuple(lost), known, aside)
 
 
-def _known(state: Path) -> tuple[dict[str, tuple[str, str]], bool]:
+def _known_files(state: Path) -> tuple[dict[str, tuple[str, str]], bool]:
     """Return path → sha256 (of the original, as patchkit left it), and whether a ledger says so."""
     try:
         ledger = read_ledger(state)
@@ -87,10 +87,10 @@ def _known(state: Path) -> tuple[dict[str, tuple[str, str]], bool]:
     if ledger is not None:
         return dict(ledger.files), True
     home = original_path(state, "")
-    found = {file.relative_to(home).as_posix(): file for file in _files(home)}
+    found = {file.relative_to(home).as_posix(): file for file in _plain_files(home)}
     # Without a ledger it is not known what patchkit wrote: the present files go aside.
     return {path: (present(file), "") for path, file in found.items()}, False
 
 
-def _files(folder: Path) -> Iterator[Path]:
+def _plain_files(folder: Path) -> Iterator[Path]:
     return (file for file in sorted(folder.rglob("*")) if is_file(file))

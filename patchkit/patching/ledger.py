@@ -27,7 +27,7 @@ _NAME = "ledger.json"
 _ORIGINALS = "originals"
 
 
-def _day(text: str) -> None:
+def _require_day(text: str) -> None:
     # fromisoformat also takes 20261122 and 2026-W47-7; only one spelling is a ledger's.
     if text and date.fromisoformat(text).isoformat() != text:
         raise RecordError(f"is {text!r}, not as 2026-11-22")
@@ -92,7 +92,7 @@ class Ledger:
     seen: Mapping[PlainPath, Digest]
     verdicts: tuple[LedgerVerdict, ...]
     proofs: tuple[Utf8, ...]
-    date: Annotated[str, _day] = ""
+    date: Annotated[str, _require_day] = ""
     format: Literal[1] = 1
 
     def __post_init__(self) -> None:
@@ -185,7 +185,7 @@ def originals(state: Path, ledger: Ledger) -> dict[str, bytes | None]:
     texts: dict[str, bytes | None] = {}
     for path, (before, _after) in ledger.files.items():
         place = original_path(state, path)
-        data = _original(place)
+        data = _read_original(place)
         if digest(data) != before:
             raise HashMismatchError(
                 f"{place}: is not the original of {path}",
@@ -196,7 +196,7 @@ def originals(state: Path, ledger: Ledger) -> dict[str, bytes | None]:
     return texts
 
 
-def _original(place: Path) -> bytes | None:
+def _read_original(place: Path) -> bytes | None:
     """Return an original; None if nothing, or no file of sound size, is in its place."""
     try:
         there = os.path.lexists(place)
@@ -207,17 +207,17 @@ def _original(place: Path) -> bytes | None:
 
 def edited_files(tree: SourceTree, ledger: Ledger) -> list[str]:
     """Return the files that are neither as patchkit left them nor as it found them."""
-    return [path for path, pair in ledger.files.items() if _now(tree, path) not in pair]
+    return [path for path, pair in ledger.files.items() if _digest_now(tree, path) not in pair]
 
 
 def untouched(tree: SourceTree, ledger: Ledger) -> bool:
     """Return whether everything that a fix looked at is as the ledger says; nothing is parsed."""
     return all(
-        _now(tree, path) == after for path, (_before, after) in ledger.files.items()
-    ) and all(_now(tree, path) == known for path, known in ledger.seen.items())
+        _digest_now(tree, path) == after for path, (_before, after) in ledger.files.items()
+    ) and all(_digest_now(tree, path) == known for path, known in ledger.seen.items())
 
 
-def _now(tree: SourceTree, path: str) -> str:
+def _digest_now(tree: SourceTree, path: str) -> str:
     """Return the digest of a file as it is now; a link or a folder has one that fits nothing."""
     if not os.path.lexists(tree.root / path):
         return ""

@@ -85,7 +85,7 @@ def judge(fix: Fix, tree: SourceTree, recipe: Recipe, request: Request) -> Verdi
     A development version or pre-release may be older or newer than what a fix is about: code that
     is absent there is no drift. Code that is there in another form is.
     """
-    if reason := _outside(fix, tree, request):
+    if reason := _outside_reason(fix, tree, request):
         return Verdict(fix, State.NOT_APPLICABLE, reason)
     known = recipe.knows(tree.version)
     kind = "installed" if tree.kind == "installed" else "source"
@@ -101,13 +101,13 @@ def judge(fix: Fix, tree: SourceTree, recipe: Recipe, request: Request) -> Verdi
         state = State.UPSTREAM if place else State.OFF
         return Verdict(fix, state, place or reason, severity=severity)
     try:
-        finding = _looked(fix, tree, request)
+        finding = _look_at(fix, tree, request)
     except DriftError as error:
         if isinstance(error, AbsentError) and tree.version.is_prerelease and not known:
             note = f"{fix.id} is left out: {tree.version} is no release, and has no code for it"
             return Verdict(fix, State.NOT_APPLICABLE, error.what, note=note)
         return Verdict(fix, State.DRIFTED, str(error), severity=severity)
-    if known and (conflict := _disagreement(finding, need is not None, tree.version, fix)):
+    if known and (conflict := _disagreement_with(finding, need is not None, tree.version, fix)):
         return Verdict(fix, State.DRIFTED, conflict, severity=severity)
     note = "" if known else f"{tree.version} is not in the table; decided by the code alone"
     # In a release that needs no fix, code that looks fixed is upstream's own.
@@ -115,7 +115,7 @@ def judge(fix: Fix, tree: SourceTree, recipe: Recipe, request: Request) -> Verdi
     return Verdict(fix, done, finding.reason, finding.edits, severity, note, finding.done)
 
 
-def _looked(fix: Fix, tree: SourceTree, request: Request) -> Observation:
+def _look_at(fix: Fix, tree: SourceTree, request: Request) -> Observation:
     with mistakes_shown(fix):
         return fix.look(tree, request)
 
@@ -125,10 +125,10 @@ def with_edits(tree: SourceTree, edits: tuple[Edit, ...]) -> SourceTree:
     # groupby wants equal paths side by side; sorted keeps the order within a file.
     ordered = sorted(edits, key=lambda edit: edit.path)
     by_path = {path: list(of) for path, of in groupby(ordered, key=lambda edit: edit.path)}
-    return tree.with_texts({path: splice(_base(tree, of), of) for path, of in by_path.items()})
+    return tree.with_texts({path: splice(_base_text(tree, of), of) for path, of in by_path.items()})
 
 
-def _base(tree: SourceTree, edits: Sequence[Edit]) -> str:
+def _base_text(tree: SourceTree, edits: Sequence[Edit]) -> str:
     path = edits[0].path
     if not any(edit.creates for edit in edits):
         return tree.read(path)
@@ -156,7 +156,7 @@ def close_to(recipe: Recipe, fix_id: str) -> str:
     return f"did you mean {close[0]}?" if close else "`patchkit fixes` lists them"
 
 
-def _outside(fix: Fix, tree: SourceTree, request: Request) -> str:
+def _outside_reason(fix: Fix, tree: SourceTree, request: Request) -> str:
     if request.target.major not in fix.majors:
         return f"{request.target.name} is not {' or '.join(f'SM{m}x' for m in fix.majors)}"
     if request.arch not in fix.arches:
@@ -191,13 +191,13 @@ def _switched_off(fix: Fix, severity: Severity, request: Request) -> str:
 def _upstream_place(fix: Fix, tree: SourceTree, request: Request) -> str:
     """Return where a release has what an optional fix would do; "" if it cannot be seen."""
     try:
-        finding = _looked(fix, tree, request)
+        finding = _look_at(fix, tree, request)
     except DriftError:
         return ""
     return "" if finding.edits else finding.reason
 
 
-def _disagreement(finding: Observation, needed: bool, version: Version, fix: Fix) -> str:
+def _disagreement_with(finding: Observation, needed: bool, version: Version, fix: Fix) -> str:
     if needed and finding.state is State.UPSTREAM:
         return f"{version} is known to need this, but the code says: {finding.reason}"
     if not needed and finding.state is State.APPLY:
@@ -218,7 +218,7 @@ def _check_requirements(
             other = recipe.fix(required)
             assert other is not None
             # Where upstream has it already, leaving the other fix out costs nothing.
-            if _looked(other, tree, request).state is State.APPLY:
+            if _look_at(other, tree, request).state is State.APPLY:
                 raise UsageError(
                     f"{fix.id} without {required} would build kernels that do not work",
                     why=other.why,

@@ -104,12 +104,12 @@ def load_recipe(project: str = "vllm") -> Recipe:
     return Recipe(
         project=project,
         home=home,
-        releases=tuple(map(Version, _releases(table))),
+        releases=tuple(map(Version, _listed_releases(table))),
         refused=read_toml(tuple[Refused, ...], place, key="refused"),
         fixes=load_fixes(home, read_toml(list[str], place, key="fixes")),
         build=read_toml(BuildVariable, place, key="build"),
         bugs=read_toml(tuple[Bug, ...], place, key="bug") if "bug" in table else (),
-        digest=_digest(home),
+        digest=_recipe_digest(home),
     )
 
 
@@ -118,14 +118,14 @@ def load_recipes() -> tuple[Recipe, ...]:
     return tuple(map(load_recipe, projects()))
 
 
-def _releases(table: dict[str, Any]) -> list[str]:
+def _listed_releases(table: dict[str, Any]) -> list[str]:
     """Return the list of versions, or of the tables per release those whose files were read."""
     return table.get("releases") or [
         release["version"] for release in table["release"] if release.get("read", True)
     ]
 
 
-def _digest(home: Path) -> str:
+def _recipe_digest(home: Path) -> str:
     """Return a digest of everything that decides a plan: facts, fixes, what they use, targets."""
     patterns = ("recipe.toml", "stock_archs.csv", "*.py", "*.cmake", "fixes/*.py", "moe_configs/*")
     files = [path for pattern in patterns for path in sorted(home.glob(pattern))]

@@ -75,7 +75,11 @@ def known_verdicts(
         and ledger.request == LedgerRequest.of(request)
         and untouched(workspace.tree, ledger)
     )
-    return _recorded(workspace.state, ledger, recipe) if ledger is not None and current else None
+    return (
+        _recorded_verdicts(workspace.state, ledger, recipe)
+        if ledger is not None and current
+        else None
+    )
 
 
 def _check_unedited(tree: SourceTree, ledger: Ledger) -> None:
@@ -97,7 +101,7 @@ def _check_unedited(tree: SourceTree, ledger: Ledger) -> None:
     )
 
 
-def _recorded(state: Path, ledger: Ledger, recipe: Recipe) -> tuple[Verdict, ...]:
+def _recorded_verdicts(state: Path, ledger: Ledger, recipe: Recipe) -> tuple[Verdict, ...]:
     """Return the ledger's verdicts. Raises DriftError unless they are about the recipe's fixes."""
     fixes = {fix.id: fix for fix in recipe.fixes}
     if {entry.id for entry in ledger.verdicts} != set(fixes):

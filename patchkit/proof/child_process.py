@@ -104,11 +104,11 @@ def forked(
         with deferred():  # no child is left to itself
             child = fork()
             if not child:
-                _live(action, box, limits, folder, parent, (*outputs, alive))
+                _live_as_child(action, box, limits, folder, parent, (*outputs, alive))
             try:
                 with undeferred():
                     os.close(alive)
-                    excess = _wait(ended, limits, child if box and box.children else 0)
+                    excess = _wait_for_end(ended, limits, child if box and box.children else 0)
             finally:
                 # os.kill comes first: the child may not have reached setpgid yet.
                 for kill in (os.kill, os.killpg):
@@ -126,7 +126,7 @@ def forked(
             os.close(descriptor)
     if not ready and not excess:
         raise _not_set_up(errors.decode(errors="replace"), box)
-    trouble = excess or _trouble(status, limits)
+    trouble = excess or _describe_trouble(status, limits)
     if limits.output in (len(output), len(errors)):
         trouble = trouble or _TOO_MUCH.format(limits.output)
     return Ended(output=output, errors=errors, trouble=trouble)
@@ -154,7 +154,7 @@ def fork() -> int:
     return child
 
 
-def _wait(ended: int, limits: Limits, group: int) -> str:
+def _wait_for_end(ended: int, limits: Limits, group: int) -> str:
     """Wait until the last process that holds the pipe's other end is gone.
 
     Return "", or which limit was exceeded; those on a ``group``, unless it is 0, among them.
@@ -165,12 +165,12 @@ def _wait(ended: int, limits: Limits, group: int) -> str:
     while (left := deadline - time.monotonic()) > 0:
         if poll.poll((min(left, _PERIOD) if group else left) * 1000):  # milliseconds
             return ""
-        if group and (excess := _excess(group, limits)):
+        if group and (excess := _excess_reason(group, limits)):
             return excess
     return f"it ran longer than {limits.clock:g} s"
 
 
-def _excess(group: int, limits: Limits) -> str:
+def _excess_reason(group: int, limits: Limits) -> str:
     """Return what a process group has too much of, "" if nothing."""
     tasks = memory = 0
     for process in filter(str.isdecimal, os.listdir("/proc")):  # noqa: PTH208
@@ -187,7 +187,7 @@ def _excess(group: int, limits: Limits) -> str:
     return ""
 
 
-def _trouble(status: int, limits: Limits) -> str:
+def _describe_trouble(status: int, limits: Limits) -> str:
     if status >= 0:
         return f"it ended with status {status}" if status else ""
     if status == -signal.SIGXCPU:
@@ -208,7 +208,7 @@ def _not_set_up(words: str, box: Box | None) -> PatchkitError:
     )
 
 
-def _live(
+def _live_as_child(
     action: Callable[[], object],
     box: Box | None,
     limits: Limits,
@@ -221,10 +221,10 @@ def _live(
     try:
         os.setpgid(0, 0)  # a group of its own, so that killpg reaches what it starts
         die_with(parent, signal.SIGKILL)
-        _arrange(files)
+        _arrange_child(files)
         if folder is not None:
             os.chdir(folder)
-        _limit(limits)
+        _set_limits(limits)
         if box is not None:
             enter(box)
         os.write(_ALIVE, _READY)
@@ -248,7 +248,7 @@ def die_with(parent: int, number: signal.Signals) -> None:
         os._exit(1)
 
 
-def _arrange(files: Sequence[int]) -> None:
+def _arrange_child(files: Sequence[int]) -> None:
     """Have nothing open but the outputs, and the pipe that shows the parent when all is over."""
     # dup2 overwrites 0 to 3 below, so the descriptors move above 10 first.
     kept = [fcntl.fcntl(descriptor, fcntl.F_DUPFD, 10) for descriptor in files]
@@ -267,7 +267,7 @@ def _arrange(files: Sequence[int]) -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
 
 
-def _limit(limits: Limits) -> None:
+def _set_limits(limits: Limits) -> None:
     # RLIMIT_AS counts the whole address space, and a fork begins with its parent's.
     pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
     mapped = pages * resource.getpagesize()

@@ -46,7 +46,7 @@ class _Job(Generic[T]):
         self._child = fork()
         self._running = True
         if not self._child:
-            _live(call, self._result, parent)
+            _run_child(call, self._result, parent)
 
     def result(self) -> T:
         """Wait for it. Raises what the call raises."""
@@ -80,7 +80,7 @@ class _Job(Generic[T]):
         return status
 
 
-def _live(call: Callable[[], object], result: int, parent: int) -> NoReturn:
+def _run_child(call: Callable[[], object], result: int, parent: int) -> NoReturn:
     """Live the child's whole life. The parent ends it, after it has put its own things away."""
     try:
         obey(_STOP)

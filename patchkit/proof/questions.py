@@ -73,7 +73,7 @@ def ask(
     """
     ended = forked(lambda: _answer(tree, questions), box_for(tree, python_box()), limits=limits)
     if ended.trouble:
-        raise _silent(ended.trouble)
+        raise _silent_error(ended.trouble)
     try:
         said = read_json(_ChildAnswer, ended.output)
         answers = [record(kind, answer) for answer in said.answers or ()]
@@ -83,7 +83,7 @@ def ask(
         if not said.raised and len(answers) != len(questions):
             raise RecordError(f"{len(answers)} answers to {len(questions)} questions")
     except (RecordError, OSError) as wrong:  # OSError: a path that is too long
-        raise _silent(f"it answered with what does not fit: {str(wrong)[:_SHOWN]}") from None
+        raise _silent_error(f"it answered with what does not fit: {str(wrong)[:_SHOWN]}") from None
     if raised := said.raised:
         kind_of_error = _KINDS.get(raised.kind, ProofError)
         words = (raised.what, raised.why, raised.hint)
@@ -92,7 +92,7 @@ def ask(
     return answers
 
 
-def _silent(trouble: str) -> ProofError:
+def _silent_error(trouble: str) -> ProofError:
     return ProofError(
         f"upstream's code gave no answer: {trouble}",
         why="it was edited by hand, or does more than decide",
@@ -110,22 +110,22 @@ class _OutOfTime(BaseException):
 def _answer(tree: SourceTree, questions: Questions) -> None:
     """Write the answers to output 1."""
     known = set(tree.seen)
-    signal.signal(signal.SIGXCPU, _stop)
+    signal.signal(signal.SIGXCPU, _stop_child)
     said: dict[str, object] = {"answers": None, "raised": None}
     try:
         with upstream_code.permitted():
             # Into JSON while errors are still caught: what JSON cannot hold is one of them.
             said["answers"] = json.loads(json.dumps([question() for question in questions]))
     except BaseException as error:  # noqa: BLE001
-        said["raised"] = _raised(error)
+        said["raised"] = _raised_fields(error)
     os.write(1, json.dumps({**said, "read": sorted(set(tree.seen) - known)}).encode())
 
 
-def _stop(_number: int, _frame: object) -> None:
+def _stop_child(_number: int, _frame: object) -> None:
     raise _OutOfTime("more than the seconds of the processor that it has")
 
 
-def _raised(error: BaseException) -> dict[str, str]:
+def _raised_fields(error: BaseException) -> dict[str, str]:
     if isinstance(error, PatchkitError):
         kind = type(error).__name__
         return {"kind": kind, "what": error.what, "why": error.why, "hint": error.hint}

@@ -43,13 +43,13 @@ def unpack(archive: Path, dest: Path, *, progress: Progress | None = None) -> Pa
             why="the path is mistyped, or it names a folder",
             hint="give the path of a .tar.gz, .tar.xz or .tar source distribution",
         )
-    with _explained(archive, dest):
+    with _explain_failures(archive, dest):
         target = dest.resolve()
         _require_vacant(target)
         # In the nearest folder that exists: same file system, so the rename is atomic.
         beside = next(parent for parent in target.parents if parent.exists())
         with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=beside) as scratch:
-            tree = Path(scratch) / _extract(archive, Path(scratch), progress)
+            tree = Path(scratch) / _extract_members(archive, Path(scratch), progress)
             target.parent.mkdir(parents=True, exist_ok=True)
             try:
                 tree.rename(target)
@@ -60,7 +60,7 @@ def unpack(archive: Path, dest: Path, *, progress: Progress | None = None) -> Pa
 
 
 @contextmanager
-def _explained(archive: Path, dest: Path) -> Iterator[None]:
+def _explain_failures(archive: Path, dest: Path) -> Iterator[None]:
     try:
         yield
     except (
@@ -95,7 +95,7 @@ def _require_vacant(target: Path) -> None:
         )
 
 
-def _extract(archive: Path, root: Path, progress: Progress | None) -> str:
+def _extract_members(archive: Path, root: Path, progress: Progress | None) -> str:
     """Unpack all members below ``root``; return the name of their one top-level folder."""
     with tarfile.open(archive, _MODES.get(archive.suffix.lower(), "r:")) as tar:
         members = tar.getmembers()
@@ -104,11 +104,11 @@ def _extract(archive: Path, root: Path, progress: Progress | None) -> str:
             pass
         top = _require_safe(archive, members)
         # PEP 706's filter besides: it drops owners, set-uid bits and others' right to write.
-        tar.extractall(root, _reported(members, progress), filter="data")
+        tar.extractall(root, _report_members(members, progress), filter="data")
     return top
 
 
-def _reported(members: list[TarInfo], progress: Progress | None) -> Iterator[TarInfo]:
+def _report_members(members: list[TarInfo], progress: Progress | None) -> Iterator[TarInfo]:
     """Yield the members, and report each to ``progress`` once the consumer is through with it."""
     done, total = 0, sum(member.size for member in members)
     for member in members:
@@ -118,7 +118,7 @@ def _reported(members: list[TarInfo], progress: Progress | None) -> Iterator[Tar
             progress(done, total)
 
 
-def _parts(name: str) -> _Parts:
+def _name_parts(name: str) -> _Parts:
     return tuple(part for part in name.split("/") if part not in {"", "."})
 
 
@@ -126,7 +126,7 @@ def _require_safe(archive: Path, members: list[TarInfo]) -> str:
     """Return the name of the one top-level folder. Raises SourceError at the first complaint."""
     # Every name is judged before anything is written: nothing has to be taken back. The filter
     # alone would take what lies beside the top-level folder, or in place of another member.
-    top = next((_parts(member.name)[0] for member in members if _parts(member.name)), "")
+    top = next((_name_parts(member.name)[0] for member in members if _name_parts(member.name)), "")
     complaints = chain(_bad_names(members, top), _bad_places(members), _bad_links(members))
     for member, complaint in complaints:
         raise SourceError(
@@ -141,7 +141,7 @@ def _require_safe(archive: Path, members: list[TarInfo]) -> str:
 
 def _bad_names(members: list[TarInfo], top: str) -> _Complaints:
     for member in members:
-        parts = _parts(member.name)
+        parts = _name_parts(member.name)
         if member.name.startswith("/"):
             yield member, "has an absolute name"
         elif ".." in parts:
@@ -159,26 +159,26 @@ def _bad_places(members: list[TarInfo]) -> _Complaints:
     leaves: set[_Parts] = set()
     for member in members:
         if not member.isdir():
-            if _parts(member.name) in leaves:
+            if _name_parts(member.name) in leaves:
                 yield member, "is there twice"
-            leaves.add(_parts(member.name))
+            leaves.add(_name_parts(member.name))
     for member in members:
-        parts = _parts(member.name)
+        parts = _name_parts(member.name)
         depth = len(parts) + member.isdir()
         if any(parts[:length] in leaves for length in range(1, depth)):
             yield member, "lies inside another member that is a file or a link"
 
 
 def _bad_links(members: list[TarInfo]) -> _Complaints:
-    symlinks = {_parts(member.name) for member in members if member.issym()}
+    symlinks = {_name_parts(member.name) for member in members if member.issym()}
     files: set[_Parts] = set()
     for member in members:
         if member.isfile():
-            files.add(_parts(member.name))
+            files.add(_name_parts(member.name))
         elif member.issym() and not _stays_inside(member, symlinks):
             yield member, f"is a link that leads out of the tree: {member.linkname!r}"
         # Unlike a symlink's, the target of a hard link counts from the archive's root.
-        elif member.islnk() and _parts(member.linkname) not in files:
+        elif member.islnk() and _name_parts(member.linkname) not in files:
             yield member, f"is a hard link to no earlier file of the tree: {member.linkname!r}"
 
 
@@ -186,8 +186,8 @@ def _stays_inside(link: TarInfo, symlinks: set[_Parts]) -> bool:
     """Return whether a link's target lies in the top-level folder, whatever the other links do."""
     if link.linkname.startswith("/"):
         return False
-    position = _parts(link.name)[:-1]
-    for part in _parts(link.linkname):
+    position = _name_parts(link.name)[:-1]
+    for part in _name_parts(link.linkname):
         # Behind another link, '..' is not what the text of the target says.
         if position in symlinks:
             return False

@@ -60,15 +60,15 @@ def detect(
     """
     root = path.resolve()
     if project == "vllm" and root.name == "vllm" and (root / "__init__.py").is_file():
-        return replace(_package(root), sandboxed=sandboxed)
+        return replace(_detect_package(root), sandboxed=sandboxed)
     _check_tree(path, root, project)
     of_git = (root / ".git").exists()
     if project == "nccl":  # its makefiles say the version, with and without a git history
         version, kind = _make_version(root), "git" if of_git else "archive"
     elif (place := root / "PKG-INFO").is_file():
-        if (name := _field(place, "Name")).lower() != "vllm":
+        if (name := _metadata_field(place, "Name")).lower() != "vllm":
             raise SourceError(f"{place}: describes {name or 'nothing'}, not vllm")
-        version, kind = _version(_field(place, "Version"), place), "sdist"
+        version, kind = _version(_metadata_field(place, "Version"), place), "sdist"
     elif of_git:
         version, kind = _git_version(root), "git"
     else:
@@ -140,7 +140,7 @@ def _make_version(root: Path) -> Version:
     PKG_REVISION is no part of it: it counts packagings of one version, and is 1 in every tag.
     """
     place = root / "makefiles/version.mk"
-    text = _text(place)
+    text = _read_lenient(place)
     values = {match["name"]: match["value"] for match in _ASSIGNED.finditer(text)}
     names = ("NCCL_MAJOR", "NCCL_MINOR", "NCCL_PATCH")
     if missing := [name for name in names if not values.get(name, "").isdecimal()]:
@@ -173,7 +173,7 @@ def dist_info(tree: SourceTree) -> Path:
     return found[0]
 
 
-def _package(root: Path) -> SourceTree:
+def _detect_package(root: Path) -> SourceTree:
     if (root.parent / "setup.py").is_file():
         raise SourceError(
             f"{root}: is the package inside a source tree", hint=f"name {root.parent} instead"
@@ -181,7 +181,7 @@ def _package(root: Path) -> SourceTree:
     # Without a version yet: it is in the folder that this tree is searched for.
     tree = SourceTree(root=root.parent, project="vllm", version=Version("0"), kind="installed")
     folder = dist_info(tree)
-    version = _version(_field(folder / "METADATA", "Version"), folder / "METADATA")
+    version = _version(_metadata_field(folder / "METADATA", "Version"), folder / "METADATA")
     if not (folder / "RECORD").is_file():
         raise SourceError(
             f"{folder}: has no RECORD, so pip could not uninstall a patched vllm",
@@ -191,14 +191,14 @@ def _package(root: Path) -> SourceTree:
     return SourceTree(root=root.parent, project="vllm", version=version, kind="installed")
 
 
-def _field(place: Path, name: str) -> str:
+def _metadata_field(place: Path, name: str) -> str:
     """Return a field of core metadata (mail headers); "" if it is not there."""
-    text = _text(place) if place.is_file() else ""
+    text = _read_lenient(place) if place.is_file() else ""
     match = re.search(rf"^{name}:[ \t]*(.*)$", text.partition("\n\n")[0], re.MULTILINE)
     return match[1].strip() if match else ""
 
 
-def _text(place: Path) -> str:
+def _read_lenient(place: Path) -> str:
     return read_bytes(place, limit=LARGEST_IN_TREE, hint=RESTORE).decode(errors="replace")
 
 

@@ -70,14 +70,14 @@ def fetch(
     network when ``offline``; HashMismatchError if the bytes are not those of the lock;
     StorageError if network, index or disk fail.
     """
-    entry = _locked(project, version, lock)
+    entry = _locked_entry(project, version, lock)
     path = cached_place(entry.filename, cache)
     with translated(at=path, hint=_CACHE_HINT):
         cached = sha256_of(path) if path.exists() else None
     if cached == entry.sha256:
         return path
     if offline and cached is not None:
-        raise _mismatch(str(path), entry, cached)
+        raise _mismatch_error(str(path), entry, cached)
     if offline:
         raise SourceError(
             f"{entry.filename} is not in the cache, and offline it cannot be downloaded",
@@ -92,11 +92,11 @@ def fetch(
             digest, size = transfer(stream, ask, entry.sha256, entry.size, progress)
             if (digest, size) != (entry.sha256, entry.size):
                 stream.truncate(0)
-                raise _mismatch(f"the download of {entry.filename}", entry, digest, size)
+                raise _mismatch_error(f"the download of {entry.filename}", entry, digest, size)
     return path
 
 
-def _locked(project: str, version: str, lock: Mapping[str, LockEntry]) -> LockEntry:
+def _locked_entry(project: str, version: str, lock: Mapping[str, LockEntry]) -> LockEntry:
     if version in lock:
         return lock[version]
     known = sorted(lock, key=Version)
@@ -111,7 +111,9 @@ def _locked(project: str, version: str, lock: Mapping[str, LockEntry]) -> LockEn
     )
 
 
-def _mismatch(where: str, entry: LockEntry, actual: str, size: int | None = None) -> PatchkitError:
+def _mismatch_error(
+    where: str, entry: LockEntry, actual: str, size: int | None = None
+) -> PatchkitError:
     sizes = "" if size in {None, entry.size} else f" ({size} bytes instead of {entry.size})"
     return HashMismatchError(
         f"{where} has the sha256 {actual}, but the lock says {entry.sha256}{sizes}",
@@ -168,15 +170,15 @@ def opened(url: str, session: requests.Session, start: int = 0) -> Iterator[requ
     import requests
 
     try:
-        with _asked(session, url, start) as response:
+        with _ask_server(session, url, start) as response:
             response.raise_for_status()
             yield response
     except requests.HTTPError as error:
         status = getattr(error.response, "status_code", None)
-        raise StorageError(f"{_host(url)} answered with the HTTP status {status}") from None
+        raise StorageError(f"{_host_of(url)} answered with the HTTP status {status}") from None
     except requests.RequestException as error:
         raise StorageError(
-            f"the connection to {_host(url)} failed ({type(error).__name__})",
+            f"the connection to {_host_of(url)} failed ({type(error).__name__})",
             why="there is no network, or a proxy or certificate is missing",
             hint="try again; check HTTPS_PROXY and REQUESTS_CA_BUNDLE",
         ) from None
@@ -190,12 +192,12 @@ def _offered(project: str, filename: str, start: int) -> Iterator[requests.Respo
         package = next((each for each in packages if each.filename == filename), None)
         if package is None:
             raise not_offered(client.endpoint, filename)
-        with _asked(client.s, package.url, start) as response:
+        with _ask_server(client.s, package.url, start) as response:
             response.raise_for_status()
             yield response
 
 
-def _asked(session: requests.Session, url: str, start: int) -> requests.Response:
+def _ask_server(session: requests.Session, url: str, start: int) -> requests.Response:
     # The file itself is wanted: a server may else wrap it, or unwrap the .gz on the way.
     headers = {"Accept-Encoding": "identity"}
     if start:
@@ -227,7 +229,7 @@ def index_client() -> Iterator[PyPISimple]:
         status = getattr(error.response, "status_code", None)
         denied = status in {401, 403, 407}
         raise StorageError(
-            f"the package index at {_host(url)} answered with the HTTP status {status}",
+            f"the package index at {_host_of(url)} answered with the HTTP status {status}",
             why="it denies access" if denied else "it has trouble, or the URL is wrong",
             hint="check the credentials in PIP_INDEX_URL or pip's configuration"
             if denied
@@ -235,7 +237,7 @@ def index_client() -> Iterator[PyPISimple]:
         ) from None
     except OSError as error:  # requests derives its exceptions from it
         raise StorageError(
-            f"the connection to the package index at {_host(url)} failed ({type(error).__name__})",
+            f"the connection to the index at {_host_of(url)} failed ({type(error).__name__})",
             why="there is no network, a proxy or certificate is missing, or the transfer was cut",
             hint="try again; check PIP_INDEX_URL, HTTPS_PROXY and REQUESTS_CA_BUNDLE",
         ) from None
@@ -243,7 +245,7 @@ def index_client() -> Iterator[PyPISimple]:
         raise not_offered(url, f"the project {error.project}") from None
     except (ValueError, pypi_simple.UnsupportedRepoVersionError) as error:
         raise StorageError(
-            f"the answer from {_host(url)} is not one of a package index ({type(error).__name__})",
+            f"{_host_of(url)} does not answer as a package index ({type(error).__name__})",
             why="the URL is not that of a simple index, or a login page is in between",
             hint="check PIP_INDEX_URL, or pip's configuration",
         ) from None
@@ -252,13 +254,13 @@ def index_client() -> Iterator[PyPISimple]:
 def not_offered(url: str, wanted: str) -> PatchkitError:
     """Return the error for a file or project that an index lacks."""
     return StorageError(
-        f"the package index at {_host(url)} does not offer {wanted}",
+        f"the package index at {_host_of(url)} does not offer {wanted}",
         why="it is a mirror that lacks it",
         hint="set PIP_INDEX_URL to an index that has it",
     )
 
 
-def _host(url: str) -> str:
+def _host_of(url: str) -> str:
     """Return the host of a URL, without user, password or path, also if the URL is malformed."""
     # Not urlsplit, which raises for a malformed URL.
     location = url.rpartition("@")[2].rpartition("://")[2]

@@ -70,12 +70,12 @@ def commit_archive(url: str, commit: str, *, cache: Path, prefix: str, offline: 
                 f"the commit {commit} is not in the cache, and offline it cannot be fetched",
                 hint="run once without --offline",
             )
-        _fetch(url, commit, repository)
-    _verify(repository, commit)
+        _fetch_commit(url, commit, repository)
+    _verify_commit(repository, commit)
     archive = cache / f"{prefix}-{commit}.tar"
     with translated(at=archive), replacing(archive) as file:
         made = ("archive", "--format=tar", f"--prefix={prefix}/", f"--output={file.name}", commit)
-        _run(repository, *_PLAIN, *made)
+        _run_git(repository, *_PLAIN, *made)
     return archive
 
 
@@ -95,19 +95,23 @@ def submodules(url: str, commit: str, *, cache: Path) -> tuple[Submodule, ...]:
     for one whose URL is missing.
     """
     repository = cache / "git" / commit
-    listed = _call(repository, "ls-tree", "-r", "-z", "--full-tree", commit).output
+    listed = _call_git(repository, "ls-tree", "-r", "-z", "--full-tree", commit).output
     # 160000 is the mode of a submodule in a git tree; its id is a commit of the other repository.
     rows = (line.partition("\t") for line in listed.split("\0") if line.startswith("160000 "))
     links = {path: head.split()[2] for head, _, path in rows}
     urls = _submodule_urls(repository, commit) if links else {}
     if missing := sorted(links.keys() - urls.keys()):
-        raise SourceError(f"{_shown(url)}: .gitmodules does not say where {missing[0]} comes from")
-    return tuple(Submodule(path, _joined(url, urls[path]), id_) for path, id_ in links.items())
+        raise SourceError(
+            f"{_hide_password(url)}: .gitmodules does not say where {missing[0]} comes from"
+        )
+    return tuple(Submodule(path, _join_url(url, urls[path]), id_) for path, id_ in links.items())
 
 
 def _submodule_urls(repository: Path, commit: str) -> dict[str, str]:
     blob = f"--blob={commit}:.gitmodules"
-    said = _call(repository, "config", blob, "-z", "--get-regexp", r"^submodule\..*\.(path|url)$")
+    said = _call_git(
+        repository, "config", blob, "-z", "--get-regexp", r"^submodule\..*\.(path|url)$"
+    )
     named: dict[str, dict[str, str]] = {}
     for entry in filter(None, said.output.split("\0")):
         key, _, value = entry.partition("\n")
@@ -116,7 +120,7 @@ def _submodule_urls(repository: Path, commit: str) -> dict[str, str]:
     return {each["path"]: each["url"] for each in named.values() if len(each) == 2}
 
 
-def _joined(url: str, relative: str) -> str:
+def _join_url(url: str, relative: str) -> str:
     """Return the URL of a submodule: ``../other.git`` counts from the repository's own URL."""
     if not relative.startswith(("./", "../")):
         return relative
@@ -130,25 +134,25 @@ def _joined(url: str, relative: str) -> str:
 
 
 def is_kept(commit: str, cache: Path) -> bool:
-    """Return whether a commit was put in place; ``_verify`` says whether it is complete."""
+    """Return whether a commit was put in place; ``_verify_commit`` says whether it is complete."""
     return (cache / "git" / commit / "HEAD").is_file()
 
 
-def _fetch(url: str, commit: str, repository: Path) -> None:
+def _fetch_commit(url: str, commit: str, repository: Path) -> None:
     """Fetch one commit into a bare repository beside, then put that in place."""
     try:
         repository.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".fetch.", dir=repository.parent) as scratch:
             fresh = Path(scratch) / "repository"
             # An empty template: the user's may bring hooks.
-            _run(None, "init", "--quiet", "--bare", "--template=", str(fresh))
+            _run_git(None, "init", "--quiet", "--bare", "--template=", str(fresh))
             (fresh / "info").mkdir(exist_ok=True)
             (fresh / "info/attributes").write_text(_ATTRIBUTES, encoding="utf-8")
-            done = _call(fresh, "fetch", "--quiet", "--depth=1", "--no-tags", url, commit)
+            done = _call_git(fresh, "fetch", "--quiet", "--depth=1", "--no-tags", url, commit)
             if done.status:
                 raise _not_fetched(url, commit, done.errors)
-            if _call(fresh, "cat-file", "-e", f"{commit}^{{commit}}").status:
-                raise SourceError(f"{commit} is no commit in {_shown(url)}")
+            if _call_git(fresh, "cat-file", "-e", f"{commit}^{{commit}}").status:
+                raise SourceError(f"{commit} is no commit in {_hide_password(url)}")
             try:
                 fresh.rename(repository)
             except OSError:
@@ -161,12 +165,12 @@ def _fetch(url: str, commit: str, repository: Path) -> None:
         ) from error
 
 
-def _verify(repository: Path, commit: str) -> None:
+def _verify_commit(repository: Path, commit: str) -> None:
     """Raise HashMismatchError unless every object still has the id that its commit names."""
-    done = _call(repository, "fsck", "--full", "--no-dangling", "--no-progress", commit)
+    done = _call_git(repository, "fsck", "--full", "--no-dangling", "--no-progress", commit)
     if done.status:
         raise HashMismatchError(
-            f"{repository}: is damaged: {_last(done.errors)}",
+            f"{repository}: is damaged: {_last_words(done.errors)}",
             why="a file in the cache was changed, or the disk failed",
             hint=f"remove {repository}, then run again",
         )
@@ -174,7 +178,7 @@ def _verify(repository: Path, commit: str) -> None:
 
 def _not_fetched(url: str, commit: str, stderr: str) -> PatchkitError:
     """Return StorageError if the network failed, else SourceError."""
-    what = f"git cannot fetch the commit {commit} from {_shown(url)}: {_last(stderr)}"
+    what = f"git cannot fetch the commit {commit} from {_hide_password(url)}: {_last_words(stderr)}"
     hint = "check the URL, or clone the repository yourself and name the folder"
     # Only git's words tell a server that refuses from a network that fails.
     if _ANSWERED.search(stderr):
@@ -185,23 +189,23 @@ def _not_fetched(url: str, commit: str, stderr: str) -> PatchkitError:
     )
 
 
-def _last(stderr: str) -> str:
+def _last_words(stderr: str) -> str:
     lines = [line for line in stderr.strip().splitlines() if line.strip()]
     return lines[-1] if lines else "git said nothing"
 
 
-def _shown(url: str) -> str:
+def _hide_password(url: str) -> str:
     """Return the URL without user and password."""
     return re.sub(r"://[^/@]*@", "://", url)
 
 
-def _run(repository: Path | None, *arguments: str) -> None:
-    done = _call(repository, *arguments)
+def _run_git(repository: Path | None, *arguments: str) -> None:
+    done = _call_git(repository, *arguments)
     if done.status:
-        raise StorageError(f"git {arguments[0]} failed: {_last(done.errors)}")
+        raise StorageError(f"git {arguments[0]} failed: {_last_words(done.errors)}")
 
 
-def _call(repository: Path | None, *arguments: str) -> Completed:
+def _call_git(repository: Path | None, *arguments: str) -> Completed:
     """Run git on a bare repository. The user's settings stay: proxies and credentials are there."""
     where = [] if repository is None else [f"--git-dir={repository}"]
     # Others of git's variables would send it to another repository than the one named.

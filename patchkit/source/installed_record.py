@@ -19,8 +19,8 @@ def restored_record(record: str, originals: Mapping[str, bytes | None], gone: It
     """
     back = {path: data for path, data in originals.items() if data is not None}
     dropped = {*gone, *(originals.keys() - back.keys())}
-    kept = {row[0]: row for row in _rows(record) if row[0] not in dropped}
-    return _written(record, kept.values(), back)
+    kept = {row[0]: row for row in _record_rows(record) if row[0] not in dropped}
+    return _write_record(record, kept.values(), back)
 
 
 def rewrite_record(record: str, changed: Mapping[str, bytes], added: Iterable[str]) -> str:
@@ -30,12 +30,12 @@ def rewrite_record(record: str, changed: Mapping[str, bytes], added: Iterable[st
     files carry no hash, as pip itself does for files that may change: the ledger names the digest
     of RECORD, so RECORD cannot name the ledger's.
     """
-    rows = _rows(record)
+    rows = _record_rows(record)
     new = sorted({*changed, *added} - {row[0] for row in rows})
-    return _written(record, [*rows, *([path, "", ""] for path in new)], changed)
+    return _write_record(record, [*rows, *([path, "", ""] for path in new)], changed)
 
 
-def _written(record: str, rows: Iterable[list[str]], changed: Mapping[str, bytes]) -> str:
+def _write_record(record: str, rows: Iterable[list[str]], changed: Mapping[str, bytes]) -> str:
     """Return rows as RECORD's text, with the hash and the size of each changed file."""
     out = io.StringIO()
     # pip writes CRLF, uv writes LF; lines that do not change must stay as they are.
@@ -51,7 +51,7 @@ def _written(record: str, rows: Iterable[list[str]], changed: Mapping[str, bytes
     return out.getvalue()
 
 
-def _rows(record: str) -> list[list[str]]:
+def _record_rows(record: str) -> list[list[str]]:
     """Return the rows of RECORD. Raises SourceError if it is not as pip writes it."""
     try:
         # newline="": csv has to see the line ends as they are, quoted ones too.

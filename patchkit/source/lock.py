@@ -61,7 +61,7 @@ def read_lock(path: Path) -> dict[str, LockEntry]:
     Raises SourceError, naming the file and the key, if it is not a lock; StorageError if it
     cannot be read.
     """
-    return _by_version(_read(_Sdists, path).sdist)
+    return _by_version(_read_lock_file(_Sdists, path).sdist)
 
 
 def read_wheel_lock(path: Path) -> dict[str, dict[str, LockEntry]]:
@@ -69,10 +69,10 @@ def read_wheel_lock(path: Path) -> dict[str, dict[str, LockEntry]]:
 
     Raises as ``read_lock`` does.
     """
-    return _by_cpu(_read(_Wheels, path).wheel)
+    return _by_cpu(_read_lock_file(_Wheels, path).wheel)
 
 
-def _read(kind: type[T], path: Path) -> T:
+def _read_lock_file(kind: type[T], path: Path) -> T:
     try:
         return read_toml(kind, path, error=SourceError)
     except OSError as error:

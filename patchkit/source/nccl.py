@@ -82,7 +82,7 @@ def nccl_tree(
     store = (cache or cache_dir()) / "sources"
     silent = lambda _task: lambda _done, _total: None  # noqa: E731
     wanted = _Wanted(facts or load_facts(PROJECT), store, offline, report or silent)
-    origin = _found(spec, sha256, wanted, check)
+    origin = _find_source(spec, sha256, wanted, check)
     if check is not None:
         check(origin.version)
     return origin
@@ -98,7 +98,7 @@ class _Wanted:
     report: Report
 
 
-def _found(
+def _find_source(
     spec: str, sha256: str | None, wanted: _Wanted, check: Callable[[Version], None] | None
 ) -> SourceOrigin:
     path = Path(spec)
@@ -110,9 +110,9 @@ def _found(
             path=path, version=version, identity=f"tree:sha256:{tree_digest(path.resolve())}"
         )
     if path.is_file():
-        return _archive(path, sha256, wanted)
+        return _take_archive(path, sha256, wanted)
     if source := parse_git(spec):
-        return _commit(source, wanted)
+        return _take_commit(source, wanted)
     if match := _RELEASE.fullmatch(spec):
         version = named_version(match["version"], "for example nccl==2.29.7")
         if check is not None:
@@ -124,7 +124,7 @@ def _found(
     )
 
 
-def _archive(path: Path, sha256: str | None, wanted: _Wanted) -> SourceOrigin:
+def _take_archive(path: Path, sha256: str | None, wanted: _Wanted) -> SourceOrigin:
     """Take an archive that the user has: known by the recipe, or vouched for with its sha256."""
     actual = sha256_of(path)
     if sha256 is not None and actual != sha256:
@@ -162,7 +162,7 @@ def _other_ways(release: Release | None, facts: ReleaseFacts) -> str:
     return "; or ".join(ways)
 
 
-def _commit(source: GitSource, wanted: _Wanted) -> SourceOrigin:
+def _take_commit(source: GitSource, wanted: _Wanted) -> SourceOrigin:
     """Take a commit of a repository; a known release's tag stands for the commit it should be."""
     name = source.name
     # A tag is only a name for the recipe's commit: what it points to upstream is not asked.

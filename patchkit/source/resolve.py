@@ -63,7 +63,7 @@ def resolved(spec: str, options: Options, *, keep: bool) -> Iterator[Resolved]:
     if options.dest is None and (before := patched_before(spec, options.project)):
         yield Resolved(before)
         return
-    found = _archive(spec, options)
+    found = _find_archive(spec, options)
     if found is None:
         if options.dest is not None:
             raise UsageError(
@@ -73,10 +73,12 @@ def resolved(spec: str, options: Options, *, keep: bool) -> Iterator[Resolved]:
         yield Resolved(Path(spec))
     elif keep or options.dest is not None:
         dest = options.dest or _default_dest(options.project, found.label)
-        yield _unpacked(found, dest, options)
+        yield _unpack_once(found, dest, options)
     else:
         with ScratchFolder() as folder:
-            yield Resolved(_unpack(found.path, Path(folder) / "tree", options), found.locked)
+            yield Resolved(
+                _unpack_archive(found.path, Path(folder) / "tree", options), found.locked
+            )
 
 
 def patched_before(spec: str, project: str) -> Path | None:
@@ -122,7 +124,7 @@ def fetch_release(spec: str, options: Options) -> Path:
         hint = meant(spec, projects()) or f"for example {projects()[options.project].example}"
         raise UsageError(f"{spec!r} names no release", hint=hint)
     if options.project == "nccl":
-        return _nccl(spec, options).path
+        return _nccl_origin(spec, options).path
     from patchkit.source.fetch import fetch  # a tree in a folder needs no downloads
     from patchkit.source.lock import read_lock
 
@@ -131,7 +133,7 @@ def fetch_release(spec: str, options: Options) -> Path:
     return fetch(options.project, version, lock, offline=options.offline, progress=progress)
 
 
-def _nccl(spec: str, options: Options) -> SourceOrigin:
+def _nccl_origin(spec: str, options: Options) -> SourceOrigin:
     from patchkit.source.nccl import nccl_tree  # nothing of it is needed for vLLM
 
     return nccl_tree(
@@ -153,13 +155,13 @@ class _Archive:
     locked: bool = False
 
 
-def _archive(spec: str, options: Options) -> _Archive | None:
+def _find_archive(spec: str, options: Options) -> _Archive | None:
     """Return the archive that ``spec`` stands for; None for a folder."""
     path = Path(spec)
     if path.is_dir():
         return None
     if options.project == "nccl":
-        origin = _nccl(spec, options)
+        origin = _nccl_origin(spec, options)
         label = str(origin.version)
         locked = _release(spec, options.project) is not None
         if not locked:
@@ -188,12 +190,12 @@ def _release(spec: str, project: str) -> str | None:
     return str(named_version(match["version"], f"for example {projects()[project].example}"))
 
 
-def _unpacked(archive: _Archive, dest: Path, options: Options) -> Resolved:
+def _unpack_once(archive: _Archive, dest: Path, options: Options) -> Resolved:
     if dest.is_dir() and any(dest.iterdir()):
         # A second run names the same release: the tree of the first is the one to work on.
         _check_version(dest, options.project, archive.version)
         return Resolved(dest)
-    root = _unpack(archive.path, dest, options)
+    root = _unpack_archive(archive.path, dest, options)
     # An interrupt from here on says so, since the folder stays.
     committed(f"{dest} was unpacked")
     return Resolved(root, archive.locked)
@@ -208,7 +210,7 @@ def _check_version(folder: Path, project: str, version: str) -> None:
         )
 
 
-def _unpack(archive: Path, dest: Path, options: Options) -> Path:
+def _unpack_archive(archive: Path, dest: Path, options: Options) -> Path:
     from patchkit.source.archive import unpack
 
     return unpack(archive, dest, progress=options.report("Unpacking"))

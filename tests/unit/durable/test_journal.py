@@ -271,7 +271,7 @@ def test_a_way_back_that_fails_keeps_the_journal_and_says_what_is_changed(root, 
     with pytest.raises(StorageError) as caught:
         journal.commit(CHANGES, settle=settle)
     said = str(caught.value)
-    assert "the network did not follow; and taking the change back failed, too" in said
+    assert "the network did not follow; and taking it back failed, too" in said
     assert "0 of 7 files changed; unknown: src/new.py; the rest is as before" in said
     assert "next: once the cause is mended: again" in said
     assert "nothing was changed" not in said
