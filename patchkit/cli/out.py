@@ -14,6 +14,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from pathlib import Path
 from typing import Any
 
 import click
@@ -21,6 +22,10 @@ import click
 from patchkit.cli.layout import columns, grid, wrap
 from patchkit.quoting import prose, visible
 
+PATH = click.Path(path_type=Path)
+PRESENT_PATH = click.Path(path_type=Path, exists=True)
+FOLDER = click.Path(path_type=Path, exists=True, file_okay=False)
+FILE_OR_DASH = click.Path(path_type=Path, allow_dash=True)
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON for machines.")
 
 

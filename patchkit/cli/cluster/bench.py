@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from patchkit.cli.out import LaidOut, record_fields, table, tell
+from patchkit.cli.out import PATH, LaidOut, record_fields, table, tell
 from patchkit.cli.render import Block, Record, VerbGroup, rendered, verbose_option
 from patchkit.cluster.openai.http_exchange import server_at
 from patchkit.errors import UsageError
@@ -75,15 +75,10 @@ def _read_numbers(_: click.Context, option: click.Parameter, text: str) -> tuple
     "--compare",
     nargs=2,
     metavar="A B",
-    type=click.Path(path_type=Path),
+    type=PATH,
     help="Two env files or two cluster files, in turns.",
 )
-@click.option(
-    "--cluster",
-    metavar="FILE",
-    type=click.Path(path_type=Path),
-    help="Serve it there, under units.",
-)
+@click.option("--cluster", metavar="FILE", type=PATH, help="Serve it there, under units.")
 @click.option("--venv", metavar="DIR", default="", help="The environment that has vLLM.")
 @click.option("--input", "depth", type=click.IntRange(1), default=1024, show_default=True)
 @click.option("--output", type=click.IntRange(1), default=128, show_default=True)
@@ -93,13 +88,7 @@ def _read_numbers(_: click.Context, option: click.Parameter, text: str) -> tuple
 )
 @click.option("--rounds", default=ENOUGH, show_default=True, help="Repetitions.")
 @click.option("--tokenizer", metavar="DIR", default="", help="Default: the model's.")
-@click.option(
-    "-o",
-    "--output-dir",
-    "folder",
-    type=click.Path(path_type=Path),
-    help="Default: bench-MODEL-DAY.",
-)
+@click.option("-o", "--output-dir", "folder", type=PATH, help="Default: bench-MODEL-DAY.")
 @rendered
 def run(
     model: str,
@@ -155,8 +144,8 @@ def run(
 
 
 @command.command("diff")
-@click.argument("first", type=click.Path(path_type=Path))
-@click.argument("second", type=click.Path(path_type=Path))
+@click.argument("first", type=PATH)
+@click.argument("second", type=PATH)
 @verbose_option
 @rendered
 def compare_results(first: Path, second: Path, *, verbose: bool) -> Iterator[Block]:

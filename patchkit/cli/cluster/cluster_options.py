@@ -11,7 +11,7 @@ from typing import Any, TypeVar, cast
 
 import click
 
-from patchkit.cli.out import record_fields
+from patchkit.cli.out import PATH, record_fields
 from patchkit.cluster.agent.journal import JournalLine
 from patchkit.cluster.launch.cluster import Cluster
 from patchkit.cluster.launch.cluster_file import (
@@ -27,7 +27,7 @@ from patchkit.errors import PatchkitError
 F = TypeVar("F", bound=Callable[..., Any])
 
 FILE_OPTION = click.option(
-    "--file", type=click.Path(path_type=Path), default=FILE, show_default=True, help="The cluster."
+    "--file", type=PATH, default=FILE, show_default=True, help="The cluster."
 )
 HERE_OPTION = click.option(
     "--here", is_flag=True, help="This machine alone; the default without cluster.toml."

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 import click
 
 from patchkit.cli.cluster.cluster_options import cluster_here
-from patchkit.cli.out import table, tell
+from patchkit.cli.out import FILE_OR_DASH, PATH, table, tell
 from patchkit.cli.render import (
     Block,
     ExitCode,
@@ -39,16 +39,10 @@ from patchkit.runtime.rules.secret_texts import mask_secrets
 @click.command()
 @click.option("--cluster", "with_cluster", is_flag=True, help="Every node, and between them.")
 @click.option(
-    "--file",
-    metavar="FILE",
-    type=click.Path(path_type=Path),
-    help="The cluster's file, instead of cluster.toml.",
+    "--file", metavar="FILE", type=PATH, help="The cluster's file, instead of cluster.toml."
 )
 @click.option(
-    "--log",
-    metavar="FILE",
-    type=click.Path(path_type=Path, allow_dash=True),
-    help="What a program wrote; - is standard input.",
+    "--log", metavar="FILE", type=FILE_OR_DASH, help="What a program wrote; - is standard input."
 )
 @click.option("--port", type=click.IntRange(1, 65535), metavar="N", help="The server's, not 8000.")
 @click.option(
@@ -60,7 +54,7 @@ from patchkit.runtime.rules.secret_texts import mask_secrets
 @click.option(
     "--save",
     metavar="FILE",
-    type=click.Path(path_type=Path),
+    type=PATH,
     help="Pack all of it for a bug report, without names, addresses and secrets.",
 )
 @click.option("--venv", metavar="DIR", help="The environment that has vLLM; default: this one.")

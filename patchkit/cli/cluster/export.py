@@ -11,7 +11,7 @@ import yaml
 
 from patchkit.cli import complete
 from patchkit.cli.next_step import next_step
-from patchkit.cli.out import LaidOut, tell
+from patchkit.cli.out import FOLDER, PATH, PRESENT_PATH, LaidOut, tell
 from patchkit.cli.render import GOOD, Block, Data, Record, VerbGroup, rendered
 from patchkit.cli.runtime.node_options import note_lines
 from patchkit.errors import UsageError
@@ -37,7 +37,7 @@ _OUTPUT = click.option(
     "-o",
     "--output",
     metavar="FILE",
-    type=click.Path(path_type=Path),
+    type=PATH,
     help="Write FILE, all or nothing; default: standard output.",
 )
 _FORCE = click.option("--force", is_flag=True, help="Replace a FILE with another content.")
@@ -59,7 +59,7 @@ def command() -> None:
 @click.option(
     "--dir",
     "house",
-    type=click.Path(path_type=Path),
+    type=PATH,
     default=Path("wheelhouse"),
     show_default=True,
     help="The wheelhouse, in the folder that is built from.",
@@ -94,7 +94,7 @@ def write_containerfile(
 @click.argument("model", shell_complete=complete.models)
 @click.option(
     "--file",
-    type=click.Path(path_type=Path),
+    type=PATH,
     help="A cluster.toml: its [serve], and its nodes, asked by ssh; default: this machine.",
 )
 @click.option(
@@ -105,12 +105,12 @@ def write_containerfile(
 )
 @click.option(
     "--root",
-    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    type=FOLDER,
     help="Instead of this machine: what `patchkit probe --save` wrote on the head.",
 )
 @click.option(
     "--lock",
-    type=click.Path(path_type=Path, exists=True),
+    type=PRESENT_PATH,
     metavar="WHEELHOUSE",
     help="The versions that will run: those of this wheelhouse.",
 )

@@ -9,7 +9,7 @@ import click
 
 from patchkit.cli.cluster.cluster_options import cluster_option
 from patchkit.cli.next_step import next_step, program
-from patchkit.cli.out import record_fields, tell
+from patchkit.cli.out import PATH, record_fields, tell
 from patchkit.cli.progress import progress
 from patchkit.cli.render import (
     GOOD,
@@ -45,7 +45,7 @@ _FEW = 1e7  # bytes; a speed of less says nothing
 @click.option(
     "--wheelhouse",
     "house",
-    type=click.Path(path_type=Path),
+    type=PATH,
     default=Path("wheelhouse"),
     show_default=True,
     metavar="DIR",

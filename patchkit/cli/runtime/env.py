@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from patchkit.cli.next_step import next_step, program
-from patchkit.cli.out import Shown, style, tell
+from patchkit.cli.out import FILE_OR_DASH, PATH, Shown, style, tell
 from patchkit.cli.render import GOOD, Block, Data, Record, VerbGroup, rendered
 from patchkit.cli.runtime.env_explain import explain
 from patchkit.cli.runtime.node_options import node_options, note_lines
@@ -38,7 +38,7 @@ from patchkit.runtime.rules.vllm_values import vllm_values
     "--from",
     "head_file",
     metavar="FILE",
-    type=click.Path(path_type=Path),
+    type=PATH,
     help="The head's file: a worker takes over what it shares, and is compared with it.",
 )
 @click.option("--set", "extra", metavar="NAME=VALUE", multiple=True, help="Add one of your own.")
@@ -46,7 +46,7 @@ from patchkit.runtime.rules.vllm_values import vllm_values
     "-o",
     "--output",
     metavar="FILE",
-    type=click.Path(path_type=Path, allow_dash=True),
+    type=FILE_OR_DASH,
     help="Write FILE, all or nothing; - is standard output, the default.",
 )
 @click.option(

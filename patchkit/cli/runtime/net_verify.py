@@ -11,6 +11,7 @@ from typing import Any
 
 import click
 
+from patchkit.cli.out import PATH
 from patchkit.cli.render import (
     Block,
     ExitCode,
@@ -71,7 +72,7 @@ def words_as_root(*arguments: str) -> tuple[str, ...]:
 )
 @click.option(
     "--peer-probe",
-    type=click.Path(path_type=Path),
+    type=PATH,
     metavar="FILE",
     help="The peer's facts: `patchkit probe --json` there.",
 )

@@ -11,7 +11,7 @@ from typing import Any, TypeVar, cast
 import click
 
 from patchkit.cli import complete
-from patchkit.cli.out import Shown
+from patchkit.cli.out import FOLDER, PRESENT_PATH, Shown
 from patchkit.cli.render import lead_word
 from patchkit.runtime.envfile.header import nodes_max
 from patchkit.runtime.host.probe import probe
@@ -39,7 +39,7 @@ PYTHON = click.option(
 )
 ROOT = click.option(
     "--root",
-    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    type=FOLDER,
     default=Path("/"),
     help="Another machine's files, such as `patchkit probe --save` writes.",
 )
@@ -73,7 +73,7 @@ _OPTIONS = (
     TRITON,
     click.option(
         "--lock",
-        type=click.Path(path_type=Path, exists=True),
+        type=PRESENT_PATH,
         metavar="WHEELHOUSE",
         help="Its versions, which will be installed, instead of the installed ones.",
     ),

@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 
 from patchkit.cli.next_step import next_step, program
-from patchkit.cli.out import Shown, shown, style, table, tell
+from patchkit.cli.out import FOLDER, PATH, Shown, shown, style, table, tell
 from patchkit.cli.render import Block, Record, finding_blocks, rendered
 from patchkit.quoting import quoted
 from patchkit.runtime.host import hardware
@@ -27,15 +27,12 @@ _HEADS = ("netdev", "state", "speed", "MTU", "addresses", "RDMA", "GID", "twin",
 
 @click.command()
 @click.option(
-    "--root",
-    type=click.Path(path_type=Path, exists=True, file_okay=False),
-    default=LIVE,
-    help="Another machine's files, such as --save writes.",
+    "--root", type=FOLDER, default=LIVE, help="Another machine's files, such as --save writes."
 )
 @click.option(
     "--save",
     metavar="DIR",
-    type=click.Path(path_type=Path),
+    type=PATH,
     help="Copy all that is read to a new folder: for a bug report, and for --root.",
 )
 @click.option("--python", metavar="EXE", help="The Python that has vLLM. Default: the present one.")

@@ -12,7 +12,7 @@ import click
 
 from patchkit.cli import complete
 from patchkit.cli.next_step import next_step
-from patchkit.cli.out import record_fields, style, table, tell
+from patchkit.cli.out import PATH, record_fields, style, table, tell
 from patchkit.cli.render import Block, Data, Record, lead_word, rendered
 from patchkit.cli.runtime.node_options import node_options, note_lines
 from patchkit.errors import UsageError
@@ -48,7 +48,7 @@ _TAKEN = ("role", "topology", "executor", "vllm", "nodes", "head", "target", "qu
     "--from",
     "env_file",
     metavar="FILE",
-    type=click.Path(path_type=Path),
+    type=PATH,
     help="The env file that goes with it: role, topology, executor, nodes and head.",
 )
 @click.option(

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import click
 
-from patchkit.cli.options import SourceOptions, as_json, opened, vllm_options
-from patchkit.cli.out import LaidOut, print_json, say, tell
+from patchkit.cli.options import SourceOptions, opened, vllm_options
+from patchkit.cli.out import PATH, LaidOut, tell
+from patchkit.cli.render import Block, Record, rendered
 from patchkit.errors import UsageError
 from patchkit.measure.tune import BENCHMARK, DTYPES, TuneJob, check_tuner, tune_model
 from patchkit.quoting import quoted, visible
@@ -34,25 +37,16 @@ Qwen3-30B-A3B in FP8, on one GPU:
 @click.option(
     "-o",
     "--output",
-    type=click.Path(path_type=Path),
+    type=PATH,
     default=Path("moe_configs"),
     show_default=True,
     help="The folder for the file.",
 )
 @click.option("--force", is_flag=True, help="Replace a file that is there.")
-@as_json
+@rendered
 def command(
-    source: SourceOptions,
-    *,
-    model: str,
-    parts: int,
-    dtype: str,
-    batch_sizes: str,
-    python: str,
-    output: Path,
-    force: bool,
-    as_json: bool,
-) -> None:
+    source: SourceOptions, *, python: str, output: Path, force: bool, batch_sizes: str, **given: Any
+) -> Iterator[Block]:
     """Tune the fused-MoE kernel for the present GPU with the release's own benchmark.
 
     SOURCE is the release that is installed; its sdist has the benchmark that the wheel lacks. It
@@ -76,11 +70,9 @@ def command(
             )
         tree.read(BENCHMARK)  # which says so if it is not there
         check_tuner(python, tree.version)
-        job = TuneJob(model=model, parts=parts, dtype=dtype, batch_sizes=sizes)
+        job = TuneJob(batch_sizes=sizes, **given)
         place = tune_model(tree.root / BENCHMARK, python, job, output, tell)
     setting = f"VLLM_TUNED_CONFIG_FOLDER={quoted(output.resolve())}"
-    if as_json:
-        print_json({"file": str(place), "setting": setting})
-        return
-    say(f"wrote {place}; vLLM reads it with")
-    say(LaidOut(f"  {visible(setting)}"))
+    yield Record({"file": place, "setting": setting})
+    yield f"wrote {place}; vLLM reads it with"
+    yield LaidOut(f"  {visible(setting)}")
