@@ -80,7 +80,13 @@ command.add_command(explain)
 def _env_blocks(
     asked: NodeOptions, choice: RuleChoice, host: Host, root: Path, **options: Any
 ) -> Iterator[Block]:
-    extra = dict(map(_parse_setting, options["extra"]))
+    extra = {}
+    for text in options["extra"]:
+        name, sign, value = text.partition("=")
+        if not (name and sign):
+            hint = "write it as --set NAME=VALUE"
+            raise UsageError(f"--set {text}: is not an assignment", hint=hint)
+        extra[name] = value
     head = None
     if path := options["head_file"]:
         from patchkit.runtime.node.agreement import agree, read_head  # a head does without them
@@ -130,13 +136,6 @@ def _env_blocks(
     yield next_step(
         *program(), "serve-args", options["model"] or load_presets()[0].id, "--from", output
     )
-
-
-def _parse_setting(text: str) -> tuple[str, str]:
-    name, sign, value = text.partition("=")
-    if not (name and sign):
-        raise UsageError(f"--set {text}: is not an assignment", hint="write it as --set NAME=VALUE")
-    return name, value
 
 
 def _env_note_lines(env: ClusterEnv) -> Iterator[Shown]:

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 import subprocess
 import sys
-import threading
 import time
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
 from patchkit.measure.pod_script import to_wait
 from support.manifests import OPTIONS, PodGroup, manifest, planned
+from support.model_server import ModelServer
 
 FAKE = Path(__file__).parents[3] / "tests" / "e2e" / "lifecycle" / "fake_vllm.py"
 SECONDS = 60
@@ -101,40 +99,21 @@ def test_a_group_answers_and_its_probe_knows(tmp_path):
             each.communicate()
 
 
-class _Server(BaseHTTPRequestHandler):
-    def log_message(self, *_):
-        pass
-
-    def do_GET(self):
-        self._answer(200, {"data": [{"id": "m"}]} if "models" in self.path else {})
-
-    def do_POST(self):
-        self.rfile.read(int(self.headers["Content-Length"]))
-        self._answer(self.server.status, {"choices": [{"text": "1"}]})
-
-    def _answer(self, status, value):
-        status = 401 if self.headers["Authorization"] != "Bearer k" else status
-        body = json.dumps(value).encode()
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-
 @pytest.mark.parametrize(
-    ("status", "key", "code", "says"),
-    [(200, "k", 0, ""), (500, "k", 1, "500"), (200, "other", 1, "401")],
+    ("faults", "key", "code", "says"),
+    [
+        ({"whole": {"choices": [{"text": "1"}]}}, "k", 0, ""),
+        ({"refuse": (500, {"error": {"message": "dead"}})}, "k", 1, "500"),
+        ({}, "other", 1, "401"),
+    ],
 )
-def test_health_is_no_token(status, key, code, says, tmp_path):
+def test_health_is_no_token(faults, key, code, says, tmp_path):
     """A server that is healthy and gives no token is not ready; its key is the Secret's."""
-    with ThreadingHTTPServer(("127.0.0.1", 0), _Server) as server:
-        server.status = status
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        group = _group(tmp_path, port=server.server_address[1])
+    with ModelServer(key="k", **faults) as server:
+        group = _group(tmp_path, port=int(server.url.rpartition(":")[2]))
         probe = group.container(0)["livenessProbe"]["exec"]["command"]
         found, said = Kubelet(group, tmp_path).run(0, command=probe, VLLM_API_KEY=key)
-        server.shutdown()
-    assert (found, says in said) == (code, True)
+    assert (found, says in said) == (code, True), said
 
 
 @pytest.mark.parametrize(
