@@ -62,8 +62,7 @@ REFUSED = [
 
 @pytest.mark.parametrize(("arguments", "rc", "says"), REFUSED)
 def test_refusals(build, archive, tmp_path, arguments, rc, says):
-    if "--cuda" in arguments:  # looked at after the tools
-        need("make", "g++")
+    need("make", "g++")  # what lacks is said first
     given = [archive if each == "ARCHIVE" else each for each in arguments]
     # Without a cache and a network: nothing may be fetched for what is refused.
     nothing = {"PATCHKIT_CACHE_DIR": str(tmp_path / "cache"), "PIP_INDEX_URL": "http://127.0.0.1:9"}
