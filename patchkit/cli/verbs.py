@@ -31,7 +31,7 @@ GROUPS = {
     "Wheels": {
         "repack": ("wheel", "Patch upstream's vLLM wheel, without a compiler."),
         "build": ("wheel", "Build a wheel for one device: libnccl or vLLM."),
-        "wheelhouse": ("wheel", "List, fill, sign and prune the folder of wheels."),
+        "wheelhouse": ("wheel", "List, fill and prune the folder of wheels."),
     },
 }
 MORE = {

@@ -38,7 +38,7 @@ _LONGEST, _MOST = 4096, 4096  # characters of a line, and processes that are kep
 
 @dataclass(slots=True, kw_only=True)
 class NcclRank:
-    """What one process said; ``rank`` is None, and texts and lists are empty, where it did not.
+    """Hold what one process said; ``rank`` is None, texts and lists are empty where it did not.
 
     ``network`` is the one that its channels go over, else the one that was chosen; ``devices`` are
     RDMA devices, ``sockets`` the interfaces of NET/Socket, ``bootstrap`` the one

@@ -61,7 +61,7 @@ class PrivateNames:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RedactionData:
-    """What recipes/doctor/redaction.toml holds."""
+    """Hold recipes/doctor/redaction.toml."""
 
     accounts: frozenset[str]
     hosts: frozenset[str]

@@ -30,10 +30,6 @@ class Release:
     archs: tuple[str, ...] = ()
     read: bool = True
 
-    @property
-    def verifiable(self) -> bool:
-        return bool(self.sha256 or self.commit)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bug:

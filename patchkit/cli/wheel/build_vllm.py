@@ -156,7 +156,7 @@ def command(selection: Selection, **chosen: Any) -> Iterator[Block]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Options:
-    """What the command line says, but for the selection of fixes."""
+    """Hold what the command line says, but for the selection of fixes."""
 
     version: str | None
     folder: str | None

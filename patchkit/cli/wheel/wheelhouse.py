@@ -22,9 +22,9 @@ from patchkit.patching.recipe import load_recipe
 from patchkit.target import Target, targets
 from patchkit.wheel.build.toolchain import MACHINES
 from patchkit.wheel.wheelhouse.contents import load_manifest
-from patchkit.wheel.wheelhouse.fill import built_wheels, fill_wheelhouse, machine_of
+from patchkit.wheel.wheelhouse.fill import Filled, built_wheels, fill_wheelhouse, machine_of
 from patchkit.wheel.wheelhouse.manifest import REQUIREMENTS, Kind, ManifestEntry
-from patchkit.wheel.wheelhouse.node import node_platform
+from patchkit.wheel.wheelhouse.node import NodePlatform, node_platform
 from patchkit.wheel.wheelhouse.prune import prune_wheelhouse
 from patchkit.wheel.wheelhouse.resolve import WheelSources
 
@@ -45,22 +45,18 @@ def list_wheels(house: Path, *, verbose: bool) -> Iterator[Block]:
     """List the wheels that were made here; -v also what fill brought."""
     listed = load_manifest(house)
     wheels = listed.wheels
-    yield Record(
-        {
-            "dir": house,
-            "overrides": [override.fields() for override in listed.overrides],
-            "wheels": [entry.fields() for entry in wheels],
-        }
-    )
+    overrides = [override.fields() for override in listed.overrides]
+    entries = [entry.fields() for entry in wheels]
+    yield Record({"dir": house, "overrides": overrides, "wheels": entries})
     made = [entry for entry in wheels if entry.kind is Kind.BUILT]
     others = [entry for entry in wheels if entry.kind is not Kind.BUILT]
     heads = ("project", "version", "kind", "target", "MB", "tag", "sha256")
     if shown := [*made, *others] if verbose else made:
         yield from table(map(_wheel_cells, shown), heads=heads)
     if others:
-        size = f", {sum(entry.size for entry in others) / 1e6:,.0f} MB"
-        more = "" if verbose else "; -v lists them"
-        yield f"{len(made)} made here, {len(others)} dependencies{size}{more}"
+        size = f"{sum(entry.size for entry in others) / 1e6:,.0f} MB"
+        hint = "" if verbose else "; -v lists them"
+        yield f"{len(made)} made here, {len(others)} dependencies, {size}{hint}"
     yield from override_lines(listed.overrides)
     if not wheels:
         yield f"{house} holds no wheels"
@@ -181,18 +177,21 @@ def fill_wheels(
             progress=report("downloading"),
             tell=tell,
         )
+    yield from _filled_blocks(done, house, node, lock_only=lock_only, verbose=verbose)
+    if not lock_only:
+        yield _serving_step(house)
+
+
+def _filled_blocks(
+    done: Filled, house: Path, node: NodePlatform, *, lock_only: bool, verbose: bool
+) -> Iterator[Block]:
+    """Yield what a fill brought, for which nodes, and the command that installs it."""
     overrides = done.manifest.overrides
-    yield Record(
-        {
-            "dir": house,
-            **node.facts(),
-            "dependencies": [entry.fields() for entry in done.dependencies],
-            "new": done.new,
-            "gone": done.gone,
-            "overrides": [override.fields() for override in overrides],
-            "torch": done.torch,
-        }
-    )
+    dependencies = [entry.fields() for entry in done.dependencies]
+    taken = [override.fields() for override in overrides]
+    brought = {"new": done.new, "gone": done.gone, "torch": done.torch}
+    fields = {**node.facts(), "dependencies": dependencies, "overrides": taken, **brought}
+    yield Record({"dir": house, **fields})
     if verbose:
         yield from (style("+ ", fg="green") + name for name in done.new)
         yield from (style("- ", fg="red") + name for name in done.gone)
@@ -211,8 +210,6 @@ def fill_wheels(
         *("install", *done.manifest.install_options, *words),
         where="" if here else f"on a node, {node.machine}",
     )
-    if not lock_only:
-        yield _serving_step(house)
 
 
 def _oldest_target(built: Sequence[ManifestEntry]) -> Target:

@@ -27,7 +27,7 @@ class NodeWheel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WheelLock:
-    """What the nodes install: the text of requirements.txt, the wheels, and for which Python.
+    """Hold what nodes install: the text of requirements.txt, the wheels, and for which Python.
 
     ``cpu`` is the one that all wheels are for, "" for any.
     """

@@ -30,7 +30,7 @@ from patchkit.finding import Finding, Level
 from patchkit.records import RecordError
 
 HASH = "hash"
-"""What findings are ``about`` where a file has other bytes than those of the Hub."""
+"""Name what findings are ``about`` where a file has other bytes than those of the Hub."""
 
 _SIDE_BY_SIDE = 8  # files; more wait for the disk
 _SHA1 = 40  # hex digits

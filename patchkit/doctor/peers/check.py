@@ -17,11 +17,11 @@ _FILES = (_PEERS, "machine.toml", "nccl.toml", "server.toml", "questions.toml", 
 _Given = ParamSpec("_Given")
 _Value = TypeVar("_Value")
 Outcome = Finding | Sequence[Finding] | Mapping[str, object]
-"""What a check returns: findings, or the fields of the text that says that all is well."""
+"""State what a check returns: findings, or the fields of the text that says that all is well."""
 
 
 class Named(Protocol):
-    """What is checked: ``node`` is the name that its findings are about."""
+    """Hold what is checked: ``node`` is the name that its findings are about."""
 
     @property
     def node(self) -> str: ...
