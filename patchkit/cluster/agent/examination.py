@@ -7,7 +7,6 @@ network. ``examine`` asks about the node, ``meet`` about the others as they are 
 from __future__ import annotations
 
 import contextlib
-import csv
 import hashlib
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -17,13 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from patchkit.cluster.agent import links, unit_state
+from patchkit.cluster.agent.installation import digest_record
 from patchkit.cluster.agent.node_facts import disk_rooms, facts_here, model_on_node
 from patchkit.cluster.health.node_health import collect_health
 from patchkit.cluster.models.expected import CACHE, downloads, read_record
 from patchkit.cluster.ssh.ssh import error_fields
-from patchkit.digests import digest
 from patchkit.errors import HostError, PatchkitError
-from patchkit.reading import read_text
 from patchkit.records import RecordError
 from patchkit.runtime.host.host import Nccl, Software
 from patchkit.runtime.python.distributions import (
@@ -36,7 +34,6 @@ from patchkit.runtime.python.distributions import (
 from patchkit.runtime.python.startup import STEM
 from patchkit.units import BYTES_PER_MIB
 
-_LARGEST = 32 << 20  # bytes of a RECORD
 # Whose files a rank loads; of all others the version is enough.
 _DIGESTED = ("vllm", "torch", "triton", "pytorch_triton", "ray")
 _SMALL = BYTES_PER_MIB  # bytes of a file that is read: configuration and templates, not weights
@@ -178,7 +175,7 @@ def python_contents(venv: str, software: Software | None) -> PythonContents:
     same = software is None or software.vllm_nccl == software.torch_nccl
     return PythonContents(
         versions={name: header(home, "Version") for name, home in sorted(homes.items())},
-        digests={name: _digest_record(homes[name]) for name in _DIGESTED if name in homes},
+        digests={name: digest_record(homes[name]) for name in _DIGESTED if name in homes},
         nccl=torch if same or software is None else _describe_nccl(software.vllm_nccl),
         torch_nccl=torch,
         lost=lost_files(path, STEM),
@@ -194,21 +191,6 @@ def _describe_nccl(nccl: Nccl | None) -> LoadedNccl:
     except OSError:
         sha256 = ""
     return LoadedNccl(path=nccl.path, version=nccl.version, sha256=sha256)
-
-
-def _digest_record(home: Path) -> str:
-    """Return a digest over a RECORD, "" if there is none.
-
-    Scripts depend on the folder, and the notes in .dist-info on where a wheel came from.
-    """
-    try:
-        rows = list(csv.reader(read_text(home / "RECORD", limit=_LARGEST).splitlines()))
-    except (PatchkitError, csv.Error):
-        return ""
-    own = ("../", f"{home.name}/")
-    hashed = [row for row in rows if len(row) > 1 and row[1] and not row[0].startswith(own)]
-    kept = sorted(",".join(row[:2]) for row in hashed)
-    return digest("\n".join(kept)) if kept else ""
 
 
 def model_print(folder: str) -> dict[str, Any]:

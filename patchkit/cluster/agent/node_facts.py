@@ -11,9 +11,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from patchkit.cluster.agent.installation import leads_to
 from patchkit.cluster.agent.node_files import config_folder, read_placed
 from patchkit.cluster.agent.unit_state import run_for_user
-from patchkit.cluster.agent.venv_link import leads_to
 from patchkit.cluster.models.check import check_model
 from patchkit.finding import Level
 from patchkit.process import attempt
