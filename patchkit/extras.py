@@ -7,23 +7,12 @@ from collections.abc import Iterable
 from importlib import util
 from pathlib import Path
 
-from patchkit import __version__
 from patchkit.errors import HostError
 from patchkit.quoting import quoted
 
-# Not the name of the package: `patchkit` on the package index is another project.
-DISTRIBUTION = "patchkit-gb10"
 BUILD = ("auditwheel", "build", "ninja", "pyproject_hooks", "scikit_build_core")
 """Import names of what the extra ``build`` brings."""
-BASE = (
-    "cmake",
-    "libcst",
-    "packaging",
-    "platformdirs",
-    "pypi_simple",
-    "uv",
-    "yaml",
-)
+BASE = ("cmake", "libcst", "packaging", "platformdirs", "pypi_simple", "uv", "yaml")
 """Import names of what a plain installation brings beside click, and `pip --no-deps` does not."""
 
 
@@ -39,22 +28,7 @@ def require_build() -> None:
 
 def missing_library(name: str) -> HostError:
     """Return the error for a library that an import did not find."""
-    if others := namesakes():
-        return HostError(
-            f"{name} cannot be imported",
-            why=f"{' and '.join(others)} is installed, too: another project with the same package",
-            hint=quoted(sys.executable, "-m", "pip", "uninstall", *others)
-            + "; then install this one again",
-        )
     return _missing([name], "", "patchkit was installed without all that it depends on")
-
-
-def namesakes() -> list[str]:
-    """Return the other installed distributions that bring a package ``patchkit``."""
-    from importlib import metadata  # 20 ms, and more to read what is installed
-
-    owners = metadata.packages_distributions().get("patchkit", [])
-    return sorted({name for name in owners if name.lower().replace("_", "-") != DISTRIBUTION})
 
 
 def _require(names: Iterable[str], extra: str, why: str) -> None:
@@ -65,30 +39,14 @@ def _require(names: Iterable[str], extra: str, why: str) -> None:
 
 
 def _missing(names: list[str], extra: str, why: str) -> HostError:
+    # Never a bare name: `patchkit` on the package index is another project.
+    checkout = Path(__file__).parents[1]
+    is_here = (checkout / "pyproject.toml").is_file()
+    command = quoted(
+        sys.executable, "-m", "pip", "install", f"{checkout if is_here else '.'}{extra}"
+    )
     return HostError(
         f"not installed: {', '.join(names)}",
         why=why,
-        hint=quoted(sys.executable, "-m", "pip", "install", f"{_own_file()}{extra}"),
+        hint=command if is_here else f"in a clone of patchkit: {command}",
     )
-
-
-def _own_file() -> str:
-    """Return what pip installs patchkit from: the checkout, or the file of the wheel.
-
-    Never a bare name, since `patchkit` on the package index is another project.
-    """
-    checkout = Path(__file__).parents[1]
-    if (checkout / "pyproject.toml").is_file():
-        return str(checkout)
-    import json  # this and what follows take 20 ms, and are for errors alone
-    from importlib import metadata
-    from urllib.parse import unquote
-
-    try:  # what pip installed it from (PEP 610), a wheel or a folder, if still there
-        origin = metadata.distribution(DISTRIBUTION).read_text("direct_url.json") or "{}"
-    except metadata.PackageNotFoundError:
-        origin = "{}"
-    scheme, _, path = json.loads(origin).get("url", "").partition("://")
-    if scheme == "file" and (found := Path(unquote(path))).exists():
-        return str(found)
-    return f"{DISTRIBUTION.replace('-', '_')}-{__version__}-py3-none-any.whl"

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from enum import Enum
 from functools import cache, lru_cache
@@ -36,8 +36,6 @@ T = TypeVar("T")
 _Read = Callable[[Any], Any]
 _SHOWN = 60  # characters of a value that is refused
 _WORDS: dict[type, str] = {str: "a text", int: "a whole number", float: "a number", bool: "a bool"}
-_HEADER = re.compile(r"\s*(\[\[?)\s*([^\[\]]+?)\s*\]\]?\s*(?:#.*)?")
-_KEY = re.compile(r"""\s*([\w.-]+|"[^"]*"|'[^']*')\s*=""")
 
 
 class RecordError(ValueError):
@@ -83,21 +81,19 @@ def read_toml(
     """Return what a TOML file of patchkit's own holds; others' files are read within limits.
 
     With ``key`` that is one table of the file, whose others have readers of their own. Raises
-    ``error``, naming ``file:line`` and the key.
+    ``error``, naming the file and the key.
     """
-    text = path.read_text(encoding="utf-8")
     try:
-        table = _parse_toml(text)
+        table = _parse_toml(path.read_text(encoding="utf-8"))
         if key and key not in table:
             raise RecordError("is missing")
         return record(kind, table[key] if key else table)
     except RecordError as wrong:
-        keys = (key, *wrong.keys) if key else wrong.keys
-        where, what = f"{path}:{_line_of_key(text, keys)}", RecordError(wrong.what, *keys)
+        what = RecordError(wrong.what, *((key, *wrong.keys) if key else wrong.keys))
     except ValueError as wrong:  # TOMLDecodeError, which a launcher does not import
-        where, what = str(path), RecordError(f"is not TOML: {wrong}")
+        what = RecordError(f"is not TOML: {wrong}")
     raise error(
-        f"{where}: {what}",
+        f"{path}: {what}",
         why="the file was edited, or it is of another version of patchkit",
         hint="correct it there; or install patchkit again",
     )
@@ -163,13 +159,13 @@ def _reader_of(kind: Any) -> _Read:
     if is_dataclass(kind):
         return _dataclass_reader(kind)
     if origin is type:
-        return _no_class
+        return _refuse_class
     if issubclass(kind, Enum):
         return _member_reader({each.value: each for each in kind})
     return _scalar_reader(kind) if kind in (*_WORDS, NoneType) else _made_of_text(kind)
 
 
-def _no_class(value: Any) -> Any:
+def _refuse_class(value: Any) -> Any:
     raise RecordError(f"is {_show_value(value)}, where data names no class")
 
 
@@ -250,32 +246,34 @@ def _list_reader(kind: Callable[[Any], Any], arguments: tuple[Any, ...]) -> _Rea
     long = kind is not tuple or arguments[1:] == (...,)
     readers = [_reader_of(each) for each in (arguments[:1] if long else arguments)]
 
-    def items(value: list[Any]) -> Iterator[Any]:
-        for number, each in enumerate(value):
-            try:
-                yield readers[0 if long else number](each)
-            except RecordError as error:
-                raise RecordError(error.what, number, *error.keys) from None
-
     def read(value: Any) -> Any:
         if not isinstance(value, list):
             raise RecordError(f"is {_show_value(value)}, not a list")
         if not long and len(value) != len(readers):
             raise RecordError(f"has {len(value)} entries, not {len(readers)}")
-        return kind(items(value))
+        pairs = ((n, readers[0 if long else n], each) for n, each in enumerate(value))
+        return kind(_read_below(*pair) for pair in pairs)
 
     return read
 
 
 def _table_reader(key: _Read, inner: _Read) -> _Read:
-    def items(table: Mapping[Any, Any]) -> Iterator[tuple[Any, Any]]:
-        for name, value in table.items():
-            try:
-                yield key(name), inner(value)
-            except RecordError as error:
-                raise RecordError(error.what, str(name), *error.keys) from None
+    def read(value: Any) -> Any:
+        rows = _require_table(value).items()
+        return {
+            _read_below(str(name), key, name): _read_below(str(name), inner, each)
+            for name, each in rows
+        }
 
-    return lambda value: dict(items(_require_table(value)))
+    return read
+
+
+def _read_below(key: str | int, reader: _Read, value: Any) -> Any:
+    """Read a part of a value, and name it in the error."""
+    try:
+        return reader(value)
+    except RecordError as error:
+        raise RecordError(error.what, key, *error.keys) from None
 
 
 def _require_table(value: Any) -> dict[str, Any]:
@@ -295,14 +293,6 @@ def _dataclass_reader(kind: Any) -> _Read:
         if each.default is MISSING and each.default_factory is MISSING
     }
 
-    def items(table: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-        for key, value in table.items():
-            name, reader = readers[key]
-            try:
-                yield name, reader(value)
-            except RecordError as error:
-                raise RecordError(error.what, key, *error.keys) from None
-
     def read(value: Any) -> Any:
         table = _require_table(value)
         # An unknown key first: a misspelt one is missing as well, and this says which it is.
@@ -311,7 +301,10 @@ def _dataclass_reader(kind: Any) -> _Read:
                 raise RecordError(f"unknown key; known are {', '.join(readers)}", key)
         for key in sorted(needed - table.keys()):
             raise RecordError(f"lacks the key {key!r}")
-        return _call_checked(kind, **dict(items(table)))
+        rows = ((readers[key], key, each) for key, each in table.items())
+        return _call_checked(
+            kind, **{name: _read_below(key, reader, each) for (name, reader), key, each in rows}
+        )
 
     return read
 
@@ -321,31 +314,3 @@ def _show_value(value: object) -> str:
         return "a table" if isinstance(value, dict) else "a list"
     text = json.dumps(value) if value is None or isinstance(value, bool) else repr(value)
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
-
-
-def _line_of_key(text: str, keys: tuple[str | int, ...]) -> int:
-    """Return the line of a TOML text where a key stands, or else the table that it belongs to."""
-    # tomllib gives no positions: headers and keys are looked for in the text.
-    table: tuple[str | int, ...] = ()
-    last: dict[tuple[str | int, ...], int] = {}  # array of tables → index of its last one
-    best = (0, 1)
-    for number, line in enumerate(text.splitlines(), start=1):
-        if header := _HEADER.fullmatch(line):
-            table = ()
-            for part in header[2].split("."):
-                table += (part.strip().strip("\"'"),)
-                if table in last:
-                    table += (last[table],)
-            if header[1] == "[[":
-                table = table[:-1] if isinstance(table[-1], int) else table
-                last[table] = last.get(table, -1) + 1
-                table += (last[table],)
-            here = table
-        elif match := _KEY.match(line):
-            here = (*table, *(part.strip("\"'") for part in match[1].split(".")))
-        else:
-            continue
-        shared = min(len(here), len(keys))
-        if here[:shared] == keys[:shared] and shared > best[0]:
-            best = (shared, number)
-    return best[1]

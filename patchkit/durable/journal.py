@@ -1,24 +1,20 @@
-"""Change many files, all or none; the next run finishes or takes back what was cut short.
+"""Change many files, all or none; the next run takes back what was cut short.
 
 Below the journal's folder lie ::
 
     new/           what its user prepares there, to be committed
     before/N       what the N-th file was: a second name of it, or a copy
     after/N        what it becomes, with its owner, group and mode
-    forward.json   the steps; the next run carries them out
-    back.json      the same steps; the next run takes them back
+    back.json      the steps; the next run takes them back
 
-Everything is staged before there is a journal. A change to files alone is committed by the name
-``forward.json``. One that something else has to follow (a network) is ``back.json`` until that is
-done. An error turns ``forward`` into ``back`` by a rename, which needs no space, and files move by
-renames, too. Every step can be repeated: a file is as before or as after, and its sha256 says
-which. The journal goes away last, in one rename.
+Everything is staged before there is a journal, and files move by renames, so that the way back
+needs no space. Every step can be repeated: a file is as before or as after, and its sha256 says
+which. The change is committed when the journal goes away, in one rename.
 """
 
 from __future__ import annotations
 
 import contextlib
-import enum
 import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
@@ -36,14 +32,7 @@ from patchkit.durable.steps import Step, Steps, place_of, present, read_steps, s
 from patchkit.errors import DriftError, PatchkitError, StorageError
 from patchkit.quoting import quoted
 
-_BEFORE, _AFTER = "before", "after"
-
-
-class Direction(enum.StrEnum):
-    """Where the next run takes an unfinished change; the stem of the journal's name."""
-
-    FORWARD = "forward"
-    BACK = "back"
+_NAMES = ("back.json", "forward.json")  # the second: of earlier releases, with the same content
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,11 +68,11 @@ class Journal:
     one_file_system: bool = True
     folder_mode: int | None = None
 
-    def unfinished(self) -> Direction | None:
-        """Return where the next run takes a change that was cut short, None if none was."""
+    def unfinished(self) -> Path | None:
+        """Return the journal of a change that was cut short, None if none was."""
         # lexists: a link of that name counts as a journal, and is refused when it is read.
-        found = [each for each in Direction if os.path.lexists(self._path(each))]
-        return found[0] if found else None
+        found = (self.folder / name for name in _NAMES)
+        return next((place for place in found if os.path.lexists(place)), None)
 
     def check_finished(self) -> None:
         """Raise StorageError if a change was cut short: the files may be neither old nor new."""
@@ -91,7 +80,7 @@ class Journal:
             raise StorageError(
                 f"{self.folder}: an earlier patchkit run was cut short in mid-commit",
                 why="it was killed, or the disk failed",
-                hint=f"finish it first: {self.again}",
+                hint=f"take it back first: {self.again}",
             )
 
     def commit(
@@ -121,49 +110,41 @@ class Journal:
                     self._clear()
                     raise
             try:
-                # Until `settle` is done, the next run takes back what is cut short.
-                journal = self._path(Direction.BACK if settle else Direction.FORWARD)
-                (self.folder / "draft").rename(journal)
+                (self.folder / "draft").rename(self.folder / _NAMES[0])
                 sync(self.folder)
                 self._carry_out(steps)
                 if settle:
                     with undeferred():  # it may take long; an interrupt then goes the way back
                         settle()
-                    self._turn(Direction.FORWARD)
+                self._clear()
             except BaseException as error:
                 self._give_up(steps, unsettle, error)
                 raise
             committed(f"the commit was finished, {_count_files(len(steps.steps))}")
-            with translated("the commit was finished, and only its journal could not be removed"):
-                self._clear()
 
     def recover(
         self, unsettle: Callable[[Mapping[str, Any]], None] = lambda _note: None
     ) -> Mapping[str, Any] | None:
-        """Finish or take back what was cut short, and clear away what was only staged.
+        """Take back what was cut short, and clear away what was only staged.
 
-        ``unsettle`` gets the note of a change that is taken back. Returns the note, None if there
-        was nothing to do. Raises DriftError if a file was edited since, and StorageError if the
-        journal or what it needs is damaged: both before anything is touched.
+        ``unsettle`` gets the note of the change. Returns the note, None if there was nothing to do.
+        Raises DriftError if a file was edited since, and StorageError if the journal or what it
+        needs is damaged: both before anything is touched.
         """
         with deferred(), translated("an interrupted commit is still unfinished"):
             self._check_folder()
-            if not (direction := self.unfinished()):
+            if not (journal := self.unfinished()):
                 self._clear()  # what is staged without a journal was never committed
                 return None
-            journal = self._path(direction)
             try:
                 steps = read_steps(journal, self.allowed)
             except ValueError as error:
                 raise self._damaged(f"{journal}: cannot be understood: {error}") from None
-            if self._possible(steps, direction) is Direction.FORWARD:
-                self._carry_out(steps)
-                committed("an interrupted commit was finished")
-            else:
-                self._put_back(steps)
-                unsettle(steps.note)
-                committed("an interrupted commit was taken back")
+            self._check_possible(steps)
+            self._put_back(steps)
+            unsettle(steps.note)
             self._clear()
+            committed("an interrupted commit was taken back")
         return steps.note
 
     def discard(self, to: Path) -> bool:
@@ -192,7 +173,7 @@ class Journal:
     # What is staged: nothing outside of the folder is touched.
 
     def _stage(self, changes: Sequence[Change], note: Mapping[str, Any]) -> Steps:
-        for side in (_BEFORE, _AFTER):
+        for side in ("before", "after"):
             shutil.rmtree(self.folder / side, ignore_errors=True)
             make_folders(self.folder / side)
         (self.folder / "draft").unlink(missing_ok=True)
@@ -207,7 +188,7 @@ class Journal:
         found = Steps(steps, tuple(sorted(made)), note)
         write_staged(self.folder / "draft", found.to_json(), None, self.root)
         # All names have to last before that of the journal does.
-        for folder in (self.folder / _BEFORE, self.folder / _AFTER, self.folder):
+        for folder in (self.folder / "before", self.folder / "after", self.folder):
             sync(folder)
         return found
 
@@ -221,10 +202,10 @@ class Journal:
                 f"{change.path}: is read-only; {NOTHING}", hint=quoted("chmod", "u+w", place)
             )
         self._check_disk(place)
-        result = self.folder / _AFTER / str(number)
+        result = self.folder / "after" / str(number)
         if change.before:
             # A hard link takes no space, and the rename that replaces the file leaves it alone.
-            second_name(place, self.folder / _BEFORE / str(number))
+            second_name(place, self.folder / "before" / str(number))
         if isinstance(change.after, Path):
             second_name(change.after, result)
             return Step(change.path, change.before, sha256_of(result))
@@ -247,15 +228,6 @@ class Journal:
 
     # The way forward.
 
-    def _path(self, direction: Direction) -> Path:
-        return self.folder / f"{direction}.json"
-
-    def _turn(self, direction: Direction) -> None:
-        """Make the journal lead elsewhere from now on."""
-        if (former := self.unfinished()) and former is not direction:
-            self._path(former).rename(self._path(direction))
-            sync(self.folder)
-
     def _carry_out(self, steps: Steps) -> None:
         """Bring every file to its ``after``; those that are there already stay."""
         touched = set()
@@ -268,7 +240,7 @@ class Journal:
                 continue
             if step.after:
                 make_folders(place.parent, self.folder_mode)
-                move(self.folder / _AFTER / str(number), place)
+                move(self.folder / "after" / str(number), place)
             else:
                 place.unlink()
             touched.add(place.parent)
@@ -280,7 +252,6 @@ class Journal:
     def _give_up(self, steps: Steps, unsettle: Callable[[], None], error: BaseException) -> None:
         """Take everything back and raise what an OSError means; keep the journal if that fails."""
         try:
-            self._turn(Direction.BACK)  # first: a run that is killed from here on is taken back
             self._put_back(steps)
             unsettle()
             self._clear()
@@ -303,7 +274,7 @@ class Journal:
                 if step.before == step.after or present(place) != step.after:
                     continue
                 if step.before:
-                    move(self.folder / _BEFORE / str(number), place)
+                    move(self.folder / "before" / str(number), place)
                 else:
                     place.unlink()
                 touched.add(place.parent)
@@ -323,7 +294,7 @@ class Journal:
     ) -> PatchkitError:
         """Return the error for a way back that failed; it says which files are in which state."""
         states = {step.path: state(self.root, step) for step in steps.steps}
-        new = [path for path, found in states.items() if found == _AFTER]
+        new = [path for path, found in states.items() if found == "after"]
         odd = [path for path, found in states.items() if found == "unknown"]
         kind = type(error) if isinstance(error, PatchkitError) else StorageError
         lists = [f" changed: {', '.join(new)}" if new else " changed"]
@@ -340,25 +311,17 @@ class Journal:
     def _check_folder(self) -> None:
         inside(self.root, self.folder.relative_to(self.root).as_posix())
 
-    def _possible(self, steps: Steps, wanted: Direction) -> Direction:
-        """Return the direction for which everything that is needed is there and whole.
-
-        What could not be settled must not be kept: only ``forward`` may turn into ``back``.
-        """
-        lost: dict[Direction, list[str]] = {each: [] for each in Direction}
-        edited = []
+    def _check_possible(self, steps: Steps) -> None:
+        """Raise unless every file is as before or as after, and what goes back is whole."""
+        edited, lost = [], []
         for number, step in enumerate(steps.steps):
             place = place_of(self.root, step.path)
             self._check_disk(place)
             if (found := present(place)) not in (step.before, step.after):
                 edited.append(step.path)
-            for way, side, needed in (
-                (Direction.FORWARD, _AFTER, step.after),
-                (Direction.BACK, _BEFORE, step.before),
-            ):
-                staged = self.folder / side / str(number)
-                if needed not in ("", found) and not is_staged(staged, needed):
-                    lost[way].append(step.path)
+            staged = self.folder / "before" / str(number)
+            if step.before not in ("", found) and not is_staged(staged, step.before):
+                lost.append(step.path)
         if edited:
             raise DriftError(
                 f"{', '.join(edited)}: edited since an interrupted run",
@@ -366,13 +329,9 @@ class Journal:
                 hint=f"bring the file back to one of those in {self.folder}, then run again; "
                 f"or: {self.rescue}",
             )
-        if not lost[wanted]:
-            return wanted
-        if wanted is Direction.BACK or lost[Direction.BACK]:
-            what = f"what was staged for {', '.join(lost[wanted])} is damaged or gone"
+        if lost:
+            what = f"what was staged for {', '.join(lost)} is damaged or gone"
             raise self._damaged(f"{self.folder}: {what}")
-        self._turn(Direction.BACK)
-        return Direction.BACK
 
     def _damaged(self, what: str) -> StorageError:
         return StorageError(
@@ -392,7 +351,8 @@ class Journal:
         shutil.rmtree(self._gone, ignore_errors=True)
         if self.folder.exists():
             self.folder.rename(self._gone)
-            sync(self.folder.parent)
+            with contextlib.suppress(OSError):  # nothing can be taken back from here on
+                sync(self.folder.parent)
             shutil.rmtree(self._gone, ignore_errors=True)
         if self.home is not None:
             for place, _, _ in os.walk(self.home, topdown=False):

@@ -70,7 +70,7 @@ def test_two_applies_at_once(started, root, tree, snapshot):
 CODES = {signal.SIGKILL: -9, signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129}
 SAID = re.compile(
     r"(interrupted; (nothing was changed|the commit was finished, \d+ files|"
-    r"an interrupted commit was (finished|taken back)(; .*)?)\n)?"
+    r"an interrupted commit was taken back(; .*)?)\n)?"
 )
 
 
@@ -122,7 +122,7 @@ def test_killed_in_mid_commit_reading_says_so_and_revert_undoes_it(cli, root, sn
     said = cli("status", "--vllm-src", root, rc=7).stderr
     assert "cut short in mid-commit" in said
     assert snapshot(root) == before
-    again = said.partition("next: finish it first: ")[2].strip()
+    again = said.partition("next: take it back first: ")[2].strip()
     *_program, verb, option, place = shlex.split(again)
     assert verb == "revert"
     cli(verb, option, place)
@@ -134,7 +134,7 @@ def cut_short(root, after):
     since, names = itertools.count(1), ("os.rename", "os.remove", "os.mkdir")
 
     def hook(event, arguments):
-        begun = (root / ".patchkit/transaction/forward.json").exists()
+        begun = (root / ".patchkit/transaction/back.json").exists()
         if event in names and begun and next(since) > after:
             kill()
 
@@ -144,7 +144,7 @@ def cut_short(root, after):
 DAMAGE = {
     "ledger": (".patchkit/ledger.json", b'{"format": 1}'),
     "ledger that is no JSON": (".patchkit/ledger.json", b"\xff"),
-    "journal": (".patchkit/transaction/forward.json", b"[]"),
+    "journal": (".patchkit/transaction/back.json", b"[]"),
     "journal that is no JSON": (".patchkit/transaction/back.json", b"\xff"),
 }
 

@@ -288,7 +288,7 @@ def stop_in_the_middle(root, offset=6):
     since, started = itertools.count(), []
 
     def hook(event, arguments):
-        if event == "os.rename" and str(arguments[1]).endswith("forward.json"):
+        if event == "os.rename" and str(arguments[1]).endswith("back.json"):
             started.append(event)
         elif started and event in EVENTS and next(since) == offset:
             kill()
@@ -312,7 +312,7 @@ def test_a_file_edited_between_the_kill_and_the_next_run_is_not_lost(path, root,
         (root / path).write_bytes(left[path][0])
         (root / path).chmod(left[path][1])
     journal.recover()
-    assert snapshot(root) == tree_of(PATCHED)
+    assert snapshot(root) == tree_of(STOCK)
 
 
 def test_a_file_edited_in_mid_commit_is_not_lost_and_nothing_else_changes(root, journal):
@@ -320,31 +320,31 @@ def test_a_file_edited_in_mid_commit_is_not_lost_and_nothing_else_changes(root, 
     last = CHANGES[-1].path
 
     def hook(event, arguments):
-        if event == "os.rename" and str(arguments[1]).endswith("forward.json"):
+        if event == "os.rename" and str(arguments[1]).endswith("back.json"):
             (root / last).write_bytes(b"mine\n")
 
     assert in_child(lambda: journal.commit(CHANGES), hook) == DriftError.exit_code
     assert snapshot(root) == tree_of({**STOCK, last: (b"mine\n", 0o644)})
 
 
-def test_staged_content_that_is_damaged_is_not_installed(root, journal):
-    """What was to come is damaged, so the change is taken back; what was is damaged, too: stop."""
-    stop_in_the_middle(root, offset=2)
-    for place in (journal.folder / "after").iterdir():
-        place.write_bytes(b"garbage")
-    journal.recover()
-    assert snapshot(root) == tree_of(STOCK)
-
+def test_an_original_that_is_damaged_is_not_put_back(root, journal):
     stop_in_the_middle(root, offset=8)
-    for side in ("before", "after"):
-        for place in (journal.folder / side).iterdir():
-            place.unlink()  # it is a second name of a file of the tree
-            place.write_bytes(b"garbage")
+    for place in (journal.folder / "before").iterdir():
+        place.unlink()  # it is a second name of a file of the tree
+        place.write_bytes(b"garbage")
     found = snapshot(root)
     with pytest.raises(StorageError, match="is damaged or gone") as caught:
         journal.recover()
     assert caught.value.hint == "sos"
     assert snapshot(root) == found
+
+
+def test_a_journal_of_an_earlier_release_is_taken_back(root, journal):
+    """It called one that was to be finished forward.json."""
+    stop_in_the_middle(root)
+    (journal.folder / "back.json").rename(journal.folder / "forward.json")
+    journal.recover()
+    assert snapshot(root) == tree_of(STOCK)
 
 
 def _damage(change):
@@ -374,7 +374,7 @@ DAMAGED = {
 @pytest.mark.parametrize("how", DAMAGED)
 def test_a_damaged_journal_is_told_with_a_way_out(how, root, journal):
     stop_in_the_middle(root)
-    place = journal.folder / "forward.json"
+    place = journal.folder / "back.json"
     DAMAGED[how](place, json.loads(place.read_text()))
     found = {path: what for path, what in snapshot(root).items() if "transaction" not in path}
     with pytest.raises(StorageError, match="cannot be understood") as caught:
@@ -403,7 +403,7 @@ def test_only_names_that_are_allowed(root, tmp_path):
     steps = [{"path": "src/b.py", **sums}]
     (root / ".j").mkdir()
     table = {"format": 1, "steps": steps, "folders": [], "note": {}}
-    (root / ".j/forward.json").write_text(json.dumps(table))
+    (root / ".j/back.json").write_text(json.dumps(table))
     with pytest.raises(StorageError, match=r"'src/b\.py' is not a file that patchkit changes here"):
         journal.recover()
     assert (root / "src/b.py").exists()

@@ -24,6 +24,7 @@ from patchkit.wheel.wheelhouse.contents import (
 )
 from patchkit.wheel.wheelhouse.manifest import Kind, ManifestEntry
 from patchkit.wheel.wheelhouse.prune import prune_wheelhouse
+from patchkit.wheel.wheelhouse.storage import open_for_writing
 from patchkit.wheel.wheelhouse.verify import check_files
 from support.faults import in_child, kill
 from support.filling import contents, held, kinds
@@ -109,19 +110,20 @@ def stop_in_the_middle(way, house):
     assert in_child(lambda: way.change(house), hook) == -signal.SIGKILL
 
 
-def test_cut_short_it_is_told_and_finished(way, house):
+def test_cut_short_it_is_told_and_taken_back(way, house):
     stop_in_the_middle(way, house)
     for action in (listed_wheels, check_files, lambda house: prune_wheelhouse(house, dry_run=True)):
         with pytest.raises(StorageError, match="cut short in mid-commit") as caught:
             action(house)
-    assert caught.value.hint == f"finish it first: patchkit wheelhouse prune --dir {house}"
-    prune_wheelhouse(house)
-    assert (contents(house), kinds(house)) == way.after
+    assert caught.value.hint == f"take it back first: patchkit wheelhouse prune --dir {house}"
+    with open_for_writing(house):
+        pass
+    assert (contents(house), kinds(house)) == way.before
 
 
 def test_a_damaged_journal_is_set_aside(way, house):
     stop_in_the_middle(way, house)
-    (house / ".journal/forward.json").write_bytes(b"damaged")
+    (house / ".journal/back.json").write_bytes(b"damaged")
     with pytest.raises(StorageError, match="cannot be understood") as caught:
         prune_wheelhouse(house)
     assert caught.value.hint == f"patchkit wheelhouse prune --dir {house} --force"
@@ -141,7 +143,7 @@ def test_a_journal_from_elsewhere_deletes_nothing(name, house, tmp_path):
     (house / ".journal").mkdir()
     step = {"path": name, "before": hashlib.sha256(b"mine").hexdigest(), "after": ""}
     journal = {"format": 1, "steps": [step], "folders": [], "note": {}}
-    (house / ".journal/forward.json").write_text(json.dumps(journal))
+    (house / ".journal/back.json").write_text(json.dumps(journal))
     with pytest.raises(StorageError, match="cannot be understood"):
         prune_wheelhouse(house)
     assert [place.read_text() for place in places] == ["mine"] * 3
