@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator, Sequence
-from pathlib import Path
-from types import NoneType
 from typing import Any
 
 import click
@@ -21,13 +19,13 @@ from patchkit.cli.render import (
     ExitCode,
     Record,
     VerbGroup,
+    finding_blocks,
     gigabytes,
-    lead_word,
     rendered,
 )
 from patchkit.cluster.launch.cluster import Cluster
 from patchkit.cluster.models.check import ModelCheck, check_model
-from patchkit.cluster.models.fetch import FetchPlan, fetch_model
+from patchkit.cluster.models.fetch import FetchPlan, fetch_model, plan_fetch
 from patchkit.cluster.models.names import split_revision
 from patchkit.cluster.models.pins import pin
 from patchkit.cluster.models.sync import (
@@ -38,13 +36,10 @@ from patchkit.cluster.models.sync import (
     sync_model,
 )
 from patchkit.cluster.ssh.node import Remote, everywhere
-from patchkit.cluster.ssh.ssh import HERE
 from patchkit.durable.atomic import status_of_file
-from patchkit.errors import HashMismatchError, HostError, PatchkitError, SourceError, UsageError
-from patchkit.finding import Level
+from patchkit.errors import HashMismatchError, PatchkitError, SourceError, UsageError
 from patchkit.quoting import quoted
 
-_MARKS = {Level.ERROR: BAD, Level.UNKNOWN: lead_word("not checked")}
 _FEW = 1e8  # bytes; a speed of less says nothing
 
 _Results = Sequence[tuple[ModelNode, ModelCheck | PatchkitError]]
@@ -73,47 +68,34 @@ def get(spec: str, *, cluster: Cluster, dry_run: bool, venv: str | None) -> Iter
     """
     repo, revision = _find_commit(cluster, spec)
     given = click.get_current_context().params
-    file: Path | None = None if given["here"] or not given["file"].exists() else given["file"]
+    file = None if given["here"] or not given["file"].exists() else given["file"]
     if file:
         status_of_file(file)  # hours before it gets its line
-    head = cluster.head.destination
-    plans: list[FetchPlan] = []
-
-    def take_plan(plan: FetchPlan) -> None:
-        plans.append(plan)
-        for line in _plan_lines(plan, head):
-            tell(line)
-
-    answers = cluster.head.stream(
-        dict[str, Any],
-        fetch_model,
-        models=cluster.file.model_folder,
-        python=f"{venv or cluster.file.venv}/bin/python",
-        repo=repo,
-        revision=revision,
-        dry_run=dry_run,
-    )
-    kind = NoneType if dry_run else ModelCheck
-    with progress() as report:
-        check = follow_answers(cluster.head, kind, answers, report(repo), take_plan)
-    if not plans:
-        raise HostError(f"{head}: does not say what it would fetch")
-    plan = plans[0]
-    fields = {"plan": plan, "dry_run": dry_run}
-    if check is None:
-        yield Record(fields)
+    head = cluster.head
+    python = f"{venv or cluster.file.venv}/bin/python"
+    asked = {"models": cluster.file.model_folder, "python": python, "repo": repo}
+    plan = head.call(FetchPlan, plan_fetch, **asked, revision=revision)
+    tell(style(f"{repo}@{plan.commit}", bold=True))
+    tell(f"  {plan.files} files, {gigabytes(plan.size)}, into {head.destination}:{plan.folder}")
+    tell(f"  {gigabytes(plan.left)} to download; {gigabytes(plan.free)} free")
+    if dry_run:
+        yield Record({"plan": plan, "dry_run": True})
         yield "nothing was changed"
         return
-    if check.complete and file:
+    answers = head.stream(dict[str, Any], fetch_model, **asked, commit=plan.commit)
+    with progress() as report:
+        check = follow_answers(head, ModelCheck, answers, report(repo))
+    whole = not check.exit_code
+    if whole and file:
         pin(file, repo, plan.commit)
-    yield Record({**fields, "check": _check_fields(check)})
-    yield from _check_lines(check, head)
-    if not check.complete:
-        yield next_step(*program(), "model", "get", f"{plan.repo}@{plan.commit}")
+    yield Record({"plan": plan, "dry_run": False, "check": _check_fields(check)})
+    yield from _check_lines(check, head.destination)
+    if not whole:
+        yield next_step(*program(), "model", "get", f"{repo}@{plan.commit}")
     elif file:
-        yield f"{file} pins {plan.repo} to {plan.commit}"
+        yield f"{file} pins {repo} to {plan.commit}"
         if len(cluster.nodes) > 1:
-            yield next_step(*program(), "model", "sync", plan.repo)
+            yield next_step(*program(), "model", "sync", repo)
     yield ExitCode(check.exit_code)
 
 
@@ -138,8 +120,7 @@ def sync(specs: Sequence[str], *, cluster: Cluster) -> Iterator[Block]:
     held = models_of(nodes)
     results: list[tuple[ModelNode, ModelCheck | PatchkitError]] = []
     for spec in specs:
-        sources = sources_of(nodes, held, *_find_commit(cluster, spec))
-        source, model = sources[0]
+        source, model = sources_of(nodes, held, *_find_commit(cluster, spec))[0]
         with progress() as report:
             others = [node for node in nodes if node is not source]
             copy = functools.partial(sync_model, source, model, report=report)
@@ -155,7 +136,7 @@ def sync(specs: Sequence[str], *, cluster: Cluster) -> Iterator[Block]:
 def check(spec: str, *, cluster: Cluster, quick: bool) -> Iterator[Block]:
     """Check on every node that a model is complete and right; needs no network.
 
-    Hashes are compared with those that `hf` wrote down when it fetched the files.
+    Hashes are compared with those that the Hub named when it was fetched.
     """
     nodes = _model_nodes(cluster)
     held = models_of(nodes)
@@ -193,17 +174,16 @@ def list_models(*, cluster: Cluster) -> Iterator[Block]:
             yield from _error_lines(node.ssh, answer)
             yield ExitCode(answer.exit_code)
             continue
-        fields.append({"node": node.ssh, "models": answer})
+        fields.append({"node": node.ssh, "models": list(map(_check_fields, answer))})
         if not answer:
             yield f"{node.ssh}: no models in {node.models}"
         for model in answer:
-            whole = style("complete", fg="green")
-            state = whole if model.complete else style("incomplete", fg="red")
-            mine = "" if model.ours else "not fetched by patchkit"
+            broken = style("incomplete", fg="red")
+            state = broken if model.exit_code else style("complete", fg="green")
             name, size = style(model.repo, bold=True), gigabytes(model.size)
-            rows.append((node.ssh, name, model.commit[:12], size, state, mine))
+            rows.append((node.ssh, name, model.commit[:12], size, state))
     yield Record({"nodes": fields})
-    yield from table(rows, heads=("node", "model", "commit", "size", "state", "")) if rows else ()
+    yield from table(rows, heads=("node", "model", "commit", "size", "state")) if rows else ()
 
 
 def _model_nodes(cluster: Cluster) -> list[ModelNode]:
@@ -217,39 +197,23 @@ def _find_commit(cluster: Cluster, spec: str) -> tuple[str, str]:
     return repo, commit or cluster.file.models.get(repo, "")
 
 
-def _plan_lines(plan: FetchPlan, node: str) -> Iterator[str]:
-    """Yield what is fetched, where it goes, and what of it is there."""
-    where = "" if node == HERE else f"{node}:"
-    yield style(f"{plan.repo}@{plan.commit}", bold=True)
-    rest = f" of {gigabytes(plan.of)}" if plan.of > plan.size else ""
-    yield f"  {plan.files} files, {gigabytes(plan.size)}{rest}, into {where}{plan.folder}"
-    parts = ((plan.held, "are there"), (plan.left, "to download"))
-    amounts = ", ".join(f"{gigabytes(size)} {what}" for size, what in parts if size)
-    yield f"  {amounts}; {gigabytes(plan.free)} free"
-
-
-def _check_lines(check: ModelCheck, node: str) -> Iterator[str]:
+def _check_lines(check: ModelCheck, node: str) -> Iterator[Block]:
     """Yield how much was copied and how fast, the verdict, and each finding."""
     if sent := check.sent:
         fast = f", {sent.speed / 1e3:.2f} GB/s" if sent.sent >= _FEW else ""
         copied = f"{gigabytes(sent.sent)} in {sent.seconds:,.1f} s{fast}"
         yield f"{node}: {copied if sent.sent else 'had it all'}"
-    where = f"{'' if node == HERE else f'{node}:'}{check.folder}"
-    if check.complete:
+    if check.exit_code:
+        yield BAD + f"{node}:{check.folder}: not a whole model"
+    else:
         how = "every hash" if check.full else "sizes, shards and links; not the hashes"
         amount = f"{check.files} files, {gigabytes(check.size)}"
-        yield GOOD + f"{where}: complete: {amount}; checked: {how}"
-    else:
-        yield BAD + f"{where}: not a whole model"
-    for found in check.findings:
-        mark = _MARKS.get(found.level, lead_word("note"))
-        yield "  " + mark + f"{found.where}{found.where and ': '}{found.what}"
-        if found.why:
-            yield style(f"    why: {found.why}", dim=True)
+        yield GOOD + f"{node}:{check.folder}: complete: {amount}; checked: {how}"
+    yield from finding_blocks(check.findings)
 
 
 def _check_fields(check: ModelCheck) -> dict[str, Any]:
-    return {**record_fields(check), "complete": check.complete}
+    return {**record_fields(check), "complete": not check.exit_code}
 
 
 def _error_lines(node: str, error: PatchkitError) -> Iterator[str]:

@@ -19,7 +19,7 @@ from patchkit.cluster.agent import links, unit_state
 from patchkit.cluster.agent.installation import digest_record
 from patchkit.cluster.agent.node_facts import disk_rooms, facts_here, model_on_node
 from patchkit.cluster.health.node_health import collect_health
-from patchkit.cluster.models.expected import CACHE, downloads, read_record
+from patchkit.cluster.models.check import CACHE, read_record
 from patchkit.cluster.ssh.ssh import error_fields
 from patchkit.errors import HostError, PatchkitError
 from patchkit.records import RecordError
@@ -200,11 +200,10 @@ def model_print(folder: str) -> dict[str, Any]:
     digests: dict[str, str] = {}
     files: dict[str, FilePrint] = {}
     if place.is_dir():
-        digests = {name: file.digest for name, file in downloads(place)}
         with contextlib.suppress(RecordError):
             if known := read_record(place):
                 commit = known.commit
-                digests |= {name: file.digest for name, file in known.files.items()}
+                digests = {name: file.digest for name, file in known.files.items()}
     for path in sorted(place.rglob("*")) if place.is_dir() else ():
         name = path.relative_to(place)
         if name.parts[0] in (CACHE, ".git") or not path.is_file() or len(files) == _MOST:

@@ -14,7 +14,7 @@ from typing import Any
 from patchkit.cluster.agent.installation import leads_to
 from patchkit.cluster.agent.node_files import config_folder, read_placed
 from patchkit.cluster.agent.unit_state import run_for_user
-from patchkit.cluster.models.check import check_model
+from patchkit.cluster.models.check import quick_check
 from patchkit.finding import Level
 from patchkit.process import attempt
 from patchkit.runtime.host.host import Host
@@ -99,12 +99,11 @@ def model_on_node(folder: str) -> ModelOnNode:
     place = Path(folder).expanduser()
     if not place.is_dir():
         return ModelOnNode(weights=0, problem="no such folder")
-    *_, last = check_model(str(place))
-    errors = [each for each in last["result"]["findings"] if each["level"] == Level.ERROR]
+    errors = [each for each in quick_check(place).findings if each.level is Level.ERROR]
     files = [each for each in place.glob("*.safetensors") if each.is_file()]
     return ModelOnNode(
         weights=sum(each.stat().st_size for each in files),
-        problem=" ".join((errors[0]["where"], errors[0]["what"])) if errors else "",
+        problem=f"{errors[0].where} {errors[0].what}" if errors else "",
     )
 
 

@@ -1,46 +1,86 @@
 """Check whether a model's folder is complete and right, without network.
 
-The quick form looks at sizes, at what the index names, and at links; the full one hashes every
-file. What has to be there, ``expected`` says.
+What has to be there says the record that a fetch writes. The quick form looks at sizes, at what the
+index names, and at links; the full one hashes every file as well.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import os
-from collections.abc import Generator, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import asdict, dataclass
+from collections.abc import Collection, Generator, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from patchkit.cluster.models.choice import CONFIGS, is_weight, read_safetensors_size, read_shards
-from patchkit.cluster.models.expected import (
-    CACHE,
-    Downloaded,
-    ModelRecord,
-    downloads,
-    read_record,
-    unfinished,
-)
-from patchkit.cluster.models.names import folder_of, models_folder
+from patchkit.cluster.models.names import Commit, Digest, FileName, folder_of, models_folder
 from patchkit.cluster.ssh.rsync import Copied
-from patchkit.errors import HashMismatchError, SourceError, UsageError
+from patchkit.durable.atomic import replacing
+from patchkit.durable.failure import translated
+from patchkit.durable.names import is_file
+from patchkit.errors import HashMismatchError, PatchkitError, SourceError, UsageError
 from patchkit.finding import Finding, Level
-from patchkit.records import RecordError
+from patchkit.quoting import quoted
+from patchkit.reading import LARGEST_IN_TREE, read_text
+from patchkit.records import RecordError, read_json
 
 HASH = "hash"
 """Name what findings are ``about`` where a file has other bytes than those of the Hub."""
 
+CACHE = ".cache"
+"""The folder beside the files in which hf and patchkit keep what they know of them."""
+
+_RECORD = f"{CACHE}/patchkit/model.json"
 _SIDE_BY_SIDE = 8  # files; more wait for the disk
 _SHA1 = 40  # hex digits
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFile:
+    """A file of a commit: its size in bytes, and its sha256, or git's sha1 of a small one."""
+
+    size: int
+    digest: Digest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelRecord:
+    """A commit of a model, and the files of it that were chosen."""
+
+    repo: str
+    commit: Commit
+    files: Mapping[FileName, ModelFile]
+
+
+def read_record(folder: Path) -> ModelRecord | None:
+    """Return patchkit's record of a folder, None if there is none. Raises RecordError."""
+    place = folder / _RECORD
+    if not is_file(place):
+        return None
+    try:
+        return read_json(ModelRecord, read_text(place, limit=LARGEST_IN_TREE, follow=False))
+    except PatchkitError as error:
+        raise RecordError(error.what) from None
+
+
+def write_record(folder: Path, made: ModelRecord) -> None:
+    """Write the record, before the first file: an unfinished folder is known as one."""
+    place = folder / _RECORD
+    with translated(at=place):
+        place.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(place) as file:
+            file.write(json.dumps(asdict(made), indent=1).encode())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelCheck:
     """The result of a check: what the folder holds, and what is wrong with it.
 
-    ``sent`` is what was copied into it before.
+    ``commit`` is how it begins where the folder's name alone tells. ``sent`` is what was copied
+    into it before.
     """
 
     folder: str
@@ -48,51 +88,17 @@ class ModelCheck:
     commit: str = ""
     files: int = 0
     size: int = 0
-    full: bool
+    full: bool = False
     findings: tuple[Finding, ...]
     sent: Copied | None = None
 
     @property
-    def complete(self) -> bool:
-        """Return whether nothing is wrong."""
-        return not self.exit_code
-
-    @property
     def exit_code(self) -> int:
-        """Return the exit code of the worst finding."""
+        """Return the exit code of the worst finding, 0 for a whole model."""
         errors = [found for found in self.findings if found.level is Level.ERROR]
         if any(found.about == HASH for found in errors):
             return HashMismatchError.exit_code
         return SourceError.exit_code if errors else 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HeldModel:
-    """A model that lies on a node."""
-
-    folder: str
-    repo: str
-    commit: str
-    size: int
-    complete: bool
-    ours: bool  # it has patchkit's record
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _ModelFiles:
-    """A folder, read: its files with their sizes, and what is known of what it should hold.
-
-    ``commit`` is that of all files, or how it begins; "" if it is unknown.
-    """
-
-    folder: Path
-    repo: str
-    commit: str
-    record: ModelRecord | None
-    downloaded: Mapping[str, Downloaded]
-    digests: Mapping[str, str]  # "" where hf wrote none down
-    sizes: Mapping[str, int]  # of each file, behind links as well
-    dangling: tuple[str, ...]
 
 
 def check_model(folder: str, full: bool = False) -> Iterator[dict[str, Any]]:
@@ -103,120 +109,93 @@ def check_model(folder: str, full: bool = False) -> Iterator[dict[str, Any]]:
     place = Path(folder).expanduser()
     if not place.is_dir():
         raise UsageError(f"{place}: no such folder", hint="`patchkit model list` names the models")
-    try:
-        model = _read_files(place)
-    except RecordError as error:
-        where, why = ".cache/patchkit/model.json", "nobody knows what has to be here"
-        found = [Finding(where=where, what=str(error), why=why)]
-        check = ModelCheck(folder=str(place), full=full, findings=())
-    else:
-        cut_off = list(_check_sizes(model))
-        found = [*_check_structure(model), *cut_off, *_check_commits(model)]
-        if full:
-            found += yield from _check_hashes(model, {wrong.where for wrong in cut_off})
-        elif not model.digests:
-            found.append(Finding(level=Level.UNKNOWN, what="no hash of any file was written down"))
-        check = ModelCheck(
-            folder=str(place),
-            repo=model.repo,
-            commit=model.commit,
-            files=len(model.sizes),
-            size=sum(model.sizes.values()),
-            full=full,
-            findings=(),
-        )
-    yield {"result": {**asdict(check), "findings": [one.fields() for one in found]}}
-
-
-def is_complete(folder: Path) -> bool:
-    """Return what the quick check says."""
-    *_, last = check_model(str(folder))
-    return all(found["level"] != Level.ERROR for found in last["result"]["findings"])
+    check = quick_check(place)
+    if full:
+        wrong = yield from _check_hashes(place, {found.where for found in check.findings})
+        check = replace(check, full=True, findings=(*check.findings, *wrong))
+    yield {"result": _check_fields(check)}
 
 
 def held_models(models: str) -> list[dict[str, Any]]:
-    """Return the models of a folder, with what the quick check says."""
-    root, found = models_folder(models), []
-    for place in sorted(root.iterdir()) if root.is_dir() else ():
-        name = folder_of(place.name)
-        if not name or not place.is_dir():
-            continue
-        try:
-            made = read_record(place)
-            commit, ours = made.commit if made else "", made is not None
-        except RecordError:  # damaged, but written by patchkit
-            commit, ours = "", True
-        model = HeldModel(
-            folder=str(place),
-            repo=name.repo,
-            commit=commit or name.commit,
-            size=sum(file.lstat().st_size for file in place.rglob("*") if not file.is_dir()),
-            complete=is_complete(place),
-            ours=ours,
-        )
-        found.append(asdict(model))
-    return found
+    """Return the quick check of each model in a folder."""
+    root = models_folder(models)
+    places = sorted(root.iterdir()) if root.is_dir() else []
+    held = [place for place in places if folder_of(place.name) and place.is_dir()]
+    return [_check_fields(quick_check(place)) for place in held]
 
 
-def _read_files(folder: Path) -> _ModelFiles:
-    sizes, dangling = {}, []
-    for path in folder.rglob("*"):
+def _check_fields(check: ModelCheck) -> dict[str, Any]:
+    return {**asdict(check), "findings": [one.fields() for one in check.findings]}
+
+
+def quick_check(folder: Path) -> ModelCheck:
+    """Return what is seen without hashing."""
+    sizes: dict[str, int] = {}
+    findings = []
+    for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder)
         if name.parts[0] in (CACHE, ".git"):
             continue
         if path.is_file():
             sizes[name.as_posix()] = path.stat().st_size
         elif not path.is_dir():
-            dangling.append(name.as_posix())
-    made, downloaded = read_record(folder), dict(downloads(folder))
-    known = made or folder_of(folder.name)
-    return _ModelFiles(
-        folder=folder,
+            why = "the folder of a cache was copied without what it links to"
+            what = "is a link to nothing, or no file"
+            findings.append(Finding(where=name.as_posix(), what=what, why=why))
+    made, known = None, folder_of(folder.name)
+    try:
+        made = read_record(folder)
+    except RecordError as error:
+        why = "nobody knows what has to be here"
+        findings.append(Finding(where=_RECORD, what=str(error), why=why))
+    findings += _check_names(folder, made, sizes, {found.where for found in findings})
+    findings += _check_sizes(folder, made, sizes)
+    return ModelCheck(
+        folder=str(folder),
         repo=known.repo if known else "",
-        commit=known.commit if known else "",
-        record=made,
-        downloaded=downloaded,
-        digests={name: file.digest for name, file in downloaded.items()}
-        | {name: file.digest for name, file in (made.files if made else {}).items()},
-        sizes=sizes,
-        dangling=tuple(sorted(dangling)),
+        commit=made.commit if made else known.commit if known else "",
+        files=len(sizes),
+        size=sum(sizes.values()),
+        findings=tuple(findings),
     )
 
 
-def _check_structure(model: _ModelFiles) -> Iterator[Finding]:
-    for name in model.dangling:
-        why = "the folder of a cache was copied without what it links to"
-        yield Finding(where=name, what="is a link to nothing, or no file", why=why)
-    if not any(name in model.sizes for name in CONFIGS):
+def _check_names(
+    folder: Path, made: ModelRecord | None, sizes: Mapping[str, int], wrong: Collection[str]
+) -> Iterator[Finding]:
+    """Yield what is not there, and what nobody can say of it."""
+    if not any(name in sizes for name in CONFIGS):
         why = "vLLM cannot tell what model this is"
         yield Finding(where=CONFIGS[0], what="is missing", why=why)
-    if not any(map(is_weight, model.sizes)):
+    weights = [name for name in sizes if is_weight(name)]
+    if not weights:
         yield Finding(what="there are no weights", why="vLLM would have nothing to load")
+    named: dict[str, str] = {}
     try:
-        shards = read_shards(model.folder, model.sizes)
+        named = dict.fromkeys(read_shards(folder, sizes), "the index of the weights names it")
     except RecordError as error:
         index, _, what = error.what.partition(": ")
         yield Finding(where=index, what=what)
-        shards = {}
-    expected = model.record.files if model.record else model.downloaded
-    for name in sorted({*expected, *shards} - model.sizes.keys() - {*model.dangling}):
-        fetched = "it was chosen when the model was fetched"
-        why = f"{shards[name]} names it" if name in shards else fetched
-        yield Finding(where=name, what="is missing", why=why)
-    # An unfinished part beside a whole file is a leftover of another try.
-    level = Level.NOTE if model.record else Level.ERROR
-    for part in unfinished(model.folder):
-        where = part.relative_to(model.folder).as_posix()
-        yield Finding(level=level, where=where, what="a download was not finished")
+    fetched = dict.fromkeys(made.files if made else (), "it was chosen when the model was fetched")
+    for name, why in sorted({**fetched, **named}.items()):
+        if name not in sizes and name not in wrong:
+            yield Finding(where=name, what="is missing", why=why)
+    unsure = [name for name in weights if made and name not in made.files]
+    for where in unsure if made else [""]:
+        what = "was not fetched by patchkit: no hash is known"
+        hint = quoted("hf", "cache", "verify", "REPO", "--local-dir", folder)
+        yield Finding(level=Level.UNKNOWN, where=where, what=what, hint=hint)
 
 
-def _check_sizes(model: _ModelFiles) -> Iterator[Finding]:
-    for name, size in sorted(model.sizes.items()):
+def _check_sizes(
+    folder: Path, made: ModelRecord | None, sizes: Mapping[str, int]
+) -> Iterator[Finding]:
+    for name, size in sizes.items():
         right: int | None = size
-        if model.record and name in model.record.files:
-            right = model.record.files[name].size
+        if made and name in made.files:
+            right = made.files[name].size
         elif name.endswith(".safetensors"):
-            right = read_safetensors_size(model.folder / name)
+            right = read_safetensors_size(folder / name)
         if right is None:
             why = "a pointer of git-lfs, or cut off"
             yield Finding(where=name, what="is no safetensors file", why=why)
@@ -225,48 +204,26 @@ def _check_sizes(model: _ModelFiles) -> Iterator[Finding]:
             yield Finding(where=name, what=what, why="it was cut off")
 
 
-def _check_commits(model: _ModelFiles) -> Iterator[Finding]:
-    """Yield what hf wrote down otherwise than the record or the folder's name say."""
-    for name, written in model.downloaded.items():
-        if name in model.sizes and not written.commit.startswith(model.commit):
-            what = f"is of commit {written.commit[:12]}, not {model.commit[:12]}"
-            yield Finding(where=name, what=what, why="two commits were fetched into one folder")
-        elif written.digest not in ("", model.digests.get(name, written.digest)):
-            yield Finding(where=name, what="hf fetched another file than the record names")
-
-
 def _check_hashes(
-    model: _ModelFiles, wrong: set[str]
+    folder: Path, wrong: Collection[str]
 ) -> Generator[dict[str, Any], None, list[Finding]]:
     """Hash the files that are not known to be wrong, and report after each."""
-    names = [name for name in model.sizes if name not in wrong]
-    right = {name: model.digests[name] for name in names if model.digests.get(name)}
-    done, total = 0, sum(model.sizes[name] for name in right)
+    made = None if _RECORD in wrong else read_record(folder)
+    files = {name: it for name, it in (made.files if made else {}).items() if name not in wrong}
+    done, total = 0, sum(file.size for file in files.values())
     found = []
-    pool = ThreadPoolExecutor(min(_SIDE_BY_SIDE, os.cpu_count() or 1))
-    try:
-        running = {
-            pool.submit(_hash_file, model.folder / name, digest): name
-            for name, digest in right.items()
-        }
-        for future in as_completed(running):
-            name, is_now = running[future], future.result()
-            done += model.sizes[name]
+    with ThreadPoolExecutor(min(_SIDE_BY_SIDE, os.cpu_count() or 1)) as pool:
+        hashes = pool.map(lambda name: _hash_file(folder / name, files[name].digest), files)
+        for (name, file), is_now in zip(files.items(), hashes, strict=True):
+            done += file.size
             yield {"done": done, "total": total}
-            if is_now != right[name]:
-                what = f"has the hash {is_now[:16]}…, not {right[name][:16]}…"
+            if is_now != file.digest:
+                what = f"has the hash {is_now[:16]}…, not {file.digest[:16]}…"
                 if " " in is_now:
                     what = is_now
                 why = "its bytes are not those of the Hub"
                 found.append(Finding(about=HASH, where=name, what=what, why=why))
-    finally:
-        pool.shutdown(cancel_futures=True)
-    unknown = "no hash of it was written down"
-    return found + [
-        Finding(level=Level.UNKNOWN, where=name, what=unknown)
-        for name in names
-        if name not in right and is_weight(name)
-    ]
+    return found
 
 
 def _hash_file(path: Path, like: str) -> str:

@@ -78,14 +78,14 @@ def _is_kind(name: str, kind: str) -> bool:
     return kind.startswith("consolidated") or not name.startswith("consolidated")
 
 
-def read_shards(folder: Path, names: Collection[str]) -> dict[str, str]:
-    """Return the shards that the first index of a folder names, and its name for each.
+def read_shards(folder: Path, names: Collection[str]) -> list[str]:
+    """Return the shards that the first index of a folder names.
 
     Raises RecordError, beginning with the index's name, for what is no index.
     """
     index = next((name for name in INDEXES if name in names), "")
     if not index:
-        return {}
+        return []
     try:
         text = read_text(folder / index, limit=LARGEST_IN_TREE)
         shards = set(json.loads(text)["weight_map"].values())
@@ -96,7 +96,7 @@ def read_shards(folder: Path, names: Collection[str]) -> dict[str, str]:
     for name in shards:
         if not isinstance(name, str) or not is_file_name(name):
             raise RecordError(f"{index}: names {name!r}, which is no plain name of a file")
-    return dict.fromkeys(sorted(shards), index)
+    return sorted(shards)
 
 
 def read_safetensors_size(path: Path) -> int | None:

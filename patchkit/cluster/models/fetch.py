@@ -1,90 +1,143 @@
-"""Fetch a commit of a model into its folder: `hf download` of what vLLM loads, and no more."""
+"""Fetch a commit of a model into its folder: `hf download` of what vLLM loads, and no more.
+
+The Hub is asked through huggingface_hub and hf of vLLM's environment, which also find the token.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from patchkit.cluster.models.check import HASH, check_model
-from patchkit.cluster.models.expected import (
-    CACHE,
-    ModelRecord,
-    drop_lost_parts,
-    forget,
-    unfinished,
-    write_record,
+from patchkit import process
+from patchkit.cluster.models.check import CACHE, HASH, ModelRecord, check_model, write_record
+from patchkit.cluster.models.choice import choose_files
+from patchkit.cluster.models.names import (
+    Commit,
+    ModelFolder,
+    free_bytes,
+    models_folder,
+    require_room,
 )
-from patchkit.cluster.models.listing import list_commit
-from patchkit.cluster.models.names import ModelFolder, free_bytes, models_folder, require_room
 from patchkit.durable.failure import translated
 from patchkit.durable.lock import locked
-from patchkit.errors import HostError, StorageError
+from patchkit.durable.names import plain
+from patchkit.errors import HostError, PatchkitError, SourceError, StorageError
 from patchkit.follow import Follow
+from patchkit.records import RecordError, record
+
+_ASK = """
+import sys
+repo, revision = sys.argv[1:]
+answer = {"says": "there is no huggingface_hub, which vLLM brings", "kind": "missing"}
+try:
+    from huggingface_hub import HfApi
+    answer["kind"] = "silent"
+    info = HfApi().model_info(repo, revision=revision or None, files_metadata=True, timeout=30)
+    # Of a large file the sha256, of another git's sha1.
+    files = {f.rfilename: [f.size, f.lfs.sha256 if f.lfs else f.blob_id] for f in info.siblings}
+    answer = {"commit": info.sha, "files": files}
+except ImportError:
+    pass
+except Exception as error:
+    answer["says"] = str(error) or type(error).__name__
+    if getattr(error, "response", None) is not None:
+        answer["kind"] = "refused"
+"""
+_PATIENCE = 60.0  # seconds
+_SAID = 400  # characters of hf's words
+_PYTHON = "name the environment of vLLM: `venv` in cluster.toml, or --venv DIR"
+_ERRORS: Mapping[str, tuple[type[PatchkitError], str]] = {
+    "missing": (HostError, _PYTHON),
+    "silent": (StorageError, "look at the network there"),
+    "refused": (
+        SourceError,
+        "correct the name; or agree at https://huggingface.co/{repo}, and there: `{hf} auth login`",
+    ),
+}
+# Newer releases of hf begin a file anew, under another name each time.
+_LOST = re.compile(r"\.[0-9a-f]{40,64}\.[0-9a-f]{8}\.incomplete$")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HubListing:
+    """A commit as the Hub has it: each file with its size and digest."""
+
+    commit: Commit
+    files: Mapping[str, tuple[int | None, str | None]]
+
+    def choose_record(self, repo: str) -> ModelRecord:
+        """Return the files that vLLM loads. Raises SourceError for names that lead elsewhere."""
+        try:
+            for name in self.files:
+                # It would be written outside of the model's folder, or not be seen.
+                if not plain(name) or not name.isprintable():
+                    raise RecordError(f"holds a file {name!r}, which is no plain name")
+            files = {
+                name: dict(zip(("size", "digest"), self.files[name], strict=True))
+                for name in choose_files(self.files)
+            }
+            return record(ModelRecord, {"repo": repo, "commit": self.commit, "files": files})
+        except RecordError as error:
+            hint = f"tell its owner: https://huggingface.co/{repo}/discussions"
+            raise SourceError(f"{repo}: {error}", hint=hint) from None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FetchPlan:
-    """What a fetch takes: the chosen files of a commit, in bytes, and the room there is.
-
-    ``held`` was fetched before, ``left`` comes over the network.
-    """
+    """What a fetch takes, in bytes: all chosen files, what of them is left, the room there is."""
 
     repo: str
     commit: str
     folder: str
     files: int
     size: int
-    of: int  # bytes of the whole repository
-    held: int
     left: int
     free: int
 
 
-def fetch_model(
-    models: str, python: str, repo: str, revision: str, dry_run: bool = False
-) -> Iterator[dict[str, Any]]:
-    """Yield ``{"plan": FetchPlan}``, progress in bytes, then the full check of the folder.
-
-    ``python`` is the one that has vLLM. A dry run ends with the plan.
-    """
-    root = models_folder(models)
-    listing = list_commit(python, repo, revision)
-    made = listing.choose_record(repo)
-    folder = root / ModelFolder(repo=repo, commit=made.commit).name
-    held = _count_bytes(folder, made)
+def plan_fetch(models: str, python: str, repo: str, revision: str) -> dict[str, Any]:
+    """Return the FetchPlan. ``python`` is the one that has vLLM. Raises what a fetch would."""
+    made = _ask_hub(python, repo, revision).choose_record(repo)
+    folder = models_folder(models) / ModelFolder(repo=repo, commit=made.commit).name
+    size = sum(file.size for file in made.files.values())
     plan = FetchPlan(
         repo=made.repo,
         commit=made.commit,
         folder=str(folder),
         files=len(made.files),
-        size=made.size,
-        of=sum(size or 0 for size, _digest in listing.files.values()),
-        held=held,
-        left=made.size - held,
+        size=size,
+        left=size - _count_bytes(folder, made),
         # Parts of an interrupted download are gone on with, or removed.
-        free=free_bytes(folder) + sum(map(_file_size, unfinished(folder))),
+        free=free_bytes(folder) + sum(map(_file_size, _find_parts(folder))),
     )
-    yield {"plan": asdict(plan)}
     require_room(plan.folder, plan.left, plan.free)
-    if dry_run:
-        return
+    return asdict(plan)
+
+
+def fetch_model(models: str, python: str, repo: str, commit: str) -> Iterator[dict[str, Any]]:
+    """Yield the progress in bytes, then the full check of the folder."""
+    made = _ask_hub(python, repo, commit).choose_record(repo)
+    folder = models_folder(models) / ModelFolder(repo=repo, commit=made.commit).name
     with translated(at=folder):
         folder.mkdir(parents=True, exist_ok=True)
-    with locked(folder):
-        write_record(folder, made)
-        for name, file in made.files.items():
-            place = folder / name
-            # hf would take a file of another size for what it has fetched.
-            if place.is_symlink() or (place.is_file() and place.stat().st_size != file.size):
-                forget(folder, name)
-        drop_lost_parts(folder, all_parts=False)
-        if _count_bytes(folder, made) < made.size:
+        with locked(folder):
+            write_record(folder, made)
+            for name, file in made.files.items():
+                place = folder / name
+                # hf would take a file of another size for what it has fetched.
+                if place.is_symlink() or (place.is_file() and place.stat().st_size != file.size):
+                    place.unlink()
+            for part in _find_parts(folder):
+                if _LOST.search(part.name):
+                    part.unlink(missing_ok=True)
             yield from _run_hf_download(python, made, folder)
-        drop_lost_parts(folder, all_parts=True)
-        yield from check_anew(str(folder))
+            for part in _find_parts(folder):
+                part.unlink(missing_ok=True)
+            yield from check_anew(str(folder))
 
 
 def check_anew(folder: str) -> Iterator[dict[str, Any]]:
@@ -95,45 +148,60 @@ def check_anew(folder: str) -> Iterator[dict[str, Any]]:
     for answer in check_model(folder, full=True):
         for found in answer.get("result", {}).get("findings", ()):
             if found["about"] == HASH:
-                forget(Path(folder), found["where"])
+                with translated(at=Path(folder)):
+                    Path(folder, found["where"]).unlink(missing_ok=True)
         yield answer
 
 
+def _ask_hub(python: str, repo: str, revision: str) -> HubListing:
+    """Ask the Hub for a commit; what it refuses is said in hf's words."""
+    program = Path(python).expanduser()
+    answer = process.ask(program, _ASK, repo, revision, timeout=_PATIENCE, hint=_PYTHON)
+    what = f"{repo}{revision and '@'}{revision}"
+    if isinstance(answer, dict) and answer.get("kind") in _ERRORS:
+        kind, hint = _ERRORS[answer["kind"]]
+        said = " ".join(str(answer.get("says")).split())[:_SAID]
+        raise kind(f"{what}: {said}", hint=hint.format(repo=repo, hf=program.with_name("hf")))
+    try:
+        return record(HubListing, answer)
+    except RecordError as error:
+        raise HostError(f"{what}: an odd answer of the Hub: {error}", hint=_PYTHON) from None
+
+
 def _run_hf_download(python: str, made: ModelRecord, folder: Path) -> Iterator[dict[str, Any]]:
+    """Fetch what is not there; yield the progress."""
+    names = [name for name, file in made.files.items() if _file_size(folder / name) != file.size]
+    if not names:
+        return
+    total = sum(file.size for file in made.files.values())
     program = Path(python).expanduser().with_name("hf")
-    words = (str(program), "download", made.repo, *made.files)
     # Not the user's cache: hf would take what it has unseen.
     own = {"HF_HUB_CACHE": str(folder / CACHE / "patchkit" / "hub")}
     quiet = {"HF_HUB_DISABLE_TELEMETRY": "1", "HF_HUB_DISABLE_UPDATE_CHECK": "1"}
     running = Follow(
-        *words,
+        *(str(program), "download", made.repo, *names),
         *("--revision", made.commit, "--local-dir", str(folder)),
         env={"HF_XET_HIGH_PERFORMANCE": "1", **os.environ, **quiet, **own},
     )
-    reported = -1
     with running:
         for _line in running:
-            parts = sum(map(_file_size, unfinished(folder)))
-            size = min(_count_bytes(folder, made) + parts, made.size)
-            if size != reported:
-                reported = size
-                yield {"done": size, "total": made.size}
+            size = _count_bytes(folder, made) + sum(map(_file_size, _find_parts(folder)))
+            yield {"done": min(size, total), "total": total}
     done = running.done
     if not done.started:
-        raise HostError(
-            f"{program} {done.trouble}",
-            why="huggingface_hub brings it from 0.34 on, and vLLM brings huggingface_hub",
-            hint="name the environment of vLLM: `venv` in cluster.toml, or --venv DIR",
-        )
+        raise done.error(hint=_PYTHON)
     if done.trouble:
         lines = [line.strip() for line in done.output.split("\n")]
-        errors = [line for line in lines if line and "%|" not in line and "it/s" not in line]
+        said = [line for line in lines if line and "%|" not in line and "it/s" not in line]
         raise StorageError(
-            f"{made.repo}: hf download ended with exit code {done.status}: "
-            f"{errors[-1] if errors else done.trouble}",
-            why="no network there, or no room",
+            f"{made.repo}: hf download failed: {said[-1] if said else done.trouble}",
             hint="run the same command again: the files that are whole are kept",
         )
+
+
+def _find_parts(folder: Path) -> list[Path]:
+    """Return the parts of files that a download has begun, or that an interrupted one left."""
+    return sorted((folder / CACHE / "huggingface" / "download").rglob("*.incomplete"))
 
 
 def _count_bytes(folder: Path, made: ModelRecord) -> int:
@@ -144,4 +212,7 @@ def _count_bytes(folder: Path, made: ModelRecord) -> int:
 
 
 def _file_size(path: Path) -> int:
-    return path.stat().st_size if path.is_file() else 0
+    try:
+        return path.stat().st_size if path.is_file() else -1
+    except OSError:
+        return -1

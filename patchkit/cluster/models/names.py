@@ -63,13 +63,14 @@ def split_revision(spec: str) -> tuple[str, str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFolder:
-    """A commit of a model by the name of its folder; ``commit`` are the first 12 digits."""
+    """A commit of a model by the name of its folder, which has the first 12 digits."""
 
     repo: str
     commit: str
 
     @property
     def name(self) -> str:
+        """Return the folder's name."""
         return f"{self.repo.replace('/', '--')}@{self.commit[:_SHORT]}"
 
 

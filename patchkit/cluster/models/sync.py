@@ -7,9 +7,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from patchkit.cluster.models.check import HeldModel, ModelCheck, held_models, is_complete
-from patchkit.cluster.models.expected import read_record
-from patchkit.cluster.models.fetch import FetchPlan, check_anew
+from patchkit.cluster.models.check import ModelCheck, held_models, quick_check
+from patchkit.cluster.models.fetch import check_anew
 from patchkit.cluster.models.names import folder_of, free_bytes, models_folder, require_room
 from patchkit.cluster.ssh.node import Remote, everywhere
 from patchkit.cluster.ssh.rsync import Copied, copied, require_rsync, rsync_words
@@ -31,38 +30,23 @@ class ModelNode:
     models: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelRoom:
-    """Where a model goes on a node: what is there of it, and what is free, in bytes."""
+def models_of(nodes: Sequence[ModelNode]) -> list[list[ModelCheck] | PatchkitError]:
+    """Return the quick check of each node's models, or why it did not say."""
 
-    folder: str
-    held: int
-    free: int
-
-
-def models_of(nodes: Sequence[ModelNode]) -> list[list[HeldModel] | PatchkitError]:
-    """Return the models of each node, or why it did not say."""
-
-    def ask(node: ModelNode) -> list[HeldModel]:
-        return Remote(node.ssh).call(list[HeldModel], held_models, models=node.models)
+    def ask(node: ModelNode) -> list[ModelCheck]:
+        return Remote(node.ssh).call(list[ModelCheck], held_models, models=node.models)
 
     return everywhere(nodes, ask)
 
 
 def follow_answers(
-    node: Remote,
-    kind: type[T],
-    answers: Iterator[dict[str, Any]],
-    progress: Progress,
-    plan: Callable[[FetchPlan], None] | None = None,
+    node: Remote, kind: type[T], answers: Iterator[dict[str, Any]], progress: Progress
 ) -> T:
-    """Return the ``result`` of a node's answers; hand over its progress, and its plan."""
+    """Return the ``result`` of a node's answers, and hand over its progress."""
     result = None
     for said in answers:
         if isinstance(said.get("done"), int) and isinstance(said.get("total"), int):
             progress(said["done"], said["total"])
-        elif plan and "plan" in said:
-            plan(node.checked(FetchPlan, said["plan"]))
         elif "result" in said:
             result = said["result"]
     return node.checked(kind, result)
@@ -70,12 +54,12 @@ def follow_answers(
 
 def sources_of(
     nodes: Sequence[ModelNode],
-    held: Sequence[list[HeldModel] | PatchkitError],
+    held: Sequence[list[ModelCheck] | PatchkitError],
     repo: str,
     commit: str,
     *,
     whole: bool = True,
-) -> list[tuple[ModelNode, HeldModel]]:
+) -> list[tuple[ModelNode, ModelCheck]]:
     """Return the nodes with the model, the whole one by its sizes, and the model there.
 
     Raises SourceError if there is none, and if commits of it differ and none was named.
@@ -85,7 +69,8 @@ def sources_of(
         for node, models in zip(nodes, held, strict=True)
         if not isinstance(models, PatchkitError)
         for model in models
-        if model.repo == repo and model.commit.startswith(commit) and (model.complete or not whole)
+        if model.repo == repo and model.commit.startswith(commit)
+        if not (whole and model.exit_code)
     ]
     commits = sorted({model.commit for _node, model in found})
     spec = f"{repo}{commit and '@'}{commit}"
@@ -100,33 +85,28 @@ def sources_of(
     return found
 
 
-def room_for(model: HeldModel, node: ModelNode) -> ModelRoom:
-    """Return where a model goes on a node, and make its folder. Raises its errors."""
-    name = model.folder.rpartition("/")[2]
-    asked = {"models": node.models, "name": name, "size": model.size}
-    return Remote(node.ssh).call(ModelRoom, make_model_room, **asked)
-
-
 def sync_model(
-    source: ModelNode, model: HeldModel, node: ModelNode, report: Callable[[str], Progress]
+    source: ModelNode, model: ModelCheck, node: ModelNode, report: Callable[[str], Progress]
 ) -> ModelCheck:
     """Copy a model to a node and hash it there: what is rotten at its source is so as well."""
-    room = room_for(model, node)
     here, other = Remote(source.ssh), Remote(node.ssh)
-    arguments = {"folder": model.folder, "destination": node.peer, "target": room.folder}
+    name = model.folder.rpartition("/")[2]
+    room = {"models": node.models, "name": name, "size": model.size}
+    target = other.call(str, make_model_room, **room)
+    arguments = {"folder": model.folder, "destination": node.peer, "target": target}
     # Twice: rsync keeps what has the right size and time, and the check removes what is wrong.
     for _ in range(2):
         sending = here.stream(dict[str, Any], send_model, **arguments)
         sent = follow_answers(here, Copied, sending, report(f"{node.ssh}: copying"))
-        checking = other.stream(dict[str, Any], check_anew, folder=room.folder)
+        checking = other.stream(dict[str, Any], check_anew, folder=target)
         check = follow_answers(other, ModelCheck, checking, report(f"{node.ssh}: checking"))
-        if check.complete:
+        if not check.exit_code:
             break
     return replace(check, sent=sent)
 
 
-def make_model_room(models: str, name: str, size: int) -> dict[str, Any]:
-    """Return where a model goes on this node, and make its folder.
+def make_model_room(models: str, name: str, size: int) -> str:
+    """Make the folder where a model goes on this node, and return it.
 
     Raises HostError without rsync, StorageError without room, UsageError for odd names.
     """
@@ -134,12 +114,11 @@ def make_model_room(models: str, name: str, size: int) -> dict[str, Any]:
     if folder_of(name) is None:
         raise UsageError(f"{name!r} is no folder of a model", hint="`patchkit model list`")
     folder = models_folder(models) / name
-    held = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
-    free = free_bytes(folder)
-    require_room(str(folder), size - held, free)
     with translated(at=folder):
+        held = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+        require_room(str(folder), size - held, free_bytes(folder))
         folder.mkdir(parents=True, exist_ok=True)
-    return asdict(ModelRoom(folder=str(folder), held=held, free=free))
+    return str(folder)
 
 
 def send_model(folder: str, destination: str, target: str) -> Iterator[dict[str, Any]]:
@@ -147,16 +126,12 @@ def send_model(folder: str, destination: str, target: str) -> Iterator[dict[str,
 
     Raises SourceError if the model is not complete here, HostError or StorageError if rsync fails.
     """
-    place = Path(folder)
     require_rsync()
-    if not is_complete(place):
-        name = folder_of(place.name)
-        model = f"{name.repo}@{name.commit}" if name else "REPO"
-        raise SourceError(
-            f"{folder}: is not complete", hint=quoted("patchkit", "model", "check", model)
-        )
-    made = read_record(place)
-    total = made.size if made else sum(f.stat().st_size for f in place.rglob("*") if f.is_file())
+    model = quick_check(Path(folder))
+    if model.exit_code:
+        spec = f"{model.repo}@{model.commit}"
+        hint = quoted("patchkit", "model", "check", spec)
+        raise SourceError(f"{folder}: is not complete", hint=hint)
     *ssh, _dashes, _destination = ssh_words(destination, "-o", "ControlMaster=no")
     options = (
         # Links are resolved: what they lead to lies on this node alone.
@@ -164,5 +139,5 @@ def send_model(folder: str, destination: str, target: str) -> Iterator[dict[str,
         *("--exclude=*.incomplete", "--exclude=*.lock", "--exclude=.git/"),
     )
     words = rsync_words(options, [f"{folder}/"], ssh, destination, target)
-    took = yield from copied(words, total, destination)
+    took = yield from copied(words, model.size, destination)
     yield {"result": asdict(took)}

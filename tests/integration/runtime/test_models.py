@@ -30,9 +30,10 @@ FOLDER = ModelFolder(repo="org/small", commit=COMMIT).name
 
 def installed(folder, release):
     """Return the Python of an environment with a real huggingface_hub, or skip."""
-    venv.create(folder, with_pip=True)
+    venv.create(folder)
     python = folder / "bin/python"
-    words = [python, "-m", "pip", "install", "-q", f"huggingface_hub=={release}"]
+    pip = [sys.executable, "-m", "pip", "--python", python]
+    words = [*pip, "install", "-q", "--no-compile", f"huggingface_hub=={release}"]
     done = subprocess.run(words, capture_output=True, text=True)
     if done.returncode:
         pytest.skip(f"pip cannot install huggingface_hub {release}: {done.stderr.strip()[-300:]}")
@@ -70,17 +71,15 @@ def test_get_fetches_what_is_loaded_and_nothing_twice(model, hub, python, tmp_pa
     get = ("get", "org/small@main", "--venv", python.parents[1], "--json")
     plan = json.loads(model(*get, "--dry-run").stdout)["plan"]
     assert (plan["files"], plan["size"], plan["left"]) == (5, SIZE, SIZE)
-    assert plan["of"] == sum(map(len, MODEL.values()))
     assert not (tmp_path / "models").exists()
     done = json.loads(model(*get).stdout)
-    assert done["check"]["complete"]
-    assert done["check"]["full"]
+    assert (done["check"]["complete"], done["check"]["full"]) == (True, True)
     folder = tmp_path / "models" / FOLDER
     names = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
     assert names == {name: MODEL[name] for name in CHOSEN}
     hub.asked.clear()
     again = json.loads(model(*get).stdout)
-    assert (again["plan"]["held"], again["plan"]["left"]) == (SIZE, 0)
+    assert again["plan"]["left"] == 0
     assert not asked(hub, "safetensors ")
     assert json.loads(model("list", "--json").stdout)["nodes"][0]["models"][0]["complete"]
 
@@ -107,7 +106,7 @@ def test_get_goes_on_where_it_was_and_repairs_what_is_damaged(model, hub, python
     (folder / SHARDS[1]).write_bytes(data)
     os.utime(folder / SHARDS[1], ns=(kept.st_atime_ns, kept.st_mtime_ns))
     said = model(*get, rc=8).stdout
-    assert f"{SHARDS[1]}: has the hash" in said
+    assert f"{SHARDS[1]}  hash: has the hash" in said
     assert f"model get org/small@{COMMIT}" in said
     model(*get)
     assert all((folder / name).read_bytes() == files[name] for name in CHOSEN)
@@ -115,54 +114,41 @@ def test_get_goes_on_where_it_was_and_repairs_what_is_damaged(model, hub, python
 
 
 @pytest.mark.e2e
-@pytest.mark.parametrize(
-    ("spec", "rc", "says"),
-    [
-        ("org/none", 3, "there is no such repository, or it is private"),
-        ("org/small@v9", 3, "no such branch, tag or commit"),
-        ("org/hostile", 3, "'../../x.json', which is no plain name"),
-        ("org/gguf", 3, "it holds .gguf"),
-    ],
-)
-def test_what_the_hub_does_not_have_is_said(model, hub, python, spec, rc, says):
+def test_what_the_hub_and_this_machine_do_not_have_is_said(
+    model, hub, python, tmp_path, small_disk
+):
+    """In the words of huggingface_hub, which differ from release to release."""
+    venv = ("--venv", python.parents[1])
+    said = model("get", "org/none", *venv, rc=3).stderr
+    assert "org/none: 404 Client Error." in said
+    assert f"`{python.parent}/hf auth login`" in said
+    assert "org/small@v9: 404" in model("get", "org/small@v9", *venv, rc=3).stderr
     hub.repos["org/hostile"] = {"model.safetensors": safetensors(1), "../../x.json": b"{}"}
-    hub.repos["org/gguf"] = {"config.json": b"{}", "model.gguf": b"1" * 300}
-    assert says in model("get", spec, "--venv", python.parents[1], rc=rc).stderr
+    said = model("get", "org/hostile", *venv, rc=3).stderr
+    assert "'../../x.json', which is no plain name" in said
+    said = model("get", "org/small", "--venv", sys.prefix, rc=9).stderr
+    assert "there is no huggingface_hub" in said
+    nobody = {"HF_ENDPOINT": "http://127.0.0.1:9"}
+    said = model("get", "org/small", *venv, rc=7, env=nobody).stderr
+    assert "next: look at the network there" in said
+    disk = small_disk("size=10k")
+    said = model("get", "org/small", *venv, rc=7, env={"HOME": str(disk)}).stderr
+    assert re.search(r"needs [\d,]+ bytes, and [\d,]+ are free", said)
+    assert not list(disk.iterdir())
+    assert not (tmp_path / "models").exists()
 
 
 def test_a_token_is_used_and_never_shown(model, hub, python, tmp_path):
     hub.token = "hf_" + "s" * 34
     said = model("get", "org/small", "--venv", python.parents[1], rc=3).stderr
-    assert (
-        f"next: agree at https://huggingface.co/org/small, then log in there: `{python.parent}/hf"
-        in said
-    )
+    assert "Access to this model is restricted" in said
+    assert "agree at https://huggingface.co/org/small" in said
     done = model(
         "get", "org/small", "--venv", python.parents[1], "--json", env={"HF_TOKEN": hub.token}
     )
     assert hub.token not in done.stdout + done.stderr
     written = [path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()]
     assert not any(hub.token.encode() in data for data in written)
-
-
-@pytest.mark.e2e
-def test_without_what_it_needs(model, hub, python, tmp_path):
-    """No huggingface_hub, no Hub, no room."""
-    said = model("get", "org/small", "--venv", sys.prefix, rc=9).stderr
-    assert "has no huggingface_hub, which vLLM brings" in said
-    nobody = {"HF_ENDPOINT": "http://127.0.0.1:9"}
-    said = model("get", "org/small", "--venv", python.parents[1], rc=7, env=nobody).stderr
-    assert "no network there, or the Hub does not answer" in said
-    assert not (tmp_path / "models").exists()
-
-
-@pytest.mark.e2e
-def test_a_full_disk_is_said_before(cli, hub, python, small_disk):
-    disk = small_disk("size=10k")
-    env = {"HF_ENDPOINT": hub.address, "HF_HOME": str(disk), "HOME": str(disk)}
-    said = cli("model", "get", "org/small", "--venv", python.parents[1], rc=7, env=env).stderr
-    assert re.search(r"needs [\d,]+ bytes, and [\d,]+ are free", said)
-    assert not list(disk.iterdir())
 
 
 @pytest.fixture(params=["localhost", pytest.param("spark-1", marks=pytest.mark.e2e)])
@@ -184,28 +170,27 @@ def silent(_task):
     return lambda _done, _total: None
 
 
+@pytest.mark.e2e
 def test_sync_copies_checks_and_goes_on(nodes, tmp_path):
     (source, model), *_ = sources_of(nodes, models_of(nodes), "org/small", COMMIT[:12])
     assert source is nodes[0]
     first = sync_model(source, model, nodes[1], silent)
     there = tmp_path / "a b'$(c)" / FOLDER
-    assert first.complete
-    assert first.full
-    assert first.folder == str(there)
+    assert (first.exit_code, first.full, first.folder) == (0, True, str(there))
     assert first.sent.sent >= SIZE
     assert {path.name for path in there.iterdir()} == {*CHOSEN, ".cache"}
     assert sync_model(source, model, nodes[1], silent).sent.sent == 0
     # As an interrupt leaves it: a part under the file's own name.
     os.truncate(there / SHARDS[1], 4000)
-    assert not models_of(nodes)[1][0].complete
-    assert sync_model(source, model, nodes[1], silent).complete
+    assert models_of(nodes)[1][0].exit_code
+    assert not sync_model(source, model, nodes[1], silent).exit_code
     # The same size and time, other bytes: rsync alone would keep them.
     place = there / SHARDS[1]
     kept, data = place.stat(), bytearray(place.read_bytes())
     data[-1] ^= 1
     place.write_bytes(data)
     os.utime(place, ns=(kept.st_atime_ns, kept.st_mtime_ns))
-    assert sync_model(source, model, nodes[1], silent).complete
+    assert not sync_model(source, model, nodes[1], silent).exit_code
     # What is rotten where it comes from is found where it goes.
     shutil.rmtree(there)
     rotten = tmp_path / "models" / FOLDER / SHARDS[0]
@@ -310,6 +295,7 @@ peer = "cable-2"
 """
 
 
+@pytest.mark.e2e
 def test_the_verbs_over_a_cluster_file(cli, hub, python, tmp_path):
     """Two names of one machine: each sees the same folder."""
     need("rsync")
@@ -332,4 +318,4 @@ def test_the_verbs_over_a_cluster_file(cli, hub, python, tmp_path):
         ]
         (models / FOLDER / SHARDS[0]).unlink()
         said = cli("model", "check", "org/small", "--quick", env=env, rc=3).stdout
-        assert said.count(f"{SHARDS[0]}: is missing") == 2
+        assert said.count(f"{SHARDS[0]}  is missing") == 2

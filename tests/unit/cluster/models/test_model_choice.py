@@ -5,7 +5,7 @@ import json
 import pytest
 
 from patchkit.cluster.models.choice import choose_files, read_shards
-from patchkit.cluster.models.listing import Listing
+from patchkit.cluster.models.fetch import HubListing
 from patchkit.cluster.models.names import (
     ModelFolder,
     folder_of,
@@ -86,7 +86,7 @@ def read_index(folder, text):
 def test_a_name_that_leads_elsewhere_is_refused_wherever_it_stands(tmp_path, name):
     files = {name: (1, "a" * 64), "model.safetensors": (1, "a" * 64)}
     with pytest.raises(SourceError, match="no plain name"):
-        Listing(commit=COMMIT, files=files).choose_record("org/small")
+        HubListing(commit=COMMIT, files=files).choose_record("org/small")
     with pytest.raises(RecordError, match="no plain name"):
         read_index(tmp_path, json.dumps({"weight_map": {"w": name}}))
 

@@ -36,7 +36,7 @@ def test_one_line_is_written(before, after, tmp_path):
     assert pinned(before, "org/a", NEW) == after
     file = tmp_path / "cluster.toml"
     file.write_bytes(before.encode())
-    assert pin(file, "org/a", NEW) == (before != after)
+    pin(file, "org/a", NEW)
     assert file.read_bytes() == after.encode()
 
 
@@ -46,7 +46,7 @@ def test_two_that_pin_at_once_lose_no_line(tmp_path):
     names = [f"org/{number}" for number in range(12)]
 
     with ProcessPoolExecutor(4, get_context("fork")) as pool:
-        assert all(pool.map(pin, [file] * 12, names, [NEW] * 12))
+        list(pool.map(pin, [file] * 12, names, [NEW] * 12))
 
     assert tomllib.loads(file.read_text())["models"] == dict.fromkeys(names, NEW)
 
