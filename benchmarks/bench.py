@@ -124,8 +124,8 @@ def measure_log(log: Path, runs: int) -> None:
             bad.write(f"(Worker pid=7) ERROR {FAILED} of {number}\n" * 2)
     for _ in range(runs):
         note("floor: grep of one word", ("grep", "-c", "nothing here", str(log)))
-        note("doctor --log", (*PATCHKIT, "doctor", "--elsewhere", "--log", str(log)))
-        note("doctor, all errors", (*PATCHKIT, "doctor", "--elsewhere", "--log", str(noisy)))
+        note("doctor --log", (*PATCHKIT, "doctor", "--log", str(log)))
+        note("doctor, all errors", (*PATCHKIT, "doctor", "--log", str(noisy)))
     show(f"A log of {log.stat().st_size / 1e6:.0f} MB", rows)
 
 

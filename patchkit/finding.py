@@ -78,7 +78,7 @@ def worst(findings: Iterable[Finding], *levels: Level) -> int:
 class FindingText:
     """A finding as a file has it; ``{fields}`` of its texts are filled in.
 
-    ``fine`` is what the check says where nothing is wrong.
+    ``fine`` is what the check says where nothing is wrong; ``run`` are the words of {command}.
     """
 
     id: str
@@ -88,6 +88,7 @@ class FindingText:
     hint: str
     source: str
     fine: str = ""
+    run: tuple[str, ...] = ()
 
 
 @cache
@@ -100,6 +101,7 @@ def finding_texts(file: str) -> Mapping[str, FindingText]:
 def finding_from_text(file: str, about: str, where: str, **fields: object) -> Finding:
     """Return a finding of a file of recipes/doctor; ``where`` is the node or the log."""
     text = finding_texts(file)[about]
+    fields["where"] = where
     return Finding(
         kind=HostError,
         level=text.level,

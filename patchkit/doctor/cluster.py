@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Any
 
 from patchkit.cluster.agent import examination
 from patchkit.cluster.agent.links import Way
@@ -80,10 +78,7 @@ def examine_nodes(cluster: Cluster) -> list[NodeReport]:
     ]
     if len(reports) > 1:
         reports = _add_addresses(file, reports)
-    with ThreadPoolExecutor(1) as pool:
-        tried = pool.submit(_try_ports, cluster, reports)
-        head, *workers = _meet_others(cluster, reports)
-        return [replace(head, **tried.result()), *workers]
+    return _meet_others(cluster, reports)
 
 
 # The second call: what a node sees of the others
@@ -93,46 +88,45 @@ def _add_addresses(file: ClusterFile, reports: Sequence[NodeReport]) -> list[Nod
     """Return the reports with each node's address: its own now, or what is written down."""
     found: list[NodeReport] = []
     for node, report in zip(file.node, reports, strict=True):
+        is_head = not found
         written = node.address
         if report.env and not written:
             written = "" if report.env.edited else report.env.variables.get("VLLM_HOST_IP", "")
-            written = written or (report.env.facts.get("head", "") if report is reports[0] else "")
+            written = written or (report.env.facts.get("head", "") if is_head else "")
         try:
             written = named_address(written)
         except PatchkitError:
             written = ""
-        found.append(_with_address(file, report, written, found[0].address if found else None))
+        head = file.head.address if is_head else found[0].address
+        found.append(replace(report, address=written))
+        if report.facts is None:
+            continue
+        host, serve = report.facts.host, file.serve
+        try:
+            if not (head or is_head):
+                raise HostError("the head's address is not known")
+            attached = attach(
+                host,
+                role="head" if is_head else "worker",
+                topology=serve.topology,
+                nodes=len(file.node),
+                head=head,
+                target=serve.target or target_of(host),
+            )
+        except PatchkitError as error:
+            found[-1] = replace(found[-1], no_address=error)
+            continue
+        # What the last start took is what the others know.
+        if not (written and host.has_address(written)):
+            found[-1] = replace(report, address=attached.address)
     return found
-
-
-def _with_address(
-    file: ClusterFile, report: NodeReport, written: str, head: str | None
-) -> NodeReport:
-    """Return a report with the node's address; ``head`` is the head's, None for the head."""
-    if report.facts is None:
-        return replace(report, address=written)
-    host, serve = report.facts.host, file.serve
-    try:
-        if head == "":
-            raise HostError("the head's address is not known")
-        attached = attach(
-            host,
-            role="head" if head is None else "worker",
-            topology=serve.topology,
-            nodes=len(file.node),
-            head=file.head.address if head is None else head,
-            target=serve.target or target_of(host),
-        )
-    except PatchkitError as error:
-        return replace(report, address=written, no_address=error)
-    # What the last start took is what the others know.
-    kept = bool(written) and host.has_address(written)
-    return replace(report, address=written if kept else attached.address)
 
 
 def _meet_others(cluster: Cluster, reports: Sequence[NodeReport]) -> list[NodeReport]:
     head = reports[0]
-    models = _model_folders(cluster.file, head)
+    pins = (ModelFolder(repo=repo, commit=each).name for repo, each in cluster.file.models.items())
+    pinned = [f"{cluster.file.model_folder}/{name}" for name in pins]
+    models = [source] if (source := _started_model(head)) else pinned
     peers = [
         [node.from_head, report.address]
         for node, report in zip(cluster.file.node[1:], reports[1:], strict=True)
@@ -176,15 +170,8 @@ def _meet_others(cluster: Cluster, reports: Sequence[NodeReport]) -> list[NodeRe
     return met
 
 
-def _model_folders(file: ClusterFile, head: NodeReport) -> list[str]:
-    """Return the folder of the model that was started last, else those that are pinned."""
-    if source := _started_model(head):
-        return [source]
-    pins = (ModelFolder(repo=repo, commit=commit).name for repo, commit in file.models.items())
-    return [f"{file.model_folder}/{name}" for name in pins]
-
-
 def _started_model(report: NodeReport) -> str:
+    """Return the folder of the model that was started last, "" for none."""
     source = report.placed.word_after("serve") if report.placed else ""
     return source if source.startswith("/") else ""
 
@@ -201,18 +188,3 @@ def _cable_addresses(own: NodeReport, other: NodeReport) -> list[str]:
         found += [str(address.ip) for address in netdev.lasting if address.network in networks]
     mine = {str(address.ip) for netdev in host.netdevs for address in netdev.ipv4}
     return [address for address in dict.fromkeys(found) if address not in mine]
-
-
-def _try_ports(cluster: Cluster, reports: Sequence[NodeReport]) -> dict[str, Any]:
-    """Return what a head's report says of the ports between nodes; not while a rank has them."""
-    units = [report.state.unit(cluster.file.unit) if report.state else None for report in reports]
-    off = all(unit is not None and unit.active in ("inactive", "failed") for unit in units)
-    known = all(report.address and report.no_address is None for report in reports)
-    if len(reports) < 2 or not off or not known:
-        return {}
-    executor = reports[0].env.facts.get("executor", "mp") if reports[0].env else "mp"
-    try:
-        ports.check_ports(cluster, [report.address for report in reports], executor)
-    except PatchkitError as error:
-        return {"ports_tried": True, "blocked": error}
-    return {"ports_tried": True}

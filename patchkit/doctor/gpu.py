@@ -9,10 +9,10 @@ from typing import Any
 
 from patchkit.cluster.ssh.node import Remote, everywhere
 from patchkit.cluster.ssh.ssh import there
+from patchkit.doctor.gpu_steps import RANK, GpuStep, all_reduce_rank, free_port, gpu_steps
 from patchkit.doctor.nccl import nccl_agreement, nccl_findings, read_nccl
 from patchkit.doctor.peers.check import make_finding, unchecked
 from patchkit.doctor.peers.node_report import NodeReport
-from patchkit.doctor.smoke.steps import RANK, GpuStep, all_reduce_rank, free_port, gpu_steps
 from patchkit.doctor.symptoms.diagnosis import read_log
 from patchkit.doctor.symptoms.findings import diagnosis_finding
 from patchkit.errors import PatchkitError

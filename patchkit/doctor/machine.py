@@ -8,14 +8,7 @@ from functools import cache
 
 from patchkit.cluster.launch.survey import memlock_cure
 from patchkit.cluster.ssh.ssh import there
-from patchkit.doctor.peers.check import (
-    NotCheckedError,
-    Outcome,
-    check,
-    make_finding,
-    require,
-    unchecked,
-)
+from patchkit.doctor.peers.check import NotCheckedError, Outcome, check, require, unchecked
 from patchkit.doctor.peers.node_report import NodeReport, facts_for_causes
 from patchkit.doctor.symptoms.diagnosis import read_log
 from patchkit.doctor.symptoms.findings import log_findings
@@ -23,7 +16,6 @@ from patchkit.finding import Finding, Level
 from patchkit.paths import RECIPES
 from patchkit.records import read_toml
 from patchkit.runtime.host.hardware import target_of
-from patchkit.runtime.host.host import Memory
 from patchkit.runtime.rules.releases import within
 from patchkit.units import KIB_PER_GIB
 
@@ -31,6 +23,7 @@ _UNIFIED = ("gb10", "thor")
 # NVML's clocksThrottleReasons that are no choice of the user's: nvml.h.
 _THROTTLED = {0x8: "hardware", 0x20: "heat", 0x40: "heat", 0x80: "power brake"}
 _MISMATCH = "mismatch"  # NVML_ERROR_LIB_RM_VERSION_MISMATCH in NVML's words
+_UNITS = {"celsius": "°C", "watts": "W", "mhz": "MHz", "busy": "%"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,45 +54,34 @@ def machine_findings(node: NodeReport) -> Iterator[Finding]:
     for run_check in (
         *(check_driver, check_gpu, check_gpu_users, check_kernel_log),
         *(check_memory, check_oom_kills, check_memory_guard),
-        *(check_unit_limits, check_container, check_rdma_files, check_clock_sync),
+        *(check_unit_limits, check_container, check_rdma_files),
     ):
         yield from run_check(node)
 
 
 @check("memory-left")
 def check_memory(node: NodeReport) -> Outcome:
-    memory = _known_memory(node)
+    memory = require(node.host.memory, "the kernel does not tell how much memory there is")
     sizes = {"available": memory.available // KIB_PER_GIB, "total": memory.total // KIB_PER_GIB}
-    if node.processes:
-        shared = target_of(node.host) in _UNIFIED
-        if shared and memory.available < machine_limits().left_gib * KIB_PER_GIB:
-            return make_finding("memory-left", node.node, **sizes)
-    elif memory.available < memory.total // 2:
-        command = there(node.node, "ps", "-eo", "rss,pid,args", "--sort=-rss")
-        return make_finding("memory-taken", node.node, command=command, **sizes)
+    shared = target_of(node.host) in _UNIFIED and bool(node.processes)
+    if shared and sizes["available"] < machine_limits().left_gib:
+        return node.find("memory-left", **sizes)
     return sizes
-
-
-def _known_memory(node: NodeReport) -> Memory:
-    return require(node.host.memory, "the kernel does not tell how much memory there is")
 
 
 @check("oom-kills")
 def check_oom_kills(node: NodeReport) -> Outcome:
-    if not (kills := node.health_fact("oom_kills")):
-        return {}
-    command = there(node.node, "sudo", "journalctl", "-k", "-b", "--grep=Killed process")
-    return make_finding("oom-kills", node.node, kills=kills, command=command)
+    kills = node.health_fact("oom_kills")
+    return node.find("oom-kills", kills=kills) if kills else {}
 
 
 @check("memory-guard")
 def check_memory_guard(node: NodeReport) -> Outcome:
-    guards, memory = node.health_fact("guards"), _known_memory(node)
+    guards = node.health_fact("guards")
+    memory = require(node.host.memory, "the kernel does not tell how much memory there is")
     if not memory.swap_total and not guards and target_of(node.host) in _UNIFIED:
-        command = there(node.node, "sudo", "apt", "install", "earlyoom")
-        return make_finding("memory-guard", node.node, command=command)
-    swap = f"{memory.swap_total // KIB_PER_GIB} GiB of swap"
-    return {"guards": ", ".join((*guards, swap))}
+        return node.find("memory-guard")
+    return {"guards": ", ".join((*guards, f"{memory.swap_total // KIB_PER_GIB} GiB of swap"))}
 
 
 @check("kernel-log")
@@ -118,14 +100,6 @@ def check_kernel_log(node: NodeReport) -> Outcome:
     return found or {"count": len(lines)}
 
 
-@check("clock-sync")
-def check_clock_sync(node: NodeReport) -> Outcome:
-    if node.health_fact("synced"):
-        return {}
-    command = there(node.node, "sudo", "timedatectl", "set-ntp", "true")
-    return make_finding("clock-sync", node.node, command=command)
-
-
 # The GPU
 
 
@@ -135,30 +109,27 @@ def check_gpu(node: NodeReport) -> Outcome:
         gpu = node.health_fact("gpu")
     except NotCheckedError as error:
         if _MISMATCH in error.why:
-            return make_finding("gpu-mismatch", node.node, reason=error.why)
+            return node.find("gpu-mismatch", reason=error.why)
         none = "" if node.host.gpus else "no GPU is found here: "
         raise NotCheckedError(f"{none}{error.why}") from None
     throttled = require(gpu.throttled, "nvidia-smi does not tell why clocks are held down")
-    values = {"celsius": "°C", "watts": "W", "mhz": "MHz", "busy": "%"}
     shown = {
         name: f"? {unit}" if (value := getattr(gpu, name)) is None else f"{value:.0f} {unit}"
-        for name, unit in values.items()
+        for name, unit in _UNITS.items()
     }
     limits = machine_limits()
-    stuck = (gpu.mhz or limits.stuck_mhz + 1) <= limits.stuck_mhz
+    slow = (gpu.mhz or limits.stuck_mhz + 1) <= limits.stuck_mhz
     if reasons := {word for bit, word in _THROTTLED.items() if throttled & bit}:
-        command = there(node.node, "nvidia-smi", "-q", "-d", "PERFORMANCE,TEMPERATURE,POWER")
-        words = " and ".join(sorted(reasons))
-        return make_finding("gpu-throttled", node.node, reasons=words, command=command, **shown)
-    if stuck and (gpu.busy or 0) >= limits.busy_percent and target_of(node.host) == "gb10":
-        return make_finding("gpu-stuck", node.node, **shown)
+        return node.find("gpu-throttled", reasons=" and ".join(sorted(reasons)), **shown)
+    if slow and (gpu.busy or 0) >= limits.busy_percent and target_of(node.host) == "gb10":
+        return node.find("gpu-stuck", **shown)
     return shown
 
 
 @check("gpu-others")
 def check_gpu_users(node: NodeReport) -> Outcome:
     users, container = node.health_fact("gpu_users"), node.health_fact("container")
-    own = {each.pid for each in require(node.processes, node.why_not("processes"))}
+    own = {each.pid for each in node.part("processes")}
     others = [each for each in users if each.pid not in own]
     if not others:
         return {"count": len(users)}
@@ -170,9 +141,8 @@ def check_gpu_users(node: NodeReport) -> Outcome:
         words.append("" if user.mib is None else f"{user.mib} MiB")
         shown.append(f"{user.pid} ({' '.join(filter(None, words))})")
     pids = ",".join(str(each.pid) for each in others)
-    command = there(node.node, "ps", "-o", "pid,user,etime,args", "-p", pids)
     about = "gpu-others" if own else "gpu-taken"
-    return make_finding(about, node.node, processes=", ".join(shown), command=command)
+    return node.find(about, processes=", ".join(shown), pids=pids)
 
 
 @check("driver")
@@ -180,14 +150,14 @@ def check_driver(node: NodeReport) -> Outcome:
     software = node.host.software
     cuda = software.cuda if software else ""
     oldest = machine_limits().drivers.get(cuda.partition(".")[0], "")
-    if not node.driver:
+    driver = next((gpu.driver for gpu in node.host.gpus if gpu.driver[:1].isdigit()), "")
+    if not driver:
         raise NotCheckedError("no driver of a GPU says its version")
     if not oldest:
-        raise NotCheckedError(f"{node.driver} is there, and no torch says for which CUDA it is")
-    fields = {"driver": node.driver, "cuda": cuda}
-    if within(node.driver, f"<{oldest}"):
-        return make_finding("driver", node.node, oldest=oldest, **fields)
-    return fields
+        raise NotCheckedError(f"{driver} is there, and no torch says for which CUDA it is")
+    fields = {"driver": driver, "cuda": cuda}
+    old = within(driver, f"<{oldest}")
+    return node.find("driver", oldest=oldest, **fields) if old else fields
 
 
 # Limits
@@ -201,9 +171,9 @@ def check_unit_limits(node: NodeReport) -> Outcome:
     if unit.memlock is None or unit.locks:
         return {"what": "the running server may lock all memory"}
     command = there(node.node, *memlock_cure())
-    found = make_finding("unit-memlock", node.node, mib=unit.memlock >> 20, command=command)
+    found = node.find("unit-memlock", mib=unit.memlock >> 20, command=command)
     # Where its manager is limited as well, that is the cause, and is said as such.
-    limited = node.known_facts.memlock is not None
+    limited = node.part("facts").memlock is not None
     return replace(found, level=Level.NOTE) if limited else found
 
 
@@ -214,13 +184,13 @@ def check_container(node: NodeReport) -> Outcome:
         return {"what": "this is no container"}
     found, limits = [], machine_limits()
     if container.pids is not None and container.pids < limits.threads:
-        fields = {"limit": container.pids, "now": container.pids_now or 0}
-        found.append(make_finding("container-pids", node.node, **fields))
+        now = container.pids_now or 0
+        found.append(node.find("container-pids", limit=container.pids, now=now))
     if container.shm is not None and container.shm < limits.shm_mib << 20:
-        found.append(make_finding("container-shm", node.node, mib=container.shm >> 20))
+        found.append(node.find("container-shm", mib=container.shm >> 20))
     active = any(each.active for each in node.host.rdma)
     if active and process.memlock is not None and not process.locks:
-        found.append(make_finding("container-memlock", node.node, mib=process.memlock >> 20))
+        found.append(node.find("container-memlock", mib=process.memlock >> 20))
     return found or {"what": f"{container.kind} limits nothing that matters"}
 
 
@@ -228,10 +198,7 @@ def check_container(node: NodeReport) -> Outcome:
 def check_rdma_files(node: NodeReport) -> Outcome:
     container = node.health_fact("container")
     active = sum(each.active for each in node.host.rdma)
+    counts = {"open": container.verbs_open, "count": container.verbs, "active": active}
     if container.verbs_open < active:
-        counts = {"open": container.verbs_open, "count": container.verbs, "active": active}
-        command = there(node.node, "ls", "-l", "/dev/infiniband")
-        about = "container-rdma" if container.kind else "rdma-closed"
-        return make_finding(about, node.node, command=command, **counts)
-    open_files = f"{container.verbs_open} files of RDMA devices open"
-    return {"what": open_files if active else "no RDMA device is active"}
+        return node.find("container-rdma" if container.kind else "rdma-closed", **counts)
+    return {"what": f"{container.verbs_open} files of RDMA devices open, {active} active"}

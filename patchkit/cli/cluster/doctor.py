@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import click
 
@@ -21,18 +20,15 @@ from patchkit.cli.render import (
 )
 from patchkit.cluster.launch.cluster import Cluster
 from patchkit.cluster.launch.cluster_file import FILE, ServeChoices, read_cluster_file
-from patchkit.cluster.openai.api_key import is_here
-from patchkit.cluster.openai.http_exchange import server_at
 from patchkit.doctor.bundle import pack_report, private_names, save_report
 from patchkit.doctor.symptoms.diagnosis import read_log
 from patchkit.doctor.symptoms.findings import log_findings
 from patchkit.doctor.symptoms.lines import STDIN, text_chunks
-from patchkit.doctor.visit import Visit, local_facts, visit, visit_server
+from patchkit.doctor.visit import Visit, local_facts, visit
 from patchkit.errors import UsageError
 from patchkit.finding import Finding, Level, worst
 from patchkit.quoting import quoted
 from patchkit.reading import read_chunks
-from patchkit.runtime.rules.condition import Situation
 from patchkit.runtime.rules.secret_texts import mask_secrets
 
 
@@ -45,12 +41,7 @@ from patchkit.runtime.rules.secret_texts import mask_secrets
     "--log", metavar="FILE", type=FILE_OR_DASH, help="What a program wrote; - is standard input."
 )
 @click.option("--port", type=click.IntRange(1, 65535), metavar="N", help="The server's, not 8000.")
-@click.option(
-    "--url", metavar="URL", help="The server: here, or one elsewhere, which alone is asked."
-)
-@click.option("--elsewhere", is_flag=True, help="The log is another machine's: ask not this one.")
 @click.option("--gpu", is_flag=True, help="Also try the GPUs, one by one and together: minutes.")
-@click.option("--ask", is_flag=True, help="Ask the model ten questions with known answers.")
 @click.option(
     "--save",
     metavar="FILE",
@@ -66,10 +57,7 @@ def command(
     file: Path | None,
     log: Path | None,
     port: int | None,
-    url: str | None,
-    elsewhere: bool,
     gpu: bool,
-    ask: bool,
     save: Path | None,
     venv: str | None,
     verbose: bool,
@@ -84,24 +72,20 @@ def command(
       docker logs vllm 2>&1 | patchkit doctor --log -
     """
     several = with_cluster or file is not None
-    if sum((log is not None, several, port is not None, url is not None)) > 1:
-        raise UsageError(
-            "--log, --cluster, --port, --url: one of them", hint="patchkit doctor --cluster"
-        )
-    if url or port:
-        url = server_at(url or f"http://127.0.0.1:{port}").url
+    if sum((log is not None, several, port is not None)) > 1:
+        raise UsageError("--log, --cluster, --port: one of them", hint="patchkit doctor --cluster")
     if log is not None:
-        visited = _visit_log(log, {} if elsewhere else local_facts(cluster_here(venv=venv)))
+        where = STDIN if str(log) == "-" else str(log)
+        chunks = text_chunks(read_chunks(log, hint="patchkit doctor --log -"), where)
+        read = read_log(chunks, local_facts(cluster_here(venv=venv)))
+        lines = tuple((f"{where}:{number}", text) for number, text in read.lines.items())
+        visited = Visit(findings=tuple(log_findings(read, where)), lines=lines)
     elif several:
-        visited = visit(
-            Cluster(read_cluster_file(file or FILE)), questions=ask, gpu=gpu, here=False
-        )
-    elif url and not is_here(url):
-        visited = visit_server(url, questions=ask)
+        visited = visit(Cluster(read_cluster_file(file or FILE)), gpu=gpu, here=False)
     else:
-        choices = {"serve": ServeChoices(port=urlsplit(url).port or 80)} if url else {}
+        choices = {"serve": ServeChoices(port=port)} if port else {}
         cluster = cluster_here(venv=venv, **choices)
-        visited = visit(cluster, questions=ask, gpu=gpu, url=url or "", here=True)
+        visited = visit(cluster, gpu=gpu, port=port or 0, here=True)
     found = tuple(map(without_secrets, visited.findings))
     yield Record({"findings": [finding.fields() for finding in found]})
     if log and not verbose:
@@ -116,14 +100,6 @@ def without_secrets(found: Finding) -> Finding:
     """Return a finding that quotes a log or an error, without the secrets in it."""
     what, why, hint = map(mask_secrets, (found.what, found.why, found.hint))
     return replace(found, what=what, why=why, hint=hint)
-
-
-def _visit_log(log: Path, known: Situation) -> Visit:
-    where = STDIN if str(log) == "-" else str(log)
-    chunks = read_chunks(log, hint="patchkit doctor --log -")
-    read = read_log(text_chunks(chunks, where), known)
-    lines = tuple((f"{where}:{number}", text) for number, text in read.lines.items())
-    return Visit(findings=tuple(log_findings(read, where)), lines=lines)
 
 
 def _save_report(visited: Visit, place: Path, *, verbose: bool) -> Iterator[Block]:

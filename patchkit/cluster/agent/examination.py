@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from patchkit.cluster.agent import links, unit_state
+from patchkit.cluster.agent.health import collect_health
 from patchkit.cluster.agent.installation import digest_record
 from patchkit.cluster.agent.node_facts import disk_rooms, facts_here, model_on_node
-from patchkit.cluster.health.node_health import collect_health
 from patchkit.cluster.models.check import CACHE, read_record
 from patchkit.cluster.ssh.ssh import error_fields
 from patchkit.errors import HostError, PatchkitError

@@ -1,18 +1,15 @@
-"""Ask the server of a model how it is, and facts that everybody knows. Runs on the head."""
+"""Ask the server of a model how it is. Runs on the head."""
 
 from __future__ import annotations
 
 import json
-import queue
-import threading
-import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from typing import Any
 
 from patchkit.cluster.agent.node_files import config_folder
-from patchkit.cluster.openai.answer_stream import StreamedAnswer, ask_anyhow, ask_chat
+from patchkit.cluster.openai.answer_stream import StreamedAnswer, ask_anyhow
 from patchkit.cluster.openai.api_key import SECRETS, find_key
 from patchkit.cluster.openai.http_exchange import (
     HttpAnswer,
@@ -27,7 +24,6 @@ from patchkit.records import read_toml, record
 
 _FEW = 16  # tokens: the first ones of some models are marks that no text is made of
 _HELLO = "Say: ready"
-_AT_ONCE = 4  # questions under way, so that sixty seconds are enough for slow models
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,15 +68,6 @@ class ServerAnswers:
             why = token.trouble or token.said or "an answer without a token"
             return f"{why}; {waiting:.0f} requests wait before" if waiting else why
         return f"HTTP {token.status} {token.said}" if token.status >= 500 else ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AskedFact:
-    """A question by its id, and what came back; ``again`` for the one that is asked twice."""
-
-    id: str
-    again: bool = False
-    answer: StreamedAnswer
 
 
 @cache
@@ -141,45 +128,6 @@ def ask_cluster_server(
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise HostError(f"group.json does not say where the server is: {error}") from None
     return ask_server(url, metrics=metrics, seconds=seconds)
-
-
-def ask_facts(
-    url: str,
-    model: str,
-    questions: Sequence[dict[str, str]],
-    key_file: str = SECRETS,
-    tokens: int = 1024,
-    seconds: float = 60.0,
-) -> Iterator[dict[str, Any]]:
-    """Ask questions, ``[{"id": …, "ask": …}]``; yield each ``AskedFact`` when its answer is whole.
-
-    The first one is asked twice, alone, to be compared; the others several at a time. ``seconds``
-    is for all of them; an answer that was under way then comes as far as it got.
-    """
-    server = HttpServer(url, find_key(key_file)[0])
-    deadline = time.monotonic() + seconds
-
-    def asked(question: dict[str, str], *, again: bool = False) -> dict[str, Any]:
-        left = max(deadline - time.monotonic(), 0.0)
-        if left < 1.0:
-            answer = StreamedAnswer(path="", trouble="not asked: the time was over")
-        else:
-            answer = ask_chat(server, model, question["ask"], tokens, left)
-        return asdict(AskedFact(id=question["id"], again=again, answer=answer))
-
-    first, *others = questions
-    yield asked(first)
-    yield asked(first, again=True)
-    done: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
-
-    def work(number: int) -> None:
-        for question in others[number::_AT_ONCE]:
-            done.put(asked(question))
-
-    for number in range(_AT_ONCE):  # an interrupt waits for none of them
-        threading.Thread(target=work, args=[number], daemon=True).start()
-    for _ in others:
-        yield done.get()
 
 
 def _path(answer: HttpAnswer) -> PathAnswer:

@@ -61,9 +61,10 @@ def first_bytes(module: str, function: str, arguments: Mapping[str, Any]) -> byt
 _HOME = Path(__file__).resolve().parents[2]  # the package itself
 # Python's standard library is all that these import when they run on a node.
 _ROOMS = (
-    *("durable", "runtime/host", "runtime/python", "cluster/agent", "cluster/health"),
-    *("cluster/models", "cluster/openai", "doctor/smoke"),
+    *("durable", "runtime/host", "runtime/python"),
+    *("cluster/agent", "cluster/models", "cluster/openai"),
 )
+_STEPS = ("doctor/gpu_steps.py", "doctor/gpu_script.py")
 _WINGS = ("runtime", "cluster", "doctor")
 _REMOTE = "cluster/ssh"
 _DATA = ("hardware.toml", "network.toml")  # of recipes/env
@@ -85,6 +86,7 @@ def package() -> bytes:
 def _members() -> Iterator[tuple[str, Path]]:
     rooms = (_HOME / room for room in (*_ROOMS, _REMOTE))
     files = [*_HOME.glob("*.py"), *(_HOME / room / "__init__.py" for room in _WINGS)]
+    files += [_HOME / name for name in _STEPS]
     files += [path for room in rooms for path in room.glob("*.py")]
     for path in files:
         yield f"patchkit/{path.relative_to(_HOME)}", path

@@ -37,20 +37,12 @@ class CableEnd:
     """
 
     report: NodeReport
-    netdevs: tuple[Netdev, ...]
+    node: str
+    netdevs: tuple[Netdev, ...] = ()
     holder: Netdev | None = None
+    mtu: int = 0  # of the holder
     out: str
     taken: tuple[tuple[NodeReport, str, str], ...] = ()
-
-    @property
-    def node(self) -> str:
-        """Return the node's name."""
-        return self.report.node
-
-    @property
-    def mtu(self) -> int:
-        """Return the MTU of the interface, 0 if it is not known."""
-        return self.holder.mtu if self.holder else 0
 
 
 def cable_findings(nodes: Sequence[NodeReport]) -> Iterator[Finding]:
@@ -74,7 +66,7 @@ def cable_findings(nodes: Sequence[NodeReport]) -> Iterator[Finding]:
 
 def _cable_end(node: NodeReport, nodes: Sequence[NodeReport]) -> CableEnd:
     if node.facts is None:
-        return CableEnd(report=node, netdevs=(), out=node.why_not("facts"))
+        return CableEnd(report=node, node=node.node, out=node.why_not("facts"))
     host, variables = node.facts.host, node.env.variables if node.env else {}
     own = [(netdev, address) for netdev in host.netdevs for address in netdev.ipv4]
     holder = next((netdev for netdev, address in own if str(address.ip) == node.address), None)
@@ -96,24 +88,27 @@ def _cable_end(node: NodeReport, nodes: Sequence[NodeReport]) -> CableEnd:
         out = f"{node.node} has no address in the cluster's network"
     elif next(overlaps(host, [holder.name]), None):
         out = f"{node.node} has two interfaces in one network"
-    return CableEnd(report=node, netdevs=netdevs, holder=holder, out=out, taken=taken)
+    mtu = holder.mtu if holder else 0
+    return CableEnd(
+        report=node,
+        node=node.node,
+        netdevs=netdevs,
+        holder=holder,
+        mtu=mtu,
+        out=out,
+        taken=taken,
+    )
 
 
 @check("cable")
 def check_cable(end: CableEnd) -> Outcome:
     if not end.netdevs:
         raise NotCheckedError(end.out or "no interface of the cluster is known")
-    dark = [
-        make_finding(
-            "cable",
-            end.node,
-            netdev=netdev.name,
-            state=f"{netdev.state}, {'a' if netdev.carrier else 'no'} carrier",
-            command=there(end.node, "ip", "-brief", "link", "show", netdev.name),
-        )
-        for netdev in end.netdevs
-        if not (netdev.up and netdev.carrier)
-    ]
+    dark = []
+    for netdev in end.netdevs:
+        if not (netdev.up and netdev.carrier):
+            state = f"{netdev.state}, {'a' if netdev.carrier else 'no'} carrier"
+            dark.append(end.report.find("cable", netdev=netdev.name, state=state))
     return dark or {"netdevs": ", ".join(each.name for each in end.netdevs)}
 
 
@@ -131,29 +126,20 @@ def check_address(end: CableEnd, first: CableEnd) -> Outcome:
             address = f"{report.address}/{own.network.prefixlen}"
             words = ("ip", "address", "add", address, "dev", end.netdevs[0].name)
             command = there(end.node, "sudo", *words)
-    return make_finding(
-        "address",
-        end.node,
-        what=error.what if error else f"no interface has {report.address}",
-        why=error.why if error and error.why else "the others look for this node there",
-        command=command,
-    )
+    what = error.what if error else f"no interface has {report.address}"
+    why = error.why if error and error.why else "the others look for this node there"
+    return report.find("address", what=what, why=why, command=command)
 
 
 @check("address-twice")
 def check_address_twice(end: CableEnd) -> Outcome:
     """Return which addresses of others this node has as well."""
-    require(end.report.facts, end.out)
+    end.report.part("facts")
     return [
-        make_finding(
-            "address-twice",
-            end.node,
-            address=other.address,
-            netdev=netdev,
-            other=other.node,
-            command=there(end.node, "sudo", "ip", "address", "del", own, "dev", netdev),
+        end.report.find(
+            "address-twice", address=its.address, netdev=netdev, other=its.node, own=own
         )
-        for other, netdev, own in end.taken
+        for its, netdev, own in end.taken
     ] or {}
 
 
@@ -162,10 +148,8 @@ def check_networks(end: CableEnd) -> Outcome:
     holder = require(end.holder, end.out or "it has no address")
     found = []
     for clash in overlaps(end.report.host, [holder.name]):
-        other, present = clash.other.name, str(clash.present)
-        command = there(end.node, "sudo", "ip", "address", "del", present, "dev", other)
-        fields = {"netdev": holder.name, "address": clash.address, "command": command}
-        found.append(make_finding("networks", end.node, other=other, present=present, **fields))
+        fields = {"netdev": holder.name, "address": clash.address, "present": clash.present}
+        found.append(end.report.find("networks", other=clash.other.name, **fields))
     return found or {"netdev": holder.name}
 
 
@@ -185,9 +169,8 @@ def check_ways(end: CableEnd, peers: Sequence[CableEnd]) -> Outcome:
     """Return how the ways from a node are."""
     if end.out:
         raise NotCheckedError(end.out)
-    ways = require(end.report.ways, end.report.why_not("ways"))
     known = {peer.node: peer for peer in peers}
-    tried = [(known[name], way) for name, way in ways if name in known]
+    tried = [(known[name], way) for name, way in end.report.part("ways") if name in known]
     if not tried:
         raise NotCheckedError("no address of another node is known")
     judged = [_judge_way(end, peer, way) for peer, way in tried]
@@ -216,15 +199,13 @@ def _judge_way(end: CableEnd, peer: CableEnd, way: Way) -> Mapping[str, Finding]
     near = [each for each in end.report.host.netdevs if any(ip in own.network for own in each.ipv4)]
     netdev = near[0] if len(near) == 1 else end.holder
     if netdev and (way.netdev != netdev.name or way.gateway):
-        command = there(end.node, "ip", "route", "get", way.address)
-        taken = way.netdev + (f", by way of {way.gateway}" if way.gateway else "")
-        fields |= {"netdev": netdev.name, "command": command}
-        found = make_finding("route", end.node, seen=taken, **fields)
+        seen = way.netdev + (f", by way of {way.gateway}" if way.gateway else "")
+        found = end.report.find("route", seen=seen, netdev=netdev.name, **fields)
         return {"route": found, **unsure(f"packets for {peer.node} go elsewhere", "way", "mtu")}
     ping = ("ping", "-c", "3", "-I", way.netdev)
     if way.plain == "silent":
-        fields |= {"netdev": way.netdev, "command": there(end.node, *ping, way.address)}
-        found = make_finding("way", end.node, **fields)
+        command = there(end.node, *ping, way.address)
+        found = end.report.find("way", netdev=way.netdev, command=command, **fields)
         return {"way": found, **unsure(f"{peer.node} does not answer", "mtu")}
     if way.plain == "unknown":
         return unsure(way.said, "way", "mtu")
@@ -241,9 +222,8 @@ def _judge_way(end: CableEnd, peer: CableEnd, way: Way) -> Mapping[str, Finding]
 @check("link")
 def check_links(head: CableEnd, workers: Sequence[CableEnd]) -> Outcome:
     """Return which workers the head reaches by ssh."""
-    links = require(head.report.links, head.report.why_not("links"))
     findings, reached = [], []
-    for end, link in zip(workers, links, strict=False):
+    for end, link in zip(workers, head.report.part("links"), strict=False):
         if not link.error:
             reached.append(end.node)
         elif head.out or end.out:
@@ -252,7 +232,7 @@ def check_links(head: CableEnd, workers: Sequence[CableEnd]) -> Outcome:
             error = sent_error(link.error, f"from {head.node}")
             why, hint = advice(error.what, end.node)
             fields = {"what": error.what, "why": f"; {why}", "hint": f"on {head.node}: {hint}"}
-            findings.append(make_finding("link", head.node, **fields))
+            findings.append(head.report.find("link", **fields))
     if reached:
         findings.append(make_fine("link", head.node, others=", ".join(reached)))
     return findings

@@ -7,27 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, wraps
-from typing import Concatenate, ParamSpec, Protocol, TypeVar
+from typing import Any, TypeVar
 
+from patchkit.cluster.ssh.ssh import there
 from patchkit.finding import Finding, Level, finding_from_text, finding_texts, fine_from_text
 
 _PEERS = "peers.toml"
-_FILES = (_PEERS, "machine.toml", "nccl.toml", "server.toml", "questions.toml", "gpu.toml")
+_FILES = (_PEERS, "machine.toml", "nccl.toml", "server.toml", "gpu.toml")
 
-_Given = ParamSpec("_Given")
 _Value = TypeVar("_Value")
 Outcome = Finding | Sequence[Finding] | Mapping[str, object]
 """State what a check returns: findings, or the fields of the text that says that all is well."""
-
-
-class Named(Protocol):
-    """Hold what is checked: ``node`` is the name that its findings are about."""
-
-    @property
-    def node(self) -> str: ...
-
-
-_Checked = TypeVar("_Checked", bound=Named)
 
 
 class NotCheckedError(Exception):
@@ -51,8 +41,11 @@ def _file_of_texts() -> Mapping[str, str]:
 
 
 def make_finding(about: str, where: str, **fields: object) -> Finding:
-    """Return the finding of this id, in whichever file of recipes/doctor it is."""
-    return finding_from_text(_file_of_texts()[about], about, where, **fields)
+    """Return the finding of this id; its command is made there, if it names the words of one."""
+    file = _file_of_texts()[about]
+    if run := finding_texts(file)[about].run:
+        fields = {"command": there(where, *(word.format_map(fields) for word in run)), **fields}
+    return finding_from_text(file, about, where, **fields)
 
 
 def make_fine(about: str, where: str, **fields: object) -> Finding:
@@ -66,25 +59,18 @@ def unchecked(about: str, where: str, reason: str, hint: str = "") -> Finding:
     return Finding(level=Level.UNKNOWN, where=where, about=about, what=what, hint=hint)
 
 
-def check(
-    *names: str,
-) -> Callable[
-    [Callable[Concatenate[_Checked, _Given], Outcome]],
-    Callable[Concatenate[_Checked, _Given], list[Finding]],
-]:
+def check(*names: str) -> Callable[[Callable[..., Outcome]], Callable[..., list[Finding]]]:
     """Make a function a check of these names, which returns findings whatever happens.
 
-    Where it raises NotCheckedError each of the names is unknown. Where it returns fields, the first
-    name is fine.
+    Its first argument has the ``node`` that is checked. Where it raises NotCheckedError each of the
+    names is unknown. Where it returns fields, the first name is fine.
     """
 
-    def decorate(
-        function: Callable[Concatenate[_Checked, _Given], Outcome],
-    ) -> Callable[Concatenate[_Checked, _Given], list[Finding]]:
+    def decorate(function: Callable[..., Outcome]) -> Callable[..., list[Finding]]:
         @wraps(function)
-        def run(checked: _Checked, /, *args: _Given.args, **given: _Given.kwargs) -> list[Finding]:
+        def run(checked: Any, *args: Any) -> list[Finding]:
             try:
-                outcome = function(checked, *args, **given)
+                outcome = function(checked, *args)
             except NotCheckedError as error:
                 return [unchecked(name, checked.node, error.why, error.hint) for name in names]
             if isinstance(outcome, Mapping):

@@ -32,25 +32,28 @@ def software_findings(file: ClusterFile, nodes: Sequence[NodeReport]) -> Iterato
         reason = f"there is nothing to compare: no vLLM is known of {lacking}"
         yield from (unchecked(about, where, reason) for about in ("nccl", *_RANKS))
         return
-    where = ", ".join(have)
-    yield _compare_nccl(where, have)
+    # Where vLLM's libnccl and torch's differ, the host's checks tell.
+    loaded = [its.nccl if its.nccl.path else its.torch_nccl for its in have.values()]
+    rows = [(each.version, each.sha256) for each in loaded]
+    yield _compare_rows("nccl", [*have], rows, "no libnccl is known to be loaded everywhere")
     env = nodes[0].env
     for project in _RANKS:
+        rows = [_installed(project, its) for its in have.values()]
         if project == "ray" and env and env.facts.get("executor") != "ray":
-            yield unchecked("ray", where, "the ranks are not started by Ray")
+            yield unchecked("ray", ", ".join(have), "the ranks are not started by Ray")
         else:
-            yield _compare_project(project, where, have)
+            yield _compare_rows(project, [*have], rows, "it is installed on no node")
 
 
 @check("python")
 def check_python(node: NodeReport, file: ClusterFile) -> Outcome:
-    venv = node.known_facts.venv
+    venv = node.part("facts").venv
     if version := _vllm_version(node):
         return {"version": version, "venv": venv}
     what = f"there is no vLLM in {venv}" if venv else f"{file.venv} is not there"
     alone = [each.ssh for each in file.node] == [HERE]
     command = "name the environment that has it: --venv DIR" if alone else _INSTALL
-    return make_finding("python", node.node, what=what, command=command)
+    return node.find("python", what=what, command=command)
 
 
 def _vllm_version(node: NodeReport) -> str:
@@ -58,45 +61,30 @@ def _vllm_version(node: NodeReport) -> str:
     return software.vllm if software else ""
 
 
-def _compare_nccl(where: str, have: Mapping[str, PythonContents]) -> Finding:
-    """Compare the loaded library; where vLLM's and torch's differ, the host's checks tell."""
-    loaded = {name: its.nccl if its.nccl.path else its.torch_nccl for name, its in have.items()}
-    if lacking := [name for name, nccl in loaded.items() if not nccl.sha256]:
-        reason = f"no libnccl is known to be loaded on {', '.join(lacking)}"
-        return unchecked("nccl", where, reason)
-    if len({(nccl.version, nccl.sha256) for nccl in loaded.values()}) == 1:
-        return make_fine("nccl", where, version=next(iter(loaded.values())).version)
-    rows = (
-        f"{name}: {nccl.version or 'of unknown version'}, sha256 {nccl.sha256[:_SHOWN]}, "
-        f"{nccl.path}"
-        for name, nccl in loaded.items()
-    )
-    return make_finding("nccl", where, what="; ".join(rows), command=_INSTALL)
-
-
-def _compare_project(project: str, where: str, have: Mapping[str, PythonContents]) -> Finding:
+def _installed(project: str, contents: PythonContents) -> tuple[str, str]:
+    """Return the version of a project and the digest of what was installed, "" for none."""
     names = (project, _OTHER_NAMES.get(project, project))
-    versions, digests = (
-        {
-            node: next((values[name] for name in names if values.get(name)), "")
-            for node, values in column.items()
-        }
-        for column in (
-            {node: its.versions for node, its in have.items()},
-            {node: its.digests for node, its in have.items()},
-        )
+    return (
+        next((contents.versions[name] for name in names if name in contents.versions), ""),
+        next((contents.digests[name] for name in names if name in contents.digests), ""),
     )
-    if not any(versions.values()):
-        return unchecked(project, where, "it is installed on no node")
-    version, *others = {*versions.values()}
-    if others:
-        what = ", ".join(f"{its or 'none'} on {node}" for node, its in versions.items())
-    elif len({*filter(None, digests.values())}) > 1:
-        rows = (f"{its[:_SHOWN] or 'no RECORD'} on {node}" for node, its in digests.items())
-        what = f"{version} everywhere, of other files: RECORD's digest is {', '.join(rows)}"
-    else:
-        return make_fine(project, where, version=version)
-    return make_finding(project, where, what=what, command=_INSTALL)
+
+
+def _compare_rows(
+    about: str, nodes: Sequence[str], rows: Sequence[tuple[str, str]], none: str
+) -> Finding:
+    """Compare a version and a digest of each node; digests that are not known do not differ."""
+    where = ", ".join(nodes)
+    versions, digests = ({*column} for column in zip(*rows, strict=True))
+    if not any(versions) or (about == "nccl" and "" in digests):
+        return unchecked(about, where, none)
+    if len(versions) == 1 and len(digests - {""}) < 2:
+        return make_fine(about, where, version=rows[0][0])
+    what = "; ".join(
+        f"{version or 'none'}, sha256 {sha256[:_SHOWN] or 'unknown'} on {node}"
+        for node, (version, sha256) in zip(nodes, rows, strict=True)
+    )
+    return make_finding(about, where, what=what)
 
 
 # Models
@@ -114,22 +102,18 @@ def model_findings(file: ClusterFile, nodes: Sequence[NodeReport]) -> Iterator[F
         prints = {node.node: node.models[number] for node in nodes if node.models}
         whole = {name: own for name, own in prints.items() if not own.problem}
         for node in nodes:
-            yield _check_model(file, node, prints.get(node.node), whole)
+            if (own := prints.get(node.node)) is None:
+                yield unchecked("model", node.node, node.why_not("models"))
+                continue
+            fields: dict[str, object] = {"folder": own.folder, "problem": own.problem}
+            if own.problem:
+                command = _copy_command(file, node.node, own, whole)
+                yield node.find("model", command=command, **fields)
+            else:
+                size = sum(each.size for each in own.files.values()) / 1e9
+                yield make_fine("model", node.node, files=len(own.files), size=size, **fields)
         if len(nodes) > 1:
             yield _check_same_model(file, ", ".join(node.node for node in nodes), whole)
-
-
-def _check_model(
-    file: ClusterFile, node: NodeReport, own: ModelPrint | None, whole: Mapping[str, ModelPrint]
-) -> Finding:
-    if own is None:
-        return unchecked("model", node.node, node.why_not("models"))
-    if not own.problem:
-        size = sum(each.size for each in own.files.values()) / 1e9
-        return make_fine("model", node.node, folder=own.folder, files=len(own.files), size=size)
-    command = _copy_command(file, node.node, own, whole)
-    fields = {"folder": own.folder, "problem": own.problem, "command": command}
-    return make_finding("model", node.node, **fields)
 
 
 def _copy_command(
@@ -143,12 +127,13 @@ def _copy_command(
     source, its = next(iter(whole.items()))
     peers = {each.ssh: each.from_head for each in file.node}
     head = file.head.ssh
-    rsync = ("rsync", "--archive", "--checksum")
-    if source == head:  # from the head, which has ssh to all others
-        return there(head, *rsync, f"{its.folder}/", f"{peers[node]}:{own.folder}/")
-    if node == head:
-        return there(head, *rsync, f"{peers[source]}:{its.folder}/", f"{own.folder}/")
-    return f"copy {its.folder} from {source} to {own.folder} on {node}"
+    if head not in (source, node):  # which has ssh to all others
+        return f"copy {its.folder} from {source} to {own.folder} on {node}"
+    one, other = (
+        f"{folder}/" if name == head else f"{peers[name]}:{folder}/"
+        for name, folder in ((source, its.folder), (node, own.folder))
+    )
+    return there(head, "rsync", "--archive", "--checksum", one, other)
 
 
 def _check_same_model(file: ClusterFile, where: str, whole: Mapping[str, ModelPrint]) -> Finding:

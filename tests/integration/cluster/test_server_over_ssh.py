@@ -2,15 +2,8 @@
 
 import pytest
 
-from patchkit.cluster.agent.server_answers import (
-    AskedFact,
-    ServerAnswers,
-    ask_facts,
-    ask_server,
-    wanted_metrics,
-)
+from patchkit.cluster.agent.server_answers import ServerAnswers, ask_server, wanted_metrics
 from patchkit.cluster.ssh.node import Remote
-from patchkit.doctor.questions import question_findings, questions, questions_to_ask
 from patchkit.doctor.server import server_findings
 from support import ssh_server
 from support.model_server import ModelServer
@@ -29,20 +22,16 @@ def sshd(tmp_path):
         yield
 
 
-def test_a_server_and_its_model_are_asked_on_their_node(sshd, tmp_path):
+def test_a_server_is_asked_on_its_node(sshd, tmp_path):
     file = tmp_path / "secrets.env"
     file.write_text(f"VLLM_API_KEY={KEY}\n")
-    known = {each.ask: each.accepts[0] for each in questions()}
-    with ModelServer("0.17", key=KEY, answers=known) as server:
+    with ModelServer("0.17", key=KEY) as server:
         node, place = Remote("spark-1"), {"url": server.url, "key_file": str(file)}
         said = node.call(ServerAnswers, ask_server, metrics=wanted_metrics(), **place)
-        given = {"model": "small", "questions": questions_to_ask(), **place}
-        facts = list(node.stream(AskedFact, ask_facts, **given))
-    found = [*server_findings("spark-1", said), *question_findings("spark-1", "small", facts)]
+    found = [*server_findings("spark-1", said)]
     assert {each.about: each.level.value for each in found} == {
         "server-token": "ok",
         "server-load": "ok",
-        "sense": "ok",
     }
     assert said.key == str(file)
-    assert KEY not in f"{said} {facts} {found}"
+    assert KEY not in f"{said} {found}"

@@ -22,8 +22,8 @@ def test_a_log_with_its_first_cause_first(cli, tmp_path):
     log = tmp_path / "vllm.log"
     log.write_text(LOG)
 
-    shown = cli("doctor", "--elsewhere", "--log", log, rc=9).stdout
-    said = json.loads(cli("doctor", "--elsewhere", "--log", log, "--json", rc=9).stdout)
+    shown = cli("doctor", "--log", log, rc=9).stdout
+    said = json.loads(cli("doctor", "--log", log, "--json", rc=9).stdout)
 
     first, second = said["findings"]
     assert (first["about"], first["line"], first["level"]) == (
@@ -45,7 +45,7 @@ def test_a_log_with_its_first_cause_first(cli, tmp_path):
     ],
 )
 def test_what_is_not_known(environment, tmp_path, text, code, about):
-    words = [sys.executable, "-m", "patchkit", "doctor", "--elsewhere", "--log", "-", "--json"]
+    words = [sys.executable, "-m", "patchkit", "doctor", "--log", "-", "--json"]
     done = subprocess.run(words, input=text, cwd=tmp_path, env=environment, capture_output=True)
 
     assert done.returncode == code, done.stderr
@@ -67,7 +67,7 @@ def test_a_log_of_a_server_that_serves(cli, tmp_path):
     log = tmp_path / "vllm.log"
     log.write_text(LOG + LOG.splitlines(keepends=True)[0] + "Application startup complete.\n")
 
-    shown = cli("doctor", "--elsewhere", "--log", log, rc=0).stdout
+    shown = cli("doctor", "--log", log, rc=0).stdout
 
     assert "nothing fatal; serving since line 5" in shown
 
@@ -77,7 +77,7 @@ def test_a_report_has_the_lines_around_what_was_found(cli, tmp_path):
     key = "INFO 11-22 10:00:00 [a.py:1] token hf_abcdefghijABCDEFGHIJ1234567890abcd\n"
     log.write_text("\n" * 99 + key + "KeyError: 'nobody knows'\n" + "\n" * 99)
 
-    cli("doctor", "--elsewhere", "--log", log, "--save", report, rc=9)
+    cli("doctor", "--log", log, "--save", report, rc=9)
 
     with tarfile.open(report) as files:
         lines = files.extractfile("patchkit-report/journal.txt").read().decode()
@@ -105,5 +105,5 @@ def test_a_line_that_is_quoted_keeps_no_secret(cli, tmp_path):
         "RuntimeError: odd arguments {'api_key': ['s3cr3t-1'], 'url': 'http://u:pw9@h'}\n"
     )
     for more in ((), ("--json",)):
-        said = cli("doctor", "--elsewhere", "--log", log, *more, rc=9).stdout
+        said = cli("doctor", "--log", log, *more, rc=9).stdout
         assert "odd arguments {'api_key': ['(masked)'], 'url': 'http://(masked)@h'}" in said

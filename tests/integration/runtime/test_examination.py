@@ -135,7 +135,7 @@ def test_this_machine_as_a_cluster_of_one():
     assert abs(report.clock.ahead) < 1
     found = cluster_findings(file, [report])
     between = {"clock", "cable", "address", "address-twice", "networks", "mtu", "route", "way"}
-    between |= {"link", "nccl", "vllm", "torch", "triton", "ray", "ports-between"}
+    between |= {"link", "nccl", "vllm", "torch", "triton", "ray"}
     between |= {"model-same", "env-shared", "flags"}  # of two nodes
     assert {*causes_in_order()} - between <= {each.about for each in found}
     levels = [each.level for each in found]

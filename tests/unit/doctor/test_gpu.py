@@ -14,8 +14,8 @@ from patchkit.doctor.gpu import (
     smoke_steps,
     try_gpus,
 )
+from patchkit.doctor.gpu_steps import GpuStep
 from patchkit.doctor.peers.node_report import NodeReport
-from patchkit.doctor.smoke.steps import GpuStep
 from patchkit.finding import Level
 from support.node_reports import reports
 

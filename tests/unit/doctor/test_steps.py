@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from patchkit.doctor.gpu import GpuNode, run_all_reduce, run_smoke_test, smoke_steps
-from patchkit.doctor.smoke.steps import GpuStep, run_step
+from patchkit.doctor.gpu_steps import GpuStep, run_step
 from patchkit.process import attempt
 
 _NO_GPU = """\

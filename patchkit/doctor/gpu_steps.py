@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from patchkit.doctor.smoke import script
+from patchkit.doctor import gpu_script as script
 from patchkit.follow import Follow
 from patchkit.process import Completed
 

@@ -12,8 +12,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from patchkit.cluster.health.compilers import Compilers, find_compilers
-from patchkit.cluster.health.limits import (
+from patchkit.cluster.agent.compilers import Compilers, find_compilers
+from patchkit.cluster.agent.limits import (
     ContainerLimits,
     ProcessLimits,
     container_limits,
@@ -22,7 +22,6 @@ from patchkit.cluster.health.limits import (
 from patchkit.process import attempt
 from patchkit.runtime.host.gpu import GpuState, gpu_state
 from patchkit.runtime.host.machine_root import ToolUnavailable
-from patchkit.runtime.python.distributions import distributions, import_path
 
 _SECONDS = 3.0  # for each program that is asked
 _LINES, _LONGEST = 400, 500
@@ -34,14 +33,6 @@ _TROUBLE = (
 
 class UnreadError(Exception):
     """A fact cannot be had, and why."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PackageVersions:
-    """Versions of packages, and in ``twice`` those of projects with more than one in a folder."""
-
-    versions: Mapping[str, str] = field(default_factory=dict)
-    twice: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,16 +51,14 @@ class NodeHealth:
 
     ``page_cache`` is in KiB; ``oom_kills`` how often the kernel ended a process for want of memory
     since it started; ``guards`` are services that end one before; ``kernel`` are the lines of this
-    boot's kernel log that may tell of trouble; ``synced`` is whether the clock is kept right by the
-    network; ``manager`` is whether the user's systemd answers. ``process`` are the limits of this
-    process, ``unit`` those of the unit's, if it runs.
+    boot's kernel log that may tell of trouble; ``manager`` is whether the user's systemd answers.
+    ``process`` are the limits of this process, ``unit`` those of the unit's, if it runs.
     """
 
     page_cache: int | None = None
     oom_kills: int | None = None
     guards: tuple[str, ...] | None = None
     kernel: tuple[str, ...] | None = None
-    synced: bool | None = None
     gpu: GpuState | None = None
     gpu_users: tuple[GpuUser, ...] | None = None
     manager: bool | None = None
@@ -77,15 +66,11 @@ class NodeHealth:
     unit: ProcessLimits | None = None
     container: ContainerLimits | None = None
     compilers: Compilers | None = None
-    packages: PackageVersions | None = None
     unread: Mapping[str, str] = field(default_factory=dict)
 
-    def why_not(self, *facts: str) -> str:
-        """Return why one of these facts is missing, "" if none is."""
-        for name in facts:
-            if getattr(self, name) is None:
-                return self.unread.get(name) or f"the node does not say: {name}"
-        return ""
+    def why_not(self, name: str) -> str:
+        """Return why a fact is missing."""
+        return self.unread.get(name) or f"the node does not say: {name}"
 
 
 def collect_health(venv: str, main: int = 0, no_main: str = "no unit is named") -> dict[str, Any]:
@@ -103,13 +88,11 @@ def collect_health(venv: str, main: int = 0, no_main: str = "no unit is named") 
         "oom_kills": lambda: _read_counters("vmstat")["oom_kill"],
         "guards": _running_guards,
         "kernel": read_kernel_log,
-        "synced": _is_clock_synced,
         "gpu": gpu_state,
         "process": lambda: process_limits("self"),
         "unit": lambda: process_limits(str(main)),
         "container": container_limits,
         "compilers": lambda: find_compilers(venv, environment),
-        "packages": lambda: package_versions(venv),
     }
     found: dict[str, Any] = {}
     unread: dict[str, str] = {}
@@ -150,13 +133,6 @@ def _running_guards() -> tuple[str, ...]:
     return tuple(name for name, state in zip(names, said, strict=True) if state == "active")
 
 
-def _is_clock_synced() -> bool:
-    done = attempt("timedatectl", "show", "--property=NTPSynchronized", "--value", timeout=_SECONDS)
-    if done.output.strip() not in ("yes", "no"):
-        raise UnreadError("timedatectl does not answer")
-    return done.output.strip() == "yes"
-
-
 def _describe_user(pid: int, mib: int | None) -> GpuUser:
     """Describe a process; one of another namespace has no name here."""
     place = Path("/proc", str(pid))
@@ -170,17 +146,6 @@ def _describe_user(pid: int, mib: int | None) -> GpuUser:
     except KeyError:
         user = str(owner)
     return GpuUser(pid=pid, name=name, user=user, mib=mib)
-
-
-def package_versions(venv: str) -> PackageVersions:
-    """Return what an environment has, by the names of its folders; nothing for ``""``."""
-    versions, twice = {}, {}
-    for name, homes in distributions(import_path(venv)).items():
-        found = tuple(home.name.removesuffix(".dist-info").rpartition("-")[2] for home in homes)
-        versions[name.replace("_", "-")] = found[0]
-        if len(homes) > len({home.parent for home in homes}):
-            twice[name.replace("_", "-")] = found
-    return PackageVersions(versions=versions, twice=twice)
 
 
 def read_kernel_log() -> tuple[str, ...]:

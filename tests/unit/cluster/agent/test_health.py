@@ -1,0 +1,75 @@
+"""Read the health of this very machine: whatever it is, what cannot be read has a reason."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import fields
+
+import pytest
+
+from patchkit.cluster.agent.compilers import PtxAssembler, find_compilers
+from patchkit.cluster.agent.health import NodeHealth, collect_health
+from patchkit.cluster.agent.limits import container_limits, process_limits
+from patchkit.cluster.ssh.node import Remote
+
+
+def test_this_machine():
+    given = {"venv": sys.prefix, "no_main": "nobody.service does not run"}
+    health = Remote("localhost").call(NodeHealth, collect_health, **given)
+    facts = {each.name for each in fields(NodeHealth)}
+
+    assert all(health.unread.values())
+    assert health.unread["unit"] == "nobody.service does not run"
+    # What is not known has a reason; whether the manager answers is asked by who looks.
+    unknown = {name for name in facts - {"manager"} if getattr(health, name) is None}
+    assert unknown == {*health.unread}
+    assert health.page_cache is not None
+    assert 0 <= health.page_cache < os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") >> 10
+    assert health.container is not None
+
+
+def written(root, files):
+    for name, text in files.items():
+        place = root / name
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_text(text)
+        place.chmod(0o755)
+    return root
+
+
+@pytest.mark.parametrize(
+    ("files", "kind", "pids"),
+    [
+        ({".dockerenv": ""}, "docker", None),
+        # A machine of its own, with a systemd that starts the ranks.
+        ({"run/systemd/container": "systemd-nspawn\n"}, "", None),
+        ({"proc/1/cgroup": "0::/kubepods.slice/cri-containerd-1.scope\n"}, "kubernetes", None),
+        ({"run/.containerenv": "", "sys/fs/cgroup/pids.max": "2048\n"}, "podman", 2048),
+        ({"run/.containerenv": "", "sys/fs/cgroup/pids.max": "max\n"}, "podman", None),
+    ],
+)
+def test_containers_and_their_limits(tmp_path, files, kind, pids):
+    found = container_limits(written(tmp_path, files))
+    assert (found.kind, found.pids, found.pids_now) == (kind, pids, None)
+
+
+def test_the_capability_to_lock_memory(tmp_path):
+    limit = "Limit\nMax locked memory         8388608              8388608              bytes\n"
+    for word, may in (("0000000000004000", True), ("00000000a80425fb", False)):
+        status = f"Name:\tx\nCapEff:\t{word}\n"
+        written(tmp_path, {"proc/self/limits": limit, "proc/self/status": status})
+        found = process_limits("self", tmp_path)
+        assert (found.memlock, found.locks) == (8 << 20, may)
+
+
+def test_compilers_are_those_of_the_variables(tmp_path):
+    program = "#!/bin/sh\necho 'Cuda compilation tools, release 13.0, V13.0.88'\n"
+    written(tmp_path, {"tools/cc": program, "other/ptxas": program})
+    (tmp_path / "venv/lib/python3.12/site-packages").mkdir(parents=True)
+    ptxas = str(tmp_path / "other/ptxas")
+    variables = {"TRITON_PTXAS_BLACKWELL_PATH": ptxas, "PATH": str(tmp_path / "tools")}
+    found = find_compilers(str(tmp_path / "venv"), variables)
+
+    assert found.compiler == str(tmp_path / "tools/cc")
+    assert found.ptxas == (PtxAssembler(name="ptxas-blackwell", path=ptxas, cuda="13.0"),)
