@@ -14,7 +14,7 @@ from patchkit.recipes.vllm.external import External
 
 _RELEASES = re.compile(r"^releases = \[\n.*?^\]\n", re.MULTILINE | re.DOTALL)
 # In build.toml the [[needs]] end where this comment begins.
-_TORCH_HEAD = "\n# Which torch the package index has"
+_BEHIND_NEEDS = "\n# How the locked environment is divided"
 _NCCL_RELEASE = re.compile(r'^\[\[release\]\]\nversion = "(?P<version>[^"]+)"\n', re.MULTILINE)
 _NCCL_TORCH = re.compile(r"^\[torch\]\n(?:.+\n)*", re.MULTILINE)
 
@@ -37,16 +37,10 @@ def with_span(readme: str, releases: Sequence[str]) -> str:
 def with_needs(build: str, version: str, changed: Mapping[str, Value]) -> str:
     """Append what a build takes differently from a release on, to recipes/vllm/build.toml."""
     fields = "".join(f"{name} = {_toml(value)}\n" for name, value in changed.items())
-    head, found, tail = build.partition(_TORCH_HEAD)
+    head, found, tail = build.partition(_BEHIND_NEEDS)
     if not found:
-        raise DriftError(f"recipes/vllm/build.toml: no line begins with {_TORCH_HEAD.strip()!r}")
+        raise DriftError(f"recipes/vllm/build.toml: no line begins with {_BEHIND_NEEDS.strip()!r}")
     return f'{head}\n[[needs]]\nfrom = "{version}"\n{fields}{found}{tail}'
-
-
-def with_torch(build: str, version: str, cuda: Mapping[str, str]) -> str:
-    """Append which CUDA the index's torch is for, by machine."""
-    machines = ", ".join(f'{machine} = "{has}"' for machine, has in cuda.items())
-    return f'{build}\n[[torch]]\nversion = "{version}"\ncuda = {{ {machines} }}\n'
 
 
 def with_pin(build: str, version: str, external: External) -> str:

@@ -12,6 +12,7 @@ import fnmatch
 import re
 import sys
 import tempfile
+import tomllib
 from collections.abc import Iterator
 from dataclasses import asdict
 from fnmatch import fnmatchcase
@@ -32,7 +33,7 @@ from patchkit.source.lock import LockEntry, read_lock, read_wheel_lock
 from patchkit.source.tree import SourceTree
 from patchkit.wheel.device.libraries import library_table
 from patchkit.wheel.file.torch import torch_of
-from patchkit.wheel.vllm.needs import recorded_needs, stated_needs, torches
+from patchkit.wheel.vllm.needs import recorded_needs
 from tools.build_requirements import lock
 from tools.decisions import Decision, show
 from tools.entries import (
@@ -41,13 +42,13 @@ from tools.entries import (
     with_pin,
     with_releases,
     with_span,
-    with_torch,
 )
 from tools.index_entries import lock_entries, render_lock, wheel_entries
 from tools.model_recipes import undecided, without_preset
 from tools.regenerate import ROOT, plan
 from tools.remote_wheel import members, requirements
 from tools.seen import MODES, pristine
+from tools.stated_needs import stated_needs
 from tools.tables import FLAGS, STOCK, VARIABLES, read_rows
 
 VLLM = RECIPES / "vllm"
@@ -140,6 +141,7 @@ def _new_source(external: External, version: str) -> Decision:
 def _needs(tree: SourceTree, version: str) -> Iterator[Decision]:
     """Enter what the build takes differently, and a torch that is new."""
     recorded = asdict(recorded_needs(Version(version)))
+    needs = tomllib.loads(BUILD.read_text(encoding="utf-8"))["needs"]
     stated = stated_needs(tree)
     changed = {
         name: stated[name]
@@ -149,7 +151,7 @@ def _needs(tree: SourceTree, version: str) -> Iterator[Decision]:
     if changed:
         _edit(BUILD, with_needs(BUILD.read_text(encoding="utf-8"), version, changed))
     torch = stated["torch"]
-    if torch not in {each.version for each in torches()}:
+    if torch not in {each.get("torch") for each in needs}:
         yield from _torch(tree, torch)
 
 
@@ -157,7 +159,6 @@ def _torch(tree: SourceTree, torch: str) -> Iterator[Decision]:
     """Enter a torch: its CUDA by machine, its NCCL, and what a build with it takes."""
     found = {cpu: requirements("torch", torch, cpu) for cpu in reversed(_CPUS)}
     cuda = {cpu: _cuda(torch, each, cpu) for cpu, each in found.items()}
-    _edit(BUILD, with_torch(BUILD.read_text(encoding="utf-8"), torch, cuda))
     series = ".".join(torch.split(".")[:2])
     pin = re.search(r"nvidia-nccl-cu\d+==([\d.]+)", "\n".join(found["x86_64"]))
     recipe = NCCL.read_text(encoding="utf-8")

@@ -7,14 +7,13 @@ import platform
 import subprocess
 import sys
 import time
-import venv
 from pathlib import Path
 
 _DATA = Path(__file__).parents[1] / "data"
 SMALL = _DATA / "nccl_small"
 VERSION = "2.27.7"
 SMALL_VLLM = _DATA / "vllm_small"
-VLLM_VERSION, TORCH = "0.99.0", "2.15.0"
+VLLM_VERSION, TORCH = "0.27.99", "2.15.0"
 HERE = platform.machine()
 QUIET = {"CCACHE_DISABLE": "1"}
 PATCHKIT = [
@@ -84,33 +83,3 @@ def a_disk_that_fills_up(build, arguments, disk, rooms):
         assert wheels(house) == []
     subprocess.run(["mount", "-o", "remount,nr_inodes=0", disk], check=True)
     build(*arguments, work=disk)
-
-
-def python_with(folder, *, torch=f"{TORCH}+cu130", cuda="13.0", without=(), libraries=()):
-    """A Python with stand-ins of torch and of what a build of vLLM runs; its path.
-
-    ``libraries`` are names of files of CUDA beside torch, ``cuda`` is None for CPUs alone.
-    """
-    venv.create(folder, symlinks=True)
-    site = next(folder.glob("lib/python*/site-packages"))
-    names = ("cmake", "jinja2", "ninja", "packaging", "setuptools", "setuptools_rust")
-    versions = {**dict.fromkeys((*names, "setuptools_scm"), "1.0"), "torch": torch}
-    for name in versions.keys() - {*without}:
-        home = site / f"{name}-{versions[name]}.dist-info"
-        home.mkdir()
-        (home / "METADATA").write_text(f"Name: {name}\nVersion: {versions[name]}\n")
-    if "torch" not in without:
-        write_torch(site, torch, cuda)
-    for name in libraries:
-        (site / "nvidia/cu13" / name).parent.mkdir(parents=True, exist_ok=True)
-        (site / "nvidia/cu13" / name).touch()
-    return folder / "bin/python"
-
-
-def write_torch(site, version, cuda):
-    """torch as far as a build asks it."""
-    (site / "torch").mkdir(exist_ok=True)
-    (site / "torch/__init__.py").write_text(
-        f"from torch import version\n__version__ = {version!r}\n"
-    )
-    (site / "torch/version.py").write_text(f"cuda = {cuda!r}\n")

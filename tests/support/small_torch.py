@@ -4,13 +4,7 @@ from __future__ import annotations
 
 FILES = {
     "torch-2.15.0.dist-info/METADATA": "Name: torch\nVersion: 2.15.0\n\ntext",
-    "torch/__init__.py": """\
-raise SystemExit("the target's torch was run")
-
-def compiled_with_cxx11_abi() -> builtins.bool:
-    \"\"\"text\"\"\"
-    return True
-""",
+    "torch/__init__.py": 'raise SystemExit("the target\'s torch was run")\n',
     "torch/version.py": """\
 from typing import Optional
 

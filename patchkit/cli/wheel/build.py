@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import platform
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,16 +10,10 @@ import click
 
 from patchkit.cli import complete
 from patchkit.cli.options import find_target, target_option
-from patchkit.cli.out import style, tell
+from patchkit.cli.out import tell
 from patchkit.cli.progress import progress
 from patchkit.cli.render import Block, VerbGroup, lead_word, rendered
-from patchkit.cli.wheel.build_options import (
-    build_options,
-    chosen_jobs,
-    compilers,
-    placed_blocks,
-    plan_blocks,
-)
+from patchkit.cli.wheel.build_options import BuildOptions, build_options, built_blocks, plan_blocks
 from patchkit.cli.wheel.build_vllm import command as vllm
 from patchkit.errors import UsageError
 from patchkit.extras import require_build
@@ -29,7 +22,6 @@ from patchkit.source.nccl import nccl_tree
 from patchkit.source.releases import load_facts
 from patchkit.versions import named_version
 from patchkit.wheel.build.machine import BuildPlan
-from patchkit.wheel.build.make import BuiltWheel
 from patchkit.wheel.build.nccl import JOB_MEMORY, NcclOrder, build_nccl
 from patchkit.wheel.build.toolchain import find_toolchain, missing_compiler, missing_tools
 from patchkit.wheel.device.inspect import LIVE
@@ -71,11 +63,6 @@ command.add_command(vllm, "vllm")
 )
 @target_option
 @click.option(
-    "--cuda",
-    metavar="DIR|locked",
-    help="The CUDA toolkit.  [default: CUDA_HOME, PATH, /usr/local/cuda; else the locked one]",
-)
-@click.option(
     "--functions", default="", metavar="TEXT", help="Only these kernels (ONLY_FUNCS), for tests."
 )
 @build_options
@@ -85,55 +72,51 @@ def nccl(
     source: str | None,
     sha256: str | None,
     target: str | None,
-    cuda: str | None,
     functions: str,
-    cpu: str | None,
-    jobs: int | None,
-    fresh: bool,
-    offline: bool,
-    house: Path,
-    dry_run: bool,
+    options: BuildOptions,
 ) -> Iterator[Block]:
     """Build libnccl for one device: the wheel replaces stock's nvidia-nccl-cu13."""
     require_build()
-    began = time.monotonic()
+    began, house, offline = time.monotonic(), options.house, options.offline
     device = find_target(target or "gb10")
     spec = _nccl_source(version, source, house)
-    machine, locked = cpu or device.cpu, cuda == "locked"
-    toolkit = None if cuda is None or locked else Path(cuda)
+    machine = options.cpu or device.cpu
     missing = (*missing_tools(), *missing_compiler(machine))
     plan = BuildPlan(title=spec.replace("nccl==", "NCCL "), missing=missing)
-    number = chosen_jobs(jobs, JOB_MEMORY)
-    if dry_run:
-        yield from plan_blocks(plan, number)
+    jobs = options.jobs_for(JOB_MEMORY)
+    if options.dry_run:
+        yield from plan_blocks(plan, jobs)
         return
     plan.require()
     with progress() as report:
         check = load_recipe("nccl").check
         origin = nccl_tree(spec, sha256=sha256, offline=offline, report=report, check=check)
         require_wanted(house, origin.version)
-        toolchain = find_toolchain(
-            machine,
-            cuda=device.cuda,
-            toolkit=toolkit,
-            locked=locked,
-            offline=offline,
-            progress=report("CUDA toolkit"),
-        )
+        tools = find_toolchain(machine, offline=offline, progress=report("CUDA toolkit"))
     order = NcclOrder(
         origin=origin,
         target=device,
-        toolchain=toolchain,
+        toolchain=tools,
         functions=functions,
-        jobs=number.number,
-        fresh=fresh,
+        jobs=jobs.number,
+        fresh=options.fresh,
     )
     # Space and rights are checked before the build, not when it is done.
     check_room(house, order.expected)
     tell(f"compiling in {order.work} with {order.jobs} jobs; what make says: {order.work}/log.txt")
     with progress("objects") as report:
         built = build_nccl(order, report("compiling"))
-    yield from _built_blocks(order, built, house, began)
+    what = f"nccl {order.version}", f"{device.title}, {order.gencode.rpartition('=')[2]}"
+    lines = []
+    for binary in built.binaries:
+        live = (code for code in binary.codes if code.section == LIVE)
+        lines.append(f"{binary.name}: {', '.join(f'{code.count} {code.name}' for code in live)}")
+    lines.append(f"every kernel of NCCL is exact for {device.title}")
+    bugs = load_facts().bugs_of(origin.version)
+    notes = [lead_word("known") + f"{bug.says}; instead: {bug.instead}" for bug in bugs]
+    yield from built_blocks(
+        built, house, began, what, tools, lines, reduced=bool(functions), notes=notes
+    )
 
 
 def _nccl_source(version: str | None, source: str | None, house: Path) -> str:
@@ -150,26 +133,3 @@ def _nccl_source(version: str | None, source: str | None, house: Path) -> str:
     require_wanted(house, exact)
     load_recipe("nccl").check(exact)
     return f"nccl=={version}"
-
-
-def _built_blocks(
-    order: NcclOrder, built: BuiltWheel, house: Path, began: float
-) -> Iterator[Block]:
-    tools = order.toolchain
-    across = f" on {platform.machine()}" if platform.machine() != tools.machine else ""
-    origin = order.origin.identity.partition(":")[0]
-    title = (
-        style(f"nccl {order.version}", bold=True)
-        + f"  {origin}  →  {order.target.title}, "
-        + style(order.gencode.rpartition("=")[2], bold=True)
-        + f", {tools.machine}{across}"
-    )
-    lines = [compilers(tools)]
-    for binary in built.binaries:
-        live = (code for code in binary.codes if code.section == LIVE)
-        lines.append(f"{binary.name}: {', '.join(f'{code.count} {code.name}' for code in live)}")
-    lines.append(f"every kernel of NCCL is exact for {order.target.title}")
-    notes = [lead_word("note") + "reduced: for tests, not for use"] if order.functions else []
-    bugs = load_facts().bugs_of(order.origin.version)
-    notes += [lead_word("known") + f"{bug.says}; instead: {bug.instead}" for bug in bugs]
-    yield from placed_blocks(built, house, began, title, lines, notes=notes)

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 import platform
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import click
 
 from patchkit.cli.next_step import next_step, pip
-from patchkit.cli.options import Renamed, with_options
+from patchkit.cli.options import Renamed, offline_option, with_options
 from patchkit.cli.out import Shown, record_fields, style, tell
-from patchkit.cli.render import GOOD, Block, ExitCode, Record, finding_blocks
+from patchkit.cli.render import GOOD, Block, ExitCode, Record, finding_blocks, lead_word
 from patchkit.finding import worst
 from patchkit.target import targets
 from patchkit.wheel.build.machine import BuildPlan, Jobs, jobs_for
@@ -21,6 +23,8 @@ from patchkit.wheel.build.make import BuiltWheel
 from patchkit.wheel.build.toolchain import MACHINES, Toolchain
 from patchkit.wheel.file.name import ANY, wheel_name
 from patchkit.wheel.wheelhouse.contents import add_wheel, load_manifest
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 cpu_option = click.option(
     "--cpu",
@@ -37,7 +41,7 @@ house_option = click.option(
     show_default=True,
     help="The wheelhouse.",
 )
-build_options = with_options(
+_OPTIONS = (
     cpu_option,
     click.option(
         "--jobs",
@@ -48,7 +52,7 @@ build_options = with_options(
     click.option(
         "--fresh", is_flag=True, help="Begin anew instead of resuming an interrupted build."
     ),
-    click.option("--offline", is_flag=True, help="Use only what is in the cache."),
+    offline_option,
     house_option,
     click.option(
         "--dry-run",
@@ -58,9 +62,31 @@ build_options = with_options(
 )
 
 
-def chosen_jobs(asked: int | None, memory: int) -> Jobs:
-    """Return the number asked for, or what cores and memory allow."""
-    return Jobs(asked, "as asked for") if asked else jobs_for(memory)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuildOptions:
+    """Hold what the command line of either build says."""
+
+    cpu: str | None
+    jobs: int | None
+    fresh: bool
+    offline: bool
+    house: Path
+    dry_run: bool
+
+    def jobs_for(self, memory: int) -> Jobs:
+        """Return the number asked for, or what cores and memory allow."""
+        return Jobs(self.jobs, "as asked for") if self.jobs else jobs_for(memory)
+
+
+def build_options(command: F) -> F:
+    """Add the options of both builds; hand them on as ``options``."""
+
+    @functools.wraps(command)
+    def wrapped(**given: Any) -> Any:
+        names = [field.name for field in fields(BuildOptions)]
+        return command(options=BuildOptions(**{n: given.pop(n) for n in names}), **given)
+
+    return cast("F", with_options(*_OPTIONS)(wrapped))
 
 
 def plan_blocks(plan: BuildPlan, jobs: Jobs) -> Iterator[Block]:
@@ -73,32 +99,33 @@ def plan_blocks(plan: BuildPlan, jobs: Jobs) -> Iterator[Block]:
     yield ExitCode(worst(plan.missing))
 
 
-def compilers(tools: Toolchain) -> str:
-    """Return which compilers made a wheel."""
-    return f"nvcc {tools.cuda}{' (locked)' if tools.locked else ''}, {tools.compiler}"
-
-
-def placed_blocks(
+def built_blocks(
     built: BuiltWheel,
     house: Path,
     began: float,
-    title: str,
+    what: tuple[str, str],
+    tools: Toolchain,
     lines: Iterable[str],
     *,
+    reduced: bool,
     notes: Iterable[str] = (),
-    fields: Mapping[str, Any] | None = None,
+    **more: object,
 ) -> Iterator[Block]:
-    """Put what was built into the wheelhouse; yield what was proved, notes, and what comes next.
+    """Put a wheel into the wheelhouse; yield what was proved, notes, and what comes next.
 
-    ``fields`` are more of the record.
+    ``what`` is the release, and what it was built for; ``more`` belongs to the record.
     """
     wheel = add_wheel(house, built.wheel, built.facts, say=tell)
     seconds = time.monotonic() - began
     known = {"wheel": wheel, "facts": built.facts, "log": built.log, "seconds": round(seconds, 1)}
-    yield Record(known | dict(fields or {}))
-    yield title
+    yield Record(known | more)
+    across = f" on {platform.machine()}" if platform.machine() != tools.machine else ""
+    yield style(what[0], bold=True) + f"  →  {what[1]}, {tools.machine}{across}"
     placed = f"{wheel}  {wheel.stat().st_size / 1e6:.1f} MB, {seconds:.0f} s"
-    yield from (GOOD + line for line in (*lines, placed))
+    for line in (f"nvcc {tools.cuda}, {tools.compiler}", *lines, placed):
+        yield GOOD + line
+    if reduced:
+        yield lead_word("note") + "reduced: for tests, not for use"
     yield from notes
     # The folder may not have been there before the wheel was.
     taken = {override.takes.project for override in load_manifest(house).overrides}

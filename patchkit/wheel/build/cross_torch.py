@@ -36,7 +36,7 @@ def install_torch_stand_in(site: Path, target: Path) -> None:
     other CPU, which stays where it is as long as the build runs. Raises BuildError if ``target``
     has no torch, or ``site`` has a real one, and StorageError if it cannot be written.
     """
-    package, wanted = site / "torch", _stand_in_files(target)
+    package, release = site / "torch", _torch_release(target)
     if package.exists() and not (package / _TARGET).is_file():
         raise BuildError(
             f"{package} is a real torch",
@@ -44,6 +44,7 @@ def install_torch_stand_in(site: Path, target: Path) -> None:
             hint="name an environment without torch, or let patchkit make one",
         )
     try:
+        wanted = _stand_in_files(target, release)
         with hold_lock(site, _PATIENCE):
             # Another build may be asking this one: only what is of another torch, or of another
             # patchkit, is written anew.
@@ -66,13 +67,13 @@ def install_torch_stand_in(site: Path, target: Path) -> None:
         ) from error
 
 
-def _stand_in_files(target: Path) -> Mapping[str, bytes]:
+def _stand_in_files(target: Path, release: Version) -> Mapping[str, bytes]:
     """Return the files of the stand-in for a torch: path below site-packages → content."""
-    release = _torch_release(target)
     files = {
         f"torch/{path.relative_to(_STAND_IN)}": path.read_bytes()
         for path in sorted(_STAND_IN.rglob("*.py"))
     }
+    files["torch/version.py"] = (target / "torch/version.py").read_bytes()
     files[f"torch/{_TARGET}"] = os.fsencode(target.absolute() / "torch")
     about = f"Metadata-Version: 2.1\nName: torch\nVersion: {release}\n"
     files[f"torch-{release}.dist-info/METADATA"] = about.encode()

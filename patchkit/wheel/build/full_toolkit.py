@@ -20,7 +20,7 @@ from patchkit.errors import HostError
 from patchkit.process import run
 from patchkit.wheel.build.toolchain import Toolchain
 
-# CUDA 13.0's wheels have these; a toolkit that an installer made has more.
+# What torch's CMake asks for.
 LIBRARIES = ("cublas", "cublasLt", "cudart", "cufft", "curand", "cusolver", "cusparse", "nvrtc")
 HEADERS = ("cublas_v2.h", "cuda_runtime.h", "curand_kernel.h", "cusolverDn.h", "cusparse.h")
 
@@ -39,15 +39,14 @@ def full_toolkit(toolchain: Toolchain, site: Path, dest: Path) -> Toolchain:
     beside torch. Raises HostError if something is missing in both, StorageError for I/O.
     """
     beside = site / "nvidia" / "cu13"
-    if toolchain.locked and not beside.is_dir():
+    if not beside.is_dir():
         raise HostError(
             f"{site}: no NVIDIA libraries beside torch",
             why="this torch was built for CPUs alone, or for another CUDA",
-            hint="use the requirements of the recipe, or name a whole toolkit with --cuda",
+            hint="use the requirements of the recipe",
         )
     halves = [{"include": toolchain.include, "lib": toolchain.lib}]
-    if beside.is_dir():
-        halves.append({part: beside / part for part in ("include", "lib")})
+    halves.append({part: beside / part for part in ("include", "lib")})
     dest.parent.mkdir(parents=True, exist_ok=True)
     scratch = tempfile.TemporaryDirectory(dir=dest.parent, ignore_cleanup_errors=True)
     with translated("the CUDA toolkit is not complete", dest.parent), scratch as folder:
@@ -66,8 +65,8 @@ def full_toolkit(toolchain: Toolchain, site: Path, dest: Path) -> Toolchain:
     if absent:
         raise HostError(
             f"{dest}: not a whole CUDA toolkit: {', '.join(absent)} missing",
-            why="a minimal installation, or the runtime packages without their -dev halves",
-            hint="apt install cuda-toolkit-13-0; or --cuda locked",
+            why="the requirements do not have all of NVIDIA's libraries",
+            hint="use the requirements of the recipe",
         )
     return replace(toolchain, nvcc=dest / "bin" / "nvcc", include=include, lib=lib)
 

@@ -1,33 +1,26 @@
-"""Find nvcc, its runtime and the C++ compiler of a build: the machine's, or locked wheels."""
+"""Find the compilers of a build: nvcc of the locked toolkit, and the machine's C++ compiler."""
 
 from __future__ import annotations
 
 import os
 import platform
-import re
 import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from textwrap import indent
 
-from packaging.version import InvalidVersion, Version
-
 from patchkit.errors import HostError, UsageError
 from patchkit.finding import Finding
 from patchkit.process import attempt, run
 from patchkit.quoting import quoted
 from patchkit.source.fetch import Progress
-from patchkit.wheel.build.toolkit import CROSS, locked_toolkit
+from patchkit.wheel.build.toolkit import CROSS, locked_toolkit, locked_toolkit_wheels
 
 MACHINES = ("aarch64", "x86_64")
 """The CPUs that the locked toolkit has wheels for, as platform tags name them."""
 
-USUAL = Path("/usr/local/cuda")
-"""Where NVIDIA's installers put a toolkit, or a link to it."""
-
 _CROSS_COMPILER = {"aarch64": "aarch64-linux-gnu-g++", "x86_64": "x86_64-linux-gnu-g++"}
-_RELEASE = re.compile(r"release (?P<release>[\d.]+), V(?P<version>[\d.]+)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,23 +34,14 @@ class Toolchain:
     compiler: str
     include: Path
     lib: Path
-    locked: bool
 
 
 def find_toolchain(
-    machine: str,
-    *,
-    cuda: str = "13.0",
-    toolkit: Path | None = None,
-    locked: bool = False,
-    offline: bool = False,
-    progress: Progress | None = None,
+    machine: str, *, offline: bool = False, progress: Progress | None = None
 ) -> Toolchain:
-    """Find a toolchain for ``machine``: the toolkit that is named or found, else the locked one.
+    """Find the C++ compiler for ``machine``, and the locked toolkit beside it.
 
-    A cross build takes the locked one, since it needs the other CPU's half of the same release.
-    Raises HostError, naming the packages, for what is missing; UsageError for a toolkit that does
-    not fit.
+    Raises HostError, naming the packages, for what is missing; and what a fetch raises.
     """
     here = platform.machine()
     if machine not in MACHINES or here not in MACHINES:
@@ -68,31 +52,22 @@ def find_toolchain(
         raise missing.error()
     cxx = find_cxx(machine)
     assert cxx is not None  # else it is among the missing ones
-    if toolkit is not None and machine != here:
-        raise UsageError(
-            f"{toolkit}: a toolkit of this machine cannot link for {machine}",
-            why="a cross build needs headers and libraries of the other CPU from the same release",
-            hint="leave --cuda out: the locked toolkit has both",
-        )
-    root = None if locked or machine != here else _find_installed(toolkit, cuda)
-    home = root or locked_toolkit(here, machine, offline=offline, progress=progress)
+    home = locked_toolkit(here, machine, offline=offline, progress=progress)
     if len(str(home).split()) > 1:
         raise HostError(
             f"{home}: a path with a space",
             why="NCCL's makefiles take it for two",
-            hint="name a toolkit elsewhere with --cuda, or another cache with PATCHKIT_CACHE_DIR",
+            hint="choose another cache with PATCHKIT_CACHE_DIR",
         )
     half = home / CROSS if machine != here else home
-    lib = next((half / name for name in ("lib64", "lib") if (half / name).is_dir()), half / "lib")
     return Toolchain(
         machine=machine,
         nvcc=home / "bin" / "nvcc",
-        cuda=_nvcc_version(home / "bin" / "nvcc"),
+        cuda=next(w.version for w in locked_toolkit_wheels() if w.project == "nvidia-cuda-nvcc"),
         cxx=cxx,
         compiler=run(cxx, "--version", check=False).output.partition("\n")[0].strip(),
         include=half / "include",
-        lib=lib,
-        locked=root is None,
+        lib=half / "lib",
     )
 
 
@@ -118,8 +93,7 @@ def check_toolchain(
             f"nvcc {toolchain.cuda} with {toolchain.compiler} cannot compile for {gencode}\n"
             + indent(done.trouble, "    "),
             why="this nvcc does not know the device, or does not take this C++ compiler",
-            hint="CXX names another g++ (CUDA 13.0 takes 11 to 15); --cuda locked takes the "
-            "toolkit that patchkit knows",
+            hint="CXX names another g++ (CUDA 13.0 takes 11 to 15)",
         )
 
 
@@ -171,48 +145,3 @@ def _missing_tool(tool: str, package: str) -> Finding:
         hint=quoted("apt", "install", package),
         kind=HostError,
     )
-
-
-def _find_installed(toolkit: Path | None, cuda: str) -> Path | None:
-    """Return the toolkit that is named, or the first found that fits; None if there is none."""
-    if toolkit is not None:
-        return _fitting(toolkit, cuda)
-    homes = [Path(os.environ["CUDA_HOME"])] if os.environ.get("CUDA_HOME") else []
-    if nvcc := shutil.which("nvcc"):
-        # What is on PATH may be a script; nvcc itself says where its toolkit is.
-        said = attempt(nvcc, "--dryrun", "-x", "cu", "-c", os.devnull).errors
-        top = re.search(r"^#\$ TOP=(.*)$", said, re.MULTILINE)
-        homes.append(Path(top[1]).resolve() if top else Path(nvcc).resolve().parents[1])
-    for home in [*homes, USUAL]:
-        try:
-            return _fitting(home, cuda)
-        except UsageError:
-            continue  # not named, so it need not fit
-    return None
-
-
-def _fitting(home: Path, cuda: str) -> Path:
-    needed = ("bin/nvcc", "include/cuda_runtime.h")
-    if absent := [name for name in needed if not (home / name).is_file()]:
-        raise UsageError(f"{home}: no CUDA toolkit: {absent[0]} is missing")
-    version = _nvcc_version(home / "bin" / "nvcc")
-    if Version(version).major != Version(cuda).major or Version(version) < Version(cuda):
-        raise UsageError(
-            f"{home} is CUDA {version}; CUDA {cuda} or a later 13.x is needed",
-            why="older compilers do not know sm_121, and another major version is another ABI",
-            hint="--cuda locked takes the toolkit that patchkit knows",
-        )
-    return home.resolve()
-
-
-def _nvcc_version(nvcc: Path) -> str:
-    match = _RELEASE.search(run(nvcc, "--version", check=False).output)
-    if match is None:
-        raise HostError(
-            f"{nvcc} does not say its version", hint="--cuda locked, or another toolkit"
-        )
-    try:
-        Version(match["version"])
-    except InvalidVersion:
-        raise HostError(f"{nvcc} says an odd version: {match[0]}") from None
-    return match["version"]

@@ -38,6 +38,7 @@ from patchkit.wheel.device.libraries import judge_libraries, require_loading
 from patchkit.wheel.device.wheel_checks import check_wheel
 from patchkit.wheel.file.facts import as_text
 from patchkit.wheel.file.metadata import read_metadata
+from patchkit.wheel.file.torch import installed_torch, require_torch
 from patchkit.wheel.file.wheelfile import WheelFile
 from patchkit.wheel.file.write import seal_wheel
 from patchkit.wheel.vllm.prepare import Prepared, Report, prepare
@@ -65,12 +66,12 @@ def build_vllm(order: VllmOrder, report: Report) -> BuiltWheel:
         arch = target.gencode_flags(target.arch_list(order.request.arch))
         check_toolchain(order.toolchain, arch, staged, clean_environment(staged, NAMESPACE))
         prepared = prepare(order, staged, report)
-        python, cuda = prepared.python, staged / "cuda"
+        cuda = staged / "cuda"
         if order.across:
             used = order.work / cuda.name
-            cross_toolkit(order.toolchain, python.site, python.python, cuda, root=used)
+            cross_toolkit(order.toolchain, prepared.site, prepared.python, cuda, root=used)
         else:
-            full_toolkit(order.toolchain, python.site, cuda)
+            full_toolkit(order.toolchain, prepared.site, cuda)
         brought = [staged / name for name in ("source", "external", "cuda")]
         with work_folder(
             order.work, brought, as_text(prepared.facts), fresh=order.fresh, free=_FREE
@@ -82,11 +83,12 @@ def _make_vllm_wheel(
     root: Path, order: VllmOrder, prepared: Prepared, progress: Progress
 ) -> BuiltWheel:
     variables = build_variables(root, order, prepared)
-    raw = compile_wheel(root, prepared.python.python, variables, progress)
+    raw = compile_wheel(root, prepared.python, variables, progress)
     circumstances = (network(),)
     note(root, *circumstances)
     # The torch that was compiled against is a fact of the wheel: it must still be that one.
-    prepared.python.check("after the build")
+    cuda = order.request.target.cuda
+    require_torch(installed_torch(prepared.python), order.torch, cuda, "after the build")
     with WheelFile(raw) as wheel:
         binaries = inspect_wheel(wheel)
         proofs = _prove_wheel(root, order, wheel, binaries)
@@ -187,7 +189,7 @@ def note(root: Path, *lines: str) -> None:
 def build_variables(root: Path, order: VllmOrder, prepared: Prepared) -> dict[str, str]:
     """Return the environment of vLLM's setup.py, CMake and the compilers."""
     clean = clean_environment(root, NAMESPACE)
-    cuda, tools = root / "cuda", prepared.python.python.parent
+    cuda, tools = root / "cuda", prepared.python.parent
     variable, defines = load_recipe("vllm").build, prepared.gathered.defines
     across = cross_variables(order.toolchain, cuda) if order.across else {}
     return {

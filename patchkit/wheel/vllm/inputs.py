@@ -2,9 +2,8 @@
 
 Where a source comes from, in this order:
 
-1. what the user names (``--source OPTION=WHAT``): a folder; an archive; ``git+URL@COMMIT``; a wheel
-   that is known to hold it (``PROJECT==VERSION``); upstream's own wheel of the release that is
-   built (``vllm==VERSION``), which holds its parts as they are installed;
+1. what the user names (``--source OPTION=WHAT``): a folder; an archive; ``git+URL@COMMIT``; or
+   upstream's own wheel of the release that is built (``vllm==VERSION``), as it is installed
 2. git, which fetches the one commit and those that it names for its submodules.
 
 A commit proves itself, as git checks every object. A folder or an archive is recorded by the digest
@@ -16,7 +15,7 @@ from __future__ import annotations
 import platform
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -33,14 +32,15 @@ from patchkit.source.fetch import Progress, cache_dir
 from patchkit.source.git import commit_archive, parse_git, submodules
 from patchkit.target import Target
 from patchkit.wheel.vllm.licenses import notices, spdx
-from patchkit.wheel.vllm.stand_in import find_stand_in, unpack_stand_in
-from patchkit.wheel.vllm.upstream_parts import check_release, is_upstream, upstream_parts
+from patchkit.wheel.vllm.upstream_parts import (
+    FoundSource,
+    check_release,
+    is_upstream,
+    upstream_parts,
+)
 
 _ARCHIVES = (".tar.gz", ".tgz", ".tar.xz", ".tar")
 _ASIDE = shutil.ignore_patterns(".git", "__pycache__")
-
-Fill = Callable[[Path], object]
-"""Write the source into a folder that does not exist yet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,8 +147,11 @@ def gather_sources(
     sources: list[InputSource] = []
     installed: list[Wanted] = []
     for each in wanted:
-        finder = _Finder(each, version, cpu, target, offline, progress)
-        found = finder.find(given.get(each.known.option, ""))
+        what = given.get(each.known.option, "")
+        if is_upstream(what):
+            found = upstream_parts(each.known, version, cpu, target, offline, progress)
+        else:
+            found = _find_source(each, what, offline=offline)
         if each.known.native and cpu != platform.machine() and not found.installed:
             option = each.known.option
             upstreams = quoted("--source", f"{option}=vllm=={version.public}")
@@ -181,109 +184,64 @@ def gather_sources(
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Found:
-    identity: str
-    verified: bool
-    fill: Fill
-    installed: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class _Finder:
-    """Finds one source."""
-
-    wanted: Wanted
-    version: Version
-    cpu: str
-    target: Target
-    offline: bool
-    progress: Progress | None
-
-    def find(self, given: str) -> _Found:
-        if given:
-            return self._named(given)
-        return self._fetched(self.wanted.external.url)
-
-    def _named(self, given: str) -> _Found:
-        option = self.wanted.known.option
-        place = Path(given).expanduser()
-        if place.is_dir():
-            return _folder_input(place.absolute(), self.wanted)
-        if place.is_file() and given.endswith(_ARCHIVES):
-            identity = f"archive {place.name}, sha256:{sha256_of(place)}"
-            return _Found(identity, False, partial(unpack, place.absolute()))
-        if git := parse_git(given):
-            if not git.exact:
-                raise UsageError(
-                    f"--source {option}={given}: not a full commit id",
-                    why="names of tags and branches can be moved",
-                    hint=f"write git+{git.url}@COMMIT, 40 hexadecimal digits",
-                )
-            return self._fetched(git.url, git.name)
-        if is_upstream(given):
-            parts = upstream_parts(
-                option,
-                given,
-                self.version,
-                self.cpu,
-                self.target,
-                offline=self.offline,
-                progress=self.progress,
-            )
-            # Upstream's release was built from the pin, and its wheel is locked.
-            return _Found(parts.identity, True, parts.unpack, installed=True)
-        if "==" in given:
-            chosen = find_stand_in(self.wanted, given)
-
-            def fill(dest: Path) -> None:
-                unpack_stand_in(chosen, dest, offline=self.offline, progress=self.progress)
-
-            return _Found(chosen.identity, False, fill)
+def _find_source(wanted: Wanted, given: str, *, offline: bool) -> FoundSource:
+    """Find what was named, by default the commit that upstream pins."""
+    if not given:
+        return _commit_input(wanted, wanted.external.url, "", offline=offline)
+    place, option = Path(given).expanduser(), wanted.known.option
+    if place.is_dir():
+        return _folder_input(place.absolute(), wanted)
+    if place.is_file() and given.endswith(_ARCHIVES):
+        identity = f"archive {place.name}, sha256:{sha256_of(place)}"
+        return FoundSource(identity, False, partial(unpack, place.absolute()))
+    git = parse_git(given)
+    if git and git.exact:
+        return _commit_input(wanted, git.url, git.name, offline=offline)
+    if git:
         raise UsageError(
-            f"--source {option}={given}: there is no such folder or archive",
-            why=f"the path is mistyped, or the file has another ending than {', '.join(_ARCHIVES)}",
+            f"--source {option}={given}: not a full commit id",
+            why="names of tags and branches can be moved",
+            hint=f"write git+{git.url}@COMMIT, 40 hexadecimal digits",
+        )
+    raise UsageError(
+        f"--source {option}={given}: there is no such folder or archive",
+        why=f"the path is mistyped, or the file has another ending than {', '.join(_ARCHIVES)}",
+    )
+
+
+def _commit_input(wanted: Wanted, url: str, commit: str, *, offline: bool) -> FoundSource:
+    chosen, external = commit or wanted.commit, wanted.external
+    if not chosen:
+        raise SourceError(
+            f"{wanted.known.option}: which commit {external.pin} names is not known",
+            why="a tag can be moved, so it does not say what would be fetched",
+            hint=quoted("--source", f"{wanted.known.option}=git+{url}@COMMIT"),
         )
 
-    def _fetched(self, url: str, commit: str = "") -> _Found:
-        chosen = commit or self.wanted.commit
-        if not chosen:
-            raise SourceError(
-                f"{self.wanted.known.option}: which commit {self.wanted.external.pin} names is not "
-                "known",
-                why="a tag can be moved, so it does not say what would be fetched",
-                hint=quoted("--source", f"{self.wanted.known.option}=git+{url}@COMMIT"),
-            )
-
-        def fill(dest: Path) -> None:
-            self._checkout(url, chosen, dest, self.wanted.submodules)
-
-        # Upstream's URL even from elsewhere: the commit says what it is, wherever it lay.
-        return _Found(f"{self.wanted.external.url}@{chosen}", not commit, fill)
-
-    def _checkout(
-        self, url: str, commit: str, dest: Path, wanted: tuple[str, ...] | None = None
-    ) -> None:
-        """Write a commit and its submodules (all, unless some are ``wanted``), and theirs."""
-        archive = commit_archive(
-            url, commit, cache=cache_dir(), prefix=dest.name, offline=self.offline
-        )
+    def checkout(url: str, commit: str, dest: Path, modules: tuple[str, ...] | None = None) -> None:
+        """Write a commit and its submodules (all, unless some are named), and theirs."""
+        archive = commit_archive(url, commit, cache=cache_dir(), prefix=dest.name, offline=offline)
         try:
-            unpack(archive, dest, progress=self.progress)
+            unpack(archive, dest)
         finally:
             archive.unlink(missing_ok=True)  # the objects stay in the cache
-        inside = submodules(url, commit, cache=cache_dir())
-        chosen = [each for each in inside if wanted is None or each.path in wanted]
-        if lost := sorted(set(wanted or ()) - {each.path for each in chosen}):
-            raise SourceError(
-                f"{self.wanted.external.url}@{commit} has no submodule {lost[0]}",
-                why="the release names it, so the commit is not the one that it means",
-            )
-        for each in chosen:
-            self._checkout(each.url, each.commit, dest / each.path)
+        inside = {each.path: each for each in submodules(url, commit, cache=cache_dir())}
+        for path in inside if modules is None else modules:
+            if path not in inside:
+                raise SourceError(
+                    f"{external.url}@{commit} has no submodule {path}",
+                    why="the release names it, so the commit is not the one that it means",
+                )
+            checkout(inside[path].url, inside[path].commit, dest / path)
+
+    def fill(dest: Path) -> None:
+        checkout(url, chosen, dest, wanted.submodules)
+
+    # Upstream's URL even from elsewhere: the commit says what it is, wherever it lay.
+    return FoundSource(f"{external.url}@{chosen}", not commit, fill)
 
 
-def _folder_input(place: Path, wanted: Wanted) -> _Found:
+def _folder_input(place: Path, wanted: Wanted) -> FoundSource:
     # What CMake takes may be a folder within the source, and that may be what was named.
     inner = wanted.known.folder
     within = inner if inner and not (place / inner).is_dir() else ""
@@ -291,10 +249,10 @@ def _folder_input(place: Path, wanted: Wanted) -> _Found:
     def fill(dest: Path) -> None:
         shutil.copytree(place, dest / within, symlinks=True, ignore=_ASIDE)
 
-    return _Found(f"folder, tree sha256:{tree_digest(place)}", False, fill)
+    return FoundSource(f"folder, tree sha256:{tree_digest(place)}", False, fill)
 
 
-def _keep_source(dest: Path, wanted: Wanted, found: _Found) -> Path:
+def _keep_source(dest: Path, wanted: Wanted, found: FoundSource) -> Path:
     """Return the folder of a source below ``dest``, written anew only if it is another source.
 
     Files that are written again are newer, and what includes them would be compiled again.

@@ -1,28 +1,47 @@
-"""Tell what a release needs of Python and of the machine: as recorded, and as its files say."""
+"""Tell what a release needs of Python and of the machine, and all that is missing, at once."""
 
 from __future__ import annotations
 
+import platform
 import re
-import tomllib
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, fields
+import shutil
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
-from patchkit.edit.cmake import Command, commands
-from patchkit.errors import DriftError, SourceError
+from patchkit.errors import HostError, SourceError
+from patchkit.finding import Finding
 from patchkit.paths import RECIPES
+from patchkit.process import ask, attempt
+from patchkit.quoting import quoted
 from patchkit.recipes.vllm.build import BUILD_FILE
-from patchkit.recipes.vllm.external import ROOT_FILE, for_cuda
 from patchkit.records import read_toml, record
 from patchkit.source.tree import SourceTree
+from patchkit.wheel.build.machine import BuildPlan
+from patchkit.wheel.build.toolchain import cross_package, find_cxx, missing_tools
 
-_PROJECT = "pyproject.toml"
 _REQUIREMENTS = RECIPES / "vllm" / "requirements"
-_GCC = "CMAKE_CXX_COMPILER_VERSION VERSION_LESS"
+_TORCH = re.compile(r"""["']torch *== *([\w.]+)["']""")
+# With g++-13-aarch64-linux-gnu; Debian 12 and Ubuntu 22.04 end with GCC 12 for another CPU.
+_HAVE_GCC_13 = "Debian 13, Ubuntu 24.04"
+WITHOUT_RUST = (
+    "Rust parts are left out: the front end, which VLLM_USE_RUST_FRONTEND=1 asks for, and from "
+    "0.24 to 0.31 a parser for the tool calls of MiniMax M3"
+)
+_ASK = """\
+import importlib.util, platform, sysconfig
+from pathlib import Path
+answer = {
+    "version": platform.python_version(),
+    "header": (Path(sysconfig.get_path("include")) / "Python.h").is_file(),
+    "venv": all(importlib.util.find_spec(name) for name in ("venv", "ensurepip")),
+}
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,32 +57,11 @@ class Needs:
     protoc: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TorchOnIndex:
-    """A torch of the package index: CPU → the CUDA that its wheel is for, "" for none."""
-
-    version: str
-    cuda: Mapping[str, str]
-
-
-def read_needs(tree: SourceTree, *, release: bool) -> Needs:
-    """Return what a tree needs. Raises DriftError if a known release says otherwise than recorded.
-
-    For any other tree its own files decide; they say too little of the Rust front end, so that is
-    taken from the newest release.
-    """
+def read_needs(tree: SourceTree) -> Needs:
+    """Return what a tree needs: as recorded, but the torch that its own pyproject.toml names."""
     recorded = recorded_needs(tree.version)
-    stated = stated_needs(tree)
-    wrong = {name: value for name, value in stated.items() if getattr(recorded, name) != value}
-    if wrong and release:
-        name, value = next(iter(wrong.items()))
-        raise DriftError(
-            f"{tree.root}: vLLM {tree.version} says {name} = {value!r}, "
-            f"recorded is {getattr(recorded, name)!r}",
-            why="the tree is not the release that it says it is, or it was edited",
-            hint="compare it with the release; the record stands in recipes/vllm/build.toml",
-        )
-    return Needs(**{**{f.name: getattr(recorded, f.name) for f in fields(Needs)}, **stated})
+    named = _TORCH.search(tree.read("pyproject.toml"))
+    return replace(recorded, torch=named[1]) if named else recorded
 
 
 def recorded_needs(version: Version) -> Needs:
@@ -77,11 +75,6 @@ def recorded_needs(version: Version) -> Needs:
     return record(Needs, merged)
 
 
-def torches() -> tuple[TorchOnIndex, ...]:
-    """Return every torch that some release takes."""
-    return read_toml(tuple[TorchOnIndex, ...], BUILD_FILE, key="torch")
-
-
 def locked_requirements(torch: str, given: Path | None = None) -> Path:
     """Return the file that locks the build environment for a torch.
 
@@ -92,81 +85,90 @@ def locked_requirements(torch: str, given: Path | None = None) -> Path:
     path = _REQUIREMENTS / f"torch-{torch}.txt"
     if path.is_file():
         return path
-    has = next((each.cuda for each in torches() if each.version == torch), None)
-    offered = "; ".join(
-        f"on {cpu} {f'for CUDA {c}' if c else 'for CPUs alone'}" for cpu, c in (has or {}).items()
-    )
     raise SourceError(
         f"torch {torch} for CUDA 13 is not on the package index, so nothing is locked for it",
-        why=f"the index has it {offered}" if has else "no supported release takes this torch",
+        why="up to 2.10 the index has torch for CUDA 12 or for CPUs alone, or this is none that a "
+        "supported release takes",
         hint="the index that the PyTorch project keeps for cu130 has it: lock it there with "
         "`uv pip compile --generate-hashes` and name the file with --requirements; vLLM 0.20.0 and "
         "later take a torch that is locked here",
     )
 
 
-def stated_needs(tree: SourceTree) -> dict[str, Any]:
-    """Return what the files of a tree say, by the names of Needs."""
-    # Branches for ROCm or CPUs may set the same variables.
-    calls = [call for call in commands(tree.read(ROOT_FILE), ROOT_FILE) if for_cuda(call.block)]
+def plan_vllm(
+    needs: Needs,
+    version: Version,
+    machine: str,
+    requirements: Path | None = None,
+    compiles: Sequence[str] = (),
+) -> BuildPlan:
+    """Plan a build for the CPU ``machine``. Raises SourceError where nothing is locked."""
+    locked_requirements(needs.torch, requirements)
+    across = machine if machine != platform.machine() else ""
+    lacks = lacked(needs, Path(sys.executable), find_cxx(machine), across)
+    missing = (*lacks, *missing_tools())
+    return BuildPlan(title=f"vLLM {version}", compiles=tuple(compiles), missing=missing)
+
+
+def lacked(needs: Needs, python: Path, cxx: Path | None, across: str = "") -> Iterator[Finding]:
+    """Yield what this machine lacks; ``cxx`` is its C++ compiler, ``across`` the other CPU."""
+    yield from _python_findings(needs, python)
+    yield from _compiler_findings(needs, cxx, across)
+    if needs.patch and shutil.which("patch") is None:
+        yield _missing_need("no program `patch`", "apt install patch")
+
+
+def _missing_need(what: str, hint: str) -> Finding:
+    return Finding(what=what, hint=hint, kind=HostError)
+
+
+def _python_findings(needs: Needs, python: Path) -> Iterator[Finding]:
     try:
-        project = tomllib.loads(tree.read(_PROJECT))
-    except tomllib.TOMLDecodeError as error:
-        raise DriftError(f"{_PROJECT}: {error}", hint="restore it from the release") from None
-    torch = _set(calls, "TORCH_SUPPORTED_VERSION_CUDA")
-    pinned = {
-        r.name: str(r.specifier) for r in map(Requirement, project["build-system"]["requires"])
-    }
-    if pinned.get("torch") != f"=={torch}":
-        raise DriftError(
-            f"{_PROJECT}: torch{pinned.get('torch', ' is missing')}, but {ROOT_FILE} has {torch}",
-            why="one of the two was edited",
-            hint="restore both files from the release",
+        facts = ask(python, _ASK)
+    except HostError as error:
+        yield _missing_need(error.what, "apt install python3")
+        return
+    version = facts["version"]
+    short = ".".join(version.split(".")[:2])
+    if not SpecifierSet(needs.python).contains(version, prereleases=True):
+        yield _missing_need(
+            f"Python {version} is outside {needs.python}", "install patchkit into another one"
         )
-    return {
-        "torch": torch,
-        "python": project["project"]["requires-python"],
-        "standard": int(_set(calls, "CMAKE_CXX_STANDARD")),
-        "gcc": max(_gcc(calls), key=Version, default=""),
-        "patch": any(_runs_patch(call, torch) for call in calls),
-    }
+    for fact, package in (("header", "dev"), ("venv", "venv")):
+        if not facts[fact]:
+            lack = "headers (Python.h)" if fact == "header" else "module venv"
+            supply = quoted("apt", "install", f"python{short}-{package}")
+            yield _missing_need(f"{python} has no {lack}", supply)
 
 
-def _set(calls: Iterable[Command], variable: str) -> str:
-    """Return the one value that the file sets a variable to. Raises DriftError for none, or two."""
-    found = {
-        call.arguments[1].value
-        for call in calls
-        if call.name == "set" and len(call.arguments) > 1 and call.arguments[0].value == variable
-    }
-    if len(found) != 1:
-        raise DriftError(
-            f"{ROOT_FILE}: {variable} is set to {len(found)} values, expected 1",
-            why="upstream rewrote it, or the file was edited by hand",
-            hint="compare it with the release",
+def _compiler_findings(needs: Needs, cxx: Path | None, across: str) -> Iterator[Finding]:
+    # The first GCC with -std=c++20, where the release itself names none.
+    least = needs.gcc or ("10" if needs.standard >= 20 else "")
+    major = Version(least).major if least else None
+    package = cross_package(across, major) if across else f"g++-{major}" if major else "g++"
+    supply = quoted("apt", "install", package)
+    if cxx is None:
+        yield _missing_need(f"no C++ compiler{f' for {across}' if across else ''}", supply)
+        return
+    version = gcc_version(cxx)
+    if version is None:
+        return  # another compiler: the release only asks GCC for its version
+    if least and version < Version(least):
+        said = f"C++{needs.standard}, GCC {least} or later"
+        yield _missing_need(
+            f"{cxx} is GCC {version}; the release takes {said}",
+            f"{supply} ({_HAVE_GCC_13}); then CXX={across}-linux-gnu-g++-{major}"
+            if across
+            else f"{supply}; then CXX=g++-{major}",
         )
-    return found.pop()
 
 
-def _gcc(calls: Iterable[Command]) -> Iterator[str]:
-    """Return the versions of GCC below which the file stops."""
-    for call in calls:
-        if (
-            call.name == "message"
-            and call.arguments[:1]
-            and call.arguments[0].value == "FATAL_ERROR"
-        ):
-            for branch in call.block:
-                text = " ".join(branch.condition)
-                if match := re.search(rf"{_GCC} ([\d.]+)", text):
-                    yield match[1]
-
-
-def _runs_patch(call: Command, torch: str) -> bool:
-    """Check whether a command runs ``patch`` for a torch that its branches do not exclude."""
-    values = [argument.value for argument in call.arguments]
-    if call.name != "execute_process" or "patch" not in values:
-        return False
-    conditions = (" ".join(branch.condition) for branch in call.block)
-    limits = (re.search(r"Torch_VERSION VERSION_LESS ([\d.]+)", text) for text in conditions)
-    return all(Version(torch) < Version(limit[1]) for limit in limits if limit)
+def gcc_version(cxx: Path) -> Version | None:
+    """Return the version of a GCC; None for another compiler, or one that does not run."""
+    said = attempt(cxx, "-dM", "-E", "-x", "c++", "/dev/null")
+    # By its macros: any program may be called g++, and clang defines __GNUC__ as well.
+    macros = dict(re.findall(r"^#define (\w+) (.*)$", said.output, re.MULTILINE))
+    if "__clang__" in macros or "__GNUC__" not in macros:
+        return None
+    parts = (macros[f"__GNUC{part}__"] for part in ("", "_MINOR", "_PATCHLEVEL"))
+    return Version(".".join(parts))

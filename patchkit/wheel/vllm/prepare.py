@@ -21,6 +21,7 @@ from patchkit.patching.fix import State
 from patchkit.patching.plan import Plan
 from patchkit.patching.recipe import load_recipe
 from patchkit.patching.workspace import open_workspace
+from patchkit.process import ask
 from patchkit.recipes.vllm.build import across, by_option, wanted
 from patchkit.recipes.vllm.external import externals
 from patchkit.recipes.vllm.installed import take_installed
@@ -31,11 +32,11 @@ from patchkit.source.detect import detect
 from patchkit.source.tree import Sandboxed, SourceTree
 from patchkit.wheel.build.cross_torch import install_torch_stand_in, target_site
 from patchkit.wheel.build.make import Progress
-from patchkit.wheel.build.requirements import make_environment
+from patchkit.wheel.build.requirements import Environment, make_environment
 from patchkit.wheel.build.work import WORK
 from patchkit.wheel.file.facts import FACTS, as_text, digest_label
 from patchkit.wheel.file.sbom import CUDA_LICENSE, patches, vllm_sbom
-from patchkit.wheel.vllm.build_python import BuildPython, build_python
+from patchkit.wheel.file.torch import installed_torch, require_torch
 from patchkit.wheel.vllm.inputs import Gathered, check_given, gather_sources
 from patchkit.wheel.vllm.needs import locked_requirements
 from patchkit.wheel.vllm.source import VllmOrder
@@ -43,17 +44,22 @@ from patchkit.wheel.vllm.source import VllmOrder
 Report = Callable[[str], Progress]
 """Gives a long task, by its name, its progress."""
 
+_VERSION = "import sys; answer = '%d.%d' % sys.version_info[:2]"
 _LARGE = 10**8  # bytes; upstream's wheel has more, and all else is there in seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
-    """The inputs of a build; ``texts`` go into .dist-info, by their path there."""
+    """The inputs of a build; ``texts`` go into .dist-info, by their path there.
+
+    ``site`` is the folder with torch and NVIDIA's libraries for the CPU that is built for.
+    """
 
     facts: Mapping[str, Any]
     texts: Mapping[str, str]
     gathered: Gathered
-    python: BuildPython
+    python: Path
+    site: Path
 
 
 def prepare(order: VllmOrder, staged: Path, report: Report) -> Prepared:
@@ -83,12 +89,13 @@ def prepare(order: VllmOrder, staged: Path, report: Report) -> Prepared:
     check_in_vain(detect(source, sandboxed=possible), order.request.target, order.request.arch_list)
     gathered = _gather_sources(order, reduced, staged, report)
     _write_overlay(take_installed(reduced, gathered.installed))
-    python = _make_python(order, report)
-    facts = _vllm_facts(order, source, outcome, gathered, python)
+    environment, site = _make_environment(order, report)
+    facts = _vllm_facts(order, source, outcome, gathered, environment)
     texts |= gathered.notices
     texts[FACTS] = as_text(facts)
     texts["sboms/patchkit.cdx.json"] = as_text(vllm_sbom(facts, applied))
-    return Prepared(facts=facts, texts=texts, gathered=gathered, python=python)
+    python = environment.python
+    return Prepared(facts=facts, texts=texts, gathered=gathered, python=python, site=site)
 
 
 def check_choice(
@@ -125,31 +132,31 @@ def _place_source(order: VllmOrder, dest: Path) -> None:
         (dest / "PKG-INFO").write_text(metadata, encoding="utf-8")
 
 
-def _make_python(order: VllmOrder, report: Report) -> BuildPython:
-    torch, cuda = order.torch, order.request.target.cuda
-    if order.python is not None:
-        return build_python(order.python, torch, cuda)
-    file, machine = locked_requirements(torch, order.requirements), order.toolchain.machine
+def _make_environment(order: VllmOrder, report: Report) -> tuple[Environment, Path]:
+    """Return the environment that runs the build, and the site-packages folder to link with."""
+    file, machine = locked_requirements(order.torch, order.requirements), order.toolchain.machine
     parts = across()
-    locked = make_environment(
+    made = make_environment(
         file,
         WORK,
         leaving=parts.stays if order.across else (),
         offline=order.offline,
         progress=report("build environment"),
     )
-    if not order.across:
-        return build_python(locked.python, torch, cuda, locked.digest)
-    site = target_site(
-        file,
-        WORK,
-        machine,
-        python=locked.python,
-        offline=order.offline,
-        progress=report(f"torch and CUDA for {machine} ({parts.download})"),
-    )
-    install_torch_stand_in(locked.site, site)
-    return build_python(locked.python, torch, cuda, locked.digest, site)
+    site = made.site
+    if order.across:
+        site = target_site(
+            file,
+            WORK,
+            machine,
+            python=made.python,
+            offline=order.offline,
+            progress=report(f"torch and CUDA for {machine} ({parts.download})"),
+        )
+        install_torch_stand_in(made.site, site)
+    cuda = order.request.target.cuda
+    require_torch(installed_torch(made.python), order.torch, cuda, "before the build")
+    return made, site
 
 
 def _write_overlay(tree: SourceTree) -> SourceTree:
@@ -197,9 +204,14 @@ def _gather_sources(order: VllmOrder, tree: SourceTree, staged: Path, report: Re
 
 
 def _vllm_facts(
-    order: VllmOrder, source: Path, outcome: Applied, gathered: Gathered, python: BuildPython
+    order: VllmOrder,
+    source: Path,
+    outcome: Applied,
+    gathered: Gathered,
+    environment: Environment,
 ) -> dict[str, Any]:
     recipe, target = load_recipe("vllm"), order.request.target
+    torch = installed_torch(environment.python)
     facts: dict[str, Any] = {
         "project": "vllm",
         "made": "build",
@@ -218,8 +230,12 @@ def _vllm_facts(
         "machine": order.toolchain.machine,
         "cuda": order.toolchain.cuda,
         "compiler": order.toolchain.compiler,
-        "tools": {name: python.tools[name] for name in ("cmake", "ninja")},
-        "environment": dict(python.facts),
+        "tools": {name: environment.packages[name] for name in ("cmake", "ninja")},
+        "environment": {
+            "python": ask(environment.python, _VERSION),
+            "torch": f"{torch.version}, CUDA {torch.cuda}",
+            "requirements": f"sha256:{environment.digest}",
+        },
         "externals": gathered.facts,
         "without": sorted(order.without),
         "extensions": sorted(order.extensions) or "all",

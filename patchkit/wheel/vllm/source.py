@@ -29,9 +29,8 @@ class VllmOrder:
     """An order for vLLM: sources by their identity, the device, and the release of torch.
 
     ``extensions`` builds these alone (for tests), empty: all; ``without`` are optional extensions
-    that are left out; ``given`` names sources of other projects;
-    ``python`` has torch and what else builds run; by default that is an environment made of
-    ``requirements``, by default the locked ones.
+    that are left out; ``given`` names sources of other projects; ``requirements`` lock the
+    environment, by default the recipe's.
     """
 
     source: Path
@@ -40,7 +39,6 @@ class VllmOrder:
     torch: str
     request: Request
     toolchain: Toolchain
-    python: Path | None = None
     requirements: Path | None = None
     jobs: int
     given: Mapping[str, str] = field(default_factory=dict)
@@ -106,7 +104,7 @@ def vllm_source(
         root = path if path.is_dir() else unpack(path, Path(folder) / "tree")
         tree = detect(root, "vllm")
         recipe.check(tree.version)
-        taken = read_needs(tree, release=recipe.knows(tree.version))
+        taken = read_needs(tree)
         check(tree)
     identity = (
         f"sha256:{sha256_of(path)}"

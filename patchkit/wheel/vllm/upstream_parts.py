@@ -7,7 +7,7 @@ That wheel holds them as they are installed: Python, headers, and libraries that
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
@@ -19,9 +19,8 @@ from patchkit.digests import sha256_of
 from patchkit.durable.failure import translated
 from patchkit.errors import ProofError, SourceError, UsageError
 from patchkit.quoting import quoted
-from patchkit.recipes.vllm.build import KnownSource, by_option, known_externals
+from patchkit.recipes.vllm.build import KnownSource, known_externals
 from patchkit.source.fetch import Progress, fetch
-from patchkit.source.lock import LockEntry
 from patchkit.target import Target
 from patchkit.wheel.device.inspect import Binary, inspect_wheel
 from patchkit.wheel.device.libraries import Judged, Use, cuda_major, judge_libraries
@@ -29,25 +28,17 @@ from patchkit.wheel.file.wheelfile import WheelFile
 from patchkit.wheel.vllm.repack_origin import upstream_wheels
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UpstreamParts:
-    """Members of upstream's wheel that are of another project, and what they are."""
+@dataclass(frozen=True, slots=True)
+class FoundSource:
+    """A source that was found: ``fill`` writes it into a folder that does not exist yet.
 
-    wheel: Path
-    members: tuple[str, ...]
+    ``installed``: what is written is installed as it is, at the paths of upstream's wheel.
+    """
+
     identity: str
-
-    def unpack(self, dest: Path) -> None:
-        """Write the members below ``dest``, at the paths that they are installed to.
-
-        Raises StorageError.
-        """
-        with WheelFile(self.wheel) as opened, translated("the source is not complete", dest):
-            for path in self.members:
-                place = dest / path
-                place.parent.mkdir(parents=True, exist_ok=True)
-                with place.open("wb") as sink:
-                    sink.writelines(opened.unpacked(path))
+    verified: bool
+    fill: Callable[[Path], object]
+    installed: bool = False
 
 
 def is_upstream(spec: str) -> bool:
@@ -66,8 +57,18 @@ def check_release(option: str, spec: str, version: Version) -> None:
         )
 
 
-def upstream_wheel(version: Version, cpu: str) -> LockEntry:
-    """Return the locked wheel of a release for a CPU. Raises SourceError if there is none."""
+def upstream_parts(
+    known: KnownSource,
+    version: Version,
+    cpu: str,
+    target: Target,
+    offline: bool,
+    progress: Progress | None,
+) -> FoundSource:
+    """Fetch upstream's wheel of a release and find in it what it holds of a source.
+
+    Raises SourceError if no wheel is locked, and what ``parts_of`` and a fetch raise.
+    """
     entry = upstream_wheels().get(cpu, {}).get(version.public)
     if entry is None:
         raise SourceError(
@@ -75,32 +76,12 @@ def upstream_wheel(version: Version, cpu: str) -> LockEntry:
             why="that is no release, or one that this patchkit does not know",
             hint="name a folder, an archive or git+URL@COMMIT with --source",
         )
-    return entry
-
-
-def upstream_parts(
-    option: str,
-    spec: str,
-    version: Version,
-    cpu: str,
-    target: Target,
-    *,
-    offline: bool,
-    progress: Progress | None,
-) -> UpstreamParts:
-    """Fetch upstream's wheel and find in it what ``--source OPTION=vllm==VERSION`` names.
-
-    Raises what ``check_release``, ``upstream_wheel``, ``parts_of`` and a fetch raise.
-    """
-    check_release(option, spec, version)
-    entry = upstream_wheel(version, cpu)
-    lock = {entry.version: entry}
-    path = fetch("vllm", entry.version, lock, offline=offline, progress=progress)
+    path = fetch("vllm", entry.version, {entry.version: entry}, offline=offline, progress=progress)
     with WheelFile(path) as wheel:
-        return parts_of(wheel, by_option([option])[0], target)
+        return parts_of(wheel, known, target)
 
 
-def parts_of(wheel: WheelFile, known: KnownSource, target: Target) -> UpstreamParts:
+def parts_of(wheel: WheelFile, known: KnownSource, target: Target) -> FoundSource:
     """Return what a wheel of vLLM holds of a source; libraries for other devices stay out.
 
     Raises UsageError if there is nothing for the device, ProofError for libraries that do not load
@@ -129,11 +110,19 @@ def parts_of(wheel: WheelFile, known: KnownSource, target: Target) -> UpstreamPa
         )
     served = [binaries[library.name] for library in used]
     _require_serving(option, served, used, target)
-    return UpstreamParts(
-        wheel=wheel.path,
-        members=tuple(member for member in members if member not in idle),
-        identity=f"vllm=={version}, sha256:{wheel.sha256}; {_describe_code(served)}",
-    )
+    chosen, path = [member for member in members if member not in idle], wheel.path
+
+    def fill(dest: Path) -> None:
+        with WheelFile(path) as opened, translated("the source is not complete", dest):
+            for member in chosen:
+                place = dest / member
+                place.parent.mkdir(parents=True, exist_ok=True)
+                with place.open("wb") as sink:
+                    sink.writelines(opened.unpacked(member))
+
+    # Upstream's release was built from the pin, and its wheel is locked.
+    identity = f"vllm=={version}, sha256:{wheel.sha256}; {_describe_code(served)}"
+    return FoundSource(identity, True, fill, installed=True)
 
 
 def members_of(known: KnownSource, paths: Iterable[str]) -> tuple[str, ...]:

@@ -29,6 +29,7 @@ from typing import Any
 from e2e.proofs.torch_questions import FOR_ROCM, answers, questions
 from patchkit.errors import PatchkitError, ProofError, UsageError
 from patchkit.recipes.vllm.sources import CudaSource
+from patchkit.source.fetch import cache_dir
 from patchkit.target import Load, targets
 from patchkit.wheel.build.cross_torch import install_torch_stand_in
 from patchkit.wheel.build.make import clean_environment
@@ -40,7 +41,12 @@ from support.small_torch import site
 
 GB10 = targets()["gb10"]
 GOLDEN = Path(__file__).parents[3] / "tests" / "data" / "objects.csv"
-CUTLASS = "cutlass=flashinfer-python==0.6.8.post1"
+FLASHINFER = "flashinfer-python==0.6.8.post1"
+CMAKE = """\
+set(CUTLASS_DIR "${CMAKE_CURRENT_SOURCE_DIR}" CACHE PATH "")
+set(CUTLASS_INCLUDE_DIR "${CUTLASS_DIR}/include" CACHE PATH "")
+set(CUTLASS_TOOLS_UTIL_INCLUDE_DIR "${CUTLASS_DIR}/tools/util/include" CACHE PATH "")
+"""
 # Both take torch 2.11.0 and CUTLASS 4.4.2, so one environment serves; the extensions are small,
 # and the sources take a minute together. What is left out needs sources that no index has.
 RELEASES = {
@@ -112,8 +118,24 @@ def reduced_options(release: str) -> list[str]:
             hint=f"one of {', '.join(RELEASES)}, or all of it: --whole",
         )
     how = RELEASES[release]
-    options = ["--source", CUTLASS, "--extensions", ",".join(how["extensions"])]
+    options = [
+        "--source",
+        f"cutlass={cutlass_folder()}",
+        "--extensions",
+        ",".join(how["extensions"]),
+    ]
     return options + [word for name in how["without"] for word in ("--without", name)]
+
+
+def cutlass_folder() -> Path:
+    """Return CUTLASS 4.4.2, which a wheel of the index holds."""
+    home = cache_dir() / FLASHINFER
+    folder = home / "flashinfer/data/cutlass"
+    if not (folder / "CMakeLists.txt").exists():
+        pip = [sys.executable, "-m", "pip", "install", "--no-deps", "--target", home, FLASHINFER]
+        subprocess.run(pip, check=True, stdout=2)
+        (folder / "CMakeLists.txt").write_text(CMAKE)
+    return folder
 
 
 def kill(release: str, house: Path, log: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import tomllib
-from pathlib import Path
+from dataclasses import asdict
 
 import pytest
 from packaging.requirements import Requirement
@@ -24,10 +24,10 @@ from patchkit.source.fetch import fetch
 from patchkit.target import targets
 from patchkit.wheel.build.requirements import read_requirements
 from patchkit.wheel.file.wheelfile import WheelFile
-from patchkit.wheel.vllm.inputs import gather_sources
 from patchkit.wheel.vllm.needs import locked_requirements, read_needs, recorded_needs
 from patchkit.wheel.vllm.repack_origin import upstream_wheels
 from patchkit.wheel.vllm.upstream_parts import members_of
+from tools.stated_needs import stated_needs
 
 pytestmark = pytest.mark.releases
 
@@ -67,7 +67,9 @@ def test_every_source_is_known_with_its_commit(source):
 
 
 def test_the_files_say_what_the_recipe_says(source):
-    assert read_needs(source, release=True) == recorded_needs(source.version)
+    recorded = asdict(recorded_needs(source.version))
+    assert recorded == recorded | stated_needs(source)
+    assert read_needs(source) == recorded_needs(source.version)
 
 
 @pytest.mark.e2e
@@ -158,7 +160,7 @@ def test_everything_in_upstreams_wheels_belongs_to_somebody(source, cpu):
 
 
 def test_locked_requirements_are_what_the_release_asks_for(source):
-    torch = read_needs(source, release=True).torch
+    torch = read_needs(source).torch
     if source.version < Version("0.20"):
         with pytest.raises(SourceError, match=f"torch {torch} for CUDA 13 is not on the package"):
             locked_requirements(torch)
@@ -198,26 +200,6 @@ def test_an_edited_file_is_drift(source, path, before, after, says):
     tree = source.with_texts({path: source.read(path).replace(before, after)})
     with pytest.raises(DriftError, match=says):
         leave_out(tree, by_option(["flashmla"]))
-
-
-@pytest.mark.parametrize("version", ["0.25.1"], scope="module")
-def test_a_wheel_stands_in_for_cutlass(source, tmp_path):
-    (cutlass,) = (
-        each
-        for each in wanted(externals(source), source.version, release=True)
-        if each.known.option == "cutlass"
-    )
-    given = {"cutlass": "flashinfer-python==0.6.8.post1"}
-    device = {"cpu": "aarch64", "target": targets()["gb10"]}
-    got = gather_sources(
-        (cutlass,), source.version, given=given, dest=tmp_path / "sources", **device
-    )
-    folder = Path(got.environment["VLLM_CUTLASS_SRC_DIR"])
-    text = (folder / "include/cutlass/version.h").read_text()
-    for part, number in (("MAJOR", 4), ("MINOR", 4), ("PATCH", 2)):
-        assert f"#define CUTLASS_{part} {number}" in text
-    assert (folder / "python/cutlass_library/library.py").is_file()
-    assert not got.sources[0].verified
 
 
 def _targets(text):

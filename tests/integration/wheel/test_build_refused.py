@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 
 import pytest
@@ -44,19 +43,11 @@ WRONG = "0" * 64
 REFUSED = [
     (["--src", "ARCHIVE", "--sha256", WRONG], 8, f"not {WRONG}"),
     (["--src", "ARCHIVE"], 3, "if you trust this very file, add --sha256 "),
-    (["--src", "ARCHIVE", "--sha256", "x"], 2, "'x' is not a sha256"),
-    (["--src", SMALL, "--sha256", WRONG], 2, "--sha256 is for an archive"),
     (["--src", SMALL.parent], 3, "not a source tree of NCCL: makefiles/version.mk is missing"),
-    (["--src", "/nonexistent"], 2, "/nonexistent: no such file or directory"),
     (["--src", SMALL, "--version", VERSION], 2, "--version and --src exclude each other"),
     (["--version", "2.28.3"], 3, "sticky CUDA error"),
-    (["--version", "2.25.1"], 3, "2.26"),
-    (["--version", "2.99.0"], 3, "2.99.0"),
-    (["--version", "new"], 2, "'new' is not a version"),
     (["--src", SMALL, "--target", "gb300"], 2, "gb300"),
-    (["--src", SMALL, "--cpu", "ppc64"], 2, "'ppc64' is not one of 'aarch64', 'x86_64'"),
     (["--src", SMALL, "--jobs", "0"], 2, "--jobs"),
-    (["--src", SMALL, "--cpu", HERE, "--cuda", "/nonexistent"], 2, "no CUDA toolkit: bin/nvcc"),
 ]
 
 
@@ -66,13 +57,7 @@ def test_refusals(build, archive, tmp_path, arguments, rc, says):
     given = [archive if each == "ARCHIVE" else each for each in arguments]
     # Without a cache and a network: nothing may be fetched for what is refused.
     nothing = {"PATCHKIT_CACHE_DIR": str(tmp_path / "cache"), "PIP_INDEX_URL": "http://127.0.0.1:9"}
-    house = ["--dir", tmp_path / "house"]
-    said = build(*given, *house, rc=rc, env=nothing).stderr
-    assert says in said
-    if "Usage:" not in said:  # click's own errors are no JSON
-        error = json.loads(build(*given, *house, "--json", rc=rc, env=nothing).stdout)["error"]
-        assert error["exit_code"] == rc
-        assert says in f"{error['what']}\n{error['why']}\n{error['next']}"
+    assert says in build(*given, "--dir", tmp_path / "house", rc=rc, env=nothing).stderr
     assert not (tmp_path / "work").exists()
     assert not (tmp_path / "house").exists()
     assert not (tmp_path / "cache/cuda").exists()

@@ -1,18 +1,24 @@
-"""`patchkit build vllm`, from a small stand-in of vLLM and of torch to a wheel.
+"""`patchkit build vllm`, from small stand-ins of vLLM and of torch to a wheel, for either CPU.
 
-The stand-in in tests/data/vllm_small brings a build backend of its own: real g++, no CMake. Real
-releases are configured and in part compiled by `nox -s build-proof`.
+The stand-in in tests/data/vllm_small brings a build backend of its own; the compilers are real.
+torch, CUDA's libraries and the build's tools come from wheels in a folder, locked by hash as the
+real ones are. Real releases are compiled by `nox -s build-proof`.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
+import shutil
 import signal
-import zipfile
+import subprocess
+from pathlib import Path
+from zipfile import ZipFile
 
 import pytest
 
+from patchkit.elf import read_dynamic
 from patchkit.wheel.build.full_toolkit import HEADERS, LIBRARIES
 from patchkit.wheel.file.sbom import vllm_sbom
 from patchkit.wheel.wheelhouse.verify import check_files
@@ -23,13 +29,30 @@ from support.building import (
     VLLM_VERSION,
     gone_on_with,
     interrupted,
-    python_with,
     wheels,
 )
 from support.comparing import first_member
+from support.needed import need, need_headers
+from support.wheels import write_wheel
 
-BESIDE = [*(f"lib/lib{name}.so.13" for name in LIBRARIES), *(f"include/{name}" for name in HEADERS)]
+pytestmark = pytest.mark.e2e
+
+COMPILERS = {HERE: "g++", "aarch64": "aarch64-linux-gnu-g++"}
 ROOT = f"vllm-{VLLM_VERSION}-h200-{HERE}-reduced"
+# As users have them: they would lead to other compilers, or to another toolkit.
+ELSEWHERE = {
+    "TZ": "Asia/Tokyo",
+    "CXXFLAGS": "-O0",
+    "LDFLAGS": "-Wl,--no-such-option",
+    "CC": "gcc",
+    "CUDAHOSTCXX": "/usr/bin/g++",
+    "NVCC_CCBIN": "/usr/bin/g++",
+    "NVCC_PREPEND_FLAGS": "--no-such-flag",
+    "CUDA_HOME": "/usr/local/nowhere",
+    "CMAKE_TOOLCHAIN_FILE": "/nowhere.cmake",
+    "CPATH": "/usr/include/x86_64-linux-gnu",
+    "PYTHONPATH": "/nowhere",
+}
 
 
 @pytest.fixture(scope="module")
@@ -37,74 +60,147 @@ def project():
     return "vllm"
 
 
-@pytest.fixture(scope="module")
-def python(tmp_path_factory):
-    return python_with(tmp_path_factory.mktemp("python") / "venv", libraries=BESIDE)
-
-
 @pytest.fixture
-def arguments(toolchain, python, tmp_path):
-    """A build for an H200, whose fixes do not need the files of a real release."""
+def lock(tmp_path, environment):
+    """A lock of small wheels for a CPU, which pip finds in a folder: its path."""
 
-    def make(*, sources=SMALL_VLLM, python=python, house=tmp_path / "house"):
-        toolkit = toolchain(HERE).nvcc.parents[1]
-        what = ["--src", sources, "--target", "h200", "--extensions", "small_C", "--jobs", 1]
-        return [*what, "--python", python, "--cuda", toolkit, "--dir", house]
+    def make(machine, *, cuda="13.0", torch=TORCH, of=None, spoil=""):
+        need(COMPILERS[machine], "g++")
+        shutil.rmtree(tmp_path / "links", ignore_errors=True)
+        path = tmp_path / "library.so"
+        compiler = COMPILERS[of or machine]
+        command = [compiler, "-shared", "-nostdlib", "-x", "c", "/dev/null", "-o", path]
+        subprocess.run(command, check=True)
+        version = f"__version__ = {torch + '+cu130'!r}\ncuda = {cuda!r}\nhip = None\nxpu = None\n"
+        own = "from torch import version\nfrom torch.version import __version__\n"
+        files = {
+            "torch/__init__.py": (own if machine == HERE else "raise SystemExit('run')").encode(),
+            "torch/version.py": version.encode(),
+            "torch/lib/libtorch.so": path.read_bytes(),
+            "torch/utils/cpp_extension.py": b"COMMON_NVCC_FLAGS = []\n",
+        }
+        tag, links = f"py3-none-manylinux_2_28_{machine}", tmp_path / "links"
+        beside = {f"nvidia/cu13/lib/lib{name}.so.13": path.read_bytes() for name in LIBRARIES}
+        beside |= {f"nvidia/cu13/include/{name}": b"" for name in HEADERS}
+        tools = ("cmake", "jinja2", "ninja", "packaging", "setuptools", "setuptools-rust")
+        made = [
+            write_wheel(links, torch, project="torch", tag=tag, files=files),
+            write_wheel(links, "13.0", project="nvidia-cublas", tag=tag, files=beside),
+            *(write_wheel(links, "1.0", project=name, tag="py3-none-any") for name in tools),
+        ]
+        lines = []
+        for wheel in made:
+            name, number = wheel.name.split("-")[:2]
+            digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
+            lines.append(f"{name.replace('_', '-')}=={number} --hash=sha256:{digest}\n")
+            if name == spoil:  # half of a download
+                wheel.write_bytes(wheel.read_bytes()[: wheel.stat().st_size // 2])
+        place = tmp_path / "lock.txt"
+        place.write_text("".join(lines))
+        return place
 
     return make
 
 
-def test_from_sources_to_a_wheel(build, arguments, tmp_path):
-    said = build(*arguments(), "--json")
+@pytest.fixture
+def arguments(toolchain, tmp_path):
+    """A build for an H200, whose fixes do not need the files of a real release."""
+
+    def make(lock, machine=HERE, *, sources=SMALL_VLLM, house="house"):
+        need_headers()
+        toolchain(machine)
+        what = ["--src", sources, "--target", "h200", "--extensions", "small_C", "--jobs", 1]
+        return [*what, "--cpu", machine, "--requirements", lock, "--dir", tmp_path / house]
+
+    return make
+
+
+@pytest.fixture
+def offline(tmp_path):
+    return {"PIP_FIND_LINKS": str(tmp_path / "links"), "PIP_NO_INDEX": "1"}
+
+
+@pytest.mark.parametrize("machine", sorted(COMPILERS))
+def test_from_sources_to_a_wheel(build, arguments, lock, offline, tmp_path, machine):
+    locked = lock(machine)
+    said = build(*arguments(locked, machine), "--json", env=offline)
     made = json.loads(said.stdout)
     facts = made["facts"]
     (wheel,) = wheels(tmp_path / "house")
     assert made["wheel"] == str(wheel)
     assert made["proofs"] == ["1 kernel groups are compiled for the archs that were proved"]
     assert wheel.name.startswith(f"vllm-{VLLM_VERSION}+cu130.h200.reduced.")
+    assert wheel.name.endswith(f"_{machine}.whl")
+    assert (facts["machine"], facts["built_on"]) == (machine, HERE)
     assert facts["environment"]["torch"] == f"{TORCH}+cu130, CUDA 13.0"
+    digest = hashlib.sha256(locked.read_bytes()).hexdigest()
+    assert facts["environment"]["requirements"] == f"sha256:{digest}"
     assert facts["tools"] == {"cmake": "1.0", "ninja": "1.0"}
     (network,) = made["circumstances"]
     assert "cut off from the network" in network
     assert "network" not in facts
 
     # What the backend warns of is in the log, and nowhere else.
-    log = (tmp_path / "work" / ROOT / "log.txt").read_text()
+    log = Path(made["log"]).read_text()
     assert re.search(r"backend/small\.py:\d+: a word of the backend", log)
     assert network in log
     assert "a word of the backend" not in said.stderr
 
     home = f"vllm-{facts['wheel']}.dist-info"
-    with zipfile.ZipFile(wheel) as bundle:
+    with ZipFile(wheel) as bundle:
         assert json.loads(bundle.read(f"{home}/patchkit.json")) == facts
         sbom = json.loads(bundle.read(f"{home}/sboms/patchkit.cdx.json"))
+        library = Path(bundle.extract("vllm/small_C.abi3.so", tmp_path / "unpacked"))
     assert sbom == vllm_sbom(facts, ())
+    assert read_dynamic(library).machine == machine
     assert check_files(tmp_path / "house") == ()
 
-    foreign = {"TZ": "Asia/Tokyo", "CXXFLAGS": "-O0", "LDFLAGS": "-Wl,--no-such-option"}
-    build(*arguments(house=tmp_path / "again"), "--fresh", env=foreign, umask=0o077)
+    # By another user's settings, in another folder: the same bytes.
+    again = arguments(locked, machine, house="again")
+    build(*again, "--fresh", env={**ELSEWHERE, **offline}, umask=0o077, work=tmp_path / "other")
     assert first_member(wheel, wheels(tmp_path / "again")[0]) == ""
 
 
-# Accidents
+@pytest.mark.skipif(HERE != "x86_64", reason="the toolkit for another CPU is x86-64's")
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        ({"cuda": None}, "no CUDA: it is for CPUs alone"),
+        ({"torch": "2.9.9"}, f"torch is 2.9.9+cu130 with CUDA 13.0; wanted: {TORCH}"),
+        ({"of": "x86_64"}, "torch/lib/libtorch.so is for x86_64, not for aarch64"),
+        (
+            {"spoil": "nvidia_cublas"},
+            "the index delivers other bytes than those that are locked",
+        ),
+    ],
+    ids=["for CPUs", "another version", "another CPU", "half a download"],
+)
+def test_a_target_that_does_not_fit(build, arguments, lock, offline, tmp_path, how, words):
+    wanted = arguments(lock("aarch64", **how), "aarch64")
+    assert words in build(*wanted, rc=10, env=offline).stderr
+    assert wheels(tmp_path / "house") == []
+    # What did not fit is not taken for good by the next run.
+    if how.get("spoil"):
+        build(*arguments(lock("aarch64"), "aarch64"), env=offline)
+        assert len(wheels(tmp_path / "house")) == 1
 
 
-@pytest.mark.e2e
 @pytest.mark.parametrize(
     ("sent", "everything"),
     [(signal.SIGKILL, True), (signal.SIGTERM, False)],
     ids=["all killed", "patchkit alone"],
 )
-def test_interrupted(run, arguments, sources, tmp_path, sent, everything):
+def test_interrupted(run, arguments, lock, sources, offline, tmp_path, sent, everything):
     slow = sources(
         "backend/small.py", "        compile_step(", "        time.sleep(1)\n        compile_step("
     )
     backend = slow / "backend/small.py"
     backend.write_text(backend.read_text().replace("import sys\n", "import sys\nimport time\n"))
     work, house = tmp_path / "work", tmp_path / "house"
+    wanted = arguments(lock(HERE), sources=slow)
 
     def start():
-        return run(work, *arguments(sources=slow))
+        return run(work, *wanted, env=offline)
 
     interrupted(start, work / ROOT / "log.txt", "[2/3]", sent, everything=everything)
     assert wheels(house) == []
@@ -116,36 +212,19 @@ def test_interrupted(run, arguments, sources, tmp_path, sent, everything):
     assert len(wheels(house)) == 1
 
 
-@pytest.mark.e2e
 @pytest.mark.parametrize(
     ("path", "before", "after", "rc", "says"),
     [
         ("csrc/small.cpp", "42", "where_is_it", 10, "error: 'where_is_it' was not declared"),
-        (
-            "backend/small.py",
-            "return packed(",
-            "return os.path.join(",
-            10,
-            "holds 0 wheels instead of one",
-        ),
-        (
-            "backend/small.py",
-            "other_C.dir",
-            "small_C.dir",
-            5,
-            "lacks 1 of 1 fat binaries with sm_90a",
-        ),
-        (
-            "backend/small.py",
-            "code=sm_90a",
-            "code=sm_90",
-            5,
-            "is compiled for sm_90, and CMakeLists",
-        ),
+        ("backend/small.py", "return packed(", "return os.path.join(", 10, "holds 0 wheels"),
+        ("backend/small.py", "other_C.dir", "small_C.dir", 5, "lacks 1 of 1 fat binaries with"),
+        ("backend/small.py", "code=sm_90a", "code=sm_90", 5, "is compiled for sm_90, and CMake"),
     ],
     ids=["does not compile", "leaves no wheel", "is not linked", "has another arch"],
 )
-def test_a_build_that_fails(build, arguments, sources, tmp_path, path, before, after, rc, says):
-    said = build(*arguments(sources=sources(path, before, after)), rc=rc).stderr
-    assert says in said
+def test_a_build_that_fails(
+    build, arguments, lock, sources, offline, tmp_path, path, before, after, rc, says
+):
+    wanted = arguments(lock(HERE), sources=sources(path, before, after))
+    assert says in build(*wanted, rc=rc, env=offline).stderr
     assert wheels(tmp_path / "house") == []

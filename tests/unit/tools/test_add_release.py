@@ -19,7 +19,6 @@ from tools.entries import (
     with_nccl_release,
     with_needs,
     with_pin,
-    with_torch,
     without,
 )
 from tools.nccl_names import with_names
@@ -56,7 +55,6 @@ def test_what_tables_say_is_read_back_and_written_as_it_was():
 def test_what_is_entered_can_be_taken_out():
     for before, after in (
         (BUILD, with_needs(BUILD, "9.9.9", {"torch": "9.1", "patch": True, "standard": 23})),
-        (BUILD, with_torch(BUILD, "9.9.9", {"x86_64": "13.0", "aarch64": ""})),
         (BUILD, with_pin(BUILD, "9.9.9", external("cutlass"))),
         (NCCL, with_nccl_release(NCCL, {"version": "9.9.9", "tag": "v9.9.9-1", "archs": ["8.0"]})),
         (NCCL, with_nccl_release(NCCL, {"version": "2.29.5", "tag": "v2.29.5-1", "read": False})),

@@ -24,7 +24,7 @@ typedef struct CUctx_st *CUcontext; /* cuThing is a word */
 def halves(tmp_path):
     """A locked compiler, and an environment with torch's libraries, ``without`` some of it."""
 
-    def make(without=(), *, locked=True, machine=HERE, cxx="g++"):
+    def make(without=(), *, machine=HERE, cxx="g++"):
         cuda = tmp_path / "locked"
         files = {"bin/nvcc": "", "nvvm/bin/cicc": "", "lib/libcudart.so.13": "compiler's"}
         files |= {"include/cuda.h": CUDA_H, "include/cuda_runtime.h": "compiler's"}
@@ -39,7 +39,7 @@ def halves(tmp_path):
         toolchain = Toolchain(
             machine=machine, nvcc=cuda / "bin/nvcc", cuda="13.0.88",
             cxx=Path(shutil.which(cxx) or "/none"), compiler=cxx, include=cuda / "include",
-            lib=cuda / "lib", locked=locked,
+            lib=cuda / "lib",
         )  # fmt: skip
         return toolchain, tmp_path / "env", tmp_path / "work/cuda"
 

@@ -30,7 +30,6 @@ TOOLS = Toolchain(
     compiler="g++",
     include=HERE / "include",
     lib=HERE / "lib",
-    locked=False,
 )
 # Each would change what compilers, make, CMake or Python do.
 FOREIGN = (

@@ -11,9 +11,9 @@ from collections import Counter
 import pytest
 
 from patchkit.elf import read_library
-from patchkit.errors import HostError, PatchkitError, SourceError, UsageError
+from patchkit.errors import HostError, PatchkitError, SourceError
+from patchkit.process import run
 from patchkit.target import targets
-from patchkit.wheel.build import toolchain as module
 from patchkit.wheel.build.toolchain import MACHINES, check_toolchain, find_toolchain
 from patchkit.wheel.build.toolkit import locked_toolkit_wheels
 from support.needed import need
@@ -34,63 +34,8 @@ def bare(tmp_path, monkeypatch):
         (programs / name).symlink_to(shutil.which(name))
     monkeypatch.setenv("PATH", str(programs))
     monkeypatch.setenv("PATCHKIT_CACHE_DIR", str(tmp_path / "cache"))
-    for name in ("CUDA_HOME", "CXX"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(module, "USUAL", tmp_path / "usual")
+    monkeypatch.delenv("CXX", raising=False)
     return programs
-
-
-@pytest.fixture
-def toolkit(tmp_path):
-    """A folder that looks like a toolkit, with an nvcc that prints: ``toolkit("12.9.86")``."""
-
-    def make(version=None, *, name="cuda", says=None, without=()):
-        home = tmp_path / name
-        release = (version or "").rpartition(".")[0]
-        text = says or f"Cuda compilation tools, release {release}, V{version}"
-        for path, content in {
-            "bin/nvcc": f"#!/bin/sh\necho '{text}'\n",
-            "include/cuda_runtime.h": "",
-            "lib64/libcudart_static.a": "",
-        }.items():
-            if path not in without:
-                (home / path).parent.mkdir(parents=True, exist_ok=True)
-                (home / path).write_text(content)
-                (home / path).chmod(0o755)
-        return home
-
-    return make
-
-
-# A toolkit that is there
-
-
-@pytest.mark.parametrize("version", ["13.0.88", "13.3.1"])
-def test_a_toolkit_that_is_named(bare, toolkit, version):
-    home = toolkit(version)
-    found = find_toolchain(HERE, toolkit=home)
-    assert (found.nvcc, found.cuda, found.locked) == (home / "bin/nvcc", version, False)
-    assert (found.include, found.lib) == (home / "include", home / "lib64")
-    assert found.cxx == bare / "g++"
-    assert found.compiler.startswith("g++ ")
-    assert found.machine == HERE
-
-
-@pytest.mark.parametrize(
-    ("version", "options", "says"),
-    [
-        ("12.9.86", {}, "is CUDA 12.9.86; CUDA 13.0 or a later 13.x is needed"),
-        ("14.0.1", {}, "is CUDA 14.0.1; CUDA 13.0 or"),
-        ("13.0.88", {"without": ["bin/nvcc"]}, "no CUDA toolkit: bin/nvcc is missing"),
-        ("13.0.88", {"without": ["include/cuda_runtime.h"]}, "include/cuda_runtime.h is missing"),
-    ],
-)
-def test_a_toolkit_that_does_not_fit(bare, toolkit, version, options, says):
-    with pytest.raises(UsageError, match=re.escape(says)) as refused:
-        find_toolchain(HERE, toolkit=toolkit(version, **options))
-    if "or a later" in says:
-        assert "another major version is another ABI" in refused.value.why
-        assert "--cuda locked" in refused.value.hint
 
 
 def test_no_toolkit_offline_and_none_in_the_cache(bare, tmp_path):
@@ -99,12 +44,6 @@ def test_no_toolkit_offline_and_none_in_the_cache(bare, tmp_path):
     assert re.match(r"nvidia_cuda_nvcc-13.*\.whl is not in the cache", absent.value.what)
     assert absent.value.hint
     assert not (tmp_path / "cache/cuda").exists()
-
-
-def test_a_toolkit_cannot_link_for_another_cpu(bare, toolkit):
-    (bare / f"{THERE}-linux-gnu-g++").symlink_to(bare / "g++")
-    with pytest.raises(UsageError, match=f"cannot link for {THERE}"):
-        find_toolchain(THERE, toolkit=toolkit("13.0.88"))
 
 
 # Compilers and tools
@@ -120,7 +59,7 @@ def test_a_toolkit_cannot_link_for_another_cpu(bare, toolkit):
         (None, THERE, f"apt install g++-{THERE.replace('_', '-')}-linux-gnu"),
     ],
 )
-def test_what_is_missing_and_its_package(bare, toolkit, missing, machine, package):
+def test_what_is_missing_and_its_package(bare, missing, machine, package):
     if missing:
         (bare / missing).unlink()
     with pytest.raises(HostError, match="is not on this machine") as absent:
@@ -135,29 +74,23 @@ def test_what_is_missing_and_its_package(bare, toolkit, missing, machine, packag
 def real():
     """A real toolchain for a CPU, or a skip that says why there is none."""
 
-    def find(machine, **how):
+    def find(machine):
         try:
-            return find_toolchain(machine, **how)
+            return find_toolchain(machine)
         except PatchkitError as error:
             return pytest.skip(f"{error.what}; {error.hint}")
 
     return find
 
 
-@pytest.mark.parametrize(
-    ("machine", "locked"),
-    [(HERE, False), (HERE, True), (THERE, True)],
-    ids=["any", "locked", "cross"],
-)
-def test_it_compiles_and_links(real, tmp_path, machine, locked):
-    tools = real(machine, locked=locked)
+@pytest.mark.parametrize("machine", [HERE, THERE], ids=["here", "cross"])
+def test_it_compiles_and_links(real, tmp_path, machine):
+    tools = real(machine)
+    assert f"V{tools.cuda}" in run(tools.nvcc, "--version").output
     check_toolchain(tools, GENCODE, tmp_path)
     program = read_library(tmp_path / "check")
     assert program.machine == machine
     assert not [name for name in program.needed if "cuda" in name]
-    if locked:
-        assert tools.cuda.startswith("13.0.")
-        assert tools.locked
     if machine != HERE:
         emulator, root = shutil.which(f"qemu-{machine}-static"), f"/usr/{machine}-linux-gnu"
         if emulator is None:

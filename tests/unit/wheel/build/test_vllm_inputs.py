@@ -17,7 +17,6 @@ from patchkit.recipes.vllm.external import External
 from patchkit.source.git import submodules
 from patchkit.target import targets
 from patchkit.wheel.vllm.inputs import gather_sources, parse_given
-from patchkit.wheel.vllm.stand_in import stand_ins
 from support.wheels import OTHER_CPU
 
 VERSION = Version("0.25.1")
@@ -185,7 +184,6 @@ def test_what_cannot_be_compiled_for_another_cpu_is_refused(take, qutlass, tmp_p
         ("flashmla=/tmp", UsageError, "this build takes no flashmla"),
         ("qutlass=/nowhere", UsageError, "there is no such folder or archive"),
         ("qutlass=git+https://example.org/q@main", UsageError, "not a full commit id"),
-        ("qutlass=flashinfer-python==1.0", UsageError, "not known to hold qutlass"),
         ("qutlass=vllm==0.25.0", UsageError, "this build is of vLLM 0.25.1"),
         ("qutlass={empty}", SourceError, "qutlass/csrc/bindings.cpp is missing in it"),
     ],
@@ -207,22 +205,3 @@ def test_urls_of_submodules_may_be_relative(repository, git, tmp_path):
     (found,) = submodules("https://example.org/group/deep.git", commit, cache=cache)
     assert (found.path, found.url) == ("third party/x", "https://example.org/group/sub.git")
     assert found.commit == inner
-
-
-@pytest.mark.parametrize("chosen", stand_ins(), ids=lambda each: each.spec)
-def test_a_wheel_stands_in_for_no_other_tag(take, chosen):
-    known = KNOWN[chosen.option]
-    assert all(any(pin == each.pin for each in known.pins) for pin in chosen.pins)
-    external = External(
-        name=known.name,
-        variable="VLLM_CUTLASS_SRC_DIR",
-        url=known.pins[0].url,
-        pin="v9",
-        submodules=None,
-        subdir="",
-        path="x",
-        line=1,
-    )
-    with pytest.raises(UsageError, match="there is: none") as caught:
-        take(Wanted(external, known, ""), given=[f"{chosen.option}={chosen.spec}"])
-    assert "not known to hold cutlass v9" in str(caught.value)

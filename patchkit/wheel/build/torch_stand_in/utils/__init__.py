@@ -1,8 +1,10 @@
-"""Say where the target's torch has its CMake packages."""
+"""Say where the target's torch is, and its CMake packages."""
 
 from __future__ import annotations
 
-from .._target import TORCH, refuse_the_rest
+import os
+from pathlib import Path
 
+# …/site-packages/torch of the target, as the installation wrote it beside this package.
+TORCH = Path(os.fsdecode(Path(__file__).parents[1].joinpath("target").read_bytes()))
 cmake_prefix_path = str(TORCH / "share" / "cmake")
-refuse_the_rest(__name__)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import ast
 import os
 from pathlib import Path
 
-from .._target import TORCH, literals, refuse_the_rest
+from . import TORCH
 
-refuse_the_rest(__name__)
-
-COMMON_NVCC_FLAGS: list[str] = literals("utils/cpp_extension.py")["COMMON_NVCC_FLAGS"]
+COMMON_NVCC_FLAGS: list[str] = next(
+    ast.literal_eval(node.value)
+    for node in ast.parse((TORCH / "utils/cpp_extension.py").read_bytes()).body
+    if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "COMMON_NVCC_FLAGS"
+)
 # A build names its toolkit; one that torch would search for is the build machine's own.
 CUDA_HOME: str | None = os.environ.get("CUDA_HOME")
 ROCM_HOME: str | None = None
