@@ -47,7 +47,7 @@ def examine_nodes(cluster: Cluster) -> list[NodeReport]:
     Raises nothing for a node that does not answer: its report says why.
     """
     file = cluster.file
-    needs = [need.port for kind in ("mp", "ray") for need in ports.needs(kind) if need.port]
+    needs = [port for needed in ports.HEAD_PORTS.values() for port in needed]
 
     def ask(node: Remote) -> NodeReport:
         units = cluster.units if node == cluster.head else [file.unit]

@@ -122,8 +122,8 @@ def _serve_variant(
         yield variant.url, plan.model
     elif variant.cluster:
         watcher = StartWatcher(lambda *_: None, explain_failed_start)
-        with hold_model(variant.cluster, plan.model, watcher) as (begun, answered):
-            yield begun.plan.units.url, answered.model or plan.model
+        with hold_model(variant.cluster, plan.model, watcher) as begun:
+            yield begun.plan.units.url, begun.plan.units.model.name
     else:
         log = plan.folder / "log" / f"{variant.name}-{number + 1}.log"
         with serve_here(variant, log) as served:

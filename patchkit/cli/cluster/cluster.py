@@ -15,7 +15,6 @@ from patchkit.cli.out import style
 from patchkit.cli.render import (
     GOOD,
     Block,
-    Data,
     ExitCode,
     Record,
     VerbGroup,
@@ -58,21 +57,13 @@ command.add_command(install)
 @command.command("init")
 @click.argument("nodes", nargs=-1, required=True, metavar="HOST...")
 @FILE_OPTION
-@click.option("--topology", type=click.Choice(TOPOLOGIES))
+@click.option("--topology", type=click.Choice(TOPOLOGIES), default="")
 @click.option("--head-ip", "address", default="", metavar="A", help="The head's IPv4 address.")
 @click.option("--target", default="", metavar="NAME", help="Instead of the probed GPU.")
-@click.option("--dry-run", is_flag=True, help="Print the file, and write nothing.")
 @click.option("--force", is_flag=True, help="Replace a file that says something else.")
 @rendered
 def init(
-    nodes: Sequence[str],
-    *,
-    file: Path,
-    topology: str | None,
-    address: str,
-    target: str,
-    dry_run: bool,
-    force: bool,
+    nodes: Sequence[str], *, file: Path, topology: str, address: str, target: str, force: bool
 ) -> Iterator[Block]:
     """Look at each machine by ssh, and write cluster.toml; the first is the head.
 
@@ -84,83 +75,74 @@ def init(
     but Python 3.11 and systemd. Cables, versions and limits are checked.
     """
     head, *workers = nodes
-    members = (ClusterNode(ssh=head, address=address), *(ClusterNode(ssh=it) for it in workers))
-    cluster = Cluster(ClusterFile(node=members))
+    members = [ClusterNode(ssh=head, address=address), *(ClusterNode(ssh=it) for it in workers)]
+    cluster = Cluster(ClusterFile(node=tuple(members)))
     facts = cluster.facts()
-    found = list(survey_nodes(nodes, facts))
-    kinds = {target_of(it.host) for it in facts}
     # A Spark beside a Thor: tensor parallelism, the default, is not for two kinds.
+    kinds = {target_of(it.host) for it in facts}
     chosen = {"topology": topology or ("hetero" if len(kinds) > 1 else ""), "target": target}
     choices = {name: value for name, value in chosen.items() if value}
-    members, linked = _linked(cluster, facts, choices)
-    found += linked
+    members, linked = _link_nodes(cluster.file, facts, choices)
+    found = [*survey_nodes(nodes, facts), *linked]
     text = new_cluster_text(members, choices)
-    outcome = "not written"
-    if not dry_run:
-        outcome = str(write(file, text, force=force, private=False, by="patchkit cluster init"))
+    outcome = str(write(file, text, force=force, private=False, by="patchkit cluster init"))
     yield Record({"file": file, "outcome": outcome, "text": text, "findings": found})
-    yield from (_node_line(*row) for row in zip(nodes, facts, strict=True))
+    for name, its in zip(nodes, facts, strict=True):
+        yield style(name, bold=True) + f"  {_describe_node(its)}"
     yield from finding_blocks(check for check in found if check.level is not Level.OK)
-    if dry_run:
-        yield Data(text)
+    yield GOOD + f"{file} {outcome}"
+    cures = [check.hint for check in found if check.level is Level.ERROR and check.hint]
+    if cures:
+        yield style("next:", bold=True) + f" {spelled(cures[0])}"
+    elif all(it.host.versions["vllm"] for it in facts):
+        yield next_step(*program(), "up", "MODEL")
     else:
-        yield GOOD + f"{file} {outcome}"
-        cures = [check.hint for check in found if check.level is Level.ERROR and check.hint]
-        if cures:
-            yield style("next:", bold=True) + f" {spelled(cures[0])}"
-        elif all(it.host.versions["vllm"] for it in facts):
-            yield next_step(*program(), "up", "MODEL")
-        else:
-            yield next_step(*program(), "cluster", "install")
+        yield next_step(*program(), "cluster", "install")
     yield ExitCode(worst(found))
 
 
-def _linked(
-    cluster: Cluster, facts: Sequence[NodeFacts], choices: dict[str, str]
-) -> tuple[tuple[ClusterNode, ...], list[Finding]]:
+def _link_nodes(
+    file: ClusterFile, facts: Sequence[NodeFacts], choices: dict[str, str]
+) -> tuple[list[ClusterNode], list[Finding]]:
     """Return the nodes with the names by which the head reaches them, and what is in the way.
 
     A name that leads to a worker from here may lead nowhere from the head: then the address on the
     cable is taken.
     """
-    nodes = cluster.file.node
+    head, *workers = file.node
     try:
-        addresses = node_addresses(cluster.file, facts, choices)
+        addresses = node_addresses(file, facts, choices)
     except HostError as error:
         where, _, what = error.what.partition(": ")
-        return nodes, [_finding(error, where, "address", what)]
-    kept, found = [nodes[0]], []
-    for worker, where in zip(nodes[1:], addresses[1:], strict=True):
-        user = f"{worker.ssh.partition('@')[0]}@" if "@" in worker.ssh else ""
-        by_cable = replace(worker, peer=f"{user}{where}")
-        trouble = _link_trouble(cluster.file, worker, where)
-        if trouble and not _link_trouble(cluster.file, by_cable, where):
-            worker = by_cable
-        elif trouble:
-            found.append(_finding(trouble, worker.ssh, "link", trouble.what))
-        kept.append(worker)
-    return tuple(kept), found
+        return [*file.node], [_as_finding(error, where, "address", what)]
+    kept, found = [head], []
+    for worker, where in zip(workers, addresses[1:], strict=True):
+        user, at, _host = worker.ssh.rpartition("@")
+        trouble = None
+        for tried in (worker, replace(worker, peer=f"{user}{at}{where}")):
+            try:
+                Cluster(replace(file, node=(head, tried))).links([where])
+                kept.append(tried)
+                break
+            except HostError as error:
+                trouble = trouble or error
+        else:
+            assert trouble is not None
+            kept.append(worker)
+            found.append(_as_finding(trouble, worker.ssh, "link", trouble.what))
+    return kept, found
 
 
-def _link_trouble(file: ClusterFile, worker: ClusterNode, where: str) -> HostError | None:
-    """Return why the head does not reach a worker, None if it does."""
-    try:
-        Cluster(replace(file, node=(file.head, worker))).links([where])
-    except HostError as error:
-        return error
-    return None
-
-
-def _finding(error: HostError, where: str, about: str, what: str) -> Finding:
+def _as_finding(error: HostError, where: str, about: str, what: str) -> Finding:
     return Finding(
         kind=HostError, where=where, about=about, what=what, why=error.why, hint=error.hint
     )
 
 
-def _node_line(name: str, facts: NodeFacts) -> str:
+def _describe_node(facts: NodeFacts) -> str:
     host = facts.host
     gpu = host.gpus[0].name if host.gpus else "no GPU"
     memory = f"{host.memory.total / KIB_PER_GIB:.0f} GiB" if host.memory else "? GiB"
     vllm = f"vLLM {host.versions['vllm']}" if host.versions["vllm"] else "no vLLM yet"
     cables = f"{counted_noun(len(host.cabled), 'QSFP cage')} cabled"
-    return style(name, bold=True) + f"  {gpu}, {memory}, {cables}, {vllm}"
+    return f"{gpu}, {memory}, {cables}, {vllm}"

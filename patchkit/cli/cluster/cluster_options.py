@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -12,7 +11,6 @@ from typing import Any, TypeVar, cast
 import click
 
 from patchkit.cli.out import PATH, record_fields
-from patchkit.cluster.agent.journal import JournalLine
 from patchkit.cluster.launch.cluster import Cluster
 from patchkit.cluster.launch.cluster_file import (
     FILE,
@@ -29,28 +27,22 @@ F = TypeVar("F", bound=Callable[..., Any])
 FILE_OPTION = click.option(
     "--file", type=PATH, default=FILE, show_default=True, help="The cluster."
 )
-HERE_OPTION = click.option(
-    "--here", is_flag=True, help="This machine alone; the default without cluster.toml."
-)
 
 
 def cluster_option(function: F) -> F:
     """Add ``--file`` and ``--here``, and hand over the cluster that they name."""
 
     @FILE_OPTION
-    @HERE_OPTION
+    @click.option(
+        "--here", is_flag=True, help="This machine alone; the default without cluster.toml."
+    )
     @functools.wraps(function)
     def wrapped(*arguments: Any, file: Path, here: bool, **options: Any) -> Any:
-        meant = means_here(file, here=here)
-        cluster = cluster_here() if meant else Cluster(read_cluster_file(file))
+        alone = here or (file == FILE and not file.exists())
+        cluster = cluster_here() if alone else Cluster(read_cluster_file(file))
         return function(*arguments, cluster=cluster, **options)
 
     return cast("F", wrapped)
-
-
-def means_here(file: Path, *, here: bool) -> bool:
-    """Return whether this machine alone is meant."""
-    return here or (file == FILE and not file.exists())
 
 
 def cluster_here(venv: str | None = None, **choices: Any) -> Cluster:
@@ -60,11 +52,6 @@ def cluster_here(venv: str | None = None, **choices: Any) -> Cluster:
     if not place.startswith("~"):
         place = str(Path(place).absolute())
     return Cluster(ClusterFile(node=(ClusterNode(ssh=HERE),), venv=place, **choices))
-
-
-def format_clock(line: JournalLine) -> str:
-    """Return when a line was written, by this machine's clock."""
-    return time.strftime("%H:%M:%S", time.localtime(line.time / 1e6))
 
 
 def node_fields(node: str, answer: object, **more: object) -> dict[str, object]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 
 import click
 
-from patchkit.cli.cluster.cluster_options import cluster_option, format_clock
-from patchkit.cli.out import LaidOut, record_fields, style, tell
+from patchkit.cli.cluster.cluster_options import cluster_option
+from patchkit.cli.out import LaidOut, record_fields, style
 from patchkit.cli.render import Block, Record, rendered
 from patchkit.cluster.launch.cluster import Cluster
 from patchkit.cluster.launch.journals import read_group_journal
@@ -41,8 +42,7 @@ def command(
     for node, raw in journal.lines:
         line = replace(raw, text=mask_secrets(raw.text))
         yield Record({"node": node, **record_fields(line)}, line=True)
-        head = style(f"{format_clock(line)} {node.ljust(width)} ", dim=True)
+        clock = time.strftime("%H:%M:%S", time.localtime(line.time / 1e6))
+        head = style(f"{clock} {node.ljust(width)} ", dim=True)
         yield LaidOut(head + line.text)
-    if journal.skew:
-        tell(f"{journal.skew}: these lines are in order")
     all_of(list(journal.silent.values()))

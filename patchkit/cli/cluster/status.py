@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import click
 
-from patchkit.cli.cluster.cluster_options import cluster_option, format_clock, node_fields
+from patchkit.cli.cluster.cluster_options import cluster_option, node_fields
 from patchkit.cli.next_step import next_step, program
 from patchkit.cli.out import style, table
 from patchkit.cli.render import Block, ExitCode, Record, rendered
@@ -39,20 +39,29 @@ def command(*, cluster: Cluster) -> Iterator[Block]:
 
     The exit code is 0 while the model answers, 9 if it does not or a node is silent.
     """
-    states = cluster.states()
-    silent = [state for state in states if isinstance(state, PatchkitError)]
-    unit = states[0].unit(cluster.file.unit) if isinstance(states[0], NodeState) else None
-    hangs = _hanging(cluster) if unit and unit.active == "active" else None
-    notes = list(_head_notes(states[0], unit)) if isinstance(states[0], NodeState) else []
-    well = bool(unit and unit.active == "active") and not (silent or hangs or notes)
-    error = None
-    if unit and (unit.active == "failed" or unit.sub == "auto-restart"):
+    rows = list(zip(cluster.nodes, cluster.states(), strict=True))
+    head = rows[0][1] if isinstance(rows[0][1], NodeState) else None
+    unit = head.units[0] if head else None
+    hangs, error = "", None
+    if unit and unit.active == "active":
+        try:
+            hangs = token_silence(cluster)
+        except PatchkitError as silence:
+            hangs = silence.what
+    elif unit and (unit.active == "failed" or unit.sub == "auto-restart"):
         error = first_error(read_group_journal(cluster, lines=400).lines)
-    rows = list(zip(cluster.nodes, states, strict=True))
+    wrong = list(_head_notes(head, unit)) if head and unit else []
+    wrong += [
+        style("silent", fg="red") + f" {state.what}"
+        for _node, state in rows
+        if isinstance(state, PatchkitError)
+    ]
+    wrong += [style("hangs", fg="red") + f" {cluster.head.destination}: {hangs}"] if hangs else []
+    well = bool(unit and unit.active == "active") and not wrong
     yield Record(
         {
             "answers": well,
-            "hangs": hangs,
+            "hangs": hangs or None,
             "serves": unit.description if unit else None,
             "nodes": [node_fields(node.destination, state) for node, state in rows],
             "error": {"node": error[0], "text": error[1].text} if error else None,
@@ -60,57 +69,35 @@ def command(*, cluster: Cluster) -> Iterator[Block]:
     )
     if unit:
         yield style(unit.description, bold=True)
-    cells = [_row(cluster, number, state, hangs) for number, state in enumerate(states)]
-    yield from table(cells, heads=_HEADS)
-    yield from notes
-    yield from (style("silent", fg="red") + f" {why.what}" for why in silent)
-    if hangs:
-        yield style("hangs", fg="red") + f" {cluster.head.destination}: {hangs}"
+    cells = (_row(number, state, hangs) for number, (_node, state) in enumerate(rows))
+    names = (style(node.destination, bold=True) for node, _state in rows)
+    yield from table([(name, *row) for name, row in zip(names, cells, strict=True)], heads=_HEADS)
+    yield from wrong
     if error:
         yield style("last error", fg="red") + f" {error[0]}: {error[1].text.strip()}"
-    if error or silent or hangs:
-        here = cluster.head.here and len(states) == 1
-        yield next_step(*program(), "doctor", *([] if here else ["--cluster"]))
+    if error or wrong:
+        alone = cluster.head.here and len(rows) == 1
+        yield next_step(*program(), "doctor", *([] if alone else ["--cluster"]))
     if not well:
         yield ExitCode(HostError.exit_code)
 
 
-def _head_notes(head: NodeState, unit: UnitState | None) -> Iterator[str]:
+def _head_notes(head: NodeState, unit: UnitState) -> Iterator[str]:
     """Yield what keeps the head from serving, or serves beside it."""
-    for each in head.units:
-        if each.text:
-            yield each.text
+    yield from (each.text for each in head.units if each.text)
     for stranger in head.strangers:
         yield style("not the model", fg="red") + f" answers at {stranger}"
-    if unit and unit.active == "failed":
+    if unit.active == "failed":
         yield (
             f"systemd gave up {unit.since.partition(' ')[2]}, after {head.starts} starts in an "
             f"hour ({unit.result}, status {unit.status}); `patchkit up` starts it again"
         )
 
 
-def _hanging(cluster: Cluster) -> str | None:
-    """Return since when the head's server gives no token, and why; None if it gives one."""
-    try:
-        if not (why := token_silence(cluster)):
-            return None
-    except PatchkitError as error:
-        why = error.what
-    written = read_group_journal(cluster, lines=200, nodes=[cluster.head.destination]).lines
-    # What it wrote about being asked says nothing of the model.
-    last = [line for _node, line in written if " HTTP/1." not in line.text]
-    since = f"{format_clock(last[-1])}, when it wrote its last line" if last else "an unknown time"
-    return f"since {since}: {why}"
-
-
-def _row(
-    cluster: Cluster, number: int, state: NodeState | PatchkitError, hangs: str | None
-) -> tuple[str, ...]:
-    name = style(cluster.nodes[number].destination, bold=True)
+def _row(number: int, state: NodeState | PatchkitError, hangs: str) -> tuple[str, ...]:
     if isinstance(state, PatchkitError):
-        return name, str(number), style("silent", fg="red"), "", "", "", ""
-    unit, memory = state.unit(cluster.file.unit), state.memory
-    assert unit is not None
+        return str(number), style("silent", fg="red"), "", "", "", ""
+    unit, memory = state.units[0], state.memory
     word, colour = _STATES.get(unit.sub) or _STATES.get(unit.active, (unit.active, None))
     if hangs and number == 0:
         word, colour = "hangs", "red"
@@ -123,7 +110,6 @@ def _row(
         total = memory.total / KIB_PER_GIB
         free = f"{memory.available / KIB_PER_GIB:.0f} of {total:.0f} GiB free"
     return (
-        name,
         str(number),
         style(word, fg=colour) if colour else word,
         unit.since.partition(" ")[2] if unit.active != "inactive" else "",

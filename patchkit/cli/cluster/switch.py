@@ -7,12 +7,7 @@ from collections.abc import Iterator
 import click
 
 from patchkit.cli.cluster.cluster_options import cluster_option
-from patchkit.cli.cluster.up import (
-    MODEL,
-    answered_blocks,
-    wait_attached,
-    watch_start,
-)
+from patchkit.cli.cluster.up import MODEL, answered_blocks, wait_attached, watch_start
 from patchkit.cli.render import Block, rendered
 from patchkit.cluster.launch import up as launch
 from patchkit.cluster.launch.cluster import Cluster
@@ -28,5 +23,5 @@ def command(model: str, *, cluster: Cluster) -> Iterator[Block]:
     The former one is stopped and its memory awaited first. vLLM's sleep mode is not used.
     """
     watcher = watch_start(cluster)
-    done = wait_attached(cluster, lambda: launch.switch_model(cluster, model, watcher))
-    yield from answered_blocks(cluster, done)
+    wait_attached(lambda: launch.switch_model(cluster, model, watcher))
+    yield from answered_blocks(cluster, model)

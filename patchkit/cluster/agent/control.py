@@ -25,7 +25,7 @@ def place_files(name: str, files: dict[str, str]) -> list[str]:
     return changed
 
 
-def begin_group(name: str, restart: bool, lasting: bool = True) -> str:
+def begin_group(name: str, lasting: bool) -> str:
     """Start a group's head, on the head; does not wait for it.
 
     A ``lasting`` one is enabled for the next boot. Returns the time there, for its journal. Raises
@@ -36,7 +36,7 @@ def begin_group(name: str, restart: bool, lasting: bool = True) -> str:
     # What failed before does not count towards the limit of a start that a person asks for.
     run_for_user("systemctl", "reset-failed", unit)
     run_for_user("systemctl", "enable" if lasting else "disable", "--quiet", unit, check=True)
-    run_for_user("systemctl", "restart" if restart else "start", "--no-block", unit, check=True)
+    run_for_user("systemctl", "restart", "--no-block", unit, check=True)
     return now
 
 
@@ -61,7 +61,6 @@ def hold_group(name: str) -> Iterator[bool]:
 def end_group(name: str, units: list[str], disable: bool) -> dict[str, Any]:
     """Stop a node's units, wait until the group has no process and its memory is back: there."""
     state = unit_state.read_node_state(name, units)
-    before = (state["memory"] or {}).get("available")
     running = [unit["unit"] for unit in state["units"] if unit["active"] != "inactive"]
     if disable:
         run_for_user("systemctl", "disable", "--quiet", units[0])
@@ -76,6 +75,6 @@ def end_group(name: str, units: list[str], disable: bool) -> dict[str, Any]:
         state = unit_state.read_node_state(name, units)
         free = (state["memory"] or {}).get("available", 0)
         if time.monotonic() > deadline or (not state["processes"] and free <= last >= 0):
-            return {"state": state, "before": before}
+            return state
         last = free
         time.sleep(0.5)

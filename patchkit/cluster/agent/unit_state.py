@@ -73,6 +73,25 @@ class NodeState:
     celsius: int | None = None
     watts: float | None = None
 
+    @property
+    def serves(self) -> bool:
+        """Return whether its rank runs, or is about to."""
+        return self.units[0].active in ("active", "activating")
+
+    @property
+    def left(self) -> str:
+        """Return what runs of the group, "" for nothing."""
+        on = [unit.unit for unit in self.units if unit.active not in ("inactive", "failed")]
+        return (
+            f"{', '.join(on)} still runs"
+            if on
+            else (
+                f"processes are left: {', '.join(map(str, self.processes))}"
+                if self.processes
+                else ""
+            )
+        )
+
     def unit(self, name: str) -> UnitState | None:
         """Return the state of a unit; None for one that was not asked for."""
         return next((unit for unit in self.units if unit.unit == name), None)

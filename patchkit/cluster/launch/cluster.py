@@ -12,12 +12,11 @@ from patchkit.cluster.agent import links as on_head
 from patchkit.cluster.agent.links import PeerLink
 from patchkit.cluster.agent.node_facts import NodeFacts
 from patchkit.cluster.agent.unit_state import NodeState, UnitState
-from patchkit.cluster.launch.cluster_file import ClusterFile, ClusterNode
+from patchkit.cluster.launch.cluster_file import ClusterFile
 from patchkit.cluster.ssh.answer import LEASE
 from patchkit.cluster.ssh.node import Remote, all_of, everywhere
-from patchkit.cluster.ssh.ssh import advice, sent_error
+from patchkit.cluster.ssh.ssh import sent_error, there
 from patchkit.errors import BusyError, HostError, PatchkitError
-from patchkit.quoting import quoted
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,11 +32,6 @@ class Cluster:
     @property
     def nodes(self) -> list[Remote]:
         return [Remote(each.ssh) for each in self.file.node]
-
-    @property
-    def here_words(self) -> list[str]:
-        """Return the option that names a cluster of this machine alone in a next command."""
-        return ["--here"] if self.head.here and len(self.file.node) == 1 else []
 
     @property
     def units(self) -> list[str]:
@@ -84,28 +78,20 @@ class Cluster:
     def links(self, addresses: Sequence[str]) -> list[PeerLink]:
         """Return how the head reaches each worker, by their addresses on the cable.
 
-        Raises HostError for a worker that it does not reach, with what to do on the head.
+        Raises HostError for a worker that it does not reach, with the command that tries it.
         """
         workers, name = self.file.node[1:], self.head.destination
-        found = self.try_links(workers, addresses) if workers else []
+        peers = [[it.from_head, address] for it, address in zip(workers, addresses, strict=True)]
+        found = self.head.call(list[PeerLink], on_head.try_links, peers=peers) if peers else []
+        if len(found) != len(peers):
+            raise HostError(f"{name}: does not say how it reaches each worker")
         for worker, link in zip(workers, found, strict=True):
             if link.error:
-                error = sent_error(link.error, f"from {name}")
-                why, hint = advice(error.what, worker.from_head)
                 raise HostError(
-                    error.what,
-                    why=f"the head starts and watches {worker.ssh} by ssh, without a password; "
-                    + why,
-                    hint=hint if self.head.here else f"on {name} ({quoted('ssh', name)}): {hint}",
+                    sent_error(link.error, f"from {name}").what,
+                    why=f"the head starts and watches {worker.ssh} by ssh, without a password",
+                    hint=there(name, "ssh", worker.from_head),
                 )
-        return found
-
-    def try_links(self, workers: Sequence[ClusterNode], addresses: Sequence[str]) -> list[PeerLink]:
-        """Return how the head reaches some workers, or why it does not."""
-        peers = [[it.from_head, address] for it, address in zip(workers, addresses, strict=True)]
-        found = self.head.call(list[PeerLink], on_head.try_links, peers=peers)
-        if len(found) != len(peers):
-            raise HostError(f"{self.head.destination}: does not say how it reaches each worker")
         return found
 
     def put_files(self, files: Sequence[dict[str, str]]) -> None:
@@ -122,10 +108,10 @@ class Cluster:
     @contextmanager
     def alone(self) -> Iterator[None]:
         """Hold the cluster: no other patchkit changes it meanwhile. Raises BusyError."""
-        name = self.file.name
         with contextlib.ExitStack() as stack:
             try:
-                stack.enter_context(self.head.opened(bool, node_files.hold_alone, name=name))
+                held = self.head.opened(bool, node_files.hold_alone, name=self.file.name)
+                stack.enter_context(held)
             except BusyError as error:
                 raise BusyError(
                     error.what,

@@ -15,28 +15,20 @@ from patchkit.cluster.launch.cluster import Cluster
 from patchkit.cluster.ssh.node import Remote, everywhere
 from patchkit.errors import HostError, PatchkitError
 
-_SKEW = 2.0  # seconds
 _LONGEST = 1e10  # seconds: what no calendar has
 _EPOCH = re.compile(r"@\d+(\.\d+)?")
-_QUEUED = 1000  # lines
+_QUEUED = 1000  # lines: a node may write faster than somebody reads
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupJournal:
     """The lines of all ranks by time, by this machine's clock, each with its node.
 
-    ``silent`` are nodes that did not answer, and why: more may come with the lines. ``skew`` is how
-    far clocks are apart, "" for two seconds at most.
+    ``silent`` are nodes that did not answer, and why: more may come with the lines.
     """
 
     lines: Iterator[tuple[str, JournalLine]]
     silent: dict[str, PatchkitError]
-    skew: str = ""
-
-    def remarks(self) -> list[str]:
-        """Return what a reader of the lines has to know."""
-        missing = [f"without the lines of {error.what}" for error in self.silent.values()]
-        return [*missing, self.skew] if self.skew else missing
 
 
 def read_group_journal(
@@ -70,15 +62,9 @@ def read_group_journal(
         except PatchkitError as error:
             silent[node.destination] = error
 
-    skew = ""
-    if ahead:
-        early, late = min(ahead, key=ahead.__getitem__), max(ahead, key=ahead.__getitem__)
-        if (apart := ahead[late] - ahead[early]) > _SKEW:
-            skew = f"the clock of {early.destination} is {apart:.0f} s behind that of "
-            skew += late.destination
     journals = [read(node, offset) for node, offset in ahead.items()]
-    merged = merge_arriving(journals) if follow else merge_by_time(journals)
-    return GroupJournal(lines=merged, silent=silent, skew=skew)
+    merged = _merge_arriving(journals) if follow else merge_by_time(journals)
+    return GroupJournal(lines=merged, silent=silent)
 
 
 def _clock_offset(node: Remote) -> float:
@@ -97,11 +83,9 @@ def merge_by_time(
     return heapq.merge(*journals, key=lambda entry: (entry[1].time, entry[0]))
 
 
-def merge_arriving(
-    journals: Iterable[Iterator[tuple[str, JournalLine]]],
+def _merge_arriving(
+    journals: Sequence[Iterator[tuple[str, JournalLine]]],
 ) -> Iterator[tuple[str, JournalLine]]:
-    """Yield the lines of several nodes when they arrive, without an end."""
-    # Of a limited size: a node may write faster than somebody reads.
     arrived: queue.Queue[tuple[str, JournalLine] | None] = queue.Queue(_QUEUED)
 
     def pump(lines: Iterator[tuple[str, JournalLine]]) -> None:
@@ -109,9 +93,8 @@ def merge_arriving(
             arrived.put(entry)
         arrived.put(None)
 
-    threads = [threading.Thread(target=pump, args=[lines], daemon=True) for lines in journals]
-    for thread in threads:
-        thread.start()
-    for _ in threads:
+    for lines in journals:
+        threading.Thread(target=pump, args=[lines], daemon=True).start()
+    for _ in journals:
         while (entry := arrived.get()) is not None:
             yield entry

@@ -9,18 +9,15 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from pathlib import PurePosixPath
 
 from patchkit.cluster.agent.node_facts import NodeFacts
 from patchkit.cluster.launch.cluster_file import ClusterFile
 from patchkit.cluster.launch.survey import node_findings
 from patchkit.cluster.models.names import ModelFolder
-from patchkit.cluster.ssh.ssh import HERE
 from patchkit.errors import HostError, PatchkitError, UsageError
 from patchkit.runtime.envfile.syntax import Format
 from patchkit.runtime.host.hardware import target_of
-from patchkit.runtime.host.networks import describe_addresses
 from patchkit.runtime.node.agreement import agree
 from patchkit.runtime.node.cluster_env import ClusterEnv, cluster_env, file_text
 from patchkit.runtime.node.decision import NodeOptions, decide
@@ -108,37 +105,19 @@ def planned_ranks(
     for number, (node, its) in enumerate(zip(cluster.node, facts, strict=True)):
         with name_node(node.ssh, by_cluster_file):
             _check_vllm(its, cluster)
-            if node.address and not its.host.has_address(node.address):
-                raise _not_its_address(node.address, f"it has {describe_addresses(its.host)}")
             planned = _plan_rank(cluster, number, its, model, head)
             if node.address not in ("", planned.address):
-                raise _not_its_address(node.address, f"the head reaches it at {planned.address}")
+                raise HostError(
+                    f"{node.address} is not its address: it is reached at {planned.address}",
+                    hint="correct it in cluster.toml, or leave it out",
+                )
         for lack in node_findings(node.ssh, its):
             if lack.about == "memlock" and planned.env.node.attachment.hcas:
                 raise HostError(f"{lack.where}: {lack.what}", why=lack.why, hint=lack.hint)
         if number == 0:
             head = env_file(planned.text, f"{node.ssh}'s env file")
         ranks.append(planned)
-    kinds = {rank.env.node.target: rank.ssh for rank in ranks}
-    words = (*ranks[0].command.words, *cluster.serve.args) if ranks[0].command else ()
-    sizes = [size for flag, size in pairwise(words) if flag == "--tensor-parallel-size"]
-    if len(kinds) > 1 and sizes[-1:] not in ([], ["1"]):
-        pair = " and ".join(f"{node} is a {kind}" for kind, node in kinds.items())
-        raise HostError(
-            f"{pair}: no tensor parallelism over two kinds of GPU",
-            why="each computes a part of every layer, with other kernels: nobody has shown that "
-            "this works",
-            hint='a pipeline, which nobody has shown either: topology = "hetero" in [serve]',
-        )
     return ranks
-
-
-def _not_its_address(address: str, has: str) -> HostError:
-    return HostError(
-        f"{address} is not its address here: {has}",
-        why="the cable is out, or the address that cluster.toml or --head-ip names has changed",
-        hint="correct it there, or leave it out",
-    )
 
 
 @contextmanager
@@ -185,9 +164,11 @@ def _check_vllm(facts: NodeFacts, cluster: ClusterFile) -> None:
     if not facts.venv or software is None or not software.vllm:
         place = cluster.venv
         what = f"there is no vLLM in {place}" if facts.venv else f"{place} is not there"
-        alone = [each.ssh for each in cluster.node] == [HERE]
-        hint = "the environment that has it: --venv DIR" if alone else "patchkit cluster install"
-        raise HostError(what, hint=hint)
+        raise HostError(
+            what,
+            why="or another environment has it: `venv` in cluster.toml",
+            hint="patchkit cluster install",
+        )
 
 
 def _plan_rank(

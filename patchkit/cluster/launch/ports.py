@@ -1,36 +1,24 @@
-"""List the ports that nodes of a cluster need from each other, and try them before a start."""
+"""Try the ports that nodes of a cluster need from each other, before a start."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from patchkit.cluster.agent import group_script, links
 from patchkit.cluster.launch.cluster import Cluster
-from patchkit.cluster.ssh.node import Remote, all_of, everywhere
+from patchkit.cluster.ssh.node import all_of, everywhere
 from patchkit.cluster.ssh.ssh import there
 from patchkit.errors import HostError
 
-ANY = 0
-"""Stands for a port that the system chooses: torch and NCCL take such ones, on every node."""
+HEAD_PORTS = {
+    "mp": {29501: "the rendezvous of the ranks, --master-port"},
+    "ray": {6379: "Ray's head"},
+}
+"""By what starts the ranks: the ports at the head's address, and for what.
 
-
-@dataclass(frozen=True, slots=True)
-class PortNeed:
-    """A TCP port that has to be open on a node, and for what; ``head`` alone, or every node."""
-
-    port: int
-    what: str
-    head: bool = False
-
-
-def needs(executor: str) -> tuple[PortNeed, ...]:
-    """Return what has to be open on the cable, by what starts the ranks."""
-    ray = PortNeed(6379, "Ray's head", head=True)
-    master = PortNeed(29501, "the rendezvous of the ranks, --master-port", head=True)
-    own = PortNeed(ANY, "torch, gloo and NCCL, at ports that the system chooses")
-    return (ray if executor == "ray" else master, own)
+torch, gloo and NCCL take others on every node, which the system chooses.
+"""
 
 
 def check_ports(cluster: Cluster, addresses: Sequence[str], executor: str) -> None:
@@ -42,7 +30,7 @@ def check_ports(cluster: Cluster, addresses: Sequence[str], executor: str) -> No
     with contextlib.ExitStack() as stack:
         opened: list[list[int]] = []
         for number, (node, address) in enumerate(zip(nodes, addresses, strict=True)):
-            ports = [need.port for need in needs(executor) if number == 0 or not need.head]
+            ports = [0] if number else [*HEAD_PORTS[executor], 0]
             asked = {"address": address, "ports": ports}
             said = stack.enter_context(node.opened(dict[str, list[int]], links.hold_ports, **asked))
             if taken := said.get("taken"):
@@ -52,7 +40,6 @@ def check_ports(cluster: Cluster, addresses: Sequence[str], executor: str) -> No
                     hint=there(node.destination, "ss", "-ltnp", "sport", "=", f":{taken[0]}"),
                 )
             opened.append(said.get("open", []))
-        workers = range(1, len(nodes))
 
         def try_way(way: tuple[int, int]) -> None:
             here, other = way
@@ -66,12 +53,14 @@ def check_ports(cluster: Cluster, addresses: Sequence[str], executor: str) -> No
                     hint=there(target, "sudo", "ufw", "allow", "from", addresses[here]),
                 )
 
+        workers = range(1, len(nodes))
         all_of(everywhere([*((0, n) for n in workers), *((n, 0) for n in workers)], try_way))
 
 
-def check_server_port(head: Remote, url: str, unit: str) -> None:
+def check_server_port(cluster: Cluster, url: str) -> None:
     """Raise HostError if another than the unit's own listens where its server is to be asked."""
-    for other in head.call(list[str], group_script.strangers, url=url, unit=unit):
+    head = cluster.head
+    for other in head.call(list[str], group_script.strangers, url=url, unit=cluster.file.unit):
         sockets = there(head.destination, "ss", "-ltnp")
         raise HostError(
             f"{head.destination}: the server's port is taken: {other}",

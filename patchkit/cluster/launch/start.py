@@ -2,32 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from patchkit.cluster.agent.control import end_group
-from patchkit.cluster.agent.journal import JournalLine, read_units
+from patchkit.cluster.agent.journal import JournalLine
 from patchkit.cluster.agent.server_answers import ServerAnswers, ask_cluster_server, wanted_metrics
 from patchkit.cluster.agent.unit_state import NodeState, UnitState
 from patchkit.cluster.launch.cluster import Cluster
 from patchkit.cluster.launch.journals import read_group_journal
 from patchkit.cluster.ssh.node import Remote, everywhere
 from patchkit.errors import HostError, PatchkitError
-from patchkit.quoting import quoted
-from patchkit.records import RecordError, read_json
 
 _LOADING = ("activating", "deactivating", "reloading")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Answered:
-    """What a start came to: seconds until the server was up, and until it gave its first token."""
-
-    model: str
-    load_s: float
-    token_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,40 +38,29 @@ class StartWatcher:
     explain: Callable[[FailedStart], HostError]
 
 
-def wait_until_answered(cluster: Cluster, since: str, watcher: StartWatcher) -> Answered:
-    """Wait until the head's unit is active. Raises HostError with the first error of all ranks."""
+def wait_until_answered(cluster: Cluster, since: str, watcher: StartWatcher) -> None:
+    """Wait until the head's unit is active: then a token has come back.
+
+    Without ``since`` that may have been long ago, and the server is asked again. Raises HostError,
+    of a start that failed with the first error of all ranks.
+    """
     began, first = time.monotonic(), ""
     for now, *watches in cluster.follow(cluster.units):
         text = next((watch.text for watch in watches if watch.text), "")
         watcher.tell(replace(now, text=text), time.monotonic() - began)
         if now.active == "active":
-            return read_answered(cluster, since)
+            if not since and (why := token_silence(cluster)):
+                raise HostError(
+                    f"{cluster.head.destination}: the model hangs: {why}",
+                    why="its unit runs, and its server gives no token",
+                    hint="`patchkit down`, then start it again",
+                )
+            return
         first = first or now.invocation
         again = now.sub == "auto-restart" or now.invocation not in ("", first)
         if again or now.active not in _LOADING:
-            raise watcher.explain(read_failed_start(cluster, since, now, again=again))
+            raise explain_end(cluster, since, watcher, now, again=again)
     raise HostError(f"{cluster.head.destination}: the answer was cut short")
-
-
-def read_answered(cluster: Cluster, since: str = "") -> Answered:
-    """Return what the gate of the head wrote when the server had answered.
-
-    Without ``since`` it may have been long ago, and the server is asked again. Raises HostError.
-    """
-    if not since and (why := token_silence(cluster)):
-        down = ("patchkit", "down", *cluster.here_words)
-        raise HostError(
-            f"{cluster.head.destination}: the model hangs: {why}",
-            why="its unit runs, and its server gives no token",
-            hint=f"`{quoted(*down)}`, then start it again",
-        )
-    found = Answered(model="", load_s=0, token_s=0)
-    asked = {"units": [cluster.file.unit], "since": since}
-    for line in cluster.head.stream(JournalLine, read_units, **asked):
-        if line.text.startswith('{"answered"'):
-            with contextlib.suppress(RecordError):  # not the gate's: any rank may write so
-                found = read_json(dict[str, Answered], line.text)["answered"]
-    return found
 
 
 def token_silence(cluster: Cluster) -> str:
@@ -92,55 +69,40 @@ def token_silence(cluster: Cluster) -> str:
     return cluster.head.call(ServerAnswers, ask_cluster_server, **asked).silence
 
 
-def read_failed_start(cluster: Cluster, since: str, unit: UnitState, *, again: bool) -> FailedStart:
-    """Return what the ranks of a start that failed wrote since then."""
+def explain_end(
+    cluster: Cluster, since: str, watcher: StartWatcher, unit: UnitState, *, again: bool
+) -> HostError:
+    """Return why a group ended, from what its ranks wrote since it was started."""
     journal = read_group_journal(cluster, since=since)
     lines = tuple(journal.lines)
     how = f"systemd says {unit.result}, status {unit.status}"
     if again:
         how = "its first start; it is started again, four times an hour at most: "
         how += "`patchkit down` ends that"
-    how = "; ".join([how, *journal.remarks()])
-    return FailedStart(lines=lines, nodes=len(cluster.nodes), how=how)
+    silent = (f"without the lines of {error.what}" for error in journal.silent.values())
+    how = "; ".join([how, *silent])
+    return watcher.explain(FailedStart(lines=lines, nodes=len(cluster.nodes), how=how))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StoppedNode:
-    """What became of a node: its state afterwards, and its free memory before, in KiB."""
-
-    state: NodeState
-    before: int | None
-
-    @property
-    def problem(self) -> str:
-        """Return what is left of the group, "" for nothing."""
-        on = [unit.unit for unit in self.state.units if unit.active not in ("inactive", "failed")]
-        if on:
-            return f"{', '.join(on)} still runs"
-        if self.state.processes:
-            return f"processes are left: {', '.join(map(str, self.state.processes))}"
-        return ""
-
-
-def stop_group(cluster: Cluster, *, disable: bool = True) -> list[StoppedNode | PatchkitError]:
+def stop_group(cluster: Cluster, *, disable: bool = True) -> list[NodeState | PatchkitError]:
     """Stop a whole group, the head first, which stops its workers; then look at every node."""
 
-    def stop(node: Remote) -> StoppedNode:
+    def stop(node: Remote) -> NodeState:
         asked = {"name": cluster.file.name, "units": cluster.units_of(node), "disable": disable}
-        return node.call(StoppedNode, end_group, **asked)
+        return node.call(NodeState, end_group, **asked)
 
     head, *workers = cluster.nodes
     return [*everywhere([head], stop), *everywhere(workers, stop)]
 
 
-def check_stopped(cluster: Cluster, results: list[StoppedNode | PatchkitError]) -> None:
+def check_stopped(cluster: Cluster, results: Sequence[NodeState | PatchkitError]) -> None:
     """Raise HostError that names each node where something is left, or that did not answer."""
     trouble = []
     for node, result in zip(cluster.nodes, results, strict=True):
         if isinstance(result, PatchkitError):
             trouble.append(result.what)
-        elif result.problem:
-            trouble.append(f"{node.destination}: {result.problem}")
+        elif result.left:
+            trouble.append(f"{node.destination}: {result.left}")
     if trouble:
         raise HostError(
             "not stopped everywhere: " + "; ".join(trouble),

@@ -9,15 +9,13 @@ from dataclasses import dataclass
 
 from patchkit.cluster.agent import control
 from patchkit.cluster.agent.node_facts import NodeFacts
-from patchkit.cluster.agent.unit_state import NodeState
 from patchkit.cluster.launch.cluster import Cluster
 from patchkit.cluster.launch.plan import ServedModel, planned_ranks, served_model
 from patchkit.cluster.launch.ports import check_ports, check_server_port
 from patchkit.cluster.launch.start import (
-    Answered,
     StartWatcher,
     check_stopped,
-    read_failed_start,
+    explain_end,
     stop_group,
     wait_until_answered,
 )
@@ -28,20 +26,14 @@ from patchkit.durable.signals import Interrupted, committed, deferred
 from patchkit.errors import HostError, PatchkitError
 from patchkit.quoting import quoted
 
-_FIRST_PORT = 1024  # net.ipv4.ip_unprivileged_port_start
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupPlan:
-    """What a start would write and run; ``changed`` are the files that differ, by node.
-
-    ``former`` are the files that are there, by node.
-    """
+    """What a start would write and run; the files, and those that are there, are by node."""
 
     units: GroupUnits
-    files: tuple[dict[str, str], ...]
-    changed: tuple[tuple[str, ...], ...]
-    former: tuple[dict[str, str], ...]
+    files: list[dict[str, str]]
+    former: list[dict[str, str]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +42,6 @@ class Begun:
 
     plan: GroupPlan
     since: str
-    running: bool = False
 
 
 def make_plan(cluster: Cluster, model: str) -> GroupPlan:
@@ -58,12 +49,6 @@ def make_plan(cluster: Cluster, model: str) -> GroupPlan:
     served = served_model(cluster.file, model)
     facts = cluster.facts([served.folder] if served.folder else [])
     names = [node.ssh for node in cluster.file.node]
-    if cluster.file.serve.port < _FIRST_PORT:
-        raise HostError(
-            f"port {cluster.file.serve.port}: a user's units may not open it",
-            why=f"ports below {_FIRST_PORT} are root's",
-            hint=f"another one, {_FIRST_PORT} or more: `port` in [serve], or --port",
-        )
     for found in survey_nodes(names, facts):
         if found.about in ("systemd", "linger", "installation"):
             raise HostError(f"{found.where}: {found.what}", why=found.why, hint=found.hint)
@@ -77,13 +62,8 @@ def make_plan(cluster: Cluster, model: str) -> GroupPlan:
         ranks=tuple(ranks),
         links=tuple(link.words for link in links),
     )
-    check_server_port(cluster.head, units.url, cluster.file.unit)
-    files, former = tuple(units.node_files()), tuple(its.files for its in facts)
-    changed = [
-        sorted(name for name in {*new, *old} if new.get(name) != old.get(name))
-        for new, old in zip(files, former, strict=True)
-    ]
-    return GroupPlan(units=units, files=files, changed=tuple(map(tuple, changed)), former=former)
+    check_server_port(cluster, units.url)
+    return GroupPlan(units=units, files=units.node_files(), former=[its.files for its in facts])
 
 
 def _check_model(model: ServedModel, nodes: Sequence[str], facts: Sequence[NodeFacts]) -> None:
@@ -110,32 +90,32 @@ def bring_up(cluster: Cluster, model: str, *, lasting: bool = True) -> Begun:
     was written; HostError if what ran before does not stop.
     """
     with cluster.alone():
-        plan, states = make_plan(cluster, model), all_of(cluster.states())
-        return _start_group(cluster, plan, states, lasting=lasting)
+        plan = make_plan(cluster, model)
+        return _start_group(cluster, plan, lasting=lasting)
 
 
-def _start_group(
-    cluster: Cluster, plan: GroupPlan, states: list[NodeState], *, lasting: bool = True
-) -> Begun:
-    ranks, same = plan.units.ranks, not any(plan.changed)
-    runs = states[0].units[0].active in ("active", "activating")
+def _start_group(cluster: Cluster, plan: GroupPlan, *, lasting: bool = True) -> Begun:
+    ranks, states = plan.units.ranks, all_of(cluster.states())
+    same, runs = plan.files == plan.former, states[0].serves
     if same and runs:
-        return Begun(plan=plan, since="", running=True)
+        return Begun(plan=plan, since="")
     if runs or any(state.processes for state in states):
         committed("what ran before is stopped")
         check_stopped(cluster, stop_group(cluster, disable=False))
     if len(ranks) > 1:
         check_ports(cluster, [rank.address for rank in ranks], ranks[0].env.node.executor.name)
-    if not same:
-        committed("the files of this start are on the nodes")
-        cluster.put_files(plan.files)
-    how = {"restart": not same, "lasting": lasting}
-    since = cluster.head.call(str, control.begin_group, name=cluster.file.name, **how)
+    committed("the files of this start are on the nodes")
+    since = _begin_group(cluster, plan.files, lasting=lasting)
     committed(f"{plan.units.model.name} is started, and goes on loading")
     return Begun(plan=plan, since=since)
 
 
-def switch_model(cluster: Cluster, model: str, watcher: StartWatcher) -> Answered:
+def _begin_group(cluster: Cluster, files: Sequence[dict[str, str]], *, lasting: bool = True) -> str:
+    cluster.put_files(files)
+    return cluster.head.call(str, control.begin_group, name=cluster.file.name, lasting=lasting)
+
+
+def switch_model(cluster: Cluster, model: str, watcher: StartWatcher) -> None:
     """Serve another model; if it cannot be started or does not answer, the former one again.
 
     An interrupt before the start brings the former one back as well; after it, the new one goes on.
@@ -145,14 +125,14 @@ def switch_model(cluster: Cluster, model: str, watcher: StartWatcher) -> Answere
     plan: GroupPlan | None = None
     try:
         with cluster.alone():
-            plan, states = make_plan(cluster, model), all_of(cluster.states())
-            if any(plan.changed) and states[0].units[0].active in ("active", "activating"):
+            plan = make_plan(cluster, model)
+            if plan.files != plan.former and all_of(cluster.states())[0].serves:
                 # Nothing to go back to, if somebody else than `up` wrote it.
                 with suppress(KeyError, ValueError, AttributeError):
                     found = [json.loads(files["group.json"]).get("model") for files in plan.former]
                     former = str(found[0] or "")
-            begun = _start_group(cluster, plan, states)
-        return wait_until_answered(cluster, begun.since, watcher)
+            begun = _start_group(cluster, plan)
+        wait_until_answered(cluster, begun.since, watcher)
     except (PatchkitError, Interrupted) as error:
         if plan is None or not former or (begun and isinstance(error, Interrupted)):
             raise
@@ -174,9 +154,7 @@ def _go_back(cluster: Cluster, former: str, files: Sequence[dict[str, str]]) -> 
     try:
         with deferred(), cluster.alone():
             check_stopped(cluster, stop_group(cluster, disable=False))
-            cluster.put_files(files)
-            name = cluster.file.name
-            since = cluster.head.call(str, control.begin_group, name=name, restart=True)
+            since = _begin_group(cluster, files)
             committed(f"{former} is started again, and goes on loading")
             return since
     except PatchkitError as error:
@@ -184,19 +162,8 @@ def _go_back(cluster: Cluster, former: str, files: Sequence[dict[str, str]]) -> 
         raise type(error)(what, why=error.why, hint=error.hint) from None
 
 
-def wait_until_ended(cluster: Cluster, begun: Begun, watcher: StartWatcher) -> HostError:
-    """Return why a group that answered ended by itself; wait for that as long as it takes."""
-    for (now,) in cluster.follow([cluster.file.unit]):
-        if now.active != "active":
-            again = now.sub == "auto-restart"
-            return watcher.explain(read_failed_start(cluster, begun.since, now, again=again))
-    return HostError(f"{cluster.head.destination}: the answer was cut short")
-
-
 @contextmanager
-def hold_model(
-    cluster: Cluster, model: str, watcher: StartWatcher
-) -> Iterator[tuple[Begun, Answered]]:
+def hold_model(cluster: Cluster, model: str, watcher: StartWatcher) -> Iterator[Begun]:
     """Serve a model for the time of a block, then stop it on every node, and check.
 
     If this process is killed, the head's systemd stops the group. Raises what ``bring_up``,
@@ -206,10 +173,20 @@ def hold_model(
     with ExitStack() as watch:
         try:
             watch.enter_context(cluster.head.opened(bool, control.hold_group, name=name))
-            yield begun, wait_until_answered(cluster, begun.since, watcher)
+            wait_until_answered(cluster, begun.since, watcher)
+            yield begun
         finally:
             with cluster.alone():
                 results = stop_group(cluster)
             watch.close()
             check_stopped(cluster, results)
             committed(f"{begun.plan.units.model.name} is stopped on every node")
+
+
+def wait_until_ended(cluster: Cluster, begun: Begun, watcher: StartWatcher) -> HostError:
+    """Return why a group that answered ended by itself; wait for that as long as it takes."""
+    for (now,) in cluster.follow([cluster.file.unit]):
+        if now.active != "active":
+            again = now.sub == "auto-restart"
+            return explain_end(cluster, begun.since, watcher, now, again=again)
+    return HostError(f"{cluster.head.destination}: the answer was cut short")

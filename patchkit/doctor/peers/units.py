@@ -46,8 +46,7 @@ def check_ports_taken(node: NodeReport, file: ClusterFile, unit: UnitState | Non
     """Return who has a port that the head's rank needs; of a worker no certain port is needed."""
     listeners = node.part("listeners")
     executor = node.env.facts.get("executor", "mp") if node.env else "mp"
-    needs = {file.serve.port: "the server"}
-    needs |= {need.port: need.what for need in ports.needs(executor) if need.port}
+    needs = {file.serve.port: "the server", **ports.HEAD_PORTS.get(executor, {})}
     own = {process.pid for process in node.processes or ()}
     taken = {its.port: its for its in listeners if its.port in needs and its.pid not in own}
     # A rank that runs has its ports: what else listens does so elsewhere, or shares the server's.

@@ -84,7 +84,7 @@ def server_hung(lab: LifecycleLab) -> str:
         head.user("kill", "-STOP", process)
         status = cluster.patchkit("status")
         insist(status.status == HostError.exit_code, f"status: {status.status} {status.output}")
-        insist("hangs spark1: since " in status.output, status.output)
+        insist("hangs spark1: " in status.output, status.output)
         said = json.loads(cluster.patchkit("status", "--json").output)
         insist(said["answers"] is False and said["hangs"], f"--json: {said}")
         up = cluster.patchkit("up", MODEL)
