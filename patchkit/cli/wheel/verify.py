@@ -39,7 +39,7 @@ def command(house: Path) -> Iterator[Block]:
     """Check that the wheels of a wheelhouse are whole, load on their device, and fit together.
 
     It compares files with manifest, hashes and RECORD; device code with the target; vLLM, torch,
-    NCCL and triton, Pythons and CUDA with each other. That is consistency: only a signature
+    NCCL, triton and CUDA with each other. That is consistency: only a signature
     of SHA256SUMS (ssh-keygen -Y) says who made the wheels.
 
     Exits with 8 if bytes are not those of the manifest, 7 if something is missing, 5 if code does

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
@@ -16,17 +16,12 @@ from patchkit.cli.render import Block, Record, VerbGroup, rendered, verbose_opti
 from patchkit.cli.wheel.build_options import house_option
 from patchkit.cli.wheel.override import command as override_command
 from patchkit.cli.wheel.override import override_lines
-from patchkit.elf import by_version
-from patchkit.errors import UsageError
 from patchkit.patching.recipe import load_recipe
-from patchkit.target import Target, targets
-from patchkit.wheel.build.toolchain import MACHINES
 from patchkit.wheel.wheelhouse.contents import load_manifest
-from patchkit.wheel.wheelhouse.fill import Filled, built_wheels, fill_wheelhouse, machine_of
+from patchkit.wheel.wheelhouse.fill import Filled, built_wheels, fill_wheelhouse, node_of
 from patchkit.wheel.wheelhouse.manifest import REQUIREMENTS, Kind, ManifestEntry
-from patchkit.wheel.wheelhouse.node import NodePlatform, node_platform
 from patchkit.wheel.wheelhouse.prune import prune_wheelhouse
-from patchkit.wheel.wheelhouse.resolve import WheelSources
+from patchkit.wheel.wheelhouse.resolve import NodePlatform, WheelSources
 
 
 @click.group(cls=VerbGroup)
@@ -118,15 +113,6 @@ def prune_wheels(
     help="Python of the nodes.  [default: that of the target]",
 )
 @click.option(
-    "--cpu",
-    "machine",
-    cls=Renamed,
-    former=["--machine"],
-    type=click.Choice(MACHINES),
-    help="CPU of the nodes.  [default: that of the wheels]",
-)
-@click.option("--glibc", metavar="2.X", help="glibc of the nodes.  [default: that of the target]")
-@click.option(
     "--with",
     "also",
     multiple=True,
@@ -148,8 +134,6 @@ def fill_wheels(
     house: Path,
     *,
     python: str | None,
-    machine: str | None,
-    glibc: str | None,
     also: tuple[str, ...],
     folders: tuple[Path, ...],
     offline: bool,
@@ -163,10 +147,7 @@ def fill_wheels(
     interrupted one.
     """
     built = built_wheels(house)
-    if not (python and glibc):
-        oldest = _oldest_target(built)
-        python, glibc = python or oldest.python, glibc or oldest.glibc
-    node = node_platform(machine or machine_of(house, built), python, glibc)
+    node = node_of(house, built, python)
     with progress() as report:
         done = fill_wheelhouse(
             house,
@@ -210,16 +191,3 @@ def _filled_blocks(
         *("install", *done.manifest.install_options, *words),
         where="" if here else f"on a node, {node.machine}",
     )
-
-
-def _oldest_target(built: Sequence[ManifestEntry]) -> Target:
-    """Return the wheels' target with the oldest glibc. Raises UsageError if no wheel names one."""
-    known = targets()
-    found = [known[name] for entry in built if (name := str(entry.facts.get("target"))) in known]
-    if not found:
-        raise UsageError(
-            "no wheel says for which device it is",
-            hint="name the nodes' --glibc and --python-version",
-        )
-    # What loads with the oldest glibc also loads with newer ones.
-    return min(found, key=lambda target: by_version(target.glibc))

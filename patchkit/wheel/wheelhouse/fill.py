@@ -15,8 +15,10 @@ from patchkit.durable.failure import translated
 from patchkit.durable.lock import locked
 from patchkit.durable.names import is_file
 from patchkit.durable.partial import kept
+from patchkit.elf import by_version
 from patchkit.errors import HashMismatchError, StorageError, UsageError
 from patchkit.quoting import quoted
+from patchkit.target import targets
 from patchkit.versions import ExactPin
 from patchkit.wheel.device.wheel_checks import cuda_majors
 from patchkit.wheel.file.library_rules import library_rules
@@ -32,16 +34,17 @@ from patchkit.wheel.wheelhouse.contents import (
 from patchkit.wheel.wheelhouse.download import Progress, download_wheels
 from patchkit.wheel.wheelhouse.listed_wheel import read_listed_wheels
 from patchkit.wheel.wheelhouse.manifest import Kind, Manifest, ManifestEntry
-from patchkit.wheel.wheelhouse.node import NodePlatform
 from patchkit.wheel.wheelhouse.pins import pins_in, require_effect
 from patchkit.wheel.wheelhouse.resolve import (
     LockedWheel,
+    NodePlatform,
     WheelSources,
     only_metadata,
     resolve_wheels,
 )
 from patchkit.wheel.wheelhouse.storage import wheelhouse_command
 
+_PYTHON = re.compile(r"3\.\d{1,2}(\.\d{1,2})?")
 _OF_TORCH = re.compile(r"nvidia-(cudnn|cusparselt|nccl|nvshmem)-cu\d+")
 
 
@@ -59,20 +62,6 @@ class Filled:
     manifest: Manifest
 
 
-def machine_of(house: Path, built: Sequence[ManifestEntry]) -> str:
-    """Return the one CPU that the wheels are for. Raises UsageError for none, or for two."""
-    cpus = {cpu for entry in built for cpu in entry.name.cpus} - {ANY}
-    if len(cpus) != 1:
-        raise UsageError(
-            f"{house} holds wheels for {' and '.join(sorted(cpus)) or 'no CPU in particular'}",
-            why="dependencies are resolved for one machine",
-            hint="keep a wheelhouse for each CPU, or say --cpu"
-            if cpus
-            else "build one first, or say --cpu",
-        )
-    return cpus.pop()
-
-
 def built_wheels(house: Path) -> tuple[ManifestEntry, ...]:
     """Return the wheels that patchkit put there. Raises UsageError if there are none."""
     found = tuple(entry for entry in read_settled(house).wheels if entry.kind is Kind.BUILT)
@@ -83,6 +72,24 @@ def built_wheels(house: Path) -> tuple[ManifestEntry, ...]:
             hint="patchkit build nccl; patchkit repack vllm==X",
         )
     return found
+
+
+def node_of(house: Path, built: Sequence[ManifestEntry], python: str | None) -> NodePlatform:
+    """Return the nodes that the wheels are for. Raises UsageError for several CPUs, or for none."""
+    known = targets()
+    cpus = {cpu for entry in built for cpu in entry.name.cpus} - {ANY}
+    found = [known[name] for entry in built if (name := str(entry.facts.get("target"))) in known]
+    if len(cpus) != 1 or not found:
+        raise UsageError(
+            f"{house} holds wheels for {' and '.join(sorted(cpus)) or 'no CPU in particular'}",
+            why="dependencies are resolved for one machine, that of a wheel's target",
+            hint="keep a wheelhouse for each CPU",
+        )
+    # What loads with the oldest glibc also loads with newer ones.
+    oldest = min(found, key=lambda target: by_version(target.glibc))
+    if python and not _PYTHON.fullmatch(python):
+        raise UsageError(f"--python-version takes a version such as 3.12, not {python!r}")
+    return NodePlatform(machine=cpus.pop(), python=python or oldest.python, glibc=oldest.glibc)
 
 
 def fill_wheelhouse(

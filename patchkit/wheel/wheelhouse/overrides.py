@@ -15,7 +15,7 @@ from patchkit.versions import ExactPin
 from patchkit.wheel.file.library_rules import library_rules
 from patchkit.wheel.wheelhouse.contents import listed_manifest
 from patchkit.wheel.wheelhouse.manifest import USER, Override, check_one_line, write_documents
-from patchkit.wheel.wheelhouse.pins import TORCH, WheelPin, is_nccl, pins_in, require_effect
+from patchkit.wheel.wheelhouse.pins import WheelPin, is_nccl, pins_in, require_effect
 from patchkit.wheel.wheelhouse.storage import commit_files, open_for_writing, wheelhouse_command
 
 
@@ -107,20 +107,12 @@ def _check_override(takes: ExactPin, known: WheelPin) -> None:
             why=f"{known.wheel} was compiled against {known.pin}",
             hint="take a vLLM that is built for another one",
         )
-    if version.local:
+    if version.local or version <= pinned:
         raise UsageError(
-            f"{takes}: an override names a release, without a label",
-            why="the label of a build is not known before it is built",
-            hint=f"say {takes.project}=={version.public}, which a build of it meets",
-        )
-    if version == pinned:
-        what = f"{known.by} pins {takes} itself: there is nothing to override"
-        raise UsageError(what, hint="`patchkit verify` says what is wrong, if anything is")
-    if version < pinned:
-        raise UsageError(
-            f"{takes} is older than {pinned}, which {known.by} pins",
-            why="what is compiled for a release may call what an older one lacks",
-            hint=f"name a later version than {pinned}",
+            f"{takes} is no release later than {pinned}, which {known.by} pins",
+            why="what is compiled for a release may call what an older one lacks; the label of a "
+            "build is not known before it is built",
+            hint=f"name a later release than {pinned}: a build of it meets the override",
         )
     if is_nccl(takes.project):
         load_recipe("nccl").check(Version(version.public))
@@ -134,22 +126,12 @@ def default_version(house: Path | None) -> tuple[Version, str]:
 
     An override decides; else a torch wheel, which pins it itself; else a vLLM wheel, which pins its
     torch, and the recipe says what that pins; without any of them it is the recipe's default.
-    Raises UsageError if two wheels want different ones, a torch is newer than the recipe, an
-    override is for other wheels, or a wheel cannot be read.
+    Raises UsageError if two wheels want different ones, an override is for other wheels, or a wheel
+    cannot be read.
     """
     found = _required_nccl(house)
     if not found:
-        facts = load_facts()
-        for pin in pins_in(house) if house is not None and house.is_dir() else ():
-            if pin.pin.project == TORCH and not facts.pin_of_torch(str(pin.pin.version)):
-                raise UsageError(
-                    f"{pin.wheel} requires torch {pin.pin.version}, and the recipe does not know "
-                    "its NCCL",
-                    why=f"the recipe knows torch {', '.join(facts.torch)}",
-                    hint="name one with --version: `pip download --no-deps torch` and its METADATA "
-                    "say which",
-                )
-        return facts.default, "the recipe's default: no torch or vLLM wheel says otherwise"
+        return load_facts().default, "the recipe's default: no torch or vLLM wheel says otherwise"
     if len(found) > 1:
         raise UsageError(
             f"{house}: its wheels want {len(found)} versions of NCCL\n"

@@ -1,4 +1,4 @@
-"""Check that the wheels of a wheelhouse fit together: pins, overrides, Pythons, CUDA."""
+"""Check that the wheels of a wheelhouse fit together: pins, overrides, devices, CUDA."""
 
 from __future__ import annotations
 
@@ -11,11 +11,10 @@ from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-from patchkit.elf import by_version
 from patchkit.errors import ProofError, UsageError
 from patchkit.finding import Finding, finding
 from patchkit.quoting import quoted
-from patchkit.wheel.device.wheel_checks import cuda_majors, promised_glibc, supported
+from patchkit.wheel.device.wheel_checks import cuda_majors
 from patchkit.wheel.file.metadata import WheelMetadata
 from patchkit.wheel.file.name import ANY
 from patchkit.wheel.file.torch import torch_of
@@ -41,8 +40,8 @@ def disagreements(
         group = [wheel for wheel in wheels if wheel.entry.name.cpus & {cpu, ANY}]
         found += _find_unmet_needs(cpu, group, overrides)
         found += _find_wrong_nccl(group, overrides)
-        for check in (_find_cuda_clash, _find_mixed_devices, _find_wrong_pythons, _find_new_glibc):
-            found += check(cpu, group)
+        found += _find_cuda_clash(cpu, group)
+        found += _find_mixed_devices(cpu, group)
     # A wheel for any CPU is in every group, and would be reported once for each.
     return tuple(dict.fromkeys(found))
 
@@ -120,9 +119,9 @@ def _find_unmet_needs(
                 )
 
 
-def _fill_command(wheel: ListedWheel, *options: str) -> str:
+def _fill_command(wheel: ListedWheel) -> str:
     """Return the command that resolves the dependencies anew."""
-    return wheelhouse_command("fill", wheel.path.parent, *options)
+    return wheelhouse_command("fill", wheel.path.parent)
 
 
 def _replace_command(wheel: ListedWheel, version: object) -> str:
@@ -142,18 +141,14 @@ def _applicable_requirements(
     """Yield the requirements that hold on this CPU, with the Python of the lock if there is one."""
     # An empty extra: what only an extra requires is not needed here.
     said = {**default_environment(), "platform_machine": cpu, "extra": ""}
-    if python := _locked_python(wheels):
+    locked = (wheel.entry.facts.get("python") for wheel in wheels if not wheel.built)
+    if python := next((str(python) for python in locked if python), ""):
         said["python_version"] = ".".join(python.split(".")[:2])
         said["python_full_version"] = ".".join((*python.split("."), "0")[:3])
     environment = {key: str(value) for key, value in said.items()}
     for requirement in metadata.requires if metadata else ():
         if requirement.marker is None or requirement.marker.evaluate(environment):
             yield requirement
-
-
-def _locked_python(wheels: Sequence[ListedWheel]) -> str:
-    found = (wheel.entry.facts.get("python") for wheel in wheels if not wheel.built)
-    return next((str(python) for python in found if python), "")
 
 
 def _find_wrong_nccl(
@@ -211,40 +206,6 @@ def _find_mixed_devices(cpu: str, wheels: Sequence[ListedWheel]) -> Iterator[Fin
             "a wheelhouse for each device: --dir",
             "on either device some of it does not load",
         )
-
-
-def _find_wrong_pythons(cpu: str, wheels: Sequence[ListedWheel]) -> Iterator[Finding]:  # noqa: ARG001
-    """Find wheels for other Pythons than the lock's or, without a lock, than the other wheels'."""
-    ranges = {}
-    for wheel in wheels:
-        unread = WheelMetadata(name=wheel.entry.name, members=(), facts={})
-        ranges[wheel.filename] = set(supported(wheel.metadata or unread))
-    python = _locked_python(wheels)
-    for wheel in wheels:
-        if python and int(python.split(".")[1]) not in ranges[wheel.filename]:
-            what = f"is not for CPython {python}, for which the dependencies were resolved"
-            yield finding(
-                UsageError, wheel.filename, what, _fill_command(wheel, "--python-version", "X.Y")
-            )
-    if not python and ranges and not set.intersection(*ranges.values()):
-        few = min(ranges, key=lambda name: len(ranges[name]))
-        what = "no Python can install it together with what lies beside it"
-        yield finding(UsageError, few, what, "build it for the same Python as the others")
-
-
-def _find_new_glibc(cpu: str, wheels: Sequence[ListedWheel]) -> Iterator[Finding]:
-    """Find wheels that need a newer glibc than the nodes have."""
-    has = min((w.target.glibc for w in wheels if w.target), key=by_version, default="")
-    for wheel in wheels:
-        needs = promised_glibc(wheel.entry.name.tag)
-        if has and needs and by_version(needs) > by_version(has):
-            yield finding(
-                UsageError,
-                wheel.filename,
-                f"needs glibc {needs}, nodes with {cpu} may have {has}",
-                _fill_command(wheel) if not wheel.built else "build it on an older distribution",
-                "pip does not install it there",
-            )
 
 
 def pin_table(wheels: Sequence[ListedWheel]) -> Mapping[str, str]:

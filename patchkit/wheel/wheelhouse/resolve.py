@@ -18,18 +18,16 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from packaging.tags import Tag
+from packaging.tags import Tag, compatible_tags, cpython_tags
 from packaging.utils import parse_wheel_filename
 from uv import find_uv_bin
 
 from patchkit.errors import PatchkitError, SourceError, StorageError, UsageError
 from patchkit.process import attempt
-from patchkit.quoting import quoted
 from patchkit.source.fetch import cache_dir
 from patchkit.source.pip_settings import pip_settings
 from patchkit.versions import ExactPin
 from patchkit.wheel.file.name import WheelName, wheel_name
-from patchkit.wheel.wheelhouse.node import NodePlatform
 
 _OPTIONS = (
     *("--only-binary=:all:", "--no-header"),
@@ -53,6 +51,46 @@ _VARIABLES = {
 _FRAME = re.compile(r"^[^\w`]*(?:(?:error|cause): )?")
 _PASSWORD = re.compile(r"(?<=://)[^/@\s]+@")
 _SHOWN = 12  # lines of what uv says
+
+
+# By glibc 2.X; no wheel for aarch64 is older than the first.
+_OLDEST, _OLD_NAMES = 17, {17: "manylinux2014", 12: "manylinux2010", 5: "manylinux1"}
+_UV_KNOWS = (_OLDEST, 28, *range(31, 41))  # its platforms manylinux_2_X
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodePlatform:
+    """Platform that a node installs wheels for: CPU ``x86_64``, Python ``3.12``, glibc ``2.39``."""
+
+    machine: str
+    python: str
+    glibc: str
+
+    def __str__(self) -> str:
+        return f"CPython {self.python} on {self.machine} with glibc {self.glibc}"
+
+    def facts(self) -> dict[str, str]:
+        return {"machine": self.machine, "python": self.python, "glibc": self.glibc}
+
+    @property
+    def uv_name(self) -> str:
+        """The newest platform that uv knows and that the node has."""
+        newest = int(self.glibc.partition(".")[2])
+        minor = max(known for known in _UV_KNOWS if known <= newest)
+        return f"{self.machine}-manylinux_2_{minor}"
+
+    def ranks(self) -> dict[Tag, int]:
+        """Return the tags that fit; an installer takes the wheel with the lowest rank."""
+        # Newest first, as pip ranks them: a tag of a newer glibc is the more specific one.
+        names = []
+        newest = int(self.glibc.partition(".")[2])
+        for minor in range(newest, min(_OLD_NAMES) - 1, -1):
+            names += [f"manylinux_2_{minor}", *([_OLD_NAMES[minor]] if minor in _OLD_NAMES else [])]
+        platforms = [f"{name}_{self.machine}" for name in (*names, "linux")]
+        major, minor = map(int, self.python.split(".")[:2])
+        native = cpython_tags((major, minor), platforms=platforms)
+        others = compatible_tags((major, minor), f"cp{major}{minor}", platforms)
+        return {tag: rank for rank, tag in enumerate((*native, *others))}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,19 +177,11 @@ def _uv_error(said: str, wanted: Sequence[str], node: NodePlatform) -> PatchkitE
     """Return the error that uv's words mean."""
     told = (line for line in said.splitlines() if not line.startswith("warning:"))
     lines = [_FRAME.sub("", _PASSWORD.sub("", line)) for line in told]
-    names = [unquote(each).rpartition("/")[2] for each in wanted]
     why = "\n        ".join([line for line in lines if line][:_SHOWN])
-    if "No space left on device" in said:
-        return StorageError("uv ran out of disk space", why=why, hint="free some; run it again")
-    if "authentication" in said or re.search(r"\b40[137]\b", said):
-        return StorageError(
-            "the package index denies access",
-            why=why,
-            hint="check the credentials in pip's configuration, or in ~/.netrc",
-        )
     if "No solution found" in said:
+        names = ", ".join(unquote(each).rpartition("/")[2] for each in wanted)
         return SourceError(
-            f"there is no set of wheels for {node} that fits together with {', '.join(names)}",
+            f"there is no set of wheels for {node} that fits together with {names}",
             why=why.partition("\n")[2].strip(),
             hint="take another release or --python-version; build a wheel of what has sources "
             "alone on a node (pip wheel), and name its folder with --find-links; if an index has "
@@ -159,14 +189,12 @@ def _uv_error(said: str, wanted: Sequence[str], node: NodePlatform) -> PatchkitE
         )
     if "parse" in said and "requirement" in said:
         return UsageError("--with takes a requirement such as 'ray>=2.40'", why=why)
-    if re.search(r"[Ff]ailed to fetch|Request failed|error sending request", said):
-        return StorageError(
-            "the package index cannot be reached",
-            why=why,
-            hint="check pip's configuration; --offline takes wheels from --find-links alone",
-        )
-    update = quoted(sys.executable, "-m", "pip", "install", "-U", "uv")
-    return StorageError("uv failed", why=why, hint=f"update it: {update}; then try again")
+    return StorageError(
+        "uv cannot resolve what the wheels need",
+        why=why,
+        hint="check index and credentials in pip's configuration, and the room on the disk; "
+        "--offline takes wheels from --find-links alone",
+    )
 
 
 _LOCK = ("--format=pylock.toml", "--generate-hashes")

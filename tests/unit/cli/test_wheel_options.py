@@ -10,7 +10,6 @@ CASES = [
     (repack.command, ["a.whl"], "--cpu", "--platform", "x86_64"),
     (build.nccl, [], "--cpu", "--host", "x86_64"),
     (build_vllm.command, [], "--cpu", "--host", "x86_64"),
-    (wheelhouse.fill_wheels, [], "--cpu", "--machine", "x86_64"),
     (wheelhouse.fill_wheels, [], "--python-version", "--python", "3.11"),
 ]
 

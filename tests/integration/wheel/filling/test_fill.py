@@ -113,7 +113,6 @@ def test_what_cannot_be_had(requires, says, built, offered, fill, house, tmp_pat
     ("arguments", "says"),
     [
         (["--python-version", "2.7"], "--python-version takes a version such as 3.12, not '2.7'"),
-        (["--glibc", "3.0"], "--glibc takes a version such as 2.39, not '3.0'"),
         (["--dir", "empty"], "empty holds no wheel that patchkit built"),
     ],
 )

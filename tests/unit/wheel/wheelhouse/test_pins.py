@@ -169,43 +169,6 @@ def test_wheels_for_two_devices(built, house):
     assert said.startswith("wheels for aarch64 are made for several devices: gb10: nvidia_nccl")
 
 
-def test_a_lock_that_does_not_fit(built, house, lock):
-    vllm(built)
-    lock("torch-2.10.0-cp312-cp312-manylinux_2_28_aarch64.whl")
-    assert [what for _, _, what in found(house)] == [
-        "needs torch==2.11.0; here is torch==2.10.0",
-        "needs numpy, which is not in the lock",
-    ]
-    assert {code for _, code, _ in found(house)} == {2}
-
-
-@pytest.mark.parametrize(
-    ("filename", "says"),
-    [
-        ("numpy-2.0-cp311-cp311-manylinux_2_28_aarch64.whl", "is not for CPython 3.12, for which"),
-        (
-            "numpy-2.0-cp312-cp312-manylinux_2_40_aarch64.whl",
-            "needs glibc 2.40, nodes with aarch64",
-        ),
-        ("numpy-2.0-cp312-abi3-manylinux_2_28_aarch64.whl", ""),
-        ("numpy-2.0-py3-none-any.whl", ""),
-    ],
-)
-def test_a_lock_for_another_python_or_system(filename, says, built, house, lock):
-    vllm(built)
-    lock("torch-2.11.0-cp312-cp312-manylinux_2_28_aarch64.whl", filename)
-    said = [what for _, _, what in found(house)]
-    assert len(said) == bool(says)
-    assert all(says in what for what in said)
-
-
-def test_wheels_for_different_pythons(built, house):
-    built("one", "1.0", tag="cp312-cp312-linux_aarch64")
-    built("two", "1.0", tag="cp311-cp311-linux_aarch64")
-    ((_, code, what),) = found(house)
-    assert (code, what) == (2, "no Python can install it together with what lies beside it")
-
-
 def held(house, version, **more):
     """Add a dependency that is in the folder."""
     wheel = write_wheel(house, version, tag=ARM, **more)

@@ -9,9 +9,8 @@ import pytest
 from patchkit.errors import HashMismatchError
 from patchkit.wheel.wheelhouse.contents import add_wheel, listed_wheels
 from patchkit.wheel.wheelhouse.fill import fill_wheelhouse
-from patchkit.wheel.wheelhouse.node import node_platform
 from patchkit.wheel.wheelhouse.prune import prune_wheelhouse
-from patchkit.wheel.wheelhouse.resolve import WheelSources
+from patchkit.wheel.wheelhouse.resolve import NodePlatform, WheelSources
 from patchkit.wheel.wheelhouse.storage import LINKED
 from patchkit.wheel.wheelhouse.verify import check_files
 from support.wheels import CPU, write_wheel
@@ -60,7 +59,9 @@ def test_a_wheel_that_is_a_link_to_the_same_bytes(house, elsewhere, cli, tmp_pat
     assert f"next:  rm -- {house / name}; then build it again" in said
     with pytest.raises(HashMismatchError, match="is a link"):
         fill_wheelhouse(
-            house, node_platform(CPU, "3.12", "2.39"), WheelSources(offline=True, folders=())
+            house,
+            NodePlatform(machine=CPU, python="3.12", glibc="2.39"),
+            WheelSources(offline=True, folders=()),
         )
     add_wheel(house, write_wheel(tmp_path / "made", OURS), {"target": "gb10"})
     assert found(house) == {}
@@ -87,7 +88,9 @@ def test_a_manifest_that_is_a_link_is_not_read(house, elsewhere, tmp_path):
     for action in (
         *(listed_wheels, check_files, prune_wheelhouse, lambda house: add_wheel(house, new, {})),
         lambda house: fill_wheelhouse(
-            house, node_platform(CPU, "3.12", "2.39"), WheelSources(offline=True, folders=())
+            house,
+            NodePlatform(machine=CPU, python="3.12", glibc="2.39"),
+            WheelSources(offline=True, folders=()),
         ),
     ):
         with pytest.raises(HashMismatchError, match=r"manifest\.json: is a link") as caught:
@@ -106,7 +109,9 @@ def test_a_folder_of_downloads_that_is_a_link(house, tmp_path):
     assert found(house)[".filling"][0] == 7
     with pytest.raises(HashMismatchError, match=r"\.filling: is a link"):
         fill_wheelhouse(
-            house, node_platform(CPU, "3.12", "2.39"), WheelSources(offline=True, folders=())
+            house,
+            NodePlatform(machine=CPU, python="3.12", glibc="2.39"),
+            WheelSources(offline=True, folders=()),
         )
     prune_wheelhouse(house)
     assert found(house) == {}
@@ -121,7 +126,7 @@ def test_an_earlier_download_that_is_a_link_is_not_taken(house, tmp_path, monkey
     (house / ".filling" / offered.name).symlink_to(aside)
     for name in ("PIP_CONFIG_FILE", "PIP_FIND_LINKS", "PIP_EXTRA_INDEX_URL"):
         monkeypatch.setenv(name, "/dev/null" if name == "PIP_CONFIG_FILE" else "")
-    where = node_platform(CPU, "3.12", "2.39")
+    where = NodePlatform(machine=CPU, python="3.12", glibc="2.39")
     fill_wheelhouse(
         house, where, WheelSources(offline=True, folders=(offered.parent,)), also=["other"]
     )
