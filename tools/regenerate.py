@@ -11,10 +11,9 @@ In recipes/env: vllm_variables.tsv, vllm_values.tsv, vllm_flags.tsv, vllm_recipe
 flag_values.toml, what each release's own files say. In recipes/vllm: stock_archs.csv, what
 untouched releases build for 12.0; support.json, fix → arch mode → release → how much it needs the
 fix. In tests/data: archs.csv, a row per kernel group, with what the untouched release builds for
-12.0 and the patched one for the arch of the mode, and sources.csv, a row per library, with its CUDA
-sources. In docs: tables of build-vllm.md and doctor.md, the picture of architecture.md. And what
-tools/golden_env.py, golden_units.py, golden_manifests.py and serve_lines.py write. Read the
-difference before you commit it.
+12.0 and the patched one for the arch of the mode. In docs: the table of doctor.md, the picture of
+architecture.md. And what tools/golden_env.py, golden_units.py, golden_manifests.py and
+serve_lines.py write. Read the difference before you commit it.
 """
 
 from __future__ import annotations
@@ -41,11 +40,10 @@ from tools import (
     golden_manifests,
     golden_units,
     serve_lines,
-    source_page,
     symptom_pages,
 )
 from tools.seen import MODES, Seen, look_at, pristine, unproved
-from tools.tables import SOURCES, SUPPORT, Support, read_rows, updated
+from tools.tables import SUPPORT, Support, updated
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
@@ -171,15 +169,8 @@ def goldens() -> dict[Path, str]:
 
 def pages() -> dict[Path, str]:
     """Return path → text of the pages that hold a table made from data."""
-    build = DOCS / "build-vllm.md"
-    sources = source_page.page(
-        build.read_text(encoding="utf-8"),
-        read_rows(SOURCES),
-        [source_page.RECORDED, str(load_recipe().newest)],
-    )
     doctor = DOCS / "doctor.md"
     return {
-        build: sources,
         doctor: symptom_pages.accuracy(doctor.read_text(encoding="utf-8")),
         architecture.PAGE: architecture.page(architecture.PAGE.read_text(encoding="utf-8")),
     }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 
 from patchkit.errors import DriftError
@@ -12,7 +12,6 @@ from patchkit.patching.recipe import load_recipe
 from patchkit.patching.support import support_of
 from patchkit.patching.workspace import open_workspace
 from patchkit.recipes.vllm.archs import evaluate
-from patchkit.recipes.vllm.sources import LibraryCount, counts, not_counted, planned_sources
 from patchkit.runtime.rules.flags import load_choices
 from patchkit.runtime.rules.vllm_names import read_flags, read_names
 from patchkit.source.archive import unpack
@@ -23,7 +22,6 @@ from tools.model_recipes import read_recipes
 from tools.release_values import read_choices, read_values
 
 MODES = ("native", "family")
-COUNTED = tuple(each.name for each in fields(LibraryCount) if each.name != "library")
 
 Row = dict[str, str]
 Entry = tuple[str, str, str, tuple[str, ...]]  # group, switches, variable, archs
@@ -46,7 +44,6 @@ class Seen:
     models: dict[str, str]
     stock: list[Entry]
     archs: list[Row]
-    sources: list[Row]
 
 
 def pristine(version: str, folder: Path) -> Path:
@@ -88,7 +85,6 @@ def look_at(version: str, root: Path) -> Seen:
         models=read_recipes(root),
         stock=[(each.name, " ".join(each.switches), each.variable, each.archs) for each in groups],
         archs=[row for plan in plans.values() for row in arch_rows(plan)],
-        sources=[row for plan in plans.values() for row in source_rows(plan)],
     )
 
 
@@ -109,27 +105,6 @@ def arch_rows(plan: Plan) -> list[Row]:
         }
         for old, new in zip(stock, patched, strict=True)
     ]
-
-
-def source_rows(plan: Plan) -> list[Row]:
-    """Return a row per library of the untouched tree and of the patched one: its CUDA sources.
-
-    Both are built for the arch list of the mode. Figures are "" for what nobody counted.
-    """
-    target, wanted = plan.request.target, plan.request.arch_list
-    rows: list[Row] = []
-    for name, tree in (("stock", plan.stock), ("patched", plan.patched)):
-        key = {"release": str(plan.stock.version), "arch": plan.request.arch, "tree": name}
-        sources = planned_sources(tree, target, wanted, target.cuda)
-        rows += [
-            key | {column: str(value) for column, value in asdict(count).items()}
-            for count in counts(sources, target)
-        ]
-        rows += [
-            key | {"library": library} | dict.fromkeys(COUNTED, "")
-            for library in not_counted(tree, sources, target)
-        ]
-    return rows
 
 
 def _support(plans: dict[str, Plan]) -> dict[str, dict[str, str]]:

@@ -22,18 +22,16 @@ from patchkit.runtime.rules.flags import PLACE as VALUES
 from patchkit.runtime.rules.lifetimes import read_table
 from patchkit.runtime.rules.model_recipes import PLACE as MODELS
 from patchkit.runtime.rules.vllm_values import PLACE as TAKEN
-from tools.seen import COUNTED, MODES, Entry, Row, Seen
+from tools.seen import MODES, Entry, Row, Seen
 
 DATA = Path(__file__).parents[1] / "tests" / "data"
 VARIABLES = RECIPES / "env" / "vllm_variables.tsv"
 STOCK = RECIPES / "vllm" / "stock_archs.csv"
 SUPPORT = RECIPES / "vllm" / "support.json"
 ARCHS = DATA / "archs.csv"
-SOURCES = DATA / "sources.csv"
 Support = dict[str, dict[str, dict[str, str]]]
 """fix → arch mode → release → level"""
 ARCH_COLUMNS = ("release", "arch", "group", "file", "variable", "stock", "patched")
-SOURCE_COLUMNS = ("release", "arch", "tree", "library", *COUNTED)
 STOCK_COLUMNS = ("since", "until", "group", "switches", "variable", "archs")
 VARIABLES_HEAD = (
     "name, first release, last release, default: the environment variables in envs.py of each",
@@ -83,9 +81,6 @@ def updated(
         STOCK: _stock(news, releases),
         SUPPORT: json.dumps(_support(news, releases, fixes, support), indent=1) + "\n",
         ARCHS: _rows(ARCHS, ARCH_COLUMNS, {v: each.archs for v, each in news.items()}, releases),
-        SOURCES: _rows(
-            SOURCES, SOURCE_COLUMNS, {v: each.sources for v, each in news.items()}, releases
-        ),
     }
 
 

@@ -6,11 +6,13 @@ import errno
 import os
 import shutil
 import stat
+import tempfile
 from pathlib import Path
 
 from patchkit.digests import sha256_of
 from patchkit.durable.atomic import give
 from patchkit.durable.names import is_file
+from patchkit.durable.signals import deferred
 from patchkit.errors import StorageError
 
 
@@ -84,3 +86,16 @@ def is_staged(name: Path, sha256: str) -> bool:
         return own and sha256_of(name) == sha256
     except StorageError:
         return False
+
+
+class ScratchFolder(tempfile.TemporaryDirectory[str]):
+    """A folder for a block. An interrupt waits while it is made, and while it is removed."""
+
+    def __init__(self) -> None:
+        with deferred():
+            super().__init__(prefix="patchkit-")
+
+    def cleanup(self) -> None:
+        """Remove it; ``with`` calls this at the end of the block."""
+        with deferred():
+            super().cleanup()

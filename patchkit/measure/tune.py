@@ -12,7 +12,7 @@ from packaging.version import InvalidVersion, Version
 
 from patchkit.durable.atomic import replacing
 from patchkit.durable.failure import translated
-from patchkit.durable.scratch import ScratchFolder
+from patchkit.durable.staging import ScratchFolder
 from patchkit.errors import HostError, SourceError
 from patchkit.follow import Follow
 from patchkit.process import ask

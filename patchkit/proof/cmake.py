@@ -11,8 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
-from patchkit.durable.names import inside, plain
-from patchkit.errors import ProofError, SourceError, StorageError
+from patchkit.errors import ProofError, StorageError
 from patchkit.proof.child_process import Ended, run
 from patchkit.proof.sandbox import box_for, program_box
 from patchkit.source.tree import SourceTree
@@ -83,12 +82,8 @@ def read_trace(log: Path, root: Path) -> Iterator[Traced]:
 
 
 def mirror(tree: SourceTree, texts: Mapping[str, str], root: Path) -> None:
-    """Write build files, with pending edits, into ``root``; link what else is in their folders.
-
-    Raises ProofError for a path that leads elsewhere: a child of a sandbox may have named it.
-    """
+    """Write build files, with pending edits, into ``root``; link what else is in their folders."""
     for path, text in texts.items():
-        _check_writable(tree, path)
         place = root / path
         place.parent.mkdir(parents=True, exist_ok=True)
         place.write_text(text, encoding="utf-8")
@@ -96,24 +91,6 @@ def mirror(tree: SourceTree, texts: Mapping[str, str], root: Path) -> None:
         for entry in (tree.root / folder).iterdir():
             if not (root / folder / entry.name).exists():
                 (root / folder / entry.name).symlink_to(entry)
-
-
-def _check_writable(tree: SourceTree, path: str) -> None:
-    """Raise ProofError unless a build may write this file: in a folder of the tree, by no link."""
-    try:
-        place = inside(tree.root, path)
-        sound = plain(path) and place.parent.is_dir() and not place.is_dir()
-        reason = "" if sound else "not the plain name of a file in one of its folders"
-    except SourceError as error:
-        reason = error.what.removeprefix(f"{path}: ")
-    except (OSError, ValueError) as error:  # too long, or not for a file system
-        reason = str(error)
-    if reason:
-        raise ProofError(
-            f"a build of this tree would write {path!r:.200}: {reason:.200}",
-            why="a generator or a build file was edited by hand, or somebody prepared it",
-            hint="restore the files from the release",
-        )
 
 
 def cmake_program() -> str:

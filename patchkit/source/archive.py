@@ -6,24 +6,16 @@ import lzma
 import tarfile
 import tempfile
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import chain
 from pathlib import Path
 from tarfile import TarInfo
-from typing import Literal
 
 from patchkit.errors import SourceError, StorageError
 from patchkit.source.fetch import Progress
 
 _Parts = tuple[str, ...]
-_Complaints = Iterator[tuple[TarInfo, str]]
-_MODES: Mapping[str, Literal["r:gz", "r:xz"]] = {
-    ".gz": "r:gz",
-    ".tgz": "r:gz",
-    ".xz": "r:xz",
-    ".txz": "r:xz",
-}
+_DAMAGE = (tarfile.TarError, zlib.error, lzma.LZMAError)
 _TRY_AGAIN = "fetch the archive again, from a source that you trust"
 
 
@@ -63,25 +55,18 @@ def unpack(archive: Path, dest: Path, *, progress: Progress | None = None) -> Pa
 def _explain_failures(archive: Path, dest: Path) -> Iterator[None]:
     try:
         yield
-    except (
-        OSError,
-        tarfile.TarError,
-        zlib.error,
-        lzma.LZMAError,
-        EOFError,
-        ArithmeticError,  # numbers in a header that no clock or file can hold
-        ValueError,
-    ) as error:
+    # ArithmeticError, ValueError: numbers in a header that no clock or file can hold.
+    except (*_DAMAGE, OSError, EOFError, ArithmeticError, ValueError) as error:
         # Decompressors report bad data as an OSError that no system call stands behind.
         if isinstance(error, OSError) and error.errno is not None:
             raise StorageError(
                 f"cannot unpack {archive} to {dest}: {error.strerror}",
-                why="the disk is full, or a file or folder may not be read or written",
                 hint="free some space, check the permissions, or choose another destination",
             ) from error
+        said = str(error).partition("\n")[0] or type(error).__name__
         raise SourceError(
-            f"{archive} cannot be unpacked: {error or type(error).__name__}",
-            why="the file is damaged, cut short, or no .tar.gz, .tar.xz or .tar archive at all",
+            f"{archive} cannot be unpacked: {said}",
+            why="the file is damaged, cut short, or no archive of tar's at all",
             hint=_TRY_AGAIN,
         ) from error
 
@@ -97,12 +82,21 @@ def _require_vacant(target: Path) -> None:
 
 def _extract_members(archive: Path, root: Path, progress: Progress | None) -> str:
     """Unpack all members below ``root``; return the name of their one top-level folder."""
-    with tarfile.open(archive, _MODES.get(archive.suffix.lower(), "r:")) as tar:
+    with tarfile.open(archive) as tar:
         members = tar.getmembers()
         # tarfile stops at the end marker, but gzip's checksum of it all comes after that.
         while tar.fileobj is not None and tar.fileobj.read(1 << 20):
             pass
-        top = _require_safe(archive, members)
+        # Every name is judged before anything is written: nothing has to be taken back.
+        top = next((parts[0] for parts in map(_name_parts, (m.name for m in members)) if parts), "")
+        for member, complaint in _complaints(members, top):
+            raise SourceError(
+                f"{archive}: the member {member.name!r} {complaint}",
+                why="no source distribution is built like that; nothing was unpacked",
+                hint=_TRY_AGAIN,
+            )
+        if not top:
+            raise SourceError(f"{archive} holds no files", hint=_TRY_AGAIN)
         # PEP 706's filter besides: it drops owners, set-uid bits and others' right to write.
         tar.extractall(root, _report_members(members, progress), filter="data")
     return top
@@ -122,64 +116,36 @@ def _name_parts(name: str) -> _Parts:
     return tuple(part for part in name.split("/") if part not in {"", "."})
 
 
-def _require_safe(archive: Path, members: list[TarInfo]) -> str:
-    """Return the name of the one top-level folder. Raises SourceError at the first complaint."""
-    # Every name is judged before anything is written: nothing has to be taken back. The filter
-    # alone would take what lies beside the top-level folder, or in place of another member.
-    top = next((_name_parts(member.name)[0] for member in members if _name_parts(member.name)), "")
-    complaints = chain(_bad_names(members, top), _bad_places(members), _bad_links(members))
-    for member, complaint in complaints:
-        raise SourceError(
-            f"{archive}: the member {member.name!r} {complaint}",
-            why="no source distribution is built like that; nothing was unpacked",
-            hint=_TRY_AGAIN,
-        )
-    if not top:
-        raise SourceError(f"{archive} has no top-level folder: it holds no files", hint=_TRY_AGAIN)
-    return top
-
-
-def _bad_names(members: list[TarInfo], top: str) -> _Complaints:
-    for member in members:
-        parts = _name_parts(member.name)
-        if member.name.startswith("/"):
-            yield member, "has an absolute name"
-        elif ".." in parts:
-            yield member, "leads out of the tree with '..'"
-        elif not (member.isfile() or member.isdir() or member.issym() or member.islnk()):
-            yield member, "is neither a file nor a folder (a device, a pipe or the like)"
-        elif len(parts) < 2 and not member.isdir():
-            yield member, "lies beside the top-level folder, not in it"
-        elif parts and parts[0] != top:
-            yield member, f"is in a second top-level folder, beside {top!r}"
-
-
-def _bad_places(members: list[TarInfo]) -> _Complaints:
-    """Yield the members that would be written over, or through, another one that is no folder."""
-    leaves: set[_Parts] = set()
-    for member in members:
-        if not member.isdir():
-            if _name_parts(member.name) in leaves:
-                yield member, "is there twice"
-            leaves.add(_name_parts(member.name))
-    for member in members:
-        parts = _name_parts(member.name)
-        depth = len(parts) + member.isdir()
-        if any(parts[:length] in leaves for length in range(1, depth)):
-            yield member, "lies inside another member that is a file or a link"
-
-
-def _bad_links(members: list[TarInfo]) -> _Complaints:
+def _complaints(members: list[TarInfo], top: str) -> Iterator[tuple[TarInfo, str]]:
+    """Yield what the filter alone would take, or take for something else."""
+    leaves = {_name_parts(member.name) for member in members if not member.isdir()}
     symlinks = {_name_parts(member.name) for member in members if member.issym()}
-    files: set[_Parts] = set()
+    before: set[_Parts] = set()  # files, which a hard link may name
     for member in members:
-        if member.isfile():
-            files.add(_name_parts(member.name))
+        parts = _name_parts(member.name)
+        if complaint := _bad_name(member, parts, top):
+            yield member, complaint
+        elif any(parts[:length] in leaves for length in range(1, len(parts) + member.isdir())):
+            yield member, "lies inside another member that is a file or a link"
+        elif not member.isdir() and parts in before:
+            yield member, "is there twice"
         elif member.issym() and not _stays_inside(member, symlinks):
             yield member, f"is a link that leads out of the tree: {member.linkname!r}"
         # Unlike a symlink's, the target of a hard link counts from the archive's root.
-        elif member.islnk() and _name_parts(member.linkname) not in files:
+        elif member.islnk() and _name_parts(member.linkname) not in before - symlinks:
             yield member, f"is a hard link to no earlier file of the tree: {member.linkname!r}"
+        if not member.isdir():
+            before.add(parts)
+
+
+def _bad_name(member: TarInfo, parts: _Parts, top: str) -> str:
+    if member.name.startswith("/") or ".." in parts:
+        return "leads out of the tree"
+    if not (member.isfile() or member.isdir() or member.issym() or member.islnk()):
+        return "is neither a file nor a folder (a device, a pipe or the like)"
+    if (len(parts) < 2 and not member.isdir()) or (parts and parts[0] != top):
+        return f"lies beside the top-level folder {top!r}, not in it"
+    return ""
 
 
 def _stays_inside(link: TarInfo, symlinks: set[_Parts]) -> bool:

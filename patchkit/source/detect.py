@@ -121,12 +121,6 @@ def _check_tree(path: Path, root: Path, project: str) -> None:
     missing = [marker for marker in wanted.markers if not (root / marker).is_file()]
     if not missing:
         return
-    for name, other in projects().items():
-        if name != project and other.is_at(root):
-            raise SourceError(
-                f"{path}: is a source tree of {other.title}, not of {wanted.title}",
-                hint=f"name it with --{name}-src",
-            )
     raise SourceError(
         f"{path}: not a source tree of {wanted.title}: {missing[0]} is missing",
         why="the path is one level too high or too low, or the tree is incomplete",
@@ -210,14 +204,10 @@ def _git_version(root: Path) -> Version:
         raise SourceError(f"{root}: git is needed to tell the version of a checkout")
     match = _DESCRIBED.fullmatch(result.output.strip())
     if match is None:
-        # git reads no repository of another user unless its folder is listed in safe.directory.
-        foreign = "safe.directory" in result.errors
         raise SourceError(
             f"{root}: git describe finds no version tag",
-            why="; ".join(result.errors.split("\n")[:1]) or "the clone is shallow or has no tags",
-            hint=quoted("git", "config", "--global", "--add", "safe.directory", root)
-            if foreign
-            else quoted("git", "-C", root, "fetch", "--tags", "--unshallow"),
+            why=result.errors.strip() or "the clone is shallow or has no tags",
+            hint=quoted("git", "-C", root, "fetch", "--tags", "--unshallow"),
         )
     tag = _version(match["tag"].removeprefix("v"), root)
     if match["distance"] == "0":

@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 import platformdirs
-from packaging.version import InvalidVersion, Version
+from packaging.version import Version
 
 from patchkit.digests import sha256_of
 from patchkit.durable.failure import translated
@@ -70,7 +69,13 @@ def fetch(
     network when ``offline``; HashMismatchError if the bytes are not those of the lock;
     StorageError if network, index or disk fail.
     """
-    entry = _locked_entry(project, version, lock)
+    if (entry := lock.get(version)) is None:
+        known = sorted(lock, key=Version) or ["none"]
+        raise SourceError(
+            f"{project} {version} is not among the releases that this patchkit knows",
+            why="it is mistyped, or newer or older than what patchkit covers",
+            hint=f"known are {known[0]} to {known[-1]}",
+        )
     path = cached_place(entry.filename, cache)
     with translated(at=path, hint=_CACHE_HINT):
         cached = sha256_of(path) if path.exists() else None
@@ -94,21 +99,6 @@ def fetch(
                 stream.truncate(0)
                 raise _mismatch_error(f"the download of {entry.filename}", entry, digest, size)
     return path
-
-
-def _locked_entry(project: str, version: str, lock: Mapping[str, LockEntry]) -> LockEntry:
-    if version in lock:
-        return lock[version]
-    known = sorted(lock, key=Version)
-    try:  # the four around it; the newest if it is no version
-        start = max(0, min(bisect_left(known, Version(version), key=Version) - 2, len(known) - 4))
-    except InvalidVersion:
-        start = max(0, len(known) - 4)
-    raise SourceError(
-        f"{project} {version} is not among the releases that this patchkit knows",
-        why="it is mistyped, or newer or older than what patchkit covers",
-        hint=f"the nearest known versions: {', '.join(known[start : start + 4]) or 'none'}",
-    )
 
 
 def _mismatch_error(
@@ -167,21 +157,9 @@ def opened(url: str, session: requests.Session, start: int = 0) -> Iterator[requ
 
     Raises StorageError if that fails, or reading it in the block.
     """
-    import requests
-
-    try:
-        with _ask_server(session, url, start) as response:
-            response.raise_for_status()
-            yield response
-    except requests.HTTPError as error:
-        status = getattr(error.response, "status_code", None)
-        raise StorageError(f"{_host_of(url)} answered with the HTTP status {status}") from None
-    except requests.RequestException as error:
-        raise StorageError(
-            f"the connection to {_host_of(url)} failed ({type(error).__name__})",
-            why="there is no network, or a proxy or certificate is missing",
-            hint="try again; check HTTPS_PROXY and REQUESTS_CA_BUNDLE",
-        ) from None
+    with _explain_failures(url), _ask_server(session, url, start) as response:
+        response.raise_for_status()
+        yield response
 
 
 @contextmanager
@@ -213,33 +191,37 @@ def _ask_server(session: requests.Session, url: str, start: int) -> requests.Res
 
 @contextmanager
 def index_client() -> Iterator[PyPISimple]:
-    """Open a client for the index; its failures become StorageErrors.
-
-    Their text is never passed on: it may hold the index's URL, and that a password.
-    """
+    """Open a client for the index; its failures become StorageErrors."""
     import pypi_simple
-    import requests
 
     settings = pip_settings()
     url = settings.get("index-url", pypi_simple.PYPI_SIMPLE_ENDPOINT)
+    with (
+        _explain_failures(url),
+        pypi_simple.PyPISimple(url, session=index_session(settings)) as client,
+    ):
+        yield client
+
+
+@contextmanager
+def _explain_failures(url: str) -> Iterator[None]:
+    """Raise what fails as a StorageError; no text is passed on: it may hold a password."""
+    import pypi_simple
+    import requests
+
+    hint = "try again; check PIP_INDEX_URL, HTTPS_PROXY and REQUESTS_CA_BUNDLE"
     try:
-        with pypi_simple.PyPISimple(url, session=index_session(settings)) as client:
-            yield client
+        yield
     except requests.HTTPError as error:
         status = getattr(error.response, "status_code", None)
-        denied = status in {401, 403, 407}
+        why = "it denies access" if status in {401, 403, 407} else ""
+        what = f"{_host_of(url)} answered with the HTTP status {status}"
+        raise StorageError(what, why=why, hint=hint) from None
+    except requests.RequestException as error:
         raise StorageError(
-            f"the package index at {_host_of(url)} answered with the HTTP status {status}",
-            why="it denies access" if denied else "it has trouble, or the URL is wrong",
-            hint="check the credentials in PIP_INDEX_URL or pip's configuration"
-            if denied
-            else "try again later, or set PIP_INDEX_URL to another index",
-        ) from None
-    except OSError as error:  # requests derives its exceptions from it
-        raise StorageError(
-            f"the connection to the index at {_host_of(url)} failed ({type(error).__name__})",
+            f"the connection to {_host_of(url)} failed ({type(error).__name__})",
             why="there is no network, a proxy or certificate is missing, or the transfer was cut",
-            hint="try again; check PIP_INDEX_URL, HTTPS_PROXY and REQUESTS_CA_BUNDLE",
+            hint=hint,
         ) from None
     except pypi_simple.NoSuchProjectError as error:
         raise not_offered(url, f"the project {error.project}") from None
@@ -247,7 +229,7 @@ def index_client() -> Iterator[PyPISimple]:
         raise StorageError(
             f"{_host_of(url)} does not answer as a package index ({type(error).__name__})",
             why="the URL is not that of a simple index, or a login page is in between",
-            hint="check PIP_INDEX_URL, or pip's configuration",
+            hint=hint,
         ) from None
 
 

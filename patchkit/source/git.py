@@ -10,15 +10,10 @@ from pathlib import Path
 
 from patchkit.durable.atomic import replacing
 from patchkit.durable.failure import translated
-from patchkit.errors import HashMismatchError, PatchkitError, SourceError, StorageError
+from patchkit.errors import HashMismatchError, SourceError, StorageError
 from patchkit.process import Completed, attempt
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
-# Words of git if a server, or a folder, did answer (LC_ALL=C).
-_ANSWERED = re.compile(
-    r"not our ref|remote ref|not found|does not exist|does not appear to be a git repository|"
-    r"no such remote|unadvertised object"
-)
 _TIMEOUT_S = 900
 # Exactly the bytes of the commit, whatever .gitattributes and the user's settings say.
 _ATTRIBUTES = "* -text -ident -filter -export-subst -export-ignore\n"
@@ -39,20 +34,10 @@ class GitSource:
 
 
 def parse_git(spec: str) -> GitSource | None:
-    """Read ``git+URL@NAME`` or ``URL#NAME``; None for anything else.
-
-    A URL with a scheme and no name at all is a git source too, with the name ``""``.
-    """
-    if not re.match(r"(git\+)?[a-z][a-z0-9+.-]*://", spec):
-        return None
-    url, _, name = spec.removeprefix("git+").partition("#")
-    if name:
-        return GitSource(url, name)
+    """Read ``git+URL@NAME``; None for anything else, the name ``""`` if there is none."""
     # An @ in front of the host is a user's name.
-    scheme, _, rest = url.partition("://")
-    host, slash, path = rest.partition("/")
-    path, at, name = path.rpartition("@")
-    return GitSource(f"{scheme}://{host}{slash}{path}", name) if at else GitSource(url, "")
+    match = re.fullmatch(r"git\+([a-z][a-z0-9+.-]*://[^/]*(?:/[^@]*)?)(?:@([^@]*))?", spec)
+    return GitSource(match[1], match[2] or "") if match else None
 
 
 def commit_archive(url: str, commit: str, *, cache: Path, prefix: str, offline: bool) -> Path:
@@ -64,7 +49,7 @@ def commit_archive(url: str, commit: str, *, cache: Path, prefix: str, offline: 
     """
     assert _COMMIT.fullmatch(commit)
     repository = cache / "git" / commit
-    if not is_kept(commit, cache):
+    if not (repository / "HEAD").is_file():
         if offline:
             raise SourceError(
                 f"the commit {commit} is not in the cache, and offline it cannot be fetched",
@@ -133,11 +118,6 @@ def _join_url(url: str, relative: str) -> str:
     return "/".join(parts)
 
 
-def is_kept(commit: str, cache: Path) -> bool:
-    """Return whether a commit was put in place; ``_verify_commit`` says whether it is complete."""
-    return (cache / "git" / commit / "HEAD").is_file()
-
-
 def _fetch_commit(url: str, commit: str, repository: Path) -> None:
     """Fetch one commit into a bare repository beside, then put that in place."""
     try:
@@ -150,7 +130,13 @@ def _fetch_commit(url: str, commit: str, repository: Path) -> None:
             (fresh / "info/attributes").write_text(_ATTRIBUTES, encoding="utf-8")
             done = _call_git(fresh, "fetch", "--quiet", "--depth=1", "--no-tags", url, commit)
             if done.status:
-                raise _not_fetched(url, commit, done.errors)
+                raise StorageError(
+                    f"git cannot fetch the commit {commit} from {_hide_password(url)}: "
+                    f"{_last_words(done.errors)}",
+                    why="there is no network, a proxy or certificate is missing, or the "
+                    "repository has no such commit, or does not serve single ones",
+                    hint="check the URL, or clone the repository yourself and name the folder",
+                )
             if _call_git(fresh, "cat-file", "-e", f"{commit}^{{commit}}").status:
                 raise SourceError(f"{commit} is no commit in {_hide_password(url)}")
             try:
@@ -174,19 +160,6 @@ def _verify_commit(repository: Path, commit: str) -> None:
             why="a file in the cache was changed, or the disk failed",
             hint=f"remove {repository}, then run again",
         )
-
-
-def _not_fetched(url: str, commit: str, stderr: str) -> PatchkitError:
-    """Return StorageError if the network failed, else SourceError."""
-    what = f"git cannot fetch the commit {commit} from {_hide_password(url)}: {_last_words(stderr)}"
-    hint = "check the URL, or clone the repository yourself and name the folder"
-    # Only git's words tell a server that refuses from a network that fails.
-    if _ANSWERED.search(stderr):
-        why = "the repository is another one, or its server does not serve single commits"
-        return SourceError(what, why=why, hint=hint)
-    return StorageError(
-        what, why="there is no network, or a proxy or certificate is missing", hint=hint
-    )
 
 
 def _last_words(stderr: str) -> str:

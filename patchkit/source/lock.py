@@ -6,18 +6,17 @@ A lock is a TOML file of ``[[sdist]]`` or ``[[wheel]]`` tables.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated
 
 from packaging.utils import parse_wheel_filename
 from packaging.version import Version
 
-from patchkit.errors import SourceError, StorageError
+from patchkit.errors import SourceError
 from patchkit.records import RecordError, Sha256, matching, read_toml
 
-T = TypeVar("T")
 # The name becomes part of a path in the cache, so it must not be able to leave it.
 _Filename = Annotated[str, matching(r"[A-Za-z0-9][A-Za-z0-9._+!-]*", "the name of a file")]
 # manylinux_2_28_aarch64 (PEP 600), manylinux2014_x86_64, musllinux_1_2_x86_64, linux_x86_64.
@@ -43,25 +42,18 @@ class LockEntry:
 class _Sdists:
     sdist: tuple[LockEntry, ...]
 
-    def __post_init__(self) -> None:
-        _by_version(self.sdist)
-
 
 @dataclass(frozen=True, slots=True)
 class _Wheels:
     wheel: tuple[LockEntry, ...]
 
-    def __post_init__(self) -> None:
-        _by_cpu(self.wheel)
-
 
 def read_lock(path: Path) -> dict[str, LockEntry]:
     """Return the entries of a lock of sdists by version.
 
-    Raises SourceError, naming the file and the key, if it is not a lock; StorageError if it
-    cannot be read.
+    Raises SourceError, naming the file and the key, if it is not a lock.
     """
-    return _by_version(_read_lock_file(_Sdists, path).sdist)
+    return _by_version(path, read_toml(_Sdists, path, error=SourceError).sdist)
 
 
 def read_wheel_lock(path: Path) -> dict[str, dict[str, LockEntry]]:
@@ -69,35 +61,18 @@ def read_wheel_lock(path: Path) -> dict[str, dict[str, LockEntry]]:
 
     Raises as ``read_lock`` does.
     """
-    return _by_cpu(_read_lock_file(_Wheels, path).wheel)
-
-
-def _read_lock_file(kind: type[T], path: Path) -> T:
-    try:
-        return read_toml(kind, path, error=SourceError)
-    except OSError as error:
-        raise StorageError(
-            f"cannot read the lock {path}: {error.strerror or error}",
-            why="the disk fails, or the permissions do not allow it",
-            hint="check the file",
-        ) from error
-
-
-def _by_version(listed: Iterable[LockEntry]) -> dict[str, LockEntry]:
-    entries: dict[str, LockEntry] = {}
-    for entry in listed:
-        if entry.version in entries:
-            raise ValueError(f"the version {entry.version!r} is there twice")
-        entries[entry.version] = entry
-    return entries
-
-
-def _by_cpu(listed: Iterable[LockEntry]) -> dict[str, dict[str, LockEntry]]:
     cpus: dict[str, list[LockEntry]] = {}
-    for entry in listed:
+    for entry in read_toml(_Wheels, path, error=SourceError).wheel:
         for cpu in wheel_cpus(entry.filename):
             cpus.setdefault(cpu, []).append(entry)
-    return {cpu: _by_version(entries) for cpu, entries in cpus.items()}
+    return {cpu: _by_version(path, entries) for cpu, entries in cpus.items()}
+
+
+def _by_version(path: Path, listed: Sequence[LockEntry]) -> dict[str, LockEntry]:
+    entries = {entry.version: entry for entry in listed}
+    if len(entries) < len(listed):
+        raise SourceError(f"{path}: a version is there twice")
+    return entries
 
 
 def wheel_cpus(filename: str) -> list[str]:

@@ -77,10 +77,6 @@ class ReleaseFacts:
             f"--sha256, or from {self.git}@COMMIT",
         )
 
-    def by_digest(self, sha256: str) -> Release | None:
-        """Return the release whose archive has this sha256."""
-        return next((each for each in self.releases if each.sha256 == sha256), None)
-
     def pin_of_torch(self, torch: str) -> ExactPin | None:
         """Return what the wheels of a torch pin, None if the recipe does not know it."""
         return self.torch.get(".".join(torch.split(".")[:2]))

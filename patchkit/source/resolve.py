@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from packaging.version import Version
 
-from patchkit.durable.scratch import ScratchFolder
 from patchkit.durable.signals import committed
+from patchkit.durable.staging import ScratchFolder
 from patchkit.errors import SourceError, UsageError
 from patchkit.quoting import quoted
 from patchkit.source.detect import detect, projects, spelled
@@ -136,13 +136,7 @@ def fetch_release(spec: str, options: Options) -> Path:
 def _nccl_origin(spec: str, options: Options) -> SourceOrigin:
     from patchkit.source.nccl import nccl_tree  # nothing of it is needed for vLLM
 
-    return nccl_tree(
-        spec,
-        sha256=options.sha256,
-        offline=options.offline,
-        report=options.report,
-        check=options.check,
-    )
+    return nccl_tree(spec, sha256=options.sha256, offline=options.offline, check=options.check)
 
 
 @dataclass(frozen=True, slots=True)

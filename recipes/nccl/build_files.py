@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from patchkit.durable.scratch import ScratchFolder
+from patchkit.durable.staging import ScratchFolder
 from patchkit.errors import HostError, ProofError
 from patchkit.proof.child_process import run
 from patchkit.proof.cmake import Traced, mirror, read_trace, run_script

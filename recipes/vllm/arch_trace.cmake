@@ -48,19 +48,14 @@ function(execute_process)
 endfunction()
 
 # Only the trace reads these calls: the outcome of one intersection, by the name it is stored under;
-# what nvcc is told to make, and of which sources; and a library with its sources.
+# and what nvcc is told to make.
 function(patchkit_archs)
 endfunction()
 function(patchkit_code)
 endfunction()
-function(patchkit_library)
-endfunction()
-# Written out: a trace by files leaves out what comes of cmake_language(EVAL).
 function(Python_add_library)
-  patchkit_library(${ARGV})
 endfunction()
 function(target_sources)
-  patchkit_library(${ARGV})
 endfunction()
 
 macro(find_package package)
@@ -86,7 +81,7 @@ macro(find_package package)
     endfunction()
     function(set_gencode_flag_for_srcs)
       cmake_parse_arguments(PARSE_ARGV 0 P "" "ARCH;CODE" "SRCS")
-      patchkit_code("${P_CODE}" ${P_SRCS})
+      patchkit_code("${P_CODE}")
     endfunction()
   endif()
 endmacro()

@@ -8,12 +8,12 @@ not reached is not built; a call that was reached but not read is an error.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path, PurePosixPath
 
-from patchkit.durable.scratch import ScratchFolder
+from patchkit.durable.staging import ScratchFolder
 from patchkit.edit.cmake import Command, commands
 from patchkit.errors import DriftError, ProofError, UsageError
 from patchkit.proof.child_process import Ended
@@ -78,7 +78,7 @@ def evaluate(tree: SourceTree, target: Target, arch_list: str, cuda: str) -> lis
     texts = cmake_texts(tree)
     sites = [site for path in texts if _is_build_file(path) for site in _sites(path, texts[path])]
     _check_lists(sites, texts)
-    calls = traced(tree, texts, target.gencode_flags(arch_list), cuda)
+    calls = _traced(tree, texts, target.gencode_flags(arch_list), cuda)
     archs = _archs(calls, {site.where for site in sites})
     return [
         Group(
@@ -193,13 +193,13 @@ def _archs(
     sources = project = None  # what the next records are about
     for call in calls:
         if call.command == _FLAG or (call.command == GENCODE and call.where not in known):
-            raise unreadable(call)
+            raise _unreadable(call)
         if call.command == GENCODE:
             sources, codes = call.where, []
             found[sources] = ()
         elif call.command == _CODE and sources:
             if not (call.arguments and _CODE_NAME.fullmatch(call.arguments[0])):
-                raise unreadable(call)
+                raise _unreadable(call)
             codes.append(call.arguments[0])
             found[sources] = listed(codes)
         elif call.command == INTERSECTION:
@@ -217,11 +217,11 @@ def _listed_archs(call: Traced) -> tuple[str, ...]:
         for arch in archs:
             parse_arch(arch)
     except UsageError:
-        raise unreadable(call) from None
+        raise _unreadable(call) from None
     return archs
 
 
-def unreadable(call: Traced) -> ProofError:
+def _unreadable(call: Traced) -> ProofError:
     """Return the error for a call that has another form than those that are known."""
     path, line = call.where
     return ProofError(
@@ -231,22 +231,20 @@ def unreadable(call: Traced) -> ProofError:
     )
 
 
-def traced(
+def _traced(
     tree: SourceTree,
     texts: Mapping[str, str],
     gencode: str,
     cuda: str,
-    generated: Collection[str] = (),
 ) -> list[Traced]:
     """Return the calls that CMake made in the build files, run in a temporary folder.
 
-    ``gencode`` is what torch's CMake puts into CMAKE_CUDA_FLAGS; ``generated`` are files that a
-    build would have written by then. Paths in the tree are relative to it, those of external
-    sources to them. Raises ProofError if CMake stops.
+    ``gencode`` is what torch's CMake puts into CMAKE_CUDA_FLAGS. Paths in the tree are relative to
+    it, those of external sources to them. Raises ProofError if CMake stops.
     """
     with ScratchFolder() as folder:
         root, scratch, log = (Path(folder) / name for name in ("tree", "scratch", "trace"))
-        mirror(tree, {**dict.fromkeys(generated, ""), **texts}, root)
+        mirror(tree, texts, root)
         (scratch / "include/cutlass").mkdir(parents=True)
         (scratch / "include/cutlass/cutlass.h").touch()  # some projects look whether it is there
         build_files = [path for path in texts if _is_build_file(path)]

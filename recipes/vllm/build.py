@@ -67,21 +67,6 @@ class Unused:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Counted:
-    """CUDA sources of a library that somebody counted at a pin, for some targets.
-
-    ``codes`` are named as nvcc does, () where it is told of no arch; ``counted`` says by what.
-    """
-
-    pin: str
-    targets: tuple[str, ...]
-    library: str
-    sources: int
-    codes: tuple[str, ...]
-    counted: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class KnownSource:
     """An external source as patchkit knows it."""
 
@@ -104,8 +89,6 @@ class KnownSource:
     source: str = ""
     refused: tuple[Indispensable, ...] = ()
     define: Define | None = None
-    elsewhere: tuple[str, ...] = ()
-    count: tuple[Counted, ...] = ()
 
     @property
     def optional(self) -> bool:

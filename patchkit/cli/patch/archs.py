@@ -39,7 +39,7 @@ def command(
 
     The release's own CMake decides; no compiler, torch or GPU is needed. The first column says how
     the patched group reaches the device: exact, family, compatible, jit (from PTX), or none; -v
-    adds where a group stands and what it switches on. `build vllm --dry-run` counts the sources.
+    adds where a group stands and what it switches on.
     """
     with opened(source) as (recipe, workspace):
         request = selection.request(workspace.ledger)

@@ -90,7 +90,7 @@ def nccl(
     plan.require()
     with progress() as report:
         check = load_recipe("nccl").check
-        origin = nccl_tree(spec, sha256=sha256, offline=offline, report=report, check=check)
+        origin = nccl_tree(spec, sha256=sha256, offline=offline, check=check)
         require_wanted(house, origin.version)
         tools = find_toolchain(machine, offline=offline, progress=report("CUDA toolkit"))
     order = NcclOrder(

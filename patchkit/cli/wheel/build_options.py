@@ -93,7 +93,6 @@ def plan_blocks(plan: BuildPlan, jobs: Jobs) -> Iterator[Block]:
     """Yield a plan, and the exit code of what is missing."""
     yield Record({"dry_run": True, **record_fields(plan), "jobs": jobs.number})
     yield style(plan.title, bold=True) + f", with {jobs.number} jobs ({jobs.reason})"
-    yield from plan.compiles
     yield from finding_blocks(plan.missing)
     yield "dry run: nothing was compiled" if plan.missing else GOOD + "it could start"
     yield ExitCode(worst(plan.missing))

@@ -18,12 +18,10 @@ from patchkit.cli.render import Block, rendered
 from patchkit.cli.wheel.build_options import BuildOptions, build_options, built_blocks, plan_blocks
 from patchkit.errors import UsageError
 from patchkit.extras import require_build
-from patchkit.patching.plan import make_plan
 from patchkit.patching.recipe import load_recipe
 from patchkit.quoting import quoted
 from patchkit.recipes.vllm.build import by_option, with_targets
 from patchkit.recipes.vllm.idle import idle_sources
-from patchkit.recipes.vllm.sources import counts, planned_sources
 from patchkit.source.tree import SourceTree
 from patchkit.target import Target
 from patchkit.wheel.build.machine import can_cut_off, network
@@ -31,7 +29,7 @@ from patchkit.wheel.build.toolchain import MACHINES, find_toolchain
 from patchkit.wheel.vllm.from_source import JOB_MEMORY, build_vllm
 from patchkit.wheel.vllm.inputs import parse_given
 from patchkit.wheel.vllm.needs import WITHOUT_RUST, plan_vllm
-from patchkit.wheel.vllm.prepare import check_choice, choose_parts
+from patchkit.wheel.vllm.prepare import check_choice
 from patchkit.wheel.vllm.source import VllmOrder, vllm_source
 from patchkit.wheel.wheelhouse.contents import check_room
 
@@ -92,26 +90,17 @@ def command(
     given, parts = parse_given(sources), frozenset(filter(None, extensions.split(",")))
     jobs = options.jobs_for(JOB_MEMORY)
     idle: dict[str, str] = {}
-    compiles: list[str] = []
 
     def look(tree: SourceTree) -> None:
         """Look at the sources before anything else is fetched."""
         idle.update(idle_sources(tree, request, given.keys() | left_out | with_targets(parts)))
         without = left_out | idle.keys()
         check_choice(tree, without=without, extensions=parts, given=given)
-        if options.dry_run:
-            # What the release's own CMake would compile for the device, of its patched tree.
-            reduced = choose_parts(make_plan(tree, load_recipe(), request).patched, without, parts)
-            target = request.target
-            found = counts(planned_sources(reduced, target, request.arch_list, target.cuda), target)
-            names = ", ".join(f"{it.sources} of {it.library}" for it in found)
-            total = sum(it.sources for it in found)
-            compiles.append(f"to compile: {total} CUDA sources, {names}; and C++ beside them")
 
     offline = options.offline
     with progress() as report:
         source = vllm_source(version, folder, check=look, report=report, offline=offline)
-        plan = plan_vllm(source.needs, source.version, machine, requirements, compiles)
+        plan = plan_vllm(source.needs, source.version, machine, requirements)
         if source.needs.rust:
             tell(WITHOUT_RUST)
         if options.dry_run:

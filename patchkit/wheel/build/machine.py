@@ -18,10 +18,9 @@ _MEMINFO = Path("/proc/meminfo")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildPlan:
-    """``title`` says what is built, ``compiles`` what of it is compiled, if that is known."""
+    """``title`` says what is built."""
 
     title: str
-    compiles: tuple[str, ...] = ()
     missing: tuple[Finding, ...] = ()
 
     def require(self) -> None:

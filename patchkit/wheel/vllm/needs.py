@@ -6,7 +6,7 @@ import platform
 import re
 import shutil
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -100,14 +100,13 @@ def plan_vllm(
     version: Version,
     machine: str,
     requirements: Path | None = None,
-    compiles: Sequence[str] = (),
 ) -> BuildPlan:
     """Plan a build for the CPU ``machine``. Raises SourceError where nothing is locked."""
     locked_requirements(needs.torch, requirements)
     across = machine if machine != platform.machine() else ""
     lacks = lacked(needs, Path(sys.executable), find_cxx(machine), across)
     missing = (*lacks, *missing_tools())
-    return BuildPlan(title=f"vLLM {version}", compiles=tuple(compiles), missing=missing)
+    return BuildPlan(title=f"vLLM {version}", missing=missing)
 
 
 def lacked(needs: Needs, python: Path, cxx: Path | None, across: str = "") -> Iterator[Finding]:

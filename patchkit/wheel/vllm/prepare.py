@@ -26,7 +26,6 @@ from patchkit.recipes.vllm.build import across, by_option, wanted
 from patchkit.recipes.vllm.external import externals
 from patchkit.recipes.vllm.installed import take_installed
 from patchkit.recipes.vllm.leave_out import leave_out, only_extensions
-from patchkit.recipes.vllm.sources import check_in_vain
 from patchkit.source.archive import unpack
 from patchkit.source.detect import detect
 from patchkit.source.tree import Sandboxed, SourceTree
@@ -86,7 +85,6 @@ def prepare(order: VllmOrder, staged: Path, report: Report) -> Prepared:
     # Not the workspace's tree, which reads upstream's texts.
     reduced = _write_overlay(choose_parts(detect(source), order.without, order.extensions))
     _check_still_patched(detect(source, sandboxed=possible), order, outcome)
-    check_in_vain(detect(source, sandboxed=possible), order.request.target, order.request.arch_list)
     gathered = _gather_sources(order, reduced, staged, report)
     _write_overlay(take_installed(reduced, gathered.installed))
     environment, site = _make_environment(order, report)

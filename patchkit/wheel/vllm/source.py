@@ -10,7 +10,7 @@ from pathlib import Path
 from packaging.version import Version
 
 from patchkit.digests import sha256_of, tree_digest
-from patchkit.durable.scratch import ScratchFolder
+from patchkit.durable.staging import ScratchFolder
 from patchkit.errors import UsageError
 from patchkit.patching.fix import Request
 from patchkit.patching.recipe import Recipe, load_recipe

@@ -33,7 +33,7 @@ def nothing(tmp_path):
         ([*SRC, "--extensions", "_C"], 2, "no extension '_C'\n  next: there are other_C, small_C"),
         ([*SRC, "--version", VLLM_VERSION], 2, "--version and --src exclude each other"),
         (["--version", "0.10.0"], 3, "vllm 0.10.0 is not supported"),
-        (["--src", SMALL], 3, "is a source tree of NCCL, not of vLLM"),
+        (["--src", SMALL], 3, "not a source tree of vLLM"),
         (["--offline"], 3, "is not in the cache, and offline it cannot be downloaded"),
     ],
 )

@@ -11,86 +11,21 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from patchkit.errors import ProofError, SourceError
-from patchkit.proof.cmake import mirror, read_trace
+from patchkit.proof.cmake import read_trace
 from patchkit.proof.questions import ask
 from patchkit.proof.sandbox import missing
 from patchkit.recipes.nccl.build_files import COMMON_MK, make_flags
 from patchkit.recipes.vllm.archs import ROOT_FILE, evaluate
-from patchkit.recipes.vllm.sources import planned_sources
 from patchkit.target import targets
 from support.needed import need
 
 pytestmark = pytest.mark.skipif(missing() != "", reason=f"no sandbox here: {missing()}")
 GB10 = targets()["gb10"]
-GENERATOR = "csrc/marlin/generate_kernels.py"
-STARTED = f"execute_process(COMMAND python {GENERATOR} 12.0 RESULT_VARIABLE done)\n"
 
 
 @pytest.fixture
 def tree(make_tree):
     return partial(make_tree, "0.25.1")
-
-
-@pytest.fixture
-def home(tmp_path):
-    """A home beside the tree, with a file that is a link."""
-    folder = tmp_path / "home"
-    (folder / ".ssh").mkdir(parents=True)
-    (folder / "dotfiles").write_text("Host *\n")
-    (folder / ".ssh/config").symlink_to("../dotfiles")
-    return folder
-
-
-# Names of files
-
-
-NAMES = (
-    "{home}/new.cu",
-    "{home}/.ssh/config/new.cu",
-    "../home/new.cu",
-    "csrc/../../home/new.cu",
-    "csrc/link/new.cu",
-    "csrc/link/.ssh/config/new.cu",
-    "csrc/alias.cu",
-    "csrc//new.cu",
-    "./new.cu",
-    "csrc",
-    "setup.py/new.cu",
-    "no/such/folder/new.cu",
-    "csrc/" + "x" * 300 + ".cu",
-    "x/" * 3000 + "new.cu",
-    "csrc/a\0b.cu",
-    "",
-)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_a_mirror_is_made_of_files_of_the_tree_alone(name, tree, home, tmp_path, snapshot):
-    made = tree({"setup.py": "", "csrc/a.cu": ""})
-    (made.root / "csrc/link").symlink_to(home)
-    (made.root / "csrc/alias.cu").symlink_to(home / "dotfiles")
-    before = snapshot(home)
-    with pytest.raises(ProofError, match="a build of this tree would write"):
-        mirror(made, {name.format(home=home): ""}, tmp_path / "mirror")
-    assert snapshot(home) == before
-    assert not list(tmp_path.glob("mirror/**/new.cu"))
-
-
-def test_a_generated_file_is_found_beside_those_of_the_tree(tree):
-    lists = (
-        "file(GLOB found csrc/marlin/*.cu)\nlist(SORT found)\n"
-        'patchkit_library(_C "${found}" csrc/top.cu)\n'
-    )
-    code = "import os\nopen(os.path.join(os.path.dirname(__file__), 'new.cu'), 'w')\n"
-    setup = "ext_modules = [CMakeExtension(name='vllm._C')]\n"
-    sources = {"csrc/marlin/old.cu": "", "csrc/top.cu": "", "setup.py": setup}
-    made = tree({ROOT_FILE: STARTED + lists, GENERATOR: code, **sources})
-    found = planned_sources(made, GB10, GB10.native, GB10.cuda)
-    assert [each.source for each in found] == [
-        "csrc/marlin/new.cu",
-        "csrc/marlin/old.cu",
-        "csrc/top.cu",
-    ]
 
 
 # Traces of CMake
@@ -101,25 +36,22 @@ NUMBER = "9" * 5000
 
 
 @pytest.mark.parametrize(
-    ("reader", "line"),
+    "line",
     [
-        (planned_sources, f"execute_process(COMMAND python {GENERATOR} 12.0)"),
-        (planned_sources, "patchkit_code()"),
-        (planned_sources, "patchkit_library()"),
-        *((evaluate, f"{GROUP}patchkit_code({x})") for x in ("", "sm_", "lto_90", f"sm_{NUMBER}")),
-        (evaluate, "set(X 1)\ncuda_archs_loose_intersection(X)\npatchkit_archs(X many)"),
+        *(f"{GROUP}patchkit_code({x})" for x in ("", "sm_", "lto_90", f"sm_{NUMBER}")),
+        "set(X 1)\ncuda_archs_loose_intersection(X)\npatchkit_archs(X many)",
     ],
 )
-def test_calls_in_no_known_form_fail_the_proof(reader, line, tree):
+def test_calls_in_no_known_form_fail_the_proof(line, tree):
     external = "cmake/external_projects/x.cmake"
     defined = "".join(
         f"function({name})\nendfunction()\n"
         for name in ("set_gencode_flags_for_srcs", "cuda_archs_loose_intersection")
     )
     texts = {ROOT_FILE: f"{defined}include({external})\n{line}\n", external: f"{line}\n"}
-    hostile = tree({**texts, GENERATOR: "", "setup.py": ""})
+    hostile = tree({**texts, "setup.py": ""})
     with pytest.raises(ProofError, match="here in a form that patchkit cannot read"):
-        reader(hostile, GB10, GB10.native, GB10.cuda)
+        evaluate(hostile, GB10, GB10.native, GB10.cuda)
 
 
 ENTRY = {"args": ["a", "b"], "cmd": "set", "file": "/t/CMakeLists.txt", "line": 1, "frame": 1}

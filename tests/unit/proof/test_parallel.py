@@ -44,7 +44,7 @@ COMMAND = """
 import sys, time
 from pathlib import Path
 from patchkit import __main__, cli
-from patchkit.durable.scratch import ScratchFolder
+from patchkit.durable.staging import ScratchFolder
 from patchkit.proof.child_process import forked
 from patchkit.proof.parallel import side_by_side
 
