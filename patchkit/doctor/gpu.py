@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -22,9 +23,6 @@ from patchkit.records import read_toml
 from patchkit.runtime.host.hardware import network_facts
 from patchkit.units import BYTES_PER_MIB
 
-_FILE = RECIPES / "doctor" / "gpu.toml"
-_SOURCE = "as nccl-tests counts: bytes x 2 (n-1) / n over the median time of ten"
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SmokeStep:
@@ -44,9 +42,13 @@ class SmokeStep:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AllReduceTest:
-    """How all nodes are tried at once, and from which bandwidth on it is as it should be."""
+class SmokeTest:
+    """The steps of a node, in their order, and how all nodes are tried at once.
 
+    From the ``share`` of what the cable carries on the all-reduce is as it should be.
+    """
+
+    step: tuple[SmokeStep, ...]
     seconds: int
     sizes: tuple[int, ...]
     share: float
@@ -66,22 +68,15 @@ class GpuNode:
 
 
 @cache
-def smoke_steps() -> tuple[SmokeStep, ...]:
-    """Return the steps of a node, in their order."""
-    return read_toml(tuple[SmokeStep, ...], _FILE, key="step")
-
-
-@cache
-def all_reduce_test() -> AllReduceTest:
-    """Return how all nodes are tried at once."""
-    return read_toml(AllReduceTest, _FILE, key="all_reduce")
+def smoke_test() -> SmokeTest:
+    return read_toml(SmokeTest, RECIPES / "doctor" / "gpu.toml", key="smoke")
 
 
 def run_smoke_test(node: GpuNode) -> Iterator[GpuStep]:
     """Yield how each step went on a node, as it ends. Raises HostError if it does not answer."""
     steps = [
         {"step": its.id, "script": its.script, "seconds": its.seconds, "block": its.block}
-        for its in smoke_steps()
+        for its in smoke_test().step
     ]
     given = {"python": node.python, "steps": steps, "variables": dict(node.variables)}
     yield from Remote(node.node).stream(GpuStep, gpu_steps, **given)
@@ -93,25 +88,22 @@ def run_all_reduce(nodes: Sequence[GpuNode], backend: str = "nccl") -> list[GpuS
     They meet at the first one's address. With ``gloo`` they compute on CPUs: that tries the way,
     and no GPU. Raises HostError if the head does not answer.
     """
-    head, test = nodes[0], all_reduce_test()
+    head, test = nodes[0], smoke_test()
     port = Remote(head.node).call(int, free_port, address=head.address)
     common: dict[str, Any] = {
+        "step": RANK,
+        "script": RANK,
         "world": len(nodes),
-        "meeting": f"tcp://{head.address}:{port}",
         "backend": backend,
+        "meeting": f"tcp://{head.address}:{port}",
         "sizes": list(test.sizes),
         "seconds": test.seconds,
     }
 
     def run_rank(number: int) -> GpuStep:
-        node = nodes[number]
-        return Remote(node.node).call(
-            GpuStep,
-            all_reduce_rank,
-            python=node.python,
-            settings={**common, "rank": number},
-            variables=dict(node.variables),
-        )
+        node, settings = nodes[number], {**common, "rank": number}
+        given = {"python": node.python, "settings": settings, "variables": dict(node.variables)}
+        return Remote(node.node).call(GpuStep, all_reduce_rank, **given)
 
     return [
         GpuStep(step=RANK, state="not-run", reason=said.what)
@@ -123,44 +115,28 @@ def run_all_reduce(nodes: Sequence[GpuNode], backend: str = "nccl") -> list[GpuS
 
 def gpu_findings(node: str, steps: Iterable[GpuStep]) -> Iterator[Finding]:
     """Yield what a node's steps show; only what ran and was right is OK."""
-    texts = {text.id: text for text in smoke_steps()}
+    texts = {text.id: text for text in smoke_test().step}
     for step in steps:
-        if text := texts.get(step.step):
-            yield from _judge_step(node, text, step)
-
-
-class _Figures(dict[str, object]):
-    """Figures of a step; one that it did not say is shown as such."""
-
-    def __missing__(self, key: str) -> object:
-        return "?"
-
-
-def _judge_step(node: str, text: SmokeStep, step: GpuStep) -> Iterator[Finding]:
-    figures = _Figures({**step.figures, "kernel": step.kernel or "?"})
-    proves = text.proves.format_map(figures)
-    if step.state == "not-run":
-        yield unchecked(text.id, node, step.reason)
-    elif step.state == "failed":
-        # What is known of its words comes first: that is the cause, the step is what followed.
-        yield from _known_causes(node, step)
-        failed = make_finding(
-            "gpu-failed",
-            node,
-            step=text.id,
-            seconds=step.seconds,
-            reason=step.reason,
-            proves=proves,
-            hint=text.hint.format(command=there(node, *text.look)),
-        )
-        yield replace(failed, about=text.id)
-    else:
-        try:
-            what = text.fine.format_map(figures)
-        except ValueError:  # a figure that should be a number and is none
-            what = text.fine.replace(":.2g", "").format_map(figures)
-        why = f"proves that {proves}"
-        yield Finding(level=Level.OK, where=node, about=text.id, what=what, why=why)
+        text = texts[step.step]
+        # A figure that it did not say is shown as such.
+        figures = defaultdict(lambda: "?", {**step.figures, "kernel": step.kernel or "?"})
+        proves = text.proves.format_map(figures)
+        if step.state == "not-run":
+            yield unchecked(text.id, node, step.reason)
+        elif step.state == "failed":
+            # What is known of its words comes first: that is the cause, the step is what followed.
+            yield from _known_causes(node, step)
+            hint = text.hint.format(command=there(node, *text.look))
+            fields = {"step": text.id, "seconds": step.seconds, "reason": step.reason}
+            failed = make_finding("gpu-failed", node, proves=proves, hint=hint, **fields)
+            yield replace(failed, about=text.id)
+        else:
+            try:
+                what = text.fine.format_map(figures)
+            except ValueError:  # a figure that should be a number and is none
+                what = text.fine.replace(":.2g", "").format_map(figures)
+            why = f"proves that {proves}"
+            yield Finding(level=Level.OK, where=node, about=text.id, what=what, why=why)
 
 
 def _known_causes(node: str, step: GpuStep) -> Iterator[Finding]:
@@ -170,62 +146,41 @@ def _known_causes(node: str, step: GpuStep) -> Iterator[Finding]:
 
 
 def all_reduce_findings(
-    nodes: Sequence[str],
-    ranks: Sequence[GpuStep],
-    cable: float | None,
-    meant: Sequence[Mapping[str, str]] = (),
+    nodes: Sequence[GpuNode], ranks: Sequence[GpuStep], cable: float | None
 ) -> Iterator[Finding]:
     """Yield what an all-reduce over all nodes shows.
 
-    ``cable`` is what the way between them carries in GB/s, None where that is not known; ``meant``
-    are the variables of each node's env file, against which NCCL's own words are held.
+    ``cable`` is what the way between them carries in GB/s, None where that is not known.
     """
-    names = ", ".join(nodes)
+    names = ", ".join(node.node for node in nodes)
     for node, rank in zip(nodes, ranks, strict=True):
         if rank.state == "failed":
-            yield from _known_causes(node, rank)
+            yield from _known_causes(node.node, rank)
             fields = {"nodes": names, "seconds": rank.seconds, "reason": rank.reason}
-            yield make_finding("all-reduce-failed", node, **fields)
+            yield make_finding("all-reduce-failed", node.node, **fields)
         elif rank.state == "not-run":
-            yield unchecked(RANK, node, rank.reason)
+            yield unchecked(RANK, node.node, rank.reason)
     if any(rank.state != "ok" for rank in ranks):
         return  # what NCCL took on the way to an error decides nothing
-    yield _judge_speed(names, ranks, cable)
-    if any(rank.nccl for rank in ranks):
-        logs = {node: read_nccl(rank.nccl) for node, rank in zip(nodes, ranks, strict=True)}
-        for node, variables in zip(nodes, meant, strict=False):
-            yield from nccl_findings(node, logs[node], variables)
-        yield from nccl_agreement(logs)
-
-
-def _judge_speed(names: str, ranks: Sequence[GpuStep], cable: float | None) -> Finding:
-    """Return how fast it was: the slowest rank counts, since all wait for it."""
-    test, figures = all_reduce_test(), ranks[0].figures
+    test, figures = smoke_test(), ranks[0].figures
     small, large = test.sizes[0], test.sizes[-1]
-    speeds, latencies = (
-        [float(rank.figures.get(name, 0)) for rank in ranks]
-        for name in (f"gigabytes_per_second_{large}", f"microseconds_{small}")
-    )
-    if (backend := str(figures.get("backend", ""))) != "nccl":
+    # The slowest rank counts, since all wait for it.
+    speed = min(float(rank.figures.get(f"gigabytes_per_second_{large}", 0)) for rank in ranks)
+    latency = max(float(rank.figures.get(f"microseconds_{small}", 0)) for rank in ranks)
+    if figures.get("backend", "") != "nccl":
         about = "all-reduce-cpu"
     elif cable is None:
         about = "all-reduce-sums"
     else:
-        about = "all-reduce-speed" if min(speeds) >= test.share * cable else "all-reduce-slow"
-    return make_finding(
-        about,
-        names,
-        nodes=names,
-        speed=min(speeds),
-        latency=max(latencies),
-        cable=cable or 0.0,
-        share=test.share,
-        size=large // BYTES_PER_MIB,
-        small=small,
-        backend=backend,
-        nccl=figures.get("nccl", "?"),
-        source=_SOURCE,
-    )
+        about = "all-reduce-speed" if speed >= test.share * cable else "all-reduce-slow"
+    fields = {"nodes": names, "small": small, "size": large // BYTES_PER_MIB, "share": test.share}
+    fields |= {"backend": figures.get("backend", "?"), "nccl": figures.get("nccl", "?")}
+    yield make_finding(about, names, speed=speed, latency=latency, cable=cable or 0.0, **fields)
+    logs = {node.node: read_nccl(rank.nccl) for node, rank in zip(nodes, ranks, strict=True)}
+    if any(rank.nccl for rank in ranks):
+        for node in nodes:
+            yield from nccl_findings(node.node, logs[node.node], node.variables)
+        yield from nccl_agreement(logs)
 
 
 # All nodes
@@ -247,7 +202,7 @@ def try_gpus(reports: Sequence[NodeReport]) -> Iterator[Finding]:
             why = report.why_not("facts") if report.facts is None else "there is no vLLM there"
             yield unchecked("gpu-smoke", report.node, why)
     tried = everywhere(able, lambda node: list(run_smoke_test(node)))
-    unreached = []
+    obstacle = ""
     for node, steps in zip(able, tried, strict=True):
         if isinstance(steps, PatchkitError):
             yield unchecked("gpu-smoke", node.node, steps.what)
@@ -255,23 +210,19 @@ def try_gpus(reports: Sequence[NodeReport]) -> Iterator[Finding]:
             yield from gpu_findings(node.node, steps)
         # With a GPU that does nothing the others would wait for their time-out.
         if isinstance(steps, PatchkitError) or steps[0].state != "ok":
-            unreached.append(f"the GPU of {node.node} was not reached")
+            obstacle = obstacle or f"the GPU of {node.node} was not reached"
     if len(able) < len(reports) or not all(node.address for node in able):
-        unreached = ["not every node has vLLM and an address on the cable"]
+        obstacle = "not every node has vLLM and an address on the cable"
     if len(reports) < 2:
         return
-    if unreached:
-        yield unchecked(RANK, ", ".join(report.node for report in reports), unreached[0])
-        return
     try:
-        ranks = run_all_reduce(able)
+        ranks = [] if obstacle else run_all_reduce(able)
     except PatchkitError as error:
-        yield unchecked(RANK, ", ".join(node.node for node in able), error.what)
-        return
-    meant = [node.variables for node in able]
-    yield from all_reduce_findings(
-        [node.node for node in able], ranks, cable_between(reports), meant
-    )
+        obstacle = error.what
+    if obstacle:
+        yield unchecked(RANK, ", ".join(report.node for report in reports), obstacle)
+    else:
+        yield from all_reduce_findings(able, ranks, cable_between(reports))
 
 
 def cable_between(reports: Sequence[NodeReport]) -> float | None:

@@ -15,7 +15,6 @@ from typing import Any, Literal
 
 from patchkit.doctor import gpu_script as script
 from patchkit.follow import Follow
-from patchkit.process import Completed
 
 SCRIPT = Path(script.__file__)
 RANK = "all-reduce"
@@ -61,9 +60,8 @@ def gpu_steps(
     """
     obstacle = ""
     for each in steps:
-        name = str(each["step"])
         if obstacle:
-            found = GpuStep(step=name, state="not-run", reason=obstacle)
+            found = GpuStep(step=each["step"], state="not-run", reason=obstacle)
         else:
             found = run_step(python, each, variables)
         if each["script"] == FIRST and found.state != "ok":
@@ -77,8 +75,7 @@ def all_reduce_rank(
     """Return how one rank of an all-reduce went; the others run on their nodes meanwhile."""
     # What NCCL says is read afterwards, on this standard output.
     said = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET,ENV", "NCCL_DEBUG_FILE": ""}
-    named = {"step": RANK, "script": RANK, **settings}
-    return asdict(run_step(python, named, {**variables, **said}))
+    return asdict(run_step(python, settings, {**variables, **said}))
 
 
 def free_port(address: str) -> int:
@@ -111,7 +108,17 @@ def run_step(python: str, settings: Mapping[str, Any], variables: Mapping[str, s
         answer = json.loads(answers[-1].removeprefix(script.MARK))
         fields = {key: answer[key] for key in _FIELDS & answer.keys()}
     except (ValueError, IndexError, AttributeError):  # none, or none of ours
-        fields = {"state": "failed", "reason": late or _describe_end(done, said)}
+        reason = "it did not end"
+        if late:
+            reason = late
+        elif done and not done.started:
+            reason = f"{done.command[0]} {done.trouble}"
+        elif done:
+            errors = [found[1] for line in said if (found := _ERROR.match(line))]
+            last = [line.strip() for line in said if line.strip()] or ["it printed nothing"]
+            ended = done.trouble.partition(":")[0] or "it ended without an answer"
+            reason = f"{ended}: {(errors or last)[-1]}"
+        fields = {"state": "failed", "reason": reason}
     return GpuStep(
         step=str(settings["step"]),
         seconds=seconds,
@@ -119,15 +126,3 @@ def run_step(python: str, settings: Mapping[str, Any], variables: Mapping[str, s
         nccl=tuple(line for line in said if " NCCL " in line)[:_NCCL],
         **fields,
     )
-
-
-def _describe_end(done: Completed | None, lines: Sequence[str]) -> str:
-    """Return how a process ended that gave no answer, with its last words."""
-    if done is None:
-        return "it did not end"
-    if not done.started:
-        return f"{done.command[0]} {done.trouble}"
-    ended = done.trouble.partition(":")[0] or "it ended without an answer"
-    errors = [found[1] for line in lines if (found := _ERROR.match(line))]
-    words = [line.strip() for line in lines if line.strip()] or ["it printed nothing"]
-    return f"{ended}: {(errors or words)[-1]}"

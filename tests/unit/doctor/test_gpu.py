@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from patchkit.doctor.gpu import (
+    GpuNode,
     all_reduce_findings,
     gpu_findings,
-    smoke_steps,
+    smoke_test,
     try_gpus,
 )
 from patchkit.doctor.gpu_steps import GpuStep
@@ -19,7 +20,8 @@ from patchkit.doctor.peers.node_report import NodeReport
 from patchkit.finding import Level
 from support.node_reports import reports
 
-NODES = ("spark1", "spark2")
+MEANT = {"NCCL_IB_HCA": "rocep1s0f0", "NCCL_SOCKET_IFNAME": "enp1s0f0np0"}
+NODES = [GpuNode(node=node, python="", variables=MEANT) for node in ("spark1", "spark2")]
 FP8 = GpuStep(
     step="gpu-fp8",
     state="ok",
@@ -57,7 +59,7 @@ def test_what_ran_names_its_kernel_and_what_it_proves() -> None:
     assert found.why.startswith("proves that the kernel that vLLM takes here")
 
 
-@pytest.mark.parametrize("about", [each.id for each in smoke_steps()])
+@pytest.mark.parametrize("about", [each.id for each in smoke_test().step])
 def test_what_did_not_run_is_unknown_and_what_failed_an_error(about: str) -> None:
     (found,) = gpu_findings("a", [GpuStep(step=about, state="not-run", reason="no device")])
     assert (found.level, found.what) == (Level.UNKNOWN, "not checked: no device")
@@ -106,9 +108,8 @@ def test_a_rank_that_failed_or_was_not_run_leaves_no_speed() -> None:
 
 
 def test_sockets_beside_an_env_file_that_meant_roce_are_an_error() -> None:
-    ranks = [rank(3.8, nccl=socket_lines(node, n)) for n, node in enumerate(NODES, 1)]
-    meant = [{"NCCL_IB_HCA": "rocep1s0f0", "NCCL_SOCKET_IFNAME": "enp1s0f0np0"}] * 2
-    found = [*all_reduce_findings(NODES, ranks, 23.1, meant)]
+    ranks = [rank(3.8, nccl=socket_lines(its.node, n)) for n, its in enumerate(NODES, 1)]
+    found = [*all_reduce_findings(NODES, ranks, 23.1)]
     assert [each.about for each in found] == ["all-reduce-slow", "nccl-socket", "nccl-socket"]
 
 
@@ -127,7 +128,7 @@ def without_torch(folder: Path, report: NodeReport) -> NodeReport:
 def test_nodes_whose_gpus_are_not_reached_are_not_checked(tmp_path: Path) -> None:
     nodes = [without_torch(tmp_path, each) for each in reports(tmp_path / "hosts")[1]]
     found = [*try_gpus(nodes)]
-    steps = [each.id for each in smoke_steps()]
+    steps = [each.id for each in smoke_test().step]
     assert [each.about for each in found] == [*steps, *steps, "all-reduce"]
     assert {each.level for each in found} == {Level.UNKNOWN}
     assert {each.what for each in found[:-1]} == {"not checked: torch cannot be imported: no torch"}

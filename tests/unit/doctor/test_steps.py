@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from patchkit.doctor.gpu import GpuNode, run_all_reduce, run_smoke_test, smoke_steps
+from patchkit.doctor.gpu import GpuNode, run_all_reduce, run_smoke_test, smoke_test
 from patchkit.doctor.gpu_steps import GpuStep, run_step
 from patchkit.process import attempt
 
@@ -35,7 +35,7 @@ def step(variables: dict[str, str], seconds: float = 30) -> GpuStep:
 def test_without_a_gpu_every_step_says_why_it_was_not_run(tmp_path: Path) -> None:
     node = GpuNode(node="localhost", python=sys.executable, variables=torch_of(tmp_path, _NO_GPU))
     found = [*run_smoke_test(node)]
-    assert [each.step for each in found] == [each.id for each in smoke_steps()]
+    assert [each.step for each in found] == [each.id for each in smoke_test().step]
     why = "torch sees no CUDA device: Found no NVIDIA driver on your system."
     assert {(each.state, each.reason) for each in found} == {("not-run", why)}
 
