@@ -21,9 +21,7 @@ from patchkit.runtime.host.hardware import target_of
 from patchkit.runtime.node.address import named_address
 from patchkit.runtime.node.topology import attach
 
-_EXAMINED = (
-    *("facts", "state", "unit_file", "health", "contents", "processes", "listeners", "disks"),
-)
+_EXAMINED = (*("facts", "state", "health", "contents", "processes", "listeners", "disks"),)
 _WRITTEN = ("/tmp", "/var/tmp")  # noqa: S108 - where compilers and ranks write
 
 

@@ -3,11 +3,9 @@
 from dataclasses import replace
 
 from patchkit.cluster.agent.examination import (
-    FilePrint,
     LoadedNccl,
     ModelPrint,
     PythonContents,
-    UnitFile,
 )
 from patchkit.cluster.agent.links import PeerLink, Way
 from patchkit.cluster.agent.node_facts import DiskRoom
@@ -57,12 +55,8 @@ def contents(**changes):
 
 
 def model(**changes):
-    files = {"config.json": FilePrint(size=9, digest="d" * 64), "m.safetensors": weights()}
-    return replace(ModelPrint(folder="/home/spark/models/m", problem="", files=files), **changes)
-
-
-def weights(size=10**10, digest="e" * 64):
-    return FilePrint(size=size, digest=digest)
+    made = ModelPrint(folder="/home/spark/models/m", problem="", commit="c" * 40, digest="d" * 64)
+    return replace(made, **changes)
 
 
 def reports(folder):
@@ -88,7 +82,6 @@ def reports(folder):
                 clock=ClockOffset(ahead=0.1, error=0.2),
                 facts=its,
                 state=state(),
-                unit_file=UnitFile(),
                 contents=contents(),
                 disks=(DiskRoom(folder="/", free=10**12, total=2 * 10**12, files=10**6),),
                 processes=(GroupProcess(pid=10, name="vllm", state="S"),),

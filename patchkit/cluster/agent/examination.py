@@ -21,6 +21,7 @@ from patchkit.cluster.agent.installation import digest_record
 from patchkit.cluster.agent.node_facts import disk_rooms, facts_here, model_on_node
 from patchkit.cluster.models.check import CACHE, read_record
 from patchkit.cluster.ssh.ssh import error_fields
+from patchkit.digests import digest, sha256_of
 from patchkit.errors import HostError, PatchkitError
 from patchkit.records import RecordError
 from patchkit.runtime.host.host import Nccl, Software
@@ -38,14 +39,6 @@ from patchkit.units import BYTES_PER_MIB
 _DIGESTED = ("vllm", "torch", "triton", "pytorch_triton", "ray")
 _SMALL = BYTES_PER_MIB  # bytes of a file that is read: configuration and templates, not weights
 _MOST = 5_000  # files of a folder that is a model's
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UnitFile:
-    """What systemd has read of a unit: drop-ins of others, and whether its file changed since."""
-
-    drop_ins: tuple[str, ...] = ()
-    changed: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,24 +65,19 @@ class PythonContents:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FilePrint:
-    """A file: its bytes, and its digest as it was written down or, of a small one, as it is."""
-
-    size: int
-    digest: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelPrint:
     """A model's folder; ``problem`` is what the quick check says is wrong first, "" for nothing.
 
-    ``commit`` is what its record says, "" without one.
+    ``commit`` is what its record says, "" without one; ``digest`` is one over names and sizes, and
+    over what small files hold.
     """
 
     folder: str
     problem: str
     commit: str = ""
-    files: Mapping[str, FilePrint] = field(default_factory=dict)
+    files: int = 0
+    size: int = 0
+    digest: str = ""
 
 
 def examine(
@@ -107,13 +95,6 @@ def examine(
         contents = python_contents(facts.venv, facts.host.software)
         return {"facts": asdict(facts), "contents": asdict(contents)}
 
-    def unit_file() -> UnitFile:
-        asked = "--property=DropInPaths,NeedDaemonReload"
-        shown = unit_state.run_for_user("systemctl", "show", asked, "--", units[0], check=True)
-        found = dict(line.partition("=")[::2] for line in shown.output.splitlines())
-        drop_ins = tuple(found.get("DropInPaths", "").split())
-        return UnitFile(drop_ins=drop_ins, changed=found.get("NeedDaemonReload") == "yes")
-
     def health() -> dict[str, Any]:
         """Return it with the limits of the unit's process, if that runs."""
         place = Path(venv).expanduser()
@@ -127,7 +108,6 @@ def examine(
     parts: dict[str, Callable[[], dict[str, Any]]] = {
         "facts": whole,
         "state": lambda: {"state": unit_state.read_node_state(name, units)},
-        "unit_file": lambda: {"unit_file": asdict(unit_file())},
         "processes": lambda: {"processes": list(map(asdict, unit_state.group_processes(name)))},
         "disks": lambda: {"disks": list(map(asdict, disk_rooms(folders)))},
         "listeners": lambda: {"listeners": list(map(asdict, unit_state.listeners(ports)))},
@@ -196,23 +176,23 @@ def _describe_nccl(nccl: Nccl | None) -> LoadedNccl:
 def model_print(folder: str) -> dict[str, Any]:
     """Return which files a model's folder holds, without hashing weights."""
     place = Path(folder).expanduser()
-    problem, commit = model_on_node(folder).problem, ""
-    digests: dict[str, str] = {}
-    files: dict[str, FilePrint] = {}
-    if place.is_dir():
-        with contextlib.suppress(RecordError):
-            if known := read_record(place):
-                commit = known.commit
-                digests = {name: file.digest for name, file in known.files.items()}
+    rows: list[str] = []
+    size, commit = 0, ""
     for path in sorted(place.rglob("*")) if place.is_dir() else ():
         name = path.relative_to(place)
-        if name.parts[0] in (CACHE, ".git") or not path.is_file() or len(files) == _MOST:
-            continue
-        found = FilePrint(size=-1)
-        with contextlib.suppress(OSError):
-            size = path.stat().st_size
-            known_digest = digests.get(name.as_posix(), "")
-            own = hashlib.sha256(path.read_bytes()).hexdigest() if size <= _SMALL else known_digest
-            found = FilePrint(size=size, digest=own)
-        files[name.as_posix()] = found
-    return asdict(ModelPrint(folder=str(place), problem=problem, commit=commit, files=files))
+        if name.parts[0] not in (CACHE, ".git") and path.is_file() and len(rows) < _MOST:
+            length = path.stat().st_size
+            rows.append(f"{name} {length} {sha256_of(path) if length <= _SMALL else ''}")
+            size += length
+    with contextlib.suppress(RecordError):
+        known = read_record(place)
+        commit = known.commit if known else ""
+    made = ModelPrint(
+        folder=str(place),
+        problem=model_on_node(folder).problem,
+        commit=commit,
+        files=len(rows),
+        size=size,
+        digest=digest("\n".join(rows)),
+    )
+    return asdict(made)

@@ -16,7 +16,6 @@ whose head is gone waits for ever, and a head learns of a lost worker by the nex
 from __future__ import annotations
 
 import contextlib
-import ipaddress
 import json
 import os
 import re
@@ -38,9 +37,7 @@ SILENCE = 15.0  # seconds without one after which a rank is stopped, or given up
 _AGAIN = 5.0  # seconds between two tries to reach a worker
 _UNREACHED = 255  # ssh's own exit status
 _FIRST_TOKEN = 600.0  # seconds for one answer; the first one may compile kernels
-_LISTENS = "0A"  # TCP_LISTEN of net/tcp_states.h, as /proc/net/tcp has it
-_SOCKET = re.compile(r"socket:\[(\d+)\]")
-_WORD = 4  # bytes that the kernel prints as one number of its own byte order
+_PROCESS = re.compile(r'users:\(\("(.*?)",pid=(\d+)')
 
 
 def main() -> None:
@@ -49,9 +46,9 @@ def main() -> None:
         signal.signal(number, _raise_stopped)
     settings = json.loads(Path(__file__).with_name("group.json").read_text(encoding="utf-8"))
     verb, *rest = sys.argv[1:]
-    verbs = (begin, ready, ray, token, watch, hold, held)
+    verbs = {work.__name__: work for work in (begin, ready, ray, token, watch, hold, held)}
     try:
-        {function.__name__: function for function in verbs}[verb](settings, *rest)
+        verbs[verb](settings, *rest)
     except Stopped:  # what asked for it says why
         sys.exit(1)
 
@@ -74,9 +71,6 @@ def leave(code: int, text: str) -> NoReturn:
     """Say why, and end."""
     say(text)
     sys.exit(code)
-
-
-# The head's server
 
 
 def begin(settings: dict[str, Any]) -> None:
@@ -102,53 +96,31 @@ def strangers(url: str, unit: str) -> list[str]:
     with contextlib.suppress(OSError):  # a name that nobody knows
         found = socket.getaddrinfo(place.hostname, place.port, type=socket.SOCK_STREAM)
         asked |= {str(address[0]) for *_, address in found}
-    rows = [row for row in listening([place.port or 80]) if row[0] in asked]
-    holders = holding([inode for *_, inode in rows])
     others = []
-    for address, port, uid, inode in rows:
-        pid = holders.get(inode)
-        if pid is None and uid != os.getuid():
-            others.append(f"{address} port {port}: a process of user {uid}")
-        elif pid is not None:
-            name = groups = ""
-            with contextlib.suppress(OSError):
-                name = Path(f"/proc/{pid}/comm").read_text(errors="replace").strip()
-                groups = Path(f"/proc/{pid}/cgroup").read_text(errors="replace")
-            if unit not in re.split("[/\n]", groups):
-                others.append(f"{address} port {port}: {name} (process {pid})")
+    for address, port, pid, name in listening([place.port or 80]):
+        groups = ""
+        with contextlib.suppress(OSError):  # it ended
+            groups = Path(f"/proc/{pid}/cgroup").read_text(errors="replace")
+        if address in asked and unit not in re.split("[/\n]", groups):
+            who = f"{name} (process {pid})" if pid else "another user's process"
+            others.append(f"{address} port {port}: {who}")
     return others
 
 
 def listening(ports: Collection[int]) -> Iterator[tuple[str, int, int, str]]:
-    """Yield address, port, user and inode of the TCP sockets that listen at these ports."""
-    for table in ("tcp", "tcp6"):
-        lines: list[str] = []
-        with contextlib.suppress(OSError):  # a kernel without IPv6
-            lines = Path("/proc/net", table).read_text(encoding="ascii").splitlines()[1:]
-        for line in lines:
-            fields = line.split()
-            if len(fields) < 10 or fields[3] != _LISTENS:
-                continue
-            place, _, number = fields[1].partition(":")
-            if int(number, 16) in ports:
-                data = bytes.fromhex(place)
-                words = [data[start : start + _WORD][::-1] for start in range(0, len(data), _WORD)]
-                address = ipaddress.ip_address(b"".join(words))
-                shown = str(getattr(address, "ipv4_mapped", None) or address)
-                yield shown, int(number, 16), int(fields[7]), fields[9]
+    """Yield address, port, process and its name of what listens at these TCP ports.
 
-
-def holding(inodes: Collection[str]) -> dict[str, int]:
-    """Return inode → process, for the sockets of this user's processes."""
-    found: dict[str, int] = {}
-    for entry in Path("/proc").glob("[0-9]*/fd/*") if inodes else ():
-        try:
-            match = _SOCKET.fullmatch(str(entry.readlink()))
-        except OSError:
-            continue  # it ended, or is not ours
-        if match and match[1] in inodes:
-            found[match[1]] = int(entry.parts[2])
-    return found
+    Of another user's process ss says neither: they are 0 and "".
+    """
+    output = ""
+    with contextlib.suppress(OSError):
+        output = _run_tool("ss", "-Hltnp").stdout
+    for line in output.splitlines():
+        address, _, port = line.split()[3].rpartition(":")
+        if port.isdigit() and int(port) in ports:
+            address = address.strip("[]").partition("%")[0].replace("*", "::")
+            pid = _PROCESS.search(line)
+            yield address, int(port), int(pid[2]) if pid else 0, pid[1] if pid else ""
 
 
 def ready(settings: dict[str, Any]) -> None:
@@ -163,25 +135,21 @@ def ready(settings: dict[str, Any]) -> None:
         time.sleep(0.5)
     if main_process:  # a pod has its ports for itself
         _check_port(settings)
-    loaded = time.monotonic()
-    say(f"loaded after {loaded - began:.1f} s; asking for a token")
+    loaded = time.monotonic() - began
+    say(f"loaded after {loaded:.1f} s; asking for a token")
     while True:
         try:
             model = ask_token(settings)
             break
-        except urllib.error.HTTPError as error:
-            # 401 and 403 are not about the model, and will be the same the next time.
-            if error.code in (401, 403):
+        except (OSError, ValueError, LookupError, TypeError) as error:
+            # Those are not about the model, and will be the same the next time.
+            if getattr(error, "code", 0) in (401, 403):
                 hint = "is VLLM_API_KEY in the env?"
                 leave(1, f"the server refuses its own machine: {error}; {hint}")
             say(f"no token yet: {error}")
-        except (OSError, ValueError, LookupError, TypeError) as error:
-            say(f"no token yet: {error}")
         _check_alive(main_process)
         time.sleep(2)
-    first = time.monotonic() - loaded
-    took = {"load_s": round(loaded - began, 1), "token_s": round(first, 1)}
-    say(json.dumps({"answered": {"model": model, **took}}))
+    say(f"answered: {model}, {time.monotonic() - began - loaded:.1f} s later")
 
 
 def ray(settings: dict[str, Any]) -> None:
@@ -249,9 +217,6 @@ def ask(
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     with opener.open(request, timeout=seconds) as answer:
         return json.loads(answer.read() or b"null")
-
-
-# The head's end of a worker
 
 
 def watch(settings: dict[str, Any], rank: str) -> None:
@@ -334,14 +299,9 @@ def _end(link: subprocess.Popen[str], worker: dict[str, Any]) -> None:
     # A rank that does not end by itself is killed there after TimeoutStopSec.
     with contextlib.suppress(subprocess.TimeoutExpired):
         link.wait(60)
-    if link.returncode == 0:
-        say(f"{worker['node']}: stopped")
-    else:
-        link.kill()
-        say(
-            f"{worker['node']}: did not say that it stopped; it stops by itself within "
-            f"{SILENCE:.0f} s of silence"
-        )
+    link.kill()
+    gone = f"did not say that it stopped; it stops by itself within {SILENCE:.0f} s of silence"
+    say(f"{worker['node']}: {'stopped' if link.returncode == 0 else gone}")
 
 
 def _notify(state: str) -> None:
@@ -349,9 +309,6 @@ def _notify(state: str) -> None:
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as bell:
             bell.connect("\0" + place[1:] if place.startswith("@") else place)
             bell.sendall(state.encode())
-
-
-# A worker's end
 
 
 def hold(settings: dict[str, Any], group: str) -> NoReturn:
@@ -421,12 +378,11 @@ def _show_property(unit: str, what: str) -> str:
 
 
 def _systemctl(*words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        ["systemctl", "--user", *words],  # noqa: S607
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    return _run_tool("systemctl", "--user", *words)
+
+
+def _run_tool(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(words, capture_output=True, text=True, errors="replace", check=False)
 
 
 if __name__ == "__main__":

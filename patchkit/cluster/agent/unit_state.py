@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from patchkit.cluster.agent.group_script import holding, listening, strangers
+from patchkit.cluster.agent.group_script import listening, strangers
 from patchkit.cluster.agent.node_files import config_folder
 from patchkit.process import Completed, attempt
 from patchkit.runtime.host.gpu import gpu_state
@@ -35,6 +35,8 @@ _SHOWN = {
     "description": "Description",
     "text": "StatusText",
     "job": "Job",
+    "drop_ins": "DropInPaths",
+    "changed": "NeedDaemonReload",
 }  # field of a UnitState → systemd's property
 
 
@@ -43,6 +45,7 @@ class UnitState:
     """A unit as systemd shows it; ``since`` is its last change, ``text`` what it says of itself.
 
     One that cannot start yet, since it needs another one, is ``activating`` and ``waiting``.
+    ``drop_ins`` change it; ``changed`` says that systemd has not read its file since it was.
     """
 
     unit: str
@@ -55,6 +58,8 @@ class UnitState:
     invocation: str
     description: str
     text: str = ""
+    drop_ins: tuple[str, ...] = ()
+    changed: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,7 +152,9 @@ def unit_states(units: Sequence[str]) -> Iterator[UnitState]:
             fields["sub"] = "auto-restart"  # systemd 254 has auto-restart-queued beside it
         if fields.pop("job") and fields["sub"] in ("dead", "failed", "auto-restart"):
             fields |= {"active": "activating", "sub": "waiting", "invocation": ""}
-        yield UnitState(**{**fields, "restarts": int(fields["restarts"] or 0)})
+        fields["restarts"] = int(fields["restarts"] or 0)
+        fields["drop_ins"] = tuple(fields["drop_ins"].split())
+        yield UnitState(**{**fields, "changed": fields["changed"] == "yes"})
 
 
 def find_processes(name: str) -> Iterator[int]:
@@ -195,29 +202,16 @@ class Listener:
 def group_processes(name: str) -> Iterator[GroupProcess]:
     """Yield the processes of a cluster's group; those that end meanwhile are left out."""
     for pid in find_processes(name):
-        program, state = _read_process_stat(pid)
-        if state:
-            yield GroupProcess(pid=pid, name=program, state=state)
+        with contextlib.suppress(OSError):
+            text = Path(f"/proc/{pid}/stat").read_bytes().decode(errors="replace")
+            # The name is in parentheses, and may hold some itself.
+            before, _, after = text.rpartition(")")
+            yield GroupProcess(pid=pid, name=before.partition("(")[2], state=after.strip()[:1])
 
 
 def listeners(ports: Collection[int]) -> list[Listener]:
     """Return who listens at these TCP ports, of IPv4 and IPv6."""
-    rows = list(listening(ports))
-    holders = holding({inode for *_, inode in rows})
-    found = []
-    for address, port, _user, inode in rows:
-        pid = holders.get(inode, 0)
-        name = _read_process_stat(pid)[0] if pid else ""
-        found.append(Listener(address=address, port=port, pid=pid, name=name))
-    return found
-
-
-def _read_process_stat(pid: int) -> tuple[str, str]:
-    """Return the name and the state of a process; "" for one that has ended."""
-    try:
-        text = Path(f"/proc/{pid}/stat").read_bytes().decode(errors="replace")
-    except OSError:
-        return "", ""
-    # The name is in parentheses, and may hold some itself.
-    before, _, after = text.rpartition(")")
-    return before.partition("(")[2], after.strip()[:1]
+    return [
+        Listener(address=address, port=port, pid=pid, name=name)
+        for address, port, pid, name in listening(ports)
+    ]

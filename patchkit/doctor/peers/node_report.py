@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from patchkit.cluster.agent.examination import ModelPrint, PythonContents, UnitFile
+from patchkit.cluster.agent.examination import ModelPrint, PythonContents
 from patchkit.cluster.agent.health import NodeHealth
 from patchkit.cluster.agent.links import PeerLink, Way
 from patchkit.cluster.agent.node_facts import DiskRoom, NodeFacts
@@ -36,7 +36,6 @@ class SaidParts:
     facts: NodeFacts | None = None
     health: NodeHealth | None = None
     state: NodeState | None = None
-    unit_file: UnitFile | None = None
     contents: PythonContents | None = None
     processes: tuple[GroupProcess, ...] | None = None
     listeners: tuple[Listener, ...] | None = None

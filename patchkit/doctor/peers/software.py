@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from patchkit.cluster.agent.examination import FilePrint, ModelPrint, PythonContents
+from patchkit.cluster.agent.examination import ModelPrint, PythonContents
 from patchkit.cluster.launch.cluster_file import ClusterFile
 from patchkit.cluster.models.names import folder_of
 from patchkit.cluster.ssh.ssh import HERE, there
@@ -16,7 +16,7 @@ from patchkit.quoting import quoted
 _INSTALL = "patchkit cluster install"
 _RANKS = ("vllm", "torch", "triton", "ray")
 _OTHER_NAMES = {"triton": "pytorch_triton"}
-_SHOWN, _MANY = 12, 6  # digits of a digest, names in a finding
+_SHOWN = 12  # digits of a digest in a finding
 
 
 def software_findings(file: ClusterFile, nodes: Sequence[NodeReport]) -> Iterator[Finding]:
@@ -110,8 +110,8 @@ def model_findings(file: ClusterFile, nodes: Sequence[NodeReport]) -> Iterator[F
                 command = _copy_command(file, node.node, own, whole)
                 yield node.find("model", command=command, **fields)
             else:
-                size = sum(each.size for each in own.files.values()) / 1e9
-                yield make_fine("model", node.node, files=len(own.files), size=size, **fields)
+                amount = {"files": own.files, "size": own.size / 1e9}
+                yield make_fine("model", node.node, **amount, **fields)
         if len(nodes) > 1:
             yield _check_same_model(file, ", ".join(node.node for node in nodes), whole)
 
@@ -141,26 +141,14 @@ def _check_same_model(file: ClusterFile, where: str, whole: Mapping[str, ModelPr
         return unchecked("model-same", where, "fewer than two nodes have it whole")
     (first, right), *others = whole.items()
     for node, its in others:
-        if odd := _differing_files(right, its):
-            what = f"{', '.join(odd[:_MANY])} on {node} is not as on {first}"
+        other_commit = right.commit and its.commit and right.commit != its.commit
+        if right.digest != its.digest or other_commit:
             command = _copy_command(file, node, its, {first: right})
+            what = f"{node} has other files than {first}"
             fields = {"folder": its.folder, "what": what, "command": command}
             return make_finding("model-same", where, **fields)
-    bare = [name for name, each in right.files.items() if not each.digest]
-    if bare:
-        reason = f"sizes are the same, and no digest of {bare[0]} was written down at the download"
+    if not right.commit:
+        reason = "sizes are the same, and no digest of the weights was written down at a download"
         hint = quoted("patchkit", "model", "check", right.folder)
         return unchecked("model-same", where, reason, hint)
     return make_fine("model-same", where)
-
-
-def _differing_files(one: ModelPrint, other: ModelPrint) -> list[str]:
-    found = []
-    if one.commit and other.commit and one.commit != other.commit:
-        found.append(f"commit {other.commit[:_SHOWN]}, not {one.commit[:_SHOWN]}:")
-    for name in sorted({*one.files, *other.files}):
-        own, its = (each.files.get(name, FilePrint(size=-1)) for each in (one, other))
-        digests = {*filter(None, (own.digest, its.digest))}
-        if own.size != its.size or len(digests) > 1:
-            found.append(name)
-    return found

@@ -32,7 +32,7 @@ def unit_findings(file: ClusterFile, nodes: Sequence[NodeReport]) -> Iterator[Fi
     for node in nodes:
         yield from check_halted(node)
         yield from check_left_over(node, units[node.node])
-        yield from check_unit_file(node)
+        yield from check_unit_file(node, units[node.node])
         yield from check_unit(node, units[node.node], [] if loading else on)
     yield from check_restarts(head, units[head.node])
 
@@ -88,8 +88,8 @@ def check_left_over(node: NodeReport, unit: UnitState | None) -> Outcome:
 
 
 @check("unit-file")
-def check_unit_file(node: NodeReport) -> Outcome:
-    read = node.part("unit_file")
+def check_unit_file(node: NodeReport, unit: UnitState | None) -> Outcome:
+    read = require(unit, node.why_not("state"))
     if read.changed:
         what = "the unit's file was changed, and systemd has not read it since"
         words: tuple[str, ...] = ("daemon-reload",)

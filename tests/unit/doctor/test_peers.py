@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from patchkit.cluster.agent.examination import LoadedNccl, UnitFile
+from patchkit.cluster.agent.examination import LoadedNccl
 from patchkit.cluster.agent.links import PeerLink
 from patchkit.cluster.agent.unit_state import GroupProcess, Listener
 from patchkit.doctor.judgement import peer_findings
@@ -14,7 +14,7 @@ from patchkit.doctor.peers.placed_files import placed_files
 from patchkit.errors import HostError
 from patchkit.finding import Level
 from support import node_reports
-from support.node_reports import model, state, unit, weights
+from support.node_reports import model, state, unit
 
 WRONG = (Level.ERROR, Level.WARNING, Level.NOTE)
 UNIT = "patchkit-vllm.service"
@@ -86,11 +86,6 @@ def without_key(report):
     return replace(report, links=(PeerLink(words=(), error=error),))
 
 
-def other_model(report):
-    files = {"config.json": weights(size=9, digest="0")}
-    return replace(report, models=(model(files=files),))
-
-
 # What is changed on which node → the check, whom it names, and what the hint holds.
 FAULTS = [
     ("disk", 1, full_disk, WORKER, "du -xah -d 1 /"),
@@ -106,13 +101,19 @@ FAULTS = [
     ("vllm", 0, lambda r: contents(r, "versions", vllm="0.24.0"), BOTH, INSTALL),
     ("torch", 0, lambda r: contents(r, "digests", torch="f" * 64), BOTH, INSTALL),
     ("model", 1, lambda r: replace(r, models=(model(problem="x"),)), WORKER, "spark-1 'rsync"),
-    ("model-same", 1, other_model, BOTH, "spark-2:/home/spark/models/m/"),
+    (
+        "model-same",
+        1,
+        lambda r: replace(r, models=(model(digest="0"),)),
+        BOTH,
+        "spark-2:/home/spark/models/m/",
+    ),
     ("start", 1, lambda r: file(r, "group.json", r.placed.id, "0" * 16), WORKER, UP),
     ("edited", 0, lambda r: file(r, "node.env", "# as above", "# and"), HEAD, UP),
     ("env-address", 1, lambda r: file(r, "node.env", '.11"', '.10"'), WORKER, UP),
     ("env-shared", 1, lambda r: file(r, "node.env", 'JOBS="4"', 'JOBS="9"'), WORKER, UP),
     ("flags", 1, lambda r: file(r, UNIT, "--max-num-seqs 64", "--max-num-seqs 9"), WORKER, UP),
-    ("unit-file", 1, lambda r: replace(r, unit_file=UnitFile(changed=True)), WORKER, "reload"),
+    ("unit-file", 1, lambda r: replace(r, state=state(unit(changed=True))), WORKER, "reload"),
     ("rank-stopped", 1, lambda r: replace(r, processes=halted("T")), WORKER, "kill -CONT 10"),
     ("unit", 1, ended, WORKER, "patchkit logs --node spark-2"),
     ("restarts", 0, lambda r: replace(r, state=state(unit(restarts=2))), HEAD, "patchkit logs"),

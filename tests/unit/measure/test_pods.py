@@ -91,7 +91,7 @@ def test_a_group_answers_and_its_probe_knows(tmp_path):
         assert (code, said[:10]) == (1, "no token: ")  # alone it waits in the rendezvous
         processes.append(kubelet.start(1, FAKE_LOAD="0.1", FAKE_MB="1"))
         said, _ = processes[1].communicate(timeout=SECONDS)
-        assert (processes[1].returncode, '{"answered": ' in said) == (0, True), said
+        assert (processes[1].returncode, "answered: " in said) == (0, True), said
         assert kubelet.run(0, command=runs) == (0, "")
     finally:
         for each in processes:
