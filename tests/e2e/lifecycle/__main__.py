@@ -1,6 +1,6 @@
 """Run scenarios: `python -m e2e.lifecycle WORK [--write] [SCENARIO ...]`; status 1 if one failed.
 
-``--write`` puts the table into docs/lifecycle.md: rows of scenarios that were not run stay.
+``--write`` puts the table of all of them into docs/lifecycle.md.
 """
 
 from __future__ import annotations
@@ -8,20 +8,39 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 
 from e2e.emulation.nodes import NodeError
 from e2e.emulation.scenarios import UnexpectedError
 from e2e.lifecycle import rootfs
-from e2e.lifecycle.cluster import LifecycleLab
-from e2e.lifecycle.page import FAILURES, PageTable
-from e2e.lifecycle.scenarios import SCENARIOS, Scenario
+from e2e.lifecycle.cluster import SCENARIOS, LifecycleLab
 from patchkit.errors import PatchkitError
+from tools.markdown import replaced, table
 
+DOCS = Path(__file__).parents[3] / "docs"
 Row = Callable[[LifecycleLab], tuple[str, ...]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PageTable:
+    """A table of a page between marks; ``maker`` is the command that writes it."""
+
+    page: str
+    name: str
+    maker: str
+    header: tuple[str, ...]
+
+
+FAILURES = PageTable(
+    page="lifecycle.md",
+    name="table",
+    maker="nox -s lifecycle -- --write",
+    header=("scenario", "what happens", "s", "outcome"),
+)
 
 
 def run_all(
@@ -30,7 +49,7 @@ def run_all(
     """Run some, side by side, and print their rows; every one has its turn, even if one failed."""
     parser = argparse.ArgumentParser(prog=page.maker.removesuffix(" --write"))
     parser.add_argument("work", type=Path)
-    parser.add_argument("--write", action="store_true")
+    parser.add_argument("--write", action="store_true", help="if all are run")
     parser.add_argument("--jobs", type=int, default=2, help="how many side by side")
     # Real vLLM compiles while it runs: g++,python3-dev.
     parser.add_argument("--with", dest="packages", default="", metavar="PACKAGE,...")
@@ -41,40 +60,32 @@ def run_all(
     work = given.work.resolve()
     more = filter(None, given.packages.split(","))
     lab = LifecycleLab(work, rootfs.ready(work, [*packages, *more]))
-    rows: list[tuple[str, ...]] = []
-    failed: list[str] = []
+    rows: dict[str, tuple[str, ...]] = {}
 
     def run_one(name: str) -> None:
         try:
-            row = known[name](lab)
-            rows.append(row)
-            print(page.line(row), end="", flush=True)
+            rows[name] = known[name](lab)
+            print(table(rows[name], []).splitlines()[0], flush=True)
         except (UnexpectedError, NodeError, PatchkitError, AssertionError) as error:
-            failed.append(name)
             print(f"{name}: FAILED: {error}", flush=True)
 
-    print(page.head, end="")
+    names = given.name or list(known)
+    print(table(page.header, []), end="")
     with ThreadPoolExecutor(given.jobs) as pool:
-        list(pool.map(run_one, given.name or known))
+        list(pool.map(run_one, names))
+    failed = [name for name in names if name not in rows]
     load = ", ".join(f"{value:.1f}" for value in os.getloadavg())
     print(f"\n{os.cpu_count()} cores, load {load}; logs: {work / 'logs'}")
     print(f"failed: {', '.join(failed)}" if failed else "each as it should be")
-    if given.write and not failed:
-        page.write(rows, list(known))
+    if given.write and set(rows) == set(known):
+        place = DOCS / page.page
+        made = table(page.header, [rows[name] for name in known]).strip()
+        place.write_text(replaced(place.read_text(), page.name, page.maker, made))
     return 1 if failed else 0
 
 
-def timed(scenario: Scenario) -> Row:
-    """Return what runs a scenario, and describes it."""
-
-    def run(lab: LifecycleLab) -> tuple[str, ...]:
-        began, what = time.monotonic(), " ".join((scenario.__doc__ or "").split())
-        outcome = scenario(lab)
-        return (f"`{scenario.__name__}`", what, f"{time.monotonic() - began:.0f}", outcome)
-
-    return run
-
-
 if __name__ == "__main__":
-    made = {name: timed(scenario) for name, scenario in SCENARIOS.items()}
+    for module in ("scenarios", "launching", "installing"):
+        import_module(f"e2e.lifecycle.{module}")  # they register
+    made = {name: each.row for name, each in SCENARIOS.items()}
     sys.exit(run_all(sys.argv[1:], FAILURES, made))

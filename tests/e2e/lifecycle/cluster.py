@@ -9,15 +9,15 @@ import contextlib
 import json
 import struct
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from e2e.emulation.scenarios import UnexpectedError
 from e2e.lifecycle import fake_venv, rack, wiring
 from e2e.lifecycle.fake_vllm import WORKER
-from e2e.lifecycle.nodes import HOME
+from e2e.lifecycle.nodes import HOME, SystemdNode
 from e2e.lifecycle.rack import Rack
 from patchkit.process import Completed
 
@@ -29,6 +29,7 @@ CHOICES = {"topology": "socket", "target": "gb10"}
 UP_SECONDS = 180
 LOAD_SECONDS = 1.0  # of a fake rank
 Process = Literal["main", "worker"]
+Begin = Literal["bare", "stopped", "serving"]
 # Processes of ranks, by what their command line holds.
 COMMANDS = {"main": "[b]in/vllm serve", "worker": f"[{WORKER[0]}]{WORKER[1:]}"}
 # What a node still has: processes with the group's mark, by their command; units that are not off.
@@ -56,23 +57,29 @@ class EmulatedCluster:
         return list(self.rack.nodes)
 
     @property
+    def head(self) -> SystemdNode:
+        return self.rack.nodes["spark1"]
+
+    @property
+    def worker(self) -> SystemdNode:
+        return self.rack.nodes["spark2"]
+
+    @property
     def home(self) -> Path:
         """Return the home on the laptop, as it is reached from outside."""
         return self.rack.laptop.node.file(rack.HOME)
 
-    def prepare(self) -> None:
-        """Put the fake on all nodes, two models, and the cluster's file on the laptop."""
-        for node in self.rack.nodes.values():
-            fake_venv.install(node, LOAD=LOAD_SECONDS)
-        self.copy_models()
-        self.describe()
-
-    def copy_models(self) -> None:
-        """Put two models on all nodes."""
+    def prepare(self, begin: Begin) -> None:
+        """Put two models on all nodes; unless they stay bare the fake, too, and serve if asked."""
         for node in self.rack.nodes.values():
             for model in (MODEL, OTHER_MODEL):
                 for name, text in small_model().items():
                     fake_venv.write(node, f"{HOME}{model[1:]}/{name}", text)
+            if begin != "bare":
+                fake_venv.install(node, LOAD=LOAD_SECONDS)
+        self.describe()
+        if begin == "serving":
+            self.up()
 
     def describe(self, **choices: object) -> None:
         """Write the cluster's file on the laptop; ``choices`` are about the server."""
@@ -96,24 +103,39 @@ class EmulatedCluster:
         insist("Traceback" not in done.errors, f"a traceback: {done.errors}")
         return done
 
-    def up(self, model: str = MODEL) -> Completed:
+    def expect(self, *words: str, status: int = 0, says: str | Sequence[str] = ()) -> str:
+        """Run `patchkit …`; it has to end so and to say so. Return what it says."""
+        done = self.patchkit(*words)
+        said = f"{done.output}{done.errors}"
+        insist(done.status == status, f"{words[0]}: status {done.status}: {said}")
+        for each in [says] if isinstance(says, str) else says:
+            insist(each in said, f"{words[0]} does not say {each!r}: {said}")
+        return said
+
+    def up(self, model: str = MODEL) -> None:
         """Start it; it has to work, and to answer."""
-        done = self.patchkit("up", model)
-        insist(done.status == 0, f"up: {done.trouble}")
+        self.expect("up", model)
         insist(self.answers(), "up said that it serves, and it does not answer")
-        return done
 
     def down(self) -> None:
         """Stop it; nothing may be left."""
-        done = self.patchkit("down")
-        insist(done.status == 0, f"down: {done.trouble}")
+        self.expect("down")
         self.insist_on_nothing()
+
+    def head_status(self) -> dict[str, Any]:
+        """Return what `status` says of the head."""
+        found: dict[str, Any] = json.loads(self.patchkit("status", "--json").output)["nodes"][0]
+        return found
 
     def answers(self, seconds: int = 5) -> bool:
         """Return whether it gives a token."""
-        head = self.rack[self.names[0]]
         ask = ("curl", "--silent", "--fail", "--max-time", str(seconds), f"{URL}/v1/completions")
-        return bool(head.init) and not head.user(*ask, "--json", QUESTION).trouble
+        return bool(self.head.init) and not self.head.user(*ask, "--json", QUESTION).trouble
+
+    def served(self) -> str:
+        """Return the model that is served, "" if none is."""
+        models = self.head.user("curl", "--silent", f"{URL}/v1/models").output
+        return str(json.loads(models)["data"][0]["id"]) if models else ""
 
     def processes(self, name: str) -> dict[Process, list[str]]:
         """Return the processes of a node's rank; none for a node that is off."""
@@ -195,32 +217,47 @@ class LifecycleLab:
     work: Path
     root: Path
 
-    def rack(self, name: str, count: int = 2) -> contextlib.AbstractContextManager[Rack]:
-        return rack.up(self.root, self.work / "logs" / name, count)
-
     @contextlib.contextmanager
-    def bare(self, name: str, count: int = 2) -> Iterator[EmulatedCluster]:
-        """Nodes with models, and nothing else."""
-        with self.rack(name, count) as here:
+    def cluster(
+        self, name: str, begin: Begin = "stopped", count: int = 2
+    ) -> Iterator[EmulatedCluster]:
+        """Boot nodes, and bring them to where something begins."""
+        with rack.up(self.root, self.work / "logs" / name, count) as here:
             cluster = EmulatedCluster(here)
-            cluster.copy_models()
+            cluster.prepare(begin)
             yield cluster
 
-    @contextlib.contextmanager
-    def prepared(self, name: str, count: int = 2) -> Iterator[EmulatedCluster]:
-        """Nodes on which a cluster can be started."""
-        with self.rack(name, count) as here:
-            cluster = EmulatedCluster(here)
-            cluster.prepare()
-            yield cluster
 
-    @contextlib.contextmanager
-    def serving(self, name: str, count: int = 2) -> Iterator[EmulatedCluster]:
-        """A cluster that serves; afterwards it is stopped, and nothing may be left of it."""
-        with self.prepared(name, count) as cluster:
-            cluster.up()
-            yield cluster
+@dataclass(frozen=True)
+class Scenario:
+    """``act`` breaks something on a cluster of its own, insists, and says what came of it."""
+
+    act: Callable[[EmulatedCluster], str]
+    begin: Begin
+    count: int
+
+    def row(self, lab: LifecycleLab) -> tuple[str, ...]:
+        """Run it, then stop the cluster: nothing may be left. Return its row of the page."""
+        began, name = time.monotonic(), self.act.__name__
+        with lab.cluster(name, self.begin, self.count) as cluster:
+            outcome = self.act(cluster)
             cluster.down()
+        what = " ".join((self.act.__doc__ or "").split())
+        return (f"`{name}`", what, f"{time.monotonic() - began:.0f}", outcome)
+
+
+SCENARIOS: dict[str, Scenario] = {}
+Act = Callable[[EmulatedCluster], str]
+
+
+def scenario(begin: Begin, count: int = 2) -> Callable[[Act], Act]:
+    """Register a scenario by its name; its docstring is what the page says."""
+
+    def register(act: Act) -> Act:
+        SCENARIOS[act.__name__] = Scenario(act, begin, count)
+        return act
+
+    return register
 
 
 def _toml(value: object) -> str:

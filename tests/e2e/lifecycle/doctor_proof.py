@@ -3,8 +3,8 @@
     python -m e2e.lifecycle.doctor_proof WORK [--write] [FAULT ...]
 
 A fault is proved if doctor names its check and its node, claims nothing else that it did not claim
-before, and says as before once the command that it printed was run. ``--write`` puts the table into
-docs/doctor.md: rows of faults that were not made stay.
+before, and says as before once the command that it printed was run. ``--write`` puts the table of
+all into docs/doctor.md.
 """
 
 from __future__ import annotations
@@ -17,12 +17,20 @@ from functools import partial
 from typing import Any
 
 from e2e.emulation.scenarios import UnexpectedError
-from e2e.lifecycle import page
-from e2e.lifecycle.__main__ import run_all
+from e2e.lifecycle.__main__ import PageTable, run_all
 from e2e.lifecycle.cluster import EmulatedCluster, LifecycleLab, insist
-from e2e.lifecycle.doctor_faults import FAULTS, Fault, allow_sudo, paste
+from e2e.lifecycle.doctor_faults import FAULTS, Fault, paste
+from e2e.lifecycle.rootfs import USER
 
 WRONG = ("error", "warning")
+# As on a new Spark: the user is root without a password.
+SUDO = f"umask 337; echo '{USER} ALL=(ALL) NOPASSWD: ALL' > /etc/sudoers.d/spark"
+PAGE = PageTable(
+    page="doctor.md",
+    name="faults",
+    maker="nox -s doctor-proof -- --write",
+    header=("fault", "what was made", "found as", "the cure that it printed", "cured", "s"),
+)
 
 Claims = dict[tuple[str, str], dict[str, Any]]
 """Claims of doctor: what is wrong, by check and node."""
@@ -30,18 +38,17 @@ Claims = dict[tuple[str, str], dict[str, Any]]
 
 def prove(lab: LifecycleLab, fault: Fault) -> tuple[str, ...]:
     """Make a fault, and insist that it is found and cured; return its row."""
-    with lab.prepared(f"doctor-{fault.name}") as cluster:
+    with lab.cluster(f"doctor-{fault.name}", "serving") as cluster:
+        for node in cluster.rack.nodes.values():
+            node.root("sh", "-c", SUDO)
+        if fault.begin != "serving":
+            cluster.down()
         return _proof(cluster, fault)
 
 
 def _proof(cluster: EmulatedCluster, fault: Fault) -> tuple[str, ...]:
-    for node in cluster.rack.nodes.values():
-        allow_sudo(node)
-    cluster.up()
-    if fault.begin != "serves":
-        cluster.down()
     before = claims(cluster)
-    fault.make(cluster)
+    fault.strike(cluster)
     began = time.monotonic()
     now = claims(cluster)
     seconds = time.monotonic() - began
@@ -86,4 +93,4 @@ def _listed(found: Claims) -> str:
 
 if __name__ == "__main__":
     made = {fault.name: partial(prove, fault=fault) for fault in FAULTS}
-    sys.exit(run_all(sys.argv[1:], page.FAULTS, made, packages=["sudo"]))
+    sys.exit(run_all(sys.argv[1:], PAGE, made, packages=["sudo"]))

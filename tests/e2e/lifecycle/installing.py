@@ -11,10 +11,10 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from e2e.emulation.nodes import NodeError
-from e2e.lifecycle import fake_venv, wiring
-from e2e.lifecycle.cluster import MODEL, URL, EmulatedCluster, LifecycleLab, insist
+from e2e.lifecycle import fake_venv
+from e2e.lifecycle.cluster import MODEL, URL, EmulatedCluster, insist, scenario
 from e2e.lifecycle.fake_vllm import VERSION
-from e2e.lifecycle.launcher import killed
+from e2e.lifecycle.launching import OPTIONS, kill_launcher
 from e2e.lifecycle.rack import ROOT
 from e2e.proofs import readme
 from e2e.proofs.steps import Page, Step
@@ -29,49 +29,44 @@ UPGRADE = Page(
 PYTHON = "import sys; print('.'.join(map(str, sys.version_info[:2])))"
 
 
-def newcomer(lab: LifecycleLab) -> str:
+@scenario("bare")
+def newcomer(cluster: EmulatedCluster) -> str:
     """Nodes with nothing, a wheelhouse, and README's own lines: init, install, up."""
-    with lab.bare("newcomer") as cluster:
-        fill(cluster, HOUSE)
-        _paste(cluster, readme.steps(readme.TWO, cluster.rack.folder))
-        insist(cluster.answers(), "up said that it serves, and it does not answer")
-        cluster.down()
+    (cluster.home / "cluster.toml").unlink()
+    fill(cluster, HOUSE)
+    _paste(cluster, readme.steps(readme.TWO, cluster.rack.folder))
+    insist(cluster.answers(), "up said that it serves, and it does not answer")
     return "from nothing to an answer"
 
 
-def upgraded(lab: LifecycleLab) -> str:
+@scenario("bare")
+def upgraded(cluster: EmulatedCluster) -> str:
     """docs/upgrade.md's lines with two nodes: 0.25.1 serves, then 0.33.0, then 0.25.1 again."""
-    served = []
-    with lab.bare("upgraded") as cluster:
-        cluster.describe()
-        for release in ("0.25.1", "0.33.0"):
-            fill(cluster, f"wheelhouse-{release}", release=release)
-        run_install(cluster, "--wheelhouse", "wheelhouse-0.25.1")
-        cluster.up()
-        for title in ("", "Upgrade two Sparks", "Roll back two Sparks"):
-            steps = UPGRADE.steps(title, cluster.rack.folder) if title else ()
-            said = _paste(cluster, steps)
-            insist(cluster.answers(), f"{title}: it does not answer")
-            insist(not title or "patchkit up MODEL" in said, f"{title}: nothing leads on: {said}")
-            served.append(_version(cluster))
-        insist(served == ["0.25.1", "0.33.0", "0.25.1"], f"served: {served}")
-        cluster.down()
+    for release in ("0.25.1", "0.33.0"):
+        fill(cluster, f"wheelhouse-{release}", release=release)
+    cluster.expect("install", "--wheelhouse", "wheelhouse-0.25.1")
+    cluster.up()
+    served = [_version(cluster)]
+    for title in ("Upgrade two Sparks", "Roll back two Sparks"):
+        said = _paste(cluster, UPGRADE.steps(title, cluster.rack.folder))
+        insist(cluster.answers(), f"{title}: it does not answer")
+        insist("patchkit up MODEL" in said, f"{title}: nothing leads on: {said}")
+        served.append(_version(cluster))
+    insist(served == ["0.25.1", "0.33.0", "0.25.1"], f"served: {served}")
     return f"serves {', then '.join(served)}; each line printed what comes next"
 
 
-def launcher_killed_in_install(lab: LifecycleLab) -> str:
+@scenario("bare")
+def launcher_killed_in_install(cluster: EmulatedCluster) -> str:
     """`kill -9` of `install` at any moment, then `install` again."""
-    with lab.bare("launcher_killed_in_install") as cluster:
-        cluster.describe()
-        fill(cluster, HOUSE)
-        count = 0
-        for moment in MOMENTS:
-            for node in cluster.rack.nodes.values():
-                node.user("rm", "-rf", ".local/share/patchkit")
-            count += killed(cluster, moment, "cluster", "install")
-            run_install(cluster)
-        cluster.up()
-        cluster.down()
+    fill(cluster, HOUSE)
+    count = 0
+    for moment in MOMENTS:
+        for node in cluster.rack.nodes.values():
+            node.user("rm", "-rf", ".local/share/patchkit")
+        count += kill_launcher(cluster, moment, "cluster", "install")
+        cluster.expect("install")
+    cluster.up()
     return f"killed {count} times; install again is whole each time, and it serves"
 
 
@@ -88,29 +83,19 @@ def _paste(cluster: EmulatedCluster, steps: Iterable[Step]) -> str:
             continue
         words = words[words[0] == "cluster" :]
         words = [MODEL if word.startswith("openai/") else names.get(word, word) for word in words]
-        if words[0] == "init":
-            words += ["--topology", "socket", "--target", "gb10", "--head-ip", wiring.qsfp_ip(1)]
-        done = cluster.patchkit(*words)
-        insist(done.status == 0, f"{step.text}: {done.trouble}")
-        said += done.output + done.errors
+        said += cluster.expect(*words, *(OPTIONS if words[0] == "init" else ()))
     return said
 
 
 def _version(cluster: EmulatedCluster) -> str:
     """Return the release that serves, by its own word."""
     ask = ("curl", "--silent", "--fail", f"{URL}/version")
-    return str(json.loads(cluster.rack[cluster.names[0]].user(*ask).output)["version"])
-
-
-def run_install(cluster: EmulatedCluster, *words: str) -> str:
-    done = cluster.patchkit("install", *words)
-    insist(done.status == 0, f"install: {done.trouble}")
-    return done.output + done.errors
+    return str(json.loads(cluster.head.user(*ask).output)["version"])
 
 
 def fill(cluster: EmulatedCluster, name: str, release: str = VERSION) -> None:
     """Fill a wheelhouse in the laptop's home, for the nodes' Python."""
-    python = cluster.rack[cluster.names[0]].user("python3", "-c", PYTHON).output.strip()
+    python = cluster.head.user("python3", "-c", PYTHON).output.strip()
     made = cluster.rack.folder / f"{name}.wheels"
     house = cluster.rack.folder / name
     vllm, *others = fake_venv.wheels(made, note=name, release=release)

@@ -18,7 +18,6 @@ from pathlib import Path
 
 from e2e.emulation.nodes import SPACES, SYSTEM_PATH, Node, NodeError
 from e2e.lifecycle import wiring
-from e2e.lifecycle.keys import put
 from e2e.lifecycle.rootfs import UID, USER
 from patchkit.process import Completed, attempt
 
@@ -68,7 +67,7 @@ class SystemdNode:
         for path, text in {**own, **wiring.network_files(self.number), **files}.items():
             (top / path.lstrip("/")).write_text(text)
             (top / path.lstrip("/")).chmod(0o600 if path.endswith("_key") else 0o644)
-        put(self.switch.file(f"{self.disk}{HOME}/.ssh"), ssh, UID)
+        put_ssh(self.switch.file(f"{self.disk}{HOME}/.ssh"), ssh, UID)
 
     def start(self) -> None:
         """Switch it on; `wait` says when it is up."""
@@ -126,6 +125,11 @@ class SystemdNode:
     def root(self, *words: str | Path, seconds: int = 30, input: bytes = b"") -> Completed:
         return self._run(("env", "HOME=/root", *words), seconds, input)
 
+    def wait_for_port(self, port: int) -> None:
+        """Return when a process of the user's listens there."""
+        busy = ("sh", "-c", f"ss -Hltnp 'sport = :{port}' | grep -q '\"python3\"'")
+        self._until(lambda: not self.user(*busy).trouble, f"has nobody at port {port}")
+
     def file(self, path: str) -> Path:
         """Return a file of its, as it is reached from outside while it is on."""
         return Path(f"/proc/{self.init}/root{path}")
@@ -157,9 +161,8 @@ class SystemdNode:
         limit = ("timeout", "--signal=KILL", str(seconds))
         clean = ("env", "-i", f"PATH={SYSTEM_PATH}", "LANG=C.UTF-8", "TERM=dumb")
         enter = ("nsenter", f"--target={self.init}", "--all", *clean, *limit)
-        if input:
-            return attempt(*enter, *words, timeout=seconds + 10, input=input)
-        return attempt(*enter, *words, timeout=seconds + 10)
+        more = {"input": input} if input else {}
+        return attempt(*enter, *words, timeout=seconds + 10, **more)
 
     def _find_init(self) -> bool:
         """Look for the process of nspawn's that is process 1 of its namespace."""
@@ -189,3 +192,13 @@ class SystemdNode:
             if time.monotonic() > deadline:
                 raise NodeError(f"{self.name} {otherwise}; see {self.logs}")
             time.sleep(0.1)
+
+
+def put_ssh(folder: Path, files: Mapping[str, str], owner: int) -> None:
+    """Write a user's `.ssh` as ssh wants it: nobody else may read it."""
+    folder.mkdir(mode=0o700, exist_ok=True)
+    for name, text in files.items():
+        (folder / name).write_text(text)
+        (folder / name).chmod(0o600)
+    for path in (folder, *folder.iterdir()):
+        os.chown(path, owner, owner)

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from e2e.emulation.nodes import SPACES, Node, NodeError, Nodes
-from e2e.lifecycle import keys, wiring
-from e2e.lifecycle.nodes import SystemdNode
+from e2e.lifecycle import wiring
+from e2e.lifecycle.nodes import SystemdNode, put_ssh
+from e2e.lifecycle.rootfs import USER
 from patchkit.process import Completed, attempt
 
 ROOT = Path(__file__).parents[3]
@@ -55,6 +56,13 @@ class Laptop:
                 stdout=file,
                 stderr=subprocess.STDOUT,
             )
+
+    def start_patchkit(self, *words: str, log: str) -> subprocess.Popen[bytes]:
+        return self.start(sys.executable, "-m", "patchkit", *words, log=log)
+
+    def said(self, log: str) -> str:
+        """Return what was written into a log."""
+        return self.node.log(log).read_text()
 
     def kill(self, started: subprocess.Popen[bytes], number: int = signal.SIGKILL) -> None:
         """Kill what `start` started: that process alone, not what it has started itself."""
@@ -104,8 +112,13 @@ def up(
     """
     shutil.rmtree(folder, ignore_errors=True)
     numbers = {f"spark{number}": number for number in range(1, count + 1)}
-    pair = keys.SshKeys.made(folder / "keys", numbers)
-    ssh = pair.user({name: wiring.names(name, number) for name, number in numbers.items()})
+    keys = _make_keys(folder / "keys", ["id_ed25519", *numbers])
+    known = (
+        f"{','.join(wiring.names(name, number))} {keys[f'{name}.pub']}"
+        for name, number in numbers.items()
+    )
+    ssh = {name: keys[name] for name in ("id_ed25519", "id_ed25519.pub")}
+    ssh |= {"authorized_keys": keys["id_ed25519.pub"], "known_hosts": "".join(known)}
     hosts = wiring.hosts(numbers)
     seen = (ROOT, *shared)
     places = Nodes(folder=folder, bin=BIN, shared=(*seen, Path(sys.prefix), root))
@@ -118,7 +131,9 @@ def up(
         wires = wiring.Wiring(switch)
         wires.bridges()
         wires.laptop(laptop)
-        _settle(laptop, {**ssh, "config": keys.config(numbers)})
+        # As of somebody with another user name than on the nodes.
+        config = [f"Host {name}\n  HostName {wiring.lan_ip(n)}\n" for name, n in numbers.items()]
+        _settle(laptop, {**ssh, "config": "".join(f"{host}  User {USER}\n" for host in config)})
         nodes = {
             name: SystemdNode(
                 name=name,
@@ -132,7 +147,9 @@ def up(
             for name, number in numbers.items()
         }
         for name, node in nodes.items():
-            node.build(root, home, {"/etc/hosts": hosts, **pair.host(name)}, ssh)
+            key = "/etc/ssh/ssh_host_ed25519_key"
+            own = {key: keys[name], f"{key}.pub": keys[f"{name}.pub"]}
+            node.build(root, home, {"/etc/hosts": hosts, **own}, ssh)
         try:
             rack = Rack(nodes, Laptop(laptop), wires, folder)
             rack.boot()
@@ -140,6 +157,15 @@ def up(
         finally:
             for node in nodes.values():
                 node.keep_journal()
+
+
+def _make_keys(folder: Path, names: Iterable[str]) -> dict[str, str]:
+    """Make a pair of keys for each: known before a node boots, so none is accepted blindly."""
+    folder.mkdir(parents=True, mode=0o700)
+    for name in names:
+        words = ("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", name, "-f", folder / name)
+        subprocess.run(words, check=True, stdin=subprocess.DEVNULL)
+    return {path.name: path.read_text() for path in folder.iterdir()}
 
 
 @contextlib.contextmanager
@@ -164,7 +190,7 @@ def _groups(rack: str, names: Iterable[str]) -> Iterator[dict[str, list[Path]]]:
 
 def _settle(laptop: Node, ssh: Mapping[str, str]) -> None:
     """Give the laptop's user a home with this `.ssh`: ssh takes the home that passwd names."""
-    keys.put(laptop.file(f"{HOME}/.ssh"), ssh, os.getuid())
+    put_ssh(laptop.file(f"{HOME}/.ssh"), ssh, os.getuid())
     lines = [line.split(":") for line in Path("/etc/passwd").read_text().splitlines()]
     moved = [
         [*line[:5], HOME, *line[6:]] if line[2] == str(os.getuid()) else line for line in lines

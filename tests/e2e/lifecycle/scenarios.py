@@ -1,197 +1,255 @@
-"""Break something, and insist on what has to come of it. Each scenario has nodes of its own."""
+"""Break a cluster that serves: its processes, power, cables, logins; insist on what comes of it.
+
+That clocks differ is no scenario: all nodes have this machine's. A unit test has offsets.
+"""
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import Callable
 
-from e2e.lifecycle.cluster import EmulatedCluster, LifecycleLab, Process, insist
-from e2e.lifecycle.installing import launcher_killed_in_install, newcomer, upgraded
-from e2e.lifecycle.launcher import (
-    held,
-    launcher_killed_in_switch,
-    launcher_killed_in_up,
-    second_up,
-    ssh_refused,
-)
-from e2e.lifecycle.refusing import no_linger, switch_cut_short
-from e2e.lifecycle.silent import (
-    hold_frozen,
-    launcher_frozen,
-    login_prints_a_title,
-    server_hung,
-    silent_node,
-)
-from e2e.lifecycle.starting import (
-    gives_up,
-    init_in_the_lab,
-    odd_words,
-    port_taken,
-    switch_back,
-    wrong_token,
-)
-from e2e.lifecycle.waiting import cable_cuts, link_killed, other_server, worker_off_long
-from e2e.lifecycle.wiring import Net
+from e2e.lifecycle import fake_venv
+from e2e.lifecycle.cluster import MODEL, URL, EmulatedCluster, insist, scenario, wait
+from e2e.lifecycle.nodes import HOME
+from patchkit.errors import HostError
 
-Scenario = Callable[[LifecycleLab], str]
+REFUSED = HostError.exit_code
+UNIT = "patchkit-vllm.service"
+TITLE = "printf '\\033]0;title\\007'\n"
+HANGS = "sleep 1000\n"
+GIVES_UP_SECONDS = 240
+LIE_SECONDS = 12
+OFF_SECONDS = 90  # of a worker; more than RestartSec, a link's limit and a boot
+CUTS = 5  # one more than systemd's starts in an hour
+ERROR = "RuntimeError: CUDA error: an illegal memory access was encountered"
+OTHER = """\
+import http.server, socketserver, sys
+socketserver.TCPServer.allow_reuse_port = sys.argv[1] == "shared"
+class Other(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        data = b'{"object": "list", "data": [{"id": "somebody-elses/model"}]}'
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+    do_POST = do_GET
+http.server.ThreadingHTTPServer(("", 8000), Other).serve_forever()
+"""
 
 
-def up_and_down(lab: LifecycleLab) -> str:
-    """`up`, an answer, `up` again, `status`, `down`."""
-    with lab.serving("up_and_down") as cluster:
-        before = cluster.ranks()
-        cluster.up()
-        insist(cluster.ranks() == before, "the second up started something anew")
-        status = cluster.patchkit("status")
-        insist(status.status == 0, f"status: {status.trouble}")
+@scenario("stopped")
+def up_and_down(cluster: EmulatedCluster) -> str:
+    """`up`, an answer, `up` again, `status`, `down`; every login prints a terminal's title."""
+    for name in cluster.names:
+        _write_login(cluster, TITLE, name)
+    cluster.up()
+    before = cluster.ranks()
+    cluster.up()
+    insist(cluster.ranks() == before, "the second up started something anew")
+    cluster.expect("status")
     return "answers; the second up changes nothing; nothing is left"
 
 
-def three_nodes(lab: LifecycleLab) -> str:
-    """The same with three nodes, and a rank killed: the other two are started anew, too."""
-    with lab.serving("three_nodes", 3) as cluster:
-        return _killed(cluster, "spark3", "main")
-
-
-def killing(name: str, process: Process, what: str) -> Scenario:
-    """Return a scenario in which a process of a node's rank is killed."""
-
-    def scenario(lab: LifecycleLab) -> str:
-        with lab.serving(scenario.__name__) as cluster:
-            return _killed(cluster, name, process)
-
-    scenario.__doc__ = what
-    return scenario
-
-
-KILLS = {
-    "api_server_killed": killing(
-        "spark1", "main", "`kill -9` of the head's main process, which is the API server."
-    ),
-    "head_worker_killed": killing("spark1", "worker", "`kill -9` of the head's worker process."),
-    "rank_killed": killing(
-        "spark2", "main", "`kill -9` of the other rank's main process; nobody asks anything."
-    ),
-    "rank_worker_killed": killing(
-        "spark2",
-        "worker",
-        "`kill -9` of the other rank's worker process: its main process ends with status 0.",
-    ),
-}
-for name, made in KILLS.items():
-    made.__name__ = name
-
-
-def worker_lost(lab: LifecycleLab) -> str:
-    """The worker node loses power, and comes back after 20 s."""
-    with lab.serving("worker_lost") as cluster:
-        return _lost(cluster, "spark2")
-
-
-def head_lost(lab: LifecycleLab) -> str:
-    """The head loses power, and comes back after 20 s; its worker must not keep its rank."""
-    with lab.serving("head_lost") as cluster:
-        return _lost(cluster, "spark1")
-
-
-def cable_out_5(lab: LifecycleLab) -> str:
-    """The cable out for 5 s."""
-    with lab.serving("cable_out_5") as cluster:
-        return _out(cluster, "qsfp", 5)
-
-
-def cable_out_60(lab: LifecycleLab) -> str:
-    """The cable out for 60 s."""
-    with lab.serving("cable_out_60") as cluster:
-        return _out(cluster, "qsfp", 60)
-
-
-def lan_out(lab: LifecycleLab) -> str:
-    """The worker's LAN out for 30 s: what serves goes over the cable."""
-    with lab.serving("lan_out") as cluster:
-        before = cluster.ranks()
-        cluster.rack.wires.cut("lan", "spark2")
-        time.sleep(30)
-        insist(cluster.answers(), "without the LAN it does not answer")
-        cluster.rack.wires.join("lan", "spark2")
-        time.sleep(2)
-        insist(cluster.ranks() == before, "ranks were started anew")
-    return "serves all the time, from the same processes"
-
-
-def disk_full(lab: LifecycleLab) -> str:
-    """No byte free on the worker's disk when `up` begins."""
-    with lab.prepared("disk_full") as cluster:
-        worker = cluster.rack["spark2"]
-        worker.fill()
-        failed = cluster.patchkit("up", "~/models/tiny")
-        said = failed.output + failed.errors
-        insist(failed.status != 0 and "spark2" in said, f"up does not name the node: {said}")
-        cluster.insist_on_nothing()
-        worker.unfill()
-        cluster.up()
-        cluster.down()
-    return "up names the node and leaves nothing; with space it serves"
-
-
-def rebooted_worker_first(lab: LifecycleLab) -> str:
-    """Both nodes rebooted, the worker first."""
-    with lab.serving("rebooted_worker_first") as cluster:
-        return _rebooted(cluster, "spark2", "spark1")
-
-
-def rebooted_head_first(lab: LifecycleLab) -> str:
-    """Both nodes rebooted, the head first: it waits for its worker."""
-    with lab.serving("rebooted_head_first") as cluster:
-        return _rebooted(cluster, "spark1", "spark2")
-
-
-SCENARIOS: dict[str, Scenario] = {
-    scenario.__name__: scenario
-    for scenario in (
-        *(newcomer, init_in_the_lab, upgraded, up_and_down, three_nodes),
-        *KILLS.values(),
-        *(worker_lost, head_lost, cable_out_5, cable_out_60, lan_out),
-        *(ssh_refused, disk_full, rebooted_worker_first, rebooted_head_first),
-        *(launcher_killed_in_up, launcher_killed_in_switch, launcher_killed_in_install),
-        *(silent_node, login_prints_a_title, server_hung, launcher_frozen, hold_frozen),
-        *(second_up, held, switch_back, gives_up, wrong_token, port_taken, odd_words),
-        *(other_server, worker_off_long, cable_cuts, link_killed),
-        *(switch_cut_short, no_linger),
-    )
-}
-
-
-def _killed(cluster: EmulatedCluster, name: str, process: Process) -> str:
+@scenario("serving", 3)
+def three_nodes(cluster: EmulatedCluster) -> str:
+    """`kill -9` of a rank's main process on the last of three nodes; nobody asks anything."""
     before = cluster.ranks()
-    cluster.kill(name, process)
+    cluster.kill("spark3", "main")
     return cluster.heals(before)
 
 
-def _lost(cluster: EmulatedCluster, name: str) -> str:
-    before = cluster.ranks()
-    cluster.rack[name].kill()
+@scenario("serving")
+def process_killed(cluster: EmulatedCluster) -> str:
+    """`kill -9` of the head's API server, of its worker process, of the other rank's."""
+    told = []
+    for name, process in (("spark1", "main"), ("spark1", "worker"), ("spark2", "worker")):
+        before = cluster.ranks()
+        cluster.kill(name, process)
+        told.append(cluster.heals(before))
+    return "; ".join(told)
+
+
+@scenario("serving")
+def head_lost(cluster: EmulatedCluster) -> str:
+    """The head loses power, and comes back after 20 s; its worker must not keep its rank."""
+    before = cluster.processes("spark2")["worker"]
+    cluster.head.kill()
     time.sleep(20)
-    (other,) = set(cluster.names) - {name}
-    left = cluster.processes(other)["worker"]
-    insist(not set(left) & set(before[other]["worker"]), f"20 s later {other} still has its rank")
-    cluster.rack[name].boot()
+    left = cluster.processes("spark2")["worker"]
+    insist(not set(left) & set(before), "20 s later the worker still has its rank")
+    cluster.head.boot()
     return cluster.heals()
 
 
-def _out(cluster: EmulatedCluster, net: Net, seconds: int) -> str:
-    before = cluster.ranks()
-    cluster.rack.wires.cut(net, "spark2")
-    time.sleep(seconds)
-    cluster.rack.wires.join(net, "spark2")
+@scenario("serving")
+def worker_lost(cluster: EmulatedCluster) -> str:
+    """The worker without power, longer than any limit of a start: its head waits, uncounted."""
+    cluster.worker.kill()
+    time.sleep(OFF_SECONDS)
+    unit, watch, *_ = cluster.head_status()["units"]
+    insist(unit["sub"] == "waiting", f"the head is {unit}")
+    insist(watch["text"].startswith("waiting for spark2: "), f"it says {watch['text']!r}")
+    cluster.worker.boot()
     healed = cluster.heals()
-    return f"{healed}, {'the same' if cluster.ranks() == before else 'new'} processes"
+    starts = cluster.head_status()["starts"]
+    insist(starts <= 2, f"{starts} starts")
+    return f"off for {OFF_SECONDS} s: `status` says what is waited for; {healed}"
 
 
-def _rebooted(cluster: EmulatedCluster, first: str, second: str) -> str:
-    for name in (first, second):
-        cluster.rack[name].shut_down()
-    cluster.rack[first].boot()
-    time.sleep(10)
-    cluster.rack[second].boot()
-    return f"{cluster.heals()} from the second node's boot"
+@scenario("serving")
+def rebooted(cluster: EmulatedCluster) -> str:
+    """Both nodes rebooted, the worker first, then the head first: it waits for its worker."""
+    told = []
+    for first, second in ((cluster.worker, cluster.head), (cluster.head, cluster.worker)):
+        first.shut_down()
+        second.shut_down()
+        first.boot()
+        time.sleep(10)
+        second.boot()
+        told.append(cluster.heals())
+    return f"{'; '.join(told)} from the second node's boot"
+
+
+@scenario("serving")
+def cable_cuts(cluster: EmulatedCluster) -> str:
+    """The cable out for 5 s; then for 20 s, more often than a model may crash in an hour."""
+    for seconds in (5, *[20] * CUTS):
+        before = cluster.ranks()
+        cluster.rack.wires.cut("qsfp", "spark2")
+        time.sleep(seconds)
+        cluster.rack.wires.join("qsfp", "spark2")
+        cluster.heals(before if seconds > 5 else None)
+    return f"serves again after each; {cluster.head_status()['starts']} starts count"
+
+
+@scenario("serving")
+def lan_out(cluster: EmulatedCluster) -> str:
+    """The worker's LAN out for 30 s: what serves goes over the cable."""
+    before = cluster.ranks()
+    cluster.rack.wires.cut("lan", "spark2")
+    time.sleep(30)
+    insist(cluster.answers(), "without the LAN it does not answer")
+    cluster.rack.wires.join("lan", "spark2")
+    time.sleep(2)
+    insist(cluster.ranks() == before, "ranks were started anew")
+    return "serves all the time, from the same processes"
+
+
+@scenario("serving")
+def silent_node(cluster: EmulatedCluster) -> str:
+    """The worker's login hangs, then it has no power: `status`, `logs`, `up` name it and end."""
+    _write_login(cluster, HANGS, "spark2")
+    began = time.monotonic()
+    _name_silent(cluster, "no sign of life")
+    took = time.monotonic() - began
+    _write_login(cluster, "", "spark2")
+    cluster.worker.kill()
+    _name_silent(cluster, "ssh: connect")
+    cluster.worker.boot()
+    cluster.heals()
+    return f"all exit with {REFUSED} and show the head; with a login that hangs in {took:.0f} s"
+
+
+def _name_silent(cluster: EmulatedCluster, why: str) -> None:
+    cluster.expect("status", status=REFUSED, says=("silent spark2", why, "GiB free"))
+    cluster.expect("logs", "-n", "5", status=REFUSED, says=("spark1", why))
+    cluster.expect("up", MODEL, status=REFUSED, says="spark2")
+
+
+def _write_login(cluster: EmulatedCluster, text: str, name: str) -> None:
+    fake_venv.write(cluster.rack[name], f"{HOME}/.bashrc", text)
+
+
+@scenario("serving")
+def server_hung(cluster: EmulatedCluster) -> str:
+    """The API server is stopped by SIGSTOP, and goes on later."""
+    (process,) = cluster.processes("spark1")["main"]
+    cluster.head.user("kill", "-STOP", process)
+    cluster.expect("status", status=REFUSED, says="hangs spark1: ")
+    said = json.loads(cluster.patchkit("status", "--json").output)
+    insist(said["answers"] is False and said["hangs"], f"--json: {said}")
+    cluster.expect("up", MODEL, status=REFUSED, says="the model hangs")
+    cluster.head.user("kill", "-CONT", process)
+    cluster.expect("status")
+    return f"status and up exit with {REFUSED}; once it goes on, with 0"
+
+
+@scenario("stopped")
+def gives_up(cluster: EmulatedCluster) -> str:
+    """A model that fails on the worker while loading, each time."""
+    cluster.change(FAIL=ERROR, FAIL_RANK=1)
+    cluster.expect("up", MODEL, status=REFUSED, says=("spark2", ERROR))
+
+    def gave_up() -> bool:
+        return cluster.head.user("systemctl", "--user", "is-failed", UNIT).output == "failed\n"
+
+    wait(gave_up, GIVES_UP_SECONDS, "systemd tries on")
+    starts = cluster.head_status()["starts"]
+    insist(starts == 4, f"{starts} starts")
+    said = cluster.patchkit("status").output
+    insist("systemd gave up" in " ".join(said.split()), f"status does not say so: {said}")
+    cluster.insist_on_nothing(failed=True)
+    cluster.change()
+    cluster.up()
+    return f"`up` exits with {REFUSED} and that rank's error; {starts} starts, then failed"
+
+
+@scenario("stopped")
+def wrong_token(cluster: EmulatedCluster) -> str:
+    """`/health` says 200 long before anything is answered."""
+    cluster.change(LIE=LIE_SECONDS)
+    began = cluster.rack.laptop.start_patchkit("up", MODEL, log="up")
+    healthy = ("curl", "--silent", "--fail", "--max-time", "2", f"{URL}/health")
+    wait(lambda: not cluster.head.user(*healthy).trouble, 60, "no /health")
+    time.sleep(LIE_SECONDS / 2)
+    state = cluster.head.user("systemctl", "--user", "is-active", UNIT).output.strip()
+    insist(state == "activating", f"the unit is {state} before a token came")
+    insist(began.poll() is None, "up returned before a token came")
+    insist(began.wait() == 0, cluster.rack.laptop.said("up"))
+    insist(cluster.answers(), "up returned, and it does not answer")
+    return "activating until a token came; then `up` returns"
+
+
+@scenario("stopped")
+def other_server(cluster: EmulatedCluster) -> str:
+    """Another server on the API server's port; then one that shares it, before and after."""
+    for kind in ("alone", "shared"):
+        _start_other(cluster, kind)
+        cluster.expect("up", MODEL, status=REFUSED, says="8000: python3")
+        cluster.insist_on_nothing()
+        cluster.head.user("systemctl", "--user", "stop", "other")
+    cluster.up()
+    _start_other(cluster, "shared")
+    cluster.expect("status", status=REFUSED, says="python3")
+    cluster.expect("up", MODEL, status=REFUSED, says="python3")
+    cluster.kill("spark1", "main")
+    journal = ("journalctl", "--user", "--quiet", "--output=cat", "--unit", UNIT)
+    named = "port is taken: "
+    wait(lambda: named in cluster.head.user(*journal).output, 60, "the unit does not name it")
+    insist(not cluster.processes("spark1")["main"], "a rank runs beside the other server")
+    cluster.head.user("systemctl", "--user", "stop", "other")
+    cluster.heals()
+    return "`up`, `status` and the unit name it; nothing starts beside it"
+
+
+def _start_other(cluster: EmulatedCluster, kind: str) -> None:
+    own = ("/usr/bin/python3", "-c", OTHER, kind)
+    cluster.head.user("systemd-run", "--user", "--unit=other", *own)
+    cluster.head.wait_for_port(8000)
+
+
+@scenario("stopped")
+def link_killed(cluster: EmulatedCluster) -> str:
+    """`kill -9` of the worker's end of the link while the head is off, and `down` meanwhile."""
+    for gone in (True, False):
+        cluster.up()
+        cluster.head.kill()
+        if gone:
+            cluster.worker.user("pkill", "-KILL", "-f", "group.py held")
+            wait(lambda: not any(cluster.processes("spark2").values()), 8, "the rank stays")
+        cluster.expect("down", status=REFUSED, says="spark1")
+        insist(not any(cluster.processes("spark2").values()), "down left the worker's rank")
+        cluster.head.boot()
+        cluster.heals()
+        cluster.down()
+    return f"the rank ends with it; `down` stops the worker, and exits with {REFUSED}"
