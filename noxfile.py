@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import platform
 import sys
 from typing import Any
 
@@ -164,18 +163,6 @@ def arch_proof(session: nox.Session) -> None:
 
 
 @nox.session
-def fuzz(session: nox.Session) -> None:
-    """Coverage-guided fuzzing of inspection: `nox -s fuzz -- SECONDS`, a minute by default."""
-    if platform.machine() != "x86_64":
-        session.skip("atheris has wheels for x86-64 only")
-    _install(session, "fuzz")
-    seconds = session.posargs[0] if session.posargs else "60"
-    cache = session.cache_dir
-    limits = (f"-max_total_time={seconds}", f"-artifact_prefix={cache}/")
-    _module(session, "e2e.fuzz.inspect_binaries", *limits, str(cache / "fuzz-corpus"))
-
-
-@nox.session
 def properties(session: nox.Session) -> None:
     """The property tests with new random examples, ten times as many as usual; minutes."""
     _install(session, "test")
@@ -242,19 +229,9 @@ def repro(session: nox.Session) -> None:
     _module(session, "e2e.proofs.repro", *session.posargs)
 
 
-@nox.session(name="install-proof")
-def install_proof(session: nox.Session) -> None:
-    """A libnccl wheel beside the torch that pins it: `-- WHEEL --torch X.Y.Z [--install]`."""
-    _install(session, "wheel")
-    _module(session, "e2e.proofs.nccl_torch", *session.posargs)
-
-
 @nox.session(name="repack-proof")
 def repack_proof(session: nox.Session) -> None:
-    """Upstream's vLLM wheels, 2.5 GB of them, repacked twice, installed and removed.
-
-    `nox -s repack-proof -- --full 0.25.1` imports the patched modules of one, with all it needs.
-    """
+    """Upstream's vLLM wheels, 2.5 GB of them, repacked twice, installed and removed."""
     _install(session, "wheel")
     _module(session, "e2e.proofs.repack_proof", *session.posargs)
 

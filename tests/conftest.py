@@ -30,6 +30,7 @@ from patchkit.source.lock import read_lock
 from patchkit.source.nccl import nccl_tree
 from patchkit.target import targets
 from support.debian import keep_nccl
+from support.forking import ReadyPatchkit
 from support.selection import DAILY, MODES, RELEASES, SUPPORTED
 
 # Whoever starts the tests in the background, or with nohup, has these ignored; patchkit leaves that
@@ -265,25 +266,35 @@ def snapshot():
 
 
 @pytest.fixture
-def environment(tmp_path):
+def environment():
     """What a command is run with: patchkit importable from anywhere, nothing of a terminal."""
+    return _environment()
+
+
+def _environment():
     inherited = {k: v for k, v in os.environ.items() if k not in ("FORCE_COLOR", "NO_COLOR")}
     return {**inherited, "PYTHONPATH": str(Path(package.__file__).parents[1])}
 
 
+@pytest.fixture(scope="session")
+def ready_patchkit():
+    """What starts patchkit quickly."""
+    ready = ReadyPatchkit(_environment())
+    yield ready
+    ready.end()
+
+
 @pytest.fixture
-def cli(environment, tmp_path):
+def cli(environment, tmp_path, ready_patchkit):
     """Run patchkit: ``cli("apply", "--vllm-src", tree)``. Checks the exit code.
 
     A traceback is never right.
     """
 
     def run(*arguments, rc=0, env=None, cwd=tmp_path):
-        command = [sys.executable, "-m", "patchkit", *map(str, arguments)]
-        done = subprocess.run(
-            command, cwd=cwd, env={**environment, **(env or {})}, capture_output=True, text=True
-        )
-        said = f"{' '.join(command)}\n{done.stdout}\n{done.stderr}"
+        words = [*map(str, arguments)]
+        done = ready_patchkit.run(words, cwd=cwd, env={**environment, **(env or {})})
+        said = f"{' '.join(done.args)}\n{done.stdout}\n{done.stderr}"
         assert "Traceback" not in done.stderr, said
         assert done.returncode in (rc if isinstance(rc, tuple) else (rc,)), said
         return done

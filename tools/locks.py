@@ -23,7 +23,6 @@ LOCKS = {
     "test": ("--extra=build", "--group=test", "pyproject.toml", "-"),
     "lint": ("--extra=build", "--group=lint", "pyproject.toml", "-"),
     "docs": ("--extra=build", "--group=test", "--group=docs", "pyproject.toml", "-"),
-    "fuzz": ("--extra=build", "--group=fuzz", "pyproject.toml", "-"),
     "build": ("--extra=build", "--group=wheel", "pyproject.toml", "-"),
     "wheel": ("--group=wheel", "pyproject.toml", "-"),
     "ci": ("--group=ci",),

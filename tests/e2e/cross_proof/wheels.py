@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from e2e.cross_proof.arm64 import CPU, RootFs
-from e2e.proofs.nccl_torch import platforms
 from patchkit.errors import UsageError
 from patchkit.quoting import quoted
 from patchkit.wheel.file.name import ANY
@@ -175,6 +174,12 @@ def _install(root: RootFs, requirements: Path, into: Path, *options: str) -> Non
     variables = {"TMPDIR": str(root.path / "tmp")}
     target = (f"--target={into}", "--no-compile")
     _pip("install", root.python, requirements, *target, *options, **variables)
+
+
+def platforms(cpu: str) -> list[str]:
+    """Return options of pip: the platforms of a CPU's wheels; only those that are named count."""
+    named = [f"manylinux_2_{minor}_{cpu}" for minor in (*range(17, 40), 5)]
+    return [f"--platform={name}" for name in (*named, f"manylinux2014_{cpu}", f"linux_{cpu}")]
 
 
 def _pip(verb: str, python: str, wanted: Path, *options: str, **variables: str) -> None:

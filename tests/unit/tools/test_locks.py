@@ -38,7 +38,6 @@ def test_a_lock_has_what_its_session_asks_for():
     for lock, group, patchkit in (
         ("test", "test", True),
         ("lint", "lint", True),
-        ("fuzz", "fuzz", True),
         ("build", "wheel", True),
         ("wheel", "wheel", True),
         ("ci", "ci", False),
