@@ -19,7 +19,6 @@ from patchkit.runtime.python.libnccl import Answer, loaded
 @click.command()
 @click.argument("file", metavar="[FILE]", required=False, type=click.Path(path_type=Path))
 @click.option("--target", default="gb10", metavar="gb10|thor|h200", help="The device, not gb10.")
-@click.option("--codes", is_flag=True, help="Every library's device code, not one row for each.")
 @click.option(
     "--loaded", "of_python", is_flag=True, help="Which libnccl torch and vLLM would load, and why."
 )
@@ -30,9 +29,7 @@ from patchkit.runtime.python.libnccl import Answer, loaded
     help="With --loaded: the Python that has torch.",
 )
 @rendered
-def command(
-    file: Path | None, *, target: str, codes: bool, of_python: bool, python: str
-) -> Iterator[Block]:
+def command(file: Path | None, *, target: str, of_python: bool, python: str) -> Iterator[Block]:
     """Show which device code a shared library or a wheel holds, and how it loads on a device.
 
     It loads as exact, family, compatible, jit (from PTX) or none, by NVIDIA's rules; no GPU and no
@@ -50,7 +47,7 @@ def command(
     # --loaded, which runs on nodes, does without what that needs.
     from patchkit.cli.wheel.inspect_view import inspected_blocks
 
-    yield from inspected_blocks(file, target, codes=codes)
+    yield from inspected_blocks(file, target)
 
 
 def _loaded_blocks(answer: Answer) -> Iterator[Block]:

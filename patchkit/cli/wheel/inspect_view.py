@@ -13,7 +13,6 @@ from patchkit.cli.options import find_target
 from patchkit.cli.out import Shown, record_fields, style, table
 from patchkit.cli.patch.archs import LOAD_STYLES
 from patchkit.cli.render import Block, Record, fact_lines, finding_blocks
-from patchkit.finding import Finding
 from patchkit.target import Load, Target
 from patchkit.wheel.device.inspect import (
     LIVE,
@@ -37,50 +36,51 @@ from patchkit.wheel.file.wheelfile import WheelFile
 _SHOWN_FACTS = ("made", "wheel", "version", "target", "machine", "cuda", "patchkit")
 # The same module is in a wheel once for each Python.
 _PYTHON = re.compile(r"\.cpython-3(\d+)-")
-_FAMILIES = ("GLIBC", "GLIBCXX", "CXXABI")
 
 
-def inspected_blocks(file: Path, target_name: str, *, codes: bool) -> Iterator[Block]:
-    """Yield what a library or a wheel holds; ``codes`` also for each library of a wheel."""
+def inspected_blocks(file: Path, target_name: str) -> Iterator[Block]:
+    """Yield what a library or a wheel holds."""
     target = find_target(target_name)
-    metadata: WheelMetadata | None = None
-    judged: tuple[Judged, ...] = ()
-    found: tuple[Finding, ...] = ()
-    if file.suffix == ".whl":
-        with WheelFile(file) as wheel:
-            binaries, metadata = inspect_wheel(wheel), read_metadata(wheel)
-            # Only of vLLM's libraries is it known which ones a device needs.
-            if wheel.name.project == "vllm":
-                judged = judge_libraries(wheel, binaries, target, wheel.name.version)
-        found = *check_wheel(metadata, binaries), *missed(metadata.name.version, judged, target)
-    else:
-        binaries = inspect_file(file)
-    uses = {library.name: library.use.value for library in judged}
-    shown = [_binary_fields(binary, target) | {"use": uses.get(binary.name)} for binary in binaries]
-    yield Record(
-        {
-            "file": file,
-            "target": target.name,
-            "wheel": _wheel_fields(metadata, binaries) if metadata else None,
-            "binaries": shown,
-            "findings": found,
-        }
-    )
-    if metadata:
-        yield style(metadata.name.filename, bold=True)
-        yield from fact_lines(_wheel_facts(metadata, binaries))
-        if len(binaries) > 1:
-            yield ""
-            yield from _library_rows(binaries, uses, target)
-            code = [binary.load(target) for binary in binaries if binary.live]
-            counted = f"on {target.title}, of {len(code)} libraries with device code: "
-            none = f"no device code in {len(binaries)} libraries"
-            yield counted + count_loads(Counter(code)) if code else none
-        yield from finding_blocks(found)
-        yield ""
-    # One library is shown whole; of many the table is enough.
-    for binary in binaries if codes or len(binaries) == 1 else ():
+    if file.suffix != ".whl":
+        (binary,) = inspect_file(file)
+        yield Record({**_shared_fields(file, target), "binaries": [_binary_fields(binary, target)]})
         yield from _library_lines(binary, target)
+        return
+    judged: tuple[Judged, ...] = ()
+    with WheelFile(file) as wheel:
+        binaries, metadata = inspect_wheel(wheel), read_metadata(wheel)
+        # Only of vLLM's libraries is it known which ones a device needs.
+        if wheel.name.project == "vllm":
+            judged = judge_libraries(binaries, target, wheel.name.version)
+    found = *check_wheel(metadata, binaries), *missed(metadata.name.version, judged, target)
+    uses = {library.name: library.use.value for library in judged}
+    shown = [_binary_fields(each, target) | {"use": uses.get(each.name)} for each in binaries]
+    told = {
+        **record_fields(metadata.name, "filename", "cpus"),
+        **record_fields(metadata, "name", "members", "facts", "faults"),
+        "pins": metadata.pins,
+        "at_least": floor(binaries),
+        "promised_glibc": promised_glibc(metadata.name.tag) or None,
+        "facts": dict(metadata.facts) or None,
+    }
+    yield Record(
+        {**_shared_fields(file, target), "wheel": told, "binaries": shown, "findings": found}
+    )
+    yield style(metadata.name.filename, bold=True)
+    yield from fact_lines(_wheel_facts(metadata, binaries))
+    yield ""
+    if len(binaries) == 1:  # one library is shown whole; of many the table is enough
+        yield from _library_lines(binaries[0], target)
+    else:
+        yield from _library_rows(binaries, uses, target)
+        code = Counter(binary.load(target) for binary in binaries if binary.live)
+        loads = count_loads(code) or "none"
+        yield f"on {target.title}, of {code.total()} libraries with device code: {loads}"
+    yield from finding_blocks(found)
+
+
+def _shared_fields(file: Path, target: Target) -> dict[str, Any]:
+    return {"file": file, "target": target.name, "wheel": None, "findings": []}
 
 
 def _wheel_facts(wheel: WheelMetadata, binaries: Sequence[Binary]) -> Iterator[tuple[str, object]]:
@@ -130,27 +130,12 @@ def _library_rows(
 
 def _live_archs(binary: Binary) -> str:
     """Return the archs of live code: ``80 90a 120f, PTX 80``."""
-    kinds: dict[str, dict[str, None]] = {"sass": {}}  # which comes first
-    for code in binary.codes:
-        if code.section == LIVE:
-            kinds.setdefault(code.kind, {})[code.arch.gencode] = None
-    groups = [
-        " ".join(archs) if kind == "sass" else f"{kind.upper()} {' '.join(archs)}"
-        for kind, archs in kinds.items()
-        if archs
-    ]
-    return ", ".join(groups) or "-"
-
-
-def _wheel_fields(wheel: WheelMetadata, binaries: Sequence[Binary]) -> dict[str, Any]:
-    return {
-        **record_fields(wheel.name, "filename", "cpus"),
-        **record_fields(wheel, "name", "members", "facts", "faults"),
-        "pins": wheel.pins,
-        "at_least": floor(binaries),
-        "promised_glibc": promised_glibc(wheel.name.tag) or None,
-        "facts": dict(wheel.facts) or None,
-    }
+    kinds: dict[str, list[str]] = {"sass": []}  # which comes first
+    for code in (code for code in binary.codes if code.section == LIVE):
+        kinds.setdefault(code.kind, []).append(code.arch.gencode)
+    groups = ((kind, " ".join(dict.fromkeys(archs))) for kind, archs in kinds.items() if archs)
+    named = [archs if kind == "sass" else f"{kind.upper()} {archs}" for kind, archs in groups]
+    return ", ".join(named) or "-"
 
 
 def for_any_python(name: str) -> str:
@@ -163,33 +148,21 @@ def _library_lines(binary: Binary, target: Target) -> Iterator[str]:
     library = binary.library
     yield style(binary.name, bold=True) + f"  {binary.size:,} bytes"
     facts = {
-        "machine": library.machine,
-        "soname": library.soname,
+        **record_fields(library, "sections", "needed"),
         "needs": library.needed or "nothing",
-        "rpath": ":".join(library.rpath),
-        "runpath": ":".join(library.runpath),
-        "at least": list(filter(None, map(library.highest, _FAMILIES))),
-        "build id": library.build_id,
+        "at least": list(floor([binary]).values()),
         "sha256": binary.sha256,
     }
     yield from fact_lines(facts)
     rows = []
     for code in binary.codes:
-        load = reach(code.kind, code.arch, target)
-        live = code.section == LIVE
-        row = (
-            style(code.section, dim=None if live else True),
-            code.kind,
-            code.name,
-            style(code.compression, dim=True),
-            str(code.count),
-            f"{code.size:,}",
-            # In parentheses: no device loads code that was not linked.
-            style(str(load), **LOAD_STYLES[load]) if live else style(f"({load})", dim=True),
-        )
-        rows.append(row)
-    heads = ("section", "kind", "arch", "compressed", "count", "bytes", "loads")
-    yield from table(rows, heads=heads if rows else ())
+        load = str(reach(code.kind, code.arch, target))
+        # In parentheses: no device loads code that was not linked.
+        loads = load if code.section == LIVE else f"({load})"
+        rows.append((code.section, code.name, code.compression, f"{code.count:,}", loads))
+    yield from table(
+        rows, heads=("section", "arch", "compressed", "count", "loads") if rows else ()
+    )
     yield style(f"  {_conclusion(binary, target)}", **LOAD_STYLES[binary.load(target)])
 
 
@@ -216,24 +189,14 @@ def _conclusion(binary: Binary, target: Target) -> str:
 
 def _binary_fields(binary: Binary, target: Target) -> dict[str, Any]:
     loads = binary.loads(target)
-    codes = [
-        record_fields(code)
-        | {
-            "arch": code.name,
-            "live": code.section == LIVE,
-            "loads": str(reach(code.kind, code.arch, target)),
-        }
-        for code in binary.codes
-    ]
     return {
         **record_fields(binary, "library", "live", "relocatable"),
         **record_fields(binary.library, "sections"),
-        "highest": {family: binary.library.highest(family) or None for family in _FAMILIES},
+        "at_least": floor([binary]),
         "cuda": cuda_majors(binary),
         "loads": str(binary.load(target)),
         "fat_binaries": {str(load): loads[load] for load in sorted(loads, reverse=True)},
-        "conclusion": _conclusion(binary, target),
-        "codes": codes,
+        "codes": [record_fields(code) | {"arch": code.name} for code in binary.codes],
     }
 
 

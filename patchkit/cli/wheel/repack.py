@@ -140,9 +140,8 @@ def _library_lines(libraries: Sequence[Judged], *, verbose: bool) -> Sequence[st
 
 def _library_fields(library: Judged) -> dict[str, Any]:
     return {
-        **record_fields(library, "known", "loads", "kernels"),
+        **record_fields(library, "known", "loads"),
         "told": library.phrase,
         "required": bool(library.known and library.known.required),
         "fat_binaries": {str(load): library.loads[load] for load in sorted(Load, reverse=True)},
-        "lost_kernels": dict(library.kernels),
     }

@@ -11,7 +11,7 @@ import enum
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cache
 
@@ -23,9 +23,7 @@ from patchkit.paths import RECIPES
 from patchkit.quoting import quoted
 from patchkit.records import read_toml
 from patchkit.target import Load, Target
-from patchkit.wheel.device.inspect import Binary, arch_name, fat_binaries
-from patchkit.wheel.device.lost_kernels import OTHERS, is_lost, lost_kernels
-from patchkit.wheel.file.wheelfile import WheelFile
+from patchkit.wheel.device.inspect import Binary, arch_name, best, fat_binaries
 
 _RUNTIME = re.compile(r"libcudart\.so\.(\d+)")
 
@@ -51,31 +49,11 @@ class KnownLibrary:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WithoutCuda:
-    """A torch that has no CUDA on the package index; described in ``libraries.toml``."""
-
-    pins: str
-    machine: str
-    read_in: str
-    instead: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KernelPurpose:
-    """Purpose of the kernels whose mangled names match; ``around`` is a fix that avoids them."""
-
-    name: str
-    purpose: str = field(metadata={"key": "is"})
-    around: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class LibraryTable:
     """The tables of ``libraries.toml``."""
 
     library: tuple[KnownLibrary, ...]
-    torch_without_cuda: tuple[WithoutCuda, ...]
-    kernels: tuple[KernelPurpose, ...]
+    around: tuple[str, ...]
 
 
 class Use(enum.StrEnum):
@@ -96,8 +74,7 @@ class Judged:
     """A library of a wheel, or one that it lacks.
 
     ``loads`` counts its fat binaries by how they reach the device. ``lost`` are the archs of those
-    that do not, although they have code for devices of the same major version, and how many;
-    ``kernels`` what their kernels are for.
+    that do not, although they have code for devices of the same major version, and how many.
     """
 
     name: str
@@ -105,7 +82,6 @@ class Judged:
     known: KnownLibrary | None
     loads: Counter[Load]
     lost: Counter[str]
-    kernels: Counter[str] = field(default_factory=Counter)
 
     @property
     def fatal(self) -> bool:
@@ -124,14 +100,12 @@ class Judged:
             return f"{use}: {self.known.cost}"
         if self.use is not Use.PARTLY:
             return use
-        kernels = sorted(self.kernels.items(), key=lambda item: (item[0] == OTHERS, -item[1]))
-        listed = ", ".join(f"{purpose} ({count})" for purpose, count in kernels)
         archs = " and ".join(self.lost)
-        return f"{use}; fat binaries with {archs} alone do not, {self.lost.total()}: {listed}"
+        return f"{use}; fat binaries with {archs} alone do not, {self.lost.total()}"
 
 
 def judge_libraries(
-    wheel: WheelFile, binaries: Sequence[Binary], target: Target, version: Version
+    binaries: Sequence[Binary], target: Target, version: Version
 ) -> tuple[Judged, ...]:
     """Judge each library of a wheel on the device, and those that a release ought to have."""
     expected = [known for known in library_table().library if known.covers(version)]
@@ -140,19 +114,16 @@ def judge_libraries(
         known = next((known for known in expected if fnmatchcase(binary.name, known.file)), None)
         lost: Counter[str] = Counter()
         for group in fat_binaries(binary.live):
-            if is_lost(group, target):
-                related = (entry for entry in group if entry.arch.major == target.major)
+            related = [entry for entry in group if entry.arch.major == target.major]
+            if related and best(group, target) is Load.NONE:
                 names = {arch_name(entry.kind, entry.arch) for entry in related}
                 lost[", ".join(sorted(names))] += 1
         use, loads = _judge_use(binary, target, known, lost), binary.loads(target)
         found.append(Judged(name=binary.name, use=use, known=known, loads=loads, lost=lost))
     present = [library.known for library in found]
     absent = [known for known in expected if known not in present and known.used_on(target)]
-    partly = [library.name for library in found if library.use is Use.PARTLY]
-    purposes = [(re.compile(kernel.name), kernel.purpose) for kernel in library_table().kernels]
-    lost_by_name = lost_kernels(wheel, partly, target, purposes)
     return (
-        *(replace(library, kernels=lost_by_name.get(library.name, Counter())) for library in found),
+        *found,
         *(
             Judged(name=known.file, use=Use.ABSENT, known=known, loads=Counter(), lost=Counter())
             for known in absent
@@ -193,30 +164,10 @@ def cuda_major(binaries: Iterable[Binary]) -> str:
     )
 
 
-def torch_without_cuda(torch: str, machine: str) -> WithoutCuda | None:
-    """Return what is known of a torch version if the index has it for that CPU without CUDA."""
-    if not torch:
-        return None
-    known = library_table().torch_without_cuda
-    return next(
-        (
-            build
-            for build in known
-            if build.machine == machine and SpecifierSet(build.pins).contains(torch)
-        ),
-        None,
-    )
-
-
-def ways_around(judged: Iterable[Judged]) -> dict[str, str]:
-    """Map fixes to the lost kernels that vLLM does not choose with them."""
-    lost = {purpose for library in judged for purpose in library.kernels}
-    kernels = library_table().kernels
-    return {
-        kernel.around: kernel.purpose
-        for kernel in kernels
-        if kernel.purpose in lost and kernel.around
-    }
+def ways_around(judged: Iterable[Judged]) -> tuple[str, ...]:
+    """Return the fixes that keep vLLM from the kernels that do not load, if some do not."""
+    lost = any(library.use is Use.PARTLY for library in judged)
+    return library_table().around if lost else ()
 
 
 @cache

@@ -91,7 +91,7 @@ def _make_vllm_wheel(
     require_torch(installed_torch(prepared.python), order.torch, cuda, "after the build")
     with WheelFile(raw) as wheel:
         binaries = inspect_wheel(wheel)
-        proofs = _prove_wheel(root, order, wheel, binaries)
+        proofs = _prove_wheel(root, order, binaries)
         proofs += tuple(
             prove_parts(wheel, root / "external" / each.known.option, each.known.option)
             for each in prepared.gathered.installed
@@ -118,15 +118,11 @@ def _make_vllm_wheel(
     )
 
 
-def _prove_wheel(
-    root: Path, order: VllmOrder, raw: WheelFile, binaries: tuple[Binary, ...]
-) -> tuple[str, ...]:
+def _prove_wheel(root: Path, order: VllmOrder, binaries: tuple[Binary, ...]) -> tuple[str, ...]:
     target = order.request.target
     sources = compiled_sources(root / "source" / "build", root / "source")
     if not order.extensions:
-        require_loading(
-            judge_libraries(raw, binaries, target, order.version), target, order.version
-        )
+        require_loading(judge_libraries(binaries, target, order.version), target, order.version)
     archs = target.arch_list(order.request.arch)
     tree = detect(root / "source", sandboxed=Sandboxed.IF_POSSIBLE)  # it has been built
     asked = asked_targets(tree)

@@ -20,7 +20,7 @@ from patchkit.durable.names import is_file
 from patchkit.elf import by_version, damaged
 from patchkit.errors import SourceError, StorageError, UsageError
 from patchkit.patching.commit import Applied
-from patchkit.patching.fix import Request, Severity, State
+from patchkit.patching.fix import Request, Severity
 from patchkit.patching.recipe import load_recipe
 from patchkit.patching.workspace import open_workspace
 from patchkit.source.tree import Sandboxed
@@ -32,10 +32,8 @@ from patchkit.wheel.device.libraries import (
     cuda_major,
     judge_libraries,
     require_loading,
-    torch_without_cuda,
     ways_around,
 )
-from patchkit.wheel.file.metadata import read_metadata
 from patchkit.wheel.file.wheelfile import WheelFile
 from patchkit.wheel.file.write import Progress, rewrite_wheel
 from patchkit.wheel.vllm.repack_additions import Additions, PatchedTree, make_additions
@@ -49,7 +47,6 @@ _NEEDED = (
     *("vllm/__init__.py", "vllm/_version.py"),
     *(f"{_DIST_INFO}/METADATA", f"{_DIST_INFO}/WHEEL"),
 )
-_IN_EFFECT = (State.APPLIED, State.UPSTREAM)
 _POLICIES = {"1": 5, "2010": 12, "2014": 17}  # the minor of glibc 2; PEP 513, 571, 599
 
 
@@ -94,7 +91,7 @@ def repack_wheel(
     # First of all: kernels that do not serve the device cannot be patched into serving it.
     say(f"reading the device code of {origin.wheel.path.name}")
     binaries = inspect_wheel(origin.wheel)
-    judged = judge_libraries(origin.wheel, binaries, target, origin.version)
+    judged = judge_libraries(binaries, target, origin.version)
     require_loading(judged, target, origin.version)
     with staging() as folder:
         say("patching and proving")
@@ -219,18 +216,8 @@ def _install_notes(patched: PatchedTree, judged: tuple[Judged, ...]) -> Iterator
             f"the kernels are linked with CUDA {patched.cuda} (libcudart.so.{patched.cuda}), not "
             f"with {target.cuda}; the wheel's version says so"
         )
-    torch = read_metadata(origin.wheel).pins.get("torch", "")
-    if without := torch_without_cuda(torch, cpu):
-        yield (
-            f"it pins torch {torch}, and the package index's torch {torch} for {cpu} has no "
-            f"CUDA: {without.instead}"
-        )
     for library in judged:
         if library.missed or library.use is Use.PARTLY:
             yield f"{library.name} {library.phrase}"
-    active = {v.fix.id for v in patched.outcome.verdicts if v.state in _IN_EFFECT}
-    for fix_id, kernels in ways_around(judged).items():
-        if fix_id not in active:
-            yield f"{kernels} will be chosen and fail; --with {fix_id} avoids it"
-        elif fix_id in patched.request.also - patched.asked.also:
-            yield f"{fix_id} is on, since {kernels} would be chosen and fail"
+    for fix_id in sorted(patched.request.also - patched.asked.also):
+        yield f"{fix_id} is on, since kernels that do not load would be chosen and fail"

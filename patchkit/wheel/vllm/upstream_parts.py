@@ -98,7 +98,7 @@ def parts_of(wheel: WheelFile, known: KnownSource, target: Target) -> FoundSourc
             hint=f"it holds parts of {', '.join(held) or 'no other project'}",
         )
     binaries = {binary.name: binary for binary in inspect_wheel(wheel, only=members)}
-    found = judge_libraries(wheel, tuple(binaries.values()), target, version)
+    found = judge_libraries(tuple(binaries.values()), target, version)
     judged = [library for library in found if library.name in binaries]
     used = [library for library in judged if library.use is not Use.OTHER]
     idle = binaries.keys() - {library.name for library in used}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from patchkit.durable.names import is_file
@@ -11,7 +11,6 @@ from patchkit.errors import SourceError
 from patchkit.finding import Finding, finding
 from patchkit.target import Target, targets
 from patchkit.wheel.device.inspect import Binary, inspect_wheel
-from patchkit.wheel.device.libraries import Judged, judge_libraries
 from patchkit.wheel.file.metadata import WheelMetadata, read_metadata
 from patchkit.wheel.file.name import ANY
 from patchkit.wheel.file.wheelfile import WheelFile
@@ -22,15 +21,14 @@ from patchkit.wheel.wheelhouse.manifest import Kind, ManifestEntry
 class ListedWheel:
     """A wheel that the manifest lists.
 
-    ``metadata`` is None for what is only locked. ``binaries`` and ``judged`` are those of wheels
-    that were built here, as nobody else's are judged.
+    ``metadata`` is None for what is only locked. ``binaries`` are those of wheels that were built
+    here, as nobody else's are judged.
     """
 
     entry: ManifestEntry
     path: Path
     metadata: WheelMetadata | None = None
     binaries: tuple[Binary, ...] = ()
-    judged: tuple[Judged, ...] = ()
 
     @property
     def filename(self) -> str:
@@ -76,8 +74,4 @@ def _read_listed(entry: ManifestEntry, path: Path) -> ListedWheel:
         if entry.kind is not Kind.BUILT or ANY in entry.name.cpus or not metadata.facts:
             return ListedWheel(entry=entry, path=path, metadata=metadata)
         binaries = inspect_wheel(wheel)
-        listed = ListedWheel(entry=entry, path=path, metadata=metadata, binaries=binaries)
-        if listed.target and metadata.facts.get("project") == "vllm":
-            found = judge_libraries(wheel, binaries, listed.target, entry.name.version)
-            listed = replace(listed, judged=found)
-    return listed
+        return ListedWheel(entry=entry, path=path, metadata=metadata, binaries=binaries)

@@ -19,6 +19,7 @@ from patchkit.errors import (
 from patchkit.finding import Finding, finding
 from patchkit.quoting import quoted
 from patchkit.wheel.device.inspect import prove_exact
+from patchkit.wheel.device.libraries import judge_libraries
 from patchkit.wheel.device.wheel_checks import check_wheel, missed
 from patchkit.wheel.file.record import find_faults
 from patchkit.wheel.wheelhouse.contents import FILLING, listed_manifest, load_manifest, wheels_there
@@ -204,5 +205,6 @@ def find_unfit(wheel: ListedWheel) -> Iterator[Finding]:
             except ProofError as error:
                 yield finding(ProofError, wheel.filename, error.what, error.hint, error.why)
     elif facts.get("project") == "vllm":
-        fatal = [library for library in wheel.judged if library.fatal]
-        yield from missed(wheel.entry.name.version, fatal, target, wheel.filename)
+        version = wheel.entry.name.version
+        judged = judge_libraries(wheel.binaries, target, version)
+        yield from missed(version, [it for it in judged if it.fatal], target, wheel.filename)

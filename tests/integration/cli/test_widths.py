@@ -84,7 +84,6 @@ def words(text):
             ["inspect", "wheel"],
             ["loads in part", "is missing", "_vllm_fa3_C.abi3.so"],
         ),
-        (["inspect", "wheel", "--codes"], [".nv_fatbin"]),
         (["wheelhouse", "list", "-v", "--dir", "house"], ["dependency-11"]),
         (["verify", "house"], ["SHA256SUMS", "is missing", "next:"]),
     ],

@@ -159,6 +159,7 @@ def installed(run, known, tmp_path):
     return make
 
 
+@pytest.mark.e2e
 def test_an_installed_repack_is_known_reverted_and_removed(installed, cli):
     packages, pip, _facts = installed()
     source = ["--vllm-src", packages / "vllm"]
@@ -180,6 +181,7 @@ def test_an_installed_repack_is_known_reverted_and_removed(installed, cli):
     assert [path for path in packages.iterdir() if "vllm" in path.name] == []
 
 
+@pytest.mark.e2e
 @pytest.mark.releases
 def test_an_installed_repack_keeps_the_fixes_that_lost_kernels_asked_for(installed, release, cli):
     """The Python of 0.19.1 over kernels that a GB10 does not get, installed and patched again."""
@@ -233,7 +235,6 @@ def test_on_the_command_line(environment, house, tmp_path):
     options = ("--only", FIX, "--sha256", sha256(wheel))
     refused = patchkit(wheel, rc=UsageError.exit_code)
     assert f"--sha256 {sha256(wheel)} takes it nonetheless" in refused.stderr
-    patchkit(wheel, *options, "--target", "thor", rc=ProofError.exit_code)
     shown = patchkit(wheel, *options).stdout
     assert "_C.abi3.so" in shown
     assert "loads in part" in shown
@@ -241,9 +242,7 @@ def test_on_the_command_line(environment, house, tmp_path):
     assert "next: pip install" in shown or "next, there, in vLLM's environment: pip" in shown
     told = json.loads(patchkit(wheel, *options, "--json").stdout)
     assert (told["fresh"], told["source"]["upstream"]) == (False, False)
-    assert told["libraries"][0]["lost_kernels"]["CUTLASS GEMM of block-scaled FP8"] == 1
     assert told["wheel"] == str(next(house.glob("*.whl")))
-    patchkit(wheel, *options, "--target", "spark", rc=UsageError.exit_code)
 
 
 @pytest.mark.e2e

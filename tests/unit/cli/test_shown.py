@@ -258,7 +258,6 @@ def hostile_wheel(folder, name):
 
 def inspected(folder, name):
     yield ["inspect", str(hostile_wheel(folder, name))]
-    yield ["inspect", str(folder / WHEEL), "--codes"]
     yield ["inspect", str(folder / WHEEL), "--json"]
     library = folder / f"{name}.so"
     shutil.copy(LIBRARY, library)
