@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 
 from patchkit.cluster.agent import examination
 from patchkit.cluster.agent.links import Way
-from patchkit.cluster.launch import ports
 from patchkit.cluster.launch.cluster import Cluster
 from patchkit.cluster.launch.cluster_file import ClusterFile
+from patchkit.cluster.launch.units import HEAD_PORTS
 from patchkit.cluster.models.names import ModelFolder
 from patchkit.cluster.ssh.node import Remote, everywhere
 from patchkit.cluster.ssh.ssh import sent_error
@@ -45,7 +45,7 @@ def examine_nodes(cluster: Cluster) -> list[NodeReport]:
     Raises nothing for a node that does not answer: its report says why.
     """
     file = cluster.file
-    needs = [port for needed in ports.HEAD_PORTS.values() for port in needed]
+    needs = [port for needed in HEAD_PORTS.values() for port in needed]
 
     def ask(node: Remote) -> NodeReport:
         units = cluster.units if node == cluster.head else [file.unit]

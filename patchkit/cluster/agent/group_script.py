@@ -90,18 +90,19 @@ def _check_port(settings: dict[str, Any]) -> None:
 
 
 def strangers(url: str, unit: str) -> list[str]:
-    """Return who else listens where a server is asked: processes that are not of its unit."""
+    """Return who else listens where a server is asked: processes of other units."""
     place = urllib.parse.urlsplit(url)
     asked = {"0.0.0.0", "::"}  # noqa: S104 - who listens there is meant
     with contextlib.suppress(OSError):  # a name that nobody knows
         found = socket.getaddrinfo(place.hostname, place.port, type=socket.SOCK_STREAM)
         asked |= {str(address[0]) for *_, address in found}
-    others = []
+    others, stem = [], unit.removesuffix(".service")
     for address, port, pid, name in listening([place.port or 80]):
         groups = ""
         with contextlib.suppress(OSError):  # it ended
             groups = Path(f"/proc/{pid}/cgroup").read_text(errors="replace")
-        if address in asked and unit not in re.split("[/\n]", groups):
+        own = any(part == unit or part.startswith(f"{stem}-") for part in re.split("[/\n]", groups))
+        if address in asked and not own:
             who = f"{name} (process {pid})" if pid else "another user's process"
             others.append(f"{address} port {port}: {who}")
     return others

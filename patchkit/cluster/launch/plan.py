@@ -13,7 +13,6 @@ from pathlib import PurePosixPath
 
 from patchkit.cluster.agent.node_facts import NodeFacts
 from patchkit.cluster.launch.cluster_file import ClusterFile
-from patchkit.cluster.launch.survey import node_findings
 from patchkit.cluster.models.names import ModelFolder
 from patchkit.errors import HostError, PatchkitError, UsageError
 from patchkit.runtime.envfile.syntax import Format
@@ -111,9 +110,6 @@ def planned_ranks(
                     f"{node.address} is not its address: it is reached at {planned.address}",
                     hint="correct it in cluster.toml, or leave it out",
                 )
-        for lack in node_findings(node.ssh, its):
-            if lack.about == "memlock" and planned.env.node.attachment.hcas:
-                raise HostError(f"{lack.where}: {lack.what}", why=lack.why, hint=lack.hint)
         if number == 0:
             head = env_file(planned.text, f"{node.ssh}'s env file")
         ranks.append(planned)

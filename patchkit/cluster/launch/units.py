@@ -28,6 +28,12 @@ from patchkit.runtime.serve.listen import models_url
 SCRIPT = Path(group_script.__file__)
 BURST = 4  # starts in an hour: unlimited ones have driven Sparks into a physical reset
 RAY_PORT = 6379
+HEAD_PORTS = {
+    "mp": {29501: "the rendezvous of the ranks, --master-port"},
+    "ray": {RAY_PORT: "Ray's head"},
+}
+"""By what starts the ranks: the ports at the head's address, and for what."""
+
 RAY_SECONDS = 120  # for Ray's head to listen: measured are 6 on two slow cores
 ASK_AGAIN = 20  # seconds between two starts
 STOP = 30  # seconds for a rank to end by itself: with a request under way vLLM did not in 60

@@ -7,11 +7,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 
-from patchkit.cluster.agent import control
+from patchkit.cluster.agent import control, group_script
 from patchkit.cluster.agent.node_facts import NodeFacts
 from patchkit.cluster.launch.cluster import Cluster
 from patchkit.cluster.launch.plan import ServedModel, planned_ranks, served_model
-from patchkit.cluster.launch.ports import check_ports, check_server_port
 from patchkit.cluster.launch.start import (
     StartWatcher,
     check_stopped,
@@ -20,8 +19,9 @@ from patchkit.cluster.launch.start import (
     wait_until_answered,
 )
 from patchkit.cluster.launch.survey import survey_nodes
-from patchkit.cluster.launch.units import GroupUnits
+from patchkit.cluster.launch.units import HEAD_PORTS, GroupUnits
 from patchkit.cluster.ssh.node import all_of
+from patchkit.cluster.ssh.ssh import there
 from patchkit.durable.signals import Interrupted, committed, deferred
 from patchkit.errors import HostError, PatchkitError
 from patchkit.quoting import quoted
@@ -50,7 +50,7 @@ def make_plan(cluster: Cluster, model: str) -> GroupPlan:
     facts = cluster.facts([served.folder] if served.folder else [])
     names = [node.ssh for node in cluster.file.node]
     for found in survey_nodes(names, facts):
-        if found.about in ("systemd", "linger", "installation"):
+        if found.about in ("systemd", "linger", "memlock", "installation"):
             raise HostError(f"{found.where}: {found.what}", why=found.why, hint=found.hint)
     if served.folder:
         _check_model(served, names, facts)
@@ -62,7 +62,7 @@ def make_plan(cluster: Cluster, model: str) -> GroupPlan:
         ranks=tuple(ranks),
         links=tuple(link.words for link in links),
     )
-    check_server_port(cluster, units.url)
+    _check_ports(cluster, units)
     return GroupPlan(units=units, files=units.node_files(), former=[its.files for its in facts])
 
 
@@ -81,6 +81,20 @@ def _check_model(model: ServedModel, nodes: Sequence[str], facts: Sequence[NodeF
         )
 
 
+def _check_ports(cluster: Cluster, units: GroupUnits) -> None:
+    """Raise HostError if another than the group's own listens where its head has to."""
+    rank, head = units.ranks[0], cluster.head
+    ports = HEAD_PORTS[rank.env.node.executor.name] if len(units.ranks) > 1 else {}
+    for url in (units.url, *(f"http://{rank.address}:{port}" for port in ports)):
+        asked = {"url": url, "unit": cluster.file.unit}
+        for other in head.call(list[str], group_script.strangers, **asked):
+            raise HostError(
+                f"{head.destination}: a port of the start is taken: {other}",
+                why="it would answer instead of the model, or instead of the head's rank",
+                hint=f"end it, or set another `port`; {there(head.destination, 'ss', '-ltnp')}",
+            )
+
+
 def bring_up(cluster: Cluster, model: str, *, lasting: bool = True) -> Begun:
     """Write what differs and start; what runs with the same files is left alone.
 
@@ -95,15 +109,13 @@ def bring_up(cluster: Cluster, model: str, *, lasting: bool = True) -> Begun:
 
 
 def _start_group(cluster: Cluster, plan: GroupPlan, *, lasting: bool = True) -> Begun:
-    ranks, states = plan.units.ranks, all_of(cluster.states())
+    states = all_of(cluster.states())
     same, runs = plan.files == plan.former, states[0].serves
     if same and runs:
         return Begun(plan=plan, since="")
     if runs or any(state.processes for state in states):
         committed("what ran before is stopped")
         check_stopped(cluster, stop_group(cluster, disable=False))
-    if len(ranks) > 1:
-        check_ports(cluster, [rank.address for rank in ranks], ranks[0].env.node.executor.name)
     committed("the files of this start are on the nodes")
     since = _begin_group(cluster, plan.files, lasting=lasting)
     committed(f"{plan.units.model.name} is started, and goes on loading")
