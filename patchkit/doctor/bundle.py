@@ -7,6 +7,7 @@ import io
 import json
 import os
 import tarfile
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,12 +15,10 @@ from typing import Any
 
 from patchkit.cluster.agent.node_facts import NodeFacts
 from patchkit.doctor.redaction import PrivateNames, Redactor
-from patchkit.durable.atomic import sync
+from patchkit.durable.atomic import replacing
 from patchkit.durable.failure import translated
 from patchkit.errors import UsageError
 
-_HOME = "patchkit-report"
-_TAKEN_OUT = "taken-out.json"
 _NOTE = (
     "Placeholders stand for what names people, machines and secrets; the same one is the same "
     "thing everywhere. A name or a key in a form that patchkit does not know may be left: look."
@@ -52,21 +51,17 @@ def private_names(nodes: Iterable[tuple[str, NodeFacts | None]]) -> PrivateNames
             users += [facts.user, Path(facts.home).name]
             addresses += [its.address for dev in facts.host.netdevs for its in dev.addresses]
             addresses += [gid.address for rdma in facts.host.rdma for gid in rdma.gids]
-            serials += [dev.mac for dev in facts.host.netdevs if dev.mac]
+            serials += [dev.mac for dev in facts.host.netdevs]
         # The first part of a host's name is its name as well; an address has none.
         short = [name.partition(".")[0] for name in own if "." in name]
         own += [name for name in short if not name.isdigit() and len(name) > 2]
-        hosts.append(_unique(own))
+        hosts.append(tuple(own))
     return PrivateNames(
         hosts=tuple(hosts),
-        users=_unique(users),
-        addresses=_unique(addresses),
-        serials=_unique(serials),
+        users=tuple(users),
+        addresses=tuple(addresses),
+        serials=tuple(serials),
     )
-
-
-def _unique(names: Iterable[str]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(filter(None, names)))
 
 
 def pack_report(parts: Mapping[str, Any], names: PrivateNames) -> Report:
@@ -78,57 +73,37 @@ def pack_report(parts: Mapping[str, Any], names: PrivateNames) -> Report:
     for name, part in parts.items():
         redactor.learn(name)
         redactor.learn(part)
-    files: dict[str, bytes] = {}
+    files: dict[str, str] = {}
     for name, part in sorted(parts.items()):
         clean = redactor.text(part) if isinstance(part, str) else _to_json(redactor.value(part))
-        # A name within the folder that no other part has.
         words = [word for word in redactor.text(name).split("/") if word not in ("", ".", "..")]
-        place, number = "/".join(words) or "unnamed", 2
-        while place in files or place == _TAKEN_OUT:
-            place, number = f"{'/'.join(words)}.{number}", number + 1
-        files[place] = clean.encode("utf-8", "replace")
+        files["/".join(words)] = clean
     placeholders = dict(sorted(redactor.taken.items()))
-    kinds: dict[str, int] = {}
+    kinds: Counter[str] = Counter()
     for placeholder, count in placeholders.items():
-        kind = placeholder.partition("-")[0]
-        kinds[kind] = kinds.get(kind, 0) + count
+        kinds[placeholder.partition("-")[0]] += count
     taken = {"kinds": kinds, "placeholders": placeholders}
-    files[_TAKEN_OUT] = _to_json({"note": _NOTE, **taken}).encode()
-    return Report(data=_pack_archive(files), files=tuple(sorted(files)), **taken)
-
-
-def save_report(report: Report, path: Path) -> None:
-    """Write a report for its owner alone. Raises UsageError if the file is there, StorageError."""
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    with translated("no report was written", at=path):
-        try:
-            handle = os.open(path, flags, 0o600)
-        except FileExistsError:
-            raise UsageError(f"{path}: is there already", hint="name a new file") from None
-        try:
-            with os.fdopen(handle, "wb") as file:
-                os.fchmod(file.fileno(), 0o600)  # whatever umask adds or takes away
-                file.write(report.data)
-                file.flush()
-                os.fsync(file.fileno())
-        except BaseException:
-            path.unlink(missing_ok=True)
-            raise
-        sync(path.parent)
-
-
-def _to_json(value: Any) -> str:
-    return json.dumps(value, indent=1, ensure_ascii=False, sort_keys=True) + "\n"
-
-
-def _pack_archive(files: Mapping[str, bytes]) -> bytes:
+    files["taken-out.json"] = _to_json({"note": _NOTE, **taken})
     buffer = io.BytesIO()
     with (
         gzip.GzipFile(filename="", mode="wb", fileobj=buffer, mtime=0) as zipped,
         tarfile.open(fileobj=zipped, mode="w", format=tarfile.PAX_FORMAT) as archive,
     ):
-        for name, data in sorted(files.items()):
-            entry = tarfile.TarInfo(f"{_HOME}/{name}")
+        for name, text in sorted(files.items()):
+            data = text.encode("utf-8", "replace")
+            entry = tarfile.TarInfo(f"patchkit-report/{name}")
             entry.size, entry.mode, entry.mtime = len(data), 0o600, 0
             archive.addfile(entry, io.BytesIO(data))
-    return buffer.getvalue()
+    return Report(data=buffer.getvalue(), files=tuple(sorted(files)), **taken)
+
+
+def save_report(report: Report, path: Path) -> None:
+    """Write a report for its owner alone. Raises UsageError if the file is there, StorageError."""
+    if os.path.lexists(path):
+        raise UsageError(f"{path}: is there already", hint="name a new file")
+    with translated("no report was written", at=path), replacing(path, private=True) as file:
+        file.write(report.data)
+
+
+def _to_json(value: Any) -> str:
+    return json.dumps(value, indent=1, ensure_ascii=False, sort_keys=True) + "\n"

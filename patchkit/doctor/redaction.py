@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
-from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
+from ipaddress import IPv4Address, IPv6Address, ip_address
 from typing import Any
 
 from patchkit.paths import RECIPES
@@ -21,32 +21,25 @@ from patchkit.runtime.rules.secret_texts import holds_secret, secret_spans
 _Address = IPv4Address | IPv6Address
 _SHORT = 6  # characters: a shorter name or key may be a part of any word
 _BEFORE = 80  # characters before a number that say whether it is a version
-_UNIT = re.compile(r"@(?:[\w.-]*\.(?:service|socket|target|timer|slice|mount|scope)|\d+)\b")
 _ANSI = re.compile(r"\x1b\[[0-9;:?]*[A-Za-z]")  # a colour's last letter would be part of a name
-_MASK = re.compile(r"255\.(?:255|254|252|248|240|224|192|128|0)\.")
-_NCCL = re.compile(r"2\.\d{2}\.\d{1,2}\.\d")  # what no name stands before, as in a column
+_NCCL = re.compile(r"2\.\d{2}\.\d{1,2}\.\d")
 _SIGN = r"[\"']?\s{0,3}[:=]\s{0,3}[\"']?"
-_SERIAL = re.compile(rf"[\w -]+?{_SIGN}")
-_ADDRESS = (
-    r"(?:(?<![\d.])(?:\d{1,3}\.){3}\d{1,3}(?!\.?\d)(?:/\d{1,2}(?!\w))?"
-    r"|(?<![0-9a-z:.])(?:[0-9a-f]{0,4}:){2,8}(?:(?:\d{1,3}\.){3}\d{1,3}|[0-9a-f]{1,4})?"
-    r"(?![0-9a-z]|:[0-9a-z:])(?:/\d{1,3}(?!\w))?)"
-)
+# worker@1.service is an instance of a unit.
+_NO_UNIT = r"(?!@(?:[\w.-]*\.(?:service|socket|target|timer|slice|mount|scope)|\d+)\b)"
+_END_OF_IPV6 = r"(?:(?:\d{1,3}\.){3}\d{1,3}|[0-9a-f]{1,4})?(?![0-9a-z]|:[0-9a-z:])"
 # Where two kinds begin at one place, the first one counts: names before numbers.
 _NAMES = (
-    ("email", r"(?<![\w.+-])[\w.+-]{1,64}@(?:[\w-]+\.)+[\w-]+"),
+    ("email", rf"(?<![\w.+-])[\w.+-]{{1,64}}{_NO_UNIT}@(?:[\w-]+\.)+[\w-]+"),
     ("home", r"(?:(?<=/home/)|(?<=/Users/))[^\s/:\"'`,;)\]}<>*]+"),
-    ("account", r"(?<![\w.-])[\w.-]{1,64}(?=@[\w-])"),
+    ("account", rf"(?<![\w.-])[\w.-]{{1,64}}{_NO_UNIT}(?=@[\w-])"),
 )
 _NUMBERS = (
-    ("mac", r"(?<![0-9a-f:])(?:[0-9a-f]{2}:){5,19}[0-9a-f]{2}(?![0-9a-f:])"),
-    ("enx", r"(?<=\benx)[0-9a-f]{12}\b"),
+    ("mac", r"(?<![0-9a-f:])(?:[0-9a-f]{2}:){5,19}[0-9a-f]{2}(?![0-9a-f:])|(?<=enx)[0-9a-f]{12}\b"),
     ("guid", r"(?<![0-9a-f:])(?:[0-9a-f]{4}:){3}[0-9a-f]{4}(?![0-9a-f:])"),
-    ("uuid", r"(?<![0-9a-z])[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}(?![0-9a-z])"),
-    ("id", r"(?<![0-9a-z])[0-9a-f]{32}(?![0-9a-z])"),
-    ("address", _ADDRESS),
+    ("uuid", r"(?<![0-9a-z])(?:[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}|[0-9a-f]{32})(?!\w)"),
+    ("address", r"(?<![\d.])(?:\d{1,3}\.){3}\d{1,3}(?!\.?\d)"),
+    ("address6", rf"(?<![0-9a-z:.])(?:[0-9a-f]{{0,4}}:){{2,8}}{_END_OF_IPV6}"),
 )
-_KINDS = {"enx": "mac", "id": "uuid"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +78,6 @@ class Redactor:
         data = _redaction_data()
         self._versions = re.compile(data.versions, re.IGNORECASE)
         self._known: dict[str, str] = {}  # in small letters → placeholder
-        self._own: set[_Address] = set()
         self._numbers: dict[str, dict[object, int]] = {}  # of each kind
         self._pattern: re.Pattern[str] | None = None
         self.taken: Counter[str] = Counter()
@@ -94,18 +86,14 @@ class Redactor:
             for host in own:
                 if host.casefold() not in data.hosts:
                     self._know(host, f"node-{number}")
-        for user in names.users:
-            if user not in data.accounts:
-                self._know(user, self._number("user", user))
-        for serial in names.serials:
-            self._know(serial, self._number("serial", serial))
-        for text in names.addresses:
-            address = _parse_address(text)
-            if address and not _names_nobody(address):
-                self._own.add(address)
-                place = self._address(address)
-                if address.version == 4:
-                    self._know(str(address).replace(".", "-"), place)
+        for kind, values in (("user", names.users), ("serial", names.serials)):
+            for value in values:
+                if value not in data.accounts:
+                    self._know(value, self._number(kind, value))
+        found = [each for text in names.addresses if (each := _private_address(text))]
+        self._own = {each: self._number("address", each) for each in found}
+        for address, place in self._own.items():
+            self._know(str(address).replace(".", "-"), place)
 
     def _know(self, value: str, place: str) -> None:
         if value and not _parse_address(value):
@@ -118,21 +106,18 @@ class Redactor:
         key = value.casefold() if isinstance(value, str) else value
         return f"{kind}-{numbers.setdefault(key, len(numbers) + 1)}"
 
-    def _address(self, address: _Address, prefix: str = "") -> str:
-        """Return the placeholder of an address with the network that it is in."""
-        net = ip_network(f"{address}/{24 if address.version == 4 else 64}", strict=False)
-        return f"{self._number('address', address)}{prefix} ({self._number('net', net)})"
-
     def learn(self, value: object) -> None:
         """Take note of the secrets in a text, or in a value of JSON."""
-        for key, raw in _strings(value):
-            text = _ANSI.sub("", raw)
-            for start, stop in [(0, len(text))] if holds_secret(key) else secret_spans(text):
-                secret = text[start:stop]
-                # Of USER:WORD the word may stand alone elsewhere.
-                for word in (secret, secret.partition(":")[2]):
-                    if len(word) >= _SHORT and not self._is_name(secret):
-                        self._know(word, self._number("secret", word))
+        _walk(value, self._learn_leaf)
+
+    def _learn_leaf(self, value: object, key: str) -> None:
+        text = _ANSI.sub("", str(value))
+        for start, stop in [(0, len(text))] if holds_secret(key) else secret_spans(text):
+            secret = text[start:stop]
+            # Of USER:WORD the word may stand alone elsewhere.
+            for word in (secret, secret.partition(":")[2]):
+                if len(word) >= _SHORT and not self._is_name(secret):
+                    self._know(word, self._number("secret", word))
 
     def _is_name(self, word: str) -> bool:
         """Return whether what logs in to a URL is the name of a user, and no token."""
@@ -154,26 +139,24 @@ class Redactor:
         self._pattern = self._pattern or _private_pattern(self._known)
         for match in self._pattern.finditer(text, start, stop):
             yield text[start : match.start()]
-            yield self._replaced(match)
+            yield self._replaced(match.lastgroup or "", match)
             start = match.end()
         yield text[start:stop]
 
-    def value(self, value: Any, key: str = "") -> Any:
-        """Return a value of JSON without what is private; ``key`` is what it stands under."""
-        if isinstance(value, Mapping):
-            pairs = ((str(name), part) for name, part in value.items())
-            return {self.text(name): self.value(part, name) for name, part in pairs}
-        if isinstance(value, list | tuple):
-            return [self.value(part, key) for part in value]
-        if not value or isinstance(value, bool):
-            return value
+    def value(self, value: Any) -> Any:
+        """Return a value of JSON without what is private."""
+        return _walk(value, self._replace_leaf)
+
+    def _replace_leaf(self, value: Any, key: str) -> Any:
         if holds_secret(key):
             return self._place("secret", str(value))
         if not isinstance(value, str):
             return value
-        if key.casefold() in _redaction_data().serials:
-            return self._place("serial", value)
-        return self.text(value)
+        return (
+            self._place("serial", value)
+            if key.casefold() in _redaction_data().serials
+            else self.text(value)
+        )
 
     def _place(self, kind: str, value: str) -> str:
         """Return what stands for a value, whether it was known before or not, and count it."""
@@ -181,48 +164,40 @@ class Redactor:
         self.taken[place] += 1
         return place
 
-    def _replaced(self, match: re.Match[str]) -> str:
-        kind, word = match.lastgroup or "", match.group()
-        if kind == "address":
+    def _replaced(self, kind: str, match: re.Match[str]) -> str:
+        word = match.group()
+        if kind.startswith("address"):
             before = match.string[max(0, match.start() - _BEFORE) : match.start()]
-            return self._replace_address(before, word)
+            is_network = match.string.startswith("/", match.end())
+            line = "" if is_network else before.rpartition("\n")[2]
+            return self._replace_address(line, word)
         if kind == "serial":
-            sign = _SERIAL.match(word)
-            start = sign.end() if sign else 0
-            return word[:start] + self._place("serial", word[start:])
+            start = re.match(rf"[\w -]+?{_SIGN}", word)
+            name = start.group() if start else ""
+            return name + self._place("serial", word.removeprefix(name))
         if kind == "email":
-            return self._replace_email(word)
-        if kind == "account" and _UNIT.match(match.string, match.end()):
-            # worker@1.service is an instance of a unit.
-            return self._place("", word) if word.casefold() in self._known else self.text(word)
+            user, _, domain = word.rpartition("@")
+            if domain.casefold() not in self._known and not _parse_address(domain):
+                return self._place("email", word)
+            return f"{user if user == 'root' else self._place('user', user)}@{self.text(domain)}"
         if kind in ("home", "account"):
             return word if word == "root" else self._place("user", word)
-        return self._place(_KINDS.get(kind, kind), word)
+        return self._place(kind, word)
 
-    def _replace_email(self, whole: str) -> str:
-        user, _, domain = whole.rpartition("@")
-        if _UNIT.fullmatch(f"@{domain}"):
-            return f"{self.text(user)}@{self.text(domain)}"
-        if domain.casefold() in self._known or _parse_address(domain):
-            name = user if user == "root" else self._place("user", user)
-            return f"{name}@{self.text(domain)}"
-        return self._place("email", whole)
-
-    def _replace_address(self, before: str, whole: str) -> str:
+    def _replace_address(self, before: str, word: str) -> str:
         """Return the placeholder of what looks like an address; what is none stays."""
         # The colon of a sentence, as in `::2: no route`.
-        colon = ":" if whole.endswith(":") and not _parse_address(whole) else ""
-        text, slash, length = whole.removesuffix(colon).partition("/")
-        address = _parse_address(text)
-        if address is None or _names_nobody(address) or _MASK.match(text):
-            return whole
-        if address not in self._own and address.version == 4 and not slash:
-            line = before.rpartition("\n")[2]
-            if self._versions.search(line) or _NCCL.fullmatch(text):
-                return whole
-        place = self._address(address, slash + length)
+        text = word if _parse_address(word) else word.removesuffix(":")
+        address = _private_address(text)
+        if address is None or text.startswith("255.25"):  # a mask
+            return word
+        # A version may have four numbers, and NCCL's stands alone in columns.
+        version = self._versions.search(before) or _NCCL.fullmatch(text)
+        if version and address not in self._own and address.version == 4:
+            return word
+        place = self._own.get(address) or self._number("address", address)
         self.taken[place] += 1
-        return f"{place}{colon}"
+        return f"{place}{word.removeprefix(text)}"
 
 
 def _private_pattern(known: Mapping[str, str]) -> re.Pattern[str]:
@@ -245,17 +220,14 @@ def _private_pattern(known: Mapping[str, str]) -> re.Pattern[str]:
     return re.compile("|".join(f"(?P<{kind}>{form})" for kind, form in kinds), re.IGNORECASE)
 
 
-def _strings(value: object, key: str = "") -> Iterator[tuple[str, str]]:
-    """Yield the texts of a value of JSON, each with the key that it stands under."""
+def _walk(value: Any, act: Callable[[Any, str], Any], key: str = "") -> Any:
+    """Return a value of JSON with what ``act`` makes of each text, number and name of a key."""
     if isinstance(value, Mapping):
-        for name, part in value.items():
-            yield "", str(name)
-            yield from _strings(part, str(name))
-    elif isinstance(value, list | tuple):
-        for part in value:
-            yield from _strings(part, key)
-    elif isinstance(value, str | int) and not isinstance(value, bool):
-        yield key, str(value)
+        pairs = ((str(name), part) for name, part in value.items())
+        return {act(name, ""): _walk(part, act, name) for name, part in pairs}
+    if isinstance(value, list | tuple):
+        return [_walk(part, act, key) for part in value]
+    return act(value, key) if value and not isinstance(value, bool) else value
 
 
 def _parse_address(text: str) -> _Address | None:
@@ -268,6 +240,9 @@ def _parse_address(text: str) -> _Address | None:
     return mapped or found
 
 
-def _names_nobody(address: _Address) -> bool:
-    special = address.is_loopback or address.is_unspecified or address.is_multicast
-    return special or str(address) == "255.255.255.255"
+def _private_address(text: str) -> _Address | None:
+    """Return an address that somebody has, None for one that names nobody."""
+    found = _parse_address(text)
+    if found is None or found.is_loopback or found.is_unspecified or found.is_multicast:
+        return None
+    return found
