@@ -28,7 +28,7 @@ _UNITS = {"celsius": "°C", "watts": "W", "mhz": "MHz", "busy": "%"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineLimits:
-    """Thresholds; ``drivers`` and ``assemblers`` are the oldest by CUDA's release and by target."""
+    """Thresholds; ``drivers`` are the oldest by CUDA's release."""
 
     left_gib: int
     threads: int
@@ -36,7 +36,6 @@ class MachineLimits:
     stuck_mhz: int
     busy_percent: int
     drivers: Mapping[str, str]
-    assemblers: Mapping[str, str]
 
 
 @cache

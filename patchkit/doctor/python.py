@@ -5,24 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from patchkit.cluster.ssh.ssh import there
-from patchkit.doctor.machine import machine_limits
 from patchkit.doctor.peers.check import NotCheckedError, Outcome, check
 from patchkit.doctor.peers.node_report import NodeReport
 from patchkit.finding import Finding
 from patchkit.quoting import quoted
-from patchkit.runtime.host.hardware import target_of
 from patchkit.runtime.host.host import Software
-from patchkit.runtime.rules.releases import within
 
 _UNNAMED = "no environment with vLLM is known here: name it with --venv"
-_SM = {"gb10": "12.1", "thor": "11.0"}
 
 
 def python_findings(node: NodeReport) -> Iterator[Finding]:
     """Yield what is wrong with the Python that has vLLM, what is well, and what is not known."""
     if node.facts is None or node.health is None:
         return  # said by what is judged of the machine
-    for run_check in (check_torch, check_lost_nccl, check_nccl, check_compilers, check_ptxas):
+    for run_check in (check_torch, check_lost_nccl, check_nccl, check_compilers):
         yield from run_check(node)
 
 
@@ -84,24 +80,3 @@ def check_compilers(node: NodeReport) -> Outcome:
     lacking = [] if has.compiler else [node.find("compiler")]
     lacking += [] if has.python_h else [node.find("python-header")]
     return lacking or {"header": has.python_h}
-
-
-@check("ptxas")
-def check_ptxas(node: NodeReport) -> Outcome:
-    """Judge the ptxas that Triton takes here; which one that is hangs on its release."""
-    has, triton = node.health_fact("compilers"), _known_software(node).triton
-    target, assemblers = target_of(node.host), machine_limits().assemblers
-    if target not in assemblers or not triton:
-        raise NotCheckedError("it is not known what this GPU or this Triton needs")
-    name = "ptxas-blackwell" if within(triton, ">=3.6") else "ptxas"
-    taken = next((each for each in has.ptxas if each.name == name), None)
-    if taken is None:
-        return node.find("ptxas-none", triton=triton, name=name)
-    if not taken.cuda:
-        raise NotCheckedError(f"{taken.path} does not say its version")
-    fields = {"path": taken.path, "cuda": taken.cuda, "oldest": assemblers[target]}
-    if not within(taken.cuda, f"<{assemblers[target]}"):
-        return fields
-    variable = f"TRITON_{name.upper().replace('-', '_')}_PATH"
-    other = node.part("facts").ptxas or "that of CUDA 13"
-    return node.find("ptxas", capability=_SM[target], variable=variable, other=other, **fields)

@@ -137,7 +137,7 @@ def _judge_logs(
     lines += journal.lines
     if not lines:
         return
-    log, writers = read_journals(lines, {**facts_for_causes(head), "nodes": str(len(reports))})
+    log, writers = read_journals(lines, facts_for_causes(head))
     found = list(log_findings(log, nodes=writers))
     yield from found
     for name in names:

@@ -64,7 +64,7 @@ def command(*, cluster: Cluster) -> Iterator[Block]:
             "hangs": hangs or None,
             "serves": unit.description if unit else None,
             "nodes": [node_fields(node.destination, state) for node, state in rows],
-            "error": {"node": error[0], "text": error[1].text} if error else None,
+            "error": {"node": error[0], "text": error[1]} if error else None,
         }
     )
     if unit:
@@ -74,7 +74,7 @@ def command(*, cluster: Cluster) -> Iterator[Block]:
     yield from table([(name, *row) for name, row in zip(names, cells, strict=True)], heads=_HEADS)
     yield from wrong
     if error:
-        yield style("last error", fg="red") + f" {error[0]}: {error[1].text.strip()}"
+        yield style("last error", fg="red") + f" {error[0]}: {error[1]}"
     if error or wrong:
         alone = cluster.head.here and len(rows) == 1
         yield next_step(*program(), "doctor", *([] if alone else ["--cluster"]))

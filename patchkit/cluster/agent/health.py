@@ -6,13 +6,13 @@ import contextlib
 import os
 import pwd
 import re
+import shutil
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from patchkit.cluster.agent.compilers import Compilers, find_compilers
 from patchkit.cluster.agent.limits import (
     ContainerLimits,
     ProcessLimits,
@@ -33,6 +33,14 @@ _TROUBLE = (
 
 class UnreadError(Exception):
     """A fact cannot be had, and why."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compilers:
+    """What Triton makes its launcher with: a C compiler, and Python.h; "" for none."""
+
+    compiler: str = ""
+    python_h: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,6 +154,20 @@ def _describe_user(pid: int, mib: int | None) -> GpuUser:
     except KeyError:
         user = str(owner)
     return GpuUser(pid=pid, name=name, user=user, mib=mib)
+
+
+def find_compilers(venv: str, environment: Mapping[str, str]) -> Compilers:
+    """Return what a rank finds that runs with these variables; ``venv`` is "" if none is known."""
+    place = Path(venv)
+    path = os.pathsep.join((f"{venv}/bin", environment.get("PATH", os.defpath)))
+    found = (shutil.which(name, path=path) for name in ("gcc", "cc", "clang"))
+    header = ""
+    if venv and (python := place / "bin" / "python").exists():
+        minor = next((each.name for each in place.glob("lib/python3.*")), "")
+        homes = (python.resolve().parents[1], place)  # what it was made with, and its own
+        headers = (home / "include" / minor / "Python.h" for home in homes)
+        header = next((str(each) for each in headers if each.is_file()), "")
+    return Compilers(compiler=next(filter(None, found), ""), python_h=header)
 
 
 def read_kernel_log() -> tuple[str, ...]:

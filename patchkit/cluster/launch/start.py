@@ -23,7 +23,6 @@ class FailedStart:
     """What all ranks of a failed start wrote, by time, and ``how`` systemd says that it ended."""
 
     lines: tuple[tuple[str, JournalLine], ...]
-    nodes: int
     how: str
 
 
@@ -81,7 +80,7 @@ def explain_end(
         how += "`patchkit down` ends that"
     silent = (f"without the lines of {error.what}" for error in journal.silent.values())
     how = "; ".join([how, *silent])
-    return watcher.explain(FailedStart(lines=lines, nodes=len(cluster.nodes), how=how))
+    return watcher.explain(FailedStart(lines=lines, how=how))
 
 
 def stop_group(cluster: Cluster, *, disable: bool = True) -> list[NodeState | PatchkitError]:

@@ -41,8 +41,6 @@ _ERRORS = (
 )
 _MILD = ("DEBUG", "INFO", "WARNING", "WARN")  # what is logged so was caught
 _LEVELS = ("error", "warning", "note")
-_NO_CURE = "The cure that is known is vLLM's; this log is SGLang's."
-_OF_VLLM = re.compile(r"vllm|--[a-z]", re.IGNORECASE)
 _number = attrgetter("number")
 
 
@@ -95,7 +93,7 @@ class Diagnosis:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadLog:
-    """What was found in a log: diagnoses, the first cause first, and the facts that it states.
+    """What was found in a log: diagnoses, the first cause first.
 
     ``strange`` is the first error that nobody knows, if no root that is known explains it. Judged
     is the last start, whose server serves from the line ``serving`` on (0: it never did) and was
@@ -104,7 +102,6 @@ class ReadLog:
     """
 
     diagnoses: tuple[Diagnosis, ...]
-    facts: Mapping[str, str]
     strange: Hit | None = None
     unread: str = ""
     serving: int = 0
@@ -145,9 +142,9 @@ def read_log(
     notes = {text for entry in entries if entry.level == "note" for text in entry.says}
     starts = {*log_marks()["start"], *log_marks()["worker"]}
     log = scan(chunks, [*texts.values()], notes, starts)
-    judged = _judge_start(log.streams, known or {}, whole=whole)
+    judged = _judge_start(log.streams, log.answered, known or {}, whole=whole)
     if log.before:
-        before = _judge_start(log.before, known or {}, whole=whole)
+        before = _judge_start(log.before, {}, known or {}, whole=whole)
         if not judged.lead and not judged.serving and before.lead:
             judged = before
         else:
@@ -155,14 +152,16 @@ def read_log(
     return replace(judged, unread=log.unread, begun=sum(log.begun.values()))
 
 
-def _judge_start(streams: Mapping[str, Scan], known: Situation, *, whole: bool) -> ReadLog:
+def _judge_start(
+    streams: Mapping[str, Scan], answered: Mapping[str, int], known: Situation, *, whole: bool
+) -> ReadLog:
     """Return what is known of one start."""
     entries = symptoms().values()
     found = merged_scan(streams)
     # What a log states of itself counts more than what is known of where it is read.
     facts = {**known, **stated_facts(found)}
     endings = {text for entry in entries if entry.ends for text in entry.says}
-    lives = stream_lives(streams, endings)
+    lives = stream_lives(streams, answered, endings)
     diagnoses = []
     for diagnosis in _diagnose(entries, found, facts, whole=whole):
         left = [*_unsurvived_hits(diagnosis.symptom, streams, lives)]
@@ -182,7 +181,6 @@ def _judge_start(streams: Mapping[str, Scan], known: Situation, *, whole: bool) 
     serving = [life for life in lives.values() if life.serving]
     return ReadLog(
         diagnoses=tuple(diagnoses),
-        facts=facts,
         strange=strange,
         serving=min((life.serving for life in serving), default=0),
         stopped=min((life.stopped for life in serving), default=0),
@@ -253,20 +251,7 @@ def _diagnose(
             continue
         hit = min(found.hits_of(entry.says), key=_number)
         causes = _open_causes(entry, hit, found, facts, whole=whole)
-        yield Diagnosis(
-            symptom=entry,
-            hit=hit,
-            count=found.count(*entry.says),
-            causes=tuple(_fit_engine(cause, facts) for cause in causes),
-        )
-
-
-def _fit_engine(cause: Cause, facts: Situation) -> Cause:
-    """Return a cause without a cure that is vLLM's alone, for another engine's log."""
-    its_own = facts.get("engine") != "sglang" or "engine" in cause.when
-    if its_own or not _OF_VLLM.search(f"{cause.cure} {cause.command}"):
-        return cause
-    return replace(cause, cure=_NO_CURE, command="", tell="", costs="")
+        yield Diagnosis(symptom=entry, hit=hit, count=found.count(*entry.says), causes=causes)
 
 
 def _open_causes(
@@ -279,8 +264,8 @@ def _open_causes(
         # What is not there says nothing of a log that is not whole.
         met += [True if text in found.hits else (False if whole else None) for text in cause.seen]
         met += [False if text in found.hits else (whole or None) for text in cause.unseen]
-        if cause.is_default:
-            met = [None]
+        if not (cause.when or cause.matches or cause.seen or cause.unseen):
+            met = [None]  # it holds where no other cause does
         if all(met) and not open_ones:
             return (cause,)
         if False not in met:

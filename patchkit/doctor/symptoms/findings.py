@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
@@ -20,15 +19,6 @@ _BEHIND = 2  # lines behind an error that nobody knows
 _REPORT = (
     "look at the lines before it; the same command with `--save report.tar.gz` packs them for a "
     "report"
-)
-_FATAL = re.compile(
-    r"\b(?:[A-Z]\w*(?:Error|Exception)\b(?:: |$)|CUDA error|NCCL WARN|out of memory|Killed"
-    r"|error: |fatal: |terminate called|Segmentation fault|ended before it had answered)"
-)
-# An error that tells of another one, which is what a person looks for.
-_FOLLOWS = re.compile(
-    r"Engine core init(?:ialization)? failed|See root cause above|EngineDeadError|WorkerProc init"
-    r"|cancelled|Traceback"
 )
 
 
@@ -130,13 +120,6 @@ def diagnosis_finding(diagnosis: Diagnosis) -> Finding:
 # Journals of several nodes
 
 
-def first_error(lines: Iterable[tuple[str, JournalLine]]) -> tuple[str, JournalLine] | None:
-    """Return the first line that says what went wrong, and its node; None if none does."""
-    fatal = [(node, line) for node, line in lines if _FATAL.search(line.text)]
-    roots = (found for found in fatal if not _FOLLOWS.search(found[1].text))
-    return next(roots, fatal[0] if fatal else None)
-
-
 def read_journals(
     lines: Iterable[tuple[str, JournalLine]], known: Situation
 ) -> tuple[ReadLog, Sequence[str]]:
@@ -157,26 +140,28 @@ def read_journals(
     return read_log(written(), known), nodes
 
 
+def first_error(lines: Iterable[tuple[str, JournalLine]]) -> tuple[str, str] | None:
+    """Return the error to look at first, and its node before it; None if there is none."""
+    log, nodes = read_journals(lines, {})
+    return (nodes[log.lead.number - 1], log.lead.text.strip()) if log.lead else None
+
+
 def explain_failed_start(start: FailedStart) -> HostError:
     """Return the error of a start that failed: the first line of all ranks that says why.
 
     With what caused it and what cures it, if the text decides that.
     """
-    log, nodes = read_journals(start.lines, {"nodes": str(start.nodes)})
-    known = log.first
-    if known and known.decided and not known.symptom.follows:
-        node, (cause,) = nodes[known.hit.number - 1], known.causes
-        return HostError(
-            f"{node}: {known.hit.text.strip()}",
-            why=f"{known.filled(cause.cause)} ({cause.evidence}: {cause.source}); {start.how}",
-            hint=" ".join(filter(None, (known.filled(cause.cure), known.pasted(cause.command)))),
-        )
-    first = first_error(start.lines)
-    if first is None:
+    log, nodes = read_journals(start.lines, {})
+    if log.lead is None:
         return HostError(f"the model did not start: {start.how}", hint="patchkit logs")
-    node, line = first
+    what = f"{nodes[log.lead.number - 1]}: {log.lead.text.strip()}"
+    known = log.first
+    if known is None or not known.decided or known.symptom.follows:
+        hint = "patchkit doctor --cluster" if known else "patchkit logs"
+        return HostError(what, why=f"the first error of all ranks; {start.how}", hint=hint)
+    (cause,) = known.causes
     return HostError(
-        f"{node}: {line.text.strip()}",
-        why=f"the first error of all ranks; {start.how}",
-        hint="patchkit logs" if known is None else "patchkit doctor --cluster",
+        what,
+        why=f"{known.filled(cause.cause)} ({cause.evidence}: {cause.source}); {start.how}",
+        hint=" ".join(filter(None, (known.filled(cause.cure), known.pasted(cause.command)))),
     )

@@ -9,10 +9,10 @@ from functools import cache
 from typing import Literal
 
 from patchkit.doctor.symptoms.scan import Scan
-from patchkit.doctor.symptoms.symptom import PatternText, text_pattern
+from patchkit.doctor.symptoms.symptom import PatternText
 from patchkit.paths import RECIPES
 from patchkit.records import read_toml
-from patchkit.runtime.rules.condition import Situation, is_fact
+from patchkit.runtime.rules.condition import Situation
 
 _NUMBERS = re.compile(r"v?(\d+(?:[.-]\d+)+)")
 MarkName = Literal["start", "worker", "serving", "stopped"]
@@ -33,13 +33,6 @@ class LogFact:
     name: str
     says: tuple[PatternText, ...]
     value: str = ""
-
-    def __post_init__(self) -> None:
-        """Raise ValueError for a fact that no condition can be about."""
-        if not is_fact(self.name):
-            raise ValueError(f"{self.name!r} is no fact that a condition can be about")
-        if not self.value and any("value" not in text_pattern(text).names for text in self.says):
-            raise ValueError("has neither a value nor {value} in each text")
 
 
 @cache
@@ -88,32 +81,37 @@ class Life:
         return last < self.answered and not self.ended
 
 
-def stream_lives(streams: Mapping[str, Scan], endings: Collection[str]) -> Mapping[str, Life]:
+def stream_lives(
+    streams: Mapping[str, Scan], answered: Mapping[str, int], endings: Collection[str]
+) -> Mapping[str, Life]:
     """Return the life of each stream's server; ``endings`` are texts of what ends one.
 
     A stream without a server of its own, such as a worker's, lives as the first that serves.
     """
-    lives = {stream: _read_life(scan, endings) for stream, scan in streams.items()}
-    serving = [stream for stream, life in lives.items() if life.serving]
-    head = min(serving, key=lambda stream: lives[stream].serving, default=None)
-    owners = dict.fromkeys(streams, head)
-    for stream, scan in streams.items():
-        if head is None or lives[stream].serving or any(scan.hits_of(log_marks()["start"])):
-            owners[stream] = stream
-    found = {}
-    for stream, owner in owners.items():
-        life = lives[owner or stream]
-        lasts = (scan.last for other, scan in streams.items() if owners[other] == owner)
-        ended = any(last.get(text, 0) > life.serving for last in lasts for text in endings)
-        found[stream] = replace(life, ended=ended)
-    return found
+    own = {name: _read_life(scan, answered.get(name, 0), endings) for name, scan in streams.items()}
+    serving = [life for life in own.values() if life.serving]
+    first = min(serving, key=lambda life: life.serving, default=None)
+    lives = {}
+    for name, scan in streams.items():
+        began = own[name].serving or any(scan.hits_of(log_marks()["start"]))
+        lives[name] = own[name] if began or first is None else first
+    return {
+        name: replace(
+            life,
+            ended=any(
+                streams[other].last.get(text, 0) > life.serving
+                for other, its in lives.items()
+                for text in endings
+                if its is life
+            ),
+        )
+        for name, life in lives.items()
+    }
 
 
-def _read_life(scan: Scan, endings: Collection[str]) -> Life:
+def _read_life(scan: Scan, answered: int, endings: Collection[str]) -> Life:
     serving = min((hit.number for hit in scan.hits_of(log_marks()["serving"])), default=0)
     if any(hit.number < serving for hit in scan.hits_of(endings)):
         serving = 0  # it ended before and did not begin anew: that is another program
     stopped = max((scan.last.get(text, 0) for text in log_marks()["stopped"]), default=0)
-    return Life(
-        serving=serving, answered=scan.answered, stopped=stopped if stopped > serving else 0
-    )
+    return Life(serving=serving, answered=answered, stopped=stopped if stopped > serving else 0)

@@ -7,6 +7,7 @@ for hundreds of texts at once. What is left is small, and looked at closely.
 from __future__ import annotations
 
 import re
+import tempfile
 from collections import Counter, deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -49,14 +50,13 @@ class Scan:
     """What was found: hits by text, and the last line that each text was in.
 
     ``repeats`` are the texts of lines that were only counted. ``lines`` are those around the first
-    hit of each text, ``answered`` is the last line that says that a request was answered.
+    hit of each text.
     """
 
     hits: dict[str, list[Hit]] = field(default_factory=dict)
     last: dict[str, int] = field(default_factory=dict)
     repeats: Counter[tuple[str, ...]] = field(default_factory=Counter)
     lines: dict[int, str] = field(default_factory=dict)
-    answered: int = 0
 
     def hits_of(self, texts: Iterable[str]) -> Iterator[Hit]:
         """Yield where these texts were found."""
@@ -97,12 +97,14 @@ class LogScan:
     """What was found in a log by its streams: containers or nodes, "" for one that names none.
 
     ``streams`` have what the last start of a server wrote, ``before`` what the start before it
-    did, and ``begun`` counts the starts. ``unread`` says what was not looked at, "" if all was.
+    did, and ``begun`` counts the starts. ``answered`` are the last lines that say that a request
+    was answered. ``unread`` says what was not looked at, "" if all was.
     """
 
     streams: dict[str, Scan] = field(default_factory=dict)
     before: dict[str, Scan] = field(default_factory=dict)
     begun: Counter[str] = field(default_factory=Counter)
+    answered: dict[str, int] = field(default_factory=dict)
     unread: str = ""
 
     def begin(self, stream: str, kinds: Iterable[_Kind]) -> None:
@@ -113,13 +115,6 @@ class LogScan:
             self.before[stream] = self.streams[stream]
         self.streams[stream] = Scan()
         self.begun[stream] += 1
-
-    def repeat(self, kind: _Kind, number: int) -> None:
-        """Count a line that differs from others by numbers alone."""
-        if kind.texts:
-            scan = self.streams[kind.stream]
-            scan.last.update(dict.fromkeys(kind.texts, number))
-            scan.repeats[tuple(kind.texts)] += 1
 
 
 def merged_scan(streams: Mapping[str, Scan]) -> Scan:
@@ -151,14 +146,19 @@ def scan(
     """
     log = LogScan()
     kinds: dict[bytes, _Kind] = {}
-    answered: dict[str, int] = {}
-    by_anchor = _group_by_anchor(texts)
-    for window, here in _line_windows(_whole_lines(chunks, answered), by_anchor):
+    by_anchor: dict[str, list[TextPattern]] = {}
+    for text in texts:
+        for anchor in text.anchors:
+            by_anchor.setdefault(anchor, []).append(text)
+    for window, here in _line_windows(_whole_lines(chunks, log.answered), by_anchor):
         number, raw = window[here]
         key = _DIGITS.sub(b"0", raw)
         kind = kinds.get(key)
         if kind and kind.looks >= _TRIED:
-            log.repeat(kind, number)
+            if kind.texts:
+                part = log.streams[kind.stream]
+                part.last.update(dict.fromkeys(kind.texts, number))
+                part.repeats[tuple(kind.texts)] += 1
             continue
         if kind is None and len(kinds) >= _MOST_LINES:
             log.unread = f"after line {number}: {_MOST_LINES} different lines were looked at"
@@ -173,17 +173,7 @@ def scan(
         for text, hit in found:
             if part.add(text.text, hit, window):
                 kind.texts[text.text] = None
-    for stream in answered.keys() & log.streams.keys():
-        log.streams[stream].answered = answered[stream]
     return log
-
-
-def _group_by_anchor(texts: Iterable[TextPattern]) -> Mapping[str, Collection[TextPattern]]:
-    found: dict[str, list[TextPattern]] = {}
-    for text in texts:
-        for anchor in text.anchors:
-            found.setdefault(anchor, []).append(text)
-    return found
 
 
 @lru_cache(maxsize=64)  # a line is in the windows of those around it
@@ -226,33 +216,29 @@ def _find_texts(
 def _line_windows(
     given: Iterable[bytes], anchors: Iterable[str]
 ) -> Iterator[tuple[Sequence[tuple[int, bytes]], int]]:
-    """Yield each line that has an anchor, within those around it, and its place there."""
+    """Yield each line that has an anchor, within those around it, and its place there.
+
+    Raises HostError if grep does not run.
+    """
     nothing: tuple[int, bytes, bool] | None = None
     lines = deque([nothing] * (BEFORE + 1 + BEHIND), maxlen=BEFORE + 1 + BEHIND)
-    for raw in chain(_run_grep(given, anchors), [b"--"]):
-        parts = _NUMBERED.fullmatch(raw.rstrip(b"\n"))
-        # Between two groups stands --: there is nothing behind the lines of the first one.
-        new = [(int(parts[1]), parts[3], parts[2] == b":")] if parts else [nothing] * BEHIND
-        for line in new:
-            lines.append(line)
-            middle = lines[BEFORE]
-            if middle and middle[2]:
-                window = [each[:2] for each in lines if each]
-                yield window, window.index(middle[:2])
-
-
-def _run_grep(given: Iterable[bytes], anchors: Iterable[str]) -> Iterator[bytes]:
-    """Yield what grep lets through. Raises HostError if it does not run."""
-    import tempfile
-
     with tempfile.NamedTemporaryFile() as file:
         file.write("\n".join(sorted(anchors)).encode())
         file.flush()
         options = ("-a", "-n", "-i", "-F", f"-B{BEFORE}", f"-A{BEHIND}")
-        # As bytes: a log need not be UTF-8.
         words = ("grep", *options, "-f", file.name)
+        # In bytes: a log need not be UTF-8.
         with Follow(*words, given=given, env={"LC_ALL": "C"}) as running:
-            yield from (line.encode() for line in running if line)
+            for raw in chain(filter(None, running), ["--"]):
+                parts = _NUMBERED.fullmatch(raw.encode().rstrip(b"\n"))
+                # Between two groups stands --: nothing is behind the lines of the first one.
+                new = [(int(parts[1]), parts[3], parts[2] == b":")] if parts else [nothing] * BEHIND
+                for line in new:
+                    lines.append(line)
+                    middle = lines[BEFORE]
+                    if middle and middle[2]:
+                        window = [each[:2] for each in lines if each]
+                        yield window, window.index(middle[:2])
     if running.done.status not in (0, 1):  # 1: nothing was found
         raise running.done.error(HostError)
 

@@ -122,11 +122,6 @@ class Cause(Grounded):
     costs: str = ""
     tell: str = ""
 
-    @property
-    def is_default(self) -> bool:
-        """Return whether it has no condition: then it holds where no other cause does."""
-        return not (self.when or self.matches or self.seen or self.unseen)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Symptom:
@@ -151,16 +146,6 @@ class Symptom:
     ends: bool = False
     lasts: bool = False
     request: bool = False
-
-    def __post_init__(self) -> None:
-        """Raise ValueError for an entry whose parts contradict each other."""
-        ids = [each.id for each in self.cause]
-        if not self.says or not self.cause or not self.example:
-            raise ValueError("lacks what it says, a cause or an example")
-        if len({*ids}) < len(ids):
-            raise ValueError("has two causes of one name")
-        if [each.id for each in self.cause if each.is_default] not in ([], ids[-1:]):
-            raise ValueError("a cause without conditions comes last")
 
     @property
     def texts(self) -> tuple[TextPattern, ...]:

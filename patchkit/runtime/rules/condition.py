@@ -26,7 +26,6 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
     "linger": ("yes", "no"),
     "page_cache": ("large", "small"),
     "memory": ("short", "enough"),
-    "engine": ("vllm", "sglang"),
 }
 _UNTOLD = "untold"  # what a condition says of a fact that is not known
 _RANGES = (

@@ -6,9 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from patchkit.cluster.agent.compilers import Compilers, PtxAssembler
 from patchkit.cluster.agent.examination import LoadedNccl
-from patchkit.cluster.agent.health import GpuUser, NodeHealth
+from patchkit.cluster.agent.health import Compilers, GpuUser, NodeHealth
 from patchkit.cluster.agent.limits import ContainerLimits, ProcessLimits
 from patchkit.doctor.machine import machine_findings
 from patchkit.doctor.peers.node_report import NodeReport, facts_for_causes
@@ -21,15 +20,7 @@ from patchkit.runtime.python.distributions import LostFile
 from support import clusters, hosts, node_reports
 
 GPU = GpuState(50, 60.0, 140.0, 2400, 3003, 95, 0, (GpuProcess(10),))
-BUNDLED = "/venv/lib/python3.12/site-packages/triton/backends/nvidia/bin"
-COMPILERS = Compilers(
-    compiler="/usr/bin/gcc",
-    python_h="/usr/include/python3.12/Python.h",
-    ptxas=(
-        PtxAssembler(name="ptxas", path=f"{BUNDLED}/ptxas", cuda="12.8"),
-        PtxAssembler(name="ptxas-blackwell", path=f"{BUNDLED}/ptxas-blackwell", cuda="12.9"),
-    ),
-)
+COMPILERS = Compilers(compiler="/usr/bin/gcc", python_h="/usr/include/python3.12/Python.h")
 OUTSIDE = ContainerLimits(shm=60 << 30, verbs=4, verbs_open=4)
 IN_DOCKER = replace(OUTSIDE, kind="docker")
 WELL = NodeHealth(
@@ -126,8 +117,6 @@ FAULTS = {
     "rdma-closed": {"container": replace(OUTSIDE, verbs_open=1)},
     "compiler": tools(compiler=""),
     "python-header": tools(python_h=""),
-    "ptxas": tools(ptxas=(replace(COMPILERS.ptxas[1], cuda="12.8"),)),
-    "ptxas-none": tools(ptxas=(COMPILERS.ptxas[0],)),
 }
 
 

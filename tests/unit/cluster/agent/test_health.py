@@ -8,8 +8,7 @@ from dataclasses import fields
 
 import pytest
 
-from patchkit.cluster.agent.compilers import PtxAssembler, find_compilers
-from patchkit.cluster.agent.health import NodeHealth, collect_health
+from patchkit.cluster.agent.health import Compilers, NodeHealth, collect_health, find_compilers
 from patchkit.cluster.agent.limits import container_limits, process_limits
 from patchkit.cluster.ssh.node import Remote
 
@@ -64,12 +63,9 @@ def test_the_capability_to_lock_memory(tmp_path):
 
 
 def test_compilers_are_those_of_the_variables(tmp_path):
-    program = "#!/bin/sh\necho 'Cuda compilation tools, release 13.0, V13.0.88'\n"
-    written(tmp_path, {"tools/cc": program, "other/ptxas": program})
-    (tmp_path / "venv/lib/python3.12/site-packages").mkdir(parents=True)
-    ptxas = str(tmp_path / "other/ptxas")
-    variables = {"TRITON_PTXAS_BLACKWELL_PATH": ptxas, "PATH": str(tmp_path / "tools")}
-    found = find_compilers(str(tmp_path / "venv"), variables)
+    header = "venv/include/python3.12/Python.h"
+    written(tmp_path, {"tools/cc": "", "venv/bin/python": "", header: ""})
+    (tmp_path / "venv/lib/python3.12").mkdir(parents=True)
+    found = find_compilers(str(tmp_path / "venv"), {"PATH": str(tmp_path / "tools")})
 
-    assert found.compiler == str(tmp_path / "tools/cc")
-    assert found.ptxas == (PtxAssembler(name="ptxas-blackwell", path=ptxas, cuda="13.0"),)
+    assert found == Compilers(compiler=f"{tmp_path}/tools/cc", python_h=f"{tmp_path}/{header}")

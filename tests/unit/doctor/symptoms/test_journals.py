@@ -44,7 +44,7 @@ def test_first_error(case):
     head, worker, expected = CASES[case]
     both = [lines("spark-1", *head), lines("spark-2", *worker, start=1)]
     found = first_error(merge_by_time(map(iter, both)))
-    assert (found and (found[0], found[1].text)) == expected
+    assert found == expected
 
 
 def test_the_cause_and_the_node_of_a_known_error():
@@ -53,7 +53,7 @@ def test_the_cause_and_the_node_of_a_known_error():
         [iter(lines("spark-1", *HEAD)), iter(lines("spark@10.0.0.2", *worker, start=-1))]
     )
 
-    log, nodes = read_journals(both, {"nodes": "2"})
+    log, nodes = read_journals(both, {})
 
     assert log.first is not None
     assert log.first.symptom.id == "cuda-12-library-missing"

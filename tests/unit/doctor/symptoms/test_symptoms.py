@@ -33,6 +33,13 @@ def test_each_symptom_is_recognised_by_its_examples_alone(file):
 
 def test_entries_say_what_they_need():
     for entry in symptoms().values():
+        assert entry.says, entry.id
+        assert entry.example, entry.id
+        names = [each.id for each in entry.cause]
+        assert len({*names}) == len(names), entry.id
+        # A cause without conditions holds where no other does: it comes last.
+        conditions = [(it.when, it.matches, it.seen, it.unseen) for it in entry.cause]
+        assert all(any(each) for each in conditions[:-1]), entry.id
         given = frozenset.intersection(*(text.names for text in entry.texts))
         for cause in entry.cause:
             check_condition(cause.when)
