@@ -25,12 +25,11 @@ def obstacle() -> str:
 
 
 @contextlib.contextmanager
-def ssh_server(folder: Path, *names: str, homes: dict[str, Path] | None = None, preload: str = ""):
+def ssh_server(folder: Path, *names: str, homes: dict[str, Path] | None = None):
     """Start sshd; yield the PATH in which ssh reaches it by these names.
 
     A name in ``homes`` leads to a port of its own, where that folder is the home, and where the
-    same ``ssh`` is found: a node that reaches the others, with files of its own. ``preload`` is the
-    LD_PRELOAD of the last of them.
+    same ``ssh`` is found: a node that reaches the others, with files of its own.
     """
     folder.mkdir(parents=True, exist_ok=True)
     for name in ("host", "user"):
@@ -49,10 +48,9 @@ def ssh_server(folder: Path, *names: str, homes: dict[str, Path] | None = None, 
     with server_file.open("a") as file:
         file.writelines(f"Port {each}\n" for each in ports.values())
         for name, home in (homes or {}).items():
-            more = f' "LD_PRELOAD={preload}"' if preload and name == [*homes][-1] else ""
             file.write(
                 f'Match LocalPort {ports[name]}\n SetEnv "HOME={home}" '
-                f'"PATH={folder}/bin:{os.environ["PATH"]}" "XDG_RUNTIME_DIR={home}"{more}\n'
+                f'"PATH={folder}/bin:{os.environ["PATH"]}" "XDG_RUNTIME_DIR={home}"\n'
             )
     key = (folder / "host.pub").read_text().split()[:2]
     (folder / "known").write_text(

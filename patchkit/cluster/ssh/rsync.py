@@ -19,11 +19,6 @@ _SILENCE = 300  # seconds without a byte: a login that hangs, for one
 INSTALL = ("sudo", "apt", "install", "rsync")
 _PROGRESS = re.compile(r"\s*(\d+)\s+\d+%\s")  # bytes, of --info=progress2
 _SENT = re.compile(r"^Literal data: (\d+) bytes", re.MULTILINE)
-# What ssh says if it did not get there; rsync's own exit code is 12 or 255, as it happens.
-_NO_LOGIN = re.compile(
-    r"^ssh: |Permission denied \(|Host key verification failed|HOST IDENTIFICATION HAS CHANGED",
-    re.MULTILINE,
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,20 +87,15 @@ def copied(
 
 
 def _failure(done: Completed, destination: str) -> PatchkitError:
-    lines = [line.strip() for line in done.output.split("\n")]
-    told = [line for line in lines if line and "rsync error" not in line and "%" not in line]
-    told = [line for line in told if not line.startswith("rsync: connection unexpectedly closed")]
+    odd = ("rsync error", "%", "rsync: connection unexpectedly closed")
+    lines = (line.strip() for line in done.output.split("\n"))
+    told = [line for line in lines if line and not any(word in line for word in odd)]
     last = told[-1] if told else ending(done.status) if done.status else done.trouble
-    what = f"rsync to {destination} failed: {last}"
-    if _NO_LOGIN.search(done.output) or done.status == 255:
-        return HostError(
-            what,
-            why="the node that has the files logs in to the others, over the cable",
-            hint=f"try it on that node: `{quoted('ssh', destination, 'true')}`",
-        )
-    if "command not found" in done.output or "rsync: not found" in done.output:
-        return HostError(
-            what, why=f"rsync is not installed on {destination}", hint=quoted(*INSTALL)
-        )
-    why = "the disk there is full" if "No space left" in done.output else "the link was cut"
-    return StorageError(what, why=why, hint="run the same command again: it goes on where it was")
+    what, again = f"rsync to {destination} failed: {last}", "the same command again goes on there"
+    if "No space left" in done.output:
+        return StorageError(what, why="the disk there is full", hint=f"make room; {again}")
+    return HostError(
+        what,
+        why="the node that has the files logs in to the others, which need rsync",
+        hint=f"try it on that node: `{quoted('ssh', destination, 'rsync -V')}`; {again}",
+    )

@@ -24,30 +24,17 @@ BATCH = (
     *("-o", "ServerAliveCountMax=3"),
 )
 _DID_NOT_CONNECT = 255  # ssh's own exit status; others are the command's
+_NO_KEY = (
+    "a host key is never accepted unseen, and this one is not known, or another one than before"
+)
+_OFF = "no sshd answers there: switched off, another network, frozen, or a firewall"
 # What ssh says, why that is, and what to do; {node} is the destination, quoted.
 _CAUSES = (
-    (
-        "REMOTE HOST IDENTIFICATION HAS CHANGED",
-        "its host key is another one than the one that is known: reinstalled, or another machine",
-        "ask its owner; then `ssh-keygen -R {node}`, and once by hand: `ssh {node}`",
-    ),
-    (
-        "Host key verification failed",
-        "its host key is not in known_hosts, and a key is never accepted unseen",
-        "compare its key once by hand: `ssh {node}`",
-    ),
-    (
-        "Permission denied",
-        "ssh has to log in without a password",
-        "`ssh-copy-id {node}`, then `ssh {node} true` asks for nothing",
-    ),
+    ("IDENTIFICATION HAS CHANGED", _NO_KEY, "ask its owner; then `ssh-keygen -R {node}`"),
+    ("Host key verification failed", _NO_KEY, "compare its key once by hand: `ssh {node}`"),
+    ("Permission denied", "ssh has to log in without a password", "`ssh-copy-id {node}`"),
     ("Could not resolve hostname", "no such name here", "correct it, or add it to ~/.ssh/config"),
-    ("Connection refused", "no sshd listens there", "`sudo systemctl start ssh` on that machine"),
-    ("timed out", "no answer: switched off, another network, or a firewall", "`ping {node}`"),
-    ("No route to host", "switched off, or another network", "`ping {node}`"),
-    ("no answer within", "it is frozen or out of memory, or its login hangs", "`ssh {node} true`"),
-    ("sign of life", "it is frozen or out of memory, or its login hangs", "`ssh {node} true`"),
-    ("", "ssh did not connect, or the link was cut", "ssh {node} true"),
+    ("", _OFF, "`ssh {node} true`, `ping {node}`"),
 )
 
 
@@ -78,25 +65,16 @@ def ssh_error(done: Completed, destination: str) -> PatchkitError:
         return HostError(
             f"{done.command[0]} {done.trouble}", hint="sudo apt install openssh-client"
         )
-    node = quoted(destination)
-    if done.status is None:
-        why, hint = advice(done.trouble, destination)
-        return HostError(f"{destination}: {done.trouble}", why=why, hint=hint)
     lines = (done.errors.strip() or done.trouble).split("\n")
-    if done.status == 127:
+    if done.status not in (None, _DID_NOT_CONNECT):
+        missing = done.status == 127
         return HostError(
-            f"{destination}: {lines[-1]}",
-            why="patchkit needs Python 3.11 or later there",
-            hint=f"ssh {node} sudo apt install python3",
-        )
-    if done.status != _DID_NOT_CONNECT:
-        return HostError(
-            f"{destination}: {done.trouble}",
-            why="the login shell there, or its Python, ended before it answered",
-            hint=f"see what it says: ssh {node} python3 --version",
+            f"{destination}: {lines[-1] if missing else done.trouble}",
+            why="the login shell there, or Python 3.11 or later, which patchkit needs, did not run",
+            hint=there(destination, "python3", "--version"),
         )
     known = (line for text, *_ in _CAUSES[:-1] for line in lines if text in line)
-    line = next(known, lines[-1]).strip("@ ")
+    line = done.trouble if done.status is None else next(known, lines[-1]).strip("@ ")
     why, hint = advice(line, destination)
     return HostError(f"{destination}: {line}", why=why, hint=hint)
 

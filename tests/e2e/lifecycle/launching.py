@@ -94,7 +94,7 @@ def up_refused(cluster: EmulatedCluster) -> str:
     worker.root("loginctl", "disable-linger", USER)
     places = ("spark1: address: ", "on spark1: give it one", "spark2: linger: ")
     init = cluster.patchkit("init", *cluster.names, "--file", "bare.toml")
-    insist(all(each in init.output for each in places), f"init: {init.output}")
+    insist(all(each in init.output for each in places), f"init: {init.output}{init.errors}")
     refused("ssh -t spark2 'loginctl enable-linger'")
     worker.root("loginctl", "enable-linger", USER)
     ready = f"[ -S /run/user/{UID}/bus ]"

@@ -14,11 +14,6 @@ from support.needed import need
 from support.ssh_server import obstacle, ssh_server
 from support.wheels import HERE, write_wheel
 
-# Each makes several environments with pip: half a minute.
-LONG = pytest.mark.skipif(
-    not os.environ.get("PATCHKIT_ALL_FAILURES"), reason="minutes: nox -s lifecycle runs it"
-)
-
 NODES = ("spark-1", "spark-2")
 LINK = ".local/share/patchkit/venv"
 SO = "libnccl.so.2"
@@ -76,59 +71,33 @@ def homes(tmp_path):
 
 
 @pytest.fixture
-def preload():
-    """What the second node's user lets every program load."""
-    return ""
-
-
-@pytest.fixture
-def start(homes, house, environment, preload, tmp_path):
-    """Begin `patchkit cluster VERB …`: a process."""
+def install(homes, house, environment, tmp_path):
+    """Run `patchkit cluster install`: what it printed."""
     need("rsync")
     if why := obstacle():
         pytest.skip(why)
     text = "".join(f'[[node]]\nssh = "{name}"\n' for name in NODES)
     (tmp_path / "cluster.toml").write_text(text)
-    with ssh_server(
-        tmp_path / "ssh", *NODES, homes=homes, preload=preload and str(tmp_path / preload)
-    ) as path:
+    with ssh_server(tmp_path / "ssh", *NODES, homes=homes) as path:
         env = {**environment, "PATH": path, "XDG_RUNTIME_DIR": str(tmp_path)}
 
-        def run(*words):
-            return subprocess.Popen(
+        def run(*words, rc=0):
+            done = subprocess.run(
                 [sys.executable, "-m", "patchkit", "cluster", "install", *map(str, words)],
                 cwd=tmp_path,
                 env=env,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
+                capture_output=True,
                 text=True,
             )
+            assert "Traceback" not in done.stderr, done.stderr
+            assert done.returncode == rc, done.stdout + done.stderr
+            return json.loads(done.stdout) if "--json" in words else done.stdout + done.stderr
 
         yield run
 
 
-@pytest.fixture
-def install(start):
-    """The same, waited for: what it printed."""
-
-    def run(*words, rc=0):
-        process = start(*words)
-        output, errors = process.communicate(timeout=300)
-        assert "Traceback" not in errors, errors
-        assert process.returncode == rc, output + errors
-        return json.loads(output) if "--json" in words and not rc else output + errors
-
-    return run
-
-
 def leads(homes):
     return [(home / LINK).resolve().name for home in homes.values()]
-
-
-def another(house, tmp_path, environment):
-    """Put a later NCCL into the wheelhouse: another installation."""
-    add_wheel(house, nccl_wheel(tmp_path / "later", "2.28.9+gb10.def456"), FACTS)
-    fill(house, tmp_path / "made/offered", environment)
 
 
 def test_fresh_again_and_another(install, homes, house, environment, tmp_path):
@@ -145,27 +114,12 @@ def test_fresh_again_and_another(install, homes, house, environment, tmp_path):
     again = install("--json")
     assert (again["copies"], [each["changed"] for each in again["nodes"]]) == ([], [False, False])
     assert "as it is" in install()
-    another(house, tmp_path, environment)
+    add_wheel(house, nccl_wheel(tmp_path / "later", "2.28.9+gb10.def456"), FACTS)
+    fill(house, tmp_path / "made/offered", environment)
     later = install("--json")
     second = later["nodes"][0]["name"]
     assert [each["wheels"] for each in later["copies"]] == [1, 1]
     assert (leads(homes), second != first) == ([second] * 2, True)
-
-
-@LONG
-@pytest.mark.parametrize("preload", [f"other/{SO}"])
-def test_a_node_that_loads_another_libnccl_is_named_and_nothing_is_switched(
-    install, homes, tmp_path
-):
-    """LD_PRELOAD is set there, as by a line of ~/.bashrc that somebody forgot."""
-    link(tmp_path / "other" / SO, NCCL % (22706, "2.27.6"), soname=SO)
-    said = install(rc=9)
-    assert "nothing was switched" in said
-    rows = {
-        line.split("  ")[1].strip(): line.split()[2:] for line in said.splitlines() if "  " in line
-    }
-    assert rows["libnccl version"] == ["2.28.9+cuda13.0", "2.27.6+cuda13.0"]
-    assert not any((home / LINK).exists() for home in homes.values())
 
 
 def test_what_patchkit_did_not_make_stays(install, homes, tmp_path):

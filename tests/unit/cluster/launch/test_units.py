@@ -1,6 +1,7 @@
 """Units of a group: what is written for each node, and that systemd takes it."""
 
 import json
+import re
 import shutil
 import subprocess
 
@@ -61,33 +62,16 @@ def test_one_id_for_all_nodes_and_another_for_another_start(tmp_path):
 
 def read_back(line):
     """Split a command line as systemd.syntax(7) says: quotes, C escapes, %% and $$."""
-    words, word, quote, at = [], None, "", 0
-    escapes = {"n": "\n", "t": "\t", "s": " ", "\\": "\\", '"': '"', "'": "'"}
-    raw = b""
-    while at < len(line):
-        c = line[at]
-        if c == "\\":
-            kind = line[at + 1]
-            if kind == "x":
-                raw += bytes([int(line[at + 2 : at + 4], 16)])
-                at += 4
-            else:
-                raw += escapes[kind].encode()
-                at += 2
-            word = True
-        elif quote and c == quote:
-            quote, at = "", at + 1
-        elif not quote and c in "\"'":
-            quote, word, at = c, True, at + 1
-        elif not quote and c in " \t":
-            if word:
-                words.append(raw)
-            raw, word, at = b"", None, at + 1
-        else:
-            raw, word, at = raw + c.encode(), True, at + 1
-    if word:
-        words.append(raw)
-    return [each.decode().replace("%%", "%").replace("$$", "$") for each in words]
+    words = []
+    for quoted, bare in re.findall(r'"((?:[^"\\]|\\.)*)"(?: |$)|([^ "]+)(?: |$)', line):
+        escaped = (quoted or bare).encode()
+        raw = re.sub(
+            rb"\\(?:x(..)|(.))",
+            lambda match: bytes([int(match[1], 16)]) if match[1] else match[2],
+            escaped,
+        )
+        words.append(raw.decode().replace("%%", "%").replace("$$", "$"))
+    return words
 
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=20)
