@@ -57,13 +57,19 @@ command.add_command(install)
 @command.command("init")
 @click.argument("nodes", nargs=-1, required=True, metavar="HOST...")
 @FILE_OPTION
-@click.option("--topology", type=click.Choice(TOPOLOGIES), default="")
+@click.option("--topology", type=click.Choice(TOPOLOGIES))
 @click.option("--head-ip", "address", default="", metavar="A", help="The head's IPv4 address.")
 @click.option("--target", default="", metavar="NAME", help="Instead of the probed GPU.")
 @click.option("--force", is_flag=True, help="Replace a file that says something else.")
 @rendered
 def init(
-    nodes: Sequence[str], *, file: Path, topology: str, address: str, target: str, force: bool
+    nodes: Sequence[str],
+    *,
+    file: Path,
+    topology: str | None,
+    address: str,
+    target: str,
+    force: bool,
 ) -> Iterator[Block]:
     """Look at each machine by ssh, and write cluster.toml; the first is the head.
 

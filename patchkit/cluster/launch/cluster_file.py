@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
@@ -22,24 +22,6 @@ MODELS = "~/models"
 _NAME = r"[a-z][a-z0-9-]{0,30}"  # a part of a unit's name, and of a folder's
 
 
-def _record_check(
-    check: Callable[[str], object], *, optional: bool = False
-) -> Callable[[str], None]:
-    """Return a check for ``Annotated`` of one that raises UsageError; ``optional`` may be empty."""
-
-    def tried(text: str) -> None:
-        try:
-            if text or not optional:
-                check(text)
-        except UsageError as error:
-            raise RecordError(error.what) from None
-
-    return tried
-
-
-Destination = Annotated[str, _record_check(check_destination)]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterNode:
     """A machine: ``ssh`` leads there from here, ``peer`` from the head, by default the same.
@@ -48,9 +30,18 @@ class ClusterNode:
     the one that its facts say.
     """
 
-    ssh: Destination
-    peer: Annotated[str, _record_check(check_destination, optional=True)] = ""
-    address: Annotated[str, _record_check(named_address, optional=True)] = ""
+    ssh: str
+    peer: str = ""
+    address: str = ""
+
+    def __post_init__(self) -> None:
+        checks = {"ssh": check_destination, "peer": check_destination, "address": named_address}
+        for key, check in checks.items():
+            try:
+                if key == "ssh" or getattr(self, key):
+                    check(getattr(self, key))
+            except UsageError as error:
+                raise RecordError(error.what, key) from None
 
     @property
     def from_head(self) -> str:
@@ -131,29 +122,27 @@ def read_cluster_file(path: Path = FILE) -> ClusterFile:
     return read_toml(ClusterFile, path, error=UsageError)
 
 
-def _toml(text: str) -> str:
-    """Return a text as TOML has it: JSON's form, but without halves of surrogate pairs."""
-    return json.dumps(text, ensure_ascii=False)
-
-
 def new_cluster_text(nodes: Iterable[ClusterNode], choices: Mapping[str, str]) -> str:
     """Return the text of a new file; ``choices`` are keys of ``[serve]`` that are not default."""
+
+    def assign(key: str, value: str) -> str:
+        # JSON's form is TOML's, but for halves of surrogate pairs.
+        return f"{key} = {json.dumps(value, ensure_ascii=False)}"
+
     lines = [
         "# The machines of a cluster, by rank: the head first. Yours to edit; every key is in",
         "# docs/cluster.md. `patchkit up MODEL` reads it anew each time.",
         "",
-        f"venv = {_toml(VENV)}  # made by `patchkit cluster install`",
-        f"model_folder = {_toml(MODELS)}  # on each node",
+        f"{assign('venv', VENV)}  # made by `patchkit cluster install`",
+        f"{assign('model_folder', MODELS)}  # on each node",
         "",
         "[serve]",
         'listen = "local"  # who may ask: local, cable or lan',
         "port = 8000",
-        *(f"{key} = {_toml(value)}" for key, value in choices.items()),
+        *(assign(key, value) for key, value in choices.items()),
     ]
     for each in nodes:
-        lines += ["", "[[node]]", f"ssh = {_toml(each.ssh)}"]
-        if each.peer:
-            lines.append(f"peer = {_toml(each.peer)}  # from the head")
-        if each.address:
-            lines.append(f"address = {_toml(each.address)}")
+        lines += ["", "[[node]]", assign("ssh", each.ssh)]
+        lines += [f"{assign('peer', each.peer)}  # from the head"] if each.peer else []
+        lines += [assign("address", each.address)] if each.address else []
     return "\n".join([*lines, "", "[models]", ""])

@@ -45,6 +45,7 @@ VERBS = [
     ("logs",),
     ("down",),
     ("up", "~/models/x"),
+    ("cluster", "init", "spark-1", "spark-2"),
     ("model", "list"),
     ("doctor", "--cluster"),
 ]

@@ -56,39 +56,28 @@ def test_a_cluster_from_the_wheel_and_click_alone(program, tmp_path):
     assert "192.168.100.10/24" in run(*program, "net", "plan", "--role=head", f"--root={bare}")
 
 
-def test_other_verbs_say_what_brings_their_libraries(program):
+def test_other_verbs_say_what_brings_their_libraries(program, tmp_path):
     """Before anything else, with a command that works where the wheel was installed from."""
-    helped = []
-    for verb in sorted(group.list_commands(click.Context(group))):
-        done = subprocess.run((*program, verb, "--help"), capture_output=True, text=True, cwd="/")
-        if done.returncode == 0:
-            helped.append(verb)
-            continue
-        assert done.returncode == HostError.exit_code, verb
-        said, why, after = done.stderr.splitlines()
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch/__init__.py").touch()
+    (tmp_path / "torch/version.py").write_text("cuda = None\n")
+
+    def ask(*words):
+        search = {"PYTHONPATH": str(tmp_path)}
+        return subprocess.run(
+            (*program, *words), capture_output=True, text=True, cwd="/", env=search
+        )
+
+    verbs = sorted(group.list_commands(click.Context(group)))
+    done = {verb: ask(verb, "--help") for verb in verbs}
+    assert [verb for verb in verbs if done[verb].returncode == 0] == OF_A_NODE
+    done["inspect"] = ask("inspect", "lib.so")
+    for verb in {*verbs} - {*OF_A_NODE} | {"inspect"}:
+        assert done[verb].returncode == HostError.exit_code, verb
+        said, why, after = done[verb].stderr.splitlines()
         assert said.startswith("error: not installed: cmake, libcst, packaging, "), verb
         assert "--no-deps" in why
         python, *words = shlex.split(after.removeprefix("  next: "))
         assert (python, words[:3]) == (program[0], ["-m", "pip", "install"])
         assert Path(words[3]).is_file()
-    assert helped == OF_A_NODE
-
-
-def test_inspect_needs_libraries_for_files_alone(program, tmp_path):
-    done = subprocess.run((*program, "inspect", "lib.so"), capture_output=True, text=True, cwd="/")
-    assert (done.returncode, done.stdout) == (HostError.exit_code, "")
-    assert done.stderr.startswith("error: not installed: cmake, libcst")
-
-    torch = tmp_path / "torch"
-    torch.mkdir()
-    (torch / "__init__.py").touch()
-    (torch / "version.py").write_text("cuda = None\n")
-    done = subprocess.run(
-        (*program, "inspect", "--loaded"),
-        capture_output=True,
-        text=True,
-        cwd="/",
-        env={"PYTHONPATH": str(tmp_path)},
-    )
-    assert done.returncode == 0, done.stderr
-    assert "torch takes none: no library in " in done.stdout
+    assert "torch takes none: no library in " in ask("inspect", "--loaded").stdout
