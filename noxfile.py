@@ -172,12 +172,9 @@ def properties(session: nox.Session) -> None:
 
 @nox.session
 def torture(session: nox.Session) -> None:
-    """Every change disturbed at every system call; rewrites docs/reliability.md: `-- [N]`.
-
-    N is the number of signals from outside, 200 by default. Minutes on many cores.
-    """
+    """Every change disturbed at every system call; rewrites docs/reliability.md. Minutes."""
     _install(session, "test")
-    _module(session, "e2e.torture", *session.posargs)
+    _module(session, "e2e.torture")
 
 
 @nox.session(name="build-nccl")
@@ -241,7 +238,7 @@ def cross_proof(session: nox.Session) -> None:
     """A wheelhouse for aarch64, installed and used under qemu-user, beside upstream's operators.
 
     Needs root, mmdebstrap, qemu-user-static, the cross g++ and 8 GB:
-    `nox -s cross-proof -- [WHEELHOUSE] [--whole] [--keep FOLDER]`.
+    `nox -s cross-proof -- [WHEELHOUSE] [--keep FOLDER]`.
     """
     _install(session, "build")
     what = (*session.posargs, "--obstacle")
@@ -252,7 +249,7 @@ def cross_proof(session: nox.Session) -> None:
 
 @nox.session
 def emulation(session: nox.Session) -> None:
-    """Two and three nodes of namespaces, real Ray, real vLLM on CPU, the files of patchkit env.
+    """Two nodes of namespaces, real Ray, real vLLM on CPU, the files of patchkit env.
 
     Needs root and 4 GB of disk: `nox -r -s emulation -- SCENARIO ...` keeps what is installed.
     The scenario `units` boots nodes with a real systemd; it needs what `lifecycle` needs.

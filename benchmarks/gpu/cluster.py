@@ -68,7 +68,12 @@ def environment(node: Node) -> dict[str, str]:
 def write_files(head: Node, worker: Node) -> None:
     """As a user does: on the head, then with the head's file on the worker."""
     patchkit = ("python3", "-m", "patchkit", "env", "--vllm=0.25.1", "--set=NCCL_DEBUG=INFO")
-    asked = ("--role=head", "--nodes=2", f"--head-ip={wires.qsfp_ip(head)}", f"--output={HEAD}")
+    asked = (
+        "--role=head",
+        "--nodes=2",
+        f"--head-ip={wires.qsfp_ip(head.number)}",
+        f"--output={HEAD}",
+    )
     head.run(*patchkit, *asked, log="env", seconds=30, env=environment(head))
     worker.file(HEAD).write_text(head.file(HEAD).read_text())
     patchkit = ("python3", "-m", "patchkit", "env")

@@ -41,7 +41,7 @@ def flags(node: Node, file: str, model: Path, *more: str) -> list[str]:
 def bare(node: Node, head: Node, model: Path, sizes: str) -> list[str]:
     """What a user who knows of no env file would type: the addresses of the LAN."""
     rank = node.number - 1
-    place = ("--nnodes=2", f"--node-rank={rank}", f"--master-addr={wires.lan_ip(head)}")
+    place = ("--nnodes=2", f"--node-rank={rank}", f"--master-addr={wires.lan_ip(head.number)}")
     return [str(model), *sizes.split(), *place, *(["--headless"] if rank else [])]
 
 
@@ -62,9 +62,11 @@ def answers(node: Node, model: Path, address: str) -> list[list[int]]:
 def alone(work: Path, model: Path) -> list[list[int]]:
     with cluster.cluster(work, "alone") as (node, _):
         start(
-            node, [str(model), f"--host={wires.lan_ip(node)}", "--gpu-memory-utilization=0.3"], ""
+            node,
+            [str(model), f"--host={wires.lan_ip(node.number)}", "--gpu-memory-utilization=0.3"],
+            "",
         )
-        return answers(node, model, wires.lan_ip(node))
+        return answers(node, model, wires.lan_ip(node.number))
 
 
 def together(work: Path, name: str, model: Path, expected: object, *, files: bool) -> None:
@@ -75,12 +77,12 @@ def together(work: Path, name: str, model: Path, expected: object, *, files: boo
         his = flags(worker, cluster.WORKER, model, "--node-rank=1")
         if not files:
             sizes = "--pipeline-parallel-size=2"
-            mine = [*bare(head, head, model, sizes), f"--host={wires.lan_ip(head)}"]
+            mine = [*bare(head, head, model, sizes), f"--host={wires.lan_ip(head.number)}"]
             his = bare(worker, head, model, sizes)
         began = time.monotonic()
         start(worker, his, cluster.WORKER if files else "")
         start(head, mine, cluster.HEAD if files else "")
-        address = wires.qsfp_ip(head) if files else wires.lan_ip(head)
+        address = wires.qsfp_ip(head.number) if files else wires.lan_ip(head.number)
         found = answers(head, model, address)
         took = time.monotonic() - began
         verdict = "the tokens of one node" if found == expected else f"OTHER TOKENS: {found}"

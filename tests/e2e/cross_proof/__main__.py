@@ -1,6 +1,6 @@
 """A wheelhouse for aarch64, installed and used on this machine, whatever its CPU.
 
-    nox -s cross-proof -- [WHEELHOUSE] [--whole] [--keep FOLDER]
+    nox -s cross-proof -- [WHEELHOUSE] [--keep FOLDER]
 
 A Debian or Ubuntu for aarch64 is unpacked into a folder; the wheelhouse is installed there by hash,
 with what it needs. Then its own Python, under qemu-user, answers: are all requirements met, does
@@ -25,7 +25,7 @@ from support.proving import run
 
 CHECKOUT = Path(__file__).parents[3]
 CXX = "aarch64-linux-gnu-g++"
-GIGABYTES = {True: 14, False: 10}  # of a whole installation, its wheels included; without LEFT_OUT
+GIGABYTES = 10  # of an installation, its wheels included
 BESIDE = Path("/var/tmp")  # not /tmp, which may be memory
 
 
@@ -54,35 +54,33 @@ def main() -> int:
     """Prove an installation of a wheelhouse; return the exit code."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("wheelhouse", nargs="?", type=Path, default=Path("wheelhouse"))
-    parser.add_argument("--whole", action="store_true", help="install what no import needs, too")
     parser.add_argument("--keep", type=Path, metavar="FOLDER", help="work there, and leave it all")
     parser.add_argument("--obstacle", action="store_true", help="print what is in the way")
     args = parser.parse_args()
     if args.obstacle:
-        sys.stdout.write(obstacle(whole=args.whole))
+        sys.stdout.write(obstacle())
         return 0
     progress = Progress()
     with tempfile.TemporaryDirectory(prefix="patchkit-cross-", dir=BESIDE) as folder:
         try:
-            prove(args.wheelhouse, args.keep or Path(folder), progress, whole=args.whole)
+            prove(args.wheelhouse, args.keep or Path(folder), progress)
         except PatchkitError as error:
             print(f"cross-proof: {error}")
             return error.exit_code
     return ProofError.exit_code if progress.failed else 0
 
 
-def obstacle(*, whole: bool) -> str:
+def obstacle() -> str:
     """Return why nothing can be proved here; empty if nothing is in the way."""
     if found := arm64.obstacle():
         return found
     if not shutil.which(CXX):
         return f"{CXX} is not installed: sudo apt install g++-aarch64-linux-gnu"
     free = shutil.disk_usage(BESIDE).free / 1e9
-    needed = GIGABYTES[whole]
-    return f"{BESIDE} has {free:.1f} GB of {needed} free" if free < needed else ""
+    return f"{BESIDE} has {free:.1f} GB of {GIGABYTES} free" if free < GIGABYTES else ""
 
 
-def prove(house: Path, folder: Path, progress: Progress, *, whole: bool) -> None:
+def prove(house: Path, folder: Path, progress: Progress) -> None:
     """Prove an installation in a folder; what is there of an earlier run is used."""
     house, folder = house.absolute(), folder.absolute()
     folder.mkdir(parents=True, exist_ok=True)
@@ -92,7 +90,7 @@ def prove(house: Path, folder: Path, progress: Progress, *, whole: bool) -> None
     binds = {CHECKOUT: steps.CHECKOUT, house: steps.HOUSE}
     root = arm64.RootFs(path=folder / "root", binds=binds)
     progress.take("file system", lambda: unpacked(root))
-    lock, how = wheels.lock(house, root.python, folder, whole=whole)
+    lock, how = wheels.lock(house, root.python, folder)
     progress.take("install", lambda: installed(lock, how, folder / "wheels", root))
     place = steps.Installation(
         root=root,

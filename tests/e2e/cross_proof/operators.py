@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from functools import cache
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
-from patchkit.recipes.vllm.build import known_externals
-from patchkit.records import read_toml
-from patchkit.target import Target, targets
+from patchkit.target import targets
 from patchkit.wheel.device.libraries import library_table
+
+GAPS = tomllib.loads(Path(__file__).with_name("differences.toml").read_text())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,113 +32,57 @@ class Loaded:
     error: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Difference:
-    """Something that is not as in upstream's wheel; ``why`` is empty if nobody explained it."""
-
-    what: str
-    why: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KnownLibraryGap:
-    """A library that is never built; described in ``differences.toml``."""
-
-    name: str
-    why: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KnownKernelGap:
-    """Operators without kernels for a device; described in ``differences.toml``."""
-
-    names: tuple[str, ...]
-    majors: tuple[int, ...]
-    versions: str
-    why: str
-    declared: bool = True
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KnownGaps:
-    """The tables of ``differences.toml``."""
-
-    library: tuple[KnownLibraryGap, ...]
-    kernels: tuple[KnownKernelGap, ...]
-
-
-@cache
-def known_gaps() -> KnownGaps:
-    return read_toml(KnownGaps, Path(__file__).with_name("differences.toml"))
-
-
 def differences(
     ours: Sequence[Loaded], upstream: Sequence[Loaded], facts: Mapping[str, Any]
-) -> Iterator[Difference]:
-    """Compare libraries of one path with each other; ``facts`` are those of our wheel."""
+) -> Iterator[tuple[str, str]]:
+    """Yield what is not as in upstream's wheel, and why; "" if nobody explained it.
+
+    ``facts`` are those of our wheel.
+    """
     here, there = ({each.path: each for each in side} for side in (ours, upstream))
     for path in sorted(here.keys() | there.keys()):
         if path not in here:
-            yield Difference(what=f"{path}: is not built", why=_left_out(path, facts))
+            yield f"{path}: is not built", _explain_library(path, facts)
         elif path not in there:
-            yield Difference(what=f"{path}: upstream's wheel has none", why="")
+            yield f"{path}: upstream's wheel has none", ""
         else:
-            yield from _differences(here[path], there[path], facts)
+            yield from _compare(here[path], there[path], facts)
 
 
-def _differences(ours: Loaded, upstream: Loaded, facts: Mapping[str, Any]) -> Iterator[Difference]:
+def _compare(ours: Loaded, upstream: Loaded, facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     for name in sorted(ours.operators.keys() | upstream.operators.keys()):
         mine, theirs = ours.operators.get(name, "none"), upstream.operators.get(name, "none")
         if mine != theirs:
-            what = f"{ours.path}: {name} is {mine}, upstream's {theirs}"
+            (schema, _, keys), (other, _, more) = (each.rpartition(" [") for each in (mine, theirs))
+            fewer = schema == other and set(keys[:-1].split()) < set(more[:-1].split())
             gone = mine == "none"
-            why = _no_kernels(name, facts, gone) if gone or _fewer_kernels(mine, theirs) else ""
-            yield Difference(what=what, why=why)
+            why = _explain_kernels(name, facts, gone) if gone or fewer else ""
+            yield f"{ours.path}: {name} is {mine}, upstream's {theirs}", why
     if names := sorted(set(ours.names) ^ set(upstream.names)):
-        what = f"{ours.path}: {', '.join(names)} is in one of the two modules alone"
-        yield Difference(what=what, why="")
+        yield f"{ours.path}: {', '.join(names)} is in one of the two modules alone", ""
 
 
-def _fewer_kernels(mine: str, theirs: str) -> bool:
-    """Check whether the schemas are the same, and kernels of upstream's are missing."""
-    (schema, _, keys), (other, _, all_keys) = (each.rpartition(" [") for each in (mine, theirs))
-    return schema == other and set(keys[:-1].split()) < set(all_keys[:-1].split())
-
-
-def _left_out(path: str, facts: Mapping[str, Any]) -> str:
-    """Return why a library was not built, "" if nobody knows."""
+def _explain_library(path: str, facts: Mapping[str, Any]) -> str:
+    left_out = {name: facts.get(name) for name in ("extensions", "without")}
+    if left_out not in ({"extensions": "all", "without": each} for each in ([], None)):
+        return f"left out when it was built: {left_out}"
     name = PurePosixPath(path).name.partition(".")[0]
-    named = facts.get("extensions", "all")
-    if named != "all" and name not in named:
-        return f"only {', '.join(named)} were asked for"
-    for known in known_externals():
-        its_own = name in known.targets or any(fnmatchcase(path, each) for each in known.installed)
-        if known.option in facts.get("without", ()) and its_own:
-            return f"--without {known.option}"
-    for gap in known_gaps().library:
-        if gap.name == name:
-            return gap.why
-    version, target = _release(facts)
-    for entry in library_table().library:
-        if entry.covers(version) and fnmatchcase(path, entry.file) and not entry.used_on(target):
-            return f"for other devices than {target.title}"
-    return ""
+    known = [gap["why"] for gap in GAPS["library"] if gap["name"] == name]
+    version, target = Version(facts["version"]), targets()[facts["target"]]
+    entries = [each for each in library_table().library if each.covers(version)]
+    if any(fnmatchcase(path, each.file) and not each.used_on(target) for each in entries):
+        known.append(f"for other devices than {target.title}")
+    return known[0] if known else ""
 
 
-def _no_kernels(name: str, facts: Mapping[str, Any], gone: bool) -> str:
-    """Return why an operator has no kernel for the device, or is ``gone``; "" if nobody knows."""
-    version, target = _release(facts)
-    for gap in known_gaps().kernels:
-        known = any(fnmatchcase(name, pattern) for pattern in gap.names)
+def _explain_kernels(name: str, facts: Mapping[str, Any], gone: bool) -> str:
+    """Return why an operator has no kernel for the device, or is ``gone``."""
+    for gap in GAPS["kernels"]:
         if (
-            known
-            and gap.declared is not gone
-            and target.major not in gap.majors
-            and SpecifierSet(gap.versions).contains(version)
+            any(fnmatchcase(name, pattern) for pattern in gap["names"])
+            and gap.get("declared", True) is not gone
+            and targets()[facts["target"]].major not in gap["majors"]
+            and SpecifierSet(gap["versions"]).contains(facts["version"])
         ):
-            return gap.why
+            return str(gap["why"])
     return ""
-
-
-def _release(facts: Mapping[str, Any]) -> tuple[Version, Target]:
-    return Version(facts["version"]), targets()[facts["target"]]

@@ -49,15 +49,9 @@ class Installation:
 
 def check(place: Installation) -> str:
     """Ask pip which requirements are not met, and which wheels are for another machine."""
-    found = read_pip_check(place.python("-c", _PIP_CHECK), place.lock)
-    require(not found.wrong, "; ".join(found.wrong[:3]))
-    said = {
-        "left out": found.missing,
-        "overridden": found.overridden,
-        "for another platform by its own WHEEL file": found.foreign,
-    }
-    held = [f"; {which}: {', '.join(projects)}" for which, projects in said.items() if projects]
-    return "nothing else is missing or wrong" + "".join(held)
+    excused, wrong = read_pip_check(place.python("-c", _PIP_CHECK), place.lock)
+    require(not wrong, "; ".join(wrong[:3]))
+    return "; ".join(["nothing else is missing or wrong", *excused])
 
 
 # It ends with 1 for whatever it has to say.
@@ -75,12 +69,13 @@ def load(place: Installation) -> str:
         digests = {path: _digest(opened, path) for path in paths}
     torch, ours = _loaded(place, paths, place.root.packages)
     require_libnccl(place, torch["nccl"])
-    told = f"torch {torch['torch']}; {len(ours)} loaded, {_count(ours)} operators"
+    count = sum(len(each.operators) for each in ours)
+    told = f"torch {torch['torch']}; {len(ours)} loaded, {count} operators"
     same, theirs = _upstream(place, facts, digests)
     found = list(differences([each for each in ours if each.path not in same], theirs, facts))
-    if unexplained := [each.what for each in found if not each.why]:
+    if unexplained := [what for what, why in found if not why]:
         raise ProofError(f"{told}; not as upstream's:\n    " + "\n    ".join(unexplained))
-    explained = "".join(f"\n    {each.what}: {each.why}" for each in found)
+    explained = "".join(f"\n    {what}: {why}" for what, why in found)
     return (
         f"{told}; {len(same)} are upstream's bytes; {len(found)} differences, explained{explained}"
     )
@@ -138,10 +133,6 @@ def _upstream(
             with (folder / path).open("wb") as file:
                 file.writelines(wheel.unpacked(path))
     return same, [*absent, *(_loaded(place, others, folder)[1] if others else [])]
-
-
-def _count(loaded: Sequence[Loaded]) -> int:
-    return sum(len(each.operators) for each in loaded)
 
 
 def require_libnccl(place: Installation, mapped: Sequence[str]) -> None:

@@ -10,7 +10,7 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,18 +31,11 @@ from patchkit.wheel.wheelhouse.storage import wheelhouse_command
 from support.proving import run
 
 NEEDS = "/opt/needs"  # inside: what patchkit needs
-# 0.9 of 4.1 GB of wheels for 0.25.1, 3 of 9 GB installed: kernels, and compilers of kernels.
-LEFT_OUT: Mapping[str, str] = {
-    "flashinfer-cubin": "machine code for GPUs",
-    "nvidia-cutlass-dsl-libs-base": "compiles kernels at run time",
-    "nvidia-cutlass-dsl-libs-cu13": "compiles kernels at run time",
-    "nvidia-cuda-nvcc": "compiles kernels at run time",
-    "nvidia-nvvm": "compiles kernels at run time",
-    "nvidia-cuda-tileiras": "compiles kernels at run time",
-    "tilelang": "compiles kernels at run time",
-    "tokenspeed-triton": "compiles kernels at run time",
-    "z3-solver": "solves equations for tilelang",
-    "pynvvideocodec": "decodes videos on GPUs",
+# No import needs them: kernels, compilers of kernels, videos. 3 of 9 GB installed for 0.25.1.
+LEFT_OUT = {
+    *("flashinfer-cubin", "nvidia-cutlass-dsl-libs-base", "nvidia-cutlass-dsl-libs-cu13"),
+    *("nvidia-cuda-nvcc", "nvidia-nvvm", "nvidia-cuda-tileiras", "tilelang", "tokenspeed-triton"),
+    *("z3-solver", "pynvvideocodec"),
 }
 _PROJECT = re.compile(r"[A-Za-z0-9._-]+(?===)")
 _BROKEN = re.compile(
@@ -93,7 +86,7 @@ def require_cpu(house: Path) -> tuple[ManifestEntry, ...]:
     return found
 
 
-def lock(house: Path, python: str, scratch: Path, *, whole: bool) -> tuple[Lock, str]:
+def lock(house: Path, python: str, scratch: Path) -> tuple[Lock, str]:
     """Return what is to be installed on a Python, and in words which lock that is.
 
     The wheelhouse's own if it was filled for that Python; else one that `fill` makes beside it.
@@ -112,7 +105,7 @@ def lock(house: Path, python: str, scratch: Path, *, whole: bool) -> tuple[Lock,
     lines = [
         line for line in (house / REQUIREMENTS).read_text().splitlines() if _PROJECT.match(line)
     ]
-    out = () if whole else tuple(sorted(set(map(_project, lines)) & LEFT_OUT.keys()))
+    out = tuple(sorted(set(map(_project, lines)) & LEFT_OUT))
     kept = tuple(line for line in lines if _project(line) not in out)
     return Lock(house=house, listed=listed, lines=kept, left_out=out), how
 
@@ -191,35 +184,23 @@ def _pip(verb: str, python: str, wanted: Path, *options: str, **variables: str) 
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PipCheck:
-    """What `pip check` says, by reason: ``wrong`` are the lines that nothing excuses.
+def read_pip_check(said: str, lock: Lock) -> tuple[list[str], list[str]]:
+    """Return the lines of `pip check` on what a lock installs that are excused, and the others.
 
-    ``foreign`` are projects of others whose WHEEL file names another platform than the file name
-    that pip took them by: NVIDIA's cusparselt 0.8.0 for aarch64 says manylinux2014_sbsa.
+    Excused is what was left out or overridden, and what of others names another platform in its
+    WHEEL file than in its name: NVIDIA's cusparselt 0.8.0 for aarch64 says manylinux2014_sbsa.
     """
-
-    missing: tuple[str, ...]
-    overridden: tuple[str, ...]
-    foreign: tuple[str, ...]
-    wrong: tuple[str, ...]
-
-
-def read_pip_check(said: str, lock: Lock) -> PipCheck:
-    """Sort the lines of `pip check` on what a lock installs."""
     overrides = {override.takes.project for override in lock.listed.overrides}
     ours = {entry.name.project for entry in lock.built}
-    found: dict[str, set[str]] = {"missing": set(), "overridden": set(), "foreign": set()}
-    wrong = []
+    excused, wrong = [], []
     for line in filter(None, map(str.strip, said.splitlines())):
         match = _BROKEN.fullmatch(line)
-        if match and match["missing"] in lock.left_out:
-            found["missing"].add(match["missing"])
-        elif match and match["wanted"] in overrides:
-            found["overridden"].add(match["wanted"])
-        elif match and match["foreign"] and match["foreign"] not in ours:
-            found["foreign"].add(match["foreign"])
+        if match and (
+            match["missing"] in lock.left_out
+            or match["wanted"] in overrides
+            or (match["foreign"] and match["foreign"] not in ours)
+        ):
+            excused.append(line)
         elif line != "No broken requirements found.":
             wrong.append(line)
-    sorts = {name: tuple(sorted(projects)) for name, projects in found.items()}
-    return PipCheck(**sorts, wrong=tuple(wrong))
+    return excused, wrong

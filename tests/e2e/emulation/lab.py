@@ -1,9 +1,13 @@
-"""Ray and vLLM on emulated nodes, started as a user would, with or without patchkit's files."""
+"""Ray and vLLM on emulated nodes, started as a user would, with or without patchkit's files.
+
+`patchkit env` writes those: each node probes itself, as a Spark would.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import json
+import re
 import subprocess
 import sys
 import time
@@ -12,6 +16,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+import patchkit
 from e2e.emulation import wires
 from e2e.emulation.nodes import Node, NodeError, Nodes
 
@@ -30,6 +35,13 @@ QUIET = {
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
 }
+PATCHKIT = ("python", "-m", "patchkit")
+ENV = {"PYTHONPATH": str(Path(patchkit.__file__).parents[1])}
+# That rule leaves cores to what feeds a GPU. Here they are the device, and vLLM counts them itself.
+ON_CPU = ("--without", "omp-threads")
+ENV_FILE, HEAD_FILE = "/tmp/spark.env", "/tmp/head.env"
+SECONDS = 60  # for what takes less than one where nothing else runs
+FINDINGS = 3  # exit status of `env check`
 
 Answers = list[tuple[str, list[int]]]
 Env = Mapping[str, str]
@@ -65,21 +77,16 @@ class Lab:
         with self.sparks(1, "single") as (spark,):
             return self.answers(spark, self.serve(spark))
 
-    def serve(
-        self,
-        node: Node,
-        *options: str,
-        file: str = "",
-    ) -> Server:
+    def serve(self, node: Node, *options: str, file: str = "") -> Server:
         """Start `vllm serve`, which listens on the node's own LAN address, and nowhere else."""
-        listen = ("--host", wires.lan_ip(node), "--port", str(API_PORT))
+        listen = ("--host", wires.lan_ip(node.number), "--port", str(API_PORT))
         fixed = ("--dtype", "float32", "--max-model-len", "512", "--enforce-eager")
         command = with_file(file, "vllm", "serve", str(self.model), *listen, *fixed, *options)
         return node.start(*command, log="serve", seconds=SERVE_SECONDS, env=QUIET)
 
     def answers(self, node: Node, server: Server) -> Answers:
         """What it answers. Raises NodeError if it ends, or is not healthy in time."""
-        url = f"http://{wires.lan_ip(node)}:{API_PORT}"
+        url = f"http://{wires.lan_ip(node.number)}:{API_PORT}"
         question = ("python", str(HERE / "ask.py"), str(self.model), url, str(SERVE_SECONDS - 20))
         asking = node.start(*question, log="answers", seconds=SERVE_SECONDS)
         while asking.poll() is None:
@@ -98,9 +105,9 @@ Server = subprocess.Popen[bytes]
 def start_ray(sparks: Sequence[Node], *, file: str = "") -> None:
     """A cluster on the QSFP addresses. Variables are those of `ray start`, so of Ray's workers."""
     head = sparks[0]
-    address = f"{wires.qsfp_ip(head)}:{RAY_PORT}"
+    address = f"{wires.qsfp_ip(head.number)}:{RAY_PORT}"
     for node in sparks:
-        own = f"--node-ip-address={wires.qsfp_ip(node)}"
+        own = f"--node-ip-address={wires.qsfp_ip(node.number)}"
         place = (f"--port={RAY_PORT}", "--head", "--include-dashboard=false")
         where = place if node is head else (f"--address={address}",)
         command = with_file(file, "ray", "start", *where, own, *RAY)
@@ -117,3 +124,37 @@ def tail(node: Node, log: str = "serve") -> str:
     """The end of a log, without the frames of tracebacks."""
     lines = node.log(log).read_text(errors="replace").splitlines()
     return "\n".join([line for line in lines if "  File " not in line][-30:])
+
+
+def write_files(sparks: Sequence[Node], executor: str, vllm: str = "") -> None:
+    """The head's file, carried to the workers, which make their own from it; all are checked.
+
+    ``vllm``: a version instead of the installed one.
+    """
+    head, *workers = sparks
+    cluster = ("--head-ip", wires.qsfp_ip(head.number), "--nodes", str(len(sparks)))
+    chosen = ("--executor", executor, "--topology", "socket", *(("--vllm", vllm) if vllm else ()))
+    _patchkit(head, "env", "--role", "head", *cluster, *chosen, *ON_CPU, "-o", ENV_FILE)
+    for worker in workers:
+        worker.file(HEAD_FILE).write_bytes(head.file(ENV_FILE).read_bytes())
+        _patchkit(worker, "env", "--role", "worker", "--from", HEAD_FILE, "-o", ENV_FILE)
+    for node in sparks:
+        _patchkit(node, "env", "check", ENV_FILE)
+
+
+def check_strangers_file(node: Node) -> str:
+    """What `env check` finds in another node's file. Raises NodeError if it is content with it."""
+    checking = node.start(
+        *PATCHKIT, "env", "check", ENV_FILE, log="check", seconds=SECONDS, env=ENV
+    )
+    code, output = checking.wait(), node.log("check").read_text()
+    address = "this host has no address" in output
+    interface = "this host has no interface" in output
+    if code != FINDINGS or not (address and interface):
+        raise NodeError(f"{node.name}: env check, exit status {code}, of another's file:\n{output}")
+    errors = re.search(r"\d+ errors", output)
+    return f"env check: {errors[0] if errors else output}, address and interfaces"
+
+
+def _patchkit(node: Node, *arguments: str) -> str:
+    return node.run(*PATCHKIT, *arguments, log="patchkit", seconds=SECONDS, env=ENV)

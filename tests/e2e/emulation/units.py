@@ -11,11 +11,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from e2e.emulation.lab import QUIET, RAY_PORT, Answers, Env, Lab
-from e2e.emulation.nodes import NodeError
-from e2e.emulation.scenarios import Outcome, UnexpectedError
-from e2e.lifecycle import fake_venv, rack, rootfs, wiring
-from e2e.lifecycle.cluster import URL, EmulatedCluster, wait
+from e2e.emulation import wires
+from e2e.emulation.lab import BIN, QUIET, RAY_PORT, Answers, Lab
+from e2e.lifecycle import fake_venv, rack, rootfs
+from e2e.lifecycle.cluster import URL, EmulatedCluster, insist, wait
 from e2e.lifecycle.nodes import HOME, SystemdNode
 from patchkit.process import attempt
 
@@ -52,27 +51,25 @@ def obstacle() -> str:
     return rootfs.obstacle()
 
 
-def units(lab: Lab) -> Outcome:
+def units(lab: Lab) -> str:
     """Two nodes with systemd: up, the answers, each rank killed, another model, down."""
     with _cluster(lab, "units") as cluster:
         first, other = MODELS
         cluster.up(first)
-        _insist_on(lab.expected, _answers(cluster, first))
+        _insist_on(lab.expected, cluster, first)
         told = []
         for name in reversed(cluster.names):
             before = cluster.ranks()
             cluster.kill(name, "main")
             told.append(f"`kill -9` of {name}'s: {cluster.heals(before)}")
-        _insist_on(lab.expected, _answers(cluster, first))
-        switched = cluster.patchkit("switch", other)
-        if switched.status:
-            raise UnexpectedError(f"switch: {switched.trouble}")
-        _insist_on(lab.expected, _answers(cluster, other))
+        _insist_on(lab.expected, cluster, first)
+        cluster.expect("switch", other)
+        _insist_on(lab.expected, cluster, other)
         cluster.down()
-    return Outcome(f"same answers; {'; '.join(told)}; switch; nothing is left")
+    return f"same answers; {'; '.join(told)}; switch; nothing is left"
 
 
-def units_ray(lab: Lab) -> Outcome:
+def units_ray(lab: Lab) -> str:
     """Two nodes with systemd, the ranks by Ray: up, the answers, each part killed, down.
 
     Ray has a token, without which nobody on the LAN may use it.
@@ -83,8 +80,11 @@ def units_ray(lab: Lab) -> Outcome:
         for node in cluster.rack.nodes.values():
             fake_venv.write(node, f"{HOME}/.config/patchkit/secrets.env", text)
         cluster.up(MODELS[0])
-        _insist_on_refusal(cluster, token)
-        _insist_on(lab.expected, _answers(cluster, MODELS[0]))
+        ask = (BIN / "ray", "status", "--address", f"{wires.lan_ip(1)}:{RAY_PORT}")  # over the LAN
+        stranger = cluster.rack.laptop.run(*ask)
+        owner = cluster.rack.laptop.run("env", *map("=".join, token.items()), *ask)
+        insist(bool(stranger.status) and not owner.status, f"{stranger.output}; {owner.trouble}")
+        _insist_on(lab.expected, cluster, MODELS[0])
         head, worker = cluster.names
         parts = {
             "the worker's Ray": (worker, "patchkit-vllm.service"),
@@ -92,47 +92,24 @@ def units_ray(lab: Lab) -> Outcome:
             "the server": (head, "patchkit-vllm.service"),
         }
         told = [f"`kill -9` of {what}: {_heals(cluster, *where)}" for what, where in parts.items()]
-        _insist_on(lab.expected, _answers(cluster, MODELS[0]))
+        _insist_on(lab.expected, cluster, MODELS[0])
         cluster.down()
-    return Outcome(f"same answers; {'; '.join(told)}; a stranger is refused; nothing is left")
-
-
-def _insist_on_refusal(cluster: EmulatedCluster, token: Env) -> None:
-    """Ask the head's Ray over the LAN, without its token and with it."""
-    ask = (Path(sys.prefix) / "bin/ray", "status", "--address", f"{wiring.lan_ip(1)}:{RAY_PORT}")
-    stranger = cluster.rack.laptop.run(*ask)
-    owner = cluster.rack.laptop.run("env", *map("=".join, token.items()), *ask)
-    if not stranger.status or owner.status:
-        raise UnexpectedError(f"without a token: {stranger.output}; with it: {owner.trouble}")
+    return f"same answers; {'; '.join(told)}; a stranger is refused; nothing is left"
 
 
 def _heals(cluster: EmulatedCluster, name: str, unit: str) -> str:
     """Kill a unit's main process, and wait until another server answers."""
-    head, kill = cluster.rack[cluster.names[0]], ("kill", "--kill-whom=main", "--signal=KILL")
+    kill = ("kill", "--kill-whom=main", "--signal=KILL")
 
     def server() -> str:
         shown = ("show", "--property=MainPID", "--value", "patchkit-vllm.service")
-        return head.user("systemctl", "--user", *shown).output.strip()
+        return cluster.head.user("systemctl", "--user", *shown).output.strip()
 
     before, began = {"0", server()}, time.monotonic()
     cluster.rack[name].user("systemctl", "--user", *kill, unit)
     wait(lambda: server() not in before, SERVE_SECONDS, f"{unit} of {name}: no new server")
     wait(cluster.answers, SERVE_SECONDS, f"{unit} of {name}: it does not answer again")
     return f"serves again after {time.monotonic() - began:.0f} s"
-
-
-def units_bench(lab: Lab) -> Outcome:
-    """Two nodes with systemd: `bench --cluster` from a third machine holds them while it asks."""
-    with _cluster(lab, "units_bench", host=wiring.lan_ip(1)) as cluster:
-        load = ("--input", "32", "--output", "8", "--concurrency", "1", "--rounds", "1")
-        here = ("--venv", sys.prefix, "--tokenizer", lab.model)
-        words = ("bench", MODELS[0], "--cluster", "cluster.toml", *load, *here, "--json")
-        measured = cluster.rack.laptop.patchkit(*words, seconds=SERVE_SECONDS)
-        if measured.status:
-            raise UnexpectedError(f"bench: {measured.trouble}")
-        cluster.insist_on_nothing()
-        figures = json.loads(measured.output)["figures"]
-    return Outcome(f"{len(figures)} figures, and nothing is left")
 
 
 @contextmanager
@@ -152,9 +129,7 @@ def _cluster(lab: Lab, log: str, **choices: object) -> Iterator[EmulatedCluster]
 def _install(node: SystemdNode, model: Path) -> None:
     """Let the node's own Python use this session's packages, and give it two models."""
     venv = fake_venv.VENV
-    made = node.user("python3", "-m", "venv", "--without-pip", venv)
-    if made.trouble:
-        raise NodeError(f"{node.name}: {made.trouble}")
+    fake_venv.insist_user(node, "python3", "-m", "venv", "--without-pip", venv)
     site = f"{venv}/lib/python{OWN}/site-packages"
     fake_venv.write(node, f"{site}/emulation.pth", f"{sysconfig.get_path('purelib')}\n")
     for program, module in PROGRAMS.items():
@@ -162,20 +137,12 @@ def _install(node: SystemdNode, model: Path) -> None:
         fake_venv.write(node, f"{venv}/bin/{program}", text)
         node.user("chmod", "+x", f"{venv}/bin/{program}")
     for each in MODELS:
-        node.user("mkdir", "-p", f"{HOME}/models")
-        copied = node.user("cp", "-r", model, each)
-        if copied.trouble:
-            raise NodeError(f"{node.name}: {copied.trouble}")
+        fake_venv.insist_user(node, "mkdir", "-p", f"{HOME}/models")
+        fake_venv.insist_user(node, "cp", "-r", str(model), each)
 
 
-def _answers(cluster: EmulatedCluster, model: str) -> Answers:
-    head = cluster.rack[cluster.names[0]]
-    done = head.user("python3", ASK, model, URL, "60", seconds=180)
-    if done.trouble:
-        raise NodeError(f"no answer: {done.trouble}")
-    return [(text, tokens) for text, tokens in json.loads(done.output.splitlines()[-1])]
-
-
-def _insist_on(expected: Answers, found: Answers) -> None:
-    if found != expected:
-        raise UnexpectedError(f"{json.dumps(found)} is not {json.dumps(expected)}")
+def _insist_on(expected: Answers, cluster: EmulatedCluster, model: str) -> None:
+    done = cluster.head.user("python3", ASK, model, URL, "60", seconds=180)
+    insist(not done.trouble, f"no answer: {done.trouble}")
+    found = [(text, tokens) for text, tokens in json.loads(done.output.splitlines()[-1])]
+    insist(found == expected, f"{json.dumps(found)} is not {json.dumps(expected)}")

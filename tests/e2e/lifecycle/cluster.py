@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from e2e.emulation import wires
 from e2e.emulation.scenarios import UnexpectedError
-from e2e.lifecycle import fake_venv, rack, wiring
+from e2e.lifecycle import fake_venv, rack
 from e2e.lifecycle.fake_vllm import WORKER
 from e2e.lifecycle.nodes import HOME, SystemdNode
 from e2e.lifecycle.rack import Rack
@@ -86,7 +87,7 @@ class EmulatedCluster:
         said = {**CHOICES, **choices}
         tables = ["[serve]\n" + "".join(f"{key} = {_toml(said[key])}\n" for key in said)]
         tables += [
-            f'[[node]]\nssh = "{name}"\naddress = "{wiring.qsfp_ip(node.number)}"\n'
+            f'[[node]]\nssh = "{name}"\naddress = "{wires.qsfp_ip(node.number)}"\n'
             for name, node in self.rack.nodes.items()
         ]
         (self.home / "cluster.toml").write_text("\n".join(tables))

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
 
-from e2e.lifecycle import wiring
+from e2e.emulation import wires
 from e2e.lifecycle.cluster import MODEL, Begin, EmulatedCluster, insist
 from e2e.lifecycle.nodes import HOME
 from e2e.lifecycle.rootfs import UID, USER
@@ -16,7 +16,7 @@ HEAD, WORKER = "spark1", "spark2"
 UNIT = "patchkit-vllm.service"
 ENV = f"{HOME}/.config/patchkit/vllm/node.env"
 PORT = 29501
-FIRST, SECOND = wiring.halves(2)
+FIRST, SECOND = wires.halves(2)
 # A device as sysfs shows one: /sys/class is covered by a copy of its links with one folder more.
 RDMA = f"""\
 set -eu
@@ -114,7 +114,7 @@ def paste(cluster: EmulatedCluster, command: str) -> str:
 
 
 def _take_port(cluster: EmulatedCluster) -> None:
-    own = ("python3", "-m", "http.server", "--bind", wiring.qsfp_ip(1), str(PORT))
+    own = ("python3", "-m", "http.server", "--bind", wires.qsfp_ip(1), str(PORT))
     cluster.head.user("systemd-run", "--user", "--unit=other", *own)
     cluster.head.wait_for_port(PORT)
 
@@ -143,12 +143,12 @@ FAULTS = (
     Fault(
         "address",
         "the worker lost its address",
-        root=f"ip address del {wiring.qsfp_ip(2)}/24 dev {FIRST}",
+        root=f"ip address del {wires.qsfp_ip(2)}/24 dev {FIRST}",
     ),
     Fault(
         "address-twice",
         "the head's address on the worker, too",
-        root=f"ip address add {wiring.qsfp_ip(1)}/32 dev {FIRST}",
+        root=f"ip address add {wires.qsfp_ip(1)}/32 dev {FIRST}",
     ),
     Fault(
         "networks",

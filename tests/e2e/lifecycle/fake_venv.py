@@ -38,12 +38,12 @@ READ = (
 
 def install(node: SystemdNode, venv: str = VENV, **settings: object) -> None:
     """Make the environment there. Raises NodeError. ``settings`` are as for `change`."""
-    _insist(node, "python3", "-m", "venv", "--without-pip", venv)
+    insist_user(node, "python3", "-m", "venv", "--without-pip", venv)
     where = "import sysconfig; print(sysconfig.get_path('purelib'))"
-    site = _insist(node, f"{venv}/bin/python", "-c", where).strip()
-    _insist(node, "tar", "--extract", "--directory", site, input=site_packages())
+    site = insist_user(node, f"{venv}/bin/python", "-c", where).strip()
+    insist_user(node, "tar", "--extract", "--directory", site, input=site_packages())
     write(node, f"{venv}/bin/vllm", f"#!{venv}/bin/python\n{PROGRAM.read_text()}")
-    _insist(node, "chmod", "+x", f"{venv}/bin/vllm")
+    insist_user(node, "chmod", "+x", f"{venv}/bin/vllm")
     change(node, venv, **settings)
 
 
@@ -56,7 +56,7 @@ def change(node: SystemdNode, venv: str = VENV, **settings: object) -> None:
 def write(node: SystemdNode, path: str, text: str) -> None:
     """Write a file there as the user. Raises NodeError."""
     script = 'mkdir -p "${0%/*}" && cat > "$0"'
-    _insist(node, "sh", "-c", script, path, input=text.encode() or b"\n")
+    insist_user(node, "sh", "-c", script, path, input=text.encode() or b"\n")
 
 
 def wheels(folder: Path, note: str = "", release: str = VERSION) -> list[Path]:
@@ -131,7 +131,7 @@ def _packed(files: Mapping[str, bytes]) -> bytes:
     return packed.getvalue()
 
 
-def _insist(node: SystemdNode, *words: str, input: bytes = b"") -> str:
+def insist_user(node: SystemdNode, *words: str, input: bytes = b"") -> str:
     done = node.user(*words, input=input)
     if done.trouble:
         raise NodeError(f"{node.name}: {done.trouble}")

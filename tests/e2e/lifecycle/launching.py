@@ -6,7 +6,7 @@ import sys
 import time
 from signal import SIGINT, SIGKILL, SIGSTOP
 
-from e2e.lifecycle import wiring
+from e2e.emulation import wires
 from e2e.lifecycle.cluster import MODEL, OTHER_MODEL, EmulatedCluster, insist, scenario, wait
 from e2e.lifecycle.nodes import UID, USER
 from e2e.lifecycle.scenarios import ERROR, REFUSED
@@ -15,7 +15,7 @@ from patchkit.errors import BusyError, StorageError
 
 MOMENTS = (0.2, 0.5, 0.8, 1.2, 1.7, 2.5, 3.5, 5.0)  # seconds from the start to the kill
 MASTER_PORT = 29501
-OPTIONS = ("--topology", "socket", "--target", "gb10", "--head-ip", wiring.qsfp_ip(1))
+OPTIONS = ("--topology", "socket", "--target", "gb10", "--head-ip", wires.qsfp_ip(1))
 # Takes the lock of the cluster and keeps it.
 HOLDS = (
     "import time\n"
@@ -40,12 +40,12 @@ def init_in_the_lab(cluster: EmulatedCluster) -> str:
     file = cluster.home / "cluster.toml"
     file.unlink()
     config = cluster.home / ".ssh/config"
-    alias = f"Host second\n  HostName {wiring.lan_ip(2)}\n  User spark\n"
+    alias = f"Host second\n  HostName {wires.lan_ip(2)}\n  User spark\n"
     config.write_text(config.read_text() + alias)
     init = ("init", "spark1", "second", *OPTIONS)
     cluster.patchkit(*init)
     text = file.read_text()
-    insist(f'peer = "{wiring.qsfp_ip(2)}"' in text, f"no peer: {text}")
+    insist(f'peer = "{wires.qsfp_ip(2)}"' in text, f"no peer: {text}")
     cluster.up()
     cluster.down()
     edited = text.replace("port = 8000", "port = 8000  # mine")
@@ -86,15 +86,16 @@ def up_refused(cluster: EmulatedCluster) -> str:
     worker.fill()
     refused("spark2", status=StorageError.exit_code)
     worker.unfill()
-    own = ("python3", "-m", "http.server", "--bind", wiring.qsfp_ip(1), str(MASTER_PORT))
+    own = ("python3", "-m", "http.server", "--bind", wires.qsfp_ip(1), str(MASTER_PORT))
     head.user("systemd-run", "--user", "--unit=other", *own)
     head.wait_for_port(MASTER_PORT)
     refused(f"{MASTER_PORT}")
     head.user("systemctl", "--user", "stop", "other")
     worker.root("loginctl", "disable-linger", USER)
-    places = ("spark1: address: ", "on spark1: give it one", "spark2: linger: ")
     init = cluster.patchkit("init", *cluster.names, "--file", "bare.toml")
-    insist(all(each in init.output for each in places), f"init: {init.output}{init.errors}")
+    said = " ".join(f"{init.output}{init.errors}".split())
+    places = ("address: ", "on spark1: give it one", "linger: ")
+    insist(all(each in said for each in places), f"init: {said}")
     refused("ssh -t spark2 'loginctl enable-linger'")
     worker.root("loginctl", "enable-linger", USER)
     ready = f"[ -S /run/user/{UID}/bus ]"
@@ -117,7 +118,7 @@ def switch_refused(cluster: EmulatedCluster) -> str:
     cluster.change()
     # Takes the port as soon as the former rank gives it back, so that neither can start.
     restart = ("StartLimitIntervalSec=0", "Restart=always", "RestartSec=50ms")
-    own = ("python3", "-m", "http.server", "--bind", wiring.qsfp_ip(1), str(MASTER_PORT))
+    own = ("python3", "-m", "http.server", "--bind", wires.qsfp_ip(1), str(MASTER_PORT))
     options = (f"--property={each}" for each in restart)
     cluster.head.user("systemd-run", "--user", "--unit=other", *options, *own)
     names = (f"{OTHER_MODEL} was not started", f"{MODEL}, served before, does not come back")

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from e2e.emulation import wires
 from e2e.emulation.nodes import SPACES, Node, NodeError, Nodes
 from e2e.lifecycle import wiring
 from e2e.lifecycle.nodes import SystemdNode, put_ssh
@@ -119,7 +120,7 @@ def up(
     )
     ssh = {name: keys[name] for name in ("id_ed25519", "id_ed25519.pub")}
     ssh |= {"authorized_keys": keys["id_ed25519.pub"], "known_hosts": "".join(known)}
-    hosts = wiring.hosts(numbers)
+    hosts = wires.hosts([*numbers])
     seen = (ROOT, *shared)
     places = Nodes(folder=folder, bin=BIN, shared=(*seen, Path(sys.prefix), root))
     with (
@@ -128,18 +129,18 @@ def up(
     ):
         switch, laptop = found
         _run(switch, "umount", "/sys")  # its own, which hides the control groups
-        wires = wiring.Wiring(switch)
-        wires.bridges()
-        wires.laptop(laptop)
+        wired = wiring.Wiring(switch)
+        wired.bridges()
+        wired.laptop(laptop)
         # As of somebody with another user name than on the nodes.
-        config = [f"Host {name}\n  HostName {wiring.lan_ip(n)}\n" for name, n in numbers.items()]
+        config = [f"Host {name}\n  HostName {wires.lan_ip(n)}\n" for name, n in numbers.items()]
         _settle(laptop, {**ssh, "config": "".join(f"{host}  User {USER}\n" for host in config)})
         nodes = {
             name: SystemdNode(
                 name=name,
                 number=number,
                 switch=switch,
-                wires=wires,
+                wires=wired,
                 groups=groups[name],
                 logs=folder,
                 shared=seen,
@@ -151,7 +152,7 @@ def up(
             own = {key: keys[name], f"{key}.pub": keys[f"{name}.pub"]}
             node.build(root, home, {"/etc/hosts": hosts, **own}, ssh)
         try:
-            rack = Rack(nodes, Laptop(laptop), wires, folder)
+            rack = Rack(nodes, Laptop(laptop), wired, folder)
             rack.boot()
             yield rack
         finally:

@@ -6,45 +6,22 @@ at different ports, and one cable is two interfaces with subnets of their own.
 
 from __future__ import annotations
 
-import subprocess
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
 from e2e.emulation.nodes import Node, NodeError
+from e2e.emulation.wires import LAN, MTU, halves, ip, lan_ip, qsfp_ip
 
 Net = Literal["lan", "qsfp"]
-LAN = "lan0"
-MTU = 9000
 BRIDGES = ("lan", "qsfp0", "qsfp1")
 LAPTOP = 100  # the last number of its address
 LINK_SECONDS = 10
 
 
-def halves(number: int) -> tuple[str, str]:
-    """Return the two interfaces of a node's cable."""
-    port = (number + 1) % 2
-    return f"enp1s0f{port}np{port}", f"enP2p1s0f{port}np{port}"
-
-
-def lan_ip(number: int) -> str:
-    return f"10.77.0.{number}"
-
-
-def qsfp_ip(number: int, half: int = 0) -> str:
-    return f"192.168.{177 + half}.{number}"
-
-
 def names(name: str, number: int) -> tuple[str, ...]:
     """Return all that a node may be called by: its name, its addresses."""
     return (name, lan_ip(number), qsfp_ip(number, 0), qsfp_ip(number, 1))
-
-
-def hosts(numbers: Mapping[str, int]) -> str:
-    """Return an /etc/hosts that knows the nodes at their LAN addresses."""
-    lines = ("127.0.0.1 localhost", *(f"{lan_ip(n)} {name}" for name, n in numbers.items()))
-    return "".join(f"{line}\n" for line in lines)
 
 
 def network_files(number: int) -> dict[str, str]:
@@ -76,8 +53,7 @@ class Wiring:
         self._ip(f"link add laptop type veth peer {LAN} netns {laptop.pid}")
         self._ip("link set laptop master lan up")
         own = f"{lan_ip(LAPTOP)}/24"
-        for command in ("link set lo up", f"address add {own} dev {LAN}", f"link set {LAN} up"):
-            _ip(laptop, command)
+        ip(laptop, "link set lo up", f"address add {own} dev {LAN}", f"link set {LAN} up")
 
     def ends(self, name: str, number: int) -> dict[str, str]:
         """Return the interfaces of a node, by the name of their other end here."""
@@ -89,9 +65,13 @@ class Wiring:
         deadline = time.monotonic() + LINK_SECONDS
         for bridge in BRIDGES:
             end, state = f"{name}-{bridge}", "up" if self._plugged(name, bridge) else "down"
-            while _failed(self.switch, f"link set {end} mtu {MTU} master {bridge} {state}"):
-                if time.monotonic() > deadline:
-                    raise NodeError(f"{name}: {end} does not come")
+            while True:
+                try:
+                    self._ip(f"link set {end} mtu {MTU} master {bridge} {state}")
+                    break
+                except NodeError:
+                    if time.monotonic() > deadline:
+                        raise
                 time.sleep(0.05)
 
     def cut(self, net: Net, name: str) -> None:
@@ -116,16 +96,4 @@ class Wiring:
             self._ip(f"link set {name}-{bridge} {'up' if self._plugged(name, bridge) else 'down'}")
 
     def _ip(self, *commands: str) -> None:
-        for command in commands:
-            _ip(self.switch, command)
-
-
-def _ip(node: Node, command: str) -> None:
-    if trouble := _failed(node, command):
-        raise NodeError(f"{node.name}: ip {command}: {trouble}")
-
-
-def _failed(node: Node, command: str) -> str:
-    words = ("nsenter", f"--target={node.pid}", "--net", "ip", *command.split())
-    done = subprocess.run(words, capture_output=True, text=True, timeout=20, check=False)
-    return done.stderr.strip() or "failed" if done.returncode else ""
+        ip(self.switch, *commands)

@@ -16,15 +16,13 @@ import itertools
 import json
 import platform
 import re
-import resource
 import subprocess
 import sys
 import tempfile
-import time
 import tomllib
 import zipfile
 from collections import Counter
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -58,14 +56,6 @@ class Job:
     arch_list: str
 
 
-@dataclass(frozen=True)
-class Cost:
-    """The seconds that compiling an object took."""
-
-    wall: float
-    cpu: float
-
-
 def main() -> int:
     """Compile, compare and report; return the exit code."""
     try:
@@ -73,7 +63,7 @@ def main() -> int:
         with tempfile.TemporaryDirectory(prefix="patchkit-") as folder:
             proof = Proof(Path(folder))
             rows = list(itertools.chain.from_iterable(map(proof.release, releases)))
-            text = report(rows, proof.costs, proof.compiler())
+            text = report(rows, proof.compiler())
     except PatchkitError as error:
         print(f"kernel-proof: {error}")
         return error.exit_code
@@ -93,11 +83,10 @@ def selected(versions: list[str]) -> list[dict]:
 
 
 class Proof:
-    """The unpacked headers and tools, and what compiling with them has cost so far."""
+    """The unpacked headers and tools, and what is compiled with them."""
 
     def __init__(self, home: Path) -> None:
         self.home = home
-        self.costs: list[Cost] = []
         for wheel in wheels():
             self._unpack(wheel)
 
@@ -151,29 +140,19 @@ class Proof:
         return read_sass(run([nvdisasm, "-c", str(self._object(job))], "nvdisasm"))
 
     def _object(self, job: Job) -> Path:
-        """Return the cubin of a file: from the cache, or compiled and measured."""
+        """Return the cubin of a file: from the cache, or compiled."""
         arguments = [*flags(job), "-o"]
         # All that decides the object, so that one of another compiler or source is not taken.
         inputs = [arguments, job.file["path"], csrc_digest(job.tree), headers_digest()]
         name = hashlib.sha256(json.dumps(inputs).encode()).hexdigest()
         path = cache_dir() / "kernels" / f"{name}.cubin"
-        label = f"{job.release['version']} {job.arch_list:6} {Path(job.file['path']).name}"
+        print(f"{job.release['version']} {job.arch_list:6} {Path(job.file['path']).name}")
         if not path.exists():
-            self._compile(job, path, arguments, label)
-        cost = Cost(**json.loads(path.with_suffix(".json").read_text(encoding="utf-8")))
-        self.costs.append(cost)
-        print(f"{label}: {cost.wall:.0f} s, {cost.cpu:.0f} s of CPU")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            part, source = path.with_suffix(".part"), str(job.tree / job.file["path"])
+            run([*self._nvcc(), *self._include(job), *arguments, str(part), source], source)
+            part.replace(path)
         return path
-
-    def _compile(self, job: Job, path: Path, arguments: list[str], label: str) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        before, start = cpu_seconds(), time.perf_counter()
-        part = path.with_suffix(".part")
-        source = str(job.tree / job.file["path"])
-        run([*self._nvcc(), *self._include(job), *arguments, str(part), source], label)
-        wall, cpu = time.perf_counter() - start, cpu_seconds() - before
-        path.with_suffix(".json").write_text(json.dumps(asdict(Cost(wall, cpu))), encoding="utf-8")
-        part.replace(path)  # last, so that an object has its cost beside it
 
     def _nvcc(self) -> list[str]:
         return [str(self.home / "cuda/nvidia/cu13/bin/nvcc")]
@@ -235,12 +214,6 @@ def headers_digest() -> str:
     return hashlib.sha256("".join(wheel["sha256"] for wheel in wheels()).encode()).hexdigest()
 
 
-def cpu_seconds() -> float:
-    # It counts children that have ended: nvcc waits for its own, so theirs are in it.
-    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return usage.ru_utime + usage.ru_stime
-
-
 def run(command: list[str], what: str) -> str:
     result = subprocess.run(command, capture_output=True, text=True)
     if result.returncode != 0:
@@ -273,15 +246,13 @@ def histogram(kernels: Kernels) -> str:
     return "<br>".join(lines) or "none"
 
 
-def report(rows: list[tuple[bool, tuple[str, ...]]], costs: list[Cost], compiler: str) -> str:
+def report(rows: list[tuple[bool, tuple[str, ...]]], compiler: str) -> str:
     names = {arch: f"sm_{parse_arch(arch_list(arch)).gencode}" for arch in ("native", "family")}
     header = [column.format(**names) for column in COLUMNS]
     lines = [header, ["---"] * len(header), *(cells for _good, cells in rows)]
-    wall, cpu = sum(cost.wall for cost in costs), sum(cost.cpu for cost in costs)
-    took = f"{len(costs)} objects, compiled one by one in {wall:.0f} s with {cpu:.0f} s of CPU."
     tools = ", ".join(f"{wheel['project']} {wheel['version']}" for wheel in wheels())
     table = [f"| {' | '.join(line)} |" for line in lines]
-    return "\n".join([*table, "", took, "", f"Compiler: {compiler}. From the index: {tools}.", ""])
+    return "\n".join([*table, "", f"Compiler: {compiler}. From the index: {tools}.", ""])
 
 
 def record(text: str) -> None:

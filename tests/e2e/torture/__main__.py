@@ -1,4 +1,4 @@
-"""`nox -s torture -- [N]`: every attack at every call, N signals from outside; writes its page."""
+"""`nox -s torture`: every attack at every call; writes its page."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
-from e2e.torture import signals
 from e2e.torture.attacks import Tried, every, steps
 from e2e.torture.supervisor import unavailable
 from e2e.torture.users import users
@@ -38,8 +37,7 @@ the promise and its limits; `patchkit/durable/journal.py` has the way it is kept
 patched and reverted, wheels are put into a wheelhouse and dropped, a netplan file is written and
 taken back. The kernel stops it at every system call that would change the disk and asks what shall
 happen (seccomp's user notification): the process gets a signal, the call fails as on a failing, a
-full or a read-only disk, and a second fault strikes what it does about the first. Then real command
-lines get signals from outside, at random moments.
+full or a read-only disk, and a second fault strikes what it does about the first.
 
 {system}, {count:,} tries, {failed} failed. Calls that change the disk: {calls}.
 
@@ -51,7 +49,6 @@ def main() -> int:
     if obstacle := unavailable():
         print(f"nothing was tried: {obstacle}")
         return 2
-    outside = int(sys.argv[1]) if len(sys.argv) > 1 else 200
     started = time.monotonic()
     recipe = load_recipe()
     with tempfile.TemporaryDirectory(prefix="patchkit-torture-") as scratch:
@@ -62,7 +59,6 @@ def main() -> int:
             results = [job.result() for job in jobs]
         calls = {name: count for name, (count, _) in zip(NAMES, results, strict=True)}
         tried = [each for _, found in results for each in found]
-        tried += signals.tries(release, Path(scratch), outside)
     failed = [each for each in tried if each.wrong]
     for each in failed:
         print(f"{each.user}, {each.attack}, {each.where}: {each.wrong}")

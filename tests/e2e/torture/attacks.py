@@ -72,25 +72,6 @@ DOUBLE = (
 RECOVERY = ("SIGKILL", "SIGINT", "EIO", "EROFS")
 
 
-def attack_once(user: User, first: str, at: int) -> Tried:
-    """Disturb a run at one call."""
-    return _tried(user, first, [Fault(first, at)])
-
-
-def attack_twice(user: User, pair: tuple[str, str], at: int, later: int) -> Tried:
-    """Disturb a run at one call, and what it does about it ``later`` calls after that."""
-    first, second = pair
-    faults = [Fault(first, at), Fault(second, at + later)]
-    return _tried(user, f"{first}, then {second}", faults)
-
-
-def attack_recovery(user: User, second: str, at: int, later: int) -> Tried:
-    """Kill a run at one call, and disturb what makes it whole at another."""
-    return _tried(
-        user, f"SIGKILL, then {second} in recovery", [Fault("SIGKILL", at)], Fault(second, later)
-    )
-
-
 def _tried(user: User, attack: str, faults: list[Fault], again: Fault | None = None) -> Tried:
     run = _Run(faults)
     user.prepare()
@@ -149,12 +130,19 @@ def _difference(now: State, wanted: State) -> str:
 def every(user: User, stride: int = 1, offset: int = 0) -> Iterator[Tried]:
     """All attacks on a user, at each of its calls, or at every ``stride``-th."""
     count, chance = steps(user), random.Random(f"{user.name}{stride}{offset}")
+
+    def moments(number: int) -> range:
+        return range(1 + (offset + number) % stride, count + 1, stride)
+
     for number, kind in enumerate(SINGLE):
-        for at in range(1 + (offset + number) % stride, count + 1, stride):
-            yield attack_once(user, kind, at)
-    for number, pair in enumerate(DOUBLE):
-        for at in range(1 + (offset + number) % stride, count + 1, stride):
-            yield attack_twice(user, pair, at, chance.randint(1, 12))
+        for at in moments(number):
+            yield _tried(user, kind, [Fault(kind, at)])
+    for number, (first, second) in enumerate(DOUBLE):
+        for at in moments(number):
+            faults = [Fault(first, at), Fault(second, at + chance.randint(1, 12))]
+            yield _tried(user, f"{first}, then {second}", faults)
     for number, kind in enumerate(RECOVERY):
-        for at in range(1 + (offset + number) % stride, count + 1, stride):
-            yield attack_recovery(user, kind, at, chance.randint(1, 40))
+        for at in moments(number):
+            again = Fault(kind, chance.randint(1, 40))
+            attack = f"SIGKILL, then {kind} in recovery"
+            yield _tried(user, attack, [Fault("SIGKILL", at)], again)

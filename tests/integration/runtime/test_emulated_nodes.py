@@ -5,8 +5,7 @@ What Ray and vLLM do with these files is `nox -s emulation`.
 
 import pytest
 
-from e2e.emulation.files import ENV_FILE, check_strangers_file, write_files
-from e2e.emulation.lab import Lab
+from e2e.emulation.lab import ENV_FILE, Lab, check_strangers_file, write_files
 from e2e.emulation.nodes import NodeError, obstacle
 from patchkit.runtime.envfile.parse import parse
 from patchkit.runtime.envfile.syntax import Format
@@ -25,9 +24,9 @@ def test_each_node_has_a_file_of_its_own(tmp_path):
         files = [_read(spark) for spark in sparks]
     own = ("VLLM_HOST_IP", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
     assert [[file[name] for name in own] for file in files] == [
-        ["192.168.100.11", "enp1s0f0np0", "enp1s0f0np0"],
-        ["192.168.100.12", "enp1s0f1np1", "enp1s0f1np1"],
-        ["192.168.100.13", "enp1s0f0np0", "enp1s0f0np0"],
+        ["192.168.177.1", "enp1s0f0np0", "enp1s0f0np0"],
+        ["192.168.177.2", "enp1s0f1np1", "enp1s0f1np1"],
+        ["192.168.177.3", "enp1s0f0np0", "enp1s0f0np0"],
     ]
 
 
