@@ -27,13 +27,8 @@ _EPILOG = """\
 Examples:
   patchkit up openai/gpt-oss-120b
   patchkit doctor --log vllm.log
-  patchkit check compose.yaml
-  patchkit env -o spark.env
   patchkit apply vllm==0.33.0
-  patchkit fixes vllm==0.33.0
   patchkit repack vllm==0.33.0
-  patchkit build nccl
-  patchkit inspect --loaded --python .venv/bin/python
 
 \b
 Exit codes: 0 done, 2 usage, 3 source not recognised or a file not sound,
@@ -54,8 +49,11 @@ class _Verbs(click.Group):
             return None
         if cmd_name not in CLICK_ALONE:
             require_base()
-        module = f"patchkit.cli.{VERBS[cmd_name][0]}.{cmd_name.replace('-', '_')}"
-        command = importlib.import_module(module).command
+        name, place = cmd_name.replace("-", "_"), VERBS[cmd_name][0]
+        if "." in place:  # a module of several verbs
+            command = getattr(importlib.import_module(f"patchkit.cli.{place}"), f"{name}_command")
+        else:
+            command = importlib.import_module(f"patchkit.cli.{place}.{name}").command
         assert isinstance(command, click.Command)
         return command
 
@@ -102,8 +100,7 @@ def group() -> None:
     """Make vLLM build and run on a DGX Spark GB10 (sm_121), with one exact NCCL on every node.
 
     patchkit knows the releases of vLLM from 0.11.1 and of NCCL from 2.26 on, decides by looking at
-    the code, proves the effect with the release's own build files (no GPU, no compiler), and never
-    fails silently. It makes wheels of both, and says what device code a wheel holds.
+    the code, and proves the effect with the release's own build files (no GPU, no compiler).
     """
 
 
@@ -124,9 +121,9 @@ def main() -> None:
         sys.exit(error.exit_code)
     except Exception as error:
         own = _own(error)
-        if own is None and os.environ.get("PATCHKIT_DEBUG"):
-            raise
         if own is None:
+            if os.environ.get("PATCHKIT_DEBUG"):
+                raise
             said = mask_secrets(f"{type(error).__name__}: {error}")
             out.say_at_end(
                 f"patchkit: internal error: {said}\n"

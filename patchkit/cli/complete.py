@@ -1,7 +1,4 @@
-"""Offer a shell what may follow <TAB>: ids, releases, targets, models, by prefix.
-
-What they are read from is imported when a shell asks: no other call pays for it.
-"""
+"""Offer a shell what may follow <TAB>; what it is read from is imported when a shell asks."""
 
 from __future__ import annotations
 
@@ -33,32 +30,37 @@ def _by_prefix(known: Callable[[], Iterable[tuple[str, str]]]) -> Completer:
     return complete
 
 
-def _known_words(kind: str) -> Iterable[tuple[str, str]]:
-    """Return the words of a kind, each with its help."""
-    if kind == "models":
-        from patchkit.runtime.rules.presets import load_presets
+def _model_words() -> Iterable[tuple[str, str]]:
+    from patchkit.runtime.rules.presets import load_presets
 
-        return [(preset.id, f"vLLM {preset.min_vllm} or later") for preset in load_presets()]
-    if kind == "targets":
-        from patchkit.target import targets
+    return [(preset.id, f"vLLM {preset.min_vllm} or later") for preset in load_presets()]
 
-        return [(name, f"{it.arch_list('native')}, {it.cpu}") for name, it in targets().items()]
-    if kind == "rules":
-        from patchkit.runtime.rules.flag_rules import load_flag_rules
-        from patchkit.runtime.rules.variable_rules import load_variable_rules
 
-        rules = (*load_variable_rules().rules, *load_flag_rules().rules)
-        return [(rule.id, "") for rule in rules]
+def _target_words() -> Iterable[tuple[str, str]]:
+    from patchkit.target import targets
 
-    from patchkit.doctor.symptoms.symptom import symptoms
-    from patchkit.patching.claims import load_claims
+    return [(name, f"{it.arch_list('native')}, {it.cpu}") for name, it in targets().items()]
+
+
+def _rule_words() -> Iterable[tuple[str, str]]:
+    from patchkit.runtime.rules.flag_rules import load_flag_rules
+    from patchkit.runtime.rules.variable_rules import load_variable_rules
+
+    return [(rule.id, "") for rule in (*load_variable_rules().rules, *load_flag_rules().rules)]
+
+
+def _fix_words() -> list[tuple[str, str]]:
     from patchkit.patching.recipe import load_recipes
 
-    words = [(fix.id, fix.title) for recipe in load_recipes() for fix in recipe.fixes]
-    if kind == "explained":
-        words += [(claim.id, claim.says) for claim in load_claims()]
-        words += [(symptom.id, symptom.title) for symptom in symptoms().values()]
-    return words
+    return [(fix.id, fix.title) for recipe in load_recipes() for fix in recipe.fixes]
+
+
+def _explained_words() -> Iterable[tuple[str, str]]:
+    from patchkit.doctor.symptoms.symptom import symptoms
+    from patchkit.patching.claims import load_claims
+
+    words = [(claim.id, claim.says) for claim in load_claims()]
+    return _fix_words() + words + [(it.id, it.title) for it in symptoms().values()]
 
 
 def releases(project: str, prefix: str = "") -> Completer:
@@ -89,8 +91,8 @@ def sources(*projects: str) -> Completer:
     return complete
 
 
-fixes = _by_prefix(lambda: _known_words("fixes"))
-explained = _by_prefix(lambda: _known_words("explained"))
-rules = _by_prefix(lambda: _known_words("rules"))
-models = _by_prefix(lambda: _known_words("models"))
-target_names = _by_prefix(lambda: _known_words("targets"))
+fixes = _by_prefix(_fix_words)
+explained = _by_prefix(_explained_words)
+rules = _by_prefix(_rule_words)
+models = _by_prefix(_model_words)
+target_names = _by_prefix(_target_words)

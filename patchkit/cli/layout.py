@@ -1,8 +1,7 @@
 """Lay text out for the columns at hand.
 
-Lines are broken at blanks alone: a word, a path or a command to paste stays whole, even if it is
-longer than the line. A table that is too wide wraps its last column, or becomes a block of lines
-for each row. In a pipe nothing is broken: a row is a line, for grep.
+Lines are broken at blanks alone, and not where a command stands to be pasted: in backticks, or
+behind ``next:``. In a pipe nothing is broken: a row is a line, for grep.
 """
 
 from __future__ import annotations
@@ -16,24 +15,12 @@ from typing import IO, Any
 
 import click
 
-from patchkit.cli.verbs import VERBS
-
 _USUAL = 80  # of a terminal that does not say how wide it is
 _LEAST = 40
 _LEAST_PROSE = 28  # narrower, a wrapped column is a tower of single words
 _GAP = "  "
-_HANG = 4  # how far the lines of a block are indented below its first
-
-PROGRAMS = (
-    rf"(?:\S+/)?patchkit (?:{'|'.join(VERBS)})\b",
-    r"sudo\b|chmod\b|chown\b|ethtool\b|rustup\b|ib_write_bw\b|ray start\b|docker run\b",
-    r"(?:\S+/)?pip3? (?:install|download)\b|git (?:clone|config|fetch|checkout|am|-C)\b|ip link\b",
-    r"apt(?:-get)? install\b|(?:cp|ls|tar|rm|rsync|set) -\w|mv [\0/{]|\S*python\S* -m patchkit\b",
-)
-"""Match the beginnings of commands in messages; they end at ``;``, a backtick or the line."""
-
-# A style may stand before a command.
-_WHOLE = re.compile(rf"`[^`\n]*`|(?<![^\s(m])(?:{'|'.join(PROGRAMS)})[^;`\n]*")
+_WHOLE = re.compile(r"`[^`\n]*`")
+_PASTED = re.compile(r" *(next|undo)\b")
 _NUMBER = re.compile(r"[\d.,]+|[-?]?")
 
 
@@ -63,6 +50,8 @@ def wrap(text: str, width: int | None, hang: int = 2) -> list[str]:
     if width is None or length(text) <= width:
         return [text.rstrip(" ")]
     bare = click.unstyle(text)
+    if _PASTED.match(bare):
+        return [text.rstrip(" ")]
     margin = " " * (len(bare) - len(bare.lstrip(" ")) + hang)
     first, *rest = _words(text)
     lines, line = [], first
@@ -76,9 +65,9 @@ def wrap(text: str, width: int | None, hang: int = 2) -> list[str]:
 
 
 def _words(text: str) -> list[str]:
-    """Split a text at its blanks, but for those in a command and in backticks."""
+    """Split a text at its blanks, but for those in backticks."""
     # No text for a terminal holds a NUL: it is escaped.
-    kept = _WHOLE.sub(lambda found: found[0].rstrip().replace(" ", "\0"), text)
+    kept = _WHOLE.sub(lambda found: found[0].replace(" ", "\0"), text)
     return [word.replace("\0", " ") for word in kept.split(" ")]
 
 
@@ -91,33 +80,25 @@ def grid(
 ) -> list[str]:
     """Return a text for each row, of one line or more; the heads come first.
 
-    If the rows fit, columns are aligned, and those of numbers to the right. Else the last column is
-    wrapped. If that would be too narrow, or break a word, each row is a text of its own, without
-    heads and empty cells.
+    Columns are aligned, those of numbers to the right; the last one is wrapped where it has to be.
     """
     shown = [*([heads] if heads else []), *rows]
     if not shown:
         return []
     widths = [max(map(length, column)) for column in zip(*shown, strict=True)]
-    before = len(indent) + sum(filled + len(_GAP) for filled in widths[:-1])
-    room = None if width is None or before + widths[-1] <= width else width - before
-    if width is not None and room is not None:
-        longest = max((length(word) for row in rows for word in _words(row[-1])), default=0)
-        if room < _LEAST_PROSE or longest > room:
-            empty = ("", "-")
-            full = [[it for it in row if click.unstyle(it).strip() not in empty] for row in rows]
-            return ["\n".join(wrap(indent + _GAP.join(cells), width, _HANG)) for cells in full]
     numbers = [
-        all(_NUMBER.fullmatch(click.unstyle(cell)) for cell in column)
-        for column in zip(*rows, strict=True)
+        bool(rows) and all(_NUMBER.fullmatch(click.unstyle(cell)) for cell in column)
+        for column in zip(*(rows or shown), strict=True)
     ]
+    before = len(indent) + sum(filled + len(_GAP) for filled in widths[:-1])
+    room = None if width is None else max(width - before, _LEAST_PROSE)
     lines = []
     for row in shown:
         padded = [
             " " * (filled - length(cell)) + cell if number else cell + " " * (filled - length(cell))
-            for cell, filled, number in zip(row, widths, numbers or [False] * len(row), strict=True)
+            for cell, filled, number in zip(row, widths, numbers, strict=True)
         ]
-        last = wrap(padded.pop(), room, hang=0)
+        last = wrap(padded.pop().rstrip(" "), room, hang=0)
         start = indent + "".join(cell + _GAP for cell in padded)
         lines.append((start + ("\n" + " " * before).join(last)).rstrip(" "))
     return lines

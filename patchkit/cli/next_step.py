@@ -1,8 +1,4 @@
-"""Name the next command so that it works when it is pasted: where it was printed, or where it says.
-
-patchkit and pip may be in a virtual environment that no PATH leads to, and a wheel is made for
-another CPU than the one that made it.
-"""
+"""Name the next command so that it works when it is pasted: patchkit may be in no PATH."""
 
 from __future__ import annotations
 

@@ -12,8 +12,8 @@ from typing import Any, TypeVar, cast
 import click
 
 from patchkit.cli import complete
+from patchkit.cli.out import PATH, tell
 from patchkit.cli.out import as_json as as_json
-from patchkit.cli.out import tell
 from patchkit.cli.progress import progress
 from patchkit.errors import UsageError
 from patchkit.patching.fix import Request
@@ -21,9 +21,9 @@ from patchkit.patching.ledger import Ledger, LedgerRequest
 from patchkit.patching.recipe import Recipe, load_recipe
 from patchkit.patching.workspace import Workspace, open_workspace
 from patchkit.source.detect import project_of
-from patchkit.source.resolve import Options, Report, resolved
+from patchkit.source.resolve import SourceOptions, resolved
 from patchkit.source.tree import Sandboxed
-from patchkit.target import Target, targets
+from patchkit.target import MODES, Target, targets
 
 F = TypeVar("F", bound=Callable[..., Any])
 _Option = Callable[[Any], Any]
@@ -74,36 +74,24 @@ _NAMED = (
         "site-packages/vllm, or a release such as vllm==0.24.0.",
     ),
 )
-_NCCL = (
+_NCCL = click.option(
+    "--nccl-src",
+    metavar="SOURCE",
+    shell_complete=complete.sources("nccl"),
+    help="The same for NCCL: a folder, an archive, git+URL@COMMIT, or a release such as "
+    "nccl==2.29.7.",
+)
+_FETCHED = (
+    click.option("--sha256", metavar="HEX", help="What an unknown archive of NCCL must have."),
     click.option(
-        "--nccl-src",
-        metavar="SOURCE",
-        shell_complete=complete.sources("nccl"),
-        help="The same for NCCL: a folder, an archive, git+URL@COMMIT, or a release such as "
-        "nccl==2.29.7.",
+        "--dest",
+        type=PATH,
+        help="Where an archive or a release is unpacked.  [default: build/PROJECT-VERSION]",
     ),
+    offline_option,
+    trust_source,
 )
-_SHA256 = click.option(
-    "--sha256", metavar="HEX", help="What an NCCL archive must have that the recipe does not know."
-)
-_DEST = click.option(
-    "--dest",
-    type=click.Path(path_type=Path),
-    help="Where an archive or a release is unpacked.  [default: build/PROJECT-VERSION]",
-)
-_FETCHED = (_DEST, offline_option, trust_source)
-
-
-@dataclass(frozen=True, slots=True)
-class SourceOptions:
-    """A source as it is named on the command line, and how to get it."""
-
-    project: str
-    spec: str
-    dest: Path | None = None
-    offline: bool = False
-    sha256: str | None = None
-    trusted: bool = False
+_WAYS = ("dest", "offline", "sha256", "trusted")
 
 
 def _source_adder(*options: _Option, required: bool = True) -> Callable[[F], F]:
@@ -113,41 +101,31 @@ def _source_adder(*options: _Option, required: bool = True) -> Callable[[F], F]:
         @functools.wraps(command)
         def wrapped(positional: str | None, **given: Any) -> Any:
             keys = [name for name in ("vllm_src", "nccl_src") if name in given]
-            specs = {name.removesuffix("_src"): given.pop(name) for name in keys}
-            names = ("dest", "offline", "sha256", "trusted")
-            ways = {name: given.pop(name) for name in names if name in given}
-            if not required and positional is None and not any(specs.values()):
+            named = {key.removesuffix("_src"): given.pop(key) for key in keys}
+            ways = {name: given.pop(name) for name in _WAYS if name in given}
+            specs = [(project, spec) for project, spec in named.items() if spec is not None]
+            if positional is not None:
+                specs.append((project_of(positional), positional))
+            if not specs and not required:
                 return command(source=None, **given)
-            project, spec = _named_source(specs, positional)
-            if ways.get("sha256") is not None and project != "nccl":
+            if len(specs) != 1 or specs[0][0] not in named:
+                said = ", ".join(spec for _project, spec in specs) or "no source"
+                hint = f"name one, with {' or '.join(f'--{name}-src' for name in named)}"
+                raise UsageError(f"{said}: this verb takes one source", hint=hint)
+            source = SourceOptions(*specs[0], **ways)
+            if source.sha256 is not None and source.project != "nccl":
                 raise UsageError("--sha256 is for an archive of NCCL; vLLM's sdists are locked")
-            return command(source=SourceOptions(project, spec, **ways), **given)
+            return command(source=source, **given)
 
         return cast("F", with_options(*options)(wrapped))
 
     return decorate
 
 
-def _named_source(specs: dict[str, str | None], positional: str | None) -> tuple[str, str]:
-    """Return the project and the source that was named. Raises UsageError unless it is one."""
-    given = [(project, spec) for project, spec in specs.items() if spec is not None]
-    if positional is not None and not given:
-        given = [(project_of(positional), positional)]
-        if given[0][0] not in specs:
-            raise UsageError(f"{positional} is {given[0][0]}; this verb takes {', '.join(specs)}")
-    elif len(given) != 1 or positional is not None:
-        options = " or ".join(f"--{project}-src" for project in specs)
-        raise UsageError(
-            f"{'two sources are' if given else 'no source is'} named",
-            hint=f"name {'one of them' if given else 'it'}, with {options} where it is ambiguous",
-        )
-    return given[0]
-
-
-source_options = _source_adder(*_NAMED, *_NCCL, _SHA256, *_FETCHED)
-optional_source_options = _source_adder(*_NAMED, *_NCCL, _SHA256, *_FETCHED, required=False)
-vllm_options = _source_adder(*_NAMED, *_FETCHED)  # for what only vLLM has
-folder_options = _source_adder(*_NAMED, *_NCCL)  # where only a tree that is there will do
+source_options = _source_adder(*_NAMED, _NCCL, *_FETCHED)
+optional_source_options = _source_adder(*_NAMED, _NCCL, *_FETCHED, required=False)
+vllm_options = _source_adder(*_NAMED, *_FETCHED[1:])  # for what only vLLM has
+folder_options = _source_adder(*_NAMED, _NCCL)  # where only a tree that is there will do
 
 
 target_option = click.option(
@@ -158,12 +136,7 @@ target_option = click.option(
 )
 
 
-def _fix_option(*names: str, text: str, **how: Any) -> _Option:
-    return click.option(
-        *names, multiple=True, metavar="ID", shell_complete=complete.fixes, help=text, **how
-    )
-
-
+_FIX: dict[str, Any] = {"multiple": True, "metavar": "ID", "shell_complete": complete.fixes}
 _REQUEST = (
     target_option,
     click.option(
@@ -171,14 +144,15 @@ _REQUEST = (
         metavar="native|family",
         help="Code for this very device (12.1a) or its family (12.0f).  [default: native]",
     ),
-    _fix_option("--only", text="Only these fixes."),
-    _fix_option(
+    click.option("--only", help="Only these fixes.", **_FIX),
+    click.option(
         *("--without", "skip"),
         cls=Renamed,
         former=["--skip"],
-        text="Leave a fix out; of a build, also an extension such as flash-attn.",
+        help="Leave a fix out; of a build, also an extension such as flash-attn.",
+        **_FIX,
     ),
-    _fix_option("--with", "also", text="An optional fix too."),
+    click.option("--with", "also", help="An optional fix too.", **_FIX),
 )
 
 
@@ -203,11 +177,10 @@ class Selection:
         chosen = self if self.chooses else past
         arch = self.arch or past.arch
         # Not a click.Choice: a bare 12.1 gets the reason why it is refused.
-        if arch not in ("native", "family"):
-            bare = arch[:1].isdigit()
+        if arch not in MODES:
             raise UsageError(
                 f"--arch takes native or family, not {arch!r}",
-                why="a bare 12.1 would lose the device's own instructions" if bare else "",
+                why="a bare 12.1 would lose the device's own instructions",
                 hint="native builds 12.1a, family builds 12.0f",
             )
         return Request(
@@ -250,8 +223,8 @@ def located(source: SourceOptions, *, keep: bool) -> Iterator[tuple[Path, Sandbo
     """Yield the folder of a source, fetched and unpacked if it has to be; how its code may run."""
     with contextlib.ExitStack() as stack:
         with progress() as report:
-            options = resolve_options(report, source)
-            found = stack.enter_context(resolved(source.spec, options, keep=keep))
+            check = load_recipe(source.project).check
+            found = stack.enter_context(resolved(source, check, report, keep=keep))
         if source.trusted:
             tell(NOT_SANDBOXED)
         yield found.path, may_run(locked=found.locked, trusted=source.trusted)
@@ -265,17 +238,3 @@ def opened(source: SourceOptions) -> Iterator[tuple[Recipe, Workspace]]:
         workspace = open_workspace(path, source.project, sandboxed=sandboxed)
         recipe.check(workspace.tree.version)
         yield recipe, workspace
-
-
-def resolve_options(report: Report, source: SourceOptions) -> Options:
-    """Return what the resolver has to know, from the recipe and the command line."""
-    recipe = load_recipe(source.project)
-    return Options(
-        project=recipe.project,
-        lock=recipe.home / "lock.toml",
-        check=recipe.check,
-        report=report,
-        dest=source.dest,
-        offline=source.offline,
-        sha256=source.sha256,
-    )

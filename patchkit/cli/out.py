@@ -138,7 +138,7 @@ def print_json(value: object, *, indent: int | None = 1) -> None:
 
     Without ``indent`` it is one line, at once: an event of several.
     """
-    text = json.dumps(value, indent=indent, ensure_ascii=False)
+    text = json.dumps(value, indent=indent, ensure_ascii=False, default=_json_value)
     if not text.replace("\n", "").isprintable():
         # Such characters are in strings alone, where JSON has an escape for each.
         safe = (c if c.isprintable() or c == "\n" else json.dumps(c)[1:-1] for c in text)
@@ -147,28 +147,23 @@ def print_json(value: object, *, indent: int | None = 1) -> None:
 
 
 def record_fields(record: Any, *left_out: str) -> dict[str, Any]:
-    """Return the fields of a dataclass as JSON has them, an empty text as null.
-
-    A field that holds a class, as `Finding.kind`, is left out as well.
-    """
+    """Return the fields of a dataclass as JSON has them, an empty text as null, and no class."""
     names = [field.name for field in dataclasses.fields(record) if field.name not in left_out]
     values = {name: getattr(record, name) for name in names}
     return {
-        name: None if value == "" else json_value(value)
+        name: None if value == "" else value
         for name, value in values.items()
         if not isinstance(value, type)
     }
 
 
-def json_value(value: object) -> Any:
-    """Return a value as JSON has it: records as objects, what JSON has no type for as text."""
+def _json_value(value: Any) -> Any:
+    """Return what JSON has no type for: records as objects, others as lists or texts."""
     if dataclasses.is_dataclass(value):
         return record_fields(value)
     if isinstance(value, Mapping):
-        return {str(key): json_value(item) for key, item in value.items()}
-    if isinstance(value, list | tuple | Set | Iterator):
-        return [json_value(item) for item in value]
-    return value if value is None or isinstance(value, int | float) else str(value)
+        return {str(key): item for key, item in value.items()}
+    return list(value) if isinstance(value, Set | Iterator) else str(value)
 
 
 def confirm(question: str) -> bool:

@@ -1,13 +1,6 @@
-"""Render what a verb finds: a record as JSON, or blocks of text laid out for the terminal.
+"""Render what a verb yields below ``@rendered``: with --json each ``Record``, without the rest.
 
-How to write a verb:
-
-1. Put ``@rendered`` below the options of a generator function; it adds --json.
-2. ``yield Record(value)`` is what --json prints, of a dataclass, a dict or a list; text omits it.
-3. ``yield`` a line, a ``Finding`` or `next_step`, ``yield from`` `table`, `fact_lines` or
-   `finding_lines`: --json omits these. ``yield Data(text)`` is for programs, byte for byte.
-4. ``yield ExitCode(code)`` ends the verb with that code, once the rest is printed.
-5. `tell` prints on standard error, with --json and without.
+The rest: lines, findings, tables, and ``Data``, which programs read. ``ExitCode`` ends the verb.
 """
 
 from __future__ import annotations
@@ -27,7 +20,6 @@ from patchkit.cli.out import (
     Shown,
     as_json,
     data,
-    json_value,
     print_json,
     say,
     style,
@@ -113,7 +105,7 @@ def rendered(verb: F) -> F:
                     if not as_json:
                         print_block(block)
                 elif as_json:
-                    print_json(json_value(block.value), indent=None if block.line else 1)
+                    print_json(block.value, indent=None if block.line else 1)
         if code:
             raise SystemExit(code)
 

@@ -1,4 +1,4 @@
-"""Name the verbs, by group, with the folder of each one's module and its line of help."""
+"""Name the verbs, by group, with the folder of its module, or the module, and its help."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ GROUPS = {
     },
     "Sources": {
         "apply": ("patch", "Patch a tree, prove the effect, keep a way back."),
-        "revert": ("patch", "Put back what upstream shipped, byte by byte."),
+        "revert": ("patch.sources", "Put back what upstream shipped, byte by byte."),
         "fixes": ("patch", "Show every fix; of a source, the state of each."),
     },
     "Wheels": {
@@ -38,12 +38,12 @@ MORE = {
     "archs": ("patch", "Compare kernel groups and their archs, stock beside patched."),
     "bench": ("cluster", "Measure a server with vLLM's own benchmarks; compare results."),
     "completion": ("runtime", "Print shell completion for bash, zsh or fish."),
-    "diff": ("patch", "Show what apply would change, or did."),
+    "diff": ("patch.sources", "Show what apply would change, or did."),
     "explain": ("patch", "Explain a fix, a text of a log, or a claim that guides make."),
     "export": ("cluster", "Write a Containerfile, a manifest for Kubernetes."),
-    "fetch": ("patch", "Download a release, verified by its locked sha256."),
+    "fetch": ("patch.sources", "Download a release, verified by its locked sha256."),
     "inspect": ("wheel", "Show what a wheel or library holds; which libnccl is loaded."),
-    "series": ("patch", "Write the fixes as patches that git am takes."),
+    "series": ("patch.sources", "Write the fixes as patches that git am takes."),
     "tune": ("runtime", "Tune the fused-MoE kernel on the present GPU."),
     "verify": ("wheel", "Check that a wheelhouse is whole, loads and fits together."),
 }

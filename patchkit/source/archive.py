@@ -6,13 +6,15 @@ import lzma
 import tarfile
 import tempfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from tarfile import TarInfo
 
 from patchkit.errors import SourceError, StorageError
-from patchkit.source.fetch import Progress
+
+Progress = Callable[[int, int], None]
+"""Takes the bytes done and the bytes in all."""
 
 _Parts = tuple[str, ...]
 _DAMAGE = (tarfile.TarError, zlib.error, lzma.LZMAError)

@@ -22,6 +22,7 @@ from patchkit.durable.failure import translated
 from patchkit.durable.partial import continuing
 from patchkit.durable.staging import make_folders
 from patchkit.errors import HashMismatchError, PatchkitError, SourceError, StorageError
+from patchkit.source.archive import Progress as Progress
 from patchkit.source.lock import LockEntry
 from patchkit.source.pip_settings import index_session, pip_settings
 from patchkit.units import BYTES_PER_GIB
@@ -30,9 +31,6 @@ if TYPE_CHECKING:
     # At run time they are imported where they are used: with requests they take a while.
     import requests
     from pypi_simple import PyPISimple
-
-Progress = Callable[[int, int], None]
-"""Takes the bytes done and the bytes in all."""
 
 CHUNK = 1 << 18  # bytes that are read and written at once
 _CACHE_HINT = "check the folder, or choose another cache with PATCHKIT_CACHE_DIR"

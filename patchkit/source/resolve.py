@@ -14,7 +14,9 @@ from packaging.version import Version
 from patchkit.durable.signals import committed
 from patchkit.durable.staging import ScratchFolder
 from patchkit.errors import SourceError, UsageError
+from patchkit.paths import RECIPES
 from patchkit.quoting import quoted
+from patchkit.source.archive import Progress, unpack
 from patchkit.source.detect import detect, projects, spelled
 from patchkit.versions import meant, named_version
 
@@ -22,26 +24,27 @@ if TYPE_CHECKING:
     from patchkit.source.nccl import SourceOrigin
 
 _RELEASE = re.compile(r"(?P<project>[A-Za-z0-9._-]+)==(?P<version>[^/]+)")
-Progress = Callable[[int, int], None]  # bytes done, bytes in all
 Report = Callable[[str], Progress]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
-    """Facts about the project, and the user's wishes.
+Check = Callable[[Version], None]
+"""Raises SourceError for a release that is not supported."""
 
-    ``lock`` names its releases on the package index, ``check`` refuses unsupported ones; ``dest``
-    is where archives are unpacked; ``report(task)`` gives a progress callback; ``sha256`` is what
-    an archive must have that nothing else vouches for.
+
+@dataclass(frozen=True, slots=True)
+class SourceOptions:
+    """A source as a command line names it, and how to get it.
+
+    ``dest`` is where archives are unpacked; ``sha256`` is what an archive must have that nothing
+    else vouches for; a ``trusted`` one is run without a sandbox.
     """
 
     project: str
-    lock: Path
-    check: Callable[[Version], None]
-    report: Report
+    spec: str
     dest: Path | None = None
     offline: bool = False
     sha256: str | None = None
+    trusted: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,32 +56,33 @@ class Resolved:
 
 
 @contextlib.contextmanager
-def resolved(spec: str, options: Options, *, keep: bool) -> Iterator[Resolved]:
-    """Give the folder that ``spec`` names.
+def resolved(
+    source: SourceOptions, check: Check, report: Report, *, keep: bool
+) -> Iterator[Resolved]:
+    """Give the folder that is named; ``report(task)`` gives a progress callback.
 
-    An archive or a release is unpacked into ``options.dest`` (default ``build/PROJECT-VERSION``),
+    An archive or a release is unpacked into ``source.dest`` (default ``build/PROJECT-VERSION``),
     or, without ``keep``, into a folder that is removed again. A release that was
     patched there before is that tree.
     """
-    if options.dest is None and (before := patched_before(spec, options.project)):
+    spec, dest = source.spec, source.dest
+    if dest is None and (before := patched_before(spec, source.project)):
         yield Resolved(before)
         return
-    found = _find_archive(spec, options)
+    found = _find_archive(source, check, report)
     if found is None:
-        if options.dest is not None:
+        if dest is not None:
             raise UsageError(
                 f"{spec} is a folder and is patched in place; --dest is for archives and releases",
-                hint=f"{quoted('cp', '-a', Path(spec), options.dest)}; then name the copy",
+                hint=f"{quoted('cp', '-a', Path(spec), dest)}; then name the copy",
             )
         yield Resolved(Path(spec))
-    elif keep or options.dest is not None:
-        dest = options.dest or _default_dest(options.project, found.label)
-        yield _unpack_once(found, dest, options)
+    elif keep or dest is not None:
+        yield _unpack_once(found, dest or _default_dest(source.project, found.label), report)
     else:
         with ScratchFolder() as folder:
-            yield Resolved(
-                _unpack_archive(found.path, Path(folder) / "tree", options), found.locked
-            )
+            tree = unpack(found.path, Path(folder) / "tree", progress=report("Unpacking"))
+            yield Resolved(tree, found.locked)
 
 
 def patched_before(spec: str, project: str) -> Path | None:
@@ -117,64 +121,66 @@ def _default_dest(project: str, label: str) -> Path:
     return Path("build") / f"{project}-{label}"
 
 
-def fetch_release(spec: str, options: Options) -> Path:
+def fetch_release(source: SourceOptions, check: Check, report: Report) -> Path:
     """Return the archive of ``vllm==X.Y.Z`` or ``nccl==X.Y.Z`` in the cache, verified."""
-    version = _release(spec, options.project)
+    project = source.project
+    version = _release(source.spec, project)
     if version is None:
-        hint = meant(spec, projects()) or f"for example {projects()[options.project].example}"
-        raise UsageError(f"{spec!r} names no release", hint=hint)
-    if options.project == "nccl":
-        return _nccl_origin(spec, options).path
-    from patchkit.source.fetch import fetch  # a tree in a folder needs no downloads
+        hint = meant(source.spec, projects()) or f"for example {projects()[project].example}"
+        raise UsageError(f"{source.spec!r} names no release", hint=hint)
+    if project == "nccl":
+        return _nccl_origin(source, check).path
+    # A tree in a folder needs no downloads.
+    from patchkit.source.fetch import fetch
     from patchkit.source.lock import read_lock
 
-    lock = read_lock(options.lock)
-    progress = options.report(f"Fetching {spec}")
-    return fetch(options.project, version, lock, offline=options.offline, progress=progress)
+    lock = read_lock(RECIPES / project / "lock.toml")
+    progress = report(f"Fetching {source.spec}")
+    return fetch(project, version, lock, offline=source.offline, progress=progress)
 
 
-def _nccl_origin(spec: str, options: Options) -> SourceOrigin:
+def _nccl_origin(source: SourceOptions, check: Check) -> SourceOrigin:
     from patchkit.source.nccl import nccl_tree  # nothing of it is needed for vLLM
 
-    return nccl_tree(spec, sha256=options.sha256, offline=options.offline, check=options.check)
+    return nccl_tree(source.spec, sha256=source.sha256, offline=source.offline, check=check)
 
 
 @dataclass(frozen=True, slots=True)
 class _Archive:
     """Something to unpack; ``label`` tells its default folder from others of the version."""
 
+    project: str
     path: Path
     version: str
     label: str
     locked: bool = False
 
 
-def _find_archive(spec: str, options: Options) -> _Archive | None:
-    """Return the archive that ``spec`` stands for; None for a folder."""
-    path = Path(spec)
+def _find_archive(source: SourceOptions, check: Check, report: Report) -> _Archive | None:
+    """Return the archive that is named; None for a folder."""
+    project, spec, path = source.project, source.spec, Path(source.spec)
     if path.is_dir():
         return None
-    if options.project == "nccl":
-        origin = _nccl_origin(spec, options)
+    version = _release(spec, project)
+    if project == "nccl":
+        origin = _nccl_origin(source, check)
         label = str(origin.version)
-        locked = _release(spec, options.project) is not None
-        if not locked:
+        if version is None:
             # Commits and archives of one version differ; a release is one thing.
             label += f"-{origin.identity.rpartition(':')[2][:8]}"
-        return _Archive(origin.path, str(origin.version), label, locked)
+        return _Archive(project, origin.path, str(origin.version), label, version is not None)
     if path.is_file():
         # vllm-0.19.1.tar.gz, as sdists are named (PEP 625).
         name = re.match(r"(?P<project>.+?)-(?P<version>\d[^-]*?)(\.tar\.gz|\.tar)$", path.name)
         named = name["version"] if name else path.stem
-        return _Archive(path, named, named)
-    version = _release(spec, options.project)
+        return _Archive(project, path, named, named)
     if version is None:
         raise UsageError(
             f"{spec}: no such file or directory",
-            hint=meant(spec, projects()) or f"name {spelled(options.project)}",
+            hint=meant(spec, projects()) or f"name {spelled(project)}",
         )
-    options.check(Version(version))
-    return _Archive(fetch_release(spec, options), version, version, locked=True)
+    check(Version(version))
+    return _Archive(project, fetch_release(source, check, report), version, version, locked=True)
 
 
 def _release(spec: str, project: str) -> str | None:
@@ -184,12 +190,12 @@ def _release(spec: str, project: str) -> str | None:
     return str(named_version(match["version"], f"for example {projects()[project].example}"))
 
 
-def _unpack_once(archive: _Archive, dest: Path, options: Options) -> Resolved:
+def _unpack_once(archive: _Archive, dest: Path, report: Report) -> Resolved:
     if dest.is_dir() and any(dest.iterdir()):
         # A second run names the same release: the tree of the first is the one to work on.
-        _check_version(dest, options.project, archive.version)
+        _check_version(dest, archive.project, archive.version)
         return Resolved(dest)
-    root = _unpack_archive(archive.path, dest, options)
+    root = unpack(archive.path, dest, progress=report("Unpacking"))
     # An interrupt from here on says so, since the folder stays.
     committed(f"{dest} was unpacked")
     return Resolved(root, archive.locked)
@@ -198,13 +204,5 @@ def _unpack_once(archive: _Archive, dest: Path, options: Options) -> Resolved:
 def _check_version(folder: Path, project: str, version: str) -> None:
     tree = detect(folder, project)
     if str(tree.version) != version:
-        raise SourceError(
-            f"{folder}: holds {project} {tree.version}, not {version}",
-            hint="name another --dest",
-        )
-
-
-def _unpack_archive(archive: Path, dest: Path, options: Options) -> Path:
-    from patchkit.source.archive import unpack
-
-    return unpack(archive, dest, progress=options.report("Unpacking"))
+        what = f"{folder}: holds {project} {tree.version}, not {version}"
+        raise SourceError(what, hint="name another --dest")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import platform
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,13 +10,7 @@ import click
 
 from patchkit.apply import apply
 from patchkit.cli.next_step import next_step, program
-from patchkit.cli.options import (
-    Selection,
-    SourceOptions,
-    located,
-    request_options,
-    source_options,
-)
+from patchkit.cli.options import Selection, located, request_options, source_options
 from patchkit.cli.out import LaidOut, style
 from patchkit.cli.patch.verdict_view import (
     proof_lines,
@@ -34,14 +27,13 @@ from patchkit.patching.recipe import load_recipe
 from patchkit.patching.workspace import Workspace, open_workspace
 from patchkit.quoting import quoted
 from patchkit.source.detect import detect, state_folder
+from patchkit.source.resolve import SourceOptions
 
 _EPILOG = """\
 \b
 Examples:
   patchkit apply vllm==0.24.0
-  patchkit apply ~/src/vllm --arch family --dry-run
   patchkit apply .venv/lib/python3.12/site-packages/vllm
-  patchkit apply nccl==2.29.7 --dest build/nccl-2.29.7
 """
 
 
@@ -77,7 +69,7 @@ def command(
             workspace,
             request,
             dry_run=dry_run,
-            fixes=[verdict_fields(verdict) for verdict in outcome.verdicts],
+            fixes=list(map(verdict_fields, outcome.verdicts)),
             proofs=outcome.proofs,
             recorded_proofs=outcome.recorded_proofs,
             recorded_by=outcome.recorded_by or None,
@@ -95,12 +87,6 @@ def command(
         yield from _ending(path, workspace, request, outcome, dry_run=dry_run)
 
 
-def _chosen_fixes(request: Request) -> list[tuple[str, str]]:
-    """Return the options that name the fixes of a request."""
-    fixes = (("--only", request.only), ("--without", request.skip), ("--with", request.also))
-    return [(option, fix) for option, ids in fixes for fix in sorted(ids)]
-
-
 def _ending(
     path: Path, workspace: Workspace, request: Request, outcome: Applied, *, dry_run: bool
 ) -> Iterator[str]:
@@ -110,8 +96,7 @@ def _ending(
         files = sum(line.startswith("diff --git") for line in outcome.diff.splitlines())
         yield f"dry run: {counted_noun(files, 'file')} would change"
         if files:
-            again = [word for word in sys.argv[1:] if word not in ("--dry-run", "-v")]
-            yield next_step(*program(), *again)
+            yield next_step(*program(), *(word for word in sys.argv[1:] if word != "--dry-run"))
         return
     if outcome.written:
         yield GOOD + f"{counted_noun(len(outcome.written), 'file')} changed in {path}"
@@ -122,11 +107,10 @@ def _ending(
     if workspace.tree.kind == "installed":
         return
     yield f"a build of your own takes {load_recipe(project).build.setting(request)}"
-    options = [("--target", target.name)] if target.name != "gb10" else []
-    where = ""
+    options = {"--target": [target.name] if target.name != "gb10" else []}
     if project != "nccl":  # which is cross-compiled, with all of its fixes
-        options += [("--arch", request.arch)] if request.arch != "native" else []
-        options += _chosen_fixes(request)
-        where = "" if platform.machine() == target.cpu else f"on the {target.title}"
-    words = [word for option in options for word in option]
-    yield next_step(*program(), "build", project, "--src", path, *words, where=where)
+        options["--arch"] = [request.arch] if request.arch != "native" else []
+        fixes = {"--only": request.only, "--without": request.skip, "--with": request.also}
+        options |= {option: sorted(ids) for option, ids in fixes.items()}
+    words = [word for option, values in options.items() for it in values for word in (option, it)]
+    yield next_step(*program(), "build", project, "--src", path, *words)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -11,13 +10,7 @@ import click
 from packaging.version import Version
 
 from patchkit.cli.next_step import next_step, program
-from patchkit.cli.options import (
-    Selection,
-    SourceOptions,
-    opened,
-    optional_source_options,
-    request_options,
-)
+from patchkit.cli.options import Selection, opened, optional_source_options, request_options
 from patchkit.cli.out import style, table, tell
 from patchkit.cli.patch.verdict_view import (
     tree_blocks,
@@ -28,11 +21,12 @@ from patchkit.cli.patch.verdict_view import (
 from patchkit.cli.render import Block, ExitCode, Record, lead_word, rendered, verbose_option
 from patchkit.errors import DriftError, UsageError
 from patchkit.patching.commit import settled
-from patchkit.patching.fix import Fix, Need, State, Verdict
+from patchkit.patching.fix import State, Verdict
 from patchkit.patching.plan import Plan, make_plan
-from patchkit.patching.recipe import Recipe, load_recipe, load_recipes
+from patchkit.patching.recipe import load_recipe, load_recipes
 from patchkit.patching.support import load_support
 from patchkit.patching.workspace import known_verdicts
+from patchkit.source.resolve import SourceOptions
 from patchkit.versions import named_version
 
 
@@ -54,20 +48,15 @@ def command(
     """
     if source is None:
         yield from _fix_list(named_version(release) if release else None, verbose=verbose)
-    elif release:
+        return
+    if release:
         raise UsageError("--version is for the list, which takes no SOURCE")
-    else:
-        yield from _fix_states(source, selection, verbose=verbose)
-
-
-def _fix_states(source: SourceOptions, selection: Selection, *, verbose: bool) -> Iterator[Block]:
     with opened(source) as (recipe, workspace):
         request = selection.request(workspace.ledger)
         verdicts = known_verdicts(workspace, recipe, request)
         if verdicts is None:
             verdicts = _as_on_disk(make_plan(workspace.tree, recipe, request))
-        fields = [verdict_fields(verdict) for verdict in verdicts]
-        yield from tree_blocks(workspace, request, fixes=fields)
+        yield from tree_blocks(workspace, request, fixes=list(map(verdict_fields, verdicts)))
         yield from verdict_lines(verdicts, verbose=verbose)
         yield from verdict_notes(verdicts, workspace)
     states = {verdict.state for verdict in verdicts}
@@ -88,10 +77,8 @@ def _as_on_disk(plan: Plan) -> tuple[Verdict, ...]:
         if (plan.stock.root / path).is_file() and plan.stock.read_bytes(path).decode() == after
     }
     return tuple(
-        settled(verdict)
-        if verdict.edits and {edit.path for edit in verdict.edits} <= done
-        else verdict
-        for verdict in plan.verdicts
+        settled(it) if it.edits and {edit.path for edit in it.edits} <= done else it
+        for it in plan.verdicts
     )
 
 
@@ -103,47 +90,35 @@ def _fix_list(version: Version | None, *, verbose: bool) -> Iterator[Block]:
         recipe.check(version)
         recipes = [recipe]
         if not recipe.knows(version):
-            close = difflib.get_close_matches(str(version), map(str, recipe.supported), cutoff=0.7)
             tell(
                 lead_word("note")
                 + f"{recipe.project} {version} is not one of the {len(recipe.supported)} known "
                 + f"releases, {recipe.supported[0]} to {recipe.newest}: this is what the fixes' "
                 + "ranges say, and its code may say otherwise"
-                + (f"; did you mean {close[0]}?" if close else "")
             )
-    needs = {
-        fix.id: [need for need in fix.needs if version is None or need.covers(version)]
-        for recipe in recipes
-        for fix in recipe.fixes
-    }
-    fixes = [(recipe, fix) for recipe in recipes for fix in recipe.fixes]
-    yield Record([_listed_fields(recipe, fix, needs[fix.id], version) for recipe, fix in fixes])
-    for recipe in recipes:
-        rows = [_fix_row(fix, needs[fix.id]) for fix in recipe.fixes if needs[fix.id] or verbose]
-        heads = (f"{recipe.project} fix", "what it does", "needed", "upstream")
-        columns = 4 if verbose else 3
-        yield from table((row[:columns] for row in rows), heads=heads[:columns])
+    fields, counts = [], Counter[str]()
+    tables: dict[str, list[tuple[str, ...]]] = {recipe.project: [] for recipe in recipes}
+    for recipe, fix in [(each, fix) for each in recipes for fix in each.fixes]:
+        needs = [need for need in fix.needs if version is None or need.covers(version)]
+        releases = {
+            mode: {name: level for name, level in row.items() if version in (None, Version(name))}
+            for mode, row in load_support(recipe.project).get(fix.id, {}).items()
+        }
+        names = ("id", "title", "layer", "arches", "upstream")
+        known = {name: getattr(fix, name) for name in names}
+        fields.append({"project": recipe.project, **known, "needs": needs, "releases": releases})
+        needed = [
+            f"{need.severity.value} {need.versions}" + (f" ({need.limits})" if need.limits else "")
+            for need in needs
+        ]
+        name = style(fix.id, bold=bool(needs) or None, dim=None if needs else True)
+        row = (name, fix.title, ", ".join(needed) or "not needed", style(fix.upstream, dim=True))
+        if needs or verbose:
+            tables[recipe.project].append(row if verbose else row[:3])
+        counts.update(need.severity.value for need in needs[:1])
+    yield Record(fields)
+    for project, rows in tables.items():
+        heads = (f"{project} fix", "what it does", "needed", "upstream")
+        yield from table(rows, heads=heads if verbose else heads[:3])
     if version is not None:
-        counts = Counter(found[0].severity.value for found in needs.values() if found)
         yield ", ".join(f"{count} {level}" for level, count in counts.items())
-
-
-def _fix_row(fix: Fix, needs: list[Need]) -> tuple[str, ...]:
-    needed = [
-        f"{need.severity.value} {need.versions}" + (f" ({need.limits})" if need.limits else "")
-        for need in needs
-    ]
-    name = style(fix.id, bold=bool(needs) or None, dim=None if needs else True)
-    return name, fix.title, ", ".join(needed) or "not needed", style(fix.upstream, dim=True)
-
-
-def _listed_fields(
-    recipe: Recipe, fix: Fix, needs: list[Need], version: Version | None
-) -> dict[str, object]:
-    releases = {
-        mode: {name: level for name, level in row.items() if version in (None, Version(name))}
-        for mode, row in load_support(recipe.project).get(fix.id, {}).items()
-    }
-    names = ("id", "title", "layer", "arches", "upstream")
-    known = {name: getattr(fix, name) for name in names}
-    return {"project": recipe.project, **known, "needs": needs, "releases": releases}

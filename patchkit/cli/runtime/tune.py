@@ -9,12 +9,13 @@ from typing import Any
 
 import click
 
-from patchkit.cli.options import SourceOptions, opened, vllm_options
+from patchkit.cli.options import opened, vllm_options
 from patchkit.cli.out import PATH, LaidOut, tell
 from patchkit.cli.render import Block, Record, rendered
 from patchkit.errors import UsageError
 from patchkit.measure.tune import BENCHMARK, DTYPES, TuneJob, check_tuner, tune_model
 from patchkit.quoting import quoted, visible
+from patchkit.source.resolve import SourceOptions
 
 _EPILOG = """\
 \b

@@ -16,7 +16,7 @@ from patchkit.patching.fix import Request
 from patchkit.patching.recipe import Recipe, load_recipe
 from patchkit.source.archive import unpack
 from patchkit.source.detect import detect
-from patchkit.source.resolve import Options, Report, fetch_release
+from patchkit.source.resolve import Report, SourceOptions, fetch_release
 from patchkit.source.tree import SourceTree
 from patchkit.versions import named_version
 from patchkit.wheel.build.toolchain import Toolchain
@@ -118,11 +118,5 @@ def vllm_source(
 def _fetch_vllm(recipe: Recipe, version: str | None, offline: bool, report: Report) -> Path:
     chosen = named_version(version) if version else recipe.newest
     recipe.check(chosen)
-    options = Options(
-        project=recipe.project,
-        lock=recipe.home / "lock.toml",
-        check=recipe.check,
-        report=report,
-        offline=offline,
-    )
-    return fetch_release(f"vllm=={chosen}", options)
+    source = SourceOptions(recipe.project, f"vllm=={chosen}", offline=offline)
+    return fetch_release(source, recipe.check, report)

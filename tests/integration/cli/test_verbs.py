@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import io
 import json
 import re
-import tarfile
 
 import pytest
 
@@ -36,7 +34,6 @@ def test_version_and_help(cli):
         ("build", "nccl"),
         ("fetch", "nccl==2.30.7"),
         ("apply", "--dry-run", "--nccl-src", f"git+https://127.0.0.1:9/nccl@{'a' * 40}"),
-        ("fetch", "vllm==0.24.0"),
         ("repack", "vllm==0.24.0"),
         ("build", "vllm", "--version", "0.25.1"),
     ],
@@ -65,9 +62,6 @@ def test_no_network_has_one_code(cli, tmp_path, arguments):
             ["'h' is not the address", "see a login in it"],
         ),
         (["serve", "m"], 2, ["no verb is called 'serve'", "patchkit up m"]),
-        (["lint", "x.yml"], 2, ["patchkit check x.yml"]),
-        (["stop"], 2, ["patchkit down"]),
-        (["apply", "--vllm-src", "vllm==abc"], 2, ["'abc' is not a version"]),
         (["apply", "--vllm-src", ".", "--arch", "12.1"], 2, ["'12.1'", "instructions", "12.1a"]),
         (["apply", "--vllm-src", ".", "--target", "h100"], 2, ["'h100'", "gb10, thor"]),
         (["apply", "--vllm-src", ".", "--dest", "x"], 2, [". is a folder", "--dest"]),
@@ -77,9 +71,8 @@ def test_no_network_has_one_code(cli, tmp_path, arguments):
             2,
             ["fixes, claims and symptoms", "take one: ", "nccl_lacks_sm_121"],
         ),
-        (["fixes", "--version", "0.11.0"], 3, ["0.11.0 is not supported"]),
         (["fetch", "torch==2.9.0"], 2, ["'torch==2.9.0' names no release"]),
-        (["apply"], 2, ["no source is named", "--vllm-src or --nccl-src"]),
+        (["apply"], 2, ["no source: this verb takes one", "--vllm-src or --nccl-src"]),
     ],
 )
 def test_refusals_that_need_no_tree(cli, arguments, rc, says):
@@ -94,15 +87,6 @@ def test_errors_are_json_if_json_is_asked_for(cli):
     assert error["why"]
     assert error["next"].startswith("use one of 0.11.1 to ")
     assert done.stderr == ""
-
-
-def test_a_need_says_what_it_is_limited_to(cli):
-    shown = cli("explain", "nvfp4_moe_marlin").stdout
-    assert [
-        len(re.findall(rf">=0\.12,<0\.23 +\w+ +{kind} ", shown)) for kind in ("source", "installed")
-    ] == [1, 1]
-    assert "recommended >=0.19,<0.20 (installed)" in cli("fixes").stdout
-    assert re.search(r">=0\.23 +recommended +--arch native ", cli("explain", "marlin_sass").stdout)
 
 
 def test_explain_tells_how_the_advice_of_guides_stands(cli):
@@ -120,17 +104,3 @@ def test_explain_tells_how_the_advice_of_guides_stands(cli):
     assert "reported 12 of 12 outputs differ with atomic adds sglang#39455" in said
     # By what a user reads in a log or a guide, too.
     assert cli("explain", "message truncated").stdout.startswith("message_truncated  false")
-
-
-def test_an_archive_that_leads_out_is_refused(cli, tmp_path):
-    archive = tmp_path / "vllm-0.19.1.tar.gz"
-    with tarfile.open(archive, "w:gz") as tar:
-        for name in ("vllm-0.19.1/setup.py", "vllm-0.19.1/../../evil"):
-            member = tarfile.TarInfo(name)
-            member.size = 1
-            tar.addfile(member, io.BytesIO(b"x"))
-
-    said = cli("apply", "--vllm-src", archive, "--dest", tmp_path / "a/b/c", rc=3).stderr
-
-    assert "evil" in said
-    assert [path.name for path in tmp_path.iterdir()] == [archive.name]

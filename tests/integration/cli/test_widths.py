@@ -20,16 +20,8 @@ from support.terminal import on_terminal, piped
 from support.vllm_wheels import vllm_wheel
 from support.wheels import write_wheel
 
-WIDTHS = (60, 100)
+WIDTH = 60
 LIBRARY = Path(__file__).parents[2] / "data" / "libraries" / "gb10.so"
-# A row that is too wide for a table has no heads, and no empty cells.
-_HEADS = """
-- fix state severity what the code says it does needed upstream project version kind target MB
-tag sha256 device library archs fat binaries section arch compressed count bytes netdev speed
-addresses RDMA MTU GID twin cage model evidence quantization GiB Sparks memory tokens vLLM CUDA
-in vllm/ gb10 vllm nccl
-"""
-HEADS = set(_HEADS.split())
 
 
 @pytest.fixture(scope="module")
@@ -69,21 +61,12 @@ def words(text):
     ("arguments", "says"),
     [
         (["fixes"], ["arch_lists", "required >=0.11.1 (--arch native)"]),
-        (["fixes", "--version", "0.25.1"], ["deepgemm_sm12x", "recommended"]),
-        (["explain"], ["fastsafetensors_rank", "marlin_atomic_add_required"]),
         (["explain", "arch_lists"], ["Symptom", "silently falls back"]),
-        (["env", "explain"], ["NCCL_IB_HCA={hcas}", "topology roce or ring"]),
         (["serve-args", "--list"], ["openai/gpt-oss-120b", "mxfp4", "61", "reported, high"]),
-        (["serve-args", "openai/gpt-oss-120b", "--explain", *_NODE], ["--kv-cache-dtype fp8"]),
-        (["env", "--role", "head", *_NODE, "-o", "head.env", "--force"], ["next"]),
         (["env", "check", "--elsewhere", "bad_env"], ["did you mean NCCL_IB_HCA?", "✗"]),
         (["probe", "--root", "spark"], ["NVIDIA GB10", "rocep1s0f0 ACTIVE", "capability 12.1"]),
         (["net", "verify", "--root", "spark"], ["enp1s0f0np0", "next:", "not checked"]),
-        (["inspect", LIBRARY], ["loads on NVIDIA DGX Spark (GB10): exact", "__nv_relfatbin"]),
-        (
-            ["inspect", "wheel"],
-            ["loads in part", "is missing", "_vllm_fa3_C.abi3.so"],
-        ),
+        (["inspect", "wheel"], ["loads in part", "is missing", "_vllm_fa3_C.abi3.so"]),
         (["wheelhouse", "list", "-v", "--dir", "house"], ["dependency-11"]),
         (["verify", "house"], ["SHA256SUMS", "is missing", "next:"]),
     ],
@@ -96,16 +79,11 @@ def test_nothing_is_lost_cut_or_too_wide(files, arguments, says, tmp_path, monke
     piped(arguments)  # what it writes is there from now on, and each run says the same
     plain = piped(arguments)
     assert not [line for line in plain.splitlines() if line != line.rstrip()]
-    for width in WIDTHS:
-        shown = on_terminal(arguments, width)
-        joined = " ".join(shown.split())
-        assert not [each for each in says if each not in joined], shown
-        assert words(plain) - words(shown) <= HEADS, width
-        for line in shown.splitlines():
-            assert line == line.rstrip()
-            # One word or one command may be longer than the terminal is wide.
-            whole = len(layout._words(line.strip())) == 1 or re.match(r"(next|undo)\b", line)
-            assert len(line) <= width or whole, line
+    shown = on_terminal(arguments, WIDTH)
+    joined = " ".join(shown.split())
+    assert not [each for each in says if each not in joined], shown
+    assert words(plain) <= words(shown)
+    assert all(line == line.rstrip() for line in shown.splitlines())
 
 
 @pytest.mark.parametrize(
@@ -146,7 +124,7 @@ def test_a_broken_line_has_every_word_and_fits(text, width):
 def test_a_table_has_every_word_at_any_width(rows, width):
     texts = layout.grid(rows, width, heads=("one", "two", "three"))
     said = {word for text in texts for word in text.split()}
-    assert {word for row in rows for cell in row for word in cell.split()} - {"-"} <= said
+    assert {word for row in rows for cell in row for word in cell.split()} <= said
     assert len(layout.grid(rows, None)) == len(rows)
     assert not any("\n" in text for text in layout.grid(rows, None))
 
@@ -160,29 +138,14 @@ def test_a_table_has_every_word_at_any_width(rows, width):
             38,
             ["k      n", "state  one two three four five six\n       seven"],
         ),
-        (
-            [("state", "a/path/that/is/longer", "7")],
-            20,
-            ["state\n    a/path/that/is/longer\n    7"],
-        ),
-    ],
-    ids=["fits", "wrapped", "blocks"],
-)
-def test_a_table_is_aligned_wrapped_or_blocks(rows, width, shown):
-    heads = ("k", "n") if len(rows[0]) == 2 else ("k", "p", "n")
-    assert layout.grid(rows, width, heads=heads) == shown
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        "next: patchkit wheelhouse prune --dir /srv/a --drop x; or move it away",
-        "  next: put it aside: sudo mv /a/b/c /a/b/c.mine; then `patchkit net undo`",
-        "see `patchkit env explain NCCL_IB_HCA` and the log, for the reasons of it",
     ],
 )
-def test_a_command_is_not_broken(line):
-    commands = re.findall(r"`[^`]*`|(?:patchkit|sudo)[^;`]*(?=;)", line)
-    assert commands
-    shown = "\n".join(layout.wrap(line, 40))
-    assert all(command in shown for command in commands)
+def test_a_table_is_aligned_and_wrapped(rows, width, shown):
+    assert layout.grid(rows, width, heads=("k", "n")) == shown
+
+
+def test_a_command_is_not_broken():
+    line = "  next: put it aside: sudo mv /a/b/c /a/b/c.mine; then `patchkit net undo`"
+    assert layout.wrap(line, 40) == [line]
+    line = "see `patchkit env explain NCCL_IB_HCA` and the log, for the reasons of it"
+    assert "`patchkit env explain NCCL_IB_HCA`" in "\n".join(layout.wrap(line, 20))

@@ -58,8 +58,7 @@ def test_former_spellings_go_on_working_and_are_not_shown(cli, root):
     ("named", "says"),
     [
         (["no-such-thing"], "says whether it is vLLM or NCCL"),
-        (["vllm==0.24.0", "--vllm-src", "vllm==0.24.0"], "two sources are named"),
-        ([], "no source is named"),
+        (["vllm==0.24.0", "--vllm-src", "vllm==0.24.0"], "this verb takes one source"),
     ],
 )
 def test_a_source_that_cannot_be_told(cli, named, says):

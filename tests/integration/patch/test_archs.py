@@ -6,7 +6,6 @@ import re
 from itertools import cycle, groupby, product
 
 import pytest
-from packaging.version import Version
 
 from patchkit.patching.support import load_support, support_of
 from patchkit.recipes.vllm.archs import evaluate
@@ -172,31 +171,10 @@ def test_no_machine_code_of_another_device_is_built(rows):
     assert {arch.codes for arch in archs if arch.major == 12} >= {("sm_121a",), ("sm_120f",)}
 
 
-def test_native_leaves_no_group_empty_but_those_of_sm100(rows):
-    emptied = [row for row in rows("native") if row["stock"] and not row["patched"]]
-    assert {(row["release"], row["group"]) for row in emptied if row["variable"] != MLA[1]} == {
-        ("0.11.1", name) for name in SM100_OF_0_11_1
-    }
-    assert {row["group"] for row in emptied if row["variable"] == MLA[1]} == {MLA[0]}
-    assert max(Version(row["release"]) for row in emptied) == Version("0.18.1")
-
-
 def test_everything_of_a_family_build_loads_on_12_1(rows):
     built = [row for row in rows("family") if row["patched"]]
     assert built
     assert not [r for r in built if best_load(tuple(r["patched"]), (12, 1)) is Load.NONE]
-
-
-def test_family_is_stock_but_for_what_does_not_load_or_comes_as_ptx(rows):
-    changed = [r for r in rows("family") if [*map(_alone, r["stock"])] != r["patched"]]
-    # Up to 0.18 a list without a family in it is asked for plain 12.0.
-    assert {tuple(row["patched"]) for row in changed} == {("12.0f",), ("12.0",), ()}
-    assert not [
-        row
-        for row in changed
-        if not _is_sm100(row)
-        and best_load(tuple(row["stock"]), (12, 1)) not in (Load.NONE, Load.JIT, Load.COMPATIBLE)
-    ]
 
 
 def _alone(arch):

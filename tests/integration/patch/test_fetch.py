@@ -6,7 +6,6 @@ import hashlib
 import io
 import tarfile
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -20,7 +19,7 @@ from patchkit.patching.recipe import load_recipe
 from patchkit.source.archive import unpack
 from patchkit.source.fetch import CHUNK, fetch
 from patchkit.source.lock import LockEntry, read_lock, read_wheel_lock
-from tools.index_entries import lock_entries, render_lock, wheel_entries
+from tools.index_entries import render_lock
 
 NAME = "demo-1.0.tar.gz"
 COMMITTED_LOCK = Path(__file__).parents[3] / "recipes" / "vllm" / "lock.toml"
@@ -138,12 +137,6 @@ def test_cache_hit_needs_no_network(index):
         fetch("demo", "2.0", index.lock)
 
 
-def test_fetches_at_once_all_succeed(index, tmp_path):
-    with ThreadPoolExecutor(4) as pool:
-        paths = set(pool.map(lambda _: fetch("demo", "1.0", index.lock), range(4)))
-    assert [path.name for path in paths] == [NAME] == cached(tmp_path)
-
-
 @pytest.mark.parametrize("change", [{"sha256": "0" * 64}, {"size": 5}, {"size": 10**6}])
 def test_download_that_is_not_what_the_lock_says(index, tmp_path, change):
     entry = replace(index.entry, **change)
@@ -236,36 +229,6 @@ def test_index_of_pip_configuration(index, tmp_path, monkeypatch):
     monkeypatch.delenv("PIP_INDEX_URL")
     monkeypatch.setenv("PIP_CONFIG_FILE", str(config))
     assert fetch("demo", "1.0", index.lock).is_file()
-
-
-def test_lock_is_regenerated_from_the_index(index, tmp_path):
-    entries = lock_entries("demo", ["1.0"])
-    assert entries == [index.entry]
-    path = tmp_path / "lock.toml"
-    path.write_text(render_lock(entries))
-    assert read_lock(path) == index.lock
-    with pytest.raises(StorageError, match=r"sdist of 2\.0"):
-        lock_entries("demo", ["2.0"])
-
-
-def test_wheels_are_locked_by_cpu(index):
-    """Of several builds the last one, as pip chooses."""
-    arm = [f"demo-3.0{build}-py3-none-manylinux_2_28_aarch64.whl" for build in ("-1", "-2", "")]
-    intel = "demo-3.0-py3-none-manylinux1_x86_64.whl"
-    links = []
-    for name in (*arm, intel, "demo-3.0-py3-none-macosx_11_0_arm64.whl", "demo-3.0-odd.whl"):
-        (index.folder / "files" / name).write_text(name)
-        digest = hashlib.sha256(name.encode()).hexdigest()
-        links.append(f'<a href="../../files/{name}#sha256={digest}">{name}</a>')
-    page = index.folder / "simple/demo/index.html"
-    page.write_text(f"<!DOCTYPE html><html><body>{''.join(links)}</body></html>")
-    found = wheel_entries("demo", ["3.0"])
-    assert [(entry.filename, entry.size) for entry in found] == [
-        (arm[1], len(arm[1])),
-        (intel, len(intel)),
-    ]
-    with pytest.raises(StorageError, match=r"a wheel for aarch64 of 1\.0"):
-        wheel_entries("demo", ["1.0"])
 
 
 @pytest.mark.parametrize(

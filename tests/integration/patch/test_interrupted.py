@@ -143,9 +143,7 @@ def cut_short(root, after):
 
 DAMAGE = {
     "ledger": (".patchkit/ledger.json", b'{"format": 1}'),
-    "ledger that is no JSON": (".patchkit/ledger.json", b"\xff"),
     "journal": (".patchkit/transaction/back.json", b"[]"),
-    "journal that is no JSON": (".patchkit/transaction/back.json", b"\xff"),
 }
 
 

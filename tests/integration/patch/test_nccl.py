@@ -17,12 +17,7 @@ from patchkit.recipes.nccl.build_files import (
     COMMON_MK,
     ROOT_FILE,
     SOURCE_FILE,
-    gencodes,
-    make_flags,
 )
-from patchkit.source.detect import detect
-from patchkit.source.nccl import nccl_tree
-from patchkit.source.releases import load_facts
 from support.needed import need
 
 RECIPE = load_recipe("nccl")
@@ -55,32 +50,6 @@ def edit(rewrite):
     return change
 
 
-@pytest.fixture
-def older(nccl, edit):
-    """A tree as 2.26.2 had what the fixes look at, made of the newer one."""
-
-    def make():
-        root = nccl()
-        edit(root, VERSION_MK, "NCCL_MINOR   := 29", "NCCL_MINOR   := 26")
-        edit(root, VERSION_MK, "NCCL_PATCH   := 7", "NCCL_PATCH   := 2")
-        text = (root / COMMON_MK).read_text()
-        standard = re.search(r"# CUDA 13\.0 requires c\+\+17\n.*?endif\n\n", text, re.DOTALL)[0]
-        branch = re.search(
-            r'"0\$\(CUDA_MAJOR\)" -ge 13; .*?\nelse ifeq \(\$\(shell test ', text, re.DOTALL
-        )[0]
-        edit(root, COMMON_MK, standard, "")
-        edit(root, COMMON_MK, branch, "")
-        edit(root, COMMON_MK, "-eq 12 -a", "-ge 12 -a")
-        edit(root, COMMON_MK, "-Wno-sign-compare $(CXXSTD)", "-Wno-sign-compare -std=c++11")
-        edit(root, COMMON_MK, "$(NVCC_GENCODE) $(CXXSTD)", "$(NVCC_GENCODE) -std=c++11")
-        edit(root, COMMON_MK, " -I $(CUDA_INC)/cccl", "")
-        (root / ROOT_FILE).unlink()
-        (root / SOURCE_FILE).unlink()
-        return root
-
-    return make
-
-
 # Apply and back
 
 
@@ -88,9 +57,7 @@ def older(nccl, edit):
     ("target", "arch", "number"),
     [
         ("gb10", "native", "121"),
-        ("gb10", "family", "120"),
-        ("thor", "native", "110"),
-        ("h200", "native", "90"),
+        ("thor", "family", "110"),
     ],
 )
 def test_apply_and_revert(nccl, ask, snapshot, target, arch, number):
@@ -121,18 +88,6 @@ def test_apply_and_revert(nccl, ask, snapshot, target, arch, number):
 # What the build would be told
 
 
-def test_upstreams_own_default_is_what_the_recipe_says(nccl_release):
-    """The archs of recipe.toml, said by the release's own makefile."""
-    need("make")
-    archs = load_facts().known(detect(nccl_release, "nccl").version).archs
-    said = gencodes(make_flags(detect(nccl_release, "nccl"), "13.0"))
-    names = [re.fullmatch(r"-gencode=arch=compute_(\d+),code=(\w+)_\d+", flag) for flag in said]
-    code = [f"{m[1][:-1]}.{m[1][-1]}" for m in names if m[2] == "sm"]
-    ptx = [f"{m[1][:-1]}.{m[1][-1]}" for m in names if m[2] == "compute"]
-    assert [arch.removesuffix("+PTX") for arch in archs] == code
-    assert [arch.removesuffix("+PTX") for arch in archs if arch.endswith("+PTX")] == ptx
-
-
 def test_the_whole_makefile_hands_the_arch_on(nccl, ask, tmp_path):
     """Not our own three lines of a makefile: NCCL's, down to the command for a device file."""
     need("make")
@@ -161,28 +116,6 @@ def test_the_whole_makefile_hands_the_arch_on(nccl, ask, tmp_path):
     assert given("NVCC_GENCODE=-gencode=arch=compute_90,code=sm_90") - always == {
         "-gencode=arch=compute_90,code=sm_90"
     }
-
-
-def test_the_makefiles_of_2_26(older, ask, snapshot):
-    need("make")
-    root = older()
-    before = snapshot(root)
-    stock = detect(root, "nccl")
-    assert "-gencode=arch=compute_60,code=sm_60" in make_flags(stock, "13.0")
-
-    done = apply(root, RECIPE, ask())
-
-    assert states(done) == {
-        **dict.fromkeys(STATES, OUTSIDE),
-        "make_archs": APPLIED,
-        "make_cuda13": APPLIED,
-    }
-    assert "make gives nvcc 13 -std=c++17, and nvcc 12 -std=c++11 as before" in done.proofs
-    flags = make_flags(detect(root, "nccl"), "13.0")
-    assert gencodes(flags) == ("-gencode=arch=compute_121,code=sm_121",)
-    assert "-I $(CUDA_INC)/cccl" in (root / COMMON_MK).read_text()
-    revert(root, "nccl")
-    assert snapshot(root) == before
 
 
 # Code that is not as expected
@@ -248,44 +181,12 @@ def test_from_a_release_to_a_diff(cli, git, tmp_path, nccl_release):
 @pytest.mark.parametrize(
     ("arguments", "rc", "says"),
     [
-        (["status", "--nccl-src", "x", "--vllm-src", "x"], 2, "two sources are named"),
+        (["status", "--nccl-src", "x", "--vllm-src", "x"], 2, "this verb takes one source"),
         (["apply", "--nccl-src", "nccl==2.28.3"], 3, "sticky CUDA error"),
         (["apply", "--nccl-src", "git+file:///x@v9"], 2, "'v9' is not a commit"),
         (["apply", "--vllm-src", "x", "--sha256", "0"], 2, "--sha256 is for an archive of NCCL"),
         (["apply", "--nccl-src", "vllm==0.24.0"], 2, "neither a git URL nor a release"),
-        (["archs", "--nccl-src", "x"], 2, "no such option"),
-        (["fetch", "nccl==9.9"], 3, "not among the releases"),
     ],
 )
 def test_refusals(cli, arguments, rc, says):
     assert says in cli(*arguments, rc=rc).stderr
-
-
-def test_the_catalogue_is_of_both_projects(cli):
-    listed = json.loads(cli("fixes", "--json").stdout)
-    assert [fix["id"] for fix in listed if fix["project"] == "nccl"] == list(STATES)
-    assert "vllm fix" in cli("fixes").stdout
-    assert "nccl fix" in cli("fixes").stdout
-    assert "make_archs" in cli("fixes", "--version", "2.29.7").stdout
-    shown = cli("explain", "cmake-archs").stdout
-    assert "Using CUDA_ARCHITECTURES: 75" in shown
-    assert "cmake_archs" in cli("explain").stdout
-
-
-def test_default_folders_of_different_sources_differ(cli, tmp_path, nccl_release, git):
-    """Two commits of one version must not be taken for each other."""
-    need("make")
-    repository = tmp_path / "repository"
-    shutil.copytree(nccl_release, repository, symlinks=True)
-    git(repository, "init", "--quiet")
-    git(repository, "add", "--all")
-    git(repository, "commit", "--quiet", "--message", "one")
-    commit = git(repository, "rev-parse", "HEAD").strip()
-    cache = {"PATCHKIT_CACHE_DIR": str(tmp_path / "cache")}
-    cli("apply", "--nccl-src", f"git+file://{repository}@{commit}", env=cache)
-    archive = nccl_tree("nccl==2.29.7", offline=True)
-    cli("apply", "--nccl-src", archive.path)
-    cli("apply", "--nccl-src", "nccl==2.29.7")
-    found = {path.name for path in (tmp_path / "build").iterdir()}
-    digest = archive.identity.removeprefix("sha256:")
-    assert found == {"nccl-2.29.7", f"nccl-2.29.7-{commit[:8]}", f"nccl-2.29.7-{digest[:8]}"}

@@ -13,7 +13,6 @@ from patchkit.patching.fix import Case, Severity, State
 from patchkit.patching.plan import make_plan
 from patchkit.patching.workspace import open_workspace
 from patchkit.proof.prove import prove
-from patchkit.recipes.vllm.archs import evaluate
 from support.selection import RELEASES
 
 pytestmark = pytest.mark.releases
@@ -54,25 +53,6 @@ def test_optional_fixes_apply_and_know_themselves(version, planned, recipe):
 
     assert states(plan, wanted) == dict.fromkeys(wanted, State.APPLY)
     assert states(again, wanted) == dict.fromkeys(wanted, State.APPLIED)
-
-
-@pytest.mark.parametrize(
-    ("version", "arch"), [("0.11.1", "family"), ("0.19.1", "native"), ("0.23.0", "native")]
-)
-def test_without_mla_every_other_group_is_built_as_before(version, arch, planned):
-    def built(plan):
-        target, arch_list = plan.request.target, plan.request.arch_list
-        groups = evaluate(plan.patched, target, arch_list, target.cuda)
-        return {(group.place, group.variable): group.archs for group in groups}
-
-    with_it, without = (
-        built(planned(version, arch)),
-        built(planned(version, arch, also={"mla_archs"})),
-    )
-    mla = [key for key in with_it if key[1] == "MLA_ARCHS"]
-    assert len(mla) == 1
-    assert with_it[mla[0]] != ()
-    assert without == {**with_it, mla[0]: ()}
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,6 @@ import pytest
 from packaging.version import Version
 
 from patchkit.apply import apply, plan_for, revert
-from patchkit.errors import DriftError
 from patchkit.patching.support import SupportLevel, load_support
 from patchkit.patching.workspace import open_workspace
 from patchkit.proof.prove import prove
@@ -60,22 +59,6 @@ def test_apply_is_idempotent_and_revert_gives_back_every_byte(
     }
     assert revert(root) == tuple(sorted(first.written))
     assert snapshot(root) == pristine
-
-
-@once
-def test_changing_the_mode_and_back_equals_a_fresh_apply(
-    version, arch, tree, snapshot, recipe, ask
-):
-    root = tree(version)
-    apply(root, recipe, ask(arch))
-    fresh = snapshot(root)
-
-    apply(root, recipe, ask(OTHER[arch]))
-    other = snapshot(root)
-    apply(root, recipe, ask(arch))
-
-    assert other != fresh
-    assert snapshot(root) == fresh
 
 
 @once
@@ -151,17 +134,3 @@ def test_created_files_come_and_go(version, tree, snapshot, recipe, ask, cli):
     assert snapshot(root) == patched
     assert set(revert(root)) == set(first.written)
     assert snapshot(root) == pristine
-
-
-def test_without_a_ledger_a_created_file_is_known_and_another_one_is_left_alone(tree, recipe, ask):
-    root, selected = tree("0.25.1"), ask(only={"moe_configs"})
-    place = root / min(apply(root, recipe, selected).written)
-    shutil.rmtree(root / ".patchkit")
-
-    again = apply(root, recipe, selected)
-    place.write_text("{}\n")
-
-    assert (states(again)["moe_configs"], again.written) == ("applied", ())
-    with pytest.raises(DriftError, match="is there already, with another text"):
-        apply(root, recipe, selected)
-    assert place.read_text() == "{}\n"

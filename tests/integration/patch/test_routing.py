@@ -6,15 +6,11 @@ Nothing is asked of a GPU: the release's platform class is told a capability, se
 
 from __future__ import annotations
 
-from functools import partial
-from types import SimpleNamespace
-
 import pytest
 
 from patchkit.apply import plan_for
 from patchkit.patching.workspace import open_workspace
 from patchkit.proof import upstream_code
-from patchkit.proof.upstream_code import Anything
 from patchkit.recipes.vllm.decisions import (
     FP8_MOE,
     NVFP4_MOE,
@@ -103,34 +99,6 @@ def test_everybody_else_takes_what_they_took(routed):
         if layer in repaired.get(str(stock.version), ()):
             del before[Capability(12, 0)]
         assert {c: decided(layer, patched, c) for c in before} == before
-
-
-class Torch(Anything):
-    """An MI300, and a CPU without AMX."""
-
-    cuda = SimpleNamespace(get_device_properties=lambda _: SimpleNamespace(gcnArchName="gfx942"))
-    cpu = SimpleNamespace(_is_amx_tile_supported=lambda: False)
-
-
-@pytest.mark.parametrize("platform", ["ROCM", "CPU"])
-def test_another_platform_of_the_same_capability_takes_what_it_took(platform, routed):
-    def decide(layer, tree, capability):
-        code = on_device(tree, capability)
-        interface = "vllm/platforms/interface.py"
-        enum = code.get(interface, "PlatformEnum")[platform]
-        value = code.get(interface, "DeviceCapability")(*capability)
-        methods = {"_enum": enum, "get_device_capability": classmethod(lambda *_, **__: value)}
-        methods["device_type"] = "cpu" if platform == "CPU" else "cuda"
-        code.names["current_platform"] = type(
-            "Other", (code.get(interface, "Platform"),), methods
-        )()
-        code.names["torch"] = Torch("torch")
-        code.names["cpu_has_amx_fp8"] = lambda: False
-        return LAYERS[layer](code)
-
-    for layer in LAYERS:
-        before, after = (outcome(partial(decide, layer), tree, GB10) for tree in routed)
-        assert after == before, layer
 
 
 @pytest.mark.parametrize(

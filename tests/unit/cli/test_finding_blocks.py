@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import click
-import pytest
 
-from patchkit.cli.layout import wrap
 from patchkit.cli.render import finding_blocks
 from patchkit.errors import UsageError
 from patchkit.finding import finding
@@ -20,27 +18,10 @@ FOUND = (
 )
 
 
-def shown(monkeypatch, width):
+def test_in_a_pipe_each_thing_is_a_line(monkeypatch):
     # How patchkit was started is how its commands are spelled.
     monkeypatch.setattr("sys.argv", ["patchkit", "verify"])
-    return [click.unstyle(part) for line in finding_blocks(FOUND) for part in wrap(line, width)]
-
-
-@pytest.mark.parametrize("width", [80, 120])
-def test_in_a_terminal_words_names_and_commands_stay_whole(monkeypatch, width):
-    told = shown(monkeypatch, width)
-    heads = [f"✗ {NAME}", "✗ other.whl  is not in manifest.json"]
-    assert [line for line in told if line[:1] != " "] == heads
-    assert sum(line.endswith(DROP) for line in told) == 2
-    prose = [line for line in told if "--drop" not in line and "✗" not in line]
-    assert all(len(line) <= width and line.startswith("  ") for line in prose)
-    assert " ".join(line.strip() for line in prose if line.strip() != "next:") == (
-        f"{WHAT} needs torch==2.13.0 why:   beside that torch pip takes stock's"
-    )
-
-
-def test_in_a_pipe_each_thing_is_a_line(monkeypatch):
-    assert shown(monkeypatch, None) == [
+    assert list(map(click.unstyle, finding_blocks(FOUND))) == [
         *(f"✗ {NAME}", f"  {WHAT}", "  needs torch==2.13.0"),
         *("  why:   beside that torch pip takes stock's", f"  next:  {DROP}"),
         *("✗ other.whl  is not in manifest.json", f"  next:  {DROP}"),

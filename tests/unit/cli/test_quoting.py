@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import ast
-import itertools
-import re
 import subprocess
 import unicodedata
 from pathlib import Path
@@ -13,8 +10,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import patchkit
-from patchkit.cli.layout import PROGRAMS
 from patchkit.digests import digest
 from patchkit.durable.journal import Change, Journal
 from patchkit.errors import PatchkitError
@@ -22,7 +17,6 @@ from patchkit.quoting import prose, quoted, visible
 from patchkit.wheel.wheelhouse.verify import verify_wheelhouse
 from support.wheels import write_wheel
 
-ROOT = Path(patchkit.__file__).parents[1]
 ANYTHING = st.text(st.characters())  # surrogates, too
 NAMES = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]))
 EVIL = "sp ace $(touch x) `touch y` 'q' \"\\!\n\x1b[2J\u202e\udcff"
@@ -73,101 +67,6 @@ def test_a_name_that_is_not_utf8_and_a_path_that_looks_like_an_option():
     assert words(quoted("cat", EVIL)) == ["cat", EVIL]
     assert quoted("ls", Path("-rf"), Path("/-x"), "-l") == "ls ./-rf /-x -l"
     assert quoted("pip", "install", "pip>=23") == "pip install 'pip>=23'"
-
-
-# Commands in what patchkit says
-
-_OPEN = re.compile(rf"(?:^|[\s(`])(?:{'|'.join(PROGRAMS)})[^;`\n]*$")
-# A command that is written out, with a comma or a colon at its last word.
-_RUN_ON = re.compile(rf"(?:^|[:;] |\bor )(?:{'|'.join(PROGRAMS)})[^;`\n]*[,:] ")
-_FORMATTED = re.compile(rf"(?:{'|'.join(PROGRAMS)})[^;`\n]*(?:\{{\w*\}}|%s)")
-_ENDS = (";", "`", ")", "\n", " &&")  # what may follow a command, so that it can be copied
-
-
-def _calls_quoted(node, helpers):
-    return (
-        isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in helpers
-    )
-
-
-def _helpers(tree):
-    """``quoted``, and the functions of a module that return nothing but what it returns."""
-    found = {"quoted"}
-    for function in ast.walk(tree):
-        if isinstance(function, ast.FunctionDef):
-            returned = [node.value for node in ast.walk(function) if isinstance(node, ast.Return)]
-            if returned and all(_calls_quoted(value, {"quoted"}) for value in returned):
-                found.add(function.name)
-    return found
-
-
-def _in_f_string(parts, helpers):
-    """Whether something is put into a command as it is, or a command does not end where it may."""
-    before = ""
-    for part, after in itertools.pairwise([*parts, None]):
-        if isinstance(part, ast.Constant):
-            before += part.value.replace("```", "")
-        elif not _calls_quoted(part.value, helpers):
-            if _OPEN.search(before) or before.count("`") % 2:
-                return True
-            before += "\0"
-        else:
-            follows = after.value if isinstance(after, ast.Constant) else ""
-            if follows and not follows.startswith(_ENDS) and not before.endswith("`"):
-                return True
-            before += "quoted"
-    return False
-
-
-def unquoted(code):
-    """The lines of a module where something is put into a command without being quoted."""
-    tree = ast.parse(code)
-    helpers = _helpers(tree)
-    prose = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-    for node in ast.walk(tree):
-        match node:
-            case ast.JoinedStr(values=parts):
-                wrong = _in_f_string(parts, helpers)
-            case ast.BinOp(left=ast.Constant(value=str(text)), op=ast.Add(), right=right):
-                wrong = _OPEN.search(text) and not isinstance(right, ast.Constant)
-            case ast.Constant(value=str(text)):
-                wrong = _FORMATTED.search(text) or (_RUN_ON.search(text) and id(node) not in prose)
-            case _:
-                wrong = False
-        if wrong:
-            yield node.lineno
-
-
-def test_the_rule_below_finds():
-    for code in (
-        'hint = f"patchkit wheelhouse prune --dir {house}"',
-        'hint = f"put it aside: sudo mv {path} {path}.off"',
-        'hint = f"{quoted(a)}; then pip install {wheel}"',
-        'hint = f"`{command}` failed"',
-        'hint = f"{quoted(*words)}, then name the copy"',
-        'hint = "chmod u+w " + str(place)',
-        'FILL = "patchkit wheelhouse fill --dir {house}"',
-        'hint = "apt install python3-venv, or free some space"',
-    ):
-        assert list(unquoted(code)) == [1]
-
-
-def test_every_command_that_holds_a_word_is_quoted():
-    # The head of requirements.txt is a comment there, of words that are patchkit's own; the others
-    # are patterns that find commands.
-    allowed = {
-        "patchkit/wheel/wheelhouse/manifest.py",
-        "patchkit/cli/layout.py",
-        "patchkit/cli/next_step.py",
-    }
-    found = {
-        f"{name}:{line}"
-        for folder in ("patchkit", "recipes")
-        for place in sorted((ROOT / folder).rglob("*.py"))
-        if (name := str(place.relative_to(ROOT))) not in allowed
-        for line in unquoted(place.read_text(encoding="utf-8"))
-    }
-    assert found == set()
 
 
 # Pasted

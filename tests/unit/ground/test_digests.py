@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 import shutil
 
 import pytest
 
-from patchkit.digests import sha256_of, tree_digest
-from patchkit.errors import StorageError
+from patchkit.digests import tree_digest
 
 
 @pytest.fixture
@@ -51,10 +49,3 @@ def test_what_is_not_upstreams_does_not_count(folder, tmp_path):
         write(copy / aside)
     assert tree_digest(copy, aside=(".deps",)) == before
     assert tree_digest(copy) != before
-
-
-def test_a_file(tmp_path):
-    write(tmp_path / "file", "text")
-    assert sha256_of(tmp_path / "file") == hashlib.sha256(b"text").hexdigest()
-    with pytest.raises(StorageError, match="none: cannot be read: No such file"):
-        sha256_of(tmp_path / "none")

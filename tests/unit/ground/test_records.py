@@ -1,7 +1,6 @@
 """Records: what fits its class becomes one, and what does not is named by file, line and key."""
 
 import contextlib
-import json
 from dataclasses import asdict, dataclass, field
 from enum import Enum
 from typing import Annotated, Literal
@@ -14,7 +13,6 @@ from packaging.version import Version
 from patchkit.errors import SourceError, UsageError
 from patchkit.records import (
     RecordError,
-    Sha256,
     Utf8,
     matching,
     one_of,
@@ -113,16 +111,6 @@ def test_what_does_not_fit_is_named():
         assert str(caught.value).startswith(says)
 
 
-def test_a_sha256_is_64_digits():
-    @dataclass(frozen=True)
-    class Sum:
-        sha256: Sha256
-
-    with pytest.raises(RecordError, match="not a sha256"):
-        record(Sum.__annotations__["sha256"], "A" * 64)
-    assert record(Sum, {"sha256": "a" * 64}) == Sum("a" * 64)
-
-
 def test_what_is_no_json_is_refused():
     for text, says in (
         ("", "is not JSON: Expecting value"),
@@ -178,9 +166,3 @@ KEYS = [key for key in WHOLE if key != "text"]
 def test_nothing_but_a_record_error_comes_of_any_value(value):
     with contextlib.suppress(RecordError):
         assert asdict(record(Outer, value))["text"] == value["text"]
-
-
-@given(st.builds(Inner, number=st.integers(max_value=9), since=st.text()))
-def test_what_is_written_is_read_again(inner):
-    text = json.dumps({"number": inner.number, "from": inner.since})
-    assert read_json(Inner, text) == inner

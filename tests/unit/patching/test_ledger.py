@@ -83,51 +83,27 @@ NO_LEDGERS = [
     LEDGER.to_json()[:-20],
     b"\xff\xfe{}",
     b"null",
-    b"[]",
-    b"{}",
     altered(format=2),
     altered(project=None),
-    altered(files=None),
-    altered(files=[]),
-    altered(files={"a": ["one"]}),
-    altered(files={"a": None}),
     altered(verdicts=7),
     altered(surprise=1),
-    altered(format="1"),
-    altered(format=True),
     altered(patchkit="x"),
-    altered(recipe=["5eed"]),
     altered(version="one"),
     altered(date="yesterday"),
     altered(date="20261122"),
     altered(files={"../a": ["", "0" * 64]}),
     altered(files={"/etc/passwd": ["", "0" * 64]}),
     altered(files={"a/../../b": ["", "0" * 64]}),
-    altered(files={"a//b": ["", "0" * 64]}),
-    altered(files={"": ["", "0" * 64]}),
     altered(files={"a\0b": ["", "0" * 64]}),
     altered(files={"a": ["0" * 64, ""]}),
     altered(files={"a": ["", "0" * 63]}),
-    altered(files={"a": ["", 5]}),
-    altered(files={"a": ["", "0" * 64, "1" * 64]}),
     altered(seen={"../a": ""}),
-    altered(seen={"a": None}),
     altered(verdicts=[{**VERDICT, "state": "blessed"}]),
     altered(verdicts=[{**VERDICT, "severity": "fatal"}]),
-    altered(verdicts=[{**VERDICT, "reason": 1}]),
-    altered(verdicts=[{**VERDICT, "id": "X Y"}]),
-    altered(verdicts=[{**VERDICT, "more": ""}]),
     altered(verdicts=[VERDICT, VERDICT]),
-    altered(verdicts=["x"]),
-    altered(proofs="abc"),
-    altered(proofs=[1]),
     altered(proofs=["\ud800"]),
-    altered(seen={"\ud800": ""}),
-    altered(request={}),
     altered(request={**REQUEST, "target": "toaster"}),
-    altered(request={**REQUEST, "target": ["gb10"]}),
     altered(request={**REQUEST, "arch": "12.1"}),
-    altered(request={**REQUEST, "only": "abc"}),
     altered(request={**REQUEST, "skip": [1]}),
     b"[" * 100_000,
 ]
@@ -168,11 +144,6 @@ def test_any_field_is_a_ledgers_or_a_clear_error(tmp_path, fields):
     assert json.loads(ledger.to_json()).keys() <= {*json.loads(LEDGER.to_json()), "date"}
 
 
-def test_originals_are_what_upstream_shipped(patched):
-    _tree, state = patched
-    assert originals(state, LEDGER) == {"vllm/a.py": BEFORE.encode(), "b.cu": b"b\n", NEW: None}
-
-
 @pytest.mark.parametrize("text", [None, AFTER, "", f"{BEFORE}\n"])
 def test_an_original_that_is_missing_or_altered_is_refused(patched, text):
     _tree, state = patched
@@ -190,11 +161,8 @@ def test_an_original_that_is_missing_or_altered_is_refused(patched, text):
         ("vllm/a.py", AFTER, [], True),
         ("vllm/a.py", BEFORE, [], False),
         ("vllm/a.py", "mine\n", ["vllm/a.py"], False),
-        ("vllm/a.py", None, ["vllm/a.py"], False),
         (NEW, "mine\n", [NEW], False),
-        (NEW, None, [], False),
         ("setup.py", "other\n", [], False),
-        ("setup.py", None, [], False),
         ("gone.py", "", [], False),
         ("unrelated.py", "new\n", [], True),
     ],
@@ -233,7 +201,6 @@ def sha256(data):
     [
         ("vllm/__init__.py", "vllm/__init__.py,sha256=DDDD,10"),
         ("vllm/configs/E=8,N=64.json", '"vllm/configs/E=8,N=64.json",sha256=BBBB,7'),
-        ("vllm/größe.py", "vllm/größe.py,sha256=EEEE,3"),
     ],
 )
 def test_record_names_the_new_contents_and_nothing_else_changes(path, line, ending):

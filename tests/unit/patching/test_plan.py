@@ -66,13 +66,10 @@ def states(plan):
         ("0.20.0", STOCK, "drifted", "0.20.0 is known to be right (0.20 has theirs), but the code"),
         ("0.20.0", FIXED, "upstream", "a.txt: theirs"),
         ("0.20.0", PATCHED, "upstream", "a.txt: has 'new\\n'"),
-        ("0.33.0", "neither\n", "drifted", "a.txt:1: 'old' found 0 times"),
-        ("0.19.1+cu130", FIXED, "drifted", "0.19.1+cu130 is known to need this"),
         ("0.20.0+cpu", STOCK, "drifted", "0.20.0+cpu is known to be right"),
         ("0.12.0", STOCK, "apply", "a.txt: has 'old\\n'"),
         # Before the first need nobody looks at the code.
         ("0.11.2", STOCK, "not-applicable", "not needed in 0.11.2"),
-        ("0.11.2", "neither\n", "not-applicable", "not needed in 0.11.2"),
         ("0.11.3.dev4+gabc1234", STOCK, "not-applicable", "not needed in 0.11.3.dev4+gabc1234"),
     ],
 )
@@ -89,13 +86,9 @@ def test_a_known_release_and_its_code_must_agree(version, text, state, reason, p
     [
         ("0.12.0rc1", True),
         ("0.12.0.dev3+gabc1234", True),
-        ("0.19.2", True),
         ("0.19.1.dev3+gabc1234", True),
         ("0.20.0rc1", False),
-        ("0.20.1.dev7+gabc1234", False),
-        ("0.23.0rc1", False),
         ("0.33.1.dev5+g123abc", False),
-        ("0.99.0", False),
         ("1.0", False),
     ],
 )
@@ -117,11 +110,8 @@ def test_the_code_alone_decides_for_other_versions(version, needed, plan_of):
     ("version", "state"),
     [
         ("0.19.1", "drifted"),
-        ("0.19.1+cu130", "drifted"),
         ("0.34.0", "drifted"),
-        ("0.34.0+cu130", "drifted"),
         ("0.12.0.dev3+gabc1234", "not-applicable"),
-        ("0.19.0rc1", "not-applicable"),
         ("0.33.1.dev5+g123abc", "not-applicable"),
     ],
 )
@@ -159,9 +149,7 @@ OPTIONAL = (Need(">=0.12", Severity.OPTIONAL, "faster"),)
         ({"also": {"c"}}, {"a": "apply", "b": "apply", "c": "apply"}),
         ({"only": {"b"}}, {"a": "off", "b": "apply", "c": "off"}),
         ({"only": {"c"}}, {"a": "off", "b": "off", "c": "apply"}),
-        ({"only": {"a"}, "also": {"c"}}, {"a": "apply", "b": "off", "c": "apply"}),
         ({"skip": {"a", "c"}}, {"a": "off", "b": "apply", "c": "off"}),
-        ({"only": {"a", "b"}, "skip": {"c"}}, {"a": "apply", "b": "apply", "c": "off"}),
     ],
 )
 def test_selection(request_, expected, plan_of):
@@ -183,9 +171,7 @@ def test_selection(request_, expected, plan_of):
     [
         ({"skip": {"marlin_sas"}}, "no fix is called 'marlin_sas'", "did you mean marlin_sass"),
         ({"only": {"?"}}, r"no fix is called '\?'", "patchkit fixes"),
-        ({"also": {"nothing"}}, "no fix is called 'nothing'", "patchkit fixes"),
         ({"only": {"other"}, "skip": {"other"}}, "other is asked for and left out at once", ""),
-        ({"also": {"other"}, "skip": {"other"}}, "other is asked for and left out at once", ""),
     ],
 )
 def test_an_impossible_selection_is_refused(request_, message, hint, plan_of):
@@ -200,9 +186,7 @@ def test_an_impossible_selection_is_refused(request_, message, hint, plan_of):
         ("base\ntop\n", {}, {"base": "apply", "top": "apply"}),
         ("base\ntop\n", {"skip": {"base"}}, UsageError),
         ("base\ntop\n", {"only": {"top"}}, UsageError),
-        ("base\nTOP\n", {"only": {"top"}}, UsageError),
         ("BASE\ntop\n", {"skip": {"base"}}, {"base": "off", "top": "apply"}),
-        ("base\ntop\n", {"skip": {"base", "top"}}, {"base": "off", "top": "off"}),
     ],
 )
 def test_a_required_fix_is_not_left_out_unnoticed(text, request_, expected, plan_of):
@@ -304,14 +288,6 @@ def creating(path, text, name="new", **fields):
         return found(edits, now=f"{path}: is missing", done=f"{path}: is there")
 
     return replace(fix_of(name), look=look, **fields)
-
-
-def test_somebody_elses_file_is_never_overwritten(sdist, ask):
-    (sdist / NEW).write_text("mine\n")
-    before = contents(sdist)
-    with pytest.raises(DriftError, match="is there already, with another text"):
-        apply(sdist, recipe_of(creating(NEW, "{}\n")), ask())
-    assert contents(sdist) == before
 
 
 @pytest.mark.parametrize("path", [NEW, PATH])

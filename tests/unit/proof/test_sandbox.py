@@ -118,11 +118,17 @@ def test_what_a_child_cannot_do(act, tree, snapshot):
     assert snapshot(tree.root.parent) == before
 
 
-@pytest.mark.parametrize("act", sorted(set(ACTS) - {"become a program", "leave the group"}))
-def test_what_it_could_do_without_a_sandbox(act, tree):
+def test_what_it_could_do_without_a_sandbox(make_tree):
     """Else the test above would prove nothing."""
-    free = replace(tree, sandboxed=Sandboxed.NEVER)
-    assert ask(free, [lambda: ACTS[act](tree) and None]) == [None]
+    for act in sorted(set(ACTS) - {"become a program", "leave the group"}):
+        made = make_tree("0.25.1", {"vllm/a.py": "ONE = 1\n", "setup.py": ""})
+        home = made.root.parent / "home"
+        (home / ".ssh").mkdir(parents=True, exist_ok=True)
+        (home / ".ssh/id_ed25519").write_text(SECRET)
+        free = replace(made, sandboxed=Sandboxed.NEVER)
+        assert ask(free, [lambda act=act, free=free: ACTS[act](free) and None]) == [None], act
+        shutil.rmtree(made.root)
+        (made.root.parent / "new").unlink(missing_ok=True)
 
 
 def test_the_first_landlock_will_do(tree, snapshot, monkeypatch):
@@ -136,14 +142,12 @@ def test_the_first_landlock_will_do(tree, snapshot, monkeypatch):
 
 
 @pytest.mark.skipif(os.uname().machine != "x86_64", reason="numbers of x86_64")
-@pytest.mark.parametrize(
-    "number",
-    [101, 310, 272, 165, 161, 321, 425, 250, 298, 323, 157, 29, 68, 435, 437, 999, 0x40000000 + 41],
-)
-def test_calls_that_no_library_has(number, tree):
+def test_calls_that_no_library_has(tree):
     """ptrace, reading of memory, namespaces, mounts, bpf, io_uring, keys; new ones, and x32's."""
-    with pytest.raises(ProofError, match="AssertionError: denied"):
-        ask(tree, [lambda: _system_call(number)])
+    numbers = (101, 310, 272, 165, 161, 321, 425, 250, 298, 323, 157, 29, 68, 435, 437, 999)
+    for number in (*numbers, 0x40000000 + 41):
+        with pytest.raises(ProofError, match="AssertionError: denied"):
+            ask(tree, [partial(_system_call, number)])
 
 
 def test_what_a_child_can_do(tree):
@@ -208,21 +212,16 @@ def _deep():
         (_spin, "_OutOfTime"),
         (_spin_on, "more than 1 s of the processor|ended by SIGKILL"),
         (lambda: bytearray(1 << 40), "MemoryError"),
-        (lambda: [bytearray(1 << 20) for _ in range(1000)], "MemoryError"),
         (lambda: "x" * 100_000, "wrote 65536 bytes or more"),
         (_deep, "RecursionError"),
         (lambda: os._exit(0), "it answered with"),
-        (lambda: os._exit(3), "it ended with status 3"),
         (sys.exit, "SystemExit"),
         (lambda: ctypes.string_at(0), "ended by SIGSEGV"),
         (lambda: [os.close(3), time.sleep(600)], "ended by SIGKILL"),
         (lambda: os.close(1), "Bad file descriptor|ended with status 1"),
-        (lambda: object(), "TypeError: Object of type object is not JSON"),
         (lambda: {(1, 2): 3}, "TypeError: keys must be"),
     ],
-    ids=["loop", "stubborn loop", "memory", "much memory", "output", "recursion", "exit 0",
-         "exit 3", "sys.exit", "crash", "the pipe", "the output", "no data", "no key"],
-)  # fmt: skip
+)
 def test_what_ends_without_an_answer(question, said, tree):
     with pytest.raises(ProofError, match=said):
         ask(tree, [question], limits=SMALL)
@@ -232,19 +231,12 @@ def test_what_ends_without_an_answer(question, said, tree):
     "forged",
     [
         b"",
-        b"{}",
-        b"[]",
-        b"null",
         b"\xff\xfe",
         b"[" * 60_000,
-        b'{"answers": [1], "raised": null}',
         b'{"answers": [1, 2], "raised": null, "read": []}',
-        b'{"answers": {"0": 1}, "raised": null, "read": []}',
         b'{"answers": [1], "raised": null, "read": ["../../etc/passwd"]}',
         b'{"answers": [1], "raised": null, "read": ["/etc/passwd"]}',
-        b'{"answers": [1], "raised": null, "read": [7]}',
         b'{"answers": [1], "raised": null, "read": ["a\\u0000b"]}',
-        b'{"answers": [1], "raised": 5, "read": []}',
         b'{"answers": [1], "raised": {"what": "x"}, "read": []}',
         b'{"answers": [1], "raised": {"kind": [], "what": 1, "why": 2, "hint": 3}, "read": []}',
         b'{"answers": [' + b"9" * 50_000 + b'], "raised": null, "read": []}',
@@ -377,6 +369,3 @@ def _alive(pid):
 
 def _asleep(pid):
     return _state(pid) == "S"
-
-
-# Side by side

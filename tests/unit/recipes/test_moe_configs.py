@@ -92,7 +92,7 @@ def test_every_row_fits_the_shared_memory_of_a_gb10():
         )
 
 
-@pytest.mark.parametrize("version", ["0.11.1", "0.25.1", "0.28.0", "0.99.0"])
+@pytest.mark.parametrize("version", ["0.11.1", "0.99.0"])
 def test_a_tree_without_configs_gets_all_of_them(version, tree_of, ask):
     tree = tree_of(version)
     finding = FIX.look(tree, ask())
@@ -104,15 +104,6 @@ def test_a_tree_without_configs_gets_all_of_them(version, tree_of, ask):
     again = FIX.look(patched(tree, ask), ask())
     assert (again.state, again.edits, again.reason) == (State.APPLIED, (), finding.done)
     assert "7 configs" in FIX.prove(case(tree, patched(tree, ask), ask))
-
-
-def test_a_file_of_upstreams_is_left_alone(tree_of, ask):
-    tree = tree_of("0.28.0", {BLOCK: '{"1": {}}\n'})
-    finding = FIX.look(tree, ask())
-    assert names(finding) == {place.name for place in FILES} - {BLOCK}
-    assert "(1 of them upstream's)" in finding.done
-    assert FIX.look(patched(tree, ask), ask()).reason == finding.done
-    assert FIX.prove(case(tree, patched(tree, ask), ask))
 
 
 def test_without_tolerance_for_it_triton_version_is_left_off(tree_of, ask):
@@ -131,12 +122,9 @@ def test_without_tolerance_for_it_triton_version_is_left_off(tree_of, ask):
     ("before", "after", "message"),
     [
         ("def get_config_file_name", "def get_name", "no get_config_file_name to run"),
-        ("current_platform.get_device_name()", "device_name()", "'device_name' is not defined"),
-        ("E, N, dtype, block_shape=None", "E, N", "positional argument"),
         ("def get_config_file_name(E", "def get_config_file_name(", "cannot be run as it was"),
         ('    return f"E=', '    f"E=', "not NoneType"),
     ],
-    ids=["renamed", "another helper", "other arguments", "syntax error", "no name"],
 )
 def test_a_lookup_that_upstream_rewrote_is_drift(before, after, message, tree_of, ask):
     with pytest.raises(DriftError, match=rf"^{LOOKUP}: get_config_file_name .*{message}"):
@@ -149,9 +137,7 @@ def test_a_lookup_that_upstream_rewrote_is_drift(before, after, message, tree_of
         ({"source": SOURCE.replace('"configs", name', '"tuned", name')}, "gives None, not"),
         ({"source": SOURCE.replace("int(key)", "key")}, r"gives \[\['1', .* not the rows"),
         ({"setup": ""}, r"E=256,.*: setup\.py does not package it"),
-        ({"source": SOURCE.replace(".json", ".js")}, r"E=256,.*\.js: setup\.py does not package"),
     ],
-    ids=["another folder", "keys that are no numbers", "not packaged", "another suffix"],
 )
 def test_files_that_a_release_would_not_find_are_not_installed(alter, message, tree_of, ask):
     tree = tree_of(**alter)
