@@ -119,7 +119,7 @@ def test_without_the_index_nothing_is_entered(release, tmp_path):
         )
         assert before == differences(ROOT, stage) == []
     assert "is not entered, and no file was changed" in done.output
-    assert "error: the connection to the index at 127.0.0.1:9 failed" in done.errors
+    assert "error: the connection to 127.0.0.1:9 failed" in done.errors
 
 
 def test_killed_at_any_change_the_checkout_is_as_before_or_complete(tmp_path):
