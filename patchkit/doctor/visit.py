@@ -7,10 +7,9 @@ from dataclasses import asdict, dataclass, replace
 from urllib.parse import urlsplit
 
 from patchkit.cluster.agent import server_answers
-from patchkit.cluster.agent.journal import JournalLine
 from patchkit.cluster.agent.server_answers import ServerAnswers
-from patchkit.cluster.launch.cluster import Cluster
-from patchkit.cluster.launch.journals import read_group_journal
+from patchkit.cluster.agent.unit_state import JournalLine
+from patchkit.cluster.launch.cluster import Cluster, read_group_journal
 from patchkit.doctor.cluster import examine_nodes
 from patchkit.doctor.gpu import try_gpus
 from patchkit.doctor.judgement import LATER, cluster_findings

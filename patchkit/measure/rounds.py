@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from patchkit.cluster.launch.start import StartWatcher
-from patchkit.cluster.launch.up import hold_model
+from patchkit.cluster.launch.up import StartWatcher, hold_model
 from patchkit.cluster.openai.http_exchange import HttpServer
 from patchkit.doctor.symptoms.findings import explain_failed_start
 from patchkit.durable.atomic import replacing

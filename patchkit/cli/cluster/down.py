@@ -10,7 +10,7 @@ import click
 from patchkit.cli.cluster.cluster_options import cluster_option, node_fields
 from patchkit.cli.render import BAD, GOOD, Block, Record, rendered
 from patchkit.cluster.launch.cluster import Cluster
-from patchkit.cluster.launch.start import check_stopped, stop_group
+from patchkit.cluster.launch.up import check_stopped, stop_group
 from patchkit.errors import HostError, PatchkitError
 
 

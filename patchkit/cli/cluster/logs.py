@@ -11,8 +11,7 @@ import click
 from patchkit.cli.cluster.cluster_options import cluster_option
 from patchkit.cli.out import LaidOut, record_fields, style
 from patchkit.cli.render import Block, Record, rendered
-from patchkit.cluster.launch.cluster import Cluster
-from patchkit.cluster.launch.journals import read_group_journal
+from patchkit.cluster.launch.cluster import Cluster, read_group_journal
 from patchkit.cluster.ssh.node import all_of
 from patchkit.errors import UsageError
 from patchkit.runtime.rules.secret_texts import mask_secrets

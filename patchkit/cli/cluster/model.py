@@ -26,8 +26,7 @@ from patchkit.cli.render import (
 from patchkit.cluster.launch.cluster import Cluster
 from patchkit.cluster.models.check import ModelCheck, check_model
 from patchkit.cluster.models.fetch import FetchPlan, fetch_model, plan_fetch
-from patchkit.cluster.models.names import split_revision
-from patchkit.cluster.models.pins import pin
+from patchkit.cluster.models.names import pin, split_revision
 from patchkit.cluster.models.sync import (
     ModelNode,
     follow_answers,

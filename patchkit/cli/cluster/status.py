@@ -11,9 +11,8 @@ from patchkit.cli.next_step import next_step, program
 from patchkit.cli.out import style, table
 from patchkit.cli.render import Block, ExitCode, Record, rendered
 from patchkit.cluster.agent.unit_state import NodeState, UnitState
-from patchkit.cluster.launch.cluster import Cluster
-from patchkit.cluster.launch.journals import read_group_journal
-from patchkit.cluster.launch.start import token_silence
+from patchkit.cluster.launch.cluster import Cluster, read_group_journal
+from patchkit.cluster.launch.up import token_silence
 from patchkit.doctor.symptoms.findings import first_error
 from patchkit.errors import HostError, PatchkitError
 from patchkit.units import KIB_PER_GIB

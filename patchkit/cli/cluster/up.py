@@ -14,7 +14,7 @@ from patchkit.cli.render import GOOD, Block, Record, rendered
 from patchkit.cluster.agent.unit_state import UnitState
 from patchkit.cluster.launch import up as launch
 from patchkit.cluster.launch.cluster import Cluster
-from patchkit.cluster.launch.start import StartWatcher, wait_until_answered
+from patchkit.cluster.launch.up import StartWatcher, wait_until_answered
 from patchkit.doctor.symptoms.findings import explain_failed_start
 from patchkit.durable.signals import Interrupted
 

@@ -1,10 +1,11 @@
-"""Say how a cluster's units are on a node, and what they left behind. Runs on the node."""
+"""Start and stop a cluster's units on a node; say how they are, and what they wrote. Runs there."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import os
+import shutil
 import time
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -12,8 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from patchkit.cluster.agent.group_script import listening, strangers
-from patchkit.cluster.agent.node_files import config_folder
+from patchkit.cluster.agent.node_files import config_folder, put_files
+from patchkit.follow import Follow
 from patchkit.process import Completed, attempt
+from patchkit.records import RecordError
 from patchkit.runtime.host.gpu import gpu_state
 from patchkit.runtime.host.host import Memory
 from patchkit.runtime.host.machine_root import LIVE, Reader, ToolUnavailable
@@ -215,3 +218,126 @@ def listeners(ports: Collection[int]) -> list[Listener]:
         Listener(address=address, port=port, pid=pid, name=name)
         for address, port, pid, name in listening(ports)
     ]
+
+
+_LATEST = 1 << 53
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JournalLine:
+    """A line of a unit; ``time`` is in microseconds since 1970, by the node's own clock."""
+
+    time: int
+    unit: str
+    text: str
+
+    def __post_init__(self) -> None:
+        if not abs(self.time) < _LATEST:
+            raise RecordError(f"is {self.time}, which no clock says", "time")
+
+
+def read_units(
+    units: Sequence[str], since: str = "", lines: int = 0, follow: bool = False
+) -> Iterator[dict[str, Any]]:
+    """Yield the journal of units of this user, oldest first: on the node.
+
+    ``since`` is as journalctl takes it, ``lines`` how many of the newest, 0 for all.
+    """
+    words = ["journalctl", "--output=json", "--quiet", "--no-pager"]
+    words += [f"--since={since}"] if since else []
+    words += [f"--lines={lines}"] if lines else []
+    words += ["--follow"] if follow else []
+    for number, unit in enumerate(units):
+        words += ["+"] * (number > 0) + _of(unit)
+    with Follow(*words, given=()) as talk:
+        for line in talk:
+            try:
+                entry = json.loads(line)
+                unit = entry.get("_SYSTEMD_USER_UNIT") or entry["USER_UNIT"]
+                time = int(entry["__REALTIME_TIMESTAMP"])
+            except (ValueError, KeyError, TypeError):
+                continue  # not an entry of a unit
+            yield {"time": time, "unit": str(unit), "text": _decode_message(entry.get("MESSAGE"))}
+
+
+def _of(unit: str) -> list[str]:
+    """Return what selects a unit's own lines, or systemd's about it."""
+    mine = f"_UID={os.getuid()}"
+    return [f"_SYSTEMD_USER_UNIT={unit}", mine, "+", f"USER_UNIT={unit}", mine]
+
+
+def _decode_message(message: object) -> str:
+    # journald gives what is no UTF-8 as a list of bytes, and of a line that is too long nothing.
+    if isinstance(message, list):
+        return bytes(each & 255 for each in message if isinstance(each, int)).decode(
+            errors="replace"
+        )
+    return message if isinstance(message, str) else ""
+
+
+_PATIENCE = 200.0  # seconds for systemd to stop a unit, which kills what does not end
+_LONG = 3600.0  # seconds of a sleep that nothing but a signal ends
+_HOLD = "patchkit-{}-hold.service"  # the unit that lives as long as who holds the group
+_SETTLES = 10.0  # seconds for the driver to give memory back after the last process
+
+
+def place_files(name: str, files: dict[str, str]) -> list[str]:
+    """Write a cluster's files and let systemd read them. Raises as ``put_files``, and HostError."""
+    changed = put_files(name, files)
+    run_for_user("systemctl", "daemon-reload", check=True)
+    return changed
+
+
+def begin_group(name: str, lasting: bool) -> str:
+    """Start a group's head, on the head; does not wait for it.
+
+    A ``lasting`` one is enabled for the next boot. Returns the time there, for its journal. Raises
+    HostError.
+    """
+    now, unit = f"@{time.time():.6f}", f"patchkit-{name}.service"
+    run_for_user("systemctl", "stop", _HOLD.format(name))
+    # What failed before does not count towards the limit of a start that a person asks for.
+    run_for_user("systemctl", "reset-failed", unit)
+    run_for_user("systemctl", "enable" if lasting else "disable", "--quiet", unit, check=True)
+    run_for_user("systemctl", "restart", "--no-block", unit, check=True)
+    return now
+
+
+def hold_group(name: str) -> Iterator[bool]:
+    """Yield once, then stay; let systemd stop the group when this process ends, however it does.
+
+    On the head. Raises HostError.
+    """
+    ask, unit = f"ExecStopPost=-{shutil.which('systemctl')} --user", f"patchkit-{name}.service"
+    how = (
+        *(f"--unit={_HOLD.format(name)}", "--collect", "--quiet"),
+        *(f"--property={ask} {verb} {unit}" for verb in ("stop", "reset-failed")),
+        f"--property=TimeoutStopSec={_PATIENCE:.0f}",
+    )
+    lives = ("tail", f"--pid={os.getpid()}", "--follow", os.devnull)
+    run_for_user("systemd-run", *how, *lives, check=True)
+    yield True
+    while True:
+        time.sleep(_LONG)
+
+
+def end_group(name: str, units: list[str], disable: bool) -> dict[str, Any]:
+    """Stop a node's units, wait until the group has no process and its memory is back: there."""
+    state = read_node_state(name, units)
+    running = [unit["unit"] for unit in state["units"] if unit["active"] != "inactive"]
+    if disable:
+        run_for_user("systemctl", "disable", "--quiet", units[0])
+    run_for_user("systemctl", "stop", _HOLD.format(name), timeout=_PATIENCE)
+    done = run_for_user("systemctl", "stop", *(running or units[:1]), timeout=_PATIENCE)
+    # A unit that was never there is stopped.
+    if done.trouble and "not loaded" not in done.errors:
+        raise done.error(hint="systemctl --user status")
+    run_for_user("systemctl", "reset-failed", *units)
+    deadline, last = time.monotonic() + _SETTLES, -1
+    while True:
+        state = read_node_state(name, units)
+        free = (state["memory"] or {}).get("available", 0)
+        if time.monotonic() > deadline or (not state["processes"] and free <= last >= 0):
+            return state
+        last = free
+        time.sleep(0.5)

@@ -1,22 +1,31 @@
-"""Call a function on a node and write down what it answers: runs there, in the sent package."""
+"""Send the package to a node's Python, which calls a function there and writes down its answer.
+
+The remote command line is the same for every request, so that no shell there has to quote
+anything: program, package and request come over standard input.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import importlib
 import inspect
+import io
 import json
 import os
 import select
 import signal
 import threading
 import time
-from collections.abc import Callable
+import zipfile
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 from patchkit.cluster.ssh.ssh import error_fields
 from patchkit.durable.signals import Interrupted, raise_interrupts
 from patchkit.errors import HostError, PatchkitError
+from patchkit.paths import RECIPES
 
 HEARTBEAT = 5.0
 """Seconds between two signs of life, of a node as of who asks it."""
@@ -76,3 +85,81 @@ def _leave_with_the_asker() -> None:
     while select.select([0], [], [], LEASE)[0] and os.read(0, 4096):
         pass
     os.kill(os.getpid(), signal.SIGTERM)
+
+
+MARK = "patchkit: "
+"""Before each answer: what a login shell prints does not begin so."""
+
+# Words that every shell takes as they are; -I: no variables, no files of the current folder.
+COMMAND = "exec python3 -I -c 'import sys;exec(sys.stdin.buffer.readline())'"
+
+# Any Python 3 can read this. The folder is in memory where the machine has one for the user.
+_FIRST = """
+import contextlib, io, json, os, sys, tempfile, zipfile
+if sys.version_info < (3, 11):
+    what = "Python %d.%d is too old" % sys.version_info[:2]
+    print(MARK + json.dumps({"error": {"kind": "HostError", "what": what,
+        "why": "patchkit needs 3.11 or later there", "hint": "sudo apt install python3.11"}}))
+    sys.exit()
+sizes = json.loads(sys.stdin.buffer.readline())
+archive, request = map(sys.stdin.buffer.read, sizes)
+place = os.environ.get("XDG_RUNTIME_DIR", "")
+place = place if os.access(place, os.W_OK) else None
+with contextlib.ExitStack() as stack:
+    try:
+        home = stack.enter_context(tempfile.TemporaryDirectory(prefix="patchkit-", dir=place))
+        zipfile.ZipFile(io.BytesIO(archive)).extractall(home)
+    except OSError as error:
+        what = "%s: %s" % (place or tempfile.gettempdir(), error.strerror)
+        print(MARK + json.dumps({"error": {"kind": "StorageError", "what": what,
+            "why": "patchkit unpacks itself there, for the time of a call", "hint": "df -h"}}))
+        sys.exit()
+    sys.path.insert(0, home)
+    sys.dont_write_bytecode = True
+    from patchkit.cluster.ssh.answer import answer
+    answer(json.loads(request), MARK)
+"""
+
+
+def first_bytes(module: str, function: str, arguments: Mapping[str, Any]) -> bytes:
+    """Return what goes to a node's Python: the line, sizes in bytes, package and request."""
+    request = json.dumps([module, function, arguments]).encode()
+    line = f"exec({f'MARK = {MARK!r}{_FIRST}'!r})\n".encode()
+    sizes = json.dumps([len(package()), len(request)]).encode()
+    return line + sizes + b"\n" + package() + request
+
+
+_HOME = Path(__file__).resolve().parents[2]  # the package itself
+# Python's standard library is all that these import when they run on a node.
+_ROOMS = (
+    *("durable", "runtime/host", "runtime/python"),
+    *("cluster/agent", "cluster/models", "cluster/openai"),
+)
+_STEPS = ("doctor/gpu_steps.py", "doctor/gpu_script.py")
+_WINGS = ("runtime", "cluster", "doctor")
+_REMOTE = "cluster/ssh"
+_DATA = ("hardware.toml", "network.toml")  # of recipes/env
+_WHEN = (1980, 1, 1, 0, 0, 0)  # zip's first day: the same bytes for the same package
+
+
+@cache
+def package() -> bytes:
+    """Return a zip of the package, the same bytes for the same files."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        for name, path in sorted(_members()):
+            entry = zipfile.ZipInfo(name, _WHEN)
+            entry.external_attr = 0o644 << 16
+            archive.writestr(entry, path.read_bytes(), zipfile.ZIP_DEFLATED)
+    return buffer.getvalue()
+
+
+def _members() -> Iterator[tuple[str, Path]]:
+    rooms = (_HOME / room for room in (*_ROOMS, _REMOTE))
+    files = [*_HOME.glob("*.py"), *(_HOME / room / "__init__.py" for room in _WINGS)]
+    files += [_HOME / name for name in _STEPS]
+    files += [path for room in rooms for path in room.glob("*.py")]
+    for path in files:
+        yield f"patchkit/{path.relative_to(_HOME)}", path
+    for name in _DATA:
+        yield f"patchkit/recipes/env/{name}", RECIPES / "env" / name

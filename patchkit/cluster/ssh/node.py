@@ -10,8 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from patchkit.cluster.ssh.answer import HEARTBEAT
-from patchkit.cluster.ssh.bootstrap import COMMAND, MARK, first_bytes
+from patchkit.cluster.ssh.answer import COMMAND, HEARTBEAT, MARK, first_bytes
 from patchkit.cluster.ssh.ssh import (
     HERE,
     check_destination,

@@ -9,8 +9,7 @@ import pytest
 from patchkit.cli import group
 from patchkit.cluster.agent.server_answers import ask_cluster_server
 from patchkit.cluster.agent.unit_state import NodeState
-from patchkit.cluster.launch.cluster import Cluster
-from patchkit.cluster.launch.journals import read_group_journal
+from patchkit.cluster.launch.cluster import Cluster, read_group_journal
 from patchkit.cluster.ssh import node as remote
 from patchkit.cluster.ssh.node import Remote
 from patchkit.errors import PatchkitError

@@ -7,8 +7,13 @@ from dataclasses import replace
 import pytest
 
 from patchkit.cluster.agent.examination import LoadedNccl
-from patchkit.cluster.agent.health import Compilers, GpuUser, NodeHealth
-from patchkit.cluster.agent.limits import ContainerLimits, ProcessLimits
+from patchkit.cluster.agent.health import (
+    Compilers,
+    ContainerLimits,
+    GpuUser,
+    NodeHealth,
+    ProcessLimits,
+)
 from patchkit.doctor.machine import machine_findings
 from patchkit.doctor.peers.node_report import NodeReport, facts_for_causes
 from patchkit.doctor.python import python_findings

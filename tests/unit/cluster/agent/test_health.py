@@ -8,8 +8,14 @@ from dataclasses import fields
 
 import pytest
 
-from patchkit.cluster.agent.health import Compilers, NodeHealth, collect_health, find_compilers
-from patchkit.cluster.agent.limits import container_limits, process_limits
+from patchkit.cluster.agent.health import (
+    Compilers,
+    NodeHealth,
+    collect_health,
+    container_limits,
+    find_compilers,
+    process_limits,
+)
 from patchkit.cluster.ssh.node import Remote
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from patchkit.cluster.models.pins import pin, pinned
+from patchkit.cluster.models.names import pin, pinned
 from patchkit.errors import UsageError
 
 OLD, NEW = "a" * 40, "b" * 40

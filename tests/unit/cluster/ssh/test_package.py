@@ -10,7 +10,7 @@ import zipfile
 import pytest
 
 from patchkit import errors
-from patchkit.cluster.ssh.bootstrap import COMMAND, MARK, first_bytes, package
+from patchkit.cluster.ssh.answer import COMMAND, MARK, first_bytes, package
 from patchkit.cluster.ssh.ssh import error_fields, sent_error
 from support.pythons import PYTHONS
 

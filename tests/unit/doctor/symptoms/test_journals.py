@@ -2,8 +2,8 @@
 
 import pytest
 
-from patchkit.cluster.agent.journal import JournalLine
-from patchkit.cluster.launch.journals import merge_by_time
+from patchkit.cluster.agent.unit_state import JournalLine
+from patchkit.cluster.launch.cluster import merge_by_time
 from patchkit.doctor.symptoms.findings import first_error, read_journals
 
 
