@@ -14,8 +14,7 @@ from patchkit.cluster.launch.units import HEAD_PORTS
 from patchkit.cluster.models.names import ModelFolder
 from patchkit.cluster.ssh.node import Remote, everywhere
 from patchkit.cluster.ssh.ssh import sent_error
-from patchkit.doctor.peers.node_report import ClockOffset, NodeReport, SaidParts
-from patchkit.doctor.peers.placed_files import placed_files
+from patchkit.doctor.peers.node_report import ClockOffset, NodeReport, SaidParts, placed_files
 from patchkit.errors import HostError, PatchkitError
 from patchkit.runtime.host.hardware import target_of
 from patchkit.runtime.node.address import named_address

@@ -28,7 +28,6 @@ from patchkit.doctor.peers.files import file_findings
 from patchkit.doctor.peers.node_report import NodeReport
 from patchkit.doctor.peers.software import model_findings, software_findings
 from patchkit.doctor.peers.units import unit_findings
-from patchkit.doctor.python import python_findings
 from patchkit.errors import HostError
 from patchkit.finding import Finding, Level
 from patchkit.quoting import quoted
@@ -146,7 +145,6 @@ def _machine_findings(reports: Sequence[NodeReport]) -> Iterator[Finding]:
     """Yield what is wrong with each machine, with its network, and with both ends of a cable."""
     for node in reports:
         yield from machine_findings(node)
-        yield from python_findings(node)
     known = {node.node: node.facts for node in reports if node.facts}
     for name, facts in known.items():
         yield from node_findings(name, facts)

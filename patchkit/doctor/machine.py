@@ -1,4 +1,4 @@
-"""Judge a machine by what it says of itself: memory, limits, log of the kernel, GPU. Pure."""
+"""Judge a machine by what it says of itself, and the Python that has vLLM there. Pure."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ from patchkit.doctor.symptoms.diagnosis import read_log
 from patchkit.doctor.symptoms.findings import log_findings
 from patchkit.finding import Finding, Level
 from patchkit.paths import RECIPES
+from patchkit.quoting import quoted
 from patchkit.records import read_toml
 from patchkit.runtime.host.hardware import target_of
+from patchkit.runtime.host.host import Software
 from patchkit.runtime.rules.releases import within
 from patchkit.units import KIB_PER_GIB
 
@@ -23,6 +25,7 @@ _UNIFIED = ("gb10", "thor")
 # NVML's clocksThrottleReasons that are no choice of the user's: nvml.h.
 _THROTTLED = {0x8: "hardware", 0x20: "heat", 0x40: "heat", 0x80: "power brake"}
 _MISMATCH = "mismatch"  # NVML_ERROR_LIB_RM_VERSION_MISMATCH in NVML's words
+_UNNAMED = "no environment with vLLM is known here: name it with --venv"
 _UNITS = {"celsius": "°C", "watts": "W", "mhz": "MHz", "busy": "%"}
 
 
@@ -54,6 +57,7 @@ def machine_findings(node: NodeReport) -> Iterator[Finding]:
         *(check_driver, check_gpu, check_gpu_users, check_kernel_log),
         *(check_memory, check_oom_kills, check_memory_guard),
         *(check_unit_limits, check_container, check_rdma_files),
+        *(check_torch, check_lost_nccl, check_nccl, check_compilers),
     ):
         yield from run_check(node)
 
@@ -201,3 +205,66 @@ def check_rdma_files(node: NodeReport) -> Outcome:
     if container.verbs_open < active:
         return node.find("container-rdma" if container.kind else "rdma-closed", **counts)
     return {"what": f"{container.verbs_open} files of RDMA devices open, {active} active"}
+
+
+# The Python
+
+
+def _known_software(node: NodeReport) -> Software:
+    software = node.host.software
+    if software is None or not (software.vllm and software.torch):
+        raise NotCheckedError(_UNNAMED)
+    return software
+
+
+def _install_command(node: NodeReport, by_hand: str) -> str:
+    return quoted("patchkit", "cluster", "install") if node.placed else by_hand
+
+
+@check("torch-cpu")
+def check_torch(node: NodeReport) -> Outcome:
+    software = _known_software(node)
+    own = software.vllm.partition("+")[2]
+    built_for = own.removeprefix("cu") if own.startswith("cu") else ""
+    has = software.cuda.replace(".", "")
+    fields = {"torch": software.torch, "vllm": software.vllm, "cuda": software.cuda}
+    if not has and not node.host.gpus:
+        raise NotCheckedError("torch is for CPUs, and there is no GPU")
+    if has and built_for[:2] in ("", has[:2]):
+        return fields
+    venv = node.part("facts").venv
+    python = f"{venv}/bin/python" if venv else "python3"
+    again = there(node.node, python, "-m", "pip", "install", f"vllm=={software.vllm}")
+    about = "torch-other" if has else "torch-cpu"
+    return node.find(about, command=_install_command(node, again), **fields)
+
+
+@check("nccl-lost")
+def check_lost_nccl(node: NodeReport) -> Outcome:
+    found = []
+    for file in node.contents.lost if node.contents else ():
+        again = there(node.node, *file.cure(f"{node.part('facts').venv}/bin/python", "wheelhouse"))
+        found.append(node.find("nccl-lost", lost=file, command=_install_command(node, again)))
+    return found
+
+
+@check("nccl-two")
+def check_nccl(node: NodeReport) -> Outcome:
+    software, contents = _known_software(node), node.part("contents")
+    own, other = contents.nccl, contents.torch_nccl
+    if not own.sha256 or not other.sha256:
+        raise NotCheckedError("it is not known which libnccl torch and vLLM load")
+    if own.sha256 == other.sha256:
+        return {"version": own.version}
+    python = quoted(software.python)
+    return node.find("nccl-two", vllm=own.version, torch=other.version, python=python)
+
+
+@check("compiler")
+def check_compilers(node: NodeReport) -> Outcome:
+    has = node.health_fact("compilers")
+    if not node.part("facts").venv:
+        raise NotCheckedError(_UNNAMED)
+    lacking = [] if has.compiler else [node.find("compiler")]
+    lacking += [] if has.python_h else [node.find("python-header")]
+    return lacking or {"header": has.python_h}

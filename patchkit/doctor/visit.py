@@ -15,8 +15,7 @@ from patchkit.doctor.gpu import try_gpus
 from patchkit.doctor.judgement import LATER, cluster_findings
 from patchkit.doctor.nccl import nccl_agreement, nccl_findings, read_nccl
 from patchkit.doctor.peers.check import unchecked
-from patchkit.doctor.peers.node_report import NodeReport, facts_for_causes
-from patchkit.doctor.peers.placed_files import url_of
+from patchkit.doctor.peers.node_report import NodeReport, facts_for_causes, url_of
 from patchkit.doctor.server import server_findings
 from patchkit.doctor.symptoms.findings import log_findings, read_journals
 from patchkit.errors import HostError, PatchkitError

@@ -22,7 +22,7 @@ from patchkit.cluster.openai.answer_stream import StreamedAnswer, StreamPiece
 from patchkit.cluster.openai.api_key import key_for
 from patchkit.cluster.openai.conversation import Conversation, explain_no_answer
 from patchkit.cluster.openai.http_exchange import HttpServer, list_models, server_at
-from patchkit.doctor.peers.placed_files import placed_files, url_of
+from patchkit.doctor.peers.node_report import placed_files, url_of
 from patchkit.durable.signals import Interrupted
 from patchkit.errors import PatchkitError, UsageError
 from patchkit.quoting import quoted

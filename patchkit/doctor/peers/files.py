@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from patchkit.doctor.peers.check import NotCheckedError, Outcome, check, require
-from patchkit.doctor.peers.node_report import NodeReport
-from patchkit.doctor.peers.placed_files import ENV, PlacedFiles
+from patchkit.doctor.peers.node_report import ENV, NodeReport, PlacedFiles
 from patchkit.finding import Finding
 from patchkit.quoting import quoted
 from patchkit.runtime.node.env_file import EnvFile

@@ -8,19 +8,23 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cache
 from itertools import chain
 from operator import attrgetter
+from typing import Literal
 
-from patchkit.doctor.symptoms.log_marks import (
-    Life,
-    log_facts,
-    log_marks,
-    stated_facts,
-    stream_lives,
-)
 from patchkit.doctor.symptoms.scan import BEFORE, BEHIND, Hit, Scan, merged_scan, scan
-from patchkit.doctor.symptoms.symptom import Cause, Symptom, TextPattern, symptoms, text_pattern
+from patchkit.doctor.symptoms.symptom import (
+    Cause,
+    PatternText,
+    Symptom,
+    TextPattern,
+    symptoms,
+    text_pattern,
+)
+from patchkit.paths import RECIPES
 from patchkit.quoting import quoted
+from patchkit.records import read_toml
 from patchkit.runtime.rules.condition import Situation, decided
 
 # How programs begin the line of an error, whatever it is.
@@ -41,7 +45,60 @@ _ERRORS = (
 )
 _MILD = ("DEBUG", "INFO", "WARNING", "WARN")  # what is logged so was caught
 _LEVELS = ("error", "warning", "note")
+_NUMBERS = re.compile(r"v?(\d+(?:[.-]\d+)+)")
 _number = attrgetter("number")
+_MarkName = Literal["start", "worker", "serving", "stopped"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogMark:
+    """Texts that tell of a server's life."""
+
+    name: _MarkName
+    says: tuple[PatternText, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogFact:
+    """A fact that a log may state: ``value``, or what stands at {value} of the text."""
+
+    name: str
+    says: tuple[PatternText, ...]
+    value: str = ""
+
+
+@cache
+def log_marks() -> Mapping[_MarkName, tuple[str, ...]]:
+    """Return the texts of each mark."""
+    marks = read_toml(tuple[LogMark, ...], RECIPES / "doctor" / "log_marks.toml", key="mark")
+    return {mark.name: mark.says for mark in marks}
+
+
+@cache
+def log_facts() -> tuple[LogFact, ...]:
+    """Return what logs are asked."""
+    return read_toml(tuple[LogFact, ...], RECIPES / "doctor" / "log_facts.toml", key="fact")
+
+
+@dataclass(slots=True, kw_only=True)
+class Life:
+    """The lines from which on a server served, answered last, and was stopped: 0 for never.
+
+    ``ended`` says that something ended it while it served.
+    """
+
+    serving: int
+    answered: int
+    stopped: int
+    ended: bool = False
+
+    def outlived(self, first: int, last: int) -> bool:
+        """Return whether the server outlived what stands in the lines ``first`` to ``last``."""
+        if not self.serving:
+            return False
+        if last < self.serving or 0 < self.stopped < first:
+            return True
+        return last < self.answered and not self.ended
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,9 +216,9 @@ def _judge_start(
     entries = symptoms().values()
     found = merged_scan(streams)
     # What a log states of itself counts more than what is known of where it is read.
-    facts = {**known, **stated_facts(found)}
+    facts = {**known, **_stated_facts(found)}
     endings = {text for entry in entries if entry.ends for text in entry.says}
-    lives = stream_lives(streams, answered, endings)
+    lives = _stream_lives(streams, answered, endings)
     diagnoses = []
     for diagnosis in _diagnose(entries, found, facts, whole=whole):
         left = [*_unsurvived_hits(diagnosis.symptom, streams, lives)]
@@ -190,6 +247,42 @@ def _judge_start(
             if any(hit.number - BEFORE <= number <= hit.number + BEHIND for hit in hits)
         },
     )
+
+
+def _stated_facts(found: Scan) -> Situation:
+    """Return the facts that a log states, without those of which it states two."""
+    stated: dict[str, set[str]] = {}
+    for fact in log_facts():
+        for hit in found.hits_of(fact.says):
+            # ``7.0.0.1019`` of ``7.0.0-1019-nvidia``, ``2.28.9`` of ``2.28.9+cuda13.0``.
+            number = _NUMBERS.match(hit.values.get("value") or "")
+            if value := fact.value or (number[1].replace("-", ".") if number else ""):
+                stated.setdefault(fact.name, set()).add(value)
+    return {name: values.pop() for name, values in stated.items() if len(values) == 1}
+
+
+def _stream_lives(
+    streams: Mapping[str, Scan], answered: Mapping[str, int], endings: Collection[str]
+) -> Mapping[str, Life]:
+    """Return the life of each stream's server; ``endings`` are texts of what ends one.
+
+    A stream without a server of its own, such as a worker's, lives as the first that serves.
+    """
+    lives = {}
+    for name, part in streams.items():
+        serving = min((hit.number for hit in part.hits_of(log_marks()["serving"])), default=0)
+        if any(hit.number < serving for hit in part.hits_of(endings)):
+            serving = 0  # it ended before and did not begin anew: that is another program
+        stopped = max(part.last.get(text, 0) for text in log_marks()["stopped"])
+        stopped = stopped if stopped > serving else 0
+        lives[name] = Life(serving=serving, answered=answered.get(name, 0), stopped=stopped)
+    served = [life for life in lives.values() if life.serving]
+    for name, part in streams.items():
+        if served and not (lives[name].serving or any(part.hits_of(log_marks()["start"]))):
+            lives[name] = min(served, key=attrgetter("serving"))
+    for name, life in lives.items():
+        life.ended |= any(streams[name].last.get(text, 0) > life.serving for text in endings)
+    return lives
 
 
 def _unsurvived_hits(

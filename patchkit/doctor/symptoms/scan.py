@@ -262,7 +262,12 @@ def _whole_lines(chunks: Iterable[bytes], answered: dict[str, int]) -> Iterator[
         whole, rest, quoting = without_quotes(data[:end]), data[end:] + b"\r" * held, False
         if max(map(len, whole.split(b"\n"))) > LONGEST:
             whole = _LONG.sub(rb"\g<0>\n", whole)
-        _note_answer(whole, number, answered)
+        # The last line that says that an engine lives: a request was answered.
+        near = max(0, whole.rfind(b' HTTP/1.1" ') - LONGEST)
+        if found := next(reversed([*_ANSWERED.finditer(whole, near)]), None):
+            begin = whole.rfind(b"\n", 0, found.start()) + 1
+            stream = log_line(0, whole[begin : found.start()].decode(errors="replace")).stream
+            answered[stream] = number + whole.count(b"\n", 0, found.start()) + 1
         number += whole.count(b"\n")
         yield whole
         while len(rest) > LONGEST:
@@ -272,12 +277,3 @@ def _whole_lines(chunks: Iterable[bytes], answered: dict[str, int]) -> Iterator[
             number += 1
             yield piece + b"\n"
     yield without_quotes(rest)
-
-
-def _note_answer(lines: bytes, number: int, answered: dict[str, int]) -> None:
-    """Note the last of ``lines`` that says that an engine lives: a request was answered."""
-    near = max(0, lines.rfind(b' HTTP/1.1" ') - LONGEST)
-    if found := next(reversed([*_ANSWERED.finditer(lines, near)]), None):
-        begin = lines.rfind(b"\n", 0, found.start()) + 1
-        stream = log_line(0, lines[begin : found.start()].decode(errors="replace")).stream
-        answered[stream] = number + lines.count(b"\n", 0, found.start()) + 1

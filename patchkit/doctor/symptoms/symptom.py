@@ -23,9 +23,7 @@ from patchkit.records import matching, read_toml
 from patchkit.runtime.rules.rule import Grounded
 
 FOLDER = RECIPES / "symptoms"
-FEWEST = 5
-"""Characters that a text needs in a row, without a gap: they are searched first."""
-
+_FEWEST = 5  # characters that a text needs in a row, without a gap: they are searched first
 _RARE = 12  # characters from which on half of a run is rare enough
 _OTHERS = re.compile(r"[^\x20-\x7e]+")
 _WORD = r"[^\s]{1,200}?"
@@ -45,11 +43,6 @@ class TextPattern:
     def weight(self) -> int:
         """Return how many characters have to be as they are: more are more specific."""
         return len(_PART.sub("", self.text))
-
-    @property
-    def names(self) -> frozenset[str]:
-        """Return what of the text has a name."""
-        return frozenset(self.pattern.groupindex)
 
 
 @cache
@@ -86,8 +79,8 @@ def text_pattern(text: str) -> TextPattern:
     # grep knows capitals of ASCII alone.
     plain = (each.strip() for run in runs for each in _OTHERS.split(run))
     run = max(plain, key=len).lower()
-    if len(run) < FEWEST:
-        raise ValueError(f"has no {FEWEST} characters in a row: {text!r}")
+    if len(run) < _FEWEST:
+        raise ValueError(f"has no {_FEWEST} characters in a row: {text!r}")
     # Of the halves of a long run one is in a line, where it breaks at the blank between them.
     blanks = (number for number, character in enumerate(run) if character == " ")
     middle = min(blanks, key=lambda number: abs(2 * number - len(run)), default=0)

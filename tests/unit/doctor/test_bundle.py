@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from patchkit.doctor.bundle import pack_report, private_names, save_report
-from patchkit.doctor.redaction import PrivateNames, Redactor
+from patchkit.doctor.bundle import PrivateNames, Redactor, pack_report, private_names, save_report
 from patchkit.errors import UsageError
 from support.clusters import node_facts
 

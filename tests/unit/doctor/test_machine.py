@@ -16,7 +16,6 @@ from patchkit.cluster.agent.health import (
 )
 from patchkit.doctor.machine import machine_findings
 from patchkit.doctor.peers.node_report import NodeReport, facts_for_causes
-from patchkit.doctor.python import python_findings
 from patchkit.finding import Level
 from patchkit.runtime.host.gpu import GpuProcess, GpuState
 from patchkit.runtime.host.host import Gpu, Software
@@ -62,12 +61,8 @@ def well(tmp_path_factory):
     return replace(report, facts=replace(report.facts, venv="/venv"))
 
 
-def both(report):
-    return [*machine_findings(report), *python_findings(report)]
-
-
 def judged(report, **changes):
-    return both(replace(report, health=replace(report.health, **changes)))
+    return [*machine_findings(replace(report, health=replace(report.health, **changes)))]
 
 
 def wrong(findings):
@@ -204,7 +199,7 @@ def test_what_nobody_read_is_never_fine(well):
     unread = {"kernel": "only root may", "gpu": "no NVML"}
     nothing = replace(well, health=NodeHealth(unread=unread), processes=None, contents=None)
     nothing = with_host(nothing, software=None, memory=None, gpus=())
-    found = {each.about: each for each in both(nothing)}
+    found = {each.about: each for each in machine_findings(nothing)}
 
     assert {each.level for each in found.values()} == {Level.UNKNOWN}
     assert all(each.what.startswith("not checked: ") for each in found.values())
@@ -230,7 +225,7 @@ def test_machines_and_the_facts_that_causes_hang_on(tmp_path, kind):
     host = probe(hosts.build(tmp_path / kind, kind, node=0), python=None, environment={})
     report = NodeReport(node="spark-1", facts=replace(facts, host=host), health=WELL, processes=())
 
-    assert wrong(both(report)) == {}
+    assert wrong(machine_findings(report)) == {}
     if kind.startswith("kernel7"):
         known = facts_for_causes(report)
         assert known["kernel_reserve"] == ("yes" if kind == "kernel7" else "no")

@@ -9,8 +9,7 @@ from patchkit.cluster.agent.links import PeerLink
 from patchkit.cluster.agent.unit_state import GroupProcess, Listener
 from patchkit.doctor.judgement import peer_findings
 from patchkit.doctor.peers.check import causes_in_order
-from patchkit.doctor.peers.node_report import ClockOffset, NodeReport
-from patchkit.doctor.peers.placed_files import placed_files
+from patchkit.doctor.peers.node_report import ClockOffset, NodeReport, placed_files
 from patchkit.errors import HostError
 from patchkit.finding import Level
 from support import node_reports

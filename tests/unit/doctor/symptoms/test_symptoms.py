@@ -40,7 +40,7 @@ def test_entries_say_what_they_need():
         # A cause without conditions holds where no other does: it comes last.
         conditions = [(it.when, it.matches, it.seen, it.unseen) for it in entry.cause]
         assert all(any(each) for each in conditions[:-1]), entry.id
-        given = frozenset.intersection(*(text.names for text in entry.texts))
+        given = set.intersection(*({*text.pattern.groupindex} for text in entry.texts))
         for cause in entry.cause:
             check_condition(cause.when)
             texts = (cause.cause, cause.cure, cause.command, cause.tell)

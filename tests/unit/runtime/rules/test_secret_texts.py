@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from patchkit.doctor.redaction import PrivateNames, Redactor
+from patchkit.doctor.bundle import PrivateNames, Redactor
 from patchkit.runtime.rules.secret_texts import mask_secrets
 from patchkit.runtime.rules.sensitive_names import secret_flag
 
