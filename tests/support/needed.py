@@ -13,6 +13,8 @@ PACKAGES = {
     "aarch64-linux-gnu-g++": "g++-aarch64-linux-gnu",
     "ip": "iproute2",
     "ld": "binutils",
+    "ss": "iproute2",
+    "ssh": "openssh-client",
     "ssh-keygen": "openssh-client",
 }  # else as the program
 

@@ -97,7 +97,11 @@ def strangers(url: str, unit: str) -> list[str]:
         found = socket.getaddrinfo(place.hostname, place.port, type=socket.SOCK_STREAM)
         asked |= {str(address[0]) for *_, address in found}
     others, stem = [], unit.removesuffix(".service")
-    for address, port, pid, name in listening([place.port or 80]):
+    try:
+        listeners = list(listening([place.port or 80]))
+    except OSError:  # without ss nobody is known
+        return []
+    for address, port, pid, name in listeners:
         groups = ""
         with contextlib.suppress(OSError):  # it ended
             groups = Path(f"/proc/{pid}/cgroup").read_text(errors="replace")
@@ -111,12 +115,9 @@ def strangers(url: str, unit: str) -> list[str]:
 def listening(ports: Collection[int]) -> Iterator[tuple[str, int, int, str]]:
     """Yield address, port, process and its name of what listens at these TCP ports.
 
-    Of another user's process ss says neither: they are 0 and "".
+    Of another user's process ss says neither: they are 0 and "". OSError: there is no ss.
     """
-    output = ""
-    with contextlib.suppress(OSError):
-        output = _run_tool("ss", "-Hltnp").stdout
-    for line in output.splitlines():
+    for line in _run_tool("ss", "-Hltnp").stdout.splitlines():
         address, _, port = line.split()[3].rpartition(":")
         if port.isdigit() and int(port) in ports:
             address = address.strip("[]").partition("%")[0].replace("*", "::")

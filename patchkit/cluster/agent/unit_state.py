@@ -14,6 +14,7 @@ from typing import Any
 
 from patchkit.cluster.agent.group_script import listening, strangers
 from patchkit.cluster.agent.node_files import config_folder, put_files
+from patchkit.errors import HostError
 from patchkit.follow import Follow
 from patchkit.process import Completed, attempt
 from patchkit.records import RecordError
@@ -213,11 +214,14 @@ def group_processes(name: str) -> Iterator[GroupProcess]:
 
 
 def listeners(ports: Collection[int]) -> list[Listener]:
-    """Return who listens at these TCP ports, of IPv4 and IPv6."""
-    return [
-        Listener(address=address, port=port, pid=pid, name=name)
-        for address, port, pid, name in listening(ports)
-    ]
+    """Return who listens at these TCP ports, of IPv4 and IPv6; HostError without ss."""
+    try:
+        return [
+            Listener(address=address, port=port, pid=pid, name=name)
+            for address, port, pid, name in listening(ports)
+        ]
+    except FileNotFoundError:
+        raise HostError("ss is not installed", hint="sudo apt install iproute2") from None
 
 
 _LATEST = 1 << 53

@@ -21,6 +21,7 @@ from patchkit.cluster.ssh.node import Remote
 from patchkit.doctor.cluster import examine_nodes
 from patchkit.doctor.judgement import cluster_findings
 from patchkit.finding import Level
+from support.needed import need
 
 NAME = f"test-{os.getpid()}"
 
@@ -113,6 +114,7 @@ def test_the_ways_from_here():
 
 def test_this_machine_beside_a_node_that_ssh_does_not_reach():
     """Nothing is raised, whatever this machine has, and what is wrong is said first."""
+    need("ssh")
     nodes = (ClusterNode(ssh="localhost"), ClusterNode(ssh="nobody@nowhere.invalid"))
     file = ClusterFile(node=nodes, name="nothing-has-this")
     here, nowhere = examine_nodes(Cluster(file))
