@@ -13,6 +13,7 @@ from patchkit.cli.options import find_target
 from patchkit.cli.out import Shown, record_fields, style, table
 from patchkit.cli.patch.archs import LOAD_STYLES
 from patchkit.cli.render import Block, Record, fact_lines, finding_blocks
+from patchkit.digests import sha256_of
 from patchkit.target import Load, Target
 from patchkit.wheel.device.inspect import (
     LIVE,
@@ -43,8 +44,10 @@ def inspected_blocks(file: Path, target_name: str) -> Iterator[Block]:
     target = find_target(target_name)
     if file.suffix != ".whl":
         (binary,) = inspect_file(file)
-        yield Record({**_shared_fields(file, target), "binaries": [_binary_fields(binary, target)]})
+        fields = _binary_fields(binary, target) | {"sha256": sha256_of(file)}
+        yield Record({**_shared_fields(file, target), "binaries": [fields]})
         yield from _library_lines(binary, target)
+        yield from fact_lines({"sha256": fields["sha256"]})
         return
     judged: tuple[Judged, ...] = ()
     with WheelFile(file) as wheel:
@@ -151,7 +154,6 @@ def _library_lines(binary: Binary, target: Target) -> Iterator[str]:
         **record_fields(library, "sections", "needed"),
         "needs": library.needed or "nothing",
         "at least": list(floor([binary]).values()),
-        "sha256": binary.sha256,
     }
     yield from fact_lines(facts)
     rows = []

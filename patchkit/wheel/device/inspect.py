@@ -8,7 +8,6 @@ one set of kernels for several archs, and the driver takes the best that loads.
 
 from __future__ import annotations
 
-import hashlib
 import io
 from collections import Counter
 from collections.abc import Collection, Iterable
@@ -53,7 +52,6 @@ class Binary:
 
     name: str
     size: int
-    sha256: str
     library: Library
     live: tuple[CodeEntry, ...]
     relocatable: tuple[CodeEntry, ...]
@@ -101,8 +99,8 @@ def inspect_wheel(wheel: WheelFile, only: Collection[str] | None = None) -> tupl
     """
     # ELF's names of other CPUs are not known here.
     promised = wheel.name.cpus & {target.cpu for target in targets().values()}
-    found = []
-    for member, stream in wheel.libraries(only):
+
+    def read(member: str, stream: BufferedIOBase) -> Binary:
         binary = _read_binary(stream, member, f"{wheel.path}: {member}")
         if promised and binary.library.machine not in promised:
             raise SourceError(
@@ -111,7 +109,9 @@ def inspect_wheel(wheel: WheelFile, only: Collection[str] | None = None) -> tupl
                 "where it cannot be loaded",
                 hint="build the wheel again, with the library of the right CPU",
             )
-        found.append(binary)
+        return binary
+
+    found = wheel.read_libraries(read, only)
     if not found and only is None:
         raise SourceError(
             f"{wheel.path} holds no library",
@@ -125,9 +125,6 @@ def _read_binary(stream: BufferedIOBase, name: str, where: str) -> Binary:
     library = parse_library(stream, where)
     if library.machine == "cuda":
         raise SourceError(f"{where} is bare device code", hint="give the library that it goes into")
-    # The parser has moved in the file, and the digest is over all of it.
-    stream.seek(0)
-    sha256 = hashlib.file_digest(stream, "sha256").hexdigest()
     live, relocatable = (
         read_entries(
             stream, [section for section in library.sections if section.name == kind], where
@@ -137,7 +134,6 @@ def _read_binary(stream: BufferedIOBase, name: str, where: str) -> Binary:
     return Binary(
         name=name,
         size=stream.seek(0, io.SEEK_END),
-        sha256=sha256,
         library=library,
         live=live,
         relocatable=relocatable,

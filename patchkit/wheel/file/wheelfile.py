@@ -13,18 +13,18 @@ import hashlib
 import io
 import json
 import os
-import shutil
 import struct
 import tempfile
 import zipfile
 import zlib
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from email.message import Message
 from email.parser import HeaderParser
 from functools import cached_property
 from io import BufferedIOBase
 from pathlib import Path, PurePosixPath
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from packaging.utils import canonicalize_name, canonicalize_version
 
@@ -32,6 +32,8 @@ from patchkit.elf import MAGIC, damaged, failed_disk
 from patchkit.errors import SourceError, StorageError
 from patchkit.wheel.file.facts import FACTS
 from patchkit.wheel.file.name import wheel_name
+
+T = TypeVar("T")
 
 _HEAD = struct.Struct("<16xHH")  # of an ELF file: e_type and e_machine
 _PROGRAM, _SHARED, _CUDA = 2, 3, 190  # ET_EXEC, ET_DYN, EM_CUDA
@@ -44,7 +46,7 @@ _MOST_MEMBERS = 100_000  # torch has 14,000
 _MOST_GROWTH = 100
 _FREE_GROWTH = 1 << 26  # bytes that any wheel may have besides
 _MOST_TEXT = 1 << 26  # bytes; the largest of vLLM, a script of its web pages, has 1.5 million
-_CHUNK = 1 << 20
+_CHUNK = 1 << 18  # what zlib leaves over of a larger one is copied again and again
 _DAMAGE = (
     *(zipfile.BadZipFile, zlib.error, EOFError, OSError, struct.error, csv.Error),
     ArithmeticError,  # numbers in a header that no file can hold
@@ -151,29 +153,27 @@ class WheelFile:
 
     def texts(self) -> Iterator[tuple[str, bytes]]:
         """Yield the path and contents of each member that no machine loads."""
-        for path, info in self.members.items():
-            with self._reading(), self._archive.open(info) as member:
-                program = _is_program(member.read(_HEAD.size))
-            if not program:
+        for path in self.members:
+            if not self._is_program(path):
                 yield path, self.read(path)
 
-    def libraries(
-        self, only: Collection[str] | None = None
-    ) -> Iterator[tuple[str, BufferedIOBase]]:
-        """Yield the path and contents of each ELF library and program; valid until the next one.
+    def read_libraries(
+        self, read: Callable[[str, BufferedIOBase], T], only: Collection[str] | None = None
+    ) -> list[T]:
+        """Return what ``read`` makes of the path and contents of each ELF library and program.
 
-        ``only`` are the paths to look at. Nothing is written under a name of the wheel's.
+        ``only`` are the paths to look at. Several are unpacked at once, which is most of the time
+        that it takes; nothing is written under a name of the wheel's.
         """
-        for path, info in self.members.items():
-            if only is not None and path not in only:
-                continue
-            with self._reading(), self._archive.open(info) as member:
-                head = member.read(_HEAD.size)
-                if _is_program(head):
-                    with tempfile.TemporaryFile() as contents:
-                        contents.write(head)
-                        shutil.copyfileobj(member, contents, _CHUNK)
-                        yield path, contents
+
+        def unpack(path: str) -> T:
+            with tempfile.TemporaryFile() as contents:
+                contents.writelines(self.unpacked(path))
+                return read(path, contents)
+
+        paths = self.members if only is None else [p for p in self.members if p in only]
+        with self._reading(), ThreadPoolExecutor() as pool:
+            return list(pool.map(unpack, filter(self._is_program, paths)))
 
     def unpacked(self, path: str) -> Iterator[bytes]:
         """Yield the contents of a member piece by piece, whatever its size."""
@@ -226,6 +226,15 @@ class WheelFile:
             starts.add(info.header_offset)
         return {info.filename: info for info in infos if not info.is_dir()}
 
+    def _is_program(self, path: str) -> bool:
+        """Check whether a member begins as what a machine loads; objects and device code do not."""
+        with self._reading(), self._archive.open(self.members[path]) as member:
+            head = member.read(_HEAD.size)
+        if len(head) < _HEAD.size or not head.startswith(MAGIC):
+            return False
+        kind, machine = _HEAD.unpack(head)
+        return kind in (_PROGRAM, _SHARED) and machine != _CUDA
+
     def _hostile(self, info: zipfile.ZipInfo, complaint: str) -> SourceError:
         return SourceError(
             f"{self.path}: the member {info.filename!r} {complaint}",
@@ -247,11 +256,3 @@ class WheelFile:
                     hint="free some space, or set TMPDIR to a folder that has some",
                 ) from error
             raise damaged(str(self.path), str(error) or type(error).__name__) from error
-
-
-def _is_program(head: bytes) -> bool:
-    """Check whether a file begins as what a machine loads; objects and device code do not."""
-    if len(head) < _HEAD.size or not head.startswith(MAGIC):
-        return False
-    kind, machine = _HEAD.unpack(head)
-    return kind in (_PROGRAM, _SHARED) and machine != _CUDA

@@ -202,7 +202,6 @@ def test_every_library_of_a_wheel_is_inspected(tmp_path):
         *("nvidia/nccl/lib/libnccl.so.2", "nvidia/nccl/lib/not-named-so")
     ]
     assert binaries[0].codes == only("gb10").codes
-    assert binaries[0].sha256 == only("gb10").sha256
     prove_exact(binaries[0], GB10)
 
 
