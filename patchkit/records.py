@@ -13,9 +13,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import MISSING, fields, is_dataclass
 from enum import Enum
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import (
@@ -121,97 +122,69 @@ def matching(pattern: str, what: str) -> Callable[[str], None]:
 Sha256 = Annotated[str, matching("[0-9a-f]{64}", "a sha256")]
 
 
-def _require_utf8(text: str) -> None:
-    if any("\ud800" <= each <= "\udfff" for each in text):
-        raise RecordError(f"is {_show_value(text)}, which holds half a surrogate pair")
-
-
-Utf8 = Annotated[str, _require_utf8]
+Utf8 = Annotated[str, matching("[^\ud800-\udfff]*", "a text without half a surrogate pair")]
 """A text that can be written: JSON can name half a surrogate pair."""
 
 
 def one_of(*values: str) -> Callable[[str], None]:
     """Return a check for ``Annotated``: the text is one of these, which are known at run time."""
-
-    def check(text: str) -> None:
-        if text not in values:
-            raise RecordError(f"is {_show_value(text)}, not one of {', '.join(values)}")
-
-    return check
+    return partial(_read_member, dict.fromkeys(values))
 
 
 @cache
 def _reader_of(kind: Any) -> _Read:
     """Return the function that checks values of a type; made once, since tables are long."""
     origin, arguments = get_origin(kind), get_args(kind)
-    if kind in (Any, object):
+    if kind in (Any, object, ...):
         return lambda value: value
     if origin is Annotated:
-        return _checked_reader(_reader_of(arguments[0]), arguments[1:])
+        return partial(_read_checked, _reader_of(arguments[0]), arguments[1:])
     if origin in (Union, UnionType):
-        return _any_of(arguments)
-    if origin is Literal:
-        return _member_reader({each: each for each in arguments})
+        kinds = sorted(arguments, key=lambda each: each is not NoneType)
+        return partial(_read_any_of, [*map(_reader_of, kinds)])
     if origin in (tuple, frozenset, list):
-        return _list_reader(origin, arguments)
+        entries = [*map(_reader_of, arguments)]
+        return partial(_read_list, origin, origin is not tuple or ... in arguments, entries)
     if origin in (dict, Mapping):
-        return _table_reader(_reader_of(arguments[0]), _reader_of(arguments[1]))
+        return partial(_read_table, *map(_reader_of, arguments))
     if is_dataclass(kind):
         return _dataclass_reader(kind)
-    if origin is type:
-        return _refuse_class
+    if origin in (Literal, type):  # data names no class
+        return partial(_read_member, {each: each for each in arguments if origin is Literal})
     if issubclass(kind, Enum):
-        return _member_reader({each.value: each for each in kind})
-    return _scalar_reader(kind) if kind in (*_WORDS, NoneType) else _made_of_text(kind)
+        return partial(_read_member, {each.value: each for each in kind})
+    return partial(_read_scalar if kind in (*_WORDS, NoneType) else _read_made_of_text, kind)
 
 
-def _refuse_class(value: Any) -> Any:
-    raise RecordError(f"is {_show_value(value)}, where data names no class")
+def _read_scalar(kind: type, value: Any) -> Any:
+    # Not isinstance: to Python True is a number.
+    if type(value) is not kind and (kind is not float or type(value) is not int):
+        raise RecordError(f"is {_show_value(value)}, not {_WORDS.get(kind, 'null')}")
+    return value
 
 
-def _scalar_reader(kind: type) -> _Read:
-    allowed = (int, float) if kind is float else (kind,)
-
-    def read(value: Any) -> Any:
-        if type(value) not in allowed:  # to Python True is a number
-            raise RecordError(f"is {_show_value(value)}, not {_WORDS.get(kind, 'null')}")
-        return value
-
-    return read
-
-
-def _made_of_text(kind: type) -> _Read:
-    text = _reader_of(str)
-
-    def read(value: Any) -> Any:
-        try:
-            return kind(text(value))
-        except RecordError:
-            raise
-        except ValueError:
-            raise RecordError(f"is {_show_value(value)}, not a {kind.__name__}") from None
-
-    return read
+def _read_made_of_text(kind: Any, value: Any) -> Any:
+    text = _read_scalar(str, value)
+    try:
+        return kind(text)
+    except RecordError:
+        raise
+    except ValueError:
+        raise RecordError(f"is {_show_value(value)}, not a {kind.__name__}") from None
 
 
-def _member_reader(members: Mapping[Any, Any]) -> _Read:
-    def read(value: Any) -> Any:
-        # Lists and tables cannot be looked up in a dict, and True would be found as 1.
-        if isinstance(value, str | int) and not isinstance(value, bool) and value in members:
-            return members[value]
-        raise RecordError(f"is {_show_value(value)}, not one of {', '.join(map(str, members))}")
-
-    return read
+def _read_member(members: Mapping[Any, Any], value: Any) -> Any:
+    # Lists and tables cannot be looked up in a dict, and True would be found as 1.
+    if isinstance(value, str | int) and not isinstance(value, bool) and value in members:
+        return members[value]
+    raise RecordError(f"is {_show_value(value)}, not one of {', '.join(map(str, members))}")
 
 
-def _checked_reader(inner: _Read, checks: tuple[Any, ...]) -> _Read:
-    def read(value: Any) -> Any:
-        found = inner(value)
-        for check in checks:
-            _call_checked(check, found)
-        return found
-
-    return read
+def _read_checked(read: _Read, checks: tuple[Any, ...], value: Any) -> Any:
+    found = read(value)
+    for check in checks:
+        _call_checked(check, found)
+    return found
 
 
 def _call_checked(function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
@@ -223,55 +196,37 @@ def _call_checked(function: Callable[..., Any], *arguments: Any, **named: Any) -
         raise RecordError(str(error)) from None
 
 
-def _any_of(kinds: tuple[Any, ...]) -> _Read:
-    readers = [_reader_of(kind) for kind in kinds if kind is not NoneType]
-    optional = NoneType in kinds
-
-    def read(value: Any) -> Any:
-        if value is None and optional:
-            return None
-        # The last type of a union has its say on errors, so it is tried outside of the loop.
-        for reader in readers[:-1]:
-            try:
-                return reader(value)
-            except RecordError:
-                continue
-        return readers[-1](value)
-
-    return read
+def _read_any_of(readers: list[_Read], value: Any) -> Any:
+    # The last type of a union has its say on errors, so it is tried outside of the loop.
+    for read in readers[:-1]:
+        with suppress(RecordError):
+            return read(value)
+    return readers[-1](value)
 
 
-def _list_reader(kind: Callable[[Any], Any], arguments: tuple[Any, ...]) -> _Read:
-    """Read ``tuple[X, ...]``, ``frozenset[X]``, ``list[X]`` of any length; ``tuple[X, Y]``."""
-    long = kind is not tuple or arguments[1:] == (...,)
-    readers = [_reader_of(each) for each in (arguments[:1] if long else arguments)]
-
-    def read(value: Any) -> Any:
-        if not isinstance(value, list):
-            raise RecordError(f"is {_show_value(value)}, not a list")
-        if not long and len(value) != len(readers):
-            raise RecordError(f"has {len(value)} entries, not {len(readers)}")
-        pairs = ((n, readers[0 if long else n], each) for n, each in enumerate(value))
-        return kind(_read_below(*pair) for pair in pairs)
-
-    return read
+def _read_list(
+    make: Callable[[Any], Any], of_any_length: bool, readers: list[_Read], value: Any
+) -> Any:
+    if not isinstance(value, list):
+        raise RecordError(f"is {_show_value(value)}, not a list")
+    if of_any_length:
+        readers = readers[:1] * len(value)
+    if len(value) != len(readers):
+        raise RecordError(f"has {len(value)} entries, not {len(readers)}")
+    return make(_read_below(n, readers[n], each) for n, each in enumerate(value))
 
 
-def _table_reader(key: _Read, inner: _Read) -> _Read:
-    def read(value: Any) -> Any:
-        rows = _require_table(value).items()
-        return {
-            _read_below(str(name), key, name): _read_below(str(name), inner, each)
-            for name, each in rows
-        }
-
-    return read
+def _read_table(key: _Read, inner: _Read, value: Any) -> Any:
+    return {
+        _read_below(str(name), key, name): _read_below(str(name), inner, each)
+        for name, each in _require_table(value).items()
+    }
 
 
-def _read_below(key: str | int, reader: _Read, value: Any) -> Any:
+def _read_below(key: str | int, read: _Read, value: Any) -> Any:
     """Read a part of a value, and name it in the error."""
     try:
-        return reader(value)
+        return read(value)
     except RecordError as error:
         raise RecordError(error.what, key, *error.keys) from None
 
@@ -297,13 +252,13 @@ def _dataclass_reader(kind: Any) -> _Read:
         table = _require_table(value)
         # An unknown key first: a misspelt one is missing as well, and this says which it is.
         for key in table:
-            if key not in readers:
-                raise RecordError(f"unknown key; known are {', '.join(readers)}", key)
+            if key not in known:
+                raise RecordError(f"unknown key; known are {', '.join(known)}", key)
         for key in sorted(needed - table.keys()):
             raise RecordError(f"lacks the key {key!r}")
-        rows = ((readers[key], key, each) for key, each in table.items())
+        rows = ((*readers[key], key, each) for key, each in table.items())
         return _call_checked(
-            kind, **{name: _read_below(key, reader, each) for (name, reader), key, each in rows}
+            kind, **{name: _read_below(key, reader, each) for name, reader, key, each in rows}
         )
 
     return read

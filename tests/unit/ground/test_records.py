@@ -78,7 +78,7 @@ def test_what_does_not_fit_is_named():
     for change, says in (
         ({"text": 5}, "text: is 5, not a text"),
         ({"text": None}, "text: is null, not a text"),
-        ({"plain": "a\ud800"}, "plain: is 'a\\ud800', which holds half a surrogate pair"),
+        ({"plain": "a\ud800"}, "plain: is 'a\\ud800', not a text without half a surrogate pair"),
         ({"text": ["a"]}, "text: is a list, not a text"),
         ({"share": True}, "share: is true, not a number"),
         ({"share": "1"}, "share: is '1', not a number"),
