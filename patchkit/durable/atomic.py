@@ -1,8 +1,12 @@
-"""Replace one file, so that the old or the new one is there: write beside it, then rename."""
+"""Replace one file, so that the old or the new one is there: write beside it, then rename.
+
+``continuing`` goes on with what an earlier run left unfinished.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import glob
 import os
@@ -13,8 +17,11 @@ from pathlib import Path
 from typing import IO
 
 from patchkit.durable.failure import translated
+from patchkit.durable.names import is_file
 from patchkit.durable.signals import committed, deferred
 from patchkit.errors import UsageError
+
+_FULL = {errno.ENOSPC, errno.EDQUOT}
 
 
 @contextlib.contextmanager
@@ -27,18 +34,19 @@ def replacing(path: Path, *, private: bool = False) -> Iterator[IO[bytes]]:
     changed, StorageError if it was and may not last.
     """
     status_of_file(path)
-    _sweep(path)
+    # What killed runs left of the same file: parts that nobody holds. A name may hold * or [.
+    for part in path.parent.glob(f".{glob.escape(path.name)}.*.part"):
+        with contextlib.suppress(OSError):
+            # O_NONBLOCK: a FIFO of such a name would wait for a writer.
+            handle = os.open(part, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+            with os.fdopen(handle, "rb") as file:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                part.unlink()
     with _opened_beside(path) as file:
         part = Path(file.name)
         try:
             yield file
-            file.flush()
-            give(file.fileno(), status_of_file(path), path.parent, private=private)
-            os.fsync(file.fileno())
-            # An interrupt in between would say that nothing was changed.
-            with deferred():
-                part.replace(path)
-                committed(f"{path} was written")
+            _put_in_place(file, part, path, private=private)
         except BaseException:
             with contextlib.suppress(OSError):  # what is left, the next run sweeps
                 part.unlink(missing_ok=True)
@@ -46,6 +54,61 @@ def replacing(path: Path, *, private: bool = False) -> Iterator[IO[bytes]]:
     # fsync of a file does not make its name last; fsync of its folder does.
     with translated(f"{path} was written, but may not outlast a power cut"):
         sync(path.parent)
+
+
+@contextlib.contextmanager
+def continuing(path: Path) -> Iterator[IO[bytes]]:
+    """Open a file that replaces ``path`` when the block ends, with what an earlier run left of it.
+
+    It is ``.NAME.partial``, open for reading and writing; if the block fails, it stays as long as
+    it holds something. A run beside another one of the same file starts from nothing. Raises as
+    ``replacing`` does.
+    """
+    status_of_file(path)
+    part = _partial(path)
+    if not is_file(part):  # a FIFO of that name would wait for a writer
+        with contextlib.suppress(OSError):
+            part.unlink()
+    handle = os.open(part, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    with os.fdopen(handle, "r+b") as file:
+        if not _lock_part(file, part):
+            with replacing(path) as fresh:
+                yield fresh
+            return
+        try:
+            yield file
+            _put_in_place(file, part, path)
+        except BaseException as error:
+            with contextlib.suppress(OSError):
+                full = getattr(error, "errno", 0) in _FULL
+                if full or file.seek(0, os.SEEK_END) == 0:
+                    part.unlink(missing_ok=True)
+                else:
+                    committed(f"{part} keeps what is there, for the next run")
+            raise
+    with translated(f"{path} was written, but may not outlast a power cut"):
+        sync(path.parent)
+
+
+def kept(path: Path) -> int:
+    """Return how many bytes of a file an earlier run left for the next one."""
+    with contextlib.suppress(OSError):
+        return _partial(path).lstat().st_size
+    return 0
+
+
+def _partial(path: Path) -> Path:
+    return path.with_name(f".{path.name}.partial")
+
+
+def _put_in_place(file: IO[bytes], part: Path, path: Path, *, private: bool = False) -> None:
+    file.flush()
+    give(file.fileno(), status_of_file(path), path.parent, private=private)
+    os.fsync(file.fileno())
+    # An interrupt in between would say that nothing was changed.
+    with deferred():
+        part.replace(path)
+        committed(f"{path} was written")
 
 
 def status_of_file(path: Path) -> os.stat_result | None:
@@ -100,25 +163,20 @@ def sync(folder: Path) -> None:
         os.close(handle)
 
 
-def _sweep(path: Path) -> None:
-    """Remove what killed runs left of the same file: parts that nobody holds."""
-    # A name may hold * or [.
-    for part in path.parent.glob(f".{glob.escape(path.name)}.*.part"):
-        with contextlib.suppress(OSError):
-            # O_NONBLOCK: a FIFO of such a name would wait for a writer.
-            handle = os.open(part, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
-            with os.fdopen(handle, "rb") as file:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                part.unlink()
-
-
 def _opened_beside(path: Path) -> IO[bytes]:
     """Open a new private file in the same folder, locked: no sweep takes it for a left one."""
     while True:
         part = path.with_name(f".{path.name}.{secrets.token_hex(8)}.part")
         file = open(part, "x+b", opener=lambda p, flags: os.open(p, flags, 0o600))  # noqa: SIM115
-        with contextlib.suppress(BlockingIOError):
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if part.exists():
-                return file
+        if _lock_part(file, part):
+            return file
         file.close()  # a sweep was quicker
+
+
+def _lock_part(file: IO[bytes], part: Path) -> bool:
+    """Lock the file; another run may hold it, or have renamed or removed it in between."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return os.path.samestat(os.fstat(file.fileno()), part.stat())
+    except (BlockingIOError, FileNotFoundError):
+        return False

@@ -15,24 +15,26 @@ which. The change is committed when the journal goes away, in one rename.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from patchkit.digests import digest, sha256_of
+from patchkit.digests import Digest, digest, sha256_of
 from patchkit.durable.atomic import sync
 from patchkit.durable.failure import NOTHING, reason, translated
-from patchkit.durable.names import inside, plain
+from patchkit.durable.names import PlainPath, inside, place_of, plain, present
 from patchkit.durable.signals import committed, deferred, undeferred
 from patchkit.durable.staging import is_staged, make_folders, move, second_name, write_staged
-from patchkit.durable.steps import Step, Steps, place_of, present, read_steps, state
-from patchkit.errors import DriftError, PatchkitError, StorageError
+from patchkit.errors import DriftError, PatchkitError, SourceError, StorageError, UsageError
 from patchkit.quoting import quoted
+from patchkit.reading import read_bytes
+from patchkit.records import RecordError, read_json
 
-_NAMES = ("back.json", "forward.json")  # the second: of earlier releases, with the same content
+_LARGEST = 16 << 20  # bytes of a journal; that of 10,000 files is a fifth of it
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +49,30 @@ class Change:
     before: str
     after: bytes | Path | None
     mode: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A change of one file as the journal names it: sha256, "" where there is no file."""
+
+    path: PlainPath
+    before: Digest
+    after: Digest
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """The content of a journal: ``folders`` are those it makes, ``note`` is its user's (JSON)."""
+
+    steps: tuple[Step, ...]
+    folders: tuple[PlainPath, ...]
+    note: Mapping[str, Any]
+    format: Literal[1] = 1
+
+    def __post_init__(self) -> None:
+        """Raise ValueError if a file is named twice."""
+        if len({step.path for step in self.steps}) < len(self.steps):
+            raise ValueError("a file is named twice")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,9 +96,9 @@ class Journal:
 
     def unfinished(self) -> Path | None:
         """Return the journal of a change that was cut short, None if none was."""
+        place = self.folder / "back.json"
         # lexists: a link of that name counts as a journal, and is refused when it is read.
-        found = (self.folder / name for name in _NAMES)
-        return next((place for place in found if os.path.lexists(place)), None)
+        return place if os.path.lexists(place) else None
 
     def check_finished(self) -> None:
         """Raise StorageError if a change was cut short: the files may be neither old nor new."""
@@ -110,7 +136,7 @@ class Journal:
                     self._clear()
                     raise
             try:
-                (self.folder / "draft").rename(self.folder / _NAMES[0])
+                (self.folder / "draft").rename(self.folder / "back.json")
                 sync(self.folder)
                 self._carry_out(steps)
                 if settle:
@@ -137,9 +163,14 @@ class Journal:
                 self._clear()  # what is staged without a journal was never committed
                 return None
             try:
-                steps = read_steps(journal, self.allowed)
-            except ValueError as error:
-                raise self._damaged(f"{journal}: cannot be understood: {error}") from None
+                # follow=False: patchkit writes no link there, so one is somebody else's.
+                steps = read_json(Steps, read_bytes(journal, limit=_LARGEST, follow=False))
+                for step in steps.steps:
+                    if not self.allowed(step.path):
+                        raise RecordError(f"{step.path!r} is not a file that patchkit changes here")
+            except (UsageError, SourceError, RecordError) as error:
+                what = str(error).partition("\n")[0].removeprefix(f"{journal}: ")
+                raise self._damaged(f"{journal}: cannot be understood: {what}") from None
             self._check_possible(steps)
             self._put_back(steps)
             unsettle(steps.note)
@@ -186,7 +217,8 @@ class Journal:
             if self.root in folder.parents and not folder.exists()
         }
         found = Steps(steps, tuple(sorted(made)), note)
-        write_staged(self.folder / "draft", found.to_json(), None, self.root)
+        draft = json.dumps(asdict(found), indent=1).encode()
+        write_staged(self.folder / "draft", draft, None, self.root)
         # All names have to last before that of the journal does.
         for folder in (self.folder / "before", self.folder / "after", self.folder):
             sync(folder)
@@ -250,16 +282,39 @@ class Journal:
     # The way back.
 
     def _give_up(self, steps: Steps, unsettle: Callable[[], None], error: BaseException) -> None:
-        """Take everything back and raise what an OSError means; keep the journal if that fails."""
+        """Take everything back and raise what an OSError means.
+
+        If that fails, the journal is kept, and the error says which files are in which state.
+        """
         try:
             self._put_back(steps)
             unsettle()
             self._clear()
         except (OSError, PatchkitError) as worse:
-            raise self._stuck(steps, error, worse) from error
+            states = {step.path: self._state(step) for step in steps.steps}
+            new = [path for path, found in states.items() if found == "after"]
+            odd = [path for path, found in states.items() if found == "unknown"]
+            kind = type(error) if isinstance(error, PatchkitError) else StorageError
+            lists = [f" changed: {', '.join(new)}" if new else " changed"]
+            lists += [f"unknown: {', '.join(odd)}"] if odd else []
+            raise kind(
+                f"{_error_words(error)}; and taking it back failed, too: {_error_words(worse)}\n"
+                f"  {len(new)} of {_count_files(len(states))}{'; '.join(lists)}; "
+                "the rest is as before",
+                why=f"{self.folder} has what is needed to go on",
+                hint=f"once the cause is mended: {self.again}",
+            ) from error
         if isinstance(error, OSError):
             with translated():
                 raise error
+
+    def _state(self, step: Step) -> str:
+        """Return ``before``, ``after``, or ``unknown`` for what is neither or cannot be read."""
+        try:
+            found = present(place_of(self.root, step.path))
+        except (OSError, PatchkitError):
+            return "unknown"
+        return {step.before: "before", step.after: "after"}.get(found, "unknown")
 
     def _put_back(self, steps: Steps) -> None:
         """Bring every file back to its ``before``, but for those that somebody edited meanwhile.
@@ -288,23 +343,6 @@ class Journal:
         for path in reversed(steps.folders):
             with contextlib.suppress(OSError):  # never made, or somebody put something there
                 (self.root / path).rmdir()
-
-    def _stuck(
-        self, steps: Steps, error: BaseException, worse: OSError | PatchkitError
-    ) -> PatchkitError:
-        """Return the error for a way back that failed; it says which files are in which state."""
-        states = {step.path: state(self.root, step) for step in steps.steps}
-        new = [path for path, found in states.items() if found == "after"]
-        odd = [path for path, found in states.items() if found == "unknown"]
-        kind = type(error) if isinstance(error, PatchkitError) else StorageError
-        lists = [f" changed: {', '.join(new)}" if new else " changed"]
-        lists += [f"unknown: {', '.join(odd)}"] if odd else []
-        return kind(
-            f"{_error_words(error)}; and taking it back failed, too: {_error_words(worse)}\n"
-            f"  {len(new)} of {_count_files(len(states))}{'; '.join(lists)}; the rest is as before",
-            why=f"{self.folder} has what is needed to go on",
-            hint=f"once the cause is mended: {self.again}",
-        )
 
     # What lies there after a run was cut short.
 

@@ -1,4 +1,4 @@
-"""Check which files may be written, replaced or removed below a root: plain names, no links."""
+"""Say which files below a root may be changed, and what is there: plain names, no links."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import stat
 from pathlib import Path, PurePosixPath
 from typing import Annotated
 
-from patchkit.errors import SourceError
+from patchkit.digests import sha256_of
+from patchkit.errors import DriftError, SourceError
 from patchkit.records import RecordError, Utf8
 
 
@@ -50,3 +51,20 @@ def inside(root: Path, path: str) -> Path:
                 hint="replace the link by the file itself",
             )
     return place
+
+
+def place_of(root: Path, path: str) -> Path:
+    """Return ``root/path``. Raises SourceError for links, DriftError for what is not a file."""
+    place = inside(root, path)
+    if place.exists() and not place.is_file():
+        raise DriftError(
+            f"{path}: is not a file",
+            why="a folder or a device stands where the release has a file",
+            hint=f"look at {place}, and move it away",
+        )
+    return place
+
+
+def present(place: Path) -> str:
+    """Return the sha256 of what is there, "" for nothing."""
+    return sha256_of(place) if place.exists() else ""

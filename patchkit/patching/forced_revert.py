@@ -8,8 +8,7 @@ from pathlib import Path
 
 from patchkit.digests import digest
 from patchkit.durable.journal import Change
-from patchkit.durable.names import is_file
-from patchkit.durable.steps import place_of, present
+from patchkit.durable.names import is_file, place_of, present
 from patchkit.errors import PatchkitError, SourceError
 from patchkit.patching.ledger import journal_of, original_path, read_ledger
 from patchkit.source.tree import SourceTree

@@ -18,8 +18,8 @@ import platformdirs
 from packaging.version import Version
 
 from patchkit.digests import sha256_of
+from patchkit.durable.atomic import continuing
 from patchkit.durable.failure import translated
-from patchkit.durable.partial import continuing
 from patchkit.durable.staging import make_folders
 from patchkit.errors import HashMismatchError, PatchkitError, SourceError, StorageError
 from patchkit.source.archive import Progress as Progress

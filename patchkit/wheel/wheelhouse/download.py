@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
+from patchkit.durable.atomic import continuing
 from patchkit.durable.failure import translated
-from patchkit.durable.partial import continuing
 from patchkit.errors import HashMismatchError
 from patchkit.source.fetch import CHUNK, opened, transfer
 from patchkit.source.pip_settings import index_session, pip_settings

@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from patchkit.digests import sha256_of
+from patchkit.durable.atomic import kept
 from patchkit.durable.failure import translated
 from patchkit.durable.lock import locked
 from patchkit.durable.names import is_file
-from patchkit.durable.partial import kept
 from patchkit.elf import by_version
 from patchkit.errors import HashMismatchError, StorageError, UsageError
 from patchkit.quoting import quoted

@@ -13,9 +13,8 @@ from patchkit.durable.atomic import give
 from patchkit.durable.failure import translated
 from patchkit.durable.journal import Change, Journal
 from patchkit.durable.lock import locked
-from patchkit.durable.names import is_file
+from patchkit.durable.names import is_file, place_of, present
 from patchkit.durable.staging import make_folders
-from patchkit.durable.steps import place_of, present
 from patchkit.errors import HashMismatchError, SourceError, UsageError
 from patchkit.quoting import quoted
 from patchkit.reading import read_bytes

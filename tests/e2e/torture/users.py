@@ -23,9 +23,9 @@ from patchkit.cluster.net import apply as net_apply
 from patchkit.cluster.net.apply import NetHistory
 from patchkit.cluster.net.plan import NetPlanOptions, make_net_plan
 from patchkit.digests import sha256_of
+from patchkit.durable.atomic import continuing
 from patchkit.durable.failure import translated
 from patchkit.durable.lock import locked
-from patchkit.durable.partial import continuing
 from patchkit.durable.signals import Interrupted, raise_interrupts
 from patchkit.errors import PatchkitError
 from patchkit.patching.commit import commit_plan

@@ -5,8 +5,7 @@ import stat
 
 import pytest
 
-from patchkit.durable.atomic import replacing
-from patchkit.durable.partial import continuing
+from patchkit.durable.atomic import continuing, replacing
 from patchkit.errors import UsageError
 
 

@@ -339,14 +339,6 @@ def test_an_original_that_is_damaged_is_not_put_back(root, journal):
     assert snapshot(root) == found
 
 
-def test_a_journal_of_an_earlier_release_is_taken_back(root, journal):
-    """It called one that was to be finished forward.json."""
-    stop_in_the_middle(root)
-    (journal.folder / "back.json").rename(journal.folder / "forward.json")
-    journal.recover()
-    assert snapshot(root) == tree_of(STOCK)
-
-
 def _damage(change):
     def damage(place, table):
         change(table)
