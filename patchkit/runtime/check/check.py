@@ -1,18 +1,22 @@
-"""Check what a file or a server says; of env files also edits, and what their readers differ in."""
+"""Check what a file says; of env files also edits, and what their readers differ in."""
 
 from __future__ import annotations
 
 import re
-import string
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 from patchkit.finding import Finding
 from patchkit.runtime.check.content import ENV, Assignment, build_finding, rule_finding
 from patchkit.runtime.check.formats import is_env_file
-from patchkit.runtime.check.hosts import check_host
-from patchkit.runtime.check.servers import check_secrets, check_server_flags, check_servers
+from patchkit.runtime.check.servers import (
+    check_defaults,
+    check_secrets,
+    check_server_flags,
+    check_servers,
+)
 from patchkit.runtime.check.settings import (
     check_contradictions,
+    check_host,
     check_names,
     check_placeholders,
     check_values,
@@ -25,8 +29,6 @@ from patchkit.runtime.rules.variable_rules import load_variable_rules
 
 _LONGEST = 200  # lines of a command, from a finding up to the comment above it
 _IGNORE = re.compile(r"(?:#|;|//)\s*patchkit:\s*ignore\b[:\s\[(]*(?P<ids>[a-z0-9, -]*)")
-# What a rule's {facts} may stand for; a value of another form was set by no rule.
-_FACTS = {"ptxas": "/[^\n]*/ptxas"}
 # Nobody sets these for a node alone; still they are no proof of others.
 _BETWEEN_NODES = {"NCCL_IB_HCA", "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "UCX_NET_DEVICES"}
 _NAME = r"\s*(?:export\s+)?(?P<name>[A-Za-z_]\w*)="
@@ -43,20 +45,14 @@ def find_problems(checked: CheckedText) -> tuple[Finding, ...]:
     """Return what is wrong, in the order of the lines, without what a comment silences."""
     checks = (
         *(_check_header, check_names, check_values, check_host, check_placeholders),
-        *(check_secrets, check_contradictions, check_servers),
+        *(check_secrets, check_defaults, check_contradictions, check_servers),
         *(_check_line_syntax, check_server_flags, _check_advice),
     )
     findings = [*checked.content.problems]
     for check in checks:
         findings += check(checked)
-    # Two checks may come to the same finding.
-    unique = dict.fromkeys(_drop_ignored(checked.text, findings))
-    return tuple(sorted(unique, key=lambda finding: finding.line))
-
-
-def _drop_ignored(text: str, findings: Iterable[Finding]) -> Iterator[Finding]:
-    """Yield the findings but those with `# patchkit: ignore` on their line, or above it."""
-    lines = ["", *text.split("\n"), ""] if "patchkit:" in text else []
+    lines = ["", *checked.text.split("\n"), ""] if "patchkit:" in checked.text else []
+    kept = {}
     for finding in findings:
         # A continued line has no room for a comment: that above the command counts.
         above = max(finding.line - 1, 0)
@@ -65,7 +61,8 @@ def _drop_ignored(text: str, findings: Iterable[Finding]) -> Iterator[Finding]:
         marks = map(_IGNORE.search, (lines[above], lines[finding.line]) if lines else ())
         silenced = [mark["ids"].replace(",", " ").split() for mark in marks if mark]
         if not any(not ids or finding.id in ids for ids in silenced):
-            yield finding
+            kept[finding] = finding.line  # two checks may come to the same finding
+    return tuple(sorted(kept, key=lambda finding: finding.line))
 
 
 def _check_header(checked: CheckedText) -> Iterator[Finding]:
@@ -80,18 +77,17 @@ def _check_header(checked: CheckedText) -> Iterator[Finding]:
         shown = f"{name}={facts[name][:60]}"
         yield build_finding("header-fact", 1, shown=shown, name=name, problem=problem)
     for assignment in checked.content.assignments:
-        if (reason := runs_code(assignment.name)) and not _is_set_by_rule(assignment):
-            yield build_finding("runs-code", assignment, reason=reason)
-
-
-def _is_set_by_rule(assignment: Assignment) -> bool:
-    """Return whether a rule sets a variable to such a value."""
-    for rule in load_variable_rules().rules:
-        parts = string.Formatter().parse(rule.set.get(assignment.name, "{none}"))
-        form = "".join(re.escape(text) + _FACTS.get(fact or "", "") for text, fact, *_ in parts)
-        if form and re.fullmatch(form, assignment.value):
-            return True
-    return False
+        if reason := runs_code(assignment.name):
+            rules = [
+                rule.set for rule in load_variable_rules().rules if assignment.name in rule.set
+            ]
+            # A rule's own value may stand there, with a path of ptxas in the place of its fact.
+            forms = (
+                re.escape(by_name[assignment.name]).replace(r"\{ptxas\}", "/[^\n]*/ptxas")
+                for by_name in rules
+            )
+            if not any(re.fullmatch(form, assignment.value) for form in forms):
+                yield build_finding("runs-code", assignment, reason=reason)
 
 
 def _check_line_syntax(checked: CheckedText) -> Iterator[Finding]:

@@ -1,11 +1,15 @@
-"""Find variables, servers and containers in command lines, behind whatever wraps them."""
+"""Find variables, servers and containers in shell text, behind whatever wraps them.
+
+Text is split into commands and words, with their lines; nothing is expanded or followed.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from typing import NamedTuple
 
 from patchkit.runtime.check.content import (
     Assignment,
@@ -15,9 +19,27 @@ from patchkit.runtime.check.content import (
     Word,
     is_literal,
 )
-from patchkit.runtime.check.shell_words import split_statements
 from patchkit.runtime.check.situation import find_image, server_names
 
+_PIECE = re.compile(
+    r"""
+    (?P<blank>(?:[ \t\r]|\\\n)+)
+  | (?P<comment>(?<![^\s;&|()])\#[^\n]*)
+  | (?P<document><<-?[ \t]*(?P<quote>["']?)(?P<end>[\w.-]+)(?P=quote))
+  | (?P<redirect>\d?(?:>>|>\||[<>])(?:&\d?-?)?[ \t]*)
+  | (?P<array>(?<![^\s;&|()])[A-Za-z_]\w*\+?=\()
+  | (?P<stop>\n|;+|&+|\|+|[()])
+  | (?P<word>(?:
+        '[^']*' | "(?:[^"\\]|\\.)*" | \\.
+      | (?<==)<[\w .-]{1,60}>  # a placeholder, whatever a shell would make of it
+      | \$\((?:[^()]|\([^()]*\))*\) | \$\{[^{}\n]*\} | `[^`]*`
+      | [^\s'"\\;&|()<>`]
+    )+ | .)
+    """,
+    re.VERBOSE | re.DOTALL,
+)
+_QUOTED = re.compile(r"""'([^']*)'|"((?:[^"\\]|\\.)*)"|\\(.)""", re.DOTALL)
+_MOST_UNENDED = 50  # here-documents without an end: each is looked for to the end of the text
 _DEEPEST = 6  # scripts in words of scripts
 _PAIR = re.compile(r"(?P<name>[A-Za-z_]\w*)=(?P<value>.*)", re.DOTALL)
 _KEYWORDS = {"if", "then", "else", "elif", "do", "while", "until", "!", "{", "}", "time", "local"}
@@ -41,6 +63,61 @@ _OPTION = re.compile(r"(?P<name>--[^=]*|-[dihPqt]*[^dihPqt])(?:=?(?P<value>.+))?
 _IMAGE_VARIABLE = re.compile(r"ima?ge?", re.IGNORECASE)
 _PROGRAM = re.compile(r"(/.*bin/)?(ba|da|z)?sh|(/.*bin/)?python[\d.]*|sleep|ray|vllm|.*\.(sh|py)")
 _SERVE, _RAY, _CONTAINER = "vllm serve", "ray start", "container"
+
+
+class Statement(NamedTuple):
+    """The words of one command; ``indented`` mostly means: in a branch or a function."""
+
+    words: tuple[Word, ...]
+    indented: bool
+
+
+def unquote(text: str) -> str:
+    """Return a word without its quotes."""
+
+    def strip(match: re.Match[str]) -> str:
+        single, double, escaped = match.groups()
+        if double is not None:
+            # A backslash before a line break stays: what reads the text as a script counts lines.
+            return re.sub(r"\\([$`\"\\])", r"\1", double)
+        return str(escaped).strip("\n") if single is None else str(single)
+
+    return _QUOTED.sub(strip, text)
+
+
+def split_statements(text: str, line: int = 1) -> Iterator[Statement]:
+    """Yield the commands of a script; ``line`` is that of its first character."""
+    words: list[Word] = []
+    documents: list[str] = []
+    unended: set[str] = set()  # ends of here-documents that never come
+    position, begins = 0, True
+    indented = in_array = is_target = False
+    while match := _PIECE.match(text, position):
+        kind, piece, position = match.lastgroup, match[0], match.end()
+        indented = kind == "blank" if begins else indented
+        # A=( … ) is one list of words in several lines.
+        in_array = kind == "array" or (in_array and piece != ")")
+        begins = piece == "\n" and not in_array
+        if kind == "word" and not is_target:
+            words.append(Word(unquote(piece), line))
+        elif kind == "document":
+            documents.append(match["end"])
+        elif kind == "stop" and not in_array and words:
+            yield Statement(tuple(words), indented)
+            words = []
+        is_target = kind == "redirect" and "&" not in piece  # the next word is a file
+        line += piece.count("\n")
+        for end in documents if piece == "\n" else ():
+            form = re.compile(rf"^[ \t]*{re.escape(end)}[ \t]*$\n?", re.MULTILINE)
+            looked_for = end not in unended and len(unended) < _MOST_UNENDED
+            if looked_for and (found := form.search(text, position)):
+                line += text.count("\n", position, found.end())
+                position = found.end()
+            else:
+                unended.add(end)
+        documents = [] if piece == "\n" else documents
+    if words:
+        yield Statement(tuple(words), indented)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +212,6 @@ class CommandReader:
 
     def _read_container(self, words: Sequence[Word], place: Place) -> None:
         """Read the words behind docker run: options, image, command."""
-        entrypoint: list[Word] = []
         rest = iter(words)
         for word in rest:
             option = _OPTION.fullmatch(word.text)
@@ -144,21 +220,22 @@ class CommandReader:
                 if is_literal(word.text) or _IMAGE_VARIABLE.search(word.text):
                     self.content.images.append(Image(word.text, word.line, place.block))
                     inside = replace(place, image=word.text)
-                    self.read_entry([*entrypoint, *rest], inside, has_entry=bool(entrypoint))
+                    self.read_entry([*rest], inside, has_entry=False)
                     return
             elif option and not _SWITCHES.fullmatch(word.text):
                 text = option["value"]
                 value = next(rest, None) if text is None else Word(text, word.line)
                 if value and (option["name"] == "--env" or re.match("-[^-]*e$", option["name"])):
                     self.set_variables([value], place.block)
-                elif value and value.text and option["name"] == "--entrypoint":
-                    entrypoint = [value]
 
     def read_entry(self, words: Sequence[Word], place: Place, *, has_entry: bool) -> None:
         """Read what a container is given: a command, or arguments of its image's entrypoint."""
         if not words or place.depth > _DEEPEST:
             return
-        if not has_entry and not _find_program(words) and _is_for_server(place.image, words):
+        # A model, or flags: arguments of `vllm serve`, in an image that starts it.
+        serves = find_image(place.image).get("program") or _has_server_flag(words)
+        starts_itself = has_entry or _PROGRAM.fullmatch(words[0].text) or _find_program(words)
+        if serves and not starts_itself:
             self._add_server(_SERVE, words[words[0].text == "serve" :], place.block)
             return
         before = len(self.content.commands)
@@ -188,15 +265,3 @@ def _find_program(words: Sequence[Word]) -> tuple[int, str, Sequence[Word]] | No
 def _has_server_flag(words: Sequence[Word]) -> bool:
     names = (word.text.partition("=")[0].replace("_", "-") for word in words)
     return not server_names("flags").isdisjoint(names)
-
-
-def _is_for_server(image: str, words: Sequence[Word]) -> bool:
-    """Return whether words without a program are arguments of `vllm serve`."""
-    first, row = words[0].text, find_image(image)
-    serves = _has_server_flag(words)
-    if first.startswith("-") or first == "serve":
-        return row.get("version") == "vllm" or serves
-    # A model is one word, of its owner and its name, or a folder; most often a variable.
-    is_model = not is_literal(first) or ("/" in first and not _PROGRAM.fullmatch(first))
-    by_image = bool(row.get("program")) and not _PROGRAM.fullmatch(first)
-    return by_image or (serves and is_model)

@@ -16,7 +16,7 @@ from patchkit.runtime.rules.variable_rules import Avoid, VariableAdvice
 from patchkit.runtime.rules.variable_values import is_placeholder
 
 ENV, SHELL, YAML, DOCKERFILE = "env file", "shell script", "YAML", "Dockerfile"
-UNIT, PYTHON, RUNNING = "systemd unit", "Python program", "running server"
+UNIT, PYTHON = "systemd unit", "Python program"
 _SHOWN = 60  # characters of a name or a value
 _FLAG = re.compile(r"--?[A-Za-z][\w.-]*")
 _SHORT_FLAGS = {
@@ -155,14 +155,6 @@ class FileContent:
     def add_variable(self, assignment: Assignment) -> None:
         """Add a variable that is set."""
         (self.own if assignment.own else self.assignments).append(assignment)
-
-    @cached_property
-    def images_by_block(self) -> Mapping[int, frozenset[str]]:
-        """The images of each block, and those known of the file as block 0, once all is read."""
-        images = {0: {image.text for image in self.images if is_literal(image.text)}}
-        for image in self.images:
-            images.setdefault(image.block, set()).add(image.text)
-        return {block: frozenset(names) for block, names in images.items()}
 
 
 @cache

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import re
 import stat
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePath
+from typing import Any
 
 from patchkit.errors import SourceError
 from patchkit.reading import read_stdin, read_text
-from patchkit.runtime.check.commands import CommandReader, Place
+from patchkit.runtime.check.commands import CommandReader, Place, split_statements, unquote
 from patchkit.runtime.check.content import (
     DOCKERFILE,
     ENV,
@@ -22,9 +25,7 @@ from patchkit.runtime.check.content import (
     Word,
     build_finding,
 )
-from patchkit.runtime.check.shell_words import split_statements, unquote
 from patchkit.runtime.check.situation import CheckedText
-from patchkit.runtime.check.yaml_files import read_yaml
 
 _ENV_LINE = re.compile(
     r"[ \t]*(?:export[ \t]+)?(?!Environment=)(?P<name>[A-Za-z_]\w*)(?:=(?P<value>.*))?"
@@ -53,6 +54,12 @@ _BEGINNINGS = (
 # The time of a check grows with the lines: a limit beside that of bytes.
 _MOST_LINES = 250_000
 _EXEC = re.compile(r"Exec\w*=[-@:+!|]*")
+_MOST_NODES = 100_000  # a few aliases may stand for any number of nodes
+_DEEPEST, _MOST_EVENTS = 64, 400_000
+_ENVIRONMENT = re.compile(r"(?i)(?:.*[-_.])?(?:env|envs|environment|env_?vars|extraenv\w*)|\w+Env")
+_IMAGES = ("image", "container", "container_image", "docker_image", "base_image")
+_COMMANDS = ("entrypoint", "command", "cmd", "args")
+_NULLS = {"", "~", "null", "Null", "NULL"}
 
 
 def read_file(path: Path) -> CheckedText:
@@ -81,7 +88,7 @@ def read_content(text: str, where: str) -> FileContent:
     """
     text = text.removeprefix("\ufeff").replace("\r\n", "\n")
     content = FileContent(kind_of(text, where))
-    readers = {DOCKERFILE: _read_dockerfile, UNIT: _read_unit, YAML: read_yaml}
+    readers = {DOCKERFILE: _read_dockerfile, UNIT: _read_unit, YAML: _read_yaml}
     try:
         if content.kind == PYTHON:
             content.problems.append(build_finding("not-read", 1, what="a Python program"))
@@ -166,3 +173,113 @@ def _read_dockerfile(text: str, content: FileContent) -> None:
         else:
             # RUN, and what follows in it behind && and the like.
             reader.read_command(words if name == "RUN" else statement.words, place)
+
+
+def _read_yaml(text: str, content: FileContent) -> None:
+    """Add what YAML or JSON says; what cannot be read is a problem of the content."""
+    import yaml  # 20 ms, and for YAML alone
+
+    if text.lstrip().startswith("{"):
+        text = text.replace("\t", " ")  # JSON may be indented with tabs, YAML may not
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    depth = 0
+    try:
+        for number, event in enumerate(yaml.parse(text, Loader=loader)):
+            depth += isinstance(event, yaml.CollectionStartEvent)
+            depth -= isinstance(event, yaml.CollectionEndEvent)
+            if depth > _DEEPEST or number > _MOST_EVENTS:
+                what = "too large or nested too deeply"
+                raise yaml.MarkedYAMLError(problem=what, problem_mark=event.start_mark)
+        reader = _YamlReader(CommandReader(content))
+        for document in yaml.compose_all(text, Loader=loader):
+            reader.is_compose = "services" in _map_keys(document)
+            reader.visit_node(document, 0)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = min(mark.line, text.count("\n")) + 1 if mark else 1
+        what = f"the file, as YAML: {getattr(error, 'problem', None) or 'odd characters'}"
+        content.problems.append(build_finding("not-read", line, what=what))
+
+
+@dataclass(slots=True)
+class _YamlReader:
+    reader: CommandReader
+    left: int = _MOST_NODES
+    is_compose: bool = False
+
+    def visit_node(self, node: Any, block: int) -> None:
+        """Add what a node says; ``block`` is the line of the container that it is part of."""
+        self.left -= 1
+        if self.left < 0 or node is None:
+            return
+        if node.id == "sequence":
+            for item in node.value:
+                self.visit_node(item, block)
+        if node.id != "mapping":
+            return
+        fields = _map_keys(node)
+        if not fields.keys().isdisjoint((*_IMAGES, *_COMMANDS)):
+            block = node.start_mark.line + 1
+        place = Place(block=block)
+        image = next((fields[name] for name in _IMAGES if name in fields), None)
+        if image is not None and image.id == "scalar" and re.fullmatch(r"\S+", image.value):
+            place = replace(place, image=image.value)
+            line = image.start_mark.line + 1
+            self.reader.content.images.append(Image(image.value, line, block))
+        for name, inner in fields.items():
+            if _ENVIRONMENT.fullmatch(name):
+                self._read_environment(inner, block)
+            elif name not in _COMMANDS or inner.id == "mapping":
+                self.visit_node(inner, block)
+        self._read_command(fields, place)
+
+    def _read_environment(self, node: Any, block: int) -> None:
+        if node is None or node.id == "scalar":
+            return
+        for item in node.value:
+            self.left -= 1
+            key, value = item if node.id == "mapping" else (None, item)
+            fields = _map_keys(value)
+            if self.left < 0:
+                return
+            if key is not None:
+                self._set_variable(key.value, value, block)
+            elif "name" in fields:  # of Kubernetes
+                self._set_variable(fields["name"].value, fields.get("value"), block)
+            elif value.id == "scalar":
+                self.reader.set_variables([Word(value.value, value.start_mark.line + 1)], block)
+
+    def _set_variable(self, name: Any, value: Any, block: int) -> None:
+        content = self.reader.content
+        if value is not None and value.id != "scalar":
+            self._read_environment(value, block)
+        elif value is None or (value.value in _NULLS and not value.style):
+            content.passed.add(str(name))
+        elif isinstance(name, str):
+            content.add_variable(Assignment(value.start_mark.line + 1, name, value.value, block))
+
+    def _read_command(self, fields: Mapping[str, Any], place: Place) -> None:
+        nodes = [fields[name] for name in _COMMANDS if name in fields]
+        nodes = [node for node in nodes if node.id != "mapping" and node.value]
+        if not nodes or ("args" in fields and len(nodes) == 1 and not place.image):
+            return
+        words: list[Word] = []
+        lists = [node for node in nodes if node.id == "sequence"]
+        items = [item for node in nodes for item in (node.value if node in lists else [node])]
+        for item in (item for item in items if item.id == "scalar" and item.value):
+            line = item.start_mark.line + 1 + (item.style in ("|", ">"))  # a block begins below
+            if lists and item not in nodes:
+                words.append(Word(item.value, line))
+            elif len(nodes) == 1 and "\n" in item.value and not self.is_compose:
+                self.reader.read_script(item.value, line, replace(place, depth=1))
+            else:
+                found = split_statements(item.value, line)
+                words += (word for statement in found for word in statement.words)
+        has_entry = "entrypoint" in fields or {"command", "args"} <= fields.keys()
+        self.reader.read_entry(words, place, has_entry=has_entry)
+
+
+def _map_keys(node: Any) -> dict[str, Any]:
+    """Return a mapping by its keys; what is no mapping is empty."""
+    pairs = node.value if node is not None and node.id == "mapping" else []
+    return {key.value: value for key, value in pairs if key.id == "scalar"}

@@ -8,15 +8,14 @@ from dataclasses import replace
 
 from patchkit.finding import Finding, Level
 from patchkit.runtime.check.content import (
-    RUNNING,
     Assignment,
     CommandLine,
     GivenFlag,
     build_finding,
     shorten,
 )
-from patchkit.runtime.check.situation import CheckedText, runs_upstream
-from patchkit.runtime.rules.flag_rules import Limit, load_flag_rules
+from patchkit.runtime.check.situation import CheckedText
+from patchkit.runtime.rules.flag_rules import load_flag_rules
 from patchkit.runtime.rules.flags import flag_lifetime, flags, has_flag, load_choices
 from patchkit.runtime.rules.rule import holding
 from patchkit.runtime.rules.secret_texts import is_issued, is_readable
@@ -52,26 +51,30 @@ def check_server_flags(checked: CheckedText) -> Iterator[Finding]:
     # What reports disagree about is the owner's choice, and no fault of a file.
     valid = holding(rules.leave_out, checked.situation)
     advised = [rule for rule in valid if rule.confidence != "contested"]
-    servers = [server for server in checked.content.commands if server.program == "vllm serve"]
-    for server in servers:
-        # A plugin brings parsers of its own.
-        plugin = any(flag.name.endswith("-parser-plugin") for flag in server.flags)
-        for flag in server.flags:
-            # Short flags such as -tp are in no table; argparse takes a beginning of one flag alone.
-            is_taken = has_flag(flag.name, version, checked.home) or not flag.name.startswith("--")
-            if not is_taken and sum(name.startswith(flag.name) for name in known) != 1:
-                yield _unknown_flag(flag, server, checked, slips)
-                continue
-            if not (plugin and flag.name.endswith("-parser")):
-                yield from _check_choice(flag, server, checked)
-            for rule in advised:
-                if rule.flag == flag.name and rule.matches(flag.value):
-                    words = {"why": rule.reason, "source": rule.source}
-                    yield build_finding("discouraged-flag", flag, None, **words)
-    for limit in holding(rules.limits, checked.situation):
-        given = [server for server in servers if not server.find_flag(limit.unless)]
-        found = [flag for server in given for flag in server.flags if flag.name == limit.flag]
-        yield from _check_limit(limit, found, checked)
+    limits = holding(rules.limits, checked.situation)
+    servers = [command for command in checked.content.commands if command.program == "vllm serve"]
+    for server, flag in ((row, flag) for row in servers for flag in row.flags):
+        # Short flags such as -tp are in no table; argparse takes a beginning of one flag alone.
+        is_taken = has_flag(flag.name, version, checked.home) or not flag.name.startswith("--")
+        if not is_taken and sum(name.startswith(flag.name) for name in known) != 1:
+            yield _unknown_flag(flag, server, checked, slips)
+            continue
+        yield from _check_choice(flag, server, checked)
+        for rule in advised:
+            if rule.flag == flag.name and rule.matches(flag.value):
+                words = {"why": rule.reason, "source": rule.source}
+                yield build_finding("discouraged-flag", flag, None, **words)
+        for limit in limits:
+            value = float(flag.value) if _NUMBER.fullmatch(flag.value) else 0.0
+            if (
+                flag.name == limit.flag
+                and value > limit.most
+                and not server.find_flag(limit.unless)
+            ):
+                level = Level.WARNING if value >= limit.harmful else Level.NOTE
+                words = {"why": limit.reason, "hint": limit.instead, "source": limit.source}
+                found = build_finding("over-limit", flag, level, **words, most=f"{limit.most:g}")
+                yield replace(found, id=f"{limit.flag.lstrip('-')}-high")
 
 
 def _unknown_flag(
@@ -90,7 +93,7 @@ def _unknown_flag(
     rules = load_flag_rules().leave_out
     reasons = (rule.reason for rule in rules if rule.flag == flag.name and not rule.when)
     why = next(reasons, 'vllm serve ends with "unrecognized arguments".')
-    certain = bool(version and (life or runs_upstream(checked.content, server.block)))
+    certain = bool(version and (life or checked.runs_upstream(server.block)))
     hint = "leave it out" if certain else "of a fork? Then keep it, else leave it out"
     hint = f"did you mean {close}?" if close else hint
     level = Level.ERROR if certain else None
@@ -98,8 +101,10 @@ def _unknown_flag(
 
 
 def _check_choice(flag: GivenFlag, server: CommandLine, checked: CheckedText) -> Iterator[Finding]:
+    """Yield a value that the release does not take; a plugin brings parsers of its own."""
     choices = next((row for row in load_choices() if row.flag == flag.name), None)
-    if choices is None or not flag.value:
+    plugin = any(other.name.endswith("-parser-plugin") for other in server.flags)
+    if choices is None or not flag.value or (plugin and flag.name.endswith("-parser")):
         return
     version = checked.situation.get("vllm", "")
     names = choices.known(version)
@@ -111,42 +116,31 @@ def _check_choice(flag: GivenFlag, server: CommandLine, checked: CheckedText) ->
             "hint": f"did you mean {close}?" if close else f"it takes {', '.join(names[:_SHOWN])}",
             "file": choices.files[0],
         }
-        certain = version and runs_upstream(checked.content, server.block)
+        certain = version and checked.runs_upstream(server.block)
         yield build_finding("unknown-flag-value", flag, Level.ERROR if certain else None, **words)
-
-
-def _check_limit(limit: Limit, given: list[GivenFlag], checked: CheckedText) -> Iterator[Finding]:
-    """Yield flags above a limit, and variables that scripts hand on as the flag.
-
-    Each value is reported once: at the flag, else where a variable has it.
-    """
-    variables = (*checked.content.assignments, *checked.content.own)
-    places: list[GivenFlag | Assignment] = [*given]
-    # A share has a point; a whole number under such a name is one of GPUs or of GiB.
-    places += (
-        row for row in variables if "." in row.value and re.fullmatch(limit.variables, row.name)
-    )
-    reported: set[float] = set()
-    for place in places:
-        value = float(place.value) if _NUMBER.fullmatch(place.value) else 0.0
-        if limit.most < value <= limit.highest and value not in reported:
-            reported.add(value)
-            level = Level.WARNING if value >= limit.harmful else Level.NOTE
-            words = {"why": limit.reason, "hint": limit.instead, "source": limit.source}
-            finding = build_finding("over-limit", place, level, **words, most=f"{limit.most:g}")
-            yield replace(finding, id=f"{limit.flag.lstrip('-')}-high")
 
 
 def check_secrets(checked: CheckedText) -> Iterator[Finding]:
     """Yield secrets in a file, and placeholders for keys."""
-    content = checked.content
+    content, mode = checked.content, checked.mode or 0
     for assignment in (*content.assignments, *content.own):
-        if is_secret(assignment.name) and assignment.is_known:
-            if not _is_open_key(assignment.value):
-                yield from _check_secret(assignment, checked)
-            elif not assignment.own:
+        if not is_secret(assignment.name) or not assignment.is_known:
+            continue
+        # A script has many names of its own, so only what looks like an issued key counts.
+        issued = is_issued(assignment.value)
+        if _is_open_key(assignment.value):
+            if not assignment.own:
                 yield build_finding("placeholder-key", assignment)
-    yield from _check_defaults(checked.text)
+        elif issued or (not assignment.own and _may_be_secret(assignment.value)):
+            file = secret_file(assignment.name)
+            apart = "hand it over apart: in a file of mode 0600, or from the caller's environment"
+            yield build_finding(
+                "secret-in-file",
+                assignment,
+                Level.ERROR if mode & _OTHERS and issued else None,
+                readable=f", which others may read ({mode:04o})" if mode & _OTHERS else "",
+                hint=f"keep it in a file of mode 0600 that {file} names" if file else apart,
+            )
     for flag in (flag for command in content.commands for flag in command.flags):
         if secret_flag(flag.name) and _is_open_key(flag.value):
             yield build_finding("placeholder-key", flag)
@@ -155,32 +149,16 @@ def check_secrets(checked: CheckedText) -> Iterator[Finding]:
             yield build_finding("secret-on-command-line", flag, variable=variable)
 
 
-def _check_defaults(text: str) -> Iterator[Finding]:
-    for number, line in enumerate(text.split("\n") if "${" in text else (), 1):
+def check_defaults(checked: CheckedText) -> Iterator[Finding]:
+    """Yield secrets that are defaults: ``${NAME:-value}``."""
+    lines = checked.text.split("\n") if "${" in checked.text else ()
+    for number, line in enumerate(lines, 1):
         for match in _DEFAULT.finditer(line):
             name, value = match["name"], match["value"].strip("\"'")
             # With a known key a server is open to everybody, whatever the key looks like.
             own = name == _KEY and not _DUMMY.fullmatch(value)
             if is_secret(name) and (own or (_may_be_secret(value) and not _is_open_key(value))):
                 yield build_finding("secret-default", Assignment(number, name, ""))
-
-
-def _check_secret(assignment: Assignment, checked: CheckedText) -> Iterator[Finding]:
-    # A script has many names of its own, so only what looks like an issued key counts.
-    issued = is_issued(assignment.value)
-    if checked.content.kind == RUNNING or not (
-        issued or (not assignment.own and _may_be_secret(assignment.value))
-    ):
-        return
-    file, mode = secret_file(assignment.name), checked.mode or 0
-    apart = "hand it over apart: in a file of mode 0600, or from the caller's environment"
-    yield build_finding(
-        "secret-in-file",
-        assignment,
-        Level.ERROR if mode & _OTHERS and issued else None,
-        readable=f", which others may read ({mode:04o})" if mode & _OTHERS else "",
-        hint=f"keep it in a file of mode 0600 that {file} names" if file else apart,
-    )
 
 
 def _is_open_key(value: str) -> bool:

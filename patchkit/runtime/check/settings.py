@@ -1,10 +1,9 @@
-"""Check variables: their names, values, placeholders, and what contradicts what."""
+"""Check variables: names, values, placeholders, what contradicts what, what this host lacks."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
-from functools import cache
+from collections.abc import Iterator
 
 from patchkit.finding import Finding, Level
 from patchkit.runtime.check.content import (
@@ -15,8 +14,9 @@ from patchkit.runtime.check.content import (
     rule_finding,
     shorten,
 )
-from patchkit.runtime.check.hosts import find_half_cages
-from patchkit.runtime.check.situation import CheckedText, runs_upstream
+from patchkit.runtime.check.situation import CheckedText
+from patchkit.runtime.host.host import Host, Rdma
+from patchkit.runtime.host.networks import twin_state
 from patchkit.runtime.rules.condition import holds
 from patchkit.runtime.rules.flags import flags
 from patchkit.runtime.rules.sensitive_names import is_secret
@@ -48,14 +48,15 @@ _READ = re.compile(r"(NCCL|VLLM|GLOO|TP|UCX|RAY|MASTER)_\w+")
 # No process group is set up without these; without the others it only goes another way.
 _NEEDED = re.compile(r"VLLM_HOST_IP|MASTER_ADDR|RAY_\w*ADDRESS|(NCCL|GLOO|TP)_SOCKET_IFNAME")
 _ADDRESS_FLAGS = ("--master-addr", "--node-ip-address", "--address")
+_OWN_ADDRESS = ("VLLM_HOST_IP", "RAY_NODE_IP_ADDRESS", "RAY_OVERRIDE_NODE_IP_ADDRESS")
+_PREFIXES = ("NCCL_SOCKET_IFNAME", "NCCL_IB_HCA")  # lists of prefixes, or of whole names behind =
+_DEVICES = ("NCCL_IB_HCA", "UCX_NET_DEVICES")
+_NETDEVS = (
+    *("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME"),
+    *("UCX_NET_DEVICES", "OMPI_MCA_btl_tcp_if_include"),
+)
 _RDMA_ONLY = re.compile(r"NCCL_IB_(?!DISABLE$)\w+|NCCL_NET_GDR_\w+")
 _MATTERS = re.compile(r"(NCCL|VLLM|RAY|GLOO|TP|UCX|HF|TRITON|CUDA|OMP|TORCH|PYTORCH)_")
-
-
-@cache
-def _names_in_capitals() -> Mapping[str, str]:
-    """Return the names that have small letters as well, by their capitals."""
-    return {name.upper(): name for name in other_variables() if name != name.upper()}
 
 
 def check_names(checked: CheckedText) -> Iterator[Finding]:
@@ -77,17 +78,12 @@ def check_names(checked: CheckedText) -> Iterator[Finding]:
         own = name in used and not reader and name not in other_variables()
         rules = () if own or not assignment.is_known else avoids.get(name, ())
         advised = [rule for rule in rules if rule.matches(value) and holds(rule.when, situation)]
-        # One finding for each name: advice says more than that nobody reads it.
         for rule in advised:
             what = f"{assignment.shown} is advised against"
             yield rule_finding(rule, assignment.line, what, rule.reason, name)
-        if advised:
-            continue
-        # A name in small letters alone is a script's own, whatever variable it was named after.
-        alike = "" if name.islower() else _names_in_capitals().get(name.upper(), name)
-        if alike not in ("", name):
-            yield build_finding("variable-capitals", assignment, alike=alike)
-        if reader and not (situation.get(reader.lower()) and name in known[reader]):
+        # One finding for each name: advice says more than that nobody reads it.
+        is_read = situation.get(reader.lower()) and name in known.get(reader, ())
+        if reader and not advised and not is_read:
             yield from _find_unread(assignment, checked, slips[reader], name in used)
 
 
@@ -99,7 +95,7 @@ def _find_unread(
     An unknown name may be of a fork, or of an image's start script: it is reported where upstream's
     own vLLM gets it.
     """
-    name, situation, content = assignment.name, checked.situation, checked.content
+    name, value, situation = assignment.name, assignment.value, checked.situation
     reader = _READERS[name[:5]]
     version = situation.get(reader.lower(), "")
     words = {"reader": reader, "version": version, "source": _SOURCES[reader]}
@@ -110,28 +106,24 @@ def _find_unread(
             words |= {"hint": next(gone, "leave it out"), "first": life.first, "last": life.last}
             yield build_finding(key, assignment, None, **words)
         return
-    upstream = runs_upstream(content, assignment.block)
-    hint, flag = "leave it out", f"--{name[5:].lower().replace('_', '-')}"
-    close = slips(name)
-    if close and _value_fits(assignment, close, situation.get("role", "")):
+    upstream = checked.runs_upstream(assignment.block)
+    flag, close = f"--{name[5:].lower().replace('_', '-')}", slips(name)
+    other = lifetime(close)
+    is_word = other is not None and other.default.isdecimal() and read_number(value) is None
+    problems = find_value_problems(close, value, situation.get("role", ""))
+    # The value has to fit the name that was meant, as far as it is known.
+    if close and not (assignment.is_known and (is_word or any(problems))):
         hint = f"did you mean {close}?"
     elif has_other_owner(name) or is_used:
         return
-    elif flag in flags(situation.get("vllm", "")) and (upstream or content.commands):
+    elif flag in flags(situation.get("vllm", "")) and (upstream or checked.content.commands):
         hint = f"use the flag {flag}"
-    elif not upstream:
+    elif upstream:
+        hint = "leave it out"
+    else:
         return
     words |= {"name": shorten(name), "hint": hint}
     yield build_finding("unknown-variable", assignment, None, **words)
-
-
-def _value_fits(assignment: Assignment, name: str, role: str) -> bool:
-    """Return whether a value could be that of another variable, as far as that is known."""
-    life, value = lifetime(name), assignment.value
-    if not assignment.is_known:
-        return True
-    is_word = life is not None and life.default.isdecimal() and read_number(value) is None
-    return not is_word and not any(find_value_problems(name, value, role))
 
 
 def check_values(checked: CheckedText) -> Iterator[Finding]:
@@ -140,7 +132,7 @@ def check_values(checked: CheckedText) -> Iterator[Finding]:
     vllm = situation.get("vllm", "")
     takes_by_name = vllm_values(vllm)
     # A fork of a release may take more.
-    level = Level.WARNING if runs_upstream(content) is False else None
+    level = Level.WARNING if checked.runs_upstream() is False else None
     for assignment in filter(lambda row: row.is_known, content.assignments):
         name, value = assignment.name, assignment.value
         for problem in find_value_problems(name, value, situation.get("role", "")):
@@ -196,3 +188,74 @@ def check_contradictions(checked: CheckedText) -> Iterator[Finding]:
                 yield build_finding("rdma-off", last[name], None, **words)
         elif hca and not hca.value.startswith("^"):
             yield from find_half_cages(hca, checked.host)
+
+
+def check_host(checked: CheckedText) -> Iterator[Finding]:
+    """Yield names and addresses that this host does not have, or that are down.
+
+    A file with several values of a variable is for several nodes: then one has to be this host's.
+    """
+    by_name: dict[str, list[list[Finding]]] = {}
+    for assignment in checked.content.assignments if checked.host else ():
+        if checked.host and assignment.is_given and not assignment.value.startswith("^"):
+            found = [*_compare_host(assignment, checked.host)]
+            by_name.setdefault(assignment.name, []).append(found)
+    for found_by_value in by_name.values():
+        if all(found_by_value):
+            yield from (finding for found in found_by_value for finding in found)
+
+
+def _compare_host(assignment: Assignment, host: Host) -> Iterator[Finding]:
+    name, value = assignment.name, assignment.value
+    # NCCL passes over a device that is not there; nothing starts without interface or address.
+    level = Level.WARNING if name in _DEVICES else None
+    own = [address.address for netdev in host.netdevs for address in netdev.addresses]
+    if name in _OWN_ADDRESS and value not in own and not value.startswith("127."):
+        has = ", ".join(address for address in own if not address.startswith(("127.", "::1")))
+        what = f"no address {value}"
+        yield build_finding("host-lacks", assignment, what=what, has=has or "none at all")
+    by_prefix = name in _PREFIXES and not value.startswith("=")
+    names = value.lstrip("=").split(",") if name in (*_NETDEVS, *_DEVICES) else []
+    for plain, colon, _port in (part.partition(":") for part in names if part != "all"):
+        # UCX names an RDMA device with its port (mlx5_0:1), and an interface as it is.
+        is_device = name not in _NETDEVS or bool(colon)
+        known = {
+            device.name: device.active if isinstance(device, Rdma) else device.up
+            for device in (host.rdma if is_device else host.netdevs)
+        }
+        fits = [
+            device
+            for device in known
+            if device == plain or (by_prefix and device.startswith(plain))
+        ]
+        if not fits:
+            what = f"no {'RDMA device' if is_device else 'interface'} {plain}"
+            has = ", ".join(device for device in known if device != "lo") or "none at all"
+            yield build_finding("host-lacks", assignment, level, what=what, has=has)
+        elif not any(known[device] for device in fits):
+            yield build_finding("host-down", assignment, what=f"{plain} is down")
+
+
+def find_half_cages(assignment: Assignment, host: Host | None) -> Iterator[Finding]:
+    """Yield that NCCL_IB_HCA names one half of a cage: by this host, else by a Spark's names."""
+    names = [part.partition(":")[0] for part in assignment.value.lstrip("=").split(",")]
+    (row,) = value_tables()["twins"]
+    one, other = map(str, row["half"])
+    missing = []
+    for name in names:
+        twin = ""
+        device = next((found for found in host.rdma if found.name == name), None) if host else None
+        if device and host:
+            netdev = host.netdev(device.netdev)
+            half = next((found for found in host.rdma if found.name == device.twin), None)
+            # `patchkit env` leaves these out as well.
+            left_out = netdev and twin_state(host, netdev) in ("down", "random", "bare-first")
+            twin = half.name if half and half.active and not left_out else ""
+        elif re.fullmatch(row["pattern"], name):
+            twin = other + name[len(one) :] if name.startswith(one) else one + name[len(other) :]
+        if twin and twin not in names:
+            missing.append(twin)
+    if missing:
+        words = {"twin": ",".join(missing), "complete": ",".join((*names, *missing))}
+        words |= {"why": row["why"], "source": row["source"]}
+        yield build_finding("half-cage", assignment, None, **words)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +27,6 @@ _TAG = re.compile(rf"{_VERSION}(?:[-_+].*)?")
 _PINNED = re.compile(
     rf"(?<![\w.-])(?P<name>[A-Za-z][\w.-]{{0,40}})(?:\[[\w,-]*\])?==={{0,1}}{_VERSION}"
 )
-_IMAGE = re.compile(r"(?:\w+_)?IMAGE(?:_\w+)?")
-_VARIABLE = re.compile(r"(?:\w+_)?(?P<name>[A-Z]+)_(?:VERSION|TAG|REF|RELEASE|BRANCH)")
 _FACTS = ("role", "topology", "executor", "vllm", "nccl", "nodes", "quantization")
 _SOFTWARE = ("vllm", "nccl", "torch", "triton")
 # With one GPU in a node, more than one of these takes several nodes.
@@ -64,23 +62,37 @@ class CheckedText:
     host: Host | None = None
     home: Path | None = None
 
+    @cached_property
+    def upstream_by_block(self) -> Mapping[int, bool]:
+        """Whether upstream's own vLLM runs in a block, where its image is known; 0: in the file."""
+        found: dict[int, bool] = {}
+        for image in self.content.images:
+            name = _split_image(image.text)[0].removeprefix("docker.io/")
+            for block in {image.block, *([0] if is_literal(image.text) else [])}:
+                found[block] = found.get(block, True) and name in server_names("upstream")
+        return found
+
+    def runs_upstream(self, block: int = 0) -> bool | None:
+        """Return whether upstream's own vLLM runs in a block; None if the file does not say it."""
+        return self.upstream_by_block.get(block, self.upstream_by_block.get(0))
+
 
 @cache
-def _image_table(file: str) -> Mapping[str, Any]:
-    return read_toml(dict[str, Any], RECIPES / "env" / file)
+def _image_table() -> Mapping[str, Any]:
+    return read_toml(dict[str, Any], RECIPES / "env" / "said.toml")
 
 
 def find_image(image: str) -> Mapping[str, str]:
     """Return the row of a container image, given with or without its tag; empty for none."""
     name, _ = _split_image(image)
-    rows = _image_table("said.toml")["image"]
+    rows = _image_table()["image"]
     return next((row for row in rows if re.fullmatch(row["repository"], name)), {})
 
 
 @cache
 def server_names(kind: str) -> frozenset[str]:
-    """Return the ``modules`` that are `vllm serve`, or the ``flags`` that no other server has."""
-    return frozenset(_image_table("said.toml")["server"][kind])
+    """Return the ``modules``, ``flags`` or ``upstream`` images by which `vllm serve` is known."""
+    return frozenset(_image_table()["server"][kind])
 
 
 def _split_image(image: str) -> tuple[str, str]:
@@ -90,37 +102,16 @@ def _split_image(image: str) -> tuple[str, str]:
     return (before, tag) if colon and "/" not in tag else (name, "")
 
 
-def runs_upstream(content: FileContent, block: int = 0) -> bool | None:
-    """Return whether upstream's own vLLM runs in a block; None if the file does not say it."""
-    images = content.images_by_block
-    return _are_upstream(images.get(block) or images[0])
-
-
-@cache  # a file may have as many images as variables
-def _are_upstream(images: frozenset[str]) -> bool | None:
-    names = {_split_image(image)[0].removeprefix("docker.io/") for image in images}
-    return names <= {*_image_table("images.toml")["vllm"]["upstream"]} if names else None
-
-
 def _find_versions(text: str, content: FileContent) -> Iterator[StatedVersion]:
-    """Yield what a file states: tags of images, NAME==VERSION, VLLM_VERSION=…."""
-    tables = _image_table("said.toml")
-    images = [(image.text, image.line) for image in content.images if is_literal(image.text)]
-    for assignment in (*content.assignments, *content.own):
-        if _IMAGE.fullmatch(assignment.name) and ":" in assignment.value:
-            images.append((assignment.value, assignment.line))
-        name, tag = _VARIABLE.fullmatch(assignment.name), _TAG.fullmatch(assignment.value)
-        if tag and name and (project := tables["variables"].get(name["name"])):
-            place = f"{assignment.name}={assignment.value}"
-            yield StatedVersion(project, tag["version"], assignment.line, place)
-    for image, line in images:
-        row, tag = find_image(image), _TAG.fullmatch(_split_image(image)[1])
+    """Yield what a file states: tags of images, and NAME==VERSION."""
+    for image in content.images:
+        row, tag = find_image(image.text), _TAG.fullmatch(_split_image(image.text)[1])
         if row.get("version") and tag and within(tag["version"], row["versions"]):
-            yield StatedVersion(row["version"], tag["version"], line, image)
+            yield StatedVersion(row["version"], tag["version"], image.line, image.text)
     for number, row_text in enumerate(text.split("\n") if "==" in text else (), 1):
         for match in _PINNED.finditer(row_text.partition("#")[0]):
             distribution = re.sub(r"[-_.]+", "-", match["name"]).lower()
-            if project := tables["distributions"].get(distribution):
+            if project := _image_table()["distributions"].get(distribution):
                 yield StatedVersion(project, match["version"], number, match[0])
 
 

@@ -33,15 +33,12 @@ class LeaveOut(Discouraged):
 class Limit(Grounded):
     """The most that a flag should have; from ``harmful`` on it is likely to do damage.
 
-    ``highest`` is what it can have at all; ``variables`` matches the names by which scripts hand
-    the value on; beside the flag ``unless`` it has no effect.
+    Beside the flag ``unless`` it has no effect.
     """
 
     flag: FlagName
-    variables: str
     most: float
     harmful: float
-    highest: float
     reason: str
     instead: str
     guides: str = ""

@@ -64,9 +64,6 @@ NAMES = [
         "export TRITON_OVERRIDE_ARCH=sm120\necho $TRITON_OVERRIDE_ARCH",
         "warning TRITON_OVERRIDE_ARCH=sm120 is advised against",
     ),
-    # Capitals: only of a name that has some.
-    ("x.env", "RAY_MEMORY_MONITOR_REFRESH_MS=0", "warning nobody reads RAY_MEMORY_MON"),
-    ("x.env", "hf_home=/x"),
 ]
 
 VERSIONS = [
@@ -217,12 +214,6 @@ FLAGS = [
     ("x.sh", f"{SERVE} --quantization modelopt_fp4", "note --quantization modelopt_fp4 is"),
     ("x.sh", f"{SERVE} --quantization fp8"),
     ("x.sh", f"{SERVE} --enforce-eager $MORE", "note --enforce-eager is better left out"),
-    # An option that may be there is not the image.
-    (
-        "x.sh",
-        'docker run ${FP8:+-e A_B="$FP8"} --entrypoint vllm own:1 serve m --enforce-eager',
-        "note --enforce-eager is better left out",
-    ),
     # A model before flags that only vLLM has is served, in whatever image.
     (
         "x.sh",
@@ -266,15 +257,6 @@ LIMITS = [
     ("x.sh", f"{SERVE} --gpu-memory-utilization 0.85"),
     # vLLM then takes this many bytes, and no share.
     ("x.sh", f"{SERVE} --gpu-memory-utilization 0.95 --kv-cache-memory-bytes 9G"),
-    ("x.env", "GPU_MEMORY_UTILIZATION=0.93", "warning GPU_MEMORY_UTILIZATION=0.93: more than 0.85"),
-    ("x.env", "GPU_MEM_UTIL=0.8\nGPU_MEMORY_GB=90"),
-    # At the flag, where another variable only has the same value.
-    (
-        "compose.yaml",
-        compose("x", "MEMORY_FRACTION: 0.95")
-        + "    command: vllm serve m --gpu-memory-utilization 0.95\n",
-        "warning --gpu-memory-utilization 0.95: more than 0.85",
-    ),
 ]
 
 
