@@ -1,6 +1,6 @@
 """A wheelhouse for aarch64, installed and used on this machine, whatever its CPU.
 
-    nox -s cross-proof -- [WHEELHOUSE] [--keep FOLDER]
+    nox -s cross-proof -- [WHEELHOUSE]
 
 A Debian or Ubuntu for aarch64 is unpacked into a folder; the wheelhouse is installed there by hash,
 with what it needs. Then its own Python, under qemu-user, answers: are all requirements met, does
@@ -11,63 +11,63 @@ import, does `patchkit verify` agree. No GPU is asked, and no kernel runs. Exit 
 from __future__ import annotations
 
 import argparse
+import hashlib
+import json
 import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from e2e.cross_proof import arm64, steps, wheels
+from e2e.cross_proof import arm64, wheels
+from e2e.cross_proof.arm64 import CPU, RootFs
+from e2e.cross_proof.operators import Loaded, differences
+from e2e.proofs.repack_proof import modules, patched_files
 from patchkit.errors import PatchkitError, ProofError
+from patchkit.source.fetch import fetch
 from patchkit.wheel.build.full_toolkit import driver_stand_in
-from support.proving import run
+from patchkit.wheel.file.wheelfile import WheelFile
+from patchkit.wheel.vllm.repack_origin import upstream_wheels
+from support.nccl_wheel import LIBRARY
+from support.nccl_wheel import content as libnccl
+from support.proving import require, run
 
-CHECKOUT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[3]
 CXX = "aarch64-linux-gnu-g++"
 GIGABYTES = 10  # of an installation, its wheels included
 BESIDE = Path("/var/tmp")  # not /tmp, which may be memory
-
-
-class Progress:
-    """Show what each step said as it ends, and count those that failed."""
-
-    def __init__(self) -> None:
-        self.failed = 0
-
-    def take(self, step: str, work: Callable[[], str]) -> None:
-        """Do what the next steps need. Raises PatchkitError."""
-        began = time.monotonic()
-        said = work()
-        print(f"{step}: passed, {time.monotonic() - began:.0f} s: {said}", flush=True)
-
-    def prove(self, step: str, work: Callable[[], str]) -> None:
-        """Do what the next steps can do without."""
-        try:
-            self.take(step, work)
-        except PatchkitError as error:
-            self.failed += 1
-            print(f"{step}: failed: {error}", flush=True)
+# Folders inside: the checkout, the wheelhouse, upstream's libraries, a stand-in for the driver.
+CHECKOUT, HOUSE, UPSTREAM, DRIVER = (
+    f"/srv/{name}" for name in ("patchkit", "wheelhouse", "upstream", "driver")
+)
+PYTHON = "/usr/bin/python3"
+INSIDE = f"{CHECKOUT}/tests/e2e/cross_proof/inside.py"
+# It ends with 1 for whatever it has to say.
+PIP_CHECK = """
+import subprocess, sys
+subprocess.run([sys.executable, "-m", "pip", "--disable-pip-version-check", "check"])
+"""
 
 
 def main() -> int:
     """Prove an installation of a wheelhouse; return the exit code."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("wheelhouse", nargs="?", type=Path, default=Path("wheelhouse"))
-    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="work there, and leave it all")
     parser.add_argument("--obstacle", action="store_true", help="print what is in the way")
     args = parser.parse_args()
     if args.obstacle:
         sys.stdout.write(obstacle())
         return 0
-    progress = Progress()
     with tempfile.TemporaryDirectory(prefix="patchkit-cross-", dir=BESIDE) as folder:
         try:
-            prove(args.wheelhouse, args.keep or Path(folder), progress)
+            failed = prove(args.wheelhouse.absolute(), Path(folder))
         except PatchkitError as error:
             print(f"cross-proof: {error}")
             return error.exit_code
-    return ProofError.exit_code if progress.failed else 0
+    return ProofError.exit_code if failed else 0
 
 
 def obstacle() -> str:
@@ -80,57 +80,187 @@ def obstacle() -> str:
     return f"{BESIDE} has {free:.1f} GB of {GIGABYTES} free" if free < GIGABYTES else ""
 
 
-def prove(house: Path, folder: Path, progress: Progress) -> None:
-    """Prove an installation in a folder; what is there of an earlier run is used."""
-    house, folder = house.absolute(), folder.absolute()
-    folder.mkdir(parents=True, exist_ok=True)
+def prove(house: Path, folder: Path) -> int:
+    """Prove an installation in a folder; return how many steps failed.
+
+    Raises PatchkitError for a step that the others need.
+    """
     built = wheels.require_cpu(house)
-    verify = (sys.executable, "-m", "patchkit", "verify", str(house))
-    progress.take("wheelhouse", lambda: steps.verdict(run(*verify)))
-    binds = {CHECKOUT: steps.CHECKOUT, house: steps.HOUSE}
-    root = arm64.RootFs(path=folder / "root", binds=binds)
-    progress.take("file system", lambda: unpacked(root))
-    lock, how = wheels.lock(house, root.python, folder)
-    progress.take("install", lambda: installed(lock, how, folder / "wheels", root))
-    place = steps.Installation(
-        root=root,
-        lock=lock,
-        wheels={entry.name.project: house / entry.filename for entry in built},
+    take_step(
+        "wheelhouse", lambda: verdict(run(sys.executable, "-m", "patchkit", "verify", str(house)))
     )
-    progress.prove("pip check", lambda: steps.check(place))
+    root = RootFs(path=folder / "root", binds={ROOT: CHECKOUT, house: HOUSE})
+    take_step("file system", lambda: unpack(root))
+    lock = wheels.lock(house, root.python, folder)
+    take_step("install", lambda: install(lock, folder, root))
+    made = {entry.name.project: house / entry.filename for entry in built}
+    place = Installation(root=root, lock=lock, wheels=made)
+    steps = {"pip check": place.check, "patchkit verify": place.verify}
     if "vllm" in place.wheels:
-        progress.prove("extensions", lambda: steps.load(place))
-        progress.prove("import vllm", lambda: steps.imports(place))
-        progress.prove("vllm --version", lambda: steps.version(place))
-    else:
-        print("vllm: no wheel of it was built")
-    progress.prove("patchkit verify", lambda: steps.verify(place))
+        more = {"import vllm": place.import_vllm, "vllm --version": place.version}
+        steps |= {"extensions": place.load, **more}
+    failed = 0
+    for step, work in steps.items():
+        try:
+            take_step(step, work)
+        except PatchkitError as error:
+            failed += 1
+            print(f"{step}: failed: {error}", flush=True)
+    return failed
 
 
-def unpacked(root: arm64.RootFs) -> str:
-    """Make the root file system, unless it is there."""
-    if not root.path.exists():
-        arm64.unpack(root.path)
-    said = root.run(
-        "/usr/bin/python3", "-c", "import platform as p; print(p.machine(), *p.libc_ver())"
-    )
+def take_step(step: str, work: Callable[[], str]) -> None:
+    """Do a step, and show what it says as it ends."""
+    began = time.monotonic()
+    said = work()
+    print(f"{step}: passed, {time.monotonic() - began:.0f} s: {said}", flush=True)
+
+
+def unpack(root: RootFs) -> str:
+    """Make the root file system; say which it is."""
+    arm64.unpack(root.path)
+    machine = "import platform as p; print(p.machine(), *p.libc_ver())"
+    said = root.run(PYTHON, "-c", machine).strip()
     release = (root.path / "etc/os-release").read_text().partition('PRETTY_NAME="')[2]
-    return f"{release.partition(chr(34))[0]}, Python {root.python}: {said.strip()}"
+    return f"{release.partition(chr(34))[0]}, Python {root.python}: {said}"
 
 
-def installed(lock: wheels.Lock, how: str, folder: Path, root: arm64.RootFs) -> str:
-    """Install everything, unless the very same is there."""
-    stamp, text = root.path / "srv" / "installed.txt", "\n".join(lock.lines)
-    if not stamp.exists() or stamp.read_text() != text:
-        stamp.unlink(missing_ok=True)
-        wheels.install(lock, wheels.collect(lock, folder, root.python), root)
-        wheels.install_needs(root, CHECKOUT / "requirements" / "wheel.txt")
-        header = root.packages / "nvidia/cu13/include/cuda.h"
-        driver = root.path / steps.DRIVER.lstrip("/") / "libcuda.so.1"
-        driver_stand_in(header, Path(CXX), driver)
-        stamp.write_text(text)
+def install(lock: wheels.Lock, folder: Path, root: RootFs) -> str:
+    """Install everything, and a stand-in for the driver's library; say what was left out."""
+    wheels.install(lock, folder / "wheels", root, ROOT / "requirements" / "wheel.txt")
+    header = root.packages / "nvidia/cu13/include/cuda.h"
+    driver_stand_in(header, Path(CXX), root.path / DRIVER.lstrip("/") / "libcuda.so.1")
     out = f"; left out: {', '.join(lock.left_out)}" if lock.left_out else ""
-    return f"{len(lock.lines)} projects by hash, {how}{out}"
+    return f"{len(lock.lines)} projects by hash, resolved for CPython {root.python}{out}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Installation:
+    """A wheelhouse in a root file system; ``wheels`` are those that patchkit made, by project.
+
+    Each step says what held, or raises ProofError.
+    """
+
+    root: RootFs
+    lock: wheels.Lock
+    wheels: Mapping[str, Path]
+
+    def check(self) -> str:
+        """Ask pip which requirements are not met, and which wheels are for another machine."""
+        excused, wrong = wheels.read_pip_check(self._python("-c", PIP_CHECK), self.lock)
+        require(not wrong, "; ".join(wrong[:3]))
+        return "; ".join(["nothing else is missing or wrong", *excused])
+
+    def load(self) -> str:
+        """Load every extension of the vLLM wheel, and compare its operators with upstream's."""
+        with WheelFile(self.wheels["vllm"]) as opened:
+            facts, paths = opened.facts, extensions(opened, self.root.python)
+            digests = {path: _digest(opened, path) for path in paths}
+        torch, ours = self._load(paths, self.root.packages)
+        self._require_libnccl(torch["nccl"])
+        count = sum(len(each.operators) for each in ours)
+        told = f"torch {torch['torch']}; {len(ours)} loaded, {count} operators"
+        same, theirs = self._load_upstream(facts, digests)
+        found = list(differences([each for each in ours if each.path not in same], theirs, facts))
+        if unexplained := [what for what, why in found if not why]:
+            raise ProofError(f"{told}; not as upstream's:\n    " + "\n    ".join(unexplained))
+        told += f"; {len(same)} are upstream's bytes; {len(found)} differences, explained"
+        return told + "".join(f"\n    {what}: {why}" for what, why in found)
+
+    def import_vllm(self) -> str:
+        """Import vLLM, and every module that fixes changed."""
+        names = modules(p for p in patched_files(self.wheels["vllm"]) if p.startswith("vllm/"))
+        first, *rest = self._ask("modules", "vllm", *names)
+        require(first.get("version") == self._built_version(), f"vllm.__version__ is {first}")
+        failed = [f"{each['module']}: {each['error']}" for each in rest if "error" in each]
+        require(not failed, "; ".join(failed))
+        return f"{first['version']}; {len(rest)} patched modules"
+
+    def version(self) -> str:
+        """Run `vllm --version`."""
+        script = self.root.seen_inside(self.root.packages / "bin" / "vllm")
+        # Its first line names the Python of the machine that installed it.
+        said = self._python(INSIDE, "run", script, "--version").strip().splitlines()[-1]
+        require(said == self._built_version(), f"vllm --version says {said}")
+        return said
+
+    def verify(self) -> str:
+        """Run `patchkit verify` on the wheelhouse."""
+        words = (PYTHON, "-m", "patchkit", "verify", HOUSE)
+        return verdict(self.root.run(*words, PYTHONPATH=f"{CHECKOUT}:{wheels.NEEDS}"))
+
+    def _python(self, *words: str) -> str:
+        """Return what the other Python says, beside a stand-in for the driver's library."""
+        return self.root.run(PYTHON, "-W", "ignore", *words, LD_LIBRARY_PATH=DRIVER)
+
+    def _ask(self, *words: str) -> list[dict[str, Any]]:
+        """Return the lines of JSON that a question of ``inside.py`` is answered with."""
+        said = self._python(INSIDE, *words)
+        return [json.loads(line) for line in said.splitlines() if line.startswith("{")]
+
+    def _built_version(self) -> str:
+        with WheelFile(self.wheels["vllm"]) as opened:
+            return str(opened.facts["wheel"])
+
+    def _load(self, paths: Sequence[str], folder: Path) -> tuple[dict[str, Any], list[Loaded]]:
+        """Load extensions of a folder in one process; return what is said of torch, and of them."""
+        prefix = self.root.seen_inside(folder)
+        torch, *rest = self._ask("libraries", *(f"{prefix}/{path}" for path in paths))
+        failed = "; ".join(f"{each['path']}: {each['error']}" for each in rest if "error" in each)
+        require(not failed, failed)
+        return torch, [
+            Loaded(
+                path=each["path"].removeprefix(f"{prefix}/"),
+                operators=each["operators"],
+                names=tuple(each["names"]),
+            )
+            for each in rest
+        ]
+
+    def _load_upstream(
+        self, facts: Mapping[str, Any], digests: Mapping[str, str]
+    ) -> tuple[set[str], list[Loaded]]:
+        """Return the paths at which upstream's wheel has the same bytes, and its other libraries.
+
+        Of those, the ones that we have are loaded, too.
+        """
+        folder = self.root.path / UPSTREAM.lstrip("/")
+        with WheelFile(fetch("vllm", facts["version"], upstream_wheels()[CPU])) as wheel:
+            paths = extensions(wheel, self.root.python)
+            same = {path for path in paths if digests.get(path) == _digest(wheel, path)}
+            absent = [Loaded(path=path) for path in paths if path not in digests]
+            others = [path for path in paths if path in digests and path not in same]
+            for path in others:
+                (folder / path).parent.mkdir(parents=True, exist_ok=True)
+                with (folder / path).open("wb") as file:
+                    file.writelines(wheel.unpacked(path))
+        return same, [*absent, *(self._load(others, folder)[1] if others else [])]
+
+    def _require_libnccl(self, mapped: Sequence[str]) -> None:
+        """Raise ProofError unless torch maps one libnccl, the wheelhouse's if it has one."""
+        require(len(mapped) == 1, f"torch maps {list(mapped) or 'no libnccl'}")
+        if ours := self.wheels.get("nvidia-nccl-cu13"):
+            here = self.root.path / mapped[0].lstrip("/")
+            require(mapped[0].endswith(LIBRARY), f"torch maps {mapped[0]}")
+            require(here.read_bytes() == libnccl(ours), f"{mapped[0]} is not that of {ours.name}")
+
+
+def extensions(wheel: WheelFile, python: str) -> list[str]:
+    """Return the extensions of a wheel that a Python can load."""
+    tagged = f".cpython-{python.replace('.', '')}-{CPU}-linux-gnu.so"
+    return [path for path in wheel.members if path.endswith((".abi3.so", tagged))]
+
+
+def _digest(wheel: WheelFile, path: str) -> str:
+    digest = hashlib.sha256()
+    for chunk in wheel.unpacked(path):
+        digest.update(chunk)
+    return digest.hexdigest()
+
+
+def verdict(said: str) -> str:
+    """Return the line of `patchkit verify` that says what held."""
+    return next((line for line in said.splitlines() if line.startswith("✓")), said).lstrip("✓ ")
 
 
 if __name__ == "__main__":

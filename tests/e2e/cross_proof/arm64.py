@@ -7,7 +7,6 @@ to start qemu for them, in namespaces of their own, so that nothing of this mach
 
 from __future__ import annotations
 
-import os
 import platform
 import re
 import shlex
@@ -20,7 +19,7 @@ from pathlib import Path
 from e2e.proofs import fresh
 from patchkit.errors import HostError, ProofError
 
-CPU, DEBIAN_NAME = "aarch64", "arm64"
+CPU = "aarch64"
 PACKAGES = (
     *("base-files", "coreutils", "dash", "libc-bin", "mount"),
     *("python3", "python3-pip", "ca-certificates", "libgomp1", "libstdc++6"),
@@ -32,7 +31,6 @@ MAGIC = r"\x7fELF\x02\x01\x01" + r"\x00" * 9 + r"\x02\x00\xb7\x00"
 MASK = r"\xff" * 7 + r"\x00" + r"\xff" * 8 + r"\xfe\xff\xff\xff"
 SPACES = (*fresh.SPACES, "--net")
 PATIENCE = 3600  # seconds for one program; qemu takes ten times as long as the CPU itself
-SHOWN = 1500  # characters of what a program said
 
 # In a user namespace the kernel keeps another list of interpreters (since Linux 6.7). Its first
 # process waits until this one has written who is who in it: everybody is who he was.
@@ -42,17 +40,10 @@ _EVERYBODY = "0 0 4294967295\n"
 
 def obstacle() -> str:
     """Return why no file system for aarch64 can be used here; empty if nothing is in the way."""
-    return fresh.obstacle() or no_programs()
-
-
-def no_programs() -> str:
-    """Return why no program for aarch64 can be run here; empty if nothing is in the way."""
-    if os.geteuid():
-        return "namespaces, and what the kernel starts in them, need root"
+    if found := fresh.obstacle():
+        return found
     if _needs_own_users() and not shutil.which(QEMU):
         return f"{QEMU} is not installed: sudo apt install qemu-user-static"
-    if not shutil.which("unshare"):
-        return "unshare is not installed: sudo apt install util-linux"
     done = in_namespaces("true", patience=60)
     if done.returncode and _needs_own_users():
         return (
@@ -69,14 +60,6 @@ def _needs_own_users() -> bool:
     return platform.machine() != CPU and not everywhere
 
 
-def _registration() -> str:
-    entry = f":qemu-aarch64:M::{MAGIC}:{MASK}:{shutil.which(QEMU)}:OCF"
-    return f"""\
-mount -t proc proc /proc
-mount -t binfmt_misc none {BINFMT}
-printf %s '{entry}' > {BINFMT}/register"""
-
-
 def in_namespaces(
     script: str, variables: Mapping[str, str] | None = None, *, patience: int = PATIENCE
 ) -> subprocess.CompletedProcess[str]:
@@ -86,7 +69,9 @@ def in_namespaces(
     """
     own_users = _needs_own_users()
     if own_users:
-        script = f"{_registration()}\n{script}"
+        entry = f":qemu-aarch64:M::{MAGIC}:{MASK}:{shutil.which(QEMU)}:OCF"
+        mounts = f"mount -t proc proc /proc\nmount -t binfmt_misc none {BINFMT}"
+        script = f"{mounts}\nprintf %s '{entry}' > {BINFMT}/register\n{script}"
     command = [*(_OWN_USERS if own_users else ()), *SPACES, "sh", "-euc", script]
     with subprocess.Popen(
         command,
@@ -138,16 +123,15 @@ class RootFs:
         except subprocess.TimeoutExpired:
             raise ProofError(f"{words[0]} … gave no answer within {PATIENCE} s") from None
         if done.returncode:
-            said = (done.stderr or done.stdout).strip()[-SHOWN:]
-            shown = " ".join(words[:4])
-            raise ProofError(f"{shown} … ended with {done.returncode}:\n{said}")
+            said = (done.stderr or done.stdout).strip()[-1500:]
+            raise ProofError(f"{' '.join(words[:4])} … ended with {done.returncode}:\n{said}")
         return done.stdout
 
 
 def unpack(path: Path) -> None:
     """Unpack the distribution. Raises HostError after mmdebstrap said why it cannot."""
     try:
-        fresh.unpack(path, PACKAGES, "--variant=extract", cpu=DEBIAN_NAME)
+        fresh.unpack(path, PACKAGES, "--variant=extract", cpu="arm64")
     except subprocess.CalledProcessError as error:
         raise HostError(f"mmdebstrap ended with {error.returncode}") from None
     # A script of base-passwd would make it; torch asks for the name of who runs it.

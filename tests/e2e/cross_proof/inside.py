@@ -33,26 +33,19 @@ def libraries(paths: list[str]) -> None:
     before = registered(torch)
     for path in paths:
         print(f"loading {path}", file=sys.stderr, flush=True)
+        spec = importlib.util.spec_from_file_location(Path(path).name.partition(".")[0], path)
+        assert spec is not None
+        assert spec.loader is not None
         try:
-            names = load(path)
+            module = importlib.util.module_from_spec(spec)
+            spec.loader.exec_module(module)
         except ImportError as error:
             tell(path=path, error=str(error))
             continue
         after = registered(torch)
         new = {name: after[name] for name in after.keys() - before.keys()}
-        tell(path=path, operators=new, names=names)
+        tell(path=path, operators=new, names=[n for n in dir(module) if not n.startswith("__")])
         before = after
-
-
-def load(path: str) -> list[str]:
-    """Import an extension by its file; return the names in it."""
-    name = Path(path).name.partition(".")[0]
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return [each for each in dir(module) if not each.startswith("__")]
 
 
 def registered(torch: Any) -> dict[str, str]:
@@ -71,14 +64,14 @@ def registered(torch: Any) -> dict[str, str]:
 
 
 def modules(names: list[str]) -> None:
-    """Import modules, and tell where each is from."""
+    """Import modules, and tell their versions."""
     for name in names:
         try:
             module = importlib.import_module(name)
         except ImportError as error:
             tell(module=name, error=str(error))
         else:
-            tell(module=name, file=module.__file__, version=getattr(module, "__version__", ""))
+            tell(module=name, version=getattr(module, "__version__", ""))
 
 
 def run(command: list[str]) -> None:

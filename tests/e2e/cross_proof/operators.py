@@ -23,13 +23,12 @@ class Loaded:
     """What an extension brought when it was loaded.
 
     ``operators`` are name → schema and, in brackets, the dispatch keys with a kernel; ``names`` are
-    those that Python sees in the module. ``error`` says why it could not be loaded.
+    those that Python sees in the module.
     """
 
     path: str
     operators: Mapping[str, str] = field(default_factory=dict)
     names: tuple[str, ...] = ()
-    error: str = ""
 
 
 def differences(

@@ -10,7 +10,6 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,7 +36,6 @@ LEFT_OUT = {
     *("nvidia-cuda-nvcc", "nvidia-nvvm", "nvidia-cuda-tileiras", "tilelang", "tokenspeed-triton"),
     *("z3-solver", "pynvvideocodec"),
 }
-_PROJECT = re.compile(r"[A-Za-z0-9._-]+(?===)")
 _BROKEN = re.compile(
     r"\S+ \S+ (?:requires (?P<missing>\S+), which is not installed\."
     r"|has requirement (?P<wanted>[\w.-]+).*, but you have .*)"
@@ -56,10 +54,6 @@ class Lock:
     listed: Manifest
     lines: tuple[str, ...]
     left_out: tuple[str, ...]
-
-    @property
-    def built(self) -> tuple[ManifestEntry, ...]:
-        return built(self.listed)
 
 
 def built(listed: Manifest) -> tuple[ManifestEntry, ...]:
@@ -86,101 +80,50 @@ def require_cpu(house: Path) -> tuple[ManifestEntry, ...]:
     return found
 
 
-def lock(house: Path, python: str, scratch: Path) -> tuple[Lock, str]:
-    """Return what is to be installed on a Python, and in words which lock that is.
-
-    The wheelhouse's own if it was filled for that Python; else one that `fill` makes beside it.
-    """
-    listed = load_manifest(house)
-    others = [entry for entry in listed.wheels if entry.kind is not Kind.BUILT]
-    pythons = {".".join(str(entry.facts.get("python")).split(".")[:2]) for entry in others}
-    how = "the wheelhouse's own"
-    if pythons != {python}:
-        filled = f"it is filled for CPython {pythons.pop()}" if pythons else "it is not filled"
-        how = f"resolved for CPython {python}: {filled}"
-        house = _copied(house, scratch / "house")
-        fill = ("wheelhouse", "fill", "--lock-only", "--python-version", python)
-        run(sys.executable, "-m", "patchkit", *fill, "--dir", str(house))
-        listed = load_manifest(house)
-    lines = [
-        line for line in (house / REQUIREMENTS).read_text().splitlines() if _PROJECT.match(line)
-    ]
-    out = tuple(sorted(set(map(_project, lines)) & LEFT_OUT))
-    kept = tuple(line for line in lines if _project(line) not in out)
-    return Lock(house=house, listed=listed, lines=kept, left_out=out), how
-
-
-def _project(line: str) -> str:
-    match = _PROJECT.match(line)
-    return match.group() if match else ""
-
-
-def _copied(house: Path, copy: Path) -> Path:
-    """Copy a wheelhouse without what fill brought; wheels are linked where they can be."""
-    shutil.rmtree(copy, ignore_errors=True)
+def lock(house: Path, python: str, scratch: Path) -> Lock:
+    """Return what is to be installed on a Python: what `fill` resolves for it, beside the house."""
+    copy = scratch / "house"
     copy.mkdir(parents=True)
-    for name in (MANIFEST, REQUIREMENTS, SUMS):
+    for name in (MANIFEST, REQUIREMENTS, SUMS, *(e.filename for e in built(load_manifest(house)))):
         shutil.copy2(house / name, copy)
-    for entry in built(load_manifest(house)):
-        try:
-            os.link(house / entry.filename, copy / entry.filename)
-        except OSError:  # another file system
-            shutil.copy2(house / entry.filename, copy)
-    return copy
+    fill = ("wheelhouse", "fill", "--lock-only", "--python-version", python)
+    run(sys.executable, "-m", "patchkit", *fill, "--dir", str(copy))
+    lines = {
+        line.partition("==")[0]: line
+        for line in (copy / REQUIREMENTS).read_text().splitlines()
+        if re.match(r"[A-Za-z0-9._-]+==", line)
+    }
+    kept = tuple(line for project, line in lines.items() if project not in LEFT_OUT)
+    out = tuple(sorted(lines.keys() & LEFT_OUT))
+    return Lock(house=house, listed=load_manifest(copy), lines=kept, left_out=out)
 
 
-def collect(lock: Lock, folder: Path, python: str) -> tuple[Path, ...]:
-    """Bring by hash what the wheelhouse lacks; return the folders that hold everything."""
-    others = [entry for entry in lock.listed.wheels if entry.kind is not Kind.BUILT]
-    if all(entry.held for entry in others):
-        return (lock.house,)
-    folder.mkdir(parents=True, exist_ok=True)
-    _pip("download", python, _written(lock, folder), f"--dest={folder}", _link(lock.house))
-    return lock.house, folder
+def install(lock: Lock, folder: Path, root: RootFs, needs: Path) -> None:
+    """Install everything by hash from the house and a folder; what patchkit needs beside it.
 
-
-def install(lock: Lock, folders: Iterable[Path], root: RootFs) -> None:
-    """Install everything, from folders alone, with `pip install --no-index --require-hashes`."""
-    links = map(_link, folders)
-    _install(root, _written(lock, root.path / "srv"), root.packages, "--no-index", *links)
-
-
-def _link(folder: Path) -> str:
-    return f"--find-links={folder}"
-
-
-def _written(lock: Lock, folder: Path) -> Path:
-    file = folder / "requirements.txt"
+    What the house lacks comes into the folder first.
+    """
+    folder.mkdir(parents=True)
+    file, links = folder / "requirements.txt", [f"--find-links={lock.house}"]
     file.write_text("\n".join(lock.lines) + "\n")
-    return file
+    _pip("download", root, file, f"--dest={folder}", *links)
+    links += [f"--find-links={folder}", "--no-index"]
+    _pip("install", root, file, f"--target={root.packages}", *links)
+    _pip("install", root, needs, f"--target={root.path / NEEDS.lstrip('/')}")
 
 
-def install_needs(root: RootFs, requirements: Path) -> None:
-    """Install what patchkit itself needs, from the index, beside everything else."""
-    _install(root, requirements, root.path / NEEDS.lstrip("/"))
-
-
-def _install(root: RootFs, requirements: Path, into: Path, *options: str) -> None:
-    shutil.rmtree(into, ignore_errors=True)
-    into.mkdir(parents=True)
-    # pip unpacks into a temporary folder first, and renames within a file system alone.
-    variables = {"TMPDIR": str(root.path / "tmp")}
-    target = (f"--target={into}", "--no-compile")
-    _pip("install", root.python, requirements, *target, *options, **variables)
-
-
-def platforms(cpu: str) -> list[str]:
-    """Return options of pip: the platforms of a CPU's wheels; only those that are named count."""
-    named = [f"manylinux_2_{minor}_{cpu}" for minor in (*range(17, 40), 5)]
-    return [f"--platform={name}" for name in (*named, f"manylinux2014_{cpu}", f"linux_{cpu}")]
-
-
-def _pip(verb: str, python: str, wanted: Path, *options: str, **variables: str) -> None:
-    other = (f"--python-version={python}", *platforms(CPU), "--only-binary=:all:")
+def _pip(verb: str, root: RootFs, requirements: Path, *options: str) -> None:
+    # Only the platforms that are named count.
+    named = [f"manylinux_2_{minor}_{CPU}" for minor in (*range(17, 40), 5)]
+    platforms = (*named, f"manylinux2014_{CPU}", f"linux_{CPU}")
+    other = (f"--python-version={root.python}", *(f"--platform={name}" for name in platforms))
+    compiled = ("--no-compile",) if verb == "install" else ()
     run(
-        *(sys.executable, "-m", "pip", verb, "--quiet", "--no-cache-dir", "--no-deps"),
-        *("--require-hashes", *other, *options, f"--requirement={wanted}"),
-        env={**os.environ, **variables},
+        *(sys.executable, "-m", "pip", verb, "--quiet", "--no-cache-dir", "--no-deps", *compiled),
+        *("--require-hashes", *other, "--only-binary=:all:", *options),
+        f"--requirement={requirements}",
+        # pip unpacks into a temporary folder first, and renames within a file system alone.
+        env={**os.environ, "TMPDIR": str(root.path / "tmp")},
     )
 
 
@@ -191,7 +134,7 @@ def read_pip_check(said: str, lock: Lock) -> tuple[list[str], list[str]]:
     WHEEL file than in its name: NVIDIA's cusparselt 0.8.0 for aarch64 says manylinux2014_sbsa.
     """
     overrides = {override.takes.project for override in lock.listed.overrides}
-    ours = {entry.name.project for entry in lock.built}
+    ours = {entry.name.project for entry in built(lock.listed)}
     excused, wrong = [], []
     for line in filter(None, map(str.strip, said.splitlines())):
         match = _BROKEN.fullmatch(line)

@@ -7,7 +7,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
@@ -77,6 +77,7 @@ def _all_of(name: str, release: Path, scratch: Path) -> tuple[int, list[Tried]]:
 
 
 def _page(tried: Iterable[Tried], calls: dict[str, int]) -> str:
+    """Return the page: attack by change, and how many of an attack failed."""
     counted = Counter((each.user, each.attack) for each in tried)
     failed = Counter((each.user, each.attack) for each in tried if each.wrong)
     head = _HEAD.format(
@@ -86,18 +87,12 @@ def _page(tried: Iterable[Tried], calls: dict[str, int]) -> str:
         failed=failed.total(),
         calls=", ".join(f"{name} {count}" for name, count in calls.items()),
     )
-    return head + "\n".join(_table(counted, failed)) + "\n"
-
-
-def _table(counted: Counter[tuple[str, str]], failed: Counter[tuple[str, str]]) -> Iterator[str]:
-    """Attack by change: tries; and how many of an attack failed."""
-    names = [name for name in NAMES if any(user == name for user, _ in counted)]
-    yield f"| attack | {' | '.join(names)} | failed |"
-    yield f"|---|{'---:|' * (len(names) + 1)}"
+    lines = [f"| attack | {' | '.join(NAMES)} | failed |", f"|---|{'---:|' * (len(NAMES) + 1)}"]
     for attack in dict.fromkeys(attack for _, attack in counted):
-        cells = [str(counted[name, attack] or "") for name in names]
-        wrong = sum(failed[name, attack] for name in names)
-        yield f"| {attack} | {' | '.join(cells)} | {wrong} |"
+        cells = [str(counted[name, attack] or "") for name in NAMES]
+        wrong = sum(failed[name, attack] for name in NAMES)
+        lines.append(f"| {attack} | {' | '.join(cells)} | {wrong} |")
+    return head + "\n".join(lines) + "\n"
 
 
 if __name__ == "__main__":

@@ -28,7 +28,6 @@ _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 # name → (x86_64, aarch64, where its path is: a pointer after a folder or alone, or a descriptor)
 _CALLS = {
     "openat": (257, 56, "at0"),
-    "open": (2, None, "path0"),
     "write": (1, 64, "fd0"),
     "pwrite64": (18, 68, "fd0"),
     "writev": (20, 66, "fd0"),
@@ -55,7 +54,7 @@ _CALLS = {
     "mkdirat": (258, 34, "at0"),
 }
 ALLOCATING = {
-    "open", "openat", "write", "pwrite64", "writev", "sendfile", "copy_file_range", "rename",
+    "openat", "write", "pwrite64", "writev", "sendfile", "copy_file_range", "rename",
     "renameat", "renameat2", "link", "linkat", "symlink", "mkdir", "mkdirat", "ftruncate",
 }  # fmt: skip
 """Names of calls that a full disk refuses. Opening counts only where it creates."""
@@ -85,7 +84,7 @@ class Call:
 
     @property
     def allocates(self) -> bool:
-        return self.name in ALLOCATING and (self.creates or not self.name.startswith("open"))
+        return self.name in ALLOCATING and (self.creates or self.name != "openat")
 
 
 Decide = Callable[[Call, int], int]
@@ -137,8 +136,7 @@ def supervise(action: Callable[[], str], decide: Decide, below: Path) -> Ended:
     theirs.close()
     os.close(writing)
     try:
-        listener = _take_over(ours)
-        _serve(listener, pid, decide, str(below))
+        _serve(ours, pid, decide, str(below))
         code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
         with os.fdopen(reading, "rb", closefd=False) as pipe:
             return Ended(code, pipe.read().decode(errors="replace"))
@@ -174,40 +172,35 @@ def _filter() -> bytes:
 
     load, equal, masked, give = 0x20, 0x15, 0x45, 0x06
     notify, allow = 0x7FC00000, 0x7FFF0000
-    opens = {number for number, (name, _) in NAMES.items() if name.startswith("open")}
-    plain = [number for number in NAMES if number not in opens]
+    plain = [number for number, (name, _) in NAMES.items() if name != "openat"]
+    (opens,) = NAMES.keys() - {*plain}
     program = [
         step(load, 0, 0, 4),
         step(equal, 1, 0, _ARCH[platform.machine()]),
         step(give, 0, 0, allow),
+        step(load, 0, 0, 0),
     ]
-    program.append(step(load, 0, 0, 0))
-    for left, number in zip(range(len(plain), 0, -1), plain, strict=True):
-        # Behind these come four steps for each way to open, and the two that end it.
-        program.append(step(equal, left - 1 + 4 * len(opens) + 1, 0, number))
-    for index, number in enumerate(sorted(opens)):
-        rest = 4 * (len(opens) - index - 1)
-        argument = 16 + 8 * (2 if NAMES[number][0] == "openat" else 1)
-        program += [
-            step(equal, 0, 3, number),
-            step(load, 0, 0, argument),
-            step(masked, rest + 2, 0, _WRITES),
-            step(give, 0, 0, allow),
-        ]
-    program += [step(give, 0, 0, allow), step(give, 0, 0, notify)]
+    # Behind these come four steps for openat, and the one that ends it.
+    program += [
+        step(equal, left + 3, 0, number)
+        for left, number in zip(range(len(plain), 0, -1), plain, strict=True)
+    ]
+    program += [
+        step(equal, 0, 2, opens),
+        step(load, 0, 0, 16 + 8 * 2),
+        step(masked, 1, 0, _WRITES),
+        step(give, 0, 0, allow),
+        step(give, 0, 0, notify),
+    ]
     return b"".join(program)
 
 
-def _take_over(channel: socket.socket) -> int:
+def _serve(channel: socket.socket, pid: int, decide: Decide, below: str) -> None:
     message, rights, _flags, _address = channel.recvmsg(4, socket.CMSG_SPACE(4))
     (trouble,) = struct.unpack("i", message)
     if trouble:
         raise OSError(trouble, os.strerror(trouble))
     (listener,) = array.array("i", rights[0][2])
-    return listener
-
-
-def _serve(listener: int, pid: int, decide: Decide, below: str) -> None:
     ended = os.pidfd_open(pid)
     poller = select.poll()
     poller.register(listener, select.POLLIN)
@@ -228,10 +221,8 @@ def _serve(listener: int, pid: int, decide: Decide, below: str) -> None:
             identifier, asker, _flags, number, _arch, _ip, *arguments = struct.unpack(
                 "QIIiIQ6Q", buffer
             )
-            error = 0
             call = _call(asker, number, arguments)
-            if call.path.startswith(below):
-                error = decide(call, asker)
+            error = decide(call, asker) if call.path.startswith(below) else 0
             answer = struct.pack("QqiI", identifier, 0, -error, 0 if error else _CONTINUE)
             with contextlib.suppress(OSError):
                 fcntl.ioctl(listener, _SEND, answer)
@@ -242,33 +233,19 @@ def _serve(listener: int, pid: int, decide: Decide, below: str) -> None:
 
 def _call(pid: int, number: int, arguments: list[int]) -> Call:
     name, where = NAMES[number]
-    index = int(where[-1])
-    if where.startswith("fd"):
-        path = _link(pid, arguments[index])
-    else:
-        folder = "cwd"
-        if where.startswith("at"):
-            given = ctypes.c_int(arguments[index] & 0xFFFFFFFF).value
-            folder, index = ("cwd" if given == -100 else f"fd/{given}"), index + 1
-        path = os.path.join(_link(pid, folder), _text(pid, arguments[index]))  # noqa: PTH118
-    flags = arguments[2] if name == "openat" else arguments[1]
-    return Call(name, path, name in ("open", "openat") and bool(flags & os.O_CREAT))
-
-
-def _link(pid: int, what: int | str) -> str:
-    try:
-        return os.readlink(f"/proc/{pid}/{what if isinstance(what, str) else f'fd/{what}'}")  # noqa: PTH115
-    except OSError:
-        return ""
-
-
-def _text(pid: int, address: int) -> str:
-    try:
-        with open(f"/proc/{pid}/mem", "rb", buffering=0) as memory:  # noqa: PTH123
-            memory.seek(address)
-            return memory.read(4096).split(b"\0")[0].decode(errors="replace")
-    except OSError:
-        return ""
+    kind, index = where[:-1], int(where[-1])
+    place, text = "cwd", ""
+    if kind != "path" and (given := ctypes.c_int(arguments[index] & 0xFFFFFFFF).value) >= 0:
+        place = f"fd/{given}"
+    with contextlib.suppress(OSError):  # the process is gone, or never had such a descriptor
+        path = os.readlink(f"/proc/{pid}/{place}")  # noqa: PTH115
+        if kind != "fd":
+            with open(f"/proc/{pid}/mem", "rb", buffering=0) as memory:  # noqa: PTH123
+                memory.seek(arguments[index + (kind == "at")])
+                text = memory.read(4096).split(b"\0")[0].decode(errors="replace")
+        creates = name == "openat" and bool(arguments[2] & os.O_CREAT)
+        return Call(name, os.path.join(path, text) if text else path, creates)  # noqa: PTH118
+    return Call(name, "", creates=False)
 
 
 def undisturbed(_call: Call, _pid: int) -> int:
@@ -276,11 +253,5 @@ def undisturbed(_call: Call, _pid: int) -> int:
     return 0
 
 
-def strike(pid: int, number: int) -> int:
-    """Send a signal; the call that was asked about then goes on."""
-    os.kill(pid, number)
-    return 0
-
-
 ERRORS = {"EIO": errno.EIO, "ENOSPC": errno.ENOSPC, "EROFS": errno.EROFS}
-SIGNALS = {name: getattr(signal, name) for name in ("SIGKILL", "SIGINT", "SIGTERM", "SIGHUP")}
+SIGNALS = {name: getattr(signal, name) for name in ("SIGKILL", "SIGINT", "SIGTERM")}

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import http.server
+import hashlib
+import io
 import os
 import shutil
 import stat
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from ipaddress import IPv4Network
 from pathlib import Path
 from types import MappingProxyType
@@ -36,7 +35,7 @@ from patchkit.patching.workspace import open_workspace
 from patchkit.runtime.envfile import write as envfile
 from patchkit.runtime.host.probe import probe
 from patchkit.source.detect import detect, state_folder
-from patchkit.source.fetch import opened, transfer
+from patchkit.source.fetch import transfer
 from patchkit.target import targets
 from patchkit.wheel.file.name import wheel_name
 from patchkit.wheel.wheelhouse import storage
@@ -136,18 +135,16 @@ def users(release: Path, scratch: Path) -> Iterator[list[User]]:
     umask = os.umask(0o022)
     path = os.environ["PATH"]
     os.environ["PATH"] = str(scratch / "no-programs")  # netplan would be asked otherwise
-    with _served(scratch / "served") as (url, sha256):
-        try:
-            yield [
-                *_of_a_tree(release, scratch / "tree"),
-                *_of_a_wheelhouse(scratch / "wheelhouse", scratch / "wheels"),
-                *_of_a_network(scratch),
-                _env_file(scratch / "env"),
-                _download(scratch / "cache", url, sha256),
-            ]
-        finally:
-            os.umask(umask)
-            os.environ["PATH"] = path
+    try:
+        yield [
+            *_of_a_tree(release, scratch / "tree"),
+            *_of_a_wheelhouse(scratch / "wheelhouse", scratch / "wheels"),
+            *_of_a_network(scratch),
+            *_of_a_file(scratch / "env", scratch / "cache"),
+        ]
+    finally:
+        os.umask(umask)
+        os.environ["PATH"] = path
 
 
 def _of_a_tree(release: Path, root: Path) -> Iterator[User]:
@@ -158,9 +155,9 @@ def _of_a_tree(release: Path, root: Path) -> Iterator[User]:
     for path in {*MARKERS, *(each for each, (before, _) in texts.items() if before is not None)}:
         (root / path).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(release / path, root / path)
-    owner = 1000 if os.geteuid() == 0 else os.geteuid()  # as under sudo
-    for place in (root, *root.rglob("*")):
-        os.chown(place, owner, owner if os.geteuid() == 0 else -1)
+    if os.geteuid() == 0:  # the tree of a user who runs sudo
+        for place in (root, *root.rglob("*")):
+            os.chown(place, 1000, 1000)
 
     def recover() -> None:
         tree = detect(root)
@@ -188,12 +185,14 @@ def _of_a_wheelhouse(house: Path, wheels: Path) -> Iterator[User]:
             storage.wheelhouse_journal(house).recover()
 
     def fill(wheel: Path) -> None:
-        before = read_settled(house)
-        size, name = wheel.stat().st_size, wheel_name(wheel.name)
         fresh = ManifestEntry(
-            name=name, sha256=sha256_of(wheel), size=size, facts={}, kind=Kind.DEPENDENCY
+            name=wheel_name(wheel.name),
+            sha256=sha256_of(wheel),
+            size=wheel.stat().st_size,
+            facts={},
+            kind=Kind.DEPENDENCY,
         )
-        replace_dependencies(house, before, [fresh], [wheel])
+        replace_dependencies(house, read_settled(house), [fresh], [wheel])
 
     def stock() -> None:
         add_wheel(house, other, {})
@@ -224,47 +223,28 @@ def _of_a_network(scratch: Path) -> Iterator[User]:
     yield _user("net undo", root, lambda: net_apply.undo_plan(place), settle)
 
 
-def _env_file(folder: Path) -> User:
-    folder.mkdir()
-    path = folder / "head.env"
-    path.write_text("OLD=1\n")
-    path.chmod(0o640)
+def _of_a_file(env: Path, cache: Path) -> Iterator[User]:
+    for folder in (env, cache):
+        folder.mkdir()
+        (folder / "head.env").write_text("OLD=1\n")
+        (folder / "head.env").chmod(0o640)
+    place, data = cache / "release.tar.gz", bytes(range(256)) * 3000
 
-    def act() -> None:
-        envfile.write(path, "NEW=2\n" * 2000, force=True, private=False)
+    def write() -> None:
+        envfile.write(env / "head.env", "NEW=2\n" * 2000, force=True, private=False)
 
-    return _user("env -o", folder, act, act)
+    @contextmanager
+    def ask(start: int) -> Iterator[requests.Response]:
+        response = requests.Response()
+        response.status_code = 206 if start else 200
+        response.raw = io.BytesIO(data[start:])
+        response.headers["Content-Length"] = str(len(data) - start)
+        yield response
 
-
-def _download(folder: Path, url: str, sha256: str) -> User:
-    folder.mkdir()
-    (folder / "other").write_text("other\n")
-    place = folder / "release.tar.gz"
-
-    def act() -> None:
-        ask = partial(opened, url, requests.Session())
+    def download() -> None:
+        sha256 = hashlib.sha256(data).hexdigest()
         with translated(at=place), continuing(place) as stream:
             assert transfer(stream, ask, sha256)[0] == sha256
 
-    return _user("download", folder, act, act)
-
-
-@contextmanager
-def _served(folder: Path) -> Iterator[tuple[str, str]]:
-    """A file served on the loopback interface: its URL and its sha256."""
-    folder.mkdir(parents=True)
-    (folder / "release.tar.gz").write_bytes(bytes(range(256)) * 3000)
-
-    class Handler(http.server.SimpleHTTPRequestHandler):
-        def __init__(self, *arguments, **named):
-            super().__init__(*arguments, directory=str(folder), **named)
-
-        def log_message(self, *_arguments):
-            """Say nothing."""
-
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever, daemon=True)
-        thread.start()
-        url = f"http://127.0.0.1:{server.server_port}/release.tar.gz"
-        yield url, sha256_of(folder / "release.tar.gz")
-        server.shutdown()
+    yield _user("env -o", env, write, write)
+    yield _user("download", cache, download, download)
