@@ -10,9 +10,8 @@
 
 It needs the standard library alone. Variables of the environment decide more, and before them those
 in `bin/fake.env` of its virtual environment, which is read at every start: FAKE_LOAD (seconds),
-FAKE_MB (memory of a worker process), FAKE_LIE (seconds that /health says 200 before anything is
-answered), FAKE_PATIENCE (seconds to wait for a silent peer), FAKE_FAIL (an error while loading, of
-rank FAKE_FAIL_RANK, with models whose path ends with FAKE_FAIL_MODEL).
+FAKE_LIE (seconds that /health says 200 before anything is answered), FAKE_FAIL (an error while
+loading, of rank FAKE_FAIL_RANK, with models whose path ends with FAKE_FAIL_MODEL).
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, NoReturn
@@ -35,8 +34,8 @@ from typing import Any, NoReturn
 VERSION = "0.25.1"
 WORKER = "VLLM::Worker_TP"
 DYING_SECONDS = 2.0
-DEFAULTS = {"LOAD": "2", "MB": "50", "LIE": "0", "PATIENCE": "300"}
-DEFAULTS |= {"FAIL": "", "FAIL_RANK": "0", "FAIL_MODEL": ""}
+PATIENCE_SECONDS = 300  # for a silent peer
+DEFAULTS = {"LOAD": "2", "LIE": "0", "FAIL": "", "FAIL_RANK": "0", "FAIL_MODEL": ""}
 
 
 def setting(name: str) -> str:
@@ -59,7 +58,6 @@ def options(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--headless", action="store_true")
     parser.add_argument("--host", default="")
     parser.add_argument("--port", type=int, default=8000)
-    parser.add_argument("--api-key", default=os.environ.get("VLLM_API_KEY"))
     parser.add_argument("--served-model-name", nargs="+", default=[])
     known, _ = parser.parse_known_args(arguments)
     return known
@@ -72,12 +70,15 @@ def log(text: str, *, level: str = "INFO", where: str = "core.py:93") -> None:
 
 def fail(error: str) -> NoReturn:
     """Print an error as vLLM's engine does, and end."""
-    log("EngineCore failed to start.", level="ERROR", where="core.py:1006")
     source = 'File "/site-packages/vllm/v1/engine/core.py", line 997, in run_engine_core'
-    frames = (source, "  engine_core = EngineCoreProc(*args, engine_index=dp_rank, **kwargs)")
-    for line in ("Traceback (most recent call last):", *(f"  {each}" for each in frames), error):
+    for line in (
+        "EngineCore failed to start.",
+        "Traceback (most recent call last):",
+        f"  {source}",
+        "    engine_core = EngineCoreProc(*args, engine_index=dp_rank, **kwargs)",
+        error,
+    ):
         log(line, level="ERROR", where="core.py:1006")
-    sys.stdout.flush()
     os._exit(1)
 
 
@@ -86,13 +87,10 @@ class FakeRank:
 
     def __init__(self, given: argparse.Namespace) -> None:
         self.given = given
+        self.head = not given.node_rank
         self.peers: list[socket.socket] = []
         self.turn = threading.Lock()  # one request at a time
         self.dead = threading.Event()
-
-    @property
-    def head(self) -> bool:
-        return not self.given.node_rank
 
     def load(self) -> None:
         """Meet the other ranks, start the worker process, and load; ends the process on errors."""
@@ -102,20 +100,19 @@ class FakeRank:
             fail(f"OSError: Can't load the configuration of '{given.model}'.")
         own, line = socket.socketpair()
         if self.head:
-            self.peers = [own, *self._gathered()]
+            self.peers = [own, *self._gather_ranks()]
         else:
-            line = self._joined()
-        name = f"{WORKER}{given.node_rank}"
+            line = self._join_head()
+        own_words = (f"{WORKER}{given.node_rank}", line.fileno(), given.node_rank, given.model)
         # -P: its own folder may be a package, whose modules are nobody's.
-        own_words = (name, str(line.fileno()), str(given.node_rank), given.model)
-        words = [sys.executable, "-P", __file__, *own_words]
+        words = [sys.executable, "-P", __file__, *map(str, own_words)]
         self.worker = subprocess.Popen(words, pass_fds=[line.fileno()], stdin=subprocess.DEVNULL)
         line.close()
         signal.signal(signal.SIGTERM, self._stop)
         signal.signal(signal.SIGINT, self._stop)
         threading.Thread(target=self._watch, daemon=True).start()
         for peer in self.peers:  # the ranks load together: here it is noticed if one is lost
-            if self._line(peer) != b"ready\n":
+            if read_line(peer) != b"ready\n":
                 fail("RuntimeError: [../gloo/transport/tcp/pair.cc:534] Connection closed by peer")
         if self.head:
             log("init engine (profile, create kv cache, warmup model) took 1.00 seconds")
@@ -125,23 +122,23 @@ class FakeRank:
         with self.turn:
             try:
                 for peer in self.peers:
-                    peer.settimeout(float(setting("PATIENCE")))
+                    peer.settimeout(PATIENCE_SECONDS)
                     peer.sendall(b"step\n")
-                if all(self._line(peer) == b"done\n" for peer in self.peers):
+                if all(read_line(peer) == b"done\n" for peer in self.peers):
                     return True
             except OSError as error:
                 log(f"RPC call to execute_model failed: {error}", level="ERROR")
         log("EngineDeadError: EngineCore encountered an issue.", level="ERROR")
-        self.die(1)
+        self._die(1)
         return False
 
-    def die(self, status: int) -> None:
+    def _die(self, status: int) -> None:
         """End in a moment, with the worker process."""
         if not self.dead.is_set():
             self.dead.set()
             threading.Timer(DYING_SECONDS, self._end, [status]).start()
 
-    def _gathered(self) -> list[socket.socket]:
+    def _gather_ranks(self) -> list[socket.socket]:
         given = self.given
         found: dict[str, socket.socket] = {}
         if given.nnodes == 1:
@@ -153,7 +150,7 @@ class FakeRank:
         while len(found) < given.nnodes - 1:
             log(f"waiting for {given.nnodes - 1 - len(found)} more ranks", where="parallel.py:1")
             peer, _ = store.accept()
-            rank, _, model = self._line(peer).decode().strip().partition(" ")
+            rank, _, model = read_line(peer).decode().strip().partition(" ")
             if model != given.model:
                 fail(f"RuntimeError: rank {rank} has another model: {model}")
             found[rank] = peer
@@ -161,14 +158,14 @@ class FakeRank:
             peer.sendall(b"go\n")
         return list(found.values())
 
-    def _joined(self) -> socket.socket:
+    def _join_head(self) -> socket.socket:
         given = self.given
         while True:
             try:
                 store = socket.create_connection((given.master_addr, given.master_port), 5)
                 store.settimeout(None)
                 store.sendall(f"{given.node_rank} {given.model}\n".encode())
-                if self._line(store) == b"go\n":
+                if read_line(store) == b"go\n":
                     return store
             except OSError as error:
                 log(f"client socket has failed to connect: {error}", level="WARNING")
@@ -176,12 +173,11 @@ class FakeRank:
 
     def _watch(self) -> None:
         status = self.worker.wait()
-        if self.given.headless and status != 1:
+        if not self.dead.is_set():
             log("Worker proc died unexpectedly, shutting down executor.", level="ERROR")
-            self.die(0)
-        elif not self.dead.is_set():
-            log("Worker proc died unexpectedly, shutting down executor.", level="ERROR")
-            self.die(1) if status != 1 else os._exit(1)
+            if status == 1:  # it has said why
+                os._exit(1)
+            self._die(0 if self.given.headless else 1)
 
     def _stop(self, *_signal: object) -> None:
         log("Shutting down", where="launcher.py:1")
@@ -192,13 +188,13 @@ class FakeRank:
         self.worker.kill()
         os._exit(status)
 
-    @staticmethod
-    def _line(peer: socket.socket) -> bytes:
-        """Read to the end of a line, or of the connection."""
-        text = b""
-        while not text.endswith(b"\n") and (more := peer.recv(1)):
-            text += more
-        return text
+
+def read_line(peer: socket.socket) -> bytes:
+    """Read to the end of a line, or of the connection."""
+    text = b""
+    while not text.endswith(b"\n") and (more := peer.recv(1)):
+        text += more
+    return text
 
 
 class FakeApi(BaseHTTPRequestHandler):
@@ -208,96 +204,53 @@ class FakeApi(BaseHTTPRequestHandler):
     honest_from = 0.0  # on the monotonic clock
     protocol_version = "HTTP/1.1"
 
-    @property
-    def names(self) -> list[str]:
-        return self.rank.given.served_model_name or [self.rank.given.model]
-
     def handle(self) -> None:
         """Answer until the other end goes away, of which uvicorn says nothing either."""
         with contextlib.suppress(ConnectionError):
             super().handle()
 
     def do_GET(self) -> None:
+        names = self.rank.given.served_model_name or [self.rank.given.model]
         answers = {
             "/health": None,
             "/version": {"version": VERSION},
             "/v1/models": {
                 "object": "list",
-                "data": [{"id": n, "object": "model"} for n in self.names],
+                "data": [{"id": name, "object": "model"} for name in names],
             },
         }
-        if self._allowed():
-            known = self.path in answers
-            dead = self.path == "/health" and self.rank.dead.is_set()
-            self._send(503 if dead else 200 if known else 404, answers.get(self.path))
+        dead = self.path == "/health" and self.rank.dead.is_set()
+        known = self.path in answers
+        self._send(503 if dead else 200 if known else 404, answers.get(self.path))
 
     def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers.get("Content-Length", 0))) or b"{}")
-        if not self._allowed():
-            return
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         if self.path not in ("/v1/completions", "/v1/chat/completions"):
             self._send(404, {"error": {"message": "Not Found"}})
-        elif body.get("model", self.names[0]) not in self.names:
-            self._send(404, {"error": {"message": f"The model `{body['model']}` does not exist."}})
-        else:
-            time.sleep(max(0.0, self.honest_from - time.monotonic()))
-            if self.rank.step():
-                self._answer(body, chat=self.path == "/v1/chat/completions")
-            else:
-                self._send(500, {"error": {"message": "EngineCore encountered an issue."}})
+            return
+        time.sleep(max(0.0, self.honest_from - time.monotonic()))
+        if not self.rank.step():
+            self._send(500, {"error": {"message": "EngineCore encountered an issue."}})
+            return
+        stream = bool(body.get("stream"))
+        text = "".join(f"word{number} " for number in range(body.get("max_tokens") or 16))
+        message = {"delta" if stream else "message": {"role": "assistant", "content": text}}
+        choice = {"index": 0, "text": text, **message, "finish_reason": "length"}
+        self._send(200, {"id": "cmpl-1", "choices": [choice]}, stream=stream)
 
-    def _answer(self, body: dict[str, Any], *, chat: bool) -> None:
-        count = int(body.get("max_tokens") or body.get("max_completion_tokens") or 16)
-        words = [f"word{number} " for number in range(count)]
-        what = {"id": "cmpl-1", "created": int(time.time()), "model": self.names[0]}
-        kind = "chat.completion" if chat else "text_completion"
-        if body.get("stream"):
-            chunk = f"{kind}.chunk" if chat else kind
-            choices = [_choice(word, "delta", chat) for word in words]
-            choices[-1]["finish_reason"] = "length"
-            self._stream({**what, "object": chunk, "choices": [each]} for each in choices)
-        else:
-            usage = {"prompt_tokens": 2, "completion_tokens": count, "total_tokens": count + 2}
-            choice = {**_choice("".join(words), "message", chat), "finish_reason": "length"}
-            self._send(200, {**what, "object": kind, "choices": [choice], "usage": usage})
-
-    def _stream(self, events: Iterator[dict[str, Any]]) -> None:
-        self.send_response(200)
-        self.send_header("Content-Type", "text/event-stream; charset=utf-8")
-        self.send_header("Connection", "close")
-        self.end_headers()
-        for each in events:
-            self.wfile.write(f"data: {json.dumps(each)}\n\n".encode())
-        self.wfile.write(b"data: [DONE]\n\n")
-        self.close_connection = True
-
-    def _allowed(self) -> bool:
-        key = self.rank.given.api_key
-        open_to_all = not key or not self.path.startswith("/v1")
-        if open_to_all or self.headers.get("Authorization") == f"Bearer {key}":
-            return True
-        self._send(401, {"error": "Unauthorized"})
-        return False
-
-    def _send(self, status: int, answer: object) -> None:
-        data = b"" if answer is None else json.dumps(answer).encode()
+    def _send(self, status: int, answer: object, *, stream: bool = False) -> None:
+        text = "" if answer is None else json.dumps(answer)
+        data = (f"data: {text}\n\ndata: [DONE]\n\n" if stream else text).encode()
         self.send_response(status)
-        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Type", "text/event-stream" if stream else "application/json")
         self.send_header("Content-Length", str(len(data)))
         self.end_headers()
         self.wfile.write(data)
 
     def log_message(self, format: str, *values: Any) -> None:
         """Print it as uvicorn does, to standard output."""
-        print(
-            f"(APIServer pid={os.getpid()}) INFO: {self.address_string()} - {format % values}",
-            flush=True,
-        )
-
-
-def _choice(text: str, place: str, chat: bool) -> dict[str, Any]:
-    said = {place: {"role": "assistant", "content": text}} if chat else {"text": text}
-    return {"index": 0, **said, "finish_reason": None}
+        said = f"{self.address_string()} - {format % values}"
+        print(f"(APIServer pid={os.getpid()}) INFO: {said}", flush=True)
 
 
 def serve(rank: FakeRank) -> None:
@@ -317,10 +270,9 @@ def serve(rank: FakeRank) -> None:
 
 
 def work(number: int, rank: str, model: str) -> None:
-    """Load, then do steps; if nobody asks any more, wait for ever, with the memory."""
+    """Load, then do steps; if nobody asks any more, wait for ever."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    held = b"\1" * (int(setting("MB")) << 20)
-    log(f"Starting to load model, {len(held) >> 20} MiB", where="gpu_model_runner.py:2602")
+    log("Starting to load model", where="gpu_model_runner.py:2602")
     time.sleep(float(setting("LOAD")))
     chosen = setting("FAIL_RANK") == rank and model.endswith(setting("FAIL_MODEL"))
     if setting("FAIL") and chosen:

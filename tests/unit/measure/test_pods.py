@@ -85,11 +85,11 @@ def test_a_group_answers_and_its_probe_knows(tmp_path):
     for rank in (0, 1):
         assert kubelet.run(rank, "initContainers") == (0, "")
         (tmp_path / "cache" / "starts").unlink()  # each has a node of its own
-    processes = [kubelet.start(0, FAKE_LOAD="0.1", FAKE_MB="1"), kubelet.start(0, command=starts)]
+    processes = [kubelet.start(0, FAKE_LOAD="0.1"), kubelet.start(0, command=starts)]
     try:
         code, said = kubelet.run(0, command=runs)
         assert (code, said[:10]) == (1, "no token: ")  # alone it waits in the rendezvous
-        processes.append(kubelet.start(1, FAKE_LOAD="0.1", FAKE_MB="1"))
+        processes.append(kubelet.start(1, FAKE_LOAD="0.1"))
         said, _ = processes[1].communicate(timeout=SECONDS)
         assert (processes[1].returncode, "answered: " in said) == (0, True), said
         assert kubelet.run(0, command=runs) == (0, "")
