@@ -299,11 +299,9 @@ def pack_report(parts: Mapping[str, Any], names: PrivateNames) -> Report:
         _walk(part, redactor.learn)
     files: dict[str, str] = {}
     for name, part in sorted(parts.items()):
-        clean = (
-            redactor.text(part) if isinstance(part, str) else _to_json(_walk(part, redactor.value))
-        )
+        clean = _walk(part, redactor.value)
         words = [word for word in redactor.text(name).split("/") if word not in ("", ".", "..")]
-        files["/".join(words)] = clean
+        files["/".join(words)] = clean if isinstance(clean, str) else _to_json(clean)
     placeholders = dict(sorted(redactor.taken.items()))
     kinds: Counter[str] = Counter()
     for placeholder, count in placeholders.items():

@@ -82,11 +82,10 @@ def run_smoke_test(node: GpuNode) -> Iterator[GpuStep]:
     yield from Remote(node.node).stream(GpuStep, gpu_steps, **given)
 
 
-def run_all_reduce(nodes: Sequence[GpuNode], backend: str = "nccl") -> list[GpuStep]:
+def run_all_reduce(nodes: Sequence[GpuNode]) -> list[GpuStep]:
     """Return how each rank of an all-reduce over all nodes went, the head's first.
 
-    They meet at the first one's address. With ``gloo`` they compute on CPUs: that tries the way,
-    and no GPU. Raises HostError if the head does not answer.
+    They meet at the first one's address. Raises HostError if the head does not answer.
     """
     head, test = nodes[0], smoke_test()
     port = Remote(head.node).call(int, free_port, address=head.address)
@@ -94,7 +93,6 @@ def run_all_reduce(nodes: Sequence[GpuNode], backend: str = "nccl") -> list[GpuS
         "step": RANK,
         "script": RANK,
         "world": len(nodes),
-        "backend": backend,
         "meeting": f"tcp://{head.address}:{port}",
         "sizes": list(test.sizes),
         "seconds": test.seconds,
@@ -131,11 +129,7 @@ def gpu_findings(node: str, steps: Iterable[GpuStep]) -> Iterator[Finding]:
             failed = make_finding("gpu-failed", node, proves=proves, hint=hint, **fields)
             yield replace(failed, about=text.id)
         else:
-            try:
-                what = text.fine.format_map(figures)
-            except ValueError:  # a figure that should be a number and is none
-                what = text.fine.replace(":.2g", "").format_map(figures)
-            why = f"proves that {proves}"
+            what, why = text.fine.format_map(figures), f"proves that {proves}"
             yield Finding(level=Level.OK, where=node, about=text.id, what=what, why=why)
 
 
@@ -162,19 +156,17 @@ def all_reduce_findings(
             yield unchecked(RANK, node.node, rank.reason)
     if any(rank.state != "ok" for rank in ranks):
         return  # what NCCL took on the way to an error decides nothing
-    test, figures = smoke_test(), ranks[0].figures
+    test = smoke_test()
     small, large = test.sizes[0], test.sizes[-1]
     # The slowest rank counts, since all wait for it.
     speed = min(float(rank.figures.get(f"gigabytes_per_second_{large}", 0)) for rank in ranks)
     latency = max(float(rank.figures.get(f"microseconds_{small}", 0)) for rank in ranks)
-    if figures.get("backend", "") != "nccl":
-        about = "all-reduce-cpu"
-    elif cable is None:
+    if cable is None:
         about = "all-reduce-sums"
     else:
         about = "all-reduce-speed" if speed >= test.share * cable else "all-reduce-slow"
     fields = {"nodes": names, "small": small, "size": large // BYTES_PER_MIB, "share": test.share}
-    fields |= {"backend": figures.get("backend", "?"), "nccl": figures.get("nccl", "?")}
+    fields["nccl"] = ranks[0].figures.get("nccl", "?")
     yield make_finding(about, names, speed=speed, latency=latency, cable=cable or 0.0, **fields)
     logs = {node.node: read_nccl(rank.nccl) for node, rank in zip(nodes, ranks, strict=True)}
     if any(rank.nccl for rank in ranks):

@@ -24,10 +24,9 @@ from patchkit.doctor.peers.check import (
     make_finding,
     require,
 )
-from patchkit.doctor.peers.files import file_findings
 from patchkit.doctor.peers.node_report import NodeReport
 from patchkit.doctor.peers.software import model_findings, software_findings
-from patchkit.doctor.peers.units import unit_findings
+from patchkit.doctor.peers.units import file_findings, unit_findings
 from patchkit.errors import HostError
 from patchkit.finding import Finding, Level
 from patchkit.quoting import quoted

@@ -82,7 +82,8 @@ class GroupUnits:
     def node_files(self) -> list[dict[str, str]]:
         """Return the files of each node by name, the head's first.
 
-        Each node's ``group.json`` has the same id: a digest of all files of all nodes.
+        Each node's ``group.json`` has the same id, a digest of all files of all nodes, and the
+        digests of the node's own, by which `doctor` sees what was edited.
         """
         bare = [self._rank_files(number) for number in range(len(self.ranks))]
         group = digest(json.dumps([bare, self.links, self.url], sort_keys=True))[:16]
@@ -94,10 +95,10 @@ class GroupUnits:
         ray = {"ray": self.ray} if self.ray else {}
         of_head = {"model": self.model.name, "url": self.url, **ray, "workers": workers}
         texts = [settings | of_head] + [settings] * len(workers)
-        return [
-            files | {"group.json": json.dumps(text, indent=1) + "\n"}
-            for files, text in zip(bare, texts, strict=True)
-        ]
+        for files, text in zip(bare, texts, strict=True):
+            digests = {name: digest(content) for name, content in files.items()}
+            files["group.json"] = json.dumps({**text, "files": digests}, indent=1) + "\n"
+        return bare
 
     def _rank_files(self, number: int) -> dict[str, str]:
         name, values = self.cluster.name, self._unit_values(number)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -17,6 +18,7 @@ from patchkit.cluster.agent.health import NodeHealth
 from patchkit.cluster.agent.links import PeerLink, Way
 from patchkit.cluster.agent.node_facts import DiskRoom, NodeFacts
 from patchkit.cluster.agent.unit_state import GroupProcess, Listener, NodeState
+from patchkit.digests import digest
 from patchkit.doctor.peers.check import make_finding, require
 from patchkit.errors import PatchkitError
 from patchkit.finding import Finding
@@ -31,9 +33,10 @@ _EXEC = "ExecStart="
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacedFiles:
-    """A node's part of a start; ``env`` is None where ``trouble`` says why.
+    """A node's part of a start; ``env`` is None where it is damaged.
 
-    ``words`` is the command of its rank, ``id`` that of the start, "" if ``group.json`` says none.
+    ``words`` is the command of its rank, ``id`` that of the start, "" if ``group.json`` says none;
+    ``edited`` are the files that are not as it says.
     """
 
     id: str
@@ -41,7 +44,7 @@ class PlacedFiles:
     url: str
     words: tuple[str, ...]
     env: EnvFile | None
-    trouble: str
+    edited: tuple[str, ...]
 
     def word_after(self, word: str) -> str:
         """Return what follows a word of the command, "" if it is not there.
@@ -55,16 +58,16 @@ def placed_files(files: Mapping[str, str], unit: str) -> PlacedFiles | None:
     """Return what an earlier `up` left, None where there is nothing of one."""
     if not {ENV, GROUP, unit} & files.keys():
         return None
-    env, trouble = None, ""
-    try:
+    env = None
+    with suppress(PatchkitError):
         env = env_file(files.get(ENV, ""), ENV, accept_edited=True)
-    except PatchkitError as error:
-        trouble = error.what
     try:
         group = json.loads(files.get(GROUP, ""))
     except (ValueError, RecursionError):
         group = {}
     group = group if isinstance(group, dict) else {}
+    written = group.get("files")
+    written = written if isinstance(written, dict) else {GROUP: ""}
     lines = [line for line in files.get(unit, "").splitlines() if line.startswith(_EXEC)]
     try:
         words = shlex.split(lines[-1].removeprefix(_EXEC)) if lines else []
@@ -75,7 +78,7 @@ def placed_files(files: Mapping[str, str], unit: str) -> PlacedFiles | None:
         # As ``units.unit_line`` wrote them.
         words=tuple(word.replace("%%", "%").replace("$$", "$") for word in words),
         env=env,
-        trouble=trouble,
+        edited=tuple(name for name in written if digest(files.get(name)) != written[name]),
     )
 
 

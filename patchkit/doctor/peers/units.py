@@ -1,4 +1,4 @@
-"""Judge units, processes and ports of a cluster: started everywhere, or nowhere and gone. Pure."""
+"""Judge what `up` left on the nodes of a cluster: files, units, processes and ports. Pure."""
 
 from __future__ import annotations
 
@@ -11,14 +11,63 @@ from patchkit.cluster.ssh.ssh import there
 from patchkit.doctor.peers.check import NotCheckedError, Outcome, check, require
 from patchkit.doctor.peers.node_report import NodeReport
 from patchkit.finding import Finding
+from patchkit.quoting import quoted
 
 _ON = ("active", "activating", "reloading", "deactivating")
+_NOTHING = "nothing was started here yet: `patchkit up`"
 _STARTS = 4  # in an hour: units.py
 _STATES = {
     "T": ("stopped", "somebody sent it SIGSTOP: the other ranks wait for it, for ever"),
     "t": ("stopped by a debugger", "the other ranks wait for it, for ever"),
     "Z": ("dead, and not reaped", "its parent hangs: the rank does not go on"),
 }
+
+
+def file_findings(nodes: Sequence[NodeReport]) -> Iterator[Finding]:
+    """Yield whether the files of all nodes are of one start, and as it wrote them."""
+    model = next((each.placed.model for each in nodes if each.placed), "")
+    again = quoted("patchkit", "up", model or "MODEL")
+    for node in nodes:
+        yield from check_start(node, nodes, again)
+        yield from check_edited(node, again)
+        yield from check_env_address(node, again)
+
+
+@check("start")
+def check_start(node: NodeReport, nodes: Sequence[NodeReport], again: str) -> Outcome:
+    node.part("facts")
+    if not any(other.placed for other in nodes):
+        raise NotCheckedError(_NOTHING)
+    head = require(nodes[0].placed, "the head's files are not known")
+    if node.placed is None:
+        what = "it has no files of the start that other nodes have"
+    elif node.placed.id != head.id:
+        own = node.placed.id or "nobody knows"
+        what = f"its files are of the start {own}, the head's of {head.id}"
+    else:
+        return {}
+    return node.find("start", what=what, command=again)
+
+
+@check("edited")
+def check_edited(node: NodeReport, again: str) -> Outcome:
+    node.part("facts")
+    edited = require(node.placed, _NOTHING).edited
+    return node.find("edited", files=", ".join(edited), command=again) if edited else {}
+
+
+@check("env-address")
+def check_env_address(node: NodeReport, again: str) -> Outcome:
+    """Return whether the node has another address than its node.env says."""
+    host, env = node.host, require(node.env, _NOTHING)
+    own = env.variables.get("VLLM_HOST_IP", "")
+    if own and host.has_address(own):
+        return {"address": own}
+    if env.edited or not own:
+        raise NotCheckedError("node.env was edited" if own else "node.env names no address")
+    if not host.has_address(node.address):  # which is said
+        raise NotCheckedError(f"it has lost {own}")
+    return node.find("env-address", address=own, command=again)
 
 
 def unit_findings(file: ClusterFile, nodes: Sequence[NodeReport]) -> Iterator[Finding]:

@@ -182,24 +182,7 @@ FAULTS = (
         "another configuration of the model on one node",
         user=f"echo ' ' >> {HOME}{MODEL[1:]}/config.json",
     ),
-    Fault(
-        "env-address",
-        "node.env of one node with the head's address, by hand",
-        user=f"sed -i '/^VLLM_HOST_IP/s/177[.]2/177.1/' {ENV}",
-        begin="serving",
-    ),
-    Fault(
-        "env-shared",
-        "a shared variable of node.env changed by hand on one node",
-        user=f"sed -i '/^OMP_NUM_THREADS/s/4/8/' {ENV}",
-    ),
     Fault("edited", "another line in node.env of one node", user=f"echo '# mine' >> {ENV}"),
-    Fault(
-        "flags",
-        "a flag of one node's unit changed by hand",
-        user=f"sed -i '/^ExecStart=/s/$/ --max-num-seqs 9/' .config/systemd/user/{UNIT}"
-        " && systemctl --user daemon-reload",
-    ),
     Fault(
         "unit-file",
         "a unit that systemd has not read since it was changed",

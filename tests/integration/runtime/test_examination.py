@@ -18,8 +18,8 @@ from patchkit.cluster.agent.unit_state import group_processes, listeners
 from patchkit.cluster.launch.cluster import Cluster
 from patchkit.cluster.launch.cluster_file import ClusterFile, ClusterNode
 from patchkit.cluster.ssh.node import Remote
-from patchkit.doctor.cluster import examine_nodes
 from patchkit.doctor.judgement import cluster_findings
+from patchkit.doctor.visit import examine_nodes
 from patchkit.finding import Level
 from support.needed import need
 

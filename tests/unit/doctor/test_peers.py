@@ -12,6 +12,7 @@ from patchkit.doctor.peers.check import causes_in_order
 from patchkit.doctor.peers.node_report import ClockOffset, NodeReport, placed_files
 from patchkit.errors import HostError
 from patchkit.finding import Level
+from patchkit.runtime.host.host import Address
 from support import node_reports
 from support.node_reports import model, state, unit
 
@@ -56,6 +57,12 @@ def contents(report, part, **changes):
     """The report with some of what its Python holds changed."""
     values = getattr(report.contents, part) | changes
     return replace(report, contents=replace(report.contents, **{part: values}))
+
+
+def moved(report):
+    """The report of a node that has another address than at the last start, and so its way."""
+    addresses = (Address(address="192.168.100.12", prefix=24, family="inet"),)
+    return replace(netdev(report, addresses=addresses), address="192.168.100.12")
 
 
 def halted(letter):
@@ -109,9 +116,9 @@ FAULTS = [
     ),
     ("start", 1, lambda r: file(r, "group.json", r.placed.id, "0" * 16), WORKER, UP),
     ("edited", 0, lambda r: file(r, "node.env", "# as above", "# and"), HEAD, UP),
-    ("env-address", 1, lambda r: file(r, "node.env", '.11"', '.10"'), WORKER, UP),
-    ("env-shared", 1, lambda r: file(r, "node.env", 'JOBS="4"', 'JOBS="9"'), WORKER, UP),
-    ("flags", 1, lambda r: file(r, UNIT, "--max-num-seqs 64", "--max-num-seqs 9"), WORKER, UP),
+    ("edited", 1, lambda r: file(r, "node.env", '.11"', '.10"'), WORKER, UP),
+    ("edited", 1, lambda r: file(r, UNIT, "--max-num-seqs 64", "--max-num-seqs 9"), WORKER, UP),
+    ("env-address", 1, moved, WORKER, UP),
     ("unit-file", 1, lambda r: replace(r, state=state(unit(changed=True))), WORKER, "reload"),
     ("rank-stopped", 1, lambda r: replace(r, processes=halted("T")), WORKER, "kill -CONT 10"),
     ("unit", 1, ended, WORKER, "patchkit logs --node spark-2"),

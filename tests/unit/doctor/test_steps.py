@@ -1,16 +1,14 @@
-"""Each step in a process of its own: no GPU, no torch, a hang, a crash, an answer; two ranks."""
+"""Each step in a process of its own: no GPU, no torch, a hang, a crash, an answer."""
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 
 import pytest
 
-from patchkit.doctor.gpu import GpuNode, run_all_reduce, run_smoke_test, smoke_test
+from patchkit.doctor.gpu import GpuNode, run_smoke_test, smoke_test
 from patchkit.doctor.gpu_steps import GpuStep, run_step
-from patchkit.process import attempt
 
 _NO_GPU = """\
 class version:
@@ -78,22 +76,3 @@ def test_a_child_that_outlives_its_limit_is_ended(tmp_path: Path) -> None:
     found = run_step(str(stubborn), settings, {})
     assert (found.state, found.lines) == ("failed", ("began",))
     assert found.reason == "no answer within -9 s"
-
-
-def test_two_ranks_by_gloo_add_up() -> None:
-    python = os.environ.get("PATCHKIT_TORCH_PYTHON", sys.executable)
-    if attempt(python, "-c", "import torch.distributed").trouble:
-        pytest.skip("no torch here: name a Python that has it in PATCHKIT_TORCH_PYTHON")
-    own = GpuNode(
-        node="localhost",
-        python=python,
-        address="127.0.0.1",
-        variables={"GLOO_SOCKET_IFNAME": "lo"},
-    )
-    found = run_all_reduce([own, own], "gloo")
-    assert [each.state for each in found] == ["ok", "ok"], found
-    assert found[0].figures["ranks"] == 2
-    assert float(found[0].figures["gigabytes_per_second_67108864"]) > 0
-    without = run_all_reduce([own, own])
-    if without[0].state != "ok":  # a machine with GPUs may do it
-        assert {each.state for each in without} == {"not-run"}
