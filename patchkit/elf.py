@@ -7,7 +7,6 @@ a few MiB, and ends in a SourceError. With the standard library alone, since nod
 
 from __future__ import annotations
 
-import errno
 import io
 import os
 import re
@@ -17,20 +16,20 @@ from dataclasses import dataclass
 from functools import cached_property
 from io import BufferedIOBase
 from pathlib import Path
+from typing import Any
 
 from patchkit.errors import SourceError
 
 MAGIC = b"\x7fELF"
 _LITTLE_64 = b"\x02\x01"  # EI_CLASS and EI_DATA of every CPU that vLLM's wheels are for
-# Elf64_Ehdr, Elf64_Phdr, Elf64_Shdr, Elf64_Dyn, Elf64_Sym, Elf64_Verneed, Elf64_Vernaux and
-# Elf64_Nhdr of elf.h, little-endian and without padding.
+# Elf64_Ehdr, Elf64_Phdr, Elf64_Shdr, Elf64_Dyn, Elf64_Sym, Elf64_Verneed and Elf64_Vernaux of
+# elf.h, little-endian and without padding.
 _HEADER = struct.Struct("<16sHHIQQQIHHHHHH")
 _PROGRAM = struct.Struct("<IIQQQQQQ")
 _SECTION = struct.Struct("<IIQQQQIIQQ")
 _ENTRY = struct.Struct("<qQ")
 _SYMBOL = struct.Struct("<IBBHQQ")
 _NEED, _NEEDED_VERSION = struct.Struct("<HHIII"), struct.Struct("<IHHII")
-_NOTE = struct.Struct("<III4s")
 
 # e_machine → the name that uname has for it; others are shown by their number.
 _MACHINES = {
@@ -46,10 +45,8 @@ _PT_LOAD, _PT_DYNAMIC = 1, 2
 # Tags of the dynamic section: DT_NULL, DT_NEEDED, …
 _NULL, _NEEDED, _STRTAB, _STRSZ, _SONAME, _RPATH, _RUNPATH = 0, 1, 5, 10, 14, 15, 29
 _VERNEED = 0x6FFFFFFE
-_SHT_NULL, _SHT_STRTAB, _SHT_NOTE, _SHT_NOBITS = 0, 3, 7, 8
-_SHF_ALLOC = 2
+_SHT_NULL, _SHT_STRTAB, _SHT_NOBITS = 0, 3, 8
 _SHN_XINDEX = 0xFFFF  # e_shstrndx of a file with too many sections for 16 bits
-_BUILD_ID, _NT_BUILD_ID = ".note.gnu.build-id", 3
 
 # More than any real library has: program headers, entries of the dynamic section, bytes of a string
 # and of all strings, symbol versions.
@@ -61,25 +58,11 @@ _MOST_SECTIONS, _MOST_NAMES = 1 << 18, 1 << 25
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A section; ``offset`` and ``size`` in bytes. ``kind`` and ``flags`` are the format's numbers.
-
-    One that is not ``stored`` has a size in memory, and no contents in the file, as .bss.
-    """
+    """A section that has contents in the file, at ``offset`` and of ``size`` bytes."""
 
     name: str
     offset: int
     size: int
-    kind: int = 1  # SHT_PROGBITS
-    flags: int = 0
-
-    @property
-    def stored(self) -> bool:
-        return self.kind != _SHT_NOBITS
-
-    @property
-    def loaded(self) -> bool:
-        """Return whether it is in memory when the program runs."""
-        return bool(self.flags & _SHF_ALLOC)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,11 +84,10 @@ class Library(Dynamic):
     """All the facts of a file, for tools.
 
     ``versions`` are the symbol versions that it needs (``GLIBC_2.34``) of each needed library,
-    lowest first. ``build_id`` is in hex. ``sections`` are those that are stored.
+    lowest first.
     """
 
     versions: Mapping[str, tuple[str, ...]]
-    build_id: str
     sections: tuple[Section, ...]
 
     def highest(self, family: str) -> str:
@@ -119,45 +101,62 @@ class Library(Dynamic):
 
 
 def read_dynamic(path: Path) -> Dynamic:
-    """Return what the loader asks of a program or library. Raises as ``read_library``."""
+    """Return what the loader asks of a program or library. Raises SourceError, OSError."""
     with path.open("rb") as stream:
         image = _Image(stream, str(path))
         image.check(image.kind in _LOADABLE, "it is neither a program nor a shared library")
-        return image.dynamic()
-
-
-def read_library(path: Path) -> Library:
-    """Return all facts of a file. Raises SourceError if it is not ELF, or damaged; OSError."""
-    with path.open("rb") as stream:
-        return parse_library(stream, str(path))
+        return Dynamic(**image.dynamic_fields())
 
 
 def parse_library(stream: BufferedIOBase, name: str) -> Library:
-    """Return the facts of an open file, which errors call ``name``. Raises as ``read_library``."""
+    """Return all facts of an open file, which errors call ``name``; object files have few.
+
+    Raises SourceError if it is not ELF, or damaged; OSError.
+    """
     image = _Image(stream, name)
-    sections = tuple(section for section in image.sections() if section.stored)
-    dynamic = image.dynamic()
+    sections = tuple(image.sections())
+    versions: dict[str, set[str]] = {}
+    # Chains of a hostile file may overlap: the limit is one for all of them.
+    left, address = _MOST_VERSIONS, image.tags.get(_VERNEED, 0)
+    while address:
+        _, _, file, first, following = _NEED.unpack(image.read_at(address, _NEED.size))
+        names = versions.setdefault(image.string(file), set())
+        place = address + first
+        while place:
+            left -= 1
+            image.check(left >= 0, "it needs more symbol versions than any real library")
+            *_, text, distance = _NEEDED_VERSION.unpack(image.read_at(place, _NEEDED_VERSION.size))
+            names.add(image.string(text))
+            place = distance and place + distance
+        address = following and address + following
     return Library(
-        machine=dynamic.machine,
-        soname=dynamic.soname,
-        needed=dynamic.needed,
-        rpath=dynamic.rpath,
-        runpath=dynamic.runpath,
-        versions=image.versions(),
-        build_id=next(map(image.build_id, (s for s in sections if s.name == _BUILD_ID)), ""),
+        **image.dynamic_fields(),
+        versions={file: tuple(sorted(names, key=by_version)) for file, names in versions.items()},
         sections=sections,
     )
 
 
-def parse_sections(stream: BufferedIOBase, name: str) -> tuple[Section, ...]:
-    """Return the sections of an open file, object files too. Raises as ``read_library``."""
-    return tuple(_Image(stream, name).sections())
-
-
 def exports(path: Path, symbol: str) -> bool:
-    """Return whether a library defines a symbol for others. Raises as ``read_library``."""
+    """Return whether a library defines a symbol for others, by its sections.
+
+    Raises as ``read_dynamic`` does.
+    """
     with path.open("rb") as stream:
-        return _Image(stream, str(path)).defines(symbol.encode())
+        image = _Image(stream, str(path))
+        sections = {section.name: section for section in image.sections()}
+        names, table = sections.get(".dynstr"), sections.get(".dynsym")
+        if names is None or table is None:
+            return False
+        image.check(names.size <= _MOST_NAMES, "the names of its symbols are too long")
+        image.check(table.size <= _MOST_NAMES, "it has more symbols than any real library")
+        text = image.read(names.offset, names.size)
+        # A name may be the end of a longer one.
+        found = re.finditer(re.escape(symbol.encode() + b"\0"), text)
+        if not (places := {match.start() for match in found}):
+            return False
+        data = image.read(table.offset, table.size // _SYMBOL.size * _SYMBOL.size)
+    symbols = _SYMBOL.iter_unpack(data)
+    return any(place in places and section for place, _, _, section, _, _ in symbols)
 
 
 def by_version(name: str) -> list[tuple[int, str]]:
@@ -176,11 +175,6 @@ def damaged(name: str, what: str) -> SourceError:
         why="the file is cut short or damaged, or it was made to mislead",
         hint="download or build it again, and compare its sha256",
     )
-
-
-def failed_disk(error: Exception) -> bool:
-    """Return whether reading failed, and not for a position that damaged headers made up."""
-    return isinstance(error, OSError) and error.errno not in (None, errno.EINVAL)
 
 
 class _Image:
@@ -207,7 +201,7 @@ class _Image:
         if not holds:
             raise damaged(self._name, what)
 
-    def _read(self, offset: int, length: int) -> bytes:
+    def read(self, offset: int, length: int) -> bytes:
         self.check(offset + length <= self._size, "a table ends behind the end of the file")
         self._stream.seek(offset)
         data = self._stream.read(length)
@@ -217,42 +211,30 @@ class _Image:
     # By sections
 
     def sections(self) -> Iterator[Section]:
-        """Yield all sections but those of no type. There must be some."""
+        """Yield the sections that have contents. There must be some."""
         _, place, _, _, _, _, size, count, names = self._tables
         self.check(place > 0, "it has no section headers, so nobody can say what it holds")
         self.check(size == _SECTION.size, "its section headers have another size")
         if not count or names == _SHN_XINDEX:  # in the first one, for more than 16 bits hold
-            first = _SECTION.unpack(self._read(place, size))
+            first = _SECTION.unpack(self.read(place, size))
             count, names = count or first[5], first[6] if names == _SHN_XINDEX else names
         self.check(count <= _MOST_SECTIONS, "it has more sections than any real library")
-        headers = list(_SECTION.iter_unpack(self._read(place, count * size)))
+        headers = list(_SECTION.iter_unpack(self.read(place, count * size)))
         self.check(names < count and headers[names][1] == _SHT_STRTAB, "its sections have no names")
         self.check(headers[names][5] <= _MOST_NAMES, "the names of its sections are too long")
-        text = self._read(*headers[names][4:6])
+        text = self.read(*headers[names][4:6])
         # Many sections may share one long name: what is copied is limited, not the table alone.
         left = _MOST_NAMES
-        for start, kind, flags, _, offset, length, *_ in headers:
-            if kind != _SHT_NULL:
+        for start, kind, _, _, offset, length, *_ in headers:
+            if kind not in (_SHT_NULL, _SHT_NOBITS):
                 end = text.find(b"\0", start)
                 self.check(end >= 0, "the name of a section does not end")
                 left -= end - start
                 self.check(left >= 0, "the names of its sections are too long")
-                section = Section(os.fsdecode(text[start:end]), offset, length, kind, flags)
-                self.check(
-                    not section.stored or offset + length <= self._size,
-                    f"the section {section.name!r} ends behind the end of the file",
-                )
-                yield section
-
-    def build_id(self, section: Section) -> str:
-        """Return what the note in a section says, as hex; "" for a note about something else."""
-        if section.kind != _SHT_NOTE or section.size < _NOTE.size:
-            return ""
-        _, size, kind, owner = _NOTE.unpack(self._read(section.offset, _NOTE.size))
-        if (kind, owner) != (_NT_BUILD_ID, b"GNU\0"):
-            return ""
-        self.check(size <= section.size - _NOTE.size, "a note ends behind its section")
-        return self._read(section.offset + _NOTE.size, min(size, _LONGEST)).hex()
+                name = os.fsdecode(text[start:end])
+                over = offset + length > self._size
+                self.check(not over, f"the section {name!r} ends behind the end of the file")
+                yield Section(name, offset, length)
 
     # By program headers
 
@@ -265,7 +247,7 @@ class _Image:
             return []
         self.check(size == _PROGRAM.size, "its program headers have another size")
         self.check(count <= _MOST_PROGRAMS, "it has more program headers than any real library")
-        return list(_PROGRAM.iter_unpack(self._read(place, size * count)))
+        return list(_PROGRAM.iter_unpack(self.read(place, size * count)))
 
     @cached_property
     def _entries(self) -> list[tuple[int, int]]:
@@ -275,7 +257,7 @@ class _Image:
             if kind == _PT_DYNAMIC:
                 # No more than the limit is read; the end is then missing: the error below.
                 length = min(length, _MOST_ENTRIES * _ENTRY.size) // _ENTRY.size * _ENTRY.size
-                for tag, value in _ENTRY.iter_unpack(self._read(offset, length)):
+                for tag, value in _ENTRY.iter_unpack(self.read(offset, length)):
                     if tag == _NULL:
                         return found
                     found.append((tag, value))
@@ -283,76 +265,39 @@ class _Image:
         return found
 
     @cached_property
-    def _tags(self) -> dict[int, int]:
+    def tags(self) -> dict[int, int]:
         return dict(self._entries)
 
-    def dynamic(self) -> Dynamic:
-        """Return what the loader asks."""
+    def dynamic_fields(self) -> dict[str, Any]:
+        """Return what the loader asks, as the fields of Dynamic."""
         texts = {
-            wanted: [self._string(value) for tag, value in self._entries if tag == wanted]
+            wanted: tuple(self.string(value) for tag, value in self._entries if tag == wanted)
             for wanted in (_NEEDED, _SONAME, _RPATH, _RUNPATH)
         }
         rpath, runpath = (
             tuple(folder for path in texts[tag] for folder in path.split(":") if folder)
             for tag in (_RPATH, _RUNPATH)
         )
-        return Dynamic(
-            machine=self.machine,
-            soname="".join(texts[_SONAME]),
-            needed=tuple(texts[_NEEDED]),
-            rpath=rpath,
-            runpath=runpath,
-        )
+        return {
+            "machine": self.machine,
+            "soname": "".join(texts[_SONAME]),
+            "needed": texts[_NEEDED],
+            "rpath": rpath,
+            "runpath": runpath,
+        }
 
-    def versions(self) -> dict[str, tuple[str, ...]]:
-        """Return the symbol versions that it needs, by library."""
-        found: dict[str, set[str]] = {}
-        # Chains of a hostile file may overlap: the limit is one for all of them.
-        left, address = _MOST_VERSIONS, self._tags.get(_VERNEED, 0)
-        while address:
-            _, _, file, first, following = _NEED.unpack(self._at(address, _NEED.size))
-            names = found.setdefault(self._string(file), set())
-            version = address + first
-            while version:
-                left -= 1
-                self.check(left >= 0, "it needs more symbol versions than any real library")
-                *_, name, distance = _NEEDED_VERSION.unpack(self._at(version, _NEEDED_VERSION.size))
-                names.add(self._string(name))
-                version = distance and version + distance
-            address = following and address + following
-        return {library: tuple(sorted(names, key=by_version)) for library, names in found.items()}
-
-    def _at(self, address: int, length: int) -> bytes:
+    def read_at(self, address: int, length: int) -> bytes:
         for kind, _, offset, start, _, size, _, _ in self._segments:
             if kind == _PT_LOAD and start <= address and address + length <= start + size:
-                return self._read(offset + address - start, length)
+                return self.read(offset + address - start, length)
         raise damaged(self._name, f"nothing is loaded at {address:#x}")
 
-    def _string(self, place: int) -> str:
-        size = self._tags.get(_STRSZ, 0)
+    def string(self, place: int) -> str:
+        size = self.tags.get(_STRSZ, 0)
         self.check(place <= size, "a string lies behind the table of strings")
-        text = self._at(self._tags.get(_STRTAB, 0) + place, min(_LONGEST, size - place))
+        text = self.read_at(self.tags.get(_STRTAB, 0) + place, min(_LONGEST, size - place))
         found, end, _ = text.partition(b"\0")
         self.check(bool(end), "a string does not end")
         self._text_left -= len(found)
         self.check(self._text_left >= 0, "its strings are longer than those of any real library")
         return os.fsdecode(found)
-
-    # By symbols
-
-    def defines(self, symbol: bytes) -> bool:
-        """Return whether it defines a symbol for others, by its sections."""
-        sections = {section.name: section for section in self.sections()}
-        names, table = sections.get(".dynstr"), sections.get(".dynsym")
-        if names is None or table is None:
-            return False
-        self.check(names.size <= _MOST_NAMES, "the names of its symbols are too long")
-        self.check(table.size <= _MOST_NAMES, "it has more symbols than any real library")
-        text = self._read(names.offset, names.size)
-        # A name may be the end of a longer one.
-        places = {found.start() for found in re.finditer(re.escape(symbol + b"\0"), text)}
-        if not places:
-            return False
-        data = self._read(table.offset, table.size // _SYMBOL.size * _SYMBOL.size)
-        symbols = _SYMBOL.iter_unpack(data)
-        return any(place in places and section for place, _, _, section, _, _ in symbols)

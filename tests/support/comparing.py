@@ -7,8 +7,9 @@ import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from patchkit.elf import parse_sections
-from patchkit.errors import SourceError
+from elftools.common.exceptions import ELFError
+from elftools.elf.constants import SH_FLAGS
+from elftools.elf.elffile import ELFFile
 
 
 def first_object(first: Mapping[str, str], second: Mapping[str, str]) -> str:
@@ -45,17 +46,13 @@ def object_digests(build: Path) -> dict[str, str]:
 
 def _loaded_digest(path: Path) -> str:
     digest = hashlib.sha256()
-    try:
-        with path.open("rb") as stream:
-            for section in parse_sections(stream, str(path)):
-                if section.loaded:
-                    digest.update(
-                        f"{section.name}\0{section.size}\0".encode(errors="surrogateescape")
-                    )
-                    # A section of type NOBITS (.bss) has a size and no bytes in the file.
-                    stream.seek(section.offset)
-                    digest.update(stream.read(section.size if section.stored else 0))
-    except SourceError:
-        # No ELF file: every byte counts.
-        digest.update(path.read_bytes())
+    with path.open("rb") as stream:
+        try:
+            sections = [*ELFFile(stream).iter_sections()]
+        except ELFError:  # every byte counts
+            return hashlib.sha256(path.read_bytes()).hexdigest()
+        for section in sections:
+            if section["sh_flags"] & SH_FLAGS.SHF_ALLOC:
+                digest.update(f"{section.name}\0{section['sh_size']}\0".encode())
+                digest.update(section.data())
     return digest.hexdigest()

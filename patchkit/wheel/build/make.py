@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import json
 import os
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from patchkit.durable.failure import is_full
-from patchkit.elf import parse_sections
+from patchkit.elf import parse_library
 from patchkit.errors import BuildError, ProofError, SourceError
 from patchkit.follow import Follow
 from patchkit.process import attempt, run
@@ -194,10 +193,10 @@ def drop_partial(build: Path) -> None:
     for path in [*build.rglob("*.o"), *build.rglob("*.so*")]:
         if path.is_symlink():  # libnccl.so and libnccl.so.2 lead to the file itself
             continue
-        whole: object = False
-        with path.open("rb") as stream, contextlib.suppress(SourceError):
-            whole = parse_sections(stream, str(path))
-        if not whole:
+        try:
+            with path.open("rb") as stream:
+                parse_library(stream, str(path))
+        except SourceError:
             path.unlink()
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import errno
 import hashlib
 import io
 import json
@@ -28,7 +29,7 @@ from typing import Any, Self, TypeVar
 
 from packaging.utils import canonicalize_name, canonicalize_version
 
-from patchkit.elf import MAGIC, damaged, failed_disk
+from patchkit.elf import MAGIC, damaged
 from patchkit.errors import SourceError, StorageError
 from patchkit.wheel.file.facts import FACTS
 from patchkit.wheel.file.name import wheel_name
@@ -248,8 +249,8 @@ class WheelFile:
         try:
             yield
         except _DAMAGE as error:
-            # Damage, too, comes as an OSError from decompressors.
-            if failed_disk(error):
+            # Decompressors, and positions that damage made up, raise an OSError, too.
+            if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
                 raise StorageError(
                     f"cannot unpack {self.path}: {error}",
                     why="the disk is full, or the file cannot be read",

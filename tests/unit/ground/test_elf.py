@@ -23,9 +23,7 @@ from patchkit.elf import (
     by_version,
     exports,
     parse_library,
-    parse_sections,
     read_dynamic,
-    read_library,
 )
 from patchkit.errors import SourceError
 from support.layout import link
@@ -43,20 +41,17 @@ SOURCE = "int defined(void) { return 1; } int needed(void); int call(void) { ret
 
 
 def test_the_facts_of_a_library():
-    library = read_library(LIBRARIES / "gb10.so")
+    library = parse(GB10)
     assert (library.machine, library.soname) == ("aarch64", "libgb10.so.2")
     assert library.needed == ("libm.so.6", "libc.so.6")
     assert library.rpath == ("$ORIGIN/../lib", "/opt/nccl")
     assert library.runpath == ()
     assert library.versions == {"libm.so.6": ("GLIBC_2.29",), "libc.so.6": ("GLIBC_2.17",)}
-    assert library.build_id == "10d4acfe860df65508e3b0555cd3072b549f1c49"
     sections = {section.name: section for section in library.sections}
     assert {".nv_fatbin", "__nv_relfatbin", ".dynsym", ".text"} <= sections.keys()
     assert ".bss" not in sections  # it has no contents in the file
     live = sections[".nv_fatbin"]
     assert GB10[live.offset : live.offset + 4] == b"\x50\xed\x55\xba"
-    (bss,) = (each for each in parse_sections(io.BytesIO(GB10), "") if each.name == ".bss")
-    assert (bss.stored, bss.loaded) == (False, True)
     assert read_dynamic(LIBRARIES / "gb10.so") == Dynamic(
         machine="aarch64",
         soname="libgb10.so.2",
@@ -66,15 +61,12 @@ def test_the_facts_of_a_library():
 
 
 def test_the_highest_version_is_a_number_not_a_text():
-    facts = dict.fromkeys(("soname", "build_id"), "") | dict.fromkeys(
-        ("needed", "rpath", "runpath", "sections"), ()
-    )
     versions = {
         "libc.so.6": ("GLIBC_2.17", "GLIBC_2.4", "GLIBC_PRIVATE", "GLIBC_ABI_DT_RELR"),
         "libm.so.6": ("GLIBC_2.29",),
         "libstdc++.so.6": ("GLIBCXX_3.4.9", "GLIBCXX_3.4.22", "CXXABI_1.3.9"),
     }
-    library = Library(machine="aarch64", versions=versions, **facts)
+    library = Library(machine="aarch64", versions=versions, sections=())
     assert library.highest("GLIBC") == "GLIBC_2.29"
     assert library.highest("GLIBCXX") == "GLIBCXX_3.4.22"
     assert library.highest("GCC") == ""
@@ -89,13 +81,13 @@ def test_the_highest_version_is_a_number_not_a_text():
 def facts(found):
     return (
         *(found.machine, found.soname, found.needed, found.rpath, found.runpath),
-        *(found.versions, found.build_id),
+        found.versions,
         [(each.name, each.offset, each.size) for each in found.sections],
     )
 
 
 def by_pyelftools(path):
-    tags, versions, build_id, sections = {}, {}, "", []
+    tags, versions, sections = {}, {}, []
     with path.open("rb") as stream:
         file = ELFFile(stream)
         for section in file.iter_sections():
@@ -109,15 +101,12 @@ def by_pyelftools(path):
                 for library, needed in section.iter_versions():
                     names = versions.setdefault(library.name, set())
                     names.update(version.name for version in needed)
-            elif section.name == ".note.gnu.build-id":
-                build_id = next(section.iter_notes())["n_desc"]
         return (
             file["e_machine"].removeprefix("EM_").lower(),
             "".join(tags.get("soname", ())),
             tuple(tags.get("needed", ())),
             *(tuple(":".join(tags.get(key, ())).split(":")) for key in ("rpath", "runpath")),
             {name: tuple(sorted(names, key=by_version)) for name, names in versions.items()},
-            build_id,
             sections,
         )
 
@@ -139,7 +128,7 @@ def test_a_library_as_pyelftools_reads_it(style, tags, tmp_path):
     place = link(
         tmp_path / "lib.so", SOURCE, soname="lib.so.3", needs=needs, path="/a:/b", tags=tags
     )
-    found = read_library(place)
+    found = read_dynamic(place)
     assert {found.rpath, found.runpath} == {("/a", "/b"), ()}
     assert_as_pyelftools(place)
     symbols = {name: exports(place, name) for name in ("defined", "call", "needed", "nothing")}
@@ -150,7 +139,7 @@ def test_a_library_as_pyelftools_reads_it(style, tags, tmp_path):
 def assert_as_pyelftools(place):
     theirs = list(by_pyelftools(place))
     theirs[3:5] = (tuple(filter(None, folders)) for folders in theirs[3:5])
-    assert facts(read_library(place)) == tuple(theirs), place
+    assert facts(parse(place.read_bytes())) == tuple(theirs), place
 
 
 def test_every_library_of_this_python_as_pyelftools_reads_it():
@@ -170,7 +159,7 @@ def test_the_loader_needs_no_sections(tmp_path):
     place.write_bytes(patched((40, "<Q", 0), (60, "<H", 0), (62, "<H", 0)))
     assert read_dynamic(place) == read_dynamic(LIBRARIES / "gb10.so")
     with pytest.raises(SourceError, match="no section headers"):
-        read_library(place)
+        parse(place.read_bytes())
 
 
 def test_more_sections_than_16_bits_count_are_counted_in_the_first_one():
@@ -258,7 +247,6 @@ def many_sections() -> bytes:
 
 NOWHERE = (1 << 64) - 1
 SECTION = header(1)  # SHT_PROGBITS
-NOTE = struct.unpack_from("<Q", GB10, header(7) + 24)[0]
 DAMAGED = {
     "empty": (b"", "is not an ELF file"),
     "magic": (b"\x7fELF", "header is cut short"),
@@ -279,7 +267,6 @@ DAMAGED = {
     ),
     "far section": (patched((SECTION + 24, "<Q", 1 << 63)), "ends behind the end of the file"),
     "many names": (many_sections(), "names of its sections are too long"),
-    "build id": (patched((NOTE + 4, "<I", 1 << 31)), "a note ends behind its section"),
     "headers": (patched((56, "<H", 65_535)), "more program headers"),
     "far headers": (patched((32, "<Q", NOWHERE)), "ends behind the end"),
     "far segment": (patched((program(LOAD) + 8, "<Q", 1 << 63)), "ends behind the end"),
@@ -304,7 +291,7 @@ def test_an_object_is_nothing_that_the_loader_takes(tmp_path):
     place.write_bytes(patched((16, "<H", 1)))  # ET_REL
     with pytest.raises(SourceError, match="neither a program nor a shared library"):
         read_dynamic(place)
-    assert read_library(place).needed == ()
+    assert parse(place.read_bytes()).needed == ()
 
 
 @settings(max_examples=400, deadline=None)
@@ -329,6 +316,10 @@ def test_damage_is_an_error_or_a_result_and_nothing_else(tmp_path_factory, chang
         data[place : place + len(new)] = new
     place = tmp_path_factory.getbasetemp() / "damaged.so"
     place.write_bytes(data[:end])
-    for ask in (read_dynamic, read_library, lambda path: exports(path, "ncclGetVersion")):
+    for ask in (
+        read_dynamic,
+        lambda path: parse(path.read_bytes()),
+        lambda path: exports(path, "ncclGetVersion"),
+    ):
         with contextlib.suppress(SourceError):
             assert isinstance(ask(place), (Dynamic, bool))

@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 
-from patchkit.elf import read_library
+from patchkit.elf import read_dynamic
 from patchkit.errors import HostError
 from patchkit.wheel.build.full_toolkit import full_toolkit
 from support.needed import need
@@ -40,7 +40,7 @@ def test_code_that_calls_the_driver_links(halves, tmp_path):
     stubs = dest / "lib/stubs"
     command = [str(toolchain.cxx), "-x", "c", "-shared", "-fPIC", str(source), "-o", str(out)]
     subprocess.run([*command, "-Wl,-z,defs", f"-L{stubs}", "-lcuda"], check=True)
-    assert "libcuda.so.1" in read_library(out).needed
+    assert "libcuda.so.1" in read_dynamic(out).needed
     # As NVIDIA's own stub library: nobody takes it for a driver.
     assert ctypes.CDLL(str(stubs / "libcuda.so")).cuInit(0) == 34
     source.write_text("int cuThing(); int f(){return cuThing();}")

@@ -10,7 +10,7 @@ from collections import Counter
 
 import pytest
 
-from patchkit.elf import read_library
+from patchkit.elf import read_dynamic
 from patchkit.errors import HostError, PatchkitError, SourceError
 from patchkit.process import run
 from patchkit.target import targets
@@ -88,7 +88,7 @@ def test_it_compiles_and_links(real, tmp_path, machine):
     tools = real(machine)
     assert f"V{tools.cuda}" in run(tools.nvcc, "--version").output
     check_toolchain(tools, GENCODE, tmp_path)
-    program = read_library(tmp_path / "check")
+    program = read_dynamic(tmp_path / "check")
     assert program.machine == machine
     assert not [name for name in program.needed if "cuda" in name]
     if machine != HERE:
