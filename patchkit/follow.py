@@ -1,4 +1,7 @@
-"""Follow a program while it runs: read its lines as they come, within limits, and write to it."""
+"""Follow a program while it runs: read its lines as they come, within limits, and write to it.
+
+What it prints is read as UTF-8, with U+FFFD for what is not.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,8 @@ import contextlib
 import math
 import os
 import select
-import threading
+import shutil
+import signal
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
@@ -14,17 +18,55 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Self, cast
 
-from patchkit.process import Completed, completed, decoded, not_started
+from patchkit.errors import HostError, PatchkitError
+from patchkit.quoting import quoted
 from patchkit.units import BYTES_PER_MIB
 
 if TYPE_CHECKING:
+    # At run time they are imported where a program is run: a third of a fast probe's imports.
     import subprocess
+    import threading
 
 _FOLLOWED: set[subprocess.Popen[bytes]] = set()
+_SHOWN = 8  # lines of a program's output that an error shows
 _TAIL = 400  # lines of a program's output that are kept
-_ERRORS = 1 << 16  # bytes of a program's errors that are kept
+_ERRORS = 1 << 18  # bytes of a program's errors that are kept
 _LONGEST = 1 << 20  # bytes of a line that are waited for, without a limit
 _SILENCE_S, _GRACE_S, _FAREWELL_S = 0.5, 10, 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Completed:
+    """How a program ended.
+
+    ``status`` is its exit status, negative for a signal, None if it did not start or did not end in
+    time. ``trouble`` is what went wrong, with the program's last words but not its name; "" for
+    status 0.
+    """
+
+    command: tuple[str, ...]
+    status: int | None
+    output: str = ""
+    errors: str = ""
+    trouble: str = ""
+    started: bool = True
+
+    @property
+    def shown(self) -> str:
+        """Return the command as it can be pasted; only its program if a word is a whole script."""
+        if any("\n" in word for word in self.command):
+            return self.command[0]
+        return f"`{quoted(*self.command)}`"
+
+    def error(
+        self, kind: type[PatchkitError] = HostError, *, why: str = "", hint: str = ""
+    ) -> PatchkitError:
+        """Return the error that says what went wrong; if it did not start, that is a HostError."""
+        if not self.started:
+            what = f"{self.command[0]} {self.trouble}"
+            return HostError(what, why=why, hint=hint or "install it, or look at PATH")
+        what = f"{self.shown} failed: {self.trouble}"
+        return kind(what, why=why, hint=hint)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,9 +92,11 @@ class Follow:
     program. With ``inherit`` it keeps this process's open files, such as a lock.
 
     With ``given`` it is a dialogue: the program reads that while its lines are read, neither is in
-    memory as a whole, errors are apart, and an error of ``given`` is raised here. With ``beat`` the
-    program is sent a line feed each so many seconds, so that it can tell that somebody listens,
-    and its input ends with the block. One that breaks a limit is killed: its status is None then.
+    memory as a whole, errors are apart, and an error of ``given`` is raised here. ``done`` has the
+    last 8 lines. With ``beat`` the program is sent a line feed each so many seconds, so that it can
+    tell that somebody listens, and its input ends with the block: it may not outlive its output.
+
+    One that breaks a limit is killed: its status is None then.
     """
 
     done: Completed
@@ -69,8 +113,9 @@ class Follow:
         limits: FollowLimits = FollowLimits(),
     ) -> None:
         import subprocess
+        import threading
 
-        self._command, self._limits = tuple(map(str, words)), limits
+        self._command, self._limits, self._beat = tuple(map(str, words)), limits, beat
         self._process: subprocess.Popen[bytes] | None = None
         self._feeder: threading.Thread | None = None
         self._over, self._errors, self._given_up = threading.Event(), bytearray(), ""
@@ -88,14 +133,25 @@ class Follow:
                 bufsize=0,
             )
         except (OSError, ValueError) as error:
-            self.done = not_started(self._command, env, error)
+            self.done = self._not_started(env, error)
             return
         _FOLLOWED.add(self._process)
         self._began = self._heard = time.monotonic()
         if given is not None:
             # A thread: a program that does not read must not keep this one from its limits.
-            self._feeder = threading.Thread(target=self._feed, args=(given, beat), daemon=True)
+            self._feeder = threading.Thread(target=self._feed, args=(given,), daemon=True)
             self._feeder.start()
+
+    def _not_started(self, env: Mapping[str, str] | None, error: OSError | ValueError) -> Completed:
+        """Return why it did not start: it is absent, or what the system or Python says."""
+        program, path = self._command[0], None if env is None else env.get("PATH", os.defpath)
+        # ENOENT alone may also be about the folder, or about the interpreter of a script.
+        absent = "/" not in program and shutil.which(program, path=path) is None
+        words = getattr(error, "strerror", None) or str(error)
+        if isinstance(error, OSError) and error.filename not in (None, program):
+            words = f"{error.filename}: {words}"  # the folder
+        trouble = "is not installed" if absent else f"does not run: {words}"
+        return Completed(command=self._command, status=None, trouble=trouble, started=False)
 
     def __enter__(self) -> Self:
         return self
@@ -120,10 +176,10 @@ class Follow:
     def __iter__(self) -> Iterator[str]:
         if (process := self._process) is None:
             return
-        tail: deque[str] = deque(maxlen=_TAIL)
+        tail: deque[str] = deque(maxlen=_SHOWN if self._feeder else _TAIL)
         mark = self._limits.mark
         for line in self._lines():
-            if line and not self._feeder:
+            if line:
                 tail.append(line)
             if mark in line:
                 yield line.partition(mark)[2] if mark else line
@@ -131,14 +187,20 @@ class Follow:
         self._hang_up()
         if self._failed:
             raise self._failed[0]
-        output, errors = "".join(tail), decoded(bytes(self._errors))
-        self.done = completed(self._command, process.wait(), output, errors)
-        if trouble := self._given_up:
-            self.done = Completed(
-                command=self._command, status=None, errors=errors, trouble=trouble
-            )
+        output, errors = "".join(tail), self._errors.decode(errors="replace")
+        status, trouble = process.wait(), self._given_up
+        if status and not trouble:
+            words = (errors.strip() or output.strip() or "it printed nothing").split("\n")[-_SHOWN:]
+            trouble = f"{ending(status)}: {chr(10).join(words)}"
+        self.done = Completed(
+            command=self._command,
+            status=None if self._given_up else status,
+            output=output,
+            errors=errors,
+            trouble=trouble,
+        )
 
-    def _feed(self, given: Iterable[bytes], beat: float) -> None:
+    def _feed(self, given: Iterable[bytes]) -> None:
         stdin = self._pipe("stdin")
         try:
             with contextlib.suppress(OSError), stdin:  # it ended, or nobody reads on
@@ -146,7 +208,7 @@ class Follow:
                     view = memoryview(part)
                     while view:
                         view = view[stdin.write(view) :]
-                while beat and not self._over.wait(beat):
+                while self._beat and not self._over.wait(self._beat):
                     stdin.write(b"\n")
         except BaseException as error:  # noqa: BLE001  # a thread's errors are seen by nobody
             self._failed.append(error)
@@ -168,39 +230,43 @@ class Follow:
             elif b"\n" in rest[-len(read) :]:
                 *whole, last = bytes(rest).split(b"\n")
                 rest = bytearray(last)
-                yield from (decoded(line) + "\n" for line in whole)
+                yield from (line.decode(errors="replace") + "\n" for line in whole)
             elif len(rest) > limits.line:
                 self._give_up(f"it sent a line of more than {limits.line / BYTES_PER_MIB:g} MiB")
                 return
             elif len(rest) > _LONGEST and limits.line == math.inf:
-                yield decoded(bytes(rest))
+                yield rest.decode(errors="replace")
                 rest.clear()
         if rest and not self._given_up:
-            yield decoded(bytes(rest))
+            yield rest.decode(errors="replace")
 
     def _parts(self) -> Iterator[bytes]:
         """Yield what comes until it ends, or for as long as it may take; keep the last errors."""
-        stdout, limits = self._pipe("stdout"), self._limits
+        process, limits = cast("subprocess.Popen[bytes]", self._process), self._limits
+        stdout = self._pipe("stdout")
         stderr = self._pipe("stderr") if self._feeder else None
         ends = [stdout, stderr] if stderr else [stdout]
-        while True:
+        while stdout in ends or (ends and not self._beat and process.poll() is None):
             end = min(self._heard + limits.silence, self._began + limits.seconds)
             left = max(end - time.monotonic(), 0.0)
             # Behind its time only an answer counts: errors may come for ever.
-            ready = select.select(ends if left else [stdout], [], [], min(left, _SILENCE_S))[0]
+            open_ends = [each for each in ends if left or each is stdout]
+            ready = select.select(open_ends, [], [], min(left, _SILENCE_S))[0]
             if not ready and not left:
                 silent = self._heard + limits.silence == end
                 late = f"no sign of life for {limits.silence:g} s"
-                self._give_up(late if silent else f"not done after {limits.seconds:g} s")
+                self._give_up(late if silent else f"no answer within {limits.seconds:g} s")
                 return
             if stderr in ready and stderr:
                 said = os.read(stderr.fileno(), 1 << 16)
                 self._errors[:] = (self._errors + said)[-_ERRORS:]
-                ends = ends if said else [stdout]
+                if not said:
+                    ends.remove(stderr)
             if stdout in ready:
-                if not (read := os.read(stdout.fileno(), 1 << 16)):
-                    return
-                yield read
+                if read := os.read(stdout.fileno(), 1 << 16):
+                    yield read
+                else:
+                    ends.remove(stdout)
             elif not ready and not stderr:
                 yield b""
 
@@ -232,6 +298,14 @@ class Follow:
             os.set_blocking(stderr.fileno(), False)
             self._errors[:] = (self._errors + (stderr.read(_ERRORS) or b""))[-_ERRORS:]
             stderr.close()
+
+
+def ending(status: int) -> str:
+    """Return how a process ended: ``exit code 2``, ``killed by SIGKILL``, "" for status 0."""
+    if status >= 0:
+        return f"exit code {status}" if status else ""
+    names = {each.value: each.name for each in signal.Signals}
+    return f"killed by {names.get(-status, f'signal {-status}')}"
 
 
 def end_followed() -> None:

@@ -14,7 +14,7 @@ from typing import Generic, NoReturn, TypeVar
 
 from patchkit.durable.signals import Interrupted, deferred, obey
 from patchkit.errors import StorageError
-from patchkit.process import ending
+from patchkit.follow import ending
 from patchkit.proof.child_process import die_with, fork
 
 T = TypeVar("T")

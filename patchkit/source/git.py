@@ -11,7 +11,8 @@ from pathlib import Path
 from patchkit.durable.atomic import replacing
 from patchkit.durable.failure import translated
 from patchkit.errors import HashMismatchError, SourceError, StorageError
-from patchkit.process import Completed, attempt
+from patchkit.follow import Completed
+from patchkit.process import attempt
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _TIMEOUT_S = 900

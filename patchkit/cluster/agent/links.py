@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from patchkit.cluster.ssh.ssh import BATCH, check_destination, error_fields, ssh_error
-from patchkit.process import Completed, attempt
+from patchkit.follow import Completed
+from patchkit.process import attempt
 from patchkit.runtime.host.ping import HEADERS, PLAIN, echo, ping_obstacle
 
 _STANDARD_PORT = "22"

@@ -15,8 +15,8 @@ from typing import Any
 from patchkit.cluster.agent.group_script import listening, strangers
 from patchkit.cluster.agent.node_files import config_folder, put_files
 from patchkit.errors import HostError
-from patchkit.follow import Follow
-from patchkit.process import Completed, attempt
+from patchkit.follow import Completed, Follow
+from patchkit.process import attempt
 from patchkit.records import RecordError
 from patchkit.runtime.host.gpu import gpu_state
 from patchkit.runtime.host.host import Memory

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from patchkit.errors import HostError, PatchkitError, StorageError, UsageError
-from patchkit.follow import Follow
-from patchkit.process import Completed, ending
+from patchkit.follow import Completed, Follow, ending
 from patchkit.quoting import quoted
 
 _SILENCE = 300  # seconds without a byte: a login that hangs, for one

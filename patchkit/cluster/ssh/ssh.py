@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from patchkit import errors
 from patchkit.errors import HostError, PatchkitError, UsageError
-from patchkit.process import Completed
+from patchkit.follow import Completed
 from patchkit.quoting import quoted
 from patchkit.records import RecordError, record
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import shutil
 from functools import cache
 
-from patchkit.process import Completed, attempt
+from patchkit.follow import Completed
+from patchkit.process import attempt
 
 HEADERS = 28
 """Bytes of IPv4 (20) and ICMP (8), which an MTU has less for the payload."""

@@ -20,7 +20,7 @@ from e2e.lifecycle import fake_venv, rack
 from e2e.lifecycle.fake_vllm import WORKER
 from e2e.lifecycle.nodes import HOME, SystemdNode
 from e2e.lifecycle.rack import Rack
-from patchkit.process import Completed
+from patchkit.follow import Completed
 
 MODEL, OTHER_MODEL = "~/models/tiny", "~/models/other"
 URL = "http://127.0.0.1:8000"  # on the head

@@ -19,7 +19,8 @@ from pathlib import Path
 from e2e.emulation.nodes import SPACES, SYSTEM_PATH, Node, NodeError
 from e2e.lifecycle import wiring
 from e2e.lifecycle.rootfs import UID, USER
-from patchkit.process import Completed, attempt
+from patchkit.follow import Completed
+from patchkit.process import attempt
 
 BOOT_SECONDS = 60
 HOME = f"/home/{USER}"

@@ -17,7 +17,8 @@ from e2e.emulation.nodes import SPACES, Node, NodeError, Nodes
 from e2e.lifecycle import wiring
 from e2e.lifecycle.nodes import SystemdNode, put_ssh
 from e2e.lifecycle.rootfs import USER
-from patchkit.process import Completed, attempt
+from patchkit.follow import Completed
+from patchkit.process import attempt
 
 ROOT = Path(__file__).parents[3]
 BIN = Path(sys.prefix) / "bin"

@@ -28,7 +28,7 @@ def test_limits():
         ("while sleep 0.05; do echo; done", {"silence": 0.3, "mark": "m"}, [], "no sign of life"),
         ("while echo >&2; do :; done", {"silence": 0.3}, [], "no sign of life for 0.3 s"),
         ("printf 'title m: 1\\nx\\n'", {"mark": "m: "}, ["1\n"], ""),
-        ("while sleep 0.05; do echo; done", {"seconds": 0.3}, ..., "not done after 0.3 s"),
+        ("while sleep 0.05; do echo; done", {"seconds": 0.3}, ..., "no answer within 0.3 s"),
         ("while printf xxxxxxxx; do :; done", {"line": 1 << 16}, [], "a line of more than 0.0625"),
     ):
         found, done = talk(script, **limits)
