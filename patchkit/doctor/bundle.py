@@ -1,4 +1,4 @@
-"""Pack what a bug report needs into one file, without what names people, machines and secrets.
+"""Write what a bug report needs into one file, without what names people, machines and secrets.
 
 All that is private is found in one pass over a text, so that a placeholder is never taken for a
 name; what is equal stays equal. What the nodes say of themselves is known and found in any place;
@@ -7,12 +7,9 @@ the rest is known by its form.
 
 from __future__ import annotations
 
-import gzip
-import io
 import json
 import os
 import re
-import tarfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -249,16 +246,6 @@ def _private_address(text: str) -> _Address | None:
     return None if nobody else found
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
-    """A packed report: its bytes, its files, and what was taken out, by kind and placeholder."""
-
-    data: bytes
-    files: tuple[str, ...]
-    kinds: Mapping[str, int]
-    placeholders: Mapping[str, int]
-
-
 def private_names(nodes: Iterable[tuple[str, NodeFacts | None]]) -> PrivateNames:
     """Return what nodes say of themselves, for ``pack_report``.
 
@@ -288,46 +275,23 @@ def private_names(nodes: Iterable[tuple[str, NodeFacts | None]]) -> PrivateNames
     )
 
 
-def pack_report(parts: Mapping[str, Any], names: PrivateNames) -> Report:
-    """Return a .tar.gz of parts by file name: texts, and values that JSON takes.
+def pack_report(parts: Mapping[str, Any], names: PrivateNames) -> tuple[str, dict[str, int]]:
+    """Return parts by name, as JSON takes them, as a text; and how often a placeholder is in it.
 
-    The same parts make the same bytes.
+    A part that is a text becomes a list of its lines.
     """
     redactor = Redactor(names)
-    for name, part in parts.items():
-        redactor.learn(name)
-        _walk(part, redactor.learn)
-    files: dict[str, str] = {}
-    for name, part in sorted(parts.items()):
-        clean = _walk(part, redactor.value)
-        words = [word for word in redactor.text(name).split("/") if word not in ("", ".", "..")]
-        files["/".join(words)] = clean if isinstance(clean, str) else _to_json(clean)
-    placeholders = dict(sorted(redactor.taken.items()))
-    kinds: Counter[str] = Counter()
-    for placeholder, count in placeholders.items():
-        kinds[placeholder.partition("-")[0]] += count
-    taken = {"kinds": kinds, "placeholders": placeholders}
-    files["taken-out.json"] = _to_json({"note": _NOTE, **taken})
-    buffer = io.BytesIO()
-    with (
-        gzip.GzipFile(filename="", mode="wb", fileobj=buffer, mtime=0) as zipped,
-        tarfile.open(fileobj=zipped, mode="w", format=tarfile.PAX_FORMAT) as archive,
-    ):
-        for name, text in sorted(files.items()):
-            data = text.encode("utf-8", "replace")
-            entry = tarfile.TarInfo(f"patchkit-report/{name}")
-            entry.size, entry.mode, entry.mtime = len(data), 0o600, 0
-            archive.addfile(entry, io.BytesIO(data))
-    return Report(data=buffer.getvalue(), files=tuple(sorted(files)), **taken)
+    _walk(parts, redactor.learn)
+    clean = _walk(parts, redactor.value)
+    lines = {name: part.splitlines() for name, part in clean.items() if isinstance(part, str)}
+    taken = dict(sorted(redactor.taken.items()))
+    whole = {"note": _NOTE, "taken_out": taken, **clean, **lines}
+    return json.dumps(whole, indent=1, ensure_ascii=False) + "\n", taken
 
 
-def save_report(report: Report, path: Path) -> None:
+def save_report(text: str, path: Path) -> None:
     """Write a report for its owner alone. Raises UsageError if the file is there, StorageError."""
     if os.path.lexists(path):
         raise UsageError(f"{path}: is there already", hint="name a new file")
     with translated("no report was written", at=path), replacing(path, private=True) as file:
-        file.write(report.data)
-
-
-def _to_json(value: Any) -> str:
-    return json.dumps(value, indent=1, ensure_ascii=False, sort_keys=True) + "\n"
+        file.write(text.encode("utf-8", "replace"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from typing import Any
 from urllib.parse import urlsplit
 
 from patchkit.cluster.agent import examination, server_answers
@@ -54,17 +55,14 @@ class Visit:
     lines: tuple[tuple[str, str], ...] = ()
 
     def parts(self) -> dict[str, object]:
-        """Return what a bug report holds, by file name; secrets and names are still in it."""
-        parts: dict[str, object] = {"findings.json": [its.fields() for its in self.findings]}
+        """Return what a bug report holds, by name; secrets and names are still in it."""
         # Errors stand in the findings, and what was placed in the facts.
-        for report in self.reports:
-            plain = replace(report, silence=None, no_address=None, missing={}, placed=None)
-            for name, said in asdict(plain).items():
-                if said and not isinstance(said, str):
-                    parts[f"{report.node}/{name}.json"] = said
-        if self.lines:
-            parts["journal.txt"] = "".join(f"{node}: {text}\n" for node, text in self.lines)
-        return parts
+        lacking: dict[str, Any] = {"silence": None, "no_address": None, "placed": None}
+        return {
+            "findings": [its.fields() for its in self.findings],
+            "nodes": [asdict(replace(its, missing={}, **lacking)) for its in self.reports],
+            "journal": "".join(f"{node}: {text}\n" for node, text in self.lines),
+        }
 
 
 def visit(cluster: Cluster, *, gpu: bool = False, port: int = 0, here: bool) -> Visit:

@@ -46,7 +46,7 @@ from patchkit.runtime.rules.secret_texts import mask_secrets
     "--save",
     metavar="FILE",
     type=PATH,
-    help="Pack all of it for a bug report, without names, addresses and secrets.",
+    help="Keep all of it for a bug report, without names, addresses and secrets.",
 )
 @click.option("--venv", metavar="DIR", help="The environment that has vLLM; default: this one.")
 @verbose_option
@@ -105,10 +105,9 @@ def without_secrets(found: Finding) -> Finding:
 def _save_report(visited: Visit, place: Path, *, verbose: bool) -> Iterator[Block]:
     """Write a report, and say what was taken out of it."""
     names = private_names((each.node, each.facts) for each in visited.reports)
-    report = pack_report(visited.parts(), names)
-    save_report(report, place)
-    taken = ", ".join(f"{count} of {kind}" for kind, count in sorted(report.kinds.items()))
-    tell(f"saved: {len(report.files)} files in {place}; taken out: {taken or 'nothing'}")
+    text, taken = pack_report(visited.parts(), names)
+    save_report(text, place)
+    tell(f"saved: {place}; taken out: {', '.join(taken) or 'nothing'}")
     if verbose:
-        yield from table((name, str(count)) for name, count in sorted(report.placeholders.items()))
-    tell("look into it before you attach it: " + quoted("tar", "-xzOf", place))
+        yield from table((name, str(count)) for name, count in taken.items())
+    tell(f"look into it before you attach it: {quoted('less', place)}")
