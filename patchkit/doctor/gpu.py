@@ -20,7 +20,6 @@ from patchkit.errors import PatchkitError
 from patchkit.finding import Finding, Level
 from patchkit.paths import RECIPES
 from patchkit.records import read_toml
-from patchkit.runtime.host.hardware import network_facts
 from patchkit.units import BYTES_PER_MIB
 
 
@@ -43,15 +42,11 @@ class SmokeStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SmokeTest:
-    """The steps of a node, in their order, and how all nodes are tried at once.
-
-    From the ``share`` of what the cable carries on the all-reduce is as it should be.
-    """
+    """The steps of a node, in their order, and how all nodes are tried at once."""
 
     step: tuple[SmokeStep, ...]
     seconds: int
-    sizes: tuple[int, ...]
-    share: float
+    sizes: tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,13 +134,8 @@ def _known_causes(node: str, step: GpuStep) -> Iterator[Finding]:
         yield replace(diagnosis_finding(diagnosis), where=node)
 
 
-def all_reduce_findings(
-    nodes: Sequence[GpuNode], ranks: Sequence[GpuStep], cable: float | None
-) -> Iterator[Finding]:
-    """Yield what an all-reduce over all nodes shows.
-
-    ``cable`` is what the way between them carries in GB/s, None where that is not known.
-    """
+def all_reduce_findings(nodes: Sequence[GpuNode], ranks: Sequence[GpuStep]) -> Iterator[Finding]:
+    """Yield what an all-reduce over all nodes shows."""
     names = ", ".join(node.node for node in nodes)
     for node, rank in zip(nodes, ranks, strict=True):
         if rank.state == "failed":
@@ -156,18 +146,13 @@ def all_reduce_findings(
             yield unchecked(RANK, node.node, rank.reason)
     if any(rank.state != "ok" for rank in ranks):
         return  # what NCCL took on the way to an error decides nothing
-    test = smoke_test()
-    small, large = test.sizes[0], test.sizes[-1]
+    small, large = smoke_test().sizes
     # The slowest rank counts, since all wait for it.
     speed = min(float(rank.figures.get(f"gigabytes_per_second_{large}", 0)) for rank in ranks)
     latency = max(float(rank.figures.get(f"microseconds_{small}", 0)) for rank in ranks)
-    if cable is None:
-        about = "all-reduce-sums"
-    else:
-        about = "all-reduce-speed" if speed >= test.share * cable else "all-reduce-slow"
-    fields = {"nodes": names, "small": small, "size": large // BYTES_PER_MIB, "share": test.share}
-    fields["nccl"] = ranks[0].figures.get("nccl", "?")
-    yield make_finding(about, names, speed=speed, latency=latency, cable=cable or 0.0, **fields)
+    fields = {"nodes": names, "small": small, "size": large // BYTES_PER_MIB}
+    fields |= {"speed": speed, "latency": latency, "nccl": ranks[0].figures.get("nccl", "?")}
+    yield make_finding("all-reduce-sums", names, **fields)
     logs = {node.node: read_nccl(rank.nccl) for node, rank in zip(nodes, ranks, strict=True)}
     if any(rank.nccl for rank in ranks):
         for node in nodes:
@@ -214,18 +199,4 @@ def try_gpus(reports: Sequence[NodeReport]) -> Iterator[Finding]:
     if obstacle:
         yield unchecked(RANK, ", ".join(report.node for report in reports), obstacle)
     else:
-        yield from all_reduce_findings(able, ranks, cable_between(reports))
-
-
-def cable_between(reports: Sequence[NodeReport]) -> float | None:
-    """Return GB/s of the way between the nodes: of the one with the fewest halves of a cage."""
-    counts = []
-    for report in reports:
-        netdevs = report.facts.host.netdevs if report.facts else ()
-        own = [its for its in netdevs if report.address in {str(a.ip) for a in its.ipv4}]
-        cages = {its.cage for its in own if its.cage is not None}
-        counts.append(sum(its.cage in cages and bool(its.carrier) for its in netdevs))
-    link = network_facts()["link"]
-    gbits = {1: link["twin_gbits"][0], 2: link["both_gbits"][0]}
-    halves = min(min(counts, default=0), 2)
-    return float(gbits[halves]) / 8 if halves else None
+        yield from all_reduce_findings(able, ranks)
