@@ -18,8 +18,7 @@ from click.testing import CliRunner
 
 from patchkit.cli import group
 from patchkit.errors import PatchkitError, UsageError
-from patchkit.runtime.envfile.parse import parse
-from patchkit.runtime.envfile.syntax import Format
+from patchkit.runtime.envfile.syntax import Format, parse
 from support import hosts
 
 DATA = Path(__file__).parents[1] / "tests" / "data" / "env"

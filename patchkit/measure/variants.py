@@ -25,8 +25,7 @@ from patchkit.cluster.ssh.ssh import HERE
 from patchkit.errors import HostError, UsageError
 from patchkit.reading import read_text
 from patchkit.runtime.envfile.header import head_facts
-from patchkit.runtime.envfile.parse import parse
-from patchkit.runtime.envfile.syntax import Format
+from patchkit.runtime.envfile.syntax import Format, parse
 from patchkit.runtime.host.host import Host
 from patchkit.runtime.rules.secret_texts import mask_secrets
 from patchkit.units import KIB_PER_GIB

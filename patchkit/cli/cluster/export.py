@@ -27,9 +27,9 @@ from patchkit.measure.kubernetes import (
     kubernetes_manifest,
 )
 from patchkit.quoting import quoted
+from patchkit.runtime.envfile.env_file import locked_versions
 from patchkit.runtime.envfile.header import nodes_max
 from patchkit.runtime.envfile.write import write
-from patchkit.runtime.node.lock_file import locked_versions
 from patchkit.target import targets
 from patchkit.wheel.wheelhouse.contents import load_manifest
 

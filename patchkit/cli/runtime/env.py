@@ -17,18 +17,17 @@ from patchkit.cli.runtime.env_explain import explain
 from patchkit.cli.runtime.node_options import node_options, note_lines
 from patchkit.errors import UsageError
 from patchkit.quoting import quoted
+from patchkit.runtime.envfile.env_file import read_head
 from patchkit.runtime.envfile.syntax import Format
 from patchkit.runtime.envfile.write import write
 from patchkit.runtime.host.host import Host
 from patchkit.runtime.host.software import find_ptxas
-from patchkit.runtime.node.cluster_env import ClusterEnv, cluster_env, file_text
+from patchkit.runtime.node.cluster_env import ClusterEnv, agree, cluster_env, file_text
 from patchkit.runtime.node.decision import NodeOptions, decide
 from patchkit.runtime.rules.presets import load_presets
 from patchkit.runtime.rules.rule import RuleChoice
 from patchkit.runtime.rules.sensitive_names import is_secret
 from patchkit.runtime.rules.variable_rules import load_variable_rules
-from patchkit.runtime.rules.variables import vllm_variables
-from patchkit.runtime.rules.vllm_values import vllm_values
 
 
 @click.group(cls=VerbGroup, invoke_without_command=True, subcommand_metavar="[explain] …")
@@ -89,22 +88,12 @@ def _env_blocks(
         extra[name] = value
     head = None
     if path := options["head_file"]:
-        from patchkit.runtime.node.agreement import agree, read_head  # a head does without them
-
         head = read_head(path, asked.role or "single", accept_edited=options["accept_edited"])
     asked = replace(asked, model=options["model"], extra=extra, choice=choice)
     node = decide(asked, host, head)
     rules = load_variable_rules()
-    home = host.vllm_home(node.vllm)
-    env = cluster_env(
-        node,
-        host,
-        rules,
-        vllm_variables(node.vllm, home),
-        vllm_values(node.vllm),
-        nccl=asked.nccl,
-        ptxas=find_ptxas(root, os.environ),
-    )
+    ptxas = find_ptxas(root, os.environ)
+    env = cluster_env(node, host, rules, nccl=asked.nccl, ptxas=ptxas)
     if head:
         env = agree(env, head, rules.of_host, extra)
     kind, hostname = Format(options["kind"]), host.system.hostname

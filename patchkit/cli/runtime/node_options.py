@@ -13,10 +13,10 @@ import click
 from patchkit.cli import complete
 from patchkit.cli.out import FOLDER, PRESENT_PATH, Shown
 from patchkit.cli.render import lead_word
+from patchkit.runtime.envfile.env_file import locked_versions
 from patchkit.runtime.envfile.header import nodes_max
 from patchkit.runtime.host.probe import probe
 from patchkit.runtime.node.decision import NodeOptions
-from patchkit.runtime.node.lock_file import locked_versions
 from patchkit.runtime.rules.condition import CHOICES
 from patchkit.runtime.rules.rule import RuleChoice
 from patchkit.target import targets

@@ -16,9 +16,9 @@ from patchkit.cli.out import PATH, record_fields, style, table, tell
 from patchkit.cli.render import Block, Data, Record, lead_word, rendered
 from patchkit.cli.runtime.node_options import node_options, note_lines
 from patchkit.errors import UsageError
+from patchkit.runtime.envfile.env_file import read_env_file
 from patchkit.runtime.host.host import Host
 from patchkit.runtime.node.decision import NodeOptions, decide
-from patchkit.runtime.node.env_file import read_env_file
 from patchkit.runtime.rules.flag_rules import load_flag_rules
 from patchkit.runtime.rules.presets import Preset, load_presets
 from patchkit.runtime.rules.rule import RuleChoice

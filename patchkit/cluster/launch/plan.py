@@ -15,20 +15,17 @@ from patchkit.cluster.agent.node_facts import NodeFacts
 from patchkit.cluster.launch.cluster_file import ClusterFile
 from patchkit.cluster.models.names import ModelFolder
 from patchkit.errors import HostError, PatchkitError, UsageError
+from patchkit.runtime.envfile.env_file import EnvFile, env_file
 from patchkit.runtime.envfile.syntax import Format
 from patchkit.runtime.host.hardware import target_of
-from patchkit.runtime.node.agreement import agree
-from patchkit.runtime.node.cluster_env import ClusterEnv, cluster_env, file_text
+from patchkit.runtime.node.cluster_env import ClusterEnv, agree, cluster_env, file_text
 from patchkit.runtime.node.decision import NodeOptions, decide
-from patchkit.runtime.node.env_file import EnvFile, env_file
 from patchkit.runtime.node.topology import attach
 from patchkit.runtime.rules.flag_rules import load_flag_rules
 from patchkit.runtime.rules.presets import Preset, named_preset, presets_meant
 from patchkit.runtime.rules.presets import find as find_preset
 from patchkit.runtime.rules.rule import RuleChoice
 from patchkit.runtime.rules.variable_rules import load_variable_rules
-from patchkit.runtime.rules.variables import vllm_variables
-from patchkit.runtime.rules.vllm_values import vllm_values
 from patchkit.runtime.serve.args import ServeCommand, release_flags, serve_args
 from patchkit.runtime.serve.listen import listen_address
 from patchkit.runtime.serve.memory import memory_pool
@@ -201,8 +198,7 @@ def _plan_rank(
         **(first if number == 0 else {"nodes": 0}),
     )
     node = decide(options, host, head)
-    of_release = vllm_variables(node.vllm), vllm_values(node.vllm)
-    env = cluster_env(node, host, variable_rules, *of_release, ptxas=facts.ptxas)
+    env = cluster_env(node, host, variable_rules, ptxas=facts.ptxas)
     if head:
         env = agree(env, head, variable_rules.of_host, dict(serve.set))
     command = None

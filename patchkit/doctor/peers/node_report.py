@@ -22,10 +22,10 @@ from patchkit.digests import digest
 from patchkit.doctor.peers.check import make_finding, require
 from patchkit.errors import PatchkitError
 from patchkit.finding import Finding
+from patchkit.runtime.envfile.env_file import EnvFile, env_file
 from patchkit.runtime.host.advice import remark
 from patchkit.runtime.host.hardware import target_of
 from patchkit.runtime.host.host import Host
-from patchkit.runtime.node.env_file import EnvFile, env_file
 
 ENV, GROUP = "node.env", "group.json"
 _EXEC = "ExecStart="

@@ -13,20 +13,21 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Callable, Mapping, Sequence
-from ipaddress import IPv4Address
 
-from patchkit.errors import SourceError, UsageError
+from patchkit.errors import UsageError
 from patchkit.runtime.envfile.syntax import EnvEntry, Format, assignment, comment
 from patchkit.runtime.host.hardware import network_facts as network
 from patchkit.runtime.rules.condition import CHOICES
 from patchkit.runtime.rules.presets import find
-from patchkit.runtime.rules.releases import release
 
 MARK = "patchkit env:"
 BLANK = "0" * 16  # stands for the digest while it is computed
 _FACT = re.compile(r"[A-Za-z_]+=[!#-\[\]-~]*")
 _LINE = re.compile(rf"\A# {MARK}(?P<facts>[^\n]*) digest=(?P<digest>[0-9a-f]{{16}})(?=\n)")
-_VERSION = re.compile(r"[0-9A-Za-z][0-9A-Za-z.+_!-]*", re.ASCII)
+_VERSION = re.compile(r"v?(\d+!)?\d[0-9A-Za-z.+_-]{0,80}", re.ASCII)
+_BYTE = r"(25[0-5]|2[0-4]\d|1\d\d|[1-9]?\d)"
+# In its one spelling, as two nodes compare it as text.
+_ADDRESS = re.compile(rf"{_BYTE}(\.{_BYTE}){{3}}", re.ASCII)
 _NAMES = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(,[A-Za-z_][A-Za-z0-9_]*)*")
 _IDS = re.compile(r"[a-z0-9][a-z0-9-]*(,[a-z0-9][a-z0-9-]*)*")
 _NUMBER = re.compile(r"[1-9][0-9]{0,5}")
@@ -98,33 +99,6 @@ def fact_problems(facts: Mapping[str, str]) -> dict[str, str]:
     return found
 
 
-def check_facts(facts: Mapping[str, str], where: str) -> None:
-    """Raise SourceError for a fact that is unknown, or is not as `patchkit env` writes it."""
-    problems = fact_problems(facts).items()
-    if problems:
-        shown = "; ".join(f"{name}={facts[name][:60]}: {name} {what}" for name, what in problems)
-        raise SourceError(
-            f"{where}:1: {shown}",
-            why="the first line was edited, or another patchkit wrote it",
-            hint="write the file anew with `patchkit env`, with the same patchkit on every node",
-        )
-
-
-def _is_address(value: str) -> bool:
-    try:
-        # In its one spelling, as the two nodes compare it as text.
-        return str(IPv4Address(value)) == value
-    except ValueError:
-        return False
-
-
-def _is_known_version(value: str) -> bool:
-    try:
-        return bool(_VERSION.fullmatch(value)) and bool(release(value))
-    except UsageError:
-        return False
-
-
 _WORDS = {
     **{name: CHOICES[name] for name in ("role", "topology", "twin", "executor")},
     **{name: CHOICES[name] for name in ("target", "quantization")},
@@ -132,13 +106,13 @@ _WORDS = {
 }
 _FORMS: Mapping[str, tuple[Callable[[str], object], str]] = {
     **{name: (words.__contains__, ", ".join(words)) for name, words in _WORDS.items()},
-    "vllm": (_is_known_version, "a version, such as 0.25.1"),
-    "nccl": (_is_known_version, "a version, such as 2.30.7"),
+    "vllm": (_VERSION.fullmatch, "a version, such as 0.25.1"),
+    "nccl": (_VERSION.fullmatch, "a version, such as 2.30.7"),
     "nodes": (
         lambda value: _NUMBER.fullmatch(value) and int(value) <= nodes_max(),
         f"a number from 1 to {nodes_max()}",
     ),
-    "head": (_is_address, "an IPv4 address"),
+    "head": (_ADDRESS.fullmatch, "an IPv4 address"),
     "model": (
         lambda value: (preset := find(value)) and preset.id == value,
         "a model of `patchkit serve-args --list`",

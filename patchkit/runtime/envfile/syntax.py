@@ -1,7 +1,9 @@
-"""Write one variable in each format of env files, and say what a format can hold.
+"""Write and read variables in each format of env files, and say what a format can hold.
 
 Every consumer has rules of its own: a shell expands and splits, systemd unquotes, docker takes the
-rest of the line as it is. A value that a format cannot hold is refused, never bent.
+rest of the line as it is. A value that a format cannot hold is refused, never bent. Reading is
+stricter than the programs: what one of them would skip in silence, run, expand or read otherwise
+than the others is an error.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ import textwrap
 from dataclasses import dataclass
 from enum import StrEnum
 
-from patchkit.errors import UsageError
+from patchkit.errors import SourceError, UsageError
 from patchkit.quoting import quoted
 from patchkit.runtime.rules.sensitive_names import is_secret, secret_file
 
@@ -45,6 +47,26 @@ _ODD = {
     ),
     Format.DOCKER: (r"[\r\n]", "a line break, and docker knows no quotes"),
 }
+
+_NAMED = r"(?P<name>[A-Za-z_][A-Za-z0-9_]*)"
+_PLAIN = r"(?P<plain>[A-Za-z0-9_@%+=:,./^-]*)"  # what sh, systemd and docker read alike
+_SINGLE = r"(?P<quoted>(?:'[^']*'|\\')+)"
+_FORMS = {
+    Format.ENV: (rf"{_NAMED}={_PLAIN}", "NAME=value with plain characters only"),
+    # Only behind export a name may stand alone: it then passes on what the caller has.
+    Format.SH: (
+        rf"(?P<export>export[ \t]+)?{_NAMED}(?(export)|(?==))(?:=(?:{_SINGLE}|{_PLAIN}))?",
+        "one assignment that no shell is needed for: export NAME='value'",
+    ),
+    Format.SYSTEMD: (
+        rf"""{_NAMED}=(?:"(?P<quoted>(?:[^"\\$`]|\\["\\$`])*)"|{_PLAIN})""",
+        'NAME="value" in one pair of quotes, and systemd skips what it cannot read in silence',
+    ),
+    Format.DOCKER: (rf"{_NAMED}(?:=(?P<plain>[^\r\n]*))?", "NAME=value or NAME"),
+}
+# systemd ends a comment at a CR, and before 254 a backslash at its end swallows the next line.
+_SKIPPED = re.compile(r"[ \t]*(?:#[^\r\n]*(?<!\\))?(?:\n|\Z)")
+_PIECES = re.compile(r"'([^']*)'|\\(')")
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +102,18 @@ def assignment(kind: Format, entry: EnvEntry) -> str:
             hint=f"--format {', '.join(able)} can" if able else "no format can hold it",
         )
     if is_secret(name):
-        return "\n".join(_secret_reference(kind, name))
+        file = secret_file(name)
+        other = f"; or name a file that holds it in {file}" if file else ""
+        text = {
+            Format.ENV: "is a secret and not written here: hand it over apart, as in "
+            f"`{quoted('docker', 'run', '-e', name)}` or `{quoted('export', name)}`",
+            Format.SYSTEMD: "is a secret and not written here: give the unit another "
+            "EnvironmentFile= of mode 0600, or LoadCredential=",
+        }.get(kind, "is a secret: it comes from the caller's environment")
+        if file and kind in (Format.SH, Format.DOCKER):
+            other = f", or from the file that {file} names, and then in no environment at all"
+        taken = {Format.SH: [f"export {name}"], Format.DOCKER: [name]}
+        return "\n".join([*comment(f"{name} {text}{other}."), *taken.get(kind, [])])
     if kind is Format.SH:
         value = entry.value.replace("'", r"'\''")
         return f"export {name}='{value}'"
@@ -101,25 +134,6 @@ def comment(text: str) -> list[str]:
     return [f"# {line}." if line.endswith("\\") else f"# {line}" for line in lines]
 
 
-def _secret_reference(kind: Format, name: str) -> list[str]:
-    """Return the lines that say where a secret comes from, and take it over where one can."""
-    file = secret_file(name)
-    text = f"{name} is a secret: it comes from the caller's environment"
-    other = f", or from the file that {file} names, and then in no environment at all"
-    if kind is Format.ENV:
-        text = (
-            f"{name} is a secret and not written here: hand it over apart, as in "
-            f"`{quoted('docker', 'run', '-e', name)}` or `{quoted('export', name)}`"
-        )
-    elif kind is Format.SYSTEMD:
-        text = f"{name} is a secret and not written here: give the unit another EnvironmentFile="
-        text += " of mode 0600, or LoadCredential="
-    if kind in (Format.ENV, Format.SYSTEMD):
-        other = f"; or name a file that holds it in {file}"
-    taken = {Format.SH: [f"export {name}"], Format.DOCKER: [name]}
-    return [*comment(f"{text}{other if file else ''}."), *taken.get(kind, [])]
-
-
 def _format_trouble(kind: Format, name: str, value: str) -> str:
     """Return why the format cannot hold a value; empty if it can."""
     # In bytes, as the limits are; half a surrogate pair has a message of its own below.
@@ -137,3 +151,32 @@ def _format_trouble(kind: Format, name: str, value: str) -> str:
     if kind in _ODD and (odd := sorted({*re.findall(_ODD[kind][0], value)})):
         return f"the value holds {', '.join(map(repr, odd[:5]))}, {_ODD[kind][1]}"
     return ""
+
+
+def parse(kind: Format, text: str, where: str) -> dict[str, str]:
+    """Return the variables that a file sets, without those that it only refers to.
+
+    Raises SourceError, naming ``where:line``.
+    """
+    form, words = _FORMS[kind]
+    statement = re.compile(rf"(?:{form})(?:\n|\Z)")
+    found: dict[str, str] = {}
+    position = 0
+    while position < len(text):
+        match = _SKIPPED.match(text, position) or statement.match(text, position)
+        if match is None:
+            raise SourceError(
+                f"{where}:{text.count(chr(10), 0, position) + 1}: is not {words}",
+                hint="write the file anew with `patchkit env`, or name the format that it has",
+            )
+        position = match.end()
+        parts = match.groupdict()
+        if (quoted := parts.get("quoted")) is not None:
+            found[parts["name"]] = (
+                re.sub(r"\\(.)", r"\1", quoted)
+                if kind is Format.SYSTEMD
+                else "".join(inner or sign for inner, sign in _PIECES.findall(quoted))
+            )
+        elif parts.get("plain") is not None:
+            found[parts["name"]] = parts["plain"]
+    return found

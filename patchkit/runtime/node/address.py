@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from ipaddress import IPv4Address
 
@@ -93,15 +93,26 @@ def _worker_address(host: Host, head: str, ports: Sequence[Port]) -> OwnAddress:
 
 
 def _head_address(host: Host, topology: str, ports: Sequence[Port]) -> OwnAddress:
-    netdev = next(_head_candidates(host, topology, ports), None)
-    if netdev is None and topology == "ring":
+    fast = {rdma.netdev for rdma in host.rdma}
+    addressed = [netdev for netdev in host.netdevs if netdev.up and netdev.ipv4]
+    # The interfaces that a head may announce, best first.
+    found: list[Netdev] = []
+    # A ring's cables join neighbours alone, and a Thor has no RDMA: the LAN reaches every node.
+    for kind in ("ethernet", "wifi") if topology in ("ring", "hetero") else ():
+        found += (each for each in addressed if each.kind == kind and each.name not in fast)
+    if topology != "ring":
+        wired = [netdev for netdev in addressed if netdev.kind == "ethernet"]
+        cabled = [netdev for netdev in wired if netdev.name in fast or netdev.port]
+        found += (port.netdev for port in ports)
+        found += sorted(cabled, key=lambda each: (not each.lasting, each.pci, each.name))
+    elif not found:
         raise HostError(
             "in a ring no cable reaches all nodes, and beside the cables this host has no address; "
             f"it has {describe_addresses(host)}",
             hint="connect the LAN or the Wi-Fi; or name an address that every node can reach: "
             "--head-ip ADDRESS",
         )
-    if netdev is None:
+    if not found:
         raise lacking(
             host,
             "no QSFP cage is cabled and has an IPv4 address; this host has "
@@ -110,19 +121,5 @@ def _head_address(host: Host, topology: str, ports: Sequence[Port]) -> OwnAddres
             hint=f"{PLAN}; or use another network, by sockets: --head-ip ADDRESS",
         )
     # A link-local address is drawn anew at each boot, so any other one is better.
-    stays = min(netdev.ipv4, key=lambda own: own.ip.is_link_local)
-    return OwnAddress(netdev, str(stays.ip))
-
-
-def _head_candidates(host: Host, topology: str, ports: Sequence[Port]) -> Iterator[Netdev]:
-    """Yield interfaces that a head may announce, best first."""
-    fast = {rdma.netdev for rdma in host.rdma}
-    addressed = [netdev for netdev in host.netdevs if netdev.up and netdev.ipv4]
-    # A ring's cables join neighbours alone, and a Thor has no RDMA: the LAN reaches every node.
-    for kind in ("ethernet", "wifi") if topology in ("ring", "hetero") else ():
-        yield from (each for each in addressed if each.kind == kind and each.name not in fast)
-    if topology != "ring":
-        yield from (port.netdev for port in ports)
-        wired = [netdev for netdev in addressed if netdev.kind == "ethernet"]
-        cabled = [netdev for netdev in wired if netdev.name in fast or netdev.port]
-        yield from sorted(cabled, key=lambda each: (not each.lasting, each.pci, each.name))
+    stays = min(found[0].ipv4, key=lambda own: own.ip.is_link_local)
+    return OwnAddress(found[0], str(stays.ip))

@@ -1,15 +1,16 @@
-"""Decide the environment variables of a node, and write the text of its env file."""
+"""Decide the environment variables of a node, compare them with its head's, and write the text."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from patchkit.errors import DriftError, HostError, UsageError
 from patchkit.finding import Level
 from patchkit.paths import RECIPES
 from patchkit.records import read_toml
+from patchkit.runtime.envfile.env_file import EnvFile
 from patchkit.runtime.envfile.header import render_env_file
 from patchkit.runtime.envfile.syntax import EnvEntry, Format
 from patchkit.runtime.host.advice import cage_name, remarks
@@ -17,11 +18,14 @@ from patchkit.runtime.host.host import Host, plain
 from patchkit.runtime.node.decision import Node
 from patchkit.runtime.rules.releases import release, within
 from patchkit.runtime.rules.rule import holding
+from patchkit.runtime.rules.sensitive_names import is_secret, runs_code
 from patchkit.runtime.rules.spelling import nearest
 from patchkit.runtime.rules.variable_rules import VariableRule, VariableRules
-from patchkit.runtime.rules.variables import nccl_variables, newest_nccl
-from patchkit.runtime.rules.vllm_values import Takes
+from patchkit.runtime.rules.variables import nccl_variables, newest_nccl, vllm_variables
+from patchkit.runtime.rules.vllm_values import Takes, vllm_values
 
+_HCAS = "NCCL_IB_HCA"
+_BARE = ("bare", "bare-first")  # states of a twin that has no IPv4 address
 _GATE = "HF_TOKEN"  # a secret: its value is in no file
 
 
@@ -73,27 +77,19 @@ class ClusterEnv:
 
 
 def cluster_env(
-    node: Node,
-    host: Host,
-    rules: VariableRules,
-    known: Mapping[str, str],
-    values: Mapping[str, Takes],
-    *,
-    nccl: str = "",
-    ptxas: str = "",
+    node: Node, host: Host, rules: VariableRules, *, nccl: str = "", ptxas: str = ""
 ) -> ClusterEnv:
     """Return the environment of a node.
 
-    ``known`` are the variables that this vLLM reads (``variables.vllm_variables``), ``values`` what
-    they take (``vllm_values.vllm_values``), ``nccl`` the release whose variables may be set, by
-    default any. Raises UsageError for a rule or a variable of the user's that does not exist, or a
-    value that it does not take, HostError for a fact that this host lacks, DriftError if a rule
-    sets what this vLLM does not read or take.
+    ``nccl`` is the release whose variables may be set, by default any. Raises UsageError for a rule
+    or a variable of the user's that does not exist, or a value that it does not take, HostError for
+    a fact that this host lacks, DriftError if a rule sets what this vLLM does not read or take.
     """
     node.choice.check(rules.rules, "`patchkit env explain` lists them")
     on, off = node.choice.divide(holding(rules.rules, node.situation))
     replaced = {rule.replaces for rule in on}
     settings = [*_choose_settings([rule for rule in on if rule.id not in replaced], node, ptxas)]
+    known, values = vllm_variables(node.vllm, host.vllm_home(node.vllm)), vllm_values(node.vllm)
     setters: dict[str, str] = {}
     for setting in settings:
         before = setters.setdefault(setting.name, setting.rule)
@@ -102,105 +98,84 @@ def cluster_env(
                 f"{setting.name} is set twice, by {before} and {setting.rule}",
                 hint=f"leave one out: --without {setting.rule}",
             )
-    for setting in settings:
         _check_setting(setting, node.vllm, nccl, known, values.get(setting.name))
     # A stable sort: the rules keep their order, which is that of the data.
     settings.sort(key=lambda setting: setting.scope != "shared")
     used = {"", *map(cage_name, node.attachment.cages)}
     found = remarks(host, "env") if node.role != "single" else ()
-    advice, notes = [], [*node.attachment.notes, *_left_out_half(node, settings)]
+    own = {setting.name: setting.value for setting in settings}
+    advice, notes = [], [*node.attachment.notes]
     for remark in (remark for remark in found if remark.where in used):
         # A grave one says what will fail, and what to do instead.
         if remark.level in (Level.ERROR, Level.WARNING) and remark.hint:
             advice.append(Beware(remark.what, remark.hint))
         else:
             notes.append("; ".join(filter(None, (remark.what, remark.hint))))
-    own = {setting.name: setting.value for setting in settings}
-    advice += (
-        Beware(row.says, row.instead)
-        for row in holding(rules.advice, node.situation)
-        if not row.solved(own)
-    )
-    notes += _unknown_notes(node)
+    rows = (row for row in holding(rules.advice, node.situation) if not row.solved(own))
+    advice += (Beware(row.says, row.instead) for row in rows)
+    notes += _name_gaps(node, own)
     return ClusterEnv(
         node=node, settings=tuple(settings), advice=tuple(advice), off=off, notes=tuple(notes)
     )
 
 
-def _left_out_half(node: Node, settings: Sequence[Setting]) -> Iterator[str]:
-    """Return the half of the cable that could carry data, and is not in NCCL_IB_HCA."""
+def _name_gaps(node: Node, own: Mapping[str, str]) -> Iterator[str]:
+    """Yield the half of the cable that is not used, and the facts whose rules were left out."""
     attachment = node.attachment
-    if attachment.half != attachment.hcas and any(
-        (setting.name, setting.value) == ("NCCL_IB_HCA", attachment.half) for setting in settings
-    ):
+    if own.get("NCCL_IB_HCA") == attachment.half != attachment.hcas:
         other = set(attachment.hcas.strip("=").split(",")) - {attachment.half.strip("=")}
         yield f"{', '.join(other)}, the other half of the cable, is left out of NCCL_IB_HCA"
-
-
-def _unknown_notes(node: Node) -> Iterator[str]:
-    """Return the facts whose rules were left out because nobody knows them."""
     if node.target == "other":
         yield "no GB10 or Thor was found, so their rules are left out; --target gb10 puts them in"
-    several = node.role != "single"
     # Rules about NCCL are for several nodes.
-    missing = [key for key in ("triton", *["nccl"] * several) if not node.versions[key]]
-    if missing:
-        options = " and ".join(f"--{key}" for key in missing)
-        if "nccl" in missing and (pinned := _pinned_nccl(node.vllm)):
-            options += f"; the torch of vLLM {node.vllm} pins NCCL {pinned}"
+    asked = ("triton",) if node.role == "single" else ("triton", "nccl")
+    if missing := [name for name in asked if not node.versions[name]]:
+        options = " and ".join(f"--{name}" for name in missing)
+        needs = read_toml(tuple[dict[str, Any], ...], RECIPES / "vllm/build.toml", key="needs")
+        torch = [
+            row["torch"]
+            for row in needs
+            if "torch" in row and within(node.vllm, f">={row['from']}")
+        ]
+        pins = read_toml(dict[str, str], RECIPES / "nccl/recipe.toml", key="torch")
+        pin = pins.get(torch[-1].rpartition(".")[0], "").partition("==")[2] if torch else ""
+        if "nccl" in missing and pin:
+            options += f"; the torch of vLLM {node.vllm} pins NCCL {pin}"
         yield f"the version of {' and '.join(missing)} is unknown ({options}): no rule about it"
-
-
-def _pinned_nccl(vllm: str) -> str:
-    """Return the NCCL that the torch of a release of vLLM pins, "" where no table says."""
-    needs = read_toml(tuple[dict[str, Any], ...], RECIPES / "vllm/build.toml", key="needs")
-    torch = [row["torch"] for row in needs if "torch" in row and within(vllm, f">={row['from']}")]
-    pins = read_toml(dict[str, str], RECIPES / "nccl/recipe.toml", key="torch")
-    return pins.get(torch[-1].rpartition(".")[0], "").partition("==")[2] if torch else ""
 
 
 def _choose_settings(rules: Sequence[VariableRule], node: Node, ptxas: str) -> Iterator[Setting]:
     """Return what sets a variable: the user before the preset, and both before the rules."""
     attachment, preset = node.attachment, node.preset
     facts = {
-        **{name: getattr(attachment, name) for name in ("address", "netdev", "data", "hcas")},
-        "netdevs": ",".join(attachment.netdevs),
-        "half": attachment.half,
-        "ptxas": ptxas,
+        name: getattr(attachment, name) for name in ("address", "netdev", "data", "hcas", "half")
     }
+    facts |= {"netdevs": ",".join(attachment.netdevs), "ptxas": ptxas}
     # Empty facts are left out, so that a rule that needs one of them raises KeyError.
     facts = {name: fact for name, fact in facts.items() if fact}
-    given = dict(node.extra)
+    taken = {*node.extra}
     if preset:
         # What a model needs beside its flags; a token is only referred to.
-        token = {_GATE: ""} if preset.needs_token else {}
-        for name, value in {**preset.variables, **token}.items():
+        of_model = {**preset.variables, **({_GATE: ""} if preset.needs_token else {})}
+        for name, value in of_model.items():
             reason = f"{preset.name} is {'served so' if value else 'gated'}"
-            if name not in given:
+            if name not in taken:
                 yield Setting(
                     name=name, value=value, reason=reason, rule="preset", source=preset.source
                 )
-    taken = {*given, *(preset.variables if preset else ())}
-    for rule in rules:
-        for name, value in rule.set.items():
-            if name in taken:
-                continue
-            try:
-                filled = value.format_map(facts)
-            except KeyError as error:
-                raise HostError(
-                    f"{name} needs {error.args[0]}, which was not found on this host ({rule.id})",
-                    why=rule.reason,
-                    hint=f"see `patchkit probe`; or leave the rule out: --without {rule.id}",
-                ) from None
-            yield Setting(
-                name=name,
-                value=filled,
-                scope=rule.scope,
-                reason=rule.reason,
-                rule=rule.id,
-                source=rule.source,
-            )
+        taken |= of_model.keys()
+    pairs = ((rule, name, value) for rule in rules for name, value in rule.set.items())
+    for rule, name, value in (row for row in pairs if row[1] not in taken):
+        try:
+            filled = value.format_map(facts)
+        except KeyError as error:
+            raise HostError(
+                f"{name} needs {error.args[0]}, which was not found on this host ({rule.id})",
+                why=rule.reason,
+                hint=f"see `patchkit probe`; or leave the rule out: --without {rule.id}",
+            ) from None
+        words = {"reason": rule.reason, "rule": rule.id, "source": rule.source}
+        yield Setting(name=name, value=filled, scope=rule.scope, **words)
     for name, value in node.extra.items():
         yield Setting(name=name, value=value, reason="asked for", rule="--set")
 
@@ -231,6 +206,92 @@ def _check_setting(
             f"{reader} does not take {name}={setting.value} (set by {setting.rule})",
             why="it reads this variable when it starts, and stops with a ValueError",
             hint=f"it takes {takes.in_words}",
+        )
+
+
+def agree(
+    env: ClusterEnv, head: EnvFile, of_host: Collection[str], here: Collection[str] = ()
+) -> ClusterEnv:
+    """Return the worker's environment with what its head shares.
+
+    What the head shares and the worker's own rules do not set, such as what a user added, is taken
+    over; ``check_transfer`` has said that it may be. ``of_host`` are the names that rules
+    set for each node by itself, ``here`` those that the user sets on this node. Raises HostError if
+    the two contradict each other.
+    """
+    _check_overwritten(env, head)
+    scopes = {setting.name: setting.scope for setting in env.settings}
+    mine = {
+        setting.name: setting.value
+        for setting in env.settings
+        if setting.scope == "shared" and not is_secret(setting.name)
+    }
+    # A name that some rule sets per host is the host's, unless it is shared in this very case.
+    theirs = {
+        name: value
+        for name, value in head.variables.items()
+        if scopes.get(name, "host" if name in of_host else "shared") == "shared"
+    }
+    # Of names that this node does not set, one that runs code is a rule's that it does not have.
+    compared = [*mine, *(name for name in theirs if name not in mine and runs_code(name))]
+    problems = [
+        f"{name} is {mine.get(name, 'not set')} here and {theirs.get(name, 'not set')} there"
+        for name in compared
+        if mine.get(name) != theirs.get(name)
+    ]
+    if problems:
+        raise HostError(
+            f"this node and {head.where} contradict each other: {'; '.join(problems)}",
+            why="shared variables must be the same on every node",
+            hint="use the same vLLM, NCCL and patchkit on both, and the same options",
+        )
+    taken = [
+        Setting(name=name, value=value, reason="as on the head", rule="--from")
+        for name, value in theirs.items()
+        if name not in mine
+    ]
+    notes = [*env.notes]
+    if head.edited:
+        added = [*taken, *(setting for setting in env.settings if setting.rule == "--set")]
+        names = ", ".join(
+            f"{setting.name}={setting.value} (line {head.lines.get(setting.name, 1)})"
+            for setting in added
+            if setting.name not in here
+        )
+        # A digest cannot say what was edited.
+        what = "every shared variable is as this node's rules set it"
+        what = f"not from this node's rules: {names}" if names else what
+        edited = f"{head.where} was edited after patchkit wrote it, and --accept-edited was given"
+        notes.append(f"{edited}; {what}")
+    twins = env.node.attachment.twin, head.facts.get("twin", "")
+    lists = [row.value for row in env.settings if row.name == _HCAS]
+    both = all("," in names for names in (*lists, head.variables.get(_HCAS, "")))
+    if all(twins) and both and (twins[0] in _BARE) is not (twins[1] in _BARE):
+        has, lacks = ("the head", "this node") if twins[0] in _BARE else ("this node", "the head")
+        notes.append(
+            f"the other half of the cable has an IPv4 address on {has} and none on {lacks}: "
+            "`ibv_modify_qp` fails so; give it one on both nodes, or on none"
+        )
+    return replace(env, settings=(*taken, *env.settings), notes=tuple(notes))
+
+
+def _check_overwritten(env: ClusterEnv, head: EnvFile) -> None:
+    """Raise HostError where the head's values would replace other ones that the worker owns."""
+    executor = env.node.executor
+    if executor.copies != "overwrites":
+        return
+    lost = [
+        f"{row.name} is {row.value} here and {head.variables[row.name]} there"
+        for row in env.settings
+        if row.scope == "host" and row.name.startswith(executor.prefixes)
+        # The one variable with such a prefix that Ray's executor does not copy.
+        if row.name != "VLLM_HOST_IP" and head.variables.get(row.name, row.value) != row.value
+    ]
+    if lost:
+        raise HostError(
+            f"this node's own values would be lost: {'; '.join(lost)}",
+            why=executor.reason,
+            hint="cable the same port on every node, or take --executor mp on the head",
         )
 
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
 from patchkit.errors import HostError, UsageError
+from patchkit.runtime.envfile.env_file import EnvFile, check_transfer
 from patchkit.runtime.host.hardware import target_of
 from patchkit.runtime.host.host import Host, plain
 from patchkit.runtime.host.networks import describe_addresses
@@ -20,15 +20,8 @@ from patchkit.runtime.rules.condition import Situation
 from patchkit.runtime.rules.presets import Preset, named_preset
 from patchkit.runtime.rules.releases import within
 from patchkit.runtime.rules.rule import BY_DEFAULT, RuleChoice
-from patchkit.runtime.rules.variable_rules import (
-    Executor,
-    choose_executor,
-    load_variable_rules,
-)
+from patchkit.runtime.rules.variable_rules import Executor, choose_executor, load_variable_rules
 from patchkit.runtime.rules.variables import nccl_variables, other_variables, vllm_variables
-
-if TYPE_CHECKING:
-    from patchkit.runtime.node.env_file import EnvFile
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,16 +108,29 @@ def decide(
         "triton": options.triton or installed["triton"],
         "nccl": options.nccl or installed["nccl"],
     }
-    asked = _with_file(options, file) if file else options
-    vllm = _chosen_vllm(options.vllm, installed["vllm"], file)
+    asked = _with_file(options, file, installed["vllm"]) if file else options
+    vllm = asked.vllm or installed["vllm"]
+    if not vllm:
+        raise UsageError(
+            "missing --vllm: the present Python has no vLLM",
+            hint="name the Python that has it with --python, or the release: --vllm 0.25.1",
+        )
     role = asked.role or "single"
     # A head's file that a worker reads comes from another machine.
     if file and file.role != role:
-        _check_head(file, host, vllm, versions["nccl"], options)
+        there = plain(file.facts.get("nccl", ""))
+        if versions["nccl"] and there and plain(versions["nccl"]) != there:
+            raise HostError(
+                f"NCCL {plain(versions['nccl'])} is loaded here, and {there} on the head",
+                why="NCCLs of different versions do not understand each other's bootstrap: "
+                '"Message truncated", "connection refused", or a hang',
+                hint="install one NCCL on every node: `patchkit build nccl`",
+            )
+        read = {*vllm_variables(vllm, host.vllm_home(vllm)), *nccl_variables(options.nccl)}
+        check_transfer(file, load_variable_rules(), {*read, *other_variables()}, options.extra)
     nodes = asked.nodes or (1 if role == "single" else 2)
-    _check_cluster(role, nodes, asked.head)
     preset = named_preset(asked.model) if asked.model else None
-    _check_preset(preset, asked.quantization, vllm)
+    _check_request(role, nodes, asked, vllm, preset)
     target = asked.target or target_of(host)
     attachment = Attachment(topology="single" if role == "single" else asked.topology)
     # A command line for another node asks this host only for what is not given.
@@ -157,10 +163,10 @@ def decide(
     )
 
 
-def _with_file(options: NodeOptions, file: EnvFile) -> NodeOptions:
+def _with_file(options: NodeOptions, file: EnvFile, installed: str) -> NodeOptions:
     """Return the options, filled in from the file where they are empty.
 
-    Raises UsageError for an option that contradicts it.
+    Raises UsageError for an option that contradicts it, HostError for an installed vLLM that does.
     """
     facts = file.facts
     of_head = (file.role, options.role) == ("head", "worker")
@@ -182,6 +188,12 @@ def _with_file(options: NodeOptions, file: EnvFile) -> NodeOptions:
                 f"which says {facts[fact]}",
                 hint="leave the option out, or write the head's file anew",
             )
+    if installed and not options.vllm and plain(installed) != plain(facts["vllm"]):
+        raise HostError(
+            f"vLLM {installed} is installed here, and {file.where} is for {facts['vllm']}",
+            why="an env file fits one release, and the ranks of one model must run the same",
+            hint="install the same wheel on every node, then write the head's file anew",
+        )
     return replace(
         options,
         role=options.role or file.role,
@@ -189,6 +201,7 @@ def _with_file(options: NodeOptions, file: EnvFile) -> NodeOptions:
         head=options.head or facts.get("head", ""),
         topology=topology or facts["topology"],
         executor=executor or facts["executor"],
+        vllm=options.vllm or facts["vllm"],
         target=options.target or ("" if of_head else facts.get("target", "")),  # each node its own
         quantization=options.quantization or facts.get("quantization", ""),
         model=facts.get("model", "") if options.model is None else options.model,
@@ -198,39 +211,6 @@ def _with_file(options: NodeOptions, file: EnvFile) -> NodeOptions:
         ),
         extra={**file.extra, **options.extra},
     )
-
-
-def _chosen_vllm(asked: str, installed: str, file: EnvFile | None) -> str:
-    """Return the release. Raises HostError for an installed one that is not the file's."""
-    files = file.facts["vllm"] if file else ""
-    if file and installed and not asked and plain(installed) != plain(files):
-        raise HostError(
-            f"vLLM {installed} is installed here, and {file.where} is for {files}",
-            why="an env file fits one release, and the ranks of one model must run the same",
-            hint="install the same wheel on every node, then write the head's file anew",
-        )
-    if found := asked or files or installed:
-        return found
-    raise UsageError(
-        "missing --vllm: the present Python has no vLLM",
-        hint="name the Python that has it with --python, or the release: --vllm 0.25.1",
-    )
-
-
-def _check_head(head: EnvFile, host: Host, vllm: str, nccl: str, options: NodeOptions) -> None:
-    """Raise HostError for another NCCL than the head's, SourceError for what must not travel."""
-    from patchkit.runtime.node.transfer import check_transfer  # a node without a file needs none
-
-    there = plain(head.facts.get("nccl", ""))
-    if nccl and there and plain(nccl) != there:
-        raise HostError(
-            f"NCCL {plain(nccl)} is loaded here, and {there} on the head",
-            why="NCCLs of different versions do not understand each other's bootstrap: "
-            '"Message truncated", "connection refused", or a hang',
-            hint="install one NCCL on every node: `patchkit build nccl`",
-        )
-    read = {*vllm_variables(vllm, host.vllm_home(vllm)), *nccl_variables(options.nccl)}
-    check_transfer(head, load_variable_rules(), {*read, *other_variables()}, options.extra)
 
 
 def _check_place(role: str, file: EnvFile, host: Host) -> None:
@@ -249,24 +229,24 @@ def _check_place(role: str, file: EnvFile, host: Host) -> None:
         )
 
 
-def _check_cluster(role: str, nodes: int, head: str) -> None:
-    if role == "single" and (nodes > 1 or head):
+def _check_request(
+    role: str, nodes: int, asked: NodeOptions, vllm: str, preset: Preset | None
+) -> None:
+    """Raise UsageError for a role, a number of nodes and a preset that do not go together."""
+    if role == "single" and (nodes > 1 or asked.head):
         raise UsageError(
             "--role single is one node without a head", hint="take --role head or --role worker"
         )
     if role != "single" and nodes < 2:
         raise UsageError(f"--role {role} needs two nodes or more", hint="say how many with --nodes")
-    if role == "worker" and not head:
+    if role == "worker" and not asked.head:
         raise UsageError(
             "missing --head-ip: a worker needs the address of its head",
             hint="give it, or the head's own file: --from head.env",
         )
-
-
-def _check_preset(preset: Preset | None, quantization: str, vllm: str) -> None:
-    if preset and quantization and quantization != preset.quantization:
+    if preset and asked.quantization not in ("", preset.quantization):
         raise UsageError(
-            f"{preset.id} is {preset.quantization}, not {quantization}",
+            f"{preset.id} is {preset.quantization}, not {asked.quantization}",
             hint="leave --quantization out; another checkpoint of the model: --preset none",
         )
     if preset and not within(vllm, f">={preset.min_vllm}"):

@@ -1,4 +1,4 @@
-"""Choose how a node is attached to its cluster: topology, interfaces and address.
+"""Choose how a node is attached to its cluster: cage, topology, interfaces and address.
 
 Pure: the facts of one host and what was asked for in, one answer or one error out.
 """
@@ -7,20 +7,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from ipaddress import IPv4Address
+from ipaddress import IPv4Address, IPv4Network
 from typing import Literal
 
+from patchkit.errors import HostError
 from patchkit.runtime.host import hardware
 from patchkit.runtime.host.host import Host, Rdma
 from patchkit.runtime.host.networks import (
     Port,
     TwinState,
     describe_devices,
+    in_reach,
+    overlaps,
     twin_state,
     usable_ports,
 )
 from patchkit.runtime.node.address import PLAN, OwnAddress, lacking, named_address, own_address
-from patchkit.runtime.node.fabric import check_chosen, fabric
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,12 +63,23 @@ def attach(
         attached = _attach_roce(host, own, nodes, ports)
     elif chosen == "ring":
         attached = _attach_ring(host, own, nodes)
-    elif chosen == "socket":
-        attached = _attach_socket(host, own)
-    else:  # a Thor has no RDMA
-        data = own.netdev.name
-        attached = Attachment(topology="hetero", data=data, netdevs=(data,))
+    else:
+        attached = Attachment(topology=chosen, data=own.netdev.name, netdevs=(own.netdev.name,))
     notes = [*attached.notes]
+    if chosen == "socket":  # a Thor, which is hetero, has no RDMA
+        usable = usable_ports(host)
+        if not usable:
+            notes.append(f"sockets, since no RDMA device is usable here: {describe_devices(host)}")
+        elif own.netdev not in (port.netdev for port in usable):
+            fast = ", ".join(f"{port.device.name} on {port.netdev.name}" for port in usable)
+            notes.append(f"sockets, as asked for; RoCE could use {fast}: --topology roce")
+        # TCP can use both halves of a cage, as RDMA does.
+        both = own.netdev.twin and twin_state(host, own.netdev) in ("both", "link-local")
+        attached = replace(
+            attached,
+            netdevs=(own.netdev.name, *([own.netdev.twin] if both else [])),
+            cages=() if own.netdev.cage is None else (own.netdev.cage,),
+        )
     if IPv4Address(own.address).is_link_local:
         notes.append(
             f"{own.address} is link-local and changes at a boot: write this file anew then"
@@ -122,7 +135,7 @@ def _attach_roce(host: Host, own: OwnAddress, nodes: int, ports: Sequence[Port])
         hcas=_exact_names(host, both),
         half=_exact_names(host, [device]),
         twin=state,
-        cages=_cage_numbers([device]),
+        cages=() if device.cage is None else (device.cage,),
         notes=tuple(_roce_notes(host, own, nodes, port, twin)),
     )
 
@@ -160,7 +173,7 @@ def _attach_ring(host: Host, own: OwnAddress, nodes: int) -> Attachment:
         for port in usable_ports(host)
         if port.netdev.lasting or twin_state(host, port.netdev) != "random"
     ]
-    cages = _cage_numbers(usable)
+    cages = tuple(sorted({rdma.cage for rdma in usable if rdma.cage is not None}))
     notes = [f"{own.netdev.name} carries the bootstrap, the cables carry the data"]
     if nodes == 3:  # luxingcom/aicad-nccl-optimization
         notes.append("in a ring of three each cable must join a port 0 with a port 1")
@@ -176,32 +189,76 @@ def _attach_ring(host: Host, own: OwnAddress, nodes: int) -> Attachment:
     )
 
 
-def _attach_socket(host: Host, own: OwnAddress) -> Attachment:
-    # TCP can use both halves of a cage, as RDMA does.
-    both = own.netdev.twin and twin_state(host, own.netdev) in ("both", "link-local")
-    usable = usable_ports(host)
-    notes = []
-    if not usable:
-        notes.append(f"sockets, since no RDMA device is usable here: {describe_devices(host)}")
-    elif own.netdev not in (port.netdev for port in usable):
-        fast = ", ".join(f"{port.device.name} on {port.netdev.name}" for port in usable)
-        notes.append(f"sockets, as asked for; RoCE could use {fast}: --topology roce")
-    return Attachment(
-        topology="socket",
-        data=own.netdev.name,
-        netdevs=(own.netdev.name, *([own.netdev.twin] if both else [])),
-        cages=() if own.netdev.cage is None else (own.netdev.cage,),
-        notes=tuple(notes),
-    )
-
-
-def _cage_numbers(devices: Sequence[Rdma]) -> tuple[int, ...]:
-    return tuple(sorted({rdma.cage for rdma in devices if rdma.cage is not None}))
-
-
 def _exact_names(host: Host, devices: Sequence[Rdma]) -> str:
     """Return names for NCCL, which takes prefixes; ``=`` makes them exact where that matters."""
     names = tuple(rdma.name for rdma in devices)
     others = [rdma.name for rdma in host.rdma if rdma.name not in names]
     exact = any(other.startswith(names) for other in others)
     return ("=" if exact else "") + ",".join(names)
+
+
+def fabric(host: Host, nodes: int, head: str) -> tuple[Port, ...]:
+    """Return the ports of the cage that joins this node to the others, best first.
+
+    ``head`` is the head's address, or empty; one on the LAN says nothing about the cage. Returns
+    nothing where no device is usable, or where each of two cages may be meant.
+    """
+    ports = usable_ports(host)
+    spanning = _spanning_ports(host, ports, nodes)
+    own = [port for port in ports if any(str(each.ip) == head for each in port.netdev.ipv4)]
+    near = [port for port in spanning if head and in_reach(port.netdev, head)]
+    # The cages, best first, without those in a network that a better one is in.
+    known: dict[int | None, set[IPv4Network]] = {}
+    for port in own or near or spanning:
+        # Link-local networks say nothing of where a cable leads.
+        networks = {address.network for address in port.netdev.lasting}
+        cage = port.device.cage
+        others = set().union(*(its for other, its in known.items() if other != cage))
+        if not networks & others:
+            known.setdefault(cage, set()).update(networks)
+    cages = [*known]
+    if len(cages) > 1 and nodes > 2:
+        # A cable between two Sparks has its full speed: a slower cage leads to a switch.
+        speeds = dict.fromkeys(cages, 0)
+        for port in spanning:
+            cage = port.device.cage
+            speeds[cage] = max(speeds[cage], port.netdev.speed or 0)
+        cages = [cage for cage in cages if 0 < speeds[cage] < max(speeds.values())]
+        if len(cages) != 1:
+            return ()
+    # What was left out of `spanning` is taken where it has the very address that was named.
+    return tuple(port for port in spanning if port.device.cage in cages[:1]) or tuple(own)
+
+
+def check_chosen(host: Host, nodes: int, chosen: Sequence[Port]) -> None:
+    """Raise HostError, which asks for an address, where each of two cages may be meant."""
+    if chosen:
+        return
+    first: dict[int | None, str] = {}
+    for port in _spanning_ports(host, usable_ports(host), nodes):
+        first.setdefault(port.device.cage, f"{port.netdev.ipv4[0].ip} on {port.netdev.name}")
+    raise HostError(
+        f"two cages are in use, and nothing says which one joins {nodes} nodes: "
+        f"{' or '.join(first.values())}",
+        why="a switch joins all nodes in one network; in a ring each cage leads to another node",
+        hint="name the head's address in the network that all nodes share: --head-ip ADDRESS; "
+        "if it is a ring: --topology ring",
+    )
+
+
+def _spanning_ports(host: Host, ports: Sequence[Port], nodes: int) -> list[Port]:
+    """Return the ports whose network has room for the nodes, those with lasting addresses first.
+
+    Where no network has room, all count; a network that is also another interface's does where
+    there is no other.
+    """
+    roomy = []
+    for port in ports:
+        sizes = (own.network.num_addresses for own in port.netdev.ipv4)
+        # Both addresses of a /31 are hosts (RFC 3021).
+        if any((size if size <= 2 else size - 2) >= nodes for size in sizes):
+            roomy.append(port)
+    found = roomy or list(ports)
+    shared = {each.netdev.name for each in overlaps(host, {port.netdev.name for port in found})}
+    apart = [port for port in found if port.netdev.name not in shared] or found
+    return sorted(apart, key=lambda port: (not port.netdev.lasting, port.device.pci))

@@ -14,7 +14,7 @@ from patchkit.quoting import quoted
 from patchkit.runtime.host.host import Host
 from patchkit.runtime.node.address import own_address
 from patchkit.runtime.node.decision import Node
-from patchkit.runtime.node.fabric import fabric
+from patchkit.runtime.node.topology import fabric
 from patchkit.runtime.serve.request import LOCAL, ServeRequest
 
 CHOICES = ("local", "cable", "lan")

@@ -7,8 +7,7 @@ import pytest
 
 from e2e.emulation.lab import ENV_FILE, Lab, check_strangers_file, write_files
 from e2e.emulation.nodes import NodeError, obstacle
-from patchkit.runtime.envfile.parse import parse
-from patchkit.runtime.envfile.syntax import Format
+from patchkit.runtime.envfile.syntax import Format, parse
 
 OBSTACLE = obstacle()
 pytestmark = pytest.mark.skipif(bool(OBSTACLE), reason=OBSTACLE)

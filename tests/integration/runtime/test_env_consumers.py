@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from patchkit.cli import group
 from patchkit.errors import SourceError, UsageError
 from patchkit.runtime.envfile.header import render_env_file
-from patchkit.runtime.envfile.parse import parse
-from patchkit.runtime.envfile.syntax import EnvEntry, Format
+from patchkit.runtime.envfile.syntax import EnvEntry, Format, parse
 from support import hosts
 from support.env_consumers import docker, read_by_systemd, shells, sourced, systemd_library
 

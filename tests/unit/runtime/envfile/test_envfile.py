@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 
 from patchkit.errors import SourceError, StorageError, UsageError
 from patchkit.runtime.envfile.header import head_facts, is_untouched, render_env_file
-from patchkit.runtime.envfile.parse import parse
-from patchkit.runtime.envfile.syntax import EnvEntry, Format
+from patchkit.runtime.envfile.syntax import EnvEntry, Format, parse
 from patchkit.runtime.envfile.write import Written, write
 from support.faults import in_child, killed_everywhere
 

@@ -13,9 +13,9 @@ from click.testing import CliRunner
 
 from patchkit.cli import group
 from patchkit.errors import SourceError, UsageError
+from patchkit.runtime.envfile.env_file import read_head
 from patchkit.runtime.host.probe import probe
 from patchkit.runtime.host.software import find_ptxas
-from patchkit.runtime.node.agreement import read_head
 from patchkit.runtime.node.cluster_env import cluster_env
 from patchkit.runtime.node.decision import NodeOptions, decide
 from patchkit.runtime.rules.rule import holding
@@ -224,7 +224,7 @@ def test_two_rules_that_set_a_variable_are_both_named(tmp_path):
     rule = next(each for each in holding(rules.rules, node.situation) if each.default and each.set)
     both = replace(rules, rules=(*rules.rules, replace(rule, id="the-other")))
     with pytest.raises(UsageError, match=f"is set twice, by {rule.id} and the-other"):
-        cluster_env(node, host, both, {}, {})
+        cluster_env(node, host, both)
 
 
 def test_a_slip_in_a_rule_empties_no_golden_file():

@@ -7,8 +7,7 @@ from dataclasses import replace
 import pytest
 
 from patchkit.errors import HostError
-from patchkit.runtime.node.fabric import fabric
-from patchkit.runtime.node.topology import Attachment, attach
+from patchkit.runtime.node.topology import Attachment, attach, fabric
 
 FIRST, SECOND = ("rocep1s0f0", "roceP2p1s0f0"), ("rocep1s0f1", "roceP2p1s0f1")
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from patchkit.cli import group
 from patchkit.errors import HashMismatchError, HostError, PatchkitError, SourceError
+from patchkit.runtime.envfile.env_file import read_env_file
 from patchkit.runtime.envfile.header import BLANK, nodes_max, sealed
-from patchkit.runtime.node.env_file import read_env_file
 from patchkit.runtime.rules.sensitive_names import runs_code
 from support import hosts
 from tools import golden_env

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from patchkit.errors import UsageError
-from patchkit.runtime.node.lock_file import locked_versions
+from patchkit.runtime.envfile.env_file import locked_versions
 
 HASH = f"--hash=sha256:{'0' * 64}"
 LOCK = f"""\

@@ -1,0 +1,211 @@
+"""Read an env file of patchkit for another verb or node: checked, unedited unless accepted.
+
+A head's file is a text that somebody copied. So nothing of it is taken over because it is there:
+what a rule sets is known; what a user added on the head travels where vLLM, NCCL or another known
+program reads it, where it runs no code, names no path and holds a value that the variable can have.
+The lock of a wheelhouse says what a node will have installed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from ipaddress import ip_network
+from pathlib import Path
+
+from patchkit.errors import HashMismatchError, SourceError, UsageError
+from patchkit.quoting import quoted
+from patchkit.reading import read_text
+from patchkit.runtime.envfile.header import fact_problems, head_facts, is_untouched
+from patchkit.runtime.envfile.syntax import Format, parse
+from patchkit.runtime.rules.presets import find
+from patchkit.runtime.rules.sensitive_names import is_secret, runs_code
+from patchkit.runtime.rules.variable_rules import VariableRules
+from patchkit.runtime.rules.variable_values import find_value_problems, is_placeholder
+
+# What the first line of every such file says; those of several nodes have `head` as well.
+_FACTS = ("role", "topology", "executor", "vllm", "nodes")
+_SETS = re.compile(r"(?:export[ \t]+)?(?P<name>[A-Za-z_][A-Za-z0-9_]*)=")
+_MOST = 100  # refused variables that are listed
+_SHOWN = 60  # characters of a name or a value
+_LOCK = "requirements.txt"
+# A line of a lock: nvidia-nccl-cu13==2.30.7+gb10.0a1b2c ; platform_machine == "aarch64" --hash=…
+_LINE = re.compile(r"(?P<project>[\w.-]+)==(?P<public>[\w.!]+)(?:\+[\w.]+)?(?=[\s;]|$)")
+_ASKED = {"vllm": "vllm", "triton": "triton", "nccl": r"nvidia-nccl-cu\d+"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnvFile:
+    """``facts`` of the first line (``role``, ``topology`` …) and the variables.
+
+    ``lines`` are the numbers of the lines that set them. ``edited``: the digest is not that of the
+    text, and the user accepts it.
+    """
+
+    where: str
+    facts: Mapping[str, str]
+    variables: Mapping[str, str]
+    lines: Mapping[str, int]
+    edited: bool
+
+    @property
+    def role(self) -> str:
+        return self.facts["role"]
+
+    @property
+    def extra(self) -> dict[str, str]:
+        """Return the variables that a user set there, against the rules or beside them."""
+        asked = self.ids("set")
+        return {name: value for name, value in self.variables.items() if name in asked}
+
+    def ids(self, fact: str) -> frozenset[str]:
+        """Return the names that a fact lists: ``set``, ``with`` or ``without``."""
+        return frozenset(filter(None, self.facts.get(fact, "").split(",")))
+
+
+def read_env_file(path: Path, *, accept_edited: bool = False) -> EnvFile:
+    """Return an env file that patchkit wrote, for a node of any role.
+
+    Raises UsageError if there is no such file, SourceError if patchkit did not write it or a fact
+    is missing or malformed, HashMismatchError if it was edited, unless that is accepted.
+    """
+    text = read_text(path, hint="copy it from the head, or write it with `patchkit env`")
+    return env_file(text, str(path), accept_edited=accept_edited)
+
+
+def env_file(text: str, where: str, *, accept_edited: bool = False) -> EnvFile:
+    """Return what a text in an env file says; raises as ``read_env_file`` does."""
+    facts = head_facts(text)
+    needed = _FACTS if facts.get("role") == "single" else (*_FACTS, "head")
+    if missing := [name for name in needed if not facts.get(name)]:
+        raise SourceError(
+            f"{where}: is not an env file of patchkit",
+            why=f"its first line does not say {', '.join(missing)}",
+            hint="write one on the head: patchkit env --role head -o head.env",
+        )
+    edited = not is_untouched(text)
+    if edited and not accept_edited:
+        raise HashMismatchError(
+            f"{where}: was edited after patchkit wrote it: the digest in its first line is not "
+            "that of the text",
+            why="a line was added, changed or removed, by a person, a program or on the way here",
+            hint="write it anew where it comes from; or read it "
+            f"({quoted('patchkit', 'check', Path(where))}), then add --accept-edited",
+        )
+    if problems := fact_problems(facts).items():
+        shown = "; ".join(f"{name}={facts[name][:60]}: {name} {what}" for name, what in problems)
+        raise SourceError(
+            f"{where}:1: {shown}",
+            why="the first line was edited, or another patchkit wrote it",
+            hint="write the file anew with `patchkit env`, with the same patchkit on every node",
+        )
+    lines = enumerate(text.split("\n"), 1)
+    return EnvFile(
+        where=where,
+        facts=facts,
+        variables=parse(Format(facts.get("format", Format.ENV)), text, where),
+        lines={match["name"]: at for at, line in lines if (match := _SETS.match(line))},
+        edited=edited,
+    )
+
+
+def read_head(path: Path, role: str, *, accept_edited: bool = False) -> EnvFile:
+    """Return the env file of a head for a worker.
+
+    Raises UsageError for another role, SourceError for another file, and what ``read_env_file``
+    raises.
+    """
+    if role != "worker":
+        raise UsageError("--from is for a worker", hint="take --role worker, or leave --from out")
+    file = read_env_file(path, accept_edited=accept_edited)
+    if file.role != "head":
+        raise SourceError(
+            f"{path}: is not the env file of a head",
+            why=f"its first line says role={file.role}",
+            hint="write one on the head: patchkit env --role head -o head.env",
+        )
+    return file
+
+
+def check_transfer(
+    head: EnvFile, rules: VariableRules, known: Collection[str], here: Collection[str] = ()
+) -> None:
+    """Raise SourceError that names every variable of the file which must not be taken over.
+
+    ``known`` are the names that the software of this node reads; ``here`` those that the user sets
+    on this node, for which the file does not count.
+    """
+    # What rules and the model's preset set is the same on every node.
+    shared = [rule.set for rule in rules.rules if rule.scope == "shared"]
+    if preset := find(head.facts.get("model", "")):
+        shared.append(preset.variables)
+    by_rule = {pair for variables in shared for pair in variables.items()}
+    asked = head.extra.keys()
+    refused = [
+        f"  {head.where}:{head.lines.get(name, 1)}: {name[:_SHOWN]} {trouble}"
+        for name, value in head.variables.items()
+        if name not in here and (name, value) not in by_rule
+        if name in asked or name not in rules.of_host  # what a node owns is not taken
+        if (trouble := _transfer_trouble(head, known, asked, name, value))
+    ]
+    if refused:
+        more = len(refused) - _MOST
+        raise SourceError(
+            "variables that are not taken over from another machine\n"
+            + "\n".join([*refused[:_MOST], *([f"  and {more} more"] if more > 0 else [])]),
+            why="whoever can change the file would otherwise decide what runs here",
+            hint="take them out of the head's file, or write it anew there; what is meant for this "
+            "node as well goes into its own file: patchkit env --set NAME=VALUE",
+        )
+
+
+def _transfer_trouble(
+    head: EnvFile, known: Collection[str], asked: Collection[str], name: str, value: str
+) -> str:
+    """Return why a variable must not travel; empty if it may."""
+    # Only one reason is reported, so the gravest comes first.
+    if reason := runs_code(name):
+        return f"runs code: {reason}"
+    if is_secret(name):
+        return "is a secret, which belongs into no file that is copied"
+    if name not in known:
+        return "is read by neither vLLM, NCCL nor another program that patchkit knows"
+    # An unedited file holds nothing else; what an edited one adds the user has accepted.
+    if name not in asked and not head.edited:
+        return "is set by no rule of this patchkit, nor was it added with --set"
+    if not value.isprintable() or is_placeholder(name, value):
+        return "has a value that is none"
+    try:
+        ip_network(value, strict=False)
+    except ValueError:
+        if "/" in value:
+            return f"is {value[:_SHOWN]}: a path, and nobody here knows what lies there"
+    # As a worker: there a loopback address is wrong, which a node alone may have.
+    problems = find_value_problems(name, value, role="worker")
+    return "; ".join(f"is {value[:_SHOWN]}: {problem.what}" for problem in problems)
+
+
+def locked_versions(place: Path) -> Mapping[str, str]:
+    """Return the public versions of vllm, triton and nccl that a lock names, those that it has.
+
+    ``place`` is the file, or the wheelhouse with it. Raises UsageError if it names none of them,
+    or two versions of one; SourceError, StorageError.
+    """
+    path = place / _LOCK if place.is_dir() else place
+    lines = read_text(path, hint="name a wheelhouse, or its requirements.txt").splitlines()
+    matches = [match for line in lines if (match := _LINE.match(line))]
+    found = {}
+    for name, pattern in _ASKED.items():
+        versions = {each["public"] for each in matches if re.fullmatch(pattern, each["project"])}
+        if len(versions) > 1:
+            several = " and ".join(sorted(versions))
+            raise UsageError(f"{path}: locks {name} {several}", hint=f"say which with --{name}")
+        if versions:
+            found[name] = versions.pop()
+    if not found:
+        raise UsageError(
+            f"{path}: locks none of {', '.join(_ASKED)}",
+            hint="name the requirements.txt that patchkit wrote into a wheelhouse",
+        )
+    return found
