@@ -37,8 +37,8 @@ from patchkit.wheel.build.make import (
 from patchkit.wheel.build.toolchain import Toolchain, check_toolchain
 from patchkit.wheel.build.work import emptied, staging, work_folder, work_path
 from patchkit.wheel.device.inspect import inspect_file, prove_exact
-from patchkit.wheel.file.facts import FACTS, as_text, digest_label
-from patchkit.wheel.file.sbom import CUDA_LICENSE, nccl_sbom
+from patchkit.wheel.file.sbom import CUDA_LICENSE, as_text, digest_label, nccl_sbom
+from patchkit.wheel.file.wheelfile import FACTS
 from patchkit.wheel.file.write import seal_wheel
 
 # 2.29.7 for one arch leaves 204 MB, and compilers write as they go.

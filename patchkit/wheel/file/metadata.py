@@ -1,22 +1,25 @@
-"""Read what a wheel says about itself: requirements, SBOMs, and what patchkit did to it."""
+"""Read what a wheel says about itself, and find what in it contradicts its name or its RECORD."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from email.message import Message
+from pathlib import Path
 from typing import Any, TypeVar
 
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
+from packaging.tags import parse_tag
 from packaging.utils import canonicalize_name
 
 from patchkit.errors import SourceError
 from patchkit.wheel.file.library_rules import library_rules
 from patchkit.wheel.file.name import WheelName
-from patchkit.wheel.file.wheelfile import WheelFile
+from patchkit.wheel.file.wheelfile import WheelFile, record_digest
 
 T = TypeVar("T")
+_UNSIGNED = ("RECORD", "RECORD.jws", "RECORD.p7s")  # of .dist-info; PEP 427 gives them no digest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,3 +92,43 @@ def read_metadata(wheel: WheelFile) -> WheelMetadata:
         facts=tried(lambda: wheel.facts, {}),
         faults=tuple(faults),
     )
+
+
+def find_faults(path: Path) -> Iterator[str]:
+    """Yield a sentence for each thing in a wheel that its name or its RECORD contradicts.
+
+    A damaged wheel gives one such sentence, too. Raises StorageError if the disk fails.
+    """
+    try:
+        with WheelFile(path) as wheel:
+            metadata, name = wheel.message("METADATA"), wheel.name
+            said = metadata.get("Name", ""), metadata.get("Version", "")
+            if not wheel.is_of(*said):
+                yield f"METADATA is of {' '.join(said)}, not {name.pinned}"
+            tags = wheel.message("WHEEL").get_all("Tag", [])
+            # WHEEL lists tags one by one, a file name may join them: py2.py3-none-any (PEP 425).
+            if set().union(*map(parse_tag, tags)) != parse_tag(name.tag):
+                yield f"WHEEL says {', '.join(tags) or 'no tag'}, the file name {name.tag}"
+            yield from _find_contradictions(wheel)
+    except SourceError as error:
+        yield error.what.removeprefix(str(path)).removeprefix(":").lstrip()
+
+
+def _find_contradictions(wheel: WheelFile) -> Iterator[str]:
+    home = wheel.dist_info
+    rows = wheel.record(f"{home}/RECORD")
+    unsigned = {f"{home}/{file}" for file in _UNSIGNED}
+    listed = {*rows, *unsigned}
+    yield from (f"{path}: is not in RECORD" for path in wheel.members if path not in listed)
+    for path, (digest, size) in rows.items():
+        info = wheel.members.get(path)
+        if info is None:
+            yield f"{path}: is in RECORD only"
+        elif path in unsigned:
+            continue
+        elif not digest.startswith("sha256="):
+            yield f"{path}: has no sha256 in RECORD"
+        elif size and str(info.file_size) != size:
+            yield f"{path}: has {info.file_size} bytes, {size} in RECORD"
+        elif record_digest(wheel.unpacked(path)) != digest:
+            yield f"{path}: its sha256 is not the one in RECORD"

@@ -1,15 +1,19 @@
-"""Describe what is in a wheel that was built here: CycloneDX, in .dist-info/sboms (PEP 770)."""
+"""Describe a wheel that was made here: facts, the version that is a digest of them, and the SBOM.
+
+The SBOM is CycloneDX, in .dist-info/sboms (PEP 770).
+"""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
 from patchkit.edit.splice import git_diff
-from patchkit.patching.fix import Fix, Verdict
+from patchkit.patching.fix import Verdict
 from patchkit.patching.plan import Texts
 
 _GITHUB = re.compile(r"https://github\.com/([^/@]+/[^/@]+?)(?:\.git)?@([0-9a-f]{40})")
@@ -19,28 +23,30 @@ CUDA_LICENSE = "NVIDIA CUDA Toolkit EULA"
 _SCHEMA = "http://cyclonedx.org/schema/bom-1.6.schema.json"
 
 
-@dataclass(frozen=True, slots=True)
-class Patch:
-    """Changes of one fix, as a unified diff."""
-
-    fix: Fix
-    diff: str
+def as_text(value: object) -> str:
+    """Return JSON as wheels hold it: sorted, so that equal facts are equal bytes."""
+    return json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
 
 
-def patches(steps: Iterable[tuple[Verdict, Texts]]) -> tuple[Patch, ...]:
-    """Return the steps of a plan (``Plan.steps``) as diffs, one for each fix."""
-    return tuple(
-        Patch(verdict.fix, "".join(git_diff(path, *pair) for path, pair in texts.items()))
-        for verdict, texts in steps
-    )
+def digest_label(facts: Mapping[str, Any], texts: Iterable[str] = ()) -> str:
+    """Return ten hex digits for a local version: of facts, and of texts that also decide."""
+    joined = "\0".join([json.dumps(facts, sort_keys=True), *texts])
+    return label_of(hashlib.sha256(joined.encode()).hexdigest())
 
 
-def vllm_sbom(facts: Mapping[str, Any], applied: Sequence[Patch]) -> dict[str, Any]:
+def label_of(digest: str) -> str:
+    """Return the first ten digits of a digest, as a segment of a local version."""
+    short = digest[:10]
+    # A segment of digits alone is a number to PEP 440, and would lose its leading zeros.
+    return short if not short.isdigit() else f"a{short[1:]}"
+
+
+def vllm_sbom(facts: Mapping[str, Any], steps: Iterable[tuple[Verdict, Texts]]) -> dict[str, Any]:
     """Make CycloneDX 1.6 for a vLLM wheel from the facts that ``patchkit.json`` holds.
 
-    Its pedigree names what upstream released (an sdist, or for a repack a wheel), and each patch
-    with the symptom that it resolves. Of a build it also names the sources that were compiled in,
-    what they were compiled against, and the tools. The same wheel has the same SBOM.
+    ``steps`` are those of the plan (``Plan.steps``). Its pedigree names what upstream released (an
+    sdist, or for a repack a wheel), and each patch with the symptom that it resolves. Of a build it
+    also names the sources that were compiled in, what they were compiled against, and the tools.
     """
     algorithm, _, digest = facts["source"].partition(":")
     file = f"?file_name={quote(facts['source_file'])}" if "source_file" in facts else ""
@@ -52,15 +58,16 @@ def vllm_sbom(facts: Mapping[str, Any], applied: Sequence[Patch]) -> dict[str, A
         **({"hashes": [{"alg": "SHA-256", "content": digest}]} if algorithm == "sha256" else {}),
     }
     patches = []
-    for patch in applied:
-        fix, text = patch.fix, {"contentType": "text/x-diff", "content": patch.diff}
+    for verdict, texts in steps:
+        diff = "".join(git_diff(path, *pair) for path, pair in texts.items())
+        fix, text = verdict.fix, {"contentType": "text/x-diff", "content": diff}
         issue = {"type": "defect", "id": fix.id, "name": fix.title, "description": fix.symptom}
         patches.append({"type": "unofficial", "diff": {"text": text}, "resolves": [issue]})
     ref = f"pkg:pypi/vllm@{quote(facts['wheel'])}"
     subject = {
         **_make_component(ref, "vllm", facts["wheel"], facts["license"]["vllm"]),
         "pedigree": {"ancestors": [ancestor], "patches": patches},
-        "properties": _make_properties(
+        **_properties(
             ("made", facts["made"]),
             ("target", facts["target"]),
             *(("fix", fix) for fix in facts["fixes"]),
@@ -73,7 +80,7 @@ def vllm_sbom(facts: Mapping[str, Any], applied: Sequence[Patch]) -> dict[str, A
     torch, _, _cuda = facts["environment"]["torch"].partition(",")
     toolkit = f"pkg:generic/cuda-toolkit@{facts['cuda']}"
     linked = [
-        component | {"properties": _make_properties(("role", "compiled against"))}
+        component | _properties(("role", "compiled against"))
         for component in (
             _make_component(f"pkg:pypi/torch@{quote(torch)}", "torch", torch),
             _make_component(toolkit, "CUDA toolkit", facts["cuda"], facts["license"]["cuda"]),
@@ -97,7 +104,7 @@ def _source_components(facts: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         if name in facts["license"]:
             source["licenses"] = [{"expression": facts["license"][name]}]
         role = "taken from upstream's wheel" if identity.startswith("vllm==") else "compiled in"
-        yield source | {"properties": _make_properties(("role", role), ("source", identity))}
+        yield source | _properties(("role", role), ("source", identity))
 
 
 def nccl_sbom(facts: Mapping[str, Any]) -> dict[str, Any]:
@@ -109,13 +116,11 @@ def nccl_sbom(facts: Mapping[str, Any]) -> dict[str, Any]:
     ref = f"pkg:pypi/nvidia-nccl-cu13@{quote(facts['wheel'])}"
     source = f"pkg:github/nvidia/nccl@{facts['version']}"
     runtime = f"pkg:generic/nvidia-cuda-runtime@{facts['cuda']}"
-    library = _make_component(source, "NCCL", facts["version"], facts["license"]["nccl"]) | {
-        "properties": _make_properties(
-            ("source", facts["source"]),
-            ("tree", facts["tree"]),
-            *(("fix", fix) for fix in facts["fixes"]),
-        )
-    }
+    library = _make_component(source, "NCCL", facts["version"], facts["license"]["nccl"])
+    library |= _properties(
+        *((name, facts[name]) for name in ("source", "tree")),
+        *(("fix", fix) for fix in facts["fixes"]),
+    )
     name = "CUDA runtime (libcudart_static.a)"
     return _make_document(
         _make_component(ref, "nvidia-nccl-cu13", facts["wheel"]),
@@ -164,5 +169,5 @@ def _make_component(ref: str, name: str, version: str, license_: str = "") -> di
     }
 
 
-def _make_properties(*pairs: tuple[str, str]) -> list[dict[str, str]]:
-    return [{"name": f"patchkit:{name}", "value": value} for name, value in pairs]
+def _properties(*pairs: tuple[str, str]) -> dict[str, Any]:
+    return {"properties": [{"name": f"patchkit:{name}", "value": value} for name, value in pairs]}

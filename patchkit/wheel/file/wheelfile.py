@@ -7,6 +7,7 @@ what was checked is what is used, whatever becomes of the path.
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import csv
 import errno
@@ -18,7 +19,7 @@ import struct
 import tempfile
 import zipfile
 import zlib
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from email.message import Message
 from email.parser import HeaderParser
@@ -31,10 +32,11 @@ from packaging.utils import canonicalize_name, canonicalize_version
 
 from patchkit.elf import MAGIC, damaged
 from patchkit.errors import SourceError, StorageError
-from patchkit.wheel.file.facts import FACTS
 from patchkit.wheel.file.name import wheel_name
 
 T = TypeVar("T")
+FACTS = "patchkit.json"
+"""The file in .dist-info that holds the facts."""
 
 _HEAD = struct.Struct("<16xHH")  # of an ELF file: e_type and e_machine
 _PROGRAM, _SHARED, _CUDA = 2, 3, 190  # ET_EXEC, ET_DYN, EM_CUDA
@@ -72,7 +74,7 @@ class WheelFile:
             self._stream = opened.enter_context(path.open("rb"))
             self._archive = opened.enter_context(zipfile.ZipFile(self._stream))
             self.size = os.fstat(self._stream.fileno()).st_size
-            self.members = self._checked(self._archive.infolist())
+            self.members = self._check_members(self._archive.infolist())
             self._opened = opened.pop_all()
 
     def __enter__(self) -> Self:
@@ -203,7 +205,7 @@ class WheelFile:
                 position += len(chunk)
                 yield chunk
 
-    def _checked(self, infos: list[zipfile.ZipInfo]) -> dict[str, zipfile.ZipInfo]:
+    def _check_members(self, infos: list[zipfile.ZipInfo]) -> dict[str, zipfile.ZipInfo]:
         if len(infos) > _MOST_MEMBERS:
             raise damaged(str(self.path), f"it has more than {_MOST_MEMBERS:,} members")
         seen, starts = set(), set()
@@ -257,3 +259,11 @@ class WheelFile:
                     hint="free some space, or set TMPDIR to a folder that has some",
                 ) from error
             raise damaged(str(self.path), str(error) or type(error).__name__) from error
+
+
+def record_digest(chunks: Iterable[bytes]) -> str:
+    """Return the digest of some contents as RECORD writes it: ``sha256=…``."""
+    digest = hashlib.sha256()
+    for chunk in chunks:
+        digest.update(chunk)
+    return f"sha256={base64.urlsafe_b64encode(digest.digest()).rstrip(b'=').decode()}"

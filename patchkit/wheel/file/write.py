@@ -7,6 +7,8 @@ is written, without zip64.
 
 from __future__ import annotations
 
+import csv
+import io
 import re
 import stat
 import struct
@@ -20,8 +22,7 @@ from pathlib import Path
 from patchkit import __version__
 from patchkit.elf import damaged
 from patchkit.errors import ProofError, SourceError
-from patchkit.wheel.file.record import digest_of, record_text
-from patchkit.wheel.file.wheelfile import WheelFile
+from patchkit.wheel.file.wheelfile import WheelFile, record_digest
 
 EPOCH = 315532800
 """SOURCE_DATE_EPOCH of every build: 1980-01-01, the earliest time that a zip can hold."""
@@ -86,7 +87,7 @@ def seal_wheel(
             members[path] = NewMember(
                 path=path,
                 chunks=partial(wheel.unpacked, path),
-                row=(digest_of(wheel.unpacked(path)), str(info.file_size)),
+                row=(record_digest(wheel.unpacked(path)), str(info.file_size)),
                 size=info.file_size,
                 crc=info.CRC,
                 attributes=info.external_attr,
@@ -152,7 +153,7 @@ def _write_zip(
         return NewMember(
             path=path,
             chunks=lambda: [data],
-            row=(digest_of([data]), str(len(data))),
+            row=(record_digest([data]), str(len(data))),
             size=len(data),
             crc=zlib.crc32(data),
             attributes=members[path].attributes if path in members else 0,
@@ -163,8 +164,11 @@ def _write_zip(
     chosen = {**members, **{path: new(path, data) for path, data in changed.items()}}
     chosen.pop(own, None)
     ordered = sorted(chosen.values(), key=lambda m: (m.path.startswith(f"{home}/"), m.path))
-    rows = [(member.path, *member.row) for member in ordered]
-    ordered.append(new(own, record_text(rows, own)))
+    record = io.StringIO()
+    # csv writes CRLF by default; RECORD has neither digest nor size of itself.
+    rows = csv.writer(record, lineterminator="\n")
+    rows.writerows([*((member.path, *member.row) for member in ordered), (own, "", "")])
+    ordered.append(new(own, record.getvalue().encode()))
     total = sum(member.stored for member in ordered)
     if total > _MOST_BYTES or len(ordered) > _MOST_MEMBERS:
         raise SourceError(

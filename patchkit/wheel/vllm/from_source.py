@@ -36,8 +36,8 @@ from patchkit.wheel.device.compiled import compiled_sources, prove_compiled, pro
 from patchkit.wheel.device.inspect import Binary, inspect_wheel
 from patchkit.wheel.device.libraries import judge_libraries, require_loading
 from patchkit.wheel.device.wheel_checks import check_wheel
-from patchkit.wheel.file.facts import as_text
 from patchkit.wheel.file.metadata import read_metadata
+from patchkit.wheel.file.sbom import as_text
 from patchkit.wheel.file.torch import installed_torch, require_torch
 from patchkit.wheel.file.wheelfile import WheelFile
 from patchkit.wheel.file.write import seal_wheel

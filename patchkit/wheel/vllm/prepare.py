@@ -33,9 +33,9 @@ from patchkit.wheel.build.cross_torch import install_torch_stand_in, target_site
 from patchkit.wheel.build.make import Progress
 from patchkit.wheel.build.requirements import Environment, make_environment
 from patchkit.wheel.build.work import WORK
-from patchkit.wheel.file.facts import FACTS, as_text, digest_label
-from patchkit.wheel.file.sbom import CUDA_LICENSE, patches, vllm_sbom
+from patchkit.wheel.file.sbom import CUDA_LICENSE, as_text, digest_label, vllm_sbom
 from patchkit.wheel.file.torch import installed_torch, require_torch
+from patchkit.wheel.file.wheelfile import FACTS
 from patchkit.wheel.vllm.inputs import Gathered, check_given, gather_sources
 from patchkit.wheel.vllm.needs import locked_requirements
 from patchkit.wheel.vllm.source import VllmOrder
@@ -81,7 +81,7 @@ def prepare(order: VllmOrder, staged: Path, report: Report) -> Prepared:
         patched=workspace.tree,
         verdicts=outcome.verdicts,
     )
-    applied = patches(plan.steps())
+    steps = list(plan.steps())  # now: it reads the tree, which is written to below
     # Not the workspace's tree, which reads upstream's texts.
     reduced = _write_overlay(choose_parts(detect(source), order.without, order.extensions))
     _check_still_patched(detect(source, sandboxed=possible), order, outcome)
@@ -91,7 +91,7 @@ def prepare(order: VllmOrder, staged: Path, report: Report) -> Prepared:
     facts = _vllm_facts(order, source, outcome, gathered, environment)
     texts |= gathered.notices
     texts[FACTS] = as_text(facts)
-    texts["sboms/patchkit.cdx.json"] = as_text(vllm_sbom(facts, applied))
+    texts["sboms/patchkit.cdx.json"] = as_text(vllm_sbom(facts, steps))
     python = environment.python
     return Prepared(facts=facts, texts=texts, gathered=gathered, python=python, site=site)
 

@@ -22,8 +22,8 @@ from patchkit.patching.fix import Request, State
 from patchkit.patching.ledger import Ledger, LedgerRequest, ledger_path, original_path
 from patchkit.patching.plan import Plan
 from patchkit.patching.workspace import Workspace
-from patchkit.wheel.file.facts import FACTS, as_text, label_of
-from patchkit.wheel.file.sbom import patches, vllm_sbom
+from patchkit.wheel.file.sbom import as_text, label_of, vllm_sbom
+from patchkit.wheel.file.wheelfile import FACTS
 from patchkit.wheel.file.write import set_tag
 from patchkit.wheel.vllm.repack_origin import Origin
 
@@ -137,7 +137,7 @@ def _make_members(patched: PatchedTree, version: str) -> tuple[dict[str, bytes],
         f"{home}/METADATA": _set_version(metadata, version),
         f"{home}/WHEEL": set_tag(_BUILD.sub(b"", wheel), patched.tag),
         f"{home}/{FACTS}": as_text(facts).encode(),
-        f"{home}/{_SBOM}": as_text(vllm_sbom(facts, patches(plan.steps()))).encode(),
+        f"{home}/{_SBOM}": as_text(vllm_sbom(facts, plan.steps())).encode(),
     }
     return members, facts
 

@@ -21,7 +21,7 @@ from patchkit.quoting import quoted
 from patchkit.wheel.device.inspect import prove_exact
 from patchkit.wheel.device.libraries import judge_libraries
 from patchkit.wheel.device.wheel_checks import check_wheel, missed
-from patchkit.wheel.file.record import find_faults
+from patchkit.wheel.file.metadata import find_faults
 from patchkit.wheel.wheelhouse.contents import FILLING, listed_manifest, load_manifest, wheels_there
 from patchkit.wheel.wheelhouse.listed_wheel import ListedWheel, read_listed_wheels
 from patchkit.wheel.wheelhouse.manifest import (

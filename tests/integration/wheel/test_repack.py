@@ -22,7 +22,7 @@ from patchkit.patching.workspace import open_workspace
 from patchkit.source.fetch import cache_dir
 from patchkit.target import targets
 from patchkit.wheel.device.libraries import Use
-from patchkit.wheel.file.record import find_faults
+from patchkit.wheel.file.metadata import find_faults
 from patchkit.wheel.wheelhouse.verify import check_files
 from support.building import PATCHKIT
 from support.repacking import house, known, repacked, run, workplace  # noqa: F401  (fixtures)

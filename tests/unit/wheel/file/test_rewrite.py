@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from patchkit.errors import PatchkitError, SourceError
-from patchkit.wheel.file.record import find_faults
+from patchkit.wheel.file.metadata import find_faults
 from patchkit.wheel.file.wheelfile import WheelFile
 from patchkit.wheel.file.write import rewrite_wheel
 from support.vllm_wheels import KERNELS, PATCHED, VERSION, vllm_wheel

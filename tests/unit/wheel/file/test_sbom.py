@@ -1,13 +1,18 @@
-"""The SBOMs of a libnccl and of a vLLM wheel, whole."""
+"""The SBOMs of a libnccl and of a vLLM wheel, whole; a version that is a digest of facts."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 
+from hypothesis import given
+from hypothesis import strategies as st
+from packaging.version import Version
+
 from patchkit.patching.fix import State, Verdict
 from patchkit.patching.recipe import load_recipe
-from patchkit.wheel.file.sbom import nccl_sbom, patches, vllm_sbom
+from patchkit.wheel.file.sbom import digest_label, nccl_sbom, vllm_sbom
 
 GOLDEN = Path(__file__).parents[3] / "data" / "sboms.json"
 
@@ -62,9 +67,9 @@ def test_the_whole_documents():
     golden = json.loads(GOLDEN.read_text())
     fix = load_recipe().fix("marlin_w4a8_fp8")
     verdict = Verdict(fix, State.APPLY, "")
-    applied = patches([(verdict, {"vllm/a.py": ("old\n", "new\n")})])
+    steps = [(verdict, {"vllm/a.py": ("old\n", "new\n")})]
     assert nccl_sbom(FACTS) == golden["nccl"]
-    assert vllm_sbom(VLLM_FACTS, applied) == golden["repacked"]
+    assert vllm_sbom(VLLM_FACTS, steps) == golden["repacked"]
     assert vllm_sbom(BUILT_FACTS, ()) == golden["built"]
 
 
@@ -78,3 +83,20 @@ def test_a_commit_is_an_ancestor_without_a_hash():
         "version": "0.19.1",
         "purl": "pkg:pypi/vllm@0.19.1",
     }
+
+
+JSON = st.dictionaries(st.text(), st.one_of(st.text(), st.integers(), st.lists(st.text())))
+
+
+@given(JSON)
+def test_a_label_is_kept_by_pip(facts):
+    label = digest_label(facts)
+    assert str(Version(f"1.0+gb10.{label}")) == f"1.0+gb10.{label}"
+    assert label == digest_label(dict(reversed(facts.items())))
+
+
+def test_a_label_of_digits_alone_begins_with_a_letter():
+    texts = (str(number) for number in range(10**6))
+    digests = ((t, hashlib.sha256(("{}\0" + t).encode()).hexdigest()[:10]) for t in texts)
+    text, digits = next((t, d) for t, d in digests if d.isdigit())
+    assert digest_label({}, [text]) == f"a{digits[1:]}"

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from patchkit.wheel.file.record import find_faults
+from patchkit.wheel.file.metadata import find_faults
 from patchkit.wheel.file.write import seal_wheel
 
 NAME = "nvidia_nccl_cu13-2.29.7+gb10.abc123"

@@ -9,7 +9,7 @@ import subprocess
 import pytest
 
 from patchkit.errors import SourceError, UsageError
-from patchkit.wheel.file.record import find_faults
+from patchkit.wheel.file.metadata import find_faults
 from patchkit.wheel.wheelhouse.contents import add_wheel, check_room, listed_wheels
 from patchkit.wheel.wheelhouse.prune import prune_wheelhouse
 from patchkit.wheel.wheelhouse.verify import check_files
