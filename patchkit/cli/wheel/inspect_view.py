@@ -26,7 +26,6 @@ from patchkit.wheel.device.inspect import (
 from patchkit.wheel.device.libraries import Judged, judge_libraries
 from patchkit.wheel.device.wheel_checks import (
     check_wheel,
-    cuda_majors,
     floor,
     missed,
     promised_glibc,
@@ -108,7 +107,7 @@ def _library_rows(
     folder = f"{common}/" if common else ""
     alike: dict[object, list[Binary]] = {}
     for binary in binaries:
-        key = (for_any_python(binary.name), binary.codes, cuda_majors(binary))
+        key = (for_any_python(binary.name), binary.codes, binary.cuda_majors)
         alike.setdefault(key, []).append(binary)
     rows = []
     for binary, *others in alike.values():
@@ -117,7 +116,7 @@ def _library_rows(
         row = (
             style(uses.get(binary.name, "-")),
             style(str(load), **LOAD_STYLES[load]) if binary.live else "-",
-            ", ".join(map(str, cuda_majors(binary))) or "-",
+            ", ".join(map(str, binary.cuda_majors)) or "-",
             f"{binary.size * (1 + len(others)) / 1e6:.1f}",
             f"{for_any_python(name)} ({1 + len(others)})" if others else name,
             style(_live_archs(binary), dim=True),
@@ -195,7 +194,7 @@ def _binary_fields(binary: Binary, target: Target) -> dict[str, Any]:
         **record_fields(binary, "library", "live", "relocatable"),
         **record_fields(binary.library, "sections"),
         "at_least": floor([binary]),
-        "cuda": cuda_majors(binary),
+        "cuda": binary.cuda_majors,
         "loads": str(binary.load(target)),
         "fat_binaries": {str(load): loads[load] for load in sorted(loads, reverse=True)},
         "codes": [record_fields(code) | {"arch": code.name} for code in binary.codes],

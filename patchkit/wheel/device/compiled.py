@@ -18,9 +18,6 @@ from patchkit.recipes.vllm.sources import CudaSource, codes_of, default_codes
 from patchkit.target import Load, Target, parse_arch
 from patchkit.wheel.device.inspect import Binary, arch_name, fat_binaries
 
-Names = frozenset[str]
-"""Codes of one fat binary as nvcc names them: ``sm_121a``, ``compute_89``."""
-
 # nvcc's -gencode arch=compute_121a,code=sm_121a; one code= may hold a list of several.
 _CODE = re.compile(r"code=(\S+)")
 # CMake puts the objects of a target below CMakeFiles/TARGET.dir/.
@@ -92,26 +89,24 @@ def prove_compiled(
             why="it was linked, and not installed",
             hint="run again with --fresh",
         )
-    return tuple(
-        _prove_library(libraries[name], own, target) for name, own in sorted(by_library.items())
-    )
-
-
-def _prove_library(binary: Binary, sources: list[CudaSource], target: Target) -> str:
-    wanted = Counter(source.names for source in sources)
-    # By name: an arch that a fat binary tells also knows whether PTX is beside it.
-    linked = Counter(
-        frozenset(arch_name(entry.kind, entry.arch) for entry in group)
-        for group in fat_binaries(binary.live)
-    )
-    if missing := wanted - linked:
-        names, count = next(iter(missing.items()))
-        first = next(source.source for source in sources if source.names == names)
-        raise ProofError(
-            f"{binary.name} lacks {count} of {wanted[names]} fat binaries with "
-            f"{' and '.join(sorted(names))}, what {first} for example was compiled to",
-            why="objects of another build were linked",
-            hint="run again with --fresh",
+    proofs = []
+    for name, own in sorted(by_library.items()):
+        binary, expected = libraries[name], Counter(source.names for source in own)
+        # By name: an arch that a fat binary tells also knows whether PTX is beside it.
+        linked = Counter(
+            frozenset(arch_name(entry.kind, entry.arch) for entry in group)
+            for group in fat_binaries(binary.live)
         )
-    exact = sum(source.load(target) is Load.EXACT for source in sources)
-    return f"{binary.name}: {exact} of {len(sources)} CUDA sources are exact for {target.title}"
+        if missing := expected - linked:
+            names, count = next(iter(missing.items()))
+            first = next(source.source for source in own if source.names == names)
+            raise ProofError(
+                f"{binary.name} lacks {count} of {expected[names]} fat binaries with "
+                f"{' and '.join(sorted(names))}, what {first} for example was compiled to",
+                why="objects of another build were linked",
+                hint="run again with --fresh",
+            )
+        exact = sum(source.load(target) is Load.EXACT for source in own)
+        proof = f"{exact} of {len(own)} CUDA sources are exact for {target.title}"
+        proofs.append(f"{binary.name}: {proof}")
+    return tuple(proofs)

@@ -23,7 +23,6 @@ from dataclasses import dataclass
 from io import BufferedIOBase
 
 from patchkit.elf import Section, damaged
-from patchkit.errors import SourceError
 from patchkit.target import Arch
 
 _CONTAINER = struct.Struct("<IHHQ")
@@ -63,43 +62,45 @@ def read_entries(
     """
     found: list[CodeEntry] = []
     for section in sections:
-        for entry in _Walker(stream, section, name).walk():
+        for entry in _walk_section(stream, section, name):
             found.append(entry)
             if len(found) > _MOST_ENTRIES:
                 raise damaged(name, f"it has more than {_MOST_ENTRIES:,} pieces of device code")
     return tuple(found)
 
 
-@dataclass(frozen=True, slots=True)
-class _Walker:
-    stream: BufferedIOBase
-    section: Section
-    name: str
+def _walk_section(stream: BufferedIOBase, section: Section, name: str) -> Iterator[CodeEntry]:
+    position, end = section.offset, section.offset + section.size
 
-    def walk(self) -> Iterator[CodeEntry]:
-        position, end = self.section.offset, self.section.offset + self.section.size
-        while True:
-            self.stream.seek(position)
-            padding = self.stream.read(min(_MOST_PADDING, end - position))
-            position += len(padding) - len(padding.lstrip(b"\0"))
-            if position >= end:
-                return
-            magic, version, header, size = self._unpack(_CONTAINER, position, end)
-            if (magic, version) != (_MAGIC, 1) or header < _CONTAINER.size:
-                raise self._damaged(position, "there is no fat binary of version 1 here")
-            start, position = position, position + header + size
-            if position > end:
-                raise self._damaged(start, "the fat binary ends behind its section")
-            yield from self._entries(start + header, position, start)
+    def require(holds: bool, place: int, complaint: str) -> None:
+        if not holds:
+            raise damaged(name, f"{section.name} at byte {place}: {complaint}")
 
-    def _entries(self, position: int, end: int, container: int) -> Iterator[CodeEntry]:
-        while position < end:
-            number, _version, header, size, arch, flags = self._unpack(_ENTRY, position, end)
-            if header < _LEAST_HEADER or header + size > end - position:
-                raise self._damaged(position, "an entry does not fit into its fat binary")
+    def unpack(layout: struct.Struct, end: int) -> tuple[int, ...]:
+        stream.seek(position)
+        data = stream.read(min(layout.size, end - position))
+        require(len(data) == layout.size, position, "a header is cut off")
+        return layout.unpack(data)
+
+    while True:
+        stream.seek(position)
+        padding = stream.read(min(_MOST_PADDING, end - position))
+        position += len(padding) - len(padding.lstrip(b"\0"))
+        if position >= end:
+            return
+        magic, version, header, size = unpack(_CONTAINER, end)
+        known = (magic, version) == (_MAGIC, 1) and header >= _CONTAINER.size
+        require(known, position, "there is no fat binary of version 1 here")
+        container, last = position, position + header + size
+        require(last <= end, container, "the fat binary ends behind its section")
+        position += header
+        while position < last:
+            number, _version, header, size, arch, flags = unpack(_ENTRY, last)
+            fits = header >= _LEAST_HEADER and header + size <= last - position
+            require(fits, position, "an entry does not fit into its fat binary")
             marks = ("a" if flags & _SPECIFIC else "") + ("f" if flags & _FAMILY else "")
-            if not 10 <= arch <= 999 or len(marks) > 1:  # one arch is never both a and f
-                raise self._damaged(position, f"an entry is for the arch {arch}{marks}")
+            real = 10 <= arch <= 999 and len(marks) < 2  # one arch is never both a and f
+            require(real, position, f"an entry is for the arch {arch}{marks}")
             kind = _KINDS.get(number, f"kind {number}")
             yield CodeEntry(
                 kind=kind,
@@ -109,13 +110,4 @@ class _Walker:
                 container=container,
             )
             position += header + size
-
-    def _unpack(self, layout: struct.Struct, position: int, end: int) -> tuple[int, ...]:
-        self.stream.seek(position)
-        data = self.stream.read(min(layout.size, end - position))
-        if len(data) < layout.size:
-            raise self._damaged(position, "a header is cut off")
-        return layout.unpack(data)
-
-    def _damaged(self, position: int, what: str) -> SourceError:
-        return damaged(self.name, f"{self.section.name} at byte {position}: {what}")
+        position = last

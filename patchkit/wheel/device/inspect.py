@@ -23,6 +23,7 @@ from patchkit.reading import require_file
 from patchkit.records import read_toml
 from patchkit.target import Arch, Load, Target, load, load_ptx, parse_arch, targets
 from patchkit.wheel.device.fatbin import CodeEntry, read_entries
+from patchkit.wheel.file.library_rules import library_rules
 from patchkit.wheel.file.wheelfile import WheelFile
 
 LIVE, RELOCATABLE = ".nv_fatbin", "__nv_relfatbin"
@@ -60,6 +61,11 @@ class Binary:
     def codes(self) -> tuple[CodeSummary, ...]:
         """The entries by section, kind, arch and compression."""
         return (*_summarize(LIVE, self.live), *_summarize(RELOCATABLE, self.relocatable))
+
+    @property
+    def cuda_majors(self) -> tuple[int, ...]:
+        """The major versions of CUDA whose libraries it asks the loader for."""
+        return library_rules().cuda_majors(self.library.needed)
 
     def loads(self, target: Target) -> Counter[Load]:
         """Count the live fat binaries by how they reach the device."""

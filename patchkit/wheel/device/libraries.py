@@ -8,7 +8,6 @@ have loaded, or is for other devices alone.
 from __future__ import annotations
 
 import enum
-import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -24,8 +23,6 @@ from patchkit.quoting import quoted
 from patchkit.records import read_toml
 from patchkit.target import Load, Target
 from patchkit.wheel.device.inspect import Binary, arch_name, best, fat_binaries
-
-_RUNTIME = re.compile(r"libcudart\.so\.(\d+)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,12 +146,8 @@ def from_source(version: Version, target: Target) -> str:
 
 
 def cuda_major(binaries: Iterable[Binary]) -> str:
-    """Return the CUDA that the libraries are linked with: "13" for libcudart.so.13.
-
-    Raises ProofError if they are linked with none, or with several.
-    """
-    names = {name for binary in binaries for name in binary.library.needed}
-    found = sorted({match[1] for name in names if (match := _RUNTIME.fullmatch(name))})
+    """Return the CUDA that the libraries are linked with. Raises ProofError for none, or several."""
+    found = sorted({str(major) for binary in binaries for major in binary.cuda_majors})
     if len(found) == 1:
         return found[0]
     raise ProofError(

@@ -36,63 +36,22 @@ def promised_glibc(tag: str) -> str:
     return "" if not all(said) else min(said, key=by_version)
 
 
-def too_new(metadata: WheelMetadata, binaries: Sequence[Binary]) -> Iterator[Finding]:
-    """Find libraries that need a newer system than the wheel's name says."""
-    if not (glibc := promised_glibc(metadata.name.tag)):
-        return
-    allowed = library_rules().allowed(glibc)
-    for binary in binaries:
-        for family, limit in allowed.items():
-            needed = binary.library.highest(family)
-            if by_version(needed) > by_version(f"{family}_{limit}"):
-                yield finding(
-                    SourceError,
-                    binary.name,
-                    f"needs {needed}, the name of the wheel promises {glibc} to be enough",
-                    "give the wheel the tag that auditwheel shows for it",
-                    "pip installs it where it cannot be loaded",
-                )
-
-
 # ld.so(8): the loader puts the library's own folder in its place.
 _ORIGIN = ("$ORIGIN", "${ORIGIN}")
 
 
-def check_wheel(metadata: WheelMetadata, binaries: Sequence[Binary]) -> tuple[Finding, ...]:
+def check_wheel(metadata: WheelMetadata, binaries: Sequence[Binary]) -> Iterator[Finding]:
     """Find everything that is wrong with one wheel, from what was read of it."""
-    name, again = metadata.name.filename, "build it again"
-    return (
-        *(finding(SourceError, name, fault, again) for fault in metadata.faults),
-        *_find_build_folders(binaries),
-        *_find_copies(metadata),
-        *_find_mixed_cuda(metadata, binaries),
-        *too_new(metadata, binaries),
-    )
-
-
-def cuda_majors(binary: Binary) -> tuple[int, ...]:
-    """Return the major versions of CUDA whose libraries it asks the loader for."""
-    return library_rules().cuda_majors(binary.library.needed)
-
-
-def _find_build_folders(binaries: Sequence[Binary]) -> Iterator[Finding]:
+    filename, rules = metadata.name.filename, library_rules()
+    for fault in metadata.faults:
+        yield finding(SourceError, filename, fault, "build it again")
+    glibc, majors = promised_glibc(metadata.name.tag), dict[int, list[str]]()
     for binary in binaries:
-        library = binary.library
-        for label, folders in (("RPATH", library.rpath), ("RUNPATH", library.runpath)):
-            for folder in folders:
-                if not folder.startswith(_ORIGIN):
-                    yield finding(
-                        SourceError,
-                        binary.name,
-                        f"{label} {folder} is a folder of the machine that built it",
-                        "link without it, or take it out with patchelf",
-                        "libraries are taken from there if somebody has such a folder",
-                    )
-
-
-def _find_copies(metadata: WheelMetadata) -> Iterator[Finding]:
+        yield from _check_library(binary, glibc)
+        for major in binary.cuda_majors:
+            majors.setdefault(major, []).append(binary.name)
     for member in metadata.members:
-        if shared := library_rules().foreign(metadata.name.project, member):
+        if shared := rules.foreign(metadata.name.project, member):
             owners = [owner.replace("nvidia-*", "NVIDIA's wheels") for owner in shared.owners]
             yield finding(
                 SourceError,
@@ -101,22 +60,40 @@ def _find_copies(metadata: WheelMetadata) -> Iterator[Finding]:
                 "leave it out (auditwheel repair --exclude), and let the loader find the one copy",
                 "a process with two of them has two CUDA contexts, or crashes",
             )
-
-
-def _find_mixed_cuda(metadata: WheelMetadata, binaries: Sequence[Binary]) -> Iterator[Finding]:
-    majors: dict[int, list[str]] = {}
-    for binary in binaries:
-        for major in cuda_majors(binary):
-            majors.setdefault(major, []).append(binary.name)
     if len(majors) > 1:
-        parts = "; ".join(f"CUDA {major}: {', '.join(names)}" for major, names in majors.items())
         yield finding(
             SourceError,
-            metadata.name.filename,
+            filename,
             f"its libraries need {len(majors)} versions of CUDA",
             "build all of it with one toolkit",
-            parts,
+            "; ".join(f"CUDA {major}: {', '.join(names)}" for major, names in majors.items()),
         )
+
+
+def _check_library(binary: Binary, glibc: str) -> Iterator[Finding]:
+    """Find what it takes from the machine that built it, and a newer system than ``glibc``'s."""
+    library = binary.library
+    for label, folders in (("RPATH", library.rpath), ("RUNPATH", library.runpath)):
+        for folder in folders:
+            if not folder.startswith(_ORIGIN):
+                yield finding(
+                    SourceError,
+                    binary.name,
+                    f"{label} {folder} is a folder of the machine that built it",
+                    "link without it, or take it out with patchelf",
+                    "libraries are taken from there if somebody has such a folder",
+                )
+    allowed = library_rules().allowed(glibc) if glibc else {}
+    for family, limit in allowed.items():
+        needed = library.highest(family)
+        if by_version(needed) > by_version(f"{family}_{limit}"):
+            yield finding(
+                SourceError,
+                binary.name,
+                f"needs {needed}, the name of the wheel promises {glibc} to be enough",
+                "give the wheel the tag that auditwheel shows for it",
+                "pip installs it where it cannot be loaded",
+            )
 
 
 def missed(

@@ -101,7 +101,7 @@ def _make_vllm_wheel(
     with WheelFile(sealed) as wheel:
         metadata = read_metadata(wheel)
     # As `patchkit inspect` would find it: an RPATH, a library of torch's …
-    if found := check_wheel(metadata, binaries):
+    if found := list(check_wheel(metadata, binaries)):
         raise ProofError(
             f"{sealed.name} would not be fit for other machines\n"
             + "\n".join(f"    {fault.where} {fault.what}" for fault in found),

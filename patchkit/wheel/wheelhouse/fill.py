@@ -20,7 +20,6 @@ from patchkit.errors import HashMismatchError, StorageError, UsageError
 from patchkit.quoting import quoted
 from patchkit.target import targets
 from patchkit.versions import ExactPin
-from patchkit.wheel.device.wheel_checks import cuda_majors
 from patchkit.wheel.file.library_rules import library_rules
 from patchkit.wheel.file.name import ANY
 from patchkit.wheel.file.torch import Torch, require_cuda, torch_of
@@ -238,7 +237,7 @@ def _cuda_needed(house: Path, built: Sequence[ManifestEntry]) -> dict[int, str]:
         major: wheel.filename
         for wheel in wheels
         for binary in wheel.binaries
-        for major in cuda_majors(binary)
+        for major in binary.cuda_majors
     }
 
 

@@ -14,7 +14,6 @@ from packaging.version import Version
 from patchkit.errors import ProofError, UsageError
 from patchkit.finding import Finding, finding
 from patchkit.quoting import quoted
-from patchkit.wheel.device.wheel_checks import cuda_majors
 from patchkit.wheel.file.metadata import WheelMetadata
 from patchkit.wheel.file.name import ANY
 from patchkit.wheel.file.torch import torch_of
@@ -177,7 +176,7 @@ def _find_cuda_clash(cpu: str, wheels: Sequence[ListedWheel]) -> Iterator[Findin
     majors: dict[int, str] = {}
     for wheel in wheels:
         for binary in wheel.binaries:
-            majors.update(dict.fromkeys(cuda_majors(binary), wheel.filename))
+            majors.update(dict.fromkeys(binary.cuda_majors, wheel.filename))
     for wheel in wheels:
         if wheel.project == TORCH and wheel.metadata:
             requires = map(str, _applicable_requirements(wheel.metadata, cpu, wheels))

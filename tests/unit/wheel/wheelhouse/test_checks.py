@@ -42,7 +42,8 @@ def about(wheel):
 
 def found(wheel, binaries=None):
     """Name and complaint of each finding."""
-    findings = check_wheel(about(wheel), inspect_file(wheel) if binaries is None else binaries)
+    binaries = inspect_file(wheel) if binaries is None else binaries
+    findings = list(check_wheel(about(wheel), binaries))
     assert all(each.kind.exit_code == 3 and each.hint for each in findings)
     return [f"{each.where}: {each.what}" for each in findings]
 
@@ -138,4 +139,4 @@ def test_any_damage_is_read_or_refused(tmp_path_factory, changes):
     wheel = tmp_path_factory.getbasetemp() / f"a-1.0-{TAG}.whl"
     wheel.write_bytes(content)
     with contextlib.suppress(PatchkitError):
-        check_wheel(about(wheel), ())
+        list(check_wheel(about(wheel), ()))
