@@ -146,7 +146,7 @@ def from_source(version: Version, target: Target) -> str:
 
 
 def cuda_major(binaries: Iterable[Binary]) -> str:
-    """Return the CUDA that the libraries are linked with. Raises ProofError for none, or several."""
+    """Return the CUDA that libraries are linked with. Raises ProofError for none, or several."""
     found = sorted({str(major) for binary in binaries for major in binary.cuda_majors})
     if len(found) == 1:
         return found[0]

@@ -19,8 +19,6 @@ from patchkit.recipes.vllm.leave_out import asked_targets
 from patchkit.source.detect import detect
 from patchkit.source.tree import Sandboxed
 from patchkit.units import BYTES_PER_GIB
-from patchkit.wheel.build.cross_toolkit import cross_toolkit, cross_variables
-from patchkit.wheel.build.full_toolkit import full_toolkit
 from patchkit.wheel.build.machine import cut_off, network
 from patchkit.wheel.build.make import (
     BuiltWheel,
@@ -31,6 +29,7 @@ from patchkit.wheel.build.make import (
     run_build,
 )
 from patchkit.wheel.build.toolchain import check_toolchain
+from patchkit.wheel.build.torch_toolkit import cross_toolkit, cross_variables, full_toolkit
 from patchkit.wheel.build.work import emptied, staging, work_folder
 from patchkit.wheel.device.compiled import compiled_sources, prove_compiled, prove_groups
 from patchkit.wheel.device.inspect import Binary, inspect_wheel

@@ -28,7 +28,7 @@ from e2e.cross_proof.operators import Loaded, differences
 from e2e.proofs.repack_proof import modules, patched_files
 from patchkit.errors import PatchkitError, ProofError
 from patchkit.source.fetch import fetch
-from patchkit.wheel.build.full_toolkit import driver_stand_in
+from patchkit.wheel.build.torch_toolkit import driver_stand_in
 from patchkit.wheel.file.wheelfile import WheelFile
 from patchkit.wheel.vllm.repack_origin import upstream_wheels
 from support.nccl_wheel import LIBRARY

@@ -19,7 +19,7 @@ from zipfile import ZipFile
 import pytest
 
 from patchkit.elf import read_dynamic
-from patchkit.wheel.build.full_toolkit import HEADERS, LIBRARIES
+from patchkit.wheel.build.torch_toolkit import HEADERS, LIBRARIES
 from patchkit.wheel.file.sbom import vllm_sbom
 from patchkit.wheel.wheelhouse.verify import check_files
 from support.building import (

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from patchkit.wheel.build.full_toolkit import HEADERS, LIBRARIES
 from patchkit.wheel.build.toolchain import Toolchain
+from patchkit.wheel.build.torch_toolkit import HEADERS, LIBRARIES
 
 HERE = platform.machine()
 CUDA_H = """\

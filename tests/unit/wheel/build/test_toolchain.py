@@ -14,8 +14,12 @@ from patchkit.elf import read_dynamic
 from patchkit.errors import HostError, PatchkitError, SourceError
 from patchkit.process import run
 from patchkit.target import targets
-from patchkit.wheel.build.toolchain import MACHINES, check_toolchain, find_toolchain
-from patchkit.wheel.build.toolkit import locked_toolkit_wheels
+from patchkit.wheel.build.toolchain import (
+    MACHINES,
+    check_toolchain,
+    find_toolchain,
+    locked_toolkit_wheels,
+)
 from support.needed import need
 
 HERE = platform.machine()

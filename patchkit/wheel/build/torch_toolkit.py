@@ -1,0 +1,230 @@
+"""Lay out a CUDA toolkit that torch's CMake takes, for this machine's CPU or for another one.
+
+NCCL's build takes a compiler, the runtime and CCCL; torch's CMake also asks for cuBLAS, cuSPARSE,
+cuFFT, NVRTC and others. Those are in the build environment already, by locked hash, since torch
+needs them, but as a program finds them when it runs: without the unversioned names that a linker
+looks for, and without the driver's own library. What is missing is made here; for another CPU also
+Python's headers and CMake's toolchain file.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from patchkit.durable.failure import translated
+from patchkit.errors import HostError, StorageError
+from patchkit.paths import RECIPES
+from patchkit.process import ask, run
+from patchkit.quoting import quoted
+from patchkit.records import read_toml
+from patchkit.wheel.build.toolchain import CROSS, Toolchain
+
+# What torch's CMake asks for.
+LIBRARIES = ("cublas", "cublasLt", "cudart", "cufft", "curand", "cusolver", "cusparse", "nvrtc")
+HEADERS = ("cublas_v2.h", "cuda_runtime.h", "curand_kernel.h", "cusolverDn.h", "cusparse.h")
+
+_VERSIONED = re.compile(r"(?P<name>lib[^/]+?\.so)\.\d+")
+_STUB_LIBRARY = 34  # CUDA_ERROR_STUB_LIBRARY of cuda.h
+# In cuda.h: a declaration, or what a #define leads to: cuMemAlloc_v2, cuLaunchKernel_ptsz.
+_DRIVER_CALL = re.compile(
+    r"\bcu[A-Z][A-Za-z0-9]*(?:_v\d+)?(?:_ptsz|_ptds)?\b(?=\s*\(|\s*$)", re.MULTILINE
+)
+
+
+def full_toolkit(toolchain: Toolchain, site: Path, dest: Path) -> None:
+    """Write a toolkit that torch's CMake takes into ``dest``, anew.
+
+    ``site`` is the site-packages folder with torch. A file of the toolkit has precedence over one
+    beside torch. Raises HostError if something is missing in both, StorageError for I/O.
+    """
+    beside = site / "nvidia" / "cu13"
+    if not beside.is_dir():
+        raise HostError(
+            f"{site}: no NVIDIA libraries beside torch",
+            why="this torch was built for CPUs alone, or for another CUDA",
+            hint="use the requirements of the recipe",
+        )
+    dest.parent.mkdir(parents=True, exist_ok=True)
+    scratch = tempfile.TemporaryDirectory(dir=dest.parent, ignore_cleanup_errors=True)
+    with translated("the CUDA toolkit is not complete", dest.parent), scratch as folder:
+        home, compiler = Path(folder) / "cuda", toolchain.nvcc.parents[1]
+        # nvcc looks for the rest of the toolkit beside itself, links followed.
+        shutil.copytree(compiler / "bin", home / "bin", symlinks=True)
+        (home / "nvvm").symlink_to(compiler / "nvvm")
+        _link_files(home / "include", toolchain.include, beside / "include")
+        _link_files(home / "lib", toolchain.lib, beside / "lib")
+        # Installed toolkits have lib64, NVIDIA's wheels have lib; builds look in either.
+        (home / "lib64").symlink_to("lib")
+        # Machines that build need no driver, and NVIDIA's wheels have none to link with.
+        driver = home / "lib" / "stubs" / "libcuda.so"
+        if not driver.exists():
+            driver_stand_in(home / "include" / "cuda.h", toolchain.cxx, driver)
+        # Only now: what was whole before stays until the new one is.
+        shutil.rmtree(dest, ignore_errors=True)
+        home.rename(dest)
+    needed = [f"include/{name}" for name in HEADERS] + [f"lib/lib{name}.so" for name in LIBRARIES]
+    if absent := [name for name in needed if not (dest / name).exists()]:
+        raise HostError(
+            f"{dest}: not a whole CUDA toolkit: {', '.join(absent)} missing",
+            why="the requirements do not have all of NVIDIA's libraries",
+            hint="use the requirements of the recipe",
+        )
+
+
+def _link_files(folder: Path, *sources: Path) -> None:
+    """Link to the files of some folders; where several have one, to that of the first."""
+    folder.mkdir()
+    for source in sources:
+        for entry in sorted(source.iterdir()):
+            # A linker looks for libfoo.so, a program for libfoo.so.13.
+            match = _VERSIONED.fullmatch(entry.name)
+            for name in (entry.name, *([match["name"]] if match else [])):
+                if not (folder / name).is_symlink():
+                    (folder / name).symlink_to(entry)
+
+
+def driver_stand_in(header: Path, cxx: Path, library: Path) -> None:
+    """Make a stand-in for the driver's library: its name, and those of its calls in ``cuda.h``.
+
+    Each call answers as those of NVIDIA's own stub library do. Raises HostError if ``cxx`` cannot.
+    """
+    text = header.read_text(encoding="utf-8", errors="replace")
+    names = sorted({match.group() for match in _DRIVER_CALL.finditer(text)})
+    library.parent.mkdir(parents=True, exist_ok=True)
+    source = library.with_suffix(".c")
+    calls = (f"int {name}(void) {{ return {_STUB_LIBRARY}; }}\n" for name in names)
+    source.write_text("".join(calls), encoding="utf-8")
+    command = [
+        str(cxx), "-x", "c", "-w", "-fno-builtin", "-shared", "-fPIC", "-nostdlib",
+        "-Wl,-soname,libcuda.so.1", str(source), "-o", str(library),
+    ]  # fmt: skip
+    run(*command, why="it cannot link a shared library", hint="apt install g++", timeout=None)
+    source.unlink()
+
+
+# For another CPU
+
+_ASK = """\
+import sysconfig
+answer = {
+    "header": sysconfig.get_config_h_filename(),
+    "own": sysconfig.get_config_var("MULTIARCH") or "",
+    "package": "python%s-dev" % sysconfig.get_python_version(),
+}
+"""
+_INCLUDE = r"^[ \t]*#[ \t]*include[ \t]*<({}/python[\w.]+/pyconfig\.h)>"
+# Below the toolkit.
+_TOOLCHAIN_FILE, _HEADERS = "target.cmake", "python"
+_LINKS = {
+    # nvcc goes there by the compiler that it is given; CMake's FindCUDA by CUDA_TOOLKIT_ROOT.
+    f"{CROSS}/include": "../../include",
+    f"{CROSS}/lib": "../../lib",
+    # CMake's name for it, by the processor.
+    "targets/aarch64-linux": "sbsa-linux",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeaderMacro:
+    """A macro that is another one by CPU; ``recipes/python_headers.toml`` describes the fields."""
+
+    name: str
+    value: Mapping[str, str]
+
+
+def cross_toolkit(
+    toolchain: Toolchain, site: Path, python: Path, dest: Path, *, root: Path
+) -> None:
+    """Write a toolkit for ``toolchain.machine`` that torch's CMake takes into ``dest``, anew.
+
+    ``site`` has torch and NVIDIA's libraries for that CPU; ``python`` is the interpreter that
+    builds; ``root`` is where the toolkit lies while it is used. Raises HostError, StorageError.
+    """
+    full_toolkit(toolchain, site, dest)
+    (dest / CROSS).mkdir(parents=True)
+    for name, leads_to in _LINKS.items():
+        (dest / name).symlink_to(leads_to)
+    python_headers(python, toolchain.machine, dest / _HEADERS)
+    # Libraries are looked for there alone: a driver of this machine brings a libcuda.so, too.
+    roots = (root, site / "torch", site / "nvidia", f"/usr/{toolchain.machine}-linux-gnu")
+    settings = {
+        "CMAKE_SYSTEM_NAME": "Linux",
+        "CMAKE_SYSTEM_PROCESSOR": toolchain.machine,
+        "CMAKE_C_COMPILER": _c_compiler(toolchain.cxx),
+        "CMAKE_CXX_COMPILER": toolchain.cxx,
+        "CMAKE_CUDA_HOST_COMPILER": toolchain.cxx,
+        "CMAKE_FIND_ROOT_PATH": ";".join(map(str, roots)),
+        "CMAKE_FIND_ROOT_PATH_MODE_LIBRARY": "ONLY",
+        "CMAKE_FIND_ROOT_PATH_MODE_PROGRAM": "NEVER",
+    }
+    lines = [f'set({name} "{value}")\n' for name, value in settings.items()]
+    (dest / _TOOLCHAIN_FILE).write_text("".join(lines), encoding="utf-8")
+
+
+def python_headers(python: Path, machine: str, dest: Path) -> None:
+    """Write below ``dest`` what an interpreter's headers lack to compile for ``machine``, if any.
+
+    It is the interpreter's own ``pyconfig.h``, with the macros of the other CPU. Raises HostError
+    if it has no headers, StorageError if they cannot be written.
+    """
+    said = ask(python, _ASK)
+    header = Path(said["header"])
+    try:
+        text = header.read_text(encoding="utf-8")
+        other = re.search(_INCLUDE.format(f"{machine}-linux-gnu"), text, re.MULTILINE)
+        own = re.search(_INCLUDE.format(re.escape(said["own"])), text, re.MULTILINE)
+        if not other or not own:
+            return
+        text = (header.parents[1] / own[1]).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise HostError(
+            f"{python} has no headers: {error}", hint=quoted("apt", "install", said["package"])
+        ) from error
+    # What it does not speak of stays away.
+    rules = RECIPES / "python_headers.toml"
+    for macro in read_toml(tuple[HeaderMacro, ...], rules, key="macro"):
+        value = macro.value[machine]
+        line = f"#define {macro.name} {value}" if value else f"/* #undef {macro.name} */"
+        spelled = rf"^(#define {macro.name}\b.*|/\* #undef {macro.name} \*/)$"
+        text = re.sub(spelled, line, text, flags=re.MULTILINE)
+    place = dest / other[1]
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise StorageError(
+            f"cannot write {place}: {error.strerror or error}", hint="free some space"
+        ) from error
+
+
+def cross_variables(toolchain: Toolchain, cuda: Path) -> dict[str, str]:
+    """Return the variables of a build for another CPU, with the toolkit in ``cuda``."""
+    headers = cuda / _HEADERS
+    lacked = ("C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH") if headers.is_dir() else ()
+    return {
+        **dict.fromkeys(lacked, str(headers)),
+        "CC": str(_c_compiler(toolchain.cxx)),
+        "CMAKE_TOOLCHAIN_FILE": str(cuda / _TOOLCHAIN_FILE),
+        # CMake's FindCUDA takes the root of another CPU's toolkit from the environment alone.
+        "CUDA_TOOLKIT_ROOT": str(cuda),
+        # The platform of the wheel, and of setup.py's folders.
+        "_PYTHON_HOST_PLATFORM": f"linux-{toolchain.machine}",
+    }
+
+
+def _c_compiler(cxx: Path) -> Path:
+    """Return GCC's C compiler beside its C++ compiler. Raises HostError if there is none."""
+    found = cxx.with_name(cxx.name.replace("g++", "gcc"))
+    triple, _, version = found.name.partition("-gcc")
+    if not found.exists():
+        raise HostError(
+            f"{found} is not there beside {cxx.name}",
+            why="the compilers of C and C++ come in packages of their own",
+            hint=quoted("apt", "install", f"gcc{version}-{triple}"),
+        )
+    return found

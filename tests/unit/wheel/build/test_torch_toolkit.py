@@ -1,0 +1,162 @@
+"""CUDA toolkits that torch's CMake takes: of two halves, and for another CPU."""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from patchkit.elf import read_dynamic
+from patchkit.errors import HostError, StorageError
+from patchkit.wheel.build.torch_toolkit import (
+    cross_toolkit,
+    cross_variables,
+    full_toolkit,
+    python_headers,
+)
+from support.needed import need
+
+
+def test_both_halves_are_there_and_the_compilers_half_counts(halves):
+    need("g++")
+    toolchain, environment, dest = halves()
+    for _again in range(2):  # the second time over what is there
+        full_toolkit(toolchain, environment, dest)
+    assert (dest / "lib64/libcudart.so").read_text() == "compiler's"
+    assert (dest / "lib/libcublas.so").read_text() == "torch's"
+    assert (dest / "include/cuda_runtime.h").read_text() == "compiler's"
+    assert (dest / "nvvm/bin/cicc").is_file()
+
+
+def test_code_that_calls_the_driver_links(halves, tmp_path):
+    need("g++")
+    toolchain, environment, dest = halves()
+    full_toolkit(toolchain, environment, dest)
+    source = tmp_path / "x.c"
+    source.write_text(
+        "int cuInit(unsigned); int cuMemAlloc_v2(); int f(){return cuInit(0)+cuMemAlloc_v2();}"
+    )
+    out = tmp_path / "x.so"
+    stubs = dest / "lib/stubs"
+    command = [str(toolchain.cxx), "-x", "c", "-shared", "-fPIC", str(source), "-o", str(out)]
+    subprocess.run([*command, "-Wl,-z,defs", f"-L{stubs}", "-lcuda"], check=True)
+    assert "libcuda.so.1" in read_dynamic(out).needed
+    # As NVIDIA's own stub library: nobody takes it for a driver.
+    assert ctypes.CDLL(str(stubs / "libcuda.so")).cuInit(0) == 34
+    source.write_text("int cuThing(); int f(){return cuThing();}")
+    unknown = subprocess.run(
+        [*command, "-Wl,-z,defs", f"-L{stubs}", "-lcuda"], capture_output=True, text=True
+    )
+    assert "undefined reference to `cuThing'" in unknown.stderr
+
+
+@pytest.mark.parametrize("missing", ["lib/libcusparse.so", "include/cusolverDn.h"])
+def test_what_is_missing_is_named(halves, missing):
+    need("g++")
+    with pytest.raises(HostError, match=f"not a whole CUDA toolkit: {missing} missing"):
+        full_toolkit(*halves([missing, f"{missing}.13"]))
+
+
+# For another CPU
+
+CROSS = "aarch64-linux-gnu-g++"
+# As torch's and CMake's own modules look for the driver: first in the toolkit, then anywhere.
+PROJECT = """\
+cmake_minimum_required(VERSION 3.20)
+project(small LANGUAGES NONE)
+find_library(DRIVER cuda PATHS "${TOOLKIT}" PATH_SUFFIXES ${WHERE} NO_DEFAULT_PATH)
+find_library(DRIVER cuda PATHS "${MACHINE}")
+file(WRITE "${CMAKE_BINARY_DIR}/found" "${DRIVER}")
+"""
+
+
+@pytest.mark.parametrize(
+    ("where", "found"),
+    [("lib/stubs", "{dest}/lib/stubs/libcuda.so"), ("nowhere", "DRIVER-NOTFOUND")],
+)
+def test_a_driver_of_this_machine_is_not_linked(halves, tmp_path, where, found):
+    need(CROSS, "g++", "cmake")
+    toolchain, site, dest = halves(machine="aarch64", cxx=CROSS)
+    cross_toolkit(toolchain, site, Path(sys.executable), dest, root=dest)
+    assert read_dynamic(dest / "lib/stubs/libcuda.so").machine == "aarch64"
+    machine = tmp_path / "usr/lib"
+    machine.mkdir(parents=True)
+    subprocess.run(["g++", "-shared", "-x", "c", "/dev/null", "-o", machine / "libcuda.so"])
+    (tmp_path / "CMakeLists.txt").write_text(PROJECT)
+    given = {
+        "CMAKE_TOOLCHAIN_FILE": cross_variables(toolchain, dest)["CMAKE_TOOLCHAIN_FILE"],
+        "TOOLKIT": dest,
+        "MACHINE": machine,
+        "WHERE": where,
+    }
+    options = [f"-D{name}={value}" for name, value in given.items()]
+    command = ["cmake", "-S", tmp_path, "-B", tmp_path / "build", *options]
+    subprocess.run(command, check=True, capture_output=True)
+    assert (tmp_path / "build/found").read_text() == found.format(dest=dest)
+
+
+X86 = """\
+/* Define if we can use x64 gcc inline assembler */
+#define HAVE_GCC_ASM_FOR_X64 1
+#define HAVE_GCC_ASM_FOR_X87 1
+#define HAVE_USABLE_WCHAR_T_TOO 1
+/* #undef HAVE_USABLE_WCHAR_T */
+#define PY_SUPPORT_TIER 1
+#define SIZEOF_WCHAR_T 4
+"""
+AARCH64 = """\
+/* Define if we can use x64 gcc inline assembler */
+/* #undef HAVE_GCC_ASM_FOR_X64 */
+/* #undef HAVE_GCC_ASM_FOR_X87 */
+#define HAVE_USABLE_WCHAR_T_TOO 1
+#define HAVE_USABLE_WCHAR_T 1
+#define PY_SUPPORT_TIER 2
+#define SIZEOF_WCHAR_T 4
+"""
+
+
+def python(tmp_path, text):
+    """An interpreter that says where its header is, and nothing else of this machine's."""
+    home = tmp_path / "include"
+    (home / "python3.11").mkdir(parents=True)
+    (home / "python3.11" / "pyconfig.h").write_text(text)
+    script = tmp_path / "python"
+    script.write_text(
+        f"""\
+#!{sys.executable}
+import sys, sysconfig
+sysconfig.get_config_h_filename = lambda: {str(home / "python3.11" / "pyconfig.h")!r}
+sysconfig.get_config_var = lambda name: "x86_64-linux-gnu"
+sys.argv = sys.argv[3:]
+exec(sys.argv[0], {{"__name__": "__main__"}})
+"""
+    )
+    script.chmod(0o755)
+    return script
+
+
+DISPATCH = """\
+# if defined(__x86_64__) && defined(__LP64__)
+#  include <x86_64-linux-gnu/python3.11/pyconfig.h>
+# elif defined(__aarch64__) && defined(__AARCH64EL__)
+#  include <aarch64-linux-gnu/python3.11/pyconfig.h>
+# endif
+"""
+
+
+def test_it_is_written_under_the_name_that_the_header_includes(tmp_path):
+    asked = python(tmp_path, DISPATCH)
+    own = tmp_path / "include" / "x86_64-linux-gnu" / "python3.11" / "pyconfig.h"
+    with pytest.raises(HostError, match="has no headers"):
+        python_headers(asked, "aarch64", tmp_path / "dest")
+    own.parent.mkdir(parents=True)
+    own.write_text(X86)
+    python_headers(asked, "aarch64", tmp_path / "dest")
+    made = tmp_path / "dest" / "aarch64-linux-gnu" / "python3.11" / "pyconfig.h"
+    assert made.read_text() == AARCH64
+    (tmp_path / "file").touch()
+    with pytest.raises(StorageError):
+        python_headers(asked, "aarch64", tmp_path / "file")
