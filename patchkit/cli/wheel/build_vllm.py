@@ -24,7 +24,7 @@ from patchkit.recipes.vllm.build import by_option, with_targets
 from patchkit.recipes.vllm.idle import idle_sources
 from patchkit.source.tree import SourceTree
 from patchkit.target import Target
-from patchkit.wheel.build.machine import can_cut_off, network
+from patchkit.wheel.build.machine import namespace_words, network
 from patchkit.wheel.build.toolchain import MACHINES, find_toolchain
 from patchkit.wheel.vllm.from_source import JOB_MEMORY, build_vllm
 from patchkit.wheel.vllm.inputs import parse_given
@@ -171,5 +171,5 @@ def _tell_left_out(order: VllmOrder, idle: Mapping[str, str]) -> None:
     for extension in by_option(sorted(order.without - idle.keys())):
         if extension.serves(order.request.target.major, order.version):
             tell(f"without {extension.option}: {extension.cost}")
-    if not can_cut_off():
+    if not namespace_words():
         tell(network())

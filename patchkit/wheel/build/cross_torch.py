@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from email.parser import BytesHeaderParser
 from pathlib import Path
 
@@ -43,8 +43,17 @@ def install_torch_stand_in(site: Path, target: Path) -> None:
             why="a build for another CPU has a stand-in there, and both have one name",
             hint="name an environment without torch, or let patchkit make one",
         )
+    about = f"Metadata-Version: 2.1\nName: torch\nVersion: {release}\n"
     try:
-        wanted = _stand_in_files(target, release)
+        # Path below site-packages → content.
+        wanted = {
+            f"torch/{path.relative_to(_STAND_IN)}": path.read_bytes()
+            for path in sorted(_STAND_IN.rglob("*.py"))
+        } | {
+            "torch/version.py": (target / "torch/version.py").read_bytes(),
+            f"torch/{_TARGET}": os.fsencode(target.absolute() / "torch"),
+            f"torch-{release}.dist-info/METADATA": about.encode(),
+        }
         with hold_lock(site, _PATIENCE):
             # Another build may be asking this one: only what is of another torch, or of another
             # patchkit, is written anew.
@@ -65,19 +74,6 @@ def install_torch_stand_in(site: Path, target: Path) -> None:
             f"cannot write {package}: {error.strerror or error}",
             hint="free some space, or look at who owns the folder",
         ) from error
-
-
-def _stand_in_files(target: Path, release: Version) -> Mapping[str, bytes]:
-    """Return the files of the stand-in for a torch: path below site-packages → content."""
-    files = {
-        f"torch/{path.relative_to(_STAND_IN)}": path.read_bytes()
-        for path in sorted(_STAND_IN.rglob("*.py"))
-    }
-    files["torch/version.py"] = (target / "torch/version.py").read_bytes()
-    files[f"torch/{_TARGET}"] = os.fsencode(target.absolute() / "torch")
-    about = f"Metadata-Version: 2.1\nName: torch\nVersion: {release}\n"
-    files[f"torch-{release}.dist-info/METADATA"] = about.encode()
-    return files
 
 
 def _torch_release(target: Path) -> Version:

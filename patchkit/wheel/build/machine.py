@@ -57,23 +57,13 @@ def jobs_for(memory: int) -> Jobs:
     return Jobs(number, f"{limit}: {cores} cores, {needs}")
 
 
-def cut_off(command: list[str]) -> list[str]:
-    """Return the command in an empty network namespace, or as it is if none can be made."""
-    return [*_prefix(), *command]
-
-
-def can_cut_off() -> bool:
-    """Check whether this machine lets us make network namespaces."""
-    return bool(_prefix())
-
-
 def network() -> str:
     """Say in a sentence whether a build here is cut off.
 
     It is not part of a wheel: what is compiled is the same either way, since every source and tool
     was fetched before and is known by its digest.
     """
-    if can_cut_off():
+    if namespace_words():
         return "cut off from the network, in a namespace of its own"
     return (
         "not cut off from the network: this machine lets nobody make network namespaces (Ubuntu: "
@@ -82,7 +72,8 @@ def network() -> str:
 
 
 @cache
-def _prefix() -> tuple[str, ...]:
+def namespace_words() -> tuple[str, ...]:
+    """Return what begins a command that has no network; () if no namespace can be made."""
     unshare = shutil.which("unshare")
     if unshare is None:
         return ()

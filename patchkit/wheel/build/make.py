@@ -32,13 +32,8 @@ Counter = Callable[[str], tuple[int, int] | None]
 # The caller's environment is left out but for what finds programs and caches: flags and paths of
 # compilers (CXXFLAGS, CPATH, NVCC_APPEND_FLAGS …) would change the result without a trace.
 _KEPT = (
-    "PATH",
-    "HOME",
-    "TMPDIR",
-    "CCACHE_DIR",
-    "CCACHE_CONFIGPATH",
-    "CCACHE_DISABLE",
-    "VIRTUAL_ENV",
+    *("PATH", "HOME", "TMPDIR", "VIRTUAL_ENV"),
+    *("CCACHE_DIR", "CCACHE_CONFIGPATH", "CCACHE_DISABLE"),
 )
 _PLANNED = "planned"  # a file that is there once the sources are generated
 _COMPILING = re.compile(r"^Compiling\s")
@@ -166,23 +161,20 @@ def run_build(
     if done.status is None:
         raise done.error()
     if done.status:
-        raise _build_error(done.output.splitlines(), log, done.status)
+        lines = done.output.splitlines()
+        telling = [line for line in lines if _FAILURE.search(line)][:8] or lines[-8:]
+        out_of_memory = any("Killed" in line or "terminated by signal 9" in line for line in lines)
+        # Not every tool says that the disk is full.
+        why = f"the disk of {root} is full" if is_full(log) else ""
+        if out_of_memory:
+            why = "the system ran out of memory, and ended a compiler"
+        raise BuildError(
+            f"the build ended with {done.status}\n" + "\n".join(f"    {line}" for line in telling),
+            why=why,
+            hint=f"{'use fewer --jobs; ' if out_of_memory else ''}the whole log is {log}; "
+            "run again to go on from here, with --fresh to begin anew",
+        )
     progress(total, total)
-
-
-def _build_error(lines: list[str], log: Path, code: int) -> BuildError:
-    telling = [line for line in lines if _FAILURE.search(line)][:8] or lines[-8:]
-    out_of_memory = any("Killed" in line or "terminated by signal 9" in line for line in lines)
-    # Not every tool says that the disk is full.
-    why = f"the disk of {log.parent} is full" if is_full(log) else ""
-    if out_of_memory:
-        why = "the system ran out of memory, and ended a compiler"
-    return BuildError(
-        f"the build ended with {code}\n" + "\n".join(f"    {line}" for line in telling),
-        why=why,
-        hint=f"{'use fewer --jobs; ' if out_of_memory else ''}the whole log is {log}; "
-        "run again to go on from here, with --fresh to begin anew",
-    )
 
 
 def drop_partial(build: Path) -> None:

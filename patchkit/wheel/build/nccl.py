@@ -93,7 +93,19 @@ def build_nccl(order: NcclOrder, progress: Progress) -> BuiltWheel:
     with staging() as staged:
         seen = nccl_environment(staged, order.toolchain)
         check_toolchain(order.toolchain, order.gencode, staged, seen)
-        _copy_sources(order.origin, source := staged / "source")
+        source, origin = staged / "source", order.origin
+        if origin.is_tree:
+            # Neither history nor earlier objects: the digest of the tree is one of the facts.
+            aside = shutil.ignore_patterns(".git", "build")
+            shutil.copytree(origin.path, source, symlinks=True, ignore=aside)
+        else:
+            unpack(origin.path, source)
+        if not (source / _LICENSE).is_file():
+            raise SourceError(
+                f"{origin.path}: {_LICENSE} is missing",
+                why="the tree is incomplete, and a wheel needs its licence",
+                hint="restore the file from the release",
+            )
         # The build that follows runs the source's own code by design, sandbox or not.
         possible = Sandboxed.IF_POSSIBLE
         outcome = apply(source, load_recipe("nccl"), order.request, anew=True, sandboxed=possible)
@@ -112,21 +124,6 @@ def build_nccl(order: NcclOrder, progress: Progress) -> BuiltWheel:
                 binaries=binaries,
                 log=root / "log.txt",
             )
-
-
-def _copy_sources(origin: SourceOrigin, dest: Path) -> None:
-    if origin.is_tree:
-        # Neither history nor earlier objects: the digest of the tree is one of the facts.
-        aside = shutil.ignore_patterns(".git", "build")
-        shutil.copytree(origin.path, dest, symlinks=True, ignore=aside)
-    else:
-        unpack(origin.path, dest)
-    if not (dest / _LICENSE).is_file():
-        raise SourceError(
-            f"{origin.path}: {_LICENSE} is missing",
-            why="the tree is incomplete, and a wheel needs its licence",
-            hint="restore the file from the release",
-        )
 
 
 def _nccl_facts(order: NcclOrder, source: Path, outcome: Applied) -> dict[str, Any]:
@@ -159,11 +156,33 @@ def _nccl_facts(order: NcclOrder, source: Path, outcome: Applied) -> dict[str, A
 
 def _write_project(root: Path, order: NcclOrder, facts: Mapping[str, Any]) -> None:
     """Write the scikit-build-core project; ``pip wheel ROOT/project`` would also build it."""
-    project = root / "project"
+    project, home, tools = root / "project", load_recipe("nccl").home, order.toolchain
     (project / "sboms").mkdir(parents=True, exist_ok=True)
-    home = load_recipe("nccl").home
+    ccache = shutil.which("ccache")
+    # By its bare name g++ is found in ccache's folder, the first of PATH; a path would miss it.
+    bare = ccache and shutil.which(tools.cxx.name) == str(tools.cxx)
+    settings = {
+        "NCCL_SOURCE": root / "source",
+        "NCCL_BUILD": root / "build",
+        "NCCL_VERSION": order.version,
+        "JOBS": order.jobs,
+        "WHEEL_VERSION": facts["wheel"],
+        "WHEEL_LICENSE": f"{facts['license']['nccl']} AND LicenseRef-NVIDIA-CUDA-EULA",
+    }
+    make = {
+        "CUDA_HOME": tools.nvcc.parents[1],
+        "CUDA_INC": tools.include,
+        "CUDA_LIB": tools.lib,
+        "NVCC": f"{ccache} {tools.nvcc}" if ccache else tools.nvcc,
+        "CXX": tools.cxx.name if bare else tools.cxx,
+        "NVCC_GENCODE": order.gencode,
+        "ONLY_FUNCS": order.functions,
+    }
+    # Bracket arguments: CMake neither expands variables nor reads escapes in them.
+    lines = [f"set({name} [=[{value}]=])" for name, value in settings.items()]
+    lines += ["set(NCCL_MAKE", *(f"  [=[{name}={value}]=]" for name, value in make.items()), ")"]
     texts = {name: (home / name).read_text("utf-8") for name in _PROJECT}
-    texts["settings.cmake"] = _cmake_settings(root, order, facts)
+    texts["settings.cmake"] = "\n".join([*lines, ""])
     texts[FACTS] = as_text(facts)
     texts["sboms/nccl.cdx.json"] = as_text(nccl_sbom(facts))
     for name in (_LICENSE, "ThirdPartyNotices.txt"):
@@ -171,36 +190,6 @@ def _write_project(root: Path, order: NcclOrder, facts: Mapping[str, Any]) -> No
             texts[name] = (root / "source" / name).read_text("utf-8")
     for name, text in texts.items():
         (project / name).write_text(text, encoding="utf-8")
-
-
-def _cmake_settings(root: Path, order: NcclOrder, facts: Mapping[str, Any]) -> str:
-    tools = order.toolchain
-    ccache = shutil.which("ccache")
-    variables = {
-        "CUDA_HOME": tools.nvcc.parents[1],
-        "CUDA_INC": tools.include,
-        "CUDA_LIB": tools.lib,
-        "NVCC": f"{ccache} {tools.nvcc}" if ccache else tools.nvcc,
-        # By its bare name g++ is found in ccache's folder, the first of PATH; a path would miss it.
-        "CXX": tools.cxx.name
-        if ccache and shutil.which(tools.cxx.name) == str(tools.cxx)
-        else tools.cxx,
-        "NVCC_GENCODE": order.gencode,
-        "ONLY_FUNCS": order.functions,
-    }
-    licenses = f"{facts['license']['nccl']} AND LicenseRef-NVIDIA-CUDA-EULA"
-    lines = {
-        "NCCL_SOURCE": str(root / "source"),
-        "NCCL_BUILD": str(root / "build"),
-        "NCCL_VERSION": order.version,
-        "JOBS": str(order.jobs),
-        "WHEEL_VERSION": facts["wheel"],
-        "WHEEL_LICENSE": licenses,
-    }
-    # Bracket arguments: CMake neither expands variables nor reads escapes in them.
-    text = [f"set({name} [=[{value}]=])" for name, value in lines.items()]
-    made = [f"  [=[{name}={value}]=]" for name, value in variables.items()]
-    return "\n".join([*text, "set(NCCL_MAKE", *made, ")", ""])
 
 
 def _compile_nccl(root: Path, order: NcclOrder, progress: Progress) -> Path:

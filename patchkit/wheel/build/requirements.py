@@ -46,12 +46,6 @@ class Pinned:
     marker: str
     hashes: tuple[str, ...]
 
-    @property
-    def line(self) -> str:
-        """Return the package as a line of pip's format, for a Python that the marker allows."""
-        hashes = " ".join(f"--hash=sha256:{each}" for each in self.hashes)
-        return f"{self.name}=={self.version} {hashes}"
-
     def fits(self, patterns: Iterable[str]) -> bool:
         """Return whether one of the patterns, such as ``nvidia-*``, fits the name."""
         return any(fnmatchcase(self.name, each) for each in patterns)
@@ -81,30 +75,23 @@ def read_requirements(path: Path) -> tuple[Pinned, ...]:
         text = path.read_text(encoding="utf-8").replace("\\\n", " ")
     except OSError as error:
         raise StorageError(f"{path}: cannot be read: {error.strerror}") from error
-    lines = (line.strip() for line in text.splitlines())
-    return tuple(
-        _parse_requirement(path, line) for line in lines if line and not line.startswith("#")
-    )
-
-
-def _parse_requirement(path: Path, line: str) -> Pinned:
-    match = _LINE.fullmatch(_HASH.sub("", line).strip())
-    marker = (match["marker"] or "").strip() if match else ""
-    fine = False
-    with contextlib.suppress(InvalidMarker):
-        fine = match is not None and (not marker or bool(Marker(marker)))
-    if match is None or not fine:
-        raise SourceError(
-            f"{path}: {line[:60]!r} is not NAME==VERSION with --hash=sha256:…",
-            why="pip would not know by which bytes to take it",
-            hint="`uv pip compile --generate-hashes` or pip-tools writes such a file",
-        )
-    return Pinned(
-        name=str(canonicalize_name(match["name"])),
-        version=match["version"],
-        marker=marker,
-        hashes=tuple(_HASH.findall(line)),
-    )
+    found = []
+    for line in map(str.strip, text.splitlines()):
+        if not line or line.startswith("#"):
+            continue
+        match = _LINE.fullmatch(_HASH.sub("", line).strip())
+        marker, fine = (match["marker"] or "").strip() if match else "", False
+        with contextlib.suppress(InvalidMarker):
+            fine = not marker or bool(Marker(marker))
+        if match is None or not fine:
+            raise SourceError(
+                f"{path}: {line[:60]!r} is not NAME==VERSION with --hash=sha256:…",
+                why="pip would not know by which bytes to take it",
+                hint="`uv pip compile --generate-hashes` or pip-tools writes such a file",
+            )
+        name, hashes = str(canonicalize_name(match["name"])), tuple(_HASH.findall(line))
+        found.append(Pinned(name=name, version=match["version"], marker=marker, hashes=hashes))
+    return tuple(found)
 
 
 def make_environment(
@@ -205,7 +192,9 @@ def install_locked(
     """
     collected, total = 0, len(wanted)
     with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
-        file.writelines(f"{each.line}\n" for each in wanted)
+        for pin in wanted:
+            hashes = " ".join(f"--hash=sha256:{each}" for each in pin.hashes)
+            file.write(f"{pin.name}=={pin.version} {hashes}\n")
         file.flush()
         command = [
             # -I: no PYTHONPATH and no user's packages, which pip would take for installed.

@@ -19,7 +19,7 @@ from patchkit.recipes.vllm.leave_out import asked_targets
 from patchkit.source.detect import detect
 from patchkit.source.tree import Sandboxed
 from patchkit.units import BYTES_PER_GIB
-from patchkit.wheel.build.machine import cut_off, network
+from patchkit.wheel.build.machine import namespace_words, network
 from patchkit.wheel.build.make import (
     BuiltWheel,
     Progress,
@@ -151,7 +151,8 @@ def compile_wheel(
         extra_environ: Mapping[str, str] | None = None,
     ) -> None:
         full = {**variables, **(extra_environ or {})}
-        run_build(cut_off(list(cmd)), root, full, ninja_steps, progress, folder=Path(cwd or source))
+        words = [*namespace_words(), *cmd]
+        run_build(words, root, full, ninja_steps, progress, folder=Path(cwd or source))
 
     from pyproject_hooks import BuildBackendHookCaller  # comes with the extra for builds
 
