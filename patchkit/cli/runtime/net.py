@@ -56,7 +56,6 @@ def _plan_options(command: F) -> F:
     for option in (
         ROOT,
         MTU,
-        click.option("--twins", is_flag=True, help="An address for every half, on both nodes."),
         NETDEV,
         click.option(
             "--network",

@@ -11,7 +11,6 @@ from typing import Any
 
 import click
 
-from patchkit.cli.out import PATH
 from patchkit.cli.render import (
     Block,
     ExitCode,
@@ -24,8 +23,7 @@ from patchkit.cli.render import (
 from patchkit.cluster.launch.cluster_file import VENV
 from patchkit.cluster.net.apply import NetHistory
 from patchkit.cluster.net.checks import check_warned, choose_checked_cages
-from patchkit.cluster.net.verify import ask_peer_facts, read_peer_facts, verify_network
-from patchkit.errors import UsageError
+from patchkit.cluster.net.verify import ask_peer_facts, verify_network
 from patchkit.finding import Level, worst
 from patchkit.quoting import quoted
 from patchkit.runtime.host.hardware import network_facts
@@ -70,15 +68,8 @@ def words_as_root(*arguments: str) -> tuple[str, ...]:
     multiple=True,
     help="Its address; repeat per twin.",
 )
-@click.option(
-    "--peer-probe",
-    type=PATH,
-    metavar="FILE",
-    help="The peer's facts: `patchkit probe --json` there.",
-)
 @click.option("--ssh", metavar="HOST", help="Ask the peer, which needs no patchkit, by ssh.")
 @NETDEV
-@click.option("--python", metavar="PATH", help="The Python of vLLM; default: the present one.")
 @ROOT
 @verbose_option
 @rendered
@@ -86,17 +77,12 @@ def verify(*, verbose: bool, root: Path, **options: Any) -> Iterator[Block]:
     """Check the QSFP network; needs no rights, changes nothing.
 
     Link, speed, MTU, addresses and RoCE GIDs here; with --peer the way there, with jumbo frames;
-    with the peer's facts both ends compared. What could not be checked is reported and does not
+    with --ssh both ends compared. What could not be checked is reported and does not
     count as passed. Exits with 9 if a check failed.
     """
-    file, destination = options["peer_probe"], options["ssh"]
-    if file and destination:
-        raise UsageError("--peer-probe and --ssh both tell the peer's facts", hint="take one")
-    host = probe(root, python=options["python"], environment=os.environ)
+    host = probe(root, python=None, environment=os.environ)
     chosen = choose_checked_cages(host, options["netdevs"])
-    peer = read_peer_facts(file) if file else None
-    if destination:
-        peer = ask_peer_facts(destination, VENV)
+    peer = ask_peer_facts(options["ssh"], VENV) if options["ssh"] else None
     place = NetHistory(root)
     found = verify_network(host, chosen, peer, options["peers"], options["mtu"], live=place.live)
     checks = list(found)

@@ -29,7 +29,7 @@ def pair_findings(names: Sequence[str], facts: Sequence[NodeFacts]) -> Iterator[
     cages = find_cages(head.host, cabled=True)
     for name, its in zip(names[1:], facts[1:], strict=True):
         wrong = partial(finding_from_text, "survey.toml", where=f"{first}, {name}")
-        for found in pair_checks(head.host, cages, its.host) if cages else ():
+        for found in pair_checks(cages, its.host) if cages else ():
             if found.level is not Level.OK:
                 what = f"{found.where}: {found.what}"
                 yield replace(found, where=f"{first}, {name}", what=what)

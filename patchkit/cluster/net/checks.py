@@ -20,11 +20,11 @@ from patchkit.finding import Finding, Level
 from patchkit.quoting import quoted
 from patchkit.runtime.host import advice
 from patchkit.runtime.host.hardware import network_facts
-from patchkit.runtime.host.host import Host, Netdev, Software
+from patchkit.runtime.host.host import Host, Netdev
 from patchkit.runtime.host.networks import overlaps
 
 _REPLAN = "`patchkit net plan --role head`, then apply, and the same as worker there"
-_PACKAGES = ("vllm", "torch", "triton", "ray")
+_ANEW = "`patchkit net plan --role head --network 192.168.100.0/24`"
 
 
 def net_finding(level: Level, where: str, about: str, what: str, hint: str = "") -> Finding:
@@ -149,7 +149,15 @@ def _check_half(
     yield _check_mtu(netdev, lit, mtu)
     # Of a half without an address beside one that has one, the remark on the machine tells.
     if netdev.ipv4 or not any(other.ipv4 for other in others):
-        yield _check_address(netdev, others)
+        seen = ", ".join(map(str, netdev.ipv4))
+        drawn = seen and not netdev.lasting
+        # Of link-local ones on two halves the machine's remarks tell.
+        if drawn and not any(other.ipv4 for other in others):
+            seen += ": link-local, drawn anew at any boot unless somebody set it"
+            hint = f"for addresses that stay: {_ANEW}"
+            yield net_finding(Level.NOTE, name, "IPv4", seen, hint)
+        else:
+            yield judge(bool(seen), name, "IPv4", seen or "no address", _REPLAN)
         yield _check_gid(host, netdev)
     if netdev.lanes is None:
         yield check_unknown(name, "PCIe lanes", "sysfs does not say", "sudo lspci -vv")
@@ -173,16 +181,6 @@ def _check_mtu(netdev: Netdev, others: Sequence[Netdev], mtu: int | None) -> Fin
     if mtu is None and netdev.mtu < network_facts()["plan"]["mtu"]:
         return _small_mtu(name, netdev.mtu)
     return net_finding(Level.OK, name, "MTU", str(netdev.mtu))
-
-
-def _check_address(netdev: Netdev, others: Sequence[Netdev]) -> Finding:
-    """Check that there is one. Of link-local ones on two halves the machine's remarks tell."""
-    seen = ", ".join(map(str, netdev.ipv4))
-    if not seen or netdev.lasting or any(other.ipv4 for other in others):
-        return judge(bool(seen), netdev.name, "IPv4", seen or "no address", _REPLAN)
-    seen += ": link-local, drawn anew at any boot unless somebody set it"
-    hint = "for addresses that stay: `patchkit net plan --twins`"
-    return net_finding(Level.NOTE, netdev.name, "IPv4", seen, hint)
 
 
 def _check_gid(host: Host, netdev: Netdev) -> Finding:
@@ -214,7 +212,7 @@ def _check_both_halves(cage: int | None, twins: Sequence[Netdev]) -> Iterator[Fi
     elif any(a.overlaps(b) for n, a in enumerate(networks) for b in networks[:n]):
         address, last = str(twins[-1].lasting[0]), twins[-1].name
         delete = quoted("sudo", "ip", "address", "del", address, "dev", last)
-        hint = f"{delete}; and where it is configured; then `patchkit net plan --twins`"
+        hint = f"{delete}; and where it is configured"
         what = f"{seen}: Linux answers for either at either"
         yield check_failed(where, "different networks", what, hint)
     elif all(twin.lasting for twin in twins):
@@ -224,8 +222,8 @@ def _check_both_halves(cage: int | None, twins: Sequence[Netdev]) -> Iterator[Fi
 _Pair = tuple[Netdev, IPv4Network, tuple[Netdev, ...]]
 
 
-def pair_checks(host: Host, chosen: Cages, peer: Host) -> Iterator[Finding]:
-    """Yield how both ends compare: networks, MTU, addresses, twins, versions."""
+def pair_checks(chosen: Cages, peer: Host) -> Iterator[Finding]:
+    """Yield how both ends compare: networks, MTU, addresses, twins, ports."""
     pairs = list(_find_pairs(chosen, peer))
     if not pairs:
         yield check_failed("both ends", "networks", "there is no address to compare", _REPLAN)
@@ -252,13 +250,23 @@ def pair_checks(host: Host, chosen: Cages, peer: Host) -> Iterator[Finding]:
         hint = "give the halves of one node each other's addresses"
         seen = f"{here} here, {there} there"
         yield judge(here == there, both, "same twin", seen, hint, "warning")
-    yield from _check_ring_ports(chosen, peer, pairs)
+    links = {(netdev.cage, other.cage) for netdev, _, others in pairs for other in others[:1]}
+    rings = (
+        sum(any(twin.ipv4 for twin in twins) for twins in ends.values()) > 1
+        for ends in (chosen, find_cages(peer))
+    )
+    # A ring's cable leads from port 0 to port 1; a single one may lead anywhere.
+    if len(links) == 1 and all(rings):
+        ((here_port, there_port),) = links
+        seen = f"port {here_port} here leads to port {there_port} there"
+        hint = "swap the two cables of one of the nodes, and their addresses with them"
+        hint += f": {network_facts()['owners']['triangle']}"
+        yield judge(here_port != there_port, "both ends", "ports", seen, hint, "warning")
     own = {address.ip for twins in chosen.values() for twin in twins for address in twin.ipv4}
     theirs = (address.ip for netdev in peer.netdevs for address in netdev.ipv4)
     twice = ", ".join(map(str, sorted(own.intersection(theirs))))
     hint = "each node has a --node number of its own; or these are facts of the same machine"
     yield judge(not twice, "both ends", "addresses", f"{twice or 'none'} on both hosts", hint)
-    yield from _check_versions(host.software, peer.software)
 
 
 def _find_pairs(chosen: Cages, peer: Host) -> Iterator[_Pair]:
@@ -271,39 +279,3 @@ def _find_pairs(chosen: Cages, peer: Host) -> Iterator[_Pair]:
                 rows.append((netdev, network, tuple(others)))
         if len(chosen) == 1 or any(others for _, _, others in rows):
             yield from rows
-
-
-def _check_ring_ports(chosen: Cages, peer: Host, pairs: list[_Pair]) -> Iterator[Finding]:
-    """Check that a ring's cable leads from port 0 to port 1. A single cable may lead anywhere."""
-    links = {(netdev.cage, other.cage) for netdev, _, others in pairs for other in others[:1]}
-    rings = (
-        sum(any(twin.ipv4 for twin in twins) for twins in ends.values()) > 1
-        for ends in (chosen, find_cages(peer))
-    )
-    if len(links) == 1 and all(rings):
-        ((here, there),) = links
-        seen = f"port {here} here leads to port {there} there"
-        hint = "swap the two cables of one of the nodes, and their addresses with them"
-        hint += f": {network_facts()['owners']['triangle']}"
-        yield judge(here != there, "both ends", "ports", seen, hint, "warning")
-
-
-def _check_versions(ours: Software | None, theirs: Software | None) -> Iterator[Finding]:
-    """Compare what must be equal on all nodes, NCCL first: releases that differ cannot talk."""
-    if ours is None or theirs is None:
-        seen = f"unknown {'here' if ours is None else 'at the peer'}"
-        yield check_unknown("both ends", "versions", seen, "patchkit probe --json --python PYTHON")
-        return
-    for name, here, there in (
-        ("NCCL of vLLM", *(s.vllm_nccl.version if s.vllm_nccl else "" for s in (ours, theirs))),
-        ("NCCL of torch", *(s.torch_nccl.version if s.torch_nccl else "" for s in (ours, theirs))),
-        *((name, getattr(ours, name), getattr(theirs, name)) for name in _PACKAGES),
-    ):
-        if here or there:
-            seen = (
-                here if here == there else f"{here or 'none'} here, {there or 'none'} at the peer"
-            )
-            hint = f"install the same {name} on all nodes"
-            yield judge(here == there, "both ends", name, seen, hint, "warning")
-        else:
-            yield check_unknown("both ends", name, "not installed at either end")

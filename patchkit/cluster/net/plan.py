@@ -39,7 +39,7 @@ Cages = Mapping[int | None, tuple[Netdev, ...]]
 class NetPlanOptions:
     """The options of a plan; None is for what was not asked for. ``node`` counts from 1.
 
-    ``netdevs`` replaces the detection of cages; ``twins`` asks for an address on every half.
+    ``netdevs`` replaces the detection of cages.
     """
 
     node: int | None = None
@@ -47,7 +47,6 @@ class NetPlanOptions:
     mtu: int | None = None
     network: IPv4Network | None = None
     netdevs: tuple[str, ...] = ()
-    twins: bool = False
 
     def command_words(self, verb: str) -> list[str]:
         """Return what patchkit is asked for such a plan: ``net``, the verb, and the options."""
@@ -59,7 +58,7 @@ class NetPlanOptions:
         }
         words = [word for name, value in asked.items() if value for word in (name, str(value))]
         words += [word for name in self.netdevs for word in ("--netdev", name)]
-        return ["net", verb, *words, *(["--twins"] if self.twins else [])]
+        return ["net", verb, *words]
 
     def command_line(self) -> str:
         """Return the command line of the plan."""
@@ -168,14 +167,28 @@ def make_net_plan(host: Host, options: NetPlanOptions, given: Given | None = Non
     Raises UsageError for options that contradict each other or lack an answer, HostError if no
     cage is cabled.
     """
-    _check_numbers(options)
+    node, nodes, network = options.node, options.nodes, _base_network(options)
+    if nodes < 2:
+        raise UsageError(f"--nodes {nodes}: one node needs no network", hint="2 or more")
+    if node is not None and not 1 <= node <= nodes:
+        raise UsageError(
+            f"--node {node}: nodes are numbered from 1 to {nodes}", hint="the head is node 1"
+        )
+    facts = network_facts()["plan"]
+    # The last number of a network is its broadcast address.
+    if (last := facts["first_host"] + nodes) >= network.num_addresses - 1:
+        raise UsageError(
+            f"--network {network} is too small for {nodes} nodes",
+            why=f"node {nodes} has the host number {last}",
+            hint="give a /24",
+        )
     planner = _Planner(host, options, given or Given())
     chosen = planner.choose_cages()
-    topology = "cable" if options.nodes == 2 else "switch"
+    topology = "cable" if nodes == 2 else "switch"
     if len(chosen) > 1:
-        topology = "ring" if options.nodes == RING else "as found"
+        topology = "ring" if nodes == RING else "as found"
     lines = tuple(planner.make_lines(chosen, topology))
-    least, most = network_facts()["plan"]["mtu_min"], network_facts()["plan"]["mtu_max"]
+    least, most = facts["mtu_min"], facts["mtu_max"]
     for line in lines:
         if line.action != "keep" and not least <= line.mtu <= most:
             raise UsageError(
@@ -184,9 +197,7 @@ def make_net_plan(host: Host, options: NetPlanOptions, given: Given | None = Non
             )
     linked = find_cages(host, cabled=True).items()
     spare = {number: twins for number, twins in linked if chosen.keys().isdisjoint({number, None})}
-    return NetPlan(
-        node=options.node, nodes=options.nodes, topology=topology, lines=lines, spare=spare
-    )
+    return NetPlan(node=node, nodes=nodes, topology=topology, lines=lines, spare=spare)
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,38 +261,23 @@ class _Planner:
         """Yield the lines of all cages: what is in use is kept, the others are counted."""
         node, first, peer = self.options.node, 0, None
         for cage, twins in chosen.items():
-            before = {twin.name: self.present_addresses(twin) for twin in twins}
-            lasting = [one for own in before.values() for one in own if not one.is_link_local]
+            after = {twin.name: self.present_addresses(twin) for twin in twins}
+            lasting = [one for own in after.values() for one in own if not one.is_link_local]
             if node and topology == "cable":
                 peer = 3 - node
             elif node and topology == "ring":
                 following, former = node % RING + 1, (node - 2) % RING + 1
                 peer, link = (following, node) if cage == 0 else (former, former)
                 first = 2 * (link - 1)
-            after: Mapping[str, Addresses] = before
-            if lasting:
-                after = self._complete_halves(twins, before, lasting[0])
-            elif not any(before.values()) or self.options.twins:
-                after = {
-                    twin.name: (self._count_address(first + number),)
-                    for number, twin in enumerate(twins)
-                }
+            for number, twin in enumerate(twins):
+                own = after[twin.name]
+                if lasting and own and all(one.is_link_local for one in own):
+                    # One that was drawn: in the network after the set one, with its host number.
+                    address = lasting[0].ip + lasting[0].network.num_addresses
+                    after[twin.name] = (IPv4Interface(f"{address}/{lasting[0].network.prefixlen}"),)
+                elif not any(self.present_addresses(each) for each in twins):
+                    after[twin.name] = (self._count_address(first + number),)
             yield from self._make_lines_of(cage, twins, after, peer)
-
-    def _complete_halves(
-        self, twins: Sequence[Netdev], before: Mapping[str, Addresses], base: IPv4Interface
-    ) -> Mapping[str, Addresses]:
-        """Return the addresses of a cage in use: a half gets one if it has drawn one, or if asked.
-
-        It is in the network after ``base``, with the same host number.
-        """
-        after = dict(before)
-        for twin in twins:
-            own = before[twin.name]
-            if all(one.is_link_local for one in own) and (own or self.options.twins):
-                address = base.ip + base.network.num_addresses
-                after[twin.name] = (IPv4Interface(f"{address}/{base.network.prefixlen}"),)
-        return after
 
     def _count_address(self, number: int) -> IPv4Interface:
         """Return this node's address in the network that is ``number`` after the base."""
@@ -333,25 +329,6 @@ class _Planner:
                 peer=peer if addresses != twin.ipv4 else None,
                 ours=ours,
             )
-
-
-def _check_numbers(options: NetPlanOptions) -> None:
-    """Raise UsageError for numbers that contradict each other, or do not fit the network."""
-    node, nodes, network = options.node, options.nodes, _base_network(options)
-    if nodes < 2:
-        raise UsageError(f"--nodes {nodes}: one node needs no network", hint="2 or more")
-    if node is not None and not 1 <= node <= nodes:
-        raise UsageError(
-            f"--node {node}: nodes are numbered from 1 to {nodes}", hint="the head is node 1"
-        )
-    # The last number of a network is its broadcast address.
-    last = network_facts()["plan"]["first_host"] + nodes
-    if last >= network.num_addresses - 1:
-        raise UsageError(
-            f"--network {network} is too small for {nodes} nodes",
-            why=f"node {nodes} has the host number {last}",
-            hint="give a /24",
-        )
 
 
 def _base_network(options: NetPlanOptions) -> IPv4Network:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from ipaddress import IPv4Address
-from pathlib import Path
 
 from patchkit.cluster.agent.links import Way, try_ways
 from patchkit.cluster.agent.node_facts import NodeFacts, look_at_node
@@ -19,21 +18,13 @@ from patchkit.cluster.net.plan import Cages
 from patchkit.cluster.ssh.node import Remote
 from patchkit.finding import Finding
 from patchkit.quoting import quoted
-from patchkit.reading import read_text
 from patchkit.records import record
-from patchkit.runtime.host.host import Host, Netdev, from_json
-
-
-def read_peer_facts(path: Path) -> Host:
-    """Return the facts in a file. Raises UsageError, SourceError or StorageError."""
-    text = read_text(path, hint="write it on the peer: patchkit probe --json > peer.json")
-    return from_json(text, str(path))
+from patchkit.runtime.host.host import Host, Netdev
 
 
 def ask_peer_facts(destination: str, venv: str) -> Host:
     """Ask a peer that ssh reaches; ``venv`` is that of vLLM there."""
-    there = Remote(destination)
-    return there.call(NodeFacts, look_at_node, name="patchkit", venv=venv).host
+    return Remote(destination).call(NodeFacts, look_at_node, name="patchkit", venv=venv).host
 
 
 def verify_network(
@@ -52,7 +43,7 @@ def verify_network(
     """
     yield from host_checks(host, chosen, mtu)
     if peer:
-        yield from pair_checks(host, chosen, peer)
+        yield from pair_checks(chosen, peer)
     halves = [netdev for twins in chosen.values() for netdev in twins]
     known = [
         address.ip
@@ -73,7 +64,7 @@ def verify_network(
         and not (live and any(_is_near(netdev, address) for address in targets))
     )
     if untried and live:
-        hint = "--peer with the peer's address there, or all at once: --ssh, --peer-probe"
+        hint = "--peer with the peer's address there, or all at once: --ssh"
         yield check_unknown(untried, "way to a peer", "no peer's address is known", hint)
     elif untried:
         yield check_unknown(untried, "way to a peer", "these facts are of another machine")

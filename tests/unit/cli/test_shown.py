@@ -14,7 +14,6 @@ import shutil
 import sys
 import tempfile
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
 
 import click
@@ -35,7 +34,6 @@ from patchkit.patching.ledger import Ledger, LedgerRequest, LedgerVerdict, ledge
 from patchkit.patching.recipe import load_recipe
 from patchkit.quoting import visible
 from patchkit.runtime.envfile.header import BLANK, sealed
-from patchkit.runtime.host.probe import probe
 from support import hosts, terminal
 from support.verbs import runnable
 from support.wheels import write_wheel
@@ -327,12 +325,6 @@ def machine(folder, name):
     yield ["probe", *node, "--save", str(folder / f"saved{name}")]
     yield ["net", "plan", *node, "--role", "head", "--netdev", f"{name}{MARK}"]
     yield ["net", "verify", *node, "--ssh", f"-{name}{MARK}"]
-    peer = folder / f"peer{name}.json"
-    facts = json.dumps(asdict(probe(root, environment={})))
-    named = json.dumps(f"x{name}{MARK}")[1:-1]
-    for text in (facts.replace("enp1s0f0np0", named), facts.replace('"netdevs"', f'"{named}"')):
-        peer.write_text(text, encoding="utf-8")
-        yield ["net", "verify", *node, "--peer-probe", str(peer)]
 
 
 def programs(folder, name):

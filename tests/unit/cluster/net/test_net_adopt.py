@@ -80,16 +80,7 @@ def test_two_cages_in_use_on_many_nodes_are_not_taken_for_a_ring(machine, nodes)
         # A drawn address beside a set one is replaced, whichever half has drawn it.
         ("random_twin", {}, [f"replace {B0} 192.168.101.10/24 MTU 9000"]),
         ("drawn_first", {}, [f"replace {A1} 10.100.1.1/24 MTU 9000"]),
-        # The other half gets one only where it is asked for, with the MTU of the first.
-        ("bare_half", {"twins": True}, [f"add {B0} 192.168.11.11/24 MTU 9000"]),
-        (
-            "set_link_local",
-            {"twins": True, "node": 1},
-            [f"replace {A1} 192.168.100.10/24 MTU 9000", f"add {B1} 192.168.101.10/24 MTU 9000"],
-        ),
-        ("small_mtu", {"twins": True}, [f"add {B0} 10.0.2.1/24 MTU 1500"]),
         ("small_mtu", {"mtu": 9000}, [f"mtu {A0} 10.0.1.1/24 MTU 9000"]),
-        ("pair_and_switch", {"twins": True}, [f"add {B1} 10.10.101.10/24 MTU 9000"]),
         # A third node: the cage in use is kept, the other one is a link of the ring.
         (
             "second_cable",
