@@ -33,9 +33,8 @@ from patchkit.quoting import quoted
 from patchkit.runtime.host import advice
 
 # Checks of the network of one machine, or of two: what is said by one between nodes, which is more
-# exact, is not said again. "" stands for one that is always made between nodes.
+# exact, is not said again.
 _SAID_BY = {
-    **dict.fromkeys(("vllm", "torch", "triton", "ray", "nccl-of-vllm", "nccl-of-torch"), ""),
     **dict.fromkeys(("link", "half-down"), "cable"),
     "pcie-lanes": "lanes",
     **dict.fromkeys(("ipv4", "no-address", "networks", "peers-end"), "address"),
@@ -56,7 +55,7 @@ def cluster_findings(file: ClusterFile, reports: Sequence[NodeReport]) -> list[F
     wrong = {(its.about, node) for its in found if its.level in _WRONG for node in _nodes_of(its)}
     for finding in _machine_findings(reports):
         said_by, nodes = _SAID_BY.get(finding.about), _nodes_of(finding)
-        if said_by is None or (said_by and not any((said_by, node) in wrong for node in nodes)):
+        if said_by is None or not any((said_by, node) in wrong for node in nodes):
             found.append(finding)
             if finding.level in _WRONG:
                 wrong |= {(finding.about, node) for node in nodes}

@@ -236,7 +236,16 @@ def watch(settings: dict[str, Any], rank: str) -> None:
         leave(1, f"{worker['node']}: {lost}")
     except Stopped:
         if link:
-            _end(link, worker)
+            assert link.stdin
+            with contextlib.suppress(BrokenPipeError):
+                link.stdin.write("stop\n")
+                link.stdin.close()
+            # A rank that does not end by itself is killed there after TimeoutStopSec.
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                link.wait(60)
+            link.kill()
+            gone = f"did not say that it stopped; it stops by itself within {SILENCE:.0f} s"
+            say(f"{worker['node']}: {'stopped' if link.returncode == 0 else f'{gone} of silence'}")
 
 
 def _connect(worker: dict[str, Any], settings: dict[str, Any]) -> subprocess.Popen[str]:
@@ -291,19 +300,6 @@ def _beat(link: subprocess.Popen[str], worker: dict[str, Any]) -> str:
         elif time.monotonic() - heard > SILENCE:
             link.kill()
             return f"no sign of life for {SILENCE:.0f} s"
-
-
-def _end(link: subprocess.Popen[str], worker: dict[str, Any]) -> None:
-    assert link.stdin
-    with contextlib.suppress(BrokenPipeError):
-        link.stdin.write("stop\n")
-        link.stdin.close()
-    # A rank that does not end by itself is killed there after TimeoutStopSec.
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        link.wait(60)
-    link.kill()
-    gone = f"did not say that it stopped; it stops by itself within {SILENCE:.0f} s of silence"
-    say(f"{worker['node']}: {'stopped' if link.returncode == 0 else gone}")
 
 
 def _notify(state: str) -> None:

@@ -113,9 +113,14 @@ def look_at_installation(venv: str, lock: Any) -> dict[str, Any]:
     link = Path(venv).expanduser()
     _check_link(link)
     installed = _read_whole(share_folder("venvs") / house.id) is not None
-    lacking = () if installed else find_lacking(house.wheels)
+    lacking: list[str] = []
     if not installed:
         _find_python(house)
+        for wheel in house.wheels:  # those that are not here, or whose bytes are others: a part
+            path = store / wheel.name
+            there = path.is_file() and not path.is_symlink() and path.stat().st_size == wheel.size
+            if not there or sha256_of(path) != wheel.sha256:
+                lacking.append(wheel.name)
         if lacking:
             require_rsync()
         sizes = (wheel.size * (wheel.name in lacking) + wheel.unpacked for wheel in house.wheels)
@@ -127,7 +132,7 @@ def look_at_installation(venv: str, lock: Any) -> dict[str, Any]:
                 hint="make room there; old environments are in ~/.local/share/patchkit/venvs",
             )
     state = InstallState(
-        store=str(store), installed=installed, current=leads_to(link), lacking=lacking
+        store=str(store), installed=installed, current=leads_to(link), lacking=tuple(lacking)
     )
     return asdict(state)
 
@@ -148,17 +153,6 @@ def _find_python(house: WheelLock) -> str:
         hint = quoted("sudo", "apt", "install", f"python{house.python}-venv")
         raise HostError("Python here cannot make environments", hint=hint)
     return python
-
-
-def find_lacking(wheels: Iterable[NodeWheel]) -> tuple[str, ...]:
-    """Return the wheels that are not here, or whose bytes are others: a part, for one."""
-    lacking = []
-    for wheel in wheels:
-        path = share_folder("wheelhouse") / wheel.name
-        there = path.is_file() and not path.is_symlink() and path.stat().st_size == wheel.size
-        if not there or sha256_of(path) != wheel.sha256:
-            lacking.append(wheel.name)
-    return tuple(lacking)
 
 
 def send_wheels(
@@ -189,7 +183,11 @@ def install_wheels(lock: Any) -> Iterator[dict[str, Any]]:
             return
         try:
             shutil.rmtree(place, ignore_errors=True)
-            yield from _fill_venv(place, house)
+            made = attempt(_find_python(house), "-I", "-m", "venv", place, timeout=None)
+            if made.trouble:
+                raise made.error(hint=_AGAIN)
+            (place / "requirements.txt").write_text(house.requirements, encoding="utf-8")
+            yield from _install_requirements(place, house)
             os.sync()
             found = _describe_venv(place, [wheel.name for wheel in house.wheels])
             with translated(at=place), replacing(place / MARKER) as file:
@@ -207,15 +205,9 @@ def install_wheels(lock: Any) -> Iterator[dict[str, Any]]:
     yield {"result": asdict(found)}
 
 
-def _fill_venv(place: Path, house: WheelLock) -> Iterator[dict[str, Any]]:
-    made = attempt(_find_python(house), "-I", "-m", "venv", place, timeout=None)
-    if made.trouble:
-        raise made.error(hint=_AGAIN)
-    requirements = place / "requirements.txt"
-    with translated(at=place):
-        requirements.write_text(house.requirements, encoding="utf-8")
+def _install_requirements(place: Path, house: WheelLock) -> Iterator[dict[str, Any]]:
     store = share_folder("wheelhouse")
-    words: list[str | Path] = [*_PIP, "--find-links", store, "-r", requirements]
+    words: list[str | Path] = [*_PIP, "--find-links", store, "-r", place / "requirements.txt"]
     begun, count, size = 0, len(house.wheels) + 1, sum(each.unpacked for each in house.wheels)
     environment = {**os.environ, "LC_ALL": "C.UTF-8"}
     with Follow(place / "bin" / "python", *words, env=environment) as running:

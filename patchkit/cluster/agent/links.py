@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 from patchkit.cluster.ssh.ssh import BATCH, check_destination, error_fields, ssh_error
-from patchkit.follow import Completed
 from patchkit.process import attempt
 from patchkit.runtime.host.ping import HEADERS, PLAIN, echo, ping_obstacle
 
@@ -119,13 +118,14 @@ def _try_way(address: str) -> Way:
         sizes = (PLAIN, max(mtu - HEADERS, PLAIN))
         plain, full = pool.map(lambda size: echo(netdev, address, size), sizes)
 
-    def outcome(ping: Completed) -> Echo:
-        return "answers" if not ping.trouble else "silent" if ping.status == 1 else "unknown"
-
+    outcomes: list[Echo] = [
+        "answers" if not ping.trouble else "silent" if ping.status == 1 else "unknown"
+        for ping in (plain, full)
+    ]
     said = (full.errors or plain.errors).strip().splitlines()
     return replace(
         way,
-        plain=outcome(plain),
-        full=outcome(full) if mtu else "unknown",
+        plain=outcomes[0],
+        full=outcomes[1] if mtu else "unknown",
         said=said[0] if said else "",
     )

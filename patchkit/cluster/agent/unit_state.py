@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import shutil
@@ -26,6 +27,11 @@ from patchkit.runtime.host.system import memory
 MARK = "PATCHKIT_CLUSTER"
 """The variable that every process of a group has: so what is left of one can be found."""
 
+_LATEST = 1 << 53  # microseconds since 1970: what no clock says
+_PATIENCE = 200.0  # seconds for systemd to stop a unit, which kills what does not end
+_LONG = 3600.0  # seconds of a sleep that nothing but a signal ends
+_HOLD = "patchkit-{}-hold.service"  # the unit that lives as long as who holds the group
+_SETTLES = 10.0  # seconds for the driver to give memory back after the last process
 _STARTING = "7d4958e842da4a758f6c1cdc7b36dcc5"  # SD_MESSAGE_UNIT_STARTING of sd-messages.h
 _SHOWN = {
     "unit": "Id",
@@ -90,16 +96,10 @@ class NodeState:
     @property
     def left(self) -> str:
         """Return what runs of the group, "" for nothing."""
-        on = [unit.unit for unit in self.units if unit.active not in ("inactive", "failed")]
-        return (
-            f"{', '.join(on)} still runs"
-            if on
-            else (
-                f"processes are left: {', '.join(map(str, self.processes))}"
-                if self.processes
-                else ""
-            )
-        )
+        if on := [unit.unit for unit in self.units if unit.active not in ("inactive", "failed")]:
+            return f"{', '.join(on)} still runs"
+        pids = ", ".join(map(str, self.processes))
+        return f"processes are left: {pids}" if pids else ""
 
     def unit(self, name: str) -> UnitState | None:
         """Return the state of a unit; None for one that was not asked for."""
@@ -224,9 +224,6 @@ def listeners(ports: Collection[int]) -> list[Listener]:
         raise HostError("ss is not installed", hint="sudo apt install iproute2") from None
 
 
-_LATEST = 1 << 53
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JournalLine:
     """A line of a unit; ``time`` is in microseconds since 1970, by the node's own clock."""
@@ -251,9 +248,10 @@ def read_units(
     words += [f"--since={since}"] if since else []
     words += [f"--lines={lines}"] if lines else []
     words += ["--follow"] if follow else []
-    for number, unit in enumerate(units):
-        words += ["+"] * (number > 0) + _of(unit)
-    with Follow(*words, given=()) as talk:
+    # A unit's own lines, or systemd's about it; of this user.
+    for unit, key in itertools.product(units, ("_SYSTEMD_USER_UNIT", "USER_UNIT")):
+        words += [f"{key}={unit}", f"_UID={os.getuid()}", "+"]
+    with Follow(*words[:-1], given=()) as talk:
         for line in talk:
             try:
                 entry = json.loads(line)
@@ -261,28 +259,12 @@ def read_units(
                 time = int(entry["__REALTIME_TIMESTAMP"])
             except (ValueError, KeyError, TypeError):
                 continue  # not an entry of a unit
-            yield {"time": time, "unit": str(unit), "text": _decode_message(entry.get("MESSAGE"))}
-
-
-def _of(unit: str) -> list[str]:
-    """Return what selects a unit's own lines, or systemd's about it."""
-    mine = f"_UID={os.getuid()}"
-    return [f"_SYSTEMD_USER_UNIT={unit}", mine, "+", f"USER_UNIT={unit}", mine]
-
-
-def _decode_message(message: object) -> str:
-    # journald gives what is no UTF-8 as a list of bytes, and of a line that is too long nothing.
-    if isinstance(message, list):
-        return bytes(each & 255 for each in message if isinstance(each, int)).decode(
-            errors="replace"
-        )
-    return message if isinstance(message, str) else ""
-
-
-_PATIENCE = 200.0  # seconds for systemd to stop a unit, which kills what does not end
-_LONG = 3600.0  # seconds of a sleep that nothing but a signal ends
-_HOLD = "patchkit-{}-hold.service"  # the unit that lives as long as who holds the group
-_SETTLES = 10.0  # seconds for the driver to give memory back after the last process
+            text = entry.get("MESSAGE")
+            # What is no UTF-8 is a list of bytes, and of a line that is too long there is nothing.
+            if isinstance(text, list):
+                octets = bytes(each & 255 for each in text if isinstance(each, int))
+                text = octets.decode(errors="replace")
+            yield {"time": time, "unit": str(unit), "text": text if isinstance(text, str) else ""}
 
 
 def place_files(name: str, files: dict[str, str]) -> list[str]:

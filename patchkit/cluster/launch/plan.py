@@ -6,7 +6,7 @@ The same decisions as `patchkit env` and `patchkit serve-args` make on each node
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
@@ -99,8 +99,15 @@ def planned_ranks(
     ranks: list[PlannedRank] = []
     head: EnvFile | None = None
     for number, (node, its) in enumerate(zip(cluster.node, facts, strict=True)):
-        with name_node(node.ssh, by_cluster_file):
-            _check_vllm(its, cluster)
+        with name_node(node.ssh):
+            software = its.host.software
+            if not its.venv or software is None or not software.vllm:
+                place = cluster.venv
+                raise HostError(
+                    f"there is no vLLM in {place}" if its.venv else f"{place} is not there",
+                    why="or another environment has it: `venv` in cluster.toml",
+                    hint="patchkit cluster install",
+                )
             planned = _plan_rank(cluster, number, its, model, head)
             if node.address not in ("", planned.address):
                 raise HostError(
@@ -114,21 +121,19 @@ def planned_ranks(
 
 
 @contextmanager
-def name_node(node: str, spell: Callable[[str], str] = str) -> Iterator[None]:
-    """Put a node's name before the text of what is raised, and before a command for it."""
+def name_node(node: str) -> Iterator[None]:
+    """Put a node's name before the text of what is raised, and before a command for it.
+
+    Keys of cluster.toml stand for the flags of a node's verbs.
+    """
     try:
         yield
     except PatchkitError as error:
-        hint = spell(error.hint)
+        hint = re.sub(r": --role \w+ --nodes \d+", "", error.hint)
+        hint = re.sub(r"--head-ip (\S+)", r"""address = "\1" in the head's [[node]]""", hint)
+        hint = re.sub(r"--(topology|executor|target|preset) (\w+)", r'\1 = "\2" in [serve]', hint)
         hint = f"on {node}: {hint}" if "`patchkit " in hint else hint
         raise type(error)(f"{node}: {error.what}", why=error.why, hint=hint) from None
-
-
-def by_cluster_file(text: str) -> str:
-    """Return a text with the keys of cluster.toml instead of the flags of a node's verbs."""
-    text = re.sub(r": --role \w+ --nodes \d+", "", text)
-    text = re.sub(r"--head-ip (\S+)", r"""address = "\1" in the head's [[node]]""", text)
-    return re.sub(r"--(topology|executor|target|preset) (\w+)", r'\1 = "\2" in [serve]', text)
 
 
 def node_addresses(
@@ -150,18 +155,6 @@ def node_addresses(
             )
         found.append(attached.address)
     return found or [""]
-
-
-def _check_vllm(facts: NodeFacts, cluster: ClusterFile) -> None:
-    software = facts.host.software
-    if not facts.venv or software is None or not software.vllm:
-        place = cluster.venv
-        what = f"there is no vLLM in {place}" if facts.venv else f"{place} is not there"
-        raise HostError(
-            what,
-            why="or another environment has it: `venv` in cluster.toml",
-            hint="patchkit cluster install",
-        )
 
 
 def _plan_rank(

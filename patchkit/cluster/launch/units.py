@@ -101,28 +101,14 @@ class GroupUnits:
         return bare
 
     def _rank_files(self, number: int) -> dict[str, str]:
-        name, values = self.cluster.name, self._unit_values(number)
-        files = {
-            "group.py": SCRIPT.read_text(encoding="utf-8"),
-            "node.env": self.ranks[number].text,
-            self.cluster.unit: _fill_unit("worker" if number else "head", values),
-        }
-        if number == 0 and len(self.ranks) > 1:
-            files[f"patchkit-{name}-worker@.service"] = _fill_unit("watch", values)
-        if number == 0 and self.ray:
-            values["command"] = unit_line(self._ray_words(0))
-            files[values["ray_unit"]] = _fill_unit("ray", values)
-        return files
-
-    def _unit_values(self, number: int) -> dict[str, str]:
-        """Return what stands for the names in the templates."""
         name, rank, count = self.cluster.name, self.ranks[number], len(self.ranks)
         ray_unit = f"patchkit-{name}-ray.service" if self.ray else ""
         watches = [f"patchkit-{name}-worker@{worker}.service" for worker in range(1, count)]
         # A percent sign begins a specifier.
         model = " ".join(self.model.name.split()).replace("%", "%%")
         part = f", rank {number} of {count}" if count > 1 else ""
-        return {
+        # What stands for the names in the templates.
+        values = {
             "name": name,
             "unit": self.cluster.unit,
             "description": f"vLLM {model}{part} (cluster {name})",
@@ -141,6 +127,17 @@ class GroupUnits:
             "ray_signal": "SIGKILL" if self.ray else "",
             "ray_seconds": str(RAY_SECONDS),
         }
+        files = {
+            "group.py": SCRIPT.read_text(encoding="utf-8"),
+            "node.env": rank.text,
+            self.cluster.unit: _fill_unit("worker" if number else "head", values),
+        }
+        if number == 0 and count > 1:
+            files[f"patchkit-{name}-worker@.service"] = _fill_unit("watch", values)
+        if number == 0 and self.ray:
+            values["command"] = unit_line(self._ray_words(0))
+            files[ray_unit] = _fill_unit("ray", values)
+        return files
 
 
 def _fill_unit(name: str, values: Mapping[str, str]) -> str:

@@ -9,11 +9,10 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 
 from patchkit.cluster.agent import group_script, unit_state
-from patchkit.cluster.agent.node_facts import NodeFacts
 from patchkit.cluster.agent.server_answers import ServerAnswers, ask_cluster_server, wanted_metrics
 from patchkit.cluster.agent.unit_state import JournalLine, NodeState, UnitState, end_group
 from patchkit.cluster.launch.cluster import Cluster, read_group_journal
-from patchkit.cluster.launch.plan import ServedModel, planned_ranks, served_model
+from patchkit.cluster.launch.plan import planned_ranks, served_model
 from patchkit.cluster.launch.survey import survey_nodes
 from patchkit.cluster.launch.units import HEAD_PORTS, GroupUnits
 from patchkit.cluster.ssh.node import Remote, all_of, everywhere
@@ -144,7 +143,17 @@ def make_plan(cluster: Cluster, model: str) -> GroupPlan:
         if found.about in ("systemd", "linger", "memlock", "installation"):
             raise HostError(f"{found.where}: {found.what}", why=found.why, hint=found.hint)
     if served.folder:
-        _check_model(served, names, facts)
+        here = {name: its.models[served.folder] for name, its in zip(names, facts, strict=True)}
+        wrong = [f"{name}: {model.problem}" for name, model in here.items() if model.problem]
+        if wrong:
+            verb = "get" if len(wrong) == len(names) else "sync"
+            raise HostError(
+                f"{served.name} is not whole: {'; '.join(wrong)}",
+                why=f"{served.folder} has to hold the same files on every node",
+                hint="copy it there, to the same path on every node"
+                if served.name == served.folder
+                else quoted("patchkit", "model", verb, served.name),
+            )
     ranks = planned_ranks(cluster.file, facts, served)
     links = cluster.links([rank.address for rank in ranks[1:]])
     units = GroupUnits(
@@ -153,29 +162,8 @@ def make_plan(cluster: Cluster, model: str) -> GroupPlan:
         ranks=tuple(ranks),
         links=tuple(link.words for link in links),
     )
-    _check_ports(cluster, units)
-    return GroupPlan(units=units, files=units.node_files(), former=[its.files for its in facts])
-
-
-def _check_model(model: ServedModel, nodes: Sequence[str], facts: Sequence[NodeFacts]) -> None:
-    """Raise HostError if the model is not whole on a node: before anything is started."""
-    found = {node: its.models[model.folder] for node, its in zip(nodes, facts, strict=True)}
-    wrong = [f"{node}: {here.problem}" for node, here in found.items() if here.problem]
-    if wrong:
-        verb = "get" if len(wrong) == len(nodes) else "sync"
-        raise HostError(
-            f"{model.name} is not whole: {'; '.join(wrong)}",
-            why=f"{model.folder} has to hold the same files on every node",
-            hint="copy it there, to the same path on every node"
-            if model.name == model.folder
-            else quoted("patchkit", "model", verb, model.name),
-        )
-
-
-def _check_ports(cluster: Cluster, units: GroupUnits) -> None:
-    """Raise HostError if another than the group's own listens where its head has to."""
-    rank, head = units.ranks[0], cluster.head
-    ports = HEAD_PORTS[rank.env.node.executor.name] if len(units.ranks) > 1 else {}
+    rank, head = ranks[0], cluster.head
+    ports = HEAD_PORTS[rank.env.node.executor.name] if len(ranks) > 1 else {}
     for url in (units.url, *(f"http://{rank.address}:{port}" for port in ports)):
         asked = {"url": url, "unit": cluster.file.unit}
         for other in head.call(list[str], group_script.strangers, **asked):
@@ -184,6 +172,7 @@ def _check_ports(cluster: Cluster, units: GroupUnits) -> None:
                 why="it would answer instead of the model, or instead of the head's rank",
                 hint=f"end it, or set another `port`; {there(head.destination, 'ss', '-ltnp')}",
             )
+    return GroupPlan(units=units, files=units.node_files(), former=[its.files for its in facts])
 
 
 def bring_up(cluster: Cluster, model: str, *, lasting: bool = True) -> Begun:

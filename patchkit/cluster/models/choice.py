@@ -10,10 +10,10 @@ from collections.abc import Collection
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 
-from patchkit.cluster.models.names import is_file_name
+from patchkit.cluster.models.names import FileName
 from patchkit.errors import PatchkitError, SourceError
 from patchkit.reading import LARGEST_IN_TREE, read_text
-from patchkit.records import RecordError
+from patchkit.records import RecordError, record
 
 INDEXES = (
     "model.safetensors.index.json",
@@ -88,15 +88,14 @@ def read_shards(folder: Path, names: Collection[str]) -> list[str]:
         return []
     try:
         text = read_text(folder / index, limit=LARGEST_IN_TREE)
-        shards = set(json.loads(text)["weight_map"].values())
+        shards = record(dict[str, FileName], json.loads(text)["weight_map"])
     except PatchkitError as error:
         raise RecordError(f"{index}: {error.what}") from None
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    except RecordError as error:
+        raise RecordError(f"{index}: {error}") from None
+    except (ValueError, KeyError, TypeError, RecursionError):
         raise RecordError(f"{index}: is no index of shards") from None
-    for name in shards:
-        if not isinstance(name, str) or not is_file_name(name):
-            raise RecordError(f"{index}: names {name!r}, which is no plain name of a file")
-    return sorted(shards)
+    return sorted({*shards.values()})
 
 
 def read_safetensors_size(path: Path) -> int | None:

@@ -48,15 +48,6 @@ def is_repo(text: str) -> bool:
     return _REPO.fullmatch(text) is not None and "--" not in text and ".." not in text
 
 
-def is_file_name(text: str) -> bool:
-    """Return whether a text is the name of a file that leads nowhere out of its folder."""
-    try:
-        _require_file_name(text)
-    except RecordError:
-        return False
-    return True
-
-
 def split_revision(spec: str) -> tuple[str, str]:
     """Return repository and revision of ``REPO[@REV]``, "" for none. Raises UsageError."""
     repo, _, revision = spec.partition("@")
@@ -121,7 +112,7 @@ def require_room(folder: str, left: int, free: int) -> None:
 
 _PATIENCE = 10.0  # seconds for others that write there
 _TABLE = "models"
-_HEADER = re.compile(r"\s*\[\s*(?:models|\"models\"|'models')\s*\]\s*(?:#.*)?")
+_HEADER = re.compile(r"""(?m)^[ \t]*\[[ \t]*["']?models["']?[ \t]*\][ \t]*(?:#.*)?\n""")
 
 
 def pin(path: Path, repo: str, commit: str) -> None:
@@ -146,7 +137,14 @@ def pinned(text: str, repo: str, commit: str, name: str = "cluster.toml") -> str
         held = before.get(_TABLE, {})
         if isinstance(held, dict) and held.get(repo) == commit:
             return text
-        changed = _edit_models_table(text, repo, line)
+        changed = text + ("\n" if text and not text.endswith("\n") else "")
+        key = rf"(?m)^[ \t]*[\"']{re.escape(repo)}[\"'][ \t]*=[ \t]*([\"'])[^\"'\n]*\1"
+        if own := re.search(key, changed):
+            changed = changed[: own.start()] + line + changed[own.end() :]
+        elif header := _HEADER.search(changed):
+            changed = f"{changed[: header.end()]}{line}\n{changed[header.end() :]}"
+        else:
+            changed += ("\n" if text.strip() else "") + f"[{_TABLE}]\n{line}\n"
         # The edit is by lines: only this says that it has done what it should, and nothing else.
         if tomllib.loads(changed) == {**before, _TABLE: {**held, repo: commit}}:
             return changed
@@ -157,19 +155,3 @@ def pinned(text: str, repo: str, commit: str, name: str = "cluster.toml") -> str
         why="it is not TOML, or its table [models] is written in another way",
         hint=f"write below [{_TABLE}] by hand: {line}",
     )
-
-
-def _edit_models_table(text: str, repo: str, line: str) -> str:
-    """Put a line into the table: in the place of the model's own, else first."""
-    text += "\n" if text and not text.endswith("\n") else ""
-    lines = text.split("\n")
-    start = next((n for n, row in enumerate(lines) if _HEADER.fullmatch(row)), None)
-    if start is None:
-        return text + ("\n" if text.strip() else "") + f"[{_TABLE}]\n{line}\n"
-    key = re.compile(rf"\s*[\"']{re.escape(repo)}[\"']\s*=\s*([\"'])[^\"']*\1(.*)", re.DOTALL)
-    for number in range(start + 1, len(lines)):
-        if lines[number].lstrip().startswith("["):
-            break
-        if match := key.fullmatch(lines[number]):
-            return "\n".join([*lines[:number], line + match[2], *lines[number + 1 :]])
-    return "\n".join([*lines[: start + 1], line, *lines[start + 1 :]])

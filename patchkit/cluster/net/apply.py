@@ -211,42 +211,37 @@ def undo_plan(place: NetHistory, *, force: bool = False) -> NetResult:
             place.journal.discard(place.root / _STATE / "journal.damaged")
         if recover_network(place) == "apply":  # taking that back is what was asked for
             return NetResult(changed=True, live=place.live, recovered=True)
-        changes = _changes_to_undo(place)
+        folders = place.step_folders()
+        if not folders:
+            raise UsageError(
+                "there is nothing to undo",
+                why=f"{place.root / _STATE} has no change of patchkit's",
+            )
+        folder, found = folders[-1], place.read_file()
+        step = read_step(folder)
+        if digest(found) not in (step.before, step.after):
+            raise DriftError(
+                f"{place.file}: edited since patchkit wrote it",
+                why="it is neither what patchkit wrote nor what was there before",
+                hint=f"put it aside: {quoted('sudo', 'mv', place.file, f'{place.file}.mine')}; "
+                f"then {quoted('sudo', 'cp', folder / 'after', place.file)}; "
+                "and run `patchkit net undo` again",
+            )
+        former = (folder / "before").read_bytes() if step.before else None
+        if digest(former) != step.before:
+            raise StorageError(
+                f"{folder / 'before'}: is not what was there before", why="somebody edited it"
+            )
+        # The file itself may be back already; the note of the change goes all the same.
+        back = [] if found == former else [Change(str(OURS), digest(found), former, step.mode)]
+        back += [
+            Change(file.relative_to(place.root).as_posix(), digest(file.read_bytes()), None)
+            for file in (folder / name for name in ("before", "after", "step.json"))
+            if file.exists()
+        ]
         # The addresses of the change before it count again.
-        _commit_changes(place, changes, "undo", place.read_given(before=1))
+        _commit_changes(place, back, "undo", place.read_given(before=1))
     return NetResult(changed=True, live=place.live)
-
-
-def _changes_to_undo(place: NetHistory) -> list[Change]:
-    folders = place.step_folders()
-    if not folders:
-        raise UsageError(
-            "there is nothing to undo",
-            why=f"{place.root / _STATE} has no change of patchkit's",
-        )
-    folder, found = folders[-1], place.read_file()
-    step = read_step(folder)
-    if digest(found) not in (step.before, step.after):
-        raise DriftError(
-            f"{place.file}: edited since patchkit wrote it",
-            why="it is neither what patchkit wrote nor what was there before",
-            hint=f"put it aside: {quoted('sudo', 'mv', place.file, f'{place.file}.mine')}; "
-            f"then {quoted('sudo', 'cp', folder / 'after', place.file)}; "
-            "and run `patchkit net undo` again",
-        )
-    former = (folder / "before").read_bytes() if step.before else None
-    if digest(former) != step.before:
-        raise StorageError(
-            f"{folder / 'before'}: is not what was there before", why="somebody edited it"
-        )
-    noted = [folder / name for name in ("before", "after", "step.json")]
-    # The file itself may be back already; the note of the change goes all the same.
-    back = [] if found == former else [Change(str(OURS), digest(found), former, step.mode)]
-    return back + [
-        Change(file.relative_to(place.root).as_posix(), digest(file.read_bytes()), None)
-        for file in noted
-        if file.exists()
-    ]
 
 
 def _commit_changes(place: NetHistory, changes: Sequence[Change], verb: str, given: Given) -> None:

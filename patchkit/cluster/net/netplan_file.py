@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -100,8 +101,21 @@ def check_conflicts(
     found = [
         *_find_foreign_addresses(host, plan, options, given, files),
         *_find_same_networks(host, plan, options, given),
-        *_find_definitions(host, plan, options, files),
     ]
+    # Other files that configure an interface as well: netplan would merge both.
+    for line, file in itertools.product(plan.written, files):
+        netdev = host.netdev(line.netdev)
+        mac = netdev.mac if netdev and netdev.mac else "no MAC"
+        # Line by line: no YAML parser is in the standard library.
+        for number, row in enumerate((file.text or "").splitlines(), 1):
+            key, patterns = _KEY.match(row), _MATCH.findall(row)
+            own = key is not None and key[1] == line.netdev
+            matched = any(fnmatchcase(line.netdev, p) or p.lower() == mac for p in patterns)
+            if (own or matched) and not row.lstrip().startswith("#"):
+                what = f"{file.path}:{number}: also configures {line.netdev}"
+                aside = f"put it aside, if nothing else needs it: {_aside_command(file.path)}"
+                found.append((what, (f"{aside} && {options.command_line()}",)))
+                break
     if found:
         raise HostError(
             "\n".join(what for what, _hints in found),
@@ -172,23 +186,3 @@ def _find_same_networks(
                     what = f"{address.network}, planned for {line.netdev}, is also the network of"
                     hint = f"choose another, on every node: {elsewhere}"
                     yield f"{what} {name} ({present})", (hint,)
-
-
-def _find_definitions(
-    host: Host, plan: NetPlan, options: NetPlanOptions, files: Iterable[NetplanFile]
-) -> Iterator[_Conflict]:
-    """Yield other files that also configure an interface: netplan would merge both."""
-    for line in plan.written:
-        netdev = host.netdev(line.netdev)
-        mac = netdev.mac if netdev and netdev.mac else "no MAC"
-        for file in files:
-            # Line by line: no YAML parser is in the standard library.
-            for number, row in enumerate((file.text or "").splitlines(), 1):
-                key, patterns = _KEY.match(row), _MATCH.findall(row)
-                own = key is not None and key[1] == line.netdev
-                matched = any(fnmatchcase(line.netdev, p) or p.lower() == mac for p in patterns)
-                if (own or matched) and not row.lstrip().startswith("#"):
-                    what = f"{file.path}:{number}: also configures {line.netdev}"
-                    aside = f"put it aside, if nothing else needs it: {_aside_command(file.path)}"
-                    yield what, (f"{aside} && {options.command_line()}",)
-                    break

@@ -17,7 +17,7 @@ import signal
 import threading
 import time
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -131,13 +131,12 @@ def first_bytes(module: str, function: str, arguments: Mapping[str, Any]) -> byt
 
 _HOME = Path(__file__).resolve().parents[2]  # the package itself
 # Python's standard library is all that these import when they run on a node.
-_ROOMS = (
-    *("durable", "runtime/host", "runtime/python"),
-    *("cluster/agent", "cluster/models", "cluster/openai"),
+_PARTS = (
+    *("*.py", "durable/*.py", "runtime/host/*.py", "runtime/python/*.py"),
+    *("cluster/agent/*.py", "cluster/models/*.py", "cluster/openai/*.py", "cluster/ssh/*.py"),
+    *("cluster/__init__.py", "runtime/__init__.py", "doctor/__init__.py"),
+    *("doctor/gpu_steps.py", "doctor/gpu_script.py"),
 )
-_STEPS = ("doctor/gpu_steps.py", "doctor/gpu_script.py")
-_WINGS = ("runtime", "cluster", "doctor")
-_REMOTE = "cluster/ssh"
 _DATA = ("hardware.toml", "network.toml")  # of recipes/env
 _WHEN = (1980, 1, 1, 0, 0, 0)  # zip's first day: the same bytes for the same package
 
@@ -145,21 +144,13 @@ _WHEN = (1980, 1, 1, 0, 0, 0)  # zip's first day: the same bytes for the same pa
 @cache
 def package() -> bytes:
     """Return a zip of the package, the same bytes for the same files."""
+    paths = (path for part in _PARTS for path in _HOME.glob(part))
+    files = {f"patchkit/{path.relative_to(_HOME)}": path for path in paths}
+    files |= {f"patchkit/recipes/env/{name}": RECIPES / "env" / name for name in _DATA}
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as archive:
-        for name, path in sorted(_members()):
+        for name, path in sorted(files.items()):
             entry = zipfile.ZipInfo(name, _WHEN)
             entry.external_attr = 0o644 << 16
             archive.writestr(entry, path.read_bytes(), zipfile.ZIP_DEFLATED)
     return buffer.getvalue()
-
-
-def _members() -> Iterator[tuple[str, Path]]:
-    rooms = (_HOME / room for room in (*_ROOMS, _REMOTE))
-    files = [*_HOME.glob("*.py"), *(_HOME / room / "__init__.py" for room in _WINGS)]
-    files += [_HOME / name for name in _STEPS]
-    files += [path for room in rooms for path in room.glob("*.py")]
-    for path in files:
-        yield f"patchkit/{path.relative_to(_HOME)}", path
-    for name in _DATA:
-        yield f"patchkit/recipes/env/{name}", RECIPES / "env" / name

@@ -10,8 +10,8 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from patchkit.errors import HostError, PatchkitError, StorageError, UsageError
-from patchkit.follow import Completed, Follow, ending
+from patchkit.errors import HostError, StorageError, UsageError
+from patchkit.follow import Follow, ending
 from patchkit.quoting import quoted
 
 _SILENCE = 300  # seconds without a byte: a login that hangs, for one
@@ -80,21 +80,18 @@ def copied(
                 yield {"done": min(int(progress[1]), total), "total": total}
     done = running.done
     if done.trouble:
-        raise _failure(done, destination or "this machine")
+        odd = ("rsync error", "%", "rsync: connection unexpectedly closed")
+        lines = (line.strip() for line in done.output.split("\n"))
+        said = [line for line in lines if line and not any(word in line for word in odd)]
+        last = said[-1] if said else ending(done.status) if done.status else done.trouble
+        what = f"rsync to {destination or 'this machine'} failed: {last}"
+        again = "the same command again goes on there"
+        if "No space left" in done.output:
+            raise StorageError(what, why="the disk there is full", hint=f"make room; {again}")
+        raise HostError(
+            what,
+            why="the node that has the files logs in to the others, which need rsync",
+            hint=f"try it on that node: `{quoted('ssh', destination, 'rsync -V')}`; {again}",
+        )
     sent = _SENT.search(done.output)
     return Copied(int(sent[1]) if sent else 0, round(time.monotonic() - begun, 3))
-
-
-def _failure(done: Completed, destination: str) -> PatchkitError:
-    odd = ("rsync error", "%", "rsync: connection unexpectedly closed")
-    lines = (line.strip() for line in done.output.split("\n"))
-    told = [line for line in lines if line and not any(word in line for word in odd)]
-    last = told[-1] if told else ending(done.status) if done.status else done.trouble
-    what, again = f"rsync to {destination} failed: {last}", "the same command again goes on there"
-    if "No space left" in done.output:
-        return StorageError(what, why="the disk there is full", hint=f"make room; {again}")
-    return HostError(
-        what,
-        why="the node that has the files logs in to the others, which need rsync",
-        hint=f"try it on that node: `{quoted('ssh', destination, 'rsync -V')}`; {again}",
-    )

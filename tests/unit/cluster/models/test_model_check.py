@@ -86,7 +86,7 @@ def damage_record(folder):
         (fifo, f"{SHARDS[0]}: is a link to nothing, or no file"),
         (lambda m: (m / SHARDS[1]).unlink(), f"{SHARDS[1]}: is missing"),
         (lambda m: (m / "config.json").unlink(), "config.json: is missing"),
-        (lead_elsewhere, f"{INDEX}: names '../../x.safetensors', which is no plain name of a file"),
+        (lead_elsewhere, f"{INDEX}: w: is '../../x.safetensors', which is no plain name of a file"),
     ],
     ids=["cut off", "dangling link", "FIFO", "shard", "config", "index"],
 )
