@@ -2,44 +2,42 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import sys
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from e2e.emulation.lab import Lab
-from e2e.emulation.nodes import NodeError
-from e2e.emulation.scenarios import SCENARIOS, UnexpectedError
+from e2e.emulation.scenarios import SCENARIOS
 from e2e.emulation.units import obstacle, units, units_ray
-from patchkit.errors import PatchkitError
+from e2e.lifecycle.__main__ import make_rows
 
-ALL = {each.__name__: each for each in (*SCENARIOS, units, units_ray)}
+UNITS = (units, units_ray)
+ALL = {each.__name__: each for each in (*SCENARIOS, *UNITS)}
 
 
 def main(work: Path, names: list[str]) -> int:
-    """Run them one after the other; every one has its turn, even if another failed."""
+    """Run them one after the other."""
     if unknown := set(names) - set(ALL):
         print(f"no such scenario: {', '.join(unknown)}; there are {', '.join(ALL)}")
         return 2
     shutil.rmtree(work / "logs", ignore_errors=True)
-    lab, failed = Lab(work), []
-    print("| scenario | seconds | outcome |\n|---|--:|---|")
-    for name in names or list(ALL):
-        if name.startswith("units") and (why := obstacle()):
-            print(f"left out: {name}: {why}")
-            continue
-        began = time.monotonic()
-        try:
-            outcome = ALL[name](lab)
-        except (UnexpectedError, NodeError, PatchkitError) as error:
-            failed.append(name)
-            outcome = f"FAILED: {error}"
-        print(f"| {name} | {time.monotonic() - began:.0f} | {outcome} |", flush=True)
-    load = ", ".join(f"{each:.1f}" for each in os.getloadavg())
-    print(f"\n{os.cpu_count()} cores, load {load}; logs: {work / 'logs'}")
-    print(f"failed: {', '.join(failed)}" if failed else "each as it should be")
-    return 1 if failed else 0
+    chosen = [ALL[name] for name in names or ALL]
+    if (why := obstacle()) and set(chosen) & set(UNITS):
+        print(f"left out: {', '.join(each.__name__ for each in UNITS)}: {why}")
+        chosen = [each for each in chosen if each not in UNITS]
+    lab = Lab(work)
+    makers = {each.__name__: partial(_row, each, lab) for each in chosen}
+    rows = make_rows(("scenario", "s", "outcome"), makers, work / "logs", side_by_side=1)
+    return 0 if set(rows) == set(makers) else 1
+
+
+def _row(scenario: Callable[[Lab], str], lab: Lab) -> tuple[str, ...]:
+    began = time.monotonic()
+    outcome = scenario(lab)
+    return (f"`{scenario.__name__}`", f"{time.monotonic() - began:.0f}", outcome)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -44,7 +44,6 @@ SECONDS = 60  # for what takes less than one where nothing else runs
 FINDINGS = 3  # exit status of `env check`
 
 Answers = list[tuple[str, list[int]]]
-Env = Mapping[str, str]
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,8 @@ TOOLS = {
 }
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 START_SECONDS = 20
+HOME = "/tmp/home"  # node_init.sh makes it
+Env = Mapping[str, str] | None
 
 
 class NodeError(Exception):
@@ -49,23 +51,29 @@ class Node:
     def log(self, name: str) -> Path:
         return self.logs / f"{self.name}-{name}.log"
 
-    def start(
-        self, *command: str, log: str, seconds: int, env: Mapping[str, str] | None = None
-    ) -> subprocess.Popen[bytes]:
-        """Start a command inside, output into the log; it is killed when the time is up."""
+    def words(self, *command: str | Path, seconds: int) -> list[str]:
+        """Return the words that run a command inside; it is killed when the time is up."""
         enter = ("nsenter", f"--target={self.pid}", *SPACES)
+        return [*enter, "timeout", "--signal=KILL", str(seconds), *map(str, command)]
+
+    def environment(self, more: Env = None) -> dict[str, str]:
+        """Return the variables that a command inside has."""
+        return {"HOME": HOME, "LANG": "C.UTF-8", "PATH": self.path, **(more or {})}
+
+    def start(
+        self, *command: str | Path, log: str, seconds: int, env: Env = None
+    ) -> subprocess.Popen[bytes]:
+        """Start a command inside, output into the log."""
         with self.log(log).open("ab") as file:
             return subprocess.Popen(
-                [*enter, "timeout", "--signal=KILL", str(seconds), *command],
+                self.words(*command, seconds=seconds),
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=subprocess.STDOUT,
-                env={"HOME": "/tmp/home", "LANG": "C.UTF-8", "PATH": self.path, **(env or {})},
+                env=self.environment(env),
             )
 
-    def run(
-        self, *command: str, log: str, seconds: int, env: Mapping[str, str] | None = None
-    ) -> str:
+    def run(self, *command: str, log: str, seconds: int = 60, env: Env = None) -> str:
         """Run a command inside to its end. Its output; raises NodeError if it fails."""
         begin = self.log(log).stat().st_size if self.log(log).exists() else 0
         code = self.start(*command, log=log, seconds=seconds, env=env).wait(seconds + 10)
@@ -97,13 +105,11 @@ class Nodes:
     def up(self, hosts: Mapping[str, str]) -> Iterator[list[Node]]:
         """Nodes of these names, with this in /etc/hosts; without any interface but lo."""
         with contextlib.ExitStack() as stack:
-            yield [
-                stack.enter_context(self._node(name, number, known))
-                for number, (name, known) in enumerate(hosts.items(), 1)
-            ]
+            found = enumerate(hosts.items(), 1)
+            yield [stack.enter_context(self._node(n, *each)) for n, each in found]
 
     @contextlib.contextmanager
-    def _node(self, name: str, number: int, hosts: str) -> Iterator[Node]:
+    def _node(self, number: int, name: str, hosts: str) -> Iterator[Node]:
         folder = self.folder / name
         (folder / "tmp").mkdir(parents=True, exist_ok=True)
         (folder / "hosts").write_text(hosts)

@@ -1,7 +1,8 @@
 """What connects the nodes: a LAN, and QSFP cables whose two halves are subnets of their own.
 
 Each node is cabled at its own port, so that neighbours' interfaces have different names: port 0 is
-enp1s0f0np0 with its twin enP2p1s0f0np0, port 1 is enp1s0f1np1 with enP2p1s0f1np1.
+enp1s0f0np0 with its twin enP2p1s0f0np0, port 1 is enp1s0f1np1 with enP2p1s0f1np1. Bridges in the
+network of a node that is called the switch join them.
 """
 
 from __future__ import annotations
@@ -9,12 +10,16 @@ from __future__ import annotations
 import subprocess
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
 
 from e2e.emulation.nodes import Node, NodeError
 
+Net = Literal["lan", "qsfp"]
+BRIDGES = ("lan", "qsfp0", "qsfp1")
 LAN = "lan0"
 MTU = 9000
-LINK_SECONDS = 5
+LINK_SECONDS = 10
 
 
 def halves(number: int) -> tuple[str, str]:
@@ -43,16 +48,15 @@ def hosts(names: Sequence[str], own: str = "") -> str:
 
 def connect(nodes: Sequence[Node], switch: Node) -> None:
     """Connect all to a LAN and, if there are others, to a QSFP switch with both halves."""
-    _bridge(switch, "lan", dict.fromkeys(nodes, LAN))
-    cabled = len(nodes) > 1
-    for half in range(2 if cabled else 0):
-        _bridge(switch, f"qsfp{half}", {node: halves(node.number)[half] for node in nodes})
+    make_bridges(switch)
     for node in nodes:
+        plug(node, LAN, switch, "lan")
         own = f"address add {lan_ip(node.number)}/24 dev {LAN}"
         ip(node, "link set lo up", own, f"link set {LAN} up")
         # Nobody answers there. Programs that ask for the way out find the LAN's, as on a Spark.
         ip(node, f"route add default via {lan_ip(254)} dev {LAN}")
-        for half, name in enumerate(halves(node.number) if cabled else ()):
+        for half, name in enumerate(halves(node.number) if len(nodes) > 1 else ()):
+            plug(node, name, switch, f"qsfp{half}")
             address = f"address add {qsfp_ip(node.number, half)}/24 dev {name}"
             ip(node, f"link set {name} mtu {MTU}", address, f"link set {name} up")
     deadline = time.monotonic() + LINK_SECONDS  # the kernel tells of a link up to a second later
@@ -63,18 +67,75 @@ def connect(nodes: Sequence[Node], switch: Node) -> None:
             time.sleep(0.1)
 
 
+def make_bridges(switch: Node) -> None:
+    for name in BRIDGES:
+        ip(switch, f"link add {name} type bridge", f"link set {name} up")
+
+
+def plug(node: Node, name: str, switch: Node, bridge: str) -> None:
+    """Give a node an interface of this name, whose other end is in a bridge."""
+    end = f"{node.name}-{bridge}"
+    ip(node, f"link add {name} type veth peer {end} netns {switch.pid}")
+    ip(switch, f"link set {end} mtu {MTU} master {bridge} up")
+
+
 def bytes_moved(node: Node) -> tuple[int, int]:
     """Return the bytes that crossed its LAN interface, and both halves of its QSFP cable."""
     moved = node.traffic()
     return moved[LAN], sum(moved.get(name, 0) for name in halves(node.number))
 
 
-def _bridge(switch: Node, bridge: str, interfaces: dict[Node, str]) -> None:
-    ip(switch, f"link add {bridge} type bridge", f"link set {bridge} up")
-    for node, name in interfaces.items():
-        end = f"{bridge}-{node.number}"
-        ip(node, f"link add {name} type veth peer {end} netns {switch.pid}")
-        ip(switch, f"link set {end} mtu {MTU} master {bridge} up")
+def network_files(number: int) -> dict[str, str]:
+    """Return a node's network configuration, by path: addresses come back with it after a boot."""
+    files = {LAN: f"[Network]\nAddress={lan_ip(number)}/24\nGateway={lan_ip(254)}\n"}
+    for half, name in enumerate(halves(number)):
+        address = f"[Network]\nAddress={qsfp_ip(number, half)}/24\n"
+        files[name] = f"[Link]\nMTUBytes={MTU}\n{address}"
+    return {
+        f"/etc/systemd/network/{name}.network": f"[Match]\nName={name}\n{text}"
+        for name, text in files.items()
+    }
+
+
+@dataclass(frozen=True)
+class Wiring:
+    """Cables of nodes that boot; ``out`` are those that are pulled, which they stay over a boot."""
+
+    switch: Node
+    out: set[tuple[Net, str]] = field(default_factory=set)
+
+    def attach(self, name: str) -> None:
+        """Plug a node in that has just been started; what was pulled stays pulled."""
+        deadline = time.monotonic() + LINK_SECONDS
+        for bridge in BRIDGES:
+            while True:
+                try:
+                    ip(self.switch, f"link set {name}-{bridge} mtu {MTU} master {bridge}")
+                    break
+                except NodeError:
+                    if time.monotonic() > deadline:
+                        raise
+                time.sleep(0.05)
+        self._set(name)
+
+    def cut(self, net: Net, name: str) -> None:
+        """Pull a node's cable: both ends lose the carrier."""
+        self.out.add((net, name))
+        self._set(name)
+
+    def join(self, net: Net, name: str) -> None:
+        """Put a node's cable back."""
+        self.out.discard((net, name))
+        self._set(name)
+
+    def silence(self, name: str) -> None:
+        """Let a node's interfaces say nothing more, not even that its connections ended."""
+        ip(self.switch, *(f"link set {name}-{bridge} down" for bridge in BRIDGES))
+
+    def _set(self, name: str) -> None:
+        for bridge in BRIDGES:
+            pulled = (bridge.rstrip("01"), name) in self.out
+            ip(self.switch, f"link set {name}-{bridge} {'down' if pulled else 'up'}")
 
 
 def ip(node: Node, *commands: str) -> str:

@@ -22,7 +22,7 @@ from patchkit.errors import PatchkitError
 from tools.markdown import replaced, table
 
 DOCS = Path(__file__).parents[3] / "docs"
-Row = Callable[[LifecycleLab], tuple[str, ...]]
+Row = tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +32,7 @@ class PageTable:
     page: str
     name: str
     maker: str
-    header: tuple[str, ...]
+    header: Row
 
 
 FAILURES = PageTable(
@@ -44,48 +44,54 @@ FAILURES = PageTable(
 
 
 def run_all(
-    words: Sequence[str], page: PageTable, known: Mapping[str, Row], packages: Sequence[str] = ()
+    words: Sequence[str],
+    page: PageTable,
+    known: Mapping[str, Callable[[LifecycleLab], Row]],
+    packages: Sequence[str] = (),
 ) -> int:
-    """Run some, side by side, and print their rows; every one has its turn, even if one failed."""
+    """Run some, two side by side, and print their rows."""
     parser = argparse.ArgumentParser(prog=page.maker.removesuffix(" --write"))
     parser.add_argument("work", type=Path)
     parser.add_argument("--write", action="store_true", help="if all are run")
-    parser.add_argument("--jobs", type=int, default=2, help="how many side by side")
-    # Real vLLM compiles while it runs: g++,python3-dev.
-    parser.add_argument("--with", dest="packages", default="", metavar="PACKAGE,...")
-    parser.add_argument("name", nargs="*")
+    parser.add_argument("name", nargs="*", metavar="SCENARIO")
     given = parser.parse_intermixed_args(words)
     if unknown := sorted(set(given.name) - set(known)):
         parser.error(f"not known: {', '.join(unknown)}; there are {', '.join(known)}")
     work = given.work.resolve()
-    more = filter(None, given.packages.split(","))
-    lab = LifecycleLab(work, rootfs.ready(work, [*packages, *more]))
-    rows: dict[str, tuple[str, ...]] = {}
-
-    def run_one(name: str) -> None:
-        try:
-            rows[name] = known[name](lab)
-            print(table(rows[name], []).splitlines()[0], flush=True)
-        except (UnexpectedError, NodeError, PatchkitError, AssertionError) as error:
-            print(f"{name}: FAILED: {error}", flush=True)
-
-    names = given.name or list(known)
-    print(table(page.header, []), end="")
-    with ThreadPoolExecutor(given.jobs) as pool:
-        list(pool.map(run_one, names))
-    failed = [name for name in names if name not in rows]
-    load = ", ".join(f"{value:.1f}" for value in os.getloadavg())
-    print(f"\n{os.cpu_count()} cores, load {load}; logs: {work / 'logs'}")
-    print(f"failed: {', '.join(failed)}" if failed else "each as it should be")
+    lab = LifecycleLab(work, rootfs.ready(work, packages))
+    makers = {name: lambda name=name: known[name](lab) for name in given.name or known}
+    rows = make_rows(page.header, makers, work / "logs", side_by_side=2)
     if given.write and set(rows) == set(known):
         place = DOCS / page.page
         made = table(page.header, [rows[name] for name in known]).strip()
         place.write_text(replaced(place.read_text(), page.name, page.maker, made))
-    return 1 if failed else 0
+    return 0 if set(rows) == set(makers) else 1
+
+
+def make_rows(
+    header: Row, makers: Mapping[str, Callable[[], Row]], logs: Path, *, side_by_side: int
+) -> dict[str, Row]:
+    """Make rows of a table and print them; every one has its turn, even if one failed."""
+    rows: dict[str, Row] = {}
+
+    def make_row(name: str) -> None:
+        try:
+            rows[name] = makers[name]()
+            print(table(rows[name], []).splitlines()[0], flush=True)
+        except (UnexpectedError, NodeError, PatchkitError, AssertionError) as error:
+            print(f"{name}: FAILED: {error}", flush=True)
+
+    print(table(header, []), end="")
+    with ThreadPoolExecutor(side_by_side) as pool:
+        list(pool.map(make_row, makers))
+    failed = [name for name in makers if name not in rows]
+    load = ", ".join(f"{value:.1f}" for value in os.getloadavg())
+    print(f"\n{os.cpu_count()} cores, load {load}; logs: {logs}")
+    print(f"failed: {', '.join(failed)}" if failed else "each as it should be")
+    return rows
 
 
 if __name__ == "__main__":
     for module in ("scenarios", "launching", "installing"):
         import_module(f"e2e.lifecycle.{module}")  # they register
-    made = {name: each.row for name, each in SCENARIOS.items()}
-    sys.exit(run_all(sys.argv[1:], FAILURES, made))
+    sys.exit(run_all(sys.argv[1:], FAILURES, SCENARIOS))

@@ -24,6 +24,8 @@ from patchkit.follow import Completed
 
 MODEL, OTHER_MODEL = "~/models/tiny", "~/models/other"
 URL = "http://127.0.0.1:8000"  # on the head
+MASTER_PORT = 29501
+UNIT = "patchkit-vllm.service"
 QUESTION = json.dumps({"prompt": "a b", "max_tokens": 4})
 # A node without a GPU, and a cable that is no QSFP cage: what a Spark's probe says by itself.
 CHOICES = {"topology": "socket", "target": "gb10"}
@@ -31,8 +33,12 @@ UP_SECONDS = 180
 LOAD_SECONDS = 1.0  # of a fake rank
 Process = Literal["main", "worker"]
 Begin = Literal["bare", "stopped", "serving"]
+Ranks = dict[str, dict[Process, list[str]]]  # ids of processes, by node
 # Processes of ranks, by what their command line holds.
-COMMANDS = {"main": "[b]in/vllm serve", "worker": f"[{WORKER[0]}]{WORKER[1:]}"}
+COMMANDS: dict[Process, str] = {
+    "main": "[b]in/vllm serve",
+    "worker": f"[{WORKER[0]}]{WORKER[1:]}",
+}
 # What a node still has: processes with the group's mark, by their command; units that are not off.
 LEFT = """\
 for each in $(grep -slz '^PATCHKIT_CLUSTER=' /proc/[0-9]*/environ); do
@@ -72,9 +78,16 @@ class EmulatedCluster:
 
     def prepare(self, begin: Begin) -> None:
         """Put two models on all nodes; unless they stay bare the fake, too, and serve if asked."""
+        # A model of one number.
+        header = '{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}'
+        config = {"model_type": "llama", "architectures": ["LlamaForCausalLM"]}
+        files = {
+            "config.json": json.dumps(config),
+            "model.safetensors": struct.pack("<Q", len(header)).decode() + header + "\0" * 4,
+        }
         for node in self.rack.nodes.values():
             for model in (MODEL, OTHER_MODEL):
-                for name, text in small_model().items():
+                for name, text in files.items():
                     fake_venv.write(node, f"{HOME}{model[1:]}/{name}", text)
             if begin != "bare":
                 fake_venv.install(node, LOAD=LOAD_SECONDS)
@@ -141,12 +154,12 @@ class EmulatedCluster:
     def processes(self, name: str) -> dict[Process, list[str]]:
         """Return the processes of a node's rank; none for a node that is off."""
         node = self.rack[name]
-        if not node.init:
-            return {"main": [], "worker": []}
-        found = {kind: node.user("pgrep", "-f", words) for kind, words in COMMANDS.items()}
-        return {"main": found["main"].output.split(), "worker": found["worker"].output.split()}
+        return {
+            kind: node.user("pgrep", "-f", words).output.split() if node.init else []
+            for kind, words in COMMANDS.items()
+        }
 
-    def ranks(self) -> dict[str, dict[Process, list[str]]]:
+    def ranks(self) -> Ranks:
         return {name: self.processes(name) for name in self.names}
 
     def kill(self, name: str, process: Process) -> None:
@@ -155,14 +168,23 @@ class EmulatedCluster:
         insist(len(pids) == 1, f"{name} has {len(pids)} {process} processes")
         self.rack[name].user("kill", "-KILL", *pids)
 
-    def heals(self, before: dict[str, dict[Process, list[str]]] | None = None) -> str:
+    def heals(self, before: Ranks | None = None) -> str:
         """Wait until it answers, from new processes on all nodes if ``before`` is given.
 
         Nobody asks it before: a rank's end has to be noticed without a request.
         """
         began = time.monotonic()
+
+        def renewed() -> bool:
+            now = self.ranks()
+            return all(
+                now[name][kind] and not set(now[name][kind]) & set(pids)
+                for name, found in before.items()
+                for kind, pids in found.items()
+            )
+
         if before:
-            wait(lambda: self._renewed(before), self.patience, "the ranks are not started again")
+            wait(renewed, self.patience, "the ranks are not started again")
         wait(self.answers, self.patience, "it does not answer again")
         for name, found in self.ranks().items():
             counts = {kind: len(pids) for kind, pids in found.items()}
@@ -179,23 +201,13 @@ class EmulatedCluster:
 
     def left(self, states: str = f"{ON},failed") -> dict[str, str]:
         """Return the processes of ranks and the units in these states, by node that has any."""
-        found = {
-            name: node.user("sh", "-c", LEFT, states).output.strip()
-            for name, node in self.rack.nodes.items()
-            if node.init
-        }
-        for name, ranks in self.ranks().items():
-            if any(ranks.values()):
-                found[name] = f"{found.get(name, '')} {ranks}"
-        return {name: text for name, text in found.items() if text}
-
-    def _renewed(self, before: dict[str, dict[Process, list[str]]]) -> bool:
-        now = self.ranks()
-        return all(
-            now[name][kind] and not set(now[name][kind]) & set(pids)
-            for name, found in before.items()
-            for kind, pids in found.items()
-        )
+        found = {}
+        for name, node in self.rack.nodes.items():
+            said = node.user("sh", "-c", LEFT, states).output.strip() if node.init else ""
+            ranks = self.processes(name)
+            if said or any(ranks.values()):
+                found[name] = f"{said} {ranks}"
+        return found
 
 
 def insist(condition: bool, otherwise: str) -> None:
@@ -229,33 +241,27 @@ class LifecycleLab:
             yield cluster
 
 
-@dataclass(frozen=True)
-class Scenario:
-    """``act`` breaks something on a cluster of its own, insists, and says what came of it."""
-
-    act: Callable[[EmulatedCluster], str]
-    begin: Begin
-    count: int
-
-    def row(self, lab: LifecycleLab) -> tuple[str, ...]:
-        """Run it, then stop the cluster: nothing may be left. Return its row of the page."""
-        began, name = time.monotonic(), self.act.__name__
-        with lab.cluster(name, self.begin, self.count) as cluster:
-            outcome = self.act(cluster)
-            cluster.down()
-        what = " ".join((self.act.__doc__ or "").split())
-        return (f"`{name}`", what, f"{time.monotonic() - began:.0f}", outcome)
-
-
-SCENARIOS: dict[str, Scenario] = {}
 Act = Callable[[EmulatedCluster], str]
+SCENARIOS: dict[str, Callable[[LifecycleLab], tuple[str, ...]]] = {}
 
 
 def scenario(begin: Begin, count: int = 2) -> Callable[[Act], Act]:
-    """Register a scenario by its name; its docstring is what the page says."""
+    """Register a scenario by its name; its docstring is what the page says.
+
+    It breaks something on a cluster of its own, insists, and says what came of it. Then the
+    cluster is stopped: nothing may be left.
+    """
 
     def register(act: Act) -> Act:
-        SCENARIOS[act.__name__] = Scenario(act, begin, count)
+        def row(lab: LifecycleLab) -> tuple[str, ...]:
+            began, name = time.monotonic(), act.__name__
+            with lab.cluster(name, begin, count) as cluster:
+                outcome = act(cluster)
+                cluster.down()
+            what = " ".join((act.__doc__ or "").split())
+            return (f"`{name}`", what, f"{time.monotonic() - began:.0f}", outcome)
+
+        SCENARIOS[act.__name__] = row
         return act
 
     return register
@@ -267,11 +273,3 @@ def _toml(value: object) -> str:
         pairs = ", ".join(f"{key} = {_toml(each)}" for key, each in value.items())
         return f"{{ {pairs} }}"
     return json.dumps(value, ensure_ascii=False)
-
-
-def small_model() -> dict[str, str]:
-    """Return the files of a model of one number."""
-    header = '{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}'
-    weights = struct.pack("<Q", len(header)).decode() + header + "\0" * 4
-    config = {"model_type": "llama", "architectures": ["LlamaForCausalLM"]}
-    return {"config.json": json.dumps(config), "model.safetensors": weights}

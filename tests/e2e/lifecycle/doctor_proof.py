@@ -13,16 +13,26 @@ import json
 import re
 import sys
 import time
+from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from typing import Any
 
+from e2e.emulation import wires
 from e2e.emulation.scenarios import UnexpectedError
 from e2e.lifecycle.__main__ import PageTable, run_all
-from e2e.lifecycle.cluster import EmulatedCluster, LifecycleLab, insist
-from e2e.lifecycle.doctor_faults import FAULTS, Fault, paste
-from e2e.lifecycle.rootfs import USER
+from e2e.lifecycle.cluster import (
+    MASTER_PORT,
+    MODEL,
+    UNIT,
+    Begin,
+    EmulatedCluster,
+    LifecycleLab,
+    insist,
+)
+from e2e.lifecycle.nodes import HOME
+from e2e.lifecycle.rootfs import UID, USER
 
-WRONG = ("error", "warning")
 # As on a new Spark: the user is root without a password.
 SUDO = f"umask 337; echo '{USER} ALL=(ALL) NOPASSWD: ALL' > /etc/sudoers.d/spark"
 PAGE = PageTable(
@@ -31,9 +41,52 @@ PAGE = PageTable(
     maker="nox -s doctor-proof -- --write",
     header=("fault", "what was made", "found as", "the cure that it printed", "cured", "s"),
 )
+HEAD, WORKER = "spark1", "spark2"
+ENV = f"{HOME}/.config/patchkit/vllm/node.env"
+FIRST, SECOND = wires.halves(2)
+# A device as sysfs shows one: /sys/class is covered by a copy of its links with one folder more.
+RDMA = f"""\
+set -eu
+mkdir -p /run/class
+mount --rbind /sys/class /run/class && mount --make-rprivate /run/class
+mount -t tmpfs tmpfs /sys/class
+for each in /run/class/*; do
+  mkdir "/sys/class/${{each##*/}}" && mount --rbind "$each" "/sys/class/${{each##*/}}"
+done
+port=/sys/class/infiniband/rocep1s0f1/ports/1
+mkdir -p "$port" "$port/../../device/net/{FIRST}"
+echo '4: ACTIVE' > "$port/state"
+echo Ethernet > "$port/link_layer"
+mkdir -p /dev/infiniband && touch /dev/infiniband/uverbs0 && chmod 666 /dev/infiniband/uverbs0
+"""
+
 
 Claims = dict[tuple[str, str], dict[str, Any]]
 """Claims of doctor: what is wrong, by check and node."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A fault, named as the check that has to find it; ``node`` is the one that has to be named.
+
+    ``root`` and ``user`` are scripts that make it there, or ``make`` does. ``begin`` is how the
+    cluster is when it is made; ``also`` are checks that may say more, since it is true as well.
+    ``cured`` gets the command, and does what takes a person, systemd or a boot; ``by`` are its
+    words in the table.
+    """
+
+    name: str
+    what: str
+    _: KW_ONLY
+    root: str = ""
+    user: str = ""
+    make: Callable[[EmulatedCluster], object] = lambda _cluster: None
+    about: str = ""
+    node: str = WORKER
+    begin: Begin = "stopped"
+    also: tuple[str, ...] = ()
+    cured: Callable[[EmulatedCluster, str], object] | None = None
+    by: str = ""
 
 
 def prove(lab: LifecycleLab, fault: Fault) -> tuple[str, ...]:
@@ -43,53 +96,189 @@ def prove(lab: LifecycleLab, fault: Fault) -> tuple[str, ...]:
             node.root("sh", "-c", SUDO)
         if fault.begin != "serving":
             cluster.down()
-        return _proof(cluster, fault)
-
-
-def _proof(cluster: EmulatedCluster, fault: Fault) -> tuple[str, ...]:
-    before = claims(cluster)
-    fault.strike(cluster)
-    began = time.monotonic()
-    now = claims(cluster)
-    seconds = time.monotonic() - began
-    new = {key: each for key, each in now.items() if key not in before}
-    about = fault.about or fault.name
-    hits = [key for key in new if key[0] == about and fault.node in key[1]]
-    insist(bool(hits), f"not found; new are {_listed(new)}")
-    more = {key: each for key, each in new.items() if key[0] not in (about, *fault.also)}
-    insist(not more, f"claimed beside it: {_listed(more)}")
-    command = cure(str(new[hits[0]]["hint"]))
-    (fault.cured or paste)(cluster, command)
-    left = {key: each for key, each in claims(cluster).items() if key not in before}
-    insist(not left, f"after `{command}`: {_listed(left)}")
-    about, where = hits[0]
+        before = _claims(cluster, {})
+        node = cluster.rack[fault.node]
+        for run, script in ((node.root, fault.root), (node.user, fault.user)):
+            done = run("sh", "-c", script)
+            insist(not done.trouble, f"{script}: {done.trouble}")
+        fault.make(cluster)
+        began = time.monotonic()
+        new = _claims(cluster, before)
+        seconds = time.monotonic() - began
+        about = fault.about or fault.name
+        hits = [key for key in new if key[0] == about and fault.node in key[1]]
+        insist(bool(hits), f"not found; new are {_listed(new)}")
+        more = {key: each for key, each in new.items() if key[0] not in (about, *fault.also)}
+        insist(not more, f"claimed beside it: {_listed(more)}")
+        # In backticks, or the whole of the hint up to a semicolon.
+        hint = str(new[hits[0]]["hint"])
+        quoted = re.search("`([^`]+)`", hint)
+        command = quoted[1] if quoted else hint.partition(";")[0].split("\n")[0].strip()
+        (fault.cured or paste)(cluster, command)
+        left = _claims(cluster, before)
+        insist(not left, f"after `{command}`: {_listed(left)}")
     outcome = f"yes, by {fault.by}" if fault.by else "yes"
     shown = f"`{command}`" if not fault.cured or "printed" in fault.by else ""
-    found = f"`{about}` on {where}"
+    found = f"`{about}` on {hits[0][1]}"
     return (f"`{fault.name}`", fault.what, found, shown, outcome, f"{seconds:.1f}")
 
 
-def claims(cluster: EmulatedCluster) -> Claims:
-    """Return what doctor says is wrong: errors and warnings."""
+def _claims(cluster: EmulatedCluster, before: Claims) -> Claims:
+    """Return what doctor says is wrong and did not say before: errors and warnings."""
     done = cluster.rack.laptop.patchkit("doctor", "--cluster", "--json")
     insist("Traceback" not in done.errors, done.errors)
     try:
         found = json.loads(done.output)["findings"]
     except (ValueError, KeyError):
         raise UnexpectedError(f"doctor says {done.output[:200]} {done.errors}") from None
-    return {(each["about"], each["where"]): each for each in found if each["level"] in WRONG}
-
-
-def cure(hint: str) -> str:
-    """Return the command of a hint: in backticks, or the whole of it up to a semicolon."""
-    quoted = re.search("`([^`]+)`", hint)
-    return quoted[1] if quoted else hint.partition(";")[0].split("\n")[0].strip()
+    wrong = {
+        (each["about"], each["where"]): each
+        for each in found
+        if each["level"] in ("error", "warning")
+    }
+    return {key: each for key, each in wrong.items() if key not in before}
 
 
 def _listed(found: Claims) -> str:
     said = (f"{about} [{where}] {each['what']}" for (about, where), each in found.items())
     return "; ".join(said) or "nothing"
 
+
+def _wire(cluster: EmulatedCluster, *, cut: bool) -> None:
+    wires = cluster.rack.wires
+    (wires.cut if cut else wires.join)("qsfp", WORKER)
+    time.sleep(2)  # networkd takes the addresses away, or gives them
+
+
+def _kill(cluster: EmulatedCluster) -> None:
+    before = cluster.ranks()
+    cluster.kill(WORKER, "worker")
+    cluster.heals(before)
+
+
+def _empty(cluster: EmulatedCluster, command: str) -> None:
+    shown = paste(cluster, command)
+    insist("filler" in shown, f"`{command}` does not show what is large: {shown}")
+    cluster.worker.unfill()
+
+
+def _raise_limit(cluster: EmulatedCluster, command: str) -> None:
+    """Run the command and boot; the limit itself cannot be raised where these nodes are made."""
+    paste(cluster, command)
+    cluster.worker.shut_down()
+    cluster.worker.boot()
+    own = ("systemctl", "show", f"user@{UID}.service", "--property=LimitMEMLOCK", "--value")
+    limit = cluster.worker.root(*own).output.strip()
+    insist(limit == "infinity", f"user@{UID}.service has a limit of {limit}")
+
+
+def paste(cluster: EmulatedCluster, command: str) -> str:
+    """Run a printed command on the laptop as it stands; return what it prints."""
+    script = f'patchkit() {{ "{sys.executable}" -m patchkit "$@"; }}\n{command}'
+    done = cluster.rack.laptop.run("sh", "-c", script, seconds=300)
+    insist(not done.trouble, f"{command}: {done.trouble}")
+    return done.output
+
+
+FAULTS = (
+    Fault(
+        "ssh",
+        "sshd of the worker ended",
+        make=lambda cluster: cluster.worker.refuse_ssh(),
+        cured=lambda cluster, command: cluster.worker.root(*command.split()[1:]),
+        by="the printed command, at its own console",
+    ),
+    Fault(
+        "cable",
+        "the cable out",
+        make=lambda cluster: _wire(cluster, cut=True),
+        cured=lambda cluster, _command: _wire(cluster, cut=False),
+        by="a hand",
+    ),
+    Fault(
+        "mtu",
+        "MTU 1500 at one end, while it serves",
+        root=f"ip link set {FIRST} mtu 1500",
+        begin="serving",
+    ),
+    Fault(
+        "address",
+        "the worker lost its address",
+        root=f"ip address del {wires.qsfp_ip(2)}/24 dev {FIRST}",
+    ),
+    Fault(
+        "address-twice",
+        "the head's address on the worker, too",
+        root=f"ip address add {wires.qsfp_ip(1)}/32 dev {FIRST}",
+    ),
+    Fault(
+        "networks",
+        "both halves of the cable in one network",
+        root=f"ip address add 192.168.177.12/24 dev {SECOND}",
+    ),
+    Fault("linger", "lingering off", root=f"rm /var/lib/systemd/linger/{USER}"),
+    Fault("journal", "no journal that outlives a boot", root="rm -rf /var/log/journal"),
+    Fault(
+        "disk",
+        "no byte free on the worker's disk",
+        make=lambda cluster: cluster.worker.fill(),
+        cured=_empty,
+        by="a hand, with what the printed command shows",
+    ),
+    Fault(
+        "memlock",
+        "RDMA devices, and a limit of 8 MiB of locked memory",
+        root=RDMA,
+        cured=_raise_limit,
+        by="the printed command and a boot: the unit's limit is infinity, which is all that "
+        "can be tried where nobody may raise one",
+    ),
+    Fault(
+        "model",
+        "a model's file cut short on one node",
+        user=f"truncate -s -2 {HOME}{MODEL[1:]}/model.safetensors",
+    ),
+    Fault(
+        "model-same",
+        "another configuration of the model on one node",
+        user=f"echo ' ' >> {HOME}{MODEL[1:]}/config.json",
+    ),
+    Fault("edited", "another line in node.env of one node", user=f"echo '# mine' >> {ENV}"),
+    Fault(
+        "unit-file",
+        "a unit that systemd has not read since it was changed",
+        user=f"sleep 1; touch .config/systemd/user/{UNIT}",
+        begin="serving",
+    ),
+    Fault(
+        "port",
+        "another server at the rendezvous' port",
+        make=lambda cluster: cluster.head.start_other(MASTER_PORT),
+        node=HEAD,
+    ),
+    Fault(
+        "left-over",
+        "a process of the group left after `down`",
+        user="systemd-run --user --setenv=PATCHKIT_CLUSTER=vllm sleep 1000",
+    ),
+    Fault(
+        "rank-stopped",
+        "a rank's worker process stopped (`kill -STOP`)",
+        user="pkill -STOP -f 'VLLM::[W]orker'",
+        begin="serving",
+        also=("server-token-none",),  # which follows from it
+    ),
+    Fault(
+        "rank-killed",
+        "a rank's worker process killed; systemd has started all again",
+        make=_kill,
+        about="restarts",
+        node=HEAD,
+        begin="serving",
+        cured=lambda cluster, _command: (cluster.patchkit("down"), cluster.up()),
+        by="systemd at once; the warning stays until the next `up`",
+    ),
+)
 
 if __name__ == "__main__":
     made = {fault.name: partial(prove, fault=fault) for fault in FAULTS}

@@ -36,21 +36,21 @@ READ = (
 )
 
 
-def install(node: SystemdNode, venv: str = VENV, **settings: object) -> None:
+def install(node: SystemdNode, **settings: object) -> None:
     """Make the environment there. Raises NodeError. ``settings`` are as for `change`."""
-    insist_user(node, "python3", "-m", "venv", "--without-pip", venv)
+    insist_user(node, "python3", "-m", "venv", "--without-pip", VENV)
     where = "import sysconfig; print(sysconfig.get_path('purelib'))"
-    site = insist_user(node, f"{venv}/bin/python", "-c", where).strip()
+    site = insist_user(node, f"{VENV}/bin/python", "-c", where).strip()
     insist_user(node, "tar", "--extract", "--directory", site, input=site_packages())
-    write(node, f"{venv}/bin/vllm", f"#!{venv}/bin/python\n{PROGRAM.read_text()}")
-    insist_user(node, "chmod", "+x", f"{venv}/bin/vllm")
-    change(node, venv, **settings)
+    write(node, f"{VENV}/bin/vllm", f"#!{VENV}/bin/python\n{PROGRAM.read_text()}")
+    insist_user(node, "chmod", "+x", f"{VENV}/bin/vllm")
+    change(node, **settings)
 
 
-def change(node: SystemdNode, venv: str = VENV, **settings: object) -> None:
+def change(node: SystemdNode, **settings: object) -> None:
     """Set what the next start does, ``LOAD=0.5, FAIL="CUDA error"``; all others as by default."""
     text = "".join(f"FAKE_{name}={value}\n" for name, value in settings.items())
-    write(node, f"{venv}/bin/{SETTINGS}", text)
+    write(node, f"{VENV}/bin/{SETTINGS}", text)
 
 
 def write(node: SystemdNode, path: str, text: str) -> None:
@@ -65,25 +65,31 @@ def wheels(folder: Path, note: str = "", release: str = VERSION) -> list[Path]:
     ``note`` is in them, so that they are others. torch is the one that the release needs; it needs
     a library, as one for CUDA does.
     """
-    made = []
     torch = str(recorded_needs(Version(release)).torch)
-    needed = {"vllm": f"torch=={torch}", "torch": _CUDA}
-    for name, version in {"vllm": release, "torch": torch}.items():
-        unpacked = _files(release).items()
-        files = {path: data for path, data in unpacked if path.startswith(f"{name}/")}
-        if name == "vllm":
-            entry = f"[console_scripts]\nvllm = vllm.{PROGRAM.stem}:main\n"
-            program = PROGRAM.read_text().replace(VERSION, release)
-            files[f"vllm/{PROGRAM.name}"] = program.encode()
-            files[f"vllm-{version}.dist-info/entry_points.txt"] = entry.encode()
-        files[f"{name}/note.txt"] = note.encode()
-        if name == "torch":
-            files["torch/lib/libtorch_cuda.so"] = b""  # a torch without is one for CPUs alone
-        needs = [needed[name]]
-        made.append(write_wheel(folder, version, project=name, files=files, requires=needs))
+    program = PROGRAM.read_text().replace(VERSION, release)
+    entry = f"[console_scripts]\nvllm = vllm.{PROGRAM.stem}:main\n"
+    vllm = {
+        **{path: data for path, data in _files(release).items() if path.startswith("vllm/")},
+        f"vllm/{PROGRAM.name}": program.encode(),
+        f"vllm-{release}.dist-info/entry_points.txt": entry.encode(),
+    }
+    # A torch without that library is one for CPUs alone.
+    cuda = {"torch/__init__.py": b"", "torch/lib/libtorch_cuda.so": b""}
     library, _, version = _CUDA.partition("==")
-    made.append(write_wheel(folder, version, project=library))
-    return made
+    return [
+        write_wheel(
+            folder,
+            each,
+            project=project,
+            files={**files, f"{project}/note.txt": note.encode()},
+            requires=needs,
+        )
+        for project, each, files, needs in (
+            ("vllm", release, vllm, [f"torch=={torch}"]),
+            ("torch", torch, cuda, [_CUDA]),
+            (library, version, {}, []),
+        )
+    ]
 
 
 @cache
@@ -92,10 +98,17 @@ def site_packages() -> bytes:
     files = dict(_files())
     for name, version in INSTALLED.items():
         about = f"{name}-{version}.dist-info"
+        metadata = f"Metadata-Version: 2.4\nName: {name}\nVersion: {version}\n"
         record = "".join(f"{path},,\n" for path in files if path.startswith(f"{name}/"))
-        files |= {f"{about}/METADATA": _metadata(name, version), f"{about}/INSTALLER": b"pip\n"}
+        files |= {f"{about}/METADATA": metadata.encode(), f"{about}/INSTALLER": b"pip\n"}
         files[f"{about}/RECORD"] = record.encode()
-    return _packed(files)
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w") as packing:
+        for path, data in files.items():
+            info = tarfile.TarInfo(path)
+            info.size, info.mode = len(data), 0o644
+            packing.addfile(info, io.BytesIO(data))
+    return packed.getvalue()
 
 
 @cache
@@ -115,20 +128,6 @@ def _files(release: str = VERSION) -> Mapping[str, bytes]:
                 assert content is not None
                 files[str(path)] = content.read()
     return files
-
-
-def _metadata(name: str, version: str) -> bytes:
-    return f"Metadata-Version: 2.4\nName: {name}\nVersion: {version}\n".encode()
-
-
-def _packed(files: Mapping[str, bytes]) -> bytes:
-    packed = io.BytesIO()
-    with tarfile.open(fileobj=packed, mode="w") as packing:
-        for path, data in files.items():
-            info = tarfile.TarInfo(path)
-            info.size, info.mode = len(data), 0o644
-            packing.addfile(info, io.BytesIO(data))
-    return packed.getvalue()
 
 
 def insist_user(node: SystemdNode, *words: str, input: bytes = b"") -> str:

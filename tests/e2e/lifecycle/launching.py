@@ -2,29 +2,26 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from signal import SIGINT, SIGKILL, SIGSTOP
 
 from e2e.emulation import wires
-from e2e.lifecycle.cluster import MODEL, OTHER_MODEL, EmulatedCluster, insist, scenario, wait
+from e2e.lifecycle.cluster import (
+    MASTER_PORT,
+    MODEL,
+    OTHER_MODEL,
+    EmulatedCluster,
+    insist,
+    scenario,
+    wait,
+)
 from e2e.lifecycle.nodes import UID, USER
 from e2e.lifecycle.scenarios import ERROR, REFUSED
 from patchkit.cluster.ssh.answer import LEASE
-from patchkit.errors import BusyError, StorageError
+from patchkit.errors import StorageError
 
 MOMENTS = (0.2, 0.5, 0.8, 1.2, 1.7, 2.5, 3.5, 5.0)  # seconds from the start to the kill
-MASTER_PORT = 29501
 OPTIONS = ("--topology", "socket", "--target", "gb10", "--head-ip", wires.qsfp_ip(1))
-# Takes the lock of the cluster and keeps it.
-HOLDS = (
-    "import time\n"
-    "from patchkit.cluster.launch.cluster import Cluster\n"
-    "from patchkit.cluster.launch.cluster_file import read_cluster_file\n"
-    "with Cluster(read_cluster_file()).alone():\n"
-    "    print('held', flush=True)\n"
-    "    time.sleep(1000)\n"
-)
 # What shells, systemd, its specifiers, its env files or C might read otherwise than it stands.
 ODD = (
     *("two words", "", "'", '"', 'it\'s "so"', "%h %% %n", "$HOME ${HOME} $$", "\\", "a\\nb\\\\"),
@@ -86,11 +83,9 @@ def up_refused(cluster: EmulatedCluster) -> str:
     worker.fill()
     refused("spark2", status=StorageError.exit_code)
     worker.unfill()
-    own = ("python3", "-m", "http.server", "--bind", wires.qsfp_ip(1), str(MASTER_PORT))
-    head.user("systemd-run", "--user", "--unit=other", *own)
-    head.wait_for_port(MASTER_PORT)
+    head.start_other(MASTER_PORT)
     refused(f"{MASTER_PORT}")
-    head.user("systemctl", "--user", "stop", "other")
+    head.stop_other()
     worker.root("loginctl", "disable-linger", USER)
     init = cluster.patchkit("init", *cluster.names, "--file", "bare.toml")
     said = " ".join(f"{init.output}{init.errors}".split())
@@ -118,12 +113,10 @@ def switch_refused(cluster: EmulatedCluster) -> str:
     cluster.change()
     # Takes the port as soon as the former rank gives it back, so that neither can start.
     restart = ("StartLimitIntervalSec=0", "Restart=always", "RestartSec=50ms")
-    own = ("python3", "-m", "http.server", "--bind", wires.qsfp_ip(1), str(MASTER_PORT))
-    options = (f"--property={each}" for each in restart)
-    cluster.head.user("systemd-run", "--user", "--unit=other", *options, *own)
+    cluster.head.start_other(MASTER_PORT, restarts=restart)
     names = (f"{OTHER_MODEL} was not started", f"{MODEL}, served before, does not come back")
     cluster.expect("switch", OTHER_MODEL, status=REFUSED, says=names)
-    cluster.head.user("systemctl", "--user", "stop", "other")
+    cluster.head.stop_other()
     cluster.down()
     cluster.up()
     told = [_interrupt(cluster, moment) for moment in ("at once", "stopped", "loading")]
@@ -162,20 +155,6 @@ def _interrupt(cluster: EmulatedCluster, moment: str) -> str:
     insist(back or f"{target} is started" in last, f"it does not say what is served: {said}")
     insist(cluster.served() == (former if back else target), f"{last!r}, and it is not so")
     return "the former again" if back else "the new one"
-
-
-@scenario("stopped")
-def ssh_refused(cluster: EmulatedCluster) -> str:
-    """The worker's sshd ends, with all connections, in the middle of `up`."""
-    started = cluster.rack.laptop.start_patchkit("up", MODEL, log="up")
-    time.sleep(1)
-    cluster.worker.refuse_ssh()
-    status, said = started.wait(), cluster.rack.laptop.said("up")
-    insist("Traceback" not in said, said)
-    insist(status == 0 or "spark2" in said, f"up does not name the node: {said}")
-    cluster.worker.allow_ssh()
-    cluster.up()
-    return f"up ends with status {status} and names the node; again, with sshd, it serves"
 
 
 @scenario("stopped")
@@ -238,17 +217,3 @@ def held(cluster: EmulatedCluster) -> str:
         status = started.wait()
         insist(number != SIGINT or status == 0, f"status {status}")
     return "; ".join(told)
-
-
-@scenario("stopped")
-def launcher_frozen(cluster: EmulatedCluster) -> str:
-    """The launcher's machine sleeps while it holds the cluster."""
-    laptop = cluster.rack.laptop
-    holder = laptop.start(sys.executable, "-c", HOLDS, log="holder")
-    wait(lambda: "held" in laptop.said("holder"), 30, "it does not hold")
-    laptop.kill(holder, SIGSTOP)
-    began = time.monotonic()
-    cluster.expect("up", MODEL, status=BusyError.exit_code, says=", from 1")
-    wait(lambda: cluster.patchkit("down").status == 0, LEASE + 30, "the lock is held for ever")
-    lost = time.monotonic() - began
-    return f"others exit with {BusyError.exit_code}, for {lost:.0f} s"

@@ -16,8 +16,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from e2e.emulation import wires
 from e2e.emulation.nodes import SPACES, SYSTEM_PATH, Node, NodeError
-from e2e.lifecycle import wiring
 from e2e.lifecycle.rootfs import UID, USER
 from patchkit.follow import Completed
 from patchkit.process import attempt
@@ -44,7 +44,7 @@ class SystemdNode:
     name: str
     number: int
     switch: Node
-    wires: wiring.Wiring
+    wires: wires.Wiring
     groups: Sequence[Path]
     logs: Path
     shared: Sequence[Path]  # folders of this machine that it sees, read only
@@ -60,19 +60,19 @@ class SystemdNode:
     ) -> None:
         """Make its disk, with these files of its own, and the user's ``ssh`` folder."""
         enter = ("nsenter", f"--target={self.switch.pid}", *SPACES)
-        made = attempt(*enter, "sh", "-c", DISK, "sh", root, self.disk, home)
-        if made.trouble:
+        if (made := attempt(*enter, "sh", "-c", DISK, "sh", root, self.disk, home)).trouble:
             raise NodeError(f"{self.name}: {made.trouble}")
         own = {"/etc/hostname": f"{self.name}\n", "/etc/machine-id": f"{uuid.uuid4().hex}\n"}
         top = self.switch.file(f"{self.disk}/root")
-        for path, text in {**own, **wiring.network_files(self.number), **files}.items():
+        for path, text in {**own, **wires.network_files(self.number), **files}.items():
             (top / path.lstrip("/")).write_text(text)
             (top / path.lstrip("/")).chmod(0o600 if path.endswith("_key") else 0o644)
         put_ssh(self.switch.file(f"{self.disk}{HOME}/.ssh"), ssh, UID)
 
     def start(self) -> None:
         """Switch it on; `wait` says when it is up."""
-        ends = self.wires.ends(self.name, self.number)
+        bridges = [f"{self.name}-{bridge}" for bridge in wires.BRIDGES]
+        ends = zip(bridges, (wires.LAN, *wires.halves(self.number)), strict=True)
         with (self.logs / f"{self.name}-console.log").open("ab") as console:
             self.nspawn = subprocess.Popen(
                 [
@@ -81,7 +81,7 @@ class SystemdNode:
                     *(f"--directory={self.disk}/root", f"--machine={self.name}"),
                     *("--register=no", "--keep-unit", "--console=pipe", "--private-network"),
                     *("--link-journal=no", "--resolv-conf=off", "--timezone=off"),
-                    *(f"--network-veth-extra={here}:{there}" for here, there in ends.items()),
+                    *(f"--network-veth-extra={here}:{there}" for here, there in ends),
                     *(f"--bind={self.disk}/home:/home", f"--hostname={self.name}"),
                     *(f"--bind-ro={path}" for path in self.shared),
                 ],
@@ -94,7 +94,7 @@ class SystemdNode:
 
     def wait(self) -> None:
         """Return when its user's own units can be started, and sshd answers."""
-        self._until(lambda: self._find_init(), "has no process 1")
+        self._until(self._find_init, "has no process 1")
         ready = f"systemctl -q is-active ssh user@{UID}.service && [ -S /run/user/{UID}/bus ]"
         self._until(lambda: not self.root("sh", "-c", ready).trouble, "does not come up")
 
@@ -113,10 +113,6 @@ class SystemdNode:
         self.root("systemctl", "reboot")
         self._ended()
 
-    def reboot(self) -> None:
-        self.shut_down()
-        self.boot()
-
     def user(self, *words: str | Path, seconds: int = 30, input: bytes = b"") -> Completed:
         """Run a command as the user, in a session with the user's own systemd."""
         ids = ("setpriv", f"--reuid={UID}", f"--regid={UID}", "--init-groups")
@@ -126,10 +122,20 @@ class SystemdNode:
     def root(self, *words: str | Path, seconds: int = 30, input: bytes = b"") -> Completed:
         return self._run(("env", "HOME=/root", *words), seconds, input)
 
-    def wait_for_port(self, port: int) -> None:
-        """Return when a process of the user's listens there."""
-        busy = ("sh", "-c", f"ss -Hltnp 'sport = :{port}' | grep -q '\"python3\"'")
-        self._until(lambda: not self.user(*busy).trouble, f"has nobody at port {port}")
+    def start_other(self, port: int, *words: str, restarts: Sequence[str] = ()) -> None:
+        """Let another server of the user's listen at a port; return when it does.
+
+        ``restarts`` are properties of its unit, `other`.
+        """
+        own = words or ("python3", "-m", "http.server", "--bind", wires.qsfp_ip(self.number), port)
+        options = (f"--property={each}" for each in restarts)
+        self.user("systemd-run", "--user", "--unit=other", *options, *map(str, own))
+        if not restarts:  # else it waits until the port is free
+            busy = ("sh", "-c", f"ss -Hltnp 'sport = :{port}' | grep -q '\"python3\"'")
+            self._until(lambda: not self.user(*busy).trouble, f"has nobody at port {port}")
+
+    def stop_other(self) -> None:
+        self.user("systemctl", "--user", "stop", "other")
 
     def file(self, path: str) -> Path:
         """Return a file of its, as it is reached from outside while it is on."""
@@ -145,9 +151,6 @@ class SystemdNode:
     def refuse_ssh(self) -> None:
         """End sshd and all its connections."""
         self.root("sh", "-c", "systemctl stop ssh.socket ssh.service; pkill -KILL sshd; true")
-
-    def allow_ssh(self) -> None:
-        self.root("systemctl", "start", "ssh.service")
 
     def keep_journal(self) -> None:
         """Write the journal of all boots, of the system and of the user's units, to the logs."""

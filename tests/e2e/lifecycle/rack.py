@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from e2e.emulation import wires
-from e2e.emulation.nodes import SPACES, Node, NodeError, Nodes
-from e2e.lifecycle import wiring
+from e2e.emulation.nodes import HOME, Node, NodeError, Nodes
 from e2e.lifecycle.nodes import SystemdNode, put_ssh
 from e2e.lifecycle.rootfs import USER
 from patchkit.follow import Completed
@@ -23,8 +22,9 @@ from patchkit.process import attempt
 ROOT = Path(__file__).parents[3]
 BIN = Path(sys.prefix) / "bin"
 GROUPS = Path("/sys/fs/cgroup")
-HOME = "/tmp/home"  # of the laptop's user; tests/e2e/emulation/node_init.sh makes it
+ENV = {"TERM": "dumb", "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
 SIZE = "256m"  # of a node's /home
+LAPTOP = 100  # the last number of its address
 # Reads until the one who holds the other end has ended, then removes the control groups, as soon
 # as the kernel has ended what was in them.
 SWEEP = """\
@@ -44,30 +44,23 @@ class Laptop:
 
     def run(self, *words: str | Path, seconds: int = 120) -> Completed:
         """Run a command there. ``sys.executable`` and this checkout are what they are here."""
-        return attempt(*self._words(*words, seconds=seconds), timeout=seconds + 10)
+        inside = self.node.words("env", f"--chdir={HOME}", *words, seconds=seconds)
+        return attempt(*inside, env=self.node.environment(ENV), timeout=seconds + 10)
 
     def patchkit(self, *words: str | Path, seconds: int = 300) -> Completed:
         return self.run(sys.executable, "-m", "patchkit", *words, seconds=seconds)
 
-    def start(self, *words: str | Path, log: str, seconds: int = 300) -> subprocess.Popen[bytes]:
-        """Start a command there, output into the log; `kill` ends it."""
-        with self.node.log(log).open("ab") as file:
-            return subprocess.Popen(
-                self._words(*words, seconds=seconds),
-                stdin=subprocess.DEVNULL,
-                stdout=file,
-                stderr=subprocess.STDOUT,
-            )
-
     def start_patchkit(self, *words: str, log: str) -> subprocess.Popen[bytes]:
-        return self.start(sys.executable, "-m", "patchkit", *words, log=log)
+        """Start `patchkit …` there, output into the log; `kill` ends it."""
+        inside = ("env", f"--chdir={HOME}", sys.executable, "-m", "patchkit", *words)
+        return self.node.start(*inside, log=log, seconds=300, env=ENV)
 
     def said(self, log: str) -> str:
         """Return what was written into a log."""
         return self.node.log(log).read_text()
 
     def kill(self, started: subprocess.Popen[bytes], number: int = signal.SIGKILL) -> None:
-        """Kill what `start` started: that process alone, not what it has started itself."""
+        """Kill what was started: that process alone, not what it has started itself."""
         found = started.pid
         for _ in range(2):  # nsenter's child is timeout, whose child it is
             children = Path(f"/proc/{found}/task/{found}/children").read_text().split()
@@ -76,13 +69,6 @@ class Laptop:
             found = int(children[0])
         os.kill(found, number)
 
-    def _words(self, *words: str | Path, seconds: int) -> list[str]:
-        limit = ("timeout", "--signal=KILL", str(seconds))
-        env = ("env", "-i", f"--chdir={HOME}", f"HOME={HOME}", f"PATH={self.node.path}")
-        more = ("LANG=C.UTF-8", "TERM=dumb", f"PYTHONPATH={ROOT}", "PYTHONDONTWRITEBYTECODE=1")
-        enter = ("nsenter", f"--target={self.node.pid}", *SPACES, *env, *more, *limit)
-        return [*enter, *map(str, words)]
-
 
 @dataclass(frozen=True)
 class Rack:
@@ -90,18 +76,11 @@ class Rack:
 
     nodes: Mapping[str, SystemdNode]
     laptop: Laptop
-    wires: wiring.Wiring
+    wires: wires.Wiring
     folder: Path
 
     def __getitem__(self, name: str) -> SystemdNode:
         return self.nodes[name]
-
-    def boot(self) -> None:
-        """Boot all nodes side by side."""
-        for node in self.nodes.values():
-            node.start()
-        for node in self.nodes.values():
-            node.wait()
 
 
 @contextlib.contextmanager
@@ -114,10 +93,16 @@ def up(
     """
     shutil.rmtree(folder, ignore_errors=True)
     numbers = {f"spark{number}": number for number in range(1, count + 1)}
-    keys = _make_keys(folder / "keys", ["id_ed25519", *numbers])
+    # Pairs of keys, known before a node boots, so that none is accepted blindly.
+    (folder / "keys").mkdir(parents=True, mode=0o700)
+    for name in ("id_ed25519", *numbers):
+        words = ("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", name)
+        file = ("-f", folder / "keys" / name)
+        subprocess.run([*words, *file], check=True, stdin=subprocess.DEVNULL)
+    keys = {path.name: path.read_text() for path in (folder / "keys").iterdir()}
     known = (
-        f"{','.join(wiring.names(name, number))} {keys[f'{name}.pub']}"
-        for name, number in numbers.items()
+        f"{name},{wires.lan_ip(n)},{wires.qsfp_ip(n)},{wires.qsfp_ip(n, 1)} {keys[f'{name}.pub']}"
+        for name, n in numbers.items()
     )
     ssh = {name: keys[name] for name in ("id_ed25519", "id_ed25519.pub")}
     ssh |= {"authorized_keys": keys["id_ed25519.pub"], "known_hosts": "".join(known)}
@@ -126,16 +111,17 @@ def up(
     places = Nodes(folder=folder, bin=BIN, shared=(*seen, Path(sys.prefix), root))
     with (
         _groups(folder.name, numbers) as groups,
-        places.up({"switch": "", "laptop": hosts}) as found,
+        places.up({"switch": "", "laptop": hosts}) as (switch, laptop),
     ):
-        switch, laptop = found
-        _run(switch, "umount", "/sys")  # its own, which hides the control groups
-        wired = wiring.Wiring(switch)
-        wired.bridges()
-        wired.laptop(laptop)
+        switch.run("umount", "/sys", log="made")  # its own, which hides the control groups
+        wires.make_bridges(switch)
+        wires.plug(laptop, wires.LAN, switch, "lan")
+        own = f"address add {wires.lan_ip(LAPTOP)}/24 dev {wires.LAN}"
+        wires.ip(laptop, "link set lo up", own, f"link set {wires.LAN} up")
         # As of somebody with another user name than on the nodes.
         config = [f"Host {name}\n  HostName {wires.lan_ip(n)}\n" for name, n in numbers.items()]
         _settle(laptop, {**ssh, "config": "".join(f"{host}  User {USER}\n" for host in config)})
+        wired = wires.Wiring(switch)
         nodes = {
             name: SystemdNode(
                 name=name,
@@ -150,24 +136,17 @@ def up(
         }
         for name, node in nodes.items():
             key = "/etc/ssh/ssh_host_ed25519_key"
-            own = {key: keys[name], f"{key}.pub": keys[f"{name}.pub"]}
-            node.build(root, home, {"/etc/hosts": hosts, **own}, ssh)
+            own_keys = {key: keys[name], f"{key}.pub": keys[f"{name}.pub"]}
+            node.build(root, home, {"/etc/hosts": hosts, **own_keys}, ssh)
         try:
-            rack = Rack(nodes, Laptop(laptop), wired, folder)
-            rack.boot()
-            yield rack
+            for node in nodes.values():
+                node.start()
+            for node in nodes.values():
+                node.wait()
+            yield Rack(nodes, Laptop(laptop), wired, folder)
         finally:
             for node in nodes.values():
                 node.keep_journal()
-
-
-def _make_keys(folder: Path, names: Iterable[str]) -> dict[str, str]:
-    """Make a pair of keys for each: known before a node boots, so none is accepted blindly."""
-    folder.mkdir(parents=True, mode=0o700)
-    for name in names:
-        words = ("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", name, "-f", folder / name)
-        subprocess.run(words, check=True, stdin=subprocess.DEVNULL)
-    return {path.name: path.read_text() for path in folder.iterdir()}
 
 
 @contextlib.contextmanager
@@ -198,10 +177,4 @@ def _settle(laptop: Node, ssh: Mapping[str, str]) -> None:
         [*line[:5], HOME, *line[6:]] if line[2] == str(os.getuid()) else line for line in lines
     ]
     laptop.file("/tmp/passwd").write_text("".join(f"{':'.join(line)}\n" for line in moved))
-    _run(laptop, "mount", "--bind", "/tmp/passwd", "/etc/passwd")
-
-
-def _run(node: Node, *words: str) -> None:
-    done = attempt("nsenter", f"--target={node.pid}", *SPACES, *words)
-    if done.trouble:
-        raise NodeError(f"{node.name}: {done.trouble}")
+    laptop.run("mount", "--bind", "/tmp/passwd", "/etc/passwd", log="made")

@@ -5,16 +5,14 @@ That clocks differ is no scenario: all nodes have this machine's. A unit test ha
 
 from __future__ import annotations
 
-import json
 import time
 
 from e2e.lifecycle import fake_venv
-from e2e.lifecycle.cluster import MODEL, URL, EmulatedCluster, insist, scenario, wait
+from e2e.lifecycle.cluster import MODEL, UNIT, URL, EmulatedCluster, insist, scenario, wait
 from e2e.lifecycle.nodes import HOME
 from patchkit.errors import HostError
 
 REFUSED = HostError.exit_code
-UNIT = "patchkit-vllm.service"
 TITLE = "printf '\\033]0;title\\007'\n"
 HANGS = "sleep 1000\n"
 GIVES_UP_SECONDS = 240
@@ -160,20 +158,6 @@ def _write_login(cluster: EmulatedCluster, text: str, name: str) -> None:
     fake_venv.write(cluster.rack[name], f"{HOME}/.bashrc", text)
 
 
-@scenario("serving")
-def server_hung(cluster: EmulatedCluster) -> str:
-    """The API server is stopped by SIGSTOP, and goes on later."""
-    (process,) = cluster.processes("spark1")["main"]
-    cluster.head.user("kill", "-STOP", process)
-    cluster.expect("status", status=REFUSED, says="hangs spark1: ")
-    said = json.loads(cluster.patchkit("status", "--json").output)
-    insist(said["answers"] is False and said["hangs"], f"--json: {said}")
-    cluster.expect("up", MODEL, status=REFUSED, says="the model hangs")
-    cluster.head.user("kill", "-CONT", process)
-    cluster.expect("status")
-    return f"status and up exit with {REFUSED}; once it goes on, with 0"
-
-
 @scenario("stopped")
 def gives_up(cluster: EmulatedCluster) -> str:
     """A model that fails on the worker while loading, each time."""
@@ -213,13 +197,14 @@ def wrong_token(cluster: EmulatedCluster) -> str:
 @scenario("stopped")
 def other_server(cluster: EmulatedCluster) -> str:
     """Another server on the API server's port; then one that shares it, before and after."""
+    own = ("/usr/bin/python3", "-c", OTHER)
     for kind in ("alone", "shared"):
-        _start_other(cluster, kind)
+        cluster.head.start_other(8000, *own, kind)
         cluster.expect("up", MODEL, status=REFUSED, says="8000: python3")
         cluster.insist_on_nothing()
-        cluster.head.user("systemctl", "--user", "stop", "other")
+        cluster.head.stop_other()
     cluster.up()
-    _start_other(cluster, "shared")
+    cluster.head.start_other(8000, *own, "shared")
     cluster.expect("status", status=REFUSED, says="python3")
     cluster.expect("up", MODEL, status=REFUSED, says="python3")
     cluster.kill("spark1", "main")
@@ -227,15 +212,9 @@ def other_server(cluster: EmulatedCluster) -> str:
     named = "port is taken: "
     wait(lambda: named in cluster.head.user(*journal).output, 60, "the unit does not name it")
     insist(not cluster.processes("spark1")["main"], "a rank runs beside the other server")
-    cluster.head.user("systemctl", "--user", "stop", "other")
+    cluster.head.stop_other()
     cluster.heals()
     return "`up`, `status` and the unit name it; nothing starts beside it"
-
-
-def _start_other(cluster: EmulatedCluster, kind: str) -> None:
-    own = ("/usr/bin/python3", "-c", OTHER, kind)
-    cluster.head.user("systemd-run", "--user", "--unit=other", *own)
-    cluster.head.wait_for_port(8000)
 
 
 @scenario("stopped")
