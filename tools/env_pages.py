@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from patchkit.runtime.rules.condition import in_words
-from patchkit.runtime.rules.rule import Routes, routes_in_words
+from patchkit.runtime.rules.rule import Routes, in_words, routes_in_words
 from patchkit.runtime.rules.variable_rules import Avoid, VariableRule, VariableRules
 from tools.markdown import table
 

@@ -19,10 +19,17 @@ from typing import Any
 
 import yaml
 
-from patchkit.runtime.rules.flag_rules import load_flag_rules
-from patchkit.runtime.rules.lifetimes import read_table
-from patchkit.runtime.rules.model_recipes import PLACE, VRAM, ModelRecipe, model_recipes
-from patchkit.runtime.rules.presets import Preset, find, load_presets
+from patchkit.runtime.rules.flags import load_flag_rules
+from patchkit.runtime.rules.presets import (
+    MODELS,
+    VRAM,
+    ModelRecipe,
+    Preset,
+    find,
+    load_presets,
+    model_recipes,
+)
+from patchkit.runtime.rules.releases import read_table
 from tools.decisions import Decision
 
 # Every preset states them; a recipe without them leaves them to vLLM.
@@ -196,7 +203,7 @@ def preset_settings(preset: Preset) -> dict[str, str]:
 
 def recipe_releases() -> tuple[str, ...]:
     """Return the releases with which a recipe changed."""
-    return tuple(dict.fromkeys(row.first for row in read_table(PLACE).rows))
+    return tuple(dict.fromkeys(row.first for row in read_table(MODELS).rows))
 
 
 def recipe_of(preset: Preset, release: str = "") -> ModelRecipe | None:

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from patchkit.errors import SourceError
 from patchkit.runtime.rules.flags import Choices
+from patchkit.runtime.rules.variable_values import INTEGER, NUMBER, ONE, SEVERAL, Takes
 from patchkit.runtime.rules.vllm_names import parse_file, reads, variable_readers
-from patchkit.runtime.rules.vllm_values import INTEGER, NUMBER, ONE, SEVERAL, Takes
 
 _CHOOSING = {"env_with_choices": ONE, "env_list_with_choices": SEVERAL}
 _CHOOSING["env_set_with_choices"] = SEVERAL

@@ -15,7 +15,7 @@ from typing import Any
 from patchkit.errors import DriftError, HostError, PatchkitError, UsageError
 from patchkit.runtime.host.host import Host, System
 from patchkit.runtime.node.decision import NodeOptions, decide
-from patchkit.runtime.rules.flag_rules import load_flag_rules
+from patchkit.runtime.rules.flags import load_flag_rules
 from patchkit.runtime.rules.presets import find, load_presets
 from patchkit.runtime.rules.rule import RuleChoice
 from patchkit.runtime.serve.args import ServeCommand, release_flags, serve_args

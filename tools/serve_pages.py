@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from patchkit.runtime.rules.condition import in_words
-from patchkit.runtime.rules.flag_rules import FlagRule, FlagRules, LeaveOut, Limit
+from patchkit.runtime.rules.flags import FlagRule, FlagRules, LeaveOut, Limit
 from patchkit.runtime.rules.presets import Preset
-from patchkit.runtime.rules.rule import Advice
+from patchkit.runtime.rules.rule import Advice, in_words
 from tools.markdown import table
 
 MADE = "<!-- Made by tools/regenerate.py from recipes/env/. Do not edit. -->\n"

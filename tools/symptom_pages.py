@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from patchkit.doctor.symptoms.symptom import Cause, Symptom, symptom_files, symptoms
-from patchkit.runtime.rules.condition import in_words
+from patchkit.runtime.rules.rule import in_words
 from support.failures import VERDICTS, matrix
 from tools.markdown import replaced, table
 

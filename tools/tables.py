@@ -17,11 +17,10 @@ from packaging.version import Version
 
 from patchkit.errors import SourceError
 from patchkit.paths import RECIPES
-from patchkit.runtime.rules.flags import FLAGS, Choices, load_choices
-from patchkit.runtime.rules.flags import PLACE as VALUES
-from patchkit.runtime.rules.lifetimes import read_table
-from patchkit.runtime.rules.model_recipes import PLACE as MODELS
-from patchkit.runtime.rules.vllm_values import PLACE as TAKEN
+from patchkit.runtime.rules.flags import FLAGS, VALUES, Choices, load_choices
+from patchkit.runtime.rules.presets import MODELS
+from patchkit.runtime.rules.releases import read_table
+from patchkit.runtime.rules.variable_values import TAKEN
 from tools.seen import MODES, Entry, Row, Seen
 
 DATA = Path(__file__).parents[1] / "tests" / "data"

@@ -27,7 +27,7 @@ from patchkit.patching.support import load_support
 from patchkit.paths import RECIPES
 from patchkit.recipes.vllm.build import known_externals
 from patchkit.recipes.vllm.external import External, externals
-from patchkit.runtime.rules.lifetimes import read_table
+from patchkit.runtime.rules.releases import read_table
 from patchkit.source.detect import detect
 from patchkit.source.lock import LockEntry, read_lock, read_wheel_lock
 from patchkit.source.tree import SourceTree

@@ -43,7 +43,7 @@ def _target_words() -> Iterable[tuple[str, str]]:
 
 
 def _rule_words() -> Iterable[tuple[str, str]]:
-    from patchkit.runtime.rules.flag_rules import load_flag_rules
+    from patchkit.runtime.rules.flags import load_flag_rules
     from patchkit.runtime.rules.variable_rules import load_variable_rules
 
     return [(rule.id, "") for rule in (*load_variable_rules().rules, *load_flag_rules().rules)]

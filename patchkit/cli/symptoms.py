@@ -9,7 +9,7 @@ from patchkit.cli.render import Block, Record
 from patchkit.doctor.symptoms.diagnosis import Diagnosis, read_log
 from patchkit.doctor.symptoms.scan import Hit
 from patchkit.doctor.symptoms.symptom import Cause, Symptom, symptoms
-from patchkit.runtime.rules.condition import in_words
+from patchkit.runtime.rules.rule import in_words
 
 _FEWEST = 5  # characters of a text that is looked for in what symptoms say
 

@@ -37,7 +37,7 @@ from patchkit.finding import Finding, Level
 from patchkit.runtime.host.hardware import target_of
 from patchkit.runtime.node.address import named_address
 from patchkit.runtime.node.topology import attach
-from patchkit.runtime.rules.condition import Situation
+from patchkit.runtime.rules.rule import Situation
 
 _LINES = 5000  # of each node's journal: more than a start writes
 _SAVED = 1000  # lines of all journals that a report has

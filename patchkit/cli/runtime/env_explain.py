@@ -9,8 +9,7 @@ import click
 from patchkit.cli.out import record_fields, style, table
 from patchkit.cli.render import Block, Record, fact_lines, rendered
 from patchkit.errors import UsageError
-from patchkit.runtime.rules.condition import in_words
-from patchkit.runtime.rules.rule import routes_in_words
+from patchkit.runtime.rules.rule import in_words, routes_in_words
 from patchkit.runtime.rules.spelling import nearest
 from patchkit.runtime.rules.variable_rules import (
     Avoid,
@@ -18,12 +17,12 @@ from patchkit.runtime.rules.variable_rules import (
     VariableRules,
     load_variable_rules,
 )
+from patchkit.runtime.rules.variable_values import values_by_release
 from patchkit.runtime.rules.variables import (
     is_current,
     lifetime,
     other_variables,
 )
-from patchkit.runtime.rules.vllm_values import values_by_release
 
 
 @click.command()

@@ -17,8 +17,7 @@ from patchkit.runtime.envfile.env_file import locked_versions
 from patchkit.runtime.envfile.header import nodes_max
 from patchkit.runtime.host.probe import probe
 from patchkit.runtime.node.decision import NodeOptions
-from patchkit.runtime.rules.condition import CHOICES
-from patchkit.runtime.rules.rule import RuleChoice
+from patchkit.runtime.rules.rule import CHOICES, RuleChoice
 from patchkit.target import targets
 
 F = TypeVar("F", bound=Callable[..., Any])

@@ -21,7 +21,7 @@ from patchkit.runtime.host.hardware import target_of
 from patchkit.runtime.node.cluster_env import ClusterEnv, agree, cluster_env, file_text
 from patchkit.runtime.node.decision import NodeOptions, decide
 from patchkit.runtime.node.topology import attach
-from patchkit.runtime.rules.flag_rules import load_flag_rules
+from patchkit.runtime.rules.flags import load_flag_rules
 from patchkit.runtime.rules.presets import Preset, named_preset, presets_meant
 from patchkit.runtime.rules.presets import find as find_preset
 from patchkit.runtime.rules.rule import RuleChoice

@@ -25,7 +25,7 @@ from patchkit.doctor.symptoms.symptom import (
 from patchkit.paths import RECIPES
 from patchkit.quoting import quoted
 from patchkit.records import read_toml
-from patchkit.runtime.rules.condition import Situation, decided
+from patchkit.runtime.rules.rule import Situation, decided
 
 # How programs begin the line of an error, whatever it is.
 _EXCEPTION = TextPattern(

@@ -12,7 +12,7 @@ from patchkit.doctor.symptoms.lines import LONGEST, log_line
 from patchkit.doctor.symptoms.scan import BEFORE, Hit
 from patchkit.errors import HostError
 from patchkit.finding import Finding, Level
-from patchkit.runtime.rules.condition import Situation, in_words
+from patchkit.runtime.rules.rule import Situation, in_words
 
 _SHOWN = 300  # characters of a text that was found
 _BEHIND = 2  # lines behind an error that nobody knows

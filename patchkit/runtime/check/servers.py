@@ -15,8 +15,13 @@ from patchkit.runtime.check.content import (
     shorten,
 )
 from patchkit.runtime.check.situation import CheckedText
-from patchkit.runtime.rules.flag_rules import load_flag_rules
-from patchkit.runtime.rules.flags import flag_lifetime, flags, has_flag, load_choices
+from patchkit.runtime.rules.flags import (
+    flag_lifetime,
+    flags,
+    has_flag,
+    load_choices,
+    load_flag_rules,
+)
 from patchkit.runtime.rules.rule import holding
 from patchkit.runtime.rules.secret_texts import is_issued, is_readable
 from patchkit.runtime.rules.sensitive_names import is_secret, secret_file, secret_flag

@@ -17,8 +17,8 @@ from patchkit.runtime.check.content import (
 from patchkit.runtime.check.situation import CheckedText
 from patchkit.runtime.host.host import Host, Rdma
 from patchkit.runtime.host.networks import twin_state
-from patchkit.runtime.rules.condition import holds
 from patchkit.runtime.rules.flags import flags
+from patchkit.runtime.rules.rule import holds
 from patchkit.runtime.rules.sensitive_names import is_secret
 from patchkit.runtime.rules.spelling import Slips, nearest
 from patchkit.runtime.rules.variable_rules import load_variable_rules
@@ -28,6 +28,7 @@ from patchkit.runtime.rules.variable_values import (
     is_placeholder,
     read_number,
     value_tables,
+    vllm_values,
 )
 from patchkit.runtime.rules.variables import (
     has_other_owner,
@@ -37,7 +38,6 @@ from patchkit.runtime.rules.variables import (
     other_variables,
     vllm_variables,
 )
-from patchkit.runtime.rules.vllm_values import vllm_values
 
 _READERS = {"NCCL_": "NCCL", "VLLM_": "vLLM"}  # both have five characters
 _SOURCES = {"NCCL": "NCCL's sources", "vLLM": "vLLM envs.py"}

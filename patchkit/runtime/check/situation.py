@@ -15,8 +15,8 @@ from patchkit.runtime.check.content import FileContent, is_literal
 from patchkit.runtime.envfile.header import fact_problems, head_facts
 from patchkit.runtime.host.hardware import target_of
 from patchkit.runtime.host.host import Host
-from patchkit.runtime.rules.condition import Situation
 from patchkit.runtime.rules.releases import release, within
+from patchkit.runtime.rules.rule import Situation
 from patchkit.runtime.rules.variables import is_known_vllm
 from patchkit.target import targets
 

@@ -17,8 +17,8 @@ from collections.abc import Callable, Mapping, Sequence
 from patchkit.errors import UsageError
 from patchkit.runtime.envfile.syntax import EnvEntry, Format, assignment, comment
 from patchkit.runtime.host.hardware import network_facts as network
-from patchkit.runtime.rules.condition import CHOICES
 from patchkit.runtime.rules.presets import find
+from patchkit.runtime.rules.rule import CHOICES
 
 MARK = "patchkit env:"
 BLANK = "0" * 16  # stands for the digest while it is computed

@@ -21,8 +21,8 @@ from patchkit.runtime.rules.rule import holding
 from patchkit.runtime.rules.sensitive_names import is_secret, runs_code
 from patchkit.runtime.rules.spelling import nearest
 from patchkit.runtime.rules.variable_rules import VariableRule, VariableRules
+from patchkit.runtime.rules.variable_values import Takes, vllm_values
 from patchkit.runtime.rules.variables import nccl_variables, newest_nccl, vllm_variables
-from patchkit.runtime.rules.vllm_values import Takes, vllm_values
 
 _HCAS = "NCCL_IB_HCA"
 _BARE = ("bare", "bare-first")  # states of a twin that has no IPv4 address

@@ -16,10 +16,9 @@ from patchkit.runtime.host.host import Host, plain
 from patchkit.runtime.host.networks import describe_addresses
 from patchkit.runtime.node.address import check_no_head
 from patchkit.runtime.node.topology import Attachment, attach
-from patchkit.runtime.rules.condition import Situation
 from patchkit.runtime.rules.presets import Preset, named_preset
 from patchkit.runtime.rules.releases import within
-from patchkit.runtime.rules.rule import BY_DEFAULT, RuleChoice
+from patchkit.runtime.rules.rule import BY_DEFAULT, RuleChoice, Situation
 from patchkit.runtime.rules.variable_rules import Executor, choose_executor, load_variable_rules
 from patchkit.runtime.rules.variables import nccl_variables, other_variables, vllm_variables
 

@@ -1,4 +1,9 @@
-"""Read the models that people serve on Sparks: ``recipes/env/presets.toml``; its head says how."""
+"""Read how models are served on Sparks: presets, and upstream's own recipes.
+
+``recipes/env/presets.toml``: its head says how. ``vllm_recipes.tsv``: vLLM ships a recipe per model
+from 0.33.0 on. A row is ``MODEL`` with the oldest vLLM that upstream names for it, ``MODEL
+vram_minimum_gb``, or ``MODEL --flag`` and ``MODEL VARIABLE`` with their values on a GB10.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +17,19 @@ from patchkit.errors import UsageError
 from patchkit.evidence import Confidence, Established
 from patchkit.paths import RECIPES
 from patchkit.records import one_of, read_toml
-from patchkit.runtime.rules.condition import CHOICES
-from patchkit.runtime.rules.releases import check_version
-from patchkit.runtime.rules.rule import FlagName, check_unique
+from patchkit.runtime.rules.releases import check_version, read_table
+from patchkit.runtime.rules.rule import CHOICES, FlagName, check_unique
 from patchkit.runtime.rules.spelling import models_meant
+from patchkit.units import GIB_PER_GB
 
 _SHORTEST = 3  # characters that stand for a name
 _MOST = 3  # names that are suggested
 PLACE = RECIPES / "env" / "presets.toml"
+MODELS = RECIPES / "env" / "vllm_recipes.tsv"
+VRAM = "vram_minimum_gb"
+# What recipes ask for, in 10^9 bytes, is 1.0 to 1.5 times the weights of checkpoints whose size is
+# known: with the largest factor nothing that fits is refused.
+_ALLOWANCE = 1.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,3 +119,36 @@ def presets_meant(name: str) -> list[str]:
     # OWNER/NAME may be another checkpoint of the same model; a bare name is at no owner's.
     begun = [known for known in names if known.lower().startswith(name.lower())]
     return [] if "/" in name or len(name) < _SHORTEST else begun[:_MOST]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelRecipe:
+    """One checkpoint; ``settings`` is flag or variable → value on a GB10, empty if it has none.
+
+    ``weights_gib`` is what its weights have at least, by the memory that upstream asks for, None
+    where it names none.
+    """
+
+    id: str
+    min_vllm: str
+    weights_gib: float | None = None
+    settings: Mapping[str, str] = field(default_factory=dict)
+
+
+@cache
+def model_recipes(release: str = "") -> Mapping[str, ModelRecipe]:
+    """Return the recipes of a release by id in small letters; of the newest one for ``""``."""
+    rows: dict[str, dict[str, str]] = {}
+    table = read_table(MODELS)
+    for name, value in table.at(release or table.newest).items():
+        model, _, setting = name.partition(" ")
+        rows.setdefault(model, {})[setting] = value
+    return {
+        model.lower(): ModelRecipe(
+            id=model,
+            min_vllm=found.pop(""),
+            weights_gib=float(found.pop(VRAM)) / _ALLOWANCE * GIB_PER_GB if VRAM in found else None,
+            settings=found,
+        )
+        for model, found in rows.items()
+    }

@@ -2,15 +2,21 @@
 
 A development version or pre-release counts as the release that it leads to: ``0.33.1.dev12+g1a2b``
 is in ``>=0.33.1``, because what a release brings is in its development versions first.
+
+Tables hold names that releases bring and drop. A row is ``name<TAB>first<TAB>last<TAB>default``; a
+name whose default changed, or that came back, has several, in the order of their releases. Lines
+that begin with # are comments.
 """
 
 from __future__ import annotations
 
 import operator
 import re
-from functools import lru_cache
+from dataclasses import dataclass, replace
+from functools import cache, lru_cache
+from pathlib import Path
 
-from patchkit.errors import UsageError
+from patchkit.errors import SourceError, UsageError
 
 _RELEASE = re.compile(r"v?(?:\d+!)?(?P<release>\d+(?:\.\d+)*)(?![\d!])")
 _BOUND = re.compile(r"\s*(?P<sign>>=|<=|==|!=|>|<)\s*(?P<release>\d+(?:\.\d+)*)\s*")
@@ -63,3 +69,68 @@ def check_range(text: str) -> None:
             within("0", bound)
         except UsageError as error:
             raise ValueError(error.what) from None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lifetime:
+    """A name between two releases, both included; ``default`` is empty where it is not set."""
+
+    name: str
+    first: str
+    last: str
+    default: str
+
+
+class Table:
+    """The rows of a file; ``oldest`` and ``newest`` are the first and last release it knows."""
+
+    def __init__(self, rows: list[Lifetime]) -> None:
+        self.rows = rows
+        # An index: `check` looks up every name of a file.
+        self._by_name: dict[str, list[Lifetime]] = {}
+        for row in rows:
+            self._by_name.setdefault(row.name, []).append(row)
+        self._edges = {release(edge) for row in rows for edge in (row.first, row.last)}
+        self.oldest = min(self._edges)
+        self.newest = max((row.last for row in rows), key=release)
+
+    def at(self, version: str) -> dict[str, str]:
+        """Return name → default in a release; ``""`` is any release, the newest one of each name.
+
+        A release between two of the table, or a development version, counts as the one before it,
+        which is the newest one for whatever is newer than the table. Raises UsageError.
+        """
+        if not version:
+            return {row.name: row.default for row in self.rows}
+        asked = release(version)
+        # Older than the table counts as its first release.
+        found = max((edge for edge in self._edges if edge <= asked), default=self.oldest)
+        return {
+            row.name: row.default
+            for row in self.rows
+            if release(row.first) <= found <= release(row.last)
+        }
+
+    def lifetime(self, name: str) -> Lifetime | None:
+        """Return a name's first and last release, with its last default; None if it is unknown."""
+        rows = self._by_name.get(name)
+        return replace(rows[-1], first=rows[0].first) if rows else None
+
+
+@cache
+def read_table(*places: Path) -> Table:
+    """Return the rows of files, one after the other. Raises SourceError."""
+    rows = []
+    for place in places:
+        try:
+            for line in place.read_text(encoding="utf-8").splitlines():
+                if line and not line.startswith("#"):
+                    name, first, last, default = line.split("\t")
+                    rows.append(Lifetime(name=name, first=first, last=last, default=default))
+        except (OSError, ValueError) as error:
+            raise SourceError(
+                f"{place}: {getattr(error, 'strerror', None) or error}",
+                why="this installation of patchkit is incomplete or was edited",
+                hint="install patchkit again",
+            ) from None
+    return Table(rows)

@@ -1,4 +1,4 @@
-"""Judge values of variables by recipes/env/values.toml, as addresses, and as placeholders."""
+"""Judge values of variables: by values.toml and vllm_values.tsv, as addresses, as placeholders."""
 
 from __future__ import annotations
 
@@ -11,8 +11,12 @@ from typing import Any
 
 from patchkit.paths import RECIPES
 from patchkit.records import read_toml
+from patchkit.runtime.rules.releases import read_table, release
 from patchkit.runtime.rules.variables import lifetime
 
+ONE, SEVERAL, INTEGER, NUMBER = "one of", "some of", "integer", "number"
+TAKEN = RECIPES / "env" / "vllm_values.tsv"
+_SHOWN = 8  # words in a message
 ADDRESSES = ("VLLM_HOST_IP", "MASTER_ADDR", "RAY_NODE_IP_ADDRESS", "RAY_OVERRIDE_NODE_IP_ADDRESS")
 _HOST_NAMES = {"MASTER_ADDR"}  # may be a host's name as well
 _NO_ADDRESS = "no IP address"
@@ -122,3 +126,73 @@ def is_placeholder(name: str, value: str) -> bool:
     if _DEVICE_NAMES.fullmatch(name) and any(map(_OPEN_DEVICE.fullmatch, value.split(","))):
         return True
     return _PLACEHOLDER.fullmatch(value) is not None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Takes:
+    """The values at whose lack a vLLM stops: ``how`` is a word above, ``words`` its choices."""
+
+    how: str
+    words: tuple[str, ...] = ()
+    any_case: bool = False
+
+    @classmethod
+    def parse(cls, text: str) -> Takes:
+        """Read what ``str`` gives: ``one of: a, b`` or ``one of, any case: a, b``."""
+        kind, _, words = text.partition(": ")
+        how, _, case = kind.partition(", ")
+        return cls(how=how, words=tuple(filter(None, words.split(", "))), any_case=bool(case))
+
+    def __str__(self) -> str:
+        case = ", any case" if self.any_case else ""
+        return f"{self.how}{case}: {', '.join(self.words)}" if self.words else self.how
+
+    @property
+    def in_words(self) -> str:
+        """Return what it takes, for messages."""
+        if not self.words:
+            return {INTEGER: "a whole number", NUMBER: "a number"}[self.how]
+        more = len(self.words) - _SHOWN
+        return ", ".join(self.words[:_SHOWN]) + (f" and {more} others" if more > 0 else "")
+
+    def has(self, value: str) -> bool:
+        """Return whether a value is taken, as ``envs.py`` decides it."""
+        if self.how in (INTEGER, NUMBER):
+            try:
+                (int if self.how == INTEGER else float)(value)
+            except ValueError:
+                return False
+            return True
+        words, given = [*self.words], [value]
+        if self.how == SEVERAL:
+            given = list(filter(None, map(str.strip, value.split(","))))
+        if self.any_case:
+            words, given = ([text.lower() for text in texts] for texts in (words, given))
+        return {*given} <= {*words}
+
+
+@cache
+def vllm_values(version: str) -> Mapping[str, Takes]:
+    """Return name → the values that a release takes, what one of them takes for ``""``.
+
+    Names that take anything are left out. Of releases outside of the table nothing is known.
+    Raises UsageError for what is no version.
+    """
+    table = read_table(TAKEN)
+    if version:
+        is_known = table.oldest <= release(version) <= release(table.newest)
+        return {name: Takes.parse(text) for name, text in table.at(version).items() if is_known}
+    found: dict[str, Takes] = {}
+    for row in table.rows:
+        takes = Takes.parse(row.default)
+        before = found.get(row.name, takes)
+        words = tuple(dict.fromkeys((*before.words, *takes.words)))
+        any_case = before.any_case or takes.any_case
+        found[row.name] = Takes(how=takes.how, words=words, any_case=any_case)
+    return found
+
+
+def values_by_release(name: str) -> list[tuple[str, str, Takes]]:
+    """Return first and last release, and what a variable takes in these; the oldest first."""
+    rows = (row for row in read_table(TAKEN).rows if row.name == name)
+    return [(row.first, row.last, Takes.parse(row.default)) for row in rows]

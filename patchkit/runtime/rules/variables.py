@@ -12,8 +12,7 @@ from typing import Any
 
 from patchkit.paths import RECIPES
 from patchkit.records import read_toml
-from patchkit.runtime.rules.lifetimes import Lifetime, Table, read_table
-from patchkit.runtime.rules.releases import release
+from patchkit.runtime.rules.releases import Lifetime, Table, read_table, release
 from patchkit.runtime.rules.vllm_names import read_names
 
 _HOME = RECIPES / "env"

@@ -12,8 +12,7 @@ from pathlib import Path
 
 from patchkit.errors import DriftError, UsageError
 from patchkit.runtime.node.decision import Node
-from patchkit.runtime.rules.flag_rules import FlagRule, FlagRules, LeaveOut
-from patchkit.runtime.rules.flags import flags, takes
+from patchkit.runtime.rules.flags import FlagRule, FlagRules, LeaveOut, flags, takes
 from patchkit.runtime.rules.presets import Preset
 from patchkit.runtime.rules.rule import Advice, holding
 from patchkit.runtime.serve.notes import notes

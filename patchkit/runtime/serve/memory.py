@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from patchkit.runtime.host.hardware import target_of
 from patchkit.runtime.host.host import Host
 from patchkit.runtime.node.decision import Node
-from patchkit.runtime.rules.flag_rules import MemoryBudget
+from patchkit.runtime.rules.flags import MemoryBudget
 from patchkit.target import targets
 from patchkit.units import KIB_PER_GIB, MIB_PER_GIB
 

@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from patchkit.errors import UsageError
-from patchkit.runtime.rules.model_recipes import model_recipes
-from patchkit.runtime.rules.presets import Preset, find, named_preset, presets_meant
+from patchkit.runtime.rules.presets import Preset, find, model_recipes, named_preset, presets_meant
 from patchkit.units import BYTES_PER_GIB
 
 

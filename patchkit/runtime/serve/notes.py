@@ -6,9 +6,8 @@ from collections.abc import Iterator
 
 from patchkit.evidence import SINGLE_REPORT
 from patchkit.quoting import quoted
-from patchkit.runtime.rules.flag_rules import load_flag_rules
-from patchkit.runtime.rules.model_recipes import ModelRecipe, model_recipes
-from patchkit.runtime.rules.presets import Preset
+from patchkit.runtime.rules.flags import load_flag_rules
+from patchkit.runtime.rules.presets import ModelRecipe, Preset, model_recipes
 from patchkit.runtime.rules.releases import within
 from patchkit.runtime.rules.rule import holding
 from patchkit.runtime.serve.listen import listening

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from patchkit.errors import HostError, UsageError
 from patchkit.quoting import quoted
 from patchkit.runtime.node.decision import Node
-from patchkit.runtime.rules.flag_rules import MemoryBudget
-from patchkit.runtime.rules.model_recipes import model_recipes
+from patchkit.runtime.rules.flags import MemoryBudget
+from patchkit.runtime.rules.presets import model_recipes
 from patchkit.runtime.rules.rule import BY_DEFAULT, RuleChoice
 from patchkit.runtime.serve.memory import MemoryPool
 

@@ -8,7 +8,7 @@ from patchkit.patching.workspace import open_workspace
 from patchkit.proof import upstream_code
 from patchkit.recipes.vllm.decisions import LAYERS, kernels_of, on_device
 from patchkit.recipes.vllm.routing import Capability, outcome
-from patchkit.runtime.rules.flag_rules import load_flag_rules
+from patchkit.runtime.rules.flags import load_flag_rules
 from patchkit.runtime.rules.releases import within
 from patchkit.runtime.rules.rule import holding, routed
 from patchkit.runtime.rules.variable_rules import load_variable_rules

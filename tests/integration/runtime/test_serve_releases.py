@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from patchkit.runtime.rules.flags import load_choices
-from patchkit.runtime.rules.lifetimes import read_table
-from patchkit.runtime.rules.model_recipes import PLACE
+from patchkit.runtime.rules.presets import MODELS
+from patchkit.runtime.rules.releases import read_table
 from patchkit.runtime.rules.releases import release as release_of
 from patchkit.runtime.serve.args import release_flags
 from tools import serve_lines
@@ -58,7 +58,7 @@ def test_the_recipes_are_in_the_table(home, version):
     now = release_of(version)
     there = {
         row.name: row.default
-        for row in read_table(PLACE).rows
+        for row in read_table(MODELS).rows
         if release_of(row.first) <= now <= release_of(row.last)
     }
     assert read_recipes(home.parent) == there

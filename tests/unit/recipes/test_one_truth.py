@@ -10,11 +10,10 @@ import re
 from typing import NamedTuple
 
 from patchkit.patching.claims import load_claims
-from patchkit.runtime.rules.condition import Condition
-from patchkit.runtime.rules.flag_rules import load_flag_rules
-from patchkit.runtime.rules.flags import flags
+from patchkit.runtime.rules.flags import flags, load_flag_rules
 from patchkit.runtime.rules.presets import load_presets
 from patchkit.runtime.rules.releases import within
+from patchkit.runtime.rules.rule import Condition
 from patchkit.runtime.rules.variable_rules import load_variable_rules
 from patchkit.runtime.rules.variables import nccl_variables, other_variables, vllm_variables
 from support.selection import SUPPORTED

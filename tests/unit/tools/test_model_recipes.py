@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from patchkit.runtime.rules.flag_rules import load_flag_rules
+from patchkit.runtime.rules.flags import load_flag_rules
 from patchkit.runtime.rules.presets import find, load_presets
 from tools.model_recipes import (
     Difference,

@@ -6,7 +6,7 @@ import pytest
 
 from patchkit.errors import SourceError
 from patchkit.runtime.rules.flags import Choices
-from patchkit.runtime.rules.vllm_values import INTEGER, NUMBER, ONE, SEVERAL, Takes
+from patchkit.runtime.rules.variable_values import INTEGER, NUMBER, ONE, SEVERAL, Takes
 from tools.release_values import read_choices, read_values
 
 ENVS = """

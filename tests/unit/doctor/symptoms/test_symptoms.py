@@ -10,7 +10,7 @@ from collections import Counter
 import pytest
 
 from patchkit.doctor.symptoms.symptom import symptom_files, symptoms
-from patchkit.runtime.rules.condition import check_condition
+from patchkit.runtime.rules.rule import check_condition
 from support.failures import VERDICTS, matrix, recognised
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from patchkit.errors import UsageError
-from patchkit.runtime.rules import flag_rules, presets
-from patchkit.runtime.rules.flag_rules import load_flag_rules
+from patchkit.runtime.rules import flags, presets
+from patchkit.runtime.rules.flags import load_flag_rules
 from patchkit.runtime.rules.presets import find, load_presets
 
 PRESET = """
@@ -73,7 +73,7 @@ def test_presets_that_mean_nothing(tmp_path):
 
 
 def test_rules_that_mean_nothing(tmp_path):
-    text = flag_rules.PLACE.read_text(encoding="utf-8")
+    text = flags.RULES.read_text(encoding="utf-8")
     place = tmp_path / "flags.toml"
     for old, new, what in (
         ('id = "headless"', 'id = "nodes"', "there twice: nodes"),
@@ -84,9 +84,9 @@ def test_rules_that_mean_nothing(tmp_path):
     ):
         assert old in text
         place.write_text(text.replace(old, new, 1))
-        flag_rules.load_flag_rules.cache_clear()
+        flags.load_flag_rules.cache_clear()
         with pytest.raises(UsageError) as caught:
-            flag_rules.load_flag_rules(place)
+            flags.load_flag_rules(place)
         assert what in str(caught.value)
 
 

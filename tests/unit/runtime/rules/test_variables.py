@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from patchkit.errors import SourceError, UsageError
-from patchkit.runtime.rules.lifetimes import read_table
-from patchkit.runtime.rules.releases import within
+from patchkit.runtime.rules.releases import read_table, within
 from patchkit.runtime.rules.spelling import nearest
 from patchkit.runtime.rules.variables import (
     lifetime,

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from patchkit.runtime.rules.vllm_values import (
+from patchkit.runtime.rules.variable_values import (
     ONE,
     SEVERAL,
     Takes,

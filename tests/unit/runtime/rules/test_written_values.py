@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from patchkit.runtime.rules.flag_rules import load_flag_rules
+from patchkit.runtime.rules.flags import load_flag_rules
 from patchkit.runtime.rules.presets import load_presets
 from patchkit.runtime.rules.releases import within
 from patchkit.runtime.rules.rule import routed
 from patchkit.runtime.rules.variable_rules import load_variable_rules
+from patchkit.runtime.rules.variable_values import vllm_values
 from patchkit.runtime.rules.variables import vllm_variables
-from patchkit.runtime.rules.vllm_values import vllm_values
 from support.selection import SUPPORTED
 
 RULES = load_variable_rules()

@@ -13,7 +13,7 @@ from patchkit.errors import DriftError, HostError, UsageError
 from patchkit.patching.recipe import load_recipe
 from patchkit.runtime.envfile.header import BLANK, sealed
 from patchkit.runtime.host.probe import probe
-from patchkit.runtime.rules.flag_rules import load_flag_rules
+from patchkit.runtime.rules.flags import load_flag_rules
 from patchkit.runtime.rules.presets import load_presets
 from patchkit.runtime.rules.releases import within
 from patchkit.runtime.rules.rule import RuleChoice
