@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 
-from patchkit.wheel.wheelhouse.contents import listed_wheels
+from patchkit.wheel.wheelhouse.contents import load_manifest
 from patchkit.wheel.wheelhouse.verify import check_files
 
 OURS = "2.28.9+gb10.abc123"
@@ -28,7 +28,7 @@ def contents(house):
 
 
 def held(house):
-    return [str(entry.name.version) for entry in listed_wheels(house)]
+    return [str(entry.name.version) for entry in load_manifest(house).wheels]
 
 
 def kinds(house):

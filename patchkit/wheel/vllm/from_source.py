@@ -32,7 +32,7 @@ from patchkit.wheel.build.toolchain import check_toolchain
 from patchkit.wheel.build.torch_toolkit import cross_toolkit, cross_variables, full_toolkit
 from patchkit.wheel.build.work import emptied, staging, work_folder
 from patchkit.wheel.device.compiled import compiled_sources, prove_compiled, prove_groups
-from patchkit.wheel.device.inspect import Binary, inspect_wheel
+from patchkit.wheel.device.inspect import inspect_wheel
 from patchkit.wheel.device.libraries import judge_libraries, require_loading
 from patchkit.wheel.device.wheel_checks import check_wheel
 from patchkit.wheel.file.metadata import read_metadata
@@ -86,11 +86,18 @@ def _make_vllm_wheel(
     circumstances = (network(),)
     note(root, *circumstances)
     # The torch that was compiled against is a fact of the wheel: it must still be that one.
-    cuda = order.request.target.cuda
-    require_torch(installed_torch(prepared.python), order.torch, cuda, "after the build")
+    target = order.request.target
+    require_torch(installed_torch(prepared.python), order.torch, target.cuda, "after the build")
     with WheelFile(raw) as wheel:
         binaries = inspect_wheel(wheel)
-        proofs = _prove_wheel(root, order, binaries)
+        sources = compiled_sources(root / "source" / "build", root / "source")
+        if not order.extensions:
+            require_loading(judge_libraries(binaries, target, order.version), target, order.version)
+        tree = detect(root / "source", sandboxed=Sandboxed.IF_POSSIBLE)  # it has been built
+        archs = target.arch_list(order.request.arch)
+        groups, asked = evaluate(tree, target, archs, order.toolchain.cuda), asked_targets(tree)
+        built = [source for source in sources if source.library in asked]
+        proofs = (prove_groups(groups, sources), *prove_compiled(built, binaries, target))
         proofs += tuple(
             prove_parts(wheel, root / "external" / each.known.option, each.known.option)
             for each in prepared.gathered.installed
@@ -115,19 +122,6 @@ def _make_vllm_wheel(
         circumstances=circumstances,
         log=root / "log.txt",
     )
-
-
-def _prove_wheel(root: Path, order: VllmOrder, binaries: tuple[Binary, ...]) -> tuple[str, ...]:
-    target = order.request.target
-    sources = compiled_sources(root / "source" / "build", root / "source")
-    if not order.extensions:
-        require_loading(judge_libraries(binaries, target, order.version), target, order.version)
-    archs = target.arch_list(order.request.arch)
-    tree = detect(root / "source", sandboxed=Sandboxed.IF_POSSIBLE)  # it has been built
-    asked = asked_targets(tree)
-    built = [each for each in sources if each.library in asked]
-    groups = evaluate(tree, target, archs, order.toolchain.cuda)
-    return (prove_groups(groups, sources), *prove_compiled(built, binaries, target))
 
 
 NAMESPACE = "patchkit-vllm"

@@ -13,9 +13,10 @@ of what is in it, as not compared with the pin.
 from __future__ import annotations
 
 import platform
+import re
 import shutil
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -26,12 +27,12 @@ from patchkit.digests import sha256_of, tree_digest
 from patchkit.durable.failure import translated
 from patchkit.errors import SourceError, UsageError
 from patchkit.quoting import quoted
+from patchkit.reading import LARGEST_IN_TREE, read_bytes
 from patchkit.recipes.vllm.build import Wanted, by_option
 from patchkit.source.archive import unpack
 from patchkit.source.fetch import Progress, cache_dir
 from patchkit.source.git import commit_archive, parse_git, submodules
 from patchkit.target import Target
-from patchkit.wheel.vllm.licenses import notices, spdx
 from patchkit.wheel.vllm.upstream_parts import (
     FoundSource,
     check_release,
@@ -39,6 +40,10 @@ from patchkit.wheel.vllm.upstream_parts import (
     upstream_parts,
 )
 
+_NAMES = re.compile(r"(LICEN[CS]E|COPYING|NOTICE)([.-].*)?", re.IGNORECASE)
+_SPDX = re.compile(r"SPDX-License-Identifier:[ \t]*([\w.+-]+(?: (?:AND|OR|WITH) [\w.+-]+)*)")
+_COMMENT = re.compile(r"/\*(?P<text>.*?)\*/", re.DOTALL)
+_EDGE = re.compile(r"^[ \t]*\*+[ \t]?|\*+[ \t]*$", re.MULTILINE)
 _ARCHIVES = (".tar.gz", ".tgz", ".tar.xz", ".tar")
 _ASIDE = shutil.ignore_patterns(".git", "__pycache__")
 
@@ -79,8 +84,15 @@ class Gathered:
 
     @property
     def licenses(self) -> dict[str, str]:
-        """Return option → SPDX expression, of the sources whose files name one."""
-        return {each.option: name for each in self.sources if (name := spdx(each.notices))}
+        """Return option → SPDX expression, of the sources whose files name just one."""
+        found = {}
+        for each in self.sources:
+            texts = each.notices.values()
+            names = {match[1] for text in texts for match in _SPDX.finditer(text)}
+            # The files do not say how several combine (AND, OR).
+            if len(names) == 1:
+                found[each.option] = names.pop()
+        return found
 
     @property
     def notices(self) -> dict[str, str]:
@@ -190,7 +202,14 @@ def _find_source(wanted: Wanted, given: str, *, offline: bool) -> FoundSource:
         return _commit_input(wanted, wanted.external.url, "", offline=offline)
     place, option = Path(given).expanduser(), wanted.known.option
     if place.is_dir():
-        return _folder_input(place.absolute(), wanted)
+        # What CMake takes may be a folder within the source, and that may be what was named.
+        inner, place = wanted.known.folder, place.absolute()
+        within = inner if inner and not (place / inner).is_dir() else ""
+
+        def fill(dest: Path) -> None:
+            shutil.copytree(place, dest / within, symlinks=True, ignore=_ASIDE)
+
+        return FoundSource(f"folder, tree sha256:{tree_digest(place)}", False, fill)
     if place.is_file() and given.endswith(_ARCHIVES):
         identity = f"archive {place.name}, sha256:{sha256_of(place)}"
         return FoundSource(identity, False, partial(unpack, place.absolute()))
@@ -207,6 +226,26 @@ def _find_source(wanted: Wanted, given: str, *, offline: bool) -> FoundSource:
         f"--source {option}={given}: there is no such folder or archive",
         why=f"the path is mistyped, or the file has another ending than {', '.join(_ARCHIVES)}",
     )
+
+
+def notices(source: Path, files: Iterable[str]) -> dict[str, str]:
+    """Return file name → text of the licence files of a source, sorted.
+
+    A source without one, as a wheel carries it, states its licence at the top of its ``files``.
+    """
+
+    def read(path: Path) -> str:
+        return read_bytes(path, limit=LARGEST_IN_TREE).decode(errors="replace")
+
+    paths = [path for path in sorted(source.iterdir()) if path.is_file()]
+    if found := {path.name: read(path) for path in paths if _NAMES.fullmatch(path.name)}:
+        return found
+    for path in (source / name for name in files):
+        match = _COMMENT.match(read(path).lstrip()) if path.is_file() else None
+        if match and "Copyright" in match["text"]:
+            lines = _EDGE.sub("", match["text"]).strip().splitlines()
+            return {"LICENSE": "".join(f"{line.rstrip()}\n" for line in lines)}
+    return {}
 
 
 def _commit_input(wanted: Wanted, url: str, commit: str, *, offline: bool) -> FoundSource:
@@ -239,17 +278,6 @@ def _commit_input(wanted: Wanted, url: str, commit: str, *, offline: bool) -> Fo
 
     # Upstream's URL even from elsewhere: the commit says what it is, wherever it lay.
     return FoundSource(f"{external.url}@{chosen}", not commit, fill)
-
-
-def _folder_input(place: Path, wanted: Wanted) -> FoundSource:
-    # What CMake takes may be a folder within the source, and that may be what was named.
-    inner = wanted.known.folder
-    within = inner if inner and not (place / inner).is_dir() else ""
-
-    def fill(dest: Path) -> None:
-        shutil.copytree(place, dest / within, symlinks=True, ignore=_ASIDE)
-
-    return FoundSource(f"folder, tree sha256:{tree_digest(place)}", False, fill)
 
 
 def _keep_source(dest: Path, wanted: Wanted, found: FoundSource) -> Path:

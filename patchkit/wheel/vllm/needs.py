@@ -111,7 +111,22 @@ def plan_vllm(
 
 def lacked(needs: Needs, python: Path, cxx: Path | None, across: str = "") -> Iterator[Finding]:
     """Yield what this machine lacks; ``cxx`` is its C++ compiler, ``across`` the other CPU."""
-    yield from _python_findings(needs, python)
+    try:
+        facts = ask(python, _ASK)
+    except HostError as error:
+        yield _missing_need(error.what, "apt install python3")
+    else:
+        version = facts["version"]
+        short = ".".join(version.split(".")[:2])
+        if not SpecifierSet(needs.python).contains(version, prereleases=True):
+            yield _missing_need(
+                f"Python {version} is outside {needs.python}", "install patchkit into another one"
+            )
+        for fact, package in (("header", "dev"), ("venv", "venv")):
+            if not facts[fact]:
+                lack = "headers (Python.h)" if fact == "header" else "module venv"
+                supply = quoted("apt", "install", f"python{short}-{package}")
+                yield _missing_need(f"{python} has no {lack}", supply)
     yield from _compiler_findings(needs, cxx, across)
     if needs.patch and shutil.which("patch") is None:
         yield _missing_need("no program `patch`", "apt install patch")
@@ -119,25 +134,6 @@ def lacked(needs: Needs, python: Path, cxx: Path | None, across: str = "") -> It
 
 def _missing_need(what: str, hint: str) -> Finding:
     return Finding(what=what, hint=hint, kind=HostError)
-
-
-def _python_findings(needs: Needs, python: Path) -> Iterator[Finding]:
-    try:
-        facts = ask(python, _ASK)
-    except HostError as error:
-        yield _missing_need(error.what, "apt install python3")
-        return
-    version = facts["version"]
-    short = ".".join(version.split(".")[:2])
-    if not SpecifierSet(needs.python).contains(version, prereleases=True):
-        yield _missing_need(
-            f"Python {version} is outside {needs.python}", "install patchkit into another one"
-        )
-    for fact, package in (("header", "dev"), ("venv", "venv")):
-        if not facts[fact]:
-            lack = "headers (Python.h)" if fact == "header" else "module venv"
-            supply = quoted("apt", "install", f"python{short}-{package}")
-            yield _missing_need(f"{python} has no {lack}", supply)
 
 
 def _compiler_findings(needs: Needs, cxx: Path | None, across: str) -> Iterator[Finding]:
@@ -149,25 +145,18 @@ def _compiler_findings(needs: Needs, cxx: Path | None, across: str) -> Iterator[
     if cxx is None:
         yield _missing_need(f"no C++ compiler{f' for {across}' if across else ''}", supply)
         return
-    version = gcc_version(cxx)
-    if version is None:
-        return  # another compiler: the release only asks GCC for its version
-    if least and version < Version(least):
-        said = f"C++{needs.standard}, GCC {least} or later"
-        yield _missing_need(
-            f"{cxx} is GCC {version}; the release takes {said}",
-            f"{supply} ({_HAVE_GCC_13}); then CXX={across}-linux-gnu-g++-{major}"
-            if across
-            else f"{supply}; then CXX=g++-{major}",
-        )
-
-
-def gcc_version(cxx: Path) -> Version | None:
-    """Return the version of a GCC; None for another compiler, or one that does not run."""
     said = attempt(cxx, "-dM", "-E", "-x", "c++", "/dev/null")
     # By its macros: any program may be called g++, and clang defines __GNUC__ as well.
     macros = dict(re.findall(r"^#define (\w+) (.*)$", said.output, re.MULTILINE))
     if "__clang__" in macros or "__GNUC__" not in macros:
-        return None
+        return  # another compiler: the release only asks GCC for its version
     parts = (macros[f"__GNUC{part}__"] for part in ("", "_MINOR", "_PATCHLEVEL"))
-    return Version(".".join(parts))
+    version = Version(".".join(parts))
+    if least and version < Version(least):
+        taken = f"C++{needs.standard}, GCC {least} or later"
+        yield _missing_need(
+            f"{cxx} is GCC {version}; the release takes {taken}",
+            f"{supply} ({_HAVE_GCC_13}); then CXX={across}-linux-gnu-g++-{major}"
+            if across
+            else f"{supply}; then CXX=g++-{major}",
+        )

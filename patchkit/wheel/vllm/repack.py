@@ -38,7 +38,7 @@ from patchkit.wheel.file.wheelfile import WheelFile
 from patchkit.wheel.file.write import Progress, rewrite_wheel
 from patchkit.wheel.vllm.repack_additions import Additions, PatchedTree, make_additions
 from patchkit.wheel.vllm.repack_origin import Origin
-from patchkit.wheel.wheelhouse.contents import add_wheel, check_room, listed_wheels
+from patchkit.wheel.wheelhouse.contents import add_wheel, check_room, load_manifest
 
 Report = Callable[[str], Progress]
 _MANYLINUX = re.compile(r"manylinux(?P<policy>1|2010|2014|_2_\d+)_(?P<cpu>\w+)")
@@ -196,7 +196,7 @@ def _glibc_tag(tag: str, binaries: tuple[Binary, ...]) -> str:
 def _is_in_wheelhouse(house: Path, new: Additions, digest: str) -> bool:
     """Check whether the wheelhouse already has this very wheel."""
     try:
-        listed = {entry.filename: entry.sha256 for entry in listed_wheels(house)}
+        listed = {entry.filename: entry.sha256 for entry in load_manifest(house).wheels}
     except (UsageError, SourceError, StorageError):
         return False  # no folder yet, or a change that add() finishes
     path = house / new.filename

@@ -13,7 +13,7 @@ from patchkit.digests import sha256_of, tree_digest
 from patchkit.durable.staging import ScratchFolder
 from patchkit.errors import UsageError
 from patchkit.patching.fix import Request
-from patchkit.patching.recipe import Recipe, load_recipe
+from patchkit.patching.recipe import load_recipe
 from patchkit.source.archive import unpack
 from patchkit.source.detect import detect
 from patchkit.source.resolve import Report, SourceOptions, fetch_release
@@ -99,7 +99,13 @@ def vllm_source(
     recipe = load_recipe("vllm")
     if version is not None and named is not None:
         raise UsageError("--version and --src exclude each other: the sources tell their version")
-    path = Path(named) if named is not None else _fetch_vllm(recipe, version, offline, report)
+    if named is not None:
+        path = Path(named)
+    else:
+        chosen = named_version(version) if version else recipe.newest
+        recipe.check(chosen)
+        release = SourceOptions(recipe.project, f"vllm=={chosen}", offline=offline)
+        path = fetch_release(release, recipe.check, report)
     with ScratchFolder() as folder:
         root = path if path.is_dir() else unpack(path, Path(folder) / "tree")
         tree = detect(root, "vllm")
@@ -113,10 +119,3 @@ def vllm_source(
         else f"folder:sha256:{tree_digest(path, aside=('.deps',))}"
     )
     return VllmSource(path=path.absolute(), identity=identity, version=tree.version, needs=taken)
-
-
-def _fetch_vllm(recipe: Recipe, version: str | None, offline: bool, report: Report) -> Path:
-    chosen = named_version(version) if version else recipe.newest
-    recipe.check(chosen)
-    source = SourceOptions(recipe.project, f"vllm=={chosen}", offline=offline)
-    return fetch_release(source, recipe.check, report)

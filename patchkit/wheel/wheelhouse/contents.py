@@ -41,11 +41,6 @@ FILLING = ".filling"
 """The folder in which a fill collects what it downloads; the next one goes on from there."""
 
 
-def listed_wheels(house: Path) -> tuple[ManifestEntry, ...]:
-    """Read the wheels that the manifest lists. Raises SourceError, StorageError, BusyError."""
-    return load_manifest(house).wheels
-
-
 def load_manifest(house: Path) -> Manifest:
     """Read the manifest. Raises SourceError, StorageError, BusyError."""
     with open_for_reading(house):

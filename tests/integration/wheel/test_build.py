@@ -23,7 +23,7 @@ import patchkit
 from patchkit.elf import read_dynamic
 from patchkit.wheel.build.toolchain import MACHINES
 from patchkit.wheel.file.sbom import nccl_sbom
-from patchkit.wheel.wheelhouse.contents import listed_wheels
+from patchkit.wheel.wheelhouse.contents import load_manifest
 from patchkit.wheel.wheelhouse.verify import check_files
 from support.building import (
     HERE,
@@ -122,7 +122,7 @@ def test_from_sources_to_a_wheel(built, cli, machine):
     assert (facts["machine"], facts["target"], facts["functions"]) == (machine, "gb10", "all")
 
     assert check_files(made.house) == ()
-    (entry,) = listed_wheels(made.house)
+    (entry,) = load_manifest(made.house).wheels
     assert entry.facts == facts
     home = f"nvidia_nccl_cu13-{facts['wheel']}.dist-info"
     with zipfile.ZipFile(made.wheel) as bundle:

@@ -15,7 +15,7 @@ from uv import find_uv_bin
 
 from patchkit.cli import group
 from patchkit.errors import SourceError, UsageError
-from patchkit.wheel.wheelhouse.contents import add_wheel, listed_wheels
+from patchkit.wheel.wheelhouse.contents import add_wheel, load_manifest
 from patchkit.wheel.wheelhouse.overrides import default_version
 from support.wheels import HERE, write_wheel
 
@@ -111,7 +111,7 @@ def run(tmp_path):
 
 
 def versions(house):
-    return {entry.name.project: str(entry.name.version) for entry in listed_wheels(house)}
+    return {entry.name.project: str(entry.name.version) for entry in load_manifest(house).wheels}
 
 
 def line_of(said, word):

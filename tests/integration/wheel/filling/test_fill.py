@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 
-from patchkit.wheel.wheelhouse.contents import listed_wheels
+from patchkit.wheel.wheelhouse.contents import load_manifest
 from support.filling import ALL, LOCK, THIS, contents, installed, locked
 from support.wheels import CPU, ELSEWHERE, HERE, OTHER_CPU
 
@@ -25,7 +25,7 @@ def test_a_lock_for_another_machine_and_another_python(world, fill, house, cli):
     assert "torch 2.11.0: CUDA 13, as it has torch/lib/libtorch_cuda.so" in said
     assert {path.name for path in house.iterdir()} == {*contents(house)}
     assert len(contents(house)) == 3 + len(ALL)
-    kinds = {entry.name.project: entry.kind for entry in listed_wheels(house)}
+    kinds = {entry.name.project: entry.kind for entry in load_manifest(house).wheels}
     assert [kinds[name] for name in ("vllm", "nvidia-nccl-cu13", "torch", "leaf")] == [
         *("built", "built", "dependency", "dependency")
     ]

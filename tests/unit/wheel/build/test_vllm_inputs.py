@@ -16,7 +16,13 @@ from patchkit.recipes.vllm.build import Wanted, known_externals
 from patchkit.recipes.vllm.external import External
 from patchkit.source.git import submodules
 from patchkit.target import targets
-from patchkit.wheel.vllm.inputs import gather_sources, parse_given
+from patchkit.wheel.vllm.inputs import (
+    Gathered,
+    InputSource,
+    gather_sources,
+    notices,
+    parse_given,
+)
 from support.wheels import OTHER_CPU
 
 VERSION = Version("0.25.1")
@@ -205,3 +211,47 @@ def test_urls_of_submodules_may_be_relative(repository, git, tmp_path):
     (found,) = submodules("https://example.org/group/deep.git", commit, cache=cache)
     assert (found.path, found.url) == ("third party/x", "https://example.org/group/sub.git")
     assert found.commit == inner
+
+
+HEADER = """\
+/***************************************************************************
+ * Copyright (c) 2017 - 2026 SOMEBODY. All rights reserved.
+ * SPDX-License-Identifier: BSD-3-Clause
+ *
+ * 1. Redistributions of source code must retain this notice. *
+ **************************************************************************/
+#pragma once  // Copyright of nobody
+"""
+TAKEN = """\
+Copyright (c) 2017 - 2026 SOMEBODY. All rights reserved.
+SPDX-License-Identifier: BSD-3-Clause
+
+1. Redistributions of source code must retain this notice.
+"""
+
+
+def test_without_a_licence_the_head_of_a_file_says_it(tmp_path):
+    write(tmp_path, {"include/a.h": "/* no notice */\n", "include/b.h": f"\n{HEADER}"})
+    names = ["include/none.h", "include/a.h", "include/b.h"]
+    assert notices(tmp_path, names) == {"LICENSE": TAKEN}
+    assert notices(tmp_path, names[:2]) == {}
+
+
+@pytest.mark.parametrize(
+    ("texts", "name"),
+    [
+        (
+            ["SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception\n"],
+            "Apache-2.0 WITH LLVM-exception",
+        ),
+        (["SPDX-License-Identifier: MIT\nAND so on"], "MIT"),
+        (["SPDX-License-Identifier: MIT", "SPDX-License-Identifier: BSD-3-Clause"], None),
+        (["MIT License"], None),
+    ],
+)
+def test_the_name_of_a_licence_is_what_the_texts_say(tmp_path, texts, name):
+    source = InputSource(
+        option="x", folder=tmp_path, identity="", verified=True, notices=dict(enumerate(texts))
+    )
+    found = Gathered(environment={}, defines={}, sources=(source,)).licenses
+    assert found.get("x") == name

@@ -10,7 +10,7 @@ import pytest
 
 from patchkit.versions import ExactPin
 from patchkit.wheel.file.name import wheel_name
-from patchkit.wheel.wheelhouse.contents import add_wheel, listed_wheels, load_manifest
+from patchkit.wheel.wheelhouse.contents import add_wheel, load_manifest
 from patchkit.wheel.wheelhouse.manifest import Kind, Manifest, ManifestEntry, write_documents
 from patchkit.wheel.wheelhouse.overrides import choose_override, lift_override, record_override
 from patchkit.wheel.wheelhouse.verify import verify_wheelhouse
@@ -179,7 +179,9 @@ def held(house, version, **more):
         facts=PLACE,
         kind=Kind.DEPENDENCY,
     )
-    for name, text in write_documents(Manifest(wheels=(*listed_wheels(house), fresh))).items():
+    for name, text in write_documents(
+        Manifest(wheels=(*load_manifest(house).wheels, fresh))
+    ).items():
         (house / name).write_text(text)
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from patchkit.errors import SourceError, UsageError
 from patchkit.wheel.file.metadata import find_faults
-from patchkit.wheel.wheelhouse.contents import add_wheel, check_room, listed_wheels
+from patchkit.wheel.wheelhouse.contents import add_wheel, check_room, load_manifest
 from patchkit.wheel.wheelhouse.prune import prune_wheelhouse
 from patchkit.wheel.wheelhouse.verify import check_files
 from support.filling import contents, held, kinds
@@ -53,7 +53,7 @@ def test_what_it_tells(house, made):
     line = (house / "requirements.txt").read_text().splitlines()[-1]
     assert line == f"nvidia-nccl-cu13=={OURS} --hash=sha256:{sha256(wheel)}"
     assert check_files(house) == ()
-    assert [entry.facts for entry in listed_wheels(house)] == [FACTS]
+    assert [entry.facts for entry in load_manifest(house).wheels] == [FACTS]
     assert sorted(contents(house)) == ["SHA256SUMS", "manifest.json", FILE, "requirements.txt"]
     assert sorted(path.name for path in house.iterdir()) == sorted(contents(house))
 
@@ -87,7 +87,7 @@ def test_an_older_build_gives_way(there, new, tag, house, made):
     place = add_wheel(house, made(new, tag=tag), FACTS, say=said.append)
 
     assert [path.name for path in house.glob("*.whl")] == [place.name]
-    assert [(entry.filename, entry.facts) for entry in listed_wheels(house)] == [
+    assert [(entry.filename, entry.facts) for entry in load_manifest(house).wheels] == [
         (place.name, FACTS)
     ]
     assert check_files(house) == ()
@@ -288,7 +288,7 @@ def test_a_manifest_that_is_none(text, house, made):
     (house / "manifest.json").write_bytes(text.encode(errors="surrogateescape"))
     before = contents(house)
     for action in (
-        listed_wheels,
+        load_manifest,
         check_files,
         prune_wheelhouse,
         lambda house: add_wheel(house, made(OURS), {}),

@@ -18,7 +18,7 @@ from patchkit.wheel.file.name import wheel_name
 from patchkit.wheel.wheelhouse.contents import (
     add_wheel,
     check_room,
-    listed_wheels,
+    load_manifest,
     read_settled,
     replace_dependencies,
 )
@@ -112,7 +112,7 @@ def stop_in_the_middle(way, house):
 
 def test_cut_short_it_is_told_and_taken_back(way, house):
     stop_in_the_middle(way, house)
-    for action in (listed_wheels, check_files, lambda house: prune_wheelhouse(house, dry_run=True)):
+    for action in (load_manifest, check_files, lambda house: prune_wheelhouse(house, dry_run=True)):
         with pytest.raises(StorageError, match="cut short in mid-commit") as caught:
             action(house)
     assert caught.value.hint == f"take it back first: patchkit wheelhouse prune --dir {house}"
@@ -184,7 +184,7 @@ def test_many_at_once(house, made):
     codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in children]
     assert codes[:6] == [0] * 6
     assert sorted(codes[6:]) == [0, 2, 2, 2]
-    assert len(listed_wheels(house)) == 7
+    assert len(load_manifest(house).wheels) == 7
     assert check_files(house) == ()
 
 

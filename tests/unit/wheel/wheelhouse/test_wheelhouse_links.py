@@ -7,7 +7,7 @@ import shutil
 import pytest
 
 from patchkit.errors import HashMismatchError
-from patchkit.wheel.wheelhouse.contents import add_wheel, listed_wheels
+from patchkit.wheel.wheelhouse.contents import add_wheel, load_manifest
 from patchkit.wheel.wheelhouse.fill import fill_wheelhouse
 from patchkit.wheel.wheelhouse.prune import prune_wheelhouse
 from patchkit.wheel.wheelhouse.resolve import NodePlatform, WheelSources
@@ -86,7 +86,7 @@ def test_a_manifest_that_is_a_link_is_not_read(house, elsewhere, tmp_path):
     kept = aside.read_bytes()
     new = write_wheel(tmp_path / "made", "1.0", project="other")
     for action in (
-        *(listed_wheels, check_files, prune_wheelhouse, lambda house: add_wheel(house, new, {})),
+        *(load_manifest, check_files, prune_wheelhouse, lambda house: add_wheel(house, new, {})),
         lambda house: fill_wheelhouse(
             house,
             NodePlatform(machine=CPU, python="3.12", glibc="2.39"),
