@@ -11,7 +11,7 @@ from typing import Any
 from patchkit.cluster.ssh.node import Remote, everywhere
 from patchkit.cluster.ssh.ssh import there
 from patchkit.doctor.gpu_steps import RANK, GpuStep, all_reduce_rank, free_port, gpu_steps
-from patchkit.doctor.nccl import nccl_agreement, nccl_findings, read_nccl
+from patchkit.doctor.nccl import nccl_findings, read_nccl
 from patchkit.doctor.peers.check import make_finding, unchecked
 from patchkit.doctor.peers.node_report import NodeReport
 from patchkit.doctor.symptoms.diagnosis import read_log
@@ -153,11 +153,9 @@ def all_reduce_findings(nodes: Sequence[GpuNode], ranks: Sequence[GpuStep]) -> I
     fields = {"nodes": names, "small": small, "size": large // BYTES_PER_MIB}
     fields |= {"speed": speed, "latency": latency, "nccl": ranks[0].figures.get("nccl", "?")}
     yield make_finding("all-reduce-sums", names, **fields)
-    logs = {node.node: read_nccl(rank.nccl) for node, rank in zip(nodes, ranks, strict=True)}
-    if any(rank.nccl for rank in ranks):
-        for node in nodes:
-            yield from nccl_findings(node.node, logs[node.node], node.variables)
-        yield from nccl_agreement(logs)
+    for node, rank in zip(nodes, ranks, strict=True):
+        if rank.nccl:
+            yield from nccl_findings(node.node, read_nccl(rank.nccl), node.variables)
 
 
 # All nodes

@@ -19,7 +19,6 @@ from patchkit.doctor.peers.cable import cable_findings
 from patchkit.doctor.peers.check import (
     NotCheckedError,
     Outcome,
-    causes_in_order,
     check,
     make_finding,
     require,
@@ -28,7 +27,7 @@ from patchkit.doctor.peers.node_report import NodeReport
 from patchkit.doctor.peers.software import model_findings, software_findings
 from patchkit.doctor.peers.units import file_findings, unit_findings
 from patchkit.errors import HostError
-from patchkit.finding import Finding, Level
+from patchkit.finding import Finding, Level, finding_texts
 from patchkit.quoting import quoted
 from patchkit.runtime.host import advice
 
@@ -52,14 +51,16 @@ _CLOCK_SECONDS = 2.0  # by which two clocks may differ
 def cluster_findings(file: ClusterFile, reports: Sequence[NodeReport]) -> list[Finding]:
     """Return all findings: what may be the cause of others comes first, what is well last."""
     found = list(peer_findings(file, reports))
-    wrong = {(its.about, node) for its in found if its.level in _WRONG for node in _nodes_of(its)}
+    wrong = {
+        (its.about, node) for its in found if its.level in _WRONG for node in its.where.split(", ")
+    }
     for finding in _machine_findings(reports):
-        said_by, nodes = _SAID_BY.get(finding.about), _nodes_of(finding)
+        said_by, nodes = _SAID_BY.get(finding.about), finding.where.split(", ")
         if said_by is None or not any((said_by, node) in wrong for node in nodes):
             found.append(finding)
             if finding.level in _WRONG:
                 wrong |= {(finding.about, node) for node in nodes}
-    causes = causes_in_order()
+    causes = list(finding_texts("peers.toml"))  # in the order of causes
 
     def cause_order(finding: Finding) -> tuple[int, float, str, str]:
         # What a machine lacks by itself comes before what is between machines, but for silence.
@@ -70,23 +71,14 @@ def cluster_findings(file: ClusterFile, reports: Sequence[NodeReport]) -> list[F
     return sorted(found, key=cause_order)
 
 
-def _nodes_of(finding: Finding) -> list[str]:
-    return finding.where.split(", ")
-
-
 def peer_findings(file: ClusterFile, nodes: Sequence[NodeReport]) -> Iterator[Finding]:
     """Yield what is wrong between the nodes, what is well, and what was not looked at."""
     for node in nodes:
         yield from check_ssh(node)
         yield from check_disks(node)
     if len(nodes) > 1:
-        clocks = sorted((its.clock.ahead, its.node, its) for its in nodes if its.clock)
-        # The clock in the middle is nobody's fault; of two it is the one that is nearer to ours.
-        if len(clocks) == 2:
-            clocks = [min(clocks, key=lambda clock: abs(clock[0]))]
-        right = clocks[len(clocks) // 2][2] if clocks else None
         for node in nodes:
-            yield from check_clock(node, right)
+            yield from check_clock(node)
         yield from cable_findings(nodes)
     yield from software_findings(file, nodes)
     yield from model_findings(file, nodes)
@@ -120,23 +112,16 @@ def check_disks(node: NodeReport) -> Outcome:
 
 
 @check("clock")
-def check_clock(node: NodeReport, right: NodeReport | None) -> Outcome:
-    """Compare a node's clock with the one that counts as right."""
+def check_clock(node: NodeReport) -> Outcome:
+    """Compare a node's clock with that of this machine."""
     own = require(node.clock, node.why_not("clock"))
-    other = require(right.clock if right else None, "no other node answered")
-    apart, error = abs(own.ahead - other.ahead), own.error + other.error
-    if node is right or apart + error <= _CLOCK_SECONDS:
-        return {"within": max(apart + error, 0.1)}
-    if apart - error <= _CLOCK_SECONDS:
-        raise NotCheckedError(f"the call took too long: ±{error:.0f} s")
-    return make_finding(
-        "clock",
-        node.node,
-        seconds=apart,
-        direction="ahead of" if own.ahead > other.ahead else "behind",
-        other=right.node if right else "",
-        command=there(node.node, "sudo", "timedatectl", "set-ntp", "true"),
-    )
+    apart = abs(own.ahead)
+    if apart + own.error <= _CLOCK_SECONDS:
+        return {"within": max(apart + own.error, 0.1)}
+    if apart - own.error <= _CLOCK_SECONDS:
+        raise NotCheckedError(f"the call took too long: ±{own.error:.0f} s")
+    direction = "ahead of" if own.ahead > 0 else "behind"
+    return node.find("clock", seconds=apart, direction=direction)
 
 
 def _machine_findings(reports: Sequence[NodeReport]) -> Iterator[Finding]:

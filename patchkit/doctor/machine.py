@@ -34,8 +34,6 @@ class MachineLimits:
     """Thresholds; ``drivers`` are the oldest by CUDA's release."""
 
     left_gib: int
-    threads: int
-    shm_mib: int
     stuck_mhz: int
     busy_percent: int
     drivers: Mapping[str, str]
@@ -56,7 +54,7 @@ def machine_findings(node: NodeReport) -> Iterator[Finding]:
     for run_check in (
         *(check_driver, check_gpu, check_gpu_users, check_kernel_log),
         *(check_memory, check_oom_kills, check_memory_guard),
-        *(check_unit_limits, check_container, check_rdma_files),
+        *(check_unit_limits, check_rdma_files),
         *(check_torch, check_lost_nccl, check_nccl, check_compilers),
     ):
         yield from run_check(node)
@@ -178,23 +176,6 @@ def check_unit_limits(node: NodeReport) -> Outcome:
     # Where its manager is limited as well, that is the cause, and is said as such.
     limited = node.part("facts").memlock is not None
     return replace(found, level=Level.NOTE) if limited else found
-
-
-@check("container-pids")
-def check_container(node: NodeReport) -> Outcome:
-    container, process = node.health_fact("container"), node.health_fact("process")
-    if not container.kind:
-        return {"what": "this is no container"}
-    found, limits = [], machine_limits()
-    if container.pids is not None and container.pids < limits.threads:
-        now = container.pids_now or 0
-        found.append(node.find("container-pids", limit=container.pids, now=now))
-    if container.shm is not None and container.shm < limits.shm_mib << 20:
-        found.append(node.find("container-shm", mib=container.shm >> 20))
-    active = any(each.active for each in node.host.rdma)
-    if active and process.memlock is not None and not process.locks:
-        found.append(node.find("container-memlock", mib=process.memlock >> 20))
-    return found or {"what": f"{container.kind} limits nothing that matters"}
 
 
 @check("rdma-closed")

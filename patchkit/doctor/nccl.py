@@ -7,7 +7,7 @@ before each, and before that whatever Ray, vLLM, journald or docker put there.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from patchkit.doctor.peers.check import make_finding
@@ -20,7 +20,6 @@ _LINE = re.compile(
     r"(?P<host>[\w.-]{1,64}):(?P<pid>\d{1,9}):\d{1,9} \[-?\d{1,3}\] "
     r"(?:\S{1,80}:\d{1,6} )?NCCL (?:INFO|WARN) (?P<text>.*)"
 )
-_VERSION = re.compile(r"NCCL version (\d+\.\d+\.\d+\S*?)(?:\+cuda[\d.]+)?(?:\s|$)")
 _INIT = re.compile(r"\brank (\d+) n[rR]anks (\d+)\b.*(?:Init |COMPLETE|localRank)")
 _SET = re.compile(r"(NCCL_\w+) set (?:by environment )?to (\S+?)\.?(?:\s|$)")
 _FORMS = {
@@ -31,7 +30,7 @@ _FORMS = {
     "sockets": re.compile(r"NET/Socket ?: Using (.*)"),
     "bootstrap": re.compile(r"Bootstrap ?: Using (?:\[\d+\])?([^:\s]+):"),
     "no_ib": re.compile(r"(NET/IB ?: No device found.*|Failed to initialize NET plugin IB.*)"),
-    "version": _VERSION,
+    "version": re.compile(r"NCCL version (\d+\.\d+\.\d+\S*?)(?:\+cuda[\d.]+)?(?:\s|$)"),
 }
 _ENTRY = re.compile(r"\[\d+\]([^:\s]+):")
 _LONGEST, _MOST = 4096, 4096  # characters of a line, and processes that are kept
@@ -82,18 +81,9 @@ class NcclRank:
                     self.devices |= dict.fromkeys(found[1].split("+"))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NcclLog:
-    """What a log says of NCCL: its ranks, and versions that no process' name stands before."""
-
-    ranks: tuple[NcclRank, ...] = ()
-    versions: tuple[str, ...] = ()
-
-
-def read_nccl(lines: Iterable[str]) -> NcclLog:
-    """Return what the lines of a log say; lines of others are passed over."""
+def read_nccl(lines: Iterable[str]) -> list[NcclRank]:
+    """Return what each process said in the lines of a log; lines of others are passed over."""
     found: dict[tuple[str, str], NcclRank] = {}
-    versions: dict[str, None] = {}
     for whole in lines:
         if "NCCL" not in whole:
             continue
@@ -103,37 +93,22 @@ def read_nccl(lines: Iterable[str]) -> NcclLog:
             if key in found or len(found) < _MOST:
                 rank = found.setdefault(key, NcclRank(name=f"process {pid} on {host}"))
                 rank.read_line(match["text"])
-        elif version := _VERSION.search(line):
-            versions[version[1]] = None
-    return NcclLog(ranks=tuple(found.values()), versions=tuple(versions))
+    return [*found.values()]
 
 
-def nccl_findings(where: str, log: NcclLog, meant: Mapping[str, str]) -> Iterator[Finding]:
+def nccl_findings(
+    where: str, ranks: Sequence[NcclRank], meant: Mapping[str, str]
+) -> Iterator[Finding]:
     """Yield what a node's ranks took, against the variables of its env file."""
-    if not log.ranks:
-        versions = f"the log has NCCL's version alone ({', '.join(log.versions)})"
-        reason = versions if log.versions else "the log has no line of NCCL"
-        yield make_finding("nccl-silent", where, reason=reason)
-    for rank in log.ranks:
+    if not ranks:
+        yield make_finding("nccl-silent", where)
+    for rank in ranks:
         if rank.ranks == 1:
             yield make_finding("nccl-alone", where)
         elif not rank.network:
             yield make_finding("nccl-not-said", where, rank=rank.name)
         else:
             yield from _judge_rank(where, rank, meant)
-
-
-def nccl_agreement(logs: Mapping[str, NcclLog]) -> Iterator[Finding]:
-    """Yield what the ranks of all nodes do not agree on; ``logs`` by node."""
-    ranks = [rank for log in logs.values() for rank in log.ranks if rank.network]
-    where = ", ".join(logs)
-    if len({rank.over_ib for rank in ranks}) > 1:
-        networks = ", ".join(f"{rank.name}: {rank.network}" for rank in ranks)
-        yield make_finding("nccl-networks", where, networks=networks)
-    versions = {rank.said["version"] for rank in ranks if "version" in rank.said}
-    versions |= {version for log in logs.values() for version in log.versions}
-    if len(versions) > 1:
-        yield make_finding("nccl-versions", where, versions=", ".join(sorted(versions)))
 
 
 def _judge_rank(where: str, rank: NcclRank, meant: Mapping[str, str]) -> Iterator[Finding]:

@@ -20,7 +20,7 @@ from patchkit.cluster.ssh.node import Remote, everywhere
 from patchkit.cluster.ssh.ssh import sent_error
 from patchkit.doctor.gpu import try_gpus
 from patchkit.doctor.judgement import LATER, cluster_findings
-from patchkit.doctor.nccl import nccl_agreement, nccl_findings, read_nccl
+from patchkit.doctor.nccl import nccl_findings, read_nccl
 from patchkit.doctor.peers.check import unchecked
 from patchkit.doctor.peers.node_report import (
     ClockOffset,
@@ -159,12 +159,9 @@ def _judge_logs(
             what = f"{writers.count(name)} lines of the journal: nothing that is known"
             yield Finding(level=Level.OK, where=name, about="log", what=what)
     if len(reports) > 1:
-        logs = {
-            name: read_nccl(line.text for node, line in lines if node == name) for name in names
-        }
         for its in started:
-            yield from nccl_findings(its.node, logs[its.node], its.env.variables if its.env else {})
-        yield from nccl_agreement(logs)
+            ranks = read_nccl(line.text for node, line in lines if node == its.node)
+            yield from nccl_findings(its.node, ranks, its.env.variables if its.env else {})
 
 
 # What the nodes say of themselves, side by side, and then of the others

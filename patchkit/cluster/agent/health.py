@@ -43,15 +43,11 @@ class ProcessLimits:
 class ContainerLimits:
     """What a container gives: ``kind`` is docker, podman … or "" outside of one.
 
-    ``pids`` is the most processes and threads of its control group, None for no limit, ``pids_now``
-    how many there are; ``shm`` the size of /dev/shm in bytes; ``verbs`` how many RDMA devices have
-    a file in /dev/infiniband, ``verbs_open`` how many of them this user may open.
+    ``verbs`` is how many RDMA devices have a file in /dev/infiniband, ``verbs_open`` how many of
+    them this user may open.
     """
 
     kind: str = ""
-    pids: int | None = None
-    pids_now: int | None = None
-    shm: int | None = None
     verbs: int = 0
     verbs_open: int = 0
 
@@ -76,12 +72,6 @@ def process_limits(process: str, root: Path = _LIVE) -> ProcessLimits:
 def container_limits(root: Path = _LIVE) -> ContainerLimits:
     """Return the container that this process is in, with its limits."""
     files = sorted((root / "dev/infiniband").glob("uverbs*"))
-    memory = root / "dev/shm"
-    shm = os.statvfs(memory) if memory.is_dir() else None
-    # Inside of a container its own group is the root of what is mounted.
-    own = root / "sys/fs/cgroup"
-    counts = [_read_text(own / f"pids.{what}").strip() for what in ("max", "current")]
-    most, now = (int(count) if count.isdigit() else None for count in counts)
     first = _read_text(root / "proc/1/cgroup")
     kind = next((kind for name, kind in _GROUPS.items() if name in first), "")
     # One of LXC or nspawn is a machine of its own, with a systemd that starts the ranks.
@@ -91,14 +81,7 @@ def container_limits(root: Path = _LIVE) -> ContainerLimits:
         kind = "docker"
     if (root / "run/.containerenv").exists():
         kind = "podman"
-    return ContainerLimits(
-        kind=kind,
-        pids=most,
-        pids_now=now,
-        shm=shm.f_frsize * shm.f_blocks if shm else None,
-        verbs=len(files),
-        verbs_open=sum(map(_can_open, files)),
-    )
+    return ContainerLimits(kind=kind, verbs=len(files), verbs_open=sum(map(_can_open, files)))
 
 
 def _read_text(file: Path) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from ipaddress import IPv4Address
 
 from patchkit.cluster.agent.links import Way
@@ -57,7 +57,14 @@ def cable_findings(nodes: Sequence[NodeReport]) -> Iterator[Finding]:
     head, *workers = ends
     for end in workers:
         if head.mtu and end.mtu and head.mtu != end.mtu:
-            yield _mtu_differs(head, end)
+            # At fault is the one that is not as `net plan` makes it.
+            smaller, larger = sorted((head, end), key=lambda each: each.mtu)
+            planned = smaller.mtu == network()["plan"]["mtu"]
+            odd, right = (larger, smaller) if planned else (smaller, larger)
+            netdev = odd.holder.name if odd.holder else ""
+            words = ("sudo", "ip", "link", "set", netdev, "mtu", str(right.mtu))
+            what = f"{netdev} has an MTU of {odd.mtu}, and {right.node} one of {right.mtu}"
+            yield odd.report.find("mtu", what=what, command=there(odd.node, *words))
     yield from check_ways(head, workers)
     for end in workers:
         yield from check_ways(end, [head])
@@ -89,15 +96,8 @@ def _cable_end(node: NodeReport, nodes: Sequence[NodeReport]) -> CableEnd:
     elif next(overlaps(host, [holder.name]), None):
         out = f"{node.node} has two interfaces in one network"
     mtu = holder.mtu if holder else 0
-    return CableEnd(
-        report=node,
-        node=node.node,
-        netdevs=netdevs,
-        holder=holder,
-        mtu=mtu,
-        out=out,
-        taken=taken,
-    )
+    end = CableEnd(report=node, node=node.node, netdevs=netdevs, holder=holder, mtu=mtu, out=out)
+    return replace(end, taken=taken)
 
 
 @check("cable")
@@ -135,12 +135,11 @@ def check_address(end: CableEnd, first: CableEnd) -> Outcome:
 def check_address_twice(end: CableEnd) -> Outcome:
     """Return which addresses of others this node has as well."""
     end.report.part("facts")
-    return [
-        end.report.find(
-            "address-twice", address=its.address, netdev=netdev, other=its.node, own=own
-        )
-        for its, netdev, own in end.taken
-    ] or {}
+    found = []
+    for its, netdev, own in end.taken:
+        fields = {"address": its.address, "netdev": netdev, "other": its.node, "own": own}
+        found.append(end.report.find("address-twice", **fields))
+    return found or {}
 
 
 @check("networks")
@@ -151,17 +150,6 @@ def check_networks(end: CableEnd) -> Outcome:
         fields = {"netdev": holder.name, "address": clash.address, "present": clash.present}
         found.append(end.report.find("networks", other=clash.other.name, **fields))
     return found or {"netdev": holder.name}
-
-
-def _mtu_differs(head: CableEnd, end: CableEnd) -> Finding:
-    """Return that two MTUs differ; at fault is the one that is not as `net plan` makes it."""
-    smaller, larger = sorted((head, end), key=lambda each: each.mtu)
-    planned = smaller.mtu == network()["plan"]["mtu"]
-    odd, right = (larger, smaller) if planned else (smaller, larger)
-    netdev = odd.holder.name if odd.holder else ""
-    words = ("sudo", "ip", "link", "set", netdev, "mtu", str(right.mtu))
-    what = f"{netdev} has an MTU of {odd.mtu}, and {right.node} one of {right.mtu}"
-    return make_finding("mtu", odd.node, what=what, command=there(odd.node, *words))
 
 
 @check(*_OF_WAYS)

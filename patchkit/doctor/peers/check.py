@@ -12,8 +12,7 @@ from typing import Any, TypeVar
 from patchkit.cluster.ssh.ssh import there
 from patchkit.finding import Finding, Level, finding_from_text, finding_texts, fine_from_text
 
-_PEERS = "peers.toml"
-_FILES = (_PEERS, "machine.toml", "nccl.toml", "server.toml", "gpu.toml")
+_FILES = ("peers.toml", "machine.toml", "nccl.toml", "server.toml", "gpu.toml")
 
 _Value = TypeVar("_Value")
 Outcome = Finding | Sequence[Finding] | Mapping[str, object]
@@ -80,8 +79,3 @@ def check(*names: str) -> Callable[[Callable[..., Outcome]], Callable[..., list[
         return run
 
     return decorate
-
-
-def causes_in_order() -> list[str]:
-    """Return the checks between nodes by id, in the order of causes."""
-    return list(finding_texts(_PEERS))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from patchkit.cluster.agent.examination import ModelPrint, PythonContents
+from patchkit.cluster.agent.examination import ModelPrint
 from patchkit.cluster.launch.cluster_file import ClusterFile
 from patchkit.cluster.models.names import folder_of
 from patchkit.cluster.ssh.ssh import HERE, there
@@ -15,7 +15,6 @@ from patchkit.quoting import quoted
 
 _INSTALL = "patchkit cluster install"
 _RANKS = ("vllm", "torch", "triton", "ray")
-_OTHER_NAMES = {"triton": "pytorch_triton"}
 _SHOWN = 12  # digits of a digest in a finding
 
 
@@ -26,7 +25,11 @@ def software_findings(file: ClusterFile, nodes: Sequence[NodeReport]) -> Iterato
     if len(nodes) < 2:
         return
     where = ", ".join(node.node for node in nodes)
-    have = {node.node: node.contents for node in nodes if node.contents and _vllm_version(node)}
+    have = {
+        node.node: node.contents
+        for node in nodes
+        if node.contents and node.facts and node.facts.host.versions["vllm"]
+    }
     if len(have) < 2:
         lacking = ", ".join(node.node for node in nodes if node.node not in have)
         reason = f"there is nothing to compare: no vLLM is known of {lacking}"
@@ -38,7 +41,7 @@ def software_findings(file: ClusterFile, nodes: Sequence[NodeReport]) -> Iterato
     yield _compare_rows("nccl", [*have], rows, "no libnccl is known to be loaded everywhere")
     env = nodes[0].env
     for project in _RANKS:
-        rows = [_installed(project, its) for its in have.values()]
+        rows = [(c.versions.get(project, ""), c.digests.get(project, "")) for c in have.values()]
         if project == "ray" and env and env.facts.get("executor") != "ray":
             yield unchecked("ray", ", ".join(have), "the ranks are not started by Ray")
         else:
@@ -48,26 +51,12 @@ def software_findings(file: ClusterFile, nodes: Sequence[NodeReport]) -> Iterato
 @check("python")
 def check_python(node: NodeReport, file: ClusterFile) -> Outcome:
     venv = node.part("facts").venv
-    if version := _vllm_version(node):
+    if version := node.host.versions["vllm"]:
         return {"version": version, "venv": venv}
     what = f"there is no vLLM in {venv}" if venv else f"{file.venv} is not there"
     alone = [each.ssh for each in file.node] == [HERE]
     command = "name the environment that has it: --venv DIR" if alone else _INSTALL
     return node.find("python", what=what, command=command)
-
-
-def _vllm_version(node: NodeReport) -> str:
-    software = node.facts.host.software if node.facts else None
-    return software.vllm if software else ""
-
-
-def _installed(project: str, contents: PythonContents) -> tuple[str, str]:
-    """Return the version of a project and the digest of what was installed, "" for none."""
-    names = (project, _OTHER_NAMES.get(project, project))
-    return (
-        next((contents.versions[name] for name in names if name in contents.versions), ""),
-        next((contents.digests[name] for name in names if name in contents.digests), ""),
-    )
 
 
 def _compare_rows(

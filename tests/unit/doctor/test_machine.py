@@ -25,7 +25,7 @@ from support import clusters, hosts, node_reports
 
 GPU = GpuState(50, 60.0, 140.0, 2400, 3003, 95, 0, (GpuProcess(10),))
 COMPILERS = Compilers(compiler="/usr/bin/gcc", python_h="/usr/include/python3.12/Python.h")
-OUTSIDE = ContainerLimits(shm=60 << 30, verbs=4, verbs_open=4)
+OUTSIDE = ContainerLimits(verbs=4, verbs_open=4)
 IN_DOCKER = replace(OUTSIDE, kind="docker")
 WELL = NodeHealth(
     page_cache=1 << 20,
@@ -107,13 +107,7 @@ FAULTS = {
     "gpu-others": {"gpu_users": (*WELL.gpu_users, GpuUser(pid=4711, name="python3", mib=19135))},
     "gpu-off-the-bus": {"kernel": (XID,)},
     "unit-memlock": {"unit": ProcessLimits(memlock=8 << 20, locks=False)},
-    "container-pids": {"container": replace(IN_DOCKER, kind="podman", pids=2048, pids_now=300)},
-    "container-shm": {"container": replace(IN_DOCKER, shm=64 << 20)},
     "container-rdma": {"container": replace(IN_DOCKER, verbs_open=0)},
-    "container-memlock": {
-        "container": IN_DOCKER,
-        "process": ProcessLimits(memlock=8 << 20, locks=False),
-    },
     "rdma-closed": {"container": replace(OUTSIDE, verbs_open=1)},
     "compiler": tools(compiler=""),
     "python-header": tools(python_h=""),
@@ -211,7 +205,7 @@ def test_what_nobody_read_is_never_fine(well):
 def test_each_check_answers_whatever_is_missing(well):
     ids = {each.about for each in judged(well)}
     for name in NodeHealth.__dataclass_fields__:
-        if name in ("unread", "manager", "page_cache"):
+        if name in ("unread", "manager", "page_cache", "process"):
             continue
         found = judged(well, **{name: None})
         said = {each.about for each in found}

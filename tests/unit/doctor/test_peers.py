@@ -8,10 +8,9 @@ from patchkit.cluster.agent.examination import LoadedNccl
 from patchkit.cluster.agent.links import PeerLink
 from patchkit.cluster.agent.unit_state import GroupProcess, Listener
 from patchkit.doctor.judgement import peer_findings
-from patchkit.doctor.peers.check import causes_in_order
 from patchkit.doctor.peers.node_report import ClockOffset, NodeReport, placed_files
 from patchkit.errors import HostError
-from patchkit.finding import Level
+from patchkit.finding import Level, finding_texts
 from patchkit.runtime.host.host import Address
 from support import node_reports
 from support.node_reports import model, state, unit
@@ -150,17 +149,7 @@ def test_a_node_that_does_not_answer(well):
     assert {each.level for each in others} == {Level.UNKNOWN}
     # Every check that is made of a node or of a pair says that it was not.
     own = {"port", "link", "restarts"}  # of the head alone
-    assert {*causes_in_order()} - own - {"ssh"} <= {each.about for each in others}
-
-
-def test_whose_clock_is_wrong(well):
-    """Of three it is the odd one, whatever the launcher's own clock says."""
-    file, (head, worker) = well
-    third = replace(worker, node="spark-3")
-    clocks = zip((head, worker, third), (50.0, 50.1, 0.0), strict=True)
-    nodes = [replace(each, clock=ClockOffset(ahead=a, error=0.1)) for each, a in clocks]
-    (found,) = [each for each in wrong(file, nodes) if each.about == "clock"]
-    assert (found.where, found.what) == ("spark-3", "its clock is 50 s behind spark-1's")
+    assert {*finding_texts("peers.toml")} - own - {"ssh"} <= {each.about for each in others}
 
 
 def test_what_is_left_of_a_cluster_that_is_down(well):

@@ -44,19 +44,17 @@ def written(root, files):
 
 
 @pytest.mark.parametrize(
-    ("files", "kind", "pids"),
+    ("files", "kind"),
     [
-        ({".dockerenv": ""}, "docker", None),
+        ({".dockerenv": ""}, "docker"),
         # A machine of its own, with a systemd that starts the ranks.
-        ({"run/systemd/container": "systemd-nspawn\n"}, "", None),
-        ({"proc/1/cgroup": "0::/kubepods.slice/cri-containerd-1.scope\n"}, "kubernetes", None),
-        ({"run/.containerenv": "", "sys/fs/cgroup/pids.max": "2048\n"}, "podman", 2048),
-        ({"run/.containerenv": "", "sys/fs/cgroup/pids.max": "max\n"}, "podman", None),
+        ({"run/systemd/container": "systemd-nspawn\n"}, ""),
+        ({"proc/1/cgroup": "0::/kubepods.slice/cri-containerd-1.scope\n"}, "kubernetes"),
+        ({"run/.containerenv": ""}, "podman"),
     ],
 )
-def test_containers_and_their_limits(tmp_path, files, kind, pids):
-    found = container_limits(written(tmp_path, files))
-    assert (found.kind, found.pids, found.pids_now) == (kind, pids, None)
+def test_kinds_of_containers(tmp_path, files, kind):
+    assert container_limits(written(tmp_path, files)).kind == kind
 
 
 def test_the_capability_to_lock_memory(tmp_path):
