@@ -2,18 +2,27 @@
 
 ``before`` and ``after`` are snippets: one expression, or one or more statements. They are compared
 by syntax tree, so formatting and comments do not matter; only the matched span is replaced.
-A scope names the function to look in, ``function`` or ``Class.method``.
+A scope names the function to look in, ``function`` or ``Class.method``. The standard parser finds
+it in a large file much sooner than libcst, which then works on that function alone.
 """
 
 from __future__ import annotations
 
 import ast
 import textwrap
+from collections.abc import Iterator
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 from patchkit.edit.splice import Edit
 from patchkit.edit.text import HINT, absent, drift
 from patchkit.errors import DriftError
+
+if TYPE_CHECKING:
+    # libcst takes longer to import than a whole `patchkit status`, which parses nothing.
+    import libcst as cst
+
+_SHELL = "class _:\n"  # makes an indented function a module of its own
 
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
@@ -23,18 +32,35 @@ def swap(path: str, text: str, scope: str, before: str, after: str, *, note: str
 
     Raises DriftError unless exactly one of the two is found, exactly once.
     """
-    node = _definition(path, text, scope)
-    spans, done = _matches(text, [node], before), _matches(text, [node], after)
-    ours = _normal(after)
-    # An insertion keeps what it is put beside.
-    if len(done) == 1 and len(spans) == len(_matches(ours, ast.parse(ours).body, before)):
+    node = ast.Module([_definition(path, text, scope)], [])
+    kept = _count(ast.parse(_normal(after)), before)  # an insertion keeps what it is put beside
+    # The standard parser answers here, so a tree that is patched already needs no libcst.
+    if _count(node, after) == 1 and _count(node, before) == kept:
         return []
+    segment = Segment(path, text, scope)
+    spans, done = segment.matches(before), segment.matches(after)
     if len(spans) == 1 and not done:
         start, stop = spans[0]
         column = start - (text.rfind("\n", 0, start) + 1)
-        return [Edit(path, start, stop, textwrap.indent(ours, " " * column).strip(), note)]
-    spots, there = ([start for start, _stop in found] for found in (spans, done))
-    raise drift(path, text, before, spots, there, scope, span(text, node)[0])
+        ours = textwrap.indent(_normal(after), " " * column).strip()
+        return [Edit(path, start, stop, ours, note)]
+    spots = [start for start, _stop in spans]
+    raise drift(path, text, before, spots, [start for start, _stop in done], scope, segment.start)
+
+
+def define(path: str, text: str, code: str, *, before: str, note: str) -> list[Edit]:
+    """Return the edit that puts a definition in front of another; ``[]`` if it is there already.
+
+    Raises DriftError if ``before`` is not there, or the name is taken by other code.
+    """
+    name = _only(code).name
+    taken = [n for n in parsed(path, text).body if isinstance(n, Definition) and n.name == name]
+    if taken and ast.dump(taken[0]) != ast.dump(_only(code)):
+        raise drift(path, text, f"def {name}", [_start(text, taken[0])], scope="another form")
+    if taken:
+        return []
+    start = _start(text, _definition(path, text, before))
+    return [Edit(path, start, start, f"{_normal(code)}\n\n", note)]
 
 
 def wrap(
@@ -42,45 +68,70 @@ def wrap(
 ) -> list[Edit]:
     """Return ``swap`` where ``after`` calls ``using``, a new function that is put before ``scope``.
 
-    Raises DriftError as ``swap`` does, if the name is taken by other code, or if only one half of
-    the two is there.
+    Raises DriftError as both do, or if only one half of the two is there.
     """
-    (ours,) = ast.parse(_normal(using)).body
-    assert isinstance(ours, Definition)
+    helper = define(path, text, using, before=scope.split(".")[0], note=note)
     swapped = swap(path, text, scope, before, after, note=note)
-    body = parsed(path, text).body
-    taken = [node for node in body if isinstance(node, Definition) and node.name == ours.name]
-    if taken and ast.dump(taken[0]) != ast.dump(ours):
-        spot = span(text, taken[0])[0]
-        raise drift(path, text, f"def {ours.name}", [spot], scope="another form")
-    if bool(taken) == bool(swapped):
-        there, missing = ("definition", "call") if taken else ("call", "definition")
+    if bool(helper) != bool(swapped):
+        there, missing = ("call", "definition") if helper else ("definition", "call")
         raise DriftError(
-            f"{path}: the {there} of {ours.name} is there, its {missing} is not",
+            f"{path}: the {there} of {_only(using).name} is there, its {missing} is not",
             why="the file was edited by hand, or is half patched",
             hint=HINT,
         )
-    if taken:
-        return []
-    owner = _definition(path, text, scope.split(".")[0])
-    # A definition's own line is that of def or class, below the decorators.
-    first = min([owner, *owner.decorator_list], key=lambda node: node.lineno)
-    start = text.rfind("\n", 0, span(text, first)[0]) + 1
-    return [Edit(path, start, start, f"{_normal(using)}\n\n", note), *swapped]
+    return [*helper, *swapped]
 
 
-def span(text: str, node: ast.stmt | ast.expr) -> tuple[int, int]:
-    """Return where a piece of syntax stands, in code points."""
+def _only(code: str) -> Definition:
+    node = ast.parse(_normal(code)).body[0]
+    assert isinstance(node, Definition)
+    return node
+
+
+def _start(text: str, node: Definition) -> int:
+    # lineno is the line of def or class, below the decorators.
+    first = min([node.lineno, *(d.lineno for d in node.decorator_list)])
     # Not splitlines: Python's line numbers count neither form feeds nor Unicode's separators.
-    lines = text.split("\n")
+    return sum(len(line) + 1 for line in text.split("\n")[: first - 1])
 
-    def offset(line: int, column: int) -> int:
-        before = sum(len(line) + 1 for line in lines[: line - 1])
-        return before + len(lines[line - 1].encode()[:column].decode())
 
-    assert node.end_lineno is not None
-    assert node.end_col_offset is not None
-    return offset(node.lineno, node.col_offset), offset(node.end_lineno, node.end_col_offset)
+def _count(node: ast.AST, code: str) -> int:
+    """Count how often code occurs in a piece of syntax: quicker than finding where."""
+    pattern = ast.parse(_normal(code)).body
+    wanted: list[ast.AST] = [*pattern]
+    runs: Iterator[list[ast.AST]] = (
+        list(body[start : start + len(pattern)])
+        for part in ast.walk(node)
+        for _name, body in ast.iter_fields(part)
+        if isinstance(body, list) and body and isinstance(body[0], ast.stmt)
+        for start in range(len(body) - len(pattern) + 1)
+    )
+    if len(pattern) == 1 and isinstance(pattern[0], ast.Expr):
+        wanted = [pattern[0].value]
+        runs = ([part] for part in ast.walk(node))
+    kinds, dumps = [*map(type, wanted)], [*map(ast.dump, wanted)]
+    return sum([*map(type, run)] == kinds and [*map(ast.dump, run)] == dumps for run in runs)
+
+
+class Segment:
+    """One function or class of a file, as libcst sees it."""
+
+    def __init__(self, path: str, text: str, scope: str) -> None:
+        node = _definition(path, text, scope)
+        lines = text.split("\n")
+        self.start = sum(len(line) + 1 for line in lines[: node.lineno - 1])
+        self.code = "\n".join(lines[node.lineno - 1 : node.end_lineno]) + "\n"
+
+    def matches(self, code: str) -> list[tuple[int, int]]:
+        """Return the spans of the file (code points) that equal ``code`` structurally."""
+        shell = _SHELL if self.code[:1] in " \t" else ""
+        shift = self.start - len(shell)
+        return [(start + shift, stop + shift) for start, stop in _matches(shell + self.code, code)]
+
+
+def check_syntax(path: str, text: str) -> None:
+    """Raise DriftError, with the line, if a file is no valid Python."""
+    parsed(path, text)
 
 
 @lru_cache(maxsize=16)
@@ -115,28 +166,78 @@ def _definition(path: str, text: str, scope: str) -> Definition:
     return node
 
 
-def _matches(text: str, body: list[ast.stmt], code: str) -> list[tuple[int, int]]:
-    """Return the spans below some statements that equal ``code`` structurally, in order."""
-    pattern: list[ast.stmt] | list[ast.expr] = ast.parse(_normal(code)).body
-    parts = list(ast.walk(ast.Module(body, [])))
-    runs: list[list[ast.stmt]] | list[list[ast.expr]] = [
-        block[start : start + len(pattern)]
-        for part in parts
-        for _name, block in ast.iter_fields(part)
-        if isinstance(block, list) and block and isinstance(block[0], ast.stmt)
-        for start in range(len(block) - len(pattern) + 1)
-    ]
-    if len(pattern) == 1 and isinstance(pattern[0], ast.Expr):
-        pattern = [pattern[0].value]
-        runs = [[part] for part in parts if isinstance(part, ast.expr)]
-    # The dump is the comparison, so that quotes, parens and blank space do not count; kinds are
-    # much cheaper to compare.
-    kinds, dumps = [*map(type, pattern)], [*map(ast.dump, pattern)]
-    return sorted(
-        (span(text, run[0])[0], span(text, run[-1])[1])
-        for run in runs
-        if [*map(type, run)] == kinds and [*map(ast.dump, run)] == dumps
+def _matches(source: str, code: str) -> list[tuple[int, int]]:
+    import libcst as cst
+    from libcst.metadata import ByteSpanPositionProvider, MetadataWrapper
+
+    # The copy guards against nodes that stand in a tree twice, which a parsed module never has.
+    wrapper = MetadataWrapper(cst.parse_module(source), unsafe_skip_copy=True)
+    pattern = cst.parse_module(_normal(code)).body
+    expression = _expression(pattern[0]) if len(pattern) == 1 else None
+    # ast.dump is the comparison, so that quotes, parens and blank space do not count.
+    wanted = _shape(code)
+    kinds = [_kind(node) for node in pattern]
+    runs: Iterator[list[cst.CSTNode]] = (
+        (run for run in _windows(wrapper.module, len(pattern)) if [*map(_kind, run)] == kinds)
+        if expression is None
+        else ([node] for node in _walk(wrapper.module) if type(node) is type(expression))
     )
+    spans = wrapper.resolve(ByteSpanPositionProvider)
+    code_for = cst.Module(body=[]).code_for_node
+    found = [run for run in runs if _shape("".join(map(code_for, run))) == wanted]
+    return [_span(source, spans[run[0]], spans[run[-1]]) for run in found]
+
+
+def _span(source: str, first: object, last: object) -> tuple[int, int]:
+    from libcst.metadata import CodeSpan
+
+    assert isinstance(first, CodeSpan)
+    assert isinstance(last, CodeSpan)
+    start, stop = first.start, last.start + last.length
+    # libcst counts bytes of UTF-8 and an Edit code points; in ASCII both are the same.
+    if source.isascii():
+        return start, stop
+    data = source.encode()
+    return len(data[:start].decode()), len(data[:stop].decode())
+
+
+def _kind(node: cst.CSTNode) -> tuple[type, ...]:
+    """Return the kind of a statement: much cheaper than writing the statement out to compare."""
+    import libcst as cst
+
+    parts = node.body if isinstance(node, cst.SimpleStatementLine) else ()
+    return type(node), *map(type, parts)
+
+
+def _walk(node: cst.CSTNode) -> Iterator[cst.CSTNode]:
+    yield node
+    for child in node.children:
+        yield from _walk(child)
+
+
+def _windows(module: cst.CSTNode, size: int) -> Iterator[list[cst.CSTNode]]:
+    import libcst as cst
+
+    for node in _walk(module):
+        if isinstance(node, cst.Module | cst.IndentedBlock):
+            for start in range(len(node.body) - size + 1):
+                yield list(node.body[start : start + size])
+
+
+def _expression(statement: cst.CSTNode) -> cst.BaseExpression | None:
+    import libcst as cst
+
+    if isinstance(statement, cst.SimpleStatementLine) and len(statement.body) == 1:
+        only = statement.body[0]
+        return only.value if isinstance(only, cst.Expr) else None
+    return None
+
+
+def _shape(code: str) -> str | None:
+    try:
+        return ast.dump(ast.parse(_normal(code)))
+    except SyntaxError:
+        return None
 
 
 def _normal(code: str) -> str:

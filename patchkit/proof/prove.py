@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from patchkit.edit.python import parsed
+from patchkit.edit.python import check_syntax
 from patchkit.errors import ProofError
 from patchkit.patching.fix import Case, Fix, State
 from patchkit.patching.fix_file import mistakes_shown
@@ -48,7 +48,7 @@ def _with_digests(call: Callable[[], str], plan: Plan) -> tuple[str, dict[str, s
 def _check_recognised(plan: Plan) -> str:
     for path, (_before, after) in plan.texts.items():
         if path.endswith(".py"):
-            parsed(path, after)
+            check_syntax(path, after)
     for verdict in plan.verdicts:
         if verdict.edits:
             again = verdict.fix.look(plan.patched, plan.request)

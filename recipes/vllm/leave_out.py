@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from packaging.version import Version
 
 from patchkit.edit.cmake import commands
-from patchkit.edit.python import parsed, span, swap
+from patchkit.edit.python import parsed, swap
 from patchkit.edit.splice import Edit
 from patchkit.edit.text import HINT, swap_text
 from patchkit.errors import DriftError, UsageError
@@ -96,7 +96,7 @@ def only_extensions(tree: SourceTree, names: Collection[str]) -> SourceTree:
             hint=f"there are {', '.join(sorted({target for _, target in asked}))}",
         )
     edits = [
-        Edit(_SETUP, *span(text, statement), f"pass  # {target}: {_MARK}", "extensions")
+        Edit(_SETUP, *_span(text, statement), f"pass  # {target}: {_MARK}", "extensions")
         for statement, target in asked
         if target not in names
     ]
@@ -151,7 +151,7 @@ def _setup(tree: SourceTree, left: KnownSource) -> Iterator[Edit]:
     text = tree.read(_SETUP)
     for statement, target in _asked(text):
         if target in left.targets:
-            start, stop = span(text, statement)
+            start, stop = _span(text, statement)
             yield Edit(_SETUP, start, stop, f"pass  # {target}: {_MARK}", left.option)
 
 
@@ -197,7 +197,7 @@ def _imports(tree: SourceTree, left: KnownSource) -> Iterator[Edit]:
         )
     statement, guarded = found[0]
     if not guarded:
-        start, stop = span(text, statement)
+        start, stop = _span(text, statement)
         body = text[start:stop].replace("\n", "\n    ")
         guard = _GUARD.format(mark=_MARK, body=body)
         yield Edit(path, start, stop, guard, left.option)
@@ -237,3 +237,16 @@ def _still(path: str, problem: str) -> DriftError:
         why="the release names the extension in a way that patchkit does not know",
         hint="build it, too: leave the option --without away",
     )
+
+
+def _span(text: str, node: ast.stmt) -> tuple[int, int]:
+    """Return where a statement stands, in code points."""
+    lines: Sequence[str] = text.split("\n")
+    assert node.end_lineno is not None
+    assert node.end_col_offset is not None
+
+    def offset(line: int, column: int) -> int:
+        before = sum(len(line) + 1 for line in lines[: line - 1])
+        return before + len(lines[line - 1].encode()[:column].decode())
+
+    return offset(node.lineno, node.col_offset), offset(node.end_lineno, node.end_col_offset)

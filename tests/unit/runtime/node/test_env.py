@@ -28,7 +28,7 @@ from tools import golden_env
 
 TABLE = json.loads(golden_env.TABLE.read_text(encoding="utf-8"))
 HEAD = ("env", "--role=head", "--vllm=0.33.0", "--nccl=2.30.7", "--triton=3.8.0")
-HEAVY = {"cmake", "torch", "rich", "packaging", "elftools", "platformdirs", "requests"}
+HEAVY = {"libcst", "cmake", "torch", "rich", "packaging", "elftools", "platformdirs", "requests"}
 
 
 @pytest.mark.parametrize("name", golden_env.CASES)
