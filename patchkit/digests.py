@@ -39,9 +39,13 @@ def tree_digest(root: Path, aside: Collection[str] = ()) -> str:
     It is the same for copies in different folders, whatever their times and owners. Links count as
     what they say, not as what they lead to. ``aside`` are more entries that do not count.
     """
-    total = hashlib.sha256()
-    for path in _files(root, _ASIDE.union(aside)):
-        name = path.relative_to(root).as_posix()
+    total, files = hashlib.sha256(), {}
+    for top in (entry for entry in root.iterdir() if entry.name not in _ASIDE.union(aside)):
+        below = top.rglob("*") if top.is_dir() and not top.is_symlink() else ()
+        for path in (top, *below):
+            if path.is_symlink() or path.is_file():
+                files[path.relative_to(root).as_posix()] = path
+    for name, path in sorted(files.items()):  # the order of rglob is that of the file system
         if path.is_symlink():
             kind, content = "link", str(path.readlink()).encode()
         else:
@@ -50,14 +54,3 @@ def tree_digest(root: Path, aside: Collection[str] = ()) -> str:
         # A name may hold blanks and newlines, but no NUL: no two folders give the same text.
         total.update(f"{kind} {name}\0{hashlib.sha256(content).hexdigest()}\n".encode())
     return total.hexdigest()
-
-
-def _files(root: Path, aside: Collection[str]) -> list[Path]:
-    """Return every file and link below a folder, in the same order on every machine."""
-    tops = [entry for entry in root.iterdir() if entry.name not in aside]
-    inside = []
-    for top in tops:
-        inside += [top] if top.is_symlink() or not top.is_dir() else [top, *top.rglob("*")]
-    files = [path for path in inside if path.is_symlink() or path.is_file()]
-    # The order of rglob is that of the file system.
-    return sorted(files, key=lambda path: path.relative_to(root).as_posix())

@@ -112,15 +112,3 @@ def finding_from_text(file: str, about: str, where: str, **fields: object) -> Fi
         hint=text.hint.format_map(fields),
         source=text.source.format_map(fields),
     )
-
-
-def fine_from_text(file: str, about: str, where: str, **fields: object) -> Finding:
-    """Return that a check of a file found nothing wrong, with what was seen."""
-    text = finding_texts(file)[about]
-    return Finding(
-        level=Level.OK,
-        where=where,
-        about=about,
-        what=text.fine.format_map(fields),
-        source=text.source.format_map(fields),
-    )

@@ -54,7 +54,8 @@ def read_bytes(
         try:
             # Asked of the open file: the path may lead elsewhere by now.
             _check_kind(path, os.fstat(handle).st_mode, hint)
-            data = _up_to(handle, limit + 1)  # one byte more shows that it is too large
+            with os.fdopen(handle, "rb", closefd=False) as file:
+                data = file.read(limit + 1)  # one byte more shows that it is too large
         finally:
             os.close(handle)
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path
@@ -137,15 +138,6 @@ def _check_kind(path: Path, mode: int, hint: str) -> None:
     if not stat.S_ISREG(mode):
         kind = _KINDS.get(stat.S_IFMT(mode), "something else")
         raise UsageError(f"{path}: is {kind}, not a file", hint=hint)
-
-
-def _up_to(handle: int, size: int) -> bytes:
-    """Read to the end, or until there are ``size`` bytes; one read may return fewer."""
-    parts = []
-    while size and (part := os.read(handle, size)):
-        parts.append(part)
-        size -= len(part)
-    return b"".join(parts)
 
 
 def _refuse(path: Path, error: OSError | ValueError, hint: str) -> NoReturn:

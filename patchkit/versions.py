@@ -5,43 +5,34 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable
+from typing import Self
 
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
 from patchkit.errors import UsageError
 
+_MISTYPED = re.compile(r"(?P<name>[A-Za-z]*)\s*[-=@: ]*\s*v?(?P<version>\d+\.[\w.+]+)")
 _PIN = re.compile(r"\s*([A-Za-z0-9][A-Za-z0-9._-]*)\s*==\s*([^\s=*;,]+)\s*")
 
 
-class ExactPin:
+class ExactPin(str):
     """An exact requirement, ``nvidia-nccl-cu13==2.30.7``; the project's name is canonical.
 
     It is made of its text; ValueError for any other one.
     """
 
     __slots__ = ("project", "version")
+    project: str
+    version: Version
 
-    def __init__(self, text: str) -> None:
+    def __new__(cls, text: str) -> Self:
         if not (match := _PIN.fullmatch(text)):
             raise ValueError(f"is {text!r}, not PROJECT==VERSION")
-        self.project = str(canonicalize_name(match[1]))
-        self.version = Version(match[2])
-
-    def __str__(self) -> str:
-        return f"{self.project}=={self.version}"
-
-    def __repr__(self) -> str:
-        return f"ExactPin({str(self)!r})"
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, ExactPin) and str(self) == str(other)
-
-    def __hash__(self) -> int:
-        return hash(str(self))
-
-
-_MISTYPED = re.compile(r"(?P<name>[A-Za-z]*)\s*[-=@: ]*\s*v?(?P<version>\d+\.[\w.+]+)")
+        project, version = canonicalize_name(match[1]), Version(match[2])
+        pin = super().__new__(cls, f"{project}=={version}")
+        pin.project, pin.version = project, version
+        return pin
 
 
 def named_version(text: str, hint: str = "") -> Version:
@@ -50,14 +41,6 @@ def named_version(text: str, hint: str = "") -> Version:
         return Version(text)
     except InvalidVersion:
         raise UsageError(f"{text!r} is not a version", hint=hint) from None
-
-
-def named_pin(text: str, hint: str = "") -> ExactPin:
-    """Return the pin that a text names. Raises UsageError if it is not PROJECT==VERSION."""
-    try:
-        return ExactPin(text)
-    except ValueError:
-        raise UsageError(f"{text!r} is not a pin, PROJECT==VERSION", hint=hint) from None
 
 
 def meant(spec: str, projects: Iterable[str]) -> str:

@@ -13,7 +13,7 @@ from patchkit.cli.out import Shown, style
 from patchkit.cli.render import GOOD, Block, Record, lead_word, rendered
 from patchkit.cli.wheel.build_options import house_option
 from patchkit.errors import UsageError
-from patchkit.versions import named_pin
+from patchkit.versions import ExactPin
 from patchkit.wheel.wheelhouse.contents import load_manifest
 from patchkit.wheel.wheelhouse.manifest import Override
 from patchkit.wheel.wheelhouse.overrides import (
@@ -56,7 +56,11 @@ def command(pin: str | None, *, reason: str, remove: str | None, house: Path) ->
     if remove:
         yield from _changed_blocks(house, "lifted", lift_override(house, remove))
     elif pin:
-        exact = named_pin(pin, "for example nvidia-nccl-cu13==2.30.7")
+        try:
+            exact = ExactPin(pin)
+        except ValueError:
+            what = f"{pin!r} is not a pin, PROJECT==VERSION"
+            raise UsageError(what, hint="for example nvidia-nccl-cu13==2.30.7") from None
         override = choose_override(house, exact, reason)
         what = "recorded" if record_override(house, override) else "recorded already"
         yield from _changed_blocks(house, what, override)

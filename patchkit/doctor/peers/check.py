@@ -10,7 +10,7 @@ from functools import cache, wraps
 from typing import Any, TypeVar
 
 from patchkit.cluster.ssh.ssh import there
-from patchkit.finding import Finding, Level, finding_from_text, finding_texts, fine_from_text
+from patchkit.finding import Finding, Level, finding_from_text, finding_texts
 
 _FILES = ("peers.toml", "machine.toml", "nccl.toml", "server.toml", "gpu.toml")
 
@@ -49,7 +49,14 @@ def make_finding(about: str, where: str, **fields: object) -> Finding:
 
 def make_fine(about: str, where: str, **fields: object) -> Finding:
     """Return that a check found nothing wrong, with what was seen."""
-    return fine_from_text(_file_of_texts()[about], about, where, **fields)
+    text = finding_texts(_file_of_texts()[about])[about]
+    return Finding(
+        level=Level.OK,
+        where=where,
+        about=about,
+        what=text.fine.format_map(fields),
+        source=text.source.format_map(fields),
+    )
 
 
 def unchecked(about: str, where: str, reason: str, hint: str = "") -> Finding:
