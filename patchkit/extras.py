@@ -16,37 +16,24 @@ BASE = ("cmake", "libcst", "packaging", "platformdirs", "pypi_simple", "uv", "ya
 """Import names of what a plain installation brings beside click, and `pip --no-deps` does not."""
 
 
-def require_base() -> None:
-    """Raise HostError unless all that a plain installation brings is there."""
-    _require(BASE, "", "patchkit was installed with --no-deps, which serves what a node runs")
-
-
-def require_build() -> None:
-    """Raise HostError unless all that the extra ``build`` brings is there."""
-    _require(BUILD, "[build]", "patchkit was installed without its extra 'build'")
-
-
-def missing_library(name: str) -> HostError:
-    """Return the error for a library that an import did not find."""
-    return _missing([name], "", "patchkit was installed without all that it depends on")
-
-
-def _require(names: Iterable[str], extra: str, why: str) -> None:
+def require_libraries(names: Iterable[str], extra: str = "") -> None:
+    """Raise HostError unless all of these are there, which an extra brings, or patchkit itself."""
     specs = {name: util.find_spec(name) for name in names}
     # A folder build/ has a spec without an origin.
     if missing := [name for name, spec in specs.items() if spec is None or spec.origin is None]:
-        raise _missing(missing, extra, why)
+        raise missing_libraries(missing, extra)
 
 
-def _missing(names: list[str], extra: str, why: str) -> HostError:
+def missing_libraries(names: list[str], extra: str = "") -> HostError:
+    """Return the error for libraries that are not installed."""
     # Never a bare name: `patchkit` on the package index is another project.
     checkout = Path(__file__).parents[1]
     is_here = (checkout / "pyproject.toml").is_file()
-    command = quoted(
-        sys.executable, "-m", "pip", "install", f"{checkout if is_here else '.'}{extra}"
-    )
+    what = f"{checkout if is_here else '.'}{extra and f'[{extra}]'}"
+    command = quoted(sys.executable, "-m", "pip", "install", what)
+    without = f"its extra {extra!r}" if extra else "all that it depends on, as by --no-deps"
     return HostError(
         f"not installed: {', '.join(names)}",
-        why=why,
+        why=f"patchkit was installed without {without}",
         hint=command if is_here else f"in a clone of patchkit: {command}",
     )

@@ -1,4 +1,4 @@
-"""State what a check found: one vocabulary for files, wheels, hosts, networks and builds.
+"""State what a check found, and how something is known: one vocabulary for all rooms.
 
 The texts of the doctor's findings are data, in recipes/doctor.
 """
@@ -9,10 +9,27 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from functools import cache
+from typing import Literal, get_args
 
 from patchkit.errors import HostError, PatchkitError, SourceError
 from patchkit.paths import RECIPES
 from patchkit.records import read_toml
+
+# What was done to know it, and not how likely it is: claim nothing that nobody ran.
+Established = Literal[
+    "measured",  # somebody ran it, and results or figures are there
+    "compiled",  # a compiler took or refused it
+    "read",  # it stands in the source code
+    "documented",  # its maker says so
+    "reported",  # several users say so
+    "single report",  # one user says so
+    "inferred",  # it follows from something else that is known
+]
+ESTABLISHED: tuple[str, ...] = get_args(Established)
+SINGLE_REPORT: Established = "single report"
+
+Confidence = Literal["high", "medium", "contested"]
+"""How sure a rule is; contested where sources contradict each other."""
 
 
 class Level(StrEnum):

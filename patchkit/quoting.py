@@ -27,7 +27,11 @@ def visible(text: str) -> str:
     """
     if text.isprintable():
         return text
-    return "".join(each if each.isprintable() or each in _KEPT else _escape(each) for each in text)
+    # Python keeps a byte that is not UTF-8 as one of \udc80 to \udcff (PEP 383).
+    return "".join(
+        each if each.isprintable() or each in _KEPT else ascii(each)[1:-1].replace(r"\udc", r"\x")
+        for each in text
+    )
 
 
 def prose(text: str) -> str:
@@ -61,12 +65,3 @@ def quoted(*words: str | Path) -> str:
         )
         shown.append(f"$'{escaped}'")
     return " ".join(shown)
-
-
-def _escape(character: str) -> str:
-    code = ord(character)
-    if 0xDC80 <= code <= 0xDCFF:  # how Python keeps a byte that is not UTF-8 (PEP 383)
-        code -= 0xDC00
-    if code > 0xFFFF:
-        return f"\\U{code:08x}"
-    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"

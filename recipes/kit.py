@@ -15,7 +15,7 @@ from patchkit.edit.python import swap, wrap
 from patchkit.edit.splice import Edit, together
 from patchkit.edit.text import absent, altered, drift, new_file, occurrences, region, swap_text
 from patchkit.errors import DriftError, ProofError
-from patchkit.evidence import Established
+from patchkit.finding import Established
 from patchkit.patching.fix import (
     Case,
     Evidence,

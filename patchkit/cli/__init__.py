@@ -18,7 +18,7 @@ from patchkit.cli.next_step import error_text
 from patchkit.cli.verbs import CLICK_ALONE, FORMER, GROUPS, MEANT, MORE, VERBS, is_of_source
 from patchkit.durable.signals import Interrupted, raise_interrupts, unwrapped
 from patchkit.errors import PatchkitError, StorageError, UsageError
-from patchkit.extras import missing_library, require_base
+from patchkit.extras import BASE, missing_libraries, require_libraries
 from patchkit.quoting import quoted
 from patchkit.runtime.rules.secret_texts import mask_secrets
 
@@ -48,7 +48,7 @@ class _Verbs(click.Group):
         if cmd_name not in VERBS:
             return None
         if cmd_name not in CLICK_ALONE:
-            require_base()
+            require_libraries(BASE)
         name, place = cmd_name.replace("-", "_"), VERBS[cmd_name][0]
         if "." in place:  # a module of several verbs
             command = getattr(importlib.import_module(f"patchkit.cli.{place}"), f"{name}_command")
@@ -150,7 +150,7 @@ def _own(error: Exception) -> PatchkitError | None:
             words = (*(context.command_path if context else "patchkit").split(), "--help")
             return UsageError(said[:1].lower() + said[1:], hint=f"`{quoted(*words)}` lists it all")
         case ModuleNotFoundError():
-            return missing_library(str(error.name))
+            return missing_libraries([str(error.name)])
         case OSError():
             where = error.filename or "standard output"
             return StorageError(f"{where}: {error.strerror}", hint="check space and permissions")

@@ -10,7 +10,7 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 from patchkit.edit.splice import Edit
-from patchkit.evidence import ESTABLISHED, Established
+from patchkit.finding import ESTABLISHED, Established
 from patchkit.source.tree import SourceTree
 from patchkit.target import MODES, Target
 

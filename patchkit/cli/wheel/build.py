@@ -16,7 +16,7 @@ from patchkit.cli.render import Block, VerbGroup, lead_word, rendered
 from patchkit.cli.wheel.build_options import BuildOptions, build_options, built_blocks, plan_blocks
 from patchkit.cli.wheel.build_vllm import command as vllm
 from patchkit.errors import UsageError
-from patchkit.extras import require_build
+from patchkit.extras import BUILD, require_libraries
 from patchkit.patching.recipe import load_recipe
 from patchkit.source.nccl import nccl_tree
 from patchkit.source.releases import load_facts
@@ -76,7 +76,7 @@ def nccl(
     options: BuildOptions,
 ) -> Iterator[Block]:
     """Build libnccl for one device: the wheel replaces stock's nvidia-nccl-cu13."""
-    require_build()
+    require_libraries(BUILD, "build")
     began, house, offline = time.monotonic(), options.house, options.offline
     device = find_target(target or "gb10")
     spec = _nccl_source(version, source, house)

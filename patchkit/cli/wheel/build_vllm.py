@@ -17,7 +17,7 @@ from patchkit.cli.progress import progress
 from patchkit.cli.render import Block, rendered
 from patchkit.cli.wheel.build_options import BuildOptions, build_options, built_blocks, plan_blocks
 from patchkit.errors import UsageError
-from patchkit.extras import require_build
+from patchkit.extras import BUILD, require_libraries
 from patchkit.patching.recipe import load_recipe
 from patchkit.quoting import quoted
 from patchkit.recipes.vllm.build import by_option, with_targets
@@ -80,7 +80,7 @@ def command(
     extensions: str,
 ) -> Iterator[Block]:
     """Build vLLM for one device from its sources; `patchkit repack` takes seconds instead."""
-    require_build()
+    require_libraries(BUILD, "build")
     began = time.monotonic()
     fixes = {fix.id for fix in load_recipe().fixes}
     # --without takes the names of fixes, and of extensions that are left out.

@@ -12,7 +12,7 @@ import click
 from patchkit.cli.out import style
 from patchkit.cli.render import Block, Record, lead_word, rendered
 from patchkit.errors import UsageError
-from patchkit.extras import require_base
+from patchkit.extras import BASE, require_libraries
 from patchkit.runtime.python.libnccl import Answer, loaded
 
 
@@ -43,7 +43,7 @@ def command(file: Path | None, *, target: str, of_python: bool, python: str) -> 
     if file is None:
         yield from _loaded_blocks(loaded(python, os.environ))
         return
-    require_base()
+    require_libraries(BASE)
     # --loaded, which runs on nodes, does without what that needs.
     from patchkit.cli.wheel.inspect_view import inspected_blocks
 

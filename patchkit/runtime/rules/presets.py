@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Annotated
 
 from patchkit.errors import UsageError
-from patchkit.evidence import Confidence, Established
+from patchkit.finding import Confidence, Established
 from patchkit.paths import RECIPES
 from patchkit.records import one_of, read_toml
 from patchkit.runtime.rules.releases import check_version, read_table

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, TypeVar
 
 from patchkit.errors import UsageError
-from patchkit.evidence import SINGLE_REPORT, Confidence, Established
+from patchkit.finding import SINGLE_REPORT, Confidence, Established
 from patchkit.records import matching
 from patchkit.runtime.rules.releases import check_range, within
 from patchkit.runtime.rules.spelling import nearest

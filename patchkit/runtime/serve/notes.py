@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from patchkit.evidence import SINGLE_REPORT
+from patchkit.finding import SINGLE_REPORT
 from patchkit.quoting import quoted
 from patchkit.runtime.rules.flags import load_flag_rules
 from patchkit.runtime.rules.presets import ModelRecipe, Preset, model_recipes

@@ -26,7 +26,7 @@ def test_what_is_shown():
     for text, shown in (
         ("vllm/_C.abi3.so → é 中 👍", "vllm/_C.abi3.so → é 中 👍"),
         ("a\n\tb", "a\n\tb"),
-        ("\x1b[2J\a\r\x7f\x9b", r"\x1b[2J\x07\x0d\x7f\x9b"),
+        ("\x1b[2J\a\r\x7f\x9b", r"\x1b[2J\x07\r\x7f\x9b"),
         ("\u202ecod.exe\u2066\u200f\u2028", r"\u202ecod.exe\u2066\u200f\u2028"),
         ("\udcff\udc80 \ud800 \U000e0001", r"\xff\x80 \ud800 \U000e0001"),
     ):

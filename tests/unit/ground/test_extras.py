@@ -12,9 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from patchkit import extras
 from patchkit.errors import HostError
-from patchkit.extras import BASE, BUILD, require_base, require_build
+from patchkit.extras import BASE, BUILD, require_libraries
 
 REPOSITORY = Path(__file__).parents[3]
 
@@ -26,15 +25,14 @@ def test_the_libraries_are_those_of_the_dependencies():
     assert {brought[name][0].lower() for name in BASE} == distributions - {"click"}
     extra = {line.partition(">")[0] for line in project["optional-dependencies"]["build"]}
     assert {name.replace("_", "-") for name in BUILD} == extra
-    require_base()
+    require_libraries(BASE)
 
 
 def test_an_extra_that_is_missing_is_told_with_a_command(tmp_path, monkeypatch):
     (tmp_path / "patchkit_test_tool").mkdir()  # a folder build/ is no module either
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(extras, "BUILD", ("packaging", "patchkit_test_tool"))
     with pytest.raises(HostError, match=r"^not installed: patchkit_test_tool\n") as caught:
-        require_build()
+        require_libraries(["packaging", "patchkit_test_tool"], "build")
     command = caught.value.hint.removeprefix("in a clone of patchkit: ")
     from_clone = f"{REPOSITORY}[build]" if command == caught.value.hint else ".[build]"
     assert shlex.split(command) == [sys.executable, "-m", "pip", "install", from_clone]

@@ -6,7 +6,7 @@ import re
 
 from packaging.specifiers import SpecifierSet
 
-from patchkit.evidence import ESTABLISHED
+from patchkit.finding import ESTABLISHED
 from patchkit.patching.claims import load_claims
 from patchkit.patching.recipe import load_recipe
 from patchkit.paths import RECIPES
