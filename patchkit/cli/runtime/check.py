@@ -1,4 +1,4 @@
-"""Check env files and launch scripts: `patchkit check`."""
+"""Check env files, launch scripts and running servers: `patchkit check`."""
 
 from __future__ import annotations
 
@@ -41,6 +41,13 @@ _FILE = click.Path(path_type=Path, allow_dash=True)
 
 @click.command()
 @click.argument("files", metavar="FILE...", nargs=-1, type=_FILE)
+@click.option(
+    "--running",
+    metavar="[PID|CONTAINER]",
+    is_flag=False,
+    flag_value="",
+    help="Check what runs: a process or a container; alone all servers of this user.",
+)
 @VLLM
 @NCCL
 @TRITON
@@ -53,6 +60,7 @@ _FILE = click.Path(path_type=Path, allow_dash=True)
 def command(
     files: tuple[Path, ...],
     *,
+    running: str | None,
     elsewhere: bool,
     root: Path,
     python: str | None,
@@ -68,11 +76,13 @@ def command(
     """
     from patchkit.runtime.check.check import find_problems  # `env` does without these
     from patchkit.runtime.check.formats import read_file
+    from patchkit.runtime.check.running import find_running
     from patchkit.runtime.check.situation import add_situation
 
-    if not files:
-        raise UsageError("no file", hint="name an env file or a script: patchkit check FILE")
+    if not files and running is None:
+        raise UsageError("no file", hint="name files, or what runs: patchkit check --running")
     found = [*map(read_file, files)]
+    found += [] if running is None else find_running(running, root)
     host = None if elsewhere else probe(root, python=python, environment=os.environ)
     checked = [add_situation(subject, host, options) for subject in found]
     findings = [find_problems(subject) for subject in checked]
@@ -95,7 +105,7 @@ def _problem_lines(
     checked: CheckedText, findings: Sequence[Finding], *, is_asked: bool
 ) -> Iterator[str]:
     for finding in findings:
-        place = f"{checked.where}:{finding.line}"
+        place = f"{checked.where}:{finding.line}" if checked.text else checked.where
         level = style(finding.level, **_STYLES[finding.level])
         yield style(place, bold=True) + "  " + level + f"  {finding.what}  [{finding.id}]"
         if finding.why:

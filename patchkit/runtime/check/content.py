@@ -16,6 +16,7 @@ from patchkit.runtime.rules.variable_rules import Avoid, VariableAdvice
 from patchkit.runtime.rules.variable_values import is_placeholder
 
 ENV, SHELL, YAML, DOCKERFILE = "env file", "shell script", "YAML", "Dockerfile"
+RUNNING = "running"  # no file: what a process was started with
 UNIT, PYTHON = "systemd unit", "Python program"
 _SHOWN = 60  # characters of a name or a value
 _FLAG = re.compile(r"--?[A-Za-z][\w.-]*")

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from patchkit.finding import Finding, Level
 from patchkit.runtime.check.content import (
+    RUNNING,
     Assignment,
     CommandLine,
     GivenFlag,
@@ -136,7 +137,9 @@ def check_secrets(checked: CheckedText) -> Iterator[Finding]:
         if _is_open_key(assignment.value):
             if not assignment.own:
                 yield build_finding("placeholder-key", assignment)
-        elif issued or (not assignment.own and _may_be_secret(assignment.value)):
+        elif checked.content.kind != RUNNING and (
+            issued or (not assignment.own and _may_be_secret(assignment.value))
+        ):
             file = secret_file(assignment.name)
             apart = "hand it over apart: in a file of mode 0600, or from the caller's environment"
             yield build_finding(

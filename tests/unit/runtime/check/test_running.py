@@ -1,0 +1,120 @@
+"""`patchkit check --running`: what a process or a container was really started with."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from patchkit.cli import group
+from patchkit.errors import HostError, UsageError
+
+KEY = "s3cr3t-of-ours"
+SERVER = ["vllm", "serve", "a/b", "--gpu-memory-utilization", "0.95", "--api-key", KEY]
+VARIABLES = {"NCCL_IB_TIMEOUT": "99", "HF_TOKEN": f"hf_{'a1B2' * 9}", "PATH": "/usr/bin"}
+FOUND = {"value", "gpu-memory-utilization-high", "secret-on-command-line"}
+
+
+def run(*words, env=None):
+    return CliRunner(env=env).invoke(group, ["check", "--elsewhere", "--running", *words])
+
+
+def ids(done):
+    (server,) = json.loads(done.stdout)["files"]
+    return {each["id"] for each in server["findings"]}
+
+
+@pytest.fixture
+def recorded(tmp_path):
+    """The processes of a machine: a server, a shell, one that says nothing, one that has ended."""
+    for pid, words, variables in (
+        (7, ["/opt/bin/python3", "/opt/bin/vllm", *SERVER[1:]], VARIABLES),
+        (8, ["bash"], VARIABLES),
+        (9, [], {}),
+    ):
+        folder = tmp_path / "proc" / str(pid)
+        folder.mkdir(parents=True)
+        (folder / "cmdline").write_text("".join(f"{word}\0" for word in words))
+        pairs = "".join(f"{name}={value}\0" for name, value in variables.items())
+        (folder / "environ").write_bytes(pairs.encode() + b"ODD=\xff\0no pair\0")
+    (tmp_path / "proc" / "10").mkdir()
+    return tmp_path
+
+
+@pytest.mark.parametrize("words", [["--root"], ["7", "--root"]])
+def test_a_process_is_judged_by_its_environment_and_command_line(recorded, words):
+    shown, data = run(*words, str(recorded)), run(*words, str(recorded), "--json")
+    assert ids(data) == FOUND
+    assert "process 7 (vllm serve)  warning  NCCL_IB_TIMEOUT=99" in shown.stdout
+    for done in (shown, data):
+        assert done.exit_code == 3
+        assert KEY not in done.stdout
+        assert "a1B2" not in done.stdout
+
+
+def test_a_process_that_runs_is_read():
+    code = "import time; time.sleep(60)"
+    child = subprocess.Popen([sys.executable, "-c", code, *SERVER], env=VARIABLES)
+    try:
+        while SERVER[2] not in Path(f"/proc/{child.pid}/cmdline").read_text():
+            time.sleep(0.02)
+        assert ids(run(str(child.pid), "--json")) == FOUND
+    finally:
+        child.kill()
+        child.wait()
+
+
+def test_what_does_not_run_is_told(tmp_path, recorded):
+    (tmp_path / "none/proc").mkdir(parents=True)
+    for words, kind in (
+        (["--root", str(tmp_path / "none")], HostError),
+        (["10", "--root", str(recorded)], UsageError),
+        (["11", "--root", str(recorded)], UsageError),
+        (["no-such-container"], UsageError),
+    ):
+        with pytest.raises(kind):
+            raise run(*words).exception
+
+
+DOCKER = """#!/bin/sh
+[ "$*" = "inspect --type=container -- served" ] || { echo "no such container" >&2; exit 1; }
+cat "$0.json"
+"""
+INSPECTED = {
+    "Path": "vllm",
+    "Args": SERVER[1:],
+    "Config": {
+        "Image": "vllm/vllm-openai:v0.25.1",
+        "Env": [f"{name}={value}" for name, value in VARIABLES.items()]
+        + ["NCCL_IB_HCA=rocep1s0f0,roceP2p1s0f0", "VLLM_USE_V1=1"],
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [
+        (
+            json.dumps([INSPECTED]),
+            FOUND | {"variable-of-other-release"},
+        ),
+        ("[]", None),
+        ("[{}]", None),
+        ("no JSON", None),
+    ],
+)
+def test_a_container_is_judged_by_what_docker_says(tmp_path, answer, expected):
+    (tmp_path / "docker").write_text(DOCKER)
+    (tmp_path / "docker").chmod(0o755)
+    (tmp_path / "docker.json").write_text(answer)
+    done = run("served", "--json", env={"PATH": f"{tmp_path}:{os.environ['PATH']}"})
+    if expected is None:
+        assert isinstance(done.exception, HostError)
+    else:
+        assert ids(done) == expected
