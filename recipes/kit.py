@@ -30,7 +30,6 @@ from patchkit.patching.fix import (
     upstream,
 )
 from patchkit.patching.recipe import load_recipe
-from patchkit.proof.parallel import side_by_side
 from patchkit.proof.questions import ask
 from patchkit.proof.upstream_code import Anything, Code, execute
 from patchkit.source.tree import SourceTree, first_existing

@@ -69,18 +69,6 @@ def leave_interrupts() -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, former)
 
 
-def obey(number: signal.Signals) -> None:
-    """Raise Interrupted at this signal alone, in a forked child: its parent sends it.
-
-    A terminal sends SIGNALS to both; what becomes of them is decided by the parent.
-    """
-    for ignored in SIGNALS:
-        signal.signal(ignored, signal.SIG_IGN)
-    signal.signal(number, _strike)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, (*SIGNALS, number))
-    sys.unraisablehook = _strike_again
-
-
 def _begin_child() -> None:
     """Forget, after a fork, what is the parent's: a child has changed nothing yet."""
     global _held

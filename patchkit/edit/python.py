@@ -129,11 +129,6 @@ class Segment:
         return [(start + shift, stop + shift) for start, stop in _matches(shell + self.code, code)]
 
 
-def check_syntax(path: str, text: str) -> None:
-    """Raise DriftError, with the line, if a file is no valid Python."""
-    parsed(path, text)
-
-
 @lru_cache(maxsize=16)
 def parsed(path: str, text: str) -> ast.Module:
     """Return the syntax tree of a file; do not change it. Raises DriftError, with the line."""

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from patchkit.durable.signals import SIGNALS, deferred, undeferred
-from patchkit.errors import HostError, PatchkitError, StorageError
+from patchkit.errors import HostError, StorageError
 from patchkit.proof.sandbox import Box, enter
 
 _READY = b"."  # what the child says once its sandbox is closed
@@ -77,11 +77,12 @@ def run(
     limits: Limits = LIMITS,
 ) -> Ended:
     """Run a program in ``folder``, with nothing but ``environment``."""
-
-    def become() -> NoReturn:
-        os.execve(command[0], list(command), dict(environment))  # noqa: S606
-
-    return forked(become, box, limits=limits, folder=folder)
+    return forked(
+        lambda: os.execve(command[0], list(command), dict(environment)),  # noqa: S606
+        box,
+        limits=limits,
+        folder=folder,
+    )
 
 
 def forked(
@@ -102,7 +103,7 @@ def forked(
     try:
         parent = os.getpid()
         with deferred():  # no child is left to itself
-            child = fork()
+            child = _fork()
             if not child:
                 _live_as_child(action, box, limits, folder, parent, (*outputs, alive))
             try:
@@ -125,14 +126,21 @@ def forked(
         for descriptor in (*outputs, ended):
             os.close(descriptor)
     if not ready and not excess:
-        raise _not_set_up(errors.decode(errors="replace"), box)
+        words = errors.decode(errors="replace").strip()
+        if box is None:
+            raise StorageError(f"a child process cannot be set up: {words}")
+        raise HostError(
+            f"the sandbox cannot be set up: {words}",
+            why="the kernel has one, and this machine's settings or files are in its way",
+            hint="--trust-source runs the tree's own code as you, without a sandbox",
+        )
     trouble = excess or _describe_trouble(status, limits)
     if limits.output in (len(output), len(errors)):
         trouble = trouble or _TOO_MUCH.format(limits.output)
     return Ended(output=output, errors=errors, trouble=trouble)
 
 
-def fork() -> int:
+def _fork() -> int:
     """Return what ``os.fork`` does; the child has SIGNALS blocked until it says what they do there.
 
     Raises StorageError if there can be no more processes.
@@ -198,16 +206,6 @@ def _describe_trouble(status: int, limits: Limits) -> str:
     return f"it was ended by {names.get(-status, f'signal {-status}')}"
 
 
-def _not_set_up(words: str, box: Box | None) -> PatchkitError:
-    if box is None:
-        return StorageError(f"a child process cannot be set up: {words.strip()}")
-    return HostError(
-        f"the sandbox cannot be set up: {words.strip()}",
-        why="the kernel has one, and this machine's settings or files are in its way",
-        hint="--trust-source runs the tree's own code as you, without a sandbox",
-    )
-
-
 def _live_as_child(
     action: Callable[[], object],
     box: Box | None,
@@ -220,11 +218,32 @@ def _live_as_child(
     status = 1
     try:
         os.setpgid(0, 0)  # a group of its own, so that killpg reaches what it starts
-        die_with(parent, signal.SIGKILL)
+        # Without ctypes there is no prctl, nor a sandbox (sandbox.missing).
+        with contextlib.suppress(ImportError):
+            from patchkit.proof.seccomp import libc
+
+            libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        # prctl(2): if the parent ended before the call, no signal comes.
+        if os.getppid() != parent:
+            os._exit(1)
         _arrange_child(files)
         if folder is not None:
             os.chdir(folder)
-        _set_limits(limits)
+        # RLIMIT_AS counts the whole address space, and a fork begins with its parent's.
+        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
+        memory = pages * resource.getpagesize() + limits.memory
+        for kind, soft, hard in (
+            (resource.RLIMIT_CORE, 0, 0),
+            # SIGXCPU at the soft limit, which Python can report; SIGKILL a second later.
+            (resource.RLIMIT_CPU, limits.processor, limits.processor + 1),
+            (resource.RLIMIT_FSIZE, limits.output, limits.output),
+            (resource.RLIMIT_NOFILE, 256, 256),
+            (resource.RLIMIT_AS, memory, memory),
+        ):
+            # A hard limit of the caller's own can only be lowered.
+            most = resource.getrlimit(kind)[1]
+            most = hard if most == resource.RLIM_INFINITY else most
+            resource.setrlimit(kind, (min(soft, most), min(hard, most)))
         if box is not None:
             enter(box)
         os.write(_ALIVE, _READY)
@@ -234,18 +253,6 @@ def _live_as_child(
         os.write(2, f"{type(error).__name__}: {error}\n".encode(errors="replace"))
     finally:
         os._exit(status)
-
-
-def die_with(parent: int, number: signal.Signals) -> None:
-    """Have the kernel send this process a signal as soon as its parent ends."""
-    # Without ctypes there is no prctl, nor a sandbox (sandbox.missing).
-    with contextlib.suppress(ImportError):
-        from patchkit.proof.seccomp import libc
-
-        libc.prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
-    # prctl(2): if the parent ended before the call, no signal comes.
-    if os.getppid() != parent:
-        os._exit(1)
 
 
 def _arrange_child(files: Sequence[int]) -> None:
@@ -265,22 +272,3 @@ def _arrange_child(files: Sequence[int]) -> None:
         if number not in SIGNALS or signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
-
-
-def _set_limits(limits: Limits) -> None:
-    # RLIMIT_AS counts the whole address space, and a fork begins with its parent's.
-    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
-    mapped = pages * resource.getpagesize()
-    for kind, soft, hard in (
-        (resource.RLIMIT_CORE, 0, 0),
-        # SIGXCPU at the soft limit, which Python can report; SIGKILL a second later.
-        (resource.RLIMIT_CPU, limits.processor, limits.processor + 1),
-        (resource.RLIMIT_FSIZE, limits.output, limits.output),
-        (resource.RLIMIT_NOFILE, 256, 256),
-        (resource.RLIMIT_AS, mapped + limits.memory, mapped + limits.memory),
-    ):
-        # A hard limit of the caller's own can only be lowered.
-        most = resource.getrlimit(kind)[1]
-        if most == resource.RLIM_INFINITY:
-            most = hard
-        resource.setrlimit(kind, (min(soft, most), min(hard, most)))

@@ -54,17 +54,17 @@ def run_script(
     )
 
 
-def read_trace(log: Path, root: Path) -> Iterator[Traced]:
-    """Yield the calls of a trace, files relative to ``root``. Raises ProofError."""
+def read_trace(log: Path, *folders: Path) -> Iterator[Traced]:
+    """Yield the calls of a trace, paths relative to the ``folders``. Raises ProofError."""
     # cmake(1), json-v1: the first line is the version of the format.
     for line in log.read_text(encoding="utf-8", errors="replace").splitlines()[1:]:
         try:
             entry = json.loads(line)
-            path, arguments = entry["file"].removeprefix(f"{root}/"), tuple(entry["args"])
-            place = path, int(entry["line"])
-            if not all(isinstance(argument, str) for argument in arguments):
-                raise TypeError
-            call = Traced(entry["cmd"].lower(), place, arguments)
+            texts: list[str] = [entry["file"], *entry["args"]]
+            for folder in folders:
+                texts = [text.replace(f"{folder}/", "") for text in texts]
+            place = texts[0], int(entry["line"])
+            call = Traced(entry["cmd"].lower(), place, tuple(texts[1:]))
         except (
             ValueError,
             TypeError,

@@ -7,6 +7,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 from packaging.version import Version
 
@@ -36,7 +37,8 @@ class SourceTree:
     ``pristine`` holds upstream's texts of files that patchkit has changed on disk (None for those
     that it created), ``overlay`` texts that are not written yet; ``seen`` collects the digest of
     every file that was asked for (``""`` if absent), so that a later run knows whether anything
-    relevant moved.
+    relevant moved; ``texts`` those that were read, and ``answers`` what took long to find out, by
+    everything that it rests on.
     """
 
     root: Path
@@ -45,8 +47,10 @@ class SourceTree:
     kind: Kind
     pristine: Mapping[str, str | None] = field(default_factory=dict)
     overlay: Mapping[str, str] = field(default_factory=dict)
-    # One dict for all trees that with_texts makes of this one: replace() hands it on.
+    # One of each for all trees that with_texts makes of this one: replace() hands it on.
     seen: dict[str, str] = field(default_factory=dict)
+    texts: dict[str, str] = field(default_factory=dict)
+    answers: dict[object, Any] = field(default_factory=dict)
     sandboxed: Sandboxed = Sandboxed.ALWAYS
 
     def exists(self, path: str) -> bool:
@@ -72,9 +76,11 @@ class SourceTree:
                 raise self._missing(path)
             self.seen.setdefault(path, digest(text))
             return text
-        data = self.read_bytes(path)
-        self.seen.setdefault(path, digest(data))
-        return _decode(path, data)
+        if path not in self.texts:
+            data = self.read_bytes(path)
+            self.seen.setdefault(path, digest(data))
+            self.texts[path] = _decode(path, data)
+        return self.texts[path]
 
     def find(self, path: str) -> str | None:
         """Return the text of a file, None if there is none. Raises as ``read`` does."""

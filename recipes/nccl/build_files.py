@@ -124,15 +124,15 @@ def configured(tree: SourceTree, cuda: str, definitions: Sequence[str] = ()) -> 
                 why="the files were edited by hand, or upstream rewrote them",
                 hint="restore them from the release",
             )
-        calls = list(read_trace(log, root))
+        calls = list(read_trace(log, root, build))
         files = [words for words in _named(calls, ("file",)) if len(words) > 2]
         written = {words[1]: words[2] for words in files if words[0] == "WRITE"}
         return Configured(
             archs=_said(ended.text),
-            pkgconfig=written.get(str(build / PC_FILE), ""),
+            pkgconfig=written.get(PC_FILE, ""),
             sources=_targets(calls, "add_library", "target_sources"),
             libraries=_targets(calls, "target_link_libraries"),
-            outputs=tuple(_outputs(calls, f"{build}/")),
+            outputs=tuple(_outputs(calls)),
         )
 
 
@@ -166,12 +166,12 @@ def _named(calls: _Calls, commands: Sequence[str]) -> Iterator[tuple[str, ...]]:
             yield call.arguments
 
 
-def _outputs(calls: _Calls, build: str) -> Iterator[str]:
-    """Yield what follows OUTPUT and BYPRODUCTS of each custom command, below the build folder."""
+def _outputs(calls: _Calls) -> Iterator[str]:
+    """Yield what follows OUTPUT and BYPRODUCTS of each custom command."""
     for arguments in _named(calls, ("add_custom_command",)):
         keyword = ""
         for argument in arguments:
             if argument.isupper() and argument.isalpha():
                 keyword = argument
             elif keyword in ("OUTPUT", "BYPRODUCTS"):
-                yield argument.removeprefix(build)
+                yield argument

@@ -16,7 +16,6 @@ from pathlib import Path, PurePosixPath
 from patchkit.durable.staging import ScratchFolder
 from patchkit.edit.cmake import Command, commands
 from patchkit.errors import DriftError, ProofError, UsageError
-from patchkit.proof.child_process import Ended
 from patchkit.proof.cmake import Traced, mirror, read_trace, run_script
 from patchkit.source.tree import SourceTree
 from patchkit.target import Target, listed, parse_arch
@@ -43,8 +42,8 @@ class Group:
     line: int
     name: str
     variable: str
-    defines: tuple[str, ...]
-    archs: tuple[str, ...]
+    defines: tuple[str, ...] = ()
+    archs: tuple[str, ...] = ()
 
     @property
     def where(self) -> str:
@@ -56,19 +55,6 @@ class Group:
         return tuple(d.removeprefix("-DENABLE_").removesuffix("=1") for d in self.defines)
 
 
-@dataclass(frozen=True, slots=True)
-class _Site:
-    place: Place
-    command: Command
-    name: str
-    variable: str
-    defines: tuple[str, ...]
-
-    @property
-    def where(self) -> tuple[str, int]:
-        return self.place[0], self.command.line
-
-
 def evaluate(tree: SourceTree, target: Target, arch_list: str, cuda: str) -> list[Group]:
     """Return every kernel group of the tree and the archs it gets.
 
@@ -76,21 +62,29 @@ def evaluate(tree: SourceTree, target: Target, arch_list: str, cuda: str) -> lis
     ``cuda`` the compiler's version. Raises ProofError if CMake stops or a group cannot be read.
     """
     texts = cmake_texts(tree)
-    sites = [site for path in texts if _is_build_file(path) for site in _sites(path, texts[path])]
-    _check_lists(sites, texts)
-    calls = _traced(tree, texts, target.gencode_flags(arch_list), cuda)
-    archs = _archs(calls, {site.where for site in sites})
-    return [
-        Group(
-            place=site.place,
-            line=site.command.line,
-            name=site.name,
-            variable=site.variable,
-            defines=site.defines,
-            archs=archs.get(site.where, ()),
-        )
-        for site in sites
-    ]
+    groups = [group for path in texts for group in _groups(path, texts[path])]
+    set_here = {
+        argument.value
+        for path, text in texts.items()
+        for call in parsed(path, text)
+        if call.name in ("set", "list") or call.name.startswith("cuda_archs_")
+        for argument in call.arguments[:2]
+    }
+    for group in groups:
+        # It would silently not be built.
+        if group.variable and group.variable not in set_here:
+            raise DriftError(
+                f"{group.where}: {group.name} is built for {group.variable}, which nothing sets",
+                why="the file was edited by hand: the list was removed or renamed",
+                hint="restore the file from the release",
+            )
+    gencode = target.gencode_flags(arch_list)
+    key = (gencode, cuda, *texts.items())
+    if key not in tree.answers:  # several proofs ask the same
+        known = {(group.place[0], group.line) for group in groups}
+        tree.answers[key] = _archs(_trace(tree, texts, gencode, cuda), known)
+    archs = tree.answers[key]
+    return [replace(group, archs=archs.get((group.place[0], group.line), ())) for group in groups]
 
 
 def cmake_texts(tree: SourceTree) -> dict[str, str]:
@@ -105,44 +99,36 @@ def parsed(path: str, text: str) -> tuple[Command, ...]:
     return tuple(commands(text, path))
 
 
-def _check_lists(sites: list[_Site], texts: Mapping[str, str]) -> None:
-    """Raise DriftError for a group whose list nothing sets: it would silently not be built."""
-    known = {
-        argument.value
-        for path, text in texts.items()
-        for call in parsed(path, text)
-        if call.name in ("set", "list") or call.name.startswith("cuda_archs_")
-        for argument in call.arguments[:2]
-    }
-    for site in sites:
-        if site.variable and site.variable not in known:
-            path, line = site.where
-            raise DriftError(
-                f"{path}:{line}: {site.name} is built for {site.variable}, which nothing sets",
-                why="the file was edited by hand: the list was removed or renamed",
-                hint="restore the file from the release",
-            )
-
-
 def _is_build_file(path: str) -> bool:
     return path == ROOT_FILE or PurePosixPath(path).match(EXTERNAL_FILES)
 
 
-def _sites(path: str, text: str) -> Iterator[_Site]:
+def _groups(path: str, text: str) -> Iterator[Group]:
     """Yield calls that give sources an arch list, and lists that no such call in the file uses."""
-    calls = parsed(path, text)
+    calls = parsed(path, text) if _is_build_file(path) else ()
     used = {_keyword(call, "CUDA_ARCHS") for call in calls if call.name == GENCODE}
     ordinal = 0
     for index, call in enumerate(calls):
+        place = (path, ordinal)
         if call.name == GENCODE:
-            variable = _keyword(call, "CUDA_ARCHS")
-            name = _first_source(calls[:index], _keyword(call, "SRCS"))
-            defines = tuple(_defines(calls, call))
-            yield _Site((path, ordinal), call, name, variable, defines)
+            # The -D flags that the same branch switches on.
+            beside = [c for c in calls if c.name == "list" and call.block and c.block == call.block]
+            yield Group(
+                place=place,
+                line=call.line,
+                name=_first_source(calls[:index], _keyword(call, "SRCS")),
+                variable=_keyword(call, "CUDA_ARCHS"),
+                defines=tuple(
+                    argument.value
+                    for other in beside
+                    for argument in other.arguments
+                    if argument.value.startswith("-DENABLE_")
+                ),
+            )
         # An external project that builds itself only asks whether its list is empty.
         elif call.name == INTERSECTION and call.arguments and path != ROOT_FILE and not used:
-            variable = call.arguments[0].value
-            yield _Site((path, ordinal), call, PurePosixPath(path).stem, variable, ())
+            variable, name = call.arguments[0].value, PurePosixPath(path).stem
+            yield Group(place=place, line=call.line, name=name, variable=variable)
         else:
             continue
         ordinal += 1
@@ -158,27 +144,47 @@ def _keyword(call: Command, keyword: str) -> str:
 
 def _first_source(before: tuple[Command, ...], variable: str) -> str:
     """Return a name a reader recognises: folder and stem of the variable's first CUDA source."""
+    name = variable
     for call in reversed(before):
         values = [argument.value for argument in call.arguments]
-        if call.name in ("set", "file") and variable in values[:2]:
-            sources = [value for value in values if value.endswith((".cu", ".cpp"))]
-            if sources:
-                return _short(next((s for s in sources if s.endswith(".cu")), sources[0]))
-    return _short(variable)
-
-
-def _short(source: str) -> str:
-    parts = [part for part in PurePosixPath(source).with_suffix("").parts if part != "csrc"]
+        sources = [value for value in values if value.endswith((".cu", ".cpp"))]
+        if sources and call.name in ("set", "file") and variable in values[:2]:
+            name = next((source for source in sources if source.endswith(".cu")), sources[0])
+            break
+    parts = [part for part in PurePosixPath(name).with_suffix("").parts if part != "csrc"]
     return "/".join(part for part in parts[-2:] if not part.startswith("${"))
 
 
-def _defines(calls: tuple[Command, ...], site: Command) -> Iterator[str]:
-    """Yield the -D flags that the same branch switches on."""
-    if not site.block:
-        return
-    for call in calls:
-        if call.name == "list" and call.block == site.block:
-            yield from (a.value for a in call.arguments if a.value.startswith("-DENABLE_"))
+def _trace(tree: SourceTree, texts: Mapping[str, str], gencode: str, cuda: str) -> list[Traced]:
+    """Return the calls that CMake made in the build files, run in a temporary folder.
+
+    ``gencode`` is what torch's CMake puts into CMAKE_CUDA_FLAGS. Paths in the tree are relative to
+    it, those of external sources to them. Raises ProofError if CMake stops.
+    """
+    with ScratchFolder() as folder:
+        root, scratch, log = (Path(folder) / name for name in ("tree", "scratch", "trace"))
+        mirror(tree, texts, root)
+        (scratch / "include/cutlass").mkdir(parents=True)
+        (scratch / "include/cutlass/cutlass.h").touch()  # some projects look whether it is there
+        sources = [*filter(_is_build_file, texts), _SCRIPT.name]
+        arguments = [
+            *(f"--trace-source={path}" for path in sources),
+            f"-DPATCHKIT_GENCODE={gencode}",
+            f"-DPATCHKIT_CUDA={cuda}",
+            f"-DPATCHKIT_SCRATCH={scratch}",
+        ]
+        ended = run_script(tree, _SCRIPT, arguments, folder=root, beside=Path(folder), log=log)
+        if ended.trouble:
+            lines = ended.error_text.replace(f"{root}/", "").splitlines() or [ended.trouble]
+            shown = "\n".join(f"    {line}" for line in lines if line.strip())
+            raise ProofError(
+                f"CMake stopped while it decided the arch lists ({ended.trouble}):\n{shown}",
+                why="the release's own CMake rejects this arch list, or the files were edited by "
+                "hand",
+                hint="`patchkit archs` shows the tree as it is; DriftError lines above name the "
+                "place",
+            )
+        return list(read_trace(log, root, scratch))
 
 
 def _archs(
@@ -228,59 +234,4 @@ def _unreadable(call: Traced) -> ProofError:
         f"{path}:{line}: CMake calls {call.command} here in a form that patchkit cannot read",
         why="upstream introduced a form of call that the reader does not know",
         hint="please report it with the vLLM version",
-    )
-
-
-def _traced(
-    tree: SourceTree,
-    texts: Mapping[str, str],
-    gencode: str,
-    cuda: str,
-) -> list[Traced]:
-    """Return the calls that CMake made in the build files, run in a temporary folder.
-
-    ``gencode`` is what torch's CMake puts into CMAKE_CUDA_FLAGS. Paths in the tree are relative to
-    it, those of external sources to them. Raises ProofError if CMake stops.
-    """
-    with ScratchFolder() as folder:
-        root, scratch, log = (Path(folder) / name for name in ("tree", "scratch", "trace"))
-        mirror(tree, texts, root)
-        (scratch / "include/cutlass").mkdir(parents=True)
-        (scratch / "include/cutlass/cutlass.h").touch()  # some projects look whether it is there
-        build_files = [path for path in texts if _is_build_file(path)]
-        sources = [f"--trace-source={path}" for path in [*build_files, _SCRIPT.name]]
-        ended = run_script(
-            tree,
-            _SCRIPT,
-            [
-                *sources,
-                f"-DPATCHKIT_GENCODE={gencode}",
-                f"-DPATCHKIT_CUDA={cuda}",
-                f"-DPATCHKIT_SCRATCH={scratch}",
-            ],
-            folder=root,
-            beside=Path(folder),
-            log=log,
-        )
-        if ended.trouble:
-            raise _stopped(ended, root)
-        return [
-            replace(
-                call,
-                arguments=tuple(
-                    text.replace(f"{root}/", "").replace(f"{scratch}/", "")
-                    for text in call.arguments
-                ),
-            )
-            for call in read_trace(log, root)
-        ]
-
-
-def _stopped(ended: Ended, root: Path) -> ProofError:
-    lines = ended.error_text.replace(f"{root}/", "").splitlines() or [ended.trouble]
-    shown = "\n".join(f"    {line}" for line in lines if line.strip())
-    return ProofError(
-        f"CMake stopped while it decided the arch lists ({ended.trouble}):\n{shown}",
-        why="the release's own CMake rejects this arch list, or the files were edited by hand",
-        hint="`patchkit archs` shows the tree as it is; DriftError lines above name the place",
     )

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 from packaging.version import Version
@@ -121,10 +120,11 @@ def prove(case: kit.Case) -> str:
     lists = ((case.stock, target.stock), (case.patched, case.request.arch_list))
     before, after = (
         # As its list asks for it: what PTX stands beside is for ptx_only.
-        [replace(g, archs=tuple(a.replace("-virtual", "+PTX") for a in g.archs)) for g in groups]
-        for groups in kit.side_by_side(
-            [partial(kit.evaluate, t, target, a, target.cuda) for t, a in lists]
-        )
+        [
+            replace(group, archs=tuple(a.replace("-virtual", "+PTX") for a in group.archs))
+            for group in kit.evaluate(tree, target, archs, target.cuda)
+        ]
+        for tree, archs in lists
     )
     if kit.load_recipe().knows(case.stock.version) and target.major == 12:
         version = Version(case.stock.version.public)

@@ -1,7 +1,5 @@
 """Machine code for devices that nobody builds for, where PTX stands beside it."""
 
-from functools import partial
-
 from patchkit.recipes.vllm import kit
 
 _PATH = "cmake/utils.cmake"
@@ -63,8 +61,8 @@ def prove(case: kit.Case) -> str:
     """Evaluate the arch lists: dead machine code is gone, and all of it stays where it loads."""
     target, wanted = case.request.target, case.request.arch_list
     asked = [(case.stock, wanted), (case.patched, wanted), (case.patched, f"{_OLDER};{wanted}")]
-    before, after, with_older = kit.side_by_side(
-        [partial(kit.evaluate, tree, target, archs, target.cuda) for tree, archs in asked]
+    before, after, with_older = (
+        kit.evaluate(tree, target, archs, target.cuda) for tree, archs in asked
     )
     for old, new in zip(before, after, strict=True):
         expected = tuple(_without_dead(arch, target.major) for arch in old.archs)

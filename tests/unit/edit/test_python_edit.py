@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from patchkit.edit.python import check_syntax, swap, wrap
+from patchkit.edit.python import parsed, swap, wrap
 from patchkit.edit.splice import splice
 from patchkit.errors import DriftError
 
@@ -49,7 +49,7 @@ def swapped(text, scope, before, after):
     assert [(edit.path, edit.note) for edit in edits] == [("src/a.py", "why")]
     result = splice(text, edits)
     assert swap("src/a.py", result, scope, before, after, note="why") == []
-    check_syntax("src/a.py", result)
+    parsed("src/a.py", result)
     return result
 
 

@@ -224,7 +224,7 @@ def test_a_later_fix_sees_the_edits_of_the_earlier_ones(make_tree, ask, git):
     assert plan.stock.read(PATH) == (tree.root / PATH).read_text() == "one\ntwo"
     git(tree.root, "apply", stdin=plan.diff())
     written = {path.relative_to(tree.root).as_posix() for path in tree.root.rglob("*.txt")}
-    assert {path: tree.read(path) for path in written} == {
+    assert {path: (tree.root / path).read_text() for path in written} == {
         PATH: "one\nMIDDLE\ntwo",
         "sub/b.txt": "è",
         "c.txt": "c",

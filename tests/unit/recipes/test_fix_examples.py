@@ -8,7 +8,7 @@ import pytest
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
-from patchkit.edit.python import check_syntax
+from patchkit.edit.python import parsed
 from patchkit.edit.splice import splice
 from patchkit.patching.fix import State
 from patchkit.patching.recipe import load_recipes
@@ -82,8 +82,8 @@ def test_an_example_leads_from_before_to_after(fix, example, make_tree, ask):
         assert (again.state, again.edits) == (State.APPLIED, ())
         assert again.reason
     if example.path.endswith(".py"):
-        check_syntax(example.path, example.before)
-        check_syntax(example.path, example.after)
+        parsed(example.path, example.before)
+        parsed(example.path, example.after)
         assert ast.dump(ast.parse(example.before)) != ast.dump(ast.parse(example.after))
     assert (example.before or "\n").endswith("\n")
     assert example.after.endswith("\n")
