@@ -7,7 +7,6 @@ import os
 import shlex
 import shutil
 import sys
-from collections.abc import Iterable
 from pathlib import Path
 
 from e2e.emulation.nodes import NodeError
@@ -17,15 +16,12 @@ from e2e.lifecycle.fake_vllm import VERSION
 from e2e.lifecycle.launching import OPTIONS, kill_launcher
 from e2e.lifecycle.rack import ROOT
 from e2e.proofs import readme
-from e2e.proofs.steps import Page, Step
 from patchkit.process import attempt
 from patchkit.wheel.wheelhouse.contents import add_wheel
 
 HOUSE = "wheelhouse"
 MOMENTS = (0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 6.5)
-UPGRADE = Page(
-    path=ROOT / "docs" / "upgrade.md", machines={"": ("single", 0)}, skipped={}, stand_ins={}
-)
+UPGRADE = ROOT / "docs" / "upgrade.md"
 PYTHON = "import sys; print('.'.join(map(str, sys.version_info[:2])))"
 
 
@@ -34,7 +30,7 @@ def newcomer(cluster: EmulatedCluster) -> str:
     """Nodes with nothing, a wheelhouse, and README's own lines: init, install, up."""
     (cluster.home / "cluster.toml").unlink()
     fill(cluster, HOUSE)
-    _paste(cluster, readme.steps(readme.TWO, cluster.rack.folder))
+    _paste(cluster, readme.README, readme.TWO)
     insist(cluster.answers(), "up said that it serves, and it does not answer")
     return "from nothing to an answer"
 
@@ -48,7 +44,7 @@ def upgraded(cluster: EmulatedCluster) -> str:
     cluster.up()
     served = [_version(cluster)]
     for title in ("Upgrade two Sparks", "Roll back two Sparks"):
-        said = _paste(cluster, UPGRADE.steps(title, cluster.rack.folder))
+        said = _paste(cluster, UPGRADE, title)
         insist(cluster.answers(), f"{title}: it does not answer")
         insist("patchkit up MODEL" in said, f"{title}: nothing leads on: {said}")
         served.append(_version(cluster))
@@ -70,15 +66,15 @@ def launcher_killed_in_install(cluster: EmulatedCluster) -> str:
     return f"killed {count} times; install again is whole each time, and it serves"
 
 
-def _paste(cluster: EmulatedCluster, steps: Iterable[Step]) -> str:
+def _paste(cluster: EmulatedCluster, page: Path, title: str) -> str:
     """Run a page's lines that are about the cluster; return what they said.
 
     The lab's nodes and model stand for the page's. ``init`` is told what a Spark's probe says.
     """
     names = {f"spark-{n}": name for n, name in enumerate(cluster.names, 1)}
     said = ""
-    for step in steps:
-        program, *words = shlex.split(step.text, comments=True)
+    for _machine, text in readme.commands(page, title):
+        program, *words = shlex.split(text, comments=True)
         if program != "patchkit" or words[0] not in ("cluster", "up", "status", "down", "switch"):
             continue
         words = words[words[0] == "cluster" :]

@@ -28,7 +28,6 @@ from typing import Any
 
 from e2e.proofs.torch_questions import answers, questions
 from patchkit.errors import PatchkitError, ProofError, UsageError
-from patchkit.recipes.vllm.sources import CudaSource
 from patchkit.source.fetch import cache_dir
 from patchkit.target import Load, targets
 from patchkit.wheel.build.cross_torch import install_torch_stand_in
@@ -49,16 +48,12 @@ set(CUTLASS_TOOLS_UTIL_INCLUDE_DIR "${CUTLASS_DIR}/tools/util/include" CACHE PAT
 """
 # Both take torch 2.11.0 and CUTLASS 4.4.2, so one environment serves; the extensions are small,
 # and the sources take a minute together. What is left out needs sources that no index has.
+_WITHOUT = ("flash-attn", "flashmla", "qutlass", "triton-kernels", "deepgemm")
 RELEASES = {
-    "0.20.2": {
-        "extensions": ["cumem_allocator"],
-        "without": ["flash-attn", "flashmla", "qutlass", "triton-kernels", "deepgemm"],
-    },
+    "0.20.2": {"extensions": ["cumem_allocator"], "without": _WITHOUT},
     "0.25.1": {
         "extensions": ["cumem_allocator", "fs_io_C", "spinloop"],
-        "without": [
-            *("flash-attn", "flashmla", "qutlass", "triton-kernels", "deepgemm", "fmha-sm100"),
-        ],
+        "without": (*_WITHOUT, "fmha-sm100"),
     },
 }
 # The extension alone: importing vllm takes packages that a build does not have.
@@ -97,14 +92,17 @@ def prove(release: str, folder: Path) -> list[tuple[str, ...]]:
     print(f"{release}: {told['proofs'][0]}")
     check_objects(root, folder)
     check_wheel(told)
-    check_stand_in(release, root, environment())
+    check_stand_in(release, root)
     kill(release, folder / "two", root / "log.txt")
     again = build(release, folder / "two")
     if Path(told["wheel"]).read_bytes() != Path(again["wheel"]).read_bytes():
         raise ProofError(f"{release}: the second wheel has other bytes")
     print(f"{release}: killed, gone on with, the same bytes")
-    counts = Counter((each.library, names(each)) for each in sources)
-    return [(release, *key, str(count)) for key, count in sorted(counts.items())]
+    names = (
+        (source.library, " ".join(sorted(arch_name(*code) for code in source.codes)) or "none")
+        for source in sources
+    )
+    return [(release, *key, str(count)) for key, count in sorted(Counter(names).items())]
 
 
 def reduced_options(release: str) -> list[str]:
@@ -117,25 +115,16 @@ def reduced_options(release: str) -> list[str]:
             f"nobody said what of vllm {release} is small",
             hint=f"one of {', '.join(RELEASES)}, or all of it: --whole",
         )
-    how = RELEASES[release]
-    options = [
-        "--source",
-        f"cutlass={cutlass_folder()}",
-        "--extensions",
-        ",".join(how["extensions"]),
-    ]
-    return options + [word for name in how["without"] for word in ("--without", name)]
-
-
-def cutlass_folder() -> Path:
-    """Return CUTLASS 4.4.2, which a wheel of the index holds."""
+    # CUTLASS 4.4.2 is in a wheel of the index.
     home = cache_dir() / FLASHINFER
     folder = home / "flashinfer/data/cutlass"
     if not (folder / "CMakeLists.txt").exists():
         pip = [sys.executable, "-m", "pip", "install", "--no-deps", "--target", home, FLASHINFER]
         subprocess.run(pip, check=True, stdout=2)
         (folder / "CMakeLists.txt").write_text(CMAKE)
-    return folder
+    how = RELEASES[release]
+    options = ["--source", f"cutlass={folder}", "--extensions", ",".join(how["extensions"])]
+    return options + [word for name in how["without"] for word in ("--without", name)]
 
 
 def kill(release: str, house: Path, log: Path) -> None:
@@ -189,8 +178,7 @@ def check_objects(root: Path, folder: Path) -> None:
     for ending in SOURCES:
         target = compiled_object(root, ending)
         library = folder / "object.so"
-        command = ["g++", "-shared", "-o", str(library), str(target)]
-        subprocess.run(command, check=True)
+        subprocess.run(["g++", "-shared", "-o", str(library), str(target)], check=True)
         (binary,) = inspect_file(library)
         if binary.load(GB10) is not Load.EXACT:
             raise ProofError(f"{target} holds {[code.name for code in binary.codes]}")
@@ -206,9 +194,16 @@ def check_wheel(told: Mapping[str, Any]) -> None:
     with tempfile.TemporaryDirectory(prefix="patchkit-install-") as folder:
         pip = [sys.executable, "-m", "pip", "install", "--no-deps", "--no-index", "--quiet"]
         subprocess.run([*pip, "--target", folder, str(wheel)], check=True)
-        for name in ("spinloop", "fs_io_C"):
-            for library in Path(folder, "vllm").glob(f"{name}*.so"):
-                load(name, library)
+        libraries = [
+            (name, library)
+            for name in ("spinloop", "fs_io_C")
+            for library in Path(folder, "vllm").glob(f"{name}*.so")
+        ]
+        for name, library in libraries:
+            command = [str(environment()), "-W", "ignore", "-c", LOAD, name, str(library)]
+            if subprocess.run(command).returncode:
+                raise ProofError(f"{library.name} cannot be imported beside its build's torch")
+            print(f"{library.name} is loaded")
         version = Path(folder, "vllm", "_version.py").read_text()
         if wheel.name.split("-")[1] not in version:
             raise ProofError("vllm/_version.py tells another version than the wheel's name")
@@ -220,17 +215,9 @@ def environment() -> Path:
     return torch.parents[5] / "bin" / "python"
 
 
-def load(name: str, library: Path) -> None:
-    """Import an extension beside torch, of the environment that it was built in."""
-    command = [str(environment()), "-W", "ignore", "-c", LOAD, name, str(library)]
-    if subprocess.run(command).returncode:
-        raise ProofError(f"{library.name} cannot be imported beside the torch it was built with")
-    print(f"{library.name} is loaded")
-
-
-def check_stand_in(release: str, root: Path, python: Path) -> None:
-    """Ask the torch of an environment, and a stand-in that reads its files, what sources ask."""
-    asking = sorted(questions(root / "source"))
+def check_stand_in(release: str, root: Path) -> None:
+    """Ask the torch of the environment, and a stand-in that reads its files, what sources ask."""
+    python, asking = environment(), sorted(questions(root / "source"))
     variables = clean_environment(root, "patchkit-proof") | {"CUDA_HOME": str(root / "cuda")}
     with tempfile.TemporaryDirectory(prefix="patchkit-torch-") as folder:
         venv.create(folder, with_pip=False)
@@ -245,15 +232,11 @@ def check_stand_in(release: str, root: Path, python: Path) -> None:
     print(f"{release}: the stand-in answers {len(asking)} questions as torch does")
 
 
-def names(source: CudaSource) -> str:
-    return " ".join(sorted(arch_name(kind, arch) for kind, arch in source.codes)) or "none"
-
-
 def compare(rows: list[tuple[str, ...]], releases: list[str], *, write: bool) -> None:
     """Compare the rows with the golden table's, or write that anew."""
-    head = ("release", "library", "codes", "sources")
     if write:
         with GOLDEN.open("w", newline="") as sink:
+            head = ("release", "library", "codes", "sources")
             csv.writer(sink, lineterminator="\n").writerows([head, *rows])
         return
     with GOLDEN.open(newline="") as stream:

@@ -24,7 +24,6 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from e2e.proofs import readme
-from e2e.proofs.steps import BARE
 
 ROOT = Path(__file__).parents[3]
 PACKAGES = ("python3-venv", "python3-pip", "git", "ca-certificates")
@@ -56,11 +55,6 @@ def obstacle() -> str:
     return f"namespaces are not allowed here: {done.stderr.strip()}" if done.returncode else ""
 
 
-def build(root: Path, extra: list[str]) -> None:
-    """Unpack and configure the distribution. Raises as `unpack` does."""
-    unpack(root, [*PACKAGES, *extra], "--variant=minbase")
-
-
 def unpack(
     root: Path, packages: Iterable[str], *options: str, cpu: str = "", release: str = ""
 ) -> None:
@@ -80,16 +74,13 @@ def unpack(
         mirrors = []
         for number, text in enumerate(_sources(release)):
             mirrors.append(f"{scratch}/{number}")
-            Path(mirrors[-1]).write_text(for_cpu(text) if cpu else text)
+            if (
+                cpu and "ubuntu" in text
+            ):  # servers that have other CPUs than x86: Ubuntu's are others
+                text = re.sub(r"(?m)^(URIs: |deb (?:\[.*?\] )?)\S+", rf"\1{UBUNTU_PORTS}", text)
+            Path(mirrors[-1]).write_text(text)
         command = ["mmdebstrap", "--mode=root", "--quiet", *named, *options]
         subprocess.run([*command, release, str(root), *mirrors], check=True)
-
-
-def for_cpu(sources: str) -> str:
-    """Name the servers that have other CPUs than x86: Ubuntu's are others, Debian's the same."""
-    if "ubuntu" not in sources:
-        return sources
-    return re.sub(r"(?m)^(URIs: |deb (?:\[.*?\] )?)\S+", rf"\1{UBUNTU_PORTS}", sources)
 
 
 def suite() -> str:
@@ -166,8 +157,13 @@ def entering(root: Path, binds: Mapping[Path, str], inside: str) -> str:
 
 def commands(arguments: list[str]) -> str:
     """Return README's two blocks, those by hand, and its tests, with arguments for pytest."""
+    machines = f"""\
+from pathlib import Path
+from support import hosts
+for name, node in {[*readme.MACHINES.values(), (readme.BARE, 0), (readme.BARE, 1)]}:
+    hosts.build(Path({str(MACHINES)!r}), name, node=node)"""
     return f"""\
-PYTHONPATH=tests python3 -c {shlex.quote(_build_machines())}
+PYTHONPATH=tests python3 -c {shlex.quote(machines)}
 ({readme.script(readme.ONE, MACHINES)}
 )
 (. .venv/bin/activate
@@ -175,15 +171,6 @@ PYTHONPATH=tests python3 -c {shlex.quote(_build_machines())}
 {readme.script(readme.BY_HAND, MACHINES)}
 )
 {readme.tests_command()}{f" -- {shlex.join(arguments)}" if arguments else ""}"""
-
-
-def _build_machines() -> str:
-    wanted = [*readme.MACHINES.values(), (BARE, 0), (BARE, 1)]
-    return f"""\
-from pathlib import Path
-from support import hosts
-for name, node in {wanted}:
-    hosts.build(Path({str(MACHINES)!r}), name, node=node)"""
 
 
 def main() -> int:
@@ -198,7 +185,7 @@ def main() -> int:
     extra = [*filter(None, options.packages.split(","))]
     with tempfile.TemporaryDirectory(prefix="patchkit-fresh-", dir="/var/tmp") as folder:
         root = Path(folder) / "root"
-        build(root, extra)
+        unpack(root, [*PACKAGES, *extra], "--variant=minbase")
         furnish(root)
         sys.stderr.write(f"{suite()}: README's blocks, then {readme.tests_command()}\n")
         return enter(root, commands(arguments))

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -44,17 +44,15 @@ class Kernel:
         return Counter(map(_opcode, self.instructions))
 
     @property
-    def size(self) -> int:
-        return len(self.instructions)
-
-    @property
-    def traps(self) -> bool:
-        return _TRAP in self.opcodes
-
-    @property
     def tensor(self) -> dict[str, int]:
         """The tensor-core instructions, and the conversions that feed them."""
-        return {name: count for name, count in self.opcodes.items() if _is_tensor(name)}
+        # HMMA, IMMA, QMMA (FP8), OMMA (FP4), DMMA, UTCHMMA: nothing else ends so; fused adds end
+        # in FMA.
+        return {
+            name: count
+            for name, count in self.opcodes.items()
+            if name.partition(".")[0].endswith("MMA") or _SMALL_FLOAT.match(name)
+        }
 
 
 Kernels = Mapping[str, Kernel]
@@ -63,11 +61,6 @@ Kernels = Mapping[str, Kernel]
 def _opcode(instruction: str) -> str:
     opcode = _OPCODE.match(instruction)
     return opcode["name"] if opcode else instruction
-
-
-def _is_tensor(opcode: str) -> bool:
-    # HMMA, IMMA, QMMA (FP8), OMMA (FP4), DMMA, UTCHMMA: nothing else ends so; fused adds end in FMA
-    return opcode.partition(".")[0].endswith("MMA") or _SMALL_FLOAT.match(opcode) is not None
 
 
 def read_sass(text: str) -> dict[str, Kernel]:
@@ -91,12 +84,11 @@ def read_sass(text: str) -> dict[str, Kernel]:
             why="nothing was compiled for this arch, or nvdisasm prints another format",
             hint="look at the listing; the format read here is that of nvdisasm -c",
         )
-    return {name: _kernel(sections.get(name, ())) for name in sorted(entries)}
-
-
-def _kernel(instructions: Iterable[str]) -> Kernel:
     # NOPs are padding, and two builds need not have equally many.
-    return Kernel(tuple(each for each in instructions if _opcode(each) != "NOP"))
+    return {
+        name: Kernel(tuple(each for each in sections.get(name, ()) if _opcode(each) != "NOP"))
+        for name in sorted(entries)
+    }
 
 
 def stubs(native: Kernels, family: Kernels) -> dict[str, str]:
@@ -111,10 +103,11 @@ def _loss(native: Kernel | None, family: Kernel) -> str:
     # Kinds, not counts: two archs may unroll differently and do the same work.
     lost = sorted(family.tensor.keys() - native.tensor.keys())
     reasons = [f"without {', '.join(lost)}"] if lost else []
-    if native.traps and not family.traps:
+    if _TRAP in native.opcodes and _TRAP not in family.opcodes:
         reasons.append("ends in a trap")
-    if native.size * _NEARLY_EMPTY < family.size:
-        reasons.append(f"{native.size} instructions instead of {family.size}")
+    mine, other = len(native.instructions), len(family.instructions)
+    if mine * _NEARLY_EMPTY < other:
+        reasons.append(f"{mine} instructions instead of {other}")
     return "; ".join(reasons)
 
 

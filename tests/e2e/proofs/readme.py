@@ -1,15 +1,22 @@
-"""Say what of README's blocks runs on a machine that is no Spark, and what stands for the rest."""
+"""Read the blocks of a page as commands; say what of README's runs on a machine that is no Spark.
+
+A step runs as the page has it, or with a stand-in: options that name a machine of the tests, for a
+device that is not there. What needs the GPU, the other machine or a wheel of another CPU does not
+run, and the reason is printed in its place.
+"""
 
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-
-from e2e.proofs.steps import Page, Step
 
 README = Path(__file__).parents[3] / "README.md"
 ONE, TWO, BY_HAND = "One Spark", "Two Sparks", "Both by hand"
+BARE = "ipv6_only"  # of tests/support/hosts.py: a machine before `net apply`
+_BLOCK = r"^## {}\n(?:(?!^## ).*\n)*?```\n((?:.+\n|\n)*?)```$"
 _RELEASE = re.compile(r"patchkit repack vllm==(\S+)")
 _TESTS = re.compile(r"^.venv/bin/pip install nox && .*$", re.MULTILINE)
 
@@ -38,14 +45,33 @@ _SKIPPED = {
 }
 
 
-def _page(title: str) -> Page:
-    return Page(
-        path=README.parent / "docs" / "by-hand.md" if title == BY_HAND else README,
-        machines=MACHINES,
-        skipped=_SKIPPED,
-        stand_ins=_STAND_INS,
-        values={"release": release()},
-    )
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """A command line of a page, on one machine.
+
+    ``runs`` is what stands for it here, empty if nothing does; ``why`` says so in words, and is
+    empty for what runs as it is.
+    """
+
+    machine: str
+    text: str
+    runs: str
+    why: str = ""
+
+
+def commands(page: Path, title: str) -> Iterator[tuple[str, str]]:
+    """Yield the commands of the block below a heading, each with the machine that it is for.
+
+    A comment at the beginning of a line names that; "" before any.
+    """
+    text = page.read_text(encoding="utf-8")
+    (block,) = re.findall(_BLOCK.format(re.escape(title)), text, re.MULTILINE)
+    machine = ""
+    for line in block.replace("\\\n", " ").splitlines():
+        if named := re.match(r"# ([\w-]+)", line):
+            machine = named[1]
+        elif line:
+            yield machine, " ".join(line.split())
 
 
 def release() -> str:
@@ -62,9 +88,25 @@ def tests_command() -> str:
 
 def steps(title: str, machines: Path) -> Iterator[Step]:
     """Yield the steps of the block below a heading; ``machines`` is the folder of stand-ins."""
-    return _page(title).steps(title, machines)
+    page = README.parent / "docs" / "by-hand.md" if title == BY_HAND else README
+    for machine, text in commands(page, title):
+        name, number = MACHINES[machine]
+        root, bare = machines / f"{name}-{number}", machines / f"{BARE}-{number}"
+        here = {"root": root, "bare": bare, "release": release()}
+        left_out = [why for pattern, why in _SKIPPED.items() if re.match(pattern, text)]
+        runs = "" if left_out else text
+        for pattern, stand_in in _STAND_INS.items():
+            runs = re.sub(rf"^{pattern}", stand_in.format(**here), runs)
+        why = left_out[0] if left_out else f"here: {runs}" if runs != text else ""
+        yield Step(machine=machine, text=text, runs=runs, why=why)
 
 
 def script(title: str, machines: Path) -> str:
     """Return a block as a script for sh, which shows each step, or why it is left out."""
-    return _page(title).script(title, machines)
+    lines = []
+    for step in steps(title, machines):
+        left_out = "" if step.runs else "SKIPPED: "
+        said = [f"  {left_out}{step.why}"] if step.why else []
+        shown = [f"{step.machine}$ {step.text}", *said]
+        lines += [f"printf '%s\\n' {shlex.join(shown)}", step.runs or ":"]
+    return "\n".join(lines)

@@ -1,7 +1,6 @@
 """Two builds of a wheel that must be the same bytes, made as differently as two people would.
 
-    nox -s repro -- nccl|vllm [--whole] [--version X.Y.Z] [--keep FOLDER]
-                              [options of `patchkit build`]
+    nox -s repro -- nccl|vllm [--whole] [--keep FOLDER] [options of `patchkit build`]
 
 Another folder, umask, locale, time zone, number of jobs, hash seed, and flags in the environment;
 no compiler cache, and nothing is gone on with. On a difference the first object and the first
@@ -26,8 +25,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -39,11 +36,11 @@ from support.nccl_wheel import accept
 HERE = platform.machine()
 FAMILIES = "AllReduce Sum f32 RING SIMPLE|Reduce Prod f8e4m3 RING SIMPLE"
 BUILDS: dict[str, dict[str, Any]] = {
-    "one": {"umask": 0o022, "jobs": None, "env": {"LC_ALL": "C.UTF-8", "TZ": "UTC"}},
+    "one": {"umask": 0o022, "options": (), "env": {"LC_ALL": "C.UTF-8", "TZ": "UTC"}},
     "two": {
         # Whatever two machines can differ in; flags of compilers must not come through.
         "umask": 0o077,
-        "jobs": 3,
+        "options": ("--jobs", "3"),
         "env": {
             "LC_ALL": "tr_TR.UTF-8",
             "LANGUAGE": "tr",
@@ -60,73 +57,43 @@ BUILDS: dict[str, dict[str, Any]] = {
     },
 }
 
-Told = Mapping[str, Any]
-"""Return what a command answers to --json."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
-    """A build of patchkit's, which leaves objects in the folder ``objects`` below the work folder.
-
-    ``reduced(release)`` are options that make it short, ``more(told)`` compiles further objects.
-    ``use(told)`` does with the wheel what a user would.
-    """
-
-    release: str
-    command: Sequence[str]
-    use: Callable[[Told], None]
-    objects: str
-    reduced: Callable[[str], Sequence[str]]
-    more: Callable[[Told], object] = lambda _told: None
-
-
-def with_cuda(told: Told) -> None:
-    """Compile a CUDA source beside the smallest extensions, which are C++ alone."""
-    compiled_object(Path(told["log"]).parent, SOURCES[0])
-
-
-STEPS = {
-    "nccl": Step(
-        release="2.29.7",  # the one that a distribution carries
-        command=["build", "nccl", "--cpu", HERE],
-        use=lambda told: accept(Path(told["wheel"])),
-        objects="build",
-        reduced=lambda _release: ("--functions", FAMILIES),
-    ),
-    "vllm": Step(
-        release="0.25.1",
-        command=["build", "vllm"],
-        use=check_wheel,
-        objects="source/build",
-        reduced=reduced_options,
-        more=with_cuda,
-    ),
+# What is built, with which options if it is not --whole, and where it leaves objects.
+PROJECTS: dict[str, dict[str, Any]] = {
+    "nccl": {
+        "release": "2.29.7",  # the one that a distribution carries
+        "options": ("--cpu", HERE),
+        "reduced": lambda: ("--functions", FAMILIES),
+        "objects": "build",
+    },
+    "vllm": {
+        "release": "0.25.1",
+        "options": (),
+        "reduced": lambda: reduced_options("0.25.1"),
+        "objects": "source/build",
+    },
 }
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("project", choices=list(STEPS))
+    parser.add_argument("project", choices=list(PROJECTS))
     parser.add_argument("--whole", action="store_true", help="all device code, which takes long")
-    parser.add_argument("--version", metavar="X.Y.Z", help="the release")
     parser.add_argument("--keep", type=Path, help="leave all wheels there")
     args, options = parser.parse_known_args()
-    step = STEPS[args.project]
+    if not args.whole:
+        options = [*PROJECTS[args.project]["reduced"](), *options]
     try:
         with tempfile.TemporaryDirectory(prefix="patchkit-repro-") as folder:
-            place = (args.keep or Path(folder)).absolute()
-            compare(step, place, args.version or step.release, options, whole=args.whole)
+            compare(args.project, (args.keep or Path(folder)).absolute(), options)
     except PatchkitError as error:
         print(f"repro: {error}")
         return error.exit_code
     return 0
 
 
-def compare(step: Step, folder: Path, release: str, options: list[str], *, whole: bool) -> None:
+def compare(project: str, folder: Path, options: list[str]) -> None:
     """Build twice, compare, and use the result as a user would."""
-    if not whole:
-        options = [*step.reduced(release), *options]
-    told = [build(step, folder / name, name, release, options) for name in BUILDS]
+    told = [build(project, folder / name, name, options) for name in BUILDS]
     wheels = [Path(each["wheel"]) for each in told]
     objects = [each["objects"] for each in told]
     if not objects[0]:
@@ -140,31 +107,34 @@ def compare(step: Step, folder: Path, release: str, options: list[str], *, whole
             hint="look at both with --keep FOLDER",
         )
     print("the two wheels are the same bytes")
-    step.use(told[0])
+    if project == "nccl":
+        accept(wheels[0])
+    else:
+        check_wheel(told[0])
 
 
-def build(step: Step, folder: Path, name: str, release: str, options: list[str]) -> dict[str, Any]:
+def build(project: str, folder: Path, name: str, options: list[str]) -> dict[str, Any]:
     """Build in a folder of its own; return its answer, and its objects' digests."""
     folder.mkdir(parents=True, exist_ok=True)
-    how, house = BUILDS[name], folder / "house"
-    command = [sys.executable, "-m", "patchkit", *step.command, "--json", "--dir", str(house)]
-    version = [] if "--src" in options else ["--version", release]
-    command += ["--fresh", *version, *options]
-    command += ["--jobs", str(how["jobs"])] if how["jobs"] else []
+    how, what = BUILDS[name], PROJECTS[project]
+    command = [sys.executable, "-m", "patchkit", "build", project, *what["options"], "--json"]
+    command += ["--dir", str(folder / "house"), "--fresh", *how["options"], *options]
+    command += [] if {"--src", "--version"} & {*options} else ["--version", what["release"]]
     began = time.monotonic()
     env = {k: v for k, v in os.environ.items() if not k.startswith("LC_")} | how["env"]
     env |= {"CCACHE_DISABLE": "1"}
     done = subprocess.run(
         command, cwd=folder, env=env, umask=how["umask"], stdout=subprocess.PIPE, text=True
     )
-    what = f"{' '.join(command[3:5])}, {name}"
     if done.returncode != 0:
-        raise UsageError(f"{what}: ended with {done.returncode}")
+        raise UsageError(f"build {project}, {name}: ended with {done.returncode}")
     told: dict[str, Any] = json.loads(done.stdout)
-    print(f"{what}: {time.monotonic() - began:.0f} s")
-    step.more(told)
+    print(f"build {project}, {name}: {time.monotonic() - began:.0f} s")
+    work = Path(told["log"]).parent
+    if project == "vllm":  # beside the smallest extensions, which are C++ alone
+        compiled_object(work, SOURCES[0])
     # The next build empties the folder.
-    return told | {"objects": object_digests(Path(told["log"]).parent / step.objects)}
+    return told | {"objects": object_digests(work / what["objects"])}
 
 
 if __name__ == "__main__":

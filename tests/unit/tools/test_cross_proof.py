@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import re
-import shlex
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
 from e2e.cross_proof.operators import Loaded, differences
 from e2e.cross_proof.wheels import Lock, read_pip_check, require_cpu
-from patchkit.cli import group
 from patchkit.errors import UsageError
 from patchkit.records import record
 from patchkit.wheel.file.name import wheel_name
@@ -111,7 +107,3 @@ def test_wheels_for_another_cpu_are_refused_before_anything_is_unpacked(tmp_path
     with pytest.raises(UsageError) as caught:
         require_cpu(house)
     assert f"{wheel.name}: is for x86_64" in caught.value.what
-    dropping = re.search(r"patchkit (wheelhouse prune .*)", caught.value.hint)[1]
-    CliRunner().invoke(group, shlex.split(dropping), standalone_mode=False)
-    with pytest.raises(UsageError, match="no wheel in it was built by patchkit"):
-        require_cpu(house)

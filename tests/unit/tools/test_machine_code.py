@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import tomllib
 from pathlib import Path
 
 import pytest
 
 from e2e.proofs.machine_code import Kernel, likeness, read_sass, stubs, total
 from patchkit.errors import ProofError
-from patchkit.paths import RECIPES
-from patchkit.source.lock import read_lock
 
 LISTINGS = Path(__file__).parents[2] / "data" / "kernels"
 QMMA = "QMMA.16832.F32.E4M3.E4M3"
@@ -23,23 +20,11 @@ def kernels(name):
 
 def test_a_listing_becomes_counts_per_kernel():
     family = kernels("family")
-    assert {name: (kernel.size, kernel.tensor) for name, kernel in family.items()} == {
+    assert {name: (len(kernel.instructions), kernel.tensor) for name, kernel in family.items()} == {
         "multiply": (26, {QMMA: 1}),
         "plain": (10, {}),
         "quantise": (13, {E2M1: 1}),
         "scale": (36, {}),
-    }
-    assert family["plain"].opcodes == {
-        "LDC": 1,
-        "S2R": 1,
-        "LDC.64": 1,
-        "LDCU.64": 1,
-        "IMAD.WIDE.U32": 1,
-        "LDG.E": 1,
-        "FADD": 1,
-        "STG.E": 1,
-        "EXIT": 1,
-        "BRA": 1,
     }
     assert total(family) == {E2M1: 1, QMMA: 1}
 
@@ -77,20 +62,3 @@ def test_what_counts_as_tensor_core_work():
 def test_a_listing_without_kernels_is_refused():
     with pytest.raises(ProofError, match="no kernel"):
         read_sass("\t.target\tsm_121a\n")
-
-
-def test_the_data_of_the_proof_fits_together():
-    table = tomllib.loads((RECIPES / "vllm" / "kernels.toml").read_text(encoding="utf-8"))
-    folders = {wheel["folder"] for wheel in table["wheel"]}
-    used = {include.split("/")[0] for each in table["release"] for include in each["include"]}
-    assert folders == used | {"cuda"}
-    assert {each["version"] for each in table["release"]} <= read_lock(
-        RECIPES / "vllm" / "lock.toml"
-    ).keys()
-    programs = {"x86_64": set(), "aarch64": set()}
-    for wheel in table["wheel"]:
-        assert len(wheel["sha256"]) == 64
-        if "machine" in wheel:
-            assert wheel["machine"] in wheel["filename"]
-            programs[wheel["machine"]].add((wheel["project"], wheel["version"]))
-    assert programs["x86_64"] == programs["aarch64"] != set()

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
-from patchkit.errors import SourceError
 from patchkit.patching.recipe import load_recipe
 from patchkit.source.releases import load_facts
 from patchkit.target import parse_arch
@@ -33,16 +30,3 @@ def test_the_table_is_consistent():
     digests = [release.sha256 for release in FACTS.releases if release.sha256]
     assert len(set(digests)) == len(digests)
     assert [str(v) for v in load_recipe("nccl").supported][:2] == ["2.26.2", "2.26.3"]
-
-
-def test_every_tag_of_upstreams_repository_has_its_figures():
-    """16 of them were planned from their real sources; 2.28.3 is refused with its reason."""
-    cloned = [each for each in FACTS.releases if each.figures.startswith("upstream's repository")]
-    assert [str(each.version) for each in (cloned[0], cloned[-1])] == ["2.26.2", "2.30.7"]
-    assert all(each.sha256 and each.commit for each in cloned)
-    recipe = load_recipe("nccl")
-    planned = [each for each in cloned if each.read and not recipe.refuses(each.version)]
-    (refused,) = (each for each in cloned if each not in planned)
-    assert (len(cloned), len(planned), str(refused.version)) == (17, 16, "2.28.3")
-    with pytest.raises(SourceError, match=r"2\.28\.3 is not supported"):
-        recipe.check(refused.version)

@@ -11,7 +11,6 @@ from click.testing import CliRunner
 from packaging.version import Version
 
 from e2e.proofs import readme
-from e2e.proofs.steps import BARE
 from patchkit.cli import group
 from patchkit.source.releases import load_facts
 from patchkit.wheel.vllm.needs import recorded_needs
@@ -21,7 +20,7 @@ from support import hosts
 @pytest.fixture
 def run(tmp_path, monkeypatch):
     """Run a block's steps of patchkit; what serve-args printed, by machine."""
-    for name, node in (*readme.MACHINES.values(), (BARE, 0), (BARE, 1)):
+    for name, node in (*readme.MACHINES.values(), (readme.BARE, 0), (readme.BARE, 1)):
         hosts.build(tmp_path, name, node=node)
     monkeypatch.chdir(tmp_path)
 
@@ -83,10 +82,3 @@ def test_the_release_that_it_takes_has_no_known_trouble_with_nccl():
         f"Why {readme.release()}: its wheel needs one fix, and its torch pins NCCL {pinned.version}"
         in text
     )
-
-
-def test_it_is_a_front_page():
-    """Half of what it once was; the rest has pages of its own."""
-    text = readme.README.read_text(encoding="utf-8")
-    assert len(text.split()) <= 920
-    assert readme.tests_command() == ".venv/bin/pip install nox && .venv/bin/nox -s tests"
