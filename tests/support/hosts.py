@@ -21,6 +21,15 @@ RATE = 200_000  # Mbit/s, what each half of a cabled cage says of itself
 DOCKER = Card(name="docker0", addresses=("172.17.0.1/16",))
 
 
+MACHINES: dict[str, Callable[[int], Machine]] = {}
+
+
+def machine(make: Callable[[int], Machine]) -> Callable[[int], Machine]:
+    """Register a machine by its name."""
+    MACHINES[make.__name__] = make
+    return make
+
+
 def _functions() -> tuple[Card, ...]:
     """The four PCI functions of the one ConnectX-7, none of them cabled."""
     first, second = "pci0000:00/0000:00:00.0/0000:01:00", "pci0002:00/0002:00:00.0/0002:01:00"
@@ -72,46 +81,54 @@ def _without(machine: Machine, *names: str) -> Machine:
     return replace(machine, cards=tuple(card for card in machine.cards if card.name not in names))
 
 
-def _sold_as(machine: Machine, kernel: str, driver: str, **firmware: str) -> Machine:
+def _sold_as(made: Machine, kernel: str, driver: str, *firmware: str) -> Machine:
     """The same machine of another maker, with the kernel and the driver that its owner had."""
     gpu = f"NVIDIA GB10, 12.1, {driver}, [N/A], 0000000F:01:00.0"
-    return replace(machine, kernel=kernel, gpu=gpu, firmware=Firmware(**firmware))
+    return replace(made, kernel=f"{kernel}-nvidia", gpu=gpu, firmware=Firmware(*firmware))
 
 
+@machine
 def single(node: int) -> Machine:
     """No cable was plugged in at boot: DGX OS took the ConnectX-7 off the PCI bus."""
     return _without(_spark(node), *(card.name for card in _functions()))
 
 
+@machine
 def cable_out(node: int) -> Machine:
     """The cable was pulled out since boot: all four functions are there, and down."""
     return _spark(node)
 
 
+@machine
 def cable_port0(node: int) -> Machine:
     return _spark(node, **_cabled(node, 0))
 
 
+@machine
 def cable_port1(node: int) -> Machine:
     return _spark(node, **_cabled(node, 1))
 
 
+@machine
 def both_cables(node: int) -> Machine:
     return _spark(node, **_cabled(node, 0), **_cabled(node, 1, third=102))
 
 
+@machine
 def ring(node: int) -> Machine:
     """Cage 0 leads to the next node, cage 1 to the one before; each cable has two subnets."""
     ahead, behind = 100 + 2 * node, 100 + 2 * ((node - 1) % 3)
     return _spark(node, **_cabled(node, 0, ahead), **_cabled(node, 1, behind))
 
 
+@machine
 def no_rdma(node: int) -> Machine:
     """The RDMA modules are not loaded: there is no /sys/class/infiniband."""
     machine = cable_port0(node)
     return replace(machine, cards=tuple(replace(card, rdma="") for card in machine.cards))
 
 
+@machine
 def renamed(node: int) -> Machine:
     """No udev rule named the RDMA devices: mlx5_N in the order of their PCI addresses."""
     machine = cable_port0(node)
@@ -120,6 +137,7 @@ def renamed(node: int) -> Machine:
     return machine
 
 
+@machine
 def thor(node: int) -> Machine:
     """A Jetson Thor: no DMI, no RDMA, MGBE ports that are no PCI devices."""
     ports = tuple(
@@ -152,6 +170,7 @@ def thor(node: int) -> Machine:
     return _with(machine, "mgbe0_0", up=True, speed=25_000, mtu=9000, addresses=own)
 
 
+@machine
 def link_down(node: int) -> Machine:
     """Addresses are configured, but the cable is out or its other end is off."""
     machine = cable_port0(node)
@@ -160,15 +179,18 @@ def link_down(node: int) -> Machine:
     return machine
 
 
+@machine
 def wrong_mtu(node: int) -> Machine:
     return _with(cable_port0(node), "enP2p1s0f0np0", mtu=1500)
 
 
+@machine
 def two_addresses(node: int) -> Machine:
     own = (f"192.168.100.{10 + node}/24", f"192.168.110.{10 + node}/24")
     return _with(cable_port0(node), "enp1s0f0np0", addresses=own)
 
 
+@machine
 def ipv6_only(node: int) -> Machine:
     machine = cable_port0(node)
     for number, name in enumerate(_cabled(node, 0)):
@@ -176,6 +198,7 @@ def ipv6_only(node: int) -> Machine:
     return machine
 
 
+@machine
 def missing_files(node: int) -> Machine:
     """As in a container that shows a part of sysfs, or while a driver is being reloaded."""
     missing = (
@@ -191,11 +214,13 @@ def missing_files(node: int) -> Machine:
     return replace(cable_port0(node), without=missing)
 
 
+@machine
 def same_subnet(node: int) -> Machine:
     own = (f"192.168.100.{110 + node}/24",)
     return _with(cable_port0(node), "enP2p1s0f0np0", addresses=own)
 
 
+@machine
 def link_local(node: int) -> Machine:
     """NVIDIA's former automatic netplan."""
     machine = cable_port0(node)
@@ -205,22 +230,26 @@ def link_local(node: int) -> Machine:
     return machine
 
 
+@machine
 def one_twin(node: int) -> Machine:
     """Only the first half of the cabled cage has an IPv4 address."""
     return _with(cable_port0(node), "enP2p1s0f0np0", addresses=())
 
 
+@machine
 def random_twin(node: int) -> Machine:
     """NetworkManager gave the second half a random address, beside a static one on the first."""
     own = (f"169.254.{83 + 40 * node}.14/16",)
     return _with(cable_port0(node), "enP2p1s0f0np0", addresses=own)
 
 
+@machine
 def second_half_only(node: int) -> Machine:
     """Only the second half of the cabled cage has an IPv4 address."""
     return _with(cable_port0(node), "enp1s0f0np0", addresses=())
 
 
+@machine
 def two_in_one_subnet(node: int) -> Machine:
     """The cable in cage 0; cage 1 and the LAN port are in one /24, by way of a switch."""
     machine = _spark(
@@ -233,11 +262,13 @@ def two_in_one_subnet(node: int) -> Machine:
     return _with(_with(machine, "enp1s0f1np1", mtu=1500), "enP2p1s0f1np1", mtu=1500)
 
 
+@machine
 def switch_in_the_lan(node: int) -> Machine:
     """The LAN port and the only cable lead to one switch, in one /24."""
     return _spark(node, enp1s0f0np0=f"10.0.0.{110 + node}/24", enP2p1s0f0np0=())
 
 
+@machine
 def pair_and_switch(node: int) -> Machine:
     """One of sixteen: cage 0 is a cable to one neighbour, cage 1 a port of 100G at a switch."""
     machine = _spark(
@@ -249,15 +280,16 @@ def pair_and_switch(node: int) -> Machine:
     machine = _with(machine, "enp1s0f1np1", speed=RATE // 2)
     return _sold_as(
         machine,
-        "6.17.0-1026-nvidia",
+        "6.17.0-1026",
         "580.159.03",
-        vendor="GIGABYTE",
-        product="AI TOP ATOM",
-        bios="5.36_0ACUM05",
-        date="11/07/2025",
+        "GIGABYTE",
+        "AI TOP ATOM",
+        "5.36_0ACUM05",
+        "11/07/2025",
     )
 
 
+@machine
 def two_switches(node: int) -> Machine:
     """One of eight, with both cages at switches: nothing says which one joins the nodes."""
     return _spark(
@@ -269,31 +301,35 @@ def two_switches(node: int) -> Machine:
     )
 
 
+@machine
 def kernel7(node: int) -> Machine:
     """A kernel that keeps a reserve for the next one: CmaFree of a CmaTotal of nothing."""
     return replace(cable_port0(node), kernel="7.0.0-1019-nvidia", cma=(0, 940_604))
 
 
+@machine
 def kernel7_mended(node: int) -> Machine:
     machine = kernel7(node)
     return replace(machine, cma=(0, 0), cmdline=f"{machine.cmdline} kho=off")
 
 
+@machine
 def wifi_managed(node: int) -> Machine:
     """A Dell that is managed over Wi-Fi; nothing is plugged into its LAN port."""
     machine = _with(cable_port1(node), "enP7s7", up=False, speed=-1, addresses=())
     machine = _with(machine, "wlP9s9", up=True, addresses=(f"192.168.1.{40 + node}/24",))
     return _sold_as(
         machine,
-        "6.17.0-1014-nvidia",
+        "6.17.0-1014",
         "580.126.09",
-        vendor="Dell Inc.",
-        product="Dell Pro Max with GB10 FCM1253",
-        bios="5.36_3.0.0",
-        date="10/08/2025",
+        "Dell Inc.",
+        "Dell Pro Max with GB10 FCM1253",
+        "5.36_3.0.0",
+        "10/08/2025",
     )
 
 
+@machine
 def tailscale(node: int) -> Machine:
     """A Lenovo that others reach by an overlay network."""
     machine = cable_port0(node)
@@ -307,76 +343,40 @@ def tailscale(node: int) -> Machine:
     )
     machine = replace(machine, cards=(*machine.cards, overlay))
     return _sold_as(
-        machine,
-        "6.17.0-1032-nvidia",
-        "610.43.02",
-        vendor="LENOVO",
-        product="30KLS02X00",
-        bios="S0QKT09A",
-        date="10/14/2025",
+        machine, "6.17.0-1032", "610.43.02", "LENOVO", "30KLS02X00", "S0QKT09A", "10/14/2025"
     )
 
 
+@machine
 def air_gapped(node: int) -> Machine:
     """An ASUS with the cable and nothing else."""
     machine = _with(cable_port0(node), "enP7s7", up=False, speed=-1, addresses=())
     return _sold_as(
         machine,
-        "6.14.0-1013-nvidia",
+        "6.14.0-1013",
         "580.95.05",
-        vendor="ASUSTeK COMPUTER INC.",
-        product="GX10",
-        bios="GX10DGX.0104.2026.0326.1657",
-        date="03/26/2026",
+        "ASUSTeK COMPUTER INC.",
+        "GX10",
+        "GX10DGX.0104.2026.0326.1657",
+        "03/26/2026",
     )
 
 
+@machine
 def short_of_memory(node: int) -> Machine:
     """An early MSI, with the oldest kernel and driver that owners show, and 2 GiB less."""
     machine = _sold_as(
         cable_port0(node),
-        "6.11.0-1016-nvidia",
+        "6.11.0-1016",
         "580.82.09",
-        vendor="Micro-Star International Co., Ltd.",
-        product="MS-C931",
-        bios="5.36_1.5.0",
-        date="10/20/2025",
+        "Micro-Star International Co., Ltd.",
+        "MS-C931",
+        "5.36_1.5.0",
+        "10/20/2025",
     )
     return replace(machine, memory=125_489_052)
 
 
-_MACHINES: tuple[Callable[[int], Machine], ...] = (
-    single,
-    cable_out,
-    cable_port0,
-    cable_port1,
-    both_cables,
-    ring,
-    no_rdma,
-    renamed,
-    thor,
-    link_down,
-    wrong_mtu,
-    two_addresses,
-    ipv6_only,
-    missing_files,
-    same_subnet,
-    link_local,
-    one_twin,
-    random_twin,
-    second_half_only,
-    two_in_one_subnet,
-    switch_in_the_lan,
-    pair_and_switch,
-    two_switches,
-    kernel7,
-    kernel7_mended,
-    wifi_managed,
-    tailscale,
-    air_gapped,
-    short_of_memory,
-)
-MACHINES = {make.__name__: make for make in _MACHINES}
 NAMES = tuple(MACHINES)
 
 

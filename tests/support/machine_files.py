@@ -10,7 +10,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from ipaddress import IPv6Address, ip_interface
 from pathlib import Path
 
@@ -47,7 +47,7 @@ class Card:
         return f"fe80::200:5eff:fe00:53{_number(self.name):02x}"
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Firmware:
     """What DMI says; the figures are those of NVIDIA's own Spark."""
 
@@ -92,8 +92,11 @@ def write(root: Path, machine: Machine) -> None:
         _netdev(root, card)
         if card.rdma:
             _rdma(root, card)
-    for path in machine.without:
-        _remove(root / path)
+    for place in (root / path for path in machine.without):
+        if place.is_dir() and not place.is_symlink():
+            shutil.rmtree(place)
+        else:
+            place.unlink()
 
 
 def _texts(machine: Machine) -> Iterator[tuple[str, str]]:
@@ -102,59 +105,40 @@ def _texts(machine: Machine) -> Iterator[tuple[str, str]]:
     yield "proc/sys/kernel/osrelease", machine.kernel
     yield "proc/sys/kernel/arch", "aarch64"
     yield "proc/cmdline", machine.cmdline
-    yield "proc/meminfo", _meminfo(machine.memory, machine.cma)
-    yield "proc/cpuinfo", "\n".join(_processor(*each) for each in enumerate(machine.parts))
+    sizes = {"MemTotal": machine.memory, "MemFree": 2_904_556, "MemAvailable": 121_000_000}
+    sizes |= {"SwapTotal": 16_777_212, "SwapFree": 16_777_212}
+    if machine.cma:
+        sizes["CmaTotal"], sizes["CmaFree"] = machine.cma
+    rows = (f"{key + ':':<16}{size:>12} kB" for key, size in sizes.items())
+    yield "proc/meminfo", "\n".join(rows)
+    # arm64 names no model: an implementer and a part.
+    cpu = "processor\t: {}\nCPU implementer\t: 0x41\nCPU part\t: {}\nCPU revision\t: 1\n"
+    yield "proc/cpuinfo", "\n".join(cpu.format(*each) for each in enumerate(machine.parts))
     yield "etc/os-release", f'NAME="Ubuntu"\nPRETTY_NAME="{machine.os}"\nID=ubuntu'
     yield "commands/ip-address.json", json.dumps(list(map(_addressed, machine.cards)))
     yield "commands/nvidia-smi.csv", machine.gpu
     if machine.model:
         yield "proc/device-tree/model", f"{machine.model}\0"
         return
-    dmi = {
-        "sys_vendor": machine.firmware.vendor,
-        "product_name": machine.firmware.product,
-        "bios_version": machine.firmware.bios,
-        "bios_date": machine.firmware.date,
-    }
-    for key, value in dmi.items():
+    names = ("sys_vendor", "product_name", "bios_version", "bios_date")
+    for key, value in zip(names, astuple(machine.firmware), strict=True):
         yield f"sys/class/dmi/id/{key}", value
-
-
-def _meminfo(total: int, cma: tuple[int, int] | None) -> str:
-    sizes = {
-        "MemTotal": total,
-        "MemFree": 2_904_556,
-        "MemAvailable": 121_000_000,
-        "SwapTotal": 16_777_212,
-        "SwapFree": 16_777_212,
-        **(dict(zip(("CmaTotal", "CmaFree"), cma, strict=True)) if cma else {}),
-    }
-    return "\n".join(f"{key + ':':<16}{size:>12} kB" for key, size in sizes.items())
-
-
-def _processor(number: int, part: str) -> str:
-    """arm64 names no model: an implementer and a part."""
-    return (
-        f"processor\t: {number}\nCPU implementer\t: 0x41\nCPU part\t: {part}\nCPU revision\t: 1\n"
-    )
 
 
 def _addressed(card: Card) -> dict[str, object]:
     """What `ip -json -details address` says of a netdev, as far as it matters."""
     kind = {} if card.at or card is LOOPBACK else {"linkinfo": {"info_kind": card.kind}}
     own = [*card.addresses, *([f"{card.link_local}/64"] if card.up and card.at else [])]
-    return {"ifname": card.name, "mtu": card.mtu, **kind, "addr_info": list(map(_address, own))}
-
-
-def _address(text: str) -> dict[str, object]:
-    found = ip_interface(text)
-    scope = "host" if found.is_loopback else "link" if found.is_link_local else "global"
-    return {
-        "family": "inet" if found.version == 4 else "inet6",
-        "local": str(found.ip),
-        "prefixlen": found.network.prefixlen,
-        "scope": scope,
-    }
+    addresses = [
+        {
+            "family": "inet" if found.version == 4 else "inet6",
+            "local": str(found.ip),
+            "prefixlen": found.network.prefixlen,
+            "scope": "host" if found.is_loopback else "link" if found.is_link_local else "global",
+        }
+        for found in map(ip_interface, own)
+    ]
+    return {"ifname": card.name, "mtu": card.mtu, **kind, "addr_info": addresses}
 
 
 def _netdev(root: Path, card: Card) -> None:
@@ -221,10 +205,3 @@ def _file(place: Path, text: str) -> None:
 def _link(place: Path, target: Path) -> None:
     place.parent.mkdir(parents=True, exist_ok=True)
     place.symlink_to(os.path.relpath(target, place.parent))
-
-
-def _remove(place: Path) -> None:
-    if place.is_dir() and not place.is_symlink():
-        shutil.rmtree(place)
-    else:
-        place.unlink()
