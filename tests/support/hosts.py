@@ -1,7 +1,7 @@
 """Machines as folders, for `probe --root`: ``build(folder, "cable_port0", node=1)``.
 
 Written from documented facts (names, PCI addresses, twins, memory, drivers, the oddities of
-nvidia-smi) and from what owners show of their machines (firmware, kernels, drivers, addresses);
+nvidia-smi) and from what owners show of their machines (kernels, addresses);
 none is a dump of a real GB10 or Thor.
 
 Node 0 is the head. Its addresses end in 10, node 1's in 11, node 2's in 12: 10.0.0.x on the
@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from support.machine_files import LOOPBACK, Card, Firmware, Machine, write
+from support.machine_files import LOOPBACK, Card, Machine, write
 
 RATE = 200_000  # Mbit/s, what each half of a cabled cage says of itself
 DOCKER = Card(name="docker0", addresses=("172.17.0.1/16",))
@@ -79,12 +79,6 @@ def _cabled(node: int, cage: int, third: int = 100) -> dict[str, str]:
 
 def _without(machine: Machine, *names: str) -> Machine:
     return replace(machine, cards=tuple(card for card in machine.cards if card.name not in names))
-
-
-def _sold_as(made: Machine, kernel: str, driver: str, *firmware: str) -> Machine:
-    """The same machine of another maker, with the kernel and the driver that its owner had."""
-    gpu = f"NVIDIA GB10, 12.1, {driver}, [N/A], 0000000F:01:00.0"
-    return replace(made, kernel=f"{kernel}-nvidia", gpu=gpu, firmware=Firmware(*firmware))
 
 
 @machine
@@ -277,16 +271,7 @@ def pair_and_switch(node: int) -> Machine:
         enP2p1s0f0np0=f"10.10.201.{node}/31",
         enp1s0f1np1=f"10.10.100.{10 + node}/24",
     )
-    machine = _with(machine, "enp1s0f1np1", speed=RATE // 2)
-    return _sold_as(
-        machine,
-        "6.17.0-1026",
-        "580.159.03",
-        "GIGABYTE",
-        "AI TOP ATOM",
-        "5.36_0ACUM05",
-        "11/07/2025",
-    )
+    return _with(machine, "enp1s0f1np1", speed=RATE // 2)
 
 
 @machine
@@ -315,23 +300,14 @@ def kernel7_mended(node: int) -> Machine:
 
 @machine
 def wifi_managed(node: int) -> Machine:
-    """A Dell that is managed over Wi-Fi; nothing is plugged into its LAN port."""
+    """A machine that is managed over Wi-Fi; nothing is plugged into its LAN port."""
     machine = _with(cable_port1(node), "enP7s7", up=False, speed=-1, addresses=())
-    machine = _with(machine, "wlP9s9", up=True, addresses=(f"192.168.1.{40 + node}/24",))
-    return _sold_as(
-        machine,
-        "6.17.0-1014",
-        "580.126.09",
-        "Dell Inc.",
-        "Dell Pro Max with GB10 FCM1253",
-        "5.36_3.0.0",
-        "10/08/2025",
-    )
+    return _with(machine, "wlP9s9", up=True, addresses=(f"192.168.1.{40 + node}/24",))
 
 
 @machine
 def tailscale(node: int) -> Machine:
-    """A Lenovo that others reach by an overlay network."""
+    """Others reach it by an overlay network."""
     machine = cable_port0(node)
     overlay = Card(
         name="tailscale0",
@@ -341,40 +317,19 @@ def tailscale(node: int) -> Machine:
         addresses=(f"100.101.102.{10 + node}/32",),
         kind="tun",
     )
-    machine = replace(machine, cards=(*machine.cards, overlay))
-    return _sold_as(
-        machine, "6.17.0-1032", "610.43.02", "LENOVO", "30KLS02X00", "S0QKT09A", "10/14/2025"
-    )
+    return replace(machine, cards=(*machine.cards, overlay))
 
 
 @machine
 def air_gapped(node: int) -> Machine:
-    """An ASUS with the cable and nothing else."""
-    machine = _with(cable_port0(node), "enP7s7", up=False, speed=-1, addresses=())
-    return _sold_as(
-        machine,
-        "6.14.0-1013",
-        "580.95.05",
-        "ASUSTeK COMPUTER INC.",
-        "GX10",
-        "GX10DGX.0104.2026.0326.1657",
-        "03/26/2026",
-    )
+    """The cable and nothing else."""
+    return _with(cable_port0(node), "enP7s7", up=False, speed=-1, addresses=())
 
 
 @machine
 def short_of_memory(node: int) -> Machine:
-    """An early MSI, with the oldest kernel and driver that owners show, and 2 GiB less."""
-    machine = _sold_as(
-        cable_port0(node),
-        "6.11.0-1016",
-        "580.82.09",
-        "Micro-Star International Co., Ltd.",
-        "MS-C931",
-        "5.36_1.5.0",
-        "10/20/2025",
-    )
-    return replace(machine, memory=125_489_052)
+    """2 GiB less than others have."""
+    return replace(cable_port0(node), memory=125_489_052)
 
 
 NAMES = tuple(MACHINES)

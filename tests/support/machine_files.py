@@ -10,7 +10,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterator
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from ipaddress import IPv6Address, ip_interface
 from pathlib import Path
 
@@ -47,16 +47,6 @@ class Card:
         return f"fe80::200:5eff:fe00:53{_number(self.name):02x}"
 
 
-@dataclass(frozen=True)
-class Firmware:
-    """What DMI says; the figures are those of NVIDIA's own Spark."""
-
-    vendor: str = "NVIDIA"
-    product: str = "NVIDIA_DGX_Spark"
-    bios: str = "5.36_0ACUM018"
-    date: str = "08/06/2025"
-
-
 @dataclass(frozen=True, kw_only=True)
 class Machine:
     """``cma`` are CmaTotal and CmaFree of /proc/meminfo in KiB; None for no such lines."""
@@ -68,13 +58,19 @@ class Machine:
     gpu: str = "NVIDIA GB10, 12.1, 580.173.02, [N/A], 0000000F:01:00.0"
     memory: int = 127_600_748  # KiB
     parts: tuple[str, ...] = ("0xd87",) * 10 + ("0xd85",) * 10
-    firmware: Firmware = Firmware()
     cma: tuple[int, int] | None = None
     cmdline: str = "BOOT_IMAGE=/vmlinuz root=/dev/nvme0n1p2 ro quiet splash"
     model: str = ""  # of the device tree, on machines without DMI
     without: tuple[str, ...] = ()  # files and folders that are missing
 
 
+# The figures of NVIDIA's own Spark.
+DMI = {
+    "sys_vendor": "NVIDIA",
+    "product_name": "NVIDIA_DGX_Spark",
+    "bios_version": "5.36_0ACUM018",
+    "bios_date": "08/06/2025",
+}
 LOOPBACK = Card(
     name="lo",
     mtu=65536,
@@ -120,8 +116,7 @@ def _texts(machine: Machine) -> Iterator[tuple[str, str]]:
     if machine.model:
         yield "proc/device-tree/model", f"{machine.model}\0"
         return
-    names = ("sys_vendor", "product_name", "bios_version", "bios_date")
-    for key, value in zip(names, astuple(machine.firmware), strict=True):
+    for key, value in DMI.items():
         yield f"sys/class/dmi/id/{key}", value
 
 
