@@ -98,30 +98,21 @@ class HubAnswers(http.server.BaseHTTPRequestHandler):
             self.refuse(404, "RevisionNotFound", f"Invalid rev id: {rest[1]}")
         elif not api:
             self.file(self.server.repos[repo], "/".join(rest[2:]))
-        elif rest[:1] == ["tree"]:
-            self.send(json.dumps([self.entry(*each) for each in self.server.repos[repo].items()]))
         else:
-            self.info(repo)
+            self.info(repo, tree=rest[:1] == ["tree"])
 
-    def entry(self, name, data):
-        large = len(data) >= LARGE
-        lfs = {"oid": digest(data), "size": len(data), "pointerSize": 130}
-        return {
-            "type": "file",
-            "path": name,
-            "size": len(data),
-            "oid": "f" * 40 if large else digest(data),
-            **({"lfs": lfs} if large else {}),
-        }
-
-    def info(self, repo):
-        siblings = []
+    def info(self, repo, tree=False):
+        """Send what is known of a model, or of the files of a commit: in other words."""
+        oid, digests, path = ("oid", "oid", "path") if tree else ("blobId", "sha256", "rfilename")
+        files = []
         for name, data in self.server.repos[repo].items():
-            lfs = {"sha256": digest(data), "size": len(data), "pointerSize": 130}
-            oid = "f" * 40 if len(data) >= LARGE else digest(data)
-            each = {"rfilename": name, "size": len(data), "blobId": oid}
-            siblings.append({**each, "lfs": lfs} if len(data) >= LARGE else each)
-        self.send(json.dumps({"id": repo, "modelId": repo, "sha": COMMIT, "siblings": siblings}))
+            own = {path: name, "size": len(data), oid: digest(data), "type": "file"}
+            if len(data) >= LARGE:
+                lfs = {digests: digest(data), "size": len(data), "pointerSize": 130}
+                own |= {oid: "f" * 40, "lfs": lfs}
+            files.append(own)
+        whole = {"id": repo, "modelId": repo, "sha": COMMIT, "siblings": files}
+        self.send(json.dumps(files if tree else whole))
 
     def file(self, files, name):
         if name not in files:

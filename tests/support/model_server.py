@@ -64,7 +64,6 @@ class Faults:
     models: tuple[str, ...] = ("small",)
     answer: str = "ready"
     reasoning: str = ""
-    finish: str = "stop"
     answers: dict[str, str] = field(default_factory=dict)  # question → answer
     refuse: tuple[int, object] | None = None  # status and JSON of a chat
     silent: bool = False  # no token ever comes
@@ -220,7 +219,7 @@ class _ModelRequest(http.server.BaseHTTPRequestHandler):
             yield self._chunk(piece)
         for piece in () if chat else _pieces(answer):
             yield self._chunk(text=piece)
-        yield self._chunk({}, faults.finish)
+        yield self._chunk({}, "stop")
         count = len(pieces)
         usage = {"prompt_tokens": 9, "total_tokens": 9 + count, "completion_tokens": count}
         yield {"id": "chatcmpl-1", "object": "chat.completion.chunk", "choices": [], "usage": usage}

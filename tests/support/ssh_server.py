@@ -33,7 +33,8 @@ def ssh_server(folder: Path, *names: str, homes: dict[str, Path] | None = None):
     """
     folder.mkdir(parents=True, exist_ok=True)
     for name in ("host", "user"):
-        call("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / name))
+        words = ("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", folder / name)
+        subprocess.run(words, check=True, stdin=subprocess.DEVNULL)
     (folder / "authorized").write_text((folder / "user.pub").read_text())
     port = free_port()
     server_file = folder / "sshd_config"
@@ -72,28 +73,18 @@ def ssh_server(folder: Path, *names: str, homes: dict[str, Path] | None = None):
     log = folder / "sshd.log"
     server = subprocess.Popen([SSHD, "-D", "-f", str(server_file), "-E", str(log)])
     try:
-        wait_for(port, server, log)
+        for _ in range(100):
+            assert server.poll() is None, log.read_text()
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
+                break
+            time.sleep(0.05)
         yield f"{binaries}:{os.environ['PATH']}"
     finally:
         server.terminate()
         server.wait()
 
 
-def wait_for(port, server, log):
-    for _ in range(100):
-        assert server.poll() is None, log.read_text()
-        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
-            return
-        time.sleep(0.05)
-    raise AssertionError(log.read_text())
-
-
 def free_port() -> int:
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         return found.getsockname()[1]
-
-
-def call(*words: str) -> None:
-    done = subprocess.run(words, capture_output=True, text=True)
-    assert done.returncode == 0, f"{words}: {done.stderr}"
