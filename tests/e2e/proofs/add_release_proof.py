@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import difflib
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from patchkit.patching.recipe import load_recipe
 from patchkit.source.lock import read_lock, read_wheel_lock
-from patchkit.source.releases import Release, load_facts
+from patchkit.source.releases import load_facts
 from patchkit.wheel.build.requirements import read_requirements
 from patchkit.wheel.vllm.needs import recorded_needs
 from tools.entries import with_releases, with_span, without
@@ -26,23 +26,24 @@ from tools.stage import ROOT, differences, run_in, staged
 
 def main() -> int:
     """Prove both projects; return 1 if one comes back otherwise."""
-    newest = load_recipe().newest
-    release = load_facts().releases[-1]
-    return int(_vllm(str(newest)) | _nccl(release))
-
-
-def _vllm(version: str) -> bool:
-    """Return whether vLLM's newest release comes back otherwise than it was."""
+    newest, release = load_recipe().newest, load_facts().releases[-1]
     with staged() as stage:
-        torch = _forget_vllm(stage, version)
-        return _differs(stage, [version], f"vllm {version}, torch {torch}")
+        torch = _forget_vllm(stage, str(newest))
+        wrong = _differs(stage, [str(newest)], f"vllm {newest}, torch {torch}")
+    # Its figures are a person's, and given.
+    figures = {"commit": release.commit, "sha256": release.sha256, "figures": release.figures}
+    given = [f"--{name}={value}" for name, value in figures.items() if value]
+    version = str(release.version)
+    with staged() as stage:
+        _edit(stage / "recipes" / "nccl" / "recipe.toml", lambda text: without(text, version))
+        run_in(stage, "tools.regenerate", "--pages")
+        return int(wrong | _differs(stage, ["nccl", version, *given], f"nccl {version}"))
 
 
 def _forget_vllm(stage: Path, version: str) -> str:
     """Take a release out of a copy, and its torch if no earlier one takes it; return that."""
     home = stage / "recipes" / "vllm"
     releases = [str(each) for each in load_recipe().releases if str(each) != version]
-    before = load_recipe().supported[-2]
     _edit(home / "recipe.toml", lambda text: with_releases(text, releases))
     supported = [str(each) for each in load_recipe().supported[:-1]]
     _edit(stage / "README.md", lambda text: with_span(text, supported))
@@ -53,7 +54,7 @@ def _forget_vllm(stage: Path, version: str) -> str:
     _edit(home / "wheels.toml", lambda _: render_lock(kept.values(), "wheel"))
     _edit(home / "build.toml", lambda text: without(text, version))
     torch = recorded_needs(load_recipe().newest).torch
-    if torch != recorded_needs(before).torch:
+    if torch != recorded_needs(load_recipe().supported[-2]).torch:
         _edit(home / "build.toml", lambda text: without(text, torch))
         (home / "requirements" / f"torch-{torch}.txt").unlink()
     # No source is read: the tables are written for the releases that are left.
@@ -63,23 +64,8 @@ def _forget_vllm(stage: Path, version: str) -> str:
     return torch
 
 
-def _nccl(release: Release) -> bool:
-    """Return the same for NCCL's; its figures are a person's, and given."""
-    given = [f"--{name}={value}" for name, value in _decided(release).items() if value]
-    with staged() as stage:
-        _edit(
-            stage / "recipes" / "nccl" / "recipe.toml",
-            lambda text: without(text, str(release.version)),
-        )
-        run_in(stage, "tools.regenerate", "--pages")
-        return _differs(stage, ["nccl", str(release.version), *given], f"nccl {release.version}")
-
-
-def _decided(release: Release) -> dict[str, str]:
-    return {"commit": release.commit, "sha256": release.sha256, "figures": release.figures}
-
-
 def _differs(stage: Path, arguments: Sequence[str], title: str) -> bool:
+    """Add a release again; return whether it comes back otherwise than it was."""
     gone = [each.path for each in differences(ROOT, stage)]
     print(f"{title}: taken out of {len(gone)} files: {', '.join(gone)}")
     if code := run_in(stage, "tools.add_release", *arguments):
@@ -87,7 +73,12 @@ def _differs(stage: Path, arguments: Sequence[str], title: str) -> bool:
         return True
     wrong = [each.path for each in differences(ROOT, stage) if not _of_the_day(stage, each.path)]
     for path in wrong:
-        print("".join(_diff(ROOT / path, stage / path)))
+        before, after = (
+            place.read_text().splitlines(keepends=True) if place.exists() else []
+            for place in (ROOT / path, stage / path)
+        )
+        unlike = difflib.unified_diff(before, after, path, "with the release added again")
+        print("".join([*unlike][:60]))
     print(f"{title}: {f'comes back otherwise in {wrong}' if wrong else 'comes back as it was'}")
     return bool(wrong)
 
@@ -104,14 +95,7 @@ def _of_the_day(stage: Path, path: str) -> bool:
     return True
 
 
-def _diff(old: Path, new: Path) -> list[str]:
-    before, after = (
-        each.read_text().splitlines(keepends=True) if each.exists() else [] for each in (old, new)
-    )
-    return list(difflib.unified_diff(before, after, str(old), "with the release added again"))[:60]
-
-
-def _edit(path: Path, change) -> None:
+def _edit(path: Path, change: Callable[[str], str]) -> None:
     path.write_text(change(path.read_text(encoding="utf-8")), encoding="utf-8")
 
 

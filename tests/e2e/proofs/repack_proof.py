@@ -18,6 +18,7 @@ import venv
 import zipfile
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -59,10 +60,9 @@ def main() -> int:
     args = parser.parse_args()
     try:
         print("release | CPU | s | again | MB | upstream's | fixes | kernels")
-        for version in args.releases:
-            for cpu in CPUS:
-                with tempfile.TemporaryDirectory(prefix="repack-") as folder:
-                    print(*proved(version, cpu, Path(folder)), sep=" | ")
+        for version, cpu in product(args.releases, CPUS):
+            with tempfile.TemporaryDirectory(prefix="repack-") as folder:
+                print(*proved(version, cpu, Path(folder)), sep=" | ")
     except PatchkitError as error:
         print(f"error: {error}")
         return error.exit_code
@@ -71,8 +71,16 @@ def main() -> int:
 
 def proved(version: str, cpu: str, folder: Path) -> list[str]:
     """Repack twice, compare, and use the wheel if it is for this CPU; a row of the table."""
-    first, again = (made(version, cpu, folder / name) for name in ("one", "two"))
-    wheels = [Path(told["wheel"]) for told in (first, again)]
+    answers = []
+    for name in ("one", "two"):
+        command = [sys.executable, "-m", "patchkit", "repack", f"vllm=={version}", "--cpu", cpu]
+        told = json.loads(run(*command, "--dir", str(folder / name), "--json"))
+        print(
+            f"{told['wheel'].rpartition('/')[2]}: {told['seconds']} s", *told["notes"], sep="\n  "
+        )
+        answers.append(told)
+    first, again = answers
+    wheels = [Path(told["wheel"]) for told in answers]
     require(wheels[0].name == wheels[1].name, "the two wheels have different names")
     require(wheels[0].read_bytes() == wheels[1].read_bytes(), f"{wheels[0].name} differs")
     wheels[1].unlink()
@@ -86,16 +94,6 @@ def proved(version: str, cpu: str, folder: Path) -> list[str]:
         *(f"{first['size'] / 1e6:.1f}", f"{first['source']['size'] / 1e6:.1f}", " ".join(applied)),
         ", ".join(f"{count} {use}" for use, count in counts.items()),
     ]
-
-
-def made(version: str, cpu: str, house: Path) -> dict[str, Any]:
-    """Return the answer of `patchkit repack --json`."""
-    command = [sys.executable, "-m", "patchkit", "repack", f"vllm=={version}", "--cpu", cpu]
-    told = json.loads(run(*command, "--dir", str(house), "--json"))
-    print(f"{told['wheel'].rpartition('/')[2]}: {told['seconds']} s")
-    for note in told["notes"]:
-        print(f"  {note}")
-    return told
 
 
 def used(told: Mapping[str, Any], home: Path) -> None:
