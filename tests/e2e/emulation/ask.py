@@ -2,8 +2,7 @@
 
     python ask.py MODEL_FOLDER URL SECONDS
 
-Prints a JSON list of what came back: each text with its tokens, at temperature 0. Without a model
-(-) it only waits.
+Prints a JSON list of what came back: each text with its tokens, at temperature 0.
 """
 
 from __future__ import annotations
@@ -27,19 +26,6 @@ def prompts(model: Path) -> list[list[int]]:
     return [dice.choices(words, k=PROMPT_WORDS) for _ in range(2)]
 
 
-def wait_for_health(url: str, seconds: float) -> None:
-    deadline = time.monotonic() + seconds
-    while True:
-        try:
-            urllib.request.urlopen(f"{url}/health", timeout=5).close()
-        except (OSError, urllib.error.URLError):
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(0.5)
-        else:
-            return
-
-
 def complete(url: str, model: Path, prompt: list[int], seconds: float) -> tuple[str, list[int]]:
     question = {
         "model": str(model),
@@ -49,8 +35,8 @@ def complete(url: str, model: Path, prompt: list[int], seconds: float) -> tuple[
         "ignore_eos": True,
         "return_token_ids": True,
     }
-    body = json.dumps(question).encode()
     headers = {"Content-Type": "application/json"}
+    body = json.dumps(question).encode()
     request = urllib.request.Request(f"{url}/v1/completions", body, headers)
     try:
         with urllib.request.urlopen(request, timeout=seconds) as response:
@@ -60,9 +46,19 @@ def complete(url: str, model: Path, prompt: list[int], seconds: float) -> tuple[
     return choice["text"], choice["token_ids"]
 
 
-if __name__ == "__main__":
-    folder, server, limit = Path(sys.argv[1]), sys.argv[2], float(sys.argv[3])
-    wait_for_health(server, limit)
-    texts = prompts(folder) if sys.argv[1] != "-" else []
-    answers = [complete(server, folder, each, limit) for each in texts]
+def main(model: Path, url: str, seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            urllib.request.urlopen(f"{url}/health", timeout=5).close()
+            break
+        except OSError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.5)
+    answers = [complete(url, model, prompt, seconds) for prompt in prompts(model)]
     sys.stdout.write(json.dumps(answers) + "\n")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2], float(sys.argv[3]))

@@ -53,7 +53,7 @@ def lan(lab: Lab) -> str:
         _same_answers(lab, sparks)
         traffic = [wires.bytes_moved(spark) for spark in sparks]
         for on_lan, on_qsfp in traffic:
-            _insist(on_lan > MODEL_TRAFFIC > on_qsfp, f"not on the LAN: {traffic}")
+            insist(on_lan > MODEL_TRAFFIC > on_qsfp, f"not on the LAN: {traffic}")
     return f"same answers, over the LAN, silently; bytes on LAN, QSFP: {traffic}"
 
 
@@ -76,7 +76,7 @@ def mp(lab: Lab) -> str:
         both = (*("--tensor-parallel-size", "2", "--nnodes", "2"), *head)
         lab.serve(sparks[1], *both, "--node-rank", "1", "--headless", file=ENV_FILE)
         server = lab.serve(sparks[0], *both, "--node-rank", "0", file=ENV_FILE)
-        _insist(lab.answers(sparks[0], server) == lab.expected, "other answers")
+        insist(lab.answers(sparks[0], server) == lab.expected, "other answers")
         return _over_qsfp(sparks)
 
 
@@ -106,14 +106,14 @@ def _served_over_qsfp(lab: Lab, sparks: Sequence[Node]) -> str:
 def _same_answers(lab: Lab, sparks: Sequence[Node], *, file: str = "") -> None:
     server = lab.serve(sparks[0], *RAY, str(len(sparks)), file=file)
     answers = lab.answers(sparks[0], server)
-    _insist(answers == lab.expected, f"{json.dumps(answers)} is not {json.dumps(lab.expected)}")
+    insist(answers == lab.expected, f"{json.dumps(answers)} is not {json.dumps(lab.expected)}")
 
 
 def _over_qsfp(sparks: Sequence[Node]) -> str:
     traffic = [wires.bytes_moved(spark) for spark in sparks]
     for on_lan, on_qsfp in traffic:
-        _insist(on_lan < LAN_NOISE, f"too much on the LAN: {traffic}")
-        _insist(on_qsfp > MODEL_TRAFFIC, f"too little on the QSFP cable: {traffic}")
+        insist(on_lan < LAN_NOISE, f"too much on the LAN: {traffic}")
+        insist(on_qsfp > MODEL_TRAFFIC, f"too little on the QSFP cable: {traffic}")
     return f"same answers, over the QSFP cable; bytes on LAN, QSFP: {traffic}"
 
 
@@ -130,6 +130,6 @@ def _dies(lab: Lab, sparks: Sequence[Node], words: str) -> str:
     raise UnexpectedError(f"answers, where it should end with {words!r}")
 
 
-def _insist(condition: bool, otherwise: str) -> None:
+def insist(condition: bool, otherwise: str) -> None:
     if not condition:
         raise UnexpectedError(otherwise)

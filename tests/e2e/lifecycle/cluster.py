@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from e2e.emulation import wires
-from e2e.emulation.scenarios import UnexpectedError
+from e2e.emulation.scenarios import insist
 from e2e.lifecycle import fake_venv, rack
 from e2e.lifecycle.fake_vllm import WORKER
 from e2e.lifecycle.nodes import HOME, SystemdNode
@@ -208,11 +208,6 @@ class EmulatedCluster:
             if said or any(ranks.values()):
                 found[name] = f"{said} {ranks}"
         return found
-
-
-def insist(condition: bool, otherwise: str) -> None:
-    if not condition:
-        raise UnexpectedError(otherwise)
 
 
 def wait(condition: Callable[[], bool], seconds: float, otherwise: str) -> None:

@@ -1,12 +1,9 @@
-"""Compare what serve-args prints with the code of every release, and with its own parser."""
+"""Compare what serve-args prints with the code of every release."""
 
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-from pathlib import Path
 
 import pytest
 
@@ -20,10 +17,6 @@ from tools.model_recipes import read_recipes
 from tools.release_values import read_choices
 
 pytestmark = pytest.mark.releases
-PARSE = Path(__file__).parents[3] / "tests" / "e2e" / "emulation" / "parse_args.py"
-CANNOT_IMPORT = 3
-# Refused by every release: else a parser that takes anything would look like a success.
-NONSENSE = ["vllm", "serve", "x", "--nonsense", "1"]
 
 
 @pytest.fixture(scope="module")
@@ -86,30 +79,3 @@ def test_the_same_with_the_code_at_hand(home, version, pairs):
     for flag, value in pairs:
         assert installed.has(flag), flag
         assert installed.takes(flag, value), (flag, value)
-
-
-def test_vllm_itself_takes_every_line(home, version, tmp_path):
-    """PATCHKIT_VLLM_REQUIREMENTS: a Python that has what vLLM requires, on a CPU."""
-    python = os.environ.get("PATCHKIT_VLLM_REQUIREMENTS")
-    if not python:
-        pytest.skip("PATCHKIT_VLLM_REQUIREMENTS names no Python with vLLM's requirements")
-    about = tmp_path / f"vllm-{version}+cpu.dist-info"
-    about.mkdir()
-    # By its version an older vLLM knows that it is for CPUs.
-    (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}+cpu\n")
-    path = f"{tmp_path}:{home.parent}"
-    lines = [list(served.words) for served in serve_lines.everything(version)]
-    done = subprocess.run(
-        [python, PARSE],
-        input=json.dumps([*lines, NONSENSE]),
-        env={**os.environ, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"},
-        capture_output=True,
-        text=True,
-    )
-    if done.returncode == CANNOT_IMPORT:
-        pytest.skip(f"vllm {version}: {done.stderr.strip().splitlines()[-1]}")
-    *verdicts, nonsense = json.loads(done.stdout)
-    assert "unrecognized arguments: --nonsense" in nonsense
-    refused = {" ".join(words): said for words, said in zip(lines, verdicts, strict=True) if said}
-    assert not refused
-    assert len(verdicts) > 90
