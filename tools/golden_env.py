@@ -134,7 +134,6 @@ CASES = {
         "cable_port0", "--head-ip=10.0.0.10", "--topology=roce"
     ),
     "head, sockets asked for": _head("cable_port0", "--head-ip=10.0.0.10", "--topology=socket"),
-    "head, air-gapped": _head("air_gapped"),
     "head of Spark and Thor": _head("cable_port0", "--topology=hetero", "--head-ip=192.168.100.10"),
     "worker that is a Thor": _worker("thor", "head of Spark and Thor"),
     "head of Spark and Thor, overwriting": _head(

@@ -320,18 +320,6 @@ def tailscale(node: int) -> Machine:
     return replace(machine, cards=(*machine.cards, overlay))
 
 
-@machine
-def air_gapped(node: int) -> Machine:
-    """The cable and nothing else."""
-    return _with(cable_port0(node), "enP7s7", up=False, speed=-1, addresses=())
-
-
-@machine
-def short_of_memory(node: int) -> Machine:
-    """2 GiB less than others have."""
-    return replace(cable_port0(node), memory=125_489_052)
-
-
 NAMES = tuple(MACHINES)
 
 

@@ -6,8 +6,8 @@ nothing that could be imported: which variables and flags it takes, and with whi
 
 from __future__ import annotations
 
-import io
 import tarfile
+import tempfile
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path, PurePosixPath
@@ -25,7 +25,6 @@ from support.wheels import write_wheel
 
 VENV = f"{HOME}/.local/share/patchkit/venv"  # where `patchkit cluster install` makes it
 SETTINGS = "fake.env"  # in the environment's bin
-INSTALLED = {"vllm": VERSION, "torch": "2.11.0"}
 _CUDA = "nvidia-cudnn-cu13==9.13.0.50"
 PROGRAM = Path(__file__).with_name("fake_vllm.py")
 # What says which variables and flags there are, and which values they take.
@@ -41,7 +40,9 @@ def install(node: SystemdNode, **settings: object) -> None:
     insist_user(node, "python3", "-m", "venv", "--without-pip", VENV)
     where = "import sysconfig; print(sysconfig.get_path('purelib'))"
     site = insist_user(node, f"{VENV}/bin/python", "-c", where).strip()
-    insist_user(node, "tar", "--extract", "--directory", site, input=site_packages())
+    unpack = 'cat > wheel.zip && python3 -m zipfile --extract wheel.zip "$0"'
+    for wheel in _made_wheels():
+        insist_user(node, "sh", "-c", unpack, site, input=wheel)
     write(node, f"{VENV}/bin/vllm", f"#!{VENV}/bin/python\n{PROGRAM.read_text()}")
     insist_user(node, "chmod", "+x", f"{VENV}/bin/vllm")
     change(node, **settings)
@@ -60,7 +61,7 @@ def write(node: SystemdNode, path: str, text: str) -> None:
 
 
 def wheels(folder: Path, note: str = "", release: str = VERSION) -> list[Path]:
-    """Write wheels of what `install` puts there by hand, for pip; return their paths, vLLM's first.
+    """Write wheels of what `install` puts there; return their paths, vLLM's first.
 
     ``note`` is in them, so that they are others. torch is the one that the release needs; it needs
     a library, as one for CUDA does.
@@ -93,22 +94,9 @@ def wheels(folder: Path, note: str = "", release: str = VERSION) -> list[Path]:
 
 
 @cache
-def site_packages() -> bytes:
-    """Return what is installed, as a tar archive."""
-    files = dict(_files())
-    for name, version in INSTALLED.items():
-        about = f"{name}-{version}.dist-info"
-        metadata = f"Metadata-Version: 2.4\nName: {name}\nVersion: {version}\n"
-        record = "".join(f"{path},,\n" for path in files if path.startswith(f"{name}/"))
-        files |= {f"{about}/METADATA": metadata.encode(), f"{about}/INSTALLER": b"pip\n"}
-        files[f"{about}/RECORD"] = record.encode()
-    packed = io.BytesIO()
-    with tarfile.open(fileobj=packed, mode="w") as packing:
-        for path, data in files.items():
-            info = tarfile.TarInfo(path)
-            info.size, info.mode = len(data), 0o644
-            packing.addfile(info, io.BytesIO(data))
-    return packed.getvalue()
+def _made_wheels() -> list[bytes]:
+    with tempfile.TemporaryDirectory() as folder:
+        return [path.read_bytes() for path in wheels(Path(folder))]
 
 
 @cache

@@ -69,21 +69,14 @@ def ready(cache: Path, extra: Sequence[str] = ()) -> Path:
         begun = cache / f"{root.name}.{os.getpid()}"
         begun.mkdir(parents=True)
         try:
-            _make(begun, packages, release)
+            options = ("--variant=minbase", '--aptopt=Apt::Install-Recommends "false"')
+            fresh.unpack(begun, packages, *options, release=release)
+            env = {"PATH": nodes.SYSTEM_PATH, "LANG": "C.UTF-8"}
+            subprocess.run(["chroot", begun, "sh", "-c", FURNISH], check=True, env=env)
             begun.rename(root)
         finally:
             shutil.rmtree(begun, ignore_errors=True)
     return root
-
-
-def _make(root: Path, packages: Sequence[str], release: str) -> None:
-    options = ("--variant=minbase", '--aptopt=Apt::Install-Recommends "false"')
-    fresh.unpack(root, packages, *options, release=release)
-    subprocess.run(
-        ["chroot", str(root), "sh", "-c", FURNISH],
-        check=True,
-        env={"PATH": nodes.SYSTEM_PATH, "LANG": "C.UTF-8"},
-    )
 
 
 if __name__ == "__main__":
