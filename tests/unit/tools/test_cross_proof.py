@@ -17,8 +17,7 @@ from patchkit.wheel.wheelhouse.manifest import Kind, Manifest, ManifestEntry, Ov
 from support.wheels import write_wheel
 
 C = "vllm/_C_stable_libtorch.abi3.so"
-MLA = "_C::sm100_cutlass_mla_get_workspace_size"
-MLA_SCHEMA = f"{MLA}(int max_seq_len, int num_batches, int sm_count, int num_kv_splits) -> int"
+MLA = "sm100_cutlass_mla_get_workspace_size"
 FACTS = {"version": "0.25.1", "target": "gb10", "extensions": "all", "without": []}
 
 
@@ -26,31 +25,25 @@ def compared(ours, upstream, **facts):
     return [*differences([ours] if ours else [], [upstream], {**FACTS, **facts})]
 
 
-def loaded(path=C, **operators):
-    return Loaded(path=path, operators={f"_C::{name}": text for name, text in operators.items()})
-
-
-def test_another_schema_is_never_explained():
-    """Python that fits the one schema calls the other with wrong arguments."""
-    ours = loaded(machete_mm="_C::machete_mm(Tensor A) -> Tensor [CUDA]")
-    theirs = loaded(machete_mm="_C::machete_mm(Tensor A, Tensor B) -> Tensor [CUDA]")
-    ((what, why),) = compared(ours, theirs)
-    assert what.startswith(f"{C}: _C::machete_mm is _C::machete_mm(Tensor A) -> Tensor [CUDA], ")
-    assert why == ""
-
-
-@pytest.mark.parametrize(("target", "explained"), [("gb10", True), ("thor", False)])
-def test_kernels_for_other_devices_may_be_missing(target, explained):
-    """MLA_ARCHS has 11.0, a Thor, and not 12.1."""
-    ours = Loaded(path=C, operators={MLA: f"{MLA_SCHEMA} []"})
-    theirs = Loaded(path=C, operators={MLA: f"{MLA_SCHEMA} [CompositeExplicitAutograd]"})
-    ((_what, why),) = compared(ours, theirs, target=target)
+@pytest.mark.parametrize(
+    ("ours", "upstream", "facts", "explained"),
+    [
+        # Python that fits the one schema calls the other with wrong arguments.
+        ("machete_mm(Tensor A) [CUDA]", "machete_mm(Tensor A, Tensor B) [CUDA]", {}, False),
+        # MLA_ARCHS has 11.0, a Thor, and not 12.1.
+        (f"{MLA}() []", f"{MLA}() [CUDA]", {}, True),
+        (f"{MLA}() []", f"{MLA}() [CUDA]", {"target": "thor"}, False),
+        ("silu() [CPU]", "silu() [CPU CUDA]", {}, False),
+    ],
+)
+def test_kernels_for_other_devices_may_be_missing(ours, upstream, facts, explained):
+    sides = (
+        Loaded(path=C, operators={f"_C::{text.partition('(')[0]}": text})
+        for text in (ours, upstream)
+    )
+    ((what, why),) = compared(*sides, **facts)
+    assert what.startswith(f"{C}: _C::")
     assert bool(why) == explained
-
-
-def test_a_kernel_of_every_device_must_not_be_missing():
-    ours, theirs = (loaded(silu=f"_C::silu() -> () [{keys}]") for keys in ("CPU", "CPU CUDA"))
-    assert compared(ours, theirs)[0][1] == ""
 
 
 def test_a_library_that_is_not_built_is_explained_by_the_wheel_or_the_device():
@@ -61,7 +54,7 @@ def test_a_library_that_is_not_built_is_explained_by_the_wheel_or_the_device():
         ("vllm/vllm_flash_attn/_vllm_fa3_C.abi3.so", {"target": "h200"}, ""),
         ("vllm/_rust_tool_parser.abi3.so", {}, "written in Rust, which is not built"),
     ):
-        ((what, said),) = compared(None, loaded(path), **facts)
+        ((what, said),) = compared(None, Loaded(path=path), **facts)
         assert what == f"{path}: is not built"
         assert said.startswith(why)
         assert bool(said) == bool(why)

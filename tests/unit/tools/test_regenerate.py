@@ -1,4 +1,4 @@
-"""Which releases are read to tell what a fix is to each of them."""
+"""Which releases are read to tell what a fix is to each of them, and what stops the reading."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from patchkit.errors import DriftError
+from patchkit.errors import DriftError, SourceError
 from patchkit.patching.recipe import load_recipe
 from tools import tables
 from tools.regenerate import levels, look_for
+from tools.release_values import read_values
 from tools.seen import unproved
 from tools.tables import SUPPORT
 
@@ -46,3 +47,12 @@ def test_fixes_that_do_not_fit_are_named_with_their_files(make_tree):
     named = [place.strip().partition(":")[0] for place in places if "  recipes/" in place]
     assert len(named) > 5
     assert all((tables.DATA.parents[1] / path).is_file() for path in named)
+
+
+def test_choices_in_an_unknown_form_are_an_error(tmp_path):
+    (tmp_path / "envs.py").write_text(
+        "import os\nenvironment_variables = {\n"
+        '    "VLLM_MODE": env_with_choices("VLLM_MODE", "a", make()),\n}\n'
+    )
+    with pytest.raises(SourceError, match=r"envs\.py:3: choices in an unknown form"):
+        read_values(tmp_path)

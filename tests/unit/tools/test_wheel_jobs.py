@@ -1,4 +1,4 @@
-"""Read the workflow that builds wheels: what it is asked for, runs, and with what rights."""
+"""Read noxfile and the workflow that builds wheels: what they run, and with what rights."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from tools.wheel_jobs import jobs
 
 ROOT = Path(__file__).parents[3]
 FILE = ROOT / ".github/workflows/wheels.yml"
+NOXFILE = (ROOT / "noxfile.py").read_text(encoding="utf-8")
 needs_workflow = pytest.mark.skipif(not FILE.exists(), reason="an sdist has no .github/")
 
 
@@ -54,11 +55,10 @@ def test_what_cannot_be_built_is_refused_before_a_machine_starts():
 
 @needs_workflow
 def test_its_steps_are_sessions_that_run_anywhere():
-    noxfile = (ROOT / "noxfile.py").read_text(encoding="utf-8")
     sessions = {
         named or function
         for named, function in re.findall(
-            r'@nox\.session(?:\((?:name="([\w-]+)"|[^)]*)\))?\ndef (\w+)', noxfile
+            r'@nox\.session(?:\((?:name="([\w-]+)"|[^)]*)\))?\ndef (\w+)', NOXFILE
         )
     }
     assert {"tests", "lint", "build-vllm", "wheel-jobs"} <= sessions
@@ -90,3 +90,12 @@ def test_no_text_of_somebody_becomes_a_script_and_no_action_can_change():
             taken.add(action)
             assert re.fullmatch(r"actions/[\w-]+@[0-9a-f]{40}", action)
     assert len({action.partition("@")[0] for action in taken}) == len(taken) == 4
+
+
+def test_every_program_that_a_session_runs_is_there():
+    modules = re.findall(r'_module\(session, "([\w.]+)"', NOXFILE)
+    assert len(modules) > 10
+    for name in modules:
+        folder = ROOT if name.startswith("tools.") else ROOT / "tests"
+        place = folder / name.replace(".", "/")
+        assert place.with_suffix(".py").is_file() or (place / "__main__.py").is_file(), name
