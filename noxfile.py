@@ -238,7 +238,7 @@ def cross_proof(session: nox.Session) -> None:
     """A wheelhouse for aarch64, installed and used under qemu-user, beside upstream's operators.
 
     Needs root, mmdebstrap, qemu-user-static, the cross g++ and 8 GB:
-    `nox -s cross-proof -- [WHEELHOUSE] [--keep FOLDER]`.
+    `nox -s cross-proof -- [WHEELHOUSE]`.
     """
     _install(session, "build")
     what = (*session.posargs, "--obstacle")
