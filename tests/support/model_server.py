@@ -9,6 +9,7 @@ wrong is an attribute: set it before asking. `recorded` streams are bytes of rea
 from __future__ import annotations
 
 import http.server
+import itertools
 import json
 import threading
 import time
@@ -36,16 +37,19 @@ def metrics(release, **changes):
     prefix = "gpu_" if release == "0.10" else ""
     said = {"usage": 0.25, "running": 1, "waiting": 0, "preemptions": 0, "queries": 0, "hits": 0}
     said |= {"caching": True, "failed": None} | changes
-    lines = [
-        f"# HELP vllm:{prefix or 'kv_'}cache_usage_perc KV-cache usage. 1 means 100 percent usage.",
-        f"# TYPE vllm:{prefix or 'kv_'}cache_usage_perc gauge",
-        f"vllm:{prefix or 'kv_'}cache_usage_perc{{{LABELS}}} {said['usage']}",
-        f"vllm:num_requests_running{{{LABELS}}} {float(said['running'])}",
-        f"vllm:num_requests_waiting{{{LABELS}}} {float(said['waiting'])}",
-        f"vllm:num_preemptions_total{{{LABELS}}} {float(said['preemptions'])}",
-        f"vllm:num_preemptions_created{{{LABELS}}} 1.7638e+09",
-        f"vllm:{prefix}prefix_cache_queries_total{{{LABELS}}} {float(said['queries'])}",
-        f"vllm:{prefix}prefix_cache_hits_total{{{LABELS}}} {float(said['hits'])}",
+    usage = f"vllm:{prefix or 'kv_'}cache_usage_perc"
+    figures = {
+        usage: said["usage"],
+        "vllm:num_requests_running": said["running"],
+        "vllm:num_requests_waiting": said["waiting"],
+        "vllm:num_preemptions_total": said["preemptions"],
+        "vllm:num_preemptions_created": 1.7638e09,
+        f"vllm:{prefix}prefix_cache_queries_total": said["queries"],
+        f"vllm:{prefix}prefix_cache_hits_total": said["hits"],
+    }
+    lines = [f"# HELP {usage} KV-cache usage. 1 means 100 percent usage.", f"# TYPE {usage} gauge"]
+    lines += [f"{name}{{{LABELS}}} {float(value)}" for name, value in figures.items()]
+    lines += [
         f'vllm:cache_config_info{{block_size="16",enable_prefix_caching="{said["caching"]}"}} 1.0',
         'http_requests_total{handler="/v1/models",method="GET",status="2xx"} 7.0',
     ]
@@ -129,16 +133,17 @@ class _ModelRequest(http.server.BaseHTTPRequestHandler):
     def do_POST(self):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         self.server.asked.append(body)
+        faults = self.server.faults
         if not self._allowed():
             return
-        faults = self.server.faults
         if faults.refuse:
             self._json(*faults.refuse)
-            return
-        if self.path not in ("/v1/chat/completions", "/v1/completions"):
+        elif self.path not in ("/v1/chat/completions", "/v1/completions"):
             self._json(404, {"detail": "Not Found"})
-            return
-        self._stream(body)
+        elif faults.whole is not None:
+            self._json(200, faults.whole)
+        else:
+            self._stream(body)
 
     def _allowed(self):
         key = self.server.faults.key
@@ -161,51 +166,38 @@ class _ModelRequest(http.server.BaseHTTPRequestHandler):
             self.wfile.write(data)
 
     def _stream(self, body):
-        faults = self.server.faults
-        if faults.whole is not None:
-            self._json(200, faults.whole)
-            return
+        server, faults = self.server, self.server.faults
+        self.close_connection = True
         self.send_response(200)
         self.send_header("Content-Type", "text/event-stream; charset=utf-8")
-        if faults.recorded:
-            self._replay(faults)
-            return
         self.send_header("Connection", "close")
+        if faults.recorded:
+            self.send_header("Transfer-Encoding", "chunked")
         self.end_headers()
-        self.close_connection = True
-        if faults.silent:
-            self.server.over.wait(30)
-            return
         if faults.raw is not None:
             self.wfile.write(faults.raw)
             while faults.endless:
                 self.wfile.write(faults.raw)
             return
-        for number, event in enumerate(self._events(body)):
-            if number == faults.cut_after:
-                return
+        events = [] if faults.silent and not faults.recorded else self._events(body)
+        for event in itertools.islice(events, faults.cut_after):
             time.sleep(faults.slow)
-            text = event if isinstance(event, str) else json.dumps(event)
-            self.wfile.write(f"data: {text}\n\n".encode())
-            self.wfile.flush()
-
-    def _replay(self, faults):
-        """Send a recorded stream, an event in a chunk."""
-        self.send_header("Transfer-Encoding", "chunked")
-        self.send_header("Connection", "close")
-        self.end_headers()
-        self.close_connection = True
-        events = [each + b"\n\n" for each in faults.recorded.split(b"\n\n") if each.strip()]
-        for event in events[: faults.cut_after]:
-            time.sleep(faults.slow)
-            self.wfile.write(b"%x\r\n%b\r\n" % (len(event), event))
+            self.wfile.write(b"%x\r\n%b\r\n" % (len(event), event) if faults.recorded else event)
             self.wfile.flush()
         if faults.silent:
-            self.server.over.wait(30)
-        if faults.cut_after is None:
+            server.over.wait(30)
+        if faults.recorded and faults.cut_after is None:
             self.wfile.write(b"0\r\n\r\n")
 
     def _events(self, body):
+        """Return the events of an answer as they go over the wire."""
+        faults = self.server.faults
+        if faults.recorded:
+            return [each + b"\n\n" for each in faults.recorded.split(b"\n\n") if each.strip()]
+        texts = [*map(json.dumps, self._chunks(body)), "[DONE]"]
+        return [f"data: {text}\n\n".encode() for text in texts]
+
+    def _chunks(self, body):
         """Yield the chunks of an answer as this release sends them."""
         faults, names = self.server.faults, REASONING[self.server.release]
         chat = "messages" in body
@@ -223,7 +215,6 @@ class _ModelRequest(http.server.BaseHTTPRequestHandler):
         count = len(pieces)
         usage = {"prompt_tokens": 9, "total_tokens": 9 + count, "completion_tokens": count}
         yield {"id": "chatcmpl-1", "object": "chat.completion.chunk", "choices": [], "usage": usage}
-        yield "[DONE]"
 
     def _chunk(self, delta=None, finish=None, text=None):
         choice = {"index": 0, "logprobs": None, "finish_reason": finish}
