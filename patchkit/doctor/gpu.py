@@ -10,7 +10,7 @@ from typing import Any
 
 from patchkit.cluster.ssh.node import Remote, everywhere
 from patchkit.cluster.ssh.ssh import there
-from patchkit.doctor.gpu_steps import RANK, GpuStep, all_reduce_rank, free_port, gpu_steps
+from patchkit.doctor.gpu_steps import RANK, GpuStep, free_port, gpu_steps
 from patchkit.doctor.nccl import nccl_findings, read_nccl
 from patchkit.doctor.peers.check import make_finding, unchecked
 from patchkit.doctor.peers.node_report import NodeReport
@@ -21,6 +21,9 @@ from patchkit.finding import Finding, Level
 from patchkit.paths import RECIPES
 from patchkit.records import read_toml
 from patchkit.units import BYTES_PER_MIB
+
+# So that NCCL says on standard output what it takes.
+_SAYS = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET,ENV", "NCCL_DEBUG_FILE": ""}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,14 +70,10 @@ def smoke_test() -> SmokeTest:
     return read_toml(SmokeTest, RECIPES / "doctor" / "gpu.toml", key="smoke")
 
 
-def run_smoke_test(node: GpuNode) -> Iterator[GpuStep]:
-    """Yield how each step went on a node, as it ends. Raises HostError if it does not answer."""
-    steps = [
-        {"step": its.id, "script": its.script, "seconds": its.seconds, "block": its.block}
-        for its in smoke_test().step
-    ]
-    given = {"python": node.python, "steps": steps, "variables": dict(node.variables)}
-    yield from Remote(node.node).stream(GpuStep, gpu_steps, **given)
+def run_steps(node: GpuNode, steps: Sequence[Mapping[str, Any]], **more: str) -> list[GpuStep]:
+    """Return how each step went on a node. Raises HostError if it does not answer."""
+    given = {"python": node.python, "steps": steps, "variables": {**node.variables, **more}}
+    return list(Remote(node.node).stream(GpuStep, gpu_steps, **given))
 
 
 def run_all_reduce(nodes: Sequence[GpuNode]) -> list[GpuStep]:
@@ -94,9 +93,8 @@ def run_all_reduce(nodes: Sequence[GpuNode]) -> list[GpuStep]:
     }
 
     def run_rank(number: int) -> GpuStep:
-        node, settings = nodes[number], {**common, "rank": number}
-        given = {"python": node.python, "settings": settings, "variables": dict(node.variables)}
-        return Remote(node.node).call(GpuStep, all_reduce_rank, **given)
+        (step,) = run_steps(nodes[number], [{**common, "rank": number}], **_SAYS)
+        return step
 
     return [
         GpuStep(step=RANK, state="not-run", reason=said.what)
@@ -176,15 +174,19 @@ def try_gpus(reports: Sequence[NodeReport]) -> Iterator[Finding]:
         else:
             why = report.why_not("facts") if report.facts is None else "there is no vLLM there"
             yield unchecked("gpu-smoke", report.node, why)
-    tried = everywhere(able, lambda node: list(run_smoke_test(node)))
+    steps = [
+        {"step": its.id, "script": its.script, "seconds": its.seconds, "block": its.block}
+        for its in smoke_test().step
+    ]
+    tried = everywhere(able, lambda node: run_steps(node, steps))
     obstacle = ""
-    for node, steps in zip(able, tried, strict=True):
-        if isinstance(steps, PatchkitError):
-            yield unchecked("gpu-smoke", node.node, steps.what)
+    for node, said in zip(able, tried, strict=True):
+        if isinstance(said, PatchkitError):
+            yield unchecked("gpu-smoke", node.node, said.what)
         else:
-            yield from gpu_findings(node.node, steps)
+            yield from gpu_findings(node.node, said)
         # With a GPU that does nothing the others would wait for their time-out.
-        if isinstance(steps, PatchkitError) or steps[0].state != "ok":
+        if isinstance(said, PatchkitError) or said[0].state != "ok":
             obstacle = obstacle or f"the GPU of {node.node} was not reached"
     if len(able) < len(reports) or not all(node.address for node in able):
         obstacle = "not every node has vLLM and an address on the cable"

@@ -48,11 +48,7 @@ class NotRunError(Exception):
 
 
 class WrongError(Exception):
-    """A step ran and its result is wrong; ``answer`` are its figures."""
-
-    def __init__(self, what: str, **answer: Any) -> None:
-        super().__init__(what)
-        self.answer = answer
+    """A step ran and its result is wrong: what is, and the rest of the answer."""
 
 
 def main() -> None:
@@ -69,7 +65,8 @@ def main() -> None:
     except NotRunError as error:
         answer = {"state": "not-run", "reason": str(error)}
     except WrongError as error:
-        answer = {"state": "failed", "reason": str(error), **error.answer}
+        reason, more = error.args
+        answer = {"state": "failed", "reason": reason, **more}
     except (AttributeError, TypeError) as error:
         if "_OpNamespace" in str(error):  # an operator that the compiled library lacks
             raise
@@ -115,7 +112,7 @@ def try_device(_: Answer) -> Answer:
     device = torch.cuda.get_device_properties(0)
     ones = torch.ones(1000, device="cuda", dtype=torch.float64)
     if (total := float(ones.cumsum(0).sum())) != 500500:
-        raise WrongError(f"the sum of 1 to 1000 is {total:g} on the GPU")
+        raise WrongError(f"the sum of 1 to 1000 is {total:g} on the GPU", {})
     free, memory = torch.cuda.mem_get_info()
     driver = Path("/proc/driver/nvidia/version")
     said = driver.read_text(encoding="utf-8").split("\n")[0] if driver.is_file() else ""
@@ -285,7 +282,8 @@ def try_all_reduce(settings: Answer) -> Answer:
             times.append(time.perf_counter() - start)
             expected = world * (world + 1) // 2 + world * turn
             if wrong := int((data != expected).sum()):
-                raise WrongError(f"{wrong} of {data.numel()} sums over {world} ranks are wrong")
+                what = f"{wrong} of {data.numel()} sums over {world} ranks are wrong"
+                raise WrongError(what, {})
         seconds = sorted(times[2:])[5]  # the first ones make connections
         # As nccl-tests counts: so much has to cross each rank's link, whatever their number.
         moved = size * 2 * (world - 1) / world
@@ -305,10 +303,11 @@ def _judge_products(kernel: str, products: Iterable[tuple[Any, Any]], **figures:
     figures = {"error": float(f"{min(error, 1e30):.2g}"), "bound": _PRODUCT, **figures}
     if vllm := sys.modules.get("vllm"):
         figures["vllm"] = str(getattr(vllm, "__version__", "unknown"))
+    answer = {"figures": figures, "kernel": kernel}
     if error > _PRODUCT:
         what = f"{kernel}: the product is wrong: error {error:.2g}, bound {_PRODUCT}"
-        raise WrongError(what, figures=figures, kernel=kernel)
-    return {"figures": figures, "kernel": kernel}
+        raise WrongError(what, answer)
+    return answer
 
 
 def _first_line(error: Exception) -> str:

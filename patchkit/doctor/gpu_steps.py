@@ -66,16 +66,7 @@ def gpu_steps(
             found = run_step(python, each, variables)
         if each["script"] == FIRST and found.state != "ok":
             obstacle = found.reason
-        yield json.loads(json.dumps(asdict(found)))  # as it comes from another node
-
-
-def all_reduce_rank(
-    python: str, settings: Mapping[str, Any], variables: Mapping[str, str]
-) -> dict[str, Any]:
-    """Return how one rank of an all-reduce went; the others run on their nodes meanwhile."""
-    # What NCCL says is read afterwards, on this standard output.
-    said = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET,ENV", "NCCL_DEBUG_FILE": ""}
-    return asdict(run_step(python, settings, {**variables, **said}))
+        yield asdict(found)
 
 
 def free_port(address: str) -> int:
@@ -88,8 +79,6 @@ def run_step(python: str, settings: Mapping[str, Any], variables: Mapping[str, s
     """Run a step; whatever happens to its process is a result."""
     words = (python, str(SCRIPT), str(settings["script"]), json.dumps(dict(settings)))
     env = {**os.environ, **variables, "PYTHONUNBUFFERED": "1"}
-    if not env.get("NCCL_DEBUG_FILE", "x"):
-        del env["NCCL_DEBUG_FILE"]
     limit, lines = float(settings["seconds"]), deque[str](maxlen=_MOST)
     start, done = time.monotonic(), None
     with Follow(*words, env=env) as running:
