@@ -26,6 +26,7 @@ _UNIFIED = ("gb10", "thor")
 _THROTTLED = {0x8: "hardware", 0x20: "heat", 0x40: "heat", 0x80: "power brake"}
 _MISMATCH = "mismatch"  # NVML_ERROR_LIB_RM_VERSION_MISMATCH in NVML's words
 _UNNAMED = "no environment with vLLM is known here: name it with --venv"
+_INSTALL = "patchkit cluster install"
 _UNITS = {"celsius": "°C", "watts": "W", "mhz": "MHz", "busy": "%"}
 
 
@@ -91,7 +92,7 @@ def check_kernel_log(node: NodeReport) -> Outcome:
         lines = [line.replace("\n", " ") for line in node.health_fact("kernel")]
     except NotCheckedError as error:
         hint = there(node.node, "sudo", "dmesg", "--level=emerg,alert,crit,err,warn")
-        raise NotCheckedError(error.why, hint) from None
+        raise NotCheckedError(error.what, hint=hint) from None
     text = "".join(f"{line}\n" for line in lines).encode(errors="replace")
     # Not whole: most lines of the log were left out.
     read = read_log([text], facts_for_causes(node), whole=False)
@@ -109,10 +110,10 @@ def check_gpu(node: NodeReport) -> Outcome:
     try:
         gpu = node.health_fact("gpu")
     except NotCheckedError as error:
-        if _MISMATCH in error.why:
-            return node.find("gpu-mismatch", reason=error.why)
+        if _MISMATCH in error.what:
+            return node.find("gpu-mismatch", reason=error.what)
         none = "" if node.host.gpus else "no GPU is found here: "
-        raise NotCheckedError(f"{none}{error.why}") from None
+        raise NotCheckedError(f"{none}{error.what}") from None
     throttled = require(gpu.throttled, "nvidia-smi does not tell why clocks are held down")
     shown = {
         name: f"? {unit}" if (value := getattr(gpu, name)) is None else f"{value:.0f} {unit}"
@@ -198,10 +199,6 @@ def _known_software(node: NodeReport) -> Software:
     return software
 
 
-def _install_command(node: NodeReport, by_hand: str) -> str:
-    return quoted("patchkit", "cluster", "install") if node.placed else by_hand
-
-
 @check("torch-cpu")
 def check_torch(node: NodeReport) -> Outcome:
     software = _known_software(node)
@@ -217,7 +214,7 @@ def check_torch(node: NodeReport) -> Outcome:
     python = f"{venv}/bin/python" if venv else "python3"
     again = there(node.node, python, "-m", "pip", "install", f"vllm=={software.vllm}")
     about = "torch-other" if has else "torch-cpu"
-    return node.find(about, command=_install_command(node, again), **fields)
+    return node.find(about, command=_INSTALL if node.placed else again, **fields)
 
 
 @check("nccl-lost")
@@ -225,7 +222,8 @@ def check_lost_nccl(node: NodeReport) -> Outcome:
     found = []
     for file in node.contents.lost if node.contents else ():
         again = there(node.node, *file.cure(f"{node.part('facts').venv}/bin/python", "wheelhouse"))
-        found.append(node.find("nccl-lost", lost=file, command=_install_command(node, again)))
+        command = _INSTALL if node.placed else again
+        found.append(node.find("nccl-lost", lost=file, command=command))
     return found
 
 

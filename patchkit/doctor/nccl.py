@@ -53,15 +53,12 @@ class NcclRank:
     settings: dict[str, str] = field(default_factory=dict)
 
     @property
-    def over_ib(self) -> bool:
-        """Return whether it is RDMA: NCCL's own IB, or the plugin of HPC-X, which is IBext_v10."""
-        return self.network.startswith("IB")
-
-    @property
     def used(self) -> str:
         """Return the devices, or for sockets the interfaces, that carry data; "" if unknown."""
+        # NCCL's own IB, or the plugin of HPC-X, which is IBext_v10.
+        over_ib = self.network.startswith("IB")
         sockets = _ENTRY.findall(self.said.get("sockets", ""))
-        return ", ".join((self.over_ib and self.devices) or sockets)
+        return ", ".join((over_ib and self.devices) or sockets)
 
     def read_line(self, text: str) -> None:
         """Take what one line says."""

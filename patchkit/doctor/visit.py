@@ -77,10 +77,14 @@ def visit(cluster: Cluster, *, gpu: bool = False, port: int = 0, here: bool) -> 
     node, judged = reports[0], reports
     placed = None if port else node.placed
     url = url_of(placed, port or cluster.file.serve.port)
-    said = node.silence or _ask_server(cluster, url)
+    said: ServerAnswers | PatchkitError | None = node.silence
+    if said is None:  # asked on the head, since it may listen there alone
+        given = {"url": url, "metrics": server_answers.wanted_metrics()}
+        ask = server_answers.ask_server
+        (said,) = everywhere([cluster.head], lambda head: head.call(ServerAnswers, ask, **given))
     if len(reports) == 1 and node.listeners and isinstance(said, ServerAnswers) and said.version:
         # Who listens where a vLLM answers is the server, whoever started it.
-        own = urlsplit(said.url).port
+        own = urlsplit(url).port
         others = tuple(listener for listener in node.listeners if listener.port != own)
         judged = [replace(node, listeners=others)]
     found = cluster_findings(cluster.file, judged)
@@ -95,7 +99,7 @@ def visit(cluster: Cluster, *, gpu: bool = False, port: int = 0, here: bool) -> 
         found.append(unchecked("server", node.node, said.what))
     else:
         units = node.state.units if node.state else ()
-        for its in server_findings(node.node, said, units):
+        for its in server_findings(node.node, replace(said, url=url), units):
             # That nothing answers at the very port that a user named is an error.
             silent = bool(port) and its.about == "server-answers"
             found.append(replace(its, level=Level.ERROR, kind=HostError) if silent else its)
@@ -117,16 +121,6 @@ def local_facts(cluster: Cluster) -> Situation:
     (report,) = examine_nodes(cluster)
     found = facts_for_causes(report)
     return found if found.get("target") in ("gb10", "thor") else {}
-
-
-def _ask_server(cluster: Cluster, url: str) -> ServerAnswers | PatchkitError:
-    """Return what the server answers; it is asked on the head, since it may listen there alone."""
-    given = {"url": url, "metrics": server_answers.wanted_metrics()}
-    try:
-        said = cluster.head.call(ServerAnswers, server_answers.ask_server, **given)
-    except PatchkitError as error:
-        return error
-    return replace(said, url=url)
 
 
 def _judge_logs(
@@ -260,7 +254,7 @@ def _meet_others(cluster: Cluster, reports: Sequence[NodeReport]) -> list[NodeRe
     head = reports[0]
     pins = (ModelFolder(repo=repo, commit=each).name for repo, each in cluster.file.models.items())
     pinned = [f"{cluster.file.model_folder}/{name}" for name in pins]
-    models = [source] if (source := _started_model(head)) else pinned
+    models = [head.placed.folder] if head.placed and head.placed.folder else pinned
     peers = [
         [node.from_head, report.address]
         for node, report in zip(cluster.file.node[1:], reports[1:], strict=True)
@@ -274,7 +268,7 @@ def _meet_others(cluster: Cluster, reports: Sequence[NodeReport]) -> list[NodeRe
         targets = [
             (other.node, address) for other in others for address in _cable_addresses(report, other)
         ]
-        own_model = _started_model(report)
+        own_model = report.placed.folder if report.placed else ""
         sent = node.call(
             _SentReport,
             examination.meet,
@@ -303,12 +297,6 @@ def _meet_others(cluster: Cluster, reports: Sequence[NodeReport]) -> list[NodeRe
             answer = replace(report, missing={**report.missing, **parts})
         met.append(answer)
     return met
-
-
-def _started_model(report: NodeReport) -> str:
-    """Return the folder of the model that was started last, "" for none."""
-    source = report.placed.word_after("serve") if report.placed else ""
-    return source if source.startswith("/") else ""
 
 
 def _cable_addresses(own: NodeReport, other: NodeReport) -> list[str]:

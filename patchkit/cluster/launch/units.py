@@ -83,7 +83,7 @@ class GroupUnits:
         """Return the files of each node by name, the head's first.
 
         Each node's ``group.json`` has the same id, a digest of all files of all nodes, and the
-        digests of the node's own, by which `doctor` sees what was edited.
+        digests of the node's own, by which `doctor` sees what was edited, and the model's folder.
         """
         bare = [self._rank_files(number) for number in range(len(self.ranks))]
         group = digest(json.dumps([bare, self.links, self.url], sort_keys=True))[:16]
@@ -95,9 +95,10 @@ class GroupUnits:
         ray = {"ray": self.ray} if self.ray else {}
         of_head = {"model": self.model.name, "url": self.url, **ray, "workers": workers}
         texts = [settings | of_head] + [settings] * len(workers)
-        for files, text in zip(bare, texts, strict=True):
+        for files, text, rank in zip(bare, texts, self.ranks, strict=True):
             digests = {name: digest(content) for name, content in files.items()}
-            files["group.json"] = json.dumps({**text, "files": digests}, indent=1) + "\n"
+            own = {"folder": absolute(self.model.folder, rank.facts), "files": digests}
+            files["group.json"] = json.dumps({**text, **own}, indent=1) + "\n"
         return bare
 
     def _rank_files(self, number: int) -> dict[str, str]:

@@ -10,6 +10,7 @@ from functools import cache, wraps
 from typing import Any, TypeVar
 
 from patchkit.cluster.ssh.ssh import there
+from patchkit.errors import PatchkitError
 from patchkit.finding import Finding, Level, finding_from_text, finding_texts
 
 _FILES = ("peers.toml", "machine.toml", "nccl.toml", "server.toml", "gpu.toml")
@@ -19,12 +20,8 @@ Outcome = Finding | Sequence[Finding] | Mapping[str, object]
 """State what a check returns: findings, or the fields of the text that says that all is well."""
 
 
-class NotCheckedError(Exception):
+class NotCheckedError(PatchkitError):
     """The reason why a check could not be made, and what would let it be made."""
-
-    def __init__(self, why: str, hint: str = "") -> None:
-        super().__init__(why)
-        self.why, self.hint = why, hint
 
 
 def require(value: _Value | None, why: str) -> _Value:
@@ -78,7 +75,7 @@ def check(*names: str) -> Callable[[Callable[..., Outcome]], Callable[..., list[
             try:
                 outcome = function(checked, *args)
             except NotCheckedError as error:
-                return [unchecked(name, checked.node, error.why, error.hint) for name in names]
+                return [unchecked(name, checked.node, error.what, error.hint) for name in names]
             if isinstance(outcome, Mapping):
                 return [make_fine(names[0], checked.node, **outcome)]
             return [outcome] if isinstance(outcome, Finding) else list(outcome)

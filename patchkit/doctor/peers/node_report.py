@@ -6,11 +6,9 @@ And read the files that `up` placed on a node, as far as nodes are compared by t
 from __future__ import annotations
 
 import json
-import shlex
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import Any
 
 from patchkit.cluster.agent.examination import ModelPrint, PythonContents
@@ -28,30 +26,22 @@ from patchkit.runtime.host.hardware import target_of
 from patchkit.runtime.host.host import Host
 
 ENV, GROUP = "node.env", "group.json"
-_EXEC = "ExecStart="
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacedFiles:
     """A node's part of a start; ``env`` is None where it is damaged.
 
-    ``words`` is the command of its rank, ``id`` that of the start, "" if ``group.json`` says none;
-    ``edited`` are the files that are not as it says.
+    ``id`` is that of the start, "" if ``group.json`` says none, ``edited`` are the files that are
+    not as it says; ``folder`` is that of the model which its rank serves, "" for none.
     """
 
     id: str
     model: str
     url: str
-    words: tuple[str, ...]
+    folder: str
     env: EnvFile | None
     edited: tuple[str, ...]
-
-    def word_after(self, word: str) -> str:
-        """Return what follows a word of the command, "" if it is not there.
-
-        After ``serve`` it is the model; a rank that Ray starts has none.
-        """
-        return dict(pairwise(self.words)).get(word, "")
 
 
 def placed_files(files: Mapping[str, str], unit: str) -> PlacedFiles | None:
@@ -68,15 +58,8 @@ def placed_files(files: Mapping[str, str], unit: str) -> PlacedFiles | None:
     group = group if isinstance(group, dict) else {}
     written = group.get("files")
     written = written if isinstance(written, dict) else {GROUP: ""}
-    lines = [line for line in files.get(unit, "").splitlines() if line.startswith(_EXEC)]
-    try:
-        words = shlex.split(lines[-1].removeprefix(_EXEC)) if lines else []
-    except ValueError:  # a quote without its end: somebody edited it
-        words = []
     return PlacedFiles(
-        **{name: str(group.get(name, "")) for name in ("id", "model", "url")},
-        # As ``units.unit_line`` wrote them.
-        words=tuple(word.replace("%%", "%").replace("$$", "$") for word in words),
+        **{name: str(group.get(name, "")) for name in ("id", "model", "url", "folder")},
         env=env,
         edited=tuple(name for name in written if digest(files.get(name)) != written[name]),
     )

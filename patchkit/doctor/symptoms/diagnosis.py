@@ -330,7 +330,7 @@ def _diagnose(
     places: dict[str, dict[int, int]] = {}
     for entry in entries:
         lines = places.setdefault(entry.id, {})
-        for text in entry.texts:
+        for text in map(text_pattern, entry.says):
             for hit in found.hits.get(text.text, ()):
                 lines[hit.number] = max(text.weight, lines.get(hit.number, 0))
     ranks = {entry.id: (_LEVELS.index(entry.level), entry.follows) for entry in entries}

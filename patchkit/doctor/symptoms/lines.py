@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 
 from patchkit.errors import SourceError
 from patchkit.quoting import quoted
@@ -88,6 +89,7 @@ def without_quotes(data: bytes) -> bytes:
     return data
 
 
+@lru_cache(maxsize=64)  # a line is in the windows of those around it
 def log_line(number: int, raw: str) -> LogLine:
     """Return a line without escapes, unprintable characters and what its writers put before it."""
     text = _UNSEEN.sub(" ", _ESCAPES.sub("", raw)).replace("\ufeff", "").rstrip()

@@ -11,7 +11,6 @@ import tempfile
 from collections import Counter, deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from itertools import chain
 
 from patchkit.doctor.symptoms.lines import LONGEST, LogLine, log_line, without_quotes
@@ -163,7 +162,7 @@ def scan(
         if kind is None and len(kinds) >= _MOST_LINES:
             log.unread = f"after line {number}: {_MOST_LINES} different lines were looked at"
             break
-        lines = [_read_line(number, raw) for number, raw in window]
+        lines = [log_line(number, raw.decode(errors="replace")) for number, raw in window]
         kind = kind or kinds.setdefault(key, _Kind(lines[here].stream))
         found = list(_find_texts(lines, here, by_anchor, quoting))
         if any(text.text in starts for text, _hit in found):
@@ -174,11 +173,6 @@ def scan(
             if part.add(text.text, hit, window):
                 kind.texts[text.text] = None
     return log
-
-
-@lru_cache(maxsize=64)  # a line is in the windows of those around it
-def _read_line(number: int, raw: bytes) -> LogLine:
-    return log_line(number, raw.decode(errors="replace"))
 
 
 def _find_texts(

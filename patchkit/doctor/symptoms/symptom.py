@@ -140,11 +140,6 @@ class Symptom:
     lasts: bool = False
     request: bool = False
 
-    @property
-    def texts(self) -> tuple[TextPattern, ...]:
-        """Return what it says, ready to look for."""
-        return tuple(map(text_pattern, self.says))
-
 
 @cache
 def symptoms() -> Mapping[str, Symptom]:

@@ -9,7 +9,7 @@ from collections import Counter
 
 import pytest
 
-from patchkit.doctor.symptoms.symptom import symptom_files, symptoms
+from patchkit.doctor.symptoms.symptom import symptom_files, symptoms, text_pattern
 from patchkit.runtime.rules.rule import check_condition
 from support.failures import VERDICTS, matrix, recognised
 
@@ -40,7 +40,7 @@ def test_entries_say_what_they_need():
         # A cause without conditions holds where no other does: it comes last.
         conditions = [(it.when, it.matches, it.seen, it.unseen) for it in entry.cause]
         assert all(any(each) for each in conditions[:-1]), entry.id
-        given = set.intersection(*({*text.pattern.groupindex} for text in entry.texts))
+        given = set.intersection(*({*text_pattern(text).pattern.groupindex} for text in entry.says))
         for cause in entry.cause:
             check_condition(cause.when)
             texts = (cause.cause, cause.cure, cause.command, cause.tell)
