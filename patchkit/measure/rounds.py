@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import socket
-import subprocess
-import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from patchkit.cluster.launch.up import StartWatcher, hold_model
-from patchkit.cluster.openai.http_exchange import HttpServer
 from patchkit.doctor.symptoms.findings import explain_failed_start
 from patchkit.durable.atomic import replacing
 from patchkit.durable.failure import translated
@@ -26,13 +20,8 @@ from patchkit.process import attempt, run
 from patchkit.quoting import quoted
 from patchkit.reading import read_text
 from patchkit.records import RecordError, read_json
-from patchkit.runtime.rules.secret_texts import mask_secrets
 
-_LONGEST_START = 1800.0  # seconds
-_LONGEST_MEASUREMENT = 3600.0
-_END = 30.0  # seconds for a server to end by itself
-# Told to every server: nothing is reported to anybody, and no line of the log is held back.
-_QUIET = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "PYTHONUNBUFFERED": "1"}
+_LONGEST_MEASUREMENT = 3600.0  # seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,25 +59,27 @@ def measure_variants(plan: BenchPlan, tell: Callable[[str], None]) -> None:
     setup.
     """
     for python in {variant.python for variant in plan.variants}:  # before a server is started
-        _require_vllm(python)
+        look = "import importlib.util as u; u.find_spec('vllm').name"
+        if attempt(python, "-c", look).trouble:
+            raise HostError(
+                f"{python}: vllm bench serve is not here",
+                why="the benchmark is a part of vLLM",
+                hint="name an environment on this machine that has vLLM: --venv DIR; "
+                "it needs no GPU to ask a server elsewhere",
+            )
     _write_conditions(plan)
+    watcher = StartWatcher(lambda *_: None, explain_failed_start)
     for number, variant, loads in plan.left():
         title = f"round {number + 1} of {plan.rounds}, {variant.name}"
         tell(f"{title}: the server starts" if not variant.url else title)
-        with _serve_variant(plan, variant, number) as (url, model):
+        with ExitStack() as stack:
+            url, model = variant.url, plan.model
+            if variant.cluster:
+                held = stack.enter_context(hold_model(variant.cluster, model, watcher))
+                url, model = held.plan.units.url, held.plan.units.model.name
             for load in loads:
                 tell(f"{title}: {load.name}")
                 _measure_load(plan, variant, load, number, url, model)
-
-
-def _require_vllm(python: str) -> None:
-    if attempt(python, "-c", "import importlib.util as u; u.find_spec('vllm').name").trouble:
-        raise HostError(
-            f"{python}: vllm bench serve is not here",
-            why="the benchmark is a part of vLLM",
-            hint="name an environment on this machine that has vLLM: --venv DIR; "
-            "it needs no GPU to ask a server elsewhere",
-        )
 
 
 def _write_conditions(plan: BenchPlan) -> None:
@@ -110,76 +101,6 @@ def _write_conditions(plan: BenchPlan) -> None:
         plan.folder.mkdir(parents=True, exist_ok=True)
         with replacing(place) as file:
             file.write((json.dumps(plan.conditions, indent=1, sort_keys=True) + "\n").encode())
-
-
-@contextmanager
-def _serve_variant(
-    plan: BenchPlan, variant: PlannedVariant, number: int
-) -> Iterator[tuple[str, str]]:
-    """Serve a variant, and yield where and under which name; what runs at a URL stays."""
-    if variant.url:
-        yield variant.url, plan.model
-    elif variant.cluster:
-        watcher = StartWatcher(lambda *_: None, explain_failed_start)
-        with hold_model(variant.cluster, plan.model, watcher) as begun:
-            yield begun.plan.units.url, begun.plan.units.model.name
-    else:
-        log = plan.folder / "log" / f"{variant.name}-{number + 1}.log"
-        with serve_here(variant, log) as served:
-            yield served
-
-
-@contextmanager
-def serve_here(
-    variant: PlannedVariant, log: Path, patience: float = _LONGEST_START
-) -> Iterator[tuple[str, str]]:
-    """Start a server on a free port of this machine alone, and end all its processes.
-
-    Raises HostError that names its log if it does not answer within ``patience`` seconds.
-    """
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    log.parent.mkdir(parents=True, exist_ok=True)
-    log.touch(mode=0o600)  # vLLM writes its arguments, keys among them; they are masked at the end
-    with log.open("w") as file:
-        try:
-            process = subprocess.Popen(
-                [*variant.words, "--host", "127.0.0.1", "--port", str(port)],
-                env={**os.environ, **_QUIET, **variant.variables},
-                stdin=subprocess.DEVNULL,
-                stdout=file,
-                stderr=file,
-                start_new_session=True,  # a group of its own, which ends as a whole
-            )
-        except OSError as error:
-            raise HostError(f"{variant.words[0]}: {error.strerror}", hint="--venv DIR") from None
-    try:
-        url = f"http://127.0.0.1:{port}"
-        yield url, _wait_for_model(process, url, log, patience)
-    finally:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGINT)
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(timeout=_END)
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-        log.write_text(mask_secrets(log.read_text(errors="replace")))
-
-
-def _wait_for_model(process: subprocess.Popen[bytes], url: str, log: Path, patience: float) -> str:
-    server, until = HttpServer(url), time.monotonic() + patience
-    trouble = f"the server did not answer within {patience:.0f} s"
-    while time.monotonic() < until:
-        if (status := process.poll()) is not None:
-            trouble = f"the server ended with exit code {status}"
-            break
-        listing = server.ask("/v1/models")
-        if listing.status == 200:
-            return str(listing.json["data"][0]["id"])
-        time.sleep(1)
-    raise HostError(trouble, hint=quoted("patchkit", "doctor", "--log", log))
 
 
 def _measure_load(

@@ -9,8 +9,10 @@ from typing import Any
 
 import click
 
+from patchkit.cli.cluster.cluster_options import cluster_here
 from patchkit.cli.out import PATH, LaidOut, record_fields, table, tell
 from patchkit.cli.render import Block, Record, VerbGroup, rendered, verbose_option
+from patchkit.cluster.launch.cluster_file import read_cluster_file
 from patchkit.cluster.openai.http_exchange import server_at
 from patchkit.errors import UsageError
 from patchkit.measure.figures import (
@@ -27,8 +29,7 @@ from patchkit.measure.rounds import BenchPlan, measure_variants
 from patchkit.measure.variants import (
     BenchLoad,
     describe_conditions,
-    plan_file,
-    plan_here,
+    plan_cluster,
     plan_url,
 )
 
@@ -50,7 +51,7 @@ def command() -> None:
 
     \b
       patchkit bench openai/gpt-oss-20b
-      patchkit bench MODEL --compare a.env b.env
+      patchkit bench MODEL --compare a.toml b.toml
       patchkit bench MODEL --cluster cluster.toml
       patchkit bench MODEL --url http://HOST:8000
       patchkit bench diff RESULTS OTHERS
@@ -76,7 +77,7 @@ def _read_numbers(_: click.Context, option: click.Parameter, text: str) -> tuple
     nargs=2,
     metavar="A B",
     type=PATH,
-    help="Two env files or two cluster files, in turns.",
+    help="Two cluster files, in turns.",
 )
 @click.option("--cluster", metavar="FILE", type=PATH, help="Serve it there, under units.")
 @click.option("--venv", metavar="DIR", default="", help="The environment that has vLLM.")
@@ -112,9 +113,11 @@ def run(
     if url:
         variants = [plan_url(server_at(url).url, venv)]  # which refuses a login in it
     elif files := compare or (cluster and [cluster]):
-        variants = [plan_file(path, model, venv, args) for path in files]
+        variants = [
+            plan_cluster(read_cluster_file(path), path.stem, model, venv, args) for path in files
+        ]
     else:
-        variants = [plan_here(model, venv, args)]
+        variants = [plan_cluster(cluster_here(venv or None).file, "served", model, venv, args)]
     size = {"depth": given["depth"], "output": given["output"]}
     loads = [
         BenchLoad(**size, concurrency=count, prompts=max(4, prompts * count))
@@ -140,7 +143,7 @@ def run(
     for second in others:
         yield f"{second[0].variant} against {first[0].variant}, by round:"
         yield from _difference_lines(compare_series(first, second))
-    yield f"kept: {plan.folder}/digest.json, raw/, log/"
+    yield f"kept: {plan.folder}/digest.json, raw/"
 
 
 @command.command("diff")

@@ -3,42 +3,22 @@
 import json
 import shutil
 import sys
-import time
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 
+from patchkit.cluster.launch.cluster_file import ClusterFile, ClusterNode
 from patchkit.errors import HostError, UsageError
 from patchkit.measure.figures import result_file
-from patchkit.measure.rounds import BenchPlan, measure_variants, serve_here
+from patchkit.measure.rounds import BenchPlan, measure_variants
 from patchkit.measure.variants import (
     BenchLoad,
     PlannedVariant,
     describe_conditions,
-    plan_file,
+    plan_cluster,
 )
 
-TESTS = Path(__file__).parents[2]
 LOADS = [BenchLoad(depth=1024, output=128, concurrency=n, prompts=4 * n) for n in (1, 8)]
-SERVER = f"""
-import sys, subprocess, time
-sys.path[:0] = [{str(TESTS)!r}, {str(TESTS.parent)!r}]
-from support.model_server import ModelServer
-import http.server, socketserver
-port = int(sys.argv[sys.argv.index("--port") + 1])
-child = subprocess.Popen(["sleep", "300"])
-print("child", child.pid, flush=True)
-print("non-default args: {{'api_key': ['sk-secret-of-the-user']}}", flush=True)
-socketserver.TCPServer.allow_reuse_address = True
-bind = http.server.ThreadingHTTPServer.server_bind
-def here(self):
-    self.server_address = ("127.0.0.1", port)
-    bind(self)
-http.server.ThreadingHTTPServer.server_bind = here
-with ModelServer():
-    time.sleep(300)
-"""
 # Stands for a Python with vLLM: finds it, and answers `bench serve` as $ANSWERED says.
 ASKER = f"""#!{sys.executable}
 import json, os, sys
@@ -49,14 +29,6 @@ place = words[words.index("--result-dir") + 1] + "/" + words[words.index("--resu
 assert "http://spark-1.invalid:8000" in words
 json.dump({{"completed": int(os.environ["ANSWERED"]), "output_throughput": 5.5}}, open(place, "w"))
 """
-
-
-def is_running(pid):
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return False
-    return state != "Z"
 
 
 def plan(folder, *names, rounds=2, loads=LOADS, **facts):
@@ -86,36 +58,6 @@ def test_each_round_has_every_variant_and_the_order_turns(tmp_path):
     by_round = [[name for number, name in order if number == one] for one in range(5)]
     assert by_round[0] == ["a", "b"]
     assert all(after == before[::-1] for before, after in pairwise(by_round))
-
-
-def test_a_server_answers_and_all_its_processes_end(tmp_path):
-    log = tmp_path / "log" / "a-1.log"
-    served = PlannedVariant(name="a", python="", words=(sys.executable, "-c", SERVER))
-    with serve_here(served, log, 60) as (url, model):
-        assert model
-        assert url.startswith("http://127.0.0.1:")
-        child = int(log.read_text().split()[1])
-        assert is_running(child)
-    deadline = time.monotonic() + 10
-    while is_running(child) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert not is_running(child)
-    assert "sk-secret-of-the-user" not in log.read_text()
-    assert log.stat().st_mode & 0o777 == 0o600
-
-
-@pytest.mark.parametrize(
-    ("words", "what"),
-    [
-        ((sys.executable, "-c", "raise SystemExit(3)"), "ended with exit code 3"),
-        (("/nowhere/python",), "No such file"),
-    ],
-)
-def test_a_server_that_ends_names_its_log(tmp_path, words, what):
-    served = PlannedVariant(name="a", python="", words=words)
-    with pytest.raises(HostError, match=what) as raised, serve_here(served, tmp_path / "log", 60):
-        pass
-    assert str(tmp_path / "log") in raised.value.hint or words[0] == "/nowhere/python"
 
 
 def test_a_server_elsewhere_is_measured_once_and_only_whole(tmp_path, monkeypatch):
@@ -153,11 +95,10 @@ def test_an_environment_without_vllm_is_named_before_anything_is_written(tmp_pat
     assert not of.folder.exists()
 
 
-def test_a_cluster_needs_the_benchmark_here(tmp_path):
-    file = tmp_path / "cluster.toml"
-    file.write_text('venv = "/nowhere"\n[[node]]\nssh = "spark-1"\n')
+def test_a_cluster_needs_the_benchmark_here():
+    file = ClusterFile(node=(ClusterNode(ssh="spark-1"),), venv="/nowhere")
     with pytest.raises(HostError, match="/nowhere/bin/python is not on this machine"):
-        plan_file(file, "org/one", "", ())
+        plan_cluster(file, "a", "org/one", "", ())
 
 
 def test_conditions_hold_no_secret_and_no_address():
