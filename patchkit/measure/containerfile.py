@@ -39,19 +39,22 @@ class Containerfile:
     platform: str
 
 
-def check_base(base: str, *, pinned: bool = True) -> None:
-    """Raise UsageError unless this names an image, by its digest if it has to be pinned."""
-    if _PINNED.fullmatch(base):
+def check_image(image: str, option: str, flag: str, *, pinned: bool) -> None:
+    """Raise UsageError unless this names an image, by its digest if it has to be pinned.
+
+    ``option`` is the one that names it, ``flag`` the one that takes it without a digest.
+    """
+    if _PINNED.fullmatch(image):
         return
-    if not _TAGGED.fullmatch(base):
-        raise UsageError(f"{base!r} is not the name of an image")
-    if not pinned:
-        return
-    raise UsageError(
-        f"{base}: names no digest, so that the same file would make another image tomorrow",
-        hint=f"`{quoted('docker', 'buildx', 'imagetools', 'inspect', base)}` prints it: "
-        f"--base {base}@sha256:…; or say --unpinned",
-    )
+    if not _TAGGED.fullmatch(image):
+        raise UsageError(f"{image!r} is not the name of an image")
+    if pinned:
+        look = quoted("docker", "buildx", "imagetools", "inspect", image)
+        raise UsageError(
+            f"{image}: names no digest, and its tag can be moved",
+            why="tomorrow it is another image, and ranks of two do not understand each other",
+            hint=f"`{look}` prints it: {option} {image}@sha256:…; or say {flag}",
+        )
 
 
 def containerfile(manifest: Manifest, base: str, folder: str) -> Containerfile:

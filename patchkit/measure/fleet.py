@@ -45,7 +45,25 @@ def plan_fleet(
         asked = replace(cluster, node=cluster.node[:1]) if count else cluster
         facts = Cluster(asked).facts(models)
     else:
-        facts = [_machine_facts(root or LIVE, models)]
+        root = root or LIVE
+        if root != LIVE and any(folder.startswith("~/") for folder in models):
+            raise UsageError(
+                f"{models[0]} is in a home, and {root} does not say whose",
+                hint='name the folder from /: model_folder = "/srv/models" in the file',
+            )
+        machine = NodeFacts(
+            host=probe(root, environment=os.environ),
+            user="",
+            home=str(Path.home()),
+            python="",
+            venv="",
+            linger=True,
+            memlock=None,
+            systemd=0,
+            persistent_journal=True,
+            models={folder: model_on_node(folder) for folder in models if root == LIVE},
+        )
+        facts = [machine]
     facts = [with_versions(each, versions) for each in facts]
     if len(facts) == 1:
         facts = equal_nodes(facts[0], count or max(2, len(cluster.node)))
@@ -53,26 +71,6 @@ def plan_fleet(
         cluster = replace(cluster, node=(cluster.head, *others))
     return FleetPlan(
         cluster=cluster, model=model, ranks=tuple(planned_ranks(cluster, facts, model))
-    )
-
-
-def _machine_facts(root: Path, models: list[str]) -> NodeFacts:
-    if root != LIVE and any(folder.startswith("~/") for folder in models):
-        raise UsageError(
-            f"{models[0]} is in a home, and {root} does not say whose",
-            hint='name the folder from /: model_folder = "/srv/models" in the file',
-        )
-    return NodeFacts(
-        host=probe(root, environment=os.environ),
-        user="",
-        home=str(Path.home()),
-        python="",
-        venv="",
-        linger=True,
-        memlock=None,
-        systemd=0,
-        persistent_journal=True,
-        models={folder: model_on_node(folder) for folder in models if root == LIVE},
     )
 
 

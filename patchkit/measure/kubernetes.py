@@ -48,8 +48,6 @@ _PLACED = {
 }
 _SECRETS = ("VLLM_API_KEY", "HF_TOKEN")
 _VARIABLE = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
-_DIGEST = re.compile(r"(?P<name>[\w.-]+(?::\d+)?(?:/[\w.-]+)*)(?::[\w.-]+)?@sha256:[0-9a-f]{64}")
-_TAG = re.compile(r"[\w.-]+(?::\d+)?(?:/[\w.-]+)*(?::[\w.-]+)?")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,19 +64,6 @@ class KubernetesOptions:
     groups: int = 1
     runtime_class: str = ""
     selector: Mapping[str, str] = field(default_factory=dict)
-
-
-def check_image(image: str, *, tag: bool) -> None:
-    """Raise UsageError for an image that is not named by its digest, unless a ``tag`` will do."""
-    if _DIGEST.fullmatch(image) or (tag and _TAG.fullmatch(image)):
-        return
-    if not _TAG.fullmatch(image):
-        raise UsageError(f"{image!r} names no image", hint="as REGISTRY/NAME@sha256:DIGEST")
-    raise UsageError(
-        f"{image} is not one image: its tag can be moved",
-        why="ranks of two images do not understand each other, and each node pulls by itself",
-        hint="name it by its digest, REGISTRY/NAME@sha256:DIGEST; or say --allow-tag",
-    )
 
 
 def kubernetes_manifest(
@@ -219,7 +204,13 @@ class _Pod:
             capabilities["add"] = ["IPC_LOCK"]
         mounts: list[dict[str, Any]] = []
         for name, path in folders.items():
-            _check_path(path)
+            parts = path.split("/")
+            if not path.startswith("/") or not path.isprintable() or ":" in path or ".." in parts:
+                raise UsageError(
+                    f"{path!r} cannot be mounted into a pod",
+                    why="it takes an absolute path without a colon and without ..",
+                    hint="a folder such as /srv/models/NAME, the same on every node",
+                )
             mounts.append({"name": name, "mountPath": path})
             if name == "model":
                 mounts[-1]["readOnly"] = True
@@ -292,14 +283,3 @@ def _check_equal(first: _Pod, worker: _Pod) -> None:
                 hint="cable the same port on every node, with the same software; or serve "
                 "with `patchkit up`, where each node has its own file",
             )
-
-
-def _check_path(path: str) -> None:
-    """Raise UsageError for what Kubernetes takes for no path of a host, or splits."""
-    parts = path.split("/")
-    if not path.startswith("/") or not path.isprintable() or ":" in path or ".." in parts:
-        raise UsageError(
-            f"{path!r} cannot be mounted into a pod",
-            why="it takes an absolute path without a colon and without ..",
-            hint="a folder such as /srv/models/NAME, the same on every node",
-        )

@@ -43,12 +43,6 @@ class TuneJob:
     dtype: str = "auto"
     batch_sizes: Sequence[int] = ()
 
-    def words(self, folder: str) -> tuple[str, ...]:
-        """Return the options of the benchmark (the same from 0.11.1 to 0.33.0)."""
-        sizes = ("--batch-size", *map(str, self.batch_sizes)) if self.batch_sizes else ()
-        own = ("--model", self.model, "--tp-size", str(self.parts), "--dtype", self.dtype)
-        return (*own, *sizes, "--tune", "--save-dir", folder)
-
 
 def check_tuner(python: str, version: Version) -> None:
     """Raise HostError or SourceError if this Python cannot run the tuner of this vLLM."""
@@ -81,7 +75,10 @@ def tune_model(
     ``tell`` gets each line that it prints. Raises HostError with its last words if it fails.
     """
     with ScratchFolder() as scratch:
-        words = (python, str(benchmark), *job.words(scratch))
+        # Options of the benchmark: the same from 0.11.1 to 0.33.0.
+        own = ("--model", job.model, "--tp-size", str(job.parts), "--dtype", job.dtype)
+        sizes = ("--batch-size", *map(str, job.batch_sizes)) if job.batch_sizes else ()
+        words = (python, str(benchmark), *own, *sizes, "--tune", "--save-dir", scratch)
         with Follow(*words, env={**os.environ, "PYTHONUNBUFFERED": "1"}) as running:
             for line in running:
                 if line:

@@ -15,7 +15,7 @@ from patchkit.cli.out import FOLDER, PATH, PRESENT_PATH, LaidOut, tell
 from patchkit.cli.render import GOOD, Block, Data, Record, VerbGroup, rendered
 from patchkit.cli.runtime.node_options import note_lines
 from patchkit.errors import UsageError
-from patchkit.measure.containerfile import build_lines, check_base, containerfile, run_lines
+from patchkit.measure.containerfile import build_lines, check_image, containerfile, run_lines
 from patchkit.measure.fleet import FleetPlan, plan_fleet
 from patchkit.measure.kubernetes import (
     ARCH_LABELS,
@@ -23,7 +23,6 @@ from patchkit.measure.kubernetes import (
     OWN_DEVICE,
     RDMA,
     KubernetesOptions,
-    check_image,
     kubernetes_manifest,
 )
 from patchkit.quoting import quoted
@@ -75,7 +74,7 @@ def write_containerfile(
     \b
       patchkit export containerfile --base ubuntu:24.04@sha256:… -o Containerfile
     """
-    check_base(base, pinned=not unpinned)
+    check_image(base, "--base", "--unpinned", pinned=not unpinned)
     made = containerfile(load_manifest(house), base, house.as_posix())
     builds = list(build_lines(made.platform, output or Path("Containerfile")))
     runs = list(run_lines())
@@ -151,7 +150,7 @@ def write_kubernetes(
     Variables and flags are those of `patchkit up`. One machine's facts do for all, if they
     are cabled alike; with --file every node is asked, and workers that differ are an error.
     """
-    check_image(given["image"], tag=given["allow_tag"])
+    check_image(given["image"], "--image", "--allow-tag", pinned=not given["allow_tag"])
     versions = dict(locked_versions(given["lock"])) if given["lock"] else {}
     versions["vllm"] = given["vllm"] or versions.get("vllm", "")
     plan = plan_fleet(model, given["file"], given["nodes"], given["root"], versions)

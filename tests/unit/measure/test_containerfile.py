@@ -1,5 +1,6 @@
 """A Containerfile for a wheelhouse: its text, what it refuses, and how it is run."""
 
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -7,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from patchkit.errors import SourceError, UsageError
-from patchkit.measure.containerfile import build_lines, check_base, containerfile, run_lines
+from patchkit.measure.containerfile import build_lines, check_image, containerfile, run_lines
 from patchkit.quoting import quoted
 from patchkit.wheel.file.name import wheel_name
 from patchkit.wheel.wheelhouse.manifest import Kind, Manifest, ManifestEntry
@@ -64,23 +65,21 @@ def test_what_a_user_names_never_leaves_its_place(text):
 
 
 @pytest.mark.parametrize(
-    ("base", "unpinned", "error"),
+    ("image", "pinned", "error"),
     [
-        (BASE, False, ""),
         (BASE, True, ""),
-        ("ubuntu:24.04", True, ""),
-        ("ubuntu:24.04", False, "names no digest"),
-        ("ubuntu@sha256:12", False, "is not the name of an image"),
-        ("a\nRUN x", True, "is not the name of an image"),
-        ("--platform=x y", True, "is not the name of an image"),
+        ("localhost:5000/a/b:1.0@sha256:" + "0" * 64, True, ""),
+        ("ubuntu:24.04", False, ""),
+        ("ubuntu:24.04", True, "names no digest"),
+        ("ubuntu@sha256:12", True, "is not the name of an image"),
+        ("a\nRUN x", False, "is not the name of an image"),
+        ("--platform=x y", False, "is not the name of an image"),
+        ("$(id)", False, "is not the name of an image"),
     ],
 )
-def test_the_base(base, unpinned, error):
-    if error:
-        with pytest.raises(UsageError, match=error):
-            check_base(base, pinned=not unpinned)
-    else:
-        check_base(base, pinned=not unpinned)
+def test_an_image_is_named_by_its_digest(image, pinned, error):
+    with pytest.raises(UsageError, match=error) if error else nullcontext():
+        check_image(image, "--base", "--unpinned", pinned=pinned)
 
 
 def test_every_run_line_has_what_roce_needs():

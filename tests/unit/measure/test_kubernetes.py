@@ -16,13 +16,12 @@ from patchkit.cluster.launch.plan import planned_ranks, served_model
 from patchkit.cluster.launch.units import GroupUnits
 from patchkit.errors import HostError, UsageError
 from patchkit.measure.kubernetes import (
-    check_image,
     escape_dollars,
     kubernetes_manifest,
     to_yaml,
 )
 from support.clusters import cluster, node_facts
-from support.manifests import IMAGE, OPTIONS, PodGroup, expanded, manifest, planned
+from support.manifests import OPTIONS, PodGroup, expanded, manifest, planned
 from tools import golden_manifests
 
 LARGE = "openai/gpt-oss-120b"
@@ -150,27 +149,6 @@ def test_a_name_that_no_service_may_have(tmp_path):
     file, ranks, model = planned(tmp_path, LARGE)
     with pytest.raises(UsageError, match="cannot name a Service"):
         kubernetes_manifest(replace(file, name="vllm-"), ranks, model, OPTIONS)
-
-
-@pytest.mark.parametrize(
-    ("image", "tag", "right"),
-    [
-        (IMAGE, False, True),
-        ("localhost:5000/a/b:1.0@sha256:" + "0" * 64, False, True),
-        ("vllm:latest", False, False),
-        ("vllm:latest", True, True),
-        ("vllm@sha256:abc", True, False),
-        ("vllm latest", True, False),
-        ("$(id)", True, False),
-        ("", True, False),
-    ],
-)
-def test_an_image_is_named_by_its_digest(image, tag, right):
-    if right:
-        check_image(image, tag=tag)
-        return
-    with pytest.raises(UsageError):
-        check_image(image, tag=tag)
 
 
 def test_secrets_are_referred_to(tmp_path):
