@@ -12,8 +12,7 @@ from patchkit.cluster.ssh.node import Remote, everywhere
 from patchkit.cluster.ssh.ssh import there
 from patchkit.doctor.gpu_steps import RANK, GpuStep, free_port, gpu_steps
 from patchkit.doctor.nccl import nccl_findings, read_nccl
-from patchkit.doctor.peers.check import make_finding, unchecked
-from patchkit.doctor.peers.node_report import NodeReport
+from patchkit.doctor.peers.node_report import NodeReport, make_finding, unchecked
 from patchkit.doctor.symptoms.diagnosis import read_log
 from patchkit.doctor.symptoms.findings import diagnosis_finding
 from patchkit.errors import PatchkitError

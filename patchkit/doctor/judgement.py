@@ -16,14 +16,14 @@ from patchkit.cluster.net.plan import find_cages
 from patchkit.cluster.ssh.ssh import there
 from patchkit.doctor.machine import machine_findings
 from patchkit.doctor.peers.cable import cable_findings
-from patchkit.doctor.peers.check import (
+from patchkit.doctor.peers.node_report import (
+    NodeReport,
     NotCheckedError,
     Outcome,
     check,
     make_finding,
     require,
 )
-from patchkit.doctor.peers.node_report import NodeReport
 from patchkit.doctor.peers.software import model_findings, software_findings
 from patchkit.doctor.peers.units import file_findings, unit_findings
 from patchkit.errors import HostError

@@ -8,8 +8,15 @@ from functools import cache
 
 from patchkit.cluster.launch.survey import memlock_cure
 from patchkit.cluster.ssh.ssh import there
-from patchkit.doctor.peers.check import NotCheckedError, Outcome, check, require, unchecked
-from patchkit.doctor.peers.node_report import NodeReport, facts_for_causes
+from patchkit.doctor.peers.node_report import (
+    NodeReport,
+    NotCheckedError,
+    Outcome,
+    check,
+    facts_for_causes,
+    require,
+    unchecked,
+)
 from patchkit.doctor.symptoms.diagnosis import read_log
 from patchkit.doctor.symptoms.findings import log_findings
 from patchkit.finding import Finding, Level

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from patchkit.doctor.peers.check import make_finding
+from patchkit.doctor.peers.node_report import make_finding
 from patchkit.finding import Finding
 
 _HCA, _OFF, _NET = "NCCL_IB_HCA", "NCCL_IB_DISABLE", "NCCL_NET"

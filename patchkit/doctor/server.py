@@ -8,7 +8,7 @@ from patchkit.cluster.agent.server_answers import PathAnswer, ServerAnswers
 from patchkit.cluster.agent.unit_state import UnitState
 from patchkit.cluster.openai.answer_stream import StreamedAnswer
 from patchkit.cluster.ssh.ssh import there
-from patchkit.doctor.peers.check import make_finding
+from patchkit.doctor.peers.node_report import make_finding
 from patchkit.finding import Finding
 
 _FULL = 0.95  # of the KV cache: what is left does not hold another long request

@@ -21,13 +21,13 @@ from patchkit.cluster.ssh.ssh import sent_error
 from patchkit.doctor.gpu import try_gpus
 from patchkit.doctor.judgement import LATER, cluster_findings
 from patchkit.doctor.nccl import nccl_findings, read_nccl
-from patchkit.doctor.peers.check import unchecked
 from patchkit.doctor.peers.node_report import (
     ClockOffset,
     NodeReport,
     SaidParts,
     facts_for_causes,
     placed_files,
+    unchecked,
     url_of,
 )
 from patchkit.doctor.server import server_findings

@@ -8,7 +8,8 @@ from ipaddress import IPv4Address
 
 from patchkit.cluster.agent.links import Way
 from patchkit.cluster.ssh.ssh import advice, sent_error, there
-from patchkit.doctor.peers.check import (
+from patchkit.doctor.peers.node_report import (
+    NodeReport,
     NotCheckedError,
     Outcome,
     check,
@@ -17,7 +18,6 @@ from patchkit.doctor.peers.check import (
     require,
     unchecked,
 )
-from patchkit.doctor.peers.node_report import NodeReport
 from patchkit.finding import Finding
 from patchkit.runtime.host.hardware import network_facts as network
 from patchkit.runtime.host.host import Netdev

@@ -8,13 +8,19 @@ from patchkit.cluster.agent.examination import ModelPrint
 from patchkit.cluster.launch.cluster_file import ClusterFile
 from patchkit.cluster.models.names import folder_of
 from patchkit.cluster.ssh.ssh import HERE, there
-from patchkit.doctor.peers.check import Outcome, check, make_finding, make_fine, unchecked
-from patchkit.doctor.peers.node_report import NodeReport
+from patchkit.doctor.peers.node_report import (
+    NodeReport,
+    Outcome,
+    check,
+    make_finding,
+    make_fine,
+    unchecked,
+)
 from patchkit.finding import Finding
 from patchkit.quoting import quoted
 
 _INSTALL = "patchkit cluster install"
-_RANKS = ("vllm", "torch", "triton", "ray")
+_RANKS = ("vllm", "torch", "triton")
 _SHOWN = 12  # digits of a digest in a finding
 
 
@@ -39,13 +45,9 @@ def software_findings(file: ClusterFile, nodes: Sequence[NodeReport]) -> Iterato
     loaded = [its.nccl if its.nccl.path else its.torch_nccl for its in have.values()]
     rows = [(each.version, each.sha256) for each in loaded]
     yield _compare_rows("nccl", [*have], rows, "no libnccl is known to be loaded everywhere")
-    env = nodes[0].env
     for project in _RANKS:
         rows = [(c.versions.get(project, ""), c.digests.get(project, "")) for c in have.values()]
-        if project == "ray" and env and env.facts.get("executor") != "ray":
-            yield unchecked("ray", ", ".join(have), "the ranks are not started by Ray")
-        else:
-            yield _compare_rows(project, [*have], rows, "it is installed on no node")
+        yield _compare_rows(project, [*have], rows, "it is installed on no node")
 
 
 @check("python")

@@ -8,8 +8,7 @@ from patchkit.cluster.agent.unit_state import UnitState
 from patchkit.cluster.launch.cluster_file import ClusterFile
 from patchkit.cluster.launch.units import HEAD_PORTS
 from patchkit.cluster.ssh.ssh import there
-from patchkit.doctor.peers.check import NotCheckedError, Outcome, check, require
-from patchkit.doctor.peers.node_report import NodeReport
+from patchkit.doctor.peers.node_report import NodeReport, NotCheckedError, Outcome, check, require
 from patchkit.finding import Finding
 from patchkit.quoting import quoted
 
