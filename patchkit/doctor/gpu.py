@@ -2,43 +2,38 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
 
 from patchkit.cluster.ssh.node import Remote, everywhere
-from patchkit.cluster.ssh.ssh import there
 from patchkit.doctor.gpu_steps import RANK, GpuStep, free_port, gpu_steps
 from patchkit.doctor.nccl import nccl_findings, read_nccl
-from patchkit.doctor.peers.node_report import NodeReport, make_finding, unchecked
+from patchkit.doctor.peers.node_report import NodeReport, make_finding, make_fine, unchecked
 from patchkit.doctor.symptoms.diagnosis import read_log
 from patchkit.doctor.symptoms.findings import diagnosis_finding
 from patchkit.errors import PatchkitError
-from patchkit.finding import Finding, Level
+from patchkit.finding import Finding
 from patchkit.paths import RECIPES
 from patchkit.records import read_toml
 from patchkit.units import BYTES_PER_MIB
 
+_FIGURES = (
+    *("device", "capability", "driver", "torch", "cuda", "free_gib", "memory_gib"),
+    *("triton", "compile_seconds", "vllm", "error", "bound"),
+)
 # So that NCCL says on standard output what it takes.
 _SAYS = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET,ENV", "NCCL_DEBUG_FILE": ""}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SmokeStep:
-    """A step: its settings, and its texts with the figures that they name.
-
-    ``look`` are words of a command that says more of what failed, ``hint`` the sentence with it.
-    """
+    """A step: its name in the script, and its settings."""
 
     id: str
     script: str
     seconds: int
-    fine: str
-    proves: str
-    hint: str
-    look: tuple[str, ...]
     block: bool = False
 
 
@@ -105,24 +100,16 @@ def run_all_reduce(nodes: Sequence[GpuNode]) -> list[GpuStep]:
 
 def gpu_findings(node: str, steps: Iterable[GpuStep]) -> Iterator[Finding]:
     """Yield what a node's steps show; only what ran and was right is OK."""
-    texts = {text.id: text for text in smoke_test().step}
     for step in steps:
-        text = texts[step.step]
-        # A figure that it did not say is shown as such.
-        figures = defaultdict(lambda: "?", {**step.figures, "kernel": step.kernel or "?"})
-        proves = text.proves.format_map(figures)
         if step.state == "not-run":
-            yield unchecked(text.id, node, step.reason)
+            yield unchecked(step.step, node, step.reason)
         elif step.state == "failed":
             # What is known of its words comes first: that is the cause, the step is what followed.
             yield from _known_causes(node, step)
-            hint = text.hint.format(command=there(node, *text.look))
-            fields = {"step": text.id, "seconds": step.seconds, "reason": step.reason}
-            failed = make_finding("gpu-failed", node, proves=proves, hint=hint, **fields)
-            yield replace(failed, about=text.id)
+            yield make_finding(step.step, node, seconds=step.seconds, reason=step.reason)
         else:
-            what, why = text.fine.format_map(figures), f"proves that {proves}"
-            yield Finding(level=Level.OK, where=node, about=text.id, what=what, why=why)
+            figures = {name: step.figures.get(name, "?") for name in _FIGURES}
+            yield make_fine(step.step, node, kernel=step.kernel or "?", **figures)
 
 
 def _known_causes(node: str, step: GpuStep) -> Iterator[Finding]:
@@ -151,8 +138,8 @@ def all_reduce_findings(nodes: Sequence[GpuNode], ranks: Sequence[GpuStep]) -> I
     fields |= {"speed": speed, "latency": latency, "nccl": ranks[0].figures.get("nccl", "?")}
     yield make_finding("all-reduce-sums", names, **fields)
     for node, rank in zip(nodes, ranks, strict=True):
-        if rank.nccl:
-            yield from nccl_findings(node.node, read_nccl(rank.nccl), node.variables)
+        if said := read_nccl(rank.lines):
+            yield from nccl_findings(node.node, said, node.variables)
 
 
 # All nodes

@@ -23,8 +23,7 @@ RANK = "all-reduce"
 FIRST = "cuda"
 """The script's step without which no other is tried."""
 
-_KEPT, _LONGEST, _NCCL = 200, 1000, 400  # lines of an output, characters of each, NCCL's lines
-_MOST = 5000  # lines of a process that are looked at
+_MOST, _LONGEST = 2000, 1000  # lines of a process that are kept, characters of each
 _FIELDS = {"state", "kernel", "reason", "figures"}  # of an answer
 _GRACE = 10.0  # seconds past its own limit, after which a step that hangs in the kernel is killed
 # The line of a traceback that says what it was; torch puts the rank before it.
@@ -35,8 +34,7 @@ _ERROR = re.compile(r"(?:\[rank\d+\]: )?((?:\w+\.)*\w+(?:Error|Exception|Interru
 class GpuStep:
     """How a step went: ``figures`` are what it measured, ``kernel`` what was taken.
 
-    ``reason`` says why it failed or was not run; ``lines`` are the last that it printed, and
-    ``nccl`` those of NCCL.
+    ``reason`` says why it failed or was not run; ``lines`` are the last that it printed.
     """
 
     step: str
@@ -46,7 +44,6 @@ class GpuStep:
     reason: str = ""
     figures: Mapping[str, str | float | int] = field(default_factory=dict)
     lines: tuple[str, ...] = ()
-    nccl: tuple[str, ...] = ()
 
 
 def gpu_steps(
@@ -111,7 +108,6 @@ def run_step(python: str, settings: Mapping[str, Any], variables: Mapping[str, s
     return GpuStep(
         step=str(settings["step"]),
         seconds=seconds,
-        lines=tuple(said[-_KEPT:]),
-        nccl=tuple(line for line in said if " NCCL " in line)[:_NCCL],
+        lines=tuple(said),
         **fields,
     )
