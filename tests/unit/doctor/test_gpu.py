@@ -15,7 +15,7 @@ from patchkit.doctor.gpu import (
     smoke_test,
     try_gpus,
 )
-from patchkit.doctor.gpu_steps import GpuStep
+from patchkit.doctor.gpu_steps import GpuStep, run_step
 from patchkit.doctor.peers.node_report import NodeReport
 from patchkit.finding import Level
 from support.node_reports import reports
@@ -121,3 +121,52 @@ def test_nodes_whose_gpus_are_not_reached_are_not_checked(tmp_path: Path) -> Non
     assert {each.level for each in found} == {Level.UNKNOWN}
     assert {each.what for each in found[:-1]} == {"not checked: torch cannot be imported: no torch"}
     assert found[-1].what == "not checked: the GPU of localhost was not reached"
+
+
+# Each step in a process of its own
+
+_NO_GPU = """\
+class version:
+    cuda = "13.0"
+class cuda:
+    def is_available(): return False
+    def init(): raise RuntimeError("Found no NVIDIA driver on your system.\\nmore words")
+"""
+
+
+@pytest.mark.parametrize(
+    ("torch", "seconds", "state", "reason"),
+    [
+        (_NO_GPU, 30, "not-run", "torch sees no CUDA device: Found no NVIDIA driver"),
+        ("raise ImportError('no')", 30, "not-run", "torch cannot be imported: no"),
+        ("import os; os.abort()", 30, "failed", "killed by SIGABRT: "),
+        ("import time; time.sleep(60)", 1, "failed", "no answer within 1 s"),
+        ("raise RuntimeError('CUDA x')", 30, "failed", "exit code 1: RuntimeError: CUDA x"),
+        ("", 30, "not-run", "vLLM, torch or Triton is called otherwise here: "),
+        ("import os; os._exit(0)", 30, "failed", "it ended without an answer: it printed nothing"),
+    ],
+    ids=["no GPU", "absent", "crash", "hang", "error", "other", "silent"],
+)
+def test_what_happens_to_a_process_is_its_result(
+    tmp_path: Path, torch: str, seconds: int, state: str, reason: str
+) -> None:
+    (tmp_path / "torch.py").write_text(torch, encoding="utf-8")
+    settings = {"step": "gpu-device", "script": "cuda", "seconds": seconds}
+    found = run_step(sys.executable, settings, {"PYTHONPATH": str(tmp_path)})
+    assert (found.state, found.reason.startswith(reason)) == (state, True), found
+
+
+def test_a_python_that_is_not_there() -> None:
+    found = run_step("/nowhere/python", {"step": "x", "script": "cuda", "seconds": 5}, {})
+    assert found.state == "failed"
+    assert found.reason == "/nowhere/python does not run: No such file or directory"
+
+
+def test_a_child_that_outlives_its_limit_is_ended(tmp_path: Path) -> None:
+    stubborn = tmp_path / "python"
+    stubborn.write_text("#!/bin/sh\necho began\nexec sleep 60\n", encoding="utf-8")
+    stubborn.chmod(0o755)
+    settings = {"step": "x", "script": "cuda", "seconds": -9}  # the grace after it is 10 s
+    found = run_step(str(stubborn), settings, {})
+    assert (found.state, found.lines) == ("failed", ("began",))
+    assert found.reason == "no answer within -9 s"

@@ -1,5 +1,6 @@
 """Nodes that are well, and each thing that can be wrong with them or between them."""
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -7,8 +8,10 @@ import pytest
 from patchkit.cluster.agent.examination import LoadedNccl
 from patchkit.cluster.agent.links import PeerLink
 from patchkit.cluster.agent.unit_state import GroupProcess, Listener
-from patchkit.doctor.judgement import peer_findings
+from patchkit.doctor.bundle import pack_report, private_names
+from patchkit.doctor.judgement import cluster_findings, peer_findings
 from patchkit.doctor.peers.node_report import ClockOffset, NodeReport, placed_files
+from patchkit.doctor.visit import Visit
 from patchkit.errors import HostError
 from patchkit.finding import Level, finding_texts
 from patchkit.runtime.host.host import Address
@@ -195,3 +198,55 @@ def test_placed_files_that_somebody_damaged(well, text):
     facts = replace(head.facts, files=texts)
     found = wrong(file, [replace(head, facts=facts, placed=placed_files(texts, UNIT)), worker])
     assert "edited" in {each.about for each in found}
+
+
+# All findings about a cluster: each thing once, the first cause first
+
+
+def said(file, nodes):
+    found = cluster_findings(file, nodes)
+    return [(each.about, each.where) for each in found if each.level in WRONG[:2]]
+
+
+def test_all_findings_of_nodes_that_are_well(well):
+    file, nodes = well
+    found = cluster_findings(file, nodes)
+    assert said(file, nodes) == []
+    assert ("roce-v2-gid", "spark-1") in {(each.about, each.where) for each in found}
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({"mtu": 1500}, [("mtu", "spark-2")]),
+        ({"carrier": False, "state": "down"}, [("cable", "spark-2")]),
+        ({"lanes": 2}, [("lanes", "spark-2")]),
+    ],
+)
+def test_what_several_checks_find_is_said_once(well, change, expected):
+    file, (head, worker) = well
+    found = said(file, [head, netdev(worker, **change)])
+    assert found == expected
+
+
+def test_the_first_cause_stands_first(well):
+    """A node without lingering, whose rank is stopped, whose cable is out, and one that is off."""
+    file, (head, worker) = well
+    failed = state(unit("failed", "failed"))
+    worker = replace(worker, state=failed, processes=())
+    worker = netdev(worker, carrier=False, state="down")
+    worker = replace(worker, facts=replace(worker.facts, linger=False))
+    assert [about for about, _ in said(file, [head, worker])] == ["linger", "cable", "unit"]
+    silent = NodeReport(node="spark-2", silence=HostError("spark-2: no route"))
+    assert said(file, [head, silent]) == [("ssh", "spark-2")]
+
+
+def test_a_report_has_all_that_the_nodes_said_and_no_error_breaks_it(well):
+    _, (head, worker) = well
+    worker = replace(worker, no_address=HostError("spark-2 has no address"))
+    parts = Visit(findings=(), reports=(head, worker), lines=(("spark-1", "one"),)).parts()
+    report = json.loads(pack_report(parts, private_names([]))[0])
+    for node in report["nodes"]:
+        assert all(node[part] for part in ("facts", "contents", "state", "disks", "models"))
+        assert any("VLLM_HOST_IP=" in text for text in node["facts"]["files"].values())
+    assert report["journal"] == ["spark-1: one"]
