@@ -44,12 +44,6 @@ instance-8g-96c-3:2744870:2745046 [0] NCCL INFO Using network Socket
 instance-8g-96c-3:2744870:2745046 [0] NCCL INFO comm 0x55f08a1c83d0 rank 0 nranks 2 cudaDev 0 nvmlDev 0 busId 30 commId 0x438c8edb9fb0064f - Init START
 instance-8g-96c-3:2744870:2745046 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[0] [send] via NET/Socket/0
 """
-# nv_peer_memory #56, of 2.4: a blank before the semicolon, no space after Using.
-OLD = """\
-master_node:20:289 [0] NCCL INFO NCCL_IB_DISABLE set by environment to 0.
-master_node:20:289 [0] NCCL INFO NET/IB : Using [0]mlx5_0:1/IB ; OOB ib0:192.168.11.1<0>
-NCCL version 2.4.7+cuda10.0
-"""
 ENV = {"NCCL_IB_HCA": "=rocep1s0f0,roceP2p1s0f0", "NCCL_SOCKET_IFNAME": "=enp1s0f0np0"}
 
 
@@ -70,8 +64,6 @@ def test_what_a_log_says():
     assert spark.used == "rocep1s0f1, roceP2p1s0f1"
     (sockets,) = read_nccl(SOCKET.splitlines())
     assert sockets.used == "ens7"
-    (old,) = read_nccl(OLD.splitlines())
-    assert ([*old.devices], old.settings) == (["mlx5_0"], {"NCCL_IB_DISABLE": "0"})
 
 
 def test_as_the_file_meant():

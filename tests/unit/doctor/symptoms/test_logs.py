@@ -87,16 +87,10 @@ def test_numbers_decide(text, cause):
 
 
 @pytest.mark.parametrize(("release", "offered"), [("0.17.1", True), ("0.25.1", False)])
-@pytest.mark.parametrize(
-    "banner", ["vLLM API server version {}", " ▄▄ ▄█ █     █     █ ▀▄▀ █  version {}"]
-)
+@pytest.mark.parametrize("banner", ["vLLM API server version", " ▄▄ ▄█ █     █ ▀▄▀ █  version"])
 def test_no_cure_is_a_release_that_is_there(banner, release, offered):
-    text = (
-        f"INFO 11-22 10:00:00 [a.py:1] {banner.format(release)}\nThis kernel only supports sm120\n"
-    )
-
+    text = f"INFO 11-22 10:00:00 [a.py:1] {banner} {release}\nThis kernel only supports sm120\n"
     (found,) = judged(text.encode())
-
     assert ("Take vLLM" in found.hint) is offered
 
 

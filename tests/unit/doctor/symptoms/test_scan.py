@@ -36,18 +36,10 @@ WRAPPED = """\
     [
         ("plain text: nothing before it", "", "plain text: nothing before it"),
         ("ERROR 11-22 10:00:00 [core.py:708] EngineCore failed", "", "EngineCore failed"),
-        (
-            "(EngineCore_DP0 pid=1) ERROR 11-22 10:00:00 [v1/core.py:7] x",
-            "(EngineCore_DP0 pid=1)",
-            "x",
-        ),
+        ("(Engine_DP0 pid=1) ERROR 11-22 10:00:00 [v1/core.py:7] x", "(Engine_DP0 pid=1)", "x"),
         ("(Worker pid=4, ip=10.0.0.2) \x1b[36mx\x1b[0m\r", "(Worker pid=4, ip=10.0.0.2)", "x"),
         ("spark1:123:456 [0] NCCL WARN x", "spark1:123:456", "NCCL WARN x"),
-        (
-            "[2026-11-22 10:00:00] spark1:1:2 [0] misc/socket.cc:12 NCCL WARN x",
-            "spark1:1:2",
-            "NCCL WARN x",
-        ),
+        ("[2026-11-22 10:00:00] a:1:2 [0] misc/socket.cc:12 NCCL WARN x", "a:1:2", "NCCL WARN x"),
         ("[rank1]:[W1122 10:00:00.123 ProcessGroupNCCL.cpp:12] x", "rank1", "x"),
         ("Nov 22 10:00:00 spark1 vllm[77]: ERROR x", "vllm[77]", "x"),
         ("2026-11-22T10:00:00+0100 spark1 kernel: NVRM: x", "kernel", "NVRM: x"),
