@@ -45,12 +45,6 @@ def test_what_joins_two_is_another_cable_for_the_next_two(tmp_path):
     assert len({each.network for each in cables}) == 8
 
 
-def test_sixteen_at_a_switch(tmp_path):
-    _file, ranks, _model = planned(tmp_path, LARGE, 16)
-    assert [each.address for each in ranks] == [f"192.168.100.{10 + each}" for each in range(16)]
-    assert {each.env.node.nodes for each in ranks} == {16}
-
-
 def test_versions_are_the_images_first(tmp_path):
     facts = with_versions(node_facts(tmp_path, vllm="0.25.1"), {"vllm": "0.33.0", "nccl": "2.30.4"})
     found = facts.host.versions

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import re
-import shutil
-import subprocess
 from dataclasses import replace
 
 import pytest
@@ -64,18 +61,6 @@ def test_ranks_get_the_command_and_variables_of_their_unit(count, tmp_path):
         assert variables["VLLM_HOST_IP"] == own
 
 
-def test_a_start_has_the_time_that_systemd_gives_it(tmp_path):
-    file, ranks, model = plan = planned(tmp_path, LARGE)
-    probe = PodGroup(manifest(plan)).container(0)["startupProbe"]
-    units = GroupUnits(cluster=file, ranks=tuple(ranks), model=model, links=(("ssh",),))
-    (limit,) = re.findall(
-        r"TimeoutStartSec=(\d+)",
-        units.node_files()[0]["patchkit-vllm.service"],
-    )
-    # One that asks until then: of several, each would wait for a server that hangs.
-    assert (probe["timeoutSeconds"], probe["failureThreshold"]) == (int(limit), 1)
-
-
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory):
     return planned(tmp_path_factory.mktemp("pair"), LARGE)
@@ -98,21 +83,6 @@ def test_every_value_survives(value):
     read = yaml.safe_load(to_yaml(written))
     assert read == written
     assert expanded(read["env"][0]["value"], {"HOST_IP": "x", "": "x"}) == value
-
-
-def test_the_yaml_of_other_readers(tmp_path):
-    """kubectl reads YAML with the library that Kubernetes has."""
-    if not shutil.which("kubectl"):
-        pytest.skip("kubectl is not installed: apt install kubernetes-client")
-    plan = planned(tmp_path, LARGE, args=("--", *HOSTILE))
-    text = manifest(plan)
-    (tmp_path / "kustomization.yaml").write_text("resources: [lws.yaml]\n")
-    (tmp_path / "lws.yaml").write_text(text)
-    done = subprocess.run(
-        ["kubectl", "kustomize", str(tmp_path)], capture_output=True, text=True, check=True
-    )
-    theirs = {each["kind"]: each for each in yaml.safe_load_all(done.stdout)}
-    assert theirs == {each["kind"]: each for each in yaml.safe_load_all(text)}
 
 
 @pytest.mark.parametrize("name", ["/srv/$(id)", '/srv/a" x', "/srv/#x", "/srv/é", "/srv/a b"])
