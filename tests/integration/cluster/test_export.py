@@ -57,13 +57,10 @@ def test_choices_come_from_the_file(cli, root, tmp_path):
     variables = group.variables(1)
     assert variables["VLLM_LOGGING_LEVEL"] == "DEBUG"
     # Control over the LAN, data over the cable.
-    assert (variables["GLOO_SOCKET_IFNAME"], variables["NCCL_IB_HCA"]) == (
-        "enP7s7",
-        "rocep1s0f0,roceP2p1s0f0",
-    )
-    assert folder in [
-        each["hostPath"]["path"] for each in group.pod(1)["volumes"] if "hostPath" in each
-    ]
+    assert variables["GLOO_SOCKET_IFNAME"] == "enP7s7"
+    assert variables["NCCL_IB_HCA"] == "rocep1s0f0,roceP2p1s0f0"
+    volumes = group.pod(1)["volumes"]
+    assert folder in [its["hostPath"]["path"] for its in volumes if "hostPath" in its]
 
 
 def test_a_home_that_nobody_knows(cli, root, tmp_path):
@@ -86,11 +83,3 @@ def test_what_is_refused(cli, root, arguments, says):
     done = cli("export", "kubernetes", LARGE, "--root", root, *arguments, rc=(2, 9))
     assert says in done.stderr
     assert done.stdout == ""
-
-
-def test_a_file_of_somebody_else_stays(cli, root, tmp_path):
-    (tmp_path / "vllm.yaml").write_text("mine\n")
-    asked = ("export", "kubernetes", LARGE, "--root", root, "--vllm", "0.33.0", "--image", IMAGE)
-    assert "--force replaces it" in cli(*asked, "-o", "vllm.yaml", rc=2).stderr
-    assert (tmp_path / "vllm.yaml").read_text() == "mine\n"
-    cli(*asked, "-o", "vllm.yaml", "--force")

@@ -41,12 +41,8 @@ def test_a_vllm_that_answers_is_the_server_whoever_started_it(here):
 def test_of_one_node_in_a_file_all_is_asked_that_up_needs(here, tmp_path):
     file = tmp_path / "cluster.toml"
     file.write_text(f'venv = "{tmp_path}/none"\n[[node]]\nssh = "localhost"\n')
-    levels = [
-        here(*words)["python"]["level"]
-        for words in (("--file", file), ("--venv", tmp_path / "none"))
-    ]
-
-    assert levels == [Level.ERROR, Level.NOTE]
+    assert here("--file", file)["python"]["level"] == Level.ERROR
+    assert here("--venv", tmp_path / "none")["python"]["level"] == Level.NOTE
 
 
 def test_what_answers_otherwise_has_the_port_and_is_never_fine(here):

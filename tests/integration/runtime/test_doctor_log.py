@@ -7,8 +7,6 @@ import json
 import subprocess
 import sys
 
-import pytest
-
 CUDA12 = "ImportError: libcudart.so.12: cannot open shared object file: No such file or directory"
 LOG = f"""\
 INFO 11-22 10:00:00 [api_server.py:1] vLLM API server version 0.25.1
@@ -24,31 +22,22 @@ def test_a_log_with_its_first_cause_first(cli, tmp_path):
     shown = cli("doctor", "--log", log, rc=9).stdout
     said = json.loads(cli("doctor", "--log", log, "--json", rc=9).stdout)
 
-    first, second = said["findings"]
-    assert (first["about"], first["line"], first["level"]) == (
-        "cuda-12-library-missing",
-        2,
-        "error",
-    )
-    assert (second["about"], second["line"], second["level"]) == ("engine-core-failed", 3, "note")
+    assert [(each["about"], each["line"], each["level"]) for each in said["findings"]] == [
+        ("cuda-12-library-missing", 2, "error"),
+        ("engine-core-failed", 3, "note"),
+    ]
     assert "1 consequence: engine-core-failed; -v" in shown
     assert f"{log}:3" not in shown
     assert "next:" in shown
 
 
-@pytest.mark.parametrize(
-    ("text", "code", "about"),
-    [
-        (b"all is well\n", 0, []),
-        (b"KeyError: 'nobody knows'\n", 9, ["unknown"]),
-    ],
-)
-def test_what_is_not_known(environment, tmp_path, text, code, about):
+def test_an_error_that_nobody_knows_on_standard_input(environment, tmp_path):
     words = [sys.executable, "-m", "patchkit", "doctor", "--log", "-", "--json"]
+    text = b"KeyError: 'nobody knows'\n"
     done = subprocess.run(words, input=text, cwd=tmp_path, env=environment, capture_output=True)
 
-    assert done.returncode == code, done.stderr
-    assert [each["about"] for each in json.loads(done.stdout)["findings"]] == about
+    assert done.returncode == 9, done.stderr
+    assert [each["about"] for each in json.loads(done.stdout)["findings"]] == ["unknown"]
 
 
 def test_what_is_no_log(cli, tmp_path):
@@ -91,17 +80,13 @@ def test_explain_by_the_text_of_an_error(cli):
     assert [each["id"] for each in by_line] == ["cuda-12-library-missing"]
     assert "cuda-12-library-missing" in [each["id"] for each in by_part]
     assert "cure" in cli("explain", "cuda-12-library-missing").stdout
-    assert (
-        "did you mean cuda-12-library-missing?"
-        in cli("explain", "cuda-12-libary-missing", rc=2).stderr
-    )
+    said = cli("explain", "cuda-12-libary-missing", rc=2).stderr
+    assert "did you mean cuda-12-library-missing?" in said
 
 
 def test_a_line_that_is_quoted_keeps_no_secret(cli, tmp_path):
     log = tmp_path / "vllm.log"
-    log.write_text(
-        "RuntimeError: odd arguments {'api_key': ['s3cr3t-1'], 'url': 'http://u:pw9@h'}\n"
-    )
+    log.write_text("RuntimeError: odd {'api_key': ['s3cr3t-1'], 'url': 'http://u:pw9@h'}\n")
     for more in ((), ("--json",)):
         said = cli("doctor", "--log", log, *more, rc=9).stdout
-        assert "odd arguments {'api_key': ['(masked)'], 'url': 'http://(masked)@h'}" in said
+        assert "odd {'api_key': ['(masked)'], 'url': 'http://(masked)@h'}" in said

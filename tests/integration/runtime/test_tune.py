@@ -1,8 +1,4 @@
-"""patchkit tune, from the command line to the file, without a GPU.
-
-The release's benchmark is a stand-in that takes the same options, and a formula where a GPU would
-measure: the process and the file are real. The last test asks every release for these options.
-"""
+"""patchkit tune, from the command line to the file; a stand-in for the benchmark has no GPU."""
 
 from __future__ import annotations
 
@@ -70,11 +66,7 @@ def test_the_file_is_put_where_vllm_is_told_to_look(tune, tmp_path):
     said = json.loads(done.stdout)
     assert said["setting"] == f"VLLM_TUNED_CONFIG_FOLDER={tmp_path / 'out'}"
     rows = json.loads((tmp_path / "out" / NAME).read_text())
-    assert rows == {
-        "triton_version": "3.6.0",
-        "1": {"BLOCK_SIZE_M": 32},
-        "64": {"BLOCK_SIZE_M": 32},
-    }
+    assert (rows["1"], rows["64"]) == ({"BLOCK_SIZE_M": 32}, {"BLOCK_SIZE_M": 32})
     assert "Start tuning over 1920" in done.stderr
 
     assert "holds tuned configs" in tune(rc=2).stderr
@@ -101,13 +93,11 @@ def test_what_cannot_be_done_leaves_nothing(tune, tmp_path, arguments, benchmark
     [
         ("site/vllm-0.25.1+cu130.dist-info", "site/vllm-0.26.0.dist-info", 3, "vLLM is 0.26.0"),
         ("site/ray-2.50.0.dist-info", "ray", 9, "has no ray"),
-        (f"vllm-0.25.1/{BENCHMARK}", "vllm-0.25.1/other.py", 4, "benchmark_moe.py: not found"),
     ],
 )
 def test_a_machine_or_release_that_does_not_fit(tune, tmp_path, before, after, rc, says):
     place = (tmp_path / before).rename(tmp_path / after) / "METADATA"
-    if place.exists():
-        place.write_text(place.read_text().replace("0.25.1+cu130", "0.26.0"))
+    place.write_text(place.read_text().replace("0.25.1+cu130", "0.26.0"))
     assert says in tune(rc=rc).stderr
 
 
