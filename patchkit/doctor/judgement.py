@@ -18,7 +18,6 @@ from patchkit.doctor.machine import machine_findings
 from patchkit.doctor.peers.cable import cable_findings
 from patchkit.doctor.peers.node_report import (
     NodeReport,
-    NotCheckedError,
     Outcome,
     check,
     make_finding,
@@ -45,7 +44,6 @@ _WRONG = (Level.ERROR, Level.WARNING)
 LATER = (Level.NOTE, Level.UNKNOWN, Level.OK)
 """Levels of what is not wrong, in the order in which it is said."""
 _LEAST_FREE = 64 << 20  # bytes: what `up` writes, and a few compiled kernels
-_CLOCK_SECONDS = 2.0  # by which two clocks may differ
 
 
 def cluster_findings(file: ClusterFile, reports: Sequence[NodeReport]) -> list[Finding]:
@@ -77,8 +75,6 @@ def peer_findings(file: ClusterFile, nodes: Sequence[NodeReport]) -> Iterator[Fi
         yield from check_ssh(node)
         yield from check_disks(node)
     if len(nodes) > 1:
-        for node in nodes:
-            yield from check_clock(node)
         yield from cable_findings(nodes)
     yield from software_findings(file, nodes)
     yield from model_findings(file, nodes)
@@ -109,19 +105,6 @@ def check_disks(node: NodeReport) -> Outcome:
             full.append(make_finding("disk", node.node, folder=disk.folder, **fields))
     least = min(disks, key=lambda disk: disk.free)
     return full or {"folder": least.folder, "free": least.free / 1e9}
-
-
-@check("clock")
-def check_clock(node: NodeReport) -> Outcome:
-    """Compare a node's clock with that of this machine."""
-    own = require(node.clock, node.why_not("clock"))
-    apart = abs(own.ahead)
-    if apart + own.error <= _CLOCK_SECONDS:
-        return {"within": max(apart + own.error, 0.1)}
-    if apart - own.error <= _CLOCK_SECONDS:
-        raise NotCheckedError(f"the call took too long: ±{own.error:.0f} s")
-    direction = "ahead of" if own.ahead > 0 else "behind"
-    return node.find("clock", seconds=apart, direction=direction)
 
 
 def _machine_findings(reports: Sequence[NodeReport]) -> Iterator[Finding]:

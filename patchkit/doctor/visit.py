@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -22,7 +21,6 @@ from patchkit.doctor.gpu import try_gpus
 from patchkit.doctor.judgement import LATER, cluster_findings
 from patchkit.doctor.nccl import nccl_findings, read_nccl
 from patchkit.doctor.peers.node_report import (
-    ClockOffset,
     NodeReport,
     SaidParts,
     facts_for_causes,
@@ -166,8 +164,6 @@ class _SentReport(SaidParts):
     """What ``examine`` and ``meet`` send, as far as each of them says it."""
 
     errors: Mapping[str, Mapping[str, str]]
-    began: float = 0.0
-    ended: float = 0.0
     ways: tuple[Way, ...] | None = None
 
 
@@ -181,7 +177,6 @@ def examine_nodes(cluster: Cluster) -> list[NodeReport]:
 
     def ask(node: Remote) -> NodeReport:
         units = cluster.units if node == cluster.head else [file.unit]
-        before = time.time()
         sent = node.call(
             _SentReport,
             examination.examine,
@@ -191,13 +186,9 @@ def examine_nodes(cluster: Cluster) -> list[NodeReport]:
             ports=sorted({file.serve.port, *needs}),
             folders=["~", file.venv, file.model_folder, *_WRITTEN],
         )
-        after = time.time()
-        ahead = ((sent.began - before) + (sent.ended - after)) / 2
-        on_the_way = (after - before) - (sent.ended - sent.began)
         name = node.destination
         return NodeReport(
             node=name,
-            clock=ClockOffset(ahead=ahead, error=max(on_the_way, 0) / 2),
             **{part: getattr(sent, part) for part in _EXAMINED},
             placed=placed_files(sent.facts.files, file.unit) if sent.facts else None,
             missing={part: sent_error(error, name) for part, error in sent.errors.items()},
@@ -218,9 +209,8 @@ def _add_addresses(file: ClusterFile, reports: Sequence[NodeReport]) -> list[Nod
     for node, report in zip(file.node, reports, strict=True):
         is_head = not found
         written = node.address
-        if report.env and not written:
-            written = "" if report.env.edited else report.env.variables.get("VLLM_HOST_IP", "")
-            written = written or (report.env.facts.get("head", "") if is_head else "")
+        if report.env and not written and not report.env.edited:
+            written = report.env.variables.get("VLLM_HOST_IP", "")
         try:
             written = named_address(written)
         except PatchkitError:

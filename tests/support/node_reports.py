@@ -10,7 +10,7 @@ from patchkit.cluster.agent.examination import (
 from patchkit.cluster.agent.links import PeerLink, Way
 from patchkit.cluster.agent.node_facts import DiskRoom
 from patchkit.cluster.agent.unit_state import GroupProcess, Listener, NodeState, UnitState
-from patchkit.doctor.peers.node_report import ClockOffset, NodeReport, placed_files
+from patchkit.doctor.peers.node_report import NodeReport, placed_files
 from patchkit.runtime.host.host import Memory
 from support import clusters
 
@@ -78,7 +78,6 @@ def reports(folder):
             NodeReport(
                 node=name,
                 address=ADDRESSES[number],
-                clock=ClockOffset(ahead=0.1, error=0.2),
                 facts=its,
                 state=state(),
                 contents=contents(),

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
@@ -83,12 +82,10 @@ class ModelPrint:
 def examine(
     name: str, venv: str, units: Sequence[str], ports: Sequence[int], folders: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """Return this node's facts, state, processes, listeners, disks, Python and time.
+    """Return this node's facts, state, processes, listeners, disks and Python.
 
-    ``errors`` has the fields of an error for each part that is missing. ``began`` and ``ended`` are
-    this node's clock.
+    ``errors`` has the fields of an error for each part that is missing.
     """
-    began = time.time()
 
     def whole() -> dict[str, Any]:
         facts = facts_here(name, venv)
@@ -113,7 +110,7 @@ def examine(
         "listeners": lambda: {"listeners": list(map(asdict, unit_state.listeners(ports)))},
         "health": lambda: {"health": health()},
     }
-    return {**_ask_together(parts), "began": began, "ended": time.time()}
+    return _ask_together(parts)
 
 
 def meet(

@@ -143,14 +143,6 @@ def url_of(placed: PlacedFiles | None, port: int) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ClockOffset:
-    """Seconds that a node's clock is ahead of the launcher's, and how wrong that may be."""
-
-    ahead: float
-    error: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class SaidParts:
     """What a node says of itself; ``links`` are how a head reaches each worker by ssh."""
 
@@ -179,7 +171,6 @@ class NodeReport(SaidParts):
     silence: PatchkitError | None = None
     address: str = ""
     no_address: PatchkitError | None = None
-    clock: ClockOffset | None = None
     placed: PlacedFiles | None = None
     ways: tuple[tuple[str, Way], ...] | None = None
     missing: Mapping[str, PatchkitError] = field(default_factory=dict)

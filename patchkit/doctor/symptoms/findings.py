@@ -124,17 +124,13 @@ def read_journals(
 
     ``known`` are facts of the cluster. Raises HostError if grep does not run.
     """
-    nodes: list[str] = []
-    numbers: dict[str, int] = {}
-
-    def written() -> Iterator[bytes]:
-        for node, line in lines:
-            nodes.append(node)
-            text = " ".join(line.text.splitlines()).encode(errors="replace")
-            # The node's number tells the writers apart; a longer line would count as two.
-            yield b"node%d | %s\n" % (numbers.setdefault(node, len(numbers)), text[: LONGEST // 2])
-
-    return read_log(written(), known), nodes
+    nodes, written = [], []
+    for node, line in lines:
+        nodes.append(node)
+        text = " ".join(line.text.splitlines()).encode(errors="replace")
+        # The writer is the first line's number of its node; a longer line would count as two.
+        written.append(b"node%d | %s\n" % (nodes.index(node), text[: LONGEST // 2]))
+    return read_log(written, known), nodes
 
 
 def first_error(lines: Iterable[tuple[str, JournalLine]]) -> tuple[str, str] | None:
@@ -156,9 +152,6 @@ def explain_failed_start(start: FailedStart) -> HostError:
     if known is None or not known.decided or known.symptom.follows:
         hint = "patchkit doctor --cluster" if known else "patchkit logs"
         return HostError(what, why=f"the first error of all ranks; {start.how}", hint=hint)
-    (cause,) = known.causes
-    return HostError(
-        what,
-        why=f"{known.filled(cause.cause)} ({cause.evidence}: {cause.source}); {start.how}",
-        hint=" ".join(filter(None, (known.filled(cause.cure), known.pasted(cause.command)))),
-    )
+    found = diagnosis_finding(known)
+    why = f"{found.why} ({known.causes[0].evidence}: {found.source}); {start.how}"
+    return HostError(what, why=why, hint=found.hint.replace("\n", " "))

@@ -119,7 +119,6 @@ def test_this_machine_beside_a_node_that_ssh_does_not_reach():
     file = ClusterFile(node=nodes, name="nothing-has-this")
     here, nowhere = examine_nodes(Cluster(file))
     assert (here.silence, here.facts is None) == (None, False)
-    assert abs(here.clock.ahead) < 1
     assert "nowhere.invalid" in nowhere.silence.what
     found = cluster_findings(file, [here, nowhere])
     levels = [each.level for each in found]

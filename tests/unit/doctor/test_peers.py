@@ -10,7 +10,7 @@ from patchkit.cluster.agent.links import PeerLink
 from patchkit.cluster.agent.unit_state import GroupProcess, Listener
 from patchkit.doctor.bundle import pack_report, private_names
 from patchkit.doctor.judgement import cluster_findings, peer_findings
-from patchkit.doctor.peers.node_report import ClockOffset, NodeReport, placed_files
+from patchkit.doctor.peers.node_report import NodeReport, placed_files
 from patchkit.doctor.visit import Visit
 from patchkit.errors import HostError
 from patchkit.finding import Level, finding_texts
@@ -97,7 +97,6 @@ def without_key(report):
 # What is changed on which node → the check, whom it names, and what the hint holds.
 FAULTS = [
     ("disk", 1, full_disk, WORKER, "du -xah -d 1 /"),
-    ("clock", 1, lambda r: replace(r, clock=ClockOffset(ahead=40, error=0.1)), WORKER, "set-ntp"),
     ("cable", 1, lambda r: netdev(r, carrier=False, state="down"), WORKER, "-brief link show"),
     ("address", 1, lambda r: netdev(r, addresses=()), WORKER, "ip address add 192.168.100.11/24"),
     ("mtu", 1, lambda r: netdev(r, mtu=1500), WORKER, "mtu 9000"),
