@@ -11,7 +11,7 @@ import json
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from ipaddress import IPv4Address, IPv6Address, ip_address
@@ -58,10 +58,10 @@ _NUMBERS = (
 class PrivateNames:
     """What nodes say of themselves: ``hosts`` are the names of each node, one list a node."""
 
-    hosts: tuple[tuple[str, ...], ...] = ()
-    users: tuple[str, ...] = ()
-    addresses: tuple[str, ...] = ()
-    serials: tuple[str, ...] = ()
+    hosts: Sequence[Sequence[str]] = ()
+    users: Sequence[str] = ()
+    addresses: Sequence[str] = ()
+    serials: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -247,11 +247,7 @@ def _private_address(text: str) -> _Address | None:
 
 
 def private_names(nodes: Iterable[tuple[str, NodeFacts | None]]) -> PrivateNames:
-    """Return what nodes say of themselves, for ``pack_report``.
-
-    ``nodes`` are the destinations of cluster.toml, as ssh takes them, with the facts if they are
-    known.
-    """
+    """Return what nodes say of themselves: destinations as ssh takes them, with known facts."""
     hosts, users, addresses, serials = [], [], [], []
     for destination, facts in nodes:
         user, _, host = destination.rpartition("@")
@@ -266,13 +262,8 @@ def private_names(nodes: Iterable[tuple[str, NodeFacts | None]]) -> PrivateNames
         # The first part of a host's name is its name as well; an address has none.
         short = [name.partition(".")[0] for name in own if "." in name]
         own += [name for name in short if not name.isdigit() and len(name) > 2]
-        hosts.append(tuple(own))
-    return PrivateNames(
-        hosts=tuple(hosts),
-        users=tuple(users),
-        addresses=tuple(addresses),
-        serials=tuple(serials),
-    )
+        hosts.append(own)
+    return PrivateNames(hosts=hosts, users=users, addresses=addresses, serials=serials)
 
 
 def pack_report(parts: Mapping[str, Any], names: PrivateNames) -> tuple[str, dict[str, int]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from typing import Any
 
@@ -31,7 +31,7 @@ _SAYS = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET,ENV", "NCCL_DEBUG_
 class SmokeStep:
     """A step: its name in the script, and its settings."""
 
-    id: str
+    step: str
     script: str
     seconds: int
     block: bool = False
@@ -48,10 +48,7 @@ class SmokeTest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuNode:
-    """A node whose GPU is tried: ``python`` is the one that has vLLM there, ``address`` its own.
-
-    ``variables`` are those of its env file, empty without one.
-    """
+    """A node whose GPU is tried, with the Python that has vLLM and its env file's variables."""
 
     node: str
     python: str
@@ -160,10 +157,7 @@ def try_gpus(reports: Sequence[NodeReport]) -> Iterator[Finding]:
         else:
             why = report.why_not("facts") if report.facts is None else "there is no vLLM there"
             yield unchecked("gpu-smoke", report.node, why)
-    steps = [
-        {"step": its.id, "script": its.script, "seconds": its.seconds, "block": its.block}
-        for its in smoke_test().step
-    ]
+    steps = [asdict(its) for its in smoke_test().step]
     tried = everywhere(able, lambda node: run_steps(node, steps))
     obstacle = ""
     for node, said in zip(able, tried, strict=True):

@@ -10,19 +10,13 @@ import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any, Literal
 
 from patchkit.doctor import gpu_script as script
 from patchkit.follow import Follow
 
-SCRIPT = Path(script.__file__)
-RANK = "all-reduce"
-"""Name of a rank of all nodes together."""
-
-FIRST = "cuda"
-"""The script's step without which no other is tried."""
-
+RANK = "all-reduce"  # the step of a rank of all nodes together
+_FIRST = "cuda"  # the script's step without which no other is tried
 _MOST, _LONGEST = 2000, 1000  # lines of a process that are kept, characters of each
 _FIELDS = {"state", "kernel", "reason", "figures"}  # of an answer
 _GRACE = 10.0  # seconds past its own limit, after which a step that hangs in the kernel is killed
@@ -51,9 +45,8 @@ def gpu_steps(
 ) -> Iterator[dict[str, Any]]:
     """Yield each step's result as JSON takes it, as soon as it is there.
 
-    ``steps`` are settings with ``step``, ``seconds`` and ``script``, the name in the script;
-    ``variables`` are those of the env file. If the first one, of the device, is not ok, the
-    others are not tried.
+    ``steps`` are settings with ``step``, ``seconds`` and ``script``, the name in the script. If
+    the first one, of the device, is not ok, the others are not tried.
     """
     obstacle = ""
     for each in steps:
@@ -61,7 +54,7 @@ def gpu_steps(
             found = GpuStep(step=each["step"], state="not-run", reason=obstacle)
         else:
             found = run_step(python, each, variables)
-        if each["script"] == FIRST and found.state != "ok":
+        if each["script"] == _FIRST and found.state != "ok":
             obstacle = found.reason
         yield asdict(found)
 
@@ -74,7 +67,7 @@ def free_port(address: str) -> int:
 
 def run_step(python: str, settings: Mapping[str, Any], variables: Mapping[str, str]) -> GpuStep:
     """Run a step; whatever happens to its process is a result."""
-    words = (python, str(SCRIPT), str(settings["script"]), json.dumps(dict(settings)))
+    words = (python, script.__file__, str(settings["script"]), json.dumps(dict(settings)))
     env = {**os.environ, **variables, "PYTHONUNBUFFERED": "1"}
     limit, lines = float(settings["seconds"]), deque[str](maxlen=_MOST)
     start, done = time.monotonic(), None
@@ -105,9 +98,4 @@ def run_step(python: str, settings: Mapping[str, Any], variables: Mapping[str, s
             ended = done.trouble.partition(":")[0] or "it ended without an answer"
             reason = f"{ended}: {(errors or last)[-1]}"
         fields = {"state": "failed", "reason": reason}
-    return GpuStep(
-        step=str(settings["step"]),
-        seconds=seconds,
-        lines=tuple(said),
-        **fields,
-    )
+    return GpuStep(step=str(settings["step"]), seconds=seconds, lines=tuple(said), **fields)

@@ -58,7 +58,7 @@ def test_what_ran_names_its_kernel_and_what_it_proves() -> None:
     assert "proves that the kernel that vLLM takes here" in found.what
 
 
-@pytest.mark.parametrize("about", [each.id for each in smoke_test().step])
+@pytest.mark.parametrize("about", [each.step for each in smoke_test().step])
 def test_what_did_not_run_is_unknown_and_what_failed_an_error(about: str) -> None:
     (found,) = gpu_findings("a", [GpuStep(step=about, state="not-run", reason="no device")])
     assert (found.level, found.what) == (Level.UNKNOWN, "not checked: no device")
@@ -116,7 +116,7 @@ def without_torch(folder: Path, report: NodeReport) -> NodeReport:
 def test_nodes_whose_gpus_are_not_reached_are_not_checked(tmp_path: Path) -> None:
     nodes = [without_torch(tmp_path, each) for each in reports(tmp_path / "hosts")[1]]
     found = [*try_gpus(nodes)]
-    steps = [each.id for each in smoke_test().step]
+    steps = [each.step for each in smoke_test().step]
     assert [each.about for each in found] == [*steps, *steps, "all-reduce"]
     assert {each.level for each in found} == {Level.UNKNOWN}
     assert {each.what for each in found[:-1]} == {"not checked: torch cannot be imported: no torch"}
