@@ -15,11 +15,6 @@ from patchkit.quoting import quoted
 _ON = ("active", "activating", "reloading", "deactivating")
 _NOTHING = "nothing was started here yet: `patchkit up`"
 _STARTS = 4  # in an hour: units.py
-_STATES = {
-    "T": ("stopped", "somebody sent it SIGSTOP: the other ranks wait for it, for ever"),
-    "t": ("stopped by a debugger", "the other ranks wait for it, for ever"),
-    "Z": ("dead, and not reaped", "its parent hangs: the rank does not go on"),
-}
 
 
 def file_findings(nodes: Sequence[NodeReport]) -> Iterator[Finding]:
@@ -114,14 +109,8 @@ def check_ports_taken(node: NodeReport, file: ClusterFile, unit: UnitState | Non
 @check("rank-stopped")
 def check_halted(node: NodeReport) -> Outcome:
     processes = node.part("processes")
-    found = []
-    for its in processes:
-        if its.state in _STATES:
-            state, why = _STATES[its.state]
-            go_on = there(node.node, "kill", "-CONT", str(its.pid))
-            command = go_on if its.state == "T" else "patchkit down"
-            fields = {"pid": its.pid, "name": its.name, "state": state, "why": why}
-            found.append(node.find("rank-stopped", command=command, **fields))
+    stopped = [its for its in processes if its.state in ("T", "t")]  # by SIGSTOP, by a debugger
+    found = [node.find("rank-stopped", pid=str(its.pid), name=its.name) for its in stopped]
     return found or {"count": len(processes)}
 
 
