@@ -13,7 +13,6 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from pathlib import Path
 from typing import Any
@@ -74,11 +73,6 @@ class RedactionData:
     versions: str
 
 
-@cache
-def _redaction_data() -> RedactionData:
-    return read_toml(RedactionData, RECIPES / "doctor" / "redaction.toml")
-
-
 class Redactor:
     """Replaces what is private in texts, values of JSON and names of files.
 
@@ -87,8 +81,9 @@ class Redactor:
     """
 
     def __init__(self, names: PrivateNames) -> None:
-        data = _redaction_data()
+        data = read_toml(RedactionData, RECIPES / "doctor" / "redaction.toml")
         self._versions = re.compile(data.versions, re.IGNORECASE)
+        self._accounts, self._serials = data.accounts, data.serials
         self._known: dict[str, str] = {}  # in small letters → placeholder
         self._numbers: dict[str, dict[object, int]] = {}  # of each kind
         self._pattern: re.Pattern[str] | None = None
@@ -131,12 +126,12 @@ class Redactor:
     def _is_name(self, word: str) -> bool:
         """Return whether what logs in to a URL is the name of a user, and no token."""
         known = self._known.get(word.casefold(), "")
-        return known.startswith(("user-", "node-")) or word in _redaction_data().accounts
+        return known.startswith(("user-", "node-")) or word in self._accounts
 
     def text(self, text: str) -> str:
         """Return a text without what is private."""
         clean = _ANSI.sub("", text)
-        self._pattern = self._pattern or _private_pattern(self._known)
+        self._pattern = self._pattern or _private_pattern(self._known, self._serials)
         spans = [span for span in secret_spans(clean) if not self._is_name(clean[slice(*span)])]
         parts, end = [], 0
         for start, stop in (*spans, (len(clean), len(clean))):
@@ -154,7 +149,7 @@ class Redactor:
             return self._place("secret", str(value))
         if not isinstance(value, str):
             return value
-        is_serial = key.casefold() in _redaction_data().serials
+        is_serial = key.casefold() in self._serials
         return self._place("serial", value) if is_serial else self.text(value)
 
     def _place(self, kind: str, value: str) -> str:
@@ -199,7 +194,7 @@ class Redactor:
         return f"{place}{word.removeprefix(text)}"
 
 
-def _private_pattern(known: Mapping[str, str]) -> re.Pattern[str]:
+def _private_pattern(known: Mapping[str, str], keys: frozenset[str]) -> re.Pattern[str]:
     """Return one pattern for all that is private; its groups are the kinds."""
     words = []
     for word in sorted(known, key=lambda word: (-len(word), word)):  # the longest first
@@ -209,7 +204,7 @@ def _private_pattern(known: Mapping[str, str]) -> re.Pattern[str]:
         elif len(word) < _SHORT:
             pattern = rf"(?<![A-Za-z0-9]){pattern}(?![A-Za-z0-9])"
         words.append(pattern)
-    serials = "|".join(map(re.escape, sorted(_redaction_data().serials - {"uuid"})))
+    serials = "|".join(map(re.escape, sorted(keys - {"uuid"})))
     kinds = (
         *_NAMES,
         ("known", "|".join(words) or "(?!)"),

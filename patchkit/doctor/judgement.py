@@ -24,7 +24,7 @@ from patchkit.doctor.peers.node_report import (
     require,
 )
 from patchkit.doctor.peers.software import model_findings, software_findings
-from patchkit.doctor.peers.units import file_findings, unit_findings
+from patchkit.doctor.peers.units import unit_findings
 from patchkit.errors import HostError
 from patchkit.finding import Finding, Level, finding_texts
 from patchkit.quoting import quoted
@@ -78,7 +78,6 @@ def peer_findings(file: ClusterFile, nodes: Sequence[NodeReport]) -> Iterator[Fi
         yield from cable_findings(nodes)
     yield from software_findings(file, nodes)
     yield from model_findings(file, nodes)
-    yield from file_findings(nodes)
     yield from unit_findings(file, nodes)
 
 

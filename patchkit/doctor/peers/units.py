@@ -17,16 +17,6 @@ _NOTHING = "nothing was started here yet: `patchkit up`"
 _STARTS = 4  # in an hour: units.py
 
 
-def file_findings(nodes: Sequence[NodeReport]) -> Iterator[Finding]:
-    """Yield whether the files of all nodes are of one start, and as it wrote them."""
-    model = next((each.placed.model for each in nodes if each.placed), "")
-    again = quoted("patchkit", "up", model or "MODEL")
-    for node in nodes:
-        yield from check_start(node, nodes, again)
-        yield from check_edited(node, again)
-        yield from check_env_address(node, again)
-
-
 @check("start")
 def check_start(node: NodeReport, nodes: Sequence[NodeReport], again: str) -> Outcome:
     node.part("facts")
@@ -65,7 +55,13 @@ def check_env_address(node: NodeReport, again: str) -> Outcome:
 
 
 def unit_findings(file: ClusterFile, nodes: Sequence[NodeReport]) -> Iterator[Finding]:
-    """Yield ports that are taken, processes that are stopped or left, and how the units are."""
+    """Yield how files and units are, ports that are taken, processes that are stopped or left."""
+    model = next((each.placed.model for each in nodes if each.placed), "")
+    again = quoted("patchkit", "up", model or "MODEL")
+    for node in nodes:
+        yield from check_start(node, nodes, again)
+        yield from check_edited(node, again)
+        yield from check_env_address(node, again)
     head = nodes[0]
     units = {node.node: node.state.unit(file.unit) if node.state else None for node in nodes}
     on = [node for node, unit in units.items() if _is_on(unit)]
