@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from patchkit.cli.out import Shown, record_fields, shown, style
+from patchkit.cli.out import record_fields, shown, style
 from patchkit.cli.render import Block, Record
 from patchkit.doctor.symptoms.diagnosis import Diagnosis, read_log
 from patchkit.doctor.symptoms.scan import Hit
-from patchkit.doctor.symptoms.symptom import Cause, Symptom, symptoms
+from patchkit.doctor.symptoms.symptom import Symptom, symptoms
 from patchkit.runtime.rules.rule import in_words
 
 _FEWEST = 5  # characters of a text that is looked for in what symptoms say
@@ -61,21 +61,16 @@ def symptom_blocks(found: Sequence[Diagnosis]) -> Iterator[Block]:
         if len(diagnosis.causes) > 1:
             yield "One of these, the likeliest first:"
         for cause in diagnosis.causes:
-            yield from _cause_lines(diagnosis, cause)
-
-
-def _cause_lines(found: Diagnosis, cause: Cause) -> Iterator[Shown]:
-    fill = found.filled
-    yield shown("")
-    yield style("why   ", bold=True) + fill(cause.cause)
-    if cause.when:
-        yield style(f"      where: {in_words(cause.when)}", dim=True)
-    yield style("cure  ", bold=True) + fill(cause.cure)
-    if cause.command:
-        yield shown("      ") + found.pasted(cause.command)
-    if cause.costs:
-        yield shown(f"      costs {cause.costs}")
-    if cause.tell and len(found.causes) > 1:
-        yield shown("      to tell: ") + found.pasted(cause.tell)
-    sure = "" if found.symptom.follows else f", confidence {cause.confidence}"
-    yield style(f"      {cause.evidence}{sure}: {cause.source}", dim=True)
+            yield shown("")
+            yield style("why   ", bold=True) + diagnosis.filled(cause.cause)
+            if cause.when:
+                yield style(f"      where: {in_words(cause.when)}", dim=True)
+            yield style("cure  ", bold=True) + diagnosis.filled(cause.cure)
+            if cause.command:
+                yield shown("      ") + diagnosis.pasted(cause.command)
+            if cause.costs:
+                yield shown(f"      costs {cause.costs}")
+            if cause.tell and len(diagnosis.causes) > 1:
+                yield shown("      to tell: ") + diagnosis.pasted(cause.tell)
+            sure = "" if symptom.follows else f", confidence {cause.confidence}"
+            yield style(f"      {cause.evidence}{sure}: {cause.source}", dim=True)

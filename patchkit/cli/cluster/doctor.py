@@ -26,7 +26,7 @@ from patchkit.doctor.symptoms.findings import log_findings
 from patchkit.doctor.symptoms.lines import STDIN, text_chunks
 from patchkit.doctor.visit import Visit, local_facts, visit
 from patchkit.errors import UsageError
-from patchkit.finding import Finding, Level, worst
+from patchkit.finding import Level, worst
 from patchkit.quoting import quoted
 from patchkit.reading import read_chunks
 from patchkit.runtime.rules.secret_texts import mask_secrets
@@ -86,7 +86,10 @@ def command(
         choices = {"serve": ServeChoices(port=port)} if port else {}
         cluster = cluster_here(venv=venv, **choices)
         visited = visit(cluster, gpu=gpu, port=port or 0, here=True)
-    found = tuple(map(without_secrets, visited.findings))
+    found = []
+    for its in visited.findings:  # they quote logs and errors
+        what, why, hint = map(mask_secrets, (its.what, its.why, its.hint))
+        found.append(replace(its, what=what, why=why, hint=hint))
     yield Record({"findings": [finding.fields() for finding in found]})
     if log and not verbose:
         yield from (finding.what for finding in found if finding.level is Level.OK)
@@ -94,12 +97,6 @@ def command(
     if save is not None:
         yield from _save_report(visited, save, verbose=verbose)
     yield ExitCode(worst(found, Level.ERROR, Level.WARNING))
-
-
-def without_secrets(found: Finding) -> Finding:
-    """Return a finding that quotes a log or an error, without the secrets in it."""
-    what, why, hint = map(mask_secrets, (found.what, found.why, found.hint))
-    return replace(found, what=what, why=why, hint=hint)
 
 
 def _save_report(visited: Visit, place: Path, *, verbose: bool) -> Iterator[Block]:
