@@ -157,12 +157,6 @@ def cuda_major(binaries: Iterable[Binary]) -> str:
     )
 
 
-def ways_around(judged: Iterable[Judged]) -> tuple[str, ...]:
-    """Return the fixes that keep vLLM from the kernels that do not load, if some do not."""
-    lost = any(library.use is Use.PARTLY for library in judged)
-    return library_table().around if lost else ()
-
-
 @cache
 def library_table() -> LibraryTable:
     """Load ``libraries.toml``, once."""

@@ -31,10 +31,9 @@ from patchkit.wheel.device.libraries import (
     Use,
     cuda_major,
     judge_libraries,
+    library_table,
     require_loading,
-    ways_around,
 )
-from patchkit.wheel.file.wheelfile import WheelFile
 from patchkit.wheel.file.write import Progress, rewrite_wheel
 from patchkit.wheel.vllm.repack_additions import Additions, PatchedTree, make_additions
 from patchkit.wheel.vllm.repack_origin import Origin
@@ -132,12 +131,19 @@ def _patch_tree(
     judged: tuple[Judged, ...],
     sandboxed: Sandboxed,
 ) -> PatchedTree:
-    """Unpack what fixes can read, and apply them."""
-    _unpack_texts(origin.wheel, tree)
+    """Unpack what fixes can read, which is no library, and apply them."""
+    for name, data in origin.wheel.texts():
+        path = tree / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+    for pattern in _NEEDED:
+        if len(found := list(tree.glob(pattern))) != 1:
+            raise damaged(str(origin.wheel.path), f"it has {pattern} {len(found)} times")
     recipe = load_recipe("vllm")
     wanted = set()
     # Fixes that keep vLLM from kernels that do not load; what --only or --without name stays so.
-    for fix_id in ways_around(judged) if not asked.only else ():
+    lost = any(library.use is Use.PARTLY for library in judged) and not asked.only
+    for fix_id in library_table().around if lost else ():
         fix = recipe.fix(fix_id)
         need = fix.need(origin.version, asked.arch, "installed") if fix else None
         if need and need.severity is Severity.OPTIONAL and fix_id not in asked.skip:
@@ -165,17 +171,6 @@ def _patch_tree(
         tag=_glibc_tag(origin.wheel.name.tag, binaries),
         libraries={library.name: library.use.value for library in judged},
     )
-
-
-def _unpack_texts(wheel: WheelFile, tree: Path) -> None:
-    """Write the members that fixes can read; no fix looks at libraries."""
-    for name, data in wheel.texts():
-        path = tree / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(data)
-    for pattern in _NEEDED:
-        if len(found := list(tree.glob(pattern))) != 1:
-            raise damaged(str(wheel.path), f"it has {pattern} {len(found)} times")
 
 
 def _glibc_tag(tag: str, binaries: tuple[Binary, ...]) -> str:

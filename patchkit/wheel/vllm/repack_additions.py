@@ -5,7 +5,6 @@ Everything here is text in, bytes out; ``write.rewrite`` puts it into the wheel.
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -16,6 +15,7 @@ from typing import Any
 from packaging.version import Version
 
 from patchkit import __version__
+from patchkit.digests import digest
 from patchkit.errors import DriftError
 from patchkit.patching.commit import Applied
 from patchkit.patching.fix import Request, State
@@ -33,7 +33,6 @@ _UNLABELLED = "0" * 10
 _SBOM = "sboms/patchkit.cdx.json"
 # WHEEL repeats the build tag of the file name (PEP 427), which the new name has not.
 _BUILD = re.compile(rb"^Build:.*\n", re.MULTILINE)
-_ANEW = "name upstream's wheel: patchkit repack vllm==X.Y.Z"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,57 +88,48 @@ class PatchedTree:
 def make_additions(patched: PatchedTree) -> Additions:
     """Make the members of the new wheel, under a version that is a digest of them all.
 
-    They are made twice: the version is in some of them, so the digest is taken with zeros there.
+    The version is in some of them: the digest is taken with zeros in its place.
     """
-    origin, target = patched.origin, patched.request.target
+    origin, target, tree = patched.origin, patched.request.target, patched.tree
+    state, ledger, own = patched.workspace.state, patched.ledger, patched.dist_info
     # A wheel of another CUDA than the target's says so: 0.25.1+cu129.gb10.0a1b2c3d4e.
-    own = target.cuda.partition(".")[0] == patched.cuda
-    label = f"{target.cuda_tag if own else f'cu{patched.cuda}'}.{target.name}"
+    cuda = target.cuda_tag if target.cuda.startswith(f"{patched.cuda}.") else f"cu{patched.cuda}"
+    label = f"{cuda}.{target.name}.{_UNLABELLED}"
     version = f"{origin.version.public}+{label}"
-    unlabelled, _facts = _make_members(patched, f"{version}.{_UNLABELLED}")
-    lines = [f"{_FORMAT}\n{origin.wheel.sha256}\n{patched.tag}\n"]
-    lines += [
-        f"{hashlib.sha256(data).hexdigest()}  {p}\n" for p, data in sorted(unlabelled.items())
-    ]
-    version += f".{label_of(hashlib.sha256(''.join(lines).encode()).hexdigest())}"
-    members, facts = _make_members(patched, version)
-    return Additions(
-        filename=f"vllm-{version}-{patched.tag}.whl",
-        dist_info=(patched.dist_info, f"vllm-{version}.dist-info"),
-        members=members,
-        facts=facts,
-    )
-
-
-def _make_members(patched: PatchedTree, version: str) -> tuple[dict[str, bytes], dict[str, Any]]:
-    """Make the members and the facts under a version."""
-    tree, state, ledger = patched.tree, patched.workspace.state, patched.ledger
-    home = f"vllm-{version}.dist-info"
-    metadata, wheel = (
-        (tree / patched.dist_info / name).read_bytes() for name in ("METADATA", "WHEEL")
-    )
-    members = {}
-    for path in ledger.files:
-        members[path] = (tree / path).read_bytes()
-        original = original_path(state, path)
-        if original.is_file():
-            members[str(original.relative_to(tree))] = original.read_bytes()
-    shipped: Ledger = replace(ledger, version=version)
-    facts = _repack_facts(patched, version)
-    stock = patched.workspace.tree
+    home, facts = f"vllm-{version}.dist-info", _repack_facts(patched, version)
     # Only its steps are asked for, and they begin with upstream's texts.
+    stock = patched.workspace.tree
     plan = Plan(
         request=patched.request, stock=stock, patched=stock, verdicts=patched.outcome.verdicts
     )
+    members = {path: (tree / path).read_bytes() for path in ledger.files}
+    for original in (original_path(state, path) for path in ledger.files):
+        if original.is_file():
+            members[str(original.relative_to(tree))] = original.read_bytes()
+    wheel = _BUILD.sub(b"", (tree / own / "WHEEL").read_bytes())
+    head, gap, body = (tree / own / "METADATA").read_bytes().partition(b"\n\n")
+    head = _replace_once(head, r"(?m)^Version:.*$", f"Version: {version}", "METADATA")
     members |= {
-        str(ledger_path(state).relative_to(tree)): shipped.to_json(),
-        _OWN_VERSION: relabelled((tree / _OWN_VERSION).read_bytes(), version),
-        f"{home}/METADATA": _set_version(metadata, version),
-        f"{home}/WHEEL": set_tag(_BUILD.sub(b"", wheel), patched.tag),
+        str(ledger_path(state).relative_to(tree)): replace(ledger, version=version).to_json(),
+        _OWN_VERSION: _relabelled((tree / _OWN_VERSION).read_bytes(), version),
+        f"{home}/METADATA": head + gap + body,
+        f"{home}/WHEEL": set_tag(wheel, patched.tag),
         f"{home}/{FACTS}": as_text(facts).encode(),
         f"{home}/{_SBOM}": as_text(vllm_sbom(facts, plan.steps())).encode(),
     }
-    return members, facts
+    lines = [f"{_FORMAT}\n{origin.wheel.sha256}\n{patched.tag}\n"]
+    lines += [f"{digest(data)}  {path}\n" for path, data in sorted(members.items())]
+    final = label.replace(_UNLABELLED, label_of(digest("".join(lines))))
+    version = version.replace(label, final)
+    return Additions(
+        filename=f"vllm-{version}-{patched.tag}.whl",
+        dist_info=(own, f"vllm-{version}.dist-info"),
+        members={
+            path.replace(label, final): data.replace(label.encode(), final.encode())
+            for path, data in members.items()
+        },
+        facts=facts | {"wheel": version},
+    )
 
 
 def _repack_facts(patched: PatchedTree, version: str) -> dict[str, Any]:
@@ -156,7 +146,7 @@ def _repack_facts(patched: PatchedTree, version: str) -> dict[str, Any]:
         "source": f"sha256:{origin.wheel.sha256}",
         "source_file": origin.wheel.name.filename,
         "upstream": origin.locked,
-        "tree": f"sha256:{hashlib.sha256(''.join(digests).encode()).hexdigest()}",
+        "tree": f"sha256:{digest(''.join(digests))}",
         "fixes": [
             f"{v.fix.id}: {v.state.value}"
             for v in patched.outcome.verdicts
@@ -171,36 +161,26 @@ def _repack_facts(patched: PatchedTree, version: str) -> dict[str, Any]:
     }
 
 
-def relabelled(text: bytes, version: str) -> bytes:
-    """Return ``vllm/_version.py`` with another version, which ``vllm.__version__`` reads.
-
-    Raises DriftError unless it is there once as a text and once as a tuple.
-    """
+def _relabelled(text: bytes, version: str) -> bytes:
+    """Return ``vllm/_version.py`` with another version, which ``vllm.__version__`` reads."""
     parsed = Version(version)
     parts = [*parsed.release, *([f"dev{parsed.dev}"] if parsed.dev is not None else [])]
-    as_tuple = ", ".join(map(repr, [*parts, parsed.local]))
+    as_tuple = ", ".join(map(repr, [*parts, version.partition("+")[2]]))
     # As setuptools-scm writes it: __version__ = version = '0.25.1'.
-    swaps = {r"version = '[^']*'": f"version = '{version}'"}
-    swaps[r"version_tuple = \([^()]*\)"] = f"version_tuple = ({as_tuple})"
-    changed = text.decode()
-    for pattern, replacement in swaps.items():
-        changed, count = re.subn(rf"(?<=[ _]){pattern}(?=\n|$)", replacement, changed)
-        if count != 1:
-            raise DriftError(
-                f"{_OWN_VERSION}: {count} lines match {pattern!r}, expected 1",
-                why="the wheel was made by other means than upstream's",
-                hint=_ANEW,
-            )
-    return changed.encode()
+    begin, end = r"(?<=[ _])", r"(?=\n|$)"
+    text = _replace_once(
+        text, f"{begin}version = '[^']*'{end}", f"version = '{version}'", _OWN_VERSION
+    )
+    pattern = rf"{begin}version_tuple = \([^()]*\){end}"
+    return _replace_once(text, pattern, f"version_tuple = ({as_tuple})", _OWN_VERSION)
 
 
-def _set_version(metadata: bytes, version: str) -> bytes:
-    head, separator, body = metadata.partition(b"\n\n")
-    changed, count = re.subn(rb"(?m)^Version:.*$", b"Version: " + version.encode(), head)
+def _replace_once(text: bytes, pattern: str, replacement: str, file: str) -> bytes:
+    changed, count = re.subn(pattern, replacement, text.decode())
     if count != 1:
         raise DriftError(
-            f"METADATA: has {count} lines with a version, expected 1",
+            f"{file}: {count} lines match {pattern!r}, expected 1",
             why="the wheel was made by other means than upstream's",
-            hint=_ANEW,
+            hint="name upstream's wheel: patchkit repack vllm==X.Y.Z",
         )
-    return changed + separator + body
+    return changed.encode()
