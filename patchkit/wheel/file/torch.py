@@ -6,7 +6,7 @@ An index may have both kinds under one version.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-from patchkit.errors import BuildError, HostError, ProofError
+from patchkit.errors import BuildError, HostError
 from patchkit.process import ask
 
 _LIBRARY = "torch/lib/libtorch_cuda.so"
@@ -61,30 +61,6 @@ def torch_of(
         seen = f"it requires {', '.join(nvidia[:2])} …" if nvidia else f"its version is {version}"
         return Torch(version=version, cuda=major, seen=seen)
     return Torch(version=version, cuda=None, seen="it requires none of NVIDIA's libraries there")
-
-
-def require_cuda(torch: Torch, machine: str, needed: Mapping[int, str]) -> None:
-    """Raise ProofError if this torch is for CPUs alone, or for another CUDA than is ``needed``.
-
-    ``needed`` maps a major version to the wheel whose libraries ask for it.
-    """
-    if torch.cuda and needed and torch.cuda not in needed:
-        major, filename = next(iter(needed.items()))
-        raise ProofError(
-            f"torch {torch.version} for {machine} is for CUDA {torch.cuda}; {filename} needs CUDA "
-            f"{major}",
-            why="their libraries cannot be loaded into one process",
-            hint=f"take torch from PyTorch's own index for CUDA {major} (pip's extra-index-url), "
-            f"or wheels for CUDA {torch.cuda}",
-        )
-    if torch.cuda is None:
-        raise ProofError(
-            f"torch {torch.version} for {machine} is one for CPUs alone: {torch.seen}",
-            why="for some CPUs and versions the package index has no other, as 2.10.0 for aarch64; "
-            "kernels for CUDA cannot be loaded beside it",
-            hint="take torch from PyTorch's own index of the CUDA that these wheels need (pip's "
-            "extra-index-url), or a vLLM whose torch has CUDA there: 0.20 and later, torch 2.11",
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,26 +3,31 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import itertools
 import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
 from patchkit.digests import sha256_of
-from patchkit.durable.atomic import kept
+from patchkit.durable.atomic import continuing, kept
 from patchkit.durable.failure import translated
 from patchkit.durable.lock import locked
 from patchkit.durable.names import is_file
 from patchkit.elf import by_version
-from patchkit.errors import HashMismatchError, StorageError, UsageError
+from patchkit.errors import HashMismatchError, ProofError, StorageError, UsageError
 from patchkit.quoting import quoted
+from patchkit.source.fetch import CHUNK, opened, transfer
+from patchkit.source.pip_settings import index_session, pip_settings
 from patchkit.target import targets
 from patchkit.versions import ExactPin
 from patchkit.wheel.file.library_rules import library_rules
 from patchkit.wheel.file.name import ANY
-from patchkit.wheel.file.torch import Torch, require_cuda, torch_of
+from patchkit.wheel.file.torch import Torch, torch_of
 from patchkit.wheel.file.wheelfile import WheelFile
 from patchkit.wheel.wheelhouse.contents import (
     FILLING,
@@ -30,10 +35,8 @@ from patchkit.wheel.wheelhouse.contents import (
     read_settled,
     replace_dependencies,
 )
-from patchkit.wheel.wheelhouse.download import Progress, download_wheels
-from patchkit.wheel.wheelhouse.listed_wheel import read_listed_wheels
 from patchkit.wheel.wheelhouse.manifest import Kind, Manifest, ManifestEntry
-from patchkit.wheel.wheelhouse.pins import pins_in, require_effect
+from patchkit.wheel.wheelhouse.pins import pins_in, read_listed_wheels, require_effect
 from patchkit.wheel.wheelhouse.resolve import (
     LockedWheel,
     NodePlatform,
@@ -42,6 +45,9 @@ from patchkit.wheel.wheelhouse.resolve import (
     resolve_wheels,
 )
 from patchkit.wheel.wheelhouse.storage import wheelhouse_command
+
+Progress = Callable[[int, int], None]
+"""Takes the bytes that are there and the bytes in all, as far as the index says."""
 
 _PYTHON = re.compile(r"3\.\d{1,2}(\.\d{1,2})?")
 _OF_TORCH = re.compile(r"nvidia-(cudnn|cusparselt|nccl|nvshmem)-cu\d+")
@@ -216,6 +222,45 @@ def _collect_wheels(
     return tuple(place / wheel.name.filename for wheel in missing)
 
 
+def download_wheels(wheels: Sequence[LockedWheel], folder: Path, progress: Progress) -> None:
+    """Download wheels into a folder; one is there once it is whole and the one that was locked.
+
+    What is cut short stays, for the next run to go on with. Raises HashMismatchError, StorageError.
+    """
+    before, total = 0, sum(wheel.size for wheel in wheels)
+
+    def report(before: int, now: int, _all: int) -> None:
+        progress(before + now, max(total, before + now))
+
+    with index_session(pip_settings()) as session, translated(at=folder):
+        for wheel in wheels:
+            place, url = folder / wheel.name.filename, urlsplit(wheel.url)
+            if place.is_symlink():  # nobody but fill puts something there, and fill makes no links
+                place.unlink()
+            # Only what is whole gets its name, so the next run can take it as it is.
+            with continuing(place) as stream:
+                if url.scheme == "file":
+                    stream.truncate(0)
+                    digest = hashlib.sha256()
+                    with Path(unquote(url.path)).open("rb") as file:
+                        for chunk in iter(partial(file.read, CHUNK), b""):
+                            digest.update(chunk)
+                            stream.write(chunk)
+                    sha256 = digest.hexdigest()
+                else:
+                    ask = partial(opened, wheel.url, session)
+                    done = partial(report, before)
+                    sha256, _size = transfer(stream, ask, wheel.sha256, wheel.size, done)
+                if sha256 != wheel.sha256:
+                    stream.truncate(0)
+                    raise HashMismatchError(
+                        f"the download of {place.name} is not the file that was locked",
+                        why=f"its sha256 is {sha256}; the index said {wheel.sha256}",
+                        hint="run it again; if it stays so, the index or a proxy changes files",
+                    )
+            before += place.stat().st_size
+
+
 def _is_whole(folder: Path, wheel: LockedWheel) -> bool:
     file = folder / wheel.name.filename
     return is_file(file) and sha256_of(file) == wheel.sha256
@@ -258,7 +303,23 @@ def _proved_torch(
         with WheelFile(_find_file(wheel.name.filename, folders)) as file:
             members = file.members
     torch = torch_of(wheel.name.version, requires, members)
-    require_cuda(torch, node.machine, needed)
+    if torch.cuda and needed and torch.cuda not in needed:
+        major, filename = next(iter(needed.items()))
+        raise ProofError(
+            f"torch {torch.version} for {node.machine} is for CUDA {torch.cuda}; {filename} needs "
+            f"CUDA {major}",
+            why="their libraries cannot be loaded into one process",
+            hint=f"take torch from PyTorch's own index for CUDA {major} (pip's extra-index-url), "
+            f"or wheels for CUDA {torch.cuda}",
+        )
+    if torch.cuda is None:
+        raise ProofError(
+            f"torch {torch.version} for {node.machine} is one for CPUs alone: {torch.seen}",
+            why="for some CPUs and versions the package index has no other, as 2.10.0 for aarch64; "
+            "kernels for CUDA cannot be loaded beside it",
+            hint="take torch from PyTorch's own index of the CUDA that these wheels need (pip's "
+            "extra-index-url), or a vLLM whose torch has CUDA there: 0.20 and later, torch 2.11",
+        )
     return torch
 
 

@@ -39,7 +39,21 @@ def choose_override(house: Path, takes: ExactPin, reason: str = "") -> Override:
         different = " and ".join(f"{each.pin} ({each.by})" for each in found.values())
         raise UsageError(f"{house}: its wheels pin {different}", hint="drop one of them first")
     ((pin, known),) = found.items()
-    _check_override(takes, known)
+    if library_rules().compiled_against.cover(takes.project):
+        raise UsageError(
+            f"{takes}: the pin of {takes.project} is not overridden",
+            why=f"{known.wheel} was compiled against {pin}",
+            hint="take a vLLM that is built for another one",
+        )
+    if takes.version.local or takes.version <= pin.version:
+        raise UsageError(
+            f"{takes} is no release later than {pin.version}, which {known.by} pins",
+            why="what is compiled for a release may call what an older one lacks; the label of a "
+            "build is not known before it is built",
+            hint=f"name a later release than {pin.version}: a build of it meets the override",
+        )
+    if is_nccl(takes.project):
+        load_recipe("nccl").check(takes.version)
     try:
         check_one_line(reason or "-")
     except ValueError as error:
@@ -97,25 +111,6 @@ def known_overrides(pins: Iterable[WheelPin], recorded: Iterable[Override]) -> t
                     word=f"known bug: {bug.source}",
                 )
     return tuple(found.values())
-
-
-def _check_override(takes: ExactPin, known: WheelPin) -> None:
-    pinned, version = known.pin.version, takes.version
-    if library_rules().compiled_against.cover(takes.project):
-        raise UsageError(
-            f"{takes}: the pin of {takes.project} is not overridden",
-            why=f"{known.wheel} was compiled against {known.pin}",
-            hint="take a vLLM that is built for another one",
-        )
-    if version.local or version <= pinned:
-        raise UsageError(
-            f"{takes} is no release later than {pinned}, which {known.by} pins",
-            why="what is compiled for a release may call what an older one lacks; the label of a "
-            "build is not known before it is built",
-            hint=f"name a later release than {pinned}: a build of it meets the override",
-        )
-    if is_nccl(takes.project):
-        load_recipe("nccl").check(Version(version.public))
 
 
 PACKAGE = "nvidia-nccl-cu13"  # what is built here

@@ -17,10 +17,10 @@ from patchkit.quoting import quoted
 from patchkit.wheel.file.metadata import WheelMetadata
 from patchkit.wheel.file.name import ANY
 from patchkit.wheel.file.torch import torch_of
-from patchkit.wheel.wheelhouse.listed_wheel import ListedWheel
 from patchkit.wheel.wheelhouse.manifest import MANIFEST, Override
 from patchkit.wheel.wheelhouse.pins import (
     TORCH,
+    ListedWheel,
     WheelPin,
     is_nccl,
     wheel_pins,

@@ -1,27 +1,87 @@
-"""Find what the wheels of a wheelhouse pin."""
+"""Read the wheels of a wheelhouse: what they say of themselves, what is in them, what they pin."""
 
 from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from patchkit.durable.names import is_file
 from patchkit.errors import SourceError, UsageError
+from patchkit.finding import Finding, finding
 from patchkit.source.releases import load_facts
+from patchkit.target import Target, targets
 from patchkit.versions import ExactPin
+from patchkit.wheel.device.inspect import Binary, inspect_wheel
 from patchkit.wheel.file.metadata import WheelMetadata, read_metadata
-from patchkit.wheel.file.name import WheelName
+from patchkit.wheel.file.name import ANY, WheelName
 from patchkit.wheel.file.wheelfile import WheelFile
 from patchkit.wheel.wheelhouse.contents import known_wheels
-from patchkit.wheel.wheelhouse.manifest import Override
+from patchkit.wheel.wheelhouse.manifest import Kind, ManifestEntry, Override
 from patchkit.wheel.wheelhouse.storage import wheelhouse_command
 
 TORCH = "torch"
 _LEADING = (TORCH, "vllm")  # the projects whose pins decide what else is built or filled in
 # From torch 2.11 on the wheels pin cu13; a wheel for CUDA 12 has the other name.
 _NCCL = re.compile(r"nvidia-nccl-cu\d+")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListedWheel:
+    """A wheel that the manifest lists.
+
+    ``metadata`` is None for what is only locked. ``binaries`` are those of wheels that were built
+    here, as nobody else's are judged.
+    """
+
+    entry: ManifestEntry
+    path: Path
+    metadata: WheelMetadata | None = None
+    binaries: tuple[Binary, ...] = ()
+
+    @property
+    def filename(self) -> str:
+        return self.entry.filename
+
+    @property
+    def project(self) -> str:
+        return self.entry.name.project
+
+    @property
+    def built(self) -> bool:
+        return self.entry.kind is Kind.BUILT
+
+    @property
+    def target(self) -> Target | None:
+        """The device that patchkit.json in it names."""
+        name = self.metadata.facts.get("target") if self.metadata else None
+        return targets().get(name) if isinstance(name, str) else None
+
+
+def read_listed_wheels(
+    house: Path, listed: Sequence[ManifestEntry], spoiled: Collection[str] = ()
+) -> tuple[list[ListedWheel], list[Finding]]:
+    """Read the wheels, and say why some cannot be read; those that are ``spoiled`` stay closed."""
+    wheels, found = [], []
+    for entry in listed:
+        path = house / entry.filename
+        if not is_file(path) or entry.filename in spoiled:
+            wheels.append(ListedWheel(entry=entry, path=path))
+            continue
+        metadata, binaries = None, tuple[Binary, ...]()
+        try:
+            with WheelFile(path) as wheel:
+                metadata = read_metadata(wheel)
+                if entry.kind is Kind.BUILT and ANY not in entry.name.cpus and metadata.facts:
+                    binaries = inspect_wheel(wheel)
+        except SourceError as error:
+            what = error.what.removeprefix(f"{path}: ")
+            found.append(finding(SourceError, entry.filename, what, error.hint, error.why))
+            metadata = None
+        wheels.append(ListedWheel(entry=entry, path=path, metadata=metadata, binaries=binaries))
+    return wheels, found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,9 +137,21 @@ def pins_in(house: Path) -> tuple[WheelPin, ...]:
         return ()
     names = [name for name in known_wheels(house) if name.project in _LEADING]
     there = [name for name in names if (house / name.filename).is_file()]
-    return wheel_pins(
-        [_read_requirements(house / name.filename) for name in there], set(names) - set(there)
-    )
+    read = []
+    for path in (house / name.filename for name in there):
+        try:
+            with WheelFile(path) as wheel:
+                read.append(read_metadata(wheel))
+            fault = next(iter(read[-1].faults), "")
+        except SourceError as error:
+            fault = error.what.removeprefix(str(path)).lstrip(": ")
+        if fault:
+            raise UsageError(
+                f"{path}: its requirements cannot be read: {fault}",
+                why="the file is damaged, or no wheel",
+                hint="remove it from the wheelhouse, or build it again",
+            )
+    return wheel_pins(read, set(names) - set(there))
 
 
 def without_effect(
@@ -103,19 +175,3 @@ def require_effect(house: Path, overrides: Iterable[Override], pins: Sequence[Wh
             why="it was recorded for other wheels",
             hint=wheelhouse_command("override", house, "--remove", override.takes.project),
         )
-
-
-def _read_requirements(path: Path) -> WheelMetadata:
-    try:
-        with WheelFile(path) as wheel:
-            metadata = read_metadata(wheel)
-        fault = metadata.faults[0] if metadata.faults else ""
-    except SourceError as error:
-        fault = error.what.removeprefix(str(path)).lstrip(": ")
-    if fault:
-        raise UsageError(
-            f"{path}: its requirements cannot be read: {fault}",
-            why="the file is damaged, or no wheel",
-            hint="remove it from the wheelhouse, or build it again",
-        )
-    return metadata

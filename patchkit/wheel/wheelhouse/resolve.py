@@ -30,7 +30,7 @@ from patchkit.versions import ExactPin
 from patchkit.wheel.file.name import WheelName, wheel_name
 
 _OPTIONS = (
-    *("--only-binary=:all:", "--no-header"),
+    *("--only-binary=:all:", "--no-header", "--format=pylock.toml", "--generate-hashes"),
     *(f"--python={sys.executable}", "--no-python-downloads"),  # it would fetch one to build with
     # --no-config: a uv.toml of the user's must not make another lock.
     *("--no-config", "--color=never", "--no-progress"),
@@ -73,18 +73,15 @@ class NodePlatform:
         return {"machine": self.machine, "python": self.python, "glibc": self.glibc}
 
     @property
-    def uv_name(self) -> str:
-        """The newest platform that uv knows and that the node has."""
-        newest = int(self.glibc.partition(".")[2])
-        minor = max(known for known in _UV_KNOWS if known <= newest)
-        return f"{self.machine}-manylinux_2_{minor}"
+    def newest_minor(self) -> int:
+        """The X of its glibc 2.X."""
+        return int(self.glibc.partition(".")[2])
 
     def ranks(self) -> dict[Tag, int]:
         """Return the tags that fit; an installer takes the wheel with the lowest rank."""
         # Newest first, as pip ranks them: a tag of a newer glibc is the more specific one.
         names = []
-        newest = int(self.glibc.partition(".")[2])
-        for minor in range(newest, min(_OLD_NAMES) - 1, -1):
+        for minor in range(self.newest_minor, min(_OLD_NAMES) - 1, -1):
             names += [f"manylinux_2_{minor}", *([_OLD_NAMES[minor]] if minor in _OLD_NAMES else [])]
         platforms = [f"{name}_{self.machine}" for name in (*names, "linux")]
         major, minor = map(int, self.python.split(".")[:2])
@@ -99,41 +96,6 @@ class WheelSources:
 
     offline: bool = False
     folders: tuple[Path, ...] = ()
-
-
-def compile_requirements(
-    wanted: Sequence[str],
-    node: NodePlatform,
-    sources: WheelSources,
-    *options: str,
-    constraints: Iterable[str] = (),
-    overrides: Iterable[str] = (),
-) -> str:
-    """Return what `uv pip compile` writes for requirements.
-
-    ``constraints`` are requirements that hold for what is needed, and need nothing by themselves;
-    ``overrides`` hold in the place of every requirement of the same project.
-
-    No wheel is downloaded where the index tells metadata. Raises SourceError if there is no
-    solution, UsageError for what is no requirement, StorageError if the index or the disk fails.
-    """
-    with tempfile.TemporaryDirectory() as folder:
-        files = {"constraints": constraints, "overrides": overrides}
-        for name, lines in files.items():
-            Path(folder, name).write_text("\n".join(lines), encoding="utf-8")
-        done = attempt(
-            *(find_uv_bin(), "pip", "compile", "-", *_OPTIONS),
-            *(f"--{name}={folder}/{name}" for name in files),
-            *(f"--python-platform={node.uv_name}", f"--python-version={node.python}"),
-            *(["--no-index"] if sources.offline else []),
-            *options,
-            input="\n".join(wanted).encode(),
-            env=_uv_environment(sources),
-            timeout=None,
-        )
-    if done.trouble:
-        raise _uv_error(done.errors, wanted, node)
-    return done.output
 
 
 @contextlib.contextmanager
@@ -197,7 +159,6 @@ def _uv_error(said: str, wanted: Sequence[str], node: NodePlatform) -> PatchkitE
     )
 
 
-_LOCK = ("--format=pylock.toml", "--generate-hashes")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
@@ -221,25 +182,38 @@ def resolve_wheels(
 ) -> tuple[LockedWheel, ...]:
     """Return every wheel, by file name, that a node needs for the ``given`` ones and ``also``.
 
-    The given ones are taken before any of their projects elsewhere; ``also`` are requirements,
-    ``overrides`` replace what wheels require.
-    Raises as ``compile_requirements`` does.
+    The given ones are taken before any of their projects elsewhere; ``also`` are requirements.
+    ``constraints`` hold for what is needed, and need nothing by themselves; ``overrides`` hold in
+    the place of every requirement of the same project. No wheel is downloaded where the index tells
+    metadata. Raises SourceError if there is no solution, UsageError for what is no requirement,
+    StorageError if the index or the disk fails.
     """
     for each in also:
         if each.startswith("-") or not each.isprintable():
             raise UsageError(f"--with takes a requirement such as 'ray>=2.40', not {each!r}")
     ours = {wheel_name(wheel.name).project: wheel.as_uri() for wheel in given}
     named = {project: f"{project} @ {url}" for project, url in ours.items()}
-    text = compile_requirements(
-        [*named.values(), *also],
-        node,
-        sources,
-        *_LOCK,
-        constraints=constraints,
+    wanted = [*named.values(), *also]
+    minor = max(known for known in _UV_KNOWS if known <= node.newest_minor)
+    with tempfile.TemporaryDirectory() as folder:
         # An override replaces what we ask for as well: it has to name the wheel that is given.
-        overrides=[named.get(pin.project, str(pin)) for pin in overrides],
-    )
-    rows = tomllib.loads(text)["packages"]
+        taken = [named.get(pin.project, str(pin)) for pin in overrides]
+        files = {"constraints": constraints, "overrides": taken}
+        for name, lines in files.items():
+            Path(folder, name).write_text("\n".join(lines), encoding="utf-8")
+        done = attempt(
+            *(find_uv_bin(), "pip", "compile", "-", *_OPTIONS),
+            *(f"--{name}={folder}/{name}" for name in files),
+            f"--python-platform={node.machine}-manylinux_2_{minor}",
+            f"--python-version={node.python}",
+            *(["--no-index"] if sources.offline else []),
+            input="\n".join(wanted).encode(),
+            env=_uv_environment(sources),
+            timeout=None,
+        )
+    if done.trouble:
+        raise _uv_error(done.errors, wanted, node)
+    rows = tomllib.loads(done.output)["packages"]
     ranks = node.ranks()
     found = [_choose_file(row, ranks) for row in rows if row["name"] not in ours]
     return tuple(sorted(found, key=lambda wheel: wheel.name.filename))

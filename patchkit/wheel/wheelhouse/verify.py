@@ -23,7 +23,6 @@ from patchkit.wheel.device.libraries import judge_libraries
 from patchkit.wheel.device.wheel_checks import check_wheel, missed
 from patchkit.wheel.file.metadata import find_faults
 from patchkit.wheel.wheelhouse.contents import FILLING, listed_manifest, load_manifest, wheels_there
-from patchkit.wheel.wheelhouse.listed_wheel import ListedWheel, read_listed_wheels
 from patchkit.wheel.wheelhouse.manifest import (
     MANIFEST,
     Kind,
@@ -35,6 +34,7 @@ from patchkit.wheel.wheelhouse.manifest import (
 )
 from patchkit.wheel.wheelhouse.overrides import known_overrides
 from patchkit.wheel.wheelhouse.pin_checks import all_pins, disagreements, pin_table, unmet
+from patchkit.wheel.wheelhouse.pins import ListedWheel, read_listed_wheels
 from patchkit.wheel.wheelhouse.storage import (
     DAMAGED,
     JOURNAL,
@@ -61,8 +61,12 @@ def check_files(house: Path) -> tuple[Finding, ...]:
 
 
 def _entry_findings(house: Path, entry: ManifestEntry) -> Iterator[Finding]:
-    again = _remake_command(house, entry)
-    path = house / entry.filename
+    path, facts, again = house / entry.filename, entry.facts, "build it again"
+    if entry.kind is not Kind.BUILT:
+        again = wheelhouse_command("fill", house)
+    elif facts.get("made") == "repack":
+        spec = [f"vllm=={facts.get('version')}", "--cpu", str(facts.get("machine"))]
+        again = quoted("patchkit", "repack", *spec, "--dir", house)
     if not os.path.lexists(path):
         if entry.held:
             hint = f"{again}; or: {wheelhouse_command('prune', house)}"
@@ -86,17 +90,6 @@ def _entry_findings(house: Path, entry: ManifestEntry) -> Iterator[Finding]:
     # What others released is as it is; its sha256 is all that there is to say.
     for fault in find_faults(path) if entry.kind is Kind.BUILT else ():
         yield finding(HashMismatchError, entry.filename, fault, again)
-
-
-def _remake_command(house: Path, entry: ManifestEntry) -> str:
-    """Return how to get a wheel once more."""
-    facts = entry.facts
-    if entry.kind is not Kind.BUILT:
-        return wheelhouse_command("fill", house)
-    if facts.get("made") == "repack":
-        what = [f"vllm=={facts.get('version')}", "--cpu", str(facts.get("machine"))]
-        return quoted("patchkit", "repack", *what, "--dir", house)
-    return "build it again"
 
 
 def _unlisted_findings(house: Path, listed: Collection[str]) -> Iterator[Finding]:

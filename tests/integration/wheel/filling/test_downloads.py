@@ -15,7 +15,7 @@ import pytest
 from patchkit.errors import HashMismatchError
 from patchkit.wheel.file.name import wheel_name
 from patchkit.wheel.wheelhouse.contents import add_wheel
-from patchkit.wheel.wheelhouse.download import download_wheels
+from patchkit.wheel.wheelhouse.fill import download_wheels
 from patchkit.wheel.wheelhouse.resolve import LockedWheel
 from support.filling import ALL, FACTS, LOCK, OURS, THIS, TORCH, contents, installed, locked
 from support.wheels import CPU, HERE, OTHER_CPU, write_wheel
