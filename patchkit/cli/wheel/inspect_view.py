@@ -21,7 +21,6 @@ from patchkit.wheel.device.inspect import (
     Binary,
     inspect_file,
     inspect_wheel,
-    reach,
 )
 from patchkit.wheel.device.libraries import Judged, judge_libraries
 from patchkit.wheel.device.wheel_checks import (
@@ -157,7 +156,7 @@ def _library_lines(binary: Binary, target: Target) -> Iterator[str]:
     yield from fact_lines(facts)
     rows = []
     for code in binary.codes:
-        load = str(reach(code.kind, code.arch, target))
+        load = str(code.reach(target))
         # In parentheses: no device loads code that was not linked.
         loads = load if code.section == LIVE else f"({load})"
         rows.append((code.section, code.name, code.compression, f"{code.count:,}", loads))
@@ -175,7 +174,7 @@ def _conclusion(binary: Binary, target: Target) -> str:
     loads = binary.loads(target)
     load = max(loads)
     live = (code for code in binary.codes if code.section == LIVE)
-    names = ", ".join(dict.fromkeys(c.name for c in live if reach(c.kind, c.arch, target) is load))
+    names = ", ".join(dict.fromkeys(c.name for c in live if c.reach(target) is load))
     if binary.linked_anew(target):
         return (
             f"loads on {target.title}: jit, linked anew on the device at first use ({RELOCATABLE})"

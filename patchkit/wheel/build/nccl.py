@@ -150,7 +150,7 @@ def _nccl_facts(order: NcclOrder, source: Path, outcome: Applied) -> dict[str, A
     texts = [(load_recipe("nccl").home / name).read_text("utf-8") for name in _PROJECT]
     reduced = "reduced." if order.functions else ""
     # 2.29.7+gb10.0a1b2c3d4e: a digest of the facts and of the recipe that packs.
-    version = f"{order.version}+{order.target.name}.{reduced}{digest_label(facts, texts)}"
+    version = f"{order.version}+{order.target.name}.{reduced}{digest_label(as_text(facts), *texts)}"
     return facts | {"wheel": version}
 
 

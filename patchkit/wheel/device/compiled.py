@@ -16,7 +16,7 @@ from patchkit.errors import BuildError, ProofError
 from patchkit.recipes.vllm.archs import Group
 from patchkit.recipes.vllm.sources import CudaSource, codes_of, default_codes
 from patchkit.target import Load, Target, parse_arch
-from patchkit.wheel.device.inspect import Binary, arch_name, fat_binaries
+from patchkit.wheel.device.inspect import Binary, fat_binaries
 
 # nvcc's -gencode arch=compute_121a,code=sm_121a; one code= may hold a list of several.
 _CODE = re.compile(r"code=(\S+)")
@@ -94,8 +94,7 @@ def prove_compiled(
         binary, expected = libraries[name], Counter(source.names for source in own)
         # By name: an arch that a fat binary tells also knows whether PTX is beside it.
         linked = Counter(
-            frozenset(arch_name(entry.kind, entry.arch) for entry in group)
-            for group in fat_binaries(binary.live)
+            frozenset(entry.name for entry in group) for group in fat_binaries(binary.live)
         )
         if missing := expected - linked:
             names, count = next(iter(missing.items()))

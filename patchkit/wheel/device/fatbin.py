@@ -23,13 +23,14 @@ from dataclasses import dataclass
 from io import BufferedIOBase
 
 from patchkit.elf import Section, damaged
-from patchkit.target import Arch
+from patchkit.target import Arch, Load, Target, load, load_ptx
 
 _CONTAINER = struct.Struct("<IHHQ")
 _ENTRY = struct.Struct("<HHIQ12xI8xQ")
 _LEAST_HEADER = 64
 _MAGIC = 0xBA55ED50
 _MOST_PADDING = 4096  # sections of aarch64 objects are aligned to 256
+_PREFIXES = {"sass": "sm", "ptx": "compute", "lto": "lto"}
 _KINDS = {1: "ptx", 2: "sass", 8: "lto"}
 _LZ4, _ZSTD, _SPECIFIC, _FAMILY = 0x2000, 0x8000, 0x100000, 0x200000
 # The 2.32.3 of NCCL, 346 MB, has 1,498.
@@ -37,17 +38,37 @@ _MOST_ENTRIES = 250_000
 
 
 @dataclass(frozen=True, slots=True)
-class CodeEntry:
-    """One piece of device code.
+class Code:
+    """A sort of device code.
 
     ``kind`` is ``sass``, ``ptx``, ``lto`` (code for a linker at run time), or ``kind N`` for one
-    that is not known; ``compression`` is ``none``, ``lz4`` or ``zstd``; ``size`` is in bytes as
-    stored, with its header. Entries of one ``container`` (its offset in the file) hold the same
-    kernels for several archs: a device takes one of them.
+    that is not known.
     """
 
     kind: str
     arch: Arch
+
+    @property
+    def name(self) -> str:
+        """``sm_121a`` for machine code, ``compute_121a`` for PTX, as nvcc writes it."""
+        return f"{_PREFIXES.get(self.kind, self.kind)}_{self.arch.gencode}"
+
+    def reach(self, target: Target) -> Load:
+        """Return how it reaches a device. What only a linker reads does not, by itself."""
+        if self.kind == "sass":
+            return load(self.arch, target.capability)
+        return load_ptx(self.arch, target.capability) if self.kind == "ptx" else Load.NONE
+
+
+@dataclass(frozen=True, slots=True)
+class CodeEntry(Code):
+    """One piece of device code.
+
+    ``compression`` is ``none``, ``lz4`` or ``zstd``; ``size`` is in bytes as stored, with its
+    header. Entries of one ``container`` (its offset in the file) hold the same kernels for several
+    archs: a device takes one of them.
+    """
+
     compression: str
     size: int
     container: int

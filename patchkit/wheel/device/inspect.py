@@ -21,30 +21,22 @@ from patchkit.errors import ProofError, SourceError
 from patchkit.paths import RECIPES
 from patchkit.reading import require_file
 from patchkit.records import read_toml
-from patchkit.target import Arch, Load, Target, load, load_ptx, parse_arch, targets
-from patchkit.wheel.device.fatbin import CodeEntry, read_entries
+from patchkit.target import Arch, Load, Target, parse_arch, targets
+from patchkit.wheel.device.fatbin import Code, CodeEntry, read_entries
 from patchkit.wheel.file.library_rules import library_rules
 from patchkit.wheel.file.wheelfile import WheelFile
 
 LIVE, RELOCATABLE = ".nv_fatbin", "__nv_relfatbin"
-_PREFIXES = {"sass": "sm", "ptx": "compute", "lto": "lto"}
 
 
 @dataclass(frozen=True, slots=True)
-class CodeSummary:
+class CodeSummary(Code):
     """Entries of one sort: ``count`` of them, with ``size`` bytes in all as they are stored."""
 
-    section: str
-    kind: str
-    arch: Arch
     compression: str
+    section: str
     count: int
     size: int
-
-    @property
-    def name(self) -> str:
-        """``sm_121a`` for machine code, ``compute_121a`` for PTX."""
-        return arch_name(self.kind, self.arch)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +52,15 @@ class Binary:
     @property
     def codes(self) -> tuple[CodeSummary, ...]:
         """The entries by section, kind, arch and compression."""
-        return (*_summarize(LIVE, self.live), *_summarize(RELOCATABLE, self.relocatable))
+        found = []
+        for section, entries in ((LIVE, self.live), (RELOCATABLE, self.relocatable)):
+            sizes: dict[tuple[str, Arch, str], list[int]] = {}
+            for entry in entries:
+                sort = (entry.kind, entry.arch, entry.compression)
+                sizes.setdefault(sort, []).append(entry.size)
+            codes = [CodeSummary(*sort, section, len(of), sum(of)) for sort, of in sizes.items()]
+            found += sorted(codes, key=lambda code: (code.kind != "sass", *astuple(code)[:3]))
+        return tuple(found)
 
     @property
     def cuda_majors(self) -> tuple[int, ...]:
@@ -146,21 +146,9 @@ def _read_binary(stream: BufferedIOBase, name: str, where: str) -> Binary:
     )
 
 
-def reach(kind: str, arch: Arch, target: Target) -> Load:
-    """Return how code of a kind reaches a device. What only a linker reads does not, by itself."""
-    if kind == "sass":
-        return load(arch, target.capability)
-    return load_ptx(arch, target.capability) if kind == "ptx" else Load.NONE
-
-
 def best(entries: Iterable[CodeEntry], target: Target) -> Load:
     """Return the best way that any of the entries reaches the device; NONE without entries."""
-    return max((reach(entry.kind, entry.arch, target) for entry in entries), default=Load.NONE)
-
-
-def arch_name(kind: str, arch: Arch) -> str:
-    """Return a name as nvcc writes it after ``code=``; an unknown kind precedes the number."""
-    return f"{_PREFIXES.get(kind, kind)}_{arch.gencode}"
+    return max((entry.reach(target) for entry in entries), default=Load.NONE)
 
 
 def prove_exact(binary: Binary, target: Target, *, cpu: str | None = None) -> None:
@@ -182,12 +170,12 @@ def prove_exact(binary: Binary, target: Target, *, cpu: str | None = None) -> No
     for group in fat_binaries(binary.live):
         # Code that NCCL adds stands alone: one arch, one of those known.
         if not {(entry.kind, entry.arch) for entry in group} <= always:
-            exact = [e for e in group if reach(e.kind, e.arch, target) is Load.EXACT]
+            exact = [e for e in group if e.reach(target) is Load.EXACT]
             own += len(exact)
             others += [e for e in group if e not in exact and not (exact and e.kind == "ptx")]
     if others or not own:
         number = "{}{}".format(*target.capability)
-        counts = Counter(arch_name(entry.kind, entry.arch) for entry in others)
+        counts = Counter(entry.name for entry in others)
         listed = ", ".join(f"{count} {name}" for name, count in counts.items())
         first = f" (the first at byte {others[0].container} of the file)" if others else ""
         raise ProofError(
@@ -206,14 +194,3 @@ def fat_binaries(entries: Iterable[CodeEntry]) -> tuple[tuple[CodeEntry, ...], .
     for entry in entries:
         groups.setdefault(entry.container, []).append(entry)
     return tuple(map(tuple, groups.values()))
-
-
-def _summarize(section: str, entries: Iterable[CodeEntry]) -> list[CodeSummary]:
-    counts: Counter[tuple[str, Arch, str]] = Counter()
-    sizes: Counter[tuple[str, Arch, str]] = Counter()
-    for entry in entries:
-        key = (entry.kind, entry.arch, entry.compression)
-        counts[key] += 1
-        sizes[key] += entry.size
-    codes = [CodeSummary(section, *key, counts[key], sizes[key]) for key in counts]
-    return sorted(codes, key=lambda code: (code.kind != "sass", *astuple(code)[1:4]))

@@ -22,7 +22,7 @@ from patchkit.paths import RECIPES
 from patchkit.quoting import quoted
 from patchkit.records import read_toml
 from patchkit.target import Load, Target
-from patchkit.wheel.device.inspect import Binary, arch_name, best, fat_binaries
+from patchkit.wheel.device.inspect import Binary, best, fat_binaries
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,7 +113,7 @@ def judge_libraries(
         for group in fat_binaries(binary.live):
             related = [entry for entry in group if entry.arch.major == target.major]
             if related and best(group, target) is Load.NONE:
-                names = {arch_name(entry.kind, entry.arch) for entry in related}
+                names = {entry.name for entry in related}
                 lost[", ".join(sorted(names))] += 1
         use, loads = _judge_use(binary, target, known, lost), binary.loads(target)
         found.append(Judged(name=binary.name, use=use, known=known, loads=loads, lost=lost))

@@ -5,13 +5,13 @@ The SBOM is CycloneDX, in .dist-info/sboms (PEP 770).
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
 
+from patchkit.digests import digest
 from patchkit.edit.splice import git_diff
 from patchkit.patching.fix import Verdict
 from patchkit.patching.plan import Texts
@@ -28,15 +28,9 @@ def as_text(value: object) -> str:
     return json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
 
 
-def digest_label(facts: Mapping[str, Any], texts: Iterable[str] = ()) -> str:
-    """Return ten hex digits for a local version: of facts, and of texts that also decide."""
-    joined = "\0".join([json.dumps(facts, sort_keys=True), *texts])
-    return label_of(hashlib.sha256(joined.encode()).hexdigest())
-
-
-def label_of(digest: str) -> str:
-    """Return the first ten digits of a digest, as a segment of a local version."""
-    short = digest[:10]
+def digest_label(*texts: str) -> str:
+    """Return ten hex digits for a local version: of all the texts that decide."""
+    short = digest("\0".join(texts))[:10]
     # A segment of digits alone is a number to PEP 440, and would lose its leading zeros.
     return short if not short.isdigit() else f"a{short[1:]}"
 
@@ -48,14 +42,14 @@ def vllm_sbom(facts: Mapping[str, Any], steps: Iterable[tuple[Verdict, Texts]]) 
     sdist, or for a repack a wheel), and each patch with the symptom that it resolves. Of a build it
     also names the sources that were compiled in, what they were compiled against, and the tools.
     """
-    algorithm, _, digest = facts["source"].partition(":")
+    algorithm, _, sha256 = facts["source"].partition(":")
     file = f"?file_name={quote(facts['source_file'])}" if "source_file" in facts else ""
     ancestor = {
         "type": "library",
         "name": "vllm",
         "version": facts["version"],
         "purl": f"pkg:pypi/vllm@{quote(facts['version'])}{file}",
-        **({"hashes": [{"alg": "SHA-256", "content": digest}]} if algorithm == "sha256" else {}),
+        **({"hashes": [{"alg": "SHA-256", "content": sha256}]} if algorithm == "sha256" else {}),
     }
     patches = []
     for verdict, texts in steps:

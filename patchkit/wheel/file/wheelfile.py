@@ -74,7 +74,28 @@ class WheelFile:
             self._stream = opened.enter_context(path.open("rb"))
             self._archive = opened.enter_context(zipfile.ZipFile(self._stream))
             self.size = os.fstat(self._stream.fileno()).st_size
-            self.members = self._check_members(self._archive.infolist())
+            infos = self._archive.infolist()
+            if len(infos) > _MOST_MEMBERS:
+                raise damaged(str(path), f"it has more than {_MOST_MEMBERS:,} members")
+            room, seen, starts = self.size * _MOST_GROWTH + _FREE_GROWTH, set(), set()
+            for info in infos:
+                # As a path: a/b and a//b are two names of one file.
+                place = PurePosixPath(info.filename)
+                room -= info.file_size
+                if place.is_absolute() or ".." in place.parts or "\\" in info.filename:
+                    raise self._hostile(info, "leads out of the wheel")
+                if place in seen:
+                    raise self._hostile(info, "is there twice, and either could be installed")
+                # Zip bombs do that: many members, each of them the same few bytes.
+                if info.header_offset in starts:
+                    raise self._hostile(info, "has the same bytes as another one")
+                if info.compress_type not in _METHODS:
+                    raise self._hostile(info, "is compressed as no wheel is")
+                if room < 0:
+                    raise self._hostile(info, f"makes it more than {_MOST_GROWTH} times as large")
+                seen.add(place)
+                starts.add(info.header_offset)
+            self.members = {info.filename: info for info in infos if not info.is_dir()}
             self._opened = opened.pop_all()
 
     def __enter__(self) -> Self:
@@ -204,30 +225,6 @@ class WheelFile:
                     raise damaged(str(self.path), f"{path} is cut off")
                 position += len(chunk)
                 yield chunk
-
-    def _check_members(self, infos: list[zipfile.ZipInfo]) -> dict[str, zipfile.ZipInfo]:
-        if len(infos) > _MOST_MEMBERS:
-            raise damaged(str(self.path), f"it has more than {_MOST_MEMBERS:,} members")
-        seen, starts = set(), set()
-        room = self.size * _MOST_GROWTH + _FREE_GROWTH
-        for info in infos:
-            # As a path: a/b and a//b are two names of one file.
-            path = PurePosixPath(info.filename)
-            room -= info.file_size
-            if path.is_absolute() or ".." in path.parts or "\\" in info.filename:
-                raise self._hostile(info, "leads out of the wheel")
-            if path in seen:
-                raise self._hostile(info, "is there twice, and either could be installed")
-            # Zip bombs do that: many members, each of them the same few bytes.
-            if info.header_offset in starts:
-                raise self._hostile(info, "has the same bytes as another one")
-            if info.compress_type not in _METHODS:
-                raise self._hostile(info, "is compressed as no wheel is")
-            if room < 0:
-                raise self._hostile(info, f"makes it more than {_MOST_GROWTH} times as large")
-            seen.add(path)
-            starts.add(info.header_offset)
-        return {info.filename: info for info in infos if not info.is_dir()}
 
     def _is_program(self, path: str) -> bool:
         """Check whether a member begins as what a machine loads; objects and device code do not."""

@@ -239,7 +239,7 @@ def _vllm_facts(
         "extensions": sorted(order.extensions) or "all",
         "license": {"vllm": "Apache-2.0", "cuda": CUDA_LICENSE, **gathered.licenses},
     }
-    label = f"{order.label}.{digest_label(facts)}"
+    label = f"{order.label}.{digest_label(as_text(facts))}"
     # Neither name nor digest depends on where it was built: the bytes of the code do not.
     return facts | {
         "wheel": f"{order.version.public}+{label}",

@@ -9,7 +9,6 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 from packaging.version import Version
@@ -22,7 +21,7 @@ from patchkit.patching.fix import Request, State
 from patchkit.patching.ledger import Ledger, LedgerRequest, ledger_path, original_path
 from patchkit.patching.plan import Plan
 from patchkit.patching.workspace import Workspace
-from patchkit.wheel.file.sbom import as_text, label_of, vllm_sbom
+from patchkit.wheel.file.sbom import as_text, digest_label, vllm_sbom
 from patchkit.wheel.file.wheelfile import FACTS
 from patchkit.wheel.file.write import set_tag
 from patchkit.wheel.vllm.repack_origin import Origin
@@ -68,10 +67,6 @@ class PatchedTree:
     libraries: Mapping[str, str]
 
     @cached_property
-    def tree(self) -> Path:
-        return self.workspace.tree.root
-
-    @cached_property
     def ledger(self) -> Ledger:
         """The ledger as it has to be once installed, without the version.
 
@@ -90,7 +85,7 @@ def make_additions(patched: PatchedTree) -> Additions:
 
     The version is in some of them: the digest is taken with zeros in its place.
     """
-    origin, target, tree = patched.origin, patched.request.target, patched.tree
+    origin, target, tree = patched.origin, patched.request.target, patched.workspace.tree.root
     state, ledger, own = patched.workspace.state, patched.ledger, patched.dist_info
     # A wheel of another CUDA than the target's says so: 0.25.1+cu129.gb10.0a1b2c3d4e.
     cuda = target.cuda_tag if target.cuda.startswith(f"{patched.cuda}.") else f"cu{patched.cuda}"
@@ -119,7 +114,7 @@ def make_additions(patched: PatchedTree) -> Additions:
     }
     lines = [f"{_FORMAT}\n{origin.wheel.sha256}\n{patched.tag}\n"]
     lines += [f"{digest(data)}  {path}\n" for path, data in sorted(members.items())]
-    final = label.replace(_UNLABELLED, label_of(digest("".join(lines))))
+    final = label.replace(_UNLABELLED, digest_label("".join(lines)))
     version = version.replace(label, final)
     return Additions(
         filename=f"vllm-{version}-{patched.tag}.whl",

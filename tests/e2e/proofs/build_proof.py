@@ -34,7 +34,8 @@ from patchkit.wheel.build.cross_torch import install_torch_stand_in
 from patchkit.wheel.build.make import clean_environment
 from patchkit.wheel.build.work import WORK
 from patchkit.wheel.device.compiled import compiled_sources
-from patchkit.wheel.device.inspect import arch_name, inspect_file
+from patchkit.wheel.device.fatbin import Code
+from patchkit.wheel.device.inspect import inspect_file
 from support.building import interrupted, wheels
 from support.small_torch import site
 

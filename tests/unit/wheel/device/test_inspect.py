@@ -19,12 +19,12 @@ from hypothesis import strategies as st
 from patchkit.elf import parse_library
 from patchkit.errors import PatchkitError, ProofError, SourceError
 from patchkit.target import Arch, Load, parse_arch, targets
+from patchkit.wheel.device.fatbin import Code
 from patchkit.wheel.device.inspect import (
     LIVE,
     RELOCATABLE,
     inspect_file,
     prove_exact,
-    reach,
 )
 
 LIBRARIES = Path(__file__).parents[3] / "data" / "libraries"
@@ -78,7 +78,7 @@ def test_archs_and_kinds():
     ],
 )
 def test_how_an_entry_reaches_a_gb10(kind, arch, expected):
-    assert reach(kind, parse_arch(arch), GB10) is expected
+    assert Code(kind, parse_arch(arch)).reach(GB10) is expected
 
 
 @pytest.mark.parametrize(
