@@ -23,7 +23,7 @@ from patchkit.source.releases import load_facts
 from patchkit.versions import named_version
 from patchkit.wheel.build.machine import BuildPlan
 from patchkit.wheel.build.nccl import JOB_MEMORY, NcclOrder, build_nccl
-from patchkit.wheel.build.toolchain import find_toolchain, missing_compiler, missing_tools
+from patchkit.wheel.build.toolchain import find_toolchain, missing_tools
 from patchkit.wheel.device.inspect import LIVE
 from patchkit.wheel.wheelhouse.contents import check_room
 from patchkit.wheel.wheelhouse.overrides import default_version, require_wanted
@@ -81,7 +81,7 @@ def nccl(
     device = find_target(target or "gb10")
     spec = _nccl_source(version, source, house)
     machine = options.cpu or device.cpu
-    missing = (*missing_tools(), *missing_compiler(machine))
+    missing = tuple(missing_tools(machine))
     plan = BuildPlan(title=spec.replace("nccl==", "NCCL "), missing=missing)
     jobs = options.jobs_for(JOB_MEMORY)
     if options.dry_run:

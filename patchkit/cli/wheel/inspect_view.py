@@ -27,8 +27,8 @@ from patchkit.wheel.device.wheel_checks import (
     check_wheel,
     floor,
     missed,
-    promised_glibc,
 )
+from patchkit.wheel.file.library_rules import library_rules
 from patchkit.wheel.file.metadata import WheelMetadata, read_metadata
 from patchkit.wheel.file.wheelfile import WheelFile
 
@@ -61,7 +61,7 @@ def inspected_blocks(file: Path, target_name: str) -> Iterator[Block]:
         **record_fields(metadata, "name", "members", "facts", "faults"),
         "pins": metadata.pins,
         "at_least": floor(binaries),
-        "promised_glibc": promised_glibc(metadata.name.tag) or None,
+        "promised_glibc": library_rules().promised_glibc(metadata.name.tag) or None,
         "facts": dict(metadata.facts) or None,
     }
     yield Record(
@@ -85,7 +85,7 @@ def _shared_fields(file: Path, target: Target) -> dict[str, Any]:
 
 
 def _wheel_facts(wheel: WheelMetadata, binaries: Sequence[Binary]) -> Iterator[tuple[str, object]]:
-    facts, promised = wheel.facts, promised_glibc(wheel.name.tag)
+    facts, promised = wheel.facts, library_rules().promised_glibc(wheel.name.tag)
     yield "tag", wheel.name.tag
     yield "Python", wheel.requires_python
     yield "pins", [f"{name}=={version}" for name, version in wheel.decisive_pins.items()]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 
 import click
@@ -171,7 +172,7 @@ def _filled_blocks(
     dependencies = [entry.fields() for entry in done.dependencies]
     taken = [override.fields() for override in overrides]
     brought = {"new": done.new, "gone": done.gone, "torch": done.torch}
-    fields = {**node.facts(), "dependencies": dependencies, "overrides": taken, **brought}
+    fields = {**asdict(node), "dependencies": dependencies, "overrides": taken, **brought}
     yield Record({"dir": house, **fields})
     if verbose:
         yield from (style("+ ", fg="green") + name for name in done.new)

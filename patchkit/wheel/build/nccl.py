@@ -79,13 +79,9 @@ class NcclOrder:
         return work_path(*parts, reduced=bool(self.functions))
 
     @property
-    def request(self) -> Request:
-        return Request(target=self.target)
-
-    @property
     def gencode(self) -> str:
         """nvcc's arguments: NCCL needs no arch-specific instructions, so the plain arch."""
-        return load_recipe("nccl").build.value_for(self.request)
+        return load_recipe("nccl").build.value_for(Request(target=self.target))
 
 
 def build_nccl(order: NcclOrder, progress: Progress) -> BuiltWheel:
@@ -107,8 +103,8 @@ def build_nccl(order: NcclOrder, progress: Progress) -> BuiltWheel:
                 hint="restore the file from the release",
             )
         # The build that follows runs the source's own code by design, sandbox or not.
-        possible = Sandboxed.IF_POSSIBLE
-        outcome = apply(source, load_recipe("nccl"), order.request, anew=True, sandboxed=possible)
+        possible, request = Sandboxed.IF_POSSIBLE, Request(target=order.target)
+        outcome = apply(source, load_recipe("nccl"), request, anew=True, sandboxed=possible)
         facts = _nccl_facts(order, source, outcome)
         with work_folder(
             order.work, [source], as_text(facts), fresh=order.fresh, free=_FREE

@@ -60,7 +60,7 @@ def find_toolchain(
         raise UsageError(
             f"patchkit builds on and for {' and '.join(MACHINES)}, not {here} to {machine}"
         )
-    for missing in (*missing_tools(), *missing_compiler(machine)):
+    for missing in missing_tools(machine):
         raise missing.error()
     cxx = find_cxx(machine)
     assert cxx is not None  # else it is among the missing ones
@@ -109,22 +109,21 @@ def check_toolchain(
         )
 
 
-def missing_tools() -> Iterator[Finding]:
-    """Yield what a build runs, beside compilers, that is not here."""
+def missing_tools(machine: str = "") -> Iterator[Finding]:
+    """Yield what a build runs that is not here, the C++ compiler of a named CPU included."""
     # NCCL's makefiles call them; python3 generates the sources of its kernels.
-    for tool in ("make", "bash", "python3"):
-        if shutil.which(tool) is None:
-            yield _missing_tool(tool, tool)
-
-
-def missing_compiler(machine: str) -> Iterator[Finding]:
-    """Yield the C++ compiler for a CPU, if it is not here."""
-    if find_cxx(machine) is None:
+    absent = {tool: tool for tool in ("make", "bash", "python3") if shutil.which(tool) is None}
+    if machine and find_cxx(machine) is None:
         native = machine == platform.machine()
         name = os.environ.get("CXX", "g++") if native else _CROSS_COMPILER[machine]
-        yield _missing_tool(
-            f"CXX names {name!r}, which" if native and "CXX" in os.environ else name,
-            "g++" if native else cross_package(machine),
+        name = f"CXX names {name!r}, which" if native and "CXX" in os.environ else name
+        absent[name] = "g++" if native else cross_package(machine)
+    for tool, package in absent.items():
+        yield Finding(
+            what=f"{tool} is not on this machine",
+            why="the build compiles host code with it",
+            hint=quoted("apt", "install", package),
+            kind=HostError,
         )
 
 
@@ -148,15 +147,6 @@ def cross_package(machine: str, major: int | None = None) -> str:
     """Return the package of Debian and Ubuntu with GCC for another CPU, of a major version."""
     version = f"{major}-" if major else ""
     return f"g++-{version}{machine.replace('_', '-')}-linux-gnu"
-
-
-def _missing_tool(tool: str, package: str) -> Finding:
-    return Finding(
-        what=f"{tool} is not on this machine",
-        why="the build compiles host code with it",
-        hint=quoted("apt", "install", package),
-        kind=HostError,
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from packaging.tags import parse_tag
 from packaging.version import Version
 
 from patchkit.elf import by_version
@@ -30,12 +29,6 @@ def floor(binaries: Sequence[Binary]) -> dict[str, str]:
     return {family: version for family, version in highest.items() if version}
 
 
-def promised_glibc(tag: str) -> str:
-    """Return the oldest glibc that a tag names as enough; "" for ``linux_aarch64``."""
-    said = {library_rules().glibc(part.platform) for part in parse_tag(tag)}
-    return "" if not all(said) else min(said, key=by_version)
-
-
 # ld.so(8): the loader puts the library's own folder in its place.
 _ORIGIN = ("$ORIGIN", "${ORIGIN}")
 
@@ -45,7 +38,7 @@ def check_wheel(metadata: WheelMetadata, binaries: Sequence[Binary]) -> Iterator
     filename, rules = metadata.name.filename, library_rules()
     for fault in metadata.faults:
         yield finding(SourceError, filename, fault, "build it again")
-    glibc, majors = promised_glibc(metadata.name.tag), dict[int, list[str]]()
+    glibc, majors = rules.promised_glibc(metadata.name.tag), dict[int, list[str]]()
     for binary in binaries:
         yield from _check_library(binary, glibc)
         for major in binary.cuda_majors:

@@ -9,6 +9,8 @@ from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import PurePosixPath
 
+from packaging.tags import parse_tag
+
 from patchkit.elf import by_version
 from patchkit.paths import RECIPES
 from patchkit.records import read_toml
@@ -63,11 +65,14 @@ class LibraryRules:
         numbers = (match["number"] for match in matches if match["name"] in self.cuda.names)
         return tuple(sorted({int(number) for number in numbers if number}))
 
-    def glibc(self, platform: str) -> str:
-        """Return the glibc that is enough by a platform tag, ``2.28``; "" if it names none."""
-        if match := _PEP600.fullmatch(platform):
-            return f"{match[1]}.{match[2]}"
-        return self.legacy.get(platform.partition("_")[0], "")
+    def promised_glibc(self, tag: str) -> str:
+        """Return the oldest glibc that a tag names as enough; "" for ``linux_aarch64``."""
+        said = set()
+        for platform in (part.platform for part in parse_tag(tag)):
+            match = _PEP600.fullmatch(platform)
+            older = self.legacy.get(platform.partition("_")[0], "")
+            said.add(f"{match[1]}.{match[2]}" if match else older)
+        return "" if not all(said) else min(said, key=by_version)
 
     def allowed(self, glibc: str) -> dict[str, str]:
         """Return the highest symbol version of each family on a system with this glibc."""

@@ -35,7 +35,6 @@ from patchkit.source.git import commit_archive, parse_git, submodules
 from patchkit.target import Target
 from patchkit.wheel.vllm.upstream_parts import (
     FoundSource,
-    check_release,
     is_upstream,
     upstream_parts,
 )
@@ -129,8 +128,12 @@ def check_given(wanted: Sequence[Wanted], version: Version, given: Mapping[str, 
             why=f"vLLM {version} does not fetch it, or it is left out with --without",
         )
     for option, what in given.items():
-        if is_upstream(what):
-            check_release(option, what, version)
+        if is_upstream(what) and what.partition("==")[2].strip() != version.public:
+            raise UsageError(
+                f"--source {option}={what}: this build is of vLLM {version.public}",
+                why="parts of another release are made for other Python, and perhaps another torch",
+                hint=quoted("--source", f"{option}=vllm=={version.public}"),
+            )
 
 
 def gather_sources(

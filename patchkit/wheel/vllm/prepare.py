@@ -67,7 +67,16 @@ def prepare(order: VllmOrder, staged: Path, report: Report) -> Prepared:
     Raises BuildError, DriftError, HostError, ProofError, SourceError, StorageError, UsageError.
     """
     source = staged / "source"
-    _place_source(order, source)
+    if order.source.is_file():
+        unpack(order.source, source)
+    else:
+        # Leftovers of other builds, and the ledger: the fixes are applied to the copy anew.
+        aside = shutil.ignore_patterns(".git", "build", ".deps", "*.egg-info", ".patchkit")
+        shutil.copytree(order.source, source, symlinks=True, ignore=aside)
+        # A checkout: its version came from git, which is left out.
+        if not (source / "PKG-INFO").exists():
+            metadata = f"Metadata-Version: 2.1\nName: vllm\nVersion: {order.version}\n"
+            (source / "PKG-INFO").write_text(metadata, encoding="utf-8")
     # The build that follows runs the source's own code by design, sandbox or not.
     possible = Sandboxed.IF_POSSIBLE
     outcome = apply(source, load_recipe("vllm"), order.request, anew=True, sandboxed=possible)
@@ -84,7 +93,15 @@ def prepare(order: VllmOrder, staged: Path, report: Report) -> Prepared:
     steps = list(plan.steps())  # now: it reads the tree, which is written to below
     # Not the workspace's tree, which reads upstream's texts.
     reduced = _write_overlay(choose_parts(detect(source), order.without, order.extensions))
-    _check_still_patched(detect(source, sandboxed=possible), order, outcome)
+    patched = detect(source, sandboxed=possible)
+    for fix in (verdict.fix for verdict in outcome.verdicts if verdict.state is State.APPLIED):
+        now = fix.look(patched, order.request)
+        if now.state is not State.APPLIED:
+            raise ProofError(
+                f"{fix.id} is undone: {now.reason}",
+                why="leaving extensions out changed the same lines",
+                hint="please report this with the version",
+            )
     gathered = _gather_sources(order, reduced, staged, report)
     _write_overlay(take_installed(reduced, gathered.installed))
     environment, site = _make_environment(order, report)
@@ -118,18 +135,6 @@ def choose_parts(
     return only_extensions(reduced, extensions) if extensions else reduced
 
 
-def _place_source(order: VllmOrder, dest: Path) -> None:
-    if order.source.is_file():
-        unpack(order.source, dest)
-        return
-    # Leftovers of other builds, and the ledger: the fixes are applied to the copy anew.
-    aside = shutil.ignore_patterns(".git", "build", ".deps", "*.egg-info", ".patchkit")
-    shutil.copytree(order.source, dest, symlinks=True, ignore=aside)
-    if not (dest / "PKG-INFO").exists():  # a checkout: its version came from git, which is left out
-        metadata = f"Metadata-Version: 2.1\nName: vllm\nVersion: {order.version}\n"
-        (dest / "PKG-INFO").write_text(metadata, encoding="utf-8")
-
-
 def _make_environment(order: VllmOrder, report: Report) -> tuple[Environment, Path]:
     """Return the environment that runs the build, and the site-packages folder to link with."""
     file, machine = locked_requirements(order.torch, order.requirements), order.toolchain.machine
@@ -161,18 +166,6 @@ def _write_overlay(tree: SourceTree) -> SourceTree:
     for path, text in tree.overlay.items():
         (tree.root / path).write_text(text, encoding="utf-8")
     return tree
-
-
-def _check_still_patched(tree: SourceTree, order: VllmOrder, outcome: Applied) -> None:
-    """Raise ProofError unless every fix is still seen, after extensions were left out."""
-    for fix in (verdict.fix for verdict in outcome.verdicts if verdict.state is State.APPLIED):
-        now = fix.look(tree, order.request)
-        if now.state is not State.APPLIED:
-            raise ProofError(
-                f"{fix.id} is undone: {now.reason}",
-                why="leaving extensions out changed the same lines",
-                hint="please report this with the version",
-            )
 
 
 def _gather_sources(order: VllmOrder, tree: SourceTree, staged: Path, report: Report) -> Gathered:

@@ -47,16 +47,6 @@ def is_upstream(spec: str) -> bool:
     return bool(equals) and canonicalize_name(project.strip()) == "vllm"
 
 
-def check_release(option: str, spec: str, version: Version) -> None:
-    """Raise UsageError unless ``vllm==VERSION`` names the release that is built."""
-    if spec.partition("==")[2].strip() != version.public:
-        raise UsageError(
-            f"--source {option}={spec}: this build is of vLLM {version.public}",
-            why="parts of another release are made for other Python, and perhaps another torch",
-            hint=quoted("--source", f"{option}=vllm=={version.public}"),
-        )
-
-
 def upstream_parts(
     known: KnownSource,
     version: Version,

@@ -21,7 +21,6 @@ from patchkit.wheel.wheelhouse.manifest import (
     device_of,
     read_manifest,
     rivals,
-    supersedes,
     write_documents,
 )
 from patchkit.wheel.wheelhouse.storage import (
@@ -165,12 +164,15 @@ def _find_outdated(house: Path, new: WheelName) -> tuple[str, ...]:
     outdated = []
     listed = listed_manifest(house).wheels
     dependencies = {entry.filename for entry in listed if entry.kind is not Kind.BUILT}
-    for old in known_wheels(house):
-        if supersedes(new, old) or (rivals(new, old) and old.filename in dependencies):
+    for old in (old for old in known_wheels(house) if rivals(new, old)):
+        public = new.version.public == old.version.public
+        device = device_of(new)
+        later = new.version == old.version or (device and device == device_of(old))
+        if (public and later) or old.filename in dependencies:
             outdated.append(old.filename)
-        elif rivals(new, old):
+        else:
             reason = "two versions of one project"
-            if new.version.public == old.version.public:
+            if public:
                 devices = [name for name in (device_of(new), device_of(old)) if name]
                 reason = "stock and a build of ours are one version"
                 if len(devices) == 2:

@@ -8,7 +8,7 @@ import itertools
 import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -142,7 +142,7 @@ def fill_wheelhouse(
                 name=wheel.name,
                 sha256=wheel.sha256,
                 size=0 if lock_only else _find_file(wheel.name.filename, folders).stat().st_size,
-                facts=node.facts(),
+                facts=asdict(node),
                 kind=kind,
             )
             for wheel in chosen

@@ -227,12 +227,6 @@ def rivals(one: WheelName, other: WheelName) -> bool:
     return one.project == other.project and one.filename != other.filename and bool(same_cpu)
 
 
-def supersedes(new: WheelName, old: WheelName) -> bool:
-    """Check whether ``new`` is a later build of ``old``: one version, for the same device."""
-    same = new.version == old.version or (device_of(new) and device_of(new) == device_of(old))
-    return rivals(new, old) and new.version.public == old.version.public and bool(same)
-
-
 def device_of(name: WheelName) -> str:
     """Return what a build of ours is for: ``gb10`` for ``2.29.7+gb10.0a1b2c`` and of
     ``0.25.1+cu130.gb10.0a1b2c``; "" for stock, whatever its own label is.

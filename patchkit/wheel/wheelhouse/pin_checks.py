@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from packaging.markers import default_environment
@@ -40,7 +40,12 @@ def disagreements(
         found += _find_unmet_needs(cpu, group, overrides)
         found += _find_wrong_nccl(group, overrides)
         found += _find_cuda_clash(cpu, group)
-        found += _find_mixed_devices(cpu, group)
+        devices = {wheel.target.name: wheel.filename for wheel in group if wheel.target}
+        if len(devices) > 1:
+            parts = "; ".join(f"{name}: {filename}" for name, filename in sorted(devices.items()))
+            what = f"wheels for {cpu} are made for several devices: {parts}"
+            hint, why = "a wheelhouse for each device: --dir", "on either some of it does not load"
+            found.append(finding(UsageError, [*devices.values()][-1], what, hint, why))
     # A wheel for any CPU is in every group, and would be reported once for each.
     return tuple(dict.fromkeys(found))
 
@@ -71,9 +76,7 @@ def _find_stale_overrides(
                     UsageError,
                     wheel.filename,
                     f"is {version}, and the override takes {override.takes}",
-                    _replace_command(wheel, override.takes.version)
-                    if wheel.built
-                    else _fill_command(wheel),
+                    _mend_command(wheel, override.takes.version),
                     "the override was recorded after it was put here",
                 )
 
@@ -102,8 +105,8 @@ def _find_unmet_needs(
             needed = str(requirement).partition(";")[0].strip()  # its marker is met
             if other is None and complete:
                 what = f"needs {needed}, which is not in the lock"
-                hint, why = _fill_command(wheel), "it was built after a fill"
-                yield finding(UsageError, wheel.filename, what, hint, why)
+                again = wheelhouse_command("fill", wheel.path.parent)
+                yield finding(UsageError, wheel.filename, what, again, "it was built after a fill")
             elif other is None or specifier.contains(other.entry.name.version, prereleases=True):
                 continue
             elif not _is_overridden(other, specifier, overrides):
@@ -111,21 +114,19 @@ def _find_unmet_needs(
                     UsageError,
                     wheel.filename,
                     f"needs {needed}; here is {other.entry.name.pinned}",
-                    _replace_command(other, str(specifier).removeprefix("=="))
-                    if other.built
-                    else _fill_command(other),
+                    _mend_command(other, str(specifier).removeprefix("==")),
                     "pip finds no set that fits together (ResolutionImpossible)",
                 )
 
 
-def _fill_command(wheel: ListedWheel) -> str:
-    """Return the command that resolves the dependencies anew."""
-    return wheelhouse_command("fill", wheel.path.parent)
+def _mend_command(wheel: ListedWheel, version: object) -> str:
+    """Return the commands that put another version in its place, or keep a later one.
 
-
-def _replace_command(wheel: ListedWheel, version: object) -> str:
-    """Return the commands that replace a wheel that was built here, or keep a later version."""
+    A dependency is resolved anew; a wheel that was built here is built again.
+    """
     house, there = wheel.path.parent, wheel.entry.name.version.public
+    if not wheel.built:
+        return wheelhouse_command("fill", house)
     name = "nccl" if is_nccl(wheel.project) else wheel.project
     drop = wheelhouse_command("prune", house, "--drop", wheel.project)
     build = quoted("patchkit", "build", name, "--version", str(version), "--dir", house)
@@ -166,7 +167,7 @@ def _find_wrong_nccl(
                     UsageError,
                     each.wheel,
                     f"is for {each.by}, which pins NCCL {each.pin.version}; here is {name.pinned}",
-                    _replace_command(nccl, each.pin.version) if nccl.built else _fill_command(nccl),
+                    _mend_command(nccl, each.pin.version),
                     "beside that torch pip replaces it by stock's, or installs nothing",
                 )
 
@@ -183,7 +184,8 @@ def _find_cuda_clash(cpu: str, wheels: Sequence[ListedWheel]) -> Iterator[Findin
             torch = torch_of(wheel.entry.name.version, requires, wheel.metadata.members)
             if torch.cuda is None:
                 what = f"is a torch for CPUs alone: {torch.seen}"
-                yield finding(ProofError, wheel.filename, what, _fill_command(wheel))
+                again = wheelhouse_command("fill", wheel.path.parent)
+                yield finding(ProofError, wheel.filename, what, again)
             elif torch.cuda:
                 majors[torch.cuda] = wheel.filename
     if len(majors) > 1:
@@ -192,28 +194,6 @@ def _find_cuda_clash(cpu: str, wheels: Sequence[ListedWheel]) -> Iterator[Findin
         what = f"is for another CUDA than what lies beside it: {parts}"
         why = "a process loads both runtimes, and kernels of one do not see tensors of the other"
         yield finding(ProofError, last, what, "take all of it for one CUDA", why)
-
-
-def _find_mixed_devices(cpu: str, wheels: Sequence[ListedWheel]) -> Iterator[Finding]:
-    targets = {wheel.target.name: wheel for wheel in wheels if wheel.target}
-    if len(targets) > 1:
-        parts = "; ".join(f"{name}: {wheel.filename}" for name, wheel in sorted(targets.items()))
-        yield finding(
-            UsageError,
-            next(reversed(targets.values())).filename,
-            f"wheels for {cpu} are made for several devices: {parts}",
-            "a wheelhouse for each device: --dir",
-            "on either device some of it does not load",
-        )
-
-
-def pin_table(wheels: Sequence[ListedWheel]) -> Mapping[str, str]:
-    """Map projects to versions, of those that decide: vLLM, torch, NCCL, triton."""
-    return {
-        wheel.project: str(wheel.entry.name.version)
-        for wheel in wheels
-        if wheel.built or wheel.project in (TORCH, "triton") or is_nccl(wheel.project)
-    }
 
 
 def unmet(wheels: Sequence[ListedWheel]) -> tuple[str, ...]:

@@ -69,9 +69,6 @@ class NodePlatform:
     def __str__(self) -> str:
         return f"CPython {self.python} on {self.machine} with glibc {self.glibc}"
 
-    def facts(self) -> dict[str, str]:
-        return {"machine": self.machine, "python": self.python, "glibc": self.glibc}
-
     @property
     def newest_minor(self) -> int:
         """The X of its glibc 2.X."""

@@ -33,8 +33,8 @@ from patchkit.wheel.wheelhouse.manifest import (
     write_documents,
 )
 from patchkit.wheel.wheelhouse.overrides import known_overrides
-from patchkit.wheel.wheelhouse.pin_checks import all_pins, disagreements, pin_table, unmet
-from patchkit.wheel.wheelhouse.pins import ListedWheel, read_listed_wheels
+from patchkit.wheel.wheelhouse.pin_checks import all_pins, disagreements, unmet
+from patchkit.wheel.wheelhouse.pins import TORCH, ListedWheel, is_nccl, read_listed_wheels
 from patchkit.wheel.wheelhouse.storage import (
     DAMAGED,
     JOURNAL,
@@ -166,7 +166,12 @@ def verify_wheelhouse(house: Path) -> Verified:
     found += disagreements(house, wheels, listed.overrides)
     return Verified(
         entries=listed.wheels,
-        pins=pin_table(wheels),
+        # Of those that decide: vLLM, torch, NCCL, triton.
+        pins={
+            wheel.project: str(wheel.entry.name.version)
+            for wheel in wheels
+            if wheel.built or wheel.project in (TORCH, "triton") or is_nccl(wheel.project)
+        },
         findings=tuple(dict.fromkeys(found)),
         unmet=unmet(wheels),
         overrides=listed.overrides,
