@@ -37,6 +37,7 @@ from support.building import (
     wheels,
 )
 from support.comparing import first_member, first_object, object_digests
+from support.wheels import OTHER_CPU
 
 ROOT = f"nccl-{VERSION}-gb10-{{}}"
 LIBRARY = "nvidia/nccl/lib/libnccl.so.2"
@@ -61,11 +62,7 @@ def built(toolchain, tmp_path_factory):
             arguments = ["--src", SMALL, "--cpu", machine, "--dir", house]
             done = subprocess.run(
                 [*PATCHKIT, work, "build", "nccl", *map(str, arguments), "--json"],
-                env={
-                    **os.environ,
-                    "PYTHONPATH": str(Path(patchkit.__file__).parents[1]),
-                    **QUIET,
-                },
+                env={**os.environ, "PYTHONPATH": str(Path(patchkit.__file__).parents[1]), **QUIET},
                 capture_output=True,
                 text=True,
             )
@@ -104,13 +101,12 @@ def same(built, house):
 # The whole way
 
 
-@pytest.mark.parametrize("machine", MACHINES)
+@pytest.mark.parametrize("machine", [HERE, pytest.param(OTHER_CPU, marks=pytest.mark.e2e)])
 def test_from_sources_to_a_wheel(built, cli, machine):
     made = built(machine)
     facts, digest = made.shown["facts"], made.shown["facts"]["wheel"].rpartition(".")[2]
-    assert made.wheel.name.startswith(
-        f"nvidia_nccl_cu13-{VERSION}+gb10.{digest}-py3-none-manylinux_2_"
-    )
+    stem = f"nvidia_nccl_cu13-{VERSION}+gb10.{digest}"
+    assert made.wheel.name.startswith(f"{stem}-py3-none-manylinux_2_")
     assert made.wheel.name.endswith(f"_{machine}.whl")
     assert made.shown["wheel"] == str(made.wheel)
     log = Path(made.shown["log"]).relative_to(made.work)
@@ -138,15 +134,11 @@ def test_from_sources_to_a_wheel(built, cli, machine):
         ]
         assert json.loads(bundle.read(f"{home}/patchkit.json")) == facts
         assert json.loads(bundle.read(f"{home}/sboms/nccl.cdx.json")) == nccl_sbom(facts)
-        assert (
-            "#define NCCL_VERSION_CODE 22707" in bundle.read("nvidia/nccl/include/nccl.h").decode()
-        )
         metadata = bundle.read(f"{home}/METADATA").decode()
     assert f"Version: {facts['wheel']}\n" in metadata
     assert "License-Expression: Apache-2.0 AND BSD-3-Clause AND LicenseRef-NVIDIA-" in metadata
 
-    shown = json.loads(cli("inspect", made.wheel, "--target", "gb10", "--json").stdout)
-    assert json.dumps(shown).count('"sm_121"') >= 1
+    assert '"sm_121"' in cli("inspect", made.wheel, "--target", "gb10", "--json").stdout
     assert sorted(made.objects) == [
         *("obj/device/glue.o", "obj/device/max.o", "obj/device/sum.o", "obj/init.o"),
     ]
@@ -260,9 +252,10 @@ def test_a_disk_that_fills_up(built, build, small_disk, tmp_path):
             *("src/init.cc", "return *where != 0;", "return where_is_it;", 10),
             ["the build ended with 1", "error: 'where_is_it' was not declared", "the whole log is"],
         ),
-        (
+        pytest.param(
             *("src/device/generate.sh", "+= atomicAdd(", "+= atomic_add(", 10),
             ['error: identifier "atomic_add" is undefined', "run again to go on from here"],
+            marks=pytest.mark.e2e,
         ),
         # The flags are right where fixes look, and others where they are used.
         (
@@ -273,11 +266,6 @@ def test_a_disk_that_fills_up(built, build, small_disk, tmp_path):
         (
             *("makefiles/common.mk", "-ccbin $(CXX) $(NVCC_GENCODE)", "-ccbin $(CXX) -arch=a", 5),
             ["make would give nvcc no -gencode"],
-        ),
-        # No kernel at all: the generator fails, which make does not mind.
-        (
-            *("src/device/generate.sh", "kernels=${2:-sum max}", "exit 1", 10),
-            ["the build ended with"],
         ),
     ],
 )

@@ -58,6 +58,11 @@ def optional(tree):
     ]
 
 
+def archs_by_place(tree):
+    groups = evaluate(tree, targets()["h200"], "9.0a", "13.0")
+    return {group.place: group.archs for group in groups if group.archs}
+
+
 def test_every_source_is_known_with_its_commit(source):
     found = wanted(externals(source), source.version, release=True)
     expected = next(n for since, n in reversed(COUNTS.items()) if Version(since) <= source.version)
@@ -73,7 +78,8 @@ def test_the_files_say_what_the_recipe_says(source):
 
 
 @pytest.mark.e2e
-def test_without_what_is_optional_nothing_asks_for_it(source):
+def test_without_what_is_optional_nothing_asks_for_it(source, ask):
+    """The other kernels get the same archs, judged by the release's own CMake."""
     left = optional(source)
     tree = leave_out(source, left)
     names = {each.name for each in externals(tree)}
@@ -86,18 +92,8 @@ def test_without_what_is_optional_nothing_asks_for_it(source):
         if path.endswith(".py"):
             compile(text, path, "exec")
     assert leave_out(tree, left).overlay == tree.overlay
-
-
-@pytest.mark.e2e
-def test_the_other_kernels_get_the_same_archs(source, ask):
-    """Judged by the release's own CMake, with the files left out and with them."""
-    target = targets()["h200"]
-    tree = leave_out(source, optional(source))
-    before, after = (
-        {each.place: each.archs for each in evaluate(each, target, "9.0a", "13.0") if each.archs}
-        for each in (source, tree)
-    )
-    files = {each.file for each in optional(source)}
+    before, after = archs_by_place(source), archs_by_place(tree)
+    files = {each.file for each in left}
     assert after == {place: archs for place, archs in before.items() if place[0] not in files}
 
 
@@ -112,11 +108,7 @@ def test_the_files_of_a_folder_take_the_place_of_a_source(source, ask):
     assert {each.name for each in externals(tree)} == {"cutlass"}
     assert set(tree.overlay) == {"CMakeLists.txt"}
     assert take_installed(tree, taken).overlay == tree.overlay
-    target = targets()["h200"]
-    before, after = (
-        {each.place: each.archs for each in evaluate(each, target, "9.0a", "13.0") if each.archs}
-        for each in (source, tree)
-    )
+    before, after = archs_by_place(source), archs_by_place(tree)
     files = {each.known.file for each in taken}
     assert after == {place: archs for place, archs in before.items() if place[0] not in files}
 

@@ -12,8 +12,7 @@ from support.needed import need
 from support.wheels import write_wheel
 
 
-@pytest.mark.parametrize("version", [VERSION, f"{VERSION}+gb10.stock"])
-def test_a_wheelhouse_that_cannot_take_it(toolchain, build, tmp_path, version):
+def test_a_wheelhouse_that_cannot_take_it(toolchain, build, tmp_path):
     toolchain(HERE)
     house = tmp_path / "house"
     write_wheel(house, VERSION)
@@ -39,19 +38,18 @@ def archive(tmp_path_factory):
     return shutil.make_archive(str(home / "nccl"), "gztar", SMALL.parent, SMALL.name)
 
 
-WRONG = "0" * 64
-REFUSED = [
-    (["--src", "ARCHIVE", "--sha256", WRONG], 8, f"not {WRONG}"),
-    (["--src", "ARCHIVE"], 3, "if you trust this very file, add --sha256 "),
-    (["--src", SMALL.parent], 3, "not a source tree of NCCL: makefiles/version.mk is missing"),
-    (["--src", SMALL, "--version", VERSION], 2, "--version and --src exclude each other"),
-    (["--version", "2.28.3"], 3, "sticky CUDA error"),
-    (["--src", SMALL, "--target", "gb300"], 2, "gb300"),
-    (["--src", SMALL, "--jobs", "0"], 2, "--jobs"),
-]
-
-
-@pytest.mark.parametrize(("arguments", "rc", "says"), REFUSED)
+@pytest.mark.parametrize(
+    ("arguments", "rc", "says"),
+    [
+        (["--src", "ARCHIVE", "--sha256", "0" * 64], 8, f"not {'0' * 64}"),
+        (["--src", "ARCHIVE"], 3, "if you trust this very file, add --sha256 "),
+        (["--src", SMALL.parent], 3, "not a source tree of NCCL: makefiles/version.mk is missing"),
+        (["--src", SMALL, "--version", VERSION], 2, "--version and --src exclude each other"),
+        (["--version", "2.28.3"], 3, "sticky CUDA error"),
+        (["--src", SMALL, "--target", "gb300"], 2, "gb300"),
+        (["--src", SMALL, "--jobs", "0"], 2, "--jobs"),
+    ],
+)
 def test_refusals(build, archive, tmp_path, arguments, rc, says):
     need("make", "g++")  # what lacks is said first
     given = [archive if each == "ARCHIVE" else each for each in arguments]

@@ -3,60 +3,32 @@
 from __future__ import annotations
 
 import json
-import os
 import shlex
-import subprocess
-import sys
-import venv
 
 import pytest
 from click.testing import CliRunner
-from uv import find_uv_bin
 
 from patchkit.cli import group
 from patchkit.errors import SourceError, UsageError
-from patchkit.wheel.wheelhouse.contents import add_wheel, load_manifest
 from patchkit.wheel.wheelhouse.overrides import default_version
-from support.wheels import HERE, write_wheel
+from support.filling import THIS, TORCH, locked
+from support.wheels import HERE
 
 OURS = "2.30.7+gb10.abc123"
 PIN = "nvidia-nccl-cu13==2.30.7"
 BUG = "NCCL 2.28.9 deadlocks across nodes with CUDA graphs"
-TORCH = {"torch/lib/libtorch_cuda.so": b"", "torch/__init__.py": b""}
 NCCL = "nvidia-nccl-cu13==2.28.9; sys_platform == 'linux'"
-THIS = f"{sys.version_info[0]}.{sys.version_info[1]}"
 
 
 @pytest.fixture
-def house(tmp_path):
-    return tmp_path / "wheelhouse"
-
-
-@pytest.fixture
-def built(tmp_path, house):
-    """Put a wheel into the wheelhouse as a build does: ``built("0.25.1", project="vllm")``."""
-    return lambda version, **more: add_wheel(
-        house, write_wheel(tmp_path / "made", version, **more), {"target": "gb10"}
-    )
-
-
-@pytest.fixture
-def world(built, tmp_path):
+def world(built, offered):
     """A vLLM that leads to torch 2.11 and with it to NCCL 2.28.9; stock's 2.30.7 is to be had."""
-    offered = tmp_path / "offered"
     built("0.25.1", project="vllm", requires=["torch==2.11.0", "leaf"])
-    write_wheel(
-        offered,
-        "2.11.0",
-        project="torch",
-        tag=HERE,
-        requires=["nvidia-cudnn-cu13", NCCL],
-        files=TORCH,
-    )
+    offered("torch", "2.11.0", HERE, requires=["nvidia-cudnn-cu13", NCCL], files=TORCH)
     for project in ("leaf", "nvidia-cudnn-cu13"):
-        write_wheel(offered, "1.0", project=project, tag="py3-none-any")
+        offered(project, "1.0")
     for version in ("2.28.9", "2.30.7"):
-        write_wheel(offered, version)
+        offered("nvidia-nccl-cu13", version, HERE)
 
 
 @pytest.fixture
@@ -74,46 +46,6 @@ def call(tmp_path, monkeypatch):
     return run
 
 
-@pytest.fixture
-def fill(call, world, tmp_path):
-    """`patchkit wheelhouse fill` for this very Python, from what is offered alone."""
-    alone = {"PIP_CONFIG_FILE": os.devnull, "PIP_FIND_LINKS": "", "PIP_EXTRA_INDEX_URL": ""}
-    options = ["--offline", "--find-links", tmp_path / "offered", "--python-version", THIS]
-    return lambda *more: call("wheelhouse", "fill", *options, *more, env=alone)
-
-
-@pytest.fixture
-def run(tmp_path):
-    """Run a command line as it was printed, for an empty environment: ``run("pip install …")``."""
-    venv.create(tmp_path / "node", with_pip=False)
-    node = str(tmp_path / "node/bin/python")
-    clean = {k: v for k, v in os.environ.items() if not k.startswith(("PIP_", "UV_"))}
-    settings = {**clean, "PIP_CONFIG_FILE": os.devnull, "PIP_NO_INDEX": "1"}
-    programs = {
-        "pip": [sys.executable, "-m", "pip", "--python", node],
-        "uv": [find_uv_bin(), "--no-config", "pip"],
-    }
-
-    def make(line, by="pip", rc=0):
-        verb, *words = shlex.split(line.partition("pip ")[2])
-        into = ["--python", node, "--offline"] if by == "uv" else []
-        done = subprocess.run(
-            [*programs[by], verb, *into, *words],
-            cwd=tmp_path,
-            env=settings,
-            capture_output=True,
-            text=True,
-        )
-        assert done.returncode == rc, done.stdout + done.stderr
-        return done.stdout + done.stderr
-
-    return make
-
-
-def versions(house):
-    return {entry.name.project: str(entry.name.version) for entry in load_manifest(house).wheels}
-
-
 def line_of(said, word):
     """The one line of an output that holds a word."""
     (line,) = (line.strip() for line in said.splitlines() if word in line)
@@ -121,7 +53,7 @@ def line_of(said, word):
 
 
 @pytest.mark.e2e
-def test_the_whole_way_around_a_pin(built, fill, call, house, run):
+def test_the_whole_way_around_a_pin(world, built, fill, call, house, node):
     """The circle of 0.25.1: the pinned release has a bug, and is built again."""
     offer = call("verify", house).stdout
     assert f"beware {BUG} (known bug: vllm issue 52504, cured by 2.30.4" in offer
@@ -136,20 +68,22 @@ def test_the_whole_way_around_a_pin(built, fill, call, house, run):
     assert (str(version), why.partition(",")[0]) == ("2.30.7", f"{PIN} in the place of 2.28.9")
 
     built(OURS)
-    install = line_of(fill().stdout, "pip install")
-    assert versions(house)["nvidia-nccl-cu13"] == OURS
+    line = line_of(fill("--python-version", THIS).stdout, "pip install")
+    install = shlex.split(line.partition("pip ")[2])
+    assert f"nvidia-nccl-cu13=={OURS}" in locked(house)
     verified = call("verify").stdout
     assert "override nvidia-nccl-cu13==2.30.7 in the place of 2.28.9" in verified
     assert "2 wheels and 3 dependencies, all as listed" in verified
     assert "beware" not in verified
 
     # No resolver takes the lock as it is: the printed line says --no-deps, and that it takes.
-    for by in ("pip", "uv"):
-        assert "2.28.9" in run(install.replace(" --no-deps", ""), by, rc=1)
-        assert OURS in run(install, by)
-        run("pip uninstall nvidia-nccl-cu13" + (" --yes" if by == "pip" else ""), by)
-    run(install)
-    (complaint,) = (line for line in run("pip check", rc=1).splitlines() if line)
+    resolving = [word for word in install if word != "--no-deps"]
+    for by, options in (("uv", []), ("pip", ["--yes"])):
+        assert "2.28.9" in node(*resolving, by=by, rc=1)
+        assert OURS in node(*install, by=by)
+        node("uninstall", "nvidia-nccl-cu13", *options, by=by)
+    node(*install)
+    (complaint,) = (line for line in node("check", rc=1).splitlines() if line)
     assert complaint.startswith(f"torch 2.11.0 has requirement {NCCL.partition(';')[0]}")
     assert complaint.endswith(f"but you have nvidia-nccl-cu13 {OURS}.")
 

@@ -8,6 +8,7 @@ import sys
 import venv
 
 import pytest
+from uv import find_uv_bin
 
 from patchkit.wheel.wheelhouse.contents import add_wheel
 from support.filling import FACTS, OURS, TORCH
@@ -79,21 +80,28 @@ def fill(cli, tmp_path):
 
 @pytest.fixture
 def node(tmp_path):
-    """pip for an empty virtual environment that knows no index: ``node("install", ...)``."""
+    """pip or uv for an empty virtual environment, without an index: ``node("install", ...)``."""
     venv.create(tmp_path / "node", with_pip=False)
-    program = tmp_path / "node/bin/python"
-    alone = {k: v for k, v in os.environ.items() if not k.startswith("PIP_")}
-    settings = {**alone, "PIP_CONFIG_FILE": os.devnull, "PIP_NO_INDEX": "1"}
+    python = tmp_path / "node/bin/python"
+    alone = {k: v for k, v in os.environ.items() if not k.startswith(("PIP_", "UV_"))}
+    alone |= {"PIP_CONFIG_FILE": os.devnull, "PIP_NO_INDEX": "1"}
+    alone |= {"PIP_DISABLE_PIP_VERSION_CHECK": "1"}
 
-    def pip(*arguments, rc=0):
-        command = [sys.executable, "-m", "pip", "--python", program, *arguments]
+    def run(verb, *arguments, by="pip", rc=0):
+        command = [sys.executable, "-m", "pip", "--python", python, verb]
+        if by == "uv":
+            command = [find_uv_bin(), "--no-config", "pip", verb, "--python", python, "--offline"]
         done = subprocess.run(
-            [*map(str, command)], env=settings, cwd=tmp_path, capture_output=True, text=True
+            [*map(str, [*command, *arguments])],
+            env=alone,
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
         )
         assert done.returncode == rc, done.stdout + done.stderr
-        return done.stdout + (done.stderr if rc else "")
+        return done.stdout + (done.stderr if verb != "list" else "")
 
-    return pip
+    return run
 
 
 @pytest.fixture
