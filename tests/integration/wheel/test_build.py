@@ -248,10 +248,6 @@ def test_a_disk_that_fills_up(built, build, small_disk, tmp_path):
 @pytest.mark.parametrize(
     ("path", "before", "after", "rc", "says"),
     [
-        (
-            *("src/init.cc", "return *where != 0;", "return where_is_it;", 10),
-            ["the build ended with 1", "error: 'where_is_it' was not declared", "the whole log is"],
-        ),
         pytest.param(
             *("src/device/generate.sh", "+= atomicAdd(", "+= atomic_add(", 10),
             ['error: identifier "atomic_add" is undefined', "run again to go on from here"],

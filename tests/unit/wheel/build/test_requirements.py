@@ -18,30 +18,25 @@ TORCH = "__version__ = '2.11.0+cu130'\nclass version:\n    cuda = {cuda!r}\n"
 
 
 @pytest.fixture
-def torch(tmp_path, monkeypatch):
-    """A file of requirements for a torch that is one module, and the folder it lies in."""
-
-    def make(cuda="13.0", digest=None):
-        files = {"torch/__init__.py": TORCH.format(cuda=cuda).encode()}
-        links = tmp_path / "links"
-        wheel = write_wheel(links, "2.11.0", project="torch", tag="py3-none-any", files=files)
-        found = digest or hashlib.sha256(wheel.read_bytes()).hexdigest()
-        path = tmp_path / "torch.txt"
-        path.write_text(f"# all of it\ntorch==2.11.0 \\\n    --hash=sha256:{found}\n")
-        monkeypatch.setenv("PIP_FIND_LINKS", str(links))
-        return path
-
-    return make
+def requirements(tmp_path, monkeypatch):
+    """A file of requirements for a torch that is one module, in a folder that pip knows."""
+    files = {"torch/__init__.py": TORCH.format(cuda="13.0").encode()}
+    links = tmp_path / "links"
+    wheel = write_wheel(links, "2.11.0", project="torch", tag="py3-none-any", files=files)
+    found = hashlib.sha256(wheel.read_bytes()).hexdigest()
+    path = tmp_path / "torch.txt"
+    path.write_text(f"# all of it\ntorch==2.11.0 \\\n    --hash=sha256:{found}\n")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(links))
+    return path
 
 
-def test_an_environment_is_made_once(torch, tmp_path, monkeypatch):
+def test_an_environment_is_made_once(requirements, tmp_path, monkeypatch):
     told = []
     # Neither where pip would put packages nor another torch is the user's to say.
     monkeypatch.setenv("PIP_TARGET", str(tmp_path / "elsewhere"))
     (tmp_path / "other/torch").mkdir(parents=True)
     (tmp_path / "other/torch/__init__.py").write_text("raise SystemExit('the wrong torch')")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "other"))
-    requirements = torch()
     made = make_environment(
         requirements, tmp_path / "e", offline=True, progress=lambda *n: told.append(n)
     )
@@ -57,10 +52,6 @@ def test_an_environment_is_made_once(torch, tmp_path, monkeypatch):
     # It was not made anew, so the change is still there, and is what the check is for.
     with pytest.raises(BuildError, match="no CUDA: it is for CPUs alone"):
         require_torch(installed_torch(again.python), "2.11.0", "13.0", "after the build")
-    # One that was interrupted is made anew.
-    (made.python.parents[1] / "patchkit-environment").unlink()
-    whole = make_environment(requirements, tmp_path / "e", offline=True)
-    assert installed_torch(whole.python).cuda == "13.0"
 
 
 def test_two_builds_do_not_make_the_same_folder(tmp_path):
@@ -78,13 +69,6 @@ def test_two_builds_do_not_make_the_same_folder(tmp_path):
     made_once(home, part, fill)
     assert sorted(path.name for path in home.iterdir()) == ["part", "patchkit-environment"]
     made_once(home, part, lambda _folder: pytest.fail("it was there"))
-
-
-def test_other_bytes_are_refused(torch, tmp_path):
-    with pytest.raises(BuildError, match="pip could not install") as caught:
-        make_environment(torch(digest=DIGEST), tmp_path / "e", offline=True)
-    assert caught.value.why == "the index delivers other bytes than those that are locked"
-    assert not list((tmp_path / "e").glob("*/patchkit-environment"))
 
 
 @pytest.mark.parametrize(

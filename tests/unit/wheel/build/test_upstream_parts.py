@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import zipfile
 
 import pytest
 from packaging.version import Version
 
 from patchkit.errors import ProofError, SourceError, UsageError
-from patchkit.proof.cmake import cmake_program
-from patchkit.recipes.vllm.build import Wanted, by_option
-from patchkit.recipes.vllm.external import External
-from patchkit.recipes.vllm.installed import take_installed
+from patchkit.recipes.vllm.build import by_option
 from patchkit.target import targets
 from patchkit.wheel.file.wheelfile import WheelFile
 from patchkit.wheel.vllm.upstream_parts import parts_of, prove_parts, upstream_parts
-from support.needed import need
 from support.vllm_wheels import HOPPER, LOST
 
 VERSION = Version("0.25.1")
@@ -105,48 +99,6 @@ def test_which_wheel_it_is(tmp_path, monkeypatch, version, cpu, says):
     monkeypatch.setenv("PATCHKIT_CACHE_DIR", str(tmp_path))
     with pytest.raises(SourceError, match=says):
         upstream_parts(known("flash-attn"), Version(version), cpu, GB10, True, None)
-
-
-def external(option):
-    return External(
-        name=option,
-        variable="PARTS_SRC_DIR",
-        url="u",
-        pin="1" * 40,
-        submodules=None,
-        subdir="",
-        path="x.cmake",
-        line=1,
-    )
-
-
-def test_cmake_installs_them_where_upstream_has_them(wheel, make_tree, tmp_path):
-    """Real CMake: each component of the source installs the same bytes, without compiling."""
-    need("make")
-    folder, out, flash = tmp_path / "parts", tmp_path / "out", known("flash-attn")
-    text = f"cmake_minimum_required(VERSION 3.26)\nproject(outer NONE)\ninclude({flash.file})\n"
-    tree = make_tree("0.25.1", {"CMakeLists.txt": text})
-    tree = take_installed(tree, [Wanted(external("flash-attn"), flash, "1" * 40)])
-    (tree.root / "CMakeLists.txt").write_text(tree.read("CMakeLists.txt"))
-    with wheel() as opened:
-        parts = parts_of(opened, flash, GB10)
-    members = filled(parts, folder)
-    env = {"PATH": os.environ["PATH"], "PARTS_SRC_DIR": str(folder)}
-    build = str(tmp_path / "build")
-
-    def cmake(*arguments):
-        done = subprocess.run(
-            [cmake_program(), *arguments], capture_output=True, text=True, env=env, check=False
-        )
-        assert done.returncode == 0, done.stderr
-
-    cmake("-S", str(tree.root), "-B", build)
-    for target in flash.targets:
-        cmake("--build", build, "--target", target)
-        cmake("--install", build, "--prefix", str(out / target), "--component", target)
-        installed = out / target
-        files = (path for path in installed.rglob("*") if path.is_file())
-        assert {str(path.relative_to(installed)): path.read_bytes() for path in files} == members
 
 
 def test_the_wheel_is_proved_to_have_them(wheel, tmp_path):

@@ -14,7 +14,6 @@ from packaging.version import Version
 from patchkit.errors import SourceError, UsageError
 from patchkit.recipes.vllm.build import Wanted, known_externals
 from patchkit.recipes.vllm.external import External
-from patchkit.source.git import submodules
 from patchkit.target import targets
 from patchkit.wheel.vllm.inputs import (
     Gathered,
@@ -200,17 +199,6 @@ def test_what_cannot_be_used_is_refused(take, qutlass, tmp_path, given, error, s
         take(qutlass, given=[given.format(empty=tmp_path / "empty")])
     sources = tmp_path / "sources"
     assert not sources.exists() or not list(sources.iterdir())
-
-
-def test_urls_of_submodules_may_be_relative(repository, git, tmp_path):
-    modules = '[submodule "a b"]\n\tpath = third party/x\n\turl = ../sub.git\n'
-    _, inner = repository("sub", {"x": ""})
-    root, commit = repository("deep", {".gitmodules": modules}, [("third party/x", inner)])
-    cache = tmp_path / "cache"
-    git(tmp_path, "clone", "--quiet", "--bare", root, cache / "git" / commit)
-    (found,) = submodules("https://example.org/group/deep.git", commit, cache=cache)
-    assert (found.path, found.url) == ("third party/x", "https://example.org/group/sub.git")
-    assert found.commit == inner
 
 
 HEADER = """\

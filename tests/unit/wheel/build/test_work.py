@@ -102,46 +102,43 @@ def test_what_a_build_started_holds_the_folder_too(held, work):
 # Others must not be able to put anything there
 
 
-def shared(place, _tmp_path):
-    place.mkdir(mode=0o700)
-    place.chmod(0o775)
+def make_folder(mode):
+    def make(place, _elsewhere):
+        place.mkdir()
+        place.chmod(mode)
+
+    return make
 
 
-def open_to_all(place, _tmp_path):
-    place.mkdir()
-    place.chmod(0o1777)
-
-
-def linked(place, tmp_path):
-    (tmp_path / "elsewhere").mkdir(mode=0o700)
-    place.symlink_to(tmp_path / "elsewhere")
-
-
-def dangling(place, tmp_path):
-    place.symlink_to(tmp_path / "nowhere")
-
-
-def file(place, _tmp_path):
-    place.write_text("")
-
-
-def somebodys(place, _tmp_path):
+def give_away(place, _elsewhere):
     if os.geteuid() != 0:
         pytest.skip("only root can give a folder away")
     place.mkdir()
     os.chown(place, 12345, 12345)
 
 
-@pytest.mark.parametrize("spoil", [shared, open_to_all, linked, dangling, file, somebodys])
+def link(place, elsewhere):
+    elsewhere.mkdir(mode=0o700)
+    place.symlink_to(elsewhere)
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        *(make_folder(0o775), make_folder(0o1777), give_away, link),
+        lambda place, elsewhere: place.symlink_to(elsewhere),
+        lambda place, _elsewhere: place.write_text(""),
+    ],
+)
 @pytest.mark.parametrize("inner", [False, True])
 def test_a_folder_that_is_not_ours_alone(held, work, tmp_path, spoil, inner):
     if inner:
         work.mkdir()
     place = work / "nccl" if inner else work
-    spoil(place, tmp_path)
+    elsewhere = tmp_path / "elsewhere"
+    spoil(place, elsewhere)
     before = place.lstat().st_mode
     with pytest.raises(StorageError, match=str(place)):
         held()
     assert place.lstat().st_mode == before
-    elsewhere = tmp_path / "elsewhere"
     assert not elsewhere.exists() or list(elsewhere.iterdir()) == []

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
-import tempfile
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from packaging.version import Version
 
-from patchkit.errors import PatchkitError
 from patchkit.wheel.device.inspect import inspect_file
 from patchkit.wheel.device.wheel_checks import check_wheel
 from patchkit.wheel.file.metadata import read_metadata
@@ -121,22 +116,3 @@ def test_private_copies(project, member, owner, made):
 )
 def test_which_cuda_a_torch_is_for(version, requires, cuda):
     assert torch_of(Version(version), requires).cuda == cuda
-
-
-with tempfile.TemporaryDirectory() as folder:
-    SMALL = write_wheel(
-        Path(folder), "1.0", project="a", tag=TAG, requires=["b==1"], facts={"a": 1}
-    ).read_bytes()
-INSIDE = st.integers(0, len(SMALL) - 1)
-
-
-@settings(max_examples=150, deadline=5000)
-@given(st.lists(st.tuples(INSIDE, st.integers(0, 255)), max_size=8))
-def test_any_damage_is_read_or_refused(tmp_path_factory, changes):
-    content = bytearray(SMALL)
-    for place, value in changes:
-        content[place] = value
-    wheel = tmp_path_factory.getbasetemp() / f"a-1.0-{TAG}.whl"
-    wheel.write_bytes(content)
-    with contextlib.suppress(PatchkitError):
-        list(check_wheel(about(wheel), ()))

@@ -40,8 +40,9 @@ def elsewhere(tmp_path, house):
     return move
 
 
-def wheel_of(house):
-    return next(house.glob("*.whl")).name
+def fill(house, *folders, **more):
+    where = NodePlatform(machine=CPU, python="3.12", glibc="2.39")
+    fill_wheelhouse(house, where, WheelSources(offline=True, folders=folders), **more)
 
 
 def found(house):
@@ -49,7 +50,7 @@ def found(house):
 
 
 def test_a_wheel_that_is_a_link_to_the_same_bytes(house, elsewhere, cli, tmp_path):
-    name = wheel_of(house)
+    name = next(house.glob("*.whl")).name
     aside = elsewhere(name)
     kept = aside.read_bytes()
 
@@ -58,11 +59,7 @@ def test_a_wheel_that_is_a_link_to_the_same_bytes(house, elsewhere, cli, tmp_pat
     assert f"✗ {name}  {LINKED}\n" in said
     assert f"next:  rm -- {house / name}; then build it again" in said
     with pytest.raises(HashMismatchError, match="is a link"):
-        fill_wheelhouse(
-            house,
-            NodePlatform(machine=CPU, python="3.12", glibc="2.39"),
-            WheelSources(offline=True, folders=()),
-        )
+        fill(house)
     add_wheel(house, write_wheel(tmp_path / "made", OURS), {"target": "gb10"})
     assert found(house) == {}
     assert not (house / name).is_symlink()
@@ -87,11 +84,7 @@ def test_a_manifest_that_is_a_link_is_not_read(house, elsewhere, tmp_path):
     new = write_wheel(tmp_path / "made", "1.0", project="other")
     for action in (
         *(load_manifest, check_files, prune_wheelhouse, lambda house: add_wheel(house, new, {})),
-        lambda house: fill_wheelhouse(
-            house,
-            NodePlatform(machine=CPU, python="3.12", glibc="2.39"),
-            WheelSources(offline=True, folders=()),
-        ),
+        fill,
     ):
         with pytest.raises(HashMismatchError, match=r"manifest\.json: is a link") as caught:
             action(house)
@@ -108,11 +101,7 @@ def test_a_folder_of_downloads_that_is_a_link(house, tmp_path):
     (house / ".filling").symlink_to(aside)
     assert found(house)[".filling"][0] == 7
     with pytest.raises(HashMismatchError, match=r"\.filling: is a link"):
-        fill_wheelhouse(
-            house,
-            NodePlatform(machine=CPU, python="3.12", glibc="2.39"),
-            WheelSources(offline=True, folders=()),
-        )
+        fill(house)
     prune_wheelhouse(house)
     assert found(house) == {}
     assert (aside / "pip" / "precious").exists()
@@ -126,9 +115,6 @@ def test_an_earlier_download_that_is_a_link_is_not_taken(house, tmp_path, monkey
     (house / ".filling" / offered.name).symlink_to(aside)
     for name in ("PIP_CONFIG_FILE", "PIP_FIND_LINKS", "PIP_EXTRA_INDEX_URL"):
         monkeypatch.setenv(name, "/dev/null" if name == "PIP_CONFIG_FILE" else "")
-    where = NodePlatform(machine=CPU, python="3.12", glibc="2.39")
-    fill_wheelhouse(
-        house, where, WheelSources(offline=True, folders=(offered.parent,)), also=["other"]
-    )
+    fill(house, offered.parent, also=["other"])
     assert not (house / offered.name).is_symlink()
     assert found(house) == {}
