@@ -17,8 +17,8 @@ from patchkit.wheel.file.name import wheel_name
 from patchkit.wheel.wheelhouse.contents import add_wheel
 from patchkit.wheel.wheelhouse.fill import download_wheels
 from patchkit.wheel.wheelhouse.resolve import LockedWheel
-from support.filling import ALL, FACTS, LOCK, OURS, THIS, TORCH, contents, installed, locked
-from support.wheels import CPU, HERE, OTHER_CPU, write_wheel
+from support.filling import ALL, FACTS, TORCH, contents, locked
+from support.wheels import HERE, write_wheel
 
 
 def alone_with(index):
@@ -108,25 +108,3 @@ def test_other_bytes_than_those_that_were_locked(offered, tmp_path):
     with pytest.raises(HashMismatchError, match=r"six-1\.0-py3-none-any\.whl is not the file"):
         download_wheels([locked], tmp_path / "new", lambda _done, _all: None)
     assert not list((tmp_path / "new").iterdir())
-
-
-@pytest.mark.e2e
-def test_from_the_package_index(built, cli, house, tmp_path, environment, node):
-    """A stand-in for vLLM with real dependencies, some of them with compiled code."""
-    tag = f"py3-none-manylinux_2_17_{CPU}"
-    requires = ["markupsafe", "pyyaml", "packaging", f"tqdm; platform_machine == '{CPU}'"]
-    requires += [f"gone-from-here; platform_machine == '{OTHER_CPU}'"]
-    built("0.25.1", project="vllm", tag=tag, requires=requires)
-    built(OURS, tag=tag)
-    command = [sys.executable, "-m", "patchkit", "wheelhouse", "fill"]
-    command += ["--python-version", THIS]
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
-    if done.returncode == 7 and "uv cannot resolve" in done.stderr:
-        pytest.skip(done.stderr.splitlines()[0])
-    assert done.returncode == 0, done.stderr
-    names = [line.partition("==")[0] for line in locked(house)]
-    assert names == ["markupsafe", "nvidia-nccl-cu13", "packaging", "pyyaml", "tqdm", "vllm"]
-    assert "all as listed" in cli("verify").stdout
-    node("install", "--no-index", *LOCK)
-    assert installed(node) == locked(house)
-    assert "No broken requirements found" in node("check")

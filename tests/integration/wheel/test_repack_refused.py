@@ -15,7 +15,7 @@ from patchkit.errors import (
     SourceError,
     StorageError,
     UsageError,
-)
+)  # fmt: skip
 from patchkit.patching.fix import Request
 from patchkit.target import targets
 from patchkit.wheel.vllm.repack import repack_wheel
@@ -23,13 +23,7 @@ from patchkit.wheel.wheelhouse.verify import check_files
 from support.faults import in_child, killed_everywhere
 from support.repacking import found, house, known, quiet, run, workplace  # noqa: F401  (fixtures)
 from support.selection import WHOLE
-from support.vllm_wheels import (
-    FIX,
-    NAME,
-    PATCHED,
-    sha256,
-    vllm_wheel,
-)
+from support.vllm_wheels import FIX, NAME, PATCHED, sha256, vllm_wheel
 from support.wheels import write_wheel
 
 

@@ -119,26 +119,14 @@ def test_a_compiler_that_nvcc_does_not_take(real, tmp_path, monkeypatch):
 
 
 def test_the_locked_wheels():
+    """Both CPUs have the same of them, of one release: the one that the targets ask for."""
     wheels = locked_toolkit_wheels()
-    assert {wheel.machine for wheel in wheels} == {*MACHINES}
-    assert max(Counter(wheel.filename for wheel in wheels).values()) == 1
-    assert max(Counter(wheel.sha256 for wheel in wheels).values()) == 1
-    sides = [
-        {(w.project, w.version, w.role) for w in wheels if w.machine == machine}
-        for machine in MACHINES
-    ]
-    assert sides[0] == sides[1]
-    assert len(sides[0]) * 2 == len(wheels)
+    both = Counter((wheel.project, wheel.version, wheel.role) for wheel in wheels)
+    assert {*both.values()} == {len(MACHINES)}
+    assert len({wheel.sha256 for wheel in wheels}) == len(wheels)
     for wheel in wheels:
-        assert re.fullmatch(r"[0-9a-f]{64}", wheel.sha256)
-        assert 10_000 < wheel.size < 100_000_000
-        assert wheel.role in ("compiler", "runtime")
         project, version, *_, platforms = wheel.filename.removesuffix(".whl").split("-")
         assert (project.replace("_", "-"), version) == (wheel.project, wheel.version)
         assert platforms.endswith(f"_{wheel.machine}")
-
-
-def test_the_locked_toolkit_is_of_the_targets_cuda():
-    """One release for compiler and runtime, and the one that the targets ask for."""
-    releases = {wheel.version.rpartition(".")[0] for wheel in locked_toolkit_wheels()}
+    releases = {wheel.version.rpartition(".")[0] for wheel in wheels}
     assert releases == {target.cuda for target in targets().values()}

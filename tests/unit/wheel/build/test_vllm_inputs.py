@@ -41,6 +41,12 @@ def write(root, files):
     return root
 
 
+def wanted(option, variable, url="file:///nowhere", commit="1" * 40):
+    more = {"submodules": None, "subdir": "", "path": "x.cmake", "line": 1}
+    external = External(name=option, variable=variable, url=url, pin=commit, **more)
+    return Wanted(external, KNOWN[option], commit)
+
+
 @pytest.fixture
 def repository(tmp_path, git):
     """A committed repository: ``repository("name", files)`` gives its folder and the commit."""
@@ -64,32 +70,12 @@ def flashmla(repository):
     gitmodules = f'[submodule "x"]\n\tpath = csrc/cutlass\n\turl = {cutlass}\n'
     files = {"flash_mla/flash_mla_interface.py": "\n", ".gitmodules": gitmodules}
     root, commit = repository("mirror/flashmla", files, [("csrc/cutlass", inner)])
-    external = External(
-        name="flashmla",
-        variable="FLASH_MLA_SRC_DIR",
-        url=str(root),
-        pin=commit,
-        submodules=None,
-        subdir="",
-        path="cmake/x.cmake",
-        line=1,
-    )
-    return Wanted(external, KNOWN["flashmla"], commit)
+    return wanted("flashmla", "FLASH_MLA_SRC_DIR", str(root), commit)
 
 
 @pytest.fixture
 def qutlass():
-    external = External(
-        name="qutlass",
-        variable="QUTLASS_SRC_DIR",
-        url="file:///nowhere/qutlass",
-        pin="1" * 40,
-        submodules=None,
-        subdir="",
-        path="x.cmake",
-        line=1,
-    )
-    return Wanted(external, KNOWN["qutlass"], "1" * 40)
+    return wanted("qutlass", "QUTLASS_SRC_DIR")
 
 
 @pytest.fixture
@@ -153,10 +139,9 @@ def test_cmake_is_given_the_folder_that_it_takes(take, tmp_path):
     triton, flash = KNOWN["triton-kernels"], KNOWN["flash-attn"]
     whole = write(tmp_path / "triton", dict.fromkeys(triton.files, ""))
     write(tmp_path / "fa", dict.fromkeys(flash.files, ""))
-    names = {"submodules": None, "subdir": "", "path": "x", "line": 1, "url": "u", "pin": "v1"}
     both = [
-        Wanted(External(name="t", variable="TRITON_KERNELS_SRC_DIR", **names), triton, ""),
-        Wanted(External(name="f", variable="VLLM_FLASH_ATTN_SRC_DIR", **names), flash, ""),
+        wanted("triton-kernels", "TRITON_KERNELS_SRC_DIR"),
+        wanted("flash-attn", "VLLM_FLASH_ATTN_SRC_DIR"),
     ]
     given = [f"triton-kernels={whole}", f"flash-attn={tmp_path / 'fa'}"]
     got = take(*both, given=given)
