@@ -175,7 +175,7 @@ def test_a_wheel_is_as_recorded(name, fetched, cli):
 
 
 def test_what_speaks_against_a_wheel(fetched, cli):
-    """What is right and wrong with a released torchvision, for a person; the table has it as JSON."""
+    """A released torchvision, as a person is shown it; the table has it as JSON."""
     wheel = fetched(WHEELS["torchvision-0.29.2-aarch64"])
     shown = cli("inspect", wheel).stdout
     rows = {line.split()[3]: line.split() for line in shown.splitlines() if ".so" in line[20:]}
