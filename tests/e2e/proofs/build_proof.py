@@ -100,7 +100,7 @@ def prove(release: str, folder: Path) -> list[tuple[str, ...]]:
         raise ProofError(f"{release}: the second wheel has other bytes")
     print(f"{release}: killed, gone on with, the same bytes")
     names = (
-        (source.library, " ".join(sorted(arch_name(*code) for code in source.codes)) or "none")
+        (source.library, " ".join(sorted(Code(*code).name for code in source.codes)) or "none")
         for source in sources
     )
     return [(release, *key, str(count)) for key, count in sorted(Counter(names).items())]
