@@ -81,7 +81,7 @@ def look_at(version: str, root: Path) -> Seen:
         variables=read_names(root / "vllm/envs.py"),
         taken={name: str(each) for name, each in read_values(root / "vllm").items()},
         flags=dict.fromkeys(read_flags(root / "vllm"), ""),
-        values={row.flag: read_choices(row, root / "vllm") for row in load_choices()},
+        values={row.flag: read_choices(row, root / "vllm") for row in load_choices().values()},
         models=read_recipes(root),
         stock=[(each.name, " ".join(each.switches), each.variable, each.archs) for each in groups],
         archs=[row for plan in plans.values() for row in arch_rows(plan)],

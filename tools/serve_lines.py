@@ -18,8 +18,8 @@ from patchkit.runtime.node.decision import NodeOptions, decide
 from patchkit.runtime.rules.flags import load_flag_rules
 from patchkit.runtime.rules.presets import find, load_presets
 from patchkit.runtime.rules.rule import RuleChoice
-from patchkit.runtime.serve.args import ServeCommand, release_flags, serve_args
-from patchkit.runtime.serve.memory import MemoryPool
+from patchkit.runtime.serve.args import ServeCommand, serve_args
+from patchkit.runtime.serve.model import MemoryPool
 from patchkit.runtime.serve.request import ServeRequest
 
 PLACE = Path(__file__).parents[1] / "tests" / "data" / "env" / "serve.txt"
@@ -97,8 +97,7 @@ def request(version: str, asked: dict[str, Any]) -> ServeRequest:
 
 
 def served(version: str, asked: dict[str, Any]) -> ServeCommand:
-    known = release_flags(version, None)
-    return serve_args(request(version, asked), load_flag_rules(), known)
+    return serve_args(request(version, asked), load_flag_rules())
 
 
 def everything(version: str) -> Iterator[ServeCommand]:

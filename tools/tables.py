@@ -76,7 +76,8 @@ def updated(
         TAKEN: render(taken, TAKEN_HEAD),
         FLAGS: render(flags, FLAGS_HEAD),
         MODELS: render(models, MODELS_HEAD),
-        VALUES: VALUES_HEAD + "".join(_flag(each, news, releases) for each in load_choices()),
+        VALUES: VALUES_HEAD
+        + "".join(_flag(each, news, releases) for each in load_choices().values()),
         STOCK: _stock(news, releases),
         SUPPORT: json.dumps(_support(news, releases, fixes, support), indent=1) + "\n",
         ARCHS: _rows(ARCHS, ARCH_COLUMNS, {v: each.archs for v, each in news.items()}, releases),

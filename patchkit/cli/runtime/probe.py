@@ -18,7 +18,7 @@ from patchkit.runtime.host.advice import remarks
 from patchkit.runtime.host.host import Gpu, Host, Netdev, Rdma, Software
 from patchkit.runtime.host.machine_root import LIVE, RecordingWriter
 from patchkit.runtime.host.probe import probe
-from patchkit.runtime.rules.variables import newest_vllm
+from patchkit.runtime.rules.variables import vllm_table
 from patchkit.units import KIB_PER_GIB
 
 _KINDS = ("ethernet", "wifi", "virtual", "loopback")
@@ -64,7 +64,7 @@ def _next_probe_steps(host: Host, root: Path) -> Iterator[Shown]:
     if host.software and host.software.vllm:
         yield next_step(*program(), "env", "--role", "single", "-o", "single.env", *there)
     else:
-        yield next_step(*program(), "repack", f"vllm=={newest_vllm()}")
+        yield next_step(*program(), "repack", f"vllm=={vllm_table().newest}")
 
 
 def host_lines(host: Host) -> Iterator[Block]:

@@ -22,11 +22,10 @@ from patchkit.runtime.node.decision import NodeOptions, decide
 from patchkit.runtime.rules.flags import load_flag_rules
 from patchkit.runtime.rules.presets import Preset, load_presets
 from patchkit.runtime.rules.rule import RuleChoice
-from patchkit.runtime.serve.args import ServeCommand, release_flags, serve_args
+from patchkit.runtime.serve.args import ServeCommand, serve_args
 from patchkit.runtime.serve.listen import CHOICES as LISTEN
 from patchkit.runtime.serve.listen import listen_address, models_url
-from patchkit.runtime.serve.memory import memory_pool
-from patchkit.runtime.serve.model import full_name, preset_of, weights_gib
+from patchkit.runtime.serve.model import full_name, memory_pool, preset_of, weights_gib
 from patchkit.runtime.serve.request import ServeRequest
 
 _HEADS = ("model", "quantization", "GiB", "Sparks", "memory", "tokens", "vLLM", "evidence")
@@ -122,7 +121,7 @@ def _serve_command(
         folder_gib=weights_gib(served, os.environ),
         choice=choice,
     )
-    return serve_args(request, rules, release_flags(node.vllm, host.vllm_home(node.vllm)))
+    return serve_args(request, rules, host.vllm_home(node.vllm))
 
 
 def _preset_row(preset: Preset) -> tuple[str, ...]:

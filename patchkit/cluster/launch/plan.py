@@ -26,9 +26,9 @@ from patchkit.runtime.rules.presets import Preset, named_preset, presets_meant
 from patchkit.runtime.rules.presets import find as find_preset
 from patchkit.runtime.rules.rule import RuleChoice
 from patchkit.runtime.rules.variable_rules import load_variable_rules
-from patchkit.runtime.serve.args import ServeCommand, release_flags, serve_args
+from patchkit.runtime.serve.args import ServeCommand, serve_args
 from patchkit.runtime.serve.listen import listen_address
-from patchkit.runtime.serve.memory import memory_pool
+from patchkit.runtime.serve.model import memory_pool
 from patchkit.runtime.serve.request import ServeRequest
 from patchkit.units import BYTES_PER_GIB
 
@@ -207,7 +207,7 @@ def _plan_rank(
             folder_gib=on_node.weights / BYTES_PER_GIB if on_node and on_node.weights else None,
             choice=of_flags,
         )
-        command = serve_args(request, flag_rules, release_flags(node.vllm, None))
+        command = serve_args(request, flag_rules)
     return PlannedRank(
         ssh=cluster.node[number].ssh,
         facts=facts,

@@ -16,13 +16,8 @@ from patchkit.runtime.check.content import (
     shorten,
 )
 from patchkit.runtime.check.situation import CheckedText
-from patchkit.runtime.rules.flags import (
-    flag_lifetime,
-    flags,
-    has_flag,
-    load_choices,
-    load_flag_rules,
-)
+from patchkit.runtime.rules.flags import FLAGS, flags, has_flag, load_choices, load_flag_rules
+from patchkit.runtime.rules.releases import read_table
 from patchkit.runtime.rules.rule import holding
 from patchkit.runtime.rules.secret_texts import is_issued, is_readable
 from patchkit.runtime.rules.sensitive_names import is_secret, secret_file, secret_flag
@@ -90,7 +85,7 @@ def _unknown_flag(
 
     A fork or a plugin may take more flags, but rarely one again that upstream has dropped.
     """
-    version, life = checked.situation.get("vllm", ""), flag_lifetime(flag.name)
+    version, life = checked.situation.get("vllm", ""), read_table(FLAGS).lifetime(flag.name)
     close = "" if life else slips(flag.name)
     what = f"no known vLLM takes {shorten(flag.written)}"
     if life:
@@ -108,7 +103,7 @@ def _unknown_flag(
 
 def _check_choice(flag: GivenFlag, server: CommandLine, checked: CheckedText) -> Iterator[Finding]:
     """Yield a value that the release does not take; a plugin brings parsers of its own."""
-    choices = next((row for row in load_choices() if row.flag == flag.name), None)
+    choices = load_choices().get(flag.name)
     plugin = any(other.name.endswith("-parser-plugin") for other in server.flags)
     if choices is None or not flag.value or (plugin and flag.name.endswith("-parser")):
         return

@@ -31,11 +31,11 @@ from patchkit.runtime.rules.variable_values import (
     vllm_values,
 )
 from patchkit.runtime.rules.variables import (
-    has_other_owner,
     is_current,
     lifetime,
     nccl_variables,
     other_variables,
+    owned_names,
     vllm_variables,
 )
 
@@ -114,7 +114,7 @@ def _find_unread(
     # The value has to fit the name that was meant, as far as it is known.
     if close and not (assignment.is_known and (is_word or any(problems))):
         hint = f"did you mean {close}?"
-    elif has_other_owner(name) or is_used:
+    elif owned_names().match(name) or is_used:
         return
     elif flag in flags(situation.get("vllm", "")) and (upstream or checked.content.commands):
         hint = f"use the flag {flag}"

@@ -17,7 +17,7 @@ from patchkit.runtime.host.hardware import target_of
 from patchkit.runtime.host.host import Host
 from patchkit.runtime.rules.releases import release, within
 from patchkit.runtime.rules.rule import Situation
-from patchkit.runtime.rules.variables import is_known_vllm
+from patchkit.runtime.rules.variables import vllm_table
 from patchkit.target import targets
 
 DEFAULT_TARGET = "gb10"
@@ -142,7 +142,9 @@ def add_situation(
         known = [version.version for version in versions if version.project == name]
         if known:
             # Other images have tags of their own numbers.
-            is_sure = len(known) == 1 and (name != "vllm" or is_known_vllm(known[0]))
+            newest = release(vllm_table().newest)
+            is_vllm = vllm_table().oldest <= release(known[0]) <= newest
+            is_sure = len(known) == 1 and (name != "vllm" or is_vllm)
             found[name] = known[0] if is_sure else ""
     facts = head_facts(checked.text)
     wrong = fact_problems(facts)

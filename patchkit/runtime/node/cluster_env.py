@@ -22,7 +22,7 @@ from patchkit.runtime.rules.sensitive_names import is_secret, runs_code
 from patchkit.runtime.rules.spelling import nearest
 from patchkit.runtime.rules.variable_rules import VariableRule, VariableRules
 from patchkit.runtime.rules.variable_values import Takes, vllm_values
-from patchkit.runtime.rules.variables import nccl_variables, newest_nccl, vllm_variables
+from patchkit.runtime.rules.variables import nccl_table, nccl_variables, vllm_variables
 
 _HCAS = "NCCL_IB_HCA"
 _BARE = ("bare", "bare-first")  # states of a twin that has no IPv4 address
@@ -191,7 +191,7 @@ def _check_setting(
     name, kind = setting.name, UsageError if setting.rule == "--set" else DriftError
     names, reader = known, f"vLLM {vllm}"
     if not name.startswith("VLLM_"):
-        if not name.startswith("NCCL_") or (nccl and release(nccl) > release(newest_nccl())):
+        if not name.startswith("NCCL_") or (nccl and release(nccl) > release(nccl_table().newest)):
             return
         names, reader = nccl_variables(nccl), "NCCL"
     if name not in names:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from patchkit.paths import RECIPES
 from patchkit.records import read_toml
-from patchkit.runtime.rules.releases import Lifetime, read_table, within
+from patchkit.runtime.rules.releases import read_table, within
 from patchkit.runtime.rules.rule import Advice, Discouraged, FlagName, Grounded, Rule, check_unique
 from patchkit.runtime.rules.vllm_names import read_flags
 
@@ -48,11 +48,6 @@ def has_flag(flag: str, version: str, home: Path | None = None) -> bool:
     return name in known or name.replace("--no-", "--", 1) in known
 
 
-def flag_lifetime(flag: str) -> Lifetime | None:
-    """Return the releases that take a flag, None for one that none takes."""
-    return read_table(FLAGS).lifetime(flag)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choices:
     """A flag with fixed values. ``files`` of the package may define ``symbol``; the first counts.
@@ -76,15 +71,9 @@ class Choices:
 
 
 @cache
-def load_choices() -> tuple[Choices, ...]:
-    """Return the flags with fixed values. Raises UsageError, with file and line."""
-    return read_toml(tuple[Choices, ...], VALUES, key="flag")
-
-
-def takes(flag: str, value: str, version: str) -> bool:
-    """Return whether a flag takes a value; one whose values are not listed takes any."""
-    choices = next((row for row in load_choices() if row.flag == flag), None)
-    return choices is None or choices.has(value, choices.known(version))
+def load_choices() -> Mapping[str, Choices]:
+    """Return flag → its fixed values. Raises UsageError, with file and line."""
+    return {row.flag: row for row in read_toml(tuple[Choices, ...], VALUES, key="flag")}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,7 +19,7 @@ from patchkit.paths import RECIPES
 from patchkit.records import one_of, read_toml
 from patchkit.runtime.rules.releases import check_version, read_table
 from patchkit.runtime.rules.rule import CHOICES, FlagName, check_unique
-from patchkit.runtime.rules.spelling import models_meant
+from patchkit.runtime.rules.spelling import is_slip
 from patchkit.units import GIB_PER_GB
 
 _SHORTEST = 3  # characters that stand for a name
@@ -114,7 +114,7 @@ def named_preset(name: str) -> Preset:
 def presets_meant(name: str) -> list[str]:
     """Return what a name may stand for: presets a slip away, or those that begin like it."""
     names = [preset.id if "/" in name else preset.name for preset in load_presets()]
-    if slips := models_meant(name, names):
+    if slips := [known for known in names if is_slip(name, known)]:
         return slips
     # OWNER/NAME may be another checkpoint of the same model; a bare name is at no owner's.
     begun = [known for known in names if known.lower().startswith(name.lower())]

@@ -7,10 +7,8 @@ abbreviations (TP is not DP), nor words too few or too many (VLLM_HOST is not VL
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 
-_NUMBER = re.compile(r"\d+")
 _WORD = 4  # letters from which on a word is more than an abbreviation
 _LONGEST = 100  # characters; no name of vLLM or NCCL is half as long, and difflib is quadratic
 # How alike two names have to be, from 0 to 1, for one to be a misspelling of the other.
@@ -46,26 +44,6 @@ def _common_length(one: str, other: str) -> int:
     """Return how many characters two texts have in common at their beginning."""
     pairs = enumerate(zip(one, other, strict=False))
     return next((at for at, (left, right) in pairs if left != right), min(len(one), len(other)))
-
-
-def models_meant(name: str, known: Iterable[str]) -> list[str]:
-    """Return the models that a mistyped name may stand for.
-
-    Here a digit too few or too many counts, unless it makes another size: 12B for 120B, but not 3B
-    for 32B.
-    """
-    found = []
-    for model in known if len(name) <= _LONGEST else ():
-        short, long = sorted((name.upper(), model.upper()), key=len)
-        start = _common_length(short, long)
-        lacks_one = len(long) == len(short) + 1 and short[start:] == long[start + 1 :]
-        digits = next(
-            (row for row in _NUMBER.finditer(long) if row.start() <= start < row.end()), ""
-        )
-        # Two digits for one are a size of its own; none for one, or two for three, is no name.
-        if is_slip(name, model) or (lacks_one and digits and len(digits[0]) != 2):
-            found.append(model)
-    return found
 
 
 class Slips:

@@ -6,16 +6,19 @@ Pure. What a release does not know is an error, never passed on.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from patchkit.errors import DriftError, UsageError
+from patchkit.finding import SINGLE_REPORT
+from patchkit.quoting import quoted
 from patchkit.runtime.node.decision import Node
-from patchkit.runtime.rules.flags import FlagRule, FlagRules, LeaveOut, flags, takes
-from patchkit.runtime.rules.presets import Preset
+from patchkit.runtime.rules.flags import FlagRule, FlagRules, LeaveOut, flags, load_choices
+from patchkit.runtime.rules.presets import Preset, model_recipes
+from patchkit.runtime.rules.releases import within
 from patchkit.runtime.rules.rule import Advice, holding
-from patchkit.runtime.serve.notes import notes
+from patchkit.runtime.serve.listen import listening
 from patchkit.runtime.serve.request import ServeRequest, check, check_size
 
 _SHARE = "--gpu-memory-utilization"
@@ -35,23 +38,6 @@ class ServeFlag:
     @property
     def words(self) -> tuple[str, ...]:
         return (self.flag, self.value) if self.value else (self.flag,)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReleaseFlags:
-    """The flags of a release: whether it has one, and whether that takes a value."""
-
-    has: Callable[[str], bool]
-    takes: Callable[[str, str], bool]
-
-
-def release_flags(vllm: str, home: Path | None) -> ReleaseFlags:
-    """Return what a release takes: the flags by its code where it is installed in ``home``."""
-    names = flags(vllm, home)
-    return ReleaseFlags(
-        has=lambda flag: flag in names,
-        takes=lambda flag, value: takes(flag, value, vllm),
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,11 +62,12 @@ class ServeCommand:
         return shlex.join(self.words)
 
 
-def serve_args(request: ServeRequest, rules: FlagRules, known: ReleaseFlags) -> ServeCommand:
+def serve_args(request: ServeRequest, rules: FlagRules, home: Path | None = None) -> ServeCommand:
     """Return the command that serves a model.
 
-    Raises UsageError for a request that makes no sense, HostError if the model does not fit,
-    DriftError if the release does not take what it should.
+    ``home`` is the folder of an installed vLLM: its code says which flags there are. Raises
+    UsageError for a request that makes no sense, HostError if the model does not fit, DriftError if
+    the release does not take what it should.
     """
     check(request)
     request.choice.check(rules.rules, "`patchkit serve-args … --explain` lists them")
@@ -108,7 +95,7 @@ def serve_args(request: ServeRequest, rules: FlagRules, known: ReleaseFlags) -> 
     order = [*dict.fromkeys((*(rule.flag for rule in rules.rules), *rules.preset, *chosen))]
     kept = [chosen[name] for name in order if name in chosen and name not in dropped]
     for flag in kept:
-        _check_known(flag, request.node, known)
+        _check_known(flag, request.node, home)
     return ServeCommand(
         request=request,
         flags=tuple(kept),
@@ -116,7 +103,8 @@ def serve_args(request: ServeRequest, rules: FlagRules, known: ReleaseFlags) -> 
         off=off,
         advice=holding(rules.advice, situation),
         notes=(
-            *notes(request),
+            *listening(request),
+            *_model_notes(request, rules),
             *(f"{flag} is left out: {rule.reason}" for flag, rule in dropped.items()),
         ),
     )
@@ -126,7 +114,7 @@ def _choose_flags(
     on: Sequence[FlagRule], request: ServeRequest, reasons: Mapping[str, str]
 ) -> dict[str, ServeFlag]:
     """Return first the rules, then the preset, then what the user asks for: the last one counts."""
-    node = request.node
+    node, preset = request.node, request.node.preset
     facts = {
         "{nodes}": str(node.nodes),
         "{rank}": str(request.number),
@@ -136,11 +124,23 @@ def _choose_flags(
     }
     flags = [(rule, _flag_of_rule(rule, facts.get(rule.value, rule.value))) for rule in on]
     chosen = {flag.flag: flag for rule, flag in flags if rule.default}
-    if node.preset:
-        chosen |= {flag.flag: flag for flag in _flags_of_preset(node.preset, reasons)}
-        # False takes a flag away from rules; --with, the user's own word, still sets it.
-        never = {name for name, value in node.preset.flags.items() if value is False}
-        chosen = {name: flag for name, flag in chosen.items() if name not in never}
+    values: dict[str, str | bool] = {}
+    if preset:
+        share, length = f"{preset.gpu_memory_utilization:.2f}", str(preset.max_model_len)
+        values = {_SHARE: share, "--max-model-len": length, **preset.flags}
+    for name, value in values.items():
+        if preset and value is not False:
+            chosen[name] = ServeFlag(
+                flag=name,
+                value="" if value is True else value,
+                reason=f"{reasons.get(name, '')} As {preset.name} is served.".strip(),
+                source=preset.source,
+                origin="preset",
+                evidence=preset.evidence,
+            )
+        else:
+            # False takes a flag away from rules; --with, the user's own word, still sets it.
+            chosen.pop(name, None)
     if not request.memory.shared:
         # That of a Spark leaves the CPU its part; a GPU's own memory is vLLM's to divide.
         chosen.pop(_SHARE, None)
@@ -159,28 +159,11 @@ def _flag_of_rule(rule: FlagRule | LeaveOut, value: str) -> ServeFlag:
     )
 
 
-def _flags_of_preset(preset: Preset, reasons: Mapping[str, str]) -> Iterator[ServeFlag]:
-    values: dict[str, str | bool] = {
-        _SHARE: f"{preset.gpu_memory_utilization:.2f}",
-        "--max-model-len": str(preset.max_model_len),
-        **preset.flags,
-    }
-    for name, value in values.items():
-        if value is not False:
-            yield ServeFlag(
-                flag=name,
-                value="" if value is True else value,
-                reason=f"{reasons.get(name, '')} As {preset.name} is served.".strip(),
-                source=preset.source,
-                origin="preset",
-                evidence=preset.evidence,
-            )
-
-
-def _check_known(flag: ServeFlag, node: Node, known: ReleaseFlags) -> None:
-    if not known.has(flag.flag):
+def _check_known(flag: ServeFlag, node: Node, home: Path | None) -> None:
+    choices = load_choices().get(flag.flag)
+    if flag.flag not in flags(node.vllm, home):
         trouble = f"has no {flag.flag}"
-    elif not known.takes(flag.flag, flag.value):
+    elif choices and not choices.has(flag.value, choices.known(node.vllm)):
         trouble = f"does not take {flag.flag} {flag.value}"
     else:
         return
@@ -193,3 +176,53 @@ def _check_known(flag: ServeFlag, node: Node, known: ReleaseFlags) -> None:
         if build
         else "leave the rule out with --without ID, or --preset none; and report it",
     )
+
+
+def _model_notes(request: ServeRequest, rules: FlagRules) -> Iterator[str]:
+    """Yield notes on the memory and the model."""
+    node, unknown = request.node, request.weights is None
+    if node.preset is None and request.folder_gib is None:
+        more = ", and whether it fits was not checked" if unknown else ""
+        yield f"{request.model} has no preset: these flags fit any model{more}"
+    elif unknown:
+        yield "whether it fits was not checked: nobody names the size of its weights"
+    if request.memory.note and not unknown:
+        yield request.memory.note
+    if node.preset:
+        yield from _preset_notes(node.preset, node.nodes, node.vllm)
+    elif recipe := model_recipes().get(request.model.lower()):
+        if recipe.min_vllm[:1].isdigit() and not within(node.vllm, f">={recipe.min_vllm}"):
+            yield f"upstream's recipe of {recipe.id} takes vLLM {recipe.min_vllm} or newer"
+        # As a shell takes them.
+        settings = recipe.settings.items()
+        variables = [f"{name}={value}" for name, value in settings if name[0] != "-"]
+        words = [word for pair in settings if pair[0][0] == "-" for word in pair if word]
+        if settings:
+            both = quoted(*variables, *words)
+            yield f"upstream's recipe of {recipe.id} for a GB10 sets: {both}"
+        for limit in holding(rules.limits, node.situation):
+            value = recipe.settings.get(limit.flag, "")
+            if value and float(value) > limit.most:
+                much = f"its {limit.flag} {value} is too much here."
+                yield f"{much} {limit.reason} Take {limit.instead}"
+
+
+def _preset_notes(preset: Preset, nodes: int, vllm: str) -> Iterator[str]:
+    if preset.build:
+        yield f"served with {preset.build}; no release is known to do"
+    if preset.measured_with and not within(vllm, f">={preset.measured_with}"):
+        yield f"measured with vLLM {preset.measured_with}; that {vllm} serves it is upstream's word"
+    if preset.variables:
+        pairs = " ".join(f"{name}={value}" for name, value in preset.variables.items())
+        yield (
+            f"the environment must hold {pairs}: "
+            f"`{quoted('patchkit', 'env', '--model', preset.id)}` writes it"
+        )
+    if preset.needs_token:
+        yield f"{preset.id} needs its licence accepted at Hugging Face, and HF_TOKEN"
+    if nodes < preset.nodes:
+        yield f"it fits one Spark, and is meant for {preset.nodes}"
+    if preset.evidence == SINGLE_REPORT:
+        yield f"the preset rests on one report ({preset.source})"
+    if preset.note:
+        yield preset.note

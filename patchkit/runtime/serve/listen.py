@@ -28,20 +28,18 @@ def listen_address(choice: str, node: Node, host: Host) -> str:
     """
     if choice == "local" or node.role == "worker":  # a worker answers no requests
         return LOCAL
-    if choice == "lan":
-        return _lan_address(host)
-    # The control may go over the LAN, and the data over the cable.
-    if node.head and node.attachment.data == node.attachment.netdev:
-        return node.head
-    try:
-        return own_address(host, "roce", "head", "", fabric(host, node.nodes, node.head)).address
-    except HostError as error:
-        raise HostError(
-            f"--listen cable: {error.what}", hint="take --listen lan, or name one: --host ADDRESS"
-        ) from None
-
-
-def _lan_address(host: Host) -> str:
+    if choice == "cable":
+        # The control may go over the LAN, and the data over the cable.
+        if node.head and node.attachment.data == node.attachment.netdev:
+            return node.head
+        try:
+            ports = fabric(host, node.nodes, node.head)
+            return own_address(host, "roce", "head", "", ports).address
+        except HostError as error:
+            raise HostError(
+                f"--listen cable: {error.what}",
+                hint="take --listen lan, or name one: --host ADDRESS",
+            ) from None
     fast = {rdma.netdev for rdma in host.rdma}
     found = {
         str(own.ip): netdev.name

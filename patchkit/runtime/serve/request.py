@@ -11,7 +11,7 @@ from patchkit.runtime.node.decision import Node
 from patchkit.runtime.rules.flags import MemoryBudget
 from patchkit.runtime.rules.presets import model_recipes
 from patchkit.runtime.rules.rule import BY_DEFAULT, RuleChoice
-from patchkit.runtime.serve.memory import MemoryPool
+from patchkit.runtime.serve.model import MemoryPool
 
 LOCAL = "127.0.0.1"
 _MOST_NODES = 8  # for more than that the advice is another checkpoint, not more Sparks

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from patchkit.errors import SourceError
-from patchkit.runtime.rules.flags import flag_lifetime, flags, has_flag
+from patchkit.runtime.rules.flags import flags, has_flag
 
 ENGINE = """
 class EngineArgs:
@@ -113,6 +113,3 @@ def test_flags_by_release():
         ("--enable-reasoning", "", False),
     ):
         assert has_flag(flag, version) is there, flag
-    found = flag_lifetime("--swap-space")
-    assert (found.first, found.last) == ("0.11.1", "0.17.1")
-    assert flag_lifetime("--enable-reasoning") is None

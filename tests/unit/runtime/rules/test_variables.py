@@ -9,8 +9,8 @@ from patchkit.runtime.rules.releases import read_table, within
 from patchkit.runtime.rules.spelling import nearest
 from patchkit.runtime.rules.variables import (
     lifetime,
+    nccl_table,
     nccl_variables,
-    newest_nccl,
     other_variables,
     vllm_variables,
 )
@@ -104,8 +104,8 @@ def test_names_by_release():
         for version, names in releases.items():
             known = variables(version)
             assert {name: known.get(name) for name in names} == names
-    assert nccl_variables("9.0") == nccl_variables(newest_nccl())
-    assert within(newest_nccl(), ">=2.30.7")
+    assert nccl_variables("9.0") == nccl_variables(nccl_table().newest)
+    assert within(nccl_table().newest, ">=2.30.7")
     with pytest.raises(UsageError, match="'new' is not a version"):
         nccl_variables("new")
 
@@ -114,7 +114,7 @@ def test_lifetimes():
     for name, first, last, default in (
         ("VLLM_USE_V1", "0.10.0", "0.11.0", ""),
         ("VLLM_USE_RAY_V2_EXECUTOR_BACKEND", "0.20.0", "0.32.0", "1"),
-        ("NCCL_IB_TIMEOUT", "2.18.1", newest_nccl(), "20"),
+        ("NCCL_IB_TIMEOUT", "2.18.1", nccl_table().newest, "20"),
     ):
         found = lifetime(name)
         assert (found.name, found.first, found.last, found.default) == (name, first, last, default)

@@ -11,9 +11,8 @@ from patchkit.runtime.serve.model import preset_of, weights_gib
 @pytest.mark.parametrize(
     ("model", "meant"),
     [
-        ("openai/gpt-oss-12b", "openai/gpt-oss-120b"),
         ("opnai/gpt-oss-120b", "openai/gpt-oss-120b"),
-        ("OpenAI/GPT-OSS-210B", "openai/gpt-oss-120b or openai/gpt-oss-20b"),
+        ("OpenAI/GPT-OSS-210B", "openai/gpt-oss-120b"),
         ("meta-lama/Llama-3.1-8B-Instruct", "meta-llama/Llama-3.1-8B-Instruct"),
         ("qwen2.5-7b", "Qwen2.5-7B-Instruct"),
     ],
@@ -26,13 +25,13 @@ def test_a_slip_is_an_error(model, meant):
 
 
 def test_a_slip_gives_a_pipeline_nothing_to_run(cli):
-    asked = ("serve-args", "openai/gpt-oss-12b", "--vllm", "0.33.0")
+    asked = ("serve-args", "openai/gtp-oss-120b", "--vllm", "0.33.0")
     done = cli(*asked, rc=UsageError.exit_code)
     assert not done.stdout
     assert "did you mean openai/gpt-oss-120b?" in done.stderr
     done = cli(*asked, "--preset", "none")
-    assert done.stdout.startswith("vllm serve openai/gpt-oss-12b --host 127.0.0.1 ")
-    assert "openai/gpt-oss-12b has no preset: these flags fit any model" in done.stderr
+    assert done.stdout.startswith("vllm serve openai/gtp-oss-120b --host 127.0.0.1 ")
+    assert "openai/gtp-oss-120b has no preset: these flags fit any model" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -42,7 +41,7 @@ def test_a_slip_gives_a_pipeline_nothing_to_run(cli):
         "unsloth/gpt-oss-120b",
         "Qwen/Qwen3.5-27B-FP8",
         "gpt2",
-        "/models/gpt-oss-12b-of-mine",
+        "/models/gtp-oss-120b-of-mine",
     ],
 )
 def test_another_model_is_none_of_the_presets(model):
@@ -52,8 +51,8 @@ def test_another_model_is_none_of_the_presets(model):
 @pytest.mark.parametrize("where", ["folder", "cache", "home", "default"])
 def test_what_is_there_is_no_slip(tmp_path, monkeypatch, where):
     monkeypatch.chdir(tmp_path)
-    model = "openai/gpt-oss-12b"
-    downloaded = "models--openai--gpt-oss-12b"
+    model = "openai/gtp-oss-120b"
+    downloaded = "models--openai--gtp-oss-120b"
     place, environment = {
         "folder": (model, {}),
         "cache": (f"cache/{downloaded}", {"HF_HUB_CACHE": "cache", "HF_HOME": "hf"}),
