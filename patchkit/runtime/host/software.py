@@ -12,12 +12,13 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from patchkit.runtime.host.host import Nccl, Software
-from patchkit.runtime.python.distributions import owners, release
-from patchkit.runtime.python.interpreter import InterpreterFacts, ask_interpreter
+from patchkit.runtime.python.distributions import find_version, owners
 from patchkit.runtime.python.libnccl import nccl_version
 from patchkit.runtime.python.startup import (
     STEM,
     Choice,
+    InterpreterFacts,
+    ask_interpreter,
     start_process,
     torch_choice,
     vllm_choice,
@@ -47,8 +48,8 @@ def software(python: str | None, environment: Mapping[str, str]) -> Software:
         vllm=_package_version("vllm", facts.vllm, facts),
         torch=_package_version("torch", facts.torch, facts),
         # The second one beside nightly builds of torch.
-        triton=release(facts.path, "triton", "pytorch_triton"),
-        ray=release(facts.path, "ray"),
+        triton=find_version(facts.path, "triton", "pytorch_triton"),
+        ray=find_version(facts.path, "ray"),
         cuda=facts.cuda if facts.torch else "",
         vllm_home=str(Path(facts.vllm).parent) if facts.vllm else "",
         torch_nccl=torch,
@@ -98,14 +99,14 @@ def _package_version(package: str, origin: str | None, facts: InterpreterFacts) 
     if origin is None:
         return ""
     home = Path(origin).parent
-    if beside := release([str(home.parent)], package):
+    if beside := find_version([str(home.parent)], package):
         return beside
     try:
         text = (home / _VERSIONS[package]).read_text(encoding="utf-8", errors="replace")
     except OSError:
         text = ""
     match = _VERSION.search(text)
-    return match["version"] if match else release(facts.path, package)
+    return match["version"] if match else find_version(facts.path, package)
 
 
 def _nccl_of_choice(choice: Choice, facts: InterpreterFacts) -> Nccl:

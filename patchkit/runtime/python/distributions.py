@@ -6,12 +6,10 @@ to start quickly.
 
 from __future__ import annotations
 
-import base64
-import binascii
 import csv
 import os
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from patchkit.errors import HostError
@@ -23,11 +21,10 @@ _SECONDS = 10.0  # for an interpreter to start; .pth files may do anything
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """A distribution; ``sha256`` in hex is what its RECORD says of the file, ``""`` if nothing."""
+    """A distribution that has installed a file."""
 
     project: str
     version: str
-    sha256: str
 
     def __str__(self) -> str:
         return f"{self.project} {self.version}"
@@ -108,7 +105,7 @@ def header(home: Path, name: str) -> str:
     return next(headers(home, name), "")
 
 
-def release(path: Iterable[str], *projects: str) -> str:
+def find_version(path: Iterable[str], *projects: str) -> str:
     """Return the version of the first of these projects that is installed, "" if none is."""
     found = distributions(path)
     homes = (home for project in projects for home in found.get(project, ()))
@@ -126,11 +123,7 @@ def owners(path: Iterable[str], stem: str) -> dict[str, tuple[Owner, ...]]:
         for row in csv.reader(lines):
             if Path(row[0]).name.startswith(stem):
                 place = os.path.realpath(home.parent / row[0])
-                owner = Owner(
-                    header(home, "Name") or project,
-                    header(home, "Version") or version,
-                    _hex_digest(row[1] if len(row) > 1 else ""),
-                )
+                owner = Owner(header(home, "Name") or project, header(home, "Version") or version)
                 if owner not in found.setdefault(place, ()):
                     found[place] += (owner,)
     return found
@@ -138,12 +131,9 @@ def owners(path: Iterable[str], stem: str) -> dict[str, tuple[Owner, ...]]:
 
 def lost_files(path: Iterable[str], stem: str) -> tuple[LostFile, ...]:
     """Return the files below ``sys.path``, by the begin of their names, that pip believes in."""
-    return tuple(
-        LostFile(path=place, project=owner.project, version=owner.version)
-        for place, found in owners(path, stem).items()
-        for owner in found
-        if not os.path.lexists(place)
-    )
+    gone = {place: its for place, its in owners(path, stem).items() if not os.path.lexists(place)}
+    pairs = ((place, owner) for place, its in gone.items() for owner in its)
+    return tuple(LostFile(path=place, **asdict(owner)) for place, owner in pairs)
 
 
 def _file_lines(place: Path) -> list[str]:
@@ -151,12 +141,3 @@ def _file_lines(place: Path) -> list[str]:
         return place.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return []
-
-
-def _hex_digest(known: str) -> str:
-    kind, _, digest = known.partition("=")
-    try:
-        # RECORD leaves the padding out; what is too much of it is ignored.
-        return base64.urlsafe_b64decode(digest + "==").hex() if kind == "sha256" else ""
-    except (ValueError, binascii.Error):
-        return ""

@@ -18,21 +18,23 @@ from patchkit.errors import HostError
 from patchkit.runtime.python.distributions import (
     Owner,
     distributions,
+    find_version,
     headers,
     lost_files,
     owners,
-    release,
 )
-from patchkit.runtime.python.interpreter import InterpreterFacts, ask_interpreter
 from patchkit.runtime.python.startup import (
     SONAME,
     STEM,
     Choice,
+    InterpreterFacts,
     Process,
+    ask_interpreter,
     start_process,
     torch_choice,
     vllm_choice,
 )
+from patchkit.runtime.rules.releases import release
 
 _PIN = re.compile(r"(?P<project>nvidia-nccl-cu\d+)\s*\(?==\s*(?P<version>\d[\w.]*)")
 # Found as a literal first: a pattern over 300 MB of device code takes far longer.
@@ -95,8 +97,8 @@ def loaded(python: str, environment: Mapping[str, str]) -> Answer:
     pins = (f"{pin['project']}=={pin['version']}" for pin in map(_PIN.match, requires) if pin)
     answer = Answer(
         python=python,
-        torch_version=release(facts.path, "torch"),
-        vllm_version=release(facts.path, "vllm"),
+        torch_version=find_version(facts.path, "torch"),
+        vllm_version=find_version(facts.path, "vllm"),
         torch=torch,
         vllm=vllm,
         copies=copies,
@@ -164,23 +166,10 @@ def _find_warnings(answer: Answer) -> Iterator[str]:
         elif copy not in (torch, vllm) and copy.found == "LD_LIBRARY_PATH":
             why = f"torch's is {answer.torch.why}"
             yield f"LD_LIBRARY_PATH leads to {copy}, which is not taken: {why}"
-        yield from _owner_warnings(copy)
+        if len(copy.owners) > 1:
+            names = " and ".join(map(str, copy.owners))
+            yield f"{copy.path} belongs to {names}: uninstalling one deletes it for the other"
     taken, pinned = torch.version.partition("+")[0] if torch else "", answer.pin.partition("==")[2]
-    if taken and pinned and _version_numbers(taken) < _version_numbers(pinned):
+    if taken and pinned and release(taken) < release(pinned):
         pinned = f"torch {answer.torch_version} pins {answer.pin}"
         yield f"{pinned}, and {taken} is taken: torch may call what an older NCCL lacks"
-
-
-def _owner_warnings(copy: NcclCopy) -> Iterator[str]:
-    names = " and ".join(map(str, copy.owners))
-    # Of several owners the one with these bytes was installed last.
-    writers = [str(owner) for owner in copy.owners if owner.sha256 == copy.sha256]
-    if len(copy.owners) > 1:
-        whose = f", and its bytes are those of {writers[0]}" if writers else ""
-        yield f"{copy.path} belongs to {names}{whose}: uninstalling one deletes it for the other"
-    if not writers and any(owner.sha256 for owner in copy.owners):
-        yield f"{copy.path} was changed after {names} was installed: pip does not know"
-
-
-def _version_numbers(version: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in version.split(".") if part.isdigit())

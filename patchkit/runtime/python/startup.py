@@ -1,4 +1,6 @@
-"""Play what torch and vLLM do about libnccl when they start.
+"""Ask a Python for its environment, and play what torch and vLLM do about libnccl in it.
+
+The Python is run; none of the packages in it is imported.
 
 What a library needs is asked of the dynamic loader itself, by ldd, under the same variables. It
 knows nothing of a DT_RPATH of the interpreter's, such as conda's.
@@ -13,10 +15,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from patchkit import elf
-from patchkit.errors import SourceError
-from patchkit.process import attempt
-from patchkit.runtime.python.interpreter import InterpreterFacts
+from patchkit import elf, process
+from patchkit.errors import HostError, SourceError
+from patchkit.records import RecordError, record
 
 STEM, SONAME = "libnccl.so", "libnccl.so.2"
 _VARIABLE = "VLLM_NCCL_SO_PATH"
@@ -32,6 +33,51 @@ _RESOLVED = re.compile(r"\s*(?P<name>\S+)(?: => (?P<path>\S.*))? \(0x[0-9a-f]+\)
 _ROW = re.compile(r"""["'](?P<folder>\w+)["'][,:]\s*["'](?P<pattern>lib[\w-]+\.so[^"']*)["']""")
 # The call: a torch that does not preload may still define the function.
 _CALL = re.compile(r"^\s+_preload_cuda_deps\(\)", re.MULTILINE)
+_SCRIPT = Path(__file__).with_name("interpreter_facts.py")
+_HINT = "name the Python of vLLM with --python, for example venv/bin/python"
+_CUDA = re.compile(r"""^cuda\b[^=]*=\s*["'](?P<version>[\d.]+)["']""", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InterpreterFacts:
+    """The answer of ``interpreter_facts``: paths, libraries in the loader's order, packages found.
+
+    ``provider`` is the library whose ``ncclGetVersion`` everybody gets, ``asked`` the one that the
+    loader finds for the name that vLLM asks for.
+    """
+
+    executable: str
+    version: str
+    path: tuple[str, ...]
+    torch: str | None
+    vllm: str | None
+    mapped: tuple[str, ...]
+    provider: str | None
+    asked: str | None
+
+    @property
+    def torch_home(self) -> Path:
+        assert self.torch is not None
+        return Path(self.torch).parent
+
+    @property
+    def cuda(self) -> str:
+        """Return the CUDA that torch is built for, "" for a build without it."""
+        place = self.torch_home / "version.py"
+        text = place.read_text(encoding="utf-8", errors="replace") if place.is_file() else ""
+        match = _CUDA.search(text)
+        return match["version"] if match else ""
+
+
+def ask_interpreter(python: str, environment: Mapping[str, str]) -> InterpreterFacts:
+    """Start a Python with these variables. Raises HostError."""
+    code = _SCRIPT.read_text(encoding="utf-8")
+    # Not isolated: variables, .pth files and sitecustomize decide what vLLM would load.
+    answer = process.ask(python, code, env=environment, isolated=False, timeout=60, hint=_HINT)
+    try:
+        return record(InterpreterFacts, answer)
+    except RecordError as error:
+        raise HostError(f"{python}: odd answer: {error}", hint=_HINT) from None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,8 +108,8 @@ class Process:
     def open(self, path: str, why: str, name: str = "") -> Mapped | None:
         """Map a path as ``dlopen`` does. The same file is not mapped twice, a copy of it is."""
         place = os.path.abspath(path)  # noqa: PTH100  (LD_LIBRARY_PATH may name the current folder)
-        library = read_dynamic(place)
-        if library is None or not self._fits(library):
+        library, own = read_dynamic(place), read_dynamic(self.facts.executable)
+        if library is None or (own and library.machine != own.machine):
             return None
         for known in self.mapped:
             # As glibc: by device and inode, not by name.
@@ -72,38 +118,27 @@ class Process:
         self.mapped.append(Mapped(place, why, frozenset({library.soname, name} - {""})))
         return self.mapped[-1]
 
-    def _fits(self, library: elf.Dynamic) -> bool:
-        own = read_dynamic(self.facts.executable)
-        return own is None or library.machine == own.machine
-
     def need(self, name: str, path: str, library: elf.Dynamic) -> Mapped | None:
         """Map what a library needs by a name without a slash."""
         for known in self.mapped:
             if name in known.names:
                 return known
-        output = attempt("ldd", path, env=self.environment).output
+        output = process.attempt("ldd", path, env=self.environment).output
         for match in filter(None, map(_RESOLVED.fullmatch, output.splitlines())):
             if match["name"] == name:
                 found = match["path"] or name
-                return self.open(found, self._reason(found, path, library), name)
+                folder, (origin, who) = os.path.realpath(Path(found).parent), os.path.split(path)
+                reasons = {
+                    f"DT_RPATH of {who}, before LD_LIBRARY_PATH": library.rpath,
+                    "LD_LIBRARY_PATH": self.library_path(),
+                    f"DT_RUNPATH of {who}, after LD_LIBRARY_PATH": library.runpath,
+                }
+                for why, folders in reasons.items():
+                    places = (re.sub(r"\$ORIGIN|\$\{ORIGIN\}", origin, it) for it in folders)
+                    if folder in map(os.path.realpath, places):
+                        return self.open(found, why, name)
+                return self.open(found, "the system's ld.so.cache or folders", name)
         return None
-
-    def _reason(self, found: str, path: str, library: elf.Dynamic) -> str:
-        """Return why the loader found a file for a library."""
-        folder, origin, who = (
-            os.path.realpath(Path(found).parent),
-            Path(path).parent,
-            Path(path).name,
-        )
-        for kind, folders in (
-            (f"DT_RPATH of {who}, before LD_LIBRARY_PATH", library.rpath),
-            ("LD_LIBRARY_PATH", self.library_path()),
-            (f"DT_RUNPATH of {who}, after LD_LIBRARY_PATH", library.runpath),
-        ):
-            places = (re.sub(r"\$ORIGIN|\$\{ORIGIN\}", str(origin), each) for each in folders)
-            if folder in map(os.path.realpath, places):
-                return kind
-        return "the system's ld.so.cache or folders"
 
     def library_path(self) -> list[str]:
         """Return the folders of LD_LIBRARY_PATH; an empty entry is the current one."""
@@ -121,13 +156,13 @@ def read_dynamic(path: str) -> elf.Dynamic | None:
 
 def start_process(facts: InterpreterFacts, environment: Mapping[str, str]) -> Process:
     """Return the process before torch is imported."""
-    process = Process(facts=facts, environment=environment)
+    started = Process(facts=facts, environment=environment)
     # Paths, or names without a slash, which are searched for.
     preloads = {Path(entry).name for entry in re.split("[: ]+", environment.get("LD_PRELOAD", ""))}
     for path in facts.mapped:
         if Path(path).name.startswith(STEM) or exports_nccl(path):
-            process.open(path, _PRELOADED if Path(path).name in preloads else _STARTUP)
-    return process
+            started.open(path, _PRELOADED if Path(path).name in preloads else _STARTUP)
+    return started
 
 
 def exports_nccl(path: str) -> bool:
@@ -138,9 +173,9 @@ def exports_nccl(path: str) -> bool:
         return False
 
 
-def torch_choice(process: Process) -> Choice:
+def torch_choice(started: Process) -> Choice:
     """Return whose functions torch calls, and map what importing torch loads."""
-    facts = process.facts
+    facts = started.facts
     home = facts.torch_home / "lib"
     read = ((str(path), read_dynamic(str(path))) for path in sorted(home.glob("*.so*")))
     libraries = {path: library for path, library in read if library}
@@ -157,15 +192,15 @@ def torch_choice(process: Process) -> Choice:
         )
     if deps := libraries.get(first := str(home / _GLOBAL_DEPS)):
         for name in needs[first]:
-            process.need(name, first, deps)
+            started.need(name, first, deps)
         # Torch preloads by path if this library brought CUDA's runtime.
         if any(name.startswith("libcudart") for name in deps.needed):
             text = (facts.torch_home / "__init__.py").read_text(encoding="utf-8", errors="replace")
             if found := find_preloaded(text, facts.cuda, facts.path):
-                process.open(found, _OF_TORCH)
-    loads = [process.need(name, path, libraries[path]) for path in users for name in needs[path]]
+                started.open(found, _OF_TORCH)
+    loads = [started.need(name, path, libraries[path]) for path in users for name in needs[path]]
     # A function that is global before torch comes is torch's too, whatever torch loads.
-    everybodys = (library for library in process.mapped if library.path == facts.provider)
+    everybodys = (library for library in started.mapped if library.path == facts.provider)
     # The first library that needs it decides for all: the loader maps one soname once.
     taken = next(everybodys, loads[0])
     if taken is None:
@@ -195,20 +230,20 @@ def find_preloaded(text: str, cuda: str, path: Sequence[str]) -> str | None:
     return None
 
 
-def vllm_choice(process: Process) -> Choice:
+def vllm_choice(started: Process) -> Choice:
     """Return what vLLM's own communicator loads, after torch."""
-    path = process.environment.get(_VARIABLE)
-    if not path and not process.facts.cuda:
+    path = started.environment.get(_VARIABLE)
+    if not path and not started.facts.cuda:
         return Choice(path=None, why="torch is built without CUDA, so vLLM looks for no libnccl")
     if path and "/" in path:
-        found = process.open(path, f"{_VARIABLE} names it")
+        found = started.open(path, f"{_VARIABLE} names it")
         why = f"{_VARIABLE} names it" if found else f"{_VARIABLE} is {path}, which cannot be loaded"
         return Choice(path=found.path if found else None, why=why)
     name = path or SONAME
-    known = next((library for library in process.mapped if name in library.names), None)
+    known = next((library for library in started.mapped if name in library.names), None)
     if known:
         return Choice(path=known.path, why=f"vLLM asks for {name}, which is loaded already")
     # The Python itself has tried that.
-    if process.facts.asked and (found := process.open(process.facts.asked, "vLLM loads it", name)):
+    if started.facts.asked and (found := started.open(started.facts.asked, "vLLM loads it", name)):
         return Choice(path=found.path, why=f"vLLM asks for {name}, and the loader finds it")
     return Choice(path=None, why=f"vLLM asks for {name}, and the loader finds none")

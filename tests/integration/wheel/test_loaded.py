@@ -188,7 +188,7 @@ def install(env, version, library, **more):
         (
             [("2.28.9", "third", {"project": "nvidia-nccl-cu12"}), ("2.29.7", "stock", {})],
             ["nvidia-nccl-cu12 2.28.9", "nvidia-nccl-cu13 2.29.7"],
-            "and its bytes are those of nvidia-nccl-cu13 2.29.7: uninstalling one deletes it for",
+            "nvidia-nccl-cu12 2.28.9 and nvidia-nccl-cu13 2.29.7: uninstalling one deletes it for",
         ),
     ],
 )
@@ -201,13 +201,6 @@ def test_packages(installed, packages, warned, env):
     said = "\n".join(env.foretold()[1]["warnings"])
     assert warned in said
     assert bool(said) == bool(warned)
-
-
-def test_a_file_that_was_changed_after_its_installation(env):
-    install(env, "2.29.7", env.parts.nccl["stock"])
-    env.put("custom", env.pip_copy)
-    said = "\n".join(env.foretold()[1]["warnings"])
-    assert "was changed after nvidia-nccl-cu13 2.29.7 was installed: pip does not know" in said
 
 
 def test_versions_of_torch_and_vllm_and_the_text(env, cli):
