@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from patchkit.cluster.ssh.ssh import BATCH, check_destination, error_fields, ssh_error
 from patchkit.process import attempt
-from patchkit.runtime.host.ping import HEADERS, PLAIN, echo, ping_obstacle
+from patchkit.runtime.host.links import HEADERS, PLAIN, echo, ping_obstacle
 
 _STANDARD_PORT = "22"
 # The first word about an option counts: these stand before BATCH. A link's own connection: one that

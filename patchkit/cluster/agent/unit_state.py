@@ -22,7 +22,7 @@ from patchkit.records import RecordError
 from patchkit.runtime.host.gpu import gpu_state
 from patchkit.runtime.host.host import Memory
 from patchkit.runtime.host.machine_root import LIVE, Reader, ToolUnavailable
-from patchkit.runtime.host.system import memory
+from patchkit.runtime.host.probe import memory
 
 MARK = "PATCHKIT_CLUSTER"
 """The variable that every process of a group has: so what is left of one can be found."""

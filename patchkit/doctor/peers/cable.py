@@ -21,8 +21,8 @@ from patchkit.doctor.peers.node_report import (
 from patchkit.finding import Finding
 from patchkit.runtime.host.hardware import network_facts as network
 from patchkit.runtime.host.host import Netdev
+from patchkit.runtime.host.links import HEADERS
 from patchkit.runtime.host.networks import overlaps
-from patchkit.runtime.host.ping import HEADERS
 
 _OF_WAYS = ("route", "way", "mtu")
 _NAMES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 from patchkit.errors import HostError
 from patchkit.finding import Finding, Level
@@ -29,7 +28,16 @@ def remarks(host: Host, verb: str = "probe") -> tuple[Finding, ...]:
     for name, fields in (*_find_on_machine(host, halves), *_find_in_cages(host, halves)):
         found[name].append(fields)
     return tuple(
-        _remark_of(entry, fields)
+        Finding(
+            about=entry["id"],
+            level=Level(entry["severity"]),
+            where=cage_name(number) if isinstance(number := fields.get("cage"), int) else "",
+            what=entry["says"].format_map(fields),
+            why=entry["why"],
+            hint=entry.get("hint", "").format_map(fields),
+            source=entry["source"],
+            kind=HostError,
+        )
         for entry in hardware.facts()["remark"]
         if verb == "probe" or verb in entry.get("also", ())
         for fields in found[entry["id"]]
@@ -46,21 +54,15 @@ def cage_name(number: int | None) -> str:
     return f"cage {number}"
 
 
-def _remark_of(entry: dict[str, Any], fields: dict[str, object]) -> Finding:
-    return Finding(
-        about=entry["id"],
-        level=Level(entry["severity"]),
-        where=cage_name(number) if isinstance(number := fields.get("cage"), int) else "",
-        what=entry["says"].format_map(fields),
-        why=entry["why"],
-        hint=entry.get("hint", "").format_map(fields),
-        source=entry["source"],
-        kind=HostError,
-    )
-
-
 def _find_on_machine(host: Host, halves: Sequence[Netdev]) -> Facts:
-    yield from _find_kernel_reserve(host)
+    known, memory = hardware.facts()["kernel_reserve"], host.memory
+    if memory and host.system.kho not in known["kho_off"]:
+        taken, counted = host.system.kernel in known["kernels"], ""
+        if memory.cma_total is not None:
+            taken = memory.cma_total == 0 < (memory.cma_free or 0)
+            counted = f" (CmaTotal 0, CmaFree {memory.cma_free} kB)"
+        if taken:
+            yield "kernel-reserve", {"kernel": host.system.kernel, "seen": counted}
     owned = {device.netdev for device in host.rdma}
     cards = any(device.cage is not None for device in host.rdma) or halves
     if not cards and hardware.target_of(host) == "gb10":
@@ -71,31 +73,12 @@ def _find_on_machine(host: Host, halves: Sequence[Netdev]) -> Facts:
         if found.other.cage is None or found.other.cage != found.netdev.cage:
             names = {"netdev": found.netdev.name, "other": found.other.name}
             yield "shared-network", {**names, "address": found.address, "present": found.present}
-    drawn = [
-        f"{half.name} {own}"
-        for half in halves
-        if half.carrier
-        for own in half.ipv4
-        if own.is_link_local
-    ]
-    if drawn:
+    pairs = [(half, own) for half in halves if half.carrier for own in half.ipv4]
+    if drawn := [f"{half.name} {own}" for half, own in pairs if own.is_link_local]:
         yield "link-local", {"addresses": ", ".join(drawn)}
     plain = [each.name for each in host.rdma if each.twin and each.name.startswith("mlx5_")]
     if plain:
         yield "renamed", {"names": ", ".join(plain)}
-
-
-def _find_kernel_reserve(host: Host) -> Facts:
-    known, memory = hardware.facts()["kernel_reserve"], host.memory
-    if host.system.kho in known["kho_off"] or memory is None:
-        return
-    if memory.cma_total is None:
-        taken, counted = host.system.kernel in known["kernels"], ""
-    else:
-        taken = memory.cma_total == 0 < (memory.cma_free or 0)
-        counted = f" (CmaTotal 0, CmaFree {memory.cma_free} kB)"
-    if taken:
-        yield "kernel-reserve", {"kernel": host.system.kernel, "seen": counted}
 
 
 def _find_in_cages(host: Host, halves: Sequence[Netdev]) -> Facts:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from functools import cache
 from typing import Any
@@ -27,11 +26,6 @@ def facts() -> dict[str, Any]:
 def network_facts() -> Mapping[str, Mapping[str, Any]]:
     """Return network.toml: tables ``plan``, ``link`` and ``owners``."""
     return read_toml(dict[str, dict[str, Any]], RECIPES / "env" / "network.toml")
-
-
-def is_uplink(port: str) -> bool:
-    """Return whether a phys_port_name may be that of a cage: ``p0`` or "", but not ``pf0vf1``."""
-    return not port or re.fullmatch(r"p\d", port) is not None
 
 
 def place(cage: int) -> str:

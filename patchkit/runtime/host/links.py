@@ -2,6 +2,7 @@
 
 From /sys/class/net, /sys/class/infiniband (port 1 of each device), and rtnetlink: its layouts are
 those of linux/netlink.h, linux/rtnetlink.h and linux/if_addr.h, integers in the machine's order.
+Echo requests that may not be divided go through one interface; they need no rights.
 """
 
 from __future__ import annotations
@@ -9,15 +10,26 @@ from __future__ import annotations
 import ipaddress
 import json
 import os
+import re
+import shutil
 import socket
 import struct
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from typing import Any, TypeVar
+from functools import cache
+from typing import TypeVar
 
+from patchkit.follow import Completed
+from patchkit.process import attempt
 from patchkit.runtime.host import hardware
 from patchkit.runtime.host.host import Address, Gid, Netdev, Rdma
 from patchkit.runtime.host.machine_root import Reader, ToolUnavailable, printable
+
+HEADERS = 28
+"""Bytes of IPv4 (20) and ICMP (8), which an MTU has less for the payload."""
+
+PLAIN = 56
+"""Bytes of payload, as ping itself sends."""
 
 Device = TypeVar("Device", Netdev, Rdma)
 _NET, _RDMA = "sys/class/net", "sys/class/infiniband"
@@ -43,7 +55,8 @@ def read_links(reader: Reader) -> tuple[tuple[Netdev, ...], tuple[Rdma, ...]]:
             f"/{_NET} is of another network namespace: only one has {', '.join(strange)}"
         )
     netdevs = [_read_netdev(reader, name, *links.get(name, ("", ()))) for name in names]
-    uplinks = {netdev.name for netdev in netdevs if hardware.is_uplink(netdev.port)}
+    # p0 may be the port of a cage, pf0vf1 may not.
+    uplinks = {netdev.name for netdev in netdevs if re.fullmatch(r"(p\d)?", netdev.port)}
     devices = [_read_rdma(reader, name, uplinks) for name in reader.folders(_RDMA)]
     driver = hardware.facts()["connectx"]["driver"]
     cards = [each for each in netdevs if each.name in uplinks and each.driver in ("", driver)]
@@ -105,8 +118,12 @@ def _read_rdma(reader: Reader, name: str, uplinks: set[str]) -> Rdma:
     for index in sorted(int(entry) for entry in reader.names(types) if entry.isdecimal()):
         # sysfs has EINVAL for the type of an empty entry.
         if kind := reader.line(f"{types}/{index}"):
-            address = _mapped_ipv4(reader.line(f"{port}/gids/{index}"))
-            gids.append(Gid(index=index, kind=kind, address=address))
+            try:
+                # 0000:…:ffff:c0a8:640a has 192.168.100.10 mapped in.
+                gid = ipaddress.IPv6Address(reader.line(f"{port}/gids/{index}"))
+            except ValueError:
+                gid = ipaddress.IPv6Address(0)
+            gids.append(Gid(index=index, kind=kind, address=str(gid.ipv4_mapped or "")))
     # Beside a port's own netdev there may be those of virtual functions.
     attached = (netdev for netdev in reader.folders(f"{home}/device/net") if netdev in uplinks)
     return Rdma(
@@ -119,14 +136,6 @@ def _read_rdma(reader: Reader, name: str, uplinks: set[str]) -> Rdma:
     )
 
 
-def _mapped_ipv4(gid: str) -> str:
-    """Return ``192.168.100.10`` of ``0000:…:ffff:c0a8:640a``; "" if no IPv4 is mapped in."""
-    try:
-        return str(ipaddress.IPv6Address(gid).ipv4_mapped or "")
-    except ValueError:
-        return ""
-
-
 def _read_addresses(reader: Reader) -> dict[str, tuple[str, tuple[Address, ...]]]:
     """Return netdev → its kind if it is virtual (``bridge``, ``veth``), and its addresses."""
     try:
@@ -134,27 +143,26 @@ def _read_addresses(reader: Reader) -> dict[str, tuple[str, tuple[Address, ...]]
     except ToolUnavailable as silent:
         reader.notes.append(f"no addresses: {silent}")
         return {}
+    found = {}
     try:
-        return {printable(link["ifname"]): _parse_link(link) for link in json.loads(text)}
+        for link in json.loads(text):
+            addresses = []
+            for entry in (entry for entry in link["addr_info"] if entry.get("local")):
+                own = ipaddress.ip_interface(f"{entry['local']}/{entry['prefixlen']}")
+                addresses.append(
+                    Address(
+                        address=str(own.ip),
+                        prefix=own.network.prefixlen,
+                        family="inet" if own.version == 4 else "inet6",
+                        link_local=own.ip.is_link_local,
+                    )
+                )
+            kind = printable(link.get("linkinfo", {}).get("info_kind", ""))
+            found[printable(link["ifname"])] = kind, tuple(addresses)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         reader.notes.append(f"no addresses: /commands/ip-address.json is not understood: {error}")
         return {}
-
-
-def _parse_link(link: Mapping[str, Any]) -> tuple[str, tuple[Address, ...]]:
-    addresses = []
-    for entry in link["addr_info"]:
-        if entry.get("local"):
-            found = ipaddress.ip_interface(f"{entry['local']}/{entry['prefixlen']}")
-            addresses.append(
-                Address(
-                    address=str(found.ip),
-                    prefix=found.network.prefixlen,
-                    family="inet" if found.version == 4 else "inet6",
-                    link_local=found.ip.is_link_local,
-                )
-            )
-    return printable(link.get("linkinfo", {}).get("info_kind", "")), tuple(addresses)
+    return found
 
 
 def address_lines() -> str:
@@ -207,3 +215,22 @@ def _split_message(data: bytes, header: struct.Struct) -> Iterator[tuple[int, by
         yield kind, data[header.size : length]
         # At least 4, since a length of 0 would never end.
         data = data[max((length + 3) & ~3, 4) :]
+
+
+@cache
+def ping_obstacle() -> str:
+    """Return why ping cannot be used, or "". Only that of iputils forbids fragments, by -M do."""
+    if not (ping := shutil.which("ping")):
+        return "ping is not installed"
+    fits = "iputils" in attempt(ping, "-V").output
+    return "" if fits else "the ping installed here is not that of iputils"
+
+
+def echo(netdev: str, address: str, size: int) -> Completed:
+    """Send packets of that many bytes of payload, unfragmented, and wait for them to come back.
+
+    The exit status decides: 0 for an answer, 1 where nothing came back, 2 for any other error; the
+    words differ between versions.
+    """
+    options = ("-4", "-n", "-c", "3", "-i", "0.2", "-W", "1", "-M", "do")
+    return attempt("ping", *options, "-s", str(size), "-I", netdev, address)
