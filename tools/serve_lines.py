@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import shlex
 from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
@@ -125,7 +126,7 @@ def _lines() -> Iterator[str]:
 
 def _outcome(version: str, asked: dict[str, Any]) -> str:
     try:
-        return served(version, asked).shell_line
+        return shlex.join(served(version, asked).words)
     except PatchkitError as error:
         return f"{type(error).__name__}: {error.what}"
 

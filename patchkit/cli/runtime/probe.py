@@ -101,7 +101,8 @@ def _summary_rows(host: Host) -> Iterator[tuple[str, str]]:
     yield from (("GPU", _gpu_text(gpu)) for gpu in host.gpus)
     if not host.gpus:
         yield "GPU", style("none found", fg="yellow")
-    cages = ((cage, hardware.place(cage)) for cage in host.cabled)
+    places = [cage["place"] for cage in hardware.facts()["connectx"]["cages"]]
+    cages = ((cage, places[cage]) for cage in host.cabled)
     names = [f"cage {cage}" + (f" ({place})" if place else "") for cage, place in cages]
     yield "cabled", ", ".join(names) or "no QSFP cage"
 

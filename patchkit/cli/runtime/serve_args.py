@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -85,7 +86,7 @@ def command(
     if explain:
         yield from table(_flag_rows(served))
     else:
-        yield Data(served.shell_line + "\n")
+        yield Data(shlex.join(served.words) + "\n")
     # The command alone is on standard output.
     for line in note_lines(served.notes, served.advice):
         tell(line)

@@ -19,7 +19,7 @@ from patchkit.runtime.check.content import (
     Word,
     is_literal,
 )
-from patchkit.runtime.check.situation import find_image, server_names
+from patchkit.runtime.check.situation import find_image, image_table
 
 _PIECE = re.compile(
     r"""
@@ -233,7 +233,7 @@ class CommandReader:
         if not words or place.depth > _DEEPEST:
             return
         # A model, or flags: arguments of `vllm serve`, in an image that starts it.
-        serves = find_image(place.image).get("program") or _has_server_flag(words)
+        serves = find_image(place.image)[2].get("program") or _has_server_flag(words)
         starts_itself = has_entry or _PROGRAM.fullmatch(words[0].text) or _find_program(words)
         if serves and not starts_itself:
             self._add_server(_SERVE, words[words[0].text == "serve" :], place.block)
@@ -250,7 +250,7 @@ def _find_program(words: Sequence[Word]) -> tuple[int, str, Sequence[Word]] | No
     texts = [word.text for word in words]
     for number, (text, following) in enumerate(pairwise(texts)):
         serves = following == "serve" and _VLLM.fullmatch(text)
-        if serves or (text == "-m" and following in server_names("modules")):
+        if serves or (text == "-m" and following in image_table()["server"]["modules"]):
             return number, _SERVE, words[number + 2 :]
         if following == "start" and text.rpartition("/")[2] == "ray":
             return number, _RAY, words[number + 2 :]
@@ -264,4 +264,4 @@ def _find_program(words: Sequence[Word]) -> tuple[int, str, Sequence[Word]] | No
 
 def _has_server_flag(words: Sequence[Word]) -> bool:
     names = (word.text.partition("=")[0].replace("_", "-") for word in words)
-    return not server_names("flags").isdisjoint(names)
+    return any(name in image_table()["server"]["flags"] for name in names)

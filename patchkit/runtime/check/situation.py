@@ -66,10 +66,11 @@ class CheckedText:
     def upstream_by_block(self) -> Mapping[int, bool]:
         """Whether upstream's own vLLM runs in a block, where its image is known; 0: in the file."""
         found: dict[int, bool] = {}
+        upstream = image_table()["server"]["upstream"]
         for image in self.content.images:
-            name = _split_image(image.text)[0].removeprefix("docker.io/")
+            name = find_image(image.text)[0].removeprefix("docker.io/")
             for block in {image.block, *([0] if is_literal(image.text) else [])}:
-                found[block] = found.get(block, True) and name in server_names("upstream")
+                found[block] = found.get(block, True) and name in upstream
         return found
 
     def runs_upstream(self, block: int = 0) -> bool | None:
@@ -78,40 +79,31 @@ class CheckedText:
 
 
 @cache
-def _image_table() -> Mapping[str, Any]:
+def image_table() -> Mapping[str, Any]:
+    """Return said.toml: how files say versions, and by what `vllm serve` is known."""
     return read_toml(dict[str, Any], RECIPES / "env" / "said.toml")
 
 
-def find_image(image: str) -> Mapping[str, str]:
-    """Return the row of a container image, given with or without its tag; empty for none."""
-    name, _ = _split_image(image)
-    rows = _image_table()["image"]
-    return next((row for row in rows if re.fullmatch(row["repository"], name)), {})
-
-
-@cache
-def server_names(kind: str) -> frozenset[str]:
-    """Return the ``modules``, ``flags`` or ``upstream`` images by which `vllm serve` is known."""
-    return frozenset(_image_table()["server"][kind])
-
-
-def _split_image(image: str) -> tuple[str, str]:
-    """Return an image's name and its tag; a colon before a slash is that of a port."""
+def find_image(image: str) -> tuple[str, str, Mapping[str, str]]:
+    """Return an image's name, its tag and its row; a colon before a slash is that of a port."""
     name, _, _digest = image.partition("@")
     before, colon, tag = name.rpartition(":")
-    return (before, tag) if colon and "/" not in tag else (name, "")
+    name, tag = (before, tag) if colon and "/" not in tag else (name, "")
+    rows = image_table()["image"]
+    return name, tag, next((row for row in rows if re.fullmatch(row["repository"], name)), {})
 
 
 def _find_versions(text: str, content: FileContent) -> Iterator[StatedVersion]:
     """Yield what a file states: tags of images, and NAME==VERSION."""
     for image in content.images:
-        row, tag = find_image(image.text), _TAG.fullmatch(_split_image(image.text)[1])
+        _name, text_of_tag, row = find_image(image.text)
+        tag = _TAG.fullmatch(text_of_tag)
         if row.get("version") and tag and within(tag["version"], row["versions"]):
             yield StatedVersion(row["version"], tag["version"], image.line, image.text)
     for number, row_text in enumerate(text.split("\n") if "==" in text else (), 1):
         for match in _PINNED.finditer(row_text.partition("#")[0]):
             distribution = re.sub(r"[-_.]+", "-", match["name"]).lower()
-            if project := _image_table()["distributions"].get(distribution):
+            if project := image_table()["distributions"].get(distribution):
                 yield StatedVersion(project, match["version"], number, match[0])
 
 

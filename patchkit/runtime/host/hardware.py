@@ -28,12 +28,6 @@ def network_facts() -> Mapping[str, Mapping[str, Any]]:
     return read_toml(dict[str, dict[str, Any]], RECIPES / "env" / "network.toml")
 
 
-def place(cage: int) -> str:
-    """Return where a Spark's cage is; "" if there is none of that number."""
-    cages = facts()["connectx"]["cages"]
-    return str(cages[cage]["place"]) if cage < len(cages) else ""
-
-
 def one_half_fills(speed: int | None) -> bool:
     """Return whether one half of a cage carries all of a link; ``speed`` in Mbit/s, or unknown."""
     return speed is not None and speed <= facts()["connectx"]["half_gbits"] * 1000

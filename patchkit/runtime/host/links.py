@@ -173,39 +173,30 @@ def address_lines() -> str:
     try:
         # All names first: interfaces without an address belong to the answer.
         found: dict[str, list[dict[str, object]]] = {name: [] for _, name in socket.if_nameindex()}
-        for message in _dump_addresses():
-            family, prefix, _, _, index = _MESSAGE.unpack_from(message)
-            parts = dict(_split_message(message[_MESSAGE.size :], _ATTRIBUTE))
-            # On a point-to-point link ADDRESS is the other end's.
-            own = socket.inet_ntop(family, parts.get(_LOCAL) or parts[_ADDRESS])
-            found.setdefault(socket.if_indextoname(index), []).append(
-                {
-                    "family": "inet" if family == socket.AF_INET else "inet6",
-                    "local": own,
-                    "prefixlen": prefix,
-                }
-            )
+        with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE) as kernel:
+            kernel.settimeout(2.0)  # seconds
+            body = _MESSAGE.pack(socket.AF_UNSPEC, 0, 0, 0, 0)
+            length = _HEADER.size + len(body)
+            kernel.send(_HEADER.pack(length, _GET_ADDRESSES, _REQUEST | _DUMP, 1, 0) + body)
+            kinds: set[int] = set()
+            while _DONE not in kinds:
+                # A datagram: what did not fit would be lost.
+                messages = [*_split_message(kernel.recv(1 << 16), _HEADER)]
+                kinds = {kind for kind, _ in messages}
+                for kind, message in messages:
+                    if kind == _ERROR:
+                        code = -struct.unpack_from("=i", message)[0]
+                        raise OSError(code, os.strerror(code))
+                    if kind == _NEW_ADDRESS:
+                        family, prefix, _, _, index = _MESSAGE.unpack_from(message)
+                        parts = dict(_split_message(message[_MESSAGE.size :], _ATTRIBUTE))
+                        # On a point-to-point link ADDRESS is the other end's.
+                        own = socket.inet_ntop(family, parts.get(_LOCAL) or parts[_ADDRESS])
+                        entry = {"local": own, "prefixlen": prefix}
+                        found.setdefault(socket.if_indextoname(index), []).append(entry)
     except OSError as error:
         raise ToolUnavailable(f"netlink: {error.strerror}") from None
     return json.dumps([{"ifname": name, "addr_info": own} for name, own in found.items()])
-
-
-def _dump_addresses() -> Iterator[bytes]:
-    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE) as kernel:
-        kernel.settimeout(2.0)  # seconds
-        body = _MESSAGE.pack(socket.AF_UNSPEC, 0, 0, 0, 0)
-        length = _HEADER.size + len(body)
-        kernel.send(_HEADER.pack(length, _GET_ADDRESSES, _REQUEST | _DUMP, 1, 0) + body)
-        while True:
-            # A datagram: what did not fit would be lost.
-            for kind, message in _split_message(kernel.recv(1 << 16), _HEADER):
-                if kind == _DONE:
-                    return
-                if kind == _ERROR:
-                    code = -struct.unpack_from("=i", message)[0]
-                    raise OSError(code, os.strerror(code))
-                if kind == _NEW_ADDRESS:
-                    yield message
 
 
 def _split_message(data: bytes, header: struct.Struct) -> Iterator[tuple[int, bytes]]:

@@ -148,16 +148,6 @@ G = TypeVar("G", bound=Grounded)
 R = TypeVar("R", bound=Rule)
 
 
-def routed(routes: Routes, version: str) -> dict[str, str]:
-    """Return layers → kernels for a release; layers that stay as they are there are left out."""
-    return {
-        layers: kernels
-        for layers, entries in routes.items()
-        for kernels, _, bounds in (entry.partition(" ") for entry in entries)
-        if within(version, bounds)
-    }
-
-
 def routes_in_words(routes: Routes) -> str:
     """Return routes in one line: ``NVFP4 MoE: Marlin; FP8 linear per block: CUTLASS``."""
     return "; ".join(f"{layers}: {', '.join(kernels)}" for layers, kernels in routes.items())

@@ -11,8 +11,7 @@ from collections.abc import Iterable
 
 _WORD = 4  # letters from which on a word is more than an abbreviation
 _LONGEST = 100  # characters; no name of vLLM or NCCL is half as long, and difflib is quadratic
-# How alike two names have to be, from 0 to 1, for one to be a misspelling of the other.
-_ALIKE = 0.7
+_ALIKE = 0.8  # how alike two names have to be, from 0 to 1, for one to be a hint for the other
 
 
 def is_slip(wrong: str, right: str) -> bool:
@@ -46,6 +45,15 @@ def _common_length(one: str, other: str) -> int:
     return next((at for at, (left, right) in pairs if left != right), min(len(one), len(other)))
 
 
+def nearest(name: str, names: Iterable[str]) -> str:
+    """Return the name that is most alike, ``""`` if none is; for hints, where a person decides."""
+    from difflib import get_close_matches  # seldom needed, and slow to load
+
+    whole = {known.upper(): known for known in names} if len(name) <= _LONGEST else {}
+    found = get_close_matches(name.upper(), whole, n=1, cutoff=_ALIKE)
+    return whole[found[0]] if found else ""
+
+
 class Slips:
     """Names that were meant, for those of one file; it takes time, so a hundred get an answer."""
 
@@ -61,21 +69,3 @@ class Slips:
             found = [known for known in self._names if is_slip(name, known)]
             self._made[name] = found[0] if len(found) == 1 else ""
         return self._made.get(name, "")
-
-
-def nearest(name: str, names: Iterable[str]) -> str:
-    """Return the name that was meant, ``""`` if none is like it.
-
-    Only what follows the prefix counts: all names of NCCL are alike in their first five letters.
-    """
-    if len(name) > _LONGEST:
-        return ""
-    from difflib import get_close_matches  # seldom needed, and slow to load
-
-    prefix = name.upper().partition("_")[0] + "_"
-    whole = {known.upper(): known for known in names}
-    same = {key: known for key, known in whole.items() if key.startswith(prefix)}
-    among = {key.removeprefix(prefix): known for key, known in same.items()} or whole
-    tail = name.upper().removeprefix(prefix) if same else name.upper()
-    found = get_close_matches(tail, among, n=1, cutoff=_ALIKE)
-    return among[found[0]] if found else ""

@@ -5,7 +5,6 @@ Pure. What a release does not know is an error, never passed on.
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,11 +54,6 @@ class ServeCommand:
     def words(self) -> tuple[str, ...]:
         flags = (word for flag in self.flags for word in flag.words)
         return ("vllm", "serve", self.request.model, *flags)
-
-    @property
-    def shell_line(self) -> str:
-        """Return the whole command as one line that sh reads back word by word."""
-        return shlex.join(self.words)
 
 
 def serve_args(request: ServeRequest, rules: FlagRules, home: Path | None = None) -> ServeCommand:

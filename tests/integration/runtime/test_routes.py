@@ -10,7 +10,7 @@ from patchkit.recipes.vllm.decisions import LAYERS, kernels_of, on_device
 from patchkit.recipes.vllm.routing import Capability, outcome
 from patchkit.runtime.rules.flags import load_flag_rules
 from patchkit.runtime.rules.releases import within
-from patchkit.runtime.rules.rule import holding, routed
+from patchkit.runtime.rules.rule import holding
 from patchkit.runtime.rules.variable_rules import load_variable_rules
 
 pytestmark = [
@@ -55,8 +55,10 @@ def expected(stock, version, entries):
     """Return where layers go by rules: the last one decides, and what none names stays."""
     found = dict(stock)
     for entry in entries:
-        for layers, kernels in routed(entry.routes, version).items():
-            found |= {layer: kernels for layer in LAYERS if layer.startswith(layers)}
+        for layers, entries_of in entry.routes.items():
+            for kernels, _, bounds in (each.partition(" ") for each in entries_of):
+                if within(version, bounds):
+                    found |= {layer: kernels for layer in LAYERS if layer.startswith(layers)}
     return found
 
 

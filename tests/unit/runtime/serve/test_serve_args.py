@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import subprocess
 from dataclasses import replace
 
@@ -181,7 +182,9 @@ def test_sh_reads_back_every_word(flags, model):
         for name, value, why in flags
     )
     served = replace(base, flags=listed, request=replace(base.request, model=model))
-    done = subprocess.run(["sh", "-c", SHOW + served.shell_line], capture_output=True, check=True)
+    done = subprocess.run(
+        ["sh", "-c", SHOW + shlex.join(served.words)], capture_output=True, check=True
+    )
     assert done.stdout.decode().split("\0")[:-1] == list(served.words)
     assert not done.stderr
 
