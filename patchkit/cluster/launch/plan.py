@@ -234,8 +234,8 @@ def served_words(
 
 def start_limit(cluster: ClusterFile, head: PlannedRank) -> int:
     """Return the seconds after which a start that has not answered is given up."""
-    weights, nodes = head.command and head.command.request.weights, len(cluster.node)
-    gib = (weights and weights.gib) or _MOST_GIB * nodes
+    nodes = len(cluster.node)
+    gib = (head.command and head.command.request.weights_gib) or _MOST_GIB * nodes
     return _BEFORE_SECONDS + round(_SECONDS_PER_GIB * gib / nodes)
 
 

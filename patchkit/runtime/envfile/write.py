@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import stat
-from enum import StrEnum
 from pathlib import Path
 
 from patchkit.durable.atomic import replacing, status_of_file
@@ -16,21 +15,13 @@ from patchkit.runtime.rules.secret_texts import mask_secrets
 _PRIVATE = 0o600
 
 
-class Written(StrEnum):
-    CREATED = "created"
-    UNCHANGED = "unchanged"
-    REPLACED = "replaced"
+def write(path: Path, text: str, *, force: bool, private: bool, by: str = "patchkit env") -> str:
+    """Write a file, all or nothing, and return what was done: created, unchanged or replaced.
 
-
-def write(
-    path: Path, text: str, *, force: bool, private: bool, by: str = "patchkit env"
-) -> Written:
-    """Write a file, all or nothing; ``private`` takes the rights of others away.
-
-    ``by`` is the verb that writes it. A file that is there keeps its mode. Raises UsageError, with
-    the difference, for one that patchkit did not write or that was edited since, unless ``force``;
-    for a link and anything else that is not a file in any case; StorageError if the disk or the
-    rights fail, and then nothing has changed.
+    ``private`` takes the rights of others away, ``by`` is the verb that writes. A file that is
+    there keeps its mode. Raises UsageError, with the difference, for one that patchkit did not
+    write or that was edited since, unless ``force``; for a link and anything else that is not a
+    file in any case; StorageError if the disk or the rights fail, and then nothing has changed.
     """
     with translated(at=path):
         status = status_of_file(path)
@@ -40,7 +31,7 @@ def write(
         # The same bytes are no reason to leave a secret readable for others.
         too_open = private and status and stat.S_IMODE(status.st_mode) & ~_PRIVATE
         if status and old == text.encode() and not too_open:
-            return Written.UNCHANGED
+            return "unchanged"
         if status and not force and before != text and not is_untouched(before):
             import difflib  # 5 ms, and seldom needed
 
@@ -53,4 +44,4 @@ def write(
             )
         with replacing(path, private=private) as file:
             file.write(text.encode())
-    return Written.REPLACED if status else Written.CREATED
+    return "replaced" if status else "created"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from ipaddress import IPv4Address
 
 from patchkit.errors import HostError, UsageError
@@ -14,28 +13,37 @@ from patchkit.runtime.host.networks import Port, describe_addresses, in_reach, u
 PLAN = "give it one, for example as `patchkit net plan` says"
 
 
-@dataclass(frozen=True, slots=True)
-class OwnAddress:
-    """An IPv4 address of this host and the interface that has it."""
-
-    netdev: Netdev
-    address: str
-
-
 def own_address(
     host: Host, topology: str, role: str, head: str, ports: Sequence[Port]
-) -> OwnAddress:
-    """Return the address; ``ports`` are those that RoCE would use, best first.
+) -> tuple[Netdev, str]:
+    """Return an IPv4 address of this host and the interface that has it.
 
-    Raises HostError if there is none, UsageError for a malformed head.
+    ``ports`` are those that RoCE would use, best first. Raises HostError if there is none,
+    UsageError for a malformed head.
     """
     if role == "worker":
-        return _worker_address(host, named_address(head), ports)
+        check_no_head(host, named_address(head))
+        first, fast = ({port.netdev.name for port in its} for its in (ports, usable_ports(host)))
+        near = [netdev for netdev in host.netdevs if netdev.up and in_reach(netdev, head)]
+        if not near:
+            raise lacking(
+                host,
+                f"no interface of this host is in a network with the head, {head}; "
+                f"it has {describe_addresses(host)}",
+                why="another cage is cabled than the one with the address, or the address is "
+                "missing",
+                hint=f"see `patchkit probe` on both; {PLAN}",
+            )
+        # Of several interfaces in that network the one for the data first, and last an RDMA device
+        # that was left out, since it shares that network; names alone depend on udev.
+        best = min(near, key=lambda it: (it.name not in first, it.name in fast, it.pci, it.name))
+        # An interface may have several addresses; the head reaches this one directly.
+        return best, str(in_reach(best, head)[0].ip)
     if not head:
         return _head_address(host, topology, ports)
     for netdev in host.netdevs:
         if any(str(own.ip) == named_address(head) for own in netdev.ipv4):
-            return OwnAddress(netdev, head)
+            return netdev, head
     raise HostError(
         f"{head} is no address of this host; it has {describe_addresses(host)}",
         hint="--head-ip is the head's own address: run this on the head, or with --role worker",
@@ -71,28 +79,7 @@ def lacking(host: Host, what: str, why: str, hint: str) -> HostError:
     return HostError(what, why=why, hint=hint)
 
 
-def _worker_address(host: Host, head: str, ports: Sequence[Port]) -> OwnAddress:
-    check_no_head(host, head)
-    first, fast = ({port.netdev.name for port in found} for found in (ports, usable_ports(host)))
-    near = [netdev for netdev in host.netdevs if netdev.up and in_reach(netdev, head)]
-    if not near:
-        raise lacking(
-            host,
-            f"no interface of this host is in a network with the head, {head}; "
-            f"it has {describe_addresses(host)}",
-            why="another cage is cabled than the one with the address, or the address is missing",
-            hint=f"see `patchkit probe` on both; {PLAN}",
-        )
-    # Of several interfaces in that network the one for the data first, and last an RDMA device that
-    # was left out, since it shares that network; names alone depend on udev.
-    best = min(
-        near, key=lambda each: (each.name not in first, each.name in fast, each.pci, each.name)
-    )
-    # An interface may have several addresses; the head reaches this one directly.
-    return OwnAddress(best, str(in_reach(best, head)[0].ip))
-
-
-def _head_address(host: Host, topology: str, ports: Sequence[Port]) -> OwnAddress:
+def _head_address(host: Host, topology: str, ports: Sequence[Port]) -> tuple[Netdev, str]:
     fast = {rdma.netdev for rdma in host.rdma}
     addressed = [netdev for netdev in host.netdevs if netdev.up and netdev.ipv4]
     # The interfaces that a head may announce, best first.
@@ -122,4 +109,4 @@ def _head_address(host: Host, topology: str, ports: Sequence[Port]) -> OwnAddres
         )
     # A link-local address is drawn anew at each boot, so any other one is better.
     stays = min(found[0].ipv4, key=lambda own: own.ip.is_link_local)
-    return OwnAddress(found[0], str(stays.ip))
+    return found[0], str(stays.ip)

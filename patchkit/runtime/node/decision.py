@@ -115,20 +115,10 @@ def decide(
             hint="name the Python that has it with --python, or the release: --vllm 0.25.1",
         )
     role = asked.role or "single"
-    # A head's file that a worker reads comes from another machine.
-    if file and file.role != role:
-        there = plain(file.facts.get("nccl", ""))
-        if versions["nccl"] and there and plain(versions["nccl"]) != there:
-            raise HostError(
-                f"NCCL {plain(versions['nccl'])} is loaded here, and {there} on the head",
-                why="NCCLs of different versions do not understand each other's bootstrap: "
-                '"Message truncated", "connection refused", or a hang',
-                hint="install one NCCL on every node: `patchkit build nccl`",
-            )
-        read = {*vllm_variables(vllm, host.vllm_home(vllm)), *nccl_variables(options.nccl)}
-        check_transfer(file, load_variable_rules(), {*read, *other_variables()}, options.extra)
     nodes = asked.nodes or (1 if role == "single" else 2)
     preset = named_preset(asked.model) if asked.model else None
+    if file and file.role != role:
+        _check_head(file, host, vllm, versions["nccl"], options)
     _check_request(role, nodes, asked, vllm, preset)
     target = asked.target or target_of(host)
     attachment = Attachment(topology="single" if role == "single" else asked.topology)
@@ -210,6 +200,23 @@ def _with_file(options: NodeOptions, file: EnvFile, installed: str) -> NodeOptio
         ),
         extra={**file.extra, **options.extra},
     )
+
+
+def _check_head(head: EnvFile, host: Host, vllm: str, nccl: str, options: NodeOptions) -> None:
+    """Check a file that comes from another machine.
+
+    Raises HostError for another NCCL than the head's, SourceError for what must not travel.
+    """
+    there = plain(head.facts.get("nccl", ""))
+    if nccl and there and plain(nccl) != there:
+        raise HostError(
+            f"NCCL {plain(nccl)} is loaded here, and {there} on the head",
+            why="NCCLs of different versions do not understand each other's bootstrap: "
+            '"Message truncated", "connection refused", or a hang',
+            hint="install one NCCL on every node: `patchkit build nccl`",
+        )
+    read = {*vllm_variables(vllm, host.vllm_home(vllm)), *nccl_variables(options.nccl)}
+    check_transfer(head, load_variable_rules(), {*read, *other_variables()}, options.extra)
 
 
 def _check_place(role: str, file: EnvFile, host: Host) -> None:

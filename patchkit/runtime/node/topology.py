@@ -5,14 +5,14 @@ Pure: the facts of one host and what was asked for in, one answer or one error o
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from ipaddress import IPv4Address, IPv4Network
 from typing import Literal
 
 from patchkit.errors import HostError
 from patchkit.runtime.host import hardware
-from patchkit.runtime.host.host import Host, Rdma
+from patchkit.runtime.host.host import Host, Netdev, Rdma
 from patchkit.runtime.host.networks import (
     Port,
     TwinState,
@@ -22,7 +22,7 @@ from patchkit.runtime.host.networks import (
     twin_state,
     usable_ports,
 )
-from patchkit.runtime.node.address import PLAN, OwnAddress, lacking, named_address, own_address
+from patchkit.runtime.node.address import PLAN, lacking, named_address, own_address
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,35 +58,33 @@ def attach(
     """
     ports = fabric(host, nodes, named_address(head) if head else "")
     chosen = _choose_topology(host, topology, nodes, ports, target)
-    own = own_address(host, chosen, role, head, ports)
+    own, address = own_address(host, chosen, role, head, ports)
     if chosen == "roce":
         attached = _attach_roce(host, own, nodes, ports)
     elif chosen == "ring":
         attached = _attach_ring(host, own, nodes)
     else:
-        attached = Attachment(topology=chosen, data=own.netdev.name, netdevs=(own.netdev.name,))
+        attached = Attachment(topology=chosen, data=own.name, netdevs=(own.name,))
     notes = [*attached.notes]
     if chosen == "socket":  # a Thor, which is hetero, has no RDMA
         usable = usable_ports(host)
         if not usable:
             notes.append(f"sockets, since no RDMA device is usable here: {describe_devices(host)}")
-        elif own.netdev not in (port.netdev for port in usable):
+        elif own not in (port.netdev for port in usable):
             fast = ", ".join(f"{port.device.name} on {port.netdev.name}" for port in usable)
             notes.append(f"sockets, as asked for; RoCE could use {fast}: --topology roce")
         # TCP can use both halves of a cage, as RDMA does.
-        both = own.netdev.twin and twin_state(host, own.netdev) in ("both", "link-local")
+        both = own.twin and twin_state(host, own) in ("both", "link-local")
         attached = replace(
             attached,
-            netdevs=(own.netdev.name, *([own.netdev.twin] if both else [])),
-            cages=() if own.netdev.cage is None else (own.netdev.cage,),
+            netdevs=(own.name, *([own.twin] if both else [])),
+            cages=() if own.cage is None else (own.cage,),
         )
-    if IPv4Address(own.address).is_link_local:
-        notes.append(
-            f"{own.address} is link-local and changes at a boot: write this file anew then"
-        )
-    if others := [str(each.ip) for each in own.netdev.ipv4 if str(each.ip) != own.address]:
-        notes.append(f"{own.netdev.name} has {', '.join(others)} as well; {own.address} is taken")
-    return replace(attached, address=own.address, netdev=own.netdev.name, notes=tuple(notes))
+    if IPv4Address(address).is_link_local:
+        notes.append(f"{address} is link-local and changes at a boot: write this file anew then")
+    if others := [str(each.ip) for each in own.ipv4 if str(each.ip) != address]:
+        notes.append(f"{own.name} has {', '.join(others)} as well; {address} is taken")
+    return replace(attached, address=address, netdev=own.name, notes=tuple(notes))
 
 
 def _choose_topology(host: Host, asked: str, nodes: int, ports: Sequence[Port], target: str) -> str:
@@ -116,57 +114,51 @@ def _choose_topology(host: Host, asked: str, nodes: int, ports: Sequence[Port], 
     return "roce"
 
 
-def _attach_roce(host: Host, own: OwnAddress, nodes: int, ports: Sequence[Port]) -> Attachment:
+def _attach_roce(host: Host, own: Netdev, nodes: int, ports: Sequence[Port]) -> Attachment:
     # The control may go over another interface than the data, such as the LAN's.
-    port = next((each for each in ports if each.netdev == own.netdev), ports[0])
-    device, netdev = port.device, port.netdev
+    port = next((each for each in ports if each.netdev == own), ports[0])
+    device, data = port.device, port.netdev.name
     twin = next((rdma for rdma in host.rdma if rdma.name == device.twin), None)
-    state: TwinState = twin_state(host, netdev)
+    state: TwinState = twin_state(host, port.netdev)
     if twin is None or not twin.active:
         state = "none" if twin is None else "down"
+    notes = []
+    if own.name != data:
+        notes.append(
+            f"{own.name} carries the control, the cable behind {data} the data; "
+            "sockets for both, on every node: --topology socket"
+        )
     both = [device]
-    if twin and state != "down":
+    if twin is None:
+        name = device.name
+        notes.append(f"{name} has no second half here: about half of the cable's bandwidth")
+    elif state == "down":
+        full = hardware.one_half_fills(port.netdev.speed)
+        cost = "" if full else "; that costs half of the bandwidth"
+        its = twin.state or "of unknown state"
+        notes.append(f"{twin.name}, a half of the cable, is left out: it is {its}{cost}")
+    else:
         both = sorted((device, twin), key=lambda rdma: (rdma.pci, rdma.name))
+    others = [other.device.name for other in usable_ports(host) if other.device.cage != device.cage]
+    if others:
+        why = f"all {nodes} nodes are reached over {data}"
+        if nodes == 2:
+            why = "between two nodes one cable carries all that the ConnectX-7 can"
+        notes.append(f"{', '.join(others)} {'is' if len(others) == 1 else 'are'} not used: {why}")
     addressed = both if state in ("both", "link-local") else [device]
     return Attachment(
         topology="roce",
-        data=netdev.name,
+        data=data,
         netdevs=tuple(rdma.netdev for rdma in addressed),
         hcas=_exact_names(host, both),
         half=_exact_names(host, [device]),
         twin=state,
         cages=() if device.cage is None else (device.cage,),
-        notes=tuple(_roce_notes(host, own, nodes, port, twin)),
+        notes=tuple(notes),
     )
 
 
-def _roce_notes(
-    host: Host, own: OwnAddress, nodes: int, port: Port, twin: Rdma | None
-) -> Iterator[str]:
-    device, data = port.device, port.netdev.name
-    if own.netdev.name != data:
-        yield (
-            f"{own.netdev.name} carries the control, the cable behind {data} the data; "
-            "sockets for both, on every node: --topology socket"
-        )
-    if twin is None:
-        yield f"{device.name} has no second half here: about half of the cable's bandwidth"
-    elif not twin.active or twin_state(host, port.netdev) == "down":
-        full = hardware.one_half_fills(port.netdev.speed)
-        cost = "" if full else "; that costs half of the bandwidth"
-        state = twin.state or "of unknown state"
-        yield f"{twin.name}, a half of the cable, is left out: it is {state}{cost}"
-    others = [other.device.name for other in usable_ports(host) if other.device.cage != device.cage]
-    if others:
-        why = (
-            "between two nodes one cable carries all that the ConnectX-7 can"
-            if nodes == 2
-            else f"all {nodes} nodes are reached over {data}"
-        )
-        yield f"{', '.join(others)} {'is' if len(others) == 1 else 'are'} not used: {why}"
-
-
-def _attach_ring(host: Host, own: OwnAddress, nodes: int) -> Attachment:
+def _attach_ring(host: Host, own: Netdev, nodes: int) -> Attachment:
     # Not those with a random address beside a twin with a lasting one.
     usable = [
         port.device
@@ -174,15 +166,15 @@ def _attach_ring(host: Host, own: OwnAddress, nodes: int) -> Attachment:
         if port.netdev.lasting or twin_state(host, port.netdev) != "random"
     ]
     cages = tuple(sorted({rdma.cage for rdma in usable if rdma.cage is not None}))
-    notes = [f"{own.netdev.name} carries the bootstrap, the cables carry the data"]
+    notes = [f"{own.name} carries the bootstrap, the cables carry the data"]
     if nodes == 3:  # luxingcom/aicad-nccl-optimization
         notes.append("in a ring of three each cable must join a port 0 with a port 1")
     if len(cages) < 2:
         notes.append(f"a ring uses both cages of every node; here: {describe_devices(host)}")
     return Attachment(
         topology="ring",
-        data=own.netdev.name,
-        netdevs=(own.netdev.name,),
+        data=own.name,
+        netdevs=(own.name,),
         hcas=_exact_names(host, usable),
         cages=cages,
         notes=tuple(notes),

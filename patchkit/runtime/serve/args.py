@@ -18,7 +18,7 @@ from patchkit.runtime.rules.presets import Preset, model_recipes
 from patchkit.runtime.rules.releases import within
 from patchkit.runtime.rules.rule import Advice, holding
 from patchkit.runtime.serve.listen import listening
-from patchkit.runtime.serve.request import ServeRequest, check, check_size
+from patchkit.runtime.serve.request import ServeRequest, check_request, check_size
 
 _SHARE = "--gpu-memory-utilization"
 
@@ -63,7 +63,7 @@ def serve_args(request: ServeRequest, rules: FlagRules, home: Path | None = None
     UsageError for a request that makes no sense, HostError if the model does not fit, DriftError if
     the release does not take what it should.
     """
-    check(request)
+    check_request(request)
     request.choice.check(rules.rules, "`patchkit serve-args … --explain` lists them")
     situation = request.node.situation
     active = holding(rules.rules, situation)
@@ -174,7 +174,7 @@ def _check_known(flag: ServeFlag, node: Node, home: Path | None) -> None:
 
 def _model_notes(request: ServeRequest, rules: FlagRules) -> Iterator[str]:
     """Yield notes on the memory and the model."""
-    node, unknown = request.node, request.weights is None
+    node, unknown = request.node, request.weights_gib is None
     if node.preset is None and request.folder_gib is None:
         more = ", and whether it fits was not checked" if unknown else ""
         yield f"{request.model} has no preset: these flags fit any model{more}"

@@ -34,7 +34,7 @@ def listen_address(choice: str, node: Node, host: Host) -> str:
             return node.head
         try:
             ports = fabric(host, node.nodes, node.head)
-            return own_address(host, "roce", "head", "", ports).address
+            return own_address(host, "roce", "head", "", ports)[1]
         except HostError as error:
             raise HostError(
                 f"--listen cable: {error.what}",

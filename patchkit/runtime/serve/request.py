@@ -17,14 +17,6 @@ LOCAL = "127.0.0.1"
 _MOST_NODES = 8  # for more than that the advice is another checkpoint, not more Sparks
 
 
-@dataclass(frozen=True, slots=True)
-class ModelWeights:
-    """The size of a model's weights in GiB; ``least`` where they may be more."""
-
-    gib: float
-    least: bool = False
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServeRequest:
     """A model and the node that serves it, or its part of it.
@@ -44,12 +36,15 @@ class ServeRequest:
     choice: RuleChoice = BY_DEFAULT
 
     @property
-    def weights(self) -> ModelWeights | None:
-        """Return the size of the weights, None where nobody names it."""
-        preset, recipe = self.node.preset, model_recipes().get(self.model.lower())
-        if known := self.folder_gib or (preset.weights_gib if preset else None):
-            return ModelWeights(known)
-        return ModelWeights(recipe.weights_gib, True) if recipe and recipe.weights_gib else None
+    def known_gib(self) -> float | None:
+        """Return the size of the weights, None where nobody has measured it."""
+        return self.folder_gib or (self.node.preset.weights_gib if self.node.preset else None)
+
+    @property
+    def weights_gib(self) -> float | None:
+        """Return the least size of the weights, None where nobody names one."""
+        recipe = model_recipes().get(self.model.lower())
+        return self.known_gib or (recipe.weights_gib if recipe else None)
 
     @property
     def number(self) -> int:
@@ -57,7 +52,7 @@ class ServeRequest:
         return int(self.node.role == "worker") if self.rank is None else self.rank
 
 
-def check(request: ServeRequest) -> None:
+def check_request(request: ServeRequest) -> None:
     """Raise UsageError for a request that makes no sense."""
     model, node = request.model, request.node
     # `vllm serve` would take a dash for an option.
@@ -93,22 +88,22 @@ def check(request: ServeRequest) -> None:
 
 def check_size(request: ServeRequest, share: float, budget: MemoryBudget) -> None:
     """Raise HostError if a node's part of the weights does not fit ``share`` of its memory."""
-    weights, node, pool = request.weights, request.node, request.memory
+    weights, node, pool = request.weights_gib, request.node, request.memory
     if weights is None or pool.gib is None:
         return
     # Weights are not all: activations and a least KV cache come out of the same share.
     room = pool.gib * share - budget.margin_gib
-    if weights.gib <= room * node.nodes:
+    if weights <= room * node.nodes:
         return
     ways_out = [(node.preset.instead if node.preset else "") or "a checkpoint in fewer bits"]
     # No number of nodes helps where one has no room at all.
-    nodes = math.ceil(weights.gib / room) if room > 0 else _MOST_NODES + 1
+    nodes = math.ceil(weights / room) if room > 0 else _MOST_NODES + 1
     if not pool.shared:
-        enough = math.ceil((weights.gib / node.nodes + budget.margin_gib) / share)
+        enough = math.ceil((weights / node.nodes + budget.margin_gib) / share)
         ways_out += [f"a GPU with {enough} GiB", "for a line that a Spark runs: --target gb10"]
     elif nodes <= _MOST_NODES:
         ways_out.insert(0, f"{nodes} nodes: --role head --nodes {nodes}")
-    size = f"{'at least ' if weights.least else ''}{weights.gib / node.nodes:.0f}"
+    size = f"{'' if request.known_gib else 'at least '}{weights / node.nodes:.0f}"
     rest = "; the CPU needs the rest of the memory" if pool.shared else ""
     raise HostError(
         f"{request.model} does not fit: {size} GiB of weights per node, and there is room for "

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from patchkit.errors import SourceError, StorageError, UsageError
 from patchkit.runtime.envfile.header import head_facts, is_untouched, render_env_file
 from patchkit.runtime.envfile.syntax import EnvEntry, Format, parse
-from patchkit.runtime.envfile.write import Written, write
+from patchkit.runtime.envfile.write import write
 from support.faults import in_child, killed_everywhere
 
 HEADER = [
@@ -172,12 +172,12 @@ def mode(path):
 
 
 def test_created_unchanged_replaced(path):
-    assert write(path, ONE, force=False, private=False) is Written.CREATED
+    assert write(path, ONE, force=False, private=False) == "created"
     before = path.stat()
-    assert write(path, ONE, force=False, private=False) is Written.UNCHANGED
+    assert write(path, ONE, force=False, private=False) == "unchanged"
     after = path.stat()  # reading it may change st_atime
     assert (after.st_ino, after.st_ctime_ns) == (before.st_ino, before.st_ctime_ns)
-    assert write(path, TWO, force=False, private=False) is Written.REPLACED
+    assert write(path, TWO, force=False, private=False) == "replaced"
     assert path.read_text() == TWO
     assert [each.name for each in path.parent.iterdir()] == ["head.env"]
 
@@ -192,7 +192,7 @@ def test_work_of_somebody_is_shown_without_secrets_and_kept_unless_forced(path, 
         assert line in error.value.what
     assert "abcdef" not in str(error.value)
     assert path.read_text() == old
-    assert write(path, TWO, force=True, private=False) is Written.REPLACED
+    assert write(path, TWO, force=True, private=False) == "replaced"
     assert path.read_text() == TWO
 
 
@@ -206,7 +206,7 @@ def test_modes(path):
     path.chmod(0o604)
     write(path, TWO, force=False, private=False)
     assert mode(path) == 0o604
-    assert write(path, TWO, force=False, private=True) is Written.REPLACED
+    assert write(path, TWO, force=False, private=True) == "replaced"
     assert mode(path) == 0o600
     path.unlink()
     write(path, ONE, force=False, private=True)
