@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from patchkit.runtime.host.host import Address, Host, Netdev, System
 from patchkit.runtime.host.networks import overlaps, twin_state
 
 
@@ -39,26 +36,3 @@ def test_how_the_other_half_is_addressed(machine, name, first, second):
 def test_two_interfaces_in_one_network(machine, name, asked, seen):
     found = overlaps(machine(name), asked)
     assert [(each.netdev.name, each.other.name) for each in found] == seen
-
-
-ADDRESSES = st.builds(
-    lambda number, prefix: Address(
-        address=f"10.0.{number // 256}.{number % 256}", prefix=prefix, family="inet"
-    ),
-    st.integers(0, 1023),
-    st.integers(20, 32),
-)
-
-
-@given(st.lists(ADDRESSES, max_size=2), st.lists(ADDRESSES, max_size=2))
-def test_an_overlap_is_seen_from_both_sides(ours, theirs):
-    netdevs = tuple(
-        Netdev(name=name, state="up", carrier=True, mtu=1500, addresses=tuple(own))
-        for name, own in (("a", ours), ("b", theirs))
-    )
-    host = Host(system=System(), memory=None, gpus=(), netdevs=netdevs, rdma=())
-    here, there = (list(overlaps(host, {name})) for name in ("a", "b"))
-    assert {(each.address, each.present) for each in here} == {
-        (each.present, each.address) for each in there
-    }
-    assert all(each.address.network.overlaps(each.present.network) for each in here)

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -28,7 +25,6 @@ from tools import golden_env
 
 TABLE = json.loads(golden_env.TABLE.read_text(encoding="utf-8"))
 HEAD = ("env", "--role=head", "--vllm=0.33.0", "--nccl=2.30.7", "--triton=3.8.0")
-HEAVY = {"libcst", "cmake", "torch", "rich", "packaging", "elftools", "platformdirs", "requests"}
 
 
 @pytest.mark.parametrize("name", golden_env.CASES)
@@ -168,27 +164,6 @@ def test_ptxas_is_that_of_a_toolkit_that_knows_the_device(tmp_path):
         assert find_ptxas(root, {"CUDA_HOME": home}) == found
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ("env", "--role=single", "--vllm=0.33.0"),
-        ("env", "explain", "NCCL_IB_HCA"),
-        ("probe", "--json"),
-    ],
-)
-def test_a_node_needs_click_alone(arguments):
-    script = (
-        "import sys\nfrom patchkit.cli import group\n"
-        f"group.main({list(arguments)!r}, standalone_mode=False)\n"
-        "print('LOADED', *sorted({name.partition('.')[0] for name in sys.modules}))"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=True
-    )
-    loaded = done.stdout.rpartition("LOADED ")[2].split()
-    assert not HEAVY & set(loaded)
-
-
 def test_a_node_is_alone_unless_its_role_is_named(tmp_path):
     root = hosts.build(tmp_path, "single")
     with pytest.raises(UsageError, match="missing --vllm"):
@@ -209,14 +184,6 @@ def test_json_has_no_secret(tmp_path):
     assert "hf_abcdef" not in str(raised.value)
 
 
-def test_what_the_tables_know_of_a_release_is_said(tmp_path):
-    root = hosts.build(tmp_path, "cable_port0")
-    said = invoke("env", "--role=head", f"--root={root}", "--vllm=0.33.0", "--triton=3.8.0")
-    assert "(--nccl; the torch of vLLM 0.33.0 pins NCCL 2.30.7)" in said
-    said = invoke("env", "--role=head", f"--root={root}", "--vllm=0.15.1")
-    assert "0.15.x has no sdist" in said
-
-
 def test_two_rules_that_set_a_variable_are_both_named(tmp_path):
     host = probe(hosts.build(tmp_path, "single"), environment={})
     node = decide(NodeOptions(role="single", vllm="0.33.0"), host, None)
@@ -225,15 +192,3 @@ def test_two_rules_that_set_a_variable_are_both_named(tmp_path):
     both = replace(rules, rules=(*rules.rules, replace(rule, id="the-other")))
     with pytest.raises(UsageError, match=f"is set twice, by {rule.id} and the-other"):
         cluster_env(node, host, both)
-
-
-def test_a_slip_in_a_rule_empties_no_golden_file():
-    slipped = TABLE | {"head": {"exit_code": 2, "error": "NCCL_DEBUG is set twice"}}
-    with pytest.raises(UsageError, match=r"'head' .* had a file, and now: NCCL_DEBUG"):
-        golden_env.refuse_new_errors(slipped, TABLE)
-    golden_env.refuse_new_errors(TABLE, TABLE)
-
-
-def test_the_golden_files_are_those_of_the_cases():
-    there = {path.stem.replace("-", " ") for path in Path(golden_env.DATA).glob("*.env")}
-    assert there >= set(golden_env.WHOLE)

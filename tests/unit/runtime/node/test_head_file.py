@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import venv
 
 import pytest
 from click.testing import CliRunner
@@ -10,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from patchkit.cli import group
-from patchkit.errors import HashMismatchError, HostError, PatchkitError, SourceError
+from patchkit.errors import HashMismatchError, HostError, PatchkitError, SourceError, UsageError
 from patchkit.runtime.envfile.env_file import read_env_file
 from patchkit.runtime.envfile.header import BLANK, nodes_max, sealed
 from patchkit.runtime.rules.sensitive_names import runs_code
@@ -86,14 +87,8 @@ def test_what_runs_code_never_crosses_machines(worker, options):
         worker(forged, *options)
     for number, name in enumerate(CODE, forged.count("\n") - len(CODE) + 1):
         assert f"head.env:{number}: {name} runs code: {runs_code(name)}" in caught.value.what
-
-
-def test_stale_with_code_in_it_is_refused_either_way(worker):
-    forged = HEAD + "".join(f"{name}={value}\n" for name, value in CODE.items())
-    with pytest.raises(HashMismatchError):
-        worker(forged)
-    with pytest.raises(SourceError, match="LD_PRELOAD runs code"):
-        worker(forged, "--accept-edited")
+    with pytest.raises(SourceError if options else HashMismatchError):
+        worker(HEAD + lines, *options)
 
 
 @pytest.mark.parametrize(
@@ -166,6 +161,60 @@ def test_serve_args_take_an_edited_file_only_if_that_is_accepted(tmp_path):
     done = CliRunner().invoke(group, [*arguments, "--accept-edited"])
     assert "taken: role=head topology=roce executor=mp vllm=0.33.0 nodes=2" in done.stderr
     assert done.stdout.startswith("vllm serve a/b ")
+
+
+@pytest.fixture(scope="module")
+def python(tmp_path_factory):
+    """A Python that has vLLM 0.32.0."""
+    home = tmp_path_factory.mktemp("python")
+    venv.create(home, symlinks=True)
+    (site,) = home.glob("lib/python*/site-packages")
+    for folder in ("vllm", "vllm-0.32.0.dist-info"):
+        (site / folder).mkdir()
+    (site / "vllm/__init__.py").touch()
+    (site / "vllm-0.32.0.dist-info/METADATA").write_text("Name: vllm\nVersion: 0.32.0\n")
+    return home / "bin/python"
+
+
+@pytest.fixture
+def both(root, tmp_path):
+    """Ask a worker for both, with a head's file: the exceptions, None for what was printed."""
+
+    def run(text, *options):
+        file = tmp_path / "head.env"
+        file.write_text(text, encoding="utf-8")
+        shared = ["--role=worker", f"--from={file}", f"--root={root}", *options]
+        verbs = (["env"], ["serve-args", "openai/gpt-oss-120b"])
+        return [CliRunner().invoke(group, [*verb, *shared]).exception for verb in verbs]
+
+    return run
+
+
+def test_another_installed_vllm_than_the_heads_is_refused_by_both(both, python):
+    for error in both(HEAD, f"--python={python}"):
+        assert isinstance(error, HostError)
+        assert re.fullmatch(
+            r"vLLM 0\.32\.0 is installed here, and \S+/head\.env is for 0\.33\.0", error.what
+        )
+        assert error.hint
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "kind", "says"),
+    [
+        (HEAD, ("--vllm=0.32.0",), UsageError, "--vllm 0.32.0 contradicts"),
+        (HEAD, ("--head-ip=10.0.0.1",), UsageError, "--head-ip 10.0.0.1 contradicts"),
+        (HEAD, ("--nccl=2.28.9+cuda13.0",), HostError, "NCCL 2.28.9 is loaded here, and 2.30.7"),
+        (f"{HEAD}# mine\n", (), HashMismatchError, "was edited after patchkit wrote it"),
+        (resealed(f"{HEAD}NCCL_IB_TC=106\n"), (), SourceError, "NCCL_IB_TC is set by no rule"),
+    ],
+)
+def test_what_one_refuses_the_other_refuses(both, text, options, kind, says):
+    first, second = both(text, *options)
+    assert isinstance(first, kind)
+    assert says in str(first)
+    assert str(second) == str(first)
+    assert type(second) is type(first)
 
 
 FACTS = st.sampled_from(["role=head", "nodes=2", "nodes=", "topology=roce", "executor=mp"])

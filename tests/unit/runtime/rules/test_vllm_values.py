@@ -3,14 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from patchkit.runtime.rules.variable_values import (
-    ONE,
-    SEVERAL,
     Takes,
-    values_by_release,
     vllm_values,
 )
 
@@ -31,22 +26,6 @@ def test_what_is_taken(takes, right, wrong):
     assert [value for value in [*right, *wrong] if found.has(value)] == right
 
 
-words = st.text("abcXYZ019_-", min_size=1, max_size=8)
-chosen = st.builds(
-    Takes,
-    how=st.sampled_from([ONE, SEVERAL]),
-    words=st.lists(words, min_size=1, max_size=4, unique=True).map(tuple),
-    any_case=st.booleans(),
-)
-
-
-@given(chosen, words)
-def test_what_is_written_in_the_table_is_read_again(takes, word):
-    assert Takes.parse(str(takes)) == takes
-    assert all(map(takes.has, takes.words))
-    assert takes.has(word) or word not in takes.words
-
-
 def test_values_by_release():
     for version, name, value, taken in (
         ("0.14.1", "VLLM_NVFP4_GEMM_BACKEND", "marlin", False),
@@ -63,12 +42,3 @@ def test_values_by_release():
 
 def test_of_releases_outside_of_the_table_nothing_is_known():
     assert vllm_values("0.10.2") == vllm_values("9.0") == {}
-
-
-def test_how_the_values_of_a_variable_changed():
-    found = values_by_release("VLLM_FLOAT32_MATMUL_PRECISION")
-    assert [(first, str(takes)) for first, _last, takes in found] == [
-        ("0.13.0", "one of, any case: ieee, tf32"),
-        ("0.14.0", "one of, any case: highest, high, medium"),
-    ]
-    assert values_by_release("VLLM_HOST_IP") == []

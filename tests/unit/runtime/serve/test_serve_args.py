@@ -1,26 +1,20 @@
-"""The command line that goes with an env file: decided, explained, read back by a real shell."""
+"""The command line that goes with an env file: decided and explained."""
 
 from __future__ import annotations
 
-import shlex
-import subprocess
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from patchkit.errors import DriftError, HostError, UsageError
 from patchkit.patching.recipe import load_recipe
 from patchkit.runtime.envfile.header import BLANK, sealed
-from patchkit.runtime.host.probe import probe
 from patchkit.runtime.rules.flags import load_flag_rules
 from patchkit.runtime.rules.presets import load_presets
 from patchkit.runtime.rules.releases import within
 from patchkit.runtime.rules.rule import RuleChoice
 from patchkit.runtime.rules.variables import vllm_variables
-from patchkit.runtime.serve.args import ServeFlag, serve_args
-from support import hosts
+from patchkit.runtime.serve.args import serve_args
 from tools import serve_lines
 
 HEAD = {"role": "head", "topology": "roce", "executor": "mp", "nodes": 2, "head": "10.0.0.1"}
@@ -161,34 +155,6 @@ def test_notes(asked, told):
     assert any(told in note for note in ask(**asked).notes)
 
 
-def test_a_rule_is_turned_off():
-    served = ask(choice=RuleChoice(unwanted=frozenset({"sequences"})))
-    assert "--max-num-seqs" not in served.words
-    assert "sequences" in [rule.id for rule in served.off]
-
-
-# A real shell
-
-TEXT = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]))
-SHOW = 'vllm() { printf "%s\\0" vllm "$@"; }\n'
-
-
-@settings(deadline=None, max_examples=60)
-@given(st.lists(st.tuples(TEXT.filter(bool), TEXT, TEXT), max_size=4), TEXT)
-def test_sh_reads_back_every_word(flags, model):
-    base = ask("openai/gpt-oss-20b")
-    listed = tuple(
-        ServeFlag(flag=name, value=value, reason=why, source=why, origin="x", evidence="read")
-        for name, value, why in flags
-    )
-    served = replace(base, flags=listed, request=replace(base.request, model=model))
-    done = subprocess.run(
-        ["sh", "-c", SHOW + shlex.join(served.words)], capture_output=True, check=True
-    )
-    assert done.stdout.decode().split("\0")[:-1] == list(served.words)
-    assert not done.stderr
-
-
 # The command
 
 
@@ -255,25 +221,3 @@ def test_goes_with_an_env_file(cli, head_env):
 def test_refused(cli, tmp_path, arguments, rc, what):
     (tmp_path / "own.env").write_text("A=b\n")
     assert what in cli("serve-args", *arguments, rc=rc).stderr
-
-
-@pytest.mark.parametrize(
-    ("machine", "node", "options", "words"),
-    [
-        ("cable_port0", 0, "--role head", "--tensor-parallel-size 2"),
-        ("thor", 1, "--role worker --head-ip {head}", "--tensor-parallel-size 1 --pipeline"),
-    ],
-)
-def test_the_place_in_the_cluster_is_probed(cli, tmp_path, machine, node, options, words):
-    root = hosts.build(tmp_path, machine, node=node)
-    host = probe(root, environment={})
-    address = next(
-        str(each.ip)
-        for netdev in host.netdevs
-        if netdev.kind == "ethernet" and netdev.up
-        for each in netdev.ipv4
-    )
-    filled = options.format(address=address, head=address.rpartition(".")[0] + ".250")
-    done = cli("serve-args", "a/b", "--vllm", "0.25.1", "--root", root, *filled.split())
-    assert words in done.stdout
-    assert f"--node-rank {node}" in done.stdout
