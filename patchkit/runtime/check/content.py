@@ -88,10 +88,7 @@ class Assignment:
 
 @dataclass(frozen=True, slots=True)
 class GivenFlag:
-    """A flag of a command: its long name with dashes, and as it is ``written``.
-
-    An empty value is none, or one that is not known.
-    """
+    """A flag of a command, as it is ``written``; an empty value is none, or not known."""
 
     written: str
     name: str
@@ -106,10 +103,7 @@ class GivenFlag:
 
 @dataclass(frozen=True, kw_only=True)
 class CommandLine:
-    """A server that is started: `vllm serve` or `ray start`, in whatever image, and its words.
-
-    Assignments of the same ``block``, and those of block 0, are in its environment.
-    """
+    """A server that is started, and its words; it has the variables of its block and of block 0."""
 
     program: str
     words: tuple[Word, ...]

@@ -82,10 +82,7 @@ def read_file(path: Path) -> CheckedText:
 
 
 def read_content(text: str, where: str) -> FileContent:
-    """Return what a file says literally; ``where`` is its name, which tells formats apart.
-
-    Nothing is run. What cannot be read is among the ``problems``; no text raises anything.
-    """
+    """Return what a file of this name says literally; what cannot be read is a problem of it."""
     text = text.removeprefix("\ufeff").replace("\r\n", "\n")
     content = FileContent(kind_of(text, where))
     readers = {DOCKERFILE: _read_dockerfile, UNIT: _read_unit, YAML: _read_yaml}

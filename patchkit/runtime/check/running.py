@@ -16,10 +16,7 @@ _LARGEST = 4 << 20  # bytes of an environment or a command line
 
 
 def find_running(name: str, root: Path) -> list[CheckedText]:
-    """Return the server of a PID or a container; of "" all that this user may read.
-
-    Raises HostError if there is none, UsageError for a process or container that cannot be read.
-    """
+    """Return the server of a PID or a container, of "" all. Raises HostError, UsageError."""
     if name and not name.isdecimal():
         return [_inspect_container(name)]
     found = []

@@ -81,10 +81,7 @@ def check_server_flags(checked: CheckedText) -> Iterator[Finding]:
 def _unknown_flag(
     flag: GivenFlag, server: CommandLine, checked: CheckedText, slips: Slips
 ) -> Finding:
-    """Return a flag that the release does not take; an error where upstream's vLLM runs.
-
-    A fork or a plugin may take more flags, but rarely one again that upstream has dropped.
-    """
+    """Return a flag that the release does not take; an error where upstream's vLLM runs."""
     version, life = checked.situation.get("vllm", ""), read_table(FLAGS).lifetime(flag.name)
     close = "" if life else slips(flag.name)
     what = f"no known vLLM takes {shorten(flag.written)}"

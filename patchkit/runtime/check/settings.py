@@ -191,10 +191,7 @@ def check_contradictions(checked: CheckedText) -> Iterator[Finding]:
 
 
 def check_host(checked: CheckedText) -> Iterator[Finding]:
-    """Yield names and addresses that this host does not have, or that are down.
-
-    A file with several values of a variable is for several nodes: then one has to be this host's.
-    """
+    """Yield what this host lacks or has down; of several values of a name one has to be its own."""
     by_name: dict[str, list[list[Finding]]] = {}
     for assignment in checked.content.assignments if checked.host else ():
         if checked.host and assignment.is_given and not assignment.value.startswith("^"):

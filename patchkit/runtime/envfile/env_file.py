@@ -111,11 +111,7 @@ def env_file(text: str, where: str, *, accept_edited: bool = False) -> EnvFile:
 
 
 def read_head(path: Path, role: str, *, accept_edited: bool = False) -> EnvFile:
-    """Return the env file of a head for a worker.
-
-    Raises UsageError for another role, SourceError for another file, and what ``read_env_file``
-    raises.
-    """
+    """Return a head's env file for a worker. Raises UsageError, SourceError, HashMismatchError."""
     if role != "worker":
         raise UsageError("--from is for a worker", hint="take --role worker, or leave --from out")
     file = read_env_file(path, accept_edited=accept_edited)
@@ -187,11 +183,7 @@ def _transfer_trouble(
 
 
 def locked_versions(place: Path) -> Mapping[str, str]:
-    """Return the public versions of vllm, triton and nccl that a lock names, those that it has.
-
-    ``place`` is the file, or the wheelhouse with it. Raises UsageError if it names none of them,
-    or two versions of one; SourceError, StorageError.
-    """
+    """Return public versions of vllm, triton, nccl that a lock names. Raises UsageError."""
     path = place / _LOCK if place.is_dir() else place
     lines = read_text(path, hint="name a wheelhouse, or its requirements.txt").splitlines()
     matches = [match for line in lines if (match := _LINE.match(line))]

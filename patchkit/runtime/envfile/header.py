@@ -39,10 +39,7 @@ def nodes_max() -> int:
 
 
 def render_env_file(kind: Format, header: Sequence[str], entries: Sequence[EnvEntry]) -> str:
-    """Return a whole file. ``header`` is facts (``role=head vllm=0.25.1 …``), then lines to read.
-
-    Raises UsageError for what the format cannot hold.
-    """
+    """Return a whole file: facts (``role=head …``), lines to read, entries. Raises UsageError."""
     first, *notes = header or [""]
     # This also checks them: a fact that could not be read back is refused here.
     known = _split_facts(first) | {"format": str(kind)}

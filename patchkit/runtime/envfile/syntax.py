@@ -79,10 +79,7 @@ class EnvEntry:
 
 
 def assignment(kind: Format, entry: EnvEntry) -> str:
-    """Return the lines that set a variable, or refer to a secret.
-
-    Raises UsageError, without the value, if the format cannot hold it.
-    """
+    """Return the lines that set a variable, or refer to a secret. Raises UsageError."""
     name = entry.name
     if not _NAME.fullmatch(name):
         raise UsageError(
@@ -154,10 +151,7 @@ def _format_trouble(kind: Format, name: str, value: str) -> str:
 
 
 def parse(kind: Format, text: str, where: str) -> dict[str, str]:
-    """Return the variables that a file sets, without those that it only refers to.
-
-    Raises SourceError, naming ``where:line``.
-    """
+    """Return the variables that a file sets. Raises SourceError, naming ``where:line``."""
     form, words = _FORMS[kind]
     statement = re.compile(rf"(?:{form})(?:\n|\Z)")
     found: dict[str, str] = {}

@@ -16,10 +16,7 @@ Facts = Iterator[tuple[str, dict[str, object]]]
 
 
 def remarks(host: Host, verb: str = "probe") -> tuple[Finding, ...]:
-    """Return what ``probe``, ``env``, ``verify`` or ``plan`` says, in the order of hardware.toml.
-
-    ``where`` is ``cage 0`` for a remark about a cage, else empty.
-    """
+    """Return what a verb (probe, env, verify, plan) says, in the order of hardware.toml."""
     found = defaultdict(list)
     # By PCI address: names depend on udev.
     halves = sorted(

@@ -204,10 +204,7 @@ class Reader:
             os.close(handle)
 
     def _place(self, path: str) -> Path:
-        """Return where a path lies.
-
-        OSError for a link that leads out of a recording, and for what could not be recorded.
-        """
+        """Return where a path lies. OSError for what was not recorded or leads out of it."""
         if words := self._errors.get(path):
             # Any errno that does not mean "none": the words are the recorded ones.
             raise OSError(errno.EIO, words)

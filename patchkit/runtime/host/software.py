@@ -31,10 +31,7 @@ _OLDEST_CUDA = 13  # of which ptxas knows sm_121a and sm_110a
 
 
 def software(python: str | None, environment: Mapping[str, str]) -> Software:
-    """Return what is installed for ``python``, started once, with these variables.
-
-    None stands for ``find_python``. Raises HostError.
-    """
+    """Return what a Python has installed, None: that of ``find_python``. Raises HostError."""
     python = python or find_python(environment)
     facts = ask_interpreter(python, environment)
     torch = vllm = None
@@ -70,10 +67,7 @@ def find_python(environment: Mapping[str, str]) -> str:
 
 
 def find_ptxas(root: Path, environment: Mapping[str, str]) -> str:
-    """Return the ptxas of an installed CUDA toolkit that knows these GPUs; "" if there is none.
-
-    The path is as processes see it whose / is ``root``.
-    """
+    """Return the ptxas below ``root`` of a CUDA toolkit that knows these GPUs; "" for none."""
     # Relative, since `root` / an absolute path would lead out of the root.
     home = environment.get("CUDA_HOME", "").lstrip("/")
     known = [root / home] if home else []

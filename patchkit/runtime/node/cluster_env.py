@@ -58,10 +58,7 @@ class Beware:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterEnv:
-    """The environment of a node: ``settings`` with the shared ones first.
-
-    ``off`` are the rules that ``--with`` turns on.
-    """
+    """The environment of a node, shared settings first; ``--with`` turns on what is ``off``."""
 
     node: Node
     settings: tuple[Setting, ...]

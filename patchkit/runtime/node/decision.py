@@ -153,10 +153,7 @@ def decide(
 
 
 def _with_file(options: NodeOptions, file: EnvFile, installed: str) -> NodeOptions:
-    """Return the options, filled in from the file where they are empty.
-
-    Raises UsageError for an option that contradicts it, HostError for an installed vLLM that does.
-    """
+    """Return the options, filled in from the file. Raises UsageError, HostError."""
     facts = file.facts
     of_head = (file.role, options.role) == ("head", "worker")
     topology = "" if options.topology == "auto" else options.topology
@@ -203,10 +200,7 @@ def _with_file(options: NodeOptions, file: EnvFile, installed: str) -> NodeOptio
 
 
 def _check_head(head: EnvFile, host: Host, vllm: str, nccl: str, options: NodeOptions) -> None:
-    """Check a file that comes from another machine.
-
-    Raises HostError for another NCCL than the head's, SourceError for what must not travel.
-    """
+    """Raise HostError for another NCCL than the head's, SourceError for what must not travel."""
     there = plain(head.facts.get("nccl", ""))
     if nccl and there and plain(nccl) != there:
         raise HostError(

@@ -239,11 +239,7 @@ def check_chosen(host: Host, nodes: int, chosen: Sequence[Port]) -> None:
 
 
 def _spanning_ports(host: Host, ports: Sequence[Port], nodes: int) -> list[Port]:
-    """Return the ports whose network has room for the nodes, those with lasting addresses first.
-
-    Where no network has room, all count; a network that is also another interface's does where
-    there is no other.
-    """
+    """Return the ports whose network has room for the nodes, else all; lasting addresses first."""
     roomy = []
     for port in ports:
         sizes = (own.network.num_addresses for own in port.netdev.ipv4)

@@ -70,10 +70,7 @@ def import_path(venv: str) -> list[str]:
 
 
 def distributions(path: Iterable[str]) -> dict[str, tuple[Path, ...]]:
-    """Return project → its folders on ``sys.path``, in this order; the first one counts.
-
-    The project is written as in the folder's name: ``nvidia_nccl_cu13``.
-    """
+    """Return project, like ``nvidia_nccl_cu13`` → its folders on ``sys.path``; the first counts."""
     found: dict[str, tuple[Path, ...]] = {}
     for folder in dict.fromkeys(path):
         try:

@@ -45,10 +45,7 @@ def mapped() -> list[str]:
 
 
 def provider(symbol: str, name: str | None = None) -> str | None:
-    """Return the library that defines a symbol: for every other, or the one of a name.
-
-    None if none does.
-    """
+    """Return the library that defines a symbol, for every other or the one of a name; or None."""
     try:
         function = getattr(ctypes.CDLL(name), symbol)
     except (AttributeError, OSError):

@@ -44,10 +44,7 @@ _VERSION = re.compile(rb"NCCL version (\d[\w.]*\+cuda[\d.]+)")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NcclCopy:
-    """One libnccl file. ``version`` is what the library says of itself, ``""`` if nothing.
-
-    ``found`` says what leads there.
-    """
+    """One libnccl file: its own word on its ``version``; ``found`` says what leads there."""
 
     path: str
     version: str
@@ -78,10 +75,7 @@ class Answer:
 
 
 def loaded(python: str, environment: Mapping[str, str]) -> Answer:
-    """Return what torch and vLLM would load for ``python``, started with these variables.
-
-    Raises HostError if this is not a Python, or has no torch.
-    """
+    """Return what torch and vLLM would load under these variables. Raises HostError."""
     facts = ask_interpreter(python, environment)
     if facts.torch is None:
         raise HostError(

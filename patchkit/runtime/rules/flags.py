@@ -26,10 +26,7 @@ _LEVEL = "--optimization-level"
 
 @cache
 def flags(version: str, home: Path | None = None) -> frozenset[str]:
-    """Return every flag of a release, ``""`` for any; of an installed vLLM, if its folder is given.
-
-    Raises UsageError for what is no version; SourceError if ``home`` holds no vLLM.
-    """
+    """Return every flag of a release ("": any), or of the vLLM in ``home``. Raises UsageError."""
     return read_flags(home) if home else frozenset(read_table(FLAGS).at(version))
 
 
@@ -93,10 +90,7 @@ class LeaveOut(Discouraged):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limit(Grounded):
-    """The most that a flag should have; from ``harmful`` on it is likely to do damage.
-
-    Beside the flag ``unless`` it has no effect.
-    """
+    """The most that a flag should have, from where on it is harmful; beside ``unless`` no matter."""
 
     flag: FlagName
     most: float

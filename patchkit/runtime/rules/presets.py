@@ -34,10 +34,7 @@ _ALLOWANCE = 1.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preset:
-    """One model; ``flags`` holds text for a value, True for a bare flag, False for never.
-
-    ``differs`` is name or pattern → why the preset is not as upstream's recipe there.
-    """
+    """One model; a flag that is False is never set, ``differs`` is why it is not as upstream's."""
 
     id: str
     quantization: Annotated[str, one_of(*CHOICES["quantization"])]

@@ -52,10 +52,7 @@ FlagName = Annotated[str, matching("--[a-z0-9.-]+", "a flag, written as --a-flag
 
 
 def holds(when: Condition, situation: Situation) -> bool:
-    """Return whether all conditions are met; one about a fact that is not known is not.
-
-    But ``topology = "untold"`` is met by nothing else.
-    """
+    """Return whether all conditions are met; an unknown fact meets only ``"untold"``."""
     for key, values in when.items():
         known = situation.get(key, "")
         if key in _RANGES:
@@ -68,10 +65,7 @@ def holds(when: Condition, situation: Situation) -> bool:
 
 
 def decided(when: Condition, situation: Situation) -> bool | None:
-    """Return whether all conditions are met, None if that hangs on a fact that is not known.
-
-    One that is not met decides, whatever is not known.
-    """
+    """Return whether all conditions are met, None if that hangs on a fact that is not known."""
     known = {key: values for key, values in when.items() if situation.get(key)}
     if not holds(known, situation):
         return False

@@ -66,10 +66,7 @@ def secret_file(name: str) -> str:
 
 
 def secret_flag(word: str) -> str:
-    """Return the flag of `vllm serve` that a word gives a secret, "" for none.
-
-    Its parser takes underscores for dashes, ``=`` and ``.`` behind the name, and beginnings of it.
-    """
+    """Return the flag of `vllm serve` that a word gives a secret, as its parser reads it; or ""."""
     name = re.split(r"[=.]", word, maxsplit=1)[0].replace("_", "-")
     # A shorter beginning is that of other flags, too: vLLM refuses it.
     known = (flag for flag in secret_names().flags if len(name) > 5 and flag.startswith(name))

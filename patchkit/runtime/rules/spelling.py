@@ -15,10 +15,7 @@ _ALIKE = 0.8  # how alike two names have to be, from 0 to 1, for one to be a hin
 
 
 def is_slip(wrong: str, right: str) -> bool:
-    """Return whether two names differ by one letter, a swapped pair or the order of their words.
-
-    Capitals do not count; ``-`` and ``_`` separate words.
-    """
+    """Return whether names differ by one letter, a swapped pair or the order of words."""
     wrong, right = wrong.upper().replace("-", "_"), right.upper().replace("-", "_")
     if wrong == right or abs(len(wrong) - len(right)) > 1:
         return False

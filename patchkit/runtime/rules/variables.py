@@ -38,19 +38,13 @@ def nccl_table() -> Table:
 
 
 def vllm_variables(version: str, home: Path | None = None) -> Mapping[str, str]:
-    """Return name → default of a release, ``""`` for any; of an installed one, if given its folder.
-
-    Raises UsageError for what is no version; SourceError if ``home`` holds no vLLM.
-    """
+    """Return name → default of a release ("": any) or of the vLLM in ``home``. Raises UsageError."""
     return read_names(home / "envs.py") if home else vllm_table().at(version)
 
 
 @cache
 def nccl_variables(version: str) -> Mapping[str, str]:
-    """Return name → default of a release (``2.29.7+cuda13.0``), ``""`` for any. Raises UsageError.
-
-    Of a release after the newest one known it lists what that one has.
-    """
+    """Return name → default of a release, the newest one for later ones. Raises UsageError."""
     return nccl_table().at(version)
 
 

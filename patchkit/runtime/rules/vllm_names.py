@@ -64,10 +64,7 @@ def variable_readers(place: Path, tree: ast.Module) -> dict[str, ast.expr]:
 
 
 def read_names(place: Path) -> dict[str, str]:
-    """Return name → default of an ``envs.py``, empty where there is none. Raises SourceError.
-
-    A default that is computed is given as the code has it.
-    """
+    """Return name → default of an ``envs.py``, as its code has it. Raises SourceError."""
     found = {}
     for name, reader in variable_readers(place, parse_file(place)).items():
         node = next(_default_nodes(name, reader), None)

@@ -22,10 +22,7 @@ _ANY = ("0.0.0.0", "::")  # noqa: S104 (recognized, never chosen)
 
 
 def listen_address(choice: str, node: Node, host: Host) -> str:
-    """Return the address of a choice of CHOICES.
-
-    Raises HostError if this host has none, UsageError if it has several.
-    """
+    """Return the address of one of CHOICES. Raises HostError for none, UsageError for several."""
     if choice == "local" or node.role == "worker":  # a worker answers no requests
         return LOCAL
     if choice == "cable":
