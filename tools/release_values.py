@@ -14,7 +14,7 @@ from pathlib import Path
 from patchkit.errors import SourceError
 from patchkit.runtime.rules.flags import Choices
 from patchkit.runtime.rules.variable_values import INTEGER, NUMBER, ONE, SEVERAL, Takes
-from patchkit.runtime.rules.vllm_names import parse_file, reads, variable_readers
+from patchkit.runtime.rules.vllm_names import parse_file, variable_readers
 
 _CHOOSING = {"env_with_choices": ONE, "env_list_with_choices": SEVERAL}
 _CHOOSING["env_set_with_choices"] = SEVERAL
@@ -29,10 +29,46 @@ def read_values(home: Path) -> dict[str, Takes]:
     """
     place = home / "envs.py"
     found = {}
-    for name, reader in variable_readers(place, parse_file(place)).items():
+    for name, reader in variable_readers(place).items():
         if takes := next(_enforced_values(home, name, reader), None):
             found[name] = takes
     return found
+
+
+def read_names(place: Path) -> dict[str, str]:
+    """Return name → default of an ``envs.py``, as its code has it. Raises SourceError."""
+    found = {}
+    for name, reader in variable_readers(place).items():
+        node = next(_default_nodes(name, reader), None)
+        found[name] = "" if node is None or ast.unparse(node) == "[]" else ast.unparse(node)
+        if isinstance(node, ast.Constant):
+            # vLLM's switches are written as 0 and 1 in the environment.
+            value = int(node.value) if isinstance(node.value, bool) else node.value
+            found[name] = "" if value is None else str(value)
+    return found
+
+
+def _default_nodes(name: str, reader: ast.expr) -> Iterator[ast.expr]:
+    """Yield what is taken where the variable is not set: the first one found counts."""
+    for node in ast.walk(reader):
+        if isinstance(node, ast.Call) and reads(node, name):
+            yield from node.args[1:2] or [ast.Constant(None)]
+        elif isinstance(node, ast.IfExp) and isinstance(node.test, ast.Compare):
+            # X if NAME in os.environ else DEFAULT, or the other way round.
+            if isinstance(node.test.ops[0], ast.In):
+                yield node.orelse
+            elif isinstance(node.test.ops[0], ast.NotIn):
+                yield node.body
+
+
+def reads(call: ast.Call, name: str) -> bool:
+    """Return whether a call reads a name: ``getenv(NAME, …)``, ``env_with_choices(NAME, …)``."""
+    function = call.func
+    if not (call.args and isinstance(call.args[0], ast.Constant) and call.args[0].value == name):
+        return False
+    if isinstance(function, ast.Attribute):
+        return function.attr in ("getenv", "get")  # os.getenv, os.environ.get
+    return isinstance(function, ast.Name) and function.id.endswith("with_choices")
 
 
 def read_choices(choices: Choices, home: Path) -> tuple[str, ...]:

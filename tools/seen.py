@@ -13,13 +13,13 @@ from patchkit.patching.support import support_of
 from patchkit.patching.workspace import open_workspace
 from patchkit.recipes.vllm.archs import evaluate
 from patchkit.runtime.rules.flags import load_choices
-from patchkit.runtime.rules.vllm_names import read_flags, read_names
+from patchkit.runtime.rules.vllm_names import read_flags
 from patchkit.source.archive import unpack
 from patchkit.source.fetch import fetch
 from patchkit.source.lock import read_lock
 from patchkit.target import targets
 from tools.model_recipes import read_recipes
-from tools.release_values import read_choices, read_values
+from tools.release_values import read_choices, read_names, read_values
 
 MODES = ("native", "family")
 

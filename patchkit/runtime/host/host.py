@@ -1,13 +1,10 @@
-"""Hold the facts of one machine, as `probe` finds them: data, to and from JSON."""
+"""Hold the facts of one machine, as `probe` finds them."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from ipaddress import IPv4Interface
 from pathlib import Path
-
-from patchkit.errors import SourceError
-from patchkit.records import RecordError, read_json
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -205,14 +202,3 @@ class Host:
 def plain(version: str) -> str:
     """Return a version without its local part: ``2.30.7`` of ``2.30.7+cuda13.0``."""
     return version.partition("+")[0]
-
-
-def from_json(text: str, where: str) -> Host:
-    """Read what `patchkit probe --json` printed. Raises SourceError, naming ``where``."""
-    try:
-        return read_json(Host, text)
-    except RecordError as error:
-        raise SourceError(
-            f"{where}: is not what `patchkit probe --json` prints: {error}",
-            hint="write it with the same patchkit on that machine: patchkit probe --json",
-        ) from None

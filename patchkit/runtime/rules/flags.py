@@ -90,7 +90,7 @@ class LeaveOut(Discouraged):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limit(Grounded):
-    """The most that a flag should have, from where on it is harmful; beside ``unless`` no matter."""
+    """The most that a flag should have, without effect beside the flag ``unless``."""
 
     flag: FlagName
     most: float

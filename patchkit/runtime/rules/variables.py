@@ -13,7 +13,7 @@ from typing import Any
 from patchkit.paths import RECIPES
 from patchkit.records import read_toml
 from patchkit.runtime.rules.releases import Lifetime, Table, read_table
-from patchkit.runtime.rules.vllm_names import read_names
+from patchkit.runtime.rules.vllm_names import variable_readers
 
 _HOME = RECIPES / "env"
 
@@ -38,8 +38,9 @@ def nccl_table() -> Table:
 
 
 def vllm_variables(version: str, home: Path | None = None) -> Mapping[str, str]:
-    """Return name → default of a release ("": any) or of the vLLM in ``home``. Raises UsageError."""
-    return read_names(home / "envs.py") if home else vllm_table().at(version)
+    """Return name → default of a release ("": any), or the names of the vLLM in ``home``."""
+    known = dict.fromkeys(variable_readers(home / "envs.py"), "") if home else None
+    return known or vllm_table().at(version)
 
 
 @cache

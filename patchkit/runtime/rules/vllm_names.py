@@ -47,10 +47,10 @@ def _unread(place: Path, what: str) -> SourceError:
     )
 
 
-def variable_readers(place: Path, tree: ast.Module) -> dict[str, ast.expr]:
-    """Return name → the code that reads it, of a parsed ``envs.py``. Raises SourceError."""
+def variable_readers(place: Path) -> dict[str, ast.expr]:
+    """Return name → the code that reads it, of an ``envs.py``. Raises SourceError."""
     found = {}
-    for node in tree.body:
+    for node in parse_file(place).body:
         # With or without an annotation, by release.
         target = getattr(node, "target", None) or getattr(node, "targets", [None])[0]
         table = getattr(node, "value", None)
@@ -61,42 +61,6 @@ def variable_readers(place: Path, tree: ast.Module) -> dict[str, ast.expr]:
     if not found:
         raise _unread(place, f"has no dict {_DICT}")
     return found
-
-
-def read_names(place: Path) -> dict[str, str]:
-    """Return name → default of an ``envs.py``, as its code has it. Raises SourceError."""
-    found = {}
-    for name, reader in variable_readers(place, parse_file(place)).items():
-        node = next(_default_nodes(name, reader), None)
-        found[name] = "" if node is None or ast.unparse(node) == "[]" else ast.unparse(node)
-        if isinstance(node, ast.Constant):
-            # vLLM's switches are written as 0 and 1 in the environment.
-            value = int(node.value) if isinstance(node.value, bool) else node.value
-            found[name] = "" if value is None else str(value)
-    return found
-
-
-def _default_nodes(name: str, reader: ast.expr) -> Iterator[ast.expr]:
-    """Yield what is taken where the variable is not set: the first one found counts."""
-    for node in ast.walk(reader):
-        if isinstance(node, ast.Call) and reads(node, name):
-            yield from node.args[1:2] or [ast.Constant(None)]
-        elif isinstance(node, ast.IfExp) and isinstance(node.test, ast.Compare):
-            # X if NAME in os.environ else DEFAULT, or the other way round.
-            if isinstance(node.test.ops[0], ast.In):
-                yield node.orelse
-            elif isinstance(node.test.ops[0], ast.NotIn):
-                yield node.body
-
-
-def reads(call: ast.Call, name: str) -> bool:
-    """Return whether a call reads a name: ``getenv(NAME, …)``, ``env_with_choices(NAME, …)``."""
-    function = call.func
-    if not (call.args and isinstance(call.args[0], ast.Constant) and call.args[0].value == name):
-        return False
-    if isinstance(function, ast.Attribute):
-        return function.attr in ("getenv", "get")  # os.getenv, os.environ.get
-    return isinstance(function, ast.Name) and function.id.endswith("with_choices")
 
 
 def read_flags(home: Path) -> frozenset[str]:

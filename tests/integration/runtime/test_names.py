@@ -8,12 +8,14 @@ import pytest
 
 from patchkit.runtime.rules.flags import flags
 from patchkit.runtime.rules.variables import nccl_variables, vllm_variables
+from tools.release_values import read_names
 
 
 @pytest.mark.releases
 def test_the_tables_say_what_a_release_has(version, release):
     home = release(version) / "vllm"
-    assert vllm_variables(version) == vllm_variables(version, home)
+    assert vllm_variables(version) == read_names(home / "envs.py")
+    assert vllm_variables(version).keys() == vllm_variables(version, home).keys()
     assert flags(version) == flags(version, home)
     assert "VLLM_HOST_IP" in vllm_variables(version)
     assert {"--nnodes", "--headless", "--served-model-name"} <= flags(version)

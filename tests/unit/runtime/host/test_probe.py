@@ -11,10 +11,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from patchkit.cli.runtime import probe as verb
+from patchkit.records import read_json
 from patchkit.runtime.host.advice import remarks
 from patchkit.runtime.host.gpu import GpuProcess, GpuState, gpu_state
 from patchkit.runtime.host.hardware import target_of
-from patchkit.runtime.host.host import Address, Gid, Gpu, Memory, System, from_json
+from patchkit.runtime.host.host import Address, Gid, Gpu, Host, Memory, System
 from patchkit.runtime.host.machine_root import RecordingWriter, ToolUnavailable
 from patchkit.runtime.host.probe import probe
 from support import hosts
@@ -113,7 +114,7 @@ def test_what_is_cabled_and_what_is_remarked(machine, name):
     assert target_of(found) == ("thor" if name == "thor" else "gb10")
     assert found.cabled == CABLED.get(name, (0,))
     assert [each.about for each in remarks(found)] == REMARKS.get(name, ["rate"])
-    assert from_json(json.dumps(asdict(found)), name) == found
+    assert read_json(Host, json.dumps(asdict(found))) == found
 
 
 @pytest.mark.parametrize(
@@ -308,7 +309,7 @@ def test_no_file_makes_probe_fail(files, data):
         found = seen(root)
         remarks(found)
         assert list(verb.host_lines(found))
-        assert from_json(json.dumps(asdict(found)), "json") == found
+        assert read_json(Host, json.dumps(asdict(found))) == found
     finally:
         place.write_bytes(right)
 
@@ -336,5 +337,5 @@ def test_the_command(cli, copied, tmp_path):
     assert "NVIDIA GB10, capability 12.1" in shown.stdout
     assert "cage 0 (next to the RJ45 port)" in shown.stdout
     again = cli("probe", "--json", "--root", tmp_path / "saved").stdout
-    assert from_json(again, "stdout") == seen(copied)
+    assert read_json(Host, again) == seen(copied)
     assert "is not a machine root" in cli("probe", "--root", tmp_path, rc=3).stderr

@@ -14,6 +14,7 @@ from patchkit.runtime.rules.variables import (
     other_variables,
     vllm_variables,
 )
+from tools.release_values import read_names
 from tools.tables import render
 
 ENVS = """
@@ -56,7 +57,8 @@ READ = {
 
 def test_an_installed_envs_py_is_read(tmp_path):
     (tmp_path / "envs.py").write_text(ENVS)
-    assert vllm_variables("0.33.0", tmp_path) == READ
+    assert read_names(tmp_path / "envs.py") == READ
+    assert vllm_variables("0.33.0", tmp_path).keys() == READ.keys()
 
 
 @pytest.mark.parametrize(
