@@ -26,7 +26,7 @@ from patchkit.runtime.node.cluster_env import ClusterEnv, agree, cluster_env, fi
 from patchkit.runtime.node.decision import NodeOptions, decide
 from patchkit.runtime.rules.presets import load_presets
 from patchkit.runtime.rules.rule import RuleChoice
-from patchkit.runtime.rules.sensitive_names import is_secret
+from patchkit.runtime.rules.secret_texts import is_secret
 from patchkit.runtime.rules.variable_rules import load_variable_rules
 
 

@@ -14,7 +14,7 @@ from patchkit.reading import require_file
 from patchkit.records import RecordError, matching, one_of, read_toml
 from patchkit.runtime.node.address import named_address
 from patchkit.runtime.rules.rule import CHOICES
-from patchkit.runtime.rules.sensitive_names import secret_flag
+from patchkit.runtime.rules.secret_texts import secret_flag
 
 FILE = Path("cluster.toml")
 VENV = "~/.local/share/patchkit/venv"

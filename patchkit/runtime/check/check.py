@@ -1,12 +1,20 @@
-"""Check what a file says; of env files also edits, and what their readers differ in."""
+"""Check what a file says: names, values and what contradicts what; edits, advice, this host."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
 
-from patchkit.finding import Finding
-from patchkit.runtime.check.content import ENV, Assignment, build_finding, rule_finding
+from patchkit.finding import Finding, Level
+from patchkit.runtime.check.content import (
+    DOCKERFILE,
+    ENV,
+    SHELL,
+    Assignment,
+    build_finding,
+    rule_finding,
+    shorten,
+)
 from patchkit.runtime.check.formats import is_env_file
 from patchkit.runtime.check.servers import (
     check_defaults,
@@ -14,19 +22,50 @@ from patchkit.runtime.check.servers import (
     check_server_flags,
     check_servers,
 )
-from patchkit.runtime.check.settings import (
-    check_contradictions,
-    check_host,
-    check_names,
-    check_placeholders,
-    check_values,
-)
 from patchkit.runtime.check.situation import CheckedText
 from patchkit.runtime.envfile.header import MARK, fact_problems, head_facts, is_untouched
-from patchkit.runtime.rules.rule import holding
-from patchkit.runtime.rules.sensitive_names import runs_code
+from patchkit.runtime.host.host import Host, Rdma
+from patchkit.runtime.host.networks import twin_state
+from patchkit.runtime.rules.flags import flags
+from patchkit.runtime.rules.rule import holding, holds
+from patchkit.runtime.rules.secret_texts import is_secret, runs_code
+from patchkit.runtime.rules.spelling import Slips, nearest
 from patchkit.runtime.rules.variable_rules import load_variable_rules
+from patchkit.runtime.rules.variable_values import (
+    ADDRESS_NAMES,
+    find_value_problems,
+    is_placeholder,
+    read_number,
+    value_tables,
+    vllm_values,
+)
+from patchkit.runtime.rules.variables import (
+    is_current,
+    lifetime,
+    nccl_variables,
+    other_variables,
+    owned_names,
+    vllm_variables,
+)
 
+_READERS = {"NCCL_": "NCCL", "VLLM_": "vLLM"}  # both have five characters
+_SOURCES = {"NCCL": "NCCL's sources", "vLLM": "vLLM envs.py"}
+_USED = re.compile(r"\$\{?([A-Za-z_]\w*)")
+_HANDED_ON = re.compile(r"""\b([A-Za-z_]\w*)(=|:[ \t]+)["']?\$\{?\1\b""")
+_SWITCH = {"true": "1", "yes": "1", "on": "1", "false": "0", "no": "0", "off": "0"}
+_READ = re.compile(r"(NCCL|VLLM|GLOO|TP|UCX|RAY|MASTER)_\w+")
+# No process group is set up without these; without the others it only goes another way.
+_NEEDED = re.compile(r"VLLM_HOST_IP|MASTER_ADDR|RAY_\w*ADDRESS|(NCCL|GLOO|TP)_SOCKET_IFNAME")
+_ADDRESS_FLAGS = ("--master-addr", "--node-ip-address", "--address")
+_OWN_ADDRESS = ("VLLM_HOST_IP", "RAY_NODE_IP_ADDRESS", "RAY_OVERRIDE_NODE_IP_ADDRESS")
+_PREFIXES = ("NCCL_SOCKET_IFNAME", "NCCL_IB_HCA")  # lists of prefixes, or of whole names behind =
+_DEVICES = ("NCCL_IB_HCA", "UCX_NET_DEVICES")
+_NETDEVS = (
+    *("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME"),
+    *("UCX_NET_DEVICES", "OMPI_MCA_btl_tcp_if_include"),
+)
+_RDMA_ONLY = re.compile(r"NCCL_IB_(?!DISABLE$)\w+|NCCL_NET_GDR_\w+")
+_MATTERS = re.compile(r"(NCCL|VLLM|RAY|GLOO|TP|UCX|HF|TRITON|CUDA|OMP|TORCH|PYTORCH)_")
 _LONGEST = 200  # lines of a command, from a finding up to the comment above it
 _IGNORE = re.compile(r"(?:#|;|//)\s*patchkit:\s*ignore\b[:\s\[(]*(?P<ids>[a-z0-9, -]*)")
 # Nobody sets these for a node alone; still they are no proof of others.
@@ -119,3 +158,202 @@ def _check_advice(checked: CheckedText) -> Iterator[Finding]:
             stated = (found.line for found in checked.versions if found.project in advice.when)
             facts = " and ".join(f"{name} {situation[name]}" for name in advice.when)
             yield rule_finding(advice, next(stated, 1), advice.says, f"Known of {facts}.")
+
+
+def check_names(checked: CheckedText) -> Iterator[Finding]:
+    """Yield what is wrong with names, and what the rules say against their values."""
+    situation, avoids = checked.situation, load_variable_rules().avoids_by_name
+    known = {
+        "vLLM": vllm_variables(situation.get("vllm", ""), checked.home),
+        "NCCL": nccl_variables(situation.get("nccl", "")),
+    }
+    slips = {reader: Slips(names) for reader, names in known.items()}
+    # The names that a file uses, other than to hand them on under the same name.
+    used = frozenset(_USED.findall(_HANDED_ON.sub("", checked.text)))
+    for assignment in checked.content.assignments:
+        name, value = assignment.name, assignment.value
+        if not value:
+            continue  # to all who read these, an empty variable is one that is not set
+        reader = _READERS.get(name[:5], "")
+        # A name of no project that the file itself uses is its own, whoever else had one like it.
+        own = name in used and not reader and name not in other_variables()
+        rules = () if own or not assignment.is_known else avoids.get(name, ())
+        advised = [rule for rule in rules if rule.matches(value) and holds(rule.when, situation)]
+        for rule in advised:
+            what = f"{assignment.shown} is advised against"
+            yield rule_finding(rule, assignment.line, what, rule.reason, name)
+        # One finding for each name: advice says more than that nobody reads it.
+        is_read = situation.get(reader.lower()) and name in known.get(reader, ())
+        if reader and not advised and not is_read:
+            yield from _find_unread(assignment, checked, slips[reader], name in used)
+
+
+def _find_unread(
+    assignment: Assignment, checked: CheckedText, slips: Slips, is_used: bool
+) -> Iterator[Finding]:
+    """Yield that nobody reads a name here, if it is clear which name or release was meant.
+
+    An unknown name may be of a fork, or of an image's start script: it is reported where upstream's
+    own vLLM gets it.
+    """
+    name, value, situation = assignment.name, assignment.value, checked.situation
+    reader = _READERS[name[:5]]
+    version = situation.get(reader.lower(), "")
+    words = {"reader": reader, "version": version, "source": _SOURCES[reader]}
+    if life := lifetime(name):
+        if version or not is_current(life):
+            key = "variable-of-other-release" if version else "variable-gone"
+            gone = (row["instead"] for row in value_tables()["gone"] if name in row["names"])
+            words |= {"hint": next(gone, "leave it out"), "first": life.first, "last": life.last}
+            yield build_finding(key, assignment, None, **words)
+        return
+    upstream = checked.runs_upstream(assignment.block)
+    flag, close = f"--{name[5:].lower().replace('_', '-')}", slips(name)
+    other = lifetime(close)
+    is_word = other is not None and other.default.isdecimal() and read_number(value) is None
+    problems = find_value_problems(close, value, situation.get("role", ""))
+    # The value has to fit the name that was meant, as far as it is known.
+    if close and not (assignment.is_known and (is_word or any(problems))):
+        hint = f"did you mean {close}?"
+    elif owned_names().match(name) or is_used:
+        return
+    elif flag in flags(situation.get("vllm", "")) and (upstream or checked.content.commands):
+        hint = f"use the flag {flag}"
+    elif upstream:
+        hint = "leave it out"
+    else:
+        return
+    words |= {"name": shorten(name), "hint": hint}
+    yield build_finding("unknown-variable", assignment, None, **words)
+
+
+def check_values(checked: CheckedText) -> Iterator[Finding]:
+    """Yield values that a variable cannot have."""
+    content, situation = checked.content, checked.situation
+    vllm = situation.get("vllm", "")
+    takes_by_name = vllm_values(vllm)
+    # A fork of a release may take more.
+    level = Level.WARNING if checked.runs_upstream() is False else None
+    for assignment in filter(lambda row: row.is_known, content.assignments):
+        name, value = assignment.name, assignment.value
+        for problem in find_value_problems(name, value, situation.get("role", "")):
+            grave = Level.ERROR if problem.stops else None
+            words = {"why": problem.why, "hint": problem.hint, "source": problem.source}
+            yield build_finding("value", assignment, grave, problem=problem.what, **words)
+        takes = takes_by_name.get(name) if name.startswith("VLLM_") else None
+        if takes and not takes.has(value) and (assignment.is_given or not value):
+            hint = f"write {'one of these' if takes.words else 'a number'}, or leave {name} out"
+            if close := nearest(value, takes.words):
+                hint = f"did you mean {close}?"
+            elif not takes.words and value.lower() in _SWITCH:
+                hint = f"write {name}={_SWITCH[value.lower()]}"
+            words = {"reader": f"vLLM {vllm}".rstrip(), "takes": takes.in_words, "hint": hint}
+            yield build_finding("value-refused", assignment, level, **words)
+
+
+def check_placeholders(checked: CheckedText) -> Iterator[Finding]:
+    """Yield variables and flags of the launch whose values are still to be filled in."""
+    for assignment in checked.content.assignments:
+        name = assignment.name
+        read = _READ.fullmatch(name) or ADDRESS_NAMES.fullmatch(name)
+        # A secret that is not there yet is told of by itself.
+        is_open = assignment.is_known and is_placeholder(name, assignment.value)
+        if read and is_open and not is_secret(name):
+            level = Level.ERROR if _NEEDED.fullmatch(name) else None
+            yield build_finding("placeholder", assignment, level)
+    for flag in (flag for command in checked.content.commands for flag in command.flags):
+        address = flag.value.rpartition(":")[0] or flag.value
+        if flag.name in _ADDRESS_FLAGS and is_placeholder("_IP", address):
+            yield build_finding("placeholder", flag, Level.ERROR)
+
+
+def check_contradictions(checked: CheckedText) -> Iterator[Finding]:
+    """Check each block by itself: two services or commands do not contradict each other."""
+    blocks: dict[int, list[Assignment]] = {}
+    for assignment in checked.content.assignments:
+        if assignment.is_given:
+            blocks.setdefault(assignment.block, []).append(assignment)
+    for block, together in blocks.items():
+        # Of several the last one counts, as in a shell, which may set one anew for what follows.
+        last = {assignment.name: assignment for assignment in together}
+        first: dict[str, Assignment] = {}
+        may_change = not block and checked.content.kind in (SHELL, DOCKERFILE)
+        for assignment in () if may_change else together:
+            before = first.setdefault(assignment.name, assignment)
+            if before.value != assignment.value and _MATTERS.match(assignment.name):
+                yield build_finding("set-twice", assignment, first=before.line, before=before.shown)
+        switch, hca = last.get("NCCL_IB_DISABLE"), last.get("NCCL_IB_HCA")
+        if switch and switch.value != "0":
+            for name in filter(_RDMA_ONLY.fullmatch, last):
+                words = {"first": switch.line, "before": switch.shown}
+                yield build_finding("rdma-off", last[name], None, **words)
+        elif hca and not hca.value.startswith("^"):
+            yield from find_half_cages(hca, checked.host)
+
+
+def check_host(checked: CheckedText) -> Iterator[Finding]:
+    """Yield what this host lacks or has down; of several values of a name one has to be its own."""
+    by_name: dict[str, list[list[Finding]]] = {}
+    for assignment in checked.content.assignments if checked.host else ():
+        if checked.host and assignment.is_given and not assignment.value.startswith("^"):
+            found = [*_compare_host(assignment, checked.host)]
+            by_name.setdefault(assignment.name, []).append(found)
+    for found_by_value in by_name.values():
+        if all(found_by_value):
+            yield from (finding for found in found_by_value for finding in found)
+
+
+def _compare_host(assignment: Assignment, host: Host) -> Iterator[Finding]:
+    name, value = assignment.name, assignment.value
+    # NCCL passes over a device that is not there; nothing starts without interface or address.
+    level = Level.WARNING if name in _DEVICES else None
+    own = [address.address for netdev in host.netdevs for address in netdev.addresses]
+    if name in _OWN_ADDRESS and value not in own and not value.startswith("127."):
+        has = ", ".join(address for address in own if not address.startswith(("127.", "::1")))
+        what = f"no address {value}"
+        yield build_finding("host-lacks", assignment, what=what, has=has or "none at all")
+    by_prefix = name in _PREFIXES and not value.startswith("=")
+    names = value.lstrip("=").split(",") if name in (*_NETDEVS, *_DEVICES) else []
+    for plain, colon, _port in (part.partition(":") for part in names if part != "all"):
+        # UCX names an RDMA device with its port (mlx5_0:1), and an interface as it is.
+        is_device = name not in _NETDEVS or bool(colon)
+        known = {
+            device.name: device.active if isinstance(device, Rdma) else device.up
+            for device in (host.rdma if is_device else host.netdevs)
+        }
+        fits = [
+            device
+            for device in known
+            if device == plain or (by_prefix and device.startswith(plain))
+        ]
+        if not fits:
+            what = f"no {'RDMA device' if is_device else 'interface'} {plain}"
+            has = ", ".join(device for device in known if device != "lo") or "none at all"
+            yield build_finding("host-lacks", assignment, level, what=what, has=has)
+        elif not any(known[device] for device in fits):
+            yield build_finding("host-down", assignment, what=f"{plain} is down")
+
+
+def find_half_cages(assignment: Assignment, host: Host | None) -> Iterator[Finding]:
+    """Yield that NCCL_IB_HCA names one half of a cage: by this host, else by a Spark's names."""
+    names = [part.partition(":")[0] for part in assignment.value.lstrip("=").split(",")]
+    (row,) = value_tables()["twins"]
+    one, other = map(str, row["half"])
+    missing = []
+    for name in names:
+        twin = ""
+        device = next((found for found in host.rdma if found.name == name), None) if host else None
+        if device and host:
+            netdev = host.netdev(device.netdev)
+            half = next((found for found in host.rdma if found.name == device.twin), None)
+            # `patchkit env` leaves these out as well.
+            left_out = netdev and twin_state(host, netdev) in ("down", "random", "bare-first")
+            twin = half.name if half and half.active and not left_out else ""
+        elif re.fullmatch(row["pattern"], name):
+            twin = other + name[len(one) :] if name.startswith(one) else one + name[len(other) :]
+        if twin and twin not in names:
+            missing.append(twin)
+    if missing:
+        words = {"twin": ",".join(missing), "complete": ",".join((*names, *missing))}
+        words |= {"why": row["why"], "source": row["source"]}
+        yield build_finding("half-cage", assignment, None, **words)

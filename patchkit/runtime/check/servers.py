@@ -19,8 +19,13 @@ from patchkit.runtime.check.situation import CheckedText
 from patchkit.runtime.rules.flags import FLAGS, flags, has_flag, load_choices, load_flag_rules
 from patchkit.runtime.rules.releases import read_table
 from patchkit.runtime.rules.rule import holding
-from patchkit.runtime.rules.secret_texts import is_issued, is_readable
-from patchkit.runtime.rules.sensitive_names import is_secret, secret_file, secret_flag
+from patchkit.runtime.rules.secret_texts import (
+    is_issued,
+    is_readable,
+    is_secret,
+    secret_file,
+    secret_flag,
+)
 from patchkit.runtime.rules.spelling import Slips, nearest
 from patchkit.runtime.rules.variable_values import is_placeholder
 

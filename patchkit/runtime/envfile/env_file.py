@@ -20,7 +20,7 @@ from patchkit.reading import read_text
 from patchkit.runtime.envfile.header import fact_problems, head_facts, is_untouched
 from patchkit.runtime.envfile.syntax import Format, parse
 from patchkit.runtime.rules.presets import find
-from patchkit.runtime.rules.sensitive_names import is_secret, runs_code
+from patchkit.runtime.rules.secret_texts import is_secret, runs_code
 from patchkit.runtime.rules.variable_rules import VariableRules
 from patchkit.runtime.rules.variable_values import find_value_problems, is_placeholder
 

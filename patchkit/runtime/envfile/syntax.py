@@ -15,7 +15,7 @@ from enum import StrEnum
 
 from patchkit.errors import SourceError, UsageError
 from patchkit.quoting import quoted
-from patchkit.runtime.rules.sensitive_names import is_secret, secret_file
+from patchkit.runtime.rules.secret_texts import is_secret, secret_file
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")  # POSIX.1-2024, base definitions 8.1
 _LAST_OF_PLANES = "".join(chr(plane << 16 | end) for plane in range(17) for end in (0xFFFE, 0xFFFF))

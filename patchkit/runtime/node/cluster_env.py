@@ -18,7 +18,7 @@ from patchkit.runtime.host.host import Host, plain
 from patchkit.runtime.node.decision import Node
 from patchkit.runtime.rules.releases import release, within
 from patchkit.runtime.rules.rule import holding
-from patchkit.runtime.rules.sensitive_names import is_secret, runs_code
+from patchkit.runtime.rules.secret_texts import is_secret, runs_code
 from patchkit.runtime.rules.spelling import nearest
 from patchkit.runtime.rules.variable_rules import VariableRule, VariableRules
 from patchkit.runtime.rules.variable_values import Takes, vllm_values

@@ -14,7 +14,7 @@ from patchkit.cli import group
 from patchkit.errors import HashMismatchError, HostError, PatchkitError, SourceError, UsageError
 from patchkit.runtime.envfile.env_file import read_env_file
 from patchkit.runtime.envfile.header import BLANK, nodes_max, sealed
-from patchkit.runtime.rules.sensitive_names import runs_code
+from patchkit.runtime.rules.secret_texts import runs_code
 from support import hosts
 from tools import golden_env
 

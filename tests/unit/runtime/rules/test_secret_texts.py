@@ -5,8 +5,7 @@ import re
 import pytest
 
 from patchkit.doctor.bundle import PrivateNames, Redactor
-from patchkit.runtime.rules.secret_texts import mask_secrets
-from patchkit.runtime.rules.sensitive_names import secret_flag
+from patchkit.runtime.rules.secret_texts import mask_secrets, secret_flag
 
 # A secret stands between « and ».
 SECRETS = [
