@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 from patchkit.durable.lock import locked
@@ -43,16 +44,31 @@ def apply(
     ``anew`` plans and proves even where a ledger says that it was done already: a wheel does not
     rest on what a tree says of itself.
     """
-    if dry_run:
-        # A dry run writes nothing: it takes no lock and recovers nothing.
-        workspace = open_workspace(path, recipe.project, sandboxed=sandboxed)
-        return _apply(workspace, recipe, request, dry_run=True, anew=anew)
-    tree = detect(path, recipe.project)
-    with locked(tree.root):
-        journal_of(tree, state_folder(tree)).recover()
+    with contextlib.ExitStack() as stack:
+        if not dry_run:  # a dry run takes no lock and recovers nothing: it does not write
+            tree = detect(path, recipe.project)
+            stack.enter_context(locked(tree.root))
+            journal_of(tree, state_folder(tree)).recover()
         # Opened after recovery, which may bring files and ledger back.
-        workspace = open_workspace(path, recipe.project, writing=True, sandboxed=sandboxed)
-        return _apply(workspace, recipe, request, dry_run=False, anew=anew)
+        workspace = open_workspace(path, recipe.project, writing=not dry_run, sandboxed=sandboxed)
+        check_selection(recipe, request)
+        past = workspace.ledger
+        # A ledger of this very request saves planning and proving: its proofs are shown.
+        verdicts = None if anew else known_verdicts(workspace, recipe, request)
+        if verdicts is not None and past is not None:
+            return Applied(
+                verdicts=verdicts,
+                proofs=(),
+                written=(),
+                recorded_proofs=past.proofs,
+                recorded_by=past.author,
+            )
+        plan = plan_for(workspace, recipe, request)
+        texts = plan.texts  # before the proofs, so that what is written meanwhile is noticed
+        proofs = prove(plan)
+        if dry_run:
+            return Applied(verdicts=plan.verdicts, proofs=proofs, written=(), diff=plan.diff())
+        return commit_plan(workspace, recipe, plan, texts, proofs)
 
 
 def revert(path: Path, project: str = "vllm") -> tuple[str, ...]:
@@ -75,26 +91,3 @@ def revert_by_force(path: Path, project: str = "vllm") -> Rescued:
     tree = detect(path, project)
     with locked(tree.root):
         return rescue(tree, state_folder(tree))
-
-
-def _apply(
-    workspace: Workspace, recipe: Recipe, request: Request, *, dry_run: bool, anew: bool
-) -> Applied:
-    check_selection(recipe, request)
-    past = workspace.ledger
-    # A ledger of this very request saves planning and proving; its proofs are shown as recorded.
-    verdicts = None if anew else known_verdicts(workspace, recipe, request)
-    if verdicts is not None and past is not None:
-        return Applied(
-            verdicts=verdicts,
-            proofs=(),
-            written=(),
-            recorded_proofs=past.proofs,
-            recorded_by=past.author,
-        )
-    plan = plan_for(workspace, recipe, request)
-    texts = plan.texts  # before the proofs, so that what is written meanwhile is noticed
-    proofs = prove(plan)
-    if dry_run:
-        return Applied(verdicts=plan.verdicts, proofs=proofs, written=(), diff=plan.diff())
-    return commit_plan(workspace, recipe, plan, texts, proofs)

@@ -133,7 +133,16 @@ class Follow:
                 bufsize=0,
             )
         except (OSError, ValueError) as error:
-            self.done = self._not_started(env, error)
+            program, path = self._command[0], None if env is None else env.get("PATH", os.defpath)
+            # ENOENT alone may also be about the folder, or about the interpreter of a script.
+            absent = "/" not in program and shutil.which(program, path=path) is None
+            what = getattr(error, "strerror", None) or str(error)
+            if isinstance(error, OSError) and error.filename not in (None, program):
+                what = f"{error.filename}: {what}"  # the folder
+            trouble = "is not installed" if absent else f"does not run: {what}"
+            self.done = Completed(
+                command=self._command, status=None, trouble=trouble, started=False
+            )
             return
         _FOLLOWED.add(self._process)
         self._began = self._heard = time.monotonic()
@@ -141,17 +150,6 @@ class Follow:
             # A thread: a program that does not read must not keep this one from its limits.
             self._feeder = threading.Thread(target=self._feed, args=(given,), daemon=True)
             self._feeder.start()
-
-    def _not_started(self, env: Mapping[str, str] | None, error: OSError | ValueError) -> Completed:
-        """Return why it did not start: it is absent, or what the system or Python says."""
-        program, path = self._command[0], None if env is None else env.get("PATH", os.defpath)
-        # ENOENT alone may also be about the folder, or about the interpreter of a script.
-        absent = "/" not in program and shutil.which(program, path=path) is None
-        words = getattr(error, "strerror", None) or str(error)
-        if isinstance(error, OSError) and error.filename not in (None, program):
-            words = f"{error.filename}: {words}"  # the folder
-        trouble = "is not installed" if absent else f"does not run: {words}"
-        return Completed(command=self._command, status=None, trouble=trouble, started=False)
 
     def __enter__(self) -> Self:
         return self

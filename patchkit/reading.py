@@ -6,13 +6,14 @@ to, or larger than memory. Neither waits nor fills the memory here.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import stat
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NoReturn
+from typing import BinaryIO
 
 from patchkit.errors import SourceError, StorageError, UsageError
 from patchkit.quoting import quoted
@@ -47,19 +48,8 @@ def read_bytes(
     is there, or something else than a file; SourceError if it is too large; StorageError if it
     cannot be read.
     """
-    # O_NONBLOCK: a FIFO without a writer does not block open; O_NOCTTY: no terminal becomes ours.
-    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
-    try:
-        handle = os.open(path, flags if follow else flags | os.O_NOFOLLOW)
-        try:
-            # Asked of the open file: the path may lead elsewhere by now.
-            _check_kind(path, os.fstat(handle).st_mode, hint)
-            with os.fdopen(handle, "rb", closefd=False) as file:
-                data = file.read(limit + 1)  # one byte more shows that it is too large
-        finally:
-            os.close(handle)
-    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
-        _refuse(path, error, hint)
+    with _opened(path, hint, follow=follow) as file:
+        data = file.read(limit + 1)  # one byte more shows that it is too large
     return bounded(data, str(path), limit=limit)
 
 
@@ -85,20 +75,16 @@ def read_chunks(path: Path, *, hint: str = "name a regular file") -> Iterator[by
     if str(path) == "-":
         yield from iter(lambda: os.read(0, 1 << 20), b"")
         return
-    require_file(path, hint)
-    try:
-        with path.open("rb") as file:
-            first = file.read(1 << 20)
-            for kind, (magic, program) in _PACKED.items():
-                if first.startswith(magic):
-                    raise SourceError(
-                        f"{path}: is compressed with {kind}",
-                        hint=" | ".join((quoted(program, path), hint)),
-                    )
-            yield first
-            yield from iter(lambda: file.read(1 << 20), b"")
-    except OSError as error:
-        _refuse(path, error, hint)
+    with _opened(path, hint) as file:
+        first = file.read(1 << 20)
+        for kind, (magic, program) in _PACKED.items():
+            if first.startswith(magic):
+                raise SourceError(
+                    f"{path}: is compressed with {kind}",
+                    hint=" | ".join((quoted(program, path), hint)),
+                )
+        yield first
+        yield from iter(lambda: file.read(1 << 20), b"")
 
 
 def bounded(data: bytes, where: str, *, limit: int) -> bytes:
@@ -127,24 +113,32 @@ def decoded(data: bytes, where: str) -> str:
 
 
 def require_file(path: Path, hint: str) -> None:
-    """Raise UsageError unless a path that a user named leads to a regular file."""
+    """Raise as ``read_bytes`` does unless a path that a user named leads to a regular file."""
+    with _opened(path, hint):
+        pass
+
+
+@contextlib.contextmanager
+def _opened(path: Path, hint: str, *, follow: bool = True) -> Iterator[BinaryIO]:
+    # O_NONBLOCK: a FIFO without a writer does not block open; O_NOCTTY: no terminal becomes ours.
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
     try:
-        _check_kind(path, path.stat().st_mode, hint)
-    except (OSError, ValueError) as error:
-        _refuse(path, error, hint)
-
-
-def _check_kind(path: Path, mode: int, hint: str) -> None:
-    if not stat.S_ISREG(mode):
-        kind = _KINDS.get(stat.S_IFMT(mode), "something else")
-        raise UsageError(f"{path}: is {kind}, not a file", hint=hint)
-
-
-def _refuse(path: Path, error: OSError | ValueError, hint: str) -> NoReturn:
-    if isinstance(error, FileNotFoundError | NotADirectoryError | ValueError):
+        handle = os.open(path, flags if follow else flags | os.O_NOFOLLOW)
+        try:
+            # Asked of the open file: the path may lead elsewhere by now.
+            mode = os.fstat(handle).st_mode
+            if not stat.S_ISREG(mode):
+                kind = _KINDS.get(stat.S_IFMT(mode), "something else")
+                raise UsageError(f"{path}: is {kind}, not a file", hint=hint)
+            with os.fdopen(handle, "rb", closefd=False) as file:
+                yield file
+        finally:
+            os.close(handle)
+    except (FileNotFoundError, NotADirectoryError, ValueError):  # ValueError: a NUL in the path
         raise UsageError(f"{path}: no such file", hint=hint) from None
-    if error.errno == errno.ELOOP:  # O_NOFOLLOW met a link
-        raise UsageError(f"{path}: is a symbolic link, not a file", hint=hint) from None
-    raise StorageError(
-        f"{path}: cannot be read: {error.strerror or error}", hint="check its permissions"
-    ) from None
+    except OSError as error:
+        if error.errno == errno.ELOOP:  # O_NOFOLLOW met a link
+            raise UsageError(f"{path}: is a symbolic link, not a file", hint=hint) from None
+        raise StorageError(
+            f"{path}: cannot be read: {error.strerror or error}", hint="check its permissions"
+        ) from None

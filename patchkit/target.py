@@ -170,7 +170,7 @@ class Target:
         """Return what torch's CMake makes of TORCH_CUDA_ARCH_LIST; ``Auto`` asks the device."""
         if arch_list == "Auto":
             return self.detected
-        archs = map(parse_arch, _entries(arch_list))
+        archs = map(parse_arch, arch_list.replace(";", " ").split())
         return " ".join(
             f"-gencode arch=compute_{arch.gencode},code={code}"
             for arch in archs
@@ -179,7 +179,8 @@ class Target:
 
     def check_arch_list(self, arch_list: str) -> None:
         """Raise UsageError for an entry that would lose the device's own instructions."""
-        for arch in map(parse_arch, _entries(arch_list) if arch_list != "Auto" else ()):
+        entries = arch_list.replace(";", " ").split() if arch_list != "Auto" else ()
+        for arch in map(parse_arch, entries):
             if arch.capability == self.capability and not arch.suffix:
                 raise UsageError(
                     f"a bare {arch_list} is refused for {self.title}",
@@ -187,10 +188,6 @@ class Target:
                     "the FP4 kernels do not assemble, and CUTLASS falls into empty stubs",
                     hint=f"use {self.native} (this device exactly) or {self.family} (its family)",
                 )
-
-
-def _entries(arch_list: str) -> list[str]:
-    return re.split(r"[;\s]+", arch_list.strip())
 
 
 @cache

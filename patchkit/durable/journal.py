@@ -126,7 +126,7 @@ class Journal:
             return
         self.check_finished()
         with translated():
-            self._check_folder()
+            inside(self.root, self.folder.relative_to(self.root).as_posix())
         with deferred():
             with translated():
                 try:
@@ -158,7 +158,7 @@ class Journal:
         needs is damaged: both before anything is touched.
         """
         with deferred(), translated("an interrupted commit is still unfinished"):
-            self._check_folder()
+            inside(self.root, self.folder.relative_to(self.root).as_posix())
             if not (journal := self.unfinished()):
                 self._clear()  # what is staged without a journal was never committed
                 return None
@@ -181,7 +181,7 @@ class Journal:
     def discard(self, to: Path) -> bool:
         """Move a journal that cannot be read aside; return whether there was one."""
         with translated():
-            self._check_folder()
+            inside(self.root, self.folder.relative_to(self.root).as_posix())
             shutil.rmtree(self._gone, ignore_errors=True)
             if not self.folder.exists():
                 return False
@@ -345,9 +345,6 @@ class Journal:
                 (self.root / path).rmdir()
 
     # What lies there after a run was cut short.
-
-    def _check_folder(self) -> None:
-        inside(self.root, self.folder.relative_to(self.root).as_posix())
 
     def _check_possible(self, steps: Steps) -> None:
         """Raise unless every file is as before or as after, and what goes back is whole."""
