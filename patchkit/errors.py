@@ -6,6 +6,13 @@ Scripts may rely on the codes: a code is never reused for another kind.
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+NOTHING = "nothing was changed"
+_HINT = "check permissions and free space, then run the same command again"
+
 
 class PatchkitError(Exception):
     """A failure that patchkit can explain.
@@ -92,3 +99,24 @@ class RecipeError(PatchkitError):
     """A file of patchkit's own recipes is not what patchkit can read: a fix with a typo."""
 
     exit_code = 11
+
+
+@contextlib.contextmanager
+def translated(outcome: str = NOTHING, at: Path | None = None, hint: str = _HINT) -> Iterator[None]:
+    """Raise an OSError as a StorageError that says what has come of it, and what to do.
+
+    ``at`` is named where the error itself names no file.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise StorageError(f"{reason(error, at)}; {outcome}", hint=hint) from error
+
+
+def reason(error: OSError, at: Path | None = None) -> str:
+    """Return ``FILE: what the system says`` of an OSError."""
+    if error.args and isinstance(error.args[0], list):  # shutil's, of several files; one will do
+        return str(error.args[0][0][2])
+    # filename2 is the target of a rename or a link.
+    where = error.filename2 or error.filename or at or "writing"
+    return f"{where}: {error.strerror or error}"

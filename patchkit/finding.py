@@ -12,8 +12,7 @@ from functools import cache
 from typing import Literal, get_args
 
 from patchkit.errors import HostError, PatchkitError, SourceError
-from patchkit.paths import RECIPES
-from patchkit.records import read_toml
+from patchkit.records import RECIPES, read_toml
 
 # What was done to know it, and not how likely it is: claim nothing that nobody ran.
 Established = Literal[

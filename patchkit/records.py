@@ -33,6 +33,8 @@ from typing import (
 
 from patchkit.errors import PatchkitError, UsageError
 
+# In a checkout a link to the folder beside the package; in a wheel the folder itself.
+RECIPES = Path(__file__).resolve().parent / "recipes"
 T = TypeVar("T")
 _Read = Callable[[Any], Any]
 _SHOWN = 60  # characters of a value that is refused

@@ -10,8 +10,7 @@ from functools import cache
 from typing import Any
 
 from patchkit.errors import UsageError
-from patchkit.paths import RECIPES
-from patchkit.records import read_toml
+from patchkit.records import RECIPES, read_toml
 
 MODES = ("native", "family")  # what a build is for: one device, or all devices of its family
 # One digit of minor: nvcc writes 12.1 as 121, without a separator.

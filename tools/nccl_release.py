@@ -21,9 +21,9 @@ from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 from packaging.version import Version
 
 from patchkit.errors import PatchkitError, SourceError
-from patchkit.paths import RECIPES
 from patchkit.process import attempt
 from patchkit.recipes.nccl.build_files import gencodes, make_flags
+from patchkit.records import RECIPES
 from patchkit.source.archive import unpack
 from patchkit.source.detect import detect
 from patchkit.source.nccl import nccl_tree

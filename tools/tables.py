@@ -16,7 +16,7 @@ from pathlib import Path
 from packaging.version import Version
 
 from patchkit.errors import SourceError
-from patchkit.paths import RECIPES
+from patchkit.records import RECIPES
 from patchkit.runtime.rules.flags import FLAGS, VALUES, Choices, load_choices
 from patchkit.runtime.rules.presets import MODELS
 from patchkit.runtime.rules.releases import read_table

@@ -24,9 +24,9 @@ from packaging.version import Version
 from patchkit.errors import PatchkitError
 from patchkit.patching.recipe import load_recipe
 from patchkit.patching.support import load_support
-from patchkit.paths import RECIPES
 from patchkit.recipes.vllm.build import known_externals
 from patchkit.recipes.vllm.external import External, externals
+from patchkit.records import RECIPES
 from patchkit.runtime.rules.releases import read_table
 from patchkit.source.detect import detect
 from patchkit.source.lock import LockEntry, read_lock, read_wheel_lock

@@ -19,10 +19,8 @@ from typing import Any
 
 from patchkit.cluster.agent.node_facts import NodeFacts
 from patchkit.durable.atomic import replacing
-from patchkit.durable.failure import translated
-from patchkit.errors import UsageError
-from patchkit.paths import RECIPES
-from patchkit.records import read_toml
+from patchkit.errors import UsageError, translated
+from patchkit.records import RECIPES, read_toml
 from patchkit.runtime.rules.secret_texts import holds_secret, secret_spans
 
 _NOTE = (

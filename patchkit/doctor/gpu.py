@@ -15,8 +15,7 @@ from patchkit.doctor.symptoms.diagnosis import read_log
 from patchkit.doctor.symptoms.findings import diagnosis_finding
 from patchkit.errors import PatchkitError
 from patchkit.finding import Finding
-from patchkit.paths import RECIPES
-from patchkit.records import read_toml
+from patchkit.records import RECIPES, read_toml
 from patchkit.units import BYTES_PER_MIB
 
 _FIGURES = (

@@ -20,9 +20,8 @@ from patchkit.doctor.peers.node_report import (
 from patchkit.doctor.symptoms.diagnosis import read_log
 from patchkit.doctor.symptoms.findings import log_findings
 from patchkit.finding import Finding, Level
-from patchkit.paths import RECIPES
 from patchkit.quoting import quoted
-from patchkit.records import read_toml
+from patchkit.records import RECIPES, read_toml
 from patchkit.runtime.host.hardware import target_of
 from patchkit.runtime.host.host import Software
 from patchkit.runtime.rules.releases import within

@@ -16,10 +16,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
-from patchkit.durable.failure import translated
 from patchkit.durable.names import is_file
 from patchkit.durable.signals import committed, deferred
-from patchkit.errors import UsageError
+from patchkit.errors import UsageError, translated
 
 _FULL = {errno.ENOSPC, errno.EDQUOT}
 

@@ -25,11 +25,19 @@ from typing import Any, Literal
 
 from patchkit.digests import Digest, digest, sha256_of
 from patchkit.durable.atomic import sync
-from patchkit.durable.failure import NOTHING, reason, translated
 from patchkit.durable.names import PlainPath, inside, place_of, plain, present
 from patchkit.durable.signals import committed, deferred, undeferred
 from patchkit.durable.staging import is_staged, make_folders, move, second_name, write_staged
-from patchkit.errors import DriftError, PatchkitError, SourceError, StorageError, UsageError
+from patchkit.errors import (
+    NOTHING,
+    DriftError,
+    PatchkitError,
+    SourceError,
+    StorageError,
+    UsageError,
+    reason,
+    translated,
+)
 from patchkit.quoting import quoted
 from patchkit.reading import read_bytes
 from patchkit.records import RecordError, read_json

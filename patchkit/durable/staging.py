@@ -15,6 +15,8 @@ from patchkit.durable.names import is_file
 from patchkit.durable.signals import deferred
 from patchkit.errors import StorageError
 
+_LITTLE, _FEW = 16 << 20, 64  # bytes and files: a tool that fails clears away what it had written
+
 
 def second_name(source: Path, name: Path) -> None:
     """Give a file another name; copy it where the file system or the rights know no links.
@@ -86,6 +88,12 @@ def is_staged(name: Path, sha256: str) -> bool:
         return own and sha256_of(name) == sha256
     except StorageError:
         return False
+
+
+def is_full(place: Path) -> bool:
+    """Return whether a disk has next to no room, or no room for files: not every tool says so."""
+    disk = os.statvfs(place)
+    return disk.f_bavail * disk.f_frsize < _LITTLE or (disk.f_files > 0 and disk.f_favail < _FEW)
 
 
 class ScratchFolder(tempfile.TemporaryDirectory[str]):

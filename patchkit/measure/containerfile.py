@@ -10,8 +10,8 @@ from string import Template
 
 from patchkit import __version__
 from patchkit.errors import SourceError, UsageError
-from patchkit.paths import RECIPES
 from patchkit.quoting import quoted
+from patchkit.records import RECIPES
 from patchkit.wheel.wheelhouse.manifest import Kind, Manifest
 
 PLATFORMS = {"aarch64": "linux/arm64", "x86_64": "linux/amd64"}  # by the CPU of a wheelhouse

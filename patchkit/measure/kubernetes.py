@@ -32,8 +32,8 @@ from patchkit.cluster.launch.plan import (
 from patchkit.cluster.launch.units import ASK_AGAIN, BURST, SCRIPT, STOP
 from patchkit.errors import HostError, UsageError
 from patchkit.measure import pod_script
-from patchkit.paths import RECIPES
 from patchkit.quoting import visible
+from patchkit.records import RECIPES
 
 OWN_DEVICE = "host"  # of KubernetesOptions.rdma: the host's device, in a privileged container
 RDMA = "rdma/hca_shared_devices_a"  # the name in the RDMA shared device plugin's own examples

@@ -12,8 +12,7 @@ from typing import Any
 from patchkit.cluster.launch.up import StartWatcher, hold_model
 from patchkit.doctor.symptoms.findings import explain_failed_start
 from patchkit.durable.atomic import replacing
-from patchkit.durable.failure import translated
-from patchkit.errors import HostError, StorageError, UsageError
+from patchkit.errors import HostError, StorageError, UsageError, translated
 from patchkit.measure.figures import CONDITIONS, find_changes, read_conditions, result_file
 from patchkit.measure.variants import VLLM, BenchLoad, PlannedVariant
 from patchkit.process import attempt, run

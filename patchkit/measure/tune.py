@@ -11,9 +11,8 @@ from typing import Any
 from packaging.version import InvalidVersion, Version
 
 from patchkit.durable.atomic import replacing
-from patchkit.durable.failure import translated
 from patchkit.durable.staging import ScratchFolder
-from patchkit.errors import HostError, SourceError
+from patchkit.errors import HostError, SourceError, translated
 from patchkit.follow import Follow
 from patchkit.process import ask
 from patchkit.quoting import quoted

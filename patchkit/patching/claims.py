@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from patchkit.patching.fix import Evidence
-from patchkit.paths import RECIPES
-from patchkit.records import read_toml
+from patchkit.records import RECIPES, read_toml
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

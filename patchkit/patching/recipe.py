@@ -14,8 +14,7 @@ from packaging.version import Version
 from patchkit.errors import SourceError
 from patchkit.patching.fix import Fix, Request
 from patchkit.patching.fix_file import load_fixes
-from patchkit.paths import RECIPES
-from patchkit.records import read_toml
+from patchkit.records import RECIPES, read_toml
 from patchkit.source.detect import projects
 from patchkit.source.releases import Bug
 

@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from functools import cache
 
 from patchkit.patching.fix import State, Verdict
-from patchkit.paths import RECIPES
-from patchkit.records import read_json
+from patchkit.records import RECIPES, read_json
 
 Support = Mapping[str, Mapping[str, Mapping[str, "SupportLevel"]]]
 """fix id → arch mode → release → level"""

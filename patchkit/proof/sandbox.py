@@ -17,7 +17,7 @@ from functools import cache
 from pathlib import Path
 
 from patchkit.errors import HostError
-from patchkit.paths import RECIPES
+from patchkit.records import RECIPES
 from patchkit.source.tree import Sandboxed, SourceTree
 
 _PATCHKIT = Path(__file__).parents[1]

@@ -12,11 +12,10 @@ from pathlib import Path
 from packaging.version import InvalidVersion, Version
 
 from patchkit.errors import RecipeError, SourceError, UsageError
-from patchkit.paths import RECIPES
 from patchkit.process import attempt
 from patchkit.quoting import quoted
 from patchkit.reading import LARGEST_IN_TREE, read_bytes
-from patchkit.records import read_toml
+from patchkit.records import RECIPES, read_toml
 from patchkit.source.tree import RESTORE, Sandboxed, SourceTree
 from patchkit.versions import meant
 

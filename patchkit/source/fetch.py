@@ -19,9 +19,8 @@ from packaging.version import Version
 
 from patchkit.digests import sha256_of
 from patchkit.durable.atomic import continuing
-from patchkit.durable.failure import translated
 from patchkit.durable.staging import make_folders
-from patchkit.errors import HashMismatchError, PatchkitError, SourceError, StorageError
+from patchkit.errors import HashMismatchError, PatchkitError, SourceError, StorageError, translated
 from patchkit.source.archive import Progress as Progress
 from patchkit.source.lock import LockEntry
 from patchkit.source.pip_settings import index_session, pip_settings

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from patchkit.durable.atomic import replacing
-from patchkit.durable.failure import translated
-from patchkit.errors import HashMismatchError, SourceError, StorageError
+from patchkit.errors import HashMismatchError, SourceError, StorageError, translated
 from patchkit.follow import Completed
 from patchkit.process import attempt
 

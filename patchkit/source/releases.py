@@ -12,8 +12,7 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 from patchkit.errors import SourceError
-from patchkit.paths import RECIPES
-from patchkit.records import read_toml
+from patchkit.records import RECIPES, read_toml
 from patchkit.versions import ExactPin
 
 

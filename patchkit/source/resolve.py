@@ -14,8 +14,8 @@ from packaging.version import Version
 from patchkit.durable.signals import committed
 from patchkit.durable.staging import ScratchFolder
 from patchkit.errors import SourceError, UsageError
-from patchkit.paths import RECIPES
 from patchkit.quoting import quoted
+from patchkit.records import RECIPES
 from patchkit.source.archive import Progress, unpack
 from patchkit.source.detect import detect, projects, spelled
 from patchkit.versions import meant, named_version

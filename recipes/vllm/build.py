@@ -10,9 +10,8 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 from patchkit.errors import DriftError, UsageError
-from patchkit.paths import RECIPES
 from patchkit.recipes.vllm.external import External
-from patchkit.records import read_toml
+from patchkit.records import RECIPES, read_toml
 
 BUILD_FILE = RECIPES / "vllm" / "build.toml"
 

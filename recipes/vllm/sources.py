@@ -7,8 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 
-from patchkit.paths import RECIPES
-from patchkit.records import read_toml
+from patchkit.records import RECIPES, read_toml
 from patchkit.target import Arch, Load, Target, load, load_ptx, parse_arch
 
 Codes = frozenset[tuple[str, Arch]]

@@ -22,8 +22,7 @@ from patchkit.cli.out import PATH, tell
 from patchkit.cli.patch.verdict_view import diff_blocks
 from patchkit.cli.progress import progress
 from patchkit.cli.render import Block, Data, Record, rendered
-from patchkit.durable.failure import translated
-from patchkit.errors import UsageError
+from patchkit.errors import UsageError, translated
 from patchkit.patching.recipe import load_recipe
 from patchkit.patching.series import patch_series
 from patchkit.source.archive import unpack

@@ -17,9 +17,16 @@ from typing import Annotated, Any
 from patchkit.cluster.ssh.rsync import copied, require_rsync, rsync_words
 from patchkit.digests import digest, sha256_of
 from patchkit.durable.atomic import replacing, sync
-from patchkit.durable.failure import is_full, translated
 from patchkit.durable.lock import locked
-from patchkit.errors import HashMismatchError, HostError, PatchkitError, StorageError, UsageError
+from patchkit.durable.staging import is_full
+from patchkit.errors import (
+    HashMismatchError,
+    HostError,
+    PatchkitError,
+    StorageError,
+    UsageError,
+    translated,
+)
 from patchkit.follow import Follow
 from patchkit.process import attempt
 from patchkit.quoting import quoted

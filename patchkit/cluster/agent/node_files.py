@@ -9,9 +9,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from patchkit.durable.atomic import replacing
-from patchkit.durable.failure import translated
 from patchkit.durable.lock import holder, locked
-from patchkit.errors import BusyError, UsageError
+from patchkit.errors import BusyError, UsageError, translated
 from patchkit.process import attempt
 from patchkit.reading import read_text
 from patchkit.units import BYTES_PER_MIB

@@ -21,8 +21,7 @@ from patchkit.cluster.openai.http_exchange import (
     list_models,
 )
 from patchkit.errors import HostError
-from patchkit.paths import RECIPES
-from patchkit.records import read_toml, record
+from patchkit.records import RECIPES, read_toml, record
 
 _LINE = re.compile(r"(?P<name>[A-Za-z_:][\w:]*)(?:\{(?P<labels>.*)\})? (?P<value>\S+)(?: \d+)?")
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')

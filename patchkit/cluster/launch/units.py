@@ -22,7 +22,7 @@ from patchkit.cluster.launch.plan import (
     start_limit,
 )
 from patchkit.digests import digest
-from patchkit.paths import RECIPES
+from patchkit.records import RECIPES
 from patchkit.runtime.serve.listen import models_url
 
 SCRIPT = Path(group_script.__file__)

@@ -19,9 +19,8 @@ from patchkit.cluster.models.choice import CONFIGS, is_weight, read_safetensors_
 from patchkit.cluster.models.names import Commit, Digest, FileName, folder_of, models_folder
 from patchkit.cluster.ssh.rsync import Copied
 from patchkit.durable.atomic import replacing
-from patchkit.durable.failure import translated
 from patchkit.durable.names import is_file
-from patchkit.errors import HashMismatchError, PatchkitError, SourceError, UsageError
+from patchkit.errors import HashMismatchError, PatchkitError, SourceError, UsageError, translated
 from patchkit.finding import Finding, Level
 from patchkit.quoting import quoted
 from patchkit.reading import LARGEST_IN_TREE, read_text

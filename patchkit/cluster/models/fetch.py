@@ -22,10 +22,9 @@ from patchkit.cluster.models.names import (
     models_folder,
     require_room,
 )
-from patchkit.durable.failure import translated
 from patchkit.durable.lock import locked
 from patchkit.durable.names import plain
-from patchkit.errors import HostError, PatchkitError, SourceError, StorageError
+from patchkit.errors import HostError, PatchkitError, SourceError, StorageError, translated
 from patchkit.follow import Follow
 from patchkit.records import RecordError, record
 

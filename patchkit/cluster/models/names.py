@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import Annotated
 
 from patchkit.durable.atomic import replacing
-from patchkit.durable.failure import translated
 from patchkit.durable.lock import locked
 from patchkit.durable.names import plain
-from patchkit.errors import StorageError, UsageError
+from patchkit.errors import StorageError, UsageError, translated
 from patchkit.reading import read_text
 from patchkit.records import RecordError, Utf8, matching
 

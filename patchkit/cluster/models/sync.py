@@ -13,8 +13,7 @@ from patchkit.cluster.models.names import folder_of, free_bytes, models_folder, 
 from patchkit.cluster.ssh.node import Remote, everywhere
 from patchkit.cluster.ssh.rsync import Copied, copied, require_rsync, rsync_words
 from patchkit.cluster.ssh.ssh import ssh_words
-from patchkit.durable.failure import translated
-from patchkit.errors import PatchkitError, SourceError, UsageError
+from patchkit.errors import PatchkitError, SourceError, UsageError, translated
 from patchkit.quoting import quoted
 
 T = TypeVar("T")

@@ -24,9 +24,15 @@ from patchkit.cluster.net.netplan_file import OURS, render_netplan
 from patchkit.cluster.net.plan import Given, NetPlan
 from patchkit.digests import Digest, digest
 from patchkit.durable import lock
-from patchkit.durable.failure import translated
 from patchkit.durable.journal import Change, Journal
-from patchkit.errors import DriftError, HostError, PatchkitError, StorageError, UsageError
+from patchkit.errors import (
+    DriftError,
+    HostError,
+    PatchkitError,
+    StorageError,
+    UsageError,
+    translated,
+)
 from patchkit.quoting import quoted
 from patchkit.records import RecordError, read_json, record
 

@@ -25,7 +25,7 @@ from typing import Any
 from patchkit.cluster.ssh.ssh import error_fields
 from patchkit.durable.signals import Interrupted, raise_interrupts
 from patchkit.errors import HostError, PatchkitError
-from patchkit.paths import RECIPES
+from patchkit.records import RECIPES
 
 HEARTBEAT = 5.0
 """Seconds between two signs of life, of a node as of who asks it."""

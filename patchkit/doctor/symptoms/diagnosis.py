@@ -22,9 +22,8 @@ from patchkit.doctor.symptoms.symptom import (
     symptoms,
     text_pattern,
 )
-from patchkit.paths import RECIPES
 from patchkit.quoting import quoted
-from patchkit.records import read_toml
+from patchkit.records import RECIPES, read_toml
 from patchkit.runtime.rules.rule import Situation, decided
 
 # How programs begin the line of an error, whatever it is.

@@ -18,8 +18,7 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated, Literal
 
-from patchkit.paths import RECIPES
-from patchkit.records import matching, read_toml
+from patchkit.records import RECIPES, matching, read_toml
 from patchkit.runtime.rules.rule import Grounded
 
 FOLDER = RECIPES / "symptoms"

@@ -9,8 +9,7 @@ from functools import cache, cached_property
 
 from patchkit.errors import SourceError
 from patchkit.finding import Finding, Level
-from patchkit.paths import RECIPES
-from patchkit.records import read_toml
+from patchkit.records import RECIPES, read_toml
 from patchkit.runtime.rules.secret_texts import mask_secrets
 from patchkit.runtime.rules.variable_rules import Avoid, VariableAdvice
 from patchkit.runtime.rules.variable_values import is_placeholder

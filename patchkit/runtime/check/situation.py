@@ -9,8 +9,7 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
-from patchkit.paths import RECIPES
-from patchkit.records import read_toml
+from patchkit.records import RECIPES, read_toml
 from patchkit.runtime.check.content import FileContent, is_literal
 from patchkit.runtime.envfile.header import fact_problems, head_facts
 from patchkit.runtime.host.hardware import target_of

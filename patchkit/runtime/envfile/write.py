@@ -6,8 +6,7 @@ import stat
 from pathlib import Path
 
 from patchkit.durable.atomic import replacing, status_of_file
-from patchkit.durable.failure import translated
-from patchkit.errors import UsageError
+from patchkit.errors import UsageError, translated
 from patchkit.reading import read_bytes
 from patchkit.runtime.envfile.header import is_untouched
 from patchkit.runtime.rules.secret_texts import mask_secrets

@@ -8,8 +8,7 @@ from typing import Any
 
 from patchkit.errors import DriftError, HostError, UsageError
 from patchkit.finding import Level
-from patchkit.paths import RECIPES
-from patchkit.records import read_toml
+from patchkit.records import RECIPES, read_toml
 from patchkit.runtime.envfile.env_file import EnvFile
 from patchkit.runtime.envfile.header import render_env_file
 from patchkit.runtime.envfile.syntax import EnvEntry, Format

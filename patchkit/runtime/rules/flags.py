@@ -12,8 +12,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
-from patchkit.paths import RECIPES
-from patchkit.records import read_toml
+from patchkit.records import RECIPES, read_toml
 from patchkit.runtime.rules.releases import read_table, within
 from patchkit.runtime.rules.rule import Advice, Discouraged, FlagName, Grounded, Rule, check_unique
 from patchkit.runtime.rules.vllm_names import read_flags

@@ -15,8 +15,7 @@ from typing import Annotated
 
 from patchkit.errors import UsageError
 from patchkit.finding import Confidence, Established
-from patchkit.paths import RECIPES
-from patchkit.records import one_of, read_toml
+from patchkit.records import RECIPES, one_of, read_toml
 from patchkit.runtime.rules.releases import check_version, read_table
 from patchkit.runtime.rules.rule import CHOICES, FlagName, check_unique
 from patchkit.runtime.rules.spelling import is_slip

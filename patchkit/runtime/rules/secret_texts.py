@@ -12,8 +12,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase, translate
 from functools import cache
 
-from patchkit.paths import RECIPES
-from patchkit.records import read_toml
+from patchkit.records import RECIPES, read_toml
 
 _MASK = "(masked)"
 _QUOTES = "'\"`"

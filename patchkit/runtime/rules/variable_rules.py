@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from patchkit.errors import UsageError
-from patchkit.paths import RECIPES
-from patchkit.records import read_toml
+from patchkit.records import RECIPES, read_toml
 from patchkit.runtime.rules.releases import check_range, within
 from patchkit.runtime.rules.rule import Advice, Discouraged, Rule, VariableName, check_unique
 

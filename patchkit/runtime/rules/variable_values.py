@@ -9,8 +9,7 @@ from functools import cache
 from ipaddress import ip_address
 from typing import Any
 
-from patchkit.paths import RECIPES
-from patchkit.records import read_toml
+from patchkit.records import RECIPES, read_toml
 from patchkit.runtime.rules.releases import read_table, release
 from patchkit.runtime.rules.variables import lifetime
 

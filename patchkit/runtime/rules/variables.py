@@ -10,8 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from patchkit.paths import RECIPES
-from patchkit.records import read_toml
+from patchkit.records import RECIPES, read_toml
 from patchkit.runtime.rules.releases import Lifetime, Table, read_table
 from patchkit.runtime.rules.vllm_names import variable_readers
 

@@ -14,7 +14,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from patchkit.durable.failure import is_full
+from patchkit.durable.staging import is_full
 from patchkit.elf import parse_library
 from patchkit.errors import BuildError, ProofError, SourceError
 from patchkit.follow import Follow

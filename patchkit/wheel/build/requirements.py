@@ -21,9 +21,16 @@ from packaging.markers import InvalidMarker, Marker
 from packaging.utils import canonicalize_name
 
 from patchkit.digests import digest, sha256_of
-from patchkit.durable.failure import is_full, translated
 from patchkit.durable.lock import locked
-from patchkit.errors import BuildError, HostError, PatchkitError, SourceError, StorageError
+from patchkit.durable.staging import is_full
+from patchkit.errors import (
+    BuildError,
+    HostError,
+    PatchkitError,
+    SourceError,
+    StorageError,
+    translated,
+)
 from patchkit.follow import Follow
 from patchkit.process import ask, run
 

@@ -17,10 +17,9 @@ from textwrap import indent
 from patchkit.digests import digest
 from patchkit.errors import HostError, StorageError, UsageError
 from patchkit.finding import Finding
-from patchkit.paths import RECIPES
 from patchkit.process import attempt, run
 from patchkit.quoting import quoted
-from patchkit.records import read_toml
+from patchkit.records import RECIPES, read_toml
 from patchkit.source.fetch import Progress, cache_dir, fetch
 from patchkit.source.lock import LockEntry
 from patchkit.wheel.file.wheelfile import WheelFile

@@ -16,12 +16,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from patchkit.durable.failure import translated
-from patchkit.errors import HostError, StorageError
-from patchkit.paths import RECIPES
+from patchkit.errors import HostError, StorageError, translated
 from patchkit.process import ask, run
 from patchkit.quoting import quoted
-from patchkit.records import read_toml
+from patchkit.records import RECIPES, read_toml
 from patchkit.wheel.build.toolchain import CROSS, Toolchain
 
 # What torch's CMake asks for.

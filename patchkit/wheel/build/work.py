@@ -11,9 +11,8 @@ import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from patchkit.durable.failure import translated
 from patchkit.durable.lock import locked
-from patchkit.errors import StorageError
+from patchkit.errors import StorageError, translated
 from patchkit.quoting import quoted
 
 WORK = Path("/var/tmp/patchkit")  # noqa: S108  (owner and mode are checked)

@@ -18,9 +18,8 @@ from typing import Any
 
 from patchkit.elf import Library, parse_library
 from patchkit.errors import ProofError, SourceError
-from patchkit.paths import RECIPES
 from patchkit.reading import require_file
-from patchkit.records import read_toml
+from patchkit.records import RECIPES, read_toml
 from patchkit.target import Arch, Load, Target, parse_arch, targets
 from patchkit.wheel.device.fatbin import Code, CodeEntry, read_entries
 from patchkit.wheel.file.library_rules import library_rules

@@ -18,9 +18,8 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 from patchkit.errors import ProofError
-from patchkit.paths import RECIPES
 from patchkit.quoting import quoted
-from patchkit.records import read_toml
+from patchkit.records import RECIPES, read_toml
 from patchkit.target import Load, Target
 from patchkit.wheel.device.inspect import Binary, best, fat_binaries
 

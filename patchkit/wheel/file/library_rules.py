@@ -12,8 +12,7 @@ from pathlib import PurePosixPath
 from packaging.tags import parse_tag
 
 from patchkit.elf import by_version
-from patchkit.paths import RECIPES
-from patchkit.records import read_toml
+from patchkit.records import RECIPES, read_toml
 
 # auditwheel puts a hash into the names of libraries that it copies: libfoo-1a2b3c4d.so.1.
 _FILE = re.compile(r"(?P<name>lib[\w+-]+?)(?:[-.][0-9a-f]{8,})?\.so(?:\.(?P<number>\d+)[\d.]*)?")

@@ -24,8 +24,7 @@ from pathlib import Path
 from packaging.version import Version
 
 from patchkit.digests import sha256_of, tree_digest
-from patchkit.durable.failure import translated
-from patchkit.errors import SourceError, UsageError
+from patchkit.errors import SourceError, UsageError, translated
 from patchkit.quoting import quoted
 from patchkit.reading import LARGEST_IN_TREE, read_bytes
 from patchkit.recipes.vllm.build import Wanted, by_option

@@ -16,11 +16,10 @@ from packaging.version import Version
 
 from patchkit.errors import HostError, SourceError
 from patchkit.finding import Finding
-from patchkit.paths import RECIPES
 from patchkit.process import ask, attempt
 from patchkit.quoting import quoted
 from patchkit.recipes.vllm.build import BUILD_FILE
-from patchkit.records import read_toml, record
+from patchkit.records import RECIPES, read_toml, record
 from patchkit.source.tree import SourceTree
 from patchkit.wheel.build.machine import BuildPlan
 from patchkit.wheel.build.toolchain import cross_package, find_cxx, missing_tools

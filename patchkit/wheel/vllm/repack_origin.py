@@ -11,9 +11,9 @@ from pathlib import Path
 from packaging.version import Version
 
 from patchkit.errors import HashMismatchError, SourceError, UsageError
-from patchkit.paths import RECIPES
 from patchkit.quoting import quoted
 from patchkit.reading import require_file
+from patchkit.records import RECIPES
 from patchkit.source.fetch import Progress, fetch
 from patchkit.source.lock import LockEntry, read_wheel_lock
 from patchkit.versions import meant, named_version

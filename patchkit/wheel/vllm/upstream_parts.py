@@ -16,8 +16,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from patchkit.digests import sha256_of
-from patchkit.durable.failure import translated
-from patchkit.errors import ProofError, SourceError, UsageError
+from patchkit.errors import ProofError, SourceError, UsageError, translated
 from patchkit.quoting import quoted
 from patchkit.recipes.vllm.build import KnownSource, known_externals
 from patchkit.source.fetch import Progress, fetch

@@ -15,11 +15,10 @@ from urllib.parse import unquote, urlsplit
 
 from patchkit.digests import sha256_of
 from patchkit.durable.atomic import continuing, kept
-from patchkit.durable.failure import translated
 from patchkit.durable.lock import locked
 from patchkit.durable.names import is_file
 from patchkit.elf import by_version
-from patchkit.errors import HashMismatchError, ProofError, StorageError, UsageError
+from patchkit.errors import HashMismatchError, ProofError, StorageError, UsageError, translated
 from patchkit.quoting import quoted
 from patchkit.source.fetch import CHUNK, opened, transfer
 from patchkit.source.pip_settings import index_session, pip_settings

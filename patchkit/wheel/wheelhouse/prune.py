@@ -7,9 +7,8 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from patchkit.durable.failure import translated
 from patchkit.durable.lock import locked
-from patchkit.errors import SourceError, UsageError
+from patchkit.errors import SourceError, UsageError, translated
 from patchkit.wheel.wheelhouse.contents import FILLING, known_wheels, listed_manifest
 from patchkit.wheel.wheelhouse.manifest import MANIFEST, write_documents
 from patchkit.wheel.wheelhouse.storage import (

@@ -10,12 +10,11 @@ from pathlib import Path
 
 from patchkit.digests import digest, sha256_of
 from patchkit.durable.atomic import give
-from patchkit.durable.failure import translated
 from patchkit.durable.journal import Change, Journal
 from patchkit.durable.lock import locked
 from patchkit.durable.names import is_file, place_of, present
 from patchkit.durable.staging import make_folders
-from patchkit.errors import HashMismatchError, SourceError, UsageError
+from patchkit.errors import HashMismatchError, SourceError, UsageError, translated
 from patchkit.quoting import quoted
 from patchkit.reading import read_bytes
 

@@ -23,10 +23,9 @@ from patchkit.cluster.net.apply import NetHistory
 from patchkit.cluster.net.plan import NetPlanOptions, make_net_plan
 from patchkit.digests import sha256_of
 from patchkit.durable.atomic import continuing
-from patchkit.durable.failure import translated
 from patchkit.durable.lock import locked
 from patchkit.durable.signals import Interrupted, raise_interrupts
-from patchkit.errors import PatchkitError
+from patchkit.errors import PatchkitError, translated
 from patchkit.patching.commit import commit_plan
 from patchkit.patching.fix import Request
 from patchkit.patching.ledger import journal_of

@@ -11,9 +11,9 @@ import pytest
 
 from patchkit.errors import DriftError
 from patchkit.patching.recipe import load_recipe
-from patchkit.paths import RECIPES
 from patchkit.process import attempt
 from patchkit.recipes.vllm.external import External
+from patchkit.records import RECIPES
 from support.faults import killed_everywhere
 from tools.entries import (
     with_nccl_release,

@@ -16,7 +16,7 @@ from patchkit.finding import ESTABLISHED
 from patchkit.patching.claims import load_claims
 from patchkit.patching.recipe import load_recipe
 from patchkit.patching.support import SupportLevel, load_support
-from patchkit.paths import RECIPES
+from patchkit.records import RECIPES
 
 RECIPE = load_recipe()
 CLAIMS = load_claims()
