@@ -16,7 +16,6 @@ from patchkit.errors import SourceError, StorageError
 Progress = Callable[[int, int], None]
 """Takes the bytes done and the bytes in all."""
 
-_Parts = tuple[str, ...]
 _DAMAGE = (tarfile.TarError, zlib.error, lzma.LZMAError)
 _TRY_AGAIN = "fetch the archive again, from a source that you trust"
 
@@ -43,10 +42,18 @@ def unpack(archive: Path, dest: Path, *, progress: Progress | None = None) -> Pa
         # In the nearest folder that exists: same file system, so the rename is atomic.
         beside = next(parent for parent in target.parents if parent.exists())
         with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=beside) as scratch:
-            tree = Path(scratch) / _extract_members(archive, Path(scratch), progress)
+            with tarfile.open(archive) as tar:
+                members = tar.getmembers()
+                # tarfile stops at the end marker, but gzip's checksum of it all comes after that.
+                while tar.fileobj is not None and tar.fileobj.read(1 << 20):
+                    pass
+                # Every name is judged before anything is written: nothing has to be taken back.
+                top = _check_members(archive, members)
+                # PEP 706's filter besides: it drops owners, set-uid bits, others' right to write.
+                tar.extractall(scratch, _report_members(members, progress), filter="data")
             target.parent.mkdir(parents=True, exist_ok=True)
             try:
-                tree.rename(target)
+                Path(scratch, top).rename(target)
             except OSError:
                 _require_vacant(target)  # another process may have been quicker
                 raise
@@ -82,28 +89,6 @@ def _require_vacant(target: Path) -> None:
         )
 
 
-def _extract_members(archive: Path, root: Path, progress: Progress | None) -> str:
-    """Unpack all members below ``root``; return the name of their one top-level folder."""
-    with tarfile.open(archive) as tar:
-        members = tar.getmembers()
-        # tarfile stops at the end marker, but gzip's checksum of it all comes after that.
-        while tar.fileobj is not None and tar.fileobj.read(1 << 20):
-            pass
-        # Every name is judged before anything is written: nothing has to be taken back.
-        top = next((parts[0] for parts in map(_name_parts, (m.name for m in members)) if parts), "")
-        for member, complaint in _complaints(members, top):
-            raise SourceError(
-                f"{archive}: the member {member.name!r} {complaint}",
-                why="no source distribution is built like that; nothing was unpacked",
-                hint=_TRY_AGAIN,
-            )
-        if not top:
-            raise SourceError(f"{archive} holds no files", hint=_TRY_AGAIN)
-        # PEP 706's filter besides: it drops owners, set-uid bits and others' right to write.
-        tar.extractall(root, _report_members(members, progress), filter="data")
-    return top
-
-
 def _report_members(members: list[TarInfo], progress: Progress | None) -> Iterator[TarInfo]:
     """Yield the members, and report each to ``progress`` once the consumer is through with it."""
     done, total = 0, sum(member.size for member in members)
@@ -114,52 +99,46 @@ def _report_members(members: list[TarInfo], progress: Progress | None) -> Iterat
             progress(done, total)
 
 
-def _name_parts(name: str) -> _Parts:
-    return tuple(part for part in name.split("/") if part not in {"", "."})
+def _check_members(archive: Path, members: list[TarInfo]) -> str:
+    """Return the name of the one top-level folder. Raises SourceError for an unsafe member."""
+    named = [(member, _name_parts(member.name)) for member in members]
+    top = next((parts[0] for _, parts in named if parts), "")
+    if not top:
+        raise SourceError(f"{archive} holds no files", hint=_TRY_AGAIN)
+    leaves = {parts for member, parts in named if not member.isdir()}
+    seen: set[tuple[str, ...]] = set()
+    for member, parts in named:
+        complaint = _complaint(member, parts, top)
+        if any(parts[:length] in leaves for length in range(1, len(parts) + member.isdir())):
+            complaint = complaint or "lies inside another member that is a file or a link"
+        elif parts in seen and not member.isdir():
+            complaint = complaint or "is there twice"
+        if complaint:
+            raise SourceError(
+                f"{archive}: the member {member.name!r} {complaint}",
+                why="no source distribution is built like that; nothing was unpacked",
+                hint=_TRY_AGAIN,
+            )
+        seen.add(parts)
+    return top
 
 
-def _complaints(members: list[TarInfo], top: str) -> Iterator[tuple[TarInfo, str]]:
-    """Yield what the filter alone would take, or take for something else."""
-    leaves = {_name_parts(member.name) for member in members if not member.isdir()}
-    symlinks = {_name_parts(member.name) for member in members if member.issym()}
-    before: set[_Parts] = set()  # files, which a hard link may name
-    for member in members:
-        parts = _name_parts(member.name)
-        if complaint := _bad_name(member, parts, top):
-            yield member, complaint
-        elif any(parts[:length] in leaves for length in range(1, len(parts) + member.isdir())):
-            yield member, "lies inside another member that is a file or a link"
-        elif not member.isdir() and parts in before:
-            yield member, "is there twice"
-        elif member.issym() and not _stays_inside(member, symlinks):
-            yield member, f"is a link that leads out of the tree: {member.linkname!r}"
-        # Unlike a symlink's, the target of a hard link counts from the archive's root.
-        elif member.islnk() and _name_parts(member.linkname) not in before - symlinks:
-            yield member, f"is a hard link to no earlier file of the tree: {member.linkname!r}"
-        if not member.isdir():
-            before.add(parts)
-
-
-def _bad_name(member: TarInfo, parts: _Parts, top: str) -> str:
+def _complaint(member: TarInfo, parts: tuple[str, ...], top: str) -> str:
+    """Return what is wrong with a member by itself, which the filter alone might take."""
     if member.name.startswith("/") or ".." in parts:
         return "leads out of the tree"
-    if not (member.isfile() or member.isdir() or member.issym() or member.islnk()):
-        return "is neither a file nor a folder (a device, a pipe or the like)"
+    if not (member.isfile() or member.isdir() or member.issym()):
+        return "is neither a file, a folder nor a symbolic link (a device, a hard link or the like)"
     if (len(parts) < 2 and not member.isdir()) or (parts and parts[0] != top):
         return f"lies beside the top-level folder {top!r}, not in it"
+    if member.issym():
+        # '..' only leads: behind a name, which may be a link itself, it is not what the text says.
+        target = _name_parts(member.linkname)
+        up = target.count("..")
+        if member.linkname.startswith("/") or ".." in target[up:] or up > len(parts) - 2:
+            return f"is a link that leads out of the tree: {member.linkname!r}"
     return ""
 
 
-def _stays_inside(link: TarInfo, symlinks: set[_Parts]) -> bool:
-    """Return whether a link's target lies in the top-level folder, whatever the other links do."""
-    if link.linkname.startswith("/"):
-        return False
-    position = _name_parts(link.name)[:-1]
-    for part in _name_parts(link.linkname):
-        # Behind another link, '..' is not what the text of the target says.
-        if position in symlinks:
-            return False
-        position = position[:-1] if part == ".." else (*position, part)
-        if not position:
-            return False
-    return True
+def _name_parts(name: str) -> tuple[str, ...]:
+    return tuple(part for part in name.split("/") if part not in {"", "."})

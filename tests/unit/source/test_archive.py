@@ -74,11 +74,10 @@ def test_links_inside_the_tree_are_kept(tmp_path: Path) -> None:
         tmp_path / "a.tar.gz",
         file("demo-1/a", b"hello"),
         entry("demo-1/sub/soft", tarfile.SYMTYPE, "../a"),
-        entry("demo-1/hard", tarfile.LNKTYPE, "demo-1/a"),
     )
     dest = unpack(archive, tmp_path / "tree")
     assert (dest / "sub/soft").is_symlink()
-    assert (dest / "sub/soft").read_bytes() == (dest / "hard").read_bytes() == b"hello"
+    assert (dest / "sub/soft").read_bytes() == b"hello"
 
 
 @pytest.mark.parametrize(
@@ -91,14 +90,13 @@ def test_links_inside_the_tree_are_kept(tmp_path: Path) -> None:
         (file("demo-1/README"), "twice"),
         (file("demo-1/README/evil"), "lies inside another member"),
         (entry("demo-1/README", tarfile.DIRTYPE), "lies inside another member"),
-        (entry("demo-1/pipe", tarfile.FIFOTYPE), "neither a file nor a folder"),
-        (entry("demo-1/null", tarfile.CHRTYPE), "neither a file nor a folder"),
+        (entry("demo-1/pipe", tarfile.FIFOTYPE), "neither a file, a folder nor"),
+        (entry("demo-1/null", tarfile.CHRTYPE), "neither a file, a folder nor"),
         (entry("demo-1/evil", tarfile.SYMTYPE, "../../etc"), "'../../etc'"),
         (entry("demo-1/evil", tarfile.SYMTYPE, "/etc/passwd"), "'/etc/passwd'"),
         (entry("demo-1/src/evil", tarfile.SYMTYPE, "../.."), "out of the tree"),
-        (entry("demo-1/evil", tarfile.LNKTYPE, "../outside"), "'../outside'"),
-        (entry("demo-1/evil", tarfile.LNKTYPE, "/etc/passwd"), "'/etc/passwd'"),
-        (entry("demo-1/evil", tarfile.LNKTYPE, "demo-1/absent"), "hard link"),
+        (entry("demo-1/src/evil", tarfile.SYMTYPE, "../src/../../x"), "out of the tree"),
+        (entry("demo-1/evil", tarfile.LNKTYPE, "demo-1/README"), "a hard link or the like"),
     ],
 )
 def test_bad_member_is_named(
