@@ -24,7 +24,7 @@ from patchkit.patching.recipe import Recipe
 from patchkit.patching.workspace import Workspace
 from patchkit.reading import decoded
 from patchkit.source.detect import dist_info
-from patchkit.source.installed_record import restored_record, rewrite_record
+from patchkit.source.installed_record import rewrite_record
 from patchkit.source.tree import SourceTree
 
 
@@ -163,8 +163,9 @@ def _unpatched_record(workspace: Workspace, record: str) -> bytes:
     state, root = workspace.state, workspace.tree.root
     own = [ledger_path(state), *(original_path(state, path) for path in ledger.files)]
     shipped = _encode_texts(workspace.tree.pristine)
-    gone = [str(place.relative_to(root)) for place in own]
-    return restored_record(text, shipped, gone).encode()
+    back = {path: data for path, data in shipped.items() if data is not None}
+    created = [str(place.relative_to(root)) for place in own] + [*(shipped.keys() - back.keys())]
+    return rewrite_record(text, back, dropped=created).encode()
 
 
 def _encode_texts(texts: Mapping[str, str | None]) -> dict[str, bytes | None]:

@@ -34,10 +34,6 @@ class Project:
     spelled: str
     example: str
 
-    def is_at(self, root: Path) -> bool:
-        """Return whether a folder has every marker."""
-        return all((root / marker).is_file() for marker in self.markers)
-
 
 @cache
 def projects() -> Mapping[str, Project]:
@@ -60,8 +56,17 @@ def detect(
     root = path.resolve()
     if project == "vllm" and root.name == "vllm" and (root / "__init__.py").is_file():
         return replace(_detect_package(root), sandboxed=sandboxed)
-    _check_tree(path, root, project)
-    of_git = (root / ".git").exists()
+    known, of_git = projects()[project], (root / ".git").exists()
+    if not root.exists():
+        raise UsageError(f"{path}: no such directory", hint=f"name {known.spelled}")
+    if not root.is_dir():
+        raise SourceError(f"{path}: is not a directory", hint=f"name {known.spelled}")
+    if missing := [marker for marker in known.markers if not (root / marker).is_file()]:
+        raise SourceError(
+            f"{path}: not a source tree of {known.title}: {missing[0]} is missing",
+            why="the path is one level too high or too low, or the tree is incomplete",
+            hint=f"name the folder that holds {known.where}",
+        )
     if project == "nccl":  # its makefiles say the version, with and without a git history
         version, kind = _make_version(root), "git" if of_git else "archive"
     elif (place := root / "PKG-INFO").is_file():
@@ -93,7 +98,7 @@ def project_of(spec: str) -> str:
         if root.name == "vllm" and (root / "__init__.py").is_file():
             return "vllm"
         for name, project in projects().items():
-            if project.is_at(root):
+            if all((root / marker).is_file() for marker in project.markers):
                 return name
     named = [name for name in projects() if name in path.name.lower()]
     if len(named) == 1:
@@ -105,35 +110,13 @@ def project_of(spec: str) -> str:
     )
 
 
-def spelled(project: str) -> str:
-    """Return in words what may name sources of the project."""
-    return projects()[project].spelled
-
-
-def _check_tree(path: Path, root: Path, project: str) -> None:
-    """Raise SourceError unless the folder is a tree of the project."""
-    wanted = projects()[project]
-    if not root.exists():
-        raise UsageError(f"{path}: no such directory", hint=f"name {wanted.spelled}")
-    if not root.is_dir():
-        raise SourceError(f"{path}: is not a directory", hint=f"name {wanted.spelled}")
-    missing = [marker for marker in wanted.markers if not (root / marker).is_file()]
-    if not missing:
-        return
-    raise SourceError(
-        f"{path}: not a source tree of {wanted.title}: {missing[0]} is missing",
-        why="the path is one level too high or too low, or the tree is incomplete",
-        hint=f"name the folder that holds {wanted.where}",
-    )
-
-
 def _make_version(root: Path) -> Version:
     """Return MAJOR.MINOR.PATCH and SUFFIX (rc1, mostly nothing), as the library reports it.
 
     PKG_REVISION is no part of it: it counts packagings of one version, and is 1 in every tag.
     """
     place = root / "makefiles/version.mk"
-    text = _read_lenient(place)
+    text = read_bytes(place, limit=LARGEST_IN_TREE, hint=RESTORE).decode(errors="replace")
     values = {match["name"]: match["value"] for match in _ASSIGNED.finditer(text)}
     names = ("NCCL_MAJOR", "NCCL_MINOR", "NCCL_PATCH")
     if missing := [name for name in names if not values.get(name, "").isdecimal()]:
@@ -186,13 +169,10 @@ def _detect_package(root: Path) -> SourceTree:
 
 def _metadata_field(place: Path, name: str) -> str:
     """Return a field of core metadata (mail headers); "" if it is not there."""
-    text = _read_lenient(place) if place.is_file() else ""
-    match = re.search(rf"^{name}:[ \t]*(.*)$", text.partition("\n\n")[0], re.MULTILINE)
+    data = read_bytes(place, limit=LARGEST_IN_TREE, hint=RESTORE) if place.is_file() else b""
+    head = data.decode(errors="replace").partition("\n\n")[0]
+    match = re.search(rf"^{name}:[ \t]*(.*)$", head, re.MULTILINE)
     return match[1].strip() if match else ""
-
-
-def _read_lenient(place: Path) -> str:
-    return read_bytes(place, limit=LARGEST_IN_TREE, hint=RESTORE).decode(errors="replace")
 
 
 def _git_version(root: Path) -> Version:

@@ -7,6 +7,7 @@ import re
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+from posixpath import normpath
 
 from patchkit.durable.atomic import replacing
 from patchkit.errors import HashMismatchError, SourceError, StorageError, translated
@@ -43,7 +44,8 @@ def parse_git(spec: str) -> GitSource | None:
 def commit_archive(url: str, commit: str, *, cache: Path, prefix: str, offline: bool) -> Path:
     """Return a tar of the files of a commit, below ``prefix``; ``cache`` keeps the commit.
 
-    Only that commit is fetched, without its history; what git keeps is checked on every call.
+    Only that commit is fetched, without its history. On every call git checks that each object
+    still has the id that its commit names.
     Raises SourceError if it cannot be had, HashMismatchError if the cache is damaged, HostError
     without git, StorageError for I/O.
     """
@@ -56,11 +58,17 @@ def commit_archive(url: str, commit: str, *, cache: Path, prefix: str, offline: 
                 hint="run once without --offline",
             )
         _fetch_commit(url, commit, repository)
-    _verify_commit(repository, commit)
+    done = _call_git(repository, "fsck", "--full", "--no-dangling", "--no-progress", commit)
+    if done.status:
+        raise HashMismatchError(
+            f"{repository}: is damaged: {_last_words(done.errors)}",
+            why="a file in the cache was changed, or the disk failed",
+            hint=f"remove {repository}, then run again",
+        )
     archive = cache / f"{prefix}-{commit}.tar"
     with translated(at=archive), replacing(archive) as file:
         made = ("archive", "--format=tar", f"--prefix={prefix}/", f"--output={file.name}", commit)
-        _run_git(repository, *_PLAIN, *made)
+        _call_git(repository, *_PLAIN, *made, check=True)
     return archive
 
 
@@ -79,43 +87,28 @@ def submodules(url: str, commit: str, *, cache: Path) -> tuple[Submodule, ...]:
     The commit names those of its submodules, so that they need no other voucher. Raises SourceError
     for one whose URL is missing.
     """
-    repository = cache / "git" / commit
+    repository, found = cache / "git" / commit, []
     listed = _call_git(repository, "ls-tree", "-r", "-z", "--full-tree", commit).output
     # 160000 is the mode of a submodule in a git tree; its id is a commit of the other repository.
-    rows = (line.partition("\t") for line in listed.split("\0") if line.startswith("160000 "))
-    links = {path: head.split()[2] for head, _, path in rows}
-    urls = _submodule_urls(repository, commit) if links else {}
-    if missing := sorted(links.keys() - urls.keys()):
-        raise SourceError(
-            f"{_hide_password(url)}: .gitmodules does not say where {missing[0]} comes from"
-        )
-    return tuple(Submodule(path, _join_url(url, urls[path]), id_) for path, id_ in links.items())
-
-
-def _submodule_urls(repository: Path, commit: str) -> dict[str, str]:
-    blob = f"--blob={commit}:.gitmodules"
-    said = _call_git(
-        repository, "config", blob, "-z", "--get-regexp", r"^submodule\..*\.(path|url)$"
-    )
-    named: dict[str, dict[str, str]] = {}
-    for entry in filter(None, said.output.split("\0")):
-        key, _, value = entry.partition("\n")
-        name, _, what = key.rpartition(".")
-        named.setdefault(name, {})[what] = value
-    return {each["path"]: each["url"] for each in named.values() if len(each) == 2}
-
-
-def _join_url(url: str, relative: str) -> str:
-    """Return the URL of a submodule: ``../other.git`` counts from the repository's own URL."""
-    if not relative.startswith(("./", "../")):
-        return relative
-    parts = url.rstrip("/").split("/")
-    for step in relative.split("/"):
-        if step == "..":
-            parts.pop()
-        elif step != ".":
-            parts.append(step)
-    return "/".join(parts)
+    rows = [line.partition("\t") for line in listed.split("\0") if line.startswith("160000 ")]
+    settings: dict[str, dict[str, str]] = {}
+    if rows:
+        query = ("-z", "--get-regexp", r"^submodule\..*\.(path|url)$")
+        said = _call_git(repository, "config", f"--blob={commit}:.gitmodules", *query).output
+        for entry in filter(None, said.split("\0")):
+            key, _, value = entry.partition("\n")
+            name, _, what = key.rpartition(".")
+            settings.setdefault(name, {})[what] = value
+    urls = {each["path"]: each["url"] for each in settings.values() if len(each) == 2}
+    scheme, _, home = url.partition("://")
+    for head, _, path in rows:
+        if (target := urls.get(path)) is None:
+            what = f".gitmodules does not say where {path} comes from"
+            raise SourceError(f"{_hide_password(url)}: {what}")
+        if target.startswith(("./", "../")):  # counts from the repository's own URL
+            target = f"{scheme}://{normpath(f'{home}/{target}')}"
+        found.append(Submodule(path, target, head.split()[2]))
+    return tuple(found)
 
 
 def _fetch_commit(url: str, commit: str, repository: Path) -> None:
@@ -125,7 +118,7 @@ def _fetch_commit(url: str, commit: str, repository: Path) -> None:
         with tempfile.TemporaryDirectory(prefix=".fetch.", dir=repository.parent) as scratch:
             fresh = Path(scratch) / "repository"
             # An empty template: the user's may bring hooks.
-            _run_git(None, "init", "--quiet", "--bare", "--template=", str(fresh))
+            _call_git(None, "init", "--quiet", "--bare", "--template=", str(fresh), check=True)
             (fresh / "info").mkdir(exist_ok=True)
             (fresh / "info/attributes").write_text(_ATTRIBUTES, encoding="utf-8")
             done = _call_git(fresh, "fetch", "--quiet", "--depth=1", "--no-tags", url, commit)
@@ -151,17 +144,6 @@ def _fetch_commit(url: str, commit: str, repository: Path) -> None:
         ) from error
 
 
-def _verify_commit(repository: Path, commit: str) -> None:
-    """Raise HashMismatchError unless every object still has the id that its commit names."""
-    done = _call_git(repository, "fsck", "--full", "--no-dangling", "--no-progress", commit)
-    if done.status:
-        raise HashMismatchError(
-            f"{repository}: is damaged: {_last_words(done.errors)}",
-            why="a file in the cache was changed, or the disk failed",
-            hint=f"remove {repository}, then run again",
-        )
-
-
 def _last_words(stderr: str) -> str:
     lines = [line for line in stderr.strip().splitlines() if line.strip()]
     return lines[-1] if lines else "git said nothing"
@@ -172,13 +154,7 @@ def _hide_password(url: str) -> str:
     return re.sub(r"://[^/@]*@", "://", url)
 
 
-def _run_git(repository: Path | None, *arguments: str) -> None:
-    done = _call_git(repository, *arguments)
-    if done.status:
-        raise StorageError(f"git {arguments[0]} failed: {_last_words(done.errors)}")
-
-
-def _call_git(repository: Path | None, *arguments: str) -> Completed:
+def _call_git(repository: Path | None, *arguments: str, check: bool = False) -> Completed:
     """Run git on a bare repository. The user's settings stay: proxies and credentials are there."""
     where = [] if repository is None else [f"--git-dir={repository}"]
     # Others of git's variables would send it to another repository than the one named.
@@ -193,4 +169,6 @@ def _call_git(repository: Path | None, *arguments: str) -> Completed:
         raise done.error(hint="install git, or use an archive")
     if done.status is None:  # the command is not shown: a URL may hold a password
         raise StorageError(f"git {arguments[0]}: {done.trouble}", hint="check the network")
+    if check and done.status:
+        raise StorageError(f"git {arguments[0]} failed: {_last_words(done.errors)}")
     return done

@@ -15,17 +15,12 @@ from packaging.utils import parse_wheel_filename
 from packaging.version import Version
 
 from patchkit.errors import SourceError
-from patchkit.records import RecordError, Sha256, matching, read_toml
+from patchkit.records import Sha256, matching, read_toml
 
 # The name becomes part of a path in the cache, so it must not be able to leave it.
 _Filename = Annotated[str, matching(r"[A-Za-z0-9][A-Za-z0-9._+!-]*", "the name of a file")]
 # manylinux_2_28_aarch64 (PEP 600), manylinux2014_x86_64, musllinux_1_2_x86_64, linux_x86_64.
 _LINUX = re.compile(r"\w*linux(?:\d+|_\d+_\d+)?_([a-z]\w*)")
-
-
-def _require_positive(number: int) -> None:
-    if number <= 0:
-        raise RecordError(f"is {number}, not a number of bytes")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,17 +30,7 @@ class LockEntry:
     version: Annotated[str, Version]
     filename: _Filename
     sha256: Sha256
-    size: Annotated[int, _require_positive]
-
-
-@dataclass(frozen=True, slots=True)
-class _Sdists:
-    sdist: tuple[LockEntry, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class _Wheels:
-    wheel: tuple[LockEntry, ...]
+    size: int
 
 
 def read_lock(path: Path) -> dict[str, LockEntry]:
@@ -53,7 +38,7 @@ def read_lock(path: Path) -> dict[str, LockEntry]:
 
     Raises SourceError, naming the file and the key, if it is not a lock.
     """
-    return _by_version(path, read_toml(_Sdists, path, error=SourceError).sdist)
+    return _by_version(path, read_toml(tuple[LockEntry, ...], path, SourceError, key="sdist"))
 
 
 def read_wheel_lock(path: Path) -> dict[str, dict[str, LockEntry]]:
@@ -62,7 +47,7 @@ def read_wheel_lock(path: Path) -> dict[str, dict[str, LockEntry]]:
     Raises as ``read_lock`` does.
     """
     cpus: dict[str, list[LockEntry]] = {}
-    for entry in read_toml(_Wheels, path, error=SourceError).wheel:
+    for entry in read_toml(tuple[LockEntry, ...], path, SourceError, key="wheel"):
         for cpu in wheel_cpus(entry.filename):
             cpus.setdefault(cpu, []).append(entry)
     return {cpu: _by_version(path, entries) for cpu, entries in cpus.items()}

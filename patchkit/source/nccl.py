@@ -23,7 +23,7 @@ from patchkit.errors import (
     UsageError,
 )
 from patchkit.source.archive import unpack
-from patchkit.source.detect import detect, projects, spelled
+from patchkit.source.detect import detect, projects
 from patchkit.source.fetch import cache_dir
 from patchkit.source.git import commit_archive, parse_git
 from patchkit.source.releases import Release, ReleaseFacts, load_facts
@@ -100,7 +100,7 @@ def nccl_tree(
     else:
         raise UsageError(
             f"{spec}: no such file or directory, and neither a git URL nor a release",
-            hint=meant(spec, projects()) or f"name {spelled(PROJECT)}",
+            hint=meant(spec, projects()) or f"name {projects()[PROJECT].spelled}",
         )
     check(origin.version)
     return origin

@@ -17,7 +17,7 @@ from patchkit.errors import SourceError, UsageError
 from patchkit.quoting import quoted
 from patchkit.records import RECIPES
 from patchkit.source.archive import Progress, unpack
-from patchkit.source.detect import detect, projects, spelled
+from patchkit.source.detect import detect, projects
 from patchkit.versions import meant, named_version
 
 if TYPE_CHECKING:
@@ -177,7 +177,7 @@ def _find_archive(source: SourceOptions, check: Check, report: Report) -> _Archi
     if version is None:
         raise UsageError(
             f"{spec}: no such file or directory",
-            hint=meant(spec, projects()) or f"name {spelled(project)}",
+            hint=meant(spec, projects()) or f"name {projects()[project].spelled}",
         )
     check(Version(version))
     return _Archive(project, fetch_release(source, check, report), version, version, locked=True)
