@@ -108,7 +108,7 @@ def _read(source: str, sha256: str, version: str) -> list[str]:
     if str(origin.version) != version:
         raise SourceError(f"{source} holds NCCL {origin.version}, not {version}")
     with tempfile.TemporaryDirectory() as folder:
-        root = origin.path if origin.is_tree else unpack(origin.path, Path(folder) / "nccl")
+        root = origin.path if origin.path.is_dir() else unpack(origin.path, Path(folder) / "nccl")
         text = with_names(NAMES.read_text(encoding="utf-8"), version, root)
         NAMES.write_text(text, encoding="utf-8")
         flags = gencodes(make_flags(detect(root, "nccl"), targets()["gb10"].cuda))

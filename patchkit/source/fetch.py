@@ -9,7 +9,7 @@ import hashlib
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
@@ -44,11 +44,6 @@ def cache_dir() -> Path:
     return Path(chosen) if chosen else platformdirs.user_cache_path("patchkit")
 
 
-def cached_place(filename: str, cache: Path | None = None) -> Path:
-    """Return where the cache has a file of a release once it was fetched."""
-    return (cache or cache_dir()) / "sdists" / filename
-
-
 def fetch(
     project: str,
     version: str,
@@ -56,7 +51,6 @@ def fetch(
     *,
     offline: bool = False,
     progress: Progress | None = None,
-    cache: Path | None = None,
 ) -> Path:
     """Return the path of an sdist in the cache, downloaded if need be, its sha256 always verified.
 
@@ -73,7 +67,7 @@ def fetch(
             why="it is mistyped, or newer or older than what patchkit covers",
             hint=f"known are {known[0]} to {known[-1]}",
         )
-    path = cached_place(entry.filename, cache)
+    path = cache_dir() / "sdists" / entry.filename
     with translated(at=path, hint=_CACHE_HINT):
         cached = sha256_of(path) if path.exists() else None
     if cached == entry.sha256:
@@ -154,7 +148,16 @@ def opened(url: str, session: requests.Session, start: int = 0) -> Iterator[requ
 
     Raises StorageError if that fails, or reading it in the block.
     """
-    with _explain_failures(url), _ask_server(session, url, start) as response:
+    # The file itself is wanted: a server may else wrap it, or unwrap the .gz on the way.
+    headers = {"Accept-Encoding": "identity"}
+    get = partial(session.get, url, stream=True, timeout=TIMEOUT)
+    with _explain_failures(url), ExitStack() as stack:
+        response = get(headers=headers | ({"Range": f"bytes={start}-"} if start else {}))
+        stack.enter_context(response)
+        span = response.headers.get("Content-Range", "")
+        other = response.status_code == _PARTIAL and not span.startswith(f"bytes {start}-")
+        if start and (other or response.status_code == _UNSATISFIABLE):
+            response = stack.enter_context(get(headers=headers))
         response.raise_for_status()
         yield response
 
@@ -167,23 +170,8 @@ def _offered(project: str, filename: str, start: int) -> Iterator[requests.Respo
         package = next((each for each in packages if each.filename == filename), None)
         if package is None:
             raise not_offered(client.endpoint, filename)
-        with _ask_server(client.s, package.url, start) as response:
-            response.raise_for_status()
+        with opened(package.url, client.s, start) as response:
             yield response
-
-
-def _ask_server(session: requests.Session, url: str, start: int) -> requests.Response:
-    # The file itself is wanted: a server may else wrap it, or unwrap the .gz on the way.
-    headers = {"Accept-Encoding": "identity"}
-    if start:
-        ranged = {**headers, "Range": f"bytes={start}-"}
-        response = session.get(url, stream=True, timeout=TIMEOUT, headers=ranged)
-        span = response.headers.get("Content-Range", "")
-        other = response.status_code == _PARTIAL and not span.startswith(f"bytes {start}-")
-        if response.status_code != _UNSATISFIABLE and not other:
-            return response
-        response.close()
-    return session.get(url, stream=True, timeout=TIMEOUT, headers=headers)
 
 
 @contextmanager

@@ -47,16 +47,11 @@ class SourceOrigin:
     version: Version
     identity: str
 
-    @property
-    def is_tree(self) -> bool:
-        return self.path.is_dir()
-
 
 def nccl_tree(
     spec: str,
     *,
     sha256: str | None = None,
-    cache: Path | None = None,
     offline: bool = False,
     check: Callable[[Version], None] = lambda _version: None,
     facts: ReleaseFacts | None = None,
@@ -64,9 +59,9 @@ def nccl_tree(
     """Return the sources that ``spec`` names, fetched if need be and verified in any case.
 
     ``spec`` is a folder, an archive, ``git+URL@COMMIT``, or ``nccl==2.29.7``. ``sha256`` is what an
-    archive must have, for one that the recipe does not know. ``cache`` is the folder for downloads
-    (default: patchkit's). ``check`` refuses unsupported versions, for a release before anything is
-    fetched. ``facts`` are the recipe's unless others are given.
+    archive must have, for one that the recipe does not know. ``check`` refuses unsupported
+    versions, for a release before anything is fetched. ``facts`` are the recipe's unless others are
+    given.
 
     Raises SourceError, HashMismatchError, UsageError for a spec that says too little, StorageError
     and HostError if network, disk or a program fails.
@@ -76,7 +71,6 @@ def nccl_tree(
             f"{sha256!r} is not a sha256", hint="64 lower-case hex digits, as sha256sum prints them"
         )
     facts, path = facts or load_facts(PROJECT), Path(spec)
-    store = (cache or cache_dir()) / "sources"
     if path.is_dir():
         if sha256 is not None:
             raise UsageError(f"{spec} is a folder; --sha256 is for an archive")
@@ -92,11 +86,11 @@ def nccl_tree(
                 hint=f"write git+{source.url}@ and the 40 hex digits of the commit "
                 "(git ls-remote shows them)",
             )
-        origin = _take_commit(source.url, source.name, store, offline=offline)
+        origin = _take_commit(source.url, source.name, offline=offline)
     elif match := _RELEASE.fullmatch(spec):
         version = named_version(match["version"], "for example nccl==2.29.7")
         check(version)
-        origin = _take_release(facts.known(version), facts, store, offline=offline)
+        origin = _take_release(facts.known(version), facts, offline=offline)
     else:
         raise UsageError(
             f"{spec}: no such file or directory, and neither a git URL nor a release",
@@ -128,8 +122,9 @@ def _take_archive(path: Path, sha256: str | None, facts: ReleaseFacts) -> Source
 
 
 def _take_commit(
-    url: str, commit: str, store: Path, release: Release | None = None, *, offline: bool
+    url: str, commit: str, release: Release | None = None, *, offline: bool
 ) -> SourceOrigin:
+    store = cache_dir() / "sources"
     archive = commit_archive(url, commit, cache=store, prefix=PROJECT, offline=offline)
     version = _version_inside(archive)
     _require_version(f"{url}: commit {commit}", version, release)
@@ -141,11 +136,9 @@ def _require_version(where: Path | str, version: Version, release: Release | Non
         raise SourceError(f"{where}: its files say {version}, the recipe says {release.version}")
 
 
-def _take_release(
-    release: Release, facts: ReleaseFacts, store: Path, *, offline: bool
-) -> SourceOrigin:
+def _take_release(release: Release, facts: ReleaseFacts, *, offline: bool) -> SourceOrigin:
     """Take a release from the cache, or by its commit from upstream's repository."""
-    archive = store / f"{PROJECT}-{release.version}.tar.gz"
+    archive = cache_dir() / "sources" / f"{PROJECT}-{release.version}.tar.gz"
     if release.sha256 and archive.is_file() and sha256_of(archive) == release.sha256:
         identity = f"sha256:{release.sha256}"
         return SourceOrigin(path=archive, version=release.version, identity=identity)
@@ -157,7 +150,7 @@ def _take_release(
             hint=hint,
         )
     try:
-        return _take_commit(facts.git, release.commit, store, release, offline=offline)
+        return _take_commit(facts.git, release.commit, release, offline=offline)
     except (SourceError, StorageError, HostError) as error:
         what = f"no sources of NCCL {release.version} could be had: {error.what}"
         raise type(error)(what, why=error.why, hint=hint) from None

@@ -6,7 +6,7 @@ import ast
 import os
 import sys
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
@@ -50,11 +50,18 @@ def index_session(settings: Mapping[str, str]) -> requests.Session:
     session.cert = settings.get("client-cert")
     if proxy := settings.get("proxy"):
         session.proxies = {"http": proxy, "https": proxy}
-    passwords = dict(_credentials(settings))
+    # The user and the password of each host that an index's URL names with them.
+    passwords = {}
+    # index-url last: of two with one host, the later one wins.
+    for option in ("extra-index-url", "index-url"):
+        for parts in map(urlsplit, settings.get(option, "").split()):
+            if parts.username is not None:
+                user, password = unquote(parts.username), unquote(parts.password or "")
+                passwords[parts.hostname] = user, password
 
     def authenticate(request: requests.PreparedRequest) -> requests.PreparedRequest:
-        user = passwords.get(urlsplit(request.url or "").hostname)
-        return requests.auth.HTTPBasicAuth(*user)(request) if user else request
+        known = passwords.get(urlsplit(request.url or "").hostname)
+        return requests.auth.HTTPBasicAuth(*known)(request) if known else request
 
     if passwords:  # else netrc is asked
         session.auth = authenticate
@@ -64,13 +71,3 @@ def index_session(settings: Mapping[str, str]) -> requests.Session:
 def _pip_config(*arguments: str) -> str:
     done = attempt(sys.executable, "-m", "pip", "config", *arguments)
     return "" if done.trouble else done.output
-
-
-def _credentials(settings: Mapping[str, str]) -> Iterator[tuple[str | None, tuple[str, str]]]:
-    """Yield the user and the password of each host that an index's URL names with them."""
-    # index-url last: of two with one host, the later one wins in the dict.
-    for option in ("extra-index-url", "index-url"):
-        for url in settings.get(option, "").split():
-            parts = urlsplit(url)
-            if parts.username is not None:
-                yield parts.hostname, (unquote(parts.username), unquote(parts.password or ""))

@@ -7,7 +7,6 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from packaging.version import Version
 
@@ -18,10 +17,10 @@ from patchkit.quoting import quoted
 from patchkit.records import RECIPES
 from patchkit.source.archive import Progress, unpack
 from patchkit.source.detect import detect, projects
+from patchkit.source.fetch import fetch
+from patchkit.source.lock import read_lock
+from patchkit.source.nccl import nccl_tree
 from patchkit.versions import meant, named_version
-
-if TYPE_CHECKING:
-    from patchkit.source.nccl import SourceOrigin
 
 _RELEASE = re.compile(r"(?P<project>[A-Za-z0-9._-]+)==(?P<version>[^/]+)")
 Report = Callable[[str], Progress]
@@ -78,10 +77,19 @@ def resolved(
             )
         yield Resolved(Path(spec))
     elif keep or dest is not None:
-        yield _unpack_once(found, dest or _default_dest(source.project, found.label), report)
+        folder = dest or _default_dest(source.project, found.label)
+        if folder.is_dir() and any(folder.iterdir()):
+            # A second run names the same release: the tree of the first is the one to work on.
+            _check_version(folder, source.project, found.version)
+            yield Resolved(folder)
+        else:
+            root = unpack(found.path, folder, progress=report("Unpacking"))
+            # An interrupt from here on says so, since the folder stays.
+            committed(f"{folder} was unpacked")
+            yield Resolved(root, found.locked)
     else:
-        with ScratchFolder() as folder:
-            tree = unpack(found.path, Path(folder) / "tree", progress=report("Unpacking"))
+        with ScratchFolder() as scratch:
+            tree = unpack(found.path, Path(scratch) / "tree", progress=report("Unpacking"))
             yield Resolved(tree, found.locked)
 
 
@@ -129,27 +137,16 @@ def fetch_release(source: SourceOptions, check: Check, report: Report) -> Path:
         hint = meant(source.spec, projects()) or f"for example {projects()[project].example}"
         raise UsageError(f"{source.spec!r} names no release", hint=hint)
     if project == "nccl":
-        return _nccl_origin(source, check).path
-    # A tree in a folder needs no downloads.
-    from patchkit.source.fetch import fetch
-    from patchkit.source.lock import read_lock
-
+        return nccl_tree(source.spec, offline=source.offline, check=check).path
     lock = read_lock(RECIPES / project / "lock.toml")
     progress = report(f"Fetching {source.spec}")
     return fetch(project, version, lock, offline=source.offline, progress=progress)
-
-
-def _nccl_origin(source: SourceOptions, check: Check) -> SourceOrigin:
-    from patchkit.source.nccl import nccl_tree  # nothing of it is needed for vLLM
-
-    return nccl_tree(source.spec, sha256=source.sha256, offline=source.offline, check=check)
 
 
 @dataclass(frozen=True, slots=True)
 class _Archive:
     """Something to unpack; ``label`` tells its default folder from others of the version."""
 
-    project: str
     path: Path
     version: str
     label: str
@@ -163,24 +160,24 @@ def _find_archive(source: SourceOptions, check: Check, report: Report) -> _Archi
         return None
     version = _release(spec, project)
     if project == "nccl":
-        origin = _nccl_origin(source, check)
+        origin = nccl_tree(spec, sha256=source.sha256, offline=source.offline, check=check)
         label = str(origin.version)
         if version is None:
             # Commits and archives of one version differ; a release is one thing.
             label += f"-{origin.identity.rpartition(':')[2][:8]}"
-        return _Archive(project, origin.path, str(origin.version), label, version is not None)
+        return _Archive(origin.path, str(origin.version), label, version is not None)
     if path.is_file():
         # vllm-0.19.1.tar.gz, as sdists are named (PEP 625).
         name = re.match(r"(?P<project>.+?)-(?P<version>\d[^-]*?)(\.tar\.gz|\.tar)$", path.name)
         named = name["version"] if name else path.stem
-        return _Archive(project, path, named, named)
+        return _Archive(path, named, named)
     if version is None:
         raise UsageError(
             f"{spec}: no such file or directory",
             hint=meant(spec, projects()) or f"name {projects()[project].spelled}",
         )
     check(Version(version))
-    return _Archive(project, fetch_release(source, check, report), version, version, locked=True)
+    return _Archive(fetch_release(source, check, report), version, version, locked=True)
 
 
 def _release(spec: str, project: str) -> str | None:
@@ -188,17 +185,6 @@ def _release(spec: str, project: str) -> str | None:
     if match is None or match["project"].lower() != project:
         return None
     return str(named_version(match["version"], f"for example {projects()[project].example}"))
-
-
-def _unpack_once(archive: _Archive, dest: Path, report: Report) -> Resolved:
-    if dest.is_dir() and any(dest.iterdir()):
-        # A second run names the same release: the tree of the first is the one to work on.
-        _check_version(dest, archive.project, archive.version)
-        return Resolved(dest)
-    root = unpack(archive.path, dest, progress=report("Unpacking"))
-    # An interrupt from here on says so, since the folder stays.
-    committed(f"{dest} was unpacked")
-    return Resolved(root, archive.locked)
 
 
 def _check_version(folder: Path, project: str, version: str) -> None:

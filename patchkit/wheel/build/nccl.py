@@ -90,7 +90,7 @@ def build_nccl(order: NcclOrder, progress: Progress) -> BuiltWheel:
         seen = nccl_environment(staged, order.toolchain)
         check_toolchain(order.toolchain, order.gencode, staged, seen)
         source, origin = staged / "source", order.origin
-        if origin.is_tree:
+        if origin.path.is_dir():
             # Neither history nor earlier objects: the digest of the tree is one of the facts.
             aside = shutil.ignore_patterns(".git", "build")
             shutil.copytree(origin.path, source, symlinks=True, ignore=aside)

@@ -7,14 +7,14 @@ import io
 import tarfile
 import threading
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import ClassVar
 
 import pytest
 
-from patchkit.errors import HashMismatchError, PatchkitError, SourceError, StorageError
+from patchkit.errors import HashMismatchError, SourceError, StorageError
 from patchkit.patching.recipe import load_recipe
 from patchkit.source.archive import unpack
 from patchkit.source.fetch import CHUNK, fetch
@@ -36,15 +36,14 @@ class Handler(SimpleHTTPRequestHandler):
     def do_GET(self) -> None:
         Handler.asked.append(self.headers.get("Range", ""))
         start = int(Handler.asked[-1].removeprefix("bytes=").removesuffix("-") or 0)
-        if self.path.startswith("/parts/") and start:
+        if self.path.startswith("/simple/locked/"):
+            self.send_error(401)
+        elif self.path.startswith("/parts/") and start:
             data = Path(self.translate_path(self.path)).read_bytes()
             self.send_response(206 if start < len(data) else 416)
             self.send_header("Content-Range", f"bytes {start}-{len(data) - 1}/{len(data)}")
             self.end_headers()
             self.wfile.write(data[start:])
-            return
-        if self.path.startswith("/simple/locked/"):
-            self.send_error(401)
         elif self.path.endswith(".cut"):
             self.send_response(200)
             self.send_header("Content-Length", "1000000")
@@ -61,15 +60,15 @@ class Handler(SimpleHTTPRequestHandler):
 class Index:
     server: ThreadingHTTPServer
     folder: Path
-    lock: dict[str, LockEntry]
+    entry: LockEntry
+
+    @property
+    def lock(self) -> dict[str, LockEntry]:
+        return {"1.0": self.entry}
 
     @property
     def address(self) -> str:
         return f"127.0.0.1:{self.server.server_port}"
-
-    @property
-    def entry(self) -> LockEntry:
-        return self.lock["1.0"]
 
     def stop(self) -> None:
         self.server.shutdown()
@@ -83,6 +82,7 @@ class Index:
         page.write_text(f"<!DOCTYPE html><html><body>{link}</body></html>")
 
 
+@cache  # gzip writes the time into it
 def sdist() -> bytes:
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w:gz") as tar:
@@ -104,7 +104,7 @@ def index(tmp_path, monkeypatch):
     thread = threading.Thread(target=server.serve_forever, args=(0.01,))
     thread.start()
     entry = LockEntry("1.0", NAME, hashlib.sha256(data).hexdigest(), len(data))
-    result = Index(server, folder, {"1.0": entry})
+    result = Index(server, folder, entry)
     result.offer(f"../../files/{NAME}")
     monkeypatch.setenv("PIP_INDEX_URL", f"http://{result.address}/simple/")
     monkeypatch.setenv("PATCHKIT_CACHE_DIR", str(tmp_path / "cache"))
@@ -122,17 +122,17 @@ def test_fetch_verifies_and_caches(index, tmp_path):
     seen = []
     path = fetch("demo", "1.0", index.lock, progress=lambda done, total: seen.append((done, total)))
     assert path == tmp_path / "cache/sdists" / NAME
-    assert path.read_bytes() == (index.folder / "files" / NAME).read_bytes()
+    assert path.read_bytes() == sdist()
     assert seen[-1] == (index.entry.size, index.entry.size)
-    assert cached(tmp_path) == [NAME]
     assert (unpack(path, tmp_path / "tree") / "PKG-INFO").is_file()
 
+    path.write_bytes(sdist()[:-1])  # a corrupt one is mended
+    assert fetch("demo", "1.0", index.lock).read_bytes() == sdist()
+    assert cached(tmp_path) == [NAME]
 
-def test_cache_hit_needs_no_network(index):
-    first = fetch("demo", "1.0", index.lock)
     index.stop()
-    assert fetch("demo", "1.0", index.lock) == first
-    assert fetch("demo", "1.0", index.lock, offline=True) == first
+    assert fetch("demo", "1.0", index.lock) == path
+    assert fetch("demo", "1.0", index.lock, offline=True) == path
     with pytest.raises(SourceError, match=r"2\.0 is not among the releases"):
         fetch("demo", "2.0", index.lock)
 
@@ -147,22 +147,16 @@ def test_download_that_is_not_what_the_lock_says(index, tmp_path, change):
     assert cached(tmp_path) == []
 
 
-def test_corrupt_cache_is_mended(index, tmp_path):
-    path = fetch("demo", "1.0", index.lock)
-    whole = path.read_bytes()
-    path.write_bytes(whole[:-1])
-    assert fetch("demo", "1.0", index.lock).read_bytes() == whole
-    assert cached(tmp_path) == [NAME]
-
-
-@pytest.mark.parametrize("kind", ["parts", "whole"])
-@pytest.mark.parametrize("left", [b"", b"begun", b"damaged", b"longer"])
+@pytest.mark.parametrize(
+    ("kind", "left"),
+    [("parts", b"begun"), ("parts", b"damaged"), ("parts", b"longer"), ("whole", b"begun")],
+)
 def test_a_download_goes_on_where_it_was_cut(index, tmp_path, kind, left):
     data = sdist()
     (index.folder / kind).mkdir()
     (index.folder / kind / NAME).write_bytes(data)
     index.offer(f"../../{kind}/{NAME}")
-    begun = {b"begun": data[:100], b"damaged": b"x" * 100, b"longer": data + b"x"}.get(left, b"")
+    begun = {b"begun": data[:100], b"damaged": b"x" * 100, b"longer": data + b"x"}[left]
     folder = tmp_path / "cache/sdists"
     folder.mkdir(parents=True)
     (folder / f".{NAME}.partial").write_bytes(begun)
@@ -187,21 +181,14 @@ def test_what_a_cut_download_brought_is_kept(index, tmp_path):
     assert cached(tmp_path) == [NAME]
 
 
-def failure(index, project="demo"):
-    with pytest.raises(PatchkitError) as caught:
-        fetch(project, "1.0", index.lock)
-    return caught.value
-
-
 @pytest.mark.parametrize("project", ["demo", "absent", "locked"])
 def test_credentials_are_used_but_never_told(index, project, monkeypatch):
     monkeypatch.setenv("PIP_INDEX_URL", f"http://me:s3cret@{index.address}/simple/")
     index.offer("../../files/absent.tar.gz")
-    error = failure(index, project)
-    assert isinstance(error, StorageError)
-    assert index.address in str(error)
-    assert "s3cret" not in str(error)
-    assert "me:" not in str(error)
+    with pytest.raises(StorageError, match=index.address) as caught:
+        fetch(project, "1.0", index.lock)
+    assert "s3cret" not in str(caught.value)
+    assert "me:" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -209,7 +196,6 @@ def test_credentials_are_used_but_never_told(index, project, monkeypatch):
     [
         "http://me:s3cret@127.0.0.1:{dead}/simple/",
         "http://me:s3cret/?#@127.0.0.1:{dead}/simple/",
-        "gopher://me:s3cret@127.0.0.1/simple/",
         "http://me:s3cret@[bad/simple/",
         "me:s3cret@127.0.0.1/simple",
     ],
@@ -217,9 +203,9 @@ def test_credentials_are_used_but_never_told(index, project, monkeypatch):
 def test_index_that_cannot_be_reached(index, url, monkeypatch):
     index.stop()
     monkeypatch.setenv("PIP_INDEX_URL", url.format(dead=index.server.server_port))
-    error = failure(index)
-    assert isinstance(error, StorageError)
-    assert "s3cret" not in str(error)
+    with pytest.raises(StorageError) as caught:
+        fetch("demo", "1.0", index.lock)
+    assert "s3cret" not in str(caught.value)
 
 
 def test_index_of_pip_configuration(index, tmp_path, monkeypatch):
@@ -231,31 +217,18 @@ def test_index_of_pip_configuration(index, tmp_path, monkeypatch):
     assert fetch("demo", "1.0", index.lock).is_file()
 
 
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ((NAME, "../evil"), "sdist[1].filename: is '../evil', not the name"),
-        (("0" * 64, "0" * 63), "not a sha256"),
-    ],
-)
-def test_bad_lock(tmp_path, change, words):
+def test_bad_lock(tmp_path):
     row = f'[[sdist]]\nversion = "1.0"\nfilename = "{NAME}"\nsha256 = "{"0" * 64}"\nsize = 1\n'
     path = tmp_path / "lock.toml"
-    path.write_text(row.replace(*change))
-    with pytest.raises(SourceError) as caught:
+    path.write_text(row.replace(NAME, "../evil"))
+    with pytest.raises(SourceError, match=r"sdist\[1\].filename: is '../evil', not the name"):
         read_lock(path)
-    assert words in caught.value.what
 
 
 def test_committed_lock():
     lock = read_lock(COMMITTED_LOCK)
-    assert len(lock) == 37
-    assert len({entry.sha256 for entry in lock.values()}) == 37
-    for version, entry in lock.items():
-        assert entry.filename == f"vllm-{version}.tar.gz"
-        assert len(entry.sha256) == 64
-        assert int(entry.sha256, 16)
-    assert {"0.10.0", "0.33.0"} <= lock.keys()
+    assert len(lock) == len({entry.sha256 for entry in lock.values()}) == 37
+    assert all(entry.filename == f"vllm-{entry.version}.tar.gz" for entry in lock.values())
     assert render_lock(lock.values()) == COMMITTED_LOCK.read_text()
 
 
