@@ -21,6 +21,7 @@ from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 from packaging.version import Version
 
 from patchkit.errors import PatchkitError, SourceError
+from patchkit.patching.recipe import load_recipe
 from patchkit.process import attempt
 from patchkit.recipes.nccl.build_files import gencodes, make_flags
 from patchkit.records import RECIPES
@@ -135,7 +136,7 @@ def _unread(version: str) -> list[Decision]:
 
 def review(version: str) -> int:
     """Say which bugs are taken to hold for the release as well."""
-    bugs = load_facts().bugs_of(Version(version))
+    bugs = load_recipe("nccl").bugs_of(Version(version))
     says = (f"is it so in {version}, which {each.versions} covers: {each.says}" for each in bugs)
     return show([Decision(file=_FILE, says=each) for each in says])
 

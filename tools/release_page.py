@@ -27,7 +27,7 @@ def release_page(recipe: Recipe, facts: ReleaseFacts) -> str:
     header = ["release", "verified by", "torch", "stock", "known bugs"]
     bugs = [
         [str(number), bug.versions, bug.says, bug.instead, bug.source]
-        for number, bug in enumerate(facts.bugs, 1)
+        for number, bug in enumerate(recipe.bugs, 1)
     ]
     refused = [[each.versions, "; ".join(each.reasons)] for each in recipe.refused]
     return "\n".join(
@@ -57,8 +57,8 @@ def _row(release: Release, recipe: Recipe, facts: ReleaseFacts) -> list[str]:
         "sha256": release.sha256,
         "commit": release.commit,
     }
-    covering = facts.bugs_of(release.version)
-    bugs = [str(number) for number, bug in enumerate(facts.bugs, 1) if bug in covering]
+    covering = recipe.bugs_of(release.version)
+    bugs = [str(number) for number, bug in enumerate(recipe.bugs, 1) if bug in covering]
     return [
         str(release.version),
         ", ".join(way for way, known in ways.items() if known),

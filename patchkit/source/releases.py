@@ -56,7 +56,6 @@ class ReleaseFacts:
 
     default: Version
     releases: tuple[Release, ...]
-    bugs: tuple[Bug, ...]
     git: str
     archive: str
     torch: Mapping[str, ExactPin]
@@ -80,9 +79,6 @@ class ReleaseFacts:
         """Return what the wheels of a torch pin, None if the recipe does not know it."""
         return self.torch.get(".".join(torch.split(".")[:2]))
 
-    def bugs_of(self, version: Version) -> tuple[Bug, ...]:
-        return tuple(bug for bug in self.bugs if bug.covers(version))
-
 
 @cache
 def load_facts(project: str = "nccl") -> ReleaseFacts:
@@ -92,7 +88,6 @@ def load_facts(project: str = "nccl") -> ReleaseFacts:
     return ReleaseFacts(
         default=read_toml(Version, place, key="default"),
         releases=read_toml(tuple[Release, ...], place, key="release"),
-        bugs=read_toml(tuple[Bug, ...], place, key="bug"),
         git=upstream["git"],
         archive=upstream["archive"],
         torch=read_toml(dict[str, ExactPin], place, key="torch"),

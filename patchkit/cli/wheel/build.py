@@ -19,7 +19,6 @@ from patchkit.errors import UsageError
 from patchkit.extras import BUILD, require_libraries
 from patchkit.patching.recipe import load_recipe
 from patchkit.source.nccl import nccl_tree
-from patchkit.source.releases import load_facts
 from patchkit.versions import named_version
 from patchkit.wheel.build.machine import BuildPlan
 from patchkit.wheel.build.nccl import JOB_MEMORY, NcclOrder, build_nccl
@@ -112,7 +111,7 @@ def nccl(
         live = (code for code in binary.codes if code.section == LIVE)
         lines.append(f"{binary.name}: {', '.join(f'{code.count} {code.name}' for code in live)}")
     lines.append(f"every kernel of NCCL is exact for {device.title}")
-    bugs = load_facts().bugs_of(origin.version)
+    bugs = load_recipe("nccl").bugs_of(origin.version)
     notes = [lead_word("known") + f"{bug.says}; instead: {bug.instead}" for bug in bugs]
     yield from built_blocks(
         built, house, began, what, tools, lines, reduced=bool(functions), notes=notes

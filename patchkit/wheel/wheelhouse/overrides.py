@@ -100,8 +100,8 @@ def known_overrides(pins: Iterable[WheelPin], recorded: Iterable[Override]) -> t
     found, there = {}, {each.takes.project for each in recorded}
     for each in pins:
         project, version = each.pin.project, each.pin.version
-        bugs = load_facts().bugs_of(version) if is_nccl(project) and project not in there else ()
-        for bug in bugs:
+        known = is_nccl(project) and project not in there
+        for bug in load_recipe("nccl").bugs_of(version) if known else ():
             if bug.take:
                 found[project] = Override(
                     takes=ExactPin(f"{project}=={bug.take}"),

@@ -10,6 +10,7 @@ from click.testing import CliRunner
 
 from patchkit.cli import group
 from patchkit.errors import SourceError, UsageError
+from patchkit.patching.recipe import load_recipe
 from patchkit.runtime.envfile.env_file import read_head
 from patchkit.runtime.host.probe import probe
 from patchkit.runtime.host.software import find_ptxas
@@ -17,7 +18,6 @@ from patchkit.runtime.node.cluster_env import cluster_env
 from patchkit.runtime.node.decision import NodeOptions, decide
 from patchkit.runtime.rules.rule import holding
 from patchkit.runtime.rules.variable_rules import load_variable_rules
-from patchkit.source.releases import load_facts
 from support import hosts
 from support.checked import check_text
 from support.selection import SUPPORTED
@@ -75,7 +75,7 @@ def test_what_a_wheelhouse_will_install_counts_before_it_is_installed(tmp_path):
 def test_the_rule_and_the_recipe_tell_of_one_bug():
     rules = load_variable_rules()
     (advice,) = (each for each in rules.advice if each.id == "nccl-deadlock")
-    (bug,) = (each for each in load_facts().bugs if each.take)
+    (bug,) = (each for each in load_recipe("nccl").bugs if each.take)
     assert advice.when["nccl"] == bug.versions
     assert f"nvidia-nccl-cu13=={bug.take}`" in advice.instead
 
