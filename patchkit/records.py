@@ -219,9 +219,11 @@ def _read_list(
 
 
 def _read_table(key: _Read, inner: _Read, value: Any) -> Any:
+    if not isinstance(value, dict):
+        raise RecordError(f"is {_show_value(value)}, not a table")
     return {
         _read_below(str(name), key, name): _read_below(str(name), inner, each)
-        for name, each in _require_table(value).items()
+        for name, each in value.items()
     }
 
 
@@ -231,12 +233,6 @@ def _read_below(key: str | int, read: _Read, value: Any) -> Any:
         return read(value)
     except RecordError as error:
         raise RecordError(error.what, key, *error.keys) from None
-
-
-def _require_table(value: Any) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise RecordError(f"is {_show_value(value)}, not a table")
-    return value
 
 
 def _dataclass_reader(kind: Any) -> _Read:
@@ -251,14 +247,15 @@ def _dataclass_reader(kind: Any) -> _Read:
     }
 
     def read(value: Any) -> Any:
-        table = _require_table(value)
+        if not isinstance(value, dict):
+            raise RecordError(f"is {_show_value(value)}, not a table")
         # An unknown key first: a misspelt one is missing as well, and this says which it is.
-        for key in table:
+        for key in value:
             if key not in known:
                 raise RecordError(f"unknown key; known are {', '.join(known)}", key)
-        for key in sorted(needed - table.keys()):
+        for key in sorted(needed - value.keys()):
             raise RecordError(f"lacks the key {key!r}")
-        rows = ((*readers[key], key, each) for key, each in table.items())
+        rows = ((*readers[key], key, each) for key, each in value.items())
         return _call_checked(
             kind, **{name: _read_below(key, reader, each) for name, reader, key, each in rows}
         )

@@ -25,9 +25,9 @@ from typing import Any, Literal
 
 from patchkit.digests import Digest, digest, sha256_of
 from patchkit.durable.atomic import sync
-from patchkit.durable.names import PlainPath, inside, place_of, plain, present
+from patchkit.durable.names import PlainPath, inside, is_file, place_of, plain, present
 from patchkit.durable.signals import committed, deferred, undeferred
-from patchkit.durable.staging import is_staged, make_folders, move, second_name, write_staged
+from patchkit.durable.staging import make_folders, move, second_name, write_staged
 from patchkit.errors import (
     NOTHING,
     DriftError,
@@ -154,7 +154,8 @@ class Journal:
             except BaseException as error:
                 self._give_up(steps, unsettle, error)
                 raise
-            committed(f"the commit was finished, {_count_files(len(steps.steps))}")
+            count = len(steps.steps)
+            committed(f"the commit was finished, {count} file{'' if count == 1 else 's'}")
 
     def recover(
         self, unsettle: Callable[[Mapping[str, Any]], None] = lambda _note: None
@@ -190,7 +191,7 @@ class Journal:
         """Move a journal that cannot be read aside; return whether there was one."""
         with translated():
             inside(self.root, self.folder.relative_to(self.root).as_posix())
-            shutil.rmtree(self._gone, ignore_errors=True)
+            shutil.rmtree(f"{self.folder}.gone", ignore_errors=True)
             if not self.folder.exists():
                 return False
             make_folders(to.parent)
@@ -251,15 +252,14 @@ class Journal:
             return Step(change.path, change.before, sha256_of(result))
         if change.after is not None:
             old = place.stat() if change.before else None
-            write_staged(result, change.after, old, _standing_folder(place), change.mode)
+            folder = next(each for each in place.parents if each.is_dir())
+            write_staged(result, change.after, old, folder, change.mode)
         return Step(change.path, change.before, digest(change.after))
 
     def _check_disk(self, place: Path) -> None:
         # A rename, by which a file is replaced, does not lead to another file system.
-        if (
-            self.one_file_system
-            and _standing_folder(place).stat().st_dev != self.root.stat().st_dev
-        ):
+        folder = next(each for each in place.parents if each.is_dir())
+        if self.one_file_system and folder.stat().st_dev != self.root.stat().st_dev:
             raise StorageError(
                 f"{place}: lies on another file system than {self.root}; {NOTHING}",
                 why="what is there cannot be replaced together with the other files",
@@ -299,30 +299,27 @@ class Journal:
             unsettle()
             self._clear()
         except (OSError, PatchkitError) as worse:
-            states = {step.path: self._state(step) for step in steps.steps}
-            new = [path for path, found in states.items() if found == "after"]
-            odd = [path for path, found in states.items() if found == "unknown"]
+            new: list[str] = []
+            odd: list[str] = []
+            for step in steps.steps:
+                found: str | None = None
+                with contextlib.suppress(OSError, PatchkitError):
+                    found = present(place_of(self.root, step.path))
+                if found != step.before:
+                    (new if found == step.after else odd).append(step.path)
+            changed = f"{len(new)} of {len(steps.steps)} files changed"
+            changed += f": {', '.join(new)}" if new else ""
+            unknown = f"; unknown: {', '.join(odd)}" if odd else ""
             kind = type(error) if isinstance(error, PatchkitError) else StorageError
-            lists = [f" changed: {', '.join(new)}" if new else " changed"]
-            lists += [f"unknown: {', '.join(odd)}"] if odd else []
             raise kind(
                 f"{_error_words(error)}; and taking it back failed, too: {_error_words(worse)}\n"
-                f"  {len(new)} of {_count_files(len(states))}{'; '.join(lists)}; "
-                "the rest is as before",
+                f"  {changed}{unknown}; the rest is as before",
                 why=f"{self.folder} has what is needed to go on",
                 hint=f"once the cause is mended: {self.again}",
             ) from error
         if isinstance(error, OSError):
             with translated():
                 raise error
-
-    def _state(self, step: Step) -> str:
-        """Return ``before``, ``after``, or ``unknown`` for what is neither or cannot be read."""
-        try:
-            found = present(place_of(self.root, step.path))
-        except (OSError, PatchkitError):
-            return "unknown"
-        return {step.before: "before", step.after: "after"}.get(found, "unknown")
 
     def _put_back(self, steps: Steps) -> None:
         """Bring every file back to its ``before``, but for those that somebody edited meanwhile.
@@ -362,9 +359,11 @@ class Journal:
             self._check_disk(place)
             if (found := present(place)) not in (step.before, step.after):
                 edited.append(step.path)
-            staged = self.folder / "before" / str(number)
-            if step.before not in ("", found) and not is_staged(staged, step.before):
-                lost.append(step.path)
+            if step.before not in ("", found):
+                staged = self.folder / "before" / str(number)
+                plain_file = is_file(staged) and not staged.parent.is_symlink()
+                if not plain_file or sha256_of(staged) != step.before:
+                    lost.append(step.path)
         if edited:
             raise DriftError(
                 f"{', '.join(edited)}: edited since an interrupted run",
@@ -385,18 +384,15 @@ class Journal:
 
     # The end.
 
-    @property
-    def _gone(self) -> Path:
-        return self.folder.with_name(f"{self.folder.name}.gone")
-
     def _clear(self) -> None:
         # One rename ends the journal: deleting its files could be cut short half-way.
-        shutil.rmtree(self._gone, ignore_errors=True)
+        gone = self.folder.with_name(f"{self.folder.name}.gone")
+        shutil.rmtree(gone, ignore_errors=True)
         if self.folder.exists():
-            self.folder.rename(self._gone)
+            self.folder.rename(gone)
             with contextlib.suppress(OSError):  # nothing can be taken back from here on
                 sync(self.folder.parent)
-            shutil.rmtree(self._gone, ignore_errors=True)
+            shutil.rmtree(gone, ignore_errors=True)
         if self.home is not None:
             for place, _, _ in os.walk(self.home, topdown=False):
                 with contextlib.suppress(OSError):
@@ -412,16 +408,7 @@ def _changed_meanwhile(path: str) -> DriftError:
     )
 
 
-def _standing_folder(place: Path) -> Path:
-    """Return the nearest folder above a file that is there."""
-    return next(each for each in place.parents if each.is_dir())
-
-
 def _error_words(error: BaseException) -> str:
     if isinstance(error, OSError):
         return reason(error)
     return error.what if isinstance(error, PatchkitError) else type(error).__name__
-
-
-def _count_files(count: int) -> str:
-    return f"{count} file{'' if count == 1 else 's'}"

@@ -9,11 +9,8 @@ import stat
 import tempfile
 from pathlib import Path
 
-from patchkit.digests import sha256_of
 from patchkit.durable.atomic import give
-from patchkit.durable.names import is_file
 from patchkit.durable.signals import deferred
-from patchkit.errors import StorageError
 
 _LITTLE, _FEW = 16 << 20, 64  # bytes and files: a tool that fails clears away what it had written
 
@@ -79,15 +76,6 @@ def move(source: Path, place: Path) -> None:
     draft.unlink(missing_ok=True)
     write_staged(draft, source.read_bytes(), source.stat(), place.parent)
     draft.rename(place)
-
-
-def is_staged(name: Path, sha256: str) -> bool:
-    """Return whether a staged file is a plain file with this content."""
-    try:
-        own = is_file(name) and not name.parent.is_symlink()
-        return own and sha256_of(name) == sha256
-    except StorageError:
-        return False
 
 
 def is_full(place: Path) -> bool:
