@@ -150,12 +150,3 @@ def test_a_worker_waits_for_its_leaders_name(tmp_path):
     nobody = {"LWS_LEADER_ADDRESS": "vllm-0.vllm.invalid"}
     still, said = kubelet.waits(1, "initContainers", **nobody)
     assert (still, said[:33]) == (True, "waiting for vllm-0.vllm.invalid: ")
-
-
-def test_a_cache_that_is_not_there_is_named(tmp_path):
-    group = _group(tmp_path)
-    kubelet = Kubelet(group, tmp_path)
-    (tmp_path / "cache").rmdir()
-    begin = [*group.command(0, "initContainers")[:-1], "0"]  # without the pause
-    code, said = kubelet.run(0, "initContainers", command=begin)
-    assert (code, "the folder of user" in said) == (1, True)

@@ -117,16 +117,10 @@ def test_what_is_no_text_is_named(data, what):
 
 
 def test_a_long_prompt_is_not_searched():
-    line = (
-        b"INFO 11-22 10:00:00 [logger.py:39] Received request chatcmpl-1: prompt: '%s CUDA out of "
-    )
-    log = (line + b"memory'\n") % (b"x" * 3_000_000) + b"CUDA error: invalid argument\n"
-
-    pieces = [log[at : at + 65536] for at in range(0, len(log), 65536)]
-
-    assert [(each.symptom.id, each.hit.number) for each in read_log(pieces).diagnoses] == [
-        ("cuda-error", 2)
-    ]
+    line = b"INFO 11-22 10:00:00 [a.py:39] Received request c-1: prompt: '%s CUDA out of memory'\n"
+    log = line % (b"x" * 3_000_000) + b"CUDA error: invalid argument\n"
+    (found,) = read_log(log[at : at + 65536] for at in range(0, len(log), 65536)).diagnoses
+    assert (found.symptom.id, found.hit.number) == ("cuda-error", 2)
 
 
 # Journals: the first line of all ranks that says what went wrong
@@ -155,11 +149,7 @@ CASES = {
         ("INFO",),
         ("spark-1", "RuntimeError: Engine core initialization failed. See root cause above."),
     ),
-    "CUDA without a class of its own": (
-        ("CUDA error: no kernel image is available for execution on the device",),
-        (),
-        ("spark-1", "CUDA error: no kernel image is available for execution on the device"),
-    ),
+    "CUDA without a class": (("CUDA error: out",), (), ("spark-1", "CUDA error: out")),
     "a word that only looks like one": (("INFO ErrorHandler is on",), ("no errors",), None),
 }
 
@@ -174,13 +164,8 @@ def test_first_error(case):
 
 def test_the_cause_and_the_node_of_a_known_error():
     worker = ("INFO loading", "ImportError: libcudart.so.12: cannot open shared object file")
-    both = merge_by_time(
-        [iter(lines("spark-1", *HEAD)), iter(lines("spark@10.0.0.2", *worker, start=-1))]
-    )
-
-    log, nodes = read_journals(both, {})
-
-    assert log.first is not None
+    both = [iter(lines("spark-1", *HEAD)), iter(lines("spark@10.0.0.2", *worker, start=-1))]
+    log, nodes = read_journals(merge_by_time(both), {})
     assert log.first.symptom.id == "cuda-12-library-missing"
     assert nodes[log.first.hit.number - 1] == "spark@10.0.0.2"
     assert [each.symptom.follows for each in log.diagnoses] == [False, True]

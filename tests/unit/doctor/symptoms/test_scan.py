@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import re
-
 import pytest
-from hypothesis import example, given
-from hypothesis import strategies as st
 
 from patchkit.doctor.symptoms.lines import LONGEST, log_line
 from patchkit.doctor.symptoms.scan import merged_scan, scan
@@ -114,19 +110,3 @@ def test_repeated_lines_are_counted_and_not_kept():
 def test_texts_that_cannot_be_looked_for(text):
     with pytest.raises(ValueError, match=r"in a row|twice"):
         text_pattern(text)
-
-
-@given(st.text(st.characters(exclude_categories=["Cs"]), min_size=5, max_size=60))
-@example("{{x}} costs 5 ... or more")
-def test_every_text_finds_itself(text):
-    """Escaped braces aside, a text without gaps is found where it stands."""
-    plain = " ".join(text.replace("{", "").replace("}", "").replace("...", "").split())
-    if (
-        max(len(run.strip()) for run in re.split("[^ -~]+", plain)) < 5
-        or not plain.isprintable()
-        or log_line(1, plain).text != plain
-    ):
-        return
-    pattern = text_pattern(plain)
-
-    assert plain in found_in([f"before\n{plain}\nbehind\n".encode()], [pattern]).hits
