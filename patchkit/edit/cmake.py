@@ -113,23 +113,19 @@ _BLANK = frozenset({"space", "newline", "comment"})
 _BLOCKS = frozenset({"if", "function", "macro", "foreach", "while", "block"})
 
 
-def tokenize(text: str, path: str = "<cmake>") -> list[Token]:
-    """Split text into tokens whose values join to the text again. Raises CMakeSyntaxError."""
-    tokens: list[Token] = []
+def tokenize(text: str, path: str = "<cmake>") -> Iterator[Token]:
+    """Yield tokens whose values join to the text again. Raises CMakeSyntaxError."""
     for match in _TOKEN.finditer(text):
-        kind = str(match.lastgroup)
+        kind, value = str(match.lastgroup), match.group()
         if kind == "invalid":
-            problem = _COMPLAINTS.get(match.group(), f"invalid character {match.group()!r}")
+            problem = _COMPLAINTS.get(value, f"invalid character {value!r}")
             raise _error(path, line_of(text, match.start()), problem)
-        tokens.append(Token(kind, match.start(), match.end(), match.group()))
-    return tokens
+        yield Token(kind, match.start(), match.end(), value)
 
 
 def commands(text: str, path: str = "<cmake>") -> list[Command]:
     """Return all commands in order. Raises CMakeSyntaxError, also for blocks that do not nest."""
-    breaks = [match.start() for match in re.finditer("\n", text)]
-    tokens = tokenize(text, path)
-    calls = list(_calls(tokens, lambda offset: bisect_left(breaks, offset) + 1, path))
+    calls = list(_calls(text, path))
     stops = _block_stops(calls, path)
     stack: list[Branch] = []
     placed: list[Command] = []
@@ -180,40 +176,37 @@ def _delimiters(text: str) -> tuple[str, str]:
     return (opening[0], opening[1].replace("[", "]")) if opening else ("", "")
 
 
-def _calls(tokens: Sequence[Token], line_at: Callable[[int], int], path: str) -> Iterator[Command]:
+def _calls(text: str, path: str) -> Iterator[Command]:
     """Yield the commands, each with an empty ``block``."""
-    stream = iter(tokens)
+    breaks = [match.start() for match in re.finditer("\n", text)]
+    stream = tokenize(text, path)
     fresh_line = True
-    for token in stream:
-        if token.kind in _BLANK:
-            fresh_line = fresh_line or token.kind == "newline"
+    for name in stream:
+        if name.kind in _BLANK:
+            fresh_line = fresh_line or name.kind == "newline"
             continue
-        if token.kind != "identifier" or not fresh_line:
+        line = bisect_left(breaks, name.start) + 1
+        if name.kind != "identifier" or not fresh_line:
             expected = "a command name" if fresh_line else "a newline"
-            problem = f"expected {expected}, found {token.kind} {token.value[:40]!r}"
-            raise _error(path, line_at(token.start), problem)
-        yield _call(token, stream, line_at, path)
+            problem = f"expected {expected}, found {name.kind} {name.value[:40]!r}"
+            raise _error(path, line, problem)
+        # CMake allows spaces in front of the paren, and neither a newline nor a comment.
+        opening = next((token for token in stream if token.kind != "space"), None)
+        if opening is None or opening.kind != "open":
+            raise _error(path, line, f'{name.value} is not followed by "("')
+        arguments: list[Argument] = []
+        depth = 1
+        for kind, start, stop, value in stream:
+            depth += (kind == "open") - (kind == "close")
+            if depth == 0:
+                yield Command(name.value.lower(), line, name.start, stop, tuple(arguments), ())
+                break
+            if kind not in _BLANK:
+                where = bisect_left(breaks, start) + 1
+                arguments.append(Argument(start, stop, value, where))
+        else:
+            raise _error(path, line, f"the parens of {name.value} are never closed")
         fresh_line = False
-
-
-def _call(
-    name: Token, stream: Iterator[Token], line_at: Callable[[int], int], path: str
-) -> Command:
-    line = line_at(name.start)
-    # CMake allows spaces in front of the paren, and neither a newline nor a comment.
-    opening = next((token for token in stream if token.kind != "space"), None)
-    if opening is None or opening.kind != "open":
-        raise _error(path, line, f'{name.value} is not followed by "("')
-    arguments: list[Argument] = []
-    depth = 1
-    for token in stream:
-        depth += (token.kind == "open") - (token.kind == "close")
-        if depth == 0:
-            return Command(name.value.lower(), line, name.start, token.stop, tuple(arguments), ())
-        if token.kind not in _BLANK:
-            where = line_at(token.start)
-            arguments.append(Argument(token.start, token.stop, token.value, where))
-    raise _error(path, line, f"the parens of {name.value} are never closed")
 
 
 def _block_stops(calls: Sequence[Command], path: str) -> dict[int, int]:

@@ -34,33 +34,19 @@ def swap(path: str, text: str, scope: str, before: str, after: str, *, note: str
     """
     node = ast.Module([_definition(path, text, scope)], [])
     kept = _count(ast.parse(_normal(after)), before)  # an insertion keeps what it is put beside
+    done = _count(node, after)
     # The standard parser answers here, so a tree that is patched already needs no libcst.
-    if _count(node, after) == 1 and _count(node, before) == kept:
+    if done == 1 and _count(node, before) == kept:
         return []
-    segment = Segment(path, text, scope)
-    spans, done = segment.matches(before), segment.matches(after)
+    start, code = _segment(path, text, scope)
+    spans = _matches(start, code, before)
     if len(spans) == 1 and not done:
         start, stop = spans[0]
         column = start - (text.rfind("\n", 0, start) + 1)
         ours = textwrap.indent(_normal(after), " " * column).strip()
         return [Edit(path, start, stop, ours, note)]
-    spots = [start for start, _stop in spans]
-    raise drift(path, text, before, spots, [start for start, _stop in done], scope, segment.start)
-
-
-def define(path: str, text: str, code: str, *, before: str, note: str) -> list[Edit]:
-    """Return the edit that puts a definition in front of another; ``[]`` if it is there already.
-
-    Raises DriftError if ``before`` is not there, or the name is taken by other code.
-    """
-    name = _only(code).name
-    taken = [n for n in parsed(path, text).body if isinstance(n, Definition) and n.name == name]
-    if taken and ast.dump(taken[0]) != ast.dump(_only(code)):
-        raise drift(path, text, f"def {name}", [_start(text, taken[0])], scope="another form")
-    if taken:
-        return []
-    start = _start(text, _definition(path, text, before))
-    return [Edit(path, start, start, f"{_normal(code)}\n\n", note)]
+    spots, there = ([spot for spot, _ in found] for found in (spans, _matches(start, code, after)))
+    raise drift(path, text, before, spots, there, scope, start)
 
 
 def wrap(
@@ -68,24 +54,28 @@ def wrap(
 ) -> list[Edit]:
     """Return ``swap`` where ``after`` calls ``using``, a new function that is put before ``scope``.
 
-    Raises DriftError as both do, or if only one half of the two is there.
+    Raises DriftError as ``swap`` does, if the name is taken by other code, or if only one half of
+    the two is there.
     """
-    helper = define(path, text, using, before=scope.split(".")[0], note=note)
+    (ours,) = ast.parse(_normal(using)).body
+    assert isinstance(ours, Definition)
     swapped = swap(path, text, scope, before, after, note=note)
-    if bool(helper) != bool(swapped):
-        there, missing = ("call", "definition") if helper else ("definition", "call")
+    body = parsed(path, text).body
+    taken = [node for node in body if isinstance(node, Definition) and node.name == ours.name]
+    if taken and ast.dump(taken[0]) != ast.dump(ours):
+        spot = _start(text, taken[0])
+        raise drift(path, text, f"def {ours.name}", [spot], scope="another form")
+    if bool(taken) == bool(swapped):
+        there, missing = ("definition", "call") if taken else ("call", "definition")
         raise DriftError(
-            f"{path}: the {there} of {_only(using).name} is there, its {missing} is not",
+            f"{path}: the {there} of {ours.name} is there, its {missing} is not",
             why="the file was edited by hand, or is half patched",
             hint=HINT,
         )
-    return [*helper, *swapped]
-
-
-def _only(code: str) -> Definition:
-    node = ast.parse(_normal(code)).body[0]
-    assert isinstance(node, Definition)
-    return node
+    if taken:
+        return []
+    start = _start(text, _definition(path, text, scope.split(".")[0]))
+    return [Edit(path, start, start, f"{_normal(using)}\n\n", note), *swapped]
 
 
 def _start(text: str, node: Definition) -> int:
@@ -113,20 +103,12 @@ def _count(node: ast.AST, code: str) -> int:
     return sum([*map(type, run)] == kinds and [*map(ast.dump, run)] == dumps for run in runs)
 
 
-class Segment:
-    """One function or class of a file, as libcst sees it."""
-
-    def __init__(self, path: str, text: str, scope: str) -> None:
-        node = _definition(path, text, scope)
-        lines = text.split("\n")
-        self.start = sum(len(line) + 1 for line in lines[: node.lineno - 1])
-        self.code = "\n".join(lines[node.lineno - 1 : node.end_lineno]) + "\n"
-
-    def matches(self, code: str) -> list[tuple[int, int]]:
-        """Return the spans of the file (code points) that equal ``code`` structurally."""
-        shell = _SHELL if self.code[:1] in " \t" else ""
-        shift = self.start - len(shell)
-        return [(start + shift, stop + shift) for start, stop in _matches(shell + self.code, code)]
+def _segment(path: str, text: str, scope: str) -> tuple[int, str]:
+    """Return where a function or class begins in its file, and its lines."""
+    node = _definition(path, text, scope)
+    lines = text.split("\n")
+    start = sum(len(line) + 1 for line in lines[: node.lineno - 1])
+    return start, "\n".join(lines[node.lineno - 1 : node.end_lineno]) + "\n"
 
 
 @lru_cache(maxsize=16)
@@ -161,43 +143,49 @@ def _definition(path: str, text: str, scope: str) -> Definition:
     return node
 
 
-def _matches(source: str, code: str) -> list[tuple[int, int]]:
+def _matches(start: int, segment: str, code: str) -> list[tuple[int, int]]:
+    """Return the spans of the file (code points) that equal ``code`` structurally.
+
+    The segment, which begins at ``start``, is all that libcst is given of the file.
+    """
     import libcst as cst
     from libcst.metadata import ByteSpanPositionProvider, MetadataWrapper
 
+    shell = _SHELL if segment[:1] in " \t" else ""
+    source = shell + segment
     # The copy guards against nodes that stand in a tree twice, which a parsed module never has.
     wrapper = MetadataWrapper(cst.parse_module(source), unsafe_skip_copy=True)
-    pattern = cst.parse_module(_normal(code)).body
-    expression = _expression(pattern[0]) if len(pattern) == 1 else None
-    # ast.dump is the comparison, so that quotes, parens and blank space do not count.
-    wanted = _shape(code)
-    kinds = [_kind(node) for node in pattern]
-    runs: Iterator[list[cst.CSTNode]] = (
-        (run for run in _windows(wrapper.module, len(pattern)) if [*map(_kind, run)] == kinds)
-        if expression is None
-        else ([node] for node in _walk(wrapper.module) if type(node) is type(expression))
-    )
-    spans = wrapper.resolve(ByteSpanPositionProvider)
+    pattern: list[cst.CSTNode] = list(cst.parse_module(_normal(code)).body)
+    nodes = list(_walk(wrapper.module))
+    runs: list[list[cst.CSTNode]] = [
+        list(node.body[first : first + len(pattern)])
+        for node in nodes
+        if isinstance(node, cst.Module | cst.IndentedBlock)
+        for first in range(len(node.body) - len(pattern) + 1)
+    ]
+    match pattern:
+        case [cst.SimpleStatementLine(body=[cst.Expr(value=expression)])]:
+            pattern, runs = [expression], [[node] for node in nodes]
+    # ast.dump is the comparison, so that quotes, parens and blank space do not count. Kinds are
+    # much cheaper to compare than statements that are written out.
+    wanted, kinds = _shape(code), [_kind(node) for node in pattern]
     code_for = cst.Module(body=[]).code_for_node
-    found = [run for run in runs if _shape("".join(map(code_for, run))) == wanted]
-    return [_span(source, spans[run[0]], spans[run[-1]]) for run in found]
-
-
-def _span(source: str, first: object, last: object) -> tuple[int, int]:
-    from libcst.metadata import CodeSpan
-
-    assert isinstance(first, CodeSpan)
-    assert isinstance(last, CodeSpan)
-    start, stop = first.start, last.start + last.length
-    # libcst counts bytes of UTF-8 and an Edit code points; in ASCII both are the same.
-    if source.isascii():
-        return start, stop
-    data = source.encode()
-    return len(data[:start].decode()), len(data[:stop].decode())
+    positions = wrapper.resolve(ByteSpanPositionProvider)
+    data, shift = source.encode(), start - len(shell)
+    spans = [
+        (positions[run[0]].start, positions[run[-1]].start + positions[run[-1]].length)
+        for run in runs
+        if [*map(_kind, run)] == kinds and _shape("".join(map(code_for, run))) == wanted
+    ]
+    # libcst counts bytes of UTF-8, and an Edit code points.
+    return [
+        (len(data[:first].decode()) + shift, len(data[:stop].decode()) + shift)
+        for first, stop in spans
+    ]
 
 
 def _kind(node: cst.CSTNode) -> tuple[type, ...]:
-    """Return the kind of a statement: much cheaper than writing the statement out to compare."""
+    """Return the kind of a node, for a line of statements that of each."""
     import libcst as cst
 
     parts = node.body if isinstance(node, cst.SimpleStatementLine) else ()
@@ -208,24 +196,6 @@ def _walk(node: cst.CSTNode) -> Iterator[cst.CSTNode]:
     yield node
     for child in node.children:
         yield from _walk(child)
-
-
-def _windows(module: cst.CSTNode, size: int) -> Iterator[list[cst.CSTNode]]:
-    import libcst as cst
-
-    for node in _walk(module):
-        if isinstance(node, cst.Module | cst.IndentedBlock):
-            for start in range(len(node.body) - size + 1):
-                yield list(node.body[start : start + size])
-
-
-def _expression(statement: cst.CSTNode) -> cst.BaseExpression | None:
-    import libcst as cst
-
-    if isinstance(statement, cst.SimpleStatementLine) and len(statement.body) == 1:
-        only = statement.body[0]
-        return only.value if isinstance(only, cst.Expr) else None
-    return None
 
 
 def _shape(code: str) -> str | None:

@@ -75,7 +75,7 @@ def test_tokens():
         ('[[a"\n]]', [("bracket", '[[a"\n]]')]),
         ("[==[ ]] ]=] ]==]", [("bracket", "[==[ ]] ]=] ]==]")]),
     ):
-        tokens = tokenize(text)
+        tokens = list(tokenize(text))
         assert [(token.kind, token.value) for token in tokens] == expected
         assert [text[token.start : token.stop] for token in tokens] == [v for _, v in expected]
 
