@@ -19,7 +19,7 @@ from patchkit.cli.wheel.override import command as override_command
 from patchkit.cli.wheel.override import override_lines
 from patchkit.patching.recipe import load_recipe
 from patchkit.wheel.wheelhouse.contents import load_manifest
-from patchkit.wheel.wheelhouse.fill import Filled, built_wheels, fill_wheelhouse, node_of
+from patchkit.wheel.wheelhouse.fill import Filled, fill_wheelhouse, node_of
 from patchkit.wheel.wheelhouse.manifest import REQUIREMENTS, Kind, ManifestEntry
 from patchkit.wheel.wheelhouse.prune import prune_wheelhouse
 from patchkit.wheel.wheelhouse.resolve import NodePlatform, WheelSources
@@ -147,8 +147,7 @@ def fill_wheels(
     CPUs alone is refused. Nothing changes until everything is there; the next run resumes an
     interrupted one.
     """
-    built = built_wheels(house)
-    node = node_of(house, built, python)
+    node = node_of(house, python)
     with progress() as report:
         done = fill_wheelhouse(
             house,

@@ -92,15 +92,6 @@ class Gathered:
                 found[each.option] = names.pop()
         return found
 
-    @property
-    def notices(self) -> dict[str, str]:
-        """Return path below .dist-info → text, of the licences of what is compiled in (PEP 639)."""
-        return {
-            f"licenses/{each.option}/{name}": text
-            for each in self.sources
-            for name, text in each.notices.items()
-        }
-
 
 def parse_given(texts: Sequence[str]) -> dict[str, str]:
     """Read ``OPTION=WHAT`` of ``--source``. Raises UsageError for another form or option."""

@@ -106,7 +106,11 @@ def prepare(order: VllmOrder, staged: Path, report: Report) -> Prepared:
     _write_overlay(take_installed(reduced, gathered.installed))
     environment, site = _make_environment(order, report)
     facts = _vllm_facts(order, source, outcome, gathered, environment)
-    texts |= gathered.notices
+    texts |= {  # the licences of what is compiled in (PEP 639)
+        f"licenses/{each.option}/{name}": text
+        for each in gathered.sources
+        for name, text in each.notices.items()
+    }
     texts[FACTS] = as_text(facts)
     texts["sboms/patchkit.cdx.json"] = as_text(vllm_sbom(facts, steps))
     python = environment.python
@@ -187,11 +191,11 @@ def _gather_sources(order: VllmOrder, tree: SourceTree, staged: Path, report: Re
         offline=order.offline,
         progress=told,
     )
-
-    def moved(paths: Mapping[str, str]) -> dict[str, str]:
-        return {name: path.replace(str(staged), str(order.work), 1) for name, path in paths.items()}
-
-    return replace(found, environment=moved(found.environment), defines=moved(found.defines))
+    environment, defines = (
+        {name: path.replace(str(staged), str(order.work), 1) for name, path in paths.items()}
+        for paths in (found.environment, found.defines)
+    )
+    return replace(found, environment=environment, defines=defines)
 
 
 def _vllm_facts(

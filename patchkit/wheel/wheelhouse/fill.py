@@ -66,20 +66,15 @@ class Filled:
     manifest: Manifest
 
 
-def built_wheels(house: Path) -> tuple[ManifestEntry, ...]:
-    """Return the wheels that patchkit put there. Raises UsageError if there are none."""
-    found = tuple(entry for entry in read_settled(house).wheels if entry.kind is Kind.BUILT)
-    if not found:
+def node_of(house: Path, python: str | None) -> NodePlatform:
+    """Return the nodes that built wheels are for. Raises UsageError for several CPUs, or none."""
+    built = [entry for entry in read_settled(house).wheels if entry.kind is Kind.BUILT]
+    if not built:
         raise UsageError(
             f"{house} holds no wheel that patchkit built",
             why="a fill looks for what those need",
             hint="patchkit build nccl; patchkit repack vllm==X",
         )
-    return found
-
-
-def node_of(house: Path, built: Sequence[ManifestEntry], python: str | None) -> NodePlatform:
-    """Return the nodes that the wheels are for. Raises UsageError for several CPUs, or for none."""
     known = targets()
     cpus = {cpu for entry in built for cpu in entry.name.cpus} - {ANY}
     found = [known[name] for entry in built if (name := str(entry.facts.get("target"))) in known]
@@ -114,7 +109,8 @@ def fill_wheelhouse(
     CPUs alone, UsageError also for an override that does not fit, HashMismatchError, HostError,
     SourceError, StorageError, BusyError.
     """
-    before, built = read_settled(house), built_wheels(house)
+    before = read_settled(house)
+    built = [entry for entry in before.wheels if entry.kind is Kind.BUILT]
     overrides = _fitting_overrides(house, before)
     needed = _cuda_needed(house, built)
     ours = [house / entry.filename for entry in built if entry.name.cpus & {node.machine, ANY}]

@@ -163,4 +163,8 @@ def _required_nccl(house: Path | None) -> dict[Version, str]:
     for override in overrides:
         if is_nccl(override.takes.project):
             return {override.takes.version: str(override)}
-    return {each.pin.version: each.reason for each in pins if is_nccl(each.pin.project)}
+    return {
+        each.pin.version: f"{each.wheel} requires {each.requires}"
+        for each in pins
+        if is_nccl(each.pin.project)
+    }

@@ -194,21 +194,3 @@ def _find_cuda_clash(cpu: str, wheels: Sequence[ListedWheel]) -> Iterator[Findin
         what = f"is for another CUDA than what lies beside it: {parts}"
         why = "a process loads both runtimes, and kernels of one do not see tensors of the other"
         yield finding(ProofError, last, what, "take all of it for one CUDA", why)
-
-
-def unmet(wheels: Sequence[ListedWheel]) -> tuple[str, ...]:
-    """Return the decisive pins that no wheel here meets, as long as nothing was filled in.
-
-    Of a wheelhouse that was filled, `disagreements` reports what is missing.
-    """
-    if any(not wheel.built for wheel in wheels):
-        return ()
-    here = {wheel.project for wheel in wheels}
-    pins = {
-        f"{name}=={version}": None
-        for wheel in wheels
-        if wheel.metadata
-        for name, version in wheel.metadata.decisive_pins.items()
-        if canonicalize_name(name) not in here
-    }
-    return tuple(pins)

@@ -93,10 +93,6 @@ class WheelPin:
     wheel: str
     requires: ExactPin
 
-    @property
-    def reason(self) -> str:
-        return f"{self.wheel} requires {self.requires}"
-
 
 def is_nccl(project: str) -> bool:
     """Check whether a project is NCCL's, for whichever CUDA."""

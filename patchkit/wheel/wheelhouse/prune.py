@@ -47,7 +47,15 @@ def prune_wheelhouse(
         left = [Pruned(finding.where, finding.what) for finding in find_leftovers(house)]
         if not dry_run:
             left += _clear_leftovers(house, force=force)
-        manifest, dropped = listed_manifest(house), _dropped(house, drop)
+        names = {
+            wheel.filename: {wheel.filename, wheel.project, wheel.pinned}
+            for wheel in known_wheels(house)
+        }
+        if unknown := set(drop).difference(*names.values()):
+            hint = f"there are {', '.join(names) or 'none'}"
+            raise UsageError(f"no wheel here is called {min(unknown)!r}", hint=hint)
+        dropped = {filename for filename, of in names.items() if of & set(drop)}
+        manifest = listed_manifest(house)
         listed = manifest.wheels
         there = {path.name for path in house.glob("*.whl")}
         if there - dropped and not (house / MANIFEST).exists():
@@ -90,17 +98,3 @@ def _clear_leftovers(house: Path, *, force: bool) -> list[Pruned]:
         with locked(house / FILLING):
             shutil.rmtree(house / FILLING, ignore_errors=True)
     return [Pruned(JOURNAL, f"set aside as {DAMAGED}")] if moved else []
-
-
-def _dropped(house: Path, drop: Collection[str]) -> set[str]:
-    """Return the wheels, listed or there, that ``drop`` names. Raises UsageError."""
-    known = {
-        wheel.filename: {wheel.filename, wheel.project, wheel.pinned}
-        for wheel in known_wheels(house)
-    }
-    for name in drop:
-        if not any(name in names for names in known.values()):
-            raise UsageError(
-                f"no wheel here is called {name!r}", hint=f"there are {', '.join(known) or 'none'}"
-            )
-    return {filename for filename, names in known.items() if names & set(drop)}

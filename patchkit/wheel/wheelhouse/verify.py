@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import combinations
 from pathlib import Path
 
 from patchkit.digests import sha256_of
@@ -33,7 +34,7 @@ from patchkit.wheel.wheelhouse.manifest import (
     write_documents,
 )
 from patchkit.wheel.wheelhouse.overrides import known_overrides
-from patchkit.wheel.wheelhouse.pin_checks import all_pins, disagreements, unmet
+from patchkit.wheel.wheelhouse.pin_checks import all_pins, disagreements
 from patchkit.wheel.wheelhouse.pins import TORCH, ListedWheel, is_nccl, read_listed_wheels
 from patchkit.wheel.wheelhouse.storage import (
     DAMAGED,
@@ -56,7 +57,20 @@ def check_files(house: Path) -> tuple[Finding, ...]:
         found = [*find_leftovers(house)]
         for entry in listed.wheels:
             found += _entry_findings(house, entry)
-        found += _unlisted_findings(house, {entry.filename for entry in listed.wheels})
+        known = {entry.filename for entry in listed.wheels}
+        prune = f"move it away; or: {wheelhouse_command('prune', house)}"
+        for path in sorted(house.glob("*.whl")):
+            if path.name not in known:
+                kind = UsageError if is_file(path) else HashMismatchError
+                what = f"is not in {MANIFEST}" if is_file(path) else LINKED
+                found.append(finding(kind, path.name, what, prune))
+        for one, other in combinations(wheels_there(house), 2):
+            if rivals(one, other):
+                # The one that nobody made here has to go.
+                gone, kept = sorted((one, other), key=lambda name: name.filename in known)
+                what = f"pip cannot resolve it beside {kept.filename} (ResolutionImpossible)"
+                hint = wheelhouse_command("prune", house, "--drop", gone.filename)
+                found.append(finding(UsageError, gone.filename, what, hint))
         return (*found, *stale_documents(house, listed))
 
 
@@ -90,24 +104,6 @@ def _entry_findings(house: Path, entry: ManifestEntry) -> Iterator[Finding]:
     # What others released is as it is; its sha256 is all that there is to say.
     for fault in find_faults(path) if entry.kind is Kind.BUILT else ():
         yield finding(HashMismatchError, entry.filename, fault, again)
-
-
-def _unlisted_findings(house: Path, listed: Collection[str]) -> Iterator[Finding]:
-    names = list(wheels_there(house))
-    prune = f"move it away; or: {wheelhouse_command('prune', house)}"
-    for path in sorted(house.glob("*.whl")):
-        if path.name not in listed:
-            kind = UsageError if is_file(path) else HashMismatchError
-            what = f"is not in {MANIFEST}" if is_file(path) else LINKED
-            yield finding(kind, path.name, what, prune)
-    for number, one in enumerate(names):
-        for other in names[number + 1 :]:
-            if rivals(one, other):
-                # The one that nobody made here has to go.
-                gone, kept = sorted((one, other), key=lambda name: name.filename in listed)
-                what = f"pip cannot resolve it beside {kept.filename} (ResolutionImpossible)"
-                hint = wheelhouse_command("prune", house, "--drop", gone.filename)
-                yield finding(UsageError, gone.filename, what, hint)
 
 
 def find_leftovers(house: Path) -> Iterator[Finding]:
@@ -164,6 +160,14 @@ def verify_wheelhouse(house: Path) -> Verified:
             found += check_wheel(wheel.metadata, wheel.binaries)
         found += find_unfit(wheel)
     found += disagreements(house, wheels, listed.overrides)
+    here = {wheel.project for wheel in wheels}
+    pinned = [
+        f"{name}=={version}"
+        for wheel in wheels
+        if wheel.metadata
+        for name, version in wheel.metadata.decisive_pins.items()
+        if name not in here
+    ]
     return Verified(
         entries=listed.wheels,
         # Of those that decide: vLLM, torch, NCCL, triton.
@@ -173,7 +177,8 @@ def verify_wheelhouse(house: Path) -> Verified:
             if wheel.built or wheel.project in (TORCH, "triton") or is_nccl(wheel.project)
         },
         findings=tuple(dict.fromkeys(found)),
-        unmet=unmet(wheels),
+        # Of a wheelhouse that was filled, `disagreements` reports what is missing.
+        unmet=tuple(dict.fromkeys(pinned)) if all(wheel.built for wheel in wheels) else (),
         overrides=listed.overrides,
         offers=known_overrides(all_pins(wheels), listed.overrides),
     )
