@@ -7,11 +7,10 @@ from pathlib import Path
 
 from patchkit.durable.lock import locked
 from patchkit.errors import DriftError
-from patchkit.patching.commit import Applied, commit_plan, take_back
+from patchkit.patching.commit import Applied, commit_plan, commit_texts
 from patchkit.patching.fix import Request
-from patchkit.patching.forced_revert import Rescued, rescue
 from patchkit.patching.ledger import journal_of
-from patchkit.patching.plan import Plan, check_selection, make_plan
+from patchkit.patching.plan import Plan, make_plan
 from patchkit.patching.recipe import Recipe
 from patchkit.patching.workspace import Workspace, known_verdicts, open_workspace
 from patchkit.proof.prove import prove
@@ -45,15 +44,15 @@ def apply(
     rest on what a tree says of itself.
     """
     with contextlib.ExitStack() as stack:
-        if not dry_run:  # a dry run takes no lock and recovers nothing: it does not write
+        # A dry run writes nothing: it takes no lock and recovers nothing.
+        if not dry_run:
             tree = detect(path, recipe.project)
             stack.enter_context(locked(tree.root))
             journal_of(tree, state_folder(tree)).recover()
         # Opened after recovery, which may bring files and ledger back.
         workspace = open_workspace(path, recipe.project, writing=not dry_run, sandboxed=sandboxed)
-        check_selection(recipe, request)
         past = workspace.ledger
-        # A ledger of this very request saves planning and proving: its proofs are shown.
+        # A ledger of this very request saves planning and proving; its proofs are then shown.
         verdicts = None if anew else known_verdicts(workspace, recipe, request)
         if verdicts is not None and past is not None:
             return Applied(
@@ -80,14 +79,8 @@ def revert(path: Path, project: str = "vllm") -> tuple[str, ...]:
     tree = detect(path, project)
     with locked(tree.root):
         journal_of(tree, state_folder(tree)).recover()
-        return take_back(open_workspace(path, project, writing=True))
-
-
-def revert_by_force(path: Path, project: str = "vllm") -> Rescued:
-    """Put back every original though ledger, journal or patched files are damaged or edited.
-
-    Raises SourceError if patchkit changed nothing here.
-    """
-    tree = detect(path, project)
-    with locked(tree.root):
-        return rescue(tree, state_folder(tree))
+        workspace = open_workspace(path, project, writing=True)
+        if workspace.ledger is None:
+            return ()
+        commit_texts(workspace, {}, None)
+        return tuple(workspace.ledger.files)

@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from patchkit.edit.splice import git_diff
 from patchkit.patching.fix import Example, Fix
-from patchkit.patching.recipe import Recipe
-from patchkit.patching.support import Support, SupportLevel
+from patchkit.patching.recipe import Recipe, Support, SupportLevel
 from patchkit.source.releases import load_facts
 from tools.markdown import MADE_OF_RECIPE, table
 from tools.release_page import release_page

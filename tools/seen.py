@@ -8,8 +8,7 @@ from pathlib import Path
 from patchkit.errors import DriftError
 from patchkit.patching.fix import Request
 from patchkit.patching.plan import Plan, make_plan
-from patchkit.patching.recipe import load_recipe
-from patchkit.patching.support import support_of
+from patchkit.patching.recipe import load_recipe, support_of
 from patchkit.patching.workspace import open_workspace
 from patchkit.recipes.vllm.archs import evaluate
 from patchkit.runtime.rules.flags import load_choices

@@ -16,8 +16,7 @@ import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from patchkit.patching.recipe import load_recipes
-from patchkit.patching.support import load_support
+from patchkit.patching.recipe import load_recipes, load_support
 from patchkit.runtime.rules.flags import load_flag_rules
 from patchkit.runtime.rules.presets import load_presets
 from patchkit.runtime.rules.variable_rules import load_variable_rules

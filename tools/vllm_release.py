@@ -22,8 +22,7 @@ from packaging.requirements import Requirement
 from packaging.version import Version
 
 from patchkit.errors import PatchkitError
-from patchkit.patching.recipe import load_recipe
-from patchkit.patching.support import load_support
+from patchkit.patching.recipe import load_recipe, load_support
 from patchkit.recipes.vllm.build import known_externals
 from patchkit.recipes.vllm.external import External, externals
 from patchkit.records import RECIPES
@@ -74,7 +73,7 @@ def enter(version: str) -> int:
     place, recipe = VLLM / "recipe.toml", load_recipe()
     known = {*recipe.releases, Version(version)}
     _edit(place, with_releases(place.read_text(encoding="utf-8"), [*map(str, known)]))
-    supported = [str(each) for each in sorted(known) if not recipe.refuses(each)]
+    supported = [str(each) for each in sorted(known) if not recipe.refusal(each)]
     _edit(README, with_span(README.read_text(encoding="utf-8"), supported))
     return show(decisions)
 

@@ -57,7 +57,7 @@ def _fix_words() -> list[tuple[str, str]]:
 
 def _explained_words() -> Iterable[tuple[str, str]]:
     from patchkit.doctor.symptoms.symptom import symptoms
-    from patchkit.patching.claims import load_claims
+    from patchkit.patching.recipe import load_claims
 
     words = [(claim.id, claim.says) for claim in load_claims()]
     return _fix_words() + words + [(it.id, it.title) for it in symptoms().values()]

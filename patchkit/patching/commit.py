@@ -25,7 +25,6 @@ from patchkit.patching.workspace import Workspace
 from patchkit.reading import decoded
 from patchkit.source.detect import dist_info
 from patchkit.source.installed_record import rewrite_record
-from patchkit.source.tree import SourceTree
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,22 +47,33 @@ def commit_plan(
     workspace: Workspace, recipe: Recipe, plan: Plan, texts: Texts, proofs: tuple[str, ...]
 ) -> Applied:
     """Write the texts of a plan, with the ledger and the originals: all files or none."""
-    ledger = _make_ledger(workspace.tree, recipe, plan, texts, proofs) if texts else None
-    changes = _list_changes(workspace, texts, ledger)
-    journal_of(workspace.tree, workspace.state).commit(changes)
-    return Applied(
-        verdicts=tuple(map(settled, plan.verdicts)),
+    tree, verdicts = workspace.tree, tuple(map(settled, plan.verdicts))
+    files = {path: (digest(before), digest(after)) for path, (before, after) in texts.items()}
+    ledger = Ledger(
+        patchkit=__version__,
+        recipe=recipe.digest,
+        project=tree.project,
+        version=str(tree.version),
+        request=LedgerRequest.of(plan.request),
+        files=files,
+        seen={path: known for path, known in sorted(tree.seen.items()) if path not in files},
+        verdicts=tuple(
+            LedgerVerdict(
+                id=verdict.fix.id,
+                state=verdict.state,
+                severity=verdict.severity or "",
+                reason=verdict.reason,
+                note=verdict.note,
+            )
+            for verdict in verdicts
+        ),
         proofs=proofs,
-        written=tuple(change.path for change in changes if change.path in texts),
+        date=today(),
     )
-
-
-def take_back(workspace: Workspace) -> tuple[str, ...]:
-    """Put back what upstream shipped; return the paths that were restored, if any."""
-    if workspace.ledger is None:
-        return ()
-    journal_of(workspace.tree, workspace.state).commit(_list_changes(workspace, {}, None))
-    return tuple(workspace.ledger.files)
+    written = commit_texts(workspace, texts, ledger if texts else None)
+    return Applied(
+        verdicts=verdicts, proofs=proofs, written=tuple(path for path in written if path in texts)
+    )
 
 
 def settled(verdict: Verdict) -> Verdict:
@@ -73,37 +83,11 @@ def settled(verdict: Verdict) -> Verdict:
     return replace(verdict, state=State.APPLIED, reason=verdict.done)
 
 
-def _make_ledger(
-    tree: SourceTree, recipe: Recipe, plan: Plan, texts: Texts, proofs: tuple[str, ...]
-) -> Ledger:
-    files = {path: (digest(b), digest(a)) for path, (b, a) in texts.items()}
-    return Ledger(
-        patchkit=__version__,
-        recipe=recipe.digest,
-        project=tree.project,
-        version=str(tree.version),
-        request=LedgerRequest.of(plan.request),
-        files=files,
-        seen={path: known for path, known in sorted(tree.seen.items()) if path not in files},
-        verdicts=tuple(map(_ledger_verdict, plan.verdicts)),
-        proofs=proofs,
-        date=today(),
-    )
+def commit_texts(workspace: Workspace, texts: Texts, ledger: Ledger | None) -> list[str]:
+    """Write texts, ledger and originals, and remove what is not needed any more; return the paths.
 
-
-def _ledger_verdict(verdict: Verdict) -> LedgerVerdict:
-    verdict = settled(verdict)
-    return LedgerVerdict(
-        id=verdict.fix.id,
-        state=verdict.state,
-        severity=verdict.severity or "",
-        reason=verdict.reason,
-        note=verdict.note,
-    )
-
-
-def _list_changes(workspace: Workspace, texts: Texts, ledger: Ledger | None) -> list[Change]:
-    """Return all that has to be written or removed, with the ledger and the originals."""
+    Without a ledger, and texts, everything is as upstream shipped it.
+    """
     tree, state = workspace.tree, workspace.state
     before = _encode_texts(tree.pristine) | _encode_texts(
         {path: pair[0] for path, pair in texts.items()}
@@ -141,9 +125,11 @@ def _list_changes(workspace: Workspace, texts: Texts, ledger: Ledger | None) -> 
     # The commit refuses what is no longer as the plan read it, and what has appeared since.
     found |= {path: before[path] for path in texts if path not in tree.pristine}
     ordered = sorted(wanted.items(), key=lambda item: (_change_turn(home, *item), item[0]))
-    return [
+    changes = [
         Change(path, digest(found[path]), data) for path, data in ordered if found[path] != data
     ]
+    journal_of(tree, state).commit(changes)
+    return [change.path for change in changes]
 
 
 def _change_turn(home: Path, path: str, data: bytes | None) -> int:

@@ -35,9 +35,24 @@ def load_fixes(home: Path, names: Sequence[str]) -> tuple[Fix, ...]:
     for name, file in files.items():
         if name not in names:
             raise _mistake_at(file, 1, f"the fix is not in the list of {table}")
-    return tuple(
-        _load_fix(files[name], f"patchkit.recipes.{home.name}.fixes.{name}") for name in names
-    )
+    fixes = []
+    for name in names:
+        file = files[name]
+        try:
+            module = importlib.import_module(f"patchkit.recipes.{home.name}.fixes.{name}")
+        except Exception as error:
+            raise _stumbled(file, error) from error
+        fix = getattr(module, "FIX", None)
+        if not isinstance(fix, Fix):
+            other = next((n for n, value in vars(module).items() if isinstance(value, Fix)), "FIX")
+            problem = "holds no fix" if other == "FIX" else f"the fix is called {other}"
+            line = _line_of(rf"{other}\b", file)
+            raise _mistake_at(file, line, f"{problem}, expected FIX = kit.Fix(…)")
+        if fix.id != name:
+            line = _line_of(r"\s+id=", file)
+            raise _mistake_at(file, line, f"the id is {fix.id!r}, not {name!r}")
+        fixes.append(fix)
+    return tuple(fixes)
 
 
 @contextlib.contextmanager
@@ -53,25 +68,6 @@ def mistakes_shown(fix: Fix) -> Iterator[None]:
         if step.filename == fix.look.__code__.co_filename:
             raise _stumbled(Path(step.filename).resolve(), error) from error
         raise
-
-
-def _load_fix(file: Path, name: str) -> Fix:
-    try:
-        module = importlib.import_module(name)
-    except Exception as error:
-        raise _stumbled(file, error) from error
-    fix = getattr(module, "FIX", None)
-    if not isinstance(fix, Fix):
-        other = next((n for n, value in vars(module).items() if isinstance(value, Fix)), "FIX")
-        problem = "holds no fix" if other == "FIX" else f"the fix is called {other}"
-        raise _mistake_at(
-            file, _line_of(rf"{other}\b", file), f"{problem}, expected FIX = kit.Fix(…)"
-        )
-    if fix.id != file.stem:
-        raise _mistake_at(
-            file, _line_of(r"\s+id=", file), f"the id is {fix.id!r}, not {file.stem!r}"
-        )
-    return fix
 
 
 def _stumbled(file: Path, error: Exception) -> RecipeError:

@@ -8,9 +8,11 @@ from pathlib import Path
 
 from patchkit.digests import digest
 from patchkit.durable.journal import Change
+from patchkit.durable.lock import locked
 from patchkit.durable.names import is_file, place_of, present
 from patchkit.errors import PatchkitError, SourceError
 from patchkit.patching.ledger import journal_of, original_path, read_ledger
+from patchkit.source.detect import state_folder
 from patchkit.source.tree import SourceTree
 
 ASIDE = ".patchkit-aside"
@@ -32,11 +34,16 @@ class Rescued:
     aside: Path
 
 
-def rescue(tree: SourceTree, state: Path) -> Rescued:
-    """Put back every original, whatever journal, ledger and files say. The tree is held.
+def revert_by_force(tree: SourceTree) -> Rescued:
+    """Put back every original though ledger, journal or patched files are damaged or edited.
 
     Raises SourceError if there is nothing of patchkit's, StorageError for I/O.
     """
+    with locked(tree.root):
+        return _rescue(tree, state_folder(tree))
+
+
+def _rescue(tree: SourceTree, state: Path) -> Rescued:
     number, aside = 1, tree.root / ASIDE
     while aside.exists():
         number += 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Mapping
@@ -185,7 +186,11 @@ def originals(state: Path, ledger: Ledger) -> dict[str, bytes | None]:
     texts: dict[str, bytes | None] = {}
     for path, (before, _after) in ledger.files.items():
         place = original_path(state, path)
-        data = _read_original(place)
+        data = None
+        # No file of sound size: that is not the original either.
+        with contextlib.suppress(UsageError, SourceError):
+            if os.path.lexists(place):
+                data = read_bytes(place, limit=LARGEST_IN_TREE, follow=False)
         if digest(data) != before:
             raise HashMismatchError(
                 f"{place}: is not the original of {path}",
@@ -196,28 +201,7 @@ def originals(state: Path, ledger: Ledger) -> dict[str, bytes | None]:
     return texts
 
 
-def _read_original(place: Path) -> bytes | None:
-    """Return an original; None if nothing, or no file of sound size, is in its place."""
-    try:
-        there = os.path.lexists(place)
-        return read_bytes(place, limit=LARGEST_IN_TREE, follow=False) if there else None
-    except (UsageError, SourceError):
-        return None
-
-
-def edited_files(tree: SourceTree, ledger: Ledger) -> list[str]:
-    """Return the files that are neither as patchkit left them nor as it found them."""
-    return [path for path, pair in ledger.files.items() if _digest_now(tree, path) not in pair]
-
-
-def untouched(tree: SourceTree, ledger: Ledger) -> bool:
-    """Return whether everything that a fix looked at is as the ledger says; nothing is parsed."""
-    return all(
-        _digest_now(tree, path) == after for path, (_before, after) in ledger.files.items()
-    ) and all(_digest_now(tree, path) == known for path, known in ledger.seen.items())
-
-
-def _digest_now(tree: SourceTree, path: str) -> str:
+def digest_now(tree: SourceTree, path: str) -> str:
     """Return the digest of a file as it is now; a link or a folder has one that fits nothing."""
     if not os.path.lexists(tree.root / path):
         return ""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import enum
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -12,9 +14,9 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 from patchkit.errors import SourceError
-from patchkit.patching.fix import Fix, Request
+from patchkit.patching.fix import Evidence, Fix, Request, State, Verdict
 from patchkit.patching.fix_file import load_fixes
-from patchkit.records import RECIPES, read_toml
+from patchkit.records import RECIPES, read_json, read_toml
 from patchkit.source.detect import projects
 from patchkit.source.releases import Bug
 
@@ -69,22 +71,24 @@ class Recipe:
 
     def check(self, version: Version) -> None:
         """Raise SourceError, with the reasons, for a release that is not supported."""
-        for entry in self.refused:
-            if SpecifierSet(entry.versions).contains(version, prereleases=True):
-                raise SourceError(
-                    f"{self.project} {version} is not supported",
-                    why="; ".join(entry.reasons),
-                    hint=f"use one of {self.supported[0]} to {self.newest}",
-                )
+        if reasons := self.refusal(version):
+            raise SourceError(
+                f"{self.project} {version} is not supported",
+                why="; ".join(reasons),
+                hint=f"use one of {self.supported[0]} to {self.newest}",
+            )
 
     @property
     def supported(self) -> list[Version]:
         """Known releases that are not refused, oldest first."""
-        return sorted(v for v in self.releases if not self.refuses(v))
+        return sorted(v for v in self.releases if not self.refusal(v))
 
-    def refuses(self, version: Version) -> bool:
-        """Return whether ``check`` would raise."""
-        return any(SpecifierSet(e.versions).contains(version) for e in self.refused)
+    def refusal(self, version: Version) -> tuple[str, ...]:
+        """Return the reasons for which ``check`` raises, if it does."""
+        for entry in self.refused:
+            if SpecifierSet(entry.versions).contains(version, prereleases=True):
+                return entry.reasons
+        return ()
 
     def bugs_of(self, version: Version) -> tuple[Bug, ...]:
         """Return the bugs of a release that no fix mends."""
@@ -100,15 +104,24 @@ def load_recipe(project: str = "vllm") -> Recipe:
     home = RECIPES / project
     place = home / "recipe.toml"
     table = read_toml(dict[str, Any], place)
+    # The list of versions, or of the tables per release those whose files were read.
+    versions = table.get("releases") or [
+        release["version"] for release in table["release"] if release.get("read", True)
+    ]
+    # Everything that decides a plan: facts, fixes, what they use, targets.
+    patterns = ("recipe.toml", "stock_archs.csv", "*.py", "*.cmake", "fixes/*.py", "moe_configs/*")
+    files = [path for pattern in patterns for path in sorted(home.glob(pattern))]
+    files += [home.parent / "kit.py", home.parent / "targets.toml"]
     return Recipe(
         project=project,
         home=home,
-        releases=tuple(map(Version, _listed_releases(table))),
+        releases=tuple(map(Version, versions)),
         refused=read_toml(tuple[Refused, ...], place, key="refused"),
         fixes=load_fixes(home, read_toml(list[str], place, key="fixes")),
         build=read_toml(BuildVariable, place, key="build"),
         bugs=read_toml(tuple[Bug, ...], place, key="bug") if "bug" in table else (),
-        digest=_recipe_digest(home),
+        # A separator, so that text moved from one file to the next is another digest.
+        digest=hashlib.sha256(b"\0".join(path.read_bytes() for path in files)).hexdigest(),
     )
 
 
@@ -117,17 +130,51 @@ def load_recipes() -> tuple[Recipe, ...]:
     return tuple(map(load_recipe, projects()))
 
 
-def _listed_releases(table: dict[str, Any]) -> list[str]:
-    """Return the list of versions, or of the tables per release those whose files were read."""
-    return table.get("releases") or [
-        release["version"] for release in table["release"] if release.get("read", True)
-    ]
+class SupportLevel(enum.StrEnum):
+    """Level at which a release needs a fix, or the reason that it does not."""
+
+    REQUIRED = "required"
+    RECOMMENDED = "recommended"
+    OPTIONAL = "optional"
+    UPSTREAM = "upstream"
+    NOT_APPLICABLE = "not-applicable"
 
 
-def _recipe_digest(home: Path) -> str:
-    """Return a digest of everything that decides a plan: facts, fixes, what they use, targets."""
-    patterns = ("recipe.toml", "stock_archs.csv", "*.py", "*.cmake", "fixes/*.py", "moe_configs/*")
-    files = [path for pattern in patterns for path in sorted(home.glob(pattern))]
-    files += [home.parent / "kit.py", home.parent / "targets.toml"]
-    # A separator, so that text moved from one file to the next is another digest.
-    return hashlib.sha256(b"\0".join(path.read_bytes() for path in files)).hexdigest()
+def support_of(verdict: Verdict) -> SupportLevel:
+    """Return the level that a verdict on an untouched release amounts to."""
+    if verdict.state in (State.UPSTREAM, State.NOT_APPLICABLE):
+        return SupportLevel(verdict.state.value)
+    assert verdict.severity is not None
+    return SupportLevel(verdict.severity.value)
+
+
+Support = Mapping[str, Mapping[str, Mapping[str, SupportLevel]]]
+"""fix id → arch mode → release → level"""
+
+
+@cache
+def load_support(project: str = "vllm") -> Support:
+    """Return the table ``support.json`` of a recipe; empty if its releases cannot be had."""
+    place = RECIPES / project / "support.json"
+    text = place.read_text(encoding="utf-8") if place.is_file() else "{}"
+    return read_json(dict[str, dict[str, dict[str, SupportLevel]]], text)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claim:
+    """Advice of guides, with a verdict; the fields are described in ``folklore.toml``."""
+
+    id: str
+    says: str
+    verdict: str
+    versions: str
+    why: str
+    instead: str
+    evidence: tuple[Evidence, ...]
+
+
+@cache
+def load_claims(project: str = "vllm") -> tuple[Claim, ...]:
+    """Return the claims that ship with a recipe, in the order of the file; none without one."""
+    place = RECIPES / project / "folklore.toml"
+    return read_toml(tuple[Claim, ...], place, key="claim") if place.is_file() else ()

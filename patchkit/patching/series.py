@@ -7,7 +7,7 @@ import textwrap
 
 from patchkit import __version__
 from patchkit.edit.splice import git_diff
-from patchkit.patching.plan import Plan
+from patchkit.patching.plan import Plan, patch_steps
 from patchkit.patching.recipe import load_recipe
 
 _WIDTH = 72  # characters of a line, as is customary in git's commit messages
@@ -31,7 +31,7 @@ def patch_series(plan: Plan) -> dict[str, str]:
         f"Applies-To: {plan.stock.project} {plan.stock.version}",
         f"Target: {plan.request.target.name}, {plan.request.arch} {arch}",
     ]
-    mails, steps = {}, list(plan.steps())
+    mails, steps = {}, list(patch_steps(plan.stock, plan.verdicts))
     for number, (verdict, texts) in enumerate(steps, start=1):
         fix = verdict.fix
         evidence = [f"Evidence: {e.claim} [{e.established}: {e.source}]" for e in fix.evidence]

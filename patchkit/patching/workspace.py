@@ -11,12 +11,11 @@ from patchkit.patching.fix import Request, Verdict
 from patchkit.patching.ledger import (
     Ledger,
     LedgerRequest,
-    edited_files,
+    digest_now,
     journal_of,
     original_path,
     originals,
     read_ledger,
-    untouched,
     unusable,
 )
 from patchkit.patching.recipe import Recipe
@@ -53,11 +52,24 @@ def open_workspace(
     ledger = read_ledger(state, project)
     if ledger is None:
         return Workspace(tree=tree, state=state, ledger=None)
-    _check_unedited(tree, ledger)
-    shipped = originals(state, ledger)
+    pairs = ledger.files.items()
+    if edited := [path for path, pair in pairs if digest_now(tree, path) not in pair]:
+        moved = ledger.version != str(tree.version)
+        raise DriftError(
+            f"{', '.join(edited)}: edited since patchkit wrote "
+            f"{'it' if len(edited) == 1 else 'them'}; nothing was changed",
+            why=f"the tree was {ledger.version} when it was patched, and is {tree.version} now"
+            if moved
+            else "the ledger knows another text, and your edits must not be lost",
+            hint=f"if nothing of the patch is left, remove {state}; else check out "
+            f"{ledger.version} and revert first"
+            if moved
+            else "take your edits out, then run again; the texts that patchkit replaced are in "
+            f"{state / 'originals'}",
+        )
     pristine = {
         path: None if data is None else decoded(data, str(original_path(state, path)))
-        for path, data in shipped.items()
+        for path, data in originals(state, ledger).items()
     }
     return Workspace(tree=replace(tree, pristine=pristine), state=state, ledger=ledger)
 
@@ -65,48 +77,24 @@ def open_workspace(
 def known_verdicts(
     workspace: Workspace, recipe: Recipe, request: Request
 ) -> tuple[Verdict, ...] | None:
-    """Return the ledger's verdicts if nothing that they rest on has changed; nothing is parsed."""
-    ledger = workspace.ledger
-    current = (
-        ledger is not None
-        # Another engine or another fact may decide otherwise about the same files.
-        and (ledger.patchkit, ledger.recipe) == (__version__, recipe.digest)
-        and ledger.version == str(workspace.tree.version)
-        and ledger.request == LedgerRequest.of(request)
-        and untouched(workspace.tree, ledger)
-    )
-    return (
-        _recorded_verdicts(workspace.state, ledger, recipe)
-        if ledger is not None and current
-        else None
-    )
+    """Return the ledger's verdicts if nothing that they rest on has changed; nothing is parsed.
 
-
-def _check_unedited(tree: SourceTree, ledger: Ledger) -> None:
-    edited = edited_files(tree, ledger)
-    if not edited:
-        return
-    moved = ledger.version != str(tree.version)
-    raise DriftError(
-        f"{', '.join(edited)}: edited since patchkit wrote "
-        f"{'it' if len(edited) == 1 else 'them'}; nothing was changed",
-        why=f"the tree was {ledger.version} when it was patched, and is {tree.version} now"
-        if moved
-        else "the ledger knows another text, and your edits must not be lost",
-        hint=f"if nothing of the patch is left, remove {state_folder(tree)}; else check out "
-        f"{ledger.version} and revert first"
-        if moved
-        else "take your edits out, then run again; the texts that patchkit replaced are in "
-        f"{state_folder(tree) / 'originals'}",
-    )
-
-
-def _recorded_verdicts(state: Path, ledger: Ledger, recipe: Recipe) -> tuple[Verdict, ...]:
-    """Return the ledger's verdicts. Raises DriftError unless they are about the recipe's fixes."""
+    Raises DriftError unless they are about the recipe's fixes.
+    """
+    ledger, tree = workspace.ledger, workspace.tree
+    if ledger is None:
+        return None
+    # Another engine or another fact may decide otherwise about the same files.
+    wrote = (ledger.patchkit, ledger.recipe, ledger.version, ledger.request)
+    if wrote != (__version__, recipe.digest, str(tree.version), LedgerRequest.of(request)):
+        return None
+    expected = {path: after for path, (_before, after) in ledger.files.items()} | {**ledger.seen}
+    if any(digest_now(tree, path) != known for path, known in expected.items()):
+        return None
     fixes = {fix.id: fix for fix in recipe.fixes}
     if {entry.id for entry in ledger.verdicts} != set(fixes):
         what = "its verdicts are not about the fixes of the recipe that it names"
-        raise unusable(state, recipe.project, what)
+        raise unusable(workspace.state, recipe.project, what)
     return tuple(
         Verdict(
             fixes[entry.id],

@@ -15,9 +15,8 @@ from patchkit.cli.symptoms import explained_symptoms, symptom_blocks, symptoms_w
 from patchkit.doctor.symptoms.symptom import symptoms
 from patchkit.edit.splice import unified_diff
 from patchkit.errors import UsageError
-from patchkit.patching.claims import Claim, load_claims
 from patchkit.patching.fix import Fix
-from patchkit.patching.recipe import load_recipes
+from patchkit.patching.recipe import Claim, load_claims, load_recipes
 
 _SHOWN = 3  # symptoms that are shown whole
 _MISTYPED = 0.8  # how alike two ids are, from 0 to 1, of which one is the other mistyped

@@ -23,8 +23,7 @@ from patchkit.errors import DriftError, UsageError
 from patchkit.patching.commit import settled
 from patchkit.patching.fix import State, Verdict
 from patchkit.patching.plan import Plan, make_plan
-from patchkit.patching.recipe import load_recipe, load_recipes
-from patchkit.patching.support import load_support
+from patchkit.patching.recipe import load_recipe, load_recipes, load_support
 from patchkit.patching.workspace import known_verdicts
 from patchkit.source.resolve import SourceOptions
 from patchkit.versions import named_version

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from patchkit.apply import plan_for, revert, revert_by_force
+from patchkit.apply import plan_for, revert
 from patchkit.cli import complete
 from patchkit.cli.next_step import next_step, program
 from patchkit.cli.options import (
@@ -23,9 +23,11 @@ from patchkit.cli.patch.verdict_view import diff_blocks
 from patchkit.cli.progress import progress
 from patchkit.cli.render import Block, Data, Record, rendered
 from patchkit.errors import UsageError, translated
+from patchkit.patching.forced_revert import revert_by_force
 from patchkit.patching.recipe import load_recipe
 from patchkit.patching.series import patch_series
 from patchkit.source.archive import unpack
+from patchkit.source.detect import detect
 from patchkit.source.resolve import SourceOptions, fetch_release, patched_tree
 
 
@@ -111,7 +113,7 @@ def revert_command(source: SourceOptions, *, force: bool) -> Iterator[Block]:
         done = f"{len(restored)} files are as upstream shipped them"
         yield done if restored else "nothing to do: patchkit has changed nothing here"
         return
-    rescued = revert_by_force(path, source.project)
+    rescued = revert_by_force(detect(path, source.project))
     yield Record(rescued)
     yield f"{len(rescued.restored)} files are as upstream shipped them"
     if rescued.moved:

@@ -18,7 +18,7 @@ from patchkit.digests import tree_digest
 from patchkit.errors import ProofError
 from patchkit.patching.commit import Applied
 from patchkit.patching.fix import State
-from patchkit.patching.plan import Plan
+from patchkit.patching.plan import patch_steps
 from patchkit.patching.recipe import load_recipe
 from patchkit.patching.workspace import open_workspace
 from patchkit.process import ask
@@ -84,13 +84,8 @@ def prepare(order: VllmOrder, staged: Path, report: Report) -> Prepared:
     texts = {}
     if workspace.ledger:  # without its date: the wheel is the same on every day
         texts["patchkit.ledger.json"] = replace(workspace.ledger, date="").to_json().decode()
-    plan = Plan(
-        request=order.request,
-        stock=workspace.tree,
-        patched=workspace.tree,
-        verdicts=outcome.verdicts,
-    )
-    steps = list(plan.steps())  # now: it reads the tree, which is written to below
+    # Now: it reads the tree, which is written to below.
+    steps = list(patch_steps(workspace.tree, outcome.verdicts))
     # Not the workspace's tree, which reads upstream's texts.
     reduced = _write_overlay(choose_parts(detect(source), order.without, order.extensions))
     patched = detect(source, sandboxed=possible)

@@ -19,7 +19,7 @@ from patchkit.errors import DriftError
 from patchkit.patching.commit import Applied
 from patchkit.patching.fix import Request, State
 from patchkit.patching.ledger import Ledger, LedgerRequest, ledger_path, original_path
-from patchkit.patching.plan import Plan
+from patchkit.patching.plan import patch_steps
 from patchkit.patching.workspace import Workspace
 from patchkit.wheel.file.sbom import as_text, digest_label, vllm_sbom
 from patchkit.wheel.file.wheelfile import FACTS
@@ -92,11 +92,7 @@ def make_additions(patched: PatchedTree) -> Additions:
     label = f"{cuda}.{target.name}.{_UNLABELLED}"
     version = f"{origin.version.public}+{label}"
     home, facts = f"vllm-{version}.dist-info", _repack_facts(patched, version)
-    # Only its steps are asked for, and they begin with upstream's texts.
-    stock = patched.workspace.tree
-    plan = Plan(
-        request=patched.request, stock=stock, patched=stock, verdicts=patched.outcome.verdicts
-    )
+    steps = patch_steps(patched.workspace.tree, patched.outcome.verdicts)
     members = {path: (tree / path).read_bytes() for path in ledger.files}
     for original in (original_path(state, path) for path in ledger.files):
         if original.is_file():
@@ -110,7 +106,7 @@ def make_additions(patched: PatchedTree) -> Additions:
         f"{home}/METADATA": head + gap + body,
         f"{home}/WHEEL": set_tag(wheel, patched.tag),
         f"{home}/{FACTS}": as_text(facts).encode(),
-        f"{home}/{_SBOM}": as_text(vllm_sbom(facts, plan.steps())).encode(),
+        f"{home}/{_SBOM}": as_text(vllm_sbom(facts, steps)).encode(),
     }
     lines = [f"{_FORMAT}\n{origin.wheel.sha256}\n{patched.tag}\n"]
     lines += [f"{digest(data)}  {path}\n" for path, data in sorted(members.items())]

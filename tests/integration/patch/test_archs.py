@@ -7,7 +7,7 @@ from itertools import cycle, groupby, product
 
 import pytest
 
-from patchkit.patching.support import load_support, support_of
+from patchkit.patching.recipe import load_support, support_of
 from patchkit.recipes.vllm.archs import evaluate
 from patchkit.source.detect import detect
 from patchkit.target import Load, best_load, parse_arch, targets

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from patchkit.patching.claims import load_claims
+from patchkit.patching.recipe import load_claims
 from patchkit.runtime.rules.flags import flags, takes
 from patchkit.runtime.rules.releases import within
 

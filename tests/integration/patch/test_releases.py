@@ -9,7 +9,7 @@ import pytest
 from packaging.version import Version
 
 from patchkit.apply import apply, plan_for, revert
-from patchkit.patching.support import SupportLevel, load_support
+from patchkit.patching.recipe import SupportLevel, load_support
 from patchkit.patching.workspace import open_workspace
 from patchkit.proof.prove import prove
 from support.selection import DAILY, WHOLE, in_turns

@@ -7,33 +7,43 @@ import csv
 import hashlib
 import json
 import os
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from patchkit import __version__
 from patchkit.digests import digest
 from patchkit.errors import DriftError, HashMismatchError, SourceError
-from patchkit.patching.fix import State
-from patchkit.patching.forced_revert import ASIDE, rescue
+from patchkit.patching.fix import Request, State
+from patchkit.patching.forced_revert import ASIDE, revert_by_force
 from patchkit.patching.ledger import (
     Ledger,
     LedgerRequest,
     LedgerVerdict,
-    edited_files,
     ledger_path,
     original_path,
     originals,
     read_ledger,
-    untouched,
 )
+from patchkit.patching.recipe import load_recipe
+from patchkit.patching.workspace import known_verdicts, open_workspace
 from patchkit.source.installed_record import rewrite_record
+from patchkit.target import targets
 
 BEFORE, AFTER = "größer\n", "kleiner\n"
 NEW = "vllm/E=8,block_shape=[128,128].json"
+STOCK = {
+    **dict.fromkeys(("CMakeLists.txt", "cmake/utils.cmake", "vllm/__init__.py"), ""),
+    "PKG-INFO": "Name: vllm\nVersion: 0.19.1\n",
+    "setup.py": "setup\n",
+    "vllm/a.py": BEFORE,
+    "b.cu": "b\n",
+}
 LEDGER = Ledger(
-    patchkit="0.1.0",
+    patchkit=__version__,
     recipe="5eed",
     project="vllm",
     version="0.19.1",
@@ -52,8 +62,7 @@ LEDGER = Ledger(
 @pytest.fixture
 def patched(make_tree):
     """A tree as an apply leaves it; its state folder is beside it."""
-    files = {"vllm/a.py": AFTER, "b.cu": "B\n", "setup.py": "setup\n", NEW: "{}\n"}
-    tree = make_tree("0.19.1", files)
+    tree = make_tree("0.19.1", {**STOCK, "vllm/a.py": AFTER, "b.cu": "B\n", NEW: "{}\n"})
     state = tree.root / ".patchkit"
     for path, text in (("vllm/a.py", BEFORE), ("b.cu", "b\n")):
         original_path(state, path).parent.mkdir(parents=True, exist_ok=True)
@@ -158,13 +167,13 @@ def test_an_original_that_is_missing_or_altered_is_refused(patched, text):
 @pytest.mark.parametrize(
     ("path", "text", "edited", "same"),
     [
-        ("vllm/a.py", AFTER, [], True),
-        ("vllm/a.py", BEFORE, [], False),
-        ("vllm/a.py", "mine\n", ["vllm/a.py"], False),
-        (NEW, "mine\n", [NEW], False),
-        ("setup.py", "other\n", [], False),
-        ("gone.py", "", [], False),
-        ("unrelated.py", "new\n", [], True),
+        ("vllm/a.py", AFTER, "", True),
+        ("vllm/a.py", BEFORE, "", False),
+        ("vllm/a.py", "mine\n", "vllm/a.py", False),
+        (NEW, "mine\n", NEW, False),
+        ("setup.py", "other\n", "", False),
+        ("gone.py", "", "", False),
+        ("unrelated.py", "new\n", "", True),
     ],
 )
 def test_what_changed_since(patched, path, text, edited, same):
@@ -174,8 +183,15 @@ def test_what_changed_since(patched, path, text, edited, same):
         place.unlink()
     else:
         place.write_text(text, encoding="utf-8")
-    assert edited_files(tree, LEDGER) == edited
-    assert untouched(tree, LEDGER) is same
+    if edited:
+        with pytest.raises(DriftError, match="edited since patchkit wrote it") as caught:
+            open_workspace(tree.root)
+        assert caught.value.what.startswith(f"{edited}: ")
+        return
+    workspace = open_workspace(tree.root)
+    recipe = replace(load_recipe(), digest=LEDGER.recipe, fixes=(SimpleNamespace(id="x"),))
+    request = Request(target=targets()["gb10"], skip=frozenset({"x"}))
+    assert (known_verdicts(workspace, recipe, request) is not None) is same
 
 
 # As pip writes it: quoted where need be, CRLF (csv's default), its own line last.
@@ -236,9 +252,6 @@ def contents(root):
     return {place.relative_to(root).as_posix(): place.read_text() for place in found}
 
 
-STOCK = {"vllm/a.py": BEFORE, "b.cu": "b\n", "setup.py": "setup\n"}
-
-
 @pytest.mark.parametrize("known", [True, False], ids=["with a ledger", "with a damaged one"])
 def test_every_original_goes_back_and_what_was_edited_goes_aside(patched, known):
     """Without a ledger nobody knows what patchkit wrote, and which files it created."""
@@ -246,20 +259,20 @@ def test_every_original_goes_back_and_what_was_edited_goes_aside(patched, known)
     (tree.root / "b.cu").write_text("mine\n")
     if not known:
         ledger_path(state).write_text("{}")
-    done = rescue(tree, state)
+    done = revert_by_force(tree)
     left = {} if known else {NEW: "{}\n"}
     moved = {"b.cu": "mine\n"} if known else {"b.cu": "mine\n", "vllm/a.py": AFTER}
     assert contents(tree.root) == STOCK | left | {f"{ASIDE}/{k}": v for k, v in moved.items()}
     assert (set(done.moved), done.lost, done.created) == (set(moved), (), known)
     assert not state.exists()
     with pytest.raises(SourceError, match="patchkit has changed nothing here"):
-        rescue(tree, state)
+        revert_by_force(tree)
 
 
 def test_an_original_that_is_damaged_is_named_and_kept(patched):
     tree, state = patched
     original_path(state, "b.cu").write_text("damaged\n")
-    done = rescue(tree, state)
+    done = revert_by_force(tree)
     assert done.lost == ("b.cu",)
     kept = {"b.cu": "B\n", f"{ASIDE}/originals/b.cu": "damaged\n"}
     assert contents(tree.root) == STOCK | kept

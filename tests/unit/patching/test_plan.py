@@ -13,7 +13,7 @@ from patchkit.edit.splice import Edit
 from patchkit.edit.text import new_file, swap_text
 from patchkit.errors import DriftError, ProofError, UsageError
 from patchkit.patching.fix import Fix, Need, Observation, Severity, State, found, upstream
-from patchkit.patching.plan import make_plan
+from patchkit.patching.plan import make_plan, patch_steps
 from patchkit.patching.recipe import load_recipe
 
 PATH = "a.txt"
@@ -216,7 +216,9 @@ def test_a_later_fix_sees_the_edits_of_the_earlier_ones(make_tree, ask, git):
         PATH: ("one\ntwo", "one\nMIDDLE\ntwo"),
         "sub/b.txt": ("é", "è"),
     }
-    assert [(verdict.fix.id, texts) for verdict, texts in plan.steps()] == [
+    assert [
+        (verdict.fix.id, texts) for verdict, texts in patch_steps(plan.stock, plan.verdicts)
+    ] == [
         ("first", {PATH: ("one\ntwo", "one\nmiddle\ntwo")}),
         ("second", {PATH: ("one\nmiddle\ntwo", "one\nMIDDLE\ntwo")}),
         ("elsewhere", {"sub/b.txt": ("é", "è")}),

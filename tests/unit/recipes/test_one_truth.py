@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from patchkit.patching.claims import load_claims
+from patchkit.patching.recipe import load_claims
 from patchkit.runtime.rules.flags import flags, load_flag_rules
 from patchkit.runtime.rules.presets import load_presets
 from patchkit.runtime.rules.releases import within

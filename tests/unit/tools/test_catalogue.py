@@ -13,9 +13,7 @@ from packaging.specifiers import SpecifierSet
 
 from patchkit.cli.patch.fixes import command
 from patchkit.finding import ESTABLISHED
-from patchkit.patching.claims import load_claims
-from patchkit.patching.recipe import load_recipe
-from patchkit.patching.support import SupportLevel, load_support
+from patchkit.patching.recipe import SupportLevel, load_claims, load_recipe, load_support
 from patchkit.records import RECIPES
 
 RECIPE = load_recipe()
