@@ -20,18 +20,6 @@ class CMakeSyntaxError(DriftError):
     """The text is not CMake; the message starts with ``path:line``."""
 
 
-class Token(NamedTuple):
-    """``text[start:stop]``, which is ``value``.
-
-    Kinds: space (a BOM too), newline, comment, quoted, bracket, open, close, identifier, unquoted.
-    """
-
-    kind: str
-    start: int
-    stop: int
-    value: str
-
-
 class Argument(NamedTuple):
     """One argument, delimiters included; a paren among the arguments is one too."""
 
@@ -61,8 +49,7 @@ class Branch:
     stop: int
 
 
-@dataclass(frozen=True, slots=True)
-class Command:
+class Command(NamedTuple):
     """A call: the lower-cased name, the span from it to the closing paren, the branches around it.
 
     An if, elseif, else or endif lies outside of the branches that it delimits.
@@ -113,14 +100,17 @@ _BLANK = frozenset({"space", "newline", "comment"})
 _BLOCKS = frozenset({"if", "function", "macro", "foreach", "while", "block"})
 
 
-def tokenize(text: str, path: str = "<cmake>") -> Iterator[Token]:
-    """Yield tokens whose values join to the text again. Raises CMakeSyntaxError."""
-    for match in _TOKEN.finditer(text):
-        kind, value = str(match.lastgroup), match.group()
-        if kind == "invalid":
-            problem = _COMPLAINTS.get(value, f"invalid character {value!r}")
-            raise _error(path, line_of(text, match.start()), problem)
-        yield Token(kind, match.start(), match.end(), value)
+def tokenize(text: str, path: str = "<cmake>") -> Iterator[re.Match[str]]:
+    """Yield tokens, whose groups join to the text again; ``lastgroup`` is a token's kind.
+
+    Kinds: space (a BOM too), newline, comment, quoted, bracket, open, close, identifier, unquoted.
+    Raises CMakeSyntaxError.
+    """
+    for token in _TOKEN.finditer(text):
+        if token.lastgroup == "invalid":
+            problem = _COMPLAINTS.get(token[0], f"invalid character {token[0]!r}")
+            raise _error(path, line_of(text, token.start()), problem)
+        yield token
 
 
 def commands(text: str, path: str = "<cmake>") -> list[Command]:
@@ -131,7 +121,7 @@ def commands(text: str, path: str = "<cmake>") -> list[Command]:
     placed: list[Command] = []
     for call in calls:
         earlier = stack.pop() if call.name in {"elseif", "else", "endif"} else None
-        placed.append(replace(call, block=tuple(stack)))
+        placed.append(call._replace(block=tuple(stack)))
         if call.name == "if":
             stack.append(Branch(_values(call), (), call.start, stops[call.start]))
         elif earlier and call.name != "endif":
@@ -172,40 +162,42 @@ def remove_list_items(
 def _delimiters(text: str) -> tuple[str, str]:
     if text.startswith('"'):
         return '"', '"'
-    opening = _BRACKET_OPENING.match(text)
+    opening = _BRACKET_OPENING.match(text) if text.startswith("[") else None
     return (opening[0], opening[1].replace("[", "]")) if opening else ("", "")
 
 
 def _calls(text: str, path: str) -> Iterator[Command]:
     """Yield the commands, each with an empty ``block``."""
     breaks = [match.start() for match in re.finditer("\n", text)]
-    stream = tokenize(text, path)
+    tokens = tokenize(text, path)
     fresh_line = True
-    for name in stream:
-        if name.kind in _BLANK:
-            fresh_line = fresh_line or name.kind == "newline"
+    for name in tokens:
+        if name.lastgroup in _BLANK:
+            fresh_line = fresh_line or name.lastgroup == "newline"
             continue
-        line = bisect_left(breaks, name.start) + 1
-        if name.kind != "identifier" or not fresh_line:
+        line = bisect_left(breaks, name.start()) + 1
+        if name.lastgroup != "identifier" or not fresh_line:
             expected = "a command name" if fresh_line else "a newline"
-            problem = f"expected {expected}, found {name.kind} {name.value[:40]!r}"
+            problem = f"expected {expected}, found {name.lastgroup} {name[0][:40]!r}"
             raise _error(path, line, problem)
         # CMake allows spaces in front of the paren, and neither a newline nor a comment.
-        opening = next((token for token in stream if token.kind != "space"), None)
-        if opening is None or opening.kind != "open":
-            raise _error(path, line, f'{name.value} is not followed by "("')
+        opening = next((token for token in tokens if token.lastgroup != "space"), None)
+        if opening is None or opening.lastgroup != "open":
+            raise _error(path, line, f'{name[0]} is not followed by "("')
         arguments: list[Argument] = []
         depth = 1
-        for kind, start, stop, value in stream:
+        for token in tokens:
+            kind = token.lastgroup
             depth += (kind == "open") - (kind == "close")
             if depth == 0:
-                yield Command(name.value.lower(), line, name.start, stop, tuple(arguments), ())
+                span = name.start(), token.end()
+                yield Command(name[0].lower(), line, *span, tuple(arguments), ())
                 break
             if kind not in _BLANK:
-                where = bisect_left(breaks, start) + 1
-                arguments.append(Argument(start, stop, value, where))
+                where = bisect_left(breaks, token.start()) + 1
+                arguments.append(Argument(*token.span(), token[0], where))
         else:
-            raise _error(path, line, f"the parens of {name.value} are never closed")
+            raise _error(path, line, f"the parens of {name[0]} are never closed")
         fresh_line = False
 
 

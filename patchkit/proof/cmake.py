@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import importlib.util
 import json
-from collections.abc import Iterator, Mapping, Sequence
+import os
+import re
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
@@ -15,6 +17,9 @@ from patchkit.errors import ProofError, StorageError
 from patchkit.proof.child_process import Ended, run
 from patchkit.proof.sandbox import box_for, program_box
 from patchkit.source.tree import SourceTree
+
+# In an argument the quotes would be escaped.
+_COMMAND = re.compile(r'"cmd":"(\w+)"')
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,10 +59,16 @@ def run_script(
     )
 
 
-def read_trace(log: Path, *folders: Path) -> Iterator[Traced]:
-    """Yield the calls of a trace, paths relative to the ``folders``. Raises ProofError."""
+def read_trace(log: Path, commands: Container[str], *folders: Path) -> Iterator[Traced]:
+    """Yield the calls of some commands in a trace, paths relative to ``folders``.
+
+    Raises ProofError.
+    """
     # cmake(1), json-v1: the first line is the version of the format.
     for line in log.read_text(encoding="utf-8", errors="replace").splitlines()[1:]:
+        # Most lines are of other commands, and reading their JSON takes long.
+        if (command := _COMMAND.search(line)) and command[1].lower() not in commands:
+            continue
         try:
             entry = json.loads(line)
             texts: list[str] = [entry["file"], *entry["args"]]
@@ -83,14 +94,15 @@ def read_trace(log: Path, *folders: Path) -> Iterator[Traced]:
 
 def mirror(tree: SourceTree, texts: Mapping[str, str], root: Path) -> None:
     """Write build files, with pending edits, into ``root``; link what else is in their folders."""
-    for path, text in texts.items():
-        place = root / path
-        place.parent.mkdir(parents=True, exist_ok=True)
-        place.write_text(text, encoding="utf-8")
     for folder in {parent for path in texts for parent in PurePosixPath(path).parents}:
-        for entry in (tree.root / folder).iterdir():
-            if not (root / folder / entry.name).exists():
-                (root / folder / entry.name).symlink_to(entry)
+        (root / folder).mkdir(parents=True, exist_ok=True)
+        inside = [path for path in map(PurePosixPath, texts) if path.is_relative_to(folder)]
+        own = {path.relative_to(folder).parts[0] for path in inside}
+        # Not with Path, which takes longer than the links themselves.
+        for name in {*os.listdir(tree.root / folder)} - own:  # noqa: PTH208
+            os.symlink(f"{tree.root}/{folder}/{name}", f"{root}/{folder}/{name}")  # noqa: PTH211
+    for path, text in texts.items():
+        (root / path).write_text(text, encoding="utf-8")
 
 
 def cmake_program() -> str:

@@ -315,7 +315,8 @@ class _Source:
         return None
 
     def _piece(self, node: Definition) -> _Piece:
-        for part in ast.walk(node):
+        plain = isinstance(node, ast.Assign | ast.AnnAssign)  # and may be large
+        for part in () if plain else ast.walk(node):
             if isinstance(part, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
                 part.decorator_list = [
                     d for d in part.decorator_list if _decorator(d) in _DECORATORS

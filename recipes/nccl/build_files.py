@@ -33,6 +33,7 @@ PC_FILE = "lib/pkgconfig/nccl.pc"
 COMPILER_DEFAULT = "75"
 _SCRIPT = Path(__file__).with_name("build_trace.cmake")
 _USING = "Using CUDA_ARCHITECTURES: "
+_COMMANDS = ("file", "add_library", "target_sources", "target_link_libraries", "add_custom_command")
 _Calls = Sequence[Traced]
 _KEYWORDS = ("", "PUBLIC", "PRIVATE", "INTERFACE", "SHARED", "STATIC", "OBJECT")
 _PRINT = "include common.mk\n$(info patchkit $(NVCUFLAGS))\nnothing: ;\n"
@@ -124,7 +125,7 @@ def configured(tree: SourceTree, cuda: str, definitions: Sequence[str] = ()) -> 
                 why="the files were edited by hand, or upstream rewrote them",
                 hint="restore them from the release",
             )
-        calls = list(read_trace(log, root, build))
+        calls = list(read_trace(log, _COMMANDS, root, build))
         files = [words for words in _named(calls, ("file",)) if len(words) > 2]
         written = {words[1]: words[2] for words in files if words[0] == "WRITE"}
         return Configured(

@@ -29,6 +29,7 @@ _SCRIPT = Path(__file__).with_name("arch_trace.cmake")
 _FLAG = "set_gencode_flag_for_srcs"  # what the release's own GENCODE calls
 # Calls that arch_trace.cmake adds for the trace alone.
 _LIST, _CODE = "patchkit_archs", "patchkit_code"
+_COMMANDS = (_FLAG, _LIST, _CODE, GENCODE, INTERSECTION)
 _CODE_NAME = re.compile(r"(sm|compute)_[0-9]{2,4}[af]?")
 
 Place = tuple[str, int]  # file, ordinal of the call in that file: lines may move, ordinals do not
@@ -184,7 +185,7 @@ def _trace(tree: SourceTree, texts: Mapping[str, str], gencode: str, cuda: str) 
                 hint="`patchkit archs` shows the tree as it is; DriftError lines above name the "
                 "place",
             )
-        return list(read_trace(log, root, scratch))
+        return list(read_trace(log, _COMMANDS, root, scratch))
 
 
 def _archs(

@@ -72,7 +72,7 @@ def test_a_damaged_trace_is_read_or_fails_the_proof(key, value, cut, tmp_path):
     lines = ["{}", json.dumps(ENTRY), json.dumps({**ENTRY, key: value})[:cut]]
     log.write_text("\n".join(lines), encoding="utf-8", errors="replace")
     try:
-        calls = list(read_trace(log, tmp_path))
+        calls = list(read_trace(log, ["set"], tmp_path))
     except ProofError:
         return
     assert calls[0].arguments == ("a", "b")
