@@ -111,13 +111,13 @@ def configured(tree: SourceTree, cuda: str, definitions: Sequence[str] = ()) -> 
         build.mkdir()
         mirror(tree, {path: tree.read(path) for path in (ROOT_FILE, SOURCE_FILE)}, root)
         log = build / "trace"
-        said = [
+        given = [
             f"-DPATCHKIT_TREE={root}",
             f"-DPATCHKIT_CUDA={cuda}",
             f"-DPATCHKIT_DEFAULT={COMPILER_DEFAULT}",
             *definitions,
         ]
-        ended = run_script(tree, _SCRIPT, said, folder=build, beside=Path(folder), log=log)
+        ended = run_script(tree, _SCRIPT, given, folder=build, beside=Path(folder), log=log)
         if ended.trouble:
             words = ended.error_text.replace(f"{root}/", "")
             raise ProofError(
@@ -128,23 +128,19 @@ def configured(tree: SourceTree, cuda: str, definitions: Sequence[str] = ()) -> 
         calls = list(read_trace(log, _COMMANDS, root, build))
         files = [words for words in _named(calls, ("file",)) if len(words) > 2]
         written = {words[1]: words[2] for words in files if words[0] == "WRITE"}
+        said = [line.partition(_USING)[2] for line in ended.text.splitlines() if _USING in line]
+        if len(said) != 1:
+            raise ProofError(
+                f"{ROOT_FILE} says {len(said)} times which archs it uses, expected 1",
+                why="upstream rewrote the choice of archs",
+            )
         return Configured(
-            archs=_said(ended.text),
+            archs=said[0],
             pkgconfig=written.get(PC_FILE, ""),
             sources=_targets(calls, "add_library", "target_sources"),
             libraries=_targets(calls, "target_link_libraries"),
             outputs=tuple(_outputs(calls)),
         )
-
-
-def _said(output: str) -> str:
-    said = [line.partition(_USING)[2] for line in output.splitlines() if _USING in line]
-    if len(said) != 1:
-        raise ProofError(
-            f"{ROOT_FILE} says {len(said)} times which archs it uses, expected 1",
-            why="upstream rewrote the choice of archs",
-        )
-    return said[0]
 
 
 def _targets(calls: _Calls, *commands: str) -> Mapping[str, Sequence[str]]:

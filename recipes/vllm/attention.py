@@ -10,6 +10,7 @@ import ast
 import builtins
 from collections.abc import Collection, Mapping
 
+from patchkit.edit.python import parsed
 from patchkit.proof.upstream_code import Anything, Code, execute
 from patchkit.recipes.vllm.decisions import Off, on_device
 from patchkit.source.tree import SourceTree, first_existing
@@ -76,16 +77,9 @@ def _guarded(tree: SourceTree, built: Collection[str]) -> dict[str, object]:
         return Anything(name)
 
     space: dict[str, object] = {"__builtins__": {**vars(builtins), "__import__": imported}}
-    for node in ast.parse(tree.find(INTERFACE) or "").body:
-        if isinstance(node, ast.Try) and {FA2, FA3} & set(_imported(node)):
+    for node in parsed(INTERFACE, tree.find(INTERFACE) or "").body:
+        body = node.body if isinstance(node, ast.Try) else []
+        names = [a.name for part in body if isinstance(part, ast.ImportFrom) for a in part.names]
+        if {FA2, FA3}.intersection(names):
             execute(compile(ast.Module([node], []), INTERFACE, "exec"), space)
     return {name: value for name, value in space.items() if name != "__builtins__"}
-
-
-def _imported(node: ast.Try) -> list[str]:
-    return [
-        a.name
-        for statement in node.body
-        if isinstance(statement, ast.ImportFrom)
-        for a in statement.names
-    ]

@@ -175,27 +175,20 @@ def wanted(found: Iterable[External], version: Version, *, release: bool) -> tup
     ``release`` says whether the version is in the table, so that its pins are known; those of
     another tree are what its files say. Raises DriftError for an unknown source, or another pin.
     """
-    known = {external.name: external for external in known_externals()}
-    return tuple(
-        _wanted(external, known.get(external.name), version, release) for external in found
-    )
-
-
-def _wanted(
-    external: External, known: KnownSource | None, version: Version, release: bool
-) -> Wanted:
-    if known is None:
-        raise _drift(external, f"fetches {external.name}, which patchkit does not know")
-    if release:
+    by_name, taken = {external.name: external for external in known_externals()}, []
+    for external in found:
+        known = by_name.get(external.name)
+        if known is None:
+            raise _drift(external, f"fetches {external.name}, which patchkit does not know")
         pin = known.pin_of(version)
-        if pin is None or (pin.url, pin.pin) != (external.url, external.pin):
+        if release and (pin is None or (pin.url, pin.pin) != (external.url, external.pin)):
             expected = f"{pin.url} at {pin.pin}" if pin else "nothing"
             problem = f"fetches {external.url} at {external.pin} instead of {expected}"
             raise _drift(external, problem)
-    if external.is_commit:
-        return Wanted(external, known, external.pin)
-    pins = (pin for pin in known.pins if (pin.url, pin.pin) == (external.url, external.pin))
-    return Wanted(external, known, next((pin.commit for pin in pins), ""))
+        pins = (pin for pin in known.pins if (pin.url, pin.pin) == (external.url, external.pin))
+        commit = external.pin if external.is_commit else next((pin.commit for pin in pins), "")
+        taken.append(Wanted(external, known, commit))
+    return tuple(taken)
 
 
 def _drift(external: External, problem: str) -> DriftError:

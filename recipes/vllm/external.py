@@ -6,8 +6,9 @@ Only what a CUDA build reaches counts: files are followed from ``CMakeLists.txt`
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Mapping
+from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
@@ -74,26 +75,21 @@ def externals(tree: SourceTree) -> tuple[External, ...]:
     variable replaces.
     """
     found: dict[str, External] = {}
-    for path, calls in _reached(tree).items():
+    files: dict[str, tuple[Command, ...]] = {}
+    waiting = [ROOT_FILE]
+    while waiting:
+        path = waiting.pop(0)
+        if path not in files:
+            read = commands(tree.read(path), path)
+            files[path] = tuple(call for call in read if for_cuda(call.block))
+            waiting += filter(None, (_entered(tree, path, call) for call in files[path]))
+    for path, calls in files.items():
         for call in calls:
             if external := _external(path, call, calls):
                 if external.name in found:
                     raise _error(path, call.line, f"{external.name} is fetched twice")
                 found[external.name] = external
     return tuple(found.values())
-
-
-def _reached(tree: SourceTree) -> dict[str, tuple[Command, ...]]:
-    """Return the commands of each CMake file that a CUDA build reads, without others' branches."""
-    files: dict[str, tuple[Command, ...]] = {}
-    waiting = [ROOT_FILE]
-    while waiting:
-        path = waiting.pop(0)
-        if path not in files:
-            calls = commands(tree.read(path), path)
-            files[path] = tuple(call for call in calls if for_cuda(call.block))
-            waiting += filter(None, (_entered(tree, path, call) for call in files[path]))
-    return files
 
 
 def _entered(tree: SourceTree, path: str, call: Command) -> str:
@@ -147,7 +143,9 @@ def _holds(condition: tuple[str, ...]) -> bool | None:
 def _external(path: str, call: Command, calls: tuple[Command, ...]) -> External | None:
     """Return the source that a command fetches, None if it fetches nothing."""
     values = [argument.value for argument in call.arguments]
-    if call.name in _FOREIGN or _downloads(call, values):
+    runs_getter = call.name in _RUNNING and _GETTERS.search(" ".join(values))
+    downloads = call.name == "file" and values[:1] == ["DOWNLOAD"]
+    if call.name in _FOREIGN or runs_getter or downloads:
         raise _error(path, call.line, f"{call.name} fetches something in an unknown way")
     if call.name not in _DECLARING:
         return None
@@ -162,10 +160,20 @@ def _external(path: str, call: Command, calls: tuple[Command, ...]) -> External 
 
 
 def _declared(path: str, call: Command, values: list[str], calls: tuple[Command, ...]) -> External:
-    texts = _texts(call, calls)
+    # variable → the texts that the file sets it to before the command
+    texts: defaultdict[str, set[str]] = defaultdict(set)
+    for other in calls:
+        if other.name == "set" and other.start < call.start and len(other.arguments) > 1:
+            texts[other.arguments[0].value].add(other.arguments[1].value)
+
+    def text(match: re.Match[str]) -> str:
+        known = texts[match[1]]
+        return next(iter(known)) if len(known) == 1 else match[0]
 
     def field(keyword: str) -> tuple[str, ...]:
-        resolved = tuple(_resolved(value, texts) for value in _after(values, keyword))
+        rest = values[values.index(keyword) + 1 :] if keyword in values else []
+        given = itertools.takewhile(lambda value: value not in _KEYWORDS, rest)
+        resolved = tuple(_REFERENCE.sub(text, value) for value in given)
         if any("$" in value for value in resolved):
             raise _error(path, call.line, f"{keyword} is not set to one text in this file")
         return resolved
@@ -184,59 +192,22 @@ def _declared(path: str, call: Command, values: list[str], calls: tuple[Command,
     )
 
 
-def _downloads(call: Command, values: list[str]) -> bool:
-    if call.name == "file":
-        return values[:1] == ["DOWNLOAD"]
-    return call.name in _RUNNING and _GETTERS.search(" ".join(values)) is not None
-
-
-def _after(values: list[str], keyword: str) -> tuple[str, ...]:
-    """Return the values between a keyword and the next one."""
-    if keyword not in values:
-        return ()
-    rest = values[values.index(keyword) + 1 :]
-    stop = next((i for i, value in enumerate(rest) if value in _KEYWORDS), len(rest))
-    return tuple(rest[:stop])
-
-
-def _texts(call: Command, calls: tuple[Command, ...]) -> dict[str, set[str]]:
-    """Return variable → the texts that the file sets it to before a command."""
-    texts: dict[str, set[str]] = {}
-    for other in calls:
-        if other.name == "set" and other.start < call.start and len(other.arguments) > 1:
-            name, value = (argument.value for argument in other.arguments[:2])
-            texts.setdefault(name, set()).add(value)
-    return texts
-
-
-def _resolved(value: str, texts: Mapping[str, set[str]]) -> str:
-    """Return the value with each variable that has one text replaced by it."""
-
-    def text(match: re.Match[str]) -> str:
-        known = texts.get(match[1], set())
-        return next(iter(known)) if len(known) == 1 else match[0]
-
-    return _REFERENCE.sub(text, value)
-
-
 def _override(path: str, call: Command, calls: tuple[Command, ...], name: str) -> str:
     """Return the environment variable that replaces a fetch: its branch is the one without it."""
+    # Variables that the file sets to those of the environment, where there are any.
+    taken = set()
+    for other in calls:
+        words = [argument.value for argument in other.arguments]
+        name = words[0] if words else ""
+        defined = any(branch.condition == ("DEFINED", f"ENV{{{name}}}") for branch in other.block)
+        if other.name == "set" and words == [name, f"$ENV{{{name}}}"] and defined:
+            taken.add(name)
     for condition in (passed for branch in call.block for passed in branch.excluded):
-        if len(condition) == 1 and _reads_environment(calls, condition[0]):
+        if len(condition) == 1 and condition[0] in taken:
             return condition[0]
         if len(condition) == 2 and condition[0] == "DEFINED" and condition[1].startswith("ENV{"):
             return condition[1].removeprefix("ENV{").removesuffix("}")
     raise _error(path, call.line, f"no variable names a folder to use for {name}")
-
-
-def _reads_environment(calls: tuple[Command, ...], variable: str) -> bool:
-    """Return whether a file sets the variable to that of the environment if there is one."""
-    return any(
-        call.name == "set"
-        and [argument.value for argument in call.arguments] == [variable, f"$ENV{{{variable}}}"]
-        and any(branch.condition == ("DEFINED", f"ENV{{{variable}}}") for branch in call.block)
-        for call in calls
-    )
 
 
 def _error(path: str, line: int, problem: str) -> DriftError:

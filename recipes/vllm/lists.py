@@ -14,6 +14,8 @@ from patchkit.recipes.vllm.archs import INTERSECTION, parsed
 SUPPORTED = "CUDA_SUPPORTED_ARCHS"
 MLA = "MLA_ARCHS"
 _CUDA = Version("13.0")
+_LISTING = {INTERSECTION: 3, "set": 2}  # how many arguments a call has that gives a list
+_COMPILER = ("CMAKE_CUDA_COMPILER_VERSION", "${CMAKE_CUDA_COMPILER_VERSION}", "DEFINED", "AND")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,41 +38,27 @@ class ArchList:
     def items(self) -> list[str]:
         return list(list_items(self.argument))
 
-    @property
-    def names_sm12x(self) -> bool:
-        return any(map(_is_sm12x, self.items))
-
-
-def _is_sm12x(item: str) -> bool:
-    return item.startswith("12.")
-
 
 def cuda13_lists(texts: Mapping[str, str]) -> Iterator[ArchList]:
     """Yield the lists that a compiler of CUDA 13 reads, in the order of the files."""
     for path, text in texts.items():
         calls = parsed(path, text)
         for index, call in enumerate(calls):
-            argument = _list_of(call)
+            values = [argument.value for argument in call.arguments[:3]]
+            if len(call.arguments) != _LISTING.get(call.name) or (
+                call.name == "set" and values[0] != SUPPORTED
+            ):
+                continue
             excluded = (condition for branch in call.block for condition in branch.excluded)
             # The else of ``>= 13.0`` is only taken by older compilers.
-            if argument is not None and not any(map(_at_least, excluded)):
-                variable = call.arguments[0].value
-                sm100 = variable == MLA or _switches_sm100_on(call, calls[index + 1 :])
-                yield ArchList(path, variable, argument, sm100)
-
-
-def _list_of(call: Command) -> Argument | None:
-    if call.name == INTERSECTION and len(call.arguments) == 3:
-        return call.arguments[1]
-    if call.name == "set" and len(call.arguments) == 2 and call.arguments[0].value == SUPPORTED:
-        return call.arguments[1]
-    return None
-
-
-def _at_least(condition: tuple[str, ...]) -> bool:
-    names = ("CMAKE_CUDA_COMPILER_VERSION", "${CMAKE_CUDA_COMPILER_VERSION}", "DEFINED", "AND")
-    rest = [word for word in condition if word not in names]
-    return len(rest) == 2 and rest[0] == "VERSION_GREATER_EQUAL" and Version(rest[1]) <= _CUDA
+            rests = [[word for word in words if word not in _COMPILER] for words in excluded]
+            if not any(
+                rest[0] == "VERSION_GREATER_EQUAL" and Version(rest[1]) <= _CUDA
+                for rest in rests
+                if len(rest) == 2
+            ):
+                sm100 = values[0] == MLA or _switches_sm100_on(call, calls[index + 1 :])
+                yield ArchList(path, values[0], call.arguments[1], sm100)
 
 
 def _switches_sm100_on(call: Command, later: Sequence[Command]) -> bool:
@@ -90,9 +78,13 @@ def _switches_sm100_on(call: Command, later: Sequence[Command]) -> bool:
 
 def without_sm12x(lists: Sequence[ArchList], what: str) -> Observation:
     """Return the edits that take SM12x out of lists of kernels that only SM100 selects."""
-    named = [entry for entry in lists if entry.names_sm12x]
+
+    def is_sm12x(item: str) -> bool:
+        return item.startswith("12.")
+
+    named = [entry for entry in lists if any(map(is_sm12x, entry.items))]
     edits = [
-        remove_list_items(entry.argument, _is_sm12x, path=entry.path, note="SM100 kernels only")
+        remove_list_items(entry.argument, is_sm12x, path=entry.path, note="SM100 kernels only")
         for entry in named
     ]
     where = places([entry.where for entry in named or lists])

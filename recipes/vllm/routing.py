@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
@@ -94,7 +94,21 @@ def prove_decisions(case: Case, decisions: Sequence[Decision]) -> list[str]:
         for capability in capabilities
     ]
     answers = iter(ask(case.stock, asked, object))
-    return [_proved(decision, answers) for decision in decisions]
+    said = []
+    for decision in decisions:
+        after = dict(zip(ALL, answers, strict=False))
+        before = dict(zip(decision.others, answers, strict=False))
+        for capability, got in after.items():
+            expected = before.get(capability, decision.wanted)
+            if got != expected:
+                raise ProofError(
+                    f"{decision.what}: {got} on {capability}, expected {expected}",
+                    why="the code was edited by hand, or decides by something else as well",
+                )
+        changed, same = (map(str, devices) for devices in (decision.changed, decision.others))
+        where = f"on {' and '.join(changed)}, unchanged on {', '.join(same)}"
+        said.append(f"{decision.what}: {decision.wanted} {where}")
+    return said
 
 
 def prove_decision(
@@ -107,18 +121,3 @@ def prove_decision(
 ) -> str:
     """Show what ``prove_decisions`` shows, for one."""
     return prove_decisions(case, [Decision(what, decide, wanted, changed)])[0]
-
-
-def _proved(decision: Decision, answers: Iterator[object]) -> str:
-    """Take the answers about one decision, and say what they establish. Raises ProofError."""
-    after = dict(zip(ALL, answers, strict=False))
-    before = dict(zip(decision.others, answers, strict=False))
-    for capability, got in after.items():
-        expected = before.get(capability, decision.wanted)
-        if got != expected:
-            raise ProofError(
-                f"{decision.what}: {got} on {capability}, expected {expected}",
-                why="the code was edited by hand, or decides by something else as well",
-            )
-    changed, same = " and ".join(map(str, decision.changed)), ", ".join(map(str, decision.others))
-    return f"{decision.what}: {decision.wanted} on {changed}, unchanged on {same}"

@@ -29,7 +29,12 @@ def check_stock(
     member, by ranges of releases (inclusive). ``patched`` says what a group of the table may get in
     a tree that is patched already. Raises DriftError that names every group that differs.
     """
-    expected = _read(table, version)
+    expected: dict[Key, tuple[str, ...]] = {}
+    with table.open(encoding="utf-8", newline="") as file:
+        for row in csv.DictReader(file):
+            if Version(row["since"]) <= version <= Version(row["until"]):
+                archs = tuple(filter(None, row["archs"].split(";")))
+                _put(expected, (row["group"], row["switches"], row["variable"]), archs)
     found: dict[Key, Group] = {}
     for group in groups:
         _put(found, (group.name, " ".join(group.switches), group.variable), group)
@@ -37,10 +42,9 @@ def check_stock(
         return
     wrong = [f"{key[0]} ({key[2]}) is missing" for key in expected if key not in found]
     for key, group in found.items():
-        archs = expected.get(key)
-        if archs is None:
+        if key not in expected:
             wrong.append(f"{group.where}: {group.name} ({group.variable}) is new")
-        elif group.archs != archs and frozenset(group.archs) not in patched(
+        elif group.archs != (archs := expected[key]) and frozenset(group.archs) not in patched(
             replace(group, archs=archs)
         ):
             wrong.append(
@@ -53,16 +57,6 @@ def check_stock(
             why="a CMake file was edited by hand",
             hint="restore the CMake files from the release",
         )
-
-
-def _read(table: Path, version: Version) -> dict[Key, tuple[str, ...]]:
-    found: dict[Key, tuple[str, ...]] = {}
-    with table.open(encoding="utf-8", newline="") as file:
-        for row in csv.DictReader(file):
-            if Version(row["since"]) <= version <= Version(row["until"]):
-                archs = tuple(filter(None, row["archs"].split(";")))
-                _put(found, (row["group"], row["switches"], row["variable"]), archs)
-    return found
 
 
 def _put(found: dict[Key, T], name: tuple[str, str, str], value: T) -> None:

@@ -21,7 +21,13 @@ def look(tree: kit.SourceTree, request: kit.Request) -> kit.Observation:
     """Look whether anything chooses archs before project(), which else takes nvcc's default."""
     text = tree.read(kit.ROOT_FILE)
     calls = kit.commands(text, kit.ROOT_FILE)
-    project = _project(calls)
+    projects = [call for call in calls if call.name == "project"]
+    if len(projects) != 1 or "CUDA" not in {a.value for a in projects[0].arguments}:
+        raise kit.altered(
+            f"{kit.ROOT_FILE}: {len(projects)} calls of project(), expected 1 with the language "
+            "CUDA"
+        )
+    project = projects[0]
     block = _BLOCK.format(arch=_arch(request))
     done = f"{kit.ROOT_FILE}: a plain cmake builds {_arch(request)}"
     if text[: project.start].endswith(block):
@@ -37,16 +43,6 @@ def look(tree: kit.SourceTree, request: kit.Request) -> kit.Observation:
     edit = kit.Edit(kit.ROOT_FILE, project.start, project.start, block, _arch(request))
     now = f"{kit.ROOT_FILE}:{project.line}: project() takes nvcc's default, before upstream's list"
     return kit.found([edit], now=now, done=done)
-
-
-def _project(calls: list[kit.Command]) -> kit.Command:
-    """Return the one project() that brings CUDA in. Raises DriftError."""
-    named = [call for call in calls if call.name == "project"]
-    if len(named) != 1 or "CUDA" not in {argument.value for argument in named[0].arguments}:
-        raise kit.altered(
-            f"{kit.ROOT_FILE}: {len(named)} calls of project(), expected 1 with the language CUDA"
-        )
-    return named[0]
 
 
 def prove(case: kit.Case) -> str:

@@ -22,17 +22,6 @@ def look(tree: kit.SourceTree, request: kit.Request) -> kit.Observation:
         return kit.found((), now="", done=done)
     if _PLACEHOLDER not in tree.read(_TEMPLATE):
         return kit.upstream(f"{_TEMPLATE}: has CMake's placeholders")
-    call = _configures(text)
-    template, output = (argument.text for argument in call.arguments[:2])
-    edit = kit.Edit(
-        kit.SOURCE_FILE, call.start, call.stop, _after(template, output), "fill nccl.pc in"
-    )
-    now = f"{kit.SOURCE_FILE}:{call.line}: nccl.pc keeps {_PLACEHOLDER}Prefix}}"
-    return kit.found([edit], now=now, done=done)
-
-
-def _configures(text: str) -> kit.Command:
-    """Return the one configure_file of nccl.pc.in. Raises DriftError."""
     calls = [
         call
         for call in kit.commands(text, kit.SOURCE_FILE)
@@ -42,7 +31,13 @@ def _configures(text: str) -> kit.Command:
         raise kit.altered(
             f"{kit.SOURCE_FILE}: {len(calls)} calls configure nccl.pc.in, expected 1 with @ONLY"
         )
-    return calls[0]
+    call = calls[0]
+    template, output = (argument.text for argument in call.arguments[:2])
+    edit = kit.Edit(
+        kit.SOURCE_FILE, call.start, call.stop, _after(template, output), "fill nccl.pc in"
+    )
+    now = f"{kit.SOURCE_FILE}:{call.line}: nccl.pc keeps {_PLACEHOLDER}Prefix}}"
+    return kit.found([edit], now=now, done=done)
 
 
 def _after(template: str, output: str) -> str:

@@ -2,6 +2,7 @@
 
 import ast
 from functools import partial
+from itertools import product
 from types import SimpleNamespace
 
 from packaging.version import Version
@@ -29,18 +30,29 @@ def look(tree: kit.SourceTree, request: kit.Request) -> kit.Observation:
 def prove(case: kit.Case) -> str:
     """Check that all else is built and installed, and that vLLM decides as if it were there."""
     target = case.request.target
-    _check_installed(case.patched)
+    # The Python that comes with FlashAttention 3 also has to come with 2.
+    calls = [
+        [argument.value for argument in call.arguments]
+        for call in kit.commands(case.patched.read(_CMAKE), _CMAKE)
+    ]
+    for call in calls:
+        twin = [kit.FA2 if value == kit.FA3 else value for value in call]
+        if kit.FA3 in call and kit.FA2 not in call and twin not in calls:
+            raise kit.ProofError(
+                f"{_CMAKE}: what is installed with {kit.FA3} is not with {kit.FA2}",
+                hint="leave the fix out with --without fa3_hopper, and report this release",
+            )
+
+    def decide(wished: int | None, built: tuple[str, ...]) -> dict[str, object]:
+        tree = case.patched
+        code = kit.attention_code(tree, target.capability, built=built, version=wished)
+        return kit.flash_attention(code, tree)
+
     trees = (case.stock, case.patched)
     stock, patched = kit.ask(case.patched, [partial(_extensions, t) for t in trees], list[str])
-    decided = kit.ask(
-        case.patched,
-        [
-            partial(_decided, case.patched, target.capability, built, wished)
-            for wished in (None, 3)
-            for built in ((kit.FA2, kit.FA3), (kit.FA2,))
-        ],
-        dict[str, object],
-    )
+    choices = product((None, 3), ((kit.FA2, kit.FA3), (kit.FA2,)))
+    asked = [partial(decide, *choice) for choice in choices]
+    decided = kit.ask(case.patched, asked, dict[str, object])
     if patched != [name for name in stock if name != _EXTENSION]:
         raise kit.ProofError(f"{_PATH}: builds {', '.join(patched)}, before {', '.join(stock)}")
     if decided[0] != decided[1] or decided[2] != decided[3] or decided[1].get("version") != 2:
@@ -50,21 +62,6 @@ def prove(case: kit.Case) -> str:
             hint="leave the fix out with --without fa3_hopper, and report this release",
         )
     return f"{kit.FA3} is not built; attention takes FlashAttention 2, as with it"
-
-
-def _check_installed(tree: kit.SourceTree) -> None:
-    """Raise ProofError unless the Python that comes with FlashAttention 3 also comes with 2."""
-    calls = [
-        [argument.value for argument in call.arguments]
-        for call in kit.commands(tree.read(_CMAKE), _CMAKE)
-    ]
-    for call in calls:
-        twin = [kit.FA2 if value == kit.FA3 else value for value in call]
-        if kit.FA3 in call and kit.FA2 not in call and twin not in calls:
-            raise kit.ProofError(
-                f"{_CMAKE}: what is installed with {kit.FA3} is not with {kit.FA2}",
-                hint="leave the fix out with --without fa3_hopper, and report this release",
-            )
 
 
 def _extensions(tree: kit.SourceTree) -> list[str]:
@@ -86,13 +83,6 @@ def _extensions(tree: kit.SourceTree) -> list[str]:
         if isinstance(node, ast.If) and "ext_modules.append" in ast.unparse(node):
             kit.execute(compile(ast.Module([node], []), _PATH, "exec"), space)
     return listed
-
-
-def _decided(
-    tree: kit.SourceTree, capability: tuple[int, int], built: tuple[str, ...], wished: int | None
-) -> dict[str, object]:
-    code = kit.attention_code(tree, capability, built=built, version=wished)
-    return kit.flash_attention(code, tree)
 
 
 _SETUP = """\
