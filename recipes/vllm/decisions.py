@@ -152,7 +152,13 @@ def fp8_linear(code: Code, scales: str) -> str:
     ``scales`` is a key of ``SCALES``.
     """
     if scales == "block" and code.has(_FP8, "W8A8BlockFp8LinearOp"):
-        return _block_operator(code)
+        code.put(_FP8, "QuantFP8", Anything("QuantFP8"))
+        shape = code.get(KEYS, "GroupShape")
+        cutlass = code.get(_W8A8, "cutlass_block_fp8_supported")()
+        operator = code.get(_FP8, "W8A8BlockFp8LinearOp")(
+            shape(128, 128), shape(1, 128), cutlass_block_fp8_supported=cutlass
+        )
+        return str(operator.w8a8_blockscale_op.__name__)
     if code.has(_W8A8, "Fp8LinearOp"):
         code.put(_W8A8, "QuantFP8", Anything("QuantFP8"))
         return str(code.get(_W8A8, "Fp8LinearOp")(False, pad_output=False).preferred_backend)
@@ -181,15 +187,6 @@ def fp8_checkpoint(code: Code, scales: str) -> str:
         Off(activation_scheme="static", weight_block_size=None)
     )
     return "marlin" if method.use_marlin else fp8_linear(code, scales)
-
-
-def _block_operator(code: Code) -> str:
-    code.put(_FP8, "QuantFP8", Anything("QuantFP8"))
-    operator = code.get(_FP8, "W8A8BlockFp8LinearOp")
-    shape = code.get(KEYS, "GroupShape")
-    cutlass = code.get(_W8A8, "cutlass_block_fp8_supported")()
-    made = operator(shape(128, 128), shape(1, 128), cutlass_block_fp8_supported=cutlass)
-    return str(made.w8a8_blockscale_op.__name__)
 
 
 class _Chosen(BaseException):

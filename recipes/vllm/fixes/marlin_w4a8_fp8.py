@@ -20,26 +20,23 @@ _DEVICES = "            major_capability == 12,\n"
 def look(tree: kit.SourceTree, request: kit.Request) -> kit.Observation:
     """Read the check in Python, and one in each C++ file that carries the message."""
     sources = [] if tree.kind == "installed" else tree.containing(_SOURCES, _MESSAGE)
-    edits = kit.together(
-        partial(_python_check, tree), *(partial(_device_check, tree, path) for path in sources)
-    )
+
+    def check_in_python() -> list[kit.Edit]:
+        text = tree.read(_PYTHON)
+        form = (_PYTHON, text, _SCOPE, _CAPABILITY, _CAPABILITIES)
+        return [] if _FAMILY in text else kit.swap(*form, note="12.1 as well")
+
+    places = [
+        partial(kit.swap_text, path, tree.read(path), _DEVICE, _DEVICES, note="any SM12x")
+        for path in sources
+    ]
+    edits = kit.together(check_in_python, *places)
     checked = kit.places([*sources, _PYTHON])
     return kit.found(
         edits,
         now=f"{checked}: W4A8-FP8 is refused on 12.1",
         done=f"{checked}: W4A8-FP8 is allowed on 12.1",
     )
-
-
-def _python_check(tree: kit.SourceTree) -> list[kit.Edit]:
-    text = tree.read(_PYTHON)
-    if _FAMILY in text:
-        return []
-    return kit.swap(_PYTHON, text, _SCOPE, _CAPABILITY, _CAPABILITIES, note="12.1 as well")
-
-
-def _device_check(tree: kit.SourceTree, path: str) -> list[kit.Edit]:
-    return kit.swap_text(path, tree.read(path), _DEVICE, _DEVICES, note="any SM12x")
 
 
 def prove(case: kit.Case) -> str:

@@ -26,6 +26,7 @@ _DEVICE: str = _INDEX["device"]
 
 _PATH = "vllm/model_executor/layers/fused_moe/fused_moe.py"
 _FOLDER = "vllm/model_executor/layers/fused_moe/configs"
+_SETUP = "setup.py"
 _UTILS = "vllm/utils/platform_utils.py"
 _PACKAGED = "model_executor/layers/fused_moe/configs/*.json"
 _TOLERANT = 'tuned_config.pop("triton_version"'
@@ -103,10 +104,14 @@ def prove(case: kit.Case) -> str:
     ours, *theirs = kit.ask(case.stock, [partial(_rows_found, *e) for e in asked], list[object])
     for config, path, got in zip(_CONFIGS, _paths(case.patched), _each(ours), strict=True):
         text = case.patched.read(path)
-        _check_found(path, text, got)
+        if got != _pairs(_rows(text)):
+            raise kit.ProofError(
+                f"{path}: get_moe_configs gives {got!r:.200}, not the rows of this file"
+            )
         if text == config.text(case.patched):
             _check_rows(path, _rows(text), _BYTES[config.key[2]])
-        if not (fnmatchcase(path, f"vllm/{_PACKAGED}") and _packages(case.patched)):
+        packaged = case.patched.kind == "installed" or f'"{_PACKAGED}"' in case.patched.read(_SETUP)
+        if not (packaged and fnmatchcase(path, f"vllm/{_PACKAGED}")):
             raise kit.ProofError(f"{path}: setup.py does not package it, so a wheel would lack it")
     for device, before, after in zip(others, theirs[::2], theirs[1::2], strict=True):
         if before != after:
@@ -117,10 +122,6 @@ def prove(case: kit.Case) -> str:
     )
 
 
-def _packages(tree: kit.SourceTree) -> bool:
-    return tree.kind == "installed" or f'"{_PACKAGED}"' in tree.read("setup.py")
-
-
 def _rows(text: str) -> dict[int, dict[str, int]]:
     """Return the rows of a file by number of tokens, without ``triton_version``."""
     return {int(key): row for key, row in json.loads(text).items() if key.isdecimal()}
@@ -129,13 +130,6 @@ def _rows(text: str) -> dict[int, dict[str, int]]:
 def _pairs(rows: Mapping[int, object]) -> list[list[object]]:
     """Return rows as JSON can have them, also with a number as a key."""
     return [[size, rows[size]] for size in sorted(rows, key=str)]
-
-
-def _check_found(path: str, text: str, got: object) -> None:
-    if got != _pairs(_rows(text)):
-        raise kit.ProofError(
-            f"{path}: get_moe_configs gives {got!r:.200}, not the rows of this file"
-        )
 
 
 def _check_rows(path: str, rows: dict[int, dict[str, int]], width: int) -> None:
@@ -179,13 +173,6 @@ def _each(answer: list[object]) -> list[object]:
 
 def _rows_found(tree: kit.SourceTree, device: str) -> list[object]:
     """Return the rows that the release finds for each config, on a device of that name."""
-    find = _lookup(tree, device)
-    found = (find(config.key) for config in _CONFIGS)
-    return [_pairs(rows) if isinstance(rows, dict) else rows for rows in found]
-
-
-def _lookup(tree: kit.SourceTree, device: str) -> Callable[[Key], object]:
-    """Return the release's get_moe_configs on a device of that name, reading from the tree."""
     name = _file_names(tree, device)
     path = SimpleNamespace(
         join=posixpath.join, dirname=posixpath.dirname, realpath=str, exists=tree.exists
@@ -201,7 +188,8 @@ def _lookup(tree: kit.SourceTree, device: str) -> Callable[[Key], object]:
         "vllm_is_batch_invariant": lambda: False,
     }
     find = _released(tree, _PATH, "get_moe_configs", names)
-    return lambda key: find(*key[:3], *key[3])
+    found = (find(*config.key[:3], *config.key[3]) for config in _CONFIGS)
+    return [_pairs(rows) if isinstance(rows, dict) else rows for rows in found]
 
 
 def _file_names(tree: kit.SourceTree, device: str) -> Callable[[Key], str]:

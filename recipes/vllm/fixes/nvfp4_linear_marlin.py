@@ -110,21 +110,13 @@ _MARLIN = {
 
 def look(tree: kit.SourceTree, request: kit.Request) -> kit.Observation:
     """Read a list of kernels; to 0.19 a chain of conditions, to 0.14 one per checkpoint format."""
-    edits = _edits(tree)
-    paths = kit.places(sorted({edit.path for edit in edits})) or _forms(tree)[0][0]
+    forms = [(path, tree.read(path), *form) for path, *form in _forms(tree)]
+    edits = kit.together(*(partial(kit.wrap, *form, note=_NOTE) for form in forms))
+    paths = kit.places(sorted({edit.path for edit in edits})) or forms[0][0]
     return kit.found(
         edits,
         now=f"{paths}: NVFP4 linear layers prefer CUTLASS on 12.1",
         done=f"{paths}: NVFP4 linear layers prefer Marlin on 12.1",
-    )
-
-
-def _edits(tree: kit.SourceTree) -> list[kit.Edit]:
-    return kit.together(
-        *(
-            partial(kit.wrap, path, tree.read(path), *form, note=_NOTE)
-            for path, *form in _forms(tree)
-        )
     )
 
 

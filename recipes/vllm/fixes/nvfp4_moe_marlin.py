@@ -95,20 +95,19 @@ if current_platform.is_cuda() and {condition}:
 def look(tree: kit.SourceTree, request: kit.Request) -> kit.Observation:
     """Read a list of backends; in 0.14 a chain of conditions, before what the platform supports."""
     path = kit.NVFP4_MOE if tree.exists(kit.NVFP4_MOE) else _OLD
+    text = tree.read(path)
+    if path == _OLD:
+        before = next(reversed(_DETECTED) if "cutedsl" in text else iter(_DETECTED))
+        edits = kit.swap(path, text, _OLD_SCOPE, before, _detected(before), note=_NOTE)
+    else:
+        listed = "AVAILABLE_BACKENDS" in text
+        form = (_FORMAT, _FORMAT_AFTER, _FIRST) if listed else (_FORCED, _FORCED_AFTER, _ASKED)
+        edits = kit.wrap(path, text, _ORACLE, *form, note=_NOTE)
     return kit.found(
-        _edits(path, tree.read(path)),
+        edits,
         now=f"{path}: NVFP4 MoE prefers CUTLASS on 12.1",
         done=f"{path}: NVFP4 MoE prefers Marlin on 12.1",
     )
-
-
-def _edits(path: str, text: str) -> list[kit.Edit]:
-    if path == _OLD:
-        before = next(reversed(_DETECTED) if "cutedsl" in text else iter(_DETECTED))
-        return kit.swap(path, text, _OLD_SCOPE, before, _detected(before), note=_NOTE)
-    listed = "AVAILABLE_BACKENDS" in text
-    form = (_FORMAT, _FORMAT_AFTER, _FIRST) if listed else (_FORCED, _FORCED_AFTER, _ASKED)
-    return kit.wrap(path, text, _ORACLE, *form, note=_NOTE)
 
 
 def prove(case: kit.Case) -> str:
