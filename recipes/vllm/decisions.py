@@ -9,7 +9,6 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Callable, Mapping
-from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -36,7 +35,6 @@ REGISTRIES = (
     "vllm/model_executor/kernels/linear/__init__.py",
     f"{_QUANTIZATION}/kernels/scaled_mm/__init__.py",
 )
-_FP8_MARLIN = "vllm/model_executor/kernels/linear/scaled_mm/marlin.py"  # from 0.19 on
 FP8_MOE = f"{_FUSED_MOE}/oracle/fp8.py"
 NVFP4_MOE = f"{_FUSED_MOE}/oracle/nvfp4.py"
 
@@ -176,19 +174,6 @@ def fp8_linear(code: Code, scales: str) -> str:
     return _chosen(code, path, lambda: init(**{k: v for k, v in given.items() if k in taken}))
 
 
-def fp8_checkpoint(code: Code, scales: str) -> str:
-    """Return what a linear layer of an FP8 checkpoint takes: to 0.18 its method may say Marlin."""
-    path = f"{_QUANTIZATION}/fp8.py"
-    if code.has(_FP8_MARLIN, "MarlinFP8ScaledMMLinearKernel"):
-        return fp8_linear(code, scales)
-    for kernels in ("Fp8LinearOp", _FP8_INIT):
-        code.put(path, kernels, Anything(kernels))
-    method = code.get(path, "Fp8LinearMethod")(
-        Off(activation_scheme="static", weight_block_size=None)
-    )
-    return "marlin" if method.use_marlin else fp8_linear(code, scales)
-
-
 class _Chosen(BaseException):
     """Carries the chosen kernel past its construction, which needs a device."""
 
@@ -287,24 +272,3 @@ def _moe_config(code: Code) -> Off:
         router_logits_dtype=None,
         moe_parallel_config=Off(ep_size=1, tp_size=1, dp_size=1),
     )
-
-
-LAYERS: Mapping[str, Callable[[Code], str]] = {
-    "FP8 linear per tensor": partial(fp8_checkpoint, scales="tensor"),
-    "FP8 linear per token": partial(fp8_checkpoint, scales="token"),
-    "FP8 linear per block": partial(fp8_checkpoint, scales="block"),
-    "FP8 MoE per tensor": partial(fp8_moe, scales="tensor"),
-    "FP8 MoE per token": partial(fp8_moe, scales="token", compressed_tensors=True),
-    "FP8 MoE per block": partial(fp8_moe, scales="block"),
-    "NVFP4 linear": nvfp4_linear,
-    "NVFP4 MoE": nvfp4_moe,
-}
-"""Name the kinds of layers that rules about routing speak of."""
-_KERNELS = {"marlin": "Marlin", "triton": "Triton", "torch": "torch", "deepgemm": "DeepGEMM"}
-_KERNELS |= {"flashinfer": "FlashInfer", "cutlass": "CUTLASS"}
-
-
-def kernels_of(decision: str) -> str:
-    """Return whose kernels a decision names, in one word for all releases; itself if nobody's."""
-    plain = decision.lower().replace("_", "")
-    return next((word for name, word in _KERNELS.items() if name in plain), decision)

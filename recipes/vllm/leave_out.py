@@ -1,13 +1,15 @@
-"""Optional extensions taken out of a tree: neither fetched, nor built, nor asked for by setup.py.
+"""Optional extensions taken out of a tree, or taken as they are installed in upstream's wheel.
 
-Three places know an extension: ``CMakeLists.txt``, which includes its file; ``setup.py``, which
-asks for its targets and copies what they leave; and, for flash-attention, the Python that imports
-it on the way of every model.
+What is left out is neither fetched, nor built, nor asked for by setup.py. Three places know an
+extension: ``CMakeLists.txt``, which includes its file; ``setup.py``, which asks for its targets and
+copies what they leave; and, for flash-attention, the Python that imports it on the way of every
+model.
 """
 
 from __future__ import annotations
 
 import ast
+import contextlib
 import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
@@ -18,8 +20,9 @@ from patchkit.edit.python import parsed, swap
 from patchkit.edit.splice import Edit
 from patchkit.edit.text import HINT, swap_text
 from patchkit.errors import DriftError, UsageError
+from patchkit.patching.fix import Request
 from patchkit.patching.plan import with_edits
-from patchkit.recipes.vllm.build import KnownSource
+from patchkit.recipes.vllm.build import KnownSource, Wanted, known_externals
 from patchkit.recipes.vllm.external import ROOT_FILE, for_cuda
 from patchkit.source.tree import SourceTree
 
@@ -30,6 +33,13 @@ _EXTENSION = re.compile(r"vllm\.(?:vllm_flash_attn\.)?(\w+)")
 _FLASH_ATTENTION = "vllm.vllm_flash_attn"
 # Where releases keep it, newest first.
 _FLASH_IMPORTS = ("vllm/v1/attention/backends/fa_utils.py", "vllm/attention/utils/fa_utils.py")
+
+_INSTALLED = """\
+# {option}, as it is installed in upstream's own wheel of this release
+foreach(_target {targets})
+  add_custom_target(${{_target}})
+  install(DIRECTORY "$ENV{{{variable}}}/" DESTINATION . COMPONENT ${{_target}})
+endforeach()"""
 
 _GUARD = """\
 try:  # flash-attention: {mark}
@@ -77,10 +87,63 @@ def leave_out(tree: SourceTree, left: Iterable[KnownSource]) -> SourceTree:
                 f"--without {source.option}: vLLM {tree.version} has no {source.option}",
                 hint="leave the option away for this release",
             )
-        for edits in (_cmake, _setup, _copies, _imports):
-            tree = with_edits(tree, tuple(edits(tree, source)))
+        note, text, cmake = source.option, tree.read(_SETUP), tree.read(ROOT_FILE)
+        included = f"include({source.file})", f"# {source.file}: {_MARK}"
+        edits = [
+            *swap_text(ROOT_FILE, cmake, *included, note=note),
+            *_setup_edits(text, source.targets, note),
+            *_imports(tree, source),
+        ]
+        tree = with_edits(tree, tuple(edits))
         _prove(tree, source)
     return tree
+
+
+def take_installed(tree: SourceTree, taken: Iterable[Wanted]) -> SourceTree:
+    """Return the tree, as an overlay, with these sources installed from a folder each.
+
+    vLLM's CMake has a file for each, which fetches, compiles and installs it. In the place of its
+    inclusion come the same targets, which compile nothing and install the files of a folder; the
+    release's own variable names that, in the environment. setup.py builds and installs these
+    targets as ever. Raises DriftError if ``CMakeLists.txt`` does not include a source as expected.
+    """
+    for part in taken:
+        known, text = part.known, tree.read(ROOT_FILE)
+        ours = _INSTALLED.format(
+            option=known.option, targets=" ".join(known.targets), variable=part.external.variable
+        )
+        edits = swap_text(ROOT_FILE, text, f"include({known.file})", ours, note=known.option)
+        tree = with_edits(tree, tuple(edits))
+    return tree
+
+
+def idle_sources(tree: SourceTree, request: Request, named: Collection[str] = ()) -> dict[str, str]:
+    """Return option → reason, of the optional sources that the build can do without at no cost.
+
+    vLLM has no code for the device in them, or does not choose it there, or builds nothing of them.
+    Options that are ``named`` are wanted nonetheless. What is not known to leave a tree cleanly,
+    such as one that upstream changed, stays in.
+    """
+    asked, major, idle = asked_targets(tree), request.target.major, {}
+    for known in known_externals():
+        if not known.optional or known.option in named or not tree.exists(known.file):
+            continue
+        fixes = [
+            unused.fix
+            for unused in known.unused
+            if major in unused.majors
+            and (unused.fix in request.only if request.only else unused.fix not in request.skip)
+        ]
+        reason = f"vLLM does not choose it there, by the fix {fixes[0]}" if fixes else ""
+        if not asked & set(known.targets):
+            reason = "setup.py builds nothing of it"
+        if not known.serves(major, tree.version):
+            reason = f"of no use to {request.target.title}"
+        with contextlib.suppress(DriftError, UsageError):
+            if reason:
+                leave_out(tree, [known])
+                idle[known.option] = reason
+    return idle
 
 
 def only_extensions(tree: SourceTree, names: Collection[str]) -> SourceTree:
@@ -89,20 +152,24 @@ def only_extensions(tree: SourceTree, names: Collection[str]) -> SourceTree:
     Raises UsageError for a target that it does not ask for.
     """
     text = tree.read(_SETUP)
-    asked = list(_asked(text))
-    if unknown := sorted(set(names) - {target for _, target in asked}):
+    asked = {target for _statement, target in _asked(text)}
+    if unknown := sorted(set(names) - asked):
         raise UsageError(
             f"vLLM {tree.version} has no extension {unknown[0]!r}",
-            hint=f"there are {', '.join(sorted({target for _, target in asked}))}",
+            hint=f"there are {', '.join(sorted(asked))}",
         )
+    return with_edits(tree, tuple(_setup_edits(text, asked - set(names), "extensions")))
+
+
+def _setup_edits(text: str, targets: Collection[str], note: str) -> list[Edit]:
+    """Replace statements that ask for a target by ``pass``: some are alone in their branch."""
     edits = [
-        Edit(_SETUP, *_span(text, statement), f"pass  # {target}: {_MARK}", "extensions")
-        for statement, target in asked
-        if target not in names
+        Edit(_SETUP, *_span(text, statement), f"pass  # {target}: {_MARK}", note)
+        for statement, target in _asked(text)
+        if target in targets
     ]
-    if "triton_kernels" in {target for _, target in asked} - set(names):
-        edits += swap(_SETUP, text, *_COPYING, note="extensions")
-    return with_edits(tree, tuple(edits))
+    copied = "triton_kernels" in targets
+    return edits + (swap(_SETUP, text, *_COPYING, note=note) if copied else [])
 
 
 def asked_targets(tree: SourceTree) -> set[str]:
@@ -139,22 +206,6 @@ def check(known: KnownSource, version: Version) -> None:
             )
 
 
-def _cmake(tree: SourceTree, left: KnownSource) -> list[Edit]:
-    text = tree.read(ROOT_FILE)
-    return swap_text(
-        ROOT_FILE, text, f"include({left.file})", f"# {left.file}: {_MARK}", note=left.option
-    )
-
-
-def _setup(tree: SourceTree, left: KnownSource) -> Iterator[Edit]:
-    """Replace statements that ask for a target by ``pass``: some are alone in their branch."""
-    text = tree.read(_SETUP)
-    for statement, target in _asked(text):
-        if target in left.targets:
-            start, stop = _span(text, statement)
-            yield Edit(_SETUP, start, stop, f"pass  # {target}: {_MARK}", left.option)
-
-
 def _asked(text: str) -> Iterator[tuple[ast.stmt, str]]:
     """Yield the statements ``ext_modules.append(CMakeExtension(name="vllm.TARGET", …))``."""
     for node in ast.walk(parsed(_SETUP, text)):
@@ -173,12 +224,6 @@ def _asked(text: str) -> Iterator[tuple[ast.stmt, str]]:
                         yield node, match[1]
 
 
-def _copies(tree: SourceTree, left: KnownSource) -> list[Edit]:
-    if "triton_kernels" not in left.targets:
-        return []
-    return swap(_SETUP, tree.read(_SETUP), *_COPYING, note=left.option)
-
-
 def _imports(tree: SourceTree, left: KnownSource) -> Iterator[Edit]:
     """Let the module load without its names; backends that import them are passed over.
 
@@ -188,7 +233,15 @@ def _imports(tree: SourceTree, left: KnownSource) -> Iterator[Edit]:
         return
     path = next((p for p in _FLASH_IMPORTS if tree.exists(p)), _FLASH_IMPORTS[0])
     text = tree.read(path)
-    found = list(_flash_imports(parsed(path, text)))
+    # Imports of flash-attention in the branch for CUDA, and whether they may fail.
+    found = [
+        (part, isinstance(statement, ast.Try))
+        for node in parsed(path, text).body
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "current_platform.is_cuda()"
+        for statement in node.body
+        for part in (statement.body if isinstance(statement, ast.Try) else [statement])
+        if isinstance(part, ast.ImportFrom) and part.module == _FLASH_ATTENTION
+    ]
     if len(found) != 1:
         raise DriftError(
             f"{path}: {len(found)} imports of {_FLASH_ATTENTION} under is_cuda(), expected 1",
@@ -201,17 +254,6 @@ def _imports(tree: SourceTree, left: KnownSource) -> Iterator[Edit]:
         body = text[start:stop].replace("\n", "\n    ")
         guard = _GUARD.format(mark=_MARK, body=body)
         yield Edit(path, start, stop, guard, left.option)
-
-
-def _flash_imports(module: ast.Module) -> Iterator[tuple[ast.stmt, bool]]:
-    """Yield imports of flash-attention in the branch for CUDA, and whether they may fail."""
-    for node in module.body:
-        if isinstance(node, ast.If) and ast.unparse(node.test) == "current_platform.is_cuda()":
-            for statement in node.body:
-                inner = statement.body if isinstance(statement, ast.Try) else [statement]
-                for part in inner:
-                    if isinstance(part, ast.ImportFrom) and part.module == _FLASH_ATTENTION:
-                        yield part, isinstance(statement, ast.Try)
 
 
 def _prove(tree: SourceTree, left: KnownSource) -> None:

@@ -21,7 +21,7 @@ from patchkit.extras import BUILD, require_libraries
 from patchkit.patching.recipe import load_recipe
 from patchkit.quoting import quoted
 from patchkit.recipes.vllm.build import by_option, with_targets
-from patchkit.recipes.vllm.idle import idle_sources
+from patchkit.recipes.vllm.leave_out import idle_sources
 from patchkit.source.tree import SourceTree
 from patchkit.target import Target
 from patchkit.wheel.build.machine import namespace_words, network

@@ -24,8 +24,7 @@ from patchkit.patching.workspace import open_workspace
 from patchkit.process import ask
 from patchkit.recipes.vllm.build import across, by_option, wanted
 from patchkit.recipes.vllm.external import externals
-from patchkit.recipes.vllm.installed import take_installed
-from patchkit.recipes.vllm.leave_out import leave_out, only_extensions
+from patchkit.recipes.vllm.leave_out import leave_out, only_extensions, take_installed
 from patchkit.source.archive import unpack
 from patchkit.source.detect import detect
 from patchkit.source.tree import Sandboxed, SourceTree

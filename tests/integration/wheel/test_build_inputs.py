@@ -16,9 +16,7 @@ from patchkit.patching.fix import Request
 from patchkit.recipes.vllm.archs import evaluate
 from patchkit.recipes.vllm.build import by_option, known_externals, wanted
 from patchkit.recipes.vllm.external import externals
-from patchkit.recipes.vllm.idle import idle_sources
-from patchkit.recipes.vllm.installed import take_installed
-from patchkit.recipes.vllm.leave_out import leave_out
+from patchkit.recipes.vllm.leave_out import idle_sources, leave_out, take_installed
 from patchkit.source.detect import detect
 from patchkit.source.fetch import fetch
 from patchkit.target import targets
