@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from patchkit.cluster.agent.server_answers import PathAnswer, ServerAnswers
+from patchkit.cluster.agent.server_answers import PathAnswer, ServerAnswers, TokenAnswer
 from patchkit.cluster.agent.unit_state import UnitState
-from patchkit.cluster.openai.answer_stream import StreamedAnswer
 from patchkit.cluster.ssh.ssh import there
 from patchkit.doctor.peers.node_report import make_finding
 from patchkit.finding import Finding
@@ -68,24 +67,20 @@ def _path_fields(path: PathAnswer) -> Mapping[str, object]:
     return {"status": path.status or "no answer", "trouble": trouble}
 
 
-def _judge_token(said: ServerAnswers, answer: StreamedAnswer) -> _Judged:
+def _judge_token(said: ServerAnswers, answer: TokenAnswer) -> _Judged:
     refused = {"status": answer.status, "said": answer.said or answer.trouble}
     if answer.status in (400, 404, 405, 501):
         yield "server-token-other", refused
-    elif answer.status not in (0, 200) or (answer.said and answer.first_ms is None):
+    elif answer.status not in (0, 200) or (answer.said and not answer.fields):
         yield "server-token-refused", refused
-    elif answer.first_ms is None and not answer.completion_tokens:
+    elif not answer.fields and not answer.tokens:
         waits = said.figures.get("waiting")
-        trouble = answer.trouble or "the stream ended without one"
+        trouble = answer.trouble or "the answer has none"
         yield "server-token-queue" if waits else "server-token-none", {"trouble": trouble}
-    elif cut := answer.trouble or answer.said:
-        yield "server-token-cut", {"trouble": cut}
-    elif answer.first_ms is None:
-        finish = answer.finish or "none"
-        yield "server-content", {"tokens": answer.completion_tokens, "finish": finish}
+    elif not answer.fields:
+        yield "server-content", {"tokens": answer.tokens, "finish": answer.finish or "none"}
     else:
-        rate = "" if answer.rate is None else f"then {answer.rate:.1f} tokens/s, "
-        yield "server-token", {"first": f"{answer.first_ms:.0f}", "rate": rate}
+        yield "server-token", {"ms": f"{answer.ms:.0f}"}
         if thoughts := [name for name in answer.fields if name.startswith("reasoning")]:
             yield "server-reasoning", {"field": " and ".join(thoughts)}
 

@@ -142,8 +142,10 @@ class _ModelRequest(http.server.BaseHTTPRequestHandler):
             self._json(404, {"detail": "Not Found"})
         elif faults.whole is not None:
             self._json(200, faults.whole)
-        else:
+        elif body.get("stream"):
             self._stream(body)
+        else:
+            self._whole(body)
 
     def _allowed(self):
         key = self.server.faults.key
@@ -189,6 +191,24 @@ class _ModelRequest(http.server.BaseHTTPRequestHandler):
         if faults.recorded and faults.cut_after is None:
             self.wfile.write(b"0\r\n\r\n")
 
+    def _whole(self, body):
+        faults, names = self.server.faults, REASONING[self.server.release]
+        if faults.silent:
+            self.server.over.wait(30)
+            return
+        if faults.raw is not None:
+            self.close_connection = True
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(faults.raw)
+            while faults.endless:
+                self.wfile.write(faults.raw)
+            return
+        message = dict.fromkeys(names, faults.reasoning) | {"content": faults.answer}
+        said = {"message": message} if "messages" in body else {"text": faults.answer}
+        choice = {"index": 0, "finish_reason": "stop", **said}
+        self._json(200, {"choices": [choice], "usage": {"completion_tokens": 5}})
+
     def _events(self, body):
         """Return the events of an answer as they go over the wire."""
         faults = self.server.faults
@@ -200,25 +220,19 @@ class _ModelRequest(http.server.BaseHTTPRequestHandler):
     def _chunks(self, body):
         """Yield the chunks of an answer as this release sends them."""
         faults, names = self.server.faults, REASONING[self.server.release]
-        chat = "messages" in body
-        question = body["messages"][0]["content"] if chat else body["prompt"]
+        question = body["messages"][0]["content"]
         answer = faults.answers.get(question, faults.answer)
-        if chat:
-            yield self._chunk({"role": "assistant", "content": ""} | dict.fromkeys(names[:1]))
+        yield self._chunk({"role": "assistant", "content": ""} | dict.fromkeys(names[:1]))
         pieces = [dict.fromkeys(names, each) for each in _pieces(faults.reasoning)]
         pieces += [{"content": each} for each in _pieces(answer)]
-        for piece in pieces if chat else ():
-            yield self._chunk(piece)
-        for piece in () if chat else _pieces(answer):
-            yield self._chunk(text=piece)
+        yield from map(self._chunk, pieces)
         yield self._chunk({}, "stop")
         count = len(pieces)
         usage = {"prompt_tokens": 9, "total_tokens": 9 + count, "completion_tokens": count}
         yield {"id": "chatcmpl-1", "object": "chat.completion.chunk", "choices": [], "usage": usage}
 
-    def _chunk(self, delta=None, finish=None, text=None):
-        choice = {"index": 0, "logprobs": None, "finish_reason": finish}
-        choice |= {"delta": delta} if text is None else {"text": text}
+    def _chunk(self, delta, finish=None):
+        choice = {"index": 0, "logprobs": None, "finish_reason": finish, "delta": delta}
         return {
             "id": "chatcmpl-1",
             "object": "chat.completion.chunk",

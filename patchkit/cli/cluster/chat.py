@@ -18,13 +18,18 @@ from patchkit.cli.next_step import error_text
 from patchkit.cli.out import ask_line, flow, style, tell
 from patchkit.cli.render import Block, Record, rendered
 from patchkit.cluster.agent import node_files
-from patchkit.cluster.openai.answer_stream import StreamedAnswer, StreamPiece
 from patchkit.cluster.openai.api_key import key_for
-from patchkit.cluster.openai.conversation import Conversation, explain_no_answer
+from patchkit.cluster.openai.conversation import (
+    ChatAnswer,
+    Conversation,
+    StreamPiece,
+    explain_no_answer,
+)
 from patchkit.cluster.openai.http_exchange import HttpServer, list_models, server_at
 from patchkit.doctor.peers.node_report import placed_files, url_of
 from patchkit.durable.signals import Interrupted
 from patchkit.errors import PatchkitError, UsageError
+from patchkit.extras import require_libraries
 from patchkit.quoting import quoted
 from patchkit.reading import read_stdin, read_text
 
@@ -82,6 +87,7 @@ def command(
         raise UsageError("there is no question", hint="… | patchkit chat -")
     if asked is not None and not asked.strip():
         raise UsageError("the question is empty", hint='patchkit chat "What is six times seven?"')
+    require_libraries(["openai"], "chat")
     more = _read_fields(body) if body else {}
     if not url:  # as `up` placed it on this machine, else by default
         own = cluster_here().file
@@ -137,7 +143,7 @@ def _first_model(server: HttpServer) -> str:
     listing, models = list_models(server)
     if not models:
         empty = listing.trouble or "no model" * (listing.status == 200)
-        answer = StreamedAnswer(path="/v1/models", status=listing.status, trouble=empty)
+        answer = ChatAnswer(status=listing.status, trouble=empty)
         if found := explain_no_answer(server, "", answer, ()):
             raise found.error()
     return models[0]
@@ -148,10 +154,10 @@ def _turn_blocks(talk: Conversation, question: str) -> Iterator[Block]:
 
     Content goes to standard output, and on standard error, dimmed, all that is not the answer.
     """
-    stream = talk.ask(question)
+    answer, model = ChatAnswer(), str(talk.fields["model"])
     flowing = None if click.get_current_context().params["as_json"] else _Flow()
     try:
-        with contextlib.closing(stream.pieces()) as pieces:
+        with contextlib.closing(talk.ask(question, answer)) as pieces:
             for piece in pieces:
                 # A signal ends an answer: it has to come here, not where blocks are printed.
                 if flowing:
@@ -161,17 +167,16 @@ def _turn_blocks(talk: Conversation, question: str) -> Iterator[Block]:
     finally:
         if flowing:
             flowing.end()
-        talk.keep(question, stream.answer())
-    answer, model = stream.answer(), str(talk.fields["model"])
+        talk.keep(question, answer)
     for call in answer.tool_calls:
         if flowing:
-            tell(style("tool call: ", bold=True) + f"{call.name}({call.arguments})")
+            tell(style("tool call: ", bold=True) + f"{call['name']}({call['arguments']})")
         else:
-            yield Record({"kind": "tool_call", **asdict(call)}, line=True)
+            yield Record({"kind": "tool_call", **call}, line=True)
     if flowing and (line := "; ".join(_counts(answer))):
         tell(style(line, dim=True))
     elif not flowing and answer.status == 200:
-        yield Record({"kind": "end", "model": stream.body["model"], **asdict(answer)}, line=True)
+        yield Record({"kind": "end", "model": model, **asdict(answer)}, line=True)
     models = list_models(talk.server)[1] if answer.status >= 400 else ()
     if found := explain_no_answer(talk.server, model, answer, models):
         raise found.error()
@@ -204,7 +209,7 @@ class _Flow:
         self.open = False
 
 
-def _counts(answer: StreamedAnswer) -> Iterator[str]:
+def _counts(answer: ChatAnswer) -> Iterator[str]:
     """Yield what the server counted, and why an answer ended where that is not its end."""
     if answer.completion_tokens is not None:
         thought = f" ({answer.reasoning_tokens} reasoning)" if answer.reasoning_tokens else ""

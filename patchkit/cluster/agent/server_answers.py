@@ -12,9 +12,10 @@ from functools import cache
 from typing import Any
 
 from patchkit.cluster.agent.node_files import config_folder
-from patchkit.cluster.openai.answer_stream import StreamedAnswer, ask_anyhow
 from patchkit.cluster.openai.api_key import SECRETS, find_key
 from patchkit.cluster.openai.http_exchange import (
+    CHAT,
+    COMPLETION,
     HttpAnswer,
     HttpServer,
     clean,
@@ -67,6 +68,10 @@ def read_figures(text: str, wanted: Sequence[WantedMetric]) -> dict[str, float]:
 
 _FEW = 16  # tokens: the first ones of some models are marks that no text is made of
 _HELLO = "Say: ready"
+_NOT_HERE = (400, 404, 405, 501)  # answers of a server that has no such question
+# vLLM up to 0.11.0 sends reasoning_content, 0.11.1 to 0.15 both, from 0.16 reasoning; `text` is a
+# completion's; `refusal` stands in the place of content where a model declines.
+_TEXTS = ("content", "reasoning", "reasoning_content", "refusal", "text")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +81,20 @@ class PathAnswer:
     status: int = 0
     ms: float = 0.0
     trouble: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenAnswer(PathAnswer):
+    """How a question was answered: ``fields`` are the names under which text came.
+
+    ``tokens`` are those that the server counted, ``finish`` is its reason to end, ``said`` what it
+    says instead of an answer.
+    """
+
+    fields: tuple[str, ...] = ()
+    tokens: int | None = None
+    finish: str = ""
+    said: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +111,7 @@ class ServerAnswers:
     models: tuple[str, ...] = ()
     listing: PathAnswer = PathAnswer()
     asked: str = ""
-    token: StreamedAnswer | None = None
+    token: TokenAnswer | None = None
     metrics: PathAnswer = PathAnswer()
     figures: Mapping[str, float] = field(default_factory=dict)
 
@@ -104,7 +123,7 @@ class ServerAnswers:
         token = self.token
         if token is None:
             return "" if self.listing.status else self.listing.trouble
-        if token.first_ms is not None or token.completion_tokens:
+        if token.fields or token.tokens:
             return ""
         if token.status in (0, 200):
             waiting = self.figures.get("waiting", 0)
@@ -144,7 +163,7 @@ def ask_server(
     text = said.body.decode(errors="replace") if said.status == 200 else ""
     listing, models = list_models(server)
     asked = model or (models[0] if models else "")
-    token = ask_anyhow(server, asked, _HELLO, _FEW, seconds) if asked else None
+    token = _ask_token(server, asked, seconds) if asked else None
     version = server.ask("/version").json
     version = version.get("version") if isinstance(version, dict) else None
     found = ServerAnswers(
@@ -160,6 +179,40 @@ def ask_server(
         figures=read_figures(text, wanted),
     )
     return asdict(found)
+
+
+def _ask_token(server: HttpServer, model: str, seconds: float) -> TokenAnswer:
+    """Ask for some tokens by chat; where that is not served, as for a base model, by completion."""
+    common = {"model": model, "temperature": 0, "max_tokens": _FEW}
+    messages = [{"role": "user", "content": _HELLO}]
+    answer = server.ask(CHAT, {"messages": messages, **common}, seconds)
+    if answer.status in _NOT_HERE:
+        other = server.ask(COMPLETION, {"prompt": _HELLO, **common}, seconds)
+        answer = other if other.status == 200 else answer
+    body = answer.json if isinstance(answer.json, dict) else {}
+    # The text of an error is at the top from vLLM up to 0.10, and from FastAPI.
+    inner = body.get("error")
+    place = inner if isinstance(inner, dict) else body
+    said = place.get("message") or place.get("detail") or inner
+    choices = body.get("choices")
+    choice = choices[0] if isinstance(choices, list) and choices else None
+    choice = choice if isinstance(choice, dict) else {}
+    message = choice.get("message")
+    texts = message if isinstance(message, dict) else choice
+    usage = body.get("usage")
+    tokens = usage.get("completion_tokens") if isinstance(usage, dict) else None
+    trouble = answer.trouble
+    if answer.status == 200 and not (trouble or said or choices or usage):
+        trouble = "what came is no answer of the OpenAI API"
+    return TokenAnswer(
+        status=answer.status,
+        ms=round(answer.ms, 1),
+        trouble=trouble,
+        fields=tuple(name for name in _TEXTS if isinstance(texts.get(name), str) and texts[name]),
+        tokens=tokens if type(tokens) is int and 0 <= tokens < 1 << 40 else None,
+        finish=server.clean(str(choice.get("finish_reason") or ""), 40),
+        said=server.clean(said) if isinstance(said, str) else "",
+    )
 
 
 def ask_cluster_server(

@@ -1,23 +1,68 @@
-"""Talk with a model: what was said goes with the next question; say why there is no answer."""
+"""Talk with a model through the `openai` client: what was said goes with the next question."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import importlib
+import time
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
-from patchkit.cluster.openai.answer_stream import CHAT, AnswerStream, StreamedAnswer
-from patchkit.cluster.openai.http_exchange import ExchangeLimits, HttpServer
+from patchkit.cluster.openai.http_exchange import CHAT, HttpServer
 from patchkit.finding import Finding, finding_from_text
 from patchkit.quoting import quoted
-from patchkit.units import BYTES_PER_GIB
 
+# vLLM up to 0.11.0 sends reasoning_content, 0.11.1 to 0.15 both with one text, from 0.16 reasoning.
+# `refusal` stands in the place of content where a model declines.
+_NAMES: Mapping[Literal["reasoning", "content"], tuple[str, ...]] = {
+    "reasoning": ("reasoning", "reasoning_content"),
+    "content": ("content", "refusal"),
+}
+_CALLS = 64  # calls of tools in an answer
+_CHARACTERS = 1 << 24  # of an answer, at most
+_ODD = "what came is no answer of the OpenAI API"
 _ELSEWHERE = "patchkit chat --url http://ADDRESS:PORT; `patchkit up MODEL` serves one here"
 _MORE = "patchkit chat --max-tokens 4096; or --no-think, where the chat template takes that"
 _NO_SUCH_PATH = (404, 405, 501)
 _LOGS = "look into its log: patchkit doctor --log FILE"
-_DAY = 86_400.0  # seconds: whoever reads an answer ends it, and silence does
+
+
+@dataclass(kw_only=True)
+class ChatAnswer:
+    """What has come for a question; ``status`` is 0 where nothing did.
+
+    ``first_ms`` is when the first text came, None for none; ``finish`` the server's reason to end.
+    ``said`` is what it says instead of an answer, ``trouble`` what went wrong on the way; the
+    counts of tokens are the server's.
+    """
+
+    status: int = 0
+    content: str = ""
+    reasoning: str = ""
+    tool_calls: list[dict[str, str]] = field(default_factory=list)
+    finish: str = ""
+    first_ms: float | None = None
+    ms: float = 0.0
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    reasoning_tokens: int | None = None
+    said: str = ""
+    trouble: str = ""
+
+    @property
+    def rate(self) -> float | None:
+        """Return the tokens a second after the first one, None where too few came to say."""
+        tokens, seconds = self.completion_tokens or 0, (self.ms - (self.first_ms or 0.0)) / 1000
+        return (tokens - 1) / seconds if tokens > 4 and seconds > 0.05 else None
+
+
+@dataclass(frozen=True, slots=True)
+class StreamPiece:
+    """A piece of an answer's text, as it comes."""
+
+    kind: Literal["reasoning", "content"]
+    text: str
 
 
 @dataclass(kw_only=True)
@@ -32,24 +77,105 @@ class Conversation:
     silence: float
     messages: list[dict[str, str]] = field(default_factory=list)
 
-    def ask(self, question: str) -> AnswerStream:
-        """Return the question, to be asked; it is not part of the talk before it is kept."""
-        messages = [*self.messages, {"role": "user", "content": question}]
-        # Some 250 bytes a token: the longest context is 256 MiB.
-        limits = ExchangeLimits(
-            seconds=_DAY, silence=self.silence, size=BYTES_PER_GIB, characters=1 << 24
-        )
-        return AnswerStream(self.server, CHAT, {**self.fields, "messages": messages}, limits)
+    def ask(self, question: str, answer: ChatAnswer) -> Generator[StreamPiece, None, None]:
+        """Yield the text of an answer as it comes, and write down what is known of it.
 
-    def keep(self, question: str, answer: StreamedAnswer) -> None:
+        Whoever leaves early closes the connection, and with it ends the server's work. The question
+        is not part of the talk before it is kept. The extra ``chat`` has to be installed.
+        """
+        openai: Any = importlib.import_module("openai")  # takes half a second
+        began, clean = time.monotonic(), self.server.clean
+        # No proxy of the environment is asked and no redirection followed: the key goes nowhere.
+        http = openai.DefaultHttpxClient(trust_env=False, follow_redirects=False)
+        settings = {"max_retries": 0, "timeout": self.silence, "http_client": http}
+        url, key = f"{self.server.url.rstrip('/')}/v1", self.server.key or "none"
+        texts: dict[str, list[str]] = {"reasoning": [], "content": []}
+        left = _CHARACTERS
+        try:
+            with (
+                openai.OpenAI(base_url=url, api_key=key, **settings) as client,
+                client.chat.completions.create(
+                    model=self.fields["model"],
+                    messages=[*self.messages, {"role": "user", "content": question}],
+                    stream=True,
+                    stream_options={"include_usage": True},
+                    extra_body=self.fields,
+                ) as chunks,
+            ):
+                answer.status = 200
+                for piece in _take_chunks(chunks, answer):
+                    answer.first_ms = answer.first_ms or (time.monotonic() - began) * 1000
+                    if (left := left - len(piece.text)) < 0:
+                        answer.trouble = f"more than {_CHARACTERS} characters"
+                        break
+                    texts[piece.kind].append(piece.text)
+                    yield StreamPiece(piece.kind, clean(piece.text, _CHARACTERS))
+        except openai.APIStatusError as error:
+            body = error.body if isinstance(error.body, dict) else {"message": error.body}
+            said = body.get("message") or body.get("detail")
+            answer.status, answer.said = error.status_code, str(said or "")
+        except openai.APITimeoutError:
+            answer.trouble = f"no answer in {self.silence:.0f} s"
+        except openai.APIConnectionError as error:
+            cut = "the connection ended in the middle"
+            answer.trouble = cut if answer.status else str(error.__cause__ or error)
+        except openai.APIError as error:  # within a stream
+            answer.said = error.message
+        except (ValueError, TypeError, AttributeError, LookupError):
+            answer.trouble = _ODD
+        finally:
+            answer.ms = (time.monotonic() - began) * 1000
+            answer.said, answer.trouble = clean(answer.said), clean(answer.trouble)
+            answer.content = clean("".join(texts["content"]), _CHARACTERS)
+            answer.reasoning = clean("".join(texts["reasoning"]), _CHARACTERS)
+
+    def keep(self, question: str, answer: ChatAnswer) -> None:
         """Add a question and its answer, as far as it came, if it has any content."""
         if answer.content:
             self.messages.append({"role": "user", "content": question})
             self.messages.append({"role": "assistant", "content": answer.content})
 
 
+def _take_chunks(chunks: Iterator[Any], answer: ChatAnswer) -> Iterator[StreamPiece]:
+    """Yield the texts of a stream; write down its calls of tools, its counts and its end."""
+    events, texts = 0, 0
+    calls: dict[object, dict[str, str]] = {}
+    for chunk in chunks:
+        events += 1
+        if usage := chunk.usage:
+            details = usage.completion_tokens_details
+            answer.prompt_tokens = _token_count(usage.prompt_tokens)
+            answer.completion_tokens = _token_count(usage.completion_tokens)
+            answer.reasoning_tokens = _token_count(details and details.reasoning_tokens)
+        choice = chunk.choices[0] if chunk.choices else None
+        if choice is None or choice.index:
+            continue  # the first of several answers alone
+        answer.finish = str(choice.finish_reason or answer.finish)[:40]
+        for kind, names in _NAMES.items():
+            # Of an empty text and of null the next name counts.
+            if text := next(filter(None, (getattr(choice.delta, name, "") for name in names)), ""):
+                texts += 1
+                yield StreamPiece(kind, text)
+        for part in choice.delta.tool_calls or ():
+            if part.index not in calls and len(calls) >= _CALLS:
+                break
+            # A name comes once, or again with each part; arguments come piece by piece.
+            call = calls.setdefault(part.index, {"id": "", "name": "", "arguments": ""})
+            call["id"], call["name"] = part.id or call["id"], part.function.name or call["name"]
+            call["arguments"] += part.function.arguments or ""
+            answer.tool_calls = list(calls.values())
+    if not events:
+        answer.trouble = _ODD
+    elif not answer.finish and (texts or calls):
+        answer.trouble = "the stream ended in the middle"
+
+
+def _token_count(value: object) -> int | None:
+    return value if type(value) is int and 0 <= value < 1 << 40 else None
+
+
 def explain_no_answer(
-    server: HttpServer, model: str, answer: StreamedAnswer, models: Sequence[str]
+    server: HttpServer, model: str, answer: ChatAnswer, models: Sequence[str]
 ) -> Finding | None:
     """Return why a question has no answer, or none to its end; None if it has one.
 
@@ -67,11 +193,11 @@ def explain_no_answer(
         return explain("server-key-given", status=status, found=sent, command=command)
     if not model or (status in _NO_SUCH_PATH and not models):
         look = quoted("curl", "-sS", f"{server.url}/v1/models")
-        after = f": {what}" if what else ""
-        return explain("server-other", path=answer.path, status=status, trouble=after, look=look)
+        path, after = CHAT if model else "/v1/models", f": {what}" if what else ""
+        return explain("server-other", path=path, status=status, trouble=after, look=look)
     if status != 200 and models and model not in models:
         return explain("server-model", model=quoted(model), models=", ".join(models))
-    if status != 200 or (what and not answer.fields):
+    if status != 200 or (what and answer.first_ms is None):
         logs = quoted("patchkit", "explain", what[:80]) if what else _LOGS
         said = what or "it does not say why"
         return explain("server-token-refused", status=status, said=said, logs=logs)

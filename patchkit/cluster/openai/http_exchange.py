@@ -9,32 +9,22 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
-import math
 import socket
 import threading
 import time
-from collections.abc import Generator
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
 from patchkit.errors import UsageError
 
+CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
 _CONNECT = 5.0  # seconds: the server is on this machine, or at the other end of a cable
 _MASK = "(masked)"
 _SHORT = 8  # characters: a shorter key may be any word of an answer
 _SAID = 500  # characters of what an answer says
+_LARGEST = 8 << 20  # bytes of an answer; /metrics of eight engines has some hundred thousand
 _MODELS = 64  # names that are kept
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExchangeLimits:
-    """When to give up: seconds for all of an answer, and for a part of it; what of it is taken."""
-
-    seconds: float
-    silence: float = math.inf
-    size: int = 8 << 20  # bytes; /metrics of eight engines has some hundred thousand
-    characters: int = 1 << 17  # of a text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,30 +64,13 @@ class HttpServer:
     def ask(
         self, path: str, body: dict[str, Any] | None = None, seconds: float = 10.0
     ) -> HttpAnswer:
-        """Return the whole answer."""
+        """Return the whole answer, or what came of it within ``seconds``."""
         began = time.monotonic()
         status, found, trouble = 0, bytearray(), ""
-        limits = ExchangeLimits(seconds=seconds)
-        with contextlib.closing(self.stream(path, body, limits)) as parts:
-            for part in parts:
-                if isinstance(part, int):
-                    status = part
-                elif isinstance(part, str):
-                    trouble = part
-                else:
-                    found += part
-        ms = (time.monotonic() - began) * 1000
-        return HttpAnswer(status=status, ms=ms, body=bytes(found), trouble=trouble)
-
-    def stream(
-        self, path: str, body: dict[str, Any] | None, limits: ExchangeLimits
-    ) -> Generator[int | bytes | str, None, None]:
-        """Yield the status, then the body as it comes; a text at last if something went wrong."""
-        wait = min(limits.seconds, limits.silence)
         parts = _split_url(self.url)
         secure = parts.scheme == "https"
         kind = http.client.HTTPSConnection if secure else http.client.HTTPConnection
-        connection = kind(parts.hostname or "", parts.port, timeout=min(wait, _CONNECT))
+        connection = kind(parts.hostname or "", parts.port, timeout=min(seconds, _CONNECT))
         late = threading.Event()
         # The connection itself forgets the socket of an answer whose end is the connection's.
         sockets: list[socket.socket] = []
@@ -109,13 +82,12 @@ class HttpServer:
                     opened.shutdown(socket.SHUT_RDWR)
 
         # A time-out of the socket's own starts anew with each byte that comes.
-        alarm = threading.Timer(limits.seconds, end)
+        alarm = threading.Timer(seconds, end)
         alarm.daemon = True
         alarm.start()
         try:
             connection.connect()
-            # Of two limits at the same time the alarm's has the truer words.
-            connection.sock.settimeout(wait + (limits.silence >= limits.seconds))
+            connection.sock.settimeout(seconds + 1)  # the alarm comes first
             sockets.append(connection.sock)
             data = None if body is None else json.dumps(body).encode()
             headers = {"Content-Type": "application/json"} if data else {}
@@ -125,19 +97,21 @@ class HttpServer:
             connection.request(method, f"{parts.path.rstrip('/')}{path}", data, headers)
             # The answer holds the socket as well: open, the server would go on for nobody.
             with connection.getresponse() as answer:
-                yield answer.status
-                taken = 0
-                while taken <= limits.size and (part := answer.read1(1 << 16)):
-                    taken += len(part)
-                    yield part if taken <= limits.size else f"more than {limits.size >> 20} MiB"
+                status = answer.status
+                while len(found) <= _LARGEST and (part := answer.read1(1 << 16)):
+                    found += part
+            if len(found) > _LARGEST:
+                trouble = f"more than {_LARGEST >> 20} MiB"
             if late.is_set():
-                yield f"not done after {limits.seconds:.0f} s"
+                trouble = f"not done after {seconds:.0f} s"
         except (OSError, http.client.HTTPException, ValueError) as error:
             timed_out = late.is_set() or isinstance(error, TimeoutError)
-            yield f"no answer in {wait:.0f} s" if timed_out else self.clean(_describe(error))
+            trouble = f"no answer in {seconds:.0f} s" if timed_out else self.clean(_describe(error))
         finally:
             alarm.cancel()
             connection.close()
+        ms = (time.monotonic() - began) * 1000
+        return HttpAnswer(status=status, ms=ms, body=bytes(found), trouble=trouble)
 
     def clean(self, text: str, longest: int = _SAID) -> str:
         """Return a text of the server without the key, no longer than ``longest``."""

@@ -15,6 +15,8 @@ import time
 import click
 import pytest
 
+pytest.importorskip("openai", reason="openai is not installed: the extra chat")
+
 from support.model_server import ModelServer, recorded
 from support.terminal import terminal
 
@@ -141,6 +143,13 @@ WRONG = {  # what the server does → what is on standard output, and words besi
         ["refused with 400: temperature must be in"],
     ),
     "key": ({"key": SECRET}, "", ["wants a key, and none was sent (401)", "--key-env NAME"]),
+    "odd types": (
+        {"raw": b'data: {"choices": [{"delta": {"content": 5}}]}\n\ndata: [1]\n\n'},
+        "",
+        ["what came is no answer of the OpenAI API"],
+    ),
+    "no JSON": ({"raw": b"data: {{{\n\n"}, "", ["what came is no answer of the OpenAI API"]),
+    "no stream": ({"whole": [1]}, "", ["what came is no answer of the OpenAI API"]),
     "no models": ({"models": ()}, "", ["no server of the OpenAI API", "says 200: no model"]),
     "silent": ({"silent": True}, "", ["no answer in 1 s"]),
 }
@@ -168,7 +177,8 @@ def test_no_server_and_no_such_model(chat, alone):
 
 
 def test_the_key_comes_from_a_variable_and_no_message_has_it(chat):
-    with ModelServer(key=SECRET, whole={"error": {"message": f"bad {SECRET}"}}) as server:
+    refusal = (500, {"error": {"message": f"bad {SECRET}"}})
+    with ModelServer(key=SECRET, refuse=refusal) as server:
         done = chat(server, "--key-env", "MINE", "Hello", env={"MINE": SECRET}, rc=9)
         wrong = chat(server, "--key-env", "MINE", "Hello", env={"MINE": "another-key"}, rc=9)
     assert server.headers_seen[0]["Authorization"] == f"Bearer {SECRET}"
@@ -181,9 +191,8 @@ HOSTILE = "a\x1b[2J\x1b]0;t\x07b\x9bc\u202ed\x00\r\ne\u00a0f\u200d"
 
 
 def test_what_a_terminal_would_obey_is_left_out(chat):
-    body = {"choices": [{"message": {"content": HOSTILE, "reasoning": HOSTILE}}]}
-    body["choices"][0]["finish_reason"] = "stop"
-    with ModelServer(whole=body) as server:
+    choice = {"delta": {"content": HOSTILE, "reasoning": HOSTILE}, "finish_reason": "stop"}
+    with ModelServer(raw=b"data: %s\n\n" % json.dumps({"choices": [choice]}).encode()) as server:
         done = chat(server, "Hello")
         lines = chat(server, "--json", "Hello").stdout
     kept = "a[2J]0;tbcd\ne\u00a0f\u200d"
