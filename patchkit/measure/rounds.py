@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from patchkit.cluster.launch.up import StartWatcher, hold_model
+from patchkit.cluster.launch.up import StartWatcher, serve_model
 from patchkit.doctor.symptoms.findings import explain_failed_start
 from patchkit.durable.atomic import replacing
 from patchkit.errors import HostError, StorageError, UsageError, translated
@@ -74,7 +74,7 @@ def measure_variants(plan: BenchPlan, tell: Callable[[str], None]) -> None:
         with ExitStack() as stack:
             url, model = variant.url, plan.model
             if variant.cluster:
-                held = stack.enter_context(hold_model(variant.cluster, model, watcher))
+                held = stack.enter_context(serve_model(variant.cluster, model, watcher))
                 url, model = held.plan.units.url, held.plan.units.model.name
             for load in loads:
                 tell(f"{title}: {load.name}")

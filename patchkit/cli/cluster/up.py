@@ -32,9 +32,8 @@ _WORDS = {
 @click.command("up")
 @MODEL
 @cluster_option
-@click.option("--hold", is_flag=True, help="Stay, and stop it at the end of this command.")
 @rendered
-def command(model: str, *, cluster: Cluster, hold: bool) -> Iterator[Block]:
+def command(model: str, *, cluster: Cluster) -> Iterator[Block]:
     """Start a model, here or on the nodes of cluster.toml; return when it has answered.
 
     \b
@@ -42,37 +41,16 @@ def command(model: str, *, cluster: Cluster, hold: bool) -> Iterator[Block]:
 
     Writes env files and units on each node, as `patchkit env` and `patchkit serve-args` would say
     there, and starts the head. What runs with the same files is left alone. systemd keeps it: it
-    outlives the terminal, a crash and a reboot. Ctrl-C only detaches; with --hold it ends the
-    model on all nodes, as does any other end of this command.
+    outlives the terminal, a crash and a reboot. Ctrl-C only detaches; `patchkit down` ends it.
     """
     watcher = watch_start(cluster)
     nodes = ", ".join(node.destination for node in cluster.nodes)
-    if hold:
-        yield from _hold_blocks(cluster, model, watcher, nodes)
-        return
     begun = launch.bring_up(cluster, model)
     served, url = begun.plan.units.model.name, begun.plan.units.url
     what = "is started" if begun.since else "runs with these files already"
     yield GOOD + f"{served} {what} on {nodes}"
     wait_attached(lambda: wait_until_answered(cluster, begun.since, watcher))
     yield from answered_blocks(cluster, served, url)
-
-
-def _hold_blocks(
-    cluster: Cluster, model: str, watcher: StartWatcher, nodes: str
-) -> Iterator[Block]:
-    """Serve until an interrupt, which is the end that is asked for, or until the group ends."""
-    began = False
-    try:
-        with launch.hold_model(cluster, model, watcher) as begun:
-            began = True
-            model, url = begun.plan.units.model.name, begun.plan.units.url
-            yield from answered_blocks(cluster, model, url)
-            raise launch.wait_until_ended(cluster, begun, watcher)
-    except Interrupted:
-        if not began:
-            raise
-        yield GOOD + f"{model} is stopped on {nodes}"
 
 
 def wait_attached(wait: Callable[[], None]) -> None:

@@ -6,7 +6,6 @@ import contextlib
 import itertools
 import json
 import os
-import shutil
 import time
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -29,8 +28,6 @@ MARK = "PATCHKIT_CLUSTER"
 
 _LATEST = 1 << 53  # microseconds since 1970: what no clock says
 _PATIENCE = 200.0  # seconds for systemd to stop a unit, which kills what does not end
-_LONG = 3600.0  # seconds of a sleep that nothing but a signal ends
-_HOLD = "patchkit-{}-hold.service"  # the unit that lives as long as who holds the group
 _SETTLES = 10.0  # seconds for the driver to give memory back after the last process
 _STARTING = "7d4958e842da4a758f6c1cdc7b36dcc5"  # SD_MESSAGE_UNIT_STARTING of sd-messages.h
 _SHOWN = {
@@ -274,37 +271,17 @@ def place_files(name: str, files: dict[str, str]) -> list[str]:
     return changed
 
 
-def begin_group(name: str, lasting: bool) -> str:
-    """Start a group's head, on the head; does not wait for it.
+def begin_group(name: str) -> str:
+    """Start a group's head, on the head, and let it come back at a boot; do not wait for it.
 
-    A ``lasting`` one is enabled for the next boot. Returns the time there, for its journal. Raises
-    HostError.
+    Returns the time there, for its journal. Raises HostError.
     """
     now, unit = f"@{time.time():.6f}", f"patchkit-{name}.service"
-    run_for_user("systemctl", "stop", _HOLD.format(name))
     # What failed before does not count towards the limit of a start that a person asks for.
     run_for_user("systemctl", "reset-failed", unit)
-    run_for_user("systemctl", "enable" if lasting else "disable", "--quiet", unit, check=True)
+    run_for_user("systemctl", "enable", "--quiet", unit, check=True)
     run_for_user("systemctl", "restart", "--no-block", unit, check=True)
     return now
-
-
-def hold_group(name: str) -> Iterator[bool]:
-    """Yield once, then stay; let systemd stop the group when this process ends, however it does.
-
-    On the head. Raises HostError.
-    """
-    ask, unit = f"ExecStopPost=-{shutil.which('systemctl')} --user", f"patchkit-{name}.service"
-    how = (
-        *(f"--unit={_HOLD.format(name)}", "--collect", "--quiet"),
-        *(f"--property={ask} {verb} {unit}" for verb in ("stop", "reset-failed")),
-        f"--property=TimeoutStopSec={_PATIENCE:.0f}",
-    )
-    lives = ("tail", f"--pid={os.getpid()}", "--follow", os.devnull)
-    run_for_user("systemd-run", *how, *lives, check=True)
-    yield True
-    while True:
-        time.sleep(_LONG)
 
 
 def end_group(name: str, units: list[str], disable: bool) -> dict[str, Any]:
@@ -313,7 +290,7 @@ def end_group(name: str, units: list[str], disable: bool) -> dict[str, Any]:
     running = [unit["unit"] for unit in state["units"] if unit["active"] != "inactive"]
     if disable:
         run_for_user("systemctl", "disable", "--quiet", units[0])
-    run_for_user("systemctl", "stop", _HOLD.format(name), timeout=_PATIENCE)
+    run_for_user("systemctl", "stop", f"patchkit-{name}-hold.service", timeout=_PATIENCE)
     done = run_for_user("systemctl", "stop", *(running or units[:1]), timeout=_PATIENCE)
     # A unit that was never there is stopped.
     if done.trouble and "not loaded" not in done.errors:

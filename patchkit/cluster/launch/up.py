@@ -1,11 +1,11 @@
-"""Bring a cluster to a model: plan, compare, write, start, wait; hold it for a time, or switch."""
+"""Bring a cluster to a model: plan, compare, write, start, wait; stop it, or switch."""
 
 from __future__ import annotations
 
 import json
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 
 from patchkit.cluster.agent import group_script, unit_state
@@ -175,20 +175,18 @@ def make_plan(cluster: Cluster, model: str) -> GroupPlan:
     return GroupPlan(units=units, files=units.node_files(), former=[its.files for its in facts])
 
 
-def bring_up(cluster: Cluster, model: str, *, lasting: bool = True) -> Begun:
+def bring_up(cluster: Cluster, model: str) -> Begun:
     """Write what differs and start; what runs with the same files is left alone.
-
-    What is not ``lasting`` does not come back after a reboot.
 
     Raises BusyError while another patchkit changes the cluster; an error of a node before anything
     was written; HostError if what ran before does not stop.
     """
     with cluster.alone():
         plan = make_plan(cluster, model)
-        return _start_group(cluster, plan, lasting=lasting)
+        return _start_group(cluster, plan)
 
 
-def _start_group(cluster: Cluster, plan: GroupPlan, *, lasting: bool = True) -> Begun:
+def _start_group(cluster: Cluster, plan: GroupPlan) -> Begun:
     states = all_of(cluster.states())
     same, runs = plan.files == plan.former, states[0].serves
     if same and runs:
@@ -197,14 +195,14 @@ def _start_group(cluster: Cluster, plan: GroupPlan, *, lasting: bool = True) -> 
         committed("what ran before is stopped")
         check_stopped(cluster, stop_group(cluster, disable=False))
     committed("the files of this start are on the nodes")
-    since = _begin_group(cluster, plan.files, lasting=lasting)
+    since = _begin_group(cluster, plan.files)
     committed(f"{plan.units.model.name} is started, and goes on loading")
     return Begun(plan=plan, since=since)
 
 
-def _begin_group(cluster: Cluster, files: Sequence[dict[str, str]], *, lasting: bool = True) -> str:
+def _begin_group(cluster: Cluster, files: Sequence[dict[str, str]]) -> str:
     cluster.put_files(files)
-    return cluster.head.call(str, unit_state.begin_group, name=cluster.file.name, lasting=lasting)
+    return cluster.head.call(str, unit_state.begin_group, name=cluster.file.name)
 
 
 def switch_model(cluster: Cluster, model: str, watcher: StartWatcher) -> None:
@@ -255,30 +253,17 @@ def _go_back(cluster: Cluster, former: str, files: Sequence[dict[str, str]]) -> 
 
 
 @contextmanager
-def hold_model(cluster: Cluster, model: str, watcher: StartWatcher) -> Iterator[Begun]:
+def serve_model(cluster: Cluster, model: str, watcher: StartWatcher) -> Iterator[Begun]:
     """Serve a model for the time of a block, then stop it on every node, and check.
 
-    If this process is killed, the head's systemd stops the group. Raises what ``bring_up``,
-    ``wait_until_answered`` and ``check_stopped`` raise.
+    Raises what ``bring_up``, ``wait_until_answered`` and ``check_stopped`` raise.
     """
-    begun, name = bring_up(cluster, model, lasting=False), cluster.file.name
-    with ExitStack() as watch:
-        try:
-            watch.enter_context(cluster.head.opened(bool, unit_state.hold_group, name=name))
-            wait_until_answered(cluster, begun.since, watcher)
-            yield begun
-        finally:
-            with cluster.alone():
-                results = stop_group(cluster)
-            watch.close()
-            check_stopped(cluster, results)
-            committed(f"{begun.plan.units.model.name} is stopped on every node")
-
-
-def wait_until_ended(cluster: Cluster, begun: Begun, watcher: StartWatcher) -> HostError:
-    """Return why a group that answered ended by itself; wait for that as long as it takes."""
-    for (now,) in cluster.follow([cluster.file.unit]):
-        if now.active != "active":
-            again = now.sub == "auto-restart"
-            return explain_end(cluster, begun.since, watcher, now, again=again)
-    return HostError(f"{cluster.head.destination}: the answer was cut short")
+    begun = bring_up(cluster, model)
+    try:
+        wait_until_answered(cluster, begun.since, watcher)
+        yield begun
+    finally:
+        with cluster.alone():
+            results = stop_group(cluster)
+        check_stopped(cluster, results)
+        committed(f"{begun.plan.units.model.name} is stopped on every node")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from signal import SIGINT, SIGKILL, SIGSTOP
+from signal import SIGINT
 
 from e2e.emulation import wires
 from e2e.lifecycle.cluster import (
@@ -17,7 +17,6 @@ from e2e.lifecycle.cluster import (
 )
 from e2e.lifecycle.nodes import UID, USER
 from e2e.lifecycle.scenarios import ERROR, REFUSED
-from patchkit.cluster.ssh.answer import LEASE
 from patchkit.errors import StorageError
 
 MOMENTS = (0.2, 0.5, 0.8, 1.2, 1.7, 2.5, 3.5, 5.0)  # seconds from the start to the kill
@@ -194,26 +193,3 @@ def kill_launcher(cluster: EmulatedCluster, moment: float, *words: str) -> bool:
         laptop.kill(started)
     started.wait()
     return alive
-
-
-@scenario("stopped")
-def held(cluster: EmulatedCluster) -> str:
-    """`up --hold`: Ctrl-C, `kill -9` while it loads and while it serves; its machine sleeps."""
-    laptop, told = cluster.rack.laptop, []
-    for number, loaded in ((SIGINT, True), (SIGKILL, False), (SIGKILL, True), (SIGSTOP, True)):
-        started = laptop.start_patchkit("up", MODEL, "--hold", log="held")
-        if loaded:
-            wait(cluster.answers, cluster.patience, "it is held, and does not answer")
-        else:
-            wait(lambda: any(any(r.values()) for r in cluster.ranks().values()), 60, "no start")
-        time.sleep(4 if loaded else 1)  # until `up` has heard of it as well
-        laptop.kill(started, number)
-        began = time.monotonic()
-        wait(lambda: not cluster.left(), LEASE + 60 if number == SIGSTOP else 60, "it serves on")
-        when = "serving" if loaded else "loading"
-        told.append(f"{number.name}, {when}: gone after {time.monotonic() - began:.0f} s")
-        if number == SIGSTOP:
-            laptop.kill(started)
-        status = started.wait()
-        insist(number != SIGINT or status == 0, f"status {status}")
-    return "; ".join(told)
