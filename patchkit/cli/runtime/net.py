@@ -274,5 +274,3 @@ def _result_lines(file: str, done: NetResult) -> Iterator[str]:
     yield f"{file} is written" + (" and applied" if done.live else "")
     if not done.live:
         yield "the root is not /: no network was changed"
-    if not done.checked:
-        yield "netplan is not installed here: it did not read the file"

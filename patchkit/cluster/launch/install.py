@@ -91,21 +91,24 @@ def install_everywhere(
 
 
 def _check_equal(cluster: Cluster, made: Sequence[InstalledVenv]) -> None:
-    """Raise HostError with a row for each thing that is not the same everywhere."""
-    values = {
-        "python": [venv.python for venv in made],
-        "files": [venv.record[:_SHOWN] for venv in made],
-        "libnccl loaded": [venv.nccl for venv in made],
-        "libnccl version": [venv.nccl_version for venv in made],
-        "libnccl sha256": [venv.nccl_sha256[:_SHOWN] for venv in made],
-    }
-    for name in sorted({name for venv in made for name in venv.versions}):
-        values[name] = [venv.versions.get(name, "none") for venv in made]
-    rows = [[name, *its] for name, its in values.items() if len(set(its)) > 1]
-    if rows:
-        rows = [["", *(node.destination for node in cluster.nodes)], *rows]
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        lines = ["  " + "  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+    """Raise HostError with a line for each thing that is not the same everywhere."""
+    found = [
+        {
+            "python": venv.python,
+            "files": venv.record[:_SHOWN],
+            "libnccl": f"{venv.nccl} {venv.nccl_version} {venv.nccl_sha256[:_SHOWN]}",
+            **venv.versions,
+        }
+        for venv in made
+    ]
+    lines = []
+    for name in sorted({name for its in found for name in its}):
+        values = [its.get(name, "none") for its in found]
+        if len(set(values)) > 1:
+            nodes = (node.destination for node in cluster.nodes)
+            pairs = zip(nodes, values, strict=True)
+            lines.append(f"  {name}: " + ", ".join(f"{value} on {node}" for node, value in pairs))
+    if lines:
         what = "what is installed differs from node to node, and nothing was switched:"
         raise HostError(
             "\n".join([what, *lines]),

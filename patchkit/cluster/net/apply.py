@@ -14,12 +14,13 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from patchkit.cluster.net.live import activate_network, check_merge, ignore_hangup
+from patchkit.cluster.net.live import activate_network, ignore_hangup
 from patchkit.cluster.net.netplan_file import OURS, render_netplan
 from patchkit.cluster.net.plan import Given, NetPlan
 from patchkit.digests import Digest, digest
@@ -54,14 +55,10 @@ class NetChange(Given):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetResult:
-    """What was done; ``recovered`` if a change that was cut short was put back first.
-
-    ``checked`` if netplan read the file before it was written.
-    """
+    """What was done; ``recovered`` if a change that was cut short was put back first."""
 
     changed: bool
     live: bool
-    checked: bool = False
     recovered: bool = False
 
 
@@ -158,9 +155,7 @@ def apply_plan(place: NetHistory, plan: NetPlan, *, force: bool) -> NetResult:
             )
         if before == data or not plan.written:
             return NetResult(changed=False, live=live, recovered=recovered)
-        # Before anything is written: netplan reads all files as one configuration.
-        checked = check_merge(place.root, data)
-        if live and not checked:
+        if live and not shutil.which("netplan"):
             raise HostError(
                 "netplan is not installed, so nothing would read the file",
                 why="this is not DGX OS, or it is a container",
@@ -168,7 +163,7 @@ def apply_plan(place: NetHistory, plan: NetPlan, *, force: bool) -> NetResult:
             )
         changes, step = changes_to_write(place, data, plan)
         _commit_changes(place, changes, "apply", step)
-    return NetResult(changed=True, live=live, checked=checked, recovered=recovered)
+    return NetResult(changed=True, live=live, recovered=recovered)
 
 
 def changes_to_write(

@@ -4,44 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import signal
-import tempfile
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from patchkit.cluster.net.netplan_file import OURS, read_other_files
 from patchkit.errors import HostError
 from patchkit.process import run
 from patchkit.records import RecordError, read_json
 
 _NETPLAN_SECONDS = 120  # `netplan apply` waits for systemd
 _BACK_SECONDS = 20.0  # until an address is there again; DHCP may have to be asked anew
-
-
-def check_merge(root: Path, data: bytes) -> bool:
-    """Let netplan read the new file together with all others, in a scratch folder.
-
-    Return whether netplan is there. Raises HostError with netplan's words if it refuses.
-    """
-    if not shutil.which("netplan"):
-        return False
-    # A live apply runs as root, which may read all of them.
-    merged = {
-        Path(file.path).relative_to(root): file.text.encode()
-        for file in read_other_files(root)
-        if file.text is not None
-    }
-    with tempfile.TemporaryDirectory(prefix="patchkit-net-") as scratch:
-        for name, content in {**merged, OURS: data}.items():
-            path = Path(scratch) / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.touch(mode=0o600)  # files of others may hold the password of a Wi-Fi
-            path.write_bytes(content)
-        run("netplan", "generate", "--root-dir", scratch)
-    return True
 
 
 def activate_network(

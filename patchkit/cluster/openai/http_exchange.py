@@ -106,7 +106,8 @@ class HttpServer:
                 trouble = f"not done after {seconds:.0f} s"
         except (OSError, http.client.HTTPException, ValueError) as error:
             timed_out = late.is_set() or isinstance(error, TimeoutError)
-            trouble = f"no answer in {seconds:.0f} s" if timed_out else self.clean(_describe(error))
+            said = getattr(error, "strerror", None) or str(error) or type(error).__name__
+            trouble = f"no answer in {seconds:.0f} s" if timed_out else self.clean(said)
         finally:
             alarm.cancel()
             connection.close()
@@ -118,15 +119,6 @@ class HttpServer:
         if len(self.key) >= _SHORT:
             text = text.replace(self.key, _MASK)
         return clean(text, longest)
-
-
-def _describe(error: Exception) -> str:
-    if isinstance(error, ConnectionRefusedError):
-        return "connection refused"
-    if isinstance(error, http.client.IncompleteRead):
-        return "the connection ended in the middle"
-    said = error.strerror if isinstance(error, OSError) else str(error)
-    return said or str(error) or type(error).__name__
 
 
 def _split_url(url: str) -> SplitResult:

@@ -51,7 +51,7 @@ class Remote:
     def call(self, kind: type[T], function: Callable[..., Any], **arguments: Any) -> T:
         """Return what a function returns there, as what it has to be."""
         if self.here:
-            return self.checked(kind, _as_sent(function(**arguments)))
+            return self.checked(kind, json.loads(json.dumps(function(**arguments))))
         limits = replace(_LIMITS, seconds=_CALL_SECONDS, size=_CALL_SIZE)
         with contextlib.closing(self._answers(function, arguments, limits)) as answers:
             for name, value in answers:
@@ -66,7 +66,7 @@ class Remote:
         if self.here:
             with contextlib.closing(function(**arguments)) as parts:  # type: ignore[type-var]
                 for part in parts:
-                    yield self.checked(kind, _as_sent(part))
+                    yield self.checked(kind, json.loads(json.dumps(part)))
             return
         with contextlib.closing(self._answers(function, arguments, _LIMITS)) as answers:
             for name, value in answers:
@@ -126,11 +126,6 @@ def _parse_number(text: str) -> int | float:
 
 
 _NUMBERS: Any = dict.fromkeys(("parse_int", "parse_float", "parse_constant"), _parse_number)
-
-
-def _as_sent(value: object) -> object:
-    """Return what JSON makes of a value: the same here as over ssh."""
-    return json.loads(json.dumps(value))
 
 
 N = TypeVar("N")

@@ -172,7 +172,7 @@ def test_no_server_and_no_such_model(chat, alone):
         done = chat(server, "--model", "x", "Hello", rc=9)
     assert "the server has no model x; it has small" in done.stderr
     done = chat(server, "Hello", rc=9)  # it is gone by now
-    assert f"no server answers at {server.url}: connection refused" in done.stderr
+    assert f"no server answers at {server.url}: Connection refused" in done.stderr
     assert "next: " in done.stderr
 
 

@@ -45,7 +45,7 @@ def test_no_server():
         url = server.url
     (found,) = server_findings("spark-1", looked(url), [node_reports.unit("failed", "failed")])
     assert (found.level, found.about) == (Level.UNKNOWN, "server-answers")
-    expected = f"no server answers at {url}: connection refused; patchkit-vllm.service is failed"
+    expected = f"no server answers at {url}: Connection refused; patchkit-vllm.service is failed"
     assert (found.what, found.hint) == (expected, "patchkit status")
 
 
