@@ -116,7 +116,7 @@ def _machine_findings(reports: Sequence[NodeReport]) -> Iterator[Finding]:
         remarks = list(advice.remarks(facts.host))
         chosen = find_cages(facts.host, cabled=True) if len(reports) > 1 else None
         ids = {remark.about for remark in remarks}
-        checks = host_checks(facts.host, chosen, None) if chosen else ()
+        checks = host_checks(facts.host, chosen) if chosen else ()
         for finding in (*remarks, *(each for each in checks if each.about not in ids)):
             what = f"{finding.where}: {finding.what}" if finding.where else finding.what
             yield replace(_with_check_id(finding), where=name, what=what, kind=HostError)

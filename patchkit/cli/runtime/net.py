@@ -25,7 +25,6 @@ from patchkit.cli.render import (
     verbose_option,
 )
 from patchkit.cli.runtime.net_verify import (
-    MTU,
     NETDEV,
     ROOT,
     IPv4Type,
@@ -55,7 +54,7 @@ def _plan_options(command: F) -> F:
     """Add the options of a plan."""
     for option in (
         ROOT,
-        MTU,
+        click.option("--mtu", type=int, metavar="N", help="Default: what is there."),
         NETDEV,
         click.option(
             "--network",

@@ -31,7 +31,6 @@ from patchkit.runtime.host.probe import probe
 
 _folder = click.Path(path_type=Path, exists=True, file_okay=False)
 ROOT = click.option("--root", type=_folder, default=Path("/"), help="Another root than /.")
-MTU = click.option("--mtu", type=int, metavar="N", help="Of both ends; default: what is there.")
 NETDEV = click.option(
     "--netdev", "netdevs", metavar="NAME", multiple=True, help="Instead of what is cabled; repeat."
 )
@@ -60,7 +59,6 @@ def words_as_root(*arguments: str) -> tuple[str, ...]:
 
 
 @click.command("verify")
-@MTU
 @click.option(
     "--peer",
     "peers",
@@ -84,7 +82,7 @@ def verify(*, verbose: bool, root: Path, **options: Any) -> Iterator[Block]:
     chosen = choose_checked_cages(host, options["netdevs"])
     peer = ask_peer_facts(options["ssh"], VENV) if options["ssh"] else None
     place = NetHistory(root)
-    found = verify_network(host, chosen, peer, options["peers"], options["mtu"], live=place.live)
+    found = verify_network(host, chosen, peer, options["peers"], live=place.live)
     checks = list(found)
     if place.journal.unfinished():
         undo = quoted(*words_as_root("net", "undo"))

@@ -93,14 +93,11 @@ def sync_model(
     room = {"models": node.models, "name": name, "size": model.size}
     target = other.call(str, make_model_room, **room)
     arguments = {"folder": model.folder, "destination": node.peer, "target": target}
-    # Twice: rsync keeps what has the right size and time, and the check removes what is wrong.
-    for _ in range(2):
-        sending = here.stream(dict[str, Any], send_model, **arguments)
-        sent = follow_answers(here, Copied, sending, report(f"{node.ssh}: copying"))
-        checking = other.stream(dict[str, Any], check_anew, folder=target)
-        check = follow_answers(other, ModelCheck, checking, report(f"{node.ssh}: checking"))
-        if not check.exit_code:
-            break
+    sending = here.stream(dict[str, Any], send_model, **arguments)
+    sent = follow_answers(here, Copied, sending, report(f"{node.ssh}: copying"))
+    # rsync keeps what has the right size and time; the check removes what is wrong.
+    checking = other.stream(dict[str, Any], check_anew, folder=target)
+    check = follow_answers(other, ModelCheck, checking, report(f"{node.ssh}: checking"))
     return replace(check, sent=sent)
 
 
@@ -125,7 +122,6 @@ def send_model(folder: str, destination: str, target: str) -> Iterator[dict[str,
 
     Raises SourceError if the model is not complete here, HostError or StorageError if rsync fails.
     """
-    require_rsync()
     model = quick_check(Path(folder))
     if model.exit_code:
         spec = f"{model.repo}@{model.commit}"

@@ -70,8 +70,8 @@ def plan_remarks(host: Host, plan: NetPlan) -> Iterator[Finding]:
         yield _spare_cage(cage, halves)
 
 
-def host_checks(host: Host, chosen: Cages, mtu: int | None) -> Iterator[Finding]:
-    """Yield what can be seen from one end. ``mtu`` is what the user expects, None for any."""
+def host_checks(host: Host, chosen: Cages) -> Iterator[Finding]:
+    """Yield what can be seen from one end."""
     used = [cage for cage, twins in chosen.items() if any(twin.ipv4 for twin in twins)]
     halves = [twin for twins in chosen.values() for twin in twins]
     yield from _machine_remarks(host, "verify", halves)
@@ -81,7 +81,7 @@ def host_checks(host: Host, chosen: Cages, mtu: int | None) -> Iterator[Finding]
             continue
         for netdev in twins:
             others = [twin for twin in twins if twin is not netdev]
-            yield from _check_half(host, netdev, others, mtu)
+            yield from _check_half(host, netdev, others)
         yield from _check_both_halves(cage, twins)
     clashes = list(overlaps(host, [netdev.name for netdev in halves]))
     speeds = {twin.speed for cage in used for twin in chosen[cage] if twin.carrier}
@@ -126,9 +126,7 @@ def _small_mtu(name: str, mtu: int) -> Finding:
     return net_finding(Level.NOTE, name, "MTU", what, f"on both ends and the switch: {command}")
 
 
-def _check_half(
-    host: Host, netdev: Netdev, others: Sequence[Netdev], mtu: int | None
-) -> Iterator[Finding]:
+def _check_half(host: Host, netdev: Netdev, others: Sequence[Netdev]) -> Iterator[Finding]:
     lit = [other for other in others if other.carrier]
     if lit and not netdev.carrier and not netdev.ipv4:
         return  # nobody uses it, or it would have an address; if that costs, a remark says so
@@ -146,7 +144,14 @@ def _check_half(
         more = carries if fast else f"where a DGX Spark's cage has {known['speed']}"
         seen = f"{netdev.speed} Mbit/s {more}"
         yield judge(fast, name, "speed", seen, "the cable, or the switch and its port", "warning")
-    yield _check_mtu(netdev, lit, mtu)
+    # Any MTU will do that both ends have; jumbo frames are better.
+    if larger := next((other for other in lit if other.mtu > netdev.mtu), None):
+        seen = f"{netdev.mtu}, its other half {larger.name} has {larger.mtu}"
+        yield check_warned(name, "MTU", seen, NetPlanOptions(mtu=larger.mtu).command_line())
+    elif netdev.mtu < network_facts()["plan"]["mtu"]:
+        yield _small_mtu(name, netdev.mtu)
+    else:
+        yield net_finding(Level.OK, name, "MTU", str(netdev.mtu))
     # Of a half without an address beside one that has one, the remark on the machine tells.
     if netdev.ipv4 or not any(other.ipv4 for other in others):
         seen = ", ".join(map(str, netdev.ipv4))
@@ -165,22 +170,6 @@ def _check_half(
         seen = f"x{netdev.lanes} of x{known['lanes']}"
         fine = netdev.lanes >= known["lanes"]
         yield judge(fine, name, "PCIe lanes", seen, "update the firmware: fwupdmgr", "warning")
-
-
-def _check_mtu(netdev: Netdev, others: Sequence[Netdev], mtu: int | None) -> Finding:
-    """Check the MTU: any will do that both ends have, jumbo frames are better."""
-    name = netdev.name
-    if mtu not in (None, netdev.mtu):
-        command = NetPlanOptions(mtu=mtu).command_line()
-        hint = f"{command}; or verify without --mtu, if both ends have {netdev.mtu}"
-        return check_failed(name, "MTU", f"{netdev.mtu}, expected {mtu}", hint)
-    more = next((other for other in others if other.mtu > netdev.mtu), None)
-    if more and mtu is None:
-        seen = f"{netdev.mtu}, its other half {more.name} has {more.mtu}"
-        return check_warned(name, "MTU", seen, NetPlanOptions(mtu=more.mtu).command_line())
-    if mtu is None and netdev.mtu < network_facts()["plan"]["mtu"]:
-        return _small_mtu(name, netdev.mtu)
-    return net_finding(Level.OK, name, "MTU", str(netdev.mtu))
 
 
 def _check_gid(host: Host, netdev: Netdev) -> Finding:

@@ -22,9 +22,6 @@ OURS = Path("etc/netplan/40-patchkit.yaml")
 _FOLDERS = ("usr/lib/netplan", "lib/netplan", "etc/netplan", "run/netplan")
 # At most 15 characters: IFNAMSIZ of Linux less its NUL.
 _NAME = re.compile(r"[A-Za-z0-9_.][A-Za-z0-9_.-]{0,14}")
-# What YAML could read as a number, a boolean (1.1: also y, no, on) or null is quoted.
-_PLAIN = re.compile(r"[A-Za-z][A-Za-z0-9_.-]*")
-_WORDS = re.compile(r"y|n|yes|no|on|off|true|false|null", re.IGNORECASE)
 # As a definition's key, and below `match:`, where a name may be a pattern.
 _KEY = re.compile(r"""^\s+["']?([^\s"'#:]+)["']?:\s*(?:#.*|\{.*)?$""")
 _MATCH = re.compile(r"""\b(?:name|macaddress|set-name):\s*["']?([^\s"',}#]+)""")
@@ -52,10 +49,9 @@ def render_netplan(plan: NetPlan) -> str:
                 why="netplan files take letters, digits, '_', '.' and '-' from patchkit, up to 15",
                 hint="rename it, or configure it by hand",
             )
-        plain = _PLAIN.fullmatch(line.netdev) and not _WORDS.fullmatch(line.netdev)
-        key = line.netdev if plain else f'"{line.netdev}"'
         lines += [
-            f"    {key}: # {line.place}",
+            # Quoted: YAML could read a name as a number, a boolean (1.1: also y, no, on) or null.
+            f'    "{line.netdev}": # {line.place}',
             "      optional: true",
             "      dhcp4: false",
             "      dhcp6: false",

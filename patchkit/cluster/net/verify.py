@@ -32,16 +32,14 @@ def verify_network(
     chosen: Cages,
     peer: Host | None,
     addresses: Sequence[IPv4Address],
-    mtu: int | None,
     *,
     live: bool,
 ) -> Iterator[Finding]:
     """Yield all checks. ``live``: the facts are this machine's, so its network can be tried.
 
-    ``addresses`` are the peer's that the user named, beside those of its facts in our networks;
-    ``mtu`` is what both ends should have, None for any.
+    ``addresses`` are the peer's that the user named, beside those of its facts in our networks.
     """
-    yield from host_checks(host, chosen, mtu)
+    yield from host_checks(host, chosen)
     if peer:
         yield from pair_checks(chosen, peer)
     halves = [netdev for twins in chosen.values() for netdev in twins]

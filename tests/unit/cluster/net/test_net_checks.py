@@ -76,7 +76,7 @@ A1, B1 = "enp1s0f1np1", "enP2p1s0f1np1"
 )  # fmt: skip
 def test_one_end(machine, name, number, expected):
     host = machine(name)
-    checks = list(host_checks(host, choose_checked_cages(host), None))
+    checks = list(host_checks(host, choose_checked_cages(host)))
     assert (len(checks), notable(checks)) == (number, expected)
 
 
@@ -107,14 +107,14 @@ OWNERS = {  # what is not ok of networks that worked for their owners, and of th
 @pytest.mark.parametrize("name", OWNERS)
 def test_the_networks_of_owners(owned, name):
     host = owned(name)
-    assert notable(host_checks(host, choose_checked_cages(host), None)) == OWNERS[name]
+    assert notable(host_checks(host, choose_checked_cages(host))) == OWNERS[name]
 
 
 def test_the_cure_of_a_drawn_address_can_be_pasted(owned):
     """For the half that has drawn it, whichever of both that is."""
     for name, netdev in (("random_twin", B), ("drawn_first", A1), ("drawn_pair", B1)):
         host = owned(name)
-        checks = host_checks(host, choose_checked_cages(host), None)
+        checks = host_checks(host, choose_checked_cages(host))
         (hint,) = [each.hint for each in checks if each.level is Level.WARNING]
         profile = f'"$(nmcli -g GENERAL.CONNECTION device show {netdev})"'
         modify = f"sudo nmcli connection modify {profile} ipv4.method disabled"
@@ -124,7 +124,7 @@ def test_the_cure_of_a_drawn_address_can_be_pasted(owned):
 @pytest.mark.parametrize("name", sorted({*hosts.NAMES, *OWNERS} - {"single", "thor"}))
 def test_every_finding_says_what_to_do(owned, name):
     host = owned(name)
-    for check in host_checks(host, choose_checked_cages(host), 9000):
+    for check in host_checks(host, choose_checked_cages(host)):
         assert check.level is Level.NOTE or (check.level is Level.OK) == (not check.hint), check
 
 
@@ -132,9 +132,7 @@ def test_a_machine_without_a_cage(machine):
     for name, says in (("thor", "no QSFP cage"), ("single", "ConnectX-7 is not on the PCI bus")):
         with pytest.raises(HostError, match=says):
             choose_checked_cages(machine(name))
-    checks = list(
-        host_checks(machine("thor"), choose_checked_cages(machine("thor"), ["mgbe0_0"]), 9000)
-    )
+    checks = list(host_checks(machine("thor"), choose_checked_cages(machine("thor"), ["mgbe0_0"])))
     assert notable(checks) == {
         "mgbe0_0: speed: warning",
         "mgbe0_0: RoCE v2 GID: unknown",
@@ -148,7 +146,7 @@ def test_a_network_that_the_lan_has_too(machine):
     lan = host.netdev("enP7s7")
     lan = dataclasses.replace(lan, addresses=host.netdev(B).addresses)
     host = _with(host, lan)
-    checks = list(host_checks(host, choose_checked_cages(host), 9000))
+    checks = list(host_checks(host, choose_checked_cages(host)))
     assert notable(checks) == {f"{B}: networks of its own: error"}
     assert "192.168.101.11/24 is in one network with enP7s7" in checks[-1].what
     assert checks[-1].hint.endswith(f": sudo ip address del 192.168.101.11/24 dev {B}")
@@ -157,7 +155,7 @@ def test_a_network_that_the_lan_has_too(machine):
 def test_half_of_the_pcie_lanes_and_a_slow_cable(machine):
     host = machine("cable_port0")
     host = _with(host, dataclasses.replace(host.netdev(B), lanes=2, speed=100000))
-    checks = list(host_checks(host, choose_checked_cages(host), 9000))
+    checks = list(host_checks(host, choose_checked_cages(host)))
     assert notable(checks) == {f"{B}: PCIe lanes: warning", f"{B}: speed: warning"}
 
 

@@ -24,7 +24,7 @@ GOLDEN = """\
 network:
   version: 2
   ethernets:
-    enp1s0f1np1: # cage 1, twin A
+    "enp1s0f1np1": # cage 1, twin A
       optional: true
       dhcp4: false
       dhcp6: false
@@ -32,7 +32,7 @@ network:
       mtu: 9000
       addresses:
         - 192.168.100.11/24
-    enP2p1s0f1np1: # cage 1, twin B
+    "enP2p1s0f1np1": # cage 1, twin B
       optional: true
       dhcp4: false
       dhcp6: false
