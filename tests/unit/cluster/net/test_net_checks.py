@@ -1,47 +1,18 @@
 """Checks of one end and of both, on probed machines."""
 
 import dataclasses
-import functools
 
 import pytest
 
 from patchkit.cluster.net.checks import choose_checked_cages, host_checks, pair_checks
 from patchkit.errors import HostError
 from patchkit.finding import Level
-from patchkit.runtime.host.probe import probe
-from support import hosts, networks
-
-
-@pytest.fixture(scope="module")
-def machine(tmp_path_factory):
-    """The probed facts of a machine: ``machine("cable_port0", 2)``."""
-    folder = tmp_path_factory.mktemp("machines")
-
-    @functools.cache
-    def probed(name, node=1):
-        root = folder / f"{name}-{node}"
-        if not root.exists():
-            hosts.build(folder, name, node=node)
-        return probe(root, environment={})
-
-    return probed
+from support import hosts
 
 
 def notable(checks):
     """What is not ok: ``subject: what: state``."""
     return {f"{c.where}: {c.about}: {c.level}" for c in checks if c.level is not Level.OK}
-
-
-@pytest.fixture(scope="module")
-def owned(tmp_path_factory):
-    """The probed facts of a network that an owner has: ``owned("drawn_half")``."""
-    folder = tmp_path_factory.mktemp("networks")
-
-    @functools.cache
-    def probed(name):
-        return probe(networks.build(folder, name), environment={})
-
-    return probed
 
 
 A, B = "enp1s0f0np0", "enP2p1s0f0np0"
@@ -75,7 +46,7 @@ A1, B1 = "enp1s0f1np1", "enP2p1s0f1np1"
     ],
 )  # fmt: skip
 def test_one_end(machine, name, number, expected):
-    host = machine(name)
+    host = machine(name, 1)
     checks = list(host_checks(host, choose_checked_cages(host)))
     assert (len(checks), notable(checks)) == (number, expected)
 
@@ -105,15 +76,15 @@ OWNERS = {  # what is not ok of networks that worked for their owners, and of th
 
 
 @pytest.mark.parametrize("name", OWNERS)
-def test_the_networks_of_owners(owned, name):
-    host = owned(name)
+def test_the_networks_of_owners(machine, name):
+    host = machine(name)
     assert notable(host_checks(host, choose_checked_cages(host))) == OWNERS[name]
 
 
-def test_the_cure_of_a_drawn_address_can_be_pasted(owned):
+def test_the_cure_of_a_drawn_address_can_be_pasted(machine):
     """For the half that has drawn it, whichever of both that is."""
     for name, netdev in (("random_twin", B), ("drawn_first", A1), ("drawn_pair", B1)):
-        host = owned(name)
+        host = machine(name)
         checks = host_checks(host, choose_checked_cages(host))
         (hint,) = [each.hint for each in checks if each.level is Level.WARNING]
         profile = f'"$(nmcli -g GENERAL.CONNECTION device show {netdev})"'
@@ -122,8 +93,8 @@ def test_the_cure_of_a_drawn_address_can_be_pasted(owned):
 
 
 @pytest.mark.parametrize("name", sorted({*hosts.NAMES, *OWNERS} - {"single", "thor"}))
-def test_every_finding_says_what_to_do(owned, name):
-    host = owned(name)
+def test_every_finding_says_what_to_do(machine, name):
+    host = machine(name)
     for check in host_checks(host, choose_checked_cages(host)):
         assert check.level is Level.NOTE or (check.level is Level.OK) == (not check.hint), check
 
@@ -131,8 +102,10 @@ def test_every_finding_says_what_to_do(owned, name):
 def test_a_machine_without_a_cage(machine):
     for name, says in (("thor", "no QSFP cage"), ("single", "ConnectX-7 is not on the PCI bus")):
         with pytest.raises(HostError, match=says):
-            choose_checked_cages(machine(name))
-    checks = list(host_checks(machine("thor"), choose_checked_cages(machine("thor"), ["mgbe0_0"])))
+            choose_checked_cages(machine(name, 1))
+    checks = list(
+        host_checks(machine("thor", 1), choose_checked_cages(machine("thor", 1), ["mgbe0_0"]))
+    )
     assert notable(checks) == {
         "mgbe0_0: speed: warning",
         "mgbe0_0: RoCE v2 GID: unknown",
@@ -142,7 +115,7 @@ def test_a_machine_without_a_cage(machine):
 
 
 def test_a_network_that_the_lan_has_too(machine):
-    host = machine("cable_port0")
+    host = machine("cable_port0", 1)
     lan = host.netdev("enP7s7")
     lan = dataclasses.replace(lan, addresses=host.netdev(B).addresses)
     host = _with(host, lan)
@@ -153,7 +126,7 @@ def test_a_network_that_the_lan_has_too(machine):
 
 
 def test_half_of_the_pcie_lanes_and_a_slow_cable(machine):
-    host = machine("cable_port0")
+    host = machine("cable_port0", 1)
     host = _with(host, dataclasses.replace(host.netdev(B), lanes=2, speed=100000))
     checks = list(host_checks(host, choose_checked_cages(host)))
     assert notable(checks) == {f"{B}: PCIe lanes: warning", f"{B}: speed: warning"}
@@ -213,7 +186,7 @@ def test_a_ring_whose_cable_joins_equal_ports(machine):
 
 
 def test_the_same_machine_twice(machine):
-    found = compared(machine("cable_port0"), machine("cable_port1"))
+    found = compared(machine("cable_port0", 1), machine("cable_port1", 1))
     assert notable(found) == {"both ends: addresses: error"}
     assert next(c for c in found if c.about == "addresses").what.startswith(
         "192.168.100.11, 192.168.101.11 on both"
@@ -225,7 +198,7 @@ def test_twins_crossed(machine):
     first, second = peer.netdev(A), peer.netdev(B)
     peer = _with(peer, dataclasses.replace(first, addresses=second.addresses))
     peer = _with(peer, dataclasses.replace(second, addresses=first.addresses))
-    assert notable(compared(machine("cable_port0"), peer)) == {
+    assert notable(compared(machine("cable_port0", 1), peer)) == {
         f"{A} and {B}: same twin: warning",
         f"{B} and {A}: same twin: warning",
     }

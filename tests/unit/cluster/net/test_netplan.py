@@ -1,7 +1,6 @@
 """Plans for the QSFP links, on probed machines; the file is read by PyYAML and by real netplan."""
 
 import dataclasses
-import functools
 import shutil
 import string
 import subprocess
@@ -15,9 +14,6 @@ from hypothesis import strategies as st
 from patchkit.cluster.net.netplan_file import NetplanFile, check_conflicts, render_netplan
 from patchkit.cluster.net.plan import Given, NetPlanOptions, make_net_plan
 from patchkit.errors import HostError, UsageError
-from patchkit.runtime.host.host import Host
-from patchkit.runtime.host.probe import probe
-from support import networks
 
 GOLDEN = """\
 # Written by `patchkit net apply`; `patchkit net undo` puts back what was here.
@@ -46,18 +42,6 @@ PORT1 = ("enp1s0f1np1", "enP2p1s0f1np1")
 FIRST = {PORT0[0]: "100.10", PORT0[1]: "101.10"}
 SECOND = {PORT1[0]: "100.10", PORT1[1]: "101.10"}
 FOURTH = {PORT0[0]: "100.13", PORT0[1]: "101.13"}
-
-
-@pytest.fixture(scope="module")
-def machine(tmp_path_factory):
-    """The probed facts of a machine: ``machine("cable_port0")``."""
-    folder = tmp_path_factory.mktemp("machines")
-
-    @functools.cache
-    def probed(name) -> Host:
-        return probe(networks.build(folder, name), environment={})
-
-    return probed
 
 
 def wish(node=1, **changes):
@@ -269,12 +253,7 @@ def _with_name(machine, name):
 
 
 @example("on")
-@example("NO")
 @example("12")
-@example("0x1f")
-@example("1e3")
-@example("null")
-@example(".5")
 @settings(deadline=None)
 @given(name=st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=15))
 def test_any_name_is_read_back_or_refused(machine, name):
