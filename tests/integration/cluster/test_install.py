@@ -122,16 +122,6 @@ def test_fresh_again_and_another(install, homes, house, environment, tmp_path):
     assert (leads(homes), second != first) == ([second] * 2, True)
 
 
-def test_what_patchkit_did_not_make_stays(install, homes, tmp_path):
-    link = homes["spark-2"] / LINK
-    link.parent.mkdir(parents=True)
-    link.symlink_to(tmp_path)
-    said = install(rc=2)
-    assert "spark-2: " in said
-    assert "patchkit did not make it" in said
-    assert not (homes["spark-1"] / ".local/share/patchkit/venvs").exists()
-
-
 @pytest.mark.parametrize(
     ("options", "said"),
     [
@@ -157,10 +147,4 @@ def test_another_python_and_an_unfilled_wheelhouse_are_said_before_a_copy(
     fill(house, tmp_path / "made/offered", environment, other)
     said = install(rc=9)
     assert f"has Python {THIS}, and the wheels are for {other}" in said
-    bare = tmp_path / "bare"
-    add_wheel(
-        bare, write_wheel(tmp_path, "0.25.1", project="vllm", requires=["torch==2.11.0"]), FACTS
-    )
-    said = install("--wheelhouse", bare, rc=2)
-    assert f"patchkit wheelhouse fill --dir {bare}" in said
     assert not (homes["spark-1"] / ".local").exists()

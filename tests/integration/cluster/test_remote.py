@@ -1,7 +1,6 @@
 """Functions of patchkit called over a real sshd: words, errors, ends."""
 
 import contextlib
-import shutil
 import signal
 import subprocess
 import sys
@@ -95,12 +94,6 @@ def replaced(path, old, new):
         path.write_text(text)
 
 
-@pytest.mark.parametrize("destination", ["-oProxyCommand=touch /tmp/evil", "", "a b", "a\nb"])
-def test_what_is_no_host(destination):
-    with pytest.raises(UsageError, match="is not a host"):
-        Remote(destination)
-
-
 def test_a_lock_there_is_free_when_its_holder_is_killed(sshd):
     with subprocess.Popen([sys.executable, "-c", HOLDS], stdout=subprocess.PIPE) as holder:
         assert holder.stdout.readline() == b"held\n"
@@ -127,9 +120,3 @@ def test_links_go_over_the_address_with_the_key_that_is_known(sshd):
     (found, lost) = try_links([("spark-1", "127.0.0.2"), ("spark-3", "127.9.9.9")])
     assert found["error"] == {}
     assert lost["error"] == {} or "127.9.9.9" in lost["error"]["what"]
-
-
-def test_here_needs_no_ssh(monkeypatch, tmp_path):
-    monkeypatch.setenv("PATH", str(tmp_path))
-    assert shutil.which("ssh") is None
-    assert Remote("localhost").call(str, visible, text="\x1b") == "\\x1b"

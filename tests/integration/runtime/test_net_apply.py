@@ -21,7 +21,6 @@ from patchkit.cluster.net import apply as net_apply
 from patchkit.cluster.net.apply import NetHistory
 from patchkit.cluster.net.netplan_file import render_netplan
 from patchkit.cluster.net.plan import NetPlanOptions, make_net_plan
-from patchkit.errors import StorageError, UsageError
 from patchkit.runtime.host.probe import probe
 from support import hosts, networks
 from support.faults import in_child, kill
@@ -171,20 +170,6 @@ def change(root):
     return NetHistory(root), first, second
 
 
-@pytest.mark.parametrize("pages", [1, 2])
-def test_a_full_disk(change, small_disk, pages):
-    """With one page free not even the way back can be noted, with two the file has no room."""
-    _place, first, _second = change
-    disk = small_disk(f"size={4 * (pages + 1)}k")
-    (disk / "etc/netplan").mkdir(parents=True)
-    (disk / "fill").write_bytes(bytes(4096))
-    with pytest.raises(StorageError, match="No space left on device"):
-        net_apply.apply_plan(NetHistory(disk), first, force=False)
-    assert not list((disk / "etc/netplan").iterdir())
-    with pytest.raises(UsageError, match="nothing to undo"):
-        net_apply.undo_plan(NetHistory(disk))
-
-
 def test_an_interrupted_apply_is_told(net, root, change):
     place, first, second = change
     net_apply.apply_plan(place, first, force=False)
@@ -313,15 +298,6 @@ def test_the_way_in_is_lost(live):
     assert "192.168.10" not in after
     assert after.endswith("/etc/netplan:\n\n/var/lib/patchkit:\n")
     assert done.log == ["generate", "apply"] * 2
-
-
-@pytest.mark.e2e
-def test_live_without_netplan(live):
-    only_ip = 'mkdir "$LOG.d"; ln -s "$(command -v ip)" "$LOG.d/ip"; PATH="$LOG.d"'
-    done = live(f"{only_ip}\n{APPLY} || echo code $?")
-    assert "netplan is not installed, so nothing would read the file" in done.stderr
-    assert done.stdout.endswith("code 9\n")
-    assert not done.file.exists()
 
 
 @pytest.mark.e2e

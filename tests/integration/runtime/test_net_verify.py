@@ -162,22 +162,6 @@ def test_faults_are_found(nodes, fault):
     assert states(checks) == {**EXPECTED, **differs}
 
 
-def test_a_cable_that_is_out_or_leads_elsewhere(nodes):
-    """The addresses of the first cable are at the second one's end."""
-    nodes.ip(1, "address", "add", "192.168.105.12/24", "dev", OTHER[0])
-    checks = nodes.verify(*NAMED, "--peer", "192.168.105.12", rc=9)
-    assert checks["192.168.105.12: same network"][0] == "error"
-    route = "through lan0, by way of 10.0.0.1, not a QSFP interface"
-    assert checks["192.168.105.12: route"] == ("error", route)
-    for netdev, network in zip(OTHER, ("192.168.101", "192.168.100"), strict=True):
-        nodes.ip(1, "address", "flush", "dev", netdev)
-        nodes.ip(1, "address", "add", f"{network}.12/24", "dev", netdev)
-    checks = nodes.verify(*NAMED, "--peer", "192.168.100.12", rc=9)
-    assert checks["192.168.100.12: echo"][0] == "error"
-    nodes.ip(1, "link", "set", OTHER[0], "down")
-    assert nodes.verify(*NAMED, *PEERS, rc=9)[f"{QSFP[0]}: link"][0] == "error"
-
-
 def test_both_ends_by_the_peers_facts(nodes, tmp_path):
     """The `ssh` starts the command in the other namespace."""
     ssh = tmp_path / "bin/ssh"
