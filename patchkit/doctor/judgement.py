@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from patchkit.cluster.launch.cluster_file import ClusterFile
-from patchkit.cluster.launch.survey import node_findings, pair_findings
+from patchkit.cluster.launch.plan import node_findings, pair_findings
 from patchkit.cluster.net.checks import host_checks
 from patchkit.cluster.net.plan import find_cages
 from patchkit.cluster.ssh.ssh import there

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 
-from patchkit.cluster.launch.survey import memlock_cure
+from patchkit.cluster.launch.plan import memlock_cure
 from patchkit.cluster.ssh.ssh import there
 from patchkit.doctor.peers.node_report import (
     NodeReport,

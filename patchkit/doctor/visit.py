@@ -7,14 +7,15 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 from urllib.parse import urlsplit
 
-from patchkit.cluster.agent import examination, server_answers
+from patchkit.cluster.agent import node_facts
 from patchkit.cluster.agent.links import Way
-from patchkit.cluster.agent.server_answers import ServerAnswers
 from patchkit.cluster.agent.unit_state import JournalLine
 from patchkit.cluster.launch.cluster import Cluster, read_group_journal
 from patchkit.cluster.launch.cluster_file import ClusterFile
 from patchkit.cluster.launch.units import HEAD_PORTS
 from patchkit.cluster.models.names import ModelFolder
+from patchkit.cluster.openai import server_answers
+from patchkit.cluster.openai.server_answers import ServerAnswers
 from patchkit.cluster.ssh.node import Remote, everywhere
 from patchkit.cluster.ssh.ssh import sent_error
 from patchkit.doctor.gpu import try_gpus
@@ -179,7 +180,7 @@ def examine_nodes(cluster: Cluster) -> list[NodeReport]:
         units = cluster.units if node == cluster.head else [file.unit]
         sent = node.call(
             _SentReport,
-            examination.examine,
+            node_facts.examine,
             name=file.name,
             venv=file.venv,
             units=units,
@@ -261,7 +262,7 @@ def _meet_others(cluster: Cluster, reports: Sequence[NodeReport]) -> list[NodeRe
         own_model = report.placed.folder if report.placed else ""
         sent = node.call(
             _SentReport,
-            examination.meet,
+            node_facts.meet,
             addresses=[address for _name, address in targets],
             peers=peers if report is head else [],
             # Each node has it where its own rank was told to look.

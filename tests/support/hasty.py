@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from patchkit.cli import main
-from patchkit.cluster.net import live as net_live
+from patchkit.cluster.net import apply as net_apply
 
-net_live._BACK_SECONDS = 2.0
+net_apply._BACK_SECONDS = 2.0
 main()

@@ -2,13 +2,13 @@
 
 from dataclasses import replace
 
-from patchkit.cluster.agent.examination import (
+from patchkit.cluster.agent.links import PeerLink, Way
+from patchkit.cluster.agent.node_facts import (
+    DiskRoom,
     LoadedNccl,
     ModelPrint,
     PythonContents,
 )
-from patchkit.cluster.agent.links import PeerLink, Way
-from patchkit.cluster.agent.node_facts import DiskRoom
 from patchkit.cluster.agent.unit_state import GroupProcess, Listener, NodeState, UnitState
 from patchkit.doctor.peers.node_report import NodeReport, placed_files
 from patchkit.runtime.host.host import Memory

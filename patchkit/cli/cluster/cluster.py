@@ -26,8 +26,7 @@ from patchkit.cli.runtime.node_options import TOPOLOGIES
 from patchkit.cluster.agent.node_facts import NodeFacts
 from patchkit.cluster.launch.cluster import Cluster
 from patchkit.cluster.launch.cluster_file import ClusterFile, ClusterNode, new_cluster_text
-from patchkit.cluster.launch.plan import node_addresses
-from patchkit.cluster.launch.survey import survey_nodes
+from patchkit.cluster.launch.plan import node_addresses, survey_nodes
 from patchkit.errors import HostError
 from patchkit.finding import Finding, Level, worst
 from patchkit.runtime.envfile.write import write

@@ -22,8 +22,12 @@ from patchkit.cli.render import (
 )
 from patchkit.cluster.launch.cluster_file import VENV
 from patchkit.cluster.net.apply import NetHistory
-from patchkit.cluster.net.checks import check_warned, choose_checked_cages
-from patchkit.cluster.net.verify import ask_peer_facts, verify_network
+from patchkit.cluster.net.checks import (
+    ask_peer_facts,
+    check_warned,
+    choose_checked_cages,
+    verify_network,
+)
 from patchkit.finding import Level, worst
 from patchkit.quoting import quoted
 from patchkit.runtime.host.hardware import network_facts

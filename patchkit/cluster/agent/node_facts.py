@@ -1,28 +1,55 @@
-"""Look at a node, from the node: what a plan for a cluster needs to know of it, and its disks."""
+"""Look at a node, from the node: what a plan needs to know, and all that doctor compares.
+
+Of what doctor asks, what cannot be had is an error of that part alone: a node whose systemd is
+silent still has a network. ``examine`` asks about the node, ``meet`` about the others as they are
+seen from there.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import os
 import pwd
 import shutil
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from patchkit.cluster.agent.installation import leads_to
+from patchkit.cluster.agent import links, unit_state
+from patchkit.cluster.agent.health import collect_health
+from patchkit.cluster.agent.installation import digest_record, leads_to
 from patchkit.cluster.agent.node_files import config_folder, read_placed
 from patchkit.cluster.agent.unit_state import run_for_user
-from patchkit.cluster.models.check import quick_check
+from patchkit.cluster.models.check import CACHE, quick_check, read_record
+from patchkit.cluster.ssh.ssh import error_fields
+from patchkit.digests import digest, sha256_of
+from patchkit.errors import HostError, PatchkitError
 from patchkit.finding import Level
 from patchkit.process import attempt
-from patchkit.runtime.host.host import Host
+from patchkit.records import RecordError
+from patchkit.runtime.host.host import Host, Nccl, Software
 from patchkit.runtime.host.machine_root import LIVE
 from patchkit.runtime.host.probe import probe
 from patchkit.runtime.host.software import find_ptxas
+from patchkit.runtime.python.distributions import (
+    LostFile,
+    distributions,
+    header,
+    import_path,
+    lost_files,
+)
+from patchkit.runtime.python.startup import STEM
+from patchkit.units import BYTES_PER_MIB
 
 _UNLIMITED = 2**64 - 1
+# Whose files a rank loads; of all others the version is enough.
+_DIGESTED = ("vllm", "torch", "triton", "pytorch_triton", "ray")
+_SMALL = BYTES_PER_MIB  # bytes of a file that is read: configuration and templates, not weights
+_MOST = 5_000  # files of a folder that is a model's
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,3 +163,158 @@ def disk_rooms(folders: Sequence[str]) -> Iterator[DiskRoom]:
                 total=found.f_blocks * found.f_frsize,
                 files=found.f_favail if found.f_files else None,
             )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedNccl:
+    """The libnccl that is loaded for vLLM: its path and what it says of itself, "" for none."""
+
+    path: str = ""
+    version: str = ""
+    sha256: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PythonContents:
+    """An environment: versions by project, digests over the RECORD of those that ranks load.
+
+    RECORD says what was installed, not what somebody changed since; of libnccl the bytes count.
+    """
+
+    versions: Mapping[str, str] = field(default_factory=dict)
+    digests: Mapping[str, str] = field(default_factory=dict)
+    nccl: LoadedNccl = LoadedNccl()
+    torch_nccl: LoadedNccl = LoadedNccl()
+    lost: tuple[LostFile, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelPrint:
+    """A model's folder; ``problem`` is what the quick check says is wrong first, "" for nothing.
+
+    ``commit`` is what its record says, "" without one; ``digest`` is one over names and sizes, and
+    over what small files hold.
+    """
+
+    folder: str
+    problem: str
+    commit: str = ""
+    files: int = 0
+    size: int = 0
+    digest: str = ""
+
+
+def examine(
+    name: str, venv: str, units: Sequence[str], ports: Sequence[int], folders: Sequence[str] = ()
+) -> dict[str, Any]:
+    """Return this node's facts, state, processes, listeners, disks and Python.
+
+    ``errors`` has the fields of an error for each part that is missing.
+    """
+
+    def whole() -> dict[str, Any]:
+        facts = facts_here(name, venv)
+        contents = python_contents(facts.venv, facts.host.software)
+        return {"facts": asdict(facts), "contents": asdict(contents)}
+
+    def health() -> dict[str, Any]:
+        """Return it with the limits of the unit's process, if that runs."""
+        place = Path(venv).expanduser()
+        there = str(place) if (place / "bin" / "python").exists() else ""
+        asked = ("--property=MainPID", "--value", "--", units[0])
+        shown = unit_state.run_for_user("systemctl", "show", *asked)
+        main = int(shown.output) if shown.output.strip().isdigit() else 0
+        found = collect_health(there, main, shown.trouble or f"{units[0]} does not run")
+        return {**found, "manager": not shown.trouble}
+
+    parts: dict[str, Callable[[], dict[str, Any]]] = {
+        "facts": whole,
+        "state": lambda: {"state": unit_state.read_node_state(name, units)},
+        "processes": lambda: {"processes": list(map(asdict, unit_state.group_processes(name)))},
+        "disks": lambda: {"disks": list(map(asdict, disk_rooms(folders)))},
+        "listeners": lambda: {"listeners": list(map(asdict, unit_state.listeners(ports)))},
+        "health": lambda: {"health": health()},
+    }
+    return _ask_together(parts)
+
+
+def meet(
+    addresses: Sequence[str], peers: Sequence[tuple[str, str]], models: Sequence[str] = ()
+) -> dict[str, Any]:
+    """Return the ways to other nodes, for a head its links by ssh, and what models' folders hold.
+
+    ``peers`` are as for ``links``.
+    """
+    parts: dict[str, Callable[[], dict[str, Any]]] = {
+        "ways": lambda: {"ways": links.try_ways(addresses)},
+        "links": lambda: {"links": links.try_links(peers)},
+        "models": lambda: {"models": list(map(model_print, models))},
+    }
+    return _ask_together(parts)
+
+
+def _ask_together(parts: dict[str, Callable[[], dict[str, Any]]]) -> dict[str, Any]:
+    """Return what the parts say, asked side by side, and the errors of those that say nothing."""
+    found: dict[str, Any] = {}
+    errors: dict[str, dict[str, str]] = {}
+    with ThreadPoolExecutor(max_workers=len(parts)) as pool:
+        started = {name: pool.submit(work) for name, work in parts.items()}
+        for name, part in started.items():
+            try:
+                found |= part.result()
+            except PatchkitError as error:
+                errors[name] = error_fields(error)
+            except (OSError, ValueError) as error:
+                errors[name] = error_fields(HostError(f"{name}: {error}"))
+    return {**found, "errors": errors}
+
+
+def python_contents(venv: str, software: Software | None) -> PythonContents:
+    """Return what an environment holds; ``software`` says which libnccl is loaded there."""
+    path = import_path(venv)
+    homes = {name: found[0] for name, found in distributions(path).items()}
+    torch = _describe_nccl(software.torch_nccl) if software else LoadedNccl()
+    same = software is None or software.vllm_nccl == software.torch_nccl
+    return PythonContents(
+        versions={name: header(home, "Version") for name, home in sorted(homes.items())},
+        digests={name: digest_record(homes[name]) for name in _DIGESTED if name in homes},
+        nccl=torch if same or software is None else _describe_nccl(software.vllm_nccl),
+        torch_nccl=torch,
+        lost=lost_files(path, STEM),
+    )
+
+
+def _describe_nccl(nccl: Nccl | None) -> LoadedNccl:
+    if nccl is None or not nccl.path:
+        return LoadedNccl()
+    try:
+        with Path(nccl.path).open("rb") as file:
+            sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError:
+        sha256 = ""
+    return LoadedNccl(path=nccl.path, version=nccl.version, sha256=sha256)
+
+
+def model_print(folder: str) -> dict[str, Any]:
+    """Return which files a model's folder holds, without hashing weights."""
+    place = Path(folder).expanduser()
+    rows: list[str] = []
+    size, commit = 0, ""
+    for path in sorted(place.rglob("*")) if place.is_dir() else ():
+        name = path.relative_to(place)
+        if name.parts[0] not in (CACHE, ".git") and path.is_file() and len(rows) < _MOST:
+            length = path.stat().st_size
+            rows.append(f"{name} {length} {sha256_of(path) if length <= _SMALL else ''}")
+            size += length
+    with contextlib.suppress(RecordError):
+        known = read_record(place)
+        commit = known.commit if known else ""
+    made = ModelPrint(
+        folder=str(place),
+        problem=model_on_node(folder).problem,
+        commit=commit,
+        files=len(rows),
+        size=size,
+        digest=digest("\n".join(rows)),
+    )
+    return asdict(made)

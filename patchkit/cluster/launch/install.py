@@ -49,10 +49,6 @@ def install_everywhere(
     """
     here, sent = Remote(HERE), asdict(lock)
 
-    def look(node: Remote) -> InstallState:
-        asked = {"venv": cluster.file.venv, "lock": sent}
-        return node.call(InstallState, installation.look_at_installation, **asked)
-
     def copy(entry: tuple[Remote, InstallState]) -> WheelCopy | None:
         node, state = entry
         if not state.lacking:
@@ -76,16 +72,15 @@ def install_everywhere(
         progress = report(f"{node.destination}: installing")
         return follow_answers(node, InstalledVenv, answers, progress)
 
-    def switch(node: Remote) -> str:
-        asked = {"venv": cluster.file.venv, "name": lock.id}
-        return node.call(str, installation.switch_link, **asked)
-
     with cluster.alone():
-        states = all_of(everywhere(cluster.nodes, look))
+        look, asked = installation.look_at_installation, {"venv": cluster.file.venv, "lock": sent}
+        found = everywhere(cluster.nodes, lambda node: node.call(InstallState, look, **asked))
+        states = all_of(found)
         copies = all_of(everywhere(list(zip(cluster.nodes, states, strict=True)), copy))
         made = all_of(everywhere(cluster.nodes, make))
         _check_equal(cluster, made)
-        all_of(everywhere(cluster.nodes, switch))
+        switch, place = installation.switch_link, {"venv": cluster.file.venv, "name": lock.id}
+        all_of(everywhere(cluster.nodes, lambda node: node.call(str, switch, **place)))
     done = tuple(copy for copy in copies if copy)
     return Installed(copies=done, before=tuple(states), made=tuple(made))
 

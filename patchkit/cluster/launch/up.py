@@ -9,12 +9,11 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 
 from patchkit.cluster.agent import group_script, unit_state
-from patchkit.cluster.agent.server_answers import ServerAnswers, ask_cluster_server, wanted_metrics
 from patchkit.cluster.agent.unit_state import JournalLine, NodeState, UnitState, end_group
 from patchkit.cluster.launch.cluster import Cluster, read_group_journal
-from patchkit.cluster.launch.plan import planned_ranks, served_model
-from patchkit.cluster.launch.survey import survey_nodes
+from patchkit.cluster.launch.plan import planned_ranks, served_model, survey_nodes
 from patchkit.cluster.launch.units import HEAD_PORTS, GroupUnits
+from patchkit.cluster.openai.server_answers import ServerAnswers, ask_cluster_server, wanted_metrics
 from patchkit.cluster.ssh.node import Remote, all_of, everywhere
 from patchkit.cluster.ssh.ssh import there
 from patchkit.durable.signals import Interrupted, committed, deferred

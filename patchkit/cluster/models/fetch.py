@@ -13,8 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from patchkit import process
-from patchkit.cluster.models.check import CACHE, HASH, ModelRecord, check_model, write_record
-from patchkit.cluster.models.choice import choose_files
+from patchkit.cluster.models.check import (
+    CACHE,
+    HASH,
+    ModelRecord,
+    check_model,
+    choose_files,
+    write_record,
+)
 from patchkit.cluster.models.names import (
     Commit,
     ModelFolder,

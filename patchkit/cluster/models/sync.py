@@ -32,10 +32,10 @@ class ModelNode:
 def models_of(nodes: Sequence[ModelNode]) -> list[list[ModelCheck] | PatchkitError]:
     """Return the quick check of each node's models, or why it did not say."""
 
-    def ask(node: ModelNode) -> list[ModelCheck]:
-        return Remote(node.ssh).call(list[ModelCheck], held_models, models=node.models)
-
-    return everywhere(nodes, ask)
+    return everywhere(
+        nodes,
+        lambda node: Remote(node.ssh).call(list[ModelCheck], held_models, models=node.models),
+    )
 
 
 def follow_answers(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from patchkit.cluster.agent.examination import ModelPrint
+from patchkit.cluster.agent.node_facts import ModelPrint
 from patchkit.cluster.launch.cluster_file import ClusterFile
 from patchkit.cluster.models.names import folder_of
 from patchkit.cluster.ssh.ssh import HERE, there

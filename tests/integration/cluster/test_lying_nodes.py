@@ -7,9 +7,9 @@ from dataclasses import asdict, replace
 import pytest
 
 from patchkit.cli import group
-from patchkit.cluster.agent.server_answers import ask_cluster_server
 from patchkit.cluster.agent.unit_state import NodeState
 from patchkit.cluster.launch.cluster import Cluster, read_group_journal
+from patchkit.cluster.openai.server_answers import ask_cluster_server
 from patchkit.cluster.ssh import node as remote
 from patchkit.cluster.ssh.node import Remote
 from patchkit.errors import PatchkitError

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from patchkit.cluster.agent import examination, group_script
-from patchkit.cluster.agent.examination import model_print, python_contents
+from patchkit.cluster.agent import group_script, node_facts
+from patchkit.cluster.agent.node_facts import model_print, python_contents
 from patchkit.cluster.agent.unit_state import group_processes, listeners
 from patchkit.cluster.launch.cluster import Cluster
 from patchkit.cluster.launch.cluster_file import ClusterFile, ClusterNode
@@ -95,7 +95,7 @@ def test_the_ways_from_here():
     if not shutil.which("ip"):
         pytest.skip("ip is not installed (iproute2)")
     asked = {"addresses": ["127.0.0.1", "nonsense"], "peers": [], "models": []}
-    said = Remote("localhost").call(dict[str, Any], examination.meet, **asked)
+    said = Remote("localhost").call(dict[str, Any], node_facts.meet, **asked)
     here, nowhere = said["ways"]
     assert (here["netdev"], here["gateway"], here["mtu"] > 1000) == ("lo", "", True)
     assert (nowhere["netdev"], nowhere["plain"], bool(nowhere["said"])) == ("", "unknown", True)

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 
-from patchkit.cluster.agent.examination import LoadedNccl
 from patchkit.cluster.agent.health import (
     Compilers,
     ContainerLimits,
@@ -14,6 +13,7 @@ from patchkit.cluster.agent.health import (
     NodeHealth,
     ProcessLimits,
 )
+from patchkit.cluster.agent.node_facts import LoadedNccl
 from patchkit.doctor.machine import machine_findings
 from patchkit.doctor.peers.node_report import NodeReport, facts_for_causes
 from patchkit.finding import Level

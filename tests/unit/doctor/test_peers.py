@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from patchkit.cluster.agent.examination import LoadedNccl
 from patchkit.cluster.agent.links import PeerLink
+from patchkit.cluster.agent.node_facts import LoadedNccl
 from patchkit.cluster.agent.unit_state import GroupProcess, Listener
 from patchkit.doctor.bundle import pack_report, private_names
 from patchkit.doctor.judgement import cluster_findings, peer_findings

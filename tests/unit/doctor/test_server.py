@@ -2,7 +2,7 @@
 
 import pytest
 
-from patchkit.cluster.agent.server_answers import ServerAnswers, ask_server, wanted_metrics
+from patchkit.cluster.openai.server_answers import ServerAnswers, ask_server, wanted_metrics
 from patchkit.cluster.ssh.node import Remote
 from patchkit.doctor.server import server_findings
 from patchkit.finding import Level

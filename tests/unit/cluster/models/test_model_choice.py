@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from patchkit.cluster.models.choice import choose_files, read_shards
+from patchkit.cluster.models.check import choose_files, read_shards
 from patchkit.cluster.models.fetch import HubListing
 from patchkit.cluster.models.names import (
     ModelFolder,

@@ -4,7 +4,7 @@ import sys
 import venv
 from pathlib import Path
 
-from patchkit.cluster.agent.examination import python_contents
+from patchkit.cluster.agent.node_facts import python_contents
 from patchkit.runtime.python.distributions import import_path
 
 

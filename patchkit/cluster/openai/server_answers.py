@@ -1,4 +1,4 @@
-"""Ask the server of a model how it is, its metrics for Prometheus as well. Runs on the head."""
+"""Ask the server of a model how it is, with its metrics for Prometheus. Runs on the head."""
 
 from __future__ import annotations
 
