@@ -74,9 +74,7 @@ def unpack(
         mirrors = []
         for number, text in enumerate(_sources(release)):
             mirrors.append(f"{scratch}/{number}")
-            if (
-                cpu and "ubuntu" in text
-            ):  # servers that have other CPUs than x86: Ubuntu's are others
+            if cpu and "ubuntu" in text:  # its servers for other CPUs than x86 are others
                 text = re.sub(r"(?m)^(URIs: |deb (?:\[.*?\] )?)\S+", rf"\1{UBUNTU_PORTS}", text)
             Path(mirrors[-1]).write_text(text)
         command = ["mmdebstrap", "--mode=root", "--quiet", *named, *options]
@@ -101,8 +99,9 @@ def _sources(release: str = "") -> list[str]:
     return [text for text in texts if own and re.search(r"^(deb|Types:) ", text, re.MULTILINE)]
 
 
-def furnish(root: Path) -> None:
-    """Copy what pip needs here in order to reach its index, and clone the repository."""
+def run(root: Path, command: str) -> int:
+    """Run a script of sh in a clone of the repository there. Its exit status."""
+    # What pip needs here in order to reach its index.
     config = ("/etc/pip.conf", "/etc/xdg/pip/pip.conf", "~/.config/pip/pip.conf", "~/.pip/pip.conf")
     named = ["/etc/ssl/certs/ca-certificates.crt", *map(os.environ.get, CERTIFICATES)]
     for name in (*config, *filter(None, named)):
@@ -112,18 +111,14 @@ def furnish(root: Path) -> None:
             shutil.copy(Path(name).expanduser(), place)
     clone = ("clone", "--quiet", "--no-hardlinks", str(ROOT), str(root / CLONE.relative_to("/")))
     subprocess.run(["git", *clone], check=True)
-
-
-def enter(root: Path, command: str) -> int:
-    """Run a script of sh in the clone. Its exit status."""
     caches = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
-    for name in CACHES:  # so that releases come over the network once
-        (caches / name).mkdir(parents=True, exist_ok=True)
     binds = {caches / name: f"/root/.cache/{name}" for name in CACHES}
+    for place in binds:  # so that releases come over the network once
+        place.mkdir(parents=True, exist_ok=True)
     script = entering(root, binds, f"cd {CLONE} && python3 --version\n{command}")
     given = {name: value for name, value in os.environ.items() if INHERITED.fullmatch(name)}
-    command_line = [*SPACES, "sh", "-c", script]
-    return subprocess.run(command_line, env={**given, **PLAIN}, check=False).returncode
+    done = subprocess.run([*SPACES, "sh", "-c", script], env={**given, **PLAIN}, check=False)
+    return done.returncode
 
 
 def entering(root: Path, binds: Mapping[Path, str], inside: str) -> str:
@@ -186,9 +181,8 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="patchkit-fresh-", dir="/var/tmp") as folder:
         root = Path(folder) / "root"
         unpack(root, [*PACKAGES, *extra], "--variant=minbase")
-        furnish(root)
         sys.stderr.write(f"{suite()}: README's blocks, then {readme.tests_command()}\n")
-        return enter(root, commands(arguments))
+        return run(root, commands(arguments))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,7 @@
-"""A release is added to the tables whole or not at all, and what a person decides is asked for."""
+"""A release is added to the tables whole or not at all, and what a person decides is asked for.
+
+The facts of NCCL's releases are such tables, too.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +17,13 @@ from patchkit.patching.recipe import load_recipe
 from patchkit.process import attempt
 from patchkit.recipes.vllm.external import External
 from patchkit.records import RECIPES
+from patchkit.source.releases import load_facts
+from patchkit.target import parse_arch
 from support.faults import killed_everywhere
 from tools.entries import (
     with_nccl_release,
     with_needs,
     with_pin,
-    with_span,
     without,
 )
 from tools.nccl_names import with_names
@@ -29,6 +33,7 @@ from tools.tables import SUPPORT, updated
 BUILD = (RECIPES / "vllm" / "build.toml").read_text(encoding="utf-8")
 NCCL = (RECIPES / "nccl" / "recipe.toml").read_text(encoding="utf-8")
 RELEASES = list(map(str, load_recipe().supported))
+FACTS = load_facts()
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
@@ -66,19 +71,7 @@ def test_what_is_entered_can_be_taken_out():
         assert without(after, version) == before
 
 
-def test_the_readme_still_has_the_sentence_that_names_the_releases():
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    newer = with_span(readme, ["0.11.1", "9.9.9"])
-    assert newer != readme
-    assert "any release from 0.11.1 to 9.9.9 but" in newer
-
-
-def test_a_pin_goes_to_its_source_and_a_strange_source_is_an_error():
-    after = with_pin(BUILD, "9.9.9", external("deepselect"))
-    block = after[after.index('name = "deepselect"') :].partition("\n]")[0]
-    assert block.splitlines()[-1] == (
-        f'  {{ from = "9.9.9", pin = "{COMMIT}", url = "https://example.org/x" }},'
-    )
+def test_a_strange_source_is_an_error():
     with pytest.raises(DriftError, match="no \\[\\[external\\]\\] is called 'nowhere'"):
         with_pin(BUILD, "9.9.9", external("nowhere"))
 
@@ -144,3 +137,26 @@ def test_killed_at_any_change_the_checkout_is_as_before_or_complete(tmp_path):
     assert len(ends) > 10
     assert texts() == ["A", "c"]
     assert [path.name for path in root.iterdir()] == ["recipes"]
+
+
+def test_figures_of_a_release_are_complete():
+    for release in FACTS.releases:
+        assert release.tag == f"v{release.version}-1"
+        assert len(release.sha256) in (0, 64)
+        assert len(release.commit) in (0, 40)
+        assert bool(release.sha256 or release.commit) == bool(release.figures)
+        assert all(parse_arch(arch) for arch in release.archs)
+
+
+def test_the_table_is_consistent():
+    versions = [release.version for release in FACTS.releases]
+    assert versions == sorted(set(versions))
+    assert {FACTS.default, *(pin.version for pin in FACTS.torch.values())} <= set(versions)
+    assert FACTS.known(FACTS.default).commit
+    assert all(any(bug.covers(version) for version in versions) for bug in load_recipe("nccl").bugs)
+    taken = {bug.take: bug for bug in load_recipe("nccl").bugs if bug.take}
+    assert taken.keys() <= set(versions)
+    assert not any(bug.covers(version) for version, bug in taken.items())
+    digests = [release.sha256 for release in FACTS.releases if release.sha256]
+    assert len(set(digests)) == len(digests)
+    assert [str(v) for v in load_recipe("nccl").supported][:2] == ["2.26.2", "2.26.3"]

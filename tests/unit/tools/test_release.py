@@ -1,13 +1,15 @@
-"""Check what a release changes, what its files may hold, and that habits fit."""
+"""Check what a release changes, what its files may hold, and the locks of the sessions."""
 
 from __future__ import annotations
 
+import shutil
 import zipfile
 from contextlib import nullcontext
 
 import pytest
 
 from patchkit.errors import ProofError, UsageError
+from tools import locks
 from tools.release import check_wheel, stamped
 
 PACKAGE = '"""x"""\n\n__version__ = "1.2.0"\n'
@@ -54,3 +56,27 @@ def test_a_wheel_holds_the_package_its_recipes_and_nothing_else(tmp_path, names,
             bundle.writestr(name, "")
     with pytest.raises(ProofError, match=wrong) if wrong else nullcontext():
         check_wheel(path)
+
+
+def test_every_lock_is_tested_and_fits_pyproject():
+    assert {f"{name}.txt" for name in locks.LOCKS} == {
+        file.name for file in (locks.ROOT / "requirements").iterdir()
+    }
+    assert locks.stale(locks.ROOT) == []
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ('"pytest>=9"', '"pytest>=10"'),
+        ('"click>=8.2"', '"click>=8.3"'),
+        ("hatchling>=1.27", "hatchling>=1.30"),
+        ('requires-python = ">=3.11.4"', 'requires-python = ">=3.12"'),
+    ],
+)
+def test_a_lock_made_from_something_else_is_stale(tmp_path, before, after):
+    shutil.copytree(locks.ROOT / "requirements", tmp_path / "requirements")
+    text = (locks.ROOT / "pyproject.toml").read_text()
+    assert text.count(before) == 1
+    (tmp_path / "pyproject.toml").write_text(text.replace(before, after))
+    assert locks.stale(tmp_path) == [*locks.LOCKS]
