@@ -12,6 +12,7 @@ from packaging.version import Version
 
 from e2e.proofs import readme
 from patchkit.cli import group
+from patchkit.patching.recipe import load_recipe
 from patchkit.source.releases import load_facts
 from patchkit.wheel.vllm.needs import recorded_needs
 from support import hosts
@@ -75,7 +76,7 @@ def test_the_release_that_it_takes_has_no_known_trouble_with_nccl():
     torch = recorded_needs(Version(readme.release())).torch
     pinned = facts.pin_of_torch(torch)
     assert pinned is not None
-    bugs = facts.bugs_of(pinned.version)
+    bugs = load_recipe("nccl").bugs_of(pinned.version)
     assert {bug.instead for bug in bugs} == {"the same NCCL on every node"}
     text = " ".join(readme.README.read_text(encoding="utf-8").split())
     assert (
