@@ -11,7 +11,6 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import chain
 from operator import attrgetter
-from typing import Literal
 
 from patchkit.doctor.symptoms.scan import BEFORE, BEHIND, Hit, Scan, merged_scan, scan
 from patchkit.doctor.symptoms.symptom import (
@@ -46,15 +45,6 @@ _MILD = ("DEBUG", "INFO", "WARNING", "WARN")  # what is logged so was caught
 _LEVELS = ("error", "warning", "note")
 _NUMBERS = re.compile(r"v?(\d+(?:[.-]\d+)+)")
 _number = attrgetter("number")
-_MarkName = Literal["start", "worker", "serving", "stopped"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LogMark:
-    """Texts that tell of a server's life."""
-
-    name: _MarkName
-    says: tuple[PatternText, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,17 +56,18 @@ class LogFact:
     value: str = ""
 
 
-@cache
-def log_marks() -> Mapping[_MarkName, tuple[str, ...]]:
-    """Return the texts of each mark."""
-    marks = read_toml(tuple[LogMark, ...], RECIPES / "doctor" / "log_marks.toml", key="mark")
-    return {mark.name: mark.says for mark in marks}
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogWords:
+    """What logs are asked; ``marks`` are the texts that tell of a server's life, by name."""
+
+    fact: tuple[LogFact, ...]
+    marks: Mapping[str, tuple[PatternText, ...]]
 
 
 @cache
-def log_facts() -> tuple[LogFact, ...]:
-    """Return what logs are asked."""
-    return read_toml(tuple[LogFact, ...], RECIPES / "doctor" / "log_facts.toml", key="fact")
+def log_words() -> LogWords:
+    """Return the words of recipes/doctor/logs.toml."""
+    return read_toml(LogWords, RECIPES / "doctor" / "logs.toml")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -191,12 +182,12 @@ def read_log(
     needed = chain(
         chain.from_iterable(entry.says for entry in entries),
         chain.from_iterable((*c.seen, *c.unseen) for entry in entries for c in entry.cause),
-        chain.from_iterable(fact.says for fact in log_facts()),
-        chain.from_iterable(log_marks().values()),
+        chain.from_iterable(fact.says for fact in log_words().fact),
+        chain.from_iterable(log_words().marks.values()),
     )
     texts = {text: text_pattern(text) for text in needed} | {text.text: text for text in _ERRORS}
     notes = {text for entry in entries if entry.level == "note" for text in entry.says}
-    starts = {*log_marks()["start"], *log_marks()["worker"]}
+    starts = {*log_words().marks["start"], *log_words().marks["worker"]}
     log = scan(chunks, [*texts.values()], notes, starts)
     judged = _judge_start(log.streams, log.answered, known or {}, whole=whole)
     if log.before:
@@ -251,7 +242,7 @@ def _judge_start(
 def _stated_facts(found: Scan) -> Situation:
     """Return the facts that a log states, without those of which it states two."""
     stated: dict[str, set[str]] = {}
-    for fact in log_facts():
+    for fact in log_words().fact:
         for hit in found.hits_of(fact.says):
             # ``7.0.0.1019`` of ``7.0.0-1019-nvidia``, ``2.28.9`` of ``2.28.9+cuda13.0``.
             number = _NUMBERS.match(hit.values.get("value") or "")
@@ -267,17 +258,17 @@ def _stream_lives(
 
     A stream without a server of its own, such as a worker's, lives as the first that serves.
     """
-    lives = {}
+    lives, marks = {}, log_words().marks
     for name, part in streams.items():
-        serving = min((hit.number for hit in part.hits_of(log_marks()["serving"])), default=0)
+        serving = min((hit.number for hit in part.hits_of(marks["serving"])), default=0)
         if any(hit.number < serving for hit in part.hits_of(endings)):
             serving = 0  # it ended before and did not begin anew: that is another program
-        stopped = max(part.last.get(text, 0) for text in log_marks()["stopped"])
+        stopped = max(part.last.get(text, 0) for text in marks["stopped"])
         stopped = stopped if stopped > serving else 0
         lives[name] = Life(serving=serving, answered=answered.get(name, 0), stopped=stopped)
     served = [life for life in lives.values() if life.serving]
     for name, part in streams.items():
-        if served and not (lives[name].serving or any(part.hits_of(log_marks()["start"]))):
+        if served and not (lives[name].serving or any(part.hits_of(marks["start"]))):
             lives[name] = min(served, key=attrgetter("serving"))
     for name, life in lives.items():
         life.ended |= any(streams[name].last.get(text, 0) > life.serving for text in endings)
