@@ -26,6 +26,7 @@ from patchkit.cli.out import (
     table,
 )
 from patchkit.finding import Finding, Level
+from patchkit.target import Load
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -34,6 +35,13 @@ verbose_option = click.option("-v", "--verbose", is_flag=True, help="Show all of
 GOOD = style("✓", fg="green") + " "
 BAD = style("✗", fg="red", bold=True) + " "
 
+LOAD_STYLES: Mapping[Load, Mapping[str, Any]] = {
+    Load.EXACT: {"fg": "green"},
+    Load.FAMILY: {"fg": "green"},
+    Load.COMPATIBLE: {"fg": "cyan"},
+    Load.JIT: {"fg": "yellow"},
+    Load.NONE: {"dim": True},
+}
 _MARKS: Mapping[Level, tuple[str, Mapping[str, Any]]] = {
     Level.ERROR: ("✗", {"fg": "red", "bold": True}),
     Level.WARNING: ("!", {"fg": "yellow"}),

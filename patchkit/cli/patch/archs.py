@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
 import click
 
@@ -12,19 +11,11 @@ from patchkit.apply import plan_for
 from patchkit.cli.options import Selection, opened, request_options, vllm_options
 from patchkit.cli.out import style, table
 from patchkit.cli.patch.verdict_view import tree_blocks
-from patchkit.cli.render import Block, rendered, verbose_option
+from patchkit.cli.render import LOAD_STYLES, Block, rendered, verbose_option
 from patchkit.errors import UsageError
 from patchkit.recipes.vllm.archs import evaluate
 from patchkit.source.resolve import SourceOptions
-from patchkit.target import Load, best_load
-
-LOAD_STYLES: Mapping[Load, Mapping[str, Any]] = {
-    Load.EXACT: {"fg": "green"},
-    Load.FAMILY: {"fg": "green"},
-    Load.COMPATIBLE: {"fg": "cyan"},
-    Load.JIT: {"fg": "yellow"},
-    Load.NONE: {"dim": True},
-}
+from patchkit.target import best_load
 
 
 @click.command()

@@ -11,8 +11,7 @@ from typing import Any
 
 from patchkit.cli.options import find_target
 from patchkit.cli.out import Shown, record_fields, style, table
-from patchkit.cli.patch.archs import LOAD_STYLES
-from patchkit.cli.render import Block, Record, fact_lines, finding_blocks
+from patchkit.cli.render import LOAD_STYLES, Block, Record, fact_lines, finding_blocks
 from patchkit.digests import sha256_of
 from patchkit.target import Load, Target
 from patchkit.wheel.device.inspect import (
