@@ -176,18 +176,6 @@ class Target:
             for code in arch.codes
         )
 
-    def check_arch_list(self, arch_list: str) -> None:
-        """Raise UsageError for an entry that would lose the device's own instructions."""
-        entries = arch_list.replace(";", " ").split() if arch_list != "Auto" else ()
-        for arch in map(parse_arch, entries):
-            if arch.capability == self.capability and not arch.suffix:
-                raise UsageError(
-                    f"a bare {arch_list} is refused for {self.title}",
-                    why=f"code for plain sm_{arch.gencode} lacks the arch-specific instructions: "
-                    "the FP4 kernels do not assemble, and CUTLASS falls into empty stubs",
-                    hint=f"use {self.native} (this device exactly) or {self.family} (its family)",
-                )
-
 
 @cache
 def targets() -> dict[str, Target]:

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 import click
 
 from patchkit.cli import main as patchkit
-from patchkit.cli.wheel.build import command as build
+from patchkit.cli.wheel.build import build_command as build
 from patchkit.errors import UsageError
 
 RELEASES = {"--vllm": "vllm", "--nccl": "nccl"}
@@ -52,11 +52,7 @@ def shared_out(words: Sequence[str], projects: Sequence[str]) -> dict[str, list[
 
 def _options(project: str) -> Mapping[str, click.Option]:
     options = [each for each in build.commands[project].params if isinstance(each, click.Option)]
-    known = {
-        name: option
-        for option in options
-        for name in (*option.opts, *getattr(option, "former", ()))
-    }
+    known = {name: option for option in options for name in option.opts}
     return {**known, "--help": click.Option(["--help"], is_flag=True)}
 
 

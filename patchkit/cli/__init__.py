@@ -1,4 +1,4 @@
-"""The command line: the only place that prints, one file per verb."""
+"""The command line: the only place that prints; a verb is `NAME_command` in some module."""
 
 from __future__ import annotations
 
@@ -49,11 +49,8 @@ class _Verbs(click.Group):
             return None
         if cmd_name not in CLICK_ALONE:
             require_libraries(BASE)
-        name, place = cmd_name.replace("-", "_"), VERBS[cmd_name][0]
-        if "." in place:  # a module of several verbs
-            command = getattr(importlib.import_module(f"patchkit.cli.{place}"), f"{name}_command")
-        else:
-            command = importlib.import_module(f"patchkit.cli.{place}.{name}").command
+        module = importlib.import_module(f"patchkit.cli.{VERBS[cmd_name][0]}")
+        command = getattr(module, f"{cmd_name.replace('-', '_')}_command")
         assert isinstance(command, click.Command)
         return command
 

@@ -1,11 +1,16 @@
-"""Offer a shell what may follow <TAB>; what it is read from is imported when a shell asks."""
+"""Offer a shell what may follow <TAB>; what it is read from is imported when a shell asks.
+
+`patchkit completion` prints the script that has a shell ask.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 import click
+
+from patchkit.cli.out import data
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -13,65 +18,50 @@ if TYPE_CHECKING:
 Completer = Callable[[click.Context, click.Parameter, str], "list[CompletionItem]"]
 
 
-def _by_prefix(known: Callable[[], Iterable[tuple[str, str]]]) -> Completer:
-    """Return a completer of (word, help) pairs; a dash stands for an underscore, too."""
+def _words_of(kind: str) -> Iterator[tuple[str, str]]:
+    """Yield the words of a kind with their help."""
+    if kind == "model":
+        from patchkit.runtime.rules.presets import load_presets
+
+        yield from ((it.id, f"vLLM {it.min_vllm} or later") for it in load_presets())
+    if kind == "rule":
+        from patchkit.runtime.rules.flags import load_flag_rules
+        from patchkit.runtime.rules.variable_rules import load_variable_rules
+
+        rules = (*load_variable_rules().rules, *load_flag_rules().rules)
+        yield from ((rule.id, "") for rule in rules)
+    if kind in ("fix", "explained"):
+        from patchkit.patching.recipe import load_recipes
+
+        yield from ((fix.id, fix.title) for recipe in load_recipes() for fix in recipe.fixes)
+    if kind in ("vllm", "nccl"):
+        from patchkit.patching.recipe import load_recipe
+
+        yield from ((str(version), "") for version in reversed(load_recipe(kind).supported))
+    if kind == "explained":
+        from patchkit.doctor.symptoms.symptom import symptoms
+        from patchkit.patching.recipe import load_claims
+
+        yield from ((claim.id, claim.says) for claim in load_claims())
+        yield from ((it.id, it.title) for it in symptoms().values())
+
+
+def complete_kind(kind: str, prefix: str = "") -> Completer:
+    """Return a completer of words behind a prefix; a dash stands for an underscore, too.
+
+    Kinds are model, rule, fix, explained, and vllm and nccl, of which releases are named.
+    """
 
     def complete(
         _context: click.Context, _parameter: click.Parameter, begun: str
     ) -> list[CompletionItem]:
         from click.shell_completion import CompletionItem
 
-        return [
-            CompletionItem(word, help=text)
-            for word, text in known()
-            if word.startswith((begun, begun.replace("-", "_")))
-        ]
+        words = ((prefix + word, text) for word, text in _words_of(kind))
+        begins = (begun, begun.replace("-", "_"))
+        return [CompletionItem(it, help=text) for it, text in words if it.startswith(begins)]
 
     return complete
-
-
-def _model_words() -> Iterable[tuple[str, str]]:
-    from patchkit.runtime.rules.presets import load_presets
-
-    return [(preset.id, f"vLLM {preset.min_vllm} or later") for preset in load_presets()]
-
-
-def _target_words() -> Iterable[tuple[str, str]]:
-    from patchkit.target import targets
-
-    return [(name, f"{it.arch_list('native')}, {it.cpu}") for name, it in targets().items()]
-
-
-def _rule_words() -> Iterable[tuple[str, str]]:
-    from patchkit.runtime.rules.flags import load_flag_rules
-    from patchkit.runtime.rules.variable_rules import load_variable_rules
-
-    return [(rule.id, "") for rule in (*load_variable_rules().rules, *load_flag_rules().rules)]
-
-
-def _fix_words() -> list[tuple[str, str]]:
-    from patchkit.patching.recipe import load_recipes
-
-    return [(fix.id, fix.title) for recipe in load_recipes() for fix in recipe.fixes]
-
-
-def _explained_words() -> Iterable[tuple[str, str]]:
-    from patchkit.doctor.symptoms.symptom import symptoms
-    from patchkit.patching.recipe import load_claims
-
-    words = [(claim.id, claim.says) for claim in load_claims()]
-    return _fix_words() + words + [(it.id, it.title) for it in symptoms().values()]
-
-
-def releases(project: str, prefix: str = "") -> Completer:
-    """Complete the version of a project, newest first, behind a prefix."""
-
-    def known() -> Iterable[tuple[str, str]]:
-        from patchkit.patching.recipe import load_recipe
-
-        return [(f"{prefix}{version}", "") for version in reversed(load_recipe(project).supported)]
-
-    return _by_prefix(known)
 
 
 def sources(*projects: str) -> Completer:
@@ -85,14 +75,26 @@ def sources(*projects: str) -> Completer:
         paths = [] if "=" in begun else [CompletionItem(begun, type="file")]
         if not begun:  # forty releases would bury the folders
             return paths
-        found = [releases(name, f"{name}==")(context, parameter, begun) for name in projects]
+        found = [complete_kind(name, f"{name}==")(context, parameter, begun) for name in projects]
         return [*(item for items in found for item in items), *paths]
 
     return complete
 
 
-fixes = _by_prefix(_fix_words)
-explained = _by_prefix(_explained_words)
-rules = _by_prefix(_rule_words)
-models = _by_prefix(_model_words)
-target_names = _by_prefix(_target_words)
+fixes = complete_kind("fix")
+explained = complete_kind("explained")
+rules = complete_kind("rule")
+models = complete_kind("model")
+
+
+@click.command("completion")
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+def completion_command(shell: str) -> None:
+    """Print a completion script: eval "$(patchkit completion bash)"."""
+    from click.shell_completion import get_completion_class
+
+    from patchkit.cli import group  # whose verbs import this module
+
+    found = get_completion_class(shell)
+    assert found is not None
+    data(found(group, {}, "patchkit", "_PATCHKIT_COMPLETE").source() + "\n")

@@ -72,23 +72,19 @@ def _words(text: str) -> list[str]:
 
 
 def grid(
-    rows: Sequence[Sequence[str]],
-    width: int | None,
-    *,
-    heads: Sequence[str] = (),
-    indent: str = "",
+    rows: Sequence[Sequence[str]], width: int | None, *, heads: Sequence[str] = (), indent: str = ""
 ) -> list[str]:
     """Return a text for each row, of one line or more; the heads come first.
 
     Columns are aligned, those of numbers to the right; the last one is wrapped where it has to be.
     """
-    shown = [*([heads] if heads else []), *rows]
-    if not shown:
+    if not rows:
         return []
+    shown = [*([heads] if heads else []), *rows]
     widths = [max(map(length, column)) for column in zip(*shown, strict=True)]
     numbers = [
-        bool(rows) and all(_NUMBER.fullmatch(click.unstyle(cell)) for cell in column)
-        for column in zip(*(rows or shown), strict=True)
+        all(_NUMBER.fullmatch(click.unstyle(cell)) for cell in column)
+        for column in zip(*rows, strict=True)
     ]
     before = len(indent) + sum(filled + len(_GAP) for filled in widths[:-1])
     room = None if width is None else max(width - before, _LEAST_PROSE)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -12,9 +12,9 @@ from typing import Any, TypeVar, cast
 import click
 
 from patchkit.cli import complete
-from patchkit.cli.out import PATH, tell
-from patchkit.cli.out import as_json as as_json
+from patchkit.cli.out import tell
 from patchkit.cli.progress import progress
+from patchkit.cli.render import Option, with_options
 from patchkit.errors import UsageError
 from patchkit.patching.fix import Request
 from patchkit.patching.ledger import Ledger, LedgerRequest
@@ -23,41 +23,18 @@ from patchkit.patching.workspace import Workspace, open_workspace
 from patchkit.source.detect import project_of
 from patchkit.source.resolve import SourceOptions, resolved
 from patchkit.source.tree import Sandboxed
-from patchkit.target import MODES, Target, targets
+from patchkit.target import MODES, targets
 
 F = TypeVar("F", bound=Callable[..., Any])
-_Option = Callable[[Any], Any]
 
 NOT_SANDBOXED = "not sandboxed: --trust-source"
 # The defaults of a tree that has no ledger yet.
 _FIRST = LedgerRequest(target="gb10", arch="native", only=(), skip=(), also=())
 
 
-class Renamed(click.Option):
-    """An option whose ``former`` spellings go on working for one release; help omits them."""
-
-    def __init__(self, *names: Any, former: Sequence[str], **how: Any) -> None:
-        super().__init__(*names, **how)
-        self.former = former
-
-    def add_to_parser(self, parser: Any, ctx: click.Context) -> None:
-        # The parser keeps the former spellings; help and messages go by `opts`.
-        shown, self.opts = self.opts, [*self.opts, *self.former]
-        super().add_to_parser(parser, ctx)
-        self.opts = shown
-
-
-def with_options(*options: _Option) -> Callable[[F], F]:
-    """Return a decorator that adds options to a verb; help shows them in this order."""
-    return lambda command: functools.reduce(lambda made, add: add(made), reversed(options), command)
-
-
 offline_option = click.option("--offline", is_flag=True, help="Use only what is in the cache.")
 trust_source = click.option(
-    "--trust-source",
-    "trusted",
-    is_flag=True,
-    help="Run what proofs ask of the source's own CMake and Python files without a sandbox.",
+    "--trust-source", "trusted", is_flag=True, help="Run the source's code without a sandbox."
 )
 _NAMED = (
     click.argument(
@@ -83,18 +60,13 @@ _NCCL = click.option(
 )
 _FETCHED = (
     click.option("--sha256", metavar="HEX", help="What an unknown archive of NCCL must have."),
-    click.option(
-        "--dest",
-        type=PATH,
-        help="Where an archive or a release is unpacked.  [default: build/PROJECT-VERSION]",
-    ),
     offline_option,
     trust_source,
 )
-_WAYS = ("dest", "offline", "sha256", "trusted")
+_WAYS = ("offline", "sha256", "trusted")
 
 
-def _source_adder(*options: _Option, required: bool = True) -> Callable[[F], F]:
+def _source_adder(*options: Option, required: bool = True) -> Callable[[F], F]:
     """Return a decorator that adds options, and hands them on as one ``source``."""
 
     def decorate(command: F) -> F:
@@ -128,30 +100,13 @@ vllm_options = _source_adder(*_NAMED, *_FETCHED[1:])  # for what only vLLM has
 folder_options = _source_adder(*_NAMED, _NCCL)  # where only a tree that is there will do
 
 
-target_option = click.option(
-    "--target",
-    metavar="gb10|thor|h200",
-    shell_complete=complete.target_names,
-    help="The device.  [default: gb10]",
-)
-
-
+target_option = click.option("--target", type=click.Choice(list(targets())), help="Default: gb10.")
 _FIX: dict[str, Any] = {"multiple": True, "metavar": "ID", "shell_complete": complete.fixes}
 _REQUEST = (
     target_option,
-    click.option(
-        "--arch",
-        metavar="native|family",
-        help="Code for this very device (12.1a) or its family (12.0f).  [default: native]",
-    ),
+    click.option("--arch", metavar="native|family", help="native is 12.1a, family 12.0f."),
     click.option("--only", help="Only these fixes.", **_FIX),
-    click.option(
-        *("--without", "skip"),
-        cls=Renamed,
-        former=["--skip"],
-        help="Leave a fix out; of a build, also an extension such as flash-attn.",
-        **_FIX,
-    ),
+    click.option("--without", "skip", help="Leave a fix out, or an extension of a build.", **_FIX),
     click.option("--with", "also", help="An optional fix too.", **_FIX),
 )
 
@@ -184,7 +139,7 @@ class Selection:
                 hint="native builds 12.1a, family builds 12.0f",
             )
         return Request(
-            target=find_target(self.target or past.target),
+            target=targets()[self.target or past.target],
             arch=arch,
             only=frozenset(chosen.only),
             skip=frozenset(chosen.skip),
@@ -201,14 +156,6 @@ def request_options(command: F) -> F:
         return command(selection=Selection(target, arch, only, skip, also), **given)
 
     return cast("F", with_options(*_REQUEST)(wrapped))
-
-
-def find_target(name: str) -> Target:
-    """Return the target of that name. Raises UsageError."""
-    known = targets()
-    if name not in known:
-        raise UsageError(f"no target is called {name!r}", hint=f"one of {', '.join(known)}")
-    return known[name]
 
 
 def may_run(*, locked: bool, trusted: bool) -> Sandboxed:

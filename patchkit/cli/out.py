@@ -159,6 +159,8 @@ def record_fields(record: Any, *left_out: str) -> dict[str, Any]:
 
 def _json_value(value: Any) -> Any:
     """Return what JSON has no type for: records as objects, others as lists or texts."""
+    if hasattr(value, "fields"):
+        return {name: None if it == "" else it for name, it in value.fields().items()}
     if dataclasses.is_dataclass(value):
         return record_fields(value)
     if isinstance(value, Mapping):
@@ -172,10 +174,7 @@ def confirm(question: str) -> bool:
 
 
 def table(
-    rows: Iterable[Sequence[str]],
-    indent: str = "",
-    *,
-    heads: Sequence[str] = (),
+    rows: Iterable[Sequence[str]], indent: str = "", *, heads: Sequence[str] = ()
 ) -> list[LaidOut]:
     """Return a text for each row, laid out for standard output; cells may be styled.
 

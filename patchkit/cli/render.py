@@ -15,20 +15,13 @@ from typing import Any, TypeVar, cast
 import click
 
 from patchkit.cli.next_step import spelled
-from patchkit.cli.out import (
-    LaidOut,
-    Shown,
-    as_json,
-    data,
-    print_json,
-    say,
-    style,
-    table,
-)
+from patchkit.cli.out import LaidOut, Shown, as_json, data, print_json, say, style, table
+from patchkit.errors import UsageError
 from patchkit.finding import Finding, Level
 from patchkit.target import Load
 
 F = TypeVar("F", bound=Callable[..., Any])
+Option = Callable[[Any], Any]
 
 verbose_option = click.option("-v", "--verbose", is_flag=True, help="Show all of it.")
 
@@ -42,20 +35,15 @@ LOAD_STYLES: Mapping[Load, Mapping[str, Any]] = {
     Load.JIT: {"fg": "yellow"},
     Load.NONE: {"dim": True},
 }
-_MARKS: Mapping[Level, tuple[str, Mapping[str, Any]]] = {
+MARKS: Mapping[Level, tuple[str, Mapping[str, Any]]] = {
     Level.ERROR: ("✗", {"fg": "red", "bold": True}),
     Level.WARNING: ("!", {"fg": "yellow"}),
     Level.NOTE: ("-", {"dim": True}),
     Level.UNKNOWN: ("?", {"fg": "cyan"}),
     Level.OK: ("✓", {"fg": "green"}),
 }
-_COUNTED = {
-    Level.ERROR: ("error", "errors"),
-    Level.WARNING: ("warning", "warnings"),
-    Level.NOTE: ("note", "notes"),
-    Level.UNKNOWN: ("not checked", "not checked"),
-    Level.OK: ("fine", "fine"),
-}
+# Of other levels their names are counted.
+_COUNTED = {Level.UNKNOWN: "not checked", Level.OK: "fine"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +68,7 @@ class ExitCode:
     code: int
 
 
-Block = str | Finding | Record | Data | ExitCode
+Block = str | Record | Data | ExitCode
 
 
 class VerbGroup(click.Group):
@@ -97,6 +85,19 @@ class VerbGroup(click.Group):
             formatter.write_dl(rows)
 
 
+def read_numbers(_: click.Context, option: click.Parameter, text: str | None) -> tuple[int, ...]:
+    """Return the whole numbers of an option's text; the callback of options that take several."""
+    numbers = text.split(",") if text else []
+    if not all(number.isdecimal() and int(number) for number in numbers):
+        raise UsageError(f"{option.opts[-1]} takes whole numbers with commas, not {text!r}")
+    return tuple(map(int, numbers))
+
+
+def with_options(*options: Option) -> Callable[[F], F]:
+    """Return a decorator that adds options to a verb; help shows them in this order."""
+    return lambda verb: functools.reduce(lambda made, add: add(made), reversed(options), verb)
+
+
 def rendered(verb: F) -> F:
     """Add --json to a verb, and print the blocks that it yields."""
 
@@ -109,23 +110,21 @@ def rendered(verb: F) -> F:
             for block in blocks:
                 if isinstance(block, ExitCode):
                     code = max(code, block.code)
-                elif not isinstance(block, Record):
-                    if not as_json:
-                        print_block(block)
-                elif as_json:
-                    print_json(block.value, indent=None if block.line else 1)
+                elif isinstance(block, Record):
+                    if as_json:
+                        print_json(block.value, indent=None if block.line else 1)
+                elif not as_json:
+                    print_block(block)
         if code:
             raise SystemExit(code)
 
     return cast("F", wrapped)
 
 
-def print_block(block: str | Finding | Data) -> None:
+def print_block(block: str | Data) -> None:
+    """Print a line, or data byte for byte."""
     if isinstance(block, Data):
         data(block.text)
-    elif isinstance(block, Finding):
-        for line in finding_blocks([block]):
-            say(line)
     else:
         say(block)
 
@@ -175,7 +174,7 @@ def finding_lines(findings: Sequence[Finding], *, verbose: bool) -> Iterator[Sho
     for finding in sorted(findings, key=lambda it: it.level is Level.OK):
         is_check = finding.level in (Level.OK, Level.UNKNOWN)
         if is_check and (verbose or _is_gpu_unchecked(finding)):
-            mark, how = _MARKS[finding.level]
+            mark, how = MARKS[finding.level]
             head = style(mark, **how) + " " + style(finding.where, bold=True)
             yield head + f"  {finding.about}: {finding.what}"
     yield finding_summary(findings)
@@ -188,28 +187,22 @@ def finding_blocks(findings: Iterable[Finding], *, verbose: bool = False) -> Ite
         place = f"{finding.where}:{finding.line}" if finding.where else finding.what
         key = (finding.level, place, finding.why, finding.hint)
         alike.setdefault(key, []).append(finding)
-    for group in alike.values():
-        yield from _finding_block(group, verbose=verbose)
-
-
-def _finding_block(group: Sequence[Finding], *, verbose: bool) -> Iterator[Shown]:
-    """Yield what is wrong in one place, why, and what to do."""
-    first = group[0]
-    mark, how = _MARKS[first.level]
-    where = f"{first.where}:{first.line}" if first.line else first.where
-    whats = [f"{it.about}: {it.what}" if it.about else it.what for it in group]
-    head = style(mark, **how) + " " + (style(where, bold=True) if where else "")
-    if len(whats) == 1:
-        yield head + ("  " if where else "") + whats[0]
-    else:
-        yield head
-        yield from (Shown("  ") + what for what in whats)
-    yield from _labelled_lines("why", first.why)
-    if first.sure and (verbose or first.level is Level.ERROR):
-        known = "; ".join(filter(None, (first.sure, first.source, first.holds)))
-        yield style(f"  sure:  {known}", dim=True)
-    yield from _labelled_lines("next", spelled(first.hint))
-    yield from _labelled_lines("costs", first.costs)
+    for first, *others in alike.values():
+        mark, how = MARKS[first.level]
+        where = f"{first.where}:{first.line}" if first.line else first.where
+        head = style(mark, **how) + " " + style(where, bold=True)
+        whats = [f"{it.about}: {it.what}" if it.about else it.what for it in (first, *others)]
+        if others:
+            yield head
+            yield from (Shown("  ") + what for what in whats)
+        else:
+            yield head + ("  " if where else "") + whats[0]
+        yield from _labelled_lines("why", first.why)
+        if first.sure and (verbose or first.level is Level.ERROR):
+            known = "; ".join(filter(None, (first.sure, first.source, first.holds)))
+            yield style(f"  sure:  {known}", dim=True)
+        yield from _labelled_lines("next", spelled(first.hint))
+        yield from _labelled_lines("costs", first.costs)
 
 
 def _labelled_lines(name: str, text: str) -> Iterator[Shown]:
@@ -226,7 +219,9 @@ def finding_summary(findings: Sequence[Finding]) -> Shown:
     """Return one line: how many findings there are of each level."""
     counts = Counter(finding.level for finding in findings)
     parts = [
-        counted_noun(counts[level], *words) for level, words in _COUNTED.items() if counts[level]
+        counted_noun(counts[it], _COUNTED.get(it, it), _COUNTED.get(it, ""))
+        for it in Level
+        if counts[it]
     ]
     mark = GOOD
     if counts[Level.ERROR] or counts[Level.WARNING]:

@@ -60,9 +60,8 @@ class KubernetesOptions:
 
     image: str
     rdma: str
-    cache: str
+    cache: str = CACHE
     groups: int = 1
-    runtime_class: str = ""
     selector: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -214,12 +213,10 @@ class _Pod:
             mounts.append({"name": name, "mountPath": path})
             if name == "model":
                 mounts[-1]["readOnly"] = True
-        classed = options.runtime_class
         return _fill_template(
             "pod.yaml",
             stop=STOP,
             selector=dict(options.selector),
-            runtime_class=f"runtimeClassName: {to_yaml(classed)}" if classed else "",
             image=to_yaml(options.image),
             starts=BURST,
             pause=ASK_AGAIN,

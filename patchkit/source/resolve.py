@@ -34,13 +34,12 @@ Check = Callable[[Version], None]
 class SourceOptions:
     """A source as a command line names it, and how to get it.
 
-    ``dest`` is where archives are unpacked; ``sha256`` is what an archive must have that nothing
-    else vouches for; a ``trusted`` one is run without a sandbox.
+    ``sha256`` is what an archive must have that nothing else vouches for; a ``trusted`` one is run
+    without a sandbox.
     """
 
     project: str
     spec: str
-    dest: Path | None = None
     offline: bool = False
     sha256: str | None = None
     trusted: bool = False
@@ -60,24 +59,17 @@ def resolved(
 ) -> Iterator[Resolved]:
     """Give the folder that is named; ``report(task)`` gives a progress callback.
 
-    An archive or a release is unpacked into ``source.dest`` (default ``build/PROJECT-VERSION``),
-    or, without ``keep``, into a folder that is removed again. A release that was
-    patched there before is that tree.
+    An archive or a release is unpacked into ``build/PROJECT-VERSION``, or, without ``keep``, into a
+    folder that is removed again. A release that was patched there before is that tree.
     """
-    spec, dest = source.spec, source.dest
-    if dest is None and (before := patched_before(spec, source.project)):
+    if before := patched_before(source.spec, source.project):
         yield Resolved(before)
         return
     found = _find_archive(source, check, report)
     if found is None:
-        if dest is not None:
-            raise UsageError(
-                f"{spec} is a folder and is patched in place; --dest is for archives and releases",
-                hint=f"{quoted('cp', '-a', Path(spec), dest)}; then name the copy",
-            )
-        yield Resolved(Path(spec))
-    elif keep or dest is not None:
-        folder = dest or _default_dest(source.project, found.label)
+        yield Resolved(Path(source.spec))
+    elif keep:
+        folder = _default_dest(source.project, found.label)
         if folder.is_dir() and any(folder.iterdir()):
             # A second run names the same release: the tree of the first is the one to work on.
             _check_version(folder, source.project, found.version)
@@ -119,7 +111,7 @@ def patched_tree(spec: str, project: str) -> Path:
     if not folder.is_dir():
         raise UsageError(
             f"{spec}: nothing of it is patched in {folder}",
-            why="apply was run in another folder, or with --dest, or not at all",
+            why="apply was run in another folder, or not at all",
             hint="name the folder that apply named: patchkit revert FOLDER",
         )
     return folder
@@ -191,4 +183,4 @@ def _check_version(folder: Path, project: str, version: str) -> None:
     tree = detect(folder, project)
     if str(tree.version) != version:
         what = f"{folder}: holds {project} {tree.version}, not {version}"
-        raise SourceError(what, hint="name another --dest")
+        raise SourceError(what, hint=quoted("mv", folder, f"{folder}.other"))

@@ -11,7 +11,7 @@ import click
 
 from patchkit.cli.cluster.cluster_options import cluster_here
 from patchkit.cli.out import PATH, LaidOut, record_fields, table, tell
-from patchkit.cli.render import Block, Record, VerbGroup, rendered, verbose_option
+from patchkit.cli.render import Block, Record, VerbGroup, read_numbers, rendered, verbose_option
 from patchkit.cluster.launch.cluster_file import read_cluster_file
 from patchkit.cluster.openai.http_exchange import server_at
 from patchkit.errors import UsageError
@@ -26,12 +26,9 @@ from patchkit.measure.figures import (
     read_series,
 )
 from patchkit.measure.rounds import BenchPlan, measure_variants
-from patchkit.measure.variants import (
-    BenchLoad,
-    describe_conditions,
-    plan_cluster,
-    plan_url,
-)
+from patchkit.measure.variants import BenchLoad, describe_conditions, plan_cluster, plan_url
+
+_PROMPTS = 4  # for each place of the concurrency
 
 
 class _Bench(VerbGroup):
@@ -46,7 +43,7 @@ class _Bench(VerbGroup):
 
 
 @click.group(cls=_Bench)
-def command() -> None:
+def bench_command() -> None:
     """Measure a server with vLLM's own benchmark; compare results.
 
     \b
@@ -58,38 +55,19 @@ def command() -> None:
     """
 
 
-def _read_numbers(_: click.Context, option: click.Parameter, text: str) -> tuple[int, ...]:
-    try:
-        found = tuple(map(int, text.split(",")))
-    except ValueError:
-        found = ()
-    if not found or min(found) < 1:
-        raise UsageError(f"--{option.name} takes whole numbers with commas, not {text!r}")
-    return found
-
-
-@command.command()
+@bench_command.command()
 @click.argument("model")
 @click.argument("args", nargs=-1)
 @click.option("--url", metavar="URL", default="", help="Measure the server that runs there.")
-@click.option(
-    "--compare",
-    nargs=2,
-    metavar="A B",
-    type=PATH,
-    help="Two cluster files, in turns.",
-)
+@click.option("--compare", nargs=2, metavar="A B", type=PATH, help="Two cluster files, in turns.")
 @click.option("--cluster", metavar="FILE", type=PATH, help="Serve it there, under units.")
 @click.option("--venv", metavar="DIR", default="", help="The environment that has vLLM.")
 @click.option("--input", "depth", type=click.IntRange(1), default=1024, show_default=True)
 @click.option("--output", type=click.IntRange(1), default=128, show_default=True)
-@click.option("--concurrency", default="1,8,32", show_default=True, callback=_read_numbers)
-@click.option(
-    "--prompts", default=4, show_default=True, help="Prompts for each place of the concurrency."
-)
+@click.option("--concurrency", default="1,8,32", show_default=True, callback=read_numbers)
 @click.option("--rounds", default=ENOUGH, show_default=True, help="Repetitions.")
 @click.option("--tokenizer", metavar="DIR", default="", help="Default: the model's.")
-@click.option("-o", "--output-dir", "folder", type=PATH, help="Default: bench-MODEL-DAY.")
+@click.option("-o", "folder", metavar="DIR", type=PATH, help="Default: bench-MODEL-DAY.")
 @rendered
 def run(
     model: str,
@@ -100,7 +78,6 @@ def run(
     cluster: Path | None,
     venv: str,
     concurrency: tuple[int, ...],
-    prompts: int,
     folder: Path | None,
     **given: Any,
 ) -> Iterator[Block]:
@@ -120,8 +97,7 @@ def run(
         variants = [plan_cluster(cluster_here(venv or None).file, "served", model, venv, args)]
     size = {"depth": given["depth"], "output": given["output"]}
     loads = [
-        BenchLoad(**size, concurrency=count, prompts=max(4, prompts * count))
-        for count in concurrency
+        BenchLoad(**size, concurrency=count, prompts=_PROMPTS * count) for count in concurrency
     ]
     plan = BenchPlan(
         model=model,
@@ -146,7 +122,7 @@ def run(
     yield f"kept: {plan.folder}/digest.json, raw/"
 
 
-@command.command("diff")
+@bench_command.command("diff")
 @click.argument("first", type=PATH)
 @click.argument("second", type=PATH)
 @verbose_option

@@ -60,7 +60,7 @@ _USUAL_ENDS = ("", "stop", "tool_calls")  # of an answer that is whole
     help="Of silence.",
 )
 @rendered
-def command(
+def chat_command(
     *,
     question: str | None,
     url: str | None,

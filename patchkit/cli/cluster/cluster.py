@@ -1,4 +1,4 @@
-"""Look at the machines of a cluster and write its file: `patchkit cluster`, `cluster init`."""
+"""Look at the machines of a cluster, and install vLLM on them: `patchkit cluster`."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from pathlib import Path
 
 import click
 
-from patchkit.cli.cluster.cluster_options import FILE_OPTION
-from patchkit.cli.cluster.install import command as install
+from patchkit.cli.cluster.cluster_options import FILE_OPTION, cluster_option
 from patchkit.cli.next_step import next_step, program, spelled
-from patchkit.cli.out import style
+from patchkit.cli.out import PATH, record_fields, style
+from patchkit.cli.progress import progress
 from patchkit.cli.render import (
     GOOD,
     Block,
@@ -20,22 +20,35 @@ from patchkit.cli.render import (
     VerbGroup,
     counted_noun,
     finding_blocks,
+    gigabytes,
+    lead_word,
     rendered,
 )
 from patchkit.cli.runtime.node_options import TOPOLOGIES
+from patchkit.cli.wheel.wheelhouse import tell_hashing
+from patchkit.cluster.agent.installation import NodeWheel, WheelLock
 from patchkit.cluster.agent.node_facts import NodeFacts
 from patchkit.cluster.launch.cluster import Cluster
 from patchkit.cluster.launch.cluster_file import ClusterFile, ClusterNode, new_cluster_text
+from patchkit.cluster.launch.install import install_everywhere
 from patchkit.cluster.launch.plan import node_addresses, survey_nodes
-from patchkit.errors import HostError
+from patchkit.errors import HostError, UsageError
 from patchkit.finding import Finding, Level, worst
+from patchkit.quoting import quoted
+from patchkit.reading import read_text
 from patchkit.runtime.envfile.write import write
 from patchkit.runtime.host.hardware import target_of
 from patchkit.units import KIB_PER_GIB
+from patchkit.wheel.file.name import ANY
+from patchkit.wheel.file.wheelfile import WheelFile
+from patchkit.wheel.wheelhouse.manifest import REQUIREMENTS, Kind
+from patchkit.wheel.wheelhouse.verify import verify_wheelhouse
+
+_LARGEST = 16 << 20  # bytes of requirements.txt
 
 
 @click.group(cls=VerbGroup)
-def command() -> None:
+def cluster_command() -> None:
     """Set up several machines to serve a model, by systemd and ssh.
 
     \b
@@ -50,10 +63,7 @@ def command() -> None:
     """
 
 
-command.add_command(install)
-
-
-@command.command("init")
+@cluster_command.command("init")
 @click.argument("nodes", nargs=-1, required=True, metavar="HOST...")
 @FILE_OPTION
 @click.option("--topology", type=click.Choice(TOPOLOGIES))
@@ -61,14 +71,8 @@ command.add_command(install)
 @click.option("--target", default="", metavar="NAME", help="Instead of the probed GPU.")
 @click.option("--force", is_flag=True, help="Replace a file that says something else.")
 @rendered
-def init(
-    nodes: Sequence[str],
-    *,
-    file: Path,
-    topology: str | None,
-    address: str,
-    target: str,
-    force: bool,
+def init_cluster(
+    nodes: Sequence[str], *, file: Path, address: str, force: bool, **given: str | None
 ) -> Iterator[Block]:
     """Look at each machine by ssh, and write cluster.toml; the first is the head.
 
@@ -85,7 +89,8 @@ def init(
     facts = cluster.facts()
     # A Spark beside a Thor: tensor parallelism, the default, is not for two kinds.
     kinds = {target_of(it.host) for it in facts}
-    chosen = {"topology": topology or ("hetero" if len(kinds) > 1 else ""), "target": target}
+    default = "hetero" if len(kinds) > 1 else ""
+    chosen = {"topology": given["topology"] or default, "target": given["target"]}
     choices = {name: value for name, value in chosen.items() if value}
     members, linked = _link_nodes(cluster.file, facts, choices)
     found = [*survey_nodes(nodes, facts), *linked]
@@ -93,7 +98,12 @@ def init(
     outcome = str(write(file, text, force=force, private=False, by="patchkit cluster init"))
     yield Record({"file": file, "outcome": outcome, "text": text, "findings": found})
     for name, its in zip(nodes, facts, strict=True):
-        yield style(name, bold=True) + f"  {_describe_node(its)}"
+        host = its.host
+        gpu = host.gpus[0].name if host.gpus else "no GPU"
+        memory = f"{host.memory.total / KIB_PER_GIB:.0f} GiB" if host.memory else "? GiB"
+        vllm = f"vLLM {host.versions['vllm']}" if host.versions["vllm"] else "no vLLM yet"
+        cages = counted_noun(len(host.cabled), "QSFP cage")
+        yield style(name, bold=True) + f"  {gpu}, {memory}, {cages} cabled, {vllm}"
     yield from finding_blocks(check for check in found if check.level is not Level.OK)
     yield GOOD + f"{file} {outcome}"
     cures = [check.hint for check in found if check.level is Level.ERROR and check.hint]
@@ -144,10 +154,86 @@ def _as_finding(error: HostError, where: str, about: str, what: str) -> Finding:
     )
 
 
-def _describe_node(facts: NodeFacts) -> str:
-    host = facts.host
-    gpu = host.gpus[0].name if host.gpus else "no GPU"
-    memory = f"{host.memory.total / KIB_PER_GIB:.0f} GiB" if host.memory else "? GiB"
-    vllm = f"vLLM {host.versions['vllm']}" if host.versions["vllm"] else "no vLLM yet"
-    cables = f"{counted_noun(len(host.cabled), 'QSFP cage')} cabled"
-    return f"{gpu}, {memory}, {cables}, {vllm}"
+@cluster_command.command("install")
+@cluster_option
+@click.option(
+    "--wheelhouse",
+    "house",
+    type=PATH,
+    default=Path("wheelhouse"),
+    show_default=True,
+    metavar="DIR",
+    help="What is installed: filled, and fit to be verified.",
+)
+@rendered
+def install_wheelhouse(*, cluster: Cluster, house: Path) -> Iterator[Block]:
+    """Install the same wheels on every node, checked by hash; no node needs a network.
+
+    \b
+      patchkit cluster install
+      patchkit cluster install --wheelhouse wheelhouse-0.33.0
+
+    Copies what a node lacks, makes an environment beside the one in use, and lets all nodes use it
+    once they are equal. What runs goes on with the old one until the next start. Cut short, the
+    same command goes on.
+    """
+    tell_hashing(house)
+    lock = _read_house_lock(house)
+    with progress() as report:
+        done = install_everywhere(cluster, house, lock, report)
+    nodes = []
+    for copy in done.copies:
+        amount = f"{counted_noun(copy.wheels, 'wheel')}, {gigabytes(copy.sent.sent)}"
+        yield f"{copy.node}: {amount} in {copy.sent.seconds:,.1f} s"
+    for node, state, venv in zip(cluster.nodes, done.before, done.made, strict=True):
+        changed = state.current != venv.name
+        own = {"node": node.destination, "changed": changed, "former": state.current}
+        nodes.append({**own, **record_fields(venv)})
+        how = "installed anew" if not state.installed else "is there" if changed else "as it is"
+        uses = f", and {cluster.file.venv} uses it" if changed else ""
+        yield GOOD + f"{node.destination}: {venv.name} {how}{uses}"
+        yield from ("  " + lead_word("note") + warning for warning in venv.warnings)
+    yield Record({"venv": cluster.file.venv, "copies": done.copies, "nodes": nodes})
+    first = done.made[0]
+    leading = (name for name in ("vllm", "torch") if name in first.versions)
+    parts = [f"{name} {first.versions[name]}" for name in leading]
+    parts += [f"NCCL {first.nccl_version or '?'} ({first.nccl_sha256[:12]})"] if first.nccl else []
+    same = "the same on every node: " if len(nodes) > 1 else ""
+    yield f"{same}{', '.join([f'{len(first.versions)} projects', *parts])}"
+    yield next_step(*program(), "up", "MODEL")
+
+
+def _read_house_lock(house: Path) -> WheelLock:
+    """Return what a wheelhouse installs on a node.
+
+    Raises the worst of its findings, UsageError for one that is not filled or not whole.
+    """
+    done = verify_wheelhouse(house)
+    if errors := [it for it in done.findings if it.level is Level.ERROR]:
+        it = max(errors, key=lambda error: error.kind.exit_code)
+        hint = quoted("patchkit", "verify", house)
+        raise it.kind(f"{house}: {it.where}: {it.what}", why=it.why, hint=hint)
+    lacks = [*done.unmet, *(each.name.pinned for each in done.entries if not each.held)]
+    brought = [entry.facts for entry in done.entries if entry.kind is Kind.DEPENDENCY]
+    releases = {str(facts["python"]) for facts in brought if facts.get("python")}
+    cpus = {cpu for entry in done.entries for cpu in entry.name.cpus} - {ANY}
+    if lacks or len(releases) != 1 or len(cpus) > 1:
+        raise UsageError(
+            f"{house}: is not filled, for one CPU and one Python: it lacks "
+            f"{', '.join(lacks[:3]) or 'nothing'}, and has wheels for {', '.join(sorted(cpus))}",
+            why="a node without a network installs what the wheelhouse holds, all of it",
+            hint=quoted("patchkit", "wheelhouse", "fill", "--dir", house),
+        )
+    wheels = []
+    for entry in done.entries:
+        with WheelFile(house / entry.filename) as wheel:
+            unpacked = sum(each.file_size for each in wheel.members.values())
+        wheels.append(
+            NodeWheel(name=entry.filename, sha256=entry.sha256, size=entry.size, unpacked=unpacked)
+        )
+    return WheelLock(
+        requirements=read_text(house / REQUIREMENTS, limit=_LARGEST, follow=False),
+        cpu="".join(cpus),
+        python=".".join(releases.pop().split(".")[:2]),
+        wheels=tuple(wheels),
+    )

@@ -24,18 +24,14 @@ from patchkit.errors import PatchkitError
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-FILE_OPTION = click.option(
-    "--file", type=PATH, default=FILE, show_default=True, help="The cluster."
-)
+FILE_OPTION = click.option("--file", type=PATH, default=FILE, show_default=True, help="Its file.")
 
 
 def cluster_option(function: F) -> F:
     """Add ``--file`` and ``--here``, and hand over the cluster that they name."""
 
     @FILE_OPTION
-    @click.option(
-        "--here", is_flag=True, help="This machine alone; the default without cluster.toml."
-    )
+    @click.option("--here", is_flag=True, help="This machine; the default without cluster.toml.")
     @functools.wraps(function)
     def wrapped(*arguments: Any, file: Path, here: bool, **options: Any) -> Any:
         alone = here or (file == FILE and not file.exists())

@@ -10,14 +10,7 @@ import click
 
 from patchkit.cli.cluster.cluster_options import cluster_here
 from patchkit.cli.out import FILE_OR_DASH, PATH, table, tell
-from patchkit.cli.render import (
-    Block,
-    ExitCode,
-    Record,
-    finding_lines,
-    rendered,
-    verbose_option,
-)
+from patchkit.cli.render import Block, ExitCode, Record, finding_lines, rendered, verbose_option
 from patchkit.cluster.launch.cluster import Cluster
 from patchkit.cluster.launch.cluster_file import FILE, ServeChoices, read_cluster_file
 from patchkit.doctor.bundle import pack_report, private_names, save_report
@@ -51,7 +44,7 @@ from patchkit.runtime.rules.secret_texts import mask_secrets
 @click.option("--venv", metavar="DIR", help="The environment that has vLLM; default: this one.")
 @verbose_option
 @rendered
-def command(
+def doctor_command(
     *,
     with_cluster: bool,
     file: Path | None,

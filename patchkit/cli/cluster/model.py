@@ -45,7 +45,7 @@ _Results = Sequence[tuple[ModelNode, ModelCheck | PatchkitError]]
 
 
 @click.group(cls=VerbGroup)
-def command() -> None:
+def model_command() -> None:
     """Fetch a model once, copy it to the other nodes, and know that it is whole.
 
     One folder holds one commit: MODELS/ORG--NAME@COMMIT. `get` fetches with the `hf` of vLLM's own
@@ -53,13 +53,13 @@ def command() -> None:
     """
 
 
-@command.command("get")
+@model_command.command("get")
 @click.argument("spec", metavar="REPO[@REVISION]")
 @click.option("--dry-run", is_flag=True, help="Only say what would be done.")
 @click.option("--venv", metavar="DIR", help="The environment that has vLLM; default: the file's.")
 @cluster_option
 @rendered
-def get(spec: str, *, cluster: Cluster, dry_run: bool, venv: str | None) -> Iterator[Block]:
+def get_model(spec: str, *, cluster: Cluster, dry_run: bool, venv: str | None) -> Iterator[Block]:
     """Fetch what vLLM loads of a model, to the first node.
 
     Says the size first, goes on where it was, and hashes every file at the end. Who is logged in
@@ -87,22 +87,22 @@ def get(spec: str, *, cluster: Cluster, dry_run: bool, venv: str | None) -> Iter
     whole = not check.exit_code
     if whole and file:
         pin(file, repo, plan.commit)
-    yield Record({"plan": plan, "dry_run": False, "check": _check_fields(check)})
-    yield from _check_lines(check, head.destination)
+    fields = {**record_fields(check), "complete": whole}
+    yield Record({"plan": plan, "dry_run": False, "check": fields})
+    yield from _check_blocks(head.destination, check)
     if not whole:
         yield next_step(*program(), "model", "get", f"{repo}@{plan.commit}")
     elif file:
         yield f"{file} pins {repo} to {plan.commit}"
         if len(cluster.nodes) > 1:
             yield next_step(*program(), "model", "sync", repo)
-    yield ExitCode(check.exit_code)
 
 
-@command.command("sync")
+@model_command.command("sync")
 @click.argument("specs", metavar="[REPO[@COMMIT]]...", nargs=-1)
 @cluster_option
 @rendered
-def sync(specs: Sequence[str], *, cluster: Cluster) -> Iterator[Block]:
+def sync_models(specs: Sequence[str], *, cluster: Cluster) -> Iterator[Block]:
     """Copy models from the first node that has them whole to the others, and check them there.
 
     Without a name all that the cluster file pins. rsync runs there, over ssh and the cable, side by
@@ -127,12 +127,12 @@ def sync(specs: Sequence[str], *, cluster: Cluster) -> Iterator[Block]:
     yield from _checked_blocks(specs, results)
 
 
-@command.command("check")
+@model_command.command("check")
 @click.argument("spec", metavar="REPO[@COMMIT]")
 @click.option("--quick", is_flag=True, help="Sizes, shards and links only; no hashes.")
 @cluster_option
 @rendered
-def check(spec: str, *, cluster: Cluster, quick: bool) -> Iterator[Block]:
+def check_models(spec: str, *, cluster: Cluster, quick: bool) -> Iterator[Block]:
     """Check on every node that a model is complete and right; needs no network.
 
     Hashes are compared with those that the Hub named when it was fetched.
@@ -159,7 +159,7 @@ def check(spec: str, *, cluster: Cluster, quick: bool) -> Iterator[Block]:
     yield from _checked_blocks([spec], list(zip(nodes, results, strict=True)))
 
 
-@command.command("list")
+@model_command.command("list")
 @cluster_option
 @rendered
 def list_models(*, cluster: Cluster) -> Iterator[Block]:
@@ -170,10 +170,10 @@ def list_models(*, cluster: Cluster) -> Iterator[Block]:
     for node, answer in zip(nodes, models_of(nodes), strict=True):
         if isinstance(answer, PatchkitError):
             fields.append(node_fields(node.ssh, answer))
-            yield from _error_lines(node.ssh, answer)
-            yield ExitCode(answer.exit_code)
+            yield from _check_blocks(node.ssh, answer)
             continue
-        fields.append({"node": node.ssh, "models": list(map(_check_fields, answer))})
+        models = [{**record_fields(it), "complete": not it.exit_code} for it in answer]
+        fields.append({"node": node.ssh, "models": models})
         if not answer:
             yield f"{node.ssh}: no models in {node.models}"
         for model in answer:
@@ -182,7 +182,7 @@ def list_models(*, cluster: Cluster) -> Iterator[Block]:
             name, size = style(model.repo, bold=True), gigabytes(model.size)
             rows.append((node.ssh, name, model.commit[:12], size, state))
     yield Record({"nodes": fields})
-    yield from table(rows, heads=("node", "model", "commit", "size", "state")) if rows else ()
+    yield from table(rows, heads=("node", "model", "commit", "size", "state"))
 
 
 def _model_nodes(cluster: Cluster) -> list[ModelNode]:
@@ -196,43 +196,33 @@ def _find_commit(cluster: Cluster, spec: str) -> tuple[str, str]:
     return repo, commit or cluster.file.models.get(repo, "")
 
 
-def _check_lines(check: ModelCheck, node: str) -> Iterator[Block]:
-    """Yield how much was copied and how fast, the verdict, and each finding."""
-    if sent := check.sent:
+def _check_blocks(node: str, answer: ModelCheck | PatchkitError) -> Iterator[Block]:
+    """Yield how much was copied and how fast, the verdict, and each finding; or what is wrong."""
+    yield ExitCode(answer.exit_code)
+    if isinstance(answer, PatchkitError):
+        yield BAD + (answer.what if answer.what.startswith(node) else f"{node}: {answer.what}")
+        if answer.hint:
+            yield style(f"  next: {answer.hint}", dim=True)
+        return
+    if sent := answer.sent:
         fast = f", {sent.speed / 1e3:.2f} GB/s" if sent.sent >= _FEW else ""
         copied = f"{gigabytes(sent.sent)} in {sent.seconds:,.1f} s{fast}"
         yield f"{node}: {copied if sent.sent else 'had it all'}"
-    if check.exit_code:
-        yield BAD + f"{node}:{check.folder}: not a whole model"
+    if answer.exit_code:
+        yield BAD + f"{node}:{answer.folder}: not a whole model"
     else:
-        how = "every hash" if check.full else "sizes, shards and links; not the hashes"
-        amount = f"{check.files} files, {gigabytes(check.size)}"
-        yield GOOD + f"{node}:{check.folder}: complete: {amount}; checked: {how}"
-    yield from finding_blocks(check.findings)
-
-
-def _check_fields(check: ModelCheck) -> dict[str, Any]:
-    return {**record_fields(check), "complete": not check.exit_code}
-
-
-def _error_lines(node: str, error: PatchkitError) -> Iterator[str]:
-    """Yield why a node did not answer."""
-    yield BAD + (error.what if error.what.startswith(node) else f"{node}: {error.what}")
-    if error.hint:
-        yield style(f"  next: {error.hint}", dim=True)
+        how = "every hash" if answer.full else "sizes, shards and links; not the hashes"
+        amount = f"{answer.files} files, {gigabytes(answer.size)}"
+        yield GOOD + f"{node}:{answer.folder}: complete: {amount}; checked: {how}"
+    yield from finding_blocks(answer.findings)
 
 
 def _checked_blocks(specs: Sequence[str], results: _Results) -> Iterator[Block]:
     """Yield what came of it on each node, and the code of the worst."""
     nodes = []
     for node, result in results:
-        if isinstance(result, PatchkitError):
-            nodes.append(node_fields(node.ssh, result))
-            yield from _error_lines(node.ssh, result)
-        else:
-            nodes.append({"node": node.ssh, **_check_fields(result)})
-            yield from _check_lines(result, node.ssh)
-        yield ExitCode(result.exit_code)
+        nodes.append(node_fields(node.ssh, result, complete=not result.exit_code))
+        yield from _check_blocks(node.ssh, result)
     yield Record({"nodes": nodes})
     if any(result.exit_code == HashMismatchError.exit_code for _node, result in results):
         yield next_step(*program(), "model", "get", *specs)

@@ -22,10 +22,10 @@ _SHOWN = 3  # symptoms that are shown whole
 _MISTYPED = 0.8  # how alike two ids are, from 0 to 1, of which one is the other mistyped
 
 
-@click.command()
+@click.command("explain")
 @click.argument("text", metavar="[ID|TEXT]", required=False, shell_complete=explained)
 @rendered
-def command(text: str | None) -> Iterator[Block]:
+def explain_command(text: str | None) -> Iterator[Block]:
     """Explain a fix: symptom, reason, releases, evidence, before and after.
 
     Or one of the claims that guides make, and how it stands. Or TEXT, lines of a log or a part of

@@ -1,9 +1,12 @@
-"""Diff, write as a series, fetch and revert: the small verbs about source trees."""
+"""Diff, write as a series, fetch, revert, compare archs, tune: the small verbs about sources."""
 
 from __future__ import annotations
 
+import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -17,18 +20,39 @@ from patchkit.cli.options import (
     opened,
     request_options,
     source_options,
+    vllm_options,
 )
-from patchkit.cli.out import PATH, tell
-from patchkit.cli.patch.verdict_view import diff_blocks
+from patchkit.cli.out import PATH, LaidOut, style, table, tell
+from patchkit.cli.patch.verdict_view import diff_blocks, tree_blocks
 from patchkit.cli.progress import progress
-from patchkit.cli.render import Block, Data, Record, rendered
+from patchkit.cli.render import (
+    LOAD_STYLES,
+    Block,
+    Data,
+    Record,
+    read_numbers,
+    rendered,
+    verbose_option,
+)
 from patchkit.errors import UsageError, translated
+from patchkit.measure.tune import BENCHMARK, DTYPES, TuneJob, check_tuner, tune_model
 from patchkit.patching.forced_revert import revert_by_force
 from patchkit.patching.recipe import load_recipe
 from patchkit.patching.series import patch_series
+from patchkit.quoting import quoted, visible
+from patchkit.recipes.vllm.archs import evaluate
 from patchkit.source.archive import unpack
 from patchkit.source.detect import detect
 from patchkit.source.resolve import SourceOptions, fetch_release, patched_tree
+from patchkit.target import best_load
+
+_TUNE = """\
+\b
+Qwen3-30B-A3B in FP8, on one GPU:
+  patchkit tune --vllm-src vllm==0.25.1 --python venv/bin/python \\
+    --model Qwen/Qwen3-30B-A3B-FP8 --dtype fp8_w8a8 -o moe_configs
+  VLLM_TUNED_CONFIG_FOLDER=moe_configs vllm serve ...
+"""
 
 
 @click.command("diff")
@@ -69,7 +93,7 @@ def series_command(source: SourceOptions, *, selection: Selection, output: Path)
 
 @click.command("fetch")
 @click.argument(
-    "release", metavar="vllm==X.Y.Z|nccl==X.Y.Z", shell_complete=complete.sources("vllm", "nccl")
+    "release", metavar="PROJECT==X.Y.Z", shell_complete=complete.sources("vllm", "nccl")
 )
 @click.option("--dest", type=PATH, help="Unpack it there.")
 @offline_option
@@ -122,3 +146,97 @@ def revert_command(source: SourceOptions, *, force: bool) -> Iterator[Block]:
         yield f"not restored, as the original is damaged: {', '.join(rescued.lost)}"
     if not rescued.created:
         yield "no ledger says which files patchkit created: those stay where they are"
+
+
+@click.command("archs")
+@vllm_options
+@request_options
+@verbose_option
+@rendered
+def archs_command(source: SourceOptions, *, selection: Selection, verbose: bool) -> Iterator[Block]:
+    """Compare which kernel group is built for which archs, stock beside patched.
+
+    The release's own CMake decides; no compiler, torch or GPU is needed. The first column says how
+    the patched group reaches the device: exact, family, compatible, jit (from PTX), or none; -v
+    adds where a group stands and what it switches on.
+    """
+    with opened(source) as (recipe, workspace):
+        request = selection.request(workspace.ledger)
+        if workspace.tree.kind == "installed":
+            raise UsageError(f"{source.spec} is installed: its kernels are compiled already")
+        target = request.target
+        archs = request.arch_list
+        plan = plan_for(workspace, recipe, request)
+        trees = (evaluate(tree, target, archs, target.cuda) for tree in (plan.stock, plan.patched))
+        pairs = list(zip(*trees, strict=True))
+        loads = [best_load(new.archs, target.capability) for _old, new in pairs]
+        fields = [
+            {
+                "group": new.name,
+                "where": new.where,
+                "variable": new.variable,
+                "switches": new.switches,
+                "stock": old.archs,
+                "patched": new.archs,
+                "loads": str(load),
+            }
+            for (old, new), load in zip(pairs, loads, strict=True)
+        ]
+        given = {"torch_cuda_arch_list": archs, "cuda": target.cuda}
+        yield from tree_blocks(workspace, request, **given, groups=fields)
+        yield f"TORCH_CUDA_ARCH_LIST={archs}, CUDA {target.cuda}"
+        heads = ("loads", "patched", "stock", "kernel group", "where", "switches on")
+        rows = [
+            (
+                style(str(load), **LOAD_STYLES[load]),
+                style(";".join(new.archs) or "-", **LOAD_STYLES[load]),
+                style(";".join(old.archs) or "-", dim=True),
+                style(new.name, dim=None if new.archs else True),
+                style(new.where, dim=True),
+                " ".join(new.switches),
+            )[: None if verbose else 4]
+            for (old, new), load in zip(pairs, loads, strict=True)
+        ]
+        yield from table(rows, heads=heads if verbose else heads[:4])
+        counts = Counter(loads)
+        counted = ", ".join(f"{counts[load]} {load}" for load in sorted(counts, reverse=True))
+        changed = sum(old.archs != new.archs for old, new in pairs)
+        yield f"{len(pairs)} groups on {target.title}: {counted}; {changed} differ from stock"
+
+
+@click.command("tune", epilog=_TUNE)
+@vllm_options
+@click.option("--model", required=True, help="A folder, or a name on the hub: its config.json.")
+@click.option("--tp-size", "parts", type=click.IntRange(1), default=1, help="GPUs.")
+@click.option("--dtype", type=click.Choice(DTYPES), default="auto", show_default=True)
+@click.option("--batch-sizes", metavar="M,M,...", callback=read_numbers, help="Not the release's.")
+@click.option("--python", default=sys.executable, metavar="EXE", help="The Python that has vLLM.")
+@click.option("-o", "--output", type=PATH, default=Path("moe_configs"), show_default=True)
+@click.option("--force", is_flag=True, help="Replace a file that is there.")
+@rendered
+def tune_command(
+    source: SourceOptions, *, python: str, output: Path, force: bool, **given: Any
+) -> Iterator[Block]:
+    """Tune the fused-MoE kernel for the present GPU with the release's own benchmark.
+
+    SOURCE is the release that is installed; its sdist has the benchmark that the wheel lacks. It
+    takes hours: `--batch-sizes 1,64,1024` is a beginning.
+    """
+    if not force and any(output.glob("E=*.json")):  # before hours are spent
+        raise UsageError(f"{output} holds tuned configs", hint="--force, or another -o")
+    with opened(source) as (_, workspace):
+        tree = workspace.tree
+        if tree.kind == "installed":
+            raise UsageError(
+                f"{tree.root}: an installed vLLM has no {BENCHMARK}",
+                why="wheels carry no benchmarks",
+                hint=f"--vllm-src vllm=={tree.version.public}; --python names the installed one",
+            )
+        tree.read(BENCHMARK)  # which says so if it is not there
+        check_tuner(python, tree.version)
+        job = TuneJob(**given)
+        place = tune_model(tree.root / BENCHMARK, python, job, output, tell)
+    setting = f"VLLM_TUNED_CONFIG_FOLDER={quoted(output.resolve())}"
+    yield Record({"file": place, "setting": setting})
+    yield f"wrote {place}; vLLM reads it with"
+    yield LaidOut(f"  {visible(setting)}")

@@ -65,7 +65,16 @@ def verdict_lines(verdicts: Sequence[Verdict], *, verbose: bool) -> Iterator[Sho
     """
     if verbose:
         heads = ("", "fix", "state", "severity", "what the code says")
-        yield from table(map(_verdict_row, verdicts), heads=heads)
+        rows = []
+        for verdict in verdicts:
+            sign, _said, how = _STYLES[verdict.state]
+            is_needed = verdict.state not in (State.UPSTREAM, State.NOT_APPLICABLE)
+            severity = verdict.severity.value if verdict.severity and is_needed else ""
+            dim = verdict.state in (State.NOT_APPLICABLE, State.OFF) or None
+            cells = style(verdict.fix.id, dim=dim), style(verdict.state.value, **how)
+            reason = style(verdict.reason, dim=True)
+            rows.append((style(sign, **how), *cells, style(severity, dim=dim), reason))
+        yield from table(rows, heads=heads)
         return
     groups: dict[tuple[State, Severity | None], list[str]] = {}
     for verdict in verdicts:
@@ -84,19 +93,6 @@ def verdict_lines(verdicts: Sequence[Verdict], *, verbose: bool) -> Iterator[Sho
     if counts:
         said = ", ".join(f"{count} {_STYLES[state][1]}" for state, count in counts.items())
         yield style(f"= {said}; -v lists them", dim=True)
-
-
-def _verdict_row(verdict: Verdict) -> tuple[str, ...]:
-    sign, _said, how = _STYLES[verdict.state]
-    needed = verdict.state not in (State.UPSTREAM, State.NOT_APPLICABLE)
-    dim = verdict.state in (State.NOT_APPLICABLE, State.OFF) or None
-    return (
-        style(sign, **how),
-        style(verdict.fix.id, dim=dim),
-        style(verdict.state.value, **how),
-        style(verdict.severity.value if verdict.severity and needed else "", dim=dim),
-        style(verdict.reason, dim=True),
-    )
 
 
 def verdict_notes(verdicts: Sequence[Verdict], workspace: Workspace) -> Iterator[Shown]:

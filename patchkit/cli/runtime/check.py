@@ -4,23 +4,15 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
-from patchkit.cli.out import style
-from patchkit.cli.render import (
-    BAD,
-    GOOD,
-    Block,
-    ExitCode,
-    Record,
-    counted_noun,
-    rendered,
-)
+from patchkit.cli.out import FILE_OR_DASH, style
+from patchkit.cli.render import BAD, GOOD, MARKS, Block, ExitCode, Record, counted_noun, rendered
 from patchkit.cli.runtime.node_options import NCCL, PYTHON, ROOT, TARGET, TRITON, VLLM
 from patchkit.errors import UsageError
 from patchkit.finding import Finding, Level, worst
@@ -31,16 +23,11 @@ if TYPE_CHECKING:
     from patchkit.runtime.check.situation import CheckedText
 
 _PROJECTS = {"vllm": "vLLM", "nccl": "NCCL"}
-_STYLES: Mapping[Level, Mapping[str, Any]] = {
-    Level.ERROR: {"fg": "red", "bold": True},
-    Level.WARNING: {"fg": "yellow"},
-    Level.NOTE: {"dim": True},
-}
-_FILE = click.Path(path_type=Path, allow_dash=True)
+_COUNTED = (Level.ERROR, Level.WARNING, Level.NOTE)
 
 
 @click.command()
-@click.argument("files", metavar="FILE...", nargs=-1, type=_FILE)
+@click.argument("files", metavar="FILE...", nargs=-1, type=FILE_OR_DASH)
 @click.option(
     "--running",
     metavar="[PID|CONTAINER]",
@@ -57,7 +44,7 @@ _FILE = click.Path(path_type=Path, allow_dash=True)
 @click.option("--elsewhere", is_flag=True, help="Do not compare the files with this machine.")
 @ROOT
 @rendered
-def command(
+def check_command(
     files: tuple[Path, ...],
     *,
     running: str | None,
@@ -86,18 +73,12 @@ def command(
     host = None if elsewhere else probe(root, python=python, environment=os.environ)
     checked = [add_situation(subject, host, options) for subject in found]
     findings = [find_problems(subject) for subject in checked]
-    rows = [
-        {
-            "file": subject.where,
-            "situation": subject.situation,
-            "versions": subject.versions,
-            "findings": [finding.fields() for finding in problems],
-        }
-        for subject, problems in zip(checked, findings, strict=True)
-    ]
+    rows = []
+    for it, problems in zip(checked, findings, strict=True):
+        known = {"file": it.where, "situation": it.situation, "versions": it.versions}
+        rows.append({**known, "findings": problems})
+        yield from _problem_lines(it, problems, is_asked=bool(options["target"]))
     yield Record({"files": rows})
-    for subject, problems in zip(checked, findings, strict=True):
-        yield from _problem_lines(subject, problems, is_asked=bool(options["target"]))
     yield ExitCode(worst(chain.from_iterable(findings), Level.ERROR, Level.WARNING))
 
 
@@ -106,7 +87,7 @@ def _problem_lines(
 ) -> Iterator[str]:
     for finding in findings:
         place = f"{checked.where}:{finding.line}" if checked.text else checked.where
-        level = style(finding.level, **_STYLES[finding.level])
+        level = style(finding.level, **MARKS[finding.level][1])
         yield style(place, bold=True) + "  " + level + f"  {finding.what}  [{finding.id}]"
         if finding.why:
             source = f" ({finding.source})" if finding.source else ""
@@ -114,7 +95,7 @@ def _problem_lines(
         if finding.hint:
             yield style(f"  next: {finding.hint}", dim=True)
     counts = Counter(finding.level for finding in findings)
-    parts = [counted_noun(counts[level], level) for level in _STYLES if counts[level]]
+    parts = [counted_noun(counts[level], level) for level in _COUNTED if counts[level]]
     mark = BAD if set(counts) - {Level.NOTE} else GOOD
     # What the file was checked against, so that nobody takes silence for more.
     against = [_describe_version(checked, name) for name in _PROJECTS]

@@ -1,4 +1,4 @@
-"""Write an env file: `patchkit env`."""
+"""Write an env file, and explain what stands in it: `patchkit env`, `patchkit env explain`."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ from typing import Any
 import click
 
 from patchkit.cli.next_step import next_step, program
-from patchkit.cli.out import FILE_OR_DASH, PATH, Shown, style, tell
-from patchkit.cli.render import GOOD, Block, Data, Record, VerbGroup, rendered
-from patchkit.cli.runtime.env_explain import explain
+from patchkit.cli.out import FILE_OR_DASH, PATH, Shown, record_fields, style, table, tell
+from patchkit.cli.render import GOOD, Block, Data, Record, VerbGroup, fact_lines, rendered
 from patchkit.cli.runtime.node_options import node_options, note_lines
 from patchkit.errors import UsageError
 from patchkit.quoting import quoted
@@ -25,9 +24,17 @@ from patchkit.runtime.host.software import find_ptxas
 from patchkit.runtime.node.cluster_env import ClusterEnv, agree, cluster_env, file_text
 from patchkit.runtime.node.decision import NodeOptions, decide
 from patchkit.runtime.rules.presets import load_presets
-from patchkit.runtime.rules.rule import RuleChoice
+from patchkit.runtime.rules.rule import RuleChoice, in_words, routes_in_words
 from patchkit.runtime.rules.secret_texts import is_secret
-from patchkit.runtime.rules.variable_rules import load_variable_rules
+from patchkit.runtime.rules.spelling import nearest
+from patchkit.runtime.rules.variable_rules import (
+    Avoid,
+    VariableRule,
+    VariableRules,
+    load_variable_rules,
+)
+from patchkit.runtime.rules.variable_values import values_by_release
+from patchkit.runtime.rules.variables import is_current, lifetime, other_variables
 
 
 @click.group(cls=VerbGroup, invoke_without_command=True, subcommand_metavar="[explain] …")
@@ -51,14 +58,14 @@ from patchkit.runtime.rules.variable_rules import load_variable_rules
 @click.option(
     "--format",
     "kind",
-    type=click.Choice([each.value for each in Format]),
-    default=Format.ENV.value,
+    type=click.Choice(list(map(str, Format))),
+    default="env",
     help="env is read alike by sh, systemd and docker.",
 )
 @click.option("--force", is_flag=True, help="Replace a file that patchkit did not write.")
 @click.pass_context
 @rendered
-def command(context: click.Context, /, **options: Any) -> Iterator[Block]:
+def env_command(context: click.Context, /, **options: Any) -> Iterator[Block]:
     """Write an env file for this node, from what this node has.
 
     \b
@@ -71,9 +78,6 @@ def command(context: click.Context, /, **options: Any) -> Iterator[Block]:
     """
     if context.invoked_subcommand is None:
         yield from _env_blocks(**options)
-
-
-command.add_command(explain)
 
 
 def _env_blocks(
@@ -121,10 +125,8 @@ def _env_blocks(
         there = f"on each worker, with a copy of {output.name} there"
         worker = ("env", "--role", "worker", "--from", Path(output.name), "-o", "worker.env")
         yield next_step(*program(), *worker, where=there)
-    # The first model serves on one Spark, and on more.
-    yield next_step(
-        *program(), "serve-args", options["model"] or load_presets()[0].id, "--from", output
-    )
+    model = options["model"] or load_presets()[0].id  # which serves on one Spark, and on more
+    yield next_step(*program(), "serve-args", model, "--from", output)
 
 
 def _env_note_lines(env: ClusterEnv) -> Iterator[Shown]:
@@ -134,3 +136,83 @@ def _env_note_lines(env: ClusterEnv) -> Iterator[Shown]:
         why = f"`{quoted('patchkit', 'env', 'explain', off[0])}` says why"
         why += f", --with {off[0]} turns it on"
         yield style("off", dim=True) + f" by default: {', '.join(off)}; {why}"
+
+
+@env_command.command("explain")
+@click.argument("name", metavar="[VARIABLE]", required=False)
+@rendered
+def explain_variable(name: str | None) -> Iterator[Block]:
+    """Explain what a variable does here, why, since when, who says so, and what guides say.
+
+    VARIABLE may be the id of a rule as well. Without it: everything that has a rule.
+    """
+    rules = load_variable_rules()
+    if name is None:
+        yield from _overview_blocks(rules)
+        return
+    found = [entry for entry in rules.entries if name in (entry.id, *entry.variables)]
+    known, other = lifetime(name), other_variables().get(name)
+    if not (found or known or other):
+        names = [text for entry in rules.entries for text in (*entry.variables, entry.id)]
+        close = nearest(name, names)
+        hint = f"did you mean {close}?" if close else "`patchkit env explain` lists the rules"
+        raise UsageError(f"nothing is known of {name}", hint=hint)
+    set_here = [entry for entry in found if isinstance(entry, VariableRule)]
+    yield Record(
+        {
+            "name": name,
+            "lifetime": known,
+            "meaning": other.meaning if other else None,
+            "rules": [{**record_fields(rule), "default": rule.default} for rule in set_here],
+            "avoids": [entry for entry in found if isinstance(entry, Avoid)],
+        }
+    )
+    yield style(name, bold=True)
+    reader = "NCCL" if name.startswith("NCCL_") else "vLLM"  # of others no lifetime is known
+    if known:
+        until = "on" if is_current(known) else f"to {known.last}"
+        default = known.default or "unset"
+        yield f"  {reader} reads it from {known.first} {until}; default: {default}"
+        if not is_current(known):
+            yield f"  {reader} after {known.last} ignores it: leave it out there"
+    yield from (f"  {first} to {last}: {takes}" for first, last, takes in values_by_release(name))
+    if other:
+        yield f"  {other.of} {other.versions}".rstrip() + f" reads it: {other.meaning}"
+    for entry in found:
+        yield ""
+        yield from _entry_lines(entry)
+
+
+def _overview_blocks(rules: VariableRules) -> Iterator[Block]:
+    yield Record(rules)
+    whens = {entry.id: in_words(entry.when) for entry in rules.entries}
+    yield style("Set", bold=True)
+    rows = [(it.id, "" if it.default else "off", _values_text(it)) for it in rules.rules]
+    yield from table([(name, off, whens[name], text) for name, off, text in rows], indent="  ")
+    yield ""
+    yield style("Better left out", bold=True)
+    rows = [(it.id, it.severity, " ".join(it.variables)) for it in rules.avoids]
+    yield from table([(name, how, whens[name], text) for name, how, text in rows], indent="  ")
+    yield ""
+    yield "`patchkit env explain VARIABLE` says why, who says so, and what guides say."
+
+
+def _values_text(rule: VariableRule) -> str:
+    return " ".join(f"{name}={value}" for name, value in rule.set.items())
+
+
+def _entry_lines(entry: VariableRule | Avoid) -> Iterator[str]:
+    rows = {"when": in_words(entry.when) or "always", "why": entry.reason}
+    if isinstance(entry, VariableRule):
+        whose = "the same on all nodes" if entry.scope == "shared" else "each node its own"
+        yield style(entry.id, fg="green") + f"  sets {_values_text(entry)}  ({whose})"
+        if not entry.default:
+            why = "a choice of yours" if entry.optional else "it rests on a single report"
+            rows["off"] = f"{why}: --with {entry.id} turns it on"
+    else:
+        yield style(entry.id, fg="yellow") + f"  {entry.severity}: better left out"
+        rows["instead"] = entry.instead
+    rows["leads"] = routes_in_words(entry.routes)
+    rows["source"] = f"{entry.source} ({entry.evidence}, confidence {entry.confidence})"
+    rows["guides"] = entry.guides
+    yield from fact_lines(rows)

@@ -1,77 +1,84 @@
-"""Plan, apply and undo the QSFP network: `patchkit net`."""
+"""Plan, apply, verify and undo the QSFP network: `patchkit net`."""
 
 from __future__ import annotations
 
 import difflib
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
-from ipaddress import IPv4Network
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from ipaddress import IPv4Address, IPv4Network
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
 from patchkit.cli.next_step import next_step, program
-from patchkit.cli.out import confirm, record_fields, style, table, tell
+from patchkit.cli.out import FOLDER, confirm, record_fields, style, table, tell
 from patchkit.cli.render import (
     Block,
     Data,
+    ExitCode,
     Record,
     VerbGroup,
     finding_blocks,
+    finding_summary,
     rendered,
     verbose_option,
+    with_options,
 )
-from patchkit.cli.runtime.net_verify import (
-    NETDEV,
-    ROOT,
-    IPv4Type,
-    verify,
-    words_as_root,
-)
+from patchkit.cluster.launch.cluster_file import VENV
 from patchkit.cluster.net.apply import NetHistory, NetResult, apply_plan, undo_plan
-from patchkit.cluster.net.checks import plan_remarks
-from patchkit.cluster.net.netplan_file import check_conflicts, read_other_files, render_netplan
-from patchkit.cluster.net.plan import (
-    Line,
-    NetPlan,
-    NetPlanOptions,
-    make_net_plan,
-    other_node_options,
+from patchkit.cluster.net.checks import (
+    ask_peer_facts,
+    check_warned,
+    choose_checked_cages,
+    plan_remarks,
+    verify_network,
 )
+from patchkit.cluster.net.netplan_file import check_conflicts, read_other_files, render_netplan
+from patchkit.cluster.net.plan import NetPlan, NetPlanOptions, make_net_plan, other_node_options
 from patchkit.errors import HostError, UsageError
-from patchkit.finding import Finding, Level
+from patchkit.finding import Finding, Level, worst
 from patchkit.quoting import quoted
 from patchkit.runtime.host.hardware import network_facts
 from patchkit.runtime.host.probe import probe
 
-F = TypeVar("F", bound=Callable[..., Any])
+
+class _IPv4Type(click.ParamType[Any]):
+    """An address or a network, with an example for who mistypes it."""
+
+    def __init__(self, kind: type[IPv4Address] | type[IPv4Network], example: str) -> None:
+        self.kind, self.example, self.name = kind, example, kind.__name__.removeprefix("IPv4")
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
+        try:
+            return self.kind(value)
+        except ValueError as error:
+            what = f"{value!r} is not an IPv4 {self.name.lower()}: {error}"
+            self.fail(f"{what}; write it as {self.example}", param, ctx)
 
 
-def _plan_options(command: F) -> F:
-    """Add the options of a plan."""
-    for option in (
-        ROOT,
-        click.option("--mtu", type=int, metavar="N", help="Default: what is there."),
-        NETDEV,
-        click.option(
-            "--network",
-            type=IPv4Type(IPv4Network, "192.168.100.0/24"),
-            help="Count addresses anew from this one: twin A's; twin B and further links follow. "
-            f"Default: keep what is there, else {network_facts()['plan']['network']}.",
-        ),
-        click.option("--nodes", type=int, default=2, show_default=True, metavar="N", help="All."),
-        click.option("--role", type=click.Choice(["head", "worker"]), help="Of two: node 1 or 2."),
-        click.option("--node", type=int, metavar="N", help="This node's number, from 1: the head."),
-    ):
-        command = option(command)
-    return command
+_ROOT = click.option("--root", type=FOLDER, default=Path("/"), help="Another root than /.")
+_NETDEV = click.option("--netdev", "netdevs", multiple=True, help="Not what is cabled.")
+_plan_options = with_options(
+    click.option("--node", type=int, metavar="N", help="This node's number, from 1: the head."),
+    click.option("--role", type=click.Choice(["head", "worker"]), help="Of two: node 1 or 2."),
+    click.option("--nodes", type=int, default=2, show_default=True, metavar="N", help="All."),
+    click.option(
+        "--network",
+        type=_IPv4Type(IPv4Network, "192.168.100.0/24"),
+        help="Count addresses anew from this one: twin A's; twin B and further links follow. "
+        f"Default: keep what is there, else {network_facts()['plan']['network']}.",
+    ),
+    _NETDEV,
+    click.option("--mtu", type=int, metavar="N", help="Default: what is there."),
+    _ROOT,
+)
 
 
 @click.group(cls=VerbGroup)
-def command() -> None:
+def net_command() -> None:
     """The QSFP network between Sparks: plan, apply, verify, undo.
 
     \b
@@ -85,39 +92,35 @@ def command() -> None:
     """
 
 
-command.add_command(verify)
-
-
-@command.command()
+@net_command.command("plan")
 @_plan_options
 @verbose_option
 @rendered
-def plan(*, verbose: bool, **options: Any) -> Iterator[Block]:
+def plan_network(*, verbose: bool, **options: Any) -> Iterator[Block]:
     """Print what this node's network lacks; nothing is written, no rights are needed.
 
     The first line is the verdict; -v shows the netplan file as well. Addresses that are there are
     kept, whoever gave them.
     """
-    made = _plan_node(options)
+    made = _plan_node(**options)
     yield Record(made.fields())
     yield from made.lines()
     if verbose and made.text:
         yield f"\n{made.place.file}:"
         yield Data(made.text)
     if made.plan.changes:
-        yield next_step(*words_as_root(*made.asked.command_words("apply"), *made.root_words))
+        yield next_step(*_words_as_root(*made.asked.command_words("apply"), *made.root_words))
     else:
         yield next_step(*program(), "net", "verify", *made.root_words)
     yield from made.other_step()
-    _tell_unfinished(made.place)
 
 
-@command.command()
+@net_command.command("apply")
 @_plan_options
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @click.option("--force", is_flag=True, help="Replace the file though somebody edited it.")
 @rendered
-def apply(*, yes: bool, force: bool, **options: Any) -> Iterator[Block]:
+def apply_network(*, yes: bool, force: bool, **options: Any) -> Iterator[Block]:
     """Write the plan to /etc/netplan/40-patchkit.yaml and bring the network to it; needs root.
 
     What was there is kept for `net undo`. If netplan fails, or the address of the default route or
@@ -125,8 +128,7 @@ def apply(*, yes: bool, force: bool, **options: Any) -> Iterator[Block]:
     """
     place = NetHistory(options["root"])
     _need_root(place)
-    _tell_unfinished(place)
-    made = _plan_node(options)
+    made = _plan_node(**options)
     name = str(place.file)
     old = (place.read_file() or b"").decode(errors="replace").splitlines()
     new = made.text.splitlines() or old
@@ -136,7 +138,13 @@ def apply(*, yes: bool, force: bool, **options: Any) -> Iterator[Block]:
     if made.text:
         yield from difference or [f"{name}: is as planned"]
         if difference and not yes:
-            _ask()
+            # A question in a pipe, or amid JSON, is one that nobody sees.
+            is_seen = not click.get_current_context().params["as_json"]
+            if not (is_seen and sys.stdin.isatty() and sys.stdout.isatty()):
+                what = "apply asks before it writes, and there is no terminal"
+                raise UsageError(what, hint="--yes")
+            if not confirm("Apply?"):
+                raise UsageError("nothing was changed")
         done = apply_plan(place, made.plan, force=force)
         yield from _result_lines(name, done)
     yield Record({"file": name, **made.fields(), "difference": difference, **record_fields(done)})
@@ -145,11 +153,11 @@ def apply(*, yes: bool, force: bool, **options: Any) -> Iterator[Block]:
         yield next_step(*program(), "net", "verify", *made.root_words)
 
 
-@command.command()
-@ROOT
+@net_command.command("undo")
+@_ROOT
 @click.option("--force", is_flag=True, help="Set a journal aside that is damaged.")
 @rendered
-def undo(root: Path, *, force: bool) -> Iterator[Block]:
+def undo_network(root: Path, *, force: bool) -> Iterator[Block]:
     """Put back what was there before the last apply, byte by byte; needs root."""
     place = NetHistory(root)
     _need_root(place)
@@ -160,33 +168,75 @@ def undo(root: Path, *, force: bool) -> Iterator[Block]:
     yield f"{what} is undone: {place.file} {left}"
 
 
+@net_command.command("verify")
+@click.option(
+    "--peer",
+    "peers",
+    type=_IPv4Type(IPv4Address, "192.168.100.11"),
+    multiple=True,
+    help="Its address; repeat per twin.",
+)
+@click.option("--ssh", metavar="HOST", help="Ask the peer, which needs no patchkit, by ssh.")
+@_NETDEV
+@_ROOT
+@verbose_option
+@rendered
+def verify_ends(*, verbose: bool, root: Path, **options: Any) -> Iterator[Block]:
+    """Check the QSFP network; needs no rights, changes nothing.
+
+    Link, speed, MTU, addresses and RoCE GIDs here; with --peer the way there, with jumbo frames;
+    with --ssh both ends compared. What could not be checked is reported and does not
+    count as passed. Exits with 9 if a check failed.
+    """
+    host = probe(root, python=None, environment=os.environ)
+    chosen = choose_checked_cages(host, options["netdevs"])
+    peer = ask_peer_facts(options["ssh"], VENV) if options["ssh"] else None
+    place = NetHistory(root)
+    found = verify_network(host, chosen, peer, options["peers"], live=place.live)
+    checks = list(found)
+    if place.journal.unfinished():
+        undo = quoted(*_words_as_root("net", "undo"))
+        checks.append(check_warned(str(place.file), "apply", "was cut short", undo))
+    link, slower = network_facts()["link"], network_facts()["owners"]["hot_plug"]
+    (one, most), (least, both) = link["twin_gbits"], link["both_gbits"]
+    expected = f"{one} to {most} Gb/s for one twin, {least} to {both} for both at once"
+    bandwidth = {"expected": expected, "slower": slower}
+    yield Record({"checks": checks, "bandwidth": bandwidth})
+    yield from finding_blocks(check for check in checks if verbose or check.level is not Level.OK)
+    yield "RDMA bandwidth is not measured; expect of `ib_write_bw -R --report_gbits`"
+    yield from (f"  {line}" for line in bandwidth.values())
+    yield finding_summary(checks)
+    yield ExitCode(worst(checks))
+
+
 @dataclass(frozen=True, slots=True)
 class _NodePlan:
-    """A plan for this node; ``text`` is that of the netplan file, "" for none."""
+    """A plan for this node; ``text`` is that of the netplan file, "" for none.
+
+    ``verdict`` says in one line whether there is something to do.
+    """
 
     plan: NetPlan
     asked: NetPlanOptions
     place: NetHistory
     notes: Sequence[Finding]
+    verdict: str
     text: str
-
-    @property
-    def root_words(self) -> tuple[str, ...]:
-        return () if self.place.root == Path("/") else ("--root", str(self.place.root))
-
-    def verdict(self) -> str:
-        """Return in one line whether there is something to do."""
-        changes, lines = len(self.plan.changes), len(self.plan.lines)
-        if changes:
-            return f"{changes} of {lines} interfaces {'change' if changes > 1 else 'changes'}"
-        if any(note.level in (Level.ERROR, Level.WARNING) for note in self.notes):
-            return "no address has to change, but see what is said below"
-        return "this network is fine already: nothing to do"
+    root_words: tuple[str, ...]
 
     def lines(self) -> Iterator[Block]:
         """Yield the verdict, a row for each interface, and what to know."""
-        yield style(self.verdict(), bold=True)
-        yield from table(map(_line_row, self.plan.lines), indent="  ")
+        yield style(self.verdict, bold=True)
+        rows = []
+        for line in self.plan.lines:
+            addresses = ", ".join(map(str, line.addresses)) or "no IPv4"
+            if line.action == "replace":
+                addresses += f" (was {', '.join(map(str, line.before))})"
+            was = f" (was {line.mtu_before})" if line.mtu != line.mtu_before else ""
+            place = line.place + (f", to node {line.peer}" if line.peer else "")
+            action = style(line.action, fg=None if line.action == "keep" else "green")
+            rows.append((action, line.netdev, addresses, f"MTU {line.mtu}{was}", place))
+        yield from table(rows, indent="  ")
         yield from finding_blocks(self.notes)
 
     def other_step(self) -> Iterator[Block]:
@@ -198,25 +248,24 @@ class _NodePlan:
 
     def fields(self) -> dict[str, Any]:
         lines = [{"action": line.action, **record_fields(line)} for line in self.plan.lines]
-        notes = [note.fields() for note in self.notes]
         own = record_fields(self.plan, "lines", "spare")
-        verdict = {"verdict": self.verdict(), "changes": len(self.plan.changes)}
-        return {**verdict, **own, "lines": lines, "notes": notes, "yaml": self.text}
+        verdict = {"verdict": self.verdict, "changes": len(self.plan.changes)}
+        return {**verdict, **own, "lines": lines, "notes": self.notes, "yaml": self.text}
 
 
-def _line_row(line: Line) -> tuple[str, ...]:
-    action = style(line.action, fg=None if line.action == "keep" else "green")
-    addresses = ", ".join(map(str, line.addresses)) or "no IPv4"
-    if line.action == "replace":
-        addresses += f" (was {', '.join(map(str, line.before))})"
-    mtu = f"MTU {line.mtu}" + (f" (was {line.mtu_before})" if line.mtu != line.mtu_before else "")
-    to = f", to node {line.peer}" if line.peer else ""
-    return action, line.netdev, addresses, mtu, line.place + to
-
-
-def _plan_node(options: Mapping[str, Any]) -> _NodePlan:
+def _plan_node(root: Path, role: str | None, node: int | None, **options: Any) -> _NodePlan:
     """Return the plan for this host, checked against what it has."""
-    asked, place = _read_options(options), NetHistory(options["root"])
+    nodes = options["nodes"]
+    if role == "worker" and node is None and nodes > 2:
+        hint = f"its number: --node 2 to --node {nodes}"
+        raise UsageError("--role worker is one of several", hint=hint)
+    if node is not None and role and (node == 1) != (role == "head"):
+        raise UsageError(f"--role {role} --node {node}: the head is node 1, and only the head")
+    if node is None and role:
+        node = {"head": 1, "worker": 2}[role]
+    asked, place = NetPlanOptions(node=node, **options), NetHistory(root)
+    if place.journal.unfinished():
+        tell(f"note: an apply was cut short; {quoted(*_words_as_root('net', 'undo'))}")
     host = probe(place.root, python=None, environment=os.environ)
     given = place.read_given()
     made = make_net_plan(host, asked, given)
@@ -227,41 +276,21 @@ def _plan_node(options: Mapping[str, Any]) -> _NodePlan:
     if hidden and made.written:
         tell(f"note: only root may read {', '.join(hidden)}; apply checks them")
     notes = tuple(plan_remarks(host, made))
-    return _NodePlan(made, asked, place, notes, render_netplan(made) if made.written else "")
-
-
-def _read_options(options: Mapping[str, Any]) -> NetPlanOptions:
-    """Return the options of a plan; ``--role`` gives the number of the node."""
-    node, role, nodes = options["node"], options["role"], options["nodes"]
-    if role == "worker" and node is None and nodes > 2:
-        hint = f"its number: --node 2 to --node {nodes}"
-        raise UsageError("--role worker is one of several", hint=hint)
-    if node is not None and role and (node == 1) != (role == "head"):
-        raise UsageError(f"--role {role} --node {node}: the head is node 1, and only the head")
-    if node is None and role:
-        node = {"head": 1, "worker": 2}[role]
-    kept = {field.name: options[field.name] for field in fields(NetPlanOptions)}
-    return NetPlanOptions(**{**kept, "node": node})
+    verdict = "this network is fine already: nothing to do"
+    if changes := len(made.changes):
+        verb = "changes" if changes == 1 else "change"
+        verdict = f"{changes} of {len(made.lines)} interfaces {verb}"
+    elif any(note.level in (Level.ERROR, Level.WARNING) for note in notes):
+        verdict = "no address has to change, but see what is said below"
+    text = render_netplan(made) if made.written else ""
+    words = () if root == Path("/") else ("--root", str(root))
+    return _NodePlan(made, asked, place, notes, verdict, text, words)
 
 
 def _need_root(place: NetHistory) -> None:
     if place.live and os.geteuid() != 0:
         what = f"writing {place.file} and running netplan need root"
-        raise HostError(what, hint=quoted(*words_as_root(*sys.argv[1:])))
-
-
-def _ask() -> None:
-    # A question in a pipe, or amid JSON, is one that nobody sees.
-    asked = not click.get_current_context().params["as_json"]
-    if not (asked and sys.stdin.isatty() and sys.stdout.isatty()):
-        raise UsageError("apply asks before it writes, and there is no terminal", hint="--yes")
-    if not confirm("Apply?"):
-        raise UsageError("nothing was changed")
-
-
-def _tell_unfinished(place: NetHistory) -> None:
-    if place.journal.unfinished():
-        tell(f"note: an apply was cut short; {quoted(*words_as_root('net', 'undo'))}")
+        raise HostError(what, hint=quoted(*_words_as_root(*sys.argv[1:])))
 
 
 def _result_lines(file: str, done: NetResult) -> Iterator[str]:
@@ -273,3 +302,11 @@ def _result_lines(file: str, done: NetResult) -> Iterator[str]:
     yield f"{file} is written" + (" and applied" if done.live else "")
     if not done.live:
         yield "the root is not /: no network was changed"
+
+
+def _words_as_root(*arguments: str) -> tuple[str, ...]:
+    """Return the words that run this patchkit as root: sudo does not look into a venv."""
+    program = Path(sys.argv[0])
+    if program.name == "__main__.py":  # started by python -m
+        return ("sudo", sys.executable, "-m", "patchkit", *arguments)
+    return ("sudo", str(program.absolute()), *arguments)

@@ -10,12 +10,12 @@ from pathlib import Path
 import click
 
 from patchkit.cli.next_step import next_step, program
-from patchkit.cli.out import FOLDER, PATH, Shown, shown, style, table, tell
+from patchkit.cli.out import FOLDER, PATH, shown, style, table, tell
 from patchkit.cli.render import Block, Record, finding_blocks, rendered
 from patchkit.quoting import quoted
 from patchkit.runtime.host import hardware
 from patchkit.runtime.host.advice import remarks
-from patchkit.runtime.host.host import Gpu, Host, Netdev, Rdma, Software
+from patchkit.runtime.host.host import Host, Netdev, Rdma
 from patchkit.runtime.host.machine_root import LIVE, RecordingWriter
 from patchkit.runtime.host.probe import probe
 from patchkit.runtime.rules.variables import vllm_table
@@ -25,19 +25,12 @@ _KINDS = ("ethernet", "wifi", "virtual", "loopback")
 _HEADS = ("netdev", "state", "speed", "MTU", "addresses", "RDMA", "GID", "twin", "cage")
 
 
-@click.command()
-@click.option(
-    "--root", type=FOLDER, default=LIVE, help="Another machine's files, such as --save writes."
-)
-@click.option(
-    "--save",
-    metavar="DIR",
-    type=PATH,
-    help="Copy all that is read to a new folder: for a bug report, and for --root.",
-)
+@click.command("probe")
+@click.option("--root", type=FOLDER, default=LIVE, help="A copy that --save made.")
+@click.option("--save", type=PATH, help="Copy all that is read, for --root and bug reports.")
 @click.option("--python", metavar="EXE", help="The Python that has vLLM. Default: the present one.")
 @rendered
-def command(*, root: Path, save: Path | None, python: str | None) -> Iterator[Block]:
+def probe_command(*, root: Path, save: Path | None, python: str | None) -> Iterator[Block]:
     """List the facts of this machine: GPU, memory, network, RDMA, cables, software.
 
     Reads sysfs and /proc, and asks nvidia-smi if it is there: no rights, no GPU and no tool is
@@ -47,24 +40,18 @@ def command(*, root: Path, save: Path | None, python: str | None) -> Iterator[Bl
     host = probe(root, python=python, environment=os.environ, copy=copy)
     yield Record(asdict(host))
     yield from host_lines(host)
-    yield from _next_probe_steps(host, root)
+    capabilities = hardware.facts()["capabilities"].values()
+    if any(gpu.capability in capabilities for gpu in host.gpus):  # a device that patchkit knows
+        there = () if root == LIVE else ("--root", root)
+        if host.cabled:
+            yield next_step(*program(), "net", "plan", "--role", "head", *there)
+        if host.software and host.software.vllm:
+            yield next_step(*program(), "env", "--role", "single", "-o", "single.env", *there)
+        else:
+            yield next_step(*program(), "repack", f"vllm=={vllm_table().newest}")
     if copy:
         archive = quoted("tar", "-czf", Path(f"{copy.home.name}.tar.gz"), Path(copy.home.name))
         tell(f"saved: {copy.files} files in {copy.home}; attach them: {archive}")
-
-
-def _next_probe_steps(host: Host, root: Path) -> Iterator[Shown]:
-    """Yield the command that comes next on a device that patchkit knows: of cables, or of vLLM."""
-    known = hardware.facts()["capabilities"].values()
-    if not any(gpu.capability in known for gpu in host.gpus):
-        return
-    there = () if root == LIVE else ("--root", root)
-    if host.cabled:
-        yield next_step(*program(), "net", "plan", "--role", "head", *there)
-    if host.software and host.software.vllm:
-        yield next_step(*program(), "env", "--role", "single", "-o", "single.env", *there)
-    else:
-        yield next_step(*program(), "repack", f"vllm=={vllm_table().newest}")
 
 
 def host_lines(host: Host) -> Iterator[Block]:
@@ -77,9 +64,23 @@ def host_lines(host: Host) -> Iterator[Block]:
     yield from table(_summary_rows(host), "  ")
     yield ""
     yield from table(_network_rows(host), "  ", heads=_HEADS)
-    if host.software:
+    if software := host.software:
+        cuda = f" (CUDA {software.cuda})" if software.cuda else ""
+        torch = f"{software.torch}{cuda}" if software.torch else "not installed"
+        facts = {
+            "python": software.python,
+            "vllm": software.vllm or "not installed",
+            "torch": torch,
+            "triton": software.triton,
+            "ray": software.ray,
+        }
+        for who, taken in (("torch", software.torch_nccl), ("vLLM", software.vllm_nccl)):
+            if taken:
+                version = f"{taken.version or 'unknown version'}, {taken.path}"
+                why = f" ({taken.why})" if taken.why else ""
+                facts[f"{who}'s NCCL"] = (version if taken.path else "none") + why
         yield ""
-        yield from table(_software_rows(host.software), "  ")
+        yield from table(((name, it) for name, it in facts.items() if it), "  ")
     found = remarks(host)
     if found or host.notes:
         yield ""
@@ -98,7 +99,13 @@ def _summary_rows(host: Host) -> Iterator[tuple[str, str]]:
         yield "memory", f"{_gib_text(memory.total)}, {free}, {swap}"
     else:
         yield "memory", style("unknown", fg="yellow")
-    yield from (("GPU", _gpu_text(gpu)) for gpu in host.gpus)
+    for gpu in host.gpus:
+        # GB10 and Thor have no memory of their own: NVML reports none.
+        unified = gpu.capability in hardware.facts()["capabilities"].values()
+        own = "its memory is the system's" if unified else "memory unknown"
+        own = _gib_text(gpu.memory << 10) if gpu.memory else own
+        facts = f"capability {gpu.capability or 'unknown'}, driver {gpu.driver or 'unknown'}, {own}"
+        yield "GPU", style(gpu.name, bold=True) + f", {facts}"
     if not host.gpus:
         yield "GPU", style("none found", fg="yellow")
     places = [cage["place"] for cage in hardware.facts()["connectx"]["cages"]]
@@ -109,15 +116,6 @@ def _summary_rows(host: Host) -> Iterator[tuple[str, str]]:
 
 def _gib_text(kib: int) -> str:
     return f"{kib / KIB_PER_GIB:.1f} GiB"
-
-
-def _gpu_text(gpu: Gpu) -> str:
-    """Describe a GPU. GB10 and Thor have no memory of their own: NVML reports none."""
-    unified = gpu.capability in hardware.facts()["capabilities"].values()
-    missing = "its memory is the system's" if unified else "memory unknown"
-    own = _gib_text(gpu.memory << 10) if gpu.memory else missing
-    facts = f"capability {gpu.capability or 'unknown'}, driver {gpu.driver or 'unknown'}, {own}"
-    return style(gpu.name, bold=True) + f", {facts}"
 
 
 def _network_rows(host: Host) -> Iterator[tuple[str, ...]]:
@@ -156,16 +154,3 @@ def _rdma_cells(device: Rdma | None) -> tuple[str, str]:
     state = style(device.state or "unknown", fg="green" if device.active else None)
     taken = (gid for gid in device.gids if gid.address and gid.kind == "RoCE v2")
     return shown(f"{device.name} ") + state, " ".join(str(gid.index) for gid in taken) or "-"
-
-
-def _software_rows(software: Software) -> Iterator[tuple[str, str]]:
-    yield "python", software.python
-    cuda = f" (CUDA {software.cuda})" if software.cuda else ""
-    yield "vllm", software.vllm or "not installed"
-    yield "torch", f"{software.torch}{cuda}" if software.torch else "not installed"
-    others = {"triton": software.triton, "ray": software.ray}
-    yield from ((name, version) for name, version in others.items() if version)
-    for who, taken in (("torch", software.torch_nccl), ("vLLM", software.vllm_nccl)):
-        if taken:
-            found = f"{taken.version or 'unknown version'}, {taken.path}" if taken.path else "none"
-            yield f"{who}'s NCCL", f"{found} ({taken.why})" if taken.why else found

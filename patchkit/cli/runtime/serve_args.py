@@ -21,7 +21,7 @@ from patchkit.runtime.envfile.env_file import read_env_file
 from patchkit.runtime.host.host import Host
 from patchkit.runtime.node.decision import NodeOptions, decide
 from patchkit.runtime.rules.flags import load_flag_rules
-from patchkit.runtime.rules.presets import Preset, load_presets
+from patchkit.runtime.rules.presets import load_presets
 from patchkit.runtime.rules.rule import RuleChoice
 from patchkit.runtime.serve.args import ServeCommand, serve_args
 from patchkit.runtime.serve.listen import CHOICES as LISTEN
@@ -38,12 +38,7 @@ _TAKEN = ("role", "topology", "executor", "vllm", "nodes", "head", "target", "qu
 @click.argument("model", required=False, shell_complete=complete.models)
 @node_options
 @click.option("--node-rank", type=click.IntRange(0), metavar="R", help="The worker's number.")
-@click.option(
-    "--preset",
-    metavar="ID",
-    shell_complete=complete.models,
-    help="The preset to take; none: flags for any model.",
-)
+@click.option("--preset", shell_complete=complete.models, help="Of another model; none: no preset.")
 @click.option(
     "--from",
     "env_file",
@@ -61,7 +56,7 @@ _TAKEN = ("role", "topology", "executor", "vllm", "nodes", "head", "target", "qu
 @click.option("--explain", is_flag=True, help="Show each flag's reason, and what is left out.")
 @click.option("--list", "presets", is_flag=True, help="List the models that have presets.")
 @rendered
-def command(
+def serve_args_command(
     model: str | None, *, presets: bool, explain: bool, asked: NodeOptions, **options: Any
 ) -> Iterator[Block]:
     """Print the `vllm serve` flags that go with the env, valid for the installed version.
@@ -77,12 +72,35 @@ def command(
     if presets:
         # The presets as presets.toml has them.
         yield Record([{**record_fields(preset), "name": preset.name} for preset in load_presets()])
-        yield from table(map(_preset_row, load_presets()), heads=_HEADS)
+        rows = [
+            (
+                it.id,
+                it.quantization,
+                "?" if it.weights_gib is None else f"{it.weights_gib:.0f}",
+                "1" if it.single else f"{it.nodes}",
+                f"{it.gpu_memory_utilization:.2f}",
+                str(it.max_model_len),
+                f">={it.min_vllm}" + (" (a build)" if it.build else ""),
+                f"{it.evidence}, {it.confidence}",
+            )
+            for it in load_presets()
+        ]
+        yield from table(rows, heads=_HEADS)
         return
     if not model:
         raise UsageError("missing MODEL", hint="OWNER/NAME, a folder, or one of --list")
     served = _serve_command(model, asked, **options)
-    yield Record(_command_fields(served))
+    node, preset = served.request.node, served.request.node.preset
+    own = {name: getattr(node, name) for name in ("vllm", "role", "topology", "nodes")}
+    made = {
+        "command": served.words,
+        "executor": node.executor.name,
+        "preset": preset.id if preset else None,
+        "variables": preset.variables if preset else {},
+        "url": models_url(served.request),
+        "memory": served.request.memory,
+    }
+    yield Record({**record_fields(served, "request"), **own, **made})
     if explain:
         yield from table(_flag_rows(served))
     else:
@@ -98,9 +116,7 @@ def _serve_command(
     model: str, asked: NodeOptions, choice: RuleChoice, host: Host, **options: Any
 ) -> ServeCommand:
     if options["listen"] and options["address"]:
-        raise UsageError(
-            "--listen and --host both say where to listen", hint="leave one of them out"
-        )
+        raise UsageError("--listen and --host both say where to listen", hint="leave one out")
     path: Path | None = options["env_file"]
     file = read_env_file(path, accept_edited=options["accept_edited"]) if path else None
     if file and file.edited:
@@ -125,19 +141,6 @@ def _serve_command(
     return serve_args(request, rules, host.vllm_home(node.vllm))
 
 
-def _preset_row(preset: Preset) -> tuple[str, ...]:
-    return (
-        preset.id,
-        preset.quantization,
-        "?" if preset.weights_gib is None else f"{preset.weights_gib:.0f}",
-        "1" if preset.single else f"{preset.nodes}",
-        f"{preset.gpu_memory_utilization:.2f}",
-        str(preset.max_model_len),
-        f">={preset.min_vllm}" + (" (a build)" if preset.build else ""),
-        f"{preset.evidence}, {preset.confidence}",
-    )
-
-
 def _flag_rows(served: ServeCommand) -> Iterator[tuple[str, ...]]:
     """Yield each flag with its reason; then what is left out, and what a rule could turn on."""
     good, dash = style("✓", fg="green"), style("-", dim=True)
@@ -147,18 +150,3 @@ def _flag_rows(served: ServeCommand) -> Iterator[tuple[str, ...]]:
             yield mark, " ".join(flag.words), " ".join(reason.split())
     for rule in served.off:
         yield style("off", dim=True), f"{rule.flag} {rule.value}", f"{rule.reason} ({rule.id})"
-
-
-def _command_fields(served: ServeCommand) -> dict[str, Any]:
-    node, preset = served.request.node, served.request.node.preset
-    own = {name: getattr(node, name) for name in ("vllm", "role", "topology", "nodes")}
-    return {
-        **record_fields(served, "request"),
-        **own,
-        "command": served.words,
-        "executor": node.executor.name,
-        "preset": preset.id if preset else None,
-        "variables": dict(preset.variables) if preset else {},
-        "url": models_url(served.request),
-        "memory": served.request.memory,
-    }

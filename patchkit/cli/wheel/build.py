@@ -1,33 +1,47 @@
-"""Build a wheel of libnccl: `patchkit build nccl`."""
+"""Build a wheel of libnccl or of vLLM: `patchkit build`."""
 
 from __future__ import annotations
 
+import platform
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import click
 
 from patchkit.cli import complete
-from patchkit.cli.options import find_target, target_option
-from patchkit.cli.out import tell
+from patchkit.cli.options import Selection, request_options, target_option
+from patchkit.cli.out import PRESENT_PATH, tell
 from patchkit.cli.progress import progress
 from patchkit.cli.render import Block, VerbGroup, lead_word, rendered
-from patchkit.cli.wheel.build_options import BuildOptions, build_options, built_blocks, plan_blocks
-from patchkit.cli.wheel.build_vllm import command as vllm
+from patchkit.cli.wheel.build_options import build_options, built_blocks, plan_blocks
 from patchkit.errors import UsageError
 from patchkit.extras import BUILD, require_libraries
 from patchkit.patching.recipe import load_recipe
+from patchkit.quoting import quoted
+from patchkit.recipes.vllm.build import by_option, with_targets
+from patchkit.recipes.vllm.leave_out import idle_sources
 from patchkit.source.nccl import nccl_tree
+from patchkit.source.tree import SourceTree
+from patchkit.target import Target, targets
 from patchkit.versions import named_version
-from patchkit.wheel.build.machine import BuildPlan
-from patchkit.wheel.build.nccl import JOB_MEMORY, NcclOrder, build_nccl
-from patchkit.wheel.build.toolchain import find_toolchain, missing_tools
+from patchkit.wheel.build.machine import BuildPlan, jobs_for, namespace_words, network
+from patchkit.wheel.build.nccl import JOB_MEMORY as NCCL_JOB_MEMORY
+from patchkit.wheel.build.nccl import NcclOrder, build_nccl
+from patchkit.wheel.build.toolchain import MACHINES, find_toolchain, missing_tools
 from patchkit.wheel.device.inspect import LIVE
+from patchkit.wheel.vllm.from_source import JOB_MEMORY as VLLM_JOB_MEMORY
+from patchkit.wheel.vllm.from_source import build_vllm
+from patchkit.wheel.vllm.inputs import parse_given
+from patchkit.wheel.vllm.needs import WITHOUT_RUST, plan_vllm
+from patchkit.wheel.vllm.prepare import check_choice
+from patchkit.wheel.vllm.source import VllmOrder, vllm_source
 from patchkit.wheel.wheelhouse.contents import check_room
 from patchkit.wheel.wheelhouse.overrides import default_version, require_wanted
 
-_EPILOG = """\
+_NCCL_EPILOG = """\
 \b
 On a Spark, or across from x86-64 (apt install g++-aarch64-linux-gnu):
   patchkit build nccl
@@ -36,69 +50,64 @@ The release that Debian has, for a Thor:
 A commit of upstream:
   patchkit build nccl --src git+https://github.com/NVIDIA/nccl@<40 hex digits>
 """
+_VLLM_EPILOG = """\
+\b
+On a Spark:
+  patchkit build vllm --version 0.25.1
+Without extensions whose sources cannot be had, CUTLASS from a folder:
+  patchkit build vllm --version 0.25.1 --source cutlass=cutlass-4.4.2 \\
+    --without flash-attn --without flashmla
+For an H200, to test there:
+  patchkit build vllm --version 0.25.1 --target h200
+"""
 
 
 @click.group(cls=VerbGroup)
-def command() -> None:
+def build_command() -> None:
     """Build a wheel into the wheelhouse."""
 
 
-command.add_command(vllm, "vllm")
-
-
-@command.command(epilog=_EPILOG)
+@build_command.command("nccl", epilog=_NCCL_EPILOG)
 @click.option(
     "--version",
-    "version",
-    shell_complete=complete.releases("nccl"),
+    shell_complete=complete.complete_kind("nccl"),
     metavar="X.Y.Z",
     help="Release to build.  [default: the one that torch pins]",
 )
-@click.option(
-    "--src", "source", metavar="SOURCE", help="Sources: a folder, an archive, or a git commit."
-)
-@click.option(
-    "--sha256", metavar="HEX", help="SHA-256 of an archive that the recipe does not know."
-)
+@click.option("--src", "source", metavar="SOURCE", help="A folder, an archive, or a git commit.")
+@click.option("--sha256", metavar="HEX", help="What an unknown archive must have.")
 @target_option
-@click.option(
-    "--functions", default="", metavar="TEXT", help="Only these kernels (ONLY_FUNCS), for tests."
-)
+@click.option("--functions", default="", metavar="TEXT", help="Only these kernels, for tests.")
 @build_options
 @rendered
-def nccl(
-    version: str | None,
-    source: str | None,
-    sha256: str | None,
-    target: str | None,
-    functions: str,
-    options: BuildOptions,
+def build_nccl_wheel(
+    house: Path, cpu: str | None, target: str | None, *, offline: bool, **given: Any
 ) -> Iterator[Block]:
     """Build libnccl for one device: the wheel replaces stock's nvidia-nccl-cu13."""
     require_libraries(BUILD, "build")
-    began, house, offline = time.monotonic(), options.house, options.offline
-    device = find_target(target or "gb10")
-    spec = _nccl_source(version, source, house)
-    machine = options.cpu or device.cpu
+    began = time.monotonic()
+    device = targets()[target or "gb10"]
+    spec = _nccl_source(given["version"], given["source"], house)
+    machine = cpu or device.cpu
     missing = tuple(missing_tools(machine))
     plan = BuildPlan(title=spec.replace("nccl==", "NCCL "), missing=missing)
-    jobs = options.jobs_for(JOB_MEMORY)
-    if options.dry_run:
+    jobs = jobs_for(NCCL_JOB_MEMORY, given["jobs"])
+    if given["dry_run"]:
         yield from plan_blocks(plan, jobs)
         return
     plan.require()
     with progress() as report:
         check = load_recipe("nccl").check
-        origin = nccl_tree(spec, sha256=sha256, offline=offline, check=check)
+        origin = nccl_tree(spec, sha256=given["sha256"], offline=offline, check=check)
         require_wanted(house, origin.version)
         tools = find_toolchain(machine, offline=offline, progress=report("CUDA toolkit"))
     order = NcclOrder(
         origin=origin,
         target=device,
         toolchain=tools,
-        functions=functions,
+        functions=given["functions"],
         jobs=jobs.number,
-        fresh=options.fresh,
+        fresh=given["fresh"],
     )
     # Space and rights are checked before the build, not when it is done.
     check_room(house, order.expected)
@@ -113,9 +122,8 @@ def nccl(
     lines.append(f"every kernel of NCCL is exact for {device.title}")
     bugs = load_recipe("nccl").bugs_of(origin.version)
     notes = [lead_word("known") + f"{bug.says}; instead: {bug.instead}" for bug in bugs]
-    yield from built_blocks(
-        built, house, began, what, tools, lines, reduced=bool(functions), notes=notes
-    )
+    reduced = bool(given["functions"])
+    yield from built_blocks(built, house, began, what, tools, lines, reduced=reduced, notes=notes)
 
 
 def _nccl_source(version: str | None, source: str | None, house: Path) -> str:
@@ -132,3 +140,121 @@ def _nccl_source(version: str | None, source: str | None, house: Path) -> str:
     require_wanted(house, exact)
     load_recipe("nccl").check(exact)
     return f"nccl=={version}"
+
+
+@build_command.command("vllm", epilog=_VLLM_EPILOG)
+@click.option(
+    "--version",
+    shell_complete=complete.complete_kind("vllm"),
+    metavar="X.Y.Z",
+    help="Release to build.  [default: the newest known one]",
+)
+@click.option("--src", "folder", metavar="SOURCE", help="Sources instead: a folder or an sdist.")
+@request_options
+@click.option(
+    "--source",
+    "sources",
+    multiple=True,
+    metavar="NAME=WHAT",
+    help="A project's source: a folder, an archive or a git commit.",
+)
+@click.option("--requirements", type=PRESENT_PATH, help="Another lock of the environment.")
+@click.option("--extensions", default="", metavar="A,B", help="Only these, for tests.")
+@build_options
+@rendered
+def build_vllm_wheel(
+    selection: Selection, house: Path, requirements: Path | None, *, offline: bool, **options: Any
+) -> Iterator[Block]:
+    """Build vLLM for one device from its sources; `patchkit repack` takes seconds instead."""
+    require_libraries(BUILD, "build")
+    began = time.monotonic()
+    fixes = {fix.id for fix in load_recipe().fixes}
+    # --without takes the names of fixes, and of extensions that are left out.
+    left_out = frozenset(it.option for it in by_option(sorted(selection.skip - fixes)))
+    request = replace(selection, skip=selection.skip & fixes).request()
+    machine = _built_for(request.target, options["cpu"])
+    given = parse_given(options["sources"])
+    parts = frozenset(filter(None, options["extensions"].split(",")))
+    jobs = jobs_for(VLLM_JOB_MEMORY, options["jobs"])
+    idle: dict[str, str] = {}
+
+    def look(tree: SourceTree) -> None:
+        """Look at the sources before anything else is fetched."""
+        idle.update(idle_sources(tree, request, given.keys() | left_out | with_targets(parts)))
+        without = left_out | idle.keys()
+        check_choice(tree, without=without, extensions=parts, given=given)
+
+    with progress() as report:
+        source = vllm_source(
+            options["version"], options["folder"], check=look, report=report, offline=offline
+        )
+        plan = plan_vllm(source.needs, source.version, machine, requirements)
+        if source.needs.rust:
+            tell(WITHOUT_RUST)
+        if options["dry_run"]:
+            yield from plan_blocks(plan, jobs)
+            return
+        plan.require()
+        toolchain = find_toolchain(machine, offline=offline, progress=report("CUDA toolkit"))
+    # Its paths are absolute, since the build runs in a work folder.
+    order = VllmOrder(
+        source=source.path,
+        identity=source.identity,
+        version=source.version,
+        torch=source.needs.torch,
+        request=request,
+        toolchain=toolchain,
+        requirements=requirements and requirements.absolute(),
+        jobs=jobs.number,
+        without=left_out | idle.keys(),
+        given=given,
+        extensions=parts,
+        offline=offline,
+        fresh=options["fresh"],
+    )
+    check_room(house, order.expected)
+    tell(f"compiling in {order.work} with {jobs.number} jobs ({jobs.reason})")
+    tell(f"what the build says: {order.work}/log.txt")
+    _tell_left_out(order, idle)
+    with progress("steps") as report:
+        built = build_vllm(order, report)
+    facts = built.facts
+    lines = [
+        f"{name}: {it}" for key in ("environment", "externals") for name, it in facts[key].items()
+    ]
+    lines += [*built.circumstances, *built.proofs]
+    what = f"vllm {order.version}", f"{order.request.target.title}, {facts['archs']}"
+    fields = {"proofs": built.proofs, "circumstances": built.circumstances}
+    yield from built_blocks(
+        built, house, began, what, toolchain, lines, reduced=bool(parts), **fields
+    )
+
+
+def _built_for(device: Target, cpu: str | None) -> str:
+    """Return the CPU to build for. Raises UsageError for one that this machine cannot build for."""
+    here = platform.machine()
+    # On x86-64 there are wheels and compilers for either; on Arm nobody made x86-64's.
+    within = (here,) if here == "aarch64" else MACHINES
+    if cpu is not None and cpu not in within:
+        raise UsageError(
+            f"vLLM for {cpu} cannot be built on {here}",
+            why="the toolkit for another CPU is locked for x86-64 machines alone",
+            hint=f"build on a machine with {cpu}; or take upstream's kernels: "
+            f"{quoted('patchkit', 'repack', 'vllm==X.Y.Z', '--cpu', cpu)}",
+        )
+    built_for = cpu or (device.cpu if device.cpu in within else here)
+    if built_for != device.cpu:
+        tell(f"for {built_for}: a wheel for tests; {device.title} has {device.cpu}")
+    return built_for
+
+
+def _tell_left_out(order: VllmOrder, idle: Mapping[str, str]) -> None:
+    """Say what is left out and what that costs, before it takes long."""
+    for reason in sorted(set(idle.values())):
+        options = ", ".join(option for option in sorted(idle) if idle[option] == reason)
+        tell(f"without {options}: {reason}; --source NAME=… brings one in")
+    for extension in by_option(sorted(order.without - idle.keys())):
+        if extension.serves(order.request.target.major, order.version):
+            tell(f"without {extension.option}: {extension.cost}")
+    if not namespace_words():
+        tell(network())

@@ -2,91 +2,46 @@
 
 from __future__ import annotations
 
-import functools
 import platform
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any
 
 import click
 
 from patchkit.cli.next_step import next_step, pip
-from patchkit.cli.options import Renamed, offline_option, with_options
-from patchkit.cli.out import Shown, record_fields, style, tell
-from patchkit.cli.render import GOOD, Block, ExitCode, Record, finding_blocks, lead_word
+from patchkit.cli.options import offline_option
+from patchkit.cli.out import PATH, Shown, record_fields, style, tell
+from patchkit.cli.render import (
+    GOOD,
+    Block,
+    ExitCode,
+    Record,
+    finding_blocks,
+    lead_word,
+    with_options,
+)
 from patchkit.finding import worst
 from patchkit.target import targets
-from patchkit.wheel.build.machine import BuildPlan, Jobs, jobs_for
+from patchkit.wheel.build.machine import BuildPlan, Jobs
 from patchkit.wheel.build.make import BuiltWheel
 from patchkit.wheel.build.toolchain import MACHINES, Toolchain
 from patchkit.wheel.file.name import ANY, wheel_name
 from patchkit.wheel.wheelhouse.contents import add_wheel, load_manifest
 
-F = TypeVar("F", bound=Callable[..., Any])
-
-cpu_option = click.option(
-    "--cpu",
-    cls=Renamed,
-    former=["--host", "--platform"],
-    type=click.Choice(MACHINES),
-    help="The CPU to make it for.  [default: the target's]",
-)
+cpu_option = click.option("--cpu", type=click.Choice(MACHINES), help="Default: the target's.")
 house_option = click.option(
-    "--dir",
-    "house",
-    type=click.Path(path_type=Path),
-    default=Path("wheelhouse"),
-    show_default=True,
-    help="The wheelhouse.",
+    "--dir", "house", type=PATH, default=Path("wheelhouse"), show_default=True
 )
-_OPTIONS = (
+build_options = with_options(
     cpu_option,
-    click.option(
-        "--jobs",
-        type=click.IntRange(min=1),
-        metavar="N",
-        help="Compilers at once.  [default: what cores and memory allow]",
-    ),
-    click.option(
-        "--fresh", is_flag=True, help="Begin anew instead of resuming an interrupted build."
-    ),
+    click.option("--jobs", type=click.IntRange(min=1), metavar="N", help="Compilers at once."),
+    click.option("--fresh", is_flag=True, help="Do not resume an interrupted build."),
     offline_option,
     house_option,
-    click.option(
-        "--dry-run",
-        is_flag=True,
-        help="Only say what would be compiled, and all that is missing.",
-    ),
+    click.option("--dry-run", is_flag=True, help="Say what would be done, and what is missing."),
 )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BuildOptions:
-    """Hold what the command line of either build says."""
-
-    cpu: str | None
-    jobs: int | None
-    fresh: bool
-    offline: bool
-    house: Path
-    dry_run: bool
-
-    def jobs_for(self, memory: int) -> Jobs:
-        """Return the number asked for, or what cores and memory allow."""
-        return Jobs(self.jobs, "as asked for") if self.jobs else jobs_for(memory)
-
-
-def build_options(command: F) -> F:
-    """Add the options of both builds; hand them on as ``options``."""
-
-    @functools.wraps(command)
-    def wrapped(**given: Any) -> Any:
-        names = [field.name for field in fields(BuildOptions)]
-        return command(options=BuildOptions(**{n: given.pop(n) for n in names}), **given)
-
-    return cast("F", with_options(*_OPTIONS)(wrapped))
 
 
 def plan_blocks(plan: BuildPlan, jobs: Jobs) -> Iterator[Block]:

@@ -13,23 +13,19 @@ from patchkit.cli.out import style
 from patchkit.cli.render import Block, Record, lead_word, rendered
 from patchkit.errors import UsageError
 from patchkit.extras import BASE, require_libraries
-from patchkit.runtime.python.libnccl import Answer, loaded
+from patchkit.runtime.python.libnccl import loaded
+from patchkit.target import targets
 
 
-@click.command()
+@click.command("inspect")
 @click.argument("file", metavar="[FILE]", required=False, type=click.Path(path_type=Path))
-@click.option("--target", default="gb10", metavar="gb10|thor|h200", help="The device, not gb10.")
-@click.option(
-    "--loaded", "of_python", is_flag=True, help="Which libnccl torch and vLLM would load, and why."
-)
-@click.option(
-    "--python",
-    default=sys.executable,
-    metavar="EXE",
-    help="With --loaded: the Python that has torch.",
-)
+@click.option("--target", type=click.Choice(list(targets())), default="gb10", help="Not gb10.")
+@click.option("--loaded", "of_python", is_flag=True, help="Which libnccl torch and vLLM load.")
+@click.option("--python", default=sys.executable, metavar="EXE", help="That has torch.")
 @rendered
-def command(file: Path | None, *, target: str, of_python: bool, python: str) -> Iterator[Block]:
+def inspect_command(
+    file: Path | None, *, target: str, of_python: bool, python: str
+) -> Iterator[Block]:
     """Show which device code a shared library or a wheel holds, and how it loads on a device.
 
     It loads as exact, family, compatible, jit (from PTX) or none, by NVIDIA's rules; no GPU and no
@@ -40,18 +36,14 @@ def command(file: Path | None, *, target: str, of_python: bool, python: str) -> 
     """
     if (file is None) != of_python:
         raise UsageError("name a FILE, or say --loaded", hint="patchkit inspect --help")
-    if file is None:
-        yield from _loaded_blocks(loaded(python, os.environ))
+    if file is not None:
+        require_libraries(BASE)
+        # --loaded, which runs on nodes, does without what that needs.
+        from patchkit.cli.wheel.inspect_view import inspected_blocks
+
+        yield from inspected_blocks(file, targets()[target])
         return
-    require_libraries(BASE)
-    # --loaded, which runs on nodes, does without what that needs.
-    from patchkit.cli.wheel.inspect_view import inspected_blocks
-
-    yield from inspected_blocks(file, target)
-
-
-def _loaded_blocks(answer: Answer) -> Iterator[Block]:
-    """Yield which libnccl torch and vLLM would load in a Python, with the variables of now."""
+    answer = loaded(python, os.environ)
     yield Record(answer)
     vllm = f"vLLM {answer.vllm_version}" if answer.vllm_version else "no vLLM"
     torch = f"torch {answer.torch_version or 'of no package'}"

@@ -9,26 +9,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from patchkit.cli.options import find_target
 from patchkit.cli.out import Shown, record_fields, style, table
 from patchkit.cli.render import LOAD_STYLES, Block, Record, fact_lines, finding_blocks
 from patchkit.digests import sha256_of
 from patchkit.target import Load, Target
-from patchkit.wheel.device.inspect import (
-    LIVE,
-    RELOCATABLE,
-    Binary,
-    inspect_file,
-    inspect_wheel,
-)
+from patchkit.wheel.device.inspect import LIVE, RELOCATABLE, Binary, inspect_file, inspect_wheel
 from patchkit.wheel.device.libraries import Judged, judge_libraries
-from patchkit.wheel.device.wheel_checks import (
-    check_wheel,
-    floor,
-    missed,
-)
+from patchkit.wheel.device.wheel_checks import check_wheel, floor, missed
 from patchkit.wheel.file.library_rules import library_rules
-from patchkit.wheel.file.metadata import WheelMetadata, read_metadata
+from patchkit.wheel.file.metadata import read_metadata
 from patchkit.wheel.file.wheelfile import WheelFile
 
 _SHOWN_FACTS = ("made", "wheel", "version", "target", "machine", "cuda", "patchkit")
@@ -36,13 +25,13 @@ _SHOWN_FACTS = ("made", "wheel", "version", "target", "machine", "cuda", "patchk
 _PYTHON = re.compile(r"\.cpython-3(\d+)-")
 
 
-def inspected_blocks(file: Path, target_name: str) -> Iterator[Block]:
+def inspected_blocks(file: Path, target: Target) -> Iterator[Block]:
     """Yield what a library or a wheel holds."""
-    target = find_target(target_name)
+    shared = {"file": file, "target": target.name, "wheel": None, "findings": []}
     if file.suffix != ".whl":
         (binary,) = inspect_file(file)
         fields = _binary_fields(binary, target) | {"sha256": sha256_of(file)}
-        yield Record({**_shared_fields(file, target), "binaries": [fields]})
+        yield Record(shared | {"binaries": [fields]})
         yield from _library_lines(binary, target)
         yield from fact_lines({"sha256": fields["sha256"]})
         return
@@ -55,19 +44,31 @@ def inspected_blocks(file: Path, target_name: str) -> Iterator[Block]:
     found = *check_wheel(metadata, binaries), *missed(metadata.name.version, judged, target)
     uses = {library.name: library.use.value for library in judged}
     shown = [_binary_fields(each, target) | {"use": uses.get(each.name)} for each in binaries]
+    promised = library_rules().promised_glibc(metadata.name.tag)
     told = {
         **record_fields(metadata.name, "filename", "cpus"),
         **record_fields(metadata, "name", "members", "facts", "faults"),
         "pins": metadata.pins,
         "at_least": floor(binaries),
-        "promised_glibc": library_rules().promised_glibc(metadata.name.tag) or None,
+        "promised_glibc": promised or None,
         "facts": dict(metadata.facts) or None,
     }
-    yield Record(
-        {**_shared_fields(file, target), "wheel": told, "binaries": shown, "findings": found}
-    )
+    yield Record(shared | {"wheel": told, "binaries": shown, "findings": found})
     yield style(metadata.name.filename, bold=True)
-    yield from fact_lines(_wheel_facts(metadata, binaries))
+    facts = metadata.facts
+    lowest = ", ".join(floor(binaries).values())
+    made = [f"{name} {facts[name]}" for name in _SHOWN_FACTS if facts.get(name)]
+    yield from fact_lines(
+        {
+            "tag": metadata.name.tag,
+            "Python": metadata.requires_python,
+            "pins": [f"{name}=={version}" for name, version in metadata.decisive_pins.items()],
+            "at least": lowest + (f"; its name promises glibc {promised}" if promised else ""),
+            "SBOM": metadata.sboms,
+            "patchkit": made or "did not make it",
+            "fixes": facts.get("fixes"),
+        }
+    )
     yield ""
     if len(binaries) == 1:  # one library is shown whole; of many the table is enough
         yield from _library_lines(binaries[0], target)
@@ -77,23 +78,6 @@ def inspected_blocks(file: Path, target_name: str) -> Iterator[Block]:
         loads = count_loads(code) or "none"
         yield f"on {target.title}, of {code.total()} libraries with device code: {loads}"
     yield from finding_blocks(found)
-
-
-def _shared_fields(file: Path, target: Target) -> dict[str, Any]:
-    return {"file": file, "target": target.name, "wheel": None, "findings": []}
-
-
-def _wheel_facts(wheel: WheelMetadata, binaries: Sequence[Binary]) -> Iterator[tuple[str, object]]:
-    facts, promised = wheel.facts, library_rules().promised_glibc(wheel.name.tag)
-    yield "tag", wheel.name.tag
-    yield "Python", wheel.requires_python
-    yield "pins", [f"{name}=={version}" for name, version in wheel.decisive_pins.items()]
-    lowest = ", ".join(floor(binaries).values())
-    yield "at least", lowest + (f"; its name promises glibc {promised}" if promised else "")
-    yield from (("SBOM", sbom) for sbom in wheel.sboms)
-    made = [f"{name} {facts[name]}" for name in _SHOWN_FACTS if facts.get(name)]
-    yield "patchkit", made or "did not make it"
-    yield "fixes", facts.get("fixes")
 
 
 def _library_rows(
@@ -111,31 +95,27 @@ def _library_rows(
     for binary, *others in alike.values():
         name = binary.name.removeprefix(folder)
         load = binary.load(target)
-        row = (
-            style(uses.get(binary.name, "-")),
-            style(str(load), **LOAD_STYLES[load]) if binary.live else "-",
-            ", ".join(map(str, binary.cuda_majors)) or "-",
-            f"{binary.size * (1 + len(others)) / 1e6:.1f}",
-            f"{for_any_python(name)} ({1 + len(others)})" if others else name,
-            style(_live_archs(binary), dim=True),
-            style(count_loads(binary.loads(target)), dim=True),
+        kinds: dict[str, list[str]] = {"sass": []}  # which comes first
+        for code in (code for code in binary.codes if code.section == LIVE):
+            kinds.setdefault(code.kind, []).append(code.arch.gencode)
+        archs = {kind: " ".join(dict.fromkeys(its)) for kind, its in kinds.items() if its}
+        live = [its if kind == "sass" else f"{kind.upper()} {its}" for kind, its in archs.items()]
+        rows.append(
+            (
+                uses.get(binary.name, "-"),
+                style(str(load), **LOAD_STYLES[load]) if binary.live else "-",
+                ", ".join(map(str, binary.cuda_majors)) or "-",
+                f"{binary.size * (1 + len(others)) / 1e6:.1f}",
+                f"{for_any_python(name)} ({1 + len(others)})" if others else name,
+                style(", ".join(live) or "-", dim=True),
+                style(count_loads(binary.loads(target)), dim=True),
+            )
         )
-        rows.append(row)
     library = f"in {folder}" if folder else "library"
     heads = ("on the device", target.name, "CUDA", "MB", library, "archs", "fat binaries")
     # Of what a library is for, only those of vLLM are known.
     first = 0 if uses else 1
     return table((row[first:] for row in rows), heads=heads[first:])
-
-
-def _live_archs(binary: Binary) -> str:
-    """Return the archs of live code: ``80 90a 120f, PTX 80``."""
-    kinds: dict[str, list[str]] = {"sass": []}  # which comes first
-    for code in (code for code in binary.codes if code.section == LIVE):
-        kinds.setdefault(code.kind, []).append(code.arch.gencode)
-    groups = ((kind, " ".join(dict.fromkeys(archs))) for kind, archs in kinds.items() if archs)
-    named = [archs if kind == "sass" else f"{kind.upper()} {archs}" for kind, archs in groups]
-    return ", ".join(named) or "-"
 
 
 def for_any_python(name: str) -> str:
@@ -144,8 +124,8 @@ def for_any_python(name: str) -> str:
 
 
 def _library_lines(binary: Binary, target: Target) -> Iterator[str]:
-    """Yield everything about one library."""
-    library = binary.library
+    """Yield everything about one library, and in a sentence how its code reaches the device."""
+    library, loads, codes = binary.library, binary.loads(target), binary.codes
     yield style(binary.name, bold=True) + f"  {binary.size:,} bytes"
     facts = {
         **record_fields(library, "sections", "needed"),
@@ -153,37 +133,37 @@ def _library_lines(binary: Binary, target: Target) -> Iterator[str]:
         "at least": list(floor([binary]).values()),
     }
     yield from fact_lines(facts)
-    rows = []
-    for code in binary.codes:
-        load = str(code.reach(target))
+    reached = [(code, code.reach(target)) for code in codes]
+    rows = [
         # In parentheses: no device loads code that was not linked.
-        loads = load if code.section == LIVE else f"({load})"
-        rows.append((code.section, code.name, code.compression, f"{code.count:,}", loads))
-    yield from table(
-        rows, heads=("section", "arch", "compressed", "count", "loads") if rows else ()
-    )
-    yield style(f"  {_conclusion(binary, target)}", **LOAD_STYLES[binary.load(target)])
-
-
-def _conclusion(binary: Binary, target: Target) -> str:
-    """Return one sentence: how the binary's code reaches the device."""
+        (
+            it.section,
+            it.name,
+            it.compression,
+            f"{it.count:,}",
+            f"{load}" if it.section == LIVE else f"({load})",
+        )
+        for it, load in reached
+    ]
+    heads = ("section", "arch", "compressed", "count", "loads")
+    yield from table(rows, heads=heads)
+    load = binary.load(target)
+    live = (it.name for it, its in reached if it.section == LIVE and its is load)
+    names = ", ".join(dict.fromkeys(live))
     if not binary.live:
         unlinked = "only code that was not linked: no device can load it"
-        return f"holds {unlinked if binary.relocatable else 'no device code'}"
-    loads = binary.loads(target)
-    load = max(loads)
-    live = (code for code in binary.codes if code.section == LIVE)
-    names = ", ".join(dict.fromkeys(c.name for c in live if c.reach(target) is load))
-    if binary.linked_anew(target):
-        return (
+        sentence = f"holds {unlinked if binary.relocatable else 'no device code'}"
+    elif binary.linked_anew(target):
+        sentence = (
             f"loads on {target.title}: jit, linked anew on the device at first use ({RELOCATABLE})"
         )
-    if load is Load.NONE:
-        return f"does not load on {target.title}: it holds only {names}"
-    sentence = f"loads on {target.title}: {load}, {names}"
-    if len(loads) > 1:
-        sentence += f"; of {loads.total()} fat binaries, {count_loads(loads)}"
-    return sentence
+    elif load is Load.NONE:
+        sentence = f"does not load on {target.title}: it holds only {names}"
+    else:
+        sentence = f"loads on {target.title}: {load}, {names}"
+        if len(loads) > 1:
+            sentence += f"; of {loads.total()} fat binaries, {count_loads(loads)}"
+    yield style(f"  {sentence}", **LOAD_STYLES[load])
 
 
 def _binary_fields(binary: Binary, target: Target) -> dict[str, Any]:

@@ -41,18 +41,13 @@ A wheel of your own, vouched for:
   patchkit repack ./vllm-0.25.1-cp38-abi3-linux_aarch64.whl --sha256 HEX
 """
 _USES: Mapping[Use, Mapping[str, Any]] = {
-    Use.LOST: {"fg": "yellow"},
-    Use.ABSENT: {"fg": "yellow"},
-    Use.UNKNOWN: {"fg": "yellow"},
-    Use.PARTLY: {"fg": "yellow"},
-    Use.LOADS: {"fg": "green"},
-    Use.JIT: {"fg": "green"},
-    Use.OTHER: {"dim": True},
-    Use.HOST: {"dim": True},
+    **{use: {"fg": "yellow"} for use in (Use.LOST, Use.ABSENT, Use.UNKNOWN, Use.PARTLY)},
+    **{use: {"fg": "green"} for use in (Use.LOADS, Use.JIT)},
+    **{use: {"dim": True} for use in (Use.OTHER, Use.HOST)},
 }
 
 
-@click.command(epilog=_EPILOG)
+@click.command("repack", epilog=_EPILOG)
 @click.argument("wheel", metavar="vllm==X.Y.Z|WHEEL", shell_complete=complete.sources("vllm"))
 @cpu_option
 @request_options
@@ -62,15 +57,8 @@ _USES: Mapping[Use, Mapping[str, Any]] = {
 @house_option
 @verbose_option
 @rendered
-def command(
-    wheel: str,
-    cpu: str | None,
-    selection: Selection,
-    sha256: str | None,
-    offline: bool,
-    trusted: bool,
-    house: Path,
-    verbose: bool,
+def repack_command(
+    wheel: str, selection: Selection, house: Path, *, trusted: bool, verbose: bool, **given: Any
 ) -> Iterator[Block]:
     """Repack upstream's wheel with the fixes that are Python or data, under a version of its own.
 
@@ -85,9 +73,9 @@ def command(
         progress() as report,
         find_wheel(
             wheel,
-            cpu or request.target.cpu,
-            sha256=sha256,
-            offline=offline,
+            given["cpu"] or request.target.cpu,
+            sha256=given["sha256"],
+            offline=given["offline"],
             report=report,
             check=load_recipe("vllm").check,
         ) as origin,
@@ -102,18 +90,22 @@ def command(
         )
     seconds = time.monotonic() - began
     verdicts, proofs = done.outcome.verdicts, done.outcome.proofs
-    yield Record(
+    libraries = [
         {
-            **record_fields(done, "version", "outcome", "libraries"),
-            "libraries": [_library_fields(library) for library in done.libraries],
-            "fixes": [verdict_fields(verdict) for verdict in verdicts],
-            "proofs": proofs,
-            "seconds": round(seconds, 1),
+            **record_fields(it, "known", "loads"),
+            "told": it.phrase,
+            "required": bool(it.known and it.known.required),
+            "fat_binaries": {str(load): it.loads[load] for load in sorted(Load, reverse=True)},
         }
-    )
-    known = "upstream's" if done.source["upstream"] else "not upstream's"
+        for it in done.libraries
+    ]
+    fixes = list(map(verdict_fields, verdicts))
+    own = {"fixes": fixes, "proofs": proofs, "seconds": round(seconds, 1)}
+    known = record_fields(done, "version", "outcome", "libraries")
+    yield Record({**known, "libraries": libraries, **own})
+    whose = "upstream's" if done.source["upstream"] else "not upstream's"
     title = style(f"vllm {done.version}", bold=True)
-    yield title + f"  {done.source['file']} ({known})  →  {request.target.title}"
+    yield title + f"  {done.source['file']} ({whose})  →  {request.target.title}"
     yield from _library_lines(done.libraries, verbose=verbose)
     applied = [verdict for verdict in verdicts if verdict.state is State.APPLIED]
     yield from verdict_lines(applied, verbose=verbose)
@@ -136,12 +128,3 @@ def _library_lines(libraries: Sequence[Judged], *, verbose: bool) -> Sequence[st
     if verbose:
         return table(rows, heads=("on the device", "library", "fat binaries"))
     return [said + f": {', '.join(names)}" for said, names in groups.items()]
-
-
-def _library_fields(library: Judged) -> dict[str, Any]:
-    return {
-        **record_fields(library, "known", "loads"),
-        "told": library.phrase,
-        "required": bool(library.known and library.known.required),
-        "fat_binaries": {str(load): library.loads[load] for load in sorted(Load, reverse=True)},
-    }

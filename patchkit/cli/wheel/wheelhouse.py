@@ -1,39 +1,68 @@
-"""Keep finished wheels: `patchkit wheelhouse`."""
+"""Keep finished wheels, and check them: `patchkit wheelhouse`, `patchkit verify`."""
 
 from __future__ import annotations
 
 import platform
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 
 import click
 
 from patchkit.cli.next_step import next_step, pip, program
-from patchkit.cli.options import Renamed
-from patchkit.cli.out import LaidOut, style, table, tell
+from patchkit.cli.out import FOLDER, PATH, LaidOut, Shown, style, table, tell
 from patchkit.cli.progress import progress
-from patchkit.cli.render import Block, Record, VerbGroup, rendered, verbose_option
+from patchkit.cli.render import (
+    GOOD,
+    Block,
+    ExitCode,
+    Record,
+    VerbGroup,
+    cell_text,
+    counted_noun,
+    finding_blocks,
+    lead_word,
+    rendered,
+    verbose_option,
+)
 from patchkit.cli.wheel.build_options import house_option
-from patchkit.cli.wheel.override import command as override_command
-from patchkit.cli.wheel.override import override_lines
+from patchkit.errors import UsageError
+from patchkit.finding import worst
 from patchkit.patching.recipe import load_recipe
+from patchkit.quoting import quoted
+from patchkit.versions import ExactPin
 from patchkit.wheel.wheelhouse.contents import load_manifest
-from patchkit.wheel.wheelhouse.fill import Filled, fill_wheelhouse, node_of
-from patchkit.wheel.wheelhouse.manifest import REQUIREMENTS, Kind, ManifestEntry
+from patchkit.wheel.wheelhouse.fill import fill_wheelhouse, node_of
+from patchkit.wheel.wheelhouse.manifest import REQUIREMENTS, Kind, Override
+from patchkit.wheel.wheelhouse.overrides import (
+    choose_override,
+    known_overrides,
+    lift_override,
+    record_override,
+)
+from patchkit.wheel.wheelhouse.pins import is_nccl, pins_in
 from patchkit.wheel.wheelhouse.prune import prune_wheelhouse
-from patchkit.wheel.wheelhouse.resolve import NodePlatform, WheelSources
+from patchkit.wheel.wheelhouse.resolve import WheelSources
+from patchkit.wheel.wheelhouse.verify import verify_wheelhouse
+
+_OVERRIDES = """\
+\b
+torch 2.11 pins NCCL 2.28.9; take 2.30.7 beside it:
+  patchkit wheelhouse override nvidia-nccl-cu13==2.30.7
+  patchkit build nccl && patchkit wheelhouse fill
+Which there are, and which known bugs suggest; take one back:
+  patchkit wheelhouse override
+  patchkit wheelhouse override --remove nvidia-nccl-cu13
+"""
+_LARGE = 1e9  # bytes; less takes a few seconds
 
 
 @click.group(cls=VerbGroup)
-def command() -> None:
+def wheelhouse_command() -> None:
     """Keep finished wheels with a manifest, hashes, and locked requirements."""
 
 
-command.add_command(override_command)
-
-
-@command.command("list")
+@wheelhouse_command.command("list")
 @house_option
 @verbose_option
 @rendered
@@ -41,19 +70,27 @@ def list_wheels(house: Path, *, verbose: bool) -> Iterator[Block]:
     """List the wheels that were made here; -v also what fill brought."""
     listed = load_manifest(house)
     wheels = listed.wheels
-    overrides = [override.fields() for override in listed.overrides]
-    entries = [entry.fields() for entry in wheels]
-    yield Record({"dir": house, "overrides": overrides, "wheels": entries})
+    yield Record({"dir": house, "overrides": listed.overrides, "wheels": wheels})
     made = [entry for entry in wheels if entry.kind is Kind.BUILT]
     others = [entry for entry in wheels if entry.kind is not Kind.BUILT]
-    heads = ("project", "version", "kind", "target", "MB", "tag", "sha256")
-    if shown := [*made, *others] if verbose else made:
-        yield from table(map(_wheel_cells, shown), heads=heads)
+    rows = [
+        (
+            style(entry.name.project, bold=entry.kind is Kind.BUILT or None),
+            str(entry.name.version),
+            "repacked" if entry.facts.get("made") == "repack" else str(entry.kind),
+            str(entry.facts.get("target", "-")),
+            f"{entry.size / 1e6:.1f}" if entry.held else "-",
+            entry.name.tag,
+            entry.sha256[:12],
+        )
+        for entry in (*made, *(others if verbose else ()))
+    ]
+    yield from table(rows, heads=("project", "version", "kind", "target", "MB", "tag", "sha256"))
     if others:
         size = f"{sum(entry.size for entry in others) / 1e6:,.0f} MB"
         hint = "" if verbose else "; -v lists them"
         yield f"{len(made)} made here, {len(others)} dependencies, {size}{hint}"
-    yield from override_lines(listed.overrides)
+    yield from _override_lines(listed.overrides)
     if not wheels:
         yield f"{house} holds no wheels"
         yield next_step(*program(), "repack", f"vllm=={load_recipe().newest}", "--dir", house)
@@ -69,23 +106,9 @@ def _serving_step(house: Path) -> LaidOut:
     return next_step("python3", *words, where="to offer them to every node")
 
 
-def _wheel_cells(entry: ManifestEntry) -> tuple[str, ...]:
-    name, facts = entry.name, entry.facts
-    kind = "repacked" if facts.get("made") == "repack" else str(entry.kind)
-    megabytes = f"{entry.size / 1e6:.1f}" if entry.held else "-"
-    target = str(facts.get("target", "-"))
-    project = style(name.project, bold=entry.kind is Kind.BUILT or None)
-    return project, str(name.version), kind, target, megabytes, name.tag, entry.sha256[:12]
-
-
-@command.command("prune")
+@wheelhouse_command.command("prune")
 @house_option
-@click.option(
-    "--drop",
-    multiple=True,
-    metavar="NAME",
-    help="Also remove a listed wheel: its file name, project, or project==version.",
-)
+@click.option("--drop", multiple=True, help="Also a listed wheel: file name, project, or pin.")
 @click.option("--dry-run", is_flag=True, help="Only say what would be removed.")
 @click.option("--force", is_flag=True, help="Set a damaged journal aside.")
 @rendered
@@ -103,30 +126,11 @@ def prune_wheels(
         yield "nothing was changed"
 
 
-@command.command("fill")
+@wheelhouse_command.command("fill")
 @house_option
-@click.option(
-    "--python-version",
-    "python",
-    cls=Renamed,
-    former=["--python"],
-    metavar="X.Y",
-    help="Python of the nodes.  [default: that of the target]",
-)
-@click.option(
-    "--with",
-    "also",
-    multiple=True,
-    metavar="REQUIREMENT",
-    help='A further requirement, such as "ray==2.5".',
-)
-@click.option(
-    "--find-links",
-    "folders",
-    multiple=True,
-    type=click.Path(path_type=Path, exists=True, file_okay=False),
-    help="A further folder of wheels to choose from.",
-)
+@click.option("--python-version", "python", metavar="X.Y", help="Default: the target's.")
+@click.option("--with", "also", multiple=True, metavar="REQUIREMENT", help='Such as "ray==2.5".')
+@click.option("--find-links", "folders", multiple=True, type=FOLDER, help="A folder of wheels.")
 @click.option("--offline", is_flag=True, help="Use only --find-links and the wheelhouse itself.")
 @click.option("--lock-only", is_flag=True, help="Lock only; the nodes download.")
 @verbose_option
@@ -148,31 +152,21 @@ def fill_wheels(
     interrupted one.
     """
     node = node_of(house, python)
+    sources = WheelSources(offline=offline, folders=folders)
     with progress() as report:
         done = fill_wheelhouse(
             house,
             node,
-            WheelSources(offline=offline, folders=folders),
+            sources,
             also=also,
             lock_only=lock_only,
             progress=report("downloading"),
             tell=tell,
         )
-    yield from _filled_blocks(done, house, node, lock_only=lock_only, verbose=verbose)
-    if not lock_only:
-        yield _serving_step(house)
-
-
-def _filled_blocks(
-    done: Filled, house: Path, node: NodePlatform, *, lock_only: bool, verbose: bool
-) -> Iterator[Block]:
-    """Yield what a fill brought, for which nodes, and the command that installs it."""
     overrides = done.manifest.overrides
-    dependencies = [entry.fields() for entry in done.dependencies]
-    taken = [override.fields() for override in overrides]
-    brought = {"new": done.new, "gone": done.gone, "torch": done.torch}
-    fields = {**asdict(node), "dependencies": dependencies, "overrides": taken, **brought}
-    yield Record({"dir": house, **fields})
+    brought = {"dependencies": done.dependencies, "overrides": overrides}
+    changes = {"new": done.new, "gone": done.gone, "torch": done.torch}
+    yield Record({"dir": house, **asdict(node), **brought, **changes})
     if verbose:
         yield from (style("+ ", fg="green") + name for name in done.new)
         yield from (style("- ", fg="red") + name for name in done.gone)
@@ -183,11 +177,126 @@ def _filled_blocks(
     if done.torch:
         cuda = f"CUDA {done.torch.cuda}" if done.torch.cuda else "CUDA"
         yield f"torch {done.torch.version}: {cuda}, as {done.torch.seen}"
-    yield from override_lines(overrides)
+    yield from _override_lines(overrides)
     here = node.machine == platform.machine()
     words = ["--find-links", str(house), "--require-hashes", "-r", str(house / REQUIREMENTS)]
-    yield next_step(
-        *(pip() if here else ["pip"]),
-        *("install", *done.manifest.install_options, *words),
-        where="" if here else f"on a node, {node.machine}",
-    )
+    install = (*(pip() if here else ["pip"]), "install", *done.manifest.install_options, *words)
+    yield next_step(*install, where="" if here else f"on a node, {node.machine}")
+    if not lock_only:
+        yield _serving_step(house)
+
+
+@wheelhouse_command.command("override", epilog=_OVERRIDES)
+@click.argument("pin", metavar="[PROJECT==VERSION]", required=False)
+@click.option("--reason", default="", metavar="TEXT", help="Why, in one line.")
+@click.option("--remove", metavar="PROJECT", help="Take the override of a project back.")
+@house_option
+@rendered
+def override_pin(
+    pin: str | None, *, reason: str, remove: str | None, house: Path
+) -> Iterator[Block]:
+    """Take another version than a wheel pins, on the record; without one, list what is recorded.
+
+    The override stands in the manifest: what is replaced, by what, why, and on whose word. build,
+    fill and verify follow it; everything else that does not fit is refused as before. No resolver
+    knows it, so the wheels are installed with --no-deps, and `pip check` names it.
+    """
+    if pin and remove:
+        raise UsageError("a pin and --remove exclude each other", hint="say one of them")
+    if reason and not pin:
+        raise UsageError("--reason is for a pin", hint="name it: PROJECT==VERSION")
+    overrides = load_manifest(house).overrides  # there is one, and no change of it is unfinished
+    if not pin and not remove:
+        offers = known_overrides(pins_in(house), overrides)
+        yield Record({"dir": house, "overrides": overrides, "offers": offers})
+        yield from _override_lines(overrides)
+        yield from _offer_lines(house, offers)
+        if not overrides:
+            yield f"{house}: no overrides"
+        return
+    if remove:
+        override, state = lift_override(house, remove), "lifted"
+    else:
+        try:
+            exact = ExactPin(pin or "")
+        except ValueError:
+            what = f"{pin!r} is not a pin, PROJECT==VERSION"
+            raise UsageError(what, hint="for example nvidia-nccl-cu13==2.30.7") from None
+        override = choose_override(house, exact, reason)
+        state = "recorded" if record_override(house, override) else "recorded already"
+    yield Record({"dir": house, "state": state, "override": override})
+    yield GOOD + f"{house}: {state}: {override}"
+    # verify names what has to follow, wheel by wheel.
+    builds = is_nccl(override.takes.project) and state == "recorded"
+    yield next_step(*program(), *(["build", "nccl", "--dir"] if builds else ["verify"]), house)
+
+
+def _offer_lines(house: Path, offered: Iterable[Override]) -> Iterator[Shown]:
+    """Yield what known bugs suggest, with the commands that do it."""
+    for offer in offered:
+        yield lead_word("beware") + f"{offer.reason} ({offer.word})"
+        words = ("wheelhouse", "override", "--dir", house, str(offer.takes))
+        yield next_step(*program(), *words, where="to take another one")
+
+
+def _override_lines(overrides: Iterable[Override]) -> Iterator[Shown]:
+    """Yield what is recorded, and what that means for an installation."""
+    for override in overrides:
+        yield lead_word("override") + str(override)
+    if overrides:
+        yield style("  install with --no-deps; `pip check` names it", dim=True)
+
+
+@click.command("verify")
+@click.argument("house", metavar="[WHEELHOUSE]", default=Path("wheelhouse"), type=PATH)
+@rendered
+def verify_command(house: Path) -> Iterator[Block]:
+    """Check that the wheels of a wheelhouse are whole, load on their device, and fit together.
+
+    It compares files with manifest, hashes and RECORD; device code with the target; vLLM, torch,
+    NCCL, triton and CUDA with each other. That is consistency: only a signature
+    of SHA256SUMS (ssh-keygen -Y) says who made the wheels.
+
+    Exits with 8 if bytes are not those of the manifest, 7 if something is missing, 5 if code does
+    not load, 3 if a wheel is not sound, 2 if wheels do not belong together or none is there; with
+    the highest of these if there are several.
+    """
+    tell_hashing(house)
+    done = verify_wheelhouse(house)
+    wheels = done.entries
+    if not wheels and not done.findings:
+        raise UsageError(
+            f"{house}: holds no wheels",
+            why="another folder is meant, or nothing was put there",
+            hint="name a wheelhouse; or put a wheel there: "
+            + quoted("patchkit", "repack", "vllm==X.Y.Z", "--dir", house),
+        )
+    known = {"pins": done.pins, "overrides": done.overrides, "offers": done.offers}
+    wrong = {"missing": done.unmet, "findings": done.findings}
+    yield Record({"dir": house, "wheels": len(wheels), **known, **wrong})
+    if done.pins:
+        yield style(cell_text(done.pins), dim=True)
+    yield from _override_lines(done.overrides)
+    yield from _offer_lines(house, done.offers)
+    if not done.findings:
+        built = sum(entry.kind is Kind.BUILT for entry in wheels)
+        others = len(wheels) - built
+        rest = f" and {counted_noun(others, 'dependency', 'dependencies')}" if others else ""
+        yield GOOD + f"{house}: {counted_noun(built, 'wheel')}{rest}, all as listed"
+    if done.unmet:
+        yield (
+            lead_word("note")
+            + f"not here, and not checked: {', '.join(done.unmet)} and what those need. pip takes "
+            + "them from an index; this locks them for every node: "
+            + f"`{quoted(*program(), 'wheelhouse', 'fill', '--dir', house)}`"
+        )
+    yield from finding_blocks(done.findings)
+    yield ExitCode(worst(done.findings))
+
+
+def tell_hashing(house: Path) -> None:
+    """Say what will be read of a wheelhouse, if that takes more than seconds."""
+    if (
+        size := sum(file.stat().st_size for file in house.glob("*.whl") if file.is_file())
+    ) > _LARGE:
+        tell(f"hashing and reading {size / 1e9:.1f} GB")

@@ -44,8 +44,10 @@ class Jobs:
     reason: str
 
 
-def jobs_for(memory: int) -> Jobs:
+def jobs_for(memory: int, asked: int | None = None) -> Jobs:
     """Return one job per core, or fewer if each needs ``memory`` bytes of what is available."""
+    if asked:
+        return Jobs(asked, "as asked for")
     # Cores that this process may use; os.cpu_count() ignores affinity and cpusets.
     cores = len(os.sched_getaffinity(0))
     found = re.search(r"^MemAvailable: +(\d+) kB", _MEMINFO.read_text("ascii"), re.MULTILINE)

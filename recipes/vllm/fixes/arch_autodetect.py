@@ -64,7 +64,9 @@ FIX = kit.Fix(
     upstream="0.27.0 reads code=sm_ first, and stops on an empty list",
     evidence=(
         kit.Evidence(
-            "evaluated with the flags torch emits", "patchkit archs --arch-list Auto", "measured"
+            "evaluated with the flags torch emits",
+            "the release's CMake, in script mode",
+            "measured",
         ),
         kit.Evidence(
             'string(REPLACE "2.1" "2.1(2.0)")', "torch's select_compute_arch.cmake", "read"

@@ -26,15 +26,18 @@ def fixes(done):
 @pytest.mark.releases
 def test_a_release_by_name_is_unpacked_once_and_patched(cli, sdist, tmp_path, snapshot):
     sdist(RELEASE)
-    source = ["--vllm-src", f"vllm=={RELEASE}", "--dest", tmp_path / "tree", "--offline"]
+    source, tree = (
+        ["--vllm-src", f"vllm=={RELEASE}", "--offline"],
+        tmp_path / f"build/vllm-{RELEASE}",
+    )
     first = json.loads(cli("apply", *source, "--json").stdout)
-    patched = snapshot(tmp_path / "tree")
+    patched = snapshot(tree)
     again = json.loads(cli("apply", *source, "--json").stdout)
 
     assert (first["version"], first["torch_cuda_arch_list"]) == (RELEASE, "12.1a")
     assert EDITED in first["written"]
     assert again["written"] == []
-    assert snapshot(tmp_path / "tree") == patched
+    assert snapshot(tree) == patched
 
 
 @pytest.mark.releases
@@ -104,8 +107,6 @@ def test_the_command_that_undoes_an_apply_is_pasted(cli, tree, tmp_path, environ
             ["sm120_guard", "left out"],
         ),
         (["apply", "--without", "sm120_guard"], ["arch_lists without sm120_guard"]),
-        (["archs", "--arch-list", "12.1"], ["bare 12.1", "FP4", "12.1a"]),
-        (["archs", "--arch-list", "12.1x"], ["'12.1x' is not an arch"]),
     ],
 )
 def test_impossible_requests_are_explained(cli, root, snapshot, arguments, says):

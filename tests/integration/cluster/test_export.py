@@ -20,17 +20,17 @@ def root(tmp_path):
 
 def test_a_manifest_of_one_machines_facts(cli, root, tmp_path):
     lws = ("export", "kubernetes", LARGE, "--root", root, "--vllm", "0.33.0", "--image", IMAGE)
-    done = cli(*lws, "--nodes", 4, "-o", "vllm.yaml", "--node-selector", "site=a")
+    done = cli(*lws, "--nodes", 4, "-o", "vllm.yaml")
     assert done.stdout == (
         f"✓ vllm.yaml created: {LARGE}, 1 x 4 pods, roce\nnext: kubectl apply -f vllm.yaml\n"
     )
     assert "on enp1s0f0np0, as 192.168.100.10" in done.stderr
     group = PodGroup((tmp_path / "vllm.yaml").read_text())
     assert group.size == 4
-    assert group.pod(0)["nodeSelector"] == {"kubernetes.io/arch": "arm64", "site": "a"}
+    assert group.pod(0)["nodeSelector"] == {"kubernetes.io/arch": "arm64"}
     assert group.variables(3)["NCCL_IB_HCA"] == "rocep1s0f0,roceP2p1s0f0"
     cli("env", "check", "--elsewhere", "vllm.yaml")
-    printed = cli(*lws, "--nodes", 4, "--node-selector", "site=a", "--json").stdout
+    printed = cli(*lws, "--nodes", 4, "--json").stdout
     objects = list(yaml.safe_load_all((tmp_path / "vllm.yaml").read_text()))
     assert json.loads(printed)["items"] == objects
 
@@ -76,7 +76,6 @@ def test_a_home_that_nobody_knows(cli, root, tmp_path):
     [
         (["--image", "vllm:latest", "--vllm", "0.33.0"], "its tag can be moved"),
         (["--image", IMAGE], "which vLLM"),
-        (["--image", IMAGE, "--vllm", "0.33.0", "--node-selector", "x"], "is no label"),
     ],
 )
 def test_what_is_refused(cli, root, arguments, says):

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -192,17 +193,19 @@ def test_without_a_sandbox_only_what_is_locked_or_trusted_is_run(tree, without, 
     assert "proved DeepGEMM: " in locked.stdout
 
 
-def test_only_what_this_run_unpacks_of_a_locked_archive_is_locked(sdist, tmp_path):
+def test_only_what_this_run_unpacks_of_a_locked_archive_is_locked(sdist, tmp_path, monkeypatch):
     sdist(RELEASE)
-    released = SourceOptions("vllm", f"vllm=={RELEASE}", dest=tmp_path / "tree", offline=True)
+    monkeypatch.chdir(tmp_path)
+    released = SourceOptions("vllm", f"vllm=={RELEASE}", offline=True)
+    tree = Path("build") / f"vllm-{RELEASE}"
     for source, expected in (
         (released, Sandboxed.IF_POSSIBLE),
         (released, Sandboxed.ALWAYS),  # a folder by now, and anybody may have written into it
-        (SourceOptions("vllm", str(tmp_path / "tree")), Sandboxed.ALWAYS),
-        (SourceOptions("vllm", str(tmp_path / "tree"), trusted=True), Sandboxed.NEVER),
+        (SourceOptions("vllm", str(tree)), Sandboxed.ALWAYS),
+        (SourceOptions("vllm", str(tree), trusted=True), Sandboxed.NEVER),
     ):
         with located(source, keep=True) as (path, sandboxed):
-            assert (path, sandboxed) == (tmp_path / "tree", expected)
+            assert (path, sandboxed) == (tree, expected)
 
 
 MAKE = (

@@ -152,15 +152,15 @@ def test_altered_anchors_are_drift(nccl, edit, ask, snapshot, cli, path, before,
 
 def test_from_a_release_to_a_diff(cli, git, tmp_path, nccl_release):
     need("make")
-    built = tmp_path / "built"
-    done = cli("apply", "--nccl-src", "nccl==2.29.7", "--dest", built, "--json")
+    built = tmp_path / "build" / "nccl-2.29.7"
+    done = cli("apply", "--nccl-src", "nccl==2.29.7", "--json")
     shown = json.loads(done.stdout)
     assert {fix["id"]: fix["state"] for fix in shown["fixes"]} == {
         fix: state.value for fix, state in STATES.items()
     }
     assert shown["nvcc_gencode"] == "-gencode=arch=compute_121,code=sm_121"
     assert any("Message truncated" in bug["says"] for bug in shown["known_bugs"])
-    cli("apply", "--nccl-src", "nccl==2.29.7", "--dest", built)  # the same folder again
+    cli("apply", "--nccl-src", "nccl==2.29.7")  # the same folder again
     assert cli("diff", "--nccl-src", built).stdout.count("diff --git") == 3
 
     folder = tmp_path / "repository"

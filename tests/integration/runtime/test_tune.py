@@ -80,7 +80,7 @@ def test_the_file_is_put_where_vllm_is_told_to_look(tune, tmp_path):
         ((), "fault", 9, "No CUDA GPUs are available"),
         ((), "cut", 3, "is not JSON"),
         (("--python", "no-such-python"), "", 9, "no-such-python"),
-        (("--batch-sizes", "1,x"), "", 2, "--batch-sizes takes numbers"),
+        (("--batch-sizes", "1,x"), "", 2, "--batch-sizes takes whole numbers"),
     ],
 )
 def test_what_cannot_be_done_leaves_nothing(tune, tmp_path, arguments, benchmark, rc, says):

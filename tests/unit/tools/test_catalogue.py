@@ -11,7 +11,7 @@ import re
 from click.testing import CliRunner
 from packaging.specifiers import SpecifierSet
 
-from patchkit.cli.patch.fixes import command
+from patchkit.cli.patch.apply import fixes_command
 from patchkit.finding import ESTABLISHED
 from patchkit.patching.recipe import SupportLevel, load_claims, load_recipe, load_support
 from patchkit.records import RECIPES
@@ -36,7 +36,7 @@ def test_the_table_agrees_with_what_fixes_say_they_are_for():
 
 
 def test_fixes_json_has_the_matrix():
-    shown = json.loads(CliRunner().invoke(command, ["--json"]).stdout)
+    shown = json.loads(CliRunner().invoke(fixes_command, ["--json"]).stdout)
     by_project = {
         project: {fix["id"]: fix["releases"] for fix in shown if fix["project"] == project}
         for project in ("vllm", "nccl")
@@ -46,10 +46,8 @@ def test_fixes_json_has_the_matrix():
         fix: {mode: {r: level.value for r, level in row.items()} for mode, row in modes.items()}
         for fix, modes in load_support().items()
     }
-    (one,) = {
-        tuple(fix["releases"]["native"])
-        for fix in json.loads(CliRunner().invoke(command, ["--version", "0.24.0", "--json"]).stdout)
-    }
+    listed = CliRunner().invoke(fixes_command, ["--version", "0.24.0", "--json"]).stdout
+    (one,) = {tuple(fix["releases"]["native"]) for fix in json.loads(listed)}
     assert one == ("0.24.0",)
 
 

@@ -1,0 +1,262 @@
+"""Start, stop, watch and switch a model: `patchkit up`, `down`, `status`, `logs`, `switch`."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import click
+
+from patchkit.cli import complete
+from patchkit.cli.cluster.cluster_options import cluster_option, node_fields
+from patchkit.cli.next_step import next_step, program
+from patchkit.cli.out import LaidOut, record_fields, style, table, tell
+from patchkit.cli.render import BAD, GOOD, Block, ExitCode, Record, rendered
+from patchkit.cluster.agent.unit_state import NodeState, UnitState
+from patchkit.cluster.launch import up as launch
+from patchkit.cluster.launch.cluster import Cluster, read_group_journal
+from patchkit.cluster.launch.up import (
+    StartWatcher,
+    check_stopped,
+    stop_group,
+    token_silence,
+    wait_until_answered,
+)
+from patchkit.cluster.ssh.node import all_of
+from patchkit.doctor.symptoms.findings import explain_failed_start, first_error
+from patchkit.durable.signals import Interrupted
+from patchkit.errors import HostError, PatchkitError, UsageError
+from patchkit.runtime.rules.secret_texts import mask_secrets
+from patchkit.units import KIB_PER_GIB
+
+_MODEL = click.argument("model", shell_complete=complete.models)
+_WORDS = {
+    "waiting": "starting the workers",
+    "start-pre": "starting",
+    "start": "starting",
+    "start-post": "loading the model",
+    "auto-restart": "waiting before the next start",
+    "running": "answers",
+}
+_HEADS = ("node", "rank", "state", "since", "starts", "memory", "GPU")
+# By the unit's sub-state, else by its state.
+_STATES = {
+    "auto-restart": ("waits to restart", "yellow"),
+    "waiting": ("waits", "yellow"),
+    "active": ("answers", "green"),
+    "activating": ("loading", "yellow"),
+    "failed": ("failed", "red"),
+    "inactive": ("stopped", None),
+    "deactivating": ("stopping", "yellow"),
+}
+
+
+@click.command("up")
+@_MODEL
+@cluster_option
+@rendered
+def up_command(model: str, *, cluster: Cluster) -> Iterator[Block]:
+    """Start a model, here or on the nodes of cluster.toml; return when it has answered.
+
+    \b
+      patchkit up openai/gpt-oss-20b
+
+    Writes env files and units on each node, as `patchkit env` and `patchkit serve-args` would say
+    there, and starts the head. What runs with the same files is left alone. systemd keeps it: it
+    outlives the terminal, a crash and a reboot. Ctrl-C only detaches; `patchkit down` ends it.
+    """
+    watcher = _watch_start(cluster)
+    nodes = ", ".join(node.destination for node in cluster.nodes)
+    begun = launch.bring_up(cluster, model)
+    served, url = begun.plan.units.model.name, begun.plan.units.url
+    what = "is started" if begun.since else "runs with these files already"
+    yield GOOD + f"{served} {what} on {nodes}"
+    _wait_attached(lambda: wait_until_answered(cluster, begun.since, watcher))
+    yield from _answered_blocks(cluster, served, url)
+
+
+@click.command("switch")
+@_MODEL
+@cluster_option
+@rendered
+def switch_command(model: str, *, cluster: Cluster) -> Iterator[Block]:
+    """Serve another model; if it does not answer, the former one again.
+
+    The former one is stopped and its memory awaited first. vLLM's sleep mode is not used.
+    """
+    watcher = _watch_start(cluster)
+    _wait_attached(lambda: launch.switch_model(cluster, model, watcher))
+    yield from _answered_blocks(cluster, model)
+
+
+def _wait_attached(wait: Callable[[], None]) -> None:
+    """Wait; an interrupt leaves the start to the head's systemd, and says how to come back."""
+    try:
+        wait()
+    except Interrupted:
+        tell("")
+        tell(next_step(*program(), "status"))
+        raise
+
+
+def _watch_start(cluster: Cluster) -> StartWatcher:
+    """Return what tells how a start goes, a line for each change of the unit, or why it failed."""
+    lines: list[str] = []
+
+    def tell_unit(unit: UnitState, seconds: float) -> None:
+        line = (unit.sub == "waiting" and unit.text) or _WORDS.get(unit.sub, unit.sub)
+        if line not in lines[-1:]:
+            lines.append(line)
+            tell(style(f"  {seconds:5.0f} s  {cluster.head.destination}: {line}", dim=True))
+
+    return StartWatcher(tell_unit, explain_failed_start)
+
+
+def _answered_blocks(cluster: Cluster, model: str, url: str = "") -> Iterator[Block]:
+    """Yield that a model answers, and how it is asked."""
+    yield Record({"model": model, "url": url, "answered": True})
+    yield GOOD + f"{model} answers"
+    if url:
+        where = "" if cluster.head.here else f"on {cluster.head.destination}"
+        yield next_step("curl", f"{url}/v1/models", where=where)
+
+
+@click.command("down")
+@cluster_option
+@rendered
+def down_command(*, cluster: Cluster) -> Iterator[Block]:
+    """Stop the model on every node, and check: no unit, no process, the memory back.
+
+    It does not come back after a reboot until the next `up`. A node that did not answer is named.
+    """
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(HostError):  # a head that is off keeps nobody out
+            stack.enter_context(cluster.alone())
+        results = stop_group(cluster)
+    nodes = []
+    for node, result in zip(cluster.nodes, results, strict=True):
+        nodes.append(node_fields(node.destination, result))
+        left = result.what if isinstance(result, PatchkitError) else result.left
+        yield BAD + left if left else GOOD + f"{node.destination}: stopped, no process left"
+    yield Record({"nodes": nodes})
+    check_stopped(cluster, results)
+
+
+@click.command("status")
+@cluster_option
+@rendered
+def status_command(*, cluster: Cluster) -> Iterator[Block]:
+    """Show the state of every node: what systemd says, memory, temperature, the last error.
+
+    The exit code is 0 while the model answers, 9 if it does not or a node is silent.
+    """
+    rows = list(zip(cluster.nodes, cluster.states(), strict=True))
+    head = rows[0][1] if isinstance(rows[0][1], NodeState) else None
+    unit = head.units[0] if head else None
+    hangs, error = "", None
+    if unit and unit.active == "active":
+        try:
+            hangs = token_silence(cluster)
+        except PatchkitError as silence:
+            hangs = silence.what
+    elif unit and (unit.active == "failed" or unit.sub == "auto-restart"):
+        error = first_error(read_group_journal(cluster, lines=400).lines)
+    wrong = list(_head_notes(head, unit)) if head and unit else []
+    wrong += [
+        style("silent", fg="red") + f" {state.what}"
+        for _node, state in rows
+        if isinstance(state, PatchkitError)
+    ]
+    wrong += [style("hangs", fg="red") + f" {cluster.head.destination}: {hangs}"] if hangs else []
+    well = bool(unit and unit.active == "active") and not wrong
+    yield Record(
+        {
+            "answers": well,
+            "hangs": hangs or None,
+            "serves": unit.description if unit else None,
+            "nodes": [node_fields(node.destination, state) for node, state in rows],
+            "error": {"node": error[0], "text": error[1]} if error else None,
+        }
+    )
+    if unit:
+        yield style(unit.description, bold=True)
+    cells = (_row(number, state, hangs) for number, (_node, state) in enumerate(rows))
+    names = (style(node.destination, bold=True) for node, _state in rows)
+    yield from table([(name, *row) for name, row in zip(names, cells, strict=True)], heads=_HEADS)
+    yield from wrong
+    if error:
+        yield style("last error", fg="red") + f" {error[0]}: {error[1]}"
+    if error or wrong:
+        alone = cluster.head.here and len(rows) == 1
+        yield next_step(*program(), "doctor", *([] if alone else ["--cluster"]))
+    if not well:
+        yield ExitCode(HostError.exit_code)
+
+
+def _head_notes(head: NodeState, unit: UnitState) -> Iterator[str]:
+    """Yield what keeps the head from serving, or serves beside it."""
+    yield from (each.text for each in head.units if each.text)
+    for stranger in head.strangers:
+        yield style("not the model", fg="red") + f" answers at {stranger}"
+    if unit.active == "failed":
+        yield (
+            f"systemd gave up {unit.since.partition(' ')[2]}, after {head.starts} starts in an "
+            f"hour ({unit.result}, status {unit.status}); `patchkit up` starts it again"
+        )
+
+
+def _row(number: int, state: NodeState | PatchkitError, hangs: str) -> tuple[str, ...]:
+    if isinstance(state, PatchkitError):
+        return str(number), style("silent", fg="red"), "", "", "", ""
+    unit, memory = state.units[0], state.memory
+    word, colour = _STATES.get(unit.sub) or _STATES.get(unit.active, (unit.active, None))
+    if hangs and number == 0:
+        word, colour = "hangs", "red"
+    elif number and unit.active == "active":
+        word = "runs"  # that it answers the head alone knows
+    heat = [f"{state.celsius} °C"] if state.celsius is not None else []
+    heat += [f"{state.watts:.0f} W"] if state.watts is not None else []
+    free = "?"
+    if memory:
+        total = memory.total / KIB_PER_GIB
+        free = f"{memory.available / KIB_PER_GIB:.0f} of {total:.0f} GiB free"
+    return (
+        str(number),
+        style(word, fg=colour) if colour else word,
+        unit.since.partition(" ")[2] if unit.active != "inactive" else "",
+        f"{state.starts} in 1 h" if number == 0 else "",
+        free,
+        " ".join(heat),
+    )
+
+
+@click.command("logs")
+@cluster_option
+@click.option("-f", "--follow", is_flag=True, help="Go on as lines come, until Ctrl-C.")
+@click.option("--node", "nodes", multiple=True, metavar="N", help="This node's alone; repeat.")
+@click.option("--since", default="", metavar="WHEN", help="As journalctl takes it: '10 min ago'.")
+@click.option("-n", "--lines", type=click.IntRange(1), default=100, show_default=True)
+@rendered
+def logs_command(
+    *, cluster: Cluster, follow: bool, nodes: tuple[str, ...], since: str, lines: int
+) -> Iterator[Block]:
+    """Show what all ranks wrote, merged by time, by this machine's clock.
+
+    Each node's journal keeps it; --json prints a line of JSON for each. --since is by each node's
+    own clock. The exit code is 9 if a node is silent.
+    """
+    known = [node.destination for node in cluster.nodes]
+    if strange := [node for node in nodes if node not in known]:
+        raise UsageError(f"--node {strange[0]}: no such node", hint=f"one of {', '.join(known)}")
+    width = max(map(len, known))
+    newest = 0 if since else lines
+    journal = read_group_journal(cluster, since=since, lines=newest, nodes=nodes, follow=follow)
+    for node, raw in journal.lines:
+        line = replace(raw, text=mask_secrets(raw.text))
+        yield Record({"node": node, **record_fields(line)}, line=True)
+        clock = time.strftime("%H:%M:%S", time.localtime(line.time / 1e6))
+        head = style(f"{clock} {node.ljust(width)} ", dim=True)
+        yield LaidOut(head + line.text)
+    all_of(list(journal.silent.values()))
