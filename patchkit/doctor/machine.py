@@ -60,7 +60,7 @@ def machine_findings(node: NodeReport) -> Iterator[Finding]:
         return
     for run_check in (
         *(check_driver, check_gpu, check_gpu_users, check_kernel_log),
-        *(check_memory, check_oom_kills, check_memory_guard),
+        *(check_memory, check_memory_guard),
         *(check_unit_limits, check_rdma_files),
         *(check_torch, check_lost_nccl, check_nccl, check_compilers),
     ):
@@ -75,12 +75,6 @@ def check_memory(node: NodeReport) -> Outcome:
     if shared and sizes["available"] < machine_limits().left_gib:
         return node.find("memory-left", **sizes)
     return sizes
-
-
-@check("oom-kills")
-def check_oom_kills(node: NodeReport) -> Outcome:
-    kills = node.health_fact("oom_kills")
-    return node.find("oom-kills", kills=kills) if kills else {}
 
 
 @check("memory-guard")

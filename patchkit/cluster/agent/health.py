@@ -133,14 +133,13 @@ class GpuUser:
 class NodeHealth:
     """What a node says of its health; None or "" is unknown, ``unread`` says why.
 
-    ``page_cache`` is in KiB; ``oom_kills`` how often the kernel ended a process for want of memory
-    since it started; ``guards`` are services that end one before; ``kernel`` are the lines of this
-    boot's kernel log that may tell of trouble; ``manager`` is whether the user's systemd answers.
+    ``page_cache`` is in KiB; ``guards`` are services that end a process before memory is used up;
+    ``kernel`` are the lines of this boot's kernel log that may tell of trouble; ``manager`` is
+    whether the user's systemd answers.
     ``process`` are the limits of this process, ``unit`` those of the unit's, if it runs.
     """
 
     page_cache: int | None = None
-    oom_kills: int | None = None
     guards: tuple[str, ...] | None = None
     kernel: tuple[str, ...] | None = None
     gpu: GpuState | None = None
@@ -169,7 +168,6 @@ def collect_health(venv: str, main: int = 0, no_main: str = "no unit is named") 
         environment = dict(pair.split("=", 1) for pair in own if "=" in pair)
     parts: dict[str, Callable[[], object]] = {
         "page_cache": _page_cache,
-        "oom_kills": lambda: _read_counters("vmstat")["oom_kill"],
         "guards": _running_guards,
         "kernel": read_kernel_log,
         "gpu": gpu_state,

@@ -29,7 +29,6 @@ OUTSIDE = ContainerLimits(verbs=4, verbs_open=4)
 IN_DOCKER = replace(OUTSIDE, kind="docker")
 WELL = NodeHealth(
     page_cache=1 << 20,
-    oom_kills=0,
     guards=("earlyoom",),
     kernel=(),
     gpu=GPU,
@@ -165,10 +164,10 @@ def test_a_limited_manager_is_the_cause_and_what_it_started_a_note(well):
 
 def test_what_is_only_worth_knowing(well):
     stopped = with_memory(replace(well, processes=()), available=20 << 20, swap_total=0)
-    found = judged(stopped, oom_kills=2, guards=())
+    found = judged(stopped, guards=())
     notes = {each.about: each for each in found if each.level is Level.NOTE}
 
-    assert {*notes} == {"oom-kills", "memory-guard", "gpu-taken"}
+    assert {*notes} == {"memory-guard", "gpu-taken"}
     assert wrong(found) == {}
     assert "10 (VLLM::EngineCor of spark 90000 MiB)" in notes["gpu-taken"].what
 
