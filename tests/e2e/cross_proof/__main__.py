@@ -31,9 +31,7 @@ from patchkit.source.fetch import fetch
 from patchkit.wheel.build.torch_toolkit import driver_stand_in
 from patchkit.wheel.file.wheelfile import WheelFile
 from patchkit.wheel.vllm.repack_origin import upstream_wheels
-from support.nccl_wheel import LIBRARY
-from support.nccl_wheel import content as libnccl
-from support.proving import require, run
+from support.proving import LIBRARY, libnccl_of, require, run
 
 ROOT = Path(__file__).parents[3]
 CXX = "aarch64-linux-gnu-g++"
@@ -242,7 +240,9 @@ class Installation:
         if ours := self.wheels.get("nvidia-nccl-cu13"):
             here = self.root.path / mapped[0].lstrip("/")
             require(mapped[0].endswith(LIBRARY), f"torch maps {mapped[0]}")
-            require(here.read_bytes() == libnccl(ours), f"{mapped[0]} is not that of {ours.name}")
+            require(
+                here.read_bytes() == libnccl_of(ours), f"{mapped[0]} is not that of {ours.name}"
+            )
 
 
 def extensions(wheel: WheelFile, python: str) -> list[str]:

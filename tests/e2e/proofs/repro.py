@@ -8,7 +8,7 @@ member of the wheel are named; exit code 5.
 
 nccl: without --whole NCCL's device code is reduced to two kernel families, one of them of those
 that nvcc names after its process number if nobody prevents it. The wheel is then inspected,
-installed, loaded and removed (tests/support/nccl_wheel.py).
+installed, loaded and removed (tests/support/proving.py).
 
 vllm: the smallest extensions are built from source, and one CUDA object beside them
 (build_proof.py); they are installed and loaded. With --whole it is every extension: --without and
@@ -31,7 +31,7 @@ from typing import Any
 from e2e.proofs.build_proof import SOURCES, check_wheel, compiled_object, reduced_options
 from patchkit.errors import PatchkitError, ProofError, UsageError
 from support.comparing import first_member, first_object, object_digests
-from support.nccl_wheel import accept
+from support.proving import accept_nccl
 
 HERE = platform.machine()
 FAMILIES = "AllReduce Sum f32 RING SIMPLE|Reduce Prod f8e4m3 RING SIMPLE"
@@ -108,7 +108,7 @@ def compare(project: str, folder: Path, options: list[str]) -> None:
         )
     print("the two wheels are the same bytes")
     if project == "nccl":
-        accept(wheels[0])
+        accept_nccl(wheels[0])
     else:
         check_wheel(told[0])
 
