@@ -30,7 +30,7 @@ from patchkit.runtime.rules.flags import flags
 from patchkit.runtime.rules.rule import holding, holds
 from patchkit.runtime.rules.secret_texts import is_secret, runs_code
 from patchkit.runtime.rules.spelling import Slips, nearest
-from patchkit.runtime.rules.variable_rules import load_variable_rules
+from patchkit.runtime.rules.variable_rules import Avoid, load_variable_rules
 from patchkit.runtime.rules.variable_values import (
     ADDRESS_NAMES,
     find_value_problems,
@@ -162,7 +162,12 @@ def _check_advice(checked: CheckedText) -> Iterator[Finding]:
 
 def check_names(checked: CheckedText) -> Iterator[Finding]:
     """Yield what is wrong with names, and what the rules say against their values."""
-    situation, avoids = checked.situation, load_variable_rules().avoids_by_name
+    situation = checked.situation
+    avoids: dict[str, list[Avoid]] = {}
+    for avoid, name in (
+        (row, name) for row in load_variable_rules().avoids for name in row.variables
+    ):
+        avoids.setdefault(name, []).append(avoid)
     known = {
         "vLLM": vllm_variables(situation.get("vllm", ""), checked.home),
         "NCCL": nccl_variables(situation.get("nccl", "")),

@@ -71,7 +71,8 @@ def gpus(reader: Reader) -> tuple[Gpu, ...]:
 def gpu_state() -> GpuState:
     """Return how the first GPU is. Raises ToolUnavailable."""
     (state, *_others) = _parse_rows(_query(f"--query-gpu={_STATE}", "--id=0"), 7)
-    celsius, watts, limit, mhz, most_mhz, busy, throttled = state
+    celsius, *powers, mhz, most_mhz, busy, throttled = state
+    watts = [float(cell) if re.fullmatch(r"\d{1,9}(\.\d+)?", cell) else None for cell in powers]
     try:
         text = _query("--query-compute-apps=pid,used_memory", "--id=0")
         rows = _parse_rows(text, 2) if text.strip() else []
@@ -80,8 +81,8 @@ def gpu_state() -> GpuState:
         processes = None
     return GpuState(
         celsius=whole(celsius),
-        watts=_parse_watts(watts),
-        limit=_parse_watts(limit),
+        watts=watts[0],
+        limit=watts[1],
         mhz=whole(mhz),
         most_mhz=whole(most_mhz),
         busy=whole(busy),
@@ -117,7 +118,3 @@ def _parse_rows(text: str, columns: int) -> list[list[str]]:
     if not rows:
         raise ToolUnavailable("nvidia-smi: has no GPU")
     return rows
-
-
-def _parse_watts(cell: str) -> float | None:
-    return float(cell) if re.fullmatch(r"\d{1,9}(\.\d+)?", cell) else None

@@ -61,10 +61,6 @@ class Preset:
         """Return the last part of the id; it names the preset by itself, since no two share it."""
         return self.id.rpartition("/")[2]
 
-    def __post_init__(self) -> None:
-        if not 0 < self.gpu_memory_utilization < 1:
-            raise ValueError("gpu_memory_utilization is a share below 1")
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Presets:

@@ -189,25 +189,20 @@ def _secrets_by_name(text: str) -> Iterator[tuple[int, int]]:
         if found.end() < end:  # its value is in one that is masked: a line of names takes long
             continue
         dashes, name, sign = found["dashes"], found["name"], found["sign"]
-        spans: Iterator[tuple[int, int]] = iter(())
-        # Behind a blank or a comma only the value of a flag follows.
+        spans: list[tuple[int, int]] = []
+        # Behind a blank or a comma only the value of a flag follows; `--api-key` takes several.
         if dashes and (holds_secret(name) or secret_flag(dashes + name)):
-            spans = _flag_values(text, found)
-        elif not dashes and any(each in sign for each in "=:") and holds_secret(name):
-            spans = _named_values(text, found)
+            several = "=" not in sign and secret_flag(dashes + name)
+            at: int | None = found.end()
+            while at is not None and (values := [*_value_at(text, at)]):
+                spans += values
+                following = _NEXT.match(text, values[0][1]) if several else None
+                at = following.end() if following else None
+        elif not dashes and any(mark in sign for mark in "=:") and holds_secret(name):
+            spans = [*_named_values(text, found)]
         for start, stop in spans:
             end = max(end, stop)
             yield start, stop
-
-
-def _flag_values(text: str, flag: re.Match[str]) -> Iterator[tuple[int, int]]:
-    """Yield the value of a flag; `--api-key` takes several."""
-    several = "=" not in flag["sign"] and secret_flag(flag["dashes"] + flag["name"])
-    at: int | None = flag.end()
-    while at is not None and (found := list(_value_at(text, at))):
-        yield from found
-        following = _NEXT.match(text, found[0][1]) if several else None
-        at = following.end() if following else None
 
 
 def _named_values(text: str, name: re.Match[str]) -> Iterator[tuple[int, int]]:

@@ -6,7 +6,7 @@ the docs show both.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from functools import cache
@@ -89,11 +89,6 @@ class VariableRules:
         ids = {rule.id for rule in self.rules}
         if lost := sorted({rule.replaces for rule in self.rules} - {"", *ids}):
             raise ValueError(f"replaces what is no rule: {', '.join(lost)}")
-
-    @property
-    def avoids_by_name(self) -> Mapping[str, Sequence[Avoid]]:
-        names = {name for avoid in self.avoids for name in avoid.variables}
-        return {name: [row for row in self.avoids if name in row.variables] for name in names}
 
     @property
     def entries(self) -> tuple[VariableRule | Avoid, ...]:

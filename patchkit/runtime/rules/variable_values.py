@@ -60,12 +60,6 @@ def value_tables() -> Mapping[str, Any]:
     return read_toml(dict[str, Any], RECIPES / "env" / "values.toml")
 
 
-@cache
-def _row_by_name() -> Mapping[str, Mapping[str, Any]]:
-    rows = (row for kind in ("number", "choice") for row in value_tables()[kind])
-    return {name: row for row in rows for name in row["names"]}
-
-
 def find_value_problems(name: str, value: str, role: str = "") -> Iterator[ValueProblem]:
     """Yield what is wrong with a value; a variable's default is always right."""
     if not value or is_placeholder(name, value):
@@ -79,7 +73,8 @@ def find_value_problems(name: str, value: str, role: str = "") -> Iterator[Value
             source="vLLM network_utils.get_ip" if name == "VLLM_HOST_IP" else "",
             stops=not alone and trouble != _NO_ADDRESS,
         )
-    row, life = _row_by_name().get(name), lifetime(name)
+    rows = (row for kind in ("number", "choice") for row in value_tables()[kind])
+    row, life = next((row for row in rows if name in row["names"]), None), lifetime(name)
     if row is None or (life is not None and life.default == value):
         return
     if "words" in row:
