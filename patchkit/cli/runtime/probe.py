@@ -33,7 +33,7 @@ _HEADS = ("netdev", "state", "speed", "MTU", "addresses", "RDMA", "GID", "twin",
 def probe_command(*, root: Path, save: Path | None, python: str | None) -> Iterator[Block]:
     """List the facts of this machine: GPU, memory, network, RDMA, cables, software.
 
-    Reads sysfs and /proc, and asks nvidia-smi if it is there: no rights, no GPU and no tool is
+    Reads sysfs and /proc, and asks ip and nvidia-smi if they are there: no rights and no GPU is
     needed. What cannot be read becomes a note.
     """
     copy = RecordingWriter(root, save) if save else None

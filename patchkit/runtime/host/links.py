@@ -1,7 +1,6 @@
 """Read network interfaces and RDMA devices, and which of them are halves of one cage.
 
-From /sys/class/net, /sys/class/infiniband (port 1 of each device), and rtnetlink: its layouts are
-those of linux/netlink.h, linux/rtnetlink.h and linux/if_addr.h, integers in the machine's order.
+From /sys/class/net, /sys/class/infiniband (port 1 of each device), and `ip`.
 Echo requests that may not be divided go through one interface; they need no rights.
 """
 
@@ -9,12 +8,9 @@ from __future__ import annotations
 
 import ipaddress
 import json
-import os
 import re
 import shutil
-import socket
-import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import cache
 from typing import TypeVar
@@ -35,14 +31,7 @@ Device = TypeVar("Device", Netdev, Rdma)
 _NET, _RDMA = "sys/class/net", "sys/class/infiniband"
 _LOOPBACK = 772  # ARPHRD_LOOPBACK of linux/if_arp.h
 _UNKNOWN = (0xFFFF, 0xFFFFFFFF)  # -1 as 16 and as 32 bits
-
-# RTM_GETADDR, RTM_NEWADDR, NLMSG_ERROR, NLMSG_DONE; NLM_F_REQUEST, NLM_F_DUMP
-_GET_ADDRESSES, _NEW_ADDRESS, _ERROR, _DONE = 22, 20, 2, 3
-_REQUEST, _DUMP = 1, 0x300
-_HEADER = struct.Struct("=IHHII")  # nlmsghdr: length, type, flags, sequence, port
-_MESSAGE = struct.Struct("=BBBBI")  # ifaddrmsg: family, prefix, flags, scope, index
-_ATTRIBUTE = struct.Struct("=HH")  # rtattr: length, type
-_ADDRESS, _LOCAL = 1, 2  # IFA_ADDRESS, IFA_LOCAL
+_SECONDS = 10.0  # for ip to answer
 
 
 def read_links(reader: Reader) -> tuple[tuple[Netdev, ...], tuple[Rdma, ...]]:
@@ -139,7 +128,7 @@ def _read_rdma(reader: Reader, name: str, uplinks: set[str]) -> Rdma:
 def _read_addresses(reader: Reader) -> dict[str, tuple[str, tuple[Address, ...]]]:
     """Return netdev → its kind if it is virtual (``bridge``, ``veth``), and its addresses."""
     try:
-        text = reader.answer("ip-address.json", address_lines)
+        text = reader.answer("ip-address.json", ask_addresses)
     except ToolUnavailable as silent:
         reader.notes.append(f"no addresses: {silent}")
         return {}
@@ -165,47 +154,12 @@ def _read_addresses(reader: Reader) -> dict[str, tuple[str, tuple[Address, ...]]
     return found
 
 
-def address_lines() -> str:
-    """Return what `ip -json address` would print, as far as a probe reads it.
-
-    Not by `ip`, which many images of vLLM lack. Raises ToolUnavailable.
-    """
-    try:
-        # All names first: interfaces without an address belong to the answer.
-        found: dict[str, list[dict[str, object]]] = {name: [] for _, name in socket.if_nameindex()}
-        with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE) as kernel:
-            kernel.settimeout(2.0)  # seconds
-            body = _MESSAGE.pack(socket.AF_UNSPEC, 0, 0, 0, 0)
-            length = _HEADER.size + len(body)
-            kernel.send(_HEADER.pack(length, _GET_ADDRESSES, _REQUEST | _DUMP, 1, 0) + body)
-            kinds: set[int] = set()
-            while _DONE not in kinds:
-                # A datagram: what did not fit would be lost.
-                messages = [*_split_message(kernel.recv(1 << 16), _HEADER)]
-                kinds = {kind for kind, _ in messages}
-                for kind, message in messages:
-                    if kind == _ERROR:
-                        code = -struct.unpack_from("=i", message)[0]
-                        raise OSError(code, os.strerror(code))
-                    if kind == _NEW_ADDRESS:
-                        family, prefix, _, _, index = _MESSAGE.unpack_from(message)
-                        parts = dict(_split_message(message[_MESSAGE.size :], _ATTRIBUTE))
-                        # On a point-to-point link ADDRESS is the other end's.
-                        own = socket.inet_ntop(family, parts.get(_LOCAL) or parts[_ADDRESS])
-                        entry = {"local": own, "prefixlen": prefix}
-                        found.setdefault(socket.if_indextoname(index), []).append(entry)
-    except OSError as error:
-        raise ToolUnavailable(f"netlink: {error.strerror}") from None
-    return json.dumps([{"ifname": name, "addr_info": own} for name, own in found.items()])
-
-
-def _split_message(data: bytes, header: struct.Struct) -> Iterator[tuple[int, bytes]]:
-    """Yield type and content of messages or attributes, each aligned to four bytes."""
-    while len(data) >= header.size:
-        length, kind, *_ = header.unpack_from(data)
-        yield kind, data[header.size : length]
-        # At least 4, since a length of 0 would never end.
-        data = data[max((length + 3) & ~3, 4) :]
+def ask_addresses() -> str:
+    """Return what `ip -json -details address` prints. Raises ToolUnavailable."""
+    done = attempt("ip", "-json", "-details", "address", timeout=_SECONDS)
+    if done.trouble:
+        raise ToolUnavailable(f"ip: {printable(done.trouble)[:200]} (sudo apt install iproute2)")
+    return done.output
 
 
 @cache

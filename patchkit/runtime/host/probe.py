@@ -30,7 +30,7 @@ def probe(
     environment: Mapping[str, str],
     copy: RecordingWriter | None = None,
 ) -> Host:
-    """Read the machine at a root; needs no rights, no GPU and no tool.
+    """Read the machine at a root; needs no rights and no GPU.
 
     ``environment`` is what libraries would be loaded under. ``copy`` takes all that is read.
     Software is read for the root / alone, or where ``python`` names an interpreter. Raises
