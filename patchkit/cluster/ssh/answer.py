@@ -135,6 +135,7 @@ _PARTS = (
     *("*.py", "durable/*.py", "runtime/host/*.py", "runtime/python/*.py"),
     *("cluster/agent/*.py", "cluster/models/*.py", "cluster/openai/*.py", "cluster/ssh/*.py"),
     *("cluster/__init__.py", "runtime/__init__.py", "doctor/__init__.py"),
+    *("runtime/rules/__init__.py", "runtime/rules/releases.py"),
     *("doctor/gpu_steps.py", "doctor/gpu_script.py"),
 )
 _DATA = ("hardware.toml", "network.toml")  # of recipes/env
