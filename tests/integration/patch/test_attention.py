@@ -11,10 +11,9 @@ from patchkit.errors import ProofError
 from patchkit.patching.fix import Case, State
 from patchkit.patching.workspace import open_workspace
 from patchkit.proof import upstream_code
-from patchkit.recipes.vllm.attention import FA2, FA3, INTERFACE, attention_code, flash_attention
+from patchkit.recipes.vllm.attention import FA2, FA3, INTERFACE
 
 pytestmark = pytest.mark.releases
-BOTH = (FA2, FA3)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -32,22 +31,6 @@ def left_out(release, recipe, ask):
         return plan_for(open_workspace(release(version)), recipe, ask(only={"fa3_hopper"}, **asked))
 
     return planned
-
-
-def taken(tree, capability, built, version=None):
-    return flash_attention(attention_code(tree, capability, built=built, version=version), tree)
-
-
-def test_a_gb10_takes_flash_attention_2_without_the_library(version, left_out):
-    tree = left_out(version).patched
-    without = taken(tree, (12, 1), (FA2,))
-
-    assert without.pop("version") == 2
-    assert set(without.values()) == {False}
-    # Asked for by name, it was never to be had: up to 0.16 an assertion ends in None.
-    assert taken(tree, (12, 1), (FA2,), 3) == taken(tree, (12, 1), BOTH, 3)
-    # What the library decides on the device that it is for.
-    assert [taken(tree, (9, 0), each)["version"] for each in (BOTH, (FA2,))] == [3, 2]
 
 
 def test_a_release_that_would_use_it_on_a_gb10_is_refused(left_out, recipe):

@@ -7,7 +7,6 @@ import re
 import pytest
 
 from patchkit.patching.recipe import load_claims
-from patchkit.runtime.rules.flags import flags, takes
 from patchkit.runtime.rules.releases import within
 
 CLAIMS = {claim.id: claim for claim in load_claims()}
@@ -33,13 +32,3 @@ def test_a_release_has_what_a_claim_read(claim, files, pattern, versions, releas
     texts = (path.read_text(encoding="utf-8") for path in release(version).glob(files))
     found = any(re.search(pattern, text, re.MULTILINE) for text in texts)
     assert found is within(version, versions)
-
-
-@pytest.mark.releases
-def test_flags_that_claims_are_about(version):
-    has = flags(version)
-    assert "--omni" not in has
-    assert {"--nnodes", "--node-rank", "--master-addr", "--headless"} <= has
-    super_v3 = CLAIMS["super_v3_plugin"]
-    nemotron = takes("--reasoning-parser", "nemotron_v3", version)
-    assert nemotron is not within(version, super_v3.versions)

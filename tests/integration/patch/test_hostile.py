@@ -69,11 +69,8 @@ def mark(tmp_path):
 # The first of each is what CMake keeps a replaced command under.
 CMAKE = (
     "_execute_process(COMMAND touch {mark})",
-    'cmake_language(EVAL CODE "_execute_process(COMMAND touch {mark})")',
     "_file(WRITE {mark} x)",
     "_file(DOWNLOAD file://{tree}/setup.py {mark})",
-    "_file(CREATE_LINK {tree}/setup.py {mark} SYMBOLIC)",
-    "_file(RENAME {tree}/vllm/platforms/cuda.py {mark})",
     "_configure_file({tree}/setup.py {mark})",
 )
 
@@ -124,13 +121,9 @@ def test_what_it_hides_it_has_not_done_either(marked, mark, recipe, ask):
 
 FORGED = {
     "an answer": "import os; os.write(1, b'[\"proved\"]'); os._exit(0)",
-    "no answer": "import os; os._exit(0)",
-    "an end": "import sys; sys.exit(0)",
-    "too much": "import os; [os.write(1, bytes(1 << 20)) for _ in range(1000)]",
     "our functions": "import sys, os; sys.modules['patchkit.proof.questions']._answer = None; "
     "sys.modules['patchkit.recipes.vllm.routing'].ask = lambda *_: ['proved']; raise SystemExit",
     "our process": "import os; os.kill(os.getppid(), 9)",
-    "our errors": "import sys; raise sys.modules['patchkit.errors'].UsageError('x')",
 }
 
 

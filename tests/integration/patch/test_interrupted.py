@@ -5,12 +5,10 @@ from __future__ import annotations
 import itertools
 import re
 import shlex
-import shutil
 import signal
 import subprocess
 import sys
 import time
-from dataclasses import replace
 from random import Random
 
 import pytest
@@ -139,35 +137,3 @@ def cut_short(root, after):
             kill()
 
     assert in_child(lambda: apply(root, load_recipe(), REQUEST), hook) == -signal.SIGKILL
-
-
-DAMAGE = {
-    "ledger": (".patchkit/ledger.json", b'{"format": 1}'),
-    "journal": (".patchkit/transaction/back.json", b"[]"),
-}
-
-
-@pytest.mark.parametrize("what", DAMAGE)
-def test_what_patchkit_keeps_is_damaged_and_the_way_out_is_told(cli, root, rewrite, snapshot, what):
-    pristine = snapshot(root)
-    # Without the files that a fix creates: no original says that they were not there.
-    apply(root, load_recipe(), replace(REQUEST, also=frozenset()))
-    path, data = DAMAGE[what]
-    edited = root / "cmake/utils.cmake"
-    rewrite(edited, edited.read_bytes() + b"# mine\n")
-    (root / path).parent.mkdir(exist_ok=True)
-    (root / path).unlink(missing_ok=True)
-    (root / path).write_bytes(data)
-    before = snapshot(root)
-
-    refused = [cli(*verb, "--vllm-src", root, rc=(4, 7)).stderr for verb in (["apply"], ["revert"])]
-    assert snapshot(root) == before
-    (line,) = {said.rpartition("next: ")[2].strip() for said in refused}
-    way_out = shlex.split(line[line.index("patchkit revert") :])
-
-    said = cli(*way_out[1:]).stdout
-    aside = root / ".patchkit-aside"
-    assert (aside / "cmake/utils.cmake").read_bytes().endswith(b"# mine\n")
-    assert str(aside) in said
-    shutil.rmtree(aside)
-    assert snapshot(root) == pristine

@@ -104,33 +104,3 @@ def test_tuned_configs_are_found_by_every_release(version, release, recipe, ask)
     assert {path for path, (before, _) in plan.texts.items() if before is None} == created(version)
     assert plan.texts.keys() == created(version)
     assert said.startswith("get_moe_configs finds 7 configs for NVIDIA GB10, and for NVIDIA H200")
-
-
-@pytest.mark.parametrize("version", ["0.33.0"])
-def test_created_files_come_and_go(version, tree, snapshot, recipe, ask, cli):
-    root = tree(version)
-    pristine, selected = snapshot(root), ask(only={"moe_configs"})
-    source = ["--vllm-src", root]
-
-    first = apply(root, recipe, selected)
-    patched = snapshot(root)
-
-    assert (
-        set(first.written)
-        == created(version)
-        == {path for path in patched.keys() - pristine.keys() if not path.startswith(".patchkit")}
-    )
-    assert {path: patched[path] for path in pristine} == pristine
-    assert apply(root, recipe, selected).written == ()
-    shown = json.loads(cli("status", *source, "--json").stdout)
-    assert {f["state"] for f in shown["fixes"] if f["id"] == "moe_configs"} == {"applied"}
-    assert cli("diff", *source).stdout.count("\nnew file mode 100644\n--- /dev/null\n") == len(
-        first.written
-    )
-    (root / min(first.written)).unlink()
-    shown = json.loads(cli("status", *source, "--json").stdout)
-    assert {f["state"] for f in shown["fixes"] if f["id"] == "moe_configs"} == {"apply"}
-    assert set(apply(root, recipe, selected).written) == {min(first.written)}
-    assert snapshot(root) == patched
-    assert set(revert(root)) == set(first.written)
-    assert snapshot(root) == pristine

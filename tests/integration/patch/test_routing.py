@@ -1,4 +1,4 @@
-"""What releases take for quantised layers, by their own code, before and after every routing fix.
+"""What a user asks for still decides where quantised layers go, after every routing fix.
 
 Nothing is asked of a GPU: the release's platform class is told a capability, see
 ``patchkit.recipes.vllm.decisions``.
@@ -21,7 +21,7 @@ from patchkit.recipes.vllm.decisions import (
     nvfp4_moe,
     on_device,
 )
-from patchkit.recipes.vllm.routing import OTHERS, Capability, outcome
+from patchkit.recipes.vllm.routing import Capability, outcome
 
 pytestmark = pytest.mark.releases
 
@@ -36,22 +36,18 @@ ROUTING = {
     "nvfp4_moe_marlin",
 }
 LAYERS = {
-    "FP8 linear per tensor": lambda code: fp8_linear(code, "tensor"),
     "FP8 linear per token": lambda code: fp8_linear(code, "token"),
     "FP8 linear per block": lambda code: fp8_linear(code, "block"),
     "FP8 MoE per tensor": lambda code: fp8_moe(code, "tensor"),
-    "FP8 MoE per token": lambda code: fp8_moe(code, "token", compressed_tensors=True),
     "FP8 MoE per block": lambda code: fp8_moe(code, "block"),
     "NVFP4 linear": nvfp4_linear,
     "NVFP4 MoE": nvfp4_moe,
 }
 # How each layer ends on 12.1, in the words of all releases.
 WANTED = {
-    "FP8 linear per tensor": {"torch", "PerTensorTorchFP8ScaledMMLinearKernel"},
     "FP8 linear per token": {"torch", "ChannelWiseTorchFP8ScaledMMLinearKernel"},
     "FP8 linear per block": {"_run_triton", "TritonFp8BlockScaledMMKernel"},
     "FP8 MoE per tensor": {"TRITON"},
-    "FP8 MoE per token": {"TRITON"},
     "FP8 MoE per block": {"TRITON"},
     "NVFP4 linear": {"marlin", "MARLIN", "MarlinNvFp4LinearKernel"},
     "NVFP4 MoE": {"MARLIN"},
@@ -81,24 +77,6 @@ def decided(layer, tree, capability, environ=None, **flags):
         tree,
         capability,
     )
-
-
-def test_a_gb10_takes_the_wanted_kernel(routed):
-    for layer in LAYERS:
-        assert decided(layer, routed[1], GB10) in WANTED[layer]
-
-
-def test_everybody_else_takes_what_they_took(routed):
-    for layer in LAYERS:
-        stock, patched = routed
-        devices = (*OTHERS, Capability(12, 0))
-        before = {c: decided(layer, stock, c) for c in devices}
-        # DeepGEMM and NVFP4 MoE are repaired for all of SM12x where no kernel exists.
-        repaired = {"0.24.0": {"FP8 MoE per block", "FP8 linear per block"}}
-        repaired |= {early: {"NVFP4 MoE"} for early in ("0.11.1", "0.11.2")}
-        if layer in repaired.get(str(stock.version), ()):
-            del before[Capability(12, 0)]
-        assert {c: decided(layer, patched, c) for c in before} == before
 
 
 @pytest.mark.parametrize(

@@ -124,19 +124,6 @@ def test_commands_know_the_branches_around_them() -> None:
     ]
 
 
-def test_names_and_lines_equal_those_of_tree_sitter() -> None:
-    parser = pytest.importorskip("tree_sitter_language_pack").get_parser("cmake")
-    pending = [parser.parse(SAMPLE.encode()).root_node]
-    found: list[tuple[int, str]] = []
-    while pending:
-        node = pending.pop()
-        assert node.type != "ERROR"
-        pending += node.children
-        if node.type.endswith("_command"):
-            found.append((node.start_point[0] + 1, node.children[0].text.decode().lower()))
-    assert [(command.line, command.name) for command in commands(SAMPLE)] == sorted(found)
-
-
 def test_malformed_text_is_refused_with_its_line():
     for text, line, problem in (
         ('set(A)\nset(\n"b)\n', 3, "unterminated quoted"),

@@ -40,33 +40,6 @@ def test_splice_refuses_overlapping_edits(edits, where):
         splice(TEXT, edits)
 
 
-LONG = "".join(f"line {n}\n" for n in range(40))
-
-
-@pytest.mark.parametrize(
-    ("before", "after"),
-    [
-        ("a\nb\n", "a\nB\n"),
-        ("a\nb", "a\nb\n"),
-        ("a\nb", "a\nb\nc"),
-        ("a\n\fb\n", "a\n\fB\n"),
-        ("a\u2028b\nc\n", "a\u2028B\nc\n"),
-        ("", "a\n"),
-        ("a\n", ""),
-        ("-- a\n++ b\n", "-- b\n++ a\n"),
-        (LONG, LONG.replace("line 3\n", "").replace("line 33\n", "line 33\nmore\n")),
-    ],
-)
-def test_git_apply_takes_a_diff(before, after, git, tmp_path):
-    place = tmp_path / "src" / "a.txt"
-    place.parent.mkdir()
-    place.write_text(before, encoding="utf-8", newline="")
-
-    git(tmp_path, "apply", stdin=unified_diff("src/a.txt", before, after))
-
-    assert place.read_bytes().decode() == after
-
-
 def texts():
     # Few different lines, so that hunks repeat and move; everything but LF may be inside one.
     character = st.sampled_from("ab -+@\\\t\f\v\x1c\x85\u2028é𝟚")

@@ -233,13 +233,6 @@ def test_a_later_fix_sees_the_edits_of_the_earlier_ones(make_tree, ask, git):
     }
 
 
-def test_edits_of_one_fix_that_overlap_are_refused(plan_of):
-    edits = (Edit(PATH, 0, 3, "x", "n"), Edit(PATH, 2, 4, "y", "n"))
-    clumsy = replace(fix_of("a"), look=lambda tree, request: Observation(State.APPLY, "r", edits))
-    with pytest.raises(DriftError, match=r"a\.txt:1: two edits touch the same text"):
-        plan_of([clumsy])
-
-
 MARKERS = ("setup.py", "CMakeLists.txt", "cmake/utils.cmake", "vllm/__init__.py")
 SDIST = {
     **dict.fromkeys(MARKERS, ""),

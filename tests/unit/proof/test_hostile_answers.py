@@ -99,27 +99,6 @@ def test_a_forged_answer_fits_or_fails_the_proof(key, value, make_tree):
     assert all(isinstance(name, str) for name in names)
 
 
-@pytest.mark.parametrize(
-    "forged",
-    [
-        {"answers": [5]},
-        {"answers": [["x", 5]]},
-        {"answers": [{"x": "y"}]},
-        {"answers": "x"},
-        {"read": ["x" * 5000]},
-        {"read": [""]},
-        {"read": ["a//b"]},
-        {"raised": {"kind": "ProofError", "what": "\ud800", "why": "", "hint": ""}},
-        {"more": 1},
-    ],
-)
-def test_an_answer_of_another_type_is_no_answer(forged, make_tree):
-    made = make_tree("0.25.1", {"a.py": ""})
-    said = {"answers": [["x"]], "raised": None, "read": [], **forged}
-    with pytest.raises(ProofError, match="answered with what does not fit"):
-        ask(made, [lambda: forge(json.dumps(said))], list[str])
-
-
 # Flags of make, and targets of NCCL
 
 

@@ -210,7 +210,9 @@ def _deep():
     ("question", "said"),
     [
         (_spin, "_OutOfTime"),
-        (_spin_on, "more than 1 s of the processor|ended by SIGKILL"),
+        pytest.param(
+            *(_spin_on, "more than 1 s of the processor|ended by SIGKILL"), marks=pytest.mark.e2e
+        ),
         (lambda: bytearray(1 << 40), "MemoryError"),
         (lambda: "x" * 100_000, "wrote 65536 bytes or more"),
         (_deep, "RecursionError"),

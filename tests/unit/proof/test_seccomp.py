@@ -14,8 +14,6 @@ from patchkit.proof.seccomp import compiled, number
 ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 ALLOWED, KILLED = 0x7FFF0000, 0x80000000
 EPERM, ENOSYS = (0x50000 | each for each in (errno.EPERM, errno.ENOSYS))
-# A call of everyone's, with its number in both tables, that must stay.
-KEPT = {"read": (0, 63), "write": (1, 64), "mmap": (9, 222), "futex": (202, 98), "exit": (60, 93)}
 THREAD, VFORK, FORK = 0x3D0F00, 0x4111, 0x1200011
 
 
@@ -90,13 +88,6 @@ def test_programs_and_their_children(says):
     assert says("clone", VFORK, programs=True) == EPERM
     assert says("clone", VFORK, programs=True, children=True) == ALLOWED
     assert says("clone", FORK, programs=True, children=True) == EPERM
-
-
-def test_what_everybody_needs_stays(says, machine):
-    column = list(ARCHITECTURES).index(machine)
-    assert {name: says(numbers[column]) for name, numbers in KEPT.items()} == dict.fromkeys(
-        KEPT, ALLOWED
-    )
 
 
 def test_calls_by_another_convention_end_the_process(machine):

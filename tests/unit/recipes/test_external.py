@@ -9,7 +9,7 @@ from packaging.version import Version
 
 from patchkit.edit.cmake import Branch
 from patchkit.errors import DriftError
-from patchkit.recipes.vllm.build import by_option, known_externals, wanted
+from patchkit.recipes.vllm.build import known_externals, wanted
 from patchkit.recipes.vllm.external import External, externals, for_cuda
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -130,21 +130,6 @@ def test_a_release_that_fetches_something_else_is_an_error():
     ):
         with pytest.raises(DriftError, match=says):
             wanted((external,), Version("0.33.0"), release=True)
-
-
-def test_which_devices_it_serves_depends_on_the_release():
-    for option, major, since in (
-        ("triton-kernels", 12, "0.32.0"),
-        ("deepgemm", 12, "0.25.0"),
-        ("qutlass", 12, "0.11.1"),
-        ("cutlass", 12, "0.11.1"),
-        ("flashmla", 12, ""),
-        ("flashmla", 9, "0.11.1"),
-    ):
-        (known,) = by_option([option])
-        releases = ["0.11.1", "0.24.0", "0.25.0", "0.31.0", "0.32.0", "0.33.1.dev3"]
-        served = [release for release in releases if known.serves(major, Version(release))]
-        assert served == [each for each in releases if since and Version(each) >= Version(since)]
 
 
 # Terms of a condition: CMake's words, and Python's with the unknown ones left open.

@@ -29,6 +29,7 @@ def build(tmp_path):
     return run
 
 
+@pytest.mark.e2e
 @pytest.mark.skipif(not (CHECKOUT / "recipes").is_dir(), reason="not a checkout")
 def test_a_wheel_holds_the_recipes_once_whatever_it_is_made_of(build, tmp_path):
     wheel = build("wheel", CHECKOUT)
