@@ -6,13 +6,11 @@ temporary one. NCCL itself takes half an hour: `nox -s repro -- nccl`.
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import shutil
 import signal
 import subprocess
-import sys
 import zipfile
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,8 +18,6 @@ from types import SimpleNamespace
 import pytest
 
 import patchkit
-from patchkit.elf import read_dynamic
-from patchkit.wheel.build.toolchain import MACHINES
 from patchkit.wheel.file.sbom import nccl_sbom
 from patchkit.wheel.wheelhouse.contents import load_manifest
 from patchkit.wheel.wheelhouse.verify import check_files
@@ -41,12 +37,6 @@ from support.wheels import OTHER_CPU
 
 ROOT = f"nccl-{VERSION}-gb10-{{}}"
 LIBRARY = "nvidia/nccl/lib/libnccl.so.2"
-QEMU = {"aarch64": "qemu-aarch64-static", "x86_64": "qemu-x86_64-static"}
-CALLER = """
-#include <cstdio>
-extern "C" int ncclGetVersion(int *);
-int main(void) { int version; return ncclGetVersion(&version) || printf("%d\\n", version) < 0; }
-"""
 
 
 @pytest.fixture(scope="module")
@@ -142,35 +132,6 @@ def test_from_sources_to_a_wheel(built, cli, machine):
     assert sorted(made.objects) == [
         *("obj/device/glue.o", "obj/device/max.o", "obj/device/sum.o", "obj/init.o"),
     ]
-
-
-@pytest.mark.e2e
-@pytest.mark.parametrize("machine", MACHINES)
-def test_pip_installs_it_and_it_loads(built, toolchain, tmp_path, machine):
-    made, site = built(machine), tmp_path / "site"
-    _stem, cpu = made.wheel.stem.rsplit("-", 1)
-    install = ["install", "--no-index", "--no-deps", "--target", site]
-    install += ["--platform", cpu, "--only-binary", ":all:", made.wheel]
-    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
-    subprocess.run(list(map(str, [*pip, *install])), check=True, capture_output=True)
-    library = read_dynamic(site / LIBRARY)
-    assert (library.machine, library.soname) == (machine, "libnccl.so.2")
-    assert not [name for name in library.needed if "cudart" in name]
-    if machine == HERE:
-        version = ctypes.c_int()
-        assert ctypes.CDLL(site / LIBRARY).ncclGetVersion(ctypes.byref(version)) == 0
-        assert version.value == 22707
-        return
-    emulator, root = shutil.which(QEMU[machine]), Path(f"/usr/{machine}-linux-gnu")
-    if emulator is None:
-        pytest.skip(f"the wheel for {machine} is right, but {QEMU[machine]} is not here to run it")
-    (tmp_path / "caller.cc").write_text(CALLER)
-    lib = (site / LIBRARY).parent
-    command = [toolchain(machine).cxx, "caller.cc", site / LIBRARY, "-o", "caller"]
-    subprocess.run(list(map(str, command)), cwd=tmp_path, check=True)
-    command = [emulator, "-L", root, "-E", f"LD_LIBRARY_PATH={lib}", tmp_path / "caller"]
-    done = subprocess.run(list(map(str, command)), capture_output=True, text=True)
-    assert (done.stdout, done.stderr) == ("22707\n", "")
 
 
 # Reproducible

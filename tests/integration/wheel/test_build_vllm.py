@@ -11,7 +11,6 @@ import hashlib
 import json
 import re
 import shutil
-import signal
 import subprocess
 from pathlib import Path
 from zipfile import ZipFile
@@ -27,8 +26,6 @@ from support.building import (
     SMALL_VLLM,
     TORCH,
     VLLM_VERSION,
-    gone_on_with,
-    interrupted,
     wheels,
 )
 from support.comparing import first_member
@@ -183,33 +180,6 @@ def test_a_target_that_does_not_fit(build, arguments, lock, offline, tmp_path, h
     if how.get("spoil"):
         build(*arguments(lock("aarch64"), "aarch64"), env=offline)
         assert len(wheels(tmp_path / "house")) == 1
-
-
-@pytest.mark.parametrize(
-    ("sent", "everything"),
-    [(signal.SIGKILL, True), (signal.SIGTERM, False)],
-    ids=["all killed", "patchkit alone"],
-)
-def test_interrupted(run, arguments, lock, sources, offline, tmp_path, sent, everything):
-    slow = sources(
-        "backend/small.py", "        compile_step(", "        time.sleep(1)\n        compile_step("
-    )
-    backend = slow / "backend/small.py"
-    backend.write_text(backend.read_text().replace("import sys\n", "import sys\nimport time\n"))
-    work, house = tmp_path / "work", tmp_path / "house"
-    wanted = arguments(lock(HERE), sources=slow)
-
-    def start():
-        return run(work, *wanted, env=offline)
-
-    interrupted(start, work / ROOT / "log.txt", "[2/3]", sent, everything=everything)
-    assert wheels(house) == []
-    compiled = work / ROOT / "source/build/temp/small.1.o"
-    before = compiled.stat().st_mtime_ns
-    gone_on_with(start)
-    assert compiled.stat().st_mtime_ns == before  # gone on with, not begun anew
-    assert check_files(house) == ()
-    assert len(wheels(house)) == 1
 
 
 @pytest.mark.parametrize(

@@ -64,13 +64,6 @@ def test_other_facts_clear_it(held, work, tmp_path):
     assert not (work / "nccl/link").is_symlink()
 
 
-def test_killed_while_it_was_cleared(held, work):
-    """Facts go first and come last: what is half cleared or half placed is not gone on with."""
-    held(leave=LEFT)
-    (work / "nccl/facts.json").unlink()
-    assert held(text="2") == {**NEW, "source/text": "2"}
-
-
 def test_two_at_once(held, work):
     held()
     with staging() as staged:

@@ -85,16 +85,12 @@ def test_what_cannot_be_read_is_said(change, fault, made):
     ("project", "member", "owner"),
     [
         ("vllm", "vllm.libs/libcudart-1a2b3c4d.so.13.0.96", "NVIDIA's wheels"),
-        ("vllm", "vllm.libs/libcudart.3eda8113.so.13", "NVIDIA's wheels"),
         ("vllm", "vllm/libcublasLt.so.13", "NVIDIA's wheels"),
-        ("vllm", "vllm/lib/libtorch_cuda.so", "torch"),
         ("vllm", "vllm/lib/libc10.so", "torch"),
         ("nvidia-nccl-cu13", "nvidia/nccl/lib/libcuda.so.1", "the driver"),
         ("nvidia-nccl-cu13", "nvidia/nccl/lib/libnccl.so.2", None),
-        ("torch", "torch/lib/libtorch_cuda.so", None),
         ("vllm", "vllm/_C_stable_libtorch.abi3.so", None),
         ("vllm", "vllm.libs/libgomp-d22c30c5.so.1.0.0", None),
-        ("vllm", "vllm/libcudart.py", None),
     ],
 )
 def test_private_copies(project, member, owner, made):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +10,7 @@ import pytest
 from patchkit.versions import ExactPin
 from patchkit.wheel.file.name import wheel_name
 from patchkit.wheel.wheelhouse.contents import add_wheel, load_manifest
-from patchkit.wheel.wheelhouse.manifest import Kind, Manifest, ManifestEntry, write_documents
+from patchkit.wheel.wheelhouse.manifest import Kind, ManifestEntry, write_documents
 from patchkit.wheel.wheelhouse.overrides import choose_override, lift_override, record_override
 from patchkit.wheel.wheelhouse.verify import verify_wheelhouse
 from support.wheels import write_wheel
@@ -167,29 +166,3 @@ def test_wheels_for_two_devices(built, house):
     vllm(built, facts={**VLLM, "target": "h200"}, name="stock")
     (said,) = [what for _, _, what in found(house)]
     assert said.startswith("wheels for aarch64 are made for several devices: gb10: nvidia_nccl")
-
-
-def held(house, version, **more):
-    """Add a dependency that is in the folder."""
-    wheel = write_wheel(house, version, tag=ARM, **more)
-    fresh = ManifestEntry(
-        name=wheel_name(wheel.name),
-        sha256=hashlib.sha256(wheel.read_bytes()).hexdigest(),
-        size=wheel.stat().st_size,
-        facts=PLACE,
-        kind=Kind.DEPENDENCY,
-    )
-    for name, text in write_documents(
-        Manifest(wheels=(*load_manifest(house).wheels, fresh))
-    ).items():
-        (house / name).write_text(text)
-
-
-def test_the_torch_that_is_there_says_what_it_pins(built, house):
-    nccl(built, "2.29.7+gb10.a1")
-    files = {"torch/lib/libtorch_cuda.so": b""}
-    requires = ["nvidia-nccl-cu13==2.28.9", "triton==3.6.0; platform_machine == 'x86_64'"]
-    held(house, "2.11.0", project="torch", files=files, requires=requires)
-    ((name, code, what),) = found(house)
-    assert (name, code) == ("torch", 2)
-    assert what == "needs nvidia-nccl-cu13==2.28.9; here is nvidia-nccl-cu13==2.29.7+gb10.a1"

@@ -14,7 +14,7 @@ from patchkit.wheel.wheelhouse.contents import add_wheel, check_room, load_manif
 from patchkit.wheel.wheelhouse.prune import prune_wheelhouse
 from patchkit.wheel.wheelhouse.verify import check_files
 from support.filling import contents, held, kinds
-from support.wheels import CPU, ELSEWHERE, HERE, OTHER_CPU, write_wheel
+from support.wheels import HERE, write_wheel
 
 FACTS = {"target": "gb10", "archs": ["12.1a"], "toolchain": {"nvcc": "13.0.88"}}
 OURS, NEWER, STOCK = "2.29.7+gb10.abc123", "2.29.7+gb10.def456", "2.29.7"
@@ -56,23 +56,6 @@ def test_what_it_tells(house, made):
     assert [entry.facts for entry in load_manifest(house).wheels] == [FACTS]
     assert sorted(contents(house)) == ["SHA256SUMS", "manifest.json", FILE, "requirements.txt"]
     assert sorted(path.name for path in house.iterdir()) == sorted(contents(house))
-
-
-def test_markers_only_where_there_is_a_choice(house, made):
-    for wheel in (
-        made(OURS),
-        made(OURS, tag=ELSEWHERE),
-        made("1.0", project="any", tag="py3-none-any"),
-    ):
-        add_wheel(house, wheel, {})
-    lines = (house / "requirements.txt").read_text().splitlines()[1:]
-    assert [line.partition(" --hash")[0] for line in lines] == [
-        "any==1.0",
-        *(
-            f'nvidia-nccl-cu13=={OURS} ; platform_machine == "{cpu}"'
-            for cpu in sorted((CPU, OTHER_CPU))
-        ),
-    ]
 
 
 @pytest.mark.parametrize(
