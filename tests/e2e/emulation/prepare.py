@@ -51,25 +51,15 @@ def make_model(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(CONFIG))
     (folder / "tokenizer_config.json").write_text(json.dumps(TOKENIZER))
-    vocabulary = {word: number for number, word in enumerate([*SPECIAL, *_words()])}
+    syllables = ["".join(pair) for pair in product("bdfgklmnprstvz", "aeiou")]
+    words = ["".join(pair) for pair in product(syllables, syllables)]
+    chosen = [*SPECIAL, *random.Random(1).sample(words, WORDS - len(SPECIAL))]
+    vocabulary = {word: number for number, word in enumerate(chosen)}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=SPECIAL[1]))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     tokenizer.save(str(folder / "tokenizer.json"))
-    weights = folder / "model.safetensors"
-    save_file(_weights(), weights, metadata={"format": "pt"})
-    weights.chmod(0o644)  # safetensors gives it to its owner alone, and nodes have users
-
-
-def _words() -> list[str]:
-    syllables = ["".join(pair) for pair in product("bdfgklmnprstvz", "aeiou")]
-    words = ["".join(pair) for pair in product(syllables, syllables)]
-    return random.Random(1).sample(words, WORDS - len(SPECIAL))
-
-
-def _weights() -> dict[str, np.ndarray]:
-    dice = np.random.default_rng(1)
+    dice, weights = np.random.default_rng(1), {"model.norm.weight": np.ones(HIDDEN)}
     shapes = {"model.embed_tokens": (WORDS, HIDDEN), "lm_head": (WORDS, HIDDEN)}
-    weights = {"model.norm.weight": np.ones(HIDDEN)}
     for layer in (f"model.layers.{number}" for number in range(LAYERS)):
         shapes |= {f"{layer}.self_attn.{name}_proj": (HEADS * HEAD, HIDDEN) for name in "qkv"}
         shapes[f"{layer}.self_attn.o_proj"] = (HIDDEN, HEADS * HEAD)
@@ -78,7 +68,10 @@ def _weights() -> dict[str, np.ndarray]:
         for norm in ("input_layernorm", "post_attention_layernorm"):
             weights[f"{layer}.{norm}.weight"] = np.ones(HIDDEN)
     weights |= {f"{name}.weight": dice.normal(0, 0.1, shape) for name, shape in shapes.items()}
-    return {name: value.astype(np.float32) for name, value in weights.items()}
+    file = folder / "model.safetensors"
+    made = {name: value.astype(np.float32) for name, value in weights.items()}
+    save_file(made, file, metadata={"format": "pt"})
+    file.chmod(0o644)  # safetensors gives it to its owner alone, and nodes have users
 
 
 def name_vllm() -> None:
@@ -88,8 +81,7 @@ def name_vllm() -> None:
     folder.mkdir(exist_ok=True)
     metadata = f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}+cpu\n"
     (folder / "METADATA").write_text(metadata)
-    names = (f"{folder.name}/{name},," for name in ("METADATA", "RECORD"))
-    (folder / "RECORD").write_text("\n".join([*names, ""]))
+    (folder / "RECORD").write_text(f"{folder.name}/METADATA,,\n{folder.name}/RECORD,,\n")
 
 
 if __name__ == "__main__":

@@ -6,10 +6,10 @@ import os
 import random
 import re
 import stat
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
-from e2e.torture.supervisor import ERRORS, SIGNALS, Call, Ended, supervise, undisturbed
+from e2e.torture.supervisor import ERRORS, SIGNALS, Call, Ended, supervise
 from e2e.torture.users import State, User, reported, snapshot
 
 # What patchkit's own unfinished business looks like; it is nobody's file.
@@ -45,26 +45,26 @@ class Tried:
     wrong: str = ""
 
 
-@dataclass
-class _Run:
-    """A supervised run: its calls, counted, and the faults that strike it."""
+def _disturbed(
+    user: User, action: Callable[[], object], faults: Sequence[Fault] = ()
+) -> tuple[Ended, list[Call]]:
+    """Run an action of a user's under faults; return how it ended, and its calls."""
+    calls: list[Call] = []
 
-    faults: list[Fault]
-    calls: list[Call] = field(default_factory=list)
+    def decide(call: Call, pid: int) -> int:
+        calls.append(call)
+        return next(filter(None, (fault(len(calls), call, pid) for fault in faults)), 0)
 
-    def decide(self, call: Call, pid: int) -> int:
-        self.calls.append(call)
-        return next(filter(None, (each(len(self.calls), call, pid) for each in self.faults)), 0)
+    return supervise(reported(action), decide, user.root), calls
 
 
 def steps(user: User) -> int:
     """How many calls of a run can be disturbed."""
-    run = _Run([])
     user.prepare()
-    ended = supervise(reported(user.act), run.decide, user.root)
+    ended, calls = _disturbed(user, user.act)
     assert (ended.code, ended.said) == (0, "done"), ended
     assert snapshot(user.root) == user.new
-    return len(run.calls)
+    return len(calls)
 
 
 SINGLE = ("SIGKILL", "SIGINT", "SIGTERM", "EIO", "ENOSPC", "EROFS")
@@ -77,19 +77,18 @@ RECOVERY = ("SIGKILL", "SIGINT", "EIO", "EROFS")
 
 def _tried(user: User, attack: str, faults: list[Fault], again: Fault | None = None) -> Tried:
     """Try once, and look at what is left, once one further run has had its chance."""
-    run = _Run(faults)
     user.prepare()
-    ended = supervise(reported(user.act), run.decide, user.root)
-    last = run.calls[-1] if run.calls else Call("", "", creates=False)
+    ended, calls = _disturbed(user, user.act, faults)
+    last = calls[-1] if calls else Call("", "", creates=False)
     where = f"{'/'.join(str(each.at) for each in faults)} {last.name} {last.path}"
     tried = Tried(user.name, attack, where, _untrue(user, ended))
     if again is not None and not tried.wrong:
-        ended = supervise(reported(user.settle), _Run([again]).decide, user.root)
+        ended, _ = _disturbed(user, user.settle, [again])
         tried.where += f" / {again.at}"
         tried.wrong = "recovery crashed" if ended.code == _FAILED else ""
     if tried.wrong or snapshot(user.root) in (user.old, user.new):
         return tried
-    further = supervise(reported(user.settle), undisturbed, user.root)
+    further, _ = _disturbed(user, user.settle)
     now = snapshot(user.root)
     if further.said != "done":
         tried.wrong = f"first {ended.said or ended.code}; then the further run: {further.said}"
