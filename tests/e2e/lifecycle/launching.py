@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 import time
-from signal import SIGINT
+from signal import SIGINT, SIGSTOP
 
 from e2e.emulation import wires
 from e2e.lifecycle.cluster import (
@@ -17,10 +18,20 @@ from e2e.lifecycle.cluster import (
 )
 from e2e.lifecycle.nodes import UID, USER
 from e2e.lifecycle.scenarios import ERROR, REFUSED
-from patchkit.errors import StorageError
+from patchkit.cluster.ssh.answer import LEASE
+from patchkit.errors import BusyError, StorageError
 
 MOMENTS = (0.2, 0.5, 0.8, 1.2, 1.7, 2.5, 3.5, 5.0)  # seconds from the start to the kill
 OPTIONS = ("--topology", "socket", "--target", "gb10", "--head-ip", wires.qsfp_ip(1))
+# Takes the lock of the cluster and keeps it.
+HOLDS = """\
+import time
+from patchkit.cluster.launch.cluster import Cluster
+from patchkit.cluster.launch.cluster_file import read_cluster_file
+with Cluster(read_cluster_file()).alone():
+    print("held", flush=True)
+    time.sleep(1000)
+"""
 # What shells, systemd, its specifiers, its env files or C might read otherwise than it stands.
 ODD = (
     *("two words", "", "'", '"', 'it\'s "so"', "%h %% %n", "$HOME ${HOME} $$", "\\", "a\\nb\\\\"),
@@ -193,3 +204,17 @@ def kill_launcher(cluster: EmulatedCluster, moment: float, *words: str) -> bool:
         laptop.kill(started)
     started.wait()
     return alive
+
+
+@scenario("stopped")
+def launcher_frozen(cluster: EmulatedCluster) -> str:
+    """The launcher's machine sleeps while it holds the cluster."""
+    laptop = cluster.rack.laptop
+    holder = laptop.start(sys.executable, "-c", HOLDS, log="holder")
+    wait(lambda: "held" in laptop.said("holder"), 30, "it does not hold")
+    laptop.kill(holder, SIGSTOP)
+    began = time.monotonic()
+    cluster.expect("up", MODEL, status=BusyError.exit_code, says=", from 1")
+    wait(lambda: cluster.patchkit("down").status == 0, LEASE + 30, "the lock is held for ever")
+    lost = time.monotonic() - began
+    return f"others exit with {BusyError.exit_code}, for {lost:.0f} s"

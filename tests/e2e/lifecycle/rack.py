@@ -50,10 +50,13 @@ class Laptop:
     def patchkit(self, *words: str | Path, seconds: int = 300) -> Completed:
         return self.run(sys.executable, "-m", "patchkit", *words, seconds=seconds)
 
-    def start_patchkit(self, *words: str, log: str) -> subprocess.Popen[bytes]:
-        """Start `patchkit …` there, output into the log; `kill` ends it."""
-        inside = ("env", f"--chdir={HOME}", sys.executable, "-m", "patchkit", *words)
+    def start(self, *words: str, log: str) -> subprocess.Popen[bytes]:
+        """Start a command there, output into the log; `kill` ends it."""
+        inside = ("env", f"--chdir={HOME}", *words)
         return self.node.start(*inside, log=log, seconds=300, env=ENV)
+
+    def start_patchkit(self, *words: str, log: str) -> subprocess.Popen[bytes]:
+        return self.start(sys.executable, "-m", "patchkit", *words, log=log)
 
     def said(self, log: str) -> str:
         """Return what was written into a log."""
