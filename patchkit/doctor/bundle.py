@@ -159,10 +159,21 @@ class Redactor:
     def _replaced(self, kind: str, match: re.Match[str]) -> str:
         word = match.group()
         if kind.startswith("address"):
+            # The colon of a sentence, as in `::2: no route`.
+            text = word if _parse_address(word) else word.removesuffix(":")
+            address = _private_address(text)
+            if address is None or text.startswith("255.25"):  # a mask
+                return word
             before = match.string[max(0, match.start() - _BEFORE) : match.start()]
             is_network = match.string.startswith("/", match.end())
             line = "" if is_network else before.rpartition("\n")[2]
-            return self._replace_address(line, word)
+            # A version may have four numbers, and NCCL's stands alone in columns.
+            version = self._versions.search(line) or _NCCL.fullmatch(text)
+            if version and address not in self._own and address.version == 4:
+                return word
+            place = self._own.get(address) or self._number("address", address)
+            self.taken[place] += 1
+            return f"{place}{word.removeprefix(text)}"
         if kind == "serial":
             start = re.match(rf"[\w -]+?{_SIGN}", word)
             name = start.group() if start else ""
@@ -175,21 +186,6 @@ class Redactor:
         if kind in ("home", "account"):
             return word if word == "root" else self._place("user", word)
         return self._place(kind, word)
-
-    def _replace_address(self, before: str, word: str) -> str:
-        """Return the placeholder of what looks like an address; what is none stays."""
-        # The colon of a sentence, as in `::2: no route`.
-        text = word if _parse_address(word) else word.removesuffix(":")
-        address = _private_address(text)
-        if address is None or text.startswith("255.25"):  # a mask
-            return word
-        # A version may have four numbers, and NCCL's stands alone in columns.
-        version = self._versions.search(before) or _NCCL.fullmatch(text)
-        if version and address not in self._own and address.version == 4:
-            return word
-        place = self._own.get(address) or self._number("address", address)
-        self.taken[place] += 1
-        return f"{place}{word.removeprefix(text)}"
 
 
 def _private_pattern(known: Mapping[str, str], keys: frozenset[str]) -> re.Pattern[str]:

@@ -81,16 +81,12 @@ def run_all_reduce(nodes: Sequence[GpuNode]) -> list[GpuStep]:
         "sizes": list(test.sizes),
         "seconds": test.seconds,
     }
-
-    def run_rank(number: int) -> GpuStep:
-        (step,) = run_steps(nodes[number], [{**common, "rank": number}], **_SAYS)
-        return step
-
+    ranks = [(node, [{**common, "rank": number}]) for number, node in enumerate(nodes)]
     return [
         GpuStep(step=RANK, state="not-run", reason=said.what)
         if isinstance(said, PatchkitError)
-        else said
-        for said in everywhere(range(len(nodes)), run_rank)
+        else said[0]
+        for said in everywhere(ranks, lambda rank: run_steps(rank[0], rank[1], **_SAYS))
     ]
 
 
@@ -111,7 +107,7 @@ def gpu_findings(node: str, steps: Iterable[GpuStep]) -> Iterator[Finding]:
 def _known_causes(node: str, step: GpuStep) -> Iterator[Finding]:
     text = "\n".join(step.lines).encode()
     for diagnosis in read_log([text], whole=False).diagnoses:
-        yield replace(diagnosis_finding(diagnosis), where=node)
+        yield replace(diagnosis_finding(diagnosis), where=node, line=0)
 
 
 def all_reduce_findings(nodes: Sequence[GpuNode], ranks: Sequence[GpuStep]) -> Iterator[Finding]:

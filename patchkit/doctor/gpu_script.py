@@ -71,7 +71,7 @@ def main() -> None:
         if "_OpNamespace" in str(error):  # an operator that the compiled library lacks
             raise
         traceback.print_exc()
-        reason = f"vLLM, torch or Triton is called otherwise here: {_first_line(error)}"
+        reason = f"vLLM, torch or Triton is called otherwise here: {error}".splitlines()[0]
         answer = {"state": "not-run", "reason": reason}
     # One write with a line end before it: NCCL's threads print at the same time.
     os.write(answers, f"\n{MARK}{json.dumps(answer)}\n".encode())
@@ -107,7 +107,7 @@ def try_device(_: Answer) -> Answer:
         try:
             torch.cuda.init()
         except Exception as error:  # noqa: BLE001 - its words are the answer
-            raise NotRunError(f"{_NOT_THERE}: {_first_line(error)}") from None
+            raise NotRunError(f"{_NOT_THERE}: {error}".splitlines()[0]) from None
         raise NotRunError(_NOT_THERE)
     device = torch.cuda.get_device_properties(0)
     ones = torch.ones(1000, device="cuda", dtype=torch.float64)
@@ -308,10 +308,6 @@ def _judge_products(kernel: str, products: Iterable[tuple[Any, Any]], **figures:
         what = f"{kernel}: the product is wrong: error {error:.2g}, bound {_PRODUCT}"
         raise WrongError(what, answer)
     return answer
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
 
 
 STEPS: dict[str, Callable[[Answer], Answer]] = {

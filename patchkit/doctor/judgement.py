@@ -52,21 +52,18 @@ def cluster_findings(file: ClusterFile, reports: Sequence[NodeReport]) -> list[F
     wrong = {
         (its.about, node) for its in found if its.level in _WRONG for node in its.where.split(", ")
     }
-    for finding in _machine_findings(reports):
+    for own in _machine_findings(reports):
+        finding = replace(own, about=own.about.lower().replace(" ", "-").replace("'", ""))
         said_by, nodes = _SAID_BY.get(finding.about), finding.where.split(", ")
         if said_by is None or not any((said_by, node) in wrong for node in nodes):
             found.append(finding)
             if finding.level in _WRONG:
                 wrong |= {(finding.about, node) for node in nodes}
-    causes = list(finding_texts("peers.toml"))  # in the order of causes
-
-    def cause_order(finding: Finding) -> tuple[int, float, str, str]:
-        # What a machine lacks by itself comes before what is between machines, but for silence.
-        cause = causes.index(finding.about) if finding.about in causes else 0.5
-        level = LATER.index(finding.level) + 1 if finding.level in LATER else 0
-        return level, cause, finding.where, finding.about
-
-    return sorted(found, key=cause_order)
+    # What a machine lacks by itself comes before what is between machines, but for silence.
+    causes = {about: float(number) for number, about in enumerate(finding_texts("peers.toml"))}
+    found.sort(key=lambda its: (causes.get(its.about, 0.5), its.where, its.about))
+    levels = (*_WRONG, *LATER)
+    return sorted(found, key=lambda its: max(levels.index(its.level), 1))
 
 
 def peer_findings(file: ClusterFile, nodes: Sequence[NodeReport]) -> Iterator[Finding]:
@@ -119,10 +116,6 @@ def _machine_findings(reports: Sequence[NodeReport]) -> Iterator[Finding]:
         checks = host_checks(facts.host, chosen) if chosen else ()
         for finding in (*remarks, *(each for each in checks if each.about not in ids)):
             what = f"{finding.where}: {finding.what}" if finding.where else finding.what
-            yield replace(_with_check_id(finding), where=name, what=what, kind=HostError)
+            yield replace(finding, where=name, what=what, kind=HostError)
     if reports[0].facts:
-        yield from map(_with_check_id, pair_findings([*known], [*known.values()]))
-
-
-def _with_check_id(finding: Finding) -> Finding:
-    return replace(finding, about=finding.about.lower().replace(" ", "-").replace("'", ""))
+        yield from pair_findings([*known], [*known.values()])

@@ -52,14 +52,6 @@ class NcclRank:
     devices: dict[str, None] = field(default_factory=dict)
     settings: dict[str, str] = field(default_factory=dict)
 
-    @property
-    def used(self) -> str:
-        """Return the devices, or for sockets the interfaces, that carry data; "" if unknown."""
-        # NCCL's own IB, or the plugin of HPC-X, which is IBext_v10.
-        over_ib = self.network.startswith("IB")
-        sockets = _ENTRY.findall(self.said.get("sockets", ""))
-        return ", ".join((over_ib and self.devices) or sockets)
-
     def read_line(self, text: str) -> None:
         """Take what one line says."""
         if given := _SET.match(text):
@@ -105,12 +97,15 @@ def nccl_findings(
         elif not rank.network:
             yield make_finding("nccl-not-said", where, rank=rank.name)
         else:
-            yield from _judge_rank(where, rank, meant)
+            yield from _judge_network(where, rank, meant)
 
 
-def _judge_rank(where: str, rank: NcclRank, meant: Mapping[str, str]) -> Iterator[Finding]:
+def _judge_network(where: str, rank: NcclRank, meant: Mapping[str, str]) -> Iterator[Finding]:
     """Yield what differs from the env file; values that reached NCCL first, since they decide."""
-    common = {"rank": rank.name, "evidence": rank.evidence, "used": rank.used or "what it hides"}
+    # NCCL's own IB, or the plugin of HPC-X, which is IBext_v10.
+    sockets = _ENTRY.findall(rank.said.get("sockets", ""))
+    used = ", ".join((rank.network.startswith("IB") and rank.devices) or sockets)
+    common = {"rank": rank.name, "evidence": rank.evidence, "used": used or "what it hides"}
     differs = False
     for name in _COMPARED:
         if name in meant and (taken := rank.settings.get(name, meant[name])) != meant[name]:

@@ -27,7 +27,6 @@ from patchkit.doctor.peers.node_report import (
     facts_for_causes,
     placed_files,
     unchecked,
-    url_of,
 )
 from patchkit.doctor.server import server_findings
 from patchkit.doctor.symptoms.findings import log_findings, read_journals
@@ -74,8 +73,9 @@ def visit(cluster: Cluster, *, gpu: bool = False, port: int = 0, here: bool) -> 
     """
     reports = examine_nodes(cluster)
     node, judged = reports[0], reports
-    placed = None if port else node.placed
-    url = url_of(placed, port or cluster.file.serve.port)
+    url = f"http://127.0.0.1:{port or cluster.file.serve.port}"
+    if node.placed and node.placed.url and not port:  # as `up` placed it
+        url = node.placed.url
     said: ServerAnswers | PatchkitError | None = node.silence
     if said is None:  # asked on the head, since it may listen there alone
         given = {"url": url, "metrics": server_answers.wanted_metrics()}

@@ -16,7 +16,6 @@ from patchkit.cluster.launch.cluster_file import ClusterFile
 from patchkit.cluster.launch.up import make_plan
 from patchkit.errors import HostError, UsageError
 from patchkit.records import RecordError
-from patchkit.runtime.host.host import Host
 from patchkit.runtime.rules.secret_texts import mask_secrets
 from patchkit.units import KIB_PER_GIB
 
@@ -107,11 +106,24 @@ def describe_conditions(
     names = [variant.name for variant in variants]
     if len(set(names)) < len(names):
         raise UsageError(f"two variants are called {names[0]!r}", hint="rename one of the files")
+    machines = []
+    for host in (facts.host for facts in variants[0].facts):
+        system = host.system
+        gpus = ", ".join(f"{gpu.name} ({gpu.capability})" for gpu in host.gpus)
+        machine = {
+            "gpu": gpus,
+            "driver": next((gpu.driver for gpu in host.gpus if gpu.driver), ""),
+            "cpu": f"{system.cpu}, {system.cores} cores",
+            "machine": f"{system.vendor} {system.product}".strip(),
+            **{name: getattr(system, name) for name in ("bios", "kernel", "os")},
+            "memory": f"{host.memory.total / KIB_PER_GIB:.0f} GiB" if host.memory else "",
+        }
+        machines.append(machine)
     return {
         "patchkit": __version__,
         "tool": "vllm bench serve",
         "model": model,
-        "machines": [_describe_machine(facts.host) for facts in variants[0].facts],
+        "machines": machines,
         "loads": {load.name: asdict(load) for load in loads},
         "variants": {
             variant.name: {
@@ -124,18 +136,6 @@ def describe_conditions(
             }
             for variant in variants
         },
-    }
-
-
-def _describe_machine(host: Host) -> dict[str, str]:
-    system = host.system
-    return {
-        "gpu": ", ".join(f"{gpu.name} ({gpu.capability})" for gpu in host.gpus),
-        "driver": next((gpu.driver for gpu in host.gpus if gpu.driver), ""),
-        "cpu": f"{system.cpu}, {system.cores} cores",
-        "machine": f"{system.vendor} {system.product}".strip(),
-        **{name: getattr(system, name) for name in ("bios", "kernel", "os")},
-        "memory": f"{host.memory.total / KIB_PER_GIB:.0f} GiB" if host.memory else "",
     }
 
 

@@ -26,7 +26,7 @@ from patchkit.cluster.openai.conversation import (
     explain_no_answer,
 )
 from patchkit.cluster.openai.http_exchange import HttpServer, list_models, server_at
-from patchkit.doctor.peers.node_report import placed_files, url_of
+from patchkit.doctor.peers.node_report import placed_files
 from patchkit.durable.signals import Interrupted
 from patchkit.errors import PatchkitError, UsageError
 from patchkit.extras import require_libraries
@@ -92,7 +92,8 @@ def chat_command(
     if not url:  # as `up` placed it on this machine, else by default
         own = cluster_here().file
         files = node_files.read_placed(node_files.config_folder(own.name))
-        url = url_of(placed_files(files, own.unit), own.serve.port)
+        placed = placed_files(files, own.unit)
+        url = (placed.url if placed else "") or f"http://127.0.0.1:{own.serve.port}"
     bare = server_at(url)
     server = replace(bare, key=key_for(bare.url, key_env or ""))
     model = model or _first_model(server)

@@ -136,11 +136,6 @@ def placed_files(files: Mapping[str, str], unit: str) -> PlacedFiles | None:
     )
 
 
-def url_of(placed: PlacedFiles | None, port: int) -> str:
-    """Return where a node's server listens: as `up` placed it, else on this port of its own."""
-    return placed.url if placed and placed.url else f"http://127.0.0.1:{port}"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SaidParts:
     """What a node says of itself; ``links`` are how a head reaches each worker by ssh."""

@@ -214,13 +214,9 @@ def _judge_start(
         left = [*_unsurvived_hits(diagnosis.symptom, streams, lives)]
         hit = min(left, key=_number, default=diagnosis.hit)
         diagnoses.append(replace(diagnosis, outlived=not left, hit=hit))
-
-    def cause_order(diagnosis: Diagnosis) -> tuple[int, bool, bool, bool, int]:
-        its = diagnosis.symptom
-        level = _LEVELS.index(diagnosis.level)
-        return level, its.follows, its.yields, its.ends, diagnosis.hit.number
-
-    diagnoses.sort(key=cause_order)
+    diagnoses.sort(key=lambda its: its.hit.number)
+    diagnoses.sort(key=lambda its: (its.symptom.follows, its.symptom.yields, its.symptom.ends))
+    diagnoses.sort(key=lambda its: _LEVELS.index(its.level))
     strange = None
     if not any(diagnosis.is_root for diagnosis in diagnoses):
         strange = min(_strange_hits(entries, found, streams, lives), key=_number, default=None)

@@ -24,38 +24,35 @@ def log_findings(log: ReadLog, where: str = "", nodes: Sequence[str] = ()) -> It
 
     ``where`` is the file, whose lines have numbers; or ``nodes`` are the writers of each line.
     """
-
-    def placed(finding: Finding, number: int) -> Finding:
-        if nodes:
-            return replace(finding, where=nodes[number - 1])
-        return replace(finding, where=where, line=number)
-
     errors = [diagnosis for diagnosis in log.diagnoses if diagnosis.level == "error"]
     caused = [diagnosis for diagnosis in errors if not diagnosis.is_root]
     if not log.strange and len(caused) == len(errors):
         caused = caused[1:]
-    found = [placed(_unknown_error(log, log.strange), log.strange.number)] if log.strange else []
+    found = [_unknown_error(log, log.strange)] if log.strange else []
     for diagnosis in log.diagnoses:
-        finding = placed(diagnosis_finding(diagnosis), diagnosis.hit.number)
+        finding = diagnosis_finding(diagnosis)
         found.append(replace(finding, level=Level.NOTE) if diagnosis in caused else finding)
     if caused:
         ids = ", ".join(diagnosis.symptom.id for diagnosis in caused)
         plural = "s" * (len(caused) > 1)
         why = f"{found[0].why}\n{len(caused)} consequence{plural}: {ids}; -v".lstrip()
         found[0] = replace(found[0], why=why)
-    yield from found
+    well = all(its.level not in (Level.ERROR, Level.WARNING) for its in found)
     if log.earlier:
         shown = _shorten_hit(log.earlier)
         what = f"an earlier start failed, the last of {log.begun} is judged: {shown}"
-        note = Finding(level=Level.NOTE, about="earlier-start", what=what)
-        yield placed(note, log.earlier.number)
+        line = log.earlier.number
+        found.append(Finding(level=Level.NOTE, about="earlier-start", what=what, line=line))
     if log.unread:
         what = f"not looked at: {log.unread}"
-        yield Finding(level=Level.UNKNOWN, where=where, about="log", what=what)
-    elif log.serving and all(its.level not in (Level.ERROR, Level.WARNING) for its in found):
+        found.append(Finding(level=Level.UNKNOWN, about="log", what=what))
+    elif log.serving and well:
         stopped = f", stopped in order at line {log.stopped}" if log.stopped else ""
         what = f"nothing fatal; serving since line {log.serving}{stopped}"
-        yield placed(Finding(level=Level.OK, about="log", what=what), log.serving)
+        found.append(Finding(level=Level.OK, about="log", what=what, line=log.serving))
+    for its in found:
+        writer = nodes[its.line - 1] if nodes and its.line else ""
+        yield replace(its, where=writer or where, line=0 if writer else its.line)
 
 
 def _unknown_error(log: ReadLog, hit: Hit) -> Finding:
@@ -70,6 +67,7 @@ def _unknown_error(log: ReadLog, hit: Hit) -> Finding:
     return Finding(
         kind=HostError,
         about="unknown",
+        line=hit.number,
         what=f"an error that patchkit does not know: {_shorten_hit(hit)}",
         why="\n".join(["its lines:", *filter(None, own)]),
         hint=_REPORT,
@@ -90,6 +88,7 @@ def diagnosis_finding(diagnosis: Diagnosis) -> Finding:
         kind=HostError,
         level=Level(diagnosis.level),
         about=symptom.id,
+        line=diagnosis.hit.number,
         what=f"{diagnosis.filled(symptom.title)}{outlived}{times}: {_shorten_hit(diagnosis.hit)}",
         sure="not decided",
     )

@@ -32,16 +32,15 @@ _PART = re.compile(r"\{\{|\}\}|\{(?P<name>[a-z_]*)\}|\s*(?P<gap>\.\.\.)\s*|(?P<b
 
 @dataclass(frozen=True, slots=True)
 class TextPattern:
-    """A text to look for: one of ``anchors``, in small letters, is in a line of what it matches."""
+    """A text to look for: one of ``anchors``, in small letters, is in a line of what it matches.
+
+    ``weight`` is how many characters have to be as they are: more are more specific.
+    """
 
     text: str
     anchors: tuple[str, ...]
     pattern: re.Pattern[str]
-
-    @property
-    def weight(self) -> int:
-        """Return how many characters have to be as they are: more are more specific."""
-        return len(_PART.sub("", self.text))
+    weight: int = 0
 
 
 @cache
@@ -88,7 +87,8 @@ def text_pattern(text: str) -> TextPattern:
     # A letter or digit at an end is the end of a word.
     begin, end_of_word = (r"(?<!\w)", r"(?!\w)")
     pattern = f"{begin * text[:1].isalnum()}{''.join(parts)}{end_of_word * text[-1:].isalnum()}"
-    return TextPattern(text, anchors, re.compile(pattern, re.IGNORECASE))
+    weight = len(_PART.sub("", text))
+    return TextPattern(text, anchors, re.compile(pattern, re.IGNORECASE), weight)
 
 
 Id = Annotated[str, matching(r"[a-z0-9]+(?:-[a-z0-9]+)*", "words of small letters with dashes")]

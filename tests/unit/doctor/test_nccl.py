@@ -57,13 +57,11 @@ def test_what_a_log_says():
     (rank,) = read_nccl(OWN.splitlines())
     assert (rank.name, rank.ranks, rank.network) == ("rank 0", 2, "IB")
     assert (rank.said["version"], rank.said["bootstrap"]) == ("2.29.7", "enp1s0f0np0")
-    assert rank.used == "rocep1s0f0, roceP2p1s0f0"
+    assert [*rank.devices] == ["rocep1s0f0", "roceP2p1s0f0"]
     assert rank.settings == {"NCCL_IB_HCA": "=rocep1s0f0,roceP2p1s0f0"}
     (spark,) = read_nccl(SPARK.splitlines())
     assert spark.network == "IBext_v10"
-    assert spark.used == "rocep1s0f1, roceP2p1s0f1"
-    (sockets,) = read_nccl(SOCKET.splitlines())
-    assert sockets.used == "ens7"
+    assert [*spark.devices] == ["rocep1s0f1", "roceP2p1s0f1"]
 
 
 def test_as_the_file_meant():
