@@ -60,7 +60,7 @@ def apply(
                 proofs=(),
                 written=(),
                 recorded_proofs=past.proofs,
-                recorded_by=past.author,
+                recorded_by=f"patchkit {past.patchkit}{f' on {past.date}' if past.date else ''}",
             )
         plan = plan_for(workspace, recipe, request)
         texts = plan.texts  # before the proofs, so that what is written meanwhile is noticed

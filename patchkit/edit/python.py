@@ -32,21 +32,25 @@ def swap(path: str, text: str, scope: str, before: str, after: str, *, note: str
 
     Raises DriftError unless exactly one of the two is found, exactly once.
     """
-    node = ast.Module([_definition(path, text, scope)], [])
+    definition = _definition(path, text, scope)
+    node = ast.Module([definition], [])
     kept = _count(ast.parse(_normal(after)), before)  # an insertion keeps what it is put beside
     done = _count(node, after)
     # The standard parser answers here, so a tree that is patched already needs no libcst.
     if done == 1 and _count(node, before) == kept:
         return []
-    start, code = _segment(path, text, scope)
-    spans = _matches(start, code, before)
+    lines = text.split("\n")
+    begin = sum(len(line) + 1 for line in lines[: definition.lineno - 1])
+    segment = "\n".join(lines[definition.lineno - 1 : definition.end_lineno]) + "\n"
+    spans = _matches(begin, segment, before)
     if len(spans) == 1 and not done:
         start, stop = spans[0]
         column = start - (text.rfind("\n", 0, start) + 1)
         ours = textwrap.indent(_normal(after), " " * column).strip()
         return [Edit(path, start, stop, ours, note)]
-    spots, there = ([spot for spot, _ in found] for found in (spans, _matches(start, code, after)))
-    raise drift(path, text, before, spots, there, scope, start)
+    found = spans, _matches(begin, segment, after)
+    spots, there = ([first for first, _stop in each] for each in found)
+    raise drift(path, text, before, spots, there, scope, begin)
 
 
 def wrap(
@@ -101,14 +105,6 @@ def _count(node: ast.AST, code: str) -> int:
         runs = ([part] for part in ast.walk(node))
     kinds, dumps = [*map(type, wanted)], [*map(ast.dump, wanted)]
     return sum([*map(type, run)] == kinds and [*map(ast.dump, run)] == dumps for run in runs)
-
-
-def _segment(path: str, text: str, scope: str) -> tuple[int, str]:
-    """Return where a function or class begins in its file, and its lines."""
-    node = _definition(path, text, scope)
-    lines = text.split("\n")
-    start = sum(len(line) + 1 for line in lines[: node.lineno - 1])
-    return start, "\n".join(lines[node.lineno - 1 : node.end_lineno]) + "\n"
 
 
 @lru_cache(maxsize=16)

@@ -107,11 +107,6 @@ class Ledger:
         # Sorted, since dicts keep the order in which files were looked at.
         return (json.dumps(fields, indent=1, sort_keys=True) + "\n").encode()
 
-    @property
-    def author(self) -> str:
-        """Its author and the date: ``patchkit 0.1.0 on 2026-11-22``."""
-        return f"patchkit {self.patchkit}{f' on {self.date}' if self.date else ''}"
-
 
 def today() -> str:
     """Return the date for a ledger, in UTC: SOURCE_DATE_EPOCH's if that is set.

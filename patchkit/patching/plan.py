@@ -52,7 +52,13 @@ def make_plan(tree: SourceTree, recipe: Recipe, request: Request) -> Plan:
     that rests on another one that is left out.
     """
     recipe.check(tree.version)
-    check_selection(recipe, request)
+    ids = [fix.id for fix in recipe.fixes]
+    for unknown in sorted((request.only | request.skip | request.also) - set(ids)):
+        close = difflib.get_close_matches(unknown, ids, n=1)
+        hint = f"did you mean {close[0]}?" if close else "`patchkit fixes` lists them"
+        raise UsageError(f"no fix is called {unknown!r}", hint=hint)
+    if both := sorted((request.only | request.also) & request.skip):
+        raise UsageError(f"{both[0]} is asked for and left out at once")
     patched, verdicts = tree, []
     for fix in recipe.fixes:
         verdict = judge(fix, patched, recipe, request)
@@ -174,14 +180,3 @@ def with_edits(tree: SourceTree, edits: tuple[Edit, ...]) -> SourceTree:
             )
         texts[path] = splice("" if creates else tree.read(path), of_file)
     return tree.with_texts(texts)
-
-
-def check_selection(recipe: Recipe, request: Request) -> None:
-    """Raise UsageError for an id that no fix has, or one that is asked for and left out."""
-    known = [fix.id for fix in recipe.fixes]
-    for fix_id in sorted((request.only | request.skip | request.also) - set(known)):
-        close = difflib.get_close_matches(fix_id, known, n=1)
-        hint = f"did you mean {close[0]}?" if close else "`patchkit fixes` lists them"
-        raise UsageError(f"no fix is called {fix_id!r}", hint=hint)
-    if both := sorted((request.only | request.also) & request.skip):
-        raise UsageError(f"{both[0]} is asked for and left out at once")

@@ -52,20 +52,15 @@ def restrict(
         (execute, _READ | _LIST | _EXECUTE),
     ):
         for path in paths:
-            _allow(ruleset, path, given & rights)
+            try:
+                place = os.open(path, os.O_PATH | os.O_CLOEXEC)
+            except OSError:
+                continue
+            # For a file the kernel refuses the rights of folders (EINVAL).
+            allowed = given & rights & (-1 if stat.S_ISDIR(os.fstat(place).st_mode) else _OF_FILES)
+            # struct landlock_path_beneath_attr is packed: no bytes between or behind its fields.
+            rule = ctypes.create_string_buffer(struct.pack("=Qi", allowed, place))
+            syscall("landlock_add_rule", ruleset, _BENEATH, rule, 0)
+            os.close(place)
     syscall("landlock_restrict_self", ruleset, 0)
     os.close(ruleset)
-
-
-def _allow(ruleset: int, path: Path, rights: int) -> None:
-    try:
-        place = os.open(path, os.O_PATH | os.O_CLOEXEC)
-    except OSError:
-        return
-    # For a file the kernel refuses the rights of folders (EINVAL).
-    if not stat.S_ISDIR(os.fstat(place).st_mode):
-        rights &= _OF_FILES
-    # struct landlock_path_beneath_attr is packed: no bytes between or behind its two fields.
-    rule = ctypes.create_string_buffer(struct.pack("=Qi", rights, place))
-    syscall("landlock_add_rule", ruleset, _BENEATH, rule, 0)
-    os.close(place)

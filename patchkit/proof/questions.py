@@ -12,8 +12,10 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TypeVar
 
 from patchkit import errors
@@ -21,8 +23,8 @@ from patchkit.durable.names import PlainPath
 from patchkit.errors import PatchkitError, ProofError
 from patchkit.proof import upstream_code
 from patchkit.proof.child_process import Limits, forked
-from patchkit.proof.sandbox import box_for, python_box
-from patchkit.records import RecordError, Utf8, read_json, record
+from patchkit.proof.sandbox import Box, box_for
+from patchkit.records import RECIPES, RecordError, Utf8, read_json, record
 from patchkit.source.tree import SourceTree
 from patchkit.units import BYTES_PER_MIB
 
@@ -39,6 +41,9 @@ _KINDS: dict[str, type[PatchkitError]] = {
         errors.StorageError,
     )
 }
+
+_PATCHKIT = Path(__file__).parents[1]
+_PACKAGES = ("site-packages", "dist-packages")  # not all of sys.path: it may begin with the home
 
 T = TypeVar("T")
 Questions = Sequence[Callable[[], object]]
@@ -71,7 +76,11 @@ def ask(
     Raises ProofError if there is no answer, HostError if there is no sandbox, and the DriftError,
     ProofError, SourceError or StorageError that a question raises.
     """
-    ended = forked(lambda: _answer(tree, questions), box_for(tree, python_box()), limits=limits)
+    # What this interpreter may still read: libraries, patchkit, recipes.
+    own = (Path(os.__file__).parent, Path(sys.base_prefix, "lib"), _PATCHKIT, RECIPES)
+    packages = (path for path in map(Path, sys.path) if path.name in _PACKAGES)
+    box = box_for(tree, Box(read=(*own, *packages)))
+    ended = forked(lambda: _answer(tree, questions), box, limits=limits)
     if ended.trouble:
         raise _silent_error(ended.trouble)
     try:
@@ -117,22 +126,18 @@ def _answer(tree: SourceTree, questions: Questions) -> None:
             # Into JSON while errors are still caught: what JSON cannot hold is one of them.
             said["answers"] = json.loads(json.dumps([question() for question in questions]))
     except BaseException as error:  # noqa: BLE001
-        said["raised"] = _raised_fields(error)
+        said["raised"] = {
+            "kind": "ProofError",
+            "what": f"{upstream_code.place(error)}upstream's code stops with "
+            f"{type(error).__name__}: {error}",
+            "why": "it was edited by hand, or asks for something that the proof does not know",
+            "hint": _HINT,
+        }
+        if isinstance(error, PatchkitError):
+            kind = type(error).__name__
+            said["raised"] = asdict(_Raised(kind, error.what, error.why, error.hint))
     os.write(1, json.dumps({**said, "read": sorted(set(tree.seen) - known)}).encode())
 
 
 def _stop_child(_number: int, _frame: object) -> None:
     raise _OutOfTime("more than the seconds of the processor that it has")
-
-
-def _raised_fields(error: BaseException) -> dict[str, str]:
-    if isinstance(error, PatchkitError):
-        kind = type(error).__name__
-        return {"kind": kind, "what": error.what, "why": error.why, "hint": error.hint}
-    place = upstream_code.place(error)
-    return {
-        "kind": "ProofError",
-        "what": f"{place}upstream's code stops with {type(error).__name__}: {error}",
-        "why": "it was edited by hand, or asks for something that the proof does not know",
-        "hint": _HINT,
-    }

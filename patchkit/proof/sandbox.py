@@ -11,18 +11,14 @@ Namespaces would add nothing: there is no right left that they could hide.
 from __future__ import annotations
 
 import os
-import sys
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
 from patchkit.errors import HostError
-from patchkit.records import RECIPES
 from patchkit.source.tree import Sandboxed, SourceTree
 
-_PATCHKIT = Path(__file__).parents[1]
 _SYSTEM = tuple(map(Path, ("/usr", "/lib", "/lib64", "/etc/ld.so.cache", os.devnull)))
-_PACKAGES = ("site-packages", "dist-packages")  # not all of sys.path: it may begin with the home
 # The kernel executes the dynamic loader for a program, which takes the right to do so.
 _LOADERS = (("/lib", "ld-*"), ("/lib64", "ld-*"), ("/lib", "*-linux-*/ld-*"))
 _PR_SET_NO_NEW_PRIVS = 38  # linux/prctl.h
@@ -78,13 +74,6 @@ def box_for(tree: SourceTree, box: Box) -> Box | None:
     )
 
 
-def python_box() -> Box:
-    """Return a box with what this interpreter may still read: libraries, patchkit, recipes."""
-    own = (Path(os.__file__).parent, Path(sys.base_prefix, "lib"), _PATCHKIT, RECIPES)
-    packages = (path for path in map(Path, sys.path) if path.name in _PACKAGES)
-    return Box(read=(*own, *packages))
-
-
 def program_box(program: Path, *, children: bool = False) -> Box:
     """Return a box for one program, with what loads its shared libraries.
 
@@ -107,7 +96,9 @@ def enter(box: Box) -> None:
     # Without it the kernel gives Landlock and seccomp to root alone.
     if seccomp.libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0):
         raise OSError("no_new_privs is refused")
+    # What root may do beyond others goes, but for reading files.
     seccomp.drop_capabilities()
     landlock.restrict(read=box.read, write=box.write, execute=box.programs)
     # Last: the filter takes prctl away, which the steps above it need.
-    seccomp.install(programs=bool(box.programs), children=box.children)
+    programs = bool(box.programs)
+    seccomp.load(seccomp.compiled(programs=programs, children=box.children))

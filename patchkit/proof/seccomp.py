@@ -126,18 +126,13 @@ def drop_capabilities() -> None:
     syscall("capset", header, struct.pack("=6I", kept, kept, 0, 0, 0, 0))
 
 
-def install(*, programs: bool, children: bool) -> None:
-    """Take the calls of this module away from this process, for good. Raises OSError.
-
-    ``programs`` leaves execve, which replaces this process; ``children`` also what GNU make and a
-    shell need for one program after another: a child for which its parent waits (vfork).
-    """
-    load(compiled(programs=programs, children=children))
-
-
 @cache
 def compiled(*, programs: bool, children: bool, machine: str = "") -> bytes:
-    """Return the filter for ``install``; it is made once, for all children."""
+    """Return the filter that takes the calls of this module away; it is made once for all children.
+
+    ``programs`` leaves execve, which replaces the process; ``children`` also what GNU make and a
+    shell need for one program after another: a child for which its parent waits (vfork).
+    """
     left = _OWN | ({"execve"} if programs else set()) | ({"vfork"} if children else set())
     denied = {
         name: errno.ENOSYS if name in _ABSENT else errno.EPERM
@@ -150,9 +145,25 @@ def compiled(*, programs: bool, children: bool, machine: str = "") -> bytes:
 def packed(calls: Mapping[str, int], *, children: bool = False, machine: str = "") -> bytes:
     """Return a filter that has these calls answer with an error number.
 
-    Some of them it refuses with arguments that do harm, and with no others.
+    Some of them it refuses with arguments that do harm, and with no others. Of ``seccomp_data`` the
+    number is at 0, the machine at 4, arguments from 16.
     """
-    instructions = _filter(calls, machine or platform.machine(), children=children)
+    machine = machine or platform.machine()
+    instructions: list[Instruction] = [
+        (_LOAD, 0, 0, 4),
+        # Calls of another ABI (32 bits on x86_64) have other numbers, which would pass the checks.
+        (_JEQ, 1, 0, _MACHINES[machine][1]),
+        (_RET, 0, 0, _KILL),
+        (_LOAD, 0, 0, 0),
+        # That covers x32 as well: its numbers on x86_64 begin at 0x40000000.
+        (_JGE, 0, 1, _UNKNOWN),
+        (_RET, 0, 0, _ERRNO | errno.ENOSYS),
+    ]
+    for name, code in calls.items():
+        if number(name, machine) >= 0:
+            body = [*_unless_harmless(name, children=children), (_RET, 0, 0, _ERRNO | code)]
+            instructions += [(_JEQ, 0, len(body), number(name, machine)), *body]
+    instructions.append((_RET, 0, 0, _ALLOW))
     return b"".join(struct.pack("HBBI", *instruction) for instruction in instructions)
 
 
@@ -163,24 +174,6 @@ def load(instructions: bytes) -> None:
     program = struct.pack("HxxxxxxP", len(instructions) // 8, ctypes.addressof(buffer))
     # Without SPEC_ALLOW older kernels slow the process down, against attacks on its own memory.
     syscall("seccomp", _SET_MODE_FILTER, _SPEC_ALLOW, program)
-
-
-def _filter(calls: Mapping[str, int], machine: str, *, children: bool) -> Iterator[Instruction]:
-    """Yield the filter. ``seccomp_data``: the number at 0, the machine at 4, arguments from 16."""
-    yield _LOAD, 0, 0, 4
-    # Calls of another ABI (32 bits on x86_64) have other numbers, which would pass the checks.
-    yield _JEQ, 1, 0, _MACHINES[machine][1]
-    yield _RET, 0, 0, _KILL
-    yield _LOAD, 0, 0, 0
-    # That covers x32 as well: its numbers on x86_64 begin at 0x40000000.
-    yield _JGE, 0, 1, _UNKNOWN
-    yield _RET, 0, 0, _ERRNO | errno.ENOSYS
-    for name, code in calls.items():
-        if number(name, machine) >= 0:
-            body = [*_unless_harmless(name, children=children), (_RET, 0, 0, _ERRNO | code)]
-            yield _JEQ, 0, len(body), number(name, machine)
-            yield from body
-    yield _RET, 0, 0, _ALLOW
 
 
 def _unless_harmless(name: str, *, children: bool) -> list[Instruction]:

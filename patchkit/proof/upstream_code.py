@@ -119,14 +119,10 @@ class Anything:
 class Code:
     """The Python of one tree, with ``names`` in place of whatever else is called so."""
 
-    def __init__(self, tree: SourceTree, names: Mapping[str, object]) -> None:
+    def __init__(self, tree: SourceTree, names: Mapping[str, Any]) -> None:
         self._tree = tree
         self._modules: dict[str, _Module] = {}
         self.names = names
-
-    def name(self, name: str) -> Any:
-        """Return what stands for a name everywhere."""
-        return self.names[name]
 
     def get(self, path: str, scope: str) -> Any:
         """Return ``name`` or ``Class.name`` of a file. Raises ProofError if it is not there."""
@@ -145,7 +141,7 @@ class Code:
         Raises ProofError if it is not there.
         """
         owner, name = scope.split(".")
-        piece = self.module(path).method(owner, name)
+        piece = self.module(path).source.method(owner, name)
         if piece is None:
             raise ProofError(f"{path}: no {scope} to run")
         space: dict[str, Any] = {}
@@ -215,28 +211,25 @@ class _Module(dict[str, Any]):
         )
         self._code = code
         self._path = path
-        self._source = _source(path, text)
+        self.source = _source(path, text)
 
     def has(self, name: str) -> bool:
-        source = self._source
+        source = self.source
         return name in source.definitions or name in source.imports or name in self._code.names
-
-    def method(self, owner: str, name: str) -> _Piece | None:
-        return self._source.method(owner, name)
 
     def __missing__(self, name: str) -> object:
         if name in self._code.names:
             return self._code.names[name]
-        if name in self._source.definitions:
-            for piece in self._source.pieces(name):
+        if name in self.source.definitions:
+            for piece in self.source.pieces(name):
                 for needed in piece.at_once:
                     # A class body's look-ups do not come by ``__missing__``.
                     if self.has(needed) and needed not in self:
                         self[needed] = self[needed]
                 execute(piece.code, self)
             return self[name]
-        if name in self._source.imports:
-            found = self._code.imported(self._source.imports[name], name)
+        if name in self.source.imports:
+            found = self._code.imported(self.source.imports[name], name)
             self[name] = found
             return found
         raise KeyError(name)
@@ -279,23 +272,21 @@ class _Source:
         self.definitions: dict[str, list[Definition]] = {}
         self.imports: dict[str, Import] = {}
         for node in _statements(ast.parse(text).body):
-            self._add(node)
-
-    def _add(self, node: ast.stmt) -> None:
-        if isinstance(node, ast.ImportFrom):
-            module = _absolute(self._path, node.module or "", node.level)
-            self.imports |= {a.asname or a.name: (module, a.name) for a in node.names}
-        elif isinstance(node, ast.Import):
-            self.imports |= {a.asname or a.name.split(".")[0]: (a.name, None) for a in node.names}
-        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            self.definitions[node.name] = [node]
-        elif isinstance(node, ast.Assign | ast.AnnAssign):
-            for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
-                if isinstance(target, ast.Name):
-                    self.definitions[target.id] = [node]
-                # `Shape.ONE = …` below the class belongs to it.
-                elif isinstance(target, ast.Attribute) and isinstance(target.value, ast.Name):
-                    self.definitions.setdefault(target.value.id, []).append(node)
+            if isinstance(node, ast.ImportFrom):
+                module = _absolute(self._path, node.module or "", node.level)
+                self.imports |= {a.asname or a.name: (module, a.name) for a in node.names}
+            elif isinstance(node, ast.Import):
+                names = {a.asname or a.name.split(".")[0]: a.name for a in node.names}
+                self.imports |= {name: (module, None) for name, module in names.items()}
+            elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                self.definitions[node.name] = [node]
+            elif isinstance(node, ast.Assign | ast.AnnAssign):
+                for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
+                    if isinstance(target, ast.Name):
+                        self.definitions[target.id] = [node]
+                    # `Shape.ONE = …` below the class belongs to it.
+                    elif isinstance(target, ast.Attribute) and isinstance(target.value, ast.Name):
+                        self.definitions.setdefault(target.value.id, []).append(node)
 
     def pieces(self, name: str) -> list[_Piece]:
         if name not in self._pieces:

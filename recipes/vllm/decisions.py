@@ -259,7 +259,7 @@ def _moe_config(code: Code) -> Off:
         else "silu"
     )
     return Off(
-        moe_backend=code.name("get_current_vllm_config")().kernel_config.moe_backend,
+        moe_backend=code.names["get_current_vllm_config"]().kernel_config.moe_backend,
         activation=silu,
         is_act_and_mul=True,
         swiglu_limit=None,

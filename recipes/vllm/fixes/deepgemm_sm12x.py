@@ -70,7 +70,7 @@ def prove(case: kit.Case) -> str:
     return kit.prove_decision(
         case,
         "DeepGEMM",
-        lambda code: code.name("current_platform").support_deep_gemm(),
+        lambda code: code.names["current_platform"].support_deep_gemm(),
         wanted=False,
         changed=kit.SM12X if _lacks_sm12x(case.stock) else kit.GB10,
     )

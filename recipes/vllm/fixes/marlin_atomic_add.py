@@ -64,7 +64,7 @@ def prove(case: kit.Case) -> str:
     decisions = [
         kit.Decision(
             f"{_NAME} ({said})",
-            lambda code: getattr(code.name("envs"), _NAME),
+            lambda code: getattr(code.names["envs"], _NAME),
             wanted=said != "0",
             environ=environ,
         )

@@ -85,7 +85,7 @@ def _unknown() -> int:
 
 
 def _memory(code: kit.Code) -> object:
-    capability = tuple(code.name("current_platform").get_device_capability())
+    capability = tuple(code.names["current_platform"].get_device_capability())
 
     def ask_nvml(_handle: object) -> object:
         total = 80 * _BYTES_PER_GIB if capability not in kit.GB10 else _unknown()
@@ -102,7 +102,7 @@ def _memory(code: kit.Code) -> object:
 
 
 def _defaults(code: kit.Code, memory: Callable[[], int] = lambda: _GB10_MEMORY) -> object:
-    platform = code.name("current_platform")
+    platform = code.names["current_platform"]
     platform.get_device_total_memory = memory
     platform.get_device_name = lambda: "NVIDIA"
     return [

@@ -164,7 +164,7 @@ def test_a_patch_must_change_the_right_devices_and_no_others(make_tree, ask):
     all_of_them = before.with_texts({"x.py": "def f(cc):\n    return cc > (99, 0)\n"})
 
     def decide(code):
-        return code.get("x.py", "f")(code.name("current_platform").get_device_capability())
+        return code.get("x.py", "f")(code.names["current_platform"].get_device_capability())
 
     def proved(patched, **changed):
         case = Case(stock=before, patched=patched, request=ask(), active=frozenset())
