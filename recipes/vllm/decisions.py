@@ -240,35 +240,32 @@ def _backend(
 ) -> str:
     taken = inspect.signature(select).parameters
     if "weight_key" in taken:
+        # 64 experts of 768 by 2048, SiLU, one GPU: half the experts of Qwen3-30B-A3B
+        silu = (
+            code.get(_ACTIVATION, "MoEActivation").SILU
+            if code.has(_ACTIVATION, "MoEActivation")
+            else "silu"
+        )
+        config = Off(
+            moe_backend=code.names["get_current_vllm_config"]().kernel_config.moe_backend,
+            activation=silu,
+            is_act_and_mul=True,
+            swiglu_limit=None,
+            hidden_dim=2048,
+            hidden_dim_unpadded=2048,
+            intermediate_size_per_partition=768,
+            num_experts=64,
+            num_local_experts=64,
+            experts_per_token=8,
+            router_logits_dtype=None,
+            moe_parallel_config=Off(ep_size=1, tp_size=1, dp_size=1),
+        )
         weight, activation = (code.get(KEYS, key) for key in keys)
         given = {
             **given,
-            "config": _moe_config(code),
+            "config": config,
             "weight_key": weight,
             "activation_key": activation,
         }
     chosen = select(**{name: value for name, value in given.items() if name in taken})
     return str((chosen[0] if isinstance(chosen, tuple) else chosen).name)
-
-
-def _moe_config(code: Code) -> Off:
-    """Return 64 experts of 768 by 2048, SiLU, one GPU: half the experts of Qwen3-30B-A3B."""
-    silu = (
-        code.get(_ACTIVATION, "MoEActivation").SILU
-        if code.has(_ACTIVATION, "MoEActivation")
-        else "silu"
-    )
-    return Off(
-        moe_backend=code.names["get_current_vllm_config"]().kernel_config.moe_backend,
-        activation=silu,
-        is_act_and_mul=True,
-        swiglu_limit=None,
-        hidden_dim=2048,
-        hidden_dim_unpadded=2048,
-        intermediate_size_per_partition=768,
-        num_experts=64,
-        num_local_experts=64,
-        experts_per_token=8,
-        router_logits_dtype=None,
-        moe_parallel_config=Off(ep_size=1, tp_size=1, dp_size=1),
-    )

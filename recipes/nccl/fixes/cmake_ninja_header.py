@@ -14,24 +14,20 @@ def look(tree: kit.SourceTree, request: kit.Request) -> kit.Observation:
     done = f"{kit.SOURCE_FILE}: no file is made twice"
     if _MARK in text:
         return kit.found((), now="", done=done)
-    edits = [edit for call in calls for edit in _edits(call)]
+    edits = []
+    for call in calls:
+        outputs, products = _section(call, _OUTPUT), _section(call, _BYPRODUCTS)
+        again = {a.value for a in products[1:]} & {a.value for a in outputs[1:]}
+        # BYPRODUCTS goes with what follows it, if all of that is OUTPUT already.
+        if again and len(again) == len(products) - 1:
+            before = max(a.stop for a in call.arguments if a.stop <= products[0].start)
+            span = before, products[-1].stop
+            edits.append(kit.Edit(kit.SOURCE_FILE, *span, _MARK, "nccl.h is made once"))
     if not edits:
         return kit.upstream(done)
     return kit.found(
         edits, now=f"{kit.SOURCE_FILE}: nccl.h is an output and a by-product", done=done
     )
-
-
-def _edits(call: kit.Command) -> list[kit.Edit]:
-    """Take BYPRODUCTS with what follows it out, if all of that is OUTPUT already."""
-    outputs, products = _section(call, _OUTPUT), _section(call, _BYPRODUCTS)
-    again = {argument.value for argument in products[1:]} & {
-        argument.value for argument in outputs[1:]
-    }
-    if not again or len(again) != len(products) - 1:
-        return []
-    before = max(argument.stop for argument in call.arguments if argument.stop <= products[0].start)
-    return [kit.Edit(kit.SOURCE_FILE, before, products[-1].stop, _MARK, "nccl.h is made once")]
 
 
 def _section(call: kit.Command, keyword: str) -> list[kit.Argument]:

@@ -147,10 +147,6 @@ def dispatched(path: str, text: str, name: str, switches: set[str], version: int
     return ""
 
 
-def _left_out_in(name: str) -> str:
-    return f"void {name}(Tensor& out) {{\n#if defined ONLY_AZP_SM80\n#else\n#endif\n}}\n"
-
-
 FIX = kit.Fix(
     id="int8_azp",
     title="INT8 with zero points runs on SM12x",
@@ -199,7 +195,10 @@ FIX = kit.Fix(
                 _GUARDS[0]: f"{_STRUCT} : Kernel {{\n  #if {_WIDER}\n  #endif\n}};\n",
                 f"{_CUTLASS[0]}/{_ENTRY}": "void cutlass_scaled_mm_azp() {\n}\n",
                 f"{_CUTLASS[0]}/scaled_mm_c2x.cu": _USING_AND_ARCHS
-                + "".join(map(_left_out_in, _NOT_REACHED)),
+                + "".join(
+                    f"void {name}(Tensor& out) {{\n#if defined ONLY_AZP_SM80\n#else\n#endif\n}}\n"
+                    for name in _NOT_REACHED
+                ),
             },
         ),
     ),

@@ -16,14 +16,13 @@ def look(tree: kit.SourceTree, request: kit.Request) -> kit.Observation:
     return kit.without_sm12x(lists, kit.MLA)
 
 
-def _example(cuda13: str) -> str:
-    lists = (
-        f'  {kit.INTERSECTION}({kit.MLA} "{items}" "${{CUDA_ARCHS}}")\n'
-        for items in (cuda13, "10.0a;12.0a;12.1a")
-    )
-    newer = "CMAKE_CUDA_COMPILER_VERSION VERSION_GREATER_EQUAL 13.0"
-    return "if({}){}else(){}endif()\n".format(newer, *("\n" + text for text in lists))
-
+_LISTS = f"""\
+if(CMAKE_CUDA_COMPILER_VERSION VERSION_GREATER_EQUAL 13.0)
+  {kit.INTERSECTION}({kit.MLA} "{{}}" "${{{{CUDA_ARCHS}}}}")
+else()
+  {kit.INTERSECTION}({kit.MLA} "10.0a;12.0a;12.1a" "${{{{CUDA_ARCHS}}}}")
+endif()
+"""
 
 FIX = kit.Fix(
     id="mla_archs",
@@ -49,8 +48,8 @@ FIX = kit.Fix(
         kit.Example(
             version="0.19.1",
             path=_PATH,
-            before=_example("10.0f;11.0f;12.0f"),
-            after=_example("10.0f;11.0f"),
+            before=_LISTS.format("10.0f;11.0f;12.0f"),
+            after=_LISTS.format("10.0f;11.0f"),
         ),
     ),
 )

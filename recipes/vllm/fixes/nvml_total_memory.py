@@ -72,10 +72,6 @@ def prove(case: kit.Case) -> str:
     return "the total memory is known on 12.1, default batch sizes stay as they are everywhere"
 
 
-def _indented(code: str) -> str:
-    return textwrap.indent(code, " " * 8)
-
-
 class _NVMLError(Exception):
     """Stands for ``pynvml.NVMLError``."""
 
@@ -145,12 +141,12 @@ FIX = kit.Fix(
             path=_CUDA,
             beside={
                 _ARGS: "class EngineArgs:\n    def get_batch_defaults(cls):\n"
-                + _indented(_FORGET_GB10)
+                + textwrap.indent(_FORGET_GB10, " " * 8)
             },
             before="class NvmlCudaPlatform:\n    def get_device_total_memory(cls, device_id):\n"
             f"        {_ASK_NVML}\n",
             after="class NvmlCudaPlatform:\n    def get_device_total_memory(cls, device_id):\n"
-            + _indented(_ASK_CUDA_TOO),
+            + textwrap.indent(_ASK_CUDA_TOO, " " * 8),
         ),
     ),
 )
