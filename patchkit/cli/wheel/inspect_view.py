@@ -89,7 +89,7 @@ def _library_rows(
     folder = f"{common}/" if common else ""
     alike: dict[object, list[Binary]] = {}
     for binary in binaries:
-        key = (for_any_python(binary.name), binary.codes, binary.cuda_majors)
+        key = (for_any_python(binary.name), binary.codes, binary.cuda)
         alike.setdefault(key, []).append(binary)
     rows = []
     for binary, *others in alike.values():
@@ -104,7 +104,7 @@ def _library_rows(
             (
                 uses.get(binary.name, "-"),
                 style(str(load), **LOAD_STYLES[load]) if binary.live else "-",
-                ", ".join(map(str, binary.cuda_majors)) or "-",
+                ", ".join(map(str, binary.cuda)) or "-",
                 f"{binary.size * (1 + len(others)) / 1e6:.1f}",
                 f"{for_any_python(name)} ({1 + len(others)})" if others else name,
                 style(", ".join(live) or "-", dim=True),
@@ -172,7 +172,6 @@ def _binary_fields(binary: Binary, target: Target) -> dict[str, Any]:
         **record_fields(binary, "library", "live", "relocatable"),
         **record_fields(binary.library, "sections"),
         "at_least": floor([binary]),
-        "cuda": binary.cuda_majors,
         "loads": str(binary.load(target)),
         "fat_binaries": {str(load): loads[load] for load in sorted(loads, reverse=True)},
         "codes": [record_fields(code) | {"arch": code.name} for code in binary.codes],

@@ -40,10 +40,14 @@ class CodeSummary(Code):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Binary:
-    """An ELF file: ``name`` is the file's, or its path in the wheel; ``size`` is in bytes."""
+    """An ELF file: ``name`` is the file's, or its path in the wheel; ``size`` is in bytes.
+
+    ``cuda`` are the major versions of CUDA whose libraries it asks the loader for.
+    """
 
     name: str
     size: int
+    cuda: tuple[int, ...]
     library: Library
     live: tuple[CodeEntry, ...]
     relocatable: tuple[CodeEntry, ...]
@@ -60,11 +64,6 @@ class Binary:
             codes = [CodeSummary(*sort, section, len(of), sum(of)) for sort, of in sizes.items()]
             found += sorted(codes, key=lambda code: (code.kind != "sass", *astuple(code)[:3]))
         return tuple(found)
-
-    @property
-    def cuda_majors(self) -> tuple[int, ...]:
-        """The major versions of CUDA whose libraries it asks the loader for."""
-        return library_rules().cuda_majors(self.library.needed)
 
     def loads(self, target: Target) -> Counter[Load]:
         """Count the live fat binaries by how they reach the device."""
@@ -139,6 +138,7 @@ def _read_binary(stream: BufferedIOBase, name: str, where: str) -> Binary:
     return Binary(
         name=name,
         size=stream.seek(0, io.SEEK_END),
+        cuda=library_rules().cuda_majors(library.needed),
         library=library,
         live=live,
         relocatable=relocatable,

@@ -146,7 +146,7 @@ def from_source(version: Version, target: Target) -> str:
 
 def cuda_major(binaries: Iterable[Binary]) -> str:
     """Return the CUDA that libraries are linked with. Raises ProofError for none, or several."""
-    found = sorted({str(major) for binary in binaries for major in binary.cuda_majors})
+    found = sorted({str(major) for binary in binaries for major in binary.cuda})
     if len(found) == 1:
         return found[0]
     raise ProofError(

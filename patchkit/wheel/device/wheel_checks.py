@@ -41,7 +41,7 @@ def check_wheel(metadata: WheelMetadata, binaries: Sequence[Binary]) -> Iterator
     glibc, majors = rules.promised_glibc(metadata.name.tag), dict[int, list[str]]()
     for binary in binaries:
         yield from _check_library(binary, glibc)
-        for major in binary.cuda_majors:
+        for major in binary.cuda:
             majors.setdefault(major, []).append(binary.name)
     for member in metadata.members:
         if shared := rules.foreign(metadata.name.project, member):

@@ -34,19 +34,19 @@ from patchkit.wheel.device.libraries import (
     library_table,
     require_loading,
 )
+from patchkit.wheel.device.wheel_checks import floor
+from patchkit.wheel.file.library_rules import library_rules
 from patchkit.wheel.file.write import Progress, rewrite_wheel
 from patchkit.wheel.vllm.repack_additions import Additions, PatchedTree, make_additions
 from patchkit.wheel.vllm.repack_origin import Origin
 from patchkit.wheel.wheelhouse.contents import add_wheel, check_room, load_manifest
 
 Report = Callable[[str], Progress]
-_MANYLINUX = re.compile(r"manylinux(?P<policy>1|2010|2014|_2_\d+)_(?P<cpu>\w+)")
 _DIST_INFO = "vllm-*.dist-info"
 _NEEDED = (
     *("vllm/__init__.py", "vllm/_version.py"),
     *(f"{_DIST_INFO}/METADATA", f"{_DIST_INFO}/WHEEL"),
 )
-_POLICIES = {"1": 5, "2010": 12, "2014": 17}  # the minor of glibc 2; PEP 513, 571, 599
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,24 +168,19 @@ def _patch_tree(
         dist_info=dist_info.name,
         license=metadata.get("License-Expression", "NOASSERTION"),
         cuda=cuda_major(binaries),
-        tag=_glibc_tag(origin.wheel.name.tag, binaries),
+        tag=_glibc_tag(origin, binaries),
         libraries={library.name: library.use.value for library in judged},
     )
 
 
-def _glibc_tag(tag: str, binaries: tuple[Binary, ...]) -> str:
+def _glibc_tag(origin: Origin, binaries: tuple[Binary, ...]) -> str:
     """Return the tag of the file name, with a newer glibc where the libraries need one."""
-    interpreter, abi, platform = tag.split("-")
-    match = _MANYLINUX.fullmatch(platform)
-    if match is None:
+    tag, needed = origin.wheel.name.tag, floor(binaries).get("GLIBC", "")
+    promised = library_rules().promised_glibc(tag)
+    if not promised or by_version(needed) <= by_version(f"GLIBC_{promised}"):
         return tag
-    policy = match["policy"]
-    promised = _POLICIES.get(policy) or int(policy.rpartition("_")[2])
-    highest = max((b.library.highest("GLIBC") for b in binaries), key=by_version, default="")
-    needed = [int(part) for part in re.findall(r"\d+", highest)]
-    if needed[:1] == [2] and needed[1] > promised:
-        platform = f"manylinux_2_{needed[1]}_{match['cpu']}"
-    return f"{interpreter}-{abi}-{platform}"
+    glibc = "_".join(re.findall(r"\d+", needed)[:2])
+    return f"{tag.rpartition('-')[0]}-manylinux_{glibc}_{origin.cpu}"
 
 
 def _is_in_wheelhouse(house: Path, new: Additions, digest: str) -> bool:

@@ -277,7 +277,7 @@ def _cuda_needed(house: Path, built: Sequence[ManifestEntry]) -> dict[int, str]:
         major: wheel.filename
         for wheel in wheels
         for binary in wheel.binaries
-        for major in binary.cuda_majors
+        for major in binary.cuda
     }
 
 

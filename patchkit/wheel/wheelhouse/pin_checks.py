@@ -177,7 +177,7 @@ def _find_cuda_clash(cpu: str, wheels: Sequence[ListedWheel]) -> Iterator[Findin
     majors: dict[int, str] = {}
     for wheel in wheels:
         for binary in wheel.binaries:
-            majors.update(dict.fromkeys(binary.cuda_majors, wheel.filename))
+            majors.update(dict.fromkeys(binary.cuda, wheel.filename))
     for wheel in wheels:
         if wheel.project == TORCH and wheel.metadata:
             requires = map(str, _applicable_requirements(wheel.metadata, cpu, wheels))
