@@ -11,7 +11,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-from patchkit.errors import DriftError, SourceError, UsageError
+from patchkit.errors import DriftError, SourceError
 from patchkit.patching.fix import Request
 from patchkit.recipes.vllm.archs import evaluate
 from patchkit.recipes.vllm.build import by_option, known_externals, wanted
@@ -160,16 +160,6 @@ def test_locked_requirements_are_what_the_release_asks_for(source):
     for each in map(Requirement, project["build-system"]["requires"]):
         assert each.specifier.contains(locked[canonicalize_name(each.name)].version), each
     assert all(each.hashes for each in locked.values())
-
-
-@pytest.mark.parametrize("version", ["0.11.2"], scope="module")
-@pytest.mark.parametrize(
-    ("option", "says"),
-    [("cutlass", "vLLM cannot be built without it"), ("deepgemm", "vLLM 0.11.2 has no deepgemm")],
-)
-def test_what_cannot_be_left_out_is_refused(source, option, says):
-    with pytest.raises(UsageError, match=says):
-        leave_out(source, by_option([option]))
 
 
 @pytest.mark.parametrize("version", ["0.25.1"], scope="module")
