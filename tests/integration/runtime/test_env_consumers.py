@@ -7,15 +7,12 @@ import shutil
 from functools import partial
 
 import pytest
-from click.testing import CliRunner
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from patchkit.cli import group
 from patchkit.errors import SourceError, UsageError
 from patchkit.runtime.envfile.header import render_env_file
 from patchkit.runtime.envfile.syntax import EnvEntry, Format, parse
-from support import hosts
 from support.env_consumers import docker, read_by_systemd, shells, sourced, systemd_library
 
 NASTY = "'\"\\$`#; \t\n\r=~*?{}!%&|<>()[]^:,-aA0é\0\x01\x1b\x7f\x85\u2028\ufeff\ufdd0"
@@ -105,22 +102,6 @@ def test_what_is_parsed_of_any_file_is_what_the_program_reads(program, folder, t
     path = folder / f"any.{kind}"
     path.write_text(text, newline="")
     assert read(kind, path) == expected
-
-
-@pytest.mark.parametrize("machine", ["cable_port0", "ring", "no_rdma", "thor"])
-def test_what_env_writes_is_read(program, machine, tmp_path):
-    own, read = program
-    root = hosts.build(tmp_path, machine, node=0)
-    nodes, topology = ("3", "ring") if machine == "ring" else ("2", "auto")
-    asked = ["env", "--role=head", f"--nodes={nodes}", f"--topology={topology}", f"--root={root}"]
-    found = []
-    for kind in (own, Format.ENV):
-        path = tmp_path / f"head.{kind}"
-        more = ["--vllm=0.25.1", "--nccl=2.30.7", f"--format={kind}", f"-o{path}"]
-        assert CliRunner().invoke(group, [*asked, *more]).exit_code == 0
-        found += [parse(kind, path.read_text(), "file"), read(kind, path)]
-    assert len(found[0]) > 4
-    assert all(variables == found[0] for variables in found)
 
 
 def test_a_secret_is_the_callers(program, folder):

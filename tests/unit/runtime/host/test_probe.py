@@ -121,15 +121,7 @@ def test_what_is_cabled_and_what_is_remarked(machine, name):
     ("name", "text"),
     [
         ("wrong_mtu", "enp1s0f0np0 has MTU 9000, its twin enP2p1s0f0np0 1500"),
-        (
-            "one_twin",
-            "enP2p1s0f0np0 has no IPv4 address, its twin enp1s0f0np0 has 192.168.100.10/24",
-        ),
         ("ipv6_only", "enp1s0f0np0, enP2p1s0f0np0: cabled, but no IPv4 address"),
-        (
-            "two_in_one_subnet",
-            "enp1s0f1np1 (10.0.0.110/24) and enP7s7 (10.0.0.10/24) are in one network",
-        ),
     ],
 )
 def test_remarks_name_what_they_are_about(machine, name, text):
@@ -193,25 +185,6 @@ def test_a_thor_has_no_cage_even_where_a_spark_has_one(machine):
     assert thor.netdev("enP2p1s0").pci == "0002:01:00.0"
     assert thor.netdev("mgbe0_0").pci == ""
     assert not any(each.cage is not None or each.twin for each in thor.netdevs)
-
-
-def test_missing_files_are_notes(machine):
-    spark = machine("missing_files")
-    assert spark.notes == (
-        "/sys/class/net/enp1s0f0np0/mtu: is not there",
-        "/sys/class/net/enp1s0f1np1/operstate: is not there",
-        "/sys/class/infiniband/rocep1s0f0/ports/1/state: is not there",
-        "/sys/class/infiniband/rocep1s0f1/ports/1/state: is not there",
-        "neither /sys/class/dmi/id nor /proc/device-tree names the product",
-    )
-    assert spark.netdev("enp1s0f0np0").mtu == 0
-    assert spark.netdev("enp1s0f1np1").state == "unknown"
-    assert {each.name: each.state for each in spark.rdma} == {
-        "rocep1s0f0": "",
-        "rocep1s0f1": "",
-        "roceP2p1s0f0": "ACTIVE",
-        "roceP2p1s0f1": "DOWN",
-    }
 
 
 # GPUs

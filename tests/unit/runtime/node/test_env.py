@@ -80,19 +80,6 @@ def test_the_rule_and_the_recipe_tell_of_one_bug():
     assert f"nvidia-nccl-cu13=={bug.take}`" in advice.instead
 
 
-def test_a_file_is_written_once_and_an_edited_one_is_not_lost(tmp_path):
-    root, file = hosts.build(tmp_path, "cable_port0"), tmp_path / "head.env"
-    write = (*HEAD, f"--root={root}", f"--output={file}")
-    assert "created" in invoke(*write)
-    assert "unchanged" in invoke(*write)
-    assert "replaced" in invoke(*write, "--with=offline")
-    file.write_text(file.read_text() + "MINE=1\n")
-    with pytest.raises(UsageError, match="MINE=1"):
-        invoke(*write)
-    assert file.read_text().endswith("MINE=1\n")
-    assert "replaced" in invoke(*write, "--force")
-
-
 @pytest.mark.parametrize("quantization", ["fp8", "nvfp4"])
 def test_what_is_written_is_what_the_check_lets_pass(quantization, tmp_path):
     root = hosts.build(tmp_path, "single")
@@ -114,17 +101,6 @@ def test_a_value_that_the_release_does_not_take_is_refused(tmp_path):
         invoke(*arguments, "--set=VLLM_USE_DEEP_GEMM=no")
     assert no.value.hint == "it takes a whole number"
     assert "VLLM_USE_DEEP_GEMM=1\n" in invoke(*arguments, "--set=VLLM_USE_DEEP_GEMM=1")
-
-
-def test_what_a_user_adds_on_the_head_reaches_the_worker(tmp_path):
-    file = tmp_path / "head.env"
-    here, there = (hosts.build(tmp_path, "cable_port0", node=node) for node in (0, 1))
-    invoke(
-        *HEAD, f"--root={here}", f"--output={file}", "--set=NCCL_IB_TC=106", "--set=NCCL_DEBUG=INFO"
-    )
-    text = invoke("env", "--role=worker", f"--from={file}", f"--root={there}", "--triton=3.8.0")
-    assert "\nNCCL_IB_TC=106\n" in text
-    assert "\nNCCL_DEBUG=INFO\n" in text
 
 
 def test_what_is_no_head_file_is_refused(tmp_path):

@@ -45,10 +45,8 @@ def test_found_by_name():
         ("openai/gpt-oss-120b", "openai/gpt-oss-120b"),
         ("GPT-OSS-120B", "openai/gpt-oss-120b"),
         ("/models/gpt-oss-120b/", "openai/gpt-oss-120b"),
-        ("./gpt-oss-120b", "openai/gpt-oss-120b"),
         ("anybody/GLM-5.3-Flash-NVFP4", "GLM-5.3-Flash-NVFP4"),
         ("somebody/gpt-oss-120b", None),
-        ("gpt-oss", None),
     ):
         preset = find(model)
         assert (preset.id if preset else None) == found

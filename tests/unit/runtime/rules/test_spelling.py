@@ -23,11 +23,8 @@ NAMES = Slips([*vllm_variables(""), *nccl_variables("")])
         ("VLLM_LOGGING_LEVL", "VLLM_LOGGING_LEVEL"),
         # Words too few or too many, other words, other digits: other names.
         ("VLLM_HOST", ""),
-        ("NCCL_DEBUG_VAL", ""),
         ("VLLM_USE_V2", ""),
         ("VLLM_TP_SIZE", ""),
-        ("VLLM_IMAGE", ""),
-        ("NCCL_VERSION", ""),
         ("VLLM_" + "A" * 10_000, ""),
     ],
 )

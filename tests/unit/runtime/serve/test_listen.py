@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
-from click.testing import CliRunner
 
-from patchkit.cli import group
 from patchkit.errors import HostError, UsageError
 from patchkit.runtime.host.host import Address, Host, Netdev, System
 from patchkit.runtime.serve.listen import LOCAL, listen_address, listening, models_url
-from support import hosts
 from tools import serve_lines
 
 HEAD = {"role": "head", "topology": "roce", "executor": "mp", "nodes": 2, "head": "192.168.100.10"}
@@ -91,23 +86,3 @@ def test_who_reaches_it_and_where(address, curl, says):
     assert [f"everybody who reaches {address} can use" in each for each in more] == [True] * (
         not named
     )
-
-
-@pytest.mark.parametrize(
-    ("options", "address"),
-    [
-        ((), "127.0.0.1"),
-        (("--listen", "cable"), "192.168.100.10"),
-        (("--listen", "lan"), "10.0.0.10"),
-        (("--host", "0.0.0.0"), "0.0.0.0"),
-    ],
-)
-def test_where_the_line_listens(tmp_path, options, address):
-    root = hosts.build(tmp_path, "cable_port0")
-    about = ["serve-args", "a/b", "--vllm=0.33.0", "--role=head", f"--root={root}"]
-    done = CliRunner().invoke(group, [*about, *options, "--json"])
-    printed = json.loads(done.stdout)
-    words = printed["command"]
-    assert printed["url"] in done.stderr
-    assert words[words.index("--host") + 1] == address
-    assert words[words.index("--master-addr") + 1] == "192.168.100.10"

@@ -38,9 +38,7 @@ def test_a_slip_gives_a_pipeline_nothing_to_run(cli):
     "model",
     [
         "some/model",
-        "unsloth/gpt-oss-120b",
         "Qwen/Qwen3.5-27B-FP8",
-        "gpt2",
         "/models/gtp-oss-120b-of-mine",
     ],
 )

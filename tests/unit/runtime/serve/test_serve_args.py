@@ -40,20 +40,13 @@ def test_lines_are_the_golden_ones():
     ("asked", "what"),
     [
         ({"model": ""}, "is not a model"),
-        ({"model": "--model"}, "is not a model"),
         ({**HEAD, "nodes": 1}, "--role head needs two nodes or more"),
         ({**HEAD, "role": "worker", "head": ""}, "missing --head-ip"),
-        ({**HEAD, "rank": 1}, "rank 1 of 2 nodes cannot be a head's"),
         ({**HEAD, "role": "worker", "rank": 2}, "rank 2 of 2 nodes cannot be a worker's"),
         ({**HEAD, "role": "worker", "rank": 1, "executor": "ray"}, "under Ray serves nothing"),
         ({"choice": wanted("magic")}, "no rule is called 'magic'"),
-        (
-            {"choice": wanted("b12x-moe")},
-            "--with b12x-moe would change nothing here",
-        ),
         ({"model": "gpt-oss-20b", "quantization": "fp8"}, "gpt-oss-20b is mxfp4, not fp8"),
         ({"model": "Qwen/Qwen3.6-27B-FP8", "vllm": "0.16.0"}, "takes vLLM 0.17.0 or newer"),
-        ({**HEAD, "vllm": "0.11.0"}, "vLLM 0.11.0 cannot use mp"),
         ({"model": "GLM-5.3-Flash-NVFP4"}, "ambiguous preset 'GLM-5.3-Flash-NVFP4'"),
     ],
 )
@@ -130,7 +123,6 @@ def test_every_release_from_its_oldest_on_takes_a_preset(preset):
     [
         ({"model": "Qwen/Qwen3.6-27B-FP8"}, "must hold VLLM_USE_DEEP_GEMM=0"),
         ({"model": "Qwen/Qwen3-Coder-Next-FP8"}, "it fits one Spark, and is meant for 2"),
-        ({"model": "x/Qwen3.5-122B-A10B-NVFP4"}, "rests on one report (conselara)"),
         (
             {"model": "nvidia/NVIDIA-Nemotron-3-Super-120B-A12B-NVFP4", "vllm": "0.17.1"},
             "measured with vLLM 0.28.0; that 0.17.1 serves it is upstream's word",
@@ -143,8 +135,6 @@ def test_every_release_from_its_oldest_on_takes_a_preset(preset):
             {"model": "nvidia/Qwen3-Next-80B-A3B-Instruct-NVFP4", "vllm": "0.16.0"},
             "recipe of nvidia/Qwen3-Next-80B-A3B-Instruct-NVFP4 takes vLLM 0.17.0 or newer",
         ),
-        ({"model": "inclusionAI/Ling-3.0-flash-fp4"}, "--gpu-memory-utilization 0.9 is too much"),
-        ({"model": "deepseek-ai/DeepSeek-V4-Flash-0731", **HEAD}, "0.28 on are reported to serve"),
         (
             {"model": "Qwen/Qwen3-Coder-Next-FP8", "vllm": "0.19.1"},
             "--load-format is left out: The package comes with vLLM from 0.20 on",
@@ -208,7 +198,6 @@ def test_goes_with_an_env_file(cli, head_env):
 @pytest.mark.parametrize(
     ("arguments", "rc", "what"),
     [
-        ((), 2, "missing MODEL"),
         (("a/b",), 2, "missing --vllm"),
         (("a/b", "--vllm", "0.25.1", "--from", "nowhere.env"), 2, "nowhere.env: no such file"),
         (
