@@ -8,7 +8,6 @@ import signal
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import Any
 
 import click
@@ -31,7 +30,7 @@ from patchkit.durable.signals import Interrupted
 from patchkit.errors import PatchkitError, UsageError
 from patchkit.extras import require_libraries
 from patchkit.quoting import quoted
-from patchkit.reading import read_stdin, read_text
+from patchkit.reading import read_stdin
 
 _BODY = quoted("patchkit", "chat", "--body", '{"top_p": 0.9}')
 _USUAL_ENDS = ("", "stop", "tool_calls")  # of an answer that is whole
@@ -45,11 +44,8 @@ _USUAL_ENDS = ("", "stop", "tool_calls")  # of an answer that is whole
 @click.option(
     "--max-tokens", type=click.IntRange(min=1), metavar="N", help="For reasoning and answer."
 )
-@click.option(
-    "--temperature", type=click.FloatRange(0, 2), metavar="T", help="Default: the server's."
-)
 @click.option("--think/--no-think", default=None, help="Where the chat template takes that.")
-@click.option("--body", metavar="JSON", help="More fields of the request, or @FILE: tools, top_p …")
+@click.option("--body", metavar="JSON", default="{}", help="More fields of the request: tools …")
 @click.option("--key-env", metavar="NAME", help="The variable that holds the server's key.")
 @click.option(
     "--timeout",
@@ -66,7 +62,7 @@ def chat_command(
     url: str | None,
     model: str | None,
     system: str | None,
-    body: str | None,
+    body: str,
     key_env: str | None,
     timeout: float,
     think: bool | None,
@@ -88,7 +84,11 @@ def chat_command(
     if asked is not None and not asked.strip():
         raise UsageError("the question is empty", hint='patchkit chat "What is six times seven?"')
     require_libraries(["openai"], "chat")
-    more = _read_fields(body) if body else {}
+    more: object = None
+    with contextlib.suppress(ValueError, RecursionError):
+        more = json.loads(body)
+    if not isinstance(more, dict):
+        raise UsageError("--body: is no JSON object", hint=_BODY)
     if not url:  # as `up` placed it on this machine, else by default
         own = cluster_here().file
         files = node_files.read_placed(node_files.config_folder(own.name))
@@ -130,14 +130,6 @@ def _talk_blocks(talk: Conversation) -> Iterator[Block]:
         except PatchkitError as error:
             tell(error_text(error))
     tell("")
-
-
-def _read_fields(body: str) -> dict[str, Any]:
-    text = read_text(Path(body[1:])) if body.startswith("@") else body
-    with contextlib.suppress(ValueError, RecursionError):
-        if isinstance(found := json.loads(text), dict):
-            return found
-    raise UsageError("--body: is no JSON object", hint=_BODY)
 
 
 def _first_model(server: HttpServer) -> str:

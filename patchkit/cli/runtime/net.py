@@ -272,7 +272,7 @@ def _plan_node(root: Path, role: str | None, node: int | None, **options: Any) -
     files = read_other_files(place.root)
     check_conflicts(host, made, asked, given, files)
     # netplan's files are of mode 600, and plan needs no rights.
-    hidden = [file.path for file in files if file.text is None]
+    hidden = [path for path, text in files.items() if text is None]
     if hidden and made.written:
         tell(f"note: only root may read {', '.join(hidden)}; apply checks them")
     notes = tuple(plan_remarks(host, made))

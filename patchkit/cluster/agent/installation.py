@@ -48,8 +48,6 @@ _PIP = (
 )
 _PATIENCE = 20.0  # seconds for the pip of a launcher that was killed
 _LARGEST = 32 << 20  # bytes of a RECORD
-_SPARE = 1.05
-_EMPTY = 30 << 20  # bytes of an environment with pip alone
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,14 +128,6 @@ def look_at_installation(venv: str, lock: Any) -> dict[str, Any]:
                 lacking.append(wheel.name)
         if lacking:
             require_rsync()
-        sizes = (wheel.size * (wheel.name in lacking) + wheel.unpacked for wheel in house.wheels)
-        needed = int((_EMPTY + sum(sizes)) * _SPARE)
-        nearest = next(folder for folder in (store, *store.parents) if folder.exists())
-        if needed > (free := shutil.disk_usage(nearest).free):
-            raise StorageError(
-                f"{needed / 1e9:,.2f} GB are needed, and {free / 1e9:,.2f} GB are free",
-                hint="make room there; old environments are in ~/.local/share/patchkit/venvs",
-            )
     state = InstallState(
         store=str(store), installed=installed, current=leads_to(link), lacking=tuple(lacking)
     )

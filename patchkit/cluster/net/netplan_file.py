@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from ipaddress import IPv4Network
 from pathlib import Path
@@ -63,35 +63,31 @@ def render_netplan(plan: NetPlan) -> str:
     return "\n".join(lines) + "\n"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NetplanFile:
-    """A netplan file of somebody else; ``text`` is None where it may not be read."""
-
-    path: str
-    text: str | None
+NetplanFiles = Mapping[str, str | None]
+"""Path of a netplan file of somebody else → its text, None where it may not be read."""
 
 
-def read_other_files(root: Path) -> tuple[NetplanFile, ...]:
+def read_other_files(root: Path) -> NetplanFiles:
     """Return the netplan files below a root, without patchkit's own."""
-    found: dict[Path, NetplanFile] = {}
-    for folder in _FOLDERS:
-        for path in sorted((root / folder).glob("*.yaml")):
-            if path == root / OURS:
-                continue
-            try:
-                text: str | None = read_bytes(path).decode(errors="replace")
-            except PatchkitError:  # netplan reads no directory and no device either
-                text = None
-            # /lib is a link to /usr/lib on most systems: each file once.
-            found.setdefault(path.resolve(), NetplanFile(path=str(path), text=text))
-    return tuple(found.values())
+    found: dict[str, str | None] = {}
+    seen: set[Path] = set()
+    for path in (path for folder in _FOLDERS for path in sorted((root / folder).glob("*.yaml"))):
+        # /lib is a link to /usr/lib on most systems: each file once.
+        if path == root / OURS or path.resolve() in seen:
+            continue
+        seen.add(path.resolve())
+        try:
+            found[str(path)] = read_bytes(path).decode(errors="replace")
+        except PatchkitError:  # netplan reads no directory and no device either
+            found[str(path)] = None
+    return found
 
 
 _Conflict = tuple[str, tuple[str, ...]]  # what fights the plan, and the commands that end it
 
 
 def check_conflicts(
-    host: Host, plan: NetPlan, options: NetPlanOptions, given: Given, files: Sequence[NetplanFile]
+    host: Host, plan: NetPlan, options: NetPlanOptions, given: Given, files: NetplanFiles
 ) -> None:
     """Raise HostError with everything that fights the plan, and the commands that end it."""
     found = [
@@ -99,17 +95,17 @@ def check_conflicts(
         *_find_same_networks(host, plan, options, given),
     ]
     # Other files that configure an interface as well: netplan would merge both.
-    for line, file in itertools.product(plan.written, files):
+    for line, (path, text) in itertools.product(plan.written, files.items()):
         netdev = host.netdev(line.netdev)
         mac = netdev.mac if netdev and netdev.mac else "no MAC"
         # Line by line: no YAML parser is in the standard library.
-        for number, row in enumerate((file.text or "").splitlines(), 1):
+        for number, row in enumerate((text or "").splitlines(), 1):
             key, patterns = _KEY.match(row), _MATCH.findall(row)
             own = key is not None and key[1] == line.netdev
             matched = any(fnmatchcase(line.netdev, p) or p.lower() == mac for p in patterns)
             if (own or matched) and not row.lstrip().startswith("#"):
-                what = f"{file.path}:{number}: also configures {line.netdev}"
-                aside = f"put it aside, if nothing else needs it: {_aside_command(file.path)}"
+                what = f"{path}:{number}: also configures {line.netdev}"
+                aside = f"put it aside, if nothing else needs it: {_aside_command(path)}"
                 found.append((what, (f"{aside} && {options.command_line()}",)))
                 break
     if found:
@@ -125,7 +121,7 @@ def _find_foreign_addresses(
     plan: NetPlan,
     options: NetPlanOptions,
     given: Given,
-    files: Iterable[NetplanFile],
+    files: NetplanFiles,
 ) -> Iterator[_Conflict]:
     """Yield addresses that the plan would change and that somebody else gave.
 
@@ -143,11 +139,11 @@ def _find_foreign_addresses(
             who = "which is not from patchkit and in no netplan file that could be read"
             modify = ("sudo nmcli connection modify", f'"$({profile})"', "ipv4.method disabled")
             cure = " ".join((*modify, "&&", reapply))
-            for file in files:
-                text = file.text or ""
-                if found := re.search(rf"(?<![\d.]){re.escape(address)}(?!\d)", text):
-                    who = f"from {file.path}:{text[: found.start()].count(chr(10)) + 1}"
-                    cure = f"{_aside_command(file.path)} && sudo netplan apply"
+            for path, text in files.items():
+                found = re.search(rf"(?<![\d.]){re.escape(address)}(?!\d)", text or "")
+                if text and found:
+                    who = f"from {path}:{text[: found.start()].count(chr(10)) + 1}"
+                    cure = f"{_aside_command(path)} && sudo netplan apply"
             planned = ", ".join(map(str, line.addresses))
             what = f"{line.netdev} has the address {address}, {who}; planned is {planned}"
             yield what, (f"keep it: {keep}", f"give it up: {cure}")

@@ -70,12 +70,11 @@ def test_the_answer_alone_is_on_standard_output(chat):
     }
 
 
-def test_what_is_asked_for_is_in_the_request(chat, tmp_path):
-    more = tmp_path / "more.json"
-    more.write_text('{"top_p": 0.5, "temperature": 1}')
-    words = ["--model", "m", "--system", "Be brief.", "--max-tokens", "9", "--temperature", "0"]
+def test_what_is_asked_for_is_in_the_request(chat):
+    words = ["--model", "m", "--system", "Be brief.", "--max-tokens", "9"]
+    more = '{"top_p": 0.5, "temperature": 1}'
     with ModelServer() as server:
-        chat(server.url + "/v1/", *words, "--no-think", "--body", f"@{more}", "Hello")
+        chat(server.url + "/v1/", *words, "--no-think", "--body", more, "Hello")
     (body,) = server.asked
     del body["stream"], body["stream_options"]
     assert body == {

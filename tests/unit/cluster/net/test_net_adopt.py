@@ -15,7 +15,7 @@ def planned(host, **changes):
     """Return what the plan changes and remarks: rows of text."""
     options = NetPlanOptions(**changes)
     plan = make_net_plan(host, options)
-    check_conflicts(host, plan, options, Given(), ())
+    check_conflicts(host, plan, options, Given(), {})
     rows = [
         f"{line.action} {line.netdev} {', '.join(map(str, line.addresses))} MTU {line.mtu}"
         for line in plan.changes

@@ -11,7 +11,7 @@ import yaml
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from patchkit.cluster.net.netplan_file import NetplanFile, check_conflicts, render_netplan
+from patchkit.cluster.net.netplan_file import check_conflicts, render_netplan
 from patchkit.cluster.net.plan import Given, NetPlanOptions, make_net_plan
 from patchkit.errors import HostError, UsageError
 
@@ -142,11 +142,11 @@ def test_refused(machine, name, changes, error, says):
 # What fights a plan
 
 
-def clash(host, *, node=1, given=None, files=(), **changes):
+def clash(host, *, node=1, given=None, files=None, **changes):
     options = wish(node, **changes)
     given = given or Given()
     plan = make_net_plan(host, options, given=given)
-    check_conflicts(host, plan, options, given, files)
+    check_conflicts(host, plan, options, given, files or {})
     return plan
 
 
@@ -166,7 +166,7 @@ def test_an_address_that_somebody_gave_is_kept_unless_other_ones_are_asked_for(m
     assert "keep it: patchkit net plan --node 2; or give it up: sudo nmcli" in refused.value.hint
     text = "network:\n  ethernets:\n    x:\n      addresses: [192.168.100.10/24]\n"
     with pytest.raises(HostError) as refused:
-        clash(host, node=2, files=[NetplanFile(path="/etc/netplan/9.yaml", text=text)], **ANEW)
+        clash(host, node=2, files={"/etc/netplan/9.yaml": text}, **ANEW)
     assert "192.168.100.10/24, from /etc/netplan/9.yaml:4; planned" in refused.value.what
     aside = "sudo mv /etc/netplan/9.yaml /etc/netplan/9.yaml.off && sudo netplan apply"
     assert f"or give it up: {aside}; or " in refused.value.hint
@@ -220,11 +220,11 @@ OTHERS = [
 
 @pytest.mark.parametrize(("text", "line"), OTHERS)
 def test_another_file_that_configures_the_same_interface(machine, text, line):
-    file = NetplanFile(path="/etc/netplan/50-x.yaml", text=text)
+    files = {"/etc/netplan/50-x.yaml": text}
     with pytest.raises(HostError, match=f"/etc/netplan/50-x.yaml:{line}: also configures en"):
-        clash(machine("fresh"), files=[file])
+        clash(machine("fresh"), files=files)
     # What is kept is in no file of patchkit's, whoever configures it.
-    assert not clash(machine("playbook"), files=[file]).written
+    assert not clash(machine("playbook"), files=files).written
 
 
 @pytest.mark.parametrize(
@@ -237,7 +237,7 @@ def test_another_file_that_configures_the_same_interface(machine, text, line):
     ],
 )
 def test_files_about_others_are_none_of_ours(machine, text):
-    clash(machine("fresh"), files=[NetplanFile(path="/etc/netplan/01.yaml", text=text)])
+    clash(machine("fresh"), files={"/etc/netplan/01.yaml": text})
 
 
 # The file, as others read it
