@@ -183,9 +183,7 @@ def targets() -> dict[str, Target]:
     table = read_toml(dict[str, dict[str, Any]], RECIPES / "targets.toml")
     return {
         name: Target(
-            name=name,
-            capability=parse_arch(entry["capability"]).capability,
-            **{key: value for key, value in entry.items() if key != "capability"},
+            name=name, **entry | {"capability": parse_arch(entry["capability"]).capability}
         )
         for name, entry in table.items()
     }
