@@ -8,10 +8,8 @@ import subprocess
 import pytest
 from packaging.version import Version
 
-from patchkit.patching.fix import Request
 from patchkit.runtime.host.probe import probe
 from patchkit.source.tree import SourceTree
-from patchkit.target import targets
 from support import hosts
 
 
@@ -26,17 +24,6 @@ def make_tree(tmp_path):
             place.parent.mkdir(parents=True, exist_ok=True)
             place.write_text(text, encoding="utf-8")
         return SourceTree(root=root, project=project, version=Version(version), kind=kind)
-
-    return make
-
-
-@pytest.fixture(scope="session")
-def ask():
-    """A request for a target: ``ask(arch="family", skip={"x"})``."""
-
-    def make(*, target="gb10", arch="native", **selection):
-        chosen = {name: frozenset(ids) for name, ids in selection.items()}
-        return Request(target=targets()[target], arch=arch, **chosen)
 
     return make
 
@@ -61,23 +48,15 @@ def copied(tmp_path):
 
 
 @pytest.fixture(scope="module")
-def keygen():
-    """Run ssh-keygen; skips where there is none."""
+def keys(tmp_path_factory):
+    """Private keys of alice and mallory, made now; public ones lie beside them.
+
+    Skips where there is no ssh-keygen.
+    """
     if not shutil.which("ssh-keygen"):
         pytest.skip("ssh-keygen is not installed (Debian: openssh-client)")
-
-    def run(*arguments, **how):
-        done = subprocess.run(["ssh-keygen", *map(str, arguments)], capture_output=True, **how)
-        assert done.returncode == 0, done.stderr
-        return done.stdout.decode()
-
-    return run
-
-
-@pytest.fixture(scope="module")
-def keys(keygen, tmp_path_factory):
-    """Private keys of alice and mallory, made now; public ones lie beside them."""
     folder = tmp_path_factory.mktemp("keys")
     for name in ("alice", "mallory"):
-        keygen("-q", "-t", "ed25519", "-N", "", "-C", name, "-f", folder / name)
+        words = ["-q", "-t", "ed25519", "-N", "", "-C", name, "-f", str(folder / name)]
+        subprocess.run(["ssh-keygen", *words], check=True, capture_output=True)
     return folder

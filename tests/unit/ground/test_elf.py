@@ -7,19 +7,20 @@ import io
 import struct
 import sys
 import sysconfig
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
 from elftools.elf.dynamic import DynamicSection
 from elftools.elf.elffile import ELFFile
 from elftools.elf.gnuversions import GNUVerNeedSection
-from elftools.elf.hash import ELFHashSection, GNUHashSection
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from patchkit.elf import (
     Dynamic,
     Library,
+    Section,
     by_version,
     exports,
     parse_library,
@@ -78,68 +79,54 @@ def test_the_highest_version_is_a_number_not_a_text():
 # The same files, read by pyelftools
 
 
-def facts(found):
-    return (
-        *(found.machine, found.soname, found.needed, found.rpath, found.runpath),
-        found.versions,
-        [(each.name, each.offset, each.size) for each in found.sections],
-    )
-
-
 def by_pyelftools(path):
-    tags, versions, sections = {}, {}, []
+    """The facts of a library, and the symbols that it defines."""
+    tags, versions, sections, symbols = defaultdict(list), {}, [], set()
     with path.open("rb") as stream:
         file = ELFFile(stream)
         for section in file.iter_sections():
             if section["sh_type"] not in ("SHT_NOBITS", "SHT_NULL"):
-                sections.append((section.name, section["sh_offset"], section["sh_size"]))
+                sections.append(Section(section.name, section["sh_offset"], section["sh_size"]))
             if isinstance(section, DynamicSection):
                 for tag in section.iter_tags():
                     key = tag.entry.d_tag.removeprefix("DT_").lower()
-                    tags.setdefault(key, []).append(getattr(tag, key, ""))
+                    tags[key].append(getattr(tag, key, ""))
             elif isinstance(section, GNUVerNeedSection):
                 for library, needed in section.iter_versions():
                     names = versions.setdefault(library.name, set())
                     names.update(version.name for version in needed)
-        return (
-            file["e_machine"].removeprefix("EM_").lower(),
-            "".join(tags.get("soname", ())),
-            tuple(tags.get("needed", ())),
-            *(tuple(":".join(tags.get(key, ())).split(":")) for key in ("rpath", "runpath")),
-            {name: tuple(sorted(names, key=by_version)) for name, names in versions.items()},
-            sections,
+            elif section.name == ".dynsym":
+                found = section.iter_symbols()
+                symbols = {each.name for each in found if each["st_shndx"] != "SHN_UNDEF"}
+        library = Library(
+            machine=file["e_machine"].removeprefix("EM_").lower(),
+            soname="".join(tags["soname"]),
+            needed=tuple(tags["needed"]),
+            rpath=tuple(filter(None, ":".join(tags["rpath"]).split(":"))),
+            runpath=tuple(filter(None, ":".join(tags["runpath"]).split(":"))),
+            versions={name: tuple(sorted(each, key=by_version)) for name, each in versions.items()},
+            sections=tuple(sections),
         )
+    return library, symbols
 
 
-def defined_by_pyelftools(path, symbol):
-    with path.open("rb") as stream:
-        for section in ELFFile(stream).iter_sections():
-            if isinstance(section, (GNUHashSection, ELFHashSection)):
-                found = section.get_symbol(symbol)
-                return found is not None and found["st_shndx"] != "SHN_UNDEF"
-    return False
+def assert_as_pyelftools(place):
+    library, symbols = by_pyelftools(place)
+    assert parse(place.read_bytes()) == library, place
+    for symbol in ("defined", "needed", "malloc", f"PyInit_{place.name.partition('.')[0]}"):
+        assert exports(place, symbol) == (symbol in symbols), (place, symbol)
 
 
-@pytest.mark.parametrize("style", ["gnu", "sysv", "both"])
 @pytest.mark.parametrize("tags", ["--disable-new-dtags", "--enable-new-dtags"])
-def test_a_library_as_pyelftools_reads_it(style, tags, tmp_path):
+def test_a_library_as_pyelftools_reads_it(tags, tmp_path):
     base = link(tmp_path / "libbase.so", "int needed(void) { return 2; }", soname="libbase.so.1")
-    needs = [base, f"-Wl,--hash-style={style}"]
     place = link(
-        tmp_path / "lib.so", SOURCE, soname="lib.so.3", needs=needs, path="/a:/b", tags=tags
+        tmp_path / "lib.so", SOURCE, soname="lib.so.3", needs=[base], path="/a:/b", tags=tags
     )
     found = read_dynamic(place)
     assert {found.rpath, found.runpath} == {("/a", "/b"), ()}
     assert_as_pyelftools(place)
-    symbols = {name: exports(place, name) for name in ("defined", "call", "needed", "nothing")}
-    assert symbols == {name: defined_by_pyelftools(place, name) for name in symbols}
-    assert symbols == {"defined": True, "call": True, "needed": False, "nothing": False}
-
-
-def assert_as_pyelftools(place):
-    theirs = list(by_pyelftools(place))
-    theirs[3:5] = (tuple(filter(None, folders)) for folders in theirs[3:5])
-    assert facts(parse(place.read_bytes())) == tuple(theirs), place
+    assert (exports(place, "defined"), exports(place, "needed")) == (True, False)
 
 
 def test_every_library_of_this_python_as_pyelftools_reads_it():
@@ -148,8 +135,6 @@ def test_every_library_of_this_python_as_pyelftools_reads_it():
     places = sorted(found)[::4]  # all of them take a quarter of a minute
     for place in [*places, *LIBRARIES.glob("*.so"), Path(sys.executable).resolve()]:
         assert_as_pyelftools(place)
-        for symbol in ("malloc", f"PyInit_{place.name.partition('.')[0]}"):
-            assert exports(place, symbol) == defined_by_pyelftools(place, symbol), (place, symbol)
     assert len(places) >= 10
 
 
@@ -253,7 +238,6 @@ DAMAGED = {
     "32 bit": (patched((4, "<B", 1)), "64-bit little-endian"),
     "header": (GB10[:64], "ends behind the end"),
     "no sections": (GB10[:40] + bytes(8) + GB10[48:], "no section headers"),
-    "far sections": (patched((40, "<Q", NOWHERE)), "ends behind the end"),
     "section count": (
         patched((60, "<H", 0), (TABLE + 32, "<Q", 1 << 60)),
         "more sections than any real library",
@@ -268,7 +252,6 @@ DAMAGED = {
     "far section": (patched((SECTION + 24, "<Q", 1 << 63)), "ends behind the end of the file"),
     "many names": (many_sections(), "names of its sections are too long"),
     "headers": (patched((56, "<H", 65_535)), "more program headers"),
-    "far headers": (patched((32, "<Q", NOWHERE)), "ends behind the end"),
     "far segment": (patched((program(LOAD) + 8, "<Q", 1 << 63)), "ends behind the end"),
     "no end": (patched((program(DYNAMIC) + 32, "<Q", 32)), "does not end"),
     "no strings": (patched((entry(5), "<Q", 1 << 40)), "nothing is loaded at"),

@@ -38,23 +38,14 @@ def test_an_extra_that_is_missing_is_told_with_a_command(tmp_path, monkeypatch):
     assert shlex.split(command) == [sys.executable, "-m", "pip", "install", from_clone]
 
 
-@pytest.mark.parametrize("verb", [("build", "nccl"), ("build", "vllm")], ids=" ".join)
-def test_a_verb_that_needs_the_extra_says_so_first(verb, cli, tmp_path):
+@pytest.mark.parametrize("project", ["nccl", "vllm"])
+def test_a_verb_that_needs_the_extra_says_so_first(project, cli, tmp_path):
     """Before it resolves, downloads or reads anything: there is no network, and no folder."""
     (tmp_path / "sitecustomize.py").write_text("import sys; sys.modules['auditwheel'] = None\n")
     blocked = {"PYTHONPATH": str(tmp_path), "HTTPS_PROXY": "http://127.0.0.1:9"}
-    said = cli(*verb, "--dir", tmp_path / "none", env=blocked, rc=9).stderr
+    said = cli("build", project, "--dir", tmp_path / "none", env=blocked, rc=9).stderr
     assert "not installed: auditwheel" in said
     assert "its extra 'build'" in said
-
-
-def test_a_wheelhouse_is_filled_without_the_extra(cli, tmp_path):
-    """README's line for two Sparks works after README's own installation."""
-    code = "\n".join(f"import sys; sys.modules[{name!r}] = None" for name in BUILD)
-    (tmp_path / "sitecustomize.py").write_text(code)
-    words = ("wheelhouse", "fill", "--dir", tmp_path)
-    said = cli(*words, env={"PYTHONPATH": str(tmp_path)}, rc=2).stderr
-    assert "holds no wheel that patchkit built" in said
 
 
 def test_a_library_that_an_import_misses_is_no_internal_error(tmp_path):

@@ -11,7 +11,7 @@ from packaging.version import Version
 from patchkit.digests import digest
 from patchkit.errors import AbsentError, DriftError, SourceError
 from patchkit.source.detect import detect, dist_info, state_folder
-from patchkit.source.tree import SourceTree, first_existing
+from patchkit.source.tree import first_existing
 
 SOURCES = ("setup.py", "CMakeLists.txt", "cmake/utils.cmake", "vllm/__init__.py")
 
@@ -63,11 +63,9 @@ def test_an_unpacked_sdist(sources, version):
     assert state_folder(tree) == sources / ".patchkit"
 
 
-@pytest.mark.parametrize("missing", SOURCES[:1])
-def test_a_folder_without_a_marker_is_refused(sources, missing):
-    write(sources, {"PKG-INFO": header("0.19.1")})
-    (sources / missing).unlink()
-    with pytest.raises(SourceError, match=rf"not a source tree of vLLM: {missing} is missing"):
+def test_a_folder_without_a_marker_is_refused(sources):
+    (sources / "setup.py").unlink()
+    with pytest.raises(SourceError, match=r"not a source tree of vLLM: setup\.py is missing"):
         detect(sources)
 
 
@@ -85,26 +83,16 @@ def test_a_tree_without_a_version_is_refused(sources, files, message):
         detect(sources)
 
 
-@pytest.mark.parametrize(
-    ("tags", "expected"),
-    [
-        (["v0.33.0"], "0.33.0"),
-        (["nightly", "v0.33.0"], "0.33.0"),
-    ],
-)
-def test_a_tagged_checkout(checkout, git, tags, expected):
-    for tag in tags:
-        git(checkout, "tag", tag)
+def test_a_tagged_checkout(checkout, git):
+    git(checkout, "tag", "nightly")
+    git(checkout, "tag", "v0.33.0")
     tree = detect(checkout)
-    assert (tree.root, tree.kind, tree.version) == (checkout, "git", Version(expected))
+    assert (tree.root, tree.kind, tree.version) == (checkout, "git", Version("0.33.0"))
 
 
 @pytest.mark.parametrize(
     ("tag", "commits", "expected"),
-    [
-        ("v0.33.0", 3, "0.33.1.dev3"),
-        ("v0.23.0rc1", 2, "0.23.0rc2.dev2"),
-    ],
+    [("v0.33.0", 3, "0.33.1.dev3"), ("v0.23.0rc1", 2, "0.23.0rc2.dev2")],
 )
 def test_a_checkout_after_a_tag_is_what_setuptools_scm_calls_it(
     checkout, git, tag, commits, expected
@@ -135,32 +123,24 @@ def test_an_installed_package(installed):
 
 
 @pytest.mark.parametrize(
-    ("damage", "message"),
+    ("gone", "added", "message"),
     [
-        ({"remove": "vllm-0.19.1+cu130.dist-info"}, r"0 folders vllm-\*\.dist-info, expected 1"),
-        ({"add": "vllm-0.18.0.dist-info/METADATA"}, r"2 folders vllm-\*\.dist-info, expected 1"),
-        ({"remove": "vllm-0.19.1+cu130.dist-info/RECORD"}, r"has no RECORD"),
+        ("vllm-0.19.1+cu130.dist-info", {}, r"0 folders vllm-\*\.dist-info, expected 1"),
+        ("x", {"vllm-0.18.0.dist-info/METADATA": ""}, r"2 folders vllm-\*\.dist-info, expected 1"),
+        ("vllm-0.19.1+cu130.dist-info/RECORD", {}, r"has no RECORD"),
     ],
 )
-def test_a_damaged_installation_is_refused(installed, damage, message):
-    if "remove" in damage:
-        place = installed / damage["remove"]
-        place.rename(installed / "elsewhere")
-    else:
-        write(installed, {damage["add"]: header("0.18.0")})
+def test_a_damaged_installation_is_refused(installed, gone, added, message):
+    write(installed, {"x": "", **added})
+    (installed / gone).rename(installed / "elsewhere")
     with pytest.raises(SourceError, match=message):
         detect(installed / "vllm")
 
 
 def test_reading_prefers_pending_to_upstream_to_the_disk(make_tree):
     tree = make_tree("0.19.1", {"a": "disk a", "b": "disk b", "c": "disk c"})
-    tree = SourceTree(
-        root=tree.root,
-        project="vllm",
-        version=tree.version,
-        kind="sdist",
-        pristine={"a": "upstream a", "b": "upstream b"},
-    ).with_texts({"a": "pending a"})
+    tree = replace(tree, pristine={"a": "upstream a", "b": "upstream b"})
+    tree = tree.with_texts({"a": "pending a"})
     assert [tree.read(path) for path in "abc"] == ["pending a", "upstream b", "disk c"]
     assert [tree.exists(path) for path in ("a", "c", "d")] == [True, True, False]
     assert first_existing(tree, ["d", "c", "a"]) == "c"
