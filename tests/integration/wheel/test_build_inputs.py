@@ -1,9 +1,10 @@
-"""What real releases fetch and need, and what is left of them without their optional extensions."""
+"""What real releases fetch, need and ask of torch, and what is left without optional extensions."""
 
 from __future__ import annotations
 
 import ast
 import tomllib
+import venv
 from dataclasses import asdict
 
 import pytest
@@ -11,6 +12,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
+from e2e.proofs.torch_questions import answers, questions
 from patchkit.errors import DriftError, SourceError
 from patchkit.patching.fix import Request
 from patchkit.recipes.vllm.archs import evaluate
@@ -20,11 +22,13 @@ from patchkit.recipes.vllm.leave_out import idle_sources, leave_out, take_instal
 from patchkit.source.detect import detect
 from patchkit.source.fetch import fetch
 from patchkit.target import targets
+from patchkit.wheel.build.cross_torch import install_torch_stand_in
 from patchkit.wheel.build.requirements import read_requirements
 from patchkit.wheel.file.wheelfile import WheelFile
 from patchkit.wheel.vllm.needs import locked_requirements, read_needs, recorded_needs
 from patchkit.wheel.vllm.repack_origin import upstream_wheels
 from patchkit.wheel.vllm.upstream_parts import members_of
+from support.small_torch import site, small_torch
 from tools.stated_needs import stated_needs
 
 pytestmark = pytest.mark.releases
@@ -186,3 +190,37 @@ def _targets(text):
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "CMakeExtension":
             yield node.keywords[0].value.value.rpartition(".")[2]
+
+
+EXTENSION = "torch.utils.cpp_extension"
+# What every release asks, and what must not be a default value.
+EVERY = {
+    "torch.version.cuda": "13.0",
+    "torch.version.hip": None,
+    f"{EXTENSION}.CUDA_HOME": "/cuda",
+    f"{EXTENSION}.ROCM_HOME": None,
+    "torch.utils.cpp_extension.COMMON_NVCC_FLAGS": [
+        "-D__CUDA_NO_HALF_OPERATORS__",
+        "--expt-relaxed-constexpr",
+    ],
+}
+
+
+@pytest.fixture(scope="module")
+def torch(tmp_path_factory):
+    """An interpreter with the stand-in, and the site-packages folder that it reads."""
+    home = tmp_path_factory.mktemp("across")
+    target = small_torch(home / "target")
+    venv.create(home / "python", with_pip=False)
+    python = home / "python" / "bin" / "python"
+    install_torch_stand_in(site(python), target)
+    return python, target
+
+
+def test_every_question_of_a_release_is_answered(release, version, torch):
+    python, target = torch
+    answered = answers(python, questions(release(version)), {"CUDA_HOME": "/cuda"})
+    assert [each for each, answer in answered.items() if "refused" in answer] == []
+    found = {each: answer.get("value") for each, answer in answered.items()}
+    cmake = {"torch.utils.cmake_prefix_path": f"{target}/torch/share/cmake"}
+    assert found == found | EVERY | cmake

@@ -1,4 +1,4 @@
-"""Kills, full disks and several at once: a wheelhouse is as it was, or as it should be."""
+"""Kills, full disks, several at once, and links: a wheelhouse is as it was, or as it should be."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from patchkit.errors import StorageError
+from patchkit.errors import HashMismatchError, StorageError
 from patchkit.wheel.file.name import wheel_name
 from patchkit.wheel.wheelhouse.contents import (
     add_wheel,
@@ -22,13 +22,15 @@ from patchkit.wheel.wheelhouse.contents import (
     read_settled,
     replace_dependencies,
 )
+from patchkit.wheel.wheelhouse.fill import fill_wheelhouse
 from patchkit.wheel.wheelhouse.manifest import Kind, ManifestEntry
 from patchkit.wheel.wheelhouse.prune import prune_wheelhouse
-from patchkit.wheel.wheelhouse.storage import open_for_writing
+from patchkit.wheel.wheelhouse.resolve import NodePlatform, WheelSources
+from patchkit.wheel.wheelhouse.storage import LINKED, open_for_writing
 from patchkit.wheel.wheelhouse.verify import check_files
 from support.faults import in_child, kill
 from support.filling import contents, held, kinds
-from support.wheels import write_wheel
+from support.wheels import CPU, write_wheel
 
 FACTS = {"target": "gb10"}
 OURS, NEWER = "2.29.7+gb10.abc123", "2.29.7+gb10.def456"
@@ -193,3 +195,112 @@ def test_what_cannot_be_written_is_known_before_a_build(small_disk, tmp_path):
             check_room(house, f"nvidia_nccl_cu13-{OURS}-py3-none-linux_aarch64.whl")
     assert check_room(tmp_path / "not/there", f"x-{OURS}-py3-none-any.whl") == ()
     assert not (tmp_path / "not").exists()
+
+
+DOCUMENTS = ["SHA256SUMS", "requirements.txt"]
+
+
+@pytest.fixture
+def stocked(tmp_path):
+    folder = tmp_path / "wheelhouse"
+    add_wheel(folder, write_wheel(tmp_path / "made", OURS), {"target": "gb10"})
+    return folder
+
+
+@pytest.fixture
+def elsewhere(tmp_path, stocked):
+    """Replace a file of the wheelhouse by a link to the same bytes; return where they are."""
+
+    def move(name):
+        aside = tmp_path / "elsewhere" / name
+        aside.parent.mkdir(exist_ok=True)
+        shutil.move(stocked / name, aside)
+        (stocked / name).symlink_to(aside)
+        return aside
+
+    return move
+
+
+def fill(stocked, *folders, **more):
+    where = NodePlatform(machine=CPU, python="3.12", glibc="2.39")
+    fill_wheelhouse(stocked, where, WheelSources(offline=True, folders=folders), **more)
+
+
+def found(stocked):
+    return {each.where: (each.kind.exit_code, each.what) for each in check_files(stocked)}
+
+
+def test_a_wheel_that_is_a_link_to_the_same_bytes(stocked, elsewhere, cli, tmp_path):
+    name = next(stocked.glob("*.whl")).name
+    aside = elsewhere(name)
+    kept = aside.read_bytes()
+
+    said = cli("verify", stocked, rc=8).stdout
+
+    assert f"✗ {name}  {LINKED}\n" in said
+    assert f"next:  rm -- {stocked / name}; then build it again" in said
+    with pytest.raises(HashMismatchError, match="is a link"):
+        fill(stocked)
+    add_wheel(stocked, write_wheel(tmp_path / "made", OURS), {"target": "gb10"})
+    assert found(stocked) == {}
+    assert not (stocked / name).is_symlink()
+    assert aside.read_bytes() == kept
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_a_document_that_is_a_link(name, stocked, elsewhere):
+    aside = elsewhere(name)
+    aside.chmod(0o600)
+    kept = aside.read_bytes()
+    assert [(code, "is a link" in what) for code, what in found(stocked).values()] == [(8, True)]
+    prune_wheelhouse(stocked)
+    assert found(stocked) == {}
+    assert not (stocked / name).is_symlink()
+    assert aside.read_bytes() == kept
+
+
+def test_a_manifest_that_is_a_link_is_not_read(stocked, elsewhere, tmp_path):
+    aside = elsewhere("manifest.json")
+    kept = aside.read_bytes()
+    new = write_wheel(tmp_path / "made", "1.0", project="other")
+    for action in (
+        *(
+            load_manifest,
+            check_files,
+            prune_wheelhouse,
+            lambda stocked: add_wheel(stocked, new, {}),
+        ),
+        fill,
+    ):
+        with pytest.raises(HashMismatchError, match=r"manifest\.json: is a link") as caught:
+            action(stocked)
+        assert caught.value.hint
+    assert (stocked / "manifest.json").is_symlink()
+    assert aside.read_bytes() == kept
+    assert not (stocked / new.name).exists()
+
+
+def test_a_folder_of_downloads_that_is_a_link(stocked, tmp_path):
+    aside = tmp_path / "elsewhere"
+    (aside / "pip").mkdir(parents=True)
+    (aside / "pip" / "precious").touch()
+    (stocked / ".filling").symlink_to(aside)
+    assert found(stocked)[".filling"][0] == 7
+    with pytest.raises(HashMismatchError, match=r"\.filling: is a link"):
+        fill(stocked)
+    prune_wheelhouse(stocked)
+    assert found(stocked) == {}
+    assert (aside / "pip" / "precious").exists()
+
+
+def test_an_earlier_download_that_is_a_link_is_not_taken(stocked, tmp_path, monkeypatch):
+    """What .filling holds gets a second name in the wheelhouse: that of a link is a link."""
+    offered = write_wheel(tmp_path / "offered", "1.0", project="other", tag="py3-none-any")
+    aside = shutil.copy(offered, tmp_path / "aside.whl")
+    (stocked / ".filling").mkdir()
+    (stocked / ".filling" / offered.name).symlink_to(aside)
+    for name in ("PIP_CONFIG_FILE", "PIP_FIND_LINKS", "PIP_EXTRA_INDEX_URL"):
+        monkeypatch.setenv(name, "/dev/null" if name == "PIP_CONFIG_FILE" else "")
+    fill(stocked, offered.parent, also=["other"])
+    assert not (stocked / offered.name).is_symlink()
+    assert found(stocked) == {}
