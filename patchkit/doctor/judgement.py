@@ -16,13 +16,7 @@ from patchkit.cluster.net.plan import find_cages
 from patchkit.cluster.ssh.ssh import there
 from patchkit.doctor.machine import machine_findings
 from patchkit.doctor.peers.cable import cable_findings
-from patchkit.doctor.peers.node_report import (
-    NodeReport,
-    Outcome,
-    check,
-    make_finding,
-    require,
-)
+from patchkit.doctor.peers.node_report import NodeReport, Outcome, check, make_fine, require
 from patchkit.doctor.peers.software import model_findings, software_findings
 from patchkit.doctor.peers.units import unit_findings
 from patchkit.errors import HostError
@@ -69,21 +63,16 @@ def cluster_findings(file: ClusterFile, reports: Sequence[NodeReport]) -> list[F
 def peer_findings(file: ClusterFile, nodes: Sequence[NodeReport]) -> Iterator[Finding]:
     """Yield what is wrong between the nodes, what is well, and what was not looked at."""
     for node in nodes:
-        yield from check_ssh(node)
+        if error := node.silence:
+            yield node.find("ssh", what=error.what, why=error.why, hint=error.hint)
+        else:
+            yield make_fine("ssh", node.node)
         yield from check_disks(node)
     if len(nodes) > 1:
         yield from cable_findings(nodes)
     yield from software_findings(file, nodes)
     yield from model_findings(file, nodes)
     yield from unit_findings(file, nodes)
-
-
-@check("ssh")
-def check_ssh(node: NodeReport) -> Outcome:
-    if error := node.silence:
-        fields = {"what": error.what, "why": error.why, "hint": error.hint}
-        return make_finding("ssh", node.node, **fields)
-    return {}
 
 
 @check("disk")
@@ -98,7 +87,7 @@ def check_disks(node: NodeReport) -> Outcome:
             )
             largest = " | ".join((quoted("du", "-xah", "-d", "1", disk.folder), "sort -h", "tail"))
             fields = {"what": what, "command": there(node.node, "sh", "-c", largest)}
-            full.append(make_finding("disk", node.node, folder=disk.folder, **fields))
+            full.append(node.find("disk", folder=disk.folder, **fields))
     least = min(disks, key=lambda disk: disk.free)
     return full or {"folder": least.folder, "free": least.free / 1e9}
 

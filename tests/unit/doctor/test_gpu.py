@@ -8,13 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from patchkit.doctor.gpu import (
-    GpuNode,
-    all_reduce_findings,
-    gpu_findings,
-    smoke_test,
-    try_gpus,
-)
+from patchkit.doctor.gpu import GpuNode, all_reduce_findings, gpu_findings, smoke_test, try_gpus
 from patchkit.doctor.gpu_steps import GpuStep, run_step
 from patchkit.doctor.peers.node_report import NodeReport
 from patchkit.finding import Level

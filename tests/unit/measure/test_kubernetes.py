@@ -12,10 +12,7 @@ from hypothesis import strategies as st
 from patchkit.cluster.launch.plan import planned_ranks, served_model
 from patchkit.cluster.launch.units import GroupUnits
 from patchkit.errors import HostError, UsageError
-from patchkit.measure.kubernetes import (
-    escape_dollars,
-    to_yaml,
-)
+from patchkit.measure.kubernetes import escape_dollars, to_yaml
 from support.clusters import cluster, node_facts
 from support.manifests import OPTIONS, PodGroup, expanded, manifest, planned
 from tools import golden_manifests

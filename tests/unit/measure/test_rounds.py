@@ -11,12 +11,7 @@ from patchkit.cluster.launch.cluster_file import ClusterFile, ClusterNode
 from patchkit.errors import HostError, UsageError
 from patchkit.measure.figures import result_file
 from patchkit.measure.rounds import BenchPlan, measure_variants
-from patchkit.measure.variants import (
-    BenchLoad,
-    PlannedVariant,
-    describe_conditions,
-    plan_cluster,
-)
+from patchkit.measure.variants import BenchLoad, PlannedVariant, describe_conditions, plan_cluster
 
 LOADS = [BenchLoad(depth=1024, output=128, concurrency=n, prompts=4 * n) for n in (1, 8)]
 # Stands for a Python with vLLM: finds it, and answers `bench serve` as $ANSWERED says.
