@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from ipaddress import IPv4Interface
 from pathlib import Path
 
 from patchkit.cluster.agent.node_facts import NodeFacts, model_on_node
@@ -102,13 +101,16 @@ def equal_nodes(head: NodeFacts, count: int) -> list[NodeFacts]:
 
 
 def _moved_host(host: Host, by: int) -> Host:
-    """Return a host whose IPv4 addresses are as many further on, each in its own network."""
-    moved = {
-        str(own.ip): _next_address(own, by)
-        for netdev in host.netdevs
-        if netdev.kind != "loopback"
-        for own in netdev.ipv4
-    }
+    """Return a host whose IPv4 addresses are as many further on, each in its own network.
+
+    In one that has no room for it, a cable's between two nodes, it is that of another cable.
+    """
+    moved = {}
+    for own in (own for netdev in host.netdevs if netdev.kind != "loopback" for own in netdev.ipv4):
+        room = own.network.num_addresses - 2  # its first and its last address are no node's
+        first = own.network.network_address + 1
+        place = (int(own.ip) - int(first) + by) % room if room > by else 0
+        moved[str(own.ip)] = str(first + place if room > by else own.ip + by)
     netdevs, devices = [], []
     for netdev in host.netdevs:
         addresses = [replace(a, address=moved.get(a.address, a.address)) for a in netdev.addresses]
@@ -117,15 +119,3 @@ def _moved_host(host: Host, by: int) -> Host:
         gids = [replace(gid, address=moved.get(gid.address, gid.address)) for gid in device.gids]
         devices.append(replace(device, gids=tuple(gids)))
     return replace(host, netdevs=tuple(netdevs), rdma=tuple(devices))
-
-
-def _next_address(own: IPv4Interface, by: int) -> str:
-    """Return the address that a node so many further on has in the same network.
-
-    In one that has no room for it, a cable's between two nodes, it is that of another cable.
-    """
-    first, size = own.network.network_address, own.network.num_addresses
-    room = size - 2  # its first and its last address are no node's
-    if by >= room:
-        return str(own.ip + by)
-    return str(first + 1 + (int(own.ip) - int(first) - 1 + by) % room)

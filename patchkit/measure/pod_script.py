@@ -26,7 +26,8 @@ def main() -> None:
     starts, pause = int(sys.argv[1]), float(sys.argv[2])
     file = Path(os.environ["PATCHKIT_CACHE"], "starts")
     try:
-        former = _former(file)
+        words = file.read_text(encoding="utf-8", errors="replace").split() if file.exists() else []
+        former = sorted(float(each) for each in words if each.isdigit())
         if (seconds := to_wait(former, time.time(), starts, pause)) > 0:
             say(f"started {len(former)} times within an hour: waiting for {seconds:.0f} s")
             time.sleep(seconds)
@@ -48,14 +49,6 @@ def to_wait(former: list[float], now: float, starts: int, pause: float) -> float
     if len(last) >= starts:
         until.append(last[-starts] + _HOUR)
     return max((0.0, *(each - now for each in until)))
-
-
-def _former(file: Path) -> list[float]:
-    try:
-        words = file.read_text(encoding="utf-8", errors="replace").split()
-    except FileNotFoundError:
-        return []
-    return sorted(float(each) for each in words if each.isdigit())
 
 
 def _wait_for_name(leader: str) -> None:

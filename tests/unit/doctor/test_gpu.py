@@ -25,11 +25,7 @@ FP8 = GpuStep(
 
 
 def rank(speed: float, **fields: object) -> GpuStep:
-    figures = {
-        "nccl": "2.28.9",
-        "microseconds_8": 40.0,
-        "gigabytes_per_second_67108864": speed,
-    }
+    figures = {"nccl": "2.28.9", "microseconds_8": 40.0, "gigabytes_per_second_67108864": speed}
     return GpuStep(step="all-reduce", state="ok", figures=figures, **fields)  # type: ignore[arg-type]
 
 
