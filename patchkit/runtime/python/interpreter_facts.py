@@ -11,37 +11,17 @@ import ctypes
 import importlib.util
 import os
 import sys
+from collections.abc import Iterator
 
 
-class _Object(ctypes.Structure):
-    """The beginning of a ``dl_phdr_info``."""
-
-    _fields_ = (("address", ctypes.c_void_p), ("name", ctypes.c_char_p))
-
-
-class _SymbolInfo(ctypes.Structure):
-    """A ``Dl_info``."""
-
-    _fields_ = (
-        ("filename", ctypes.c_char_p),
-        ("base", ctypes.c_void_p),
-        ("symbol", ctypes.c_char_p),
-        ("address", ctypes.c_void_p),
-    )
-
-
-def mapped() -> list[str]:
-    """Return the mapped libraries, in the order in which the dynamic loader searches them."""
-    names = []
-
-    @ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(_Object), ctypes.c_size_t, ctypes.c_void_p)
-    def note(found, _size, _data):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
-        names.append(os.fsdecode(found.contents.name or b""))
-        return 0
-
-    ctypes.CDLL(None).dl_iterate_phdr(note, None)
-    # The program itself has no name here, and the vDSO none with a slash.
-    return [os.path.abspath(name) for name in names if "/" in name]  # noqa: PTH100
+def mappings() -> Iterator[tuple[int, int, str]]:
+    """Yield start, end and path of each file that is mapped."""
+    with open("/proc/self/maps", errors="surrogateescape") as file:  # noqa: PTH123
+        for line in file:
+            fields = line.split(None, 5)
+            if len(fields) > 5 and fields[5].startswith("/"):
+                start, end = (int(part, 16) for part in fields[0].split("-"))
+                yield start, end, fields[5].rstrip("\n")
 
 
 def provider(symbol: str, name: str | None = None) -> str | None:
@@ -50,9 +30,8 @@ def provider(symbol: str, name: str | None = None) -> str | None:
         function = getattr(ctypes.CDLL(name), symbol)
     except (AttributeError, OSError):
         return None
-    place = _SymbolInfo()
-    ctypes.CDLL(None).dladdr(ctypes.cast(function, ctypes.c_void_p), ctypes.byref(place))
-    return os.path.abspath(os.fsdecode(place.filename or b""))  # noqa: PTH100
+    address = ctypes.cast(function, ctypes.c_void_p).value or 0
+    return next((path for start, end, path in mappings() if start <= address < end), None)
 
 
 def package(name: str) -> str | None:
@@ -68,7 +47,7 @@ if __name__ == "__main__":
         "path": sys.path,
         "torch": package("torch"),
         "vllm": package("vllm"),
-        "mapped": mapped(),
+        "mapped": list(dict.fromkeys(path for _, _, path in mappings())),
         "provider": provider("ncclGetVersion"),
     }
     # As vLLM does; last, since it maps what it finds.

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from fnmatch import fnmatchcase, translate
 from functools import cache
+from typing import Any
 
 from patchkit.records import RECIPES, read_toml
 
@@ -61,77 +61,48 @@ _PLAIN = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SecretForms:
-    """How secrets are found in texts: regular expressions."""
-
-    names: tuple[str, ...]
-    exceptions: tuple[str, ...] = field(metadata={"key": "except"})
-    tokens: tuple[str, ...]
-    readable: tuple[str, ...]
-    prose: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SecretNames:
-    """What recipes/env/secrets.toml holds."""
-
-    names: tuple[str, ...]
-    exceptions: frozenset[str] = field(metadata={"key": "except"})
-    flags: tuple[str, ...]
-    files: Mapping[str, str]
-    texts: SecretForms
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _CodeNames:
-    names: tuple[str, ...]
-    exceptions: frozenset[str] = field(default=frozenset(), metadata={"key": "except"})
-    reason: str
-    source: str
-
-
 @cache
-def secret_names() -> SecretNames:
-    """Return what is known of secrets."""
-    return read_toml(SecretNames, RECIPES / "env" / "secrets.toml")
+def secret_names() -> Mapping[str, Any]:
+    """Return secrets.toml: names, flags and files of secrets, and their forms in texts."""
+    return read_toml(dict[str, Any], RECIPES / "env" / "secrets.toml")
 
 
 @cache
 def _secret_pattern() -> re.Pattern[str]:
     """Return all patterns of secrets in one: files have hundreds of thousands of names."""
-    return re.compile("|".join(map(translate, secret_names().names)))
+    return re.compile("|".join(map(translate, secret_names()["names"])))
 
 
 def is_secret(name: str) -> bool:
     """Return whether a variable of this name holds a secret, in upper or lower case."""
     upper = name.upper()
-    return upper not in secret_names().exceptions and _secret_pattern().match(upper) is not None
+    return upper not in secret_names()["except"] and _secret_pattern().match(upper) is not None
 
 
 def secret_file(name: str) -> str:
     """Return the variable that names a file with this secret in it; empty if there is none."""
-    return secret_names().files.get(name, "")
+    return str(secret_names()["files"].get(name, ""))
 
 
 def secret_flag(word: str) -> str:
     """Return the flag of `vllm serve` that a word gives a secret, as its parser reads it; or ""."""
     name = re.split(r"[=.]", word, maxsplit=1)[0].replace("_", "-")
     # A shorter beginning is that of other flags, too: vLLM refuses it.
-    known = (flag for flag in secret_names().flags if len(name) > 5 and flag.startswith(name))
+    known = (flag for flag in secret_names()["flags"] if len(name) > 5 and flag.startswith(name))
     return next(known, "")
 
 
 @cache
-def _code_names() -> tuple[_CodeNames, ...]:
-    return read_toml(tuple[_CodeNames, ...], RECIPES / "env" / "code.toml", key="code")
+def _code_names() -> tuple[Mapping[str, Any], ...]:
+    return read_toml(tuple[dict[str, Any], ...], RECIPES / "env" / "code.toml", key="code")
 
 
 def runs_code(name: str) -> str:
     """Return how a variable of this name runs code; empty if it is not known to."""
     for row in _code_names():
-        if name not in row.exceptions and any(fnmatchcase(name, form) for form in row.names):
-            return row.reason
+        matches = any(fnmatchcase(name, form) for form in row["names"])
+        if matches and name not in row.get("except", ()):
+            return str(row["reason"])
     return ""
 
 
@@ -165,9 +136,9 @@ def secret_spans(text: str) -> list[tuple[int, int]]:
 def holds_secret(name: str) -> bool:
     """Return whether a variable, a header or a key of JSON holds a secret."""
     plain = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).replace("-", "_")
-    texts = secret_names().texts
-    known = is_secret(plain) or _is_one_of(texts.names, plain)
-    return known and not _is_one_of(texts.exceptions, plain)
+    texts = secret_names()["texts"]
+    known = is_secret(plain) or _is_one_of(texts["names"], plain)
+    return known and not _is_one_of(texts["except"], plain)
 
 
 def _is_one_of(forms: Sequence[str], text: str) -> bool:
@@ -177,7 +148,7 @@ def _is_one_of(forms: Sequence[str], text: str) -> bool:
 @cache
 def _secret_forms() -> tuple[re.Pattern[str], ...]:
     """Return the forms of what is a secret by itself, or by the program that takes it."""
-    tokens = "|".join(secret_names().texts.tokens)
+    tokens = "|".join(secret_names()["texts"]["tokens"])
     forms = (*_PLAIN, rf"(?<![A-Za-z0-9])(?P<value>{tokens})")
     return tuple(re.compile(form, re.IGNORECASE) for form in forms)
 
@@ -249,10 +220,10 @@ def _secret_at(text: str, start: int, stop: int, *, quoted: bool) -> Iterator[tu
 
 def is_issued(value: str) -> bool:
     """Return whether a value is a key by the form that its issuer gives it."""
-    return _is_one_of(secret_names().texts.tokens, value)
+    return _is_one_of(secret_names()["texts"]["tokens"], value)
 
 
 def is_readable(value: str, *, quoted: bool) -> bool:
     """Return whether a value stands in the place of a secret: a reference, a path, a dummy."""
-    texts = secret_names().texts
-    return _is_one_of(texts.readable if quoted else (*texts.readable, *texts.prose), value)
+    texts = secret_names()["texts"]
+    return _is_one_of(texts["readable"] if quoted else (*texts["readable"], *texts["prose"]), value)
