@@ -11,6 +11,7 @@ import io
 import os
 import re
 import struct
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -117,7 +118,7 @@ def parse_library(stream: BufferedIOBase, name: str) -> Library:
     sections = tuple(image.sections())
     versions: dict[str, set[str]] = {}
     # Chains of a hostile file may overlap: the limit is one for all of them.
-    left, address = _MOST_VERSIONS, image.tags.get(_VERNEED, 0)
+    left, address = _MOST_VERSIONS, max(image.tags.get(_VERNEED, [0]))
     while address:
         _, _, file, first, following = _NEED.unpack(image.read_at(address, _NEED.size))
         names = versions.setdefault(image.string(file), set())
@@ -250,9 +251,9 @@ class _Image:
         return list(_PROGRAM.iter_unpack(self.read(place, size * count)))
 
     @cached_property
-    def _entries(self) -> list[tuple[int, int]]:
-        """Return the tags and values of the dynamic section."""
-        found: list[tuple[int, int]] = []
+    def tags(self) -> Mapping[int, list[int]]:
+        """Return the values of the dynamic section by tag."""
+        found: dict[int, list[int]] = defaultdict(list)
         for kind, _, offset, _, _, length, _, _ in self._segments:
             if kind == _PT_DYNAMIC:
                 # No more than the limit is read; the end is then missing: the error below.
@@ -260,19 +261,15 @@ class _Image:
                 for tag, value in _ENTRY.iter_unpack(self.read(offset, length)):
                     if tag == _NULL:
                         return found
-                    found.append((tag, value))
+                    found[tag].append(value)
                 self.check(False, "its dynamic section does not end")
         return found
-
-    @cached_property
-    def tags(self) -> dict[int, int]:
-        return dict(self._entries)
 
     def dynamic_fields(self) -> dict[str, Any]:
         """Return what the loader asks, as the fields of Dynamic."""
         texts = {
-            wanted: tuple(self.string(value) for tag, value in self._entries if tag == wanted)
-            for wanted in (_NEEDED, _SONAME, _RPATH, _RUNPATH)
+            tag: tuple(map(self.string, self.tags.get(tag, ())))
+            for tag in (_NEEDED, _SONAME, _RPATH, _RUNPATH)
         }
         rpath, runpath = (
             tuple(folder for path in texts[tag] for folder in path.split(":") if folder)
@@ -293,9 +290,9 @@ class _Image:
         raise damaged(self._name, f"nothing is loaded at {address:#x}")
 
     def string(self, place: int) -> str:
-        size = self.tags.get(_STRSZ, 0)
+        size = max(self.tags.get(_STRSZ, [0]))
         self.check(place <= size, "a string lies behind the table of strings")
-        text = self.read_at(self.tags.get(_STRTAB, 0) + place, min(_LONGEST, size - place))
+        text = self.read_at(max(self.tags.get(_STRTAB, [0])) + place, min(_LONGEST, size - place))
         found, end, _ = text.partition(b"\0")
         self.check(bool(end), "a string does not end")
         self._text_left -= len(found)
