@@ -56,12 +56,8 @@ def quoted(*words: str | Path) -> str:
             continue
         # $'…' is the one form in which a shell takes a character that is not shown as itself.
         escaped = "".join(
-            f"\\{each}"
-            if each in "\\'"
-            else each
-            if each.isprintable()
-            else "".join(f"\\x{byte:02x}" for byte in os.fsencode(each))
-            for each in text
+            each if each.isprintable() else "".join(f"\\x{byte:02x}" for byte in os.fsencode(each))
+            for each in text.replace("\\", r"\\").replace("'", r"\'")
         )
         shown.append(f"$'{escaped}'")
     return " ".join(shown)
