@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 
 from patchkit.cluster.agent.node_facts import NodeFacts, model_on_node
@@ -106,7 +107,8 @@ def _moved_host(host: Host, by: int) -> Host:
     In one that has no room for it, a cable's between two nodes, it is that of another cable.
     """
     moved = {}
-    for own in (own for netdev in host.netdevs if netdev.kind != "loopback" for own in netdev.ipv4):
+    real = [netdev for netdev in host.netdevs if netdev.kind != "loopback"]
+    for own in chain.from_iterable(netdev.ipv4 for netdev in real):
         room = own.network.num_addresses - 2  # its first and its last address are no node's
         first = own.network.network_address + 1
         place = (int(own.ip) - int(first) + by) % room if room > by else 0
