@@ -24,7 +24,6 @@ from patchkit.wheel.wheelhouse.manifest import (
     write_documents,
 )
 from patchkit.wheel.wheelhouse.storage import (
-    PATIENCE,
     commit_files,
     hold_wheelhouse,
     open_for_reading,
@@ -77,16 +76,15 @@ def add_wheel(
     facts: Mapping[str, Any],
     *,
     say: Callable[[str], None] = lambda _line: None,
-    patience: float = PATIENCE,
 ) -> Path:
     """Put a finished wheel into the wheelhouse, with what its builder knows of it (JSON).
 
     An older build of the same version gives way, which ``say`` reports. Raises UsageError if the
     wheel cannot be held beside another one, SourceError if it is damaged, StorageError for I/O,
-    BusyError if somebody else writes for more than ``patience`` seconds.
+    BusyError if somebody else writes for a minute.
     """
     name = wheel_name(wheel.name)
-    with open_for_writing(house, patience):
+    with open_for_writing(house):
         outdated = _find_outdated(house, name)
         leaving, listed = {*outdated, name.filename}, listed_manifest(house)
         stock = {entry.filename for entry in listed.wheels if entry.kind is not Kind.BUILT}

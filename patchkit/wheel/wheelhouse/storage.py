@@ -22,7 +22,7 @@ JOURNAL = ".journal"
 DAMAGED = ".journal.damaged"
 """Where a journal goes that nobody can read."""
 DOCUMENTS = frozenset({"manifest.json", "requirements.txt", "SHA256SUMS"})
-PATIENCE = 60.0  # seconds; a change takes a few, and a build is too dear to lose to a lock
+_PATIENCE = 60.0  # seconds; a change takes a few, and a build is too dear to lose to a lock
 
 
 def wheelhouse_command(verb: str, folder: Path, *options: str) -> str:
@@ -42,31 +42,31 @@ def wheelhouse_journal(folder: Path) -> Journal:
 
 
 @contextlib.contextmanager
-def hold_wheelhouse(folder: Path, patience: float = PATIENCE) -> Iterator[None]:
+def hold_wheelhouse(folder: Path) -> Iterator[None]:
     """Hold the folder alone; wait for whoever has it. Raises BusyError, UsageError."""
     if not folder.is_dir():
         make = quoted("patchkit", "repack", "vllm==X.Y.Z", "--dir", folder)
         raise UsageError(
             f"{folder}: no such folder", hint=f"name a wheelhouse that is there; or make it: {make}"
         )
-    with locked(folder, patience):
+    with locked(folder, _PATIENCE):
         yield
 
 
 @contextlib.contextmanager
-def open_for_reading(folder: Path, patience: float = PATIENCE) -> Iterator[None]:
+def open_for_reading(folder: Path) -> Iterator[None]:
     """Hold the folder; nothing is written. Raises StorageError if a change is unfinished."""
-    with hold_wheelhouse(folder, patience):
+    with hold_wheelhouse(folder):
         wheelhouse_journal(folder).check_finished()
         yield
 
 
 @contextlib.contextmanager
-def open_for_writing(folder: Path, patience: float = PATIENCE) -> Iterator[None]:
+def open_for_writing(folder: Path) -> Iterator[None]:
     """Hold the folder, made if need be and recovered."""
     with translated(at=folder):
         make_folders(folder)
-    with hold_wheelhouse(folder, patience):
+    with hold_wheelhouse(folder):
         wheelhouse_journal(folder).recover()
         yield
 

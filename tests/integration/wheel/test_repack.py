@@ -23,7 +23,6 @@ from patchkit.errors import (
     UsageError,
 )  # fmt: skip
 from patchkit.patching.fix import Request
-from patchkit.patching.workspace import open_workspace
 from patchkit.target import targets
 from patchkit.wheel.file.metadata import find_faults
 from patchkit.wheel.vllm.repack import repack_wheel
@@ -142,54 +141,22 @@ def test_twice_is_once_and_a_repack_is_not_repacked(run, known, house, tmp_path)
     assert f"patchkit repack vllm=={VERSION} --cpu aarch64" in caught.value.hint
 
 
-@pytest.fixture
-def installed(run, known, tmp_path):
-    """Repack a wheel for x86-64 and install it: site-packages, its pip, the facts."""
-    home = tmp_path / "venv"
-    command = [sys.executable, "-m", "pip", "--python", str(home / "bin/python")]
-
-    def pip(*arguments):
-        subprocess.run([*command, *map(str, arguments)], check=True, capture_output=True)
-
-    def make(*, change=None, only=(FIX,)):
-        elsewhere = {name: _x86(data) for name, data in KERNELS.items()}
-        source = known(vllm_wheel(tmp_path, name=X86, libraries=elsewhere, change=change), "x86_64")
-        done = run(source, cpu="x86_64", only=only)
-        subprocess.run([sys.executable, "-m", "venv", "--without-pip", home], check=True)
-        pip("install", "--no-deps", "--no-index", done.wheel)
-        return next(home.glob("lib/python*/site-packages")), pip, done.facts
-
-    return make
-
-
-@pytest.mark.e2e
-def test_an_installed_repack_is_known_reverted_and_removed(installed, cli):
-    packages, pip, _facts = installed()
-    source = ["--vllm-src", packages / "vllm"]
-    workspace = open_workspace(packages / "vllm")
-    assert workspace.ledger is not None
-    assert workspace.ledger.version == str(workspace.tree.version)
-    fixes = json.loads(cli("status", *source, "--json").stdout)["fixes"]
-    assert {fix["id"] for fix in fixes if fix["state"] == "applied"} == {FIX}
-    assert "nothing to do" in cli("apply", *source, "--only", FIX).stdout
-
-    cli("revert", *source)
-    assert (packages / PATCHED.path).read_text() == PATCHED.before
-    assert _wrong(packages) == []
-    cli("apply", *source, "--only", FIX)
-    assert (packages / PATCHED.path).read_text() == PATCHED.after
-    assert _wrong(packages) == []
-
-    pip("uninstall", "--yes", "vllm")
-    assert [path for path in packages.iterdir() if "vllm" in path.name] == []
-
-
 @pytest.mark.e2e
 @pytest.mark.releases
-def test_an_installed_repack_keeps_the_fixes_that_lost_kernels_asked_for(installed, release, cli):
+def test_an_installed_repack_keeps_the_fixes_that_lost_kernels_asked_for(
+    run, known, release, cli, tmp_path
+):
     """The Python of 0.19.1 over kernels that a GB10 does not get, installed and patched again."""
-    python = python_of(release(VERSION))
-    packages, _pip, facts = installed(change=lambda members: members.update(python), only=())
+    python, home = python_of(release(VERSION)), tmp_path / "venv"
+    elsewhere = {name: _x86(data) for name, data in KERNELS.items()}
+    wheel = vllm_wheel(
+        tmp_path, name=X86, libraries=elsewhere, change=lambda members: members.update(python)
+    )
+    done = run(known(wheel, "x86_64"), cpu="x86_64", only=())
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", home], check=True)
+    pip = [sys.executable, "-m", "pip", "--python", home / "bin/python", "install", "--no-index"]
+    subprocess.run([*map(str, [*pip, "--no-deps", done.wheel])], check=True, capture_output=True)
+    packages, facts = next(home.glob("lib/python*/site-packages")), done.facts
     source = ["--vllm-src", packages / "vllm"]
     assert facts["turned_on"] == ["fp8_block_triton"]
 

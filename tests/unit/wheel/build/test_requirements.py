@@ -10,7 +10,6 @@ import pytest
 from patchkit.errors import BuildError, BusyError, SourceError, StorageError
 from patchkit.wheel.build.requirements import made_once, make_environment, read_requirements
 from patchkit.wheel.file.torch import InstalledTorch, installed_torch, require_torch
-from patchkit.wheel.vllm.needs import locked_requirements
 from support.wheels import write_wheel
 
 DIGEST = "0" * 64
@@ -108,14 +107,3 @@ def test_a_package_without_a_hash_is_refused(tmp_path):
         make_environment(path, tmp_path / "e")
     with pytest.raises(StorageError, match="cannot be read"):
         read_requirements(tmp_path / "none.txt")
-
-
-@pytest.mark.parametrize("torch", ["2.11.0", "2.13.0", "2.14.0"])
-def test_a_locked_file_is_whole(torch):
-    locked = {each.name: each for each in read_requirements(locked_requirements(torch))}
-    assert locked["torch"].version == torch
-    assert {"cmake", "ninja", "setuptools", "setuptools-scm", "setuptools-rust"} <= set(locked)
-    # Five interpreters on two machines.
-    assert len(locked["torch"].hashes) == len(locked["triton"].hashes) == 10
-    assert all(each.hashes for each in locked.values())
-    assert {name for name in locked if name.endswith("cu12")} == set()

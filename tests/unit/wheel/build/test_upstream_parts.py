@@ -7,11 +7,11 @@ import zipfile
 import pytest
 from packaging.version import Version
 
-from patchkit.errors import ProofError, SourceError, UsageError
+from patchkit.errors import ProofError, UsageError
 from patchkit.recipes.vllm.build import by_option
 from patchkit.target import targets
 from patchkit.wheel.file.wheelfile import WheelFile
-from patchkit.wheel.vllm.upstream_parts import parts_of, prove_parts, upstream_parts
+from patchkit.wheel.vllm.upstream_parts import parts_of, prove_parts
 from support.vllm_wheels import HOPPER, LOST
 
 VERSION = Version("0.25.1")
@@ -86,19 +86,6 @@ def test_what_does_not_serve_the_device_is_refused(wheel, option, error, says, h
     with wheel() as opened, pytest.raises(error, match=says) as caught:
         parts_of(opened, known(option), GB10)
     assert hint in caught.value.hint
-
-
-@pytest.mark.parametrize(
-    ("version", "cpu", "says"),
-    [
-        ("0.25.1", "riscv64", "for riscv64 is not locked"),
-        ("0.25.1", "aarch64", "is not in the cache, and offline"),
-    ],
-)
-def test_which_wheel_it_is(tmp_path, monkeypatch, version, cpu, says):
-    monkeypatch.setenv("PATCHKIT_CACHE_DIR", str(tmp_path))
-    with pytest.raises(SourceError, match=says):
-        upstream_parts(known("flash-attn"), Version(version), cpu, GB10, True, None)
 
 
 def test_the_wheel_is_proved_to_have_them(wheel, tmp_path):
