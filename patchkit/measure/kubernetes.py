@@ -95,7 +95,7 @@ def kubernetes_manifest(
     server = {"seconds": start_limit(cluster, ranks[0]), "port": port, "master_port": master_port}
     url = {"name": "PATCHKIT_URL", "value": f"http://$({_ADDRESS}):{port}"}
     node, system = ranks[0].env.node, ranks[0].facts.host.system
-    what = f"{model.name}, vLLM {node.vllm}, {len(ranks)} nodes, {node.topology};"
+    what = f"{model.name}, vLLM {node.vllm}, {len(ranks)} nodes, {node.attachment.topology};"
     what += f" interfaces as on {system.hostname or 'the head'}."
     labels = {"app.kubernetes.io/managed-by": "patchkit"}
     return _fill_template(

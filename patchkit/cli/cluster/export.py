@@ -112,7 +112,7 @@ def write_kubernetes(
     versions["vllm"] = given["vllm"] or versions.get("vllm", "")
     plan = plan_fleet(model, given["file"], given["nodes"], given["root"], versions)
     env = plan.ranks[0].env
-    topology, at = env.node.topology, env.node.attachment
+    topology, at = env.node.attachment.topology, env.node.attachment
     rdma = given["rdma"] or (RDMA if topology in ("roce", "ring") else "none")
     target = targets().get(env.node.target)
     options = KubernetesOptions(

@@ -99,7 +99,7 @@ def _env_blocks(
     ptxas = find_ptxas(root, os.environ)
     env = cluster_env(node, host, rules, nccl=asked.nccl, ptxas=ptxas)
     if head:
-        env = agree(env, head, rules.of_host, extra)
+        env = agree(env, head, extra)
     kind, hostname = Format(options["kind"]), host.system.hostname
     text = file_text(env, kind, hostname=hostname, target=asked.target)
     yield Record(
@@ -118,7 +118,7 @@ def _env_blocks(
     # A variable without a value is a secret: a file that refers to one is kept from others.
     private = any(not setting.value for setting in env.settings)
     outcome = write(output, text, force=options["force"], private=private)
-    what = f"{len(env.settings)} variables for {node.role}, {node.topology}"
+    what = f"{len(env.settings)} variables for {node.role}, {node.attachment.topology}"
     yield GOOD + f"{output} {outcome}: {what}{env.where}"
     yield from _env_note_lines(env)
     if node.role == "head":

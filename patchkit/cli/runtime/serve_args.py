@@ -91,7 +91,7 @@ def serve_args_command(
         raise UsageError("missing MODEL", hint="OWNER/NAME, a folder, or one of --list")
     served = _serve_command(model, asked, **options)
     node, preset = served.request.node, served.request.node.preset
-    own = {name: getattr(node, name) for name in ("vllm", "role", "topology", "nodes")}
+    own = {name: getattr(node, name) for name in ("vllm", "role", "nodes")}
     made = {
         "command": served.words,
         "executor": node.executor.name,

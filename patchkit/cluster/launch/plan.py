@@ -199,7 +199,7 @@ def _plan_rank(
     node = decide(options, host, head)
     env = cluster_env(node, host, variable_rules, ptxas=facts.ptxas)
     if head:
-        env = agree(env, head, variable_rules.of_host, dict(serve.set))
+        env = agree(env, head, dict(serve.set))
     command = None
     if role != "worker" or node.executor.name != "ray":
         on_node = facts.models.get(model.folder)

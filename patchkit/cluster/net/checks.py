@@ -60,7 +60,7 @@ def choose_checked_cages(host: Host, names: Sequence[str] = ()) -> Cages:
 
 def plan_remarks(host: Host, plan: NetPlan) -> Iterator[Finding]:
     """Yield what to know of a plan and of what it keeps, what may fail first."""
-    changed = {advice.cage_name(line.cage) for line in plan.changes}
+    changed = {f"cage {line.cage}" for line in plan.changes}
     netdevs = [netdev for line in plan.lines if (netdev := host.netdev(line.netdev))]
     for remark in _machine_remarks(host, "plan", netdevs):
         # Of a cage that changes a remark is the reason, and the plan is what to do.
@@ -105,7 +105,7 @@ def host_checks(host: Host, chosen: Cages) -> Iterator[Finding]:
 
 def _machine_remarks(host: Host, verb: str, chosen: Iterable[Netdev]) -> Iterator[Finding]:
     """Yield what hardware.toml says of the machine, and of the cages of some netdevs."""
-    places = {"", *(advice.cage_name(netdev.cage) for netdev in chosen)}
+    places = {"", *(f"cage {netdev.cage}" for netdev in chosen)}
     for remark in advice.remarks(host, verb):
         if remark.where in places:
             # What is a note to who looks at one node is a warning to who joins two.

@@ -1,7 +1,4 @@
-"""Find variables, servers and containers in shell text, behind whatever wraps them.
-
-Text is split into commands and words, with their lines; nothing is expanded or followed.
-"""
+"""Find variables and servers in shell text, behind whatever wraps them; nothing is expanded."""
 
 from __future__ import annotations
 

@@ -23,8 +23,8 @@ from patchkit.runtime.rules.secret_texts import (
     is_issued,
     is_readable,
     is_secret,
-    secret_file,
     secret_flag,
+    secret_names,
 )
 from patchkit.runtime.rules.spelling import Slips, nearest
 from patchkit.runtime.rules.variable_values import is_placeholder
@@ -137,7 +137,7 @@ def check_secrets(checked: CheckedText) -> Iterator[Finding]:
         elif checked.content.kind != RUNNING and (
             issued or (not assignment.own and _may_be_secret(assignment.value))
         ):
-            file = secret_file(assignment.name)
+            file = secret_names()["files"].get(assignment.name, "")
             apart = "hand it over apart: in a file of mode 0600, or from the caller's environment"
             yield build_finding(
                 "secret-in-file",

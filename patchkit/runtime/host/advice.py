@@ -28,7 +28,7 @@ def remarks(host: Host, verb: str = "probe") -> tuple[Finding, ...]:
         Finding(
             about=entry["id"],
             level=Level(entry["severity"]),
-            where=cage_name(number) if isinstance(number := fields.get("cage"), int) else "",
+            where=f"cage {number}" if isinstance(number := fields.get("cage"), int) else "",
             what=entry["says"].format_map(fields),
             why=entry["why"],
             hint=entry.get("hint", "").format_map(fields),
@@ -44,11 +44,6 @@ def remarks(host: Host, verb: str = "probe") -> tuple[Finding, ...]:
 def remark(host: Host, about: str) -> Finding | None:
     """Return the first remark of this id, None if there is nothing to say."""
     return next((finding for finding in remarks(host) if finding.about == about), None)
-
-
-def cage_name(number: int | None) -> str:
-    """Return how remarks name a cage: ``cage 0``."""
-    return f"cage {number}"
 
 
 def _find_on_machine(host: Host, halves: Sequence[Netdev]) -> Facts:

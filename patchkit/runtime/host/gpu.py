@@ -1,7 +1,4 @@
-"""Ask nvidia-smi for the GPUs: what they are, and how the first one does.
-
-GB10 and Thor have no memory of their own, and nvidia-smi says so in several ways.
-"""
+"""Ask nvidia-smi for GPUs; that a GB10 or a Thor has no memory of its own it says variously."""
 
 from __future__ import annotations
 

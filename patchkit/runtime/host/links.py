@@ -1,8 +1,4 @@
-"""Read network interfaces and RDMA devices, and which of them are halves of one cage.
-
-From /sys/class/net, /sys/class/infiniband (port 1 of each device), and `ip`.
-Echo requests that may not be divided go through one interface; they need no rights.
-"""
+"""Read netdevs and RDMA devices of sysfs, with addresses and cages of each; send echo requests."""
 
 from __future__ import annotations
 

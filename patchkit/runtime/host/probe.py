@@ -1,7 +1,4 @@
-"""Read the facts of a machine, and put them together as a Host.
-
-Firmware, kernel, distribution, processor and memory are read here.
-"""
+"""Read the facts of a machine, such as firmware and memory, and put them together as a Host."""
 
 from __future__ import annotations
 

@@ -12,14 +12,14 @@ from patchkit.records import RECIPES, read_toml
 from patchkit.runtime.envfile.env_file import EnvFile
 from patchkit.runtime.envfile.header import render_env_file
 from patchkit.runtime.envfile.syntax import EnvEntry, Format
-from patchkit.runtime.host.advice import cage_name, remarks
+from patchkit.runtime.host.advice import remarks
 from patchkit.runtime.host.host import Host, plain
 from patchkit.runtime.node.decision import Node
 from patchkit.runtime.rules.releases import release, within
 from patchkit.runtime.rules.rule import holding
 from patchkit.runtime.rules.secret_texts import is_secret, runs_code
 from patchkit.runtime.rules.spelling import nearest
-from patchkit.runtime.rules.variable_rules import VariableRule, VariableRules
+from patchkit.runtime.rules.variable_rules import VariableRule, VariableRules, load_variable_rules
 from patchkit.runtime.rules.variable_values import Takes, vllm_values
 from patchkit.runtime.rules.variables import nccl_table, nccl_variables, vllm_variables
 
@@ -97,7 +97,7 @@ def cluster_env(
         _check_setting(setting, node.vllm, nccl, known, values.get(setting.name))
     # A stable sort: the rules keep their order, which is that of the data.
     settings.sort(key=lambda setting: setting.scope != "shared")
-    used = {"", *map(cage_name, node.attachment.cages)}
+    used = {"", *(f"cage {number}" for number in node.attachment.cages)}
     found = remarks(host, "env") if node.role != "single" else ()
     own = {setting.name: setting.value for setting in settings}
     advice, notes = [], [*node.attachment.notes]
@@ -205,16 +205,14 @@ def _check_setting(
         )
 
 
-def agree(
-    env: ClusterEnv, head: EnvFile, of_host: Collection[str], here: Collection[str] = ()
-) -> ClusterEnv:
+def agree(env: ClusterEnv, head: EnvFile, here: Collection[str] = ()) -> ClusterEnv:
     """Return the worker's environment with what its head shares.
 
-    What the head shares and the worker's own rules do not set, such as what a user added, is taken
-    over; ``check_transfer`` has said that it may be. ``of_host`` are the names that rules
-    set for each node by itself, ``here`` those that the user sets on this node. Raises HostError if
-    the two contradict each other.
+    What the worker's own rules do not set, such as what a user added on the head, is taken over;
+    ``check_transfer`` has said that it may be. ``here`` are the names that the user sets on this
+    node. Raises HostError if the two contradict each other.
     """
+    of_host = load_variable_rules().of_host
     _check_overwritten(env, head)
     scopes = {setting.name: setting.scope for setting in env.settings}
     mine = {
@@ -300,7 +298,7 @@ def file_text(env: ClusterEnv, kind: Format, *, hostname: str, target: str = "")
     node = env.node
     facts = {
         "role": node.role,
-        "topology": node.topology,
+        "topology": node.attachment.topology,
         "twin": node.attachment.twin,
         "executor": node.executor.name,
         "vllm": node.vllm,

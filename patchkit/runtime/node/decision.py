@@ -69,16 +69,12 @@ class Node:
     extra: Mapping[str, str] = field(default_factory=dict)
 
     @property
-    def topology(self) -> str:
-        return self.attachment.topology
-
-    @property
     def situation(self) -> Situation:
         """Return the facts that conditions of rules are about."""
         preset = self.preset
         return {
             "role": self.role,
-            "topology": self.topology,
+            "topology": self.attachment.topology,
             "twin": self.attachment.twin,
             "executor": self.executor.name,
             "copies": self.executor.copies,

@@ -1,7 +1,4 @@
-"""Choose how a node is attached to its cluster: cage, topology, interfaces and address.
-
-Pure: the facts of one host and what was asked for in, one answer or one error out.
-"""
+"""Choose how a node is attached to its cluster: cage, topology, interfaces and address. Pure."""
 
 from __future__ import annotations
 

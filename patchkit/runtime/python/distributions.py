@@ -1,8 +1,4 @@
-"""Find installed distributions by their .dist-info folders, and which of them own a file.
-
-Nothing is imported. Not with importlib.metadata: it takes longer to import than click, and probe is
-to start quickly.
-"""
+"""Find installed distributions by their .dist-info folders: importlib.metadata loads slowly."""
 
 from __future__ import annotations
 

@@ -1,10 +1,4 @@
-"""Ask a Python for its environment, and play what torch and vLLM do about libnccl in it.
-
-The Python is run; none of the packages in it is imported.
-
-What a library needs is asked of the dynamic loader itself, by ldd, under the same variables. It
-knows nothing of a DT_RPATH of the interpreter's, such as conda's.
-"""
+"""Ask a Python for its environment, importing nothing, and play what torch and vLLM do there."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Return the flags of `vllm serve`, the values that they take by release, and the rules about them.
-
-``recipes/env/flag_values.toml`` says where the code lists the values, and what each release lists;
-``recipes/env/flags.toml`` describes the fields of rules.
-"""
+"""Read flags of `vllm serve`, the values that they take, and the rules about them, by release."""
 
 from __future__ import annotations
 

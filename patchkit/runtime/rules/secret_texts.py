@@ -79,11 +79,6 @@ def is_secret(name: str) -> bool:
     return upper not in secret_names()["except"] and _secret_pattern().match(upper) is not None
 
 
-def secret_file(name: str) -> str:
-    """Return the variable that names a file with this secret in it; empty if there is none."""
-    return str(secret_names()["files"].get(name, ""))
-
-
 def secret_flag(word: str) -> str:
     """Return the flag of `vllm serve` that a word gives a secret, as its parser reads it; or ""."""
     name = re.split(r"[=.]", word, maxsplit=1)[0].replace("_", "-")

@@ -1,8 +1,4 @@
-"""Read rules about variables: ``recipes/env/rules.toml``, whose head describes the fields.
-
-`patchkit env` writes what the rules set, `check` finds what the avoids name, `env explain` and
-the docs show both.
-"""
+"""Read rules about variables: ``recipes/env/rules.toml``, whose head describes the fields."""
 
 from __future__ import annotations
 

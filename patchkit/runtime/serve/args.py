@@ -1,7 +1,4 @@
-"""Choose the flags of `vllm serve` for a node: rules and a preset in, flags with reasons out.
-
-Pure. What a release does not know is an error, never passed on.
-"""
+"""Choose the flags of `vllm serve` for a node: rules and a preset in, flags with reasons out."""
 
 from __future__ import annotations
 
