@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from patchkit.cluster.agent.group_script import Listener
 from patchkit.cluster.agent.links import PeerLink, Way
 from patchkit.cluster.agent.node_facts import (
     DiskRoom,
@@ -9,7 +10,7 @@ from patchkit.cluster.agent.node_facts import (
     ModelPrint,
     PythonContents,
 )
-from patchkit.cluster.agent.unit_state import GroupProcess, Listener, NodeState, UnitState
+from patchkit.cluster.agent.unit_state import GroupProcess, NodeState, UnitState
 from patchkit.doctor.peers.node_report import NodeReport, placed_files
 from patchkit.runtime.host.host import Memory
 from support import clusters

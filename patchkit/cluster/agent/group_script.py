@@ -29,6 +29,7 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Collection, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -98,31 +99,39 @@ def strangers(url: str, unit: str) -> list[str]:
         asked |= {str(address[0]) for *_, address in found}
     others, stem = [], unit.removesuffix(".service")
     try:
-        listeners = list(listening([place.port or 80]))
+        listeners = list(find_listeners([place.port or 80]))
     except OSError:  # without ss nobody is known
         return []
-    for address, port, pid, name in listeners:
+    for its in listeners:
         groups = ""
         with contextlib.suppress(OSError):  # it ended
-            groups = Path(f"/proc/{pid}/cgroup").read_text(errors="replace")
+            groups = Path(f"/proc/{its.pid}/cgroup").read_text(errors="replace")
         own = any(part == unit or part.startswith(f"{stem}-") for part in re.split("[/\n]", groups))
-        if address in asked and not own:
-            who = f"{name} (process {pid})" if pid else "another user's process"
-            others.append(f"{address} port {port}: {who}")
+        if its.address in asked and not own:
+            who = f"{its.name} (process {its.pid})" if its.pid else "another user's process"
+            others.append(f"{its.address} port {its.port}: {who}")
     return others
 
 
-def listening(ports: Collection[int]) -> Iterator[tuple[str, int, int, str]]:
-    """Yield address, port, process and its name of what listens at these TCP ports.
+@dataclass(frozen=True)
+class Listener:
+    """Who listens at a port; ``pid`` is 0 and ``name`` "" for a process of another user."""
 
-    Of another user's process ss says neither: they are 0 and "". OSError: there is no ss.
-    """
+    address: str
+    port: int
+    pid: int = 0
+    name: str = ""
+
+
+def find_listeners(ports: Collection[int]) -> Iterator[Listener]:
+    """Yield who listens at these TCP ports, of IPv4 and IPv6. Raises OSError without ss."""
     for line in _run_tool("ss", "-Hltnp").stdout.splitlines():
         address, _, port = line.split()[3].rpartition(":")
         if port.isdigit() and int(port) in ports:
             address = address.strip("[]").partition("%")[0].replace("*", "::")
             pid = _PROCESS.search(line)
-            yield address, int(port), int(pid[2]) if pid else 0, pid[1] if pid else ""
+            own = (int(pid[2]), pid[1]) if pid else (0, "")
+            yield Listener(address, int(port), *own)
 
 
 def ready(settings: dict[str, Any]) -> None:

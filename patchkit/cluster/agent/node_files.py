@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from patchkit.cluster.ssh.answer import LEASE
 from patchkit.durable.atomic import replacing
 from patchkit.durable.lock import holder, locked
 from patchkit.errors import BusyError, UsageError, translated
@@ -97,4 +98,8 @@ def hold_alone(name: str) -> Iterator[bool]:
             place = f"from {peer[1].decode(errors='replace')}" if peer else "on this machine"
             since = attempt("ps", "-o", "lstart=", "-p", str(process)).output.strip()
             who = f"process {process}, {place}, since {since or 'some time ago'}"
-        raise BusyError(f"another patchkit is changing the cluster {name!r}: {who}") from None
+        raise BusyError(
+            f"another patchkit is changing the cluster {name!r}: {who}",
+            why=f"a launcher loses the cluster after {LEASE:.0f} s of silence",
+            hint="wait until it is done, or end that process there",
+        ) from None

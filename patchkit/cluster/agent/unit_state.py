@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from patchkit.cluster.agent.group_script import listening, strangers
+from patchkit.cluster.agent.group_script import Listener, find_listeners, strangers
 from patchkit.cluster.agent.node_files import config_folder, put_files
 from patchkit.errors import HostError
 from patchkit.follow import Completed, Follow
@@ -190,16 +190,6 @@ class GroupProcess:
     state: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Listener:
-    """Who listens at a port; ``pid`` is 0 and ``name`` "" for a process of another user."""
-
-    address: str
-    port: int
-    pid: int = 0
-    name: str = ""
-
-
 def group_processes(name: str) -> Iterator[GroupProcess]:
     """Yield the processes of a cluster's group; those that end meanwhile are left out."""
     for pid in find_processes(name):
@@ -213,10 +203,7 @@ def group_processes(name: str) -> Iterator[GroupProcess]:
 def listeners(ports: Collection[int]) -> list[Listener]:
     """Return who listens at these TCP ports, of IPv4 and IPv6; HostError without ss."""
     try:
-        return [
-            Listener(address=address, port=port, pid=pid, name=name)
-            for address, port, pid, name in listening(ports)
-        ]
+        return list(find_listeners(ports))
     except FileNotFoundError:
         raise HostError("ss is not installed", hint="sudo apt install iproute2") from None
 

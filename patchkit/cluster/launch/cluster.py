@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import heapq
 import queue
 import re
 import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 
 from patchkit.cluster.agent import links as on_head
@@ -18,10 +17,9 @@ from patchkit.cluster.agent.links import PeerLink
 from patchkit.cluster.agent.node_facts import NodeFacts
 from patchkit.cluster.agent.unit_state import JournalLine, NodeState, UnitState, read_units
 from patchkit.cluster.launch.cluster_file import ClusterFile
-from patchkit.cluster.ssh.answer import LEASE
 from patchkit.cluster.ssh.node import Remote, all_of, everywhere
 from patchkit.cluster.ssh.ssh import sent_error, there
-from patchkit.errors import BusyError, HostError, PatchkitError
+from patchkit.errors import HostError, PatchkitError
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,14 +50,8 @@ class Cluster:
     def facts(self, models: Sequence[str] = ()) -> list[NodeFacts]:
         """Return the facts of all nodes. Raises the first error of a node, naming the others."""
         asked = {"name": self.file.name, "venv": self.file.venv, "models": list(models)}
-
-        def ask(node: Remote) -> NodeFacts:
-            facts = node.call(NodeFacts, node_facts.look_at_node, **asked)
-            if lacking := set(models) - set(facts.models):
-                raise HostError(f"{node.destination}: says nothing of {min(lacking)}")
-            return facts
-
-        return all_of(everywhere(self.nodes, ask))
+        look = node_facts.look_at_node
+        return all_of(everywhere(self.nodes, lambda node: node.call(NodeFacts, look, **asked)))
 
     def follow(self, units: Sequence[str]) -> Iterator[list[UnitState]]:
         """Yield the states of units of the head, at once and whenever they change."""
@@ -110,20 +102,9 @@ class Cluster:
         all_of(everywhere(pairs[1:], write))
         write(pairs[0])
 
-    @contextmanager
-    def alone(self) -> Iterator[None]:
+    def alone(self) -> AbstractContextManager[bool]:
         """Hold the cluster: no other patchkit changes it meanwhile. Raises BusyError."""
-        with contextlib.ExitStack() as stack:
-            try:
-                held = self.head.opened(bool, node_files.hold_alone, name=self.file.name)
-                stack.enter_context(held)
-            except BusyError as error:
-                raise BusyError(
-                    error.what,
-                    why=f"a launcher loses the cluster after {LEASE:.0f} s of silence",
-                    hint="wait until it is done, or end that process there",
-                ) from None
-            yield
+        return self.head.opened(bool, node_files.hold_alone, name=self.file.name)
 
 
 def _check_units(node: Remote, units: Sequence[str], states: Sequence[UnitState]) -> None:

@@ -9,6 +9,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 
 from patchkit.cluster.agent import group_script, unit_state
+from patchkit.cluster.agent.node_facts import ModelOnNode
 from patchkit.cluster.agent.unit_state import JournalLine, NodeState, UnitState, end_group
 from patchkit.cluster.launch.cluster import Cluster, read_group_journal
 from patchkit.cluster.launch.plan import planned_ranks, served_model, survey_nodes
@@ -142,8 +143,10 @@ def make_plan(cluster: Cluster, model: str) -> GroupPlan:
         if found.about in ("systemd", "linger", "memlock", "installation"):
             raise HostError(f"{found.where}: {found.what}", why=found.why, hint=found.hint)
     if served.folder:
-        here = {name: its.models[served.folder] for name, its in zip(names, facts, strict=True)}
-        wrong = [f"{name}: {model.problem}" for name, model in here.items() if model.problem]
+        silent = ModelOnNode(weights=0, problem="says nothing of it")
+        held = [its.models.get(served.folder, silent) for its in facts]
+        pairs = zip(names, held, strict=True)
+        wrong = [f"{name}: {model.problem}" for name, model in pairs if model.problem]
         if wrong:
             verb = "get" if len(wrong) == len(names) else "sync"
             raise HostError(

@@ -45,8 +45,6 @@ CACHE = ".cache"
 _RECORD = f"{CACHE}/patchkit/model.json"
 _SIDE_BY_SIDE = 8  # files; more wait for the disk
 _SHA1 = 40  # hex digits
-_LARGEST_HEADER = 100 << 20  # bytes, safetensors' own limit
-_LENGTH = 8  # bytes of a header's length, little endian
 # The same weights in forms that vLLM does not load, or for another program.
 _ELSEWHERE = {"original", "metal", "onnx", "openvino", "coreml", "gguf", "flax", "runs"}
 _TEXTS = ("*.json", "*.txt", "*.model", "*.jinja", "*.py", "*.tiktoken", "*.spm", "*.yaml")
@@ -116,22 +114,6 @@ def read_shards(folder: Path, names: Collection[str]) -> list[str]:
     except (ValueError, KeyError, TypeError, RecursionError):
         raise RecordError(f"{index}: is no index of shards") from None
     return sorted({*shards.values()})
-
-
-def read_safetensors_size(path: Path) -> int | None:
-    """Return how long a safetensors file has to be by its own header; None if it has none."""
-    try:
-        with path.open("rb") as file:
-            length = int.from_bytes(file.read(_LENGTH), "little")
-            if length > _LARGEST_HEADER:
-                return None
-            header = json.loads(file.read(length))
-        ends = [
-            tensor["data_offsets"][1] for name, tensor in header.items() if name != "__metadata__"
-        ]
-        return _LENGTH + length + max(ends, default=0)
-    except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError):
-        return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -244,8 +226,7 @@ def quick_check(folder: Path) -> ModelCheck:
     except RecordError as error:
         why = "nobody knows what has to be here"
         findings.append(Finding(where=_RECORD, what=str(error), why=why))
-    findings += _check_names(folder, made, sizes, {found.where for found in findings})
-    findings += _check_sizes(folder, made, sizes)
+    findings += _check_files(folder, made, sizes, {found.where for found in findings})
     return ModelCheck(
         folder=str(folder),
         repo=known.repo if known else "",
@@ -256,10 +237,10 @@ def quick_check(folder: Path) -> ModelCheck:
     )
 
 
-def _check_names(
+def _check_files(
     folder: Path, made: ModelRecord | None, sizes: Mapping[str, int], wrong: Collection[str]
 ) -> Iterator[Finding]:
-    """Yield what is not there, and what nobody can say of it."""
+    """Yield what is not there, what was cut off, and what nobody can say of it."""
     if not any(name in sizes for name in CONFIGS):
         why = "vLLM cannot tell what model this is"
         yield Finding(where=CONFIGS[0], what="is missing", why=why)
@@ -281,22 +262,9 @@ def _check_names(
         what = "was not fetched by patchkit: no hash is known"
         hint = quoted("hf", "cache", "verify", "REPO", "--local-dir", folder)
         yield Finding(level=Level.UNKNOWN, where=where, what=what, hint=hint)
-
-
-def _check_sizes(
-    folder: Path, made: ModelRecord | None, sizes: Mapping[str, int]
-) -> Iterator[Finding]:
-    for name, size in sizes.items():
-        right: int | None = size
-        if made and name in made.files:
-            right = made.files[name].size
-        elif name.endswith(".safetensors"):
-            right = read_safetensors_size(folder / name)
-        if right is None:
-            why = "a pointer of git-lfs, or cut off"
-            yield Finding(where=name, what="is no safetensors file", why=why)
-        elif size != right:
-            what = f"has {size:,} bytes, not {right:,}"
+    for name, file in (made.files if made else {}).items():
+        if (size := sizes.get(name, file.size)) != file.size:
+            what = f"has {size:,} bytes, not {file.size:,}"
             yield Finding(where=name, what=what, why="it was cut off")
 
 

@@ -197,9 +197,7 @@ def _check_both_halves(cage: int | None, twins: Sequence[Netdev]) -> Iterator[Fi
     where = ", ".join(netdev.name for netdev in twins)
     networks = [address.network for twin in twins for address in twin.lasting]
     seen = ", ".join(map(str, networks))
-    if len(twins) < 2 and cage is None:  # named by the user, who may have left the other half out
-        yield check_unknown(where, "both twins", "one interface was named", "name both twins")
-    elif len(twins) < 2:
+    if len(twins) < 2 and cage is not None:
         what = f"cage {cage} has one half only"
         yield check_failed(where, "both twins", what, "fwupdmgr update; lspci")
     elif any(a.overlaps(b) for n, a in enumerate(networks) for b in networks[:n]):
@@ -306,19 +304,11 @@ def verify_network(
     targets = tuple(dict.fromkeys((*addresses, *known)))
     for way in record(tuple[Way, ...], try_ways(list(map(str, targets)))) if live else ():
         yield from _check_way(host, halves, way)
-    everywhere = not any(netdev.ipv4 for netdev in halves)
-    untried = ", ".join(
-        netdev.name
-        for netdev in halves
-        # From an interface without an address there is no way.
-        if (netdev.ipv4 or everywhere)
-        and not (live and any(_is_near(netdev, address) for address in targets))
-    )
-    if untried and live:
-        hint = "--peer with the peer's address there, or all at once: --ssh"
-        yield check_unknown(untried, "way to a peer", "no peer's address is known", hint)
-    elif untried:
-        yield check_unknown(untried, "way to a peer", "these facts are of another machine")
+    if not (live and targets):
+        why = "no peer's address is known" if live else "these facts are of another machine"
+        hint = "--peer with the peer's address there, or all at once: --ssh" if live else ""
+        names = ", ".join(netdev.name for netdev in halves)
+        yield check_unknown(names, "way to a peer", why, hint)
 
 
 def _is_near(netdev: Netdev, address: IPv4Address) -> bool:

@@ -5,9 +5,10 @@ from dataclasses import replace
 
 import pytest
 
+from patchkit.cluster.agent.group_script import Listener
 from patchkit.cluster.agent.links import PeerLink
 from patchkit.cluster.agent.node_facts import LoadedNccl
-from patchkit.cluster.agent.unit_state import GroupProcess, Listener
+from patchkit.cluster.agent.unit_state import GroupProcess
 from patchkit.doctor.bundle import pack_report, private_names
 from patchkit.doctor.judgement import cluster_findings, peer_findings
 from patchkit.doctor.peers.node_report import NodeReport, placed_files

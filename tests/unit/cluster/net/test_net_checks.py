@@ -110,7 +110,6 @@ def test_a_machine_without_a_cage(machine):
         "mgbe0_0: speed: warning",
         "mgbe0_0: RoCE v2 GID: unknown",
         "mgbe0_0: PCIe lanes: unknown",
-        "mgbe0_0: both twins: unknown",
     }
 
 
