@@ -16,12 +16,6 @@ from support.node_reports import reports
 
 MEANT = {"NCCL_IB_HCA": "rocep1s0f0", "NCCL_SOCKET_IFNAME": "enp1s0f0np0"}
 NODES = [GpuNode(node=node, python="", variables=MEANT) for node in ("spark1", "spark2")]
-FP8 = GpuStep(
-    step="gpu-fp8",
-    state="ok",
-    kernel="CutlassFP8ScaledMMLinearKernel",
-    figures={"error": 0.017, "bound": 0.04, "vllm": "0.25.1"},
-)
 
 
 def rank(speed: float, **fields: object) -> GpuStep:
@@ -29,21 +23,18 @@ def rank(speed: float, **fields: object) -> GpuStep:
     return GpuStep(step="all-reduce", state="ok", figures=figures, **fields)  # type: ignore[arg-type]
 
 
-def socket_lines(host: str, number: int) -> tuple[str, ...]:
-    """Return what NCCL 2.28.9 printed on a machine, with another name and interface."""
-    start = f"{host}:1002:1002 [0] NCCL INFO"
-    return (
-        f"{start} NCCL version 2.28.9+cuda13.0",
-        f"{start} NET/Socket : Using [0]enp1s0f0np0:192.168.100.{9 + number}<0>",
-        f"{start} Using network Socket",
-        f"{start} Channel 00/0 : 1[1] -> 0[0] [receive] via NET/Socket/0",
-    )
+_SOCKETS = """\
+spark1:1002:1002 [0] NCCL INFO NET/Socket : Using [0]enp1s0f0np0:192.168.100.10<0>
+spark1:1002:1002 [0] NCCL INFO Channel 00/0 : 1[1] -> 0[0] [receive] via NET/Socket/0
+"""
 
 
 def test_what_ran_names_its_kernel_and_what_it_proves() -> None:
-    (found,) = gpu_findings("spark1", [FP8])
+    figures = {"error": 0.017, "bound": 0.04, "vllm": "0.25.1"}
+    step = GpuStep(step="gpu-fp8", state="ok", kernel="CutlassFP8Kernel", figures=figures)
+    (found,) = gpu_findings("spark1", [step])
     assert (found.level, found.about, found.where) == (Level.OK, "gpu-fp8", "spark1")
-    assert found.what.startswith("CutlassFP8ScaledMMLinearKernel of vLLM 0.25.1: FP8 by tensor")
+    assert found.what.startswith("CutlassFP8Kernel of vLLM 0.25.1: FP8 by tensor")
     assert "error 0.017, bound 0.04" in found.what
     assert "proves that the kernel that vLLM takes here" in found.what
 
@@ -84,7 +75,7 @@ def test_a_rank_that_failed_or_was_not_run_leaves_no_speed() -> None:
 
 
 def test_sockets_beside_an_env_file_that_meant_roce_are_an_error() -> None:
-    ranks = [rank(3.8, lines=socket_lines(its.node, n)) for n, its in enumerate(NODES, 1)]
+    ranks = [rank(3.8, lines=tuple(_SOCKETS.splitlines()))] * 2
     found = [*all_reduce_findings(NODES, ranks)]
     assert [each.about for each in found] == ["all-reduce-sums", "nccl-socket", "nccl-socket"]
 

@@ -40,12 +40,7 @@ WELL = NodeHealth(
     compilers=COMPILERS,
 )
 SOFTWARE = Software(
-    python="/venv/bin/python",
-    vllm="0.25.1",
-    torch="2.11.0+cu130",
-    triton="3.6.0",
-    ray="2.48.0",
-    cuda="13.0",
+    python="/venv/bin/python", vllm="0.25.1", torch="2.11.0+cu130", triton="3.6.0", cuda="13.0"
 )
 STAMP = "2026-11-23T03:00:00+0000 s kernel: "
 XID = f"{STAMP}NVRM: Xid (PCI:000f): 79, GPU has fallen off the bus."
