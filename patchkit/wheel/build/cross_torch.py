@@ -11,6 +11,7 @@ import os
 import shutil
 from collections.abc import Callable
 from email.parser import BytesHeaderParser
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 from packaging.version import Version
@@ -115,7 +116,8 @@ def target_site(
     not taken for one.
     """
     locked = for_python(requirements, python, machine)
-    wanted = [pin for pin in locked if pin.fits(across().target)]
+    patterns = across().target
+    wanted = [pin for pin in locked if any(fnmatchcase(pin.name, each) for each in patterns)]
     # pip chooses wheels by the version of Python.
     version = ask(python, "import sys; answer = '%d.%d' % sys.version_info[:2]")
     name = digest(" ".join([sha256_of(requirements), version, *(pin.name for pin in wanted)]))

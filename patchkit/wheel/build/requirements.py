@@ -12,7 +12,7 @@ import re
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -53,10 +53,6 @@ class Pinned:
     marker: str
     hashes: tuple[str, ...]
 
-    def fits(self, patterns: Iterable[str]) -> bool:
-        """Return whether one of the patterns, such as ``nvidia-*``, fits the name."""
-        return any(fnmatchcase(self.name, each) for each in patterns)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Environment:
@@ -68,11 +64,6 @@ class Environment:
     python: Path
     digest: str
     packages: dict[str, str]
-
-    @property
-    def site(self) -> Path:
-        """Return the folder that packages are installed into."""
-        return next((self.python.parents[1] / "lib").glob("python*/site-packages"))
 
 
 def read_requirements(path: Path) -> tuple[Pinned, ...]:
@@ -117,7 +108,8 @@ def make_environment(
     SourceError, HostError, StorageError; what a failure leaves is not taken for one.
     """
     base = python or Path(sys.executable)
-    wanted = [pin for pin in for_python(requirements, base) if not pin.fits(leaving)]
+    locked = for_python(requirements, base)
+    wanted = [pin for pin in locked if not any(fnmatchcase(pin.name, each) for each in leaving)]
     # An environment shares the modules of the interpreter that it is made with.
     said = ask(base, "import sys; answer = [sys.version, sys.base_prefix]")
     name = digest(" ".join([sha256_of(requirements), *said, *(pin.name for pin in wanted)]))

@@ -182,7 +182,21 @@ def locked_toolkit(here: str, machine: str, *, offline: bool, progress: Progress
         with tempfile.TemporaryDirectory(dir=home.parent) as folder:
             tree = Path(folder) / "cuda"
             for archive, wheel in archives:
-                _extract_toolkit(archive, tree if wheel.machine == here else tree / CROSS, wheel)
+                dest = tree if wheel.machine == here else tree / CROSS
+                # Only the headers of the other CPU's compiler are for here.
+                only_headers = wheel.role == "compiler" and dest != tree
+                parts = {"include"} if only_headers else {"bin", "include", "lib", "nvvm"}
+                with WheelFile(archive) as opened:
+                    for path in opened.members:
+                        name = path.removeprefix(_PREFIX)
+                        if name == path or name.partition("/")[0] not in parts:
+                            continue
+                        file = dest / name
+                        file.parent.mkdir(parents=True, exist_ok=True)
+                        with file.open("wb") as sink:
+                            sink.writelines(opened.unpacked(path))
+                        # Unpacked by hand, modes are set, too: bin/nvcc, nvvm/bin/cicc.
+                        file.chmod(0o755 if "/bin/" in f"/{name}" else 0o644)
             (tree / "lib64").symlink_to("lib")
             tree.rename(home)
     except FileExistsError:
@@ -195,20 +209,3 @@ def locked_toolkit(here: str, machine: str, *, offline: bool, progress: Progress
                 hint="free some space (0.5 GB), or choose another cache with PATCHKIT_CACHE_DIR",
             ) from error
     return home
-
-
-def _extract_toolkit(archive: Path, dest: Path, wheel: ToolkitWheel) -> None:
-    # Only the headers of the other CPU's compiler are for here.
-    only_headers = wheel.role == "compiler" and dest.name == Path(CROSS).name
-    parts = {"include"} if only_headers else {"bin", "include", "lib", "nvvm"}
-    with WheelFile(archive) as opened:
-        for path in opened.members:
-            name = path.removeprefix(_PREFIX)
-            if name == path or name.partition("/")[0] not in parts:
-                continue
-            file = dest / name
-            file.parent.mkdir(parents=True, exist_ok=True)
-            with file.open("wb") as sink:
-                sink.writelines(opened.unpacked(path))
-            # Wheels are unpacked by hand here, so modes are too: bin/nvcc, nvvm/bin/cicc.
-            file.chmod(0o755 if "/bin/" in f"/{name}" else 0o644)

@@ -144,7 +144,7 @@ def _make_environment(order: VllmOrder, report: Report) -> tuple[Environment, Pa
         offline=order.offline,
         progress=report("build environment"),
     )
-    site = made.site
+    site = own = next((made.python.parents[1] / "lib").glob("python*/site-packages"))
     if order.across:
         site = target_site(
             file,
@@ -154,7 +154,7 @@ def _make_environment(order: VllmOrder, report: Report) -> tuple[Environment, Pa
             offline=order.offline,
             progress=report(f"torch and CUDA for {machine} ({parts.download})"),
         )
-        install_torch_stand_in(made.site, site)
+        install_torch_stand_in(own, site)
     cuda = order.request.target.cuda
     require_torch(installed_torch(made.python), order.torch, cuda, "before the build")
     return made, site

@@ -123,33 +123,30 @@ def fill_wheelhouse(
         numbered = [f"{name}=={major}.*" for name in names for major in needed]
         tell(f"resolving dependencies for {node}")
         chosen = resolve_wheels(small.iterdir(), also, node, sources, numbered, overrides)
-        torch = next((wheel for wheel in chosen if wheel.name.project == "torch"), None)
-        proved = _proved_torch(torch, chosen, node, needed)
-        folders = () if lock_only else (place, house)
-        files: tuple[Path, ...] = ()
-        # A torch for CPUs alone is refused above, before gigabytes of it are downloaded.
+        # A torch for CPUs alone is refused before gigabytes of it are downloaded.
+        torch, files = _proved_torch(chosen, node, needed, {}), dict[str, Path]()
         if not lock_only:
             files = _collect_wheels(chosen, house, place, progress, tell)
-            proved = _proved_torch(torch, chosen, node, needed, folders)
-        kind = Kind.LOCKED if lock_only else Kind.DEPENDENCY
+            torch = _proved_torch(chosen, node, needed, files)
         fresh = tuple(
             ManifestEntry(
                 name=wheel.name,
                 sha256=wheel.sha256,
-                size=0 if lock_only else _find_file(wheel.name.filename, folders).stat().st_size,
+                size=0 if lock_only else files[wheel.name.filename].stat().st_size,
                 facts=asdict(node),
-                kind=kind,
+                kind=Kind.LOCKED if lock_only else Kind.DEPENDENCY,
             )
             for wheel in chosen
         )
-        replace_dependencies(house, before, fresh, files)
+        arriving = [path for path in files.values() if path.parent == place]
+        replace_dependencies(house, before, fresh, arriving)
     old = {entry.filename for entry in before.wheels if entry.kind is not Kind.BUILT}
     new = {entry.filename for entry in fresh}
     return Filled(
         dependencies=fresh,
         new=tuple(sorted(new - old)),
         gone=tuple(sorted(old - new)),
-        torch=proved,
+        torch=torch,
         manifest=load_manifest(house),
     )
 
@@ -198,8 +195,8 @@ def _collect_wheels(
     place: Path,
     progress: Progress,
     tell: Callable[[str], None],
-) -> tuple[Path, ...]:
-    """Get what is not in the wheelhouse: from an earlier run, or else from the index."""
+) -> dict[str, Path]:
+    """Return where each wheel lies; what is not in the wheelhouse comes from an index."""
     missing = [wheel for wheel in chosen if not _is_whole(house, wheel)]
     wanted = [wheel for wheel in missing if not _is_whole(place, wheel)]
     if wanted:
@@ -214,7 +211,8 @@ def _collect_wheels(
                 hint="free some; or let the nodes download: --lock-only",
             )
     download_wheels(wanted, place, progress)
-    return tuple(place / wheel.name.filename for wheel in missing)
+    arrived = {wheel.name.filename: place / wheel.name.filename for wheel in missing}
+    return {wheel.name.filename: house / wheel.name.filename for wheel in chosen} | arrived
 
 
 def download_wheels(wheels: Sequence[LockedWheel], folder: Path, progress: Progress) -> None:
@@ -282,20 +280,20 @@ def _cuda_needed(house: Path, built: Sequence[ManifestEntry]) -> dict[int, str]:
 
 
 def _proved_torch(
-    wheel: LockedWheel | None,
     chosen: Sequence[LockedWheel],
     node: NodePlatform,
     needed: Mapping[int, str],
-    folders: Sequence[Path] = (),
+    files: Mapping[str, Path],
 ) -> Torch | None:
-    """Return what the torch is, known by its file if that is in a folder. Raises ProofError."""
+    """Return what the torch is, known by its file if that is there. Raises ProofError."""
+    wheel = next((wheel for wheel in chosen if wheel.name.project == "torch"), None)
     if wheel is None:
         return None
     # vLLM itself requires others of NVIDIA's; a torch for CUDA always has these beside it.
     requires = [each.name.pinned for each in chosen if _OF_TORCH.fullmatch(each.name.project)]
     members = None
-    if folders:
-        with WheelFile(_find_file(wheel.name.filename, folders)) as file:
+    if files:
+        with WheelFile(files[wheel.name.filename]) as file:
             members = file.members
     torch = torch_of(wheel.name.version, requires, members)
     if torch.cuda and needed and torch.cuda not in needed:
@@ -316,7 +314,3 @@ def _proved_torch(
             "extra-index-url), or a vLLM whose torch has CUDA there: 0.20 and later, torch 2.11",
         )
     return torch
-
-
-def _find_file(filename: str, folders: Sequence[Path]) -> Path:
-    return next(folder / filename for folder in folders if (folder / filename).exists())
