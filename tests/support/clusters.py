@@ -1,15 +1,28 @@
-"""Clusters of the machines of ``hosts``, as their nodes would describe themselves."""
+"""Clusters of the machines of ``hosts``, as their nodes would describe themselves when well."""
 
 from dataclasses import replace
 
-from patchkit.cluster.agent.node_facts import NodeFacts
+from patchkit.cluster.agent.group_script import Listener
+from patchkit.cluster.agent.links import PeerLink, Way
+from patchkit.cluster.agent.node_facts import (
+    DiskRoom,
+    LoadedNccl,
+    ModelPrint,
+    NodeFacts,
+    PythonContents,
+)
+from patchkit.cluster.agent.unit_state import GroupProcess, NodeState, UnitState
 from patchkit.cluster.launch.cluster_file import ClusterFile, ClusterNode, ServeChoices
 from patchkit.cluster.launch.plan import planned_ranks, served_model
 from patchkit.cluster.launch.units import GroupUnits
-from patchkit.runtime.host.host import Nccl, Software
+from patchkit.doctor.peers.node_report import NodeReport, placed_files
+from patchkit.runtime.host.host import Memory, Nccl, Software
 from patchkit.runtime.host.probe import probe
 from support import hosts
 
+MODEL = "openai/gpt-oss-120b"
+NAMES = ("spark-1", "spark-2")
+ADDRESSES = ("192.168.100.10", "192.168.100.11")
 VENV = "/home/spark/.local/share/patchkit/venv"
 
 
@@ -51,3 +64,77 @@ def units_of(file, facts, model):
     ranks = planned_ranks(file, facts, served)
     links = [("ssh", "-T", "--", each.from_head) for each in file.node[1:]]
     return GroupUnits(cluster=file, model=served, ranks=tuple(ranks), links=tuple(links))
+
+
+def unit(active="active", sub="running", **changes):
+    made = UnitState(
+        unit="patchkit-vllm.service",
+        active=active,
+        sub=sub,
+        result="success",
+        status="0",
+        restarts=0,
+        since="Mon 2026-11-23 03:00:00 UTC",
+        invocation="1",
+        description="vLLM",
+    )
+    return replace(made, **changes)
+
+
+def state(found=None, **changes):
+    made = NodeState(
+        units=(found or unit(),),
+        processes=(10,),
+        starts=1,
+        memory=Memory(total=128 << 20, available=64 << 20),
+    )
+    return replace(made, **changes)
+
+
+def contents(**changes):
+    made = PythonContents(
+        versions={"vllm": "0.25.1", "torch": "2.11.0", "triton": "3.6.0", "numpy": "2.3.1"},
+        digests={"vllm": "a" * 64, "torch": "b" * 64},
+        nccl=LoadedNccl(path="/venv/libnccl.so.2", version="2.30.7", sha256="c" * 64),
+    )
+    return replace(made, **changes)
+
+
+def model(**changes):
+    made = ModelPrint(folder="/home/spark/models/m", problem="", commit="c" * 40, digest="d" * 64)
+    return replace(made, **changes)
+
+
+def reports(folder):
+    """The two nodes of a cluster that serves, the head first."""
+    facts = [node_facts(folder, node=number) for number in (0, 1)]
+    file = cluster(*NAMES)
+    placed = units_of(file, facts, MODEL).node_files()
+    made = []
+    for number, name in enumerate(NAMES):
+        its = replace(facts[number], files=placed[number])
+        netdev = next(
+            each.name
+            for each in its.host.netdevs
+            if any(str(own.ip) == ADDRESSES[number] for own in each.ipv4)
+        )
+        way = Way(
+            address=ADDRESSES[1 - number], netdev=netdev, mtu=9000, plain="answers", full="answers"
+        )
+        made.append(
+            NodeReport(
+                node=name,
+                address=ADDRESSES[number],
+                facts=its,
+                state=state(),
+                contents=contents(),
+                disks=(DiskRoom(folder="/", free=10**12, total=2 * 10**12, files=10**6),),
+                processes=(GroupProcess(pid=10, name="vllm", state="S"),),
+                listeners=(Listener(address="127.0.0.1", port=8000, pid=10),) * (number == 0),
+                models=(model(),),
+                placed=placed_files(its.files, "patchkit-vllm.service"),
+                links=(PeerLink(words=("ssh",), error={}),) if number == 0 else None,
+                ways=((NAMES[1 - number], way),),
+            )
+        )
+    return file, made

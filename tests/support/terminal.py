@@ -1,4 +1,4 @@
-"""Run patchkit in this process, into a pipe or in a pseudo-terminal of a given width."""
+"""Run patchkit in this process, into a pipe or in a pseudo-terminal; list all that it can run."""
 
 from __future__ import annotations
 
@@ -71,3 +71,18 @@ def on_terminal(arguments, width):
         reader.join()
         os.close(ours)
     return click.unstyle(b"".join(parts).decode().replace("\r\n", "\n"))
+
+
+def runnable():
+    """Words and command of each verb and each verb of a verb."""
+    yield from _leaves(cli.group, click.Context(cli.group, info_name="patchkit"), ())
+
+
+def _leaves(command, context, words):
+    if not isinstance(command, click.Group) or command.invoke_without_command:
+        yield words, command
+    if isinstance(command, click.Group):
+        for name in command.list_commands(context):
+            below = command.get_command(context, name)
+            inner = click.Context(below, parent=context, info_name=name)
+            yield from _leaves(below, inner, (*words, name))

@@ -144,12 +144,13 @@ class FakeRank:
         if given.nnodes == 1:
             return []
         try:
-            store = socket.create_server((given.master_addr, given.master_port))
+            # It listens as long as the rank lives, as torch's store does.
+            self.store = socket.create_server((given.master_addr, given.master_port))
         except OSError as error:
             fail(f"torch.distributed.DistNetworkError: {error}. port: {given.master_port}")
         while len(found) < given.nnodes - 1:
             log(f"waiting for {given.nnodes - 1 - len(found)} more ranks", where="parallel.py:1")
-            peer, _ = store.accept()
+            peer, _ = self.store.accept()
             rank, _, model = read_line(peer).decode().strip().partition(" ")
             if model != given.model:
                 fail(f"RuntimeError: rank {rank} has another model: {model}")

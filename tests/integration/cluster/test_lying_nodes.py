@@ -15,10 +15,9 @@ from patchkit.cluster.ssh.node import Remote
 from patchkit.errors import PatchkitError
 from patchkit.quoting import visible
 from patchkit.runtime.host.host import Memory
-from support.clusters import cluster
+from support.clusters import cluster, unit
 from support.lying_nodes import MARK, LyingNodes, parts, path, value
 from support.model_server import ModelServer
-from support.node_reports import unit
 
 NAMES = ("spark-1", "spark-2")
 UNIT = "patchkit-vllm.service"

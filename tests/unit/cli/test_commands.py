@@ -13,7 +13,7 @@ import click
 from patchkit.cli import group
 from patchkit.cli.verbs import VERBS
 from patchkit.errors import PatchkitError
-from support.verbs import runnable
+from support.terminal import runnable
 
 ROOT = Path(__file__).parents[3]
 TEXTS = sorted(

@@ -35,7 +35,7 @@ from patchkit.patching.recipe import load_recipe
 from patchkit.quoting import visible
 from patchkit.runtime.envfile.header import BLANK, sealed
 from support import hosts, terminal
-from support.verbs import runnable
+from support.terminal import runnable
 from support.wheels import write_wheel
 
 CLI = Path(cli.__file__).parent

@@ -12,7 +12,7 @@ from patchkit.doctor.gpu import GpuNode, all_reduce_findings, gpu_findings, smok
 from patchkit.doctor.gpu_steps import GpuStep, run_step
 from patchkit.doctor.peers.node_report import NodeReport
 from patchkit.finding import Level
-from support.node_reports import reports
+from support.clusters import reports
 
 MEANT = {"NCCL_IB_HCA": "rocep1s0f0", "NCCL_SOCKET_IFNAME": "enp1s0f0np0"}
 NODES = [GpuNode(node=node, python="", variables=MEANT) for node in ("spark1", "spark2")]

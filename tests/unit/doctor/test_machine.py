@@ -21,7 +21,7 @@ from patchkit.runtime.host.gpu import GpuProcess, GpuState
 from patchkit.runtime.host.host import Gpu, Software
 from patchkit.runtime.host.probe import probe
 from patchkit.runtime.python.distributions import LostFile
-from support import clusters, hosts, node_reports
+from support import clusters, hosts
 
 GPU = GpuState(50, 60.0, 140.0, 2400, 3003, 95, 0, (GpuProcess(10),))
 COMPILERS = Compilers(compiler="/usr/bin/gcc", python_h="/usr/include/python3.12/Python.h")
@@ -48,7 +48,7 @@ XID = f"{STAMP}NVRM: Xid (PCI:000f): 79, GPU has fallen off the bus."
 
 @pytest.fixture(scope="module")
 def well(tmp_path_factory):
-    _, (head, _worker) = node_reports.reports(tmp_path_factory.mktemp("nodes"))
+    _, (head, _worker) = clusters.reports(tmp_path_factory.mktemp("nodes"))
     same = LoadedNccl(path="/venv/libnccl.so.2", version="2.30.7", sha256="c" * 64)
     contents = replace(head.contents, nccl=same, torch_nccl=same)
     report = with_host(replace(head, health=WELL, contents=contents), software=SOFTWARE)

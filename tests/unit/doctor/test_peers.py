@@ -16,8 +16,8 @@ from patchkit.doctor.visit import Visit
 from patchkit.errors import HostError
 from patchkit.finding import Level, finding_texts
 from patchkit.runtime.host.host import Address
-from support import node_reports
-from support.node_reports import model, state, unit
+from support import clusters
+from support.clusters import model, state, unit
 
 WRONG = (Level.ERROR, Level.WARNING, Level.NOTE)
 UNIT = "patchkit-vllm.service"
@@ -27,7 +27,7 @@ INSTALL, UP = "patchkit cluster install", "patchkit up openai/gpt-oss-120b"
 
 @pytest.fixture(scope="module")
 def well(tmp_path_factory):
-    return node_reports.reports(tmp_path_factory.mktemp("nodes"))
+    return clusters.reports(tmp_path_factory.mktemp("nodes"))
 
 
 def wrong(file, nodes):

@@ -6,7 +6,7 @@ from patchkit.cluster.openai.server_answers import ServerAnswers, ask_server, wa
 from patchkit.cluster.ssh.node import Remote
 from patchkit.doctor.server import server_findings
 from patchkit.finding import Level
-from support import node_reports
+from support import clusters
 from support.model_server import REASONING, VERSIONS, ModelServer, metrics
 
 SECRET = "kkk-very-secret-kkk"
@@ -43,7 +43,7 @@ def test_a_server_that_works(release):
 def test_no_server():
     with ModelServer() as server:
         url = server.url
-    (found,) = server_findings("spark-1", looked(url), [node_reports.unit("failed", "failed")])
+    (found,) = server_findings("spark-1", looked(url), [clusters.unit("failed", "failed")])
     assert (found.level, found.about) == (Level.UNKNOWN, "server-answers")
     expected = f"no server answers at {url}: Connection refused; patchkit-vllm.service is failed"
     assert (found.what, found.hint) == (expected, "patchkit status")
