@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Mapping, Sequence
 
 from patchkit.edit.splice import git_diff
-from patchkit.patching.fix import Example, Fix
+from patchkit.patching.fix import Fix
 from patchkit.patching.recipe import Recipe, Support, SupportLevel
 from patchkit.source.releases import load_facts
 from tools.markdown import MADE_OF_RECIPE, table
@@ -92,7 +92,12 @@ def page(fix: Fix, modes: Mapping[str, Row]) -> str:
     """Return the page with everything known about one fix."""
     needs = [[n.versions, n.severity.value, n.limits, n.reason] for n in fix.needs]
     proof = inspect.getdoc(fix.prove) if fix.prove else None
-    levels = [f"- {_TITLES[mode]}: {_ranges(row)}" for mode, row in modes.items()]
+    # The runs of one level: "required 0.11.1-0.22.1, upstream 0.23.0-0.33.0".
+    levels = [
+        f"- {_TITLES[mode]}: "
+        + ", ".join(f"{row[run[0]].value} {_span(run)}" for run in _columns([row]))
+        for mode, row in modes.items()
+    ]
     parts = [
         f"# {fix.id}\n",
         _MADE if modes else MADE_OF_RECIPE,
@@ -111,20 +116,14 @@ def page(fix: Fix, modes: Mapping[str, Row]) -> str:
             ["established", "claim", "source"],
             [[e.established, e.claim, e.source] for e in fix.evidence],
         ),
-        *map(_example, fix.examples),
+        *(
+            f"## Before and after, as in {each.version}\n\n"
+            f"```diff\n{git_diff(each.path, each.before, each.after)}```\n"
+            for each in fix.examples
+        ),
     ]
     return "\n".join(part for part in parts if part)
 
 
-def _ranges(row: Row) -> str:
-    """Return the runs of one level: "required 0.11.1-0.22.1, upstream 0.23.0-0.33.0"."""
-    return ", ".join(f"{row[run[0]].value} {_span(run)}" for run in _columns([row]))
-
-
 def _span(releases: Sequence[str]) -> str:
     return releases[0] if len(releases) == 1 else f"{releases[0]}-{releases[-1]}"
-
-
-def _example(example: Example) -> str:
-    diff = git_diff(example.path, example.before, example.after)
-    return f"## Before and after, as in {example.version}\n\n```diff\n{diff}```\n"

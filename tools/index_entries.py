@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from dataclasses import asdict
 
@@ -54,22 +55,24 @@ def wheel_entries(
         packages = client.get_project_page(project, timeout=TIMEOUT).packages
         wheels = [each for each in packages if each.package_type == "wheel"]
         return [
-            _described(client, version, _for_cpu(wheels, version, cpu), f"a wheel for {cpu}")
+            _described(
+                client,
+                version,
+                max(
+                    (each for each in wheels if each.version == version and _is_for(each, cpu)),
+                    key=lambda each: parse_wheel_filename(each.filename)[2],
+                    default=None,
+                ),
+                f"a wheel for {cpu}",
+            )
             for version in versions
             for cpu in cpus
         ]
 
 
-def _for_cpu(
-    wheels: Iterable[DistributionPackage], version: str, cpu: str
-) -> DistributionPackage | None:
-    fitting = (each for each in wheels if each.version == version and _is_for(each.filename, cpu))
-    return max(fitting, key=lambda each: parse_wheel_filename(each.filename)[2], default=None)
-
-
-def _is_for(filename: str, cpu: str) -> bool:
+def _is_for(wheel: DistributionPackage, cpu: str) -> bool:
     try:
-        return cpu in wheel_cpus(filename)
+        return cpu in wheel_cpus(wheel.filename)
     except InvalidWheelFilename:
         return False
 
@@ -79,28 +82,22 @@ def _described(
 ) -> LockEntry:
     if file is None or "sha256" not in file.digests:
         raise not_offered(client.endpoint, f"{kind} of {version} with a sha256")
-    size = file.size if file.size is not None else _remote_size(client, file.url)
+    size = file.size
+    if size is None:
+        headers = {"Accept-Encoding": "identity"}
+        response = client.s.head(file.url, allow_redirects=True, timeout=TIMEOUT, headers=headers)
+        response.raise_for_status()
+        # Without a length int() raises ValueError, which index_client turns into its error.
+        size = int(response.headers.get("Content-Length", ""))
     return LockEntry(version, file.filename, file.digests["sha256"], size)
-
-
-def _remote_size(client: PyPISimple, url: str) -> int:
-    headers = {"Accept-Encoding": "identity"}
-    response = client.s.head(url, allow_redirects=True, timeout=TIMEOUT, headers=headers)
-    response.raise_for_status()
-    # Without a length int() raises ValueError, which index_client turns into its error.
-    return int(response.headers.get("Content-Length", ""))
 
 
 def render_lock(entries: Iterable[LockEntry], kind: str = "sdist") -> str:
     """Return the text of a lock of one kind of file, in the order of the versions."""
     ordered = sorted(entries, key=lambda entry: Version(entry.version))
-    header = _LOCK_HEADER.format(what=_LOCKS[kind])
-    return "\n".join([header, *(_render_entry(entry, kind) for entry in ordered)])
-
-
-def _render_entry(entry: LockEntry, kind: str) -> str:
-    lines = [
-        f'{key} = "{value}"' if isinstance(value, str) else f"{key} = {value}"
-        for key, value in asdict(entry).items()
-    ]
-    return "\n".join([f"[[{kind}]]", *lines, ""])
+    lines = [_LOCK_HEADER.format(what=_LOCKS[kind])]
+    for entry in ordered:
+        fields = asdict(entry).items()
+        # Of text and whole numbers JSON's form is TOML's.
+        lines += [f"[[{kind}]]", *(f"{key} = {json.dumps(value)}" for key, value in fields), ""]
+    return "\n".join(lines)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Iterator
-from pathlib import Path
 
 from patchkit.doctor.symptoms.symptom import Cause, Symptom, symptom_files, symptoms
 from patchkit.runtime.rules.rule import in_words
@@ -31,7 +30,9 @@ def pages() -> dict[str, str]:
     lines = []
     for file in symptom_files():
         text = file.read_text(encoding="utf-8")
-        title, entries = _title(file, text), tomllib.loads(text)["symptom"]
+        # The first comment of a file says what it is about.
+        title = text.partition("\n")[0].removeprefix("# ").rstrip(".")
+        entries = tomllib.loads(text)["symptom"]
         sections = ["\n".join(_section(symptoms()[entry["id"]])) for entry in entries]
         found[f"symptoms/{file.stem}.md"] = "\n".join([f"{MADE}# {title}\n", *sections])
         lines.append(f"- [{title}](symptoms/{file.stem}.md): {len(entries)}")
@@ -45,12 +46,6 @@ def accuracy(text: str) -> str:
     rows = [(meaning, str(counts[name])) for name, meaning in VERDICTS.items()]
     made = table((f"of {counts.total()} failures", "number"), rows).rstrip("\n")
     return replaced(text, "accuracy", "python -m tools.regenerate", made)
-
-
-def _title(file: Path, text: str) -> str:
-    """Return the first comment of a file, which says what it is about."""
-    first = text.partition("\n")[0]
-    return first.removeprefix("# ").rstrip(".") if first.startswith("# ") else file.stem
 
 
 def _section(symptom: Symptom) -> Iterator[str]:
