@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
+import shutil
 
 import pytest
 
@@ -24,20 +24,31 @@ def fixes(done):
 
 
 @pytest.mark.releases
-def test_a_release_by_name_is_unpacked_once_and_patched(cli, sdist, tmp_path, snapshot):
+def test_a_release_by_name_is_the_tree_that_apply_made_below_build(cli, sdist, tmp_path, snapshot):
+    spec, made = f"vllm=={RELEASE}", tmp_path / "build" / f"vllm-{RELEASE}"
     sdist(RELEASE)
-    source, tree = (
-        ["--vllm-src", f"vllm=={RELEASE}", "--offline"],
-        tmp_path / f"build/vllm-{RELEASE}",
-    )
-    first = json.loads(cli("apply", *source, "--json").stdout)
-    patched = snapshot(tree)
-    again = json.loads(cli("apply", *source, "--json").stdout)
-
+    assert cli("revert", spec, rc=2).stderr.startswith("error: vllm==")
+    first = json.loads(cli("apply", "--vllm-src", spec, "--offline", "--json").stdout)
+    patched = snapshot(made)
     assert (first["version"], first["torch_cuda_arch_list"]) == (RELEASE, "12.1a")
     assert EDITED in first["written"]
-    assert again["written"] == []
-    assert snapshot(tree) == patched
+    assert json.loads(cli("apply", spec, "--json").stdout)["written"] == []
+    assert snapshot(made) == patched
+
+    assert fixes(cli("status", spec, "--json"))["version_label"] == "applied"
+    assert cli("diff", spec).stdout == cli("diff", made).stdout != ""
+    assert json.loads(cli("revert", spec, "--json").stdout)["restored"]
+    for again in (made, spec):
+        assert "nothing to do" in cli("revert", again).stdout
+
+
+@pytest.mark.releases
+def test_another_version_in_the_place_of_a_release_is_refused(cli, tree, tmp_path):
+    (tmp_path / "build").mkdir()
+    shutil.copytree(tree(RELEASE), tmp_path / "build" / "vllm-0.24.0")
+    cli("apply", "build/vllm-0.24.0", "--only", "version_label")
+    for verb in ("status", "revert", "apply"):
+        assert f"holds vllm {RELEASE}, not 0.24.0" in cli(verb, "vllm==0.24.0", rc=3).stderr
 
 
 @pytest.mark.releases
@@ -73,28 +84,6 @@ def test_only_reading_writes_nothing(cli, root, snapshot, tmp_path):
     assert {path: known for path, (_mode, known) in snapshot(root).items()} == {
         path: known for path, (_mode, known) in before.items()
     }
-
-
-@pytest.mark.releases
-def test_the_command_that_undoes_an_apply_is_pasted(cli, tree, tmp_path, environment):
-    root = tree(RELEASE, name="sp ace $(touch x) `touch y` 'q' \x1b[2J")
-    said = cli("apply", "--vllm-src", root, "--only", "version_label").stdout
-    assert (root / ".patchkit" / "ledger.json").is_file()
-
-    undo = said.partition("undo: ")[2].splitlines()[0]
-    # It names patchkit as it was started, so that no PATH has to lead to it.
-    done = subprocess.run(
-        ["bash", "-c", undo],
-        capture_output=True,
-        text=True,
-        check=True,
-        cwd=tmp_path,
-        env=environment,
-    )
-
-    assert "as upstream shipped" in done.stdout
-    assert not (root / ".patchkit" / "ledger.json").exists()
-    assert {place.name for place in tmp_path.iterdir()} == {root.name}
 
 
 @pytest.mark.releases

@@ -4,21 +4,15 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 
 import pytest
 
 from patchkit import __version__
-from patchkit.cli.verbs import GROUPS
+from patchkit.cli.verbs import GROUPS, VERBS
 from patchkit.patching.recipe import load_recipes
 from support.needed import need
-
-RELEASE = "0.19.1"
-WITH_A_SOURCE = ["apply", "fixes", "diff", "revert", "series", "archs", "tune"]
-WITHOUT = [
-    *("explain", "fetch", "build", "repack", "wheelhouse", "verify", "inspect"),
-    "completion",
-]
-VERBS = [*WITH_A_SOURCE, *WITHOUT]
+from support.terminal import piped
 
 
 def test_version_and_help(cli):
@@ -50,33 +44,44 @@ def test_no_network_has_one_code(cli, tmp_path, arguments):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "rc", "says"),
+    ("line", "rc", "says"),
     [
-        (["status", "--vllm-src", "nowhere"], 2, ["nowhere: no such file or directory", "vllm=="]),
-        (["status", "--vllm-src", "."], 3, ["not a source tree of vLLM", "setup.py is missing"]),
-        (["apply", "--vllm-src", "vllm==0.11.0"], 3, ["0.11.0 is not supported", "cu130", "SM121"]),
-        (["apply", "--vllm-src", "vllm==99.0"], 3, ["99.0", "0.33.0"]),
-        (
-            ["bench", "m", "--url", "http://u:PASS@h"],
-            2,
-            ["'h' is not the address", "see a login in it"],
-        ),
-        (["serve", "m"], 2, ["no verb is called 'serve'", "patchkit up m"]),
-        (["apply", "--vllm-src", ".", "--arch", "12.1"], 2, ["'12.1'", "instructions", "12.1a"]),
-        (["apply", "--vllm-src", ".", "--target", "h100"], 2, ["'h100' is not one of 'gb10'"]),
-        (["explain", "arch_list"], 2, ["'arch_list'", "did you mean arch_lists?"]),
-        (
-            ["explain", "sm_121"],
-            2,
-            ["fixes, claims and symptoms", "take one: ", "nccl_lacks_sm_121"],
-        ),
-        (["fetch", "torch==2.9.0"], 2, ["'torch==2.9.0' names no release"]),
-        (["apply"], 2, ["no source: this verb takes one", "--vllm-src or --nccl-src"]),
+        ("status --vllm-src nowhere", 2, ["nowhere: no such file or directory", "vllm=="]),
+        ("status --vllm-src .", 3, ["not a source tree of vLLM", "setup.py is missing"]),
+        ("apply --vllm-src vllm==0.11.0", 3, ["0.11.0 is not supported", "cu130", "SM121"]),
+        ("apply --vllm-src vllm==99.0", 3, ["99.0", "0.33.0"]),
+        ("bench m --url http://u:PASS@h", 2, ["'h' is not the address", "see a login in it"]),
+        ("serve m", 2, ["no verb is called 'serve'", "patchkit up m"]),
+        ("aply 'x y'", 2, ["patchkit apply 'x y'\n"]),
+        ("xyz", 2, ["`patchkit --help` lists them"]),
+        ("apply --vllm-src . --arch 12.1", 2, ["'12.1'", "instructions", "12.1a"]),
+        ("apply --vllm-src . --target h100", 2, ["'h100' is not one of 'gb10'"]),
+        ("apply --trget gb10 x", 2, ["`patchkit apply --help` lists"]),
+        ("apply vlm==0.25.1", 2, ["did you mean vllm==0.25.1?"]),
+        ("apply 0.25.1", 2, ["did you mean vllm==0.25.1 or nccl==0.25.1?"]),
+        ("apply vllm==banana", 2, ["next: for example vllm==0.24.0"]),
+        ("apply", 2, ["no source: this verb takes one", "--vllm-src or --nccl-src"]),
+        ("diff no-such-thing", 2, ["says whether it is vLLM or NCCL"]),
+        ("diff vllm==0.24.0 --vllm-src vllm==0.24.0", 2, ["this verb takes one source"]),
+        ("revert vllm==0.23.0", 2, ["nothing of it is patched in build/vllm-0.23.0"]),
+        ("repack vlm==0.25.1", 2, ["did you mean vllm==0.25.1?"]),
+        ("build nccl --cpu sparc", 2, ["not one of 'aarch64', 'x86_64'"]),
+        ("explain arch_list", 2, ["'arch_list'", "did you mean arch_lists?"]),
+        ("explain sm_121", 2, ["fixes, claims and symptoms", "take one: ", "nccl_lacks_sm_121"]),
+        ("fetch torch==2.9.0", 2, ["'torch==2.9.0' names no release"]),
+        ("fixes --json --nosuch", 2, ['"exit_code": 2']),
     ],
 )
-def test_refusals_that_need_no_tree(cli, arguments, rc, says):
-    said = cli(*arguments, rc=rc).stderr
+def test_refusals_that_need_no_tree(line, rc, says, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    said = piped(shlex.split(line), rc)
     assert not [words for words in says if words not in said], said
+
+
+def test_former_spellings_go_on_working():
+    for former, verb in (("cluster up", "up"), ("env check", "check"), ("export lws", "export")):
+        said = piped([*former.split(), "--help"], 0)
+        assert said.startswith(f"Usage: patchkit {verb} ")
 
 
 def test_errors_are_json_if_json_is_asked_for(cli):
