@@ -45,7 +45,7 @@ def explain_command(text: str | None) -> Iterator[Block]:
     if not found and (known := explained_symptoms(text)):
         yield from symptom_blocks(known)
         return
-    ids = [*by_id, *symptoms()]
+    ids = {known.replace("-", "_"): known for known in (*by_id, *symptoms())}
     near = []
     # A mistyped id is no text to look for.
     if not found and not difflib.get_close_matches(name, ids, cutoff=_MISTYPED):
@@ -55,23 +55,15 @@ def explain_command(text: str | None) -> Iterator[Block]:
         near = symptoms_with(text)
     if near and not found and len(near) <= _SHOWN:
         yield from symptom_blocks(near)
-        return
-    if len(found) != 1 or near:
-        matches = [*(entry.id for entry in found), *(diagnosis.symptom.id for diagnosis in near)]
-        raise _unclear(text, matches, ids)
-    (entry,) = found
-    yield from _explanation(entry)
-
-
-def _unclear(text: str, matches: list[str], ids: list[str]) -> UsageError:
-    if matches:
+    elif len(found) == 1 and not near:
+        yield from _explanation(found[0])
+    elif matches := [*(it.id for it in found), *(diagnosis.symptom.id for diagnosis in near)]:
         what = f"{text!r} is in {len(matches)} fixes, claims and symptoms"
-        return UsageError(what, hint=f"take one: {', '.join(matches)}")
-    name = text.casefold().replace(" ", "_")
-    close = difflib.get_close_matches(name.replace("-", "_"), ids, n=1)
-    close += difflib.get_close_matches(name.replace("_", "-"), ids, n=1)
-    hint = f"did you mean {close[0]}?" if close else "`patchkit explain` lists them"
-    return UsageError(f"no fix, claim or symptom is {text!r}", hint=hint)
+        raise UsageError(what, hint=f"take one: {', '.join(matches)}")
+    else:
+        close = [ids[it] for it in difflib.get_close_matches(name, ids, n=1)]
+        hint = f"did you mean {close[0]}?" if close else "`patchkit explain` lists them"
+        raise UsageError(f"no fix, claim or symptom is {text!r}", hint=hint)
 
 
 def _overview(fixes: Sequence[Fix], claims: Sequence[Claim]) -> Iterator[Block]:
@@ -79,9 +71,8 @@ def _overview(fixes: Sequence[Fix], claims: Sequence[Claim]) -> Iterator[Block]:
     listed = {name: [{"id": it.id, "title": it.title} for it in them] for name, them in titled}
     yield Record({**listed, "claims": claims})
     for recipe in load_recipes():
-        yield from _section(
-            f"Fixes of {recipe.project}", [(fix.id, fix.title) for fix in recipe.fixes]
-        )
+        titles = [(fix.id, fix.title) for fix in recipe.fixes]
+        yield from _section(f"Fixes of {recipe.project}", titles)
     rows = [(claim.id, claim.verdict, claim.says) for claim in claims]
     yield from _section("What guides say", rows)
     yield "`patchkit explain ID` has the reasons and the evidence."

@@ -125,32 +125,24 @@ def _network_rows(host: Host) -> Iterator[tuple[str, ...]]:
         host.netdevs,
         key=lambda it: (it.cage is None, it.cage or 0, _KINDS.index(it.kind), it.pci, it.name),
     )
-    for netdev in order:
-        # Every interface that is up has an fe80.
-        known = (it for it in netdev.addresses if it.family == "inet" or not it.link_local)
-        yield (
-            style(netdev.name, bold=netdev.up),
-            style(netdev.state, fg="green" if netdev.up else None),
-            f"{netdev.speed / 1000:g}G" if netdev.speed else "-",
-            str(netdev.mtu or "?"),
-            " ".join(f"{it.address}/{it.prefix}" for it in known) or "-",
-            *_rdma_cells(owned.get(netdev.name)),
-            *_place_cells(netdev),
-        )
-    # A device without an interface is in none of the rows above.
-    for device in host.rdma:
-        if not device.netdev:
-            yield "-", "", "", "", "", *_rdma_cells(device), *_place_cells(device)
-
-
-def _place_cells(part: Netdev | Rdma) -> tuple[str, str]:
-    return part.twin or "-", "-" if part.cage is None else str(part.cage)
-
-
-def _rdma_cells(device: Rdma | None) -> tuple[str, str]:
-    """Return name and state, and the indices of the GIDs that RoCE v2 over IPv4 takes."""
-    if device is None:
-        return "-", "-"
-    state = style(device.state or "unknown", fg="green" if device.active else None)
-    taken = (gid for gid in device.gids if gid.address and gid.kind == "RoCE v2")
-    return shown(f"{device.name} ") + state, " ".join(str(gid.index) for gid in taken) or "-"
+    pairs: list[tuple[Netdev | None, Rdma | None]] = [(it, owned.get(it.name)) for it in order]
+    pairs += [(None, device) for device in host.rdma if not device.netdev]
+    for netdev, device in pairs:
+        own, rdma, part = ("-", "", "", "", ""), ("-", "-"), netdev or device
+        if netdev:
+            # Every interface that is up has an fe80.
+            known = (it for it in netdev.addresses if it.family == "inet" or not it.link_local)
+            own = (
+                style(netdev.name, bold=netdev.up),
+                style(netdev.state, fg="green" if netdev.up else None),
+                f"{netdev.speed / 1000:g}G" if netdev.speed else "-",
+                str(netdev.mtu or "?"),
+                " ".join(f"{it.address}/{it.prefix}" for it in known) or "-",
+            )
+        if device:
+            # The GIDs that RoCE v2 over IPv4 takes.
+            state = style(device.state or "unknown", fg="green" if device.active else None)
+            taken = (str(it.index) for it in device.gids if it.address and it.kind == "RoCE v2")
+            rdma = shown(f"{device.name} ") + state, " ".join(taken) or "-"
+        if part:
+            yield *own, *rdma, part.twin or "-", "-" if part.cage is None else str(part.cage)
