@@ -8,6 +8,7 @@ import gc
 import importlib
 import os
 import sys
+from itertools import pairwise
 from typing import Any
 
 import click
@@ -15,7 +16,7 @@ import click
 from patchkit import __version__
 from patchkit.cli import out
 from patchkit.cli.next_step import error_text
-from patchkit.cli.verbs import CLICK_ALONE, FORMER, GROUPS, MEANT, MORE, VERBS, is_of_source
+from patchkit.cli.verbs import CLICK_ALONE, FORMER, GROUPS, MEANT, MORE, VERBS
 from patchkit.durable.signals import Interrupted, raise_interrupts, unwrapped
 from patchkit.errors import PatchkitError, StorageError, UsageError
 from patchkit.extras import BASE, missing_libraries, require_libraries
@@ -58,13 +59,16 @@ class _Verbs(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         verb, *rest = [*FORMER.get(tuple(args[:2]), args[:2]), *args[2:]]
-        if verb == "status" and is_of_source(rest):
-            return super().resolve_command(ctx, ["fixes", *rest])
+        if verb == "status":  # of a source it is the former spelling of `fixes SOURCE`
+            words = [it for last, it in pairwise(["", *rest]) if last != "--file"]
+            if any(not word.startswith("-") or word.endswith("-src") for word in words):
+                verb = "fixes"
         if verb in VERBS or verb.startswith("-") or ctx.resilient_parsing:
             return super().resolve_command(ctx, [verb, *rest])
         close = MEANT.get(verb) or " ".join(difflib.get_close_matches(verb, VERBS, n=1))
-        words = ("patchkit", *close.split(), *rest)
-        hint = quoted(*words) if close else "`patchkit --help` lists them"
+        hint = (
+            quoted("patchkit", *close.split(), *rest) if close else "`patchkit --help` lists them"
+        )
         raise UsageError(f"no verb is called {verb!r}", hint=hint)
 
     def main(self, *args: Any, **options: Any) -> Any:

@@ -47,16 +47,14 @@ _NAMED = (
         "--vllm-src",
         metavar="SOURCE",
         shell_complete=complete.sources("vllm"),
-        help="An unpacked sdist, a git checkout, an sdist file, an installed "
-        "site-packages/vllm, or a release such as vllm==0.24.0.",
+        help="A folder, an sdist, an installed vLLM, or a release: vllm==0.24.0.",
     ),
 )
 _NCCL = click.option(
     "--nccl-src",
     metavar="SOURCE",
     shell_complete=complete.sources("nccl"),
-    help="The same for NCCL: a folder, an archive, git+URL@COMMIT, or a release such as "
-    "nccl==2.29.7.",
+    help="A folder, an archive, git+URL@COMMIT, or a release: nccl==2.29.7.",
 )
 _FETCHED = (
     click.option("--sha256", metavar="HEX", help="What an unknown archive of NCCL must have."),

@@ -49,13 +49,7 @@ MORE = {
 }
 VERBS = {verb: row for group in (*GROUPS.values(), MORE) for verb, row in group.items()}
 # What others call a verb.
-MEANT = {
-    "serve": "up",
-    "start": "up",
-    "stop": "down",
-    "lint": "check",
-    "upgrade": "cluster install",
-}
+MEANT = {"serve": "up", "start": "up", "stop": "down", "upgrade": "cluster install"}
 # Former spellings of two words; they go on working for one release.
 FORMER: dict[tuple[str, ...], list[str]] = {
     **{("cluster", verb): [verb] for verb in ("up", "down", "status", "logs", "switch")},
@@ -64,10 +58,3 @@ FORMER: dict[tuple[str, ...], list[str]] = {
 }
 # What a node runs without any library but click; of inspect only --loaded.
 CLICK_ALONE = {"probe", "net", "check", "env", "serve-args", "completion", "inspect"}
-
-
-def is_of_source(arguments: list[str]) -> bool:
-    """Return whether the words after `status` name a source: `fixes SOURCE`, as it was called."""
-    pairs = zip(["", *arguments], arguments, strict=False)
-    words = [word for last, word in pairs if last != "--file"]
-    return any(not word.startswith("-") or word.endswith("-src") for word in words)

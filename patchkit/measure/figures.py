@@ -51,6 +51,12 @@ class Series:
     measure: Measure
     values: tuple[float, ...]
 
+    def fields(self) -> dict[str, object]:
+        """Return it as JSON has it."""
+        own = {"variant": self.variant, "load": self.load, "values": self.values}
+        figure = {"figure": self.measure.name, "unit": self.measure.unit}
+        return {**own, **figure, "median": self.median}
+
     @property
     def median(self) -> float:
         return statistics.median(self.values)
@@ -69,6 +75,11 @@ class FigureDifference:
 
     first: Series
     second: Series
+
+    def fields(self) -> dict[str, object]:
+        """Return it as JSON has it."""
+        series = {"first": self.first, "second": self.second}
+        return {**series, "ratio": self.ratio, "verdict": self.verdict}
 
     @property
     def ratio(self) -> float:

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from patchkit.cli.cluster.cluster_options import cluster_here
-from patchkit.cli.out import PATH, LaidOut, record_fields, table, tell
+from patchkit.cli.out import PATH, LaidOut, table, tell
 from patchkit.cli.render import Block, Record, VerbGroup, read_numbers, rendered, verbose_option
 from patchkit.cluster.launch.cluster_file import read_cluster_file
 from patchkit.cluster.openai.http_exchange import server_at
@@ -19,7 +19,6 @@ from patchkit.measure.figures import (
     ENOUGH,
     MAIN,
     FigureDifference,
-    Series,
     compare_series,
     find_changes,
     read_conditions,
@@ -110,7 +109,7 @@ def run(
     )
     measure_variants(plan, tell)
     all_series = read_series(plan.folder)
-    yield Record({"folder": plan.folder, "figures": list(map(_series_fields, all_series))})
+    yield Record({"folder": plan.folder, "figures": all_series})
     main = [series for series in all_series if series.measure in MAIN]
     yield from table(
         (it.load, it.measure.name, it.variant, f"{it.text} {it.measure.unit}") for it in main
@@ -132,16 +131,7 @@ def compare_results(first: Path, second: Path, *, verbose: bool) -> Iterator[Blo
     changes = find_changes(read_conditions(first), read_conditions(second))
     setup = [{"what": at, "first": old, "second": new} for at, old, new in changes]
     pairs = compare_series(read_series(first), read_series(second))
-    figures = [
-        {
-            "first": _series_fields(pair.first),
-            "second": _series_fields(pair.second),
-            "ratio": pair.ratio,
-            "verdict": pair.verdict,
-        }
-        for pair in pairs
-    ]
-    yield Record({"setup": setup, "figures": figures})
+    yield Record({"setup": setup, "figures": pairs})
     yield "the setups differ in:" if changes else "the setups are the same"
     limit = None if verbose else 40
     yield from table((at, old[:limit], new[:limit]) for at, old, new in changes)
@@ -149,12 +139,6 @@ def compare_results(first: Path, second: Path, *, verbose: bool) -> Iterator[Blo
         raise UsageError(f"{first} and {second} have no variant and load in common")
     yield f"figures, {second} by {first}:"
     yield from _difference_lines([it for it in pairs if verbose or it.first.measure in MAIN])
-
-
-def _series_fields(series: Series) -> dict[str, object]:
-    measure = series.measure
-    own = {"figure": measure.name, "unit": measure.unit, "median": series.median}
-    return {**record_fields(series, "measure"), **own}
 
 
 def _difference_lines(pairs: Sequence[FigureDifference]) -> Iterator[Block]:

@@ -156,15 +156,7 @@ def _as_finding(error: HostError, where: str, about: str, what: str) -> Finding:
 
 @cluster_command.command("install")
 @cluster_option
-@click.option(
-    "--wheelhouse",
-    "house",
-    type=PATH,
-    default=Path("wheelhouse"),
-    show_default=True,
-    metavar="DIR",
-    help="What is installed: filled, and fit to be verified.",
-)
+@click.option("--wheelhouse", "house", type=PATH, default="wheelhouse", show_default=True)
 @rendered
 def install_wheelhouse(*, cluster: Cluster, house: Path) -> Iterator[Block]:
     """Install the same wheels on every node, checked by hash; no node needs a network.

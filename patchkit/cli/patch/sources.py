@@ -92,9 +92,7 @@ def series_command(source: SourceOptions, *, selection: Selection, output: Path)
 
 
 @click.command("fetch")
-@click.argument(
-    "release", metavar="PROJECT==X.Y.Z", shell_complete=complete.sources("vllm", "nccl")
-)
+@click.argument("release", metavar="RELEASE", shell_complete=complete.sources("vllm", "nccl"))
 @click.option("--dest", type=PATH, help="Unpack it there.")
 @offline_option
 @rendered

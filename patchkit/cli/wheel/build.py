@@ -195,7 +195,7 @@ def build_vllm_wheel(
             yield from plan_blocks(plan, jobs)
             return
         plan.require()
-        toolchain = find_toolchain(machine, offline=offline, progress=report("CUDA toolkit"))
+        tools = find_toolchain(machine, offline=offline, progress=report("CUDA toolkit"))
     # Its paths are absolute, since the build runs in a work folder.
     order = VllmOrder(
         source=source.path,
@@ -203,7 +203,7 @@ def build_vllm_wheel(
         version=source.version,
         torch=source.needs.torch,
         request=request,
-        toolchain=toolchain,
+        toolchain=tools,
         requirements=requirements and requirements.absolute(),
         jobs=jobs.number,
         without=left_out | idle.keys(),
@@ -225,9 +225,7 @@ def build_vllm_wheel(
     lines += [*built.circumstances, *built.proofs]
     what = f"vllm {order.version}", f"{order.request.target.title}, {facts['archs']}"
     fields = {"proofs": built.proofs, "circumstances": built.circumstances}
-    yield from built_blocks(
-        built, house, began, what, toolchain, lines, reduced=bool(parts), **fields
-    )
+    yield from built_blocks(built, house, began, what, tools, lines, reduced=bool(parts), **fields)
 
 
 def _built_for(device: Target, cpu: str | None) -> str:

@@ -31,9 +31,7 @@ from patchkit.wheel.file.name import ANY, wheel_name
 from patchkit.wheel.wheelhouse.contents import add_wheel, load_manifest
 
 cpu_option = click.option("--cpu", type=click.Choice(MACHINES), help="Default: the target's.")
-house_option = click.option(
-    "--dir", "house", type=PATH, default=Path("wheelhouse"), show_default=True
-)
+house_option = click.option("--dir", "house", type=PATH, default="wheelhouse", show_default=True)
 build_options = with_options(
     cpu_option,
     click.option("--jobs", type=click.IntRange(min=1), metavar="N", help="Compilers at once."),

@@ -134,19 +134,11 @@ def _library_lines(binary: Binary, target: Target) -> Iterator[str]:
     }
     yield from fact_lines(facts)
     reached = [(code, code.reach(target)) for code in codes]
-    rows = [
-        # In parentheses: no device loads code that was not linked.
-        (
-            it.section,
-            it.name,
-            it.compression,
-            f"{it.count:,}",
-            f"{load}" if it.section == LIVE else f"({load})",
-        )
-        for it, load in reached
-    ]
+    # In parentheses: no device loads code that was not linked.
+    texts = (f"{load}" if it.section == LIVE else f"({load})" for it, load in reached)
+    rows = [(it.section, it.name, it.compression, f"{it.count:,}") for it in codes]
     heads = ("section", "arch", "compressed", "count", "loads")
-    yield from table(rows, heads=heads)
+    yield from table([(*row, it) for row, it in zip(rows, texts, strict=True)], heads=heads)
     load = binary.load(target)
     live = (it.name for it, its in reached if it.section == LIVE and its is load)
     names = ", ".join(dict.fromkeys(live))
