@@ -6,7 +6,7 @@ import hashlib
 import io
 import tarfile
 import threading
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache, partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -56,32 +56,6 @@ class Handler(SimpleHTTPRequestHandler):
         """Say nothing."""
 
 
-@dataclass(frozen=True, slots=True)
-class Index:
-    server: ThreadingHTTPServer
-    folder: Path
-    entry: LockEntry
-
-    @property
-    def lock(self) -> dict[str, LockEntry]:
-        return {"1.0": self.entry}
-
-    @property
-    def address(self) -> str:
-        return f"127.0.0.1:{self.server.server_port}"
-
-    def stop(self) -> None:
-        self.server.shutdown()
-        self.server.server_close()
-
-    def offer(self, href: str) -> None:
-        """Make the page of the project offer the sdist at ``href``."""
-        page = self.folder / "simple/demo/index.html"
-        page.parent.mkdir(parents=True, exist_ok=True)
-        link = f'<a href="{href}#sha256={self.entry.sha256}">{NAME}</a>'
-        page.write_text(f"<!DOCTYPE html><html><body>{link}</body></html>")
-
-
 @cache  # gzip writes the time into it
 def sdist() -> bytes:
     buffer = io.BytesIO()
@@ -93,25 +67,37 @@ def sdist() -> bytes:
     return buffer.getvalue()
 
 
+class Index(ThreadingHTTPServer):
+    def __init__(self, folder: Path) -> None:
+        super().__init__(("127.0.0.1", 0), partial(Handler, directory=str(folder)))
+        self.folder, self.address = folder, f"127.0.0.1:{self.server_port}"
+        self.entry = LockEntry("1.0", NAME, hashlib.sha256(sdist()).hexdigest(), len(sdist()))
+        self.lock = {"1.0": self.entry}
+        threading.Thread(target=self.serve_forever, args=(0.01,)).start()
+
+    def stop(self) -> None:
+        self.shutdown()
+        self.server_close()
+
+    def offer(self, href: str) -> None:
+        """Make the page of the project offer the sdist at ``href``."""
+        page = self.folder / "simple/demo/index.html"
+        page.parent.mkdir(parents=True, exist_ok=True)
+        link = f'<a href="{href}#sha256={self.entry.sha256}">{NAME}</a>'
+        page.write_text(f"<!DOCTYPE html><html><body>{link}</body></html>")
+
+
 @pytest.fixture
 def index(tmp_path, monkeypatch):
-    folder = tmp_path / "index"
-    data = sdist()
-    (folder / "files").mkdir(parents=True)
-    (folder / "files" / NAME).write_bytes(data)
-    handler = partial(Handler, directory=str(folder))
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-    thread.start()
-    entry = LockEntry("1.0", NAME, hashlib.sha256(data).hexdigest(), len(data))
-    result = Index(server, folder, entry)
-    result.offer(f"../../files/{NAME}")
-    monkeypatch.setenv("PIP_INDEX_URL", f"http://{result.address}/simple/")
+    (tmp_path / "index/files").mkdir(parents=True)
+    (tmp_path / "index/files" / NAME).write_bytes(sdist())
+    served = Index(tmp_path / "index")
+    served.offer(f"../../files/{NAME}")
+    monkeypatch.setenv("PIP_INDEX_URL", f"http://{served.address}/simple/")
     monkeypatch.setenv("PATCHKIT_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    yield result
-    result.stop()
-    thread.join()
+    yield served
+    served.stop()
 
 
 def cached(tmp_path):
@@ -202,7 +188,7 @@ def test_credentials_are_used_but_never_told(index, project, monkeypatch):
 )
 def test_index_that_cannot_be_reached(index, url, monkeypatch):
     index.stop()
-    monkeypatch.setenv("PIP_INDEX_URL", url.format(dead=index.server.server_port))
+    monkeypatch.setenv("PIP_INDEX_URL", url.format(dead=index.server_port))
     with pytest.raises(StorageError) as caught:
         fetch("demo", "1.0", index.lock)
     assert "s3cret" not in str(caught.value)

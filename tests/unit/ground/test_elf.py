@@ -277,21 +277,13 @@ def test_an_object_is_nothing_that_the_loader_takes(tmp_path):
     assert parse(place.read_bytes()).needed == ()
 
 
+PLACES = st.integers(0, 64 + PROGRAM_COUNT * 56) | st.integers(0, len(GB10) - 1)
+
+
 @settings(max_examples=400, deadline=None)
 @given(
-    st.lists(
-        st.tuples(
-            st.one_of(
-                st.integers(0, 64 + PROGRAM_COUNT * 56),
-                st.integers(ENTRIES, ENTRIES + LENGTH),
-                st.integers(TABLE, len(GB10) - 1),
-                st.integers(0, len(GB10) - 1),
-            ),
-            st.binary(min_size=1, max_size=8),
-        ),
-        max_size=6,
-    ),
-    st.one_of(st.none(), st.integers(0, len(GB10))),
+    st.lists(st.tuples(PLACES, st.binary(min_size=1, max_size=8)), max_size=6),
+    st.none() | st.integers(0, len(GB10)),
 )
 def test_damage_is_an_error_or_a_result_and_nothing_else(tmp_path_factory, changes, end):
     data = bytearray(GB10)
