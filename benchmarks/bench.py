@@ -29,7 +29,7 @@ from rich.console import Console
 from rich.table import Table
 
 from patchkit.source.fetch import fetch
-from patchkit.source.lock import LockEntry
+from patchkit.source.releases import LockEntry
 
 RELEASES = ("0.19.1", "0.33.0")
 PATCHKIT = (sys.executable, "-m", "patchkit")

@@ -26,8 +26,8 @@ from patchkit.patching.fix import Request
 from patchkit.patching.recipe import load_recipe
 from patchkit.source.archive import unpack
 from patchkit.source.fetch import fetch
-from patchkit.source.lock import read_lock
 from patchkit.source.nccl import nccl_tree
+from patchkit.source.releases import read_lock
 from patchkit.target import targets
 from support.debian import keep_nccl
 from support.forking import ReadyPatchkit

@@ -19,7 +19,7 @@ from packaging.requirements import Requirement
 from uv import find_uv_bin
 
 from patchkit.process import run
-from patchkit.source.pip_settings import pip_settings
+from patchkit.source.fetch import pip_settings
 
 FOLDER = Path(__file__).parents[1] / "recipes/vllm/requirements"
 _CPUS = ("aarch64", "x86_64")

@@ -11,7 +11,7 @@ from packaging.version import Version
 from pypi_simple import DistributionPackage, PyPISimple
 
 from patchkit.source.fetch import TIMEOUT, index_client, not_offered
-from patchkit.source.lock import LockEntry, wheel_cpus
+from patchkit.source.releases import LockEntry, wheel_cpus
 
 _LOCK_HEADER = """\
 # The {what} that patchkit knows, with their sizes in bytes.

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from patchkit.errors import StorageError
 from patchkit.source.fetch import index_client
-from patchkit.source.lock import wheel_cpus
+from patchkit.source.releases import wheel_cpus
 
 if TYPE_CHECKING:
     from requests import Session

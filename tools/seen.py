@@ -15,7 +15,7 @@ from patchkit.runtime.rules.flags import load_choices
 from patchkit.runtime.rules.vllm_names import read_flags
 from patchkit.source.archive import unpack
 from patchkit.source.fetch import fetch
-from patchkit.source.lock import read_lock
+from patchkit.source.releases import read_lock
 from patchkit.target import targets
 from tools.model_recipes import read_recipes
 from tools.release_values import read_choices, read_names, read_values

@@ -28,7 +28,7 @@ from patchkit.recipes.vllm.external import External, externals
 from patchkit.records import RECIPES
 from patchkit.runtime.rules.releases import read_table
 from patchkit.source.detect import detect
-from patchkit.source.lock import LockEntry, read_lock, read_wheel_lock
+from patchkit.source.releases import LockEntry, read_lock, read_wheel_lock
 from patchkit.source.tree import SourceTree
 from patchkit.wheel.device.libraries import library_table
 from patchkit.wheel.file.torch import torch_of

@@ -18,8 +18,8 @@ from patchkit.records import RECIPES
 from patchkit.source.archive import Progress, unpack
 from patchkit.source.detect import detect, projects
 from patchkit.source.fetch import fetch
-from patchkit.source.lock import read_lock
 from patchkit.source.nccl import nccl_tree
+from patchkit.source.releases import read_lock
 from patchkit.versions import meant, named_version
 
 _RELEASE = re.compile(r"(?P<project>[A-Za-z0-9._-]+)==(?P<version>[^/]+)")

@@ -6,7 +6,7 @@ import pytest
 
 from patchkit.patching.fix import Request
 from patchkit.patching.recipe import load_recipe
-from patchkit.source.lock import LockEntry
+from patchkit.source.releases import LockEntry
 from patchkit.target import targets
 from patchkit.wheel.build import work
 from patchkit.wheel.vllm import repack_origin as upstream

@@ -21,7 +21,7 @@ from patchkit.process import attempt, run
 from patchkit.quoting import quoted
 from patchkit.records import RECIPES, read_toml
 from patchkit.source.fetch import Progress, cache_dir, fetch
-from patchkit.source.lock import LockEntry
+from patchkit.source.releases import LockEntry
 from patchkit.wheel.file.wheelfile import WheelFile
 
 CROSS = "targets/sbsa-linux"

@@ -20,8 +20,7 @@ from patchkit.durable.names import is_file
 from patchkit.elf import by_version
 from patchkit.errors import HashMismatchError, ProofError, StorageError, UsageError, translated
 from patchkit.quoting import quoted
-from patchkit.source.fetch import CHUNK, opened, transfer
-from patchkit.source.pip_settings import index_session, pip_settings
+from patchkit.source.fetch import CHUNK, index_session, opened, pip_settings, transfer
 from patchkit.target import targets
 from patchkit.versions import ExactPin
 from patchkit.wheel.file.library_rules import library_rules

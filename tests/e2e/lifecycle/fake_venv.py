@@ -19,7 +19,7 @@ from e2e.lifecycle.fake_vllm import VERSION
 from e2e.lifecycle.nodes import HOME, SystemdNode
 from patchkit.patching.recipe import load_recipe
 from patchkit.source.fetch import fetch
-from patchkit.source.lock import read_lock
+from patchkit.source.releases import read_lock
 from patchkit.wheel.vllm.needs import recorded_needs
 from support.wheels import write_wheel
 

@@ -15,8 +15,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from patchkit.patching.recipe import load_recipe
-from patchkit.source.lock import read_lock, read_wheel_lock
-from patchkit.source.releases import load_facts
+from patchkit.source.releases import load_facts, read_lock, read_wheel_lock
 from patchkit.wheel.build.requirements import read_requirements
 from patchkit.wheel.vllm.needs import recorded_needs
 from tools.entries import with_releases, with_span, without

@@ -33,7 +33,7 @@ from patchkit.recipes.vllm.archs import evaluate
 from patchkit.source.archive import unpack
 from patchkit.source.detect import detect
 from patchkit.source.fetch import fetch
-from patchkit.source.lock import LockEntry, read_lock
+from patchkit.source.releases import LockEntry, read_lock
 from patchkit.target import parse_arch, targets
 from tools.markdown import replaced, table
 

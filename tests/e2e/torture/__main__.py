@@ -17,7 +17,7 @@ from e2e.torture.users import users
 from patchkit.patching.recipe import load_recipe
 from patchkit.source.archive import unpack
 from patchkit.source.fetch import fetch
-from patchkit.source.lock import read_lock
+from patchkit.source.releases import read_lock
 
 RELEASE = "0.24.0"
 PAGE = Path(__file__).parents[3] / "docs" / "reliability.md"

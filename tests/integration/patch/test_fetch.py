@@ -18,7 +18,7 @@ from patchkit.errors import HashMismatchError, SourceError, StorageError
 from patchkit.patching.recipe import load_recipe
 from patchkit.source.archive import unpack
 from patchkit.source.fetch import CHUNK, fetch
-from patchkit.source.lock import LockEntry, read_lock, read_wheel_lock
+from patchkit.source.releases import LockEntry, read_lock, read_wheel_lock
 from tools.index_entries import render_lock
 
 NAME = "demo-1.0.tar.gz"

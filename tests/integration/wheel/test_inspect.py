@@ -19,7 +19,7 @@ import pytest
 
 from patchkit.errors import SourceError, StorageError
 from patchkit.source.fetch import fetch
-from patchkit.source.lock import LockEntry
+from patchkit.source.releases import LockEntry
 from patchkit.wheel.device.inspect import LIVE, inspect_file
 
 DATA = Path(__file__).parents[2] / "data"
