@@ -31,7 +31,7 @@ _SAID_BY = {
     "pcie-lanes": "lanes",
     **dict.fromkeys(("ipv4", "no-address", "networks", "peers-end"), "address"),
     **dict.fromkeys(("mtu", "twin-mtu", "equal-mtu"), "mtu"),
-    "addresses": "address-twice",
+    **dict.fromkeys(("addresses", "different-networks"), "address-twice"),
     **dict.fromkeys(("networks-of-its-own", "shared-network", "same-subnet"), "networks"),
 }
 _WRONG = (Level.ERROR, Level.WARNING)
@@ -42,7 +42,17 @@ _LEAST_FREE = 64 << 20  # bytes: what `up` writes, and a few compiled kernels
 
 def cluster_findings(file: ClusterFile, reports: Sequence[NodeReport]) -> list[Finding]:
     """Return all findings: what may be the cause of others comes first, what is well last."""
-    found = list(peer_findings(file, reports))
+    found = []
+    for node in reports:
+        if error := node.silence:
+            found.append(node.find("ssh", what=error.what, why=error.why, hint=error.hint))
+        else:
+            found.append(make_fine("ssh", node.node))
+        found += check_disks(node)
+    found += cable_findings(reports) if len(reports) > 1 else ()
+    found += software_findings(file, reports)
+    found += model_findings(file, reports)
+    found += unit_findings(file, reports)
     wrong = {
         (its.about, node) for its in found if its.level in _WRONG for node in its.where.split(", ")
     }
@@ -58,21 +68,6 @@ def cluster_findings(file: ClusterFile, reports: Sequence[NodeReport]) -> list[F
     found.sort(key=lambda its: (causes.get(its.about, 0.5), its.where, its.about))
     levels = (*_WRONG, *LATER)
     return sorted(found, key=lambda its: max(levels.index(its.level), 1))
-
-
-def peer_findings(file: ClusterFile, nodes: Sequence[NodeReport]) -> Iterator[Finding]:
-    """Yield what is wrong between the nodes, what is well, and what was not looked at."""
-    for node in nodes:
-        if error := node.silence:
-            yield node.find("ssh", what=error.what, why=error.why, hint=error.hint)
-        else:
-            yield make_fine("ssh", node.node)
-        yield from check_disks(node)
-    if len(nodes) > 1:
-        yield from cable_findings(nodes)
-    yield from software_findings(file, nodes)
-    yield from model_findings(file, nodes)
-    yield from unit_findings(file, nodes)
 
 
 @check("disk")

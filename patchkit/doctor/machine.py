@@ -23,7 +23,6 @@ from patchkit.finding import Finding, Level
 from patchkit.quoting import quoted
 from patchkit.records import RECIPES, read_toml
 from patchkit.runtime.host.hardware import target_of
-from patchkit.runtime.host.host import Software
 from patchkit.runtime.rules.releases import within
 from patchkit.units import KIB_PER_GIB
 
@@ -192,16 +191,11 @@ def check_rdma_files(node: NodeReport) -> Outcome:
 # The Python
 
 
-def _known_software(node: NodeReport) -> Software:
+@check("torch-cpu")
+def check_torch(node: NodeReport) -> Outcome:
     software = node.host.software
     if software is None or not (software.vllm and software.torch):
         raise NotCheckedError(_UNNAMED)
-    return software
-
-
-@check("torch-cpu")
-def check_torch(node: NodeReport) -> Outcome:
-    software = _known_software(node)
     own = software.vllm.partition("+")[2]
     built_for = own.removeprefix("cu") if own.startswith("cu") else ""
     has = software.cuda.replace(".", "")
@@ -229,13 +223,13 @@ def check_lost_nccl(node: NodeReport) -> Outcome:
 
 @check("nccl-two")
 def check_nccl(node: NodeReport) -> Outcome:
-    software, contents = _known_software(node), node.part("contents")
+    contents = node.part("contents")
     own, other = contents.nccl, contents.torch_nccl
     if not own.sha256 or not other.sha256:
         raise NotCheckedError("it is not known which libnccl torch and vLLM load")
     if own.sha256 == other.sha256:
         return {"version": own.version}
-    python = quoted(software.python)
+    python = quoted(f"{node.part('facts').venv}/bin/python")
     return node.find("nccl-two", vllm=own.version, torch=other.version, python=python)
 
 
