@@ -248,7 +248,7 @@ class _NodePlan:
 
     def fields(self) -> dict[str, Any]:
         lines = [{"action": line.action, **record_fields(line)} for line in self.plan.lines]
-        own = record_fields(self.plan, "lines", "spare")
+        own = record_fields(self.plan, "lines")
         verdict = {"verdict": self.verdict, "changes": len(self.plan.changes)}
         return {**verdict, **own, "lines": lines, "notes": self.notes, "yaml": self.text}
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import pwd
 import re
 import shutil
 from collections.abc import Callable, Mapping
@@ -217,17 +216,9 @@ def _running_guards() -> tuple[str, ...]:
 
 def _describe_user(pid: int, mib: int | None) -> GpuUser:
     """Describe a process; one of another namespace has no name here."""
-    place = Path("/proc", str(pid))
-    try:
-        name = (place / "comm").read_text(encoding="utf-8", errors="replace").strip()
-        owner = place.stat().st_uid
-    except OSError:
-        return GpuUser(pid=pid, mib=mib)
-    try:
-        user = pwd.getpwuid(owner).pw_name
-    except KeyError:
-        user = str(owner)
-    return GpuUser(pid=pid, name=name, user=user, mib=mib)
+    done = attempt("ps", "-o", "user:32=,comm=", "-p", str(pid), timeout=_SECONDS)
+    user, _, name = done.output.strip().partition(" ")
+    return GpuUser(pid=pid, name=name.strip(), user=user, mib=mib)
 
 
 def find_compilers(venv: str, environment: Mapping[str, str]) -> Compilers:

@@ -197,14 +197,10 @@ def _start_group(cluster: Cluster, plan: GroupPlan) -> Begun:
         committed("what ran before is stopped")
         check_stopped(cluster, stop_group(cluster, disable=False))
     committed("the files of this start are on the nodes")
-    since = _begin_group(cluster, plan.files)
+    cluster.put_files(plan.files)
+    since = cluster.head.call(str, unit_state.begin_group, name=cluster.file.name)
     committed(f"{plan.units.model.name} is started, and goes on loading")
     return Begun(plan=plan, since=since)
-
-
-def _begin_group(cluster: Cluster, files: Sequence[dict[str, str]]) -> str:
-    cluster.put_files(files)
-    return cluster.head.call(str, unit_state.begin_group, name=cluster.file.name)
 
 
 def switch_model(cluster: Cluster, model: str, watcher: StartWatcher) -> None:
@@ -246,7 +242,8 @@ def _go_back(cluster: Cluster, former: str, files: Sequence[dict[str, str]]) -> 
     try:
         with deferred(), cluster.alone():
             check_stopped(cluster, stop_group(cluster, disable=False))
-            since = _begin_group(cluster, files)
+            cluster.put_files(files)
+            since = cluster.head.call(str, unit_state.begin_group, name=cluster.file.name)
             committed(f"{former} is started again, and goes on loading")
             return since
     except PatchkitError as error:

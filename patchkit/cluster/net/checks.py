@@ -10,7 +10,6 @@ from ipaddress import IPv4Address, IPv4Network
 from patchkit.cluster.agent.links import Way, try_ways
 from patchkit.cluster.agent.node_facts import NodeFacts, look_at_node
 from patchkit.cluster.net.plan import (
-    RING,
     Cages,
     NetPlan,
     NetPlanOptions,
@@ -70,8 +69,6 @@ def plan_remarks(host: Host, plan: NetPlan) -> Iterator[Finding]:
     for line in plan.lines:
         if line.action == "keep" and line.addresses and line.mtu < network_facts()["plan"]["mtu"]:
             yield _small_mtu(line.netdev, line.mtu)
-    for cage, halves in plan.spare.items():
-        yield _spare_cage(cage, halves)
 
 
 def host_checks(host: Host, chosen: Cages) -> Iterator[Finding]:
@@ -81,7 +78,11 @@ def host_checks(host: Host, chosen: Cages) -> Iterator[Finding]:
     yield from _machine_remarks(host, "verify", halves)
     for cage, twins in chosen.items():
         if used and cage not in used:
-            yield _spare_cage(cage, twins)
+            what = "cabled, but without an address; not used: "
+            what += "a second cable to the same node brings nothing"
+            names = ", ".join(netdev.name for netdev in twins)
+            hint = "if it leads to a third node: patchkit net plan --node 1 --nodes 3"
+            yield check_warned(names, f"cage {cage}", what, hint)
             continue
         for netdev in twins:
             others = [twin for twin in twins if twin is not netdev]
@@ -111,16 +112,6 @@ def _machine_remarks(host: Host, verb: str, chosen: Iterable[Netdev]) -> Iterato
             # What is a note to who looks at one node is a warning to who joins two.
             level = Level.WARNING if remark.about == "link-local-twins" else remark.level
             yield replace(remark, where=remark.where or "this node", level=level)
-
-
-def _spare_cage(cage: int | None, halves: Iterable[Netdev]) -> Finding:
-    command = NetPlanOptions(node=1, nodes=RING).command_line()
-    return check_warned(
-        ", ".join(netdev.name for netdev in halves),
-        f"cage {cage}",
-        "cabled, but without an address; not used: a second cable to the same node brings nothing",
-        f"if it leads to a third node: {command}",
-    )
 
 
 def _small_mtu(name: str, mtu: int) -> Finding:

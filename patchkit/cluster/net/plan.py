@@ -1,11 +1,7 @@
-r"""Plan which QSFP interface of a node gets which address: what works is kept. Pure.
+"""Plan which QSFP interface of a node gets which address: what works is kept. Pure.
 
 Two nodes on one cable, or any number on a switch: both twins of the one cabled cage have an
 address, in different networks; node n has the host number 9 + n, as in NVIDIA's playbook.
-
-              192.168.100.0/24  twin A
-    node 1 ══════════════════════════════ node 2
-       .10    192.168.101.0/24  twin B    .11
 
 Three nodes in a ring: every link has two networks of its own, so each node has four addresses.
 Link k leads from port 0 of node k to port 1 of the next one (from node 3 to node 1), and has
@@ -107,13 +103,12 @@ class Line:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetPlan:
-    """The interfaces of one node. ``spare`` are cabled cages that the plan leaves alone."""
+    """The interfaces of one node; a cabled cage that nobody uses is left alone."""
 
     node: int | None
     nodes: int
     topology: str
     lines: tuple[Line, ...]
-    spare: Cages = field(default_factory=dict)
 
     @property
     def written(self) -> tuple[Line, ...]:
@@ -195,9 +190,7 @@ def make_net_plan(host: Host, options: NetPlanOptions, given: Given | None = Non
                 f"--mtu {line.mtu}: {line.netdev} takes {least} to {most}",
                 hint="9000 on every node and on the switch, or 1500",
             )
-    linked = find_cages(host, cabled=True).items()
-    spare = {number: twins for number, twins in linked if chosen.keys().isdisjoint({number, None})}
-    return NetPlan(node=node, nodes=nodes, topology=topology, lines=lines, spare=spare)
+    return NetPlan(node=node, nodes=nodes, topology=topology, lines=lines)
 
 
 @dataclass(frozen=True, slots=True)

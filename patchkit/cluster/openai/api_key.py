@@ -14,7 +14,7 @@ from patchkit.quoting import visible
 from patchkit.reading import read_text
 
 SECRETS = "~/.config/patchkit/secrets.env"
-KEY, OPENAI_KEY = "VLLM_API_KEY", "OPENAI_API_KEY"
+KEY = "VLLM_API_KEY"
 
 
 def find_key(key_file: str) -> tuple[str, str]:
@@ -35,8 +35,8 @@ def find_key(key_file: str) -> tuple[str, str]:
 def key_for(url: str, variable: str = "") -> str:
     """Return the key for a server, "" for none: of the variable, else of where keys usually are.
 
-    What nobody named goes where it belongs alone: the key of `patchkit up` to this machine, and
-    OpenAI's own to this machine or through https. Raises UsageError for a variable without a key.
+    The key of `patchkit up` goes to this machine alone. Raises UsageError for a variable without a
+    key.
     """
     if variable:
         if key := _usable(os.environ.get(variable, "")):
@@ -46,19 +46,12 @@ def key_for(url: str, variable: str = "") -> str:
             why="the variable is not set, or has characters that no header can hold",
             hint="give the name of the variable, not the key, and export it before",
         )
-    here = is_here(url)
-    own = find_key(SECRETS)[0] if here else _usable(os.environ.get(KEY, ""))
-    other = os.environ.get(OPENAI_KEY, "") if here or urlsplit(url).scheme == "https" else ""
-    return own or _usable(other)
+    host = urlsplit(url).hostname or ""
+    here = host == "localhost"
+    with contextlib.suppress(ValueError):
+        here = ip_address(host).is_loopback
+    return find_key(SECRETS)[0] if here else _usable(os.environ.get(KEY, ""))
 
 
 def _usable(key: str) -> str:
     return key if key.isascii() and key.isprintable() else ""
-
-
-def is_here(url: str) -> bool:
-    """Return whether a URL names this machine by its loopback."""
-    host = urlsplit(url).hostname or ""
-    with contextlib.suppress(ValueError):
-        return ip_address(host).is_loopback
-    return host == "localhost"

@@ -39,7 +39,6 @@ class ChatAnswer:
 
     status: int = 0
     content: str = ""
-    reasoning: str = ""
     tool_calls: list[dict[str, str]] = field(default_factory=list)
     finish: str = ""
     first_ms: float | None = None
@@ -87,9 +86,10 @@ class Conversation:
         began, clean = time.monotonic(), self.server.clean
         # No proxy of the environment is asked and no redirection followed: the key goes nowhere.
         http = openai.DefaultHttpxClient(trust_env=False, follow_redirects=False)
-        settings = {"max_retries": 0, "timeout": self.silence, "http_client": http}
+        timeout = openai.Timeout(self.silence, connect=5.0)
+        settings = {"max_retries": 0, "timeout": timeout, "http_client": http}
         url, key = f"{self.server.url.rstrip('/')}/v1", self.server.key or "none"
-        texts: dict[str, list[str]] = {"reasoning": [], "content": []}
+        contents: list[str] = []
         left = _CHARACTERS
         try:
             with (
@@ -108,7 +108,7 @@ class Conversation:
                     if (left := left - len(piece.text)) < 0:
                         answer.trouble = f"more than {_CHARACTERS} characters"
                         break
-                    texts[piece.kind].append(piece.text)
+                    contents += [piece.text] if piece.kind == "content" else []
                     yield StreamPiece(piece.kind, clean(piece.text, _CHARACTERS))
         except openai.APIStatusError as error:
             body = error.body if isinstance(error.body, dict) else {"message": error.body}
@@ -126,8 +126,7 @@ class Conversation:
         finally:
             answer.ms = (time.monotonic() - began) * 1000
             answer.said, answer.trouble = clean(answer.said), clean(answer.trouble)
-            answer.content = clean("".join(texts["content"]), _CHARACTERS)
-            answer.reasoning = clean("".join(texts["reasoning"]), _CHARACTERS)
+            answer.content = clean("".join(contents), _CHARACTERS)
 
     def keep(self, question: str, answer: ChatAnswer) -> None:
         """Add a question and its answer, as far as it came, if it has any content."""

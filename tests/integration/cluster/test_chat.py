@@ -29,8 +29,8 @@ PATCHKIT = (sys.executable, "-m", "patchkit")
 @pytest.fixture
 def alone(environment, tmp_path):
     """What chat is run with: no key and no settings of whoever runs the tests."""
-    keys = ("VLLM_API_KEY", "OPENAI_API_KEY")
-    return {k: v for k, v in environment.items() if k not in keys} | {"HOME": str(tmp_path)}
+    own = {name: value for name, value in environment.items() if name != "VLLM_API_KEY"}
+    return own | {"HOME": str(tmp_path)}
 
 
 @pytest.fixture

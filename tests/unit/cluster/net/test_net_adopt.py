@@ -77,7 +77,6 @@ def test_what_has_to_change(machine, name, options, expected):
     ("name", "options", "expected"),
     [
         ("fresh_both", {"node": 1, "nodes": 3}, ["note this ring: cabling"]),
-        ("second_cable", {}, [f"warning {A1}, {B1}: cage 1"]),
         ("small_mtu", {}, ["note cage 0: one-twin-address", f"note {A0}: MTU"]),
         ("same_subnet", {}, ["warning cage 0: same-subnet"]),
         ("kernel7", {}, ["error this node: kernel-reserve"]),

@@ -5,31 +5,27 @@ import pytest
 from patchkit.cluster.openai.api_key import key_for
 from patchkit.errors import UsageError
 
-HERE, ELSEWHERE, SECURE = "http://127.0.0.1:8000", "http://spark-1:8000", "https://api.example"
+HERE, ELSEWHERE = "http://127.0.0.1:8000", "http://spark-1:8000"
 
 
 @pytest.mark.parametrize(
     ("url", "names", "expected"),
     [
-        (HERE, "file vllm openai", "key-of-file"),
-        (HERE, "vllm openai", "key-of-vllm"),
-        (HERE, "openai", "key-of-openai"),
+        (HERE, "file vllm", "key-of-file"),
+        (HERE, "vllm", "key-of-vllm"),
         ("http://localhost:1", "file", "key-of-file"),
         ("http://[::1]:1", "file", "key-of-file"),
-        (ELSEWHERE, "file vllm openai", "key-of-vllm"),
-        (ELSEWHERE, "file openai", ""),
-        (SECURE, "file openai", "key-of-openai"),
-        ("http://127.0.0.1.example:1", "file openai", ""),
+        (ELSEWHERE, "file vllm", "key-of-vllm"),
+        (ELSEWHERE, "file", ""),
+        ("http://127.0.0.1.example:1", "file", ""),
         (HERE, "", ""),
     ],
 )
 def test_a_key_that_nobody_named(url, names, expected, tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
-    for name in ("vllm", "openai"):
-        if name in names:
-            monkeypatch.setenv(f"{name.upper()}_API_KEY", f"key-of-{name}")
-        else:
-            monkeypatch.delenv(f"{name.upper()}_API_KEY", raising=False)
+    monkeypatch.delenv("VLLM_API_KEY", raising=False)
+    if "vllm" in names:
+        monkeypatch.setenv("VLLM_API_KEY", "key-of-vllm")
     if "file" in names:
         file = tmp_path / ".config/patchkit/secrets.env"
         file.parent.mkdir(parents=True)
