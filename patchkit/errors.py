@@ -29,12 +29,8 @@ class PatchkitError(Exception):
         self.hint = hint
 
     def __str__(self) -> str:
-        parts = [self.what]
-        if self.why:
-            parts.append(f"  why:  {self.why}")
-        if self.hint:
-            parts.append(f"  next: {self.hint}")
-        return "\n".join(parts)
+        why = f"\n  why:  {self.why}" if self.why else ""
+        return f"{self.what}{why}" + (f"\n  next: {self.hint}" if self.hint else "")
 
 
 class UsageError(PatchkitError):

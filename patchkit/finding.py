@@ -72,11 +72,8 @@ class Finding:
 
     def fields(self) -> dict[str, object]:
         """Return it as JSON takes it."""
-        found = asdict(self)
-        del found["kind"]
-        if not self.id:
-            del found["id"]
-        return found
+        kept = (pair for pair in asdict(self).items() if pair[0] != "kind")
+        return {name: value for name, value in kept if name != "id" or value}
 
 
 def finding(kind: type[PatchkitError], where: str, what: str, hint: str, why: str = "") -> Finding:

@@ -16,8 +16,8 @@ from patchkit.process import attempt
 from patchkit.quoting import quoted
 from patchkit.reading import LARGEST_IN_TREE, read_bytes
 from patchkit.records import RECIPES, read_toml
+from patchkit.source.releases import meant
 from patchkit.source.tree import RESTORE, Sandboxed, SourceTree
-from patchkit.versions import meant
 
 # git describe --long: v0.19.1-12-gabc1234, -0- on the tag itself.
 _DESCRIBED = re.compile(r"(?P<tag>.+)-(?P<distance>\d+)-g(?P<commit>[0-9a-f]+)")

@@ -26,8 +26,7 @@ from patchkit.source.archive import unpack
 from patchkit.source.detect import detect, projects
 from patchkit.source.fetch import cache_dir
 from patchkit.source.git import commit_archive, parse_git
-from patchkit.source.releases import Release, ReleaseFacts, load_facts
-from patchkit.versions import meant, named_version
+from patchkit.source.releases import Release, ReleaseFacts, load_facts, meant, named_version
 
 PROJECT = "nccl"
 _RELEASE = re.compile(r"nccl==(?P<version>[^/\s]+)", re.IGNORECASE)

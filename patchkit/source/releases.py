@@ -1,4 +1,4 @@
-"""Releases: where their sources come from, and by what they are known.
+"""Releases: how they are named and pinned, where their sources come from, by what they are known.
 
 A lock is a TOML file of ``[[sdist]]`` or ``[[wheel]]`` tables: which files of a project's releases
 are known, and by which sha256. The facts of releases that have no file on a package index are those
@@ -7,25 +7,71 @@ of ``recipes/PROJECT/recipe.toml``, which describes the fields.
 
 from __future__ import annotations
 
+import difflib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Self
 
 from packaging.specifiers import SpecifierSet
-from packaging.utils import parse_wheel_filename
-from packaging.version import Version
+from packaging.utils import canonicalize_name, parse_wheel_filename
+from packaging.version import InvalidVersion, Version
 
-from patchkit.errors import SourceError
+from patchkit.errors import SourceError, UsageError
 from patchkit.records import RECIPES, Sha256, matching, read_toml
-from patchkit.versions import ExactPin
 
 # The name becomes part of a path in the cache, so it must not be able to leave it.
 _Filename = Annotated[str, matching(r"[A-Za-z0-9][A-Za-z0-9._+!-]*", "the name of a file")]
 # manylinux_2_28_aarch64 (PEP 600), manylinux2014_x86_64, musllinux_1_2_x86_64, linux_x86_64.
 _LINUX = re.compile(r"\w*linux(?:\d+|_\d+_\d+)?_([a-z]\w*)")
+_MISTYPED = re.compile(r"(?P<name>[A-Za-z]*)\s*[-=@: ]*\s*v?(?P<version>\d+\.[\w.+]+)")
+_PIN = re.compile(r"\s*([A-Za-z0-9][A-Za-z0-9._-]*)\s*==\s*([^\s=*;,]+)\s*")
+
+
+class ExactPin(str):
+    """An exact requirement, ``nvidia-nccl-cu13==2.30.7``; the project's name is canonical.
+
+    It is made of its text; ValueError for any other one.
+    """
+
+    __slots__ = ("project", "version")
+    project: str
+    version: Version
+
+    def __new__(cls, text: str) -> Self:
+        if not (match := _PIN.fullmatch(text)):
+            raise ValueError(f"is {text!r}, not PROJECT==VERSION")
+        project, version = canonicalize_name(match[1]), Version(match[2])
+        pin = super().__new__(cls, f"{project}=={version}")
+        pin.project, pin.version = project, version
+        return pin
+
+
+def named_version(text: str, hint: str = "") -> Version:
+    """Return the version that a text names. Raises UsageError for what PEP 440 does not allow."""
+    try:
+        return Version(text)
+    except InvalidVersion:
+        raise UsageError(f"{text!r} is not a version", hint=hint) from None
+
+
+def meant(spec: str, projects: Iterable[str]) -> str:
+    """Return a hint with the releases that ``vllm=0.25.1``, ``vlm==0.25.1`` or ``0.25.1`` may mean.
+
+    It is empty if the text does not look like a release of one of the projects.
+    """
+    match = _MISTYPED.fullmatch(spec)
+    try:
+        Version(match["version"] if match else "")
+    except InvalidVersion:
+        return ""
+    assert match is not None
+    named = match["name"].lower()
+    close = difflib.get_close_matches(named, projects, n=1) if named else projects
+    releases = " or ".join(f"{name}=={match['version']}" for name in close)
+    return f"did you mean {releases}?" if releases else ""
 
 
 @dataclass(frozen=True, slots=True)

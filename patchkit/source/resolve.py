@@ -19,8 +19,7 @@ from patchkit.source.archive import Progress, unpack
 from patchkit.source.detect import detect, projects
 from patchkit.source.fetch import fetch
 from patchkit.source.nccl import nccl_tree
-from patchkit.source.releases import read_lock
-from patchkit.versions import meant, named_version
+from patchkit.source.releases import meant, named_version, read_lock
 
 _RELEASE = re.compile(r"(?P<project>[A-Za-z0-9._-]+)==(?P<version>[^/]+)")
 Report = Callable[[str], Progress]

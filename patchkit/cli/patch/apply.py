@@ -46,8 +46,8 @@ from patchkit.patching.recipe import load_recipe, load_recipes, load_support
 from patchkit.patching.workspace import known_verdicts, open_workspace
 from patchkit.quoting import quoted
 from patchkit.source.detect import detect, state_folder
+from patchkit.source.releases import named_version
 from patchkit.source.resolve import SourceOptions
-from patchkit.versions import named_version
 
 _EPILOG = """\
 \b

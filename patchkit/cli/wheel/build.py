@@ -24,9 +24,9 @@ from patchkit.quoting import quoted
 from patchkit.recipes.vllm.build import by_option, with_targets
 from patchkit.recipes.vllm.leave_out import idle_sources
 from patchkit.source.nccl import nccl_tree
+from patchkit.source.releases import named_version
 from patchkit.source.tree import SourceTree
 from patchkit.target import Target, targets
-from patchkit.versions import named_version
 from patchkit.wheel.build.machine import BuildPlan, jobs_for, namespace_words, network
 from patchkit.wheel.build.nccl import JOB_MEMORY as NCCL_JOB_MEMORY
 from patchkit.wheel.build.nccl import NcclOrder, build_nccl

@@ -30,7 +30,7 @@ from patchkit.errors import UsageError
 from patchkit.finding import worst
 from patchkit.patching.recipe import load_recipe
 from patchkit.quoting import quoted
-from patchkit.versions import ExactPin
+from patchkit.source.releases import ExactPin
 from patchkit.wheel.wheelhouse.contents import load_manifest
 from patchkit.wheel.wheelhouse.fill import fill_wheelhouse, node_of
 from patchkit.wheel.wheelhouse.manifest import REQUIREMENTS, Kind, Override

@@ -15,8 +15,7 @@ from patchkit.quoting import quoted
 from patchkit.reading import require_file
 from patchkit.records import RECIPES
 from patchkit.source.fetch import Progress, fetch
-from patchkit.source.releases import LockEntry, read_wheel_lock
-from patchkit.versions import meant, named_version
+from patchkit.source.releases import LockEntry, meant, named_version, read_wheel_lock
 from patchkit.wheel.file.name import wheel_name
 from patchkit.wheel.file.wheelfile import WheelFile
 

@@ -16,9 +16,9 @@ from patchkit.patching.fix import Request
 from patchkit.patching.recipe import load_recipe
 from patchkit.source.archive import unpack
 from patchkit.source.detect import detect
+from patchkit.source.releases import named_version
 from patchkit.source.resolve import Report, SourceOptions, fetch_release
 from patchkit.source.tree import SourceTree
-from patchkit.versions import named_version
 from patchkit.wheel.build.toolchain import Toolchain
 from patchkit.wheel.build.work import work_path
 from patchkit.wheel.vllm.needs import Needs, read_needs

@@ -21,8 +21,8 @@ from patchkit.elf import by_version
 from patchkit.errors import HashMismatchError, ProofError, StorageError, UsageError, translated
 from patchkit.quoting import quoted
 from patchkit.source.fetch import CHUNK, index_session, opened, pip_settings, transfer
+from patchkit.source.releases import ExactPin
 from patchkit.target import targets
-from patchkit.versions import ExactPin
 from patchkit.wheel.file.library_rules import library_rules
 from patchkit.wheel.file.name import ANY
 from patchkit.wheel.file.torch import Torch, torch_of

@@ -14,8 +14,8 @@ from packaging.version import Version
 from patchkit.digests import digest
 from patchkit.errors import SourceError
 from patchkit.records import RecordError, Sha256, matching, read_json
+from patchkit.source.releases import ExactPin
 from patchkit.target import targets
-from patchkit.versions import ExactPin
 from patchkit.wheel.file.name import ANY, WheelName, wheel_name
 
 USER = "the user"

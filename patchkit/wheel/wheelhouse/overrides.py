@@ -10,8 +10,7 @@ from packaging.version import Version
 
 from patchkit.errors import UsageError
 from patchkit.patching.recipe import load_recipe
-from patchkit.source.releases import load_facts
-from patchkit.versions import ExactPin
+from patchkit.source.releases import ExactPin, load_facts
 from patchkit.wheel.file.library_rules import library_rules
 from patchkit.wheel.wheelhouse.contents import listed_manifest
 from patchkit.wheel.wheelhouse.manifest import USER, Override, check_one_line, write_documents

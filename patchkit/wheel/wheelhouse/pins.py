@@ -11,9 +11,8 @@ from pathlib import Path
 from patchkit.durable.names import is_file
 from patchkit.errors import SourceError, UsageError
 from patchkit.finding import Finding, finding
-from patchkit.source.releases import load_facts
+from patchkit.source.releases import ExactPin, load_facts
 from patchkit.target import Target, targets
-from patchkit.versions import ExactPin
 from patchkit.wheel.device.inspect import Binary, inspect_wheel
 from patchkit.wheel.file.metadata import WheelMetadata, read_metadata
 from patchkit.wheel.file.name import ANY, WheelName

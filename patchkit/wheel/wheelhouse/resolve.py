@@ -25,7 +25,7 @@ from uv import find_uv_bin
 from patchkit.errors import PatchkitError, SourceError, StorageError, UsageError
 from patchkit.process import attempt
 from patchkit.source.fetch import cache_dir, pip_settings
-from patchkit.versions import ExactPin
+from patchkit.source.releases import ExactPin
 from patchkit.wheel.file.name import WheelName, wheel_name
 
 _OPTIONS = (

@@ -9,7 +9,7 @@ import pytest
 from packaging.version import Version
 
 from patchkit.errors import UsageError
-from patchkit.versions import ExactPin
+from patchkit.source.releases import ExactPin
 from patchkit.wheel.file.name import wheel_name
 from patchkit.wheel.wheelhouse.contents import add_wheel, load_manifest
 from patchkit.wheel.wheelhouse.manifest import Kind, ManifestEntry, write_documents
