@@ -38,7 +38,7 @@ _MOST_ENTRIES = 250_000
 
 
 @dataclass(frozen=True, slots=True)
-class Code:
+class DeviceCode:
     """A sort of device code.
 
     ``kind`` is ``sass``, ``ptx``, ``lto`` (code for a linker at run time), or ``kind N`` for one
@@ -61,7 +61,7 @@ class Code:
 
 
 @dataclass(frozen=True, slots=True)
-class CodeEntry(Code):
+class CodeEntry(DeviceCode):
     """One piece of device code.
 
     ``compression`` is ``none``, ``lz4`` or ``zstd``; ``size`` is in bytes as stored, with its

@@ -21,7 +21,7 @@ from patchkit.errors import ProofError, SourceError
 from patchkit.reading import require_file
 from patchkit.records import RECIPES, read_toml
 from patchkit.target import Arch, Load, Target, parse_arch, targets
-from patchkit.wheel.device.fatbin import Code, CodeEntry, read_entries
+from patchkit.wheel.device.fatbin import CodeEntry, DeviceCode, read_entries
 from patchkit.wheel.file.library_rules import library_rules
 from patchkit.wheel.file.wheelfile import WheelFile
 
@@ -29,7 +29,7 @@ LIVE, RELOCATABLE = ".nv_fatbin", "__nv_relfatbin"
 
 
 @dataclass(frozen=True, slots=True)
-class CodeSummary(Code):
+class CodeSummary(DeviceCode):
     """Entries of one sort: ``count`` of them, with ``size`` bytes in all as they are stored."""
 
     compression: str

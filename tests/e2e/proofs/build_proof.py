@@ -32,7 +32,7 @@ from patchkit.wheel.build.cross_torch import install_torch_stand_in
 from patchkit.wheel.build.make import clean_environment
 from patchkit.wheel.build.work import WORK
 from patchkit.wheel.device.compiled import compiled_sources
-from patchkit.wheel.device.fatbin import Code
+from patchkit.wheel.device.fatbin import DeviceCode
 from patchkit.wheel.device.inspect import inspect_file
 from support.small_torch import site
 
@@ -97,7 +97,10 @@ def prove(release: str, folder: Path) -> list[tuple[str, ...]]:
     check_wheel(told)
     check_stand_in(release, root)
     names = (
-        (source.library, " ".join(sorted(Code(*code).name for code in source.codes)) or "none")
+        (
+            source.library,
+            " ".join(sorted(DeviceCode(*code).name for code in source.codes)) or "none",
+        )
         for source in sources
     )
     return [(release, *key, str(count)) for key, count in sorted(Counter(names).items())]

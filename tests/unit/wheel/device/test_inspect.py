@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from patchkit.elf import parse_library
 from patchkit.errors import PatchkitError, ProofError, SourceError
 from patchkit.target import Arch, Load, parse_arch, targets
-from patchkit.wheel.device.fatbin import Code
+from patchkit.wheel.device.fatbin import DeviceCode
 from patchkit.wheel.device.inspect import (
     LIVE,
     RELOCATABLE,
@@ -68,7 +68,7 @@ def test_archs_and_kinds():
     ],
 )
 def test_how_an_entry_reaches_a_gb10(kind, arch, expected):
-    assert Code(kind, parse_arch(arch)).reach(GB10) is expected
+    assert DeviceCode(kind, parse_arch(arch)).reach(GB10) is expected
 
 
 @pytest.mark.parametrize(
