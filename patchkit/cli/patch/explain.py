@@ -8,17 +8,20 @@ from collections.abc import Iterator, Sequence
 import click
 
 from patchkit.cli.complete import explained
-from patchkit.cli.out import style, table
+from patchkit.cli.out import record_fields, shown, style, table
 from patchkit.cli.patch.verdict_view import diff_blocks
 from patchkit.cli.render import Block, Record, rendered
-from patchkit.cli.symptoms import explained_symptoms, symptom_blocks, symptoms_with
+from patchkit.doctor.symptoms.diagnosis import Diagnosis, read_log
+from patchkit.doctor.symptoms.scan import Hit
 from patchkit.doctor.symptoms.symptom import symptoms
 from patchkit.edit.splice import unified_diff
 from patchkit.errors import UsageError
 from patchkit.patching.fix import Fix
 from patchkit.patching.recipe import Claim, load_claims, load_recipes
+from patchkit.runtime.rules.rule import in_words
 
 _SHOWN = 3  # symptoms that are shown whole
+_FEWEST = 5  # characters of a text that is looked for in what symptoms say
 _MISTYPED = 0.8  # how alike two ids are, from 0 to 1, of which one is the other mistyped
 
 
@@ -42,8 +45,8 @@ def explain_command(text: str | None) -> Iterator[Block]:
     entries: list[Fix | Claim] = [*fixes, *claims]
     by_id = {entry.id: entry for entry in entries}
     found = [by_id[name]] if name in by_id else []
-    if not found and (known := explained_symptoms(text)):
-        yield from symptom_blocks(known)
+    if not found and (known := _explained_symptoms(text)):
+        yield from _symptom_blocks(known)
         return
     ids = {known.replace("-", "_"): known for known in (*by_id, *symptoms())}
     near = []
@@ -52,9 +55,9 @@ def explain_command(text: str | None) -> Iterator[Block]:
         low = text.casefold()
         said = [it.says if isinstance(it, Claim) else it.symptom for it in entries]
         found = [it for it, words in zip(entries, said, strict=True) if low in words.casefold()]
-        near = symptoms_with(text)
+        near = _explained_symptoms(text, parts=True)
     if near and not found and len(near) <= _SHOWN:
-        yield from symptom_blocks(near)
+        yield from _symptom_blocks(near)
     elif len(found) == 1 and not near:
         yield from _explanation(found[0])
     elif matches := [*(it.id for it in found), *(diagnosis.symptom.id for diagnosis in near)]:
@@ -111,3 +114,59 @@ def _section(title: str, rows: Sequence[tuple[str, ...]]) -> Iterator[Block]:
     yield style(title, bold=True)
     yield from table(rows, indent="  ")
     yield ""
+
+
+def _explained_symptoms(text: str, *, parts: bool = False) -> list[Diagnosis]:
+    """Return what a text means: the symptom of that id, or those that are in it.
+
+    With ``parts`` those that have it as a part of what they say, or of their titles.
+    """
+    low = " ".join(text.split()).casefold()
+    if parts:
+        said = [("\n".join((*it.says, *it.example, it.title)), it) for it in symptoms().values()]
+        known = [it for texts, it in said if len(low) >= _FEWEST and low in texts.casefold()]
+    elif text in symptoms():
+        known = [symptoms()[text]]
+    else:
+        return list(read_log([text.encode(errors="replace")], whole=False).diagnoses)
+    # Nobody met them: all their causes are open.
+    unmet = Hit(0, "", "", {})
+    return [Diagnosis(symptom=it, hit=unmet, count=0, causes=it.cause) for it in known]
+
+
+def _symptom_blocks(found: Sequence[Diagnosis]) -> Iterator[Block]:
+    """Yield what symptoms mean."""
+    fields = [
+        {
+            **record_fields(diagnosis.symptom, "cause"),
+            "decided": diagnosis.decided,
+            "causes": diagnosis.causes,
+            "values": diagnosis.hit.values,
+        }
+        for diagnosis in found
+    ]
+    yield Record({"symptoms": fields})
+    for number, diagnosis in enumerate(found):
+        symptom = diagnosis.symptom
+        if number:
+            yield ""
+        follows = ", which follows from another error: look before it" if symptom.follows else ""
+        yield style(symptom.id, bold=True) + f"  {diagnosis.filled(symptom.title)}{follows}"
+        for text in symptom.says[:3]:
+            yield style(f"  {text}", dim=True)
+        if len(diagnosis.causes) > 1:
+            yield "One of these, the likeliest first:"
+        for cause in diagnosis.causes:
+            yield shown("")
+            yield style("why   ", bold=True) + diagnosis.filled(cause.cause)
+            if cause.when:
+                yield style(f"      where: {in_words(cause.when)}", dim=True)
+            yield style("cure  ", bold=True) + diagnosis.filled(cause.cure)
+            if cause.command:
+                yield shown("      ") + diagnosis.pasted(cause.command)
+            if cause.costs:
+                yield shown(f"      costs {cause.costs}")
+            if cause.tell and len(diagnosis.causes) > 1:
+                yield shown("      to tell: ") + diagnosis.pasted(cause.tell)
+            sure = "" if symptom.follows else f", confidence {cause.confidence}"
+            yield style(f"      {cause.evidence}{sure}: {cause.source}", dim=True)
