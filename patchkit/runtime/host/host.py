@@ -109,7 +109,6 @@ class Memory:
     total: int
     available: int
     swap_total: int = 0
-    swap_free: int = 0
     cma_total: int | None = None
     cma_free: int | None = None
 

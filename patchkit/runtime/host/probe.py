@@ -106,7 +106,6 @@ def memory(reader: Reader) -> Memory | None:
         # Before Linux 3.14, and in some containers, there is no MemAvailable.
         available=sizes.get("MemAvailable", sizes.get("MemFree", 0)),
         swap_total=sizes.get("SwapTotal", 0),
-        swap_free=sizes.get("SwapFree", 0),
         cma_total=sizes.get("CmaTotal"),
         cma_free=sizes.get("CmaFree"),
     )

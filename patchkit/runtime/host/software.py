@@ -93,14 +93,11 @@ def _package_version(package: str, origin: str | None, facts: InterpreterFacts) 
     if origin is None:
         return ""
     home = Path(origin).parent
-    if beside := find_version([str(home.parent)], package):
-        return beside
-    try:
-        text = (home / _VERSIONS[package]).read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        text = ""
+    place = home / _VERSIONS[package]
+    text = place.read_text(encoding="utf-8", errors="replace") if place.is_file() else ""
     match = _VERSION.search(text)
-    return match["version"] if match else find_version(facts.path, package)
+    beside = find_version([str(home.parent)], package)
+    return beside or (match["version"] if match else find_version(facts.path, package))
 
 
 def _nccl_of_choice(choice: Choice, facts: InterpreterFacts) -> Nccl:
