@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from patchkit.runtime.check.check import find_problems
+from patchkit.runtime.check.content import CheckedText, add_situation
 from patchkit.runtime.check.formats import read_content
-from patchkit.runtime.check.situation import CheckedText, add_situation
 
 
 def check_text(text, where="x.env", *, host=None, mode=None, **asked):

@@ -11,6 +11,7 @@ from patchkit.runtime.check.content import (
     ENV,
     SHELL,
     Assignment,
+    CheckedText,
     build_finding,
     rule_finding,
     shorten,
@@ -22,7 +23,6 @@ from patchkit.runtime.check.servers import (
     check_server_flags,
     check_servers,
 )
-from patchkit.runtime.check.situation import CheckedText
 from patchkit.runtime.envfile.header import MARK, fact_problems, head_facts, is_untouched
 from patchkit.runtime.host.host import Host, Rdma
 from patchkit.runtime.host.networks import twin_state

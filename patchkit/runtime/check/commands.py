@@ -14,9 +14,10 @@ from patchkit.runtime.check.content import (
     FileContent,
     Image,
     Word,
+    find_image,
+    image_table,
     is_literal,
 )
-from patchkit.runtime.check.situation import find_image, image_table
 
 _PIECE = re.compile(
     r"""

@@ -20,12 +20,12 @@ from patchkit.runtime.check.content import (
     UNIT,
     YAML,
     Assignment,
+    CheckedText,
     FileContent,
     Image,
     Word,
     build_finding,
 )
-from patchkit.runtime.check.situation import CheckedText
 
 _ENV_LINE = re.compile(
     r"[ \t]*(?:export[ \t]+)?(?!Environment=)(?P<name>[A-Za-z_]\w*)(?:=(?P<value>.*))?"

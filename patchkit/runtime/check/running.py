@@ -9,8 +9,14 @@ from pathlib import Path
 from patchkit.errors import HostError, UsageError
 from patchkit.process import attempt
 from patchkit.runtime.check.commands import CommandReader, Place
-from patchkit.runtime.check.content import RUNNING, Assignment, FileContent, Image, Word
-from patchkit.runtime.check.situation import CheckedText
+from patchkit.runtime.check.content import (
+    RUNNING,
+    Assignment,
+    CheckedText,
+    FileContent,
+    Image,
+    Word,
+)
 
 _LARGEST = 4 << 20  # bytes of an environment or a command line
 

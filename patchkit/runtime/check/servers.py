@@ -10,12 +10,12 @@ from patchkit.finding import Finding, Level
 from patchkit.runtime.check.content import (
     RUNNING,
     Assignment,
+    CheckedText,
     CommandLine,
     GivenFlag,
     build_finding,
     shorten,
 )
-from patchkit.runtime.check.situation import CheckedText
 from patchkit.runtime.rules.flags import FLAGS, flags, has_flag, load_choices, load_flag_rules
 from patchkit.runtime.rules.releases import read_table
 from patchkit.runtime.rules.rule import holding
