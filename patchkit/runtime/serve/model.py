@@ -16,13 +16,7 @@ from patchkit.runtime.host.hardware import target_of
 from patchkit.runtime.host.host import Host
 from patchkit.runtime.node.decision import Node
 from patchkit.runtime.rules.flags import MemoryBudget
-from patchkit.runtime.rules.presets import (
-    Preset,
-    find,
-    model_recipes,
-    named_preset,
-    presets_meant,
-)
+from patchkit.runtime.rules.presets import Preset, find, model_recipes, named_preset, presets_meant
 from patchkit.target import targets
 from patchkit.units import BYTES_PER_GIB, KIB_PER_GIB, MIB_PER_GIB
 

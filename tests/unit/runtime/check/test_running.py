@@ -84,10 +84,7 @@ INSPECTED = {
 @pytest.mark.parametrize(
     ("answer", "expected"),
     [
-        (
-            json.dumps([INSPECTED]),
-            FOUND | {"variable-of-other-release"},
-        ),
+        (json.dumps([INSPECTED]), FOUND | {"variable-of-other-release"}),
         ("[]", None),
         ("no JSON", None),
     ],

@@ -231,8 +231,7 @@ def test_how_the_first_gpu_is(tmp_path, monkeypatch):
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
     assert gpu_state() == GpuState(
-        *(36, 78.28, None, 345, 1980, 0, 4),
-        processes=(GpuProcess(812), GpuProcess(977, 1024)),
+        *(36, 78.28, None, 345, 1980, 0, 4), processes=(GpuProcess(812), GpuProcess(977, 1024))
     )
     program.write_text("#!/bin/sh\necho 'Driver/library version mismatch'\nexit 18\n")
     with pytest.raises(ToolUnavailable, match="mismatch"):

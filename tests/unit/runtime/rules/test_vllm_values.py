@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from patchkit.runtime.rules.variable_values import (
-    Takes,
-    vllm_values,
-)
+from patchkit.runtime.rules.variable_values import Takes, vllm_values
 
 
 @pytest.mark.parametrize(

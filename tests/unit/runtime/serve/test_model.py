@@ -35,12 +35,7 @@ def test_a_slip_gives_a_pipeline_nothing_to_run(cli):
 
 
 @pytest.mark.parametrize(
-    "model",
-    [
-        "some/model",
-        "Qwen/Qwen3.5-27B-FP8",
-        "/models/gtp-oss-120b-of-mine",
-    ],
+    "model", ["some/model", "Qwen/Qwen3.5-27B-FP8", "/models/gtp-oss-120b-of-mine"]
 )
 def test_another_model_is_none_of_the_presets(model):
     assert preset_of(model, None, {}) is None
