@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 
 from patchkit.finding import Finding, Level
+from patchkit.runtime.check import servers
 from patchkit.runtime.check.content import (
     DOCKERFILE,
     ENV,
@@ -17,15 +18,10 @@ from patchkit.runtime.check.content import (
     shorten,
 )
 from patchkit.runtime.check.formats import is_env_file
-from patchkit.runtime.check.servers import (
-    check_defaults,
-    check_secrets,
-    check_server_flags,
-    check_servers,
-)
 from patchkit.runtime.envfile.header import MARK, fact_problems, head_facts, is_untouched
 from patchkit.runtime.host.host import Host, Rdma
 from patchkit.runtime.host.networks import twin_state
+from patchkit.runtime.rules import variables
 from patchkit.runtime.rules.flags import flags
 from patchkit.runtime.rules.rule import holding, holds
 from patchkit.runtime.rules.secret_texts import is_secret, runs_code
@@ -38,14 +34,6 @@ from patchkit.runtime.rules.variable_values import (
     read_number,
     value_tables,
     vllm_values,
-)
-from patchkit.runtime.rules.variables import (
-    is_current,
-    lifetime,
-    nccl_variables,
-    other_variables,
-    owned_names,
-    vllm_variables,
 )
 
 _READERS = {"NCCL_": "NCCL", "VLLM_": "vLLM"}  # both have five characters
@@ -84,8 +72,13 @@ def find_problems(checked: CheckedText) -> tuple[Finding, ...]:
     """Return what is wrong, in the order of the lines, without what a comment silences."""
     checks = (
         *(_check_header, check_names, check_values, check_host, check_placeholders),
-        *(check_secrets, check_defaults, check_contradictions, check_servers),
-        *(_check_line_syntax, check_server_flags, _check_advice),
+        *(
+            servers.check_secrets,
+            servers.check_defaults,
+            check_contradictions,
+            servers.check_servers,
+        ),
+        *(_check_line_syntax, servers.check_server_flags, _check_advice),
     )
     findings = [*checked.content.problems]
     for check in checks:
@@ -169,8 +162,8 @@ def check_names(checked: CheckedText) -> Iterator[Finding]:
     ):
         avoids.setdefault(name, []).append(avoid)
     known = {
-        "vLLM": vllm_variables(situation.get("vllm", ""), checked.home),
-        "NCCL": nccl_variables(situation.get("nccl", "")),
+        "vLLM": variables.vllm_variables(situation.get("vllm", ""), checked.home),
+        "NCCL": variables.nccl_variables(situation.get("nccl", "")),
     }
     slips = {reader: Slips(names) for reader, names in known.items()}
     # The names that a file uses, other than to hand them on under the same name.
@@ -181,7 +174,7 @@ def check_names(checked: CheckedText) -> Iterator[Finding]:
             continue  # to all who read these, an empty variable is one that is not set
         reader = _READERS.get(name[:5], "")
         # A name of no project that the file itself uses is its own, whoever else had one like it.
-        own = name in used and not reader and name not in other_variables()
+        own = name in used and not reader and name not in variables.other_variables()
         rules = () if own or not assignment.is_known else avoids.get(name, ())
         advised = [rule for rule in rules if rule.matches(value) and holds(rule.when, situation)]
         for rule in advised:
@@ -205,8 +198,8 @@ def _find_unread(
     reader = _READERS[name[:5]]
     version = situation.get(reader.lower(), "")
     words = {"reader": reader, "version": version, "source": _SOURCES[reader]}
-    if life := lifetime(name):
-        if version or not is_current(life):
+    if life := variables.lifetime(name):
+        if version or not variables.is_current(life):
             key = "variable-of-other-release" if version else "variable-gone"
             gone = (row["instead"] for row in value_tables()["gone"] if name in row["names"])
             words |= {"hint": next(gone, "leave it out"), "first": life.first, "last": life.last}
@@ -214,13 +207,13 @@ def _find_unread(
         return
     upstream = checked.runs_upstream(assignment.block)
     flag, close = f"--{name[5:].lower().replace('_', '-')}", slips(name)
-    other = lifetime(close)
+    other = variables.lifetime(close)
     is_word = other is not None and other.default.isdecimal() and read_number(value) is None
     problems = find_value_problems(close, value, situation.get("role", ""))
     # The value has to fit the name that was meant, as far as it is known.
     if close and not (assignment.is_known and (is_word or any(problems))):
         hint = f"did you mean {close}?"
-    elif owned_names().match(name) or is_used:
+    elif variables.owned_names().match(name) or is_used:
         return
     elif flag in flags(situation.get("vllm", "")) and (upstream or checked.content.commands):
         hint = f"use the flag {flag}"

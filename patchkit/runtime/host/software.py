@@ -12,17 +12,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from patchkit.runtime.host.host import Nccl, Software
+from patchkit.runtime.python import startup
 from patchkit.runtime.python.distributions import find_version, owners
 from patchkit.runtime.python.libnccl import nccl_version
-from patchkit.runtime.python.startup import (
-    STEM,
-    Choice,
-    InterpreterFacts,
-    ask_interpreter,
-    start_process,
-    torch_choice,
-    vllm_choice,
-)
 
 # The file of a package that says its version, and the first line of it that does.
 _VERSIONS = {"vllm": "_version.py", "torch": "version.py"}
@@ -33,13 +25,13 @@ _OLDEST_CUDA = 13  # of which ptxas knows sm_121a and sm_110a
 def software(python: str | None, environment: Mapping[str, str]) -> Software:
     """Return what a Python has installed, None: that of ``find_python``. Raises HostError."""
     python = python or find_python(environment)
-    facts = ask_interpreter(python, environment)
+    facts = startup.ask_interpreter(python, environment)
     torch = vllm = None
     if facts.torch:
-        process = start_process(facts, environment)
+        process = startup.start_process(facts, environment)
         # In this order: torch_choice maps what torch loads.
-        torch = _nccl_of_choice(torch_choice(process), facts)
-        vllm = _nccl_of_choice(vllm_choice(process), facts) if facts.vllm else None
+        torch = _nccl_of_choice(startup.torch_choice(process), facts)
+        vllm = _nccl_of_choice(startup.vllm_choice(process), facts) if facts.vllm else None
     return Software(
         python=python,
         vllm=_package_version("vllm", facts.vllm, facts),
@@ -84,7 +76,7 @@ def find_ptxas(root: Path, environment: Mapping[str, str]) -> str:
     return ""
 
 
-def _package_version(package: str, origin: str | None, facts: InterpreterFacts) -> str:
+def _package_version(package: str, origin: str | None, facts: startup.InterpreterFacts) -> str:
     """Return the version of the package that an import would find at ``origin``.
 
     The distribution of its name beside it says it; else the package itself, as where sources are
@@ -100,12 +92,12 @@ def _package_version(package: str, origin: str | None, facts: InterpreterFacts) 
     return beside or (match["version"] if match else find_version(facts.path, package))
 
 
-def _nccl_of_choice(choice: Choice, facts: InterpreterFacts) -> Nccl:
+def _nccl_of_choice(choice: startup.Choice, facts: startup.InterpreterFacts) -> Nccl:
     """Return a choice with its version: the file's, else its package's, which may be another."""
     version = ""
     if choice.path:
         place = os.path.realpath(choice.path)
         version = nccl_version(Path(place))
-        if not version and (known := owners(facts.path, STEM).get(place)):
+        if not version and (known := owners(facts.path, startup.STEM).get(place)):
             version = known[0].version
     return Nccl(path=choice.path or "", version=version, why=choice.why)

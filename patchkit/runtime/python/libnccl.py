@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from patchkit.errors import HostError
+from patchkit.runtime.python import startup
 from patchkit.runtime.python.distributions import (
     Owner,
     distributions,
@@ -22,17 +23,6 @@ from patchkit.runtime.python.distributions import (
     headers,
     lost_files,
     owners,
-)
-from patchkit.runtime.python.startup import (
-    SONAME,
-    STEM,
-    Choice,
-    InterpreterFacts,
-    Process,
-    ask_interpreter,
-    start_process,
-    torch_choice,
-    vllm_choice,
 )
 from patchkit.runtime.rules.releases import release
 
@@ -67,8 +57,8 @@ class Answer:
     python: str
     torch_version: str
     vllm_version: str
-    torch: Choice
-    vllm: Choice
+    torch: startup.Choice
+    vllm: startup.Choice
     copies: tuple[NcclCopy, ...]
     warnings: tuple[str, ...]
     pin: str = ""
@@ -76,15 +66,15 @@ class Answer:
 
 def loaded(python: str, environment: Mapping[str, str]) -> Answer:
     """Return what torch and vLLM would load under these variables. Raises HostError."""
-    facts = ask_interpreter(python, environment)
+    facts = startup.ask_interpreter(python, environment)
     if facts.torch is None:
         raise HostError(
             f"{python}: has no torch",
             hint="name the Python that has it with --python, for example venv/bin/python",
         )
-    process = start_process(facts, environment)
+    process = startup.start_process(facts, environment)
     # In this order: vLLM finds what torch has mapped already.
-    torch, vllm = torch_choice(process), vllm_choice(process)
+    torch, vllm = startup.torch_choice(process), startup.vllm_choice(process)
     copies = tuple(_nccl_copies(process, facts))
     torch_homes = distributions(facts.path).get("torch", ())[:1]
     requires = (text for home in torch_homes for text in headers(home, "Requires-Dist"))
@@ -99,7 +89,7 @@ def loaded(python: str, environment: Mapping[str, str]) -> Answer:
         pin=next(pins, ""),
         warnings=(),
     )
-    gone = (f"{file}, is gone" for file in lost_files(facts.path, STEM))
+    gone = (f"{file}, is gone" for file in lost_files(facts.path, startup.STEM))
     return replace(answer, warnings=(*_find_warnings(answer), *gone))
 
 
@@ -117,18 +107,20 @@ def nccl_version(place: Path) -> str:
     return ""
 
 
-def _nccl_copies(process: Process, facts: InterpreterFacts) -> Iterator[NcclCopy]:
+def _nccl_copies(process: startup.Process, facts: startup.InterpreterFacts) -> Iterator[NcclCopy]:
     """Yield every file once, whether it is taken or not, and whatever names it has."""
-    candidates = [(f"{folder}/{SONAME}", "LD_LIBRARY_PATH") for folder in process.library_path()]
-    places = (sorted(Path(entry).glob(f"nvidia/nccl/lib/{STEM}*")) for entry in facts.path)
+    candidates = [
+        (f"{folder}/{startup.SONAME}", "LD_LIBRARY_PATH") for folder in process.library_path()
+    ]
+    places = (sorted(Path(entry).glob(f"nvidia/nccl/lib/{startup.STEM}*")) for entry in facts.path)
     candidates += [(str(place), "on sys.path") for found in places for place in found]
-    candidates += [(str(facts.torch_home / "lib" / SONAME), "beside torch's libraries")]
+    candidates += [(str(facts.torch_home / "lib" / startup.SONAME), "beside torch's libraries")]
     # A copy that is mapped is named by the path by which it came in.
     copies = {os.path.realpath(each.path): (each.path, each.why, True) for each in process.mapped}
     for path, found in candidates:
         if Path(path).is_file():
             copies.setdefault(os.path.realpath(path), (path, found, False))
-    known = owners(facts.path, STEM)
+    known = owners(facts.path, startup.STEM)
     for real, (path, found, mapped) in copies.items():
         try:
             with Path(real).open("rb") as file:
