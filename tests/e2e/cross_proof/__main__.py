@@ -70,10 +70,8 @@ def main() -> int:
 
 def obstacle() -> str:
     """Return why nothing can be proved here; empty if nothing is in the way."""
-    if found := arm64.obstacle():
+    if found := arm64.obstacle(CXX):
         return found
-    if not shutil.which(CXX):
-        return f"{CXX} is not installed: sudo apt install g++-aarch64-linux-gnu"
     free = shutil.disk_usage(BESIDE).free / 1e9
     return f"{BESIDE} has {free:.1f} GB of {GIGABYTES} free" if free < GIGABYTES else ""
 

@@ -38,12 +38,10 @@ _OWN_USERS = ("unshare", "--user", "sh", "-c", 'echo ready; read -r _; exec "$@"
 _EVERYBODY = "0 0 4294967295\n"
 
 
-def obstacle() -> str:
+def obstacle(*programs: str) -> str:
     """Return why no file system for aarch64 can be used here; empty if nothing is in the way."""
-    if found := fresh.obstacle():
+    if found := fresh.obstacle(*programs, *([QEMU] if _needs_own_users() else [])):
         return found
-    if _needs_own_users() and not shutil.which(QEMU):
-        return f"{QEMU} is not installed: sudo apt install qemu-user-static"
     done = in_namespaces("true", patience=60)
     if done.returncode and _needs_own_users():
         return (

@@ -18,12 +18,15 @@ from pathlib import Path
 
 INIT = Path(__file__).with_name("node_init.sh")
 SPACES = ("--net", "--mount", "--uts", "--ipc", "--pid")
-TOOLS = {
+TOOLS = ("ip", "unshare", "nsenter", "setpriv")
+PACKAGES = {
+    **dict.fromkeys(TOOLS, "util-linux"),
     "ip": "iproute2",
-    "unshare": "util-linux",
-    "nsenter": "util-linux",
-    "setpriv": "util-linux",
-}
+    "systemd-nspawn": "systemd-container",
+    "ssh-keygen": "openssh-client",
+    "qemu-aarch64-static": "qemu-user-static",
+    "aarch64-linux-gnu-g++": "g++-aarch64-linux-gnu",
+}  # else as the program
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 START_SECONDS = 20
 HOME = "/tmp/home"  # node_init.sh makes it
@@ -137,12 +140,13 @@ class Nodes:
             holder.communicate()
 
 
-def obstacle() -> str:
-    """Why no node can be made here; empty if nothing is in the way."""
+def obstacle(*programs: str) -> str:
+    """Why no node with these programs can be made here; empty if nothing is in the way."""
     if os.geteuid():
         return "namespaces with interfaces and mounts of their own need root"
-    if missing := [tool for tool in TOOLS if shutil.which(tool) is None]:
-        return f"{missing[0]} is missing; it comes with {TOOLS[missing[0]]}"
+    for program in (*TOOLS, *programs):
+        if shutil.which(program) is None:
+            return f"{program} is not installed: sudo apt install {PACKAGES.get(program, program)}"
     trial = ["unshare", *SPACES, "--fork", "sh", "-c", "mount -t tmpfs tmpfs /mnt && ip link show"]
     done = subprocess.run(trial, capture_output=True, text=True, timeout=START_SECONDS)
     return f"namespaces are not allowed here: {done.stderr.strip()}" if done.returncode else ""

@@ -24,12 +24,6 @@ PACKAGES = (
     *("iproute2", "iputils-ping", "python3", "python3-venv", "libnuma1", "libgomp1"),
 )
 USER, UID = "spark", 1000
-TOOLS = {
-    "mmdebstrap": "mmdebstrap",
-    "systemd-nspawn": "systemd-container",
-    "ssh-keygen": "openssh-client",
-    "rsync": "rsync",
-}
 # Run in the new file system. Host keys and the machine's id are each node's own.
 FURNISH = f"""\
 set -eu
@@ -47,10 +41,8 @@ systemctl --quiet mask systemd-resolved e2scrub_reap fstrim.timer
 
 def obstacle() -> str:
     """Return why no such nodes can be made here; empty if nothing is in the way."""
-    if found := nodes.obstacle() or fresh.obstacle():
+    if found := fresh.obstacle("systemd-nspawn", "ssh-keygen", "rsync"):
         return found
-    if missing := [tool for tool in TOOLS if shutil.which(tool) is None]:
-        return f"{missing[0]} is missing; it comes with {TOOLS[missing[0]]}"
     if not os.access("/sys/fs/cgroup", os.W_OK):
         return "/sys/fs/cgroup is not writable: nodes need control groups of their own"
     return ""

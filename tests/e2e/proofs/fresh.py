@@ -23,6 +23,7 @@ import tempfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from e2e.emulation import nodes
 from e2e.proofs import readme
 
 ROOT = Path(__file__).parents[3]
@@ -41,18 +42,10 @@ PLAIN = {"HOME": "/root", "LANG": "C.UTF-8", "PATH": "/usr/local/bin:/usr/sbin:/
 SPACES = ("unshare", "--mount", "--pid", "--fork", "--kill-child")
 
 
-def obstacle() -> str:
+def obstacle(*programs: str) -> str:
     """Return why no fresh machine can be made here; empty if nothing is in the way."""
-    if os.geteuid():
-        return "a file system of its own needs root"
-    for program, package in (("mmdebstrap", "mmdebstrap"), ("unshare", "util-linux")):
-        if not shutil.which(program):
-            return f"{program} is not installed: sudo apt install {package}"
-    if not _sources():
-        return "apt has no sources of Debian or Ubuntu"
-    trial = [*SPACES, "mount", "-t", "proc", "proc", "/proc"]
-    done = subprocess.run(trial, capture_output=True, text=True, check=False)
-    return f"namespaces are not allowed here: {done.stderr.strip()}" if done.returncode else ""
+    without_sources = "" if _sources() else "apt has no sources of Debian or Ubuntu"
+    return nodes.obstacle("mmdebstrap", *programs) or without_sources
 
 
 def unpack(
