@@ -140,6 +140,16 @@ class Nodes:
             holder.communicate()
 
 
+def grandchild(pid: int) -> int:
+    """Return the first child of a process's first child, seen from here; 0 if there is none yet."""
+    for _ in range(2):
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        pid = int(children[0]) if children else 0
+        if not pid:
+            break
+    return pid
+
+
 def obstacle(*programs: str) -> str:
     """Why no node with these programs can be made here; empty if nothing is in the way."""
     if os.geteuid():

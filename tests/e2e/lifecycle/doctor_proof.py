@@ -31,7 +31,7 @@ from e2e.lifecycle.cluster import (
     insist,
 )
 from e2e.lifecycle.nodes import HOME
-from e2e.lifecycle.rootfs import UID, USER
+from e2e.lifecycle.rootfs import USER
 
 # As on a new Spark: the user is root without a password.
 SUDO = f"umask 337; echo '{USER} ALL=(ALL) NOPASSWD: ALL' > /etc/sudoers.d/spark"
@@ -44,23 +44,6 @@ PAGE = PageTable(
 HEAD, WORKER = "spark1", "spark2"
 ENV = f"{HOME}/.config/patchkit/vllm/node.env"
 FIRST, SECOND = wires.halves(2)
-# A device as sysfs shows one: /sys/class is covered by a copy of its links with one folder more.
-RDMA = f"""\
-set -eu
-mkdir -p /run/class
-mount --rbind /sys/class /run/class && mount --make-rprivate /run/class
-mount -t tmpfs tmpfs /sys/class
-for each in /run/class/*; do
-  mkdir "/sys/class/${{each##*/}}" && mount --rbind "$each" "/sys/class/${{each##*/}}"
-done
-port=/sys/class/infiniband/rocep1s0f1/ports/1
-mkdir -p "$port" "$port/../../device/net/{FIRST}"
-echo '4: ACTIVE' > "$port/state"
-echo Ethernet > "$port/link_layer"
-mkdir -p /dev/infiniband && touch /dev/infiniband/uverbs0 && chmod 666 /dev/infiniband/uverbs0
-"""
-
-
 Claims = dict[tuple[str, str], dict[str, Any]]
 """Claims of doctor: what is wrong, by check and node."""
 
@@ -162,16 +145,6 @@ def _empty(cluster: EmulatedCluster, command: str) -> None:
     cluster.worker.unfill()
 
 
-def _raise_limit(cluster: EmulatedCluster, command: str) -> None:
-    """Run the command and boot; the limit itself cannot be raised where these nodes are made."""
-    paste(cluster, command)
-    cluster.worker.shut_down()
-    cluster.worker.boot()
-    own = ("systemctl", "show", f"user@{UID}.service", "--property=LimitMEMLOCK", "--value")
-    limit = cluster.worker.root(*own).output.strip()
-    insist(limit == "infinity", f"user@{UID}.service has a limit of {limit}")
-
-
 def paste(cluster: EmulatedCluster, command: str) -> str:
     """Run a printed command on the laptop as it stands; return what it prints."""
     script = f'patchkit() {{ "{sys.executable}" -m patchkit "$@"; }}\n{command}'
@@ -224,14 +197,6 @@ FAULTS = (
         make=lambda cluster: cluster.worker.fill(),
         cured=_empty,
         by="a hand, with what the printed command shows",
-    ),
-    Fault(
-        "memlock",
-        "RDMA devices, and a limit of 8 MiB of locked memory",
-        root=RDMA,
-        cured=_raise_limit,
-        by="the printed command and a boot: the unit's limit is infinity, which is all that "
-        "can be tried where nobody may raise one",
     ),
     Fault(
         "model",

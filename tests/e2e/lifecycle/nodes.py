@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from e2e.emulation import wires
-from e2e.emulation.nodes import SPACES, SYSTEM_PATH, Node, NodeError
+from e2e.emulation.nodes import SPACES, SYSTEM_PATH, Node, NodeError, grandchild
 from e2e.lifecycle.rootfs import UID, USER
 from patchkit.follow import Completed
 from patchkit.process import attempt
@@ -59,9 +59,7 @@ class SystemdNode:
         self, root: Path, home: str, files: Mapping[str, str], ssh: Mapping[str, str]
     ) -> None:
         """Make its disk, with these files of its own, and the user's ``ssh`` folder."""
-        enter = ("nsenter", f"--target={self.switch.pid}", *SPACES)
-        if (made := attempt(*enter, "sh", "-c", DISK, "sh", root, self.disk, home)).trouble:
-            raise NodeError(f"{self.name}: {made.trouble}")
+        self.switch.run("sh", "-c", DISK, "sh", str(root), self.disk, home, log="made")
         own = {"/etc/hostname": f"{self.name}\n", "/etc/machine-id": f"{uuid.uuid4().hex}\n"}
         top = self.switch.file(f"{self.disk}/root")
         for path, text in {**own, **wires.network_files(self.number), **files}.items():
@@ -171,13 +169,9 @@ class SystemdNode:
     def _find_init(self) -> bool:
         """Look for the process of nspawn's that is process 1 of its namespace."""
         assert self.nspawn is not None
-        found = self.nspawn.pid
-        for _ in range(2):  # nsenter's child is nspawn, whose child it is
-            children = Path(f"/proc/{found}/task/{found}/children").read_text().split()
-            if not children:
-                return False
-            found = int(children[0])
-        self.init = found if Path(f"/proc/{found}/comm").read_text() == "systemd\n" else 0
+        found = grandchild(self.nspawn.pid)  # nsenter's child is nspawn, whose child it is
+        if found and Path(f"/proc/{found}/comm").read_text() == "systemd\n":
+            self.init = found
         return bool(self.init)
 
     def _ended(self) -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from e2e.emulation import wires
-from e2e.emulation.nodes import HOME, Node, NodeError, Nodes
+from e2e.emulation.nodes import HOME, Node, NodeError, Nodes, grandchild
 from e2e.lifecycle.nodes import SystemdNode, put_ssh
 from e2e.lifecycle.rootfs import USER
 from patchkit.follow import Completed
@@ -64,12 +64,8 @@ class Laptop:
 
     def kill(self, started: subprocess.Popen[bytes], number: int = signal.SIGKILL) -> None:
         """Kill what was started: that process alone, not what it has started itself."""
-        found = started.pid
-        for _ in range(2):  # nsenter's child is timeout, whose child it is
-            children = Path(f"/proc/{found}/task/{found}/children").read_text().split()
-            if not children:
-                raise NodeError(f"{started.args!r} has ended, or has not begun")
-            found = int(children[0])
+        if not (found := grandchild(started.pid)):  # of nsenter, whose child is timeout
+            raise NodeError(f"{started.args!r} has ended, or has not begun")
         os.kill(found, number)
 
 
