@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import re
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -21,7 +20,6 @@ from support.vllm_wheels import vllm_wheel
 from support.wheels import write_wheel
 
 WIDTH = 60
-LIBRARY = Path(__file__).parents[2] / "data" / "libraries" / "gb10.so"
 
 
 @pytest.fixture(scope="module")
@@ -32,20 +30,17 @@ def files(tmp_path_factory):
     house.mkdir()
     tag = "cp38-abi3-manylinux_2_35_aarch64"
     made = write_wheel(house, "0.25.1+cu130.gb10.446d7c1799", project="vllm", tag=tag)
-    rows = [_manifest_row(made, "built", {"made": "repack", "target": "gb10"})]
-    for number in range(12):
-        wheel = write_wheel(house, f"1.{number}", project=f"dependency-{number}")
-        rows.append(_manifest_row(wheel, "dependency", {}))
+    others = [write_wheel(house, f"1.{it}", project=f"dependency-{it}") for it in range(12)]
+    rows = []
+    for wheel in (made, *others):
+        known = {"filename": wheel.name, "sha256": sha256_of(wheel), "size": wheel.stat().st_size}
+        facts = {"made": "repack", "target": "gb10"} if wheel == made else {}
+        rows.append({**known, "kind": "built" if facts else "dependency", "facts": facts})
     (house / "manifest.json").write_text(json.dumps({"format": 2, "wheels": rows}))
     bad_env = folder / "bad.env"
     bad_env.write_text("export NCCL_IB_TIMEOUT=23\nNCCL_IB_HCAA=1\nVLLM_USE_V9=1\n")
     spark = hosts.build(folder, "one_twin")
     return {"house": house, "bad_env": bad_env, "spark": spark, "wheel": vllm_wheel(folder)}
-
-
-def _manifest_row(wheel, kind, facts):
-    known = {"filename": wheel.name, "sha256": sha256_of(wheel), "size": wheel.stat().st_size}
-    return {**known, "kind": kind, "facts": facts}
 
 
 _NOTES = ("note ", "beware ", "off ", "next")

@@ -26,9 +26,9 @@ from patchkit import __version__, cli
 from patchkit.cli import out
 from patchkit.cli.patch.verdict_view import diff_blocks
 from patchkit.cli.progress import PERIOD, progress
-from patchkit.cli.render import finding_lines, print_block
-from patchkit.errors import PatchkitError
-from patchkit.finding import Finding, Level
+from patchkit.cli.render import finding_blocks, finding_lines, print_block
+from patchkit.errors import PatchkitError, UsageError
+from patchkit.finding import Finding, Level, finding
 from patchkit.patching.fix import State
 from patchkit.patching.ledger import Ledger, LedgerRequest, LedgerVerdict, ledger_path
 from patchkit.patching.recipe import load_recipe
@@ -186,6 +186,18 @@ def test_in_a_pipe_a_long_task_is_a_line_now_and_then():
     assert streams[1].getvalue().decode() == "compiling: 2 of 9 steps\n"
 
 
+def test_findings_of_one_place_are_told_as_one(monkeypatch):
+    # How patchkit was started is how its commands are spelled.
+    monkeypatch.setattr("sys.argv", ["patchkit", "verify"])
+    drop, why = f"patchkit wheelhouse prune --drop {WHEEL}", "beside that torch pip takes stock's"
+    wrong = [(WHEEL, "x" * 90, why), ("o.whl", "is not listed", ""), (WHEEL, "needs a", why)]
+    found = [finding(UsageError, where, what, drop, why) for where, what, why in wrong]
+    assert list(map(click.unstyle, finding_blocks(found))) == [
+        *(f"✗ {WHEEL}", f"  {'x' * 90}", "  needs a", f"  why:   {why}", f"  next:  {drop}"),
+        *("✗ o.whl  is not listed", f"  next:  {drop}"),
+    ]
+
+
 # Every verb that prints names from elsewhere
 
 
@@ -215,29 +227,22 @@ def run(arguments, *, color=False):
 
 
 def hostile_wheel(folder, name):
-    members = {
-        f"vllm/{name}.so": LIBRARY.read_bytes(),
-        f"vllm/{name}{MARK}/b.so": LIBRARY.read_bytes(),
-    }
+    code = LIBRARY.read_bytes()
+    members = {f"vllm/{name}.so": code, f"vllm/{name}{MARK}/b.so": code}
     facts = {"made": name, "target": name, "version": "1", "fixes": [name]}
 
     def add_sbom(files, home):
-        files[f"{home}/sboms/{name}.cdx.json"] = json.dumps(
-            {"bomFormat": "CycloneDX", "metadata": {"component": {"name": name}}}
-        ).encode()
+        files[f"{home}/sboms/{name}.cdx.json"] = b"{}"
 
-    return write_wheel(
-        folder, "0.24.0", project="vllm", tag=TAG, files=members, facts=facts, change=add_sbom
-    )
+    made = {"files": members, "facts": facts, "change": add_sbom}
+    return write_wheel(folder, "0.24.0", project="vllm", tag=TAG, **made)
 
 
 def inspected(folder, name):
-    yield ["inspect", str(hostile_wheel(folder, name))]
-    yield ["inspect", str(folder / WHEEL), "--json"]
-    library = folder / f"{name}.so"
-    shutil.copy(LIBRARY, library)
-    yield ["inspect", str(library)]
-    yield ["inspect", str(library), "--json"]
+    library = shutil.copy(LIBRARY, folder / f"{name}.so")
+    for file in (str(hostile_wheel(folder, name)), str(library)):
+        yield ["inspect", file]
+        yield ["inspect", file, "--json"]
 
 
 def wheelhouse(folder, name):
@@ -254,7 +259,6 @@ def wheelhouse(folder, name):
         yield ["wheelhouse", "list", "--dir", str(house)]
         yield ["verify", str(house)]
         yield ["verify", str(house), "--json"]
-        yield ["wheelhouse", "prune", "--dry-run", "--dir", str(house)]
     yield ["wheelhouse", "prune", "--dir", str(house), "--drop", f"{name}{MARK}"]
 
 
@@ -264,21 +268,20 @@ def patched_tree(folder, name):
     shutil.copytree(SMALL, tree)
     (tree / "PKG-INFO").write_text("Metadata-Version: 2.1\nName: vllm\nVersion: 0.24.0\n")
     recipe = load_recipe("vllm")
-    request = LedgerRequest(target="gb10", arch="native", only=(), skip=(), also=())
-    hostile = f"{name}{MARK}"
+    said = {"reason": f"{name}{MARK}", "note": f"{name}{MARK}"}
     ledger = Ledger(
         patchkit=__version__,
         recipe=recipe.digest,
         project="vllm",
         version="0.24.0",
-        request=request,
+        request=LedgerRequest(target="gb10", arch="native", only=(), skip=(), also=()),
         files={},
         seen={},
         verdicts=tuple(
-            LedgerVerdict(id=fix.id, state=State.APPLIED, severity="", reason=hostile, note=hostile)
+            LedgerVerdict(id=fix.id, state=State.APPLIED, severity="", **said)
             for fix in recipe.fixes
         ),
-        proofs=(f"{name}{MARK}",),
+        proofs=(said["note"],),
     )
     ledger_path(tree / ".patchkit").parent.mkdir()
     ledger_path(tree / ".patchkit").write_bytes(ledger.to_json())
@@ -304,10 +307,11 @@ def env_file(folder, name):
     known = {"role": "head", "topology": "roce", "vllm": "0.25.1", "nodes": "2", "head": "10.0.0.1"}
     header = {"digest": BLANK, **known, "executor": f"{name}{MARK}"}
     head.write_text(sealed(json.dumps({"header": header, "environment": {}}, indent=1) + "\n"))
+    single = ["env", "--role", "single", *node]
     yield ["env", "--role", "worker", *node, "--from", str(head)]
-    yield ["env", "--role", "single", *node, "--model", f"{name}{MARK}"]
-    yield ["env", "--role", "single", *node, "--set", f"A={name}{MARK}"]
-    yield ["env", "--role", "single", *node, "-o", str(folder / f"{name}.new")]
+    yield [*single, "--model", f"{name}{MARK}"]
+    yield [*single, "--set", f"A={name}{MARK}"]
+    yield [*single, "-o", str(folder / f"{name}.new")]
     yield ["serve-args", f"x/{name}{MARK}", *node]
     yield ["serve-args", "x/y", *node, "--with", f"{name}{MARK}"]
     yield ["serve-args", "x/y", *node, "--from", str(file)]
@@ -348,17 +352,13 @@ def programs(folder, name):
 
 def mistyped(_folder, name):
     """Words of the command line: quoted by patchkit's own errors, and by click's."""
-    yield ["explain", f"{name}{MARK}"]
-    yield ["fetch", f"{name}{MARK}"]
-    yield ["repack", f"{name}{MARK}"]
-    yield ["repack", f"{name}{MARK}", "--json"]
-    yield ["fixes", "--version", f"{name}{MARK}"]
-    yield ["build", "nccl", "--src", f"{name}{MARK}"]
-    yield ["build", "vllm", "--target", f"{name}{MARK}"]
-    yield ["inspect", "--loaded", "--python", f"/nowhere/{name}{MARK}"]
-    yield ["status", f"--{name}{MARK}"]
-    yield [f"x{name}{MARK}"]
-    yield ["probe", "--root", f"/nowhere/{name}{MARK}"]
+    said = f"{name}{MARK}"
+    for line in (
+        *("explain SAID", "fetch SAID", "repack SAID", "repack SAID --json", "xSAID"),
+        *("fixes --version SAID", "build nccl --src SAID", "build vllm --target SAID"),
+        *("inspect --loaded --python /nowhere/SAID", "probe --root /nowhere/SAID", "status --SAID"),
+    ):
+        yield [word.replace("SAID", said) for word in line.split()]
 
 
 CASES = (inspected, wheelhouse, patched_tree, env_file, machine, programs, mistyped)
