@@ -110,7 +110,18 @@ def build_nccl(order: NcclOrder, progress: Progress) -> BuiltWheel:
             order.work, [source], as_text(facts), fresh=order.fresh, free=_FREE
         ) as root:
             _write_project(root, order, facts)
-            raw = _compile_nccl(root, order, progress)
+            drop_partial(root / "build")
+            env = nccl_environment(root, order.toolchain)
+            total = objects_to_make(root, env, order.functions)
+            out = emptied(root / "raw")
+            # Without isolation: scikit-build-core comes with the extra for builds.
+            command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir"]
+            command += [str(out), str(root / "project")]
+            run_build(command, root, env, count_compiled(total), progress)
+            wheels = sorted(out.glob("*.whl"))
+            if len(wheels) != 1:
+                raise BuildError(f"{out} holds {len(wheels)} wheels instead of one")
+            raw = wheels[0]
             binaries = inspect_file(raw)
             for binary in binaries:
                 prove_exact(binary, order.target, cpu=order.toolchain.machine)
@@ -186,20 +197,3 @@ def _write_project(root: Path, order: NcclOrder, facts: Mapping[str, Any]) -> No
             texts[name] = (root / "source" / name).read_text("utf-8")
     for name, text in texts.items():
         (project / name).write_text(text, encoding="utf-8")
-
-
-def _compile_nccl(root: Path, order: NcclOrder, progress: Progress) -> Path:
-    drop_partial(root / "build")
-    env = nccl_environment(root, order.toolchain)
-    total = objects_to_make(root, env, order.functions)
-    out = emptied(root / "raw")
-    # Without isolation: scikit-build-core comes with the extra for builds, nothing is fetched.
-    command = [
-        sys.executable, "-m", "build", "--wheel", "--no-isolation",
-        "--outdir", str(out), str(root / "project"),
-    ]  # fmt: skip
-    run_build(command, root, env, count_compiled(total), progress)
-    wheels = sorted(out.glob("*.whl"))
-    if len(wheels) != 1:
-        raise BuildError(f"{out} holds {len(wheels)} wheels instead of one")
-    return wheels[0]

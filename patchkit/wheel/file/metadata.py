@@ -109,26 +109,22 @@ def find_faults(path: Path) -> Iterator[str]:
             # WHEEL lists tags one by one, a file name may join them: py2.py3-none-any (PEP 425).
             if set().union(*map(parse_tag, tags)) != parse_tag(name.tag):
                 yield f"WHEEL says {', '.join(tags) or 'no tag'}, the file name {name.tag}"
-            yield from _find_contradictions(wheel)
+            home = wheel.dist_info
+            rows = wheel.record(f"{home}/RECORD")
+            unsigned = {f"{home}/{file}" for file in _UNSIGNED}
+            listed = {*rows, *unsigned}
+            yield from (f"{path}: is not in RECORD" for path in wheel.members if path not in listed)
+            for member, (digest, size) in rows.items():
+                info = wheel.members.get(member)
+                if info is None:
+                    yield f"{member}: is in RECORD only"
+                elif member in unsigned:
+                    continue
+                elif not digest.startswith("sha256="):
+                    yield f"{member}: has no sha256 in RECORD"
+                elif size and str(info.file_size) != size:
+                    yield f"{member}: has {info.file_size} bytes, {size} in RECORD"
+                elif record_digest(wheel.unpacked(member)) != digest:
+                    yield f"{member}: its sha256 is not the one in RECORD"
     except SourceError as error:
         yield error.what.removeprefix(str(path)).removeprefix(":").lstrip()
-
-
-def _find_contradictions(wheel: WheelFile) -> Iterator[str]:
-    home = wheel.dist_info
-    rows = wheel.record(f"{home}/RECORD")
-    unsigned = {f"{home}/{file}" for file in _UNSIGNED}
-    listed = {*rows, *unsigned}
-    yield from (f"{path}: is not in RECORD" for path in wheel.members if path not in listed)
-    for path, (digest, size) in rows.items():
-        info = wheel.members.get(path)
-        if info is None:
-            yield f"{path}: is in RECORD only"
-        elif path in unsigned:
-            continue
-        elif not digest.startswith("sha256="):
-            yield f"{path}: has no sha256 in RECORD"
-        elif size and str(info.file_size) != size:
-            yield f"{path}: has {info.file_size} bytes, {size} in RECORD"
-        elif record_digest(wheel.unpacked(path)) != digest:
-            yield f"{path}: its sha256 is not the one in RECORD"

@@ -35,7 +35,6 @@ from support.wheels import write_wheel
 pytestmark = pytest.mark.e2e
 
 COMPILERS = {HERE: "g++", "aarch64": "aarch64-linux-gnu-g++"}
-ROOT = f"vllm-{VLLM_VERSION}-h200-{HERE}-reduced"
 # As users have them: they would lead to other compilers, or to another toolkit.
 ELSEWHERE = {
     "TZ": "Asia/Tokyo",

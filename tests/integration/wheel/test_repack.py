@@ -3,7 +3,6 @@
 # ruff: noqa: F811  (fixtures that two files share are imported, and named as parameters)
 from __future__ import annotations
 
-import csv
 import json
 import resource
 import shutil
@@ -174,20 +173,6 @@ def test_an_installed_repack_keeps_the_fixes_that_lost_kernels_asked_for(
     assert fixes("applied", "apply", "--without", "fp8_linear_torch") == others
     cli("revert", *source)
     assert fixes("apply", "status") == made - {"fp8_block_triton"}
-    assert _wrong(packages) == []
-
-
-def _wrong(packages):
-    """Files of vllm that RECORD does not know as they are."""
-    (record,) = packages.glob("vllm-*.dist-info/RECORD")
-    rows = {row[0]: row for row in csv.reader(record.read_text().splitlines())}
-    files = {str(p.relative_to(packages)): p for p in (packages / "vllm").rglob("*") if p.is_file()}
-    wrong = sorted(set(files) - set(rows))
-    wrong += [n for n in rows if n.startswith("vllm/") and n not in files]
-    for name, place in files.items():
-        if rows[name][1] and rows[name][2] != str(place.stat().st_size):
-            wrong.append(name)
-    return wrong
 
 
 def test_on_the_command_line(environment, house, tmp_path):

@@ -28,7 +28,7 @@ from patchkit.wheel.device.inspect import (
 )
 
 LIBRARIES = Path(__file__).parents[3] / "data" / "libraries"
-GB10, THOR, H200 = (targets()[name] for name in ("gb10", "thor", "h200"))
+GB10, H200 = targets()["gb10"], targets()["h200"]
 WHEEL = "nvidia_nccl_cu13-2.29.7+gb10.1a2b3c-py3-none-manylinux_2_35_aarch64.whl"
 
 

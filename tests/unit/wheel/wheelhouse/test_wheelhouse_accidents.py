@@ -9,7 +9,6 @@ import os
 import shutil
 import signal
 import subprocess
-from types import SimpleNamespace
 
 import pytest
 
@@ -73,47 +72,33 @@ def ways(tmp_path, made):
 
 
 @pytest.fixture(params=["first", "same name", "prune", "fill"])
-def way(request, ways, house):
-    """A change, the same with its preparation, and what is there before and after."""
+def before(request, ways, house):
+    """What was there before a change that was killed right after its point of no return."""
     prepare, change = ways[request.param]
-
-    def fresh():
-        shutil.rmtree(house, ignore_errors=True)
-        house.mkdir()
-        prepare(house)
-
-    fresh()
-    states = [(contents(house), kinds(house))]
-    change(house)
-    states.append((contents(house), kinds(house)))
-    fresh()
-    return SimpleNamespace(change=change, fresh=fresh, before=states[0], after=states[1])
-
-
-def stop_in_the_middle(way, house):
-    """Make the change, but be killed right after the point of no return."""
+    house.mkdir()
+    prepare(house)
+    there = contents(house), kinds(house)
 
     def hook(event, arguments):
         if event == "os.rename" and str(arguments[1]).endswith("/manifest.json"):
             kill()
 
-    way.fresh()
-    assert in_child(lambda: way.change(house), hook) == -signal.SIGKILL
+    assert in_child(lambda: change(house), hook) == -signal.SIGKILL
+    return there
 
 
-def test_cut_short_it_is_told_and_taken_back(way, house):
-    stop_in_the_middle(way, house)
+def test_cut_short_it_is_told_and_taken_back(before, house):
     for action in (load_manifest, check_files, lambda house: prune_wheelhouse(house, dry_run=True)):
         with pytest.raises(StorageError, match="cut short in mid-commit") as caught:
             action(house)
     assert caught.value.hint == f"take it back first: patchkit wheelhouse prune --dir {house}"
     with open_for_writing(house):
         pass
-    assert (contents(house), kinds(house)) == way.before
+    assert (contents(house), kinds(house)) == before
 
 
-def test_a_damaged_journal_is_set_aside(way, house):
-    stop_in_the_middle(way, house)
+@pytest.mark.usefixtures("before")
+def test_a_damaged_journal_is_set_aside(house):
     (house / ".journal/back.json").write_bytes(b"damaged")
     with pytest.raises(StorageError, match="cannot be understood") as caught:
         prune_wheelhouse(house)
@@ -197,9 +182,6 @@ def test_what_cannot_be_written_is_known_before_a_build(small_disk, tmp_path):
     assert not (tmp_path / "not").exists()
 
 
-DOCUMENTS = ["SHA256SUMS", "requirements.txt"]
-
-
 @pytest.fixture
 def stocked(tmp_path):
     folder = tmp_path / "wheelhouse"
@@ -247,7 +229,7 @@ def test_a_wheel_that_is_a_link_to_the_same_bytes(stocked, elsewhere, cli, tmp_p
     assert aside.read_bytes() == kept
 
 
-@pytest.mark.parametrize("name", DOCUMENTS)
+@pytest.mark.parametrize("name", ["SHA256SUMS", "requirements.txt"])
 def test_a_document_that_is_a_link(name, stocked, elsewhere):
     aside = elsewhere(name)
     aside.chmod(0o600)
@@ -264,13 +246,8 @@ def test_a_manifest_that_is_a_link_is_not_read(stocked, elsewhere, tmp_path):
     kept = aside.read_bytes()
     new = write_wheel(tmp_path / "made", "1.0", project="other")
     for action in (
-        *(
-            load_manifest,
-            check_files,
-            prune_wheelhouse,
-            lambda stocked: add_wheel(stocked, new, {}),
-        ),
-        fill,
+        *(load_manifest, check_files, prune_wheelhouse, fill),
+        lambda stocked: add_wheel(stocked, new, {}),
     ):
         with pytest.raises(HashMismatchError, match=r"manifest\.json: is a link") as caught:
             action(stocked)
