@@ -91,7 +91,10 @@ def _left_out(path: str, text: str, name: str) -> list[kit.Edit]:
     start, stop = kit.region(path, text, f"void {name}(", _CLOSE)
     _, head = kit.region(path, text[start:stop], f"void {name}(", _OPEN)
     begins, ends = start + head, stop - len(_CLOSE)
-    if text.startswith("#if defined ONLY_AZP_SM80\n", begins):
+    opened = text.startswith("#if defined ONLY_AZP_SM80\n", begins)
+    if opened != text[:ends].endswith("\n#endif"):
+        raise kit.altered(f"{path}: one end of {name} is left out, the other is not")
+    if opened:
         return []
     check = "STD_TORCH_CHECK" if "STD_TORCH_CHECK(" in text else "TORCH_CHECK"
     empty = f'  {check}(false, "{name} is not built for SM12x");\n'
