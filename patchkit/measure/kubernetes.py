@@ -25,7 +25,6 @@ from patchkit.cluster.launch.plan import (
     PlannedRank,
     ServedModel,
     absolute,
-    cache_variables,
     served_words,
     start_limit,
 )
@@ -249,7 +248,13 @@ class _Pod:
             else:
                 yield {"name": setting.name, "value": escape_dollars(setting.value)}
         given = {setting.name for setting in settings}
-        caches = {**cache_variables(cache), "HF_HOME": f"{cache}/huggingface"}
+        caches = {  # what is compiled stays on a disk of the node
+            "VLLM_CACHE_ROOT": f"{cache}/vllm",
+            "TORCHINDUCTOR_CACHE_DIR": f"{cache}/inductor",
+            "TRITON_CACHE_DIR": f"{cache}/triton",
+            "FLASHINFER_WORKSPACE_BASE": f"{cache}/flashinfer",
+            "HF_HOME": f"{cache}/huggingface",
+        }
         for name, value in caches.items():
             if name not in given:
                 yield {"name": name, "value": escape_dollars(value)}

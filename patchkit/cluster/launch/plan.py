@@ -245,16 +245,6 @@ def start_limit(cluster: ClusterFile, head: PlannedRank) -> int:
     return _BEFORE_SECONDS + round(_SECONDS_PER_GIB * gib / nodes)
 
 
-def cache_variables(place: str) -> dict[str, str]:
-    """Return the variables that keep compiled code in a folder: one on a disk of the node."""
-    return {
-        "VLLM_CACHE_ROOT": f"{place}/vllm",
-        "TORCHINDUCTOR_CACHE_DIR": f"{place}/inductor",
-        "TRITON_CACHE_DIR": f"{place}/triton",
-        "FLASHINFER_WORKSPACE_BASE": f"{place}/flashinfer",
-    }
-
-
 def survey_nodes(names: Sequence[str], facts: Sequence[NodeFacts]) -> Iterator[Finding]:
     """Yield what is wrong, node by node, then between the head and each worker."""
     for name, its in zip(names, facts, strict=True):

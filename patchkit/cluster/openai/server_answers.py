@@ -142,15 +142,13 @@ def wanted_metrics() -> list[dict[str, Any]]:
 
 def ask_server(
     url: str,
-    model: str = "",
     key_file: str = SECRETS,
     metrics: Sequence[dict[str, Any]] = (),
     seconds: float = 30.0,
 ) -> dict[str, Any]:
     """Return the answers as JSON takes them; ``seconds`` is how long a token may take.
 
-    Without ``model`` the first one that the server names is asked. Raises UsageError for what is no
-    URL.
+    The first model that the server names is asked. Raises UsageError for what is no URL.
     """
     key, where = find_key(key_file)
     server = HttpServer(url, key)
@@ -162,7 +160,7 @@ def ask_server(
     wanted = record(tuple[WantedMetric, ...], list(metrics))
     text = said.body.decode(errors="replace") if said.status == 200 else ""
     listing, models = list_models(server)
-    asked = model or (models[0] if models else "")
+    asked = models[0] if models else ""
     token = _ask_token(server, asked, seconds) if asked else None
     version = server.ask("/version").json
     version = version.get("version") if isinstance(version, dict) else None

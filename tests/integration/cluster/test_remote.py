@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from patchkit.cluster.agent import node_files
 from patchkit.cluster.agent.links import link_words, try_links
-from patchkit.cluster.ssh.node import Remote, all_of, everywhere
+from patchkit.cluster.ssh.node import Remote
 from patchkit.errors import BusyError, HostError, UsageError
 from patchkit.process import attempt
 from patchkit.quoting import visible
@@ -54,14 +54,6 @@ def test_an_error_there_is_raised_here_with_the_name_of_the_node(sshd):
     with pytest.raises(HostError, match=r"^spark-1: read_text: \w+Error: ") as caught:
         Remote("spark-1").call(str, read_text, path="/etc/hostname", limit="x")
     assert "Traceback" not in str(caught.value)
-
-
-def test_several_nodes_at_once_in_their_order(sshd):
-    nodes = [Remote(name) for name in (*NAMES, "nowhere.invalid")]
-    found = everywhere(nodes, lambda node: node.call(str, visible, text=node.destination))
-    assert found[:3] == list(NAMES)
-    with pytest.raises(HostError, match=r"nowhere\.invalid: "):
-        all_of(found)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ import pytest
 from patchkit.cluster.net.checks import choose_checked_cages, host_checks, pair_checks
 from patchkit.errors import HostError
 from patchkit.finding import Level
-from support import hosts
 
 
 def notable(checks):
@@ -78,7 +77,9 @@ OWNERS = {  # what is not ok of networks that worked for their owners, and of th
 @pytest.mark.parametrize("name", OWNERS)
 def test_the_networks_of_owners(machine, name):
     host = machine(name)
-    assert notable(host_checks(host, choose_checked_cages(host))) == OWNERS[name]
+    checks = list(host_checks(host, choose_checked_cages(host)))
+    assert notable(checks) == OWNERS[name]
+    assert all(check.hint for check in checks if check.level in (Level.ERROR, Level.WARNING))
 
 
 def test_the_cure_of_a_drawn_address_can_be_pasted(machine):
@@ -90,13 +91,6 @@ def test_the_cure_of_a_drawn_address_can_be_pasted(machine):
         profile = f'"$(nmcli -g GENERAL.CONNECTION device show {netdev})"'
         modify = f"sudo nmcli connection modify {profile} ipv4.method disabled"
         assert f"`{modify} && sudo nmcli device reapply {netdev}`" in hint
-
-
-@pytest.mark.parametrize("name", sorted({*hosts.NAMES, *OWNERS} - {"single", "thor"}))
-def test_every_finding_says_what_to_do(machine, name):
-    host = machine(name)
-    for check in host_checks(host, choose_checked_cages(host)):
-        assert check.level is Level.NOTE or (check.level is Level.OK) == (not check.hint), check
 
 
 def test_a_machine_without_a_cage(machine):

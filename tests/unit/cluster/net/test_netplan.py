@@ -1,15 +1,12 @@
 """Plans for the QSFP links, on probed machines; the file is read by PyYAML and by real netplan."""
 
-import dataclasses
 import shutil
-import string
 import subprocess
+from dataclasses import replace
 from ipaddress import IPv4Network
 
 import pytest
 import yaml
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
 
 from patchkit.cluster.net.netplan_file import check_conflicts, render_netplan
 from patchkit.cluster.net.plan import Given, NetPlanOptions, make_net_plan
@@ -107,11 +104,6 @@ def test_ring_of_three(machine):
     assert len(users) == 6
     for (one, to_other), (other, to_one) in users.values():
         assert (to_other, to_one) == (other, one)
-
-
-def test_another_base_network_and_mtu(machine):
-    plan = make_net_plan(machine("fresh"), wish(mtu=1500, network=IPv4Network("10.9.8.64/27")))
-    assert addresses(plan) == {PORT0[0]: ["10.9.8.74/27"], PORT0[1]: ["10.9.8.106/27"]}
 
 
 @pytest.mark.parametrize(
@@ -227,42 +219,27 @@ def test_another_file_that_configures_the_same_interface(machine, text, line):
     assert not clash(machine("playbook"), files=files).written
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        None,
-        "network:\n  version: 2\n  renderer: NetworkManager\n",
-        "network:\n  ethernets:\n    enP7s7:\n      dhcp4: true\n    #enp1s0f0np0:\n",
-        "network:\n  ethernets:\n    enp1s0f0np01:\n      dhcp4: true\n",
-    ],
-)
-def test_files_about_others_are_none_of_ours(machine, text):
-    clash(machine("fresh"), files={"/etc/netplan/01.yaml": text})
+def test_files_about_others_are_none_of_ours(machine):
+    others = ["    enP7s7:\n      dhcp4: true\n    #enp1s0f0np0:\n", "    enp1s0f0np01: {}\n"]
+    texts = [None, *(f"network:\n  ethernets:\n{other}" for other in others)]
+    clash(machine("fresh"), files={f"/etc/netplan/{n}.yaml": text for n, text in enumerate(texts)})
 
 
 # The file, as others read it
 
 
-def _with_name(machine, name):
-    """A machine whose cabled twin A is called something else."""
-    host = machine("fresh")
-    netdevs = [
-        dataclasses.replace(n, name=name) if n.name == "enp1s0f0np0" else n for n in host.netdevs
-    ]
-    return dataclasses.replace(host, netdevs=tuple(netdevs))
-
-
-@example("on")
-@example("12")
-@settings(deadline=None)
-@given(name=st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=15))
+@pytest.mark.parametrize(
+    "name", ["on", "12", "0x1f", "1e3", "null", ".5", "a b", "-x", "ä", "x" * 16]
+)
 def test_any_name_is_read_back_or_refused(machine, name):
-    try:
-        text = render_netplan(make_net_plan(_with_name(machine, name), wish()))
-    except HostError:
-        assert name[0] == "-" or set(name) - set(f"{string.ascii_letters}{string.digits}_.-")
-        return
-    assert set(yaml.safe_load(text)["network"]["ethernets"]) == {name, "enP2p1s0f0np0"}
+    host = machine("fresh")
+    netdevs = [replace(n, name=name) if n.name == PORT0[0] else n for n in host.netdevs]
+    plan = make_net_plan(replace(host, netdevs=tuple(netdevs)), wish())
+    if name in ("a b", "-x", "ä", "x" * 16):
+        with pytest.raises(HostError, match="an interface is called"):
+            render_netplan(plan)
+    else:
+        assert set(yaml.safe_load(render_netplan(plan))["network"]["ethernets"]) == {name, PORT0[1]}
 
 
 @pytest.fixture
@@ -271,11 +248,11 @@ def generate(tmp_path):
     if not shutil.which("netplan"):
         pytest.skip("netplan is not installed: its own generator did not read the file")
 
-    def run(plan, renderer):
+    def run(plan):
         folder = tmp_path / "etc/netplan"
         folder.mkdir(parents=True)
         for name, text in {
-            "01-all.yaml": f"network: {{version: 2, renderer: {renderer}}}\n",
+            "01-all.yaml": "network: {version: 2, renderer: networkd}\n",
             "40-patchkit.yaml": render_netplan(plan),
         }.items():
             (folder / name).write_text(text)
@@ -290,7 +267,7 @@ def generate(tmp_path):
 
 
 def test_real_netplan_makes_of_it_for_networkd(machine, generate):
-    run = generate(make_net_plan(machine("fresh_both"), wish(3, nodes=3)), "networkd")
+    run = generate(make_net_plan(machine("fresh_both"), wish(3, nodes=3)))
     for netdev, address in zip((*PORT0, *PORT1), RING[3], strict=True):
         lines = (run / f"systemd/network/10-netplan-{netdev}.network").read_text().splitlines()
         assert {
@@ -302,12 +279,3 @@ def test_real_netplan_makes_of_it_for_networkd(machine, generate):
         } <= set(lines)
         assert not any(line.startswith(("DHCP=", "Gateway=")) for line in lines)
     assert len(list((run / "systemd/network").glob("*.network"))) == 4
-
-
-def test_real_netplan_makes_of_it_for_networkmanager(machine, generate):
-    """The renderer of the machine is the one that is used: the plan names none."""
-    run = generate(make_net_plan(machine("fresh"), wish()), "NetworkManager")
-    folder = run / "NetworkManager/system-connections"
-    lines = (folder / f"netplan-{PORT0[1]}.nmconnection").read_text().splitlines()
-    assert {"mtu=9000", "method=manual", "address1=192.168.101.10/24"} <= set(lines)
-    assert not list((run / "systemd/network").glob("*.network"))
