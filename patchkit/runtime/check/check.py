@@ -72,13 +72,8 @@ def find_problems(checked: CheckedText) -> tuple[Finding, ...]:
     """Return what is wrong, in the order of the lines, without what a comment silences."""
     checks = (
         *(_check_header, check_names, check_values, check_host, check_placeholders),
-        *(
-            servers.check_secrets,
-            servers.check_defaults,
-            check_contradictions,
-            servers.check_servers,
-        ),
-        *(_check_line_syntax, servers.check_server_flags, _check_advice),
+        *(servers.check_secrets, servers.check_defaults, check_contradictions),
+        *(servers.check_servers, _check_line_syntax, servers.check_server_flags, _check_advice),
     )
     findings = [*checked.content.problems]
     for check in checks:

@@ -77,48 +77,37 @@ def _find_in_cages(host: Host, halves: Sequence[Netdev]) -> Facts:
     right = hardware.facts()["connectx"]["lanes"]
     for half in halves:
         if half.twin and half.lanes is not None and half.lanes < right:
-            fields = {"netdev": half.name, "pci": half.pci, "lanes": half.lanes, "right": right}
-            yield "lanes", {"cage": half.cage, **fields}
+            place = {"cage": half.cage, "netdev": half.name, "pci": half.pci}
+            yield "lanes", {"lanes": half.lanes, "right": right, **place}
     for cage in host.cabled:
         one, *others = (half for half in halves if half.cage == cage)
         if not any(half.ipv4 for half in (one, *others)):
             yield "no-address", {"netdevs": ", ".join(half.name for half in (one, *others))}
-        for other in others:
-            if one.twin == other.name:
-                yield from _compare_addresses(host, one, other)
-                yield from _compare_links(one, other)
+        for other in (half for half in others if half.name == one.twin):
+            for name, fields in _compare_halves(host, one, other):
+                yield name, {"cage": cage, **fields}
 
 
-def _compare_addresses(host: Host, one: Netdev, other: Netdev) -> Facts:
-    cage = {"cage": one.cage}
-    state = twin_state(host, one)
+def _compare_halves(host: Host, one: Netdev, other: Netdev) -> Facts:
+    names, state = {"netdev": one.name, "twin": other.name}, twin_state(host, one)
+    for has, lacks in ((one, other), (other, one)):
+        if has.ipv4 and twin_state(host, has) in ("bare", "bare-first"):
+            fields = {"netdev": has.name, "without": lacks.name}
+            yield "one-twin-address", {"address": has.ipv4[0], **fields}
+        if has.up and not lacks.up and not hardware.one_half_fills(has.speed):
+            yield "half-down", {"netdev": has.name, "twin": lacks.name, "state": lacks.state}
     if state == "random":
         lasting, drawn = (one, other) if one.lasting else (other, one)
-        names = {"netdev": lasting.name, "twin": drawn.name, **cage}
-        yield "random-twin", {"address": lasting.lasting[0], "random": drawn.ipv4[0], **names}
-    for has, without in ((one, other), (other, one)):
-        if has.ipv4 and twin_state(host, has) in ("bare", "bare-first"):
-            names = {"netdev": has.name, "without": without.name, **cage}
-            yield "one-twin-address", {"address": has.ipv4[0], **names}
-    networks = {own.network for own in one.ipv4}
+        fields = {"netdev": lasting.name, "twin": drawn.name}
+        yield "random-twin", {"address": lasting.lasting[0], "random": drawn.ipv4[0], **fields}
     for own in other.ipv4:
         # The remark link-local is about link-local ones.
-        if own.network in networks and not own.is_link_local:
-            names = {"netdev": one.name, "twin": other.name, **cage}
+        if own.network in {its.network for its in one.ipv4} and not own.is_link_local:
             yield "same-subnet", {"network": own.network, "address": own, **names}
     if one.ipv4 and state == "link-local":
         pair = f"{one.name} {one.ipv4[0]}, {other.name} {other.ipv4[0]}"
-        yield "link-local-twins", {"addresses": pair, "twin": other.name, **cage}
-
-
-def _compare_links(one: Netdev, other: Netdev) -> Facts:
-    cage = {"cage": one.cage}
-    for has, without in ((one, other), (other, one)):
-        if has.up and not without.up and not hardware.one_half_fills(has.speed):
-            names = {"netdev": has.name, "twin": without.name, **cage}
-            yield "half-down", {"state": without.state, **names}
+        yield "link-local-twins", {"addresses": pair, "twin": other.name}
     if one.up and other.up and one.mtu and other.mtu and one.mtu != other.mtu:
-        names = {"netdev": one.name, "twin": other.name, **cage}
         yield "twin-mtu", {"mtu": one.mtu, "other": other.mtu, **names}
     if one.speed and one.speed == other.speed:
-        yield "rate", {"speed": one.speed // 1000, **cage}
+        yield "rate", {"speed": one.speed // 1000}

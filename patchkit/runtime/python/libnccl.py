@@ -109,9 +109,8 @@ def nccl_version(place: Path) -> str:
 
 def _nccl_copies(process: startup.Process, facts: startup.InterpreterFacts) -> Iterator[NcclCopy]:
     """Yield every file once, whether it is taken or not, and whatever names it has."""
-    candidates = [
-        (f"{folder}/{startup.SONAME}", "LD_LIBRARY_PATH") for folder in process.library_path()
-    ]
+    folders = process.library_path()
+    candidates = [(f"{folder}/{startup.SONAME}", "LD_LIBRARY_PATH") for folder in folders]
     places = (sorted(Path(entry).glob(f"nvidia/nccl/lib/{startup.STEM}*")) for entry in facts.path)
     candidates += [(str(place), "on sys.path") for found in places for place in found]
     candidates += [(str(facts.torch_home / "lib" / startup.SONAME), "beside torch's libraries")]
