@@ -93,14 +93,14 @@ def read_entries(
 def _walk_section(stream: BufferedIOBase, section: Section, name: str) -> Iterator[CodeEntry]:
     position, end = section.offset, section.offset + section.size
 
-    def require(holds: bool, place: int, complaint: str) -> None:
+    def check_that(holds: bool, place: int, complaint: str) -> None:
         if not holds:
             raise damaged(name, f"{section.name} at byte {place}: {complaint}")
 
-    def unpack(layout: struct.Struct, end: int) -> tuple[int, ...]:
+    def read_header(layout: struct.Struct, end: int) -> tuple[int, ...]:
         stream.seek(position)
         data = stream.read(min(layout.size, end - position))
-        require(len(data) == layout.size, position, "a header is cut off")
+        check_that(len(data) == layout.size, position, "a header is cut off")
         return layout.unpack(data)
 
     while True:
@@ -109,19 +109,19 @@ def _walk_section(stream: BufferedIOBase, section: Section, name: str) -> Iterat
         position += len(padding) - len(padding.lstrip(b"\0"))
         if position >= end:
             return
-        magic, version, header, size = unpack(_CONTAINER, end)
+        magic, version, header, size = read_header(_CONTAINER, end)
         known = (magic, version) == (_MAGIC, 1) and header >= _CONTAINER.size
-        require(known, position, "there is no fat binary of version 1 here")
+        check_that(known, position, "there is no fat binary of version 1 here")
         container, last = position, position + header + size
-        require(last <= end, container, "the fat binary ends behind its section")
+        check_that(last <= end, container, "the fat binary ends behind its section")
         position += header
         while position < last:
-            number, _version, header, size, arch, flags = unpack(_ENTRY, last)
+            number, _version, header, size, arch, flags = read_header(_ENTRY, last)
             fits = header >= _LEAST_HEADER and header + size <= last - position
-            require(fits, position, "an entry does not fit into its fat binary")
+            check_that(fits, position, "an entry does not fit into its fat binary")
             marks = ("a" if flags & _SPECIFIC else "") + ("f" if flags & _FAMILY else "")
             real = 10 <= arch <= 999 and len(marks) < 2  # one arch is never both a and f
-            require(real, position, f"an entry is for the arch {arch}{marks}")
+            check_that(real, position, f"an entry is for the arch {arch}{marks}")
             kind = _KINDS.get(number, f"kind {number}")
             yield CodeEntry(
                 kind=kind,

@@ -104,7 +104,7 @@ def inspect_wheel(wheel: WheelFile, only: Collection[str] | None = None) -> tupl
     # ELF's names of other CPUs are not known here.
     promised = wheel.name.cpus & {target.cpu for target in targets().values()}
 
-    def read(member: str, stream: BufferedIOBase) -> Binary:
+    def read_member(member: str, stream: BufferedIOBase) -> Binary:
         binary = _read_binary(stream, member, f"{wheel.path}: {member}")
         if promised and binary.library.machine not in promised:
             raise SourceError(
@@ -115,7 +115,7 @@ def inspect_wheel(wheel: WheelFile, only: Collection[str] | None = None) -> tupl
             )
         return binary
 
-    found = wheel.read_libraries(read, only)
+    found = wheel.read_libraries(read_member, only)
     if not found and only is None:
         raise SourceError(
             f"{wheel.path} holds no library",

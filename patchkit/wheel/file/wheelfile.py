@@ -190,14 +190,14 @@ class WheelFile:
         that it takes; nothing is written under a name of the wheel's.
         """
 
-        def unpack(path: str) -> T:
+        def unpack_member(path: str) -> T:
             with tempfile.TemporaryFile() as contents:
                 contents.writelines(self.unpacked(path))
                 return read(path, contents)
 
         paths = self.members if only is None else [p for p in self.members if p in only]
         with self._reading(), ThreadPoolExecutor() as pool:
-            return list(pool.map(unpack, filter(self._is_program, paths)))
+            return list(pool.map(unpack_member, filter(self._is_program, paths)))
 
     def unpacked(self, path: str) -> Iterator[bytes]:
         """Yield the contents of a member piece by piece, whatever its size."""

@@ -227,14 +227,14 @@ def notices(source: Path, files: Iterable[str]) -> dict[str, str]:
     A source without one, as a wheel carries it, states its licence at the top of its ``files``.
     """
 
-    def read(path: Path) -> str:
+    def read_license(path: Path) -> str:
         return read_bytes(path, limit=LARGEST_IN_TREE).decode(errors="replace")
 
     paths = [path for path in sorted(source.iterdir()) if path.is_file()]
-    if found := {path.name: read(path) for path in paths if _NAMES.fullmatch(path.name)}:
+    if found := {path.name: read_license(path) for path in paths if _NAMES.fullmatch(path.name)}:
         return found
     for path in (source / name for name in files):
-        match = _COMMENT.match(read(path).lstrip()) if path.is_file() else None
+        match = _COMMENT.match(read_license(path).lstrip()) if path.is_file() else None
         if match and "Copyright" in match["text"]:
             lines = _EDGE.sub("", match["text"]).strip().splitlines()
             return {"LICENSE": "".join(f"{line.rstrip()}\n" for line in lines)}
