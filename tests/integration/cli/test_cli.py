@@ -65,43 +65,21 @@ def test_a_tree_of_a_refused_release_is_refused_with_the_reasons(cli, tree, snap
 @pytest.mark.releases
 def test_only_reading_writes_nothing(cli, root, snapshot, tmp_path):
     before = snapshot(root)
-    for place in [root, *root.rglob("*")]:
-        if place.is_dir():
-            place.chmod(0o555)
+    folders = [place for place in (root, *root.rglob("*")) if place.is_dir()]
+    for place in folders:
+        place.chmod(0o555)
     states = fixes(cli("status", "--vllm-src", root, "--json"))
     planned = json.loads(cli("apply", "--vllm-src", root, "--dry-run", "--json").stdout)
     diff = cli("diff", "--vllm-src", root).stdout
     groups = json.loads(cli("archs", "--vllm-src", root, "--json").stdout)["groups"]
-    for place in [root, *root.rglob("*")]:
-        if place.is_dir():
-            place.chmod(0o755)
+    for place in folders:
+        place.chmod(0o755)
 
     assert set(states.values()) == {"apply", "off", "upstream", "not-applicable"}
     assert {fix["id"]: fix["state"] for fix in planned["fixes"]} == states
     assert (planned["dry_run"], planned["written"]) == (True, [])
     assert f"+++ b/{EDITED}\n" in diff
     assert {"exact", "jit", "none"} == {group["loads"] for group in groups}
-    assert {path: known for path, (_mode, known) in snapshot(root).items()} == {
-        path: known for path, (_mode, known) in before.items()
-    }
-
-
-@pytest.mark.releases
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (["apply", "--only", "fp8_grouped_gem"], ["'fp8_grouped_gem'", "fp8_grouped_gemm?"]),
-        (
-            ["apply", "--only", "sm120_guard", "--without", "sm120_guard"],
-            ["sm120_guard", "left out"],
-        ),
-        (["apply", "--without", "sm120_guard"], ["arch_lists without sm120_guard"]),
-    ],
-)
-def test_impossible_requests_are_explained(cli, root, snapshot, arguments, says):
-    before = snapshot(root)
-    said = cli(*arguments, "--vllm-src", root, rc=2).stderr
-    assert not [words for words in says if words not in said], said
     assert snapshot(root) == before
 
 
