@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 
-from patchkit.cluster.launch.plan import memlock_cure
 from patchkit.cluster.ssh.ssh import there
 from patchkit.doctor.peers.node_report import (
     NodeReport,
@@ -60,8 +59,7 @@ def machine_findings(node: NodeReport) -> Iterator[Finding]:
     for run_check in (
         *(check_driver, check_gpu, check_gpu_users, check_kernel_log),
         *(check_memory, check_memory_guard),
-        *(check_unit_limits, check_rdma_files),
-        *(check_torch, check_lost_nccl, check_nccl, check_compilers),
+        *(check_rdma_files, check_torch, check_lost_nccl, check_nccl, check_compilers),
     ):
         yield from run_check(node)
 
@@ -159,23 +157,6 @@ def check_driver(node: NodeReport) -> Outcome:
     fields = {"driver": driver, "cuda": cuda}
     old = within(driver, f"<{oldest}")
     return node.find("driver", oldest=oldest, **fields) if old else fields
-
-
-# Limits
-
-
-@check("unit-memlock")
-def check_unit_limits(node: NodeReport) -> Outcome:
-    if not any(each.active for each in node.host.rdma):
-        return {"what": "no RDMA device is active: nothing is registered"}
-    unit = node.health_fact("unit")
-    if unit.memlock is None or unit.locks:
-        return {"what": "the running server may lock all memory"}
-    command = there(node.node, *memlock_cure())
-    found = node.find("unit-memlock", mib=unit.memlock >> 20, command=command)
-    # Where its manager is limited as well, that is the cause, and is said as such.
-    limited = node.part("facts").memlock is not None
-    return replace(found, level=Level.NOTE) if limited else found
 
 
 @check("rdma-closed")

@@ -283,16 +283,11 @@ def node_findings(name: str, facts: NodeFacts) -> Iterator[Finding]:
     if not facts.linger:
         yield wrong("linger", user=facts.user, command=there(name, "loginctl", "enable-linger"))
     if facts.memlock is not None and any(port.active for port in facts.host.rdma):
-        command = there(name, *memlock_cure())
+        folder = _LIMIT.rpartition("/")[0]
+        words = f"mkdir -p {folder} && printf '[Service]\\nLimitMEMLOCK=infinity\\n' > {_LIMIT}"
+        command = there(name, "sudo", "sh", "-c", words)  # which takes effect at a boot
         yield wrong("memlock", mib=facts.memlock >> 20, command=command)
     if not facts.persistent_journal:
         yield wrong("journal", command=there(name, "sudo", "mkdir", "-p", "/var/log/journal"))
     if "rsync" not in facts.has:
         yield wrong("rsync", command=there(name, "sudo", "apt", "install", "rsync"))
-
-
-def memlock_cure() -> tuple[str, ...]:
-    """Return the command that writes the drop-in, as words; root has to run it, then reboot."""
-    folder = _LIMIT.rpartition("/")[0]
-    words = f"mkdir -p {folder} && printf '[Service]\\nLimitMEMLOCK=infinity\\n' > {_LIMIT}"
-    return ("sudo", "sh", "-c", words)

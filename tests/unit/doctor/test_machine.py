@@ -99,7 +99,6 @@ def test_a_machine_that_is_well_is_fine_in_all(well):
 
 MISMATCH = {"gpu": "nvmlInit_v2: error 18: Driver/library version mismatch"}
 OTHER = GpuUser(pid=4711, name="python3", mib=19135)
-LIMITED = ProcessLimits(memlock=8 << 20, locks=False)
 OLD = Gpu(name="NVIDIA GB10", capability="12.1", driver="570.86.15")
 FAULTS = {
     "gpu-throttled": lambda well: with_health(well, gpu=replace(GPU, throttled=0x40, celsius=95)),
@@ -107,7 +106,6 @@ FAULTS = {
     "gpu-mismatch": lambda well: with_health(well, gpu=None, gpu_users=None, unread=MISMATCH),
     "gpu-others": lambda well: with_health(well, gpu_users=(*WELL.gpu_users, OTHER)),
     "gpu-off-the-bus": lambda well: with_health(well, kernel=(XID,)),
-    "unit-memlock": lambda well: with_health(well, unit=LIMITED),
     "container-rdma": lambda well: with_health(well, container=replace(IN_DOCKER, verbs_open=0)),
     "rdma-closed": lambda well: with_health(well, container=replace(OUTSIDE, verbs_open=1)),
     "compiler": lambda well: with_tools(well, compiler=""),
@@ -147,14 +145,6 @@ def test_a_library_that_is_gone_comes_with_what_brings_it_back(well, placed, cur
     assert found.level is Level.ERROR
     assert "/v/libnccl.so.2, which nvidia-nccl-cu13 2.30.7 has installed" in found.what
     assert cure in found.hint
-
-
-def test_a_limited_manager_is_the_cause_and_what_it_started_a_note(well):
-    report = replace(well, facts=replace(well.facts, memlock=8 << 20))
-    found = judged(report, unit=LIMITED)
-
-    assert wrong(found) == {}
-    assert next(each.level for each in found if each.about == "unit-memlock") is Level.NOTE
 
 
 def test_what_is_only_worth_knowing(well):
