@@ -2,7 +2,7 @@
 
 Below the journal's folder lie ::
 
-    new/           what its user prepares there, to be committed
+    new/           what its user prepares there, to be committed by its path
     before/N       what the N-th file was: a second name of it, or a copy
     after/N        what it becomes, with its owner, group and mode
     back.json      the steps; the next run takes them back
@@ -199,11 +199,6 @@ class Journal:
             shutil.rmtree(to, ignore_errors=True)
             self.folder.rename(to)
         return True
-
-    @property
-    def incoming(self) -> Path:
-        """Return a folder for files that are prepared, and then committed by their path."""
-        return self.folder / "new"
 
     def clear_staged(self) -> None:
         """Clear away what was only staged. Raises OSError."""

@@ -74,7 +74,7 @@ def open_for_writing(folder: Path) -> Iterator[None]:
 @contextlib.contextmanager
 def stage_copy(folder: Path, source: Path) -> Iterator[Path]:
     """Make a private copy of a file, to be looked at and then committed; gone afterwards."""
-    copy = wheelhouse_journal(folder).incoming / source.name
+    copy = wheelhouse_journal(folder).folder / "new" / source.name
     try:
         with translated(at=folder):
             make_folders(copy.parent)
