@@ -24,6 +24,7 @@ from patchkit.runtime.host.software import find_ptxas
 from patchkit.runtime.node.cluster_env import ClusterEnv, agree, cluster_env, file_text
 from patchkit.runtime.node.decision import NodeOptions, decide
 from patchkit.runtime.rules.presets import load_presets
+from patchkit.runtime.rules.releases import read_table
 from patchkit.runtime.rules.rule import RuleChoice, in_words, routes_in_words
 from patchkit.runtime.rules.secret_texts import is_secret
 from patchkit.runtime.rules.spelling import nearest
@@ -33,7 +34,7 @@ from patchkit.runtime.rules.variable_rules import (
     VariableRules,
     load_variable_rules,
 )
-from patchkit.runtime.rules.variable_values import values_by_release
+from patchkit.runtime.rules.variable_values import TAKEN
 from patchkit.runtime.rules.variables import is_current, lifetime, other_variables
 
 
@@ -175,7 +176,8 @@ def explain_variable(name: str | None) -> Iterator[Block]:
         yield f"  {reader} reads it from {known.first} {until}; default: {default}"
         if not is_current(known):
             yield f"  {reader} after {known.last} ignores it: leave it out there"
-    yield from (f"  {first} to {last}: {takes}" for first, last, takes in values_by_release(name))
+    rows = (row for row in read_table(TAKEN).rows if row.name == name)
+    yield from (f"  {row.first} to {row.last}: {row.default}" for row in rows)
     if other:
         yield f"  {other.of} {other.versions}".rstrip() + f" reads it: {other.meaning}"
     for entry in found:

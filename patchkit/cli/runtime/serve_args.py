@@ -131,7 +131,7 @@ def _serve_command(
     request = ServeRequest(
         model=served,
         node=node,
-        memory=memory_pool(host, node, rules.memory),
+        memory=memory_pool(host, node),
         rank=options["node_rank"],
         host=options["address"] or listen_address(options["listen"] or LISTEN[0], node, host),
         port=options["port"],

@@ -206,7 +206,7 @@ def _plan_rank(
         request = ServeRequest(
             model=absolute(model.source, facts),
             node=node,
-            memory=memory_pool(host, node, flag_rules.memory),
+            memory=memory_pool(host, node),
             rank=number if several else None,
             host=serve.host or listen_address(serve.listen, node, host),
             port=serve.port,

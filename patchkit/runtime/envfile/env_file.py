@@ -21,7 +21,7 @@ from patchkit.runtime.envfile.header import fact_problems, head_facts, is_untouc
 from patchkit.runtime.envfile.syntax import Format, parse
 from patchkit.runtime.rules.presets import find
 from patchkit.runtime.rules.secret_texts import is_secret, runs_code
-from patchkit.runtime.rules.variable_rules import VariableRules
+from patchkit.runtime.rules.variable_rules import load_variable_rules
 from patchkit.runtime.rules.variable_values import find_value_problems, is_placeholder
 
 # What the first line of every such file says; those of several nodes have `head` as well.
@@ -124,14 +124,13 @@ def read_head(path: Path, role: str, *, accept_edited: bool = False) -> EnvFile:
     return file
 
 
-def check_transfer(
-    head: EnvFile, rules: VariableRules, known: Collection[str], here: Collection[str] = ()
-) -> None:
+def check_transfer(head: EnvFile, known: Collection[str], here: Collection[str] = ()) -> None:
     """Raise SourceError that names every variable of the file which must not be taken over.
 
     ``known`` are the names that the software of this node reads; ``here`` those that the user sets
     on this node, for which the file does not count.
     """
+    rules = load_variable_rules()
     # What rules and the model's preset set is the same on every node.
     shared = [rule.set for rule in rules.rules if rule.scope == "shared"]
     if preset := find(head.facts.get("model", "")):

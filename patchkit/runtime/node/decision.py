@@ -19,7 +19,7 @@ from patchkit.runtime.node.topology import Attachment, attach
 from patchkit.runtime.rules.presets import Preset, named_preset
 from patchkit.runtime.rules.releases import within
 from patchkit.runtime.rules.rule import BY_DEFAULT, RuleChoice, Situation
-from patchkit.runtime.rules.variable_rules import Executor, choose_executor, load_variable_rules
+from patchkit.runtime.rules.variable_rules import Executor, choose_executor
 from patchkit.runtime.rules.variables import nccl_variables, other_variables, vllm_variables
 
 
@@ -125,13 +125,7 @@ def decide(
         )
     if file and not addressed:
         _check_place(options.role, file, host)
-    executor = choose_executor(
-        load_variable_rules().executors,
-        vllm,
-        role=role,
-        asked=asked.executor,
-        wanted=asked.choice.wanted,
-    )
+    executor = choose_executor(vllm, role, asked.executor, asked.choice.wanted)
     return Node(
         role=role,
         nodes=nodes,
@@ -206,7 +200,7 @@ def _check_head(head: EnvFile, host: Host, vllm: str, nccl: str, options: NodeOp
             hint="install one NCCL on every node: `patchkit build nccl`",
         )
     read = {*vllm_variables(vllm, host.vllm_home(vllm)), *nccl_variables(options.nccl)}
-    check_transfer(head, load_variable_rules(), {*read, *other_variables()}, options.extra)
+    check_transfer(head, {*read, *other_variables()}, options.extra)
 
 
 def _check_place(role: str, file: EnvFile, host: Host) -> None:

@@ -27,12 +27,10 @@ class Owner:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LostFile:
+class LostFile(Owner):
     """A file that a RECORD lists and that is gone: pip deleted it with another package's."""
 
     path: str
-    project: str
-    version: str
 
     def __str__(self) -> str:
         return f"{self.path}, which {self.project} {self.version} has installed"

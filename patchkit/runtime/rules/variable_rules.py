@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from functools import cache
@@ -103,14 +103,7 @@ def load_variable_rules(place: Path = PLACE) -> VariableRules:
     return read_toml(VariableRules, place)
 
 
-def choose_executor(
-    executors: Iterable[Executor],
-    vllm: str,
-    *,
-    role: str,
-    asked: str = "auto",
-    wanted: AbstractSet[str] = frozenset(),
-) -> Executor:
+def choose_executor(vllm: str, role: str, asked: str, wanted: AbstractSet[str]) -> Executor:
     """Return the executor that was asked for; ``auto`` is the first that the release has.
 
     Of several entries of one name the last that fits counts: what a switch among the ``wanted``
@@ -119,7 +112,7 @@ def choose_executor(
     alone = role == "single"
     fits = {
         row.name: row
-        for row in executors
+        for row in load_variable_rules().executors
         # uni serves a node alone; the others start ranks on several.
         if (row.name == "uni") is alone
         and within(vllm, row.vllm)

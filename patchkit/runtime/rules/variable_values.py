@@ -184,9 +184,3 @@ def vllm_values(version: str) -> Mapping[str, Takes]:
         any_case = before.any_case or takes.any_case
         found[row.name] = Takes(how=takes.how, words=words, any_case=any_case)
     return found
-
-
-def values_by_release(name: str) -> list[tuple[str, str, Takes]]:
-    """Return first and last release, and what a variable takes in these; the oldest first."""
-    rows = (row for row in read_table(TAKEN).rows if row.name == name)
-    return [(row.first, row.last, Takes.parse(row.default)) for row in rows]

@@ -15,7 +15,7 @@ from patchkit.errors import UsageError
 from patchkit.runtime.host.hardware import target_of
 from patchkit.runtime.host.host import Host
 from patchkit.runtime.node.decision import Node
-from patchkit.runtime.rules.flags import MemoryBudget
+from patchkit.runtime.rules.flags import load_flag_rules
 from patchkit.runtime.rules.presets import Preset, find, model_recipes, named_preset, presets_meant
 from patchkit.target import targets
 from patchkit.units import BYTES_PER_GIB, KIB_PER_GIB, MIB_PER_GIB
@@ -83,9 +83,10 @@ class MemoryPool:
     note: str = ""
 
 
-def memory_pool(host: Host, node: Node, budget: MemoryBudget) -> MemoryPool:
+def memory_pool(host: Host, node: Node) -> MemoryPool:
     """Return the memory of this host's GPU, or of the device that the command line is for."""
     here, device, why = target_of(host), node.target, ""
+    budget = load_flag_rules().memory
     unified = here in targets() and targets()[here].unified
     unknown = "whether it fits was not checked:"
     if device != here:
