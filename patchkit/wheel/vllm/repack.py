@@ -188,7 +188,7 @@ def _is_in_wheelhouse(house: Path, new: Additions, digest: str) -> bool:
     try:
         listed = {entry.filename: entry.sha256 for entry in load_manifest(house).wheels}
     except (UsageError, SourceError, StorageError):
-        return False  # no folder yet, or a change that add() finishes
+        return False  # no folder yet, or a change that add_wheel finishes
     path = house / new.filename
     return listed.get(new.filename) == digest and is_file(path) and sha256_of(path) == digest
 

@@ -1,6 +1,6 @@
 """Make what is new in a repacked wheel: patched files, the ledger, its version, facts and SBOM.
 
-Everything here is text in, bytes out; ``write.rewrite`` puts it into the wheel.
+Everything here is text in, bytes out; ``rewrite_wheel`` puts it into the wheel.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ def prune_wheelhouse(
 
     ``drop`` names wheels by file name, project, or project==version. A wheel that is gone is no
     longer listed, and the three files are written anew. ``force`` sets a journal aside that cannot
-    be read. Raises as ``add`` does, and SourceError if no manifest says what belongs here.
+    be read. Raises as ``add_wheel`` does, and SourceError if no manifest says what belongs here.
     """
     with open_for_reading(house) if dry_run else hold_wheelhouse(house):
         left = [Pruned(finding.where, finding.what) for finding in find_leftovers(house)]

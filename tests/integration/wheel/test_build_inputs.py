@@ -16,18 +16,14 @@ from e2e.proofs.torch_questions import answers, questions
 from patchkit.errors import DriftError, SourceError
 from patchkit.patching.fix import Request
 from patchkit.recipes.vllm.archs import evaluate
-from patchkit.recipes.vllm.build import by_option, known_externals, wanted
+from patchkit.recipes.vllm.build import by_option, wanted
 from patchkit.recipes.vllm.external import externals
 from patchkit.recipes.vllm.leave_out import idle_sources, leave_out, take_installed
 from patchkit.source.detect import detect
-from patchkit.source.fetch import fetch
 from patchkit.target import targets
 from patchkit.wheel.build.cross_torch import install_torch_stand_in
 from patchkit.wheel.build.requirements import read_requirements
-from patchkit.wheel.file.wheelfile import WheelFile
 from patchkit.wheel.vllm.needs import locked_requirements, read_needs, recorded_needs
-from patchkit.wheel.vllm.repack_origin import upstream_wheels
-from patchkit.wheel.vllm.upstream_parts import members_of
 from support.small_torch import site, small_torch
 from tools.stated_needs import stated_needs
 
@@ -127,30 +123,6 @@ def test_what_is_left_out_has_no_code_for_the_device(source, ask):
         groups = evaluate(source, target, target.native, "13.0")
         assert "cmake/external_projects/flashmla.cmake" in files
         assert [each.place for each in groups if each.place[0] in files and each.archs] == []
-
-
-# What vLLM builds itself, besides what it has from other projects.
-OWN = {"_C_stable_libtorch.abi3.so", "_moe_C_stable_libtorch.abi3.so", "_rust_tool_parser.abi3.so"}
-OWN |= {"cumem_allocator.abi3.so", "fs_io_C.abi3.so", "spinloop.abi3.so", "vllm-rs"}
-
-
-@pytest.mark.e2e
-@pytest.mark.parametrize("version", ["0.25.1", "0.33.0"], scope="module")
-@pytest.mark.parametrize("cpu", ["aarch64", "x86_64"])
-def test_everything_in_upstreams_wheels_belongs_to_somebody(source, cpu):
-    """The sdist, vLLM's own libraries, and the paths that build.toml names are all of it."""
-    version = source.version.public
-    try:
-        path = fetch("vllm", version, upstream_wheels()[cpu], offline=True)
-    except SourceError as error:  # nothing else: a file with another hash is a failure
-        pytest.skip(f"{error.what}: --source triton-kernels=vllm=={version} of a build fetches it")
-    with WheelFile(path) as wheel:
-        members = {name for name in wheel.members if ".dist-info/" not in name}
-    others = [name for each in known_externals() for name in members_of(each, members)]
-    assert len(others) == len(set(others))
-    own = {name for name in members if source.exists(name)}
-    assert members - own - set(others) <= {f"vllm/{name}" for name in OWN}
-    assert not own & set(others)
 
 
 def test_locked_requirements_are_what_the_release_asks_for(source):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -24,75 +25,63 @@ def work(tmp_path, monkeypatch):
     return place
 
 
-@pytest.fixture
-def held(work):
-    """Enter the work folder with sources that say ``text``; what is then in it."""
+@contextlib.contextmanager
+def build_folder(text="1", facts="facts", name="nccl", *, fresh=False):
+    """Hold a work folder, with sources that say ``text``."""
+    with staging() as staged:
+        (staged / "source").mkdir()
+        (staged / "source/text").write_text(text)
+        brought = [staged / "source"]
+        with work_folder(module.WORK / name, brought, facts, fresh=fresh, free=0) as root:
+            yield root
 
-    def enter(text="1", facts="facts", *, fresh=False, free=0, leave=()):
-        with staging() as staged:
-            (staged / "source").mkdir()
-            (staged / "source/text").write_text(text)
-            with work_folder(
-                module.WORK / "nccl", [staged / "source"], facts, fresh=fresh, free=free
-            ) as root:
-                assert root == work / "nccl"
-                names = {
-                    str(path.relative_to(root)): path.read_text()
-                    for path in root.rglob("*")
-                    if path.is_file()
-                }
-                for name in leave:
-                    (root / name).parent.mkdir(exist_ok=True)
-                    (root / name).write_text("left")
-        return names
 
-    return enter
+def files_in(root):
+    return {str(p.relative_to(root)): p.read_text() for p in root.rglob("*") if p.is_file()}
 
 
 NEW = {"source/text": "1", "facts.json": "facts"}
-LEFT = ("build/a.o", "log.txt")
 
 
-def test_a_first_build(held, work):
-    assert held() == NEW
+def test_a_first_build(work):
+    with build_folder() as root:
+        assert (root, files_in(root)) == (work / "nccl", NEW)
     assert [path.name for path in work.iterdir()] == ["nccl"]  # nothing staged is left
 
 
-def test_other_facts_clear_it(held, work, tmp_path):
-    held(leave=LEFT)
-    (work / "nccl/link").symlink_to(tmp_path)
+def test_other_facts_clear_it(work, tmp_path):
+    with build_folder() as root:
+        (root / "build").mkdir()
+        (root / "build/a.o").touch()
+        (root / "link").symlink_to(tmp_path)
     (tmp_path / "precious").write_text("kept")
-    assert held(text="2", facts="others") == {"source/text": "2", "facts.json": "others"}
+    with build_folder(text="2", facts="others") as root:
+        assert files_in(root) == {"source/text": "2", "facts.json": "others"}
+        assert not (root / "link").is_symlink()
     assert (tmp_path / "precious").read_text() == "kept"
-    assert not (work / "nccl/link").is_symlink()
 
 
-def test_two_at_once(held, work):
-    held()
-    with staging() as staged:
-        (staged / "source").mkdir()
-        with work_folder(module.WORK / "nccl", [staged / "source"], "facts", fresh=False, free=0):
-            with pytest.raises(BusyError) as busy:
-                held(fresh=True)
-            with work_folder(
-                module.WORK / "other", [staged / "source"], "facts", fresh=False, free=0
-            ):
-                pass
+def test_two_at_once(work):
+    with build_folder():
+        with pytest.raises(BusyError) as busy, build_folder(fresh=True):
+            pass
+        with build_folder(name="other"):
+            pass
     assert busy.value.exit_code == 6
-    assert held() == NEW
+    with build_folder() as root:
+        assert files_in(root) == NEW
 
 
-def test_what_a_build_started_holds_the_folder_too(held, work):
+def test_what_a_build_started_holds_the_folder_too(work):
     """patchkit alone was killed: nobody builds beside what it has started."""
-    with staging() as staged:
-        (staged / "source").mkdir()
-        with work_folder(module.WORK / "nccl", [staged / "source"], "facts", fresh=False, free=0):
-            command = [sys.executable, "-c", "input()"]
-            left = subprocess.Popen(command, stdin=subprocess.PIPE, close_fds=False)
-    with pytest.raises(BusyError):
-        held()
+    with build_folder():
+        command = [sys.executable, "-c", "input()"]
+        left = subprocess.Popen(command, stdin=subprocess.PIPE, close_fds=False)
+    with pytest.raises(BusyError), build_folder():
+        pass
     left.communicate(b"\n")
-    held()
+    with build_folder():
+        pass
 
 
 # Others must not be able to put anything there
@@ -127,15 +116,15 @@ def link(place, elsewhere):
     ],
 )
 @pytest.mark.parametrize("inner", [False, True])
-def test_a_folder_that_is_not_ours_alone(held, work, tmp_path, spoil, inner):
+def test_a_folder_that_is_not_ours_alone(work, tmp_path, spoil, inner):
     if inner:
         work.mkdir()
     place = work / "nccl" if inner else work
     elsewhere = tmp_path / "elsewhere"
     spoil(place, elsewhere)
     before = place.lstat().st_mode
-    with pytest.raises(StorageError, match=str(place)):
-        held()
+    with pytest.raises(StorageError, match=str(place)), build_folder():
+        pass
     assert place.lstat().st_mode == before
     assert not elsewhere.exists() or list(elsewhere.iterdir()) == []
 

@@ -64,7 +64,6 @@ def test_what_a_wheel_says(made):
     [
         (lambda m, h: m.update({f"{h}/patchkit.json": b"{"}), "patchkit.json: is no JSON: Expect"),
         (lambda m, h: m.update({f"{h}/patchkit.json": b"[]"}), "patchkit.json: is no JSON object"),
-        (lambda m, h: m.pop(f"{h}/METADATA"), "METADATA: is missing"),
         (
             lambda m, h: m.update({f"{h}/METADATA": b"Requires-Dist: a==\n"}),
             "Requires-Dist: Expected",
@@ -73,7 +72,6 @@ def test_what_a_wheel_says(made):
             lambda m, h: m.update({f"{h}/METADATA": b"Requires-Python: ten\n"}),
             "Invalid specifier: 'ten'",
         ),
-        (lambda m, h: m.update({"b-1.dist-info/METADATA": b""}), "has no .dist-info folder of vll"),
     ],
 )
 def test_what_cannot_be_read_is_said(change, fault, made):
