@@ -38,41 +38,32 @@ class PeerLink:
 def try_links(peers: Sequence[tuple[str, str]]) -> list[dict[str, Any]]:
     """Return the link to each peer, ``(DESTINATION, ADDRESS ON THE CABLE)``, tried as a unit would.
 
-    A unit has no agent of a login: the key must work without one.
+    A unit has no agent of a login: the key must work without one. Without an address ssh's own way
+    is taken. The host key is looked for where ssh has it for the destination, whatever the address.
     """
     environment = {key: value for key, value in os.environ.items() if key != "SSH_AUTH_SOCK"}
     found = []
     for destination, address in peers:
-        words = link_words(destination, address)
+        check_destination(destination)
+        said = attempt("ssh", "-G", "--", destination).output.split("\n")
+        here = dict(line.partition(" ")[::2] for line in said)
+        name, port = here.get("hostname", destination), here.get("port", _STANDARD_PORT)
+        over_cable: tuple[str, ...] = ()
+        if address and address != name:
+            known = name if port == _STANDARD_PORT else f"[{name}]:{port}"
+            over_cable = (
+                *("-o", f"HostName={address}"),
+                *("-o", f"HostKeyAlias={here.get('hostkeyalias') or known}"),
+                *("-o", "CheckHostIP=no"),
+                # Of a jump host the cable has no need.
+                *("-o", "ProxyJump=none"),
+                *("-o", "ProxyCommand=none"),
+            )
+        words = ("ssh", "-T", *_OF_A_LINK, *over_cable, *BATCH, "--", destination)
         done = attempt(*words, "true", env=environment, timeout=30)
         error = ssh_error(done, destination) if done.trouble else None
         found.append(asdict(PeerLink(words=words, error=error_fields(error) if error else {})))
     return found
-
-
-def link_words(destination: str, address: str) -> tuple[str, ...]:
-    """Return the words up to the remote command; without an address ssh's own way is taken.
-
-    The host key is looked for where ssh has it for the destination, whatever the address.
-    """
-    check_destination(destination)
-    here = dict(
-        line.partition(" ")[::2]
-        for line in attempt("ssh", "-G", "--", destination).output.split("\n")
-    )
-    name, port = here.get("hostname", destination), here.get("port", _STANDARD_PORT)
-    over_cable: tuple[str, ...] = ()
-    if address and address != name:
-        known = name if port == _STANDARD_PORT else f"[{name}]:{port}"
-        over_cable = (
-            *("-o", f"HostName={address}"),
-            *("-o", f"HostKeyAlias={here.get('hostkeyalias') or known}"),
-            *("-o", "CheckHostIP=no"),
-            # Of a jump host the cable has no need.
-            *("-o", "ProxyJump=none"),
-            *("-o", "ProxyCommand=none"),
-        )
-    return ("ssh", "-T", *_OF_A_LINK, *over_cable, *BATCH, "--", destination)
 
 
 Echo = Literal["answers", "silent", "unknown"]

@@ -80,11 +80,6 @@ def choose_files(names: Collection[str]) -> tuple[str, ...]:
     return tuple(sorted({*weights, *texts} - others))
 
 
-def is_weight(name: str) -> bool:
-    """Return whether a file holds weights that vLLM may load: it lies in the main folder."""
-    return "/" not in name and _matches(name, _WEIGHTS)
-
-
 def _matches(name: str, patterns: Collection[str]) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in patterns)
 
@@ -244,7 +239,8 @@ def _check_files(
     if not any(name in sizes for name in CONFIGS):
         why = "vLLM cannot tell what model this is"
         yield Finding(where=CONFIGS[0], what="is missing", why=why)
-    weights = [name for name in sizes if is_weight(name)]
+    # vLLM loads those of the main folder.
+    weights = [name for name in sizes if "/" not in name and _matches(name, _WEIGHTS)]
     if not weights:
         yield Finding(what="there are no weights", why="vLLM would have nothing to load")
     named: dict[str, str] = {}

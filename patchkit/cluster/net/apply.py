@@ -18,7 +18,7 @@ import os
 import shutil
 import signal
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -124,8 +124,13 @@ class NetHistory:
             folder = (self.root / _STATE).parent
             folder.mkdir(parents=True, exist_ok=True)
             folder.chmod(0o755)  # as the journal's folder_mode
-        with lock.locked(folder), ignore_hangup():
-            yield
+        with lock.locked(folder):
+            # The link under an SSH session may be what is changed.
+            former = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+            try:
+                yield
+            finally:
+                signal.signal(signal.SIGHUP, former)
 
 
 def read_step(folder: Path) -> NetChange:
@@ -303,8 +308,16 @@ def activate_network(
 
     ``given`` and ``former`` are the addresses that patchkit's file has, and had.
     """
-    # Before anything changes; addresses of planned interfaces are meant to change.
-    kept = _find_management_addresses({*given, *former})
+    # Before anything changes: the addresses of a default route and of the SSH session are those
+    # through which people reach this machine. Without a family ip shows routes of IPv4 alone.
+    routes = [row for family in ("-4", "-6") for row in run_ip(family, "route", "show", "default")]
+    ways, session = {row.get("dev") for row in routes}, _find_session_address(os.getpid())
+    kept = {
+        address
+        for dev, address, lasting in _list_addresses()
+        if dev not in {*given, *former}  # which are meant to change
+        if (dev in ways and lasting) or address.split("/")[0] == session
+    }
     run("netplan", "generate")  # finds errors without touching an interface
     run("netplan", "apply", timeout=_NETPLAN_SECONDS)
     # networkd leaves addresses that patchkit gave and takes back where they are.
@@ -323,25 +336,6 @@ def activate_network(
                 "NetworkManager",
             )
         time.sleep(0.5)  # seconds between two looks
-
-
-def _find_management_addresses(planned: Collection[str]) -> frozenset[str]:
-    """Return the addresses through which people reach this machine.
-
-    They are those of interfaces with a default route, and that of the SSH session.
-    """
-    ways = {
-        route.get("dev")
-        # Without a family ip shows routes of IPv4 alone.
-        for family in ("-4", "-6")
-        for route in run_ip(family, "route", "show", "default")
-    }
-    session = _find_session_address(os.getpid())
-    return frozenset(
-        address
-        for dev, address, lasting in _list_addresses()
-        if dev not in planned and ((dev in ways and lasting) or address.split("/")[0] == session)
-    )
 
 
 def _find_session_address(process: int) -> str:
@@ -380,13 +374,3 @@ def run_ip(*arguments: str) -> list[dict[str, Any]]:
         return read_json(list[dict[str, Any]], done.output or "[]")
     except RecordError:
         raise HostError(f"{done.shown} printed {done.output[:80]!r}, not JSON") from None
-
-
-@contextlib.contextmanager
-def ignore_hangup() -> Iterator[None]:
-    """Ignore SIGHUP: the link under an SSH session may be what is changed."""
-    former = signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGHUP, former)

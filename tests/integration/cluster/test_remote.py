@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from patchkit.cluster.agent import node_files
-from patchkit.cluster.agent.links import link_words, try_links
+from patchkit.cluster.agent.links import try_links
 from patchkit.cluster.ssh.node import Remote
 from patchkit.errors import BusyError, HostError, UsageError
 from patchkit.process import attempt
@@ -105,10 +105,9 @@ def lock_of_x():
 
 def test_links_go_over_the_address_with_the_key_that_is_known(sshd):
     """The name is not that of the address, and the host key is still looked for under the name."""
-    words = link_words("spark-1", "127.0.0.2")
-    assert "HostName=127.0.0.2" in words
-    done = attempt(*words, "echo $SSH_CONNECTION", timeout=20)
-    assert (done.trouble, done.output.split()[2]) == ("", "127.0.0.2")
     (found, lost) = try_links([("spark-1", "127.0.0.2"), ("spark-3", "127.9.9.9")])
+    assert "HostName=127.0.0.2" in found["words"]
+    done = attempt(*found["words"], "echo $SSH_CONNECTION", timeout=20)
+    assert (done.trouble, done.output.split()[2]) == ("", "127.0.0.2")
     assert found["error"] == {}
     assert lost["error"] == {} or "127.9.9.9" in lost["error"]["what"]
