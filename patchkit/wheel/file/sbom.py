@@ -124,9 +124,7 @@ def nccl_sbom(facts: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _make_document(
-    subject: dict[str, Any],
-    tools: Mapping[str, str],
-    components: Sequence[dict[str, Any]] = (),
+    subject: dict[str, Any], tools: Mapping[str, str], components: Sequence[dict[str, Any]] = ()
 ) -> dict[str, Any]:
     """Make the whole, with the components that the subject depends on."""
     refs = [component["bom-ref"] for component in components]

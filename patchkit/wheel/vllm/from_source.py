@@ -140,9 +140,7 @@ def compile_wheel(
     source, out = root / "source", emptied(root / "raw")
 
     def runner(
-        cmd: Sequence[str],
-        cwd: str | None = None,
-        extra_environ: Mapping[str, str] | None = None,
+        cmd: Sequence[str], cwd: str | None = None, extra_environ: Mapping[str, str] | None = None
     ) -> None:
         full = {**variables, **(extra_environ or {})}
         words = [*namespace_words(), *cmd]

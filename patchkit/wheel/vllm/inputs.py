@@ -32,11 +32,7 @@ from patchkit.source.archive import unpack
 from patchkit.source.fetch import Progress, cache_dir
 from patchkit.source.git import commit_archive, parse_git, submodules
 from patchkit.target import Target
-from patchkit.wheel.vllm.upstream_parts import (
-    FoundSource,
-    is_upstream,
-    upstream_parts,
-)
+from patchkit.wheel.vllm.upstream_parts import FoundSource, is_upstream, upstream_parts
 
 _NAMES = re.compile(r"(LICEN[CS]E|COPYING|NOTICE)([.-].*)?", re.IGNORECASE)
 _SPDX = re.compile(r"SPDX-License-Identifier:[ \t]*([\w.+-]+(?: (?:AND|OR|WITH) [\w.+-]+)*)")
@@ -182,10 +178,7 @@ def gather_sources(
         variable, taken = each.known.defined(version), str(folder / each.known.folder)
         (defines if variable else environment)[variable or each.external.variable] = taken
     return Gathered(
-        environment=environment,
-        defines=defines,
-        sources=tuple(sources),
-        installed=tuple(installed),
+        environment=environment, defines=defines, sources=tuple(sources), installed=tuple(installed)
     )
 
 

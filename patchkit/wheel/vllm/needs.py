@@ -95,10 +95,7 @@ def locked_requirements(torch: str, given: Path | None = None) -> Path:
 
 
 def plan_vllm(
-    needs: Needs,
-    version: Version,
-    machine: str,
-    requirements: Path | None = None,
+    needs: Needs, version: Version, machine: str, requirements: Path | None = None
 ) -> BuildPlan:
     """Plan a build for the CPU ``machine``. Raises SourceError where nothing is locked."""
     locked_requirements(needs.torch, requirements)

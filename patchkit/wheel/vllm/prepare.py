@@ -193,11 +193,7 @@ def _gather_sources(order: VllmOrder, tree: SourceTree, staged: Path, report: Re
 
 
 def _vllm_facts(
-    order: VllmOrder,
-    source: Path,
-    outcome: Applied,
-    gathered: Gathered,
-    environment: Environment,
+    order: VllmOrder, source: Path, outcome: Applied, gathered: Gathered, environment: Environment
 ) -> dict[str, Any]:
     recipe, target = load_recipe("vllm"), order.request.target
     torch = installed_torch(environment.python)
@@ -232,7 +228,4 @@ def _vllm_facts(
     }
     label = f"{order.label}.{digest_label(as_text(facts))}"
     # Neither name nor digest depends on where it was built: the bytes of the code do not.
-    return facts | {
-        "wheel": f"{order.version.public}+{label}",
-        "built_on": platform.machine(),
-    }
+    return facts | {"wheel": f"{order.version.public}+{label}", "built_on": platform.machine()}

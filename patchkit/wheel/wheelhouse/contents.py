@@ -106,10 +106,7 @@ def add_wheel(
 
 
 def replace_dependencies(
-    house: Path,
-    before: Manifest,
-    fresh: Collection[ManifestEntry],
-    sources: Collection[Path],
+    house: Path, before: Manifest, fresh: Collection[ManifestEntry], sources: Collection[Path]
 ) -> None:
     """Replace the dependencies that are there by these, all or nothing.
 

@@ -31,11 +31,7 @@ class Pruned:
 
 
 def prune_wheelhouse(
-    house: Path,
-    *,
-    drop: Collection[str] = (),
-    dry_run: bool = False,
-    force: bool = False,
+    house: Path, *, drop: Collection[str] = (), dry_run: bool = False, force: bool = False
 ) -> tuple[Pruned, ...]:
     """Remove what the manifest does not list, what an interrupted run left, and what is dropped.
 

@@ -10,13 +10,7 @@ from pathlib import Path
 
 from patchkit.digests import sha256_of
 from patchkit.durable.names import is_file
-from patchkit.errors import (
-    HashMismatchError,
-    ProofError,
-    SourceError,
-    StorageError,
-    UsageError,
-)
+from patchkit.errors import HashMismatchError, ProofError, SourceError, StorageError, UsageError
 from patchkit.finding import Finding, finding
 from patchkit.quoting import quoted
 from patchkit.wheel.device.inspect import prove_exact

@@ -130,7 +130,7 @@ def test_from_sources_to_a_wheel(built, cli, machine):
 
     assert '"sm_121"' in cli("inspect", made.wheel, "--target", "gb10", "--json").stdout
     assert sorted(made.objects) == [
-        *("obj/device/glue.o", "obj/device/max.o", "obj/device/sum.o", "obj/init.o"),
+        *("obj/device/glue.o", "obj/device/max.o", "obj/device/sum.o", "obj/init.o")
     ]
 
 

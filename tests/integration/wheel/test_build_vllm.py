@@ -21,13 +21,7 @@ from patchkit.elf import read_dynamic
 from patchkit.wheel.build.torch_toolkit import HEADERS, LIBRARIES
 from patchkit.wheel.file.sbom import vllm_sbom
 from patchkit.wheel.wheelhouse.verify import check_files
-from support.building import (
-    HERE,
-    SMALL_VLLM,
-    TORCH,
-    VLLM_VERSION,
-    wheels,
-)
+from support.building import HERE, SMALL_VLLM, TORCH, VLLM_VERSION, wheels
 from support.comparing import first_member
 from support.needed import need, need_headers
 from support.wheels import write_wheel
@@ -164,10 +158,7 @@ def test_from_sources_to_a_wheel(build, arguments, lock, offline, tmp_path, mach
         ({"cuda": None}, "no CUDA: it is for CPUs alone"),
         ({"torch": "2.9.9"}, f"torch is 2.9.9+cu130 with CUDA 13.0; wanted: {TORCH}"),
         ({"of": "x86_64"}, "torch/lib/libtorch.so is for x86_64, not for aarch64"),
-        (
-            {"spoil": "nvidia_cublas"},
-            "the index delivers other bytes than those that are locked",
-        ),
+        ({"spoil": "nvidia_cublas"}, "the index delivers other bytes than those that are locked"),
     ],
     ids=["for CPUs", "another version", "another CPU", "half a download"],
 )

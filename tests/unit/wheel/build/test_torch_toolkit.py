@@ -243,10 +243,7 @@ def test_it_answers_with_what_the_files_of_the_target_say(stand_in, target, tmp_
         "torch.__file__": f"{torch}/__init__.py",
         "torch.compiled_with_cxx11_abi()": True,
         "torch.utils.cmake_prefix_path": f"{torch}/share/cmake",
-        "extension.COMMON_NVCC_FLAGS": [
-            "-D__CUDA_NO_HALF_OPERATORS__",
-            "--expt-relaxed-constexpr",
-        ],
+        "extension.COMMON_NVCC_FLAGS": ["-D__CUDA_NO_HALF_OPERATORS__", "--expt-relaxed-constexpr"],
         "extension.CUDA_HOME": str(cuda),
         "extension.ROCM_HOME": None,
         "extension.include_paths(device_type='cuda')": [

@@ -17,13 +17,7 @@ from patchkit.recipes.vllm.build import Wanted, by_option, known_externals
 from patchkit.recipes.vllm.external import External
 from patchkit.target import targets
 from patchkit.wheel.file.wheelfile import WheelFile
-from patchkit.wheel.vllm.inputs import (
-    Gathered,
-    InputSource,
-    gather_sources,
-    notices,
-    parse_given,
-)
+from patchkit.wheel.vllm.inputs import Gathered, InputSource, gather_sources, notices, parse_given
 from patchkit.wheel.vllm.upstream_parts import parts_of, prove_parts
 from support.vllm_wheels import HOPPER, LOST
 from support.wheels import OTHER_CPU

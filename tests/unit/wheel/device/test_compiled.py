@@ -20,12 +20,7 @@ from patchkit.source.fetch import cache_dir
 from patchkit.target import Load, targets
 from patchkit.wheel.device.compiled import compiled_sources, prove_compiled, prove_groups
 from patchkit.wheel.device.inspect import inspect_file, inspect_wheel
-from patchkit.wheel.device.libraries import (
-    Use,
-    judge_libraries,
-    library_table,
-    require_loading,
-)
+from patchkit.wheel.device.libraries import Use, judge_libraries, library_table, require_loading
 from patchkit.wheel.file.wheelfile import WheelFile
 from support.vllm_wheels import HOPPER, KERNELS, LOST, VERSION, vllm_wheel
 
@@ -64,10 +59,7 @@ def read(folder):
 def test_sources_and_their_archs(commands):
     found = read(commands(("csrc/a.cu", "_C", EXACT), ("b.cpp", "_C", ""), ("b.cu", "_M", BOTH)))
     codes = {each.source: {(k, a.gencode) for k, a in each.codes} for each in found}
-    assert codes == {
-        "csrc/a.cu": {("sass", "121a")},
-        "b.cu": {("sass", "89"), ("ptx", "89")},
-    }
+    assert codes == {"csrc/a.cu": {("sass", "121a")}, "b.cu": {("sass", "89"), ("ptx", "89")}}
     assert [each.library for each in found] == ["_C", "_M"]
     assert [each.load(GB10) for each in found] == [Load.EXACT, Load.JIT]
 

@@ -20,12 +20,7 @@ from patchkit.elf import parse_library
 from patchkit.errors import PatchkitError, ProofError, SourceError
 from patchkit.target import Arch, Load, parse_arch, targets
 from patchkit.wheel.device.fatbin import DeviceCode
-from patchkit.wheel.device.inspect import (
-    LIVE,
-    RELOCATABLE,
-    inspect_file,
-    prove_exact,
-)
+from patchkit.wheel.device.inspect import LIVE, RELOCATABLE, inspect_file, prove_exact
 
 LIBRARIES = Path(__file__).parents[3] / "data" / "libraries"
 GB10, H200 = targets()["gb10"], targets()["h200"]
