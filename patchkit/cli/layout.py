@@ -53,7 +53,9 @@ def wrap(text: str, width: int | None, hang: int = 2) -> list[str]:
     if _PASTED.match(bare):
         return [text.rstrip(" ")]
     margin = " " * (len(bare) - len(bare.lstrip(" ")) + hang)
-    first, *rest = _words(text)
+    # Commands in backticks are not broken. No text for a terminal holds a NUL: it is escaped.
+    kept = _WHOLE.sub(lambda found: found[0].replace(" ", "\0"), text)
+    first, *rest = (word.replace("\0", " ") for word in kept.split(" "))
     lines, line = [], first
     for word in rest:
         if length(line) + 1 + length(word) <= width or not click.unstyle(line).strip():
@@ -62,13 +64,6 @@ def wrap(text: str, width: int | None, hang: int = 2) -> list[str]:
             lines.append(line.rstrip(" "))
             line = margin + word
     return [*lines, line.rstrip(" ")]
-
-
-def _words(text: str) -> list[str]:
-    """Split a text at its blanks, but for those in backticks."""
-    # No text for a terminal holds a NUL: it is escaped.
-    kept = _WHOLE.sub(lambda found: found[0].replace(" ", "\0"), text)
-    return [word.replace("\0", " ") for word in kept.split(" ")]
 
 
 def grid(

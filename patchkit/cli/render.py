@@ -113,20 +113,16 @@ def rendered(verb: F) -> F:
                 elif isinstance(block, Record):
                     if as_json:
                         print_json(block.value, indent=None if block.line else 1)
-                elif not as_json:
-                    print_block(block)
+                elif as_json:
+                    continue
+                elif isinstance(block, Data):
+                    data(block.text)
+                else:
+                    say(block)
         if code:
             raise SystemExit(code)
 
     return cast("F", wrapped)
-
-
-def print_block(block: str | Data) -> None:
-    """Print a line, or data byte for byte."""
-    if isinstance(block, Data):
-        data(block.text)
-    else:
-        say(block)
 
 
 def lead_word(text: str) -> Shown:

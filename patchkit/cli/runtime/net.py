@@ -146,7 +146,11 @@ def apply_network(*, yes: bool, force: bool, **options: Any) -> Iterator[Block]:
             if not confirm("Apply?"):
                 raise UsageError("nothing was changed")
         done = apply_plan(place, made.plan, force=force)
-        yield from _result_lines(name, done)
+        if done.recovered:
+            yield "an apply that was cut short was put back first"
+        anew = "; `sudo netplan apply` sets it anew" if done.live else ""
+        then = " and applied" if done.live else "; the root is not /: no network was changed"
+        yield f"{name} is written{then}" if done.changed else f"nothing to do{anew}"
     yield Record({"file": name, **made.fields(), "difference": difference, **record_fields(done)})
     if done.changed:
         yield from made.other_step()
@@ -291,17 +295,6 @@ def _need_root(place: NetHistory) -> None:
     if place.live and os.geteuid() != 0:
         what = f"writing {place.file} and running netplan need root"
         raise HostError(what, hint=quoted(*_words_as_root(*sys.argv[1:])))
-
-
-def _result_lines(file: str, done: NetResult) -> Iterator[str]:
-    if done.recovered:
-        yield "an apply that was cut short was put back first"
-    if not done.changed:
-        yield "nothing to do" + ("; `sudo netplan apply` sets it anew" if done.live else "")
-        return
-    yield f"{file} is written" + (" and applied" if done.live else "")
-    if not done.live:
-        yield "the root is not /: no network was changed"
 
 
 def _words_as_root(*arguments: str) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 
 from patchkit.cli.next_step import next_step, pip, program
-from patchkit.cli.out import FOLDER, PATH, LaidOut, Shown, style, table, tell
+from patchkit.cli.out import FOLDER, PATH, Shown, style, table, tell
 from patchkit.cli.progress import progress
 from patchkit.cli.render import (
     GOOD,
@@ -96,14 +96,6 @@ def list_wheels(house: Path, *, verbose: bool) -> Iterator[Block]:
         yield next_step(*program(), "repack", f"vllm=={load_recipe().newest}", "--dir", house)
     elif not others:
         yield next_step(*program(), "wheelhouse", "fill", "--dir", house)
-    elif all(entry.kind is not Kind.LOCKED for entry in others):
-        yield _serving_step(house)
-
-
-def _serving_step(house: Path) -> LaidOut:
-    """Return the line that offers a whole wheelhouse to nodes, which take it by `--find-links`."""
-    words = ("-m", "http.server", "--bind", "127.0.0.1", "--directory", house, "8000")
-    return next_step("python3", *words, where="to offer them to every node")
 
 
 @wheelhouse_command.command("prune")
@@ -182,8 +174,9 @@ def fill_wheels(
     words = ["--find-links", str(house), "--require-hashes", "-r", str(house / REQUIREMENTS)]
     install = (*(pip() if here else ["pip"]), "install", *done.manifest.install_options, *words)
     yield next_step(*install, where="" if here else f"on a node, {node.machine}")
-    if not lock_only:
-        yield _serving_step(house)
+    if not lock_only:  # nodes take it by --find-links
+        words = ["-m", "http.server", "--bind", "127.0.0.1", "--directory", str(house), "8000"]
+        yield next_step("python3", *words, where="to offer them to every node")
 
 
 @wheelhouse_command.command("override", epilog=_OVERRIDES)

@@ -26,7 +26,7 @@ from patchkit import __version__, cli
 from patchkit.cli import out
 from patchkit.cli.patch.verdict_view import diff_blocks
 from patchkit.cli.progress import PERIOD, progress
-from patchkit.cli.render import finding_blocks, finding_lines, print_block
+from patchkit.cli.render import Data, finding_blocks, finding_lines
 from patchkit.errors import PatchkitError, UsageError
 from patchkit.finding import Finding, Level, finding
 from patchkit.patching.fix import State
@@ -140,7 +140,7 @@ def test_nothing_is_fine_while_the_gpu_is_not_checked(about, mark):
 
 def print_diff(text):
     for block in diff_blocks(text):
-        print_block(block)
+        out.data(block.text) if isinstance(block, Data) else out.say(block)
 
 
 def test_data_goes_out_byte_for_byte():
