@@ -233,27 +233,24 @@ class _YamlReader:
     def _read_environment(self, node: Any, block: int) -> None:
         if node is None or node.id == "scalar":
             return
+        content = self.reader.content
         for item in node.value:
             self.left -= 1
-            key, value = item if node.id == "mapping" else (None, item)
-            fields = _map_keys(value)
             if self.left < 0:
                 return
-            if key is not None:
-                self._set_variable(key.value, value, block)
-            elif "name" in fields:  # of Kubernetes
-                self._set_variable(fields["name"].value, fields.get("value"), block)
-            elif value.id == "scalar":
+            name, value = item if node.id == "mapping" else (None, item)
+            fields = _map_keys(value)
+            if name is None and "name" in fields:  # of Kubernetes
+                name, value = fields["name"], fields.get("value")
+            if value is not None and value.id != "scalar":
+                self._read_environment(value, block)
+            elif name and (value is None or (value.value in _NULLS and not value.style)):
+                content.passed.add(str(name.value))
+            elif name is None:
                 self.reader.set_variables([Word(value.value, value.start_mark.line + 1)], block)
-
-    def _set_variable(self, name: Any, value: Any, block: int) -> None:
-        content = self.reader.content
-        if value is not None and value.id != "scalar":
-            self._read_environment(value, block)
-        elif value is None or (value.value in _NULLS and not value.style):
-            content.passed.add(str(name))
-        elif isinstance(name, str):
-            content.add_variable(Assignment(value.start_mark.line + 1, name, value.value, block))
+            elif isinstance(name.value, str):
+                line = value.start_mark.line + 1
+                content.add_variable(Assignment(line, name.value, value.value, block))
 
     def _read_command(self, fields: Mapping[str, Any], place: Place) -> None:
         nodes = [fields[name] for name in _COMMANDS if name in fields]

@@ -6,15 +6,12 @@ from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from functools import cache
-from pathlib import Path
 from typing import Annotated, Literal
 
 from patchkit.errors import UsageError
 from patchkit.records import RECIPES, read_toml
 from patchkit.runtime.rules.releases import check_range, within
 from patchkit.runtime.rules.rule import Advice, Discouraged, Rule, VariableName, check_unique
-
-PLACE = RECIPES / "env" / "rules.toml"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,9 +79,6 @@ class VariableRules:
 
     def __post_init__(self) -> None:
         check_unique(entry.id for entry in (*self.entries, *self.advice))
-        ids = {rule.id for rule in self.rules}
-        if lost := sorted({rule.replaces for rule in self.rules} - {"", *ids}):
-            raise ValueError(f"replaces what is no rule: {', '.join(lost)}")
 
     @property
     def entries(self) -> tuple[VariableRule | Avoid, ...]:
@@ -98,9 +92,9 @@ class VariableRules:
 
 
 @cache
-def load_variable_rules(place: Path = PLACE) -> VariableRules:
+def load_variable_rules() -> VariableRules:
     """Return the rules. Raises UsageError for what means nothing, with file and line."""
-    return read_toml(VariableRules, place)
+    return read_toml(VariableRules, RECIPES / "env" / "rules.toml")
 
 
 def choose_executor(vllm: str, role: str, asked: str, wanted: AbstractSet[str]) -> Executor:
