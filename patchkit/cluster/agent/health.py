@@ -195,14 +195,9 @@ def collect_health(venv: str, main: int = 0, no_main: str = "no unit is named") 
     return asdict(NodeHealth(**found, unread=unread))
 
 
-def _read_counters(name: str) -> Mapping[str, int]:
-    """Return the numbers of a file of /proc, by their names. Raises OSError."""
-    text = Path("/proc", name).read_text(encoding="utf-8")
-    return {name: int(number) for name, number in re.findall(r"(?m)^(\w+):? +(\d+)", text)}
-
-
 def _page_cache() -> int:
-    memory = _read_counters("meminfo")
+    text = Path("/proc/meminfo").read_text(encoding="utf-8")
+    memory = {name: int(number) for name, number in re.findall(r"(?m)^(\w+): +(\d+)", text)}
     return memory["Cached"] + memory["Buffers"] - memory["Shmem"]
 
 
