@@ -105,7 +105,6 @@ def compiled(home):
         )
         for name, version in VERSIONS.items()
     }
-    nccl["anonymous"] = link(home / "anonymous/libnccl.so.2", NCCL % (23007, "2.30.7"))
     cudart = link(home / "libcudart.so.13", soname="libcudart.so.13")
     torch = {}
     for kind, tags in (("rpath", "--disable-new-dtags"), ("runpath", "--enable-new-dtags")):
@@ -168,40 +167,32 @@ class Environment:
         wanted = {key: value for key, value in os.environ.items() if key in ("PATH", "HOME")}
         return {**wanted, **self.variables}
 
+    def run(self, *words, **variables):
+        """Return what a program writes with what the user has set."""
+        env = {**self.inherited(), **variables}
+        done = subprocess.run(words, env=env, capture_output=True, text=True, cwd=self.home)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
     def really(self, wrapper=()):
         """What torch and vLLM took when they ran, and the copies that were mapped."""
         script = self.home / "bin/serve.py"
         script.parent.mkdir(exist_ok=True)
         script.write_text(PROBE)
-        done = subprocess.run(
-            [*wrapper, self.python, script],
-            env=self.inherited(),
-            capture_output=True,
-            text=True,
-            cwd=self.home,
-        )
-        assert done.returncode == 0, done.stderr
-        return json.loads(done.stdout.splitlines()[-1])
+        return json.loads(self.run(*wrapper, self.python, script).splitlines()[-1])
 
-    def foretold(self, wrapper=(), rc=0):
+    def foretold(self, wrapper=()):
         """The same, from ``patchkit inspect --loaded``, and all of its answer."""
         command = [*wrapper, sys.executable, "-m", "patchkit", "inspect", "--loaded"]
         patchkit = str(Path(sys.modules["patchkit"].__file__).parents[1])
         paths = [patchkit, *filter(None, [self.variables.get("PYTHONPATH")])]
-        done = subprocess.run(
-            [*command, "--python", self.python, "--json"],
-            env={**self.inherited(), "PYTHONPATH": os.pathsep.join(paths)},
-            capture_output=True,
-            text=True,
-            cwd=self.home,
-        )
-        assert done.returncode == rc, done.stdout + done.stderr
-        answer = json.loads(done.stdout)
+        asked = [*command, "--python", self.python, "--json"]
+        answer = json.loads(self.run(*asked, PYTHONPATH=os.pathsep.join(paths)))
         by_path = {copy["path"]: copy for copy in answer["copies"]}
-        taken = {
-            who: number(by_path[answer[who]["path"]]) if answer[who]["path"] else None
-            for who in ("torch", "vllm")
-        }
+        taken = {}
+        for who in ("torch", "vllm"):
+            copy = by_path.get(answer[who]["path"])
+            taken[who] = number(copy) if copy else None
         mapped = sorted(os.path.realpath(path) for path, copy in by_path.items() if copy["mapped"])
         return {**taken, "mapped": mapped}, answer
 
