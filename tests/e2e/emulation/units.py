@@ -77,12 +77,12 @@ def units_ray(lab: Lab) -> str:
     with _cluster(lab, "units_ray", executor="ray", set={**QUIET, **ONE_GPU}) as cluster:
         token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
         text = "".join(f"{key}={value}\n" for key, value in token.items())
-        for node in cluster.rack.nodes.values():
+        for node in cluster.nodes.values():
             fake_venv.write(node, f"{HOME}/.config/patchkit/secrets.env", text)
         cluster.up(MODELS[0])
         ask = (BIN / "ray", "status", "--address", f"{wires.lan_ip(1)}:{RAY_PORT}")  # over the LAN
-        stranger = cluster.rack.laptop.run(*ask)
-        owner = cluster.rack.laptop.run("env", *map("=".join, token.items()), *ask)
+        stranger = cluster.laptop.run(*ask)
+        owner = cluster.laptop.run("env", *map("=".join, token.items()), *ask)
         insist(bool(stranger.status) and not owner.status, f"{stranger.output}; {owner.trouble}")
         _insist_on(lab.expected, cluster, MODELS[0])
         head, worker = cluster.names
@@ -106,7 +106,7 @@ def _heals(cluster: EmulatedCluster, name: str, unit: str) -> str:
         return cluster.head.user("systemctl", "--user", *shown).output.strip()
 
     before, began = {"0", server()}, time.monotonic()
-    cluster.rack[name].user("systemctl", "--user", *kill, unit)
+    cluster.nodes[name].user("systemctl", "--user", *kill, unit)
     wait(lambda: server() not in before, SERVE_SECONDS, f"{unit} of {name}: no new server")
     wait(cluster.answers, SERVE_SECONDS, f"{unit} of {name}: it does not answer again")
     return f"serves again after {time.monotonic() - began:.0f} s"
@@ -117,9 +117,10 @@ def _cluster(lab: Lab, log: str, **choices: object) -> Iterator[EmulatedCluster]
     """Boot two nodes that have this session's vLLM and two models."""
     root = rootfs.ready(lab.work, COMPILER)
     shared = (Path(sys.prefix), lab.model)
-    with rack.up(root, lab.work / "logs" / log, home=DISK, shared=shared) as here:
-        cluster = EmulatedCluster(here, patience=SERVE_SECONDS)
-        for node in here.nodes.values():
+    folder = lab.work / "logs" / log
+    with rack.up(root, folder, home=DISK, shared=shared) as parts:
+        cluster = EmulatedCluster(*parts, folder, patience=SERVE_SECONDS)
+        for node in cluster.nodes.values():
             _install(node, lab.model)
         said = {"args": [*ARGS, *SHARDS], "set": QUIET, "without": ON_CPU, **choices}
         cluster.describe(**said)

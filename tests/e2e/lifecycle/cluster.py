@@ -1,4 +1,4 @@
-"""A cluster on the rack, asked and hurt from outside: `patchkit cluster` on the laptop, fake ranks.
+"""A cluster of such nodes, asked and hurt from outside: `patchkit` on the laptop, fake ranks.
 
 Whether a cluster serves, the server says; what is left of it, the nodes' processes and systemd.
 """
@@ -9,7 +9,7 @@ import contextlib
 import json
 import struct
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -19,7 +19,7 @@ from e2e.emulation.scenarios import insist
 from e2e.lifecycle import fake_venv, rack
 from e2e.lifecycle.fake_vllm import WORKER
 from e2e.lifecycle.nodes import HOME, SystemdNode
-from e2e.lifecycle.rack import Rack
+from e2e.lifecycle.rack import Laptop
 from patchkit.follow import Completed
 
 MODEL, OTHER_MODEL = "~/models/tiny", "~/models/other"
@@ -51,30 +51,33 @@ ON = "active,activating,deactivating,reloading"
 
 @dataclass(frozen=True)
 class EmulatedCluster:
-    """A cluster of all nodes of the rack, the first one its head.
+    """A cluster of all nodes, spark1 its head.
 
-    ``patience``: seconds for a start.
+    ``folder`` is for logs, ``patience`` are the seconds for a start.
     """
 
-    rack: Rack
+    nodes: Mapping[str, SystemdNode]
+    laptop: Laptop
+    wires: wires.Wiring
+    folder: Path
     patience: int = UP_SECONDS
 
     @property
     def names(self) -> list[str]:
-        return list(self.rack.nodes)
+        return list(self.nodes)
 
     @property
     def head(self) -> SystemdNode:
-        return self.rack.nodes["spark1"]
+        return self.nodes["spark1"]
 
     @property
     def worker(self) -> SystemdNode:
-        return self.rack.nodes["spark2"]
+        return self.nodes["spark2"]
 
     @property
     def home(self) -> Path:
         """Return the home on the laptop, as it is reached from outside."""
-        return self.rack.laptop.node.file(rack.HOME)
+        return self.laptop.node.file(rack.HOME)
 
     def prepare(self, begin: Begin) -> None:
         """Put two models on all nodes; unless they stay bare the fake, too, and serve if asked."""
@@ -85,7 +88,7 @@ class EmulatedCluster:
             "config.json": json.dumps(config),
             "model.safetensors": struct.pack("<Q", len(header)).decode() + header + "\0" * 4,
         }
-        for node in self.rack.nodes.values():
+        for node in self.nodes.values():
             for model in (MODEL, OTHER_MODEL):
                 for name, text in files.items():
                     fake_venv.write(node, f"{HOME}{model[1:]}/{name}", text)
@@ -101,19 +104,19 @@ class EmulatedCluster:
         tables = ["[serve]\n" + "".join(f"{key} = {_toml(said[key])}\n" for key in said)]
         tables += [
             f'[[node]]\nssh = "{name}"\naddress = "{wires.qsfp_ip(node.number)}"\n'
-            for name, node in self.rack.nodes.items()
+            for name, node in self.nodes.items()
         ]
         (self.home / "cluster.toml").write_text("\n".join(tables))
 
     def change(self, **settings: object) -> None:
         """Let the next start of all ranks do this; all else as by default."""
-        for node in self.rack.nodes.values():
+        for node in self.nodes.values():
             fake_venv.change(node, **{"LOAD": LOAD_SECONDS, **settings})
 
     def patchkit(self, *words: str) -> Completed:
         """Run `patchkit …` on the laptop. Raises UnexpectedError for a traceback."""
         group = ("cluster",) if words[0] in ("init", "install") else ()
-        done = self.rack.laptop.patchkit(*group, *words, seconds=self.patience)
+        done = self.laptop.patchkit(*group, *words, seconds=self.patience)
         insist("Traceback" not in done.errors, f"a traceback: {done.errors}")
         return done
 
@@ -153,7 +156,7 @@ class EmulatedCluster:
 
     def processes(self, name: str) -> dict[Process, list[str]]:
         """Return the processes of a node's rank; none for a node that is off."""
-        node = self.rack[name]
+        node = self.nodes[name]
         return {
             kind: node.user("pgrep", "-f", words).output.split() if node.init else []
             for kind, words in COMMANDS.items()
@@ -166,7 +169,7 @@ class EmulatedCluster:
         """Kill a process of a node's rank with SIGKILL."""
         pids = self.processes(name)[process]
         insist(len(pids) == 1, f"{name} has {len(pids)} {process} processes")
-        self.rack[name].user("kill", "-KILL", *pids)
+        self.nodes[name].user("kill", "-KILL", *pids)
 
     def heals(self, before: Ranks | None = None) -> str:
         """Wait until it answers, from new processes on all nodes if ``before`` is given.
@@ -202,7 +205,7 @@ class EmulatedCluster:
     def left(self, states: str = f"{ON},failed") -> dict[str, str]:
         """Return the processes of ranks and the units in these states, by node that has any."""
         found = {}
-        for name, node in self.rack.nodes.items():
+        for name, node in self.nodes.items():
             said = node.user("sh", "-c", LEFT, states).output.strip() if node.init else ""
             ranks = self.processes(name)
             if said or any(ranks.values()):
@@ -230,8 +233,9 @@ class LifecycleLab:
         self, name: str, begin: Begin = "stopped", count: int = 2
     ) -> Iterator[EmulatedCluster]:
         """Boot nodes, and bring them to where something begins."""
-        with rack.up(self.root, self.work / "logs" / name, count) as here:
-            cluster = EmulatedCluster(here)
+        folder = self.work / "logs" / name
+        with rack.up(self.root, folder, count) as parts:
+            cluster = EmulatedCluster(*parts, folder)
             cluster.prepare(begin)
             yield cluster
 

@@ -75,12 +75,12 @@ class Fault:
 def prove(lab: LifecycleLab, fault: Fault) -> tuple[str, ...]:
     """Make a fault, and insist that it is found and cured; return its row."""
     with lab.cluster(f"doctor-{fault.name}", "serving") as cluster:
-        for node in cluster.rack.nodes.values():
+        for node in cluster.nodes.values():
             node.root("sh", "-c", SUDO)
         if fault.begin != "serving":
             cluster.down()
         before = _claims(cluster, {})
-        node = cluster.rack[fault.node]
+        node = cluster.nodes[fault.node]
         for run, script in ((node.root, fault.root), (node.user, fault.user)):
             done = run("sh", "-c", script)
             insist(not done.trouble, f"{script}: {done.trouble}")
@@ -108,7 +108,7 @@ def prove(lab: LifecycleLab, fault: Fault) -> tuple[str, ...]:
 
 def _claims(cluster: EmulatedCluster, before: Claims) -> Claims:
     """Return what doctor says is wrong and did not say before: errors and warnings."""
-    done = cluster.rack.laptop.patchkit("doctor", "--cluster", "--json")
+    done = cluster.laptop.patchkit("doctor", "--cluster", "--json")
     insist("Traceback" not in done.errors, done.errors)
     try:
         found = json.loads(done.output)["findings"]
@@ -128,7 +128,7 @@ def _listed(found: Claims) -> str:
 
 
 def _wire(cluster: EmulatedCluster, *, cut: bool) -> None:
-    wires = cluster.rack.wires
+    wires = cluster.wires
     (wires.cut if cut else wires.join)("qsfp", WORKER)
     time.sleep(2)  # networkd takes the addresses away, or gives them
 
@@ -148,7 +148,7 @@ def _empty(cluster: EmulatedCluster, command: str) -> None:
 def paste(cluster: EmulatedCluster, command: str) -> str:
     """Run a printed command on the laptop as it stands; return what it prints."""
     script = f'patchkit() {{ "{sys.executable}" -m patchkit "$@"; }}\n{command}'
-    done = cluster.rack.laptop.run("sh", "-c", script, seconds=300)
+    done = cluster.laptop.run("sh", "-c", script, seconds=300)
     insist(not done.trouble, f"{command}: {done.trouble}")
     return done.output
 

@@ -58,7 +58,7 @@ def launcher_killed_in_install(cluster: EmulatedCluster) -> str:
     fill(cluster, HOUSE)
     count = 0
     for moment in MOMENTS:
-        for node in cluster.rack.nodes.values():
+        for node in cluster.nodes.values():
             node.user("rm", "-rf", ".local/share/patchkit")
         count += kill_launcher(cluster, moment, "cluster", "install")
         cluster.expect("install")
@@ -92,8 +92,8 @@ def _version(cluster: EmulatedCluster) -> str:
 def fill(cluster: EmulatedCluster, name: str, release: str = VERSION) -> None:
     """Fill a wheelhouse in the laptop's home, for the nodes' Python."""
     python = cluster.head.user("python3", "-c", PYTHON).output.strip()
-    made = cluster.rack.folder / f"{name}.wheels"
-    house = cluster.rack.folder / name
+    made = cluster.folder / f"{name}.wheels"
+    house = cluster.folder / name
     vllm, *others = fake_venv.wheels(made, note=name, release=release)
     (made / "offered").mkdir()
     for each in others:

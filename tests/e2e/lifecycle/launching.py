@@ -71,7 +71,7 @@ def odd_words(cluster: EmulatedCluster) -> str:
     words = ["--odd", *ODD, *BLANK]
     cluster.describe(args=words, set=variables)
     cluster.up()
-    for name, node in cluster.rack.nodes.items():
+    for name, node in cluster.nodes.items():
         (pid,) = cluster.processes(name)["main"]
         argv = node.file(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")[:-1]
         insist(argv[-len(words) :] == words, f"{name} got {argv[-len(words) :]}")
@@ -138,7 +138,7 @@ def switch_refused(cluster: EmulatedCluster) -> str:
 
 def _interrupt(cluster: EmulatedCluster, moment: str) -> str:
     """Interrupt a switch; what it says is served has to be."""
-    laptop, before, former = cluster.rack.laptop, cluster.ranks(), cluster.served()
+    laptop, before, former = cluster.laptop, cluster.ranks(), cluster.served()
     target = MODEL if former == OTHER_MODEL else OTHER_MODEL
     log = f"interrupted-{moment.replace(' ', '-')}"
     started = laptop.start_patchkit("switch", target, log=log)
@@ -170,7 +170,7 @@ def _interrupt(cluster: EmulatedCluster, moment: str) -> str:
 @scenario("stopped")
 def second_up(cluster: EmulatedCluster) -> str:
     """A second `up` from another terminal, at the same time."""
-    laptop, logs = cluster.rack.laptop, ("up1", "up2")
+    laptop, logs = cluster.laptop, ("up1", "up2")
     both = [laptop.start_patchkit("up", MODEL, log=log) for log in logs]
     ends = sorted(each.wait() for each in both)
     said = "".join(map(laptop.said, logs))
@@ -196,7 +196,7 @@ def launcher_killed(cluster: EmulatedCluster) -> str:
 
 def kill_launcher(cluster: EmulatedCluster, moment: float, *words: str) -> bool:
     """Run a command and kill it after so many seconds. False if it ended before."""
-    laptop = cluster.rack.laptop
+    laptop = cluster.laptop
     started = laptop.start_patchkit(*words, log="killed")
     time.sleep(moment)
     alive = started.poll() is None
@@ -209,7 +209,7 @@ def kill_launcher(cluster: EmulatedCluster, moment: float, *words: str) -> bool:
 @scenario("stopped")
 def launcher_frozen(cluster: EmulatedCluster) -> str:
     """The launcher's machine sleeps while it holds the cluster."""
-    laptop = cluster.rack.laptop
+    laptop = cluster.laptop
     holder = laptop.start(sys.executable, "-c", HOLDS, log="holder")
     wait(lambda: "held" in laptop.said("holder"), 30, "it does not hold")
     laptop.kill(holder, SIGSTOP)

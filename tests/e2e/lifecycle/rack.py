@@ -1,4 +1,4 @@
-"""Nodes with systemd, a switch and a laptop: what a scenario works with; nothing stays."""
+"""Boot nodes with systemd, a switch and a laptop: what a scenario works with; nothing stays."""
 
 from __future__ import annotations
 
@@ -69,24 +69,14 @@ class Laptop:
         os.kill(found, number)
 
 
-@dataclass(frozen=True)
-class Rack:
-    """``nodes`` are spark1, spark2 …, by name; ``folder`` is for logs."""
-
-    nodes: Mapping[str, SystemdNode]
-    laptop: Laptop
-    wires: wires.Wiring
-    folder: Path
-
-    def __getitem__(self, name: str) -> SystemdNode:
-        return self.nodes[name]
+Parts = tuple[Mapping[str, SystemdNode], Laptop, wires.Wiring]
 
 
 @contextlib.contextmanager
 def up(
     root: Path, folder: Path, count: int = 2, *, home: str = SIZE, shared: Iterable[Path] = ()
-) -> Iterator[Rack]:
-    """Boot nodes with this file system; their journals are in ``folder`` afterwards.
+) -> Iterator[Parts]:
+    """Boot spark1, spark2 … with this file system; ``folder`` has their journals afterwards.
 
     ``home`` is the size of their /home, ``shared`` are folders that they see, read only.
     """
@@ -142,7 +132,7 @@ def up(
                 node.start()
             for node in nodes.values():
                 node.wait()
-            yield Rack(nodes, Laptop(laptop), wired, folder)
+            yield nodes, Laptop(laptop), wired
         finally:
             for node in nodes.values():
                 node.keep_journal()

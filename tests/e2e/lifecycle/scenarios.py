@@ -113,9 +113,9 @@ def cable_cuts(cluster: EmulatedCluster) -> str:
     """The cable out for 5 s; then for 20 s, more often than a model may crash in an hour."""
     for seconds in (5, *[20] * CUTS):
         before = cluster.ranks()
-        cluster.rack.wires.cut("qsfp", "spark2")
+        cluster.wires.cut("qsfp", "spark2")
         time.sleep(seconds)
-        cluster.rack.wires.join("qsfp", "spark2")
+        cluster.wires.join("qsfp", "spark2")
         cluster.heals(before if seconds > 5 else None)
     return f"serves again after each; {cluster.head_status()['starts']} starts count"
 
@@ -124,10 +124,10 @@ def cable_cuts(cluster: EmulatedCluster) -> str:
 def lan_out(cluster: EmulatedCluster) -> str:
     """The worker's LAN out for 30 s: what serves goes over the cable."""
     before = cluster.ranks()
-    cluster.rack.wires.cut("lan", "spark2")
+    cluster.wires.cut("lan", "spark2")
     time.sleep(30)
     insist(cluster.answers(), "without the LAN it does not answer")
-    cluster.rack.wires.join("lan", "spark2")
+    cluster.wires.join("lan", "spark2")
     time.sleep(2)
     insist(cluster.ranks() == before, "ranks were started anew")
     return "serves all the time, from the same processes"
@@ -155,7 +155,7 @@ def _name_silent(cluster: EmulatedCluster, why: str) -> None:
 
 
 def _write_login(cluster: EmulatedCluster, text: str, name: str) -> None:
-    fake_venv.write(cluster.rack[name], f"{HOME}/.bashrc", text)
+    fake_venv.write(cluster.nodes[name], f"{HOME}/.bashrc", text)
 
 
 @scenario("stopped")
@@ -182,14 +182,14 @@ def gives_up(cluster: EmulatedCluster) -> str:
 def wrong_token(cluster: EmulatedCluster) -> str:
     """`/health` says 200 long before anything is answered."""
     cluster.change(LIE=LIE_SECONDS)
-    began = cluster.rack.laptop.start_patchkit("up", MODEL, log="up")
+    began = cluster.laptop.start_patchkit("up", MODEL, log="up")
     healthy = ("curl", "--silent", "--fail", "--max-time", "2", f"{URL}/health")
     wait(lambda: not cluster.head.user(*healthy).trouble, 60, "no /health")
     time.sleep(LIE_SECONDS / 2)
     state = cluster.head.user("systemctl", "--user", "is-active", UNIT).output.strip()
     insist(state == "activating", f"the unit is {state} before a token came")
     insist(began.poll() is None, "up returned before a token came")
-    insist(began.wait() == 0, cluster.rack.laptop.said("up"))
+    insist(began.wait() == 0, cluster.laptop.said("up"))
     insist(cluster.answers(), "up returned, and it does not answer")
     return "activating until a token came; then `up` returns"
 
