@@ -5,7 +5,7 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Iterator
 
-from patchkit.doctor.symptoms.symptom import Cause, Symptom, symptom_files, symptoms
+from patchkit.doctor.symptoms.symptom import SYMPTOM_FILES, Cause, Symptom, symptoms
 from patchkit.runtime.rules.rule import in_words
 from support.failures import VERDICTS, matrix
 from tools.markdown import replaced, table
@@ -28,7 +28,7 @@ def pages() -> dict[str, str]:
     """Return path → text: a page for each file of symptoms, and one that leads to them."""
     found = {}
     lines = []
-    for file in symptom_files():
+    for file in SYMPTOM_FILES:
         text = file.read_text(encoding="utf-8")
         # The first comment of a file says what it is about.
         title = text.partition("\n")[0].removeprefix("# ").rstrip(".")

@@ -25,7 +25,7 @@ from patchkit.cluster.launch.up import (
     wait_until_answered,
 )
 from patchkit.cluster.ssh.node import all_of
-from patchkit.doctor.symptoms.findings import explain_failed_start, first_error
+from patchkit.doctor.symptoms.findings import explain_failed_start, read_journals
 from patchkit.durable.signals import Interrupted
 from patchkit.errors import HostError, PatchkitError, UsageError
 from patchkit.runtime.rules.secret_texts import mask_secrets
@@ -162,7 +162,8 @@ def status_command(*, cluster: Cluster) -> Iterator[Block]:
         except PatchkitError as silence:
             hangs = silence.what
     elif unit and (unit.active == "failed" or unit.sub == "auto-restart"):
-        error = first_error(read_group_journal(cluster, lines=400).lines)
+        log, nodes = read_journals(read_group_journal(cluster, lines=400).lines, {})
+        error = (nodes[log.lead.number - 1], log.lead.text.strip()) if log.lead else None
     wrong = list(_head_notes(head, unit)) if head and unit else []
     wrong += [
         style("silent", fg="red") + f" {state.what}"

@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import cache, wraps
+from functools import wraps
 from typing import Any, TypeVar
 
 from patchkit.cluster.agent.group_script import Listener
@@ -46,14 +46,9 @@ def require(value: _Value | None, why: str) -> _Value:
     return value
 
 
-@cache
-def _file_of_texts() -> Mapping[str, str]:
-    return {about: file for file in _FILES for about in finding_texts(file)}
-
-
 def make_finding(about: str, where: str, **fields: object) -> Finding:
     """Return the finding of this id; its command is made there, if it names the words of one."""
-    file = _file_of_texts()[about]
+    file = next(name for name in _FILES if about in finding_texts(name))
     if run := finding_texts(file)[about].run:
         fields = {"command": there(where, *(word.format_map(fields) for word in run)), **fields}
     return finding_from_text(file, about, where, **fields)
@@ -61,7 +56,7 @@ def make_finding(about: str, where: str, **fields: object) -> Finding:
 
 def make_fine(about: str, where: str, **fields: object) -> Finding:
     """Return that a check found nothing wrong, with what was seen."""
-    text = finding_texts(_file_of_texts()[about])[about]
+    text = next(finding_texts(name)[about] for name in _FILES if about in finding_texts(name))
     return Finding(
         level=Level.OK,
         where=where,

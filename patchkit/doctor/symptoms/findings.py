@@ -132,12 +132,6 @@ def read_journals(
     return read_log(written, known), nodes
 
 
-def first_error(lines: Iterable[tuple[str, JournalLine]]) -> tuple[str, str] | None:
-    """Return the error to look at first, and its node before it; None if there is none."""
-    log, nodes = read_journals(lines, {})
-    return (nodes[log.lead.number - 1], log.lead.text.strip()) if log.lead else None
-
-
 def explain_failed_start(start: FailedStart) -> HostError:
     """Return the error of a start that failed: the first line of all ranks that says why.
 

@@ -15,13 +15,12 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from typing import Annotated, Literal
 
 from patchkit.records import RECIPES, matching, read_toml
 from patchkit.runtime.rules.rule import Grounded
 
-FOLDER = RECIPES / "symptoms"
+SYMPTOM_FILES = tuple(sorted((RECIPES / "symptoms").glob("*.toml")))  # one an area, by name
 _FEWEST = 5  # characters that a text needs in a row, without a gap: they are searched first
 _RARE = 12  # characters from which on half of a run is rare enough
 _OTHERS = re.compile(r"[^\x20-\x7e]+")
@@ -146,10 +145,5 @@ def symptoms() -> Mapping[str, Symptom]:
 
     Raises UsageError for a file that is not right, naming its line.
     """
-    tables = (read_toml(tuple[Symptom, ...], file, key="symptom") for file in symptom_files())
+    tables = (read_toml(tuple[Symptom, ...], file, key="symptom") for file in SYMPTOM_FILES)
     return {symptom.id: symptom for table in tables for symptom in table}
-
-
-def symptom_files() -> list[Path]:
-    """Return the files of symptoms, one an area, by name."""
-    return sorted(FOLDER.glob("*.toml"))

@@ -9,7 +9,7 @@ import pytest
 from patchkit.cluster.agent.unit_state import JournalLine
 from patchkit.cluster.launch.cluster import merge_by_time
 from patchkit.doctor.symptoms.diagnosis import read_log
-from patchkit.doctor.symptoms.findings import first_error, log_findings, read_journals
+from patchkit.doctor.symptoms.findings import log_findings, read_journals
 from patchkit.doctor.symptoms.lines import text_chunks
 from patchkit.errors import SourceError
 from patchkit.finding import Level, worst
@@ -158,8 +158,9 @@ CASES = {
 def test_first_error(case):
     head, worker, expected = CASES[case]
     both = [lines("spark-1", *head), lines("spark-2", *worker, start=1)]
-    found = first_error(merge_by_time(map(iter, both)))
-    assert found == expected
+    log, nodes = read_journals(merge_by_time(map(iter, both)), {})
+    lead = (nodes[log.lead.number - 1], log.lead.text) if log.lead else None
+    assert lead == expected
 
 
 def test_the_cause_and_the_node_of_a_known_error():

@@ -8,12 +8,12 @@ import tomllib
 
 import pytest
 
-from patchkit.doctor.symptoms.symptom import symptom_files, symptoms, text_pattern
+from patchkit.doctor.symptoms.symptom import SYMPTOM_FILES, symptoms, text_pattern
 from patchkit.runtime.rules.rule import check_condition
 from support.failures import VERDICTS, matrix, recognised
 
 
-@pytest.mark.parametrize("file", symptom_files(), ids=lambda file: file.stem)
+@pytest.mark.parametrize("file", SYMPTOM_FILES, ids=lambda file: file.stem)
 def test_each_symptom_is_recognised_by_its_examples_alone(file):
     for entry in tomllib.loads(file.read_text())["symptom"]:
         missed = [text for text in entry["example"] if entry["id"] not in recognised(text, {})]
@@ -22,7 +22,7 @@ def test_each_symptom_is_recognised_by_its_examples_alone(file):
 
 
 def test_entries_say_what_they_need():
-    files = [tomllib.loads(file.read_text())["symptom"] for file in symptom_files()]
+    files = [tomllib.loads(file.read_text())["symptom"] for file in SYMPTOM_FILES]
     assert len(symptoms()) == sum(map(len, files))  # each id is there once
     for entry in symptoms().values():
         assert entry.says, entry.id
