@@ -285,20 +285,16 @@ def add_situation(
     situation = {"target": DEFAULT_TARGET}
     for source in (found, head, asked):
         situation |= {name: value for name, value in source.items() if value}
-    if _starts_several_nodes(content, situation["target"]):
+    counts = _COUNTS if situation["target"] in _ONE_GPU else _COUNTS[:1]
+    flags = [flag for command in content.commands for flag in command.flags]
+    ranks = [flag.value[:9] for flag in flags if flag.name in counts]
+    joins = any(
+        row.program == "ray start" and row.find_flag("--address") for row in content.commands
+    )
+    if joins or any(value.isdecimal() and int(value) > 1 for value in ranks):
         situation.setdefault("role", "head")
     home = host.vllm_home(situation.get("vllm", "")) if host else None
     return replace(checked, versions=versions, situation=situation, host=host, home=home)
-
-
-def _starts_several_nodes(content: FileContent, target: str) -> bool:
-    counts = _COUNTS if target in _ONE_GPU else _COUNTS[:1]
-    for command in content.commands:
-        values = [flag.value[:9] for flag in command.flags if flag.name in counts]
-        joins = command.program == "ray start" and command.find_flag("--address")
-        if joins or any(value.isdecimal() and int(value) > 1 for value in values):
-            return True
-    return False
 
 
 @cache

@@ -41,8 +41,9 @@ def nodes_max() -> int:
 def render_env_file(kind: Format, header: Sequence[str], entries: Sequence[EnvEntry]) -> str:
     """Return a whole file: facts (``role=head …``), lines to read, entries. Raises UsageError."""
     first, *notes = header or [""]
-    # This also checks them: a fact that could not be read back is refused here.
-    known = _split_facts(first) | {"format": str(kind)}
+    if wrong := [fact for fact in first.split() if not _FACT.fullmatch(fact)]:
+        raise UsageError(f"{wrong[0]!r} cannot stand in the first line of an env file")
+    known = dict(fact.split("=", 1) for fact in first.split()) | {"format": str(kind)}
     names = [entry.name for entry in entries]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise UsageError(f"{', '.join(twice)}: set twice in one file")
@@ -52,21 +53,12 @@ def render_env_file(kind: Format, header: Sequence[str], entries: Sequence[EnvEn
     return sealed("\n\n".join("\n".join(block) for block in [head, *blocks]) + "\n")
 
 
-def _split_facts(line: str) -> dict[str, str]:
-    found = line.split()
-    for fact in found:
-        if not _FACT.fullmatch(fact):
-            raise UsageError(f"{fact!r} cannot stand in the first line of an env file")
-    return dict(fact.split("=", 1) for fact in found)
-
-
 def head_facts(text: str) -> dict[str, str]:
     """Return the facts of the first line; none if patchkit did not write the file."""
     match = _LINE.match(text)
-    try:
-        return _split_facts(match["facts"]) if match else {}
-    except UsageError:  # a damaged or hostile header is not one of patchkit's
-        return {}
+    found = match["facts"].split() if match else []
+    # A damaged or hostile header is not one of patchkit's.
+    return dict(fact.split("=", 1) for fact in found) if all(map(_FACT.fullmatch, found)) else {}
 
 
 def sealed(text: str) -> str:

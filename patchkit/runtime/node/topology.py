@@ -96,18 +96,26 @@ def _choose_topology(host: Host, asked: str, nodes: int, ports: Sequence[Port], 
             hint=f"see `patchkit probe`; {PLAN}; or sockets on every node, the head "
             "first: --topology socket",
         )
-    if asked == "roce":
-        check_chosen(host, nodes, ports)
-    if asked != "auto":
+    if asked not in ("auto", "roce"):
         return asked
-    if target == "thor":
-        return "hetero"
-    if not usable:
-        return "socket"
+    if asked == "auto" and (target == "thor" or not usable):
+        return "hetero" if target == "thor" else "socket"
     # Two cages in use, and neither is a switch's: each leads to another neighbour.
-    if not ports and nodes <= hardware.facts()["connectx"]["ring_nodes"]:
+    ring = not ports and nodes <= hardware.facts()["connectx"]["ring_nodes"]
+    if asked == "auto" and ring:
         return "ring"
-    check_chosen(host, nodes, ports)
+    if not ports:
+        first: dict[int | None, str] = {}
+        for port in _spanning_ports(host, usable, nodes):
+            first.setdefault(port.device.cage, f"{port.netdev.ipv4[0].ip} on {port.netdev.name}")
+        raise HostError(
+            f"two cages are in use, and nothing says which one joins {nodes} nodes: "
+            f"{' or '.join(first.values())}",
+            why="a switch joins all nodes in one network; in a ring each cage leads to another "
+            "node",
+            hint="name the head's address in the network that all nodes share: --head-ip ADDRESS; "
+            "if it is a ring: --topology ring",
+        )
     return "roce"
 
 
@@ -217,22 +225,6 @@ def fabric(host: Host, nodes: int, head: str) -> tuple[Port, ...]:
             return ()
     # What was left out of `spanning` is taken where it has the very address that was named.
     return tuple(port for port in spanning if port.device.cage in cages[:1]) or tuple(own)
-
-
-def check_chosen(host: Host, nodes: int, chosen: Sequence[Port]) -> None:
-    """Raise HostError, which asks for an address, where each of two cages may be meant."""
-    if chosen:
-        return
-    first: dict[int | None, str] = {}
-    for port in _spanning_ports(host, usable_ports(host), nodes):
-        first.setdefault(port.device.cage, f"{port.netdev.ipv4[0].ip} on {port.netdev.name}")
-    raise HostError(
-        f"two cages are in use, and nothing says which one joins {nodes} nodes: "
-        f"{' or '.join(first.values())}",
-        why="a switch joins all nodes in one network; in a ring each cage leads to another node",
-        hint="name the head's address in the network that all nodes share: --head-ip ADDRESS; "
-        "if it is a ring: --topology ring",
-    )
 
 
 def _spanning_ports(host: Host, ports: Sequence[Port], nodes: int) -> list[Port]:
