@@ -9,8 +9,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from e2e.emulation.lab import Lab
-from e2e.emulation.scenarios import SCENARIOS
+from e2e.emulation.lab import SCENARIOS, Lab
 from e2e.emulation.units import obstacle, units, units_ray
 from e2e.lifecycle.__main__ import make_rows
 

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 
+from e2e.emulation.lab import UnexpectedError
 from e2e.emulation.nodes import NodeError
-from e2e.emulation.scenarios import UnexpectedError
 from e2e.lifecycle import rootfs
 from e2e.lifecycle.cluster import SCENARIOS, LifecycleLab
 from patchkit.errors import PatchkitError

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from e2e.emulation import wires
-from e2e.emulation.scenarios import insist
+from e2e.emulation.lab import insist
 from e2e.lifecycle import fake_venv, rack
 from e2e.lifecycle.fake_vllm import WORKER
 from e2e.lifecycle.nodes import HOME, SystemdNode

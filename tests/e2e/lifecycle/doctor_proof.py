@@ -19,7 +19,7 @@ from functools import partial
 from typing import Any
 
 from e2e.emulation import wires
-from e2e.emulation.scenarios import UnexpectedError
+from e2e.emulation.lab import UnexpectedError
 from e2e.lifecycle.__main__ import PageTable, run_all
 from e2e.lifecycle.cluster import (
     MASTER_PORT,

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from e2e.torture.__main__ import NAMES, RELEASE
-from e2e.torture.attacks import every, steps
+from e2e.torture.__main__ import NAMES, RELEASE, every, steps
 from e2e.torture.supervisor import unavailable
 from e2e.torture.users import users
 from support.selection import WHOLE
