@@ -33,7 +33,7 @@ from patchkit.cluster.launch.cluster_file import ClusterFile, ClusterNode, new_c
 from patchkit.cluster.launch.install import install_everywhere
 from patchkit.cluster.launch.plan import node_addresses, survey_nodes
 from patchkit.errors import HostError, UsageError
-from patchkit.finding import Finding, Level, worst
+from patchkit.finding import Finding, Level, finding, worst
 from patchkit.quoting import quoted
 from patchkit.reading import read_text
 from patchkit.runtime.envfile.write import write
@@ -129,7 +129,8 @@ def _link_nodes(
         addresses = node_addresses(file, facts, choices)
     except HostError as error:
         where, _, what = error.what.partition(": ")
-        return [*file.node], [_as_finding(error, where, "address", what)]
+        what = f"address: {what}"
+        return [*file.node], [finding(HostError, where, what, error.hint, error.why)]
     kept, found = [head], []
     for worker, where in zip(workers, addresses[1:], strict=True):
         user, at, _host = worker.ssh.rpartition("@")
@@ -144,14 +145,9 @@ def _link_nodes(
         else:
             assert trouble is not None
             kept.append(worker)
-            found.append(_as_finding(trouble, worker.ssh, "link", trouble.what))
+            what = f"link: {trouble.what}"
+            found.append(finding(HostError, worker.ssh, what, trouble.hint, trouble.why))
     return kept, found
-
-
-def _as_finding(error: HostError, where: str, about: str, what: str) -> Finding:
-    return Finding(
-        kind=HostError, where=where, about=about, what=what, why=error.why, hint=error.hint
-    )
 
 
 @cluster_command.command("install")

@@ -189,7 +189,10 @@ def _overview_blocks(rules: VariableRules) -> Iterator[Block]:
     yield Record(rules)
     whens = {entry.id: in_words(entry.when) for entry in rules.entries}
     yield style("Set", bold=True)
-    rows = [(it.id, "" if it.default else "off", _values_text(it)) for it in rules.rules]
+    rows = [
+        (it.id, "" if it.default else "off", " ".join(map("=".join, it.set.items())))
+        for it in rules.rules
+    ]
     yield from table([(name, off, whens[name], text) for name, off, text in rows], indent="  ")
     yield ""
     yield style("Better left out", bold=True)
@@ -199,15 +202,12 @@ def _overview_blocks(rules: VariableRules) -> Iterator[Block]:
     yield "`patchkit env explain VARIABLE` says why, who says so, and what guides say."
 
 
-def _values_text(rule: VariableRule) -> str:
-    return " ".join(f"{name}={value}" for name, value in rule.set.items())
-
-
 def _entry_lines(entry: VariableRule | Avoid) -> Iterator[str]:
     rows = {"when": in_words(entry.when) or "always", "why": entry.reason}
     if isinstance(entry, VariableRule):
         whose = "the same on all nodes" if entry.scope == "shared" else "each node its own"
-        yield style(entry.id, fg="green") + f"  sets {_values_text(entry)}  ({whose})"
+        pairs = " ".join(map("=".join, entry.set.items()))
+        yield style(entry.id, fg="green") + f"  sets {pairs}  ({whose})"
         if not entry.default:
             why = "a choice of yours" if entry.optional else "it rests on a single report"
             rows["off"] = f"{why}: --with {entry.id} turns it on"

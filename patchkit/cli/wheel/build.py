@@ -57,8 +57,6 @@ On a Spark:
 Without extensions whose sources cannot be had, CUTLASS from a folder:
   patchkit build vllm --version 0.25.1 --source cutlass=cutlass-4.4.2 \\
     --without flash-attn --without flashmla
-For an H200, to test there:
-  patchkit build vllm --version 0.25.1 --target h200
 """
 
 

@@ -35,8 +35,6 @@ _EPILOG = """\
 \b
 For a Spark, on any machine:
   patchkit repack vllm==0.25.1
-The same for x86-64, for tests elsewhere:
-  patchkit repack vllm==0.25.1 --cpu x86_64
 A wheel of your own, vouched for:
   patchkit repack ./vllm-0.25.1-cp38-abi3-linux_aarch64.whl --sha256 HEX
 """
