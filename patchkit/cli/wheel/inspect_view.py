@@ -32,8 +32,7 @@ def inspected_blocks(file: Path, target: Target) -> Iterator[Block]:
         (binary,) = inspect_file(file)
         fields = _binary_fields(binary, target) | {"sha256": sha256_of(file)}
         yield Record(shared | {"binaries": [fields]})
-        yield from _library_lines(binary, target)
-        yield from fact_lines({"sha256": fields["sha256"]})
+        yield from _library_lines(binary, target, fields["sha256"])
         return
     judged: tuple[Judged, ...] = ()
     with WheelFile(file) as wheel:
@@ -123,7 +122,7 @@ def for_any_python(name: str) -> str:
     return _PYTHON.sub(".cpython-3*-", name)
 
 
-def _library_lines(binary: Binary, target: Target) -> Iterator[str]:
+def _library_lines(binary: Binary, target: Target, sha256: str = "") -> Iterator[str]:
     """Yield everything about one library, and in a sentence how its code reaches the device."""
     library, loads, codes = binary.library, binary.loads(target), binary.codes
     yield style(binary.name, bold=True) + f"  {binary.size:,} bytes"
@@ -131,6 +130,7 @@ def _library_lines(binary: Binary, target: Target) -> Iterator[str]:
         **record_fields(library, "sections", "needed"),
         "needs": library.needed or "nothing",
         "at least": list(floor([binary]).values()),
+        "sha256": sha256,
     }
     yield from fact_lines(facts)
     reached = [(code, code.reach(target)) for code in codes]
