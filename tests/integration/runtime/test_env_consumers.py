@@ -24,7 +24,6 @@ VALUES = (
 )
 REASONS = st.text(st.sampled_from(NASTY)) | st.text()
 BATCH = st.lists(st.tuples(VALUES, REASONS), min_size=1, max_size=40)
-LONGEST = {Format.DOCKER: 65_532, Format.SYSTEMD: 131_068, Format.SH: 131_068}  # of V0=…
 few = settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
 SHELLS = {f"shell {shell[0].rsplit('/', 1)[1]}": shell for shell in shells()}
 OWN = {"systemd": Format.SYSTEMD, "docker": Format.DOCKER}
@@ -79,14 +78,6 @@ def test_a_program_reads_its_format_and_the_common_one(program, folder, batch):
     for kind in (own, Format.ENV):
         path, expected = written(kind, batch, folder)
         assert read(kind, path) == expected
-
-
-def test_the_longest_values(program, folder):
-    kind, read = program
-    path, expected = written(kind, [("x" * LONGEST[kind], "")], folder)
-    assert expected
-    assert read(kind, path) == expected
-    assert not list(held(kind, [("x" * (LONGEST[kind] + 1), "")]))
 
 
 @settings(deadline=None, max_examples=150)

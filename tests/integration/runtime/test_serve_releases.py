@@ -43,15 +43,5 @@ def test_the_recipes_are_in_the_table(home, version):
     assert read_recipes(home.parent) == there
 
 
-def test_host_is_the_api_servers_alone(home):
-    """Nodes of one model do not need it: no engine, executor, worker or config reads the flag."""
-    assert '"--host"' not in (home / "engine/arg_utils.py").read_text()
-    servers = "\n".join(each.read_text() for each in (home / "entrypoints").rglob("*.py"))
-    assert "args.host" in servers
-    code = [file for part in ("config", "engine", "v1") for file in (home / part).rglob("*.py")]
-    assert len(code) > 100
-    assert not [file for file in code if "args.host" in file.read_text()]
-
-
 def test_the_same_with_the_code_at_hand(home, version, pairs):
     assert {flag for flag, _ in pairs} <= flags(version, home)

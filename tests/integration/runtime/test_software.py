@@ -101,17 +101,11 @@ def from_sources(env):
     distribution(env.site, "vllm", "0.32.1.dev7")
 
 
-def from_sources_that_were_never_built(env):
-    from_sources(env)
-    (env.home / "checkout/vllm/_version.py").unlink()
-
-
 @pytest.mark.parametrize(
     ("prepare", "version"),
     [
         (by_another_name, "0.33.0"),
         (from_sources, "0.33.0"),
-        (from_sources_that_were_never_built, "0.32.1.dev7"),
     ],
 )
 def test_whoever_installed_vllm(prepare, version, env):

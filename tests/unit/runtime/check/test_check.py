@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -198,33 +197,15 @@ def test_a_laptop_judges_for_a_spark_and_says_so(tmp_path):
             assert (judged in done.stdout, what in done.stdout) == (False, False), done.stdout
 
 
-def test_a_file_that_env_wrote_passes(spark, tmp_path):
-    path = tmp_path / "head.env"
-    options = ["--root", str(spark), "--vllm", "0.25.1", "--nccl", "2.30.7"]
-    head = ["--role", "head", "--nodes", "2"]
-    for kind in Format:
-        words = ["env", *head, *options, "--format", str(kind), "--force", "-o", str(path)]
-        assert CliRunner().invoke(group, words).exit_code == 0
-        done = run(path, *options)
-        assert (done.exit_code, done.stdout.count("\n")) == (0, 1), done.stdout
-
-
 def test_what_cannot_be_read(tmp_path):
-    path, long, large = (tmp_path / name for name in ("x.env", "long.env", "large.env"))
+    path, long = tmp_path / "x.env", tmp_path / "long.env"
     path.write_bytes(b"A=1\nB=\xff\n")
-    os.mkfifo(tmp_path / "pipe")
     long.write_text("A=\n" * 300_000)
-    large.touch()
-    os.truncate(large, 100 << 20)
     for arguments, kind in (
         ([], UsageError),
         ([tmp_path / "none.env"], UsageError),
-        ([tmp_path], UsageError),
-        ([tmp_path / "pipe"], UsageError),
-        (["/dev/zero"], UsageError),
         ([path], SourceError),
         ([long], SourceError),
-        ([large], SourceError),
         ([FILES / "roce.env", "--vllm", "new"], UsageError),
     ):
         with pytest.raises(kind):

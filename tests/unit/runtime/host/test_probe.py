@@ -199,21 +199,6 @@ def test_a_thor_has_no_cage_even_where_a_spark_has_one(machine):
             "NVIDIA GB10, [N/A], 580.142, Not Supported, [Unknown Error]\n",
             [Gpu(name="NVIDIA GB10", driver="580.142")],
         ),
-        (
-            "".join(
-                f"NVIDIA H200, 9.0, 580.95.05, 143771, 00000000:{n}:00.0\n" for n in ("18", "2A")
-            ),
-            [
-                Gpu(
-                    name="NVIDIA H200",
-                    capability="9.0",
-                    driver="580.95.05",
-                    memory=143771,
-                    bus=f"0000:{bus}:00.0",
-                )
-                for bus in ("18", "2a")
-            ],
-        ),
     ],
 )
 def test_what_nvidia_smi_says(copied, said, gpus):

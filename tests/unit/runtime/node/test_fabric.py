@@ -99,9 +99,7 @@ def test_two_cages_in_one_network_lead_to_one_switch(machine, head):
     ("name", "head", "own", "control"),
     [
         ("cable_port0", "10.0.0.10", "10.0.0.11", "enP7s7"),
-        ("wifi_managed", "192.168.1.40", "192.168.1.41", "wlP9s9"),
         ("tailscale", "100.101.102.10", "100.101.102.11", "tailscale0"),
-        ("tailscale", "100.64.7.7", "100.101.102.11", "tailscale0"),
     ],
 )
 def test_control_goes_where_the_head_is_and_data_over_the_cable(machine, name, head, own, control):

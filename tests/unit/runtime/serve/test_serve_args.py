@@ -8,7 +8,6 @@ import pytest
 
 from patchkit.errors import DriftError, HostError, UsageError
 from patchkit.patching.recipe import load_recipe
-from patchkit.runtime.envfile.header import BLANK, sealed
 from patchkit.runtime.rules.flags import load_flag_rules
 from patchkit.runtime.rules.presets import load_presets
 from patchkit.runtime.rules.releases import within
@@ -170,29 +169,6 @@ def test_explained(cli):
     assert "there is nowhere to swap to" in rows["--swap-space"]
     assert rows["--enforce-eager"].startswith("-")
     assert "14 of 30" in done.stderr
-
-
-@pytest.fixture
-def head_env(tmp_path):
-    """A head's env file, as `patchkit env` writes its first line."""
-    place = tmp_path / "head.env"
-    facts = "role=head topology=socket executor=mp vllm=0.25.1 nodes=3 head=192.168.100.10"
-    place.write_text(sealed(f"# patchkit env: {facts} digest={BLANK}\n"))
-    return place
-
-
-def test_goes_with_an_env_file(cli, head_env):
-    done = cli("serve-args", "a/b", "--from", head_env, "--role", "head")
-    assert done.stdout.startswith(
-        "vllm serve a/b --pipeline-parallel-size 3 --nnodes 3 --node-rank 0 "
-        "--master-addr 192.168.100.10 --master-port 29501 --host 127.0.0.1 --port 8000 "
-    )
-    worker = ("serve-args", "a/b", "--from", head_env, "--role", "worker")
-    assert "missing --node-rank: there are 2 workers" in cli(*worker, rc=2).stderr
-    done = cli(*worker, "--node-rank", "2")
-    assert "--node-rank 2 --master-addr 192.168.100.10" in done.stdout
-    assert "--headless" in done.stdout
-    assert "--host" not in done.stdout
 
 
 @pytest.mark.parametrize(
