@@ -1,15 +1,28 @@
-"""What people wrote by hand: links that lead somewhere, and the facts that a recipe may change."""
+"""What people wrote by hand: links that lead somewhere, and facts that a recipe may change.
+
+README's blocks run, as far as they do without a Spark: on machines of the tests.
+"""
 
 from __future__ import annotations
 
+import json
 import re
+import shlex
 import signal
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
+from packaging.version import Version
 
+from e2e.proofs import readme
+from patchkit.cli import group
 from patchkit.durable.signals import SIGNALS
 from patchkit.errors import PatchkitError
+from patchkit.patching.recipe import load_recipe
+from patchkit.source.releases import load_facts
+from patchkit.wheel.vllm.needs import recorded_needs
+from support import hosts
 
 ROOT = Path(__file__).parents[3]
 PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]
@@ -56,3 +69,70 @@ def test_exit_codes_are_those_of_the_errors():
         ahead += kind.__subclasses__()
     interrupted = {128 + each for each in (*SIGNALS, signal.SIGPIPE)}
     assert {int(code) for row in rows for code in row.split(",")} == codes | interrupted
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    """Run a block's steps of patchkit; what serve-args printed, by machine."""
+    for name, node in (*readme.MACHINES.values(), (readme.BARE, 0), (readme.BARE, 1)):
+        hosts.build(tmp_path, name, node=node)
+    monkeypatch.chdir(tmp_path)
+
+    def block(title):
+        lines = {}
+        for step in readme.steps(title, tmp_path):
+            program, *words = shlex.split(step.runs) or [""]
+            if not program.endswith("patchkit") or words[0] == "repack":
+                continue
+            done = CliRunner().invoke(group, words, standalone_mode=False)
+            assert done.exception is None, (step, done.exception)
+            if words[0] == "serve-args":
+                lines[step.machine] = shlex.split(done.stdout)
+        return lines
+
+    return block
+
+
+def after(flag, words):
+    return words[words.index(flag) + 1]
+
+
+def curls(title, tmp_path):
+    """Machine, address and model of each question that a block asks at its end."""
+    for step in readme.steps(title, tmp_path):
+        if found := re.match(r"curl localhost:(\d+)/v1/chat/completions .*-d '(.*)'", step.text):
+            yield step.machine, found[1], json.loads(found[2])["model"]
+
+
+def test_one_spark_ends_in_a_server_that_is_asked(run, tmp_path):
+    ((machine, port, model),) = curls(readme.ONE, tmp_path)
+    line = run(readme.ONE)[machine]
+    assert line[:3] == ["vllm", "serve", model]
+    assert (after("--host", line), after("--port", line)) == ("127.0.0.1", port)
+
+
+def test_two_sparks_get_a_rank_each_and_one_head(run, tmp_path):
+    ((asked, port, model),) = curls(readme.BY_HAND, tmp_path)
+    lines = run(readme.BY_HAND)
+    assert [*lines] == ["spark-2", "spark-1"], "the worker starts first"
+    head, worker = lines[asked], lines["spark-2"]
+    assert head[:3] == worker[:3] == ["vllm", "serve", model]
+    assert after("--master-addr", head) == after("--master-addr", worker) == "192.168.100.10"
+    assert (after("--node-rank", head), after("--node-rank", worker)) == ("0", "1")
+    assert after("--port", head) == port
+    assert "--headless" in worker
+
+
+def test_the_release_that_it_takes_has_no_known_trouble_with_nccl():
+    """All of its known bugs are that every node needs the same one."""
+    facts = load_facts()
+    torch = recorded_needs(Version(readme.release())).torch
+    pinned = facts.pin_of_torch(torch)
+    assert pinned is not None
+    bugs = load_recipe("nccl").bugs_of(pinned.version)
+    assert {bug.instead for bug in bugs} == {"the same NCCL on every node"}
+    text = " ".join(readme.README.read_text(encoding="utf-8").split())
+    assert (
+        f"Why {readme.release()}: its wheel needs one fix, and its torch pins NCCL {pinned.version}"
+        in text
+    )

@@ -1,4 +1,4 @@
-"""Read noxfile and the workflow that builds wheels: what they run, and with what rights."""
+"""Read noxfile and the workflow that builds wheels: what they run, for whom, with what rights."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ from pathlib import Path
 import pytest
 import yaml
 
-from patchkit.errors import PatchkitError
+from patchkit.errors import PatchkitError, UsageError
 from patchkit.patching.recipe import load_recipe
+from tools.build import shared_out
 from tools.wheel_jobs import jobs
 
+BOTH = ("vllm", "nccl")
 ROOT = Path(__file__).parents[3]
 FILE = ROOT / ".github/workflows/wheels.yml"
 NOXFILE = (ROOT / "noxfile.py").read_text(encoding="utf-8")
@@ -99,3 +101,42 @@ def test_every_program_that_a_session_runs_is_there():
         folder = ROOT if name.startswith("tools.") else ROOT / "tests"
         place = folder / name.replace(".", "/")
         assert place.with_suffix(".py").is_file() or (place / "__main__.py").is_file(), name
+
+
+def test_an_option_goes_to_who_takes_it():
+    for words, vllm, nccl in (
+        (
+            "--vllm 0.25.1 --nccl 2.30.7 --jobs 8",
+            "--version 0.25.1 --jobs 8",
+            "--version 2.30.7 --jobs 8",
+        ),
+        ("--vllm=0.25.1 --offline", "--version=0.25.1 --offline", "--offline"),
+        (
+            "--extensions a,b --functions f",
+            "--extensions a,b",
+            "--functions f",
+        ),
+        ("--dry-run", "--dry-run", "--dry-run"),
+    ):
+        assert shared_out(words.split(), BOTH) == {"vllm": vllm.split(), "nccl": nccl.split()}
+
+
+@pytest.mark.parametrize(
+    ("words", "projects", "message"),
+    [
+        (
+            "--nonsense 1",
+            BOTH,
+            "--nonsense: neither `patchkit build vllm` nor `patchkit build nccl` takes it",
+        ),
+        (
+            "--version 0.25.1",
+            BOTH,
+            "both builds take it\n  next: say --vllm X.Y.Z and --nccl X.Y.Z",
+        ),
+        ("--nccl 2.30.7", ["vllm"], "--nccl: `patchkit build vllm` does not take it"),
+    ],
+)
+def test_what_none_or_both_would_take_is_an_error(words, projects, message):
+    with pytest.raises(UsageError, match=message):
+        shared_out(words.split(), projects)
