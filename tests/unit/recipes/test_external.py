@@ -59,20 +59,6 @@ def test_a_declared_source_is_read_whole(found):
 
 
 @pytest.mark.parametrize(
-    "condition",
-    [
-        'VLLM_TARGET_DEVICE STREQUAL "cpu"',
-        'NOT VLLM_TARGET_DEVICE STREQUAL "cuda" AND NOT VLLM_TARGET_DEVICE STREQUAL "rocm"',
-        'FOO AND VLLM_TARGET_DEVICE STREQUAL "xpu"',
-    ],
-)
-def test_branches_for_other_devices_do_not_count(found, condition):
-    assert found(f"if({condition})\n{DECLARED}endif()\n") == ()
-    reverse = f"if({condition})\nelse()\n{DECLARED}endif()\n"
-    assert [each.name for each in found(reverse)] == ["foo"]
-
-
-@pytest.mark.parametrize(
     ("text", "says"),
     [
         ("FetchContent_Declare(x URL https://example.org/x.tgz)", "1: x is not fetched with git"),
