@@ -142,9 +142,6 @@ def _own(error: Exception) -> PatchkitError | None:
     match error:
         case PatchkitError():
             return error
-        case click.Abort():  # standard input ended where a question was asked
-            what = "nobody answered; nothing was changed"
-            return UsageError(what, hint="--yes answers beforehand")
         case click.ClickException():  # about an option, an argument or a verb
             context = error.ctx if isinstance(error, click.UsageError) else None
             said = error.format_message().rstrip(".")

@@ -156,13 +156,6 @@ def request_options(command: F) -> F:
     return cast("F", with_options(*_REQUEST)(wrapped))
 
 
-def may_run(*, locked: bool, trusted: bool) -> Sandboxed:
-    """Return how the code of a source may be run, locked by hash or trusted by the user or not."""
-    if trusted:
-        return Sandboxed.NEVER
-    return Sandboxed.IF_POSSIBLE if locked else Sandboxed.ALWAYS
-
-
 @contextlib.contextmanager
 def located(source: SourceOptions, *, keep: bool) -> Iterator[tuple[Path, Sandboxed]]:
     """Yield the folder of a source, fetched and unpacked if it has to be; how its code may run."""
@@ -170,9 +163,11 @@ def located(source: SourceOptions, *, keep: bool) -> Iterator[tuple[Path, Sandbo
         with progress() as report:
             check = load_recipe(source.project).check
             found = stack.enter_context(resolved(source, check, report, keep=keep))
+        sandboxed = Sandboxed.IF_POSSIBLE if found.locked else Sandboxed.ALWAYS
         if source.trusted:
             tell(NOT_SANDBOXED)
-        yield found.path, may_run(locked=found.locked, trusted=source.trusted)
+            sandboxed = Sandboxed.NEVER
+        yield found.path, sandboxed
 
 
 @contextlib.contextmanager

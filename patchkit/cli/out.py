@@ -168,11 +168,6 @@ def _json_value(value: Any) -> Any:
     return list(value) if isinstance(value, Set | Iterator) else str(value)
 
 
-def confirm(question: str) -> bool:
-    """Ask in the terminal; no is the default."""
-    return click.confirm(shown(question))
-
-
 def table(
     rows: Iterable[Sequence[str]], indent: str = "", *, heads: Sequence[str] = ()
 ) -> list[LaidOut]:

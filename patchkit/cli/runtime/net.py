@@ -14,7 +14,7 @@ from typing import Any
 import click
 
 from patchkit.cli.next_step import next_step, program
-from patchkit.cli.out import FOLDER, confirm, record_fields, style, table, tell
+from patchkit.cli.out import FOLDER, ask_line, record_fields, style, table, tell
 from patchkit.cli.render import (
     Block,
     Data,
@@ -143,8 +143,8 @@ def apply_network(*, yes: bool, force: bool, **options: Any) -> Iterator[Block]:
             if not (is_seen and sys.stdin.isatty() and sys.stdout.isatty()):
                 what = "apply asks before it writes, and there is no terminal"
                 raise UsageError(what, hint="--yes")
-            if not confirm("Apply?"):
-                raise UsageError("nothing was changed")
+            if (ask_line("Apply? [y/N]: ") or "").casefold() not in ("y", "yes"):
+                raise UsageError("nothing was changed", hint="--yes answers beforehand")
         done = apply_plan(place, made.plan, force=force)
         if done.recovered:
             yield "an apply that was cut short was put back first"

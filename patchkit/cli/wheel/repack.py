@@ -13,7 +13,6 @@ from patchkit.cli import complete
 from patchkit.cli.options import (
     NOT_SANDBOXED,
     Selection,
-    may_run,
     offline_option,
     request_options,
     trust_source,
@@ -26,6 +25,7 @@ from patchkit.cli.wheel.build_options import cpu_option, house_option, install_s
 from patchkit.cli.wheel.inspect_view import count_loads, for_any_python
 from patchkit.patching.fix import State
 from patchkit.patching.recipe import load_recipe
+from patchkit.source.tree import Sandboxed
 from patchkit.target import Load
 from patchkit.wheel.device.libraries import Judged, Use
 from patchkit.wheel.vllm.repack import repack_wheel
@@ -78,13 +78,14 @@ def repack_command(
             check=load_recipe("vllm").check,
         ) as origin,
     ):
+        kept = Sandboxed.IF_POSSIBLE if origin.locked else Sandboxed.ALWAYS
         done = repack_wheel(
             origin,
             request,
             house,
             report=report,
             say=tell,
-            sandboxed=may_run(locked=origin.locked, trusted=trusted),
+            sandboxed=Sandboxed.NEVER if trusted else kept,
         )
     seconds = time.monotonic() - began
     verdicts, proofs = done.outcome.verdicts, done.outcome.proofs
