@@ -30,6 +30,7 @@ def library(tmp_path):
     return next((tmp_path / "node/lib").glob("python*")) / "site-packages" / LIBRARY
 
 
+@pytest.mark.e2e
 def test_ours_takes_the_place_of_stock(node, house, made, tmp_path):
     torch = made("2.13.0", project="torch", requires=["nvidia-nccl-cu13==2.29.7"])
     node("install", made(STOCK), torch)
