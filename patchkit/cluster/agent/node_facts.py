@@ -22,8 +22,7 @@ from typing import Any
 from patchkit.cluster.agent import links, unit_state
 from patchkit.cluster.agent.health import collect_health
 from patchkit.cluster.agent.installation import digest_record, leads_to
-from patchkit.cluster.agent.node_files import config_folder, read_placed
-from patchkit.cluster.agent.unit_state import run_for_user
+from patchkit.cluster.agent.node_files import config_folder, read_placed, run_for_user
 from patchkit.cluster.models.check import CACHE, quick_check, read_record
 from patchkit.cluster.ssh.ssh import error_fields
 from patchkit.digests import digest, sha256_of
@@ -222,7 +221,7 @@ def examine(
         place = Path(venv).expanduser()
         there = str(place) if (place / "bin" / "python").exists() else ""
         asked = ("--property=MainPID", "--value", "--", units[0])
-        shown = unit_state.run_for_user("systemctl", "show", *asked)
+        shown = run_for_user("systemctl", "show", *asked)
         main = int(shown.output) if shown.output.strip().isdigit() else 0
         found = collect_health(there, main, shown.trouble or f"{units[0]} does not run")
         return {**found, "manager": not shown.trouble}

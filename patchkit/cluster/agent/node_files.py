@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import time
 from collections.abc import Iterator, Mapping
@@ -12,6 +13,7 @@ from patchkit.cluster.ssh.answer import LEASE
 from patchkit.durable.atomic import replacing
 from patchkit.durable.lock import holder, locked
 from patchkit.errors import BusyError, UsageError, translated
+from patchkit.follow import Completed
 from patchkit.process import attempt
 from patchkit.reading import read_text
 from patchkit.units import BYTES_PER_MIB
@@ -33,6 +35,18 @@ def unit_folder() -> Path:
     return Path.home() / ".config" / "systemd" / "user"
 
 
+def run_for_user(program: str, *words: str, check: bool = False, timeout: float = 60) -> Completed:
+    """Run a program of systemd with --user, which a login without PAM does not find by itself.
+
+    With ``check`` raises HostError if it fails.
+    """
+    runtime = {"XDG_RUNTIME_DIR": f"/run/user/{os.getuid()}"}
+    done = attempt(program, "--user", *words, env=runtime | dict(os.environ), timeout=timeout)
+    if check and done.trouble:
+        raise done.error(hint="systemctl --user status")
+    return done
+
+
 def read_placed(folder: Path) -> dict[str, str]:
     """Return the files that are there, by name."""
     found = _present_files(folder)
@@ -47,22 +61,21 @@ def _present_files(folder: Path) -> Iterator[Path]:
             yield path
 
 
-def put_files(name: str, files: Mapping[str, str]) -> list[str]:
-    """Write a node's files, each whole or not at all; return the names of those that changed.
+def put_files(name: str, files: Mapping[str, str]) -> None:
+    """Write a node's files, each whole or not at all, and let systemd read them.
 
     What an earlier `up` left and this one does not have is removed. The file that names the start,
     ``group.json``, is written last: a rank whose files are of two starts is not started.
-    Raises StorageError if the disk is full. Who calls it holds the cluster: ``hold_alone``.
+    Raises StorageError if the disk is full, HostError as systemd fails. Who calls it holds the
+    cluster: ``hold_alone``.
     """
     folder = config_folder(name)
-    changed = []
     with translated(_BETWEEN):
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         unit_folder().mkdir(parents=True, exist_ok=True)
         for path in list(_present_files(folder)):
             if path.name not in files:
                 path.unlink()
-                changed.append(path.name)
         for file in sorted(files, key=lambda name: name == "group.json"):
             path = (unit_folder() if _UNIT.fullmatch(file) else folder) / file
             if not _UNIT.fullmatch(file) and not _FILE.fullmatch(file):
@@ -72,8 +85,7 @@ def put_files(name: str, files: Mapping[str, str]) -> list[str]:
             # Variables may be private: others than the user have no business in this folder.
             with translated(_BETWEEN, at=path), replacing(path, private=True) as part:
                 part.write(files[file].encode())
-            changed.append(file)
-    return changed
+    run_for_user("systemctl", "daemon-reload", check=True)
 
 
 def hold_alone(name: str) -> Iterator[bool]:

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from patchkit.cluster.agent.group_script import Listener, find_listeners, strangers
-from patchkit.cluster.agent.node_files import config_folder, put_files
+from patchkit.cluster.agent.node_files import config_folder, run_for_user
 from patchkit.errors import HostError
-from patchkit.follow import Completed, Follow
+from patchkit.follow import Follow
 from patchkit.process import attempt
 from patchkit.records import RecordError
 from patchkit.runtime.host.gpu import gpu_state
@@ -101,18 +101,6 @@ class NodeState:
     def unit(self, name: str) -> UnitState | None:
         """Return the state of a unit; None for one that was not asked for."""
         return next((unit for unit in self.units if unit.unit == name), None)
-
-
-def run_for_user(program: str, *words: str, check: bool = False, timeout: float = 60) -> Completed:
-    """Run a program of systemd with --user, which a login without PAM does not find by itself.
-
-    With ``check`` raises HostError if it fails.
-    """
-    runtime = {"XDG_RUNTIME_DIR": f"/run/user/{os.getuid()}"}
-    done = attempt(program, "--user", *words, env=runtime | dict(os.environ), timeout=timeout)
-    if check and done.trouble:
-        raise done.error(hint="systemctl --user status")
-    return done
 
 
 def read_node_state(name: str, units: Sequence[str]) -> dict[str, Any]:
@@ -249,13 +237,6 @@ def read_units(
                 octets = bytes(each & 255 for each in text if isinstance(each, int))
                 text = octets.decode(errors="replace")
             yield {"time": time, "unit": str(unit), "text": text if isinstance(text, str) else ""}
-
-
-def place_files(name: str, files: dict[str, str]) -> list[str]:
-    """Write a cluster's files and let systemd read them. Raises as ``put_files``, and HostError."""
-    changed = put_files(name, files)
-    run_for_user("systemctl", "daemon-reload", check=True)
-    return changed
 
 
 def begin_group(name: str) -> str:

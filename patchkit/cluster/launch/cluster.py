@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from types import NoneType
 
 from patchkit.cluster.agent import links as on_head
 from patchkit.cluster.agent import node_facts, node_files, unit_state
@@ -97,7 +98,7 @@ class Cluster:
 
         def write(pair: tuple[Remote, dict[str, str]]) -> None:
             node, its = pair
-            node.call(list[str], unit_state.place_files, name=self.file.name, files=its)
+            node.call(NoneType, node_files.put_files, name=self.file.name, files=its)
 
         all_of(everywhere(pairs[1:], write))
         write(pairs[0])

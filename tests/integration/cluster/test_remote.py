@@ -50,7 +50,7 @@ def test_any_text_arrives_as_it_is(sshd, text):
 
 def test_an_error_there_is_raised_here_with_the_name_of_the_node(sshd):
     with pytest.raises(UsageError, match=r"^spark-2: .*is no file of a cluster"):
-        Remote("spark-2").call(list[str], node_files.put_files, name="x", files={"../evil": ""})
+        Remote("spark-2").call(object, node_files.put_files, name="x", files={"../evil": ""})
     with pytest.raises(HostError, match=r"^spark-1: read_text: \w+Error: ") as caught:
         Remote("spark-1").call(str, read_text, path="/etc/hostname", limit="x")
     assert "Traceback" not in str(caught.value)
