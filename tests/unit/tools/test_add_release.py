@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -34,20 +35,16 @@ BUILD = (RECIPES / "vllm" / "build.toml").read_text(encoding="utf-8")
 NCCL = (RECIPES / "nccl" / "recipe.toml").read_text(encoding="utf-8")
 RELEASES = list(map(str, load_recipe().supported))
 FACTS = load_facts()
-COMMIT = "0123456789abcdef0123456789abcdef01234567"
-
-
-def external(name, pin=COMMIT):
-    return External(
-        name=name,
-        variable="X",
-        url="https://example.org/x",
-        pin=pin,
-        submodules=None,
-        subdir="",
-        path="cmake/x.cmake",
-        line=7,
-    )
+CUTLASS = External(
+    name="cutlass",
+    variable="X",
+    url="https://example.org/x",
+    pin="0123456789abcdef0123456789abcdef01234567",
+    submodules=None,
+    subdir="",
+    path="cmake/x.cmake",
+    line=7,
+)
 
 
 def test_what_tables_say_is_read_back_and_written_as_it_was():
@@ -61,7 +58,7 @@ def test_what_tables_say_is_read_back_and_written_as_it_was():
 def test_what_is_entered_can_be_taken_out():
     for before, after in (
         (BUILD, with_needs(BUILD, "9.9.9", {"torch": "9.1", "patch": True, "standard": 23})),
-        (BUILD, with_pin(BUILD, "9.9.9", external("cutlass"))),
+        (BUILD, with_pin(BUILD, "9.9.9", CUTLASS)),
         (NCCL, with_nccl_release(NCCL, {"version": "9.9.9", "tag": "v9.9.9-1", "archs": ["8.0"]})),
         (NCCL, with_nccl_release(NCCL, {"version": "2.29.5", "tag": "v2.29.5-1", "read": False})),
     ):
@@ -73,7 +70,7 @@ def test_what_is_entered_can_be_taken_out():
 
 def test_a_strange_source_is_an_error():
     with pytest.raises(DriftError, match="no \\[\\[external\\]\\] is called 'nowhere'"):
-        with_pin(BUILD, "9.9.9", external("nowhere"))
+        with_pin(BUILD, "9.9.9", replace(CUTLASS, name="nowhere"))
 
 
 def test_rows_of_nccls_variables_go_on_while_its_sources_read_them(tmp_path):
