@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from patchkit.errors import DriftError, HostError, UsageError
 from patchkit.finding import Level
-from patchkit.records import RECIPES, read_toml
 from patchkit.runtime.envfile.env_file import EnvFile
 from patchkit.runtime.envfile.header import render_env_file
 from patchkit.runtime.envfile.syntax import EnvEntry, Format
 from patchkit.runtime.host.advice import remarks
 from patchkit.runtime.host.host import Host, plain
 from patchkit.runtime.node.decision import Node
-from patchkit.runtime.rules.releases import release, within
+from patchkit.runtime.rules.releases import release
 from patchkit.runtime.rules.rule import holding
 from patchkit.runtime.rules.secret_texts import is_secret, runs_code
 from patchkit.runtime.rules.spelling import nearest
@@ -127,16 +125,6 @@ def _name_gaps(node: Node, own: Mapping[str, str]) -> Iterator[str]:
     asked = ("triton",) if node.role == "single" else ("triton", "nccl")
     if missing := [name for name in asked if not node.versions[name]]:
         options = " and ".join(f"--{name}" for name in missing)
-        needs = read_toml(tuple[dict[str, Any], ...], RECIPES / "vllm/build.toml", key="needs")
-        torch = [
-            row["torch"]
-            for row in needs
-            if "torch" in row and within(node.vllm, f">={row['from']}")
-        ]
-        pins = read_toml(dict[str, str], RECIPES / "nccl/recipe.toml", key="torch")
-        pin = pins.get(torch[-1].rpartition(".")[0], "").partition("==")[2] if torch else ""
-        if "nccl" in missing and pin:
-            options += f"; the torch of vLLM {node.vllm} pins NCCL {pin}"
         yield f"the version of {' and '.join(missing)} is unknown ({options}): no rule about it"
 
 
