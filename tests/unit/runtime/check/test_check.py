@@ -36,15 +36,6 @@ def run(*arguments):
 
 
 GUIDES = {
-    "mixed.sh": [
-        (7, "warning", "NCCL_IB_DISABLE=1 is advised against"),
-        (7, "note", "NCCL_P2P_DISABLE=1 is advised against"),
-        (8, "note", "NCCL_SHM_DISABLE=1 is advised against"),
-        (9, "warning", "NCCL_PROTO=Simple is advised against"),
-        (19, "warning", "--dashboard-host 0.0.0.0: Ray's dashboard on every interface"),
-        (20, "warning", "NCCL_CROSS_NIC=9: it takes 0 to 2"),
-        (20, "note", "vllm serve on every interface, and without a key"),
-    ],
     "config.local.env": [
         (1, "warning", "the value of HF_TOKEN is in the file"),
         (1, "warning", "HF_TOKEN: a comment behind the value"),

@@ -11,6 +11,7 @@ import pytest
 
 from patchkit.errors import HostError, SourceError, UsageError
 from patchkit.runtime.host.machine_root import RecordingWriter
+from patchkit.runtime.host.networks import overlaps, twin_state
 from patchkit.runtime.host.probe import probe
 from support import hosts
 from support.needed import need
@@ -68,3 +69,34 @@ def test_a_python_that_does_not_start(tmp_path):
     assert found.notes[-1].startswith(f"no Python tells what is installed: {broken}: exit code 3")
     with pytest.raises(HostError, match="exit code 3"):
         probe(python=str(broken), environment={})
+
+
+@pytest.mark.parametrize(
+    ("name", "first", "second"),
+    [
+        ("cable_port0", "both", "both"),
+        ("same_subnet", "both", "both"),
+        ("one_twin", "bare", "both"),
+        ("random_twin", "random", "random"),
+        ("link_local", "link-local", "link-local"),
+        ("link_down", "down", "down"),
+    ],
+)
+def test_how_the_other_half_is_addressed(machine, name, first, second):
+    found = machine(name)
+    names = ("enp1s0f0np0", "enP2p1s0f0np0")
+    assert [twin_state(found, found.netdev(each)) for each in names] == [first, second]
+
+
+@pytest.mark.parametrize(
+    ("name", "asked", "seen"),
+    [
+        ("two_in_one_subnet", {"enp1s0f1np1"}, [("enp1s0f1np1", "enP7s7")]),
+        ("two_in_one_subnet", {"enp1s0f1np1", "enP7s7"}, []),  # among those asked for: not here
+        ("switch_in_the_lan", {"enp1s0f0np0"}, [("enp1s0f0np0", "enP7s7")]),
+        ("link_local", {"enp1s0f0np0"}, []),  # 169.254 is everybody's
+    ],
+)
+def test_two_interfaces_in_one_network(machine, name, asked, seen):
+    found = overlaps(machine(name), asked)
+    assert [(each.netdev.name, each.other.name) for each in found] == seen

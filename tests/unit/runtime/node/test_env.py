@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from patchkit.cli import group
 from patchkit.errors import SourceError, UsageError
 from patchkit.patching.recipe import load_recipe
-from patchkit.runtime.envfile.env_file import read_head
+from patchkit.runtime.envfile.env_file import locked_versions, read_head
 from patchkit.runtime.host.probe import probe
 from patchkit.runtime.host.software import find_ptxas
 from patchkit.runtime.node.cluster_env import cluster_env
@@ -34,20 +34,6 @@ def test_a_machine_gets_what_its_case_says(name, tmp_path):
     if name in golden_env.WHOLE:
         stored = golden_env.DATA / f"{name.replace(' ', '-')}.env"
         assert text == stored.read_text(encoding="utf-8")
-
-
-def test_the_shared_part_of_a_cluster_is_the_same_and_the_own_part_is_not():
-    head, worker = (TABLE[name]["variables"] for name in ("head, Ray", "worker, Ray, other port"))
-    differ = {name for name in head if head[name] != worker[name]}
-    assert head.keys() == worker.keys()
-    assert differ == {
-        "VLLM_HOST_IP",
-        "GLOO_SOCKET_IFNAME",
-        "TP_SOCKET_IFNAME",
-        "UCX_NET_DEVICES",
-        "NCCL_SOCKET_IFNAME",
-        "NCCL_IB_HCA",
-    }
 
 
 def invoke(*arguments: str) -> str:
@@ -168,3 +154,37 @@ def test_two_rules_that_set_a_variable_are_both_named(tmp_path):
     both = replace(rules, rules=(*rules.rules, replace(rule, id="the-other")))
     with pytest.raises(UsageError, match=f"is set twice, by {rule.id} and the-other"):
         cluster_env(node, host, both)
+
+
+HASH = f"--hash=sha256:{'0' * 64}"
+LOCK = f"""\
+# Written by patchkit wheelhouse fill
+nvidia-nccl-cu13==2.30.7+gb10.abc ; platform_machine == "aarch64" {HASH}
+nvidia-nccl-cu13==2.30.7+gb10.def ; platform_machine == "x86_64" {HASH}
+torch==2.11.0 {HASH}
+triton==3.6.0 {HASH}
+vllm==0.25.1+cu130.gb10.052ae12432 {HASH}
+"""
+
+
+def test_public_versions_by_file_and_by_folder(tmp_path):
+    (tmp_path / "requirements.txt").write_text(LOCK)
+    known = {"vllm": "0.25.1", "triton": "3.6.0", "nccl": "2.30.7"}
+    assert locked_versions(tmp_path) == known
+    assert locked_versions(tmp_path / "requirements.txt") == known
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("torch==2.11.0\n", "locks none of vllm, triton, nccl"),
+        ("vllm==0.25.1\nvllm==0.28.0\n", r"locks vllm 0\.25\.1 and 0\.28\.0"),
+        (None, "name a wheelhouse"),
+    ],
+)
+def test_what_is_no_lock(text, says, tmp_path):
+    if text is not None:
+        (tmp_path / "requirements.txt").write_text(text)
+    with pytest.raises(UsageError, match=says) as caught:
+        locked_versions(tmp_path)
+    assert caught.value.hint

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from patchkit.errors import SourceError, UsageError
 from patchkit.runtime.rules.releases import read_table, within
-from patchkit.runtime.rules.spelling import nearest
+from patchkit.runtime.rules.spelling import Slips, is_slip, nearest
+from patchkit.runtime.rules.variable_values import Takes, vllm_values
 from patchkit.runtime.rules.variables import (
     lifetime,
     nccl_table,
@@ -150,3 +153,67 @@ def test_a_damaged_table_is_named(tmp_path):
     for name in ("table.tsv", "missing.tsv"):
         with pytest.raises(SourceError, match=name):
             read_table(tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    ("takes", "right", "wrong"),
+    [
+        ("one of: a, b", ["a", "b"], ["A", "c", "", "a,b"]),
+        ("one of, any case: high", ["high", "HIGH"], ["low", ""]),
+        ("some of: x, y", ["x", "x,y", " y , x ", ""], ["z", "x,z", "X"]),
+        ("integer", ["1", "0", "-3", " 7 "], ["true", "1.5", "", "0x10"]),
+        ("number", ["1", "0.5", "1e3"], ["half", ""]),
+    ],
+)
+def test_what_is_taken(takes, right, wrong):
+    found = Takes.parse(takes)
+    assert str(found) == takes
+    assert [value for value in [*right, *wrong] if found.has(value)] == right
+
+
+def test_values_by_release():
+    for version, name, value, taken in (
+        ("0.14.1", "VLLM_NVFP4_GEMM_BACKEND", "marlin", False),
+        ("0.16.0", "VLLM_NVFP4_GEMM_BACKEND", "marlin", True),
+        ("0.13.0", "VLLM_FLOAT32_MATMUL_PRECISION", "high", False),
+        ("0.14.0", "VLLM_FLOAT32_MATMUL_PRECISION", "High", True),
+        ("0.14.1", "VLLM_ATTENTION_BACKEND", "FLASH_ATTN_DIFFKV", True),
+        ("0.28.1.dev3+g1a2b", "VLLM_KV_CACHE_LAYOUT", "BLHNC", False),
+        ("", "VLLM_KV_CACHE_LAYOUT", "BLHNC", True),
+        ("", "VLLM_KV_CACHE_LAYOUT", "HDN", False),
+    ):
+        assert vllm_values(version)[name].has(value) is taken
+
+
+def test_of_releases_outside_of_the_table_nothing_is_known():
+    assert vllm_values("0.10.2") == vllm_values("9.0") == {}
+
+
+NAMES = Slips([*vllm_variables(""), *nccl_variables("")])
+
+
+@pytest.mark.parametrize(
+    ("wrong", "right"),
+    [
+        ("NCCL_IB_DISABLED", "NCCL_IB_DISABLE"),
+        ("NCCL_P2P_DISABEL", "NCCL_P2P_DISABLE"),
+        ("NCCL_SOCKET_IF_NAME", "NCCL_SOCKET_IFNAME"),
+        ("NCCL_DISABLE_IB", "NCCL_IB_DISABLE"),
+        ("nccl_ib_hca", ""),
+        ("VLLM_LOGGING_LEVL", "VLLM_LOGGING_LEVEL"),
+        # Words too few or too many, other words, other digits: other names.
+        ("VLLM_HOST", ""),
+        ("VLLM_USE_V2", ""),
+        ("VLLM_TP_SIZE", ""),
+        ("VLLM_" + "A" * 10_000, ""),
+    ],
+)
+def test_the_name_that_was_meant(wrong, right):
+    assert NAMES(wrong) == right
+
+
+@given(st.text(st.sampled_from("AB_1"), max_size=6), st.text(st.sampled_from("AB_1"), max_size=6))
+@example("A1A1", "A1_1")  # a separator in the place of a letter
+def test_a_slip_is_one_in_both_directions(one, other):
+    assert is_slip(one, other) == is_slip(other, one)
+    assert not is_slip(one, one)

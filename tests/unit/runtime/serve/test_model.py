@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-import pytest
+import json
 
-from patchkit.errors import UsageError
+import pytest
+from click.testing import CliRunner
+
+from patchkit.cli import group
+from patchkit.errors import HostError, UsageError
 from patchkit.runtime.serve.model import preset_of, weights_gib
 
 
@@ -68,3 +72,82 @@ def test_a_download_is_weighed(tmp_path):
             file.truncate(size * 2**30)  # takes no room on the disk
         (folder / "missing.safetensors").symlink_to("../../blobs/not-there")
     assert weights_gib("a/b", environment) == 3
+
+
+SPARK = "NVIDIA GB10, 12.1, 580.173.02, [N/A], 0000000F:01:00.0"
+LAPTOP = "NVIDIA GeForce RTX 5080 Laptop GPU, 12.0, 576.40, 16303, 00000000:01:00.0"
+STATION = "NVIDIA RTX PRO 6000 Blackwell Workstation Edition, 12.0, 580.95, 97887, 00000000:01:00.0"
+SILENT = "NVIDIA Something New, 13.0, 610.43.02, [N/A], 00000000:01:00.0"
+GPT, SMALL, LARGE = "openai/gpt-oss-120b", "openai/gpt-oss-20b", "Qwen/Qwen2.5-72B-Instruct"
+
+
+def serve_args(*arguments):
+    return CliRunner().invoke(group, ["serve-args", *arguments])
+
+
+@pytest.fixture
+def machine(tmp_path):
+    """Make the root of a machine of one GPU, "" for none, with so many GiB of RAM."""
+
+    def make(gpu, ram):
+        root = tmp_path / "machine"
+        (root / "proc").mkdir(parents=True)
+        (root / "commands").mkdir()
+        (root / "proc/meminfo").write_text(f"MemTotal: {ram << 20} kB\nMemAvailable: 1 kB\n")
+        if gpu:
+            (root / "commands/nvidia-smi.csv").write_text(f"{gpu}\n")
+        return root
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("gpu", "ram", "asked", "figures", "hint"),
+    [
+        (
+            *(LAPTOP, 30, (GPT,)),
+            "room for 11 why: 0.92 of 15.9 GiB (NVIDIA GeForce RTX 5080 Laptop GPU), less 4",
+            "take a checkpoint in fewer bits; or a GPU with 71 GiB; or for a line that a Spark",
+        ),
+        (
+            *(LAPTOP, 30, ("Qwen/Qwen3.6-27B",)),  # of which upstream's recipe says the size
+            "Qwen/Qwen3.6-27B does not fit: at least 40 GiB of weights per node, and there is room",
+            "a GPU with 49 GiB",
+        ),
+        (
+            *(STATION, 500, (LARGE,)),
+            "136 GiB of weights per node, and there is room for 84",
+            "take its GPTQ-Int4 or AWQ checkpoint: 39 GiB; or a GPU with 153 GiB",
+        ),
+        (*(SPARK, 30, (GPT,)), "room for 20 why: 0.80 of 30.0 GiB (this host)", "take 4 nodes"),
+        (*(LAPTOP, 30, (LARGE, "--target", "gb10")), "0.85 of 119.7 GiB (a Spark)", "2 nodes"),
+    ],
+)
+def test_what_does_not_fit_is_refused_with_figures(machine, gpu, ram, asked, figures, hint):
+    done = serve_args(*asked, "--vllm=0.25.1", f"--root={machine(gpu, ram)}")
+    assert not done.stdout
+    assert isinstance(done.exception, HostError)
+    assert figures in f"{done.exception.what} why: {done.exception.why}"
+    assert hint in done.exception.hint
+
+
+@pytest.mark.parametrize(
+    ("gpu", "asked", "share", "note"),
+    [
+        (SPARK, (GPT,), "0.80", ""),
+        (STATION, (GPT,), None, "sized for NVIDIA RTX PRO 6000 Blackwell Workstation Edition"),
+        (STATION, (SMALL, "--target", "gb10"), "0.50", "for gb10, which this host is not"),
+        (SILENT, (GPT,), None, "whether it fits was not checked: nvidia-smi does not say"),
+        (LAPTOP, ("some/model",), None, "some/model has no preset: these flags fit any model, "),
+        (SPARK, (GPT, "--target", "thor"), "0.80", "thor's memory is not known here"),
+        ("", (GPT,), "0.80", "no GPU is found here: sized for a Spark, with 119.7 GiB"),
+    ],
+)
+def test_what_fits_or_is_not_known_is_printed(machine, gpu, asked, share, note):
+    done = serve_args(*asked, "--vllm=0.25.1", f"--root={machine(gpu, 121)}", "--json")
+    served = json.loads(done.stdout)
+    flags = {each["flag"]: each["value"] for each in served["flags"]}
+    # That of a preset is for memory which CPU and GPU share.
+    assert flags.get("--gpu-memory-utilization") == share
+    said = [each for each in served["notes"] if "sized for" in each or "not checked" in each]
+    assert (note in said[0]) if note else not said

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from patchkit.errors import DriftError, HostError, UsageError
+from patchkit.errors import DriftError, UsageError
 from patchkit.patching.recipe import load_recipe
 from patchkit.runtime.rules.flags import load_flag_rules
 from patchkit.runtime.rules.presets import load_presets
@@ -54,32 +54,6 @@ def test_requests_that_make_no_sense(asked, what):
         ask(**asked)
     assert what in caught.value.what
     assert caught.value.hint
-
-
-@pytest.mark.parametrize(
-    ("asked", "what", "hint"),
-    [
-        (
-            {"model": "Qwen/Qwen2.5-72B-Instruct", "gib": 60.0, **HEAD},
-            "68 GiB of weights per node, and there is room for 47",
-            "take 3 nodes: --role head --nodes 3; or",
-        ),
-        (
-            {
-                "model": "/models/x",
-                "folder_gib": 110.0,
-                "choice": RuleChoice(unwanted=frozenset({"memory-single"})),
-            },
-            "110 GiB of weights per node, and there is room for 106",
-            "take 2 nodes",
-        ),
-    ],
-)
-def test_a_model_that_does_not_fit(asked, what, hint):
-    with pytest.raises(HostError) as caught:
-        ask(**asked)
-    assert what in caught.value.what
-    assert caught.value.hint.startswith(hint)
 
 
 @pytest.mark.parametrize(
