@@ -222,13 +222,13 @@ def test_the_server_of_this_machine_is_found(chat, tmp_path):
 class Terminal:
     """A chat in a pseudo-terminal: ``after`` waits for a text and types the next one."""
 
-    def __init__(self, command, env):
+    def __init__(self, words, env):
         self.ours, theirs = terminal(80)
         self.said = b""
         self.seen = 0
         environment = {**env, "TERM": "xterm", "INPUTRC": "/dev/null"}
         self.process = subprocess.Popen(
-            command,
+            [*PATCHKIT, "chat", *words],
             env=environment,
             stdin=theirs,
             stdout=theirs,
@@ -237,6 +237,14 @@ class Terminal:
             preexec_fn=_take_terminal,
         )
         os.close(theirs)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.process.kill()
+        self.process.wait()
+        os.close(self.ours)
 
     def after(self, text, typed=b""):
         assert self._until(text, 20), (text, self.said)
@@ -279,26 +287,10 @@ def _take_terminal():
     fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
 
-@pytest.fixture
-def talk(alone):
-    """Start a chat in a terminal."""
-    started = []
-
-    def start(server, *words, env=None):
-        command = [*PATCHKIT, "chat", "--url", server.url, *words]
-        started.append(Terminal(command, {**alone, **(env or {})}))
-        return started[-1]
-
-    yield start
-    for each in started:
-        each.process.kill()
-        each.process.wait()
-        os.close(each.ours)
-
-
-def test_ctrl_c_ends_the_answer_and_not_the_programme(talk):
-    with ModelServer(recorded=recorded("0.32.0-thinks"), cut_after=14, silent=True) as server:
-        terminal = talk(server, "--system", "Be brief.")
+def test_ctrl_c_ends_the_answer_and_not_the_programme(alone):
+    faults = {"recorded": recorded("0.32.0-thinks"), "cut_after": 14, "silent": True}
+    words = ("--system", "Be brief.", "--url")
+    with ModelServer(**faults) as server, Terminal([*words, server.url], alone) as terminal:
         terminal.after(b"> ", b"abc")
         terminal.after(b"abc")
         terminal.interrupted()  # what was typed is gone
