@@ -271,7 +271,8 @@ class _Source:
         self._pieces: dict[str, list[_Piece]] = {}
         self.definitions: dict[str, list[Definition]] = {}
         self.imports: dict[str, Import] = {}
-        for node in _statements(ast.parse(text).body):
+        self.body = ast.parse(text).body
+        for node in _statements(self.body):
             if isinstance(node, ast.ImportFrom):
                 module = _absolute(self._path, node.module or "", node.level)
                 self.imports |= {a.asname or a.name: (module, a.name) for a in node.names}

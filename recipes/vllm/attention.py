@@ -10,7 +10,6 @@ import ast
 import builtins
 from collections.abc import Collection, Mapping
 
-from patchkit.edit.python import parsed
 from patchkit.proof.upstream_code import Anything, Code, execute
 from patchkit.recipes.vllm.decisions import Off, on_device
 from patchkit.source.tree import SourceTree, first_existing
@@ -46,8 +45,8 @@ def attention_code(
         **({} if tree.exists(INTERFACE) else {"is_fa_version_supported": loads.__getitem__}),
     }
     code = on_device(tree, capability, environ, names=given | dict(names or {}))
-    for name, value in _guarded(tree, built).items():
-        code.put(INTERFACE, name, value)
+    if tree.exists(INTERFACE):
+        code.module(INTERFACE).update(_guarded(code, built))
     return code
 
 
@@ -65,7 +64,7 @@ def flash_attention(code: Code, tree: SourceTree) -> dict[str, object]:
     }
 
 
-def _guarded(tree: SourceTree, built: Collection[str]) -> dict[str, object]:
+def _guarded(code: Code, built: Collection[str]) -> dict[str, object]:
     """Return what the guarded imports of the libraries leave behind."""
 
     def imported(
@@ -77,7 +76,7 @@ def _guarded(tree: SourceTree, built: Collection[str]) -> dict[str, object]:
         return Anything(name)
 
     space: dict[str, object] = {"__builtins__": {**vars(builtins), "__import__": imported}}
-    for node in parsed(INTERFACE, tree.find(INTERFACE) or "").body:
+    for node in code.module(INTERFACE).source.body:
         body = node.body if isinstance(node, ast.Try) else []
         names = [a.name for part in body if isinstance(part, ast.ImportFrom) for a in part.names]
         if {FA2, FA3}.intersection(names):

@@ -48,12 +48,13 @@ def prove(case: kit.Case) -> str:
         code = kit.attention_code(tree, target.capability, built=built, version=wished)
         return kit.flash_attention(code, tree)
 
-    trees = (case.stock, case.patched)
-    stock, patched = kit.ask(case.patched, [partial(_extensions, t) for t in trees], list[str])
     choices = product((None, 3), ((kit.FA2, kit.FA3), (kit.FA2,)))
-    asked = [partial(decide, *choice) for choice in choices]
-    decided = kit.ask(case.patched, asked, dict[str, object])
-    if patched != [name for name in stock if name != _EXTENSION]:
+    asked = [
+        *(partial(_extensions, tree) for tree in (case.stock, case.patched)),
+        *(partial(decide, *choice) for choice in choices),
+    ]
+    stock, patched, *decided = kit.ask(case.patched, asked, dict[str, object])
+    if [*patched] != [name for name in stock if name != _EXTENSION]:
         raise kit.ProofError(f"{_PATH}: builds {', '.join(patched)}, before {', '.join(stock)}")
     if decided[0] != decided[1] or decided[2] != decided[3] or decided[1].get("version") != 2:
         raise kit.ProofError(
@@ -64,7 +65,7 @@ def prove(case: kit.Case) -> str:
     return f"{kit.FA3} is not built; attention takes FlashAttention 2, as with it"
 
 
-def _extensions(tree: kit.SourceTree) -> list[str]:
+def _extensions(tree: kit.SourceTree) -> dict[str, object]:
     """Run the statements of setup.py that list the extensions, as a build with CUDA 13 does."""
     listed: list[str] = []
     names: dict[str, object] = {
@@ -79,10 +80,10 @@ def _extensions(tree: kit.SourceTree) -> list[str]:
         **dict.fromkeys(("_is_hip", "_is_cpu"), lambda: False),
     }
     space = kit.Code(tree, names).module(_PATH)
-    for node in ast.parse(tree.read(_PATH)).body:
+    for node in space.source.body:
         if isinstance(node, ast.If) and "ext_modules.append" in ast.unparse(node):
             kit.execute(compile(ast.Module([node], []), _PATH, "exec"), space)
-    return listed
+    return dict.fromkeys(listed)
 
 
 _SETUP = """\
