@@ -108,15 +108,14 @@ def _take_archive(path: Path, sha256: str | None, facts: ReleaseFacts) -> Source
             why="it is damaged, or not the archive that was meant",
             hint="fetch it again, from a source that you trust",
         )
-    version = _version_inside(path)
     release = next((each for each in facts.releases if each.sha256 == actual), None)
+    version = _version_inside(path, release, str(path))
     if release is None and sha256 is None:
         raise SourceError(
             f"{path} (NCCL {version}) has the sha256 {actual}, which the recipe does not know",
             hint=f"if you trust this very file, add --sha256 {actual}; or name "
             f"git+{facts.git}@COMMIT",
         )
-    _require_version(path, version, release)
     return SourceOrigin(path=path, version=version, identity=f"sha256:{actual}")
 
 
@@ -125,14 +124,8 @@ def _take_commit(
 ) -> SourceOrigin:
     store = cache_dir() / "sources"
     archive = commit_archive(url, commit, cache=store, prefix=PROJECT, offline=offline)
-    version = _version_inside(archive)
-    _require_version(f"{url}: commit {commit}", version, release)
+    version = _version_inside(archive, release, f"{url}: commit {commit}")
     return SourceOrigin(path=archive, version=version, identity=f"git:{commit}")
-
-
-def _require_version(where: Path | str, version: Version, release: Release | None) -> None:
-    if release is not None and release.version != version:
-        raise SourceError(f"{where}: its files say {version}, the recipe says {release.version}")
 
 
 def _take_release(release: Release, facts: ReleaseFacts, *, offline: bool) -> SourceOrigin:
@@ -155,12 +148,18 @@ def _take_release(release: Release, facts: ReleaseFacts, *, offline: bool) -> So
         raise type(error)(what, why=error.why, hint=hint) from None
 
 
-def _version_inside(archive: Path) -> Version:
-    """Return the version in an archive's makefiles; check that it is one of NCCL, and safe."""
+def _version_inside(archive: Path, release: Release | None, name: str) -> Version:
+    """Return the version in an archive's makefiles; check that it is one of NCCL, and safe.
+
+    Raises SourceError, also if the recipe says that it is another ``release``.
+    """
     with ScratchFolder() as folder:
         tree = unpack(archive, Path(folder) / PROJECT)
         try:
-            return detect(tree, PROJECT).version
+            version = detect(tree, PROJECT).version
         except SourceError as error:
             what = error.what.replace(f"{tree}", str(archive))
             raise SourceError(what, why=error.why, hint="name an archive of NCCL") from None
+    if release is not None and release.version != version:
+        raise SourceError(f"{name}: its files say {version}, the recipe says {release.version}")
+    return version

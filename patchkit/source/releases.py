@@ -179,10 +179,6 @@ class ReleaseFacts:
             f"--sha256, or from {self.git}@COMMIT",
         )
 
-    def pin_of_torch(self, torch: str) -> ExactPin | None:
-        """Return what the wheels of a torch pin, None if the recipe does not know it."""
-        return self.torch.get(".".join(torch.split(".")[:2]))
-
 
 @cache
 def load_facts(project: str = "nccl") -> ReleaseFacts:

@@ -68,7 +68,7 @@ def resolved(
     if found is None:
         yield Resolved(Path(source.spec))
     elif keep:
-        folder = _default_dest(source.project, found.label)
+        folder = Path("build") / f"{source.project}-{found.label}"
         if folder.is_dir() and any(folder.iterdir()):
             # A second run names the same release: the tree of the first is the one to work on.
             _check_version(folder, source.project, found.version)
@@ -91,7 +91,7 @@ def patched_before(spec: str, project: str) -> Path | None:
     """
     if Path(spec).exists() or (version := _release(spec, project)) is None:
         return None
-    folder = _default_dest(project, version)
+    folder = Path("build") / f"{project}-{version}"
     if not (folder / ".patchkit").is_dir():
         return None
     _check_version(folder, project, version)
@@ -106,7 +106,7 @@ def patched_tree(spec: str, project: str) -> Path:
     version = None if Path(spec).exists() else _release(spec, project)
     if version is None:
         return Path(spec)
-    folder = patched_before(spec, project) or _default_dest(project, version)
+    folder = patched_before(spec, project) or Path("build") / f"{project}-{version}"
     if not folder.is_dir():
         raise UsageError(
             f"{spec}: nothing of it is patched in {folder}",
@@ -114,10 +114,6 @@ def patched_tree(spec: str, project: str) -> Path:
             hint="name the folder that apply named: patchkit revert FOLDER",
         )
     return folder
-
-
-def _default_dest(project: str, label: str) -> Path:
-    return Path("build") / f"{project}-{label}"
 
 
 def fetch_release(source: SourceOptions, check: Check, report: Report) -> Path:

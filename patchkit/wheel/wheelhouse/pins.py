@@ -120,7 +120,7 @@ def wheel_pins(
     if not torches:
         torches = {each.filename: ExactPin(each.pinned) for each in locked if each.project == TORCH}
     for filename, torch in torches.items():
-        if pinned := load_facts().pin_of_torch(str(torch.version)):
+        if pinned := load_facts().torch.get(f"{torch.version.major}.{torch.version.minor}"):
             by = f"{TORCH} {torch.version.public}"
             found.append(WheelPin(pin=pinned, by=by, wheel=filename, requires=torch))
     return tuple(found)
