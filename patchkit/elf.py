@@ -209,8 +209,6 @@ class _Image:
         self.check(len(data) == length, "it became shorter meanwhile")
         return data
 
-    # By sections
-
     def sections(self) -> Iterator[Section]:
         """Yield the sections that have contents. There must be some."""
         _, place, _, _, _, _, size, count, names = self._tables
@@ -236,8 +234,6 @@ class _Image:
                 over = offset + length > self._size
                 self.check(not over, f"the section {name!r} ends behind the end of the file")
                 yield Section(name, offset, length)
-
-    # By program headers
 
     @cached_property
     def _segments(self) -> list[tuple[int, ...]]:

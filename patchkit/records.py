@@ -122,8 +122,6 @@ def matching(pattern: str, what: str) -> Callable[[str], None]:
 
 
 Sha256 = Annotated[str, matching("[0-9a-f]{64}", "a sha256")]
-
-
 Utf8 = Annotated[str, matching("[^\ud800-\udfff]*", "a text without half a surrogate pair")]
 """A text that can be written: JSON can name half a surrogate pair."""
 

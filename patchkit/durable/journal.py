@@ -261,8 +261,6 @@ class Journal:
                 hint=f"unmount what is mounted below {self.root}",
             )
 
-    # The way forward.
-
     def _carry_out(self, steps: Steps) -> None:
         """Bring every file to its ``after``; those that are there already stay."""
         touched = set()
@@ -376,8 +374,6 @@ class Journal:
             why="somebody edited or removed files in patchkit's folder, or the disk is failing",
             hint=self.rescue,
         )
-
-    # The end.
 
     def _clear(self) -> None:
         # One rename ends the journal: deleting its files could be cut short half-way.

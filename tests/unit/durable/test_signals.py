@@ -178,6 +178,7 @@ def test_a_second_one_does_not_disturb_what_the_first_one_ends():
     assert in_child(ended) == 3
 
 
+@pytest.mark.e2e
 def test_from_the_first_line_to_the_last_an_interrupt_is_one_line_or_none(capfd, monkeypatch):
     """End as any other program does before the handlers stand, and after the last word."""
     monkeypatch.setattr(sys, "argv", ["patchkit", "--version"])
