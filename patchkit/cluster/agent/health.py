@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from patchkit.process import attempt
-from patchkit.runtime.host.gpu import GpuState, gpu_state
-from patchkit.runtime.host.machine_root import ToolUnavailable
+from patchkit.runtime.host.gpu import parse_rows, query_gpus
+from patchkit.runtime.host.machine_root import ToolUnavailable, whole
 
 _LIVE = Path("/")
 _LOCKS = 14  # CAP_IPC_LOCK of linux/capability.h
@@ -25,6 +25,37 @@ _GROUPS = {
     "kubepods": "kubernetes",
     "cri-containerd": "containerd",
 }
+_STATE = (
+    "temperature.gpu,power.draw,enforced.power.limit,clocks.sm,clocks.max.sm,utilization.gpu,"
+    "clocks_throttle_reasons.active"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class GpuProcess:
+    """A process that computes on a GPU, and the MiB that it has there; None: unknown."""
+
+    pid: int
+    mib: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GpuState:
+    """How the first GPU is; None is unknown.
+
+    Degrees Celsius, watts, the limit of its power, MHz of its processors and the most that they
+    have, how busy it is in percent, why its clocks are lower than they could be (NVML's bits), and
+    the processes that compute on it.
+    """
+
+    celsius: int | None
+    watts: float | None
+    limit: float | None = None
+    mhz: int | None = None
+    most_mhz: int | None = None
+    busy: int | None = None
+    throttled: int | None = None
+    processes: tuple[GpuProcess, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -248,3 +279,26 @@ def read_kernel_log() -> tuple[str, ...]:
             raise UnreadError(f"{why}; journalctl: {done.trouble or 'has no line of the kernel'}")
     found = (line[:_LONGEST] for line in done.output.splitlines() if re.search(_TROUBLE, line))
     return tuple(found)[-_LINES:]
+
+
+def gpu_state() -> GpuState:
+    """Return how the first GPU is. Raises ToolUnavailable."""
+    (state, *_others) = parse_rows(query_gpus(f"--query-gpu={_STATE}", "--id=0"), 7)
+    celsius, *powers, mhz, most_mhz, busy, throttled = state
+    watts = [float(cell) if re.fullmatch(r"\d{1,9}(\.\d+)?", cell) else None for cell in powers]
+    try:
+        text = query_gpus("--query-compute-apps=pid,used_memory", "--id=0")
+        rows = parse_rows(text, 2) if text.strip() else []
+        processes = tuple(GpuProcess(int(pid), whole(mib)) for pid, mib in rows if pid.isdecimal())
+    except ToolUnavailable:
+        processes = None
+    return GpuState(
+        celsius=whole(celsius),
+        watts=watts[0],
+        limit=watts[1],
+        mhz=whole(mhz),
+        most_mhz=whole(most_mhz),
+        busy=whole(busy),
+        throttled=int(throttled, 16) if re.fullmatch("0x[0-9a-fA-F]+", throttled) else None,
+        processes=processes,
+    )

@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from patchkit.cluster.agent.group_script import Listener, find_listeners, strangers
+from patchkit.cluster.agent.health import gpu_state
 from patchkit.cluster.agent.node_files import config_folder, run_for_user
 from patchkit.errors import HostError
 from patchkit.follow import Follow
 from patchkit.process import attempt
 from patchkit.records import RecordError
-from patchkit.runtime.host.gpu import gpu_state
 from patchkit.runtime.host.host import Memory
 from patchkit.runtime.host.machine_root import LIVE, Reader, ToolUnavailable
 from patchkit.runtime.host.probe import memory

@@ -9,6 +9,8 @@ import pytest
 from patchkit.cluster.agent.health import (
     Compilers,
     ContainerLimits,
+    GpuProcess,
+    GpuState,
     GpuUser,
     NodeHealth,
     ProcessLimits,
@@ -17,7 +19,6 @@ from patchkit.cluster.agent.node_facts import LoadedNccl
 from patchkit.doctor.machine import machine_findings
 from patchkit.doctor.peers.node_report import NodeReport, facts_for_causes
 from patchkit.finding import Level
-from patchkit.runtime.host.gpu import GpuProcess, GpuState
 from patchkit.runtime.host.host import Gpu, Software
 from patchkit.runtime.host.probe import probe
 from patchkit.runtime.python.distributions import LostFile

@@ -11,9 +11,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from patchkit.cli.runtime import probe as verb
+from patchkit.cluster.agent.health import GpuProcess, GpuState, gpu_state
 from patchkit.records import read_json
 from patchkit.runtime.host.advice import remarks
-from patchkit.runtime.host.gpu import GpuProcess, GpuState, gpu_state
 from patchkit.runtime.host.hardware import target_of
 from patchkit.runtime.host.host import Address, Gid, Gpu, Host, Memory, System
 from patchkit.runtime.host.machine_root import RecordingWriter, ToolUnavailable
