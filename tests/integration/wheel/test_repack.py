@@ -1,6 +1,5 @@
 """`patchkit repack` on small wheels with real libraries: what it makes and what it refuses."""
 
-# ruff: noqa: F811  (fixtures that two files share are imported, and named as parameters)
 from __future__ import annotations
 
 import json
@@ -20,15 +19,19 @@ from patchkit.errors import (
     SourceError,
     StorageError,
     UsageError,
-)  # fmt: skip
+)
 from patchkit.patching.fix import Request
+from patchkit.patching.recipe import load_recipe
+from patchkit.source.releases import LockEntry
 from patchkit.target import targets
+from patchkit.wheel.build import work
 from patchkit.wheel.file.metadata import find_faults
+from patchkit.wheel.vllm import repack_origin
 from patchkit.wheel.vllm.repack import repack_wheel
+from patchkit.wheel.vllm.repack_origin import find_wheel
 from patchkit.wheel.wheelhouse.verify import check_files
 from support.building import PATCHKIT
 from support.faults import in_child, killed_everywhere
-from support.repacking import found, house, known, quiet, repacked, run, workplace  # noqa: F401  (fixtures)  # noqa: F401  (fixtures)
 from support.selection import WHOLE
 from support.vllm_wheels import (
     FIX,
@@ -43,6 +46,50 @@ from support.vllm_wheels import (
     vllm_wheel,
 )
 from support.wheels import write_wheel
+
+
+def quiet(_task):
+    return lambda _done, _total: None
+
+
+def found(spec, *, cpu="aarch64", digest=None):
+    check = load_recipe("vllm").check
+    return find_wheel(str(spec), cpu, sha256=digest, offline=True, report=quiet, check=check)
+
+
+def repacked(spec, request, house, **which):
+    with found(spec, **which) as origin:
+        return repack_wheel(origin, request, house, report=quiet)
+
+
+@pytest.fixture(autouse=True)
+def workplace(tmp_path, monkeypatch):
+    monkeypatch.setattr(work, "WORK", tmp_path / "work")
+
+
+@pytest.fixture
+def run(house):
+    """Repack a file that is vouched for, with one fix: ``run(wheel, target="thor")``."""
+
+    def make(wheel, *, target="gb10", only=(FIX,), cpu="aarch64", **selection):
+        chosen = {name: frozenset(ids) for name, ids in selection.items()}
+        request = Request(target=targets()[target], only=frozenset(only), **chosen)
+        return repacked(wheel, request, house, cpu=cpu, digest=sha256(wheel))
+
+    return make
+
+
+@pytest.fixture
+def known(monkeypatch):
+    """Make a file known to the lock, as if it were upstream's."""
+
+    def lock(wheel, cpu="aarch64"):
+        entry = LockEntry(VERSION, wheel.name, sha256(wheel), wheel.stat().st_size)
+        monkeypatch.setattr(repack_origin, "upstream_wheels", lambda: {cpu: {VERSION: entry}})
+        return wheel
+
+    return lock
+
 
 GB10 = targets()["gb10"]
 X86 = NAME.replace("aarch64", "x86_64")
