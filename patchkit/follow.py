@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 _FOLLOWED: set[subprocess.Popen[bytes]] = set()
 _SHOWN = 8  # lines of a program's output that an error shows
-_TAIL = 400  # lines of a program's output that are kept
+_TAIL, _WIDEST = 400, 1 << 14  # lines of a program's output that are kept, characters of each
 _ERRORS = 1 << 18  # bytes of a program's errors that are kept
 _LONGEST = 1 << 20  # bytes of a line that are waited for, without a limit
 _SILENCE_S, _GRACE_S, _FAREWELL_S = 0.5, 10, 3
@@ -178,7 +178,7 @@ class Follow:
         mark = self._limits.mark
         for line in self._lines():
             if line:
-                tail.append(line)
+                tail.append(line[-_WIDEST:])
             if mark in line:
                 yield line.partition(mark)[2] if mark else line
                 self._heard = time.monotonic()

@@ -58,23 +58,17 @@ def signalled(number):
 
 
 @pytest.mark.parametrize("number", signals.SIGNALS)
-def test_an_interrupt_waits_until_the_change_is_finished(number, root, journal):
+def test_an_interrupt_waits_for_the_change_or_takes_it_back(number, root, journal):
     def change():
         with signals.deferred():
             signalled(number)
             journal.commit(CHANGES)
 
+    settled = {"settle": lambda: signalled(number)}
+    assert interrupted(lambda: journal.commit(CHANGES, **settled), "nothing was changed") > 128
+    assert contents(root) == OLD
     assert interrupted(change, "the commit was finished, 2 files") == 128 + number
     assert contents(root) == NEW
-
-
-@pytest.mark.parametrize("number", signals.SIGNALS)
-def test_an_interrupt_while_it_is_settled_takes_the_change_back(number, root, journal):
-    def change():
-        journal.commit(CHANGES, settle=lambda: signalled(number))
-
-    assert interrupted(change, "nothing was changed") == 128 + number
-    assert contents(root) == OLD
 
 
 def test_a_signal_that_is_ignored_stays_ignored():
