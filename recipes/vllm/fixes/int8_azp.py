@@ -54,6 +54,11 @@ _NOT_REACHED = (
     "cutlass_scaled_mm_azp_sm89",
 )
 _OPEN, _CLOSE = ") {\n", "\n}\n"
+_LEFT_OUT = """\
+#if defined ONLY_AZP_SM80
+  {check}(false, "{name} is not built for SM12x");
+#else
+"""
 
 _ENTRY = "scaled_mm_entry.cu"
 _BRANCH = re.compile(r"if \((version_num [^)]*)\) \{[^}]*?(cutlass_\w+)\(")
@@ -91,20 +96,18 @@ def _left_out(path: str, text: str, name: str) -> list[kit.Edit]:
     start, stop = kit.region(path, text, f"void {name}(", _CLOSE)
     _, head = kit.region(path, text[start:stop], f"void {name}(", _OPEN)
     begins, ends = start + head, stop - len(_CLOSE)
-    opened = text.startswith("#if defined ONLY_AZP_SM80\n", begins)
-    if opened != text[:ends].endswith("\n#endif"):
-        raise kit.altered(f"{path}: one end of {name} is left out, the other is not")
-    if opened:
-        return []
     check = "STD_TORCH_CHECK" if "STD_TORCH_CHECK(" in text else "TORCH_CHECK"
-    empty = f'  {check}(false, "{name} is not built for SM12x");\n'
+    opened, closed = _LEFT_OUT.format(check=check, name=name), "\n#endif"
+    body = text[begins:ends]
+    done = body.startswith(opened), body.endswith(closed)
+    if all(done):
+        return []
+    if any(done) or "ONLY_AZP_SM80" in body:
+        raise kit.altered(f"{path}: {name} is left out in part")
     note = f"{name} not for SM12x"
     return [
-        kit.Edit(
-            *(path, begins - len(_OPEN), begins),
-            *(f"{_OPEN}#if defined ONLY_AZP_SM80\n{empty}#else\n", note),
-        ),
-        kit.Edit(path, ends, stop, f"\n#endif{_CLOSE}", note),
+        kit.Edit(path, begins - len(_OPEN), begins, f"{_OPEN}{opened}", note),
+        kit.Edit(path, ends, stop, f"{closed}{_CLOSE}", note),
     ]
 
 
@@ -199,7 +202,9 @@ FIX = kit.Fix(
                 f"{_CUTLASS[0]}/{_ENTRY}": "void cutlass_scaled_mm_azp() {\n}\n",
                 f"{_CUTLASS[0]}/scaled_mm_c2x.cu": _USING_AND_ARCHS
                 + "".join(
-                    f"void {name}(Tensor& out) {{\n#if defined ONLY_AZP_SM80\n#else\n#endif\n}}\n"
+                    f"void {name}(Tensor& out) {{\n"
+                    + _LEFT_OUT.format(check="TORCH_CHECK", name=name)
+                    + "#endif\n}\n"
                     for name in _NOT_REACHED
                 ),
             },
