@@ -184,11 +184,7 @@ def check_names(checked: CheckedText) -> Iterator[Finding]:
 def _find_unread(
     assignment: Assignment, checked: CheckedText, slips: Slips, is_used: bool
 ) -> Iterator[Finding]:
-    """Yield that nobody reads a name here, if it is clear which name or release was meant.
-
-    An unknown name may be of a fork, or of an image's start script: it is reported where upstream's
-    own vLLM gets it.
-    """
+    """Yield that nobody reads a name, if it is clear what was meant, or upstream's vLLM gets it."""
     name, value, situation = assignment.name, assignment.value, checked.situation
     reader = _READERS[name[:5]]
     version = situation.get(reader.lower(), "")

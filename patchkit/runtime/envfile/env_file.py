@@ -37,11 +37,7 @@ _ASKED = {"vllm": "vllm", "triton": "triton", "nccl": r"nvidia-nccl-cu\d+"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnvFile:
-    """``facts`` of the first line (``role``, ``topology`` …) and the variables.
-
-    ``lines`` are the numbers of the lines that set them. ``edited``: the digest is not that of the
-    text, and the user accepts it.
-    """
+    """An env file: facts, variables and their lines; ``edited``: against its digest, accepted."""
 
     where: str
     facts: Mapping[str, str]
@@ -65,11 +61,7 @@ class EnvFile:
 
 
 def read_env_file(path: Path, *, accept_edited: bool = False) -> EnvFile:
-    """Return an env file that patchkit wrote, for a node of any role.
-
-    Raises UsageError if there is no such file, SourceError if patchkit did not write it or a fact
-    is missing or malformed, HashMismatchError if it was edited, unless that is accepted.
-    """
+    """Return an env file of patchkit. Raises UsageError, SourceError, HashMismatchError."""
     text = read_text(path, hint="copy it from the head, or write it with `patchkit env`")
     return env_file(text, str(path), accept_edited=accept_edited)
 
@@ -125,11 +117,7 @@ def read_head(path: Path, role: str, *, accept_edited: bool = False) -> EnvFile:
 
 
 def check_transfer(head: EnvFile, known: Collection[str], here: Collection[str] = ()) -> None:
-    """Raise SourceError that names every variable of the file which must not be taken over.
-
-    ``known`` are the names that the software of this node reads; ``here`` those that the user sets
-    on this node, for which the file does not count.
-    """
+    """Raise SourceError for variables that must not travel; ``here`` are those of this node."""
     rules = load_variable_rules()
     # What rules and the model's preset set is the same on every node.
     shared = [rule.set for rule in rules.rules if rule.scope == "shared"]

@@ -141,10 +141,7 @@ class Nccl:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Software:
-    """What one Python environment holds; versions are empty for what is not installed.
-
-    ``vllm_home`` is the folder of the vLLM package; ``cuda`` the CUDA that torch is built for.
-    """
+    """What one Python has, "" for nothing; ``vllm_home`` is vLLM's folder, ``cuda`` is torch's."""
 
     python: str
     vllm: str = ""

@@ -168,10 +168,6 @@ def ping_obstacle() -> str:
 
 
 def echo(netdev: str, address: str, size: int) -> Completed:
-    """Send packets of that many bytes of payload, unfragmented, and wait for them to come back.
-
-    The exit status decides: 0 for an answer, 1 where nothing came back, 2 for any other error; the
-    words differ between versions.
-    """
+    """Send packets of that payload, unfragmented; status 0 for answers, 1: none, 2: an error."""
     options = ("-4", "-n", "-c", "3", "-i", "0.2", "-W", "1", "-M", "do")
     return attempt("ping", *options, "-s", str(size), "-I", netdev, address)

@@ -167,10 +167,7 @@ class Reader:
         return os.path.relpath(os.path.realpath(self.root / path), self.root)
 
     def device(self, path: str) -> tuple[str, str]:
-        """Return PCI address and driver of what a ``device`` link leads to; "" where there is none.
-
-        A virtio or USB device has the address of its controller, which is in its path.
-        """
+        """Return PCI address, if only of its controller, and driver of a device; "" for none."""
         fields = self.settings(f"{path}/uevent")
         pci = re.compile(r"[0-9a-fA-F]+:[0-9a-fA-F]+:[0-9a-fA-F]+\.[0-9a-fA-F]+")
         controllers = filter(pci.fullmatch, reversed(self.real(path).split("/")))

@@ -41,10 +41,7 @@ def usable_ports(host: Host) -> list[Port]:
 
 
 def overlaps(host: Host, names: Collection[str]) -> Iterator[Overlap]:
-    """Yield where a further interface is in a network of the named ones.
-
-    Link-local networks do not count: each interface that has no other address may be in them.
-    """
+    """Yield where another interface is in a network of the named ones, link-local aside."""
     for netdev in host.netdevs:
         for address in netdev.lasting if netdev.name in names else ():
             for other in host.netdevs:
@@ -73,10 +70,7 @@ def twin_state(host: Host, netdev: Netdev) -> TwinState:
 
 
 def in_reach(netdev: Netdev, address: str) -> list[IPv4Interface]:
-    """Return the addresses of a netdev that reach another one without a router.
-
-    A single host's address in an overlay network reaches all of it.
-    """
+    """Return a netdev's addresses that reach another without a router, or in an overlay."""
     asked, overlays = ip_address(address), hardware.facts()["overlays"]["networks"]
     return [
         own

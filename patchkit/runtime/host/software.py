@@ -77,11 +77,7 @@ def find_ptxas(root: Path, environment: Mapping[str, str]) -> str:
 
 
 def _package_version(package: str, origin: str | None, facts: startup.InterpreterFacts) -> str:
-    """Return the version of the package that an import would find at ``origin``.
-
-    The distribution of its name beside it says it; else the package itself, as where sources are
-    on sys.path; else the distribution, wherever that is.
-    """
+    """Return a package's version: by the distribution beside it, itself, or any distribution."""
     if origin is None:
         return ""
     home = Path(origin).parent

@@ -278,11 +278,7 @@ def _check_overwritten(env: ClusterEnv, head: EnvFile) -> None:
 
 
 def file_text(env: ClusterEnv, kind: Format, *, hostname: str, target: str = "") -> str:
-    """Return the text of the env file: facts, notes, and each variable with its reason.
-
-    ``target`` is the one that a user asked for, empty for the probed one. Raises UsageError for
-    what the format cannot hold.
-    """
+    """Return the text of the env file; ``target`` is the one asked for. Raises UsageError."""
     node = env.node
     facts = {
         "role": node.role,

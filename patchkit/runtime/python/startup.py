@@ -34,11 +34,7 @@ _CUDA = re.compile(r"""^cuda\b[^=]*=\s*["'](?P<version>[\d.]+)["']""", re.MULTIL
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InterpreterFacts:
-    """The answer of ``interpreter_facts``: paths, mapped files, packages found.
-
-    ``provider`` is the library whose ``ncclGetVersion`` everybody gets, ``asked`` the one that the
-    loader finds for the name that vLLM asks for.
-    """
+    """The answer of ``interpreter_facts``; ``asked`` is the library that vLLM's name leads to."""
 
     executable: str
     version: str

@@ -42,10 +42,7 @@ def has_flag(flag: str, version: str, home: Path | None = None) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choices:
-    """A flag with fixed values. ``files`` of the package may define ``symbol``; the first counts.
-
-    ``values`` are ``NAME`` or ``NAME RANGE``. Where ``capitals`` is false, they do not matter.
-    """
+    """A flag with fixed values, NAME or NAME RANGE; the first file with ``symbol`` counts."""
 
     flag: str
     files: tuple[str, ...]

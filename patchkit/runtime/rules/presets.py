@@ -115,11 +115,7 @@ def presets_meant(name: str) -> list[str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelRecipe:
-    """One checkpoint; ``settings`` is flag or variable → value on a GB10, empty if it has none.
-
-    ``weights_gib`` is what its weights have at least, by the memory that upstream asks for, None
-    where it names none.
-    """
+    """One checkpoint: settings on a GB10 by flag or variable, and the least size of its weights."""
 
     id: str
     min_vllm: str

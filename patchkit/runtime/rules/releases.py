@@ -95,11 +95,7 @@ class Table:
         self.newest = max((row.last for row in rows), key=release)
 
     def at(self, version: str) -> dict[str, str]:
-        """Return name → default in a release; ``""`` is any release, the newest one of each name.
-
-        A release between two of the table, or a development version, counts as the one before it,
-        which is the newest one for whatever is newer than the table. Raises UsageError.
-        """
+        """Return name → default in a release or the one before, "" in any. Raises UsageError."""
         if not version:
             return {row.name: row.default for row in self.rows}
         asked = release(version)

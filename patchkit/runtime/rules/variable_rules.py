@@ -16,10 +16,7 @@ from patchkit.runtime.rules.rule import Advice, Discouraged, Rule, VariableName,
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VariableRule(Rule):
-    """Variables, whose values may hold ``{facts}``; ``shared`` ones are the same on all nodes.
-
-    ``replaces`` is the rule in whose place it stands while it is on.
-    """
+    """Variables, whose values may hold ``{facts}``; while it is on, ``replaces`` is off."""
 
     set: Mapping[VariableName, str]
     scope: Literal["shared", "host"]
@@ -41,10 +38,7 @@ class Avoid(Discouraged):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VariableAdvice(Advice):
-    """Add what a file of variables says of the problem: it is solved where ``unless`` is set.
-
-    It is a note where that may stand elsewhere, so that no file is refused for it.
-    """
+    """Advice on what is solved where ``unless`` is set; as a note it refuses no file."""
 
     severity: Literal["warning", "note"] = "warning"
     unless: Mapping[VariableName, str] = field(default_factory=dict)

@@ -167,11 +167,7 @@ class Takes:
 
 @cache
 def vllm_values(version: str) -> Mapping[str, Takes]:
-    """Return name → the values that a release takes, what one of them takes for ``""``.
-
-    Names that take anything are left out. Of releases outside of the table nothing is known.
-    Raises UsageError for what is no version.
-    """
+    """Return name → values that a known release takes, "": any release. Raises UsageError."""
     table = read_table(TAKEN)
     if version:
         is_known = table.oldest <= release(version) <= release(table.newest)

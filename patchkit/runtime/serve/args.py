@@ -54,12 +54,7 @@ class ServeCommand:
 
 
 def serve_args(request: ServeRequest, rules: FlagRules, home: Path | None = None) -> ServeCommand:
-    """Return the command that serves a model.
-
-    ``home`` is the folder of an installed vLLM: its code says which flags there are. Raises
-    UsageError for a request that makes no sense, HostError if the model does not fit, DriftError if
-    the release does not take what it should.
-    """
+    """Return the command that serves a model. Raises UsageError, HostError, DriftError."""
     check_request(request)
     request.choice.check(rules.rules, "`patchkit serve-args … --explain` lists them")
     situation = request.node.situation

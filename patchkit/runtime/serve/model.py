@@ -24,10 +24,7 @@ _SPARK = "gb10"
 
 
 def preset_of(model: str, named: str | None, environment: Mapping[str, str]) -> Preset | None:
-    """Return the preset that ``named`` names, ``none`` for none, None for that of the model.
-
-    Raises UsageError if there is none of that name, or if the model's name is a slip of a preset's.
-    """
+    """Return the preset of that name, or the model's; None for none. Raises UsageError."""
     if named is not None:
         return None if named == "none" else named_preset(named)
     preset = find(model)
@@ -57,10 +54,7 @@ def full_name(model: str, preset: Preset | None) -> str:
 
 
 def weights_gib(model: str, environment: Mapping[str, str]) -> float | None:
-    """Return the size of a checkpoint in a folder or a download, in GiB; None if there is none.
-
-    Of several downloads of one model the largest counts: an interrupted one is smaller.
-    """
+    """Return the GiB of a checkpoint in a folder, or of its largest download; None for none."""
     sizes = [0]
     for folder in (Path(model), *download(model, environment).glob("snapshots/*")):
         if os.access(folder, os.R_OK | os.X_OK):
