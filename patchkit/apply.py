@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 from pathlib import Path
 
 from patchkit.durable.lock import locked
@@ -44,6 +45,9 @@ def apply(
     rest on what a tree says of itself.
     """
     with contextlib.ExitStack() as stack:
+        if gc.isenabled():  # what a plan makes lives to its end: a collection finds nothing
+            gc.disable()
+            stack.callback(gc.enable)
         # A dry run writes nothing: it takes no lock and recovers nothing.
         if not dry_run:
             tree = detect(path, recipe.project)
@@ -66,7 +70,7 @@ def apply(
         texts = plan.texts  # before the proofs, so that what is written meanwhile is noticed
         proofs = prove(plan)
         if dry_run:
-            return Applied(verdicts=plan.verdicts, proofs=proofs, written=(), diff=plan.diff())
+            return Applied(verdicts=plan.verdicts, proofs=proofs, written=(), pending=(*texts,))
         return commit_plan(workspace, recipe, plan, texts, proofs)
 
 

@@ -31,14 +31,14 @@ from patchkit.source.installed_record import rewrite_record
 class Applied:
     """Result of an apply: the verdicts as they now stand, what it proved, and the files written.
 
-    ``diff`` is what a dry run would have changed. Where a ledger says that nothing is to do, this
+    ``pending`` is what a dry run would write. Where a ledger says that nothing is to do, this
     run proves nothing: ``recorded_proofs`` are the ledger's words, ``recorded_by`` says whose.
     """
 
     verdicts: tuple[Verdict, ...]
     proofs: tuple[str, ...]
     written: tuple[str, ...]
-    diff: str = ""
+    pending: tuple[str, ...] = ()
     recorded_proofs: tuple[str, ...] = ()
     recorded_by: str = ""
 

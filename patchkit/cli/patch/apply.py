@@ -84,7 +84,7 @@ def apply_command(
         request = selection.request(ledger)
         outcome = apply(path, recipe, request, dry_run=dry_run, sandboxed=sandboxed)
         workspace = open_workspace(path, recipe.project)  # as it lies on the disk now
-        done = record_fields(outcome, "verdicts", "diff")
+        done = record_fields(outcome, "verdicts", "pending")
         fixes = list(map(verdict_fields, outcome.verdicts))
         yield from tree_blocks(workspace, request, dry_run=dry_run, fixes=fixes, **done)
         yield from verdict_lines(outcome.verdicts, verbose=verbose)
@@ -97,9 +97,8 @@ def apply_command(
         if ledger and not selection.chooses:
             yield "as the package was patched before; name fixes, or revert first, for others"
         if dry_run:
-            files = outcome.diff.count("\ndiff --git") + outcome.diff.startswith("diff --git")
-            yield f"dry run: {counted_noun(files, 'file')} would change"
-            if files:
+            yield f"dry run: {counted_noun(len(outcome.pending), 'file')} would change"
+            if outcome.pending:
                 yield next_step(*program(), *(word for word in sys.argv[1:] if word != "--dry-run"))
         elif outcome.written:
             yield GOOD + f"{counted_noun(len(outcome.written), 'file')} changed in {path}"

@@ -15,6 +15,7 @@ from patchkit.errors import DriftError, ProofError, UsageError
 from patchkit.patching.fix import Fix, Need, Observation, Severity, State, found, upstream
 from patchkit.patching.plan import make_plan, patch_steps
 from patchkit.patching.recipe import load_recipe
+from patchkit.patching.workspace import open_workspace
 
 PATH = "a.txt"
 STOCK, PATCHED, FIXED = "old\n", "new\n", "theirs\n"
@@ -312,12 +313,13 @@ def test_creating_and_reverting_leaves_nothing(name, text, patched, ask, git, tm
     before, path = contents(root), f"vllm/a{name}.json"
     recipe = recipe_of(creating(path, text), *([fix_of("a")] if patched else []))
 
-    diff = apply(root, recipe, ask(), dry_run=True).diff
+    pending = apply(root, recipe, ask(), dry_run=True).pending
+    diff = make_plan(open_workspace(root).tree, recipe, ask()).diff()
     assert contents(root) == before
     outcome = apply(root, recipe, ask())
 
     created = {root / path: text.encode()}
-    assert set(outcome.written) == ({path, PATH} if patched else {path})
+    assert set(outcome.written) == set(pending) == ({path, PATH} if patched else {path})
     assert (root / path).read_bytes() == text.encode()
     assert apply(root, recipe, ask()).written == ()
     assert set(revert(root)) == set(outcome.written)
