@@ -23,7 +23,7 @@ from patchkit.doctor.symptoms.symptom import (
 )
 from patchkit.quoting import quoted
 from patchkit.records import RECIPES, read_toml
-from patchkit.runtime.rules.rule import Situation, decided
+from patchkit.runtime.rules.rule import Situation, holds
 
 # How programs begin the line of an error, whatever it is.
 _EXCEPTION = TextPattern(
@@ -339,7 +339,10 @@ def _open_causes(
     """Return the cause that holds, or those that may: the default one if no other does."""
     open_ones: list[Cause] = []
     for cause in entry.cause:
-        met = [decided(cause.when, facts), re.search(cause.matches, hit.text) is not None]
+        known = {key: values for key, values in cause.when.items() if facts.get(key)}
+        # None if that hangs on a fact that is not known; one that is not met decides.
+        met = [holds(known, facts) and (len(known) == len(cause.when) or None)]
+        met += [re.search(cause.matches, hit.text) is not None]
         # What is not there says nothing of a log that is not whole.
         met += [True if text in found.hits else (False if whole else None) for text in cause.seen]
         met += [False if text in found.hits else (whole or None) for text in cause.unseen]

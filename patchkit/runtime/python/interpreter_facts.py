@@ -43,7 +43,6 @@ def package(name: str) -> str | None:
 if __name__ == "__main__":
     answer = {
         "executable": os.path.realpath(sys.executable),
-        "version": ".".join(map(str, sys.version_info[:3])),
         "path": sys.path,
         "torch": package("torch"),
         "vllm": package("vllm"),

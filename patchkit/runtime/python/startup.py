@@ -37,7 +37,6 @@ class InterpreterFacts:
     """The answer of ``interpreter_facts``; ``asked`` is the library that vLLM's name leads to."""
 
     executable: str
-    version: str
     path: tuple[str, ...]
     torch: str | None
     vllm: str | None

@@ -16,7 +16,7 @@ from typing import Annotated
 from patchkit.errors import UsageError
 from patchkit.finding import Confidence, Established
 from patchkit.records import RECIPES, one_of, read_toml
-from patchkit.runtime.rules.releases import check_version, read_table
+from patchkit.runtime.rules.releases import read_table
 from patchkit.runtime.rules.rule import CHOICES, FlagName, check_unique
 from patchkit.runtime.rules.spelling import is_slip
 from patchkit.units import GIB_PER_GB
@@ -42,14 +42,14 @@ class Preset:
     nodes: int
     gpu_memory_utilization: float
     max_model_len: int
-    min_vllm: Annotated[str, check_version]
+    min_vllm: str
     source: str
     evidence: Established
     confidence: Confidence
     weights_gib: float | None = None
     flags: Mapping[FlagName, str | bool] = field(default_factory=dict)
     variables: Mapping[str, str] = field(default_factory=dict)
-    measured_with: Annotated[str, check_version] = ""
+    measured_with: str = ""
     build: str = ""
     needs_token: bool = False
     instead: str = ""

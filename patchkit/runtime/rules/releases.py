@@ -54,14 +54,6 @@ def within(version: str, bounds: str) -> bool:
     return True
 
 
-def check_version(text: str) -> None:
-    """Raise ValueError for what is not a version, for ``patchkit.records``."""
-    try:
-        release(text)
-    except UsageError as error:
-        raise ValueError(error.what) from None
-
-
 def check_range(text: str) -> None:
     """Raise ValueError for what is not a range, for ``patchkit.records``."""
     for bound in text.split(","):  # one by one, since the first that fails ends a comparison

@@ -64,14 +64,6 @@ def holds(when: Condition, situation: Situation) -> bool:
     return True
 
 
-def decided(when: Condition, situation: Situation) -> bool | None:
-    """Return whether all conditions are met, None if that hangs on a fact that is not known."""
-    known = {key: values for key, values in when.items() if situation.get(key)}
-    if not holds(known, situation):
-        return False
-    return True if len(known) == len(when) else None
-
-
 def check_condition(when: Condition) -> None:
     """Raise ValueError for a condition that means nothing."""
     for key, values in when.items():

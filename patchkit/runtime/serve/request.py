@@ -36,15 +36,11 @@ class ServeRequest:
     choice: RuleChoice = BY_DEFAULT
 
     @property
-    def known_gib(self) -> float | None:
-        """Return the size of the weights, None where nobody has measured it."""
-        return self.folder_gib or (self.node.preset.weights_gib if self.node.preset else None)
-
-    @property
     def weights_gib(self) -> float | None:
         """Return the least size of the weights, None where nobody names one."""
-        recipe = model_recipes().get(self.model.lower())
-        return self.known_gib or (recipe.weights_gib if recipe else None)
+        preset, recipe = self.node.preset, model_recipes().get(self.model.lower())
+        known = self.folder_gib or (preset.weights_gib if preset else None)
+        return known or (recipe.weights_gib if recipe else None)
 
     @property
     def number(self) -> int:
@@ -103,7 +99,8 @@ def check_size(request: ServeRequest, share: float, budget: MemoryBudget) -> Non
         ways_out += [f"a GPU with {enough} GiB", "for a line that a Spark runs: --target gb10"]
     elif nodes <= _MOST_NODES:
         ways_out.insert(0, f"{nodes} nodes: --role head --nodes {nodes}")
-    size = f"{'' if request.known_gib else 'at least '}{weights / node.nodes:.0f}"
+    measured = request.folder_gib or (node.preset and node.preset.weights_gib)
+    size = f"{'' if measured else 'at least '}{weights / node.nodes:.0f}"
     rest = "; the CPU needs the rest of the memory" if pool.shared else ""
     raise HostError(
         f"{request.model} does not fit: {size} GiB of weights per node, and there is room for "
