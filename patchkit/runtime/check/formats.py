@@ -63,11 +63,7 @@ _NULLS = {"", "~", "null", "Null", "NULL"}
 
 
 def read_file(path: Path) -> CheckedText:
-    """Return what a file says; ``-`` is standard input.
-
-    Raises UsageError for what is not a file, SourceError for what is not a text or has too many
-    lines for one that sets variables, StorageError if it cannot be read.
-    """
+    """Return what a file, or - for standard input, says. Raises UsageError, SourceError."""
     stdin = str(path) == "-"
     text = read_stdin() if stdin else read_text(path, hint="name an env file or a script")
     if text.count("\n") > _MOST_LINES:

@@ -72,11 +72,7 @@ class Gid:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rdma:
-    """Port 1 of an RDMA device. ``cage`` numbers the QSFP cage, None if it is unknown.
-
-    ``state`` is ``ACTIVE``, ``DOWN`` … ; ``twin`` the device that is the other half of the same
-    cage; ``netdev`` and ``twin`` are empty where there is none.
-    """
+    """Port 1 of an RDMA device, with its cage and the other half of it; "" or None for none."""
 
     name: str
     state: str

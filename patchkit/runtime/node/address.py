@@ -16,11 +16,7 @@ PLAN = "give it one, for example as `patchkit net plan` says"
 def own_address(
     host: Host, topology: str, role: str, head: str, ports: Sequence[Port]
 ) -> tuple[Netdev, str]:
-    """Return an IPv4 address of this host and the interface that has it.
-
-    ``ports`` are those that RoCE would use, best first. Raises HostError if there is none,
-    UsageError for a malformed head.
-    """
+    """Return this host's interface and address, first of ``ports``. Raises HostError."""
     if role == "worker":
         check_no_head(host, named_address(head))
         first, fast = ({port.netdev.name for port in its} for its in (ports, usable_ports(host)))

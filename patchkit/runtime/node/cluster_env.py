@@ -167,11 +167,8 @@ def _choose_settings(rules: Sequence[VariableRule], node: Node, ptxas: str) -> I
 def _check_setting(
     setting: Setting, vllm: str, nccl: str, known: Mapping[str, str], takes: Takes | None
 ) -> None:
-    """Raise for a name that nobody reads, and a value at which vLLM stops.
-
-    NCCL ignores such a name without a word, vLLM with one. Other programs have no full list of
-    names: what they read is not checked, nor is what an NCCL newer than the table reads.
-    """
+    """Raise for a name that vLLM or NCCL does not read, and a value at which vLLM stops."""
+    # Other programs have no full list of names, nor has the table those of a newer NCCL.
     name, kind = setting.name, UsageError if setting.rule == "--set" else DriftError
     names, reader = known, f"vLLM {vllm}"
     if not name.startswith("VLLM_"):

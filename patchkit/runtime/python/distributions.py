@@ -43,11 +43,7 @@ class LostFile(Owner):
 
 
 def import_path(venv: str) -> list[str]:
-    """Return the folders that an environment imports from; none for ``""``.
-
-    Its own come first, then what its Python adds: folders of .pth files, and those of the system in
-    an environment that has them. Without a Python that runs it is its own alone.
-    """
+    """Return the folders that an environment imports from: its own, then what its Python adds."""
     if not venv:
         return []
     own = sorted(map(str, Path(venv).glob("lib/python3*/*-packages")))

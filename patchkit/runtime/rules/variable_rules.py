@@ -92,12 +92,9 @@ def load_variable_rules() -> VariableRules:
 
 
 def choose_executor(vllm: str, role: str, asked: str, wanted: AbstractSet[str]) -> Executor:
-    """Return the executor that was asked for; ``auto`` is the first that the release has.
-
-    Of several entries of one name the last that fits counts: what a switch among the ``wanted``
-    rules chooses stands behind the default. Raises UsageError for one that the release lacks.
-    """
+    """Return the executor asked for, or the release's first for ``auto``. Raises UsageError."""
     alone = role == "single"
+    # Of one name the last entry that fits counts: what a switch chooses stands behind the default.
     fits = {
         row.name: row
         for row in load_variable_rules().executors
