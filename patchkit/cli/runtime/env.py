@@ -41,28 +41,10 @@ from patchkit.runtime.rules.variables import is_current, lifetime, other_variabl
 @click.group(cls=VerbGroup, invoke_without_command=True, subcommand_metavar="[explain] …")
 @node_options
 @click.option("--model", metavar="PRESET", help="A model of `serve-args --list`.")
-@click.option(
-    "--from",
-    "head_file",
-    metavar="FILE",
-    type=PATH,
-    help="The head's file: a worker takes over what it shares, and is compared with it.",
-)
+@click.option("--from", "head_file", type=PATH, help="The head's file, which a worker follows.")
 @click.option("--set", "extra", metavar="NAME=VALUE", multiple=True, help="Add one of your own.")
-@click.option(
-    "-o",
-    "--output",
-    metavar="FILE",
-    type=FILE_OR_DASH,
-    help="Write FILE, all or nothing; - is standard output, the default.",
-)
-@click.option(
-    "--format",
-    "kind",
-    type=click.Choice(list(map(str, Format))),
-    default="env",
-    help="env is read alike by sh, systemd and docker.",
-)
+@click.option("-o", "--output", type=FILE_OR_DASH, help="Default: -, which is standard output.")
+@click.option("--format", "kind", type=click.Choice(list(map(str, Format))), default="env")
 @click.option("--force", is_flag=True, help="Replace a file that patchkit did not write.")
 @click.pass_context
 @rendered

@@ -39,23 +39,9 @@ _RULE: dict[str, Any] = {"multiple": True, "metavar": "ID", "shell_complete": co
 _OPTIONS = (
     click.option("--role", type=click.Choice(CHOICES["role"]), help="What this node is."),
     click.option("--nodes", type=click.IntRange(1, nodes_max()), help="All nodes; default: 2."),
-    click.option(
-        "--head-ip",
-        "head",
-        metavar="A",
-        default="",
-        help="The head's IPv4 address. On the LAN: control goes there, data over the cable.",
-    ),
-    click.option(
-        "--topology",
-        type=click.Choice(TOPOLOGIES),
-        help="auto: RoCE if this node has an active RDMA device, else sockets.",
-    ),
-    click.option(
-        "--executor",
-        type=click.Choice(["auto", "mp", "ray"]),
-        help="What starts the ranks. auto: mp where vLLM has --nnodes.",
-    ),
+    click.option("--head-ip", "head", metavar="A", default="", help="The head's IPv4 address."),
+    click.option("--topology", type=click.Choice(TOPOLOGIES), help="auto: RoCE, or else sockets."),
+    click.option("--executor", type=click.Choice(["auto", "mp", "ray"]), help="What starts ranks."),
     VLLM,
     NCCL,
     TRITON,

@@ -39,18 +39,8 @@ _TAKEN = ("role", "topology", "executor", "vllm", "nodes", "head", "target", "qu
 @node_options
 @click.option("--node-rank", type=click.IntRange(0), metavar="R", help="The worker's number.")
 @click.option("--preset", shell_complete=complete.models, help="Of another model; none: no preset.")
-@click.option(
-    "--from",
-    "env_file",
-    metavar="FILE",
-    type=PATH,
-    help="The env file that goes with it: role, topology, executor, nodes and head.",
-)
-@click.option(
-    "--listen",
-    type=click.Choice(LISTEN),
-    help="Who may ask: this machine (default), those on the cable, or those on the LAN.",
-)
+@click.option("--from", "env_file", type=PATH, help="The env file that goes with it.")
+@click.option("--listen", type=click.Choice(LISTEN), help="Who may ask; default: this machine.")
 @click.option("--host", "address", metavar="A", help="Listen on this address, instead of --listen.")
 @click.option("--port", type=click.IntRange(1, 65535), default=8000, show_default=True)
 @click.option("--explain", is_flag=True, help="Show each flag's reason, and what is left out.")

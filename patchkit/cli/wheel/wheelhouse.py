@@ -6,6 +6,7 @@ import platform
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -128,14 +129,7 @@ def prune_wheels(
 @verbose_option
 @rendered
 def fill_wheels(
-    house: Path,
-    *,
-    python: str | None,
-    also: tuple[str, ...],
-    folders: tuple[Path, ...],
-    offline: bool,
-    lock_only: bool,
-    verbose: bool,
+    house: Path, *, python: str | None, lock_only: bool, verbose: bool, **given: Any
 ) -> Iterator[Block]:
     """Lock everything that the wheels need by hash, so that every node installs the same.
 
@@ -144,17 +138,10 @@ def fill_wheels(
     interrupted one.
     """
     node = node_of(house, python)
-    sources = WheelSources(offline=offline, folders=folders)
+    sources = WheelSources(offline=given["offline"], folders=given["folders"])
     with progress() as report:
-        done = fill_wheelhouse(
-            house,
-            node,
-            sources,
-            also=also,
-            lock_only=lock_only,
-            progress=report("downloading"),
-            tell=tell,
-        )
+        how = {"also": given["also"], "lock_only": lock_only, "progress": report("downloading")}
+        done = fill_wheelhouse(house, node, sources, tell=tell, **how)
     overrides = done.manifest.overrides
     brought = {"dependencies": done.dependencies, "overrides": overrides}
     changes = {"new": done.new, "gone": done.gone, "torch": done.torch}
