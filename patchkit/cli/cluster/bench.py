@@ -54,7 +54,7 @@ def bench_command() -> None:
     """
 
 
-@bench_command.command()
+@bench_command.command("run")
 @click.argument("model")
 @click.argument("args", nargs=-1)
 @click.option("--url", metavar="URL", default="", help="Measure the server that runs there.")
@@ -68,22 +68,14 @@ def bench_command() -> None:
 @click.option("--tokenizer", metavar="DIR", default="", help="Default: the model's.")
 @click.option("-o", "folder", metavar="DIR", type=PATH, help="Default: bench-MODEL-DAY.")
 @rendered
-def run(
-    model: str,
-    *,
-    args: tuple[str, ...],
-    url: str,
-    compare: tuple[Path, Path] | None,
-    cluster: Path | None,
-    venv: str,
-    concurrency: tuple[int, ...],
-    folder: Path | None,
-    **given: Any,
+def run_bench(
+    model: str, *, args: tuple[str, ...], url: str, venv: str, folder: Path | None, **given: Any
 ) -> Iterator[Block]:
     """Serve a model in one way or two, in turns, and measure each; called again it goes on.
 
     Words behind `--` are added to the `vllm serve` of each.
     """
+    compare, cluster = given["compare"], given["cluster"]
     if sum(map(bool, (url, compare, cluster))) > 1:
         raise UsageError("--url, --compare, --cluster: one of them")
     if url:
@@ -96,7 +88,8 @@ def run(
         variants = [plan_cluster(cluster_here(venv or None).file, "served", model, venv, args)]
     size = {"depth": given["depth"], "output": given["output"]}
     loads = [
-        BenchLoad(**size, concurrency=count, prompts=_PROMPTS * count) for count in concurrency
+        BenchLoad(**size, concurrency=count, prompts=_PROMPTS * count)
+        for count in given["concurrency"]
     ]
     plan = BenchPlan(
         model=model,

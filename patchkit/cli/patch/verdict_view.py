@@ -31,17 +31,9 @@ def tree_blocks(workspace: Workspace, request: Request, **more: Any) -> Iterator
     tree, target = workspace.tree, request.target
     recipe = load_recipe(tree.project)
     built = recipe.build.value_for(request)
-    known = {
-        "project": tree.project,
-        "version": tree.version,
-        "kind": tree.kind,
-        "root": tree.root,
-        "target": target.name,
-        "arch": request.arch,
-        recipe.build.variable.lower(): built,
-        "known_bugs": recipe.bugs_of(tree.version),
-    }
-    yield Record(known | more)
+    known = {name: getattr(tree, name) for name in ("project", "version", "kind", "root")}
+    known |= {"target": target.name, "arch": request.arch, recipe.build.variable.lower(): built}
+    yield Record({**known, "known_bugs": recipe.bugs_of(tree.version), **more})
     name = style(f"{tree.project} {tree.version}", bold=True)
     yield name + f"  {tree.kind}  →  {target.title}, {request.arch} " + style(built, bold=True)
 

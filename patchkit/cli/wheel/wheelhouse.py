@@ -237,9 +237,8 @@ def verify_command(house: Path) -> Iterator[Block]:
     NCCL, triton and CUDA with each other. That is consistency: only a signature
     of SHA256SUMS (ssh-keygen -Y) says who made the wheels.
 
-    Exits with 8 if bytes are not those of the manifest, 7 if something is missing, 5 if code does
-    not load, 3 if a wheel is not sound, 2 if wheels do not belong together or none is there; with
-    the highest of these if there are several.
+    Exits with the highest code of what was found, such as 8 for bytes that the manifest does not
+    have, and with 2 if no wheel is there.
     """
     tell_hashing(house)
     done = verify_wheelhouse(house)
