@@ -62,7 +62,10 @@ def evaluate(tree: SourceTree, target: Target, arch_list: str, cuda: str) -> lis
     ``arch_list`` is TORCH_CUDA_ARCH_LIST, or ``Auto`` for what torch detects on the device;
     ``cuda`` the compiler's version. Raises ProofError if CMake stops or a group cannot be read.
     """
-    texts = cmake_texts(tree)
+    texts, gencode = cmake_texts(tree), target.gencode_flags(arch_list)
+    key = (gencode, cuda, *texts.items())
+    if key in tree.answers:  # several proofs ask the same
+        return [*tree.answers[key]]
     groups = [group for path in texts for group in _groups(path, texts[path])]
     set_here = {
         argument.value
@@ -79,13 +82,12 @@ def evaluate(tree: SourceTree, target: Target, arch_list: str, cuda: str) -> lis
                 why="the file was edited by hand: the list was removed or renamed",
                 hint="restore the file from the release",
             )
-    gencode = target.gencode_flags(arch_list)
-    key = (gencode, cuda, *texts.items())
-    if key not in tree.answers:  # several proofs ask the same
-        known = {(group.place[0], group.line) for group in groups}
-        tree.answers[key] = _archs(_trace(tree, texts, gencode, cuda), known)
-    archs = tree.answers[key]
-    return [replace(group, archs=archs.get((group.place[0], group.line), ())) for group in groups]
+    known = {(group.place[0], group.line) for group in groups}
+    archs = _archs(_trace(tree, texts, gencode, cuda), known)
+    tree.answers[key] = [
+        replace(group, archs=archs.get((group.place[0], group.line), ())) for group in groups
+    ]
+    return [*tree.answers[key]]
 
 
 def cmake_texts(tree: SourceTree) -> dict[str, str]:
