@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from packaging.version import Version
 
@@ -39,26 +40,27 @@ class ArchList:
         return list(list_items(self.argument))
 
 
-def cuda13_lists(texts: Mapping[str, str]) -> Iterator[ArchList]:
-    """Yield the lists that a compiler of CUDA 13 reads, in the order of the files."""
-    for path, text in texts.items():
-        calls = parsed(path, text)
-        for index, call in enumerate(calls):
-            values = [argument.value for argument in call.arguments[:3]]
-            if len(call.arguments) != _LISTING.get(call.name) or (
-                call.name == "set" and values[0] != SUPPORTED
-            ):
-                continue
-            excluded = (condition for branch in call.block for condition in branch.excluded)
-            # The else of ``>= 13.0`` is only taken by older compilers.
-            rests = [[word for word in words if word not in _COMPILER] for words in excluded]
-            if not any(
-                rest[0] == "VERSION_GREATER_EQUAL" and Version(rest[1]) <= _CUDA
-                for rest in rests
-                if len(rest) == 2
-            ):
-                sm100 = values[0] == MLA or _switches_sm100_on(call, calls[index + 1 :])
-                yield ArchList(path, values[0], call.arguments[1], sm100)
+@lru_cache(maxsize=64)
+def cuda13_lists(path: str, text: str) -> tuple[ArchList, ...]:
+    """Return the lists of a file that a compiler of CUDA 13 reads, in order."""
+    calls, lists = parsed(path, text), []
+    for index, call in enumerate(calls):
+        values = [argument.value for argument in call.arguments[:3]]
+        if len(call.arguments) != _LISTING.get(call.name) or (
+            call.name == "set" and values[0] != SUPPORTED
+        ):
+            continue
+        excluded = (condition for branch in call.block for condition in branch.excluded)
+        # The else of ``>= 13.0`` is only taken by older compilers.
+        rests = [[word for word in words if word not in _COMPILER] for words in excluded]
+        if not any(
+            rest[0] == "VERSION_GREATER_EQUAL" and Version(rest[1]) <= _CUDA
+            for rest in rests
+            if len(rest) == 2
+        ):
+            sm100 = values[0] == MLA or _switches_sm100_on(call, calls[index + 1 :])
+            lists.append(ArchList(path, values[0], call.arguments[1], sm100))
+    return tuple(lists)
 
 
 def _switches_sm100_on(call: Command, later: Sequence[Command]) -> bool:

@@ -60,7 +60,8 @@ def _list_units(
 ) -> Iterator[tuple[str, list[kit.Edit]]]:
     hands_on = _hands_on(texts[_UTILS])
     wanted, stock = request.arch_list, request.target.stock
-    for entry in kit.cuda13_lists(texts):
+    entries = (entry for file in texts.items() for entry in kit.cuda13_lists(*file))
+    for entry in entries:
         members = [item for item in entry.items if item.rstrip("af") == stock]
         if not members or entry.sm100:
             continue

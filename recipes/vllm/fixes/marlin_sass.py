@@ -9,7 +9,7 @@ def look(tree: kit.SourceTree, request: kit.Request) -> kit.Observation:
     """Read the Marlin lists that reach the device only through PTX."""
     lists = [
         entry
-        for entry in kit.cuda13_lists({_PATH: tree.read(_PATH)})
+        for entry in kit.cuda13_lists(_PATH, tree.read(_PATH))
         # Repacking and the like run once, at load time: a family build leaves them to PTX.
         if request.arch == "native" or "OTHER" not in entry.variable
         if "MARLIN" in entry.variable and any(item.endswith("+PTX") for item in entry.items)

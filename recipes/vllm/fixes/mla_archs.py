@@ -7,7 +7,7 @@ _PATH = "CMakeLists.txt"
 
 def look(tree: kit.SourceTree, request: kit.Request) -> kit.Observation:
     """Read the MLA list of CUDA 13."""
-    every = kit.cuda13_lists({_PATH: tree.read(_PATH)})
+    every = kit.cuda13_lists(_PATH, tree.read(_PATH))
     lists = [entry for entry in every if entry.variable == kit.MLA]
     if not lists:
         raise kit.absent(f"{_PATH}: no list is called {kit.MLA}")

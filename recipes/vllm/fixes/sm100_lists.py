@@ -9,7 +9,7 @@ def look(tree: kit.SourceTree, request: kit.Request) -> kit.Observation:
     """Read the lists with a 12.x entry whose block switches an SM100 kernel on."""
     lists = [
         entry
-        for entry in kit.cuda13_lists({_PATH: tree.read(_PATH)})
+        for entry in kit.cuda13_lists(_PATH, tree.read(_PATH))
         if entry.sm100 and entry.variable != kit.MLA
     ]
     return kit.without_sm12x(lists, "SM100 lists")
