@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import suppress
 
 import pytest
@@ -8,7 +7,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from patchkit.edit.cmake import (
-    Argument,
     CMakeSyntaxError,
     Command,
     add_list_item,
@@ -17,7 +15,7 @@ from patchkit.edit.cmake import (
     remove_list_items,
     tokenize,
 )
-from patchkit.edit.splice import Edit, splice
+from patchkit.edit.splice import splice
 
 SAMPLE = """\
 # Top )
@@ -147,65 +145,31 @@ def test_malformed_text_is_refused_with_its_line():
             commands(text, "cmake/x.cmake")
 
 
-def test_list_items():
-    for source, expected in (
-        ('"8.0+PTX;12.0f"', ["8.0+PTX", "12.0f"]),
-        ('"9.0a;"', ["9.0a"]),
-        ('";9.0a;;8.0"', ["9.0a", "8.0"]),
-        ('""', []),
-        ("8.0;9.0", ["8.0", "9.0"]),
-        ("[=[8.0;9.0]=]", ["8.0", "9.0"]),
-        (r'"a\;b;${C}"', [r"a\;b", "${C}"]),
+def test_items_of_a_list_added_and_removed() -> None:
+    for source, items, added, removed in (
+        ('"8.0+PTX"', ["8.0+PTX"], '"8.0+PTX;12.0f"', '"8.0+PTX"'),
+        ('"9.0a;"', ["9.0a"], '"9.0a;12.0f"', '"9.0a;"'),
+        (r'"a\;b;${C}"', [r"a\;b", "${C}"], r'"a\;b;${C};12.0f"', r'"a\;b;${C}"'),
+        (r'"a\;"', [r"a\;"], r'"a\;;12.0f"', r'"a\;"'),
+        ('""', [], '"12.0f"', '""'),
+        ("8.0;12.0f", ["8.0", "12.0f"], "8.0;12.0f;12.0f", "8.0"),
+        ("${ARCHS}", ["${ARCHS}"], "${ARCHS};12.0f", "${ARCHS}"),
+        ("[=[12.0f;8.0]=]", ["12.0f", "8.0"], "[=[12.0f;8.0;12.0f]=]", "[=[8.0]=]"),
+        ('"8.0;12.0f;12.1f"', ["8.0", "12.0f", "12.1f"], '"8.0;12.0f;12.1f;12.0f"', '"8.0"'),
+        ('"12.0f"', ["12.0f"], '"12.0f;12.0f"', '""'),
+        ('";8.0;;9.0;"', ["8.0", "9.0"], '";8.0;;9.0;12.0f"', '";8.0;;9.0;"'),
     ):
-        assert list_items(only_argument(source)) == expected
-
-
-@pytest.mark.parametrize(
-    ("source", "expected"),
-    [
-        ('"8.0+PTX"', '"8.0+PTX;12.0f"'),
-        ('"9.0a;"', '"9.0a;12.0f"'),
-        (r'"a\;"', r'"a\;;12.0f"'),
-        ('""', '"12.0f"'),
-        ("8.0", "8.0;12.0f"),
-        ("${ARCHS}", "${ARCHS};12.0f"),
-        ("[=[8.0;9.0]=]", "[=[8.0;9.0;12.0f]=]"),
-    ],
-)
-def test_add_list_item(source: str, expected: str) -> None:
-    assert edited(source, lambda a: add_list_item(a, "12.0f", path="x", note="")) == expected
-
-
-@pytest.mark.parametrize(
-    ("source", "expected"),
-    [
-        ('"8.0;12.0f;12.1f"', '"8.0"'),
-        ('"12.0f;9.0a;"', '"9.0a;"'),
-        ('"12.0f"', '""'),
-        ('"8.0;;9.0;"', '"8.0;;9.0;"'),
-        ("8.0;12.0f", "8.0"),
-        ("[=[12.0f;8.0]=]", "[=[8.0]=]"),
-    ],
-)
-def test_remove_list_items(source: str, expected: str) -> None:
-    def edit(argument: Argument) -> Edit:
-        return remove_list_items(argument, is_12, path="x", note="")
-
-    assert edited(source, edit) == expected
+        text = f"set({source})"
+        (argument,) = commands(text)[0].arguments
+        assert list_items(argument) == items
+        edit = add_list_item(argument, "12.0f", path="x", note="")
+        assert splice(text, [edit]) == f"set({added})"
+        edit = remove_list_items(argument, is_12, path="x", note="")
+        assert splice(text, [edit]) == f"set({removed})"
 
 
 def conditions(command: Command) -> tuple[tuple[tuple[str, ...], tuple[tuple[str, ...], ...]], ...]:
     return tuple((branch.condition, branch.excluded) for branch in command.block)
-
-
-def only_argument(source: str) -> Argument:
-    (argument,) = commands(f"set({source})")[0].arguments
-    return argument
-
-
-def edited(source: str, edit: Callable[[Argument], Edit]) -> str:
-    text = splice(f"set({source})", [edit(only_argument(source))])
-    return text.removeprefix("set(").removesuffix(")")
 
 
 def is_12(item: str) -> bool:
