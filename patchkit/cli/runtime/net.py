@@ -27,10 +27,10 @@ from patchkit.cli.render import (
     verbose_option,
     with_options,
 )
+from patchkit.cluster.agent.node_facts import NodeFacts, look_at_node
 from patchkit.cluster.launch.cluster_file import VENV
 from patchkit.cluster.net.apply import NetHistory, NetResult, apply_plan, undo_plan
 from patchkit.cluster.net.checks import (
-    ask_peer_facts,
     check_warned,
     choose_checked_cages,
     plan_remarks,
@@ -38,6 +38,7 @@ from patchkit.cluster.net.checks import (
 )
 from patchkit.cluster.net.netplan_file import check_conflicts, read_other_files, render_netplan
 from patchkit.cluster.net.plan import NetPlan, NetPlanOptions, make_net_plan, other_node_options
+from patchkit.cluster.ssh.node import Remote
 from patchkit.errors import HostError, UsageError
 from patchkit.finding import Finding, Level, worst
 from patchkit.quoting import quoted
@@ -194,7 +195,9 @@ def verify_ends(*, verbose: bool, root: Path, **options: Any) -> Iterator[Block]
     """
     host = probe(root, python=None, environment=os.environ)
     chosen = choose_checked_cages(host, options["netdevs"])
-    peer = ask_peer_facts(options["ssh"], VENV) if options["ssh"] else None
+    peer = None
+    if options["ssh"]:
+        peer = Remote(options["ssh"]).call(NodeFacts, look_at_node, name="patchkit", venv=VENV).host
     place = NetHistory(root)
     found = verify_network(host, chosen, peer, options["peers"], live=place.live)
     checks = list(found)

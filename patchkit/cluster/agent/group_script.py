@@ -38,6 +38,8 @@ SILENCE = 15.0  # seconds without one after which a rank is stopped, or given up
 _AGAIN = 5.0  # seconds between two tries to reach a worker
 _UNREACHED = 255  # ssh's own exit status
 _FIRST_TOKEN = 600.0  # seconds for one answer; the first one may compile kernels
+_TAKEN = "the server's port is taken"
+_SYSTEMCTL = ("systemctl", "--user")
 _PROCESS = re.compile(r'users:\(\("(.*?)",pid=(\d+)')
 
 
@@ -82,12 +84,8 @@ def begin(settings: dict[str, Any]) -> None:
         unit = settings["unit"].replace(".service", f"-{name}.service")
         if _show_property(unit, "ActiveState") != "active":
             leave(1, f"error: {unit} does not run: {_describe_ending(unit)}")
-    _check_port(settings)
-
-
-def _check_port(settings: dict[str, Any]) -> None:
     for other in strangers(settings["url"], settings["unit"]):
-        leave(1, f"error: the server's port is taken: {other}")
+        leave(1, f"error: {_TAKEN}: {other}")
 
 
 def strangers(url: str, unit: str) -> list[str]:
@@ -144,8 +142,9 @@ def ready(settings: dict[str, Any]) -> None:
             break
         _check_alive(main_process)
         time.sleep(0.5)
-    if main_process:  # a pod has its ports for itself
-        _check_port(settings)
+    # A pod, which has no main process here, has its ports for itself.
+    for other in strangers(settings["url"], settings["unit"]) if main_process else ():
+        leave(1, f"error: {_TAKEN}: {other}")
     loaded = time.monotonic() - began
     say(f"loaded after {loaded:.1f} s; asking for a token")
     while True:
@@ -238,10 +237,25 @@ def watch(settings: dict[str, Any], rank: str) -> None:
         link = _connect(worker, settings)
         _notify("READY=1\nSTATUS=")
         say(f"{worker['node']}: rank {rank} is started")
-        lost = _beat(link, worker)
+        assert link.stdin
+        assert link.stdout
+        heard, lost = time.monotonic(), ""
+        while not lost:
+            with contextlib.suppress(BrokenPipeError):  # a sign of life
+                link.stdin.write("\n")
+                link.stdin.flush()
+            readable, _, _ = select.select([link.stdout], [], [], HEARTBEAT)
+            if readable:
+                line = link.stdout.readline()
+                heard, lost = time.monotonic(), "" if line else "the link is lost"
+                if line.strip():
+                    leave(1, f"{worker['node']}: {line.strip()}")
+            elif time.monotonic() - heard > SILENCE:
+                link.kill()
+                lost = f"no sign of life for {SILENCE:.0f} s"
         # What had answered did not crash: systemd counts its starts from here.
         if _show_property(settings["unit"], "ActiveState") == "active":
-            _systemctl("reset-failed", settings["unit"])
+            _run_tool(*_SYSTEMCTL, "reset-failed", settings["unit"])
         leave(1, f"{worker['node']}: {lost}")
     except Stopped:
         if link:
@@ -289,28 +303,6 @@ def _connect(worker: dict[str, Any], settings: dict[str, Any]) -> subprocess.Pop
         time.sleep(_AGAIN)
 
 
-def _beat(link: subprocess.Popen[str], worker: dict[str, Any]) -> str:
-    """Send signs of life; return how the link was lost. If the rank ends, end with 1."""
-    assert link.stdin
-    assert link.stdout
-    heard = time.monotonic()
-    while True:
-        with contextlib.suppress(BrokenPipeError):
-            link.stdin.write("\n")
-            link.stdin.flush()
-        readable, _, _ = select.select([link.stdout], [], [], HEARTBEAT)
-        if readable:
-            line = link.stdout.readline()
-            if not line:
-                return "the link is lost"
-            heard = time.monotonic()
-            if line.strip():
-                leave(1, f"{worker['node']}: {line.strip()}")
-        elif time.monotonic() - heard > SILENCE:
-            link.kill()
-            return f"no sign of life for {SILENCE:.0f} s"
-
-
 def _notify(state: str) -> None:
     if place := os.environ.get("NOTIFY_SOCKET", ""):
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as bell:
@@ -325,7 +317,7 @@ def hold(settings: dict[str, Any], group: str) -> NoReturn:
         leave(3, "its files are of another start: run `patchkit up` again")
     rank = settings["unit"]
     unit = rank.replace(".service", "-hold.service")
-    _systemctl("stop", unit, rank)  # of a link that is lost
+    _run_tool(*_SYSTEMCTL, "stop", unit, rank)  # of a link that is lost
     words = ("systemd-run", "--user", "--quiet", "--pipe", "--collect", f"--unit={unit}")
     python = (sys.executable, "-I", __file__, "held")
     os.execvp(words[0], [*words, f"--property=Wants={rank}", *python])  # noqa: S606
@@ -334,7 +326,7 @@ def hold(settings: dict[str, Any], group: str) -> NoReturn:
 def held(settings: dict[str, Any]) -> None:
     """Start this node's rank; stop it when the head asks, is gone or is silent."""
     unit = settings["unit"]
-    done = _systemctl("start", unit)
+    done = _run_tool(*_SYSTEMCTL, "start", unit)
     if done.returncode:
         leave(1, f"{unit} does not start: {done.stderr.strip()}")
     process = int(_show_property(unit, "MainPID") or 0)
@@ -344,7 +336,7 @@ def held(settings: dict[str, Any]) -> None:
         leave(1, f"{unit} ended at once: {_describe_ending(unit)}")
     say("\nstarted")  # a login may have printed something without the end of a line
     why = _wait_for_end(rank)
-    _systemctl("stop", unit)
+    _run_tool(*_SYSTEMCTL, "stop", unit)
     if why == "rank":
         leave(1, f"the rank ended: {_describe_ending(unit)}")
     sys.exit(0 if why == "asked" else 1)
@@ -381,11 +373,7 @@ def _describe_ending(unit: str) -> str:
 
 
 def _show_property(unit: str, what: str) -> str:
-    return _systemctl("show", f"--property={what}", "--value", unit).stdout.strip()
-
-
-def _systemctl(*words: str) -> subprocess.CompletedProcess[str]:
-    return _run_tool("systemctl", "--user", *words)
+    return _run_tool(*_SYSTEMCTL, "show", f"--property={what}", "--value", unit).stdout.strip()
 
 
 def _run_tool(*words: str) -> subprocess.CompletedProcess[str]:

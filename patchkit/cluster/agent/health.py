@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from patchkit.cluster.agent.node_files import run_for_user
 from patchkit.process import attempt
 from patchkit.runtime.host.gpu import parse_rows, query_gpus
 from patchkit.runtime.host.machine_root import ToolUnavailable, whole
@@ -111,7 +112,12 @@ def container_limits(root: Path = _LIVE) -> ContainerLimits:
         kind = "docker"
     if (root / "run/.containerenv").exists():
         kind = "podman"
-    return ContainerLimits(kind=kind, verbs=len(files), verbs_open=sum(map(_can_open, files)))
+    verbs_open = 0
+    for file in files:
+        with contextlib.suppress(OSError):
+            os.close(os.open(file, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK))
+            verbs_open += 1
+    return ContainerLimits(kind=kind, verbs=len(files), verbs_open=verbs_open)
 
 
 def _read_text(file: Path) -> str:
@@ -119,14 +125,6 @@ def _read_text(file: Path) -> str:
         return file.read_text(encoding="utf-8", errors="replace")
     except OSError:
         return ""
-
-
-def _can_open(file: Path) -> bool:
-    try:
-        os.close(os.open(file, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK))
-    except OSError:
-        return False
-    return True
 
 
 _SECONDS = 3.0  # for each program that is asked
@@ -186,12 +184,16 @@ class NodeHealth:
         return self.unread.get(name) or f"the node does not say: {name}"
 
 
-def collect_health(venv: str, main: int = 0, no_main: str = "no unit is named") -> dict[str, Any]:
-    """Return the facts as JSON takes them.
+def collect_health(venv: str, unit: str) -> dict[str, Any]:
+    """Return the facts as JSON takes them, with the limits of the process of a unit, if that runs.
 
-    ``venv`` is the environment that has vLLM, "" if there is none; ``main`` the process of the unit
-    that serves, 0 for none, and ``no_main`` why there is none.
+    ``venv`` is the environment that may have vLLM.
     """
+    place = Path(venv).expanduser()
+    there = str(place) if (place / "bin" / "python").exists() else ""
+    asked = ("--property=MainPID", "--value", "--", unit)
+    shown = run_for_user("systemctl", "show", *asked)
+    main = int(shown.output) if shown.output.strip().isdigit() else 0
     environment: Mapping[str, str] = os.environ
     with contextlib.suppress(OSError):
         own = Path(f"/proc/{main}/environ").read_bytes().decode(errors="replace").split("\0")
@@ -204,26 +206,32 @@ def collect_health(venv: str, main: int = 0, no_main: str = "no unit is named") 
         "process": lambda: process_limits("self"),
         "unit": lambda: process_limits(str(main)),
         "container": container_limits,
-        "compilers": lambda: find_compilers(venv, environment),
+        "compilers": lambda: find_compilers(there, environment),
     }
     found: dict[str, Any] = {}
     unread: dict[str, str] = {}
     if not main:
-        unread["unit"] = no_main
+        unread["unit"] = shown.trouble or f"{unit} does not run"
         del parts["unit"]
     with ThreadPoolExecutor(len(parts)) as pool:
-        asked = {name: pool.submit(work) for name, work in parts.items()}
-        for name, part in asked.items():
+        begun = {name: pool.submit(work) for name, work in parts.items()}
+        for name, part in begun.items():
             try:
                 found[name] = part.result()
             except (UnreadError, ToolUnavailable, OSError, LookupError, ValueError) as error:
                 unread[name] = str(error)
     gpu = found.get("gpu")
     if gpu and gpu.processes is not None:
-        found["gpu_users"] = tuple(_describe_user(each.pid, each.mib) for each in gpu.processes)
+        found["gpu_users"] = []
+        for its in gpu.processes:
+            ps = ("ps", "-o", "user:32=,comm=", "-p", str(its.pid))
+            # One of another namespace has no name here.
+            user, _, name = attempt(*ps, timeout=_SECONDS).output.strip().partition(" ")
+            used = GpuUser(pid=its.pid, name=name.strip(), user=user, mib=its.mib)
+            found["gpu_users"].append(used)
     elif "gpu" in unread:
         unread["gpu_users"] = unread["gpu"]
-    return asdict(NodeHealth(**found, unread=unread))
+    return asdict(NodeHealth(**found, manager=not shown.trouble, unread=unread))
 
 
 def _page_cache() -> int:
@@ -238,13 +246,6 @@ def _running_guards() -> tuple[str, ...]:
     if len(said) != len(names):
         raise UnreadError("systemctl does not say which services run")
     return tuple(name for name, state in zip(names, said, strict=True) if state == "active")
-
-
-def _describe_user(pid: int, mib: int | None) -> GpuUser:
-    """Describe a process; one of another namespace has no name here."""
-    done = attempt("ps", "-o", "user:32=,comm=", "-p", str(pid), timeout=_SECONDS)
-    user, _, name = done.output.strip().partition(" ")
-    return GpuUser(pid=pid, name=name.strip(), user=user, mib=mib)
 
 
 def find_compilers(venv: str, environment: Mapping[str, str]) -> Compilers:

@@ -115,8 +115,7 @@ def share_folder(name: str) -> Path:
 def look_at_installation(venv: str, lock: Any) -> dict[str, Any]:
     """Return what this node has of an installation; raises what stands in its way."""
     house, store = record(WheelLock, lock), share_folder("wheelhouse")
-    link = Path(venv).expanduser()
-    _check_link(link)
+    current = leads_to(Path(venv).expanduser(), check=True)
     installed = _read_whole(share_folder("venvs") / house.id) is not None
     lacking: list[str] = []
     if not installed:
@@ -129,7 +128,7 @@ def look_at_installation(venv: str, lock: Any) -> dict[str, Any]:
         if lacking:
             require_rsync()
     state = InstallState(
-        store=str(store), installed=installed, current=leads_to(link), lacking=tuple(lacking)
+        store=str(store), installed=installed, current=current, lacking=tuple(lacking)
     )
     return asdict(state)
 
@@ -284,8 +283,7 @@ def switch_link(venv: str, name: str) -> str:
     folder, link = share_folder("venvs"), Path(venv).expanduser()
     if os.sep in name or _read_whole(folder / name) is None:
         raise HostError(f"{folder / name}: is not a whole installation", hint=_AGAIN)
-    _check_link(link)
-    before = leads_to(link)
+    before = leads_to(link, check=True)
     if before != name:
         with translated(at=link):
             link.parent.mkdir(parents=True, exist_ok=True)
@@ -297,17 +295,17 @@ def switch_link(venv: str, name: str) -> str:
     return before
 
 
-def leads_to(link: Path) -> str:
-    """Return the name of the installation that a link leads to; "" for no link of ours."""
-    if not link.is_symlink():
-        return ""
-    target = link.parent / link.readlink()
-    return target.name if target.parent == share_folder("venvs") else ""
+def leads_to(link: Path, *, check: bool = False) -> str:
+    """Return the name of the installation that a link leads to; "" for no link of ours.
 
-
-def _check_link(link: Path) -> None:
-    if os.path.lexists(link) and not leads_to(link):
+    With ``check`` raises UsageError for what is there and is none.
+    """
+    target = link.parent / link.readlink() if link.is_symlink() else link
+    if target != link and target.parent == share_folder("venvs"):
+        return target.name
+    if check and os.path.lexists(link):
         raise UsageError(
             f"{link}: patchkit did not make it, and does not replace it",
             hint='name another path in cluster.toml: venv = "~/patchkit-venv"',
         )
+    return ""

@@ -85,12 +85,7 @@ class NodeFacts:
     models: dict[str, ModelOnNode] = field(default_factory=dict)
 
 
-def look_at_node(name: str, venv: str, models: Sequence[str] = ()) -> dict[str, Any]:
-    """Return the facts of this node as JSON takes them; raises what ``probe`` raises."""
-    return asdict(facts_here(name, venv, models))
-
-
-def facts_here(name: str, venv: str, models: Sequence[str] = ()) -> NodeFacts:
+def look_at_node(name: str, venv: str, models: Sequence[str] = ()) -> NodeFacts:
     """Return the facts of this node; raises what ``probe`` raises."""
     home = Path.home()
     place = Path(venv).expanduser()
@@ -212,19 +207,9 @@ def examine(
     """
 
     def whole() -> dict[str, Any]:
-        facts = facts_here(name, venv)
+        facts = look_at_node(name, venv)
         contents = python_contents(facts.venv, facts.host.software)
         return {"facts": asdict(facts), "contents": asdict(contents)}
-
-    def health() -> dict[str, Any]:
-        """Return it with the limits of the unit's process, if that runs."""
-        place = Path(venv).expanduser()
-        there = str(place) if (place / "bin" / "python").exists() else ""
-        asked = ("--property=MainPID", "--value", "--", units[0])
-        shown = run_for_user("systemctl", "show", *asked)
-        main = int(shown.output) if shown.output.strip().isdigit() else 0
-        found = collect_health(there, main, shown.trouble or f"{units[0]} does not run")
-        return {**found, "manager": not shown.trouble}
 
     parts: dict[str, Callable[[], dict[str, Any]]] = {
         "facts": whole,
@@ -232,7 +217,7 @@ def examine(
         "processes": lambda: {"processes": list(map(asdict, unit_state.group_processes(name)))},
         "disks": lambda: {"disks": list(map(asdict, disk_rooms(folders)))},
         "listeners": lambda: {"listeners": list(map(asdict, unit_state.listeners(ports)))},
-        "health": lambda: {"health": health()},
+        "health": lambda: {"health": collect_health(venv, units[0])},
     }
     return _ask_together(parts)
 

@@ -7,7 +7,7 @@ import queue
 import re
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from types import NoneType
@@ -94,14 +94,10 @@ class Cluster:
 
     def put_files(self, files: Sequence[dict[str, str]]) -> None:
         """Write the files of all nodes, the workers' first. Raises as that does on a node."""
-        pairs = list(zip(self.nodes, files, strict=True))
-
-        def write(pair: tuple[Remote, dict[str, str]]) -> None:
-            node, its = pair
-            node.call(NoneType, node_files.put_files, name=self.file.name, files=its)
-
-        all_of(everywhere(pairs[1:], write))
-        write(pairs[0])
+        pairs, put = list(zip(self.nodes, files, strict=True)), node_files.put_files
+        name = self.file.name
+        for some in (pairs[1:], pairs[:1]):
+            all_of(everywhere(some, lambda at: at[0].call(NoneType, put, name=name, files=at[1])))
 
     def alone(self) -> AbstractContextManager[bool]:
         """Hold the cluster: no other patchkit changes it meanwhile. Raises BusyError."""
@@ -161,8 +157,8 @@ def read_group_journal(
             silent[node.destination] = error
 
     journals = [read(node, offset) for node, offset in ahead.items()]
-    merged = _merge_arriving(journals) if follow else merge_by_time(journals)
-    return GroupJournal(lines=merged, silent=silent)
+    by_time = heapq.merge(*journals, key=lambda entry: (entry[1].time, entry[0]))
+    return GroupJournal(lines=_merge_arriving(journals) if follow else by_time, silent=silent)
 
 
 def _clock_offset(node: Remote) -> float:
@@ -172,13 +168,6 @@ def _clock_offset(node: Remote) -> float:
     if abs(ahead) > _LONGEST:
         raise HostError(f"{node.destination}: its clock says nothing")
     return ahead
-
-
-def merge_by_time(
-    journals: Iterable[Iterator[tuple[str, JournalLine]]],
-) -> Iterator[tuple[str, JournalLine]]:
-    """Yield the lines of several nodes by time, each with its node."""
-    return heapq.merge(*journals, key=lambda entry: (entry[1].time, entry[0]))
 
 
 def _merge_arriving(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -124,25 +125,22 @@ def read_cluster_file(path: Path = FILE) -> ClusterFile:
 
 def new_cluster_text(nodes: Iterable[ClusterNode], choices: Mapping[str, str]) -> str:
     """Return the text of a new file; ``choices`` are keys of ``[serve]`` that are not default."""
-
-    def assign(key: str, value: str) -> str:
-        # JSON's form is TOML's, but for halves of surrogate pairs.
-        return f"{key} = {json.dumps(value, ensure_ascii=False)}"
-
+    # JSON's form is TOML's, but for halves of surrogate pairs.
+    quote = partial(json.dumps, ensure_ascii=False)
     lines = [
         "# The machines of a cluster, by rank: the head first. Yours to edit; every key is in",
         "# docs/cluster.md. `patchkit up MODEL` reads it anew each time.",
         "",
-        f"{assign('venv', VENV)}  # made by `patchkit cluster install`",
-        f"{assign('model_folder', MODELS)}  # on each node",
+        f"venv = {quote(VENV)}  # made by `patchkit cluster install`",
+        f"model_folder = {quote(MODELS)}  # on each node",
         "",
         "[serve]",
         'listen = "local"  # who may ask: local, cable or lan',
         "port = 8000",
-        *(assign(key, value) for key, value in choices.items()),
+        *(f"{key} = {quote(value)}" for key, value in choices.items()),
     ]
     for each in nodes:
-        lines += ["", "[[node]]", assign("ssh", each.ssh)]
-        lines += [f"{assign('peer', each.peer)}  # from the head"] if each.peer else []
-        lines += [assign("address", each.address)] if each.address else []
+        lines += ["", "[[node]]", f"ssh = {quote(each.ssh)}"]
+        lines += [f"peer = {quote(each.peer)}  # from the head"] if each.peer else []
+        lines += [f"address = {quote(each.address)}"] if each.address else []
     return "\n".join([*lines, "", "[models]", ""])

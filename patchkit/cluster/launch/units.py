@@ -63,21 +63,15 @@ class GroupUnits:
         head = self.ranks[0]
         return f"{head.address}:{RAY_PORT}" if head.env.node.executor.name == "ray" else ""
 
-    def words(self, number: int) -> tuple[str, ...]:
-        """Return the command of a rank; a worker of Ray's has none but `ray start`."""
+    def words(self, number: int, *, ray: bool = False) -> tuple[str, ...]:
+        """Return the command of a rank, or of ``ray``; a worker of Ray's has none but that."""
         rank = self.ranks[number]
-        if rank.command is None:
-            return self._ray_words(number)
-        return served_words(self.cluster, rank.command, self.model, self._programs(rank))
-
-    def _ray_words(self, number: int) -> tuple[str, ...]:
-        rank = self.ranks[number]
+        programs = f"{absolute(self.cluster.venv, rank.facts)}/bin"
+        if rank.command is not None and not ray:
+            return served_words(self.cluster, rank.command, self.model, programs)
         place = (f"--address={self.ray}",) if number else ("--head", f"--port={RAY_PORT}")
-        ray = f"{self._programs(rank)}/ray"
-        return (ray, "start", "--block", f"--node-ip-address={rank.address}", *place)
-
-    def _programs(self, rank: PlannedRank) -> str:
-        return f"{absolute(self.cluster.venv, rank.facts)}/bin"
+        address = f"--node-ip-address={rank.address}"
+        return (f"{programs}/ray", "start", "--block", address, *place)
 
     def node_files(self) -> list[dict[str, str]]:
         """Return the files of each node by name, the head's first.
@@ -121,7 +115,7 @@ class GroupUnits:
             "pause": str(ASK_AGAIN),
             "stop": str(STOP),
             "watch_stop": str(STOP + 30),
-            "path": unit_word(f"PATH={self._programs(rank)}:{_PROGRAMS}"),
+            "path": unit_word(f"PATH={absolute(self.cluster.venv, rank.facts)}/bin:{_PROGRAMS}"),
             "mark": unit_word(f"{MARK}={name}"),
             "ray_unit": ray_unit,
             "ray_address": f"RAY_ADDRESS={self.ray}" if self.ray else "",
@@ -136,7 +130,7 @@ class GroupUnits:
         if number == 0 and count > 1:
             files[f"patchkit-{name}-worker@.service"] = _fill_unit("watch", values)
         if number == 0 and self.ray:
-            values["command"] = unit_line(self._ray_words(0))
+            values["command"] = unit_line(self.words(0, ray=True))
             files[ray_unit] = _fill_unit("ray", values)
         return files
 

@@ -15,7 +15,7 @@ from patchkit.cluster.launch.cluster import Cluster, read_group_journal
 from patchkit.cluster.launch.plan import planned_ranks, served_model, survey_nodes
 from patchkit.cluster.launch.units import HEAD_PORTS, GroupUnits
 from patchkit.cluster.openai.server_answers import ServerAnswers, ask_cluster_server, wanted_metrics
-from patchkit.cluster.ssh.node import Remote, all_of, everywhere
+from patchkit.cluster.ssh.node import all_of, everywhere
 from patchkit.cluster.ssh.ssh import there
 from patchkit.durable.signals import Interrupted, committed, deferred
 from patchkit.errors import HostError, PatchkitError
@@ -64,7 +64,14 @@ def wait_until_answered(cluster: Cluster, since: str, watcher: StartWatcher) -> 
         first = first or now.invocation
         again = now.sub == "auto-restart" or now.invocation not in ("", first)
         if again or now.active not in _LOADING:
-            raise explain_end(cluster, since, watcher, now, again=again)
+            journal = read_group_journal(cluster, since=since)
+            lines = tuple(journal.lines)  # only then it is known who is silent
+            how = [f"systemd says {now.result}, status {now.status}"]
+            if again:
+                text = "its first start; it is started again, four times an hour at most: "
+                how = [text + "`patchkit down` ends that"]
+            how += [f"without the lines of {error.what}" for error in journal.silent.values()]
+            raise watcher.explain(FailedStart(lines=lines, how="; ".join(how)))
     raise HostError(f"{cluster.head.destination}: the answer was cut short")
 
 
@@ -74,30 +81,16 @@ def token_silence(cluster: Cluster) -> str:
     return cluster.head.call(ServerAnswers, ask_cluster_server, **asked).silence
 
 
-def explain_end(
-    cluster: Cluster, since: str, watcher: StartWatcher, unit: UnitState, *, again: bool
-) -> HostError:
-    """Return why a group ended, from what its ranks wrote since it was started."""
-    journal = read_group_journal(cluster, since=since)
-    lines = tuple(journal.lines)
-    how = f"systemd says {unit.result}, status {unit.status}"
-    if again:
-        how = "its first start; it is started again, four times an hour at most: "
-        how += "`patchkit down` ends that"
-    silent = (f"without the lines of {error.what}" for error in journal.silent.values())
-    how = "; ".join([how, *silent])
-    return watcher.explain(FailedStart(lines=lines, how=how))
-
-
 def stop_group(cluster: Cluster, *, disable: bool = True) -> list[NodeState | PatchkitError]:
     """Stop a whole group, the head first, which stops its workers; then look at every node."""
-
-    def stop(node: Remote) -> NodeState:
-        asked = {"name": cluster.file.name, "units": cluster.units_of(node), "disable": disable}
-        return node.call(NodeState, end_group, **asked)
-
-    head, *workers = cluster.nodes
-    return [*everywhere([head], stop), *everywhere(workers, stop)]
+    found: list[NodeState | PatchkitError] = []
+    asked = {"name": cluster.file.name, "disable": disable}
+    for nodes in (cluster.nodes[:1], cluster.nodes[1:]):
+        found += everywhere(
+            nodes,
+            lambda node: node.call(NodeState, end_group, **asked, units=cluster.units_of(node)),
+        )
+    return found
 
 
 def check_stopped(cluster: Cluster, results: Sequence[NodeState | PatchkitError]) -> None:
@@ -184,8 +177,7 @@ def bring_up(cluster: Cluster, model: str) -> Begun:
     was written; HostError if what ran before does not stop.
     """
     with cluster.alone():
-        plan = make_plan(cluster, model)
-        return _start_group(cluster, plan)
+        return _start_group(cluster, make_plan(cluster, model))
 
 
 def _start_group(cluster: Cluster, plan: GroupPlan) -> Begun:

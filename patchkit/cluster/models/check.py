@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Collection, Generator, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from fnmatch import fnmatchcase
@@ -18,9 +18,8 @@ from typing import Any
 
 from patchkit.cluster.models.names import Commit, Digest, FileName, folder_of, models_folder
 from patchkit.cluster.ssh.rsync import Copied
-from patchkit.durable.atomic import replacing
 from patchkit.durable.names import is_file
-from patchkit.errors import HashMismatchError, PatchkitError, SourceError, UsageError, translated
+from patchkit.errors import HashMismatchError, PatchkitError, SourceError, UsageError
 from patchkit.finding import Finding, Level
 from patchkit.quoting import quoted
 from patchkit.reading import LARGEST_IN_TREE, read_text
@@ -42,7 +41,9 @@ HASH = "hash"
 CACHE = ".cache"
 """The folder beside the files in which hf and patchkit keep what they know of them."""
 
-_RECORD = f"{CACHE}/patchkit/model.json"
+RECORD = f"{CACHE}/patchkit/model.json"
+"""What a fetch writes before the first file: an unfinished folder is known as one."""
+
 _SIDE_BY_SIDE = 8  # files; more wait for the disk
 _SHA1 = 40  # hex digits
 # The same weights in forms that vLLM does not load, or for another program.
@@ -130,22 +131,13 @@ class ModelRecord:
 
 def read_record(folder: Path) -> ModelRecord | None:
     """Return patchkit's record of a folder, None if there is none. Raises RecordError."""
-    place = folder / _RECORD
+    place = folder / RECORD
     if not is_file(place):
         return None
     try:
         return read_json(ModelRecord, read_text(place, limit=LARGEST_IN_TREE, follow=False))
     except PatchkitError as error:
         raise RecordError(error.what) from None
-
-
-def write_record(folder: Path, made: ModelRecord) -> None:
-    """Write the record, before the first file: an unfinished folder is known as one."""
-    place = folder / _RECORD
-    with translated(at=place):
-        place.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(place) as file:
-            file.write(json.dumps(asdict(made), indent=1).encode())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,8 +176,22 @@ def check_model(folder: str, full: bool = False) -> Iterator[dict[str, Any]]:
         raise UsageError(f"{place}: no such folder", hint="`patchkit model list` names the models")
     check = quick_check(place)
     if full:
-        wrong = yield from _check_hashes(place, {found.where for found in check.findings})
-        check = replace(check, full=True, findings=(*check.findings, *wrong))
+        found, wrong = [], {finding.where for finding in check.findings}
+        made = None if RECORD in wrong else read_record(place)
+        files = {name: it for name, it in (made.files if made else {}).items() if name not in wrong}
+        done, total = 0, sum(file.size for file in files.values())
+        with ThreadPoolExecutor(min(_SIDE_BY_SIDE, os.cpu_count() or 1)) as pool:
+            hashes = pool.map(lambda name: _hash_file(place / name, files[name].digest), files)
+            for (name, file), is_now in zip(files.items(), hashes, strict=True):
+                done += file.size
+                yield {"done": done, "total": total}
+                if is_now != file.digest:
+                    what = f"has the hash {is_now[:16]}…, not {file.digest[:16]}…"
+                    if " " in is_now:
+                        what = is_now
+                    why = "its bytes are not those of the Hub"
+                    found.append(Finding(about=HASH, where=name, what=what, why=why))
+        check = replace(check, full=True, findings=(*check.findings, *found))
     yield {"result": _check_fields(check)}
 
 
@@ -220,7 +226,7 @@ def quick_check(folder: Path) -> ModelCheck:
         made = read_record(folder)
     except RecordError as error:
         why = "nobody knows what has to be here"
-        findings.append(Finding(where=_RECORD, what=str(error), why=why))
+        findings.append(Finding(where=RECORD, what=str(error), why=why))
     findings += _check_files(folder, made, sizes, {found.where for found in findings})
     return ModelCheck(
         folder=str(folder),
@@ -262,28 +268,6 @@ def _check_files(
         if (size := sizes.get(name, file.size)) != file.size:
             what = f"has {size:,} bytes, not {file.size:,}"
             yield Finding(where=name, what=what, why="it was cut off")
-
-
-def _check_hashes(
-    folder: Path, wrong: Collection[str]
-) -> Generator[dict[str, Any], None, list[Finding]]:
-    """Hash the files that are not known to be wrong, and report after each."""
-    made = None if _RECORD in wrong else read_record(folder)
-    files = {name: it for name, it in (made.files if made else {}).items() if name not in wrong}
-    done, total = 0, sum(file.size for file in files.values())
-    found = []
-    with ThreadPoolExecutor(min(_SIDE_BY_SIDE, os.cpu_count() or 1)) as pool:
-        hashes = pool.map(lambda name: _hash_file(folder / name, files[name].digest), files)
-        for (name, file), is_now in zip(files.items(), hashes, strict=True):
-            done += file.size
-            yield {"done": done, "total": total}
-            if is_now != file.digest:
-                what = f"has the hash {is_now[:16]}…, not {file.digest[:16]}…"
-                if " " in is_now:
-                    what = is_now
-                why = "its bytes are not those of the Hub"
-                found.append(Finding(about=HASH, where=name, what=what, why=why))
-    return found
 
 
 def _hash_file(path: Path, like: str) -> str:

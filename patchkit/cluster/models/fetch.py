@@ -5,6 +5,7 @@ The Hub is asked through huggingface_hub and hf of vLLM's environment, which als
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -16,18 +17,18 @@ from patchkit import process
 from patchkit.cluster.models.check import (
     CACHE,
     HASH,
+    RECORD,
     ModelRecord,
     check_model,
     choose_files,
-    write_record,
 )
 from patchkit.cluster.models.names import (
     Commit,
     ModelFolder,
-    free_bytes,
     models_folder,
     require_room,
 )
+from patchkit.durable.atomic import replacing
 from patchkit.durable.lock import locked
 from patchkit.durable.names import plain
 from patchkit.errors import HostError, PatchkitError, SourceError, StorageError, translated
@@ -74,22 +75,6 @@ class HubListing:
     commit: Commit
     files: Mapping[str, tuple[int | None, str | None]]
 
-    def choose_record(self, repo: str) -> ModelRecord:
-        """Return the files that vLLM loads. Raises SourceError for names that lead elsewhere."""
-        try:
-            for name in self.files:
-                # It would be written outside of the model's folder, or not be seen.
-                if not plain(name) or not name.isprintable():
-                    raise RecordError(f"holds a file {name!r}, which is no plain name")
-            files = {
-                name: dict(zip(("size", "digest"), self.files[name], strict=True))
-                for name in choose_files(self.files)
-            }
-            return record(ModelRecord, {"repo": repo, "commit": self.commit, "files": files})
-        except RecordError as error:
-            hint = f"tell its owner: https://huggingface.co/{repo}/discussions"
-            raise SourceError(f"{repo}: {error}", hint=hint) from None
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FetchPlan:
@@ -106,35 +91,38 @@ class FetchPlan:
 
 def plan_fetch(models: str, python: str, repo: str, revision: str) -> dict[str, Any]:
     """Return the FetchPlan. ``python`` is the one that has vLLM. Raises what a fetch would."""
-    made = _ask_hub(python, repo, revision).choose_record(repo)
+    made = _ask_hub(python, repo, revision)
     folder = models_folder(models) / ModelFolder(repo=repo, commit=made.commit).name
     size = sum(file.size for file in made.files.values())
+    left = size - _count_bytes(folder, made)
+    # Parts of an interrupted download are gone on with, or removed.
+    free = require_room(folder, left, sum(map(_file_size, _find_parts(folder))))
     plan = FetchPlan(
         repo=made.repo,
         commit=made.commit,
         folder=str(folder),
         files=len(made.files),
         size=size,
-        left=size - _count_bytes(folder, made),
-        # Parts of an interrupted download are gone on with, or removed.
-        free=free_bytes(folder) + sum(map(_file_size, _find_parts(folder))),
+        left=left,
+        free=free,
     )
-    require_room(plan.folder, plan.left, plan.free)
     return asdict(plan)
 
 
 def fetch_model(models: str, python: str, repo: str, commit: str) -> Iterator[dict[str, Any]]:
     """Yield the progress in bytes, then the full check of the folder."""
-    made = _ask_hub(python, repo, commit).choose_record(repo)
+    made = _ask_hub(python, repo, commit)
     folder = models_folder(models) / ModelFolder(repo=repo, commit=made.commit).name
     with translated(at=folder):
         folder.mkdir(parents=True, exist_ok=True)
         with locked(folder):
-            write_record(folder, made)
-            for name, file in made.files.items():
+            (folder / RECORD).parent.mkdir(parents=True, exist_ok=True)
+            with replacing(folder / RECORD) as file:
+                file.write(json.dumps(asdict(made), indent=1).encode())
+            for name, its in made.files.items():
                 place = folder / name
                 # hf would take a file of another size for what it has fetched.
-                if place.is_symlink() or (place.is_file() and place.stat().st_size != file.size):
+                if place.is_symlink() or (place.is_file() and place.stat().st_size != its.size):
                     place.unlink()
             for part in _find_parts(folder):
                 if _LOST.search(part.name):
@@ -158,8 +146,11 @@ def check_anew(folder: str) -> Iterator[dict[str, Any]]:
         yield answer
 
 
-def _ask_hub(python: str, repo: str, revision: str) -> HubListing:
-    """Ask the Hub for a commit; what it refuses is said in hf's words."""
+def _ask_hub(python: str, repo: str, revision: str) -> ModelRecord:
+    """Return the files of a commit that vLLM loads; what the Hub refuses is said in hf's words.
+
+    Raises SourceError for names that lead elsewhere, too.
+    """
     program = Path(python).expanduser()
     answer = process.ask(program, _ASK, repo, revision, timeout=_PATIENCE, hint=_PYTHON)
     what = f"{repo}{revision and '@'}{revision}"
@@ -168,9 +159,22 @@ def _ask_hub(python: str, repo: str, revision: str) -> HubListing:
         said = " ".join(str(answer.get("says")).split())[:_SAID]
         raise kind(f"{what}: {said}", hint=hint.format(repo=repo, hf=program.with_name("hf")))
     try:
-        return record(HubListing, answer)
+        listing = record(HubListing, answer)
     except RecordError as error:
         raise HostError(f"{what}: an odd answer of the Hub: {error}", hint=_PYTHON) from None
+    try:
+        for name in listing.files:
+            # It would be written outside of the model's folder, or not be seen.
+            if not plain(name) or not name.isprintable():
+                raise RecordError(f"holds a file {name!r}, which is no plain name")
+        files = {
+            name: dict(zip(("size", "digest"), listing.files[name], strict=True))
+            for name in choose_files(listing.files)
+        }
+        return record(ModelRecord, {"repo": repo, "commit": listing.commit, "files": files})
+    except RecordError as error:
+        hint = f"tell its owner: https://huggingface.co/{repo}/discussions"
+        raise SourceError(f"{repo}: {error}", hint=hint) from None
 
 
 def _run_hf_download(python: str, made: ModelRecord, folder: Path) -> Iterator[dict[str, Any]]:

@@ -19,7 +19,7 @@ from patchkit.records import RecordError, Utf8, matching
 
 # As the Hub has them: no -- and no .. in a name, which makes folder names unambiguous.
 _PART = r"(?!\.)(?!-)[A-Za-z0-9._-]{1,96}(?<![.-])"
-_REPO = re.compile(rf"(?:{_PART}/)?{_PART}")
+_REPO = re.compile(rf"(?!.*(?:--|\.\.))(?:{_PART}/)?{_PART}")  # or an old one's, without org
 _REVISION = re.compile(r"(?![-/.])[A-Za-z0-9._/-]{1,200}")
 _FOLDER = re.compile(rf"(?:(?P<org>{_PART})--)?(?P<name>{_PART})@(?P<commit>[0-9a-f]{{12}})")
 _SHORT = 12  # digits of a commit in the name of a folder
@@ -42,15 +42,10 @@ Commit = Annotated[str, matching("[0-9a-f]{40}", "a commit, 40 hex digits")]
 Digest = Annotated[str, matching("[0-9a-f]{40}|[0-9a-f]{64}", "a sha256, or git's sha1")]
 
 
-def is_repo(text: str) -> bool:
-    """Return whether a text is the name of a repository: ``org/name``, or an old one's ``name``."""
-    return _REPO.fullmatch(text) is not None and "--" not in text and ".." not in text
-
-
 def split_revision(spec: str) -> tuple[str, str]:
     """Return repository and revision of ``REPO[@REV]``, "" for none. Raises UsageError."""
     repo, _, revision = spec.partition("@")
-    if not is_repo(repo):
+    if not _REPO.fullmatch(repo):
         raise UsageError(f"{spec!r} names no model", hint=_HINT)
     if "@" in spec and (not _REVISION.fullmatch(revision) or ".." in revision):
         raise UsageError(f"{revision!r} is no branch, tag or commit", hint=_HINT)
@@ -76,7 +71,7 @@ def folder_of(name: str) -> ModelFolder | None:
     if not match:
         return None
     repo = f"{match['org']}/{match['name']}" if match["org"] else match["name"]
-    return ModelFolder(repo=repo, commit=match["commit"]) if is_repo(repo) else None
+    return ModelFolder(repo=repo, commit=match["commit"]) if _REPO.fullmatch(repo) else None
 
 
 def models_folder(text: str) -> Path:
@@ -92,21 +87,20 @@ def models_folder(text: str) -> Path:
     return folder
 
 
-def free_bytes(folder: Path) -> int:
-    """Return the free room where a folder lies, or where it is going to."""
-    while not folder.exists():
-        folder = folder.parent
-    return shutil.disk_usage(folder).free
+def require_room(folder: Path, left: int, more: int = 0) -> int:
+    """Return the bytes that are free where a folder is or goes, and ``more`` that it may replace.
 
-
-def require_room(folder: str, left: int, free: int) -> None:
-    """Raise StorageError where what is left to write does not fit."""
+    Raises StorageError where what is left to write does not fit.
+    """
+    nearest = next(place for place in (folder, *folder.parents) if place.exists())
+    free = shutil.disk_usage(nearest).free + more
     if (needed := int(left * _SPARE)) > free:
         raise StorageError(
             f"{folder}: needs {needed:,} bytes, and {free:,} are free",
             hint="make room there: `patchkit model list` names the folders of models; or name "
             "another disk: `model_folder` in cluster.toml",
         )
+    return free
 
 
 _PATIENCE = 10.0  # seconds for others that write there

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from patchkit.cluster.models.check import ModelCheck, held_models, quick_check
 from patchkit.cluster.models.fetch import check_anew
-from patchkit.cluster.models.names import folder_of, free_bytes, models_folder, require_room
+from patchkit.cluster.models.names import folder_of, models_folder, require_room
 from patchkit.cluster.ssh.node import Remote, everywhere
 from patchkit.cluster.ssh.rsync import Copied, copied, require_rsync, rsync_words
 from patchkit.cluster.ssh.ssh import ssh_words
@@ -112,7 +112,7 @@ def make_model_room(models: str, name: str, size: int) -> str:
     folder = models_folder(models) / name
     with translated(at=folder):
         held = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
-        require_room(str(folder), size - held, free_bytes(folder))
+        require_room(folder, size - held)
         folder.mkdir(parents=True, exist_ok=True)
     return str(folder)
 

@@ -8,7 +8,6 @@ from functools import partial
 from ipaddress import IPv4Address, IPv4Network
 
 from patchkit.cluster.agent.links import Way, try_ways
-from patchkit.cluster.agent.node_facts import NodeFacts, look_at_node
 from patchkit.cluster.net.plan import (
     Cages,
     NetPlan,
@@ -16,7 +15,6 @@ from patchkit.cluster.net.plan import (
     find_asked_cages,
     find_cages,
 )
-from patchkit.cluster.ssh.node import Remote
 from patchkit.errors import HostError
 from patchkit.finding import Finding, Level
 from patchkit.quoting import quoted
@@ -87,7 +85,20 @@ def host_checks(host: Host, chosen: Cages) -> Iterator[Finding]:
         for netdev in twins:
             others = [twin for twin in twins if twin is not netdev]
             yield from _check_half(host, netdev, others)
-        yield from _check_both_halves(cage, twins)
+        where = ", ".join(netdev.name for netdev in twins)
+        networks = [address.network for twin in twins for address in twin.lasting]
+        seen = ", ".join(map(str, networks))
+        if len(twins) < 2 and cage is not None:
+            what = f"cage {cage} has one half only"
+            yield check_failed(where, "both twins", what, "fwupdmgr update; lspci")
+        elif any(a.overlaps(b) for n, a in enumerate(networks) for b in networks[:n]):
+            address, last = str(twins[-1].lasting[0]), twins[-1].name
+            remove = quoted("sudo", "ip", "address", "del", address, "dev", last)
+            hint = f"{remove}; and where it is configured"
+            what = f"{seen}: Linux answers for either at either"
+            yield check_failed(where, "different networks", what, hint)
+        elif all(twin.lasting for twin in twins):
+            yield net_finding(Level.OK, where, "different networks", seen)
     clashes = list(overlaps(host, [netdev.name for netdev in halves]))
     speeds = {twin.speed for cage in used for twin in chosen[cage] if twin.carrier}
     # A slower cage, or one in the network of another interface, is a switch's.
@@ -183,24 +194,6 @@ def _check_gid(host: Host, netdev: Netdev) -> Finding:
     return judge(bool(found), name, about, seen, f"give {name} its IPv4 address first")
 
 
-def _check_both_halves(cage: int | None, twins: Sequence[Netdev]) -> Iterator[Finding]:
-    """Check that both halves of a cage are there, in different networks."""
-    where = ", ".join(netdev.name for netdev in twins)
-    networks = [address.network for twin in twins for address in twin.lasting]
-    seen = ", ".join(map(str, networks))
-    if len(twins) < 2 and cage is not None:
-        what = f"cage {cage} has one half only"
-        yield check_failed(where, "both twins", what, "fwupdmgr update; lspci")
-    elif any(a.overlaps(b) for n, a in enumerate(networks) for b in networks[:n]):
-        address, last = str(twins[-1].lasting[0]), twins[-1].name
-        delete = quoted("sudo", "ip", "address", "del", address, "dev", last)
-        hint = f"{delete}; and where it is configured"
-        what = f"{seen}: Linux answers for either at either"
-        yield check_failed(where, "different networks", what, hint)
-    elif all(twin.lasting for twin in twins):
-        yield net_finding(Level.OK, where, "different networks", seen)
-
-
 _Pair = tuple[Netdev, IPv4Network, tuple[Netdev, ...]]
 
 
@@ -261,11 +254,6 @@ def _find_pairs(chosen: Cages, peer: Host) -> Iterator[_Pair]:
                 rows.append((netdev, network, tuple(others)))
         if len(chosen) == 1 or any(others for _, _, others in rows):
             yield from rows
-
-
-def ask_peer_facts(destination: str, venv: str) -> Host:
-    """Ask a peer that ssh reaches; ``venv`` is that of vLLM there."""
-    return Remote(destination).call(NodeFacts, look_at_node, name="patchkit", venv=venv).host
 
 
 def verify_network(

@@ -105,8 +105,9 @@ def check_conflicts(
             matched = any(fnmatchcase(line.netdev, p) or p.lower() == mac for p in patterns)
             if (own or matched) and not row.lstrip().startswith("#"):
                 what = f"{path}:{number}: also configures {line.netdev}"
-                aside = f"put it aside, if nothing else needs it: {_aside_command(path)}"
-                found.append((what, (f"{aside} && {options.command_line()}",)))
+                aside = quoted("sudo", "mv", path, f"{path}.off")
+                cure = f"put it aside, if nothing else needs it: {aside} && "
+                found.append((what, (cure + options.command_line(),)))
                 break
     if found:
         raise HostError(
@@ -143,14 +144,10 @@ def _find_foreign_addresses(
                 found = re.search(rf"(?<![\d.]){re.escape(address)}(?!\d)", text or "")
                 if text and found:
                     who = f"from {path}:{text[: found.start()].count(chr(10)) + 1}"
-                    cure = f"{_aside_command(path)} && sudo netplan apply"
+                    cure = f"{quoted('sudo', 'mv', path, f'{path}.off')} && sudo netplan apply"
             planned = ", ".join(map(str, line.addresses))
             what = f"{line.netdev} has the address {address}, {who}; planned is {planned}"
             yield what, (f"keep it: {keep}", f"give it up: {cure}")
-
-
-def _aside_command(path: str) -> str:
-    return quoted("sudo", "mv", path, f"{path}.off")
 
 
 def _find_same_networks(

@@ -162,14 +162,14 @@ def make_net_plan(host: Host, options: NetPlanOptions, given: Given | None = Non
     Raises UsageError for options that contradict each other or lack an answer, HostError if no
     cage is cabled.
     """
-    node, nodes, network = options.node, options.nodes, _base_network(options)
+    facts, node, nodes = network_facts()["plan"], options.node, options.nodes
+    network = options.network or IPv4Network(facts["network"])
     if nodes < 2:
         raise UsageError(f"--nodes {nodes}: one node needs no network", hint="2 or more")
     if node is not None and not 1 <= node <= nodes:
         raise UsageError(
             f"--node {node}: nodes are numbered from 1 to {nodes}", hint="the head is node 1"
         )
-    facts = network_facts()["plan"]
     # The last number of a network is its broadcast address.
     if (last := facts["first_host"] + nodes) >= network.num_addresses - 1:
         raise UsageError(
@@ -177,7 +177,7 @@ def make_net_plan(host: Host, options: NetPlanOptions, given: Given | None = Non
             why=f"node {nodes} has the host number {last}",
             hint="give a /24",
         )
-    planner = _Planner(host, options, given or Given())
+    planner = _Planner(host, options, given or Given(), network)
     chosen = planner.choose_cages()
     topology = "cable" if nodes == 2 else "switch"
     if len(chosen) > 1:
@@ -198,6 +198,7 @@ class _Planner:
     host: Host
     options: NetPlanOptions
     given: Given
+    base: IPv4Network
 
     def present_addresses(self, netdev: Netdev) -> Addresses:
         """Return the addresses that are kept: none where the plan counts them anew.
@@ -252,7 +253,7 @@ class _Planner:
 
     def make_lines(self, chosen: Cages, topology: str) -> Iterator[Line]:
         """Yield the lines of all cages: what is in use is kept, the others are counted."""
-        node, first, peer = self.options.node, 0, None
+        node, first, peer, base = self.options.node, 0, None, self.base
         for cage, twins in chosen.items():
             after = {twin.name: self.present_addresses(twin) for twin in twins}
             lasting = [one for own in after.values() for one in own if not one.is_link_local]
@@ -262,34 +263,26 @@ class _Planner:
                 following, former = node % RING + 1, (node - 2) % RING + 1
                 peer, link = (following, node) if cage == 0 else (former, former)
                 first = 2 * (link - 1)
-            for number, twin in enumerate(twins):
+            for number, twin in enumerate(twins, first):
                 own = after[twin.name]
                 if lasting and own and all(one.is_link_local for one in own):
                     # One that was drawn: in the network after the set one, with its host number.
-                    address = lasting[0].ip + lasting[0].network.num_addresses
-                    after[twin.name] = (IPv4Interface(f"{address}/{lasting[0].network.prefixlen}"),)
+                    address = int(lasting[0].ip) + lasting[0].network.num_addresses
+                    after[twin.name] = (IPv4Interface((address, lasting[0].network.prefixlen)),)
                 elif not any(self.present_addresses(each) for each in twins):
-                    after[twin.name] = (self._count_address(first + number),)
+                    if node is None:
+                        raise UsageError(
+                            "missing --node or --role",
+                            why="the cable has no addresses yet, and they are counted by the node",
+                            hint=f"--node 1 to {self.options.nodes}, or --role head; the head is 1",
+                        )
+                    start = int(base.network_address) + number * base.num_addresses
+                    if start >> 32:  # above 255.255.255.255
+                        what = f"--network {base.network_address}: no room for {number} networks"
+                        raise UsageError(f"{what} after it")
+                    address = start + network_facts()["plan"]["first_host"] + node
+                    after[twin.name] = (IPv4Interface((address, base.prefixlen)),)
             yield from self._make_lines_of(cage, twins, after, peer)
-
-    def _count_address(self, number: int) -> IPv4Interface:
-        """Return this node's address in the network that is ``number`` after the base."""
-        node, base = self.options.node, _base_network(self.options)
-        if node is None:
-            raise UsageError(
-                "missing --node or --role",
-                why="the cable has no addresses yet, and they are counted by the node",
-                hint=f"--node 1 to {self.options.nodes}, or --role head; the head is 1",
-            )
-        try:
-            start = base.network_address + number * base.num_addresses
-            return IPv4Interface(
-                f"{start + network_facts()['plan']['first_host'] + node}/{base.prefixlen}"
-            )
-        except ValueError:  # above 255.255.255.255
-            raise UsageError(
-                f"--network {base.network_address}: no room for {number} networks after it"
-            ) from None
 
     def _make_lines_of(
         self,
@@ -322,10 +315,6 @@ class _Planner:
                 peer=peer if addresses != twin.ipv4 else None,
                 ours=ours,
             )
-
-
-def _base_network(options: NetPlanOptions) -> IPv4Network:
-    return options.network or IPv4Network(network_facts()["plan"]["network"])
 
 
 def other_node_options(plan: NetPlan, options: NetPlanOptions) -> NetPlanOptions | None:

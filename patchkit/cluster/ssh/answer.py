@@ -18,6 +18,7 @@ import threading
 import time
 import zipfile
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -45,7 +46,7 @@ def answer(request: list[Any], mark: str) -> None:
     writing = threading.Lock()
 
     def send(kind: str, value: object) -> None:
-        line = f"{mark}{json.dumps({kind: value})}\n".encode()
+        line = f"{mark}{json.dumps({kind: value}, default=asdict)}\n".encode()
         with writing:
             # Not sys.stdout, whose lock a thread would hold when Python ends.
             while line:

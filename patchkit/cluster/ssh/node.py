@@ -7,7 +7,7 @@ import json
 import math
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, TypeVar
 
 from patchkit.cluster.ssh.answer import COMMAND, HEARTBEAT, MARK, first_bytes
@@ -51,7 +51,7 @@ class Remote:
     def call(self, kind: type[T], function: Callable[..., Any], **arguments: Any) -> T:
         """Return what a function returns there, as what it has to be."""
         if self.here:
-            return self.checked(kind, json.loads(json.dumps(function(**arguments))))
+            return self.checked(kind, json.loads(json.dumps(function(**arguments), default=asdict)))
         limits = replace(_LIMITS, seconds=_CALL_SECONDS, size=_CALL_SIZE)
         with contextlib.closing(self._answers(function, arguments, limits)) as answers:
             for name, value in answers:
@@ -66,7 +66,7 @@ class Remote:
         if self.here:
             with contextlib.closing(function(**arguments)) as parts:  # type: ignore[type-var]
                 for part in parts:
-                    yield self.checked(kind, json.loads(json.dumps(part)))
+                    yield self.checked(kind, json.loads(json.dumps(part, default=asdict)))
             return
         with contextlib.closing(self._answers(function, arguments, _LIMITS)) as answers:
             for name, value in answers:
@@ -137,20 +137,17 @@ def everywhere(nodes: Sequence[N], work: Callable[[N], R]) -> list[R | PatchkitE
 
     An interrupt ends what runs on the nodes, and is raised.
     """
-
-    def tried(node: N) -> R | PatchkitError:
-        try:
-            return work(node)
-        except PatchkitError as error:
-            return error
-
+    found: list[R | PatchkitError] = []
     with ThreadPoolExecutor(max_workers=max(len(nodes), 1)) as pool:
-        futures = [pool.submit(tried, node) for node in nodes]
-        try:
-            return [each.result() for each in futures]
-        except BaseException:
-            end_followed()
-            raise
+        for future in [pool.submit(work, node) for node in nodes]:
+            try:
+                found.append(future.result())
+            except PatchkitError as error:
+                found.append(error)
+            except BaseException:
+                end_followed()
+                raise
+    return found
 
 
 def all_of(results: Sequence[R | PatchkitError]) -> list[R]:

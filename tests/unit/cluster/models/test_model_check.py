@@ -5,21 +5,13 @@ import os
 
 import pytest
 
-from patchkit.cluster.models.check import (
-    ModelCheck,
-    ModelFile,
-    ModelRecord,
-    check_model,
-    held_models,
-    write_record,
-)
+from patchkit.cluster.models.check import RECORD, ModelCheck, check_model, held_models
 from patchkit.cluster.models.names import ModelFolder
 from patchkit.records import record
 from support.hub import CHOSEN, COMMIT, MODEL, SHARDS, digest
 
 FILES = {name: MODEL[name] for name in CHOSEN}
 INDEX = "model.safetensors.index.json"
-RECORD = ".cache/patchkit/model.json"
 LENGTH = len(FILES[SHARDS[1]])
 
 
@@ -30,8 +22,10 @@ def models(tmp_path):
     folder.mkdir()
     for name, data in FILES.items():
         (folder / name).write_bytes(data)
-    files = {name: ModelFile(size=len(data), digest=digest(data)) for name, data in FILES.items()}
-    write_record(folder, ModelRecord(repo="org/small", commit=COMMIT, files=files))
+    files = {name: {"size": len(data), "digest": digest(data)} for name, data in FILES.items()}
+    (folder / RECORD).parent.mkdir(parents=True)
+    made = {"repo": "org/small", "commit": COMMIT, "files": files}
+    (folder / RECORD).write_text(json.dumps(made))
     return tmp_path
 
 

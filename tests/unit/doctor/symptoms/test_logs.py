@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from patchkit.cluster.agent.unit_state import JournalLine
-from patchkit.cluster.launch.cluster import merge_by_time
 from patchkit.doctor.symptoms.diagnosis import read_log
 from patchkit.doctor.symptoms.findings import log_findings, read_journals
 from patchkit.doctor.symptoms.lines import text_chunks
@@ -157,16 +156,16 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_first_error(case):
     head, worker, expected = CASES[case]
-    both = [lines("spark-1", *head), lines("spark-2", *worker, start=1)]
-    log, nodes = read_journals(merge_by_time(map(iter, both)), {})
+    both = [*lines("spark-1", *head), *lines("spark-2", *worker, start=1)]
+    log, nodes = read_journals(iter(sorted(both, key=lambda entry: entry[1].time)), {})
     lead = (nodes[log.lead.number - 1], log.lead.text) if log.lead else None
     assert lead == expected
 
 
 def test_the_cause_and_the_node_of_a_known_error():
     worker = ("INFO loading", "ImportError: libcudart.so.12: cannot open shared object file")
-    both = [iter(lines("spark-1", *HEAD)), iter(lines("spark@10.0.0.2", *worker, start=-1))]
-    log, nodes = read_journals(merge_by_time(both), {})
+    both = [*lines("spark-1", *HEAD), *lines("spark@10.0.0.2", *worker, start=-1)]
+    log, nodes = read_journals(iter(sorted(both, key=lambda entry: entry[1].time)), {})
     assert log.first.symptom.id == "cuda-12-library-missing"
     assert nodes[log.first.hit.number - 1] == "spark@10.0.0.2"
     assert [each.symptom.follows for each in log.diagnoses] == [False, True]
