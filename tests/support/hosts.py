@@ -15,19 +15,14 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from support.machine_files import LOOPBACK, Card, Machine, write
+from support.machine_files import CMDLINE, LOOPBACK, Card, Machine, write
 
 RATE = 200_000  # Mbit/s, what each half of a cabled cage says of itself
 DOCKER = Card(name="docker0", addresses=("172.17.0.1/16",))
 
 
-MACHINES: dict[str, Callable[[int], Machine]] = {}
-
-
-def machine(make: Callable[[int], Machine]) -> Callable[[int], Machine]:
-    """Register a machine by its name."""
-    MACHINES[make.__name__] = make
-    return make
+A0, B0 = "enp1s0f0np0", "enP2p1s0f0np0"  # the two halves of cage 0
+A1, B1 = "enp1s0f1np1", "enP2p1s0f1np1"
 
 
 def _functions() -> tuple[Card, ...]:
@@ -66,8 +61,9 @@ def _spark(node: int, **cabled: str | tuple[str, ...]) -> Machine:
     return machine
 
 
-def _with(machine: Machine, name: str, **changes: object) -> Machine:
-    cards = (replace(card, **changes) if card.name == name else card for card in machine.cards)
+def _with(machine: Machine, *names: str, **changes: object) -> Machine:
+    """The machine with other facts of these netdevs."""
+    cards = (replace(card, **changes) if card.name in names else card for card in machine.cards)
     return replace(machine, cards=tuple(cards))
 
 
@@ -77,52 +73,21 @@ def _cabled(node: int, cage: int, third: int = 100) -> dict[str, str]:
     return {name: f"192.168.{third + k}.{10 + node}/24" for k, name in enumerate(names)}
 
 
-def _without(machine: Machine, *names: str) -> Machine:
-    return replace(machine, cards=tuple(card for card in machine.cards if card.name not in names))
-
-
-@machine
-def single(node: int) -> Machine:
-    """No cable was plugged in at boot: DGX OS took the ConnectX-7 off the PCI bus."""
-    return _without(_spark(node), *(card.name for card in _functions()))
-
-
-@machine
 def cable_out(node: int) -> Machine:
     """The cable was pulled out since boot: all four functions are there, and down."""
     return _spark(node)
 
 
-@machine
 def cable_port0(node: int) -> Machine:
     return _spark(node, **_cabled(node, 0))
 
 
-@machine
-def cable_port1(node: int) -> Machine:
-    return _spark(node, **_cabled(node, 1))
+def single(node: int) -> Machine:
+    """No cable was plugged in at boot: DGX OS took the ConnectX-7 off the PCI bus."""
+    machine = _spark(node)
+    return replace(machine, cards=tuple(card for card in machine.cards if not card.rdma))
 
 
-@machine
-def both_cables(node: int) -> Machine:
-    return _spark(node, **_cabled(node, 0), **_cabled(node, 1, third=102))
-
-
-@machine
-def ring(node: int) -> Machine:
-    """Cage 0 leads to the next node, cage 1 to the one before; each cable has two subnets."""
-    ahead, behind = 100 + 2 * node, 100 + 2 * ((node - 1) % 3)
-    return _spark(node, **_cabled(node, 0, ahead), **_cabled(node, 1, behind))
-
-
-@machine
-def no_rdma(node: int) -> Machine:
-    """The RDMA modules are not loaded: there is no /sys/class/infiniband."""
-    machine = cable_port0(node)
-    return replace(machine, cards=tuple(replace(card, rdma="") for card in machine.cards))
-
-
-@machine
 def renamed(node: int) -> Machine:
     """No udev rule named the RDMA devices: mlx5_N in the order of their PCI addresses."""
     machine = cable_port0(node)
@@ -131,7 +96,6 @@ def renamed(node: int) -> Machine:
     return machine
 
 
-@machine
 def thor(node: int) -> Machine:
     """A Jetson Thor: no DMI, no RDMA, MGBE ports that are no PCI devices."""
     ports = tuple(
@@ -164,162 +128,109 @@ def thor(node: int) -> Machine:
     return _with(machine, "mgbe0_0", up=True, speed=25_000, mtu=9000, addresses=own)
 
 
-@machine
-def link_down(node: int) -> Machine:
-    """Addresses are configured, but the cable is out or its other end is off."""
-    machine = cable_port0(node)
-    for name in _cabled(node, 0):
-        machine = _with(machine, name, up=False, speed=-1)
-    return machine
-
-
-@machine
-def wrong_mtu(node: int) -> Machine:
-    return _with(cable_port0(node), "enP2p1s0f0np0", mtu=1500)
-
-
-@machine
-def two_addresses(node: int) -> Machine:
-    own = (f"192.168.100.{10 + node}/24", f"192.168.110.{10 + node}/24")
-    return _with(cable_port0(node), "enp1s0f0np0", addresses=own)
-
-
-@machine
-def ipv6_only(node: int) -> Machine:
-    machine = cable_port0(node)
-    for number, name in enumerate(_cabled(node, 0)):
-        machine = _with(machine, name, addresses=(f"fd00:{100 + number}::{10 + node}/64",))
-    return machine
-
-
-@machine
-def missing_files(node: int) -> Machine:
-    """As in a container that shows a part of sysfs, or while a driver is being reloaded."""
-    missing = (
-        "sys/class/dmi",
-        "sys/class/net/enp1s0f0np0/mtu",
-        "sys/class/net/enp1s0f1np1/operstate",
-        "sys/class/net/enP2p1s0f0np0/phys_port_name",
-        "sys/class/net/enP2p1s0f1np1/device",
-        "sys/class/infiniband/rocep1s0f0/ports/1/state",
-        "sys/class/infiniband/roceP2p1s0f0/ports/1/gid_attrs",
-        "sys/class/infiniband/rocep1s0f1/ports",
-    )
-    return replace(cable_port0(node), without=missing)
-
-
-@machine
-def same_subnet(node: int) -> Machine:
-    own = (f"192.168.100.{110 + node}/24",)
-    return _with(cable_port0(node), "enP2p1s0f0np0", addresses=own)
-
-
-@machine
 def link_local(node: int) -> Machine:
     """NVIDIA's former automatic netplan."""
     machine = cable_port0(node)
-    for number, name in enumerate(_cabled(node, 0)):
+    for number, name in enumerate((A0, B0)):
         own = (f"169.254.{37 + 100 * number}.{80 + 7 * node}/16",)
         machine = _with(machine, name, addresses=own)
     return machine
 
 
-@machine
-def one_twin(node: int) -> Machine:
-    """Only the first half of the cabled cage has an IPv4 address."""
-    return _with(cable_port0(node), "enP2p1s0f0np0", addresses=())
-
-
-@machine
-def random_twin(node: int) -> Machine:
-    """NetworkManager gave the second half a random address, beside a static one on the first."""
-    own = (f"169.254.{83 + 40 * node}.14/16",)
-    return _with(cable_port0(node), "enP2p1s0f0np0", addresses=own)
-
-
-@machine
-def second_half_only(node: int) -> Machine:
-    """Only the second half of the cabled cage has an IPv4 address."""
-    return _with(cable_port0(node), "enp1s0f0np0", addresses=())
-
-
-@machine
 def two_in_one_subnet(node: int) -> Machine:
     """The cable in cage 0; cage 1 and the LAN port are in one /24, by way of a switch."""
-    machine = _spark(
-        node,
-        enp1s0f0np0=f"192.168.100.{10 + node}/24",
-        enP2p1s0f0np0=(),
-        enp1s0f1np1=f"10.0.0.{110 + node}/24",
-        enP2p1s0f1np1=(),
-    )
-    return _with(_with(machine, "enp1s0f1np1", mtu=1500), "enP2p1s0f1np1", mtu=1500)
+    cage1 = {A1: f"10.0.0.{110 + node}/24", B1: ()}
+    machine = _spark(node, **{A0: f"192.168.100.{10 + node}/24", B0: ()}, **cage1)
+    return _with(machine, A1, B1, mtu=1500)
 
 
-@machine
-def switch_in_the_lan(node: int) -> Machine:
-    """The LAN port and the only cable lead to one switch, in one /24."""
-    return _spark(node, enp1s0f0np0=f"10.0.0.{110 + node}/24", enP2p1s0f0np0=())
-
-
-@machine
 def pair_and_switch(node: int) -> Machine:
     """One of sixteen: cage 0 is a cable to one neighbour, cage 1 a port of 100G at a switch."""
-    machine = _spark(
-        node,
-        enp1s0f0np0=f"10.10.200.{node}/31",
-        enP2p1s0f0np0=f"10.10.201.{node}/31",
-        enp1s0f1np1=f"10.10.100.{10 + node}/24",
-    )
-    return _with(machine, "enp1s0f1np1", speed=RATE // 2)
+    cage0 = {A0: f"10.10.200.{node}/31", B0: f"10.10.201.{node}/31"}
+    machine = _spark(node, **cage0, **{A1: f"10.10.100.{10 + node}/24"})
+    return _with(machine, A1, speed=RATE // 2)
 
 
-@machine
-def two_switches(node: int) -> Machine:
-    """One of eight, with both cages at switches: nothing says which one joins the nodes."""
-    return _spark(
-        node,
-        enp1s0f0np0=f"10.1.0.{10 + node}/24",
-        enP2p1s0f0np0=(),
-        enp1s0f1np1=f"10.2.0.{10 + node}/24",
-        enP2p1s0f1np1=(),
-    )
-
-
-@machine
-def kernel7(node: int) -> Machine:
-    """A kernel that keeps a reserve for the next one: CmaFree of a CmaTotal of nothing."""
-    return replace(cable_port0(node), kernel="7.0.0-1019-nvidia", cma=(0, 940_604))
-
-
-@machine
-def kernel7_mended(node: int) -> Machine:
-    machine = kernel7(node)
-    return replace(machine, cma=(0, 0), cmdline=f"{machine.cmdline} kho=off")
-
-
-@machine
 def wifi_managed(node: int) -> Machine:
     """A machine that is managed over Wi-Fi; nothing is plugged into its LAN port."""
-    machine = _with(cable_port1(node), "enP7s7", up=False, speed=-1, addresses=())
+    machine = _with(_spark(node, **_cabled(node, 1)), "enP7s7", up=False, speed=-1, addresses=())
     return _with(machine, "wlP9s9", up=True, addresses=(f"192.168.1.{40 + node}/24",))
 
 
-@machine
 def tailscale(node: int) -> Machine:
     """Others reach it by an overlay network."""
-    machine = cable_port0(node)
+    own = (f"100.101.102.{10 + node}/32",)
     overlay = Card(
-        name="tailscale0",
-        mtu=1280,
-        up=True,
-        operstate="unknown",
-        addresses=(f"100.101.102.{10 + node}/32",),
-        kind="tun",
+        name="tailscale0", mtu=1280, up=True, operstate="unknown", addresses=own, kind="tun"
     )
+    machine = cable_port0(node)
     return replace(machine, cards=(*machine.cards, overlay))
 
 
+# As in a container that shows a part of sysfs, or while a driver is being reloaded.
+_MISSING = (
+    "sys/class/dmi",
+    f"sys/class/net/{A0}/mtu",
+    f"sys/class/net/{A1}/operstate",
+    f"sys/class/net/{B0}/phys_port_name",
+    f"sys/class/net/{B1}/device",
+    "sys/class/infiniband/rocep1s0f0/ports/1/state",
+    "sys/class/infiniband/roceP2p1s0f0/ports/1/gid_attrs",
+    "sys/class/infiniband/rocep1s0f1/ports",
+)
+_KERNEL7 = "7.0.0-1019-nvidia"
+_ALONE = (single, cable_out, cable_port0, renamed, thor, link_local, two_in_one_subnet)
+_ALONE += (pair_and_switch, wifi_managed, tailscale)
+MACHINES: dict[str, Callable[[int], Machine]] = {
+    **{make.__name__: make for make in _ALONE},
+    "cable_port1": lambda node: _spark(node, **_cabled(node, 1)),
+    "both_cables": lambda node: _spark(node, **_cabled(node, 0), **_cabled(node, 1, third=102)),
+    # Cage 0 leads to the next node, cage 1 to the one before; each cable has two subnets.
+    "ring": lambda node: _spark(
+        node,
+        **_cabled(node, 0, 100 + 2 * node),
+        **_cabled(node, 1, 100 + 2 * ((node - 1) % 3)),
+    ),
+    # The RDMA modules are not loaded: there is no /sys/class/infiniband.
+    "no_rdma": lambda node: _with(cable_port0(node), A0, B0, A1, B1, rdma=""),
+    # Addresses are configured, but the cable is out or its other end is off.
+    "link_down": lambda node: _with(cable_port0(node), A0, B0, up=False, speed=-1),
+    "wrong_mtu": lambda node: _with(cable_port0(node), B0, mtu=1500),
+    "two_addresses": lambda node: _with(
+        cable_port0(node),
+        A0,
+        addresses=(f"192.168.100.{10 + node}/24", f"192.168.110.{10 + node}/24"),
+    ),
+    "ipv6_only": lambda node: _with(
+        _with(cable_port0(node), A0, addresses=(f"fd00:100::{10 + node}/64",)),
+        B0,
+        addresses=(f"fd00:101::{10 + node}/64",),
+    ),
+    "missing_files": lambda node: replace(cable_port0(node), without=_MISSING),
+    "same_subnet": lambda node: _with(
+        cable_port0(node), B0, addresses=(f"192.168.100.{110 + node}/24",)
+    ),
+    # Only one half of the cabled cage has an IPv4 address.
+    "one_twin": lambda node: _with(cable_port0(node), B0, addresses=()),
+    "second_half_only": lambda node: _with(cable_port0(node), A0, addresses=()),
+    # NetworkManager gave the second half a random address, beside a static one on the first.
+    "random_twin": lambda node: _with(
+        cable_port0(node), B0, addresses=(f"169.254.{83 + 40 * node}.14/16",)
+    ),
+    # The LAN port and the only cable lead to one switch, in one /24.
+    "switch_in_the_lan": lambda node: _spark(node, **{A0: f"10.0.0.{110 + node}/24", B0: ()}),
+    # One of eight, with both cages at switches: nothing says which one joins the nodes.
+    "two_switches": lambda node: _spark(
+        node,
+        **{A0: f"10.1.0.{10 + node}/24", B0: ()},
+        **{A1: f"10.2.0.{10 + node}/24", B1: ()},
+    ),
+    # A kernel that keeps a reserve for the next one: CmaFree of a CmaTotal of nothing.
+    "kernel7": lambda node: replace(cable_port0(node), kernel=_KERNEL7, cma=(0, 940_604)),
+    "kernel7_mended": lambda node: replace(
+        cable_port0(node), kernel=_KERNEL7, cma=(0, 0), cmdline=f"{CMDLINE} kho=off"
+    ),
+}
 NAMES = tuple(MACHINES)
 
 

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from ipaddress import IPv6Address, ip_interface
 from pathlib import Path
 
+CMDLINE = "BOOT_IMAGE=/vmlinuz root=/dev/nvme0n1p2 ro quiet splash"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Card:
@@ -59,7 +61,7 @@ class Machine:
     memory: int = 127_600_748  # KiB
     parts: tuple[str, ...] = ("0xd87",) * 10 + ("0xd85",) * 10
     cma: tuple[int, int] | None = None
-    cmdline: str = "BOOT_IMAGE=/vmlinuz root=/dev/nvme0n1p2 ro quiet splash"
+    cmdline: str = CMDLINE
     model: str = ""  # of the device tree, on machines without DMI
     without: tuple[str, ...] = ()  # files and folders that are missing
 

@@ -12,8 +12,7 @@ import http.server
 import itertools
 import json
 import threading
-import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 REASONING = {
@@ -68,11 +67,9 @@ class Faults:
     models: tuple[str, ...] = ("small",)
     answer: str = "ready"
     reasoning: str = ""
-    answers: dict[str, str] = field(default_factory=dict)  # question → answer
     refuse: tuple[int, object] | None = None  # status and JSON of a chat
     silent: bool = False  # no token ever comes
     cut_after: int | None = None  # events of a stream
-    slow: float = 0.0  # seconds between two bytes of an answer
     raw: bytes | None = None  # sent in the place of the events
     metrics: str | None = None
     endless: bool = False
@@ -142,8 +139,13 @@ class _ModelRequest(http.server.BaseHTTPRequestHandler):
             self._json(404, {"detail": "Not Found"})
         elif faults.whole is not None:
             self._json(200, faults.whole)
+        elif faults.raw is not None:
+            self._begin_stream()
+            self.wfile.write(faults.raw)
+            while faults.endless:
+                self.wfile.write(faults.raw)
         elif body.get("stream"):
-            self._stream(body)
+            self._stream()
         else:
             self._whole(body)
 
@@ -161,29 +163,22 @@ class _ModelRequest(http.server.BaseHTTPRequestHandler):
         self.send_response(status)
         self.send_header("Content-Length", str(len(data)))
         self.end_headers()
-        for byte in data if self.server.faults.slow else ():
-            time.sleep(self.server.faults.slow)
-            self.wfile.write(bytes([byte]))
-        if not self.server.faults.slow:
-            self.wfile.write(data)
+        self.wfile.write(data)
 
-    def _stream(self, body):
-        server, faults = self.server, self.server.faults
+    def _begin_stream(self):
         self.close_connection = True
         self.send_response(200)
         self.send_header("Content-Type", "text/event-stream; charset=utf-8")
         self.send_header("Connection", "close")
-        if faults.recorded:
+        if self.server.faults.recorded:
             self.send_header("Transfer-Encoding", "chunked")
         self.end_headers()
-        if faults.raw is not None:
-            self.wfile.write(faults.raw)
-            while faults.endless:
-                self.wfile.write(faults.raw)
-            return
-        events = [] if faults.silent and not faults.recorded else self._events(body)
+
+    def _stream(self):
+        server, faults = self.server, self.server.faults
+        self._begin_stream()
+        events = [] if faults.silent and not faults.recorded else self._events()
         for event in itertools.islice(events, faults.cut_after):
-            time.sleep(faults.slow)
             self.wfile.write(b"%x\r\n%b\r\n" % (len(event), event) if faults.recorded else event)
             self.wfile.flush()
         if faults.silent:
@@ -196,35 +191,25 @@ class _ModelRequest(http.server.BaseHTTPRequestHandler):
         if faults.silent:
             self.server.over.wait(30)
             return
-        if faults.raw is not None:
-            self.close_connection = True
-            self.send_response(200)
-            self.end_headers()
-            self.wfile.write(faults.raw)
-            while faults.endless:
-                self.wfile.write(faults.raw)
-            return
         message = dict.fromkeys(names, faults.reasoning) | {"content": faults.answer}
         said = {"message": message} if "messages" in body else {"text": faults.answer}
         choice = {"index": 0, "finish_reason": "stop", **said}
         self._json(200, {"choices": [choice], "usage": {"completion_tokens": 5}})
 
-    def _events(self, body):
+    def _events(self):
         """Return the events of an answer as they go over the wire."""
         faults = self.server.faults
         if faults.recorded:
             return [each + b"\n\n" for each in faults.recorded.split(b"\n\n") if each.strip()]
-        texts = [*map(json.dumps, self._chunks(body)), "[DONE]"]
+        texts = [*map(json.dumps, self._chunks()), "[DONE]"]
         return [f"data: {text}\n\n".encode() for text in texts]
 
-    def _chunks(self, body):
+    def _chunks(self):
         """Yield the chunks of an answer as this release sends them."""
         faults, names = self.server.faults, REASONING[self.server.release]
-        question = body["messages"][0]["content"]
-        answer = faults.answers.get(question, faults.answer)
         yield self._chunk({"role": "assistant", "content": ""} | dict.fromkeys(names[:1]))
         pieces = [dict.fromkeys(names, each) for each in _pieces(faults.reasoning)]
-        pieces += [{"content": each} for each in _pieces(answer)]
+        pieces += [{"content": each} for each in _pieces(faults.answer)]
         yield from map(self._chunk, pieces)
         yield self._chunk({}, "stop")
         count = len(pieces)

@@ -56,15 +56,12 @@ def test_no_network_has_one_code(cli, tmp_path, arguments):
         ("xyz", 2, ["`patchkit --help` lists them"]),
         ("apply --vllm-src . --arch 12.1", 2, ["'12.1'", "instructions", "12.1a"]),
         ("apply --vllm-src . --target h100", 2, ["'h100' is not one of 'gb10'"]),
-        ("apply --trget gb10 x", 2, ["`patchkit apply --help` lists"]),
         ("apply vlm==0.25.1", 2, ["did you mean vllm==0.25.1?"]),
         ("apply 0.25.1", 2, ["did you mean vllm==0.25.1 or nccl==0.25.1?"]),
-        ("apply vllm==banana", 2, ["next: for example vllm==0.24.0"]),
         ("apply", 2, ["no source: this verb takes one", "--vllm-src or --nccl-src"]),
         ("diff no-such-thing", 2, ["says whether it is vLLM or NCCL"]),
         ("diff vllm==0.24.0 --vllm-src vllm==0.24.0", 2, ["this verb takes one source"]),
         ("revert vllm==0.23.0", 2, ["nothing of it is patched in build/vllm-0.23.0"]),
-        ("repack vlm==0.25.1", 2, ["did you mean vllm==0.25.1?"]),
         ("build nccl --cpu sparc", 2, ["not one of 'aarch64', 'x86_64'"]),
         ("explain arch_list", 2, ["'arch_list'", "did you mean arch_lists?"]),
         ("explain sm_121", 2, ["fixes, claims and symptoms", "take one: ", "nccl_lacks_sm_121"]),
@@ -101,10 +98,5 @@ def test_explain_tells_how_the_advice_of_guides_stands(cli):
     assert all(each["id"] in shown for each in (*listed["fixes"], *listed["claims"]))
     claim = listed["claims"][-1]
     assert json.loads(cli("explain", claim["id"], "--json").stdout) == claim
-
-    said = " ".join(cli("explain", "marlin-atomic-add-required").stdout.split())
-    assert said.startswith("marlin_atomic_add_required false")
-    assert "Instead Unset it." in said
-    assert "reported 12 of 12 outputs differ with atomic adds sglang#39455" in said
     # By what a user reads in a log or a guide, too.
     assert cli("explain", "message truncated").stdout.startswith("message_truncated  false")

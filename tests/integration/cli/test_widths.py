@@ -124,21 +124,6 @@ def test_a_table_has_every_word_at_any_width(rows, width):
     assert not any("\n" in text for text in layout.grid(rows, None))
 
 
-@pytest.mark.parametrize(
-    ("rows", "width", "shown"),
-    [
-        ([("a", "12"), ("bb", "3")], None, ["k    n", "a   12", "bb   3"]),
-        (
-            [("state", "one two three four five six seven")],
-            38,
-            ["k      n", "state  one two three four five six\n       seven"],
-        ),
-    ],
-)
-def test_a_table_is_aligned_and_wrapped(rows, width, shown):
-    assert layout.grid(rows, width, heads=("k", "n")) == shown
-
-
 def test_a_command_is_not_broken():
     line = "  next: put it aside: sudo mv /a/b/c /a/b/c.mine; then `patchkit net undo`"
     assert layout.wrap(line, 40) == [line]

@@ -106,18 +106,6 @@ def refused(words):
     return f"does not take {extra[0]}" if extra and REST not in words else ""
 
 
-def test_the_rule_below_finds():
-    for words, says in (
-        (["verify", "--dir", "x"], "No such option"),
-        (["aply", "x"], "no verb is called 'aply'"),
-        (["env", "--role", "boss"], "'boss' is not one of"),
-        (["net", "plan", "x"], "does not take x"),
-        (["wheelhouse", "fill", "--python-version", "3.12"], ""),
-    ):
-        assert says in refused(words)
-        assert bool(says) == bool(refused(words))
-
-
 def test_every_command_that_is_named_is_one_that_the_cli_takes():
     found = [(place, *named) for place in TEXTS for named in commands(place)]
     wrong = [

@@ -27,7 +27,7 @@ from patchkit.cli import out
 from patchkit.cli.patch.verdict_view import diff_blocks
 from patchkit.cli.progress import PERIOD, progress
 from patchkit.cli.render import Data, finding_blocks, finding_lines
-from patchkit.errors import PatchkitError, UsageError
+from patchkit.errors import UsageError
 from patchkit.finding import Finding, Level, finding
 from patchkit.patching.fix import State
 from patchkit.patching.ledger import Ledger, LedgerRequest, LedgerVerdict, ledger_path
@@ -103,25 +103,15 @@ def test_what_an_encoding_lacks_is_escaped(encoding):
 
 
 def test_colours_go_to_terminals_or_where_they_are_asked_for(monkeypatch):
-    assert b"\x1b[" not in run(["explain", "arch_lists"])
-    monkeypatch.setenv("FORCE_COLOR", "1")
-    assert b"\x1b[" in run(["explain", "arch_lists"])
-    monkeypatch.setenv("NO_COLOR", "1")
-    assert b"\x1b[" not in run(["explain", "arch_lists"], color=True)
-
-
-def helps():
-    """Words and help of every verb, and of every verb that has others."""
-    found = {words[:number] for words, _command in runnable() for number in range(len(words) + 1)}
-    for words in sorted(found):
-        stream = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
-        assert terminal.run([*words, "--help"], stream) == 0
-        yield words, stream.buffer.getvalue().decode()
+    for name, coloured in (("x", False), ("FORCE_COLOR", True), ("NO_COLOR", False)):
+        monkeypatch.setenv(name, "1")
+        assert ("\x1b[" in terminal.piped(["explain", "arch_lists"])) == coloured
 
 
 def test_help_fits_80_columns_and_cuts_no_line():
-    for words, said in helps():
-        usage, *lines = said.splitlines()
+    found = {words[:number] for words, _command in runnable() for number in range(len(words) + 1)}
+    for words in sorted(found):
+        usage, *lines = terminal.piped([*words, "--help"], 0).splitlines()
         assert usage.startswith(f"Usage: {' '.join(['patchkit', *words])} [")
         wrong = [line for line in lines if len(line) > 80 or re.search(r"\w(\.\.\.|…)$", line)]
         assert not [line for line in wrong if "VLLM_TUNED" not in line], (words, usage)
@@ -179,12 +169,6 @@ def test_in_a_pipe_a_long_task_is_a_line_now_and_then():
     told = streams[1].getvalue().decode().splitlines()
     assert told == [f"{visible(EVIL)}downloading: {n},000 of 6,000 MB" for n in (3, 5)]
 
-    with captured() as streams, progress("steps", clock=iter([0.0, PERIOD]).__next__) as report:
-        update = report("compiling")
-        update(1, 9)
-        update(2, 9)
-    assert streams[1].getvalue().decode() == "compiling: 2 of 9 steps\n"
-
 
 def test_findings_of_one_place_are_told_as_one(monkeypatch):
     # How patchkit was started is how its commands are spelled.
@@ -206,24 +190,6 @@ def captured(*, color=False):
     """Standard output and standard error, as bytes."""
     with CliRunner().isolation(color=color) as streams:
         yield streams
-
-
-def run(arguments, *, color=False):
-    """Run patchkit in this process; returns what it printed. An unforeseen exception is raised."""
-    before, sys.argv = sys.argv, ["patchkit", *arguments]
-    try:
-        with captured(color=color) as streams:
-            try:
-                cli.group.main(list(arguments), prog_name="patchkit")
-            except PatchkitError as error:
-                cli._show(error)
-            except SystemExit:
-                pass
-            sys.stdout.flush()
-            sys.stderr.flush()
-            return streams[0].getvalue() + streams[1].getvalue()
-    finally:
-        sys.argv = before
 
 
 def hostile_wheel(folder, name):
@@ -367,8 +333,7 @@ CASES = (inspected, wheelhouse, patched_tree, env_file, machine, programs, misty
 def printed(case, name, *, color=False):
     """What a case prints, without patchkit's own colours; fails if a terminal would obey it."""
     with tempfile.TemporaryDirectory() as folder:
-        said = b"".join(run(arguments, color=color) for arguments in case(Path(folder), name))
-    text = said.decode()
+        text = "".join(map(terminal.piped, case(Path(folder), name)))
     assert SGR not in text
     bare = re.sub(r"\x1b\[[\d;]*m", "", text) if color else text
     assert {each for each in bare if not each.isprintable()} <= {"\n", "\t"}, bare

@@ -15,7 +15,6 @@ from patchkit.errors import HashMismatchError, SourceError, StorageError, UsageE
 from patchkit.patching.recipe import load_recipe
 from patchkit.source.archive import unpack
 from patchkit.source.detect import detect
-from patchkit.source.git import GitSource, parse_git
 from patchkit.source.nccl import nccl_tree
 from patchkit.source.releases import load_facts
 
@@ -150,18 +149,6 @@ def test_an_archive_that_is_none_of_nccl(pack, folder, damage):
         path.write_bytes(b"\xfd7zXZ\0" + b"x" * 200)
     with pytest.raises(SourceError, match=r"a\.tar\.xz"):
         nccl_tree(str(path), sha256=sha256(path))
-
-
-def test_git_urls():
-    for spec, expected in (
-        (f"git+https://host/nccl@{COMMIT}", ("https://host/nccl", COMMIT)),
-        (f"git+ssh://git@host/nccl@{COMMIT}", ("ssh://git@host/nccl", COMMIT)),
-        ("git+https://user:word@host/nccl", ("https://user:word@host/nccl", "")),
-        ("git+https://host/nccl@v2.30.7-1", ("https://host/nccl", "v2.30.7-1")),
-        ("https://host/nccl", None),
-        ("some/folder@x", None),
-    ):
-        assert parse_git(spec) == (GitSource(*expected) if expected else None)
 
 
 def test_a_commit_is_fetched_once_and_kept(repository, commit, tmp_path):

@@ -14,7 +14,6 @@ from packaging.specifiers import SpecifierSet
 from patchkit.cli.patch.apply import fixes_command
 from patchkit.finding import ESTABLISHED
 from patchkit.patching.recipe import SupportLevel, load_claims, load_recipe, load_support
-from patchkit.records import RECIPES
 
 RECIPE = load_recipe()
 CLAIMS = load_claims()
@@ -67,10 +66,3 @@ def test_claims_are_complete_and_fit_their_releases():
         # What holds today is not outdated, and what is false held nowhere.
         assert claim.verdict != "outdated" or RECIPE.newest not in covered, claim.id
         assert claim.verdict not in {"false", "unverified"} or claim.versions == "", claim.id
-
-
-def test_who_cites_the_hang_of_nccl_says_which_release_cured_it():
-    texts = [path.read_text(encoding="utf-8") for path in RECIPES.rglob("*.toml")]
-    citing = [line for text in texts for line in text.splitlines() if "52504" in line]
-    assert len(citing) > 6
-    assert not [line for line in citing if "2.30.4" not in line]

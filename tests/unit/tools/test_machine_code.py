@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from e2e.proofs.machine_code import Kernel, likeness, read_sass, stubs, total
+from e2e.proofs.machine_code import likeness, read_sass, stubs, total
 from patchkit.errors import ProofError
 
 LISTINGS = Path(__file__).parents[2] / "data" / "kernels"
@@ -42,18 +42,6 @@ def test_a_guard_that_knows_the_family_leaves_none():
     assert stubs(native, family) == {}
     assert likeness(native, family) == "the same instructions in the same order"
     assert native["plain"].instructions[:2] == ("LDC R1, c[0x0][0x37c]", "S2R R5, SR_TID.X")
-
-
-def test_what_counts_as_tensor_core_work():
-    for opcode, tensor in (
-        ("HMMA.16816.F32", True),
-        ("OMMA.SF.16864.F32.E2M1.E2M1.UE4M3.4X", True),
-        (E2M1, True),
-        ("F2FP.F16.E4M3.UNPACK_B", True),
-        ("F2FP.BF16.F32.PACK_AB", False),
-        ("FFMA", False),
-    ):
-        assert Kernel((f"@!P1 {opcode} R4, R2",)).tensor == ({opcode: 1} if tensor else {})
 
 
 def test_a_listing_without_kernels_is_refused():
