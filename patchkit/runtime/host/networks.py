@@ -8,7 +8,7 @@ from ipaddress import IPv4Interface, ip_address, ip_network
 from typing import Literal
 
 from patchkit.runtime.host import hardware
-from patchkit.runtime.host.host import Host, Netdev, Rdma
+from patchkit.runtime.host.host import Host, Netdev
 
 TwinState = Literal["none", "down", "bare", "bare-first", "random", "link-local", "both"]
 """How the other half of a netdev's cage is addressed: see ``twin_state``."""
@@ -22,22 +22,6 @@ class Overlap:
     address: IPv4Interface
     other: Netdev
     present: IPv4Interface
-
-
-@dataclass(frozen=True, slots=True)
-class Port:
-    """An active RDMA device that RoCE v2 can address by IPv4, and its interface."""
-
-    device: Rdma
-    netdev: Netdev
-
-
-def usable_ports(host: Host) -> list[Port]:
-    """Return the ports that RoCE v2 can use, ordered by PCI address."""
-    addressed = {netdev.name: netdev for netdev in host.netdevs if netdev.up and netdev.ipv4}
-    found = [rdma for rdma in host.rdma if rdma.active and rdma.netdev in addressed]
-    found.sort(key=lambda rdma: (rdma.pci, rdma.name))
-    return [Port(rdma, addressed[rdma.netdev]) for rdma in found]
 
 
 def overlaps(host: Host, names: Collection[str]) -> Iterator[Overlap]:

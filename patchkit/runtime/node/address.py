@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from ipaddress import IPv4Address
 
 from patchkit.errors import HostError, UsageError
 from patchkit.runtime.host.advice import remark
 from patchkit.runtime.host.host import Host, Netdev
-from patchkit.runtime.host.networks import Port, describe_addresses, in_reach, usable_ports
+from patchkit.runtime.host.networks import describe_addresses, in_reach
+from patchkit.runtime.node.fabric import Fabric
 
 PLAN = "give it one, for example as `patchkit net plan` says"
 
 
 def own_address(
-    host: Host, topology: str, role: str, head: str, ports: Sequence[Port]
+    host: Host, topology: str, role: str, head: str, fabric: Fabric
 ) -> tuple[Netdev, str]:
-    """Return this host's interface and address, first of ``ports``. Raises HostError."""
+    """Return this host's interface and address, first of the fabric's. Raises HostError."""
     if role == "worker":
         check_no_head(host, named_address(head))
-        first, fast = ({port.netdev.name for port in its} for its in (ports, usable_ports(host)))
+        groups = (fabric.ports, fabric.usable)
+        first, fast = ({port.netdev.name for port in ports} for ports in groups)
         near = [netdev for netdev in host.netdevs if netdev.up and in_reach(netdev, head)]
         if not near:
             raise lacking(
@@ -36,7 +37,7 @@ def own_address(
         # An interface may have several addresses; the head reaches this one directly.
         return best, str(in_reach(best, head)[0].ip)
     if not head:
-        return _head_address(host, topology, ports)
+        return _head_address(host, topology, fabric)
     for netdev in host.netdevs:
         if any(str(own.ip) == named_address(head) for own in netdev.ipv4):
             return netdev, head
@@ -75,7 +76,7 @@ def lacking(host: Host, what: str, why: str, hint: str) -> HostError:
     return HostError(what, why=why, hint=hint)
 
 
-def _head_address(host: Host, topology: str, ports: Sequence[Port]) -> tuple[Netdev, str]:
+def _head_address(host: Host, topology: str, fabric: Fabric) -> tuple[Netdev, str]:
     fast = {rdma.netdev for rdma in host.rdma}
     addressed = [netdev for netdev in host.netdevs if netdev.up and netdev.ipv4]
     # The interfaces that a head may announce, best first.
@@ -86,7 +87,7 @@ def _head_address(host: Host, topology: str, ports: Sequence[Port]) -> tuple[Net
     if topology != "ring":
         wired = [netdev for netdev in addressed if netdev.kind == "ethernet"]
         cabled = [netdev for netdev in wired if netdev.name in fast or netdev.port]
-        found += (port.netdev for port in ports)
+        found += (port.netdev for port in fabric.ports)
         found += sorted(cabled, key=lambda each: (not each.lasting, each.pci, each.name))
     elif not found:
         raise HostError(

@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from ipaddress import IPv4Address, IPv4Network
+from ipaddress import IPv4Address
 from typing import Literal
 
 from patchkit.errors import HostError
 from patchkit.runtime.host import hardware
-from patchkit.runtime.host.host import Host, Netdev, Rdma
-from patchkit.runtime.host.networks import (
-    Port,
-    TwinState,
-    describe_devices,
-    in_reach,
-    overlaps,
-    twin_state,
-    usable_ports,
-)
+from patchkit.runtime.host.host import Host, Netdev
+from patchkit.runtime.host.networks import TwinState, describe_devices, twin_state
 from patchkit.runtime.node.address import PLAN, lacking, named_address, own_address
+from patchkit.runtime.node.fabric import Fabric, find_fabric
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,22 +45,21 @@ def attach(
     leave empty. Raises HostError if the hardware is not what the request needs, or if it can be
     meant in two ways, UsageError without a head.
     """
-    ports = fabric(host, nodes, named_address(head) if head else "")
-    chosen = _choose_topology(host, topology, nodes, ports, target)
-    own, address = own_address(host, chosen, role, head, ports)
+    fabric = find_fabric(host, nodes, named_address(head) if head else "")
+    chosen = _choose_topology(host, topology, nodes, fabric, target)
+    own, address = own_address(host, chosen, role, head, fabric)
     if chosen == "roce":
-        attached = _attach_roce(host, own, nodes, ports)
+        attached = _attach_roce(fabric, own, nodes)
     elif chosen == "ring":
-        attached = _attach_ring(host, own, nodes)
+        attached = _attach_ring(host, fabric, own, nodes)
     else:
         attached = Attachment(topology=chosen, data=own.name, netdevs=(own.name,))
     notes = [*attached.notes]
     if chosen == "socket":  # a Thor, which is hetero, has no RDMA
-        usable = usable_ports(host)
-        if not usable:
+        if not fabric.usable:
             notes.append(f"sockets, since no RDMA device is usable here: {describe_devices(host)}")
-        elif own not in (port.netdev for port in usable):
-            fast = ", ".join(f"{port.device.name} on {port.netdev.name}" for port in usable)
+        elif own not in (port.netdev for port in fabric.usable):
+            fast = ", ".join(f"{port.device.name} on {port.netdev.name}" for port in fabric.usable)
             notes.append(f"sockets, as asked for; RoCE could use {fast}: --topology roce")
         # TCP can use both halves of a cage, as RDMA does.
         both = own.twin and twin_state(host, own) in ("both", "link-local")
@@ -84,9 +75,8 @@ def attach(
     return replace(attached, address=address, netdev=own.name, notes=tuple(notes))
 
 
-def _choose_topology(host: Host, asked: str, nodes: int, ports: Sequence[Port], target: str) -> str:
-    usable = usable_ports(host)
-    if asked in ("roce", "ring") and not usable:
+def _choose_topology(host: Host, asked: str, nodes: int, fabric: Fabric, target: str) -> str:
+    if asked in ("roce", "ring") and not fabric.usable:
         raise lacking(
             host,
             f"{asked} needs an RDMA device that is active and has an IPv4 address; "
@@ -98,15 +88,15 @@ def _choose_topology(host: Host, asked: str, nodes: int, ports: Sequence[Port], 
         )
     if asked not in ("auto", "roce"):
         return asked
-    if asked == "auto" and (target == "thor" or not usable):
+    if asked == "auto" and (target == "thor" or not fabric.usable):
         return "hetero" if target == "thor" else "socket"
     # Two cages in use, and neither is a switch's: each leads to another neighbour.
-    ring = not ports and nodes <= hardware.facts()["connectx"]["ring_nodes"]
+    ring = not fabric.ports and nodes <= hardware.facts()["connectx"]["ring_nodes"]
     if asked == "auto" and ring:
         return "ring"
-    if not ports:
+    if not fabric.ports:
         first: dict[int | None, str] = {}
-        for port in _spanning_ports(host, usable, nodes):
+        for port in fabric.spanning:
             first.setdefault(port.device.cage, f"{port.netdev.ipv4[0].ip} on {port.netdev.name}")
         raise HostError(
             f"two cages are in use, and nothing says which one joins {nodes} nodes: "
@@ -119,12 +109,10 @@ def _choose_topology(host: Host, asked: str, nodes: int, ports: Sequence[Port], 
     return "roce"
 
 
-def _attach_roce(host: Host, own: Netdev, nodes: int, ports: Sequence[Port]) -> Attachment:
+def _attach_roce(fabric: Fabric, own: Netdev, nodes: int) -> Attachment:
     # The control may go over another interface than the data, such as the LAN's.
-    port = next((each for each in ports if each.netdev == own), ports[0])
-    device, data = port.device, port.netdev.name
-    twin = next((rdma for rdma in host.rdma if rdma.name == device.twin), None)
-    state: TwinState = twin_state(host, port.netdev)
+    port = next((each for each in fabric.ports if each.netdev == own), fabric.ports[0])
+    device, data, twin, state = port.device, port.netdev.name, port.twin, port.state
     if twin is None or not twin.active:
         state = "none" if twin is None else "down"
     notes = []
@@ -144,7 +132,7 @@ def _attach_roce(host: Host, own: Netdev, nodes: int, ports: Sequence[Port]) -> 
         notes.append(f"{twin.name}, a half of the cable, is left out: it is {its}{cost}")
     else:
         both = sorted((device, twin), key=lambda rdma: (rdma.pci, rdma.name))
-    others = [other.device.name for other in usable_ports(host) if other.device.cage != device.cage]
+    others = [other.device.name for other in fabric.usable if other.device.cage != device.cage]
     if others:
         why = f"all {nodes} nodes are reached over {data}"
         if nodes == 2:
@@ -155,22 +143,19 @@ def _attach_roce(host: Host, own: Netdev, nodes: int, ports: Sequence[Port]) -> 
         topology="roce",
         data=data,
         netdevs=tuple(rdma.netdev for rdma in addressed),
-        hcas=_exact_names(host, both),
-        half=_exact_names(host, [device]),
+        hcas=fabric.exact_names(both),
+        half=fabric.exact_names([device]),
         twin=state,
         cages=() if device.cage is None else (device.cage,),
         notes=tuple(notes),
     )
 
 
-def _attach_ring(host: Host, own: Netdev, nodes: int) -> Attachment:
+def _attach_ring(host: Host, fabric: Fabric, own: Netdev, nodes: int) -> Attachment:
     # Not those with a random address beside a twin with a lasting one.
-    usable = [
-        port.device
-        for port in usable_ports(host)
-        if port.netdev.lasting or twin_state(host, port.netdev) != "random"
-    ]
-    cages = tuple(sorted({rdma.cage for rdma in usable if rdma.cage is not None}))
+    ports = (port for port in fabric.usable if port.netdev.lasting or port.state != "random")
+    devices = [port.device for port in ports]
+    cages = tuple(sorted({rdma.cage for rdma in devices if rdma.cage is not None}))
     notes = [f"{own.name} carries the bootstrap, the cables carry the data"]
     if nodes == 3:  # luxingcom/aicad-nccl-optimization
         notes.append("in a ring of three each cable must join a port 0 with a port 1")
@@ -180,62 +165,7 @@ def _attach_ring(host: Host, own: Netdev, nodes: int) -> Attachment:
         topology="ring",
         data=own.name,
         netdevs=(own.name,),
-        hcas=_exact_names(host, usable),
+        hcas=fabric.exact_names(devices),
         cages=cages,
         notes=tuple(notes),
     )
-
-
-def _exact_names(host: Host, devices: Sequence[Rdma]) -> str:
-    """Return names for NCCL, which takes prefixes; ``=`` makes them exact where that matters."""
-    names = tuple(rdma.name for rdma in devices)
-    others = [rdma.name for rdma in host.rdma if rdma.name not in names]
-    exact = any(other.startswith(names) for other in others)
-    return ("=" if exact else "") + ",".join(names)
-
-
-def fabric(host: Host, nodes: int, head: str) -> tuple[Port, ...]:
-    """Return the ports of the cage that joins this node to the others, best first.
-
-    ``head`` is the head's address, or empty; one on the LAN says nothing about the cage. Returns
-    nothing where no device is usable, or where each of two cages may be meant.
-    """
-    ports = usable_ports(host)
-    spanning = _spanning_ports(host, ports, nodes)
-    own = [port for port in ports if any(str(each.ip) == head for each in port.netdev.ipv4)]
-    near = [port for port in spanning if head and in_reach(port.netdev, head)]
-    # The cages, best first, without those in a network that a better one is in.
-    known: dict[int | None, set[IPv4Network]] = {}
-    for port in own or near or spanning:
-        # Link-local networks say nothing of where a cable leads.
-        networks = {address.network for address in port.netdev.lasting}
-        cage = port.device.cage
-        others = set().union(*(its for other, its in known.items() if other != cage))
-        if not networks & others:
-            known.setdefault(cage, set()).update(networks)
-    cages = [*known]
-    if len(cages) > 1 and nodes > 2:
-        # A cable between two Sparks has its full speed: a slower cage leads to a switch.
-        speeds = dict.fromkeys(cages, 0)
-        for port in spanning:
-            cage = port.device.cage
-            speeds[cage] = max(speeds[cage], port.netdev.speed or 0)
-        cages = [cage for cage in cages if 0 < speeds[cage] < max(speeds.values())]
-        if len(cages) != 1:
-            return ()
-    # What was left out of `spanning` is taken where it has the very address that was named.
-    return tuple(port for port in spanning if port.device.cage in cages[:1]) or tuple(own)
-
-
-def _spanning_ports(host: Host, ports: Sequence[Port], nodes: int) -> list[Port]:
-    """Return the ports whose network has room for the nodes, else all; lasting addresses first."""
-    roomy = []
-    for port in ports:
-        sizes = (own.network.num_addresses for own in port.netdev.ipv4)
-        # Both addresses of a /31 are hosts (RFC 3021).
-        if any((size if size <= 2 else size - 2) >= nodes for size in sizes):
-            roomy.append(port)
-    found = roomy or list(ports)
-    shared = {each.netdev.name for each in overlaps(host, {port.netdev.name for port in found})}
-    apart = [port for port in found if port.netdev.name not in shared] or found
-    return sorted(apart, key=lambda port: (not port.netdev.lasting, port.device.pci))

@@ -14,7 +14,7 @@ from patchkit.quoting import quoted
 from patchkit.runtime.host.host import Host
 from patchkit.runtime.node.address import own_address
 from patchkit.runtime.node.decision import Node
-from patchkit.runtime.node.topology import fabric
+from patchkit.runtime.node.fabric import find_fabric
 from patchkit.runtime.serve.request import LOCAL, ServeRequest
 
 CHOICES = ("local", "cable", "lan")
@@ -30,8 +30,8 @@ def listen_address(choice: str, node: Node, host: Host) -> str:
         if node.head and node.attachment.data == node.attachment.netdev:
             return node.head
         try:
-            ports = fabric(host, node.nodes, node.head)
-            return own_address(host, "roce", "head", "", ports)[1]
+            fabric = find_fabric(host, node.nodes, node.head)
+            return own_address(host, "roce", "head", "", fabric)[1]
         except HostError as error:
             raise HostError(
                 f"--listen cable: {error.what}",

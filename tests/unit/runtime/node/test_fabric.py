@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 from patchkit.errors import HostError
-from patchkit.runtime.node.topology import Attachment, attach, fabric
+from patchkit.runtime.node.fabric import find_fabric
+from patchkit.runtime.node.topology import Attachment, attach
 
 FIRST, SECOND = ("rocep1s0f0", "roceP2p1s0f0"), ("rocep1s0f1", "roceP2p1s0f1")
 
@@ -33,7 +34,8 @@ FIRST, SECOND = ("rocep1s0f0", "roceP2p1s0f0"), ("rocep1s0f1", "roceP2p1s0f1")
     ],
 )
 def test_the_cage_that_joins_the_nodes(machine, name, nodes, head, devices):
-    assert tuple(port.device.name for port in fabric(machine(name), nodes, head)) == devices
+    found = find_fabric(machine(name), nodes, head).ports
+    assert tuple(port.device.name for port in found) == devices
 
 
 def attached(host, nodes, head="", role="head", topology="auto") -> Attachment:
