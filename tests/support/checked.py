@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from patchkit.runtime.check.check import find_problems
-from patchkit.runtime.check.content import CheckedText, add_situation
+from patchkit.runtime.check.content import CheckedText, add_situation, is_literal
 from patchkit.runtime.check.formats import read_content
 
 
@@ -16,7 +16,7 @@ def check_text(text, where="x.env", *, host=None, mode=None, **asked):
 def variables(text, where):
     """Return ``LINE NAME=value`` of the environment; ``NAME?`` if the value is not literal."""
     return [
-        f"{found.line} {found.name}" + (f"={found.value}" if found.is_known else "?")
+        f"{found.line} {found.name}" + (f"={found.value}" if is_literal(found.value) else "?")
         for found in read_content(text, where).assignments
     ]
 

@@ -26,7 +26,7 @@ from patchkit.measure.kubernetes import (
 )
 from patchkit.quoting import quoted
 from patchkit.runtime.envfile.env_file import locked_versions
-from patchkit.runtime.envfile.header import nodes_max
+from patchkit.runtime.envfile.header import NODES_MAX
 from patchkit.runtime.envfile.write import write
 from patchkit.target import targets
 from patchkit.wheel.wheelhouse.contents import load_manifest
@@ -78,7 +78,7 @@ def write_containerfile(
 @export_command.command("kubernetes")
 @click.argument("model", shell_complete=complete.models)
 @click.option("--file", type=PATH, help="A cluster.toml, whose nodes are asked.")
-@click.option("--nodes", type=click.IntRange(2, nodes_max()), help="All nodes; default: 2.")
+@click.option("--nodes", type=click.IntRange(2, NODES_MAX), help="All nodes; default: 2.")
 @click.option("--root", type=FOLDER, help="What `patchkit probe --save` wrote on the head.")
 @click.option("--lock", type=PRESENT_PATH, metavar="WHEELHOUSE", help="The versions that will run.")
 @click.option("--vllm", metavar="VERSION", default="", help="Instead of the installed one.")

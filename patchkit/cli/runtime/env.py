@@ -35,7 +35,7 @@ from patchkit.runtime.rules.variable_rules import (
     load_variable_rules,
 )
 from patchkit.runtime.rules.variable_values import TAKEN
-from patchkit.runtime.rules.variables import is_current, lifetime, other_variables
+from patchkit.runtime.rules.variables import lifetime, other_variables
 
 
 @click.group(cls=VerbGroup, invoke_without_command=True, subcommand_metavar="[explain] …")
@@ -153,10 +153,10 @@ def explain_variable(name: str | None) -> Iterator[Block]:
     yield style(name, bold=True)
     reader = "NCCL" if name.startswith("NCCL_") else "vLLM"  # of others no lifetime is known
     if known:
-        until = "on" if is_current(known) else f"to {known.last}"
+        until = "on" if known.is_current else f"to {known.last}"
         default = known.default or "unset"
         yield f"  {reader} reads it from {known.first} {until}; default: {default}"
-        if not is_current(known):
+        if not known.is_current:
             yield f"  {reader} after {known.last} ignores it: leave it out there"
     rows = (row for row in read_table(TAKEN).rows if row.name == name)
     yield from (f"  {row.first} to {row.last}: {row.default}" for row in rows)

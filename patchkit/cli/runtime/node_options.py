@@ -14,7 +14,7 @@ from patchkit.cli import complete
 from patchkit.cli.out import FOLDER, PRESENT_PATH, Shown
 from patchkit.cli.render import lead_word, with_options
 from patchkit.runtime.envfile.env_file import locked_versions
-from patchkit.runtime.envfile.header import nodes_max
+from patchkit.runtime.envfile.header import NODES_MAX
 from patchkit.runtime.host.probe import probe
 from patchkit.runtime.node.decision import NodeOptions
 from patchkit.runtime.rules.rule import CHOICES, RuleChoice
@@ -38,7 +38,7 @@ _RULE: dict[str, Any] = {"multiple": True, "metavar": "ID", "shell_complete": co
 # Without defaults: what is not given may come from an env file, or is decided.
 _OPTIONS = (
     click.option("--role", type=click.Choice(CHOICES["role"]), help="What this node is."),
-    click.option("--nodes", type=click.IntRange(1, nodes_max()), help="All nodes; default: 2."),
+    click.option("--nodes", type=click.IntRange(1, NODES_MAX), help="All nodes; default: 2."),
     click.option("--head-ip", "head", metavar="A", default="", help="The head's IPv4 address."),
     click.option("--topology", type=click.Choice(TOPOLOGIES), help="auto: RoCE, or else sockets."),
     click.option("--executor", type=click.Choice(["auto", "mp", "ray"]), help="What starts ranks."),

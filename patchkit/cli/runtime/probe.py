@@ -13,11 +13,11 @@ from patchkit.cli.next_step import next_step, program
 from patchkit.cli.out import FOLDER, PATH, shown, style, table, tell
 from patchkit.cli.render import Block, Record, finding_blocks, rendered
 from patchkit.quoting import quoted
-from patchkit.runtime.host import hardware
 from patchkit.runtime.host.advice import remarks
 from patchkit.runtime.host.host import Host, Netdev, Rdma
 from patchkit.runtime.host.machine_root import LIVE, RecordingWriter
 from patchkit.runtime.host.probe import probe
+from patchkit.runtime.rules.releases import read_env_data
 from patchkit.runtime.rules.variables import vllm_table
 from patchkit.units import KIB_PER_GIB
 
@@ -40,7 +40,7 @@ def probe_command(*, root: Path, save: Path | None, python: str | None) -> Itera
     host = probe(root, python=python, environment=os.environ, copy=copy)
     yield Record(asdict(host))
     yield from host_lines(host)
-    capabilities = hardware.facts()["capabilities"].values()
+    capabilities = read_env_data("hardware")["capabilities"].values()
     if any(gpu.capability in capabilities for gpu in host.gpus):  # a device that patchkit knows
         there = () if root == LIVE else ("--root", root)
         if host.cabled:
@@ -101,14 +101,14 @@ def _summary_rows(host: Host) -> Iterator[tuple[str, str]]:
         yield "memory", style("unknown", fg="yellow")
     for gpu in host.gpus:
         # GB10 and Thor have no memory of their own: NVML reports none.
-        unified = gpu.capability in hardware.facts()["capabilities"].values()
+        unified = gpu.capability in read_env_data("hardware")["capabilities"].values()
         own = "its memory is the system's" if unified else "memory unknown"
         own = _gib_text(gpu.memory << 10) if gpu.memory else own
         facts = f"capability {gpu.capability or 'unknown'}, driver {gpu.driver or 'unknown'}, {own}"
         yield "GPU", style(gpu.name, bold=True) + f", {facts}"
     if not host.gpus:
         yield "GPU", style("none found", fg="yellow")
-    places = [cage["place"] for cage in hardware.facts()["connectx"]["cages"]]
+    places = [cage["place"] for cage in read_env_data("hardware")["connectx"]["cages"]]
     cages = ((cage, places[cage]) for cage in host.cabled)
     names = [f"cage {cage}" + (f" ({place})" if place else "") for cage, place in cages]
     yield "cabled", ", ".join(names) or "no QSFP cage"

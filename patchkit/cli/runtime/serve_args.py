@@ -26,7 +26,7 @@ from patchkit.runtime.rules.rule import RuleChoice
 from patchkit.runtime.serve.args import ServeCommand, serve_args
 from patchkit.runtime.serve.listen import CHOICES as LISTEN
 from patchkit.runtime.serve.listen import listen_address, models_url
-from patchkit.runtime.serve.model import full_name, memory_pool, preset_of, weights_gib
+from patchkit.runtime.serve.model import memory_pool, preset_of, weights_gib
 from patchkit.runtime.serve.request import ServeRequest
 
 _HEADS = ("model", "quantization", "GiB", "Sparks", "memory", "tokens", "vLLM", "evidence")
@@ -117,7 +117,10 @@ def _serve_command(
     asked = replace(asked, model=preset.id if preset else "")
     node = decide(asked, host, file, addressed=False)
     rules = load_flag_rules()
-    served = full_name(model, preset)
+    served = model
+    # A preset may be named by its last part, unless there is a folder of that name.
+    if preset and model.lower() == preset.name.lower() and not Path(model).is_dir():
+        served = preset.id
     request = ServeRequest(
         model=served,
         node=node,

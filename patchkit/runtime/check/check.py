@@ -14,15 +14,17 @@ from patchkit.runtime.check.content import (
     Assignment,
     CheckedText,
     build_finding,
+    is_literal,
     rule_finding,
     shorten,
 )
 from patchkit.runtime.check.formats import is_env_file
 from patchkit.runtime.envfile.header import MARK, fact_problems, head_facts, is_untouched
-from patchkit.runtime.host.host import Host, Rdma
+from patchkit.runtime.host.host import Host
 from patchkit.runtime.host.networks import twin_state
 from patchkit.runtime.rules import variables
 from patchkit.runtime.rules.flags import flags
+from patchkit.runtime.rules.releases import read_env_data
 from patchkit.runtime.rules.rule import holding, holds
 from patchkit.runtime.rules.secret_texts import is_secret, runs_code
 from patchkit.runtime.rules.spelling import Slips, nearest
@@ -32,7 +34,6 @@ from patchkit.runtime.rules.variable_values import (
     find_value_problems,
     is_placeholder,
     read_number,
-    value_tables,
     vllm_values,
 )
 
@@ -170,7 +171,7 @@ def check_names(checked: CheckedText) -> Iterator[Finding]:
         reader = _READERS.get(name[:5], "")
         # A name of no project that the file itself uses is its own, whoever else had one like it.
         own = name in used and not reader and name not in variables.other_variables()
-        rules = () if own or not assignment.is_known else avoids.get(name, ())
+        rules = () if own or not is_literal(assignment.value) else avoids.get(name, ())
         advised = [rule for rule in rules if rule.matches(value) and holds(rule.when, situation)]
         for rule in advised:
             what = f"{assignment.shown} is advised against"
@@ -190,9 +191,10 @@ def _find_unread(
     version = situation.get(reader.lower(), "")
     words = {"reader": reader, "version": version, "source": _SOURCES[reader]}
     if life := variables.lifetime(name):
-        if version or not variables.is_current(life):
+        if version or not life.is_current:
             key = "variable-of-other-release" if version else "variable-gone"
-            gone = (row["instead"] for row in value_tables()["gone"] if name in row["names"])
+            rows = read_env_data("values")["gone"]
+            gone = (row["instead"] for row in rows if name in row["names"])
             words |= {"hint": next(gone, "leave it out"), "first": life.first, "last": life.last}
             yield build_finding(key, assignment, None, **words)
         return
@@ -202,7 +204,7 @@ def _find_unread(
     is_word = other is not None and other.default.isdecimal() and read_number(value) is None
     problems = find_value_problems(close, value, situation.get("role", ""))
     # The value has to fit the name that was meant, as far as it is known.
-    if close and not (assignment.is_known and (is_word or any(problems))):
+    if close and not (is_literal(assignment.value) and (is_word or any(problems))):
         hint = f"did you mean {close}?"
     elif variables.owned_names().match(name) or is_used:
         return
@@ -223,7 +225,7 @@ def check_values(checked: CheckedText) -> Iterator[Finding]:
     takes_by_name = vllm_values(vllm)
     # A fork of a release may take more.
     level = Level.WARNING if checked.runs_upstream() is False else None
-    for assignment in filter(lambda row: row.is_known, content.assignments):
+    for assignment in filter(lambda row: is_literal(row.value), content.assignments):
         name, value = assignment.name, assignment.value
         for problem in find_value_problems(name, value, situation.get("role", "")):
             grave = Level.ERROR if problem.stops else None
@@ -246,7 +248,7 @@ def check_placeholders(checked: CheckedText) -> Iterator[Finding]:
         name = assignment.name
         read = _READ.fullmatch(name) or ADDRESS_NAMES.fullmatch(name)
         # A secret that is not there yet is told of by itself.
-        is_open = assignment.is_known and is_placeholder(name, assignment.value)
+        is_open = is_literal(assignment.value) and is_placeholder(name, assignment.value)
         if read and is_open and not is_secret(name):
             level = Level.ERROR if _NEEDED.fullmatch(name) else None
             yield build_finding("placeholder", assignment, level)
@@ -282,51 +284,45 @@ def check_contradictions(checked: CheckedText) -> Iterator[Finding]:
 
 def check_host(checked: CheckedText) -> Iterator[Finding]:
     """Yield what this host lacks or has down; of several values of a name one has to be its own."""
+    host = checked.host
+    if host is None:
+        return
+    own = [address.address for netdev in host.netdevs for address in netdev.addresses]
     by_name: dict[str, list[list[Finding]]] = {}
-    for assignment in checked.content.assignments if checked.host else ():
-        if checked.host and assignment.is_given and not assignment.value.startswith("^"):
-            found = [*_compare_host(assignment, checked.host)]
-            by_name.setdefault(assignment.name, []).append(found)
+    given = (row for row in checked.content.assignments if row.is_given)
+    for assignment in (row for row in given if not row.value.startswith("^")):
+        name, value = assignment.name, assignment.value
+        found: list[Finding] = []
+        by_name.setdefault(name, []).append(found)
+        if name in _OWN_ADDRESS and value not in own and not value.startswith("127."):
+            has = ", ".join(address for address in own if not address.startswith(("127.", "::1")))
+            words = {"what": f"no address {value}", "has": has or "none at all"}
+            found.append(build_finding("host-lacks", assignment, None, **words))
+        by_prefix = name in _PREFIXES and not value.startswith("=")
+        names = value.lstrip("=").split(",") if name in (*_NETDEVS, *_DEVICES) else []
+        for plain, colon, _port in (part.partition(":") for part in names if part != "all"):
+            # UCX names an RDMA device with its port (mlx5_0:1), and an interface as it is.
+            is_device = name not in _NETDEVS or bool(colon)
+            netdevs = {netdev.name: netdev.up for netdev in host.netdevs}
+            known = {it.name: it.active for it in host.rdma} if is_device else netdevs
+            fits = [it for it in known if it == plain or (by_prefix and it.startswith(plain))]
+            if not fits:
+                has = ", ".join(device for device in known if device != "lo") or "none at all"
+                words = {"what": f"no {'RDMA device' if is_device else 'interface'} {plain}"}
+                # NCCL passes over a device that is not there; without an interface nothing starts.
+                level = Level.WARNING if name in _DEVICES else None
+                found.append(build_finding("host-lacks", assignment, level, **words, has=has))
+            elif not any(known[device] for device in fits):
+                found.append(build_finding("host-down", assignment, what=f"{plain} is down"))
     for found_by_value in by_name.values():
         if all(found_by_value):
             yield from (finding for found in found_by_value for finding in found)
 
 
-def _compare_host(assignment: Assignment, host: Host) -> Iterator[Finding]:
-    name, value = assignment.name, assignment.value
-    # NCCL passes over a device that is not there; nothing starts without interface or address.
-    level = Level.WARNING if name in _DEVICES else None
-    own = [address.address for netdev in host.netdevs for address in netdev.addresses]
-    if name in _OWN_ADDRESS and value not in own and not value.startswith("127."):
-        has = ", ".join(address for address in own if not address.startswith(("127.", "::1")))
-        what = f"no address {value}"
-        yield build_finding("host-lacks", assignment, what=what, has=has or "none at all")
-    by_prefix = name in _PREFIXES and not value.startswith("=")
-    names = value.lstrip("=").split(",") if name in (*_NETDEVS, *_DEVICES) else []
-    for plain, colon, _port in (part.partition(":") for part in names if part != "all"):
-        # UCX names an RDMA device with its port (mlx5_0:1), and an interface as it is.
-        is_device = name not in _NETDEVS or bool(colon)
-        known = {
-            device.name: device.active if isinstance(device, Rdma) else device.up
-            for device in (host.rdma if is_device else host.netdevs)
-        }
-        fits = [
-            device
-            for device in known
-            if device == plain or (by_prefix and device.startswith(plain))
-        ]
-        if not fits:
-            what = f"no {'RDMA device' if is_device else 'interface'} {plain}"
-            has = ", ".join(device for device in known if device != "lo") or "none at all"
-            yield build_finding("host-lacks", assignment, level, what=what, has=has)
-        elif not any(known[device] for device in fits):
-            yield build_finding("host-down", assignment, what=f"{plain} is down")
-
-
 def find_half_cages(assignment: Assignment, host: Host | None) -> Iterator[Finding]:
     """Yield that NCCL_IB_HCA names one half of a cage: by this host, else by a Spark's names."""
     names = [part.partition(":")[0] for part in assignment.value.lstrip("=").split(",")]
-    (row,) = value_tables()["twins"]
+    (row,) = read_env_data("values")["twins"]
     one, other = map(str, row["half"])
     missing = []
     for name in names:

@@ -15,9 +15,9 @@ from patchkit.runtime.check.content import (
     Image,
     Word,
     find_image,
-    image_table,
     is_literal,
 )
+from patchkit.runtime.rules.releases import read_env_data
 
 _PIECE = re.compile(
     r"""
@@ -248,7 +248,7 @@ def _find_program(words: Sequence[Word]) -> tuple[int, str, Sequence[Word]] | No
     texts = [word.text for word in words]
     for number, (text, following) in enumerate(pairwise(texts)):
         serves = following == "serve" and _VLLM.fullmatch(text)
-        if serves or (text == "-m" and following in image_table()["server"]["modules"]):
+        if serves or (text == "-m" and following in read_env_data("said")["server"]["modules"]):
             return number, _SERVE, words[number + 2 :]
         if following == "start" and text.rpartition("/")[2] == "ray":
             return number, _RAY, words[number + 2 :]
@@ -262,4 +262,4 @@ def _find_program(words: Sequence[Word]) -> tuple[int, str, Sequence[Word]] | No
 
 def _has_server_flag(words: Sequence[Word]) -> bool:
     names = (word.text.partition("=")[0].replace("_", "-") for word in words)
-    return any(name in image_table()["server"]["flags"] for name in names)
+    return any(name in read_env_data("said")["server"]["flags"] for name in names)

@@ -8,17 +8,15 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache, cached_property
+from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 from patchkit.errors import SourceError
 from patchkit.finding import Finding, Level
-from patchkit.records import RECIPES, read_toml
 from patchkit.runtime.envfile.header import fact_problems, head_facts
 from patchkit.runtime.host.hardware import target_of
 from patchkit.runtime.host.host import Host
-from patchkit.runtime.rules.releases import release, within
+from patchkit.runtime.rules.releases import read_env_data, release, within
 from patchkit.runtime.rules.rule import Situation
 from patchkit.runtime.rules.secret_texts import mask_secrets
 from patchkit.runtime.rules.variable_rules import Avoid, VariableAdvice
@@ -95,13 +93,13 @@ class Assignment:
     own: bool = False
 
     @property
-    def is_known(self) -> bool:
-        return is_literal(self.value)
-
-    @property
     def is_given(self) -> bool:
         """Return whether the value can be checked: known, and not still to be filled in."""
-        return bool(self.value) and self.is_known and not is_placeholder(self.name, self.value)
+        return (
+            bool(self.value)
+            and is_literal(self.value)
+            and not is_placeholder(self.name, self.value)
+        )
 
     @property
     def shown(self) -> str:
@@ -207,7 +205,7 @@ class CheckedText:
     def upstream_by_block(self) -> Mapping[int, bool]:
         """Whether upstream's own vLLM runs in a block, where its image is known; 0: in the file."""
         found: dict[int, bool] = {}
-        upstream = image_table()["server"]["upstream"]
+        upstream = read_env_data("said")["server"]["upstream"]
         for image in self.content.images:
             name = find_image(image.text)[0].removeprefix("docker.io/")
             for block in {image.block, *([0] if is_literal(image.text) else [])}:
@@ -219,18 +217,12 @@ class CheckedText:
         return self.upstream_by_block.get(block, self.upstream_by_block.get(0))
 
 
-@cache
-def image_table() -> Mapping[str, Any]:
-    """Return said.toml: how files say versions, and by what `vllm serve` is known."""
-    return read_toml(dict[str, Any], RECIPES / "env" / "said.toml")
-
-
 def find_image(image: str) -> tuple[str, str, Mapping[str, str]]:
     """Return an image's name, its tag and its row; a colon before a slash is that of a port."""
     name, _, _digest = image.partition("@")
     before, colon, tag = name.rpartition(":")
     name, tag = (before, tag) if colon and "/" not in tag else (name, "")
-    rows = image_table()["image"]
+    rows = read_env_data("said")["image"]
     return name, tag, next((row for row in rows if re.fullmatch(row["repository"], name)), {})
 
 
@@ -244,7 +236,7 @@ def _find_versions(text: str, content: FileContent) -> Iterator[StatedVersion]:
     for number, row_text in enumerate(text.split("\n") if "==" in text else (), 1):
         for match in _PINNED.finditer(row_text.partition("#")[0]):
             distribution = re.sub(r"[-_.]+", "-", match["name"]).lower()
-            if project := image_table()["distributions"].get(distribution):
+            if project := read_env_data("said")["distributions"].get(distribution):
                 yield StatedVersion(project, match["version"], number, match[0])
 
 
@@ -297,17 +289,11 @@ def add_situation(
     return replace(checked, versions=versions, situation=situation, host=host, home=home)
 
 
-@cache
-def load_messages() -> Mapping[str, Mapping[str, str]]:
-    """Return the messages by id."""
-    return read_toml(dict[str, dict[str, str]], RECIPES / "env" / "findings.toml")
-
-
 def build_finding(
     key: str, place: int | Assignment | GivenFlag, level: Level | None = None, **fields: object
 ) -> Finding:
     """Return a finding about a line, a variable or a flag; ``level`` instead of the table's."""
-    message = load_messages()[key]
+    message = read_env_data("findings")[key]
     line, about = (place, "") if isinstance(place, int) else (place.line, place.name)
     if not isinstance(place, int):
         fields = {"shown": place.shown, "name": about, **fields}

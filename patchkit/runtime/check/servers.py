@@ -14,17 +14,17 @@ from patchkit.runtime.check.content import (
     CommandLine,
     GivenFlag,
     build_finding,
+    is_literal,
     shorten,
 )
 from patchkit.runtime.rules.flags import FLAGS, flags, has_flag, load_choices, load_flag_rules
-from patchkit.runtime.rules.releases import read_table
+from patchkit.runtime.rules.releases import read_env_data, read_table
 from patchkit.runtime.rules.rule import holding
 from patchkit.runtime.rules.secret_texts import (
-    is_issued,
     is_readable,
     is_secret,
+    matches_one,
     secret_flag,
-    secret_names,
 )
 from patchkit.runtime.rules.spelling import Slips, nearest
 from patchkit.runtime.rules.variable_values import is_placeholder
@@ -46,6 +46,7 @@ _AT_ADDRESS = re.compile(
     r"(?<![\d.])(?!0\.0\.0\.0)(?:(?:\d{1,3}\.){3}\d{1,3}|localhost|\[::1\]|\$\{?\w+\}?)"
     r":[\w${}:-]{1,60}:\d"
 )
+_UNRECOGNIZED = 'vllm serve ends with "unrecognized arguments".'
 _KEY = "VLLM_API_KEY"
 
 
@@ -63,7 +64,20 @@ def check_server_flags(checked: CheckedText) -> Iterator[Finding]:
         # Short flags such as -tp are in no table; argparse takes a beginning of one flag alone.
         is_taken = has_flag(flag.name, version, checked.home) or not flag.name.startswith("--")
         if not is_taken and sum(name.startswith(flag.name) for name in known) != 1:
-            yield _unknown_flag(flag, server, checked, slips)
+            life = read_table(FLAGS).lifetime(flag.name)
+            close = "" if life else slips(flag.name)
+            what = f"no known vLLM takes {shorten(flag.written)}"
+            if life:
+                what = (
+                    f"vLLM {version} does not take {flag.written}: {life.first} to {life.last} do"
+                )
+            # Of one that no release takes, a rule without a condition may say what became of it.
+            rows = (rule for rule in rules.leave_out if rule.flag == flag.name and not rule.when)
+            why = next((rule.reason for rule in rows), _UNRECOGNIZED)
+            certain = bool(version and (life or checked.runs_upstream(server.block)))
+            hint = "leave it out" if certain else "of a fork? Then keep it, else leave it out"
+            words = {"what": what, "why": why, "hint": f"did you mean {close}?" if close else hint}
+            yield build_finding("unknown-flag", flag, Level.ERROR if certain else None, **words)
             continue
         yield from _check_choice(flag, server, checked)
         for rule in advised:
@@ -81,26 +95,6 @@ def check_server_flags(checked: CheckedText) -> Iterator[Finding]:
                 words = {"why": limit.reason, "hint": limit.instead, "source": limit.source}
                 found = build_finding("over-limit", flag, level, **words, most=f"{limit.most:g}")
                 yield replace(found, id=f"{limit.flag.lstrip('-')}-high")
-
-
-def _unknown_flag(
-    flag: GivenFlag, server: CommandLine, checked: CheckedText, slips: Slips
-) -> Finding:
-    """Return a flag that the release does not take; an error where upstream's vLLM runs."""
-    version, life = checked.situation.get("vllm", ""), read_table(FLAGS).lifetime(flag.name)
-    close = "" if life else slips(flag.name)
-    what = f"no known vLLM takes {shorten(flag.written)}"
-    if life:
-        what = f"vLLM {version} does not take {flag.written}: {life.first} to {life.last} do"
-    # Of a flag that no release takes, a rule without a condition may say what became of it.
-    rules = load_flag_rules().leave_out
-    reasons = (rule.reason for rule in rules if rule.flag == flag.name and not rule.when)
-    why = next(reasons, 'vllm serve ends with "unrecognized arguments".')
-    certain = bool(version and (life or checked.runs_upstream(server.block)))
-    hint = "leave it out" if certain else "of a fork? Then keep it, else leave it out"
-    hint = f"did you mean {close}?" if close else hint
-    level = Level.ERROR if certain else None
-    return build_finding("unknown-flag", flag, level, what=what, why=why, hint=hint)
 
 
 def _check_choice(flag: GivenFlag, server: CommandLine, checked: CheckedText) -> Iterator[Finding]:
@@ -127,17 +121,17 @@ def check_secrets(checked: CheckedText) -> Iterator[Finding]:
     """Yield secrets in a file, and placeholders for keys."""
     content, mode = checked.content, checked.mode or 0
     for assignment in (*content.assignments, *content.own):
-        if not is_secret(assignment.name) or not assignment.is_known:
+        if not is_secret(assignment.name) or not is_literal(assignment.value):
             continue
-        # A script has many names of its own, so only what looks like an issued key counts.
-        issued = is_issued(assignment.value)
+        # A script has many names of its own, so only the form of an issued key counts there.
+        issued = matches_one(read_env_data("secrets")["texts"]["tokens"], assignment.value)
         if _is_open_key(assignment.value):
             if not assignment.own:
                 yield build_finding("placeholder-key", assignment)
         elif checked.content.kind != RUNNING and (
             issued or (not assignment.own and _may_be_secret(assignment.value))
         ):
-            file = secret_names()["files"].get(assignment.name, "")
+            file = read_env_data("secrets")["files"].get(assignment.name, "")
             apart = "hand it over apart: in a file of mode 0600, or from the caller's environment"
             yield build_finding(
                 "secret-in-file",

@@ -16,8 +16,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 from patchkit.errors import UsageError
 from patchkit.runtime.envfile.syntax import EnvEntry, Format, assignment, comment
-from patchkit.runtime.host.hardware import network_facts as network
 from patchkit.runtime.rules.presets import find
+from patchkit.runtime.rules.releases import read_env_data
 from patchkit.runtime.rules.rule import CHOICES
 
 MARK = "patchkit env:"
@@ -32,10 +32,8 @@ _NAMES = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(,[A-Za-z_][A-Za-z0-9_]*)*")
 _IDS = re.compile(r"[a-z0-9][a-z0-9-]*(,[a-z0-9][a-z0-9-]*)*")
 _NUMBER = re.compile(r"[1-9][0-9]{0,5}")
 
-
-def nodes_max() -> int:
-    """Return how many nodes a cluster may have, by recipes/env/network.toml."""
-    return int(network()["plan"]["nodes_max"])
+NODES_MAX = int(read_env_data("network")["plan"]["nodes_max"])
+"""The most nodes of a cluster."""
 
 
 def render_env_file(kind: Format, header: Sequence[str], entries: Sequence[EnvEntry]) -> str:
@@ -98,8 +96,8 @@ _FORMS: Mapping[str, tuple[Callable[[str], object], str]] = {
     "vllm": (_VERSION.fullmatch, "a version, such as 0.25.1"),
     "nccl": (_VERSION.fullmatch, "a version, such as 2.30.7"),
     "nodes": (
-        lambda value: _NUMBER.fullmatch(value) and int(value) <= nodes_max(),
-        f"a number from 1 to {nodes_max()}",
+        lambda value: _NUMBER.fullmatch(value) and int(value) <= NODES_MAX,
+        f"a number from 1 to {NODES_MAX}",
     ),
     "head": (_ADDRESS.fullmatch, "an IPv4 address"),
     "model": (

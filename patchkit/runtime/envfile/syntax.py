@@ -15,7 +15,8 @@ from enum import StrEnum
 
 from patchkit.errors import SourceError, UsageError
 from patchkit.quoting import quoted
-from patchkit.runtime.rules.secret_texts import is_secret, secret_names
+from patchkit.runtime.rules.releases import read_env_data
+from patchkit.runtime.rules.secret_texts import is_secret
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")  # POSIX.1-2024, base definitions 8.1
 _LAST_OF_PLANES = "".join(chr(plane << 16 | end) for plane in range(17) for end in (0xFFFE, 0xFFFF))
@@ -99,7 +100,7 @@ def assignment(kind: Format, entry: EnvEntry) -> str:
             hint=f"--format {', '.join(able)} can" if able else "no format can hold it",
         )
     if is_secret(name):
-        file = secret_names()["files"].get(name, "")
+        file = read_env_data("secrets")["files"].get(name, "")
         other = f"; or name a file that holds it in {file}" if file else ""
         text = {
             Format.ENV: "is a secret and not written here: hand it over apart, as in "

@@ -10,6 +10,7 @@ from patchkit.finding import Finding, Level
 from patchkit.runtime.host import hardware
 from patchkit.runtime.host.host import Host, Netdev
 from patchkit.runtime.host.networks import overlaps, twin_state
+from patchkit.runtime.rules.releases import read_env_data
 
 # The id of a remark, and what fills its text in.
 Facts = Iterator[tuple[str, dict[str, object]]]
@@ -35,7 +36,7 @@ def remarks(host: Host, verb: str = "probe") -> tuple[Finding, ...]:
             source=entry["source"],
             kind=HostError,
         )
-        for entry in hardware.facts()["remark"]
+        for entry in read_env_data("hardware")["remark"]
         if verb == "probe" or verb in entry.get("also", ())
         for fields in found[entry["id"]]
     )
@@ -47,7 +48,7 @@ def remark(host: Host, about: str) -> Finding | None:
 
 
 def _find_on_machine(host: Host, halves: Sequence[Netdev]) -> Facts:
-    known, memory = hardware.facts()["kernel_reserve"], host.memory
+    known, memory = read_env_data("hardware")["kernel_reserve"], host.memory
     if memory and host.system.kho not in known["kho_off"]:
         taken, counted = host.system.kernel in known["kernels"], ""
         if memory.cma_total is not None:
@@ -74,7 +75,7 @@ def _find_on_machine(host: Host, halves: Sequence[Netdev]) -> Facts:
 
 
 def _find_in_cages(host: Host, halves: Sequence[Netdev]) -> Facts:
-    right = hardware.facts()["connectx"]["lanes"]
+    right = read_env_data("hardware")["connectx"]["lanes"]
     for half in halves:
         if half.twin and half.lanes is not None and half.lanes < right:
             place = {"cage": half.cage, "netdev": half.name, "pci": half.pci}

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import cache
 from typing import Any
 
-from patchkit.records import RECIPES, read_toml
 from patchkit.runtime.host.host import Host
+from patchkit.runtime.rules.releases import read_env_data
 from patchkit.target import targets
 
 _SPARK = ("GB10", "DGX_Spark")  # in the product's name, NVIDIA's or another maker's
@@ -15,21 +14,14 @@ _CORES = "Cortex-X925"  # of GB10's CPU
 _RENAMED = {"10.1": "11.0"}  # Thor's capability, as CUDA 12.9 had it
 
 
-@cache
-def facts() -> dict[str, Any]:
-    """Return hardware.toml: ``cpu_parts``, ``capabilities``, ``connectx``, ``remark``."""
-    return read_toml(dict[str, Any], RECIPES / "env" / "hardware.toml")
-
-
-@cache
 def network_facts() -> Mapping[str, Mapping[str, Any]]:
     """Return network.toml: tables ``plan``, ``link`` and ``owners``."""
-    return read_toml(dict[str, dict[str, Any]], RECIPES / "env" / "network.toml")
+    return read_env_data("network")
 
 
 def one_half_fills(speed: int | None) -> bool:
     """Return whether one half of a cage carries all of a link; ``speed`` in Mbit/s, or unknown."""
-    return speed is not None and speed <= facts()["connectx"]["half_gbits"] * 1000
+    return speed is not None and speed <= read_env_data("hardware")["connectx"]["half_gbits"] * 1000
 
 
 def target_of(host: Host) -> str:

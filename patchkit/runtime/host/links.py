@@ -13,9 +13,9 @@ from typing import TypeVar
 
 from patchkit.follow import Completed
 from patchkit.process import attempt
-from patchkit.runtime.host import hardware
 from patchkit.runtime.host.host import Address, Gid, Netdev, Rdma
 from patchkit.runtime.host.machine_root import Reader, ToolUnavailable, printable
+from patchkit.runtime.rules.releases import read_env_data
 
 HEADERS = 28
 """Bytes of IPv4 (20) and ICMP (8), which an MTU has less for the payload."""
@@ -42,8 +42,27 @@ def read_links(reader: Reader) -> tuple[tuple[Netdev, ...], tuple[Rdma, ...]]:
     netdevs = [_read_netdev(reader, name, *links.get(name, ("", ()))) for name in names]
     # p0 may be the port of a cage, pf0vf1 may not.
     uplinks = {netdev.name for netdev in netdevs if re.fullmatch(r"(p\d)?", netdev.port)}
-    devices = [_read_rdma(reader, name, uplinks) for name in reader.folders(_RDMA)]
-    driver = hardware.facts()["connectx"]["driver"]
+    devices = []
+    for name in reader.folders(_RDMA):
+        port, gids = f"{_RDMA}/{name}/ports/1", []
+        types = f"{port}/gid_attrs/types"
+        for index in sorted(int(entry) for entry in reader.names(types) if entry.isdecimal()):
+            # sysfs has EINVAL for the type of an empty entry.
+            if kind := reader.line(f"{types}/{index}"):
+                try:
+                    # 0000:…:ffff:c0a8:640a has 192.168.100.10 mapped in.
+                    gid = ipaddress.IPv6Address(reader.line(f"{port}/gids/{index}"))
+                except ValueError:
+                    gid = ipaddress.IPv6Address(0)
+                gids.append(Gid(index=index, kind=kind, address=str(gid.ipv4_mapped or "")))
+        # sysfs has "4: ACTIVE".
+        state = reader.line(f"{port}/state", needed=True).rpartition(": ")[2]
+        # Beside a port's own netdev there may be those of virtual functions.
+        found = reader.folders(f"{_RDMA}/{name}/device/net")
+        netdev = next((own for own in found if own in uplinks), "")
+        pci = reader.device(f"{_RDMA}/{name}/device")[0]
+        devices.append(Rdma(name=name, state=state, netdev=netdev, pci=pci, gids=tuple(gids)))
+    driver = read_env_data("hardware")["connectx"]["driver"]
     cards = [each for each in netdevs if each.name in uplinks and each.driver in ("", driver)]
     return (
         tuple(_with_cage(netdev, cards) if netdev in cards else netdev for netdev in netdevs),
@@ -53,7 +72,7 @@ def read_links(reader: Reader) -> tuple[tuple[Netdev, ...], tuple[Rdma, ...]]:
 
 def _with_cage(device: Device, others: Iterable[Device]) -> Device:
     """Return a device with its cage and twin, which its PCI address tells: names depend on udev."""
-    for number, cage in enumerate(hardware.facts()["connectx"]["cages"]):
+    for number, cage in enumerate(read_env_data("hardware")["connectx"]["cages"]):
         if device.pci in cage["functions"]:
             halves = (other for other in others if other.pci in cage["functions"])
             twin = next((other.name for other in halves if other.pci != device.pci), "")
@@ -93,32 +112,6 @@ def _read_netdev(
 def _known_number(found: int | None) -> int | None:
     """Return None for -1, signed or not: the driver does not know."""
     return found if found is not None and found > 0 and found not in _UNKNOWN else None
-
-
-def _read_rdma(reader: Reader, name: str, uplinks: set[str]) -> Rdma:
-    home = f"{_RDMA}/{name}"
-    port = f"{home}/ports/1"
-    types = f"{port}/gid_attrs/types"
-    gids = []
-    for index in sorted(int(entry) for entry in reader.names(types) if entry.isdecimal()):
-        # sysfs has EINVAL for the type of an empty entry.
-        if kind := reader.line(f"{types}/{index}"):
-            try:
-                # 0000:…:ffff:c0a8:640a has 192.168.100.10 mapped in.
-                gid = ipaddress.IPv6Address(reader.line(f"{port}/gids/{index}"))
-            except ValueError:
-                gid = ipaddress.IPv6Address(0)
-            gids.append(Gid(index=index, kind=kind, address=str(gid.ipv4_mapped or "")))
-    # Beside a port's own netdev there may be those of virtual functions.
-    attached = (netdev for netdev in reader.folders(f"{home}/device/net") if netdev in uplinks)
-    return Rdma(
-        name=name,
-        # sysfs has "4: ACTIVE".
-        state=reader.line(f"{port}/state", needed=True).rpartition(": ")[2],
-        netdev=next(attached, ""),
-        pci=reader.device(f"{home}/device")[0],
-        gids=tuple(gids),
-    )
 
 
 def _read_addresses(reader: Reader) -> dict[str, tuple[str, tuple[Address, ...]]]:

@@ -179,7 +179,7 @@ class Reader:
         try:
             said = ask() if self.live else self._data(path).decode(errors="replace")
         except (ToolUnavailable, OSError) as error:
-            words = _error_text(error) if isinstance(error, OSError) else str(error)
+            words = getattr(error, "strerror", None) or str(error)
             if isinstance(error, OSError) and error.errno in _MISSING:
                 words = f"/{path}: not in this recording"
             if self.copy:
@@ -213,7 +213,8 @@ class Reader:
     def _note_failure(self, path: str, error: OSError, *, needed: bool) -> None:
         if not needed and error.errno in _NONE:
             return
-        words = _error_text(error)
+        words = error.strerror or type(error).__name__
+        words = "is not there" if error.errno in _MISSING else words
         if (note := f"/{path}: {words}") not in self.notes:
             self.notes.append(note)
         # What is missing here is missing in the copy as well.
@@ -230,7 +231,3 @@ def printable(text: str) -> str:
     """Return one line, without what would move a terminal's cursor."""
     kept = (letter if letter.isprintable() else " " for letter in text.strip().strip("\0"))
     return "".join(kept).strip()
-
-
-def _error_text(error: OSError) -> str:
-    return "is not there" if error.errno in _MISSING else error.strerror or type(error).__name__

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from ipaddress import IPv4Interface, ip_address, ip_network
 from typing import Literal
 
-from patchkit.runtime.host import hardware
 from patchkit.runtime.host.host import Host, Netdev
+from patchkit.runtime.rules.releases import read_env_data
 
 TwinState = Literal["none", "down", "bare", "bare-first", "random", "link-local", "both"]
 """How the other half of a netdev's cage is addressed: see ``twin_state``."""
@@ -55,7 +55,7 @@ def twin_state(host: Host, netdev: Netdev) -> TwinState:
 
 def in_reach(netdev: Netdev, address: str) -> list[IPv4Interface]:
     """Return a netdev's addresses that reach another without a router, or in an overlay."""
-    asked, overlays = ip_address(address), hardware.facts()["overlays"]["networks"]
+    asked, overlays = ip_address(address), read_env_data("hardware")["overlays"]["networks"]
     return [
         own
         for own in netdev.ipv4

@@ -8,12 +8,12 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from patchkit.errors import HostError
-from patchkit.runtime.host import hardware
 from patchkit.runtime.host.gpu import gpus
 from patchkit.runtime.host.host import Host, Memory, System
 from patchkit.runtime.host.links import read_links
 from patchkit.runtime.host.machine_root import LIVE, Reader, RecordingWriter, printable, whole
 from patchkit.runtime.host.software import software
+from patchkit.runtime.rules.releases import read_env_data
 
 _DMI = "sys/class/dmi/id"
 _KERNEL = "proc/sys/kernel"
@@ -61,11 +61,11 @@ def system(reader: Reader) -> System:
     """Return what DMI, the device tree and the kernel say."""
     # One block for each processor.
     blocks = map(_read_pairs, reader.text("proc/cpuinfo", needed=True).split("\n\n"))
-    models = []
+    models, parts = [], read_env_data("hardware")["cpu_parts"]
     for core in (block for block in blocks if "processor" in block):
         # x86 names the model, arm64 has numbers of an implementer and its part.
         part = core.get("CPU part", "")
-        known = hardware.facts()["cpu_parts"] if core.get("CPU implementer") == _ARM else {}
+        known = parts if core.get("CPU implementer") == _ARM else {}
         unknown = part and f"CPU part {part}"
         models.append(core.get("model name") or str(known.get(part, unknown)))
     ranked = sorted(Counter(models).items(), key=lambda item: (-item[1], item[0]))

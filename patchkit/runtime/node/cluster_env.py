@@ -23,6 +23,7 @@ from patchkit.runtime.rules.variables import nccl_table, nccl_variables, vllm_va
 
 _HCAS = "NCCL_IB_HCA"
 _BARE = ("bare", "bare-first")  # states of a twin that has no IPv4 address
+_NO_DEVICE = "no GB10 or Thor was found, so their rules are left out; --target gb10 puts them in"
 _GATE = "HF_TOKEN"  # a secret: its value is in no file
 
 
@@ -107,25 +108,21 @@ def cluster_env(
             notes.append("; ".join(filter(None, (remark.what, remark.hint))))
     rows = (row for row in holding(rules.advice, node.situation) if not row.solved(own))
     advice += (Beware(row.says, row.instead) for row in rows)
-    notes += _name_gaps(node, own)
-    return ClusterEnv(
-        node=node, settings=tuple(settings), advice=tuple(advice), off=off, notes=tuple(notes)
-    )
-
-
-def _name_gaps(node: Node, own: Mapping[str, str]) -> Iterator[str]:
-    """Yield the half of the cable that is not used, and the facts whose rules were left out."""
     attachment = node.attachment
-    if own.get("NCCL_IB_HCA") == attachment.half != attachment.hcas:
+    if own.get(_HCAS) == attachment.half != attachment.hcas:
         other = set(attachment.hcas.strip("=").split(",")) - {attachment.half.strip("=")}
-        yield f"{', '.join(other)}, the other half of the cable, is left out of NCCL_IB_HCA"
+        notes.append(f"{', '.join(other)}, the other half of the cable, is left out of {_HCAS}")
     if node.target == "other":
-        yield "no GB10 or Thor was found, so their rules are left out; --target gb10 puts them in"
+        notes.append(_NO_DEVICE)
     # Rules about NCCL are for several nodes.
     asked = ("triton",) if node.role == "single" else ("triton", "nccl")
     if missing := [name for name in asked if not node.versions[name]]:
         options = " and ".join(f"--{name}" for name in missing)
-        yield f"the version of {' and '.join(missing)} is unknown ({options}): no rule about it"
+        versions = f"the version of {' and '.join(missing)} is unknown ({options})"
+        notes.append(f"{versions}: no rule about it")
+    return ClusterEnv(
+        node=node, settings=tuple(settings), advice=tuple(advice), off=off, notes=tuple(notes)
+    )
 
 
 def _choose_settings(rules: Sequence[VariableRule], node: Node, ptxas: str) -> Iterator[Setting]:

@@ -63,13 +63,6 @@ def find_fabric(host: Host, nodes: int, head: str) -> Fabric:
     shared = {each.netdev.name for each in overlaps(host, {port.netdev.name for port in found})}
     apart = [port for port in found if port.netdev.name not in shared] or found
     spanning = tuple(sorted(apart, key=lambda port: (not port.netdev.lasting, port.device.pci)))
-    ports = _choose_cage(usable, spanning, nodes, head)
-    return Fabric(usable=usable, spanning=spanning, ports=ports, names=tuple(devices))
-
-
-def _choose_cage(
-    usable: Sequence[Port], spanning: Sequence[Port], nodes: int, head: str
-) -> tuple[Port, ...]:
     own = [port for port in usable if any(str(each.ip) == head for each in port.netdev.ipv4)]
     near = [port for port in spanning if head and in_reach(port.netdev, head)]
     # The cages, best first, without those in a network that a better one is in.
@@ -90,6 +83,7 @@ def _choose_cage(
             speeds[cage] = max(speeds[cage], port.netdev.speed or 0)
         cages = [cage for cage in cages if 0 < speeds[cage] < max(speeds.values())]
         if len(cages) != 1:
-            return ()
+            cages, own = [], []
     # What was left out of `spanning` is taken where it has the very address that was named.
-    return tuple(port for port in spanning if port.device.cage in cages[:1]) or tuple(own)
+    ports = tuple(port for port in spanning if port.device.cage in cages[:1]) or tuple(own)
+    return Fabric(usable=usable, spanning=spanning, ports=ports, names=tuple(devices))

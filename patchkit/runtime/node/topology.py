@@ -12,6 +12,7 @@ from patchkit.runtime.host.host import Host, Netdev
 from patchkit.runtime.host.networks import TwinState, describe_devices, twin_state
 from patchkit.runtime.node.address import PLAN, lacking, named_address, own_address
 from patchkit.runtime.node.fabric import Fabric, find_fabric
+from patchkit.runtime.rules.releases import read_env_data
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +92,7 @@ def _choose_topology(host: Host, asked: str, nodes: int, fabric: Fabric, target:
     if asked == "auto" and (target == "thor" or not fabric.usable):
         return "hetero" if target == "thor" else "socket"
     # Two cages in use, and neither is a switch's: each leads to another neighbour.
-    ring = not fabric.ports and nodes <= hardware.facts()["connectx"]["ring_nodes"]
+    ring = not fabric.ports and nodes <= read_env_data("hardware")["connectx"]["ring_nodes"]
     if asked == "auto" and ring:
         return "ring"
     if not fabric.ports:

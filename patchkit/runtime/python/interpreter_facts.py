@@ -34,18 +34,13 @@ def provider(symbol: str, name: str | None = None) -> str | None:
     return next((path for start, end, path in mappings() if start <= address < end), None)
 
 
-def package(name: str) -> str | None:
-    """Return the ``__init__.py`` that an import would run."""
-    spec = importlib.util.find_spec(name)
-    return spec.origin if spec else None
-
-
 if __name__ == "__main__":
+    specs = {name: importlib.util.find_spec(name) for name in ("torch", "vllm")}
     answer = {
+        # The files that an import would run.
+        **{name: spec.origin if spec else None for name, spec in specs.items()},
         "executable": os.path.realpath(sys.executable),
         "path": sys.path,
-        "torch": package("torch"),
-        "vllm": package("vllm"),
         "mapped": list(dict.fromkeys(path for _, _, path in mappings())),
         "provider": provider("ncclGetVersion"),
     }

@@ -12,11 +12,14 @@ from __future__ import annotations
 
 import operator
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from pathlib import Path
+from typing import Any
 
 from patchkit.errors import SourceError, UsageError
+from patchkit.records import RECIPES, read_toml
 
 _RELEASE = re.compile(r"v?(?:\d+!)?(?P<release>\d+(?:\.\d+)*)(?![\d!])")
 _BOUND = re.compile(r"\s*(?P<sign>>=|<=|==|!=|>|<)\s*(?P<release>\d+(?:\.\d+)*)\s*")
@@ -65,12 +68,16 @@ def check_range(text: str) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lifetime:
-    """A name between two releases, both included; ``default`` is empty where it is not set."""
+    """A name between two releases, both included; ``is_current`` in the newest one.
+
+    ``default`` is empty where it is not set.
+    """
 
     name: str
     first: str
     last: str
     default: str
+    is_current: bool = False
 
 
 class Table:
@@ -102,7 +109,15 @@ class Table:
     def lifetime(self, name: str) -> Lifetime | None:
         """Return a name's first and last release, with its last default; None if it is unknown."""
         rows = self._by_name.get(name)
-        return replace(rows[-1], first=rows[0].first) if rows else None
+        if not rows:
+            return None
+        return replace(rows[-1], first=rows[0].first, is_current=rows[-1].last == self.newest)
+
+
+@cache
+def read_env_data(name: str) -> Mapping[str, Any]:
+    """Return a file of recipes/env as it is: hardware, values, words of messages. UsageError."""
+    return read_toml(dict[str, Any], RECIPES / "env" / f"{name}.toml")
 
 
 @cache

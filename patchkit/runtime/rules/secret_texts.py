@@ -7,12 +7,11 @@ Which variables are secrets or run code is data: recipes/env/secrets.toml, code.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase, translate
 from functools import cache
-from typing import Any
 
-from patchkit.records import RECIPES, read_toml
+from patchkit.runtime.rules.releases import read_env_data
 
 _MASK = "(masked)"
 _QUOTES = "'\"`"
@@ -62,39 +61,28 @@ _PLAIN = (
 
 
 @cache
-def secret_names() -> Mapping[str, Any]:
-    """Return secrets.toml: names, flags and files of secrets, and their forms in texts."""
-    return read_toml(dict[str, Any], RECIPES / "env" / "secrets.toml")
-
-
-@cache
 def _secret_pattern() -> re.Pattern[str]:
     """Return all patterns of secrets in one: files have hundreds of thousands of names."""
-    return re.compile("|".join(map(translate, secret_names()["names"])))
+    return re.compile("|".join(map(translate, read_env_data("secrets")["names"])))
 
 
 def is_secret(name: str) -> bool:
     """Return whether a variable of this name holds a secret, in upper or lower case."""
-    upper = name.upper()
-    return upper not in secret_names()["except"] and _secret_pattern().match(upper) is not None
+    upper, excepted = name.upper(), read_env_data("secrets")["except"]
+    return upper not in excepted and _secret_pattern().match(upper) is not None
 
 
 def secret_flag(word: str) -> str:
     """Return the flag of `vllm serve` that a word gives a secret, as its parser reads it; or ""."""
     name = re.split(r"[=.]", word, maxsplit=1)[0].replace("_", "-")
     # A shorter beginning is that of other flags, too: vLLM refuses it.
-    known = (flag for flag in secret_names()["flags"] if len(name) > 5 and flag.startswith(name))
-    return next(known, "")
-
-
-@cache
-def _code_names() -> tuple[Mapping[str, Any], ...]:
-    return read_toml(tuple[dict[str, Any], ...], RECIPES / "env" / "code.toml", key="code")
+    flags = read_env_data("secrets")["flags"] if len(name) > 5 else ()
+    return next((flag for flag in flags if flag.startswith(name)), "")
 
 
 def runs_code(name: str) -> str:
     """Return how a variable of this name runs code; empty if it is not known to."""
-    for row in _code_names():
+    for row in read_env_data("code")["code"]:
         matches = any(fnmatchcase(name, form) for form in row["names"])
         if matches and name not in row.get("except", ()):
             return str(row["reason"])
@@ -112,14 +100,31 @@ def mask_secrets(text: str) -> str:
 
 def secret_spans(text: str) -> list[tuple[int, int]]:
     """Return where the secrets of a text begin and end, in order."""
-    found: list[tuple[int, int]] = []
-    by_form = (
+    spans = [
         match.span("value")
         for form in _secret_forms()
         for match in form.finditer(text)
         if not is_readable(match["value"], quoted=False)
-    )
-    for start, stop in sorted((*by_form, *_secrets_by_name(text))):
+    ]
+    end = 0
+    for name in _NAME.finditer(text):
+        if name.end() < end:  # its value is in one that is masked: a line of names takes long
+            continue
+        dashes, word, sign = name["dashes"], name["name"], name["sign"]
+        before = len(spans)
+        # Behind a blank or a comma only the value of a flag follows; `--api-key` takes several.
+        if dashes and (holds_secret(word) or secret_flag(dashes + word)):
+            several = "=" not in sign and secret_flag(dashes + word)
+            at: int | None = name.end()
+            while at is not None and (values := [*_value_at(text, at)]):
+                spans += values
+                following = _NEXT.match(text, values[0][1]) if several else None
+                at = following.end() if following else None
+        elif not dashes and any(mark in sign for mark in "=:") and holds_secret(word):
+            spans += _named_values(text, name)
+        end = max((end, *(stop for _start, stop in spans[before:])))
+    found: list[tuple[int, int]] = []
+    for start, stop in sorted(spans):
         if found and start < found[-1][1]:
             found[-1] = found[-1][0], max(stop, found[-1][1])
         else:
@@ -131,44 +136,22 @@ def secret_spans(text: str) -> list[tuple[int, int]]:
 def holds_secret(name: str) -> bool:
     """Return whether a variable, a header or a key of JSON holds a secret."""
     plain = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).replace("-", "_")
-    texts = secret_names()["texts"]
-    known = is_secret(plain) or _is_one_of(texts["names"], plain)
-    return known and not _is_one_of(texts["except"], plain)
+    texts = read_env_data("secrets")["texts"]
+    known = is_secret(plain) or matches_one(texts["names"], plain)
+    return known and not matches_one(texts["except"], plain)
 
 
-def _is_one_of(forms: Sequence[str], text: str) -> bool:
+def matches_one(forms: Sequence[str], text: str) -> bool:
+    """Return whether a text has one of these forms, as a whole and in whatever case."""
     return any(re.fullmatch(form, text, re.IGNORECASE) for form in forms)
 
 
 @cache
 def _secret_forms() -> tuple[re.Pattern[str], ...]:
     """Return the forms of what is a secret by itself, or by the program that takes it."""
-    tokens = "|".join(secret_names()["texts"]["tokens"])
+    tokens = "|".join(read_env_data("secrets")["texts"]["tokens"])
     forms = (*_PLAIN, rf"(?<![A-Za-z0-9])(?P<value>{tokens})")
     return tuple(re.compile(form, re.IGNORECASE) for form in forms)
-
-
-def _secrets_by_name(text: str) -> Iterator[tuple[int, int]]:
-    """Yield what stands behind the name of a secret."""
-    end = 0
-    for found in _NAME.finditer(text):
-        if found.end() < end:  # its value is in one that is masked: a line of names takes long
-            continue
-        dashes, name, sign = found["dashes"], found["name"], found["sign"]
-        spans: list[tuple[int, int]] = []
-        # Behind a blank or a comma only the value of a flag follows; `--api-key` takes several.
-        if dashes and (holds_secret(name) or secret_flag(dashes + name)):
-            several = "=" not in sign and secret_flag(dashes + name)
-            at: int | None = found.end()
-            while at is not None and (values := [*_value_at(text, at)]):
-                spans += values
-                following = _NEXT.match(text, values[0][1]) if several else None
-                at = following.end() if following else None
-        elif not dashes and any(mark in sign for mark in "=:") and holds_secret(name):
-            spans = [*_named_values(text, found)]
-        for start, stop in spans:
-            end = max(end, stop)
-            yield start, stop
 
 
 def _named_values(text: str, name: re.Match[str]) -> Iterator[tuple[int, int]]:
@@ -213,12 +196,9 @@ def _secret_at(text: str, start: int, stop: int, *, quoted: bool) -> Iterator[tu
         yield start, stop
 
 
-def is_issued(value: str) -> bool:
-    """Return whether a value is a key by the form that its issuer gives it."""
-    return _is_one_of(secret_names()["texts"]["tokens"], value)
-
-
 def is_readable(value: str, *, quoted: bool) -> bool:
     """Return whether a value stands in the place of a secret: a reference, a path, a dummy."""
-    texts = secret_names()["texts"]
-    return _is_one_of(texts["readable"] if quoted else (*texts["readable"], *texts["prose"]), value)
+    texts = read_env_data("secrets")["texts"]
+    return matches_one(
+        texts["readable"] if quoted else (*texts["readable"], *texts["prose"]), value
+    )

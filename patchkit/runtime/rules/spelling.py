@@ -8,9 +8,12 @@ abbreviations (TP is not DP), nor words too few or too many (VLLM_HOST is not VL
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass, field
+from os.path import commonprefix
 
 _WORD = 4  # letters from which on a word is more than an abbreviation
 _LONGEST = 100  # characters; no name of vLLM or NCCL is half as long, and difflib is quadratic
+_MOST = 100  # names of a file
 _ALIKE = 0.8  # how alike two names have to be, from 0 to 1, for one to be a hint for the other
 
 
@@ -20,8 +23,8 @@ def is_slip(wrong: str, right: str) -> bool:
     if wrong == right or abs(len(wrong) - len(right)) > 1:
         return False
     # What is left between the longest common beginning and the longest common end.
-    start = _common_length(wrong, right)
-    end = _common_length(wrong[start:][::-1], right[start:][::-1])
+    start = len(commonprefix((wrong, right)))  # noqa: RUF071 (of names, not of paths)
+    end = len(commonprefix((wrong[start:][::-1], right[start:][::-1])))  # noqa: RUF071
     one, other = wrong[start : len(wrong) - end], right[start : len(right) - end]
     if len(one) <= 1 and len(other) <= 1:
         word = min(
@@ -36,12 +39,6 @@ def is_slip(wrong: str, right: str) -> bool:
     return swapped or words == others
 
 
-def _common_length(one: str, other: str) -> int:
-    """Return how many characters two texts have in common at their beginning."""
-    pairs = enumerate(zip(one, other, strict=False))
-    return next((at for at, (left, right) in pairs if left != right), min(len(one), len(other)))
-
-
 def nearest(name: str, names: Iterable[str]) -> str:
     """Return the name that is most alike, ``""`` if none is; for hints, where a person decides."""
     from difflib import get_close_matches  # seldom needed, and slow to load
@@ -51,18 +48,16 @@ def nearest(name: str, names: Iterable[str]) -> str:
     return whole[found[0]] if found else ""
 
 
+@dataclass(slots=True)
 class Slips:
     """Names that were meant, for those of one file; it takes time, so a hundred get an answer."""
 
-    _MOST = 100
-
-    def __init__(self, names: Iterable[str]) -> None:
-        self._names = tuple(names)
-        self._made: dict[str, str] = {}
+    names: Iterable[str]
+    made: dict[str, str] = field(default_factory=dict)
 
     def __call__(self, name: str) -> str:
         """Return the name that was meant; empty if none or several are one slip apart."""
-        if name not in self._made and len(self._made) < self._MOST and len(name) <= _LONGEST:
-            found = [known for known in self._names if is_slip(name, known)]
-            self._made[name] = found[0] if len(found) == 1 else ""
-        return self._made.get(name, "")
+        if name not in self.made and len(self.made) < _MOST and len(name) <= _LONGEST:
+            found = [known for known in self.names if is_slip(name, known)]
+            self.made[name] = found[0] if len(found) == 1 else ""
+        return self.made.get(name, "")

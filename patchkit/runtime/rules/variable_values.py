@@ -7,10 +7,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from ipaddress import ip_address
-from typing import Any
 
-from patchkit.records import RECIPES, read_toml
-from patchkit.runtime.rules.releases import read_table, release
+from patchkit.records import RECIPES
+from patchkit.runtime.rules.releases import read_env_data, read_table, release
 from patchkit.runtime.rules.variables import lifetime
 
 ONE, SEVERAL, INTEGER, NUMBER = "one of", "some of", "integer", "number"
@@ -54,18 +53,20 @@ class ValueProblem:
     stops: bool = False
 
 
-@cache
-def value_tables() -> Mapping[str, Any]:
-    """Return the tables of values.toml."""
-    return read_toml(dict[str, Any], RECIPES / "env" / "values.toml")
-
-
 def find_value_problems(name: str, value: str, role: str = "") -> Iterator[ValueProblem]:
     """Yield what is wrong with a value; a variable's default is always right."""
     if not value or is_placeholder(name, value):
         return
-    alone = role in ("", "single")
-    if name in ADDRESSES and (trouble := _address_problem(name, value, alone=alone)):
+    alone, trouble = role in ("", "single"), ""
+    try:
+        address = ip_address(value) if name in ADDRESSES else None
+    except ValueError:
+        address, trouble = None, "" if name in _HOST_NAMES else _NO_ADDRESS
+    if address and address.is_unspecified:
+        trouble = "every address, so none that others can connect to"
+    elif address and address.is_loopback and not alone:  # a node alone may well use its own
+        trouble = "each node itself"
+    if trouble:
         yield ValueProblem(
             what=trouble,
             why="The other nodes get this address, and connect to it.",
@@ -73,7 +74,7 @@ def find_value_problems(name: str, value: str, role: str = "") -> Iterator[Value
             source="vLLM network_utils.get_ip" if name == "VLLM_HOST_IP" else "",
             stops=not alone and trouble != _NO_ADDRESS,
         )
-    rows = (row for kind in ("number", "choice") for row in value_tables()[kind])
+    rows = (row for kind in ("number", "choice") for row in read_env_data("values")[kind])
     row, life = next((row for row in rows if name in row["names"]), None), lifetime(name)
     if row is None or (life is not None and life.default == value):
         return
@@ -97,18 +98,6 @@ def read_number(value: str) -> int | None:
         return None
     octal = re.fullmatch(r"[+-]?0[0-7]+", value)
     return int(value, 8) if octal else int(value, 16 if "x" in value.lower() else 10)
-
-
-def _address_problem(name: str, value: str, *, alone: bool) -> str:
-    """Return why other nodes cannot connect to an address; empty if they can."""
-    try:
-        address = ip_address(value)
-    except ValueError:
-        return "" if name in _HOST_NAMES else _NO_ADDRESS
-    if address.is_unspecified:
-        return "every address, so none that others can connect to"
-    # A node alone may well use its own loopback.
-    return "each node itself" if address.is_loopback and not alone else ""
 
 
 def is_placeholder(name: str, value: str) -> bool:

@@ -64,12 +64,6 @@ def lifetime(name: str) -> Lifetime | None:
     return vllm_table().lifetime(name) or nccl_table().lifetime(name)
 
 
-def is_current(known: Lifetime) -> bool:
-    """Return whether the newest release that is known still has a name."""
-    table = vllm_table() if vllm_table().lifetime(known.name) else nccl_table()
-    return known.last == table.newest
-
-
 @cache
 def owned_names() -> re.Pattern[str]:
     """Return the pattern of names that are known to be read or set by others."""

@@ -47,12 +47,6 @@ def download(model: str, environment: Mapping[str, str]) -> Path:
     return Path(cache, "models--" + model.replace("/", "--"))
 
 
-def full_name(model: str, preset: Preset | None) -> str:
-    """Return a preset's id for its last part, unless there is a folder of that name."""
-    named = preset is not None and model.lower() == preset.name.lower()
-    return preset.id if preset and named and not Path(model).is_dir() else model
-
-
 def weights_gib(model: str, environment: Mapping[str, str]) -> float | None:
     """Return the GiB of a checkpoint in a folder, or of its largest download; None for none."""
     sizes = [0]

@@ -12,12 +12,13 @@ from click.testing import CliRunner
 
 from patchkit.cli import group
 from patchkit.errors import SourceError, UsageError
-from patchkit.runtime.check.content import CheckedText, add_situation, load_messages
+from patchkit.runtime.check.content import CheckedText, add_situation
 from patchkit.runtime.check.formats import read_content
 from patchkit.runtime.envfile.header import render_env_file
 from patchkit.runtime.envfile.syntax import EnvEntry, Format
 from patchkit.runtime.host.host import Software
 from patchkit.runtime.host.probe import probe
+from patchkit.runtime.rules.releases import read_env_data
 from support import hosts
 from support.checked import check_text
 
@@ -99,7 +100,7 @@ def test_a_comment_silences_by_id():
 
 
 def test_every_finding_has_an_id_and_a_next_step():
-    for key, message in load_messages().items():
+    for key, message in read_env_data("findings").items():
         assert re.fullmatch(r"[a-z0-9-]+", key)
         assert {"level", "what", "hint"} <= message.keys()
         assert message["level"] in ("error", "warning", "note")

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from patchkit.cli import group
 from patchkit.errors import HashMismatchError, HostError, PatchkitError, SourceError, UsageError
 from patchkit.runtime.envfile.env_file import read_env_file
-from patchkit.runtime.envfile.header import BLANK, nodes_max, sealed
+from patchkit.runtime.envfile.header import BLANK, NODES_MAX, sealed
 from patchkit.runtime.rules.secret_texts import runs_code
 from support import hosts
 from tools import golden_env
@@ -130,7 +130,7 @@ def test_a_rules_own_plugin_setting_is_no_way_in(worker):
 @pytest.mark.parametrize(
     ("old", "new", "says"),
     [
-        ("nodes=2", "nodes=99999999999999999999", f"takes a number from 1 to {nodes_max()}"),
+        ("nodes=2", "nodes=99999999999999999999", f"takes a number from 1 to {NODES_MAX}"),
         ("topology=roce", "topology=x;id", "takes single, roce, socket, ring, hetero"),
         ("executor=mp", "executor=sh", "takes uni, mp, ray"),
         ("head=192.168.100.10", "head=$(id)", "takes an IPv4 address"),
