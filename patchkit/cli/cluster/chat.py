@@ -160,7 +160,9 @@ def _turn_blocks(talk: Conversation, question: str) -> Iterator[Block]:
     finally:
         if flowing:
             flowing.end()
-        talk.keep(question, answer)
+        if answer.content:  # as far as it came
+            talk.messages.append({"role": "user", "content": question})
+            talk.messages.append({"role": "assistant", "content": answer.content})
     for call in answer.tool_calls:
         if flowing:
             tell(style("tool call: ", bold=True) + f"{call['name']}({call['arguments']})")
@@ -209,7 +211,9 @@ def _counts(answer: ChatAnswer) -> Iterator[str]:
         read = answer.prompt_tokens or 0
         yield f"tokens: {read} read, {answer.completion_tokens} written{thought}"
     if answer.first_ms is not None:
-        rate = "" if answer.rate is None else f", then {answer.rate:.1f}/s"
+        tokens, seconds = answer.completion_tokens or 0, (answer.ms - answer.first_ms) / 1000
+        # Of fewer, or in less time, a rate says nothing.
+        rate = f", then {(tokens - 1) / seconds:.1f}/s" if tokens > 4 and seconds > 0.05 else ""
         yield f"first after {answer.first_ms:.0f} ms{rate}"
     if answer.finish == "length":
         yield "max_tokens or the context ended it"

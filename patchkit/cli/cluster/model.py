@@ -205,7 +205,8 @@ def _check_blocks(node: str, answer: ModelCheck | PatchkitError) -> Iterator[Blo
             yield style(f"  next: {answer.hint}", dim=True)
         return
     if sent := answer.sent:
-        fast = f", {sent.speed / 1e3:.2f} GB/s" if sent.sent >= _FEW else ""
+        speed = sent.sent / 1e9 / max(sent.seconds, 1e-3)
+        fast = f", {speed:.2f} GB/s" if sent.sent >= _FEW else ""
         copied = f"{gigabytes(sent.sent)} in {sent.seconds:,.1f} s{fast}"
         yield f"{node}: {copied if sent.sent else 'had it all'}"
     if answer.exit_code:

@@ -46,22 +46,14 @@ _PROCESS = re.compile(r'users:\(\("(.*?)",pid=(\d+)')
 def main() -> None:
     """Do what the first argument names."""
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
-        signal.signal(number, _raise_stopped)
+        signal.signal(number, signal.default_int_handler)
     settings = json.loads(Path(__file__).with_name("group.json").read_text(encoding="utf-8"))
     verb, *rest = sys.argv[1:]
     verbs = {work.__name__: work for work in (begin, ready, ray, token, watch, hold, held)}
     try:
         verbs[verb](settings, *rest)
-    except Stopped:  # what asked for it says why
+    except KeyboardInterrupt:  # what asked for it says why
         sys.exit(1)
-
-
-class Stopped(BaseException):
-    """The arrival of a signal that asks for the end."""
-
-
-def _raise_stopped(_number: int, _frame: object) -> NoReturn:
-    raise Stopped
 
 
 def say(text: str) -> None:
@@ -257,7 +249,7 @@ def watch(settings: dict[str, Any], rank: str) -> None:
         if _show_property(settings["unit"], "ActiveState") == "active":
             _run_tool(*_SYSTEMCTL, "reset-failed", settings["unit"])
         leave(1, f"{worker['node']}: {lost}")
-    except Stopped:
+    except KeyboardInterrupt:
         if link:
             assert link.stdin
             with contextlib.suppress(BrokenPipeError):
@@ -363,7 +355,7 @@ def _wait_for_end(rank: int) -> str:
             if now - beat >= HEARTBEAT:
                 say("")  # the head counts on it
                 beat = now
-    except (Stopped, BrokenPipeError):
+    except (KeyboardInterrupt, BrokenPipeError):
         return "gone"
 
 

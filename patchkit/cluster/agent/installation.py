@@ -39,6 +39,8 @@ MARKER = "patchkit-installed.json"
 """In an environment that is whole: what was found in it."""
 
 _FILE = r"[A-Za-z0-9][\w.+!-]*\.whl"
+_LIST = "requirements.txt"
+_ERROR = "ERROR: "  # before what pip says last
 _AGAIN = "patchkit cluster install"
 # What a lock names, with no index and no settings.
 _PIP = (
@@ -170,7 +172,7 @@ def send_wheels(
 def install_wheels(lock: Any) -> Iterator[dict[str, Any]]:
     """Make the environment of a lock beside others, or find it; yield progress, then ``result``."""
     house, folder = record(WheelLock, lock), share_folder("venvs")
-    place = folder / house.id
+    place, size = folder / house.id, sum(wheel.unpacked for wheel in house.wheels)
     with translated(at=folder):
         folder.mkdir(parents=True, exist_ok=True)
     with locked(folder, _PATIENCE):
@@ -182,8 +184,25 @@ def install_wheels(lock: Any) -> Iterator[dict[str, Any]]:
             made = attempt(_find_python(house), "-I", "-m", "venv", place, timeout=None)
             if made.trouble:
                 raise made.error(hint=_AGAIN)
-            (place / "requirements.txt").write_text(house.requirements, encoding="utf-8")
-            yield from _install_requirements(place, house)
+            (place / _LIST).write_text(house.requirements, encoding="utf-8")
+            words: list[str | Path] = [
+                *_PIP,
+                "--find-links",
+                share_folder("wheelhouse"),
+                "-r",
+                place / _LIST,
+            ]
+            begun, count = 0, len(house.wheels) + 1
+            environment = {**os.environ, "LC_ALL": "C.UTF-8"}
+            with Follow(place / "bin" / "python", *words, env=environment) as pip:
+                for line in pip:
+                    begun += line.startswith("Processing ")
+                    yield {"done": size * min(begun, count - 1) // count, "total": size}
+            if pip.done.trouble:
+                lines = [line for line in pip.done.output.split("\n") if line.startswith(_ERROR)]
+                what = "pip: " + (lines[0] if lines else pip.done.trouble).removeprefix(_ERROR)
+                wrong = "THESE PACKAGES DO NOT MATCH THE HASHES" in pip.done.output
+                raise (HashMismatchError if wrong else HostError)(what, hint="patchkit verify")
             os.sync()
             found = _describe_venv(place, [wheel.name for wheel in house.wheels])
             with translated(at=place), replacing(place / MARKER) as file:
@@ -192,30 +211,12 @@ def install_wheels(lock: Any) -> Iterator[dict[str, Any]]:
             if not is_full(folder):
                 raise
             shutil.rmtree(place, ignore_errors=True)
-            size = sum(wheel.unpacked for wheel in house.wheels)
             raise StorageError(
                 f"{folder}: the disk is full; the environment takes {size / 1e6:,.0f} MB",
                 why=str(getattr(error, "what", error)),
                 hint="make room there, then run the same command again",
             ) from None
     yield {"result": asdict(found)}
-
-
-def _install_requirements(place: Path, house: WheelLock) -> Iterator[dict[str, Any]]:
-    store = share_folder("wheelhouse")
-    words: list[str | Path] = [*_PIP, "--find-links", store, "-r", place / "requirements.txt"]
-    begun, count, size = 0, len(house.wheels) + 1, sum(each.unpacked for each in house.wheels)
-    environment = {**os.environ, "LC_ALL": "C.UTF-8"}
-    with Follow(place / "bin" / "python", *words, env=environment) as running:
-        for line in running:
-            begun += line.startswith("Processing ")
-            yield {"done": size * min(begun, count - 1) // count, "total": size}
-    if running.done.trouble:
-        output = running.done.output
-        lines = [line for line in output.split("\n") if line.startswith("ERROR: ")]
-        what = "pip: " + (lines[0] if lines else running.done.trouble).removeprefix("ERROR: ")
-        wrong = "THESE PACKAGES DO NOT MATCH THE HASHES" in output
-        raise (HashMismatchError if wrong else HostError)(what, hint="patchkit verify")
 
 
 def _describe_venv(place: Path, wheels: Iterable[str]) -> InstalledVenv:

@@ -16,7 +16,7 @@ from patchkit.cluster.agent import links as on_head
 from patchkit.cluster.agent import node_facts, node_files, unit_state
 from patchkit.cluster.agent.links import PeerLink
 from patchkit.cluster.agent.node_facts import NodeFacts
-from patchkit.cluster.agent.unit_state import JournalLine, NodeState, UnitState, read_units
+from patchkit.cluster.agent.unit_state import JournalLine, NodeState, read_units
 from patchkit.cluster.launch.cluster_file import ClusterFile
 from patchkit.cluster.ssh.node import Remote, all_of, everywhere
 from patchkit.cluster.ssh.ssh import sent_error, there
@@ -54,21 +54,14 @@ class Cluster:
         look = node_facts.look_at_node
         return all_of(everywhere(self.nodes, lambda node: node.call(NodeFacts, look, **asked)))
 
-    def follow(self, units: Sequence[str]) -> Iterator[list[UnitState]]:
-        """Yield the states of units of the head, at once and whenever they change."""
-        said = self.head.stream(dict[str, list[UnitState]], unit_state.follow_units, units=units)
-        for states in said:
-            found = states.get("units", [])
-            _check_units(self.head, units, found)
-            yield found
-
     def states(self) -> list[NodeState | PatchkitError]:
         """Return the state of each node, or why it is not known."""
 
         def ask(node: Remote) -> NodeState:
             asked = {"name": self.file.name, "units": self.units_of(node)}
             state = node.call(NodeState, unit_state.read_node_state, **asked)
-            _check_units(node, self.units_of(node), state.units)
+            if [unit.unit for unit in state.units] != self.units_of(node):
+                raise HostError(f"{node.destination}: does not say how its units are")
             return state
 
         return everywhere(self.nodes, ask)
@@ -104,11 +97,6 @@ class Cluster:
         return self.head.opened(bool, node_files.hold_alone, name=self.file.name)
 
 
-def _check_units(node: Remote, units: Sequence[str], states: Sequence[UnitState]) -> None:
-    if [state.unit for state in states] != [*units]:
-        raise HostError(f"{node.destination}: does not say how its units are")
-
-
 _LONGEST = 1e10  # seconds: what no calendar has
 _EPOCH = re.compile(r"@\d+(\.\d+)?")
 _QUEUED = 1000  # lines: a node may write faster than somebody reads
@@ -140,9 +128,15 @@ def read_group_journal(
     chosen = [node for node in cluster.nodes if not nodes or node.destination in nodes]
     silent: dict[str, PatchkitError] = {}
     ahead: dict[Remote, float] = {}
-    for node, offset in zip(chosen, everywhere(chosen, _clock_offset), strict=True):
+    # As it was sent: what the login and Python take before that is not in it.
+    clocks = everywhere(
+        chosen, lambda node: 0.0 if node.here else node.call(float, time.time) - time.time()
+    )
+    for node, offset in zip(chosen, clocks, strict=True):
         if isinstance(offset, PatchkitError):
             silent[node.destination] = offset
+        elif abs(offset) > _LONGEST:
+            silent[node.destination] = HostError(f"{node.destination}: its clock says nothing")
         else:
             ahead[node] = offset
     base = ahead.get(cluster.head, 0.0)
@@ -159,15 +153,6 @@ def read_group_journal(
     journals = [read(node, offset) for node, offset in ahead.items()]
     by_time = heapq.merge(*journals, key=lambda entry: (entry[1].time, entry[0]))
     return GroupJournal(lines=_merge_arriving(journals) if follow else by_time, silent=silent)
-
-
-def _clock_offset(node: Remote) -> float:
-    """Return the seconds that a node's clock is ahead of this machine's."""
-    # As it was sent: what the login and Python take before that is not in it.
-    ahead = 0.0 if node.here else node.call(float, time.time) - time.time()
-    if abs(ahead) > _LONGEST:
-        raise HostError(f"{node.destination}: its clock says nothing")
-    return ahead
 
 
 def _merge_arriving(

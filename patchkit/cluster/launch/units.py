@@ -6,7 +6,7 @@ The units are templates in recipes/units; a line whose value is empty is left ou
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from string import Template
@@ -122,27 +122,20 @@ class GroupUnits:
             "ray_signal": "SIGKILL" if self.ray else "",
             "ray_seconds": str(RAY_SECONDS),
         }
-        files = {
-            "group.py": SCRIPT.read_text(encoding="utf-8"),
-            "node.env": rank.text,
-            self.cluster.unit: _fill_unit("worker" if number else "head", values),
-        }
+        templates = {self.cluster.unit: "worker" if number else "head"}
         if number == 0 and count > 1:
-            files[f"patchkit-{name}-worker@.service"] = _fill_unit("watch", values)
+            templates[f"patchkit-{name}-worker@.service"] = "watch"
         if number == 0 and self.ray:
-            values["command"] = unit_line(self.words(0, ray=True))
-            files[ray_unit] = _fill_unit("ray", values)
+            values["ray_command"] = unit_line(self.words(0, ray=True))
+            templates[ray_unit] = "ray"
+        files = {"group.py": SCRIPT.read_text(encoding="utf-8"), "node.env": rank.text}
+        common = (RECIPES / "units" / "common.service").read_text(encoding="utf-8")
+        for unit, template in templates.items():
+            text = (RECIPES / "units" / f"{template}.service").read_text(encoding="utf-8")
+            lines = text.replace("$common\n", common).splitlines(keepends=True)
+            filled = [Template(each).substitute(values) for each in lines if each[0] != "#"]
+            files[unit] = _HEADER + "".join(it for it in filled if it.partition("=")[2] != "\n")
         return files
-
-
-def _fill_unit(name: str, values: Mapping[str, str]) -> str:
-    """Return the file of a unit from its template, without the template's comments."""
-    folder = RECIPES / "units"
-    common = (folder / "common.service").read_text(encoding="utf-8")
-    text = (folder / f"{name}.service").read_text(encoding="utf-8").replace("$common\n", common)
-    template = [line for line in text.splitlines(keepends=True) if not line.startswith("#")]
-    filled = [Template(line).substitute(values) for line in template]
-    return _HEADER + "".join(line for line in filled if line.partition("=")[2] != "\n")
 
 
 def unit_word(word: str) -> str:

@@ -14,7 +14,7 @@ from patchkit.cluster.agent.unit_state import JournalLine, NodeState, UnitState,
 from patchkit.cluster.launch.cluster import Cluster, read_group_journal
 from patchkit.cluster.launch.plan import planned_ranks, served_model, survey_nodes
 from patchkit.cluster.launch.units import HEAD_PORTS, GroupUnits
-from patchkit.cluster.openai.server_answers import ServerAnswers, ask_cluster_server, wanted_metrics
+from patchkit.cluster.openai.server_answers import ServerAnswers, ask_server, wanted_metrics
 from patchkit.cluster.ssh.node import all_of, everywhere
 from patchkit.cluster.ssh.ssh import there
 from patchkit.durable.signals import Interrupted, committed, deferred
@@ -49,14 +49,19 @@ def wait_until_answered(cluster: Cluster, since: str, watcher: StartWatcher) -> 
     Without ``since`` that may have been long ago, and the server is asked again. Raises HostError,
     of a start that failed with the first error of all ranks.
     """
-    began, first = time.monotonic(), ""
-    for now, *watches in cluster.follow(cluster.units):
+    began, first, head, units = time.monotonic(), "", cluster.head, cluster.units
+    said = head.stream(dict[str, list[UnitState]], unit_state.follow_units, units=units)
+    for states in said:
+        found = states.get("units", [])
+        if [unit.unit for unit in found] != units:
+            raise HostError(f"{head.destination}: does not say how its units are")
+        now, *watches = found
         text = next((watch.text for watch in watches if watch.text), "")
         watcher.tell(replace(now, text=text), time.monotonic() - began)
         if now.active == "active":
             if not since and (why := token_silence(cluster)):
                 raise HostError(
-                    f"{cluster.head.destination}: the model hangs: {why}",
+                    f"{head.destination}: the model hangs: {why}",
                     why="its unit runs, and its server gives no token",
                     hint="`patchkit down`, then start it again",
                 )
@@ -72,13 +77,13 @@ def wait_until_answered(cluster: Cluster, since: str, watcher: StartWatcher) -> 
                 how = [text + "`patchkit down` ends that"]
             how += [f"without the lines of {error.what}" for error in journal.silent.values()]
             raise watcher.explain(FailedStart(lines=lines, how="; ".join(how)))
-    raise HostError(f"{cluster.head.destination}: the answer was cut short")
+    raise HostError(f"{head.destination}: the answer was cut short")
 
 
 def token_silence(cluster: Cluster) -> str:
     """Ask the server for a token, on the head; return why none came, "" if one did."""
-    asked = {"name": cluster.file.name, "metrics": wanted_metrics()}
-    return cluster.head.call(ServerAnswers, ask_cluster_server, **asked).silence
+    asked = {"cluster": cluster.file.name, "metrics": wanted_metrics()}
+    return cluster.head.call(ServerAnswers, ask_server, **asked).silence
 
 
 def stop_group(cluster: Cluster, *, disable: bool = True) -> list[NodeState | PatchkitError]:
@@ -216,7 +221,15 @@ def switch_model(cluster: Cluster, model: str, watcher: StartWatcher) -> None:
     except (PatchkitError, Interrupted) as error:
         if plan is None or not former or (begun and isinstance(error, Interrupted)):
             raise
-        since = _go_back(cluster, former, plan.former)
+        try:
+            with deferred(), cluster.alone():  # whatever interrupts
+                check_stopped(cluster, stop_group(cluster, disable=False))
+                cluster.put_files(plan.former)
+                since = cluster.head.call(str, unit_state.begin_group, name=cluster.file.name)
+                committed(f"{former} is started again, and goes on loading")
+        except PatchkitError as lost:
+            what = f"{former} was stopped, and cannot be started again: {lost.what}"
+            raise type(lost)(what, why=lost.why, hint=lost.hint) from None
         if isinstance(error, Interrupted):
             raise
         what = f"{model} was not started: {error.what}"
@@ -227,20 +240,6 @@ def switch_model(cluster: Cluster, model: str, watcher: StartWatcher) -> None:
             raise HostError(what, why=again.why, hint=again.hint) from None
         why = "\n  back:  ".join(filter(None, (error.why, f"{former} is served again")))
         raise type(error)(what, why=why, hint=error.hint) from None
-
-
-def _go_back(cluster: Cluster, former: str, files: Sequence[dict[str, str]]) -> str:
-    """Start the former group again, whatever interrupts; return the time for its journal."""
-    try:
-        with deferred(), cluster.alone():
-            check_stopped(cluster, stop_group(cluster, disable=False))
-            cluster.put_files(files)
-            since = cluster.head.call(str, unit_state.begin_group, name=cluster.file.name)
-            committed(f"{former} is started again, and goes on loading")
-            return since
-    except PatchkitError as error:
-        what = f"{former} was stopped, and cannot be started again: {error.what}"
-        raise type(error)(what, why=error.why, hint=error.hint) from None
 
 
 @contextmanager

@@ -109,42 +109,36 @@ _HEADER = re.compile(r"""(?m)^[ \t]*\[[ \t]*["']?models["']?[ \t]*\][ \t]*(?:#.*
 
 
 def pin(path: Path, repo: str, commit: str) -> None:
-    """Write the commit of a model into the file.
+    """Write the commit of a model into a cluster file, below ``[models]``.
 
     Raises UsageError if the file is no TOML, or is one that only a person can edit.
     """
+    line = f"{json.dumps(repo)} = {json.dumps(commit)}"
+    key = rf"(?m)^[ \t]*[\"']{re.escape(repo)}[\"'][ \t]*=[ \t]*([\"'])[^\"'\n]*\1"
     # Whoever pins another model meanwhile would lose one of the two lines.
     with translated(at=path), locked(path.parent, patience=_PATIENCE):
         text = read_text(path)
-        changed = pinned(text, repo, commit, str(path))
-        if changed != text:
-            with replacing(path) as file:
-                file.write(changed.encode())
-
-
-def pinned(text: str, repo: str, commit: str, name: str = "cluster.toml") -> str:
-    """Return the text of a cluster file in which ``[models]`` pins a commit."""
-    line = f"{json.dumps(repo)} = {json.dumps(commit)}"
-    try:
-        before = tomllib.loads(text)
-        held = before.get(_TABLE, {})
-        if isinstance(held, dict) and held.get(repo) == commit:
-            return text
-        changed = text + ("\n" if text and not text.endswith("\n") else "")
-        key = rf"(?m)^[ \t]*[\"']{re.escape(repo)}[\"'][ \t]*=[ \t]*([\"'])[^\"'\n]*\1"
-        if own := re.search(key, changed):
-            changed = changed[: own.start()] + line + changed[own.end() :]
-        elif header := _HEADER.search(changed):
-            changed = f"{changed[: header.end()]}{line}\n{changed[header.end() :]}"
-        else:
-            changed += ("\n" if text.strip() else "") + f"[{_TABLE}]\n{line}\n"
-        # The edit is by lines: only this says that it has done what it should, and nothing else.
-        if tomllib.loads(changed) == {**before, _TABLE: {**held, repo: commit}}:
-            return changed
-    except (tomllib.TOMLDecodeError, TypeError):
-        pass
+        try:
+            before = tomllib.loads(text)
+            held = before.get(_TABLE, {})
+            if isinstance(held, dict) and held.get(repo) == commit:
+                return
+            changed = text + ("\n" if text and not text.endswith("\n") else "")
+            if own := re.search(key, changed):
+                changed = changed[: own.start()] + line + changed[own.end() :]
+            elif header := _HEADER.search(changed):
+                changed = f"{changed[: header.end()]}{line}\n{changed[header.end() :]}"
+            else:
+                changed += ("\n" if text.strip() else "") + f"[{_TABLE}]\n{line}\n"
+            # The edit is by lines: only this says that it did what it should, and nothing else.
+            if tomllib.loads(changed) == {**before, _TABLE: {**held, repo: commit}}:
+                with replacing(path) as file:
+                    file.write(changed.encode())
+                return
+        except (tomllib.TOMLDecodeError, TypeError):
+            pass
     raise UsageError(
-        f"{name}: the commit of {repo} cannot be written into it",
+        f"{path}: the commit of {repo} cannot be written into it",
         why="it is not TOML, or its table [models] is written in another way",
         hint=f"write below [{_TABLE}] by hand: {line}",
     )

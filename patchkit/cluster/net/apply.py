@@ -20,6 +20,7 @@ import signal
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -262,16 +263,13 @@ def _commit_changes(place: NetHistory, changes: Sequence[Change], verb: str, giv
     note = json.loads(json.dumps({"verb": verb, "addresses": given.addresses, "former": former}))
     gone_back = False
 
-    def settle() -> None:
-        if place.live:
-            activate_network(given.addresses, former)
-
     def unsettle() -> None:
         nonlocal gone_back
         _activate_back(place, note)
         gone_back = place.live
 
     try:
+        settle = partial(activate_network, given.addresses, former) if place.live else None
         place.journal.commit(changes, settle=settle, unsettle=unsettle, note=note)
     except PatchkitError as error:
         if gone_back:

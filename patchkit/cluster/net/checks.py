@@ -272,13 +272,13 @@ def verify_network(
     if peer:
         yield from pair_checks(chosen, peer)
     halves = [netdev for twins in chosen.values() for netdev in twins]
+    ours = [own.network for half in halves for own in half.ipv4]
     known = [
         address.ip
         for netdev in (peer.netdevs if peer else ())
         for address in netdev.lasting
         # The peer may have others, on its LAN for example.
-        if any(_is_near(half, address.ip) for half in halves)
-        and not host.has_address(str(address.ip))
+        if any(address.ip in own for own in ours) and not host.has_address(str(address.ip))
     ]
     targets = tuple(dict.fromkeys((*addresses, *known)))
     for way in record(tuple[Way, ...], try_ways(list(map(str, targets)))) if live else ():
@@ -290,15 +290,12 @@ def verify_network(
         yield check_unknown(names, "way to a peer", why, hint)
 
 
-def _is_near(netdev: Netdev, address: IPv4Address) -> bool:
-    return any(address in own.network for own in netdev.ipv4)
-
-
 def _check_way(host: Host, halves: list[Netdev], way: Way) -> Iterator[Finding]:
     """Check the way to one address of a peer, with small packets and with frames of its MTU."""
     where = way.address
     peer = IPv4Address(where)
-    netdev = next((half for half in halves if _is_near(half, peer)), None)
+    near = [half for half in halves if any(peer in own.network for own in half.ipv4)]
+    netdev = near[0] if near else None
     if host.has_address(where):
         yield check_failed(where, "same network", "is an address of this host", "name the peer's")
         return

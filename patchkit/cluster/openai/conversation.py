@@ -49,12 +49,6 @@ class ChatAnswer:
     said: str = ""
     trouble: str = ""
 
-    @property
-    def rate(self) -> float | None:
-        """Return the tokens a second after the first one, None where too few came to say."""
-        tokens, seconds = self.completion_tokens or 0, (self.ms - (self.first_ms or 0.0)) / 1000
-        return (tokens - 1) / seconds if tokens > 4 and seconds > 0.05 else None
-
 
 @dataclass(frozen=True, slots=True)
 class StreamPiece:
@@ -127,12 +121,6 @@ class Conversation:
             answer.ms = (time.monotonic() - began) * 1000
             answer.said, answer.trouble = clean(answer.said), clean(answer.trouble)
             answer.content = clean("".join(contents), _CHARACTERS)
-
-    def keep(self, question: str, answer: ChatAnswer) -> None:
-        """Add a question and its answer, as far as it came, if it has any content."""
-        if answer.content:
-            self.messages.append({"role": "user", "content": question})
-            self.messages.append({"role": "assistant", "content": answer.content})
 
 
 def _take_chunks(chunks: Iterator[Any], answer: ChatAnswer) -> Iterator[StreamPiece]:

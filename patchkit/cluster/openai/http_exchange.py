@@ -14,7 +14,7 @@ import threading
 import time
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import SplitResult, urlsplit
+from urllib.parse import urlsplit
 
 from patchkit.errors import UsageError
 
@@ -52,7 +52,11 @@ class HttpServer:
     key: str = ""
 
     def __post_init__(self) -> None:
-        parts = _split_url(self.url)
+        try:
+            parts = urlsplit(self.url)
+            _ = parts.port  # raises, too
+        except ValueError:
+            parts = urlsplit("")
         if parts.scheme not in ("http", "https") or not parts.hostname or "@" in parts.netloc:
             # Behind @: what stands before it may be a password.
             raise UsageError(
@@ -67,7 +71,7 @@ class HttpServer:
         """Return the whole answer, or what came of it within ``seconds``."""
         began = time.monotonic()
         status, found, trouble = 0, bytearray(), ""
-        parts = _split_url(self.url)
+        parts = urlsplit(self.url)
         secure = parts.scheme == "https"
         kind = http.client.HTTPSConnection if secure else http.client.HTTPConnection
         connection = kind(parts.hostname or "", parts.port, timeout=min(seconds, _CONNECT))
@@ -119,15 +123,6 @@ class HttpServer:
         if len(self.key) >= _SHORT:
             text = text.replace(self.key, _MASK)
         return clean(text, longest)
-
-
-def _split_url(url: str) -> SplitResult:
-    try:
-        parts = urlsplit(url)
-        _ = parts.port  # raises, too
-    except ValueError:
-        return SplitResult("", "", "", "", "")
-    return parts
 
 
 def server_at(url: str) -> HttpServer:

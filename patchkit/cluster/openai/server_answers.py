@@ -141,15 +141,22 @@ def wanted_metrics() -> list[dict[str, Any]]:
 
 
 def ask_server(
-    url: str,
+    url: str = "",
     key_file: str = SECRETS,
     metrics: Sequence[dict[str, Any]] = (),
     seconds: float = 30.0,
+    cluster: str = "",
 ) -> dict[str, Any]:
     """Return the answers as JSON takes them; ``seconds`` is how long a token may take.
 
-    The first model that the server names is asked. Raises UsageError for what is no URL.
+    Without a URL it is the server that was started last in a ``cluster``, on its head. The first
+    model that it names is asked. Raises UsageError for what is no URL.
     """
+    try:
+        place = config_folder(cluster) / "group.json"
+        url = url or json.loads(place.read_text(encoding="utf-8"))["url"]
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise HostError(f"group.json does not say where the server is: {error}") from None
     key, where = find_key(key_file)
     server = HttpServer(url, key)
     health = server.ask("/health")
@@ -211,17 +218,6 @@ def _ask_token(server: HttpServer, model: str, seconds: float) -> TokenAnswer:
         finish=server.clean(str(choice.get("finish_reason") or ""), 40),
         said=server.clean(said) if isinstance(said, str) else "",
     )
-
-
-def ask_cluster_server(
-    name: str, metrics: Sequence[dict[str, Any]] = (), seconds: float = 30.0
-) -> dict[str, Any]:
-    """Return the answers of the server that was started last in a cluster, on its head."""
-    try:
-        url = json.loads((config_folder(name) / "group.json").read_text(encoding="utf-8"))["url"]
-    except (OSError, ValueError, LookupError, TypeError) as error:
-        raise HostError(f"group.json does not say where the server is: {error}") from None
-    return ask_server(url, metrics=metrics, seconds=seconds)
 
 
 def _path(answer: HttpAnswer) -> PathAnswer:

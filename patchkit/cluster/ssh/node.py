@@ -13,7 +13,6 @@ from typing import Any, TypeVar
 from patchkit.cluster.ssh.answer import COMMAND, HEARTBEAT, MARK, first_bytes
 from patchkit.cluster.ssh.ssh import (
     HERE,
-    check_destination,
     sent_error,
     ssh_error,
     ssh_words,
@@ -40,9 +39,6 @@ class Remote:
     """
 
     destination: str
-
-    def __post_init__(self) -> None:
-        check_destination(self.destination)
 
     @property
     def here(self) -> bool:

@@ -27,11 +27,6 @@ class Copied:
     sent: int
     seconds: float
 
-    @property
-    def speed(self) -> float:
-        """Return MB/s."""
-        return self.sent / 1e6 / max(self.seconds, 1e-3)
-
 
 def rsync_words(
     options: Sequence[str],

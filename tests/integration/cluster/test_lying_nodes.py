@@ -9,7 +9,7 @@ import pytest
 from patchkit.cli import group
 from patchkit.cluster.agent.unit_state import NodeState
 from patchkit.cluster.launch.cluster import Cluster, read_group_journal
-from patchkit.cluster.openai.server_answers import ask_cluster_server
+from patchkit.cluster.openai.server_answers import ask_server
 from patchkit.cluster.ssh import node as remote
 from patchkit.cluster.ssh.node import Remote
 from patchkit.errors import PatchkitError
@@ -165,8 +165,8 @@ def test_a_server_that_hangs_does_not_answer(nodes, tmp_path, capsys, faults, wh
         group_file = tmp_path / ".config/patchkit/vllm/group.json"
         group_file.parent.mkdir(parents=True)
         group_file.write_text(json.dumps({"url": server.url}))
-        found = ask_cluster_server("vllm", seconds=1)
-    lies = {"ask_cluster_server": (value(found), "end")}
+        found = ask_server(cluster="vllm", seconds=1)
+    lies = {"ask_server": (value(found), "end")}
     nodes.lie(
         {
             "spark-1": {"read_node_state": state(), **lies},

@@ -6,7 +6,7 @@ from multiprocessing import get_context
 
 import pytest
 
-from patchkit.cluster.models.names import pin, pinned
+from patchkit.cluster.models.names import pin
 from patchkit.errors import UsageError
 
 OLD, NEW = "a" * 40, "b" * 40
@@ -34,7 +34,6 @@ OLD, NEW = "a" * 40, "b" * 40
     ],
 )
 def test_one_line_is_written(before, after, tmp_path):
-    assert pinned(before, "org/a", NEW) == after
     file = tmp_path / "cluster.toml"
     file.write_bytes(before.encode())
     pin(file, "org/a", NEW)
@@ -62,7 +61,9 @@ def test_two_that_pin_at_once_lose_no_line(tmp_path):
         f'[models]\n"org/\\u0061" = "{OLD}"\n',
     ],
 )
-def test_what_cannot_be_edited_by_lines_is_refused_with_the_line(text):
+def test_what_cannot_be_edited_by_lines_is_refused_with_the_line(text, tmp_path):
+    (tmp_path / "cluster.toml").write_text(text)
     with pytest.raises(UsageError) as refused:
-        pinned(text, "org/a", NEW)
+        pin(tmp_path / "cluster.toml", "org/a", NEW)
+    assert (tmp_path / "cluster.toml").read_text() == text
     assert f'"org/a" = "{NEW}"' in refused.value.hint
