@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,6 +22,8 @@ _NAMES: Mapping[Literal["reasoning", "content"], tuple[str, ...]] = {
 }
 _CALLS = 64  # calls of tools in an answer
 _CHARACTERS = 1 << 24  # of an answer, at most
+_LARGEST_EVENT = 1 << 20  # bytes; of an answer that is no stream, all
+_BLANK_LINE = re.compile(rb"\n\n|\r\r|\r\n\r\n")
 _ODD = "what came is no answer of the OpenAI API"
 _ELSEWHERE = "patchkit chat --url http://ADDRESS:PORT; `patchkit up MODEL` serves one here"
 _MORE = "patchkit chat --max-tokens 4096; or --no-think, where the chat template takes that"
@@ -79,7 +82,8 @@ class Conversation:
         openai: Any = importlib.import_module("openai")  # takes half a second
         began, clean = time.monotonic(), self.server.clean
         # No proxy of the environment is asked and no redirection followed: the key goes nowhere.
-        http = openai.DefaultHttpxClient(trust_env=False, follow_redirects=False)
+        alone: dict[str, Any] = {"trust_env": False, "follow_redirects": False}
+        http = openai.DefaultHttpxClient(**alone, event_hooks={"response": [_bound_events]})
         timeout = openai.Timeout(self.silence, connect=5.0)
         settings = {"max_retries": 0, "timeout": timeout, "http_client": http}
         url, key = f"{self.server.url.rstrip('/')}/v1", self.server.key or "none"
@@ -121,6 +125,22 @@ class Conversation:
             answer.ms = (time.monotonic() - began) * 1000
             answer.said, answer.trouble = clean(answer.said), clean(answer.trouble)
             answer.content = clean("".join(contents), _CHARACTERS)
+
+
+def _bound_events(response: Any) -> None:
+    """Let a response raise ValueError at an event without an end: its reader has no limit."""
+    whole = response.iter_bytes
+
+    def bounded() -> Iterator[bytes]:
+        size = 0
+        for part in whole():
+            *ended, rest = _BLANK_LINE.split(part)
+            size = len(rest) if ended else size + len(rest)
+            if size > _LARGEST_EVENT:
+                raise ValueError("an event without an end")
+            yield part
+
+    response.iter_bytes = bounded
 
 
 def _take_chunks(chunks: Iterator[Any], answer: ChatAnswer) -> Iterator[StreamPiece]:

@@ -137,6 +137,7 @@ WRONG = {  # what the server does → what is on standard output, and words besi
         ["what came is no answer of the OpenAI API"],
     ),
     "no JSON": ({"raw": b"data: {{{\n\n"}, "", ["what came is no answer of the OpenAI API"]),
+    "no end": ({"raw": b"data: x\n" * 8192, "endless": True}, "", ["is no answer of the OpenAI"]),
     "no models": ({"models": ()}, "", ["no server of the OpenAI API", "says 200: no model"]),
     "silent": ({"silent": True}, "", ["no answer in 1 s"]),
 }
