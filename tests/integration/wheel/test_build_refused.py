@@ -14,32 +14,12 @@ from support.needed import need
 from support.wheels import write_wheel
 
 
-@pytest.mark.parametrize(
-    ("beside", "words"),
-    [
-        ({"version": VERSION}, ("cannot be added", "ResolutionImpossible")),
-        (
-            {"version": "2.11.0", "project": "torch", "requires": ["nvidia-nccl-cu13==2.27.5"]},
-            (
-                f"its wheels are for NCCL 2.27.5, and {VERSION} is to be built",
-                f"nvidia-nccl-cu13=={VERSION};",
-            ),
-        ),
-    ],
-)
-def test_a_wheelhouse_that_cannot_take_it(toolchain, build, tmp_path, beside, words):
+def test_a_wheelhouse_that_cannot_take_it(toolchain, build, tmp_path):
     toolchain(HERE)
     house = tmp_path / "house"
-    write_wheel(house, **beside)
-    said = build("--src", SMALL, "--cpu", HERE, "--dir", house, rc=2).stderr
-    assert not [each for each in words if each not in said], said
+    write_wheel(house, VERSION)
+    assert "cannot be added" in build("--src", SMALL, "--cpu", HERE, "--dir", house, rc=2).stderr
     assert not (tmp_path / "work").exists()
-
-
-@pytest.fixture(scope="module")
-def archive(tmp_path_factory):
-    home = tmp_path_factory.mktemp("archive")
-    return shutil.make_archive(str(home / "nccl"), "gztar", SMALL.parent, SMALL.name)
 
 
 @pytest.mark.parametrize(
@@ -51,11 +31,11 @@ def archive(tmp_path_factory):
         (["--src", SMALL, "--version", VERSION], 2, "--version and --src exclude each other"),
         (["--version", "2.28.3"], 3, "sticky CUDA error"),
         (["--src", SMALL, "--target", "gb300"], 2, "gb300"),
-        (["--src", SMALL, "--jobs", "0"], 2, "--jobs"),
     ],
 )
-def test_refusals(build, archive, nothing, tmp_path, arguments, rc, says):
+def test_refusals(build, nothing, tmp_path, arguments, rc, says):
     need("make", "g++")  # what lacks is said first
+    archive = shutil.make_archive(str(tmp_path / "nccl"), "gztar", SMALL.parent, SMALL.name)
     given = [archive if each == "ARCHIVE" else each for each in arguments]
     assert says in build(*given, "--dir", tmp_path / "house", rc=rc, env=nothing).stderr
     assert not (tmp_path / "work").exists()
@@ -75,7 +55,6 @@ def test_the_version_that_nobody_named_is_told(build, nothing, tmp_path):
 
 SRC = ["--src", SMALL_VLLM, "--cpu", HERE]
 of_vllm = pytest.mark.parametrize("project", ["vllm"])
-TOOLS = ("bash", "make", "python3")
 
 
 @pytest.fixture
@@ -92,10 +71,8 @@ def nothing(tmp_path):
         ([*SRC, "--without", "cutlass"], 2, "vLLM cannot be built without it"),
         ([*SRC, "--source", "cutlass=y"], 2, f"vLLM {VLLM_VERSION} does not fetch it"),
         ([*SRC, "--extensions", "_C"], 2, "no extension '_C'\n  next: there are other_C, small_C"),
-        ([*SRC, "--version", VLLM_VERSION], 2, "--version and --src exclude each other"),
         (["--version", "0.10.0"], 3, "vllm 0.10.0 is not supported"),
         (["--src", SMALL], 3, "not a source tree of vLLM"),
-        (["--offline"], 3, "is not in the cache, and offline it cannot be downloaded"),
     ],
 )
 def test_refusals_of_vllm(build, nothing, tmp_path, arguments, rc, says):
@@ -108,20 +85,10 @@ def test_refusals_of_vllm(build, nothing, tmp_path, arguments, rc, says):
 
 
 @of_vllm
-@pytest.mark.parametrize(
-    ("before", "after", "arguments", "rc", "says"),
-    [
-        ("0.27.99", "0.13.9", ["--without", "flash-attn"], 2, "vLLM 0.13.9 cannot run without it"),
-        ("Version: 0.27.99", "", [], 3, "PKG-INFO"),
-    ],
-    ids=["not without", "no version"],
-)
-def test_a_tree_that_will_not_do(
-    build, nothing, sources, tmp_path, before, after, arguments, rc, says
-):
-    root = sources("PKG-INFO", before, after)
-    house = tmp_path / "house"
-    assert says in build("--src", root, *arguments, "--dir", house, rc=rc, env=nothing).stderr
+def test_a_tree_that_cannot_do_without(build, nothing, sources, tmp_path):
+    root, house = sources("PKG-INFO", "0.27.99", "0.13.9"), tmp_path / "house"
+    given = ("--src", root, "--without", "flash-attn", "--dir", house)
+    assert "vLLM 0.13.9 cannot run without it" in build(*given, rc=2, env=nothing).stderr
 
 
 def test_a_plan_says_all_that_is_missing_and_begins_nothing(cli, nothing, tmp_path):
@@ -130,18 +97,14 @@ def test_a_plan_says_all_that_is_missing_and_begins_nothing(cli, nothing, tmp_pa
     house = ("--dir", tmp_path / "house", "--dry-run")
     (tmp_path / "lock.txt").touch()
     vllm = ("build", "vllm", *SRC, "--requirements", tmp_path / "lock.txt", *house)
-    for words, title, tools in (
-        (vllm, f"vLLM {VLLM_VERSION}, with ", ["no C++ compiler: apt install g++-11"]),
-        (("build", "nccl", "--src", SMALL, "--cpu", HERE, *house), f"{SMALL}, with ", []),
-    ):
+    nccl = ("build", "nccl", "--src", SMALL, "--cpu", HERE, *house)
+    for words, title in ((vllm, f"vLLM {VLLM_VERSION}, with "), (nccl, f"{SMALL}, with ")):
         done = cli(*words, env=nowhere, rc=9)
         assert title in done.stdout
         shown = re.sub(r"(\n  why: .*)?\n  next:  ", ": ", done.stdout)
-        for tool in (
-            *tools,
-            *(f"{name} is not on this machine: apt install {name}" for name in TOOLS),
-        ):
-            assert f"✗ {tool}\n" in shown
+        assert words is nccl or "✗ no C++ compiler: apt install g++-11\n" in shown
+        for name in ("bash", "make", "python3"):
+            assert f"✗ {name} is not on this machine: apt install {name}\n" in shown
         data = json.loads(cli(*words, "--json", env=nowhere, rc=9).stdout)
         assert len(data["missing"]) == shown.count("✗ ")
     assert not (tmp_path / "house").exists()

@@ -56,8 +56,6 @@ def test_no_toolkit_offline_and_none_in_the_cache(bare, tmp_path):
     [
         ("g++", HERE, "apt install g++"),
         ("make", HERE, "apt install make"),
-        ("bash", HERE, "apt install bash"),
-        ("python3", HERE, "apt install python3"),
         (None, THERE, f"apt install g++-{THERE.replace('_', '-')}-linux-gnu"),
     ],
 )
@@ -106,26 +104,14 @@ HARD = recorded_needs(Version("0.28.0"))
 PYTHON = Path(sys.executable)
 
 
-@pytest.fixture
-def empty_path(tmp_path, monkeypatch):
-    """A machine with nothing on PATH but what is put into ``empty_path``."""
-    programs = tmp_path / "bin"
-    programs.mkdir()
-    monkeypatch.setenv("PATH", str(programs))
-    return programs
-
-
-def program(place, text):
-    place.write_text(f"#!/bin/sh\n{text}\n")
+def gcc(folder, version):
+    names = ("GNUC", "GNUC_MINOR", "GNUC_PATCHLEVEL")
+    numbers = zip(names, version.split("."), strict=True)
+    lines = [f"echo '#define __{name}__ {number}'\n" for name, number in numbers]
+    place = folder / "g++"
+    place.write_text("#!/bin/sh\n" + "".join(lines))
     place.chmod(0o755)
     return place
-
-
-def gcc(folder, version):
-    major, minor, patch = version.split(".")
-    lines = [f"#define __GNUC__ {major}", f"#define __GNUC_MINOR__ {minor}"]
-    lines += [f"#define __GNUC_PATCHLEVEL__ {patch}"]
-    return program(folder / "g++", "\n".join(f"echo '{line}'" for line in lines))
 
 
 def said_of(*arguments, **options):
@@ -146,7 +132,8 @@ def test_another_cpu_takes_the_compiler_for_it(tmp_path, version, says):
     assert any(says in line for line in said_of(needed, PYTHON, cxx, across="aarch64"))
 
 
-def test_all_that_is_missing_is_said_at_once(empty_path, tmp_path):
+def test_all_that_is_missing_is_said_at_once(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path / "nowhere"))
     needed = replace(HARD, gcc="13", python=">=3.99,<4")
     said = "\n".join(said_of(needed, PYTHON, gcc(tmp_path, "12.2.0")))
     assert "is outside >=3.99,<4: install patchkit into another one" in said
@@ -163,7 +150,6 @@ def test_all_that_is_missing_is_said_at_once(empty_path, tmp_path):
         (20, "", "9.4.0", False),
         (20, "", "10.1.0", True),
         (20, "11.3", "11.3.0", True),
-        (20, "13", "12.9.9", False),
         (20, "11.3", "9.0.0", False),  # as text it would be the later one
     ],
 )

@@ -43,6 +43,9 @@ def wanted(option, variable, url="file:///nowhere", commit="1" * 40):
     return Wanted(external, KNOWN[option], commit)
 
 
+QUTLASS = wanted("qutlass", "QUTLASS_SRC_DIR")
+
+
 @pytest.fixture
 def repository(tmp_path, git):
     """A committed repository: ``repository("name", files)`` gives its folder and the commit."""
@@ -67,11 +70,6 @@ def flashmla(repository):
     files = {"flash_mla/flash_mla_interface.py": "\n", ".gitmodules": gitmodules}
     root, commit = repository("mirror/flashmla", files, [("csrc/cutlass", inner)])
     return wanted("flashmla", "FLASH_MLA_SRC_DIR", str(root), commit)
-
-
-@pytest.fixture
-def qutlass():
-    return wanted("qutlass", "QUTLASS_SRC_DIR")
 
 
 @pytest.fixture
@@ -105,13 +103,13 @@ def test_nothing_is_fetched_offline_but_what_was_fetched_remains(take, flashmla,
 
 
 @pytest.mark.parametrize("kind", ["folder", "archive"])
-def test_a_folder_or_an_archive_is_recorded_by_its_digest(take, qutlass, tmp_path, kind):
+def test_a_folder_or_an_archive_is_recorded_by_its_digest(take, tmp_path, kind):
     facts = []
     for text in ("// one\n", "// two\n"):
         place = write(tmp_path / "top", {"qutlass/csrc/bindings.cpp": text, ".git/config": "x"})
         if kind == "archive":
             place = shutil.make_archive(str(tmp_path / "x"), "gztar", tmp_path, "top")
-        got = take(qutlass, given=[f"qutlass={place}"])
+        got = take(QUTLASS, given=[f"qutlass={place}"])
         (source,) = got.sources
         assert (source.folder / "qutlass/csrc/bindings.cpp").read_text() == text
         assert not source.verified
@@ -140,9 +138,9 @@ def test_cmake_is_given_the_folder_that_it_takes(take, tmp_path):
     assert (inner / "__init__.py").is_file()
 
 
-def test_what_cannot_be_compiled_for_another_cpu_is_refused(take, qutlass, tmp_path):
+def test_what_cannot_be_compiled_for_another_cpu_is_refused(take, tmp_path):
     """DeepGEMM's _C; a build for the CPU at hand takes the same folder."""
-    deepgemm = replace(qutlass, known=KNOWN["deepgemm"])
+    deepgemm = replace(QUTLASS, known=KNOWN["deepgemm"])
     given = [f"deepgemm={write(tmp_path / 'd', dict.fromkeys(deepgemm.known.files, ''))}"]
     with pytest.raises(UsageError, match=f"deepgemm cannot be compiled for {OTHER_CPU}") as caught:
         take(deepgemm, given=given, cpu=OTHER_CPU)
@@ -162,10 +160,10 @@ def test_what_cannot_be_compiled_for_another_cpu_is_refused(take, qutlass, tmp_p
         ("qutlass={empty}", SourceError, "qutlass/csrc/bindings.cpp is missing in it"),
     ],
 )
-def test_what_cannot_be_used_is_refused(take, qutlass, tmp_path, given, error, says):
+def test_what_cannot_be_used_is_refused(take, tmp_path, given, error, says):
     (tmp_path / "empty").mkdir()
     with pytest.raises(error, match=says):
-        take(qutlass, given=[given.format(empty=tmp_path / "empty")])
+        take(QUTLASS, given=[given.format(empty=tmp_path / "empty")])
     sources = tmp_path / "sources"
     assert not sources.exists() or not list(sources.iterdir())
 
@@ -197,19 +195,14 @@ def test_without_a_licence_the_head_of_a_file_says_it(tmp_path):
 @pytest.mark.parametrize(
     ("texts", "name"),
     [
-        (
-            ["SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception\n"],
-            "Apache-2.0 WITH LLVM-exception",
-        ),
-        (["SPDX-License-Identifier: MIT\nAND so on"], "MIT"),
-        (["SPDX-License-Identifier: MIT", "SPDX-License-Identifier: BSD-3-Clause"], None),
-        (["MIT License"], None),
+        (["Apache-2.0 WITH LLVM-exception\n"], "Apache-2.0 WITH LLVM-exception"),
+        (["MIT\nAND so on"], "MIT"),
+        (["MIT", "BSD-3-Clause"], None),
     ],
 )
 def test_the_name_of_a_licence_is_what_the_texts_say(tmp_path, texts, name):
-    source = InputSource(
-        option="x", folder=tmp_path, identity="", verified=True, notices=dict(enumerate(texts))
-    )
+    said = {str(number): f"SPDX-License-Identifier: {text}" for number, text in enumerate(texts)}
+    source = InputSource(option="x", folder=tmp_path, identity="", verified=True, notices=said)
     found = Gathered(environment={}, defines={}, sources=(source,)).licenses
     assert found.get("x") == name
 
@@ -241,8 +234,8 @@ def wheel(tmp_path):
     return make
 
 
-def known_source(option):
-    return by_option([option])[0]
+def found_parts(opened, option):
+    return parts_of(opened, by_option([option])[0], GB10)
 
 
 def filled(parts, folder):
@@ -253,8 +246,8 @@ def filled(parts, folder):
 
 def test_what_is_of_the_project_and_of_use_on_the_device(wheel, tmp_path):
     with wheel() as opened:
-        parts = parts_of(opened, known_source("flash-attn"), GB10)
-        python = parts_of(opened, known_source("triton-kernels"), GB10)
+        parts = found_parts(opened, "flash-attn")
+        python = found_parts(opened, "triton-kernels")
         digest = opened.sha256
     kept = ("_vllm_fa2_C.abi3.so", "cute/interface.py", "layers/rotary.py")
     assert filled(parts, tmp_path / "parts") == {f"{FA}/{n}": MEMBERS[f"{FA}/{n}"] for n in kept}
@@ -271,25 +264,20 @@ def test_what_is_of_the_project_and_of_use_on_the_device(wheel, tmp_path):
 @pytest.mark.parametrize(
     ("option", "error", "says", "hint"),
     [
-        (
-            "tml-fa4",
-            UsageError,
-            "holds nothing of tml-fa4",
-            "it holds parts of flash-attn, flashmla, qutlass, triton-kernels",
-        ),
+        ("tml-fa4", UsageError, "holds nothing of tml-fa4", "it holds parts of flash-attn, flash"),
         ("flashmla", UsageError, "for other devices than NVIDIA DGX Spark", "--without flashmla"),
         ("qutlass", ProofError, "no code that NVIDIA DGX Spark", "--source qutlass=FOLDER"),
     ],
 )
 def test_what_does_not_serve_the_device_is_refused(wheel, option, error, says, hint):
     with wheel() as opened, pytest.raises(error, match=says) as caught:
-        parts_of(opened, known_source(option), GB10)
+        found_parts(opened, option)
     assert hint in caught.value.hint
 
 
 def test_the_wheel_is_proved_to_have_them(wheel, tmp_path):
     with wheel() as opened:
-        parts_of(opened, known_source("flash-attn"), GB10).fill(tmp_path / "parts")
+        found_parts(opened, "flash-attn").fill(tmp_path / "parts")
         said = prove_parts(opened, tmp_path / "parts", "flash-attn")
     assert said == "flash-attn: 3 files are those of upstream's wheel"
     other = {**MEMBERS, f"{FA}/cute/interface.py": b"other\n"}

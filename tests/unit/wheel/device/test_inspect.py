@@ -51,10 +51,7 @@ def test_archs_and_kinds():
     ("kind", "arch", "expected"),
     [
         ("sass", "12.1", Load.EXACT),
-        ("sass", "12.0f", Load.FAMILY),
-        ("sass", "12.0a", Load.NONE),
         ("ptx", "12.0+PTX", Load.JIT),
-        ("ptx", "12.0a+PTX", Load.NONE),
         ("lto", "12.1", Load.NONE),
         ("kind 16", "12.1", Load.NONE),
     ],
@@ -125,18 +122,12 @@ def test_code_that_was_linked_is_linked_anew_only_from_all_of_its_parts(tmp_path
     assert not changed(tmp_path, "gb10", {n: {"arch": 90} for n in range(3)}).linked_anew(H200)
 
 
-def test_an_exact_build_is_proved():
-    prove_exact(only("gb10"), GB10)
-
-
 @pytest.mark.parametrize(
     ("change", "says"),
     [
         ({0: {"arch": 120}}, ["1 live entries are sm_121, 1 are not: 1 sm_120 (the first at byte"]),
         ({1: {"arch": 120, "flags": 0x1208011}}, ["1 sm_120f"]),
         ({0: {"arch": 120}, 1: {"arch": 90}}, ["0 live entries", "1 sm_120, 1 sm_90"]),
-        ({2: {"flags": 0x1008011}}, ["1 are not: 1 sm_100 "]),
-        ({2: {"arch": 103}}, ["1 sm_103f"]),
         ({0: {"kind": 1}}, ["1 live entries", "1 compute_121 "]),
         ({0: {"kind": 64}}, ["1 kind 64_121"]),
         ({n: {"arch": 100, "flags": 0x1208011} for n in (0, 1)}, ["0 live entries", "always add"]),
@@ -181,24 +172,13 @@ def test_every_library_of_a_wheel_is_inspected(tmp_path):
     prove_exact(binaries[0], GB10)
 
 
-@pytest.mark.parametrize(
-    ("platform", "fits"),
-    [
-        ("manylinux_2_35_aarch64", True),
-        ("manylinux_2_17_aarch64.manylinux_2_17_x86_64", True),
-        ("any", True),
-        ("manylinux_2_35_x86_64", False),
-    ],
-)
-def test_the_cpu_in_the_name_of_a_wheel(tmp_path, platform, fits):
-    name = f"nvidia_nccl_cu13-2.29.7-py3-none-{platform}.whl"
-    path = wheel(tmp_path, ("nvidia/nccl/lib/libnccl.so.2", data("gb10")), name=name)
-    if fits:
-        assert inspect_file(path)[0].library.machine == "aarch64"
-    else:
-        with pytest.raises(SourceError, match=r"libnccl\.so\.2 is for aarch64") as caught:
-            inspect_file(path)
-        assert "name says x86_64" in caught.value.why
+def test_the_cpu_in_the_name_of_a_wheel(tmp_path):
+    for platform in ("manylinux_2_17_aarch64.manylinux_2_17_x86_64", "any", "linux_x86_64"):
+        name = f"nvidia_nccl_cu13-2.29.7-py3-none-{platform}.whl"
+        path = wheel(tmp_path, ("nvidia/nccl/lib/libnccl.so.2", data("gb10")), name=name)
+        if platform != "linux_x86_64":
+            assert inspect_file(path)[0].library.machine == "aarch64"
+    refused(path, "libnccl.so.2 is for aarch64", "name says x86_64")
 
 
 def renamed(path: Path, old: str, new: str) -> Path:
@@ -333,14 +313,3 @@ def test_sections_that_lie_over_each_other_do_not_multiply_the_work():
     sections = [Section(".nv_fatbin", 0, len(data))] * 60_000
     with pytest.raises(SourceError, match="more than 250,000 pieces"):
         read_entries(io.BytesIO(data), sections, "lib.so")
-
-
-@pytest.mark.parametrize("name", ["archs", "gb10", "stock", "modes"])
-def test_every_byte_of_a_real_section_is_accounted_for(name):
-    stream = io.BytesIO((LIBRARIES / f"{name}.so").read_bytes())
-    sections = parse_library(stream, name).sections
-    for section in (s for s in sections if s.name in (".nv_fatbin", "__nv_relfatbin")):
-        found = read_entries(stream, [section], name)
-        known = sum(each.size for each in found) + 16 * len({each.container for each in found})
-        padding = section.size - known
-        assert 0 <= padding < 256 * len(found), section

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from packaging.version import Version
 
 from patchkit.errors import PatchkitError, SourceError
-from patchkit.wheel.device.inspect import inspect_file
 from patchkit.wheel.device.wheel_checks import check_wheel
 from patchkit.wheel.file.metadata import read_metadata
 from patchkit.wheel.file.torch import torch_of
@@ -56,19 +55,12 @@ def test_only_the_libraries_that_are_named_are_unpacked(tmp_path):
         assert found == [(first, KERNELS[first])]
 
 
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        (lambda m: m.update({"../x.py": b""}), "'../x.py' leads out of the wheel"),
-        (lambda m: m.update({"/etc/x": b""}), "'/etc/x' leads out of the wheel"),
-        # A text that grows, which only readers of texts refused once.
-        (lambda m: m.update({"x.json": bytes(90 << 20)}), "makes it more than 100 times as large"),
-    ],
-)
-def test_a_hostile_wheel_is_not_opened(tmp_path, change, words):
-    with pytest.raises(SourceError, match="no wheel is built like that") as caught:
-        WheelFile(vllm_wheel(tmp_path, libraries={}, change=change))
-    assert words in caught.value.what
+def test_a_text_that_grows_is_not_opened(tmp_path):
+    bomb = vllm_wheel(
+        tmp_path, libraries={}, change=lambda m: m.update({"x.json": bytes(90 << 20)})
+    )
+    with pytest.raises(SourceError, match="makes it more than 100 times as large"):
+        WheelFile(bomb)
 
 
 def test_a_member_that_is_missing_or_too_large_is_named(tmp_path):
@@ -104,12 +96,7 @@ def test_any_wheel_is_read_as_zipfile_reads_it_or_refused(files, data):
             list(wheel.texts())
 
 
-LIBRARIES = Path(__file__).parents[3] / "data" / "libraries"
 TAG = "cp38-abi3-manylinux_2_35_aarch64"
-
-
-def data(name):
-    return (LIBRARIES / f"{name}.so").read_bytes()
 
 
 @pytest.fixture
@@ -125,10 +112,9 @@ def about(wheel):
         return read_metadata(opened)
 
 
-def found(wheel, binaries=None):
+def found(wheel):
     """Name and complaint of each finding."""
-    binaries = inspect_file(wheel) if binaries is None else binaries
-    findings = list(check_wheel(about(wheel), binaries))
+    findings = list(check_wheel(about(wheel), ()))
     assert all(each.kind.exit_code == 3 and each.hint for each in findings)
     return [f"{each.where}: {each.what}" for each in findings]
 
@@ -154,18 +140,12 @@ def test_what_a_wheel_says(made):
     [
         (lambda m, h: m.update({f"{h}/patchkit.json": b"{"}), "patchkit.json: is no JSON: Expect"),
         (lambda m, h: m.update({f"{h}/patchkit.json": b"[]"}), "patchkit.json: is no JSON object"),
-        (
-            lambda m, h: m.update({f"{h}/METADATA": b"Requires-Dist: a==\n"}),
-            "Requires-Dist: Expected",
-        ),
-        (
-            lambda m, h: m.update({f"{h}/METADATA": b"Requires-Python: ten\n"}),
-            "Invalid specifier: 'ten'",
-        ),
+        (lambda m, h: m.update({f"{h}/METADATA": b"Requires-Dist: a==\n"}), "Dist: Expected"),
+        (lambda m, h: m.update({f"{h}/METADATA": b"Requires-Python: ten\n"}), "specifier: 'ten'"),
     ],
 )
 def test_what_cannot_be_read_is_said(change, fault, made):
-    (said,) = found(made(change=change), binaries=())
+    (said,) = found(made(change=change))
     assert fault in said, said
 
 
@@ -173,7 +153,6 @@ def test_what_cannot_be_read_is_said(change, fault, made):
     ("project", "member", "owner"),
     [
         ("vllm", "vllm.libs/libcudart-1a2b3c4d.so.13.0.96", "NVIDIA's wheels"),
-        ("vllm", "vllm/libcublasLt.so.13", "NVIDIA's wheels"),
         ("vllm", "vllm/lib/libc10.so", "torch"),
         ("nvidia-nccl-cu13", "nvidia/nccl/lib/libcuda.so.1", "the driver"),
         ("nvidia-nccl-cu13", "nvidia/nccl/lib/libnccl.so.2", None),
@@ -182,7 +161,7 @@ def test_what_cannot_be_read_is_said(change, fault, made):
     ],
 )
 def test_private_copies(project, member, owner, made):
-    said = found(made({member: b""}, project=project), binaries=())
+    said = found(made({member: b""}, project=project))
     expected = f"{member}: is a private copy of a library of {owner}"
     assert said == ([expected] if owner else [])
 
@@ -192,7 +171,6 @@ def test_private_copies(project, member, owner, made):
     [
         ("2.11.0", ["cuda-toolkit[x]==13.0.2", "nvidia-nccl-cu13==2.28.9"], 13),
         ("2.11.0", ["cuda-bindings<14"], 0),
-        ("2.9.0+cu130", ["numpy"], 13),
         ("2.9.0+cu128", ["nvidia-nccl-cu12"], 12),
         ("2.9.0+cpu", ["numpy"], None),
         ("2.10.0", ["numpy", "triton"], None),
