@@ -85,19 +85,14 @@ def node(tmp_path):
     python = tmp_path / "node/bin/python"
     alone = {k: v for k, v in os.environ.items() if not k.startswith(("PIP_", "UV_"))}
     alone |= {"PIP_CONFIG_FILE": os.devnull, "PIP_NO_INDEX": "1"}
-    alone |= {"PIP_DISABLE_PIP_VERSION_CHECK": "1"}
+    alone["PIP_DISABLE_PIP_VERSION_CHECK"] = "1"
 
     def run(verb, *arguments, by="pip", rc=0):
         command = [sys.executable, "-m", "pip", "--python", python, verb]
         if by == "uv":
             command = [find_uv_bin(), "--no-config", "pip", verb, "--python", python, "--offline"]
-        done = subprocess.run(
-            [*map(str, [*command, *arguments])],
-            env=alone,
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-        )
+        how = {"env": alone, "cwd": tmp_path, "capture_output": True, "text": True}
+        done = subprocess.run([*map(str, [*command, *arguments])], **how)
         assert done.returncode == rc, done.stdout + done.stderr
         return done.stdout + (done.stderr if verb != "list" else "")
 

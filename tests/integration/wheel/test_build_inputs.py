@@ -158,26 +158,15 @@ EVERY = {
     "torch.version.hip": None,
     f"{EXTENSION}.CUDA_HOME": "/cuda",
     f"{EXTENSION}.ROCM_HOME": None,
-    "torch.utils.cpp_extension.COMMON_NVCC_FLAGS": [
-        "-D__CUDA_NO_HALF_OPERATORS__",
-        "--expt-relaxed-constexpr",
-    ],
+    f"{EXTENSION}.COMMON_NVCC_FLAGS": ["-D__CUDA_NO_HALF_OPERATORS__", "--expt-relaxed-constexpr"],
 }
 
 
-@pytest.fixture(scope="module")
-def torch(tmp_path_factory):
-    """An interpreter with the stand-in, and the site-packages folder that it reads."""
-    home = tmp_path_factory.mktemp("across")
-    target = small_torch(home / "target")
-    venv.create(home / "python", with_pip=False)
-    python = home / "python" / "bin" / "python"
+def test_every_question_of_a_release_is_answered(release, version, tmp_path):
+    """By an interpreter with the stand-in for torch."""
+    target, python = small_torch(tmp_path / "target"), tmp_path / "python" / "bin" / "python"
+    venv.create(tmp_path / "python", with_pip=False)
     install_torch_stand_in(site(python), target)
-    return python, target
-
-
-def test_every_question_of_a_release_is_answered(release, version, torch):
-    python, target = torch
     answered = answers(python, questions(release(version)), {"CUDA_HOME": "/cuda"})
     assert [each for each, answer in answered.items() if "refused" in answer] == []
     found = {each: answer.get("value") for each, answer in answered.items()}

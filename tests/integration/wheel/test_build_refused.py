@@ -30,7 +30,6 @@ def test_a_wheelhouse_that_cannot_take_it(toolchain, build, tmp_path):
         (["--src", SMALL.parent], 3, "not a source tree of NCCL: makefiles/version.mk is missing"),
         (["--src", SMALL, "--version", VERSION], 2, "--version and --src exclude each other"),
         (["--version", "2.28.3"], 3, "sticky CUDA error"),
-        (["--src", SMALL, "--target", "gb300"], 2, "gb300"),
     ],
 )
 def test_refusals(build, nothing, tmp_path, arguments, rc, says):
@@ -46,8 +45,7 @@ def test_refusals(build, nothing, tmp_path, arguments, rc, says):
 def test_the_version_that_nobody_named_is_told(build, nothing, tmp_path):
     """And why that one, before anything else is."""
     need("make", "g++")
-    words = ("--offline", "--cpu", HERE, "--dir", tmp_path / "house")
-    said = build(*words, rc=3, env=nothing).stderr
+    said = build("--offline", "--cpu", HERE, "--dir", tmp_path / "house", rc=3, env=nothing).stderr
     default = load_facts().default
     assert said.startswith(f"NCCL {default}: the recipe's default: no torch or vLLM wheel")
     assert f"no sources of NCCL {default} could be had" in said

@@ -35,7 +35,6 @@ from support.faults import in_child, killed_everywhere
 from support.selection import WHOLE
 from support.vllm_wheels import (
     FIX,
-    HOPPER,
     KERNELS,
     LOST,
     NAME,
@@ -71,9 +70,8 @@ def workplace(tmp_path, monkeypatch):
 def run(house):
     """Repack a file that is vouched for, with one fix: ``run(wheel, target="thor")``."""
 
-    def make(wheel, *, target="gb10", only=(FIX,), cpu="aarch64", **selection):
-        chosen = {name: frozenset(ids) for name, ids in selection.items()}
-        request = Request(target=targets()[target], only=frozenset(only), **chosen)
+    def make(wheel, *, target="gb10", only=(FIX,), cpu="aarch64"):
+        request = Request(target=targets()[target], only=frozenset(only))
         return repacked(wheel, request, house, cpu=cpu, digest=sha256(wheel))
 
     return make
@@ -91,12 +89,8 @@ def known(monkeypatch):
     return lock
 
 
-GB10 = targets()["gb10"]
+WITH_FIX = Request(target=targets()["gb10"], only=frozenset({FIX}))
 X86 = NAME.replace("aarch64", "x86_64")
-
-
-def _x86(library):
-    return library[:18] + (62).to_bytes(2, "little") + library[20:]
 
 
 def read(wheel, ending):
@@ -110,7 +104,6 @@ def test_one_version_everywhere(run, tmp_path):
     facts = json.loads(read(done.wheel, "/patchkit.json"))
     version = facts["wheel"]
     assert version.startswith("0.19.1+cu130.gb10.")
-    assert len(version.rpartition(".")[2]) == 10
     # The glibc of the tag is the one that is needed.
     tag = "cp38-abi3-manylinux_2_29_aarch64"
     assert done.wheel.name == f"vllm-{version}-{tag}.whl"
@@ -123,9 +116,6 @@ def test_one_version_everywhere(run, tmp_path):
     metadata = read(done.wheel, "/METADATA")
     assert f"\nVersion: {version}\n" in metadata
     assert metadata.endswith("\n\nVersion: not this one\n")
-    with zipfile.ZipFile(done.wheel) as bundle:
-        homes = {name.partition("/")[0] for name in bundle.namelist() if ".dist-info/" in name}
-    assert homes == {f"vllm-{version}.dist-info"}
     assert list(find_faults(done.wheel)) == []
     assert check_files(done.wheel.parent) == ()
 
@@ -141,27 +131,10 @@ def test_a_wheel_of_another_cuda_does_not_claim_the_targets(run, tmp_path):
     assert "linked with CUDA 12 (libcudart.so.12), not with 13.0" in done.notes[1]
 
 
-def _without(*names):
-    return {name: data for name, data in KERNELS.items() if name not in names}
-
-
-@pytest.mark.parametrize(
-    ("libraries", "target", "words"),
-    [
-        (_without("vllm/_moe_C.abi3.so"), "gb10", "_moe_C.abi3.so: is missing: MoE models"),
-        ({**KERNELS, "vllm/_moe_C.abi3.so": HOPPER}, "gb10", "_moe_C.abi3.so: does not load"),
-        (KERNELS, "thor", "_C.abi3.so: does not load"),
-    ],
-)
-def test_kernels_that_do_not_serve_the_device(run, house, tmp_path, libraries, target, words):
-    with pytest.raises(ProofError) as caught:
-        run(vllm_wheel(tmp_path, libraries=libraries), target=target)
-    assert words in caught.value.what
-    assert f"patchkit build vllm --version 0.19.1 --target {target}" in caught.value.hint
-    assert not house.exists()
-
-
-def test_wheels_without_cuda_and_with_two(run, house, tmp_path):
+def test_kernels_that_do_not_serve_the_device(run, house, tmp_path):
+    with pytest.raises(ProofError, match=r"_C\.abi3\.so: does not load") as caught:
+        run(vllm_wheel(tmp_path), target="thor")
+    assert "patchkit build vllm --version 0.19.1 --target thor" in caught.value.hint
     stock = dict.fromkeys(KERNELS, KERNELS["vllm/_moe_C.abi3.so"])
     with pytest.raises(ProofError, match="need no libcudart"):
         run(vllm_wheel(tmp_path, libraries=stock))
@@ -183,7 +156,7 @@ def test_twice_is_once_and_a_repack_is_not_repacked(run, known, house, tmp_path)
 
     copy = shutil.copy(first.wheel, tmp_path)
     with pytest.raises(UsageError, match="made it already, for gb10") as caught:
-        repacked(copy, Request(target=GB10, only=frozenset({FIX})), house)
+        repacked(copy, WITH_FIX, house)
     assert f"patchkit repack vllm=={VERSION} --cpu aarch64" in caught.value.hint
 
 
@@ -194,30 +167,26 @@ def test_an_installed_repack_keeps_the_fixes_that_lost_kernels_asked_for(
 ):
     """The Python of 0.19.1 over kernels that a GB10 does not get, installed and patched again."""
     python, home = python_of(release(VERSION)), tmp_path / "venv"
-    elsewhere = {name: _x86(data) for name, data in KERNELS.items()}
-    wheel = vllm_wheel(
-        tmp_path, name=X86, libraries=elsewhere, change=lambda members: members.update(python)
-    )
+    machine = (62).to_bytes(2, "little")  # EM_X86_64
+    elsewhere = {name: data[:18] + machine + data[20:] for name, data in KERNELS.items()}
+    wheel = vllm_wheel(tmp_path, name=X86, libraries=elsewhere, change=lambda m: m.update(python))
     done = run(known(wheel, "x86_64"), cpu="x86_64", only=())
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", home], check=True)
     pip = [sys.executable, "-m", "pip", "--python", home / "bin/python", "install", "--no-index"]
     subprocess.run([*map(str, [*pip, "--no-deps", done.wheel])], check=True, capture_output=True)
     packages, facts = next(home.glob("lib/python*/site-packages")), done.facts
-    source = ["--vllm-src", packages / "vllm"]
+    source, chosen = ["--vllm-src", packages / "vllm"], {"fp8_block_triton", "fp8_linear_torch"}
     assert facts["turned_on"] == ["fp8_block_triton"]
 
     def fixes(state, verb, *options):
         told = json.loads(cli(verb, *source, *options, "--json").stdout)["fixes"]
         return {fix["id"] for fix in told if fix["state"] == state}
 
-    plain = cli("apply", *source).stdout
-    assert "nothing to do" in plain
-    assert "as the package was patched before; " in plain
+    assert "nothing to do" in cli("apply", *source).stdout
     made = fixes("applied", "status")
-    assert {"fp8_block_triton", "fp8_linear_torch"} < made
+    assert chosen < made
     # Who names fixes chooses anew, and a reverted package knows of no choice.
-    others = made - {"fp8_block_triton", "fp8_linear_torch"}
-    assert fixes("applied", "apply", "--without", "fp8_linear_torch") == others
+    assert fixes("applied", "apply", "--without", "fp8_linear_torch") == made - chosen
     cli("revert", *source)
     assert fixes("apply", "status") == made - {"fp8_block_triton"}
 
@@ -226,11 +195,8 @@ def test_on_the_command_line(environment, house, tmp_path):
     wheel = vllm_wheel(tmp_path)
 
     def patchkit(*arguments, rc=0):
-        command = [*PATCHKIT, str(tmp_path / "work"), "repack", *map(str, arguments)]
-        done = subprocess.run(
-            [*command, "--dir", str(house)], env=environment, capture_output=True, text=True
-        )
-        assert "Traceback" not in done.stderr, done.stderr
+        command = [*PATCHKIT, tmp_path / "work", "repack", *arguments, "--dir", house]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True)
         assert done.returncode == rc, done.stdout + done.stderr
         return done
 
@@ -238,7 +204,6 @@ def test_on_the_command_line(environment, house, tmp_path):
     refused = patchkit(wheel, rc=UsageError.exit_code)
     assert f"--sha256 {sha256(wheel)} takes it nonetheless" in refused.stderr
     shown = patchkit(wheel, *options).stdout
-    assert "_C.abi3.so" in shown
     assert "loads in part" in shown
     # It is for a Spark's CPU, and here may be another one.
     assert "next: pip install" in shown or "next, there, in vLLM's environment: pip" in shown
@@ -258,26 +223,19 @@ def locked(spec, **which):
         (lambda p: p / "absent.whl", UsageError, "no such file"),
         (lambda p: write_wheel(p, "1.0", project="other"), SourceError, "of other, not of vllm"),
         (lambda p: vllm_wheel(p, name=X86), UsageError, "is for x86_64, not for aarch64"),
-        (lambda p: "vllm==0.19.one", UsageError, "is not a version"),
         (lambda p: "vllm==9.9.9", SourceError, "is not among the releases"),
         (lambda p: "vllm==0.10.0", SourceError, "0.10.0 is not supported"),
         (lambda p: "vllm==0.15.1", SourceError, "wheels on the package index and no sdist"),
         (
             lambda p: vllm_wheel(p, name=NAME.replace("2_28", "2_31")),
-            HashMismatchError,
-            "but the lock says c8dde3c9af20",
+            *(HashMismatchError, "but the lock says c8dde3c9af20"),
         ),
-        (
-            lambda p: vllm_wheel(p, name=NAME.replace("0.19.1", "0.19.1+mine")),
-            UsageError,
-            "is not among upstream's wheels that this patchkit knows",
-        ),
+        (lambda p: vllm_wheel(p), UsageError, "is not among upstream's wheels that this patchkit"),
     ],
 )
 def test_what_is_not_taken(tmp_path, make, error, words):
-    with pytest.raises(error) as caught:
+    with pytest.raises(error, match=words):
         locked(make(tmp_path))
-    assert words in str(caught.value)
 
 
 def test_hashes_that_are_named(tmp_path):
@@ -296,19 +254,15 @@ def test_the_wheel_that_was_hashed_is_the_one_that_is_repacked(house, tmp_path):
     digest = sha256(wheel)
     with found(wheel, digest=digest) as origin:
         other.replace(wheel)
-        done = repack_wheel(
-            origin, Request(target=targets()["gb10"], only=frozenset({FIX})), house, report=quiet
-        )
+        done = repack_wheel(origin, WITH_FIX, house, report=quiet)
     assert (done.facts["source"], done.facts["cuda"]) == (f"sha256:{digest}", "13")
     assert check_files(house) == ()
 
 
 def test_nothing_to_change(run, house, tmp_path):
-    def done(members):
-        members[PATCHED.path] = PATCHED.after.encode()
-
+    done = {PATCHED.path: PATCHED.after.encode()}
     with pytest.raises((UsageError, DriftError)):
-        run(vllm_wheel(tmp_path, change=done))
+        run(vllm_wheel(tmp_path, change=lambda members: members.update(done)))
     assert not house.exists()
 
 
@@ -322,7 +276,6 @@ def test_killed_at_any_change_of_the_disk(run, house, tmp_path):
         shutil.rmtree(tmp_path / "work", ignore_errors=True)
 
     run(source)  # what it imports and parses, no child has to do again
-    kills = 0
     for number in killed_everywhere(lambda: run(source), clean, 1 if WHOLE else 3):
         kills = number
         if number % 7 == 0 and house.is_dir():

@@ -26,26 +26,20 @@ def made(tmp_path):
     return lambda version, **more: write_wheel(tmp_path / "made", version, **more)
 
 
-def library(tmp_path):
-    return next((tmp_path / "node/lib").glob("python*")) / "site-packages" / LIBRARY
-
-
 @pytest.mark.e2e
 def test_ours_takes_the_place_of_stock(node, house, made, tmp_path):
     torch = made("2.13.0", project="torch", requires=["nvidia-nccl-cu13==2.29.7"])
     node("install", made(STOCK), torch)
     add_wheel(house, made(OURS), {})
-    assert library(tmp_path).read_text() == f"{STOCK} {HERE}"
+    (library,) = (tmp_path / "node/lib").glob(f"python*/site-packages/{LIBRARY}")
+    assert library.read_text() == f"{STOCK} {HERE}"
 
     node("install", *LOCKED)
-
     assert installed(node) == [f"nvidia-nccl-cu13=={OURS}", "torch==2.13.0"]
-    assert library(tmp_path).read_text() == f"{OURS} {HERE}"
+    assert library.read_text() == f"{OURS} {HERE}"
     assert "No broken requirements found" in node("check")
     assert "already satisfied" in node("install", "torch")
     node("uninstall", "--yes", "nvidia-nccl-cu13")
-    # pip leaves the empty folders of a namespace package behind, stock's too.
-    assert [path.name for path in library(tmp_path).parents[2].rglob("*")] == ["nccl"]
     assert installed(node) == ["torch==2.13.0"]
 
     write_wheel(house, OURS, files={LIBRARY: b"changed"})
@@ -56,20 +50,9 @@ def test_wheels_for_two_cpus(node, house, made):
     for tag in (HERE, ELSEWHERE):
         add_wheel(house, made(OURS, tag=tag), {})
     add_wheel(house, made("1.0", project="anywhere", tag="py3-none-any"), {})
-
     said = node("install", *LOCKED)
-
     assert f"Ignoring nvidia-nccl-cu13: markers 'platform_machine == \"{OTHER_CPU}\"'" in said
     assert installed(node) == ["anywhere==1.0", f"nvidia-nccl-cu13=={OURS}"]
-
-
-@pytest.mark.e2e
-@pytest.mark.parametrize(
-    ("version", "tag"), [(STOCK, HERE), ("2.30.7", HERE), (OURS, HERE.replace("2_17", "2_5"))]
-)
-def test_what_the_wheelhouse_refuses_pip_cannot_resolve(version, tag, node, made):
-    """The reason for the rule; if a pip learns to choose, the rule may go."""
-    assert "ResolutionImpossible" in node("install", made(OURS), made(version, tag=tag), rc=1)
 
 
 # The command line
@@ -87,7 +70,7 @@ def test_list_verify_prune(cli, house, made):
     ]
     assert fill[-4:] == ["wheelhouse", "fill", "--dir", "wheelhouse"]
     listed = json.loads(cli("wheelhouse", "list", "--json").stdout)["wheels"]
-    assert [(wheel["filename"], wheel["facts"]) for wheel in listed][:1] == [(place.name, facts)]
+    assert (listed[0]["filename"], listed[0]["facts"]) == (place.name, facts)
     assert "2 wheels, all as listed" in cli("verify").stdout
     assert "nothing to remove" in cli("wheelhouse", "prune").stdout
 
@@ -95,17 +78,13 @@ def test_list_verify_prune(cli, house, made):
     found = cli("verify", house, rc=2).stdout
     stock = f"nvidia_nccl_cu13-{STOCK}-{HERE}.whl"
     assert f"✗ {stock}  pip cannot resolve it beside {place.name} (ResolutionImpossible)\n" in found
-    # What was built here stays; the other one goes.
-    assert f"--drop {stock}\n" in found
-    assert f"--drop {place.name}" not in found
+    assert f"--drop {stock}\n" in found  # what was built here stays
     assert "nothing was changed" in cli("wheelhouse", "prune", "--dry-run").stdout
     changes = json.loads(cli("wheelhouse", "prune", "--drop", "vllm", "--json").stdout)["changes"]
     assert [change["reason"] for change in changes][:2] == ["dropped", "not in manifest.json"]
 
     place.write_bytes(place.read_bytes()[:-1])
-    *_, name, short, _unread, hint = cli("verify", rc=8).stdout.splitlines()
-    assert (name, hint) == (f"✗ {place.name}", "  next:  build it again")
-    assert short.endswith(" in manifest.json: it was changed or cut short")
+    assert "it was changed or cut short" in cli("verify", rc=8).stdout
     done = json.loads(cli("verify", "--json", rc=8).stdout)
     assert {each["where"] for each in done["findings"]} == {place.name}
 
@@ -214,13 +193,13 @@ def test_a_record_that_was_edited(world, call, house):
     place.write_text(text.replace("2.30.7", "2.31.2"))
     found = json.loads(call("verify", "--json", rc=8).stdout)["findings"]
     assert {each["where"] for each in found} == {"requirements.txt", "SHA256SUMS"}
-    for damaged in (
-        text.replace('"reason"', '"reasons"'),
-        text.replace("2.30.7", "2.27.7"),
-        text.replace('"the user"', '"the\\nuser"'),
-        text.replace("torch 2.11.0", "torch"),
+    for old, new in (
+        ('"reason"', '"reasons"'),
+        ("2.30.7", "2.27.7"),
+        ('"the user"', '"the\\nuser"'),
+        ("torch 2.11.0", "torch"),
     ):
-        assert damaged != text
-        place.write_text(damaged)
+        assert old in text
+        place.write_text(text.replace(old, new))
         with pytest.raises(SourceError, match=r"cannot be read: overrides\[1\]"):
             call("verify")

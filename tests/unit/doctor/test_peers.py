@@ -86,10 +86,6 @@ def other_nccl(report):
     return replace(report, contents=replace(report.contents, nccl=nccl))
 
 
-def full_disk(report):
-    return replace(report, disks=(replace(report.disks[0], free=4096), report.disks[0]))
-
-
 def without_key(report):
     error = {"kind": "HostError", "what": "spark-2: Permission denied", "why": "", "hint": "x"}
     return replace(report, links=(PeerLink(words=(), error=error),))
@@ -97,9 +93,10 @@ def without_key(report):
 
 # What is changed on which node → the check, whom it names, and what the hint holds.
 FAULTS = [
-    ("disk", 1, full_disk, WORKER, "du -xah -d 1 /"),
+    ("disk", 1, lambda r: replace(r, disks=(replace(r.disks[0], free=9),)), WORKER, "du -xah -d 1"),
     ("cable", 1, lambda r: netdev(r, carrier=False, state="down"), WORKER, "-brief link show"),
     ("address", 1, lambda r: netdev(r, addresses=()), WORKER, "ip address add 192.168.100.11/24"),
+    ("lanes", 1, lambda r: netdev(r, lanes=2), WORKER, ""),
     ("mtu", 1, lambda r: netdev(r, mtu=1500), WORKER, "mtu 9000"),
     ("route", 0, lambda r: way(r, netdev="wlan0"), HEAD, "ip route get 192.168.100.11"),
     ("way", 0, lambda r: way(r, plain="silent", full="silent"), HEAD, "ping -c 3"),
@@ -109,15 +106,8 @@ FAULTS = [
     ("vllm", 0, lambda r: contents(r, "versions", vllm="0.24.0"), BOTH, INSTALL),
     ("torch", 0, lambda r: contents(r, "digests", torch="f" * 64), BOTH, INSTALL),
     ("model", 1, lambda r: replace(r, models=(model(problem="x"),)), WORKER, "spark-1 'rsync"),
-    (
-        "model-same",
-        1,
-        lambda r: replace(r, models=(model(digest="0"),)),
-        BOTH,
-        "spark-2:/home/spark/models/m/",
-    ),
+    ("model-same", 1, lambda r: replace(r, models=(model(digest="0"),)), BOTH, "spark-2:/home/"),
     ("start", 1, lambda r: file(r, "group.json", r.placed.id, "0" * 16), WORKER, UP),
-    ("edited", 0, lambda r: file(r, "node.env", "# as above", "# and"), HEAD, UP),
     ("edited", 1, lambda r: file(r, "node.env", '.11"', '.10"'), WORKER, UP),
     ("edited", 1, lambda r: file(r, UNIT, "--max-num-seqs 64", "--max-num-seqs 9"), WORKER, UP),
     ("env-address", 1, moved, WORKER, UP),
@@ -147,8 +137,8 @@ def test_a_node_that_does_not_answer(well):
     others = [each for each in found if WORKER in each.where and each is not error]
     assert {each.level for each in others} == {Level.UNKNOWN}
     # Every check that is made of a node or of a pair says that it was not.
-    own = {"port", "link", "restarts"}  # of the head alone
-    assert {*finding_texts("peers.toml")} - own - {"ssh"} <= {each.about for each in others}
+    own = {"port", "link", "restarts", "ssh"}  # of the head alone
+    assert {*finding_texts("peers.toml")} - own <= {each.about for each in others}
 
 
 def test_what_is_left_of_a_cluster_that_is_down(well):
@@ -187,37 +177,13 @@ def test_an_address_of_another_node(well):
     assert "ip address del 192.168.100.10/32" in found[0].hint
 
 
-@pytest.mark.parametrize("text", ["", "[]", '{"workers": 3}', "[" * 5000, '{"id": [1]}'])
+@pytest.mark.parametrize("text", ["", "[]", "[" * 5000, '{"id": [1]}'])
 def test_placed_files_that_somebody_damaged(well, text):
     file, (head, worker) = well
     texts = {**head.facts.files, "group.json": text, UNIT: "ExecStart='", "node.env": text}
     facts = replace(head.facts, files=texts)
     found = wrong(file, [replace(head, facts=facts, placed=placed_files(texts, UNIT)), worker])
     assert "edited" in {each.about for each in found}
-
-
-# All findings about a cluster: each thing once, the first cause first
-
-
-def test_nodes_that_are_well(well):
-    file, nodes = well
-    found = cluster_findings(file, nodes)
-    assert wrong(file, nodes) == []
-    assert ("roce-v2-gid", "spark-1") in {(each.about, each.where) for each in found}
-
-
-@pytest.mark.parametrize(
-    ("change", "expected"),
-    [
-        ({"mtu": 1500}, [("mtu", "spark-2")]),
-        ({"carrier": False, "state": "down"}, [("cable", "spark-2")]),
-        ({"lanes": 2}, [("lanes", "spark-2")]),
-    ],
-)
-def test_what_several_checks_find_is_said_once(well, change, expected):
-    file, (head, worker) = well
-    found = wrong(file, [head, netdev(worker, **change)])
-    assert [(each.about, each.where) for each in found] == expected
 
 
 def test_the_first_cause_stands_first(well):
@@ -233,6 +199,7 @@ def test_the_first_cause_stands_first(well):
 
 
 def test_a_report_has_all_that_the_nodes_said_and_no_error_breaks_it(well):
+    assert wrong(*well) == []
     _, (head, worker) = well
     worker = replace(worker, no_address=HostError("spark-2 has no address"))
     parts = Visit(findings=(), reports=(head, worker), lines=(("spark-1", "one"),)).parts()

@@ -9,6 +9,11 @@ import pytest
 from patchkit.digests import tree_digest
 
 
+def write(place, text=""):
+    place.parent.mkdir(parents=True, exist_ok=True)
+    place.write_text(text)
+
+
 @pytest.fixture
 def folder(tmp_path):
     for path in ("src/Makefile", "src/script.sh", "src/build/x"):
@@ -16,16 +21,10 @@ def folder(tmp_path):
     return tmp_path / "tree"
 
 
-def write(place, text=""):
-    place.parent.mkdir(parents=True, exist_ok=True)
-    place.write_text(text)
-
-
 @pytest.mark.parametrize(
     "change",
     [
         lambda root: write(root / "src/Makefile", "all: \n"),
-        lambda root: write(root / "src/new"),
         lambda root: (root / "src/Makefile").unlink(),
         lambda root: (root / "src/script.sh").chmod(0o755),
         lambda root: (root / "src/link").symlink_to("Makefile"),

@@ -36,15 +36,12 @@ def test_limits():
         assert bool(done.trouble) == bool(trouble)
 
 
-def test_a_program_that_reads_nothing_is_given_up():
+def test_a_program_that_reads_or_writes_nothing_more():
+    """One is given up; the other may go on until its time is over."""
     given, limits = [b"x" * (1 << 20)], FollowLimits(silence=0.2)
     with Follow("sleep", "60", given=given, limits=limits) as running:
         assert list(running) == []
     assert running.done.trouble == "no sign of life for 0.2 s"
-
-
-def test_a_program_that_writes_nothing_more_may_go_on():
-    """Until its time is over; what it says to the end is an error's words."""
     found, done = talk("exec >&-; sleep 0.2; echo b >&2; exit 3", seconds=60)
     assert (found, done.trouble) == ([], "exit code 3: b")
     found, done = talk("exec >&-; exec sleep 60", seconds=0.2)
@@ -80,12 +77,6 @@ def test_lines_come_while_the_program_runs():
     assert running.done.started is False
 
 
-def test_of_a_long_output_the_end_is_kept():
-    with Follow("seq", "0", "999") as running:
-        assert len([line for line in running if line]) == 1000
-    assert running.done.output.splitlines() == [str(n) for n in range(600, 1000)]
-
-
 def test_a_program_ends_when_nobody_reads_it_any_more():
     with Follow("sh", "-c", "echo $$; exec sleep 600") as running:
         pid = int(next(line for line in running if line))
@@ -94,7 +85,9 @@ def test_a_program_ends_when_nobody_reads_it_any_more():
         os.kill(pid, 0)
 
 
-def test_a_line_without_an_end_does_not_fill_the_memory():
-    code = "import sys; sys.stdout.write('x' * (5 << 20))"
-    with Follow(PYTHON, "-c", code, env=dict(os.environ)) as running:
+def test_long_outputs_and_lines_do_not_fill_the_memory():
+    with Follow("seq", "0", "999") as running:
+        assert len([line for line in running if line]) == 1000
+    assert running.done.output.splitlines() == [str(n) for n in range(600, 1000)]
+    with Follow(PYTHON, "-c", "print('x' * (5 << 20))", env=dict(os.environ)) as running:
         assert max(map(len, running)) < 2 << 20

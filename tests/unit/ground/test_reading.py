@@ -20,14 +20,12 @@ def _socket(path):
 @pytest.mark.parametrize(
     ("make", "kind", "says"),
     [
-        (lambda path: None, UsageError, "no such file"),
         (Path.mkdir, UsageError, "is a directory, not a file"),
         (os.mkfifo, UsageError, "is a FIFO, not a file"),
         (_socket, StorageError, "cannot be read"),
         (lambda path: path.symlink_to("nowhere"), UsageError, "no such file"),
         (lambda path: path.symlink_to(path.name), UsageError, "is a symbolic link"),
     ],
-    ids=["nothing", "directory", "FIFO", "socket", "dangling", "loop"],
 )
 def test_what_is_no_file_is_refused_at_once(make, kind, says, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # a socket's path must be short
@@ -53,7 +51,7 @@ def test_a_link_is_followed_where_a_user_named_it_and_not_in_a_tree(tmp_path):
         read_text(tmp_path / "link", follow=False)
 
 
-def test_the_limit_is_the_last_size_that_is_read(tmp_path):
+def test_the_limit_is_the_last_size_that_is_read_and_a_line_that_is_not_utf8_is_named(tmp_path):
     path = tmp_path / "file"
     path.write_bytes(b"a" * 10)
     assert read_bytes(path, limit=10) == b"a" * 10
@@ -63,10 +61,6 @@ def test_the_limit_is_the_last_size_that_is_read(tmp_path):
     with pytest.raises(SourceError, match="is larger than 4 MiB"):
         read_bytes(path)
     assert LARGEST == 4 << 20
-
-
-def test_the_line_that_is_not_utf8_is_named(tmp_path):
-    path = tmp_path / "file"
     path.write_bytes(b"one\ntwo\n\xff\n")
     with pytest.raises(SourceError, match=r"file:3: is not UTF-8"):
         read_text(path)

@@ -11,11 +11,7 @@ import pytest
 from patchkit.errors import UsageError
 from patchkit.target import Arch, Load, best_load, listed, load, parse_arch, targets
 
-SM80, SM120F, SM121A = (
-    "arch=compute_80,code=sm_80",
-    "arch=compute_120f,code=sm_120f",
-    "arch=compute_121a,code=sm_121a",
-)
+SM80, SM121A = "-gencode arch=compute_80,code=sm_80", "-gencode arch=compute_121a,code=sm_121a"
 GB10, H100, THOR, B300 = (12, 1), (9, 0), (11, 0), (10, 3)
 
 
@@ -24,12 +20,15 @@ def test_parse_arch():
         ("12.1a", Arch(12, 1, "a", False), "121a"),
         ("12.0f", Arch(12, 0, "f", False), "120f"),
         ("9.0", Arch(9, 0, "", False), "90"),
-        (" 8.0+PTX\n", Arch(8, 0, "", True), "80"),
         ("10.3a+PTX", Arch(10, 3, "a", True), "103a"),
         ("8.9-virtual", Arch(8, 9, "", False, virtual=True), "89"),
     ):
         assert parse_arch(text) == expected
         assert parse_arch(text).gencode == name
+
+    for text in ("", "12", "121a", "sm_121", "12.1af", "12.10", "12.1;9.0", "8.9+PTX-virtual"):
+        with pytest.raises(UsageError, match="is not an arch"):
+            parse_arch(text)
 
 
 def test_what_nvcc_makes_is_listed():
@@ -39,57 +38,33 @@ def test_what_nvcc_makes_is_listed():
     assert listed(codes) == archs
 
 
-def test_parse_arch_refuses():
-    for text in ("", "12", "121a", "sm_121", "12.1af", "12.10", "12.1;9.0", "8.9+PTX-virtual"):
-        with pytest.raises(UsageError, match="is not an arch"):
-            parse_arch(text)
-
-
 def test_load():
     for arch, capability, expected in (
         ("12.1a", GB10, Load.EXACT),
         ("12.1f", GB10, Load.EXACT),
-        ("12.1", GB10, Load.EXACT),
         ("12.0f", GB10, Load.FAMILY),
         ("12.0", GB10, Load.COMPATIBLE),
         ("12.0a", GB10, Load.NONE),
-        ("12.0a+PTX", GB10, Load.NONE),
         ("8.0+PTX", GB10, Load.JIT),
-        ("9.0-virtual", GB10, Load.JIT),
         ("9.0-virtual", H100, Load.JIT),
         ("12.0f-virtual", GB10, Load.JIT),
         ("12.0f-virtual", B300, Load.NONE),
-        ("8.0", GB10, Load.NONE),
-        ("9.0a", GB10, Load.NONE),
-        ("10.0f", GB10, Load.NONE),
-        ("13.0", GB10, Load.NONE),
-        ("12.2+PTX", GB10, Load.NONE),
         ("12.1", (12, 0), Load.NONE),
-        ("12.1f", (12, 0), Load.NONE),
         ("10.0f", B300, Load.FAMILY),
-        ("10.0a", B300, Load.NONE),
         ("10.0f", THOR, Load.NONE),
-        ("11.0a", THOR, Load.EXACT),
         ("8.6", (8, 9), Load.COMPATIBLE),
         ("8.6", (8, 0), Load.NONE),
     ):
         assert load(parse_arch(arch), capability) is expected
-
-
-def test_best_load():
     assert best_load((), GB10) is Load.NONE
     assert best_load(("8.0+PTX", "12.0", "9.0a"), GB10) is Load.COMPATIBLE
 
 
 def test_a_target_reaches_its_own_device():
-    for name, capability, cpu in (
-        ("gb10", GB10, "aarch64"),
-        ("thor", THOR, "aarch64"),
-        ("h200", H100, "x86_64"),
-    ):
+    for name, capability in (("gb10", GB10), ("thor", THOR), ("h200", H100)):
         target = targets()[name]
         assert (target.name, target.capability, target.major) == (name, capability, capability[0])
-        assert (target.cpu, target.cuda_tag) == (cpu, "cu130")
+        assert target.cuda_tag == "cu130"
         assert load(parse_arch(target.arch_list("native")), capability) is Load.EXACT
         assert load(parse_arch(target.arch_list("family")), capability) >= Load.FAMILY
         assert load(parse_arch(target.stock), capability) >= Load.COMPATIBLE
@@ -97,12 +72,8 @@ def test_a_target_reaches_its_own_device():
 
 def test_gencode_flags():
     for arch_list, expected in (
-        ("12.1a", f"-gencode {SM121A}"),
-        ("8.0;12.0f;12.1a", f"-gencode {SM80} -gencode {SM120F} -gencode {SM121A}"),
-        (
-            "8.0+PTX 12.1a",
-            f"-gencode {SM80} -gencode arch=compute_80,code=compute_80 -gencode {SM121A}",
-        ),
+        ("8.0;12.1a", f"{SM80} {SM121A}"),
+        ("8.0+PTX 12.1a", f"{SM80} -gencode arch=compute_80,code=compute_80 {SM121A}"),
         # What torch's select_compute_arch.cmake answers on the device: "2.1" inside "12.1".
         ("Auto", "-gencode arch=compute_20,code=sm_121"),
     ):

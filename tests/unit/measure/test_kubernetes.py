@@ -21,11 +21,8 @@ LARGE = "openai/gpt-oss-120b"
 TEXTS = st.text(st.characters(exclude_categories=["Cs", "Cc"]), max_size=20)
 _SIGNS = "$(reboot) $(HOST_IP) $$(HOST_IP) $ $$ a$( # ` ! % @ | > \\ {a} [a] &a *a ~ .inf"
 _MEANT = "y no 1e3 0x1f 012 null true 2001-01-01 1_000 0b1 1:30"
-HOSTILE = [
-    *_SIGNS.split(),
-    *_MEANT.split(),
-    *("x: y", "- a", "'\"", " lead", "trail ", "", "é", "\u2028", "\U0001f600", "\ufeff"),
-]
+_TEXTS = ("x: y", "- a", "'\"", " lead", "trail ", "", "é", "\u2028", "\U0001f600", "\ufeff")
+HOSTILE = [*_SIGNS.split(), *_MEANT.split(), *_TEXTS]
 
 
 @pytest.mark.parametrize("case", golden_manifests.CASES)
@@ -51,10 +48,9 @@ def test_ranks_get_the_command_and_variables_of_their_unit(count, tmp_path):
         if number == 0:
             there[there.index("127.0.0.1")] = own  # listens at the node's address
         assert got == there
-        variables = group.variables(number, address=own)
-        settings_ = {each.name: each.value for each in ranks[number].env.settings}
-        assert settings_.items() <= variables.items()
-        assert variables["VLLM_HOST_IP"] == own
+        values = {each.name: each.value for each in ranks[number].env.settings}
+        values["VLLM_HOST_IP"] = own
+        assert values.items() <= group.variables(number, address=own).items()
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +77,7 @@ def test_every_value_survives(value):
     assert expanded(read["env"][0]["value"], {"HOST_IP": "x", "": "x"}) == value
 
 
-@pytest.mark.parametrize("name", ["/srv/$(id)", '/srv/a" x', "/srv/#x", "/srv/é", "/srv/a b"])
+@pytest.mark.parametrize("name", ["/srv/$(id)", '/srv/a" #x'])
 def test_a_hostile_folder_is_mounted_by_its_name(name, tmp_path):
     group = PodGroup(manifest(planned(tmp_path, name)))
     for rank in (0, 1):
@@ -96,7 +92,6 @@ def test_a_hostile_folder_is_mounted_by_its_name(name, tmp_path):
     ("model", "serve", "says"),
     [
         ("/srv/a:b", {}, "cannot be mounted"),
-        ("/srv/../etc", {}, "cannot be mounted"),
         ("/srv/a\nb", {}, "is not a model"),
         (LARGE, {"host": "0.0.0.0"}, "one machine's address"),
         (LARGE, {"port": 29501}, "rendezvous"),
@@ -113,58 +108,47 @@ def test_what_is_refused(model, serve, says, tmp_path):
 
 def test_secrets_are_referred_to(tmp_path):
     """That of a gated model has to be there, others may."""
-    gated = PodGroup(
-        manifest(planned(tmp_path, "meta-llama/Llama-3.3-70B-Instruct", set={"HF_TOKEN": ""}))
-    )
-    free = PodGroup(manifest(planned(tmp_path, LARGE)))
-    for group, needed in ((gated, True), (free, False)):
-        sources = {
-            each["name"]: each["valueFrom"]["secretKeyRef"]
-            for each in group.container(1)["env"]
-            if "secretKeyRef" in each.get("valueFrom", {})
-        }
-        assert sources == {
-            "VLLM_API_KEY": {"name": "vllm-secrets", "key": "VLLM_API_KEY", "optional": True},
-            "HF_TOKEN": {"name": "vllm-secrets", "key": "HF_TOKEN", "optional": not needed},
-        }
+    gated = planned(tmp_path, "meta-llama/Llama-3.3-70B-Instruct", set={"HF_TOKEN": ""})
+    for plan, needed in ((gated, True), (planned(tmp_path, LARGE), False)):
+        env = PodGroup(manifest(plan)).container(1)["env"]
+        given = {each["name"]: each.get("valueFrom") for each in env}
+        for name, optional in (("VLLM_API_KEY", True), ("HF_TOKEN", not needed)):
+            source = {"name": "vllm-secrets", "key": name, "optional": optional}
+            assert given[name] == {"secretKeyRef": source}
 
 
-def _of_machines(tmp_path, *names):
-    file = cluster(*(f"spark-{number}" for number in range(len(names))))
-    facts = [node_facts(tmp_path, name, node) for node, name in enumerate(names)]
+def _of_ports(tmp_path, *ports):
+    """A plan for three nodes, each with its cable in that port."""
+    file = cluster("spark-0", "spark-1", "spark-2")
+    facts = [node_facts(tmp_path, f"cable_port{port}", node) for node, port in enumerate(ports)]
     model = served_model(file, LARGE)
     return file, planned_ranks(file, facts, model), model
 
 
-def test_a_head_may_be_cabled_otherwise(tmp_path):
-    group = PodGroup(manifest(_of_machines(tmp_path, "cable_port1", "cable_port0", "cable_port0")))
+def test_a_head_may_be_cabled_otherwise_and_workers_have_one_template(tmp_path):
+    group = PodGroup(manifest(_of_ports(tmp_path, 1, 0, 0)))
     netdevs = [group.variables(rank)["NCCL_SOCKET_IFNAME"] for rank in range(3)]
     assert netdevs == ["enp1s0f1np1", "enp1s0f0np0", "enp1s0f0np0"]
-
-
-def test_workers_that_differ_have_no_common_template(tmp_path):
-    plan = _of_machines(tmp_path, "cable_port0", "cable_port0", "cable_port1")
     what = "^GLOO_SOCKET_IFNAME is enp1s0f0np0 on spark-1 and enp1s0f1np1"
     with pytest.raises(HostError, match=what):
-        manifest(plan)
+        manifest(_of_ports(tmp_path, 0, 0, 1))
 
 
 @pytest.mark.parametrize(
     ("rdma", "limits", "rights"),
     [
-        ("", {"nvidia.com/gpu": "1"}, {"drop": ["ALL"]}),
-        ("rdma/x", {"nvidia.com/gpu": "1", "rdma/x": "1"}, {"drop": ["ALL"], "add": ["IPC_LOCK"]}),
-        ("host", {"nvidia.com/gpu": "1"}, None),
+        ("", {}, {"drop": ["ALL"]}),
+        ("rdma/x", {"rdma/x": "1"}, {"drop": ["ALL"], "add": ["IPC_LOCK"]}),
+        ("host", {}, None),
     ],
 )
 def test_rights_go_with_the_device(rdma, limits, rights, tmp_path):
     options = replace(OPTIONS, rdma=rdma)
     group = PodGroup(manifest(planned(tmp_path, LARGE), options))
     server = group.container(1)
-    assert server["resources"]["limits"] == limits
+    assert server["resources"]["limits"] == {"nvidia.com/gpu": "1", **limits}
     assert server["securityContext"].get("capabilities") == rights
     assert server["securityContext"].get("privileged", False) is (rights is None)
-    assert [each["name"] for each in group.pod(1)["volumes"]].count("infiniband") == (
-        rdma == "host"
-    )
+    volumes = [each["name"] for each in group.pod(1)["volumes"]]
+    assert ("infiniband" in volumes) is (rights is None)
     assert "privileged" not in group.container(1, "initContainers")["securityContext"]

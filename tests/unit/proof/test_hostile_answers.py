@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from functools import partial
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -23,11 +22,6 @@ pytestmark = pytest.mark.skipif(missing() != "", reason=f"no sandbox here: {miss
 GB10 = targets()["gb10"]
 
 
-@pytest.fixture
-def tree(make_tree):
-    return partial(make_tree, "0.25.1")
-
-
 # Traces of CMake
 
 
@@ -42,14 +36,12 @@ NUMBER = "9" * 5000
         "set(X 1)\ncuda_archs_loose_intersection(X)\npatchkit_archs(X many)",
     ],
 )
-def test_calls_in_no_known_form_fail_the_proof(line, tree):
+def test_calls_in_no_known_form_fail_the_proof(line, make_tree):
     external = "cmake/external_projects/x.cmake"
-    defined = "".join(
-        f"function({name})\nendfunction()\n"
-        for name in ("set_gencode_flags_for_srcs", "cuda_archs_loose_intersection")
-    )
+    names = ("set_gencode_flags_for_srcs", "cuda_archs_loose_intersection")
+    defined = "".join(f"function({name})\nendfunction()\n" for name in names)
     texts = {ROOT_FILE: f"{defined}include({external})\n{line}\n", external: f"{line}\n"}
-    hostile = tree({**texts, "setup.py": ""})
+    hostile = make_tree("0.25.1", {**texts, "setup.py": ""})
     with pytest.raises(ProofError, match="here in a form that patchkit cannot read"):
         evaluate(hostile, GB10, GB10.native, GB10.cuda)
 
@@ -81,19 +73,19 @@ def test_a_damaged_trace_is_read_or_fails_the_proof(key, value, cut, tmp_path):
 # Answers of Python
 
 
-def forge(text):
-    os.write(1, text.encode(errors="surrogatepass"))
-    os._exit(0)
-
-
 @few
 @given(key=st.sampled_from(("answers", "raised", "read")), value=JSON)
 def test_a_forged_answer_fits_or_fails_the_proof(key, value, make_tree):
     made = make_tree("0.25.1", {"a.py": ""})
     said = {"answers": [["x"]], "raised": None, "read": []}
     text = json.dumps({**said, key: value})
+
+    def forge():
+        os.write(1, text.encode(errors="surrogatepass"))
+        os._exit(0)
+
     try:
-        (names,) = ask(made, [lambda: forge(text)], list[str])
+        (names,) = ask(made, [forge], list[str])
     except (ProofError, SourceError):
         return
     assert all(isinstance(name, str) for name in names)
@@ -110,7 +102,7 @@ def test_a_forged_answer_fits_or_fails_the_proof(key, value, make_tree):
         ("$(error no)", "it ended with status 2"),
     ],
 )
-def test_flags_in_no_known_form_fail_the_proof(line, said, tree):
+def test_flags_in_no_known_form_fail_the_proof(line, said, make_tree):
     need("make")
     with pytest.raises(ProofError, match=said):
-        make_flags(tree({COMMON_MK: f"{line}\n"}), "13.0")
+        make_flags(make_tree("0.25.1", {COMMON_MK: f"{line}\n"}), "13.0")

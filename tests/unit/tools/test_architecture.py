@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import re
+from collections import defaultdict
 
 from tools import architecture
 
@@ -38,6 +40,16 @@ def test_nothing_is_imported_upwards():
         if other.partition(".")[0] in BELOW.get(tops[room], ())
     ]
     assert upwards == []
+
+
+def test_each_class_has_a_name_of_its_own():
+    places = defaultdict(list)
+    for name, path in MODULES.items():
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef):
+                places[node.name].append(name)
+    assert len(places) > 200
+    assert {name: modules for name, modules in places.items() if len(modules) > 1} == {}
 
 
 def test_every_folder_says_what_it_is_for():

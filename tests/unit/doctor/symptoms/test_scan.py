@@ -9,9 +9,7 @@ from patchkit.doctor.symptoms.scan import merged_scan, scan
 from patchkit.doctor.symptoms.symptom import text_pattern
 
 FREE = text_pattern("Free memory on device {} ({free}/{total} GiB) on startup ... utilization")
-UNIQUE = text_pattern(
-    "Every node should have a unique IP address. Got {nodes} nodes...unique IP addresses"
-)
+UNIQUE = text_pattern("should have a unique IP address. Got {nodes} nodes...unique IP addresses")
 TABLE = text_pattern("CmaTotal:  0 kB  CmaFree:  {free} kB")
 TEXTS = (FREE, UNIQUE, TABLE)
 
@@ -50,7 +48,6 @@ WRAPPED = """\
 )
 def test_what_stands_before_a_line(line, who, text):
     found = log_line(1, line)
-
     assert (found.who, found.text) == (who, text)
 
 
@@ -60,7 +57,6 @@ def test_pieces_and_ends_of_lines_do_not_matter(end, size):
     data = f"first\n{WRAPPED}CmaTotal:       0 kB\nCmaFree:   940 kB\n".replace("\n", end).encode()
 
     found = found_in(data[at : at + size] for at in range(0, len(data), size))
-
     assert [found.count(each.text) for each in TEXTS] == [0, 1, 1]
     assert found.hits[UNIQUE.text][0].number == 2
     assert found.hits[UNIQUE.text][0].values == {"nodes": "2"}
@@ -74,33 +70,20 @@ def test_words_end_where_they_end():
     assert not found_in([b"CUDA error: 2220\nXCUDA error: 222\n"], [number]).hits
 
 
-@pytest.mark.parametrize(
-    "data",
-    [
-        bytes(range(256)) * 100,
-        b"a" * (3 * LONGEST),
-        b"\x1b[" * LONGEST,
-        b"(" * LONGEST + b" pid=",
-        b"Free memory on device (" * LONGEST,
-    ],
-    ids=["binary", "endless", "escapes", "prefixes", "beginnings"],
-)
+ENDLESS = [b"a" * 3, b"\x1b[", b"(", b"Free memory on device ("]
+
+
+@pytest.mark.parametrize("data", [bytes(range(256)) * 100, *(each * LONGEST for each in ENDLESS)])
 def test_rubbish_does_not_disturb(data):
     good = b"\nFree memory on device cuda:0 (33.9/121.6 GiB) on startup is less than utilization\n"
 
     found = found_in([data, good, data])
-
     assert [hit.values for hit in found.hits[FREE.text]] == [{"free": "33.9", "total": "121.6"}]
 
 
 def test_repeated_lines_are_counted_and_not_kept():
-    lines = (
-        b"%d Free memory on device x (%d/9 GiB) on startup utilization\n" % (n, n)
-        for n in range(999)
-    )
-
-    found = found_in(lines)
-
+    line = b"%d Free memory on device x (%d/9 GiB) on startup utilization\n"
+    found = found_in(line % (n, n) for n in range(999))
     assert found.count(FREE.text) == 999
     assert found.last == {FREE.text: 999}
     assert len(found.hits[FREE.text]) < 10

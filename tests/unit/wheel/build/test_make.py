@@ -60,19 +60,14 @@ def test_nothing_of_the_callers_decides(monkeypatch, tmp_path):
     }
 
 
-@pytest.fixture
-def make(tmp_path):
+def make(folder, rules, *, total=0):
     """Run a Makefile of these rules for ``all``: what progress was told."""
     need("make")
-
-    def done(rules, *, total=0):
-        told = []
-        (tmp_path / "Makefile").write_text(rules.replace("    ", "\t"))
-        env, command = {**ENV, "LC_ALL": "C"}, ["make", "-j1", "all"]
-        run_build(command, tmp_path, env, count_compiled(total), lambda *now: told.append(now))
-        return told
-
-    return done
+    told = []
+    (folder / "Makefile").write_text(rules.replace("    ", "\t"))
+    env, command = {**ENV, "LC_ALL": "C"}, ["make", "-j1", "all"]
+    run_build(command, folder, env, count_compiled(total), lambda *now: told.append(now))
+    return told
 
 
 FOUR = "all: a b c d\na b c d:\n    @echo 'Compiling  $@.cc'\n    @echo Compilingless\n"
@@ -86,16 +81,16 @@ FOUR = "all: a b c d\na b c d:\n    @echo 'Compiling  $@.cc'\n    @echo Compilin
         (0, [(0, 1), (0, 1), (0, 1), (0, 1), (1, 1)]),  # make could not tell
     ],
 )
-def test_progress(make, total, told):
-    assert make(FOUR, total=total) == told
+def test_progress(tmp_path, total, told):
+    assert make(tmp_path, FOUR, total=total) == told
 
 
-def test_a_failing_build_tells_why(make, tmp_path):
+def test_a_failing_build_tells_why(tmp_path):
     need("g++")
     (tmp_path / "bad.cc").write_text("int main() { return unknown; }\n")
     rules = "all: bad.o\nbad.o: bad.cc\n    @seq 100\n    @g++ -c $< -o $@\n    @seq 100\n"
     with pytest.raises(BuildError) as failed:
-        make(rules)
+        make(tmp_path, rules)
     said = failed.value
     assert said.exit_code == 10
     first, error, last = said.what.split("\n")

@@ -118,18 +118,13 @@ def said_of(*arguments, **options):
     return [f"{found.what}: {found.hint}" for found in lacked(*arguments, **options)]
 
 
-@pytest.mark.parametrize(
-    ("version", "says"),
-    [
-        ("12.2.0", "apt install g++-13-aarch64-linux-gnu (Debian 13, Ubuntu 24.04)"),
-        ("12.2.0", "then CXX=aarch64-linux-gnu-g++-13"),
-        (None, "no C++ compiler for aarch64: apt install g++-13-aarch64-linux-gnu"),
-    ],
-)
-def test_another_cpu_takes_the_compiler_for_it(tmp_path, version, says):
-    cxx = gcc(tmp_path, version) if version else None
+def test_another_cpu_takes_the_compiler_for_it(tmp_path):
     needed = replace(EASY, gcc="13", standard=20)
-    assert any(says in line for line in said_of(needed, PYTHON, cxx, across="aarch64"))
+    said = "\n".join(said_of(needed, PYTHON, gcc(tmp_path, "12.2.0"), across="aarch64"))
+    assert "apt install g++-13-aarch64-linux-gnu (Debian 13, Ubuntu 24.04)" in said
+    assert "then CXX=aarch64-linux-gnu-g++-13" in said
+    said = "\n".join(said_of(needed, PYTHON, None, across="aarch64"))
+    assert "no C++ compiler for aarch64: apt install g++-13-aarch64-linux-gnu" in said
 
 
 def test_all_that_is_missing_is_said_at_once(tmp_path, monkeypatch):

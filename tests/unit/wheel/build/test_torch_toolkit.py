@@ -64,7 +64,7 @@ def halves(tmp_path):
     return make
 
 
-def test_both_halves_are_there_and_the_compilers_half_counts(halves):
+def test_both_halves_are_there_and_the_compilers_half_counts(halves, tmp_path):
     need("g++")
     toolchain, environment, dest = halves()
     for _again in range(2):  # the second time over what is there
@@ -73,33 +73,26 @@ def test_both_halves_are_there_and_the_compilers_half_counts(halves):
     assert (dest / "lib/libcublas.so").read_text() == "torch's"
     assert (dest / "include/cuda_runtime.h").read_text() == "compiler's"
     assert (dest / "nvvm/bin/cicc").is_file()
-
-
-def test_code_that_calls_the_driver_links(halves, tmp_path):
-    need("g++")
-    toolchain, environment, dest = halves()
-    full_toolkit(toolchain, environment, dest)
+    # Code that calls the driver links.
     source = tmp_path / "x.c"
     source.write_text(
-        "int cuInit(unsigned); int cuMemAlloc_v2(); int f(){return cuInit(0)+cuMemAlloc_v2();}"
+        "int cuInit(); int cuMemAlloc_v2(); int f(){return cuInit()+cuMemAlloc_v2();}"
     )
-    out = tmp_path / "x.so"
-    stubs = dest / "lib/stubs"
+    out, stubs = tmp_path / "x.so", dest / "lib/stubs"
     command = [str(toolchain.cxx), "-x", "c", "-shared", "-fPIC", str(source), "-o", str(out)]
-    subprocess.run([*command, "-Wl,-z,defs", f"-L{stubs}", "-lcuda"], check=True)
+    command += ["-Wl,-z,defs", f"-L{stubs}", "-lcuda"]
+    subprocess.run(command, check=True)
     assert "libcuda.so.1" in read_dynamic(out).needed
     # As NVIDIA's own stub library: nobody takes it for a driver.
     assert ctypes.CDLL(str(stubs / "libcuda.so")).cuInit(0) == 34
     source.write_text("int cuThing(); int f(){return cuThing();}")
-    unknown = subprocess.run(
-        [*command, "-Wl,-z,defs", f"-L{stubs}", "-lcuda"], capture_output=True, text=True
-    )
+    unknown = subprocess.run(command, capture_output=True, text=True)
     assert "undefined reference to `cuThing'" in unknown.stderr
 
 
-@pytest.mark.parametrize("missing", ["lib/libcusparse.so", "include/cusolverDn.h"])
-def test_what_is_missing_is_named(halves, missing):
+def test_what_is_missing_is_named(halves):
     need("g++")
+    missing = "lib/libcusparse.so"
     with pytest.raises(HostError, match=f"not a whole CUDA toolkit: {missing} missing"):
         full_toolkit(*halves([missing, f"{missing}.13"]))
 
@@ -130,13 +123,9 @@ def test_a_driver_of_this_machine_is_not_linked(halves, tmp_path, where, found):
     machine.mkdir(parents=True)
     subprocess.run(["g++", "-shared", "-x", "c", "/dev/null", "-o", machine / "libcuda.so"])
     (tmp_path / "CMakeLists.txt").write_text(PROJECT)
-    given = {
-        "CMAKE_TOOLCHAIN_FILE": cross_variables(toolchain, dest)["CMAKE_TOOLCHAIN_FILE"],
-        "TOOLKIT": dest,
-        "MACHINE": machine,
-        "WHERE": where,
-    }
-    options = [f"-D{name}={value}" for name, value in given.items()]
+    file = cross_variables(toolchain, dest)["CMAKE_TOOLCHAIN_FILE"]
+    options = [f"-DCMAKE_TOOLCHAIN_FILE={file}", f"-DTOOLKIT={dest}"]
+    options += [f"-DMACHINE={machine}", f"-DWHERE={where}"]
     command = ["cmake", "-S", tmp_path, "-B", tmp_path / "build", *options]
     subprocess.run(command, check=True, capture_output=True)
     assert (tmp_path / "build/found").read_text() == found.format(dest=dest)
@@ -254,10 +243,9 @@ def test_a_newer_target_replaces_an_older_one(stand_in, target):
     assert len(list(site(stand_in).glob("torch*"))) == 2
 
 
-@pytest.mark.parametrize("text", [None, "Name: torch\n", "Name: torch\nVersion: x\n"])
+@pytest.mark.parametrize("text", ["Name: torch\n", "Name: torch\nVersion: x\n"])
 def test_a_target_without_torch_is_refused(text, target, tmp_path):
-    about = target / "torch-2.15.0.dist-info" / "METADATA"
-    about.unlink() if text is None else about.write_text(text)
+    (target / "torch-2.15.0.dist-info" / "METADATA").write_text(text)
     with pytest.raises(BuildError, match="does not say which torch it has") as caught:
         install_torch_stand_in(tmp_path, target)
     assert caught.value.hint

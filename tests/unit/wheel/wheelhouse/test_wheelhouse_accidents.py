@@ -45,11 +45,10 @@ def ways(tmp_path, made):
     stock = [write_wheel(tmp_path / "aside", f"{n}.0", project="torch") for n in (1, 2)]
 
     def filled(house, wheel):
-        before = read_settled(house)
         digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
         name, size = wheel_name(wheel.name), wheel.stat().st_size
         fresh = ManifestEntry(name=name, sha256=digest, size=size, facts={}, kind=Kind.DEPENDENCY)
-        replace_dependencies(house, before, [fresh], [wheel])
+        replace_dependencies(house, read_settled(house), [fresh], [wheel])
 
     def filled_before(house):
         add_wheel(house, other, {})
@@ -112,11 +111,10 @@ def test_a_damaged_journal_is_set_aside(house):
 @pytest.mark.parametrize("name", ["../precious", "/etc/precious", "a/b.whl", "precious", ".x"])
 def test_a_journal_from_elsewhere_deletes_nothing(name, house, tmp_path):
     """A wheelhouse that came with a journal names a file of somebody else's."""
-    house.mkdir()
+    (house / ".journal").mkdir(parents=True)
     places = (tmp_path / "precious", house / "precious", house / ".x")
     for place in places:
         place.write_text("mine")
-    (house / ".journal").mkdir()
     step = {"path": name, "before": hashlib.sha256(b"mine").hexdigest(), "after": ""}
     journal = {"format": 1, "steps": [step], "folders": [], "note": {}}
     (house / ".journal/back.json").write_text(json.dumps(journal))
