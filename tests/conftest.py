@@ -196,22 +196,17 @@ def nccl_release(once):
 
 @pytest.fixture
 def nccl(nccl_release, tmp_path):
-    """A private tree of it, of hard links: ``nccl()``, or ``nccl(name="b")``."""
-
-    def linked(name="nccl"):
-        return Path(
-            shutil.copytree(nccl_release, tmp_path / name, copy_function=os.link, symlinks=True)
-        )
-
-    return linked
+    """Make a private tree of it, of hard links: ``nccl()``."""
+    place = tmp_path / "nccl"
+    return partial(shutil.copytree, nccl_release, place, copy_function=os.link, symlinks=True)
 
 
 @pytest.fixture(scope="session")
 def rewrite():
     """Replace a file of a tree, never writing into the release behind the link."""
 
-    def write(place, data, *, mode=None):
-        bits = stat.S_IMODE(place.stat().st_mode) if mode is None else mode
+    def write(place, data):
+        bits = stat.S_IMODE(place.stat().st_mode)
         place.unlink()
         place.write_bytes(data if isinstance(data, bytes) else data.encode())
         place.chmod(bits)
@@ -288,16 +283,13 @@ def git():
     settings = {
         "GIT_CONFIG_GLOBAL": "/dev/null",
         "GIT_CONFIG_NOSYSTEM": "1",
-        "GIT_AUTHOR_NAME": "a",
-        "GIT_AUTHOR_EMAIL": "a@localhost",
-        "GIT_COMMITTER_NAME": "a",
-        "GIT_COMMITTER_EMAIL": "a@localhost",
     }
+    command = ["git", "-c", "user.name=a", "-c", "user.email=a@localhost"]
     inherited = {k: v for k, v in os.environ.items() if not k.startswith("GIT_")}
 
     def run(folder, *arguments, stdin=""):
         done = subprocess.run(
-            ["git", *map(str, arguments)],
+            [*command, *map(str, arguments)],
             cwd=folder,
             env={**inherited, **settings, "GIT_CEILING_DIRECTORIES": str(folder.parent)},
             input=stdin.encode(),
@@ -318,8 +310,6 @@ def small_disk(tmp_path):
         place = tmp_path / f"disk{len(mounted)}"
         place.mkdir()
         command = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(place)]
-        if not shutil.which("mount"):
-            pytest.skip("there is no mount command")
         result = subprocess.run(command, capture_output=True, text=True)
         if result.returncode:
             pytest.skip(f"mounting is not permitted here: {result.stderr.splitlines()[0]}")

@@ -40,19 +40,16 @@ def object_digests(build: Path) -> dict[str, str]:
     Debug information and symbol names are left out: the linker drops them, and nvcc puts process
     numbers there.
     """
-    objects = sorted(build.rglob("*.o"))
-    return {str(path.relative_to(build)): _loaded_digest(path) for path in objects}
-
-
-def _loaded_digest(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as stream:
+    found = {}
+    for path in sorted(build.rglob("*.o")):
+        digest = hashlib.sha256()
         try:
-            sections = [*ELFFile(stream).iter_sections()]
+            with path.open("rb") as stream:
+                for section in ELFFile(stream).iter_sections():
+                    if section["sh_flags"] & SH_FLAGS.SHF_ALLOC:
+                        digest.update(f"{section.name}\0{section['sh_size']}\0".encode())
+                        digest.update(section.data())
         except ELFError:  # every byte counts
-            return hashlib.sha256(path.read_bytes()).hexdigest()
-        for section in sections:
-            if section["sh_flags"] & SH_FLAGS.SHF_ALLOC:
-                digest.update(f"{section.name}\0{section['sh_size']}\0".encode())
-                digest.update(section.data())
-    return digest.hexdigest()
+            digest = hashlib.sha256(path.read_bytes())
+        found[str(path.relative_to(build))] = digest.hexdigest()
+    return found

@@ -56,19 +56,12 @@ def systemd_library():
     return next(iter(places), None)
 
 
-@cache
-def _systemd():
-    library = ctypes.CDLL(str(systemd_library()))
-    texts = ctypes.POINTER(ctypes.c_char_p)
+def read_by_systemd(path):
+    """What a unit gets: its EnvironmentFile= parsed, and values dropped that are not valid."""
+    library, texts = ctypes.CDLL(str(systemd_library())), ctypes.POINTER(ctypes.c_char_p)
     library.load_env_file.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.POINTER(texts)]
     library.env_value_is_valid.argtypes = [ctypes.c_char_p]
     library.env_value_is_valid.restype = ctypes.c_bool
-    return library, texts
-
-
-def read_by_systemd(path):
-    """What a unit gets: its EnvironmentFile= parsed, and values dropped that are not valid."""
-    library, texts = _systemd()
     found = texts()
     assert library.load_env_file(None, os.fsencode(path), ctypes.byref(found)) == 0
     pairs = {}
@@ -102,23 +95,16 @@ class _Daemon(http.server.BaseHTTPRequestHandler):
         if self.command != "HEAD":
             self.wfile.write(body)
 
-    def address_string(self):
-        return "docker"
-
     def log_message(self, *arguments):
         pass
-
-
-class _Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
-    daemon_threads = True
 
 
 @contextlib.contextmanager
 def docker(folder):
     """``read(path)``: what docker's command line sends its daemon for an --env-file."""
     place = folder / "docker.sock"
-    with _Server(str(place), _Daemon) as server:
-        server.seen = []
+    with socketserver.ThreadingUnixStreamServer(str(place), _Daemon) as server:
+        server.seen, server.daemon_threads = [], True
         threading.Thread(target=server.serve_forever, daemon=True).start()
 
         def read(path, **environment):

@@ -68,36 +68,3 @@ def killed_everywhere(action, prepare, step=1):
             return
         assert code == -signal.SIGKILL
         yield number
-
-
-def at_each_line(action, wanted, strike, prepare=lambda: None):
-    """Return the exit codes of ``action``, struck before the first line of the files, the next, ….
-
-    ``strike`` gets the frame; ``wanted`` says of a file's name whether its lines count, which those
-    of ``prepare`` do not. The last run, which nothing struck, ended with 0.
-    """
-    codes = []
-    for number in range(2000):
-        code = in_child(_traced(action, number, wanted, strike, prepare))
-        if code == 0:
-            return codes
-        codes.append(code)
-    raise AssertionError(f"no end after {len(codes)} lines")
-
-
-def _traced(action, number, wanted, strike, prepare):
-    def run():
-        process, lines = os.getpid(), itertools.count()
-
-        def trace(frame, event, _argument):
-            if os.getpid() != process or not wanted(frame.f_code.co_filename):
-                return None
-            if event == "line" and next(lines) == number:
-                strike(frame)
-            return trace
-
-        prepare()
-        sys.settrace(trace)
-        action()
-
-    return run

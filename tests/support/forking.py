@@ -81,21 +81,19 @@ class ReadyPatchkit:
         self.busy = True
         try:
             with tempfile.TemporaryDirectory() as folder:
-                return self._forked(command, words, Path(folder), {"cwd": str(cwd), "env": env})
+                said = {name: Path(folder, name) for name in ("stdout", "stderr")}
+                for path in said.values():
+                    path.touch()
+                umask = os.umask(0)
+                os.umask(umask)
+                asked = {"cwd": cwd, "env": env, "words": words, "umask": umask, **said}
+                self.process.stdin.write(json.dumps(asked, default=str).encode() + b"\n")
+                self.process.stdin.flush()
+                status = int(self.process.stdout.readline())
+                texts = [path.read_text() for path in said.values()]
+                return subprocess.CompletedProcess(command, status, *texts)
         finally:
             self.busy = False
-
-    def _forked(self, command, words, folder, asked):
-        said = [folder / "stdout", folder / "stderr"]
-        for path in said:
-            path.touch()
-        umask = os.umask(0)
-        os.umask(umask)
-        asked |= {"words": words, "umask": umask, "stdout": str(said[0]), "stderr": str(said[1])}
-        self.process.stdin.write(json.dumps(asked).encode() + b"\n")
-        self.process.stdin.flush()
-        status = int(self.process.stdout.readline())
-        return subprocess.CompletedProcess(command, status, *(path.read_text() for path in said))
 
     def end(self):
         with self.process:  # closes both pipes

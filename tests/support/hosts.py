@@ -187,9 +187,7 @@ MACHINES: dict[str, Callable[[int], Machine]] = {
     "both_cables": lambda node: _spark(node, **_cabled(node, 0), **_cabled(node, 1, third=102)),
     # Cage 0 leads to the next node, cage 1 to the one before; each cable has two subnets.
     "ring": lambda node: _spark(
-        node,
-        **_cabled(node, 0, 100 + 2 * node),
-        **_cabled(node, 1, 100 + 2 * ((node - 1) % 3)),
+        node, **_cabled(node, 0, 100 + 2 * node), **_cabled(node, 1, 100 + 2 * ((node - 1) % 3))
     ),
     # The RDMA modules are not loaded: there is no /sys/class/infiniband.
     "no_rdma": lambda node: _with(cable_port0(node), A0, B0, A1, B1, rdma=""),
@@ -221,9 +219,7 @@ MACHINES: dict[str, Callable[[int], Machine]] = {
     "switch_in_the_lan": lambda node: _spark(node, **{A0: f"10.0.0.{110 + node}/24", B0: ()}),
     # One of eight, with both cages at switches: nothing says which one joins the nodes.
     "two_switches": lambda node: _spark(
-        node,
-        **{A0: f"10.1.0.{10 + node}/24", B0: ()},
-        **{A1: f"10.2.0.{10 + node}/24", B1: ()},
+        node, **{A0: f"10.1.0.{10 + node}/24", B0: ()}, **{A1: f"10.2.0.{10 + node}/24", B1: ()}
     ),
     # A kernel that keeps a reserve for the next one: CmaFree of a CmaTotal of nothing.
     "kernel7": lambda node: replace(cable_port0(node), kernel=_KERNEL7, cma=(0, 940_604)),

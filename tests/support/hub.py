@@ -112,7 +112,7 @@ class HubAnswers(http.server.BaseHTTPRequestHandler):
                 own |= {oid: "f" * 40, "lfs": lfs}
             files.append(own)
         whole = {"id": repo, "modelId": repo, "sha": COMMIT, "siblings": files}
-        self.send(json.dumps(files if tree else whole))
+        self.send(200, json.dumps(files if tree else whole), Content_Type="application/json")
 
     def file(self, files, name):
         if name not in files:
@@ -142,20 +142,16 @@ class HubAnswers(http.server.BaseHTTPRequestHandler):
                 self.close_connection = True
             self.wfile.write(part)
 
-    def send(self, text):
-        self.send_response(200)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(text)))
+    def send(self, status, text="", **headers):
+        self.send_response(status)
+        for name, each in {**headers, "Content-Length": str(len(text))}.items():
+            self.send_header(name.replace("_", "-"), each)
         self.end_headers()
         if self.command == "GET":
             self.wfile.write(text.encode())
 
     def refuse(self, status, code, message):
-        self.send_response(status)
-        self.send_header("X-Error-Code", code)
-        self.send_header("X-Error-Message", message)
-        self.send_header("Content-Length", "0")
-        self.end_headers()
+        self.send(status, X_Error_Code=code, X_Error_Message=message)
 
 
 @contextlib.contextmanager

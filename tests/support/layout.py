@@ -76,10 +76,6 @@ print(json.dumps(answer))
 """
 
 
-def dotted(version):
-    return f"{version // 10000}.{version // 100 % 100}.{version % 100}"
-
-
 def link(place, source="", *, soname=None, needs=(), path=RPATH, tags="--disable-new-dtags"):
     """Compile a shared library that needs others; by default with DT_RPATH, as torch's."""
     need("gcc")
@@ -99,12 +95,11 @@ def link(place, source="", *, soname=None, needs=(), path=RPATH, tags="--disable
 
 def compiled(home):
     """libnccl by name, and torch's libraries by the kind of their path."""
-    nccl = {
-        name: link(
-            home / name / "libnccl.so.2", NCCL % (version, dotted(version)), soname="libnccl.so.2"
-        )
-        for name, version in VERSIONS.items()
-    }
+    nccl = {}
+    for name, version in VERSIONS.items():
+        dotted = f"{version // 10000}.{version // 100 % 100}.{version % 100}"
+        place = home / name / "libnccl.so.2"
+        nccl[name] = link(place, NCCL % (version, dotted), soname="libnccl.so.2")
     cudart = link(home / "libcudart.so.13", soname="libcudart.so.13")
     torch = {}
     for kind, tags in (("rpath", "--disable-new-dtags"), ("runpath", "--enable-new-dtags")):
@@ -192,12 +187,8 @@ class Environment:
         taken = {}
         for who in ("torch", "vllm"):
             copy = by_path.get(answer[who]["path"])
-            taken[who] = number(copy) if copy else None
+            # 22907 of 2.29.7+cuda13.0
+            parts = copy["version"].partition("+")[0].split(".") if copy else ()
+            taken[who] = int("{}{:0>2}{:0>2}".format(*parts)) if copy else None
         mapped = sorted(os.path.realpath(path) for path, copy in by_path.items() if copy["mapped"])
         return {**taken, "mapped": mapped}, answer
-
-
-def number(copy):
-    """22907 of 2.29.7+cuda13.0."""
-    major, minor, patch = map(int, copy["version"].partition("+")[0].split("."))
-    return major * 10000 + minor * 100 + patch

@@ -6,7 +6,6 @@ writes, and what it does then: ``end``, ``hang``, ``repeat`` it for ever, or ``r
 
 import contextlib
 import json
-import os
 import sys
 
 MARK = "patchkit: "
@@ -78,8 +77,3 @@ class LyingNodes:
             calls = map(json.loads, lines)
             return [(node, arguments) for node, name, arguments in calls if name == function]
         return []
-
-
-def path(folder):
-    """Return a PATH where the ssh of a folder comes first."""
-    return f"{folder}{os.pathsep}{os.environ['PATH']}"

@@ -6,6 +6,7 @@ tools answered below commands/.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import shutil
@@ -34,15 +35,6 @@ class Card:
     type: int = 1
     operstate: str = ""
     kind: str = "bridge"  # of a virtual one, as `ip` calls it
-
-    @property
-    def state(self) -> str:
-        return self.operstate or ("up" if self.up else "down")
-
-    @property
-    def pci(self) -> str:
-        last = self.at.rpartition("/")[2]
-        return last if last.count(":") == 2 else ""
 
     @property
     def link_local(self) -> str:
@@ -143,7 +135,7 @@ def _netdev(root: Path, card: Card) -> None:
     device = f"sys/devices/{card.at or 'virtual'}"
     home = root / device / "net" / card.name
     facts = {
-        "operstate": card.state,
+        "operstate": card.operstate or ("up" if card.up else "down"),
         "mtu": str(card.mtu),
         "address": f"00:00:5e:00:53:{_number(card.name):02x}",
         "type": str(card.type),
@@ -159,7 +151,8 @@ def _netdev(root: Path, card: Card) -> None:
     _link(root / "sys/class/net" / card.name, home)
     if card.at:
         _link(home / "device", root / device)
-        slot = f"\nPCI_SLOT_NAME={card.pci}" if card.pci else ""
+        last = card.at.rpartition("/")[2]
+        slot = f"\nPCI_SLOT_NAME={last}" if last.count(":") == 2 else ""
         _file(root / device / "uevent", f"DRIVER={card.driver}{slot}")
     if card.driver == "mlx5_core":
         _file(root / device / "current_link_width", "4")
@@ -174,19 +167,14 @@ def _rdma(root: Path, card: Card) -> None:
     _link(home / "device", device)
     _file(home / "ports/1/state", "4: ACTIVE" if card.up else "1: DOWN")
     _file(home / "ports/1/link_layer", "Ethernet")
-    for index, (kind, gid) in enumerate(_gids(card)):
+    # The default GIDs, then each address; every one as RoCE v1 and as RoCE v2.
+    own = (ip_interface(each).ip for each in card.addresses if card.up)
+    gids = [card.link_local, *(f"::ffff:{it}" if it.version == 4 else str(it) for it in own)]
+    kinds = ("IB/RoCE v1", "RoCE v2")
+    for index, (gid, kind) in enumerate(itertools.product(gids, kinds)):
         _file(home / f"ports/1/gids/{index}", IPv6Address(gid).exploded)
         _file(home / f"ports/1/gid_attrs/types/{index}", kind)
     _file(home / "ports/1/gids/9", IPv6Address(0).exploded)  # an empty entry
-
-
-def _gids(card: Card) -> Iterator[tuple[str, str]]:
-    """The default GIDs, then each address; every one as RoCE v1 and as RoCE v2."""
-    own = (ip_interface(each).ip for each in card.addresses if card.up)
-    mapped = (f"::ffff:{each}" if each.version == 4 else str(each) for each in own)
-    for gid in (card.link_local, *mapped):
-        yield "IB/RoCE v1", gid
-        yield "RoCE v2", gid
 
 
 def _number(name: str) -> int:

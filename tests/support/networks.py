@@ -39,8 +39,7 @@ MACHINES = {
     "thirteen": _cabled(**{A0: "192.168.11.13/24", B0: "192.168.12.13/24"}),
     # The second half has no address, cage 1 one without a cable. 22.96 GB/s with both HCAs.
     "bare_half": _cabled(
-        {A1: {"addresses": ("192.168.20.11/24",), "mtu": 9000}},
-        **{A0: "192.168.10.11/24", B0: ""},
+        {A1: {"addresses": ("192.168.20.11/24",), "mtu": 9000}}, **{A0: "192.168.10.11/24", B0: ""}
     ),
     # A link-local address that was set by hand, none on the other half. 23.85 GB/s.
     "set_link_local": _cabled(**{A1: "169.254.207.1/16", B1: ""}),

@@ -52,17 +52,13 @@ def write_wheel(
 
 
 def record(home, members):
-    rows = [f"{_quoted(path)},sha256={_digest(data)},{len(data)}" for path, data in members.items()]
+    rows = []
+    for path, data in members.items():
+        digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
+        quoted = f'"{path}"' if "," in path else path
+        rows.append(f"{quoted},sha256={digest},{len(data)}")
     return "\n".join([*rows, f"{home}/RECORD,,", ""]).encode()
-
-
-def _quoted(path):
-    return f'"{path}"' if "," in path else path
 
 
 def _fields(*lines):
     return "\n".join([*lines, ""]).encode()
-
-
-def _digest(data):
-    return base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()

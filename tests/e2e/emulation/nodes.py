@@ -86,12 +86,6 @@ class Node:
             raise NodeError(f"{self.name}: {' '.join(command)}: {what}\n{output[-2000:]}")
         return output
 
-    def traffic(self) -> dict[str, int]:
-        """Bytes received and sent, by interface, since the node was made."""
-        lines = Path(f"/proc/{self.pid}/net/dev").read_text().splitlines()[2:]
-        columns = ((line.split(":")[0].strip(), line.split(":")[1].split()) for line in lines)
-        return {name: int(numbers[0]) + int(numbers[8]) for name, numbers in columns}
-
 
 @dataclass(frozen=True, kw_only=True)
 class Nodes:

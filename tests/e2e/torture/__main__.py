@@ -92,7 +92,7 @@ def _disturbed(
         calls.append(call)
         return next(filter(None, (fault(len(calls), call, pid) for fault in faults)), 0)
 
-    return supervise(reported(action), decide, user.root), calls
+    return supervise(reported(action), user.root, decide), calls
 
 
 def steps(user: User) -> int:

@@ -104,13 +104,13 @@ def unavailable() -> str:
     if _COLUMN is None:
         return f"system calls of {platform.machine()} are not listed"
     try:
-        supervise(lambda: "", undisturbed, Path("/"))
+        supervise(lambda: "", Path("/"))
     except OSError as error:
         return f"seccomp's user notification: {error.strerror}"
     return ""
 
 
-def supervise(action: Callable[[], str], decide: Decide, below: Path) -> Ended:
+def supervise(action: Callable[[], str], below: Path, decide: Decide = lambda *_: 0) -> Ended:
     """Run ``action`` in a fork; ask ``decide`` at each call that changes something ``below``.
 
     What the action returns is what it reported; it must not raise.
@@ -246,11 +246,6 @@ def _call(pid: int, number: int, arguments: list[int]) -> Call:
         creates = name == "openat" and bool(arguments[2] & os.O_CREAT)
         return Call(name, os.path.join(path, text) if text else path, creates)  # noqa: PTH118
     return Call(name, "", creates=False)
-
-
-def undisturbed(_call: Call, _pid: int) -> int:
-    """Let every call go on."""
-    return 0
 
 
 ERRORS = {"EIO": errno.EIO, "ENOSPC": errno.ENOSPC, "EROFS": errno.EROFS}

@@ -16,7 +16,7 @@ from types import MappingProxyType
 
 import requests
 
-from e2e.torture.supervisor import supervise, undisturbed
+from e2e.torture.supervisor import supervise
 from patchkit.apply import plan_for, revert
 from patchkit.cluster.net import apply as net_apply
 from patchkit.cluster.net.apply import NetHistory
@@ -112,7 +112,7 @@ def _restore(template: Path, root: Path) -> None:
 
 def _apart(action: Callable[[], object], root: Path) -> None:
     """Run in a process of its own, like everything that is tried."""
-    ended = supervise(reported(action), undisturbed, root)
+    ended = supervise(reported(action), root)
     assert ended.said == "done", ended
 
 

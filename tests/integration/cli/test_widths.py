@@ -5,7 +5,6 @@ The verbs run in this process, with a pseudo-terminal of a given width for stand
 
 from __future__ import annotations
 
-import json
 import re
 
 import pytest
@@ -13,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from patchkit.cli import layout
-from patchkit.digests import sha256_of
+from patchkit.wheel.wheelhouse.contents import add_wheel
 from support import hosts
 from support.terminal import on_terminal, piped
 from support.vllm_wheels import vllm_wheel
@@ -27,16 +26,11 @@ def files(tmp_path_factory):
     """What command lines name: a wheelhouse, a machine, an env file and a wheel."""
     folder = tmp_path_factory.mktemp("widths")
     house = folder / "house"
-    house.mkdir()
     tag = "cp38-abi3-manylinux_2_35_aarch64"
-    made = write_wheel(house, "0.25.1+cu130.gb10.446d7c1799", project="vllm", tag=tag)
-    others = [write_wheel(house, f"1.{it}", project=f"dependency-{it}") for it in range(12)]
-    rows = []
-    for wheel in (made, *others):
-        known = {"filename": wheel.name, "sha256": sha256_of(wheel), "size": wheel.stat().st_size}
-        facts = {"made": "repack", "target": "gb10"} if wheel == made else {}
-        rows.append({**known, "kind": "built" if facts else "dependency", "facts": facts})
-    (house / "manifest.json").write_text(json.dumps({"format": 2, "wheels": rows}))
+    made = write_wheel(folder, "0.25.1+cu130.gb10.446d7c1799", project="vllm", tag=tag)
+    for wheel in (made, write_wheel(folder, "1.0", project="dependency-11")):
+        add_wheel(house, wheel, {"made": "repack", "target": "gb10"})
+    (house / "SHA256SUMS").unlink()
     bad_env = folder / "bad.env"
     bad_env.write_text("export NCCL_IB_TIMEOUT=23\nNCCL_IB_HCAA=1\nVLLM_USE_V9=1\n")
     spark = hosts.build(folder, "one_twin")

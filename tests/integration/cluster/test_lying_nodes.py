@@ -16,7 +16,7 @@ from patchkit.errors import PatchkitError
 from patchkit.quoting import visible
 from patchkit.runtime.host.host import Memory
 from support.clusters import cluster, unit
-from support.lying_nodes import MARK, LyingNodes, parts, path, value
+from support.lying_nodes import MARK, LyingNodes, parts, value
 from support.model_server import ModelServer
 
 NAMES = ("spark-1", "spark-2")
@@ -66,7 +66,7 @@ def nodes(tmp_path, monkeypatch):
     """Two nodes, spark-1 and spark-2, with limits that a test can wait for."""
     made = tmp_path / "bin"
     made.mkdir()
-    monkeypatch.setenv("PATH", path(made))
+    monkeypatch.setenv("PATH", str(made), prepend=":")
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     limits = replace(remote._LIMITS, silence=1.0, line=1 << 19, size=1 << 20)

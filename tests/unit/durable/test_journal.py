@@ -40,17 +40,14 @@ PATCHED = {
     LEDGER: (b"{}\n", 0o644),
     ORIGINAL: (b"old = 1\n" * 900, 0o644),
 }
+ALL = sorted({*STOCK, *PATCHED})
 WAYS = {"apply": (STOCK, PATCHED), "revert": (PATCHED, STOCK)}
 
 
 def changes_between(before, after):
-    def contents(tree, path):
-        return tree[path][0] if path in tree else None
-
-    pairs = {path: (contents(before, path), contents(after, path)) for path in {*before, *after}}
-    return [
-        Change(path, digest(old), new) for path, (old, new) in sorted(pairs.items()) if old != new
-    ]
+    nothing = (None, 0)
+    pairs = {path: (before.get(path, nothing)[0], after.get(path, nothing)[0]) for path in ALL}
+    return [Change(path, digest(old), new) for path, (old, new) in pairs.items() if old != new]
 
 
 CHANGES = changes_between(STOCK, PATCHED)

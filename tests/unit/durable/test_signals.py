@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import itertools
 import os
 import pty
 import signal
@@ -11,7 +12,7 @@ import subprocess
 import sys
 import termios
 import time
-from pathlib import Path
+from functools import partial
 
 import pytest
 
@@ -20,7 +21,7 @@ from patchkit.digests import digest
 from patchkit.durable import signals
 from patchkit.durable.journal import Change, Journal
 from patchkit.errors import StorageError
-from support.faults import at_each_line, in_child
+from support.faults import in_child
 
 CHANGES = [Change("a.py", digest(b"old\n"), b"new\n"), Change("b.py", "", b"created\n")]
 OLD, NEW = {"a.py": b"old\n"}, {"a.py": b"new\n", "b.py": b"created\n"}
@@ -80,15 +81,14 @@ def test_a_signal_that_is_ignored_stays_ignored():
     assert in_child(hung_up) == 0
 
 
-class Finalised:
-    """Is hit by a signal in its finaliser, out of which Python lets no error."""
-
-    def __del__(self):
-        signalled(signal.SIGINT)
-        "".join(["here", "it", "strikes"])
-
-
 def test_an_interrupt_in_a_finaliser_comes_right_after_it(capfd):
+    """Python lets no error out of it."""
+
+    class Finalised:
+        def __del__(self):
+            signalled(signal.SIGINT)
+            "".join(["here", "it", "strikes"])
+
     def action():
         Finalised()
         time.sleep(10)
@@ -146,43 +146,27 @@ def test_from_the_first_line_to_the_last_an_interrupt_is_one_line_or_none(capfd,
     monkeypatch.setattr(sys, "argv", ["patchkit", "--version"])
     files = {module.__file__ for module in (command_line, signals)}
 
-    def ended():
+    def struck_at(line):
+        process, lines = os.getpid(), itertools.count()
+
+        def trace(frame, event, _argument):
+            if os.getpid() != process or frame.f_code.co_filename not in files:
+                return None
+            if event == "line" and next(lines) == line:
+                signalled(signal.SIGHUP)
+            return trace
+
+        sys.settrace(trace)
         try:
             command_line.main()
         except SystemExit as end:
             os._exit(end.code or 0)
 
-    codes = at_each_line(ended, files.__contains__, lambda _: signalled(signal.SIGHUP))
+    ends = (in_child(partial(struck_at, line)) for line in itertools.count())
+    codes = [*itertools.takewhile(bool, ends)]
     assert len(codes) > 20
     assert set(codes) == {129, -signal.SIGHUP}
     assert set(capfd.readouterr().err.splitlines()) == {"interrupted; nothing was changed"}
-
-
-@pytest.mark.e2e
-@pytest.mark.parametrize("settle", [None, lambda: time.sleep(0)], ids=["alone", "settled"])
-def test_at_any_line_of_a_commit_it_says_what_became_of_it(settle, root, journal):
-    home = str(Path(signals.__file__).parent)
-    became = {"nothing was changed": (10, OLD), "the commit was finished, 2 files": (11, NEW)}
-
-    def begin():
-        (root / "a.py").write_bytes(OLD["a.py"])
-        (root / "b.py").unlink(missing_ok=True)
-        signals.raise_interrupts()
-
-    def change():
-        try:
-            journal.commit(CHANGES, settle=settle)
-            sys.settrace(None)
-            time.sleep(0.01)  # one that was put off comes now
-        except signals.Interrupted as interrupt:
-            code, files = became[str(interrupt).removeprefix("interrupted; ")]
-            os._exit(code if contents(root) == files else 99)
-
-    def strike(frame):
-        signals._strike(signal.SIGHUP, frame)
-
-    codes = at_each_line(change, lambda file: file.startswith(home), strike, begin)
-    assert set(codes) == {10, 11}
 
 
 def test_a_terminal_that_is_closed_is_sighup_and_no_error_of_its_own(tmp_path):

@@ -78,8 +78,7 @@ def test_a_tree_without_a_version_is_refused(sources, files, message):
 
 
 @pytest.mark.parametrize(
-    ("tag", "commits", "expected"),
-    [("v0.33.0", 0, "0.33.0"), ("v0.23.0rc1", 2, "0.23.0rc2.dev2")],
+    ("tag", "commits", "expected"), [("v0.33.0", 0, "0.33.0"), ("v0.23.0rc1", 2, "0.23.0rc2.dev2")]
 )
 def test_a_checkout_is_what_setuptools_scm_calls_it(checkout, git, tag, commits, expected):
     git(checkout, "tag", "nightly")

@@ -89,6 +89,8 @@ def test_the_makefiles_tell_the_version(folder):
         write(folder, {"makefiles/version.mk": text})
         tree = detect(folder, "nccl")
         assert (str(tree.version), tree.kind, tree.project) == (version, "archive", "nccl")
+        found = nccl_tree(str(folder))
+        assert (found.path, found.identity) == (folder, f"tree:sha256:{tree_digest(folder)}")
 
 
 @pytest.mark.parametrize(
@@ -105,15 +107,8 @@ def test_a_folder_that_is_not_nccl(folder, path, text, says):
         detect(folder, "nccl")
 
 
-def test_a_folder_is_known_by_what_is_in_its_files(folder):
-    found = nccl_tree(str(folder))
-    assert (found.path, found.version) == (folder, Version("2.30.7"))
-    assert found.identity == f"tree:sha256:{tree_digest(folder)}"
-
-
-@pytest.mark.parametrize(("name", "compression"), [("a.tar.gz", "gz"), ("nccl.txz", "xz")])
-def test_an_unknown_archive_needs_its_sha256(pack, name, compression, tmp_path):
-    path = pack(name, compression)
+def test_an_unknown_archive_needs_its_sha256(pack, tmp_path):
+    path = pack("nccl.txz", "xz")
     with pytest.raises(SourceError, match=sha256(path)) as caught:
         nccl_tree(str(path))
     assert "NCCL 2.30.7" in caught.value.what
@@ -140,13 +135,9 @@ def test_an_archive_that_the_recipe_knows(pack):
         nccl_tree(str(path), facts=facts_of("2.29.7", sha256=sha256(path)))
 
 
-@pytest.mark.parametrize("damage", ["other", "garbage"])
-def test_an_archive_that_is_none_of_nccl(pack, folder, damage):
-    if damage == "other":
-        (folder / "makefiles/common.mk").unlink()
+def test_an_archive_that_is_none_of_nccl(pack, folder):
+    (folder / "makefiles/common.mk").unlink()
     path = pack("a.tar.xz", "xz")
-    if damage == "garbage":
-        path.write_bytes(b"\xfd7zXZ\0" + b"x" * 200)
     with pytest.raises(SourceError, match=r"a\.tar\.xz"):
         nccl_tree(str(path), sha256=sha256(path))
 

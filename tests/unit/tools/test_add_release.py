@@ -19,12 +19,7 @@ from patchkit.records import RECIPES
 from patchkit.source.releases import load_facts
 from patchkit.target import parse_arch
 from support.faults import killed_everywhere
-from tools.entries import (
-    with_nccl_release,
-    with_needs,
-    with_pin,
-    without,
-)
+from tools.entries import with_nccl_release, with_needs, with_pin, without
 from tools.nccl_names import with_names
 from tools.stage import ROOT, bring_back, differences, recover, staged
 from tools.tables import SUPPORT, updated

@@ -60,20 +60,9 @@ def test_a_library_that_is_not_built_is_explained_by_the_wheel_or_the_device():
         assert bool(said) == bool(why)
 
 
-def entry(filename, kind=Kind.BUILT):
-    return ManifestEntry(name=wheel_name(filename), sha256="0" * 64, size=1, facts={}, kind=kind)
-
-
-NCCL_OVERRIDE = record(
-    Override,
-    {
-        "takes": "nvidia-nccl-cu13==2.30.7",
-        "pin": "nvidia-nccl-cu13==2.28.9",
-        "by": "torch 2.11.0",
-        "reason": "it deadlocks",
-        "word": "the user",
-    },
-)
+PINS = {"takes": "nvidia-nccl-cu13==2.30.7", "pin": "nvidia-nccl-cu13==2.28.9"}
+WHY = {"by": "torch 2.11.0", "reason": "it deadlocks", "word": "the user"}
+NCCL_OVERRIDE = record(Override, {**PINS, **WHY})
 SAID = """\
 flashinfer-python 0.6.13 requires flashinfer-cubin, which is not installed.
 torch 2.11.0 has requirement nvidia-nccl-cu13==2.28.9; platform_system == "Linux", \
@@ -83,7 +72,9 @@ nvidia-cusparselt-cu13 0.8.0 is not supported on this platform
 
 
 def test_pip_check_may_name_what_was_left_out_or_overridden_or_mislabelled():
-    listed = Manifest(wheels=(entry("vllm-0.25.1-cp38-abi3-linux_aarch64.whl"),))
+    name = wheel_name("vllm-0.25.1-cp38-abi3-linux_aarch64.whl")
+    built = ManifestEntry(name=name, sha256="0" * 64, size=1, facts={}, kind=Kind.BUILT)
+    listed = Manifest(wheels=(built,))
     lock = Lock(house=Path(), listed=listed, lines=(), left_out=("flashinfer-cubin",))
     assert len(read_pip_check(SAID, replace(lock, left_out=()))[1]) == 2
     overridden = replace(lock, listed=replace(listed, overrides=(NCCL_OVERRIDE,)))

@@ -8,13 +8,7 @@ import pytest
 
 from patchkit.runtime.rules.flags import load_flag_rules
 from patchkit.runtime.rules.presets import find, load_presets
-from tools.model_recipes import (
-    Difference,
-    differences,
-    recipe_of,
-    recipe_releases,
-    undecided,
-)
+from tools.model_recipes import Difference, differences, recipe_of, recipe_releases, undecided
 
 
 def test_presets_are_as_each_releases_recipes_or_say_why():

@@ -28,11 +28,7 @@ def test_what_is_no_release_is_refused():
         ("1.3.0.dev1", CHANGES, "1.3.0.dev1 does not follow 1.2.0"),
         ("1.3.0+x", CHANGES, r"1.3.0\+x does not follow 1.2.0"),
         ("one", CHANGES, "'one' is not a version"),
-        (
-            "1.3.0",
-            CHANGES.replace("unreleased", "2026-10-01"),
-            r"no part `## X.Y.Z \(unreleased\)`",
-        ),
+        ("1.3.0", CHANGES.replace("unreleased", "x"), r"no part `## X.Y.Z \(unreleased\)`"),
     ):
         with pytest.raises(UsageError, match=says):
             stamped(PACKAGE, changes, version, "2026-11-22")
@@ -68,7 +64,6 @@ def test_every_lock_is_tested_and_fits_pyproject():
 @pytest.mark.parametrize(
     ("before", "after"),
     [
-        ('"pytest>=9"', '"pytest>=10"'),
         ('"click>=8.2"', '"click>=8.3"'),
         ("hatchling>=1.27", "hatchling>=1.30"),
         ('requires-python = ">=3.11.4"', 'requires-python = ">=3.12"'),
