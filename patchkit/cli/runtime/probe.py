@@ -18,7 +18,7 @@ from patchkit.runtime.host.host import Host, Netdev, Rdma
 from patchkit.runtime.host.machine_root import LIVE, RecordingWriter
 from patchkit.runtime.host.probe import probe
 from patchkit.runtime.rules.releases import read_env_data
-from patchkit.runtime.rules.variables import vllm_table
+from patchkit.runtime.rules.variables import variable_table
 from patchkit.units import KIB_PER_GIB
 
 _KINDS = ("ethernet", "wifi", "virtual", "loopback")
@@ -48,7 +48,7 @@ def probe_command(*, root: Path, save: Path | None, python: str | None) -> Itera
         if host.software and host.software.vllm:
             yield next_step(*program(), "env", "--role", "single", "-o", "single.env", *there)
         else:
-            yield next_step(*program(), "repack", f"vllm=={vllm_table().newest}")
+            yield next_step(*program(), "repack", f"vllm=={variable_table('vllm').newest}")
     if copy:
         archive = quoted("tar", "-czf", Path(f"{copy.home.name}.tar.gz"), Path(copy.home.name))
         tell(f"saved: {copy.files} files in {copy.home}; attach them: {archive}")

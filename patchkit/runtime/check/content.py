@@ -21,7 +21,7 @@ from patchkit.runtime.rules.rule import Situation
 from patchkit.runtime.rules.secret_texts import mask_secrets
 from patchkit.runtime.rules.variable_rules import Avoid, VariableAdvice
 from patchkit.runtime.rules.variable_values import is_placeholder
-from patchkit.runtime.rules.variables import vllm_table
+from patchkit.runtime.rules.variables import variable_table
 from patchkit.target import targets
 
 ENV, SHELL, YAML, DOCKERFILE = "env file", "shell script", "YAML", "Dockerfile"
@@ -267,8 +267,8 @@ def add_situation(
         known = [version.version for version in versions if version.project == name]
         if known:
             # Other images have tags of their own numbers.
-            newest = release(vllm_table().newest)
-            is_vllm = vllm_table().oldest <= release(known[0]) <= newest
+            newest = release(variable_table("vllm").newest)
+            is_vllm = variable_table("vllm").oldest <= release(known[0]) <= newest
             is_sure = len(known) == 1 and (name != "vllm" or is_vllm)
             found[name] = known[0] if is_sure else ""
     facts = head_facts(checked.text)

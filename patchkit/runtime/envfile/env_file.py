@@ -40,14 +40,11 @@ class EnvFile:
     """An env file: facts, variables and their lines; ``edited``: against its digest, accepted."""
 
     where: str
+    role: str
     facts: Mapping[str, str]
     variables: Mapping[str, str]
     lines: Mapping[str, int]
     edited: bool
-
-    @property
-    def role(self) -> str:
-        return self.facts["role"]
 
     @property
     def extra(self) -> dict[str, str]:
@@ -95,6 +92,7 @@ def env_file(text: str, where: str, *, accept_edited: bool = False) -> EnvFile:
     lines = enumerate(text.split("\n"), 1)
     return EnvFile(
         where=where,
+        role=facts["role"],
         facts=facts,
         variables=parse(Format(facts.get("format", Format.ENV)), text, where),
         lines={match["name"]: at for at, line in lines if (match := _SETS.match(line))},

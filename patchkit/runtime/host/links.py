@@ -26,7 +26,6 @@ PLAIN = 56
 Device = TypeVar("Device", Netdev, Rdma)
 _NET, _RDMA = "sys/class/net", "sys/class/infiniband"
 _LOOPBACK = 772  # ARPHRD_LOOPBACK of linux/if_arp.h
-_UNKNOWN = (0xFFFF, 0xFFFFFFFF)  # -1 as 16 and as 32 bits
 _SECONDS = 10.0  # for ip to answer
 
 
@@ -97,21 +96,16 @@ def _read_netdev(
         name=name,
         state=reader.line(f"{home}/operstate", needed=True) or "unknown",
         carrier=reader.line(f"{home}/carrier") == "1",
-        mtu=max(reader.number(f"{home}/mtu", needed=True) or 0, 0),
-        speed=_known_number(reader.number(f"{home}/speed")),
+        mtu=reader.number(f"{home}/mtu", needed=True) or 0,
+        speed=reader.number(f"{home}/speed"),
         mac=reader.line(f"{home}/address"),
         driver=driver or virtual_kind,
         pci=pci,
         port=reader.line(f"{home}/phys_port_name"),
         kind=kind,
         addresses=addresses,
-        lanes=_known_number(reader.number(f"{home}/device/current_link_width")),
+        lanes=reader.number(f"{home}/device/current_link_width"),
     )
-
-
-def _known_number(found: int | None) -> int | None:
-    """Return None for -1, signed or not: the driver does not know."""
-    return found if found is not None and found > 0 and found not in _UNKNOWN else None
 
 
 def _read_addresses(reader: Reader) -> dict[str, tuple[str, tuple[Address, ...]]]:

@@ -28,6 +28,7 @@ LIVE = Path("/")
 _INDEX = "recording.json"
 _MOST = 1 << 22  # bytes of a file: /proc/cpuinfo of the largest machines has two million
 _CHUNK = 1 << 14  # /proc/sys allocates what a read asks for, and refuses megabytes
+_UNKNOWN = (0xFFFF, 0xFFFFFFFF)  # -1 as 16 and as 32 bits
 _MISSING = (errno.ENOENT, errno.ENOTDIR)
 # How sysfs says "none": speed of a link that is down, an empty entry of a GID table, a gone device.
 _NONE = (*_MISSING, errno.EINVAL, errno.ENODEV, errno.EOPNOTSUPP)
@@ -134,12 +135,13 @@ class Reader:
         return printable(self.text(path, needed=needed))
 
     def number(self, path: str, *, needed: bool = False) -> int | None:
-        """Return the whole number that a file holds; None, and a note, for other text."""
+        """Return the number above 0 that a file holds; None, and a note, for other text."""
         text = self.line(path, needed=needed)
         found = whole(text)
         if text and found is None:
             self.notes.append(f"/{path}: {text[:40]!r} is not a number")
-        return found
+        # -1, signed or not: the driver does not know.
+        return found if found and found > 0 and found not in _UNKNOWN else None
 
     def settings(self, path: str) -> dict[str, str]:
         """Return the lines ``NAME=value`` of a file, without quotes around values."""

@@ -19,7 +19,7 @@ from patchkit.runtime.rules.secret_texts import is_secret, runs_code
 from patchkit.runtime.rules.spelling import nearest
 from patchkit.runtime.rules.variable_rules import VariableRule, VariableRules, load_variable_rules
 from patchkit.runtime.rules.variable_values import Takes, vllm_values
-from patchkit.runtime.rules.variables import nccl_table, nccl_variables, vllm_variables
+from patchkit.runtime.rules.variables import nccl_variables, variable_table, vllm_variables
 
 _HCAS = "NCCL_IB_HCA"
 _BARE = ("bare", "bare-first")  # states of a twin that has no IPv4 address
@@ -169,7 +169,8 @@ def _check_setting(
     name, kind = setting.name, UsageError if setting.rule == "--set" else DriftError
     names, reader = known, f"vLLM {vllm}"
     if not name.startswith("VLLM_"):
-        if not name.startswith("NCCL_") or (nccl and release(nccl) > release(nccl_table().newest)):
+        newest = variable_table("nccl").newest
+        if not name.startswith("NCCL_") or (nccl and release(nccl) > release(newest)):
             return
         names, reader = nccl_variables(nccl), "NCCL"
     if name not in names:

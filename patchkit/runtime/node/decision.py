@@ -113,8 +113,8 @@ def decide(
     role = asked.role or "single"
     nodes = asked.nodes or (1 if role == "single" else 2)
     preset = named_preset(asked.model) if asked.model else None
-    if file and file.role != role:
-        _check_head(file, host, vllm, versions["nccl"], options)
+    if file:
+        _check_file(options, file, host, vllm, versions["nccl"], addressed=addressed)
     _check_request(role, nodes, asked, vllm, preset)
     target = asked.target or target_of(host)
     attachment = Attachment(topology="single" if role == "single" else asked.topology)
@@ -123,8 +123,6 @@ def decide(
         attachment = attach(
             host, role=role, topology=asked.topology, nodes=nodes, head=asked.head, target=target
         )
-    if file and not addressed:
-        _check_place(options.role, file, host)
     executor = choose_executor(vllm, role, asked.executor, asked.choice.wanted)
     return Node(
         role=role,
@@ -189,27 +187,25 @@ def _with_file(options: NodeOptions, file: EnvFile, installed: str) -> NodeOptio
     )
 
 
-def _check_head(head: EnvFile, host: Host, vllm: str, nccl: str, options: NodeOptions) -> None:
-    """Raise HostError for another NCCL than the head's, SourceError for what must not travel."""
-    there = plain(head.facts.get("nccl", ""))
-    if nccl and there and plain(nccl) != there:
-        raise HostError(
-            f"NCCL {plain(nccl)} is loaded here, and {there} on the head",
-            why="NCCLs of different versions do not understand each other's bootstrap: "
-            '"Message truncated", "connection refused", or a hang',
-            hint="install one NCCL on every node: `patchkit build nccl`",
-        )
-    read = {*vllm_variables(vllm, host.vllm_home(vllm)), *nccl_variables(options.nccl)}
-    check_transfer(head, {*read, *other_variables()}, options.extra)
-
-
-def _check_place(role: str, file: EnvFile, host: Host) -> None:
-    """Raise HostError for a file on the wrong host, unless ``role`` says whose line is meant."""
+def _check_file(
+    options: NodeOptions, file: EnvFile, host: Host, vllm: str, nccl: str, *, addressed: bool
+) -> None:
+    """Raise HostError for a file of another node or NCCL, SourceError for what must not travel."""
+    there = plain(file.facts.get("nccl", ""))
     own = file.variables.get("VLLM_HOST_IP", "") or file.facts.get("head", "")
-    if (file.role, role) == ("head", "worker"):
+    if (file.role, options.role) == ("head", "worker"):
+        if nccl and there and plain(nccl) != there:
+            raise HostError(
+                f"NCCL {plain(nccl)} is loaded here, and {there} on the head",
+                why="NCCLs of different versions do not understand each other's bootstrap: "
+                '"Message truncated", "connection refused", or a hang',
+                hint="install one NCCL on every node: `patchkit build nccl`",
+            )
+        read = {*vllm_variables(vllm, host.vllm_home(vllm)), *nccl_variables(options.nccl)}
+        check_transfer(file, {*read, *other_variables()}, options.extra)
         # One of its workers reads it, which may be another host than this one.
         check_no_head(host, file.facts["head"])
-    elif not role and file.role != "single" and own and not host.has_address(own):
+    elif not (addressed or options.role or file.role == "single" or host.has_address(own)) and own:
         raise HostError(
             f"{file.where} is for the {file.role}, {own}, and this host has "
             f"{describe_addresses(host)}",

@@ -149,17 +149,13 @@ def start_process(facts: InterpreterFacts, environment: Mapping[str, str]) -> Pr
     # Paths, or names without a slash, which are searched for.
     preloads = {Path(entry).name for entry in re.split("[: ]+", environment.get("LD_PRELOAD", ""))}
     for path in facts.mapped:
-        if Path(path).name.startswith(STEM) or exports_nccl(path):
+        try:
+            brings_nccl = Path(path).name.startswith(STEM) or elf.exports(Path(path), _SYMBOL)
+        except (SourceError, OSError):  # a damaged one does not
+            brings_nccl = False
+        if brings_nccl:
             started.open(path, _PRELOADED if Path(path).name in preloads else _STARTUP)
     return started
-
-
-def exports_nccl(path: str) -> bool:
-    """Return whether a library defines NCCL's functions for others; a damaged one does not."""
-    try:
-        return elf.exports(Path(path), _SYMBOL)
-    except (SourceError, OSError):
-        return False
 
 
 def torch_choice(started: Process) -> Choice:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from patchkit.records import RECIPES, read_toml
 from patchkit.runtime.rules.releases import read_table, within
-from patchkit.runtime.rules.rule import Advice, Discouraged, FlagName, Grounded, Rule, check_unique
+from patchkit.runtime.rules.rule import Advice, Discouraged, FlagName, Grounded, Rule
 from patchkit.runtime.rules.vllm_names import read_flags
 
 FLAGS = RECIPES / "env" / "vllm_flags.tsv"
@@ -114,10 +114,6 @@ class FlagRules:
     memory: MemoryBudget
     preset: Mapping[FlagName, str]
     recipe: Mapping[FlagName, str]
-
-    def __post_init__(self) -> None:
-        entries = (*self.rules, *self.leave_out, *self.limits, *self.advice)
-        check_unique(entry.id for entry in entries)
 
 
 @cache

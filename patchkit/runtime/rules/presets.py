@@ -17,7 +17,7 @@ from patchkit.errors import UsageError
 from patchkit.finding import Confidence, Established
 from patchkit.records import RECIPES, one_of, read_toml
 from patchkit.runtime.rules.releases import read_table
-from patchkit.runtime.rules.rule import CHOICES, FlagName, check_unique
+from patchkit.runtime.rules.rule import CHOICES, FlagName
 from patchkit.runtime.rules.spelling import is_slip
 from patchkit.units import GIB_PER_GB
 
@@ -62,18 +62,10 @@ class Preset:
         return self.id.rpartition("/")[2]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Presets:
-    preset: tuple[Preset, ...]
-
-    def __post_init__(self) -> None:
-        check_unique(preset.name.lower() for preset in self.preset)
-
-
 @cache
 def load_presets(place: Path = PLACE) -> tuple[Preset, ...]:
     """Return the presets. Raises UsageError for what means nothing, with file and line."""
-    return read_toml(_Presets, place).preset
+    return read_toml(tuple[Preset, ...], place, key="preset")
 
 
 def find(model: str) -> Preset | None:

@@ -8,7 +8,6 @@ is ``fact = value``, ``fact = [values]`` or, for versions and numbers, ``fact = 
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, TypeVar
@@ -171,10 +170,3 @@ class RuleChoice:
 
 
 BY_DEFAULT = RuleChoice()
-
-
-def check_unique(names: Iterable[str]) -> None:
-    """Raise ValueError for a name that two entries of a file have."""
-    counts = Counter(names)
-    if twice := sorted(name for name, count in counts.items() if count > 1):
-        raise ValueError(f"there twice: {', '.join(twice)}")

@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 from patchkit.errors import UsageError
 from patchkit.records import RECIPES, read_toml
 from patchkit.runtime.rules.releases import check_range, within
-from patchkit.runtime.rules.rule import Advice, Discouraged, Rule, VariableName, check_unique
+from patchkit.runtime.rules.rule import Advice, Discouraged, Rule, VariableName
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,9 +70,6 @@ class VariableRules:
     avoids: tuple[Avoid, ...] = field(metadata={"key": "avoid"})
     advice: tuple[VariableAdvice, ...]
     executors: tuple[Executor, ...] = field(metadata={"key": "executor"})
-
-    def __post_init__(self) -> None:
-        check_unique(entry.id for entry in (*self.entries, *self.advice))
 
     @property
     def entries(self) -> tuple[VariableRule | Avoid, ...]:

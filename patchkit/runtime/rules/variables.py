@@ -26,26 +26,22 @@ class OtherVariable:
     versions: str = ""
 
 
-def vllm_table() -> Table:
-    """Return the variables of all known releases of vLLM."""
-    return read_table(_HOME / "vllm_older.tsv", _HOME / "vllm_variables.tsv")
-
-
-def nccl_table() -> Table:
-    """Return the variables of all known releases of NCCL."""
-    return read_table(_HOME / "nccl_variables.tsv")
+def variable_table(reader: str) -> Table:
+    """Return the variables of all known releases of ``vllm`` or ``nccl``."""
+    older = [_HOME / "vllm_older.tsv"] if reader == "vllm" else []
+    return read_table(*older, _HOME / f"{reader}_variables.tsv")
 
 
 def vllm_variables(version: str, home: Path | None = None) -> Mapping[str, str]:
     """Return name → default of a release ("": any), or the names of the vLLM in ``home``."""
     known = dict.fromkeys(variable_readers(home / "envs.py"), "") if home else None
-    return known or vllm_table().at(version)
+    return known or variable_table("vllm").at(version)
 
 
 @cache
 def nccl_variables(version: str) -> Mapping[str, str]:
     """Return name → default of a release, the newest one for later ones. Raises UsageError."""
-    return nccl_table().at(version)
+    return variable_table("nccl").at(version)
 
 
 @cache
@@ -61,7 +57,7 @@ def other_variables() -> Mapping[str, OtherVariable]:
 
 def lifetime(name: str) -> Lifetime | None:
     """Return the releases, of vLLM or of NCCL, that have or had a variable."""
-    return vllm_table().lifetime(name) or nccl_table().lifetime(name)
+    return variable_table("vllm").lifetime(name) or variable_table("nccl").lifetime(name)
 
 
 @cache

@@ -64,7 +64,6 @@ def test_presets_that_mean_nothing(tmp_path):
         (PRESET.replace('source = "x"\n', ""), "toml: preset[1]: lacks the key 'source'"),
         (PRESET.replace("fp8", "fp7"), "toml: preset[1].quantization: is 'fp7', not one of"),
         (PRESET + 'flags = { max_model_len = "1" }\n', "'max_model_len', not a flag, written as"),
-        (PRESET + PRESET, "there twice: b"),
     ):
         place.write_text(text)
         presets.load_presets.cache_clear()
@@ -77,7 +76,6 @@ def test_rules_that_mean_nothing(tmp_path):
     text = flags.RULES.read_text(encoding="utf-8")
     place = tmp_path / "flags.toml"
     for old, new, what in (
-        ('id = "headless"', 'id = "nodes"', "there twice: nodes"),
         ('topology = "socket", nodes', 'topology = "pigeon", nodes', "'pigeon' means nothing"),
         ('flag = "--headless"', 'flag = "headless"', "'headless', not a flag, written as --a-flag"),
         ('confidence = "high"', 'confidence = "total"', "[1].confidence: is 'total', not one of"),
@@ -89,6 +87,16 @@ def test_rules_that_mean_nothing(tmp_path):
         with pytest.raises(UsageError) as caught:
             flags.load_flag_rules(place)
         assert what in str(caught.value)
+
+
+def test_no_two_entries_have_one_name():
+    names = [preset.name.lower() for preset in load_presets()]
+    about_flags, about_variables = load_flag_rules(), load_variable_rules()
+    rules = (*about_flags.rules, *about_flags.leave_out, *about_flags.limits, *about_flags.advice)
+    of_flags = [entry.id for entry in rules]
+    of_variables = [entry.id for entry in (*about_variables.entries, *about_variables.advice)]
+    for found in (names, of_flags, of_variables):
+        assert len({*found}) == len(found)
 
 
 def test_what_rests_on_one_report_is_off():

@@ -12,9 +12,9 @@ from patchkit.runtime.rules.spelling import Slips, is_slip, nearest
 from patchkit.runtime.rules.variable_values import Takes, vllm_values
 from patchkit.runtime.rules.variables import (
     lifetime,
-    nccl_table,
     nccl_variables,
     other_variables,
+    variable_table,
     vllm_variables,
 )
 from tools.release_values import read_names
@@ -105,8 +105,8 @@ def test_names_by_release():
         for version, names in releases.items():
             known = variables(version)
             assert {name: known.get(name) for name in names} == names
-    assert nccl_variables("9.0") == nccl_variables(nccl_table().newest)
-    assert within(nccl_table().newest, ">=2.30.7")
+    assert nccl_variables("9.0") == nccl_variables(variable_table("nccl").newest)
+    assert within(variable_table("nccl").newest, ">=2.30.7")
     with pytest.raises(UsageError, match="'new' is not a version"):
         nccl_variables("new")
 
@@ -115,7 +115,7 @@ def test_lifetimes():
     for name, first, last, default in (
         ("VLLM_USE_V1", "0.10.0", "0.11.0", ""),
         ("VLLM_USE_RAY_V2_EXECUTOR_BACKEND", "0.20.0", "0.32.0", "1"),
-        ("NCCL_IB_TIMEOUT", "2.18.1", nccl_table().newest, "20"),
+        ("NCCL_IB_TIMEOUT", "2.18.1", variable_table("nccl").newest, "20"),
     ):
         found = lifetime(name)
         assert (found.name, found.first, found.last, found.default) == (name, first, last, default)
