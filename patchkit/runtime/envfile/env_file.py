@@ -37,7 +37,10 @@ _ASKED = {"vllm": "vllm", "triton": "triton", "nccl": r"nvidia-nccl-cu\d+"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnvFile:
-    """An env file: facts, variables and their lines; ``edited``: against its digest, accepted."""
+    """An env file: facts, variables and their lines; ``edited``: against its digest, accepted.
+
+    ``extra`` are the variables that a user set there, against the rules or beside them.
+    """
 
     where: str
     role: str
@@ -45,12 +48,7 @@ class EnvFile:
     variables: Mapping[str, str]
     lines: Mapping[str, int]
     edited: bool
-
-    @property
-    def extra(self) -> dict[str, str]:
-        """Return the variables that a user set there, against the rules or beside them."""
-        asked = self.ids("set")
-        return {name: value for name, value in self.variables.items() if name in asked}
+    extra: Mapping[str, str]
 
     def ids(self, fact: str) -> frozenset[str]:
         """Return the names that a fact lists: ``set``, ``with`` or ``without``."""
@@ -90,13 +88,16 @@ def env_file(text: str, where: str, *, accept_edited: bool = False) -> EnvFile:
             hint="write the file anew with `patchkit env`, with the same patchkit on every node",
         )
     lines = enumerate(text.split("\n"), 1)
+    variables = parse(Format(facts.get("format", Format.ENV)), text, where)
+    asked = facts.get("set", "").split(",")
     return EnvFile(
         where=where,
         role=facts["role"],
         facts=facts,
-        variables=parse(Format(facts.get("format", Format.ENV)), text, where),
+        variables=variables,
         lines={match["name"]: at for at, line in lines if (match := _SETS.match(line))},
         edited=edited,
+        extra={name: value for name, value in variables.items() if name in asked},
     )
 
 

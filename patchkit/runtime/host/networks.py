@@ -67,14 +67,6 @@ def in_reach(netdev: Netdev, address: str) -> list[IPv4Interface]:
     ]
 
 
-def describe_devices(host: Host) -> str:
-    found = [
-        f"{rdma.name} {rdma.state or 'of unknown state'} on {rdma.netdev or 'nothing'}"
-        for rdma in host.rdma
-    ]
-    return ", ".join(found) or "no RDMA device"
-
-
 def describe_addresses(host: Host) -> str:
     found = [f"{own.ip} on {netdev.name}" for netdev in host.netdevs for own in netdev.ipv4]
     return ", ".join(text for text in found if not text.startswith("127.")) or "no IPv4 address"

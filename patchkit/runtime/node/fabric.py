@@ -26,13 +26,14 @@ class Fabric:
 
     ``spanning`` are in a network with room for all nodes, ``ports`` those of the cage that joins
     this node to the others, best first: none where each of two cages may be meant. ``names`` are
-    those of all RDMA devices.
+    those of all RDMA devices, and ``described`` says how they are.
     """
 
     usable: tuple[Port, ...]
     spanning: tuple[Port, ...]
     ports: tuple[Port, ...]
     names: tuple[str, ...]
+    described: str
 
     def exact_names(self, devices: Sequence[Rdma]) -> str:
         """Return names for NCCL, which takes prefixes; ``=`` makes them exact where it matters."""
@@ -86,4 +87,14 @@ def find_fabric(host: Host, nodes: int, head: str) -> Fabric:
             cages, own = [], []
     # What was left out of `spanning` is taken where it has the very address that was named.
     ports = tuple(port for port in spanning if port.device.cage in cages[:1]) or tuple(own)
-    return Fabric(usable=usable, spanning=spanning, ports=ports, names=tuple(devices))
+    states = [
+        f"{rdma.name} {rdma.state or 'of unknown state'} on {rdma.netdev or 'nothing'}"
+        for rdma in host.rdma
+    ]
+    return Fabric(
+        usable=usable,
+        spanning=spanning,
+        ports=ports,
+        names=tuple(devices),
+        described=", ".join(states) or "no RDMA device",
+    )

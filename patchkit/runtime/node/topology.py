@@ -9,7 +9,7 @@ from typing import Literal
 from patchkit.errors import HostError
 from patchkit.runtime.host import hardware
 from patchkit.runtime.host.host import Host, Netdev
-from patchkit.runtime.host.networks import TwinState, describe_devices, twin_state
+from patchkit.runtime.host.networks import TwinState, twin_state
 from patchkit.runtime.node.address import PLAN, lacking, named_address, own_address
 from patchkit.runtime.node.fabric import Fabric, find_fabric
 from patchkit.runtime.rules.releases import read_env_data
@@ -52,13 +52,13 @@ def attach(
     if chosen == "roce":
         attached = _attach_roce(fabric, own, nodes)
     elif chosen == "ring":
-        attached = _attach_ring(host, fabric, own, nodes)
+        attached = _attach_ring(fabric, own, nodes)
     else:
         attached = Attachment(topology=chosen, data=own.name, netdevs=(own.name,))
     notes = [*attached.notes]
     if chosen == "socket":  # a Thor, which is hetero, has no RDMA
         if not fabric.usable:
-            notes.append(f"sockets, since no RDMA device is usable here: {describe_devices(host)}")
+            notes.append(f"sockets, since no RDMA device is usable here: {fabric.described}")
         elif own not in (port.netdev for port in fabric.usable):
             fast = ", ".join(f"{port.device.name} on {port.netdev.name}" for port in fabric.usable)
             notes.append(f"sockets, as asked for; RoCE could use {fast}: --topology roce")
@@ -81,7 +81,7 @@ def _choose_topology(host: Host, asked: str, nodes: int, fabric: Fabric, target:
         raise lacking(
             host,
             f"{asked} needs an RDMA device that is active and has an IPv4 address; "
-            f"here: {describe_devices(host)}",
+            f"here: {fabric.described}",
             why="the cable is out, the interface has no address, or, in a container, "
             "/dev/infiniband is missing",
             hint=f"see `patchkit probe`; {PLAN}; or sockets on every node, the head "
@@ -152,7 +152,7 @@ def _attach_roce(fabric: Fabric, own: Netdev, nodes: int) -> Attachment:
     )
 
 
-def _attach_ring(host: Host, fabric: Fabric, own: Netdev, nodes: int) -> Attachment:
+def _attach_ring(fabric: Fabric, own: Netdev, nodes: int) -> Attachment:
     # Not those with a random address beside a twin with a lasting one.
     ports = (port for port in fabric.usable if port.netdev.lasting or port.state != "random")
     devices = [port.device for port in ports]
@@ -161,7 +161,7 @@ def _attach_ring(host: Host, fabric: Fabric, own: Netdev, nodes: int) -> Attachm
     if nodes == 3:  # luxingcom/aicad-nccl-optimization
         notes.append("in a ring of three each cable must join a port 0 with a port 1")
     if len(cages) < 2:
-        notes.append(f"a ring uses both cages of every node; here: {describe_devices(host)}")
+        notes.append(f"a ring uses both cages of every node; here: {fabric.described}")
     return Attachment(
         topology="ring",
         data=own.name,
