@@ -280,10 +280,7 @@ def cli(environment, tmp_path, ready_patchkit):
 @pytest.fixture(scope="session")
 def git():
     """Run git in a folder, without the user's settings: ``git(folder, "log")``."""
-    settings = {
-        "GIT_CONFIG_GLOBAL": "/dev/null",
-        "GIT_CONFIG_NOSYSTEM": "1",
-    }
+    settings = {"GIT_CONFIG_GLOBAL": "/dev/null", "GIT_CONFIG_NOSYSTEM": "1"}
     command = ["git", "-c", "user.name=a", "-c", "user.email=a@localhost"]
     inherited = {k: v for k, v in os.environ.items() if not k.startswith("GIT_")}
 

@@ -18,14 +18,6 @@ from pathlib import Path
 PROMPT_WORDS, ANSWER_WORDS = 300, 32
 
 
-def prompts(model: Path) -> list[list[int]]:
-    """Texts as tokens, so that nothing depends on a release's tokenizer."""
-    vocabulary = json.loads((model / "tokenizer.json").read_text())["model"]["vocab"]
-    words = [number for word, number in vocabulary.items() if word.isalpha()]
-    dice = random.Random(1)
-    return [dice.choices(words, k=PROMPT_WORDS) for _ in range(2)]
-
-
 def complete(url: str, model: Path, prompt: list[int], seconds: float) -> tuple[str, list[int]]:
     question = {
         "model": str(model),
@@ -56,7 +48,12 @@ def main(model: Path, url: str, seconds: float) -> None:
             if time.monotonic() > deadline:
                 raise
             time.sleep(0.5)
-    answers = [complete(url, model, prompt, seconds) for prompt in prompts(model)]
+    # Texts as tokens, so that nothing depends on a release's tokenizer.
+    vocabulary = json.loads((model / "tokenizer.json").read_text())["model"]["vocab"]
+    words = [number for word, number in vocabulary.items() if word.isalpha()]
+    dice = random.Random(1)
+    prompts = [dice.choices(words, k=PROMPT_WORDS) for _ in range(2)]
+    answers = [complete(url, model, prompt, seconds) for prompt in prompts]
     sys.stdout.write(json.dumps(answers) + "\n")
 
 

@@ -15,7 +15,7 @@ from e2e.emulation import wires
 from e2e.emulation.lab import BIN, QUIET, RAY_PORT, Answers, Lab
 from e2e.lifecycle import fake_venv, rack, rootfs
 from e2e.lifecycle.cluster import URL, EmulatedCluster, insist, wait
-from e2e.lifecycle.nodes import HOME, SystemdNode
+from e2e.lifecycle.nodes import HOME
 from patchkit.process import attempt
 
 COMPILER = ("g++", "python3-dev")  # torch compiles while vLLM starts
@@ -121,25 +121,21 @@ def _cluster(lab: Lab, log: str, **choices: object) -> Iterator[EmulatedCluster]
     with rack.up(root, folder, home=DISK, shared=shared) as parts:
         cluster = EmulatedCluster(*parts, folder, patience=SERVE_SECONDS)
         for node in cluster.nodes.values():
-            _install(node, lab.model)
+            venv = fake_venv.VENV
+            # The node's own Python uses this session's packages.
+            fake_venv.insist_user(node, "python3", "-m", "venv", "--without-pip", venv)
+            site = f"{venv}/lib/python{OWN}/site-packages"
+            fake_venv.write(node, f"{site}/emulation.pth", f"{sysconfig.get_path('purelib')}\n")
+            for program, module in PROGRAMS.items():
+                text = f"#!{venv}/bin/python\n{PROGRAM.format(module=module)}"
+                fake_venv.write(node, f"{venv}/bin/{program}", text)
+                node.user("chmod", "+x", f"{venv}/bin/{program}")
+            fake_venv.insist_user(node, "mkdir", "-p", f"{HOME}/models")
+            for each in MODELS:
+                fake_venv.insist_user(node, "cp", "-r", str(lab.model), each)
         said = {"args": [*ARGS, *SHARDS], "set": QUIET, "without": ON_CPU, **choices}
         cluster.describe(**said)
         yield cluster
-
-
-def _install(node: SystemdNode, model: Path) -> None:
-    """Let the node's own Python use this session's packages, and give it two models."""
-    venv = fake_venv.VENV
-    fake_venv.insist_user(node, "python3", "-m", "venv", "--without-pip", venv)
-    site = f"{venv}/lib/python{OWN}/site-packages"
-    fake_venv.write(node, f"{site}/emulation.pth", f"{sysconfig.get_path('purelib')}\n")
-    for program, module in PROGRAMS.items():
-        text = f"#!{venv}/bin/python\n{PROGRAM.format(module=module)}"
-        fake_venv.write(node, f"{venv}/bin/{program}", text)
-        node.user("chmod", "+x", f"{venv}/bin/{program}")
-    for each in MODELS:
-        fake_venv.insist_user(node, "mkdir", "-p", f"{HOME}/models")
-        fake_venv.insist_user(node, "cp", "-r", str(model), each)
 
 
 def _insist_on(expected: Answers, cluster: EmulatedCluster, model: str) -> None:

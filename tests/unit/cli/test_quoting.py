@@ -37,10 +37,6 @@ def test_nothing_that_a_terminal_obeys_is_left(text):
     assert all(each.isprintable() or each in "\n\t" for each in shown)
     assert visible(shown) == shown
     assert shown.encode().decode() == shown
-
-
-@given(ANYTHING)
-def test_no_control_character_is_left_of_prose(text):
     left = {each for each in prose(text) if unicodedata.category(each) == "Cc"}
     assert left <= {"\n", "\t"}
 

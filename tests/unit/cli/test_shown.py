@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import re
 import shutil
 import sys
 import tempfile
-from contextlib import contextmanager
 from pathlib import Path
 
 import click
@@ -76,7 +74,7 @@ def test_a_cell_with_a_newline_stays_in_its_line():
 
 @given(st.dictionaries(st.text(st.characters()), st.text(st.characters())))
 def test_json_is_safe_and_the_same(value):
-    with captured() as streams:
+    with CliRunner().isolation() as streams:
         out.print_json([value])
     text = streams[0].getvalue().decode()
     assert all(each.isprintable() or each == "\n" for each in text)
@@ -134,7 +132,7 @@ def print_diff(text):
 
 
 def test_data_goes_out_byte_for_byte():
-    with captured() as streams:
+    with CliRunner().isolation() as streams:
         out.data(f"{EVIL} é \udcff\n")
         print_diff(f"+{EVIL}\n")
     assert streams[0].getvalue() == f"{EVIL} é ".encode() + b"\xff\n" + f"+{EVIL}\n".encode()
@@ -142,7 +140,7 @@ def test_data_goes_out_byte_for_byte():
 
 def test_a_difference_in_a_terminal_is_shown(monkeypatch):
     monkeypatch.setenv("FORCE_COLOR", "1")
-    with captured(color=True) as streams:
+    with CliRunner().isolation(color=True) as streams:
         print_diff(f"--- a/x\n+++ b/x\n@@ -1 +1 @@\n-old\f\n+{EVIL}{MARK}\n")
     shown = re.sub(r"\x1b\[\d+m", "", streams[0].getvalue().decode())
     assert shown.splitlines()[3:] == [r"-old\x0c", f"+{visible(EVIL)}{MARK}"]
@@ -150,7 +148,7 @@ def test_a_difference_in_a_terminal_is_shown(monkeypatch):
 
 def test_a_progress_bar_shows_what_it_is_of(monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
-    with captured(color=True) as streams:
+    with CliRunner().isolation(color=True) as streams:
         monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
         with progress() as report:
             report(f"{EVIL}{MARK}")(10**6, 2 * 10**6)
@@ -162,7 +160,7 @@ def test_a_progress_bar_shows_what_it_is_of(monkeypatch):
 
 def test_in_a_pipe_a_long_task_is_a_line_now_and_then():
     now = iter([0.0, 1.0, PERIOD, PERIOD + 1, 2 * PERIOD, 5 * PERIOD])
-    with captured() as streams, progress(clock=lambda: next(now)) as report:
+    with CliRunner().isolation() as streams, progress(clock=lambda: next(now)) as report:
         update = report(f"{EVIL}downloading")
         for done in (1, 2, 3, 4, 5, 6):  # the last one is the end, which needs no line
             update(done * 10**9, 6 * 10**9)
@@ -183,13 +181,6 @@ def test_findings_of_one_place_are_told_as_one(monkeypatch):
 
 
 # Every verb that prints names from elsewhere
-
-
-@contextmanager
-def captured(*, color=False):
-    """Standard output and standard error, as bytes."""
-    with CliRunner().isolation(color=color) as streams:
-        yield streams
 
 
 def hostile_wheel(folder, name):
@@ -308,12 +299,9 @@ def programs(folder, name):
     python = str(folder / "python")
     yield ["inspect", "--loaded", "--python", python]
     yield ["probe", "--root", root, "--python", python]
-    before = os.environ["PATH"]
-    os.environ["PATH"] = f"{folder}:{before}"
-    try:
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("PATH", str(folder), prepend=":")
         yield ["net", "verify", "--root", root, "--ssh", f"peer{name}"]
-    finally:
-        os.environ["PATH"] = before
 
 
 def mistyped(_folder, name):

@@ -213,7 +213,6 @@ def test_a_damaged_cache_is_noticed(repository, commit, cache):
         ("nccl==two", UsageError, "'two' is not a version"),
         ("nccl==2.29.2", SourceError, "2.29.2 could be had: the commit .* is not in the cache"),
         ("nccl==2.28.3", SourceError, "2.28.3 is not supported"),
-        ("nowhere", UsageError, "no such file or directory"),
     ],
 )
 def test_releases_that_cannot_be_had(spec, error, says, cache):

@@ -124,16 +124,13 @@ def test_killed_at_any_change_the_checkout_is_as_before_or_complete(tmp_path):
     assert [path.name for path in root.iterdir()] == ["recipes"]
 
 
-def test_figures_of_a_release_are_complete():
+def test_the_table_is_complete_and_consistent():
     for release in FACTS.releases:
         assert release.tag == f"v{release.version}-1"
         assert len(release.sha256) in (0, 64)
         assert len(release.commit) in (0, 40)
         assert bool(release.sha256 or release.commit) == bool(release.figures)
         assert all(parse_arch(arch) for arch in release.archs)
-
-
-def test_the_table_is_consistent():
     versions = [release.version for release in FACTS.releases]
     assert versions == sorted(set(versions))
     assert {FACTS.default, *(pin.version for pin in FACTS.torch.values())} <= set(versions)

@@ -47,12 +47,9 @@ def test_fixes_json_has_the_matrix():
     }
 
 
-def test_an_id_names_one_thing():
+def test_claims_are_complete_and_fit_their_releases():
     names = [each.id for each in (*CLAIMS, *RECIPE.fixes)]
     assert len(names) == len(set(names))
-
-
-def test_claims_are_complete_and_fit_their_releases():
     for claim in CLAIMS:
         for text in (claim.says, claim.why, claim.instead):
             assert text == " ".join(text.split()) != "", claim.id
