@@ -127,17 +127,14 @@ def test_which_variables_are_set():
 
 
 def test_which_servers_run():
+    for text, expected in DOCKERFILES[3:]:
+        assert servers(text, "Dockerfile.gb10") == expected
     for where, text, expected in (
         *(("x.sh", *row) for row in SHELL_SERVERS),
         *(("compose.yaml", *row) for row in YAML_SERVERS),
         ("x.service", UNIT_TEXT, "8 vllm serve m --x %h"),
     ):
         assert servers(text, where) == ([expected] if expected else [])
-
-
-def test_servers_of_dockerfiles():
-    for text, expected in DOCKERFILES[3:]:
-        assert servers(text, "Dockerfile.gb10") == expected
 
 
 def test_flags_are_found_with_their_values_and_lines():

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from itertools import zip_longest
 
-import pytest
-
 from support.checked import check_text
 
 GB10 = {"target": "gb10"}
@@ -51,7 +49,6 @@ NAMES = [
     ("x.sh", f"export VLLM_MAX_MODEL_LEN=8\n{SERVE}", f"warning {STRANGE} VLLM_MAX_MODEL_LEN"),
     # A script that uses the name itself has a use for it; handing it on is none.
     ("x.sh", f"export VLLM_MAX_MODEL_LEN=8\n{SERVE} --max-model-len $VLLM_MAX_MODEL_LEN"),
-    # What runs with it is another program: a test, or a service of its own.
     # An empty variable is one that is not set.
     ("x.env", "VLLM_NOTHING=\nHOST_IP=\nNCCL_IB_GID_INDEX="),
     ("x.env", "HOST_IP=10.0.0.1", "note HOST_IP=10.0.0.1 is advised against"),
@@ -212,7 +209,6 @@ FLAGS = [
         f"""{UPSTREAM.replace("run", 'run "${NET[@]+"${NET[@]}"}" $MORE')} m --enforce-eager""",
         "note --enforce-eager is better left out",
     ),
-    # docker's own options are none of the server, wherever they stand.
     # Values that the release does not take: an error where it is upstream's.
     *(
         ("x.sh", f"{UPSTREAM} m {flag} {value}", f"error {flag} {value}: vLLM 0.25.1 does not")
@@ -241,26 +237,17 @@ LIMITS = [
 
 
 def test_what_a_rule_says():
-    for where, text, *expected in (
-        *NAMES,
-        *VERSIONS,
-        *VALUES,
-        *TWICE,
-        *PLACEHOLDERS,
-        *SECRETS,
-        *SERVERS,
-        *FLAGS,
-        *LIMITS,
-    ):
+    texts = (*NAMES, *VERSIONS, *VALUES, *TWICE, *PLACEHOLDERS, *SECRETS, *SERVERS, *FLAGS)
+    for where, text, *expected in (*texts, *LIMITS):
         findings = [f"{level} {what}" for level, what in said(text, where)]
         pairs = zip_longest(findings, expected, fillvalue="")
         assert all(found and found.startswith(start or "none") for found, start in pairs), findings
 
 
-@pytest.mark.parametrize(("topology", "levels"), [("ring", []), ("roce", ["warning"])])
-def test_the_ring_algorithm_is_for_a_ring(topology, levels):
-    findings = said("NCCL_ALGO=Ring", "x.env", topology=topology)
-    assert [level for level, _ in findings] == levels
+def test_the_ring_algorithm_is_for_a_ring():
+    for topology, levels in (("ring", []), ("roce", ["warning"])):
+        findings = said("NCCL_ALGO=Ring", "x.env", topology=topology)
+        assert [level for level, _ in findings] == levels
 
 
 def test_a_bug_of_nccl_is_told_to_a_cluster_alone():

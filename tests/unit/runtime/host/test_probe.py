@@ -52,14 +52,8 @@ def test_a_cabled_netdev_and_its_rdma_device(machine):
     spark = machine("cable_port0", 1)
     netdev = spark.netdev("enP2p1s0f0np0")
     assert netdev.up
-    assert (netdev.speed, netdev.mtu, netdev.driver, netdev.pci, netdev.port, netdev.lanes) == (
-        200_000,
-        9000,
-        "mlx5_core",
-        "0002:01:00.0",
-        "p0",
-        4,
-    )
+    assert (netdev.speed, netdev.mtu, netdev.lanes) == (200_000, 9000, 4)
+    assert (netdev.driver, netdev.pci, netdev.port) == ("mlx5_core", "0002:01:00.0", "p0")
     assert netdev.addresses[0] == Address(address="192.168.101.11", prefix=24, family="inet")
     assert netdev.addresses[1].link_local
     rdma = next(each for each in spark.rdma if each.netdev == netdev.name)
@@ -116,17 +110,6 @@ def test_what_is_cabled_and_what_is_remarked(machine, name):
 
 
 @pytest.mark.parametrize(
-    ("name", "text"),
-    [
-        ("wrong_mtu", "enp1s0f0np0 has MTU 9000, its twin enP2p1s0f0np0 1500"),
-        ("ipv6_only", "enp1s0f0np0, enP2p1s0f0np0: cabled, but no IPv4 address"),
-    ],
-)
-def test_remarks_name_what_they_are_about(machine, name, text):
-    assert remarks(machine(name))[0].what == text
-
-
-@pytest.mark.parametrize(
     ("cma", "kernel", "cmdline", "said"),
     [
         ((0, 940_604), "7.0.0-1019-nvidia", "ro quiet", True),
@@ -146,14 +129,13 @@ def test_a_kernel_that_keeps_a_reserve_where_rdma_registers(tmp_path, cma, kerne
 
 
 def test_a_half_that_is_down_is_missed_only_where_the_other_one_does_not_do(tmp_path):
-    for speed, about in ((200_000, ["half-down", "rate"]), (100_000, ["rate"])):
+    for speed, about in ((200_000, ["half-down"]), (100_000, [])):
         machine = hosts.MACHINES["cable_port0"](0)
         cards = {card.name: card for card in machine.cards}
         cards["enp1s0f0np0"] = replace(cards["enp1s0f0np0"], speed=speed)
         cards["enP2p1s0f0np0"] = replace(cards["enP2p1s0f0np0"], up=False, speed=-1)
         write(tmp_path / str(speed), replace(machine, cards=tuple(cards.values())))
-        found = [each.about for each in remarks(seen(tmp_path / str(speed)))]
-        assert found == [each for each in about if each != "rate"]
+        assert [each.about for each in remarks(seen(tmp_path / str(speed)))] == about
 
 
 def test_a_link_that_trained_with_half_its_lanes(copied):
@@ -162,48 +144,14 @@ def test_a_link_that_trained_with_half_its_lanes(copied):
     assert remarks(seen(copied))[0].what == "enP2p1s0f0np0 (0002:01:00.0) has 2 PCIe lanes, not 4"
 
 
-def test_renamed_devices_are_found_by_their_addresses(machine):
-    spark = machine("renamed", 2)
-    assert {each.name: (each.twin, each.cage, each.netdev) for each in spark.rdma} == {
-        "mlx5_0": ("mlx5_2", 0, "enp1s0f0np0"),
-        "mlx5_1": ("mlx5_3", 1, "enp1s0f1np1"),
-        "mlx5_2": ("mlx5_0", 0, "enP2p1s0f0np0"),
-        "mlx5_3": ("mlx5_1", 1, "enP2p1s0f1np1"),
-    }
-
-
 def test_a_thor_has_no_cage_even_where_a_spark_has_one(machine):
     thor = machine("thor")
-    assert (thor.system.product, thor.system.cpu) == (
-        "NVIDIA Jetson AGX Thor Developer Kit",
-        "14 x Neoverse-V3AE",
-    )
-    assert thor.gpus[0].capability == "11.0"
-    assert thor.rdma == ()
+    assert thor.system.product == "NVIDIA Jetson AGX Thor Developer Kit"
     assert thor.netdev("enP2p1s0").pci == "0002:01:00.0"
-    assert thor.netdev("mgbe0_0").pci == ""
     assert not any(each.cage is not None or each.twin for each in thor.netdevs)
 
 
 # GPUs
-
-
-@pytest.mark.parametrize(
-    ("said", "gpus"),
-    [
-        (
-            "NVIDIA GB10, 12.1, 580.173.02, [N/A], 0000000F:01:00.0\n",
-            [Gpu(name="NVIDIA GB10", capability="12.1", driver="580.173.02", bus="000f:01:00.0")],
-        ),
-        (
-            "NVIDIA GB10, [N/A], 580.142, Not Supported, [Unknown Error]\n",
-            [Gpu(name="NVIDIA GB10", driver="580.142")],
-        ),
-    ],
-)
-def test_what_nvidia_smi_says(copied, said, gpus):
-    (copied / "commands/nvidia-smi.csv").write_text(said)
-    assert list(seen(copied).gpus) == gpus
 
 
 def test_how_the_first_gpu_is(tmp_path, monkeypatch):
@@ -233,7 +181,10 @@ def test_what_is_odd_becomes_a_note(copied):
     (copied / "proc/sys/kernel/hostname").write_text("spark\x1b[2J\x07-1\n")
     place = copied / "commands/ip-address.json"
     place.write_text(place.read_text().replace("enP7s7", "eth7"))
-    (copied / "commands/nvidia-smi.csv").write_text("No devices were found\n")
+    said = copied / "commands/nvidia-smi.csv"
+    said.write_text("NVIDIA GB10, [N/A], 580.142, Not Supported, [Unknown Error]\n")
+    assert seen(copied).gpus == (Gpu(name="NVIDIA GB10", driver="580.142"),)
+    said.write_text("No devices were found\n")
     found = seen(copied)
     assert found.system.hostname == "spark [2J -1"
     assert found.notes == (

@@ -11,7 +11,7 @@ import pytest
 
 from patchkit.errors import HostError, SourceError, UsageError
 from patchkit.runtime.host.machine_root import RecordingWriter
-from patchkit.runtime.host.networks import overlaps, twin_state
+from patchkit.runtime.host.networks import overlaps
 from patchkit.runtime.host.probe import probe
 from support import hosts
 from support.needed import need
@@ -69,23 +69,6 @@ def test_a_python_that_does_not_start(tmp_path):
     assert found.notes[-1].startswith(f"no Python tells what is installed: {broken}: exit code 3")
     with pytest.raises(HostError, match="exit code 3"):
         probe(python=str(broken), environment={})
-
-
-@pytest.mark.parametrize(
-    ("name", "first", "second"),
-    [
-        ("cable_port0", "both", "both"),
-        ("same_subnet", "both", "both"),
-        ("one_twin", "bare", "both"),
-        ("random_twin", "random", "random"),
-        ("link_local", "link-local", "link-local"),
-        ("link_down", "down", "down"),
-    ],
-)
-def test_how_the_other_half_is_addressed(machine, name, first, second):
-    found = machine(name)
-    names = ("enp1s0f0np0", "enP2p1s0f0np0")
-    assert [twin_state(found, found.netdev(each)) for each in names] == [first, second]
 
 
 @pytest.mark.parametrize(

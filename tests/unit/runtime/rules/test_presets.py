@@ -57,8 +57,8 @@ def test_found_by_name():
         assert (preset.id if preset else None) == found
 
 
-def test_presets_that_mean_nothing(tmp_path):
-    place = tmp_path / "presets.toml"
+def test_what_means_nothing(tmp_path):
+    place, rules = tmp_path / "presets.toml", tmp_path / "flags.toml"
     for text, what in (
         (PRESET + 'speed = "fast"\n', "presets.toml: preset[1].speed: unknown key"),
         (PRESET.replace('source = "x"\n', ""), "toml: preset[1]: lacks the key 'source'"),
@@ -70,11 +70,7 @@ def test_presets_that_mean_nothing(tmp_path):
         with pytest.raises(UsageError) as caught:
             presets.load_presets(place)
         assert what in str(caught.value)
-
-
-def test_rules_that_mean_nothing(tmp_path):
     text = flags.RULES.read_text(encoding="utf-8")
-    place = tmp_path / "flags.toml"
     for old, new, what in (
         ('topology = "socket", nodes', 'topology = "pigeon", nodes', "'pigeon' means nothing"),
         ('flag = "--headless"', 'flag = "headless"', "'headless', not a flag, written as --a-flag"),
@@ -82,10 +78,10 @@ def test_rules_that_mean_nothing(tmp_path):
         ("\n[memory]", "\n[menory]", "flags.toml: menory: unknown key"),
     ):
         assert old in text
-        place.write_text(text.replace(old, new, 1))
+        rules.write_text(text.replace(old, new, 1))
         flags.load_flag_rules.cache_clear()
         with pytest.raises(UsageError) as caught:
-            flags.load_flag_rules(place)
+            flags.load_flag_rules(rules)
         assert what in str(caught.value)
 
 
@@ -100,28 +96,19 @@ def test_no_two_entries_have_one_name():
 
 
 def test_what_rests_on_one_report_is_off():
-    off = {rule.id: rule.default for rule in load_flag_rules().rules if not rule.optional}
-    assert [name for name, default in off.items() if not default] == [
-        "batched-tokens-slow",
-        "batched-tokens-four",
-    ]
-
-
-RULES = load_variable_rules()
-
-
-def in_release(entry, version):
-    return within(version, str(entry.when.get("vllm", "")))
+    rules = [rule for rule in load_flag_rules().rules if not rule.optional]
+    off = [rule.id for rule in rules if not rule.default]
+    assert off == ["batched-tokens-slow", "batched-tokens-four"]
 
 
 @pytest.mark.parametrize("version", SUPPORTED)
 def test_a_rule_about_quantized_layers_says_where_they_go(version):
-    rules = [*RULES.rules, *load_flag_rules().rules]
+    rules = [*load_variable_rules().rules, *load_flag_rules().rules]
     chooses = ("MARLIN", "GEMM", "KERNELS", "BACKEND", "-backend")
     silent = [
         rule.id
         for rule in rules
-        if "quantization" in rule.when and in_release(rule, version)
+        if "quantization" in rule.when and within(version, str(rule.when.get("vllm", "")))
         if any(word in str(rule) for word in chooses)
         if not any(within(version, way.partition(" ")[2]) for way in chain(*rule.routes.values()))
     ]

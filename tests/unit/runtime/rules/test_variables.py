@@ -64,20 +64,10 @@ def test_an_installed_envs_py_is_read(tmp_path):
     assert vllm_variables("0.33.0", tmp_path).keys() == READ.keys()
 
 
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [
-        (None, "no such file"),
-        ("x = {'A': 1}", "has no dict environment_variables"),
-        ("environment_variables = {", "is not Python"),
-    ],
-)
-def test_what_is_no_vllm_is_an_error(text, says, tmp_path):
-    if text is not None:
-        (tmp_path / "envs.py").write_text(text)
-    with pytest.raises(SourceError, match=says) as caught:
+def test_what_is_no_vllm_is_an_error(tmp_path):
+    (tmp_path / "envs.py").write_text("x = {'A': 1}")
+    with pytest.raises(SourceError, match=r"envs\.py: has no dict environment_variables"):
         vllm_variables("0.33.0", tmp_path)
-    assert str(tmp_path / "envs.py") in caught.value.what
 
 
 VLLM = {
@@ -183,9 +173,7 @@ def test_values_by_release():
         ("", "VLLM_KV_CACHE_LAYOUT", "HDN", False),
     ):
         assert vllm_values(version)[name].has(value) is taken
-
-
-def test_of_releases_outside_of_the_table_nothing_is_known():
+    # Of releases outside of the table nothing is known.
     assert vllm_values("0.10.2") == vllm_values("9.0") == {}
 
 
