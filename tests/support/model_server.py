@@ -23,6 +23,7 @@ REASONING = {
 }
 VERSIONS = {"0.10": "0.10.2", "0.12": "0.12.0", "0.17": "0.17.1", "0.33": "0.33.0"}
 STREAMS = Path(__file__).parents[1] / "data" / "streams"
+ANSWER = "ready"
 LABELS = 'engine="0",model_name="small"'
 
 
@@ -65,7 +66,6 @@ class Faults:
     health: int = 200
     key: str = ""
     models: tuple[str, ...] = ("small",)
-    answer: str = "ready"
     reasoning: str = ""
     refuse: tuple[int, object] | None = None  # status and JSON of a chat
     silent: bool = False  # no token ever comes
@@ -191,8 +191,8 @@ class _ModelRequest(http.server.BaseHTTPRequestHandler):
         if faults.silent:
             self.server.over.wait(30)
             return
-        message = dict.fromkeys(names, faults.reasoning) | {"content": faults.answer}
-        said = {"message": message} if "messages" in body else {"text": faults.answer}
+        message = dict.fromkeys(names, faults.reasoning) | {"content": ANSWER}
+        said = {"message": message} if "messages" in body else {"text": ANSWER}
         choice = {"index": 0, "finish_reason": "stop", **said}
         self._json(200, {"choices": [choice], "usage": {"completion_tokens": 5}})
 
@@ -201,31 +201,13 @@ class _ModelRequest(http.server.BaseHTTPRequestHandler):
         faults = self.server.faults
         if faults.recorded:
             return [each + b"\n\n" for each in faults.recorded.split(b"\n\n") if each.strip()]
-        texts = [*map(json.dumps, self._chunks()), "[DONE]"]
-        return [f"data: {text}\n\n".encode() for text in texts]
-
-    def _chunks(self):
-        """Yield the chunks of an answer as this release sends them."""
-        faults, names = self.server.faults, REASONING[self.server.release]
-        yield self._chunk({"role": "assistant", "content": ""} | dict.fromkeys(names[:1]))
-        pieces = [dict.fromkeys(names, each) for each in _pieces(faults.reasoning)]
-        pieces += [{"content": each} for each in _pieces(faults.answer)]
-        yield from map(self._chunk, pieces)
-        yield self._chunk({}, "stop")
-        count = len(pieces)
-        usage = {"prompt_tokens": 9, "total_tokens": 9 + count, "completion_tokens": count}
-        yield {"id": "chatcmpl-1", "object": "chat.completion.chunk", "choices": [], "usage": usage}
-
-    def _chunk(self, delta, finish=None):
-        choice = {"index": 0, "logprobs": None, "finish_reason": finish, "delta": delta}
-        return {
-            "id": "chatcmpl-1",
-            "object": "chat.completion.chunk",
-            "created": 1764074376,
-            "model": "small",
-            "choices": [choice],
-        }
-
-
-def _pieces(text):
-    return [text[start : start + 5] for start in range(0, len(text), 5)]
+        begin = {"role": "assistant", "content": ""}
+        begin |= dict.fromkeys(REASONING[self.server.release][:1])
+        common = {"id": "chatcmpl-1", "object": "chat.completion.chunk", "model": "small"}
+        chunks = []
+        for delta in (begin, {"content": ANSWER}, {}):
+            choice = {"index": 0, "finish_reason": None if delta else "stop", "delta": delta}
+            chunks.append({**common, "created": 1764074376, "choices": [choice]})
+        usage = {"prompt_tokens": 9, "total_tokens": 10, "completion_tokens": 1}
+        chunks.append({**common, "choices": [], "usage": usage})
+        return [f"data: {text}\n\n".encode() for text in (*map(json.dumps, chunks), "[DONE]")]

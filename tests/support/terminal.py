@@ -73,16 +73,11 @@ def on_terminal(arguments, width):
     return click.unstyle(b"".join(parts).decode().replace("\r\n", "\n"))
 
 
-def runnable():
+def runnable(command=cli.group, words=()):
     """Words and command of each verb and each verb of a verb."""
-    yield from _leaves(cli.group, click.Context(cli.group, info_name="patchkit"), ())
-
-
-def _leaves(command, context, words):
     if not isinstance(command, click.Group) or command.invoke_without_command:
         yield words, command
     if isinstance(command, click.Group):
+        context = click.Context(command)
         for name in command.list_commands(context):
-            below = command.get_command(context, name)
-            inner = click.Context(below, parent=context, info_name=name)
-            yield from _leaves(below, inner, (*words, name))
+            yield from runnable(command.get_command(context, name), (*words, name))

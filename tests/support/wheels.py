@@ -35,8 +35,8 @@ def write_wheel(
     named += [f"Requires-Dist: {each}" for each in requires]
     members = {
         **(files or {_FILES.get(project, f"{project}.txt"): f"{version} {tag}".encode()}),
-        f"{home}/METADATA": _fields("Metadata-Version: 2.1", *named),
-        f"{home}/WHEEL": _fields("Wheel-Version: 1.0", "Root-Is-Purelib: true", f"Tag: {tag}"),
+        f"{home}/METADATA": "\n".join(["Metadata-Version: 2.1", *named, ""]).encode(),
+        f"{home}/WHEEL": f"Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: {tag}\n".encode(),
     }
     if facts is not None:
         members[f"{home}/patchkit.json"] = json.dumps(facts).encode()
@@ -58,7 +58,3 @@ def record(home, members):
         quoted = f'"{path}"' if "," in path else path
         rows.append(f"{quoted},sha256={digest},{len(data)}")
     return "\n".join([*rows, f"{home}/RECORD,,", ""]).encode()
-
-
-def _fields(*lines):
-    return "\n".join([*lines, ""]).encode()

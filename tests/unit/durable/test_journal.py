@@ -106,18 +106,6 @@ def test_commit(way, root, journal):
     assert snapshot(root) == tree_of(after)
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files to somebody else")
-def test_under_sudo_files_stay_their_owners(root, journal):
-    """And what is made in somebody's folder is that somebody's."""
-    for place in (root, *root.rglob("*")):
-        os.chown(place, 1000, 1000)
-    journal.commit(CHANGES)
-    assert {(each.stat().st_uid, each.stat().st_gid) for each in root.rglob("*")} == {(1000, 1000)}
-    journal.commit(changes_between(PATCHED, STOCK))
-    assert snapshot(root) == tree_of(STOCK)
-    assert {(each.stat().st_uid, each.stat().st_gid) for each in root.rglob("*")} == {(1000, 1000)}
-
-
 # What it refuses
 
 
