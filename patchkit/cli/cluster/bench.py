@@ -13,7 +13,7 @@ from patchkit.cli.cluster.cluster_options import cluster_here
 from patchkit.cli.out import PATH, LaidOut, table, tell
 from patchkit.cli.render import Block, Record, VerbGroup, read_numbers, rendered, verbose_option
 from patchkit.cluster.launch.cluster_file import read_cluster_file
-from patchkit.cluster.openai.http_exchange import server_at
+from patchkit.cluster.openai.http_exchange import HttpServer
 from patchkit.errors import UsageError
 from patchkit.measure.figures import (
     ENOUGH,
@@ -79,7 +79,8 @@ def run_bench(
     if sum(map(bool, (url, compare, cluster))) > 1:
         raise UsageError("--url, --compare, --cluster: one of them")
     if url:
-        variants = [plan_url(server_at(url).url, venv)]  # which refuses a login in it
+        server = HttpServer(url.rstrip("/").removesuffix("/v1"))  # which refuses a login in it
+        variants = [plan_url(server.url, venv)]
     elif files := compare or (cluster and [cluster]):
         variants = [
             plan_cluster(read_cluster_file(path), path.stem, model, venv, args) for path in files

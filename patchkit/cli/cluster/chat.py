@@ -24,7 +24,7 @@ from patchkit.cluster.openai.conversation import (
     StreamPiece,
     explain_no_answer,
 )
-from patchkit.cluster.openai.http_exchange import HttpServer, list_models, server_at
+from patchkit.cluster.openai.http_exchange import HttpServer, list_models
 from patchkit.doctor.peers.node_report import placed_files
 from patchkit.durable.signals import Interrupted
 from patchkit.errors import PatchkitError, UsageError
@@ -94,7 +94,7 @@ def chat_command(
         files = node_files.read_placed(node_files.config_folder(own.name))
         placed = placed_files(files, own.unit)
         url = (placed.url if placed else "") or f"http://127.0.0.1:{own.serve.port}"
-    bare = server_at(url)
+    bare = HttpServer(url.rstrip("/").removesuffix("/v1"))
     server = replace(bare, key=key_for(bare.url, key_env or ""))
     model = model or _first_model(server)
     if think is not None:

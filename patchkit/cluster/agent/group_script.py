@@ -327,36 +327,27 @@ def held(settings: dict[str, Any]) -> None:
     except (OSError, ValueError):
         leave(1, f"{unit} ended at once: {_describe_ending(unit)}")
     say("\nstarted")  # a login may have printed something without the end of a line
-    why = _wait_for_end(rank)
-    _run_tool(*_SYSTEMCTL, "stop", unit)
-    if why == "rank":
-        leave(1, f"the rank ended: {_describe_ending(unit)}")
-    sys.exit(0 if why == "asked" else 1)
-
-
-def _wait_for_end(rank: int) -> str:
-    """Return why to end: the ``rank`` ended, the head ``asked``, or it is ``gone``."""
-    heard = beat = time.monotonic()
+    why, heard, beat = "", time.monotonic(), time.monotonic()
     try:
-        while True:
+        while not why:
             readable, _, _ = select.select([0, rank], [], [], HEARTBEAT)
             now = time.monotonic()
             if rank in readable:
-                return "rank"
-            if 0 in readable:
-                said = os.read(0, 4096)
-                if not said:
-                    return "gone"
-                if b"stop" in said:
-                    return "asked"
-                heard = now
+                why = "rank"
+            elif 0 in readable:
+                said, heard = os.read(0, 4096), now
+                why = "asked" if b"stop" in said else "" if said else "gone"
             elif now - heard > SILENCE:
-                return "gone"
+                why = "gone"
             if now - beat >= HEARTBEAT:
                 say("")  # the head counts on it
                 beat = now
     except (KeyboardInterrupt, BrokenPipeError):
-        return "gone"
+        why = "gone"
+    _run_tool(*_SYSTEMCTL, "stop", unit)
+    if why == "rank":
+        leave(1, f"the rank ended: {_describe_ending(unit)}")
+    sys.exit(0 if why == "asked" else 1)
 
 
 def _describe_ending(unit: str) -> str:

@@ -46,7 +46,7 @@ class HttpAnswer:
 
 @dataclass(frozen=True, slots=True)
 class HttpServer:
-    """A server by its URL; ``key`` is sent to it, and never comes back in a text. Thread-safe."""
+    """A server by its URL, without /v1; ``key`` is sent to it, and never comes back in a text."""
 
     url: str
     key: str = ""
@@ -123,11 +123,6 @@ class HttpServer:
         if len(self.key) >= _SHORT:
             text = text.replace(self.key, _MASK)
         return clean(text, longest)
-
-
-def server_at(url: str) -> HttpServer:
-    """Return the server at a URL that a user gave, with or without /v1. Raises UsageError."""
-    return HttpServer(url.rstrip("/").removesuffix("/v1"))
 
 
 def clean(text: str, longest: int = _SAID) -> str:
