@@ -15,15 +15,15 @@ LARGE = "openai/gpt-oss-120b"
 
 @pytest.fixture
 def root(tmp_path):
+    pinned = f'[models]\n"{LARGE}" = "{"a" * 40}"\n[[node]]\nssh = "spark-1"\n'
+    (tmp_path / "cluster.toml").write_text(pinned)
     return hosts.build(tmp_path, "cable_port0")
 
 
 def test_a_manifest_of_one_machines_facts(cli, root, tmp_path):
     lws = ("export", "kubernetes", LARGE, "--root", root, "--vllm", "0.33.0", "--image", IMAGE)
     done = cli(*lws, "--nodes", 4, "-o", "vllm.yaml")
-    assert done.stdout == (
-        f"✓ vllm.yaml created: {LARGE}, 1 x 4 pods, roce\nnext: kubectl apply -f vllm.yaml\n"
-    )
+    assert f"✓ vllm.yaml created: {LARGE}, 1 x 4 pods, roce\nnext: kubectl" in done.stdout
     assert "on enp1s0f0np0, as 192.168.100.10" in done.stderr
     group = PodGroup((tmp_path / "vllm.yaml").read_text())
     assert group.size == 4
@@ -35,19 +35,12 @@ def test_a_manifest_of_one_machines_facts(cli, root, tmp_path):
     assert json.loads(printed)["items"] == objects
 
 
-def test_a_home_that_nobody_knows(cli, root, tmp_path):
-    (tmp_path / "cluster.toml").write_text(
-        f'[models]\n"{LARGE}" = "{"a" * 40}"\n[[node]]\nssh = "spark-1"\n'
-    )
-    asked = ("export", "kubernetes", LARGE, "--file", "cluster.toml", "--root", root)
-    assert "is in a home" in cli(*asked, "--vllm", "0.33.0", "--image", IMAGE, rc=2).stderr
-
-
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
         (["--image", "vllm:latest", "--vllm", "0.33.0"], "its tag can be moved"),
         (["--image", IMAGE], "which vLLM"),
+        (["--file", "cluster.toml", "--vllm", "0.33.0", "--image", IMAGE], "is in a home"),
     ],
 )
 def test_what_is_refused(cli, root, arguments, says):

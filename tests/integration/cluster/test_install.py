@@ -25,9 +25,8 @@ def house(tmp_path, environment):
     """A filled wheelhouse: a vLLM, an NCCL, and the torch that they need."""
     folder, house = tmp_path / "made", tmp_path / "wheelhouse"
     offered = folder / "offered"
-    add_wheel(
-        house, write_wheel(folder, "0.25.1", project="vllm", requires=["torch==2.11.0"]), FACTS
-    )
+    vllm = write_wheel(folder, "0.25.1", project="vllm", requires=["torch==2.11.0"])
+    add_wheel(house, vllm, FACTS)
     add_wheel(house, nccl_wheel(folder, OURS), FACTS)
     library = link(folder / "libtorch_cuda.so", TORCH, needs=[folder / SO], soname="t.so")
     files = {"torch/__init__.py": b"", "torch/lib/libtorch_cuda.so": library.read_bytes()}
@@ -52,22 +51,18 @@ def fill(house, offered, environment, release=THIS):
     words = ["wheelhouse", "fill", "--dir", house, "--offline", "--find-links", offered]
     words += ["--python-version", release]
     alone = {"PIP_CONFIG_FILE": os.devnull, "PIP_FIND_LINKS": "", "PIP_EXTRA_INDEX_URL": ""}
-    done = subprocess.run(
-        [sys.executable, "-m", "patchkit", *map(str, words)],
-        env={**environment, **alone},
-        capture_output=True,
-        text=True,
-    )
+    command = [sys.executable, "-m", "patchkit", *map(str, words)]
+    env = {**environment, **alone}
+    done = subprocess.run(command, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.fixture
 def homes(tmp_path):
     """The home folder of each node."""
-    folders = {name: tmp_path / name for name in NODES}
-    for each in folders.values():
-        each.mkdir()
-    return folders
+    for name in NODES:
+        (tmp_path / name).mkdir()
+    return {name: tmp_path / name for name in NODES}
 
 
 @pytest.fixture
@@ -82,13 +77,8 @@ def install(homes, house, environment, tmp_path):
         env = {**environment, "PATH": path, "XDG_RUNTIME_DIR": str(tmp_path)}
 
         def run(*words, rc=0):
-            done = subprocess.run(
-                [sys.executable, "-m", "patchkit", "cluster", "install", *map(str, words)],
-                cwd=tmp_path,
-                env=env,
-                capture_output=True,
-                text=True,
-            )
+            command = [sys.executable, "-m", "patchkit", "cluster", "install", *words]
+            done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
             assert "Traceback" not in done.stderr, done.stderr
             assert done.returncode == rc, done.stdout + done.stderr
             return json.loads(done.stdout) if "--json" in words else done.stdout + done.stderr
@@ -105,9 +95,8 @@ def test_fresh_again_and_another(install, homes, house, environment, tmp_path):
     first = fresh["nodes"][0]["name"]
     assert [each["changed"] for each in fresh["nodes"]] == [True, True]
     assert [(c["node"], c["wheels"]) for c in fresh["copies"]] == [("spark-1", 4), ("spark-2", 4)]
-    versions = {"vllm": "0.25.1", "torch": "2.11.0", "nvidia_nccl_cu13": OURS}
-    versions["nvidia_cudnn_cu13"] = "9.0"
-    assert fresh["nodes"][1]["versions"] == versions
+    versions = {"vllm": "0.25.1", "torch": "2.11.0", "nvidia_cudnn_cu13": "9.0"}
+    assert fresh["nodes"][1]["versions"] == {**versions, "nvidia_nccl_cu13": OURS}
     assert {each["nccl"] for each in fresh["nodes"]} == {LOADED}
     assert [each["warnings"] for each in fresh["nodes"]] == [[], []]
     assert leads(homes) == [first, first]

@@ -36,15 +36,10 @@ LIES = {
     "no error": (f'{MARK}{{"error": 5}}\n', "end", "does not fit"),
     "advice": (f"{MARK}{BUSY}\n", "end", "spark-2: x next: sh"),
 }
-VERBS = [
-    ("status",),
-    ("logs",),
-    ("down",),
-    ("up", "~/models/x"),
-    ("cluster", "init", "spark-1", "spark-2"),
-    ("model", "list"),
-    ("doctor", "--cluster"),
-]
+VERBS = (
+    *("status", "logs", "down", "up ~/models/x", "cluster init spark-1 spark-2", "model list"),
+    "doctor --cluster",
+)
 
 
 def state(active="active", sub="running", others=("-worker@1", "-ray")):
@@ -105,11 +100,11 @@ def test_a_node_that_lies_is_named(nodes, capsys, lie):
 
 
 @pytest.mark.parametrize("lie", ["silent", "advice"])
-@pytest.mark.parametrize("verb", VERBS, ids=" ".join)
+@pytest.mark.parametrize("verb", VERBS)
 def test_every_verb_ends_whatever_all_nodes_say(nodes, capsys, verb, lie):
     text, then, _what = LIES[lie]
     nodes.lie({name: {"*": (text, then)} for name in NAMES})
-    code, said = ask(capsys, *verb)
+    code, said = ask(capsys, *verb.split())
     assert code in (6, 9), said
     assert "spark-1: " in said or "spark-1 " in said
     assert "next: curl" not in said
@@ -142,10 +137,8 @@ def test_clocks_an_hour_apart(nodes):
     after = {**LINE, "time": round((now - 4) * 1e6), "text": "Connection closed by peer"}
     nodes.lie({"spark-1": journal(after), "spark-2": journal(cause, clock=-3600)})
     found = read_group_journal(Cluster(cluster(*NAMES)), since=f"@{now - 60}")
-    assert [(node, line.text) for node, line in found.lines] == [
-        ("spark-2", "CUDA out of memory"),
-        ("spark-1", "Connection closed by peer"),
-    ]
+    texts = [(node, line.text) for node, line in found.lines]
+    assert texts == [("spark-2", cause["text"]), ("spark-1", after["text"])]
     since = {node: float(given["since"][1:]) for node, given in nodes.asked("read_units")}
     assert since["spark-1"] == pytest.approx(now - 60, abs=1)
     assert since["spark-1"] - since["spark-2"] == pytest.approx(3600, abs=20)
@@ -166,13 +159,8 @@ def test_a_server_that_hangs_does_not_answer(nodes, tmp_path, capsys, faults, wh
         group_file.parent.mkdir(parents=True)
         group_file.write_text(json.dumps({"url": server.url}))
         found = ask_server(cluster="vllm", seconds=1)
-    lies = {"ask_server": (value(found), "end")}
-    nodes.lie(
-        {
-            "spark-1": {"read_node_state": state(), **lies},
-            "spark-2": {"read_node_state": state(others=())},
-        }
-    )
+    head = {"read_node_state": state(), "ask_server": (value(found), "end")}
+    nodes.lie({"spark-1": head, "spark-2": {"read_node_state": state(others=())}})
     code, said = ask(capsys, "status", "--json")
     assert code == (9 if why else 0)
     assert json.loads(said)["answers"] is not bool(why)

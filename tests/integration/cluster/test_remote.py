@@ -67,23 +67,14 @@ def test_what_ssh_refuses(sshd, tmp_path, change, what, hint):
     """A key that is not known, a user who is not."""
     (tmp_path / change).write_text("")
     (tmp_path / change).chmod(0o600)
-    with (
-        replaced(sshd / "config", f"{sshd}/{change}", str(tmp_path / change)),
-        pytest.raises(HostError, match=what) as caught,
-    ):
+    config = (sshd / "config").read_text()
+    other = config.replace(f"{sshd}/{change}\n", f"{tmp_path}/{change}\n")
+    assert other != config
+    (sshd / "config").write_text(other)
+    with pytest.raises(HostError, match=what) as caught:
         Remote("spark-1").call(str, visible, text="")
+    (sshd / "config").write_text(config)
     assert hint in caught.value.hint
-
-
-@contextlib.contextmanager
-def replaced(path, old, new):
-    text = path.read_text()
-    assert old in text
-    path.write_text(text.replace(f"{old}\n", f"{new}\n"))
-    try:
-        yield
-    finally:
-        path.write_text(text)
 
 
 def test_a_lock_there_is_free_when_its_holder_is_killed(sshd):

@@ -8,16 +8,14 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from patchkit.cluster.agent import group_script, node_facts
+from patchkit.cluster.agent import group_script
 from patchkit.cluster.agent.node_facts import model_print, python_contents
 from patchkit.cluster.agent.unit_state import group_processes, listeners
 from patchkit.cluster.launch.cluster import Cluster
 from patchkit.cluster.launch.cluster_file import ClusterFile, ClusterNode
-from patchkit.cluster.ssh.node import Remote
 from patchkit.doctor.judgement import cluster_findings
 from patchkit.doctor.visit import examine_nodes
 from patchkit.finding import Level
@@ -89,16 +87,6 @@ def test_a_models_files(tmp_path):
     assert model_print(str(tmp_path)) == found
     (tmp_path / "config.json").write_text("[]")
     assert model_print(str(tmp_path))["digest"] != found["digest"]
-
-
-def test_the_ways_from_here():
-    if not shutil.which("ip"):
-        pytest.skip("ip is not installed (iproute2)")
-    asked = {"addresses": ["127.0.0.1", "nonsense"], "peers": [], "models": []}
-    said = Remote("localhost").call(dict[str, Any], node_facts.meet, **asked)
-    here, nowhere = said["ways"]
-    assert (here["netdev"], here["gateway"], here["mtu"] > 1000) == ("lo", "", True)
-    assert (nowhere["netdev"], nowhere["plain"], bool(nowhere["said"])) == ("", "unknown", True)
 
 
 def test_this_machine_beside_a_node_that_ssh_does_not_reach():

@@ -27,27 +27,21 @@ class Nodes:
         self.environment = environment
 
     def ip(self, node, *arguments):
-        self.call("ip", "-n", self.names[node], *arguments)
-
-    def call(self, *command):
-        done = subprocess.run(command, capture_output=True, text=True)
-        assert done.returncode == 0, f"{command}: {done.stderr}"
-        return done.stdout
+        subprocess.run(["ip", "-n", self.names[node], *arguments], check=True)
 
     def up(self):
-        for name in self.names:
-            self.call("ip", "netns", "add", name)
-            self.call("ip", "-n", name, "link", "set", "lo", "up")
+        for node, name in enumerate(self.names):
+            subprocess.run(["ip", "netns", "add", name], check=True)
+            self.ip(node, "link", "set", "lo", "up")
         pairs = [("lan0", "lan0"), *zip(QSFP, OTHER, strict=True)]
         networks = ("10.0.0", "192.168.100", "192.168.101")
         for (first, second), network in zip(pairs, networks, strict=True):
-            ends = ["netns", self.names[0], "type", "veth", "peer", "name", second]
-            self.call("ip", "link", "add", first, *ends, "netns", self.names[1])
+            ends = ["type", "veth", "peer", "name", second, "netns", self.names[1]]
+            self.ip(0, "link", "add", first, *ends)
             for node, netdev in enumerate((first, second)):
-                if netdev != "lan0":
-                    self.ip(node, "link", "set", netdev, "mtu", "9000")
+                mtu = "1500" if netdev == "lan0" else "9000"
                 self.ip(node, "address", "add", f"{network}.1{node + 1}/24", "dev", netdev)
-                self.ip(node, "link", "set", netdev, "up")
+                self.ip(node, "link", "set", netdev, "mtu", mtu, "up")
         for node in (0, 1):
             self.ip(node, "route", "add", "default", "via", "10.0.0.1", "dev", "lan0")
 
@@ -105,13 +99,9 @@ def states(checks):
 
 
 EXPECTED = {  # veth says 10000 Mbit/s, and the kernel has no RDMA
-    f"{netdev}: {what}": state
+    f"{netdev}: {what}": "warning" if what == "speed" else "unknown"
     for netdev in QSFP
-    for what, state in {
-        "speed": "warning",
-        "RoCE v2 GID": "unknown",
-        "PCIe lanes": "unknown",
-    }.items()
+    for what in ("speed", "RoCE v2 GID", "PCIe lanes")
 }
 ALL_WELL = {
     f"{peer}: {what}"
@@ -191,6 +181,7 @@ UNTRIED = {
     for what in ("echo", "9000-byte frames")
 }
 FORBIDDEN = """\
+#!/bin/sh
 [ "$1" = -V ] && echo 'ping from iputils 20240117' && exit
 echo 'ping: socktype: SOCK_RAW' >&2; exit 2"""
 
@@ -200,7 +191,7 @@ def test_without_the_right_ping_the_way_is_not_checked(namespaces, tmp_path):
     namespaces.ip(1, "link", "set", OTHER[0], "mtu", "1500")
     (bare := tmp_path / "bin").mkdir()
     (bare / "ip").symlink_to(shutil.which("ip"))
-    (bare / "ping").write_text(f"#!/bin/sh\n{FORBIDDEN}\n")
+    (bare / "ping").write_text(FORBIDDEN)
     (bare / "ping").chmod(0o755)
     checks = namespaces.verify(*NAMED, *PEERS, rc=0, path=bare)
     assert states(checks) == {**EXPECTED, **UNTRIED}
@@ -216,12 +207,7 @@ def test_without_ip_the_route_is_not_checked(cli, tmp_path):
     assert "ip: is not installed\n  next:  sudo apt install iproute2\n" in done.stdout
 
 
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [
-        (["--ssh", "-oProxyCommand=x"], "-oProxyCommand=x"),
-        (["--peer", "spark-2"], "'spark-2' is not an IPv4 address"),
-    ],
-)
-def test_refused(cli, options, says):
-    assert says in cli("net", "verify", "--netdev", "lo", *options, rc=2).stderr
+def test_refused(cli):
+    for option, value in (("--ssh", "-oProxyCommand=x"), ("--peer", "spark-2")):
+        said = cli("net", "verify", "--netdev", "lo", option, value, rc=2).stderr
+        assert f"'{value}' is not" in said

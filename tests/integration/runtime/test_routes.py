@@ -9,14 +9,8 @@ import pytest
 from patchkit.patching.workspace import open_workspace
 from patchkit.proof import upstream_code
 from patchkit.proof.upstream_code import Anything
-from patchkit.recipes.vllm.decisions import (
-    Off,
-    fp8_linear,
-    fp8_moe,
-    nvfp4_linear,
-    nvfp4_moe,
-    on_device,
-)
+from patchkit.recipes.vllm import decisions
+from patchkit.recipes.vllm.decisions import fp8_linear, fp8_moe
 from patchkit.recipes.vllm.routing import Capability, outcome
 from patchkit.runtime.rules.flags import load_flag_rules
 from patchkit.runtime.rules.releases import within
@@ -29,7 +23,6 @@ pytestmark = [
 ]
 GB10 = Capability(12, 1)
 BACKENDS = {"--moe-backend": "moe_backend", "--linear-backend": "linear_backend"}
-QUANTIZATIONS = ("fp8", "nvfp4")
 FP8_MARLIN = "vllm/model_executor/kernels/linear/scaled_mm/marlin.py"  # from 0.19 on
 
 
@@ -41,7 +34,7 @@ def fp8_checkpoint(code, scales):
     for kernels in ("Fp8LinearOp", "init_fp8_linear_kernel"):
         code.put(path, kernels, Anything(kernels))
     method = code.get(path, "Fp8LinearMethod")(
-        Off(activation_scheme="static", weight_block_size=None)
+        decisions.Off(activation_scheme="static", weight_block_size=None)
     )
     return "marlin" if method.use_marlin else fp8_linear(code, scales)
 
@@ -53,8 +46,8 @@ LAYERS = {
     "FP8 MoE per tensor": partial(fp8_moe, scales="tensor"),
     "FP8 MoE per token": partial(fp8_moe, scales="token", compressed_tensors=True),
     "FP8 MoE per block": partial(fp8_moe, scales="block"),
-    "NVFP4 linear": nvfp4_linear,
-    "NVFP4 MoE": nvfp4_moe,
+    "NVFP4 linear": decisions.nvfp4_linear,
+    "NVFP4 MoE": decisions.nvfp4_moe,
 }
 KERNELS = ("Marlin", "Triton", "torch", "DeepGEMM", "FlashInfer", "CUTLASS")
 
@@ -72,15 +65,13 @@ def leads(release, version):
     tree = open_workspace(release(version)).tree
 
     def ask(environ, **flags):
-        def decide(layer):
-            code = lambda tree, capability: LAYERS[layer](  # noqa: E731
-                on_device(tree, capability, environ, **flags)
-            )
-            got = str(outcome(code, tree, GB10))
+        device = partial(decisions.on_device, environ=environ, **flags)
+        found = {}
+        for layer, route in LAYERS.items():
+            got = str(outcome(lambda *asked, way=route: way(device(*asked)), tree, GB10))
             plain = got.lower().replace("_", "")
-            return next((kernels for kernels in KERNELS if kernels.lower() in plain), got)
-
-        return {layer: decide(layer) for layer in LAYERS}
+            found[layer] = next((name for name in KERNELS if name.lower() in plain), got)
+        return found
 
     return ask
 
@@ -101,7 +92,7 @@ def expected(stock, version, entries):
     return found
 
 
-@pytest.mark.parametrize("quantization", QUANTIZATIONS)
+@pytest.mark.parametrize("quantization", ["fp8", "nvfp4"])
 def test_variables_lead_where_their_rules_say(quantization, leads, stock, version):
     situation = {"target": "gb10", "quantization": quantization, "moe": "unknown", "vllm": version}
     rules = holding(load_variable_rules().rules, situation)

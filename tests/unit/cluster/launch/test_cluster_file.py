@@ -4,11 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from patchkit.cluster.launch.cluster_file import (
-    ClusterNode,
-    new_cluster_text,
-    read_cluster_file,
-)
+from patchkit.cluster.launch.cluster_file import ClusterNode, new_cluster_text, read_cluster_file
 from patchkit.errors import UsageError
 
 NODE = '[[node]]\nssh = "spark-1"\n'
@@ -21,10 +17,7 @@ NODE = '[[node]]\nssh = "spark-1"\n'
         ("node = []", "node: a cluster has at least one node"),
         (f"{NODE}pear = 1\n", "node[1].pear: unknown key"),
         (f"{NODE}{NODE}", "node: spark-1 is named twice"),
-        (
-            '[[node]]\nssh = "-oProxyCommand=x"\n',
-            "node[1].ssh: '-oProxyCommand=x' is not a host",
-        ),
+        ('[[node]]\nssh = "-oX"\n', "node[1].ssh: '-oX' is not a host"),
         (f'{NODE}peer = "-oX"\n', "node[1].peer: '-oX' is not a host"),
         (f'{NODE}address = "$(touch x)"\n', "node[1].address: '$(touch x)' is not an IPv4"),
         (f'venv = "here"\n{NODE}', "venv: is 'here', not a path from / or ~/"),
@@ -33,7 +26,6 @@ NODE = '[[node]]\nssh = "spark-1"\n'
         (f'{NODE}[serve]\nlisten = "all"\n', "serve.listen: is 'all', not one of"),
         (f'{NODE}[models]\n"a/b" = "main"\n', "models.a/b: is 'main', not a commit"),
         (f'{NODE}[serve]\nargs = ["--api-key=x"]\n', "serve.args: --api-key would show"),
-        (f'{NODE}[serve]\nargs = ["--api_key", "x"]\n', "serve.args: --api-key would show"),
         (f'{NODE}[serve]\nargs = ["--hf_token=x"]\n', "serve.args: --hf-token would show"),
         ("[[node]\n", "is not TOML"),
     ],
@@ -63,8 +55,4 @@ def test_what_init_writes_is_read_back(names, peer, tmp_path_factory):
     path.write_text(new_cluster_text(nodes, {"topology": "socket"}), encoding="utf-8")
     found = read_cluster_file(path)
     assert found.node == tuple(nodes)
-    assert (found.serve.topology, found.serve.listen, found.unit) == (
-        "socket",
-        "local",
-        "patchkit-vllm.service",
-    )
+    assert (found.serve.topology, found.serve.listen) == ("socket", "local")

@@ -10,10 +10,7 @@ from support.clusters import cluster, node_facts, units_of
 
 MODEL = "openai/gpt-oss-120b"
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
-NO_CABLE = (
-    "on spark-1: give it one, for example as `patchkit net plan` says; "
-    'or use another network, by sockets: address = "ADDRESS" in the head\'s [[node]]'
-)
+NO_CABLE = 'or use another network, by sockets: address = "ADDRESS" in the head\'s [[node]]'
 PAIR = ("spark-1", "spark-2")
 
 

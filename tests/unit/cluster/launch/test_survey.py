@@ -8,7 +8,6 @@ from patchkit.cluster.launch.plan import survey_nodes
 from patchkit.finding import Level
 from support.clusters import node_facts
 
-CURE = "patchkit cluster install"
 LACKS = {
     "linger": ({"linger": False}, Level.ERROR, "ssh -t spark-1 'loginctl enable-linger'"),
     "memlock": ({"memlock": 8 << 20}, Level.ERROR, "LimitMEMLOCK=infinity"),
@@ -53,7 +52,7 @@ def test_a_pair(tmp_path):
     assert errors_of(head, worker) == {}
     other = errors_of(replace(head, installation="x"), replace(worker, installation="y"))
     found = other["installation"]
-    assert (found.where, found.hint) == ("a, b", CURE)
+    assert (found.where, found.hint) == ("a, b", "patchkit cluster install")
     assert " is x on a, and y on b" in found.what
     twin = replace(node_facts(tmp_path, "cable_port1", node=1).host, netdevs=head.host.netdevs)
     assert {each.where for each in errors_of(head, replace(worker, host=twin)).values()} == {"a, b"}

@@ -5,7 +5,6 @@ import dataclasses
 import pytest
 
 from patchkit.cluster.net.checks import choose_checked_cages, host_checks, pair_checks
-from patchkit.errors import HostError
 from patchkit.finding import Level
 
 
@@ -22,15 +21,11 @@ A1, B1 = "enp1s0f1np1", "enP2p1s0f1np1"
     ("name", "number", "expected"),
     [
         ("cable_port0", 14, set()),
-        ("cable_port1", 14, set()),
         ("renamed", 14, set()),
-        ("ring", 28, {"this node: cabling: note"}),
         ("no_rdma", 14, {f"{A}: RoCE v2 GID: unknown", f"{B}: RoCE v2 GID: unknown"}),
         ("wrong_mtu", 14, {f"{B}: MTU: warning"}),
         ("two_addresses", 14, set()),
         ("same_subnet", 14, {f"{A}, {B}: different networks: error"}),
-        ("one_twin", 12, {"cage 0: one-twin-address: note"}),
-        ("link_local", 14, {"cage 0: link-local-twins: warning"}),
         (
             "link_down",
             14,
@@ -94,13 +89,8 @@ def test_the_cure_of_a_drawn_address_can_be_pasted(machine):
 
 
 def test_a_machine_without_a_cage(machine):
-    for name, says in (("thor", "no QSFP cage"), ("single", "ConnectX-7 is not on the PCI bus")):
-        with pytest.raises(HostError, match=says):
-            choose_checked_cages(machine(name, 1))
-    checks = list(
-        host_checks(machine("thor", 1), choose_checked_cages(machine("thor", 1), ["mgbe0_0"]))
-    )
-    assert notable(checks) == {
+    host = machine("thor", 1)
+    assert notable(host_checks(host, choose_checked_cages(host, ["mgbe0_0"]))) == {
         "mgbe0_0: speed: warning",
         "mgbe0_0: RoCE v2 GID: unknown",
         "mgbe0_0: PCIe lanes: unknown",
@@ -109,9 +99,8 @@ def test_a_machine_without_a_cage(machine):
 
 def test_a_network_that_the_lan_has_too(machine):
     host = machine("cable_port0", 1)
-    lan = host.netdev("enP7s7")
-    lan = dataclasses.replace(lan, addresses=host.netdev(B).addresses)
-    host = _with(host, lan)
+    addresses = host.netdev(B).addresses
+    host = _with(host, dataclasses.replace(host.netdev("enP7s7"), addresses=addresses))
     checks = list(host_checks(host, choose_checked_cages(host)))
     assert notable(checks) == {f"{B}: networks of its own: error"}
     assert "192.168.101.11/24 is in one network with enP7s7" in checks[-1].what
