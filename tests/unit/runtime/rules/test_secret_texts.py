@@ -121,24 +121,16 @@ def test_what_is_no_secret_stays_readable(line):
     assert mask_secrets(line) == line
 
 
-@pytest.mark.parametrize(
-    ("word", "flag"),
-    [
-        *((word, "--api-key") for word in ("--api-key", "--api_key=X", "--api-k", "--api_key.x=1")),
-        *((word, "--hf-token") for word in ("--hf_token", "--hf-token=X", "--hf-tok=X")),
-        *((word, "") for word in ("--api-server-count", "--hf-config-path", "--host", "api-key")),
-    ],
-)
-def test_flags_are_compared_as_vllms_parser_does(word, flag):
-    assert secret_flag(word) == flag
+def test_flags_are_compared_as_vllms_parser_does():
+    for flag, words in (
+        ("--api-key", ("--api-key", "--api_key=X", "--api-k", "--api_key.x=1")),
+        ("--hf-token", ("--hf_token", "--hf-token=X", "--hf-tok=X")),
+        ("", ("--api-server-count", "--hf-config-path", "--host", "api-key")),
+    ):
+        assert {secret_flag(word) for word in words} == {flag}
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        *("://" + "a:" * 30_000, "\\" * 60_000, '"' * 60_000, "curl " * 9000),
-        *("api_key=" * 30_000, "'api_key': [" * 30_000),
-    ],
-)
-def test_hostile_text_takes_no_time(text):
-    assert mask_secrets(f'api_key="{text}')
+def test_hostile_text_takes_no_time():
+    signs = ("://" + "a:" * 30_000, "\\" * 60_000, '"' * 60_000, "curl " * 9000)
+    for text in (*signs, "api_key=" * 30_000, "'api_key': [" * 30_000):
+        assert mask_secrets(f'api_key="{text}')

@@ -12,20 +12,16 @@ from patchkit.errors import HostError, UsageError
 from patchkit.runtime.serve.model import preset_of, weights_gib
 
 
-@pytest.mark.parametrize(
-    ("model", "meant"),
-    [
+def test_a_slip_is_an_error():
+    for model, meant in (
         ("opnai/gpt-oss-120b", "openai/gpt-oss-120b"),
         ("OpenAI/GPT-OSS-210B", "openai/gpt-oss-120b"),
-        ("meta-lama/Llama-3.1-8B-Instruct", "meta-llama/Llama-3.1-8B-Instruct"),
         ("qwen2.5-7b", "Qwen2.5-7B-Instruct"),
-    ],
-)
-def test_a_slip_is_an_error(model, meant):
-    with pytest.raises(UsageError) as caught:
-        preset_of(model, None, {})
-    assert f"did you mean {meant}? If there is such a model, add --preset none" in caught.value.hint
-    assert preset_of(model, "none", {}) is None
+    ):
+        with pytest.raises(UsageError, match="no model is known") as caught:
+            preset_of(model, None, {})
+        assert f"did you mean {meant}? If there is such" in caught.value.hint
+        assert preset_of(model, "none", {}) is None
 
 
 def test_a_slip_gives_a_pipeline_nothing_to_run(cli):
@@ -38,11 +34,9 @@ def test_a_slip_gives_a_pipeline_nothing_to_run(cli):
     assert "openai/gtp-oss-120b has no preset: these flags fit any model" in done.stderr
 
 
-@pytest.mark.parametrize(
-    "model", ["some/model", "Qwen/Qwen3.5-27B-FP8", "/models/gtp-oss-120b-of-mine"]
-)
-def test_another_model_is_none_of_the_presets(model):
-    assert preset_of(model, None, {}) is None
+def test_another_model_is_none_of_the_presets():
+    for model in ("some/model", "Qwen/Qwen3.5-27B-FP8", "/models/gtp-oss-120b-of-mine"):
+        assert preset_of(model, None, {}) is None
 
 
 @pytest.mark.parametrize("where", ["folder", "cache", "home", "default"])
@@ -78,7 +72,7 @@ SPARK = "NVIDIA GB10, 12.1, 580.173.02, [N/A], 0000000F:01:00.0"
 LAPTOP = "NVIDIA GeForce RTX 5080 Laptop GPU, 12.0, 576.40, 16303, 00000000:01:00.0"
 STATION = "NVIDIA RTX PRO 6000 Blackwell Workstation Edition, 12.0, 580.95, 97887, 00000000:01:00.0"
 SILENT = "NVIDIA Something New, 13.0, 610.43.02, [N/A], 00000000:01:00.0"
-GPT, SMALL, LARGE = "openai/gpt-oss-120b", "openai/gpt-oss-20b", "Qwen/Qwen2.5-72B-Instruct"
+GPT, LARGE = "openai/gpt-oss-120b", "Qwen/Qwen2.5-72B-Instruct"
 
 
 def serve_args(*arguments):
@@ -109,16 +103,9 @@ def machine(tmp_path):
             "room for 11 why: 0.92 of 15.9 GiB (NVIDIA GeForce RTX 5080 Laptop GPU), less 4",
             "take a checkpoint in fewer bits; or a GPU with 71 GiB; or for a line that a Spark",
         ),
-        (
-            *(LAPTOP, 30, ("Qwen/Qwen3.6-27B",)),  # of which upstream's recipe says the size
-            "Qwen/Qwen3.6-27B does not fit: at least 40 GiB of weights per node, and there is room",
-            "a GPU with 49 GiB",
-        ),
-        (
-            *(STATION, 500, (LARGE,)),
-            "136 GiB of weights per node, and there is room for 84",
-            "take its GPTQ-Int4 or AWQ checkpoint: 39 GiB; or a GPU with 153 GiB",
-        ),
+        # Upstream's recipe says the size.
+        (*(LAPTOP, 30, ("Qwen/Qwen3.6-27B",)), "at least 40 GiB of weights", "a GPU with 49 GiB"),
+        (*(STATION, 500, (LARGE,)), "136 GiB of weights per node", "or AWQ checkpoint: 39 GiB; or"),
         (*(SPARK, 30, (GPT,)), "room for 20 why: 0.80 of 30.0 GiB (this host)", "take 4 nodes"),
         (*(LAPTOP, 30, (LARGE, "--target", "gb10")), "0.85 of 119.7 GiB (a Spark)", "2 nodes"),
     ],
@@ -136,7 +123,6 @@ def test_what_does_not_fit_is_refused_with_figures(machine, gpu, ram, asked, fig
     [
         (SPARK, (GPT,), "0.80", ""),
         (STATION, (GPT,), None, "sized for NVIDIA RTX PRO 6000 Blackwell Workstation Edition"),
-        (STATION, (SMALL, "--target", "gb10"), "0.50", "for gb10, which this host is not"),
         (SILENT, (GPT,), None, "whether it fits was not checked: nvidia-smi does not say"),
         (LAPTOP, ("some/model",), None, "some/model has no preset: these flags fit any model, "),
         (SPARK, (GPT, "--target", "thor"), "0.80", "thor's memory is not known here"),
