@@ -121,7 +121,6 @@ def test_ptxas_is_that_of_a_toolkit_that_knows_the_device(tmp_path):
         (
             ({}, "", ""),
             ({"usr/local/cuda": "13.0.2"}, "", "/usr/local/cuda/bin/ptxas"),
-            ({"usr/local/cuda": "12.8.1"}, "", ""),
             (both, "", "/usr/local/cuda-13.0/bin/ptxas"),
             ({"opt/cuda": "13.1.0"}, "/opt/cuda", "/opt/cuda/bin/ptxas"),
             ({"usr/local/cuda": "not a version"}, "", ""),

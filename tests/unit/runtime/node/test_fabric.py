@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 
-from patchkit.errors import HostError
 from patchkit.runtime.node.fabric import find_fabric
 from patchkit.runtime.node.topology import Attachment, attach
 
@@ -61,13 +60,6 @@ def test_link_local_networks_do_not_say_where_a_cable_leads(machine):
     assert attached(replace(host, netdevs=halves), 3).topology == "ring"
 
 
-@pytest.mark.parametrize(("name", "nodes"), [("two_switches", 8), ("ring", 5), ("both_cables", 16)])
-def test_where_two_cages_may_be_meant_the_question_is_asked(machine, name, nodes):
-    with pytest.raises(HostError, match=f"nothing says which one joins {nodes} nodes") as caught:
-        attached(machine(name), nodes)
-    assert "--head-ip" in caught.value.hint
-
-
 def test_a_slower_port_is_a_switch_s(machine):
     """Both networks have room for all, but a cable between two Sparks has its full speed."""
     host = machine("two_switches")
@@ -90,25 +82,3 @@ def test_two_cages_in_one_network_lead_to_one_switch(machine, head):
     for nodes in (3, 4, 8):
         found = attached(replace(host, netdevs=moved), nodes, head, "worker" if head else "head")
         assert (found.topology, found.data) == ("roce", "enp1s0f0np0")
-
-
-@pytest.mark.parametrize(
-    ("name", "head", "own", "control"),
-    [
-        ("cable_port0", "10.0.0.10", "10.0.0.11", "enP7s7"),
-        ("tailscale", "100.101.102.10", "100.101.102.11", "tailscale0"),
-    ],
-)
-def test_control_goes_where_the_head_is_and_data_over_the_cable(machine, name, head, own, control):
-    found = attached(machine(name, 1), 2, head, role="worker")
-    assert (found.topology, found.address, found.netdev) == ("roce", own, control)
-    assert found.data != control
-    assert found.hcas.count(",") == 1
-
-
-@pytest.mark.parametrize("role", ["head", "worker"])
-def test_without_a_card_the_cable_and_the_reboot_are_named(machine, role):
-    with pytest.raises(HostError) as caught:
-        attached(machine("single"), 2, "192.168.100.77" if role == "worker" else "", role=role)
-    assert "the ConnectX-7 is not on the PCI bus" in caught.value.what
-    assert caught.value.hint.startswith("to join nodes: plug the cable in at both ends")
