@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import subprocess
     import threading
 
-_FOLLOWED: set[subprocess.Popen[bytes]] = set()
+FOLLOWED: set[subprocess.Popen[bytes]] = set()
 _SHOWN = 8  # lines of a program's output that an error shows
 _TAIL, _WIDEST = 400, 1 << 14  # lines of a program's output that are kept, characters of each
 _ERRORS = 1 << 18  # bytes of a program's errors that are kept
@@ -144,7 +144,7 @@ class Follow:
                 command=self._command, status=None, trouble=trouble, started=False
             )
             return
-        _FOLLOWED.add(self._process)
+        FOLLOWED.add(self._process)
         self._began = self._heard = time.monotonic()
         if given is not None:
             # A thread: a program that does not read must not keep this one from its limits.
@@ -160,7 +160,7 @@ class Follow:
 
         if (process := self._process) is None:
             return
-        _FOLLOWED.discard(process)
+        FOLLOWED.discard(process)
         self._hang_up()
         if process.poll() is None:
             process.terminate()
@@ -304,9 +304,3 @@ def ending(status: int) -> str:
         return f"exit code {status}" if status else ""
     names = {each.value: each.name for each in signal.Signals}
     return f"killed by {names.get(-status, f'signal {-status}')}"
-
-
-def end_followed() -> None:
-    """End all programs that are followed, in all threads: an interrupt came."""
-    for process in list(_FOLLOWED):
-        process.terminate()

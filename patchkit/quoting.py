@@ -10,8 +10,9 @@ import shlex
 from pathlib import Path
 
 _KEPT = "\n\t"
-# Control characters, and the marks that turn the direction of what is written after them.
-_OBEYED = dict.fromkeys(
+# Control characters, and the marks that turn the direction of what is written after them. Taken
+# from prose: ``visible`` escapes no-break blanks and joiners, which French, Persian and emoji need.
+OBEYED = dict.fromkeys(
     each
     for each in (*range(0x20), *range(0x7F, 0xA0), *range(0x202A, 0x202F), *range(0x2066, 0x206A))
     if chr(each) not in _KEPT
@@ -32,15 +33,6 @@ def visible(text: str) -> str:
         each if each.isprintable() or each in _KEPT else ascii(each)[1:-1].replace(r"\udc", r"\x")
         for each in text
     )
-
-
-def prose(text: str) -> str:
-    """Return a text that a model wrote without what a terminal would obey.
-
-    Unlike ``visible`` it leaves the blanks that do not break and the joiners as they are, without
-    which French, Persian or a family of emoji is not what was written.
-    """
-    return text.translate(_OBEYED)
 
 
 def quoted(*words: str | Path) -> str:

@@ -20,7 +20,7 @@ from typing import Any
 import click
 
 from patchkit.cli.layout import columns, grid, wrap
-from patchkit.quoting import prose, visible
+from patchkit.quoting import OBEYED, visible
 
 PATH = click.Path(path_type=Path)
 PRESENT_PATH = click.Path(path_type=Path, exists=True)
@@ -115,7 +115,7 @@ def data(text: str) -> None:
 
 def flow(text: str, *, err: bool = False, dim: bool = False) -> None:
     """Print a piece of what a model writes as it comes, where the one before it ended."""
-    safe = prose(text)
+    safe = text.translate(OBEYED)
     click.echo(click.style(safe, dim=True) if dim else safe, nl=False, err=err, color=colour())
 
 

@@ -59,7 +59,21 @@ def _judge(said: ServerAnswers) -> _Judged:
     # Whatever asks below /v1 without the key has been told so.
     if said.token and said.token.status not in (401, 403):
         yield from _judge_token(said, said.token)
-    yield from _judge_load(said)
+    metrics, figures = said.metrics, said.figures
+    if "kv-usage" not in figures:
+        none = "has none of the figures" if metrics.status == 200 else f"says {metrics.status}"
+        yield "server-metrics", {"reason": metrics.trouble or f"/metrics {none}"}
+        return
+    full = figures["kv-usage"] > _FULL and figures.get("waiting")
+    queries, hits = figures.get("prefix-queries", 0), figures.get("prefix-hits", 0)
+    fields = {
+        "usage": f"{figures['kv-usage'] * 100:.0f}",
+        "hits": f"; prefix cache: {100 * hits / queries:.0f} % hits" if hits and queries else "",
+    }
+    yield "server-kv" if full else "server-load", fields
+    for figure, about in _COUNTED.items():
+        if figures.get(figure):
+            yield about, {"count": f"{figures[figure]:.0f}"}
 
 
 def _path_fields(path: PathAnswer) -> Mapping[str, object]:
@@ -83,22 +97,3 @@ def _judge_token(said: ServerAnswers, answer: TokenAnswer) -> _Judged:
         yield "server-token", {"ms": f"{answer.ms:.0f}"}
         if thoughts := [name for name in answer.fields if name.startswith("reasoning")]:
             yield "server-reasoning", {"field": " and ".join(thoughts)}
-
-
-def _judge_load(said: ServerAnswers) -> _Judged:
-    """Yield what /metrics says of cache and load."""
-    metrics, figures = said.metrics, said.figures
-    if "kv-usage" not in figures:
-        none = "has none of the figures" if metrics.status == 200 else f"says {metrics.status}"
-        yield "server-metrics", {"reason": metrics.trouble or f"/metrics {none}"}
-        return
-    full = figures["kv-usage"] > _FULL and figures.get("waiting")
-    queries, hits = figures.get("prefix-queries", 0), figures.get("prefix-hits", 0)
-    fields = {
-        "usage": f"{figures['kv-usage'] * 100:.0f}",
-        "hits": f"; prefix cache: {100 * hits / queries:.0f} % hits" if hits and queries else "",
-    }
-    yield "server-kv" if full else "server-load", fields
-    for figure, about in _COUNTED.items():
-        if figures.get(figure):
-            yield about, {"count": f"{figures[figure]:.0f}"}

@@ -41,11 +41,17 @@ def replacing(path: Path, *, private: bool = False) -> Iterator[IO[bytes]]:
             with os.fdopen(handle, "rb") as file:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 part.unlink()
-    with _opened_beside(path) as file:
-        part = Path(file.name)
+    while True:
+        part = path.with_name(f".{path.name}.{secrets.token_hex(8)}.part")
+        fresh = open(part, "x+b", opener=lambda p, flags: os.open(p, flags, 0o600))  # noqa: SIM115
+        # Locked, no sweep takes it for a left one.
+        if _lock_part(fresh, part):
+            break
+        fresh.close()  # a sweep was quicker
+    with fresh:
         try:
-            yield file
-            _put_in_place(file, part, path, private=private)
+            yield fresh
+            _put_in_place(fresh, part, path, private=private)
         except BaseException:
             with contextlib.suppress(OSError):  # what is left, the next run sweeps
                 part.unlink(missing_ok=True)
@@ -160,16 +166,6 @@ def sync(folder: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
-
-
-def _opened_beside(path: Path) -> IO[bytes]:
-    """Open a new private file in the same folder, locked: no sweep takes it for a left one."""
-    while True:
-        part = path.with_name(f".{path.name}.{secrets.token_hex(8)}.part")
-        file = open(part, "x+b", opener=lambda p, flags: os.open(p, flags, 0o600))  # noqa: SIM115
-        if _lock_part(file, part):
-            return file
-        file.close()  # a sweep was quicker
 
 
 def _lock_part(file: IO[bytes], part: Path) -> bool:

@@ -212,7 +212,31 @@ class Journal:
             shutil.rmtree(self.folder / side, ignore_errors=True)
             make_folders(self.folder / side)
         (self.folder / "draft").unlink(missing_ok=True)
-        steps = tuple(self._stage_one(number, change) for number, change in enumerate(changes))
+        steps = []
+        for number, change in enumerate(changes):
+            place = place_of(self.root, change.path)
+            if present(place) != change.before:
+                raise _changed_meanwhile(change.path)
+            # Root may write anywhere; a file without a write bit is still not meant to be written.
+            if change.before and not place.stat().st_mode & 0o222:
+                raise StorageError(
+                    f"{change.path}: is read-only; {NOTHING}", hint=quoted("chmod", "u+w", place)
+                )
+            self._check_disk(place)
+            result = self.folder / "after" / str(number)
+            if change.before:
+                # It takes no space, and the rename that replaces the file leaves it alone.
+                second_name(place, self.folder / "before" / str(number))
+            if isinstance(change.after, Path):
+                second_name(change.after, result)
+                after = sha256_of(result)
+            else:
+                after = digest(change.after)
+                if change.after is not None:
+                    old = place.stat() if change.before else None
+                    folder = next(each for each in place.parents if each.is_dir())
+                    write_staged(result, change.after, old, folder, change.mode)
+            steps.append(Step(change.path, change.before, after))
         kept = [self.root / change.path for change in changes if change.after is not None]
         made = {
             folder.relative_to(self.root).as_posix()
@@ -220,36 +244,13 @@ class Journal:
             for folder in place.parents
             if self.root in folder.parents and not folder.exists()
         }
-        found = Steps(steps, tuple(sorted(made)), note)
+        found = Steps((*steps,), tuple(sorted(made)), note)
         draft = json.dumps(asdict(found), indent=1).encode()
         write_staged(self.folder / "draft", draft, None, self.root)
         # All names have to last before that of the journal does.
         for folder in (self.folder / "before", self.folder / "after", self.folder):
             sync(folder)
         return found
-
-    def _stage_one(self, number: int, change: Change) -> Step:
-        place = place_of(self.root, change.path)
-        if present(place) != change.before:
-            raise _changed_meanwhile(change.path)
-        # Root may write anywhere; a file without a write bit is still not meant to be written.
-        if change.before and not place.stat().st_mode & 0o222:
-            raise StorageError(
-                f"{change.path}: is read-only; {NOTHING}", hint=quoted("chmod", "u+w", place)
-            )
-        self._check_disk(place)
-        result = self.folder / "after" / str(number)
-        if change.before:
-            # A hard link takes no space, and the rename that replaces the file leaves it alone.
-            second_name(place, self.folder / "before" / str(number))
-        if isinstance(change.after, Path):
-            second_name(change.after, result)
-            return Step(change.path, change.before, sha256_of(result))
-        if change.after is not None:
-            old = place.stat() if change.before else None
-            folder = next(each for each in place.parents if each.is_dir())
-            write_staged(result, change.after, old, folder, change.mode)
-        return Step(change.path, change.before, digest(change.after))
 
     def _check_disk(self, place: Path) -> None:
         # A rename, by which a file is replaced, does not lead to another file system.
@@ -304,8 +305,12 @@ class Journal:
             changed += f": {', '.join(new)}" if new else ""
             unknown = f"; unknown: {', '.join(odd)}" if odd else ""
             kind = type(error) if isinstance(error, PatchkitError) else StorageError
+            said, then = (
+                reason(each) if isinstance(each, OSError) else getattr(each, "what", "")
+                for each in (error, worse)
+            )
             raise kind(
-                f"{_error_words(error)}; and taking it back failed, too: {_error_words(worse)}\n"
+                f"{said or type(error).__name__}; and taking it back failed, too: {then}\n"
                 f"  {changed}{unknown}; the rest is as before",
                 why=f"{self.folder} has what is needed to go on",
                 hint=f"once the cause is mended: {self.again}",
@@ -397,9 +402,3 @@ def _changed_meanwhile(path: str) -> DriftError:
         why="another program wrote to it",
         hint="run the same command again",
     )
-
-
-def _error_words(error: BaseException) -> str:
-    if isinstance(error, OSError):
-        return reason(error)
-    return error.what if isinstance(error, PatchkitError) else type(error).__name__

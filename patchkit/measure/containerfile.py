@@ -67,7 +67,21 @@ def containerfile(manifest: Manifest, base: str, folder: str) -> Containerfile:
         raise UsageError(
             f"{folder!r}: a folder below the one that is built from, of letters, digits, . _ - /"
         )
-    python, machine = _node(manifest)
+    if missing := [entry.filename for entry in manifest.wheels if entry.kind is Kind.LOCKED]:
+        raise SourceError(
+            f"the wheelhouse only locks {len(missing)} wheels, such as {missing[0]}",
+            why="an image is built without an index",
+            hint="patchkit wheelhouse fill",
+        )
+    filled = [entry.facts for entry in manifest.wheels if entry.kind is Kind.DEPENDENCY]
+    nodes = {(str(it.get("python", "")), str(it.get("machine", ""))) for it in filled}
+    if len(nodes) != 1:
+        raise SourceError(
+            "the wheelhouse is not filled for one machine", hint="patchkit wheelhouse fill"
+        )
+    python, machine = nodes.pop()
+    if not _PYTHON.fullmatch(python) or machine not in PLATFORMS:
+        raise SourceError(f"the wheelhouse is for CPython {python!r} on {machine!r}")
     names = {entry.name.project for entry in manifest.wheels if entry.held}
     smoke = [f"import {name}" for name in ("torch", "vllm") if name in names]
     smoke += [_NCCL_SMOKE] if _NCCL in names else []
@@ -84,26 +98,6 @@ def containerfile(manifest: Manifest, base: str, folder: str) -> Containerfile:
         program="vllm" if "vllm" in names else "python",
     )
     return Containerfile(text=text, platform=PLATFORMS[machine])
-
-
-def _node(manifest: Manifest) -> tuple[str, str]:
-    """Return the Python and the CPU that a wheelhouse was filled for."""
-    if missing := [entry.filename for entry in manifest.wheels if entry.kind is Kind.LOCKED]:
-        raise SourceError(
-            f"the wheelhouse only locks {len(missing)} wheels, such as {missing[0]}",
-            why="an image is built without an index",
-            hint="patchkit wheelhouse fill",
-        )
-    filled = [entry.facts for entry in manifest.wheels if entry.kind is Kind.DEPENDENCY]
-    found = {(str(it.get("python", "")), str(it.get("machine", ""))) for it in filled}
-    if len(found) != 1:
-        raise SourceError(
-            "the wheelhouse is not filled for one machine", hint="patchkit wheelhouse fill"
-        )
-    python, machine = found.pop()
-    if not _PYTHON.fullmatch(python) or machine not in PLATFORMS:
-        raise SourceError(f"the wheelhouse is for CPython {python!r} on {machine!r}")
-    return python, machine
 
 
 def build_lines(platform: str, file: Path) -> Iterator[tuple[str, ...]]:

@@ -17,7 +17,7 @@ from patchkit.cluster.launch.cluster import Cluster
 from patchkit.cluster.launch.cluster_file import ClusterFile, ClusterNode, read_cluster_file
 from patchkit.cluster.launch.plan import PlannedRank, ServedModel, planned_ranks, served_model
 from patchkit.errors import UsageError
-from patchkit.runtime.host.host import Host, Nccl, Software
+from patchkit.runtime.host.host import Nccl, Software
 from patchkit.runtime.host.machine_root import LIVE
 from patchkit.runtime.host.probe import probe
 
@@ -97,27 +97,27 @@ def with_versions(facts: NodeFacts, versions: Mapping[str, str]) -> NodeFacts:
 
 
 def equal_nodes(head: NodeFacts, count: int) -> list[NodeFacts]:
-    """Return the facts of ``count`` nodes that are as the head, which is the first of them."""
-    return [head, *(replace(head, host=_moved_host(head.host, by)) for by in range(1, count))]
+    """Return the facts of ``count`` nodes that are as the head, which is the first of them.
 
-
-def _moved_host(host: Host, by: int) -> Host:
-    """Return a host whose IPv4 addresses are as many further on, each in its own network.
-
-    In one that has no room for it, a cable's between two nodes, it is that of another cable.
+    Each has the next IPv4 addresses, in the same networks. In a network that has no room for one,
+    a cable's between two nodes, it is that of another cable.
     """
-    moved = {}
+    nodes, host = [head], head.host
     real = [netdev for netdev in host.netdevs if netdev.kind != "loopback"]
-    for own in chain.from_iterable(netdev.ipv4 for netdev in real):
-        room = own.network.num_addresses - 2  # its first and its last address are no node's
-        first = own.network.network_address + 1
-        place = (int(own.ip) - int(first) + by) % room if room > by else 0
-        moved[str(own.ip)] = str(first + place if room > by else own.ip + by)
-    netdevs, devices = [], []
-    for netdev in host.netdevs:
-        addresses = [replace(a, address=moved.get(a.address, a.address)) for a in netdev.addresses]
-        netdevs.append(replace(netdev, addresses=tuple(addresses)))
-    for device in host.rdma:
-        gids = [replace(gid, address=moved.get(gid.address, gid.address)) for gid in device.gids]
-        devices.append(replace(device, gids=tuple(gids)))
-    return replace(host, netdevs=tuple(netdevs), rdma=tuple(devices))
+    for by in range(1, count):
+        moved = {}
+        for own in chain.from_iterable(netdev.ipv4 for netdev in real):
+            room = own.network.num_addresses - 2  # its first and its last address are no node's
+            first = own.network.network_address + 1
+            place = (int(own.ip) - int(first) + by) % room if room > by else 0
+            moved[str(own.ip)] = str(first + place if room > by else own.ip + by)
+        netdevs, devices = [], []
+        for netdev in host.netdevs:
+            its = (replace(a, address=moved.get(a.address, a.address)) for a in netdev.addresses)
+            netdevs.append(replace(netdev, addresses=tuple(its)))
+        for device in host.rdma:
+            gids = (replace(g, address=moved.get(g.address, g.address)) for g in device.gids)
+            devices.append(replace(device, gids=tuple(gids)))
+        made = replace(host, netdevs=tuple(netdevs), rdma=tuple(devices))
+        nodes.append(replace(head, host=made))
+    return nodes

@@ -266,16 +266,14 @@ class _Pod:
         reference = {"name": self.secret, "key": name, "optional": optional}
         return {"name": name, "valueFrom": {"secretKeyRef": reference}}
 
-    def shared(self) -> dict[str, str]:
-        """Return what a template holds of a worker: variables but for its address, and words."""
-        settings = self.rank.env.settings
-        own = {it.name: it.value for it in settings if it.value != self.rank.address}
-        return {**own, "the command": " ".join(self.command), "the model": self.folder}
-
 
 def _check_equal(first: _Pod, worker: _Pod) -> None:
     """Raise HostError where one template does not fit both workers."""
-    left, right = first.shared(), worker.shared()
+    left, right = (  # what the template holds of a worker: no address
+        {it.name: it.value for it in pod.rank.env.settings if it.value != pod.rank.address}
+        | {"the command": " ".join(pod.command), "the model": pod.folder}
+        for pod in (first, worker)
+    )
     for name in {**left, **right}:
         here, there = left.get(name), right.get(name)
         if here != there:

@@ -37,8 +37,18 @@ def main() -> None:
         written.replace(file)
     except OSError as error:
         leave(f"{error}; is {file.parent} on this node the folder of user {os.getuid()}?", pause)
-    if os.environ["LWS_WORKER_INDEX"] != "0":
-        _wait_for_name(os.environ["LWS_LEADER_ADDRESS"])
+    leader = os.environ["LWS_LEADER_ADDRESS"] if os.environ["LWS_WORKER_INDEX"] != "0" else ""
+    told = False
+    while leader:
+        try:
+            socket.getaddrinfo(leader, None)
+        except OSError as error:
+            if not told:
+                say(f"waiting for {leader}: {error}")
+                told = True
+            time.sleep(_AGAIN)
+        else:
+            return
 
 
 def to_wait(former: list[float], now: float, starts: int, pause: float) -> float:
@@ -49,20 +59,6 @@ def to_wait(former: list[float], now: float, starts: int, pause: float) -> float
     if len(last) >= starts:
         until.append(last[-starts] + _HOUR)
     return max((0.0, *(each - now for each in until)))
-
-
-def _wait_for_name(leader: str) -> None:
-    told = False
-    while True:
-        try:
-            socket.getaddrinfo(leader, None)
-        except OSError as error:
-            if not told:
-                say(f"waiting for {leader}: {error}")
-                told = True
-            time.sleep(_AGAIN)
-        else:
-            return
 
 
 def say(text: str) -> None:

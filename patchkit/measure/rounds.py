@@ -66,7 +66,24 @@ def measure_variants(plan: BenchPlan, tell: Callable[[str], None]) -> None:
                 hint="name an environment on this machine that has vLLM: --venv DIR; "
                 "it needs no GPU to ask a server elsewhere",
             )
-    _write_conditions(plan)
+    place = plan.folder / CONDITIONS
+    if place.exists():
+        if changes := find_changes(read_conditions(plan.folder), plan.conditions):
+            name, old, new = changes[0]
+            raise UsageError(
+                f"{plan.folder} holds figures of another setup: {name} was {old!r}, is {new!r}",
+                why="figures of two setups in one folder would be compared as if they were one's",
+                hint="name a new folder: -o DIR; then compare: "
+                + quoted("patchkit", "bench", "diff", plan.folder, "DIR"),
+            )
+    elif plan.folder.exists() and any(plan.folder.iterdir()):
+        raise UsageError(f"{plan.folder}: is there, and holds no results", hint="-o DIR")
+    else:
+        with translated(at=place):
+            plan.folder.mkdir(parents=True, exist_ok=True)
+            with replacing(place) as file:
+                said = json.dumps(plan.conditions, indent=1, sort_keys=True)
+                file.write(f"{said}\n".encode())
     watcher = StartWatcher(lambda *_: None, explain_failed_start)
     for number, variant, loads in plan.left():
         title = f"round {number + 1} of {plan.rounds}, {variant.name}"
@@ -79,27 +96,6 @@ def measure_variants(plan: BenchPlan, tell: Callable[[str], None]) -> None:
             for load in loads:
                 tell(f"{title}: {load.name}")
                 _measure_load(plan, variant, load, number, url, model)
-
-
-def _write_conditions(plan: BenchPlan) -> None:
-    """Write what makes the figures, or see that the file that is there says the same."""
-    place = plan.folder / CONDITIONS
-    if place.exists():
-        if changes := find_changes(read_conditions(plan.folder), plan.conditions):
-            name, old, new = changes[0]
-            raise UsageError(
-                f"{plan.folder} holds figures of another setup: {name} was {old!r}, is {new!r}",
-                why="figures of two setups in one folder would be compared as if they were one's",
-                hint="name a new folder: -o DIR; then compare: "
-                + quoted("patchkit", "bench", "diff", plan.folder, "DIR"),
-            )
-        return
-    if plan.folder.exists() and any(plan.folder.iterdir()):
-        raise UsageError(f"{plan.folder}: is there, and holds no results", hint="-o DIR")
-    with translated(at=place):
-        plan.folder.mkdir(parents=True, exist_ok=True)
-        with replacing(place) as file:
-            file.write((json.dumps(plan.conditions, indent=1, sort_keys=True) + "\n").encode())
 
 
 def _measure_load(

@@ -79,7 +79,23 @@ class SourceTree:
         if path not in self.texts:
             data = self.read_bytes(path)
             self.seen.setdefault(path, digest(data))
-            self.texts[path] = _decode(path, data)
+            try:
+                text = data.decode("utf-8")
+            except UnicodeDecodeError as error:
+                line = data.count(b"\n", 0, error.start) + 1
+                raise DriftError(
+                    f"{path}:{line}: not UTF-8",
+                    why="every release ships UTF-8, so this file was converted",
+                    hint=RESTORE,
+                ) from None
+            if "\r" in text:
+                line = text.count("\n", 0, text.index("\r")) + 1
+                raise DriftError(
+                    f"{path}:{line}: has CR line endings",
+                    why="every release ships LF; git's core.autocrlf or an editor changed them",
+                    hint="git config core.autocrlf false; then check the file out again",
+                )
+            self.texts[path] = text
         return self.texts[path]
 
     def find(self, path: str) -> str | None:
@@ -128,23 +144,3 @@ def first_existing(tree: SourceTree, paths: Sequence[str]) -> str:
         why="upstream moved the file, or the tree is incomplete",
         hint="compare the tree with the release, or leave the fix out with --without",
     )
-
-
-def _decode(path: str, data: bytes) -> str:
-    try:
-        text = data.decode("utf-8")
-    except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        raise DriftError(
-            f"{path}:{line}: not UTF-8",
-            why="every release ships UTF-8, so this file was converted",
-            hint=RESTORE,
-        ) from None
-    if "\r" in text:
-        line = text.count("\n", 0, text.index("\r")) + 1
-        raise DriftError(
-            f"{path}:{line}: has CR line endings",
-            why="every release ships LF; git's core.autocrlf or an editor changed them",
-            hint="git config core.autocrlf false; then check the file out again",
-        )
-    return text

@@ -19,7 +19,7 @@ from patchkit.cluster.ssh.ssh import (
     there,
 )
 from patchkit.errors import HostError, PatchkitError
-from patchkit.follow import Follow, FollowLimits, end_followed
+from patchkit.follow import FOLLOWED, Follow, FollowLimits
 from patchkit.records import RecordError, record
 
 T = TypeVar("T")
@@ -141,7 +141,8 @@ def everywhere(nodes: Sequence[N], work: Callable[[N], R]) -> list[R | PatchkitE
             except PatchkitError as error:
                 found.append(error)
             except BaseException:
-                end_followed()
+                for process in list(FOLLOWED):
+                    process.terminate()
                 raise
     return found
 

@@ -205,8 +205,16 @@ def _judge_start(
     """Return what is known of one start."""
     entries = symptoms().values()
     found = merged_scan(streams)
-    # What a log states of itself counts more than what is known of where it is read.
-    facts = {**known, **_stated_facts(found)}
+    stated: dict[str, set[str]] = {}
+    for fact in log_words().fact:
+        for hit in found.hits_of(fact.says):
+            # ``7.0.0.1019`` of ``7.0.0-1019-nvidia``, ``2.28.9`` of ``2.28.9+cuda13.0``.
+            number = _NUMBERS.match(hit.values.get("value") or "")
+            if value := fact.value or (number[1].replace("-", ".") if number else ""):
+                stated.setdefault(fact.name, set()).add(value)
+    # What a log states of itself counts more than what is known of where it is read, but for
+    # facts of which it states two.
+    facts = {**known, **{k: values.pop() for k, values in stated.items() if len(values) == 1}}
     endings = {text for entry in entries if entry.ends for text in entry.says}
     lives = _stream_lives(streams, answered, endings)
     diagnoses = []
@@ -233,18 +241,6 @@ def _judge_start(
             if any(hit.number - BEFORE <= number <= hit.number + BEHIND for hit in hits)
         },
     )
-
-
-def _stated_facts(found: Scan) -> Situation:
-    """Return the facts that a log states, without those of which it states two."""
-    stated: dict[str, set[str]] = {}
-    for fact in log_words().fact:
-        for hit in found.hits_of(fact.says):
-            # ``7.0.0.1019`` of ``7.0.0-1019-nvidia``, ``2.28.9`` of ``2.28.9+cuda13.0``.
-            number = _NUMBERS.match(hit.values.get("value") or "")
-            if value := fact.value or (number[1].replace("-", ".") if number else ""):
-                stated.setdefault(fact.name, set()).add(value)
-    return {name: values.pop() for name, values in stated.items() if len(values) == 1}
 
 
 def _stream_lives(

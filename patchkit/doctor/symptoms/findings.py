@@ -28,7 +28,26 @@ def log_findings(log: ReadLog, where: str = "", nodes: Sequence[str] = ()) -> It
     caused = [diagnosis for diagnosis in errors if not diagnosis.is_root]
     if not log.strange and len(caused) == len(errors):
         caused = caused[1:]
-    found = [_unknown_error(log, log.strange)] if log.strange else []
+    found = []
+    if hit := log.strange:
+        # The lines of its writer around it.
+        last = hit.number + hit.text.count("\n") + _BEHIND
+        near = (
+            log_line(number, text)
+            for number, text in log.lines.items()
+            if hit.number - BEFORE <= number <= last
+        )
+        own = (line.text.strip()[:_SHOWN] for line in near if line.who == hit.who)
+        unknown = Finding(
+            kind=HostError,
+            about="unknown",
+            line=hit.number,
+            what=f"an error that patchkit does not know: {_shorten_hit(hit)}",
+            why="\n".join(["its lines:", *filter(None, own)]),
+            hint=_REPORT,
+            sure="not decided",
+        )
+        found.append(unknown)
     for diagnosis in log.diagnoses:
         finding = diagnosis_finding(diagnosis)
         found.append(replace(finding, level=Level.NOTE) if diagnosis in caused else finding)
@@ -53,26 +72,6 @@ def log_findings(log: ReadLog, where: str = "", nodes: Sequence[str] = ()) -> It
     for its in found:
         writer = nodes[its.line - 1] if nodes and its.line else ""
         yield replace(its, where=writer or where, line=0 if writer else its.line)
-
-
-def _unknown_error(log: ReadLog, hit: Hit) -> Finding:
-    """Return an error that nobody knows, with the lines of its writer around it."""
-    last = hit.number + hit.text.count("\n") + _BEHIND
-    near = (
-        log_line(number, text)
-        for number, text in log.lines.items()
-        if hit.number - BEFORE <= number <= last
-    )
-    own = (line.text.strip()[:_SHOWN] for line in near if line.who == hit.who)
-    return Finding(
-        kind=HostError,
-        about="unknown",
-        line=hit.number,
-        what=f"an error that patchkit does not know: {_shorten_hit(hit)}",
-        why="\n".join(["its lines:", *filter(None, own)]),
-        hint=_REPORT,
-        sure="not decided",
-    )
 
 
 def _shorten_hit(hit: Hit) -> str:
