@@ -153,20 +153,17 @@ def _reader_of(kind: Any) -> _Read:
         return partial(_read_member, {each: each for each in arguments if origin is Literal})
     if issubclass(kind, Enum):
         return partial(_read_member, {each.value: each for each in kind})
-    return partial(_read_scalar if kind in (*_WORDS, NoneType) else _read_made_of_text, kind)
+    return partial(_read_scalar, kind)
 
 
-def _read_scalar(kind: type, value: Any) -> Any:
+def _read_scalar(kind: Any, value: Any) -> Any:
+    """Return a word, or what is made of a text."""
+    its = kind if kind in (*_WORDS, NoneType) else str
     # Not isinstance: to Python True is a number.
-    if type(value) is not kind and (kind is not float or type(value) is not int):
-        raise RecordError(f"is {_show_value(value)}, not {_WORDS.get(kind, 'null')}")
-    return value
-
-
-def _read_made_of_text(kind: Any, value: Any) -> Any:
-    text = _read_scalar(str, value)
+    if type(value) is not its and (its is not float or type(value) is not int):
+        raise RecordError(f"is {_show_value(value)}, not {_WORDS.get(its, 'null')}")
     try:
-        return kind(text)
+        return value if its is kind else kind(value)
     except RecordError:
         raise
     except ValueError:
@@ -182,18 +179,14 @@ def _read_member(members: Mapping[Any, Any], value: Any) -> Any:
 
 def _read_checked(read: _Read, checks: tuple[Any, ...], value: Any) -> Any:
     found = read(value)
-    for check in checks:
-        _call_checked(check, found)
-    return found
-
-
-def _call_checked(function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
     try:
-        return function(*arguments, **named)
+        for check in checks:
+            check(found)
     except RecordError:
         raise
     except ValueError as error:
         raise RecordError(str(error)) from None
+    return found
 
 
 def _read_any_of(readers: list[_Read], value: Any) -> Any:
@@ -254,9 +247,13 @@ def _dataclass_reader(kind: Any) -> _Read:
         for key in sorted(needed - value.keys()):
             raise RecordError(f"lacks the key {key!r}")
         rows = ((*readers[key], key, each) for key, each in value.items())
-        return _call_checked(
-            kind, **{name: _read_below(key, reader, each) for name, reader, key, each in rows}
-        )
+        values = {name: _read_below(key, reader, each) for name, reader, key, each in rows}
+        try:
+            return kind(**values)
+        except RecordError:
+            raise
+        except ValueError as error:  # of __post_init__
+            raise RecordError(str(error)) from None
 
     return read
 

@@ -129,7 +129,21 @@ class Redactor:
     def text(self, text: str) -> str:
         """Return a text without what is private."""
         clean = _ANSI.sub("", text)
-        self._pattern = self._pattern or _private_pattern(self._known, self._serials)
+        if self._pattern is None:
+            words = []
+            for word in sorted(self._known, key=lambda word: (-len(word), word)):  # longest first
+                form = re.escape(word)
+                if self._known[word].startswith("address-"):
+                    form = rf"(?<![\d.]){form}(?!\.?\d)"
+                elif len(word) < _SHORT:
+                    form = rf"(?<![A-Za-z0-9]){form}(?![A-Za-z0-9])"
+                words.append(form)
+            serials = "|".join(map(re.escape, sorted(self._serials - {"uuid"})))
+            serials = rf"\b(?:{serials.replace('_', '[ _]')}){_SIGN}[\w.-]{{4,}}"
+            known = "|".join(words) or "(?!)"
+            kinds = (*_NAMES, ("known", known), ("serial", serials), *_NUMBERS)
+            whole = "|".join(f"(?P<{kind}>{form})" for kind, form in kinds)
+            self._pattern = re.compile(whole, re.IGNORECASE)
         spans = [span for span in secret_spans(clean) if not self._is_name(clean[slice(*span)])]
         parts, end = [], 0
         for start, stop in (*spans, (len(clean), len(clean))):
@@ -186,26 +200,6 @@ class Redactor:
         if kind in ("home", "account"):
             return word if word == "root" else self._place("user", word)
         return self._place(kind, word)
-
-
-def _private_pattern(known: Mapping[str, str], keys: frozenset[str]) -> re.Pattern[str]:
-    """Return one pattern for all that is private; its groups are the kinds."""
-    words = []
-    for word in sorted(known, key=lambda word: (-len(word), word)):  # the longest first
-        pattern = re.escape(word)
-        if known[word].startswith("address-"):
-            pattern = rf"(?<![\d.]){pattern}(?!\.?\d)"
-        elif len(word) < _SHORT:
-            pattern = rf"(?<![A-Za-z0-9]){pattern}(?![A-Za-z0-9])"
-        words.append(pattern)
-    serials = "|".join(map(re.escape, sorted(keys - {"uuid"})))
-    kinds = (
-        *_NAMES,
-        ("known", "|".join(words) or "(?!)"),
-        ("serial", rf"\b(?:{serials.replace('_', '[ _]')}){_SIGN}[\w.-]{{4,}}"),
-        *_NUMBERS,
-    )
-    return re.compile("|".join(f"(?P<{kind}>{form})" for kind, form in kinds), re.IGNORECASE)
 
 
 def _walk(value: Any, act: Callable[[Any, str], Any], key: str = "") -> Any:

@@ -6,7 +6,7 @@ wrong is said once, where it begins: an interface without a carrier has no way t
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from patchkit.cluster.launch.cluster_file import ClusterFile
@@ -56,7 +56,20 @@ def cluster_findings(file: ClusterFile, reports: Sequence[NodeReport]) -> list[F
     wrong = {
         (its.about, node) for its in found if its.level in _WRONG for node in its.where.split(", ")
     }
-    for own in _machine_findings(reports):
+    # What is wrong with each machine, with its network, and with both ends of a cable.
+    alone = [its for node in reports for its in machine_findings(node)]
+    known = {node.node: node.facts for node in reports if node.facts}
+    for name, facts in known.items():
+        remarks = list(advice.remarks(facts.host))
+        chosen = find_cages(facts.host, cabled=True) if len(reports) > 1 else None
+        ids = {remark.about for remark in remarks}
+        checks = host_checks(facts.host, chosen) if chosen else ()
+        alone += node_findings(name, facts)
+        for its in (*remarks, *(each for each in checks if each.about not in ids)):
+            what = f"{its.where}: {its.what}" if its.where else its.what
+            alone.append(replace(its, where=name, what=what, kind=HostError))
+    alone += pair_findings([*known], [*known.values()]) if reports[0].facts else ()
+    for own in alone:
         finding = replace(own, about=own.about.lower().replace(" ", "-").replace("'", ""))
         said_by, nodes = _SAID_BY.get(finding.about), finding.where.split(", ")
         if said_by is None or not any((said_by, node) in wrong for node in nodes):
@@ -85,21 +98,3 @@ def check_disks(node: NodeReport) -> Outcome:
             full.append(node.find("disk", folder=disk.folder, **fields))
     least = min(disks, key=lambda disk: disk.free)
     return full or {"folder": least.folder, "free": least.free / 1e9}
-
-
-def _machine_findings(reports: Sequence[NodeReport]) -> Iterator[Finding]:
-    """Yield what is wrong with each machine, with its network, and with both ends of a cable."""
-    for node in reports:
-        yield from machine_findings(node)
-    known = {node.node: node.facts for node in reports if node.facts}
-    for name, facts in known.items():
-        yield from node_findings(name, facts)
-        remarks = list(advice.remarks(facts.host))
-        chosen = find_cages(facts.host, cabled=True) if len(reports) > 1 else None
-        ids = {remark.about for remark in remarks}
-        checks = host_checks(facts.host, chosen) if chosen else ()
-        for finding in (*remarks, *(each for each in checks if each.about not in ids)):
-            what = f"{finding.where}: {finding.what}" if finding.where else finding.what
-            yield replace(finding, where=name, what=what, kind=HostError)
-    if reports[0].facts:
-        yield from pair_findings([*known], [*known.values()])

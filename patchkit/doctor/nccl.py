@@ -88,41 +88,40 @@ def read_nccl(lines: Iterable[str]) -> list[NcclRank]:
 def nccl_findings(
     where: str, ranks: Sequence[NcclRank], meant: Mapping[str, str]
 ) -> Iterator[Finding]:
-    """Yield what a node's ranks took, against the variables of its env file."""
+    """Yield what a node's ranks took, against the variables of its env file.
+
+    Values that reached NCCL come first, since they decide.
+    """
     if not ranks:
         yield make_finding("nccl-silent", where)
     for rank in ranks:
         if rank.ranks == 1:
             yield make_finding("nccl-alone", where)
-        elif not rank.network:
+            continue
+        if not rank.network:
             yield make_finding("nccl-not-said", where, rank=rank.name)
-        else:
-            yield from _judge_network(where, rank, meant)
-
-
-def _judge_network(where: str, rank: NcclRank, meant: Mapping[str, str]) -> Iterator[Finding]:
-    """Yield what differs from the env file; values that reached NCCL first, since they decide."""
-    # NCCL's own IB, or the plugin of HPC-X, which is IBext_v10.
-    sockets = _ENTRY.findall(rank.said.get("sockets", ""))
-    used = ", ".join((rank.network.startswith("IB") and rank.devices) or sockets)
-    common = {"rank": rank.name, "evidence": rank.evidence, "used": used or "what it hides"}
-    differs = False
-    for name in _COMPARED:
-        if name in meant and (taken := rank.settings.get(name, meant[name])) != meant[name]:
-            values = {"name": name, "taken": taken, "meant": meant[name] or "nothing"}
-            yield make_finding("nccl-value", where, **common, **values)
-            differs = True
-    off = meant.get(_OFF, "") not in ("", "0") or meant.get(_NET, "").casefold() == "socket"
-    no_ib = rank.said.get("no_ib", "")
-    if rank.network == "Socket" and not off and (no_ib or meant.get(_HCA)):
-        yield make_finding("nccl-socket", where, seen=no_ib and f": {no_ib}", **common)
-    elif not differs:
-        version, bootstrap = rank.said.get("version", ""), rank.said.get("bootstrap", "")
-        yield make_finding(
-            "nccl-took",
-            where,
-            version=version and f"{version} ",
-            network=f"NET/{rank.network}",
-            interface=bootstrap and f"; the ranks meet over {bootstrap}",
-            **common,
-        )
+            continue
+        # NCCL's own IB, or the plugin of HPC-X, which is IBext_v10.
+        sockets = _ENTRY.findall(rank.said.get("sockets", ""))
+        used = ", ".join((rank.network.startswith("IB") and rank.devices) or sockets)
+        common = {"rank": rank.name, "evidence": rank.evidence, "used": used or "what it hides"}
+        differs = False
+        for name in _COMPARED:
+            if name in meant and (taken := rank.settings.get(name, meant[name])) != meant[name]:
+                values = {"name": name, "taken": taken, "meant": meant[name] or "nothing"}
+                yield make_finding("nccl-value", where, **common, **values)
+                differs = True
+        off = meant.get(_OFF, "") not in ("", "0") or meant.get(_NET, "").casefold() == "socket"
+        no_ib = rank.said.get("no_ib", "")
+        if rank.network == "Socket" and not off and (no_ib or meant.get(_HCA)):
+            yield make_finding("nccl-socket", where, seen=no_ib and f": {no_ib}", **common)
+        elif not differs:
+            version, bootstrap = rank.said.get("version", ""), rank.said.get("bootstrap", "")
+            yield make_finding(
+                "nccl-took",
+                where,
+                version=version and f"{version} ",
+                network=f"NET/{rank.network}",
+                interface=bootstrap and f"; the ranks meet over {bootstrap}",
+                **common,
+            )

@@ -70,7 +70,7 @@ def continuing(path: Path) -> Iterator[IO[bytes]]:
     ``replacing`` does.
     """
     status_of_file(path)
-    part = _partial(path)
+    part = path.with_name(f".{path.name}.partial")
     if not is_file(part):  # a FIFO of that name would wait for a writer
         with contextlib.suppress(OSError):
             part.unlink()
@@ -98,12 +98,8 @@ def continuing(path: Path) -> Iterator[IO[bytes]]:
 def kept(path: Path) -> int:
     """Return how many bytes of a file an earlier run left for the next one."""
     with contextlib.suppress(OSError):
-        return _partial(path).lstat().st_size
+        return path.with_name(f".{path.name}.partial").lstat().st_size
     return 0
-
-
-def _partial(path: Path) -> Path:
-    return path.with_name(f".{path.name}.partial")
 
 
 def _put_in_place(file: IO[bytes], part: Path, path: Path, *, private: bool = False) -> None:

@@ -149,13 +149,12 @@ def read_conditions(folder: Path) -> dict[str, Any]:
 def compare_series(first: Sequence[Series], second: Sequence[Series]) -> list[FigureDifference]:
     """Return the pairs of one load and figure: of variants of one name, or of the only ones."""
     alone = all(len({series.variant for series in many}) == 1 for many in (first, second))
-
-    def key_of(series: Series) -> tuple[str, str, Measure]:
-        return "" if alone else series.variant, series.load, series.measure
-
-    others = {key_of(series): series for series in second}
-    pairs = ((series, others.get(key_of(series))) for series in first)
-    return [FigureDifference(first=series, second=other) for series, other in pairs if other]
+    ours, theirs = (
+        [(("" if alone else its.variant, its.load, its.measure), its) for its in many]
+        for many in (first, second)
+    )
+    others = dict(theirs)
+    return [FigureDifference(first=its, second=others[key]) for key, its in ours if key in others]
 
 
 def find_changes(first: Any, second: Any, at: str = "") -> list[tuple[str, str, str]]:

@@ -15,7 +15,6 @@ import socket
 import sys
 import time
 from pathlib import Path
-from typing import NoReturn
 
 _HOUR = 3600.0
 _AGAIN = 2.0  # seconds between two tries to find the leader's name
@@ -36,7 +35,9 @@ def main() -> None:
         written.write_text("".join(f"{each:.0f}\n" for each in kept), encoding="utf-8")
         written.replace(file)
     except OSError as error:
-        leave(f"{error}; is {file.parent} on this node the folder of user {os.getuid()}?", pause)
+        say(f"{error}; is {file.parent} on this node the folder of user {os.getuid()}?")
+        time.sleep(pause)  # the group is started again at once
+        sys.exit(1)
     leader = os.environ["LWS_LEADER_ADDRESS"] if os.environ["LWS_WORKER_INDEX"] != "0" else ""
     told = False
     while leader:
@@ -65,13 +66,6 @@ def say(text: str) -> None:
     """Write a line to the pod's log."""
     sys.stdout.write(f"{text}\n")
     sys.stdout.flush()
-
-
-def leave(text: str, pause: float) -> NoReturn:
-    """Say why, and end after a pause: the group is started again at once."""
-    say(text)
-    time.sleep(pause)
-    sys.exit(1)
 
 
 if __name__ == "__main__":

@@ -127,9 +127,9 @@ def describe_conditions(
         "loads": {load.name: asdict(load) for load in loads},
         "variants": {
             variant.name: {
-                "command": _hide_private(" ".join(variant.words)),
+                "command": _ADDRESS.sub("ADDRESS", mask_secrets(" ".join(variant.words))),
                 "variables": {
-                    name: _hide_private(f"{name}={value}").partition("=")[2]
+                    name: _ADDRESS.sub("ADDRESS", mask_secrets(f"{name}={value}")).partition("=")[2]
                     for name, value in variant.shared.items()
                 },
                 "versions": dict(variant.facts[0].host.versions) if variant.facts else {},
@@ -137,10 +137,6 @@ def describe_conditions(
             for variant in variants
         },
     }
-
-
-def _hide_private(text: str) -> str:
-    return _ADDRESS.sub("ADDRESS", mask_secrets(text))
 
 
 def _venv_python(venv: str) -> str:

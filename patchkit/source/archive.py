@@ -8,7 +8,7 @@ import tempfile
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from tarfile import TarInfo
 
 from patchkit.errors import SourceError, StorageError
@@ -101,7 +101,7 @@ def _report_members(members: list[TarInfo], progress: Progress | None) -> Iterat
 
 def _check_members(archive: Path, members: list[TarInfo]) -> str:
     """Return the name of the one top-level folder. Raises SourceError for an unsafe member."""
-    named = [(member, _name_parts(member.name)) for member in members]
+    named = [(member, PurePosixPath(member.name).parts) for member in members]
     top = next((parts[0] for _, parts in named if parts), "")
     if not top:
         raise SourceError(f"{archive} holds no files", hint=_TRY_AGAIN)
@@ -133,12 +133,8 @@ def _complaint(member: TarInfo, parts: tuple[str, ...], top: str) -> str:
         return f"lies beside the top-level folder {top!r}, not in it"
     if member.issym():
         # '..' only leads: behind a name, which may be a link itself, it is not what the text says.
-        target = _name_parts(member.linkname)
+        target = PurePosixPath(member.linkname).parts
         up = target.count("..")
         if member.linkname.startswith("/") or ".." in target[up:] or up > len(parts) - 2:
             return f"is a link that leads out of the tree: {member.linkname!r}"
     return ""
-
-
-def _name_parts(name: str) -> tuple[str, ...]:
-    return tuple(part for part in name.split("/") if part not in {"", "."})

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -89,7 +89,11 @@ def read_lock(path: Path) -> dict[str, LockEntry]:
 
     Raises SourceError, naming the file and the key, if it is not a lock.
     """
-    return _by_version(path, read_toml(tuple[LockEntry, ...], path, SourceError, key="sdist"))
+    listed = read_toml(tuple[LockEntry, ...], path, SourceError, key="sdist")
+    entries = {entry.version: entry for entry in listed}
+    if len(entries) < len(listed):
+        raise SourceError(f"{path}: a version is there twice")
+    return entries
 
 
 def read_wheel_lock(path: Path) -> dict[str, dict[str, LockEntry]]:
@@ -97,18 +101,12 @@ def read_wheel_lock(path: Path) -> dict[str, dict[str, LockEntry]]:
 
     Raises as ``read_lock`` does.
     """
-    cpus: dict[str, list[LockEntry]] = {}
+    cpus: dict[str, dict[str, LockEntry]] = {}
     for entry in read_toml(tuple[LockEntry, ...], path, SourceError, key="wheel"):
         for cpu in wheel_cpus(entry.filename):
-            cpus.setdefault(cpu, []).append(entry)
-    return {cpu: _by_version(path, entries) for cpu, entries in cpus.items()}
-
-
-def _by_version(path: Path, listed: Sequence[LockEntry]) -> dict[str, LockEntry]:
-    entries = {entry.version: entry for entry in listed}
-    if len(entries) < len(listed):
-        raise SourceError(f"{path}: a version is there twice")
-    return entries
+            if cpus.setdefault(cpu, {}).setdefault(entry.version, entry) is not entry:
+                raise SourceError(f"{path}: a version is there twice")
+    return cpus
 
 
 def wheel_cpus(filename: str) -> list[str]:

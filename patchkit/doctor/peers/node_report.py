@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import wraps
+from functools import partial
 from typing import Any, TypeVar
 
 from patchkit.cluster.agent.group_script import Listener
@@ -78,21 +78,19 @@ def check(*names: str) -> Callable[[Callable[..., Outcome]], Callable[..., list[
     Its first argument has the ``node`` that is checked. Where it raises NotCheckedError each of the
     names is unknown. Where it returns fields, the first name is fine.
     """
+    return lambda function: partial(_run_check, names, function)
 
-    def decorate(function: Callable[..., Outcome]) -> Callable[..., list[Finding]]:
-        @wraps(function)
-        def run(checked: Any, *args: Any) -> list[Finding]:
-            try:
-                outcome = function(checked, *args)
-            except NotCheckedError as error:
-                return [unchecked(name, checked.node, error.what, error.hint) for name in names]
-            if isinstance(outcome, Mapping):
-                return [make_fine(names[0], checked.node, **outcome)]
-            return [outcome] if isinstance(outcome, Finding) else list(outcome)
 
-        return run
-
-    return decorate
+def _run_check(
+    names: tuple[str, ...], function: Callable[..., Outcome], checked: Any, *args: Any
+) -> list[Finding]:
+    try:
+        outcome = function(checked, *args)
+    except NotCheckedError as error:
+        return [unchecked(name, checked.node, error.what, error.hint) for name in names]
+    if isinstance(outcome, Mapping):
+        return [make_fine(names[0], checked.node, **outcome)]
+    return [outcome] if isinstance(outcome, Finding) else list(outcome)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -30,24 +30,39 @@ def software_findings(file: ClusterFile, nodes: Sequence[NodeReport]) -> Iterato
         yield from check_python(node, file)
     if len(nodes) < 2:
         return
-    where = ", ".join(node.node for node in nodes)
     have = {
         node.node: node.contents
         for node in nodes
         if node.contents and node.facts and node.facts.host.versions["vllm"]
     }
     if len(have) < 2:
+        where = ", ".join(node.node for node in nodes)
         lacking = ", ".join(node.node for node in nodes if node.node not in have)
         reason = f"there is nothing to compare: no vLLM is known of {lacking}"
         yield from (unchecked(about, where, reason) for about in ("nccl", *_RANKS))
         return
     # Where vLLM's libnccl and torch's differ, the host's checks tell.
     loaded = [its.nccl if its.nccl.path else its.torch_nccl for its in have.values()]
-    rows = [(each.version, each.sha256) for each in loaded]
-    yield _compare_rows("nccl", [*have], rows, "no libnccl is known to be loaded everywhere")
-    for project in _RANKS:
-        rows = [(c.versions.get(project, ""), c.digests.get(project, "")) for c in have.values()]
-        yield _compare_rows(project, [*have], rows, "it is installed on no node")
+    rows = {"nccl": [(each.version, each.sha256) for each in loaded]} | {
+        name: [(its.versions.get(name, ""), its.digests.get(name, "")) for its in have.values()]
+        for name in _RANKS
+    }
+    where = ", ".join(have)
+    for about, row in rows.items():
+        versions, digests = ({*column} for column in zip(*row, strict=True))
+        if about == "nccl" and (not any(versions) or "" in digests):
+            yield unchecked(about, where, "no libnccl is known to be loaded everywhere")
+        elif not any(versions):
+            yield unchecked(about, where, "it is installed on no node")
+        # Digests that are not known do not differ.
+        elif len(versions) == 1 and len(digests - {""}) < 2:
+            yield make_fine(about, where, version=row[0][0])
+        else:
+            what = "; ".join(
+                f"{version or 'none'}, sha256 {sha256[:_SHOWN] or 'unknown'} on {node}"
+                for node, (version, sha256) in zip(have, row, strict=True)
+            )
+            yield make_finding(about, where, what=what)
 
 
 @check("python")
@@ -59,23 +74,6 @@ def check_python(node: NodeReport, file: ClusterFile) -> Outcome:
     alone = [each.ssh for each in file.node] == [HERE]
     command = "name the environment that has it: --venv DIR" if alone else _INSTALL
     return node.find("python", what=what, command=command)
-
-
-def _compare_rows(
-    about: str, nodes: Sequence[str], rows: Sequence[tuple[str, str]], none: str
-) -> Finding:
-    """Compare a version and a digest of each node; digests that are not known do not differ."""
-    where = ", ".join(nodes)
-    versions, digests = ({*column} for column in zip(*rows, strict=True))
-    if not any(versions) or (about == "nccl" and "" in digests):
-        return unchecked(about, where, none)
-    if len(versions) == 1 and len(digests - {""}) < 2:
-        return make_fine(about, where, version=rows[0][0])
-    what = "; ".join(
-        f"{version or 'none'}, sha256 {sha256[:_SHOWN] or 'unknown'} on {node}"
-        for node, (version, sha256) in zip(nodes, rows, strict=True)
-    )
-    return make_finding(about, where, what=what)
 
 
 # Models

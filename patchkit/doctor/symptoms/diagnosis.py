@@ -325,27 +325,23 @@ def _diagnose(
         ):
             continue
         hit = min(found.hits_of(entry.says), key=_number)
-        causes = _open_causes(entry, hit, found, facts, whole=whole)
-        yield Diagnosis(symptom=entry, hit=hit, count=found.count(*entry.says), causes=causes)
-
-
-def _open_causes(
-    entry: Symptom, hit: Hit, found: Scan, facts: Situation, *, whole: bool
-) -> tuple[Cause, ...]:
-    """Return the cause that holds, or those that may: the default one if no other does."""
-    open_ones: list[Cause] = []
-    for cause in entry.cause:
-        known = {key: values for key, values in cause.when.items() if facts.get(key)}
-        # None if that hangs on a fact that is not known; one that is not met decides.
-        met = [holds(known, facts) and (len(known) == len(cause.when) or None)]
-        met += [re.search(cause.matches, hit.text) is not None]
-        # What is not there says nothing of a log that is not whole.
-        met += [True if text in found.hits else (False if whole else None) for text in cause.seen]
-        met += [False if text in found.hits else (whole or None) for text in cause.unseen]
-        if not (cause.when or cause.matches or cause.seen or cause.unseen):
-            met = [None]  # it holds where no other cause does
-        if all(met) and not open_ones:
-            return (cause,)
-        if False not in met:
-            open_ones.append(cause)
-    return tuple(open_ones)
+        # The cause that holds, or those that may: the default one if no other does.
+        causes: list[Cause] = []
+        for cause in entry.cause:
+            known = {key: values for key, values in cause.when.items() if facts.get(key)}
+            # None if that hangs on a fact that is not known; one that is not met decides.
+            met = [holds(known, facts) and (len(known) == len(cause.when) or None)]
+            met += [re.search(cause.matches, hit.text) is not None]
+            # What is not there says nothing of a log that is not whole.
+            absent = False if whole else None
+            met += [True if text in found.hits else absent for text in cause.seen]
+            met += [False if text in found.hits else (whole or None) for text in cause.unseen]
+            if not (cause.when or cause.matches or cause.seen or cause.unseen):
+                met = [None]  # it holds where no other cause does
+            decides = all(met) and not causes
+            if False not in met:
+                causes.append(cause)
+            if decides:
+                break
+        count = found.count(*entry.says)
+        yield Diagnosis(symptom=entry, hit=hit, count=count, causes=tuple(causes))

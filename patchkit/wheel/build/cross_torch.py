@@ -124,16 +124,15 @@ def target_site(
     home = folder / f"site-{machine}-{name[:12]}"
     site = home / "packages"
 
-    def fill(scratch: Path) -> None:
-        install_locked(
-            *(python, requirements, wanted),
-            *(f"--target={scratch / site.name}", "--no-compile", "--implementation=cp"),
-            *(f"--platform={name}_{machine}" for name in _PLATFORMS),
-            offline=offline,
-            progress=progress,
-        )
-
-    made_once(home, site / "torch", fill)
+    with made_once(home, site / "torch") as is_empty:
+        if is_empty:
+            install_locked(
+                *(python, requirements, wanted),
+                *(f"--target={site}", "--no-compile", "--implementation=cp"),
+                *(f"--platform={name}_{machine}" for name in _PLATFORMS),
+                offline=offline,
+                progress=progress,
+            )
     # Only the linker would find out about a library of another CPU.
     for library in (*site.glob("torch/lib/*.so*"), *site.glob("nvidia/cu13/lib/*.so*")):
         found = read_dynamic(library).machine

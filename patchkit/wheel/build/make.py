@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import re
@@ -25,9 +24,6 @@ from patchkit.wheel.file.write import EPOCH
 
 Progress = Callable[[int, int], None]
 """Takes the steps done and the steps in all."""
-
-Counter = Callable[[str], tuple[int, int] | None]
-"""Reads the same two numbers from a line of a build's output; None if they are not in it."""
 
 # The caller's environment is left out but for what finds programs and caches: flags and paths of
 # compilers (CXXFLAGS, CPATH, NVCC_APPEND_FLAGS …) would change the result without a trace.
@@ -93,22 +89,6 @@ def nccl_environment(root: Path, toolchain: Toolchain) -> dict[str, str]:
     }
 
 
-def count_compiled(total: int) -> Counter:
-    """Count the objects of NCCL's make, of which there are ``total``, or 0 if make did not say."""
-    done = itertools.count(1)
-
-    def read(line: str) -> tuple[int, int] | None:
-        return (min(next(done), total), max(total, 1)) if _COMPILING.match(line) else None
-
-    return read
-
-
-def ninja_steps(line: str) -> tuple[int, int] | None:
-    """Read what ninja says before each step: ``[12/105]``."""
-    match = _NINJA.match(line)
-    return (int(match[1]), int(match[2])) if match else None
-
-
 def objects_to_make(root: Path, env: dict[str, str], functions: str) -> int:
     """Count the objects that are still to compile by make's own dry run; 0 if that fails.
 
@@ -134,17 +114,18 @@ def run_build(
     command: list[str],
     root: Path,
     env: dict[str, str],
-    count: Counter,
     progress: Progress,
     *,
+    objects: int | None = None,
     folder: Path | None = None,
 ) -> None:
     """Run a build in ``folder`` (by default ``root``), its output in ``root/log.txt``.
 
-    Raises BuildError with the lines that tell why, HostError if the command does not start.
+    ``objects`` is how many NCCL's make compiles, 0 if it did not say; else ninja counts. Raises
+    BuildError with the lines that tell why, HostError if the command does not start.
     """
     log = root / "log.txt"
-    total = 1
+    done, total = 0, max(objects or 0, 1)
     with (
         # By line, so that the log of a killed build has all that it said.
         log.open("w", buffering=1, encoding="utf-8", errors="replace") as sink,
@@ -154,14 +135,17 @@ def run_build(
     ):
         for line in running:
             sink.write(line)
-            if (steps := count(line)) is not None:
-                total = steps[1]
-                progress(*steps)
-    done = running.done
-    if done.status is None:
-        raise done.error()
-    if done.status:
-        lines = done.output.splitlines()
+            if objects is not None and _COMPILING.match(line):
+                done = min(done + 1, objects)
+                progress(done, total)
+            elif objects is None and (step := _NINJA.match(line)):  # [12/105]
+                done, total = int(step[1]), int(step[2])
+                progress(done, total)
+    ended = running.done
+    if ended.status is None:
+        raise ended.error()
+    if ended.status:
+        lines = ended.output.splitlines()
         telling = [line for line in lines if _FAILURE.search(line)][:8] or lines[-8:]
         out_of_memory = any("Killed" in line or "terminated by signal 9" in line for line in lines)
         # Not every tool says that the disk is full.
@@ -169,7 +153,7 @@ def run_build(
         if out_of_memory:
             why = "the system ran out of memory, and ended a compiler"
         raise BuildError(
-            f"the build ended with {done.status}\n" + "\n".join(f"    {line}" for line in telling),
+            f"the build ended with {ended.status}\n" + "\n".join(f"    {line}" for line in telling),
             why=why,
             hint=f"{'use fewer --jobs; ' if out_of_memory else ''}the whole log is {log}; "
             "run again to go on from here, with --fresh to begin anew",

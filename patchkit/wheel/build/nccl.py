@@ -27,7 +27,6 @@ from patchkit.units import BYTES_PER_GIB
 from patchkit.wheel.build.make import (
     BuiltWheel,
     Progress,
-    count_compiled,
     drop_partial,
     nccl_environment,
     objects_to_make,
@@ -35,7 +34,7 @@ from patchkit.wheel.build.make import (
     run_build,
 )
 from patchkit.wheel.build.toolchain import Toolchain, check_toolchain
-from patchkit.wheel.build.work import emptied, staging, work_folder, work_path
+from patchkit.wheel.build.work import WORK, emptied, staging, work_folder
 from patchkit.wheel.device.inspect import inspect_file, prove_exact
 from patchkit.wheel.file.sbom import CUDA_LICENSE, as_text, digest_label, nccl_sbom
 from patchkit.wheel.file.wheelfile import FACTS
@@ -76,7 +75,7 @@ class NcclOrder:
     def work(self) -> Path:
         """The folder in which it is compiled."""
         parts = ("nccl", self.version, self.target.name, self.toolchain.machine)
-        return work_path(*parts, reduced=bool(self.functions))
+        return WORK / "-".join((*parts, *(["reduced"] if self.functions else [])))
 
     @property
     def gencode(self) -> str:
@@ -112,12 +111,12 @@ def build_nccl(order: NcclOrder, progress: Progress) -> BuiltWheel:
             _write_project(root, order, facts)
             drop_partial(root / "build")
             env = nccl_environment(root, order.toolchain)
-            total = objects_to_make(root, env, order.functions)
+            objects = objects_to_make(root, env, order.functions)
             out = emptied(root / "raw")
             # Without isolation: scikit-build-core comes with the extra for builds.
             command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir"]
             command += [str(out), str(root / "project")]
-            run_build(command, root, env, count_compiled(total), progress)
+            run_build(command, root, env, progress, objects=objects)
             wheels = sorted(out.glob("*.whl"))
             if len(wheels) != 1:
                 raise BuildError(f"{out} holds {len(wheels)} wheels instead of one")

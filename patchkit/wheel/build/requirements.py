@@ -12,7 +12,7 @@ import re
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -120,43 +120,45 @@ def make_environment(
         packages={each.name: each.version for each in wanted},
     )
 
-    def fill(scratch: Path) -> None:
+    with made_once(home, made.python) as is_empty:
+        if not is_empty:
+            return made
         try:
             run(
-                *(base, "-m", "venv", scratch),
+                *(base, "-m", "venv", home),
                 why="Debian and Ubuntu keep the module for it in a package of its own",
                 hint="apt install python3-venv",
                 timeout=None,
             )
         except HostError as error:
-            if not is_full(scratch):
+            if not is_full(home):
                 raise
             raise StorageError(
-                f"the disk of {scratch} is full",
+                f"the disk of {home} is full",
                 hint="free some: an environment with torch takes 6 GB; then run it again",
             ) from error
         install_locked(made.python, requirements, wanted, offline=offline, progress=progress)
-
-    made_once(home, made.python, fill)
     return made
 
 
-def made_once(home: Path, part: Path, fill: Callable[[Path], object]) -> None:
-    """Let ``fill`` make a folder unless it is there, whole; its name tells what is in it.
+@contextlib.contextmanager
+def made_once(home: Path, part: Path) -> Iterator[bool]:
+    """Hold a folder that the block fills if it is empty; whole, it is not made again.
 
-    ``part`` is something of it that a folder which was cleared out by hand no longer has. Raises
-    BusyError while another process makes it, StorageError.
+    Its name tells what is in it. ``part`` is something of it that a folder which was cleared out by
+    hand no longer has. Raises BusyError while another process makes it, StorageError.
     """
     with translated("it is not complete, and is made anew by the next build", home):
         home.mkdir(parents=True, exist_ok=True)
         with locked(home):
             if (home / _STAMP).exists() and part.exists():
+                yield False
                 return
             for entry in home.iterdir():
                 shutil.rmtree(
                     entry
                 ) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
-            fill(home)
+            yield True
             # Last: a folder without it was cut short, and is made anew.
             (home / _STAMP).touch()
 

@@ -116,7 +116,7 @@ def missing_tools(machine: str = "") -> Iterator[Finding]:
         native = machine == platform.machine()
         name = os.environ.get("CXX", "g++") if native else _CROSS_COMPILER[machine]
         name = f"CXX names {name!r}, which" if native and "CXX" in os.environ else name
-        absent[name] = "g++" if native else cross_package(machine)
+        absent[name] = "g++" if native else f"g++-{machine.replace('_', '-')}-linux-gnu"
     for tool, package in absent.items():
         yield Finding(
             what=f"{tool} is not on this machine",
@@ -140,12 +140,6 @@ def find_cxx(machine: str) -> Path | None:
         name = _CROSS_COMPILER[machine]
     found = shutil.which(name)
     return Path(found).absolute() if found else None
-
-
-def cross_package(machine: str, major: int | None = None) -> str:
-    """Return the package of Debian and Ubuntu with GCC for another CPU, of a major version."""
-    version = f"{major}-" if major else ""
-    return f"g++-{version}{machine.replace('_', '-')}-linux-gnu"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

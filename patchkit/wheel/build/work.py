@@ -67,11 +67,6 @@ def work_folder(
         yield root
 
 
-def work_path(*parts: str, reduced: bool) -> Path:
-    """Return where something is built, by what distinguishes it; a reduced build is apart."""
-    return WORK / "-".join([*parts, *(["reduced"] if reduced else [])])
-
-
 def emptied(folder: Path) -> Path:
     """Empty a folder and return it."""
     shutil.rmtree(folder, ignore_errors=True)

@@ -11,7 +11,8 @@ from __future__ import annotations
 import io
 from collections import Counter
 from collections.abc import Collection, Iterable
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
+from functools import partial
 from io import BufferedIOBase
 from pathlib import Path
 from typing import Any
@@ -92,7 +93,7 @@ def inspect_file(path: Path) -> tuple[Binary, ...]:
         with WheelFile(path) as wheel:
             return inspect_wheel(wheel)
     with path.open("rb") as stream:
-        return (_read_binary(stream, path.name, str(path)),)
+        return (replace(_read_binary(None, str(path), stream), name=path.name),)
 
 
 def inspect_wheel(wheel: WheelFile, only: Collection[str] | None = None) -> tuple[Binary, ...]:
@@ -104,18 +105,15 @@ def inspect_wheel(wheel: WheelFile, only: Collection[str] | None = None) -> tupl
     # ELF's names of other CPUs are not known here.
     promised = wheel.name.cpus & {target.cpu for target in targets().values()}
 
-    def read_member(member: str, stream: BufferedIOBase) -> Binary:
-        binary = _read_binary(stream, member, f"{wheel.path}: {member}")
-        if promised and binary.library.machine not in promised:
+    found = wheel.read_libraries(partial(_read_binary, wheel.path), only)
+    for binary in found if promised else ():
+        if binary.library.machine not in promised:
             raise SourceError(
-                f"{wheel.path}: {member} is for {binary.library.machine}",
+                f"{wheel.path}: {binary.name} is for {binary.library.machine}",
                 why=f"the wheel's name says {' or '.join(sorted(promised))}; pip would install it "
                 "where it cannot be loaded",
                 hint="build the wheel again, with the library of the right CPU",
             )
-        return binary
-
-    found = wheel.read_libraries(read_member, only)
     if not found and only is None:
         raise SourceError(
             f"{wheel.path} holds no library",
@@ -125,7 +123,8 @@ def inspect_wheel(wheel: WheelFile, only: Collection[str] | None = None) -> tupl
     return tuple(found)
 
 
-def _read_binary(stream: BufferedIOBase, name: str, where: str) -> Binary:
+def _read_binary(wheel: Path | None, name: str, stream: BufferedIOBase) -> Binary:
+    where = f"{wheel}: {name}" if wheel else name
     library = parse_library(stream, where)
     if library.machine == "cuda":
         raise SourceError(f"{where} is bare device code", hint="give the library that it goes into")

@@ -114,7 +114,17 @@ def judge_libraries(
             if related and best(group, target) is Load.NONE:
                 names = {entry.name for entry in related}
                 lost[", ".join(sorted(names))] += 1
-        use, loads = _judge_use(binary, target, known, lost), binary.loads(target)
+        if known is None:
+            use = Use.UNKNOWN
+        elif not known.used_on(target):
+            use = Use.OTHER
+        elif known.code != "embedded":
+            use = Use.JIT if known.code == "jit" else Use.HOST
+        elif binary.load(target) is Load.NONE:
+            use = Use.LOST
+        else:
+            use = Use.PARTLY if lost else Use.LOADS
+        loads = binary.loads(target)
         found.append(Judged(name=binary.name, use=use, known=known, loads=loads, lost=lost))
     present = [library.known for library in found]
     absent = [known for known in expected if known not in present and known.used_on(target)]
@@ -160,17 +170,3 @@ def cuda_major(binaries: Iterable[Binary]) -> str:
 def library_table() -> LibraryTable:
     """Load ``libraries.toml``, once."""
     return read_toml(LibraryTable, RECIPES / "vllm" / "libraries.toml")
-
-
-def _judge_use(
-    binary: Binary, target: Target, known: KnownLibrary | None, lost: Counter[str]
-) -> Use:
-    if known is None:
-        return Use.UNKNOWN
-    if not known.used_on(target):
-        return Use.OTHER
-    if known.code != "embedded":
-        return Use.JIT if known.code == "jit" else Use.HOST
-    if binary.load(target) is Load.NONE:
-        return Use.LOST
-    return Use.PARTLY if lost else Use.LOADS

@@ -63,6 +63,9 @@ def torch_of(
     return Torch(version=version, cuda=None, seen="it requires none of NVIDIA's libraries there")
 
 
+_REINSTALL = "remove {} and run again, if patchkit made it; else install torch anew"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstalledTorch:
     """The torch of a Python: ``2.11.0+cu130`` and ``13.0``, or "" without CUDA."""
@@ -80,7 +83,7 @@ def installed_torch(python: Path) -> InstalledTorch:
         raise BuildError(
             f"torch cannot be imported: {error.what}",
             why="the environment is damaged, or a library that torch needs is missing",
-            hint=_reinstall_hint(python),
+            hint=_REINSTALL.format(python.parents[1]),
         ) from error
 
 
@@ -98,10 +101,6 @@ def require_torch(found: InstalledTorch, version: str, cuda: str, when: str) -> 
         f"{when}, torch is {found.version} with {what}; wanted: {version} with CUDA {cuda}",
         why="something replaced it: for some releases the package index has torch for CPUs, or for "
         "CUDA 12, under the same version",
-        hint=f"{_reinstall_hint(found.python)}; torch for CUDA 13 comes from the index that "
-        "the PyTorch project keeps for it",
+        hint=f"{_REINSTALL.format(found.python.parents[1])}; torch for CUDA 13 comes from the "
+        "index that the PyTorch project keeps for it",
     )
-
-
-def _reinstall_hint(python: Path) -> str:
-    return f"remove {python.parents[1]} and run again, if patchkit made it; else install torch anew"

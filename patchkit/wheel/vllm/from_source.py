@@ -24,7 +24,6 @@ from patchkit.wheel.build.make import (
     BuiltWheel,
     Progress,
     clean_environment,
-    ninja_steps,
     platform_tag,
     run_build,
 )
@@ -144,7 +143,7 @@ def compile_wheel(
     ) -> None:
         full = {**variables, **(extra_environ or {})}
         words = [*namespace_words(), *cmd]
-        run_build(words, root, full, ninja_steps, progress, folder=Path(cwd or source))
+        run_build(words, root, full, progress, folder=Path(cwd or source))
 
     from pyproject_hooks import BuildBackendHookCaller  # comes with the extra for builds
 

@@ -69,14 +69,6 @@ class Gathered:
     installed: tuple[Wanted, ...] = ()
 
     @property
-    def facts(self) -> dict[str, str]:
-        """Return option → identity, for the facts of the wheel."""
-        return {
-            each.option: each.identity + ("" if each.verified else " (not compared with the pin)")
-            for each in self.sources
-        }
-
-    @property
     def licenses(self) -> dict[str, str]:
         """Return option → SPDX expression, of the sources whose files name just one."""
         found = {}
@@ -220,14 +212,16 @@ def notices(source: Path, files: Iterable[str]) -> dict[str, str]:
     A source without one, as a wheel carries it, states its licence at the top of its ``files``.
     """
 
-    def read_license(path: Path) -> str:
-        return read_bytes(path, limit=LARGEST_IN_TREE).decode(errors="replace")
-
-    paths = [path for path in sorted(source.iterdir()) if path.is_file()]
-    if found := {path.name: read_license(path) for path in paths if _NAMES.fullmatch(path.name)}:
-        return found
-    for path in (source / name for name in files):
-        match = _COMMENT.match(read_license(path).lstrip()) if path.is_file() else None
+    own = [path for path in sorted(source.iterdir()) if _NAMES.fullmatch(path.name)]
+    own = [path for path in own if path.is_file()]
+    paths = own or [path for path in (source / name for name in files) if path.is_file()]
+    texts = {
+        path: read_bytes(path, limit=LARGEST_IN_TREE).decode(errors="replace") for path in paths
+    }
+    if own:
+        return {path.name: text for path, text in texts.items()}
+    for text in texts.values():
+        match = _COMMENT.match(text.lstrip())
         if match and "Copyright" in match["text"]:
             lines = _EDGE.sub("", match["text"]).strip().splitlines()
             return {"LICENSE": "".join(f"{line.rstrip()}\n" for line in lines)}
@@ -259,9 +253,7 @@ def _commit_input(wanted: Wanted, url: str, commit: str, *, offline: bool) -> Fo
                 )
             checkout(inside[path].url, inside[path].commit, dest / path)
 
-    def fill(dest: Path) -> None:
-        checkout(url, chosen, dest, wanted.submodules)
-
+    fill = partial(checkout, url, chosen, modules=wanted.submodules)
     # Upstream's URL even from elsewhere: the commit says what it is, wherever it lay.
     return FoundSource(f"{external.url}@{chosen}", not commit, fill)
 

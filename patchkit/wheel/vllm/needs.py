@@ -22,7 +22,7 @@ from patchkit.recipes.vllm.build import BUILD_FILE
 from patchkit.records import RECIPES, read_toml, record
 from patchkit.source.tree import SourceTree
 from patchkit.wheel.build.machine import BuildPlan
-from patchkit.wheel.build.toolchain import cross_package, find_cxx, missing_tools
+from patchkit.wheel.build.toolchain import find_cxx, missing_tools
 
 _REQUIREMENTS = RECIPES / "vllm" / "requirements"
 _TORCH = re.compile(r"""["']torch *== *([\w.]+)["']""")
@@ -123,36 +123,32 @@ def lacked(needs: Needs, python: Path, cxx: Path | None, across: str = "") -> It
                 lack = "headers (Python.h)" if fact == "header" else "module venv"
                 supply = quoted("apt", "install", f"python{short}-{package}")
                 yield _missing_need(f"{python} has no {lack}", supply)
-    yield from _compiler_findings(needs, cxx, across)
+    # The first GCC with -std=c++20, where the release itself names none.
+    least = needs.gcc or ("10" if needs.standard >= 20 else "")
+    major = Version(least).major if least else None
+    other = [f"{across.replace('_', '-')}-linux-gnu"] if across else []
+    package = "-".join(["g++", *([str(major)] if major else []), *other])
+    supply = quoted("apt", "install", package)
+    if cxx is None:
+        yield _missing_need(f"no C++ compiler{f' for {across}' if across else ''}", supply)
+    else:
+        said = attempt(cxx, "-dM", "-E", "-x", "c++", "/dev/null")
+        # By its macros: any program may be called g++, and clang defines __GNUC__ as well.
+        macros = dict(re.findall(r"^#define (\w+) (.*)$", said.output, re.MULTILINE))
+        parts = (macros.get(f"__GNUC{part}__", "0") for part in ("", "_MINOR", "_PATCHLEVEL"))
+        found = Version(".".join(parts))
+        # The release only asks GCC for its version.
+        is_gcc = "__GNUC__" in macros and "__clang__" not in macros
+        if is_gcc and least and found < Version(least):
+            compiler = f"{across}-linux-gnu-g++-{major}" if across else f"g++-{major}"
+            taken = f"C++{needs.standard}, GCC {least} or later"
+            yield _missing_need(
+                f"{cxx} is GCC {found}; the release takes {taken}",
+                f"{supply}{f' ({_HAVE_GCC_13})' if across else ''}; then CXX={compiler}",
+            )
     if needs.patch and shutil.which("patch") is None:
         yield _missing_need("no program `patch`", "apt install patch")
 
 
 def _missing_need(what: str, hint: str) -> Finding:
     return Finding(what=what, hint=hint, kind=HostError)
-
-
-def _compiler_findings(needs: Needs, cxx: Path | None, across: str) -> Iterator[Finding]:
-    # The first GCC with -std=c++20, where the release itself names none.
-    least = needs.gcc or ("10" if needs.standard >= 20 else "")
-    major = Version(least).major if least else None
-    package = cross_package(across, major) if across else f"g++-{major}" if major else "g++"
-    supply = quoted("apt", "install", package)
-    if cxx is None:
-        yield _missing_need(f"no C++ compiler{f' for {across}' if across else ''}", supply)
-        return
-    said = attempt(cxx, "-dM", "-E", "-x", "c++", "/dev/null")
-    # By its macros: any program may be called g++, and clang defines __GNUC__ as well.
-    macros = dict(re.findall(r"^#define (\w+) (.*)$", said.output, re.MULTILINE))
-    if "__clang__" in macros or "__GNUC__" not in macros:
-        return  # another compiler: the release only asks GCC for its version
-    parts = (macros[f"__GNUC{part}__"] for part in ("", "_MINOR", "_PATCHLEVEL"))
-    version = Version(".".join(parts))
-    if least and version < Version(least):
-        taken = f"C++{needs.standard}, GCC {least} or later"
-        yield _missing_need(
-            f"{cxx} is GCC {version}; the release takes {taken}",
-            f"{supply} ({_HAVE_GCC_13}); then CXX={across}-linux-gnu-g++-{major}"
-            if across
-            else f"{supply}; then CXX=g++-{major}",
-        )

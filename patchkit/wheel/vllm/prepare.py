@@ -221,7 +221,10 @@ def _vllm_facts(
             "torch": f"{torch.version}, CUDA {torch.cuda}",
             "requirements": f"sha256:{environment.digest}",
         },
-        "externals": gathered.facts,
+        "externals": {
+            each.option: each.identity + ("" if each.verified else " (not compared with the pin)")
+            for each in gathered.sources
+        },
         "without": sorted(order.without),
         "extensions": sorted(order.extensions) or "all",
         "license": {"vllm": "Apache-2.0", "cuda": CUDA_LICENSE, **gathered.licenses},

@@ -20,7 +20,7 @@ from patchkit.source.releases import named_version
 from patchkit.source.resolve import Report, SourceOptions, fetch_release
 from patchkit.source.tree import SourceTree
 from patchkit.wheel.build.toolchain import Toolchain
-from patchkit.wheel.build.work import work_path
+from patchkit.wheel.build.work import WORK
 from patchkit.wheel.vllm.needs import Needs, read_needs
 
 
@@ -69,7 +69,7 @@ class VllmOrder:
     def work(self) -> Path:
         """Return the folder in which it is compiled."""
         parts = ("vllm", self.version.public, self.request.target.name, self.toolchain.machine)
-        return work_path(*parts, reduced=bool(self.extensions))
+        return WORK / "-".join((*parts, *(["reduced"] if self.extensions else [])))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

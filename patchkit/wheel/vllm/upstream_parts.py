@@ -109,8 +109,16 @@ def parts_of(wheel: WheelFile, known: KnownSource, target: Target) -> FoundSourc
                 with place.open("wb") as sink:
                     sink.writelines(opened.unpacked(member))
 
+    code: dict[str, None] = {}
+    for binary in served:
+        codes = ", ".join(dict.fromkeys(code.name for code in binary.codes))
+        # One of a name for each Python: _C.cpython-312-aarch64-linux-gnu.so.
+        stem = PurePosixPath(binary.name).name.partition(".")[0]
+        code[f"{stem} ({codes})" if codes else stem] = None
+    said = f"as upstream compiled it: {', '.join(code)}"
+    said = said if served else "as upstream's wheel has it installed"
     # Upstream's release was built from the pin, and its wheel is locked.
-    identity = f"vllm=={version}, sha256:{wheel.sha256}; {_describe_code(served)}"
+    identity = f"vllm=={version}, sha256:{wheel.sha256}; {said}"
     return FoundSource(identity, True, fill, installed=True)
 
 
@@ -156,16 +164,3 @@ def _require_serving(
             why=f"upstream compiled that release with it; this build is for CUDA {target.cuda}",
             hint=hint,
         )
-
-
-def _describe_code(binaries: list[Binary]) -> str:
-    """Return in a phrase what comes compiled: libraries with the names of their device code."""
-    if not binaries:
-        return "as upstream's wheel has it installed"
-    names: dict[str, None] = {}
-    for binary in binaries:
-        codes = dict.fromkeys(code.name for code in binary.codes)
-        # One of a name for each Python: _C.cpython-312-aarch64-linux-gnu.so.
-        stem = PurePosixPath(binary.name).name.partition(".")[0]
-        names[f"{stem} ({', '.join(codes)})" if codes else stem] = None
-    return f"as upstream compiled it: {', '.join(names)}"

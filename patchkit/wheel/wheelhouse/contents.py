@@ -14,12 +14,11 @@ from patchkit.errors import BusyError, SourceError, StorageError, UsageError
 from patchkit.wheel.file.metadata import find_faults
 from patchkit.wheel.file.name import WheelName, wheel_name
 from patchkit.wheel.wheelhouse.manifest import (
-    MANIFEST,
     Kind,
     Manifest,
     ManifestEntry,
     device_of,
-    read_manifest,
+    listed_manifest,
     rivals,
     write_documents,
 )
@@ -28,7 +27,6 @@ from patchkit.wheel.wheelhouse.storage import (
     hold_wheelhouse,
     open_for_reading,
     open_for_writing,
-    read_own,
     require_own,
     stage_copy,
     wheelhouse_command,
@@ -134,12 +132,6 @@ def replace_dependencies(
         gone = [entry.filename for entry in listed.wheels if entry.filename not in kept]
         arriving = {source.name: source for source in sources}
         commit_files(house, write_documents(after), gone, arriving)
-
-
-def listed_manifest(house: Path) -> Manifest:
-    """Read the manifest of a wheelhouse that is held."""
-    data = read_own(house / MANIFEST)
-    return Manifest() if data is None else read_manifest(data)
 
 
 def known_wheels(house: Path) -> list[WheelName]:

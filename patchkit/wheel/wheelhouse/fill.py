@@ -13,6 +13,8 @@ from functools import partial
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+from packaging.version import Version
+
 from patchkit.digests import sha256_of
 from patchkit.durable.atomic import continuing, kept
 from patchkit.durable.lock import locked
@@ -156,7 +158,7 @@ def _fitting_overrides(house: Path, listed: Manifest) -> list[ExactPin]:
     built = [entry for entry in listed.wheels if entry.kind is Kind.BUILT]
     for entry, override in itertools.product(built, listed.overrides):
         pin, name = override.takes, entry.name
-        if name.project == pin.project and not override.is_met_by(name.version):
+        if name.project == pin.project and Version(name.version.public) != pin.version:
             drop = wheelhouse_command("prune", house, "--drop", pin.project)
             raise UsageError(
                 f"{entry.filename}: was built, and the override takes {pin}",

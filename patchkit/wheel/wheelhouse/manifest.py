@@ -7,9 +7,8 @@ import json
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any, Literal
-
-from packaging.version import Version
 
 from patchkit.digests import digest
 from patchkit.errors import SourceError
@@ -17,6 +16,7 @@ from patchkit.records import RecordError, Sha256, matching, read_json
 from patchkit.source.releases import ExactPin
 from patchkit.target import targets
 from patchkit.wheel.file.name import ANY, WheelName, wheel_name
+from patchkit.wheel.wheelhouse.storage import read_own
 
 USER = "the user"
 _MOST = 300  # characters of a reason
@@ -57,10 +57,6 @@ class Override:
     def summary(self) -> str:
         """Return both pins and who has the old one, in ASCII."""
         return f"{self.takes} in the place of {self.pin.version}, which {self.by} pins"
-
-    def is_met_by(self, version: Version) -> bool:
-        """Check whether a wheel of this version is what is taken; a build of it has a label."""
-        return Version(version.public) == self.takes.version
 
     def fields(self) -> dict[str, str]:
         return {
@@ -166,8 +162,11 @@ class _Rows:
     overrides: tuple[Override, ...] = ()
 
 
-def read_manifest(data: bytes) -> Manifest:
-    """Parse a manifest. Raises SourceError if it is not one of this format."""
+def listed_manifest(house: Path) -> Manifest:
+    """Read the manifest of a wheelhouse that is held. Raises SourceError for another format."""
+    data = read_own(house / MANIFEST)
+    if data is None:
+        return Manifest()
     try:
         read = read_json(_Rows, data)
         wheels = tuple(

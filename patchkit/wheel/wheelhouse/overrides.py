@@ -12,8 +12,13 @@ from patchkit.errors import UsageError
 from patchkit.patching.recipe import load_recipe
 from patchkit.source.releases import ExactPin, load_facts
 from patchkit.wheel.file.library_rules import library_rules
-from patchkit.wheel.wheelhouse.contents import listed_manifest
-from patchkit.wheel.wheelhouse.manifest import USER, Override, check_one_line, write_documents
+from patchkit.wheel.wheelhouse.manifest import (
+    USER,
+    Override,
+    check_one_line,
+    listed_manifest,
+    write_documents,
+)
 from patchkit.wheel.wheelhouse.pins import WheelPin, is_nccl, pins_in, require_effect
 from patchkit.wheel.wheelhouse.storage import commit_files, open_for_writing, wheelhouse_command
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import product
 from pathlib import Path
 
 from packaging.markers import default_environment
@@ -33,7 +34,20 @@ def disagreements(
     house: Path, wheels: Sequence[ListedWheel], overrides: Sequence[Override]
 ) -> tuple[Finding, ...]:
     """Find everything that keeps these wheels from working together on a node, each thing once."""
-    found = [*_find_stale_overrides(house, wheels, overrides)]
+    found = []
+    for override, now in without_effect(overrides, all_pins(wheels)):
+        what = f"has an override of {override.pin}: {now}"
+        hint = wheelhouse_command("override", house, "--remove", override.takes.project)
+        why = "an override holds for the pin that it was made for, and no other"
+        found.append(finding(UsageError, MANIFEST, what, hint, why))
+    for override, wheel in product(overrides, wheels):
+        version, taken = wheel.entry.name.version, override.takes
+        # A build of what is taken has a label.
+        if wheel.project == taken.project and Version(version.public) != taken.version:
+            what = f"is {version}, and the override takes {taken}"
+            hint = _mend_command(wheel, taken.version)
+            why = "the override was recorded after it was put here"
+            found.append(finding(UsageError, wheel.filename, what, hint, why))
     for cpu in sorted({cpu for wheel in wheels for cpu in wheel.entry.name.cpus} - {ANY}):
         # What a node with this CPU can install.
         group = [wheel for wheel in wheels if wheel.entry.name.cpus & {cpu, ANY}]
@@ -54,31 +68,6 @@ def all_pins(wheels: Sequence[ListedWheel]) -> tuple[WheelPin, ...]:
     """Return what the wheels that were read, and those that are only locked, pin."""
     read = [wheel.metadata for wheel in wheels if wheel.metadata]
     return wheel_pins(read, [wheel.entry.name for wheel in wheels if not wheel.metadata])
-
-
-def _find_stale_overrides(
-    house: Path, wheels: Sequence[ListedWheel], overrides: Sequence[Override]
-) -> Iterator[Finding]:
-    """Find overrides of pins that no wheel has any more, and wheels that are not what they take."""
-    for override, now in without_effect(overrides, all_pins(wheels)):
-        yield finding(
-            UsageError,
-            MANIFEST,
-            f"has an override of {override.pin}: {now}",
-            wheelhouse_command("override", house, "--remove", override.takes.project),
-            "an override holds for the pin that it was made for, and no other",
-        )
-    for override in overrides:
-        for wheel in wheels:
-            version = wheel.entry.name.version
-            if wheel.project == override.takes.project and not override.is_met_by(version):
-                yield finding(
-                    UsageError,
-                    wheel.filename,
-                    f"is {version}, and the override takes {override.takes}",
-                    _mend_command(wheel, override.takes.version),
-                    "the override was recorded after it was put here",
-                )
 
 
 def _is_overridden(

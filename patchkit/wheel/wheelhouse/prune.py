@@ -9,8 +9,8 @@ from pathlib import Path
 
 from patchkit.durable.lock import locked
 from patchkit.errors import SourceError, UsageError, translated
-from patchkit.wheel.wheelhouse.contents import FILLING, known_wheels, listed_manifest
-from patchkit.wheel.wheelhouse.manifest import MANIFEST, write_documents
+from patchkit.wheel.wheelhouse.contents import FILLING, known_wheels
+from patchkit.wheel.wheelhouse.manifest import MANIFEST, listed_manifest, write_documents
 from patchkit.wheel.wheelhouse.storage import (
     DAMAGED,
     JOURNAL,

@@ -68,16 +68,12 @@ class NodePlatform:
     def __str__(self) -> str:
         return f"CPython {self.python} on {self.machine} with glibc {self.glibc}"
 
-    @property
-    def newest_minor(self) -> int:
-        """The X of its glibc 2.X."""
-        return int(self.glibc.partition(".")[2])
-
     def ranks(self) -> dict[Tag, int]:
         """Return the tags that fit; an installer takes the wheel with the lowest rank."""
         # Newest first, as pip ranks them: a tag of a newer glibc is the more specific one.
         names = []
-        for minor in range(self.newest_minor, min(_OLD_NAMES) - 1, -1):
+        newest = int(self.glibc.partition(".")[2])
+        for minor in range(newest, min(_OLD_NAMES) - 1, -1):
             names += [f"manylinux_2_{minor}", *([_OLD_NAMES[minor]] if minor in _OLD_NAMES else [])]
         platforms = [f"{name}_{self.machine}" for name in (*names, "linux")]
         major, minor = map(int, self.python.split(".")[:2])
@@ -190,7 +186,7 @@ def resolve_wheels(
     ours = {wheel_name(wheel.name).project: wheel.as_uri() for wheel in given}
     named = {project: f"{project} @ {url}" for project, url in ours.items()}
     wanted = [*named.values(), *also]
-    minor = max(known for known in _UV_KNOWS if known <= node.newest_minor)
+    minor = max(known for known in _UV_KNOWS if known <= int(node.glibc.partition(".")[2]))
     with tempfile.TemporaryDirectory() as folder:
         # An override replaces what we ask for as well: it has to name the wheel that is given.
         taken = [named.get(pin.project, str(pin)) for pin in overrides]

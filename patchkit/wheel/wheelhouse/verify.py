@@ -17,13 +17,14 @@ from patchkit.wheel.device.inspect import prove_exact
 from patchkit.wheel.device.libraries import judge_libraries
 from patchkit.wheel.device.wheel_checks import check_wheel, missed
 from patchkit.wheel.file.metadata import find_faults
-from patchkit.wheel.wheelhouse.contents import FILLING, listed_manifest, load_manifest, wheels_there
+from patchkit.wheel.wheelhouse.contents import FILLING, load_manifest, wheels_there
 from patchkit.wheel.wheelhouse.manifest import (
     MANIFEST,
     Kind,
     Manifest,
     ManifestEntry,
     Override,
+    listed_manifest,
     rivals,
     write_documents,
 )

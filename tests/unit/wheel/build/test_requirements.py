@@ -54,15 +54,15 @@ def test_two_builds_do_not_make_the_same_folder(tmp_path):
     (home / "half").mkdir(parents=True)
     (home / "half-link").symlink_to(tmp_path)
 
-    def fill(folder):
-        assert list(folder.iterdir()) == []
-        with pytest.raises(BusyError):
-            made_once(home, part, fill)
+    with made_once(home, part) as is_empty:
+        assert is_empty
+        assert list(home.iterdir()) == []
+        with pytest.raises(BusyError), made_once(home, part):
+            pass
         part.touch()
-
-    made_once(home, part, fill)
     assert sorted(path.name for path in home.iterdir()) == ["part", "patchkit-environment"]
-    made_once(home, part, lambda _folder: pytest.fail("it was there"))
+    with made_once(home, part) as is_empty:
+        assert not is_empty
 
 
 @pytest.mark.parametrize(
