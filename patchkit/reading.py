@@ -24,6 +24,7 @@ LARGEST = 4 << 20
 LARGEST_IN_TREE = 64 << 20
 """Bytes of a text in a tree, a package or a wheelhouse: sources, RECORD, a manifest."""
 
+_STDIN, _HINT = "standard input", "name a regular file"
 _PACKED = {
     "gzip": (b"\x1f\x8b", "zcat"),
     "zstd": (b"\x28\xb5\x2f\xfd", "zstdcat"),
@@ -39,9 +40,9 @@ _KINDS = {
 
 
 def read_bytes(
-    path: Path, *, limit: int = LARGEST, follow: bool = True, hint: str = "name a regular file"
+    path: Path | None, *, limit: int = LARGEST, follow: bool = True, hint: str = _HINT
 ) -> bytes:
-    """Return the content of a regular file of at most ``limit`` bytes.
+    """Return the content of a regular file of at most ``limit`` bytes; None is standard input.
 
     ``follow`` says whether the last part of the path may be a symbolic link: yes where a user named
     it, no in a tree. ``hint`` goes with a path that leads to no file. Raises UsageError if nothing
@@ -50,24 +51,25 @@ def read_bytes(
     """
     with _opened(path, hint, follow=follow) as file:
         data = file.read(limit + 1)  # one byte more shows that it is too large
-    return bounded(data, str(path), limit=limit)
+    if len(data) > limit:
+        size = f"{limit >> 20} MiB" if limit >> 20 else f"{limit} bytes"
+        raise SourceError(
+            f"{path or _STDIN}: is larger than {size}",
+            why="no file of this kind is that large",
+            hint="name the file that was meant",
+        )
+    return data
 
 
 def read_text(
-    path: Path, *, limit: int = LARGEST, follow: bool = True, hint: str = "name a regular file"
+    path: Path | None, *, limit: int = LARGEST, follow: bool = True, hint: str = _HINT
 ) -> str:
     """Return the text of a file; raises as ``read_bytes`` does, SourceError if it is not UTF-8."""
     data = read_bytes(path, limit=limit, follow=follow, hint=hint)
-    return decoded(data, str(path))
+    return decoded(data, str(path or _STDIN))
 
 
-def read_stdin(*, limit: int = LARGEST) -> str:
-    """Return the text of standard input. Raises SourceError if it is too large or not UTF-8."""
-    data = sys.stdin.buffer.read(limit + 1)
-    return decoded(bounded(data, "standard input", limit=limit), "standard input")
-
-
-def read_chunks(path: Path, *, hint: str = "name a regular file") -> Iterator[bytes]:
+def read_chunks(path: Path, *, hint: str = _HINT) -> Iterator[bytes]:
     """Yield a file of any size in pieces of a megabyte; ``-`` is standard input.
 
     Raises as ``read_bytes`` does, SourceError for a compressed one.
@@ -85,18 +87,6 @@ def read_chunks(path: Path, *, hint: str = "name a regular file") -> Iterator[by
                 )
         yield first
         yield from iter(lambda: file.read(1 << 20), b"")
-
-
-def bounded(data: bytes, where: str, *, limit: int) -> bytes:
-    """Return the data if there is no more than ``limit`` of it. Raises SourceError."""
-    if len(data) > limit:
-        size = f"{limit >> 20} MiB" if limit >> 20 else f"{limit} bytes"
-        raise SourceError(
-            f"{where}: is larger than {size}",
-            why="no file of this kind is that large",
-            hint="name the file that was meant",
-        )
-    return data
 
 
 def decoded(data: bytes, where: str) -> str:
@@ -119,7 +109,10 @@ def require_file(path: Path, hint: str) -> None:
 
 
 @contextlib.contextmanager
-def _opened(path: Path, hint: str, *, follow: bool = True) -> Iterator[BinaryIO]:
+def _opened(path: Path | None, hint: str, *, follow: bool = True) -> Iterator[BinaryIO]:
+    if path is None:
+        yield sys.stdin.buffer
+        return
     # O_NONBLOCK: a FIFO without a writer does not block open; O_NOCTTY: no terminal becomes ours.
     flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
     try:

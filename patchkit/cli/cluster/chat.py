@@ -30,7 +30,7 @@ from patchkit.durable.signals import Interrupted
 from patchkit.errors import PatchkitError, UsageError
 from patchkit.extras import require_libraries
 from patchkit.quoting import quoted
-from patchkit.reading import read_stdin
+from patchkit.reading import read_text
 
 _BODY = quoted("patchkit", "chat", "--body", '{"top_p": 0.9}')
 _USUAL_ENDS = ("", "stop", "tool_calls")  # of an answer that is whole
@@ -78,7 +78,7 @@ def chat_command(
       patchkit chat "What is six times seven?"
       git diff | patchkit chat --system "Review this." - > review.txt
     """
-    asked = read_stdin() if question == "-" else question
+    asked = read_text(None) if question == "-" else question
     if asked is None and not sys.stdin.isatty():
         raise UsageError("there is no question", hint="… | patchkit chat -")
     if asked is not None and not asked.strip():

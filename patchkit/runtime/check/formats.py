@@ -10,7 +10,7 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from patchkit.errors import SourceError
-from patchkit.reading import read_stdin, read_text
+from patchkit.reading import read_text
 from patchkit.runtime.check.commands import CommandReader, Place, split_statements, unquote
 from patchkit.runtime.check.content import (
     DOCKERFILE,
@@ -65,7 +65,7 @@ _NULLS = {"", "~", "null", "Null", "NULL"}
 def read_file(path: Path) -> CheckedText:
     """Return what a file, or - for standard input, says. Raises UsageError, SourceError."""
     stdin = str(path) == "-"
-    text = read_stdin() if stdin else read_text(path, hint="name an env file or a script")
+    text = read_text(None if stdin else path, hint="name an env file or a script")
     if text.count("\n") > _MOST_LINES:
         raise SourceError(
             f"{path}: has more than {_MOST_LINES:,} lines",

@@ -198,8 +198,12 @@ def _collect_wheels(
     tell: Callable[[str], None],
 ) -> dict[str, Path]:
     """Return where each wheel lies; what is not in the wheelhouse comes from an index."""
-    missing = [wheel for wheel in chosen if not _is_whole(house, wheel)]
-    wanted = [wheel for wheel in missing if not _is_whole(place, wheel)]
+    there: dict[str, Path] = {}
+    for wheel in chosen:
+        for file in (place / wheel.name.filename, house / wheel.name.filename):
+            if is_file(file) and sha256_of(file) == wheel.sha256:
+                there[wheel.name.filename] = file
+    wanted = [wheel for wheel in chosen if wheel.name.filename not in there]
     if wanted:
         size, free = sum(wheel.size for wheel in wanted), shutil.disk_usage(place).free
         # Of an index that tells no sizes (PEP 503), nothing can be said before.
@@ -212,8 +216,7 @@ def _collect_wheels(
                 hint="free some; or let the nodes download: --lock-only",
             )
     download_wheels(wanted, place, progress)
-    arrived = {wheel.name.filename: place / wheel.name.filename for wheel in missing}
-    return {wheel.name.filename: house / wheel.name.filename for wheel in chosen} | arrived
+    return {wheel.name.filename: place / wheel.name.filename for wheel in chosen} | there
 
 
 def download_wheels(wheels: Sequence[LockedWheel], folder: Path, progress: Progress) -> None:
@@ -253,11 +256,6 @@ def download_wheels(wheels: Sequence[LockedWheel], folder: Path, progress: Progr
                         hint="run it again; if it stays so, the index or a proxy changes files",
                     )
             before += place.stat().st_size
-
-
-def _is_whole(folder: Path, wheel: LockedWheel) -> bool:
-    file = folder / wheel.name.filename
-    return is_file(file) and sha256_of(file) == wheel.sha256
 
 
 def _cuda_needed(house: Path, built: Sequence[ManifestEntry]) -> dict[int, str]:
