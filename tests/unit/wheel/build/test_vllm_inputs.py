@@ -88,7 +88,7 @@ def test_a_commit_comes_once_with_the_submodules_that_it_names(take, flashmla, t
     assert got.environment == {"FLASH_MLA_SRC_DIR": str(folder)}
     assert got.defines == {}
     assert (folder / "csrc/cutlass/include/cutlass/cutlass.h").read_text() == "// 4\n"
-    assert got.facts == {"flashmla": f"{flashmla.external.url}@{flashmla.commit}"}
+    assert got.sources[0].identity == f"{flashmla.external.url}@{flashmla.commit}"
     shutil.rmtree(tmp_path / "sources")
     assert take(flashmla, offline=True).sources[0].verified
 
@@ -104,7 +104,7 @@ def test_a_folder_or_an_archive_is_recorded_by_its_digest(take, tmp_path, kind):
         (source,) = got.sources
         assert (source.folder / "qutlass/csrc/bindings.cpp").read_text() == text
         assert not source.verified
-        facts.append(got.facts)
+        facts.append(source.identity)
     assert facts[0] != facts[1]
 
 
