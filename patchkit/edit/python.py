@@ -32,23 +32,25 @@ def swap(path: str, text: str, scope: str, before: str, after: str, *, note: str
 
     Raises DriftError unless exactly one of the two is found, exactly once.
     """
-    definition = _definition(path, text, scope)
+    definition = _find_definition(path, text, scope)
     node = ast.Module([definition], [])
-    kept = _count(ast.parse(_normal(after)), before)  # an insertion keeps what it is put beside
-    done = _count(node, after)
+    kept = _count_matches(
+        ast.parse(_dedent_code(after)), before
+    )  # an insertion keeps what it is put beside
+    done = _count_matches(node, after)
     # The standard parser answers here, so a tree that is patched already needs no libcst.
-    if done == 1 and _count(node, before) == kept:
+    if done == 1 and _count_matches(node, before) == kept:
         return []
     lines = text.split("\n")
     begin = sum(len(line) + 1 for line in lines[: definition.lineno - 1])
     segment = "\n".join(lines[definition.lineno - 1 : definition.end_lineno]) + "\n"
-    spans = _matches(begin, segment, before)
+    spans = _find_matches(begin, segment, before)
     if len(spans) == 1 and not done:
         start, stop = spans[0]
         column = start - (text.rfind("\n", 0, start) + 1)
-        ours = textwrap.indent(_normal(after), " " * column).strip()
+        ours = textwrap.indent(_dedent_code(after), " " * column).strip()
         return [Edit(path, start, stop, ours, note)]
-    found = spans, _matches(begin, segment, after)
+    found = spans, _find_matches(begin, segment, after)
     spots, there = ([first for first, _stop in each] for each in found)
     raise drift(path, text, before, spots, there, scope, begin)
 
@@ -61,13 +63,13 @@ def wrap(
     Raises DriftError as ``swap`` does, if the name is taken by other code, or if only one half of
     the two is there.
     """
-    (ours,) = ast.parse(_normal(using)).body
+    (ours,) = ast.parse(_dedent_code(using)).body
     assert isinstance(ours, Definition)
     swapped = swap(path, text, scope, before, after, note=note)
     body = parsed(path, text).body
     taken = [node for node in body if isinstance(node, Definition) and node.name == ours.name]
     if taken and ast.dump(taken[0]) != ast.dump(ours):
-        spot = _start(text, taken[0])
+        spot = _definition_start(text, taken[0])
         raise drift(path, text, f"def {ours.name}", [spot], scope="another form")
     if bool(taken) == bool(swapped):
         there, missing = ("definition", "call") if taken else ("call", "definition")
@@ -78,20 +80,20 @@ def wrap(
         )
     if taken:
         return []
-    start = _start(text, _definition(path, text, scope.split(".")[0]))
-    return [Edit(path, start, start, f"{_normal(using)}\n\n", note), *swapped]
+    start = _definition_start(text, _find_definition(path, text, scope.split(".")[0]))
+    return [Edit(path, start, start, f"{_dedent_code(using)}\n\n", note), *swapped]
 
 
-def _start(text: str, node: Definition) -> int:
+def _definition_start(text: str, node: Definition) -> int:
     # lineno is the line of def or class, below the decorators.
     first = min([node.lineno, *(d.lineno for d in node.decorator_list)])
     # Not splitlines: Python's line numbers count neither form feeds nor Unicode's separators.
     return sum(len(line) + 1 for line in text.split("\n")[: first - 1])
 
 
-def _count(node: ast.AST, code: str) -> int:
+def _count_matches(node: ast.AST, code: str) -> int:
     """Count how often code occurs in a piece of syntax: quicker than finding where."""
-    pattern = ast.parse(_normal(code)).body
+    pattern = ast.parse(_dedent_code(code)).body
     wanted: list[ast.AST] = [*pattern]
     runs: Iterator[list[ast.AST]] = (
         list(body[start : start + len(pattern)])
@@ -120,7 +122,7 @@ def parsed(path: str, text: str) -> ast.Module:
         ) from None
 
 
-def _definition(path: str, text: str, scope: str) -> Definition:
+def _find_definition(path: str, text: str, scope: str) -> Definition:
     body: list[ast.stmt] = parsed(path, text).body
     node: Definition | None = None
     for name in scope.split("."):
@@ -139,7 +141,7 @@ def _definition(path: str, text: str, scope: str) -> Definition:
     return node
 
 
-def _matches(start: int, segment: str, code: str) -> list[tuple[int, int]]:
+def _find_matches(start: int, segment: str, code: str) -> list[tuple[int, int]]:
     """Return the spans of the file (code points) that equal ``code`` structurally.
 
     The segment, which begins at ``start``, is all that libcst is given of the file.
@@ -151,8 +153,8 @@ def _matches(start: int, segment: str, code: str) -> list[tuple[int, int]]:
     source = shell + segment
     # The copy guards against nodes that stand in a tree twice, which a parsed module never has.
     wrapper = MetadataWrapper(cst.parse_module(source), unsafe_skip_copy=True)
-    pattern: list[cst.CSTNode] = list(cst.parse_module(_normal(code)).body)
-    nodes = list(_walk(wrapper.module))
+    pattern: list[cst.CSTNode] = list(cst.parse_module(_dedent_code(code)).body)
+    nodes = list(_walk_nodes(wrapper.module))
     runs: list[list[cst.CSTNode]] = [
         list(node.body[first : first + len(pattern)])
         for node in nodes
@@ -164,14 +166,14 @@ def _matches(start: int, segment: str, code: str) -> list[tuple[int, int]]:
             pattern, runs = [expression], [[node] for node in nodes]
     # ast.dump is the comparison, so that quotes, parens and blank space do not count. Kinds are
     # much cheaper to compare than statements that are written out.
-    wanted, kinds = _shape(code), [_kind(node) for node in pattern]
+    wanted, kinds = _syntax_shape(code), [_node_kind(node) for node in pattern]
     code_for = cst.Module(body=[]).code_for_node
     positions = wrapper.resolve(ByteSpanPositionProvider)
     data, shift = source.encode(), start - len(shell)
     spans = [
         (positions[run[0]].start, positions[run[-1]].start + positions[run[-1]].length)
         for run in runs
-        if [*map(_kind, run)] == kinds and _shape("".join(map(code_for, run))) == wanted
+        if [*map(_node_kind, run)] == kinds and _syntax_shape("".join(map(code_for, run))) == wanted
     ]
     # libcst counts bytes of UTF-8, and an Edit code points.
     return [
@@ -180,7 +182,7 @@ def _matches(start: int, segment: str, code: str) -> list[tuple[int, int]]:
     ]
 
 
-def _kind(node: cst.CSTNode) -> tuple[type, ...]:
+def _node_kind(node: cst.CSTNode) -> tuple[type, ...]:
     """Return the kind of a node, for a line of statements that of each."""
     import libcst as cst
 
@@ -188,18 +190,18 @@ def _kind(node: cst.CSTNode) -> tuple[type, ...]:
     return type(node), *map(type, parts)
 
 
-def _walk(node: cst.CSTNode) -> Iterator[cst.CSTNode]:
+def _walk_nodes(node: cst.CSTNode) -> Iterator[cst.CSTNode]:
     yield node
     for child in node.children:
-        yield from _walk(child)
+        yield from _walk_nodes(child)
 
 
-def _shape(code: str) -> str | None:
+def _syntax_shape(code: str) -> str | None:
     try:
-        return ast.dump(ast.parse(_normal(code)))
+        return ast.dump(ast.parse(_dedent_code(code)))
     except SyntaxError:
         return None
 
 
-def _normal(code: str) -> str:
+def _dedent_code(code: str) -> str:
     return textwrap.dedent(code).strip() + "\n"

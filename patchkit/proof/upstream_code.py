@@ -103,12 +103,12 @@ class Anything:
         return hash(self._name)
 
     def __bool__(self) -> bool:
-        raise self._unknown()
+        raise self._unknown_name()
 
     def __iter__(self) -> Iterator[object]:
-        raise self._unknown()
+        raise self._unknown_name()
 
-    def _unknown(self) -> ProofError:
+    def _unknown_name(self) -> ProofError:
         return ProofError(
             f"the code decides by {self._name}, which the proof does not know",
             why="upstream asks for something new here",
@@ -207,7 +207,7 @@ class _Module(dict[str, Any]):
     def __init__(self, code: Code, path: str, text: str) -> None:
         # A module that exists, for dataclasses.
         super().__init__(
-            __name__=__name__, __builtins__={**vars(builtins), "__import__": self._import}
+            __name__=__name__, __builtins__={**vars(builtins), "__import__": self._import_module}
         )
         self._code = code
         self._path = path
@@ -234,7 +234,7 @@ class _Module(dict[str, Any]):
             return found
         raise KeyError(name)
 
-    def _import(
+    def _import_module(
         self,
         module: str,
         _globals: object = None,
@@ -243,7 +243,7 @@ class _Module(dict[str, Any]):
         level: int = 0,
     ) -> object:
         """Return what an import statement within a function binds."""
-        dotted = _absolute(self._path, module, level)
+        dotted = _absolute_module(self._path, module, level)
         if dotted == "__future__" or not wanted:
             return self._code.names.get(module) or self._code.imported((dotted, None), module)
         return SimpleNamespace(
@@ -272,9 +272,9 @@ class _Source:
         self.definitions: dict[str, list[Definition]] = {}
         self.imports: dict[str, Import] = {}
         self.body = ast.parse(text).body
-        for node in _statements(self.body):
+        for node in _module_statements(self.body):
             if isinstance(node, ast.ImportFrom):
-                module = _absolute(self._path, node.module or "", node.level)
+                module = _absolute_module(self._path, node.module or "", node.level)
                 self.imports |= {a.asname or a.name: (module, a.name) for a in node.names}
             elif isinstance(node, ast.Import):
                 names = {a.asname or a.name.split(".")[0]: a.name for a in node.names}
@@ -291,7 +291,7 @@ class _Source:
 
     def pieces(self, name: str) -> list[_Piece]:
         if name not in self._pieces:
-            self._pieces[name] = [self._piece(node) for node in self.definitions[name]]
+            self._pieces[name] = [self._make_piece(node) for node in self.definitions[name]]
         return self._pieces[name]
 
     def method(self, owner: str, name: str) -> _Piece | None:
@@ -303,15 +303,15 @@ class _Source:
                 # The class that it belongs to may be asked for as well, decorators and all.
                 plain = copy(node)
                 plain.decorator_list = []
-                return self._piece(plain)
+                return self._make_piece(plain)
         return None
 
-    def _piece(self, node: Definition) -> _Piece:
+    def _make_piece(self, node: Definition) -> _Piece:
         plain = isinstance(node, ast.Assign | ast.AnnAssign)  # and may be large
         for part in () if plain else ast.walk(node):
             if isinstance(part, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
                 part.decorator_list = [
-                    d for d in part.decorator_list if _decorator(d) in _DECORATORS
+                    d for d in part.decorator_list if _decorator_name(d) in _DECORATORS
                 ]
         # Annotations name types of torch and others, which are not there.
         future = ast.parse("from __future__ import annotations").body
@@ -322,21 +322,21 @@ class _Source:
 _source = lru_cache(maxsize=512)(_Source)
 
 
-def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
+def _module_statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
     """Yield the statements of a module, also those under ``if`` and ``try``."""
     for node in body:
         if isinstance(node, ast.If):
             # The body last, so that its definitions win over those of else and except.
-            yield from _statements(node.orelse)
-            yield from _statements(node.body)
+            yield from _module_statements(node.orelse)
+            yield from _module_statements(node.body)
         elif isinstance(node, ast.Try):
-            yield from _statements([s for handler in node.handlers for s in handler.body])
-            yield from _statements(node.body)
+            yield from _module_statements([s for handler in node.handlers for s in handler.body])
+            yield from _module_statements(node.body)
         else:
             yield node
 
 
-def _decorator(node: ast.expr) -> str:
+def _decorator_name(node: ast.expr) -> str:
     node = node.func if isinstance(node, ast.Call) else node
     return node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
 
@@ -357,7 +357,7 @@ def _at_once(node: ast.AST) -> Iterator[str]:
                 yield from _at_once(child)
 
 
-def _absolute(path: str, module: str, level: int) -> str:
+def _absolute_module(path: str, module: str, level: int) -> str:
     if not level:
         return module
     package = path.split("/")[:-1]

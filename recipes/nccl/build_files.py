@@ -126,7 +126,7 @@ def configured(tree: SourceTree, cuda: str, definitions: Sequence[str] = ()) -> 
                 hint="restore them from the release",
             )
         calls = list(read_trace(log, _COMMANDS, root, build))
-        files = [words for words in _named(calls, ("file",)) if len(words) > 2]
+        files = [words for words in _command_arguments(calls, ("file",)) if len(words) > 2]
         written = {words[1]: words[2] for words in files if words[0] == "WRITE"}
         said = [line.partition(_USING)[2] for line in ended.text.splitlines() if _USING in line]
         if len(said) != 1:
@@ -137,16 +137,16 @@ def configured(tree: SourceTree, cuda: str, definitions: Sequence[str] = ()) -> 
         return Configured(
             archs=said[0],
             pkgconfig=written.get(PC_FILE, ""),
-            sources=_targets(calls, "add_library", "target_sources"),
-            libraries=_targets(calls, "target_link_libraries"),
-            outputs=tuple(_outputs(calls)),
+            sources=_arguments_by_target(calls, "add_library", "target_sources"),
+            libraries=_arguments_by_target(calls, "target_link_libraries"),
+            outputs=tuple(_custom_outputs(calls)),
         )
 
 
-def _targets(calls: _Calls, *commands: str) -> Mapping[str, Sequence[str]]:
+def _arguments_by_target(calls: _Calls, *commands: str) -> Mapping[str, Sequence[str]]:
     """Return the arguments of those commands by target, without keywords; none for a stranger."""
     found: defaultdict[str, list[str]] = defaultdict(list)
-    for arguments in _named(calls, commands):
+    for arguments in _command_arguments(calls, commands):
         found[arguments[0]].extend(
             item
             for argument in arguments[1:]
@@ -156,16 +156,16 @@ def _targets(calls: _Calls, *commands: str) -> Mapping[str, Sequence[str]]:
     return found
 
 
-def _named(calls: _Calls, commands: Sequence[str]) -> Iterator[tuple[str, ...]]:
+def _command_arguments(calls: _Calls, commands: Sequence[str]) -> Iterator[tuple[str, ...]]:
     """Yield the arguments of every call of one of the commands."""
     for call in calls:
         if call.command in commands and call.arguments:
             yield call.arguments
 
 
-def _outputs(calls: _Calls) -> Iterator[str]:
+def _custom_outputs(calls: _Calls) -> Iterator[str]:
     """Yield what follows OUTPUT and BYPRODUCTS of each custom command."""
-    for arguments in _named(calls, ("add_custom_command",)):
+    for arguments in _command_arguments(calls, ("add_custom_command",)):
         keyword = ""
         for argument in arguments:
             if argument.isupper() and argument.isalpha():

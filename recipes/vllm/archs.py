@@ -66,7 +66,7 @@ def evaluate(tree: SourceTree, target: Target, arch_list: str, cuda: str) -> lis
     key = (gencode, cuda, *texts.items())
     if key in tree.answers:  # several proofs ask the same
         return [*tree.answers[key]]
-    groups = [group for path in texts for group in _groups(path, texts[path])]
+    groups = [group for path in texts for group in _find_groups(path, texts[path])]
     set_here = {
         argument.value
         for path, text in texts.items()
@@ -83,7 +83,7 @@ def evaluate(tree: SourceTree, target: Target, arch_list: str, cuda: str) -> lis
                 hint="restore the file from the release",
             )
     known = {(group.place[0], group.line) for group in groups}
-    archs = _archs(_trace(tree, texts, gencode, cuda), known)
+    archs = _archs_by_place(_trace_calls(tree, texts, gencode, cuda), known)
     tree.answers[key] = [
         replace(group, archs=archs.get((group.place[0], group.line), ())) for group in groups
     ]
@@ -106,10 +106,10 @@ def _is_build_file(path: str) -> bool:
     return path == ROOT_FILE or PurePosixPath(path).match(EXTERNAL_FILES)
 
 
-def _groups(path: str, text: str) -> Iterator[Group]:
+def _find_groups(path: str, text: str) -> Iterator[Group]:
     """Yield calls that give sources an arch list, and lists that no such call in the file uses."""
     calls = parsed(path, text) if _is_build_file(path) else ()
-    used = {_keyword(call, "CUDA_ARCHS") for call in calls if call.name == GENCODE}
+    used = {_keyword_variable(call, "CUDA_ARCHS") for call in calls if call.name == GENCODE}
     ordinal = 0
     for index, call in enumerate(calls):
         place = (path, ordinal)
@@ -119,8 +119,8 @@ def _groups(path: str, text: str) -> Iterator[Group]:
             yield Group(
                 place=place,
                 line=call.line,
-                name=_first_source(calls[:index], _keyword(call, "SRCS")),
-                variable=_keyword(call, "CUDA_ARCHS"),
+                name=_first_source(calls[:index], _keyword_variable(call, "SRCS")),
+                variable=_keyword_variable(call, "CUDA_ARCHS"),
                 defines=tuple(
                     argument.value
                     for other in beside
@@ -137,7 +137,7 @@ def _groups(path: str, text: str) -> Iterator[Group]:
         ordinal += 1
 
 
-def _keyword(call: Command, keyword: str) -> str:
+def _keyword_variable(call: Command, keyword: str) -> str:
     """Return the variable behind a keyword: ``CUDA_ARCHS "${X}"`` → ``X``."""
     values = [argument.value for argument in call.arguments]
     if keyword not in values[:-1]:
@@ -158,7 +158,9 @@ def _first_source(before: tuple[Command, ...], variable: str) -> str:
     return "/".join(part for part in parts[-2:] if not part.startswith("${"))
 
 
-def _trace(tree: SourceTree, texts: Mapping[str, str], gencode: str, cuda: str) -> list[Traced]:
+def _trace_calls(
+    tree: SourceTree, texts: Mapping[str, str], gencode: str, cuda: str
+) -> list[Traced]:
     """Return the calls that CMake made in the build files, run in a temporary folder.
 
     ``gencode`` is what torch's CMake puts into CMAKE_CUDA_FLAGS. Paths in the tree are relative to
@@ -190,7 +192,7 @@ def _trace(tree: SourceTree, texts: Mapping[str, str], gencode: str, cuda: str) 
         return list(read_trace(log, _COMMANDS, root, scratch))
 
 
-def _archs(
+def _archs_by_place(
     calls: Iterable[Traced], known: set[tuple[str, int]]
 ) -> dict[tuple[str, int], tuple[str, ...]]:
     """Return what nvcc is told to make at each known site, as an arch list.
@@ -202,13 +204,13 @@ def _archs(
     sources = project = None  # what the next records are about
     for call in calls:
         if call.command == _FLAG or (call.command == GENCODE and call.where not in known):
-            raise _unreadable(call)
+            raise _unreadable_call(call)
         if call.command == GENCODE:
             sources, codes = call.where, []
             found[sources] = ()
         elif call.command == _CODE and sources:
             if not (call.arguments and _CODE_NAME.fullmatch(call.arguments[0])):
-                raise _unreadable(call)
+                raise _unreadable_call(call)
             codes.append(call.arguments[0])
             found[sources] = listed(codes)
         elif call.command == INTERSECTION:
@@ -226,11 +228,11 @@ def _listed_archs(call: Traced) -> tuple[str, ...]:
         for arch in archs:
             parse_arch(arch)
     except UsageError:
-        raise _unreadable(call) from None
+        raise _unreadable_call(call) from None
     return archs
 
 
-def _unreadable(call: Traced) -> ProofError:
+def _unreadable_call(call: Traced) -> ProofError:
     """Return the error for a call that has another form than those that are known."""
     path, line = call.where
     return ProofError(

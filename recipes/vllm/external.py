@@ -82,17 +82,17 @@ def externals(tree: SourceTree) -> tuple[External, ...]:
         if path not in files:
             read = commands(tree.read(path), path)
             files[path] = tuple(call for call in read if for_cuda(call.block))
-            waiting += filter(None, (_entered(tree, path, call) for call in files[path]))
+            waiting += filter(None, (_entered_file(tree, path, call) for call in files[path]))
     for path, calls in files.items():
         for call in calls:
-            if external := _external(path, call, calls):
+            if external := _find_external(path, call, calls):
                 if external.name in found:
-                    raise _error(path, call.line, f"{external.name} is fetched twice")
+                    raise _unseen_form(path, call.line, f"{external.name} is fetched twice")
                 found[external.name] = external
     return tuple(found.values())
 
 
-def _entered(tree: SourceTree, path: str, call: Command) -> str:
+def _entered_file(tree: SourceTree, path: str, call: Command) -> str:
     """Return the file of the tree that a command reads; "" for CMake's own modules."""
     if call.name not in ("include", "add_subdirectory") or not call.arguments:
         return ""
@@ -107,18 +107,19 @@ def _entered(tree: SourceTree, path: str, call: Command) -> str:
     if call.name == "include" and re.fullmatch(r"\w+", value):
         return ""
     if "$" in value or not tree.exists(value):
-        raise _error(path, call.line, f"{call.name}({value}) leads to no file of the tree")
+        raise _unseen_form(path, call.line, f"{call.name}({value}) leads to no file of the tree")
     return value
 
 
 def for_cuda(block: tuple[Branch, ...]) -> bool:
     """Return whether a CUDA build can be inside of all these branches."""
     return not any(
-        _holds(branch.condition) is False or any(map(_holds, branch.excluded)) for branch in block
+        _condition_holds(branch.condition) is False or any(map(_condition_holds, branch.excluded))
+        for branch in block
     )
 
 
-def _holds(condition: tuple[str, ...]) -> bool | None:
+def _condition_holds(condition: tuple[str, ...]) -> bool | None:
     """Return what a condition is in a CUDA build, None if that is unknown.
 
     Understood are comparisons of the device with a text, and those joined by OR or AND.
@@ -128,25 +129,25 @@ def _holds(condition: tuple[str, ...]) -> bool | None:
     for joint, decides in (("OR", True), ("AND", False)):
         if joint in condition:
             cut = condition.index(joint)
-            parts = (_holds(condition[:cut]), _holds(condition[cut + 1 :]))
+            parts = (_condition_holds(condition[:cut]), _condition_holds(condition[cut + 1 :]))
             if decides in parts:
                 return decides
             return None if None in parts else not decides
     if condition[:1] == ("NOT",):
-        inner = _holds(condition[1:])
+        inner = _condition_holds(condition[1:])
         return None if inner is None else not inner
     if len(condition) == 3 and condition[1] == "STREQUAL" and condition[0] in _DEVICE:
         return _DEVICE[condition[0]] == condition[2]
     return None
 
 
-def _external(path: str, call: Command, calls: tuple[Command, ...]) -> External | None:
+def _find_external(path: str, call: Command, calls: tuple[Command, ...]) -> External | None:
     """Return the source that a command fetches, None if it fetches nothing."""
     values = [argument.value for argument in call.arguments]
     runs_getter = call.name in _RUNNING and _GETTERS.search(" ".join(values))
     downloads = call.name == "file" and values[:1] == ["DOWNLOAD"]
     if call.name in _FOREIGN or runs_getter or downloads:
-        raise _error(path, call.line, f"{call.name} fetches something in an unknown way")
+        raise _unseen_form(path, call.line, f"{call.name} fetches something in an unknown way")
     if call.name not in _DECLARING:
         return None
     places = _PLACES.intersection(values)
@@ -155,11 +156,13 @@ def _external(path: str, call: Command, calls: tuple[Command, ...]) -> External 
     if not places and (local or len(values) == 1):
         return None
     if places != {"GIT_REPOSITORY"}:
-        raise _error(path, call.line, f"{values[0]} is not fetched with git")
-    return _declared(path, call, values, calls)
+        raise _unseen_form(path, call.line, f"{values[0]} is not fetched with git")
+    return _declared_external(path, call, values, calls)
 
 
-def _declared(path: str, call: Command, values: list[str], calls: tuple[Command, ...]) -> External:
+def _declared_external(
+    path: str, call: Command, values: list[str], calls: tuple[Command, ...]
+) -> External:
     # variable → the texts that the file sets it to before the command
     texts: defaultdict[str, set[str]] = defaultdict(set)
     for other in calls:
@@ -175,14 +178,14 @@ def _declared(path: str, call: Command, values: list[str], calls: tuple[Command,
         given = itertools.takewhile(lambda value: value not in _KEYWORDS, rest)
         resolved = tuple(_REFERENCE.sub(text, value) for value in given)
         if any("$" in value for value in resolved):
-            raise _error(path, call.line, f"{keyword} is not set to one text in this file")
+            raise _unseen_form(path, call.line, f"{keyword} is not set to one text in this file")
         return resolved
 
     if not field("GIT_TAG"):
-        raise _error(path, call.line, f"{values[0]} has no GIT_TAG: any commit could come")
+        raise _unseen_form(path, call.line, f"{values[0]} has no GIT_TAG: any commit could come")
     return External(
         name=values[0],
-        variable=_override(path, call, calls, values[0]),
+        variable=_find_override(path, call, calls, values[0]),
         url=field("GIT_REPOSITORY")[0].removesuffix(".git"),
         pin=field("GIT_TAG")[0],
         submodules=field("GIT_SUBMODULES") if "GIT_SUBMODULES" in values else None,
@@ -192,7 +195,7 @@ def _declared(path: str, call: Command, values: list[str], calls: tuple[Command,
     )
 
 
-def _override(path: str, call: Command, calls: tuple[Command, ...], name: str) -> str:
+def _find_override(path: str, call: Command, calls: tuple[Command, ...], name: str) -> str:
     """Return the environment variable that replaces a fetch: its branch is the one without it."""
     # Variables that the file sets to those of the environment, where there are any.
     taken = set()
@@ -207,10 +210,10 @@ def _override(path: str, call: Command, calls: tuple[Command, ...], name: str) -
             return condition[0]
         if len(condition) == 2 and condition[0] == "DEFINED" and condition[1].startswith("ENV{"):
             return condition[1].removeprefix("ENV{").removesuffix("}")
-    raise _error(path, call.line, f"no variable names a folder to use for {name}")
+    raise _unseen_form(path, call.line, f"no variable names a folder to use for {name}")
 
 
-def _error(path: str, line: int, problem: str) -> DriftError:
+def _unseen_form(path: str, line: int, problem: str) -> DriftError:
     return DriftError(
         f"{path}:{line}: {problem}",
         why="the release fetches a source in a way that patchkit has not seen, so nothing can be "

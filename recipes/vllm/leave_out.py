@@ -92,10 +92,10 @@ def leave_out(tree: SourceTree, left: Iterable[KnownSource]) -> SourceTree:
         edits = [
             *swap_text(ROOT_FILE, cmake, *included, note=note),
             *_setup_edits(text, source.targets, note),
-            *_imports(tree, source),
+            *_guard_imports(tree, source),
         ]
         tree = with_edits(tree, tuple(edits))
-        _prove(tree, source)
+        _check_unasked(tree, source)
     return tree
 
 
@@ -152,7 +152,7 @@ def only_extensions(tree: SourceTree, names: Collection[str]) -> SourceTree:
     Raises UsageError for a target that it does not ask for.
     """
     text = tree.read(_SETUP)
-    asked = {target for _statement, target in _asked(text)}
+    asked = {target for _statement, target in _asked_extensions(text)}
     if unknown := sorted(set(names) - asked):
         raise UsageError(
             f"vLLM {tree.version} has no extension {unknown[0]!r}",
@@ -165,7 +165,7 @@ def _setup_edits(text: str, targets: Collection[str], note: str) -> list[Edit]:
     """Replace statements that ask for a target by ``pass``: some are alone in their branch."""
     edits = [
         Edit(_SETUP, *_span(text, statement), f"pass  # {target}: {_MARK}", note)
-        for statement, target in _asked(text)
+        for statement, target in _asked_extensions(text)
         if target in targets
     ]
     copied = "triton_kernels" in targets
@@ -206,7 +206,7 @@ def check(known: KnownSource, version: Version) -> None:
             )
 
 
-def _asked(text: str) -> Iterator[tuple[ast.stmt, str]]:
+def _asked_extensions(text: str) -> Iterator[tuple[ast.stmt, str]]:
     """Yield the statements ``ext_modules.append(CMakeExtension(name="vllm.TARGET", …))``."""
     for node in ast.walk(parsed(_SETUP, text)):
         match node:
@@ -224,7 +224,7 @@ def _asked(text: str) -> Iterator[tuple[ast.stmt, str]]:
                         yield node, match[1]
 
 
-def _imports(tree: SourceTree, left: KnownSource) -> Iterator[Edit]:
+def _guard_imports(tree: SourceTree, left: KnownSource) -> Iterator[Edit]:
     """Let the module load without its names; backends that import them are passed over.
 
     vLLM asks every attention backend in turn and takes an ImportError for "not available".
@@ -256,7 +256,7 @@ def _imports(tree: SourceTree, left: KnownSource) -> Iterator[Edit]:
         yield Edit(path, start, stop, guard, left.option)
 
 
-def _prove(tree: SourceTree, left: KnownSource) -> None:
+def _check_unasked(tree: SourceTree, left: KnownSource) -> None:
     """Raise DriftError unless nothing asks for what is left out any more."""
     reached = [
         call.arguments[0].value
@@ -264,16 +264,18 @@ def _prove(tree: SourceTree, left: KnownSource) -> None:
         if call.name == "include" and call.arguments and for_cuda(call.block)
     ]
     if any(value.endswith(left.file) for value in reached):
-        raise _still(ROOT_FILE, f"includes {left.file}")
+        raise _still_named(ROOT_FILE, f"includes {left.file}")
     calls = commands(tree.read(left.file), left.file)
     built = {c.arguments[0].value for c in calls if c.name in _TARGETS and c.arguments}
     if extra := sorted(built - set(left.targets)):
-        raise _still(left.file, f"builds {extra[0]}, which is not known to belong to {left.option}")
+        raise _still_named(
+            left.file, f"builds {extra[0]}, which is not known to belong to {left.option}"
+        )
     if asked := sorted(asked_targets(tree) & set(left.targets)):
-        raise _still(_SETUP, f"asks for {asked[0]}")
+        raise _still_named(_SETUP, f"asks for {asked[0]}")
 
 
-def _still(path: str, problem: str) -> DriftError:
+def _still_named(path: str, problem: str) -> DriftError:
     return DriftError(
         f"{path}: {problem}",
         why="the release names the extension in a way that patchkit does not know",

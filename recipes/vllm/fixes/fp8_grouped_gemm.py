@@ -70,10 +70,10 @@ def _fixed_upstream(tree: kit.SourceTree) -> str:
 def prove(case: kit.Case) -> str:
     """Check that 12.x gets no, and all others what they got before."""
     what = "CUTLASS FP8 grouped GEMM"
-    return kit.prove_decision(case, what, _decide, wanted=False, changed=kit.SM12X)
+    return kit.prove_decision(case, what, _decide_backend, wanted=False, changed=kit.SM12X)
 
 
-def _decide(code: kit.Code) -> object:
+def _decide_backend(code: kit.Code) -> object:
     # What the compiled gate of these releases says.
     gate = SimpleNamespace(cutlass_group_gemm_supported=lambda cc: cc >= 90)
     code.put(_PATH, "ops", gate)

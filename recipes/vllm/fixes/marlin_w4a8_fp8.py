@@ -42,11 +42,11 @@ def look(tree: kit.SourceTree, request: kit.Request) -> kit.Observation:
 def prove(case: kit.Case) -> str:
     """Check that Python takes the request on 12.1, and refuses it where it did before."""
     fp8 = {"VLLM_MARLIN_INPUT_DTYPE": "fp8"}
-    decision = kit.Decision("Marlin W4A8-FP8", _decide, wanted="allowed", environ=fp8)
+    decision = kit.Decision("Marlin W4A8-FP8", _decide_backend, wanted="allowed", environ=fp8)
     return kit.prove_decisions(case, [decision])[0]
 
 
-def _decide(code: kit.Code) -> object:
+def _decide_backend(code: kit.Code) -> object:
     code.put(_PYTHON, "QuantFP8", kit.Anything())
     code.get(_PYTHON, _SCOPE)("")  # raises ValueError where it refuses
     return "allowed"

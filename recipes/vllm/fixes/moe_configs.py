@@ -68,7 +68,7 @@ class Config:
         text = self.shipped
         if _TOLERANT in tree.read(_PATH):
             return text
-        return json.dumps(_rows(text), indent=4) + "\n"
+        return json.dumps(_read_rows(text), indent=4) + "\n"
 
 
 _CONFIGS = [Config(**entry) for entry in _INDEX["config"]]
@@ -78,7 +78,7 @@ def look(tree: kit.SourceTree, request: kit.Request) -> kit.Observation:
     """Look which of the files are there, by the names that the release itself makes of the keys."""
     edits: list[kit.Edit] = []
     theirs = 0
-    for config, path in zip(_CONFIGS, _paths(tree), strict=True):
+    for config, path in zip(_CONFIGS, _config_paths(tree), strict=True):
         may_be_upstreams = tree.version in SpecifierSet(config.upstream, prereleases=True)
         if may_be_upstreams and tree.exists(path) and path not in tree.overlay:
             theirs += 1
@@ -102,14 +102,16 @@ def prove(case: kit.Case) -> str:
         *((tree, device) for device in others for tree in (case.stock, case.patched)),
     ]
     ours, *theirs = kit.ask(case.stock, [partial(_rows_found, *e) for e in asked], list[object])
-    for config, path, got in zip(_CONFIGS, _paths(case.patched), _each(ours), strict=True):
+    for config, path, got in zip(
+        _CONFIGS, _config_paths(case.patched), _require_each(ours), strict=True
+    ):
         text = case.patched.read(path)
-        if got != _pairs(_rows(text)):
+        if got != _json_pairs(_read_rows(text)):
             raise kit.ProofError(
                 f"{path}: get_moe_configs gives {got!r:.200}, not the rows of this file"
             )
         if text == config.text(case.patched):
-            _check_rows(path, _rows(text), _BYTES[config.key[2]])
+            _check_rows(path, _read_rows(text), _BYTES[config.key[2]])
         packaged = case.patched.kind == "installed" or f'"{_PACKAGED}"' in case.patched.read(_SETUP)
         if not (packaged and fnmatchcase(path, f"vllm/{_PACKAGED}")):
             raise kit.ProofError(f"{path}: setup.py does not package it, so a wheel would lack it")
@@ -122,12 +124,12 @@ def prove(case: kit.Case) -> str:
     )
 
 
-def _rows(text: str) -> dict[int, dict[str, int]]:
+def _read_rows(text: str) -> dict[int, dict[str, int]]:
     """Return the rows of a file by number of tokens, without ``triton_version``."""
     return {int(key): row for key, row in json.loads(text).items() if key.isdecimal()}
 
 
-def _pairs(rows: Mapping[int, object]) -> list[list[object]]:
+def _json_pairs(rows: Mapping[int, object]) -> list[list[object]]:
     """Return rows as JSON can have them, also with a number as a key."""
     return [[size, rows[size]] for size in sorted(rows, key=str)]
 
@@ -142,7 +144,7 @@ def _check_rows(path: str, rows: dict[int, dict[str, int]], width: int) -> None:
         raise kit.ProofError(f"{path}: has no row for {_PREFILL} tokens or more")
 
 
-def _paths(tree: kit.SourceTree) -> list[str]:
+def _config_paths(tree: kit.SourceTree) -> list[str]:
     """Return the place of each config, by the name that the release makes of its key.
 
     Raises DriftError.
@@ -153,7 +155,9 @@ def _paths(tree: kit.SourceTree) -> list[str]:
         return [name(config.key) for config in _CONFIGS]
 
     (found,) = kit.ask(tree, [names], list[object])
-    named = [name for name in _each(found) if isinstance(name, str) and _NAME.fullmatch(name)]
+    named = [
+        name for name in _require_each(found) if isinstance(name, str) and _NAME.fullmatch(name)
+    ]
     if len(set(named)) < len(_CONFIGS):
         raise kit.altered(
             f"{_PATH}: get_config_file_name does not give {len(_CONFIGS)} names of files"
@@ -161,7 +165,7 @@ def _paths(tree: kit.SourceTree) -> list[str]:
     return [f"{_FOLDER}/{name}" for name in named]
 
 
-def _each(answer: list[object]) -> list[object]:
+def _require_each(answer: list[object]) -> list[object]:
     """Return an answer that has something for each config. Raises ProofError."""
     if len(answer) != len(_CONFIGS):
         raise kit.ProofError(f"{_PATH}: answers for {len(_CONFIGS)} configs with {answer!r:.200}")
@@ -187,9 +191,9 @@ def _rows_found(tree: kit.SourceTree, device: str) -> list[object]:
         "os": SimpleNamespace(path=path),
         "vllm_is_batch_invariant": lambda: False,
     }
-    find = _released(tree, _PATH, "get_moe_configs", names)
+    find = _released_function(tree, _PATH, "get_moe_configs", names)
     found = (find(*config.key[:3], *config.key[3]) for config in _CONFIGS)
-    return [_pairs(rows) if isinstance(rows, dict) else rows for rows in found]
+    return [_json_pairs(rows) if isinstance(rows, dict) else rows for rows in found]
 
 
 def _file_names(tree: kit.SourceTree, device: str) -> Callable[[Key], str]:
@@ -199,8 +203,10 @@ def _file_names(tree: kit.SourceTree, device: str) -> Callable[[Key], str]:
     names: dict[str, object] = {"current_platform": platform}
     if (helper := "get_device_name_as_file_name") in tree.read(_PATH):
         importer = {**vars(builtins), "__import__": lambda *_arguments: imported}
-        names[helper] = _released(tree, _UTILS, helper, {"re": re, "__builtins__": importer})
-    build = _released(tree, _PATH, "get_config_file_name", names)
+        names[helper] = _released_function(
+            tree, _UTILS, helper, {"re": re, "__builtins__": importer}
+        )
+    build = _released_function(tree, _PATH, "get_config_file_name", names)
 
     def name(key: Key) -> str:
         with _as_drift(_PATH, "get_config_file_name"):
@@ -210,7 +216,7 @@ def _file_names(tree: kit.SourceTree, device: str) -> Callable[[Key], str]:
     return name
 
 
-def _released(
+def _released_function(
     tree: kit.SourceTree, path: str, scope: str, names: dict[str, object]
 ) -> Callable[..., Any]:
     """Return a function of the release; whatever it stumbles over is drift."""

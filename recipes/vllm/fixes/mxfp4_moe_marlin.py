@@ -31,10 +31,12 @@ def look(tree: kit.SourceTree, request: kit.Request) -> kit.Observation:
 
 def prove(case: kit.Case) -> str:
     """Check that 12.x takes Marlin, and all others what they took before."""
-    return kit.prove_decision(case, "MXFP4 MoE", _decide, wanted="MARLIN", changed=kit.SM12X)
+    return kit.prove_decision(
+        case, "MXFP4 MoE", _decide_backend, wanted="MARLIN", changed=kit.SM12X
+    )
 
 
-def _decide(code: kit.Code) -> object:
+def _decide_backend(code: kit.Code) -> object:
     code.put(_PATH, "has_triton_kernels", lambda: True)
     code.put(_PATH, "is_torch_equal_or_newer", lambda _version: True)
     return code.get(_PATH, _SCOPE)(False).name
