@@ -9,7 +9,7 @@ from typing import Any
 
 from patchkit.cluster.ssh.node import Remote, everywhere
 from patchkit.doctor.gpu_steps import RANK, GpuStep, free_port, gpu_steps
-from patchkit.doctor.nccl import nccl_findings, read_nccl
+from patchkit.doctor.nccl_lines import nccl_findings, read_nccl
 from patchkit.doctor.peers.node_report import NodeReport, make_finding, make_fine, unchecked
 from patchkit.doctor.symptoms.diagnosis import read_log
 from patchkit.doctor.symptoms.findings import diagnosis_finding

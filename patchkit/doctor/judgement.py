@@ -18,7 +18,7 @@ from patchkit.doctor.machine import machine_findings
 from patchkit.doctor.peers.cable import cable_findings
 from patchkit.doctor.peers.node_report import NodeReport, Outcome, check, make_fine, require
 from patchkit.doctor.peers.software import model_findings, software_findings
-from patchkit.doctor.peers.units import unit_findings
+from patchkit.doctor.peers.unit_findings import unit_findings
 from patchkit.errors import HostError
 from patchkit.finding import Finding, Level, finding_texts
 from patchkit.quoting import quoted

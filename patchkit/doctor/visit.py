@@ -20,7 +20,7 @@ from patchkit.cluster.ssh.node import Remote, everywhere
 from patchkit.cluster.ssh.ssh import sent_error
 from patchkit.doctor.gpu import try_gpus
 from patchkit.doctor.judgement import LATER, cluster_findings
-from patchkit.doctor.nccl import nccl_findings, read_nccl
+from patchkit.doctor.nccl_lines import nccl_findings, read_nccl
 from patchkit.doctor.peers.node_report import (
     NodeReport,
     SaidParts,

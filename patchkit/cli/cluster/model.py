@@ -24,8 +24,8 @@ from patchkit.cli.render import (
     rendered,
 )
 from patchkit.cluster.launch.cluster import Cluster
-from patchkit.cluster.models.check import ModelCheck, check_model
 from patchkit.cluster.models.fetch import FetchPlan, fetch_model, plan_fetch
+from patchkit.cluster.models.model_check import ModelCheck, check_model
 from patchkit.cluster.models.names import pin, split_revision
 from patchkit.cluster.models.sync import (
     ModelNode,

@@ -29,13 +29,13 @@ from patchkit.cli.render import (
 )
 from patchkit.cluster.agent.node_facts import NodeFacts, look_at_node
 from patchkit.cluster.launch.cluster_file import VENV
-from patchkit.cluster.net.apply import NetHistory, NetResult, apply_plan, undo_plan
 from patchkit.cluster.net.checks import (
     check_warned,
     choose_checked_cages,
     plan_remarks,
     verify_network,
 )
+from patchkit.cluster.net.net_history import NetHistory, NetResult, apply_plan, undo_plan
 from patchkit.cluster.net.netplan_file import check_conflicts, read_other_files, render_netplan
 from patchkit.cluster.net.plan import NetPlan, NetPlanOptions, make_net_plan, other_node_options
 from patchkit.cluster.ssh.node import Remote

@@ -23,7 +23,7 @@ from patchkit.cluster.agent import links, unit_state
 from patchkit.cluster.agent.health import collect_health
 from patchkit.cluster.agent.installation import digest_record, leads_to
 from patchkit.cluster.agent.node_files import config_folder, read_placed, run_for_user
-from patchkit.cluster.models.check import CACHE, quick_check, read_record
+from patchkit.cluster.models.model_check import CACHE, quick_check, read_record
 from patchkit.cluster.ssh.ssh import error_fields
 from patchkit.digests import digest, sha256_of
 from patchkit.errors import HostError, PatchkitError

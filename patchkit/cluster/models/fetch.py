@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from patchkit import process
-from patchkit.cluster.models.check import (
+from patchkit.cluster.models.model_check import (
     CACHE,
     HASH,
     RECORD,

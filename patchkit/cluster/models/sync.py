@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from patchkit.cluster.models.check import ModelCheck, held_models, quick_check
 from patchkit.cluster.models.fetch import check_anew
+from patchkit.cluster.models.model_check import ModelCheck, held_models, quick_check
 from patchkit.cluster.models.names import folder_of, models_folder, require_room
 from patchkit.cluster.ssh.node import Remote, everywhere
 from patchkit.cluster.ssh.rsync import Copied, copied, require_rsync, rsync_words

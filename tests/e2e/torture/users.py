@@ -19,7 +19,7 @@ import requests
 from e2e.torture.supervisor import supervise
 from patchkit.apply import plan_for, revert
 from patchkit.cluster.net import apply as net_apply
-from patchkit.cluster.net.apply import NetHistory
+from patchkit.cluster.net.net_history import NetHistory
 from patchkit.cluster.net.plan import NetPlanOptions, make_net_plan
 from patchkit.digests import sha256_of
 from patchkit.durable.atomic import continuing

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from patchkit.cluster.net import apply as net_apply
-from patchkit.cluster.net.apply import NetHistory
+from patchkit.cluster.net.net_history import NetHistory
 from patchkit.cluster.net.netplan_file import render_netplan
 from patchkit.cluster.net.plan import NetPlanOptions, make_net_plan
 from patchkit.runtime.host.probe import probe

@@ -4,7 +4,7 @@
 
 import pytest
 
-from patchkit.doctor.nccl import nccl_findings, read_nccl
+from patchkit.doctor.nccl_lines import nccl_findings, read_nccl
 from patchkit.finding import Level
 
 # HPC-X's plugin below Ray: mark-ramsey-ri/vllm-dgx-spark #1; lines between these are left out.

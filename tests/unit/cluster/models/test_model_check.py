@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from patchkit.cluster.models.check import RECORD, ModelCheck, check_model, held_models
+from patchkit.cluster.models.model_check import RECORD, ModelCheck, check_model, held_models
 from patchkit.cluster.models.names import ModelFolder
 from patchkit.records import record
 from support.hub import CHOSEN, COMMIT, MODEL, SHARDS, digest

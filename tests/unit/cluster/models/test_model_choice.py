@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from patchkit.cluster.models.check import choose_files, read_shards
+from patchkit.cluster.models.model_check import choose_files, read_shards
 from patchkit.cluster.models.names import ModelFolder, folder_of, models_folder, split_revision
 from patchkit.errors import SourceError, UsageError
 from patchkit.records import RecordError
