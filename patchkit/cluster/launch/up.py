@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 
 from patchkit.cluster.agent import group_script, unit_state
@@ -51,32 +51,34 @@ def wait_until_answered(cluster: Cluster, since: str, watcher: StartWatcher) -> 
     """
     began, first, head, units = time.monotonic(), "", cluster.head, cluster.units
     said = head.stream(dict[str, list[UnitState]], unit_state.follow_units, units=units)
-    for states in said:
-        found = states.get("units", [])
-        if [unit.unit for unit in found] != units:
-            raise HostError(f"{head.destination}: does not say how its units are")
-        now, *watches = found
-        text = next((watch.text for watch in watches if watch.text), "")
-        watcher.tell(replace(now, text=text), time.monotonic() - began)
-        if now.active == "active":
-            if not since and (why := token_silence(cluster)):
-                raise HostError(
-                    f"{head.destination}: the model hangs: {why}",
-                    why="its unit runs, and its server gives no token",
-                    hint="`patchkit down`, then start it again",
-                )
-            return
-        first = first or now.invocation
-        again = now.sub == "auto-restart" or now.invocation not in ("", first)
-        if again or now.active not in _LOADING:
-            journal = read_group_journal(cluster, since=since)
-            lines = tuple(journal.lines)  # only then it is known who is silent
-            how = [f"systemd says {now.result}, status {now.status}"]
-            if again:
-                text = "its first start; it is started again, four times an hour at most: "
-                how = [text + "`patchkit down` ends that"]
-            how += [f"without the lines of {error.what}" for error in journal.silent.values()]
-            raise watcher.explain(FailedStart(lines=lines, how="; ".join(how)))
+    # An error that is kept would keep the connection, until Python ends.
+    with closing(said):
+        for states in said:
+            found = states.get("units", [])
+            if [unit.unit for unit in found] != units:
+                raise HostError(f"{head.destination}: does not say how its units are")
+            now, *watches = found
+            text = next((watch.text for watch in watches if watch.text), "")
+            watcher.tell(replace(now, text=text), time.monotonic() - began)
+            if now.active == "active":
+                if not since and (why := token_silence(cluster)):
+                    raise HostError(
+                        f"{head.destination}: the model hangs: {why}",
+                        why="its unit runs, and its server gives no token",
+                        hint="`patchkit down`, then start it again",
+                    )
+                return
+            first = first or now.invocation
+            again = now.sub == "auto-restart" or now.invocation not in ("", first)
+            if again or now.active not in _LOADING:
+                journal = read_group_journal(cluster, since=since)
+                lines = tuple(journal.lines)  # only then it is known who is silent
+                how = [f"systemd says {now.result}, status {now.status}"]
+                if again:
+                    text = "its first start; it is started again, four times an hour at most: "
+                    how = [text + "`patchkit down` ends that"]
+                how += [f"without the lines of {error.what}" for error in journal.silent.values()]
+                raise watcher.explain(FailedStart(lines=lines, how="; ".join(how)))
     raise HostError(f"{head.destination}: the answer was cut short")
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import contextlib
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -39,15 +40,16 @@ def models_of(nodes: Sequence[ModelNode]) -> list[list[ModelCheck] | PatchkitErr
 
 
 def follow_answers(
-    node: Remote, kind: type[T], answers: Iterator[dict[str, Any]], progress: Progress
+    node: Remote, kind: type[T], answers: Generator[dict[str, Any], None, None], progress: Progress
 ) -> T:
     """Return the ``result`` of a node's answers, and hand over its progress."""
     result = None
-    for said in answers:
-        if isinstance(said.get("done"), int) and isinstance(said.get("total"), int):
-            progress(said["done"], said["total"])
-        elif "result" in said:
-            result = said["result"]
+    with contextlib.closing(answers):
+        for said in answers:
+            if isinstance(said.get("done"), int) and isinstance(said.get("total"), int):
+                progress(said["done"], said["total"])
+            elif "result" in said:
+                result = said["result"]
     return node.checked(kind, result)
 
 
