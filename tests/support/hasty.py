@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from patchkit.cli import main
-from patchkit.cluster.net import apply as net_apply
+from patchkit.cluster.net import net_history
 
-net_apply._BACK_SECONDS = 2.0
+net_history._BACK_SECONDS = 2.0
 main()

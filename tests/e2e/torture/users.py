@@ -18,7 +18,7 @@ import requests
 
 from e2e.torture.supervisor import supervise
 from patchkit.apply import plan_for, revert
-from patchkit.cluster.net import apply as net_apply
+from patchkit.cluster.net import net_history
 from patchkit.cluster.net.net_history import NetHistory
 from patchkit.cluster.net.plan import NetPlanOptions, make_net_plan
 from patchkit.digests import sha256_of
@@ -215,11 +215,13 @@ def _of_a_network(scratch: Path) -> Iterator[User]:
 
     def settle() -> None:
         with place.hold():
-            net_apply.recover_network(place)
+            net_history.recover_network(place)
 
-    _apart(lambda: net_apply.apply_plan(place, first, force=False), root)
-    yield _user("net apply", root, lambda: net_apply.apply_plan(place, second, force=False), settle)
-    yield _user("net undo", root, lambda: net_apply.undo_plan(place), settle)
+    _apart(lambda: net_history.apply_plan(place, first, force=False), root)
+    yield _user(
+        "net apply", root, lambda: net_history.apply_plan(place, second, force=False), settle
+    )
+    yield _user("net undo", root, lambda: net_history.undo_plan(place), settle)
 
 
 def _of_a_file(env: Path, cache: Path) -> Iterator[User]:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from patchkit.cluster.net import apply as net_apply
+from patchkit.cluster.net import net_history
 from patchkit.cluster.net.net_history import NetHistory
 from patchkit.cluster.net.netplan_file import render_netplan
 from patchkit.cluster.net.plan import NetPlanOptions, make_net_plan
@@ -158,8 +158,8 @@ def test_an_interrupted_apply_is_told(net, root):
     place, host = NetHistory(root), probe(root, environment={})
     asked = {"node": 1, "network": IPv4Network("192.168.100.0/24")}
     first, second = (make_net_plan(host, NetPlanOptions(**asked, mtu=mtu)) for mtu in (9000, 1500))
-    net_apply.apply_plan(place, first, force=False)
-    changes, _step = net_apply.changes_to_write(place, render_netplan(second).encode(), second)
+    net_history.apply_plan(place, first, force=False)
+    changes, _step = net_history.changes_to_write(place, render_netplan(second).encode(), second)
     note = {"verb": "apply", "addresses": {}, "former": {}}
     died = in_child(lambda: place.journal.commit(changes, settle=kill, note=note))
     assert died == -signal.SIGKILL
