@@ -21,7 +21,7 @@ from patchkit.errors import UsageError
 from patchkit.extras import BUILD, require_libraries
 from patchkit.patching.recipe import load_recipe
 from patchkit.quoting import quoted
-from patchkit.recipes.vllm.build import by_option, with_targets
+from patchkit.recipes.vllm.build import by_option, known_externals, with_targets
 from patchkit.recipes.vllm.leave_out import idle_sources
 from patchkit.source.nccl import nccl_tree
 from patchkit.source.releases import named_version
@@ -38,6 +38,7 @@ from patchkit.wheel.vllm.inputs import parse_given
 from patchkit.wheel.vllm.needs import WITHOUT_RUST, plan_vllm
 from patchkit.wheel.vllm.prepare import check_choice
 from patchkit.wheel.vllm.source import VllmOrder, vllm_source
+from patchkit.wheel.vllm.upstream_parts import is_upstream
 from patchkit.wheel.wheelhouse.contents import check_room
 from patchkit.wheel.wheelhouse.overrides import default_version, require_wanted
 
@@ -54,9 +55,9 @@ _VLLM_EPILOG = """\
 \b
 On a Spark:
   patchkit build vllm --version 0.25.1
-Without extensions whose sources cannot be had, CUTLASS from a folder:
+Without git: CUTLASS from a folder; FP-Quant's checkpoints do not run:
   patchkit build vllm --version 0.25.1 --source cutlass=cutlass-4.4.2 \\
-    --without flash-attn --without flashmla
+    --without qutlass
 """
 
 
@@ -154,7 +155,7 @@ def _nccl_source(version: str | None, source: str | None, house: Path) -> str:
     "sources",
     multiple=True,
     metavar="NAME=WHAT",
-    help="A project's source: a folder, an archive or a git commit.",
+    help="A project's source: a folder, an archive, a git commit, or upstream's wheel.",
 )
 @click.option("--requirements", type=PRESENT_PATH, help="Another lock of the environment.")
 @click.option("--extensions", default="", metavar="A,B", help="Only these, for tests.")
@@ -249,6 +250,10 @@ def _tell_left_out(order: VllmOrder, idle: Mapping[str, str]) -> None:
     for reason in sorted(set(idle.values())):
         options = ", ".join(option for option in sorted(idle) if idle[option] == reason)
         tell(f"without {options}: {reason}; --source NAME=… brings one in")
+    known = [it for it in known_externals() if it.pin_of(order.version)]
+    ready = {it.option for it in known if is_upstream(order.source_of(it))} - order.without
+    if names := ", ".join(sorted(ready - order.given.keys())):
+        tell(f"{names}: upstream's wheel has them; --source NAME=… compiles one")
     for extension in by_option(sorted(order.without - idle.keys())):
         if extension.serves(order.request.target.major, order.version):
             tell(f"without {extension.option}: {extension.cost}")

@@ -2,8 +2,9 @@
 
 Where a source comes from, in this order:
 
-1. what the user names (``--source OPTION=WHAT``): a folder; an archive; ``git+URL@COMMIT``; or
-   upstream's own wheel of the release that is built (``vllm==VERSION``), as it is installed
+1. what is given (``--source OPTION=WHAT``): a folder; an archive; ``git+URL@COMMIT``; or
+   upstream's own wheel of the release that is built (``vllm==VERSION``), as it is installed. For
+   what a release's wheel has ready, an order names that by itself
 2. git, which fetches the one commit and those that it names for its submodules.
 
 A commit proves itself, as git checks every object. A folder or an archive is recorded by the digest
@@ -12,11 +13,12 @@ of what is in it, as not compared with the pin.
 
 from __future__ import annotations
 
+import contextlib
 import platform
 import re
 import shutil
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -24,10 +26,10 @@ from pathlib import Path
 from packaging.version import Version
 
 from patchkit.digests import sha256_of, tree_digest
-from patchkit.errors import SourceError, UsageError, translated
+from patchkit.errors import SourceError, StorageError, UsageError, translated
 from patchkit.quoting import quoted
 from patchkit.reading import LARGEST_IN_TREE, read_bytes
-from patchkit.recipes.vllm.build import Wanted, by_option
+from patchkit.recipes.vllm.build import KnownSource, Wanted, by_option
 from patchkit.source.archive import unpack
 from patchkit.source.fetch import Progress, cache_dir
 from patchkit.source.git import commit_archive, parse_git, submodules
@@ -141,10 +143,11 @@ def gather_sources(
     installed: list[Wanted] = []
     for each in wanted:
         what = given.get(each.known.option, "")
-        if is_upstream(what):
-            found = upstream_parts(each.known, version, cpu, target, offline, progress)
-        else:
-            found = _find_source(each, what, offline=offline)
+        with _leaving_out(each.known, what, version):
+            if is_upstream(what):
+                found = upstream_parts(each.known, version, cpu, target, offline, progress)
+            else:
+                found = _find_source(each, what, offline=offline)
         if each.known.native and cpu != platform.machine() and not found.installed:
             option = each.known.option
             upstreams = quoted("--source", f"{option}=vllm=={version.public}")
@@ -153,7 +156,8 @@ def gather_sources(
                 why=each.known.native,
                 hint=f"take upstream's: {upstreams}; or {quoted('--without', option)}",
             )
-        folder = _keep_source(dest, each, found)
+        with _leaving_out(each.known, what, version):
+            folder = _keep_source(dest, each, found)
         sources.append(
             InputSource(
                 option=each.known.option,
@@ -172,6 +176,19 @@ def gather_sources(
     return Gathered(
         environment=environment, defines=defines, sources=tuple(sources), installed=tuple(installed)
     )
+
+
+@contextlib.contextmanager
+def _leaving_out(known: KnownSource, given: str, version: Version) -> Iterator[None]:
+    """Let the error of a source that cannot be had say what the build costs without it."""
+    try:
+        yield
+    except (SourceError, StorageError) as error:
+        if given or known.is_needed(version):
+            raise
+        option = quoted("--without", known.option)
+        hint = f"{error.hint}; or leave it out with {option}: {known.cost}"
+        raise type(error)(error.what, why=error.why, hint=hint) from error
 
 
 def _find_source(wanted: Wanted, given: str, *, offline: bool) -> FoundSource:

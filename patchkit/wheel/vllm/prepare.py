@@ -77,8 +77,8 @@ def prepare(order: VllmOrder, staged: Path, report: Report) -> Prepared:
             metadata = f"Metadata-Version: 2.1\nName: vllm\nVersion: {order.version}\n"
             (source / "PKG-INFO").write_text(metadata, encoding="utf-8")
     # The build that follows runs the source's own code by design, sandbox or not.
-    possible = Sandboxed.IF_POSSIBLE
-    outcome = apply(source, load_recipe("vllm"), order.request, anew=True, sandboxed=possible)
+    possible, request = Sandboxed.IF_POSSIBLE, order.compiling
+    outcome = apply(source, load_recipe("vllm"), request, anew=True, sandboxed=possible)
     workspace = open_workspace(source)
     texts = {}
     if workspace.ledger:  # without its date: the wheel is the same on every day
@@ -89,7 +89,7 @@ def prepare(order: VllmOrder, staged: Path, report: Report) -> Prepared:
     reduced = _write_overlay(choose_parts(detect(source), order.without, order.extensions))
     patched = detect(source, sandboxed=possible)
     for fix in (verdict.fix for verdict in outcome.verdicts if verdict.state is State.APPLIED):
-        now = fix.look(patched, order.request)
+        now = fix.look(patched, request)
         if now.state is not State.APPLIED:
             raise ProofError(
                 f"{fix.id} is undone: {now.reason}",
@@ -175,10 +175,12 @@ def _gather_sources(order: VllmOrder, tree: SourceTree, staged: Path, report: Re
             bar(done // 10**6, total // 10**6)
 
     release = load_recipe("vllm").knows(order.version)
+    fetched = wanted(externals(tree), order.version, release=release)
+    sources = {each.known.option: order.source_of(each.known) for each in fetched}
     found = gather_sources(
-        wanted(externals(tree), order.version, release=release),
+        fetched,
         order.version,
-        given=order.given,
+        given={**order.given, **{option: what for option, what in sources.items() if what}},
         dest=staged / "external",
         cpu=order.toolchain.machine,
         target=order.request.target,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from packaging.version import Version
@@ -14,14 +14,18 @@ from patchkit.durable.staging import ScratchFolder
 from patchkit.errors import UsageError
 from patchkit.patching.fix import Request
 from patchkit.patching.recipe import load_recipe
+from patchkit.recipes.vllm.build import KnownSource, known_externals
+from patchkit.records import RECIPES
 from patchkit.source.archive import unpack
 from patchkit.source.detect import detect
-from patchkit.source.releases import named_version
+from patchkit.source.releases import named_version, read_lock
 from patchkit.source.resolve import Report, SourceOptions, fetch_release
 from patchkit.source.tree import SourceTree
 from patchkit.wheel.build.toolchain import Toolchain
 from patchkit.wheel.build.work import WORK
 from patchkit.wheel.vllm.needs import Needs, read_needs
+from patchkit.wheel.vllm.repack_origin import upstream_wheels
+from patchkit.wheel.vllm.upstream_parts import is_upstream
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +74,38 @@ class VllmOrder:
         """Return the folder in which it is compiled."""
         parts = ("vllm", self.version.public, self.request.target.name, self.toolchain.machine)
         return WORK / "-".join((*parts, *(["reduced"] if self.extensions else [])))
+
+    @property
+    def released(self) -> bool:
+        """Return whether it is a release, sdist and wheel for this CPU known by their sha256."""
+        release, wheels = self.version.public, upstream_wheels().get(self.toolchain.machine, {})
+        sdist = read_lock(RECIPES / "vllm" / "lock.toml").get(release)
+        return bool(sdist and self.identity == f"sha256:{sdist.sha256}") and release in wheels
+
+    def source_of(self, known: KnownSource) -> str:
+        """Return where a source comes from, as ``--source`` names it; "" for git.
+
+        What is not named comes from upstream's wheel of the release, where that is ready, and no
+        fix of what is compiled was asked for.
+        """
+        named, asked = self.given.get(known.option, ""), self.request.also | self.request.only
+        if named or known.compiled in asked or not known.is_ready(self.version):
+            return named
+        return f"vllm=={self.version.public}" if self.released else ""
+
+    @property
+    def compiling(self) -> Request:
+        """Return the request with the fixes on that belong to sources which are compiled."""
+        request = self.request
+        fixes = {
+            known.compiled
+            for known in known_externals()
+            if known.compiled
+            and known.option not in self.without
+            and not is_upstream(self.source_of(known))
+        }
+        on = frozenset() if request.only else fixes - request.skip
+        return replace(request, also=request.also | on)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -68,6 +68,11 @@ def test_every_source_is_known_with_its_commit(source):
     expected = next(n for since, n in reversed(COUNTS.items()) if Version(since) <= source.version)
     assert len(found) == expected
     assert all(len(each.commit) == 40 for each in found)
+    if source.version >= Version("0.20"):
+        # What a default build for a GB10 needs git for.
+        idle = idle_sources(source, Request(target=targets()["gb10"]))
+        named = {each.known.option for each in found if not each.known.is_ready(source.version)}
+        assert named - idle.keys() <= {"cutlass", "qutlass"}
 
 
 def test_the_files_say_what_the_recipe_says(source):

@@ -6,16 +6,22 @@ import platform
 import shutil
 import zipfile
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from packaging.version import Version
 
 from patchkit.errors import ProofError, SourceError, UsageError
+from patchkit.patching.fix import Request
 from patchkit.recipes.vllm.build import Wanted, by_option, known_externals
 from patchkit.recipes.vllm.external import External
+from patchkit.records import RECIPES
+from patchkit.source.releases import read_lock
 from patchkit.target import targets
+from patchkit.wheel.build.toolchain import Toolchain
 from patchkit.wheel.file.wheelfile import WheelFile
 from patchkit.wheel.vllm.inputs import Gathered, InputSource, gather_sources, notices, parse_given
+from patchkit.wheel.vllm.source import VllmOrder
 from patchkit.wheel.vllm.upstream_parts import parts_of, prove_parts
 from support.vllm_wheels import HOPPER, LOST
 from support.wheels import OTHER_CPU
@@ -81,8 +87,10 @@ def take(tmp_path, monkeypatch):
 
 
 def test_a_commit_comes_once_with_the_submodules_that_it_names(take, flashmla, tmp_path):
-    with pytest.raises(SourceError, match="offline it cannot be fetched"):
+    with pytest.raises(SourceError, match="offline it cannot be fetched") as caught:
         take(flashmla, offline=True)
+    cost = "or leave it out with --without flashmla: MLA models fall to other backends"
+    assert cost in caught.value.hint
     got = take(flashmla)
     folder = tmp_path / "sources" / "flashmla"
     assert got.environment == {"FLASH_MLA_SRC_DIR": str(folder)}
@@ -194,6 +202,36 @@ def test_the_name_of_a_licence_is_what_the_texts_say(tmp_path, texts, name):
 
 
 GB10 = targets()["gb10"]
+RELEASE = f"sha256:{read_lock(RECIPES / 'vllm' / 'lock.toml')['0.28.0'].sha256}"
+PLACES = dict.fromkeys(("nvcc", "cxx", "include", "lib"), Path())
+TOOLS = Toolchain(machine="aarch64", cuda="", compiler="", **PLACES)
+ORDER = {"source": Path(), "identity": RELEASE, "torch": "", "toolchain": TOOLS, "jobs": 1}
+FOLDER = {"given": {"flash-attn": "FOLDER"}}
+
+
+@pytest.mark.parametrize(
+    ("version", "how", "asked", "source", "fixes"),
+    [
+        ("0.28.0", {}, {}, "vllm==0.28.0", set()),
+        # No release; a release whose wheel is linked with CUDA 12; what the user asks for.
+        ("0.28.0", {"identity": "folder:sha256:1"}, {}, "", {"fa2_sass"}),
+        ("0.28.1.dev3", {}, {}, "", {"fa2_sass"}),
+        ("0.19.1", {}, {}, "", {"fa2_sass"}),
+        ("0.28.0", FOLDER, {}, "FOLDER", {"fa2_sass"}),
+        ("0.28.0", FOLDER, {"skip": "fa2_sass"}, "FOLDER", set()),
+        ("0.28.0", FOLDER, {"only": "arch_lists"}, "FOLDER", set()),
+        ("0.28.1.dev3", {"without": frozenset({"flash-attn"})}, {}, "", set()),
+        ("0.28.0", {}, {"also": "fa2_sass"}, "", {"fa2_sass"}),
+    ],
+)
+def test_flash_attention_is_upstreams_or_machine_code(version, how, asked, source, fixes):
+    request = Request(target=GB10, **{name: frozenset({fix}) for name, fix in asked.items()})
+    ordered = VllmOrder(**ORDER | how, version=Version(version), request=request)
+    assert ordered.source_of(KNOWN["flash-attn"]) == source
+    assert ordered.compiling.also == fixes
+    assert ordered.source_of(KNOWN["qutlass"]) == ""
+
+
 FA = "vllm/vllm_flash_attn"
 MEMBERS = {
     f"{FA}/__init__.py": b"# vLLM's own\n",
