@@ -7,8 +7,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from patchkit import __version__
-from patchkit.digests import digest
+from patchkit.digests import digest, sha256_of
+from patchkit.durable.atomic import give
 from patchkit.durable.journal import Change
+from patchkit.durable.names import is_file, present
+from patchkit.errors import translated
 from patchkit.patching.fix import State, Verdict
 from patchkit.patching.ledger import (
     Ledger,
@@ -23,8 +26,11 @@ from patchkit.patching.plan import Plan, Texts
 from patchkit.patching.recipe import Recipe
 from patchkit.patching.workspace import Workspace
 from patchkit.reading import decoded
-from patchkit.source.detect import dist_info
+from patchkit.source.detect import record_path
 from patchkit.source.installed_record import rewrite_record
+from patchkit.target import Target, targets
+
+_NO_RECIPE = "native"  # in the ledger of a package of which no text was looked at
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +50,12 @@ class Applied:
 
 
 def commit_plan(
-    workspace: Workspace, recipe: Recipe, plan: Plan, texts: Texts, proofs: tuple[str, ...]
+    workspace: Workspace,
+    recipe: Recipe,
+    plan: Plan,
+    texts: Texts,
+    proofs: tuple[str, ...],
+    libraries: Mapping[str, Path] | None = None,
 ) -> Applied:
     """Write the texts of a plan, with the ledger and the originals: all files or none."""
     tree, verdicts = workspace.tree, tuple(map(settled, plan.verdicts))
@@ -70,9 +81,10 @@ def commit_plan(
         proofs=proofs,
         date=today(),
     )
-    written = commit_texts(workspace, texts, ledger if texts else None)
+    written = commit_texts(workspace, texts, ledger, libraries)
+    named = {*texts, *(libraries or {})}
     return Applied(
-        verdicts=verdicts, proofs=proofs, written=tuple(path for path in written if path in texts)
+        verdicts=verdicts, proofs=proofs, written=tuple(path for path in written if path in named)
     )
 
 
@@ -83,12 +95,66 @@ def settled(verdict: Verdict) -> Verdict:
     return replace(verdict, state=State.APPLIED, reason=verdict.done)
 
 
-def commit_texts(workspace: Workspace, texts: Texts, ledger: Ledger | None) -> list[str]:
+def commit_libraries(
+    workspace: Workspace, libraries: Mapping[str, Path], target: Target
+) -> tuple[str, ...]:
+    """Replace libraries of an installed package, as ``commit_texts`` does; its texts stay.
+
+    Return which of them were written. ``target`` is the device that they are for.
+    """
+    tree, ledger = workspace.tree, workspace.ledger
+    if ledger is None or not ledger.verdicts:
+        request = LedgerRequest(target=target.name, arch="native", only=(), skip=(), also=())
+        ledger = Ledger(
+            patchkit=__version__,
+            recipe=_NO_RECIPE,
+            project=tree.project,
+            version=str(tree.version),
+            request=request,
+            files={},
+            seen={},
+            verdicts=(),
+            proofs=(),
+            date=today(),
+        )
+    own = record_path(tree)
+    texts = {
+        path: (text, tree.read_bytes(path).decode())
+        for path, text in tree.pristine.items()
+        if path != own and is_file(tree.root / path)
+    }
+    files = {path: pair for path, pair in ledger.files.items() if path != own}
+    written = commit_texts(workspace, texts, replace(ledger, files=files), libraries)
+    return tuple(path for path in written if path in libraries)
+
+
+def revert_libraries(workspace: Workspace) -> tuple[str, ...]:
+    """Put upstream's libraries back, byte by byte; return their paths. Texts stay patched.
+
+    Raises HashMismatchError if an original is damaged.
+    """
+    if workspace.ledger is None or not workspace.ledger.libraries:
+        return ()
+    back = {path: workspace.upstream_library(path) for path in workspace.ledger.libraries}
+    commit_libraries(workspace, back, targets()[workspace.ledger.request.target])
+    return tuple(back)
+
+
+def commit_texts(
+    workspace: Workspace,
+    texts: Texts,
+    ledger: Ledger | None,
+    libraries: Mapping[str, Path] | None = None,
+) -> list[str]:
     """Write texts, ledger and originals, and remove what is not needed any more; return the paths.
 
-    Without a ledger, and texts, everything is as upstream shipped it.
+    Without a ledger everything becomes as upstream shipped it; also where it would name no file.
+
+    ``libraries``: path → its new file, which becomes the tree's: it gets a second name there, and
+    the owner and mode of the old one. Those that an earlier run replaced stay, unless they are
+    named; upstream's own file puts one back.
     """
-    tree, state = workspace.tree, workspace.state
+    tree, state, past = workspace.tree, workspace.state, workspace.ledger
     before = _encode_texts(tree.pristine) | _encode_texts(
         {path: pair[0] for path, pair in texts.items()}
     )
@@ -97,18 +163,25 @@ def commit_texts(workspace: Workspace, texts: Texts, ledger: Ledger | None) -> l
     wanted: dict[str, bytes | None] = {**before, **after}
     home = state.relative_to(tree.root)
     kept = {path: before[path] for path in texts if before[path] is not None}
+    if past and ledger is None:
+        libraries = {path: workspace.upstream_library(path) for path in past.libraries}
+    replaced, changes = _swap_libraries(workspace, libraries or {})
+    ledger = replace(ledger, libraries=replaced) if ledger and (texts or replaced) else None
     if tree.kind == "installed":
-        record = str((dist_info(tree) / "RECORD").relative_to(tree.root))
+        record = record_path(tree)
         listed = before.get(record) or _unpatched_record(workspace, record)
+        # Without a ledger nothing is patched any more: upstream's own lines come back.
+        wanted[record] = listed
         if ledger is not None:
             # RECORD is patched like any other file, so a revert needs upstream's.
             kept[record] = listed
-        # pip uninstalls what RECORD lists: patchkit's own files have to go with the package.
-        added = [str(home / "ledger.json"), *(str(home / "originals" / path) for path in kept)]
-        # Without a ledger nothing is patched any more: upstream's own lines come back.
-        text = rewrite_record(listed.decode(), after, added) if ledger else None
-        wanted[record] = text.encode() if text is not None else listed
-        if ledger is not None and text is not None:
+            # pip uninstalls what RECORD lists: patchkit's own files have to go with the package.
+            originals = [str(home / "originals" / path) for path in (*kept, *replaced)]
+            rows = {path: (digest(data), len(data)) for path, data in after.items()}
+            for path, (_before, now) in replaced.items():
+                rows[path] = (now, (libraries or {}).get(path, tree.root / path).stat().st_size)
+            text = rewrite_record(listed.decode(), rows, [str(home / "ledger.json"), *originals])
+            wanted[record] = text.encode()
             pair = (digest(listed), digest(text))
             ledger = replace(ledger, files={**ledger.files, record: pair})
     place = ledger_path(state).relative_to(tree.root)
@@ -117,27 +190,58 @@ def commit_texts(workspace: Workspace, texts: Texts, ledger: Ledger | None) -> l
     if tree.kind == "git":
         wanted[str(home / ".gitignore")] = b"*\n" if ledger else None
     # Originals that an earlier plan kept, and this one does not need, are removed.
-    stale = workspace.ledger.files if workspace.ledger else {}
-    for path in {*stale, *kept}:
+    for path in {*(past.files if past else ()), *kept}:
         wanted[str(original_path(state, path).relative_to(tree.root))] = kept.get(path)
     places = {path: tree.root / path for path in wanted}
     found = {path: at.read_bytes() if at.is_file() else None for path, at in places.items()}
     # The commit refuses what is no longer as the plan read it, and what has appeared since.
     found |= {path: before[path] for path in texts if path not in tree.pristine}
-    ordered = sorted(wanted.items(), key=lambda item: (_change_turn(home, *item), item[0]))
-    changes = [
-        Change(path, digest(found[path]), data) for path, data in ordered if found[path] != data
+    changes += [
+        Change(path, digest(found[path]), data)
+        for path, data in wanted.items()
+        if found[path] != data
     ]
+    changes.sort(key=lambda change: (_change_turn(home, change), change.path))
     journal_of(tree, state).commit(changes)
     return [change.path for change in changes]
 
 
-def _change_turn(home: Path, path: str, data: bytes | None) -> int:
+def _swap_libraries(
+    workspace: Workspace, libraries: Mapping[str, Path]
+) -> tuple[dict[str, tuple[str, str]], list[Change]]:
+    """Return sha256 (upstream's, after the commit) of every library that is not upstream's then.
+
+    And the changes that make it so. Content moves by second names: no library is in memory, nor
+    twice on the disk.
+    """
+    known = workspace.ledger.libraries if workspace.ledger else {}
+    replaced, changes = {}, []
+    for path in sorted({*known, *libraries}):
+        place, original = workspace.tree.root / path, original_path(workspace.state, path)
+        kept = original.relative_to(workspace.tree.root).as_posix()
+        now, source = workspace.library_digest(path), libraries.get(path)
+        before = known[path][0] if path in known else now
+        after = sha256_of(source) if source else now
+        if after != before:
+            replaced[path] = (before, after)
+            if path not in known:
+                changes.append(Change(kept, present(original), place))
+        elif path in known:
+            changes.append(Change(kept, before, None))
+        if source and after != now:
+            if after != before:
+                with translated(), source.open("rb") as stream:
+                    give(stream.fileno(), place.stat(), place.parent)
+            changes.append(Change(path, now, source))
+    return replaced, changes
+
+
+def _change_turn(home: Path, change: Change) -> int:
     """Return when to change a file: none of upstream's ever lacks its original and its ledger."""
-    if not Path(path).is_relative_to(home):
+    if not Path(change.path).is_relative_to(home):
         return 2
-    early, late = (1, 3) if path == str(home / "ledger.json") else (0, 4)
-    return late if data is None else early
+    early, late = (1, 3) if change.path == str(home / "ledger.json") else (0, 4)
+    return late if change.after is None else early
 
 
 def _unpatched_record(workspace: Workspace, record: str) -> bytes:
@@ -151,7 +255,8 @@ def _unpatched_record(workspace: Workspace, record: str) -> bytes:
     shipped = _encode_texts(workspace.tree.pristine)
     back = {path: data for path, data in shipped.items() if data is not None}
     created = [str(place.relative_to(root)) for place in own] + [*(shipped.keys() - back.keys())]
-    return rewrite_record(text, back, dropped=created).encode()
+    rows = {path: (digest(data), len(data)) for path, data in back.items()}
+    return rewrite_record(text, rows, dropped=created).encode()
 
 
 def _encode_texts(texts: Mapping[str, str | None]) -> dict[str, bytes | None]:

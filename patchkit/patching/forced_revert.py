@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from patchkit.digests import digest
 from patchkit.durable.journal import Change
 from patchkit.durable.lock import locked
 from patchkit.durable.names import is_file, place_of, present
 from patchkit.errors import PatchkitError, SourceError
 from patchkit.patching.ledger import journal_of, original_path, read_ledger
+from patchkit.reading import LARGEST_IN_TREE
 from patchkit.source.detect import state_folder
 from patchkit.source.tree import SourceTree
 
@@ -57,13 +57,13 @@ def _rescue(tree: SourceTree, state: Path) -> Rescued:
         moved.append("transaction")
     if not state.is_dir() and not moved:
         raise SourceError(f"{tree.root}: patchkit has changed nothing here")
-    ours, known = _known_files(state)
+    ours, known = _known_files(state, tree.project)
     changes, restored, lost = [], [], []
     for path, (wanted, left) in ours.items():
         original = original_path(state, path)
-        data = original.read_bytes() if is_file(original) else None
+        data = _content(original) if is_file(original) else None
         # A damaged original must not overwrite the file, which may be the better copy.
-        if digest(data) != wanted:
+        if (present(original) if data is not None else "") != wanted:
             lost.append(path)
             if data is not None:
                 changes.append(Change(f"{aside.name}/originals/{path}", "", data))
@@ -72,8 +72,7 @@ def _rescue(tree: SourceTree, state: Path) -> Rescued:
         # Neither upstream's text nor patchkit's: edits of the user's, which must not be lost.
         if found not in (wanted, left) and found:
             moved.append(path)
-            content = (tree.root / path).read_bytes()
-            changes.append(Change(f"{aside.name}/{path}", "", content))
+            changes.append(Change(f"{aside.name}/{path}", "", _content(tree.root / path)))
         if found != wanted:
             changes.append(Change(path, found, data))
         restored.append(path)
@@ -84,18 +83,23 @@ def _rescue(tree: SourceTree, state: Path) -> Rescued:
     return Rescued(tuple(restored), tuple(moved), tuple(lost), known, aside)
 
 
-def _known_files(state: Path) -> tuple[dict[str, tuple[str, str]], bool]:
+def _known_files(state: Path, project: str) -> tuple[dict[str, tuple[str, str]], bool]:
     """Return path → sha256 (of the original, as patchkit left it), and whether a ledger says so."""
     try:
-        ledger = read_ledger(state)
+        ledger = read_ledger(state, project)
     except PatchkitError:
         ledger = None
     if ledger is not None:
-        return dict(ledger.files), True
+        return {**ledger.files, **ledger.libraries}, True
     home = original_path(state, "")
     found = {file.relative_to(home).as_posix(): file for file in _plain_files(home)}
     # Without a ledger it is not known what patchkit wrote: the present files go aside.
     return {path: (present(file), "") for path, file in found.items()}, False
+
+
+def _content(place: Path) -> bytes | Path:
+    # A library is handed on by its name, with its mode: it may be larger than the memory.
+    return place if place.stat().st_size > LARGEST_IN_TREE else place.read_bytes()
 
 
 def _plain_files(folder: Path) -> Iterator[Path]:

@@ -6,21 +6,22 @@ import contextlib
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Annotated, Literal
 
 from packaging.version import Version
 
-from patchkit.digests import Digest, digest
+from patchkit.digests import Digest, digest, sha256_of
 from patchkit.durable.journal import Journal
-from patchkit.durable.names import PlainPath
+from patchkit.durable.names import PlainPath, place_of
 from patchkit.errors import DriftError, HashMismatchError, PatchkitError, SourceError, UsageError
 from patchkit.patching.fix import Request, Severity, State
 from patchkit.quoting import quoted
 from patchkit.reading import LARGEST_IN_TREE, read_bytes, read_text
 from patchkit.records import RecordError, Sha256, Utf8, matching, one_of, read_json
+from patchkit.source.detect import projects
 from patchkit.source.tree import SourceTree
 from patchkit.target import MODES, targets
 
@@ -79,9 +80,10 @@ class LedgerVerdict:
 class Ledger:
     """``.patchkit/ledger.json``; the originals lie beside it.
 
-    ``files``: path → sha256 (before, after), ``""`` before a file was created. ``seen``: path →
-    sha256 of every other file that a fix looked at, ``""`` if it did not exist. ``date``: when it
-    was proved, as ``today`` has it; "" in wheels, which are the same on every day.
+    ``files``: path → sha256 (before, after), ``""`` before a file was created; ``libraries`` the
+    same of binary files, which are no texts and may be large. ``seen``: path → sha256 of every
+    other file that a fix looked at, ``""`` if it did not exist. ``date``: when it was proved, as
+    ``today`` has it; "" in wheels, which are the same on every day.
     """
 
     patchkit: Annotated[str, Version]
@@ -93,6 +95,7 @@ class Ledger:
     seen: Mapping[PlainPath, Digest]
     verdicts: tuple[LedgerVerdict, ...]
     proofs: tuple[Utf8, ...]
+    libraries: Mapping[PlainPath, tuple[Sha256, Sha256]] = field(default_factory=dict)
     date: Annotated[str, _require_day] = ""
     format: Literal[1] = 1
 
@@ -103,7 +106,8 @@ class Ledger:
 
     def to_json(self) -> bytes:
         """Return JSON: the same patch on the same release and day gives the same bytes."""
-        fields = {name: value for name, value in asdict(self).items() if name != "date" or value}
+        new = ("date", "libraries")  # which a ledger without them leaves out, as before
+        fields = {name: value for name, value in asdict(self).items() if value or name not in new}
         # Sorted, since dicts keep the order in which files were looked at.
         return (json.dumps(fields, indent=1, sort_keys=True) + "\n").encode()
 
@@ -126,9 +130,7 @@ def today() -> str:
 
 def journal_of(tree: SourceTree, state: Path) -> Journal:
     """Return the journal through which a tree and its ledger are changed together."""
-    # --vllm-src names the package of an installed vLLM; its tree's root is site-packages.
-    named = tree.root / tree.project if tree.kind == "installed" else tree.root
-    revert = quoted("patchkit", "revert", f"--{tree.project}-src", named)
+    revert = _revert_command(tree.project, state)
     return Journal(
         root=tree.root,
         folder=state / "transaction",
@@ -136,6 +138,13 @@ def journal_of(tree: SourceTree, state: Path) -> Journal:
         again=revert,
         rescue=f"{revert} --force",
     )
+
+
+def _revert_command(project: str, state: Path) -> str:
+    if project in projects():
+        return quoted("patchkit", "revert", f"--{project}-src", state.parent)
+    # Of any other package only libraries are replaced; its state lies in its .dist-info.
+    return quoted("patchkit", "native", state.parents[1], "--revert")
 
 
 def ledger_path(state: Path) -> Path:
@@ -168,8 +177,7 @@ def unusable(state: Path, project: str, what: str) -> DriftError:
     return DriftError(
         f"{ledger_path(state)}: {what}",
         why="it was edited, or written by another version of patchkit",
-        hint="put the originals back: "
-        + quoted("patchkit", "revert", f"--{project}-src", state.parent, "--force"),
+        hint=f"put the originals back: {_revert_command(project, state)} --force",
     )
 
 
@@ -187,20 +195,30 @@ def originals(state: Path, ledger: Ledger) -> dict[str, bytes | None]:
             if os.path.lexists(place):
                 data = read_bytes(place, limit=LARGEST_IN_TREE, follow=False)
         if digest(data) != before:
-            raise HashMismatchError(
-                f"{place}: is not the original of {path}",
-                why="files in the ledger's folder were edited or removed",
-                hint="unpack the release again",
-            )
+            raise damaged_original(place, path)
         texts[path] = data
     return texts
 
 
-def digest_now(tree: SourceTree, path: str) -> str:
-    """Return the digest of a file as it is now; a link or a folder has one that fits nothing."""
+def damaged_original(place: Path, path: str) -> HashMismatchError:
+    """Return the error for an original that is not what upstream shipped."""
+    return HashMismatchError(
+        f"{place}: is not the original of {path}",
+        why="files in the ledger's folder were edited or removed",
+        hint="unpack the release again, or install the package again",
+    )
+
+
+def digest_now(tree: SourceTree, path: str, *, library: bool = False) -> str:
+    """Return the digest of a file as it is now; a link or a folder has one that fits nothing.
+
+    A library may be of any size: it is never in memory as a whole.
+    """
     if not os.path.lexists(tree.root / path):
         return ""
     try:
+        if library:
+            return sha256_of(place_of(tree.root, path))
         return digest(tree.read_bytes(path))
     except PatchkitError:
         return "unreadable"

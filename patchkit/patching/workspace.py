@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from patchkit import __version__
+from patchkit.digests import sha256_of
+from patchkit.durable.lock import locked
+from patchkit.durable.names import place_of
 from patchkit.errors import DriftError
 from patchkit.patching.fix import Request, Verdict
 from patchkit.patching.ledger import (
     Ledger,
     LedgerRequest,
+    damaged_original,
     digest_now,
     journal_of,
     original_path,
@@ -26,11 +32,42 @@ from patchkit.source.tree import Sandboxed, SourceTree
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workspace:
-    """A tree on disk, with what patchkit already did to it."""
+    """A tree on disk, with what patchkit already did to it.
+
+    ``libraries`` collects the sha256 of each library when it was first looked at: the commit
+    refuses one that has changed since.
+    """
 
     tree: SourceTree
     state: Path
     ledger: Ledger | None
+    libraries: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def prepared(self) -> Path:
+        """The folder for new libraries, on the disk of the tree; the next run clears it away."""
+        return journal_of(self.tree, self.state).folder / "new"
+
+    def library_digest(self, path: str) -> str:
+        """Return the sha256 that a library had when it was first looked at."""
+        if path not in self.libraries:
+            self.libraries[path] = sha256_of(place_of(self.tree.root, path))
+        return self.libraries[path]
+
+    def upstream_library(self, path: str) -> Path:
+        """Return where upstream's library lies: in its place, or among the originals.
+
+        Raises HashMismatchError if the original is damaged, DriftError or SourceError if there is
+        no such file in the tree.
+        """
+        if self.ledger is None or path not in self.ledger.libraries:
+            self.library_digest(path)  # as it is before somebody reads it
+            return self.tree.root / path
+        original = original_path(self.state, path)
+        kept = original.relative_to(self.tree.root).as_posix()
+        if digest_now(self.tree, kept, library=True) != self.ledger.libraries[path][0]:
+            raise damaged_original(original, path)
+        return original
 
 
 def open_workspace(
@@ -40,38 +77,64 @@ def open_workspace(
     writing: bool = False,
     sandboxed: Sandboxed = Sandboxed.ALWAYS,
 ) -> Workspace:
-    """Return the tree of a project at ``path``, with upstream's texts of changed files.
+    """Return the tree of a project at ``path``, as ``read_workspace`` does."""
+    return read_workspace(detect(path, project, sandboxed=sandboxed), writing=writing)
+
+
+@contextlib.contextmanager
+def locked_workspace(find: Callable[[], SourceTree]) -> Iterator[Workspace]:
+    """Open the tree that ``find`` returns to change it; nobody else does meanwhile.
+
+    What an earlier run left unfinished is taken back first. Raises as ``read_workspace`` does, and
+    BusyError.
+    """
+    tree = find()
+    with locked(tree.root):
+        journal = journal_of(tree, state_folder(tree))
+        journal.recover()
+        try:
+            # Once more: recovery may bring files and ledger back.
+            yield read_workspace(find(), writing=True)
+        finally:
+            with contextlib.suppress(OSError):  # the next run does it
+                journal.clear_staged()
+
+
+def read_workspace(tree: SourceTree, *, writing: bool = False) -> Workspace:
+    """Return a tree with upstream's texts of changed files; every file of the ledger is read.
 
     Raises SourceError if it is no such tree, DriftError if a patched file was edited since,
     StorageError if an earlier run was cut short and this one must not write.
     """
-    tree = detect(path, project, sandboxed=sandboxed)
     state = state_folder(tree)
     if not writing:
         journal_of(tree, state).check_finished()
-    ledger = read_ledger(state, project)
+    ledger = read_ledger(state, tree.project)
     if ledger is None:
         return Workspace(tree=tree, state=state, ledger=None)
-    pairs = ledger.files.items()
-    if edited := [path for path, pair in pairs if digest_now(tree, path) not in pair]:
+    libraries = {path: digest_now(tree, path, library=True) for path in ledger.libraries}
+    texts = {path: digest_now(tree, path) for path in ledger.files}
+    pairs = {**ledger.files, **ledger.libraries}
+    if edited := [path for path, now in (texts | libraries).items() if now not in pairs[path]]:
         moved = ledger.version != str(tree.version)
         raise DriftError(
             f"{', '.join(edited)}: edited since patchkit wrote "
             f"{'it' if len(edited) == 1 else 'them'}; nothing was changed",
             why=f"the tree was {ledger.version} when it was patched, and is {tree.version} now"
             if moved
-            else "the ledger knows another text, and your edits must not be lost",
+            else "the ledger knows another content, and your edits must not be lost",
             hint=f"if nothing of the patch is left, remove {state}; else check out "
             f"{ledger.version} and revert first"
             if moved
-            else "take your edits out, then run again; the texts that patchkit replaced are in "
+            else "take your edits out, then run again; the files that patchkit replaced are in "
             f"{state / 'originals'}",
         )
     pristine = {
         path: None if data is None else decoded(data, str(original_path(state, path)))
         for path, data in originals(state, ledger).items()
     }
-    return Workspace(tree=replace(tree, pristine=pristine), state=state, ledger=ledger)
+    tree = replace(tree, pristine=pristine)
+    return Workspace(tree=tree, state=state, ledger=ledger, libraries=libraries)
 
 
 def known_verdicts(

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
+from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
 from patchkit.errors import RecipeError, SourceError, UsageError
@@ -130,14 +131,18 @@ def _make_version(root: Path) -> Version:
 
 
 def state_folder(tree: SourceTree) -> Path:
-    """Return the folder that holds the ledger of a tree."""
-    home = tree.root / tree.project if tree.kind == "installed" else tree.root
+    """Return the folder that holds the ledger of a tree. Raises SourceError."""
+    if tree.kind != "installed":
+        return tree.root / ".patchkit"
+    # Other packages need not have a folder of their name, nor only one.
+    home = tree.root / tree.project if tree.project in projects() else dist_info(tree)
     return home / ".patchkit"
 
 
 def dist_info(tree: SourceTree) -> Path:
     """Return the .dist-info folder of an installed package. Raises SourceError."""
-    found = sorted(tree.root.glob(f"{tree.project}-*.dist-info"))
+    folders = sorted(tree.root.glob("*.dist-info"))
+    found = [f for f in folders if canonicalize_name(f.name.partition("-")[0]) == tree.project]
     if len(found) != 1:
         raise SourceError(
             f"{tree.root}: {len(found)} folders {tree.project}-*.dist-info, expected 1",
@@ -149,22 +154,37 @@ def dist_info(tree: SourceTree) -> Path:
     return found[0]
 
 
+def record_path(tree: SourceTree) -> str:
+    """Return the path of an installed package's RECORD in its tree. Raises SourceError."""
+    return (dist_info(tree) / "RECORD").relative_to(tree.root).as_posix()
+
+
 def _detect_package(root: Path) -> SourceTree:
     if (root.parent / "setup.py").is_file():
         raise SourceError(
             f"{root}: is the package inside a source tree", hint=f"name {root.parent} instead"
         )
+    return detect_installed(root.parent, "vllm")
+
+
+def detect_installed(site: Path, name: str) -> SourceTree:
+    """Return the tree of a package in a site-packages folder. Raises SourceError."""
     # Without a version yet: it is in the folder that this tree is searched for.
-    tree = SourceTree(root=root.parent, project="vllm", version=Version("0"), kind="installed")
+    tree = SourceTree(
+        root=site.resolve(),
+        project=canonicalize_name(name),
+        version=Version("0"),
+        kind="installed",
+    )
     folder = dist_info(tree)
     version = _version(_metadata_field(folder / "METADATA", "Version"), folder / "METADATA")
     if not (folder / "RECORD").is_file():
         raise SourceError(
-            f"{folder}: has no RECORD, so pip could not uninstall a patched vllm",
+            f"{folder}: has no RECORD, so pip could not uninstall a patched {name}",
             why="the package was not installed by pip",
-            hint=quoted("pip", "install", "--force-reinstall", "--no-deps", f"vllm=={version}"),
+            hint=quoted("pip", "install", "--force-reinstall", "--no-deps", f"{name}=={version}"),
         )
-    return SourceTree(root=root.parent, project="vllm", version=version, kind="installed")
+    return replace(tree, version=version)
 
 
 def _metadata_field(place: Path, name: str) -> str:

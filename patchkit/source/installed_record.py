@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import csv
-import hashlib
 import io
 from collections.abc import Collection, Iterable, Mapping
 
@@ -13,16 +12,16 @@ from patchkit.errors import SourceError
 
 def rewrite_record(
     record: str,
-    changed: Mapping[str, bytes],
+    changed: Mapping[str, tuple[str, int]],
     added: Iterable[str] = (),
     dropped: Collection[str] = (),
 ) -> str:
-    """Return RECORD with the hashes of ``changed``, lines for ``added``, none for ``dropped``.
+    """Return RECORD with ``changed`` as it is now, lines for ``added``, none for ``dropped``.
 
-    Paths are relative to site-packages; a changed file that has no line yet was created. Added
-    files carry no hash, as pip itself does for files that may change: the ledger names the digest
-    of RECORD, so RECORD cannot name the ledger's. Raises SourceError if RECORD is not as pip
-    writes it.
+    ``changed``: path → its sha256, in hex, and its size. Paths are relative to site-packages; a
+    changed file that has no line yet was created. Added files carry no hash, as pip itself does
+    for files that may change: the ledger names the digest of RECORD, so RECORD cannot name the
+    ledger's. Raises SourceError if RECORD is not as pip writes it.
     """
     try:
         # newline="": csv has to see the line ends as they are, quoted ones too.
@@ -31,17 +30,17 @@ def rewrite_record(
         raise SourceError(
             f"RECORD cannot be read: {error}",
             why="it was edited, or its package was not installed by pip",
-            hint="pip install --force-reinstall --no-deps vllm==<version>",
+            hint="install the package again: pip install --force-reinstall --no-deps ...",
         ) from None
     rows += [[path, "", ""] for path in sorted({*changed, *added} - {row[0] for row in rows})]
     out = io.StringIO()
     # pip writes CRLF, uv writes LF; lines that do not change must stay as they are.
     writer = csv.writer(out, lineterminator="\r\n" if "\r\n" in record else "\n")
     for row in (row for row in rows if row[0] not in dropped):
-        if (data := changed.get(row[0])) is None:
-            writer.writerow(row)
-        else:
+        if row[0] in changed:
+            sha256, size = changed[row[0]]
             # PEP 376 and 427: URL-safe base64 without its padding.
-            encoded = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=")
-            writer.writerow([row[0], f"sha256={encoded.decode()}", str(len(data))])
+            encoded = base64.urlsafe_b64encode(bytes.fromhex(sha256)).rstrip(b"=")
+            row = [row[0], f"sha256={encoded.decode()}", str(size)]
+        writer.writerow(row)
     return out.getvalue()

@@ -203,9 +203,10 @@ def sha256(data):
 def test_record_names_the_new_contents_and_created_files_and_nothing_else_changes(ending):
     record, data = RECORD.replace("\r\n", ending), "größer\n".encode()
     created = {NEW: b"{}\n", "vllm/empty.json": b""}
-    changed = {"vllm/__init__.py": data, "vllm/configs/E=8,N=64.json": data}
+    changed = dict.fromkeys(("vllm/__init__.py", "vllm/configs/E=8,N=64.json"), data)
 
-    text = rewrite_record(record, changed | created, ["vllm/.patchkit/ledger.json"])
+    rows = {path: (digest(content), len(content)) for path, content in (changed | created).items()}
+    text = rewrite_record(record, rows, ["vllm/.patchkit/ledger.json"])
 
     expected = record
     for stock in ("vllm/__init__.py,sha256=DDDD,10", '"vllm/configs/E=8,N=64.json",sha256=BBBB,7'):

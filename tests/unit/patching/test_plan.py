@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 from hypothesis import given, settings
@@ -12,10 +13,13 @@ from patchkit.apply import apply, revert
 from patchkit.edit.splice import Edit
 from patchkit.edit.text import new_file, swap_text
 from patchkit.errors import DriftError, ProofError, UsageError
+from patchkit.patching.commit import revert_libraries
 from patchkit.patching.fix import Fix, Need, Observation, Severity, State, found, upstream
 from patchkit.patching.plan import make_plan, patch_steps
 from patchkit.patching.recipe import load_recipe
-from patchkit.patching.workspace import open_workspace
+from patchkit.patching.workspace import locked_workspace, open_workspace
+from patchkit.source.detect import detect
+from support.wheels import record
 
 PATH = "a.txt"
 STOCK, PATCHED, FIXED = "old\n", "new\n", "theirs\n"
@@ -297,6 +301,45 @@ def test_what_changes_during_the_proof_is_never_overwritten(path, sdist, ask):
     with pytest.raises(DriftError, match="changed while patchkit was working"):
         apply(sdist, fixes, ask())
     assert contents(sdist) == {**before, sdist / path: b"mine\n"}
+
+
+def test_texts_and_libraries_of_a_package_have_one_ledger_and_do_not_touch_each_other(
+    make_tree, ask
+):
+    home, library, recipe = "vllm-0.19.1.dist-info", "vllm/_C.so", recipe_of(fix_of("a"))
+    stock = {"vllm/__init__.py": "", PATH: STOCK, library: "stock\n"}
+    stock[f"{home}/METADATA"] = "Name: vllm\nVersion: 0.19.1\n"
+    listed = record(home, {path: text.encode() for path, text in stock.items()}).decode()
+    site = make_tree("0.19.1", stock | {f"{home}/RECORD": listed}, kind="installed").root
+    package, before = site / "vllm", contents(site)
+
+    def native(workspace, text):
+        new = workspace.prepared / "C"
+        new.parent.mkdir(parents=True)
+        new.write_text(text)
+        return {library: new}
+
+    def found():
+        rows = (site / home / "RECORD").read_text().splitlines()
+        texts = {path: (site / path).read_text() for path in (PATH, library)}
+        assert set(record("", {p: t.encode() for p, t in texts.items()}).decode().split()) - {
+            *rows
+        } == {"/RECORD,,"}
+        return (*texts.values(),)
+
+    first = apply(package, recipe, ask(), native=partial(native, text="1\n"))
+    assert (first.written, found()) == ((PATH, library), (PATCHED, "1\n"))
+    apply(package, recipe, ask(skip={"a"}))
+    assert found() == (STOCK, "1\n")
+    apply(package, recipe, ask())
+    again = apply(package, recipe, ask(), native=partial(native, text="2\n"))
+    assert (again.written, again.recorded_by != "", found()) == ((library,), True, (PATCHED, "2\n"))
+    with locked_workspace(partial(detect, package)) as workspace:
+        assert revert_libraries(workspace) == (library,)
+    assert found() == (PATCHED, "stock\n")
+    apply(package, recipe, ask(skip={"a"}), native=partial(native, text="3\n"))
+    assert (found(), {*revert(package)}) == ((STOCK, "3\n"), {library, f"{home}/RECORD"})
+    assert contents(site) == before
 
 
 @settings(max_examples=30, deadline=None, database=None)
