@@ -12,10 +12,12 @@ from patchkit import __version__
 from patchkit.errors import SourceError, UsageError
 from patchkit.quoting import quoted
 from patchkit.records import RECIPES
+from patchkit.runtime.rules.variable_rules import CACHES, cache_variables
 from patchkit.wheel.wheelhouse.manifest import Kind, Manifest
 
 PLATFORMS = {"aarch64": "linux/arm64", "x86_64": "linux/amd64"}  # by the CPU of a wheelhouse
 _IMAGE = "vllm-wheelhouse"
+_HOME = "/home/vllm"  # of the image's user
 _NCCL = "nvidia-nccl-cu13"
 # Fails unless libnccl is loaded from the wheelhouse alone. The shell has it in single quotes.
 _NCCL_SMOKE = (
@@ -82,20 +84,23 @@ def containerfile(manifest: Manifest, base: str, folder: str) -> Containerfile:
     python, machine = nodes.pop()
     if not _PYTHON.fullmatch(python) or machine not in PLATFORMS:
         raise SourceError(f"the wheelhouse is for CPython {python!r} on {machine!r}")
-    names = {entry.name.project for entry in manifest.wheels if entry.held}
-    smoke = [f"import {name}" for name in ("torch", "vllm") if name in names]
-    smoke += [_NCCL_SMOKE] if _NCCL in names else []
+    held = {entry.name.project: entry.name.version for entry in manifest.wheels if entry.held}
+    smoke = [f"import {name}" for name in ("torch", "vllm") if name in held]
+    smoke += [_NCCL_SMOKE] if _NCCL in held else []
+    vllm = held.get("vllm")
+    caches = cache_variables(f"{_HOME}/{CACHES}", str(vllm)) if vllm else {}
     template = Template((RECIPES / "export" / "Containerfile").read_text(encoding="utf-8"))
     text = template.substitute(
         version=__version__,
-        count=len(names),
+        count=len(held),
         machine=machine,
         python=python,
         base=base,
         folder=folder,
         options=quoted(*manifest.install_options),
+        caches="".join(f" {name}={folder}" for name, folder in caches.items()),
         smoke="; ".join(smoke) or "pass",
-        program="vllm" if "vllm" in names else "python",
+        program="vllm" if vllm else "python",
     )
     return Containerfile(text=text, platform=PLATFORMS[machine])
 

@@ -33,6 +33,7 @@ from patchkit.errors import HostError, UsageError
 from patchkit.measure import pod_script
 from patchkit.quoting import visible
 from patchkit.records import RECIPES
+from patchkit.runtime.rules.variable_rules import cache_variables
 
 OWN_DEVICE = "host"  # of KubernetesOptions.rdma: the host's device, in a privileged container
 RDMA = "rdma/hca_shared_devices_a"  # the name in the RDMA shared device plugin's own examples
@@ -237,7 +238,8 @@ class _Pod:
     def variables(self) -> Iterator[dict[str, Any]]:
         """Yield the node's address first: what follows may name it."""
         yield {"name": _ADDRESS, "valueFrom": {"fieldRef": {"fieldPath": "status.hostIP"}}}
-        settings, cache = self.rank.env.settings, self.options.cache
+        cache = self.options.cache  # on the node, where the pod has none of its own folders
+        settings = [each for each in self.rank.env.settings if each.rule != "caches"]
         for setting in settings:
             if not _VARIABLE.fullmatch(setting.name):
                 raise UsageError(f"{setting.name!r} cannot be a variable of a pod")
@@ -248,13 +250,9 @@ class _Pod:
             else:
                 yield {"name": setting.name, "value": escape_dollars(setting.value)}
         given = {setting.name for setting in settings}
-        caches = {  # what is compiled stays on a disk of the node
-            "VLLM_CACHE_ROOT": f"{cache}/vllm",
-            "TORCHINDUCTOR_CACHE_DIR": f"{cache}/inductor",
-            "TRITON_CACHE_DIR": f"{cache}/triton",
-            "FLASHINFER_WORKSPACE_BASE": f"{cache}/flashinfer",
-            "HF_HOME": f"{cache}/huggingface",
-        }
+        # What is compiled stays on a disk of the node.
+        caches = cache_variables(cache, self.rank.env.node.vllm)
+        caches["HF_HOME"] = f"{cache}/huggingface"
         for name, value in caches.items():
             if name not in given:
                 yield {"name": name, "value": escape_dollars(value)}

@@ -29,6 +29,7 @@ from patchkit.runtime.rules.rule import RuleChoice, in_words, routes_in_words
 from patchkit.runtime.rules.secret_texts import is_secret
 from patchkit.runtime.rules.spelling import nearest
 from patchkit.runtime.rules.variable_rules import (
+    CACHES,
     Avoid,
     VariableRule,
     VariableRules,
@@ -80,7 +81,8 @@ def _env_blocks(
     node = decide(asked, host, head)
     rules = load_variable_rules()
     ptxas = find_ptxas(root, os.environ)
-    env = cluster_env(node, host, rules, nccl=asked.nccl, ptxas=ptxas)
+    caches = str(Path.home() / CACHES)
+    env = cluster_env(node, host, rules, nccl=asked.nccl, ptxas=ptxas, caches=caches)
     if head:
         env = agree(env, head, extra)
     kind, hostname = Format(options["kind"]), host.system.hostname

@@ -30,7 +30,7 @@ from patchkit.runtime.rules.flags import load_flag_rules
 from patchkit.runtime.rules.presets import Preset, named_preset, presets_meant
 from patchkit.runtime.rules.presets import find as find_preset
 from patchkit.runtime.rules.rule import RuleChoice
-from patchkit.runtime.rules.variable_rules import load_variable_rules
+from patchkit.runtime.rules.variable_rules import CACHES, load_variable_rules
 from patchkit.runtime.serve.args import ServeCommand, serve_args
 from patchkit.runtime.serve.listen import listen_address
 from patchkit.runtime.serve.model import memory_pool
@@ -197,7 +197,8 @@ def _plan_rank(
         **(first if number == 0 else {"nodes": 0}),
     )
     node = decide(options, host, head)
-    env = cluster_env(node, host, variable_rules, ptxas=facts.ptxas)
+    caches = f"{facts.home}/{CACHES}"
+    env = cluster_env(node, host, variable_rules, ptxas=facts.ptxas, caches=caches)
     if head:
         env = agree(env, head, dict(serve.set))
     command = None

@@ -6,7 +6,7 @@ The units are templates in recipes/units; a line whose value is empty is left ou
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from string import Template
@@ -23,6 +23,7 @@ from patchkit.cluster.launch.plan import (
 )
 from patchkit.digests import digest
 from patchkit.records import RECIPES
+from patchkit.runtime.rules.variable_rules import CACHES, cache_folder, cache_variables
 from patchkit.runtime.serve.listen import models_url
 
 SCRIPT = Path(group_script.__file__)
@@ -38,6 +39,7 @@ RAY_SECONDS = 120  # for Ray's head to listen: measured are 6 on two slow cores
 ASK_AGAIN = 20  # seconds between two starts
 STOP = 30  # seconds for a rank to end by itself: with a request under way vLLM did not in 60
 _PROGRAMS = "/usr/local/cuda/bin:/usr/local/bin:/usr/bin:/bin"
+_CACHES = CACHES.rpartition("/")[2]  # below systemd's own folder of a user's caches
 _HEADER = "# Written by patchkit up; replaced by the next one.\n"
 
 
@@ -117,6 +119,8 @@ class GroupUnits:
             "watch_stop": str(STOP + 30),
             "path": unit_word(f"PATH={absolute(self.cluster.venv, rank.facts)}/bin:{_PROGRAMS}"),
             "mark": unit_word(f"{MARK}={name}"),
+            "cache": cache_folder(_CACHES, rank.env.node.vllm),
+            "caches": " ".join(f"{name}={value}" for name, value in _unit_caches(rank)),
             "ray_unit": ray_unit,
             "ray_address": f"RAY_ADDRESS={self.ray}" if self.ray else "",
             "ray_signal": "SIGKILL" if self.ray else "",
@@ -136,6 +140,16 @@ class GroupUnits:
             filled = [Template(each).substitute(values) for each in lines if each[0] != "#"]
             files[unit] = _HEADER + "".join(it for it in filled if it.partition("=")[2] != "\n")
         return files
+
+
+def _unit_caches(rank: PlannedRank) -> Iterator[tuple[str, str]]:
+    """Yield where a rank keeps what it compiles; systemd knows its user's folder of caches."""
+    executor = rank.env.node.executor
+    of_head = executor.name == "ray" and executor.copies != "fills in"
+    for name, value in cache_variables(f"%C/{_CACHES}", rank.env.node.vllm).items():
+        # Such a Ray brings the head's to workers, whose homes may be others.
+        if not (of_head and name.startswith("VLLM_")):
+            yield name, value
 
 
 def unit_word(word: str) -> str:

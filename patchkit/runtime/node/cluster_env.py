@@ -17,7 +17,12 @@ from patchkit.runtime.rules.releases import release
 from patchkit.runtime.rules.rule import holding
 from patchkit.runtime.rules.secret_texts import is_secret, runs_code
 from patchkit.runtime.rules.spelling import nearest
-from patchkit.runtime.rules.variable_rules import VariableRule, VariableRules, load_variable_rules
+from patchkit.runtime.rules.variable_rules import (
+    VariableRule,
+    VariableRules,
+    cache_folder,
+    load_variable_rules,
+)
 from patchkit.runtime.rules.variable_values import Takes, vllm_values
 from patchkit.runtime.rules.variables import nccl_variables, variable_table, vllm_variables
 
@@ -72,18 +77,26 @@ class ClusterEnv:
 
 
 def cluster_env(
-    node: Node, host: Host, rules: VariableRules, *, nccl: str = "", ptxas: str = ""
+    node: Node,
+    host: Host,
+    rules: VariableRules,
+    *,
+    nccl: str = "",
+    ptxas: str = "",
+    caches: str = "",
 ) -> ClusterEnv:
     """Return the environment of a node.
 
-    ``nccl`` is the release whose variables may be set, by default any. Raises UsageError for a rule
+    ``nccl`` is the release whose variables may be set, by default any; ``caches`` the folder on the
+    node that a rule may keep caches in. Raises UsageError for a rule
     or a variable of the user's that does not exist, or a value that it does not take, HostError for
     a fact that this host lacks, DriftError if a rule sets what this vLLM does not read or take.
     """
     node.choice.check(rules.rules, "`patchkit env explain` lists them")
     on, off = node.choice.divide(holding(rules.rules, node.situation))
     replaced = {rule.replaces for rule in on}
-    settings = [*_choose_settings([rule for rule in on if rule.id not in replaced], node, ptxas)]
+    more = {"ptxas": ptxas, "cache": caches and cache_folder(caches, node.vllm)}
+    settings = [*_choose_settings([rule for rule in on if rule.id not in replaced], node, more)]
     known, values = vllm_variables(node.vllm, host.vllm_home(node.vllm)), vllm_values(node.vllm)
     setters: dict[str, str] = {}
     for setting in settings:
@@ -125,13 +138,15 @@ def cluster_env(
     )
 
 
-def _choose_settings(rules: Sequence[VariableRule], node: Node, ptxas: str) -> Iterator[Setting]:
+def _choose_settings(
+    rules: Sequence[VariableRule], node: Node, facts: Mapping[str, str]
+) -> Iterator[Setting]:
     """Return what sets a variable: the user before the preset, and both before the rules."""
     attachment, preset = node.attachment, node.preset
-    facts = {
+    own = {
         name: getattr(attachment, name) for name in ("address", "netdev", "data", "hcas", "half")
     }
-    facts |= {"netdevs": ",".join(attachment.netdevs), "ptxas": ptxas}
+    facts = {**facts, **own, "netdevs": ",".join(attachment.netdevs)}
     # Empty facts are left out, so that a rule that needs one of them raises KeyError.
     facts = {name: fact for name, fact in facts.items() if fact}
     taken = {*node.extra}

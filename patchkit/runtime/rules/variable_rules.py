@@ -13,6 +13,9 @@ from patchkit.records import RECIPES, read_toml
 from patchkit.runtime.rules.releases import check_range, within
 from patchkit.runtime.rules.rule import Advice, Discouraged, Rule, VariableName
 
+CACHES = ".cache/patchkit"
+"""The folder of all caches below a user's home."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VariableRule(Rule):
@@ -86,6 +89,18 @@ class VariableRules:
 def load_variable_rules() -> VariableRules:
     """Return the rules. Raises UsageError for what means nothing, with file and line."""
     return read_toml(VariableRules, RECIPES / "env" / "rules.toml")
+
+
+def cache_folder(caches: str, vllm: str) -> str:
+    """Return where a release keeps what it compiles, below the folder of all caches."""
+    return f"{caches}/vllm-{vllm}"
+
+
+def cache_variables(caches: str, vllm: str) -> dict[str, str]:
+    """Return the variables that keep what a release compiles below the folder of all caches."""
+    (rule,) = (rule for rule in load_variable_rules().rules if rule.id == "caches")
+    folder = cache_folder(caches, vllm)
+    return {name: value.format(cache=folder) for name, value in rule.set.items()}
 
 
 def choose_executor(vllm: str, role: str, asked: str, wanted: AbstractSet[str]) -> Executor:

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from patchkit.cluster.launch.units import unit_line
+from support.clusters import cluster, node_facts, units_of
 from tools import golden_units
 from tools.golden_units import CASES
 
@@ -23,6 +24,15 @@ def test_one_id_for_all_nodes_and_another_for_another_start(tmp_path):
 
     assert len(ids("pair")) == 1
     assert ids("pair") != ids("pair-ray")
+
+
+def test_a_ray_that_copies_the_heads_variables_brings_no_folder_of_its_home(tmp_path):
+    facts = [node_facts(tmp_path, node=number, vllm="0.20.0") for number in (0, 1)]
+    made = units_of(cluster("a", "b", executor="ray"), facts, golden_units.LARGE)
+    for files in made.node_files():
+        text = files["patchkit-vllm.service"]
+        assert "VLLM_CACHE_ROOT" not in text
+        assert " CUDA_CACHE_PATH=%C/patchkit/vllm-0.20.0/cuda " in text
 
 
 @pytest.mark.parametrize(

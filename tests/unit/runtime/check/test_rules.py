@@ -104,7 +104,9 @@ VALUES = [
     # A ring needs Ring, and it is not known here; no other algorithm is ever needed.
     ("x.env", "NCCL_ALGO=Tree", "warning NCCL_ALGO=Tree is advised against"),
     ("x.env", "NCCL_ALGO=Ring", "note NCCL_ALGO=Ring is advised against"),
-    ("x.env", "VLLM_SERVER_DEV_MODE=0"),
+    ("x.env", "VLLM_SERVER_DEV_MODE=0\nCUDA_FORCE_PTX_JIT=0\nCUDA_CACHE_MAXSIZE=1073741824"),
+    ("Dockerfile", "FROM x\nENV CUDA_FORCE_PTX_JIT=1", "warning CUDA_FORCE_PTX_JIT=1 is advised"),
+    ("x.env", "CUDA_CACHE_MAXSIZE=33554432", "warning CUDA_CACHE_MAXSIZE=33554432 is advised"),
     # What the caller says is not known, and not advised against.
     ("x.sh", 'docker run -e NCCL_PROTO="$PROTO" -e NCCL_IB_GID_INDEX="$GID" i'),
 ]

@@ -139,9 +139,10 @@ def test_ptxas_is_that_of_a_toolkit_that_knows_the_device(tmp_path):
 def test_json_has_no_secret(tmp_path):
     root = hosts.build(tmp_path, "single")
     arguments = ("env", "--vllm=0.33.0", f"--root={root}", "--json", "--set=NCCL_DEBUG=INFO")
-    printed = invoke(*arguments, "--set=HF_TOKEN=")
+    printed = invoke(*arguments, "--set=HF_TOKEN=", "--with=caches")
     variables = json.JSONDecoder().raw_decode(printed)[0]["variables"]  # notes come behind it
     assert variables["NCCL_DEBUG"] == "INFO"
+    assert variables["CUDA_CACHE_PATH"].endswith("/.cache/patchkit/vllm-0.33.0/cuda")
     assert "HF_TOKEN" not in variables
     with pytest.raises(UsageError, match="value of a secret") as raised:
         invoke(*arguments, "--set=HF_TOKEN=hf_abcdef")
