@@ -25,9 +25,9 @@ MAGIC = b"\x7fELF"
 _LITTLE_64 = b"\x02\x01"  # EI_CLASS and EI_DATA of every CPU that vLLM's wheels are for
 # Elf64_Ehdr, Elf64_Phdr, Elf64_Shdr, Elf64_Dyn, Elf64_Sym, Elf64_Verneed and Elf64_Vernaux of
 # elf.h, little-endian and without padding.
-_HEADER = struct.Struct("<16sHHIQQQIHHHHHH")
-_PROGRAM = struct.Struct("<IIQQQQQQ")
-_SECTION = struct.Struct("<IIQQQQIIQQ")
+HEADER = struct.Struct("<16sHHIQQQIHHHHHH")
+PROGRAM = struct.Struct("<IIQQQQQQ")
+SECTION = struct.Struct("<IIQQQQIIQQ")
 _ENTRY = struct.Struct("<qQ")
 _SYMBOL = struct.Struct("<IBBHQQ")
 _NEED, _NEEDED_VERSION = struct.Struct("<HHIII"), struct.Struct("<IHHII")
@@ -42,7 +42,7 @@ _MACHINES = {
     190: "cuda",
 }
 _LOADABLE = (2, 3)  # ET_EXEC, ET_DYN
-_PT_LOAD, _PT_DYNAMIC = 1, 2
+PT_LOAD, _PT_DYNAMIC = 1, 2
 # Tags of the dynamic section: DT_NULL, DT_NEEDED, …
 _NULL, _NEEDED, _STRTAB, _STRSZ, _SONAME, _RPATH, _RUNPATH = 0, 1, 5, 10, 14, 15, 29
 _VERNEED = 0x6FFFFFFE
@@ -187,14 +187,14 @@ class _Image:
         self._text_left = _MOST_TEXT
         self._size = stream.seek(0, io.SEEK_END)
         stream.seek(0)
-        header = stream.read(_HEADER.size)
+        header = stream.read(HEADER.size)
         if header[:4] != MAGIC:
             raise SourceError(
                 f"{name} is not an ELF file", hint="give a shared library of Linux, or a wheel"
             )
-        self.check(len(header) == _HEADER.size, "its header is cut short")
+        self.check(len(header) == HEADER.size, "its header is cut short")
         self.check(header[4:6] == _LITTLE_64, "it is not for a 64-bit little-endian machine")
-        _, self.kind, machine, _, _, *self._tables = _HEADER.unpack(header)  # from e_phoff on
+        _, self.kind, machine, _, _, *self._tables = HEADER.unpack(header)  # from e_phoff on
         self.machine = _MACHINES.get(machine, str(machine))
 
     def check(self, holds: bool, what: str) -> None:
@@ -213,12 +213,12 @@ class _Image:
         """Yield the sections that have contents. There must be some."""
         _, place, _, _, _, _, size, count, names = self._tables
         self.check(place > 0, "it has no section headers, so nobody can say what it holds")
-        self.check(size == _SECTION.size, "its section headers have another size")
+        self.check(size == SECTION.size, "its section headers have another size")
         if not count or names == _SHN_XINDEX:  # in the first one, for more than 16 bits hold
-            first = _SECTION.unpack(self.read(place, size))
+            first = SECTION.unpack(self.read(place, size))
             count, names = count or first[5], first[6] if names == _SHN_XINDEX else names
         self.check(count <= _MOST_SECTIONS, "it has more sections than any real library")
-        headers = list(_SECTION.iter_unpack(self.read(place, count * size)))
+        headers = list(SECTION.iter_unpack(self.read(place, count * size)))
         self.check(names < count and headers[names][1] == _SHT_STRTAB, "its sections have no names")
         self.check(headers[names][5] <= _MOST_NAMES, "the names of its sections are too long")
         text = self.read(*headers[names][4:6])
@@ -242,9 +242,9 @@ class _Image:
         # NVIDIA's device code is ELF as well, and no loader of the system takes it.
         if self.kind not in _LOADABLE or self.machine == "cuda" or not count:
             return []
-        self.check(size == _PROGRAM.size, "its program headers have another size")
+        self.check(size == PROGRAM.size, "its program headers have another size")
         self.check(count <= _MOST_PROGRAMS, "it has more program headers than any real library")
-        return list(_PROGRAM.iter_unpack(self.read(place, size * count)))
+        return list(PROGRAM.iter_unpack(self.read(place, size * count)))
 
     @cached_property
     def tags(self) -> Mapping[int, list[int]]:
@@ -281,7 +281,7 @@ class _Image:
 
     def read_at(self, address: int, length: int) -> bytes:
         for kind, _, offset, start, _, size, _, _ in self._segments:
-            if kind == _PT_LOAD and start <= address and address + length <= start + size:
+            if kind == PT_LOAD and start <= address and address + length <= start + size:
                 return self.read(offset + address - start, length)
         raise damaged(self._name, f"nothing is loaded at {address:#x}")
 

@@ -12,7 +12,10 @@ from patchkit.quoting import quoted
 
 BUILD = ("auditwheel", "build", "ninja", "pyproject_hooks", "scikit_build_core")
 """Import names of what the extra ``build`` brings."""
-BASE = ("cmake", "libcst", "packaging", "platformdirs", "pypi_simple", "uv", "yaml")
+BASE = (
+    *("cmake", "libcst", "lz4", "packaging", "platformdirs", "pypi_simple", "uv", "yaml"),
+    "zstandard",
+)
 """Import names of what a plain installation brings beside click, and `pip --no-deps` does not."""
 
 

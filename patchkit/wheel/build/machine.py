@@ -50,13 +50,18 @@ def jobs_for(memory: int, asked: int | None = None) -> Jobs:
         return Jobs(asked, "as asked for")
     # Cores that this process may use; os.cpu_count() ignores affinity and cpusets.
     cores = len(os.sched_getaffinity(0))
-    found = re.search(r"^MemAvailable: +(\d+) kB", _MEMINFO.read_text("ascii"), re.MULTILINE)
-    pages = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    free = int(found[1]) << 10 if found else pages  # in kB, which are KiB here
+    free = available_memory()
     number = max(1, min(cores, free // memory))
     limit = "memory decides" if number < cores else "one a core"
     needs = f"{memory / BYTES_PER_GIB:.0f} GiB a job, {free / BYTES_PER_GIB:.0f} available"
     return Jobs(number, f"{limit}: {cores} cores, {needs}")
+
+
+def available_memory() -> int:
+    """Return how many bytes of memory programs may still take."""
+    found = re.search(r"^MemAvailable: +(\d+) kB", _MEMINFO.read_text("ascii"), re.MULTILINE)
+    pages = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return int(found[1]) << 10 if found else pages  # in kB, which are KiB here
 
 
 def network() -> str:

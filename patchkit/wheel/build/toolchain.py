@@ -27,6 +27,9 @@ from patchkit.wheel.file.wheelfile import WheelFile
 CROSS = "targets/sbsa-linux"
 """Where, below a toolkit, nvcc looks when it compiles for an Arm server."""
 
+COMPILER = "nvidia-cuda-nvcc"
+"""The wheel with nvcc, ptxas and fatbinary."""
+
 _PREFIX = "nvidia/cu13/"  # where the wheels of CUDA 13 keep what a toolkit keeps below its root
 MACHINES = ("aarch64", "x86_64")
 """The CPUs that the locked toolkit has wheels for, as platform tags name them."""
@@ -74,7 +77,7 @@ def find_toolchain(
     return Toolchain(
         machine=machine,
         nvcc=home / "bin" / "nvcc",
-        cuda=next(w.version for w in locked_toolkit_wheels() if w.project == "nvidia-cuda-nvcc"),
+        cuda=locked_version(COMPILER),
         cxx=cxx,
         compiler=run(cxx, "--version", check=False).output.partition("\n")[0].strip(),
         include=half / "include",
@@ -156,12 +159,25 @@ def locked_toolkit_wheels() -> tuple[ToolkitWheel, ...]:
     return read_toml(tuple[ToolkitWheel, ...], RECIPES / "toolchain.toml", key="wheel")
 
 
-def locked_toolkit(here: str, machine: str, *, offline: bool, progress: Progress | None) -> Path:
-    """Return the locked toolkit, unpacked once per set of wheels below the cache."""
-    wheels = [wheel for wheel in locked_toolkit_wheels() if wheel.machine == here]
-    cross = [w for w in locked_toolkit_wheels() if w.machine == machine != here]
+def locked_version(project: str) -> str:
+    """Return the version of a locked wheel of NVIDIA's."""
+    return next(wheel.version for wheel in locked_toolkit_wheels() if wheel.project == project)
+
+
+def locked_toolkit(
+    here: str, machine: str, *, offline: bool, progress: Progress | None, only: str = ""
+) -> Path:
+    """Return the locked toolkit, or one wheel of it, unpacked once per set of wheels in the cache.
+
+    Raises UsageError for a CPU that it has no wheels for, and what a fetch raises.
+    """
+    if here not in MACHINES:
+        raise UsageError(f"NVIDIA's compiler is for {' and '.join(MACHINES)}, not for {here}")
+    known = [wheel for wheel in locked_toolkit_wheels() if only in ("", wheel.project)]
+    wheels = [wheel for wheel in known if wheel.machine == here]
+    cross = [w for w in known if w.machine == machine != here]
     # The other CPU's compiler wheel is for a header alone (fatbinary_section.h).
-    wheels += [w for w in cross if w.role == "runtime" or w.project == "nvidia-cuda-nvcc"]
+    wheels += [w for w in cross if w.role == "runtime" or w.project == COMPILER]
     # The folder is named by its contents: other wheels in the lock make another toolkit.
     contents = digest("".join(wheel.sha256 for wheel in wheels))[:12]
     home = cache_dir() / "cuda" / f"{wheels[0].version}-{machine}-on-{here}-{contents}"

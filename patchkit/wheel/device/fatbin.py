@@ -12,7 +12,11 @@ Its entries follow, header and payload in turn (the header has more fields behin
 bytes in all):
 
     u16 kind, u16 version 0x101, u32 size of this header, u64 size of the payload,
-    12 bytes, u32 arch (121 is sm_121), 8 bytes, u64 flags
+    u32 size of what is compressed in it, u32 place of a pair in this header, u16 minor and u16
+    major of the PTX version, u32 arch (121 is sm_121), 8 bytes, u64 flags, 8 bytes,
+    u64 size when decompressed
+
+The pair is the place and size, in this header, of the options that ptxas was or has to be given.
 """
 
 from __future__ import annotations
@@ -25,10 +29,10 @@ from io import BufferedIOBase
 from patchkit.elf import Section, damaged
 from patchkit.target import Arch, Load, Target, load, load_ptx
 
-_CONTAINER = struct.Struct("<IHHQ")
-_ENTRY = struct.Struct("<HHIQ12xI8xQ")
+CONTAINER = struct.Struct("<IHHQ")
+ENTRY = struct.Struct("<HHIQIIHHI8xQ8xQ")
 _LEAST_HEADER = 64
-_MAGIC = 0xBA55ED50
+MAGIC = 0xBA55ED50
 _MOST_PADDING = 4096  # sections of aarch64 objects are aligned to 256
 _PREFIXES = {"sass": "sm", "ptx": "compute", "lto": "lto"}
 _KINDS = {1: "ptx", 2: "sass", 8: "lto"}
@@ -65,13 +69,17 @@ class CodeEntry(DeviceCode):
     """One piece of device code.
 
     ``compression`` is ``none``, ``lz4`` or ``zstd``; ``size`` is in bytes as stored, with its
-    header. Entries of one ``container`` (its offset in the file) hold the same kernels for several
-    archs: a device takes one of them.
+    header, ``plain`` without and decompressed. Entries of one ``container`` (its offset in the
+    file) hold the same kernels for several archs: a device takes one of them. ``offset`` is that of
+    the entry in the file, ``version`` the PTX version.
     """
 
     compression: str
     size: int
     container: int
+    offset: int = 0
+    plain: int = 0
+    version: tuple[int, int] = (0, 0)
 
 
 def read_entries(
@@ -109,14 +117,15 @@ def _walk_section(stream: BufferedIOBase, section: Section, name: str) -> Iterat
         position += len(padding) - len(padding.lstrip(b"\0"))
         if position >= end:
             return
-        magic, version, header, size = read_header(_CONTAINER, end)
-        known = (magic, version) == (_MAGIC, 1) and header >= _CONTAINER.size
+        magic, version, header, size = read_header(CONTAINER, end)
+        known = (magic, version) == (MAGIC, 1) and header >= CONTAINER.size
         check_that(known, position, "there is no fat binary of version 1 here")
         container, last = position, position + header + size
         check_that(last <= end, container, "the fat binary ends behind its section")
         position += header
         while position < last:
-            number, _version, header, size, arch, flags = read_header(_ENTRY, last)
+            number, _, header, size, _, _, *rest = read_header(ENTRY, last)
+            minor, major, arch, flags, plain = rest
             fits = header >= _LEAST_HEADER and header + size <= last - position
             check_that(fits, position, "an entry does not fit into its fat binary")
             marks = ("a" if flags & _SPECIFIC else "") + ("f" if flags & _FAMILY else "")
@@ -129,6 +138,9 @@ def _walk_section(stream: BufferedIOBase, section: Section, name: str) -> Iterat
                 compression="zstd" if flags & _ZSTD else "lz4" if flags & _LZ4 else "none",
                 size=header + size,
                 container=container,
+                offset=position,
+                plain=plain if flags & (_LZ4 | _ZSTD) else size,
+                version=(major, minor),
             )
             position += header + size
         position = last

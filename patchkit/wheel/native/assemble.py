@@ -1,0 +1,199 @@
+"""Make machine code of PTX with the locked toolkit's ptxas: what the driver does at first use.
+
+A result depends on the PTX, the options and the toolkit alone, and is kept in the cache under their
+digest: whatever was killed goes on, and a library of another release costs what is new in it.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from patchkit.digests import digest
+from patchkit.elf import Section, parse_library
+from patchkit.errors import BuildError, PatchkitError, SourceError
+from patchkit.process import run
+from patchkit.records import RECIPES, read_toml
+from patchkit.source.fetch import Progress, cache_dir
+from patchkit.units import BYTES_PER_MIB
+from patchkit.wheel.build.machine import available_memory
+from patchkit.wheel.build.toolchain import COMPILER, locked_toolkit, locked_version
+from patchkit.wheel.device.fatbin import CodeEntry, read_entries
+from patchkit.wheel.native.ptx import Ptx, read_ptx
+
+# ptxas of 13.0 with the largest modules of FlashAttention 2: 172 MiB for 1.7 MB, 761 for 19.7 MB.
+_LEAST_MEMORY, _MEMORY_PER_BYTE = 128 * BYTES_PER_MIB, 40
+_SHARE = 0.8  # of the memory that is available
+# Options that change the code and nothing else. The words come from a file that somebody else made:
+# others could read or write files.
+_SWITCHES = re.compile(r"-O[0-3]|-v|-w|--?(verbose|warn[a-z-]*|generate-line-info|lineinfo)")
+_VALUES = re.compile(r"--?(maxrregcount|dlcm|dscm|def-(load|store)-cache|fmad|opt-level)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """A fat binary to assemble: the ``entry`` with its PTX, in the file ``path``.
+
+    ``name`` is that of the library, for people; ``arch`` is ``121``, or ``121a`` of PTX for
+    ``compute_121a``: machine code has the suffix of its PTX, since nothing in PTX without one needs
+    more than every device has.
+    """
+
+    name: str
+    path: Path
+    entry: CodeEntry
+    arch: str
+
+    @property
+    def where(self) -> str:
+        return f"{self.name}: the device code at byte {self.entry.container}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assembled:
+    """Machine code: ``path`` is a file that holds one fat binary; ``ptx`` is the PTX's sha256."""
+
+    path: Path
+    ptx: str
+
+
+class Assembler:
+    """The ptxas and fatbinary of the locked toolkit, for this machine."""
+
+    def __init__(self, *, offline: bool = False, progress: Progress | None = None) -> None:
+        """Unpack the toolkit's compiler, once. Raises what a fetch raises."""
+        here = platform.machine()
+        home = locked_toolkit(here, here, offline=offline, progress=progress, only=COMPILER)
+        self._tools, self.version = home / "bin", locked_version(COMPILER)
+        self._cache = cache_dir() / "native"
+        self._cache.mkdir(parents=True, exist_ok=True)
+
+    @property
+    def newest_ptx(self) -> tuple[int, int]:
+        """The newest PTX version that it reads."""
+        major, minor = read_toml(tuple[int, int], RECIPES / "toolchain.toml", key="ptx")
+        return major, minor
+
+    def assemble(self, job: Job) -> Assembled:
+        """Return the machine code of one fat binary, from the cache or made now.
+
+        Raises SourceError for damaged PTX, BuildError if ptxas does not take it.
+        """
+        if job.entry.version > self.newest_ptx:
+            newer = ".".join(map(str, job.entry.version))
+            raise BuildError(f"{job.where} is PTX {newer}; ptxas {self.version} is older")
+        with job.path.open("rb") as stream:
+            ptx = read_ptx(stream, job.entry, job.name)
+        options = tuple(_checked_options(ptx.options))
+        key = digest("\0".join((digest(ptx.text), self.version, job.arch, *options)))
+        place = self._cache / f"{key}.fatbin"
+        if not (place.is_file() and _holds(place, job.arch)):
+            self._make(ptx, options, job, place)
+        return Assembled(path=place, ptx=digest(ptx.text))
+
+    def _make(self, ptx: Ptx, options: Sequence[str], job: Job, place: Path) -> None:
+        with tempfile.TemporaryDirectory(prefix=".making-", dir=self._cache) as made:
+            folder = Path(made)
+            (folder / "x.ptx").write_bytes(ptx.text)
+            words = (f"-arch=sm_{job.arch}", *options, "x.ptx", "-o", "x.cubin")
+            _run(self._tools / "ptxas", *words, folder=folder, where=job.where)
+            with (folder / "x.cubin").open("rb") as stream:
+                sections = {section.name for section in parse_library(stream, job.where).sections}
+            if lost := sorted(k for k in ptx.kernels if f".text.{k}" not in sections):
+                raise BuildError(f"{job.where}: ptxas made no code of the kernel {lost[0]}")
+            # As nvcc calls it. Compressed, it fits where the code for another device was.
+            image = f"--image3=kind=elf,sm={job.arch},file=x.cubin"
+            words = ("-64", "--create=x.fatbin", image, "--compress-all")
+            _run(self._tools / "fatbinary", *words, folder=folder, where=job.where)
+            if not _holds(folder / "x.fatbin", job.arch):
+                raise BuildError(f"{job.where}: fatbinary made no code for sm_{job.arch}")
+            (folder / "x.fatbin").rename(place)
+
+
+def assemble_all(
+    assembler: Assembler, jobs: Sequence[Job], progress: Callable[[int, int], None]
+) -> dict[Job, Assembled | PatchkitError]:
+    """Assemble on all cores, the longest first, and return what became of each.
+
+    No more of them run at once than there is memory for. An error says why one has no result.
+    """
+    memory = _Memory(int(available_memory() * _SHARE))
+    total, done = sum(job.entry.plain for job in jobs), 0
+    results: dict[Job, Assembled | PatchkitError] = {}
+
+    def assemble(job: Job) -> Assembled | PatchkitError:
+        try:
+            with memory.held(_LEAST_MEMORY + _MEMORY_PER_BYTE * job.entry.plain):
+                return assembler.assemble(job)
+        except (SourceError, BuildError) as error:
+            return error
+
+    pool = ThreadPoolExecutor(len(os.sched_getaffinity(0)))
+    try:
+        ordered = sorted(jobs, key=lambda job: -job.entry.plain)
+        futures = {pool.submit(assemble, job): job for job in ordered}
+        progress(0, total)
+        for future in as_completed(futures):
+            results[futures[future]] = future.result()
+            done += futures[future].entry.plain
+            progress(done, total)
+    finally:
+        pool.shutdown(cancel_futures=True)
+    return results
+
+
+class _Memory:
+    """Lets threads wait until there is memory for what they do; one of them always goes on."""
+
+    def __init__(self, size: int) -> None:
+        self._size = self._free = size
+        self._changed = threading.Condition()
+
+    @contextmanager
+    def held(self, size: int) -> Iterator[None]:
+        size = min(size, self._size)
+        with self._changed:
+            self._changed.wait_for(lambda: self._free >= size)
+            self._free -= size
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._free += size
+                self._changed.notify_all()
+
+
+def _checked_options(words: Sequence[str]) -> Iterator[str]:
+    """Yield the options for ptxas. Raises BuildError for one that is not known to be harmless."""
+    left = list(words)
+    while left:
+        word = left.pop(0)
+        if _VALUES.fullmatch(word) and left and re.fullmatch(r"\w+", left[0]):
+            yield f"{word}={left.pop(0)}"
+        elif _SWITCHES.fullmatch(word):
+            yield word
+        else:
+            raise BuildError(f"it was compiled with {word}, which patchkit does not pass on")
+
+
+def _holds(fatbin: Path, arch: str) -> bool:
+    """Check whether a file is one fat binary with machine code for the arch, and nothing else."""
+    with fatbin.open("rb") as stream:
+        whole = Section(".nv_fatbin", 0, fatbin.stat().st_size)
+        try:
+            names = [entry.name for entry in read_entries(stream, [whole], str(fatbin))]
+        except SourceError:
+            return False  # cut off by a power cut
+    return names == [f"sm_{arch}"]
+
+
+def _run(tool: Path, *words: str, folder: Path, where: str) -> None:
+    run(tool, *words, kind=BuildError, why=where, cwd=folder, timeout=None)

@@ -1,0 +1,119 @@
+"""Make libraries native: machine code for the device in the place of PTX that it would compile.
+
+inspect → jobs → assemble, in parallel → relink → inspect again
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from patchkit.errors import BuildError, PatchkitError, ProofError
+from patchkit.source.fetch import Progress
+from patchkit.target import Load, Target
+from patchkit.wheel.device.fatbin import CONTAINER
+from patchkit.wheel.device.first_use import first_use
+from patchkit.wheel.device.inspect import Binary, best, fat_binaries, inspect_file
+from patchkit.wheel.native.assemble import Assembled, Assembler, Job, assemble_all
+from patchkit.wheel.native.relink import replace_device_code
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NativeLibrary:
+    """A library that the device would compile something of at first use.
+
+    ``path`` is the new file, None if none could be made. ``ptx`` are the SHA-256 of what was
+    assembled, in the order of the file; ``refused`` says of each fat binary that the device still
+    compiles, why.
+    """
+
+    name: str
+    path: Path | None
+    ptx: tuple[str, ...]
+    refused: tuple[str, ...]
+
+
+def make_native(
+    files: Mapping[str, Path],
+    target: Target,
+    folder: Path,
+    assembler: Assembler,
+    progress: Progress,
+) -> tuple[NativeLibrary, ...]:
+    """Write those of some libraries (name → file) anew that hold what the device would compile.
+
+    They come into ``folder``. What cannot be assembled stays as it is. Raises SourceError for a
+    file that is no library, ProofError if a result is not what it has to be, StorageError.
+    """
+    binaries = {name: inspect_file(path)[0] for name, path in files.items()}
+    # Nothing in PTX without a suffix needs more than every device has: no "a" for it.
+    number = "{}{}".format(*target.capability)
+    jobs = [
+        Job(name=name, path=files[name], entry=entry, arch=number + entry.arch.suffix)
+        for name, binary in binaries.items()
+        for entry in first_use(binary, target)
+    ]
+    results = assemble_all(assembler, jobs, progress)
+    made: list[NativeLibrary] = []
+    for name in dict.fromkeys(job.name for job in jobs):
+        own = {job.entry.container: results[job] for job in jobs if job.name == name}
+        codes = {at: code for at, code in own.items() if isinstance(code, Assembled)}
+        why = [str(each.what) for each in own.values() if isinstance(each, PatchkitError)]
+        path = folder / f"{len(made)}-{files[name].name}"
+        try:
+            if codes:
+                _write_library(files[name], path, binaries[name], codes, target)
+        except BuildError as error:  # of the whole library
+            codes, why = {}, [error.what]
+        ptx = tuple(codes[at].ptx for at in sorted(codes))
+        made.append(
+            NativeLibrary(name=name, path=path if codes else None, ptx=ptx, refused=tuple(why))
+        )
+    return tuple(made)
+
+
+def _write_library(
+    source: Path, dest: Path, binary: Binary, codes: Mapping[int, Assembled], target: Target
+) -> None:
+    replace_device_code(source, dest, dict(_new_fat_binaries(source, binary, codes, target)))
+    (after,) = inspect_file(dest)
+    pairs = zip(fat_binaries(binary.live), fat_binaries(after.live), strict=True)
+    for old, new in pairs:
+        least = Load.FAMILY if old[0].container in codes else best(old, target)
+        if best(new, target) < least:
+            raise ProofError(
+                f"{binary.name}: the device code at byte {old[0].container} became "
+                f"{best(new, target)} for {target.title}",
+                why="it was written wrongly",
+                hint="please report this with the library",
+            )
+    # What the loader reads is as it was; sections lie elsewhere.
+    if replace(after.library, sections=()) != replace(binary.library, sections=()):
+        raise ProofError(f"{binary.name}: the loader would read another library of it")
+
+
+def _new_fat_binaries(
+    source: Path, binary: Binary, codes: Mapping[int, Assembled], target: Target
+) -> Iterator[tuple[int, list[bytes]]]:
+    """Yield each fat binary by its offset, in pieces: assembled, or as it was.
+
+    Machine code for other devices leaves, and PTX beside machine code that the device loads.
+    """
+    with source.open("rb") as stream:
+
+        def read_bytes(offset: int, size: int) -> bytes:
+            stream.seek(offset)
+            return stream.read(size)
+
+        for group in fat_binaries(binary.live):
+            at = group[0].container
+            if at in codes:
+                yield at, [codes[at].path.read_bytes()]
+                continue
+            loaded = [entry for entry in group if entry.kind == "sass" and entry.reach(target)]
+            kept = loaded or group
+            magic, version, header, _ = CONTAINER.unpack(read_bytes(at, CONTAINER.size))
+            fields = CONTAINER.pack(magic, version, header, sum(entry.size for entry in kept))
+            rest = read_bytes(at + CONTAINER.size, header - CONTAINER.size)
+            yield at, [fields, rest, *(read_bytes(entry.offset, entry.size) for entry in kept)]

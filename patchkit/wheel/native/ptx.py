@@ -1,0 +1,68 @@
+"""Take PTX out of a fat binary, and read what it says of itself."""
+
+from __future__ import annotations
+
+import re
+import struct
+from dataclasses import dataclass
+from io import BufferedIOBase
+
+import lz4.block  # type: ignore[import-untyped]
+import zstandard
+
+from patchkit.elf import damaged
+from patchkit.wheel.device.fatbin import ENTRY, CodeEntry
+
+_PAIR = struct.Struct("<II")
+_MOST_PTX = 1 << 29  # bytes of one module; the largest of FlashAttention 2 has 22 million
+_WINDOW = 1 << 27  # bytes; the largest window of zstd's own program
+# .visible .entry NAME(, .weak .entry NAME( …
+_ENTRY_POINT = re.compile(rb"\.entry\s+([\w$]+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Ptx:
+    """A module: its ``text``, and the ``options`` for ptxas that its compiler left beside it."""
+
+    text: bytes
+    options: tuple[str, ...]
+
+    @property
+    def kernels(self) -> set[str]:
+        """Names of its entry points, mangled."""
+        return {match[1].decode() for match in _ENTRY_POINT.finditer(self.text)}
+
+
+def read_ptx(stream: BufferedIOBase, entry: CodeEntry, name: str) -> Ptx:
+    """Read a PTX entry, decompressed. Raises SourceError, calling the file ``name``, if damaged."""
+
+    def check_that(holds: bool, complaint: str) -> None:
+        if not holds:
+            raise damaged(name, f"the device code at byte {entry.offset}: {complaint}")
+
+    stream.seek(entry.offset)
+    data = stream.read(entry.size)
+    check_that(entry.kind == "ptx" and len(data) == entry.size, "it is no PTX, or cut off")
+    _, _, header, size, packed, pair, *_ = ENTRY.unpack_from(data)
+    check_that(packed <= size and entry.plain <= _MOST_PTX, "its sizes contradict each other")
+    payload = data[header : header + packed]
+    try:
+        if entry.compression == "zstd":
+            reader = zstandard.ZstdDecompressor(max_window_size=_WINDOW)
+            text = reader.decompress(payload, max_output_size=entry.plain)
+        elif entry.compression == "lz4":
+            text = lz4.block.decompress(payload, uncompressed_size=entry.plain)
+        else:
+            text = data[header:]
+    except (zstandard.ZstdError, lz4.block.LZ4BlockError) as error:
+        raise damaged(name, f"the PTX at byte {entry.offset}: {error}") from None
+    # It ends with a NUL, and is padded with more of them; ptxas takes none.
+    text = text.rstrip(b"\0")
+    check_that(b".target" in text and b"\0" not in text, "it is not the text of PTX")
+    options = b""
+    if pair + _PAIR.size <= header:
+        place, length = _PAIR.unpack_from(data, pair)
+        check_that(place + length <= header, "its options end behind its header")
+        options = data[place : place + length]
+    # -maxrregcount=32 is also written as two words.
+    return Ptx(text, tuple(options.decode(errors="replace").replace("=", " ").split()))
