@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack, nullcontext
 from functools import partial
 from pathlib import Path
 
+from patchkit import __version__
+from patchkit.durable.names import is_file
 from patchkit.errors import DriftError
-from patchkit.patching.commit import Applied, commit_libraries, commit_plan, commit_texts
+from patchkit.patching.commit import Applied, commit_plan, commit_texts
 from patchkit.patching.fix import Request
+from patchkit.patching.ledger import Ledger, LedgerRequest, today
 from patchkit.patching.plan import Plan, make_plan
 from patchkit.patching.recipe import Recipe
 from patchkit.patching.workspace import (
     Workspace,
     known_verdicts,
     locked_workspace,
-    open_workspace,
+    read_workspace,
 )
 from patchkit.proof.prove import prove
-from patchkit.source.detect import detect
+from patchkit.source.detect import detect, record_path
 from patchkit.source.tree import Sandboxed
+from patchkit.target import Target, targets
 
 
 def plan_for(workspace: Workspace, recipe: Recipe, request: Request) -> Plan:
@@ -51,16 +55,14 @@ def apply(
     rest on what a tree says of itself. ``native`` makes the new libraries of an installed package,
     by path, after everything else was proved; in a dry run it only names them.
     """
-    with contextlib.ExitStack() as stack:
+    with ExitStack() as stack:
         if gc.isenabled():  # what a plan makes lives to its end: a collection finds nothing
             gc.disable()
             stack.callback(gc.enable)
         find = partial(detect, path, recipe.project, sandboxed=sandboxed)
         # A dry run writes nothing: it takes no lock and recovers nothing.
-        if dry_run:
-            workspace = open_workspace(path, recipe.project, sandboxed=sandboxed)
-        else:
-            workspace = stack.enter_context(locked_workspace(find))
+        opened = locked_workspace(find) if not dry_run else nullcontext(read_workspace(find()))
+        workspace = stack.enter_context(opened)
         past = workspace.ledger
         # A ledger of this very request saves planning and proving; its proofs are then shown.
         verdicts = None if anew else known_verdicts(workspace, recipe, request)
@@ -98,3 +100,42 @@ def revert(path: Path, project: str = "vllm") -> tuple[str, ...]:
             return ()
         commit_texts(workspace, {}, None)
         return (*workspace.ledger.files, *workspace.ledger.libraries)
+
+
+def commit_libraries(
+    workspace: Workspace, libraries: Mapping[str, Path], target: Target
+) -> tuple[str, ...]:
+    """Replace libraries of an installed package, as ``commit_texts`` does; its texts stay.
+
+    Return which of them were written. ``target`` is the device that they are for.
+    """
+    tree, ledger = workspace.tree, workspace.ledger
+    if ledger is None or not ledger.verdicts:
+        ledger = Ledger(
+            patchkit=__version__,
+            recipe="none",  # no text of the package was looked at
+            project=tree.project,
+            version=str(tree.version),
+            request=LedgerRequest.of(Request(target=target)),
+            files={},
+            seen={},
+            verdicts=(),
+            proofs=(),
+            date=today(),
+        )
+    texts = {
+        path: (text, tree.read_bytes(path).decode())
+        for path, text in tree.pristine.items()
+        if path != record_path(tree) and is_file(tree.root / path)
+    }
+    written = commit_texts(workspace, texts, ledger, libraries)
+    return tuple(path for path in written if path in libraries)
+
+
+def revert_libraries(workspace: Workspace) -> tuple[str, ...]:
+    """Put upstream's libraries back, byte by byte; return their paths. Texts stay patched."""
+    if workspace.ledger is None or not workspace.ledger.libraries:
+        return ()
+    back = {path: workspace.upstream_library(path) for path in workspace.ledger.libraries}
+    commit_libraries(workspace, back, targets()[workspace.ledger.request.target])
+    return tuple(back)

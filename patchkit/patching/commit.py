@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 
 from patchkit import __version__
 from patchkit.digests import digest, sha256_of
 from patchkit.durable.atomic import give
 from patchkit.durable.journal import Change
-from patchkit.durable.names import is_file, present
+from patchkit.durable.names import place_of, present
 from patchkit.errors import translated
 from patchkit.patching.fix import State, Verdict
 from patchkit.patching.ledger import (
@@ -28,9 +29,8 @@ from patchkit.patching.workspace import Workspace
 from patchkit.reading import decoded
 from patchkit.source.detect import record_path
 from patchkit.source.installed_record import rewrite_record
-from patchkit.target import Target, targets
 
-_NO_RECIPE = "native"  # in the ledger of a package of which no text was looked at
+_NONE: Mapping[str, Path] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +55,7 @@ def commit_plan(
     plan: Plan,
     texts: Texts,
     proofs: tuple[str, ...],
-    libraries: Mapping[str, Path] | None = None,
+    libraries: Mapping[str, Path] = _NONE,
 ) -> Applied:
     """Write the texts of a plan, with the ledger and the originals: all files or none."""
     tree, verdicts = workspace.tree, tuple(map(settled, plan.verdicts))
@@ -69,23 +69,15 @@ def commit_plan(
         files=files,
         seen={path: known for path, known in sorted(tree.seen.items()) if path not in files},
         verdicts=tuple(
-            LedgerVerdict(
-                id=verdict.fix.id,
-                state=verdict.state,
-                severity=verdict.severity or "",
-                reason=verdict.reason,
-                note=verdict.note,
-            )
-            for verdict in verdicts
+            LedgerVerdict(it.fix.id, it.state, it.severity or "", it.reason, it.note)
+            for it in verdicts
         ),
         proofs=proofs,
         date=today(),
     )
     written = commit_texts(workspace, texts, ledger, libraries)
-    named = {*texts, *(libraries or {})}
-    return Applied(
-        verdicts=verdicts, proofs=proofs, written=tuple(path for path in written if path in named)
-    )
+    named = tuple(path for path in written if path in texts or path in libraries)
+    return Applied(verdicts=verdicts, proofs=proofs, written=named)
 
 
 def settled(verdict: Verdict) -> Verdict:
@@ -95,56 +87,11 @@ def settled(verdict: Verdict) -> Verdict:
     return replace(verdict, state=State.APPLIED, reason=verdict.done)
 
 
-def commit_libraries(
-    workspace: Workspace, libraries: Mapping[str, Path], target: Target
-) -> tuple[str, ...]:
-    """Replace libraries of an installed package, as ``commit_texts`` does; its texts stay.
-
-    Return which of them were written. ``target`` is the device that they are for.
-    """
-    tree, ledger = workspace.tree, workspace.ledger
-    if ledger is None or not ledger.verdicts:
-        request = LedgerRequest(target=target.name, arch="native", only=(), skip=(), also=())
-        ledger = Ledger(
-            patchkit=__version__,
-            recipe=_NO_RECIPE,
-            project=tree.project,
-            version=str(tree.version),
-            request=request,
-            files={},
-            seen={},
-            verdicts=(),
-            proofs=(),
-            date=today(),
-        )
-    own = record_path(tree)
-    texts = {
-        path: (text, tree.read_bytes(path).decode())
-        for path, text in tree.pristine.items()
-        if path != own and is_file(tree.root / path)
-    }
-    files = {path: pair for path, pair in ledger.files.items() if path != own}
-    written = commit_texts(workspace, texts, replace(ledger, files=files), libraries)
-    return tuple(path for path in written if path in libraries)
-
-
-def revert_libraries(workspace: Workspace) -> tuple[str, ...]:
-    """Put upstream's libraries back, byte by byte; return their paths. Texts stay patched.
-
-    Raises HashMismatchError if an original is damaged.
-    """
-    if workspace.ledger is None or not workspace.ledger.libraries:
-        return ()
-    back = {path: workspace.upstream_library(path) for path in workspace.ledger.libraries}
-    commit_libraries(workspace, back, targets()[workspace.ledger.request.target])
-    return tuple(back)
-
-
 def commit_texts(
     workspace: Workspace,
     texts: Texts,
     ledger: Ledger | None,
-    libraries: Mapping[str, Path] | None = None,
+    libraries: Mapping[str, Path] = _NONE,
 ) -> list[str]:
     """Write texts, ledger and originals, and remove what is not needed any more; return the paths.
 
@@ -155,9 +102,7 @@ def commit_texts(
     named; upstream's own file puts one back.
     """
     tree, state, past = workspace.tree, workspace.state, workspace.ledger
-    before = _encode_texts(tree.pristine) | _encode_texts(
-        {path: pair[0] for path, pair in texts.items()}
-    )
+    before = _encode_texts({**tree.pristine, **{path: pair[0] for path, pair in texts.items()}})
     after = {path: pair[1].encode() for path, pair in texts.items()}
     # Files of an earlier plan that this one leaves alone go back to upstream's text.
     wanted: dict[str, bytes | None] = {**before, **after}
@@ -165,7 +110,7 @@ def commit_texts(
     kept = {path: before[path] for path in texts if before[path] is not None}
     if past and ledger is None:
         libraries = {path: workspace.upstream_library(path) for path in past.libraries}
-    replaced, changes = _swap_libraries(workspace, libraries or {})
+    replaced, changes = _swap_libraries(workspace, libraries)
     ledger = replace(ledger, libraries=replaced) if ledger and (texts or replaced) else None
     if tree.kind == "installed":
         record = record_path(tree)
@@ -178,8 +123,8 @@ def commit_texts(
             # pip uninstalls what RECORD lists: patchkit's own files have to go with the package.
             originals = [str(home / "originals" / path) for path in (*kept, *replaced)]
             rows = {path: (digest(data), len(data)) for path, data in after.items()}
-            for path, (_before, now) in replaced.items():
-                rows[path] = (now, (libraries or {}).get(path, tree.root / path).stat().st_size)
+            for path, (_, now) in replaced.items():
+                rows[path] = (now, libraries.get(path, tree.root / path).stat().st_size)
             text = rewrite_record(listed.decode(), rows, [str(home / "ledger.json"), *originals])
             wanted[record] = text.encode()
             pair = (digest(listed), digest(text))
@@ -196,11 +141,8 @@ def commit_texts(
     found = {path: at.read_bytes() if at.is_file() else None for path, at in places.items()}
     # The commit refuses what is no longer as the plan read it, and what has appeared since.
     found |= {path: before[path] for path in texts if path not in tree.pristine}
-    changes += [
-        Change(path, digest(found[path]), data)
-        for path, data in wanted.items()
-        if found[path] != data
-    ]
+    differing = (path for path in wanted if found[path] != wanted[path])
+    changes += [Change(path, digest(found[path]), wanted[path]) for path in differing]
     changes.sort(key=lambda change: (_change_turn(home, change), change.path))
     journal_of(tree, state).commit(changes)
     return [change.path for change in changes]
@@ -209,27 +151,25 @@ def commit_texts(
 def _swap_libraries(
     workspace: Workspace, libraries: Mapping[str, Path]
 ) -> tuple[dict[str, tuple[str, str]], list[Change]]:
-    """Return sha256 (upstream's, after the commit) of every library that is not upstream's then.
+    """Return sha256 (upstream's, ours) of what is not upstream's any more, and how it comes there.
 
-    And the changes that make it so. Content moves by second names: no library is in memory, nor
-    twice on the disk.
+    Content moves by second names: no library is in memory, nor twice on the disk.
     """
+    root, state = workspace.tree.root, workspace.state.relative_to(workspace.tree.root)
     known = workspace.ledger.libraries if workspace.ledger else {}
     replaced, changes = {}, []
     for path in sorted({*known, *libraries}):
-        place, original = workspace.tree.root / path, original_path(workspace.state, path)
-        kept = original.relative_to(workspace.tree.root).as_posix()
-        now, source = workspace.library_digest(path), libraries.get(path)
+        place, kept, source = root / path, original_path(state, path), libraries.get(path)
+        now = workspace.libraries.get(path) or sha256_of(place_of(root, path))
         before = known[path][0] if path in known else now
         after = sha256_of(source) if source else now
         if after != before:
             replaced[path] = (before, after)
-            if path not in known:
-                changes.append(Change(kept, present(original), place))
-        elif path in known:
-            changes.append(Change(kept, before, None))
+        if (path in known) != (path in replaced):
+            original = place if path in replaced else None
+            changes.append(Change(str(kept), present(root / kept), original))
         if source and after != now:
-            if after != before:
+            if path in replaced:
                 with translated(), source.open("rb") as stream:
                     give(stream.fileno(), place.stat(), place.parent)
             changes.append(Change(path, now, source))

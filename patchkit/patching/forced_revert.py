@@ -39,48 +39,45 @@ def revert_by_force(tree: SourceTree) -> Rescued:
 
     Raises SourceError if there is nothing of patchkit's, StorageError for I/O.
     """
+    state = state_folder(tree)
     with locked(tree.root):
-        return _rescue(tree, state_folder(tree))
-
-
-def _rescue(tree: SourceTree, state: Path) -> Rescued:
-    number, aside = 1, tree.root / ASIDE
-    while aside.exists():
-        number += 1
-        aside = tree.root / f"{ASIDE}-{number}"
-    journal, moved = journal_of(tree, state), []
-    try:
-        journal.recover()
-    except PatchkitError:
-        # Moved, not removed: it may hold the only copy of a text.
-        journal.discard(aside / "transaction")
-        moved.append("transaction")
-    if not state.is_dir() and not moved:
-        raise SourceError(f"{tree.root}: patchkit has changed nothing here")
-    ours, known = _known_files(state, tree.project)
-    changes, restored, lost = [], [], []
-    for path, (wanted, left) in ours.items():
-        original = original_path(state, path)
-        data = _content(original) if is_file(original) else None
-        # A damaged original must not overwrite the file, which may be the better copy.
-        if (present(original) if data is not None else "") != wanted:
-            lost.append(path)
-            if data is not None:
-                changes.append(Change(f"{aside.name}/originals/{path}", "", data))
-            continue
-        found = present(place_of(tree.root, path))
-        # Neither upstream's text nor patchkit's: edits of the user's, which must not be lost.
-        if found not in (wanted, left) and found:
-            moved.append(path)
-            changes.append(Change(f"{aside.name}/{path}", "", _content(tree.root / path)))
-        if found != wanted:
-            changes.append(Change(path, found, data))
-        restored.append(path)
-    for file in _plain_files(state):
-        path = file.relative_to(tree.root).as_posix()
-        changes.append(Change(path, present(file), None))
-    journal.commit(changes)
-    return Rescued(tuple(restored), tuple(moved), tuple(lost), known, aside)
+        number, aside = 1, tree.root / ASIDE
+        while aside.exists():
+            number += 1
+            aside = tree.root / f"{ASIDE}-{number}"
+        journal, moved = journal_of(tree, state), []
+        try:
+            journal.recover()
+        except PatchkitError:
+            # Moved, not removed: it may hold the only copy of a text.
+            journal.discard(aside / "transaction")
+            moved.append("transaction")
+        if not state.is_dir() and not moved:
+            raise SourceError(f"{tree.root}: patchkit has changed nothing here")
+        ours, known = _known_files(state, tree.project)
+        changes, restored, lost = [], [], []
+        for path, (wanted, left) in ours.items():
+            original = original_path(state, path)
+            data = _content(original) if is_file(original) else None
+            # A damaged original must not overwrite the file, which may be the better copy.
+            if (present(original) if data is not None else "") != wanted:
+                lost.append(path)
+                if data is not None:
+                    changes.append(Change(f"{aside.name}/originals/{path}", "", data))
+                continue
+            found = present(place_of(tree.root, path))
+            # Neither upstream's text nor patchkit's: edits of the user's, which must not be lost.
+            if found not in (wanted, left) and found:
+                moved.append(path)
+                changes.append(Change(f"{aside.name}/{path}", "", _content(tree.root / path)))
+            if found != wanted:
+                changes.append(Change(path, found, data))
+            restored.append(path)
+        for file in _plain_files(state):
+            path = file.relative_to(tree.root).as_posix()
+            changes.append(Change(path, present(file), None))
+        journal.commit(changes)
+        return Rescued(tuple(restored), tuple(moved), tuple(lost), known, aside)
 
 
 def _known_files(state: Path, project: str) -> tuple[dict[str, tuple[str, str]], bool]:

@@ -51,13 +51,9 @@ class LedgerRequest:
 
     @classmethod
     def of(cls, request: Request) -> LedgerRequest:
-        return cls(
-            target=request.target.name,
-            arch=request.arch,
-            only=tuple(sorted(request.only)),
-            skip=tuple(sorted(request.skip)),
-            also=tuple(sorted(request.also)),
-        )
+        named = (request.only, request.skip, request.also)
+        only, skip, also = (tuple(sorted(ids)) for ids in named)
+        return cls(target=request.target.name, arch=request.arch, only=only, skip=skip, also=also)
 
     def fields(self) -> dict[str, object]:
         """Return it as JSON has it."""
@@ -65,7 +61,7 @@ class LedgerRequest:
         return {"target": self.target, "arch": self.arch, **lists}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class LedgerVerdict:
     """A verdict as the ledger keeps it; ``severity`` is "" where the fix has none."""
 
@@ -209,16 +205,11 @@ def damaged_original(place: Path, path: str) -> HashMismatchError:
     )
 
 
-def digest_now(tree: SourceTree, path: str, *, library: bool = False) -> str:
-    """Return the digest of a file as it is now; a link or a folder has one that fits nothing.
-
-    A library may be of any size: it is never in memory as a whole.
-    """
+def digest_now(tree: SourceTree, path: str) -> str:
+    """Return the digest of a file as it is now; a link or a folder has one that fits nothing."""
     if not os.path.lexists(tree.root / path):
         return ""
     try:
-        if library:
-            return sha256_of(place_of(tree.root, path))
-        return digest(tree.read_bytes(path))
+        return sha256_of(place_of(tree.root, path))  # a library may be larger than the memory
     except PatchkitError:
         return "unreadable"

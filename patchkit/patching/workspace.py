@@ -10,7 +10,7 @@ from pathlib import Path
 from patchkit import __version__
 from patchkit.digests import sha256_of
 from patchkit.durable.lock import locked
-from patchkit.durable.names import place_of
+from patchkit.durable.names import is_file, place_of
 from patchkit.errors import DriftError
 from patchkit.patching.fix import Request, Verdict
 from patchkit.patching.ledger import (
@@ -48,24 +48,17 @@ class Workspace:
         """The folder for new libraries, on the disk of the tree; the next run clears it away."""
         return journal_of(self.tree, self.state).folder / "new"
 
-    def library_digest(self, path: str) -> str:
-        """Return the sha256 that a library had when it was first looked at."""
-        if path not in self.libraries:
-            self.libraries[path] = sha256_of(place_of(self.tree.root, path))
-        return self.libraries[path]
-
     def upstream_library(self, path: str) -> Path:
-        """Return where upstream's library lies: in its place, or among the originals.
+        """Return where upstream's library lies, in its place or among the originals.
 
-        Raises HashMismatchError if the original is damaged, DriftError or SourceError if there is
-        no such file in the tree.
+        Raises HashMismatchError if the original is damaged.
         """
         if self.ledger is None or path not in self.ledger.libraries:
-            self.library_digest(path)  # as it is before somebody reads it
-            return self.tree.root / path
+            place = place_of(self.tree.root, path)
+            self.libraries.setdefault(path, sha256_of(place))  # before somebody reads it
+            return place
         original = original_path(self.state, path)
-        kept = original.relative_to(self.tree.root).as_posix()
-        if digest_now(self.tree, kept, library=True) != self.ledger.libraries[path][0]:
+        if not is_file(original) or sha256_of(original) != self.ledger.libraries[path][0]:
             raise damaged_original(original, path)
         return original
 
@@ -83,10 +76,9 @@ def open_workspace(
 
 @contextlib.contextmanager
 def locked_workspace(find: Callable[[], SourceTree]) -> Iterator[Workspace]:
-    """Open the tree that ``find`` returns to change it; nobody else does meanwhile.
+    """Open the tree that ``find`` returns to change it, alone; take back what was cut short first.
 
-    What an earlier run left unfinished is taken back first. Raises as ``read_workspace`` does, and
-    BusyError.
+    Raises as ``read_workspace`` does, and BusyError.
     """
     tree = find()
     with locked(tree.root):
@@ -112,28 +104,24 @@ def read_workspace(tree: SourceTree, *, writing: bool = False) -> Workspace:
     ledger = read_ledger(state, tree.project)
     if ledger is None:
         return Workspace(tree=tree, state=state, ledger=None)
-    libraries = {path: digest_now(tree, path, library=True) for path in ledger.libraries}
-    texts = {path: digest_now(tree, path) for path in ledger.files}
     pairs = {**ledger.files, **ledger.libraries}
-    if edited := [path for path, now in (texts | libraries).items() if now not in pairs[path]]:
-        moved = ledger.version != str(tree.version)
-        raise DriftError(
-            f"{', '.join(edited)}: edited since patchkit wrote "
-            f"{'it' if len(edited) == 1 else 'them'}; nothing was changed",
-            why=f"the tree was {ledger.version} when it was patched, and is {tree.version} now"
-            if moved
-            else "the ledger knows another content, and your edits must not be lost",
-            hint=f"if nothing of the patch is left, remove {state}; else check out "
-            f"{ledger.version} and revert first"
-            if moved
-            else "take your edits out, then run again; the files that patchkit replaced are in "
-            f"{state / 'originals'}",
-        )
+    now = {path: digest_now(tree, path) for path in pairs}
+    if edited := [path for path, pair in pairs.items() if now[path] not in pair]:
+        why = "the ledger knows another content, and your edits must not be lost"
+        hint = f"take your edits out, then run again; upstream's files are in {state / 'originals'}"
+        if ledger.version != str(tree.version):
+            why = f"the tree was {ledger.version} when it was patched, and is {tree.version} now"
+            hint = f"if nothing of the patch is left, remove {state}; else check out "
+            hint += f"{ledger.version} and revert first"
+        wrote = "it" if len(edited) == 1 else "them"
+        what = f"{', '.join(edited)}: edited since patchkit wrote {wrote}; nothing was changed"
+        raise DriftError(what, why=why, hint=hint)
     pristine = {
         path: None if data is None else decoded(data, str(original_path(state, path)))
         for path, data in originals(state, ledger).items()
     }
     tree = replace(tree, pristine=pristine)
+    libraries = {path: now[path] for path in ledger.libraries}
     return Workspace(tree=tree, state=state, ledger=ledger, libraries=libraries)
 
 
@@ -159,12 +147,6 @@ def known_verdicts(
         what = "its verdicts are not about the fixes of the recipe that it names"
         raise unusable(workspace.state, recipe.project, what)
     return tuple(
-        Verdict(
-            fixes[entry.id],
-            entry.state,
-            entry.reason,
-            severity=entry.severity or None,
-            note=entry.note,
-        )
-        for entry in ledger.verdicts
+        Verdict(fixes[it.id], it.state, it.reason, severity=it.severity or None, note=it.note)
+        for it in ledger.verdicts
     )

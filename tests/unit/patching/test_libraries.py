@@ -8,9 +8,9 @@ from functools import partial
 
 import pytest
 
+from patchkit.apply import commit_libraries, revert_libraries
 from patchkit.digests import digest
 from patchkit.errors import DriftError, HashMismatchError, StorageError
-from patchkit.patching.commit import commit_libraries, revert_libraries
 from patchkit.patching.forced_revert import ASIDE, revert_by_force
 from patchkit.patching.ledger import journal_of
 from patchkit.patching.workspace import locked_workspace, read_workspace

@@ -9,11 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from patchkit.apply import apply, revert
+from patchkit.apply import apply, revert, revert_libraries
 from patchkit.edit.splice import Edit
 from patchkit.edit.text import new_file, swap_text
 from patchkit.errors import DriftError, ProofError, UsageError
-from patchkit.patching.commit import revert_libraries
 from patchkit.patching.fix import Fix, Need, Observation, Severity, State, found, upstream
 from patchkit.patching.plan import make_plan, patch_steps
 from patchkit.patching.recipe import load_recipe
