@@ -65,6 +65,11 @@ def vllm_sbom(facts: Mapping[str, Any], steps: Iterable[tuple[Verdict, Texts]]) 
             ("made", facts["made"]),
             ("target", facts["target"]),
             *(("fix", fix) for fix in facts["fixes"]),
+            *(
+                ("assembled", f"{name} from PTX, sha256:{ptx}")
+                for name, digests in facts.get("native", {}).items()
+                for ptx in digests
+            ),
         ),
     }
     if facts["made"] != "build":

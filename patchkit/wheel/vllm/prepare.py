@@ -35,6 +35,7 @@ from patchkit.wheel.build.work import WORK
 from patchkit.wheel.file.sbom import CUDA_LICENSE, as_text, digest_label, vllm_sbom
 from patchkit.wheel.file.torch import installed_torch, require_torch
 from patchkit.wheel.file.wheelfile import FACTS
+from patchkit.wheel.native.assemble import Assembler
 from patchkit.wheel.vllm.inputs import Gathered, check_given, gather_sources
 from patchkit.wheel.vllm.needs import locked_requirements
 from patchkit.wheel.vllm.source import VllmOrder
@@ -97,6 +98,8 @@ def prepare(order: VllmOrder, staged: Path, report: Report) -> Prepared:
                 hint="please report this with the version",
             )
     gathered = _gather_sources(order, reduced, staged, report)
+    if gathered.installed:
+        gathered = _assemble_parts(order, gathered, report)
     _write_overlay(take_installed(reduced, gathered.installed))
     environment, site = _make_environment(order, report)
     facts = _vllm_facts(order, source, outcome, gathered, environment)
@@ -176,11 +179,11 @@ def _gather_sources(order: VllmOrder, tree: SourceTree, staged: Path, report: Re
 
     release = load_recipe("vllm").knows(order.version)
     fetched = wanted(externals(tree), order.version, release=release)
-    sources = {each.known.option: order.source_of(each.known) for each in fetched}
+    named = {each.known.option: order.source_of(each.known) for each in fetched}
     found = gather_sources(
         fetched,
         order.version,
-        given={**order.given, **{option: what for option, what in sources.items() if what}},
+        given={**order.given, **{option: what for option, what in named.items() if what}},
         dest=staged / "external",
         cpu=order.toolchain.machine,
         target=order.request.target,
@@ -192,6 +195,23 @@ def _gather_sources(order: VllmOrder, tree: SourceTree, staged: Path, report: Re
         for paths in (found.environment, found.defines)
     )
     return replace(found, environment=environment, defines=defines)
+
+
+def _assemble_parts(order: VllmOrder, found: Gathered, report: Report) -> Gathered:
+    """Give what is taken from upstream's wheel the device's machine code."""
+    assembler = Assembler(offline=order.offline)
+    bar = report("machine code, in MB of PTX")
+
+    def told(done: int, total: int) -> None:
+        if total:
+            bar(done // 10**6, total // 10**6)
+
+    taken, target = {each.known.option for each in found.installed}, order.request.target
+    sources = (
+        each.assembled(target, assembler, told) if each.option in taken else each
+        for each in found.sources
+    )
+    return replace(found, sources=tuple(sources))
 
 
 def _vllm_facts(
@@ -227,6 +247,8 @@ def _vllm_facts(
             each.option: each.identity + ("" if each.verified else " (not compared with the pin)")
             for each in gathered.sources
         },
+        # Library → SHA-256 of the PTX that its machine code was assembled from.
+        "native": {it.name: list(it.ptx) for each in gathered.sources for it in each.native},
         "without": sorted(order.without),
         "extensions": sorted(order.extensions) or "all",
         "license": {"vllm": "Apache-2.0", "cuda": CUDA_LICENSE, **gathered.licenses},

@@ -127,8 +127,10 @@ def members_of(known: KnownSource, paths: Iterable[str]) -> tuple[str, ...]:
     return tuple(path for path in paths if any(fnmatchcase(path, part) for part in known.installed))
 
 
-def prove_parts(wheel: WheelFile, folder: Path, option: str) -> str:
+def prove_parts(wheel: WheelFile, folder: Path, option: str, assembled: int = 0) -> str:
     """Prove that a wheel has every file of the folder, with the same bytes; say so.
+
+    ``assembled`` are the libraries among them that were given other device code.
 
     Raises ProofError.
     """
@@ -144,7 +146,8 @@ def prove_parts(wheel: WheelFile, folder: Path, option: str) -> str:
                 why="it was not installed, or another source installs a file of that name",
                 hint="run again with --fresh",
             )
-    return f"{option}: {len(files)} files are those of upstream's wheel"
+    said = f"{option}: {len(files)} files are those of upstream's wheel"
+    return said + (f", {assembled} of them with machine code in the place of PTX" * bool(assembled))
 
 
 def _require_serving(
