@@ -110,13 +110,14 @@ def commit_libraries(
     Return which of them were written. ``target`` is the device that they are for.
     """
     tree, ledger = workspace.tree, workspace.ledger
-    if ledger is None or not ledger.verdicts:
+    request = LedgerRequest.of(Request(target=target))
+    if ledger is None or not (ledger.verdicts or ledger.request == request):
         ledger = Ledger(
             patchkit=__version__,
             recipe="none",  # no text of the package was looked at
             project=tree.project,
             version=str(tree.version),
-            request=LedgerRequest.of(Request(target=target)),
+            request=request,
             files={},
             seen={},
             verdicts=(),

@@ -88,10 +88,7 @@ def settled(verdict: Verdict) -> Verdict:
 
 
 def commit_texts(
-    workspace: Workspace,
-    texts: Texts,
-    ledger: Ledger | None,
-    libraries: Mapping[str, Path] = _NONE,
+    workspace: Workspace, texts: Texts, ledger: Ledger | None, libraries: Mapping[str, Path] = _NONE
 ) -> list[str]:
     """Write texts, ledger and originals, and remove what is not needed any more; return the paths.
 
@@ -121,22 +118,21 @@ def commit_texts(
             # RECORD is patched like any other file, so a revert needs upstream's.
             kept[record] = listed
             # pip uninstalls what RECORD lists: patchkit's own files have to go with the package.
-            originals = [str(home / "originals" / path) for path in (*kept, *replaced)]
+            own = [str(original_path(home, path)) for path in (*kept, *replaced)]
             rows = {path: (digest(data), len(data)) for path, data in after.items()}
             for path, (_, now) in replaced.items():
                 rows[path] = (now, libraries.get(path, tree.root / path).stat().st_size)
-            text = rewrite_record(listed.decode(), rows, [str(home / "ledger.json"), *originals])
+            text = rewrite_record(listed.decode(), rows, [str(ledger_path(home)), *own])
             wanted[record] = text.encode()
             pair = (digest(listed), digest(text))
             ledger = replace(ledger, files={**ledger.files, record: pair})
-    place = ledger_path(state).relative_to(tree.root)
-    wanted[str(place)] = ledger.to_json() if ledger else None
+    wanted[str(ledger_path(home))] = ledger.to_json() if ledger else None
     # `git status` must not show patchkit's own folder, nor `git add` take it along.
     if tree.kind == "git":
         wanted[str(home / ".gitignore")] = b"*\n" if ledger else None
     # Originals that an earlier plan kept, and this one does not need, are removed.
     for path in {*(past.files if past else ()), *kept}:
-        wanted[str(original_path(state, path).relative_to(tree.root))] = kept.get(path)
+        wanted[str(original_path(home, path))] = kept.get(path)
     places = {path: tree.root / path for path in wanted}
     found = {path: at.read_bytes() if at.is_file() else None for path, at in places.items()}
     # The commit refuses what is no longer as the plan read it, and what has appeared since.
@@ -155,11 +151,11 @@ def _swap_libraries(
 
     Content moves by second names: no library is in memory, nor twice on the disk.
     """
-    root, state = workspace.tree.root, workspace.state.relative_to(workspace.tree.root)
+    root, home = workspace.tree.root, workspace.state.relative_to(workspace.tree.root)
     known = workspace.ledger.libraries if workspace.ledger else {}
     replaced, changes = {}, []
     for path in sorted({*known, *libraries}):
-        place, kept, source = root / path, original_path(state, path), libraries.get(path)
+        place, kept, source = root / path, original_path(home, path), libraries.get(path)
         now = workspace.libraries.get(path) or sha256_of(place_of(root, path))
         before = known[path][0] if path in known else now
         after = sha256_of(source) if source else now
@@ -180,7 +176,7 @@ def _change_turn(home: Path, change: Change) -> int:
     """Return when to change a file: none of upstream's ever lacks its original and its ledger."""
     if not Path(change.path).is_relative_to(home):
         return 2
-    early, late = (1, 3) if change.path == str(home / "ledger.json") else (0, 4)
+    early, late = (1, 3) if change.path == str(ledger_path(home)) else (0, 4)
     return late if change.after is None else early
 
 
@@ -190,11 +186,11 @@ def _unpatched_record(workspace: Workspace, record: str) -> bytes:
     text = decoded(data, str(workspace.tree.root / record))
     if ledger is None:
         return data
-    state, root = workspace.state, workspace.tree.root
-    own = [ledger_path(state), *(original_path(state, path) for path in ledger.files)]
+    home = workspace.state.relative_to(workspace.tree.root)
+    own = [ledger_path(home), *(original_path(home, path) for path in ledger.files)]
     shipped = _encode_texts(workspace.tree.pristine)
     back = {path: data for path, data in shipped.items() if data is not None}
-    created = [str(place.relative_to(root)) for place in own] + [*(shipped.keys() - back.keys())]
+    created = [*map(str, own), *(shipped.keys() - back.keys())]
     rows = {path: (digest(data), len(data)) for path, data in back.items()}
     return rewrite_record(text, rows, dropped=created).encode()
 

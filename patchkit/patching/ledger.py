@@ -96,9 +96,11 @@ class Ledger:
     format: Literal[1] = 1
 
     def __post_init__(self) -> None:
-        """Raise ValueError for a fix with two verdicts."""
+        """Raise ValueError for a fix with two verdicts, or a file of two kinds."""
         if len({verdict.id for verdict in self.verdicts}) < len(self.verdicts):
             raise ValueError("has a fix twice")
+        if self.files.keys() & self.libraries.keys():
+            raise ValueError("has a file twice")
 
     def to_json(self) -> bytes:
         """Return JSON: the same patch on the same release and day gives the same bytes."""
@@ -178,18 +180,14 @@ def unusable(state: Path, project: str, what: str) -> DriftError:
 
 
 def originals(state: Path, ledger: Ledger) -> dict[str, bytes | None]:
-    """Return what upstream shipped of every file that was changed; None for those created.
-
-    Raises HashMismatchError.
-    """
+    """Return upstream's text of changed files, None of created ones. Raises HashMismatchError."""
     texts: dict[str, bytes | None] = {}
     for path, (before, _after) in ledger.files.items():
         place = original_path(state, path)
         data = None
         # No file of sound size: that is not the original either.
         with contextlib.suppress(UsageError, SourceError):
-            if os.path.lexists(place):
-                data = read_bytes(place, limit=LARGEST_IN_TREE, follow=False)
+            data = read_bytes(place, limit=LARGEST_IN_TREE, follow=False)
         if digest(data) != before:
             raise damaged_original(place, path)
         texts[path] = data

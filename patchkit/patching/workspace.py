@@ -11,7 +11,8 @@ from patchkit import __version__
 from patchkit.digests import sha256_of
 from patchkit.durable.lock import locked
 from patchkit.durable.names import is_file, place_of
-from patchkit.errors import DriftError
+from patchkit.durable.staging import make_folders
+from patchkit.errors import DriftError, translated
 from patchkit.patching.fix import Request, Verdict
 from patchkit.patching.ledger import (
     Ledger,
@@ -43,10 +44,15 @@ class Workspace:
     ledger: Ledger | None
     libraries: dict[str, str] = field(default_factory=dict)
 
-    @property
-    def prepared(self) -> Path:
-        """The folder for new libraries, on the disk of the tree; the next run clears it away."""
-        return journal_of(self.tree, self.state).folder / "new"
+    def make_folder(self) -> Path:
+        """Make a folder for new libraries on the disk of the tree; the end of the run clears it.
+
+        Raises StorageError where a commit could not write either.
+        """
+        folder = journal_of(self.tree, self.state).folder / "new"
+        with translated():
+            make_folders(folder)
+        return folder
 
     def upstream_library(self, path: str) -> Path:
         """Return where upstream's library lies, in its place or among the originals.
@@ -111,8 +117,7 @@ def read_workspace(tree: SourceTree, *, writing: bool = False) -> Workspace:
         hint = f"take your edits out, then run again; upstream's files are in {state / 'originals'}"
         if ledger.version != str(tree.version):
             why = f"the tree was {ledger.version} when it was patched, and is {tree.version} now"
-            hint = f"if nothing of the patch is left, remove {state}; else check out "
-            hint += f"{ledger.version} and revert first"
+            hint = f"remove {state} if nothing of it is left; else revert {ledger.version} first"
         wrote = "it" if len(edited) == 1 else "them"
         what = f"{', '.join(edited)}: edited since patchkit wrote {wrote}; nothing was changed"
         raise DriftError(what, why=why, hint=hint)

@@ -101,6 +101,8 @@ NO_LEDGERS = [
     altered(seen={"../a": ""}),
     altered(verdicts=[VERDICT, VERDICT]),
     altered(proofs=["\ud800"]),
+    altered(libraries={"../a": ["0" * 64, "1" * 64]}),
+    altered(libraries={"b.cu": ["0" * 64, "1" * 64]}),
     altered(request={**REQUEST, "target": "toaster"}),
     b"[" * 100_000,
 ]

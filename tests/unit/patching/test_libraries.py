@@ -49,8 +49,7 @@ def write(site, target=GB10, **contents):
         for name, data in contents.items():
             path = {"a": A, "b": B}[name]
             assert workspace.upstream_library(path).read_bytes() == STOCK[path]
-            libraries[path] = workspace.prepared / name
-            workspace.prepared.mkdir(parents=True, exist_ok=True)
+            libraries[path] = workspace.make_folder() / name
             libraries[path].write_bytes(data)
         return commit_libraries(workspace, libraries, target)
 

@@ -313,8 +313,7 @@ def test_texts_and_libraries_of_a_package_have_one_ledger_and_do_not_touch_each_
     package, before = site / "vllm", contents(site)
 
     def native(workspace, text):
-        new = workspace.prepared / "C"
-        new.parent.mkdir(parents=True)
+        new = workspace.make_folder() / "C"
         new.write_text(text)
         return {library: new}
 
