@@ -97,11 +97,9 @@ def _make_vllm_wheel(
         groups, asked = evaluate(tree, target, archs, order.toolchain.cuda), asked_targets(tree)
         built = [source for source in sources if source.library in asked]
         proofs = (prove_groups(groups, sources), *prove_compiled(built, binaries, target))
-        native = {each.option: len(each.native) for each in prepared.gathered.sources}
         proofs += tuple(
-            prove_parts(wheel, root / "external" / option, option, native[option])
+            prove_parts(wheel, root / "external" / each.known.option, each.known.option)
             for each in prepared.gathered.installed
-            for option in [each.known.option]
             if not order.extensions or order.extensions & set(each.known.targets)
         )
     sealed = seal_wheel(raw, emptied(root / "sealed"), platform_tag(raw, _PROVIDED), prepared.texts)

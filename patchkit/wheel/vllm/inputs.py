@@ -3,8 +3,7 @@
 Where a source comes from, in this order:
 
 1. what is given (``--source OPTION=WHAT``): a folder; an archive; ``git+URL@COMMIT``; or
-   upstream's own wheel of the release that is built (``vllm==VERSION``), as it is installed. For
-   what a release's wheel has ready, an order names that by itself
+   upstream's own wheel of the release that is built (``vllm==VERSION``), as it is installed
 2. git, which fetches the one commit and those that it names for its submodules.
 
 A commit proves itself, as git checks every object. A folder or an archive is recorded by the digest
@@ -174,15 +173,14 @@ def gather_sources(
                 found = upstream_parts(each.known, version, cpu, target, offline, progress)
             else:
                 found = _find_source(each, what, offline=offline)
-        if each.known.native and cpu != platform.machine() and not found.installed:
-            option = each.known.option
-            upstreams = quoted("--source", f"{option}=vllm=={version.public}")
-            raise UsageError(
-                f"{option} cannot be compiled for {cpu} on {platform.machine()}",
-                why=each.known.native,
-                hint=f"take upstream's: {upstreams}; or {quoted('--without', option)}",
-            )
-        with _leaving_out(each.known, what, version):
+            if each.known.native and cpu != platform.machine() and not found.installed:
+                option = each.known.option
+                upstreams = quoted("--source", f"{option}=vllm=={version.public}")
+                raise UsageError(
+                    f"{option} cannot be compiled for {cpu} on {platform.machine()}",
+                    why=each.known.native,
+                    hint=f"take upstream's: {upstreams}; or {quoted('--without', option)}",
+                )
             folder = _keep_source(dest, each, found)
         sources.append(
             InputSource(

@@ -171,12 +171,6 @@ def _write_overlay(tree: SourceTree) -> SourceTree:
 
 def _gather_sources(order: VllmOrder, tree: SourceTree, staged: Path, report: Report) -> Gathered:
     """Gather the sources of other projects; their paths are those in the work folder."""
-    bar = report("sources of other projects, in MB")
-
-    def told(done: int, total: int) -> None:
-        if total >= _LARGE:
-            bar(done // 10**6, total // 10**6)
-
     release = load_recipe("vllm").knows(order.version)
     fetched = wanted(externals(tree), order.version, release=release)
     named = {each.known.option: order.source_of(each.known) for each in fetched}
@@ -188,7 +182,7 @@ def _gather_sources(order: VllmOrder, tree: SourceTree, staged: Path, report: Re
         cpu=order.toolchain.machine,
         target=order.request.target,
         offline=order.offline,
-        progress=told,
+        progress=_in_mb(report("sources of other projects, in MB"), _LARGE),
     )
     environment, defines = (
         {name: path.replace(str(staged), str(order.work), 1) for name, path in paths.items()}
@@ -199,19 +193,22 @@ def _gather_sources(order: VllmOrder, tree: SourceTree, staged: Path, report: Re
 
 def _assemble_parts(order: VllmOrder, found: Gathered, report: Report) -> Gathered:
     """Give what is taken from upstream's wheel the device's machine code."""
-    assembler = Assembler(offline=order.offline)
-    bar = report("machine code, in MB of PTX")
-
-    def told(done: int, total: int) -> None:
-        if total:
-            bar(done // 10**6, total // 10**6)
-
-    taken, target = {each.known.option for each in found.installed}, order.request.target
+    assembler, target = Assembler(offline=order.offline), order.request.target
+    progress = _in_mb(report("machine code, in MB of PTX"), 1)
+    taken = {each.known.option for each in found.installed}
     sources = (
-        each.assembled(target, assembler, told) if each.option in taken else each
+        each.assembled(target, assembler, progress) if each.option in taken else each
         for each in found.sources
     )
     return replace(found, sources=tuple(sources))
+
+
+def _in_mb(bar: Progress, least: int) -> Progress:
+    def told(done: int, total: int) -> None:
+        if total >= least:
+            bar(done // 10**6, total // 10**6)
+
+    return told
 
 
 def _vllm_facts(

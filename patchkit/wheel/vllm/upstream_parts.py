@@ -127,10 +127,8 @@ def members_of(known: KnownSource, paths: Iterable[str]) -> tuple[str, ...]:
     return tuple(path for path in paths if any(fnmatchcase(path, part) for part in known.installed))
 
 
-def prove_parts(wheel: WheelFile, folder: Path, option: str, assembled: int = 0) -> str:
+def prove_parts(wheel: WheelFile, folder: Path, option: str) -> str:
     """Prove that a wheel has every file of the folder, with the same bytes; say so.
-
-    ``assembled`` are the libraries among them that were given other device code.
 
     Raises ProofError.
     """
@@ -142,12 +140,11 @@ def prove_parts(wheel: WheelFile, folder: Path, option: str, assembled: int = 0)
             digest.update(chunk)
         if digest.hexdigest() != sha256_of(path):
             raise ProofError(
-                f"{member} of {option} is not in the wheel as upstream's wheel has it",
+                f"{member} of {option} is not in the wheel as it was taken from upstream's",
                 why="it was not installed, or another source installs a file of that name",
                 hint="run again with --fresh",
             )
-    said = f"{option}: {len(files)} files are those of upstream's wheel"
-    return said + (f", {assembled} of them with machine code in the place of PTX" * bool(assembled))
+    return f"{option}: the {len(files)} files from upstream's wheel are in it"
 
 
 def _require_serving(

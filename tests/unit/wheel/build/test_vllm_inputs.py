@@ -335,7 +335,7 @@ def test_the_wheel_is_proved_to_have_them(wheel, tmp_path):
     with wheel() as opened:
         found_parts(opened, "flash-attn").fill(tmp_path / "parts")
         said = prove_parts(opened, tmp_path / "parts", "flash-attn")
-    assert said == "flash-attn: 3 files are those of upstream's wheel"
+    assert said == "flash-attn: the 3 files from upstream's wheel are in it"
     other = {**MEMBERS, f"{FA}/cute/interface.py": b"other\n"}
     less = {name: data for name, data in MEMBERS.items() if "rotary" not in name}
     for members, lost in ((other, "cute/interface.py"), (less, "layers/rotary.py")):
