@@ -14,12 +14,14 @@ from patchkit.cli.render import Block, ExitCode, Record, finding_lines, rendered
 from patchkit.cluster.launch.cluster import Cluster
 from patchkit.cluster.launch.cluster_file import FILE, ServeChoices, read_cluster_file
 from patchkit.doctor.bundle import pack_report, private_names, save_report
+from patchkit.doctor.first_use import add_first_use
 from patchkit.doctor.symptoms.diagnosis import read_log
 from patchkit.doctor.symptoms.findings import log_findings
 from patchkit.doctor.symptoms.lines import STDIN, text_chunks
 from patchkit.doctor.visit import Visit, local_facts, visit
 from patchkit.errors import UsageError
 from patchkit.finding import Level, worst
+from patchkit.measure.device_code import look_at_device_code
 from patchkit.quoting import quoted
 from patchkit.reading import read_chunks
 from patchkit.runtime.rules.secret_texts import mask_secrets
@@ -79,6 +81,7 @@ def doctor_command(
         choices = {"serve": ServeChoices(port=port)} if port else {}
         cluster = cluster_here(venv=venv, **choices)
         visited = visit(cluster, gpu=gpu, port=port or 0, here=True)
+    visited = add_first_use(visited, look_at_device_code)
     found = []
     for its in visited.findings:  # they quote logs and errors
         what, why, hint = map(mask_secrets, (its.what, its.why, its.hint))
