@@ -29,22 +29,12 @@ def test_one_id_for_all_nodes_and_another_for_another_start(tmp_path):
 def test_a_ray_that_copies_the_heads_variables_brings_no_folder_of_its_home(tmp_path):
     facts = [node_facts(tmp_path, node=number, vllm="0.20.0") for number in (0, 1)]
     made = units_of(cluster("a", "b", executor="ray"), facts, golden_units.LARGE)
-    for files in made.node_files():
-        text = files["patchkit-vllm.service"]
+    for text in (files["patchkit-vllm.service"] for files in made.node_files()):
         assert "VLLM_CACHE_ROOT" not in text
         assert " CUDA_CACHE_PATH=%C/patchkit/vllm-0.20.0/cuda " in text
 
 
-@pytest.mark.parametrize(
-    ("word", "written"),
-    [
-        ("plain", "plain"),
-        ("", '""'),
-        ("a b", '"a b"'),
-        ('say "$x"', '"say \\"$$x\\""'),
-        ("50%", "50%%"),
-        ("a\\b\n", '"a\\\\b\\x0a"'),
-    ],
-)
-def test_words_are_written_as_systemd_reads_them(word, written):
-    assert unit_line(["/bin/vllm", word]) == f"/bin/vllm {written}"
+def test_words_are_written_as_systemd_reads_them():
+    words = ["plain", "", "a b", 'say "$x"', "50%", "a\\b\n"]
+    written = r'''plain "" "a b" "say \"$$x\"" 50%% "a\\b\x0a"'''
+    assert unit_line(["/bin/vllm", *words]) == f"/bin/vllm {written}"
