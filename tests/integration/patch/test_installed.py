@@ -13,7 +13,6 @@ import zipfile
 import pytest
 
 from patchkit.apply import apply
-from support.selection import WHOLE
 from support.vllm_wheels import python_of
 
 pytestmark = pytest.mark.releases
@@ -25,8 +24,6 @@ PYTHON_FIXES = {
     "0.19.1": {"fp8_grouped_gemm", "marlin_w4a8_fp8", "fp8_linear_torch", "nvfp4_linear_marlin"},
     "0.24.0": {*_NVFP4, "deepgemm_sm12x"},
 }
-# What is pip's does not depend on the release: in the matrix all three, else one of each kind.
-of_any = pytest.mark.parametrize("version", PYTHON_FIXES if WHOLE else ["0.24.0"])
 
 
 @pytest.fixture(params=PYTHON_FIXES)

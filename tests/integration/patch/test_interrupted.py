@@ -1,4 +1,4 @@
-"""Several runs at once, and runs that are killed: the tree is whole after the next one."""
+"""Runs that are interrupted or killed: the tree is whole after the next one."""
 
 from __future__ import annotations
 
@@ -31,40 +31,6 @@ def root(tree):
     return tree(RELEASE)
 
 
-@pytest.fixture
-def started(environment, tmp_path):
-    """Start an apply that nobody waits for yet: ``started("--vllm-src", root)``."""
-
-    def start(*source):
-        return subprocess.Popen(
-            [sys.executable, "-m", "patchkit", *APPLY, *map(str, source)],
-            cwd=tmp_path,
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-
-    return start
-
-
-def finished(processes):
-    """Their exit codes, sorted; what they said on standard error is never an accident."""
-    said = [process.communicate()[1] for process in processes]
-    assert not [text for text in said if "Traceback" in text or "internal error" in text]
-    return sorted(process.returncode for process in processes)
-
-
-def test_two_applies_at_once(started, root, tree, snapshot):
-    alone = tree(RELEASE, name="alone")
-    apply(alone, load_recipe(), REQUEST)
-
-    both = [started("--vllm-src", root), started("--vllm-src", root)]
-
-    assert finished(both) in ([0, 0], [0, 6])
-    assert snapshot(root) == snapshot(alone)
-
-
 CODES = {signal.SIGKILL: -9, signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129}
 SAID = re.compile(
     r"(interrupted; (nothing was changed|the commit was finished, \d+ files|"
@@ -80,7 +46,7 @@ SAID = re.compile(
     ],
 )
 def test_interrupted_at_any_moment_it_says_so_and_the_next_run_makes_it_right(
-    cli, started, root, tree, snapshot, number
+    cli, environment, root, tree, snapshot, number, tmp_path
 ):
     pristine = snapshot(root)
     whole = tree(RELEASE, name="whole")
@@ -89,7 +55,9 @@ def test_interrupted_at_any_moment_it_says_so_and_the_next_run_makes_it_right(
     random = Random(number)
     # One strikes while it looks and proves, one within the short time of the commit.
     for delay, in_commit in [(random.uniform(0.2, 1), False), (random.uniform(0, 0.04), True)]:
-        process = started("--vllm-src", root)
+        command = [sys.executable, "-m", "patchkit", *APPLY, "--vllm-src", root]
+        pipe = {"stderr": subprocess.PIPE, "text": True}
+        process = subprocess.Popen(command, cwd=tmp_path, env=environment, **pipe)
         while in_commit and process.poll() is None and not (root / ".patchkit").exists():
             time.sleep(0.0005)
         time.sleep(delay)

@@ -302,41 +302,36 @@ def test_what_changes_during_the_proof_is_never_overwritten(path, sdist, ask):
     assert contents(sdist) == {**before, sdist / path: b"mine\n"}
 
 
-def test_texts_and_libraries_of_a_package_have_one_ledger_and_do_not_touch_each_other(
-    make_tree, ask
-):
+def test_texts_and_libraries_of_a_package_are_changed_without_each_other(make_tree, ask):
     home, library, recipe = "vllm-0.19.1.dist-info", "vllm/_C.so", recipe_of(fix_of("a"))
-    stock = {"vllm/__init__.py": "", PATH: STOCK, library: "stock\n"}
-    stock[f"{home}/METADATA"] = "Name: vllm\nVersion: 0.19.1\n"
-    listed = record(home, {path: text.encode() for path, text in stock.items()}).decode()
-    site = make_tree("0.19.1", stock | {f"{home}/RECORD": listed}, kind="installed").root
+    meta = {f"{home}/METADATA": "Name: vllm\nVersion: 0.19.1\n", f"{home}/RECORD": "vllm/_C.so,,\n"}
+    stock = {"vllm/__init__.py": "", PATH: STOCK, library: "stock", **meta}
+    site = make_tree("0.19.1", stock, kind="installed").root
     package, before = site / "vllm", contents(site)
 
-    def native(workspace, text):
+    def native(text, workspace):
         new = workspace.make_folder() / "C"
         new.write_text(text)
         return {library: new}
 
     def found():
-        rows = (site / home / "RECORD").read_text().splitlines()
-        texts = {path: (site / path).read_text() for path in (PATH, library)}
-        assert set(record("", {p: t.encode() for p, t in texts.items()}).decode().split()) - {
-            *rows
-        } == {"/RECORD,,"}
-        return (*texts.values(),)
+        data = {path: (site / path).read_bytes() for path in (PATH, library)}
+        rows = {*(site / home / "RECORD").read_text().split(), "/RECORD,,"}
+        assert {*record("", data).decode().split()} <= rows
+        return [each.decode() for each in data.values()]
 
-    first = apply(package, recipe, ask(), native=partial(native, text="1\n"))
-    assert (first.written, found()) == ((PATH, library), (PATCHED, "1\n"))
+    assert apply(package, recipe, ask(), native=partial(native, "1")).written == (PATH, library)
+    assert found() == [PATCHED, "1"]
     apply(package, recipe, ask(skip={"a"}))
-    assert found() == (STOCK, "1\n")
+    assert (site / library).read_text() == "1"
     apply(package, recipe, ask())
-    again = apply(package, recipe, ask(), native=partial(native, text="2\n"))
-    assert (again.written, again.recorded_by != "", found()) == ((library,), True, (PATCHED, "2\n"))
+    again = apply(package, recipe, ask(), native=partial(native, "2"))
+    assert (again.written, again.proofs, found()) == ((library,), (), [PATCHED, "2"])
     with locked_workspace(partial(detect, package)) as workspace:
         assert revert_libraries(workspace) == (library,)
-    assert found() == (PATCHED, "stock\n")
-    apply(package, recipe, ask(skip={"a"}), native=partial(native, text="3\n"))
-    assert (found(), {*revert(package)}) == ((STOCK, "3\n"), {library, f"{home}/RECORD"})
+    assert ((site / PATH).read_text(), (site / library).read_text()) == (PATCHED, "stock")
+    apply(package, recipe, ask(skip={"a"}), native=partial(native, "3"))
+    assert {*revert(package)} == {library, f"{home}/RECORD"}
     assert contents(site) == before
 
 

@@ -135,13 +135,6 @@ def test_an_archive_that_the_recipe_knows(pack):
         nccl_tree(str(path), facts=facts_of("2.29.7", sha256=sha256(path)))
 
 
-def test_an_archive_that_is_none_of_nccl(pack, folder):
-    (folder / "makefiles/common.mk").unlink()
-    path = pack("a.tar.xz", "xz")
-    with pytest.raises(SourceError, match=r"a\.tar\.xz"):
-        nccl_tree(str(path), sha256=sha256(path))
-
-
 def test_a_commit_is_fetched_once_and_kept(repository, commit, tmp_path):
     spec = f"git+file://{repository}@{commit}"
 
