@@ -23,11 +23,13 @@ from patchkit.cli.progress import progress
 from patchkit.cli.render import GOOD, Block, Record, lead_word, rendered, verbose_option
 from patchkit.cli.wheel.build_options import cpu_option, house_option, install_steps
 from patchkit.cli.wheel.inspect_view import count_loads, for_any_python
+from patchkit.errors import UsageError
 from patchkit.patching.fix import State
 from patchkit.patching.recipe import load_recipe
 from patchkit.source.tree import Sandboxed
 from patchkit.target import Load
 from patchkit.wheel.device.libraries import Judged, Use
+from patchkit.wheel.native.assemble import Assembler
 from patchkit.wheel.vllm.repack import repack_wheel
 from patchkit.wheel.vllm.repack_origin import find_wheel
 
@@ -35,6 +37,8 @@ _EPILOG = """\
 \b
 For a Spark, on any machine:
   patchkit repack vllm==0.25.1
+With machine code in the place of what a Spark would compile at first use:
+  patchkit repack vllm==0.25.1 --native
 A wheel of your own, vouched for:
   patchkit repack ./vllm-0.25.1-cp38-abi3-linux_aarch64.whl --sha256 HEX
 """
@@ -49,6 +53,8 @@ _USES: Mapping[Use, Mapping[str, Any]] = {
 @click.argument("wheel", metavar="vllm==X.Y.Z|WHEEL", shell_complete=complete.sources("vllm"))
 @cpu_option
 @request_options
+@click.option("--native", is_flag=True, help="Assemble what the device compiles at first use.")
+@click.option("--keep-libraries", is_flag=True, help="With --native: those for other devices.")
 @click.option("--sha256", metavar="HEX", help="SHA-256 of a wheel that the lock does not know.")
 @offline_option
 @trust_source
@@ -78,6 +84,11 @@ def repack_command(
             check=load_recipe("vllm").check,
         ) as origin,
     ):
+        keep, offline = given["keep_libraries"], given["offline"]
+        if keep and not given["native"]:
+            raise UsageError("--keep-libraries is for --native: without it, all libraries stay")
+        bar = report("Fetching the compiler")
+        assembler = Assembler(offline=offline, progress=bar) if given["native"] else None
         kept = Sandboxed.IF_POSSIBLE if origin.locked else Sandboxed.ALWAYS
         done = repack_wheel(
             origin,
@@ -85,6 +96,8 @@ def repack_command(
             house,
             report=report,
             say=tell,
+            assembler=assembler,
+            keep_libraries=keep,
             sandboxed=Sandboxed.NEVER if trusted else kept,
         )
     seconds = time.monotonic() - began

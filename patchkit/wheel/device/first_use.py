@@ -6,7 +6,7 @@ when its first kernel is called, and keeps the result in a cache of the user's.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from patchkit.target import Load, Target
 from patchkit.wheel.device.fatbin import CodeEntry
@@ -34,3 +34,12 @@ def first_use(binary: Binary, target: Target) -> tuple[CodeEntry, ...]:
 def compile_seconds(entries: Iterable[CodeEntry]) -> float:
     """Return how long the driver compiles, on one core, if all of them are used."""
     return sum(entry.plain for entry in entries) / 1e6 * SECONDS_PER_MB
+
+
+def first_use_phrase(entries: Collection[CodeEntry]) -> str:
+    """Say what is compiled, and how long that takes: of all, and of the largest."""
+    whole, most = compile_seconds(entries), compile_seconds([max(entries, key=lambda e: e.plain)])
+    return (
+        f"{len(entries)} fat binaries are compiled at first use, each on one core: up to "
+        f"{most:.0f} s for one, {whole / 60:.0f} minutes for all"
+    )

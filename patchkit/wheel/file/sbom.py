@@ -72,8 +72,11 @@ def vllm_sbom(facts: Mapping[str, Any], steps: Iterable[tuple[Verdict, Texts]]) 
             ),
         ),
     }
+    native = facts.get("native", {})
+    ptxas = {"ptxas": native["ptxas"]} if native else {}
     if facts["made"] != "build":
-        return _make_document(subject, {"patchkit": facts["patchkit"]})
+        own = {"patchkit": facts["patchkit"]}
+        return _make_document(subject, own | ptxas, list(_native_components(native)))
     tools = {"patchkit": facts["patchkit"], "nvcc": facts["cuda"], "g++": facts["compiler"]}
     # What was compiled against, and is not in the wheel.
     torch, _, _cuda = facts["environment"]["torch"].partition(",")
@@ -85,7 +88,17 @@ def vllm_sbom(facts: Mapping[str, Any], steps: Iterable[tuple[Verdict, Texts]]) 
             _make_component(toolkit, "CUDA toolkit", facts["cuda"], facts["license"]["cuda"]),
         )
     ]
-    return _make_document(subject, tools | facts["tools"], [*_source_components(facts), *linked])
+    parts = [*_source_components(facts), *_native_components(native), *linked]
+    return _make_document(subject, tools | ptxas | facts["tools"], parts)
+
+
+def _native_components(native: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield the libraries with machine code that was assembled, and the PTX that it is of."""
+    for name, digests in native.get("assembled", {}).items():
+        ref = f"patchkit:native/{name}"
+        component = {"bom-ref": ref, "type": "file", "name": name}
+        role = ("role", "machine code assembled from the PTX that upstream's library holds")
+        yield component | _properties(role, *(("ptx", f"sha256:{each}") for each in digests))
 
 
 def _source_components(facts: Mapping[str, Any]) -> Iterator[dict[str, Any]]:

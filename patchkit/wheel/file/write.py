@@ -14,7 +14,7 @@ import stat
 import struct
 import zipfile
 import zlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -104,17 +104,20 @@ def rewrite_wheel(
     home: tuple[str, str],
     changed: Mapping[str, bytes],
     progress: Progress | None = None,
+    dropped: Collection[str] = (),
 ) -> None:
     """Write ``source`` anew as ``dest``, with ``changed`` in the place of its members or added.
 
     ``home`` is the .dist-info folder before and after; the paths of ``changed`` are those after.
-    What does not change keeps its line of RECORD. Raises SourceError if the wheel is damaged or its
-    RECORD does not name a member.
+    Members that are ``dropped`` leave. What does not change keeps its line of RECORD. Raises
+    SourceError if the wheel is damaged or its RECORD does not name a member.
     """
     own = f"{home[0]}/RECORD"
     rows = source.record(own)
     members = {}
     for path, info in source.members.items():
+        if path in dropped:
+            continue
         row = rows.get(path, ("", ""))
         # Its digest is taken over from upstream's RECORD, so one has to be there.
         if not row[0] and path != own:

@@ -6,10 +6,10 @@ origin → kernels load? → staged tree → apply, proofs → additions → rew
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from email.parser import HeaderParser
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from packaging.version import Version
@@ -24,7 +24,9 @@ from patchkit.patching.fix import Request, Severity
 from patchkit.patching.recipe import load_recipe
 from patchkit.patching.workspace import open_workspace
 from patchkit.source.tree import Sandboxed
+from patchkit.target import Target
 from patchkit.wheel.build.work import staging
+from patchkit.wheel.device.first_use import first_use, first_use_phrase
 from patchkit.wheel.device.inspect import Binary, inspect_wheel
 from patchkit.wheel.device.libraries import (
     Judged,
@@ -37,6 +39,8 @@ from patchkit.wheel.device.libraries import (
 from patchkit.wheel.device.wheel_checks import floor
 from patchkit.wheel.file.library_rules import library_rules
 from patchkit.wheel.file.write import Progress, rewrite_wheel
+from patchkit.wheel.native.assemble import Assembler
+from patchkit.wheel.vllm.native_parts import native_parts
 from patchkit.wheel.vllm.repack_additions import Additions, PatchedTree, make_additions
 from patchkit.wheel.vllm.repack_origin import Origin
 from patchkit.wheel.wheelhouse.contents import add_wheel, check_room, load_manifest
@@ -75,13 +79,16 @@ def repack_wheel(
     *,
     report: Report,
     sandboxed: Sandboxed = Sandboxed.ALWAYS,
+    assembler: Assembler | None = None,
+    keep_libraries: bool = False,
     say: Callable[[str], None] = lambda _line: None,
 ) -> Repacked:
     """Patch, prove and write a wheel anew, and put it into the wheelhouse.
 
-    ``sandboxed`` says how proofs may run the wheel's own code. Raises ProofError if the kernels do
-    not serve the device, UsageError if there is nothing to change; and what ``apply`` and
-    ``add_wheel`` raise.
+    ``sandboxed`` says how proofs may run the wheel's own code. With an ``assembler`` the libraries
+    become native, and those for other devices leave unless they are to be kept. Raises ProofError
+    if the kernels do not serve the device, UsageError if there is nothing to change; and what
+    ``apply`` and ``add_wheel`` raise.
     """
     target = request.target
     # What the wheel will be called, but for what only the work can tell.
@@ -95,11 +102,28 @@ def repack_wheel(
     with staging() as folder:
         say("patching and proving")
         patched = _patch_tree(origin, request, folder / "tree", binaries, judged, sandboxed)
-        notes, new = tuple(_install_notes(patched, judged)), make_additions(patched)
+        if assembler:
+            say("assembling machine code")
+            parts = native_parts(
+                origin.wheel,
+                binaries,
+                judged,
+                target,
+                folder / "native",
+                assembler,
+                report("Assembling PTX"),
+                keep=keep_libraries,
+            )
+            patched = replace(patched, native=parts)
+        elif not patched.outcome.written:
+            raise _unchanged_error(origin, target)
+        notes = (*_install_notes(patched, judged), *_native_notes(patched, binaries))
+        new = make_additions(patched)
         # Again with the whole name, in which the CUDA of the kernels may be another one.
         check_room(house, new.filename)
         wheel = folder / new.filename
-        rewrite_wheel(origin.wheel, wheel, new.dist_info, new.members, report("Writing"))
+        dropped = patched.native.dropped
+        rewrite_wheel(origin.wheel, wheel, new.dist_info, new.members, report("Writing"), dropped)
         digest, size = sha256_of(wheel), wheel.stat().st_size
         fresh = not _is_in_wheelhouse(house, new, digest)
         if fresh:
@@ -150,13 +174,6 @@ def _patch_tree(
             wanted.add(fix_id)
     request = replace(asked, also=asked.also | wanted)
     outcome = apply(tree / "vllm", recipe, request, anew=True, sandboxed=sandboxed)
-    if not outcome.written:
-        raise UsageError(
-            f"no fix changes anything in the wheel of vllm {origin.version} for "
-            f"{request.target.title}",
-            why="the release needs none there, or they were left out",
-            hint="install the wheel as it is, or choose fixes with --with",
-        )
     (dist_info,) = tree.glob(_DIST_INFO)
     metadata = HeaderParser().parsestr((dist_info / "METADATA").read_text(encoding="utf-8"))
     return PatchedTree(
@@ -170,6 +187,14 @@ def _patch_tree(
         cuda=cuda_major(binaries),
         tag=_glibc_tag(origin, binaries),
         libraries={library.name: library.use.value for library in judged},
+    )
+
+
+def _unchanged_error(origin: Origin, target: Target) -> UsageError:
+    return UsageError(
+        f"no fix changes anything in the wheel of vllm {origin.version} for {target.title}",
+        why="the release needs none there, or they were left out",
+        hint="install the wheel as it is, make it --native, or choose fixes with --with",
     )
 
 
@@ -211,3 +236,21 @@ def _install_notes(patched: PatchedTree, judged: tuple[Judged, ...]) -> Iterator
             yield f"{library.name} {library.phrase}"
     for fix_id in sorted(patched.request.also - patched.asked.also):
         yield f"{fix_id} is on, since kernels that do not load would be chosen and fail"
+
+
+def _native_notes(patched: PatchedTree, binaries: Iterable[Binary]) -> Iterator[str]:
+    """Yield what the device compiles at first use, or what became of that."""
+    target, native = patched.request.target, patched.native
+    if not native.facts:
+        entries = [entry for binary in binaries for entry in first_use(binary, target)]
+        if entries:
+            yield f"{first_use_phrase(entries)}; --native assembles it now"
+        return
+    count = sum(len(library.ptx) for library in native.libraries)
+    if count:
+        yield f"{count} fat binaries assembled from upstream's PTX: none is compiled at first use"
+    if native.dropped:
+        names = ", ".join(PurePosixPath(path).name.partition(".")[0] for path in native.dropped)
+        yield f"left out, as they are for other devices: {names}"
+    for library in native.libraries:
+        yield from (f"{why}; it is compiled at first use" for why in library.refused)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -15,6 +15,7 @@ from packaging.version import Version
 
 from patchkit import __version__
 from patchkit.digests import digest
+from patchkit.elf import MAGIC
 from patchkit.errors import DriftError
 from patchkit.patching.commit import Applied
 from patchkit.patching.fix import Request, State
@@ -24,6 +25,7 @@ from patchkit.patching.workspace import Workspace
 from patchkit.wheel.file.sbom import as_text, digest_label, vllm_sbom
 from patchkit.wheel.file.wheelfile import FACTS
 from patchkit.wheel.file.write import set_tag
+from patchkit.wheel.vllm.native_parts import NativeParts
 from patchkit.wheel.vllm.repack_origin import Origin
 
 _FORMAT = 1  # of what rewrite writes; goes up if the same request gives other bytes
@@ -65,6 +67,7 @@ class PatchedTree:
     cuda: str
     tag: str
     libraries: Mapping[str, str]
+    native: NativeParts = field(default_factory=NativeParts)
 
     @cached_property
     def ledger(self) -> Ledger:
@@ -108,6 +111,7 @@ def make_additions(patched: PatchedTree) -> Additions:
         f"{home}/{FACTS}": as_text(facts).encode(),
         f"{home}/{_SBOM}": as_text(vllm_sbom(facts, steps)).encode(),
     }
+    members |= {each.name: each.path.read_bytes() for each in patched.native.libraries if each.path}
     lines = [f"{_FORMAT}\n{origin.wheel.sha256}\n{patched.tag}\n"]
     lines += [f"{digest(data)}  {path}\n" for path, data in sorted(members.items())]
     final = label.replace(_UNLABELLED, digest_label("".join(lines)))
@@ -116,7 +120,10 @@ def make_additions(patched: PatchedTree) -> Additions:
         filename=f"vllm-{version}-{patched.tag}.whl",
         dist_info=(own, f"vllm-{version}.dist-info"),
         members={
-            path.replace(label, final): data.replace(label.encode(), final.encode())
+            # A library does not hold its version, and is large.
+            path.replace(label, final): data
+            if data.startswith(MAGIC)
+            else data.replace(label.encode(), final.encode())
             for path, data in members.items()
         },
         facts=facts | {"wheel": version},
@@ -147,6 +154,7 @@ def _repack_facts(patched: PatchedTree, version: str) -> dict[str, Any]:
         "machine": origin.cpu,
         "cuda": patched.cuda,
         "libraries": dict(patched.libraries),
+        **({"native": patched.native.facts} if patched.native.facts else {}),
         "license": {"vllm": patched.license},
         "wheel": version,
     }
