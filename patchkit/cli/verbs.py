@@ -30,6 +30,7 @@ GROUPS = {
     },
     "Wheels": {
         "repack": ("wheel.repack", "Patch upstream's vLLM wheel, without a compiler."),
+        "native": ("wheel.native", "Show what is compiled at first use; compile it now."),
         "build": ("wheel.build", "Build a wheel for one device: libnccl or vLLM."),
         "wheelhouse": ("wheel.wheelhouse", "List, fill and prune the folder of wheels."),
     },

@@ -42,6 +42,7 @@ class LibraryRules:
     """The fields are described in the file."""
 
     shared: tuple[SharedLibraries, ...]
+    closed: LibraryNames
     cuda: LibraryNames
     numbered: LibraryNames
     libstdcxx: Mapping[str, Mapping[str, str]]
@@ -57,6 +58,13 @@ class LibraryRules:
             if match and match["name"] in shared.names and not owned:
                 return shared
         return None
+
+    def is_closed(self, project: str, member: str) -> bool:
+        """Check whether a library is NVIDIA's own, by its project or by its name."""
+        match = _FILE.fullmatch(PurePosixPath(member).name)
+        known = [each for each in self.shared if match and match["name"] in each.names]
+        owners = {owner for each in known for owner in each.owners}
+        return self.closed.cover(project) or bool(owners & self.closed.names)
 
     def cuda_majors(self, needed: Iterable[str]) -> tuple[int, ...]:
         """Return the major versions of CUDA that a library needs: 13 for libcudart.so.13."""

@@ -35,20 +35,20 @@ def digest_label(*texts: str) -> str:
     return short if not short.isdigit() else f"a{short[1:]}"
 
 
-def vllm_sbom(facts: Mapping[str, Any], steps: Iterable[tuple[Verdict, Texts]]) -> dict[str, Any]:
-    """Make CycloneDX 1.6 for a vLLM wheel from the facts that ``patchkit.json`` holds.
+def wheel_sbom(facts: Mapping[str, Any], steps: Iterable[tuple[Verdict, Texts]]) -> dict[str, Any]:
+    """Make CycloneDX 1.6 for a wheel of upstream's from the facts that ``patchkit.json`` holds.
 
     ``steps`` are those of the plan (``Plan.steps``). Its pedigree names what upstream released (an
     sdist, or for a repack a wheel), and each patch with the symptom that it resolves. Of a build it
     also names the sources that were compiled in, what they were compiled against, and the tools.
     """
-    algorithm, _, sha256 = facts["source"].partition(":")
+    project, (algorithm, _, sha256) = facts["project"], facts["source"].partition(":")
     file = f"?file_name={quote(facts['source_file'])}" if "source_file" in facts else ""
     ancestor = {
         "type": "library",
-        "name": "vllm",
+        "name": project,
         "version": facts["version"],
-        "purl": f"pkg:pypi/vllm@{quote(facts['version'])}{file}",
+        "purl": f"pkg:pypi/{project}@{quote(facts['version'])}{file}",
         **({"hashes": [{"alg": "SHA-256", "content": sha256}]} if algorithm == "sha256" else {}),
     }
     patches = []
@@ -57,9 +57,9 @@ def vllm_sbom(facts: Mapping[str, Any], steps: Iterable[tuple[Verdict, Texts]]) 
         fix, text = verdict.fix, {"contentType": "text/x-diff", "content": diff}
         issue = {"type": "defect", "id": fix.id, "name": fix.title, "description": fix.symptom}
         patches.append({"type": "unofficial", "diff": {"text": text}, "resolves": [issue]})
-    ref = f"pkg:pypi/vllm@{quote(facts['wheel'])}"
+    ref = f"pkg:pypi/{project}@{quote(facts['wheel'])}"
     subject = {
-        **_make_component(ref, "vllm", facts["wheel"], facts["license"]["vllm"]),
+        **_make_component(ref, project, facts["wheel"], facts["license"][project]),
         "pedigree": {"ancestors": [ancestor], "patches": patches},
         **_properties(
             ("made", facts["made"]),

@@ -5,9 +5,10 @@ inspect → jobs → assemble, in parallel → relink → inspect again
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from patchkit.errors import BuildError, PatchkitError, ProofError
 from patchkit.source.fetch import Progress
@@ -71,6 +72,20 @@ def make_native(
             NativeLibrary(name=name, path=path if codes else None, ptx=ptx, refused=tuple(why))
         )
     return tuple(made)
+
+
+def native_facts(
+    libraries: Iterable[NativeLibrary], assembler: Assembler, dropped: Sequence[str] = ()
+) -> dict[str, Any]:
+    """Return what a wheel says of its native parts: of each library the SHA-256 of all its PTX."""
+    return {
+        "ptxas": assembler.version,
+        "assembled": {each.name: list(each.ptx) for each in libraries if each.path},
+        "compiled_at_first_use": {
+            each.name: len(each.refused) for each in libraries if each.refused
+        },
+        "left_out": list(dropped),
+    }
 
 
 def _write_library(

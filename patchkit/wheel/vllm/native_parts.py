@@ -20,7 +20,7 @@ from patchkit.wheel.device.inspect import Binary
 from patchkit.wheel.device.libraries import Judged, Use
 from patchkit.wheel.file.wheelfile import WheelFile
 from patchkit.wheel.native.assemble import Assembler
-from patchkit.wheel.native.make import NativeLibrary, make_native
+from patchkit.wheel.native.make import NativeLibrary, make_native, native_facts
 from patchkit.wheel.vllm.upstream_parts import members_of
 
 # Handlers of an import that is missing: ImportError and what it derives from.
@@ -63,20 +63,6 @@ def native_parts(
                 sink.writelines(wheel.unpacked(binary.name))
     made = make_native(files, target, folder, assembler, progress)
     return NativeParts(libraries=made, dropped=idle, facts=native_facts(made, assembler, idle))
-
-
-def native_facts(
-    libraries: Iterable[NativeLibrary], assembler: Assembler, dropped: Sequence[str] = ()
-) -> dict[str, Any]:
-    """Return what a wheel says of its native parts: of each library the SHA-256 of all its PTX."""
-    return {
-        "ptxas": assembler.version,
-        "assembled": {each.name: list(each.ptx) for each in libraries if each.path},
-        "compiled_at_first_use": {
-            each.name: len(each.refused) for each in libraries if each.refused
-        },
-        "left_out": list(dropped),
-    }
 
 
 def prove_unneeded(wheel: WheelFile, libraries: Collection[str]) -> None:

@@ -32,7 +32,7 @@ from patchkit.wheel.build.cross_torch import install_torch_stand_in, target_site
 from patchkit.wheel.build.make import Progress
 from patchkit.wheel.build.requirements import Environment, make_environment
 from patchkit.wheel.build.work import WORK
-from patchkit.wheel.file.sbom import CUDA_LICENSE, as_text, digest_label, vllm_sbom
+from patchkit.wheel.file.sbom import CUDA_LICENSE, as_text, digest_label, wheel_sbom
 from patchkit.wheel.file.torch import installed_torch, require_torch
 from patchkit.wheel.file.wheelfile import FACTS
 from patchkit.wheel.native.assemble import Assembler
@@ -109,7 +109,7 @@ def prepare(order: VllmOrder, staged: Path, report: Report) -> Prepared:
         for name, text in each.notices.items()
     }
     texts[FACTS] = as_text(facts)
-    texts["sboms/patchkit.cdx.json"] = as_text(vllm_sbom(facts, steps))
+    texts["sboms/patchkit.cdx.json"] = as_text(wheel_sbom(facts, steps))
     python = environment.python
     return Prepared(facts=facts, texts=texts, gathered=gathered, python=python, site=site)
 

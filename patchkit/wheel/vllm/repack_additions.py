@@ -22,7 +22,7 @@ from patchkit.patching.fix import Request, State
 from patchkit.patching.ledger import Ledger, LedgerRequest, ledger_path, original_path
 from patchkit.patching.plan import patch_steps
 from patchkit.patching.workspace import Workspace
-from patchkit.wheel.file.sbom import as_text, digest_label, vllm_sbom
+from patchkit.wheel.file.sbom import as_text, digest_label, wheel_sbom
 from patchkit.wheel.file.wheelfile import FACTS
 from patchkit.wheel.file.write import set_tag
 from patchkit.wheel.vllm.native_parts import NativeParts
@@ -109,7 +109,7 @@ def make_additions(patched: PatchedTree) -> Additions:
         f"{home}/METADATA": head + gap + body,
         f"{home}/WHEEL": set_tag(wheel, patched.tag),
         f"{home}/{FACTS}": as_text(facts).encode(),
-        f"{home}/{_SBOM}": as_text(vllm_sbom(facts, steps)).encode(),
+        f"{home}/{_SBOM}": as_text(wheel_sbom(facts, steps)).encode(),
     }
     members |= {each.name: each.path.read_bytes() for each in patched.native.libraries if each.path}
     lines = [f"{_FORMAT}\n{origin.wheel.sha256}\n{patched.tag}\n"]

@@ -19,7 +19,7 @@ import pytest
 
 from patchkit.elf import read_dynamic
 from patchkit.wheel.build.torch_toolkit import HEADERS, LIBRARIES
-from patchkit.wheel.file.sbom import vllm_sbom
+from patchkit.wheel.file.sbom import wheel_sbom
 from patchkit.wheel.wheelhouse.verify import check_files
 from support.building import HERE, SMALL_VLLM, TORCH, VLLM_VERSION, wheels
 from support.comparing import first_member
@@ -137,7 +137,7 @@ def test_from_sources_to_a_wheel(build, arguments, lock, offline, tmp_path, mach
         assert json.loads(bundle.read(f"{home}/patchkit.json")) == facts
         sbom = json.loads(bundle.read(f"{home}/sboms/patchkit.cdx.json"))
         library = Path(bundle.extract("vllm/small_C.abi3.so", tmp_path / "unpacked"))
-    assert sbom == vllm_sbom(facts, ())
+    assert sbom == wheel_sbom(facts, ())
     assert read_dynamic(library).machine == machine
     assert check_files(tmp_path / "house") == ()
 

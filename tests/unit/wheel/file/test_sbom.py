@@ -12,7 +12,7 @@ from packaging.version import Version
 
 from patchkit.patching.fix import State, Verdict
 from patchkit.patching.recipe import load_recipe
-from patchkit.wheel.file.sbom import as_text, digest_label, nccl_sbom, vllm_sbom
+from patchkit.wheel.file.sbom import as_text, digest_label, nccl_sbom, wheel_sbom
 
 GOLDEN = Path(__file__).parents[3] / "data" / "sboms.json"
 
@@ -69,8 +69,8 @@ def test_the_whole_documents():
     verdict = Verdict(fix, State.APPLY, "")
     steps = [(verdict, {"vllm/a.py": ("old\n", "new\n")})]
     assert nccl_sbom(FACTS) == golden["nccl"]
-    assert vllm_sbom(VLLM_FACTS, steps) == golden["repacked"]
-    assert vllm_sbom(BUILT_FACTS, ()) == golden["built"]
+    assert wheel_sbom(VLLM_FACTS, steps) == golden["repacked"]
+    assert wheel_sbom(BUILT_FACTS, ()) == golden["built"]
 
 
 JSON = st.dictionaries(st.text(), st.one_of(st.text(), st.integers(), st.lists(st.text())))

@@ -1,0 +1,64 @@
+"""Make the libraries of installed packages native, with a ledger and a way back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+
+from patchkit.apply import commit_libraries, revert_libraries
+from patchkit.patching.ledger import read_ledger
+from patchkit.patching.workspace import Workspace, locked_workspace
+from patchkit.source.detect import detect_installed, state_folder
+from patchkit.source.fetch import Progress
+from patchkit.target import Target
+from patchkit.wheel.native.assemble import Assembler
+from patchkit.wheel.native.listing import list_libraries
+from patchkit.wheel.native.make import NativeLibrary, make_native
+
+
+def make_installed_native(
+    site: Path, target: Target, assembler: Assembler, progress: Progress
+) -> dict[str, tuple[NativeLibrary, ...]]:
+    """Replace what can be assembled in an environment; return the libraries by package.
+
+    Each package is changed whole or not at all. Raises as ``make_native`` and ``commit_libraries``.
+    """
+    made = {}
+    found = [library for library in list_libraries(site, target) if library.writable]
+    for project in dict.fromkeys(library.project for library in found):
+        names = [library.name for library in found if library.project == project]
+        with locked_workspace(partial(detect_installed, site, project)) as workspace:
+            libraries = make_workspace_native(workspace, names, target, assembler, progress)
+            commit_libraries(workspace, new_files(libraries), target)
+        made[project] = libraries
+    return made
+
+
+def make_workspace_native(
+    workspace: Workspace,
+    names: list[str],
+    target: Target,
+    assembler: Assembler,
+    progress: Progress,
+) -> tuple[NativeLibrary, ...]:
+    """Assemble some libraries of an open package, beside it; nothing is replaced yet."""
+    files = {name: workspace.upstream_library(name) for name in names}
+    return make_native(files, target, workspace.make_folder(), assembler, progress)
+
+
+def new_files(libraries: tuple[NativeLibrary, ...]) -> Mapping[str, Path]:
+    """Return the files to commit, by their path in the environment."""
+    return {library.name: library.path for library in libraries if library.path}
+
+
+def revert_installed(site: Path) -> dict[str, tuple[str, ...]]:
+    """Put upstream's libraries back in every package of an environment; return them by package."""
+    restored = {}
+    for folder in sorted(site.glob("*.dist-info")):
+        tree = detect_installed(site, folder.name.partition("-")[0])
+        ledger = read_ledger(state_folder(tree), tree.project)
+        if ledger and ledger.libraries:
+            with locked_workspace(partial(detect_installed, site, tree.project)) as workspace:
+                restored[tree.project] = revert_libraries(workspace)
+    return restored

@@ -1,0 +1,98 @@
+"""List what a device would compile at first use in a library, a wheel or an environment."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+from packaging.utils import canonicalize_name
+
+from patchkit.errors import SourceError, UsageError
+from patchkit.target import Target
+from patchkit.wheel.device.fatbin import CodeEntry
+from patchkit.wheel.device.first_use import first_use
+from patchkit.wheel.device.inspect import Binary, fat_binaries, inspect_file, inspect_wheel
+from patchkit.wheel.file.library_rules import library_rules
+from patchkit.wheel.file.wheelfile import WheelFile
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceLibrary:
+    """A library with device code: its ``name`` (a path in its wheel or its environment).
+
+    ``project`` is whose it is, "" for a bare file; ``entries`` is the PTX that the device compiles.
+    ``closed`` if it is NVIDIA's own, which is never rewritten.
+    """
+
+    project: str
+    name: str
+    fat_binaries: int
+    entries: tuple[CodeEntry, ...]
+    closed: bool
+
+    @property
+    def writable(self) -> bool:
+        return bool(self.entries) and not self.closed
+
+
+def list_libraries(path: Path, target: Target) -> tuple[DeviceLibrary, ...]:
+    """List the libraries with device code at ``path``: a wheel, a library, or an environment.
+
+    Raises UsageError for what is none of them, SourceError for a damaged file.
+    """
+    if path.is_dir():
+        return tuple(_list_environment(find_site(path), target))
+    if path.suffix == ".whl":
+        with WheelFile(path) as wheel:
+            return tuple(_list_binaries(inspect_wheel(wheel), target, wheel.name.project))
+    return tuple(_list_binaries(inspect_file(path), target, ""))
+
+
+def find_site(path: Path) -> Path:
+    """Return the site-packages folder of an environment, or of a package in it.
+
+    Raises UsageError unless there is one.
+    """
+    for folder in (path, *path.parents[:1]):
+        if any(folder.glob("*.dist-info")):
+            return folder
+    found = sorted(path.glob("lib/python3*/site-packages"))
+    if len(found) != 1:
+        raise UsageError(
+            f"{path}: {len(found)} folders lib/python3*/site-packages, expected 1",
+            why="it is no environment, or one for several Pythons",
+            hint="name the site-packages folder",
+        )
+    return found[0]
+
+
+def _list_environment(site: Path, target: Target) -> Iterator[DeviceLibrary]:
+    for package in metadata.distributions(path=[str(site)]):
+        project, binaries = canonicalize_name(package.metadata["Name"]), []
+        for file in package.files or ():
+            # Programs, scripts and data lie elsewhere; a path may lead out of the environment.
+            place = site / file
+            if ".so" in file.suffixes and ".." not in file.parts and place.is_file():
+                try:
+                    (binary,) = inspect_file(place)
+                except SourceError:
+                    continue  # a linker script, a library for another machine
+                binaries.append((file.as_posix(), binary))
+        for name, binary in binaries:
+            yield from _list_binaries([binary], target, project, name)
+
+
+def _list_binaries(
+    binaries: Iterable[Binary], target: Target, project: str, name: str = ""
+) -> Iterator[DeviceLibrary]:
+    for binary in binaries:
+        if binary.live:
+            yield DeviceLibrary(
+                project=project,
+                name=name or binary.name,
+                fat_binaries=len(fat_binaries(binary.live)),
+                entries=first_use(binary, target),
+                closed=library_rules().is_closed(project, binary.name),
+            )
