@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 
 import click
 from packaging.version import Version
@@ -27,6 +28,7 @@ from patchkit.cli.patch.verdict_view import (
     verdict_lines,
     verdict_notes,
 )
+from patchkit.cli.progress import progress
 from patchkit.cli.render import (
     GOOD,
     Block,
@@ -43,7 +45,7 @@ from patchkit.patching.fix import Request, State
 from patchkit.patching.ledger import read_ledger
 from patchkit.patching.plan import make_plan
 from patchkit.patching.recipe import load_recipe, load_recipes, load_support
-from patchkit.patching.workspace import known_verdicts, open_workspace
+from patchkit.patching.workspace import Workspace, known_verdicts, open_workspace
 from patchkit.quoting import quoted
 from patchkit.source.detect import detect, state_folder
 from patchkit.source.releases import named_version
@@ -61,10 +63,11 @@ Examples:
 @source_options
 @request_options
 @click.option("--dry-run", is_flag=True, help="Plan and prove, write nothing.")
+@click.option("--native", is_flag=True, help="Of an installed vLLM: assemble its PTX as well.")
 @verbose_option
 @rendered
 def apply_command(
-    source: SourceOptions, *, selection: Selection, dry_run: bool, verbose: bool
+    source: SourceOptions, *, selection: Selection, dry_run: bool, native: bool, verbose: bool
 ) -> Iterator[Block]:
     """Patch a tree for a device, prove the effect, and keep a way back.
 
@@ -82,7 +85,31 @@ def apply_command(
         kept = tree.kind == "installed"
         ledger = read_ledger(state_folder(tree), recipe.project) if kept else None
         request = selection.request(ledger)
-        outcome = apply(path, recipe, request, dry_run=dry_run, sandboxed=sandboxed)
+        with progress() as report:
+
+            def make_libraries(workspace: Workspace) -> Mapping[str, Path]:
+                if not native:
+                    return {}
+                # What reads and compiles PTX takes a while to import.
+                from patchkit.wheel.native.assemble import Assembler
+                from patchkit.wheel.native.installed import make_package_native, new_files
+                from patchkit.wheel.native.listing import package_libraries
+
+                if dry_run:
+                    names = package_libraries(workspace.tree, request.target)
+                    return {name: workspace.tree.root / name for name in names}
+                assembler = Assembler(offline=source.offline, progress=report("Fetching ptxas"))
+                bar = report("Assembling PTX")
+                return new_files(make_package_native(workspace, request.target, assembler, bar))
+
+            outcome = apply(
+                path,
+                recipe,
+                request,
+                dry_run=dry_run,
+                sandboxed=sandboxed,
+                native=make_libraries,
+            )
         workspace = open_workspace(path, recipe.project)  # as it lies on the disk now
         done = record_fields(outcome, "verdicts", "pending")
         fixes = list(map(verdict_fields, outcome.verdicts))

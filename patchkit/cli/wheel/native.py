@@ -67,12 +67,11 @@ def native_command(
         assembler = Assembler(offline=offline, progress=report("Fetching the compiler"))
         if path.is_dir():
             bar = report("Assembling PTX")
-            by_project = make_installed_native(find_site(path), target, assembler, bar)
-            made, new = [each for its in by_project.values() for each in its], None
+            made, new = make_installed_native(find_site(path), target, assembler, bar), None
         else:
             write_file = write_native_wheel if path.suffix == ".whl" else write_native_library
             written = write_file(path, output, target, assembler, report)
-            made, new = list(written.libraries), written.path
+            made, new = written.libraries, written.path
     yield Record({"target": name, "wheel": new, "libraries": [record_fields(it) for it in made]})
     yield from _made(made)
     if new:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 
@@ -13,41 +13,40 @@ from patchkit.source.detect import detect_installed, state_folder
 from patchkit.source.fetch import Progress
 from patchkit.target import Target
 from patchkit.wheel.native.assemble import Assembler
-from patchkit.wheel.native.listing import list_libraries
+from patchkit.wheel.native.listing import list_installed, package_libraries
 from patchkit.wheel.native.make import NativeLibrary, make_native
 
 
 def make_installed_native(
     site: Path, target: Target, assembler: Assembler, progress: Progress
-) -> dict[str, tuple[NativeLibrary, ...]]:
-    """Replace what can be assembled in an environment; return the libraries by package.
+) -> tuple[NativeLibrary, ...]:
+    """Replace what can be assembled in an environment; return all these libraries.
 
     Each package is changed whole or not at all. Raises as ``make_native`` and ``commit_libraries``.
     """
-    made = {}
-    found = [library for library in list_libraries(site, target) if library.writable]
+    made: list[NativeLibrary] = []
+    found = [library for library in list_installed(site, target) if library.writable]
     for project in dict.fromkeys(library.project for library in found):
-        names = [library.name for library in found if library.project == project]
         with locked_workspace(partial(detect_installed, site, project)) as workspace:
-            libraries = make_workspace_native(workspace, names, target, assembler, progress)
+            libraries = make_package_native(workspace, target, assembler, progress)
             commit_libraries(workspace, new_files(libraries), target)
-        made[project] = libraries
-    return made
+        made += libraries
+    return tuple(made)
 
 
-def make_workspace_native(
-    workspace: Workspace,
-    names: list[str],
-    target: Target,
-    assembler: Assembler,
-    progress: Progress,
+def make_package_native(
+    workspace: Workspace, target: Target, assembler: Assembler, progress: Progress
 ) -> tuple[NativeLibrary, ...]:
-    """Assemble some libraries of an open package, beside it; nothing is replaced yet."""
+    """Assemble the libraries of one installed package, beside it; nothing is replaced yet.
+
+    Raises UsageError for a source tree, and as ``make_native`` does.
+    """
+    names = package_libraries(workspace.tree, target)
     files = {name: workspace.upstream_library(name) for name in names}
     return make_native(files, target, workspace.make_folder(), assembler, progress)
 
 
-def new_files(libraries: tuple[NativeLibrary, ...]) -> Mapping[str, Path]:
+def new_files(libraries: Iterable[NativeLibrary]) -> dict[str, Path]:
     """Return the files to commit, by their path in the environment."""
     return {library.name: library.path for library in libraries if library.path}
 

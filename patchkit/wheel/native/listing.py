@@ -10,6 +10,7 @@ from pathlib import Path
 from packaging.utils import canonicalize_name
 
 from patchkit.errors import SourceError, UsageError
+from patchkit.source.tree import SourceTree
 from patchkit.target import Target
 from patchkit.wheel.device.fatbin import CodeEntry
 from patchkit.wheel.device.first_use import first_use
@@ -43,7 +44,7 @@ def list_libraries(path: Path, target: Target) -> tuple[DeviceLibrary, ...]:
     Raises UsageError for what is none of them, SourceError for a damaged file.
     """
     if path.is_dir():
-        return tuple(_list_environment(find_site(path), target))
+        return tuple(list_installed(find_site(path), target))
     if path.suffix == ".whl":
         with WheelFile(path) as wheel:
             return tuple(_list_binaries(inspect_wheel(wheel), target, wheel.name.project))
@@ -68,20 +69,31 @@ def find_site(path: Path) -> Path:
     return found[0]
 
 
-def _list_environment(site: Path, target: Target) -> Iterator[DeviceLibrary]:
+def list_installed(site: Path, target: Target, only: str = "") -> Iterator[DeviceLibrary]:
+    """List the libraries with device code of what is installed in a folder, or of one project."""
     for package in metadata.distributions(path=[str(site)]):
-        project, binaries = canonicalize_name(package.metadata["Name"]), []
-        for file in package.files or ():
-            # Programs, scripts and data lie elsewhere; a path may lead out of the environment.
+        project = canonicalize_name(package.metadata["Name"])
+        # Programs, scripts and data lie elsewhere; a path may lead out of the environment.
+        files = package.files if only in ("", project) else ()
+        for file in files or ():
             place = site / file
             if ".so" in file.suffixes and ".." not in file.parts and place.is_file():
                 try:
-                    (binary,) = inspect_file(place)
+                    binaries = inspect_file(place)
                 except SourceError:
-                    continue  # a linker script, a library for another machine
-                binaries.append((file.as_posix(), binary))
-        for name, binary in binaries:
-            yield from _list_binaries([binary], target, project, name)
+                    continue  # a linker's script, or damaged: the loader does not take it either
+                yield from _list_binaries(binaries, target, project, file.as_posix())
+
+
+def package_libraries(tree: SourceTree, target: Target) -> list[str]:
+    """Return the libraries of an installed package to assemble. Raises UsageError for sources."""
+    if tree.kind != "installed":
+        raise UsageError(
+            f"{tree.root}: a source tree holds no libraries yet",
+            hint="build it, or name an installed vLLM: SITE-PACKAGES/vllm",
+        )
+    found = list_installed(tree.root, target, tree.project)
+    return [library.name for library in found if library.writable]
 
 
 def _list_binaries(
