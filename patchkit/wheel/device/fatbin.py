@@ -3,8 +3,7 @@
 Nothing is decompressed: the headers say it all. The layout is little-endian, and was measured on
 libraries that CUDA 11.8 to 13.4 had built, against what NVIDIA's cuobjdump says of them.
 
-A section holds containers one after another, each at a multiple of 8, with less than an alignment
-of zeros between them:
+A section holds containers one after another, each at a multiple of 8, with zeros between them:
 
     u32 magic 0xBA55ED50, u16 version 1, u16 size of this header, u64 size of the entries
 
@@ -33,7 +32,7 @@ CONTAINER = struct.Struct("<IHHQ")
 ENTRY = struct.Struct("<HHIQIIHHI8xQ8xQ")
 _LEAST_HEADER = 64
 MAGIC = 0xBA55ED50
-_MOST_PADDING = 4096  # sections of aarch64 objects are aligned to 256
+_PADDING = 4096  # bytes that are looked at once; aarch64 objects are aligned to 256
 _PREFIXES = {"sass": "sm", "ptx": "compute", "lto": "lto"}
 _KINDS = {1: "ptx", 2: "sass", 8: "lto"}
 _LZ4, _ZSTD, _SPECIFIC, _FAMILY = 0x2000, 0x8000, 0x100000, 0x200000
@@ -113,10 +112,12 @@ def _walk_section(stream: BufferedIOBase, section: Section, name: str) -> Iterat
 
     while True:
         stream.seek(position)
-        padding = stream.read(min(_MOST_PADDING, end - position))
-        position += len(padding) - len(padding.lstrip(b"\0"))
+        padding = stream.read(min(_PADDING, end - position))
+        position += (zeros := len(padding) - len(padding.lstrip(b"\0")))
         if position >= end:
             return
+        if zeros == len(padding):  # a tool may have cleared what was behind
+            continue
         magic, version, header, size = read_header(CONTAINER, end)
         known = (magic, version) == (MAGIC, 1) and header >= CONTAINER.size
         check_that(known, position, "there is no fat binary of version 1 here")

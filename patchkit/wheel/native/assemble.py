@@ -73,8 +73,8 @@ class Assembler:
         here = platform.machine()
         home = locked_toolkit(here, here, offline=offline, progress=progress, only=COMPILER)
         self._tools, self.version = home / "bin", locked_version(COMPILER)
-        self._cache = cache_dir() / "native"
-        self._cache.mkdir(parents=True, exist_ok=True)
+        self.cache = cache_dir() / "native"
+        self.cache.mkdir(parents=True, exist_ok=True)
 
     @property
     def newest_ptx(self) -> tuple[int, int]:
@@ -94,13 +94,13 @@ class Assembler:
             ptx = read_ptx(stream, job.entry, job.name)
         options = tuple(_checked_options(ptx.options))
         key = digest("\0".join((digest(ptx.text), self.version, job.arch, *options)))
-        place = self._cache / f"{key}.fatbin"
+        place = self.cache / f"{key}.fatbin"
         if not (place.is_file() and _holds(place, job.arch)):
             self._make(ptx, options, job, place)
         return Assembled(path=place, ptx=digest(ptx.text))
 
     def _make(self, ptx: Ptx, options: Sequence[str], job: Job, place: Path) -> None:
-        with tempfile.TemporaryDirectory(prefix=".making-", dir=self._cache) as made:
+        with tempfile.TemporaryDirectory(prefix=".making-", dir=self.cache) as made:
             folder = Path(made)
             (folder / "x.ptx").write_bytes(ptx.text)
             words = (f"-arch=sm_{job.arch}", *options, "x.ptx", "-o", "x.cubin")

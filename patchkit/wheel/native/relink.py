@@ -122,6 +122,14 @@ def replace_device_code(source: Path, dest: Path, codes: FatBinaries) -> None:
 
     Raises BuildError if the library is not what nvcc and a linker make, OSError.
     """
+    try:
+        _replace_device_code(source, dest, codes)
+    except (struct.error, ValueError, OverflowError) as error:  # numbers that no file can hold
+        raise BuildError(f"{source.name}: its tables contradict each other: {error}") from None
+    dest.chmod(source.stat().st_mode & 0o777)
+
+
+def _replace_device_code(source: Path, dest: Path, codes: FatBinaries) -> None:
     with source.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as old:
         tables, codes = _Tables(old, source.name), dict(codes)
         pointers = _find_pointers(old, tables, codes)
@@ -147,7 +155,6 @@ def replace_device_code(source: Path, dest: Path, codes: FatBinaries) -> None:
                     new.seek(moved(position))
                     new.write(value.to_bytes(8, "little"))
             _write_tables(new, tables, layout, size, moved)
-    dest.chmod(source.stat().st_mode & 0o777)
 
 
 def _find_pointers(

@@ -11,6 +11,8 @@
 #   lost.so     aarch64, needs libcudart.so.13: sm_90, sm_120 and compute_120, and two kernels, not
 #               compressed, for sm_100a and sm_120a
 #   hopper.so   aarch64, needs libcudart.so.13: sm_90a alone
+#   ptx-CPU.so  for both CPUs, and these can be loaded: PTX alone in zstd and in LZ4; sm_80 beside PTX, not
+#               compressed, as FlashAttention 2 is; no code at all; sm_90, sm_120 and PTX
 set -euo pipefail
 export LC_ALL=C
 here=$(cd "$(dirname "$0")" && pwd)
@@ -77,3 +79,21 @@ export LINK='-Wl,--no-as-needed libcudart.so'
 library lost "stock gemm" ""
 library hopper "hopper" ""
 chmod 644 "$here"/*.so
+
+fatbin zstd size +80
+fatbin lz4 speed +80
+FILE=thrice fatbin plain none 80 +80
+fatbin several size 90 120 +120
+printf '\120\355\125\272\1\0\20\0\0\0\0\0\0\0\0\0' >empty.fatbin
+{
+  echo '.section .nv_fatbin,"a"'
+  for name in zstd lz4 plain empty several; do
+    printf '.balign 256\n.globl %s\n.hidden %s\n%s: .incbin "%s.fatbin"\n' $name $name $name $name
+  done
+  echo '.skip 16384, 0' # room for a page
+  echo '.section .note.GNU-stack,""'
+} >records.S
+for cpu in aarch64 x86_64; do
+  "$cpu-linux-gnu-gcc" -shared -fPIC -s -o "$here/ptx-$cpu.so" records.c records.S -nostdlib \
+    -Wl,-soname,libptx.so,--build-id,-z,max-page-size=4096,-z,noseparate-code
+done

@@ -1,0 +1,197 @@
+"""Machine code of PTX, and libraries that get it, beside what a loader and readers make of them."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import platform
+import subprocess
+import tempfile
+from pathlib import Path
+
+import pytest
+from elftools.elf.elffile import ELFFile
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from patchkit.elf import Section
+from patchkit.errors import BuildError, HostError, SourceError
+from patchkit.target import targets
+from patchkit.wheel.device.fatbin import read_entries
+from patchkit.wheel.device.first_use import first_use
+from patchkit.wheel.device.inspect import fat_binaries, inspect_file
+from patchkit.wheel.native.assemble import Assembler, Job
+from patchkit.wheel.native.make import make_native
+from patchkit.wheel.native.relink import replace_device_code
+from support.needed import need
+
+LIBRARIES = Path(__file__).parents[3] / "data" / "libraries"
+GB10 = targets()["gb10"]
+HERE = f"ptx-{platform.machine()}.so"
+CPUS = ["aarch64", "x86_64"]
+RECORDS = 5  # tests/data/libraries/records.c
+_LOADER = """\
+#include <dlfcn.h>
+#include <stdio.h>
+int main(int count, char **words) {
+  void *library = dlopen(words[1], RTLD_NOW);
+  if (!library) return puts(dlerror()), 1;
+  const void *(*code_of)(int) = dlsym(library, "code_of");
+  for (int i = 0; i < 5; i++) fwrite(code_of(i), 16, 1, stdout);
+  return 0;
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def assembler(tmp_path_factory):
+    """Give one with a cache of its own for what it assembles."""
+    try:
+        made = Assembler()
+    except (SourceError, HostError) as error:
+        pytest.skip(f"ptxas cannot be had here: {error}")
+    made.cache = tmp_path_factory.mktemp("native")
+    return made
+
+
+def native(assembler, folder, name=HERE):
+    made = make_native({name: LIBRARIES / name}, GB10, folder, assembler, lambda _d, _t: None)
+    return made[0]
+
+
+def heads(path):
+    """Return the first 16 bytes of each fat binary that the records name, once it is loaded."""
+    library = ctypes.CDLL(str(path))
+    library.code_of.restype = ctypes.c_void_p
+    return b"".join(ctypes.string_at(library.code_of(number), 16) for number in range(RECORDS))
+
+
+def stored_heads(path):
+    """Return the same by the sections of the file, in order."""
+    with path.open("rb") as stream:
+        section = ELFFile(stream).get_section_by_name(".nv_fatbin")
+        data, align = section.data(), section["sh_addralign"]
+    starts = [at for at in range(0, len(data), align) if data.startswith(b"\x50\xed\x55\xba", at)]
+    return b"".join(data[at : at + 16] for at in starts)
+
+
+@pytest.mark.parametrize("cpu", CPUS)
+def test_ptx_becomes_machine_code(assembler, tmp_path, cpu):
+    before = inspect_file(LIBRARIES / f"ptx-{cpu}.so")[0]
+    made = native(assembler, tmp_path, f"ptx-{cpu}.so")
+    after = inspect_file(made.path)[0]
+    assert [entry.compression for entry in first_use(before, GB10)] == ["zstd", "lz4", "none"]
+    assert [[e.name for e in group] for group in fat_binaries(after.live)] == [
+        *[["sm_121"]] * 3,
+        ["sm_120"],  # the device loads it: PTX and sm_90 beside it leave
+    ]
+    assert not first_use(after, GB10)
+    assert len(made.ptx) == 3
+    assert made.ptx[0] == made.ptx[1] != made.ptx[2]
+    assert made.path.stat().st_size < before.size / 2  # a cut of whole pages
+    assert native(assembler, tmp_path / "..", f"ptx-{cpu}.so").path.read_bytes() == (
+        made.path.read_bytes()
+    )
+
+
+def test_the_loader_finds_it(assembler, tmp_path):
+    made = native(assembler, tmp_path)
+    assert heads(made.path) == stored_heads(made.path) != heads(LIBRARIES / HERE)
+
+
+@pytest.mark.parametrize("size", [8, 1 << 12, 1 << 16])
+@pytest.mark.parametrize("cpu", CPUS)
+def test_sections_of_any_size(tmp_path, cpu, size):
+    """A small one is cut, a middle one stays in place, a large one gets a segment."""
+    source, dest = LIBRARIES / f"ptx-{cpu}.so", tmp_path / "lib.so"
+    containers = [group[0].container for group in fat_binaries(inspect_file(source)[0].live)]
+    new = [b"\x50\xed\x55\xba\1\0\x10\0" + size.to_bytes(8, "little") + bytes(size)]
+    replace_device_code(source, dest, dict.fromkeys(containers, new))
+    with source.open("rb") as old, dest.open("rb") as stream:
+        ends = 0
+        for segment in ELFFile(stream).iter_segments("PT_LOAD"):
+            assert segment["p_vaddr"] >= ends
+            assert (segment["p_vaddr"] - segment["p_offset"]) % segment["p_align"] == 0
+            ends = segment["p_vaddr"] + segment["p_memsz"]
+        for section in ELFFile(old).iter_sections():
+            if section.name not in (".nv_fatbin", ".nvFatBinSegment", ".rela.dyn"):
+                same = ELFFile(stream).get_section_by_name(section.name)
+                assert (same.data(), same["sh_addr"]) == (section.data(), section["sh_addr"])
+    if cpu == platform.machine():
+        assert heads(dest) == stored_heads(dest)
+
+
+def test_a_loader_of_aarch64_takes_it(assembler, tmp_path):
+    need("aarch64-linux-gnu-gcc", "qemu-aarch64")
+    made, loader = native(assembler, tmp_path, "ptx-aarch64.so"), tmp_path / "loader"
+    (tmp_path / "loader.c").write_text(_LOADER)
+    subprocess.run(["aarch64-linux-gnu-gcc", loader.with_suffix(".c"), "-o", loader], check=True)
+    words = ["qemu-aarch64", "-L", "/usr/aarch64-linux-gnu", loader, made.path]
+    assert subprocess.run(words, check=True, capture_output=True).stdout == stored_heads(made.path)
+
+
+def job_for(tmp_path, options="", *, version=(9, 0), text=b".version 8.0\n.target sm_80\n"):
+    """Return the job of a library whose one PTX has these options beside it."""
+    pair = (72).to_bytes(4, "little") + len(options).to_bytes(4, "little")
+    header = 72 + (len(options) + 7) // 8 * 8
+    fields = [(1, 2), (0x101, 2), (header, 4), (len(text), 8), (0, 4), (64, 4), (version[1], 2)]
+    fields += [(version[0], 2), (80, 4), (0, 8), (0x11, 8), (0, 16)]
+    head = b"".join(value.to_bytes(size, "little") for value, size in fields)
+    body = (head + pair + options.encode()).ljust(header, b"\0") + text
+    path = tmp_path / "x.fatbin"
+    path.write_bytes(b"\x50\xed\x55\xba\1\0\x10\0" + len(body).to_bytes(8, "little") + body)
+    with path.open("rb") as stream:
+        (entry,) = read_entries(stream, [Section("x", 0, len(body) + 16)], "lib.so")
+    return Job(name="lib.so", path=path, entry=entry, arch="121")
+
+
+CODE = b"\x50\xed\x55\xba\1\0\x10\0" + bytes(8)
+KERNEL = b".version 8.0\n.target sm_80\n.address_size 64\n.visible .entry kernel() { ret; }\n"
+
+
+@pytest.mark.parametrize(
+    ("case", "says"),
+    [
+        ({"options": "-o /etc/passwd"}, "compiled with -o"),
+        ({"options": "-maxrregcount 32; -x"}, "compiled with -maxrregcount"),
+        ({"version": (9, 9)}, "is PTX 9.9; ptxas 13.0"),
+        ({"text": b".version 8.0\n.target sm_80\n.nonsense\n"}, "ptxas"),
+        ({"text": b"no text of a compiler"}, "not the text of PTX"),
+        ({"text": KERNEL.replace(b"sm_80", b"sm_90a")}, "ptxas"),
+    ],
+)
+def test_what_is_refused(assembler, tmp_path, case, says):
+    with pytest.raises((BuildError, SourceError), match=says):
+        assembler.assemble(job_for(tmp_path, **case))
+    assert not list(assembler.cache.glob(".making*"))
+
+
+def test_options_reach_ptxas(assembler, tmp_path):
+    """Results are kept by PTX and options; what a power cut left of one is made again."""
+    plain, other = (
+        assembler.assemble(job_for(tmp_path, options, text=KERNEL))
+        for options in ("", " -O1 -maxrregcount=32 ")
+    )
+    assert plain.ptx == other.ptx
+    assert plain.path != other.path
+    whole = plain.path.read_bytes()
+    plain.path.write_bytes(whole[:100])
+    assert assembler.assemble(job_for(tmp_path, text=KERNEL)).path.read_bytes() == whole
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 1 << 15), st.integers(0, 255)), min_size=1, max_size=3))
+def test_mutated_libraries(changes):
+    """Whatever bytes are changed, the result has the code that was given, or it is an error."""
+    mutated = bytearray((LIBRARIES / HERE).read_bytes())
+    for place, value in changes:
+        mutated[place % len(mutated)] = value
+    with tempfile.TemporaryDirectory() as folder:
+        source, dest = Path(folder, "old.so"), Path(folder, "new.so")
+        source.write_bytes(mutated)
+        with contextlib.suppress(SourceError, BuildError):
+            groups = fat_binaries(inspect_file(source)[0].live)
+            replace_device_code(source, dest, {group[0].container: [CODE] for group in groups})
+            # A fat binary without code is not listed.
+            assert not inspect_file(dest)[0].live
+            assert stored_heads(dest).count(CODE) >= len(groups)
