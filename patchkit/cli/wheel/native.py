@@ -34,11 +34,12 @@ Of an environment, and compile it now:
 @click.option("--target", "name", type=click.Choice(list(targets())), default="gb10")
 @click.option("--write", is_flag=True, help="Assemble it: in place, or as a new file.")
 @click.option("--revert", is_flag=True, help="Put an environment's own libraries back.")
+@click.option("--force", is_flag=True, help="Revert though files were edited or are damaged.")
 @click.option("-o", "--output", type=PATH, default=Path(), help="Folder of the new file.")
 @offline_option
 @rendered
 def native_command(
-    path: Path, *, name: str, write: bool, revert: bool, output: Path, offline: bool
+    path: Path, *, name: str, write: bool, revert: bool, force: bool, output: Path, offline: bool
 ) -> Iterator[Block]:
     """Show what a device compiles at first use, and how long that takes; or compile it now.
 
@@ -50,7 +51,7 @@ def native_command(
     """
     target = targets()[name]
     if revert:
-        restored = revert_installed(find_site(path))
+        restored = revert_installed(find_site(path), force=force)
         yield Record({"restored": restored})
         count = sum(map(len, restored.values()))
         done = f"{counted_noun(count, 'file')} are as upstream shipped them"

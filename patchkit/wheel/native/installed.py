@@ -7,9 +7,9 @@ from functools import partial
 from pathlib import Path
 
 from patchkit.apply import commit_libraries, revert_libraries
-from patchkit.patching.ledger import read_ledger
+from patchkit.patching.forced_revert import revert_by_force
 from patchkit.patching.workspace import Workspace, locked_workspace
-from patchkit.source.detect import detect_installed, state_folder
+from patchkit.source.detect import detect_installed
 from patchkit.source.fetch import Progress
 from patchkit.target import Target
 from patchkit.wheel.native.assemble import Assembler
@@ -51,13 +51,19 @@ def new_files(libraries: Iterable[NativeLibrary]) -> dict[str, Path]:
     return {library.name: library.path for library in libraries if library.path}
 
 
-def revert_installed(site: Path) -> dict[str, tuple[str, ...]]:
-    """Put upstream's libraries back in every package of an environment; return them by package."""
+def revert_installed(site: Path, *, force: bool = False) -> dict[str, tuple[str, ...]]:
+    """Put upstream's libraries back in every package of an environment; return them by package.
+
+    What was cut short is taken back as well. ``force`` is for damaged packages, as that of
+    ``revert`` is for vLLM, which it leaves alone.
+    """
     restored = {}
-    for folder in sorted(site.glob("*.dist-info")):
-        tree = detect_installed(site, folder.name.partition("-")[0])
-        ledger = read_ledger(state_folder(tree), tree.project)
-        if ledger and ledger.libraries:
-            with locked_workspace(partial(detect_installed, site, tree.project)) as workspace:
-                restored[tree.project] = revert_libraries(workspace)
-    return restored
+    states = [*sorted(site.glob("*.dist-info/.patchkit")), *site.glob("vllm/.patchkit")]
+    for home in (state.parent for state in states):
+        find = partial(detect_installed, site, home.name.partition("-")[0])
+        if not force:
+            with locked_workspace(find) as workspace:
+                restored[workspace.tree.project] = revert_libraries(workspace)
+        elif home.name != "vllm":
+            restored[find().project] = revert_by_force(find()).restored
+    return {project: paths for project, paths in restored.items() if paths}

@@ -77,7 +77,9 @@ def list_installed(site: Path, target: Target, only: str = "") -> Iterator[Devic
         files = package.files if only in ("", project) else ()
         for file in files or ():
             place = site / file
-            if ".so" in file.suffixes and ".." not in file.parts and place.is_file():
+            if not {"..", ".patchkit"}.isdisjoint(file.parts):  # the latter: upstream's originals
+                continue
+            if ".so" in file.suffixes and place.is_file():
                 try:
                     binaries = inspect_file(place)
                 except SourceError:
