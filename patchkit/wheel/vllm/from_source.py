@@ -100,7 +100,7 @@ def _make_vllm_wheel(
         proofs += tuple(
             prove_parts(wheel, root / "external" / each.known.option, each.known.option)
             for each in prepared.gathered.installed
-            if not order.extensions or order.extensions & set(each.known.targets)
+            if order.builds(each.known)
         )
     sealed = seal_wheel(raw, emptied(root / "sealed"), platform_tag(raw, _PROVIDED), prepared.texts)
     with WheelFile(sealed) as wheel:

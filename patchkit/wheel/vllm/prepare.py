@@ -195,7 +195,7 @@ def _assemble_parts(order: VllmOrder, found: Gathered, report: Report) -> Gather
     """Give what is taken from upstream's wheel the device's machine code."""
     assembler, target = Assembler(offline=order.offline), order.request.target
     progress = _in_mb(report("machine code, in MB of PTX"), 1)
-    taken = {each.known.option for each in found.installed}
+    taken = {each.known.option for each in found.installed if order.builds(each.known)}
     sources = (
         each.assembled(target, assembler, progress) if each.option in taken else each
         for each in found.sources
