@@ -9,10 +9,20 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from patchkit.cli.next_step import next_step, program
 from patchkit.cli.out import Shown, record_fields, style, table
-from patchkit.cli.render import LOAD_STYLES, Block, Record, fact_lines, finding_blocks
+from patchkit.cli.render import (
+    LOAD_STYLES,
+    Block,
+    Record,
+    counted_noun,
+    fact_lines,
+    finding_blocks,
+    lead_word,
+)
 from patchkit.digests import sha256_of
 from patchkit.target import Load, Target
+from patchkit.wheel.device.first_use import first_use, first_use_phrase
 from patchkit.wheel.device.inspect import LIVE, RELOCATABLE, Binary, inspect_file, inspect_wheel
 from patchkit.wheel.device.libraries import Judged, judge_libraries
 from patchkit.wheel.device.wheel_checks import check_wheel, floor, missed
@@ -66,6 +76,7 @@ def inspected_blocks(file: Path, target: Target) -> Iterator[Block]:
             "SBOM": metadata.sboms,
             "patchkit": made or "did not make it",
             "fixes": facts.get("fixes"),
+            "native": list(_native_facts(facts)),
         }
     )
     yield ""
@@ -76,7 +87,20 @@ def inspected_blocks(file: Path, target: Target) -> Iterator[Block]:
         code = Counter(binary.load(target) for binary in binaries if binary.live)
         loads = count_loads(code) or "none"
         yield f"on {target.title}, of {code.total()} libraries with device code: {loads}"
+    if entries := [entry for binary in binaries for entry in first_use(binary, target)]:
+        yield lead_word("note") + first_use_phrase(entries)
+        yield next_step(*program(), "native", file, where="to see which")
     yield from finding_blocks(found)
+
+
+def _native_facts(facts: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what a wheel says of machine code that was put into it; its maker may be anybody."""
+    native = facts.get("native")
+    assembled = native.get("assembled") if isinstance(native, dict) else None
+    for name, digests in assembled.items() if isinstance(assembled, dict) else ():
+        if isinstance(digests, list):
+            count = counted_noun(len(digests), "fat binary", "fat binaries")
+            yield f"{name}: {count} assembled from its PTX"
 
 
 def _library_rows(

@@ -76,9 +76,9 @@ class CodeEntry(DeviceCode):
     compression: str
     size: int
     container: int
-    offset: int = 0
-    plain: int = 0
-    version: tuple[int, int] = (0, 0)
+    offset: int
+    plain: int
+    version: tuple[int, int]
 
 
 def read_entries(

@@ -18,6 +18,8 @@ from patchkit.wheel.device.inspect import Binary, fat_binaries, inspect_file, in
 from patchkit.wheel.file.library_rules import library_rules
 from patchkit.wheel.file.wheelfile import WheelFile
 
+_ASIDE = {"..", ".patchkit"}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceLibrary:
@@ -73,13 +75,11 @@ def list_installed(site: Path, target: Target, only: str = "") -> Iterator[Devic
     """List the libraries with device code of what is installed in a folder, or of one project."""
     for package in metadata.distributions(path=[str(site)]):
         project = canonicalize_name(package.metadata["Name"])
-        # Programs, scripts and data lie elsewhere; a path may lead out of the environment.
+        # What leads out of the environment is no library; what patchkit keeps is not loaded.
         files = package.files if only in ("", project) else ()
         for file in files or ():
             place = site / file
-            if not {"..", ".patchkit"}.isdisjoint(file.parts):  # the latter: upstream's originals
-                continue
-            if ".so" in file.suffixes and place.is_file():
+            if ".so" in file.suffixes and not _ASIDE & {*file.parts} and place.is_file():
                 try:
                     binaries = inspect_file(place)
                 except SourceError:

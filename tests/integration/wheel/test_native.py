@@ -1,0 +1,109 @@
+"""`patchkit native` and `--native` on small wheels and environments with real libraries."""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from patchkit.errors import HostError, ProofError, SourceError
+from patchkit.wheel.file.metadata import find_faults
+from patchkit.wheel.file.wheelfile import WheelFile
+from patchkit.wheel.native.assemble import Assembler
+from patchkit.wheel.vllm.native_parts import prove_unneeded
+from support.wheels import write_wheel
+
+LIBRARIES = Path(__file__).parents[2] / "data" / "libraries"
+PTX, STOCK = ((LIBRARIES / f"{name}.so").read_bytes() for name in ("ptx-aarch64", "stock"))
+TAG = "py3-none-manylinux_2_24_aarch64"
+FILES = {"kernels/ptx.so": PTX, "kernels/stock.so": STOCK, "kernels/__init__.py": b""}
+
+
+@pytest.fixture(autouse=True)
+def _ptxas():
+    try:
+        Assembler()
+    except (SourceError, HostError) as error:
+        pytest.skip(f"ptxas cannot be had here: {error}")
+
+
+@pytest.fixture
+def wheel(tmp_path):
+    return write_wheel(tmp_path / "in", "1.2", project="kernels", tag=TAG, files=FILES)
+
+
+@pytest.fixture
+def site(tmp_path, wheel):
+    """An environment that has the wheel, and a library of NVIDIA's."""
+    folder = tmp_path / "venv" / "lib" / "python3.12" / "site-packages"
+    own = {"nvidia/cu13/lib/libcublas.so.13": PTX}
+    nvidia = write_wheel(tmp_path / "in", "13.0", project="nvidia-cublas", tag=TAG, files=own)
+    for each in (wheel, nvidia):
+        with zipfile.ZipFile(each) as archive:
+            archive.extractall(folder)
+    return folder
+
+
+def test_a_wheel(cli, tmp_path, wheel):
+    listed = json.loads(cli("native", wheel, "--json").stdout)["libraries"]
+    assert {each["name"]: each["compiled"] for each in listed} == {
+        "kernels/ptx.so": 3,
+        "kernels/stock.so": 0,
+    }
+    assert "3 fat binaries are compiled at first use" in cli("native", wheel).stdout
+    made = tmp_path / json.loads(cli("native", wheel, "--write", "--json").stdout)["wheel"]
+    assert list(find_faults(made)) == []
+    with zipfile.ZipFile(made) as archive:
+        home = next(name for name in archive.namelist() if name.endswith("METADATA"))
+        facts = json.loads(archive.read(home.replace("METADATA", "patchkit.json")))
+        sbom = archive.read(home.replace("METADATA", "sboms/patchkit.cdx.json")).decode()
+        assert archive.read("kernels/stock.so") == STOCK
+    assert made.name == f"kernels-{facts['wheel']}-{TAG}.whl"
+    assert facts["wheel"].startswith("1.2+gb10.")
+    (digests,) = facts["native"]["assembled"].values()
+    assert all(f"sha256:{digest}" in sbom for digest in digests)
+    first = made.read_bytes()
+    assert "is there already" in cli("native", wheel, "--write", rc=2).stderr
+    cli("native", wheel, "--write", "-o", "again")
+    assert (tmp_path / "again" / made.name).read_bytes() == first
+    assert "assembled from its PTX" in cli("inspect", made).stdout
+    cli("native", made, "--write", rc=2)
+
+
+def test_an_environment(cli, site, snapshot):
+    before = snapshot(site)
+    done = json.loads(cli("native", site.parents[2], "--write", "--json").stdout)
+    assert [library["name"] for library in done["libraries"]] == ["kernels/ptx.so"]
+    assert (site / "kernels/ptx.so").read_bytes() != PTX
+    assert (site / "nvidia/cu13/lib/libcublas.so.13").read_bytes() == PTX
+    left = json.loads(cli("native", site, "--json").stdout)["libraries"]
+    assert {each["name"] for each in left if each["compiled"]} == {
+        "nvidia/cu13/lib/libcublas.so.13"
+    }
+    assert "nothing to do" in cli("native", site, "--write").stdout
+    cli("native", site, "--revert")
+    assert snapshot(site) == before
+
+
+@pytest.mark.parametrize(
+    ("text", "needed"),
+    [
+        ("import vllm._flashmla_C", True),
+        ("from vllm import _flashmla_C", True),
+        ("try:\n    from . import _flashmla_C\nexcept ImportError:\n    pass", False),
+        ("try:\n    import vllm._flashmla_C\nexcept ValueError:\n    pass", True),
+        ("def use():\n    import vllm._flashmla_C", False),
+        ("if True:\n    try:\n        pass\n    finally:\n        import vllm._flashmla_C", True),
+    ],
+)
+def test_what_leaves_is_not_needed(tmp_path, text, needed):
+    files = {"vllm/_flashmla_C.abi3.so": PTX, "vllm/user.py": text.encode()}
+    made = write_wheel(tmp_path, "0.25.1", project="vllm", tag=TAG, files=files)
+    with WheelFile(made) as opened:
+        if needed:
+            with pytest.raises(ProofError, match=r"user\.py:\d+: imports _flashmla_C"):
+                prove_unneeded(opened, ["vllm/_flashmla_C.abi3.so"])
+        else:
+            prove_unneeded(opened, ["vllm/_flashmla_C.abi3.so"])
