@@ -76,7 +76,8 @@ def commit_plan(
         date=today(),
     )
     written = commit_texts(workspace, texts, ledger, libraries)
-    named = tuple(path for path in written if path in texts or path in libraries)
+    ours = {*texts, *libraries, *tree.pristine}  # the last: what goes back to upstream's text
+    named = tuple(path for path in written if path in ours and not path.endswith("/RECORD"))
     return Applied(verdicts=verdicts, proofs=proofs, written=named)
 
 

@@ -121,7 +121,7 @@ def apply_command(
             said = f"recorded as proved by {outcome.recorded_by}, not proved again:"
             yield style(said, fg="cyan") + ("" if verbose else f" {len(proofs)} effects")
             yield from (f"  {proof}" for proof in proofs if verbose)
-        if ledger and not selection.chooses:
+        if ledger and ledger.verdicts and not selection.chooses:
             yield "as the package was patched before; name fixes, or revert first, for others"
         if dry_run:
             yield f"dry run: {counted_noun(len(outcome.pending), 'file')} would change"

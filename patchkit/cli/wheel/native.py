@@ -54,7 +54,7 @@ def native_command(
         restored = revert_installed(find_site(path), force=force)
         yield Record({"restored": restored})
         count = sum(map(len, restored.values()))
-        done = f"{counted_noun(count, 'file')} are as upstream shipped them"
+        done = f"put back as upstream shipped it: {counted_noun(count, 'file')}"
         yield GOOD + done if count else "nothing to do: patchkit has changed no library here"
         return
     found = list_libraries(path, target)
