@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from functools import partial
+from pathlib import Path
 
 import pytest
 
@@ -16,12 +17,15 @@ from patchkit.patching.workspace import locked_workspace, read_workspace
 from patchkit.source.detect import detect_installed
 from patchkit.target import targets
 from patchkit.wheel.native.installed import revert_installed
+from patchkit.wheel.native.listing import list_installed
 from support.faults import killed_everywhere
 from support.wheels import record
 
 HOME = "bits.and_bytes-1.0.dist-info"
 A, B = "bits/lib a.so", "bits/_b.abi3.so"
-STOCK = {A: b"\x7fELF a" * 900, B: b"\x7fELF b" * 900, f"{HOME}/METADATA": b"Version: 1.0\n"}
+PTX = Path(__file__).parents[2] / "data/libraries/ptx-aarch64.so"
+META = b"Name: bits.and_bytes\nVersion: 1.0\n"
+STOCK = {A: PTX.read_bytes(), B: b"\x7fELF b" * 900, f"{HOME}/METADATA": META}
 BOTH, GB10 = {A: b"A", B: b"B"}, targets()["gb10"]
 
 
@@ -63,6 +67,7 @@ def files(site):
 
 def test_libraries_are_replaced_one_after_the_other_and_all_put_back(site):
     stock, inode = files(site), (site / A).stat().st_ino
+    assert [library.name for library in list_installed(site, GB10)] == [A]
     assert write(site, {A: b"for gb10"}) == (A,)
     kept = site / HOME / ".patchkit/originals" / A
     assert (kept.stat().st_ino, kept.stat().st_nlink) == (inode, 1)  # moved, not copied
@@ -78,6 +83,7 @@ def test_libraries_are_replaced_one_after_the_other_and_all_put_back(site):
     rows = (site / HOME / "RECORD").read_text().splitlines()
     assert {row.split(",")[0] for row in rows} == {*found}  # pip uninstalls all of it
     assert {*record(HOME, BOTH).decode().splitlines()} <= {*rows}
+    assert not [*list_installed(site, GB10)]  # an original is none of the package's libraries
     assert revert_installed(site) == {"bits-and-bytes": (B, A)}
     assert files(site) == stock
     assert (revert(site), (site / A).stat().st_ino) == ((), inode)
