@@ -31,7 +31,9 @@ def look_at_device_code(home: str, process: int, cache: str) -> dict[str, Any]:
         environment = dict(pair.split("=", 1) for pair in pairs if "=" in pair)
     place = Path(environment.get("CUDA_CACHE_PATH") or cache).expanduser()
     codes = {}
-    for path in sorted(Path(home).rglob("*.so")):
+    # Upstream's own of what patchkit replaced lie in .patchkit; nothing loads them.
+    libraries = (path for path in Path(home).rglob("*.so") if ".patchkit" not in path.parts)
+    for path in sorted(libraries):
         with path.open("rb") as stream:
             sections = parse_library(stream, str(path)).sections
             live = [section for section in sections if section.name == ".nv_fatbin"]
