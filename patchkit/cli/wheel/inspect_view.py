@@ -24,8 +24,7 @@ from patchkit.digests import sha256_of
 from patchkit.target import Load, Target
 from patchkit.wheel.device.first_use import first_use, first_use_phrase
 from patchkit.wheel.device.inspect import LIVE, RELOCATABLE, Binary, inspect_file, inspect_wheel
-from patchkit.wheel.device.libraries import Judged, judge_libraries
-from patchkit.wheel.device.wheel_checks import check_wheel, floor, missed
+from patchkit.wheel.device.libraries import Judged, check_wheel, floor, judge_libraries, missed
 from patchkit.wheel.file.library_rules import library_rules
 from patchkit.wheel.file.metadata import read_metadata
 from patchkit.wheel.file.wheelfile import WheelFile

@@ -65,40 +65,26 @@ def wheel_sbom(facts: Mapping[str, Any], steps: Iterable[tuple[Verdict, Texts]])
             ("made", facts["made"]),
             ("target", facts["target"]),
             *(("fix", fix) for fix in facts["fixes"]),
-            *(
-                ("assembled", f"{name} from PTX, sha256:{ptx}")
-                for name, digests in facts.get("native", {}).items()
-                for ptx in digests
-            ),
         ),
     }
-    native = facts.get("native", {})
-    ptxas = {"ptxas": native["ptxas"]} if native else {}
+    parts, native, tools = [], facts.get("native", {}), {"patchkit": facts["patchkit"]}
+    for name, digests in native.get("assembled", {}).items():
+        role = ("role", "machine code assembled from the PTX that upstream's library holds")
+        library = {"bom-ref": f"patchkit:native/{name}", "type": "file", "name": name}
+        parts.append(library | _properties(role, *(("ptx", f"sha256:{ptx}") for ptx in digests)))
+    tools |= {"ptxas": native["ptxas"]} if "ptxas" in native else {}
     if facts["made"] != "build":
-        own = {"patchkit": facts["patchkit"]}
-        return _make_document(subject, own | ptxas, list(_native_components(native)))
-    tools = {"patchkit": facts["patchkit"], "nvcc": facts["cuda"], "g++": facts["compiler"]}
+        return _make_document(subject, tools, parts)
+    tools |= {"nvcc": facts["cuda"], "g++": facts["compiler"], **facts["tools"]}
     # What was compiled against, and is not in the wheel.
     torch, _, _cuda = facts["environment"]["torch"].partition(",")
     toolkit = f"pkg:generic/cuda-toolkit@{facts['cuda']}"
-    linked = [
-        component | _properties(("role", "compiled against"))
-        for component in (
-            _make_component(f"pkg:pypi/torch@{quote(torch)}", "torch", torch),
-            _make_component(toolkit, "CUDA toolkit", facts["cuda"], facts["license"]["cuda"]),
-        )
-    ]
-    parts = [*_source_components(facts), *_native_components(native), *linked]
-    return _make_document(subject, tools | ptxas | facts["tools"], parts)
-
-
-def _native_components(native: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield the libraries with machine code that was assembled, and the PTX that it is of."""
-    for name, digests in native.get("assembled", {}).items():
-        ref = f"patchkit:native/{name}"
-        component = {"bom-ref": ref, "type": "file", "name": name}
-        role = ("role", "machine code assembled from the PTX that upstream's library holds")
-        yield component | _properties(role, *(("ptx", f"sha256:{each}") for each in digests))
+    linked = (
+        _make_component(f"pkg:pypi/torch@{quote(torch)}", "torch", torch),
+        _make_component(toolkit, "CUDA toolkit", facts["cuda"], facts["license"]["cuda"]),
+    )
+    parts += (component | _properties(("role", "compiled against")) for component in linked)
+    return _make_document(subject, tools, [*_source_components(facts), *parts])
 
 
 def _source_components(facts: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
@@ -107,16 +93,12 @@ def _source_components(facts: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         commit = _GITHUB.match(identity)
         # The package-url specification has GitHub's names in lower case.
         ref = f"pkg:github/{commit[1].lower()}@{commit[2]}" if commit else f"patchkit:{name}"
-        source = {
-            "bom-ref": ref,
-            "type": "library",
-            "name": name,
-            **({"version": commit[2], "purl": ref} if commit else {}),
-        }
-        if name in facts["license"]:
-            source["licenses"] = [{"expression": facts["license"][name]}]
+        source = {"bom-ref": ref, "type": "library", "name": name}
+        source |= {"version": commit[2], "purl": ref} if commit else {}
+        license_ = facts["license"].get(name)
+        licenses = {"licenses": [{"expression": license_}]} if license_ else {}
         role = "taken from upstream's wheel" if identity.startswith("vllm==") else "compiled in"
-        yield source | _properties(("role", role), ("source", identity))
+        yield source | licenses | _properties(("role", role), ("source", identity))
 
 
 def nccl_sbom(facts: Mapping[str, Any]) -> dict[str, Any]:

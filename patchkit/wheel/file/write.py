@@ -74,9 +74,9 @@ def rewrite_wheel(
     """Write ``source`` anew as ``dest``, with ``changed`` in the place of its members or added.
 
     ``home`` is the .dist-info folder before and after; the paths of ``changed`` are those after.
-    Members that are ``dropped`` leave. What does not change keeps its line of RECORD, unless it is
-    to be ``unpack``ed. Raises SourceError if the wheel is damaged or its RECORD does not name a
-    member.
+    Members that are ``dropped`` leave. What does not change keeps its bytes and its line of RECORD;
+    with ``unpack`` it is stored without compression, and gets a new line. Raises SourceError if the
+    wheel is damaged or its RECORD does not name a member.
     """
     before, record = f"{home[0]}/RECORD", f"{home[1]}/RECORD"
     rows = {} if unpack else source.record(before)

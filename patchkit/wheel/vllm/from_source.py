@@ -32,8 +32,7 @@ from patchkit.wheel.build.torch_toolkit import cross_toolkit, cross_variables, f
 from patchkit.wheel.build.work import emptied, staging, work_folder
 from patchkit.wheel.device.compiled import compiled_sources, prove_compiled, prove_groups
 from patchkit.wheel.device.inspect import inspect_wheel
-from patchkit.wheel.device.libraries import judge_libraries, require_loading
-from patchkit.wheel.device.wheel_checks import check_wheel
+from patchkit.wheel.device.libraries import check_wheel, judge_libraries, require_loading
 from patchkit.wheel.file.metadata import read_metadata
 from patchkit.wheel.file.sbom import as_text
 from patchkit.wheel.file.torch import installed_torch, require_torch

@@ -245,7 +245,9 @@ def _vllm_facts(
             for each in gathered.sources
         },
         # Library → SHA-256 of the PTX that its machine code was assembled from.
-        "native": {it.name: list(it.ptx) for each in gathered.sources for it in each.native},
+        "native": {
+            "assembled": {it.name: list(it.ptx) for each in gathered.sources for it in each.native}
+        },
         "without": sorted(order.without),
         "extensions": sorted(order.extensions) or "all",
         "license": {"vllm": "Apache-2.0", "cuda": CUDA_LICENSE, **gathered.licenses},

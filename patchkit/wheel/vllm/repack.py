@@ -32,11 +32,11 @@ from patchkit.wheel.device.libraries import (
     Judged,
     Use,
     cuda_major,
+    floor,
     judge_libraries,
     library_table,
     require_loading,
 )
-from patchkit.wheel.device.wheel_checks import floor
 from patchkit.wheel.file.library_rules import library_rules
 from patchkit.wheel.file.write import Progress, rewrite_wheel
 from patchkit.wheel.native.assemble import Assembler

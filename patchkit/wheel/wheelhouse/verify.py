@@ -14,8 +14,7 @@ from patchkit.errors import HashMismatchError, ProofError, SourceError, StorageE
 from patchkit.finding import Finding, finding
 from patchkit.quoting import quoted
 from patchkit.wheel.device.inspect import prove_exact
-from patchkit.wheel.device.libraries import judge_libraries
-from patchkit.wheel.device.wheel_checks import check_wheel, missed
+from patchkit.wheel.device.libraries import check_wheel, judge_libraries, missed
 from patchkit.wheel.file.metadata import find_faults
 from patchkit.wheel.wheelhouse.contents import FILLING, load_manifest, wheels_there
 from patchkit.wheel.wheelhouse.manifest import (

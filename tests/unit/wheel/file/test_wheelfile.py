@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from packaging.version import Version
 
 from patchkit.errors import PatchkitError, SourceError
-from patchkit.wheel.device.wheel_checks import check_wheel
+from patchkit.wheel.device.libraries import check_wheel
 from patchkit.wheel.file.metadata import read_metadata
 from patchkit.wheel.file.torch import torch_of
 from patchkit.wheel.file.wheelfile import WheelFile
