@@ -42,9 +42,8 @@ from patchkit.wheel.wheelhouse.overrides import (
     record_override,
 )
 from patchkit.wheel.wheelhouse.pins import is_nccl, pins_in
-from patchkit.wheel.wheelhouse.prune import prune_wheelhouse
 from patchkit.wheel.wheelhouse.resolve import WheelSources
-from patchkit.wheel.wheelhouse.verify import verify_wheelhouse
+from patchkit.wheel.wheelhouse.verify import prune_wheelhouse, verify_wheelhouse
 
 _OVERRIDES = """\
 \b

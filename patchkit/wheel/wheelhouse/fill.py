@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import itertools
 import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,8 +12,6 @@ from functools import partial
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from packaging.version import Version
-
 from patchkit.digests import sha256_of
 from patchkit.durable.atomic import continuing, kept
 from patchkit.durable.lock import locked
@@ -22,8 +19,7 @@ from patchkit.durable.names import is_file
 from patchkit.elf import by_version
 from patchkit.errors import HashMismatchError, ProofError, StorageError, UsageError, translated
 from patchkit.quoting import quoted
-from patchkit.source.fetch import CHUNK, index_session, opened, pip_settings, transfer
-from patchkit.source.releases import ExactPin
+from patchkit.source.fetch import CHUNK, Progress, index_session, opened, pip_settings, transfer
 from patchkit.target import targets
 from patchkit.wheel.file.library_rules import library_rules
 from patchkit.wheel.file.name import ANY
@@ -36,7 +32,13 @@ from patchkit.wheel.wheelhouse.contents import (
     replace_dependencies,
 )
 from patchkit.wheel.wheelhouse.manifest import Kind, Manifest, ManifestEntry
-from patchkit.wheel.wheelhouse.pins import pins_in, read_listed_wheels, require_effect
+from patchkit.wheel.wheelhouse.pins import (
+    ListedWheel,
+    find_contradicted,
+    pins_in,
+    read_listed_wheels,
+    require_effect,
+)
 from patchkit.wheel.wheelhouse.resolve import (
     LockedWheel,
     NodePlatform,
@@ -44,10 +46,6 @@ from patchkit.wheel.wheelhouse.resolve import (
     only_metadata,
     resolve_wheels,
 )
-from patchkit.wheel.wheelhouse.storage import wheelhouse_command
-
-Progress = Callable[[int, int], None]
-"""Takes the bytes that are there and the bytes in all, as far as the index says."""
 
 _PYTHON = re.compile(r"3\.\d{1,2}(\.\d{1,2})?")
 _OF_TORCH = re.compile(r"nvidia-(cudnn|cusparselt|nccl|nvshmem)-cu\d+")
@@ -55,10 +53,7 @@ _OF_TORCH = re.compile(r"nvidia-(cudnn|cusparselt|nccl|nvshmem)-cu\d+")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Filled:
-    """The dependencies, the file names that are new or gone, and the torch among them.
-
-    ``manifest`` is what was written.
-    """
+    """The dependencies, the file names that are new or gone, the torch, and what was written."""
 
     dependencies: tuple[ManifestEntry, ...]
     new: tuple[str, ...]
@@ -111,10 +106,14 @@ def fill_wheelhouse(
     SourceError, StorageError, BusyError.
     """
     before = read_settled(house)
-    built = [entry for entry in before.wheels if entry.kind is Kind.BUILT]
-    overrides = _fitting_overrides(house, before)
-    needed = _cuda_needed(house, built)
-    ours = [house / entry.filename for entry in built if entry.name.cpus & {node.machine, ANY}]
+    require_effect(house, before.overrides, pins_in(house))
+    overrides = [override.takes for override in before.overrides]
+    built = _read_built(house, before)
+    for wrong in find_contradicted(before.overrides, built):
+        raise UsageError(f"{wrong.where}: {wrong.what}", why=wrong.why, hint=wrong.hint)
+    # Major version → file name, of the CUDA that libraries built here ask for.
+    needed = {m: wheel.filename for wheel in built for each in wheel.binaries for m in each.cuda}
+    ours = [wheel.path for wheel in built if wheel.entry.name.cpus & {node.machine, ANY}]
     with _hold_downloads(house) as place, only_metadata(ours) as small:
         # Offline, what an earlier fill brought is there to be taken.
         more = (small, house) if sources.offline else (small,)
@@ -142,30 +141,22 @@ def fill_wheelhouse(
         arriving = [path for path in files.values() if path.parent == place]
         replace_dependencies(house, before, fresh, arriving)
     old = {entry.filename for entry in before.wheels if entry.kind is not Kind.BUILT}
-    new = {entry.filename for entry in fresh}
-    return Filled(
-        dependencies=fresh,
-        new=tuple(sorted(new - old)),
-        gone=tuple(sorted(old - new)),
-        torch=torch,
-        manifest=load_manifest(house),
-    )
+    now = {entry.filename for entry in fresh}
+    new, gone = tuple(sorted(now - old)), tuple(sorted(old - now))
+    written = load_manifest(house)
+    return Filled(dependencies=fresh, new=new, gone=gone, torch=torch, manifest=written)
 
 
-def _fitting_overrides(house: Path, listed: Manifest) -> list[ExactPin]:
-    """Return what overrides take. Raises UsageError for one that what is here contradicts."""
-    require_effect(house, listed.overrides, pins_in(house))
+def _read_built(house: Path, listed: Manifest) -> list[ListedWheel]:
+    """Read the wheels that were built here. Raises HashMismatchError if one is another now."""
     built = [entry for entry in listed.wheels if entry.kind is Kind.BUILT]
-    for entry, override in itertools.product(built, listed.overrides):
-        pin, name = override.takes, entry.name
-        if name.project == pin.project and Version(name.version.public) != pin.version:
-            drop = wheelhouse_command("prune", house, "--drop", pin.project)
-            raise UsageError(
-                f"{entry.filename}: was built, and the override takes {pin}",
-                why="the override was recorded after the build",
-                hint=f"{drop}; then build {pin.version}, or fill again to take stock's",
+    for entry in built:
+        if not is_file(house / entry.filename) or sha256_of(house / entry.filename) != entry.sha256:
+            raise HashMismatchError(
+                f"{entry.filename} is not the wheel that was built",
+                hint=f"{quoted('patchkit', 'verify', house)}; build it again",
             )
-    return [override.takes for override in listed.overrides]
+    return read_listed_wheels(house, built)[0]
 
 
 @contextlib.contextmanager
@@ -256,26 +247,6 @@ def download_wheels(wheels: Sequence[LockedWheel], folder: Path, progress: Progr
                         hint="run it again; if it stays so, the index or a proxy changes files",
                     )
             before += place.stat().st_size
-
-
-def _cuda_needed(house: Path, built: Sequence[ManifestEntry]) -> dict[int, str]:
-    """Return major version → file name, of the CUDA that libraries built here ask for.
-
-    Raises HashMismatchError if a wheel is not the one that was built.
-    """
-    for entry in built:
-        if not is_file(house / entry.filename) or sha256_of(house / entry.filename) != entry.sha256:
-            raise HashMismatchError(
-                f"{entry.filename} is not the wheel that was built",
-                hint=f"{quoted('patchkit', 'verify', house)}; build it again",
-            )
-    wheels, _unread = read_listed_wheels(house, built)
-    return {
-        major: wheel.filename
-        for wheel in wheels
-        for binary in wheel.binaries
-        for major in binary.cuda
-    }
 
 
 def _proved_torch(

@@ -1,24 +1,33 @@
-"""Read the wheels of a wheelhouse: what they say of themselves, what is in them, what they pin."""
+"""Read the wheels of a wheelhouse, what they pin, and whether they fit together."""
 
 from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 
+from packaging.markers import default_environment
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+
 from patchkit.durable.names import is_file
-from patchkit.errors import SourceError, UsageError
+from patchkit.errors import ProofError, SourceError, UsageError
 from patchkit.finding import Finding, finding
+from patchkit.quoting import quoted
 from patchkit.source.releases import ExactPin, load_facts
 from patchkit.target import Target, targets
 from patchkit.wheel.device.inspect import Binary, inspect_wheel
 from patchkit.wheel.file.metadata import WheelMetadata, read_metadata
 from patchkit.wheel.file.name import ANY, WheelName
+from patchkit.wheel.file.torch import torch_of
 from patchkit.wheel.file.wheelfile import WheelFile
 from patchkit.wheel.wheelhouse.contents import known_wheels
-from patchkit.wheel.wheelhouse.manifest import Kind, ManifestEntry, Override
+from patchkit.wheel.wheelhouse.manifest import MANIFEST, Kind, ManifestEntry, Override
 from patchkit.wheel.wheelhouse.storage import wheelhouse_command
 
 TORCH = "torch"
@@ -170,3 +179,165 @@ def require_effect(house: Path, overrides: Iterable[Override], pins: Sequence[Wh
             why="it was recorded for other wheels",
             hint=wheelhouse_command("override", house, "--remove", override.takes.project),
         )
+
+
+def disagreements(
+    house: Path, wheels: Sequence[ListedWheel], overrides: Sequence[Override]
+) -> tuple[Finding, ...]:
+    """Find everything that keeps these wheels from working together on a node, each thing once."""
+    found = []
+    for override, now in without_effect(overrides, all_pins(wheels)):
+        what = f"has an override of {override.pin}: {now}"
+        hint = wheelhouse_command("override", house, "--remove", override.takes.project)
+        why = "an override holds for the pin that it was made for, and no other"
+        found.append(finding(UsageError, MANIFEST, what, hint, why))
+    found += find_contradicted(overrides, wheels)
+    for cpu in sorted({cpu for wheel in wheels for cpu in wheel.entry.name.cpus} - {ANY}):
+        # What a node with this CPU can install.
+        group = [wheel for wheel in wheels if wheel.entry.name.cpus & {cpu, ANY}]
+        found += _find_unmet_needs(cpu, group, overrides)
+        found += _find_wrong_nccl(group, overrides)
+        found += _find_cuda_clash(cpu, group)
+        devices = {wheel.target.name: wheel.filename for wheel in group if wheel.target}
+        if len(devices) > 1:
+            parts = "; ".join(f"{name}: {filename}" for name, filename in sorted(devices.items()))
+            what = f"wheels for {cpu} are made for several devices: {parts}"
+            hint, why = "a wheelhouse for each device: --dir", "on either some of it does not load"
+            found.append(finding(UsageError, [*devices.values()][-1], what, hint, why))
+    # A wheel for any CPU is in every group, and would be reported once for each.
+    return tuple(dict.fromkeys(found))
+
+
+def find_contradicted(
+    overrides: Sequence[Override], wheels: Sequence[ListedWheel]
+) -> Iterator[Finding]:
+    """Find the wheels of another version than an override takes."""
+    for override, wheel in product(overrides, wheels):
+        version, taken = wheel.entry.name.version, override.takes
+        # A build of what is taken has a label.
+        if wheel.project == taken.project and Version(version.public) != taken.version:
+            what = f"is {version}, and the override takes {taken}"
+            hint = _mend_command(wheel, taken.version)
+            why = "the override was recorded after it was put here"
+            yield finding(UsageError, wheel.filename, what, hint, why)
+
+
+def all_pins(wheels: Sequence[ListedWheel]) -> tuple[WheelPin, ...]:
+    """Return what the wheels that were read, and those that are only locked, pin."""
+    read = [wheel.metadata for wheel in wheels if wheel.metadata]
+    return wheel_pins(read, [wheel.entry.name for wheel in wheels if not wheel.metadata])
+
+
+def _is_overridden(
+    wheel: ListedWheel, specifier: SpecifierSet, overrides: Sequence[Override]
+) -> bool:
+    """Check whether an override of this very pin takes this wheel, or finds it wrong by itself."""
+    return any(
+        wheel.project == override.takes.project
+        and specifier == SpecifierSet(f"=={override.pin.version}")
+        for override in overrides
+    )
+
+
+def _find_unmet_needs(
+    cpu: str, wheels: Sequence[ListedWheel], overrides: Sequence[Override]
+) -> Iterator[Finding]:
+    """Find requirements that a wheel beside it does not meet or, in a complete lock, none meets."""
+    here = {wheel.project: wheel for wheel in wheels}
+    # Without a fill nothing but the built wheels is there, and needs are met from an index.
+    complete = any(not wheel.built for wheel in wheels)
+    for wheel in wheels:
+        for requirement in _applicable_requirements(wheel.metadata, cpu, wheels):
+            other, specifier = here.get(canonicalize_name(requirement.name)), requirement.specifier
+            needed = str(requirement).partition(";")[0].strip()  # its marker is met
+            if other is None and complete:
+                what = f"needs {needed}, which is not in the lock"
+                again = wheelhouse_command("fill", wheel.path.parent)
+                yield finding(UsageError, wheel.filename, what, again, "it was built after a fill")
+            elif other is None or specifier.contains(other.entry.name.version, prereleases=True):
+                continue
+            elif not _is_overridden(other, specifier, overrides):
+                yield finding(
+                    UsageError,
+                    wheel.filename,
+                    f"needs {needed}; here is {other.entry.name.pinned}",
+                    _mend_command(other, str(specifier).removeprefix("==")),
+                    "pip finds no set that fits together (ResolutionImpossible)",
+                )
+
+
+def _mend_command(wheel: ListedWheel, version: object) -> str:
+    """Return the commands that put another version in its place, or keep a later one.
+
+    A dependency is resolved anew; a wheel that was built here is built again.
+    """
+    house, there = wheel.path.parent, wheel.entry.name.version.public
+    if not wheel.built:
+        return wheelhouse_command("fill", house)
+    name = "nccl" if is_nccl(wheel.project) else wheel.project
+    drop = wheelhouse_command("prune", house, "--drop", wheel.project)
+    build = quoted("patchkit", "build", name, "--version", str(version), "--dir", house)
+    keep = wheelhouse_command("override", house, f"{wheel.project}=={there}")
+    later = is_nccl(wheel.project) and SpecifierSet(f"<{there}").contains(str(version))
+    return f"{drop} && {build}" + (f"; or, to keep it: {keep}" if later else "")
+
+
+def _applicable_requirements(
+    metadata: WheelMetadata | None, cpu: str, wheels: Sequence[ListedWheel]
+) -> Iterator[Requirement]:
+    """Yield the requirements that hold on this CPU, with the Python of the lock if there is one."""
+    # An empty extra: what only an extra requires is not needed here.
+    said = {**default_environment(), "platform_machine": cpu, "extra": ""}
+    locked = (wheel.entry.facts.get("python") for wheel in wheels if not wheel.built)
+    if python := next((str(python) for python in locked if python), ""):
+        said["python_version"] = ".".join(python.split(".")[:2])
+        said["python_full_version"] = ".".join((*python.split("."), "0")[:3])
+    environment = {key: str(value) for key, value in said.items()}
+    for requirement in metadata.requires if metadata else ():
+        if requirement.marker is None or requirement.marker.evaluate(environment):
+            yield requirement
+
+
+def _find_wrong_nccl(
+    wheels: Sequence[ListedWheel], overrides: Sequence[Override]
+) -> Iterator[Finding]:
+    """Find an NCCL that is not the one torch pins, where torch's own METADATA is not at hand."""
+    if any(wheel.project == TORCH and wheel.metadata for wheel in wheels):
+        return
+    nccl = next((wheel for wheel in wheels if is_nccl(wheel.project)), None)
+    for each in all_pins(wheels) if nccl else ():
+        pinned = SpecifierSet(f"=={each.pin.version}")
+        if nccl and is_nccl(each.pin.project) and not _is_overridden(nccl, pinned, overrides):
+            name = nccl.entry.name
+            if Version(name.version.public) != each.pin.version:
+                yield finding(
+                    UsageError,
+                    each.wheel,
+                    f"is for {each.by}, which pins NCCL {each.pin.version}; here is {name.pinned}",
+                    _mend_command(nccl, each.pin.version),
+                    "beside that torch pip replaces it by stock's, or installs nothing",
+                )
+
+
+def _find_cuda_clash(cpu: str, wheels: Sequence[ListedWheel]) -> Iterator[Finding]:
+    """Find a second CUDA, or a torch that has none."""
+    majors: dict[int, str] = {}
+    for wheel in wheels:
+        for binary in wheel.binaries:
+            majors.update(dict.fromkeys(binary.cuda, wheel.filename))
+    for wheel in wheels:
+        if wheel.project == TORCH and wheel.metadata:
+            requires = map(str, _applicable_requirements(wheel.metadata, cpu, wheels))
+            torch = torch_of(wheel.entry.name.version, requires, wheel.metadata.members)
+            if torch.cuda is None:
+                what = f"is a torch for CPUs alone: {torch.seen}"
+                again = wheelhouse_command("fill", wheel.path.parent)
+                yield finding(ProofError, wheel.filename, what, again)
+            elif torch.cuda:
+                majors[torch.cuda] = wheel.filename
+    if len(majors) > 1:
+        parts = "; ".join(f"CUDA {major}: {name}" for major, name in sorted(majors.items()))
+        last = majors[max(majors)]
+        what = f"is for another CUDA than what lies beside it: {parts}"
+        why = "a process loads both runtimes, and kernels of one do not see tensors of the other"
+        yield finding(ProofError, last, what, "take all of it for one CUDA", why)

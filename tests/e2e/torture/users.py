@@ -40,7 +40,7 @@ from patchkit.wheel.file.name import wheel_name
 from patchkit.wheel.wheelhouse import storage
 from patchkit.wheel.wheelhouse.contents import add_wheel, read_settled, replace_dependencies
 from patchkit.wheel.wheelhouse.manifest import Kind, ManifestEntry
-from patchkit.wheel.wheelhouse.prune import prune_wheelhouse
+from patchkit.wheel.wheelhouse.verify import prune_wheelhouse
 from support import hosts
 from support.wheels import write_wheel
 

@@ -24,10 +24,9 @@ from patchkit.wheel.wheelhouse.contents import (
 )
 from patchkit.wheel.wheelhouse.fill import fill_wheelhouse
 from patchkit.wheel.wheelhouse.manifest import Kind, ManifestEntry
-from patchkit.wheel.wheelhouse.prune import prune_wheelhouse
 from patchkit.wheel.wheelhouse.resolve import NodePlatform, WheelSources
 from patchkit.wheel.wheelhouse.storage import LINKED, open_for_writing
-from patchkit.wheel.wheelhouse.verify import check_files
+from patchkit.wheel.wheelhouse.verify import check_files, prune_wheelhouse
 from support.faults import in_child, kill
 from support.filling import contents, held, kinds
 from support.wheels import CPU, write_wheel
