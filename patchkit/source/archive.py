@@ -14,7 +14,7 @@ from tarfile import TarInfo
 from patchkit.errors import SourceError, StorageError
 
 Progress = Callable[[int, int], None]
-"""Takes the bytes done and the bytes in all."""
+"""Takes the bytes or steps done, and those in all."""
 
 _DAMAGE = (tarfile.TarError, zlib.error, lzma.LZMAError)
 _TRY_AGAIN = "fetch the archive again, from a source that you trust"

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable
-from email.parser import BytesHeaderParser
 from fnmatch import fnmatchcase
+from importlib.metadata import distributions
 from pathlib import Path
 
 from packaging.version import Version
@@ -19,10 +18,11 @@ from packaging.version import Version
 from patchkit.digests import digest, sha256_of
 from patchkit.durable.lock import locked as hold_lock
 from patchkit.elf import read_dynamic
-from patchkit.errors import BuildError, StorageError
+from patchkit.errors import BuildError, translated
 from patchkit.process import ask
 from patchkit.quoting import quoted
 from patchkit.recipes.vllm.build import across
+from patchkit.source.archive import Progress
 from patchkit.wheel.build.requirements import for_python, install_locked, made_once
 
 _STAND_IN = Path(__file__).parent / "torch_stand_in"
@@ -45,7 +45,7 @@ def install_torch_stand_in(site: Path, target: Path) -> None:
             hint="name an environment without torch, or let patchkit make one",
         )
     about = f"Metadata-Version: 2.1\nName: torch\nVersion: {release}\n"
-    try:
+    with translated("the stand-in for torch is not complete", package):
         # Path below site-packages → content.
         wanted = {
             f"torch/{path.relative_to(_STAND_IN)}": path.read_bytes()
@@ -70,30 +70,20 @@ def install_torch_stand_in(site: Path, target: Path) -> None:
             for name, content in wanted.items():
                 (site / name).parent.mkdir(parents=True, exist_ok=True)
                 (site / name).write_bytes(content)
-    except OSError as error:
-        raise StorageError(
-            f"cannot write {package}: {error.strerror or error}",
-            hint="free some space, or look at who owns the folder",
-        ) from error
 
 
 def _torch_release(target: Path) -> Version:
     """Return the version of torch by its metadata, which has no label as ``+cu130``."""
-    found = sorted(target.glob("torch-*.dist-info/METADATA"))
     try:
-        (path,) = found
-        return Version(BytesHeaderParser().parsebytes(path.read_bytes())["Version"])
-    except (ValueError, TypeError, OSError) as error:
+        (found,) = distributions(name="torch", path=[str(target)])
+        return Version(found.metadata["Version"])
+    except (ValueError, TypeError, KeyError) as error:
         raise BuildError(
-            f"{target} does not say which torch it has: "
-            f"{error if len(found) == 1 else f'{len(found)} folders torch-….dist-info'}",
+            f"{target} does not say which torch it has: {error}",
             why="its torch is not there, or it was unpacked in part",
             hint="remove the folder, so that it is unpacked again",
         ) from error
 
-
-Progress = Callable[[int, int], None]
-"""Takes the packages installed, and the packages in all."""
 
 # pip takes each platform by its exact name; DGX OS has glibc 2.39, and no wheel for Arm is older
 # than 2.17.

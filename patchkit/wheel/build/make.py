@@ -7,7 +7,7 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -18,12 +18,10 @@ from patchkit.elf import parse_library
 from patchkit.errors import BuildError, ProofError, SourceError
 from patchkit.follow import Follow
 from patchkit.process import attempt, run
+from patchkit.source.archive import Progress
 from patchkit.wheel.build.toolchain import Toolchain
 from patchkit.wheel.device.inspect import Binary
 from patchkit.wheel.file.write import EPOCH
-
-Progress = Callable[[int, int], None]
-"""Takes the steps done and the steps in all."""
 
 # The caller's environment is left out but for what finds programs and caches: flags and paths of
 # compilers (CXXFLAGS, CPATH, NVCC_APPEND_FLAGS …) would change the result without a trace.

@@ -19,14 +19,13 @@ from patchkit.errors import BuildError, SourceError
 from patchkit.patching.commit import Applied
 from patchkit.patching.fix import Request
 from patchkit.patching.recipe import load_recipe
-from patchkit.source.archive import unpack
+from patchkit.source.archive import Progress, unpack
 from patchkit.source.nccl import SourceOrigin
 from patchkit.source.tree import Sandboxed
 from patchkit.target import Target
 from patchkit.units import BYTES_PER_GIB
 from patchkit.wheel.build.make import (
     BuiltWheel,
-    Progress,
     drop_partial,
     nccl_environment,
     objects_to_make,

@@ -12,13 +12,12 @@ import re
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from packaging.markers import InvalidMarker, Marker
-from packaging.utils import canonicalize_name
+from packaging.markers import Marker
 
 from patchkit.digests import digest, sha256_of
 from patchkit.durable.lock import locked
@@ -33,15 +32,20 @@ from patchkit.errors import (
 )
 from patchkit.follow import Follow
 from patchkit.process import ask, run
-
-Progress = Callable[[int, int], None]
-"""Takes the packages installed or downloaded, and the packages in all."""
+from patchkit.source.archive import Progress
+from patchkit.source.releases import ExactPin
 
 _STAMP = "patchkit-environment"
 _ELSEWHERE = ("PIP_TARGET", "PIP_PREFIX", "PIP_ROOT", "PIP_USER", "PIP_REQUIRE_VIRTUALENV")
 _HASH = re.compile(r"--hash=sha256:([0-9a-f]{64})")
-_LINE = re.compile(r"(?P<name>[A-Za-z0-9._-]+)==(?P<version>[^\s;]+)(?:\s*;\s*(?P<marker>.*))?")
 _TELLING = re.compile(r"error|hash|THESE PACKAGES|No space", re.IGNORECASE)
+_NOT_THERE = "the index that pip is configured for does not have it for this Python and machine"
+_CAUSES = {  # by what pip says of them
+    "DO NOT MATCH THE HASHES": "the index delivers other bytes than those that are locked",
+    "No matching distribution": _NOT_THERE,
+    "Could not find a version": _NOT_THERE,
+    "No space left": "the disk is full: an environment with torch takes 6 GB",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +54,7 @@ class Pinned:
 
     name: str
     version: str
-    marker: str
+    marker: Marker | None
     hashes: tuple[str, ...]
 
 
@@ -68,27 +72,24 @@ class Environment:
 
 def read_requirements(path: Path) -> tuple[Pinned, ...]:
     """Read the packages of a file in pip's format. Raises SourceError for any other line."""
-    try:
+    with translated("it cannot be read", path, "name a file that is there"):
         # pip joins a line that ends with a backslash to the next one.
         text = path.read_text(encoding="utf-8").replace("\\\n", " ")
-    except OSError as error:
-        raise StorageError(f"{path}: cannot be read: {error.strerror}") from error
     found = []
     for line in map(str.strip, text.splitlines()):
         if not line or line.startswith("#"):
             continue
-        match = _LINE.fullmatch(_HASH.sub("", line).strip())
-        marker, fine = (match["marker"] or "").strip() if match else "", False
-        with contextlib.suppress(InvalidMarker):
-            fine = not marker or bool(Marker(marker))
-        if match is None or not fine:
+        text, _, condition = _HASH.sub("", line).partition(";")
+        try:
+            pin, marker = ExactPin(text), Marker(condition) if condition.strip() else None
+        except ValueError:
             raise SourceError(
                 f"{path}: {line[:60]!r} is not NAME==VERSION with --hash=sha256:…",
                 why="pip would not know by which bytes to take it",
                 hint="`uv pip compile --generate-hashes` or pip-tools writes such a file",
-            )
-        name, hashes = str(canonicalize_name(match["name"])), tuple(_HASH.findall(line))
-        found.append(Pinned(name=name, version=match["version"], marker=marker, hashes=hashes))
+            ) from None
+        version, hashes = str(pin.version), tuple(_HASH.findall(line))
+        found.append(Pinned(name=pin.project, version=version, marker=marker, hashes=hashes))
     return tuple(found)
 
 
@@ -169,14 +170,13 @@ def for_python(requirements: Path, python: Path, machine: str = "") -> list[Pinn
     Raises SourceError for one without a hash.
     """
     version = ask(python, "import platform; answer = platform.python_version()")
-    short = ".".join(version.split(".")[:2])
-    facts = {"python_version": short, "python_full_version": version}
+    facts = {"python_full_version": version, "python_version": version.rpartition(".")[0]}
     facts |= {"platform_machine": machine} if machine else {}
     found = read_requirements(requirements)
     for each in found:
         if not each.hashes:
             raise SourceError(f"{requirements}: {each.name} has no --hash=sha256:…")
-    return [r for r in found if not r.marker or Marker(r.marker).evaluate(facts)]
+    return [each for each in found if each.marker is None or each.marker.evaluate(facts)]
 
 
 def install_locked(
@@ -226,16 +226,9 @@ def _not_installed(lines: list[str], requirements: Path, offline: bool) -> Patch
             why="there is no network, or a proxy or certificate is missing",
             hint="check pip's configuration; --offline takes wheels from PIP_FIND_LINKS alone",
         )
-    why = ""
-    if "DO NOT MATCH THE HASHES" in said:
-        why = "the index delivers other bytes than those that are locked"
-    elif "No matching distribution" in said or "Could not find a version" in said:
-        why = "the index that pip is configured for does not have it for this Python and machine"
-    elif "No space left" in said:
-        why = "the disk is full: an environment with torch takes 6 GB"
     hint = "pip's own settings (PIP_FIND_LINKS, PIP_INDEX_URL) say where it looks"
     return BuildError(
         f"pip could not install {requirements.name}\n{shown}",
-        why=why,
+        why=next((cause for text, cause in _CAUSES.items() if text in said), ""),
         hint=f"{hint}; --offline leaves only PIP_FIND_LINKS" if offline else hint,
     )

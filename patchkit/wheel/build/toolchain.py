@@ -15,7 +15,8 @@ from pathlib import Path
 from textwrap import indent
 
 from patchkit.digests import digest
-from patchkit.errors import HostError, StorageError, UsageError
+from patchkit.durable.lock import locked
+from patchkit.errors import HostError, UsageError, translated
 from patchkit.finding import Finding
 from patchkit.process import attempt, run
 from patchkit.quoting import quoted
@@ -34,6 +35,7 @@ _PREFIX = "nvidia/cu13/"  # where the wheels of CUDA 13 keep what a toolkit keep
 MACHINES = ("aarch64", "x86_64")
 """The CPUs that the locked toolkit has wheels for, as platform tags name them."""
 
+_PATIENCE = 60.0  # seconds, with another build that unpacks the toolkit
 _CROSS_COMPILER = {"aarch64": "aarch64-linux-gnu-g++", "x86_64": "x86_64-linux-gnu-g++"}
 
 
@@ -187,9 +189,10 @@ def locked_toolkit(
         (fetch(w.project, w.version, {w.version: w}, offline=offline, progress=progress), w)
         for w in wheels
     ]
-    try:
+    trouble = "the CUDA toolkit (0.5 GB) is not unpacked"
+    with translated(trouble, home, "free some space, or set PATCHKIT_CACHE_DIR to another folder"):
         home.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=home.parent) as folder:
+        with locked(home.parent, _PATIENCE), tempfile.TemporaryDirectory(dir=home.parent) as folder:
             tree = Path(folder) / "cuda"
             for archive, wheel in archives:
                 dest = tree if wheel.machine == here else tree / CROSS
@@ -208,14 +211,6 @@ def locked_toolkit(
                         # Unpacked by hand, modes are set, too: bin/nvcc, nvvm/bin/cicc.
                         file.chmod(0o755 if "/bin/" in f"/{name}" else 0o644)
             (tree / "lib64").symlink_to("lib")
-            tree.rename(home)
-    except FileExistsError:
-        pass  # another build has just put it there
-    except OSError as error:
-        # A folder there, with files in it, is no failure (ENOTEMPTY): another build was quicker.
-        if not home.is_dir():
-            raise StorageError(
-                f"cannot unpack the CUDA toolkit into {home}: {error.strerror or error}",
-                hint="free some space (0.5 GB), or choose another cache with PATCHKIT_CACHE_DIR",
-            ) from error
+            if not home.is_dir():  # another build may have put it there
+                tree.rename(home)
     return home

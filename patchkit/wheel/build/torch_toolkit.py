@@ -11,12 +11,10 @@ from __future__ import annotations
 
 import re
 import shutil
-import tempfile
-from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from patchkit.errors import HostError, StorageError, translated
+from patchkit.errors import HostError, translated
 from patchkit.process import ask, run
 from patchkit.quoting import quoted
 from patchkit.records import RECIPES, read_toml
@@ -35,7 +33,7 @@ _DRIVER_CALL = re.compile(
 
 
 def full_toolkit(toolchain: Toolchain, site: Path, dest: Path) -> None:
-    """Write a toolkit that torch's CMake takes into ``dest``, anew.
+    """Write a toolkit that torch's CMake takes into ``dest``, which is not there yet.
 
     ``site`` is the site-packages folder with torch. A file of the toolkit has precedence over one
     beside torch. Raises HostError if something is missing in both, StorageError for I/O.
@@ -47,24 +45,19 @@ def full_toolkit(toolchain: Toolchain, site: Path, dest: Path) -> None:
             why="this torch was built for CPUs alone, or for another CUDA",
             hint="use the requirements of the recipe",
         )
-    dest.parent.mkdir(parents=True, exist_ok=True)
-    scratch = tempfile.TemporaryDirectory(dir=dest.parent, ignore_cleanup_errors=True)
-    with translated("the CUDA toolkit is not complete", dest.parent), scratch as folder:
-        home, compiler = Path(folder) / "cuda", toolchain.nvcc.parents[1]
+    compiler = toolchain.nvcc.parents[1]
+    with translated("the CUDA toolkit is not complete", dest):
         # nvcc looks for the rest of the toolkit beside itself, links followed.
-        shutil.copytree(compiler / "bin", home / "bin", symlinks=True)
-        (home / "nvvm").symlink_to(compiler / "nvvm")
-        _link_files(home / "include", toolchain.include, beside / "include")
-        _link_files(home / "lib", toolchain.lib, beside / "lib")
+        shutil.copytree(compiler / "bin", dest / "bin", symlinks=True)
+        (dest / "nvvm").symlink_to(compiler / "nvvm")
+        _link_files(dest / "include", toolchain.include, beside / "include")
+        _link_files(dest / "lib", toolchain.lib, beside / "lib")
         # Installed toolkits have lib64, NVIDIA's wheels have lib; builds look in either.
-        (home / "lib64").symlink_to("lib")
+        (dest / "lib64").symlink_to("lib")
         # Machines that build need no driver, and NVIDIA's wheels have none to link with.
-        driver = home / "lib" / "stubs" / "libcuda.so"
+        driver = dest / "lib" / "stubs" / "libcuda.so"
         if not driver.exists():
-            driver_stand_in(home / "include" / "cuda.h", toolchain.cxx, driver)
-        # Only now: what was whole before stays until the new one is.
-        shutil.rmtree(dest, ignore_errors=True)
-        home.rename(dest)
+            driver_stand_in(dest / "include" / "cuda.h", toolchain.cxx, driver)
     needed = [f"include/{name}" for name in HEADERS] + [f"lib/lib{name}.so" for name in LIBRARIES]
     if absent := [name for name in needed if not (dest / name).exists()]:
         raise HostError(
@@ -127,18 +120,10 @@ _LINKS = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HeaderMacro:
-    """A macro that is another one by CPU; ``recipes/python_headers.toml`` describes the fields."""
-
-    name: str
-    value: Mapping[str, str]
-
-
 def cross_toolkit(
     toolchain: Toolchain, site: Path, python: Path, dest: Path, *, root: Path
 ) -> None:
-    """Write a toolkit for ``toolchain.machine`` that torch's CMake takes into ``dest``, anew.
+    """Write a toolkit for ``toolchain.machine`` that torch's CMake takes into ``dest``.
 
     ``site`` has torch and NVIDIA's libraries for that CPU; ``python`` is the interpreter that
     builds; ``root`` is where the toolkit lies while it is used. Raises HostError, StorageError.
@@ -185,19 +170,15 @@ def python_headers(python: Path, machine: str, dest: Path) -> None:
         ) from error
     # What it does not speak of stays away.
     rules = RECIPES / "python_headers.toml"
-    for macro in read_toml(tuple[HeaderMacro, ...], rules, key="macro"):
-        value = macro.value[machine]
-        line = f"#define {macro.name} {value}" if value else f"/* #undef {macro.name} */"
-        spelled = rf"^(#define {macro.name}\b.*|/\* #undef {macro.name} \*/)$"
+    for macro in read_toml(tuple[dict[str, Any], ...], rules, key="macro"):
+        name, value = macro["name"], macro["value"][machine]
+        line = f"#define {name} {value}" if value else f"/* #undef {name} */"
+        spelled = rf"^(#define {name}\b.*|/\* #undef {name} \*/)$"
         text = re.sub(spelled, line, text, flags=re.MULTILINE)
     place = dest / other[1]
-    try:
+    with translated("Python's headers are not complete", place):
         place.parent.mkdir(parents=True, exist_ok=True)
         place.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise StorageError(
-            f"cannot write {place}: {error.strerror or error}", hint="free some space"
-        ) from error
 
 
 def cross_variables(toolchain: Toolchain, cuda: Path) -> dict[str, str]:

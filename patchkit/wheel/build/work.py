@@ -76,12 +76,10 @@ def emptied(folder: Path) -> Path:
 
 def _require_private(folder: Path) -> None:
     """Make the folder, or check that nobody else can write into it."""
-    try:
+    with translated("nothing was built", folder):
         folder.mkdir(mode=0o755, parents=True, exist_ok=True)
         # lstat: in /var/tmp anybody may have put a link here, to a folder of ours.
         status = folder.lstat()
-    except OSError as error:
-        raise StorageError(f"cannot make {folder}: {error.strerror or error}") from error
     shared = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or shared:
         raise StorageError(

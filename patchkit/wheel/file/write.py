@@ -19,13 +19,11 @@ from pathlib import Path
 from patchkit import __version__
 from patchkit.elf import damaged
 from patchkit.errors import ProofError
+from patchkit.source.archive import Progress
 from patchkit.wheel.file.wheelfile import WheelFile, record_digest
 
 EPOCH = 315532800
 """SOURCE_DATE_EPOCH of every build: 1980-01-01, the earliest time that a zip can hold."""
-
-Progress = Callable[[int, int], None]
-"""Takes the bytes written and the bytes in all."""
 
 _UNIX = 3  # who wrote it: the upper half of the external attributes is st_mode then
 _REPLACED = re.compile(rb"^(Tag|Generator):.*(\n|\Z)", re.MULTILINE)

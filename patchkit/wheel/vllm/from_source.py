@@ -16,13 +16,13 @@ from patchkit.errors import BuildError, ProofError
 from patchkit.patching.recipe import load_recipe
 from patchkit.recipes.vllm.archs import evaluate
 from patchkit.recipes.vllm.leave_out import asked_targets
+from patchkit.source.archive import Progress
 from patchkit.source.detect import detect
 from patchkit.source.tree import Sandboxed
 from patchkit.units import BYTES_PER_GIB
 from patchkit.wheel.build.machine import namespace_words, network
 from patchkit.wheel.build.make import (
     BuiltWheel,
-    Progress,
     clean_environment,
     platform_tag,
     run_build,

@@ -25,11 +25,10 @@ from patchkit.process import ask
 from patchkit.recipes.vllm.build import across, by_option, wanted
 from patchkit.recipes.vllm.external import externals
 from patchkit.recipes.vllm.leave_out import leave_out, only_extensions, take_installed
-from patchkit.source.archive import unpack
+from patchkit.source.archive import Progress, unpack
 from patchkit.source.detect import detect
 from patchkit.source.tree import Sandboxed, SourceTree
 from patchkit.wheel.build.cross_torch import install_torch_stand_in, target_site
-from patchkit.wheel.build.make import Progress
 from patchkit.wheel.build.requirements import Environment, make_environment
 from patchkit.wheel.build.work import WORK
 from patchkit.wheel.file.sbom import CUDA_LICENSE, as_text, digest_label, wheel_sbom

@@ -23,6 +23,7 @@ from patchkit.patching.commit import Applied
 from patchkit.patching.fix import Request, Severity
 from patchkit.patching.recipe import load_recipe
 from patchkit.patching.workspace import open_workspace
+from patchkit.source.archive import Progress
 from patchkit.source.tree import Sandboxed
 from patchkit.target import Target
 from patchkit.wheel.build.work import staging
@@ -38,7 +39,7 @@ from patchkit.wheel.device.libraries import (
     require_loading,
 )
 from patchkit.wheel.file.library_rules import library_rules
-from patchkit.wheel.file.write import Progress, rewrite_wheel
+from patchkit.wheel.file.write import rewrite_wheel
 from patchkit.wheel.native.assemble import Assembler
 from patchkit.wheel.vllm.native_parts import native_parts
 from patchkit.wheel.vllm.repack_additions import Additions, PatchedTree, make_additions
