@@ -19,8 +19,8 @@ PATCHKIT = [
     """\
 import sys
 from pathlib import Path
-from patchkit.wheel.build import work
-work.WORK = Path(sys.argv.pop(1))
+from patchkit.wheel.build import machine
+machine.WORK = Path(sys.argv.pop(1))
 from patchkit.cli import main
 main()
 """,

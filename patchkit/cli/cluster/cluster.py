@@ -39,8 +39,7 @@ from patchkit.reading import read_text
 from patchkit.runtime.envfile.write import write
 from patchkit.runtime.host.hardware import target_of
 from patchkit.units import KIB_PER_GIB
-from patchkit.wheel.file.name import ANY
-from patchkit.wheel.file.wheelfile import WheelFile
+from patchkit.wheel.file.wheelfile import ANY, WheelFile
 from patchkit.wheel.wheelhouse.manifest import REQUIREMENTS, Kind
 from patchkit.wheel.wheelhouse.verify import verify_wheelhouse
 

@@ -27,7 +27,7 @@ from patchkit.target import targets
 from patchkit.wheel.build.machine import BuildPlan, Jobs
 from patchkit.wheel.build.make import BuiltWheel
 from patchkit.wheel.build.toolchain import MACHINES, Toolchain
-from patchkit.wheel.file.name import ANY, wheel_name
+from patchkit.wheel.file.wheelfile import ANY, wheel_name
 from patchkit.wheel.wheelhouse.contents import add_wheel, load_manifest
 
 cpu_option = click.option("--cpu", type=click.Choice(MACHINES), help="Default: the target's.")

@@ -24,6 +24,7 @@ from patchkit.source.nccl import SourceOrigin
 from patchkit.source.tree import Sandboxed
 from patchkit.target import Target
 from patchkit.units import BYTES_PER_GIB
+from patchkit.wheel.build.machine import WORK, emptied, staging, work_folder
 from patchkit.wheel.build.make import (
     BuiltWheel,
     drop_partial,
@@ -33,7 +34,6 @@ from patchkit.wheel.build.make import (
     run_build,
 )
 from patchkit.wheel.build.toolchain import Toolchain, check_toolchain
-from patchkit.wheel.build.work import WORK, emptied, staging, work_folder
 from patchkit.wheel.device.inspect import inspect_file, prove_exact
 from patchkit.wheel.file.sbom import CUDA_LICENSE, as_text, digest_label, nccl_sbom
 from patchkit.wheel.file.wheelfile import FACTS

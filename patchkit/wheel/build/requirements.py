@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import shutil
 import sys
 import tempfile
 from collections.abc import Collection, Iterator, Sequence
@@ -34,6 +33,7 @@ from patchkit.follow import Follow
 from patchkit.process import ask, run
 from patchkit.source.archive import Progress
 from patchkit.source.releases import ExactPin
+from patchkit.wheel.build.machine import emptied
 
 _STAMP = "patchkit-environment"
 _ELSEWHERE = ("PIP_TARGET", "PIP_PREFIX", "PIP_ROOT", "PIP_USER", "PIP_REQUIRE_VIRTUALENV")
@@ -155,10 +155,7 @@ def made_once(home: Path, part: Path) -> Iterator[bool]:
             if (home / _STAMP).exists() and part.exists():
                 yield False
                 return
-            for entry in home.iterdir():
-                shutil.rmtree(
-                    entry
-                ) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
+            emptied(home)
             yield True
             # Last: a folder without it was cut short, and is made anew.
             (home / _STAMP).touch()

@@ -129,9 +129,7 @@ def _read_binary(wheel: Path | None, name: str, stream: BufferedIOBase) -> Binar
     if library.machine == "cuda":
         raise SourceError(f"{where} is bare device code", hint="give the library that it goes into")
     live, relocatable = (
-        read_entries(
-            stream, [section for section in library.sections if section.name == kind], where
-        )
+        read_entries(stream, [it for it in library.sections if it.name == kind], where)
         for kind in (LIVE, RELOCATABLE)
     )
     return Binary(

@@ -15,8 +15,7 @@ from packaging.utils import canonicalize_name
 
 from patchkit.errors import SourceError
 from patchkit.wheel.file.library_rules import library_rules
-from patchkit.wheel.file.name import WheelName
-from patchkit.wheel.file.wheelfile import WheelFile, record_digest
+from patchkit.wheel.file.wheelfile import WheelFile, WheelName, record_digest
 
 T = TypeVar("T")
 _UNSIGNED = ("RECORD", "RECORD.jws", "RECORD.p7s")  # of .dist-info; PEP 427 gives them no digest

@@ -15,12 +15,14 @@ import hashlib
 import io
 import json
 import os
+import re
 import struct
 import tempfile
 import zipfile
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from email.message import Message
 from email.parser import HeaderParser
 from functools import cached_property
@@ -28,11 +30,16 @@ from io import BufferedIOBase
 from pathlib import Path, PurePosixPath
 from typing import Any, Self, TypeVar
 
-from packaging.utils import canonicalize_name, canonicalize_version
+from packaging.utils import (
+    InvalidWheelFilename,
+    canonicalize_name,
+    canonicalize_version,
+    parse_wheel_filename,
+)
+from packaging.version import Version
 
 from patchkit.elf import MAGIC, damaged
 from patchkit.errors import SourceError, StorageError
-from patchkit.wheel.file.name import wheel_name
 
 T = TypeVar("T")
 FACTS = "patchkit.json"
@@ -264,3 +271,51 @@ def record_digest(chunks: Iterable[bytes]) -> str:
     for chunk in chunks:
         digest.update(chunk)
     return f"sha256={base64.urlsafe_b64encode(digest.digest()).rstrip(b'=').decode()}"
+
+
+ANY = "any"
+_CHARACTERS = re.compile(r"[\w.+!-]+")
+_LINUX = re.compile(r"(?:(?:many|musl)?linux(?:\d+|_\d+_\d+)?)_(?P<cpu>[a-z]\w*)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WheelName:
+    """The parts of a wheel's file name.
+
+    ``tag`` is ``python-abi-platform`` as written; ``cpus`` are named as by ``platform.machine()``,
+    or ``any``.
+    """
+
+    filename: str
+    project: str
+    version: Version
+    tag: str
+    cpus: frozenset[str]
+
+    @property
+    def pinned(self) -> str:
+        return f"{self.project}=={self.version}"
+
+
+def wheel_name(filename: str) -> WheelName:
+    """Parse a file name. Raises SourceError unless it names a wheel for Linux or any platform."""
+    try:
+        if not _CHARACTERS.fullmatch(filename):
+            raise InvalidWheelFilename("a character that file names of wheels do not have")
+        project, version, _build, tags = parse_wheel_filename(filename)
+    except ValueError as error:
+        raise SourceError(
+            f"{filename}: is not the name of a wheel: {error}",
+            hint="rename it as it was built: NAME-VERSION-PYTHON-ABI-PLATFORM.whl",
+        ) from None
+    cpus = set()
+    for tag in tags:
+        match = _LINUX.fullmatch(tag.platform)
+        if match is None and tag.platform != ANY:
+            raise SourceError(f"{filename}: is for {tag.platform}, not for Linux")
+        cpus.add(match["cpu"] if match else ANY)
+    # From the right: a build tag may stand between version and tag (PEP 427).
+    written = "-".join(filename.removesuffix(".whl").rsplit("-", 3)[1:])
+    return WheelName(
+        filename=filename, project=project, version=version, tag=written, cpus=frozenset(cpus)
+    )

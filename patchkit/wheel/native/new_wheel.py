@@ -14,7 +14,7 @@ from patchkit.durable.atomic import replacing
 from patchkit.errors import SourceError, UsageError, translated
 from patchkit.source.fetch import Progress
 from patchkit.target import Target
-from patchkit.wheel.build.work import staging
+from patchkit.wheel.build.machine import staging
 from patchkit.wheel.file.sbom import as_text, digest_label, wheel_sbom
 from patchkit.wheel.file.wheelfile import FACTS, WheelFile
 from patchkit.wheel.file.write import rewrite_wheel

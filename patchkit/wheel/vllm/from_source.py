@@ -20,7 +20,7 @@ from patchkit.source.archive import Progress
 from patchkit.source.detect import detect
 from patchkit.source.tree import Sandboxed
 from patchkit.units import BYTES_PER_GIB
-from patchkit.wheel.build.machine import namespace_words, network
+from patchkit.wheel.build.machine import emptied, namespace_words, network, staging, work_folder
 from patchkit.wheel.build.make import (
     BuiltWheel,
     clean_environment,
@@ -29,7 +29,6 @@ from patchkit.wheel.build.make import (
 )
 from patchkit.wheel.build.toolchain import check_toolchain
 from patchkit.wheel.build.torch_toolkit import cross_toolkit, cross_variables, full_toolkit
-from patchkit.wheel.build.work import emptied, staging, work_folder
 from patchkit.wheel.device.compiled import compiled_sources, prove_compiled, prove_groups
 from patchkit.wheel.device.inspect import inspect_wheel
 from patchkit.wheel.device.libraries import check_wheel, judge_libraries, require_loading

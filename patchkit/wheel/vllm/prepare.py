@@ -29,8 +29,8 @@ from patchkit.source.archive import Progress, unpack
 from patchkit.source.detect import detect
 from patchkit.source.tree import Sandboxed, SourceTree
 from patchkit.wheel.build.cross_torch import install_torch_stand_in, target_site
+from patchkit.wheel.build.machine import WORK
 from patchkit.wheel.build.requirements import Environment, make_environment
-from patchkit.wheel.build.work import WORK
 from patchkit.wheel.file.sbom import CUDA_LICENSE, as_text, digest_label, wheel_sbom
 from patchkit.wheel.file.torch import installed_torch, require_torch
 from patchkit.wheel.file.wheelfile import FACTS

@@ -26,7 +26,7 @@ from patchkit.patching.workspace import open_workspace
 from patchkit.source.archive import Progress
 from patchkit.source.tree import Sandboxed
 from patchkit.target import Target
-from patchkit.wheel.build.work import staging
+from patchkit.wheel.build.machine import staging
 from patchkit.wheel.device.first_use import first_use, first_use_phrase
 from patchkit.wheel.device.inspect import Binary, inspect_wheel
 from patchkit.wheel.device.libraries import (

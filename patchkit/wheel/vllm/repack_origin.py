@@ -16,8 +16,7 @@ from patchkit.reading import require_file
 from patchkit.records import RECIPES
 from patchkit.source.fetch import Progress, fetch
 from patchkit.source.releases import LockEntry, meant, named_version, read_wheel_lock
-from patchkit.wheel.file.name import wheel_name
-from patchkit.wheel.file.wheelfile import WheelFile
+from patchkit.wheel.file.wheelfile import WheelFile, wheel_name
 
 _RELEASE = re.compile(r"vllm\s*==\s*(?P<version>[^/\s]+)", re.IGNORECASE)
 _HEX = re.compile(r"[0-9a-f]{64}")

@@ -21,8 +21,8 @@ from patchkit.source.detect import detect
 from patchkit.source.releases import named_version, read_lock
 from patchkit.source.resolve import Report, SourceOptions, fetch_release
 from patchkit.source.tree import SourceTree
+from patchkit.wheel.build.machine import WORK
 from patchkit.wheel.build.toolchain import Toolchain
-from patchkit.wheel.build.work import WORK
 from patchkit.wheel.vllm.needs import Needs, read_needs
 from patchkit.wheel.vllm.repack_origin import upstream_wheels
 from patchkit.wheel.vllm.upstream_parts import is_upstream

@@ -12,7 +12,7 @@ from typing import Any
 from patchkit.digests import sha256_of
 from patchkit.errors import BusyError, SourceError, StorageError, UsageError
 from patchkit.wheel.file.metadata import find_faults
-from patchkit.wheel.file.name import WheelName, wheel_name
+from patchkit.wheel.file.wheelfile import WheelName, wheel_name
 from patchkit.wheel.wheelhouse.manifest import (
     Kind,
     Manifest,

@@ -22,9 +22,8 @@ from patchkit.quoting import quoted
 from patchkit.source.fetch import CHUNK, Progress, index_session, opened, pip_settings, transfer
 from patchkit.target import targets
 from patchkit.wheel.file.library_rules import library_rules
-from patchkit.wheel.file.name import ANY
 from patchkit.wheel.file.torch import Torch, torch_of
-from patchkit.wheel.file.wheelfile import WheelFile
+from patchkit.wheel.file.wheelfile import ANY, WheelFile
 from patchkit.wheel.wheelhouse.contents import (
     FILLING,
     load_manifest,

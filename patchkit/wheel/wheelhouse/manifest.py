@@ -15,7 +15,7 @@ from patchkit.errors import SourceError
 from patchkit.records import RecordError, Sha256, matching, read_json
 from patchkit.source.releases import ExactPin
 from patchkit.target import targets
-from patchkit.wheel.file.name import ANY, WheelName, wheel_name
+from patchkit.wheel.file.wheelfile import ANY, WheelName, wheel_name
 from patchkit.wheel.wheelhouse.storage import read_own
 
 USER = "the user"

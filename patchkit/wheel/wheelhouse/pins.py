@@ -23,9 +23,8 @@ from patchkit.source.releases import ExactPin, load_facts
 from patchkit.target import Target, targets
 from patchkit.wheel.device.inspect import Binary, inspect_wheel
 from patchkit.wheel.file.metadata import WheelMetadata, read_metadata
-from patchkit.wheel.file.name import ANY, WheelName
 from patchkit.wheel.file.torch import torch_of
-from patchkit.wheel.file.wheelfile import WheelFile
+from patchkit.wheel.file.wheelfile import ANY, WheelFile, WheelName
 from patchkit.wheel.wheelhouse.contents import known_wheels
 from patchkit.wheel.wheelhouse.manifest import MANIFEST, Kind, ManifestEntry, Override
 from patchkit.wheel.wheelhouse.storage import wheelhouse_command

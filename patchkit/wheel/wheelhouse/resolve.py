@@ -26,7 +26,7 @@ from patchkit.errors import PatchkitError, SourceError, StorageError, UsageError
 from patchkit.process import attempt
 from patchkit.source.fetch import cache_dir, pip_settings
 from patchkit.source.releases import ExactPin
-from patchkit.wheel.file.name import WheelName, wheel_name
+from patchkit.wheel.file.wheelfile import WheelName, wheel_name
 
 _OPTIONS = (
     *("--only-binary=:all:", "--no-header", "--format=pylock.toml", "--generate-hashes"),

@@ -16,7 +16,7 @@ from pathlib import Path
 from e2e.cross_proof.arm64 import CPU, RootFs
 from patchkit.errors import UsageError
 from patchkit.quoting import quoted
-from patchkit.wheel.file.name import ANY
+from patchkit.wheel.file.wheelfile import ANY
 from patchkit.wheel.wheelhouse.contents import load_manifest
 from patchkit.wheel.wheelhouse.manifest import (
     MANIFEST,

@@ -36,7 +36,7 @@ from patchkit.runtime.host.probe import probe
 from patchkit.source.detect import detect, state_folder
 from patchkit.source.fetch import transfer
 from patchkit.target import targets
-from patchkit.wheel.file.name import wheel_name
+from patchkit.wheel.file.wheelfile import wheel_name
 from patchkit.wheel.wheelhouse import storage
 from patchkit.wheel.wheelhouse.contents import add_wheel, read_settled, replace_dependencies
 from patchkit.wheel.wheelhouse.manifest import Kind, ManifestEntry

@@ -12,7 +12,7 @@ import time
 import pytest
 
 from patchkit.errors import HashMismatchError
-from patchkit.wheel.file.name import wheel_name
+from patchkit.wheel.file.wheelfile import wheel_name
 from patchkit.wheel.wheelhouse.contents import add_wheel, load_manifest
 from patchkit.wheel.wheelhouse.fill import download_wheels
 from patchkit.wheel.wheelhouse.resolve import LockedWheel

@@ -24,7 +24,7 @@ from patchkit.patching.fix import Request
 from patchkit.patching.recipe import load_recipe
 from patchkit.source.releases import LockEntry
 from patchkit.target import targets
-from patchkit.wheel.build import work
+from patchkit.wheel.build import machine
 from patchkit.wheel.file.metadata import find_faults
 from patchkit.wheel.vllm import repack_origin
 from patchkit.wheel.vllm.repack import repack_wheel
@@ -63,7 +63,7 @@ def repacked(spec, request, house, **which):
 
 @pytest.fixture(autouse=True)
 def workplace(tmp_path, monkeypatch):
-    monkeypatch.setattr(work, "WORK", tmp_path / "work")
+    monkeypatch.setattr(machine, "WORK", tmp_path / "work")
 
 
 @pytest.fixture

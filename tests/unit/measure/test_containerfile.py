@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from patchkit.errors import SourceError, UsageError
 from patchkit.measure.containerfile import build_lines, check_image, containerfile, run_lines
 from patchkit.quoting import quoted
-from patchkit.wheel.file.name import wheel_name
+from patchkit.wheel.file.wheelfile import wheel_name
 from patchkit.wheel.wheelhouse.manifest import Kind, Manifest, ManifestEntry
 
 GOLDEN = Path(__file__).parents[2] / "data" / "image" / "Containerfile"

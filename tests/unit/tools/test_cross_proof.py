@@ -11,7 +11,7 @@ from e2e.cross_proof.operators import Loaded, differences
 from e2e.cross_proof.wheels import Lock, read_pip_check, require_cpu
 from patchkit.errors import UsageError
 from patchkit.records import record
-from patchkit.wheel.file.name import wheel_name
+from patchkit.wheel.file.wheelfile import wheel_name
 from patchkit.wheel.wheelhouse.contents import add_wheel
 from patchkit.wheel.wheelhouse.manifest import Kind, Manifest, ManifestEntry, Override
 from support.wheels import write_wheel

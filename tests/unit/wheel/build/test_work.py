@@ -12,9 +12,8 @@ import pytest
 from patchkit.errors import BusyError, StorageError
 from patchkit.units import BYTES_PER_GIB
 from patchkit.wheel.build import machine
-from patchkit.wheel.build import work as module
-from patchkit.wheel.build.machine import jobs_for, namespace_words
-from patchkit.wheel.build.work import staging, work_folder
+from patchkit.wheel.build import machine as module
+from patchkit.wheel.build.machine import jobs_for, namespace_words, staging, work_folder
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from packaging.version import Version
 
 from patchkit.errors import UsageError
 from patchkit.source.releases import ExactPin
-from patchkit.wheel.file.name import wheel_name
+from patchkit.wheel.file.wheelfile import wheel_name
 from patchkit.wheel.wheelhouse.contents import add_wheel, load_manifest
 from patchkit.wheel.wheelhouse.manifest import Kind, ManifestEntry, write_documents
 from patchkit.wheel.wheelhouse.overrides import (

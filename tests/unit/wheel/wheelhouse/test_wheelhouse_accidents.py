@@ -14,7 +14,7 @@ from functools import partial
 import pytest
 
 from patchkit.errors import HashMismatchError, StorageError
-from patchkit.wheel.file.name import wheel_name
+from patchkit.wheel.file.wheelfile import wheel_name
 from patchkit.wheel.wheelhouse.contents import (
     add_wheel,
     check_room,
