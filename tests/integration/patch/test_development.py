@@ -66,13 +66,7 @@ def test_code_that_is_not_there_yet_needs_no_fix(mixed, recipe, ask, snapshot, c
     ("patterns", "path", "before", "after", "says"),
     [
         # One half of what belongs together is there.
-        (
-            (PYTHON,),
-            "",
-            "",
-            "",
-            "get_marlin_input_dtype, expected 1; other code of this fix is there",
-        ),
+        ((PYTHON,), "", "", "", "input_dtype, expected 1; other code of this fix is there"),
         # The code is there, and another one than any release has.
         ((), PYTHON, "is_device_capability(120)", "has_device_capability(120)", "found 0 times"),
     ],
