@@ -33,13 +33,18 @@ _Member = tuple[zipfile.ZipInfo, Callable[[], Iterable[bytes]], tuple[str, str]]
 
 
 def seal_wheel(
-    raw: Path, folder: Path, platform: str, added: Mapping[str, str] | None = None
+    raw: Path,
+    folder: Path,
+    platform: str,
+    added: Mapping[str, str] | None = None,
+    replaced: Mapping[str, bytes] | None = None,
 ) -> Path:
     """Write a freshly built wheel anew into ``folder``, with one platform tag; return its path.
 
     ``added`` are texts that go into its .dist-info, by their path there; METADATA names those in
-    ``licenses/``. Members are stored: most of a library is compressed already. Raises ProofError
-    for a wheel without WHEEL, SourceError for a damaged one.
+    ``licenses/``. Members that are ``replaced`` get these bytes. Members are stored: most of a
+    library is compressed already. Raises ProofError for a wheel without WHEEL, SourceError for a
+    damaged one.
     """
     name, version, *_, interpreter, abi, _platform = raw.stem.split("-")
     home, tag = f"{name}-{version}.dist-info", f"{interpreter}-{abi}-{platform}"
@@ -48,6 +53,7 @@ def seal_wheel(
         if f"{home}/WHEEL" not in wheel.members:
             raise ProofError(f"{raw.name} holds no {home}/WHEEL", why="the build did not finish")
         changed = {f"{home}/{path}": text.encode() for path, text in (added or {}).items()}
+        changed |= replaced or {}
         changed[f"{home}/WHEEL"] = set_tag(wheel.read(f"{home}/WHEEL"), tag)
         licenses = [p.removeprefix("licenses/") for p in added or () if p.startswith("licenses/")]
         if licenses:

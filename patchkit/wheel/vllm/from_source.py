@@ -1,6 +1,6 @@
 """Build vLLM for one device, from a release to a sealed wheel.
 
-order → prepare → CUDA → backend, cut off → prove → seal
+order → prepare → CUDA → backend, cut off → prove → assemble PTX → seal
 
 vLLM's own setup.py and CMake do the work; everything that they would fetch is brought before.
 """
@@ -30,13 +30,15 @@ from patchkit.wheel.build.make import (
 from patchkit.wheel.build.toolchain import check_toolchain
 from patchkit.wheel.build.torch_toolkit import cross_toolkit, cross_variables, full_toolkit
 from patchkit.wheel.device.compiled import compiled_sources, prove_compiled, prove_groups
-from patchkit.wheel.device.inspect import inspect_wheel
+from patchkit.wheel.device.inspect import Binary, inspect_wheel
 from patchkit.wheel.device.libraries import check_wheel, judge_libraries, require_loading
 from patchkit.wheel.file.metadata import read_metadata
-from patchkit.wheel.file.sbom import as_text
+from patchkit.wheel.file.sbom import as_text, wheel_sbom
 from patchkit.wheel.file.torch import installed_torch, require_torch
-from patchkit.wheel.file.wheelfile import WheelFile
+from patchkit.wheel.file.wheelfile import FACTS, WheelFile
 from patchkit.wheel.file.write import seal_wheel
+from patchkit.wheel.native.assemble import Assembler
+from patchkit.wheel.vllm.native_parts import native_parts
 from patchkit.wheel.vllm.prepare import Prepared, Report, prepare
 from patchkit.wheel.vllm.source import VllmOrder
 from patchkit.wheel.vllm.upstream_parts import prove_parts
@@ -61,6 +63,7 @@ def build_vllm(order: VllmOrder, report: Report) -> BuiltWheel:
         target = order.request.target
         arch = target.gencode_flags(target.arch_list(order.request.arch))
         check_toolchain(order.toolchain, arch, staged, clean_environment(staged, NAMESPACE))
+        assembler = Assembler(offline=order.offline)
         prepared = prepare(order, staged, report)
         cuda = staged / "cuda"
         if order.across:
@@ -72,14 +75,14 @@ def build_vllm(order: VllmOrder, report: Report) -> BuiltWheel:
         with work_folder(
             order.work, brought, as_text(prepared.facts), fresh=order.fresh, free=_FREE
         ) as root:
-            return _make_vllm_wheel(root, order, prepared, report("compiling"))
+            return _make_vllm_wheel(root, order, prepared, assembler, report)
 
 
 def _make_vllm_wheel(
-    root: Path, order: VllmOrder, prepared: Prepared, progress: Progress
+    root: Path, order: VllmOrder, prepared: Prepared, assembler: Assembler, report: Report
 ) -> BuiltWheel:
     variables = build_variables(root, order, prepared)
-    raw = compile_wheel(root, prepared.python, variables, progress)
+    raw = compile_wheel(root, prepared.python, variables, report("compiling"))
     circumstances = (network(),)
     note(root, *circumstances)
     # The torch that was compiled against is a fact of the wheel: it must still be that one.
@@ -87,22 +90,30 @@ def _make_vllm_wheel(
     require_torch(installed_torch(prepared.python), order.torch, target.cuda, "after the build")
     with WheelFile(raw) as wheel:
         binaries = inspect_wheel(wheel)
-        sources = compiled_sources(root / "source" / "build", root / "source")
+        judged = judge_libraries(binaries, target, order.version)
         if not order.extensions:
-            require_loading(judge_libraries(binaries, target, order.version), target, order.version)
-        tree = detect(root / "source", sandboxed=Sandboxed.IF_POSSIBLE)  # it has been built
-        archs = target.arch_list(order.request.arch)
-        groups, asked = evaluate(tree, target, archs, order.toolchain.cuda), asked_targets(tree)
-        built = [source for source in sources if source.library in asked]
-        proofs = (prove_groups(groups, sources), *prove_compiled(built, binaries, target))
-        proofs += tuple(
-            prove_parts(wheel, root / "external" / each.known.option, each.known.option)
-            for each in prepared.gathered.installed
-            if order.builds(each.known)
+            require_loading(judged, target, order.version)
+        proofs = _prove_contents(wheel, binaries, root, order, prepared)
+        folder, progress = emptied(root / "native"), report("assembling PTX")
+        # Also what was compiled, since upstream's CMake asks for PTX alone here and there.
+        native = native_parts(
+            wheel, binaries, judged, target, folder, assembler, progress, keep=True
         )
-    sealed = seal_wheel(raw, emptied(root / "sealed"), platform_tag(raw, _PROVIDED), prepared.texts)
+    if count := sum(len(library.ptx) for library in native.libraries):
+        proofs += (f"{count} fat binaries are assembled from PTX, by ptxas {assembler.version}",)
+    left = tuple(why for library in native.libraries for why in library.refused)
+    proofs += tuple(f"{why}; it is compiled at first use" for why in left)
+    facts = {**prepared.facts, "native": native.facts}
+    texts = {
+        **prepared.texts,
+        FACTS: as_text(facts),
+        "sboms/patchkit.cdx.json": as_text(wheel_sbom(facts, prepared.steps)),
+    }
+    libraries = {each.name: each.path.read_bytes() for each in native.libraries if each.path}
+    tag = platform_tag(raw, _PROVIDED)
+    sealed = seal_wheel(raw, emptied(root / "sealed"), tag, texts, libraries)
     with WheelFile(sealed) as wheel:
-        metadata = read_metadata(wheel)
+        metadata, binaries = read_metadata(wheel), inspect_wheel(wheel)
     # As `patchkit inspect` would find it: an RPATH, a library of torch's …
     if found := list(check_wheel(metadata, binaries)):
         raise ProofError(
@@ -113,11 +124,36 @@ def _make_vllm_wheel(
         )
     return BuiltWheel(
         wheel=sealed,
-        facts=prepared.facts,
+        facts=facts,
         binaries=binaries,
         proofs=proofs,
         circumstances=circumstances,
         log=root / "log.txt",
+    )
+
+
+def _prove_contents(
+    wheel: WheelFile,
+    binaries: tuple[Binary, ...],
+    root: Path,
+    order: VllmOrder,
+    prepared: Prepared,
+) -> tuple[str, ...]:
+    """Prove that a wheel holds what was compiled as planned, and upstream's files untouched."""
+    target, installed = order.request.target, prepared.gathered.installed
+    sources = compiled_sources(root / "source" / "build", root / "source")
+    tree = detect(root / "source", sandboxed=Sandboxed.IF_POSSIBLE)  # it has been built
+    archs = target.arch_list(order.request.arch)
+    groups, asked = evaluate(tree, target, archs, order.toolchain.cuda), asked_targets(tree)
+    built = [source for source in sources if source.library in asked]
+    return (
+        prove_groups(groups, sources),
+        *prove_compiled(built, binaries, target),
+        *(
+            prove_parts(wheel, root / "external" / each.known.option, each.known.option)
+            for each in installed
+            if not order.extensions or order.extensions & set(each.known.targets)
+        ),
     )
 
 

@@ -18,10 +18,9 @@ import re
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
-from pathlib import Path, PurePosixPath
-from typing import Self
+from pathlib import Path
 
 from packaging.version import Version
 
@@ -34,8 +33,6 @@ from patchkit.source.archive import unpack
 from patchkit.source.fetch import Progress, cache_dir
 from patchkit.source.git import commit_archive, parse_git, submodules
 from patchkit.target import Target
-from patchkit.wheel.native.assemble import Assembler
-from patchkit.wheel.native.make import NativeLibrary, make_native
 from patchkit.wheel.vllm.upstream_parts import FoundSource, is_upstream, upstream_parts
 
 _NAMES = re.compile(r"(LICEN[CS]E|COPYING|NOTICE)([.-].*)?", re.IGNORECASE)
@@ -50,8 +47,7 @@ _ASIDE = shutil.ignore_patterns(".git", "__pycache__")
 class InputSource:
     """A source in its folder: its ``identity``, and whether that was ``verified`` to be the pin.
 
-    ``notices`` are its licences: file name → text. ``native`` are libraries that were installed
-    with PTX, and now have machine code.
+    ``notices`` are its licences: file name → text.
     """
 
     option: str
@@ -59,28 +55,6 @@ class InputSource:
     identity: str
     verified: bool
     notices: Mapping[str, str]
-    native: tuple[NativeLibrary, ...] = ()
-
-    def assembled(self, target: Target, assembler: Assembler, progress: Progress) -> Self:
-        """Give libraries machine code where the device would compile PTX, and say so.
-
-        Raises SourceError, ProofError, StorageError.
-        """
-        files = {it.relative_to(self.folder).as_posix(): it for it in self.folder.rglob("*.so")}
-        place = self.folder.parent
-        scratch = tempfile.TemporaryDirectory(prefix=".native.", dir=place)
-        with translated("the source is not complete", place), scratch as made:
-            found = make_native(files, target, Path(made), assembler, progress)
-            for library in found:
-                if library.path:
-                    library.path.replace(files[library.name])
-        said = [self.identity]
-        for library in found:
-            name, count = PurePosixPath(library.name).name, len(library.ptx)
-            made_by = f"assembled for {target.name} by ptxas {assembler.version}"
-            said += [f"{count} PTX modules of {name} {made_by}"] if count else []
-            said += [f"PTX is left: {why}" for why in library.refused]
-        return replace(self, native=found, identity="; ".join(said))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import platform
 import shutil
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,8 +17,8 @@ from patchkit.apply import apply
 from patchkit.digests import tree_digest
 from patchkit.errors import ProofError
 from patchkit.patching.commit import Applied
-from patchkit.patching.fix import State
-from patchkit.patching.plan import patch_steps
+from patchkit.patching.fix import State, Verdict
+from patchkit.patching.plan import Texts, patch_steps
 from patchkit.patching.recipe import load_recipe
 from patchkit.patching.workspace import open_workspace
 from patchkit.process import ask
@@ -31,10 +31,8 @@ from patchkit.source.tree import Sandboxed, SourceTree
 from patchkit.wheel.build.cross_torch import install_torch_stand_in, target_site
 from patchkit.wheel.build.machine import WORK
 from patchkit.wheel.build.requirements import Environment, make_environment
-from patchkit.wheel.file.sbom import CUDA_LICENSE, as_text, digest_label, wheel_sbom
+from patchkit.wheel.file.sbom import CUDA_LICENSE, as_text, digest_label
 from patchkit.wheel.file.torch import installed_torch, require_torch
-from patchkit.wheel.file.wheelfile import FACTS
-from patchkit.wheel.native.assemble import Assembler
 from patchkit.wheel.vllm.inputs import Gathered, check_given, gather_sources
 from patchkit.wheel.vllm.needs import locked_requirements
 from patchkit.wheel.vllm.source import VllmOrder
@@ -50,11 +48,13 @@ _LARGE = 10**8  # bytes; upstream's wheel has more, and all else is there in sec
 class Prepared:
     """The inputs of a build; ``texts`` go into .dist-info, by their path there.
 
-    ``site`` is the folder with torch and NVIDIA's libraries for the CPU that is built for.
+    ``steps`` are those of the plan; ``site`` is the folder with torch and NVIDIA's libraries for
+    the CPU that is built for.
     """
 
     facts: Mapping[str, Any]
     texts: Mapping[str, str]
+    steps: Sequence[tuple[Verdict, Texts]]
     gathered: Gathered
     python: Path
     site: Path
@@ -97,8 +97,6 @@ def prepare(order: VllmOrder, staged: Path, report: Report) -> Prepared:
                 hint="please report this with the version",
             )
     gathered = _gather_sources(order, reduced, staged, report)
-    if gathered.installed:
-        gathered = _assemble_parts(order, gathered, report)
     _write_overlay(take_installed(reduced, gathered.installed))
     environment, site = _make_environment(order, report)
     facts = _vllm_facts(order, source, outcome, gathered, environment)
@@ -107,10 +105,14 @@ def prepare(order: VllmOrder, staged: Path, report: Report) -> Prepared:
         for each in gathered.sources
         for name, text in each.notices.items()
     }
-    texts[FACTS] = as_text(facts)
-    texts["sboms/patchkit.cdx.json"] = as_text(wheel_sbom(facts, steps))
-    python = environment.python
-    return Prepared(facts=facts, texts=texts, gathered=gathered, python=python, site=site)
+    return Prepared(
+        facts=facts,
+        texts=texts,
+        steps=steps,
+        gathered=gathered,
+        python=environment.python,
+        site=site,
+    )
 
 
 def check_choice(
@@ -170,6 +172,12 @@ def _write_overlay(tree: SourceTree) -> SourceTree:
 
 def _gather_sources(order: VllmOrder, tree: SourceTree, staged: Path, report: Report) -> Gathered:
     """Gather the sources of other projects; their paths are those in the work folder."""
+    bar = report("sources of other projects, in MB")
+
+    def told(done: int, total: int) -> None:
+        if total >= _LARGE:
+            bar(done // 10**6, total // 10**6)
+
     release = load_recipe("vllm").knows(order.version)
     fetched = wanted(externals(tree), order.version, release=release)
     named = {each.known.option: order.source_of(each.known) for each in fetched}
@@ -181,33 +189,13 @@ def _gather_sources(order: VllmOrder, tree: SourceTree, staged: Path, report: Re
         cpu=order.toolchain.machine,
         target=order.request.target,
         offline=order.offline,
-        progress=_in_mb(report("sources of other projects, in MB"), _LARGE),
+        progress=told,
     )
     environment, defines = (
         {name: path.replace(str(staged), str(order.work), 1) for name, path in paths.items()}
         for paths in (found.environment, found.defines)
     )
     return replace(found, environment=environment, defines=defines)
-
-
-def _assemble_parts(order: VllmOrder, found: Gathered, report: Report) -> Gathered:
-    """Give what is taken from upstream's wheel the device's machine code."""
-    assembler, target = Assembler(offline=order.offline), order.request.target
-    progress = _in_mb(report("machine code, in MB of PTX"), 1)
-    taken = {each.known.option for each in found.installed if order.builds(each.known)}
-    sources = (
-        each.assembled(target, assembler, progress) if each.option in taken else each
-        for each in found.sources
-    )
-    return replace(found, sources=tuple(sources))
-
-
-def _in_mb(bar: Progress, least: int) -> Progress:
-    def told(done: int, total: int) -> None:
-        if total >= least:
-            bar(done // 10**6, total // 10**6)
-
-    return told
 
 
 def _vllm_facts(
@@ -242,10 +230,6 @@ def _vllm_facts(
         "externals": {
             each.option: each.identity + ("" if each.verified else " (not compared with the pin)")
             for each in gathered.sources
-        },
-        # Library → SHA-256 of the PTX that its machine code was assembled from.
-        "native": {
-            "assembled": {it.name: list(it.ptx) for each in gathered.sources for it in each.native}
         },
         "without": sorted(order.without),
         "extensions": sorted(order.extensions) or "all",

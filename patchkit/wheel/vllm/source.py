@@ -93,10 +93,6 @@ class VllmOrder:
             return named
         return f"vllm=={self.version.public}" if self.released else ""
 
-    def builds(self, known: KnownSource) -> bool:
-        """Return whether anything of a source goes into the wheel."""
-        return not self.extensions or not self.extensions.isdisjoint(known.targets)
-
     @property
     def compiling(self) -> Request:
         """Return the request with the fixes on that belong to sources which are compiled."""

@@ -140,11 +140,11 @@ def prove_parts(wheel: WheelFile, folder: Path, option: str) -> str:
             digest.update(chunk)
         if digest.hexdigest() != sha256_of(path):
             raise ProofError(
-                f"{member} of {option} is not in the wheel as it was taken from upstream's",
+                f"{member} of {option} is not in the wheel as upstream's wheel has it",
                 why="it was not installed, or another source installs a file of that name",
                 hint="run again with --fresh",
             )
-    return f"{option}: the {len(files)} files from upstream's wheel are in it"
+    return f"{option}: {len(files)} files are those of upstream's wheel"
 
 
 def _require_serving(

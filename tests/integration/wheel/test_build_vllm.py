@@ -115,7 +115,11 @@ def test_from_sources_to_a_wheel(build, arguments, lock, offline, tmp_path, mach
     facts = made["facts"]
     (wheel,) = wheels(tmp_path / "house")
     assert made["wheel"] == str(wheel)
-    assert made["proofs"] == ["1 kernel groups are compiled for the archs that were proved"]
+    assert made["proofs"] == [
+        "1 kernel groups are compiled for the archs that were proved",
+        f"1 fat binaries are assembled from PTX, by ptxas {facts['cuda']}",
+    ]
+    assert list(facts["native"]["assembled"]) == ["vllm/ptx_C.abi3.so"]
     assert wheel.name.startswith(f"vllm-{VLLM_VERSION}+cu130.h200.reduced.")
     assert wheel.name.endswith(f"_{machine}.whl")
     assert (facts["machine"], facts["built_on"]) == (machine, HERE)

@@ -27,7 +27,13 @@ def build_wheel(wheel_directory, config_settings=None, metadata_directory=None):
         compile_step(build / f"small.{step}.o")
     link = [os.environ["CXX"], "-shared", "-o", library, *sorted(build.glob("*.o"))]
     subprocess.run(link, check=True)
-    return packed(Path(wheel_directory), library)
+    # As upstream has FlashAttention 2: PTX alone.
+    ptx = build / "ptx_C.abi3.so"
+    how = ["-shared", "-cudart=none", "-Xcompiler=-fPIC", "-Xlinker=-s"]
+    how += ["-gencode=arch=compute_80,code=compute_80"]
+    nvcc = ["nvcc", "-ccbin", os.environ["CXX"], *how, "csrc/small.cu", "-o", ptx]
+    subprocess.run(nvcc, check=True)
+    return packed(Path(wheel_directory), library, ptx)
 
 
 def compile_step(target):
@@ -38,7 +44,7 @@ def compile_step(target):
     Path(f"{target}.new").rename(target)
 
 
-def packed(folder, library):
+def packed(folder, *libraries):
     version = os.environ["VLLM_VERSION_OVERRIDE"]
     home = f"vllm-{version}.dist-info"
     # As setuptools: the platform of this machine, or of _PYTHON_HOST_PLATFORM.
@@ -47,7 +53,8 @@ def packed(folder, library):
     with zipfile.ZipFile(folder / name, "w") as bundle:
         bundle.writestr("vllm/__init__.py", Path("vllm/__init__.py").read_text())
         bundle.writestr("vllm/_version.py", f"__version__ = '{version}'\n")
-        bundle.write(library, f"vllm/{library.name}")
+        for library in libraries:
+            bundle.write(library, f"vllm/{library.name}")
         bundle.writestr(
             f"{home}/METADATA", f"Metadata-Version: 2.4\nName: vllm\nVersion: {version}\n"
         )

@@ -1,1 +1,2 @@
-// Read by nobody; what CMake would compile, and for which archs, is what counts.
+// What CMake would compile, and for which archs, is what counts.
+__global__ void store(int *place) { *place = 1; }
