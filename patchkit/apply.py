@@ -55,10 +55,10 @@ def apply(
     rest on what a tree says of itself. ``native`` makes the new libraries of an installed package,
     by path, after everything else was proved; in a dry run it only names them.
     """
-    with ExitStack() as stack:
+    with ExitStack() as stack, ExitStack() as planning:
         if gc.isenabled():  # what a plan makes lives to its end: a collection finds nothing
             gc.disable()
-            stack.callback(gc.enable)
+            planning.callback(gc.enable)
         find = partial(detect, path, recipe.project, sandboxed=sandboxed)
         # A dry run writes nothing: it takes no lock and recovers nothing.
         opened = locked_workspace(find) if not dry_run else nullcontext(read_workspace(find()))
@@ -67,6 +67,7 @@ def apply(
         # A ledger of this very request saves planning and proving; its proofs are then shown.
         verdicts = None if anew else known_verdicts(workspace, recipe, request)
         if verdicts is not None and past is not None:
+            planning.close()
             libraries = native(workspace)
             written: tuple[str, ...] = ()
             if libraries and not dry_run:
@@ -82,6 +83,7 @@ def apply(
         plan = plan_for(workspace, recipe, request)
         texts = plan.texts  # before the proofs, so that what is written meanwhile is noticed
         proofs = prove(plan)
+        planning.close()  # new libraries may take an hour
         libraries = native(workspace)
         if dry_run:
             pending = (*texts, *libraries)
