@@ -103,8 +103,10 @@ def _listed(found: Sequence[DeviceLibrary], title: str) -> Iterator[Block]:
     entries = [entry for library in found for entry in library.entries]
     if entries:
         yield lead_word("note") + f"on {title}, {first_use_phrase(entries)}"
-    else:
+    elif found:
         yield GOOD + f"on {title} nothing is compiled at first use"
+    else:
+        yield "nothing here holds device code"
 
 
 def _made(made: Sequence[NativeLibrary]) -> Iterator[Block]:

@@ -27,6 +27,8 @@ MACHINES = {"": ("single", 0), "spark-1": ("cable_port0", 0), "spark-2": ("cable
 _STAND_INS = {
     r"sudo (\S*patchkit net apply)": r"\1 --yes --root {bare}",
     r"(patchkit env)": r"\1 --root {root} --vllm {release}",
+    # 49 minutes of one core: the machine code of small libraries is tested.
+    r"(.*patchkit repack \S+) --native": r"\1",
     # 4 GB of torch and CUDA are locked, not downloaded. An index that has not all of it yet is no
     # fault of the line: what it lacks is shown.
     r"(.* && patchkit wheelhouse fill)": (
