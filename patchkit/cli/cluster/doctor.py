@@ -91,16 +91,11 @@ def doctor_command(
         yield from (finding.what for finding in found if finding.level is Level.OK)
     yield from finding_lines(found, verbose=verbose)
     if save is not None:
-        yield from _save_report(visited, save, verbose=verbose)
+        names = private_names((each.node, each.facts) for each in visited.reports)
+        text, taken = pack_report(visited.parts(), names)
+        save_report(text, save)
+        tell(f"saved: {save}; taken out: {', '.join(taken) or 'nothing'}")
+        if verbose:
+            yield from table((name, str(count)) for name, count in taken.items())
+        tell(f"look into it before you attach it: {quoted('less', save)}")
     yield ExitCode(worst(found, Level.ERROR, Level.WARNING))
-
-
-def _save_report(visited: Visit, place: Path, *, verbose: bool) -> Iterator[Block]:
-    """Write a report, and say what was taken out of it."""
-    names = private_names((each.node, each.facts) for each in visited.reports)
-    text, taken = pack_report(visited.parts(), names)
-    save_report(text, place)
-    tell(f"saved: {place}; taken out: {', '.join(taken) or 'nothing'}")
-    if verbose:
-        yield from table((name, str(count)) for name, count in taken.items())
-    tell(f"look into it before you attach it: {quoted('less', place)}")

@@ -38,7 +38,15 @@ def explain_command(text: str | None) -> Iterator[Block]:
     fixes = [fix for recipe in load_recipes() for fix in recipe.fixes]
     claims = load_claims()
     if text is None:
-        yield from _overview(fixes, claims)
+        titled = (("fixes", fixes), ("symptoms", symptoms().values()))
+        listed = {title: [{"id": it.id, "title": it.title} for it in its] for title, its in titled}
+        yield Record({**listed, "claims": claims})
+        for recipe in load_recipes():
+            titles = [(fix.id, fix.title) for fix in recipe.fixes]
+            yield from _section(f"Fixes of {recipe.project}", titles)
+        yield from _section("What guides say", [(it.id, it.verdict, it.says) for it in claims])
+        yield "`patchkit explain ID` has the reasons and the evidence."
+        yield f"Also an error's text, one of {len(symptoms())} that are known, by any part of it."
         return
     # Ids have underscores; people also write dashes and blanks.
     name = text.casefold().replace("-", "_").replace(" ", "_")
@@ -67,19 +75,6 @@ def explain_command(text: str | None) -> Iterator[Block]:
         close = [ids[it] for it in difflib.get_close_matches(name, ids, n=1)]
         hint = f"did you mean {close[0]}?" if close else "`patchkit explain` lists them"
         raise UsageError(f"no fix, claim or symptom is {text!r}", hint=hint)
-
-
-def _overview(fixes: Sequence[Fix], claims: Sequence[Claim]) -> Iterator[Block]:
-    titled = (("fixes", fixes), ("symptoms", symptoms().values()))
-    listed = {name: [{"id": it.id, "title": it.title} for it in them] for name, them in titled}
-    yield Record({**listed, "claims": claims})
-    for recipe in load_recipes():
-        titles = [(fix.id, fix.title) for fix in recipe.fixes]
-        yield from _section(f"Fixes of {recipe.project}", titles)
-    rows = [(claim.id, claim.verdict, claim.says) for claim in claims]
-    yield from _section("What guides say", rows)
-    yield "`patchkit explain ID` has the reasons and the evidence."
-    yield f"Also the text of an error, one of {len(symptoms())} that are known, by any part of it."
 
 
 def _explanation(entry: Fix | Claim) -> Iterator[Block]:

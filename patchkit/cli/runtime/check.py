@@ -98,21 +98,17 @@ def _problem_lines(
     parts = [counted_noun(counts[level], level) for level in _COUNTED if counts[level]]
     mark = BAD if set(counts) - {Level.NOTE} else GOOD
     # What the file was checked against, so that nobody takes silence for more.
-    against = [_describe_version(checked, name) for name in _PROJECTS]
+    against = []
+    for name, title in _PROJECTS.items():
+        version = checked.situation.get(name, "")
+        stated = [it for it in checked.versions if it.project == name]
+        named = [f" ({it.text}, line {it.line})" for it in stated if it.version == version]
+        several = f", since it names several: --{name} decides" if stated[1:] else ""
+        known = f"{title} {version}{''.join(named[:1])}"
+        against.append(known if version else f"any {title}{several}")
     against += ["this host"] if checked.host else []
     target = checked.situation["target"]
     if not is_asked and (checked.host is None or target_of(checked.host) != target):
         against[-1] += f"; judged for {target}, --target names another"
     result = ", ".join(parts) or "no problems"
     yield mark + f"{checked.where}: {result}; checked against {', '.join(against)}"
-
-
-def _describe_version(checked: CheckedText, project: str) -> str:
-    """Return the version that a file was checked against, and where the file names it."""
-    title, version = _PROJECTS[project], checked.situation.get(project, "")
-    stated = [found for found in checked.versions if found.project == project]
-    for found in stated:
-        if version and found.version == version:
-            return f"{title} {version} ({found.text}, line {found.line})"
-    several = f"any {title}, since it names several: --{project} decides"
-    return f"{title} {version}" if version else several if stated[1:] else f"any {title}"

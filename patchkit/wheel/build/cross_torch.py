@@ -37,7 +37,16 @@ def install_torch_stand_in(site: Path, target: Path) -> None:
     other CPU, which stays where it is as long as the build runs. Raises BuildError if ``target``
     has no torch, or ``site`` has a real one, and StorageError if it cannot be written.
     """
-    package, release = site / "torch", _torch_release(target)
+    package = site / "torch"
+    try:  # its metadata has no label as ``+cu130``
+        (found,) = distributions(name="torch", path=[str(target)])
+        release = Version(found.metadata["Version"])
+    except (ValueError, TypeError, KeyError) as error:
+        raise BuildError(
+            f"{target} does not say which torch it has: {error}",
+            why="its torch is not there, or it was unpacked in part",
+            hint="remove the folder, so that it is unpacked again",
+        ) from error
     if package.exists() and not (package / _TARGET).is_file():
         raise BuildError(
             f"{package} is a real torch",
@@ -70,19 +79,6 @@ def install_torch_stand_in(site: Path, target: Path) -> None:
             for name, content in wanted.items():
                 (site / name).parent.mkdir(parents=True, exist_ok=True)
                 (site / name).write_bytes(content)
-
-
-def _torch_release(target: Path) -> Version:
-    """Return the version of torch by its metadata, which has no label as ``+cu130``."""
-    try:
-        (found,) = distributions(name="torch", path=[str(target)])
-        return Version(found.metadata["Version"])
-    except (ValueError, TypeError, KeyError) as error:
-        raise BuildError(
-            f"{target} does not say which torch it has: {error}",
-            why="its torch is not there, or it was unpacked in part",
-            hint="remove the folder, so that it is unpacked again",
-        ) from error
 
 
 # pip takes each platform by its exact name; DGX OS has glibc 2.39, and no wheel for Arm is older

@@ -24,7 +24,6 @@ from patchkit.durable.staging import is_full
 from patchkit.errors import (
     BuildError,
     HostError,
-    PatchkitError,
     SourceError,
     StorageError,
     translated,
@@ -208,24 +207,21 @@ def install_locked(
                     collected += 1
                     progress(min(collected, total), total)
     done = running.done
-    if done.trouble:
-        raise _not_installed(done.output.splitlines(), requirements, offline)
-    progress(total, total)
-
-
-def _not_installed(lines: list[str], requirements: Path, offline: bool) -> PatchkitError:
-    telling = [line for line in lines if _TELLING.search(line)]
-    shown = "\n".join(f"    {line}" for line in (telling or lines)[:8])
-    said = " ".join(lines)
-    if "Retry(total=0" in said:  # pip gave up, and went on as if the index were empty
-        return StorageError(
+    if (
+        done.trouble and "Retry(total=0" in done.output
+    ):  # pip gave up, and went on as if the index were empty
+        raise StorageError(
             f"pip could not install {requirements.name}: the package index cannot be reached",
             why="there is no network, or a proxy or certificate is missing",
             hint="check pip's configuration; --offline takes wheels from PIP_FIND_LINKS alone",
         )
-    hint = "pip's own settings (PIP_FIND_LINKS, PIP_INDEX_URL) say where it looks"
-    return BuildError(
-        f"pip could not install {requirements.name}\n{shown}",
-        why=next((cause for text, cause in _CAUSES.items() if text in said), ""),
-        hint=f"{hint}; --offline leaves only PIP_FIND_LINKS" if offline else hint,
-    )
+    if done.trouble:
+        lines = done.output.splitlines()
+        telling = [line for line in lines if _TELLING.search(line)] or lines
+        hint = "pip's own settings (PIP_FIND_LINKS, PIP_INDEX_URL) say where it looks"
+        raise BuildError(
+            "\n    ".join([f"pip could not install {requirements.name}", *telling[:8]]),
+            why=next((cause for text, cause in _CAUSES.items() if text in done.output), ""),
+            hint=f"{hint}; --offline leaves only PIP_FIND_LINKS" if offline else hint,
+        )
+    progress(total, total)

@@ -8,6 +8,7 @@ import shutil
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 from patchkit.errors import HostError, SourceError
-from patchkit.finding import Finding
+from patchkit.finding import Finding, finding
 from patchkit.process import ask, attempt
 from patchkit.quoting import quoted
 from patchkit.recipes.vllm.build import BUILD_FILE
@@ -107,22 +108,23 @@ def plan_vllm(
 
 def lacked(needs: Needs, python: Path, cxx: Path | None, across: str = "") -> Iterator[Finding]:
     """Yield what this machine lacks; ``cxx`` is its C++ compiler, ``across`` the other CPU."""
+    lack = partial(finding, HostError, "")
     try:
         facts = ask(python, _ASK)
     except HostError as error:
-        yield _missing_need(error.what, "apt install python3")
+        yield lack(error.what, "apt install python3")
     else:
         version = facts["version"]
         short = ".".join(version.split(".")[:2])
         if not SpecifierSet(needs.python).contains(version, prereleases=True):
-            yield _missing_need(
+            yield lack(
                 f"Python {version} is outside {needs.python}", "install patchkit into another one"
             )
         for fact, package in (("header", "dev"), ("venv", "venv")):
             if not facts[fact]:
-                lack = "headers (Python.h)" if fact == "header" else "module venv"
+                part = "headers (Python.h)" if fact == "header" else "module venv"
                 supply = quoted("apt", "install", f"python{short}-{package}")
-                yield _missing_need(f"{python} has no {lack}", supply)
+                yield lack(f"{python} has no {part}", supply)
     # The first GCC with -std=c++20, where the release itself names none.
     least = needs.gcc or ("10" if needs.standard >= 20 else "")
     major = Version(least).major if least else None
@@ -130,7 +132,7 @@ def lacked(needs: Needs, python: Path, cxx: Path | None, across: str = "") -> It
     package = "-".join(["g++", *([str(major)] if major else []), *other])
     supply = quoted("apt", "install", package)
     if cxx is None:
-        yield _missing_need(f"no C++ compiler{f' for {across}' if across else ''}", supply)
+        yield lack(f"no C++ compiler{f' for {across}' if across else ''}", supply)
     else:
         said = attempt(cxx, "-dM", "-E", "-x", "c++", "/dev/null")
         # By its macros: any program may be called g++, and clang defines __GNUC__ as well.
@@ -142,13 +144,9 @@ def lacked(needs: Needs, python: Path, cxx: Path | None, across: str = "") -> It
         if is_gcc and least and found < Version(least):
             compiler = f"{across}-linux-gnu-g++-{major}" if across else f"g++-{major}"
             taken = f"C++{needs.standard}, GCC {least} or later"
-            yield _missing_need(
+            yield lack(
                 f"{cxx} is GCC {found}; the release takes {taken}",
                 f"{supply}{f' ({_HAVE_GCC_13})' if across else ''}; then CXX={compiler}",
             )
     if needs.patch and shutil.which("patch") is None:
-        yield _missing_need("no program `patch`", "apt install patch")
-
-
-def _missing_need(what: str, hint: str) -> Finding:
-    return Finding(what=what, hint=hint, kind=HostError)
+        yield lack("no program `patch`", "apt install patch")

@@ -6,7 +6,7 @@ import enum
 import json
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -59,13 +59,7 @@ class Override:
         return f"{self.takes} in the place of {self.pin.version}, which {self.by} pins"
 
     def fields(self) -> dict[str, str]:
-        return {
-            "takes": str(self.takes),
-            "pin": str(self.pin),
-            "by": self.by,
-            "reason": self.reason,
-            "word": self.word,
-        }
+        return {each.name: str(getattr(self, each.name)) for each in fields(self)}
 
 
 MANIFEST, SUMS, REQUIREMENTS = "manifest.json", "SHA256SUMS", "requirements.txt"
@@ -169,23 +163,17 @@ def listed_manifest(house: Path) -> Manifest:
         return Manifest()
     try:
         read = read_json(_Rows, data)
-        wheels = tuple(
-            ManifestEntry(
-                name=wheel_name(row.filename),
-                sha256=row.sha256,
-                size=row.size,
-                facts=row.facts,
-                kind=row.kind,
-            )
-            for row in read.wheels
-        )
+        wheels = []
+        for row in read.wheels:
+            kept = {name: getattr(row, name) for name in ("sha256", "size", "facts", "kind")}
+            wheels.append(ManifestEntry(name=wheel_name(row.filename), **kept))
     except ValueError as error:
         raise SourceError(
             f"{MANIFEST}: cannot be read: {error}",
             why="it was edited, or a newer patchkit wrote it",
             hint="put it back; or move the wheels away, empty the folder, and build again",
         ) from None
-    return Manifest(wheels=wheels, overrides=read.overrides)
+    return Manifest(wheels=tuple(wheels), overrides=read.overrides)
 
 
 def write_documents(manifest: Manifest) -> dict[str, str]:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from patchkit.cli import layout
+from patchkit.cli import out
 from patchkit.wheel.wheelhouse.contents import add_wheel
 from support import hosts
 from support.terminal import on_terminal, piped
@@ -100,26 +100,26 @@ TEXT = st.text("ab:;/-=.` é中", max_size=60)
 
 @given(TEXT, st.integers(1, 40))
 def test_a_broken_line_has_every_word_and_fits(text, width):
-    lines = layout.wrap(text, width)
+    lines = out.wrap(text, width)
     assert " ".join(" ".join(lines).split()) == " ".join(text.split())
     for number, line in enumerate(lines):
         margin = len(line) - len(line.lstrip(" "))
         alone = len(re.sub("`[^`]*`", "x", line).split()) <= 1
-        assert layout.length(line) <= width or alone, (number, margin)
+        assert out.length(line) <= width or alone, (number, margin)
         assert line == line.rstrip(" ")
 
 
 @given(st.lists(st.tuples(TEXT, TEXT, TEXT), min_size=1, max_size=5), st.integers(40, 80))
 def test_a_table_has_every_word_at_any_width(rows, width):
-    texts = layout.grid(rows, width, heads=("one", "two", "three"))
+    texts = out.grid(rows, width, heads=("one", "two", "three"))
     said = {word for text in texts for word in text.split()}
     assert {word for row in rows for cell in row for word in cell.split()} <= said
-    assert len(layout.grid(rows, None)) == len(rows)
-    assert not any("\n" in text for text in layout.grid(rows, None))
+    assert len(out.grid(rows, None)) == len(rows)
+    assert not any("\n" in text for text in out.grid(rows, None))
 
 
 def test_a_command_is_not_broken():
     line = "  next: put it aside: sudo mv /a/b/c /a/b/c.mine; then `patchkit net undo`"
-    assert layout.wrap(line, 40) == [line]
+    assert out.wrap(line, 40) == [line]
     line = "see `patchkit env explain NCCL_IB_HCA` and the log, for the reasons of it"
-    assert "`patchkit env explain NCCL_IB_HCA`" in "\n".join(layout.wrap(line, 20))
+    assert "`patchkit env explain NCCL_IB_HCA`" in "\n".join(out.wrap(line, 20))
