@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import shutil
 import sysconfig
 from pathlib import Path
@@ -25,12 +24,6 @@ def need(*programs: str) -> None:
         if not shutil.which(program):
             package = PACKAGES.get(program, program)
             pytest.skip(f"{program} is not installed: apt install {package}")
-
-
-def need_sitecustomize() -> None:
-    """Skip the present test where Python has one of its own, as Debian's: the first one wins."""
-    if importlib.util.find_spec("sitecustomize"):
-        pytest.skip("this Python has a sitecustomize of its own")
 
 
 def need_headers() -> None:

@@ -6,22 +6,21 @@ The facts of NCCL's releases are such tables, too.
 from __future__ import annotations
 
 import json
-import shutil
 import sys
-from pathlib import Path
 
 import pytest
 
+from patchkit.errors import DriftError
 from patchkit.patching.recipe import load_recipe
 from patchkit.process import attempt
 from patchkit.recipes.vllm.external import External
 from patchkit.records import RECIPES
 from patchkit.source.releases import load_facts
 from patchkit.target import parse_arch
-from support.faults import killed_everywhere
 from tools.entries import with_nccl_release, with_needs, with_pin, without
 from tools.nccl_names import with_names
-from tools.stage import ROOT, bring_back, differences, recover, staged
+from tools.seen import unproved
+from tools.stage import ROOT, differences, staged
 from tools.tables import SUPPORT, updated
 
 BUILD = (RECIPES / "vllm" / "build.toml").read_text(encoding="utf-8")
@@ -78,6 +77,20 @@ def test_rows_of_nccls_variables_go_on_while_its_sources_read_them(tmp_path):
     ]
 
 
+def test_fixes_that_do_not_fit_are_named_with_their_files(make_tree):
+    about = f"Metadata-Version: 2.1\nName: vllm\nVersion: {RELEASES[-1]}\n"
+    empty = ("setup.py", "CMakeLists.txt", "cmake/utils.cmake", "vllm/__init__.py")
+    tree = make_tree(RELEASES[-1], {**dict.fromkeys(empty, ""), "PKG-INFO": about})
+    with pytest.raises(
+        DriftError, match=f"^vLLM {RELEASES[-1]}, native: fixes do not fit"
+    ) as error:
+        unproved(tree.root, "native")
+    places = error.value.what.splitlines()[1:]
+    named = [place.strip().partition(":")[0] for place in places if "  recipes/" in place]
+    assert len(named) > 5
+    assert all((ROOT / path).is_file() for path in named)
+
+
 @pytest.mark.skipif(
     not (ROOT / "recipes").is_dir(), reason="a source distribution has its recipes in the package"
 )
@@ -98,30 +111,6 @@ def test_without_the_index_nothing_is_entered(release, tmp_path):
         assert before == differences(ROOT, stage) == []
     assert "is not entered, and no file was changed" in done.output
     assert "error: the connection to 127.0.0.1:9 failed" in done.errors
-
-
-def test_killed_at_any_change_the_checkout_is_as_before_or_complete(tmp_path):
-    root, stage, template = (tmp_path / name for name in ("root", "stage", "template"))
-    for folder, texts in ((template, "ab"), (stage, "Ac")):
-        for text in texts:
-            (folder / "recipes").mkdir(parents=True, exist_ok=True)
-            (folder / "recipes" / text.lower()).write_text(text)
-
-    def clean():
-        shutil.rmtree(root, ignore_errors=True)
-        shutil.copytree(template, root)
-
-    def texts():
-        return sorted(path.read_text() for path in Path(root, "recipes").iterdir())
-
-    ends = []
-    for _number in killed_everywhere(lambda: bring_back(stage, root), clean):
-        recover(root)
-        ends.append(texts())
-        assert ends[-1] in (["a", "b"], ["A", "c"])
-    assert len(ends) > 10
-    assert texts() == ["A", "c"]
-    assert [path.name for path in root.iterdir()] == ["recipes"]
 
 
 def test_the_table_is_complete_and_consistent():

@@ -8,13 +8,10 @@ from pathlib import Path
 import pytest
 
 from e2e.cross_proof.operators import Loaded, differences
-from e2e.cross_proof.wheels import Lock, read_pip_check, require_cpu
-from patchkit.errors import UsageError
+from e2e.cross_proof.wheels import Lock, read_pip_check
 from patchkit.records import record
 from patchkit.wheel.file.wheelfile import wheel_name
-from patchkit.wheel.wheelhouse.contents import add_wheel
 from patchkit.wheel.wheelhouse.manifest import Kind, Manifest, ManifestEntry, Override
-from support.wheels import write_wheel
 
 C = "vllm/_C_stable_libtorch.abi3.so"
 MLA = "sm100_cutlass_mla_get_workspace_size"
@@ -82,12 +79,3 @@ def test_pip_check_may_name_what_was_left_out_or_overridden_or_mislabelled():
     ours = "vllm 0.25.1 is not supported on this platform"
     assert read_pip_check(f"{ours}\n", lock) == ([], [ours])
     assert read_pip_check("No broken requirements found.\n", lock) == ([], [])
-
-
-def test_wheels_for_another_cpu_are_refused_before_anything_is_unpacked(tmp_path):
-    house = tmp_path / "house"
-    wheel = write_wheel(tmp_path, "2.29.7", tag="py3-none-manylinux_2_17_x86_64")
-    add_wheel(house, wheel, {"target": "gb10"})
-    with pytest.raises(UsageError) as caught:
-        require_cpu(house)
-    assert f"{wheel.name}: is for x86_64" in caught.value.what

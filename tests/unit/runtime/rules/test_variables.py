@@ -11,14 +11,12 @@ from patchkit.runtime.rules.releases import read_table, within
 from patchkit.runtime.rules.spelling import Slips, is_slip, nearest
 from patchkit.runtime.rules.variable_values import Takes, vllm_values
 from patchkit.runtime.rules.variables import (
-    lifetime,
     nccl_variables,
     other_variables,
     variable_table,
     vllm_variables,
 )
-from tools.release_values import read_names
-from tools.tables import render
+from tools.release_values import read_names, read_values
 
 ENVS = """
 from __future__ import annotations
@@ -64,10 +62,16 @@ def test_an_installed_envs_py_is_read(tmp_path):
     assert vllm_variables("0.33.0", tmp_path).keys() == READ.keys()
 
 
-def test_what_is_no_vllm_is_an_error(tmp_path):
+def test_what_is_not_understood_is_an_error(tmp_path):
     (tmp_path / "envs.py").write_text("x = {'A': 1}")
     with pytest.raises(SourceError, match=r"envs\.py: has no dict environment_variables"):
         vllm_variables("0.33.0", tmp_path)
+    choices = (
+        'environment_variables = {\n    "VLLM_X": env_with_choices("VLLM_X", "a", make()),\n}\n'
+    )
+    (tmp_path / "envs.py").write_text(choices)
+    with pytest.raises(SourceError, match=r"envs\.py:2: choices in an unknown form"):
+        read_values(tmp_path)
 
 
 VLLM = {
@@ -101,17 +105,6 @@ def test_names_by_release():
         nccl_variables("new")
 
 
-def test_lifetimes():
-    for name, first, last, default in (
-        ("VLLM_USE_V1", "0.10.0", "0.11.0", ""),
-        ("VLLM_USE_RAY_V2_EXECUTOR_BACKEND", "0.20.0", "0.32.0", "1"),
-        ("NCCL_IB_TIMEOUT", "2.18.1", variable_table("nccl").newest, "20"),
-    ):
-        found = lifetime(name)
-        assert (found.name, found.first, found.last, found.default) == (name, first, last, default)
-    assert lifetime("NCCL_SOCKET_IFACE") is None
-
-
 def test_the_nearest_right_name():
     names = [*vllm_variables(""), *nccl_variables(""), *other_variables()]
     for wrong, right in (
@@ -122,20 +115,6 @@ def test_the_nearest_right_name():
         ("PATH", ""),
     ):
         assert nearest(wrong, names) == right
-
-
-def test_a_table_says_what_it_was_made_of(tmp_path):
-    releases = {
-        "0.9.0": {"A": "", "B": "1", "GONE": "x"},
-        "0.10.0": {"A": "", "B": "2"},
-        "0.10.1": {"A": "", "B": "2", "GONE": "x"},
-    }
-    place = tmp_path / "table.tsv"
-    place.write_text(render(releases, ["what it is"]))
-    table = read_table(place)
-    assert {version: table.at(version) for version in releases} == releases
-    assert place.read_text().splitlines()[1] == "A\t0.9.0\t0.10.1\t"
-    assert (table.lifetime("GONE").first, table.lifetime("GONE").last) == ("0.9.0", "0.10.1")
 
 
 def test_a_damaged_table_is_named(tmp_path):
