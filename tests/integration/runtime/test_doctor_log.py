@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import subprocess
 import sys
@@ -38,26 +37,6 @@ def test_an_error_that_nobody_knows_on_standard_input(environment, tmp_path):
 
     assert done.returncode == 9, done.stderr
     assert [each["about"] for each in json.loads(done.stdout)["findings"]] == ["unknown"]
-
-
-def test_what_is_no_log(cli, tmp_path):
-    packed = tmp_path / "old.log.gz"
-    packed.write_bytes(gzip.compress(LOG.encode()))
-
-    assert "zcat" in cli("doctor", "--log", packed, rc=3).stderr
-    assert "no such file" in cli("doctor", "--log", tmp_path / "none", rc=2).stderr
-    assert "a directory" in cli("doctor", "--log", tmp_path, rc=2).stderr
-    packed.write_bytes(LOG.encode("utf-16"))
-    assert "UTF-16" in cli("doctor", "--log", packed, rc=3).stderr
-
-
-def test_a_log_of_a_server_that_serves(cli, tmp_path):
-    log = tmp_path / "vllm.log"
-    log.write_text(LOG + LOG.splitlines(keepends=True)[0] + "Application startup complete.\n")
-
-    shown = cli("doctor", "--log", log, rc=0).stdout
-
-    assert "nothing fatal; serving since line 5" in shown
 
 
 def test_a_report_has_the_lines_around_what_was_found(cli, tmp_path):

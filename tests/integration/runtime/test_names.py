@@ -1,4 +1,4 @@
-"""The tables of variables and flags beside the sources that they were made from."""
+"""The tables of variables, flags, values and recipes beside the sources that they are made from."""
 
 from __future__ import annotations
 
@@ -6,9 +6,13 @@ import re
 
 import pytest
 
-from patchkit.runtime.rules.flags import flags
+from patchkit.runtime.rules.flags import flags, load_choices
+from patchkit.runtime.rules.presets import MODELS
+from patchkit.runtime.rules.releases import read_table
+from patchkit.runtime.rules.releases import release as release_of
 from patchkit.runtime.rules.variables import nccl_variables, vllm_variables
-from tools.release_values import read_names
+from tools.model_recipes import read_recipes
+from tools.release_values import read_choices, read_names
 
 
 @pytest.mark.releases
@@ -19,6 +23,16 @@ def test_the_tables_say_what_a_release_has(version, release):
     assert flags(version) == flags(version, home)
     assert "VLLM_HOST_IP" in vllm_variables(version)
     assert {"--nnodes", "--headless", "--served-model-name"} <= flags(version)
+    for choices in load_choices().values():
+        if choices.flag in flags(version):
+            assert {*read_choices(choices, home)} == {*choices.known(version)}, choices.flag
+    now = release_of(version)
+    recipes = {
+        row.name: row.default
+        for row in read_table(MODELS).rows
+        if release_of(row.first) <= now <= release_of(row.last)
+    }
+    assert read_recipes(home.parent) == recipes
 
 
 # NCCL_PARAM(Name, "NAME", default) reads NCCL_NAME; getenv, and names in tables, are quoted whole.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import os
 import socket
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from patchkit.errors import SourceError, StorageError, UsageError
-from patchkit.reading import LARGEST, read_bytes, read_text, require_file
+from patchkit.reading import LARGEST, read_bytes, read_chunks, read_text, require_file
 
 
 def _socket(path):
@@ -64,3 +65,10 @@ def test_the_limit_is_the_last_size_that_is_read_and_a_line_that_is_not_utf8_is_
     path.write_bytes(b"one\ntwo\n\xff\n")
     with pytest.raises(SourceError, match=r"file:3: is not UTF-8"):
         read_text(path)
+
+
+def test_a_compressed_file_is_refused_with_what_unpacks_it(tmp_path):
+    (tmp_path / "old.log").write_bytes(gzip.compress(b"text"))
+    with pytest.raises(SourceError, match=r"old\.log: is compressed with gzip") as caught:
+        list(read_chunks(tmp_path / "old.log"))
+    assert "zcat" in caught.value.hint

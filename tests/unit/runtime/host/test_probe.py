@@ -144,13 +144,6 @@ def test_a_link_that_trained_with_half_its_lanes(copied):
     assert remarks(seen(copied))[0].what == "enP2p1s0f0np0 (0002:01:00.0) has 2 PCIe lanes, not 4"
 
 
-def test_a_thor_has_no_cage_even_where_a_spark_has_one(machine):
-    thor = machine("thor")
-    assert thor.system.product == "NVIDIA Jetson AGX Thor Developer Kit"
-    assert thor.netdev("enP2p1s0").pci == "0002:01:00.0"
-    assert not any(each.cage is not None or each.twin for each in thor.netdevs)
-
-
 # GPUs
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import venv
 
 import pytest
 from click.testing import CliRunner
@@ -158,19 +157,6 @@ def test_serve_args_take_an_edited_file_only_if_that_is_accepted(tmp_path):
     assert done.stdout.startswith("vllm serve a/b ")
 
 
-@pytest.fixture(scope="module")
-def python(tmp_path_factory):
-    """A Python that has vLLM 0.32.0."""
-    home = tmp_path_factory.mktemp("python")
-    venv.create(home, symlinks=True)
-    (site,) = home.glob("lib/python*/site-packages")
-    for folder in ("vllm", "vllm-0.32.0.dist-info"):
-        (site / folder).mkdir()
-    (site / "vllm/__init__.py").touch()
-    (site / "vllm-0.32.0.dist-info/METADATA").write_text("Name: vllm\nVersion: 0.32.0\n")
-    return home / "bin/python"
-
-
 @pytest.fixture
 def both(root, tmp_path):
     """Ask a worker for both, with a head's file: the exceptions, None for what was printed."""
@@ -183,12 +169,6 @@ def both(root, tmp_path):
         return [CliRunner().invoke(group, [*verb, *shared]).exception for verb in verbs]
 
     return run
-
-
-def test_another_installed_vllm_than_the_heads_is_refused_by_both(both, python):
-    for error in both(HEAD, f"--python={python}"):
-        assert isinstance(error, HostError)
-        assert error.what.startswith("vLLM 0.32.0 is installed here, and ")
 
 
 @pytest.mark.parametrize(

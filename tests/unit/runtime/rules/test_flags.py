@@ -63,17 +63,6 @@ def test_an_installed_vllm_is_read(home):
     assert flags("0.33.0", home) == DECLARED | {"--grpc"}
 
 
-def test_a_parser_that_pairs_enable_and_disable(home):
-    (home / "entrypoints/cli/serve.py").write_text(
-        "def subparser_init(self, s):\n    p.add_argument('--enable-x')\n"
-    )
-    assert "--disable-x" not in flags("0.33.0", home)
-    (home / "utils").mkdir()
-    (home / "utils/argparse_utils.py").write_text("class EnableDisableAction: pass\n")
-    flags.cache_clear()
-    assert "--disable-x" in flags("0.33.0", home)
-
-
 def test_what_is_no_vllm_is_an_error(home):
     (home / SERVE).write_text("def")
     with pytest.raises(SourceError, match="is not Python"):
