@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import shutil
 
 import pytest
@@ -132,21 +131,3 @@ def test_a_patched_file_that_was_edited_is_never_overwritten(cli, root, rewrite,
         said = cli(verb, "--vllm-src", root, rc=4).stderr
         assert f"{EDITED}: edited since patchkit wrote it" in said
     assert snapshot(root) == before
-
-
-@pytest.mark.releases
-def test_a_version_newer_than_the_table_is_decided_by_its_code(cli, tree, rewrite):
-    metadata = "0.33.1.dev5+g123"
-    root = tree("0.33.0")
-    place = root / "PKG-INFO"
-    rewrite(place, re.sub(r"(?m)^Version: .*$", f"Version: {metadata}", place.read_text()))
-
-    shown = cli("apply", "--vllm-src", root).stdout
-    again = json.loads(cli("status", "--vllm-src", root, "--json").stdout)
-
-    assert f"{metadata} is not in the table; decided by the code alone" in shown
-    assert again["version"] == metadata
-    applied = {fix["id"]: fix for fix in again["fixes"] if fix["state"] == "applied"}
-    assert applied.keys() >= {"arch_lists", "marlin_sass", "deepgemm_sm12x", "version_label"}
-    assert all("not in the table" in fix["note"] for fix in applied.values())
-    assert f"{metadata}.cu130.gb10.p" in (root / "setup.py").read_text()

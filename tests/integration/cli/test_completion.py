@@ -7,11 +7,6 @@ import subprocess
 import pytest
 
 
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_completion_scripts(cli, shell):
-    assert "_PATCHKIT_COMPLETE" in cli("completion", shell).stdout
-
-
 @pytest.mark.parametrize(
     ("words", "count", "completed"),
     [

@@ -63,13 +63,19 @@ def test_no_network_has_one_code(cli, tmp_path, arguments):
         ("diff vllm==0.24.0 --vllm-src vllm==0.24.0", 2, ["this verb takes one source"]),
         ("revert vllm==0.23.0", 2, ["nothing of it is patched in build/vllm-0.23.0"]),
         ("build nccl --cpu sparc", 2, ["not one of 'aarch64', 'x86_64'"]),
+        ("apply --nccl-src nccl==2.28.3", 3, ["sticky CUDA error"]),
+        ("apply --nccl-src git+file:///x@v9", 2, ["'v9' is not a commit"]),
+        ("apply --nccl-src vllm==0.24.0", 2, ["neither a git URL nor a release"]),
+        ("apply --vllm-src x --sha256 0", 2, ["--sha256 is for an archive of NCCL"]),
         ("explain arch_list", 2, ["'arch_list'", "did you mean arch_lists?"]),
         ("explain sm_121", 2, ["fixes, claims and symptoms", "take one: ", "nccl_lacks_sm_121"]),
         ("fetch torch==2.9.0", 2, ["'torch==2.9.0' names no release"]),
+        ("completion zsh", 0, ["_PATCHKIT_COMPLETE"]),
+        ("completion fish", 0, ["_PATCHKIT_COMPLETE"]),
         ("fixes --json --nosuch", 2, ['"exit_code": 2']),
     ],
 )
-def test_refusals_that_need_no_tree(line, rc, says, tmp_path, monkeypatch):
+def test_what_is_said_without_a_tree(line, rc, says, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     said = piped(shlex.split(line), rc)
     assert not [words for words in says if words not in said], said

@@ -125,23 +125,12 @@ def test_archs_and_needs_are_those_of_the_golden_tables(version, arch, release):
 @pytest.fixture(scope="module")
 def rows():
     """Rows of one mode, with their lists split."""
+    lists = ("stock", "patched")
     split = [
-        {**row, "stock": row["stock"].split(";"), "patched": row["patched"].split(";")}
+        {**row, **{name: [arch for arch in row[name].split(";") if arch] for name in lists}}
         for row in read_rows(ARCHS)
     ]
-
-    def of(mode):
-        return [
-            {
-                **row,
-                "stock": [a for a in row["stock"] if a],
-                "patched": [a for a in row["patched"] if a],
-            }
-            for row in split
-            if row["arch"] == mode
-        ]
-
-    return of
+    return lambda mode: [row for row in split if row["arch"] == mode]
 
 
 def test_native_gives_12_1a_wherever_stock_builds_for_sm12x(rows):

@@ -58,6 +58,10 @@ def test_code_that_is_not_there_yet_needs_no_fix(mixed, recipe, ask, snapshot, c
         assert note in " ".join(cli("status", root).stdout.split())
     applied = {fix_id for fix_id, verdict in found.items() if verdict.state.value == "applied"}
     assert {"arch_lists", "marlin_sass", "sm120_guard", "fp8_grouped_gemm"} <= applied
+    decided = f"{COMMIT} is not in the table; decided by the code alone"
+    assert found["arch_lists"].note == decided
+    assert decided in " ".join(cli("status", root).stdout.split())
+    assert f"{COMMIT}.cu130.gb10.p" in (root / "setup.py").read_text()
     revert(root)
     assert snapshot(root) == pristine
 

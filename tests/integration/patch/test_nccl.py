@@ -162,17 +162,3 @@ def test_from_a_release_to_a_diff(cli, tmp_path, nccl_release):
     cli("apply", "--nccl-src", "nccl==2.29.7")  # the same folder again
     assert cli("diff", "--nccl-src", built).stdout.count("diff --git") == 3
     assert cli("revert", "--nccl-src", built).stdout == "3 files are as upstream shipped them\n"
-
-
-@pytest.mark.parametrize(
-    ("arguments", "rc", "says"),
-    [
-        (["status", "--nccl-src", "x", "--vllm-src", "x"], 2, "this verb takes one source"),
-        (["apply", "--nccl-src", "nccl==2.28.3"], 3, "sticky CUDA error"),
-        (["apply", "--nccl-src", "git+file:///x@v9"], 2, "'v9' is not a commit"),
-        (["apply", "--vllm-src", "x", "--sha256", "0"], 2, "--sha256 is for an archive of NCCL"),
-        (["apply", "--nccl-src", "vllm==0.24.0"], 2, "neither a git URL nor a release"),
-    ],
-)
-def test_refusals(cli, arguments, rc, says):
-    assert says in cli(*arguments, rc=rc).stderr

@@ -41,7 +41,6 @@ PATCHED = {
     ORIGINAL: (b"old = 1\n" * 900, 0o644),
 }
 ALL = sorted({*STOCK, *PATCHED})
-WAYS = {"apply": (STOCK, PATCHED), "revert": (PATCHED, STOCK)}
 
 
 def changes_between(before, after):
@@ -94,16 +93,6 @@ def root(tmp_path):
 @pytest.fixture
 def journal(root):
     return journal_of(root)
-
-
-@pytest.mark.parametrize("way", WAYS)
-def test_commit(way, root, journal):
-    before, after = WAYS[way]
-    write_tree(root, before)
-    journal.commit(changes_between(before, after))
-    assert snapshot(root) == tree_of(after)
-    assert journal.recover() is None
-    assert snapshot(root) == tree_of(after)
 
 
 # What it refuses

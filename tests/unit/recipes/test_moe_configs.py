@@ -9,7 +9,7 @@ import tomllib
 import pytest
 
 from patchkit.errors import DriftError, ProofError
-from patchkit.patching.fix import Case, State
+from patchkit.patching.fix import Case
 from patchkit.patching.recipe import load_recipe
 
 HOME = load_recipe().home / "moe_configs"
@@ -62,24 +62,6 @@ def patched(tree, ask):
 
 def case(stock, patched, ask):
     return Case(stock=stock, patched=patched, request=ask(), active=frozenset())
-
-
-def names(finding):
-    return {edit.path.removeprefix(f"{FOLDER}/") for edit in finding.edits}
-
-
-@pytest.mark.parametrize("version", ["0.11.1", "0.99.0"])
-def test_a_tree_without_configs_gets_all_of_them(version, tree_of, ask):
-    tree = tree_of(version)
-    finding = FIX.look(tree, ask())
-    assert finding.state is State.APPLY
-    assert names(finding) == {place.name for place in FILES}
-    for edit in finding.edits:
-        assert edit.creates
-        assert edit.replacement == (HOME / edit.path.rpartition("/")[2]).read_text()
-    again = FIX.look(patched(tree, ask), ask())
-    assert (again.state, again.edits, again.reason) == (State.APPLIED, (), finding.done)
-    assert "7 configs" in FIX.prove(case(tree, patched(tree, ask), ask))
 
 
 def test_without_tolerance_for_it_triton_version_is_left_off(tree_of, ask):
