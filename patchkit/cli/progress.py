@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from patchkit.cli.out import redraw_line, tell
 
 PERIOD = 10.0  # seconds from one line of a pipe to the next, or a tenth of the time so far
+_LONG = 90.0  # seconds that are left: from then on it is said
 _REDRAWN = 0.1  # seconds from one state of a terminal's line to the next
 
 Update = Callable[[int, int], None]
@@ -40,6 +41,9 @@ def progress(
                 due = now + (_REDRAWN if in_terminal else max(PERIOD, (now - began) / 10))
                 amount = f"{done / 1e6:,.0f} of {total / 1e6:,.0f} MB"
                 line = f"{task}: {f'{done} of {total} {counted}' if counted else amount}"
+                left = (now - began) * (total - done) / done if done else 0.0
+                if left > _LONG:
+                    line += f", about {left / 60:.0f} min left"
                 with printing:
                     (redraw_line if in_terminal else tell)(line)
 
