@@ -94,11 +94,13 @@ def _make_vllm_wheel(
         if not order.extensions:
             require_loading(judged, target, order.version)
         proofs = _prove_contents(wheel, binaries, root, order, prepared)
-        folder, progress = emptied(root / "native"), report("assembling PTX")
+        bar, folder = report("assembling PTX, in MB"), emptied(root / "native")
+
+        def told(done: int, total: int) -> None:
+            bar(done // 10**6, total // 10**6)
+
         # Also what was compiled, since upstream's CMake asks for PTX alone here and there.
-        native = native_parts(
-            wheel, binaries, judged, target, folder, assembler, progress, keep=True
-        )
+        native = native_parts(wheel, binaries, judged, target, folder, assembler, told, keep=True)
     if count := sum(len(library.ptx) for library in native.libraries):
         proofs += (f"{count} fat binaries are assembled from PTX, by ptxas {assembler.version}",)
     left = tuple(why for library in native.libraries for why in library.refused)
