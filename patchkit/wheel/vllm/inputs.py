@@ -12,12 +12,11 @@ of what is in it, as not compared with the pin.
 
 from __future__ import annotations
 
-import contextlib
 import platform
 import re
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -28,7 +27,7 @@ from patchkit.digests import sha256_of, tree_digest
 from patchkit.errors import SourceError, StorageError, UsageError, translated
 from patchkit.quoting import quoted
 from patchkit.reading import LARGEST_IN_TREE, read_bytes
-from patchkit.recipes.vllm.build import KnownSource, Wanted, by_option
+from patchkit.recipes.vllm.build import Wanted, by_option
 from patchkit.source.archive import unpack
 from patchkit.source.fetch import Progress, cache_dir
 from patchkit.source.git import commit_archive, parse_git, submodules
@@ -142,20 +141,19 @@ def gather_sources(
     installed: list[Wanted] = []
     for each in wanted:
         what = given.get(each.known.option, "")
-        with _leaving_out(each.known, what, version):
-            if is_upstream(what):
-                found = upstream_parts(each.known, version, cpu, target, offline, progress)
-            else:
-                found = _find_source(each, what, offline=offline)
-            if each.known.native and cpu != platform.machine() and not found.installed:
-                option = each.known.option
-                upstreams = quoted("--source", f"{option}=vllm=={version.public}")
-                raise UsageError(
-                    f"{option} cannot be compiled for {cpu} on {platform.machine()}",
-                    why=each.known.native,
-                    hint=f"take upstream's: {upstreams}; or {quoted('--without', option)}",
-                )
-            folder = _keep_source(dest, each, found)
+        if is_upstream(what):
+            found = upstream_parts(each.known, version, cpu, target, offline, progress)
+        else:
+            found = _find_source(each, what, version, offline=offline)
+        if each.known.native and cpu != platform.machine() and not found.installed:
+            option = each.known.option
+            upstreams = quoted("--source", f"{option}=vllm=={version.public}")
+            raise UsageError(
+                f"{option} cannot be compiled for {cpu} on {platform.machine()}",
+                why=each.known.native,
+                hint=f"take upstream's: {upstreams}; or {quoted('--without', option)}",
+            )
+        folder = _keep_source(dest, each, found)
         sources.append(
             InputSource(
                 option=each.known.option,
@@ -176,23 +174,11 @@ def gather_sources(
     )
 
 
-@contextlib.contextmanager
-def _leaving_out(known: KnownSource, given: str, version: Version) -> Iterator[None]:
-    """Let the error of a source that cannot be had say what the build costs without it."""
-    try:
-        yield
-    except (SourceError, StorageError) as error:
-        if given or known.is_needed(version):
-            raise
-        option = quoted("--without", known.option)
-        hint = f"{error.hint}; or leave it out with {option}: {known.cost}"
-        raise type(error)(error.what, why=error.why, hint=hint) from error
-
-
-def _find_source(wanted: Wanted, given: str, *, offline: bool) -> FoundSource:
+def _find_source(wanted: Wanted, given: str, version: Version, *, offline: bool) -> FoundSource:
     """Find what was named, by default the commit that upstream pins."""
     if not given:
-        return _commit_input(wanted, wanted.external.url, "", offline=offline)
+        without = "" if wanted.known.is_needed(version) else f"--without {wanted.known.option}"
+        return _commit_input(wanted, wanted.external.url, "", without, offline=offline)
     place, option = Path(given).expanduser(), wanted.known.option
     if place.is_dir():
         # What CMake takes may be a folder within the source, and that may be what was named.
@@ -208,7 +194,7 @@ def _find_source(wanted: Wanted, given: str, *, offline: bool) -> FoundSource:
         return FoundSource(identity, False, partial(unpack, place.absolute()))
     git = parse_git(given)
     if git and git.exact:
-        return _commit_input(wanted, git.url, git.name, offline=offline)
+        return _commit_input(wanted, git.url, git.name, "", offline=offline)
     if git:
         raise UsageError(
             f"--source {option}={given}: not a full commit id",
@@ -243,7 +229,9 @@ def notices(source: Path, files: Iterable[str]) -> dict[str, str]:
     return {}
 
 
-def _commit_input(wanted: Wanted, url: str, commit: str, *, offline: bool) -> FoundSource:
+def _commit_input(
+    wanted: Wanted, url: str, commit: str, without: str, *, offline: bool
+) -> FoundSource:
     chosen, external = commit or wanted.commit, wanted.external
     if not chosen:
         raise SourceError(
@@ -254,7 +242,13 @@ def _commit_input(wanted: Wanted, url: str, commit: str, *, offline: bool) -> Fo
 
     def checkout(url: str, commit: str, dest: Path, modules: tuple[str, ...] | None = None) -> None:
         """Write a commit and its submodules (all, unless some are named), and theirs."""
-        archive = commit_archive(url, commit, cache=cache_dir(), prefix=dest.name, offline=offline)
+        try:
+            archive = commit_archive(
+                url, commit, cache=cache_dir(), prefix=dest.name, offline=offline
+            )
+        except (SourceError, StorageError) as error:
+            error.hint += f"; or leave it out: {without}; {wanted.known.cost}" if without else ""
+            raise
         try:
             unpack(archive, dest)
         finally:

@@ -89,7 +89,7 @@ def take(tmp_path, monkeypatch):
 def test_a_commit_comes_once_with_the_submodules_that_it_names(take, flashmla, tmp_path):
     with pytest.raises(SourceError, match="offline it cannot be fetched") as caught:
         take(flashmla, offline=True)
-    cost = "or leave it out with --without flashmla: MLA models fall to other backends"
+    cost = "or leave it out: --without flashmla; MLA models fall to other backends"
     assert cost in caught.value.hint
     got = take(flashmla)
     folder = tmp_path / "sources" / "flashmla"
