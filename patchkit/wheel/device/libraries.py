@@ -12,48 +12,18 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from functools import cache
 
-from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 from patchkit.elf import by_version
 from patchkit.errors import ProofError, SourceError
 from patchkit.finding import Finding, finding
 from patchkit.quoting import quoted
-from patchkit.records import RECIPES, read_toml
+from patchkit.recipes.vllm.libraries import KnownLibrary, library_table
 from patchkit.target import Load, Target
 from patchkit.wheel.device.inspect import Binary, best, fat_binaries
 from patchkit.wheel.file.library_rules import library_rules
 from patchkit.wheel.file.metadata import WheelMetadata
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KnownLibrary:
-    """One entry of ``libraries.toml``; the fields are described there."""
-
-    file: str
-    versions: str
-    devices: tuple[int, ...]
-    code: str
-    required: bool
-    gives: str
-    cost: str
-
-    def covers(self, version: Version) -> bool:
-        # A pre-release counts as its release: specifiers leave pre-releases out by default.
-        return SpecifierSet(self.versions).contains(version.base_version)
-
-    def used_on(self, target: Target) -> bool:
-        return not self.devices or target.major in self.devices
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LibraryTable:
-    """The tables of ``libraries.toml``."""
-
-    library: tuple[KnownLibrary, ...]
-    around: tuple[str, ...]
 
 
 class Use(enum.StrEnum):
@@ -168,12 +138,6 @@ def cuda_major(binaries: Iterable[Binary]) -> str:
         why="it holds libraries of several builds" if found else "it is a build for the CPU alone",
         hint="name upstream's wheel: patchkit repack vllm==X.Y.Z",
     )
-
-
-@cache
-def library_table() -> LibraryTable:
-    """Load ``libraries.toml``, once."""
-    return read_toml(LibraryTable, RECIPES / "vllm" / "libraries.toml")
 
 
 def floor(binaries: Sequence[Binary]) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Tell what a release needs of Python and of the machine, and all that is missing, at once."""
+"""Plan a build of vLLM: all that is missing of what a release needs, at once."""
 
 from __future__ import annotations
 
@@ -7,26 +7,20 @@ import re
 import shutil
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
-from patchkit.errors import HostError, SourceError
+from patchkit.errors import HostError
 from patchkit.finding import Finding, finding
 from patchkit.process import ask, attempt
 from patchkit.quoting import quoted
-from patchkit.recipes.vllm.build import BUILD_FILE
-from patchkit.records import RECIPES, read_toml, record
-from patchkit.source.tree import SourceTree
+from patchkit.recipes.vllm.build import Needs, locked_requirements
 from patchkit.wheel.build.machine import BuildPlan
 from patchkit.wheel.build.toolchain import find_cxx, missing_tools
 
-_REQUIREMENTS = RECIPES / "vllm" / "requirements"
-_TORCH = re.compile(r"""["']torch *== *([\w.]+)["']""")
 # With g++-13-aarch64-linux-gnu; Debian 12 and Ubuntu 22.04 end with GCC 12 for another CPU.
 _HAVE_GCC_13 = "Debian 13, Ubuntu 24.04"
 WITHOUT_RUST = (
@@ -42,57 +36,6 @@ answer = {
     "venv": all(importlib.util.find_spec(name) for name in ("venv", "ensurepip")),
 }
 """
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Needs:
-    """The fields are described in ``recipes/vllm/build.toml``."""
-
-    torch: str
-    python: str
-    standard: int
-    gcc: str
-    patch: bool
-    rust: str
-    protoc: bool
-
-
-def read_needs(tree: SourceTree) -> Needs:
-    """Return what a tree needs: as recorded, but the torch that its own pyproject.toml names."""
-    recorded = recorded_needs(tree.version)
-    named = _TORCH.search(tree.read("pyproject.toml"))
-    return replace(recorded, torch=named[1]) if named else recorded
-
-
-def recorded_needs(version: Version) -> Needs:
-    """Return what the recipe has for a release, or for the newest one before it."""
-    base = Version(version.base_version)
-    merged: dict[str, Any] = {}
-    for entry in read_toml(tuple[dict[str, Any], ...], BUILD_FILE, key="needs"):
-        # Each entry has only what changed, from the oldest release to the newest.
-        if Version(entry["from"]) <= base:
-            merged |= {name: value for name, value in entry.items() if name != "from"}
-    return record(Needs, merged)
-
-
-def locked_requirements(torch: str, given: Path | None = None) -> Path:
-    """Return the file that locks the build environment for a torch.
-
-    Raises SourceError, with the reason, where the package index has no such torch for CUDA 13.
-    """
-    if given is not None:
-        return given
-    path = _REQUIREMENTS / f"torch-{torch}.txt"
-    if path.is_file():
-        return path
-    raise SourceError(
-        f"torch {torch} for CUDA 13 is not on the package index, so nothing is locked for it",
-        why="up to 2.10 the index has torch for CUDA 12 or for CPUs alone, or this is none that a "
-        "supported release takes",
-        hint="the index that the PyTorch project keeps for cu130 has it: lock it there with "
-        "`uv pip compile --generate-hashes` and name the file with --requirements; vLLM 0.20.0 and "
-        "later take a torch that is locked here",
-    )
 
 
 def plan_vllm(

@@ -22,7 +22,7 @@ from patchkit.patching.plan import Texts, patch_steps
 from patchkit.patching.recipe import load_recipe
 from patchkit.patching.workspace import open_workspace
 from patchkit.process import ask
-from patchkit.recipes.vllm.build import across, by_option, wanted
+from patchkit.recipes.vllm.build import across, by_option, locked_requirements, wanted
 from patchkit.recipes.vllm.external import externals
 from patchkit.recipes.vllm.leave_out import leave_out, only_extensions, take_installed
 from patchkit.source.archive import Progress, unpack
@@ -34,7 +34,6 @@ from patchkit.wheel.build.requirements import Environment, make_environment
 from patchkit.wheel.file.sbom import CUDA_LICENSE, as_text, digest_label
 from patchkit.wheel.file.torch import installed_torch, require_torch
 from patchkit.wheel.vllm.inputs import Gathered, check_given, gather_sources
-from patchkit.wheel.vllm.needs import locked_requirements
 from patchkit.wheel.vllm.source import VllmOrder
 
 Report = Callable[[str], Progress]

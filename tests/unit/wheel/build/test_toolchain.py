@@ -14,6 +14,7 @@ import pytest
 from packaging.version import Version
 
 from patchkit.errors import HostError, PatchkitError, SourceError
+from patchkit.recipes.vllm.build import Needs, read_needs, recorded_needs
 from patchkit.target import targets
 from patchkit.wheel.build.toolchain import (
     MACHINES,
@@ -21,7 +22,7 @@ from patchkit.wheel.build.toolchain import (
     find_toolchain,
     locked_toolkit_wheels,
 )
-from patchkit.wheel.vllm.needs import Needs, lacked, read_needs, recorded_needs
+from patchkit.wheel.vllm.needs import lacked
 from support.needed import need, need_headers
 
 HERE = platform.machine()
