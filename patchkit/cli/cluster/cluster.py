@@ -40,7 +40,7 @@ from patchkit.runtime.envfile.write import write
 from patchkit.runtime.host.hardware import target_of
 from patchkit.units import KIB_PER_GIB
 from patchkit.wheel.file.wheelfile import ANY, WheelFile
-from patchkit.wheel.wheelhouse.manifest import REQUIREMENTS, Kind
+from patchkit.wheel.wheelhouse.storage import REQUIREMENTS, Kind
 from patchkit.wheel.wheelhouse.verify import verify_wheelhouse
 
 _LARGEST = 16 << 20  # bytes of requirements.txt

@@ -34,7 +34,6 @@ from patchkit.quoting import quoted
 from patchkit.source.releases import ExactPin
 from patchkit.wheel.wheelhouse.contents import load_manifest
 from patchkit.wheel.wheelhouse.fill import fill_wheelhouse, node_of
-from patchkit.wheel.wheelhouse.manifest import REQUIREMENTS, Kind, Override
 from patchkit.wheel.wheelhouse.overrides import (
     choose_override,
     known_overrides,
@@ -43,6 +42,7 @@ from patchkit.wheel.wheelhouse.overrides import (
 )
 from patchkit.wheel.wheelhouse.pins import is_nccl, pins_in
 from patchkit.wheel.wheelhouse.resolve import WheelSources
+from patchkit.wheel.wheelhouse.storage import REQUIREMENTS, Kind, Override
 from patchkit.wheel.wheelhouse.verify import prune_wheelhouse, verify_wheelhouse
 
 _OVERRIDES = """\

@@ -96,7 +96,6 @@ def make_environment(
     requirements: Path,
     folder: Path,
     *,
-    python: Path | None = None,
     leaving: Collection[str] = (),
     offline: bool = False,
     progress: Progress = lambda _done, _total: None,
@@ -107,7 +106,7 @@ def make_environment(
     from the index that it is configured for, and nothing when ``offline``. Raises BuildError,
     SourceError, HostError, StorageError; what a failure leaves is not taken for one.
     """
-    base = python or Path(sys.executable)
+    base = Path(sys.executable)
     locked = for_python(requirements, base)
     wanted = [pin for pin in locked if not any(fnmatchcase(pin.name, each) for each in leaving)]
     # An environment shares the modules of the interpreter that it is made with.

@@ -28,9 +28,9 @@ from patchkit.recipes.vllm.leave_out import leave_out, only_extensions, take_ins
 from patchkit.source.archive import Progress, unpack
 from patchkit.source.detect import detect
 from patchkit.source.tree import Sandboxed, SourceTree
-from patchkit.wheel.build.cross_torch import install_torch_stand_in, target_site
 from patchkit.wheel.build.machine import WORK
 from patchkit.wheel.build.requirements import Environment, make_environment
+from patchkit.wheel.build.torch_toolkit import install_torch_stand_in, target_site
 from patchkit.wheel.file.sbom import CUDA_LICENSE, as_text, digest_label
 from patchkit.wheel.file.torch import installed_torch, require_torch
 from patchkit.wheel.vllm.inputs import Gathered, check_given, gather_sources

@@ -30,7 +30,6 @@ from patchkit.wheel.wheelhouse.contents import (
     read_settled,
     replace_dependencies,
 )
-from patchkit.wheel.wheelhouse.manifest import Kind, Manifest, ManifestEntry
 from patchkit.wheel.wheelhouse.pins import (
     ListedWheel,
     find_contradicted,
@@ -45,6 +44,7 @@ from patchkit.wheel.wheelhouse.resolve import (
     only_metadata,
     resolve_wheels,
 )
+from patchkit.wheel.wheelhouse.storage import Kind, Manifest, ManifestEntry
 
 _PYTHON = re.compile(r"3\.\d{1,2}(\.\d{1,2})?")
 _OF_TORCH = re.compile(r"nvidia-(cudnn|cusparselt|nccl|nvshmem)-cu\d+")
@@ -111,8 +111,10 @@ def fill_wheelhouse(
     for wrong in find_contradicted(before.overrides, built):
         raise UsageError(f"{wrong.where}: {wrong.what}", why=wrong.why, hint=wrong.hint)
     # Major version → file name, of the CUDA that libraries built here ask for.
-    needed = {m: wheel.filename for wheel in built for each in wheel.binaries for m in each.cuda}
-    ours = [wheel.path for wheel in built if wheel.entry.name.cpus & {node.machine, ANY}]
+    needed = {
+        m: wheel.name.filename for wheel in built for each in wheel.binaries for m in each.cuda
+    }
+    ours = [wheel.path for wheel in built if wheel.name.cpus & {node.machine, ANY}]
     with _hold_downloads(house) as place, only_metadata(ours) as small:
         # Offline, what an earlier fill brought is there to be taken.
         more = (small, house) if sources.offline else (small,)

@@ -12,15 +12,17 @@ from patchkit.errors import UsageError
 from patchkit.patching.recipe import load_recipe
 from patchkit.source.releases import ExactPin, load_facts
 from patchkit.wheel.file.library_rules import library_rules
-from patchkit.wheel.wheelhouse.manifest import (
+from patchkit.wheel.wheelhouse.pins import WheelPin, is_nccl, pins_in, require_effect
+from patchkit.wheel.wheelhouse.storage import (
     USER,
     Override,
     check_one_line,
+    commit_files,
     listed_manifest,
+    open_for_writing,
+    wheelhouse_command,
     write_documents,
 )
-from patchkit.wheel.wheelhouse.pins import WheelPin, is_nccl, pins_in, require_effect
-from patchkit.wheel.wheelhouse.storage import commit_files, open_for_writing, wheelhouse_command
 
 
 def choose_override(house: Path, takes: ExactPin, reason: str = "") -> Override:
