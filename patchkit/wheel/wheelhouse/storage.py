@@ -156,13 +156,13 @@ def read_own(place: Path) -> bytes | None:
 
 
 USER = "the user"
-_MOST = 300  # characters of a reason
+_LONGEST = 300  # characters of a reason
 
 
 def check_one_line(text: str) -> None:
     """Raise ValueError for a text that is too long, or is not shown as it is written."""
-    if not text.isprintable() or not 0 < len(text) <= _MOST:
-        raise RecordError(f"is not one line of up to {_MOST} characters that can be shown")
+    if not text.isprintable() or not 0 < len(text) <= _LONGEST:
+        raise RecordError(f"is not one line of up to {_LONGEST} characters that can be shown")
 
 
 _Line = Annotated[str, check_one_line]
