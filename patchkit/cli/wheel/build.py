@@ -27,7 +27,14 @@ from patchkit.source.nccl import nccl_tree
 from patchkit.source.releases import named_version
 from patchkit.source.tree import SourceTree
 from patchkit.target import Target, targets
-from patchkit.wheel.build.machine import BuildPlan, jobs_for, namespace_words, network
+from patchkit.wheel.build.machine import (
+    WITHOUT_RUST,
+    BuildPlan,
+    jobs_for,
+    namespace_words,
+    network,
+    plan_vllm,
+)
 from patchkit.wheel.build.nccl import JOB_MEMORY as NCCL_JOB_MEMORY
 from patchkit.wheel.build.nccl import NcclOrder, build_nccl
 from patchkit.wheel.build.toolchain import MACHINES, find_toolchain, missing_tools
@@ -35,7 +42,6 @@ from patchkit.wheel.device.inspect import LIVE
 from patchkit.wheel.vllm.from_source import JOB_MEMORY as VLLM_JOB_MEMORY
 from patchkit.wheel.vllm.from_source import build_vllm
 from patchkit.wheel.vllm.inputs import parse_given
-from patchkit.wheel.vllm.needs import WITHOUT_RUST, plan_vllm
 from patchkit.wheel.vllm.prepare import check_choice
 from patchkit.wheel.vllm.source import VllmOrder, vllm_source
 from patchkit.wheel.vllm.upstream_parts import is_upstream

@@ -10,7 +10,7 @@ from __future__ import annotations
 import enum
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
 from packaging.version import Version
@@ -50,8 +50,8 @@ class Judged:
     name: str
     use: Use
     known: KnownLibrary | None
-    loads: Counter[Load]
-    lost: Counter[str]
+    loads: Counter[Load] = field(default_factory=Counter)
+    lost: Counter[str] = field(default_factory=Counter)
 
     @property
     def fatal(self) -> bool:
@@ -84,10 +84,9 @@ def judge_libraries(
         known = next((known for known in expected if fnmatchcase(binary.name, known.file)), None)
         lost: Counter[str] = Counter()
         for group in fat_binaries(binary.live):
-            related = [entry for entry in group if entry.arch.major == target.major]
-            if related and best(group, target) is Load.NONE:
-                names = {entry.name for entry in related}
-                lost[", ".join(sorted(names))] += 1
+            names = sorted({entry.name for entry in group if entry.arch.major == target.major})
+            if names and best(group, target) is Load.NONE:
+                lost[", ".join(names)] += 1
         if known is None:
             use = Use.UNKNOWN
         elif not known.used_on(target):
@@ -102,13 +101,7 @@ def judge_libraries(
         found.append(Judged(name=binary.name, use=use, known=known, loads=loads, lost=lost))
     present = [library.known for library in found]
     absent = [known for known in expected if known not in present and known.used_on(target)]
-    return (
-        *found,
-        *(
-            Judged(name=known.file, use=Use.ABSENT, known=known, loads=Counter(), lost=Counter())
-            for known in absent
-        ),
-    )
+    return (*found, *(Judged(name=it.file, use=Use.ABSENT, known=it) for it in absent))
 
 
 def require_loading(judged: Iterable[Judged], target: Target, version: Version) -> None:
@@ -167,21 +160,14 @@ def check_wheel(metadata: WheelMetadata, binaries: Sequence[Binary]) -> Iterator
     for member in metadata.members:
         if shared := rules.foreign(metadata.name.project, member):
             owners = [owner.replace("nvidia-*", "NVIDIA's wheels") for owner in shared.owners]
-            yield finding(
-                SourceError,
-                member,
-                f"is a private copy of a library of {' or '.join(owners) or 'the driver'}",
-                "leave it out (auditwheel repair --exclude), and let the loader find the one copy",
-                "a process with two of them has two CUDA contexts, or crashes",
-            )
+            what = f"is a private copy of a library of {' or '.join(owners) or 'the driver'}"
+            hint = "leave it out (auditwheel repair --exclude), and let the loader find the one"
+            why = "a process with two of them has two CUDA contexts, or crashes"
+            yield finding(SourceError, member, what, hint, why)
     if len(majors) > 1:
-        yield finding(
-            SourceError,
-            filename,
-            f"its libraries need {len(majors)} versions of CUDA",
-            "build all of it with one toolkit",
-            "; ".join(f"CUDA {major}: {', '.join(names)}" for major, names in majors.items()),
-        )
+        what = f"its libraries need {len(majors)} versions of CUDA"
+        why = "; ".join(f"CUDA {major}: {', '.join(names)}" for major, names in majors.items())
+        yield finding(SourceError, filename, what, "build all of it with one toolkit", why)
 
 
 def _check_library(binary: Binary, glibc: str) -> Iterator[Finding]:
@@ -190,24 +176,18 @@ def _check_library(binary: Binary, glibc: str) -> Iterator[Finding]:
     for label, folders in (("RPATH", library.rpath), ("RUNPATH", library.runpath)):
         for folder in folders:
             if not folder.startswith(_ORIGIN):
-                yield finding(
-                    SourceError,
-                    binary.name,
-                    f"{label} {folder} is a folder of the machine that built it",
-                    "link without it, or take it out with patchelf",
-                    "libraries are taken from there if somebody has such a folder",
-                )
+                what = f"{label} {folder} is a folder of the machine that built it"
+                hint = "link without it, or take it out with patchelf"
+                why = "libraries are taken from there if somebody has such a folder"
+                yield finding(SourceError, binary.name, what, hint, why)
     allowed = library_rules().allowed(glibc) if glibc else {}
     for family, limit in allowed.items():
         needed = library.highest(family)
         if by_version(needed) > by_version(f"{family}_{limit}"):
-            yield finding(
-                SourceError,
-                binary.name,
-                f"needs {needed}, the name of the wheel promises {glibc} to be enough",
-                "give the wheel the tag that auditwheel shows for it",
-                "pip installs it where it cannot be loaded",
-            )
+            what = f"needs {needed}, the name of the wheel promises {glibc} to be enough"
+            hint = "give the wheel the tag that auditwheel shows for it"
+            why = "pip installs it where it cannot be loaded"
+            yield finding(SourceError, binary.name, what, hint, why)
 
 
 def missed(
@@ -216,10 +196,7 @@ def missed(
     """Find libraries of vLLM that the device lacks, and say what that costs."""
     for library in judged:
         if library.missed:
-            yield finding(
-                ProofError,
-                filename or library.name,
-                f"{library.name} {library.phrase}" if filename else library.phrase,
-                from_source(version, target),
-                "vLLM cannot do without it" if library.fatal else "vLLM does without it",
-            )
+            what = f"{library.name} {library.phrase}" if filename else library.phrase
+            why = "vLLM cannot do without it" if library.fatal else "vLLM does without it"
+            hint = from_source(version, target)
+            yield finding(ProofError, filename or library.name, what, hint, why)

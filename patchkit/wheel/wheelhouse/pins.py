@@ -228,11 +228,9 @@ def all_pins(wheels: Sequence[ListedWheel]) -> tuple[WheelPin, ...]:
     return wheel_pins(read, [wheel.name for wheel in wheels if not wheel.metadata])
 
 
-def _is_overridden(
-    wheel: ListedWheel, specifier: SpecifierSet, overrides: Sequence[Override]
-) -> bool:
-    """Check whether an override of this very pin takes this wheel, or finds it wrong by itself."""
-    return any(
+def _is_met(specifier: SpecifierSet, wheel: ListedWheel, overrides: Sequence[Override]) -> bool:
+    """Check whether a wheel is what a pin asks for, or an override of this very pin decides."""
+    return specifier.contains(wheel.name.version, prereleases=True) or any(
         wheel.name.project == override.takes.project
         and specifier == SpecifierSet(f"=={override.pin.version}")
         for override in overrides
@@ -249,23 +247,20 @@ def _find_unmet_needs(
     for wheel in wheels:
         for requirement in _applicable_requirements(wheel.metadata, cpu, wheels):
             other, specifier = here.get(canonicalize_name(requirement.name)), requirement.specifier
-            needed = str(requirement).partition(";")[0].strip()  # its marker is met
+            what = f"needs {str(requirement).partition(';')[0].strip()}"  # its marker is met
             if other is None and complete:
-                what = f"needs {needed}, which is not in the lock"
-                again = wheelhouse_command("fill", wheel.path.parent)
-                yield finding(
-                    UsageError, wheel.name.filename, what, again, "it was built after a fill"
+                what += ", which is not in the lock"
+                hint, why = (
+                    wheelhouse_command("fill", wheel.path.parent),
+                    "it was built after a fill",
                 )
-            elif other is None or specifier.contains(other.name.version, prereleases=True):
+            elif other is None or _is_met(specifier, other, overrides):
                 continue
-            elif not _is_overridden(other, specifier, overrides):
-                yield finding(
-                    UsageError,
-                    wheel.name.filename,
-                    f"needs {needed}; here is {other.name.pinned}",
-                    _mend_command(other, str(specifier).removeprefix("==")),
-                    "pip finds no set that fits together (ResolutionImpossible)",
-                )
+            else:
+                what += f"; here is {other.name.pinned}"
+                hint = _mend_command(other, str(specifier).removeprefix("=="))
+                why = "pip finds no set that fits together (ResolutionImpossible)"
+            yield finding(UsageError, wheel.name.filename, what, hint, why)
 
 
 def _mend_command(wheel: ListedWheel, version: object) -> str:
@@ -308,25 +303,16 @@ def _find_wrong_nccl(
         return
     nccl = next((wheel for wheel in wheels if is_nccl(wheel.name.project)), None)
     for each in all_pins(wheels) if nccl else ():
-        pinned = SpecifierSet(f"=={each.pin.version}")
-        if nccl and is_nccl(each.pin.project) and not _is_overridden(nccl, pinned, overrides):
-            name = nccl.name
-            if Version(name.version.public) != each.pin.version:
-                yield finding(
-                    UsageError,
-                    each.wheel,
-                    f"is for {each.by}, which pins NCCL {each.pin.version}; here is {name.pinned}",
-                    _mend_command(nccl, each.pin.version),
-                    "beside that torch pip replaces it by stock's, or installs nothing",
-                )
+        pin, pinned = each.pin, SpecifierSet(f"=={each.pin.version}")
+        if nccl and is_nccl(pin.project) and not _is_met(pinned, nccl, overrides):
+            what = f"is for {each.by}, which pins NCCL {pin.version}; here is {nccl.name.pinned}"
+            why = "beside that torch pip replaces it by stock's, or installs nothing"
+            yield finding(UsageError, each.wheel, what, _mend_command(nccl, pin.version), why)
 
 
 def _find_cuda_clash(cpu: str, wheels: Sequence[ListedWheel]) -> Iterator[Finding]:
     """Find a second CUDA, or a torch that has none."""
-    majors: dict[int, str] = {}
-    for wheel in wheels:
-        for binary in wheel.binaries:
-            majors.update(dict.fromkeys(binary.cuda, wheel.name.filename))
+    majors = {m: wheel.name.filename for wheel in wheels for it in wheel.binaries for m in it.cuda}
     for wheel in wheels:
         if wheel.name.project == TORCH and wheel.metadata:
             requires = map(str, _applicable_requirements(wheel.metadata, cpu, wheels))

@@ -199,18 +199,13 @@ def find_unfit(wheel: ListedWheel) -> Iterator[Finding]:
     facts = wheel.metadata.facts if wheel.metadata else {}
     if not wheel.built or not facts:
         return
+    target, filename = wheel.target, wheel.name.filename
     if dict(wheel.entry.facts) != dict(facts):
-        yield finding(
-            SourceError,
-            wheel.name.filename,
-            f"patchkit.json in it does not say what {MANIFEST} says",
-            "build it again",
-            "one of the two was edited",
-        )
-    target = wheel.target
+        what = f"patchkit.json in it does not say what {MANIFEST} says"
+        yield finding(SourceError, filename, what, "build it again", "one of the two was edited")
     if target is None:
         what = f"patchkit.json in it names no known target: {facts.get('target')!r}"
-        yield finding(SourceError, wheel.name.filename, what, "build it again, or update patchkit")
+        yield finding(SourceError, filename, what, "build it again, or update patchkit")
     elif facts.get("project") == "nccl":
         for binary in wheel.binaries:
             try:
