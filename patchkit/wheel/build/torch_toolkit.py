@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import sys
 from fnmatch import fnmatchcase
 from importlib.metadata import distributions
 from pathlib import Path
@@ -29,7 +30,7 @@ from patchkit.quoting import quoted
 from patchkit.recipes.vllm.build import across
 from patchkit.records import RECIPES, read_toml
 from patchkit.source.archive import Progress
-from patchkit.wheel.build.requirements import for_python, install_locked, made_once
+from patchkit.wheel.build.requirements import for_machine, install_locked, made_once
 from patchkit.wheel.build.toolchain import CROSS, Toolchain
 
 # What torch's CMake asks for.
@@ -294,14 +295,14 @@ def target_site(
     """Return a folder below ``folder`` with what a build for ``machine`` links with.
 
     It is laid out as site-packages, and made of the locked wheels for that CPU if it is not there
-    yet. ``python`` runs pip. Raises BuildError, SourceError, StorageError; what a failure leaves is
-    not taken for one.
+    yet. ``python``, of the version of this one, runs pip. Raises BuildError, SourceError,
+    StorageError; what a failure leaves is not taken for one.
     """
-    locked = for_python(requirements, python, machine)
+    locked = for_machine(requirements, machine)
     patterns = across().target
     wanted = [pin for pin in locked if any(fnmatchcase(pin.name, each) for each in patterns)]
     # pip chooses wheels by the version of Python.
-    version = ask(python, "import sys; answer = '%d.%d' % sys.version_info[:2]")
+    version = "{}.{}".format(*sys.version_info)
     name = digest(" ".join([sha256_of(requirements), version, *(pin.name for pin in wanted)]))
     home = folder / f"site-{machine}-{name[:12]}"
     site = home / "packages"

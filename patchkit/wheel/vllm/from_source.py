@@ -29,9 +29,15 @@ from patchkit.wheel.build.make import (
 )
 from patchkit.wheel.build.toolchain import check_toolchain
 from patchkit.wheel.build.torch_toolkit import cross_toolkit, cross_variables, full_toolkit
-from patchkit.wheel.device.compiled import compiled_sources, prove_compiled, prove_groups
 from patchkit.wheel.device.inspect import Binary, inspect_wheel
-from patchkit.wheel.device.libraries import check_wheel, judge_libraries, require_loading
+from patchkit.wheel.device.libraries import (
+    check_wheel,
+    compiled_sources,
+    judge_libraries,
+    prove_compiled,
+    prove_groups,
+    require_loading,
+)
 from patchkit.wheel.file.metadata import read_metadata
 from patchkit.wheel.file.sbom import as_text, wheel_sbom
 from patchkit.wheel.file.torch import installed_torch, require_torch
@@ -229,7 +235,7 @@ def build_variables(root: Path, order: VllmOrder, prepared: Prepared) -> dict[st
         # The number of jobs was chosen by the memory of one compiler each.
         "NVCC_THREADS": "1",
         "CMAKE_ARGS": " ".join(f"-D{name}={path}" for name, path in defines.items()),
-        # compiled.py reads from it what was compiled for which archs.
+        # prove_compiled reads from it what was compiled for which archs.
         "CMAKE_EXPORT_COMPILE_COMMANDS": "ON",
         "FETCHCONTENT_BASE_DIR": str(root / "deps"),
         # Stripped; the build id is a digest of the contents, and so the same in every build.

@@ -31,9 +31,9 @@ from patchkit.target import Load, targets
 from patchkit.wheel.build.machine import WORK
 from patchkit.wheel.build.make import clean_environment
 from patchkit.wheel.build.torch_toolkit import install_torch_stand_in
-from patchkit.wheel.device.compiled import compiled_sources
 from patchkit.wheel.device.fatbin import DeviceCode
 from patchkit.wheel.device.inspect import inspect_file
+from patchkit.wheel.device.libraries import compiled_sources
 from support.small_torch import site
 
 GB10 = targets()["gb10"]
