@@ -13,8 +13,7 @@ from typing import Any
 import click
 
 from patchkit.cli.cluster.cluster_options import cluster_here
-from patchkit.cli.next_step import error_text
-from patchkit.cli.out import ask_line, flow, style, tell
+from patchkit.cli.out import ask_line, error_text, flow, style, tell
 from patchkit.cli.render import Block, Record, rendered
 from patchkit.cluster.agent import node_files
 from patchkit.cluster.openai.api_key import key_for

@@ -9,8 +9,7 @@ from pathlib import Path
 import click
 
 from patchkit.cli.cluster.cluster_options import FILE_OPTION, cluster_option
-from patchkit.cli.next_step import next_step, program, spelled
-from patchkit.cli.out import PATH, record_fields, style
+from patchkit.cli.out import PATH, next_step, program, record_fields, spelled, style
 from patchkit.cli.progress import progress
 from patchkit.cli.render import (
     GOOD,

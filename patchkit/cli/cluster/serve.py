@@ -11,8 +11,7 @@ import click
 
 from patchkit.cli import complete
 from patchkit.cli.cluster.cluster_options import cluster_option, node_fields
-from patchkit.cli.next_step import next_step, program
-from patchkit.cli.out import LaidOut, record_fields, style, table, tell
+from patchkit.cli.out import LaidOut, next_step, program, record_fields, style, table, tell
 from patchkit.cli.render import BAD, GOOD, Block, ExitCode, Record, rendered
 from patchkit.cluster.agent.unit_state import NodeState, UnitState
 from patchkit.cluster.launch import up as launch

@@ -10,8 +10,17 @@ from typing import Any
 
 import click
 
-from patchkit.cli.next_step import next_step, program
-from patchkit.cli.out import FILE_OR_DASH, PATH, Shown, record_fields, style, table, tell
+from patchkit.cli.out import (
+    FILE_OR_DASH,
+    PATH,
+    Shown,
+    next_step,
+    program,
+    record_fields,
+    style,
+    table,
+    tell,
+)
 from patchkit.cli.render import GOOD, Block, Data, Record, VerbGroup, fact_lines, rendered
 from patchkit.cli.runtime.node_options import node_options, note_lines
 from patchkit.errors import UsageError

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import click
 
-from patchkit.cli.next_step import next_step, program
 from patchkit.cli.options import offline_option
-from patchkit.cli.out import PATH, record_fields, style, table
+from patchkit.cli.out import PATH, next_step, program, record_fields, style, table
 from patchkit.cli.progress import progress
 from patchkit.cli.render import GOOD, Block, Record, counted_noun, lead_word, rendered
 from patchkit.target import targets

@@ -10,8 +10,7 @@ from typing import Any
 
 import click
 
-from patchkit.cli.next_step import next_step, pip, program
-from patchkit.cli.out import FOLDER, PATH, Shown, style, table, tell
+from patchkit.cli.out import FOLDER, PATH, Shown, next_step, pip, program, style, table, tell
 from patchkit.cli.progress import progress
 from patchkit.cli.render import (
     GOOD,

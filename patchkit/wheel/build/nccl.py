@@ -85,8 +85,8 @@ class NcclOrder:
 def build_nccl(order: NcclOrder, progress: Progress) -> BuiltWheel:
     """Patch, compile, prove and pack. Raises BuildError, HostError, ProofError, StorageError."""
     with staging() as staged:
-        seen = nccl_environment(staged, order.toolchain)
-        check_toolchain(order.toolchain, order.gencode, staged, seen)
+        env = nccl_environment(order.work, order.toolchain)
+        check_toolchain(order.toolchain, order.gencode, staged, env)
         source, origin = staged / "source", order.origin
         if origin.path.is_dir():
             # Neither history nor earlier objects: the digest of the tree is one of the facts.
@@ -109,7 +109,6 @@ def build_nccl(order: NcclOrder, progress: Progress) -> BuiltWheel:
         ) as root:
             _write_project(root, order, facts)
             drop_partial(root / "build")
-            env = nccl_environment(root, order.toolchain)
             objects = objects_to_make(root, env, order.functions)
             out = emptied(root / "raw")
             # Without isolation: scikit-build-core comes with the extra for builds.
