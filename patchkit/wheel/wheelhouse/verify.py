@@ -22,6 +22,7 @@ from patchkit.errors import (
 )
 from patchkit.finding import Finding, finding
 from patchkit.quoting import quoted
+from patchkit.wheel.device.first_use import first_use
 from patchkit.wheel.device.inspect import prove_exact
 from patchkit.wheel.device.libraries import check_wheel, judge_libraries, missed
 from patchkit.wheel.file.metadata import find_faults
@@ -216,6 +217,13 @@ def find_unfit(wheel: ListedWheel) -> Iterator[Finding]:
         version = wheel.name.version
         judged = judge_libraries(wheel.binaries, target, version)
         yield from missed(version, [it for it in judged if it.fatal], target, wheel.name.filename)
+        native = facts.get("native")
+        claims = native if isinstance(native, dict) else {}
+        made, left = claims.get("assembled", ()), claims.get("compiled_at_first_use", ())
+        for binary in wheel.binaries:
+            if binary.name in made and binary.name not in left and first_use(binary, target):
+                what = f"{binary.name} is not native, as patchkit.json says: {target.title} compiles it"
+                yield finding(ProofError, filename, what, "repack it again")
 
 
 @dataclass(frozen=True, slots=True)
