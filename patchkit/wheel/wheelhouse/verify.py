@@ -222,7 +222,7 @@ def find_unfit(wheel: ListedWheel) -> Iterator[Finding]:
         made, left = claims.get("assembled", ()), claims.get("compiled_at_first_use", ())
         for binary in wheel.binaries:
             if binary.name in made and binary.name not in left and first_use(binary, target):
-                what = f"{binary.name} is not native, as patchkit.json says: {target.title} compiles it"
+                what = f"{binary.name} is not native, though patchkit.json says it is"
                 yield finding(ProofError, filename, what, "repack it again")
 
 
