@@ -83,7 +83,13 @@ def chat_command(
         url = (placed.url if placed else "") or f"http://127.0.0.1:{own.serve.port}"
     bare = HttpServer(url.rstrip("/").removesuffix("/v1"))
     server = replace(bare, key=key_for(bare.url, choices.pop("key_env") or ""))
-    model = model or _first_model(server)
+    if not model:
+        listing, models = list_models(server)
+        empty = listing.trouble or "no model" * (listing.status == 200)
+        answer = ChatAnswer(status=listing.status, trouble=empty)
+        if not models and (found := explain_no_answer(server, "", answer, ())):
+            raise found.error()
+        model = models[0]
     if (think := choices.pop("think")) is not None:
         # A template knows one of them. enable_thinking: Qwen3, Gemma 4, Granite 4.2; thinking:
         # DeepSeek-V3.1, Granite 3.2, Holo2 (vLLM 0.33.0, docs/features/reasoning_outputs.md).
@@ -118,16 +124,6 @@ def _talk_blocks(talk: Conversation) -> Iterator[Block]:
         except PatchkitError as error:
             tell(error_text(error))
     tell("")
-
-
-def _first_model(server: HttpServer) -> str:
-    listing, models = list_models(server)
-    if not models:
-        empty = listing.trouble or "no model" * (listing.status == 200)
-        answer = ChatAnswer(status=listing.status, trouble=empty)
-        if found := explain_no_answer(server, "", answer, ()):
-            raise found.error()
-    return models[0]
 
 
 def _turn_blocks(talk: Conversation, question: str) -> Iterator[Block]:

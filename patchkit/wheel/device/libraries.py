@@ -186,8 +186,13 @@ def _check_library(binary: Binary, glibc: str) -> Iterator[Finding]:
                 hint = "link without it, or take it out with patchelf"
                 why = "libraries are taken from there if somebody has such a folder"
                 yield finding(SourceError, binary.name, what, hint, why)
-    allowed = library_rules().allowed(glibc) if glibc else {}
-    for family, limit in allowed.items():
+    if not glibc:
+        return
+    # The highest symbol version of each family on a system with this glibc.
+    limits = library_rules().libstdcxx
+    known = [older for older in limits if by_version(older) <= by_version(glibc)]
+    newest = limits[max(known, key=by_version)] if known else {}
+    for family, limit in {"GLIBC": glibc, **newest}.items():
         needed = library.highest(family)
         if by_version(needed) > by_version(f"{family}_{limit}"):
             what = f"needs {needed}, the name of the wheel promises {glibc} to be enough"
