@@ -75,19 +75,17 @@ def read_listed_wheels(
     wheels, found = [], []
     for entry in listed:
         path = house / entry.filename
-        if not is_file(path) or entry.filename in spoiled:
-            wheels.append(ListedWheel(entry=entry, path=path))
-            continue
         metadata, binaries = None, tuple[Binary, ...]()
-        try:
-            with WheelFile(path) as wheel:
-                metadata = read_metadata(wheel)
-                if entry.kind is Kind.BUILT and ANY not in entry.name.cpus and metadata.facts:
-                    binaries = inspect_wheel(wheel)
-        except SourceError as error:
-            what = error.what.removeprefix(f"{path}: ")
-            found.append(finding(SourceError, entry.filename, what, error.hint, error.why))
-            metadata = None
+        if is_file(path) and entry.filename not in spoiled:
+            try:
+                with WheelFile(path) as wheel:
+                    metadata = read_metadata(wheel)
+                    if entry.kind is Kind.BUILT and ANY not in entry.name.cpus and metadata.facts:
+                        binaries = inspect_wheel(wheel)
+            except SourceError as error:
+                what = error.what.removeprefix(f"{path}: ")
+                found.append(finding(SourceError, entry.filename, what, error.hint, error.why))
+                metadata = None
         wheels.append(ListedWheel(entry=entry, path=path, metadata=metadata, binaries=binaries))
     return wheels, found
 
