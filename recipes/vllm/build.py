@@ -20,6 +20,10 @@ from patchkit.source.tree import SourceTree
 _FILE = RECIPES / "vllm" / "build.toml"
 _REQUIREMENTS = RECIPES / "vllm" / "requirements"
 _TORCH = re.compile(r"""["']torch *== *([\w.]+)["']""")
+WITHOUT_RUST = (
+    "Rust parts are left out: the front end, which VLLM_USE_RUST_FRONTEND=1 asks for, and from "
+    "0.24 to 0.31 a parser for the tool calls of MiniMax M3"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,20 +21,13 @@ from patchkit.errors import UsageError
 from patchkit.extras import BUILD, require_libraries
 from patchkit.patching.recipe import load_recipe
 from patchkit.quoting import quoted
-from patchkit.recipes.vllm.build import by_option, known_externals, with_targets
+from patchkit.recipes.vllm.build import WITHOUT_RUST, by_option, known_externals, with_targets
 from patchkit.recipes.vllm.leave_out import idle_sources
 from patchkit.source.nccl import nccl_tree
 from patchkit.source.releases import named_version
 from patchkit.source.tree import SourceTree
 from patchkit.target import Target, targets
-from patchkit.wheel.build.machine import (
-    WITHOUT_RUST,
-    BuildPlan,
-    jobs_for,
-    namespace_words,
-    network,
-    plan_vllm,
-)
+from patchkit.wheel.build.machine import BuildPlan, jobs_for, namespace_words, network, plan_vllm
 from patchkit.wheel.build.nccl import JOB_MEMORY as NCCL_JOB_MEMORY
 from patchkit.wheel.build.nccl import NcclOrder, build_nccl
 from patchkit.wheel.build.toolchain import MACHINES, find_toolchain, missing_tools

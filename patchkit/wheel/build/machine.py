@@ -34,10 +34,6 @@ from patchkit.wheel.build.toolchain import find_cxx, missing_tools
 _MEMINFO = Path("/proc/meminfo")
 # With g++-13-aarch64-linux-gnu; Debian 12 and Ubuntu 22.04 end with GCC 12 for another CPU.
 _HAVE_GCC_13 = "Debian 13, Ubuntu 24.04"
-WITHOUT_RUST = (
-    "Rust parts are left out: the front end, which VLLM_USE_RUST_FRONTEND=1 asks for, and from "
-    "0.24 to 0.31 a parser for the tool calls of MiniMax M3"
-)
 _ASK = """\
 import importlib.util, platform, sysconfig
 from pathlib import Path
