@@ -20,10 +20,8 @@ from packaging.markers import Marker
 
 from patchkit.digests import digest, sha256_of
 from patchkit.durable.lock import locked
-from patchkit.durable.staging import is_full
 from patchkit.errors import (
     BuildError,
-    HostError,
     SourceError,
     StorageError,
     translated,
@@ -104,7 +102,7 @@ def make_environment(
 
     Packages whose names fit a pattern of ``leaving``, such as ``nvidia-*``, stay out. pip downloads
     from the index that it is configured for, and nothing when ``offline``. Raises BuildError,
-    SourceError, HostError, StorageError; what a failure leaves is not taken for one.
+    SourceError, StorageError; what a failure leaves is not taken for one.
     """
     locked = for_machine(requirements)
     wanted = [pin for pin in locked if not any(fnmatchcase(pin.name, each) for each in leaving)]
@@ -116,17 +114,11 @@ def make_environment(
     with made_once(home, made.python) as is_empty:
         if not is_empty:
             return made
-        try:
-            why = "Debian and Ubuntu keep the module for it in a package of its own"
-            command = (sys.executable, "-m", "venv", home)
-            run(*command, why=why, hint="apt install python3-venv", timeout=None)
-        except HostError as error:
-            if not is_full(home):
-                raise
-            raise StorageError(
-                f"the disk of {home} is full",
-                hint="free some: an environment with torch takes 6 GB; then run it again",
-            ) from error
+        # That the module is there was asked before (see `lacked`).
+        why = "the disk is full, or the module venv, a package of its own on Ubuntu, is damaged"
+        hint = "free some: an environment with torch takes 6 GB; or: apt install python3-venv"
+        command = (sys.executable, "-m", "venv", home)
+        run(*command, kind=StorageError, why=why, hint=hint, timeout=None)
         install_locked(made.python, requirements, wanted, offline=offline, progress=progress)
     return made
 
