@@ -15,7 +15,7 @@ from typing import Any
 from patchkit import __version__
 from patchkit.apply import apply
 from patchkit.digests import tree_digest
-from patchkit.errors import BuildError, SourceError
+from patchkit.errors import SourceError
 from patchkit.patching.commit import Applied
 from patchkit.patching.fix import Request
 from patchkit.patching.recipe import load_recipe
@@ -115,10 +115,7 @@ def build_nccl(order: NcclOrder, progress: Progress) -> BuiltWheel:
             command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir"]
             command += [str(out), str(root / "project")]
             run_build(command, root, env, progress, objects=objects)
-            wheels = sorted(out.glob("*.whl"))
-            if len(wheels) != 1:
-                raise BuildError(f"{out} holds {len(wheels)} wheels instead of one")
-            raw = wheels[0]
+            (raw,) = out.glob("*.whl")
             binaries = inspect_file(raw)
             for binary in binaries:
                 prove_exact(binary, order.target, cpu=order.toolchain.machine)

@@ -18,7 +18,6 @@ from pathlib import Path
 
 from patchkit import __version__
 from patchkit.elf import damaged
-from patchkit.errors import ProofError
 from patchkit.source.archive import Progress
 from patchkit.wheel.file.wheelfile import WheelFile, record_digest
 
@@ -50,8 +49,6 @@ def seal_wheel(
     home, tag = f"{name}-{version}.dist-info", f"{interpreter}-{abi}-{platform}"
     sealed = folder / f"{name}-{version}-{tag}.whl"
     with WheelFile(raw) as wheel:
-        if f"{home}/WHEEL" not in wheel.members:
-            raise ProofError(f"{raw.name} holds no {home}/WHEEL", why="the build did not finish")
         changed = {f"{home}/{path}": text.encode() for path, text in (added or {}).items()}
         changed |= replaced or {}
         changed[f"{home}/WHEEL"] = set_tag(wheel.read(f"{home}/WHEEL"), tag)
