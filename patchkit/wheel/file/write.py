@@ -42,8 +42,7 @@ def seal_wheel(
 
     ``added`` are texts that go into its .dist-info, by their path there; METADATA names those in
     ``licenses/``. Members that are ``replaced`` get these bytes. Members are stored: most of a
-    library is compressed already. Raises ProofError for a wheel without WHEEL, SourceError for a
-    damaged one.
+    library is compressed already. Raises SourceError for a damaged wheel.
     """
     name, version, *_, interpreter, abi, _platform = raw.stem.split("-")
     home, tag = f"{name}-{version}.dist-info", f"{interpreter}-{abi}-{platform}"
