@@ -92,18 +92,13 @@ class Assembler:
                 if time.time() - left.stat().st_mtime > _STALE:
                     shutil.rmtree(left, ignore_errors=True)
 
-    @property
-    def newest_ptx(self) -> tuple[int, int]:
-        """The newest PTX version that it reads."""
-        major, minor = read_toml(tuple[int, int], RECIPES / "toolchain.toml", key="ptx")
-        return major, minor
-
     def assemble(self, job: Job) -> Assembled:
         """Return the machine code of one fat binary, from the cache or made now.
 
         Raises SourceError for damaged PTX, BuildError if ptxas does not take it.
         """
-        if job.entry.version > self.newest_ptx:
+        newest = read_toml(tuple[int, int], RECIPES / "toolchain.toml", key="ptx")
+        if job.entry.version > newest:
             newer = ".".join(map(str, job.entry.version))
             raise BuildError(f"{job.where} is PTX {newer}; ptxas {self.version} is older")
         with job.path.open("rb") as stream:
