@@ -12,13 +12,14 @@ import os
 import threading
 import tomllib
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from patchkit.errors import BuildError, ProofError
 from patchkit.patching.recipe import load_recipe
 from patchkit.recipes.vllm.archs import evaluate
+from patchkit.recipes.vllm.build import known_externals
 from patchkit.recipes.vllm.leave_out import asked_targets
 from patchkit.source.archive import Progress
 from patchkit.source.detect import detect
@@ -52,7 +53,12 @@ from patchkit.wheel.native.make import make_native
 from patchkit.wheel.vllm.native_parts import native_parts
 from patchkit.wheel.vllm.prepare import Prepared, Report, prepare
 from patchkit.wheel.vllm.source import VllmOrder
-from patchkit.wheel.vllm.upstream_parts import prove_parts
+from patchkit.wheel.vllm.upstream_parts import (
+    fetch_upstream,
+    is_upstream,
+    prove_parts,
+    upstream_parts,
+)
 
 # The issue trackers' 3 to 5 GB, and CUTLASS's largest files take 9.
 JOB_MEMORY = 4 * BYTES_PER_GIB
@@ -75,27 +81,33 @@ def build_vllm(order: VllmOrder, report: Report) -> BuiltWheel:
         arch = target.gencode_flags(target.arch_list(order.request.arch))
         check_toolchain(order.toolchain, arch, staged, clean_environment(staged, NAMESPACE))
         assembler = Assembler(offline=order.offline)
-        prepared = prepare(order, staged, report)
-        cuda = staged / "cuda"
-        if order.across:
-            used = order.work / cuda.name
-            cross_toolkit(order.toolchain, prepared.site, prepared.python, cuda, root=used)
-        else:
-            full_toolkit(order.toolchain, prepared.site, cuda)
-        brought = [staged / name for name in ("source", "external", "cuda")]
-        with work_folder(
-            order.work, brought, as_text(prepared.facts), fresh=order.fresh, free=_FREE
-        ) as root:
-            return _make_vllm_wheel(root, order, prepared, assembler, report)
+        with _assembling_ahead(order, staged / "ahead", assembler, report) as ahead:
+            prepared = prepare(order, staged, report)
+            cuda = staged / "cuda"
+            if order.across:
+                used = order.work / cuda.name
+                cross_toolkit(order.toolchain, prepared.site, prepared.python, cuda, root=used)
+            else:
+                full_toolkit(order.toolchain, prepared.site, cuda)
+            brought = [staged / name for name in ("source", "external", "cuda")]
+            with work_folder(
+                order.work, brought, as_text(prepared.facts), fresh=order.fresh, free=_FREE
+            ) as root:
+                variables = build_variables(root, order, prepared)
+                raw = compile_wheel(root, prepared.python, variables, report("compiling"))
+                ahead()
+                return _make_vllm_wheel(root, raw, order, prepared, assembler, report)
 
 
 def _make_vllm_wheel(
-    root: Path, order: VllmOrder, prepared: Prepared, assembler: Assembler, report: Report
+    root: Path,
+    raw: Path,
+    order: VllmOrder,
+    prepared: Prepared,
+    assembler: Assembler,
+    report: Report,
 ) -> BuiltWheel:
-    variables, target = build_variables(root, order, prepared), order.request.target
-    bar = report("assembling PTX, in MB")
-    with _assembling_ahead(root, order, prepared, assembler, _in_mb(bar)):
-        raw = compile_wheel(root, prepared.python, variables, report("compiling"))
+    target = order.request.target
     circumstances = (network(),)
     note(root, *circumstances)
     # The torch that was compiled against is a fact of the wheel: it must still be that one.
@@ -108,7 +120,7 @@ def _make_vllm_wheel(
         proofs = _prove_contents(wheel, binaries, root, order, prepared)
         # Also of what was compiled: upstream's CMake asks for PTX alone here and there.
         parts = wheel, binaries, judged, target, emptied(root / "native"), assembler
-        native = native_parts(*parts, _in_mb(bar), keep=True)
+        native = native_parts(*parts, _in_mb(report("assembling PTX, in MB")), keep=True)
     if count := sum(len(library.ptx) for library in native.libraries):
         proofs += (f"{count} fat binaries are assembled from PTX, by ptxas {assembler.version}",)
     left = tuple(why for library in native.libraries for why in library.refused)
@@ -144,30 +156,40 @@ def _make_vllm_wheel(
 
 @contextlib.contextmanager
 def _assembling_ahead(
-    root: Path, order: VllmOrder, prepared: Prepared, assembler: Assembler, progress: Progress
-) -> Iterator[None]:
-    """Assemble what upstream's wheel gives while the block compiles, for the cache alone.
+    order: VllmOrder, folder: Path, assembler: Assembler, report: Report
+) -> Iterator[Callable[[], object]]:
+    """Assemble what comes from upstream's wheel beside the block, for the cache alone.
 
-    It takes what time the compilers leave. What it cannot assemble is told when the wheel is made.
+    It takes what time the compilers leave; the result waits for it. What it cannot assemble is told
+    when the wheel is made.
     """
-    taken = () if order.extensions else prepared.gathered.installed
-    folders = [root / "external" / each.known.option for each in taken]
-    files = {str(path): path for folder in folders for path in sorted(folder.rglob("*.so"))}
+    externals = [known for known in known_externals() if known.pin_of(order.version)]
+    ready = [it for it in externals if is_upstream(order.source_of(it))]
+    taken = [known for known in ready if known.option not in order.without]
+    if order.extensions or not taken:
+        yield lambda: None
+        return
+    release = order.version, order.toolchain.machine
+    fetch_upstream(*release, order.offline, _in_mb(report("upstream's wheel, in MB")))
+    target, bar = order.request.target, _in_mb(report("assembling upstream's PTX, in MB"))
     ended = threading.Event()
 
     def told(done: int, total: int) -> None:
         if ended.is_set():
-            raise BuildError("the compile failed")
-        progress(done, total)
+            raise BuildError("the build failed")
+        bar(done, total)
 
     def assemble() -> None:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)  # for its children, too
-        make_native(files, order.request.target, emptied(root / "ahead"), assembler, told)
+        for known in taken:
+            upstream_parts(known, *release, target, True, None).fill(folder / known.option)
+        files = {str(path): path for path in sorted(folder.rglob("*.so"))}
+        make_native(files, target, folder, assembler, told)
 
     with ThreadPoolExecutor(1) as pool:
-        pool.submit(assemble)
+        assembling = pool.submit(assemble)
         try:
-            yield
+            yield assembling.exception
         except BaseException:
             ended.set()
             raise
