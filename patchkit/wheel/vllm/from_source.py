@@ -19,7 +19,6 @@ from pathlib import Path
 from patchkit.errors import BuildError, ProofError
 from patchkit.patching.recipe import load_recipe
 from patchkit.recipes.vllm.archs import evaluate
-from patchkit.recipes.vllm.build import known_externals
 from patchkit.recipes.vllm.leave_out import asked_targets
 from patchkit.source.archive import Progress
 from patchkit.source.detect import detect
@@ -34,7 +33,7 @@ from patchkit.wheel.build.make import (
 )
 from patchkit.wheel.build.toolchain import check_toolchain
 from patchkit.wheel.build.torch_toolkit import cross_toolkit, cross_variables, full_toolkit
-from patchkit.wheel.device.inspect import Binary, inspect_wheel
+from patchkit.wheel.device.inspect import inspect_wheel
 from patchkit.wheel.device.libraries import (
     check_wheel,
     compiled_sources,
@@ -53,12 +52,7 @@ from patchkit.wheel.native.make import make_native
 from patchkit.wheel.vllm.native_parts import native_parts
 from patchkit.wheel.vllm.prepare import Prepared, Report, prepare
 from patchkit.wheel.vllm.source import VllmOrder
-from patchkit.wheel.vllm.upstream_parts import (
-    fetch_upstream,
-    is_upstream,
-    prove_parts,
-    upstream_parts,
-)
+from patchkit.wheel.vllm.upstream_parts import fetch_upstream, prove_parts, upstream_parts
 
 # The issue trackers' 3 to 5 GB, and CUTLASS's largest files take 9.
 JOB_MEMORY = 4 * BYTES_PER_GIB
@@ -117,7 +111,17 @@ def _make_vllm_wheel(
         judged = judge_libraries(binaries, target, order.version)
         if not order.extensions:
             require_loading(judged, target, order.version)
-        proofs = _prove_contents(wheel, binaries, root, order, prepared)
+        sources = compiled_sources(root / "source" / "build", root / "source")
+        tree = detect(root / "source", sandboxed=Sandboxed.IF_POSSIBLE)  # it has been built
+        archs = target.arch_list(order.request.arch)
+        groups, asked = evaluate(tree, target, archs, order.toolchain.cuda), asked_targets(tree)
+        built = [source for source in sources if source.library in asked]
+        proofs = (prove_groups(groups, sources), *prove_compiled(built, binaries, target))
+        proofs += tuple(
+            prove_parts(wheel, root / "external" / each.known.option, each.known.option)
+            for each in prepared.gathered.installed
+            if not order.extensions or order.extensions & set(each.known.targets)
+        )
         # Also of what was compiled: upstream's CMake asks for PTX alone here and there.
         parts = wheel, binaries, judged, target, emptied(root / "native"), assembler
         native = native_parts(*parts, _in_mb(report("assembling PTX, in MB")), keep=True)
@@ -163,10 +167,7 @@ def _assembling_ahead(
     It takes what time the compilers leave; the result waits for it. What it cannot assemble is told
     when the wheel is made.
     """
-    externals = [known for known in known_externals() if known.pin_of(order.version)]
-    ready = [it for it in externals if is_upstream(order.source_of(it))]
-    taken = [known for known in ready if known.option not in order.without]
-    if order.extensions or not taken:
+    if order.extensions or not order.taken:
         yield lambda: None
         return
     release = order.version, order.toolchain.machine
@@ -181,7 +182,7 @@ def _assembling_ahead(
 
     def assemble() -> None:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)  # for its children, too
-        for known in taken:
+        for known in order.taken:
             upstream_parts(known, *release, target, True, None).fill(folder / known.option)
         files = {str(path): path for path in sorted(folder.rglob("*.so"))}
         make_native(files, target, folder, assembler, told)
@@ -197,31 +198,6 @@ def _assembling_ahead(
 
 def _in_mb(bar: Progress) -> Progress:
     return lambda done, total: bar(done // 10**6, total // 10**6)
-
-
-def _prove_contents(
-    wheel: WheelFile,
-    binaries: tuple[Binary, ...],
-    root: Path,
-    order: VllmOrder,
-    prepared: Prepared,
-) -> tuple[str, ...]:
-    """Prove that a wheel holds what was compiled as planned, and upstream's files untouched."""
-    target, installed = order.request.target, prepared.gathered.installed
-    sources = compiled_sources(root / "source" / "build", root / "source")
-    tree = detect(root / "source", sandboxed=Sandboxed.IF_POSSIBLE)  # it has been built
-    archs = target.arch_list(order.request.arch)
-    groups, asked = evaluate(tree, target, archs, order.toolchain.cuda), asked_targets(tree)
-    built = [source for source in sources if source.library in asked]
-    return (
-        prove_groups(groups, sources),
-        *prove_compiled(built, binaries, target),
-        *(
-            prove_parts(wheel, root / "external" / each.known.option, each.known.option)
-            for each in installed
-            if not order.extensions or order.extensions & set(each.known.targets)
-        ),
-    )
 
 
 NAMESPACE = "patchkit-vllm"
