@@ -173,26 +173,20 @@ def _assembling_ahead(
     release = order.version, order.toolchain.machine
     fetch_upstream(*release, order.offline, _in_mb(report("upstream's wheel, in MB")))
     target, bar = order.request.target, _in_mb(report("assembling upstream's PTX, in MB"))
-    ended = threading.Event()
-
-    def told(done: int, total: int) -> None:
-        if ended.is_set():
-            raise BuildError("the build failed")
-        bar(done, total)
 
     def assemble() -> None:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)  # for its children, too
         for known in order.taken:
             upstream_parts(known, *release, target, True, None).fill(folder / known.option)
         files = {str(path): path for path in sorted(folder.rglob("*.so"))}
-        make_native(files, target, folder, assembler, told)
+        make_native(files, target, folder, assembler, bar)
 
     with ThreadPoolExecutor(1) as pool:
         assembling = pool.submit(assemble)
         try:
             yield assembling.exception
         except BaseException:
-            ended.set()
+            assembler.stopped.set()
             raise
 
 
