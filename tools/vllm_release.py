@@ -23,16 +23,15 @@ from packaging.version import Version
 
 from patchkit.errors import PatchkitError
 from patchkit.patching.recipe import load_recipe, load_support
-from patchkit.recipes.vllm.build import known_externals
+from patchkit.recipes.vllm.build import known_externals, recorded_needs
 from patchkit.recipes.vllm.external import External, externals
+from patchkit.recipes.vllm.libraries import library_table
 from patchkit.records import RECIPES
 from patchkit.runtime.rules.releases import read_table
 from patchkit.source.detect import detect
 from patchkit.source.releases import LockEntry, read_lock, read_wheel_lock
 from patchkit.source.tree import SourceTree
-from patchkit.wheel.device.libraries import library_table
 from patchkit.wheel.file.torch import torch_of
-from patchkit.wheel.vllm.needs import recorded_needs
 from tools.build_requirements import lock
 from tools.decisions import Decision, show
 from tools.entries import (

@@ -20,8 +20,8 @@ from packaging.version import InvalidVersion, Version
 
 from patchkit.errors import PatchkitError, UsageError
 from patchkit.patching.recipe import load_recipe
+from patchkit.recipes.vllm.build import locked_requirements, recorded_needs
 from patchkit.source.releases import load_facts
-from patchkit.wheel.vllm.needs import locked_requirements, recorded_needs
 
 
 def jobs(vllm: str, nccl: str) -> list[dict[str, str]]:

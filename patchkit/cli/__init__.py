@@ -15,7 +15,7 @@ import click
 
 from patchkit import __version__
 from patchkit.cli import out
-from patchkit.cli.next_step import error_text
+from patchkit.cli.out import error_text
 from patchkit.cli.verbs import CLICK_ALONE, FORMER, GROUPS, MEANT, MORE, VERBS
 from patchkit.durable.signals import Interrupted, raise_interrupts, unwrapped
 from patchkit.errors import PatchkitError, StorageError, UsageError

@@ -1,9 +1,9 @@
-"""Print: everything that patchkit prints leaves here.
+"""Print: everything that patchkit prints leaves here, with the next command to paste.
 
 Text is escaped where a terminal would obey it, unless it is ``Shown``; data for programs goes out
 byte for byte. Text for a terminal is laid out for its width: lines are broken at blanks alone, and
 not where a command stands to be pasted: in backticks, or behind ``next:``. In a pipe nothing is
-broken: a row is a line, for grep.
+broken: a row is a line, for grep. patchkit may be in no PATH: a command is named as it was started.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import io
 import json
 import os
 import re
+import shutil
 import signal
 import sys
 import unicodedata
@@ -23,7 +24,10 @@ from typing import IO, Any
 
 import click
 
-from patchkit.quoting import OBEYED, visible
+from patchkit.cli.verbs import VERBS
+from patchkit.errors import PatchkitError
+from patchkit.quoting import OBEYED, quoted, visible
+from patchkit.runtime.rules.secret_texts import mask_secrets
 
 PATH = click.Path(path_type=Path)
 PRESENT_PATH = click.Path(path_type=Path, exists=True)
@@ -302,3 +306,48 @@ def grid(
         start = indent + "".join(cell + _GAP for cell in padded)
         lines.append((start + ("\n" + " " * before).join(last)).rstrip(" "))
     return lines
+
+
+_COMMAND = re.compile(rf"(?<![^\s(`])patchkit (?=(?:{'|'.join(VERBS)})\b)")
+
+
+def next_step(*words: str | Path, where: str = "") -> LaidOut:
+    """Return the line that names a command to paste; ``where``: on another machine, or in what."""
+    return LaidOut(style(f"next{', ' if where else ''}{where}:", bold=True) + f" {quoted(*words)}")
+
+
+def program() -> list[str]:
+    """Return how patchkit was started, as words: its path where PATH leads to none, or another."""
+    started = Path(sys.argv[0])
+    if started.name == "__main__.py" and started.parent.name == "patchkit":
+        return [_shortened(sys.executable), "-m", "patchkit"]
+    has_path = started.name == "patchkit" and "/" in sys.argv[0]
+    return [_shortened(sys.argv[0])] if has_path else ["patchkit"]
+
+
+def error_text(error: PatchkitError) -> Shown:
+    """Return what is said of an error."""
+    said = PatchkitError(error.what, why=error.why, hint=spelled(error.hint))
+    return style("error:", fg="red", bold=True) + f" {mask_secrets(str(said))}"
+
+
+def spelled(text: str) -> str:
+    """Return a text with the commands in it as patchkit was started."""
+    return _COMMAND.sub(lambda _found: quoted(*program()) + " ", text)
+
+
+def pip() -> list[str]:
+    """Return the pip of the Python that runs this, as words.
+
+    Debian and DGX OS refuse to install beside their own Python (PEP 668), so that the pip in PATH
+    is of no use where patchkit has an environment.
+    """
+    beside = Path(sys.executable).with_name("pip")
+    is_own = sys.prefix != sys.base_prefix and beside.exists()
+    return [_shortened(str(beside))] if is_own else ["pip"]
+
+
+def _shortened(path: str) -> str:
+    """Return the name of a program that PATH leads to, else its path."""
+    found = shutil.which(Path(path).name)
+    return Path(path).name if found and Path(found).absolute() == Path(path).absolute() else path

@@ -14,8 +14,7 @@ from typing import Any, TypeVar, cast
 
 import click
 
-from patchkit.cli.next_step import spelled
-from patchkit.cli.out import LaidOut, Shown, as_json, data, print_json, say, style, table
+from patchkit.cli.out import LaidOut, Shown, as_json, data, print_json, say, spelled, style, table
 from patchkit.errors import UsageError
 from patchkit.finding import Finding, Level
 from patchkit.target import Load

@@ -30,7 +30,6 @@ GROUPS = {
     },
     "Wheels": {
         "repack": ("wheel.repack", "Patch upstream's vLLM wheel, without a compiler."),
-        "native": ("wheel.native", "Show what is compiled at first use; compile it now."),
         "build": ("wheel.build", "Build a wheel for one device: libnccl or vLLM."),
         "wheelhouse": ("wheel.wheelhouse", "List, fill and prune the folder of wheels."),
     },
@@ -44,6 +43,7 @@ MORE = {
     "export": ("cluster.export", "Write a Containerfile, a manifest for Kubernetes."),
     "fetch": ("patch.sources", "Download a release, verified by its locked sha256."),
     "inspect": ("wheel.inspect", "Show what a wheel or library holds; which libnccl is loaded."),
+    "native": ("wheel.native", "Show what is compiled at first use, or compile it now."),
     "series": ("patch.sources", "Write the fixes as patches that git am takes."),
     "tune": ("patch.sources", "Tune the fused-MoE kernel on the present GPU."),
     "verify": ("wheel.wheelhouse", "Check that a wheelhouse is whole, loads and fits together."),

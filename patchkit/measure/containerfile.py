@@ -13,7 +13,7 @@ from patchkit.errors import SourceError, UsageError
 from patchkit.quoting import quoted
 from patchkit.records import RECIPES
 from patchkit.runtime.rules.variable_rules import CACHES, cache_variables
-from patchkit.wheel.wheelhouse.manifest import Kind, Manifest
+from patchkit.wheel.wheelhouse.storage import Kind, Manifest
 
 PLATFORMS = {"aarch64": "linux/arm64", "x86_64": "linux/amd64"}  # by the CPU of a wheelhouse
 _IMAGE = "vllm-wheelhouse"

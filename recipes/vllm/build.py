@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, replace
 from functools import cache
+from pathlib import Path
+from typing import Any
 
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
-from patchkit.errors import DriftError, UsageError
+from patchkit.errors import DriftError, SourceError, UsageError
 from patchkit.recipes.vllm.external import External
-from patchkit.records import RECIPES, read_toml
+from patchkit.records import RECIPES, read_toml, record
+from patchkit.source.tree import SourceTree
 
-BUILD_FILE = RECIPES / "vllm" / "build.toml"
+_FILE = RECIPES / "vllm" / "build.toml"
+_REQUIREMENTS = RECIPES / "vllm" / "requirements"
+_TORCH = re.compile(r"""["']torch *== *([\w.]+)["']""")
+WITHOUT_RUST = (
+    "Rust parts are left out: the front end, which VLLM_USE_RUST_FRONTEND=1 asks for, and from "
+    "0.24 to 0.31 a parser for the tool calls of MiniMax M3"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,25 +38,28 @@ class Pin:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Indispensable:
-    """Releases (a PEP 440 specifier) that cannot run without a source, and why."""
+class ForReleases:
+    """What holds for some releases, a PEP 440 specifier."""
 
     versions: str
-    reason: str
 
     def covers(self, version: Version) -> bool:
+        # A pre-release counts as its release: specifiers leave pre-releases out by default.
         return SpecifierSet(self.versions).contains(version.base_version)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Define:
+class Indispensable(ForReleases):
+    """Releases that cannot run without a source, and why."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Define(ForReleases):
     """A CMake variable that takes the folder of a source, and the releases that read it."""
 
-    versions: str
     variable: str
-
-    def covers(self, version: Version) -> bool:
-        return SpecifierSet(self.versions).contains(version.base_version)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,10 +157,61 @@ class Across:
     download: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Needs:
+    """The fields are described in ``recipes/vllm/build.toml``."""
+
+    torch: str
+    python: str
+    standard: int
+    gcc: str
+    patch: bool
+    rust: str
+    protoc: bool
+
+
+def read_needs(tree: SourceTree) -> Needs:
+    """Return what a tree needs: as recorded, but the torch that its own pyproject.toml names."""
+    recorded = recorded_needs(tree.version)
+    named = _TORCH.search(tree.read("pyproject.toml"))
+    return replace(recorded, torch=named[1]) if named else recorded
+
+
+def recorded_needs(version: Version) -> Needs:
+    """Return what the recipe has for a release, or for the newest one before it."""
+    base = Version(version.base_version)
+    merged: dict[str, Any] = {}
+    for entry in read_toml(tuple[dict[str, Any], ...], _FILE, key="needs"):
+        # Each entry has only what changed, from the oldest release to the newest.
+        if Version(entry["from"]) <= base:
+            merged |= {name: value for name, value in entry.items() if name != "from"}
+    return record(Needs, merged)
+
+
+def locked_requirements(torch: str, given: Path | None = None) -> Path:
+    """Return the file that locks the build environment for a torch.
+
+    Raises SourceError, with the reason, where the package index has no such torch for CUDA 13.
+    """
+    if given is not None:
+        return given
+    path = _REQUIREMENTS / f"torch-{torch}.txt"
+    if path.is_file():
+        return path
+    raise SourceError(
+        f"torch {torch} for CUDA 13 is not on the package index, so nothing is locked for it",
+        why="up to 2.10 the index has torch for CUDA 12 or for CPUs alone, or this is none that a "
+        "supported release takes",
+        hint="the index that the PyTorch project keeps for cu130 has it: lock it there with "
+        "`uv pip compile --generate-hashes` and name the file with --requirements; vLLM 0.20.0 and "
+        "later take a torch that is locked here",
+    )
+
+
 @cache
 def across() -> Across:
     """Return what is known of building for another CPU."""
-    return read_toml(Across, BUILD_FILE, key="across")
+    return read_toml(Across, _FILE, key="across")
 
 
 @cache
@@ -157,7 +221,7 @@ def known_externals() -> tuple[KnownSource, ...]:
         replace(
             external, pins=tuple(replace(pin, url=pin.url or external.url) for pin in external.pins)
         )
-        for external in read_toml(tuple[KnownSource, ...], BUILD_FILE, key="external")
+        for external in read_toml(tuple[KnownSource, ...], _FILE, key="external")
     )
 
 

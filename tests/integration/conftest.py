@@ -9,8 +9,19 @@ from types import SimpleNamespace
 import pytest
 
 from patchkit.errors import PatchkitError
+from patchkit.proof import upstream_code
 from patchkit.wheel.build.toolchain import find_toolchain
 from support.building import PATCHKIT, QUIET, SMALL, SMALL_VLLM
+
+
+@pytest.fixture(scope="module")
+def run_here():
+    """Run the code of releases, which are locked by hash, in this process.
+
+    A child for each of some thousand questions would take long.
+    """
+    with upstream_code.permitted():
+        yield
 
 
 @pytest.fixture(scope="session")

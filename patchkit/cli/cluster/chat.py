@@ -13,8 +13,7 @@ from typing import Any
 import click
 
 from patchkit.cli.cluster.cluster_options import cluster_here
-from patchkit.cli.next_step import error_text
-from patchkit.cli.out import ask_line, flow, style, tell
+from patchkit.cli.out import ask_line, error_text, flow, style, tell
 from patchkit.cli.render import Block, Record, rendered
 from patchkit.cluster.agent import node_files
 from patchkit.cluster.openai.api_key import key_for
@@ -41,32 +40,20 @@ _USUAL_ENDS = ("", "stop", "tool_calls")  # of an answer that is whole
 @click.option("--url", metavar="URL", help="The server; default: what runs on this machine.")
 @click.option("--model", metavar="NAME", help="Default: the first that the server names.")
 @click.option("--system", metavar="TEXT", help="What the model is told beforehand.")
-@click.option(
-    "--max-tokens", type=click.IntRange(min=1), metavar="N", help="For reasoning and answer."
-)
+@click.option("--max-tokens", type=click.IntRange(1), metavar="N", help="Of reasoning and answer.")
 @click.option("--think/--no-think", default=None, help="Where the chat template takes that.")
 @click.option("--body", metavar="JSON", default="{}", help="More fields of the request: tools …")
 @click.option("--key-env", metavar="NAME", help="The variable that holds the server's key.")
 @click.option(
     "--timeout",
-    type=click.FloatRange(min=1),
+    type=click.FloatRange(1),
     default=300,
     show_default=True,
-    metavar="SECONDS",
-    help="Of silence.",
+    help="Seconds of silence.",
 )
 @rendered
 def chat_command(
-    *,
-    question: str | None,
-    url: str | None,
-    model: str | None,
-    system: str | None,
-    body: str,
-    key_env: str | None,
-    timeout: float,
-    think: bool | None,
-    **choices: Any,
+    *, question: str | None, url: str | None, model: str | None, system: str | None, **choices: Any
 ) -> Iterator[Block]:
     """Talk to a server, and see what it thinks apart from what it says.
 
@@ -86,7 +73,7 @@ def chat_command(
     require_libraries(["openai"], "chat")
     more: object = None
     with contextlib.suppress(ValueError, RecursionError):
-        more = json.loads(body)
+        more = json.loads(choices.pop("body"))
     if not isinstance(more, dict):
         raise UsageError("--body: is no JSON object", hint=_BODY)
     if not url:  # as `up` placed it on this machine, else by default
@@ -95,17 +82,24 @@ def chat_command(
         placed = placed_files(files, own.unit)
         url = (placed.url if placed else "") or f"http://127.0.0.1:{own.serve.port}"
     bare = HttpServer(url.rstrip("/").removesuffix("/v1"))
-    server = replace(bare, key=key_for(bare.url, key_env or ""))
-    model = model or _first_model(server)
-    if think is not None:
+    server = replace(bare, key=key_for(bare.url, choices.pop("key_env") or ""))
+    if not model:
+        listing, models = list_models(server)
+        empty = listing.trouble or "no model" * (listing.status == 200)
+        answer = ChatAnswer(status=listing.status, trouble=empty)
+        if not models and (found := explain_no_answer(server, "", answer, ())):
+            raise found.error()
+        model = models[0]
+    if (think := choices.pop("think")) is not None:
         # A template knows one of them. enable_thinking: Qwen3, Gemma 4, Granite 4.2; thinking:
         # DeepSeek-V3.1, Granite 3.2, Holo2 (vLLM 0.33.0, docs/features/reasoning_outputs.md).
         choices["chat_template_kwargs"] = {"enable_thinking": think, "thinking": think}
+    silence = choices.pop("timeout")
     given = {name: value for name, value in choices.items() if value is not None}
     talk = Conversation(
         server=server,
         fields={"model": model, **given, **more},
-        silence=timeout,
+        silence=silence,
         messages=[{"role": "system", "content": system}] if system else [],
     )
     if asked is None:
@@ -130,16 +124,6 @@ def _talk_blocks(talk: Conversation) -> Iterator[Block]:
         except PatchkitError as error:
             tell(error_text(error))
     tell("")
-
-
-def _first_model(server: HttpServer) -> str:
-    listing, models = list_models(server)
-    if not models:
-        empty = listing.trouble or "no model" * (listing.status == 200)
-        answer = ChatAnswer(status=listing.status, trouble=empty)
-        if found := explain_no_answer(server, "", answer, ()):
-            raise found.error()
-    return models[0]
 
 
 def _turn_blocks(talk: Conversation, question: str) -> Iterator[Block]:

@@ -9,8 +9,7 @@ from pathlib import Path
 import click
 
 from patchkit.cli.cluster.cluster_options import FILE_OPTION, cluster_option
-from patchkit.cli.next_step import next_step, program, spelled
-from patchkit.cli.out import PATH, record_fields, style
+from patchkit.cli.out import PATH, next_step, program, record_fields, spelled, style
 from patchkit.cli.progress import progress
 from patchkit.cli.render import (
     GOOD,
@@ -40,7 +39,7 @@ from patchkit.runtime.envfile.write import write
 from patchkit.runtime.host.hardware import target_of
 from patchkit.units import KIB_PER_GIB
 from patchkit.wheel.file.wheelfile import ANY, WheelFile
-from patchkit.wheel.wheelhouse.manifest import REQUIREMENTS, Kind
+from patchkit.wheel.wheelhouse.storage import REQUIREMENTS, Kind
 from patchkit.wheel.wheelhouse.verify import verify_wheelhouse
 
 _LARGEST = 16 << 20  # bytes of requirements.txt

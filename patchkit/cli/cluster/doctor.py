@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -29,33 +30,18 @@ from patchkit.runtime.rules.secret_texts import mask_secrets
 
 @click.command()
 @click.option("--cluster", "with_cluster", is_flag=True, help="Every node, and between them.")
-@click.option(
-    "--file", metavar="FILE", type=PATH, help="The cluster's file, instead of cluster.toml."
-)
-@click.option(
-    "--log", metavar="FILE", type=FILE_OR_DASH, help="What a program wrote; - is standard input."
-)
+@click.option("--file", type=PATH, help="The cluster's file, instead of cluster.toml.")
+@click.option("--log", type=FILE_OR_DASH, help="What a program wrote; - is standard input.")
 @click.option("--port", type=click.IntRange(1, 65535), metavar="N", help="The server's, not 8000.")
 @click.option("--gpu", is_flag=True, help="Also try the GPUs, one by one and together: minutes.")
 @click.option(
-    "--save",
-    metavar="FILE",
-    type=PATH,
-    help="Keep all of it for a bug report, without names, addresses and secrets.",
+    "--save", type=PATH, help="Keep all of it for a report, without names, addresses and secrets."
 )
 @click.option("--venv", metavar="DIR", help="The environment that has vLLM; default: this one.")
 @verbose_option
 @rendered
 def doctor_command(
-    *,
-    with_cluster: bool,
-    file: Path | None,
-    log: Path | None,
-    port: int | None,
-    gpu: bool,
-    save: Path | None,
-    venv: str | None,
-    verbose: bool,
+    *, file: Path | None, log: Path | None, port: int | None, save: Path | None, **given: Any
 ) -> Iterator[Block]:
     """Find what is wrong, why, and what cures it. Exits with 0 only if nothing is.
 
@@ -66,7 +52,8 @@ def doctor_command(
       patchkit doctor --log vllm.log
       docker logs vllm 2>&1 | patchkit doctor --log -
     """
-    several = with_cluster or file is not None
+    several = given["with_cluster"] or file is not None
+    gpu, venv, verbose = given["gpu"], given["venv"], given["verbose"]
     if sum((log is not None, several, port is not None)) > 1:
         raise UsageError("--log, --cluster, --port: one of them", hint="patchkit doctor --cluster")
     if log is not None:

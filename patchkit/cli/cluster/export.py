@@ -10,8 +10,7 @@ import click
 import yaml
 
 from patchkit.cli import complete
-from patchkit.cli.next_step import next_step
-from patchkit.cli.out import FOLDER, PATH, PRESENT_PATH, LaidOut, tell
+from patchkit.cli.out import FOLDER, PATH, PRESENT_PATH, LaidOut, next_step, tell
 from patchkit.cli.render import GOOD, Block, Data, Record, VerbGroup, rendered
 from patchkit.cli.runtime.node_options import note_lines
 from patchkit.cli.wheel.build_options import house_option

@@ -9,8 +9,7 @@ from typing import Any
 import click
 
 from patchkit.cli.cluster.cluster_options import cluster_option, node_fields
-from patchkit.cli.next_step import next_step, program
-from patchkit.cli.out import record_fields, style, table, tell
+from patchkit.cli.out import next_step, program, record_fields, style, table, tell
 from patchkit.cli.progress import progress
 from patchkit.cli.render import (
     BAD,

@@ -11,8 +11,7 @@ import click
 
 from patchkit.cli import complete
 from patchkit.cli.cluster.cluster_options import cluster_option, node_fields
-from patchkit.cli.next_step import next_step, program
-from patchkit.cli.out import LaidOut, record_fields, style, table, tell
+from patchkit.cli.out import LaidOut, next_step, program, record_fields, style, table, tell
 from patchkit.cli.render import BAD, GOOD, Block, ExitCode, Record, rendered
 from patchkit.cluster.agent.unit_state import NodeState, UnitState
 from patchkit.cluster.launch import up as launch
@@ -164,7 +163,15 @@ def status_command(*, cluster: Cluster) -> Iterator[Block]:
     elif unit and (unit.active == "failed" or unit.sub == "auto-restart"):
         log, nodes = read_journals(read_group_journal(cluster, lines=400).lines, {})
         error = (nodes[log.lead.number - 1], log.lead.text.strip()) if log.lead else None
-    wrong = list(_head_notes(head, unit)) if head and unit else []
+    wrong: list[str] = []
+    if head and unit:  # what keeps the head from serving, or serves beside it
+        wrong += (each.text for each in head.units if each.text)
+        strange = style("not the model", fg="red")
+        wrong += (strange + f" answers at {stranger}" for stranger in head.strangers)
+        if unit.active == "failed":
+            tries = f"{head.starts} starts in an hour ({unit.result}, status {unit.status})"
+            since = unit.since.partition(" ")[2]
+            wrong.append(f"systemd gave up {since}, after {tries}; `patchkit up` starts it again")
     wrong += [
         style("silent", fg="red") + f" {state.what}"
         for _node, state in rows
@@ -194,18 +201,6 @@ def status_command(*, cluster: Cluster) -> Iterator[Block]:
         yield next_step(*program(), "doctor", *([] if alone else ["--cluster"]))
     if not well:
         yield ExitCode(HostError.exit_code)
-
-
-def _head_notes(head: NodeState, unit: UnitState) -> Iterator[str]:
-    """Yield what keeps the head from serving, or serves beside it."""
-    yield from (each.text for each in head.units if each.text)
-    for stranger in head.strangers:
-        yield style("not the model", fg="red") + f" answers at {stranger}"
-    if unit.active == "failed":
-        yield (
-            f"systemd gave up {unit.since.partition(' ')[2]}, after {head.starts} starts in an "
-            f"hour ({unit.result}, status {unit.status}); `patchkit up` starts it again"
-        )
 
 
 def _row(number: int, state: NodeState | PatchkitError, hangs: str) -> tuple[str, ...]:

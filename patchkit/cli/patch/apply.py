@@ -11,7 +11,6 @@ import click
 from packaging.version import Version
 
 from patchkit.apply import apply
-from patchkit.cli.next_step import next_step, program
 from patchkit.cli.options import (
     Selection,
     located,
@@ -20,7 +19,7 @@ from patchkit.cli.options import (
     request_options,
     source_options,
 )
-from patchkit.cli.out import LaidOut, record_fields, style, table, tell
+from patchkit.cli.out import LaidOut, next_step, program, record_fields, style, table, tell
 from patchkit.cli.patch.verdict_view import (
     proof_lines,
     tree_blocks,

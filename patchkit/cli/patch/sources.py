@@ -12,7 +12,6 @@ import click
 
 from patchkit.apply import plan_for, revert
 from patchkit.cli import complete
-from patchkit.cli.next_step import next_step, program
 from patchkit.cli.options import (
     Selection,
     folder_options,
@@ -22,7 +21,7 @@ from patchkit.cli.options import (
     source_options,
     vllm_options,
 )
-from patchkit.cli.out import PATH, LaidOut, style, table, tell
+from patchkit.cli.out import PATH, LaidOut, next_step, program, style, table, tell
 from patchkit.cli.patch.verdict_view import diff_blocks, tree_blocks
 from patchkit.cli.progress import progress
 from patchkit.cli.render import (

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -45,13 +45,7 @@ _COUNTED = (Level.ERROR, Level.WARNING, Level.NOTE)
 @ROOT
 @rendered
 def check_command(
-    files: tuple[Path, ...],
-    *,
-    running: str | None,
-    elsewhere: bool,
-    root: Path,
-    python: str | None,
-    **options: str,
+    files: tuple[Path, ...], *, running: str | None, root: Path, python: str | None, **options: Any
 ) -> Iterator[Block]:
     """Find settings that are unknown, obsolete, contradictory or dangerous.
 
@@ -70,7 +64,7 @@ def check_command(
         raise UsageError("no file", hint="name files, or what runs: patchkit check --running")
     found = [*map(read_file, files)]
     found += [] if running is None else find_running(running, root)
-    host = None if elsewhere else probe(root, python=python, environment=os.environ)
+    host = None if options.pop("elsewhere") else probe(root, python=python, environment=os.environ)
     checked = [add_situation(subject, host, options) for subject in found]
     findings = [find_problems(subject) for subject in checked]
     rows = []

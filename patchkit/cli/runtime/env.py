@@ -10,8 +10,17 @@ from typing import Any
 
 import click
 
-from patchkit.cli.next_step import next_step, program
-from patchkit.cli.out import FILE_OR_DASH, PATH, Shown, record_fields, style, table, tell
+from patchkit.cli.out import (
+    FILE_OR_DASH,
+    PATH,
+    Shown,
+    next_step,
+    program,
+    record_fields,
+    style,
+    table,
+    tell,
+)
 from patchkit.cli.render import GOOD, Block, Data, Record, VerbGroup, fact_lines, rendered
 from patchkit.cli.runtime.node_options import node_options, note_lines
 from patchkit.errors import UsageError
@@ -172,17 +181,17 @@ def explain_variable(name: str | None) -> Iterator[Block]:
 def _overview_blocks(rules: VariableRules) -> Iterator[Block]:
     yield Record(rules)
     whens = {entry.id: in_words(entry.when) for entry in rules.entries}
-    yield style("Set", bold=True)
     rows = [
         (it.id, "" if it.default else "off", " ".join(map("=".join, it.set.items())))
         for it in rules.rules
     ]
-    yield from table([(name, off, whens[name], text) for name, off, text in rows], indent="  ")
-    yield ""
-    yield style("Better left out", bold=True)
-    rows = [(it.id, it.severity, " ".join(it.variables)) for it in rules.avoids]
-    yield from table([(name, how, whens[name], text) for name, how, text in rows], indent="  ")
-    yield ""
+    left_out = [(it.id, it.severity, " ".join(it.variables)) for it in rules.avoids]
+    for head, entries in (("Set", rows), ("Better left out", left_out)):
+        yield style(head, bold=True)
+        yield from table(
+            [(name, how, whens[name], text) for name, how, text in entries], indent="  "
+        )
+        yield ""
     yield "`patchkit env explain VARIABLE` says why, who says so, and what guides say."
 
 

@@ -13,8 +13,7 @@ from typing import Any
 
 import click
 
-from patchkit.cli.next_step import next_step, program
-from patchkit.cli.out import FOLDER, ask_line, record_fields, style, table, tell
+from patchkit.cli.out import FOLDER, ask_line, next_step, program, record_fields, style, table, tell
 from patchkit.cli.render import (
     Block,
     Data,

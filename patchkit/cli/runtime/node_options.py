@@ -65,19 +65,14 @@ def node_options(verb: F) -> F:
 
     @functools.wraps(verb)
     def wrapped(
-        *arguments: Any,
-        lock: Path | None,
-        root: Path,
-        python: str | None,
-        wanted: tuple[str, ...],
-        unwanted: tuple[str, ...],
-        **options: Any,
+        *arguments: Any, lock: Path | None, root: Path, python: str | None, **options: Any
     ) -> Any:
         given = {name: options.pop(name) for name in _ASKED}
         locked = locked_versions(lock) if lock else {}
         known = {**locked, **{name: value for name, value in given.items() if value}}
         asked = NodeOptions(**{name: known[name] for name in _ASKED if name in known})
-        choice = RuleChoice(wanted=frozenset(wanted), unwanted=frozenset(unwanted))
+        wanted, unwanted = (frozenset(options.pop(name)) for name in ("wanted", "unwanted"))
+        choice = RuleChoice(wanted=wanted, unwanted=unwanted)
         # The group of `env` has verbs of its own, for which this machine is not looked at.
         below = click.get_current_context().invoked_subcommand
         host = None if below else probe(root, python=python, environment=os.environ)

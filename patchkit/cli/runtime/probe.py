@@ -9,8 +9,7 @@ from pathlib import Path
 
 import click
 
-from patchkit.cli.next_step import next_step, program
-from patchkit.cli.out import FOLDER, PATH, shown, style, table, tell
+from patchkit.cli.out import FOLDER, PATH, next_step, program, shown, style, table, tell
 from patchkit.cli.render import Block, Record, finding_blocks, rendered
 from patchkit.quoting import quoted
 from patchkit.runtime.host.advice import remarks

@@ -12,8 +12,7 @@ from typing import Any
 import click
 
 from patchkit.cli import complete
-from patchkit.cli.next_step import next_step
-from patchkit.cli.out import PATH, record_fields, style, table, tell
+from patchkit.cli.out import PATH, next_step, record_fields, style, table, tell
 from patchkit.cli.render import Block, Data, Record, lead_word, rendered
 from patchkit.cli.runtime.node_options import node_options, note_lines
 from patchkit.errors import UsageError

@@ -21,13 +21,13 @@ from patchkit.errors import UsageError
 from patchkit.extras import BUILD, require_libraries
 from patchkit.patching.recipe import load_recipe
 from patchkit.quoting import quoted
-from patchkit.recipes.vllm.build import by_option, known_externals, with_targets
+from patchkit.recipes.vllm.build import WITHOUT_RUST, by_option, known_externals, with_targets
 from patchkit.recipes.vllm.leave_out import idle_sources
 from patchkit.source.nccl import nccl_tree
 from patchkit.source.releases import named_version
 from patchkit.source.tree import SourceTree
 from patchkit.target import Target, targets
-from patchkit.wheel.build.machine import BuildPlan, jobs_for, namespace_words, network
+from patchkit.wheel.build.machine import BuildPlan, jobs_for, namespace_words, network, plan_vllm
 from patchkit.wheel.build.nccl import JOB_MEMORY as NCCL_JOB_MEMORY
 from patchkit.wheel.build.nccl import NcclOrder, build_nccl
 from patchkit.wheel.build.toolchain import MACHINES, find_toolchain, missing_tools
@@ -35,7 +35,6 @@ from patchkit.wheel.device.inspect import LIVE
 from patchkit.wheel.vllm.from_source import JOB_MEMORY as VLLM_JOB_MEMORY
 from patchkit.wheel.vllm.from_source import build_vllm
 from patchkit.wheel.vllm.inputs import parse_given
-from patchkit.wheel.vllm.needs import WITHOUT_RUST, plan_vllm
 from patchkit.wheel.vllm.prepare import check_choice
 from patchkit.wheel.vllm.source import VllmOrder, vllm_source
 from patchkit.wheel.vllm.upstream_parts import is_upstream

@@ -10,9 +10,8 @@ from typing import Any
 
 import click
 
-from patchkit.cli.next_step import next_step, pip
 from patchkit.cli.options import offline_option
-from patchkit.cli.out import PATH, Shown, record_fields, style, tell
+from patchkit.cli.out import PATH, Shown, next_step, pip, record_fields, style, tell
 from patchkit.cli.render import (
     GOOD,
     Block,

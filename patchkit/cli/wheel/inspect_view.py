@@ -9,8 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from patchkit.cli.next_step import next_step, program
-from patchkit.cli.out import Shown, record_fields, style, table
+from patchkit.cli.out import Shown, next_step, program, record_fields, style, table
 from patchkit.cli.render import (
     LOAD_STYLES,
     Block,

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import click
 
-from patchkit.cli.next_step import next_step, program
 from patchkit.cli.options import offline_option
-from patchkit.cli.out import PATH, record_fields, style, table
+from patchkit.cli.out import PATH, next_step, program, record_fields, style, table
 from patchkit.cli.progress import progress
 from patchkit.cli.render import GOOD, Block, Record, counted_noun, lead_word, rendered
 from patchkit.target import targets
@@ -17,7 +16,6 @@ from patchkit.wheel.device.first_use import compile_seconds, first_use_phrase
 from patchkit.wheel.native.assemble import Assembler
 from patchkit.wheel.native.installed import make_installed_native, revert_installed
 from patchkit.wheel.native.listing import DeviceLibrary, find_site, list_libraries
-from patchkit.wheel.native.make import NativeLibrary
 from patchkit.wheel.native.new_wheel import write_native_library, write_native_wheel
 
 _EPILOG = """\
@@ -59,7 +57,12 @@ def native_command(
         return
     found = list_libraries(path, target)
     if not write:
-        yield Record({"target": name, "libraries": [_fields(library) for library in found]})
+        fields = [
+            record_fields(it, "entries")
+            | {"compiled": len(it.entries), "seconds": compile_seconds(it.entries)}
+            for it in found
+        ]
+        yield Record({"target": name, "libraries": fields})
         yield from _listed(found, target.title)
         if any(library.writable for library in found):
             yield next_step(*program(), "native", path, "--write", where="to compile it now")
@@ -74,18 +77,17 @@ def native_command(
             written = write_file(path, output, target, assembler, report)
             made, new = written.libraries, written.path
     yield Record({"target": name, "wheel": new, "libraries": [record_fields(it) for it in made]})
-    yield from _made(made)
+    for library in made:
+        if library.path:
+            made_of = counted_noun(len(library.ptx), "fat binary", "fat binaries")
+            yield GOOD + f"{library.name}: {made_of} assembled"
+        yield from (lead_word("note") + f"{why}; it stays as it is" for why in library.refused)
     if new:
         yield GOOD + f"{new}  {new.stat().st_size / 1e6:.1f} MB"
     elif made:
         yield next_step(*program(), "native", path, "--revert", where="to take it back")
     else:
         yield "nothing to do: the device compiles nothing here"
-
-
-def _fields(library: DeviceLibrary) -> dict[str, object]:
-    compiled = {"compiled": len(library.entries), "seconds": compile_seconds(library.entries)}
-    return record_fields(library, "entries") | compiled
 
 
 def _listed(found: Sequence[DeviceLibrary], title: str) -> Iterator[Block]:
@@ -107,11 +109,3 @@ def _listed(found: Sequence[DeviceLibrary], title: str) -> Iterator[Block]:
         yield GOOD + f"on {title} nothing is compiled at first use"
     else:
         yield "nothing here holds device code"
-
-
-def _made(made: Sequence[NativeLibrary]) -> Iterator[Block]:
-    for library in made:
-        if library.path:
-            count = counted_noun(len(library.ptx), "fat binary", "fat binaries")
-            yield GOOD + f"{library.name}: {count} assembled"
-        yield from (lead_word("note") + f"{why}; it stays as it is" for why in library.refused)

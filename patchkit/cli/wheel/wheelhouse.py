@@ -10,8 +10,7 @@ from typing import Any
 
 import click
 
-from patchkit.cli.next_step import next_step, pip, program
-from patchkit.cli.out import FOLDER, PATH, Shown, style, table, tell
+from patchkit.cli.out import FOLDER, PATH, Shown, next_step, pip, program, style, table, tell
 from patchkit.cli.progress import progress
 from patchkit.cli.render import (
     GOOD,
@@ -34,7 +33,6 @@ from patchkit.quoting import quoted
 from patchkit.source.releases import ExactPin
 from patchkit.wheel.wheelhouse.contents import load_manifest
 from patchkit.wheel.wheelhouse.fill import fill_wheelhouse, node_of
-from patchkit.wheel.wheelhouse.manifest import REQUIREMENTS, Kind, Override
 from patchkit.wheel.wheelhouse.overrides import (
     choose_override,
     known_overrides,
@@ -43,6 +41,7 @@ from patchkit.wheel.wheelhouse.overrides import (
 )
 from patchkit.wheel.wheelhouse.pins import is_nccl, pins_in
 from patchkit.wheel.wheelhouse.resolve import WheelSources
+from patchkit.wheel.wheelhouse.storage import REQUIREMENTS, Kind, Override
 from patchkit.wheel.wheelhouse.verify import prune_wheelhouse, verify_wheelhouse
 
 _OVERRIDES = """\

@@ -15,7 +15,7 @@ from typing import Any
 from patchkit import __version__
 from patchkit.apply import apply
 from patchkit.digests import tree_digest
-from patchkit.errors import BuildError, SourceError
+from patchkit.errors import SourceError
 from patchkit.patching.commit import Applied
 from patchkit.patching.fix import Request
 from patchkit.patching.recipe import load_recipe
@@ -85,8 +85,8 @@ class NcclOrder:
 def build_nccl(order: NcclOrder, progress: Progress) -> BuiltWheel:
     """Patch, compile, prove and pack. Raises BuildError, HostError, ProofError, StorageError."""
     with staging() as staged:
-        seen = nccl_environment(staged, order.toolchain)
-        check_toolchain(order.toolchain, order.gencode, staged, seen)
+        env = nccl_environment(order.work, order.toolchain)
+        check_toolchain(order.toolchain, order.gencode, staged, env)
         source, origin = staged / "source", order.origin
         if origin.path.is_dir():
             # Neither history nor earlier objects: the digest of the tree is one of the facts.
@@ -109,17 +109,13 @@ def build_nccl(order: NcclOrder, progress: Progress) -> BuiltWheel:
         ) as root:
             _write_project(root, order, facts)
             drop_partial(root / "build")
-            env = nccl_environment(root, order.toolchain)
             objects = objects_to_make(root, env, order.functions)
             out = emptied(root / "raw")
             # Without isolation: scikit-build-core comes with the extra for builds.
             command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir"]
             command += [str(out), str(root / "project")]
             run_build(command, root, env, progress, objects=objects)
-            wheels = sorted(out.glob("*.whl"))
-            if len(wheels) != 1:
-                raise BuildError(f"{out} holds {len(wheels)} wheels instead of one")
-            raw = wheels[0]
+            (raw,) = out.glob("*.whl")
             binaries = inspect_file(raw)
             for binary in binaries:
                 prove_exact(binary, order.target, cpu=order.toolchain.machine)

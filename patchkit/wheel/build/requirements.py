@@ -20,16 +20,14 @@ from packaging.markers import Marker
 
 from patchkit.digests import digest, sha256_of
 from patchkit.durable.lock import locked
-from patchkit.durable.staging import is_full
 from patchkit.errors import (
     BuildError,
-    HostError,
     SourceError,
     StorageError,
     translated,
 )
 from patchkit.follow import Follow
-from patchkit.process import ask, run
+from patchkit.process import run
 from patchkit.source.archive import Progress
 from patchkit.source.releases import ExactPin
 from patchkit.wheel.build.machine import emptied
@@ -96,7 +94,6 @@ def make_environment(
     requirements: Path,
     folder: Path,
     *,
-    python: Path | None = None,
     leaving: Collection[str] = (),
     offline: bool = False,
     progress: Progress = lambda _done, _total: None,
@@ -105,38 +102,23 @@ def make_environment(
 
     Packages whose names fit a pattern of ``leaving``, such as ``nvidia-*``, stay out. pip downloads
     from the index that it is configured for, and nothing when ``offline``. Raises BuildError,
-    SourceError, HostError, StorageError; what a failure leaves is not taken for one.
+    SourceError, StorageError; what a failure leaves is not taken for one.
     """
-    base = python or Path(sys.executable)
-    locked = for_python(requirements, base)
+    locked = for_machine(requirements)
     wanted = [pin for pin in locked if not any(fnmatchcase(pin.name, each) for each in leaving)]
+    file, packages = sha256_of(requirements), {each.name: each.version for each in wanted}
     # An environment shares the modules of the interpreter that it is made with.
-    said = ask(base, "import sys; answer = [sys.version, sys.base_prefix]")
-    name = digest(" ".join([sha256_of(requirements), *said, *(pin.name for pin in wanted)]))
+    name = digest(" ".join([file, sys.version, sys.base_prefix, *packages]))
     home = folder / f"environment-{name[:12]}"
-    made = Environment(
-        python=home / "bin" / "python",
-        digest=sha256_of(requirements),
-        packages={each.name: each.version for each in wanted},
-    )
-
+    made = Environment(python=home / "bin" / "python", digest=file, packages=packages)
     with made_once(home, made.python) as is_empty:
         if not is_empty:
             return made
-        try:
-            run(
-                *(base, "-m", "venv", home),
-                why="Debian and Ubuntu keep the module for it in a package of its own",
-                hint="apt install python3-venv",
-                timeout=None,
-            )
-        except HostError as error:
-            if not is_full(home):
-                raise
-            raise StorageError(
-                f"the disk of {home} is full",
-                hint="free some: an environment with torch takes 6 GB; then run it again",
-            ) from error
+        # That the module is there was asked before (see `lacked`).
+        why = "the disk is full, or the module venv, a package of its own on Ubuntu, is damaged"
+        hint = "free some: an environment with torch takes 6 GB; or: apt install python3-venv"
+        command = (sys.executable, "-m", "venv", home)
+        run(*command, kind=StorageError, why=why, hint=hint, timeout=None)
         install_locked(made.python, requirements, wanted, offline=offline, progress=progress)
     return made
 
@@ -160,14 +142,12 @@ def made_once(home: Path, part: Path) -> Iterator[bool]:
             (home / _STAMP).touch()
 
 
-def for_python(requirements: Path, python: Path, machine: str = "") -> list[Pinned]:
-    """Return the packages for an interpreter, on another ``machine`` if one is named.
+def for_machine(requirements: Path, machine: str = "") -> list[Pinned]:
+    """Return the packages for this Python, on another ``machine`` if one is named.
 
     Raises SourceError for one without a hash.
     """
-    version = ask(python, "import platform; answer = platform.python_version()")
-    facts = {"python_full_version": version, "python_version": version.rpartition(".")[0]}
-    facts |= {"platform_machine": machine} if machine else {}
+    facts = {"platform_machine": machine} if machine else {}
     found = read_requirements(requirements)
     for each in found:
         if not each.hashes:

@@ -36,7 +36,6 @@ MACHINES = ("aarch64", "x86_64")
 """The CPUs that the locked toolkit has wheels for, as platform tags name them."""
 
 _PATIENCE = 60.0  # seconds, with another build that unpacks the toolkit
-_CROSS_COMPILER = {"aarch64": "aarch64-linux-gnu-g++", "x86_64": "x86_64-linux-gnu-g++"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,10 +59,6 @@ def find_toolchain(
     Raises HostError, naming the packages, for what is missing; and what a fetch raises.
     """
     here = platform.machine()
-    if machine not in MACHINES or here not in MACHINES:
-        raise UsageError(
-            f"patchkit builds on and for {' and '.join(MACHINES)}, not {here} to {machine}"
-        )
     for missing in missing_tools(machine):
         raise missing.error()
     cxx = find_cxx(machine)
@@ -119,7 +114,7 @@ def missing_tools(machine: str = "") -> Iterator[Finding]:
     absent = {tool: tool for tool in ("make", "bash", "python3") if shutil.which(tool) is None}
     if machine and find_cxx(machine) is None:
         native = machine == platform.machine()
-        name = os.environ.get("CXX", "g++") if native else _CROSS_COMPILER[machine]
+        name = os.environ.get("CXX", "g++") if native else f"{machine}-linux-gnu-g++"
         name = f"CXX names {name!r}, which" if native and "CXX" in os.environ else name
         absent[name] = "g++" if native else f"g++-{machine.replace('_', '-')}-linux-gnu"
     for tool, package in absent.items():
@@ -142,7 +137,7 @@ def find_cxx(machine: str) -> Path | None:
     elif named and attempt(named, "-dumpmachine").output.startswith(machine):
         name = named
     else:
-        name = _CROSS_COMPILER[machine]
+        name = f"{machine}-linux-gnu-g++"
     found = shutil.which(name)
     return Path(found).absolute() if found else None
 

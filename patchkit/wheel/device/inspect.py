@@ -11,8 +11,7 @@ from __future__ import annotations
 import io
 from collections import Counter
 from collections.abc import Collection, Iterable
-from dataclasses import astuple, dataclass, replace
-from functools import partial
+from dataclasses import astuple, dataclass
 from io import BufferedIOBase
 from pathlib import Path
 from typing import Any
@@ -93,7 +92,7 @@ def inspect_file(path: Path) -> tuple[Binary, ...]:
         with WheelFile(path) as wheel:
             return inspect_wheel(wheel)
     with path.open("rb") as stream:
-        return (replace(_read_binary(None, str(path), stream), name=path.name),)
+        return (_read_binary(path.name, stream, str(path)),)
 
 
 def inspect_wheel(wheel: WheelFile, only: Collection[str] | None = None) -> tuple[Binary, ...]:
@@ -104,8 +103,9 @@ def inspect_wheel(wheel: WheelFile, only: Collection[str] | None = None) -> tupl
     """
     # ELF's names of other CPUs are not known here.
     promised = wheel.name.cpus & {target.cpu for target in targets().values()}
-
-    found = wheel.read_libraries(partial(_read_binary, wheel.path), only)
+    found = wheel.read_libraries(
+        lambda name, it: _read_binary(name, it, f"{wheel.path}: {name}"), only
+    )
     for binary in found if promised else ():
         if binary.library.machine not in promised:
             raise SourceError(
@@ -123,8 +123,7 @@ def inspect_wheel(wheel: WheelFile, only: Collection[str] | None = None) -> tupl
     return tuple(found)
 
 
-def _read_binary(wheel: Path | None, name: str, stream: BufferedIOBase) -> Binary:
-    where = f"{wheel}: {name}" if wheel else name
+def _read_binary(name: str, stream: BufferedIOBase, where: str) -> Binary:
     library = parse_library(stream, where)
     if library.machine == "cuda":
         raise SourceError(f"{where} is bare device code", hint="give the library that it goes into")

@@ -1,59 +1,35 @@
-"""Check a wheel by itself; decide what each library of a vLLM wheel is on a device.
+"""Check a wheel by itself; decide what its libraries are on a device; prove what was compiled.
 
 ``recipes/vllm/libraries.toml`` says what a library is for, its fat binaries say what is in it. A
 fat binary that does not load either has code for devices of the same major version, and ought to
-have loaded, or is for other devices alone.
+have loaded, or is for other devices alone. Of a build CMake writes down how each source is
+compiled: nothing may be missing in what was linked, or have another arch.
 """
 
 from __future__ import annotations
 
 import enum
+import json
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from functools import cache
+from pathlib import Path, PurePosixPath
 
-from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 from patchkit.elf import by_version
-from patchkit.errors import ProofError, SourceError
+from patchkit.errors import BuildError, ProofError, SourceError
 from patchkit.finding import Finding, finding
 from patchkit.quoting import quoted
-from patchkit.records import RECIPES, read_toml
-from patchkit.target import Load, Target
+from patchkit.recipes.vllm.archs import Group
+from patchkit.recipes.vllm.libraries import KnownLibrary, library_table
+from patchkit.recipes.vllm.sources import CudaSource, codes_of, default_codes
+from patchkit.target import Load, Target, parse_arch
 from patchkit.wheel.device.inspect import Binary, best, fat_binaries
 from patchkit.wheel.file.library_rules import library_rules
 from patchkit.wheel.file.metadata import WheelMetadata
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KnownLibrary:
-    """One entry of ``libraries.toml``; the fields are described there."""
-
-    file: str
-    versions: str
-    devices: tuple[int, ...]
-    code: str
-    required: bool
-    gives: str
-    cost: str
-
-    def covers(self, version: Version) -> bool:
-        # A pre-release counts as its release: specifiers leave pre-releases out by default.
-        return SpecifierSet(self.versions).contains(version.base_version)
-
-    def used_on(self, target: Target) -> bool:
-        return not self.devices or target.major in self.devices
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LibraryTable:
-    """The tables of ``libraries.toml``."""
-
-    library: tuple[KnownLibrary, ...]
-    around: tuple[str, ...]
 
 
 class Use(enum.StrEnum):
@@ -80,8 +56,8 @@ class Judged:
     name: str
     use: Use
     known: KnownLibrary | None
-    loads: Counter[Load]
-    lost: Counter[str]
+    loads: Counter[Load] = field(default_factory=Counter)
+    lost: Counter[str] = field(default_factory=Counter)
 
     @property
     def fatal(self) -> bool:
@@ -114,10 +90,9 @@ def judge_libraries(
         known = next((known for known in expected if fnmatchcase(binary.name, known.file)), None)
         lost: Counter[str] = Counter()
         for group in fat_binaries(binary.live):
-            related = [entry for entry in group if entry.arch.major == target.major]
-            if related and best(group, target) is Load.NONE:
-                names = {entry.name for entry in related}
-                lost[", ".join(sorted(names))] += 1
+            names = sorted({entry.name for entry in group if entry.arch.major == target.major})
+            if names and best(group, target) is Load.NONE:
+                lost[", ".join(names)] += 1
         if known is None:
             use = Use.UNKNOWN
         elif not known.used_on(target):
@@ -132,13 +107,7 @@ def judge_libraries(
         found.append(Judged(name=binary.name, use=use, known=known, loads=loads, lost=lost))
     present = [library.known for library in found]
     absent = [known for known in expected if known not in present and known.used_on(target)]
-    return (
-        *found,
-        *(
-            Judged(name=known.file, use=Use.ABSENT, known=known, loads=Counter(), lost=Counter())
-            for known in absent
-        ),
-    )
+    return (*found, *(Judged(name=it.file, use=Use.ABSENT, known=it) for it in absent))
 
 
 def require_loading(judged: Iterable[Judged], target: Target, version: Version) -> None:
@@ -170,12 +139,6 @@ def cuda_major(binaries: Iterable[Binary]) -> str:
     )
 
 
-@cache
-def library_table() -> LibraryTable:
-    """Load ``libraries.toml``, once."""
-    return read_toml(LibraryTable, RECIPES / "vllm" / "libraries.toml")
-
-
 def floor(binaries: Sequence[Binary]) -> dict[str, str]:
     """Return the highest symbol version of each family that any of them needs, ``GLIBC_2.34``."""
     highest = {}
@@ -203,21 +166,14 @@ def check_wheel(metadata: WheelMetadata, binaries: Sequence[Binary]) -> Iterator
     for member in metadata.members:
         if shared := rules.foreign(metadata.name.project, member):
             owners = [owner.replace("nvidia-*", "NVIDIA's wheels") for owner in shared.owners]
-            yield finding(
-                SourceError,
-                member,
-                f"is a private copy of a library of {' or '.join(owners) or 'the driver'}",
-                "leave it out (auditwheel repair --exclude), and let the loader find the one copy",
-                "a process with two of them has two CUDA contexts, or crashes",
-            )
+            what = f"is a private copy of a library of {' or '.join(owners) or 'the driver'}"
+            hint = "leave it out (auditwheel repair --exclude), and let the loader find the one"
+            why = "a process with two of them has two CUDA contexts, or crashes"
+            yield finding(SourceError, member, what, hint, why)
     if len(majors) > 1:
-        yield finding(
-            SourceError,
-            filename,
-            f"its libraries need {len(majors)} versions of CUDA",
-            "build all of it with one toolkit",
-            "; ".join(f"CUDA {major}: {', '.join(names)}" for major, names in majors.items()),
-        )
+        what = f"its libraries need {len(majors)} versions of CUDA"
+        why = "; ".join(f"CUDA {major}: {', '.join(names)}" for major, names in majors.items())
+        yield finding(SourceError, filename, what, "build all of it with one toolkit", why)
 
 
 def _check_library(binary: Binary, glibc: str) -> Iterator[Finding]:
@@ -226,24 +182,23 @@ def _check_library(binary: Binary, glibc: str) -> Iterator[Finding]:
     for label, folders in (("RPATH", library.rpath), ("RUNPATH", library.runpath)):
         for folder in folders:
             if not folder.startswith(_ORIGIN):
-                yield finding(
-                    SourceError,
-                    binary.name,
-                    f"{label} {folder} is a folder of the machine that built it",
-                    "link without it, or take it out with patchelf",
-                    "libraries are taken from there if somebody has such a folder",
-                )
-    allowed = library_rules().allowed(glibc) if glibc else {}
-    for family, limit in allowed.items():
+                what = f"{label} {folder} is a folder of the machine that built it"
+                hint = "link without it, or take it out with patchelf"
+                why = "libraries are taken from there if somebody has such a folder"
+                yield finding(SourceError, binary.name, what, hint, why)
+    if not glibc:
+        return
+    # The highest symbol version of each family on a system with this glibc.
+    limits = library_rules().libstdcxx
+    known = [older for older in limits if by_version(older) <= by_version(glibc)]
+    newest = limits[max(known, key=by_version)] if known else {}
+    for family, limit in {"GLIBC": glibc, **newest}.items():
         needed = library.highest(family)
         if by_version(needed) > by_version(f"{family}_{limit}"):
-            yield finding(
-                SourceError,
-                binary.name,
-                f"needs {needed}, the name of the wheel promises {glibc} to be enough",
-                "give the wheel the tag that auditwheel shows for it",
-                "pip installs it where it cannot be loaded",
-            )
+            what = f"needs {needed}, the name of the wheel promises {glibc} to be enough"
+            hint = "give the wheel the tag that auditwheel shows for it"
+            why = "pip installs it where it cannot be loaded"
+            yield finding(SourceError, binary.name, what, hint, why)
 
 
 def missed(
@@ -252,10 +207,100 @@ def missed(
     """Find libraries of vLLM that the device lacks, and say what that costs."""
     for library in judged:
         if library.missed:
-            yield finding(
-                ProofError,
-                filename or library.name,
-                f"{library.name} {library.phrase}" if filename else library.phrase,
-                from_source(version, target),
-                "vLLM cannot do without it" if library.fatal else "vLLM does without it",
+            what = f"{library.name} {library.phrase}" if filename else library.phrase
+            why = "vLLM cannot do without it" if library.fatal else "vLLM does without it"
+            hint = from_source(version, target)
+            yield finding(ProofError, filename or library.name, what, hint, why)
+
+
+# nvcc's -gencode arch=compute_121a,code=sm_121a; one code= may hold a list of several.
+_CODE = re.compile(r"code=(\S+)")
+# CMake puts the objects of a target below CMakeFiles/TARGET.dir/.
+_LIBRARY = re.compile(r"-o (?:\S*/)?CMakeFiles/([\w.+-]+)\.dir/")
+
+
+def compiled_sources(build: Path, source: Path) -> tuple[CudaSource, ...]:
+    """Read the CUDA sources below ``build`` from CMake's compile_commands.json.
+
+    Paths are relative to ``source`` where they are in it. Raises BuildError if there is none.
+    """
+    found = sorted(build.rglob("compile_commands.json"))
+    if not found:
+        raise BuildError(f"{build}: CMake left no compile_commands.json")
+    sources = []
+    for entry in json.loads(found[0].read_text(encoding="utf-8")):
+        path, command = Path(entry["file"]), entry["command"]
+        if path.suffix != ".cu":
+            continue
+        library = _LIBRARY.search(command)
+        if library is None:
+            raise BuildError(f"{path}: CMake does not say which library it is for")
+        name = path.relative_to(source) if path.is_relative_to(source) else path
+        codes = codes_of(_CODE.findall(command))
+        sources.append(CudaSource(str(name), library[1], codes or default_codes()))
+    return tuple(sources)
+
+
+def prove_groups(groups: Iterable[Group], sources: Sequence[CudaSource]) -> str:
+    """Prove that nvcc compiles each kernel group for the archs of the arch proof; say so.
+
+    A group is known by its first CUDA source; one whose name several sources share is left aside.
+    Raises ProofError.
+    """
+    held = 0
+    for group in (group for group in groups if group.archs):
+        found = [source for source in sources if f"/{source.source}".endswith(f"/{group.name}.cu")]
+        if len(found) != 1:
+            continue
+        said = {code for arch in group.archs for code in parse_arch(arch).codes}
+        if said != found[0].names:
+            raise ProofError(
+                f"{found[0].source} is compiled for {' and '.join(sorted(found[0].names))}, and "
+                f"{group.where} says {' and '.join(sorted(said))}",
+                why="CMake was given another arch list, or other files than those that were proved",
+                hint="run again with --fresh",
             )
+        held += 1
+    # A comparison of nothing must not pass for a proof.
+    if not held:
+        raise ProofError("no kernel group of the arch proof is among what CMake compiles")
+    return f"{held} kernel groups are compiled for the archs that were proved"
+
+
+def prove_compiled(
+    sources: Sequence[CudaSource], binaries: Iterable[Binary], target: Target
+) -> tuple[str, ...]:
+    """Prove that each library holds what its sources were compiled to; say so of each library.
+
+    Raises ProofError.
+    """
+    libraries = {PurePosixPath(binary.name).name.partition(".")[0]: binary for binary in binaries}
+    by_library: dict[str, list[CudaSource]] = {}
+    for source in sources:
+        by_library.setdefault(source.library, []).append(source)
+    for name in by_library.keys() - libraries.keys():
+        raise ProofError(
+            f"{name} was compiled, and is not in the wheel",
+            why="it was linked, and not installed",
+            hint="run again with --fresh",
+        )
+    proofs = []
+    for name, own in sorted(by_library.items()):
+        binary, expected = libraries[name], Counter(source.names for source in own)
+        # By name: an arch that a fat binary tells also knows whether PTX is beside it.
+        linked = Counter(
+            frozenset(entry.name for entry in group) for group in fat_binaries(binary.live)
+        )
+        if missing := expected - linked:
+            names, count = next(iter(missing.items()))
+            first = next(source.source for source in own if source.names == names)
+            raise ProofError(
+                f"{binary.name} lacks {count} of {expected[names]} fat binaries with "
+                f"{' and '.join(sorted(names))}, what {first} for example was compiled to",
+                why="objects of another build were linked",
+                hint="run again with --fresh",
+            )
+        exact = sum(source.load(target) is Load.EXACT for source in own)
+        proof = f"{exact} of {len(own)} CUDA sources are exact for {target.title}"
+        proofs.append(f"{binary.name}: {proof}")
+    return tuple(proofs)

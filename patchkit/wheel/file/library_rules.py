@@ -53,7 +53,7 @@ class LibraryRules:
     def foreign(self, project: str, member: str) -> SharedLibraries | None:
         """Return whose a library is that a wheel of this project must not carry, None if it may."""
         match = _FILE.fullmatch(PurePosixPath(member).name)
-        for shared in self.shared if match else ():
+        for shared in self.shared:
             owned = any(fnmatchcase(project, owner) for owner in shared.owners)
             if match and match["name"] in shared.names and not owned:
                 return shared
@@ -80,12 +80,6 @@ class LibraryRules:
             older = self.legacy.get(platform.partition("_")[0], "")
             said.add(f"{match[1]}.{match[2]}" if match else older)
         return "" if not all(said) else min(said, key=by_version)
-
-    def allowed(self, glibc: str) -> dict[str, str]:
-        """Return the highest symbol version of each family on a system with this glibc."""
-        known = [older for older in self.libstdcxx if by_version(older) <= by_version(glibc)]
-        newest = self.libstdcxx[max(known, key=by_version)] if known else {}
-        return {"GLIBC": glibc, **newest}
 
 
 @cache

@@ -70,8 +70,6 @@ def read_metadata(wheel: WheelFile) -> WheelMetadata:
 
     members = tuple(wheel.members)
     home = tried(lambda: wheel.dist_info, "")
-    if not home:
-        return WheelMetadata(name=wheel.name, members=members, facts={}, faults=tuple(faults))
     headers = tried(lambda: wheel.message("METADATA"), Message())
     python = headers.get("Requires-Python", "")
     tried(lambda: SpecifierSet(python), SpecifierSet())  # for its fault alone
@@ -89,7 +87,7 @@ def read_metadata(wheel: WheelFile) -> WheelMetadata:
         requires_python=python,
         sboms=tuple(sboms),
         facts=tried(lambda: wheel.facts, {}),
-        faults=tuple(faults),
+        faults=tuple(dict.fromkeys(faults)),
     )
 
 

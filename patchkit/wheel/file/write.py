@@ -18,7 +18,6 @@ from pathlib import Path
 
 from patchkit import __version__
 from patchkit.elf import damaged
-from patchkit.errors import ProofError
 from patchkit.source.archive import Progress
 from patchkit.wheel.file.wheelfile import WheelFile, record_digest
 
@@ -43,15 +42,12 @@ def seal_wheel(
 
     ``added`` are texts that go into its .dist-info, by their path there; METADATA names those in
     ``licenses/``. Members that are ``replaced`` get these bytes. Members are stored: most of a
-    library is compressed already. Raises ProofError for a wheel without WHEEL, SourceError for a
-    damaged one.
+    library is compressed already. Raises SourceError for a damaged wheel.
     """
     name, version, *_, interpreter, abi, _platform = raw.stem.split("-")
     home, tag = f"{name}-{version}.dist-info", f"{interpreter}-{abi}-{platform}"
     sealed = folder / f"{name}-{version}-{tag}.whl"
     with WheelFile(raw) as wheel:
-        if f"{home}/WHEEL" not in wheel.members:
-            raise ProofError(f"{raw.name} holds no {home}/WHEEL", why="the build did not finish")
         changed = {f"{home}/{path}": text.encode() for path, text in (added or {}).items()}
         changed |= replaced or {}
         changed[f"{home}/WHEEL"] = set_tag(wheel.read(f"{home}/WHEEL"), tag)

@@ -6,21 +6,30 @@ digest: whatever was killed goes on, and a library of another release costs what
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import re
+import shutil
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from patchkit.digests import digest
 from patchkit.elf import Section, parse_library
-from patchkit.errors import BuildError, PatchkitError, SourceError
-from patchkit.process import run
+from patchkit.errors import (
+    BuildError,
+    HostError,
+    PatchkitError,
+    SourceError,
+    StorageError,
+    translated,
+)
+from patchkit.process import attempt
 from patchkit.records import RECIPES, read_toml
 from patchkit.source.fetch import Progress, cache_dir
 from patchkit.units import BYTES_PER_MIB
@@ -29,8 +38,10 @@ from patchkit.wheel.build.toolchain import COMPILER, locked_toolkit, locked_vers
 from patchkit.wheel.device.fatbin import CodeEntry, read_entries
 from patchkit.wheel.native.ptx import Ptx, read_ptx
 
-# ptxas of 13.0 with the largest modules of FlashAttention 2: 172 MiB for 1.7 MB, 761 for 19.7 MB.
-_LEAST_MEMORY, _MEMORY_PER_BYTE = 128 * BYTES_PER_MIB, 40
+# ptxas of 13.0 with the largest modules of FlashAttention 2: 172 MiB for 1.7 MB, 761 for 19.7 MB;
+# 1,687 for the 33.7 MB of one of vLLM.
+_LEAST_MEMORY, _MEMORY_PER_BYTE = 128 * BYTES_PER_MIB, 50
+_MAKING, _STALE = ".making-", 86400  # seconds; no PTX takes that long
 _SHARE = 0.8  # of the memory that is available
 # Options that change the code and nothing else. The words come from a file that somebody else made:
 # others could read or write files.
@@ -74,7 +85,12 @@ class Assembler:
         home = locked_toolkit(here, here, offline=offline, progress=progress, only=COMPILER)
         self._tools, self.version = home / "bin", locked_version(COMPILER)
         self.cache = cache_dir() / "native"
-        self.cache.mkdir(parents=True, exist_ok=True)
+        with translated(at=self.cache):
+            self.cache.mkdir(parents=True, exist_ok=True)
+        for left in self.cache.glob(f"{_MAKING}*"):  # by a run that was killed
+            with contextlib.suppress(FileNotFoundError):
+                if time.time() - left.stat().st_mtime > _STALE:
+                    shutil.rmtree(left, ignore_errors=True)
 
     @property
     def newest_ptx(self) -> tuple[int, int]:
@@ -100,7 +116,10 @@ class Assembler:
         return Assembled(path=place, ptx=digest(ptx.text))
 
     def _make(self, ptx: Ptx, options: Sequence[str], job: Job, place: Path) -> None:
-        with tempfile.TemporaryDirectory(prefix=".making-", dir=self.cache) as made:
+        with (
+            translated(at=self.cache),
+            tempfile.TemporaryDirectory(prefix=_MAKING, dir=self.cache) as made,
+        ):
             folder = Path(made)
             (folder / "x.ptx").write_bytes(ptx.text)
             words = (f"-arch=sm_{job.arch}", *options, "x.ptx", "-o", "x.cubin")
@@ -115,6 +134,8 @@ class Assembler:
             _run(self._tools / "fatbinary", *words, folder=folder, where=job.where)
             if not _holds(folder / "x.fatbin", job.arch):
                 raise BuildError(f"{job.where}: fatbinary made no code for sm_{job.arch}")
+            with (folder / "x.fatbin").open("rb") as stream:
+                os.fsync(stream.fileno())
             (folder / "x.fatbin").rename(place)
 
 
@@ -157,7 +178,7 @@ class _Memory:
         self._size = self._free = size
         self._changed = threading.Condition()
 
-    @contextmanager
+    @contextlib.contextmanager
     def held(self, size: int) -> Iterator[None]:
         size = min(size, self._size)
         with self._changed:
@@ -196,4 +217,12 @@ def _holds(fatbin: Path, arch: str) -> bool:
 
 
 def _run(tool: Path, *words: str, folder: Path, where: str) -> None:
-    run(tool, *words, kind=BuildError, why=where, cwd=folder, timeout=None)
+    """Run a tool. Raises BuildError if it refuses its input, HostError or StorageError else."""
+    done = attempt(tool, *words, cwd=folder, timeout=None)
+    if done.status is None or done.status < 0:
+        hint = "free some memory, and run again: what is assembled already is kept"
+        raise done.error(HostError, why=f"{where}: it was killed, or cannot run here", hint=hint)
+    if done.trouble and shutil.disk_usage(folder).free < BYTES_PER_MIB:
+        raise StorageError(f"{folder.parent}: the disk is full", hint="free some space (0.1 GB)")
+    if done.trouble:
+        raise done.error(BuildError, why=where)

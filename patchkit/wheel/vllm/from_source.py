@@ -7,9 +7,13 @@ vLLM's own setup.py and CMake do the work; everything that they would fetch is b
 
 from __future__ import annotations
 
+import contextlib
+import os
+import threading
 import tomllib
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from patchkit.errors import BuildError, ProofError
@@ -29,15 +33,22 @@ from patchkit.wheel.build.make import (
 )
 from patchkit.wheel.build.toolchain import check_toolchain
 from patchkit.wheel.build.torch_toolkit import cross_toolkit, cross_variables, full_toolkit
-from patchkit.wheel.device.compiled import compiled_sources, prove_compiled, prove_groups
 from patchkit.wheel.device.inspect import Binary, inspect_wheel
-from patchkit.wheel.device.libraries import check_wheel, judge_libraries, require_loading
+from patchkit.wheel.device.libraries import (
+    check_wheel,
+    compiled_sources,
+    judge_libraries,
+    prove_compiled,
+    prove_groups,
+    require_loading,
+)
 from patchkit.wheel.file.metadata import read_metadata
 from patchkit.wheel.file.sbom import as_text, wheel_sbom
 from patchkit.wheel.file.torch import installed_torch, require_torch
 from patchkit.wheel.file.wheelfile import FACTS, WheelFile
 from patchkit.wheel.file.write import seal_wheel
 from patchkit.wheel.native.assemble import Assembler
+from patchkit.wheel.native.make import make_native
 from patchkit.wheel.vllm.native_parts import native_parts
 from patchkit.wheel.vllm.prepare import Prepared, Report, prepare
 from patchkit.wheel.vllm.source import VllmOrder
@@ -81,12 +92,13 @@ def build_vllm(order: VllmOrder, report: Report) -> BuiltWheel:
 def _make_vllm_wheel(
     root: Path, order: VllmOrder, prepared: Prepared, assembler: Assembler, report: Report
 ) -> BuiltWheel:
-    variables = build_variables(root, order, prepared)
-    raw = compile_wheel(root, prepared.python, variables, report("compiling"))
+    variables, target = build_variables(root, order, prepared), order.request.target
+    bar = report("assembling PTX, in MB")
+    with _assembling_ahead(root, order, prepared, assembler, _in_mb(bar)):
+        raw = compile_wheel(root, prepared.python, variables, report("compiling"))
     circumstances = (network(),)
     note(root, *circumstances)
     # The torch that was compiled against is a fact of the wheel: it must still be that one.
-    target = order.request.target
     require_torch(installed_torch(prepared.python), order.torch, target.cuda, "after the build")
     with WheelFile(raw) as wheel:
         binaries = inspect_wheel(wheel)
@@ -94,13 +106,9 @@ def _make_vllm_wheel(
         if not order.extensions:
             require_loading(judged, target, order.version)
         proofs = _prove_contents(wheel, binaries, root, order, prepared)
-        bar, folder = report("assembling PTX, in MB"), emptied(root / "native")
-
-        def told(done: int, total: int) -> None:
-            bar(done // 10**6, total // 10**6)
-
-        # Also what was compiled, since upstream's CMake asks for PTX alone here and there.
-        native = native_parts(wheel, binaries, judged, target, folder, assembler, told, keep=True)
+        # Also of what was compiled: upstream's CMake asks for PTX alone here and there.
+        parts = wheel, binaries, judged, target, emptied(root / "native"), assembler
+        native = native_parts(*parts, _in_mb(bar), keep=True)
     if count := sum(len(library.ptx) for library in native.libraries):
         proofs += (f"{count} fat binaries are assembled from PTX, by ptxas {assembler.version}",)
     left = tuple(why for library in native.libraries for why in library.refused)
@@ -132,6 +140,41 @@ def _make_vllm_wheel(
         circumstances=circumstances,
         log=root / "log.txt",
     )
+
+
+@contextlib.contextmanager
+def _assembling_ahead(
+    root: Path, order: VllmOrder, prepared: Prepared, assembler: Assembler, progress: Progress
+) -> Iterator[None]:
+    """Assemble what upstream's wheel gives while the block compiles, for the cache alone.
+
+    It takes what time the compilers leave. What it cannot assemble is told when the wheel is made.
+    """
+    taken = () if order.extensions else prepared.gathered.installed
+    folders = [root / "external" / each.known.option for each in taken]
+    files = {str(path): path for folder in folders for path in sorted(folder.rglob("*.so"))}
+    ended = threading.Event()
+
+    def told(done: int, total: int) -> None:
+        if ended.is_set():
+            raise BuildError("the compile failed")
+        progress(done, total)
+
+    def assemble() -> None:
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)  # for its children, too
+        make_native(files, order.request.target, emptied(root / "ahead"), assembler, told)
+
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(assemble)
+        try:
+            yield
+        except BaseException:
+            ended.set()
+            raise
+
+
+def _in_mb(bar: Progress) -> Progress:
+    return lambda done, total: bar(done // 10**6, total // 10**6)
 
 
 def _prove_contents(
@@ -229,7 +272,7 @@ def build_variables(root: Path, order: VllmOrder, prepared: Prepared) -> dict[st
         # The number of jobs was chosen by the memory of one compiler each.
         "NVCC_THREADS": "1",
         "CMAKE_ARGS": " ".join(f"-D{name}={path}" for name, path in defines.items()),
-        # compiled.py reads from it what was compiled for which archs.
+        # prove_compiled reads from it what was compiled for which archs.
         "CMAKE_EXPORT_COMPILE_COMMANDS": "ON",
         "FETCHCONTENT_BASE_DIR": str(root / "deps"),
         # Stripped; the build id is a digest of the contents, and so the same in every build.

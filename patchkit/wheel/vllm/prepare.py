@@ -22,19 +22,18 @@ from patchkit.patching.plan import Texts, patch_steps
 from patchkit.patching.recipe import load_recipe
 from patchkit.patching.workspace import open_workspace
 from patchkit.process import ask
-from patchkit.recipes.vllm.build import across, by_option, wanted
+from patchkit.recipes.vllm.build import across, by_option, locked_requirements, wanted
 from patchkit.recipes.vllm.external import externals
 from patchkit.recipes.vllm.leave_out import leave_out, only_extensions, take_installed
 from patchkit.source.archive import Progress, unpack
 from patchkit.source.detect import detect
 from patchkit.source.tree import Sandboxed, SourceTree
-from patchkit.wheel.build.cross_torch import install_torch_stand_in, target_site
 from patchkit.wheel.build.machine import WORK
 from patchkit.wheel.build.requirements import Environment, make_environment
+from patchkit.wheel.build.torch_toolkit import install_torch_stand_in, target_site
 from patchkit.wheel.file.sbom import CUDA_LICENSE, as_text, digest_label
 from patchkit.wheel.file.torch import installed_torch, require_torch
 from patchkit.wheel.vllm.inputs import Gathered, check_given, gather_sources
-from patchkit.wheel.vllm.needs import locked_requirements
 from patchkit.wheel.vllm.source import VllmOrder
 
 Report = Callable[[str], Progress]

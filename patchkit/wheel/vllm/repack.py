@@ -23,6 +23,7 @@ from patchkit.patching.commit import Applied
 from patchkit.patching.fix import Request, Severity
 from patchkit.patching.recipe import load_recipe
 from patchkit.patching.workspace import open_workspace
+from patchkit.recipes.vllm.libraries import library_table
 from patchkit.source.archive import Progress
 from patchkit.source.tree import Sandboxed
 from patchkit.target import Target
@@ -35,7 +36,6 @@ from patchkit.wheel.device.libraries import (
     cuda_major,
     floor,
     judge_libraries,
-    library_table,
     require_loading,
 )
 from patchkit.wheel.file.library_rules import library_rules

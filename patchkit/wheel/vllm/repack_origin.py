@@ -52,7 +52,19 @@ def find_wheel(
     match = _RELEASE.fullmatch(spec.strip())
     if match is None:
         path = Path(spec)
-        version = _check_named_wheel(path, cpu, check)
+        require_file(path, meant(str(path), ["vllm"]) or _EXAMPLE)
+        if path.suffix != ".whl":
+            raise SourceError(f"{path}: is not a wheel", hint=_EXAMPLE)
+        name = wheel_name(path.name)
+        version = name.version
+        if name.project != "vllm":
+            raise SourceError(f"{path}: is a wheel of {name.project}, not of vllm", hint=_EXAMPLE)
+        check(version)
+        if name.cpus != {cpu}:
+            raise UsageError(
+                f"{path}: is for {' or '.join(sorted(name.cpus))}, not for {cpu}",
+                hint=f"--cpu {min(name.cpus)} if that is meant, or name the other wheel",
+            )
     else:
         if sha256 is not None:
             raise UsageError(
@@ -60,9 +72,6 @@ def find_wheel(
             )
         version = named_version(match["version"], _EXAMPLE)
         check(version)
-        if cpu not in lock:
-            known = ", ".join(sorted(lock))
-            raise UsageError(f"no wheel of vLLM is for {cpu}", hint=f"one of {known}")
         bar = report(f"Fetching {spec}")
         path = fetch("vllm", str(version), lock[cpu], offline=offline, progress=bar)
     entry = lock.get(cpu, {}).get(version.public)
@@ -83,23 +92,6 @@ def find_wheel(
 def upstream_wheels() -> dict[str, dict[str, LockEntry]]:
     """Read upstream's wheels by CPU and version from ``recipes/vllm/wheels.toml``."""
     return read_wheel_lock(RECIPES / "vllm" / "wheels.toml")
-
-
-def _check_named_wheel(path: Path, cpu: str, check: Callable[[Version], None]) -> Version:
-    """Return the version of a file that is by its name a wheel of vLLM for the CPU."""
-    require_file(path, meant(str(path), ["vllm"]) or _EXAMPLE)
-    if path.suffix != ".whl":
-        raise SourceError(f"{path}: is not a wheel", hint=_EXAMPLE)
-    name = wheel_name(path.name)
-    if name.project != "vllm":
-        raise SourceError(f"{path}: is a wheel of {name.project}, not of vllm", hint=_EXAMPLE)
-    check(name.version)
-    if name.cpus != {cpu}:
-        raise UsageError(
-            f"{path}: is for {' or '.join(sorted(name.cpus))}, not for {cpu}",
-            hint=f"--cpu {min(name.cpus)} if that is meant, or name the other wheel",
-        )
-    return name.version
 
 
 def _require_vouched(wheel: WheelFile, sha256: str | None, entry: LockEntry | None) -> None:

@@ -14,7 +14,7 @@ from patchkit.durable.staging import ScratchFolder
 from patchkit.errors import UsageError
 from patchkit.patching.fix import Request
 from patchkit.patching.recipe import load_recipe
-from patchkit.recipes.vllm.build import KnownSource, known_externals
+from patchkit.recipes.vllm.build import KnownSource, Needs, known_externals, read_needs
 from patchkit.records import RECIPES
 from patchkit.source.archive import unpack
 from patchkit.source.detect import detect
@@ -23,7 +23,6 @@ from patchkit.source.resolve import Report, SourceOptions, fetch_release
 from patchkit.source.tree import SourceTree
 from patchkit.wheel.build.machine import WORK
 from patchkit.wheel.build.toolchain import Toolchain
-from patchkit.wheel.vllm.needs import Needs, read_needs
 from patchkit.wheel.vllm.repack_origin import upstream_wheels
 from patchkit.wheel.vllm.upstream_parts import is_upstream
 

@@ -13,24 +13,22 @@ from patchkit.digests import sha256_of
 from patchkit.errors import BusyError, SourceError, StorageError, UsageError
 from patchkit.wheel.file.metadata import find_faults
 from patchkit.wheel.file.wheelfile import WheelName, wheel_name
-from patchkit.wheel.wheelhouse.manifest import (
+from patchkit.wheel.wheelhouse.storage import (
     Kind,
     Manifest,
     ManifestEntry,
-    device_of,
-    listed_manifest,
-    rivals,
-    write_documents,
-)
-from patchkit.wheel.wheelhouse.storage import (
     commit_files,
+    device_of,
     hold_wheelhouse,
+    listed_manifest,
     open_for_reading,
     open_for_writing,
     require_own,
+    rivals,
     stage_copy,
     wheelhouse_command,
     wheelhouse_journal,
+    write_documents,
 )
 
 FILLING = ".filling"

@@ -7,7 +7,7 @@ import hashlib
 import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -30,7 +30,6 @@ from patchkit.wheel.wheelhouse.contents import (
     read_settled,
     replace_dependencies,
 )
-from patchkit.wheel.wheelhouse.manifest import Kind, Manifest, ManifestEntry
 from patchkit.wheel.wheelhouse.pins import (
     ListedWheel,
     find_contradicted,
@@ -45,6 +44,7 @@ from patchkit.wheel.wheelhouse.resolve import (
     only_metadata,
     resolve_wheels,
 )
+from patchkit.wheel.wheelhouse.storage import Kind, Manifest, ManifestEntry
 
 _PYTHON = re.compile(r"3\.\d{1,2}(\.\d{1,2})?")
 _OF_TORCH = re.compile(r"nvidia-(cudnn|cusparselt|nccl|nvshmem)-cu\d+")
@@ -111,8 +111,8 @@ def fill_wheelhouse(
     for wrong in find_contradicted(before.overrides, built):
         raise UsageError(f"{wrong.where}: {wrong.what}", why=wrong.why, hint=wrong.hint)
     # Major version → file name, of the CUDA that libraries built here ask for.
-    needed = {m: wheel.filename for wheel in built for each in wheel.binaries for m in each.cuda}
-    ours = [wheel.path for wheel in built if wheel.entry.name.cpus & {node.machine, ANY}]
+    needed = {m: it.name.filename for it in built for binary in it.binaries for m in binary.cuda}
+    ours = [wheel.path for wheel in built if wheel.name.cpus & {node.machine, ANY}]
     with _hold_downloads(house) as place, only_metadata(ours) as small:
         # Offline, what an earlier fill brought is there to be taken.
         more = (small, house) if sources.offline else (small,)
@@ -127,16 +127,9 @@ def fill_wheelhouse(
         if not lock_only:
             files = _collect_wheels(chosen, house, place, progress, tell)
             torch = _proved_torch(chosen, node, needed, files)
-        fresh = tuple(
-            ManifestEntry(
-                name=wheel.name,
-                sha256=wheel.sha256,
-                size=0 if lock_only else files[wheel.name.filename].stat().st_size,
-                facts=asdict(node),
-                kind=Kind.LOCKED if lock_only else Kind.DEPENDENCY,
-            )
-            for wheel in chosen
-        )
+        kind = Kind.LOCKED if lock_only else Kind.DEPENDENCY
+        sizes = {name: file.stat().st_size for name, file in files.items()}
+        fresh = tuple(replace(it, size=sizes.get(it.filename, 0), kind=kind) for it in chosen)
         arriving = [path for path in files.values() if path.parent == place]
         replace_dependencies(house, before, fresh, arriving)
     old = {entry.filename for entry in before.wheels if entry.kind is not Kind.BUILT}
@@ -190,23 +183,23 @@ def _collect_wheels(
     """Return where each wheel lies; what is not in the wheelhouse comes from an index."""
     there: dict[str, Path] = {}
     for wheel in chosen:
-        for file in (place / wheel.name.filename, house / wheel.name.filename):
+        for file in (place / wheel.filename, house / wheel.filename):
             if is_file(file) and sha256_of(file) == wheel.sha256:
-                there[wheel.name.filename] = file
-    wanted = [wheel for wheel in chosen if wheel.name.filename not in there]
+                there[wheel.filename] = file
+    wanted = [wheel for wheel in chosen if wheel.filename not in there]
     if wanted:
         size, free = sum(wheel.size for wheel in wanted), shutil.disk_usage(place).free
         # Of an index that tells no sizes (PEP 503), nothing can be said before.
         amount = f", {size / 1e6:,.0f} MB; free: {free / 1e6:,.0f} MB" if size else ""
         tell(f"to download: {len(wanted)}{amount}")
-        if size - sum(kept(place / wheel.name.filename) for wheel in wanted) > free:
+        if size - sum(kept(place / wheel.filename) for wheel in wanted) > free:
             raise StorageError(
                 f"{house}: the disk has no room for {size / 1e6:,.0f} MB of dependencies, "
                 f"{free / 1e6:,.0f} MB are free; nothing was downloaded",
                 hint="free some; or let the nodes download: --lock-only",
             )
     download_wheels(wanted, place, progress)
-    return {wheel.name.filename: place / wheel.name.filename for wheel in chosen} | there
+    return {wheel.filename: place / wheel.filename for wheel in chosen} | there
 
 
 def download_wheels(wheels: Sequence[LockedWheel], folder: Path, progress: Progress) -> None:
@@ -221,7 +214,7 @@ def download_wheels(wheels: Sequence[LockedWheel], folder: Path, progress: Progr
 
     with index_session(pip_settings()) as session, translated(at=folder):
         for wheel in wheels:
-            place, url = folder / wheel.name.filename, urlsplit(wheel.url)
+            place, url = folder / wheel.filename, urlsplit(wheel.url)
             if place.is_symlink():  # nobody but fill puts something there, and fill makes no links
                 place.unlink()
             # Only what is whole gets its name, so the next run can take it as it is.
@@ -262,7 +255,7 @@ def _proved_torch(
     requires = [each.name.pinned for each in chosen if _OF_TORCH.fullmatch(each.name.project)]
     members = None
     if files:
-        with WheelFile(files[wheel.name.filename]) as file:
+        with WheelFile(files[wheel.filename]) as file:
             members = file.members
     torch = torch_of(wheel.name.version, requires, members)
     if torch.cuda and needed and torch.cuda not in needed:

@@ -12,15 +12,17 @@ from patchkit.errors import UsageError
 from patchkit.patching.recipe import load_recipe
 from patchkit.source.releases import ExactPin, load_facts
 from patchkit.wheel.file.library_rules import library_rules
-from patchkit.wheel.wheelhouse.manifest import (
+from patchkit.wheel.wheelhouse.pins import WheelPin, is_nccl, pins_in, require_effect
+from patchkit.wheel.wheelhouse.storage import (
     USER,
     Override,
     check_one_line,
+    commit_files,
     listed_manifest,
+    open_for_writing,
+    wheelhouse_command,
     write_documents,
 )
-from patchkit.wheel.wheelhouse.pins import WheelPin, is_nccl, pins_in, require_effect
-from patchkit.wheel.wheelhouse.storage import commit_files, open_for_writing, wheelhouse_command
 
 
 def choose_override(house: Path, takes: ExactPin, reason: str = "") -> Override:
@@ -120,7 +122,7 @@ def known_overrides(pins: Iterable[WheelPin], recorded: Iterable[Override]) -> t
 PACKAGE = "nvidia-nccl-cu13"  # what is built here
 
 
-def default_version(house: Path | None) -> tuple[Version, str]:
+def default_version(house: Path) -> tuple[Version, str]:
     """Return the NCCL to build for the wheels in a wheelhouse, and why that one, in words.
 
     An override decides; else a torch wheel, which pins it itself; else a vLLM wheel, which pins its
@@ -158,10 +160,8 @@ def require_wanted(house: Path, version: Version) -> None:
     )
 
 
-def _required_nccl(house: Path | None) -> dict[Version, str]:
+def _required_nccl(house: Path) -> dict[Version, str]:
     """Return each NCCL that is wanted, and by what."""
-    if house is None or not house.is_dir():
-        return {}
     pins, overrides = pins_in(house), listed_manifest(house).overrides
     require_effect(house, overrides, pins)
     for override in overrides:

@@ -26,8 +26,13 @@ from patchkit.wheel.file.metadata import WheelMetadata, read_metadata
 from patchkit.wheel.file.torch import torch_of
 from patchkit.wheel.file.wheelfile import ANY, WheelFile, WheelName
 from patchkit.wheel.wheelhouse.contents import known_wheels
-from patchkit.wheel.wheelhouse.manifest import MANIFEST, Kind, ManifestEntry, Override
-from patchkit.wheel.wheelhouse.storage import wheelhouse_command
+from patchkit.wheel.wheelhouse.storage import (
+    MANIFEST,
+    Kind,
+    ManifestEntry,
+    Override,
+    wheelhouse_command,
+)
 
 TORCH = "torch"
 _LEADING = (TORCH, "vllm")  # the projects whose pins decide what else is built or filled in
@@ -49,12 +54,8 @@ class ListedWheel:
     binaries: tuple[Binary, ...] = ()
 
     @property
-    def filename(self) -> str:
-        return self.entry.filename
-
-    @property
-    def project(self) -> str:
-        return self.entry.name.project
+    def name(self) -> WheelName:
+        return self.entry.name
 
     @property
     def built(self) -> bool:
@@ -74,19 +75,17 @@ def read_listed_wheels(
     wheels, found = [], []
     for entry in listed:
         path = house / entry.filename
-        if not is_file(path) or entry.filename in spoiled:
-            wheels.append(ListedWheel(entry=entry, path=path))
-            continue
         metadata, binaries = None, tuple[Binary, ...]()
-        try:
-            with WheelFile(path) as wheel:
-                metadata = read_metadata(wheel)
-                if entry.kind is Kind.BUILT and ANY not in entry.name.cpus and metadata.facts:
-                    binaries = inspect_wheel(wheel)
-        except SourceError as error:
-            what = error.what.removeprefix(f"{path}: ")
-            found.append(finding(SourceError, entry.filename, what, error.hint, error.why))
-            metadata = None
+        if is_file(path) and entry.filename not in spoiled:
+            try:
+                with WheelFile(path) as wheel:
+                    metadata = read_metadata(wheel)
+                    if entry.kind is Kind.BUILT and ANY not in entry.name.cpus and metadata.facts:
+                        binaries = inspect_wheel(wheel)
+            except SourceError as error:
+                what = error.what.removeprefix(f"{path}: ")
+                found.append(finding(SourceError, entry.filename, what, error.hint, error.why))
+                metadata = None
         wheels.append(ListedWheel(entry=entry, path=path, metadata=metadata, binaries=binaries))
     return wheels, found
 
@@ -191,13 +190,13 @@ def disagreements(
         why = "an override holds for the pin that it was made for, and no other"
         found.append(finding(UsageError, MANIFEST, what, hint, why))
     found += find_contradicted(overrides, wheels)
-    for cpu in sorted({cpu for wheel in wheels for cpu in wheel.entry.name.cpus} - {ANY}):
+    for cpu in sorted({cpu for wheel in wheels for cpu in wheel.name.cpus} - {ANY}):
         # What a node with this CPU can install.
-        group = [wheel for wheel in wheels if wheel.entry.name.cpus & {cpu, ANY}]
+        group = [wheel for wheel in wheels if wheel.name.cpus & {cpu, ANY}]
         found += _find_unmet_needs(cpu, group, overrides)
         found += _find_wrong_nccl(group, overrides)
         found += _find_cuda_clash(cpu, group)
-        devices = {wheel.target.name: wheel.filename for wheel in group if wheel.target}
+        devices = {wheel.target.name: wheel.name.filename for wheel in group if wheel.target}
         if len(devices) > 1:
             parts = "; ".join(f"{name}: {filename}" for name, filename in sorted(devices.items()))
             what = f"wheels for {cpu} are made for several devices: {parts}"
@@ -212,27 +211,25 @@ def find_contradicted(
 ) -> Iterator[Finding]:
     """Find the wheels of another version than an override takes."""
     for override, wheel in product(overrides, wheels):
-        version, taken = wheel.entry.name.version, override.takes
+        version, taken = wheel.name.version, override.takes
         # A build of what is taken has a label.
-        if wheel.project == taken.project and Version(version.public) != taken.version:
+        if wheel.name.project == taken.project and Version(version.public) != taken.version:
             what = f"is {version}, and the override takes {taken}"
             hint = _mend_command(wheel, taken.version)
             why = "the override was recorded after it was put here"
-            yield finding(UsageError, wheel.filename, what, hint, why)
+            yield finding(UsageError, wheel.name.filename, what, hint, why)
 
 
 def all_pins(wheels: Sequence[ListedWheel]) -> tuple[WheelPin, ...]:
     """Return what the wheels that were read, and those that are only locked, pin."""
     read = [wheel.metadata for wheel in wheels if wheel.metadata]
-    return wheel_pins(read, [wheel.entry.name for wheel in wheels if not wheel.metadata])
+    return wheel_pins(read, [wheel.name for wheel in wheels if not wheel.metadata])
 
 
-def _is_overridden(
-    wheel: ListedWheel, specifier: SpecifierSet, overrides: Sequence[Override]
-) -> bool:
-    """Check whether an override of this very pin takes this wheel, or finds it wrong by itself."""
-    return any(
-        wheel.project == override.takes.project
+def _is_met(specifier: SpecifierSet, wheel: ListedWheel, overrides: Sequence[Override]) -> bool:
+    """Check whether a wheel is what a pin asks for, or an override of this very pin decides."""
+    return specifier.contains(wheel.name.version, prereleases=True) or any(
+        wheel.name.project == override.takes.project
         and specifier == SpecifierSet(f"=={override.pin.version}")
         for override in overrides
     )
@@ -242,27 +239,26 @@ def _find_unmet_needs(
     cpu: str, wheels: Sequence[ListedWheel], overrides: Sequence[Override]
 ) -> Iterator[Finding]:
     """Find requirements that a wheel beside it does not meet or, in a complete lock, none meets."""
-    here = {wheel.project: wheel for wheel in wheels}
+    here = {wheel.name.project: wheel for wheel in wheels}
     # Without a fill nothing but the built wheels is there, and needs are met from an index.
     complete = any(not wheel.built for wheel in wheels)
     for wheel in wheels:
         for requirement in _applicable_requirements(wheel.metadata, cpu, wheels):
             other, specifier = here.get(canonicalize_name(requirement.name)), requirement.specifier
-            needed = str(requirement).partition(";")[0].strip()  # its marker is met
+            what = f"needs {str(requirement).partition(';')[0].strip()}"  # its marker is met
             if other is None and complete:
-                what = f"needs {needed}, which is not in the lock"
-                again = wheelhouse_command("fill", wheel.path.parent)
-                yield finding(UsageError, wheel.filename, what, again, "it was built after a fill")
-            elif other is None or specifier.contains(other.entry.name.version, prereleases=True):
-                continue
-            elif not _is_overridden(other, specifier, overrides):
-                yield finding(
-                    UsageError,
-                    wheel.filename,
-                    f"needs {needed}; here is {other.entry.name.pinned}",
-                    _mend_command(other, str(specifier).removeprefix("==")),
-                    "pip finds no set that fits together (ResolutionImpossible)",
+                what += ", which is not in the lock"
+                hint, why = (
+                    wheelhouse_command("fill", wheel.path.parent),
+                    "it was built after a fill",
                 )
+            elif other is None or _is_met(specifier, other, overrides):
+                continue
+            else:
+                what += f"; here is {other.name.pinned}"
+                hint = _mend_command(other, str(specifier).removeprefix("=="))
+                why = "pip finds no set that fits together (ResolutionImpossible)"
+            yield finding(UsageError, wheel.name.filename, what, hint, why)
 
 
 def _mend_command(wheel: ListedWheel, version: object) -> str:
@@ -270,14 +266,14 @@ def _mend_command(wheel: ListedWheel, version: object) -> str:
 
     A dependency is resolved anew; a wheel that was built here is built again.
     """
-    house, there = wheel.path.parent, wheel.entry.name.version.public
+    house, there = wheel.path.parent, wheel.name.version.public
     if not wheel.built:
         return wheelhouse_command("fill", house)
-    name = "nccl" if is_nccl(wheel.project) else wheel.project
-    drop = wheelhouse_command("prune", house, "--drop", wheel.project)
+    name = "nccl" if is_nccl(wheel.name.project) else wheel.name.project
+    drop = wheelhouse_command("prune", house, "--drop", wheel.name.project)
     build = quoted("patchkit", "build", name, "--version", str(version), "--dir", house)
-    keep = wheelhouse_command("override", house, f"{wheel.project}=={there}")
-    later = is_nccl(wheel.project) and SpecifierSet(f"<{there}").contains(str(version))
+    keep = wheelhouse_command("override", house, f"{wheel.name.project}=={there}")
+    later = is_nccl(wheel.name.project) and SpecifierSet(f"<{there}").contains(str(version))
     return f"{drop} && {build}" + (f"; or, to keep it: {keep}" if later else "")
 
 
@@ -301,39 +297,30 @@ def _find_wrong_nccl(
     wheels: Sequence[ListedWheel], overrides: Sequence[Override]
 ) -> Iterator[Finding]:
     """Find an NCCL that is not the one torch pins, where torch's own METADATA is not at hand."""
-    if any(wheel.project == TORCH and wheel.metadata for wheel in wheels):
+    if any(wheel.name.project == TORCH and wheel.metadata for wheel in wheels):
         return
-    nccl = next((wheel for wheel in wheels if is_nccl(wheel.project)), None)
+    nccl = next((wheel for wheel in wheels if is_nccl(wheel.name.project)), None)
     for each in all_pins(wheels) if nccl else ():
-        pinned = SpecifierSet(f"=={each.pin.version}")
-        if nccl and is_nccl(each.pin.project) and not _is_overridden(nccl, pinned, overrides):
-            name = nccl.entry.name
-            if Version(name.version.public) != each.pin.version:
-                yield finding(
-                    UsageError,
-                    each.wheel,
-                    f"is for {each.by}, which pins NCCL {each.pin.version}; here is {name.pinned}",
-                    _mend_command(nccl, each.pin.version),
-                    "beside that torch pip replaces it by stock's, or installs nothing",
-                )
+        pin, pinned = each.pin, SpecifierSet(f"=={each.pin.version}")
+        if nccl and is_nccl(pin.project) and not _is_met(pinned, nccl, overrides):
+            what = f"is for {each.by}, which pins NCCL {pin.version}; here is {nccl.name.pinned}"
+            why = "beside that torch pip replaces it by stock's, or installs nothing"
+            yield finding(UsageError, each.wheel, what, _mend_command(nccl, pin.version), why)
 
 
 def _find_cuda_clash(cpu: str, wheels: Sequence[ListedWheel]) -> Iterator[Finding]:
     """Find a second CUDA, or a torch that has none."""
-    majors: dict[int, str] = {}
+    majors = {m: wheel.name.filename for wheel in wheels for it in wheel.binaries for m in it.cuda}
     for wheel in wheels:
-        for binary in wheel.binaries:
-            majors.update(dict.fromkeys(binary.cuda, wheel.filename))
-    for wheel in wheels:
-        if wheel.project == TORCH and wheel.metadata:
+        if wheel.name.project == TORCH and wheel.metadata:
             requires = map(str, _applicable_requirements(wheel.metadata, cpu, wheels))
-            torch = torch_of(wheel.entry.name.version, requires, wheel.metadata.members)
+            torch = torch_of(wheel.name.version, requires, wheel.metadata.members)
             if torch.cuda is None:
                 what = f"is a torch for CPUs alone: {torch.seen}"
                 again = wheelhouse_command("fill", wheel.path.parent)
-                yield finding(ProofError, wheel.filename, what, again)
+                yield finding(ProofError, wheel.name.filename, what, again)
             elif torch.cuda:
-                majors[torch.cuda] = wheel.filename
+                majors[torch.cuda] = wheel.name.filename
     if len(majors) > 1:
         parts = "; ".join(f"CUDA {major}: {name}" for major, name in sorted(majors.items()))
         last = majors[max(majors)]

@@ -13,7 +13,7 @@ import tempfile
 import tomllib
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -26,7 +26,8 @@ from patchkit.errors import PatchkitError, SourceError, StorageError, UsageError
 from patchkit.process import attempt
 from patchkit.source.fetch import cache_dir, pip_settings
 from patchkit.source.releases import ExactPin
-from patchkit.wheel.file.wheelfile import WheelName, wheel_name
+from patchkit.wheel.file.wheelfile import wheel_name
+from patchkit.wheel.wheelhouse.storage import Kind, ManifestEntry
 
 _OPTIONS = (
     *("--only-binary=:all:", "--no-header", "--format=pylock.toml", "--generate-hashes"),
@@ -155,13 +156,10 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LockedWheel:
-    """A wheel that was chosen, and where it is; ``size`` in bytes, 0 if the index does not say."""
+class LockedWheel(ManifestEntry):
+    """A wheel that was chosen, and where it is; its size is 0 if the index does not say it."""
 
-    name: WheelName
-    sha256: str
     url: str
-    size: int
 
 
 def resolve_wheels(
@@ -207,11 +205,13 @@ def resolve_wheels(
         raise _uv_error(done.errors, wanted, node)
     rows = tomllib.loads(done.output)["packages"]
     ranks = node.ranks()
-    found = [_choose_file(row, ranks) for row in rows if row["name"] not in ours]
+    found = [_choose_file(row, node, ranks) for row in rows if row["name"] not in ours]
     return tuple(sorted(found, key=lambda wheel: wheel.name.filename))
 
 
-def _choose_file(row: Mapping[str, Any], ranks: Mapping[Tag, int]) -> LockedWheel:
+def _choose_file(
+    row: Mapping[str, Any], node: NodePlatform, ranks: Mapping[Tag, int]
+) -> LockedWheel:
     """Return the file of a package that an installer takes. Raises SourceError if there is none."""
     fitting = []
     # pylock.toml (PEP 751): `archive` is the file of a requirement that names a URL.
@@ -224,9 +224,9 @@ def _choose_file(row: Mapping[str, Any], ranks: Mapping[Tag, int]) -> LockedWhee
         *_, build, tags = parse_wheel_filename(filename)
         if tags & ranks.keys():
             rank = min(ranks[tag] for tag in tags & ranks.keys())
-            size = int(file.get("size", 0))
-            name = wheel_name(filename)
-            wheel = LockedWheel(name=name, sha256=sha256, url=url, size=size)
+            known = {"sha256": sha256, "url": url, "size": int(file.get("size", 0))}
+            facts, kind = asdict(node), Kind.LOCKED
+            wheel = LockedWheel(name=wheel_name(filename), facts=facts, kind=kind, **known)
             # As pip chooses: the best tag, and of equals the highest build number.
             fitting.append(((-rank, build), wheel))
     if not fitting:

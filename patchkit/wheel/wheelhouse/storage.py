@@ -1,12 +1,17 @@
-"""Hold a wheelhouse on the disk by one process, and change it through a journal of its own."""
+"""Hold a wheelhouse on the disk, change it through a journal, read and write its three files."""
 
 from __future__ import annotations
 
 import contextlib
+import enum
+import json
 import os
 import shutil
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Annotated, Any, Literal
 
 from patchkit.digests import digest, sha256_of
 from patchkit.durable.atomic import give
@@ -17,6 +22,10 @@ from patchkit.durable.staging import make_folders
 from patchkit.errors import HashMismatchError, SourceError, UsageError, translated
 from patchkit.quoting import quoted
 from patchkit.reading import read_bytes
+from patchkit.records import RecordError, Sha256, matching, read_json
+from patchkit.source.releases import ExactPin
+from patchkit.target import targets
+from patchkit.wheel.file.wheelfile import ANY, WheelName, wheel_name
 
 JOURNAL = ".journal"
 DAMAGED = ".journal.damaged"
@@ -144,3 +153,207 @@ def read_own(place: Path) -> bytes | None:
             why="patchkit did not write it",
             hint="get the wheelhouse again from where it was made",
         ) from None
+
+
+USER = "the user"
+_LONGEST = 300  # characters of a reason
+
+
+def check_one_line(text: str) -> None:
+    """Raise ValueError for a text that is too long, or is not shown as it is written."""
+    if not text.isprintable() or not 0 < len(text) <= _LONGEST:
+        raise RecordError(f"is not one line of up to {_LONGEST} characters that can be shown")
+
+
+_Line = Annotated[str, check_one_line]
+_Release = Annotated[str, matching(r"[A-Za-z0-9._-]+ [A-Za-z0-9.+!]+", "a project and its version")]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Override:
+    """What is taken, and the pin that it replaces.
+
+    ``by`` is who has the pin, ``torch 2.11.0``; ``word`` on whose word it is replaced: ``the
+    user``, or a known bug and where it was reported.
+    """
+
+    takes: ExactPin
+    pin: ExactPin
+    by: _Release
+    reason: _Line
+    word: _Line
+
+    def __post_init__(self) -> None:
+        if self.takes.project != self.pin.project or self.takes.version <= self.pin.version:
+            raise RecordError(f"{self.takes} is no later version of {self.pin}")
+
+    def __str__(self) -> str:
+        return f"{self.summary}: {self.reason} ({self.word})"
+
+    @property
+    def summary(self) -> str:
+        """Return both pins and who has the old one, in ASCII."""
+        return f"{self.takes} in the place of {self.pin.version}, which {self.by} pins"
+
+    def fields(self) -> dict[str, str]:
+        return {each.name: str(getattr(self, each.name)) for each in fields(self)}
+
+
+MANIFEST, SUMS, REQUIREMENTS = "manifest.json", "SHA256SUMS", "requirements.txt"
+_HEADER = "# pip install --require-hashes --no-deps --no-index --find-links DIR -r DIR/{file}\n"
+_FILLED = """\
+# Written by patchkit wheelhouse fill, for CPython {python} on {machine} with glibc {glibc}:
+#   pip install {options}--find-links DIR --require-hashes -r DIR/{file}
+"""
+_OVERRIDDEN = """\
+# Overridden: {summary}.
+# So pip and uv need --no-deps; `pip check` names it.
+"""
+
+
+class Kind(enum.StrEnum):
+    """Origin of a wheel, and where it lies."""
+
+    BUILT = "built"  # by patchkit, in the folder
+    DEPENDENCY = "dependency"  # what those need, in the folder
+    LOCKED = "locked"  # what those need, to be had from an index
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ManifestEntry:
+    """A wheel as the manifest lists it: sha256 in hex, size in bytes, the builder's own facts.
+
+    The facts of a dependency name the node that it was resolved for: python, machine, glibc.
+    The size of what is not held is 0: nobody said it.
+    """
+
+    name: WheelName
+    sha256: str
+    size: int
+    facts: Mapping[str, Any]
+    kind: Kind = Kind.BUILT
+
+    @property
+    def held(self) -> bool:
+        """True for a wheel that belongs into the folder."""
+        return self.kind in (Kind.BUILT, Kind.DEPENDENCY)
+
+    @property
+    def filename(self) -> str:
+        return self.name.filename
+
+    def fields(self) -> dict[str, Any]:
+        return {
+            "filename": self.filename,
+            "project": self.name.project,
+            "version": str(self.name.version),
+            "tag": self.name.tag,
+            "sha256": self.sha256,
+            "size": self.size,
+            "kind": str(self.kind),
+            "facts": dict(self.facts),
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """Everything that a manifest says: the wheels, and which pins of theirs are overridden."""
+
+    wheels: tuple[ManifestEntry, ...] = ()
+    overrides: tuple[Override, ...] = ()
+
+    @property
+    def install_options(self) -> tuple[str, ...]:
+        """Return what pip needs, beside the folder and the lock, to install these wheels."""
+        others = [entry for entry in self.wheels if entry.kind is not Kind.BUILT]
+        whole = all(entry.kind is not Kind.LOCKED for entry in others)
+        # Without its dependencies a lock is not complete; with an override no resolver takes it.
+        alone = not others or self.overrides
+        return (*(["--no-deps"] if alone else []), *(["--no-index"] if whole else []))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Row:
+    """An entry as ``manifest.json`` has it; project, version and tag are those of the name."""
+
+    filename: str
+    sha256: Sha256
+    size: int
+    facts: Mapping[str, Any]
+    kind: Kind = Kind.BUILT
+    project: str = ""
+    version: str = ""
+    tag: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Rows:
+    format: Literal[1, 2, 3]  # 1 knew no kinds: everything was built; 3 has overrides
+    wheels: tuple[_Row, ...]
+    overrides: tuple[Override, ...] = ()
+
+
+def listed_manifest(house: Path) -> Manifest:
+    """Read the manifest of a wheelhouse that is held. Raises SourceError for another format."""
+    data = read_own(house / MANIFEST)
+    if data is None:
+        return Manifest()
+    try:
+        read = read_json(_Rows, data)
+        wheels = []
+        for row in read.wheels:
+            kept = {name: getattr(row, name) for name in ("sha256", "size", "facts", "kind")}
+            wheels.append(ManifestEntry(name=wheel_name(row.filename), **kept))
+    except ValueError as error:
+        raise SourceError(
+            f"{MANIFEST}: cannot be read: {error}",
+            why="it was edited, or a newer patchkit wrote it",
+            hint="put it back; or move the wheels away, empty the folder, and build again",
+        ) from None
+    return Manifest(wheels=tuple(wheels), overrides=read.overrides)
+
+
+def write_documents(manifest: Manifest) -> dict[str, str]:
+    """Return the three files by name; the same wheels and overrides give the same texts."""
+    ordered = sorted(manifest.wheels, key=lambda entry: entry.filename)
+    overrides = sorted(manifest.overrides, key=lambda override: override.takes.project)
+    table: dict[str, Any] = {"format": 2, "wheels": [entry.fields() for entry in ordered]}
+    if overrides:
+        table |= {"format": 3, "overrides": [override.fields() for override in overrides]}
+    rows = json.dumps(table, indent=1, sort_keys=True, ensure_ascii=False, allow_nan=False)
+    others = [entry for entry in ordered if entry.kind is not Kind.BUILT]
+    header = _HEADER.format(file=REQUIREMENTS)
+    if others:
+        options = "".join(f"{option} " for option in manifest.install_options)
+        facts = (str(others[0].facts.get(name, "?")) for name in ("python", "machine", "glibc"))
+        python, machine, glibc = (" ".join(text.split()) for text in facts)  # it stays a comment
+        header = _FILLED.format(
+            file=REQUIREMENTS, options=options, python=python, machine=machine, glibc=glibc
+        )
+    header += "".join(_OVERRIDDEN.format(summary=override.summary) for override in overrides)
+    builds = Counter(entry.name.project for entry in ordered)
+    lines = []
+    for entry in ordered:
+        # A marker only where there is a choice: alone, it would make pip on the other CPU install
+        # nothing and be content.
+        cpus = " or ".join(f'platform_machine == "{cpu}"' for cpu in sorted(entry.name.cpus))
+        marker = f" ; {cpus}" if builds[entry.name.project] > 1 else ""
+        lines.append(f"{entry.name.pinned}{marker} --hash=sha256:{entry.sha256}\n")
+    texts = {MANIFEST: rows + "\n", REQUIREMENTS: header + "".join(lines)}
+    sums = [(digest(text.encode()), name) for name, text in texts.items()]
+    sums += [(entry.sha256, entry.filename) for entry in ordered if entry.held]
+    return {**texts, SUMS: "".join(f"{sha256}  {name}\n" for sha256, name in sums)}
+
+
+def rivals(one: WheelName, other: WheelName) -> bool:
+    """Check whether pip, given both files, would have to choose: it gives up instead."""
+    same_cpu = one.cpus & other.cpus or ANY in one.cpus | other.cpus
+    return one.project == other.project and one.filename != other.filename and bool(same_cpu)
+
+
+def device_of(name: WheelName) -> str:
+    """Return what a build of ours is for: ``gb10`` for ``2.29.7+gb10.0a1b2c`` and of
+    ``0.25.1+cu130.gb10.0a1b2c``; "" for stock, whatever its own label is.
+    """
+    parts = (name.version.local or "").split(".")
+    return next((part for part in parts if part in targets()), "")

@@ -22,20 +22,11 @@ from patchkit.errors import (
 )
 from patchkit.finding import Finding, finding
 from patchkit.quoting import quoted
+from patchkit.wheel.device.first_use import first_use
 from patchkit.wheel.device.inspect import prove_exact
 from patchkit.wheel.device.libraries import check_wheel, judge_libraries, missed
 from patchkit.wheel.file.metadata import find_faults
 from patchkit.wheel.wheelhouse.contents import FILLING, known_wheels, load_manifest, wheels_there
-from patchkit.wheel.wheelhouse.manifest import (
-    MANIFEST,
-    Kind,
-    Manifest,
-    ManifestEntry,
-    Override,
-    listed_manifest,
-    rivals,
-    write_documents,
-)
 from patchkit.wheel.wheelhouse.overrides import known_overrides
 from patchkit.wheel.wheelhouse.pins import (
     TORCH,
@@ -49,13 +40,21 @@ from patchkit.wheel.wheelhouse.storage import (
     DAMAGED,
     JOURNAL,
     LINKED,
+    MANIFEST,
     WHY_LINKED,
+    Kind,
+    Manifest,
+    ManifestEntry,
+    Override,
     commit_files,
     hold_wheelhouse,
+    listed_manifest,
     open_for_reading,
     read_own,
+    rivals,
     wheelhouse_command,
     wheelhouse_journal,
+    write_documents,
 )
 
 
@@ -172,7 +171,7 @@ def verify_wheelhouse(house: Path) -> Verified:
             found += check_wheel(wheel.metadata, wheel.binaries)
         found += find_unfit(wheel)
     found += disagreements(house, wheels, listed.overrides)
-    here = {wheel.project for wheel in wheels}
+    here = {wheel.name.project for wheel in wheels}
     pinned = [
         f"{name}=={version}"
         for wheel in wheels
@@ -184,9 +183,9 @@ def verify_wheelhouse(house: Path) -> Verified:
         entries=listed.wheels,
         # Of those that decide: vLLM, torch, NCCL, triton.
         pins={
-            wheel.project: str(wheel.entry.name.version)
+            wheel.name.project: str(wheel.name.version)
             for wheel in wheels
-            if wheel.built or wheel.project in (TORCH, "triton") or is_nccl(wheel.project)
+            if wheel.built or wheel.name.project in (TORCH, "triton") or is_nccl(wheel.name.project)
         },
         findings=tuple(dict.fromkeys(found)),
         # Of a wheelhouse that was filled, `disagreements` reports what is missing.
@@ -201,28 +200,30 @@ def find_unfit(wheel: ListedWheel) -> Iterator[Finding]:
     facts = wheel.metadata.facts if wheel.metadata else {}
     if not wheel.built or not facts:
         return
+    target, filename = wheel.target, wheel.name.filename
     if dict(wheel.entry.facts) != dict(facts):
-        yield finding(
-            SourceError,
-            wheel.filename,
-            f"patchkit.json in it does not say what {MANIFEST} says",
-            "build it again",
-            "one of the two was edited",
-        )
-    target = wheel.target
+        what = f"patchkit.json in it does not say what {MANIFEST} says"
+        yield finding(SourceError, filename, what, "build it again", "one of the two was edited")
     if target is None:
         what = f"patchkit.json in it names no known target: {facts.get('target')!r}"
-        yield finding(SourceError, wheel.filename, what, "build it again, or update patchkit")
+        yield finding(SourceError, filename, what, "build it again, or update patchkit")
     elif facts.get("project") == "nccl":
         for binary in wheel.binaries:
             try:
                 prove_exact(binary, target, cpu=facts.get("machine"))
             except ProofError as error:
-                yield finding(ProofError, wheel.filename, error.what, error.hint, error.why)
+                yield finding(ProofError, wheel.name.filename, error.what, error.hint, error.why)
     elif facts.get("project") == "vllm":
-        version = wheel.entry.name.version
+        version = wheel.name.version
         judged = judge_libraries(wheel.binaries, target, version)
-        yield from missed(version, [it for it in judged if it.fatal], target, wheel.filename)
+        yield from missed(version, [it for it in judged if it.fatal], target, wheel.name.filename)
+        native = facts.get("native")
+        claims = native if isinstance(native, dict) else {}
+        made, left = claims.get("assembled", ()), claims.get("compiled_at_first_use", ())
+        for binary in wheel.binaries:
+            if binary.name in made and binary.name not in left and first_use(binary, target):
+                what = f"{binary.name} is not native, though patchkit.json says it is"
+                yield finding(ProofError, filename, what, "repack it again")
 
 
 @dataclass(frozen=True, slots=True)

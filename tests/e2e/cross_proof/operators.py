@@ -12,8 +12,8 @@ from typing import Any
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
+from patchkit.recipes.vllm.libraries import library_table
 from patchkit.target import targets
-from patchkit.wheel.device.libraries import library_table
 
 GAPS = tomllib.loads(Path(__file__).with_name("differences.toml").read_text())
 

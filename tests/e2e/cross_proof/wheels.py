@@ -18,15 +18,15 @@ from patchkit.errors import UsageError
 from patchkit.quoting import quoted
 from patchkit.wheel.file.wheelfile import ANY
 from patchkit.wheel.wheelhouse.contents import load_manifest
-from patchkit.wheel.wheelhouse.manifest import (
+from patchkit.wheel.wheelhouse.storage import (
     MANIFEST,
     REQUIREMENTS,
     SUMS,
     Kind,
     Manifest,
     ManifestEntry,
+    wheelhouse_command,
 )
-from patchkit.wheel.wheelhouse.storage import wheelhouse_command
 from support.proving import run
 
 NEEDS = "/opt/needs"  # inside: what patchkit needs

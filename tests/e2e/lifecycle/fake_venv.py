@@ -18,9 +18,9 @@ from e2e.emulation.nodes import NodeError
 from e2e.lifecycle.fake_vllm import VERSION
 from e2e.lifecycle.nodes import HOME, SystemdNode
 from patchkit.patching.recipe import load_recipe
+from patchkit.recipes.vllm.build import recorded_needs
 from patchkit.source.fetch import fetch
 from patchkit.source.releases import read_lock
-from patchkit.wheel.vllm.needs import recorded_needs
 from support.wheels import write_wheel
 
 VENV = f"{HOME}/.local/share/patchkit/venv"  # where `patchkit cluster install` makes it

@@ -15,9 +15,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from patchkit.patching.recipe import load_recipe
+from patchkit.recipes.vllm.build import recorded_needs
 from patchkit.source.releases import load_facts, read_lock, read_wheel_lock
 from patchkit.wheel.build.requirements import read_requirements
-from patchkit.wheel.vllm.needs import recorded_needs
 from tools.entries import with_releases, with_span, without
 from tools.index_entries import render_lock
 from tools.stage import ROOT, differences, run_in, staged

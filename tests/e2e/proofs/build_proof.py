@@ -28,12 +28,12 @@ from e2e.proofs.torch_questions import answers, questions
 from patchkit.errors import PatchkitError, ProofError, UsageError
 from patchkit.source.fetch import cache_dir
 from patchkit.target import Load, targets
-from patchkit.wheel.build.cross_torch import install_torch_stand_in
 from patchkit.wheel.build.machine import WORK
 from patchkit.wheel.build.make import clean_environment
-from patchkit.wheel.device.compiled import compiled_sources
+from patchkit.wheel.build.torch_toolkit import install_torch_stand_in
 from patchkit.wheel.device.fatbin import DeviceCode
 from patchkit.wheel.device.inspect import inspect_file
+from patchkit.wheel.device.libraries import compiled_sources
 from support.small_torch import site
 
 GB10 = targets()["gb10"]

@@ -39,7 +39,7 @@ from patchkit.target import targets
 from patchkit.wheel.file.wheelfile import wheel_name
 from patchkit.wheel.wheelhouse import storage
 from patchkit.wheel.wheelhouse.contents import add_wheel, read_settled, replace_dependencies
-from patchkit.wheel.wheelhouse.manifest import Kind, ManifestEntry
+from patchkit.wheel.wheelhouse.storage import Kind, ManifestEntry
 from patchkit.wheel.wheelhouse.verify import prune_wheelhouse
 from support import hosts
 from support.wheels import write_wheel

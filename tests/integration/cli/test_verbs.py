@@ -1,10 +1,11 @@
-"""The command line without a tree: help, refusals, the catalogue, and what cannot be had."""
+"""The command line without a tree: help, refusals, the catalogue, completion, no network."""
 
 from __future__ import annotations
 
 import json
 import re
 import shlex
+import subprocess
 
 import pytest
 
@@ -106,3 +107,20 @@ def test_explain_tells_how_the_advice_of_guides_stands(cli):
     assert json.loads(cli("explain", claim["id"], "--json").stdout) == claim
     # By what a user reads in a log or a guide, too.
     assert cli("explain", "message truncated").stdout.startswith("message_truncated  false")
+
+
+def test_the_bash_completion_script_completes(cli, tmp_path):
+    script = tmp_path / "completion.bash"
+    script.write_text(cli("completion", "bash").stdout)
+    subprocess.run(["bash", "-n", script], check=True)
+    for words, count, completed in (
+        ("patchkit rev", "1", "revert"),
+        ("patchkit build vllm --exte", "3", "--extensions"),
+        ("patchkit explain deepgemm_s", "2", "deepgemm_sm12x"),
+        ("patchkit apply --target th", "3", "thor"),
+        ("patchkit build nccl --version 2.29.7", "4", "2.29.7"),
+        ("patchkit env --role head --with ptxas-t", "5", "ptxas-thor"),
+        ("patchkit serve-args openai/gpt-oss-120", "2", "openai/gpt-oss-120b"),
+    ):
+        asked = {"COMP_WORDS": words, "COMP_CWORD": count, "_PATCHKIT_COMPLETE": "bash_complete"}
+        assert cli(env=asked).stdout.split() == [f"plain,{completed}"]

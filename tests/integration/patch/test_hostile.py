@@ -201,10 +201,7 @@ def test_only_what_this_run_unpacks_of_a_locked_archive_is_locked(sdist, tmp_pat
             assert (path, sandboxed) == (tree, expected)
 
 
-MAKE = (
-    "X := $(shell touch {mark})",
-    "$(file >{mark},x)",
-)
+MAKE = ("X := $(shell touch {mark})", "$(file >{mark},x)")
 
 
 @sandboxed

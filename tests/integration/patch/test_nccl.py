@@ -12,11 +12,7 @@ from patchkit.apply import apply, revert
 from patchkit.errors import DriftError
 from patchkit.patching.fix import State
 from patchkit.patching.recipe import load_recipe
-from patchkit.recipes.nccl.build_files import (
-    COMMON_MK,
-    ROOT_FILE,
-    SOURCE_FILE,
-)
+from patchkit.recipes.nccl.build_files import COMMON_MK, ROOT_FILE, SOURCE_FILE
 from support.needed import need
 
 RECIPE = load_recipe("nccl")
@@ -53,11 +49,7 @@ def edit(rewrite):
 
 
 @pytest.mark.parametrize(
-    ("target", "arch", "number"),
-    [
-        ("gb10", "native", "121"),
-        ("thor", "family", "110"),
-    ],
+    ("target", "arch", "number"), [("gb10", "native", "121"), ("thor", "family", "110")]
 )
 def test_apply_and_revert(nccl, ask, snapshot, target, arch, number):
     need("make")

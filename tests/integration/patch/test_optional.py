@@ -1,4 +1,4 @@
-"""Fixes that nobody gets without asking: they apply, keep their promise, and know themselves."""
+"""Fixes that nobody gets without asking apply and know themselves; proofs notice what is broken."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from patchkit.patching.fix import Case, Severity, State
 from patchkit.patching.plan import make_plan
 from patchkit.patching.workspace import open_workspace
 from patchkit.proof.prove import prove
+from patchkit.recipes.vllm.attention import FA2, FA3, INTERFACE
 from support.selection import RELEASES
 
 pytestmark = pytest.mark.releases
@@ -90,3 +91,25 @@ def test_proofs_notice_what_was_promised_and_is_not_there(
     assert fix.prove(case)
     with pytest.raises(ProofError):
         fix.prove(replace(case, patched=other))
+
+
+def test_flashattention_3_is_not_left_out_where_a_gb10_would_use_it(planned):
+    plan = planned("0.27.1", only={"fa3_hopper"})
+    (verdict,) = (v for v in plan.verdicts if v.fix.id == "fa3_hopper")
+    case = Case(stock=plan.stock, patched=plan.patched, request=plan.request, active=frozenset())
+    assert verdict.state is State.APPLY
+    assert verdict.fix.prove(case)
+
+    path = "vllm/v1/attention/backends/fa_utils.py"
+    text = plan.stock.read(path).replace("capability.major == 9 and", "capability.major >= 9 and")
+    guards = plan.stock.read(INTERFACE).replace(
+        "is_device_capability_family(90)", "has_device_capability(90)"
+    )
+    using = plan.patched.with_texts({path: text, INTERFACE: guards})
+    with pytest.raises(ProofError, match="attention on NVIDIA DGX Spark"):
+        verdict.fix.prove(replace(case, patched=using))
+
+    cmake = "cmake/external_projects/vllm_flash_attn.cmake"
+    alone = plan.stock.read(cmake).replace(f"_FA_COMPONENT {FA2} {FA3}", f"_FA_COMPONENT {FA3}")
+    with pytest.raises(ProofError, match=f"is not with {FA2}"):
+        verdict.fix.prove(replace(case, patched=plan.patched.with_texts({cmake: alone})))

@@ -10,7 +10,6 @@ import pytest
 
 from patchkit.apply import plan_for
 from patchkit.patching.workspace import open_workspace
-from patchkit.proof import upstream_code
 from patchkit.recipes.vllm.decisions import (
     FP8_MOE,
     NVFP4_MOE,
@@ -23,7 +22,7 @@ from patchkit.recipes.vllm.decisions import (
 )
 from patchkit.recipes.vllm.routing import Capability, outcome
 
-pytestmark = pytest.mark.releases
+pytestmark = [pytest.mark.releases, pytest.mark.usefixtures("run_here")]
 
 ROUTING = {
     "deepgemm_sm12x",
@@ -53,13 +52,6 @@ WANTED = {
     "NVFP4 MoE": {"MARLIN"},
 }
 GB10 = Capability(12, 1)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def here():
-    """Releases are locked by hash; a child for each of some thousand questions would take long."""
-    with upstream_code.permitted():
-        yield
 
 
 @pytest.fixture(scope="module")

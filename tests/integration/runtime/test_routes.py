@@ -7,7 +7,6 @@ from functools import partial
 import pytest
 
 from patchkit.patching.workspace import open_workspace
-from patchkit.proof import upstream_code
 from patchkit.proof.upstream_code import Anything
 from patchkit.recipes.vllm import decisions
 from patchkit.recipes.vllm.decisions import fp8_linear, fp8_moe
@@ -19,6 +18,7 @@ from patchkit.runtime.rules.variable_rules import load_variable_rules
 
 pytestmark = [
     pytest.mark.releases,
+    pytest.mark.usefixtures("run_here"),
     pytest.mark.filterwarnings("ignore:.*VLLM_:FutureWarning"),  # the end of some is announced
 ]
 GB10 = Capability(12, 1)
@@ -50,13 +50,6 @@ LAYERS = {
     "NVFP4 MoE": decisions.nvfp4_moe,
 }
 KERNELS = ("Marlin", "Triton", "torch", "DeepGEMM", "FlashInfer", "CUTLASS")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def here():
-    """Releases are locked by hash; a child for each of some thousand questions would take long."""
-    with upstream_code.permitted():
-        yield
 
 
 @pytest.fixture(scope="module")

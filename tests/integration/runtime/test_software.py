@@ -102,11 +102,7 @@ def from_sources(env):
 
 
 @pytest.mark.parametrize(
-    ("prepare", "version"),
-    [
-        (by_another_name, "0.33.0"),
-        (from_sources, "0.33.0"),
-    ],
+    ("prepare", "version"), [(by_another_name, "0.33.0"), (from_sources, "0.33.0")]
 )
 def test_whoever_installed_vllm(prepare, version, env):
     prepare(env)

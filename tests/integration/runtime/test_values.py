@@ -9,7 +9,6 @@ from types import SimpleNamespace
 import pytest
 
 from patchkit.patching.workspace import open_workspace
-from patchkit.proof import upstream_code
 from patchkit.proof.upstream_code import Anything, Code
 from patchkit.recipes.vllm.decisions import Settings
 from patchkit.runtime.rules.presets import load_presets
@@ -20,16 +19,10 @@ from tools.release_values import read_values
 
 pytestmark = [
     pytest.mark.releases,
+    pytest.mark.usefixtures("run_here"),
     pytest.mark.filterwarnings("ignore:.*VLLM_:FutureWarning"),  # the end of some is announced
 ]
 NONSENSE = "none of these"
-
-
-@pytest.fixture(scope="module", autouse=True)
-def here():
-    """Releases are locked by hash; a child for each of some thousand questions would take long."""
-    with upstream_code.permitted():
-        yield
 
 
 @pytest.fixture(scope="module")

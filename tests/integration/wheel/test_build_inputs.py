@@ -16,14 +16,19 @@ from e2e.proofs.torch_questions import answers, questions
 from patchkit.errors import DriftError, SourceError
 from patchkit.patching.fix import Request
 from patchkit.recipes.vllm.archs import evaluate
-from patchkit.recipes.vllm.build import by_option, wanted
+from patchkit.recipes.vllm.build import (
+    by_option,
+    locked_requirements,
+    read_needs,
+    recorded_needs,
+    wanted,
+)
 from patchkit.recipes.vllm.external import externals
 from patchkit.recipes.vllm.leave_out import idle_sources, leave_out, take_installed
 from patchkit.source.detect import detect
 from patchkit.target import targets
-from patchkit.wheel.build.cross_torch import install_torch_stand_in
 from patchkit.wheel.build.requirements import read_requirements
-from patchkit.wheel.vllm.needs import locked_requirements, read_needs, recorded_needs
+from patchkit.wheel.build.torch_toolkit import install_torch_stand_in
 from support.small_torch import site, small_torch
 from tools.stated_needs import stated_needs
 

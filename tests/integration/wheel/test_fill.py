@@ -190,7 +190,8 @@ def test_a_full_disk(small_disk, built, offered, cli, fill, tmp_path):
 
 def test_other_bytes_than_those_that_were_locked(offered, tmp_path):
     wheel = offered("six", "1.0")
-    locked = LockedWheel(name=wheel_name(wheel.name), sha256="0" * 64, url=wheel.as_uri(), size=0)
+    known = {"name": wheel_name(wheel.name), "sha256": "0" * 64, "size": 0, "facts": {}}
+    locked = LockedWheel(**known, url=wheel.as_uri())
     (tmp_path / "new").mkdir()
     with pytest.raises(HashMismatchError, match=r"six-1\.0-py3-none-any\.whl is not the file"):
         download_wheels([locked], tmp_path / "new", lambda _done, _all: None)

@@ -9,12 +9,14 @@ import signal
 import subprocess
 import sys
 import zipfile
+from dataclasses import replace
 
 import pytest
 
 from patchkit.errors import (
     DriftError,
     HashMismatchError,
+    HostError,
     ProofError,
     SourceError,
     StorageError,
@@ -25,17 +27,23 @@ from patchkit.patching.recipe import load_recipe
 from patchkit.source.releases import LockEntry
 from patchkit.target import targets
 from patchkit.wheel.build import machine
+from patchkit.wheel.device.inspect import inspect_wheel
 from patchkit.wheel.file.metadata import find_faults
+from patchkit.wheel.file.wheelfile import WheelFile
+from patchkit.wheel.native.assemble import Assembler
 from patchkit.wheel.vllm import repack_origin
 from patchkit.wheel.vllm.repack import repack_wheel
 from patchkit.wheel.vllm.repack_origin import find_wheel
-from patchkit.wheel.wheelhouse.verify import check_files
+from patchkit.wheel.wheelhouse.contents import load_manifest
+from patchkit.wheel.wheelhouse.pins import read_listed_wheels
+from patchkit.wheel.wheelhouse.verify import check_files, find_unfit
 from support.building import PATCHKIT
 from support.faults import in_child, killed_everywhere
 from support.selection import WHOLE
 from support.vllm_wheels import (
     FIX,
     KERNELS,
+    LIBRARIES,
     LOST,
     NAME,
     PATCHED,
@@ -56,9 +64,9 @@ def found(spec, *, cpu="aarch64", digest=None):
     return find_wheel(str(spec), cpu, sha256=digest, offline=True, report=quiet, check=check)
 
 
-def repacked(spec, request, house, **which):
+def repacked(spec, request, house, assembler=None, **which):
     with found(spec, **which) as origin:
-        return repack_wheel(origin, request, house, report=quiet)
+        return repack_wheel(origin, request, house, report=quiet, assembler=assembler)
 
 
 @pytest.fixture(autouse=True)
@@ -142,6 +150,35 @@ def test_kernels_that_do_not_serve_the_device(run, house, tmp_path):
     with pytest.raises(ProofError, match="need 12 and 13 libcudart"):
         run(vllm_wheel(tmp_path, libraries=both))
     assert not house.exists()
+
+
+def test_native(house, tmp_path):
+    """PTX becomes machine code, what is for other devices leaves, and `verify` looks again."""
+    try:
+        assembler = Assembler()
+    except (SourceError, HostError) as error:
+        pytest.skip(f"ptxas cannot be had here: {error}")
+    flash, ptx = "vllm/vllm_flash_attn/_vllm_fa2_C.abi3.so", LIBRARIES / "ptx-aarch64.so"
+    wheel = vllm_wheel(tmp_path, libraries={**KERNELS, flash: ptx.read_bytes()})
+    done = repacked(wheel, WITH_FIX, house, assembler, digest=sha256(wheel))
+    hopper = "vllm/vllm_flash_attn/_vllm_fa3_C.abi3.so"
+    native = done.facts["native"]
+    assert (native["left_out"], native["compiled_at_first_use"]) == ([hopper], {})
+    assert {name: len(digests) for name, digests in native["assembled"].items()} == {flash: 3}
+    assert "3 fat binaries assembled" in "\n".join(done.notes)
+    assert list(find_faults(done.wheel)) == []
+    with zipfile.ZipFile(done.wheel) as bundle:
+        assert hopper not in bundle.namelist()
+        assert bundle.read(flash) != ptx.read_bytes()
+    (listed,), _ = read_listed_wheels(house, load_manifest(house).wheels)
+    assert list(find_unfit(listed)) == []
+    # Only what was claimed of it is not true of upstream's wheel.
+    plain = vllm_wheel(tmp_path / "stock", libraries={**KERNELS, flash: ptx.read_bytes()})
+    with WheelFile(plain) as opened:
+        stock = replace(listed, binaries=inspect_wheel(opened))
+    assert [each.what for each in find_unfit(stock)] == [
+        f"{flash} is not native, though patchkit.json says it is"
+    ]
 
 
 def test_twice_is_once_and_a_repack_is_not_repacked(run, known, house, tmp_path):

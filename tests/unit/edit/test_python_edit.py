@@ -59,59 +59,42 @@ def with_change(old, new):
     return MODULE.replace(old, new)
 
 
-@pytest.mark.parametrize(
-    ("scope", "before", "after", "expected"),
-    [
-        pytest.param(
-            "choose",
-            "capability[0] < 9",
-            "capability[0] not in (9, 10)",
-            with_change("capability[0] < 9", "capability[0] not in (9, 10)"),
-            id="expression behind non-ASCII text",
-        ),
-        pytest.param(
+def test_swap():
+    """Behind non-ASCII text, with other formatting, nested, around itself, and of a method."""
+    end = "            name = 'fast'\n"
+    for scope, before, after, old, new in (
+        ("choose", "capability[0] < 9", "capability[0] not in (9, 10)", "", ""),
+        (
             "choose",
             "['marlin',\n  name]",
             "[name]",
-            with_change('[\n            "marlin",  # slow\n            name ]', "[name]"),
-            id="expression with comments and other formatting",
+            '[\n            "marlin",  # slow\n            name ]',
+            "",
         ),
-        pytest.param(
+        (
             "choose",
             "os.sync()\nname = 'fast'",
             "if os.name:\n    os.sync()\n\n    name = 'slow'",
-            with_change(
-                "            os.sync()\n            name = 'fast'\n",
-                "            if os.name:\n                os.sync()\n\n"
-                "                name = 'slow'\n",
-            ),
-            id="statements of a nested block, indented like their place",
+            f"            os.sync()\n{end}",
+            "            if os.name:\n                os.sync()\n\n                name = 'slow'\n",
         ),
-        pytest.param(
+        (
             "choose",
             "name = 'fast'",
             "name = 'fast'\n# Both of them.\nos.sync()",
-            with_change(
-                "            name = 'fast'\n",
-                "            name = 'fast'\n            # Both of them.\n            os.sync()\n",
-            ),
-            id="insertion: before is inside of after",
+            end,
+            f"{end}            # Both of them.\n            os.sync()\n",
         ),
-        pytest.param(
+        (
             "Platform.Inner.deep",
             "async def deep(self):\n    return self.level(90) and 1",
             "async def deep(self):\n    if self.level(90):\n        return 1\n    return 0",
-            with_change(
-                "async def deep(self):\n            return self.level(90) and 1",
-                "async def deep(self):\n            if self.level(90):\n"
-                "                return 1\n            return 0",
-            ),
-            id="whole method",
+            "            return self.level(90) and 1",
+            "            if self.level(90):\n                return 1\n            return 0",
         ),
-    ],
-)
-def test_swap(scope, before, after, expected):
-    assert swapped(MODULE, scope, before, after) == expected
+    ):
+        expected = with_change(old or before, new or after)
+        assert swapped(MODULE, scope, before, after) == expected
 
 
 def test_swap_refuses():
@@ -136,18 +119,14 @@ def test_swap_refuses():
             swap("a.py", text, scope, "a < 9", "a < 12", note="")
 
 
-@pytest.mark.parametrize(
-    ("text", "untrue"),
-    [
+def test_swap_refuses_half_patched_code_and_says_what_is_wrong():
+    for text, untrue in (
         ("def f():\n    return a < 9 or a < 12\n", "'a < 9' found 1 times in f, expected 1"),
         ("def f():\n    x = a < 12\n    return (a < 12)\n", "'a < 9' found 2 times"),
-    ],
-    ids=["before and after", "after twice"],
-)
-def test_swap_refuses_half_patched_code_and_says_what_is_wrong(text, untrue):
-    with pytest.raises(DriftError, match=r"^a.py:2[:,]") as caught:
-        swap("a.py", text, "f", "a < 9", "a < 12", note="")
-    assert untrue not in str(caught.value)
+    ):
+        with pytest.raises(DriftError, match=r"^a.py:2[:,]") as caught:
+            swap("a.py", text, "f", "a < 9", "a < 12", note="")
+        assert untrue not in str(caught.value)
 
 
 HELPER = '''\

@@ -11,7 +11,7 @@ from patchkit.errors import SourceError, UsageError
 from patchkit.measure.containerfile import build_lines, check_image, containerfile, run_lines
 from patchkit.quoting import quoted
 from patchkit.wheel.file.wheelfile import wheel_name
-from patchkit.wheel.wheelhouse.manifest import Kind, Manifest, ManifestEntry
+from patchkit.wheel.wheelhouse.storage import Kind, Manifest, ManifestEntry
 
 GOLDEN = Path(__file__).parents[2] / "data" / "image" / "Containerfile"
 BASE = "docker.io/library/ubuntu:24.04@sha256:" + "0" * 64

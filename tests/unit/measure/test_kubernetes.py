@@ -134,21 +134,11 @@ def test_a_head_may_be_cabled_otherwise_and_workers_have_one_template(tmp_path):
         manifest(_of_ports(tmp_path, 0, 0, 1))
 
 
-@pytest.mark.parametrize(
-    ("rdma", "limits", "rights"),
-    [
-        ("", {}, {"drop": ["ALL"]}),
-        ("rdma/x", {"rdma/x": "1"}, {"drop": ["ALL"], "add": ["IPC_LOCK"]}),
-        ("host", {}, None),
-    ],
-)
-def test_rights_go_with_the_device(rdma, limits, rights, tmp_path):
-    options = replace(OPTIONS, rdma=rdma)
-    group = PodGroup(manifest(planned(tmp_path, LARGE), options))
+def test_the_hosts_devices_take_all_rights_of_the_server_alone(pair):
+    """The golden texts have those with a device plugin, and without RDMA."""
+    group = PodGroup(manifest(pair, replace(OPTIONS, rdma="host")))
     server = group.container(1)
-    assert server["resources"]["limits"] == {"nvidia.com/gpu": "1", **limits}
-    assert server["securityContext"].get("capabilities") == rights
-    assert server["securityContext"].get("privileged", False) is (rights is None)
-    volumes = [each["name"] for each in group.pod(1)["volumes"]]
-    assert ("infiniband" in volumes) is (rights is None)
+    assert server["resources"]["limits"] == {"nvidia.com/gpu": "1"}
+    assert server["securityContext"]["privileged"] is True
+    assert "infiniband" in [each["name"] for each in group.pod(1)["volumes"]]
     assert "privileged" not in group.container(1, "initContainers")["securityContext"]

@@ -11,7 +11,7 @@ from e2e.cross_proof.operators import Loaded, differences
 from e2e.cross_proof.wheels import Lock, read_pip_check
 from patchkit.records import record
 from patchkit.wheel.file.wheelfile import wheel_name
-from patchkit.wheel.wheelhouse.manifest import Kind, Manifest, ManifestEntry, Override
+from patchkit.wheel.wheelhouse.storage import Kind, Manifest, ManifestEntry, Override
 
 C = "vllm/_C_stable_libtorch.abi3.so"
 MLA = "sm100_cutlass_mla_get_workspace_size"

@@ -20,8 +20,8 @@ from patchkit.cli import group
 from patchkit.durable.signals import SIGNALS
 from patchkit.errors import PatchkitError
 from patchkit.patching.recipe import load_recipe
+from patchkit.recipes.vllm.build import recorded_needs
 from patchkit.source.releases import load_facts
-from patchkit.wheel.vllm.needs import recorded_needs
 from support import hosts
 
 ROOT = Path(__file__).parents[3]

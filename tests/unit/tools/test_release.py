@@ -61,17 +61,10 @@ def test_every_lock_is_tested_and_fits_pyproject():
     assert locks.stale(locks.ROOT) == []
 
 
-@pytest.mark.parametrize(
-    ("before", "after"),
-    [
-        ('"click>=8.2"', '"click>=8.3"'),
-        ("hatchling>=1.27", "hatchling>=1.30"),
-        ('requires-python = ">=3.11.4"', 'requires-python = ">=3.12"'),
-    ],
-)
-def test_a_lock_made_from_something_else_is_stale(tmp_path, before, after):
+def test_a_lock_made_from_something_else_is_stale(tmp_path):
     shutil.copytree(locks.ROOT / "requirements", tmp_path / "requirements")
     text = (locks.ROOT / "pyproject.toml").read_text()
-    assert text.count(before) == 1
-    (tmp_path / "pyproject.toml").write_text(text.replace(before, after))
-    assert locks.stale(tmp_path) == [*locks.LOCKS]
+    for before in ('"click>=8.2"', "hatchling>=1.27", 'requires-python = ">=3.11.4"'):
+        assert text.count(before) == 1
+        (tmp_path / "pyproject.toml").write_text(text.replace(before, before.replace(">=", ">=9")))
+        assert locks.stale(tmp_path) == [*locks.LOCKS]

@@ -111,16 +111,10 @@ def test_an_option_goes_to_who_takes_it():
         ("--dry-run", "--dry-run", "--dry-run"),
     ):
         assert shared_out(words.split(), BOTH) == {"vllm": vllm.split(), "nccl": nccl.split()}
-
-
-@pytest.mark.parametrize(
-    ("words", "projects", "message"),
-    [
+    for words, projects, message in (  # what none or both would take
         ("--nonsense 1", BOTH, "--nonsense: neither `patchkit build vllm` nor `patchkit build n"),
         ("--version 0.25.1", BOTH, "both builds take it\n  next: say --vllm X.Y.Z and --nccl X.Y"),
         ("--nccl 2.30.7", ["vllm"], "--nccl: `patchkit build vllm` does not take it"),
-    ],
-)
-def test_what_none_or_both_would_take_is_an_error(words, projects, message):
-    with pytest.raises(UsageError, match=message):
-        shared_out(words.split(), projects)
+    ):
+        with pytest.raises(UsageError, match=message):
+            shared_out(words.split(), projects)

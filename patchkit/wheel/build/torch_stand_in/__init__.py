@@ -1,6 +1,6 @@
 """Answer in the place of torch what vLLM's setup.py and CMake ask of it, for another CPU.
 
-``patchkit.wheel.build.cross_torch`` copies this folder into a build environment, as the package
+``patchkit.wheel.build.torch_toolkit`` copies this folder into a build environment, as the package
 ``torch``, with the target's own ``version.py``. Nothing else of the target's torch is run.
 """
 

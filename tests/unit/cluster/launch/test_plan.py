@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from patchkit.cluster.launch.plan import planned_ranks, served_model
-from patchkit.errors import HostError, UsageError
+from patchkit.errors import HostError
 from support.clusters import cluster, node_facts, units_of
 
 MODEL = "openai/gpt-oss-120b"
@@ -19,23 +19,12 @@ def facts(tmp_path):
     return [node_facts(tmp_path, node=number) for number in (0, 1)]
 
 
-def words(facts, model=MODEL, file=None, rank=0, **serve):
-    return " ".join(units_of(file or cluster(*PAIR, **serve), facts, model).words(rank))
+def words(facts, model=MODEL, file=None, **serve):
+    return " ".join(units_of(file or cluster(*PAIR, **serve), facts, model).words(0))
 
 
-@pytest.mark.parametrize(
-    ("serve", "rank", "there"),
-    [
-        ({}, 0, "--node-rank 0 --master-addr 192.168.100.10"),
-        ({}, 0, "--host 127.0.0.1 --port 8000"),
-        ({}, 1, "--node-rank 1 --master-addr 192.168.100.10 --master-port 29501 --headless"),
-        ({"listen": "lan", "port": 9000}, 0, "--host 10.0.0.10 --port 9000"),
-        ({"args": ("--max-num-seqs", "4")}, 1, "--max-num-seqs 4"),
-        ({"executor": "ray"}, 1, "ray start --block --node-ip-address=192.168.100.11"),
-    ],
-)
-def test_the_command_of_a_rank(serve, rank, there, facts):
-    assert there in words(facts, rank=rank, **serve)
+def test_who_is_on_the_lan_may_ask(facts):
+    assert "--host 10.0.0.10 --port 9000" in words(facts, listen="lan", port=9000)
 
 
 def test_a_pinned_model_is_served_from_its_folder_by_its_name(facts):
@@ -102,8 +91,3 @@ def test_a_hint_names_keys_of_the_file_and_no_flags(name, nodes, model, says, tm
 def test_a_spark_and_a_thor_get_a_pipeline(facts, tmp_path):
     pair = [facts[0], node_facts(tmp_path, "thor", node=1, ptxas="/cuda/bin/ptxas")]
     assert "--pipeline-parallel-size 2" in words(pair, topology="hetero")
-
-
-def test_a_rule_that_nobody_has(facts):
-    with pytest.raises(UsageError, match="'no-such-rule'"):
-        words(facts, wanted=("no-such-rule",))

@@ -1,4 +1,4 @@
-"""Import what is sent to a node: it runs there on any Python, with the standard library alone."""
+"""What is sent to a node runs there on any Python, by itself, and ends with its asker."""
 
 import json
 import os
@@ -11,6 +11,7 @@ import zipfile
 import pytest
 
 from patchkit import errors
+from patchkit.cluster.agent.node_files import hold_alone
 from patchkit.cluster.ssh.answer import COMMAND, MARK, first_bytes, package
 from patchkit.cluster.ssh.ssh import error_fields, sent_error
 
@@ -71,3 +72,27 @@ def test_a_node_without_room_for_the_package_is_an_error_that_names_the_place(tm
     assert done.stderr == b""
     sent = json.loads(done.stdout.decode().removeprefix(MARK))["error"]
     assert (sent["kind"], sent["what"]) == ("StorageError", f"{tmp_path}: File too large")
+
+
+ANSWER = """\
+from patchkit.cluster.ssh import answer
+answer.LEASE = 0.4
+answer.answer(["patchkit.cluster.agent.node_files", "hold_alone", {"name": "x"}], "mark ")
+"""
+
+
+def test_a_lock_is_kept_while_its_asker_beats_and_lost_when_it_is_silent(tmp_path, monkeypatch):
+    """Standard input stays open, as behind a connection that nobody has ended."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    words = [sys.executable, "-c", ANSWER]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen(words, **pipes) as process:
+        while json.loads(process.stdout.readline().removeprefix("mark ")) != {"part": True}:
+            pass
+        for _ in range(6):
+            process.stdin.write("\n")
+            process.stdin.flush()
+            with pytest.raises(subprocess.TimeoutExpired):
+                process.wait(0.2)
+        process.wait(10)
+        assert next(hold_alone("x")) is True

@@ -1,10 +1,13 @@
-"""Probe machines: Sparks and a Thor written from documented facts."""
+"""Probe machines: Sparks and a Thor written from documented facts, and the one that runs this."""
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
+import tarfile
 from dataclasses import asdict, replace
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -12,6 +15,7 @@ from hypothesis import strategies as st
 
 from patchkit.cli.runtime import probe as verb
 from patchkit.cluster.agent.health import GpuProcess, GpuState, gpu_state
+from patchkit.errors import HostError, SourceError, UsageError
 from patchkit.records import read_json
 from patchkit.runtime.host.advice import remarks
 from patchkit.runtime.host.hardware import target_of
@@ -20,6 +24,7 @@ from patchkit.runtime.host.machine_root import RecordingWriter, ToolUnavailable
 from patchkit.runtime.host.probe import probe
 from support import hosts
 from support.machine_files import write
+from support.needed import need
 
 
 def seen(root, **options):
@@ -229,6 +234,50 @@ def test_a_recording_leads_nowhere_else(copied, tmp_path):
         "/proc/meminfo: is not a regular file",
     )
     assert seen(tmp_path / "saved") == found
+
+
+# This machine
+
+
+def test_this_machine_saved_packed_and_unpacked(tmp_path):
+    found = probe(environment={}, copy=RecordingWriter(Path("/"), tmp_path / "saved"))
+    assert "lo" in [each.name for each in found.netdevs]
+    with tarfile.open(tmp_path / "saved.tar", "w") as archive:
+        archive.add(tmp_path / "saved", "elsewhere")
+    shutil.rmtree(tmp_path / "saved")
+    with tarfile.open(tmp_path / "saved.tar") as archive:
+        archive.extractall(tmp_path, filter="data")
+    assert seen(tmp_path / "elsewhere") == replace(found, software=None)
+
+
+def test_what_is_no_recording_is_refused(copied, tmp_path):
+    (tmp_path / "mine").write_text("precious")
+    with pytest.raises(UsageError, match="not empty"):
+        RecordingWriter(Path("/"), tmp_path)
+    (copied / "recording.json").write_text('{"errors": 3}')
+    with pytest.raises(SourceError, match=r"recording\.json"):
+        seen(copied)
+
+
+def test_this_machine_has_addresses_if_ip_is_here(tmp_path, monkeypatch):
+    need("ip")
+    found = probe(environment={}).netdev("lo").addresses
+    assert ("127.0.0.1", 8) in [(each.address, each.prefix) for each in found]
+    monkeypatch.setenv("PATH", str(tmp_path))
+    notes = probe(environment={}).notes
+    assert any("no addresses: ip: " in note and "install iproute2" in note for note in notes)
+
+
+def test_a_python_that_does_not_start(tmp_path):
+    """A note where it was found by chance, an error where it was asked for."""
+    broken = tmp_path / "python3"
+    broken.write_text("#!/bin/sh\nexit 3\n")
+    broken.chmod(0o755)
+    found = probe(environment={"PATH": str(tmp_path)})
+    assert found.software is None
+    assert found.notes[-1].startswith(f"no Python tells what is installed: {broken}: exit code 3")
+    with pytest.raises(HostError, match="exit code 3"):
+        probe(python=str(broken), environment={})
 
 
 def test_the_command(cli, copied, tmp_path):

@@ -14,14 +14,15 @@ import pytest
 from packaging.version import Version
 
 from patchkit.errors import HostError, PatchkitError, SourceError
+from patchkit.recipes.vllm.build import Needs, read_needs, recorded_needs
 from patchkit.target import targets
+from patchkit.wheel.build.machine import lacked
 from patchkit.wheel.build.toolchain import (
     MACHINES,
     check_toolchain,
     find_toolchain,
     locked_toolkit_wheels,
 )
-from patchkit.wheel.vllm.needs import Needs, lacked, read_needs, recorded_needs
 from support.needed import need, need_headers
 
 HERE = platform.machine()

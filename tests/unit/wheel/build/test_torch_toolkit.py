@@ -15,7 +15,6 @@ import pytest
 from patchkit.elf import read_dynamic
 from patchkit.errors import BuildError, HostError, StorageError
 from patchkit.process import ask
-from patchkit.wheel.build.cross_torch import install_torch_stand_in
 from patchkit.wheel.build.toolchain import Toolchain
 from patchkit.wheel.build.torch_toolkit import (
     HEADERS,
@@ -23,6 +22,7 @@ from patchkit.wheel.build.torch_toolkit import (
     cross_toolkit,
     cross_variables,
     full_toolkit,
+    install_torch_stand_in,
     python_headers,
 )
 from patchkit.wheel.file.torch import installed_torch

@@ -13,10 +13,17 @@ from packaging.version import Version
 from patchkit.errors import ProofError
 from patchkit.patching.recipe import load_recipe
 from patchkit.recipes.vllm.archs import Group
+from patchkit.recipes.vllm.libraries import library_table
 from patchkit.target import Load, targets
-from patchkit.wheel.device.compiled import compiled_sources, prove_compiled, prove_groups
 from patchkit.wheel.device.inspect import inspect_file, inspect_wheel
-from patchkit.wheel.device.libraries import Use, judge_libraries, library_table, require_loading
+from patchkit.wheel.device.libraries import (
+    Use,
+    compiled_sources,
+    judge_libraries,
+    prove_compiled,
+    prove_groups,
+    require_loading,
+)
 from patchkit.wheel.file.wheelfile import WheelFile
 from support.vllm_wheels import HOPPER, KERNELS, LOST, VERSION, vllm_wheel
 

@@ -20,7 +20,7 @@ from patchkit.target import targets
 from patchkit.wheel.device.fatbin import read_entries
 from patchkit.wheel.device.first_use import first_use
 from patchkit.wheel.device.inspect import fat_binaries, inspect_file
-from patchkit.wheel.native.assemble import Assembler, Job
+from patchkit.wheel.native.assemble import Assembler, Job, assemble_all
 from patchkit.wheel.native.make import make_native
 from patchkit.wheel.native.relink import replace_device_code
 from support.needed import need
@@ -164,6 +164,17 @@ def test_what_is_refused(assembler, tmp_path, case, says):
     with pytest.raises((BuildError, SourceError), match=says):
         assembler.assemble(job_for(tmp_path, **case))
     assert not list(assembler.cache.glob(".making*"))
+
+
+def test_a_ptxas_that_is_killed_is_no_refusal(assembler, tmp_path, monkeypatch):
+    """Else a wheel would depend on the memory that there was."""
+    killed = tmp_path / "bin"
+    killed.mkdir()
+    (killed / "ptxas").write_text("#!/bin/sh\nkill -9 $$\n")
+    (killed / "ptxas").chmod(0o755)
+    monkeypatch.setattr(assembler, "_tools", killed)
+    with pytest.raises(HostError, match="what is assembled already is kept"):
+        assemble_all(assembler, [job_for(tmp_path, "-O0", text=KERNEL)], lambda _d, _t: None)
 
 
 def test_options_reach_ptxas(assembler, tmp_path):

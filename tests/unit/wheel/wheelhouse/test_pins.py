@@ -12,7 +12,6 @@ from patchkit.errors import UsageError
 from patchkit.source.releases import ExactPin
 from patchkit.wheel.file.wheelfile import wheel_name
 from patchkit.wheel.wheelhouse.contents import add_wheel, load_manifest
-from patchkit.wheel.wheelhouse.manifest import Kind, ManifestEntry, write_documents
 from patchkit.wheel.wheelhouse.overrides import (
     choose_override,
     default_version,
@@ -20,6 +19,7 @@ from patchkit.wheel.wheelhouse.overrides import (
     record_override,
     require_wanted,
 )
+from patchkit.wheel.wheelhouse.storage import Kind, ManifestEntry, write_documents
 from patchkit.wheel.wheelhouse.verify import verify_wheelhouse
 from support.wheels import write_wheel
 

@@ -23,9 +23,8 @@ from patchkit.wheel.wheelhouse.contents import (
     replace_dependencies,
 )
 from patchkit.wheel.wheelhouse.fill import fill_wheelhouse
-from patchkit.wheel.wheelhouse.manifest import Kind, ManifestEntry
 from patchkit.wheel.wheelhouse.resolve import NodePlatform, WheelSources
-from patchkit.wheel.wheelhouse.storage import LINKED, open_for_writing
+from patchkit.wheel.wheelhouse.storage import LINKED, Kind, ManifestEntry, open_for_writing
 from patchkit.wheel.wheelhouse.verify import check_files, prune_wheelhouse
 from support.faults import in_child, kill
 from support.filling import contents, held, kinds

@@ -1,0 +1,39 @@
+"""Read what each library of vLLM's wheels is for, and the releases that have it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+
+from patchkit.recipes.vllm.build import ForReleases
+from patchkit.records import RECIPES, read_toml
+from patchkit.target import Target
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KnownLibrary(ForReleases):
+    """One entry of ``libraries.toml``; the fields are described there."""
+
+    file: str
+    devices: tuple[int, ...]
+    code: str
+    required: bool
+    gives: str
+    cost: str
+
+    def used_on(self, target: Target) -> bool:
+        return not self.devices or target.major in self.devices
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LibraryTable:
+    """The tables of ``libraries.toml``."""
+
+    library: tuple[KnownLibrary, ...]
+    around: tuple[str, ...]
+
+
+@cache
+def library_table() -> LibraryTable:
+    """Load ``libraries.toml``, once."""
+    return read_toml(LibraryTable, RECIPES / "vllm" / "libraries.toml")
