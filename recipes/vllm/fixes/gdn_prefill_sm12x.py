@@ -60,7 +60,7 @@ FIX = kit.Fix(
     evidence=(
         kit.Evidence("delta_rule_sm120.py is there", "FlashInfer 0.6.16.post3, 0.6.18", "read"),
         kit.Evidence("what is resolved, before and after", "patchkit's proof of it", "measured"),
-        kit.Evidence("contested: wrong with prefix caching", "a user of a GB10", "reported"),
+        kit.Evidence("contested: wrong with prefix caching on a GB10", "vllm#55715", "reported"),
     ),
     look=look,
     prove=prove,

@@ -137,7 +137,7 @@ FIX = kit.Fix(
         ),
         kit.Evidence(
             "contested: 9.9 % more tokens and no less heat; 8 % more with four streams",
-            "users of two Sparks with clocks held at 2 GHz, and of four",
+            "MiaAI DSpark#79 (two Sparks, clocks held at 2 GHz), MiaAI GLM#69 (four Sparks)",
             "reported",
         ),
     ),
