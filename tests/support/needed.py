@@ -10,6 +10,8 @@ import pytest
 
 PACKAGES = {
     "aarch64-linux-gnu-g++": "g++-aarch64-linux-gnu",
+    "aarch64-linux-gnu-gcc": "gcc-aarch64-linux-gnu",
+    "qemu-aarch64": "qemu-user",
     "ip": "iproute2",
     "ld": "binutils",
     "ss": "iproute2",

@@ -21,7 +21,7 @@ from patchkit.errors import UsageError
 from patchkit.extras import BUILD, require_libraries
 from patchkit.patching.recipe import load_recipe
 from patchkit.quoting import quoted
-from patchkit.recipes.vllm.build import WITHOUT_RUST, by_option, known_externals, with_targets
+from patchkit.recipes.vllm.build import WITHOUT_RUST, by_option, with_targets
 from patchkit.recipes.vllm.leave_out import idle_sources
 from patchkit.source.nccl import nccl_tree
 from patchkit.source.releases import named_version
@@ -37,7 +37,6 @@ from patchkit.wheel.vllm.from_source import build_vllm
 from patchkit.wheel.vllm.inputs import parse_given
 from patchkit.wheel.vllm.prepare import check_choice
 from patchkit.wheel.vllm.source import VllmOrder, vllm_source
-from patchkit.wheel.vllm.upstream_parts import is_upstream
 from patchkit.wheel.wheelhouse.contents import check_room
 from patchkit.wheel.wheelhouse.overrides import default_version, require_wanted
 
@@ -249,9 +248,7 @@ def _tell_left_out(order: VllmOrder, idle: Mapping[str, str]) -> None:
     for reason in sorted(set(idle.values())):
         options = ", ".join(option for option in sorted(idle) if idle[option] == reason)
         tell(f"without {options}: {reason}; --source NAME=… brings one in")
-    known = [it for it in known_externals() if it.pin_of(order.version)]
-    ready = {it.option for it in known if is_upstream(order.source_of(it))} - order.without
-    if names := ", ".join(sorted(ready - order.given.keys())):
+    if names := ", ".join(sorted({it.option for it in order.taken} - order.given.keys())):
         tell(f"{names}: upstream's wheel has them; --source NAME=… compiles one")
     for extension in by_option(sorted(order.without - idle.keys())):
         if extension.serves(order.request.target.major, order.version):

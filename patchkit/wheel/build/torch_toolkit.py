@@ -237,7 +237,7 @@ def install_torch_stand_in(site: Path, target: Path) -> None:
     package = site / "torch"
     try:  # its metadata has no label as ``+cu130``
         (found,) = distributions(name="torch", path=[str(target)])
-        release = Version(found.metadata["Version"])
+        release = Version("".join(found.metadata.get_all("Version", [])))
     except (ValueError, TypeError, KeyError) as error:
         raise BuildError(
             f"{target} does not say which torch it has: {error}",

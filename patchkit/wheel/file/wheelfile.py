@@ -212,6 +212,15 @@ class WheelFile:
             while chunk := member.read(_CHUNK):
                 yield chunk
 
+    def extract(self, paths: Iterable[str], folder: Path) -> dict[str, Path]:
+        """Write some members below a folder, each in one of its own; return their files by path."""
+        files = {path: folder / str(n) / Path(path).name for n, path in enumerate(paths)}
+        for path, file in files.items():
+            file.parent.mkdir(parents=True)
+            with file.open("wb") as sink:
+                sink.writelines(self.unpacked(path))
+        return files
+
     def stored(self, path: str) -> Iterator[bytes]:
         """Yield the bytes of a member as they lie in the archive, compressed or not."""
         info = self.members[path]

@@ -29,7 +29,7 @@ from patchkit.errors import (
     StorageError,
     translated,
 )
-from patchkit.process import attempt
+from patchkit.follow import Follow
 from patchkit.records import RECIPES, read_toml
 from patchkit.source.fetch import Progress, cache_dir
 from patchkit.units import BYTES_PER_MIB
@@ -84,7 +84,7 @@ class Assembler:
         here = platform.machine()
         home = locked_toolkit(here, here, offline=offline, progress=progress, only=COMPILER)
         self._tools, self.version = home / "bin", locked_version(COMPILER)
-        self.cache = cache_dir() / "native"
+        self.cache, self.stopped = cache_dir() / "native", threading.Event()
         with translated(at=self.cache):
             self.cache.mkdir(parents=True, exist_ok=True)
         for left in self.cache.glob(f"{_MAKING}*"):  # by a run that was killed
@@ -92,18 +92,13 @@ class Assembler:
                 if time.time() - left.stat().st_mtime > _STALE:
                     shutil.rmtree(left, ignore_errors=True)
 
-    @property
-    def newest_ptx(self) -> tuple[int, int]:
-        """The newest PTX version that it reads."""
-        major, minor = read_toml(tuple[int, int], RECIPES / "toolchain.toml", key="ptx")
-        return major, minor
-
     def assemble(self, job: Job) -> Assembled:
         """Return the machine code of one fat binary, from the cache or made now.
 
         Raises SourceError for damaged PTX, BuildError if ptxas does not take it.
         """
-        if job.entry.version > self.newest_ptx:
+        newest = read_toml(tuple[int, int], RECIPES / "toolchain.toml", key="ptx")
+        if job.entry.version > newest:
             newer = ".".join(map(str, job.entry.version))
             raise BuildError(f"{job.where} is PTX {newer}; ptxas {self.version} is older")
         with job.path.open("rb") as stream:
@@ -123,7 +118,7 @@ class Assembler:
             folder = Path(made)
             (folder / "x.ptx").write_bytes(ptx.text)
             words = (f"-arch=sm_{job.arch}", *options, "x.ptx", "-o", "x.cubin")
-            _run(self._tools / "ptxas", *words, folder=folder, where=job.where)
+            self._run("ptxas", *words, folder=folder, where=job.where)
             with (folder / "x.cubin").open("rb") as stream:
                 sections = {section.name for section in parse_library(stream, job.where).sections}
             if lost := sorted(k for k in ptx.kernels if f".text.{k}" not in sections):
@@ -131,12 +126,31 @@ class Assembler:
             # As nvcc calls it. Compressed, it fits where the code for another device was.
             image = f"--image3=kind=elf,sm={job.arch},file=x.cubin"
             words = ("-64", "--create=x.fatbin", image, "--compress-all")
-            _run(self._tools / "fatbinary", *words, folder=folder, where=job.where)
+            self._run("fatbinary", *words, folder=folder, where=job.where)
             if not _holds(folder / "x.fatbin", job.arch):
                 raise BuildError(f"{job.where}: fatbinary made no code for sm_{job.arch}")
             with (folder / "x.fatbin").open("rb") as stream:
                 os.fsync(stream.fileno())
             (folder / "x.fatbin").rename(place)
+
+    def _run(self, name: str, *words: str, folder: Path, where: str) -> None:
+        """Run a tool. Raises BuildError if it refuses its input, HostError or StorageError else."""
+        with Follow(self._tools / name, *words, cwd=folder) as running:
+            for _line in running:
+                if self.stopped.is_set():
+                    raise HostError(f"{where}: {name} was stopped")
+        done = running.done
+        if done.status is None or done.status < 0:
+            hint = "free some memory, and run again: what is assembled already is kept"
+            raise done.error(
+                HostError, why=f"{where}: it was killed, or cannot run here", hint=hint
+            )
+        if done.trouble and shutil.disk_usage(folder).free < BYTES_PER_MIB:
+            raise StorageError(
+                f"{folder.parent}: the disk is full", hint="free some space (0.1 GB)"
+            )
+        if done.trouble:
+            raise done.error(BuildError, why=where)
 
 
 def assemble_all(
@@ -166,6 +180,9 @@ def assemble_all(
             results[futures[future]] = future.result()
             done += futures[future].entry.plain
             progress(done, total)
+    except BaseException:
+        assembler.stopped.set()  # else an interrupt waits for minutes
+        raise
     finally:
         pool.shutdown(cancel_futures=True)
     return results
@@ -214,15 +231,3 @@ def _holds(fatbin: Path, arch: str) -> bool:
         except SourceError:
             return False  # cut off by a power cut
     return names == [f"sm_{arch}"]
-
-
-def _run(tool: Path, *words: str, folder: Path, where: str) -> None:
-    """Run a tool. Raises BuildError if it refuses its input, HostError or StorageError else."""
-    done = attempt(tool, *words, cwd=folder, timeout=None)
-    if done.status is None or done.status < 0:
-        hint = "free some memory, and run again: what is assembled already is kept"
-        raise done.error(HostError, why=f"{where}: it was killed, or cannot run here", hint=hint)
-    if done.trouble and shutil.disk_usage(folder).free < BYTES_PER_MIB:
-        raise StorageError(f"{folder.parent}: the disk is full", hint="free some space (0.1 GB)")
-    if done.trouble:
-        raise done.error(BuildError, why=where)

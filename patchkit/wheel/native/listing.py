@@ -74,7 +74,7 @@ def find_site(path: Path) -> Path:
 def list_installed(site: Path, target: Target, only: str = "") -> Iterator[DeviceLibrary]:
     """List the libraries with device code of what is installed in a folder, or of one project."""
     for package in metadata.distributions(path=[str(site)]):
-        project = canonicalize_name(package.metadata["Name"])
+        project = canonicalize_name("".join(package.metadata.get_all("Name", [])))
         # What leads out of the environment is no library; what patchkit keeps is not loaded.
         files = package.files if only in ("", project) else ()
         for file in files or ():

@@ -6,7 +6,7 @@ import re
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from patchkit import __version__
 from patchkit.digests import digest
@@ -65,12 +65,7 @@ def write_native_wheel(
     """
     names = [library.name for library in list_libraries(path, target) if library.writable]
     with staging() as folder, WheelFile(path) as wheel:
-        files = {}
-        for number, name in enumerate(names):
-            files[name] = folder / f"{number}" / PurePosixPath(name).name
-            files[name].parent.mkdir()
-            with files[name].open("wb") as sink:
-                sink.writelines(wheel.unpacked(name))
+        files = wheel.extract(names, folder / "old")
         made = make_native(files, target, folder, assembler, report("Assembling PTX"))
         members = {each.name: each.path.read_bytes() for each in made if each.path}
         if not members:

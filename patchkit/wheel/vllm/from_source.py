@@ -12,7 +12,7 @@ import os
 import threading
 import tomllib
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -33,7 +33,7 @@ from patchkit.wheel.build.make import (
 )
 from patchkit.wheel.build.toolchain import check_toolchain
 from patchkit.wheel.build.torch_toolkit import cross_toolkit, cross_variables, full_toolkit
-from patchkit.wheel.device.inspect import Binary, inspect_wheel
+from patchkit.wheel.device.inspect import inspect_wheel
 from patchkit.wheel.device.libraries import (
     check_wheel,
     compiled_sources,
@@ -52,7 +52,7 @@ from patchkit.wheel.native.make import make_native
 from patchkit.wheel.vllm.native_parts import native_parts
 from patchkit.wheel.vllm.prepare import Prepared, Report, prepare
 from patchkit.wheel.vllm.source import VllmOrder
-from patchkit.wheel.vllm.upstream_parts import prove_parts
+from patchkit.wheel.vllm.upstream_parts import fetch_upstream, prove_parts, upstream_parts
 
 # The issue trackers' 3 to 5 GB, and CUTLASS's largest files take 9.
 JOB_MEMORY = 4 * BYTES_PER_GIB
@@ -75,27 +75,33 @@ def build_vllm(order: VllmOrder, report: Report) -> BuiltWheel:
         arch = target.gencode_flags(target.arch_list(order.request.arch))
         check_toolchain(order.toolchain, arch, staged, clean_environment(staged, NAMESPACE))
         assembler = Assembler(offline=order.offline)
-        prepared = prepare(order, staged, report)
-        cuda = staged / "cuda"
-        if order.across:
-            used = order.work / cuda.name
-            cross_toolkit(order.toolchain, prepared.site, prepared.python, cuda, root=used)
-        else:
-            full_toolkit(order.toolchain, prepared.site, cuda)
-        brought = [staged / name for name in ("source", "external", "cuda")]
-        with work_folder(
-            order.work, brought, as_text(prepared.facts), fresh=order.fresh, free=_FREE
-        ) as root:
-            return _make_vllm_wheel(root, order, prepared, assembler, report)
+        with _assembling_ahead(order, staged / "ahead", assembler, report) as ahead:
+            prepared = prepare(order, staged, report)
+            cuda = staged / "cuda"
+            if order.across:
+                used = order.work / cuda.name
+                cross_toolkit(order.toolchain, prepared.site, prepared.python, cuda, root=used)
+            else:
+                full_toolkit(order.toolchain, prepared.site, cuda)
+            brought = [staged / name for name in ("source", "external", "cuda")]
+            with work_folder(
+                order.work, brought, as_text(prepared.facts), fresh=order.fresh, free=_FREE
+            ) as root:
+                variables = build_variables(root, order, prepared)
+                raw = compile_wheel(root, prepared.python, variables, report("compiling"))
+                ahead()
+                return _make_vllm_wheel(root, raw, order, prepared, assembler, report)
 
 
 def _make_vllm_wheel(
-    root: Path, order: VllmOrder, prepared: Prepared, assembler: Assembler, report: Report
+    root: Path,
+    raw: Path,
+    order: VllmOrder,
+    prepared: Prepared,
+    assembler: Assembler,
+    report: Report,
 ) -> BuiltWheel:
-    variables, target = build_variables(root, order, prepared), order.request.target
-    bar = report("assembling PTX, in MB")
-    with _assembling_ahead(root, order, prepared, assembler, _in_mb(bar)):
-        raw = compile_wheel(root, prepared.python, variables, report("compiling"))
+    target = order.request.target
     circumstances = (network(),)
     note(root, *circumstances)
     # The torch that was compiled against is a fact of the wheel: it must still be that one.
@@ -105,10 +111,20 @@ def _make_vllm_wheel(
         judged = judge_libraries(binaries, target, order.version)
         if not order.extensions:
             require_loading(judged, target, order.version)
-        proofs = _prove_contents(wheel, binaries, root, order, prepared)
+        sources = compiled_sources(root / "source" / "build", root / "source")
+        tree = detect(root / "source", sandboxed=Sandboxed.IF_POSSIBLE)  # it has been built
+        archs = target.arch_list(order.request.arch)
+        groups, asked = evaluate(tree, target, archs, order.toolchain.cuda), asked_targets(tree)
+        built = [source for source in sources if source.library in asked]
+        proofs = (prove_groups(groups, sources), *prove_compiled(built, binaries, target))
+        proofs += tuple(
+            prove_parts(wheel, root / "external" / each.known.option, each.known.option)
+            for each in prepared.gathered.installed
+            if not order.extensions or order.extensions & set(each.known.targets)
+        )
         # Also of what was compiled: upstream's CMake asks for PTX alone here and there.
         parts = wheel, binaries, judged, target, emptied(root / "native"), assembler
-        native = native_parts(*parts, _in_mb(bar), keep=True)
+        native = native_parts(*parts, _in_mb(report("assembling PTX, in MB")), keep=True)
     if count := sum(len(library.ptx) for library in native.libraries):
         proofs += (f"{count} fat binaries are assembled from PTX, by ptxas {assembler.version}",)
     left = tuple(why for library in native.libraries for why in library.refused)
@@ -144,30 +160,37 @@ def _make_vllm_wheel(
 
 @contextlib.contextmanager
 def _assembling_ahead(
-    root: Path, order: VllmOrder, prepared: Prepared, assembler: Assembler, progress: Progress
-) -> Iterator[None]:
-    """Assemble what upstream's wheel gives while the block compiles, for the cache alone.
+    order: VllmOrder, folder: Path, assembler: Assembler, report: Report
+) -> Iterator[Callable[[], object]]:
+    """Assemble what comes from upstream's wheel beside the block, for the cache alone.
 
-    It takes what time the compilers leave. What it cannot assemble is told when the wheel is made.
+    It takes what time the compilers leave; the result waits for it. What it cannot assemble is told
+    when the wheel is made.
     """
-    taken = () if order.extensions else prepared.gathered.installed
-    folders = [root / "external" / each.known.option for each in taken]
-    files = {str(path): path for folder in folders for path in sorted(folder.rglob("*.so"))}
+    if order.extensions or not order.taken:
+        yield lambda: None
+        return
+    release = order.version, order.toolchain.machine
+    fetch_upstream(*release, order.offline, _in_mb(report("upstream's wheel, in MB")))
+    target, bar = order.request.target, _in_mb(report("assembling upstream's PTX, in MB"))
     ended = threading.Event()
 
     def told(done: int, total: int) -> None:
         if ended.is_set():
-            raise BuildError("the compile failed")
-        progress(done, total)
+            raise BuildError("the build failed")
+        bar(done, total)
 
     def assemble() -> None:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)  # for its children, too
-        make_native(files, order.request.target, emptied(root / "ahead"), assembler, told)
+        for known in order.taken:
+            upstream_parts(known, *release, target, True, None).fill(folder / known.option)
+        files = {str(path): path for path in sorted(folder.rglob("*.so"))}
+        make_native(files, target, folder, assembler, told)
 
     with ThreadPoolExecutor(1) as pool:
-        pool.submit(assemble)
+        assembling = pool.submit(assemble)
         try:
-            yield
+            yield assembling.exception
         except BaseException:
             ended.set()
             raise
@@ -175,31 +198,6 @@ def _assembling_ahead(
 
 def _in_mb(bar: Progress) -> Progress:
     return lambda done, total: bar(done // 10**6, total // 10**6)
-
-
-def _prove_contents(
-    wheel: WheelFile,
-    binaries: tuple[Binary, ...],
-    root: Path,
-    order: VllmOrder,
-    prepared: Prepared,
-) -> tuple[str, ...]:
-    """Prove that a wheel holds what was compiled as planned, and upstream's files untouched."""
-    target, installed = order.request.target, prepared.gathered.installed
-    sources = compiled_sources(root / "source" / "build", root / "source")
-    tree = detect(root / "source", sandboxed=Sandboxed.IF_POSSIBLE)  # it has been built
-    archs = target.arch_list(order.request.arch)
-    groups, asked = evaluate(tree, target, archs, order.toolchain.cuda), asked_targets(tree)
-    built = [source for source in sources if source.library in asked]
-    return (
-        prove_groups(groups, sources),
-        *prove_compiled(built, binaries, target),
-        *(
-            prove_parts(wheel, root / "external" / each.known.option, each.known.option)
-            for each in installed
-            if not order.extensions or order.extensions & set(each.known.targets)
-        ),
-    )
 
 
 NAMESPACE = "patchkit-vllm"

@@ -54,13 +54,8 @@ def native_parts(
     """
     idle = () if keep else tuple(each.name for each in judged if each.use is Use.OTHER)
     prove_unneeded(wheel, idle)
-    files: dict[str, Path] = {}
-    for binary in binaries:
-        if binary.name not in idle and first_use(binary, target):
-            files[binary.name] = folder / str(len(files)) / PurePosixPath(binary.name).name
-            files[binary.name].parent.mkdir(parents=True)
-            with files[binary.name].open("wb") as sink:
-                sink.writelines(wheel.unpacked(binary.name))
+    names = [b.name for b in binaries if b.name not in idle and first_use(b, target)]
+    files = wheel.extract(names, folder / "old")
     made = make_native(files, target, folder, assembler, progress)
     return NativeParts(libraries=made, dropped=idle, facts=native_facts(made, assembler, idle))
 

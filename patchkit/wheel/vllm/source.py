@@ -93,18 +93,18 @@ class VllmOrder:
         return f"vllm=={self.version.public}" if self.released else ""
 
     @property
+    def taken(self) -> tuple[KnownSource, ...]:
+        """Return the sources that come from upstream's wheel."""
+        known = [it for it in known_externals() if it.pin_of(self.version)]
+        wanted = [it for it in known if it.option not in self.without]
+        return tuple(it for it in wanted if is_upstream(self.source_of(it)))
+
+    @property
     def compiling(self) -> Request:
         """Return the request with the fixes on that belong to sources which are compiled."""
-        request = self.request
-        fixes = {
-            known.compiled
-            for known in known_externals()
-            if known.compiled
-            and known.option not in self.without
-            and not is_upstream(self.source_of(known))
-        }
-        on = frozenset() if request.only else fixes - request.skip
-        return replace(request, also=request.also | on)
+        request, aside = self.request, self.without | {it.option for it in self.taken}
+        on = {it.compiled for it in known_externals() if it.option not in aside} - {""}
+        return request if request.only else replace(request, also=request.also | on - request.skip)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

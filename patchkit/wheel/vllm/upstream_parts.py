@@ -54,10 +54,13 @@ def upstream_parts(
     offline: bool,
     progress: Progress | None,
 ) -> FoundSource:
-    """Fetch upstream's wheel of a release and find in it what it holds of a source.
+    """Find in upstream's wheel of a release what it holds of a source; raise as both do."""
+    with WheelFile(fetch_upstream(version, cpu, offline, progress)) as wheel:
+        return parts_of(wheel, known, target)
 
-    Raises SourceError if no wheel is locked, and what ``parts_of`` and a fetch raise.
-    """
+
+def fetch_upstream(version: Version, cpu: str, offline: bool, progress: Progress | None) -> Path:
+    """Fetch upstream's wheel of a release. Raises SourceError for none that is locked."""
     entry = upstream_wheels().get(cpu, {}).get(version.public)
     if entry is None:
         raise SourceError(
@@ -65,9 +68,7 @@ def upstream_parts(
             why="that is no release, or one that this patchkit does not know",
             hint="name a folder, an archive or git+URL@COMMIT with --source",
         )
-    path = fetch("vllm", entry.version, {entry.version: entry}, offline=offline, progress=progress)
-    with WheelFile(path) as wheel:
-        return parts_of(wheel, known, target)
+    return fetch("vllm", entry.version, {entry.version: entry}, offline=offline, progress=progress)
 
 
 def parts_of(wheel: WheelFile, known: KnownSource, target: Target) -> FoundSource:

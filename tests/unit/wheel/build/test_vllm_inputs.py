@@ -228,6 +228,7 @@ def test_flash_attention_is_upstreams_or_machine_code(version, how, asked, sourc
     request = Request(target=GB10, **{name: frozenset({fix}) for name, fix in asked.items()})
     ordered = VllmOrder(**ORDER | how, version=Version(version), request=request)
     assert ordered.source_of(KNOWN["flash-attn"]) == source
+    assert (KNOWN["flash-attn"] in ordered.taken) == source.startswith("vllm==")
     assert ordered.compiling.also == fixes
     assert ordered.source_of(KNOWN["qutlass"]) == ""
 
