@@ -308,11 +308,13 @@ def doctor_proof(session: nox.Session) -> None:
 def bench(session: nox.Session) -> None:
     """apply, status and revert beside git apply and the import of libcst, in one run.
 
-    `nox -s bench -- nccl` measures the build of libnccl beside plain make instead.
+    `nox -s bench -- nccl` measures the build of libnccl beside plain make instead, and
+    `-- ring` the ring of vLLM's workers, stock's beside that of the fix shm_spin.
     """
     _install(session, "test")
-    if session.posargs[:1] == ["nccl"]:
-        session.run("python", "benchmarks/nccl_build.py", *session.posargs[1:])
+    others = {"nccl": "nccl_build.py", "ring": "ring.py"}
+    if other := others.get("".join(session.posargs[:1])):
+        session.run("python", f"benchmarks/{other}", *session.posargs[1:])
     else:
         session.run("python", "benchmarks/bench.py", *session.posargs)
 

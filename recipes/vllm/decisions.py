@@ -225,11 +225,13 @@ def fp8_moe(code: Code, scales: str, *, compressed_tensors: bool = False) -> str
     return _backend(code, select, given | others, SCALES[scales])
 
 
-def nvfp4_moe(code: Code) -> str:
+def nvfp4_moe(code: Code, *, is_weight_only: bool = False) -> str:
     """Return the backend of an NVFP4 MoE layer; before 0.14 "MARLIN" or what else there is."""
     if code.has(NVFP4_MOE, "select_nvfp4_moe_backend"):
         select = code.get(NVFP4_MOE, "select_nvfp4_moe_backend")
-        return _backend(code, select, {}, ("kNvfp4Static", "kNvfp4Dynamic"))
+        return _backend(
+            code, select, {}, ("kNvfp4Static", "" if is_weight_only else "kNvfp4Dynamic")
+        )
     support = code.get(_NVFP4_SUPPORT, "detect_nvfp4_moe_support")()
     flashinfer = "FLASHINFER_CUTLASS" if support.allow_flashinfer else "VLLM_CUTLASS"
     return "MARLIN" if support.use_marlin else flashinfer
@@ -249,6 +251,7 @@ def _backend(
         config = Off(
             moe_backend=code.names["get_current_vllm_config"]().kernel_config.moe_backend,
             activation=silu,
+            in_dtype=Anything("torch.bfloat16"),
             is_act_and_mul=True,
             swiglu_limit=None,
             hidden_dim=2048,
@@ -260,7 +263,7 @@ def _backend(
             router_logits_dtype=None,
             moe_parallel_config=Off(ep_size=1, tp_size=1, dp_size=1),
         )
-        weight, activation = (code.get(KEYS, key) for key in keys)
+        weight, activation = (code.get(KEYS, key) if key else None for key in keys)
         given = {
             **given,
             "config": config,

@@ -25,6 +25,7 @@ KERNELS = {
 _PACKAGED = (
     *("envs.py", "_custom_ops.py", "config/*.py", "platforms/*.py", "utils/*.py"),
     *("engine/arg_utils.py", "model_executor/model_loader/weight_utils.py"),
+    "distributed/device_communicators/shm_broadcast.py",
     *("model_executor/kernels/**/*.py", "model_executor/layers/quantization/**/*.py"),
     *("model_executor/layers/fused_moe/**/*.py", "model_executor/layers/fused_moe/configs/*.json"),
 )

@@ -1,14 +1,13 @@
 """Tuned configs of the fused MoE kernel for the GB10, where a release looks for them."""
 
 import builtins
-import contextlib
 import io
 import json
 import os
 import posixpath
 import re
 import tomllib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import partial
@@ -154,7 +153,12 @@ def _config_paths(tree: kit.SourceTree) -> list[str]:
         name = _file_names(tree, _DEVICE)
         return [name(config.key) for config in _CONFIGS]
 
-    (found,) = kit.ask(tree, [names], list[object])
+    try:
+        (found,) = kit.ask(tree, [names], list[object])
+    except kit.ProofError as error:
+        raise kit.altered(
+            f"{_PATH}: get_config_file_name cannot be run as it was known: {error.what}"
+        ) from None
     named = [
         name for name in _require_each(found) if isinstance(name, str) and _NAME.fullmatch(name)
     ]
@@ -207,38 +211,18 @@ def _file_names(tree: kit.SourceTree, device: str) -> Callable[[Key], str]:
             tree, _UTILS, helper, {"re": re, "__builtins__": importer}
         )
     build = _released_function(tree, _PATH, "get_config_file_name", names)
-
-    def name(key: Key) -> str:
-        with _as_drift(_PATH, "get_config_file_name"):
-            built: str = os.fspath(build(*key[:3], list(key[3]) or None))
-        return built
-
-    return name
+    return lambda key: os.fspath(build(*key[:3], list(key[3]) or None))
 
 
 def _released_function(
     tree: kit.SourceTree, path: str, scope: str, names: dict[str, object]
 ) -> Callable[..., Any]:
-    """Return a function of the release; whatever it stumbles over is drift."""
-    with _as_drift(path, scope):
-        code = kit.Code(tree, {})
-        for name, value in names.items():
-            code.put(path, name, value)
-        run = code.get(path, scope)
-
-    def call(*arguments: object) -> Any:
-        with _as_drift(path, scope):
-            return run(*arguments)
-
-    return call
-
-
-@contextlib.contextmanager
-def _as_drift(path: str, scope: str) -> Iterator[None]:
-    try:
-        yield
-    except (kit.ProofError, SyntaxError, AttributeError, NameError, TypeError, ValueError) as error:
-        raise kit.altered(f"{path}: {scope} cannot be run as it was known: {error}") from None
+    """Return a function of the release, with ``names`` in place of what it takes from outside."""
+    code = kit.Code(tree, {})
+    for name, value in names.items():
+        code.put(path, name, value)
+    found: Callable[..., Any] = code.get(path, scope)
+    return found
 
 
 _EXAMPLE = next(config for config in _CONFIGS if "N=704" in config.file)

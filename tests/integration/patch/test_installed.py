@@ -21,8 +21,11 @@ _NVFP4 = ("nvfp4_linear_marlin", "nvfp4_moe_marlin")
 PYTHON_FIXES = {
     "0.11.1": {*_NVFP4, "mxfp4_moe_marlin", "fastsafetensors_rank"},
     # Wheels: FP8 kernels may be traps, and Marlin MoE is PTX.
-    "0.19.1": {"fp8_grouped_gemm", "marlin_w4a8_fp8", "fp8_linear_torch", "nvfp4_linear_marlin"},
-    "0.24.0": {*_NVFP4, "deepgemm_sm12x"},
+    "0.19.1": {
+        *("fp8_grouped_gemm", "marlin_w4a8_fp8", "fp8_linear_torch", "nvfp4_linear_marlin"),
+        "shm_spin",
+    },
+    "0.24.0": {*_NVFP4, "deepgemm_sm12x", "shm_spin"},
 }
 
 

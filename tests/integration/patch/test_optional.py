@@ -45,7 +45,7 @@ def test_optional_fixes_apply_and_know_themselves(version, planned, recipe):
         if arch in fix.arches and (need := fix.need(Version(version), arch))
         if need.severity is Severity.OPTIONAL
     }
-    assert "marlin_atomic_add" in wanted
+    assert "moe_configs" in wanted
     assert states(planned(version, arch), wanted) == dict.fromkeys(wanted, State.OFF)
 
     plan = planned(version, arch, also=wanted)
@@ -59,7 +59,7 @@ def test_optional_fixes_apply_and_know_themselves(version, planned, recipe):
 @pytest.mark.parametrize(
     ("fix_id", "version", "path", "promised", "broken"),
     [
-        ("marlin_atomic_add", "0.27.1", "vllm/envs.py", "((12, 1))", "((12, 0))"),
+        ("shm_spin", "0.27.1", "vllm/envs.py", '"0.002"', '"0.2"'),
         (
             "nvml_total_memory",
             "0.27.1",
