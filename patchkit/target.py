@@ -148,6 +148,7 @@ class Target:
     glibc: str
     python: str
     unified: bool = False
+    bandwidth: int = 0
 
     @property
     def major(self) -> int:

@@ -27,6 +27,7 @@ from patchkit.runtime.serve.listen import CHOICES as LISTEN
 from patchkit.runtime.serve.listen import listen_address, models_url
 from patchkit.runtime.serve.model import memory_pool, preset_of, weights_gib
 from patchkit.runtime.serve.request import ServeRequest
+from patchkit.runtime.serve.roofline import read_per_token
 
 _HEADS = ("model", "quantization", "GiB", "Sparks", "memory", "tokens", "vLLM", "evidence")
 # Facts of an env file that the command line is made from.
@@ -113,9 +114,7 @@ def _serve_command(
         tell(lead_word("note") + f"{path} was edited after patchkit wrote it; taken: {taken}")
     preset = preset_of(model, options["preset"], os.environ)
     # The line may be for another machine, so this one need not have the address.
-    asked = replace(asked, model=preset.id if preset else "")
-    node = decide(asked, host, file, addressed=False)
-    rules = load_flag_rules()
+    node = decide(replace(asked, model=preset.id if preset else ""), host, file, addressed=False)
     served = model
     # A preset may be named by its last part, unless there is a folder of that name.
     if preset and model.lower() == preset.name.lower() and not Path(model).is_dir():
@@ -128,9 +127,10 @@ def _serve_command(
         host=options["address"] or listen_address(options["listen"] or LISTEN[0], node, host),
         port=options["port"],
         folder_gib=weights_gib(served, os.environ),
+        reads_gb=read_per_token(served, os.environ),
         choice=choice,
     )
-    return serve_args(request, rules, host.vllm_home(node.vllm))
+    return serve_args(request, load_flag_rules(), host.vllm_home(node.vllm))
 
 
 def _flag_rows(served: ServeCommand) -> Iterator[tuple[str, ...]]:

@@ -47,6 +47,7 @@ class Preset:
     evidence: Established
     confidence: Confidence
     weights_gib: float | None = None
+    reads_gb: float | None = None
     flags: Mapping[FlagName, str | bool] = field(default_factory=dict)
     variables: Mapping[str, str] = field(default_factory=dict)
     measured_with: str = ""

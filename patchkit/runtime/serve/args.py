@@ -16,6 +16,7 @@ from patchkit.runtime.rules.releases import within
 from patchkit.runtime.rules.rule import Advice, holding
 from patchkit.runtime.serve.listen import listening
 from patchkit.runtime.serve.request import ServeRequest, check_request, check_size
+from patchkit.runtime.serve.roofline import fastest_stream
 
 _SHARE = "--gpu-memory-utilization"
 
@@ -91,6 +92,7 @@ def serve_args(request: ServeRequest, rules: FlagRules, home: Path | None = None
         notes=(
             *listening(request),
             *_model_notes(request, rules),
+            *fastest_stream(request, {flag.flag: flag.value for flag in kept}),
             *(f"{flag} is left out: {rule.reason}" for flag, rule in dropped.items()),
         ),
     )

@@ -21,6 +21,7 @@ from patchkit.target import targets
 from patchkit.units import BYTES_PER_GIB, KIB_PER_GIB, MIB_PER_GIB
 
 _SPARK = "gb10"
+SPARK = "a Spark"  # whose memory is meant where no other machine's is known
 
 
 def preset_of(model: str, named: str | None, environment: Mapping[str, str]) -> Preset | None:
@@ -85,7 +86,7 @@ def memory_pool(host: Host, node: Node) -> MemoryPool:
         why = "/proc/meminfo cannot be read"
     if why and device == _SPARK:
         note = f"{why}: sized for a Spark, with {budget.total_gib} GiB that CPU and GPU share"
-        return MemoryPool(gib=budget.total_gib, shared=True, whose="a Spark", note=note)
+        return MemoryPool(gib=budget.total_gib, shared=True, whose=SPARK, note=note)
     if why:
         note = f"{unknown} {why}, and {device}'s memory is not known here"
         return MemoryPool(gib=None, shared=True, whose=device, note=note)

@@ -23,7 +23,7 @@ class ServeRequest:
 
     ``rank`` is the node's number, None for the only one that it can be; ``memory`` is what the
     model must fit into, ``folder_gib`` the size of a local checkpoint or of a download, None where
-    there is none; ``choice`` is of rules about flags.
+    there is none, ``reads_gb`` what a token reads of it; ``choice`` is of rules about flags.
     """
 
     model: str
@@ -33,6 +33,7 @@ class ServeRequest:
     host: str = LOCAL
     port: int = 8000
     folder_gib: float | None = None
+    reads_gb: float | None = None
     choice: RuleChoice = BY_DEFAULT
 
     @property

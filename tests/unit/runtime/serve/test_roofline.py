@@ -1,0 +1,40 @@
+"""The most tokens per second for one stream, by what a token reads of the weights."""
+
+import json
+
+from patchkit.runtime.rules.presets import named_preset
+from patchkit.runtime.serve.roofline import read_per_token
+from tools.serve_lines import TWO, served
+
+# Bytes by config.json: attention with biases and router, experts that are taken, head.
+GPT = 36 * (2880 * 9344 + 42560) * 2 + 36 * 4 * 3 * 2880**2 * 4.25 / 8 + 201088 * 2880 * 2
+QWEN = 80 * (8192 * 18432 + 3 * 8192 * 29568) * 2 + 152064 * 8192 * 2
+NEXT = 36 * 2048 * 16384 + 12 * 2048 * 13312 + 48 * 11 * 3 * 2048 * 512 + 2 * 2048 * 176512
+
+
+def test_presets_read_what_their_configs_say():
+    for model, reads, asked, said in (
+        ("openai/gpt-oss-120b", GPT, TWO, "109 tok/s for one stream on 2 nodes: 5 GB of"),
+        ("Qwen/Qwen2.5-72B-Instruct", QWEN, TWO | {"topology": "socket"}, "1.91 tok/s for one"),
+        ("Qwen/Qwen3-Coder-Next-FP8", NEXT, {}, "70 tok/s for one stream on one node: 3.9 GB"),
+        ("nvidia/Qwen3.6-27B-NVFP4", 14.4e9, {}, "19 tok/s for one stream without drafting"),
+    ):
+        assert 0 <= reads / 1e9 - named_preset(model).reads_gb < 0.1  # the least: the most tokens
+        assert f"at most {said}" in " ".join(served("0.33.0", {"model": model, **asked}).notes)
+
+
+def test_a_checkpoint_says_what_a_token_reads(tmp_path):
+    layers, moe = {"num_hidden_layers": 1}, {"num_experts": 8, "num_experts_per_tok": 2}
+    sizes = {"embed_tokens.a": 1000, "layers.0.experts.0.a": 400, "layers.0.shared_experts.a": 50}
+    sizes |= {"__metadata__": 1, "layers.1.experts.0.a": 9000, "visual.blocks.0.a": 500}
+    for head, config, expected in (
+        ({"lm_head.a": 7}, {"text_config": layers | moe}, 100 + 50 + 7),
+        ({}, layers | moe, 1000 + 100 + 50),  # the table is the head
+        ({}, layers, None),  # nobody says how many of the experts are taken
+    ):
+        header = {name: {"data_offsets": [5, 5 + size]} for name, size in (sizes | head).items()}
+        text = json.dumps(header).encode()
+        (tmp_path / "model.safetensors").write_bytes(len(text).to_bytes(8, "little") + text)
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        read = read_per_token(str(tmp_path), {})
+        assert (read and round(read * 1e9)) == expected
