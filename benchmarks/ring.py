@@ -1,4 +1,4 @@
-"""The ring between EngineCore and its workers, stock's beside that of the fix shm_spin, in one run.
+"""Measure the ring between EngineCore and its workers, stock beside the fix shm_spin, in one run.
 
     nox -s bench -- ring [--release X …] [--messages N]
 

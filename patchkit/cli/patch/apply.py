@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 
 import click
@@ -84,31 +85,14 @@ def apply_command(
         kept = tree.kind == "installed"
         ledger = read_ledger(state_folder(tree), recipe.project) if kept else None
         request = selection.request(ledger)
-        with progress() as report:
-
-            def make_libraries(workspace: Workspace) -> Mapping[str, Path]:
-                if not native:
-                    return {}
-                # What reads and compiles PTX takes a while to import.
-                from patchkit.wheel.native.assemble import Assembler
-                from patchkit.wheel.native.installed import make_package_native, new_files
-                from patchkit.wheel.native.listing import package_libraries
-
-                if dry_run:
-                    names = package_libraries(workspace.tree, request.target)
-                    return {name: workspace.tree.root / name for name in names}
-                assembler = Assembler(offline=source.offline, progress=report("Fetching ptxas"))
-                bar = report("Assembling PTX")
-                return new_files(make_package_native(workspace, request.target, assembler, bar))
-
-            outcome = apply(
-                path,
-                recipe,
-                request,
-                dry_run=dry_run,
-                sandboxed=sandboxed,
-                native=make_libraries,
-            )
+        outcome = apply(
+            path,
+            recipe,
+            request,
+            dry_run=dry_run,
+            sandboxed=sandboxed,
+            native=partial(_make_libraries, source, request, native=native, dry_run=dry_run),
+        )
         workspace = open_workspace(path, recipe.project)  # as it lies on the disk now
         done = record_fields(outcome, "verdicts", "pending")
         fixes = list(map(verdict_fields, outcome.verdicts))
@@ -136,6 +120,29 @@ def apply_command(
             yield f"a build of your own takes {recipe.build.setting(request)}"
             build = ("build", recipe.project, "--src", path)
             yield next_step(*program(), *build, *_build_words(recipe.project, request))
+
+
+def _make_libraries(
+    source: SourceOptions, request: Request, workspace: Workspace, *, native: bool, dry_run: bool
+) -> Mapping[str, Path]:
+    """Return the new libraries by path, or in a dry run which there would be; tell what stays."""
+    if not native:
+        return {}
+    # What reads and compiles PTX takes a while to import.
+    from patchkit.wheel.native.assemble import Assembler
+    from patchkit.wheel.native.installed import make_package_native, new_files
+    from patchkit.wheel.native.listing import package_libraries
+
+    if dry_run:
+        names = package_libraries(workspace.tree, request.target)
+        return {name: workspace.tree.root / name for name in names}
+    with progress() as report:
+        assembler = Assembler(offline=source.offline, progress=report("Fetching ptxas"))
+        bar = report("Assembling PTX")
+        made = make_package_native(workspace, request.target, assembler, bar)
+    for why in (why for library in made for why in library.refused):
+        tell(lead_word("note") + f"{why}; it stays as it is")
+    return new_files(made)
 
 
 def _build_words(project: str, request: Request) -> Iterator[str]:

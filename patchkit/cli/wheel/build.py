@@ -221,7 +221,8 @@ def build_vllm_wheel(
     ]
     lines += [*built.circumstances, *built.proofs]
     what = f"vllm {order.version}", f"{order.request.target.title}, {facts['archs']}"
-    fields = {"proofs": built.proofs, "circumstances": built.circumstances}
+    notes = [lead_word("note") + note for note in built.notes]
+    fields = {"proofs": built.proofs, "circumstances": built.circumstances, "notes": notes}
     yield from built_blocks(built, house, began, what, tools, lines, reduced=bool(parts), **fields)
 
 

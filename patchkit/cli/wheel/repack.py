@@ -102,15 +102,7 @@ def repack_command(
         )
     seconds = time.monotonic() - began
     verdicts, proofs = done.outcome.verdicts, done.outcome.proofs
-    libraries = [
-        {
-            **record_fields(it, "known", "loads"),
-            "told": it.phrase,
-            "required": bool(it.known and it.known.required),
-            "fat_binaries": {str(load): it.loads[load] for load in sorted(Load, reverse=True)},
-        }
-        for it in done.libraries
-    ]
+    libraries = list(map(_library_fields, done.libraries))
     fixes = list(map(verdict_fields, verdicts))
     own = {"fixes": fixes, "proofs": proofs, "seconds": round(seconds, 1)}
     known = record_fields(done, "version", "outcome", "libraries")
@@ -126,6 +118,15 @@ def repack_command(
     what = f"{done.wheel}  {done.size / 1e6:.1f} MB, {seconds:.0f} s"
     yield GOOD + what if done.fresh else f"nothing to do, it is there already: {what}"
     yield from install_steps(done.wheel, done.facts)
+
+
+def _library_fields(library: Judged) -> dict[str, Any]:
+    return {
+        **record_fields(library, "known", "loads"),
+        "told": library.phrase,
+        "required": bool(library.known and library.known.required),
+        "fat_binaries": {str(load): library.loads[load] for load in sorted(Load, reverse=True)},
+    }
 
 
 def _library_lines(libraries: Sequence[Judged], *, verbose: bool) -> Sequence[str]:

@@ -43,6 +43,7 @@ class BuiltWheel:
     """A sealed wheel, its facts, its libraries, what was proved of it.
 
     ``circumstances`` say how it was built; nothing of them is in the wheel.
+    ``notes`` are what somebody who installs it has to know.
     """
 
     wheel: Path
@@ -51,6 +52,7 @@ class BuiltWheel:
     log: Path
     proofs: tuple[str, ...] = ()
     circumstances: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 def clean_environment(root: Path, namespace: str) -> dict[str, str]:

@@ -13,7 +13,7 @@ from patchkit.wheel.device.fatbin import CodeEntry
 from patchkit.wheel.device.inspect import Binary, best, fat_binaries
 
 SECONDS_PER_MB = 4.1
-"""What 10**6 bytes of PTX take the driver: 45.9 s for 11.3 MB and 80.2 s for 19.7 MB of
+"""Seconds that 10**6 bytes of PTX take the driver: 45.9 s for 11.3 MB and 80.2 s for 19.7 MB of
 FlashAttention 2, driver 580, one core of an H200's host."""
 
 

@@ -127,14 +127,10 @@ def _make_vllm_wheel(
         native = native_parts(*parts, _in_mb(report("assembling PTX, in MB")), keep=True)
     if count := sum(len(library.ptx) for library in native.libraries):
         proofs += (f"{count} fat binaries are assembled from PTX, by ptxas {assembler.version}",)
-    left = tuple(why for library in native.libraries for why in library.refused)
-    proofs += tuple(f"{why}; it is compiled at first use" for why in left)
+    left = (why for library in native.libraries for why in library.refused)
     facts = {**prepared.facts, "native": native.facts}
-    texts = {
-        **prepared.texts,
-        FACTS: as_text(facts),
-        "sboms/patchkit.cdx.json": as_text(wheel_sbom(facts, prepared.steps)),
-    }
+    sbom = as_text(wheel_sbom(facts, prepared.steps))
+    texts = {**prepared.texts, FACTS: as_text(facts), "sboms/patchkit.cdx.json": sbom}
     libraries = {each.name: each.path.read_bytes() for each in native.libraries if each.path}
     tag = platform_tag(raw, _PROVIDED)
     sealed = seal_wheel(raw, emptied(root / "sealed"), tag, texts, libraries)
@@ -154,6 +150,7 @@ def _make_vllm_wheel(
         binaries=binaries,
         proofs=proofs,
         circumstances=circumstances,
+        notes=tuple(f"{why}; it is compiled at first use" for why in left),
         log=root / "log.txt",
     )
 

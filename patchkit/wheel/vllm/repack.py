@@ -105,20 +105,12 @@ def repack_wheel(
         patched = _patch_tree(origin, request, folder / "tree", binaries, judged, sandboxed)
         if assembler:
             say("assembling machine code")
-            parts = native_parts(
-                origin.wheel,
-                binaries,
-                judged,
-                target,
-                folder / "native",
-                assembler,
-                report("Assembling PTX"),
-                keep=keep_libraries,
-            )
+            held = origin.wheel, binaries, judged, target, folder / "native"
+            bar = report("Assembling PTX")
+            parts = native_parts(*held, assembler, bar, keep=keep_libraries)
             patched = replace(patched, native=parts)
         elif not patched.outcome.written:
             raise _unchanged_error(origin, target)
-        notes = (*_install_notes(patched, judged), *_native_notes(patched, binaries))
         new = make_additions(patched)
         # Again with the whole name, in which the CUDA of the kernels may be another one.
         check_room(house, new.filename)
@@ -135,15 +127,10 @@ def repack_wheel(
         size=size,
         fresh=fresh,
         version=origin.version,
-        source={
-            "file": origin.wheel.name.filename,
-            "sha256": origin.wheel.sha256,
-            "size": origin.wheel.size,
-            "upstream": origin.locked,
-        },
+        source=origin.fields,
         outcome=patched.outcome,
         libraries=judged,
-        notes=notes,
+        notes=(*_install_notes(patched, judged), *_native_notes(patched, binaries)),
         facts=new.facts,
     )
 

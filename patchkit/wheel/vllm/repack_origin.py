@@ -32,6 +32,12 @@ class Origin:
     cpu: str
     locked: bool
 
+    @property
+    def fields(self) -> dict[str, object]:
+        """What says which wheel it is, for JSON."""
+        name, sha256, size = self.wheel.name.filename, self.wheel.sha256, self.wheel.size
+        return {"file": name, "sha256": sha256, "size": size, "upstream": self.locked}
+
 
 @contextmanager
 def find_wheel(

@@ -1,4 +1,4 @@
-"""The tables of variables, flags, values and recipes beside the sources that they are made from."""
+"""Compare the tables of variables, flags, values and recipes with what they are made from."""
 
 from __future__ import annotations
 

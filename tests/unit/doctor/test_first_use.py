@@ -1,4 +1,4 @@
-"""What a device compiles at its first use, by real libraries."""
+"""Say what a device compiles at its first use, by real libraries."""
 
 import subprocess
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""What is sent to a node runs there on any Python, by itself, and ends with its asker."""
+"""Run what is sent to a node on any Python, by itself, until its asker ends."""
 
 import json
 import os

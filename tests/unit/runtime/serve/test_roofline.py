@@ -1,4 +1,4 @@
-"""The most tokens per second for one stream, by what a token reads of the weights."""
+"""Compute the most tokens per second for one stream, by what a token reads of the weights."""
 
 import json
 
