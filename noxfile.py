@@ -113,7 +113,7 @@ def regenerate(session: nox.Session) -> None:
 def data(session: nox.Session) -> None:
     """What is made from data, after a rule, symptom, preset or release was changed; then its tests.
 
-    Writes golden env files, units, manifests, command lines and the tables in docs/. Stops, and
+    Writes golden env files, units, command lines and the tables in docs/. Stops, and
     writes nothing, where a change makes an error of what had a file.
     """
     _install(session, "test")
@@ -264,14 +264,6 @@ def emulation(session: nox.Session) -> None:
     work = str(session.cache_dir.resolve() / "emulation")
     _module(session, "e2e.emulation.prepare", f"{work}/model")
     _module(session, "e2e.emulation", work, *session.posargs)
-
-
-@nox.session
-def manifests(session: nox.Session) -> None:
-    """Manifests by Kubernetes' schemas."""
-    _install(session, "test")
-    session.install("kubernetes-validate==1.37.0")
-    session.run("pytest", "tests/unit/measure", "-rs")
 
 
 @nox.session

@@ -12,8 +12,8 @@ flag_values.toml, what each release's own files say. In recipes/vllm: stock_arch
 untouched releases build for 12.0; support.json, fix → arch mode → release → how much it needs the
 fix. In tests/data: archs.csv, a row per kernel group, with what the untouched release builds for
 12.0 and the patched one for the arch of the mode. In docs: the table of doctor.md, the picture of
-architecture.md. And what tools/golden_env.py, golden_units.py, golden_manifests.py and
-serve_lines.py write. Read the difference before you commit it.
+architecture.md. And what tools/golden_env.py, golden_units.py and serve_lines.py
+write. Read the difference before you commit it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,6 @@ from patchkit.proof.prove import prove
 from tools import (
     architecture,
     golden_env,
-    golden_manifests,
     golden_units,
     serve_lines,
     symptom_pages,
@@ -162,7 +161,6 @@ def goldens() -> dict[Path, str]:
     return {
         **golden_env.golden(),
         **golden_units.golden(),
-        **golden_manifests.golden(),
         serve_lines.PLACE: serve_lines.text(),
     }
 

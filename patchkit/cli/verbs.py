@@ -40,7 +40,7 @@ MORE = {
     "completion": ("complete", "Print shell completion for bash, zsh or fish."),
     "diff": ("patch.sources", "Show what apply would change, or did."),
     "explain": ("patch.explain", "Explain a fix, a text of a log, or a claim that guides make."),
-    "export": ("cluster.export", "Write a Containerfile, a manifest for Kubernetes."),
+    "export": ("cluster.export", "Write a Containerfile."),
     "fetch": ("patch.sources", "Download a release, verified by its locked sha256."),
     "inspect": ("wheel.inspect", "Show what a wheel or library holds; which libnccl is loaded."),
     "native": ("wheel.native", "Show what is compiled at first use, or compile it now."),
@@ -55,7 +55,6 @@ MEANT = {"serve": "up", "start": "up", "stop": "down", "upgrade": "cluster insta
 FORMER: dict[tuple[str, ...], list[str]] = {
     **{("cluster", verb): [verb] for verb in ("up", "down", "status", "logs", "switch")},
     ("env", "check"): ["check"],
-    ("export", "lws"): ["export", "kubernetes"],
 }
 # What a node runs without any library but click; of inspect only --loaded.
 CLICK_ALONE = {"probe", "net", "check", "env", "serve-args", "completion", "inspect"}

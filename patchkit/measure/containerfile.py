@@ -41,11 +41,8 @@ class Containerfile:
     platform: str
 
 
-def check_image(image: str, option: str, flag: str, *, pinned: bool) -> None:
-    """Raise UsageError unless this names an image, by its digest if it has to be pinned.
-
-    ``option`` is the one that names it, ``flag`` the one that takes it without a digest.
-    """
+def check_image(image: str, *, pinned: bool) -> None:
+    """Raise UsageError unless this names an image, by its digest if it has to be pinned."""
     if _PINNED.fullmatch(image):
         return
     if not _TAGGED.fullmatch(image):
@@ -55,7 +52,7 @@ def check_image(image: str, option: str, flag: str, *, pinned: bool) -> None:
         raise UsageError(
             f"{image}: names no digest, and its tag can be moved",
             why="tomorrow it is another image, and ranks of two do not understand each other",
-            hint=f"`{look}` prints it: {option} {image}@sha256:…; or say {flag}",
+            hint=f"`{look}` prints it: --base {image}@sha256:…; or say --unpinned",
         )
 
 

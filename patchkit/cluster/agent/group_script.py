@@ -1,12 +1,11 @@
 """Tie the ranks of one model together: what the units of a cluster run, by systemd, on each node.
 
     group.py begin      before the head's server: end with 1 if a rank or its port is missing
-    group.py ready      after the head's server, and a pod's start: end once a token has come back
+    group.py ready      after the head's server: end once a token has come back
     group.py ray        after Ray's head: end once it listens
     group.py watch N    on the head: start rank N on its node, watch it, stop it
     group.py hold ID    on a worker: its end of the same, run by `watch` over ssh
     group.py held       in a unit that `hold` makes, and that the rank's unit needs: the rest of it
-    group.py token      in a pod that runs: end with 0 if the server gives a token
 
 This file is copied to the nodes and runs there alone, with the standard library; `group.json`
 beside it says what it ties together. vLLM itself does not tell one rank of another's end: a worker
@@ -49,7 +48,7 @@ def main() -> None:
         signal.signal(number, signal.default_int_handler)
     settings = json.loads(Path(__file__).with_name("group.json").read_text(encoding="utf-8"))
     verb, *rest = sys.argv[1:]
-    verbs = {work.__name__: work for work in (begin, ready, ray, token, watch, hold, held)}
+    verbs = {work.__name__: work for work in (begin, ready, ray, watch, hold, held)}
     try:
         verbs[verb](settings, *rest)
     except KeyboardInterrupt:  # what asked for it says why
@@ -134,8 +133,7 @@ def ready(settings: dict[str, Any]) -> None:
             break
         _check_alive(main_process)
         time.sleep(0.5)
-    # A pod, which has no main process here, has its ports for itself.
-    for other in strangers(settings["url"], settings["unit"]) if main_process else ():
+    for other in strangers(settings["url"], settings["unit"]):
         leave(1, f"error: {_TAKEN}: {other}")
     loaded = time.monotonic() - began
     say(f"loaded after {loaded:.1f} s; asking for a token")
@@ -173,14 +171,6 @@ def _check_alive(process: int) -> None:
             leave(1, "it ended before it had answered")
 
 
-def token(settings: dict[str, Any]) -> None:
-    """Ask once for a token; end with 1 if none comes."""
-    try:
-        ask_token(settings)
-    except (OSError, ValueError, LookupError, TypeError) as error:
-        leave(1, f"no token: {error}")
-
-
 def ask_token(settings: dict[str, Any]) -> str:
     """Ask for one token; of a model that does not generate, for one embedding or score.
 
@@ -208,10 +198,8 @@ def ask(
     settings: dict[str, Any], path: str, body: dict[str, Any] | None = None, seconds: float = 10
 ) -> Any:
     """Return the JSON that the server answers."""
-    # A pod's address is known where it runs: it is in a variable.
-    url = os.environ.get("PATCHKIT_URL") or settings["url"]
     data = None if body is None else json.dumps(body).encode()
-    request = urllib.request.Request(f"{url}{path}", data)  # noqa: S310 - http, of group.json
+    request = urllib.request.Request(f"{settings['url']}{path}", data)  # noqa: S310 - http, of group.json
     request.add_header("Content-Type", "application/json")
     if key := os.environ.get("VLLM_API_KEY", ""):
         request.add_header("Authorization", f"Bearer {key}")

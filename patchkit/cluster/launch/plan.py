@@ -37,7 +37,6 @@ from patchkit.runtime.serve.model import memory_pool
 from patchkit.runtime.serve.request import ServeRequest
 from patchkit.units import BYTES_PER_GIB
 
-_SERVED = "--served-model-name"
 # What does not depend on the model's size: kernels that are compiled at the first start, CUDA
 # graphs, the rendezvous of the ranks.
 _BEFORE_SECONDS = 900
@@ -227,16 +226,6 @@ def _plan_rank(
 def absolute(path: str, facts: NodeFacts) -> str:
     """Return a path of a node with its user's home in it."""
     return f"{facts.home}/{path[2:]}" if path.startswith("~/") else path
-
-
-def served_words(
-    cluster: ClusterFile, command: ServeCommand, model: ServedModel, programs: str = ""
-) -> tuple[str, ...]:
-    """Return a rank's command as words; ``programs`` is the folder of `vllm`, "" for PATH's."""
-    program, verb, source, *flags = command.words
-    named = () if source == model.name else (_SERVED, model.name)
-    first = f"{programs}/{program}" if programs else program
-    return (first, verb, source, *flags, *named, *cluster.serve.args)
 
 
 def start_limit(cluster: ClusterFile, head: PlannedRank) -> int:

@@ -14,13 +14,7 @@ from string import Template
 from patchkit.cluster.agent import group_script
 from patchkit.cluster.agent.unit_state import MARK
 from patchkit.cluster.launch.cluster_file import ClusterFile
-from patchkit.cluster.launch.plan import (
-    PlannedRank,
-    ServedModel,
-    absolute,
-    served_words,
-    start_limit,
-)
+from patchkit.cluster.launch.plan import PlannedRank, ServedModel, absolute, start_limit
 from patchkit.digests import digest
 from patchkit.records import RECIPES
 from patchkit.runtime.rules.variable_rules import CACHES, cache_folder, cache_variables
@@ -70,7 +64,10 @@ class GroupUnits:
         rank = self.ranks[number]
         programs = f"{absolute(self.cluster.venv, rank.facts)}/bin"
         if rank.command is not None and not ray:
-            return served_words(self.cluster, rank.command, self.model, programs)
+            program, verb, source, *flags = rank.command.words
+            named = () if source == self.model.name else ("--served-model-name", self.model.name)
+            first = f"{programs}/{program}"
+            return (first, verb, source, *flags, *named, *self.cluster.serve.args)
         place = (f"--address={self.ray}",) if number else ("--head", f"--port={RAY_PORT}")
         address = f"--node-ip-address={rank.address}"
         return (f"{programs}/ray", "start", "--block", address, *place)

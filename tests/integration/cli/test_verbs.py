@@ -83,7 +83,7 @@ def test_what_is_said_without_a_tree(line, rc, says, tmp_path, monkeypatch):
 
 
 def test_former_spellings_go_on_working():
-    for former, verb in (("cluster up", "up"), ("env check", "check"), ("export lws", "export")):
+    for former, verb in (("cluster up", "up"), ("env check", "check")):
         said = piped([*former.split(), "--help"], 0)
         assert said.startswith(f"Usage: patchkit {verb} ")
 

@@ -1,6 +1,5 @@
 """A Containerfile for a wheelhouse: its text, what it refuses, and how it is run."""
 
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -62,14 +61,13 @@ def test_what_a_user_names_never_leaves_its_place(text):
 
 
 def test_an_image_is_named_by_its_digest():
-    check = partial(check_image, option="--base", flag="--unpinned")
-    check("localhost:5000/a/b:1.0@sha256:" + "0" * 64, pinned=True)
-    check("ubuntu:24.04", pinned=False)
+    check_image("localhost:5000/a/b:1.0@sha256:" + "0" * 64, pinned=True)
+    check_image("ubuntu:24.04", pinned=False)
     with pytest.raises(UsageError, match="names no digest"):
-        check("ubuntu:24.04", pinned=True)
+        check_image("ubuntu:24.04", pinned=True)
     for image in ("a\nRUN x", "--platform=x y", "$(id)"):
         with pytest.raises(UsageError, match="is not the name of an image"):
-            check(image, pinned=False)
+            check_image(image, pinned=False)
 
 
 def test_every_run_line_has_what_roce_needs():
