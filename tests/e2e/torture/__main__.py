@@ -38,15 +38,15 @@ _HEAD = """\
 A change is all or nothing: afterwards the files are the old ones or the new ones, byte by byte,
 with their owner and mode, at once or after one further run of patchkit. What it says of itself
 ("nothing was changed", "the commit was finished, 6 files") is so. [SECURITY.md](../SECURITY.md) has
-the promise and its limits; `patchkit/durable/journal.py` has the way it is kept.
+the promise and its limits.
 
-`nox -s torture` tries to break that. A child process makes a real change: vLLM {release} is
-patched and reverted, wheels are put into a wheelhouse and dropped, a netplan file is written and
-taken back. The kernel stops it at every system call that would change the disk and asks what shall
-happen (seccomp's user notification): the process gets a signal, the call fails as on a failing, a
-full or a read-only disk, and a second fault strikes what it does about the first.
+`nox -s torture` makes real changes in a child process: vLLM {release} is patched and reverted,
+wheels are put into a wheelhouse and dropped, a netplan file is written and taken back. The kernel
+stops it at every system call that would change the disk (seccomp's user notification), and the
+process gets a signal, or the call fails as on a failing, a full or a read-only disk. A second fault
+strikes what it does about the first.
 
-{system}, {count:,} tries, {failed} failed. Calls that change the disk: {calls}.
+{system}, {count:,} tries. At each call: {attacks}.
 
 """
 # What patchkit's own unfinished business looks like; it is nobody's file.
@@ -214,22 +214,21 @@ def _all_of(name: str, release: Path, scratch: Path) -> tuple[int, list[Tried]]:
 
 
 def _page(tried: Iterable[Tried], calls: dict[str, int]) -> str:
-    """Return the page: attack by change, and how many of an attack failed."""
-    counted = Counter((each.user, each.attack) for each in tried)
-    failed = Counter((each.user, each.attack) for each in tried if each.wrong)
+    """Return the page: how often each change was attacked, and what failed."""
+    attempts = [*tried]
+    counted = Counter(each.user for each in attempts)
+    failed = Counter(each.user for each in attempts if each.wrong)
     head = _HEAD.format(
         release=RELEASE,
         system=f"Linux {platform.release().split('-')[0]} on {platform.machine()}",
         count=counted.total(),
-        failed=failed.total(),
-        calls=", ".join(f"{name} {count}" for name, count in calls.items()),
+        attacks="; ".join(dict.fromkeys(each.attack for each in attempts)),
     )
-    lines = [f"| attack | {' | '.join(NAMES)} | failed |", f"|---|{'---:|' * (len(NAMES) + 1)}"]
-    for attack in dict.fromkeys(attack for _, attack in counted):
-        cells = [str(counted[name, attack] or "") for name in NAMES]
-        wrong = sum(failed[name, attack] for name in NAMES)
-        lines.append(f"| {attack} | {' | '.join(cells)} | {wrong} |")
-    return head + "\n".join(lines) + "\n"
+    rows = [
+        f"| {name} | {count} | {counted[name]:,} | {failed[name]} |"
+        for name, count in calls.items()
+    ]
+    return head + "\n".join(["| change | calls | tries | failed |", "|---|--:|--:|--:|", *rows, ""])
 
 
 if __name__ == "__main__":
