@@ -13,6 +13,7 @@ from patchkit.cli import complete
 from patchkit.cli.cluster.cluster_options import cluster_option, node_fields
 from patchkit.cli.out import LaidOut, next_step, program, record_fields, style, table, tell
 from patchkit.cli.render import BAD, GOOD, Block, ExitCode, Record, rendered
+from patchkit.cli.runtime.node_options import note_lines
 from patchkit.cluster.agent.unit_state import NodeState, UnitState
 from patchkit.cluster.launch import up as launch
 from patchkit.cluster.launch.cluster import Cluster, read_group_journal
@@ -72,6 +73,9 @@ def up_command(model: str, *, cluster: Cluster) -> Iterator[Block]:
     served, url = begun.plan.units.model.name, begun.plan.units.url
     what = "is started" if begun.since else "runs with these files already"
     yield GOOD + f"{served} {what} on {nodes}"
+    command = begun.plan.units.ranks[0].command
+    for line in note_lines(command.limits, command.advice) if command and begun.since else ():
+        tell(line)
     _wait_attached(lambda: wait_until_answered(cluster, begun.since, watcher))
     yield from _answered_blocks(cluster, served, url)
 

@@ -23,11 +23,11 @@ from patchkit.runtime.rules.flags import load_flag_rules
 from patchkit.runtime.rules.presets import load_presets
 from patchkit.runtime.rules.rule import RuleChoice
 from patchkit.runtime.serve.args import ServeCommand, serve_args
+from patchkit.runtime.serve.checkpoint import find_checkpoint
 from patchkit.runtime.serve.listen import CHOICES as LISTEN
 from patchkit.runtime.serve.listen import listen_address, models_url
 from patchkit.runtime.serve.model import memory_pool, preset_of, weights_gib
 from patchkit.runtime.serve.request import ServeRequest
-from patchkit.runtime.serve.roofline import read_per_token
 
 _HEADS = ("model", "quantization", "GiB", "Sparks", "memory", "tokens", "vLLM", "evidence")
 # Facts of an env file that the command line is made from.
@@ -127,7 +127,7 @@ def _serve_command(
         host=options["address"] or listen_address(options["listen"] or LISTEN[0], node, host),
         port=options["port"],
         folder_gib=weights_gib(served, os.environ),
-        reads_gb=read_per_token(served, os.environ),
+        checkpoint=find_checkpoint(served, os.environ),
         choice=choice,
     )
     return serve_args(request, load_flag_rules(), host.vllm_home(node.vllm))

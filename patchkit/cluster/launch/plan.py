@@ -211,6 +211,7 @@ def _plan_rank(
             host=serve.host or listen_address(serve.listen, node, host),
             port=serve.port,
             folder_gib=on_node.weights / BYTES_PER_GIB if on_node and on_node.weights else None,
+            stacks=f"{caches}/stacks",
             choice=of_flags,
         )
         command = serve_args(request, flag_rules)

@@ -104,6 +104,15 @@ class MemoryBudget:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DenseNames:
+    """The dense layers of architectures, by vLLM's names, to which it gives its quantisation."""
+
+    architectures: tuple[str, ...]
+    layers: tuple[str, ...]
+    source: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FlagRules:
     """``preset`` says why presets set a flag, ``recipe`` why they lack one of a recipe's."""
 
@@ -112,6 +121,7 @@ class FlagRules:
     limits: tuple[Limit, ...] = field(metadata={"key": "limit"})
     advice: tuple[Advice, ...]
     memory: MemoryBudget
+    dense: tuple[DenseNames, ...]
     preset: Mapping[FlagName, str]
     recipe: Mapping[FlagName, str]
 

@@ -47,7 +47,7 @@ Situation = Mapping[str, str]
 Routes = Mapping[str, tuple[str, ...]]
 """layers, by how their names begin → the kernels that they take, as NAME or NAME RANGE"""
 VariableName = Annotated[str, matching("[A-Z][A-Za-z0-9_]*", "the name of a variable")]
-FlagName = Annotated[str, matching("--[a-z0-9.-]+", "a flag, written as --a-flag")]
+FlagName = Annotated[str, matching(r"--[a-z0-9-]+(\.\w+)?", "a flag, written as --a-flag")]
 
 
 def holds(when: Condition, situation: Situation) -> bool:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from patchkit.errors import DriftError, UsageError
 from patchkit.finding import SINGLE_REPORT
 from patchkit.quoting import quoted
 from patchkit.runtime.node.decision import Node
-from patchkit.runtime.rules.flags import FlagRule, FlagRules, LeaveOut, flags, load_choices
+from patchkit.runtime.rules.flags import FlagRule, FlagRules, LeaveOut, has_flag, load_choices
 from patchkit.runtime.rules.presets import Preset, model_recipes
 from patchkit.runtime.rules.releases import within
 from patchkit.runtime.rules.rule import Advice, holding
+from patchkit.runtime.serve.facts import fill_rules
 from patchkit.runtime.serve.listen import listening
 from patchkit.runtime.serve.request import ServeRequest, check_request, check_size
 from patchkit.runtime.serve.roofline import fastest_stream
@@ -53,13 +55,19 @@ class ServeCommand:
         flags = (word for flag in self.flags for word in flag.words)
         return ("vllm", "serve", self.request.model, *flags)
 
+    @property
+    def limits(self) -> tuple[str, ...]:
+        """Return the notes on memory and speed alone."""
+        flags = {flag.flag: flag.value for flag in self.flags}
+        return (*filter(None, [self.request.memory.note]), *fastest_stream(self.request, flags))
+
 
 def serve_args(request: ServeRequest, rules: FlagRules, home: Path | None = None) -> ServeCommand:
     """Return the command that serves a model. Raises UsageError, HostError, DriftError."""
     check_request(request)
     request.choice.check(rules.rules, "`patchkit serve-args … --explain` lists them")
     situation = request.node.situation
-    active = holding(rules.rules, situation)
+    active = tuple(fill_rules(holding(rules.rules, situation), request))
     if idle := sorted(request.choice.wanted - {rule.id for rule in active}):
         raise UsageError(
             f"--with {idle[0]} would change nothing here",
@@ -102,15 +110,8 @@ def _choose_flags(
     on: Sequence[FlagRule], request: ServeRequest, reasons: Mapping[str, str]
 ) -> dict[str, ServeFlag]:
     """Return first the rules, then the preset, then what the user asks for: the last one counts."""
-    node, preset = request.node, request.node.preset
-    facts = {
-        "{nodes}": str(node.nodes),
-        "{rank}": str(request.number),
-        "{head}": node.head,
-        "{host}": request.host,
-        "{port}": str(request.port),
-    }
-    flags = [(rule, _flag_of_rule(rule, facts.get(rule.value, rule.value))) for rule in on]
+    preset = request.node.preset
+    flags = [(rule, _flag_of_rule(rule, rule.value)) for rule in on]
     chosen = {flag.flag: flag for rule, flag in flags if rule.default}
     values: dict[str, str | bool] = {}
     if preset:
@@ -133,7 +134,16 @@ def _choose_flags(
         # That of a Spark leaves the CPU its part; a GPU's own memory is vLLM's to divide.
         chosen.pop(_SHARE, None)
     wanted = request.choice.wanted
-    return chosen | {flag.flag: flag for rule, flag in flags if rule.id in wanted}
+    chosen |= {flag.flag: flag for rule, flag in flags if rule.id in wanted}
+    # FLAG.KEY joins the JSON of FLAG, in whose place vLLM would take it.
+    for name in [name for name in chosen if "." in name and name.partition(".")[0] in chosen]:
+        part, (whole, _, key) = chosen.pop(name), name.partition(".")
+        value = json.dumps(
+            {**json.loads(chosen[whole].value), key: part.value}, separators=(",", ":")
+        )
+        reason = f"{chosen[whole].reason} {part.reason}"
+        chosen[whole] = replace(chosen[whole], value=value, reason=reason)
+    return chosen
 
 
 def _flag_of_rule(rule: FlagRule | LeaveOut, value: str) -> ServeFlag:
@@ -149,7 +159,7 @@ def _flag_of_rule(rule: FlagRule | LeaveOut, value: str) -> ServeFlag:
 
 def _check_known(flag: ServeFlag, node: Node, home: Path | None) -> None:
     choices = load_choices().get(flag.flag)
-    if flag.flag not in flags(node.vllm, home):
+    if not has_flag(flag.flag, node.vllm, home):
         trouble = f"has no {flag.flag}"
     elif choices and not choices.has(flag.value, choices.known(node.vllm)):
         trouble = f"does not take {flag.flag} {flag.value}"

@@ -11,6 +11,7 @@ from patchkit.runtime.node.decision import Node
 from patchkit.runtime.rules.flags import MemoryBudget
 from patchkit.runtime.rules.presets import model_recipes
 from patchkit.runtime.rules.rule import BY_DEFAULT, RuleChoice
+from patchkit.runtime.serve.checkpoint import Checkpoint
 from patchkit.runtime.serve.model import MemoryPool
 
 LOCAL = "127.0.0.1"
@@ -23,7 +24,8 @@ class ServeRequest:
 
     ``rank`` is the node's number, None for the only one that it can be; ``memory`` is what the
     model must fit into, ``folder_gib`` the size of a local checkpoint or of a download, None where
-    there is none, ``reads_gb`` what a token reads of it; ``choice`` is of rules about flags.
+    there is none, as ``checkpoint``, what it says of itself; ``stacks`` is the folder for stacks of
+    a frozen server, "" for none; ``choice`` is of rules about flags.
     """
 
     model: str
@@ -33,7 +35,8 @@ class ServeRequest:
     host: str = LOCAL
     port: int = 8000
     folder_gib: float | None = None
-    reads_gb: float | None = None
+    checkpoint: Checkpoint | None = None
+    stacks: str = ""
     choice: RuleChoice = BY_DEFAULT
 
     @property

@@ -3,7 +3,7 @@
 import json
 
 from patchkit.runtime.rules.presets import named_preset
-from patchkit.runtime.serve.roofline import read_per_token
+from patchkit.runtime.serve.checkpoint import find_checkpoint
 from tools.serve_lines import TWO, served
 
 # Bytes by config.json: attention with biases and router, experts that are taken, head.
@@ -33,5 +33,5 @@ def test_a_checkpoint_says_what_a_token_reads(tmp_path):
         text = json.dumps(header).encode()
         (tmp_path / "model.safetensors").write_bytes(len(text).to_bytes(8, "little") + text)
         (tmp_path / "config.json").write_text(json.dumps(config))
-        read = read_per_token(str(tmp_path), {})
-        assert (read and round(read * 1e9)) == expected
+        found = find_checkpoint(str(tmp_path), {})
+        assert (found and round(found.reads)) == expected

@@ -1,0 +1,75 @@
+"""Find the dense layers that a quantised checkpoint has in 16 bits, and that vLLM can read in 8.
+
+Layers are named as vLLM names them, fused as it fuses them: a pattern that matches a fused layer is
+asked about none of its parts (``find_matching_patterns``).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from patchkit.runtime.rules.flags import load_flag_rules
+from patchkit.runtime.serve.checkpoint import Checkpoint, Tensor
+
+_PARTS = {
+    "qkv_proj": ("q_proj", "k_proj", "v_proj"),
+    "gate_up_proj": ("gate_proj", "up_proj"),
+    "in_proj_qkvz": ("in_proj_qkvz", "in_proj_qkv", "in_proj_z"),
+    "fused_qkv_a_proj": ("q_a_proj", "kv_a_proj_with_mqa"),
+}
+"""What vLLM puts into one layer, as different models' checkpoints call it; others are their own."""
+
+_BLOCK = 32  # MXFP8 has a scale of one byte for as many weights
+_LEAST = 128  # of each side, in FlashInfer's kernel
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DenseLayers:
+    """What ``--quantization-config`` gets, and the bytes per token that it saves."""
+
+    setting: str
+    saved: float
+
+
+def dense_layers(checkpoint: Checkpoint, nodes: int) -> DenseLayers | None:
+    """Return the layers in 16 bits of a checkpoint that has others quantised; None for none."""
+    known = set(checkpoint.config.get("architectures", ()))
+    row = next((it for it in load_flag_rules().dense if known & set(it.architectures)), None)
+    quantised = any(".experts." in it.name and not it.is_plain for it in checkpoint.tensors)
+    if row is None or not quantised:
+        return None
+    targets, saved = [], 0.0
+    for layer in row.layers:
+        found = _parts_by_layer(checkpoint, layer)
+        plain = [number for number, parts in found.items() if _can_be_mxfp8(parts, nodes)]
+        # A pattern for all, or a name for each where others have it quantised already.
+        places = "*" if len(plain) == len(found) else plain
+        targets += [f"*model.layers.{place}.{layer}" for place in (places if plain else ())]
+        elements = sum(part.size / 2 for number in plain for part in found[number])
+        saved += elements * (2 - 1 - 1 / _BLOCK)
+    setting = json.dumps({"targets": dict.fromkeys(targets, "mxfp8")}, separators=(",", ":"))
+    return DenseLayers(setting=setting, saved=saved) if targets else None
+
+
+def _parts_by_layer(checkpoint: Checkpoint, layer: str) -> dict[int, list[Tensor]]:
+    """Return by number the weights and scales that a layer of vLLM's is made of."""
+    parent, _, name = layer.rpartition(".")
+    parts = "|".join(_PARTS.get(name, (name,)))
+    # gpt-oss has as self_attn what is attn in vLLM; GPTQ calls weights qweight.
+    ends = re.compile(rf"\.(?:self_)?{re.escape(parent)}\.(?:{parts})\.q?weight\w*$")
+    found: dict[int, list[Tensor]] = {}
+    for tensor in checkpoint.tensors:
+        if tensor.layer is not None and ends.search(tensor.name):
+            found.setdefault(tensor.layer, []).append(tensor)
+    return found
+
+
+def _can_be_mxfp8(parts: Sequence[Tensor], nodes: int) -> bool:
+    """Return whether a layer is in 16 bits, and each node's part of it fits the kernel."""
+    if not all(it.is_plain and it.name.endswith(".weight") and len(it.shape) == 2 for it in parts):
+        return False
+    sides = (sum(part.shape[0] for part in parts), parts[0].shape[1])
+    return all(side % (_BLOCK * nodes) == 0 and side // nodes >= _LEAST for side in sides)

@@ -1,0 +1,53 @@
+"""Fill in what flags take from the node and the checkpoint; a rule without its fact is none."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+
+from patchkit.runtime.rules.flags import FlagRule
+from patchkit.runtime.serve.dense import dense_layers
+from patchkit.runtime.serve.request import ServeRequest
+
+_FACT = re.compile(r"\{(\w+)\}")
+
+
+def fill_rules(rules: Iterable[FlagRule], request: ServeRequest) -> Iterator[FlagRule]:
+    """Yield the rules with ``{facts}`` in value and reason filled in, less those without one."""
+    facts = {**_facts_of_node(request), **_facts_of_checkpoint(request)}
+    for rule in rules:
+        if all(facts[name] for name in _FACT.findall(rule.value + rule.reason)):
+            value, reason = (
+                _FACT.sub(lambda fact: facts[fact[1]], text) for text in (rule.value, rule.reason)
+            )
+            yield replace(rule, value=value, reason=reason)
+
+
+def _facts_of_node(request: ServeRequest) -> Mapping[str, str]:
+    node = request.node
+    return {
+        "nodes": str(node.nodes),
+        "rank": str(request.number),
+        "head": node.head,
+        "host": request.host,
+        "port": str(request.port),
+        "stacks": request.stacks,
+    }
+
+
+def _facts_of_checkpoint(request: ServeRequest) -> Mapping[str, str]:
+    """Return what a checkpoint that is here allows, "" for what it does not."""
+    checkpoint, preset = request.checkpoint, request.node.preset
+    drafting = json.loads(str((preset and preset.flags.get("--speculative-config")) or "{}"))
+    # With a second checkpoint the drafter may have a head of its own.
+    shares = drafting.get("method") == "mtp" and "model" not in drafting
+    head = "fp8" if checkpoint and checkpoint.has_plain_head and shares else ""
+    dense = checkpoint and dense_layers(checkpoint, request.node.nodes)
+    if not checkpoint or not dense:
+        return {"draft_head": head, "dense": "", "reads": "", "less": ""}
+    reads, less = (
+        f"{each / 1e9:.3g}" for each in (checkpoint.reads, checkpoint.reads - dense.saved)
+    )
+    return {"draft_head": head, "dense": dense.setting, "reads": reads, "less": less}
