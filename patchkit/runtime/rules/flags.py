@@ -105,11 +105,11 @@ class MemoryBudget:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DenseNames:
-    """The dense layers of architectures, by vLLM's names, to which it gives its quantisation."""
+    """The dense layers of architectures, by vLLM's names, to which these files give its config."""
 
     architectures: tuple[str, ...]
     layers: tuple[str, ...]
-    source: str
+    files: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
