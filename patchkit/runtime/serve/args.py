@@ -71,7 +71,8 @@ def serve_args(request: ServeRequest, rules: FlagRules, home: Path | None = None
     if idle := sorted(request.choice.wanted - {rule.id for rule in active}):
         raise UsageError(
             f"--with {idle[0]} would change nothing here",
-            why="its condition does not hold for this release, model and place",
+            why="its condition does not hold for this release, model and place, or it is about "
+            "what a checkpoint says that is not here",
             hint="`--explain` lists the rules that can be turned on",
         )
     on, off = request.choice.divide(active)

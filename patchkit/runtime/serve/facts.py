@@ -12,6 +12,7 @@ from patchkit.runtime.serve.dense import dense_layers
 from patchkit.runtime.serve.request import ServeRequest
 
 _FACT = re.compile(r"\{(\w+)\}")
+_RECURRENT = ("mamba", "ssm_", "linear_")  # flags, and what configs say, of Mamba and GDN layers
 
 
 def fill_rules(rules: Iterable[FlagRule], request: ServeRequest) -> Iterator[FlagRule]:
@@ -38,16 +39,19 @@ def _facts_of_node(request: ServeRequest) -> Mapping[str, str]:
 
 
 def _facts_of_checkpoint(request: ServeRequest) -> Mapping[str, str]:
-    """Return what a checkpoint that is here allows, "" for what it does not."""
-    checkpoint, preset = request.checkpoint, request.node.preset
-    drafting = json.loads(str((preset and preset.flags.get("--speculative-config")) or "{}"))
+    """Return what a checkpoint that is here, or the preset, allows; "" for what it does not."""
+    checkpoint, flags = request.checkpoint, preset.flags if (preset := request.node.preset) else {}
+    facts = dict.fromkeys(("dense", "reads", "less", "draft_head", "match_unit"), "")
+    names = {name.lstrip("-") for name in (*flags, *(checkpoint.config if checkpoint else ()))}
+    if any(name.startswith(_RECURRENT) for name in names):
+        facts["match_unit"] = "16"  # what attention's blocks are multiples of
+    drafting = json.loads(str(flags.get("--speculative-config", "{}")))
     # With a second checkpoint the drafter may have a head of its own.
     shares = drafting.get("method") == "mtp" and "model" not in drafting
-    head = "fp8" if checkpoint and checkpoint.has_plain_head and shares else ""
-    dense = checkpoint and dense_layers(checkpoint, request.node.nodes)
-    if not checkpoint or not dense:
-        return {"draft_head": head, "dense": "", "reads": "", "less": ""}
-    reads, less = (
-        f"{each / 1e9:.3g}" for each in (checkpoint.reads, checkpoint.reads - dense.saved)
-    )
-    return {"draft_head": head, "dense": dense.setting, "reads": reads, "less": less}
+    if checkpoint and checkpoint.has_plain_head and shares:
+        facts["draft_head"] = "fp8"
+    if checkpoint and (dense := dense_layers(checkpoint, request.node.nodes)):
+        facts["dense"] = dense.setting
+        facts["reads"] = f"{checkpoint.reads / 1e9:.3g}"
+        facts["less"] = f"{(checkpoint.reads - dense.saved) / 1e9:.3g}"
+    return facts

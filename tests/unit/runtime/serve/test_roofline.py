@@ -2,13 +2,25 @@
 
 import json
 
+import pytest
+
+from patchkit.errors import UsageError
 from patchkit.runtime.rules.presets import named_preset
+from patchkit.runtime.rules.rule import RuleChoice
 from patchkit.runtime.serve.checkpoint import find_checkpoint
 from tools.serve_lines import TWO, served
 
 # Bytes by config.json: attention with biases and router, experts that are taken, head.
 GPT = 36 * (2880 * 9344 + 42560) * 2 + 36 * 4 * 3 * 2880**2 * 4.25 / 8 + 201088 * 2880 * 2
 QWEN = 80 * (8192 * 18432 + 3 * 8192 * 29568) * 2 + 152064 * 8192 * 2
+
+
+def write(folder, header, config):
+    """Return what a checkpoint without its weights says."""
+    text = json.dumps(header).encode()
+    (folder / "model.safetensors").write_bytes(len(text).to_bytes(8, "little") + text)
+    (folder / "config.json").write_text(json.dumps(config))
+    return find_checkpoint(str(folder), {})
 
 
 def test_presets_read_what_their_configs_say():
@@ -30,8 +42,31 @@ def test_a_checkpoint_says_what_a_token_reads(tmp_path):
         ({}, layers, None),  # nobody says how many of the experts are taken
     ):
         header = {name: {"data_offsets": [5, 5 + size]} for name, size in (sizes | head).items()}
-        text = json.dumps(header).encode()
-        (tmp_path / "model.safetensors").write_bytes(len(text).to_bytes(8, "little") + text)
-        (tmp_path / "config.json").write_text(json.dumps(config))
-        found = find_checkpoint(str(tmp_path), {})
+        found = write(tmp_path, header, config)
         assert (found and round(found.reads)) == expected
+
+
+def test_rules_take_what_a_checkpoint_says(tmp_path):
+    config = {"architectures": ["GptOssForCausalLM"], "num_hidden_layers": 1, "linear_key": 1}
+    config |= {"num_experts": 8, "num_experts_per_tok": 2}
+    attention = [f"model.layers.0.self_attn.{part}_proj.weight" for part in "qkvo"]
+    names = {**dict.fromkeys([*attention, "lm_head.weight"], "BF16"), "mtp.fc.weight": "BF16"}
+    header = {
+        name: {"dtype": dtype, "shape": [9600, 9600], "data_offsets": [0, 2 * 10**8]}
+        for name, dtype in {**names, "model.layers.0.mlp.experts.w": "U8"}.items()
+    }
+    checkpoint = write(tmp_path, header, config)
+    here = {"model": "nvidia/Qwen3.6-27B-NVFP4", "checkpoint": checkpoint, "stacks": "/s"}
+    assert '--watchdog-config {"dump_dir":"/s"}' in " ".join(served("0.33.0", here).words)
+    asked = here | {"choice": RuleChoice(wanted=frozenset({"dense-8bit", "draft-head-8bit"}))}
+    told = served("0.33.0", asked)
+    flags = {flag.flag: flag for flag in told.flags}
+    drafting = json.loads(flags["--speculative-config"].value)
+    assert drafting["draft_lm_head_quantization"] == "fp8"
+    assert drafting["num_speculative_tokens"] == 5
+    assert "each token reads 0.662 GB instead of 1.05." in flags["--quantization-config"].reason
+    assert any("0.662 GB of weights are read" in note for note in told.limits)
+    header["lm_head.weight_scale"] = header["lm_head.weight"]
+    for vllm, its in (("0.32.0", checkpoint), ("0.33.0", write(tmp_path, header, config))):
+        with pytest.raises(UsageError, match="--with draft-head-8bit would change nothing here"):
+            served(vllm, asked | {"checkpoint": its})
