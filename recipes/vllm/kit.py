@@ -6,12 +6,9 @@ from patchkit.recipes.kit import *
 from patchkit.recipes.vllm.archs import INTERSECTION, Group, cmake_texts, evaluate, parsed
 from patchkit.recipes.vllm.attention import FA2, FA3, attention_code, flash_attention
 from patchkit.recipes.vllm.decisions import (
-    FP8_MOE,
     NVFP4_MOE,
     REGISTRIES,
-    SCALES,
     fp8_linear,
-    fp8_moe,
     nvfp4_linear,
     nvfp4_moe,
     nvfp4_scheme,

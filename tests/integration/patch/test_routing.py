@@ -29,7 +29,6 @@ ROUTING = {
     "fp8_block_triton",
     "fp8_grouped_gemm",
     "fp8_linear_torch",
-    "fp8_moe_triton",
     "mxfp4_moe_marlin",
     "nvfp4_linear_marlin",
     "nvfp4_moe_marlin",
@@ -37,7 +36,6 @@ ROUTING = {
 LAYERS = {
     "FP8 linear per token": lambda code: fp8_linear(code, "token"),
     "FP8 linear per block": lambda code: fp8_linear(code, "block"),
-    "FP8 MoE per tensor": lambda code: fp8_moe(code, "tensor"),
     "FP8 MoE per block": lambda code: fp8_moe(code, "block"),
     "NVFP4 linear": nvfp4_linear,
     "NVFP4 MoE": nvfp4_moe,
@@ -46,7 +44,6 @@ LAYERS = {
 WANTED = {
     "FP8 linear per token": {"torch", "ChannelWiseTorchFP8ScaledMMLinearKernel"},
     "FP8 linear per block": {"_run_triton", "TritonFp8BlockScaledMMKernel"},
-    "FP8 MoE per tensor": {"TRITON"},
     "FP8 MoE per block": {"TRITON"},
     "NVFP4 linear": {"marlin", "MARLIN", "MarlinNvFp4LinearKernel"},
     "NVFP4 MoE": {"MARLIN"},
@@ -77,9 +74,7 @@ def decided(layer, tree, capability, environ=None, **flags):
         ("FP8 linear per token", {}, {"linear_backend": "cutlass"}),
         ("FP8 linear per block", {}, {"linear_backend": "cutlass"}),
         ("FP8 linear per block", {"VLLM_USE_DEEP_GEMM": "1"}, {"linear_backend": "deep_gemm"}),
-        ("FP8 MoE per tensor", {}, {"moe_backend": "flashinfer_cutlass"}),
         ("FP8 MoE per block", {"VLLM_USE_DEEP_GEMM": "1", "VLLM_MOE_USE_DEEP_GEMM": "1"}, {}),
-        ("FP8 MoE per tensor", {"VLLM_TEST_FORCE_FP8_MARLIN": "1"}, {}),
         ("NVFP4 linear", {"VLLM_NVFP4_GEMM_BACKEND": "cutlass"}, {}),
         ("NVFP4 linear", {}, {"linear_backend": "flashinfer_cutlass"}),
         ("NVFP4 MoE", {}, {"moe_backend": "flashinfer_cutlass"}),
