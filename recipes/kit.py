@@ -2,15 +2,7 @@
 
 from __future__ import annotations
 
-from patchkit.edit.cmake import (
-    Argument,
-    Branch,
-    Command,
-    add_list_item,
-    commands,
-    list_items,
-    remove_list_items,
-)
+from patchkit.edit.cmake import add_list_item, commands
 from patchkit.edit.python import swap, wrap
 from patchkit.edit.splice import Edit, together
 from patchkit.edit.text import absent, altered, drift, new_file, occurrences, region, swap_text

@@ -1,6 +1,6 @@
-# Runs NCCL's CMakeLists.txt and src/CMakeLists.txt in script mode. Nothing is compiled; commands
-# that make targets or write files are stubs, and the trace tells what they were given. As in
-# vllm/arch_trace.cmake the stubs prevent nothing; the sandbox does that (proof/sandbox.py).
+# Runs NCCL's CMakeLists.txt, which says for which archs it builds, in script mode. Nothing is
+# compiled; commands that make targets or write files are stubs. As in vllm/arch_trace.cmake the
+# stubs prevent nothing; the sandbox does that (proof/sandbox.py).
 #
 #   PATCHKIT_TREE     the sources
 #   PATCHKIT_CUDA     version that the CUDA toolkit is said to have
@@ -19,7 +19,7 @@ endif()
 
 foreach(command
     add_compile_definitions add_compile_options add_custom_command add_custom_target
-    add_definitions add_dependencies add_executable add_library configure_file
+    add_definitions add_dependencies add_executable add_library add_subdirectory configure_file
     configure_package_config_file execute_process export
     find_library install set_target_properties target_compile_definitions
     target_include_directories target_link_libraries target_link_options target_sources
@@ -27,7 +27,7 @@ foreach(command
   cmake_language(EVAL CODE "function(${command})\nendfunction()")
 endforeach()
 
-# Reading goes on; what would be written is in the trace.
+# Reading goes on; nothing is written.
 macro(file operation)
   if("${operation}" MATCHES "^(GLOB|GLOB_RECURSE|READ|STRINGS|RELATIVE_PATH|REAL_PATH|SIZE)$")
     _file(${operation} ${ARGN})
@@ -52,13 +52,6 @@ endmacro()
 macro(include file)
   if(NOT "${file}" MATCHES "^(GNUInstallDirs|CMakePackageConfigHelpers)$")
     _include("${file}")
-  endif()
-endmacro()
-
-macro(add_subdirectory folder)
-  if("${folder}" STREQUAL "src")
-    set(CMAKE_CURRENT_SOURCE_DIR "${PATCHKIT_TREE}/src")
-    _include("${PATCHKIT_TREE}/src/CMakeLists.txt")
   endif()
 endmacro()
 

@@ -6,8 +6,7 @@ from patchkit.recipes.kit import *
 from patchkit.recipes.nccl.build_files import (
     COMMON_MK,
     ROOT_FILE,
-    SOURCE_FILE,
-    configured,
+    configured_archs,
     gencodes,
     make_flags,
 )

@@ -48,10 +48,10 @@ def look(tree: kit.SourceTree, request: kit.Request) -> kit.Observation:
 def prove(case: kit.Case) -> str:
     """Run the build files in CMake, with project() as it is: alone, and with the user's archs."""
     cuda = case.request.target.cuda
-    before, after = (kit.configured(tree, cuda).archs for tree in (case.stock, case.patched))
+    before, after = (kit.configured_archs(tree, cuda) for tree in (case.stock, case.patched))
     if after != _arch(case.request):
         raise kit.ProofError(f"CMake would build {after or 'nothing'}, not {_arch(case.request)}")
-    users = kit.configured(case.patched, cuda, [f"-D{_VARIABLE}={_USERS}"]).archs
+    users = kit.configured_archs(case.patched, cuda, [f"-D{_VARIABLE}={_USERS}"])
     if users != _USERS:
         raise kit.ProofError(f"CMake would build {users}, where the user asks for {_USERS}")
     return f"CMake builds {after}, where it built {before}"
