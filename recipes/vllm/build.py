@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -236,11 +236,6 @@ def by_option(names: Iterable[str]) -> tuple[KnownSource, ...]:
                 hint=f"there are: {', '.join(sorted(known))}",
             )
     return tuple(known[name] for name in names)
-
-
-def with_targets(targets: Collection[str]) -> frozenset[str]:
-    """Return the options of sources that have any of these targets of setup.py."""
-    return frozenset(e.option for e in known_externals() if not set(targets).isdisjoint(e.targets))
 
 
 def wanted(found: Iterable[External], version: Version, *, release: bool) -> tuple[Wanted, ...]:

@@ -21,13 +21,18 @@ from patchkit.errors import UsageError
 from patchkit.extras import BUILD, require_libraries
 from patchkit.patching.recipe import load_recipe
 from patchkit.quoting import quoted
-from patchkit.recipes.vllm.build import WITHOUT_RUST, by_option, with_targets
-from patchkit.recipes.vllm.leave_out import idle_sources
+from patchkit.recipes.vllm.build import WITHOUT_RUST, by_option
 from patchkit.source.nccl import nccl_tree
 from patchkit.source.releases import named_version
-from patchkit.source.tree import SourceTree
 from patchkit.target import Target, targets
-from patchkit.wheel.build.machine import BuildPlan, jobs_for, namespace_words, network, plan_vllm
+from patchkit.wheel.build.machine import (
+    BuildPlan,
+    Jobs,
+    jobs_for,
+    namespace_words,
+    network,
+    plan_vllm,
+)
 from patchkit.wheel.build.nccl import JOB_MEMORY as NCCL_JOB_MEMORY
 from patchkit.wheel.build.nccl import NcclOrder, build_nccl
 from patchkit.wheel.build.toolchain import MACHINES, find_toolchain, missing_tools
@@ -35,7 +40,7 @@ from patchkit.wheel.device.inspect import LIVE
 from patchkit.wheel.vllm.from_source import JOB_MEMORY as VLLM_JOB_MEMORY
 from patchkit.wheel.vllm.from_source import build_vllm
 from patchkit.wheel.vllm.inputs import parse_given
-from patchkit.wheel.vllm.prepare import check_choice
+from patchkit.wheel.vllm.prepare import choose_idle
 from patchkit.wheel.vllm.source import VllmOrder, vllm_source
 from patchkit.wheel.wheelhouse.contents import check_room
 from patchkit.wheel.wheelhouse.overrides import default_version, require_wanted
@@ -174,16 +179,14 @@ def build_vllm_wheel(
     parts = frozenset(filter(None, options["extensions"].split(",")))
     jobs = jobs_for(VLLM_JOB_MEMORY, options["jobs"])
     idle: dict[str, str] = {}
-
-    def look(tree: SourceTree) -> None:
-        """Look at the sources before anything else is fetched."""
-        idle.update(idle_sources(tree, request, given.keys() | left_out | with_targets(parts)))
-        without = left_out | idle.keys()
-        check_choice(tree, without=without, extensions=parts, given=given)
-
     with progress() as report:
+        # The sources are looked at before anything else is fetched.
         source = vllm_source(
-            options["version"], options["folder"], check=look, report=report, offline=offline
+            options["version"],
+            options["folder"],
+            check=lambda tree: idle.update(choose_idle(tree, request, left_out, parts, given)),
+            report=report,
+            offline=offline,
         )
         plan = plan_vllm(source.needs, source.version, machine, requirements)
         if source.needs.rust:
@@ -210,17 +213,13 @@ def build_vllm_wheel(
         fresh=options["fresh"],
     )
     check_room(house, order.expected)
-    tell(f"compiling in {order.work} with {jobs.number} jobs ({jobs.reason})")
-    tell(f"what the build says: {order.work}/log.txt")
-    _tell_left_out(order, idle)
+    _tell_start(order, jobs, idle)
     with progress("steps") as report:
         built = build_vllm(order, report)
-    facts = built.facts
-    lines = [
-        f"{name}: {it}" for key in ("environment", "externals") for name, it in facts[key].items()
-    ]
+    inputs = built.facts["environment"] | built.facts["externals"]
+    lines = [f"{name}: {it}" for name, it in inputs.items()]
     lines += [*built.circumstances, *built.proofs]
-    what = f"vllm {order.version}", f"{order.request.target.title}, {facts['archs']}"
+    what = f"vllm {order.version}", f"{order.request.target.title}, {built.facts['archs']}"
     notes = [lead_word("note") + note for note in built.notes]
     fields = {"proofs": built.proofs, "circumstances": built.circumstances, "notes": notes}
     yield from built_blocks(built, house, began, what, tools, lines, reduced=bool(parts), **fields)
@@ -244,8 +243,10 @@ def _built_for(device: Target, cpu: str | None) -> str:
     return built_for
 
 
-def _tell_left_out(order: VllmOrder, idle: Mapping[str, str]) -> None:
-    """Say what is left out and what that costs, before it takes long."""
+def _tell_start(order: VllmOrder, jobs: Jobs, idle: Mapping[str, str]) -> None:
+    """Say where it is built, what is left out and what that costs, before it takes long."""
+    tell(f"compiling in {order.work} with {jobs.number} jobs ({jobs.reason})")
+    tell(f"what the build says: {order.work}/log.txt")
     for reason in sorted(set(idle.values())):
         options = ", ".join(option for option in sorted(idle) if idle[option] == reason)
         tell(f"without {options}: {reason}; --source NAME=… brings one in")

@@ -17,14 +17,25 @@ from patchkit.apply import apply
 from patchkit.digests import tree_digest
 from patchkit.errors import ProofError
 from patchkit.patching.commit import Applied
-from patchkit.patching.fix import State, Verdict
+from patchkit.patching.fix import Request, State, Verdict
 from patchkit.patching.plan import Texts, patch_steps
 from patchkit.patching.recipe import load_recipe
 from patchkit.patching.workspace import open_workspace
 from patchkit.process import ask
-from patchkit.recipes.vllm.build import across, by_option, locked_requirements, wanted
+from patchkit.recipes.vllm.build import (
+    across,
+    by_option,
+    known_externals,
+    locked_requirements,
+    wanted,
+)
 from patchkit.recipes.vllm.external import externals
-from patchkit.recipes.vllm.leave_out import leave_out, only_extensions, take_installed
+from patchkit.recipes.vllm.leave_out import (
+    idle_sources,
+    leave_out,
+    only_extensions,
+    take_installed,
+)
 from patchkit.source.archive import Progress, unpack
 from patchkit.source.detect import detect
 from patchkit.source.tree import Sandboxed, SourceTree
@@ -114,18 +125,24 @@ def prepare(order: VllmOrder, staged: Path, report: Report) -> Prepared:
     )
 
 
-def check_choice(
+def choose_idle(
     tree: SourceTree,
-    *,
+    request: Request,
     without: Collection[str],
     extensions: Collection[str],
     given: Mapping[str, str],
-) -> None:
-    """Raise UsageError, or DriftError, unless the tree can be built as it is asked for."""
-    reduced = choose_parts(tree, without, extensions)
+) -> dict[str, str]:
+    """Return option → reason, of the sources that the build does without at no cost.
+
+    Raises UsageError, or DriftError, unless the tree can be built as it is asked for.
+    """
+    alone = {it.option for it in known_externals() if not set(it.targets).isdisjoint(extensions)}
+    idle = idle_sources(tree, request, {*given, *without, *alone})
+    reduced = choose_parts(tree, {*without, *idle}, extensions)
     release = load_recipe("vllm").knows(tree.version)
     found = wanted(externals(reduced), tree.version, release=release)
     check_given(found, tree.version, given)
+    return idle
 
 
 def choose_parts(
