@@ -42,6 +42,7 @@ class BenchLoad:
 class PlannedVariant:
     """A way to serve a model: the words of `vllm serve` on its head, its variables, its machines.
 
+    Of a server that runs already, at ``url``, nothing is known of its machine.
     ``python`` is the one that asks, ``tokenizer`` a folder here, "" for what the model's name says.
     ``shared`` are the variables that are no node's own.
     """
@@ -56,11 +57,6 @@ class PlannedVariant:
     url: str = ""
 
 
-def plan_url(url: str, venv: str) -> PlannedVariant:
-    """Return a server that runs already: nothing is known of its machine."""
-    return PlannedVariant(name="served", python=_venv_python(venv), url=url)
-
-
 def plan_cluster(
     file: ClusterFile, name: str, model: str, venv: str, args: Sequence[str]
 ) -> PlannedVariant:
@@ -73,7 +69,7 @@ def plan_cluster(
     except RecordError as error:  # a key among the words
         raise UsageError(str(error)) from None
     cluster = Cluster(replace(file, serve=serve))
-    python = _venv_python(venv or file.venv)
+    python = venv_python(venv or file.venv)
     if not Path(python).exists():
         raise HostError(
             f"{python} is not on this machine",
@@ -139,6 +135,6 @@ def describe_conditions(
     }
 
 
-def _venv_python(venv: str) -> str:
+def venv_python(venv: str) -> str:
     """Return the Python of an environment; by default the one that runs this."""
     return str(Path(venv or sys.prefix).expanduser().absolute() / "bin/python")

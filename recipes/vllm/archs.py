@@ -216,20 +216,14 @@ def _archs_by_place(
         elif call.command == INTERSECTION:
             project = call.where if call.where in known else None
         elif call.command == _LIST and project:
-            found[project] = _listed_archs(call)
-            project = None
+            archs = tuple(arch for text in call.arguments[1:] for arch in text.split(";") if arch)
+            try:
+                for arch in archs:
+                    parse_arch(arch)
+            except UsageError:
+                raise _unreadable_call(call) from None
+            found[project], project = archs, None
     return found
-
-
-def _listed_archs(call: Traced) -> tuple[str, ...]:
-    _name, *texts = call.arguments or ("",)
-    archs = tuple(arch for text in texts for arch in text.split(";") if arch)
-    try:
-        for arch in archs:
-            parse_arch(arch)
-    except UsageError:
-        raise _unreadable_call(call) from None
-    return archs
 
 
 def _unreadable_call(call: Traced) -> ProofError:

@@ -25,7 +25,13 @@ from patchkit.measure.figures import (
     read_series,
 )
 from patchkit.measure.rounds import BenchPlan, measure_variants
-from patchkit.measure.variants import BenchLoad, describe_conditions, plan_cluster, plan_url
+from patchkit.measure.variants import (
+    BenchLoad,
+    PlannedVariant,
+    describe_conditions,
+    plan_cluster,
+    venv_python,
+)
 
 _PROMPTS = 4  # for each place of the concurrency
 
@@ -80,7 +86,7 @@ def run_bench(
         raise UsageError("--url, --compare, --cluster: one of them")
     if url:
         server = HttpServer(url.rstrip("/").removesuffix("/v1"))  # which refuses a login in it
-        variants = [plan_url(server.url, venv)]
+        variants = [PlannedVariant(name="served", python=venv_python(venv), url=server.url)]
     elif files := compare or (cluster and [cluster]):
         variants = [
             plan_cluster(read_cluster_file(path), path.stem, model, venv, args) for path in files

@@ -37,13 +37,6 @@ from patchkit.runtime.serve.model import memory_pool
 from patchkit.runtime.serve.request import ServeRequest
 from patchkit.units import BYTES_PER_GIB
 
-# What does not depend on the model's size: kernels that are compiled at the first start, CUDA
-# graphs, the rendezvous of the ranks.
-_BEFORE_SECONDS = 900
-# Of a node's weights: mapped files on unified memory were reported to load at 0.1 GiB/s and less;
-# read ahead they load at 1 GiB/s and more.
-_SECONDS_PER_GIB = 12
-_MOST_GIB = 120  # what a node's memory holds at most
 _LIMIT = "/etc/systemd/system/user@.service.d/patchkit.conf"
 
 
@@ -227,13 +220,6 @@ def _plan_rank(
 def absolute(path: str, facts: NodeFacts) -> str:
     """Return a path of a node with its user's home in it."""
     return f"{facts.home}/{path[2:]}" if path.startswith("~/") else path
-
-
-def start_limit(cluster: ClusterFile, head: PlannedRank) -> int:
-    """Return the seconds after which a start that has not answered is given up."""
-    nodes = len(cluster.node)
-    gib = (head.command and head.command.request.weights_gib) or _MOST_GIB * nodes
-    return _BEFORE_SECONDS + round(_SECONDS_PER_GIB * gib / nodes)
 
 
 def survey_nodes(names: Sequence[str], facts: Sequence[NodeFacts]) -> Iterator[Finding]:

@@ -14,7 +14,7 @@ from string import Template
 from patchkit.cluster.agent import group_script
 from patchkit.cluster.agent.unit_state import MARK
 from patchkit.cluster.launch.cluster_file import ClusterFile
-from patchkit.cluster.launch.plan import PlannedRank, ServedModel, absolute, start_limit
+from patchkit.cluster.launch.plan import PlannedRank, ServedModel, absolute
 from patchkit.digests import digest
 from patchkit.records import RECIPES
 from patchkit.runtime.rules.variable_rules import CACHES, cache_folder, cache_variables
@@ -32,6 +32,13 @@ HEAD_PORTS = {
 RAY_SECONDS = 120  # for Ray's head to listen: measured are 6 on two slow cores
 ASK_AGAIN = 20  # seconds between two starts
 STOP = 30  # seconds for a rank to end by itself: with a request under way vLLM did not in 60
+# What does not depend on the model's size: kernels that are compiled at the first start, CUDA
+# graphs, the rendezvous of the ranks.
+_BEFORE_SECONDS = 900
+# Of a node's weights: mapped files on unified memory were reported to load at 0.1 GiB/s and less;
+# read ahead they load at 1 GiB/s and more.
+_SECONDS_PER_GIB = 12
+_MOST_GIB = 120  # what a node's memory holds at most
 _PROGRAMS = "/usr/local/cuda/bin:/usr/local/bin:/usr/bin:/bin"
 _CACHES = CACHES.rpartition("/")[2]  # below systemd's own folder of a user's caches
 _HEADER = "# Written by patchkit up; replaced by the next one.\n"
@@ -101,6 +108,8 @@ class GroupUnits:
         # A percent sign begins a specifier.
         model = " ".join(self.model.name.split()).replace("%", "%%")
         part = f", rank {number} of {count}" if count > 1 else ""
+        command = self.ranks[0].command
+        gib = (command and command.request.weights_gib) or _MOST_GIB * count
         # What stands for the names in the templates.
         values = {
             "name": name,
@@ -109,7 +118,7 @@ class GroupUnits:
             "command": unit_line(self.words(number)),
             "script": f"/usr/bin/python3 -I %h/.config/patchkit/{name}/group.py",
             "before": " ".join([ray_unit, *watches]).strip(),
-            "seconds": str(start_limit(self.cluster, self.ranks[0])),
+            "seconds": str(_BEFORE_SECONDS + round(_SECONDS_PER_GIB * gib / count)),
             "burst": str(BURST),
             "pause": str(ASK_AGAIN),
             "stop": str(STOP),

@@ -103,7 +103,15 @@ class Assembler:
             raise BuildError(f"{job.where} is PTX {newer}; ptxas {self.version} is older")
         with job.path.open("rb") as stream:
             ptx = read_ptx(stream, job.entry, job.name)
-        options = tuple(_checked_options(ptx.options))
+        options, left = [], list(ptx.options)
+        while left:
+            word = left.pop(0)
+            if _VALUES.fullmatch(word) and left and re.fullmatch(r"\w+", left[0]):
+                options.append(f"{word}={left.pop(0)}")
+            elif _SWITCHES.fullmatch(word):
+                options.append(word)
+            else:
+                raise BuildError(f"it was compiled with {word}, which patchkit does not pass on")
         key = digest("\0".join((digest(ptx.text), self.version, job.arch, *options)))
         place = self.cache / f"{key}.fatbin"
         if not (place.is_file() and _holds(place, job.arch)):
@@ -207,19 +215,6 @@ class _Memory:
             with self._changed:
                 self._free += size
                 self._changed.notify_all()
-
-
-def _checked_options(words: Sequence[str]) -> Iterator[str]:
-    """Yield the options for ptxas. Raises BuildError for one that is not known to be harmless."""
-    left = list(words)
-    while left:
-        word = left.pop(0)
-        if _VALUES.fullmatch(word) and left and re.fullmatch(r"\w+", left[0]):
-            yield f"{word}={left.pop(0)}"
-        elif _SWITCHES.fullmatch(word):
-            yield word
-        else:
-            raise BuildError(f"it was compiled with {word}, which patchkit does not pass on")
 
 
 def _holds(fatbin: Path, arch: str) -> bool:

@@ -123,38 +123,37 @@ def replace_device_code(source: Path, dest: Path, codes: FatBinaries) -> None:
     Raises BuildError if the library is not what nvcc and a linker make, OSError.
     """
     try:
-        _replace_device_code(source, dest, codes)
+        with (
+            source.open("rb") as stream,
+            mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as old,
+        ):
+            tables, codes = _Tables(old, source.name), dict(codes)
+            pointers = _find_pointers(old, tables, codes)
+            code, size, starts = tables.code, 0, {}
+            for offset in sorted(codes):
+                starts[offset] = _aligned(size, max(code.align, 8))
+                size = starts[offset] + sum(map(len, codes[offset]))
+            layout = _lay_out(tables, size, len(old))
+
+            def moved(position: int) -> int:
+                return position - (layout.cut if position >= layout.after else 0)
+
+            with dest.open("xb") as new:
+                new.write(memoryview(old)[: layout.after - layout.cut])
+                new.write(memoryview(old)[layout.after :])
+                new.seek(code.offset)
+                new.write(bytes(moved(code.offset + code.size) - code.offset))
+                for offset, start in starts.items():
+                    new.seek(layout.offset + start)
+                    new.writelines(codes[offset])
+                    value = layout.address + start
+                    for position in pointers[offset]:
+                        new.seek(moved(position))
+                        new.write(value.to_bytes(8, "little"))
+                _write_tables(new, tables, layout, size, moved)
     except (struct.error, ValueError, OverflowError) as error:  # numbers that no file can hold
         raise BuildError(f"{source.name}: its tables contradict each other: {error}") from None
     dest.chmod(source.stat().st_mode & 0o777)
-
-
-def _replace_device_code(source: Path, dest: Path, codes: FatBinaries) -> None:
-    with source.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as old:
-        tables, codes = _Tables(old, source.name), dict(codes)
-        pointers = _find_pointers(old, tables, codes)
-        code, size, starts = tables.code, 0, {}
-        for offset in sorted(codes):
-            starts[offset] = _aligned(size, max(code.align, 8))
-            size = starts[offset] + sum(map(len, codes[offset]))
-        layout = _lay_out(tables, size, len(old))
-
-        def moved(position: int) -> int:
-            return position - (layout.cut if position >= layout.after else 0)
-
-        with dest.open("xb") as new:
-            new.write(memoryview(old)[: layout.after - layout.cut])
-            new.write(memoryview(old)[layout.after :])
-            new.seek(code.offset)
-            new.write(bytes(moved(code.offset + code.size) - code.offset))
-            for offset, start in starts.items():
-                new.seek(layout.offset + start)
-                new.writelines(codes[offset])
-                value = layout.address + start
-                for position in pointers[offset]:
-                    new.seek(moved(position))
-                    new.write(value.to_bytes(8, "little"))
-            _write_tables(new, tables, layout, size, moved)
 
 
 def _find_pointers(
