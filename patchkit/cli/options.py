@@ -12,13 +12,14 @@ from typing import Any, TypeVar, cast
 import click
 
 from patchkit.cli import complete
-from patchkit.cli.out import tell
+from patchkit.cli.out import PATH, tell
 from patchkit.cli.progress import progress
 from patchkit.cli.render import Option, with_options
 from patchkit.errors import UsageError
 from patchkit.patching.fix import Request
 from patchkit.patching.ledger import Ledger, LedgerRequest
 from patchkit.patching.recipe import Recipe, load_recipe
+from patchkit.patching.user_patch import read_patches
 from patchkit.patching.workspace import Workspace, open_workspace
 from patchkit.source.detect import project_of
 from patchkit.source.resolve import SourceOptions, resolved
@@ -106,6 +107,14 @@ _REQUEST = (
     click.option("--only", help="Only these fixes.", **_FIX),
     click.option("--without", "skip", help="Leave a fix out, or an extension of a build.", **_FIX),
     click.option("--with", "also", help="An optional fix too.", **_FIX),
+    click.option(
+        "--patch",
+        "patches",
+        multiple=True,
+        type=PATH,
+        metavar="FILE",
+        help="A unified diff too, such as that of a pull request.",
+    ),
 )
 
 
@@ -118,11 +127,12 @@ class Selection:
     only: frozenset[str]
     skip: frozenset[str]
     also: frozenset[str]
+    patches: tuple[Path, ...] = ()
 
     @property
     def chooses(self) -> bool:
         """Return whether fixes were named; what a ledger has of that does not count then."""
-        return bool(self.only or self.skip or self.also)
+        return bool(self.only or self.skip or self.also or self.patches)
 
     def request(self, ledger: Ledger | None = None) -> Request:
         """Return the request, with defaults from the ledger of a patched tree if there is one."""
@@ -142,16 +152,19 @@ class Selection:
             only=frozenset(chosen.only),
             skip=frozenset(chosen.skip),
             also=frozenset(chosen.also),
+            patches=read_patches(self.patches) if self.chooses else past.patches,
         )
 
 
 def request_options(command: F) -> F:
-    """Add --target, --arch, --only, --without and --with; hand them on as one ``selection``."""
+    """Add what says the device, the fixes and patches; hand it on as one ``selection``."""
 
     @functools.wraps(command)
-    def wrapped(target: str | None, arch: str | None, **given: Any) -> Any:
+    def wrapped(
+        target: str | None, arch: str | None, patches: tuple[Path, ...], **given: Any
+    ) -> Any:
         only, skip, also = (frozenset(given.pop(name)) for name in ("only", "skip", "also"))
-        return command(selection=Selection(target, arch, only, skip, also), **given)
+        return command(selection=Selection(target, arch, only, skip, also, patches), **given)
 
     return cast("F", with_options(*_REQUEST)(wrapped))
 

@@ -5,15 +5,19 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Annotated
 
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
+from patchkit.digests import digest
 from patchkit.edit.splice import Edit
 from patchkit.finding import ESTABLISHED, Established
+from patchkit.records import RecordError, Sha256, Utf8, matching
 from patchkit.source.tree import SourceTree
 from patchkit.target import MODES, Target
 
+Id = Annotated[Utf8, matching(r"[a-z0-9][a-z0-9_-]{0,99}", "an id")]
 LAYERS = ("python", "build")
 KINDS = ("source", "installed")
 
@@ -80,18 +84,39 @@ class Evidence:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Patch:
+    """A patch of the user's: a unified diff, known by its sha256."""
+
+    id: Id
+    title: Utf8
+    sha256: Sha256
+    text: Utf8
+
+    def __post_init__(self) -> None:
+        if digest(self.text) != self.sha256:
+            raise RecordError("has another sha256 than its text")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """A user's request: target, arch mode, and the fixes that are named."""
+    """A user's request: target, arch mode, the fixes that are named, and patches in order."""
 
     target: Target
     arch: str = "native"  # or "family"
     only: frozenset[str] = frozenset()
     skip: frozenset[str] = frozenset()
     also: frozenset[str] = frozenset()
+    patches: tuple[Patch, ...] = ()
 
     @property
     def arch_list(self) -> str:
         return self.target.arch_list(self.arch)
+
+    @property
+    def patch_facts(self) -> dict[str, object]:
+        """Return what a wheel says of its patches; nothing without any."""
+        known = [{"id": it.id, "title": it.title, "sha256": it.sha256} for it in self.patches]
+        return {"patches": known} if known else {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +130,7 @@ class Observation:
     reason: str
     edits: tuple[Edit, ...] = ()
     done: str = ""
+    note: str = ""
 
 
 def found(edits: Sequence[Edit], *, now: str, done: str) -> Observation:
@@ -181,6 +207,7 @@ class Fix:
     requires: tuple[str, ...] = ()
     prove: Proof | None = None
     prove_upstream: bool = False  # worth a proof even where upstream has it
+    last: bool = False  # after patches of the user's, too: it labels all of them
     prove_from_stock: bool = False  # compared with the tree as it was in the beginning
     examples: tuple[Example, ...] = field(default=())
 

@@ -17,7 +17,7 @@ from patchkit.digests import Digest, digest, sha256_of
 from patchkit.durable.journal import Journal
 from patchkit.durable.names import PlainPath, place_of
 from patchkit.errors import DriftError, HashMismatchError, PatchkitError, SourceError, UsageError
-from patchkit.patching.fix import Request, Severity, State
+from patchkit.patching.fix import Id, Patch, Request, Severity, State
 from patchkit.quoting import quoted
 from patchkit.reading import LARGEST_IN_TREE, read_bytes, read_text
 from patchkit.records import RecordError, Sha256, Utf8, matching, one_of, read_json
@@ -35,25 +35,26 @@ def _require_day(text: str) -> None:
         raise RecordError(f"is {text!r}, not as 2026-11-22")
 
 
-# A tree may come from elsewhere, and its ledger with it: every field has a form.
-_Id = Annotated[Utf8, matching(r"[a-z0-9][a-z0-9_-]{0,99}", "an id")]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerRequest:
-    """The user's request when a tree was patched."""
+    """The user's request when a tree was patched, with the texts of patches.
+
+    A tree may come from elsewhere, and its ledger with it: every field has a form.
+    """
 
     target: Annotated[str, one_of(*targets())]
     arch: Annotated[str, one_of(*MODES)]
-    only: tuple[_Id, ...]
-    skip: tuple[_Id, ...]
-    also: tuple[_Id, ...]
+    only: tuple[Id, ...]
+    skip: tuple[Id, ...]
+    also: tuple[Id, ...]
+    patches: tuple[Patch, ...] = ()
 
     @classmethod
     def of(cls, request: Request) -> LedgerRequest:
         named = (request.only, request.skip, request.also)
         only, skip, also = (tuple(sorted(ids)) for ids in named)
-        return cls(target=request.target.name, arch=request.arch, only=only, skip=skip, also=also)
+        device = {"target": request.target.name, "arch": request.arch}
+        return cls(**device, only=only, skip=skip, also=also, patches=request.patches)
 
     def fields(self) -> dict[str, object]:
         """Return it as JSON has it."""
@@ -65,7 +66,7 @@ class LedgerRequest:
 class LedgerVerdict:
     """A verdict as the ledger keeps it; ``severity`` is "" where the fix has none."""
 
-    id: _Id
+    id: Id
     state: State
     severity: Severity | Literal[""]
     reason: Utf8
@@ -84,7 +85,7 @@ class Ledger:
 
     patchkit: Annotated[str, Version]
     recipe: Annotated[str, matching("[0-9a-z]{1,64}", "a digest")]
-    project: _Id
+    project: Id
     version: Annotated[str, Version]
     request: LedgerRequest
     files: Mapping[PlainPath, tuple[Digest, Sha256]]
@@ -106,6 +107,8 @@ class Ledger:
         """Return JSON: the same patch on the same release and day gives the same bytes."""
         new = ("date", "libraries")  # which a ledger without them leaves out, as before
         fields = {name: value for name, value in asdict(self).items() if value or name not in new}
+        if not self.request.patches:
+            del fields["request"]["patches"]
         # Sorted, since dicts keep the order in which files were looked at.
         return (json.dumps(fields, indent=1, sort_keys=True) + "\n").encode()
 

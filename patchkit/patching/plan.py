@@ -15,6 +15,7 @@ from patchkit.errors import AbsentError, DriftError, UsageError
 from patchkit.patching.fix import Fix, Observation, Request, Severity, State, Verdict
 from patchkit.patching.fix_file import mistakes_shown
 from patchkit.patching.recipe import Recipe
+from patchkit.patching.user_patch import fixes_for
 from patchkit.source.tree import SourceTree
 
 # path → (before, after); before is None for a file that is created.
@@ -52,7 +53,8 @@ def make_plan(tree: SourceTree, recipe: Recipe, request: Request) -> Plan:
     that rests on another one that is left out.
     """
     recipe.check(tree.version)
-    ids = [fix.id for fix in recipe.fixes]
+    fixes = fixes_for(recipe.fixes, request)
+    ids = [fix.id for fix in fixes]
     for unknown in sorted((request.only | request.skip | request.also) - set(ids)):
         close = difflib.get_close_matches(unknown, ids, n=1)
         hint = f"did you mean {close[0]}?" if close else "`patchkit fixes` lists them"
@@ -60,7 +62,7 @@ def make_plan(tree: SourceTree, recipe: Recipe, request: Request) -> Plan:
     if both := sorted((request.only | request.also) & request.skip):
         raise UsageError(f"{both[0]} is asked for and left out at once")
     patched, verdicts = tree, []
-    for fix in recipe.fixes:
+    for fix in fixes:
         verdict = judge(fix, patched, recipe, request)
         verdicts.append(verdict)
         patched = with_edits(patched, verdict.edits)
@@ -92,8 +94,11 @@ def judge(fix: Fix, tree: SourceTree, recipe: Recipe, request: Request) -> Verdi
     """Return what one fix says of a tree: the version selects, the code decides, both must agree.
 
     A development version or pre-release may be older or newer than what a fix is about: code that
-    is absent there is no drift. Code that is there in another form is.
+    is absent there is no drift. Code that is there in another form is. Of a patch that a user names
+    no version says anything.
     """
+    if not fix.needs:
+        return _judge_patch(fix, tree, request)
     version, known = tree.version, recipe.knows(tree.version)
     kind = "installed" if tree.kind == "installed" else "source"
     need, needs = fix.need(version, request.arch, kind), fix.needs_of(request.arch, kind)
@@ -128,6 +133,17 @@ def judge(fix: Fix, tree: SourceTree, recipe: Recipe, request: Request) -> Verdi
     # In a release that needs no fix, code that looks fixed is upstream's own.
     done = State.UPSTREAM if need is None and finding.state is State.APPLIED else finding.state
     return Verdict(fix, done, finding.reason, finding.edits, severity, note, finding.done)
+
+
+def _judge_patch(fix: Fix, tree: SourceTree, request: Request) -> Verdict:
+    if fix.id in request.skip:
+        return Verdict(fix, State.OFF, "left out with --without")
+    try:
+        finding = _look_at(fix, tree, request)
+    except DriftError as error:
+        return Verdict(fix, State.DRIFTED, str(error))
+    state = State.UPSTREAM if finding.state is State.APPLIED else finding.state
+    return Verdict(fix, state, finding.reason, finding.edits, None, finding.note, finding.done)
 
 
 def _outside_reason(fix: Fix, tree: SourceTree, request: Request) -> str:

@@ -26,6 +26,7 @@ from patchkit.patching.ledger import (
     unusable,
 )
 from patchkit.patching.recipe import Recipe
+from patchkit.patching.user_patch import fixes_for
 from patchkit.reading import decoded
 from patchkit.source.detect import detect, state_folder
 from patchkit.source.tree import Sandboxed, SourceTree
@@ -147,7 +148,7 @@ def known_verdicts(
     expected = {path: after for path, (_before, after) in ledger.files.items()} | {**ledger.seen}
     if any(digest_now(tree, path) != known for path, known in expected.items()):
         return None
-    fixes = {fix.id: fix for fix in recipe.fixes}
+    fixes = {fix.id: fix for fix in fixes_for(recipe.fixes, request)}
     if {entry.id for entry in ledger.verdicts} != set(fixes):
         what = "its verdicts are not about the fixes of the recipe that it names"
         raise unusable(workspace.state, recipe.project, what)

@@ -34,6 +34,7 @@ class Project:
     where: str
     spelled: str
     example: str
+    parts: tuple[str, ...]
 
 
 @cache
@@ -43,7 +44,7 @@ def projects() -> Mapping[str, Project]:
 
 
 # The checkout's own settings may name a program that fetches objects which it lacks.
-_NO_FETCH = {"GIT_NO_LAZY_FETCH": "1", "GIT_ALLOW_PROTOCOL": "none"}
+NO_FETCH = {"GIT_NO_LAZY_FETCH": "1", "GIT_ALLOW_PROTOCOL": "none"}
 
 
 def detect(
@@ -198,7 +199,7 @@ def _metadata_field(place: Path, name: str) -> str:
 def _git_version(root: Path) -> Version:
     """Return the version as setuptools-scm does: the tag, or the next version's .devN."""
     command = ("git", "-C", root, "describe", "--tags", "--long", "--match", "v*")
-    result = attempt(*command, env=os.environ | _NO_FETCH)
+    result = attempt(*command, env=os.environ | NO_FETCH)
     if not result.started:
         raise SourceError(f"{root}: git is needed to tell the version of a checkout")
     match = _DESCRIBED.fullmatch(result.output.strip())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -119,7 +119,9 @@ def apply_command(
         if not dry_run and not kept:
             yield f"a build of your own takes {recipe.build.setting(request)}"
             build = ("build", recipe.project, "--src", path)
-            yield next_step(*program(), *build, *_build_words(recipe.project, request))
+            yield next_step(
+                *program(), *build, *_build_words(recipe.project, request, selection.patches)
+            )
 
 
 def _make_libraries(
@@ -145,13 +147,14 @@ def _make_libraries(
     return new_files(made)
 
 
-def _build_words(project: str, request: Request) -> Iterator[str]:
+def _build_words(project: str, request: Request, patches: Sequence[Path]) -> Iterator[str]:
     """Yield the options that build a tree for what it was patched for."""
     options = {"--target": [request.target.name] if request.target.name != "gb10" else []}
     if project != "nccl":  # which is cross-compiled, with all of its fixes
         options["--arch"] = [request.arch] if request.arch != "native" else []
         fixes = {"--only": request.only, "--without": request.skip, "--with": request.also}
         options |= {option: sorted(ids) for option, ids in fixes.items()}
+        options["--patch"] = list(map(str, patches))
     for option, values in options.items():
         for value in values:
             yield from (option, value)

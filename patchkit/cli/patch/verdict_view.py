@@ -75,12 +75,14 @@ def verdict_lines(verdicts: Sequence[Verdict], *, verbose: bool) -> Iterator[Sho
         else:
             groups.setdefault((verdict.state, verdict.severity), []).append(verdict.fix.id)
     # What is optional is off unless it is asked for; anything else was left out.
-    states = [*product((State.APPLY, State.APPLIED), Severity)]
+    # A patch that the user named is of no severity.
+    states = [*product((State.APPLY, State.APPLIED), (*Severity, None))]
     states += [(State.OFF, Severity.REQUIRED), (State.OFF, Severity.RECOMMENDED)]
     for state, severity in states:
         if fixes := groups.pop((state, severity), []):
             sign, said, how = _STYLES[state]
-            yield style(f"{sign} {said}, {severity.value}:", **how) + f" {', '.join(fixes)}"
+            level = f", {severity.value}" if severity else ""
+            yield style(f"{sign} {said}{level}:", **how) + f" {', '.join(fixes)}"
     counts = Counter(state for (state, _), fixes in groups.items() for _ in fixes)
     if counts:
         said = ", ".join(f"{count} {_STYLES[state][1]}" for state, count in counts.items())

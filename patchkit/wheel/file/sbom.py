@@ -65,6 +65,10 @@ def wheel_sbom(facts: Mapping[str, Any], steps: Iterable[tuple[Verdict, Texts]])
             ("made", facts["made"]),
             ("target", facts["target"]),
             *(("fix", fix) for fix in facts["fixes"]),
+            *(
+                ("patch", f"{it['id']} sha256:{it['sha256']} {it['title']}")
+                for it in facts.get("patches", ())
+            ),
         ),
     }
     parts, native, tools = [], facts.get("native", {}), {"patchkit": facts["patchkit"]}

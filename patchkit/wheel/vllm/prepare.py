@@ -232,6 +232,7 @@ def _vllm_facts(
             for v in outcome.verdicts
             if v.state is not State.NOT_APPLICABLE
         ],
+        **order.request.patch_facts,
         "target": target.name,
         "archs": recipe.build.value_for(order.request),
         "machine": order.toolchain.machine,

@@ -141,6 +141,7 @@ def _repack_facts(patched: PatchedTree, version: str) -> dict[str, Any]:
         "recipe": ledger.recipe,
         "request": LedgerRequest.of(patched.asked).fields(),
         "turned_on": sorted(patched.request.also - patched.asked.also),
+        **patched.request.patch_facts,
         "source": f"sha256:{origin.wheel.sha256}",
         "source_file": origin.wheel.name.filename,
         "upstream": origin.locked,

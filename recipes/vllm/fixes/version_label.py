@@ -80,6 +80,7 @@ FIX = kit.Fix(
     ),
     look=look,
     prove=prove,
+    last=True,
     layer="build",
     majors=(11, 12),
     examples=(

@@ -155,7 +155,8 @@ def test_what_changed_since(patched, path, text, edited, same):
         assert caught.value.what.startswith(f"{edited}: ")
         return
     workspace = open_workspace(tree.root)
-    recipe = replace(load_recipe(), digest=LEDGER.recipe, fixes=(SimpleNamespace(id="x"),))
+    fixes = (SimpleNamespace(id="x", last=False),)
+    recipe = replace(load_recipe(), digest=LEDGER.recipe, fixes=fixes)
     request = Request(target=targets()["gb10"], skip=frozenset({"x"}))
     assert (known_verdicts(workspace, recipe, request) is not None) is same
 

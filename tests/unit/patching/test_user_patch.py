@@ -1,0 +1,219 @@
+"""Patches that a user names: exact lines decide, and what does not fit is told."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import asdict, replace
+
+import pytest
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+
+from patchkit.edit.splice import git_diff
+from patchkit.errors import UsageError
+from patchkit.patching.fix import Patch
+from patchkit.patching.plan import make_plan
+from patchkit.patching.recipe import load_recipe
+from patchkit.patching.user_patch import read_patches
+from patchkit.records import RecordError, record
+
+A, B = "vllm/a.py", "vllm/b.py"
+LINES = [f"x{number}\n" for number in range(40)]
+
+
+def text_of(changes):
+    """The lines with some replaced, by number."""
+    return "".join(changes.get(number, line) for number, line in enumerate(LINES))
+
+
+STOCK, HALF, WANTED = (text_of(it) for it in ({}, {4: "4\n"}, {4: "4\n", 30: "x30\nnew\n"}))
+
+
+@pytest.fixture
+def patch_of(tmp_path):
+    """Read a patch from a file: of a text, or of {path: (before, after)}."""
+
+    def read(diff, name="1.diff"):
+        if not isinstance(diff, str):
+            diff = "".join(git_diff(path, *pair) for path, pair in diff.items())
+        (tmp_path / name).write_bytes(diff.encode())
+        return read_patches([tmp_path / name])[0]
+
+    return read
+
+
+@pytest.fixture
+def judged(make_tree, ask):
+    """The verdict on a patch, with the texts that it leads to."""
+
+    def judge(patch, files, kind="sdist"):
+        tree = make_tree("0.33.0", files, kind=kind)
+        request = replace(ask(), patches=(patch,))
+        plan = make_plan(tree, replace(load_recipe(), fixes=()), request)
+        (verdict,) = plan.verdicts
+        return verdict, {path: after for path, (_before, after) in plan.texts.items()}
+
+    return judge
+
+
+@pytest.mark.parametrize(
+    ("files", "state", "reason"),
+    [
+        ({A: STOCK}, "apply", "vllm/a.py:2 (+2 more): the patch fits"),
+        ({A: f"0\n{STOCK}"}, "apply", "vllm/a.py:3 (+2 more): the patch fits"),
+        ({A: WANTED, B: "new\n"}, "upstream", "vllm/a.py (+1 more): as the patch"),
+        ({A: f"0\n{WANTED}", B: "new\n"}, "upstream", "vllm/a.py (+1 more)"),
+        ({A: WANTED}, "drifted", "vllm/b.py: lacks what vllm/a.py has"),
+        (
+            {A: HALF},
+            "drifted",
+            "vllm/a.py:32: has 'x31', where patch-1:13 expects 'new'; patch-1:4",
+        ),
+        ({B: ""}, "drifted", "vllm/a.py: not found"),
+        ({A: text_of({32: "y\n"})}, "drifted", "vllm/a.py:33: has 'y', where patch-1:13 expe"),
+        ({A: text_of({32: ""})}, "drifted", "vllm/a.py:33: has 'x33', where patch-1:13 expec"),
+        ({A: f"0\n{STOCK}{STOCK}"}, "drifted", "vllm/a.py:3,43: the lines of patch-1:4 are"),
+        ({A: STOCK, B: "mine\n"}, "drifted", "vllm/b.py: is there already, with another"),
+    ],
+)
+def test_the_code_decides(files, state, reason, judged, patch_of):
+    verdict, texts = judged(patch_of({A: (STOCK, WANTED), B: (None, "new\n")}), files)
+    assert verdict.state.value == state
+    assert verdict.reason.startswith(reason)
+    fits = {A: files.get(A, "").replace(STOCK, WANTED), B: "new\n"}
+    assert texts == (fits if state == "apply" else {})
+
+
+def test_lines_that_stand_twice_are_where_the_patch_says(judged, patch_of):
+    patch = patch_of({A: (STOCK * 2, STOCK + WANTED)})
+    assert judged(patch, {A: STOCK * 2})[1] == {A: STOCK + WANTED}
+    assert judged(patch, {A: STOCK + WANTED})[0].state.value == "upstream"
+    assert judged(patch, {A: f"0\n{STOCK}{STOCK}"})[0].state.value == "drifted"
+
+
+@pytest.mark.parametrize(
+    ("now", "state", "reason"),
+    [
+        ({32: "y\n"}, "apply", "vllm/a.py:5: the patch fits"),
+        ({32: "y\n", 4: "4\n", 30: "x30\nnew\n"}, "upstream", "vllm/a.py: as the patch leaves it"),
+        (
+            {32: "y\n", 4: "4\n"},
+            "drifted",
+            "vllm/a.py:32: has 'x31', where patch-1:14 expects 'new'",
+        ),
+        ({31: "y\n"}, "drifted", "vllm/a.py:32: git cannot merge it"),
+        (None, "drifted", "vllm/a.py:33: has 'y', where patch-1:14 expects 'x32'"),
+    ],
+)
+def test_git_merges_where_the_checkout_has_the_text(
+    now, state, reason, git, judged, patch_of, make_tree, tmp_path
+):
+    root = make_tree("0.33.0", {A: STOCK}).root
+    git(root, "init", "--quiet")
+    git(root, "add", ".")
+    if now is not None:  # the object of the text, which `git add` makes
+        git(root, "commit", "--quiet", "--message", "upstream")
+    (root / A).write_text(WANTED)
+    patch = patch_of(git(root, "diff"))
+    if now is None:
+        shutil.rmtree(root / ".git/objects")
+    verdict, texts = judged(patch, {A: text_of({32: "y\n"} if now is None else now)}, "git")
+    assert verdict.state.value == state
+    assert verdict.reason.startswith(reason)
+    assert ("the checkout lacks the text" in verdict.reason) == (now is None)
+    assert texts == (
+        {A: text_of({32: "y\n", 4: "4\n", 30: "x30\nnew\n"})} if state == "apply" else {}
+    )
+
+
+HEAD = "@@ -1 +1 @@"
+BODY = f"--- a/vllm/a.py\n+++ b/vllm/a.py\n{HEAD}\n-old\n+new\n"
+CUDA = "diff --git a/csrc/a.cu b/csrc/a.cu\n"
+LINK = "new file mode 120000\n--- /dev/null\n+++ b/csrc/a.cu\n@@ -0,0 +1 @@\n+/etc\n"
+
+
+@pytest.mark.parametrize(
+    ("extra", "kind", "reason"),
+    [
+        (git_diff("csrc/a.cu", "1\n", "2\n"), "installed", "csrc/a.cu: is no part of an inst"),
+        (f"{CUDA}deleted file mode 100644\n", "sdist", "csrc/a.cu: the patch removes it (pat"),
+        (
+            f"{CUDA}rename from csrc/b.cu\nrename to csrc/a.cu\n",
+            "sdist",
+            "csrc/a.cu: the patch ren",
+        ),
+        (f"{CUDA}old mode 100644\nnew mode 100755\n", "sdist", "csrc/a.cu: the patch changes its"),
+        (f"{CUDA}GIT binary patch\nliteral 1\n", "sdist", "csrc/a.cu: the patch is binary"),
+        (f"{CUDA}{LINK}", "sdist", "csrc/a.cu: the patch makes a symbolic link"),
+        (git_diff("tests/é.py", None, "x\n"), "sdist", ""),
+        (
+            "diff --git a/docs/a.png b/docs/a.png\nBinary files /dev/null and b/x differ\n",
+            "sdist",
+            "",
+        ),
+    ],
+)
+def test_what_is_beyond_texts_or_beside_the_package(extra, kind, reason, judged, patch_of):
+    verdict, texts = judged(patch_of(BODY + extra), {A: "old\n"}, kind)
+    assert verdict.reason.startswith(reason)
+    assert texts == ({} if reason else {A: "new\n"})
+    assert bool(reason) == (verdict.state.value == "drifted") == (verdict.note == "")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "no diff\n", f"\0{BODY}", BODY.replace("\n", "\r\n"), BODY + BODY, BODY[:-5]),
+        *(
+            BODY.replace(A, path)
+            for path in ("../a", "/etc/x", "a/./b", "a//b", ".git/x", "x/.GIT/y")
+        ),
+        *(BODY.replace(f"b/{A}", name) for name in ('"b/\\377"', '"b/a\\nb"', '"b/\\000"', "b/")),
+        *(f"{BODY}{row}\n" for row in ("+more", " more", "-more", "Binary files a and b differ")),
+        *(
+            BODY.replace(HEAD, head)
+            for head in ("@@ -1,9999999999 +1 @@", "@@@ -1 -1 +1 @@@", "@@")
+        ),
+        BODY.replace(HEAD, "@@ -7 +7 @@"),  # which has no lines around it
+        BODY.replace("+new", "+old"),
+        f"{HEAD}\n-old\n+new\n",
+    ],
+)
+def test_what_is_no_patch_is_refused(text, patch_of):
+    with pytest.raises(UsageError):
+        patch_of(text)
+
+
+MAIL = "From 0 Mon Sep 17\nSubject: [PATCH 2/3] =?UTF-8?q?Gr=C3=B6=C3=9Fer?=\n  tables\n\nx\n---\n"
+
+
+def test_mails_quoted_names_and_ends_of_files(judged, patch_of, tmp_path):
+    quoted = BODY.replace(f"a/{A}", '"a/\\303\\244.py"').replace(f"b/{A}", '"b/vllm/\\303\\244.py"')
+    end = "\\ No newline at end of file\n-- \n2.1\n"
+    patch = patch_of(MAIL + quoted.replace("a/\\", "a/vllm/\\") + end)
+    assert (patch.id, patch.title) == ("patch-gr-er-tables", "Größer tables")
+    assert judged(patch, {"vllm/ä.py": "old\n"})[1] == {"vllm/ä.py": "new"}
+    (tmp_path / "2.patch").write_text(MAIL + BODY)
+    _, other = read_patches([tmp_path / "1.diff", tmp_path / "2.patch"])
+    assert other.id == f"{patch.id}-{other.sha256[:8]}"
+    with pytest.raises(UsageError, match="named twice"):
+        read_patches([tmp_path / "2.patch"] * 2)
+    with pytest.raises(RecordError, match="another sha256"):
+        record(Patch, asdict(patch) | {"text": BODY})
+
+
+def texts():
+    # Few different lines, so that hunks repeat and move.
+    line = st.text(st.sampled_from("ab -+@\\\t\f\v\x85\u2028é𝟚"), max_size=2)
+    return st.lists(line, max_size=12).map("\n".join)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(before=texts(), after=texts())
+def test_a_diff_leads_to_its_own_text_or_nowhere(before, after, judged, patch_of):
+    assume(before != after)
+    patch = patch_of({A: (before, after)})
+    verdict, made = judged(patch, {A: before})
+    assert made == ({A: after} if verdict.state.value == "apply" else {})
+    assert verdict.state.value in ("apply", "drifted")
+    assert judged(patch, {A: after})[0].state.value in ("upstream", "drifted")
