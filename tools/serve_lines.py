@@ -8,8 +8,9 @@ from __future__ import annotations
 import contextlib
 import itertools
 import shlex
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from patchkit.errors import DriftError, HostError, PatchkitError, UsageError
 from patchkit.runtime.host.host import Host, System
 from patchkit.runtime.node.decision import NodeOptions, decide
 from patchkit.runtime.rules.flags import load_flag_rules
-from patchkit.runtime.rules.presets import find, load_presets
+from patchkit.runtime.rules.presets import find, load_presets, model_recipes, named_preset
 from patchkit.runtime.rules.rule import RuleChoice
 from patchkit.runtime.serve.args import ServeCommand, serve_args
 from patchkit.runtime.serve.model import MemoryPool
@@ -101,6 +102,12 @@ def served(version: str, asked: dict[str, Any]) -> ServeCommand:
     return serve_args(request(version, asked), load_flag_rules())
 
 
+def served_by_recipe(model: str) -> ServeCommand:
+    """Return the command of a model that upstream has a recipe for, on the nodes that it takes."""
+    nodes = named_preset(model).nodes
+    return served(VERSIONS[-1], {"model": model, **({**TWO, "nodes": nodes} if nodes > 1 else {})})
+
+
 def everything(version: str) -> Iterator[ServeCommand]:
     """Yield every preset that a release serves, and a model without one, in every role."""
     places = [{}, *({**TWO, "topology": each} for each in ("roce", "socket", "hetero"))]
@@ -120,15 +127,21 @@ def _lines() -> Iterator[str]:
     for name, asked in SITUATIONS.items():
         yield f"# {name}"
         for version in VERSIONS:
-            yield f"{version}: {_outcome(version, asked)}"
+            yield f"{version}: {_outcome(partial(served, version, asked))}"
         yield ""
+    yield f"# as upstream's recipes, with {VERSIONS[-1]}; -: what they have and the command has not"
+    for recipe in model_recipes().values():
+        if recipe.settings:
+            yield _outcome(partial(served_by_recipe, recipe.id))
 
 
-def _outcome(version: str, asked: dict[str, Any]) -> str:
+def _outcome(make: Callable[[], ServeCommand]) -> str:
     try:
-        return shlex.join(served(version, asked).words)
+        done = make()
     except PatchkitError as error:
         return f"{type(error).__name__}: {error.what}"
+    unlike = [f"- {each.flag}" for each in done.left_out if each.origin == "recipe"]
+    return " ".join((shlex.join(done.words), *unlike))
 
 
 if __name__ == "__main__":

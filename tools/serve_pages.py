@@ -73,7 +73,7 @@ def _preset(preset: Preset) -> tuple[str, ...]:
     flags = [
         f"`{name}`" if value is True else f"`{name} {value}`"
         for name, value in preset.flags.items()
-        if value is not False
+        if value is not False and name not in ("--gpu-memory-utilization", "--max-model-len")
     ]
     flags += [f"`{name}={value}`" for name, value in preset.variables.items()]
     about = f"{preset.note} " if preset.note else ""
@@ -86,8 +86,8 @@ def _preset(preset: Preset) -> tuple[str, ...]:
         f"{preset.id} ({preset.quantization})",
         "?" if preset.weights_gib is None else f"{preset.weights_gib:.0f}",
         "1" if preset.single else str(preset.nodes),
-        f"{preset.gpu_memory_utilization:.2f}",
-        str(preset.max_model_len),
+        str(preset.flags.get("--gpu-memory-utilization", "")),
+        str(preset.flags.get("--max-model-len", "")),
         f">={preset.min_vllm}" + (f", {preset.build}" if preset.build else ""),
         " ".join(flags),
         f"{about}{preset.source} ({preset.evidence}, {preset.confidence})",

@@ -68,8 +68,8 @@ def serve_args_command(
                 it.quantization,
                 "?" if it.weights_gib is None else f"{it.weights_gib:.0f}",
                 "1" if it.single else f"{it.nodes}",
-                f"{it.gpu_memory_utilization:.2f}",
-                str(it.max_model_len),
+                str(it.flags.get("--gpu-memory-utilization", "")),
+                str(it.flags.get("--max-model-len", "")),
                 f">={it.min_vllm}" + (" (a build)" if it.build else ""),
                 f"{it.evidence}, {it.confidence}",
             )

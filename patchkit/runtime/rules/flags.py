@@ -123,7 +123,7 @@ class FlagRules:
     memory: MemoryBudget
     dense: tuple[DenseNames, ...]
     preset: Mapping[FlagName, str]
-    recipe: Mapping[FlagName, str]
+    recipe: Mapping[str, str]
 
 
 @cache

@@ -6,21 +6,24 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from patchkit.errors import DriftError, UsageError
 from patchkit.finding import SINGLE_REPORT
 from patchkit.quoting import quoted
+from patchkit.records import read_json
 from patchkit.runtime.node.decision import Node
 from patchkit.runtime.rules.flags import FlagRule, FlagRules, LeaveOut, has_flag, load_choices
-from patchkit.runtime.rules.presets import Preset, model_recipes
+from patchkit.runtime.rules.presets import DRAFTING, Preset, recipe_of, same_value
 from patchkit.runtime.rules.releases import within
 from patchkit.runtime.rules.rule import Advice, holding
 from patchkit.runtime.serve.facts import fill_rules
 from patchkit.runtime.serve.listen import listening
+from patchkit.runtime.serve.model import SPARK
 from patchkit.runtime.serve.request import ServeRequest, check_request, check_size
 from patchkit.runtime.serve.roofline import fastest_stream
 
-_SHARE = "--gpu-memory-utilization"
+SHARE = "--gpu-memory-utilization"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +69,7 @@ def serve_args(request: ServeRequest, rules: FlagRules, home: Path | None = None
     """Return the command that serves a model. Raises UsageError, HostError, DriftError."""
     check_request(request)
     request.choice.check(rules.rules, "`patchkit serve-args … --explain` lists them")
-    situation = request.node.situation
+    node, situation = request.node, request.node.situation
     active = tuple(fill_rules(holding(rules.rules, situation), request))
     if idle := sorted(request.choice.wanted - {rule.id for rule in active}):
         raise UsageError(
@@ -76,75 +79,89 @@ def serve_args(request: ServeRequest, rules: FlagRules, home: Path | None = None
             hint="`--explain` lists the rules that can be turned on",
         )
     on, off = request.choice.divide(active)
-    chosen = _choose_flags(on, request, rules.preset)
-    share = chosen.get(_SHARE)
-    # Not before the flags are chosen: a rule, the preset or the user may set the share.
-    check_size(request, float(share.value) if share else rules.memory.share, rules.memory)
+    refused: dict[str, str] = {}
+    chosen = _choose_flags(on, request, rules, refused)
     left_out = holding(rules.leave_out, situation)
-    dropped = {
-        name: rule
-        for name, flag in chosen.items()
-        for rule in left_out
-        if rule.flag == name and rule.matches(flag.value)
-    }
+    for name, flag in chosen.items():
+        against = (
+            rule.reason for rule in left_out if rule.flag == name and rule.matches(flag.value)
+        )
+        if why := next(against, "") or _check_known(flag, node, home):
+            refused[name] = why
     # In the order of the data, so that two releases' lines can be compared.
     order = [*dict.fromkeys((*(rule.flag for rule in rules.rules), *rules.preset, *chosen))]
-    kept = [chosen[name] for name in order if name in chosen and name not in dropped]
-    for flag in kept:
-        _check_known(flag, request.node, home)
+    kept = [chosen[name] for name in order if name in chosen and name not in refused]
+    values = {flag.flag: flag.value for flag in kept}
+    # Not before the flags are chosen: a rule, the preset or the user may set the share.
+    drafts = DRAFTING in values
+    check_size(request, float(values.get(SHARE, rules.memory.share)), rules.memory, drafts=drafts)
+    unwanted = {it.flag: f"--without {it.id}" for it in off if it.id in request.choice.unwanted}
+    unlike = tuple(_unlike_recipe(node.preset, values, {**unwanted, **refused}))
     return ServeCommand(
         request=request,
         flags=tuple(kept),
-        left_out=tuple(_flag_of_rule(rule, rule.values) for rule in left_out),
+        left_out=(*(_flag_of_rule(rule, rule.values) for rule in left_out), *unlike),
         off=off,
         advice=holding(rules.advice, situation),
         notes=(
             *listening(request),
-            *_model_notes(request, rules),
-            *fastest_stream(request, {flag.flag: flag.value for flag in kept}),
-            *(f"{flag} is left out: {rule.reason}" for flag, rule in dropped.items()),
+            *_model_notes(request),
+            *fastest_stream(request, values),
+            *_notes_on_flags(kept, refused, chosen, unlike, rules),
         ),
     )
 
 
 def _choose_flags(
-    on: Sequence[FlagRule], request: ServeRequest, reasons: Mapping[str, str]
+    on: Sequence[FlagRule], request: ServeRequest, rules: FlagRules, refused: dict[str, str]
 ) -> dict[str, ServeFlag]:
-    """Return first the rules, then the preset, then what the user asks for: the last one counts."""
-    preset = request.node.preset
-    flags = [(rule, _flag_of_rule(rule, rule.value)) for rule in on]
-    chosen = {flag.flag: flag for rule, flag in flags if rule.default}
-    values: dict[str, str | bool] = {}
+    """Return first the rules, then the preset, then what the user asks for: the last one counts.
+
+    ``refused`` gets what the preset asks for and a limit forbids.
+    """
+    preset, situation = request.node.preset, request.node.situation
+    chosen = {rule.flag: _flag_of_rule(rule, rule.value) for rule in on if rule.default}
+    if request.memory.whose == SPARK:
+        situation = {**situation, "target": "gb10"}
+    limits = {limit.flag: limit for limit in holding(rules.limits, situation)}
     if preset:
-        share, length = f"{preset.gpu_memory_utilization:.2f}", str(preset.max_model_len)
-        values = {_SHARE: share, "--max-model-len": length, **preset.flags}
-    for name, value in values.items():
-        if preset and value is not False:
-            chosen[name] = ServeFlag(
-                flag=name,
-                value="" if value is True else value,
-                reason=f"{reasons.get(name, '')} As {preset.name} is served.".strip(),
-                source=preset.source,
-                origin="preset",
-                evidence=preset.evidence,
-            )
-        else:
-            # False takes a flag away from rules; --with, the user's own word, still sets it.
-            chosen.pop(name, None)
+        for name, value in preset.flags.items():
+            limit = limits.get(name)
+            if value is False:
+                # It takes a flag away from rules; --with, the user's own word, still sets it.
+                chosen.pop(name, None)
+            elif limit and limit.unless not in preset.flags and float(value) > limit.most:
+                refused[f"{name} {value}"] = f"{limit.reason} Take {limit.instead}"
+            elif name != DRAFTING:
+                reason = f"{rules.preset.get(name, '')} As {preset.name} is served."
+                chosen[name] = _flag_of_preset(preset, name, value, reason.strip())
     if not request.memory.shared:
         # That of a Spark leaves the CPU its part; a GPU's own memory is vLLM's to divide.
-        chosen.pop(_SHARE, None)
+        chosen.pop(SHARE, None)
     wanted = request.choice.wanted
-    chosen |= {flag.flag: flag for rule, flag in flags if rule.id in wanted}
+    chosen |= {rule.flag: _flag_of_rule(rule, rule.value) for rule in on if rule.id in wanted}
     # FLAG.KEY joins the JSON of FLAG, in whose place vLLM would take it.
-    for name in [name for name in chosen if "." in name and name.partition(".")[0] in chosen]:
+    for name in [name for name in chosen if "." in name]:
         part, (whole, _, key) = chosen.pop(name), name.partition(".")
-        value = json.dumps(
-            {**json.loads(chosen[whole].value), key: part.value}, separators=(",", ":")
-        )
-        reason = f"{chosen[whole].reason} {part.reason}"
-        chosen[whole] = replace(chosen[whole], value=value, reason=reason)
+        if whole in chosen:
+            reason = f"{chosen[whole].reason} {part.reason}"
+            values = {**json.loads(chosen[whole].value), key: part.value}
+            text = json.dumps(values, separators=(",", ":"))
+            chosen[whole] = replace(chosen[whole], value=text, reason=reason)
     return chosen
+
+
+def _flag_of_preset(
+    preset: Preset, flag: str, value: str | bool, reason: str, origin: str = "preset"
+) -> ServeFlag:
+    return ServeFlag(
+        flag=flag,
+        value="" if value is True else str(value),
+        reason=reason,
+        source=preset.source,
+        origin=origin,
+        evidence=preset.evidence,
+    )
 
 
 def _flag_of_rule(rule: FlagRule | LeaveOut, value: str) -> ServeFlag:
@@ -158,17 +175,25 @@ def _flag_of_rule(rule: FlagRule | LeaveOut, value: str) -> ServeFlag:
     )
 
 
-def _check_known(flag: ServeFlag, node: Node, home: Path | None) -> None:
-    choices = load_choices().get(flag.flag)
+def _check_known(flag: ServeFlag, node: Node, home: Path | None) -> str:
+    """Return what the release lacks of a preset's flag, "" for nothing. Raises DriftError."""
+    choices, values = load_choices(), {flag.flag: flag.value}
+    if flag.flag == DRAFTING:
+        for key, value in read_json(dict[str, Any], flag.value).items():
+            inner = f"{DRAFTING}.{key}"
+            values[inner if inner in choices else f"--{key.replace('_', '-')}"] = str(value)
+    wrong = [
+        f"does not take {flag.flag} {value}"
+        for name, value in values.items()
+        if name in choices and not choices[name].has(value, choices[name].known(node.vllm))
+    ]
     if not has_flag(flag.flag, node.vllm, home):
-        trouble = f"has no {flag.flag}"
-    elif choices and not choices.has(flag.value, choices.known(node.vllm)):
-        trouble = f"does not take {flag.flag} {flag.value}"
-    else:
-        return
+        wrong = [f"has no {flag.flag}"]
     build = node.preset.build if node.preset else ""
+    if not wrong or (flag.origin in ("preset", "drafter") and not build):
+        return f"vLLM {node.vllm} {wrong[0]}" if wrong else ""
     raise DriftError(
-        f"vLLM {node.vllm} {trouble} ({flag.origin})",
+        f"vLLM {node.vllm} {wrong[0]} ({flag.origin})",
         why=f"the preset is for {build}" if build else "the rules know another vLLM than this one",
         hint="name the Python that has that build with --python; "
         "or flags that fit any model: --preset none"
@@ -177,7 +202,43 @@ def _check_known(flag: ServeFlag, node: Node, home: Path | None) -> None:
     )
 
 
-def _model_notes(request: ServeRequest, rules: FlagRules) -> Iterator[str]:
+def _unlike_recipe(
+    preset: Preset | None, values: Mapping[str, str], refused: Mapping[str, str]
+) -> Iterator[ServeFlag]:
+    """Yield what upstream's recipe has for a GB10 and the command has not, each with the reason."""
+    recipe = recipe_of(preset.id) if preset else None
+    if preset and recipe:
+        given = {**values, **preset.variables}
+        for name, value in recipe.settings.items():
+            if not same_value(given.get(name), value):
+                why = refused.get(name) or refused.get(f"{name} {value}", "")
+                why = preset.reason(name, value) or why
+                yield _flag_of_preset(preset, name, value, why, "recipe")
+
+
+def _notes_on_flags(
+    kept: Sequence[ServeFlag],
+    refused: Mapping[str, str],
+    chosen: Mapping[str, ServeFlag],
+    unlike: Sequence[ServeFlag],
+    rules: FlagRules,
+) -> Iterator[str]:
+    """Yield what is left out, what is not as in upstream's recipe, and what some flags mean."""
+    yield from (
+        f"{what} is left out: {why}"
+        for what, why in refused.items()
+        if what in chosen or " " in what
+    )
+    if told := [each.flag for each in unlike if each.reason not in rules.recipe.values()]:
+        yield f"not as upstream's recipe for a GB10: {', '.join(told)}; --explain says why"
+    for flag in kept:
+        if flag.flag == DRAFTING:
+            yield f"--without drafter leaves drafting out. {flag.reason}"
+        elif flag.flag == "--trust-remote-code":
+            yield f"{flag.flag}: {rules.preset[flag.flag]}"
+
+
+def _model_notes(request: ServeRequest) -> Iterator[str]:
     """Yield notes on the memory and the model."""
     node, unknown = request.node, request.weights_gib is None
     if node.preset is None and request.folder_gib is None:
@@ -189,21 +250,11 @@ def _model_notes(request: ServeRequest, rules: FlagRules) -> Iterator[str]:
         yield request.memory.note
     if node.preset:
         yield from _preset_notes(node.preset, node.nodes, node.vllm)
-    elif recipe := model_recipes().get(request.model.lower()):
-        if recipe.min_vllm[:1].isdigit() and not within(node.vllm, f">={recipe.min_vllm}"):
-            yield f"upstream's recipe of {recipe.id} takes vLLM {recipe.min_vllm} or newer"
-        # As a shell takes them.
-        settings = recipe.settings.items()
-        variables = [f"{name}={value}" for name, value in settings if name[0] != "-"]
-        words = [word for pair in settings if pair[0][0] == "-" for word in pair if word]
-        if settings:
-            both = quoted(*variables, *words)
-            yield f"upstream's recipe of {recipe.id} for a GB10 sets: {both}"
-        for limit in holding(rules.limits, node.situation):
-            value = recipe.settings.get(limit.flag, "")
-            if value and float(value) > limit.most:
-                much = f"its {limit.flag} {value} is too much here."
-                yield f"{much} {limit.reason} Take {limit.instead}"
+        return
+    recipe = recipe_of(request.model)
+    oldest = recipe.min_vllm if recipe else ""
+    if recipe and oldest[:1].isdigit() and not within(node.vllm, f">={oldest}"):
+        yield f"upstream's recipe of {recipe.id} takes vLLM {oldest} or newer"
 
 
 def _preset_notes(preset: Preset, nodes: int, vllm: str) -> Iterator[str]:

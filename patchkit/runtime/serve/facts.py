@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from patchkit.runtime.rules.flags import FlagRule
+from patchkit.runtime.rules.presets import DRAFTING, recipe_of
 from patchkit.runtime.serve.dense import dense_layers
 from patchkit.runtime.serve.request import ServeRequest
 
@@ -23,7 +24,17 @@ def fill_rules(rules: Iterable[FlagRule], request: ServeRequest) -> Iterator[Fla
             value, reason = (
                 _FACT.sub(lambda fact: facts[fact[1]], text) for text in (rule.value, rule.reason)
             )
-            yield replace(rule, value=value, reason=reason)
+            drafts_itself = rule.flag != DRAFTING or drafter_of(request)[1]
+            optional = rule.optional or not drafts_itself
+            yield replace(rule, value=value, reason=reason, optional=optional)
+
+
+def drafter_of(request: ServeRequest) -> tuple[str, bool]:
+    """Return what drafts, "" for nothing, and whether it does so unless a user is without it."""
+    preset, recipe = request.node.preset, recipe_of(request.model)
+    asked = (preset and preset.flags.get(DRAFTING)) or ""
+    known = preset.drafter if preset else recipe.drafter if recipe else ""
+    return str(asked) or known, bool(asked)
 
 
 def _facts_of_node(request: ServeRequest) -> Mapping[str, str]:
@@ -35,6 +46,7 @@ def _facts_of_node(request: ServeRequest) -> Mapping[str, str]:
         "host": request.host,
         "port": str(request.port),
         "stacks": request.stacks,
+        "drafter": drafter_of(request)[0],
     }
 
 
@@ -45,7 +57,7 @@ def _facts_of_checkpoint(request: ServeRequest) -> Mapping[str, str]:
     names = {name.lstrip("-") for name in (*flags, *(checkpoint.config if checkpoint else ()))}
     if any(name.startswith(_RECURRENT) for name in names):
         facts["match_unit"] = "16"  # what attention's blocks are multiples of
-    drafting = json.loads(str(flags.get("--speculative-config", "{}")))
+    drafting = json.loads(drafter_of(request)[0] or "{}")
     # With a second checkpoint the drafter may have a head of its own.
     shares = drafting.get("method") == "mtp" and "model" not in drafting
     if checkpoint and checkpoint.has_plain_head and shares:

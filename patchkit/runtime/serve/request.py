@@ -9,7 +9,7 @@ from patchkit.errors import HostError, UsageError
 from patchkit.quoting import quoted
 from patchkit.runtime.node.decision import Node
 from patchkit.runtime.rules.flags import MemoryBudget
-from patchkit.runtime.rules.presets import model_recipes
+from patchkit.runtime.rules.presets import recipe_of
 from patchkit.runtime.rules.rule import BY_DEFAULT, RuleChoice
 from patchkit.runtime.serve.checkpoint import Checkpoint
 from patchkit.runtime.serve.model import MemoryPool
@@ -24,8 +24,9 @@ class ServeRequest:
 
     ``rank`` is the node's number, None for the only one that it can be; ``memory`` is what the
     model must fit into, ``folder_gib`` the size of a local checkpoint or of a download, None where
-    there is none, as ``checkpoint``, what it says of itself; ``stacks`` is the folder for stacks of
-    a frozen server, "" for none; ``choice`` is of rules about flags.
+    there is none, as ``checkpoint``, what it says of itself; ``drafter_gib`` is the size of the
+    checkpoint that drafts; ``stacks`` is the folder for stacks of a frozen server, "" for none;
+    ``choice`` is of rules about flags.
     """
 
     model: str
@@ -36,13 +37,14 @@ class ServeRequest:
     port: int = 8000
     folder_gib: float | None = None
     checkpoint: Checkpoint | None = None
+    drafter_gib: float | None = None
     stacks: str = ""
     choice: RuleChoice = BY_DEFAULT
 
     @property
     def weights_gib(self) -> float | None:
         """Return the least size of the weights, None where nobody names one."""
-        preset, recipe = self.node.preset, model_recipes().get(self.model.lower())
+        preset, recipe = self.node.preset, recipe_of(self.model)
         known = self.folder_gib or (preset.weights_gib if preset else None)
         return known or (recipe.weights_gib if recipe else None)
 
@@ -86,11 +88,14 @@ def check_request(request: ServeRequest) -> None:
         )
 
 
-def check_size(request: ServeRequest, share: float, budget: MemoryBudget) -> None:
+def check_size(
+    request: ServeRequest, share: float, budget: MemoryBudget, *, drafts: bool = False
+) -> None:
     """Raise HostError if a node's part of the weights does not fit ``share`` of its memory."""
     weights, node, pool = request.weights_gib, request.node, request.memory
     if weights is None or pool.gib is None:
         return
+    weights += (request.drafter_gib or 0) * drafts
     # Weights are not all: activations and a least KV cache come out of the same share.
     room = pool.gib * share - budget.margin_gib
     if weights <= room * node.nodes:

@@ -22,6 +22,8 @@ RULES, FLAGS, CLAIMS = load_variable_rules(), load_flag_rules(), load_claims()
 NUMBER = re.compile(r"\d+(?:\.\d+)*")
 VARIABLE = re.compile(r"\b([A-Z][A-Za-z0-9]*_[A-Za-z0-9_]+)=([^\s,;:.`()]+)")
 OF_PATCHKIT = {"--executor", "--version", "--vllm", "--with", "--without"}
+# Upstream's own word, for a model that writes many tokens at once.
+DIFFERENT = ("nvidia/diffusiongemma-26B-A4B-it-NVFP4",)
 FLAG = re.compile(r"(--[a-z][a-z0-9-]+)[ =]([A-Za-z0-9_.]+)")
 
 
@@ -100,7 +102,7 @@ def test_nothing_is_written_where_a_claim_says_that_it_does_not_help():
         wrong = [
             (claim.id, version, each)
             for each in written()
-            if (each.name, each.value) in refused
+            if (each.name, each.value) in refused and each.who not in DIFFERENT
             for version in over.get(claim.verdict, ())
             if overlap(each.when, {"vllm": f"=={version}"})
         ]

@@ -1,4 +1,4 @@
-"""Upstream's recipes, as each release has them, compared with the presets."""
+"""Upstream's recipes, as each release has them: what serve-args makes of them, and presets."""
 
 from __future__ import annotations
 
@@ -6,40 +6,54 @@ from dataclasses import replace
 
 import pytest
 
-from patchkit.runtime.rules.flags import load_flag_rules
-from patchkit.runtime.rules.presets import find, load_presets
-from tools.model_recipes import Difference, differences, recipe_of, recipe_releases, undecided
+from patchkit.runtime.rules.presets import find, load_presets, model_recipes, recipe_of, same_value
+from patchkit.runtime.serve.recipe_file import joined, split_flags
+from tools import model_recipes as tool
+from tools import serve_lines
+
+FOR_GB10 = {name: each for name, each in model_recipes().items() if each.settings}
+
+
+def test_all_recipes_that_name_the_gb10_are_read():
+    assert len({each.about["file"] for each in FOR_GB10.values()}) == 17
+    assert len(FOR_GB10) == 42
+
+
+@pytest.mark.parametrize("name", FOR_GB10)
+def test_a_command_is_as_the_recipe_or_says_why(name):
+    recipe, preset = FOR_GB10[name], find(name)
+    served = serve_lines.served_by_recipe(recipe.id)
+    given = joined(split_flags(served.words[3:])) | dict(preset.variables)
+    reasons = {each.flag: each.reason for each in served.left_out if each.origin == "recipe"}
+    for setting, value in recipe.settings.items():
+        assert same_value(given.get(setting), value) or reasons[setting], setting
 
 
 def test_presets_are_as_each_releases_recipes_or_say_why():
-    for release in recipe_releases():
-        assert not [each.says for each in undecided(release)]
-        compared = [each.id for each in load_presets() if recipe_of(each, release)]
-        assert len(compared) >= 14
-        assert "nvidia/NVIDIA-Nemotron-3-Super-120B-A12B-NVFP4" in compared
+    for release in tool.recipe_releases():
+        assert not [each.says for each in tool.undecided(release)]
 
 
-def test_what_a_preset_drops_without_a_word_is_told():
+def test_what_a_preset_drops_without_a_word_is_told(monkeypatch):
+    preset = find("NVIDIA-Nemotron-3-Super-120B-A12B-NVFP4")
     for changes, told in (
-        ({"variables": {}}, ("VLLM_FLOAT32_MATMUL_PRECISION", None, "high")),
-        ({"min_vllm": "0.28.0"}, ("min_vllm", "0.28.0", "0.17.1")),
-        ({"gpu_memory_utilization": 0.7}, ("--gpu-memory-utilization", "0.70", "0.8")),
-        ({"max_model_len": 1}, ("--max-model-len", "1", "262144")),
+        ({"variables": {}}, "VLLM_FLOAT32_MATMUL_PRECISION is 'high' in"),
+        ({"min_vllm": "0.28.0"}, "min_vllm is '0.17.1' in"),
+        ({"flags": {**preset.flags, "--max-model-len": "1"}}, "--max-model-len is '262144' in"),
     ):
-        preset = find("NVIDIA-Nemotron-3-Super-120B-A12B-NVFP4")
-        found = list(differences(replace(preset, **changes), recipe_of(preset)))
-        common = load_flag_rules().recipe
-        unsaid = [each for each in found if not each.reason(preset, common)]
-        assert unsaid == [Difference(name=told[0], preset=told[1], recipe=told[2])]
+        presets = (replace(preset, **changes),)
+        monkeypatch.setattr(tool, "load_presets", lambda presets=presets: presets)
+        (unsaid,) = tool.undecided("0.33.0")
+        assert told in unsaid.says
 
 
 def test_weights_follow_from_the_memory_that_is_asked_for():
-    recipe = recipe_of(find("nvidia/Qwen3.6-35B-A3B-NVFP4"))
+    recipe = recipe_of("nvidia/Qwen3.6-35B-A3B-NVFP4")
     assert recipe.weights_gib == pytest.approx(21 / 1.5 * 1e9 / 2**30)
     sizes = [
         (preset.weights_gib, recipe.weights_gib)
         for preset in load_presets()
-        if preset.weights_gib and (recipe := recipe_of(preset)) and recipe.weights_gib
+        if preset.weights_gib and (recipe := recipe_of(preset.id)) and recipe.weights_gib
     ]
     assert len(sizes) >= 14
     # An estimate that is too large would refuse what fits.
