@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 import builtins
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 
 from patchkit.proof.upstream_code import Anything, Code, execute
 from patchkit.recipes.vllm.decisions import Off, on_device
@@ -27,12 +27,10 @@ def attention_code(
     *,
     built: Collection[str],
     version: int | None = None,
-    names: Mapping[str, object] | None = None,
 ) -> Code:
     """Return the code of a tree on a device, with these libraries of flash-attention.
 
-    ``version`` is the one that the user asks for, by the variable up to 0.12, later by a flag;
-    ``names`` stand for what else is called so.
+    ``version`` is the one that the user asks for, by the variable up to 0.12, later by a flag.
     """
     environ = {} if version is None else {"VLLM_FLASH_ATTN_VERSION": str(version)}
     attention = Off(flash_attn_version=version, use_trtllm_attention=None)
@@ -44,7 +42,7 @@ def attention_code(
         "get_current_vllm_config_or_none": lambda: configuration,
         **({} if tree.exists(INTERFACE) else {"is_fa_version_supported": loads.__getitem__}),
     }
-    code = on_device(tree, capability, environ, names=given | dict(names or {}))
+    code = on_device(tree, capability, environ, names=given)
     if tree.exists(INTERFACE):
         code.module(INTERFACE).update(_guarded(code, built))
     return code

@@ -113,17 +113,9 @@ class KnownSource:
         base = Version(version.base_version)
         return next((pin for pin in reversed(self.pins) if pin.since <= base), None)
 
-    def defined(self, version: Version) -> str:
-        """Return the CMake variable that takes the folder, "" where the environment does."""
-        return self.define.variable if self.define and self.define.covers(version) else ""
-
     def is_ready(self, version: Version) -> bool:
         """Return whether a release's own wheel gives it, so that nothing of it is compiled."""
         return bool(self.ready) and SpecifierSet(self.ready).contains(version.base_version)
-
-    def is_needed(self, version: Version) -> bool:
-        """Return whether a release cannot be built, or cannot run, without it."""
-        return not self.optional or any(refused.covers(version) for refused in self.refused)
 
     def serves(self, major: int, version: Version) -> bool:
         """Return whether a release uses it on devices of this major capability."""

@@ -167,8 +167,11 @@ def gather_sources(
             installed.append(each)
             environment[each.external.variable] = str(folder)
             continue
-        variable, taken = each.known.defined(version), str(folder / each.known.folder)
-        (defines if variable else environment)[variable or each.external.variable] = taken
+        define, taken = each.known.define, str(folder / each.known.folder)
+        if define and define.covers(version):
+            defines[define.variable] = taken
+        else:
+            environment[each.external.variable] = taken
     return Gathered(
         environment=environment, defines=defines, sources=tuple(sources), installed=tuple(installed)
     )
@@ -177,7 +180,9 @@ def gather_sources(
 def _find_source(wanted: Wanted, given: str, version: Version, *, offline: bool) -> FoundSource:
     """Find what was named, by default the commit that upstream pins."""
     if not given:
-        without = "" if wanted.known.is_needed(version) else f"--without {wanted.known.option}"
+        known = wanted.known
+        needed = not known.optional or any(refused.covers(version) for refused in known.refused)
+        without = "" if needed else f"--without {known.option}"
         return _commit_input(wanted, wanted.external.url, "", without, offline=offline)
     place, option = Path(given).expanduser(), wanted.known.option
     if place.is_dir():
