@@ -13,17 +13,18 @@ from patchkit.target import targets
 def fastest_stream(request: ServeRequest, flags: Mapping[str, str]) -> Iterator[str]:
     """Yield the most tokens per second for one stream; nothing where no figure for it is known."""
     preset, memory, checkpoint = request.node.preset, request.memory, request.checkpoint
-    reads = preset and preset.reads_gb
+    reads, least = preset and preset.reads_gb, "at least "
     if checkpoint and checkpoint.reads:
         dense = dense_layers(checkpoint, request.node.nodes)
         taken = dense and flags.get("--quantization-config") == dense.setting
-        reads = (checkpoint.reads - (dense.saved if dense and taken else 0)) / 1e9
+        reads, least = (checkpoint.reads - (dense.saved if dense and taken else 0)) / 1e9, ""
     device = targets().get("gb10" if memory.whose == SPARK else request.node.target)
     if reads and memory.shared and device and device.bandwidth:
         parts = int(flags.get("--tensor-parallel-size", 1))  # a pipeline's nodes read in turns
         alone = " without drafting" if "--speculative-config" in flags else ""
+        nodes, speed = f"{parts} nodes" if parts > 1 else "one node", device.bandwidth * parts
         yield (
-            f"at most {device.bandwidth * parts / reads:.3g} tok/s for one stream{alone} on "
-            f"{f'{parts} nodes' if parts > 1 else 'one node'}: {reads:.3g} GB of weights are read "
-            f"for each token, at {device.bandwidth * parts} GB/s; its context's cache adds to that"
+            f"at most {speed / reads:.3g} tok/s for one stream{alone} on {nodes}: {least}"
+            f"{reads:.3g} GB of weights are read for each token, at {speed} GB/s; its context's "
+            "cache adds to that"
         )

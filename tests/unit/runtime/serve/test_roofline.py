@@ -13,6 +13,18 @@ from tools.serve_lines import TWO, served
 # Bytes by config.json: attention with biases and router, experts that are taken, head.
 GPT = 36 * (2880 * 9344 + 42560) * 2 + 36 * 4 * 3 * 2880**2 * 4.25 / 8 + 201088 * 2880 * 2
 QWEN = 80 * (8192 * 18432 + 3 * 8192 * 29568) * 2 + 152064 * 8192 * 2
+MIXTRAL = 32 * (4096 * 10240 + 2 * 3 * 4096 * 14336 + 4096 * 8) * 2 + 32000 * 4096 * 2
+
+
+def qwen_next(layers, experts, taken):
+    """Return weights besides the head: a quarter with attention, GDN, shared expert, router."""
+    attention, linear = 2048 * (2 * 4096 + 2 * 512 + 4096), 2048 * (4096 + 2 * 4096 + 64 + 4096)
+    each = 3 * 2048 * 512 * (taken + 1) + 2048 * (experts + 1)
+    return layers // 4 * attention + layers * 3 // 4 * (linear + 4 * 8192) + layers * each
+
+
+NEXT = qwen_next(48, 512, 10) + 151936 * 2048 * 2  # in FP8, all but the head
+QWEN35 = (qwen_next(40, 256, 8) + 248320 * 2048) * 2
 
 
 def write(folder, header, config):
@@ -25,8 +37,11 @@ def write(folder, header, config):
 
 def test_presets_read_what_their_configs_say():
     for model, reads, asked, said in (
-        ("openai/gpt-oss-120b", GPT, TWO, "109 tok/s for one stream on 2 nodes: 5 GB of"),
+        ("openai/gpt-oss-120b", GPT, TWO, "109 tok/s for one stream on 2 nodes: at least 5 "),
         ("Qwen/Qwen2.5-72B-Instruct", QWEN, TWO | {"topology": "socket"}, "1.91 tok/s for one"),
+        ("mistralai/Mixtral-8x7B-Instruct-v0.1", MIXTRAL, {}, "10.7 tok/s for one stream on one"),
+        ("Qwen/Qwen3-Next-80B-A3B-Instruct-FP8", NEXT, {}, "71.8 tok/s for one stream on one"),
+        ("Qwen/Qwen3.5-35B-A3B", QWEN35, {}, "47.1 tok/s for one stream on one node: at least 5.8"),
     ):
         assert 0 <= reads / 1e9 - named_preset(model).reads_gb < 0.1  # the least: the most tokens
         assert f"at most {said}" in " ".join(served("0.33.0", {"model": model, **asked}).notes)

@@ -121,8 +121,8 @@ def test_one_line_on_standard_output(cli):
         "note it listens on 127.0.0.1, for this machine alone; --listen cable or lan opens it\n"
         "note no GPU is found here: sized for a Spark, with 119.7 GiB that CPU and GPU share\n"
         "note Small: two Sparks gain nothing.\n"
-        "note at most 73.8 tok/s for one stream on one node: 3.7 GB of weights are read for each "
-        "token, at 273 GB/s; its context's cache adds to that\n"
+        "note at most 73.8 tok/s for one stream on one node: at least 3.7 GB of weights are read "
+        "for each token, at 273 GB/s; its context's cache adds to that\n"
         "next, once it serves: curl http://127.0.0.1:8000/v1/models\n"
     )
 
