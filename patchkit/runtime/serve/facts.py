@@ -57,9 +57,11 @@ def _facts_of_checkpoint(request: ServeRequest) -> Mapping[str, str]:
     names = {name.lstrip("-") for name in (*flags, *(checkpoint.config if checkpoint else ()))}
     if any(name.startswith(_RECURRENT) for name in names):
         facts["match_unit"] = "16"  # what attention's blocks are multiples of
-    drafting = json.loads(drafter_of(request)[0] or "{}")
+    (drafter, by_itself), choice = drafter_of(request), request.choice
+    drafting = json.loads(drafter or "{}")
+    drafts = "drafter" in choice.wanted or (by_itself and "drafter" not in choice.unwanted)
     # With a second checkpoint the drafter may have a head of its own.
-    shares = drafting.get("method") == "mtp" and "model" not in drafting
+    shares = drafts and drafting.get("method") == "mtp" and "model" not in drafting
     if checkpoint and checkpoint.has_plain_head and shares:
         facts["draft_head"] = "fp8"
     if checkpoint and (dense := dense_layers(checkpoint, request.node.nodes)):
