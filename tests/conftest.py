@@ -4,8 +4,6 @@ Releases come through patchkit's own locked fetch. Without the package index, te
 are not in the cache are skipped. `support.selection` says which ones are asked about.
 """
 
-from __future__ import annotations
-
 import fcntl
 import hashlib
 import os

@@ -1,7 +1,5 @@
 """`patchkit build`, run as its users run it, but for where it builds."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 from types import SimpleNamespace

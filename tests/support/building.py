@@ -1,7 +1,5 @@
 """How tests build libnccl and vLLM: from small stand-ins, below a folder that they name."""
 
-from __future__ import annotations
-
 import platform
 import sys
 from pathlib import Path

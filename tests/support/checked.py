@@ -1,7 +1,5 @@
 """Check a text as `patchkit check` does, for tables of tests."""
 
-from __future__ import annotations
-
 from patchkit.runtime.check.check import find_problems
 from patchkit.runtime.check.content import CheckedText, add_situation, is_literal
 from patchkit.runtime.check.formats import read_content

@@ -1,7 +1,5 @@
 """The programs that read env files, asked for what they read: shells, systemd and docker."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import http.server

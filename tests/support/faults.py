@@ -3,8 +3,6 @@
 CPython announces every one of them as an audit event.
 """
 
-from __future__ import annotations
-
 import gc
 import itertools
 import os

@@ -1,7 +1,5 @@
 """Share among tests of a fill the wheels that there are, and the reading of a wheelhouse."""
 
-from __future__ import annotations
-
 import json
 import sys
 

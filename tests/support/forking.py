@@ -4,8 +4,6 @@ What it reads, writes, says and ends with is that of a process of its own. Who t
 starts, or is ended, starts one.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

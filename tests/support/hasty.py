@@ -1,7 +1,5 @@
 """patchkit with less patience: a way in that is lost is given up after two seconds, not twenty."""
 
-from __future__ import annotations
-
 from patchkit.cli import main
 from patchkit.cluster.net import net_history
 

@@ -4,8 +4,6 @@ The libraries are real ones, for the real dynamic loader; each libnccl says anot
 whoever calls it tells which one was taken.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

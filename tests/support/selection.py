@@ -4,8 +4,6 @@
 modes or several alterations of one thing as many as find what differs in structure.
 """
 
-from __future__ import annotations
-
 import itertools
 import os
 

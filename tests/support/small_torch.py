@@ -1,7 +1,5 @@
 """The files of a torch that a stand-in reads: laid out as in its wheels, and never to be run."""
 
-from __future__ import annotations
-
 FILES = {
     "torch-2.15.0.dist-info/METADATA": "Name: torch\nVersion: 2.15.0\n\ntext",
     "torch/__init__.py": 'raise SystemExit("the target\'s torch was run")\n',

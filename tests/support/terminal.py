@@ -1,7 +1,5 @@
 """Run patchkit in this process, into a pipe or in a pseudo-terminal; list all that it can run."""
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import io

@@ -1,7 +1,5 @@
 """Small wheels of vLLM, as upstream builds them: real libraries, and Python that a fix knows."""
 
-from __future__ import annotations
-
 import hashlib
 import zipfile
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Small valid wheels, made by the standard library."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import json

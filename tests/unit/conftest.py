@@ -1,7 +1,5 @@
 """Build what several unit tests take: trees of a few files, machines, keys of ssh-keygen."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 

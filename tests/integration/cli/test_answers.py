@@ -1,7 +1,5 @@
 """What a person is answered: ten lines, the next command, and patchkit as it was started."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import subprocess

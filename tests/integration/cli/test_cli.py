@@ -1,7 +1,5 @@
 """The command line as its users meet it: exit codes, messages, JSON, and what is left on disk."""
 
-from __future__ import annotations
-
 import json
 import shutil
 

@@ -3,8 +3,6 @@
 At every 32nd in the matrix.
 """
 
-from __future__ import annotations
-
 import pytest
 
 from e2e.torture.__main__ import NAMES, RELEASE, every, steps

@@ -1,7 +1,5 @@
 """The command line without a tree: help, refusals, the catalogue, completion, no network."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

@@ -3,8 +3,6 @@
 The verbs run in this process, with a pseudo-terminal of a given width for standard output.
 """
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """`patchkit chat` as its users run it: in pipes, in a terminal, and when something goes wrong."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """8-bit dense layers beside the releases: their own ``resolve_quant_method``, executed."""
 
-from __future__ import annotations
-
 import ast
 import json
 import re

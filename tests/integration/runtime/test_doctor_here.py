@@ -1,7 +1,5 @@
 """`patchkit doctor` on this machine, with a real server beside it, and without one."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """`patchkit doctor --log` and `patchkit explain` as users call them."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

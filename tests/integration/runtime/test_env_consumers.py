@@ -1,7 +1,5 @@
 """Every format, read by the program that it is for, against what patchkit says that it reads."""
 
-from __future__ import annotations
-
 import contextlib
 import shutil
 from functools import partial

@@ -1,7 +1,5 @@
 """Compare the tables of variables, flags, values and recipes with what they are made from."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """Show as recorded what a ledger says was proved: a run vouches for what it did itself."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """Where rules lead quantized layers on a GB10: each release's own routing, run with what is set."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import pytest

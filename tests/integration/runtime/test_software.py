@@ -1,7 +1,5 @@
 """What an environment has installed, and the libnccl that it would load, without importing it."""
 
-from __future__ import annotations
-
 import os
 import venv
 

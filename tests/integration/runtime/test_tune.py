@@ -1,7 +1,5 @@
 """patchkit tune, from the command line to the file; a stand-in for the benchmark has no GPU."""
 
-from __future__ import annotations
-
 import json
 import os
 

@@ -1,7 +1,5 @@
 """A wheelhouse with what was built, what there is to be had, and a node that installs it."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -4,8 +4,6 @@ The stand-in in tests/data/nccl_small is built by real make, nvcc and g++, with 
 temporary one. NCCL itself takes half an hour: `nox -s repro -- nccl`.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

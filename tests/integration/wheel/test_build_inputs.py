@@ -1,7 +1,5 @@
 """What real releases fetch, need and ask of torch, and what is left without optional extensions."""
 
-from __future__ import annotations
-
 import ast
 import tomllib
 import venv

@@ -1,7 +1,5 @@
 """What `patchkit build` refuses before anything is compiled or fetched."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -5,8 +5,6 @@ torch, CUDA's libraries and the build's tools come from wheels in a folder, lock
 real ones are. Real releases are compiled by `nox -s build-proof`.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

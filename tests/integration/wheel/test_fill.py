@@ -1,7 +1,5 @@
 """Wheelhouses filled by a real uv, from folders and from an index."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

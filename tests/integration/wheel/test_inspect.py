@@ -3,8 +3,6 @@
 tests/data/wheels.toml locks the wheels. PATCHKIT_ALL_WHEELS=1 reads the large ones too.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import platform

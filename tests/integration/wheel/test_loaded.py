@@ -1,7 +1,5 @@
 """Which libnccl is loaded: foretold from the files, and done by the real dynamic loader."""
 
-from __future__ import annotations
-
 import hashlib
 import subprocess
 import venv

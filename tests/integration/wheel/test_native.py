@@ -1,7 +1,5 @@
 """`patchkit native` and `--native` on small wheels and environments with real libraries."""
 
-from __future__ import annotations
-
 import json
 import zipfile
 from pathlib import Path

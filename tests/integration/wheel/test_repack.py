@@ -1,7 +1,5 @@
 """`patchkit repack` on small wheels with real libraries: what it makes and what it refuses."""
 
-from __future__ import annotations
-
 import json
 import resource
 import shutil

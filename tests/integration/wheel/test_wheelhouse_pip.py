@@ -1,7 +1,5 @@
 """What a wheelhouse tells pip and uv, taken by real ones; overridden pins; the command line."""
 
-from __future__ import annotations
-
 import json
 import shlex
 

@@ -1,7 +1,5 @@
 """Every command of patchkit that code, recipes and documents name is one that the CLI takes."""
 
-from __future__ import annotations
-
 import ast
 import itertools
 import re

@@ -1,7 +1,5 @@
 """Words from outside: what a terminal gets of them, and what a shell makes of commands in hints."""
 
-from __future__ import annotations
-
 import subprocess
 import unicodedata
 from pathlib import Path

@@ -4,8 +4,6 @@ Each verb that prints names from elsewhere gets hostile ones: what comes out hol
 a terminal would obey, and no name is taken for markup.
 """
 
-from __future__ import annotations
-
 import io
 import json
 import re

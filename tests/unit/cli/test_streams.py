@@ -1,7 +1,5 @@
 """Close, fill and leave the standard streams: the exit codes are those of the docs."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """A machine that is well, each thing that can be wrong with it, and what cannot be looked at."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

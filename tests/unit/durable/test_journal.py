@@ -3,8 +3,6 @@
 That it holds at every system call is shown by tests/e2e/torture.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import os

@@ -1,7 +1,5 @@
 """Ctrl-C, `kill` and a closed terminal: held back while files change, and the truth is told."""
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import itertools

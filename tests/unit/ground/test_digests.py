@@ -1,7 +1,5 @@
 """What a folder is known by: everything in it that is upstream's, and nothing else."""
 
-from __future__ import annotations
-
 import shutil
 
 import pytest

@@ -1,7 +1,5 @@
 """Which libraries are missing, and the command that installs them."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Files of others: regular, bounded and UTF-8, or an error at once."""
 
-from __future__ import annotations
-
 import gzip
 import os
 import socket

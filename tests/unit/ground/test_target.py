@@ -4,8 +4,6 @@ https://docs.nvidia.com/cuda/blackwell-compatibility-guide/
 https://docs.nvidia.com/cuda/cuda-c-programming-guide/#feature-set-compiler-targets
 """
 
-from __future__ import annotations
-
 import pytest
 
 from patchkit.errors import UsageError

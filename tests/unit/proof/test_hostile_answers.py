@@ -1,7 +1,5 @@
 """Treat what a sandboxed child answers (Python, CMake, make) as data: it fits, or fails."""
 
-from __future__ import annotations
-
 import json
 import os
 

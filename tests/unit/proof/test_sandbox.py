@@ -1,7 +1,5 @@
 """The sandbox of proofs, tried from inside: each right that it takes away, and those it leaves."""
 
-from __future__ import annotations
-
 import ctypes
 import errno
 import fcntl

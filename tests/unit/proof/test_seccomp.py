@@ -1,7 +1,5 @@
 """The filter, read as the kernel reads it, on both machines; see test_sandbox.py for its effect."""
 
-from __future__ import annotations
-
 import errno
 import re
 import struct

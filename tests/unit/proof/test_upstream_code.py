@@ -1,7 +1,5 @@
 """Upstream's Python run piece by piece: what is found where, and what may not decide."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

@@ -1,7 +1,5 @@
 """What CMake files fetch, and that no form of fetching passes unnoticed."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

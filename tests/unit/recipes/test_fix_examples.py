@@ -1,7 +1,5 @@
 """Every fix: complete metadata, and examples that are true."""
 
-from __future__ import annotations
-
 import ast
 
 import pytest

@@ -1,7 +1,5 @@
 """The tuned MoE configs: every row fits the device, and each file goes where it belongs or not."""
 
-from __future__ import annotations
-
 import json
 import re
 import tomllib

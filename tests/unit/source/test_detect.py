@@ -1,7 +1,5 @@
 """What lies at a path, and reading from it."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 

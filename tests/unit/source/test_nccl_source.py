@@ -1,7 +1,5 @@
 """What names sources of NCCL, and that nothing unverified gets through."""
 
-from __future__ import annotations
-
 import hashlib
 import shutil
 import tarfile

@@ -3,8 +3,6 @@
 The facts of NCCL's releases are such tables, too.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 

@@ -1,7 +1,5 @@
 """Hold the structure, read from the imports: no circle, no way up; and its page."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections import defaultdict

@@ -1,7 +1,5 @@
 """No room, and not the whole, weighs more than tools/budget.toml allows."""
 
-from __future__ import annotations
-
 import pytest
 
 from tools import budget

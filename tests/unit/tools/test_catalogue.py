@@ -3,8 +3,6 @@
 Entries of advice are complete, each in one place, and none has a fix's name.
 """
 
-from __future__ import annotations
-
 import json
 import re
 

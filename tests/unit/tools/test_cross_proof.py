@@ -1,7 +1,5 @@
 """Judge answers as the proof under emulation does; run a program of another CPU, if possible."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The listings are of tests/data/kernels/guards.cu: four kernels, compiled for 12.1a and 12.0f."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

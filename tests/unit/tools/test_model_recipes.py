@@ -1,7 +1,5 @@
 """Upstream's recipes, as each release has them: what serve-args makes of them, and presets."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

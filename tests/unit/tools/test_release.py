@@ -1,7 +1,5 @@
 """Check what a release changes, what its files may hold, and the locks of the sessions."""
 
-from __future__ import annotations
-
 import shutil
 import zipfile
 from contextlib import nullcontext

@@ -1,7 +1,5 @@
 """Read noxfile and the workflow that builds wheels: what they run, for whom, with what rights."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Read the health of this very machine: whatever it is, what cannot be read has a reason."""
 
-from __future__ import annotations
-
 import os
 import sys
 from dataclasses import fields

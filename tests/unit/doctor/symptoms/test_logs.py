@@ -1,7 +1,5 @@
 """Judge whole logs: good ones have nothing fatal, failing ones begin with their first cause."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

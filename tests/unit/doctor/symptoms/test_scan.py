@@ -1,7 +1,5 @@
 """How texts are found in logs: what varies, what stands before a line, what is hostile."""
 
-from __future__ import annotations
-
 import pytest
 
 from patchkit.doctor.symptoms.lines import LONGEST, log_line

@@ -1,7 +1,5 @@
 """Check that every symptom is recognised by its examples, and real failures by their causes."""
 
-from __future__ import annotations
-
 import re
 import sys
 import tomllib

@@ -1,7 +1,5 @@
 """`patchkit check` of files as guides have them, on this host and elsewhere."""
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Read what files say literally, each thing with its line; what is not literal is not followed."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 from hypothesis import given, settings

@@ -1,7 +1,5 @@
 """Hold each rule of `env check` to what it says of a file, and where it keeps quiet."""
 
-from __future__ import annotations
-
 from itertools import zip_longest
 
 from support.checked import check_text

@@ -1,7 +1,5 @@
 """`patchkit check --running`: what a process or a container was really started with."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

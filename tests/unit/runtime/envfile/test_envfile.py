@@ -1,7 +1,5 @@
 """Env files: what is refused, what the first line says, and no file replaced by surprise."""
 
-from __future__ import annotations
-
 import os
 import resource
 import signal

@@ -1,7 +1,5 @@
 """Probe machines: Sparks and a Thor written from documented facts, and the one that runs this."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

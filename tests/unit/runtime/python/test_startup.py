@@ -1,7 +1,5 @@
 """What is read of torch and of libraries, damaged ones too."""
 
-from __future__ import annotations
-
 import sys
 import venv
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Flags of `vllm serve`: of releases, and of files that are read."""
 
-from __future__ import annotations
-
 import pytest
 
 from patchkit.errors import SourceError

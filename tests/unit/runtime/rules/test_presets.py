@@ -1,7 +1,5 @@
 """Presets and the rules about flags: read strictly, found by name, and consistent."""
 
-from __future__ import annotations
-
 from itertools import chain
 
 import pytest

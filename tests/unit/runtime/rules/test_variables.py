@@ -1,7 +1,5 @@
 """Names of environment variables: of releases, of a file that is read, and misspelt."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st

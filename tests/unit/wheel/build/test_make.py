@@ -1,7 +1,5 @@
 """Running a build: what it sees, what is told while it runs, and what it leaves."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """The build environment: what a file of requirements may say, and what becomes of it."""
 
-from __future__ import annotations
-
 import hashlib
 from pathlib import Path
 

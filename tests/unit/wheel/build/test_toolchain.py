@@ -1,7 +1,5 @@
 """The tools that a build gets, and what is said, all at once, of what is missing."""
 
-from __future__ import annotations
-
 import platform
 import re
 import shutil

@@ -1,7 +1,5 @@
 """CUDA toolkits that torch's CMake takes, for this CPU and another; the stand-in for torch."""
 
-from __future__ import annotations
-
 import ctypes
 import platform
 import shutil

@@ -1,7 +1,5 @@
 """Where the sources of other projects come from, what is recorded of them, and upstream's parts."""
 
-from __future__ import annotations
-
 import platform
 import shutil
 import zipfile

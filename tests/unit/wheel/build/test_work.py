@@ -1,7 +1,5 @@
 """The folder where builds happen, private and held by one; jobs by cores and memory; no network."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import subprocess

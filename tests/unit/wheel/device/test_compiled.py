@@ -1,7 +1,5 @@
 """A library holds what its sources were compiled to, and serves a device or is missed."""
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The SBOMs of a libnccl and of a vLLM wheel, whole; a version that is a digest of facts."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from pathlib import Path

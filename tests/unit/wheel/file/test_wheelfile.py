@@ -1,7 +1,5 @@
 """A wheel is opened once, hostile or not; what it says of itself, and what speaks against it."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import tempfile

@@ -1,7 +1,5 @@
 """Wheels that are written: equal contents are equal bytes, and the rest keeps its own."""
 
-from __future__ import annotations
-
 import random
 import stat
 import struct

@@ -1,7 +1,5 @@
 """Machine code of PTX, and libraries that get it, beside what a loader and readers make of them."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import platform

@@ -1,7 +1,5 @@
 """Make a wheelhouse, and wheels to put into it."""
 
-from __future__ import annotations
-
 import pytest
 
 from support.wheels import write_wheel

@@ -1,7 +1,5 @@
 """Wheels of a wheelhouse against each other and their device; which NCCL is built for them."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

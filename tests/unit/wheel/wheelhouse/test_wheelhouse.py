@@ -1,7 +1,5 @@
 """The folder of wheels: what it tells, what it refuses, and that every accident leaves it whole."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import subprocess

@@ -1,7 +1,5 @@
 """Kills, full disks, several at once, and links: a wheelhouse is as it was, or as it should be."""
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 import json
