@@ -15,7 +15,6 @@ import contextlib
 import importlib
 import sys
 from collections.abc import Iterator, Mapping
-from copy import copy
 from functools import lru_cache
 from types import CodeType, SimpleNamespace
 from typing import Any, ClassVar, NamedTuple  # noqa: F401  (where dataclasses looks for the name)
@@ -134,19 +133,6 @@ class Code:
         if found is _MISSING:
             raise ProofError(f"{path}: no {scope} to run")
         return found
-
-    def method(self, path: str, scope: str) -> Any:
-        """Return ``Class.name`` of a file as a plain function; the class body does not run.
-
-        Raises ProofError if it is not there.
-        """
-        owner, name = scope.split(".")
-        piece = self.module(path).source.method(owner, name)
-        if piece is None:
-            raise ProofError(f"{path}: no {scope} to run")
-        space: dict[str, Any] = {}
-        execute(piece.code, self.module(path), space)
-        return space[name]
 
     def has(self, path: str, name: str) -> bool:
         """Return whether a file is there and defines or imports ``name``."""
@@ -293,18 +279,6 @@ class _Source:
         if name not in self._pieces:
             self._pieces[name] = [self._make_piece(node) for node in self.definitions[name]]
         return self._pieces[name]
-
-    def method(self, owner: str, name: str) -> _Piece | None:
-        classes = [
-            node for node in self.definitions.get(owner, ()) if isinstance(node, ast.ClassDef)
-        ]
-        for node in [part for definition in classes for part in definition.body]:
-            if isinstance(node, ast.FunctionDef) and node.name == name:
-                # The class that it belongs to may be asked for as well, decorators and all.
-                plain = copy(node)
-                plain.decorator_list = []
-                return self._make_piece(plain)
-        return None
 
     def _make_piece(self, node: Definition) -> _Piece:
         plain = isinstance(node, ast.Assign | ast.AnnAssign)  # and may be large

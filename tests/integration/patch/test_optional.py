@@ -61,13 +61,6 @@ def test_optional_fixes_apply_and_know_themselves(version, planned, recipe):
     [
         ("shm_spin", "0.27.1", "vllm/envs.py", '"0.002"', '"0.2"'),
         (
-            "nvml_total_memory",
-            "0.27.1",
-            "vllm/platforms/cuda.py",
-            "except pynvml.NVMLError as",
-            "except cuda.Error as",
-        ),
-        (
             "fastsafetensors_rank",
             "0.14.1",
             "vllm/model_executor/model_loader/weight_utils.py",

@@ -1,7 +1,5 @@
 """Upstream's Python run piece by piece: what is found where, and what may not decide."""
 
-from types import SimpleNamespace
-
 import pytest
 
 from patchkit.errors import ProofError
@@ -110,14 +108,6 @@ def test_names_are_found_where_python_would_find_them(code):
     assert code.get(A, "Point.origin")().moved(4).x == 4
     assert (code.get(A, "Point").FAR.x, code.get(A, "Point").name) == (99, "base")
     assert code.get("vllm/broken.py", "A").__name__ == "A"  # nothing else in the file is run
-
-
-@pytest.mark.usefixtures("here")
-def test_a_method_can_be_had_without_its_class(code):
-    code.put(A, "Point", lambda x: f"at {x}")
-    assert code.method(A, "Point.moved")(SimpleNamespace(x=2), 1) == "at 3"
-    with pytest.raises(ProofError, match=r"^vllm/a.py: no Point.gone to run"):
-        code.method(A, "Point.gone")
 
 
 @pytest.mark.usefixtures("here")
