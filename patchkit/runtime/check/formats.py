@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path, PurePath
 from typing import Any
 
-from patchkit.errors import SourceError
 from patchkit.reading import read_text
 from patchkit.runtime.check.commands import CommandReader, Place, split_statements, unquote
 from patchkit.runtime.check.content import (
@@ -51,8 +50,6 @@ _BEGINNINGS = (
     (r"(?i)(?:[ \t]*(?:#[^\n]*)?\n|ARG[ \t][^\n]*\n)*FROM[ \t]+\S+", DOCKERFILE),
     (r"(?:[ \t]*(?:#[^\n]*)?\n)*(?:---|[\w.-]+:(?:[ \t]+[^\n]*)?|-[ \t]+[^\n]*)\n", YAML),
 )
-# The time of a check grows with the lines: a limit beside that of bytes.
-_MOST_LINES = 250_000
 _EXEC = re.compile(r"Exec\w*=[-@:+!|]*")
 _MOST_NODES = 100_000  # a few aliases may stand for any number of nodes
 _DEEPEST, _MOST_EVENTS = 64, 400_000
@@ -66,12 +63,6 @@ def read_file(path: Path) -> CheckedText:
     """Return what a file, or - for standard input, says. Raises UsageError, SourceError."""
     stdin = str(path) == "-"
     text = read_text(None if stdin else path, hint="name an env file or a script")
-    if text.count("\n") > _MOST_LINES:
-        raise SourceError(
-            f"{path}: has more than {_MOST_LINES:,} lines",
-            why="no env file or script is that long",
-            hint="name the file that was meant",
-        )
     mode = None if stdin else stat.S_IMODE(path.stat().st_mode)
     content = read_content(text, str(path))
     return CheckedText(where=str(path), content=content, text=text, mode=mode)

@@ -69,9 +69,6 @@ def _find_on_machine(host: Host, halves: Sequence[Netdev]) -> Facts:
     pairs = [(half, own) for half in halves if half.carrier for own in half.ipv4]
     if drawn := [f"{half.name} {own}" for half, own in pairs if own.is_link_local]:
         yield "link-local", {"addresses": ", ".join(drawn)}
-    plain = [each.name for each in host.rdma if each.twin and each.name.startswith("mlx5_")]
-    if plain:
-        yield "renamed", {"names": ", ".join(plain)}
 
 
 def _find_in_cages(host: Host, halves: Sequence[Netdev]) -> Facts:
@@ -110,5 +107,3 @@ def _compare_halves(host: Host, one: Netdev, other: Netdev) -> Facts:
         yield "link-local-twins", {"addresses": pair, "twin": other.name}
     if one.up and other.up and one.mtu and other.mtu and one.mtu != other.mtu:
         yield "twin-mtu", {"mtu": one.mtu, "other": other.mtu, **names}
-    if one.speed and one.speed == other.speed:
-        yield "rate", {"speed": one.speed // 1000}

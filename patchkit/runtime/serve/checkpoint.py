@@ -18,6 +18,7 @@ _TAKEN = ("num_experts_per_tok", "top_k_experts", "num_experts_per_token", "moe_
 _ASIDE = re.compile(r"(?:^|\.)(?:mtp|visual|vision|audio|talker|code2wav)\w*\.")
 _LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 _EMBEDDINGS = re.compile(r"(?:^|\.)(?:embed_tokens|tok_embeddings|embeddings|embed|wte)\.")
+_OF = re.compile(r"-of-0*(\d+)\.")
 _SIXTEEN_BITS = ("BF16", "F16")
 
 
@@ -91,7 +92,10 @@ def _read_checkpoint(folder: Path) -> Checkpoint:
 
 def _headers(folder: Path) -> Iterator[tuple[str, Any]]:
     # Some repositories have the same weights once more, as consolidated.safetensors.
-    for path in [*folder.glob("model*.safetensors")] or folder.glob("*.safetensors"):
+    paths = [*folder.glob("model*.safetensors")] or [*folder.glob("*.safetensors")]
+    if any(int(count) != len(paths) for it in paths for count in _OF.findall(it.name)):
+        raise ValueError("a file is still to be downloaded")
+    for path in paths:
         with path.open("rb") as file:
             length = min(int.from_bytes(file.read(8), "little"), 10**8)  # its own limit
             header = read_json(dict[str, Any], file.read(length))

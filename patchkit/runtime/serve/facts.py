@@ -18,7 +18,7 @@ _RECURRENT = ("mamba", "ssm_", "linear_")  # flags, and what configs say, of Mam
 
 def fill_rules(rules: Iterable[FlagRule], request: ServeRequest) -> Iterator[FlagRule]:
     """Yield the rules with ``{facts}`` in value and reason filled in, less those without one."""
-    facts = {**_facts_of_node(request), **_facts_of_checkpoint(request)}
+    facts = _known_facts(request)
     for rule in rules:
         if all(facts[name] for name in _FACT.findall(rule.value + rule.reason)):
             value, reason = (
@@ -37,35 +37,26 @@ def drafter_of(request: ServeRequest) -> tuple[str, bool]:
     return str(asked) or known, bool(asked)
 
 
-def _facts_of_node(request: ServeRequest) -> Mapping[str, str]:
-    node = request.node
-    return {
-        "nodes": str(node.nodes),
-        "rank": str(request.number),
-        "head": node.head,
-        "host": request.host,
-        "port": str(request.port),
-        "stacks": request.stacks,
-        "drafter": drafter_of(request)[0],
-    }
-
-
-def _facts_of_checkpoint(request: ServeRequest) -> Mapping[str, str]:
-    """Return what a checkpoint that is here, or the preset, allows; "" for what it does not."""
-    checkpoint, flags = request.checkpoint, preset.flags if (preset := request.node.preset) else {}
+def _known_facts(request: ServeRequest) -> Mapping[str, str]:
+    """Return what is known of the node, and what a checkpoint or the preset allows, else ""."""
+    node, checkpoint, preset = request.node, request.checkpoint, request.node.preset
+    (drafter, by_itself), choice = drafter_of(request), request.choice
     facts = dict.fromkeys(("dense", "reads", "less", "draft_head", "match_unit"), "")
+    facts |= {"nodes": str(node.nodes), "rank": str(request.number), "head": node.head}
+    facts |= {"host": request.host, "port": str(request.port)}
+    facts |= {"stacks": request.stacks, "drafter": drafter}
+    flags = preset.flags if preset else ()
     names = {name.lstrip("-") for name in (*flags, *(checkpoint.config if checkpoint else ()))}
     if any(name.startswith(_RECURRENT) for name in names):
         facts["match_unit"] = "16"  # what attention's blocks are multiples of
-    (drafter, by_itself), choice = drafter_of(request), request.choice
     drafting = json.loads(drafter or "{}")
     drafts = "drafter" in choice.wanted or (by_itself and "drafter" not in choice.unwanted)
     # With a second checkpoint the drafter may have a head of its own.
     shares = drafts and drafting.get("method") == "mtp" and "model" not in drafting
     if checkpoint and checkpoint.has_plain_head and shares:
         facts["draft_head"] = "fp8"
-    if checkpoint and (dense := dense_layers(checkpoint, request.node.nodes)):
+    if checkpoint and (dense := dense_layers(checkpoint, node.nodes)):
+        reads = (checkpoint.reads, checkpoint.reads - dense.saved)
         facts["dense"] = dense.setting
-        facts["reads"] = f"{checkpoint.reads / 1e9:.3g}"
-        facts["less"] = f"{(checkpoint.reads - dense.saved) / 1e9:.3g}"
+        facts["reads"], facts["less"] = (f"{each / 1e9:.3g}" for each in reads)
     return facts

@@ -180,14 +180,12 @@ def test_a_laptop_judges_for_a_spark_and_says_so(tmp_path):
 
 
 def test_what_cannot_be_read(tmp_path):
-    path, long = tmp_path / "x.env", tmp_path / "long.env"
+    path = tmp_path / "x.env"
     path.write_bytes(b"A=1\nB=\xff\n")
-    long.write_text("A=\n" * 300_000)
     for arguments, kind in (
         ([], UsageError),
         ([tmp_path / "none.env"], UsageError),
         ([path], SourceError),
-        ([long], SourceError),
         ([FILES / "roce.env", "--vllm", "new"], UsageError),
     ):
         with pytest.raises(kind):

@@ -81,25 +81,19 @@ CABLED = {
     "wifi_managed": (1,),
 }
 REMARKS = {
-    "no_rdma": ["no-rdma", "rate"],
-    "renamed": ["renamed", "rate"],
-    "wrong_mtu": ["twin-mtu", "rate"],
-    "ipv6_only": ["no-address", "rate"],
-    "same_subnet": ["same-subnet", "rate"],
-    "link_local": ["link-local", "link-local-twins", "rate"],
-    "one_twin": ["one-twin-address", "rate"],
-    "second_half_only": ["one-twin-address", "rate"],
-    "random_twin": ["random-twin", "link-local", "rate"],
-    "two_in_one_subnet": ["shared-network", *["one-twin-address"] * 2, "rate", "rate"],
-    "switch_in_the_lan": ["shared-network", "one-twin-address", "rate"],
-    "two_switches": ["one-twin-address", "one-twin-address", "rate", "rate"],
-    "kernel7": ["kernel-reserve", "rate"],
-    "both_cables": ["rate", "rate"],
-    "ring": ["rate", "rate"],
+    "no_rdma": ["no-rdma"],
+    "wrong_mtu": ["twin-mtu"],
+    "ipv6_only": ["no-address"],
+    "same_subnet": ["same-subnet"],
+    "link_local": ["link-local", "link-local-twins"],
+    "one_twin": ["one-twin-address"],
+    "second_half_only": ["one-twin-address"],
+    "random_twin": ["random-twin", "link-local"],
+    "two_in_one_subnet": ["shared-network", *["one-twin-address"] * 2],
+    "switch_in_the_lan": ["shared-network", "one-twin-address"],
+    "two_switches": ["one-twin-address", "one-twin-address"],
+    "kernel7": ["kernel-reserve"],
     "single": ["no-connectx"],
-    "cable_out": [],
-    "link_down": [],
-    "thor": [],
 }
 
 
@@ -108,7 +102,7 @@ def test_what_is_cabled_and_what_is_remarked(machine, name):
     found = machine(name)
     assert target_of(found) == ("thor" if name == "thor" else "gb10")
     assert found.cabled == CABLED.get(name, (0,))
-    assert [each.about for each in remarks(found)] == REMARKS.get(name, ["rate"])
+    assert [each.about for each in remarks(found)] == REMARKS.get(name, [])
     assert read_json(Host, json.dumps(asdict(found))) == found
 
 

@@ -59,6 +59,8 @@ def test_a_checkpoint_says_what_a_token_reads(tmp_path):
         header = {name: {"data_offsets": [5, 5 + size]} for name, size in (sizes | head).items()}
         found = write(tmp_path, header, config)
         assert (found and round(found.reads)) == expected
+    (tmp_path / "model.safetensors").rename(tmp_path / "model-00001-of-00002.safetensors")
+    assert find_checkpoint(str(tmp_path), {}) is None  # the rest is still to come
 
 
 def test_rules_take_what_a_checkpoint_says(tmp_path):
