@@ -35,6 +35,13 @@ def test_a_pinned_model_is_served_from_its_folder_by_its_name(facts):
     assert found.endswith(f"--served-model-name {MODEL}")
 
 
+def test_what_hangs_writes_where_into_the_folder_of_caches(tmp_path):
+    facts = [node_facts(tmp_path, node=number, vllm="0.33.0") for number in (0, 1)]
+    asked = '--watchdog-config {"dump_dir":"/home/spark/.cache/patchkit/stacks"}'
+    assert asked in words(facts)
+    assert "--watchdog-config" not in words(facts, unwanted=("watchdog",))
+
+
 def test_variables_of_the_user_are_those_of_every_node(facts):
     file = cluster(*PAIR, set={"MY_OWN": "a $b"}, unwanted=("omp-threads",))
     ranks = planned_ranks(file, facts, served_model(file, MODEL))
