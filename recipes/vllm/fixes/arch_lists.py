@@ -162,10 +162,10 @@ def _expected(
     members = {a for a in group.archs if kit.parse_arch(a).major == request.target.major}
     others = frozenset(group.archs) - members
     wanted = frozenset({request.arch_list})
-    left_out = "mla_archs" if group.variable == kit.MLA else "sm100_lists"
     if group.variable == kit.MLA or any(d.endswith("_SM100=1") for d in group.defines):
         # Nothing on SM12x selects these: a list that does not lead there by itself stays so.
-        return {others} if left_out in active else {others, others | wanted}
+        left_out = "sm100_lists" in active and group.variable != kit.MLA
+        return {others} if left_out else {others, others | wanted}
     if members:
         # A family build may keep plain code where the sources use no family instruction.
         plain = request.arch == "family" and members == {request.target.stock}

@@ -56,7 +56,7 @@ def refused(copy, cli):
         (FILE, '"marlin_sass",', '"marlin_sass"', "id=", "invalid syntax. Perhaps you forgot a c"),
         (FILE, "import kit", "import kid", "kid", "ImportError: cannot import name 'kid'"),
         ("recipes/vllm/fixes/x.py", "", "# soon", "# soon", "the fix is not in the list of "),
-        ("recipes/vllm/recipe.toml", 'mla_archs",', 'mla",', '"mla"', "no fixes/mla.py is there"),
+        ("recipes/vllm/recipe.toml", 'sm100_lists",', 'sm",', '"sm"', "no fixes/sm.py is there"),
     ],
 )
 def test_a_mistake_is_shown_with_its_place(path, before, after, at, says, copy, refused):
