@@ -30,6 +30,7 @@ from patchkit.target import targets
 from support.debian import keep_nccl
 from support.forking import ReadyPatchkit
 from support.selection import DAILY, MODES, RELEASES, SUPPORTED
+from support.wheels import write_wheel
 
 # Whoever starts the tests in the background, or with nohup, has these ignored; patchkit leaves that
 # so, and its tests send them.
@@ -294,6 +295,17 @@ def git():
         return done.stdout.decode()
 
     return run
+
+
+@pytest.fixture
+def house(tmp_path):
+    return tmp_path / "wheelhouse"
+
+
+@pytest.fixture
+def made(tmp_path):
+    """A wheel outside of the wheelhouse: ``made("2.29.7")``."""
+    return lambda version, **more: write_wheel(tmp_path / "made", version, **more)
 
 
 @pytest.fixture

@@ -1,5 +1,7 @@
 """The files of a torch that a stand-in reads: laid out as in its wheels, and never to be run."""
 
+from support import write_files
+
 FILES = {
     "torch-2.15.0.dist-info/METADATA": "Name: torch\nVersion: 2.15.0\n\ntext",
     "torch/__init__.py": 'raise SystemExit("the target\'s torch was run")\n',
@@ -28,10 +30,7 @@ CUDA_HOME = _find_cuda_home()
 
 def small_torch(home):
     """A site-packages folder with a torch for another CPU, in small."""
-    for name, text in FILES.items():
-        (home / name).parent.mkdir(parents=True, exist_ok=True)
-        (home / name).write_text(text)
-    return home
+    return write_files(home, FILES)
 
 
 def site(python):

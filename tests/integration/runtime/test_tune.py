@@ -7,6 +7,7 @@ import pytest
 
 from patchkit.measure.tune import BENCHMARK
 from patchkit.source.detect import detect
+from support import write_files
 
 NAME = "E=128,N=768,device_name=NVIDIA_GB10,dtype=fp8_w8a8.json"
 RELEASE = f"""\
@@ -36,20 +37,14 @@ with open(args.save_dir + "/{NAME}", "w") as file:
 @pytest.fixture
 def tune(cli, environment, tmp_path):
     """Run patchkit tune under the stand-ins: ``tune("--json", benchmark="fault")``."""
-    site, root = tmp_path / "site", tmp_path / "vllm-0.25.1"
-    files = {
-        site / "ray.py": "",
-        root / BENCHMARK: RELEASE,
-        root / "PKG-INFO": "Metadata-Version: 2.4\nName: vllm\nVersion: 0.25.1\n",
-        **{root / name: "" for name in ("setup.py", "CMakeLists.txt", "cmake/utils.cmake")},
-        root / "vllm/__init__.py": "",
-    }
+    site = write_files(tmp_path / "site", {"ray.py": ""})
+    empty = ("setup.py", "CMakeLists.txt", "cmake/utils.cmake", "vllm/__init__.py")
+    about = "Metadata-Version: 2.4\nName: vllm\nVersion: 0.25.1\n"
+    files = {BENCHMARK: RELEASE, "PKG-INFO": about, **dict.fromkeys(empty, "")}
+    root = write_files(tmp_path / "vllm-0.25.1", files)
     for name, version in (("vllm", "0.25.1+cu130"), ("ray", "2.50.0")):
         text = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
-        files[site / f"{name}-{version}.dist-info/METADATA"] = text
-    for place, text in files.items():
-        place.parent.mkdir(parents=True, exist_ok=True)
-        place.write_text(text)
+        write_files(site, {f"{name}-{version}.dist-info/METADATA": text})
 
     def run(*arguments, rc=0, benchmark=""):
         path = os.pathsep.join([environment["PYTHONPATH"], str(site)])

@@ -15,11 +15,6 @@ from support.wheels import CPU, HERE, write_wheel
 
 
 @pytest.fixture
-def house(tmp_path):
-    return tmp_path / "wheelhouse"
-
-
-@pytest.fixture
 def built(tmp_path, house):
     """Put a wheel into the wheelhouse as a build does: ``built("0.25.1", project="vllm")``."""
     return lambda version, **more: add_wheel(

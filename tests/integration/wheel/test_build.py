@@ -29,7 +29,7 @@ from support.building import (
     VERSION,
     wheels,
 )
-from support.comparing import first_member, first_object, object_digests
+from support.comparing import first_member, object_digests
 from support.wheels import OTHER_CPU
 
 ROOT = f"nccl-{VERSION}-gb10-{{}}"
@@ -125,31 +125,6 @@ def test_from_sources_to_a_wheel(built, cli, machine):
 
     assert '"sm_121"' in cli("inspect", made.wheel, "--target", "gb10", "--json").stdout
     assert {"obj/device/max.o", "obj/init.o"} < {*made.objects}
-
-
-# Reproducible
-
-
-@pytest.mark.e2e
-def test_circumstances_do_not_matter(built, build, work, tmp_path):
-    """Other umask, locale, time, flags, jobs, place of the sources, ccache; the same bytes."""
-    made, sources = built(HERE), tmp_path / "elsewhere/sources"
-    shutil.copytree(SMALL, sources)
-    (sources / ".git").mkdir()
-    foreign = {
-        "TZ": "Asia/Tokyo",
-        "SOURCE_DATE_EPOCH": "1700000000",
-        "CXXFLAGS": "-O0 -DX",
-        "LDFLAGS": "-Wl,--no-such-option",
-        "NVCC_APPEND_FLAGS": "-G",
-        "MAKEFLAGS": "-k -n",
-        "NVCC_GENCODE": "-arch=sm_90",
-    }
-    arguments = ["--src", sources, "--cpu", HERE, "--dir", tmp_path / "house"]
-    build(*arguments, "--jobs", 1, work=work, env=foreign, umask=0o077)
-    objects = object_digests(work / ROOT.format(HERE) / "build")
-    assert first_object(made.objects, objects) == ""
-    assert_same(made, tmp_path / "house")
 
 
 # Accidents

@@ -19,11 +19,6 @@ LOCKED = ["--require-hashes", "--no-deps", "--find-links", "wheelhouse"]
 LOCKED += ["-r", "wheelhouse/requirements.txt"]
 
 
-@pytest.fixture
-def made(tmp_path):
-    return lambda version, **more: write_wheel(tmp_path / "made", version, **more)
-
-
 @pytest.mark.e2e
 def test_ours_takes_the_place_of_stock(node, house, made, tmp_path):
     torch = made("2.13.0", project="torch", requires=["nvidia-nccl-cu13==2.29.7"])

@@ -10,16 +10,9 @@ from patchkit.digests import digest
 from patchkit.errors import AbsentError, DriftError, SourceError
 from patchkit.source.detect import detect, dist_info, state_folder
 from patchkit.source.tree import first_existing
+from support import write_files
 
 SOURCES = ("setup.py", "CMakeLists.txt", "cmake/utils.cmake", "vllm/__init__.py")
-
-
-def write(root, files):
-    for path, text in files.items():
-        place = root / path
-        place.parent.mkdir(parents=True, exist_ok=True)
-        place.write_text(text, encoding="utf-8")
-    return root
 
 
 def header(version, name="vllm"):
@@ -28,7 +21,7 @@ def header(version, name="vllm"):
 
 @pytest.fixture
 def sources(tmp_path):
-    return write(tmp_path / "src", dict.fromkeys(SOURCES, ""))
+    return write_files(tmp_path / "src", dict.fromkeys(SOURCES, ""))
 
 
 @pytest.fixture
@@ -49,12 +42,12 @@ def installed(tmp_path):
         "vllm-0.19.1+cu130.dist-info/RECORD": "vllm/__init__.py,,\n",
         "vllm_flash_attn-2.7.dist-info/METADATA": header("2.7", "vllm-flash-attn"),
     }
-    return write(tmp_path / "site-packages", files)
+    return write_files(tmp_path / "site-packages", files)
 
 
 @pytest.mark.parametrize("version", ["0.19.1", "0.33.1.dev12+g123abc.cu130"])
 def test_an_unpacked_sdist(sources, version):
-    write(sources, {"PKG-INFO": header(version)})
+    write_files(sources, {"PKG-INFO": header(version)})
     tree = detect(sources)
     assert (tree.root, tree.project, tree.kind) == (sources, "vllm", "sdist")
     assert tree.version == Version(version)
@@ -70,7 +63,7 @@ def test_an_unpacked_sdist(sources, version):
     ],
 )
 def test_a_tree_without_a_version_is_refused(sources, files, message):
-    write(sources, files)
+    write_files(sources, files)
     with pytest.raises(SourceError, match=message):
         detect(sources)
 
@@ -114,7 +107,7 @@ def test_an_installed_package(installed):
     ],
 )
 def test_a_damaged_installation_is_refused(installed, gone, added, message):
-    write(installed, {"x": "", **added})
+    write_files(installed, {"x": "", **added})
     (installed / gone).rename(installed / "elsewhere")
     with pytest.raises(SourceError, match=message):
         detect(installed / "vllm")

@@ -15,6 +15,7 @@ from patchkit.source.archive import unpack
 from patchkit.source.detect import detect
 from patchkit.source.nccl import nccl_tree
 from patchkit.source.releases import load_facts
+from support import write_files
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 FACTS = load_facts()
@@ -36,22 +37,14 @@ def cache(tmp_path, monkeypatch):
 
 @pytest.fixture
 def folder(tmp_path):
-    return write(tmp_path / "nccl")
-
-
-def write(root, files=FILES):
-    for path, text in files.items():
-        place = root / path
-        place.parent.mkdir(parents=True, exist_ok=True)
-        place.write_text(text, encoding="utf-8")
-    return root
+    return write_files(tmp_path / "nccl", FILES)
 
 
 @pytest.fixture
 def repository(folder, git):
     """A local repository; its attributes would change what ``git archive`` and checkouts write."""
-    write(folder, {".gitattributes": "*.sh export-ignore\n*.in export-subst eol=crlf\n"})
-    write(folder, {"src/nccl.h.in": "$Format:%H$\n"})
+    write_files(folder, {".gitattributes": "*.sh export-ignore\n*.in export-subst eol=crlf\n"})
+    write_files(folder, {"src/nccl.h.in": "$Format:%H$\n"})
     git(folder, "init", "--quiet")
     git(folder, "add", "--all")
     git(folder, "commit", "--quiet", "--message", "one")
@@ -84,7 +77,7 @@ def sha256(path):
 def test_the_makefiles_tell_the_version(folder):
     for suffix, version in (("", "2.30.7"), ("rc1", "2.30.7rc1")):
         text = FILES["makefiles/version.mk"].replace("NCCL_SUFFIX  :=", f"NCCL_SUFFIX  := {suffix}")
-        write(folder, {"makefiles/version.mk": text})
+        write_files(folder, {"makefiles/version.mk": text})
         tree = detect(folder, "nccl")
         assert (str(tree.version), tree.kind, tree.project) == (version, "archive", "nccl")
         found = nccl_tree(str(folder))
@@ -100,7 +93,7 @@ def test_the_makefiles_tell_the_version(folder):
 )
 def test_a_folder_that_is_not_nccl(folder, path, text, says):
     (folder / path).unlink()
-    write(folder, {path: text} if text else {})
+    write_files(folder, {path: text} if text else {})
     with pytest.raises(SourceError, match=says):
         detect(folder, "nccl")
 

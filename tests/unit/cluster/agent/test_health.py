@@ -15,6 +15,7 @@ from patchkit.cluster.agent.health import (
     process_limits,
 )
 from patchkit.cluster.ssh.node import Remote
+from support import write_files
 
 
 def test_this_machine():
@@ -31,15 +32,6 @@ def test_this_machine():
     assert health.container is not None
 
 
-def written(root, files):
-    for name, text in files.items():
-        place = root / name
-        place.parent.mkdir(parents=True, exist_ok=True)
-        place.write_text(text)
-        place.chmod(0o755)
-    return root
-
-
 @pytest.mark.parametrize(
     ("files", "kind"),
     [
@@ -51,21 +43,21 @@ def written(root, files):
     ],
 )
 def test_kinds_of_containers(tmp_path, files, kind):
-    assert container_limits(written(tmp_path, files)).kind == kind
+    assert container_limits(write_files(tmp_path, files)).kind == kind
 
 
 def test_the_capability_to_lock_memory(tmp_path):
     limit = "Limit\nMax locked memory         8388608              8388608              bytes\n"
     for word, may in (("0000000000004000", True), ("00000000a80425fb", False)):
         status = f"Name:\tx\nCapEff:\t{word}\n"
-        written(tmp_path, {"proc/self/limits": limit, "proc/self/status": status})
+        write_files(tmp_path, {"proc/self/limits": limit, "proc/self/status": status})
         found = process_limits("self", tmp_path)
         assert (found.memlock, found.locks) == (8 << 20, may)
 
 
 def test_compilers_are_those_of_the_variables(tmp_path):
     header = "venv/include/python3.12/Python.h"
-    written(tmp_path, {"tools/cc": "", "venv/bin/python": "", header: ""})
+    write_files(tmp_path, {"tools/cc": "", "venv/bin/python": "", header: ""}, mode=0o755)
     (tmp_path / "venv/lib/python3.12").mkdir(parents=True)
     found = find_compilers(str(tmp_path / "venv"), {"PATH": str(tmp_path / "tools")})
 

@@ -4,6 +4,7 @@ import pytest
 
 from patchkit.errors import SourceError
 from patchkit.runtime.rules.flags import flags, has_flag
+from support import write_files
 
 ENGINE = """
 class EngineArgs:
@@ -46,14 +47,9 @@ SERVE = "entrypoints/cli/serve.py"
 
 @pytest.fixture
 def home(tmp_path):
-    for place, text in {
-        "engine/arg_utils.py": ENGINE,
-        SERVE: "def subparser_init(self, subparsers):\n    p.add_argument('--grpc')\n",
-        "entrypoints/common/cli_args.py": SERVER,
-    }.items():
-        (tmp_path / place).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / place).write_text(text)
-    return tmp_path
+    serve = "def subparser_init(self, subparsers):\n    p.add_argument('--grpc')\n"
+    files = {"engine/arg_utils.py": ENGINE, SERVE: serve, "entrypoints/common/cli_args.py": SERVER}
+    return write_files(tmp_path, files)
 
 
 def test_an_installed_vllm_is_read(home):

@@ -21,19 +21,12 @@ from patchkit.wheel.file.wheelfile import WheelFile
 from patchkit.wheel.vllm.inputs import Gathered, InputSource, gather_sources, notices, parse_given
 from patchkit.wheel.vllm.source import VllmOrder
 from patchkit.wheel.vllm.upstream_parts import parts_of, prove_parts
+from support import write_files
 from support.vllm_wheels import HOPPER, LOST
 from support.wheels import OTHER_CPU
 
 VERSION = Version("0.25.1")
 KNOWN = {each.option: each for each in known_externals()}
-
-
-def write(root, files):
-    for path, text in files.items():
-        place = root / path
-        place.parent.mkdir(parents=True, exist_ok=True)
-        place.write_text(text)
-    return root
 
 
 def wanted(option, variable, url="file:///nowhere", commit="1" * 40):
@@ -50,7 +43,7 @@ def repository(tmp_path, git):
     """A committed repository: ``repository("name", files)`` gives its folder and the commit."""
 
     def make(name, files, links=()):
-        root = write(tmp_path / name, files)
+        root = write_files(tmp_path / name, files)
         git(root, "init", "--quiet")
         git(root, "add", "--all")
         for path, commit in links:
@@ -103,7 +96,9 @@ def test_a_commit_comes_once_with_the_submodules_that_it_names(take, flashmla, t
 def test_a_folder_or_an_archive_is_recorded_by_its_digest(take, tmp_path, kind):
     facts = []
     for text in ("// one\n", "// two\n"):
-        place = write(tmp_path / "top", {"qutlass/csrc/bindings.cpp": text, ".git/config": "x"})
+        place = write_files(
+            tmp_path / "top", {"qutlass/csrc/bindings.cpp": text, ".git/config": "x"}
+        )
         if kind == "archive":
             place = shutil.make_archive(str(tmp_path / "x"), "gztar", tmp_path, "top")
         got = take(QUTLASS, given=[f"qutlass={place}"])
@@ -116,8 +111,8 @@ def test_a_folder_or_an_archive_is_recorded_by_its_digest(take, tmp_path, kind):
 
 def test_cmake_is_given_the_folder_that_it_takes(take, tmp_path):
     triton, flash = KNOWN["triton-kernels"], KNOWN["flash-attn"]
-    whole = write(tmp_path / "triton", dict.fromkeys(triton.files, ""))
-    write(tmp_path / "fa", dict.fromkeys(flash.files, ""))
+    whole = write_files(tmp_path / "triton", dict.fromkeys(triton.files, ""))
+    write_files(tmp_path / "fa", dict.fromkeys(flash.files, ""))
     triton_kernels = wanted("triton-kernels", "TRITON_KERNELS_SRC_DIR")
     given = [f"triton-kernels={whole}", f"flash-attn={tmp_path / 'fa'}"]
     got = take(triton_kernels, wanted("flash-attn", "VLLM_FLASH_ATTN_SRC_DIR"), given=given)
@@ -135,7 +130,7 @@ def test_cmake_is_given_the_folder_that_it_takes(take, tmp_path):
 def test_what_cannot_be_compiled_for_another_cpu_is_refused(take, tmp_path):
     """DeepGEMM's _C; a build for the CPU at hand takes the same folder."""
     deepgemm = replace(QUTLASS, known=KNOWN["deepgemm"])
-    given = [f"deepgemm={write(tmp_path / 'd', dict.fromkeys(deepgemm.known.files, ''))}"]
+    given = [f"deepgemm={write_files(tmp_path / 'd', dict.fromkeys(deepgemm.known.files, ''))}"]
     with pytest.raises(UsageError, match=f"deepgemm cannot be compiled for {OTHER_CPU}") as caught:
         take(deepgemm, given=given, cpu=OTHER_CPU)
     assert "--source deepgemm=vllm==0.25.1; or --without deepgemm" in caught.value.hint
@@ -178,7 +173,7 @@ Copyright (c) 2017 - 2026 SOMEBODY. All rights reserved.
 
 
 def test_without_a_licence_the_head_of_a_file_says_it(tmp_path):
-    write(tmp_path, {"include/a.h": "/* no notice */\n", "include/b.h": f"\n{HEADER}"})
+    write_files(tmp_path, {"include/a.h": "/* no notice */\n", "include/b.h": f"\n{HEADER}"})
     names = ["include/none.h", "include/a.h", "include/b.h"]
     assert notices(tmp_path, names) == {"LICENSE": TAKEN}
     assert notices(tmp_path, names[:2]) == {}
