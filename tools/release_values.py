@@ -79,11 +79,17 @@ def read_choices(choices: Choices, home: Path) -> tuple[str, ...]:
 
 
 def listed(tree: ast.Module, symbol: str) -> tuple[str, ...]:
-    """Return the strings of ``symbol = Literal[...]``, the keys of a dict, an Enum's members."""
+    """Return the strings of ``symbol = Literal[...]``, the keys of a dict, an Enum's members.
+
+    A Literal may have others in it, by their names.
+    """
     found: list[str] = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == symbol:
             found += _strings(node.value)
+            inner = node.value.slice if isinstance(node.value, ast.Subscript) else node.value
+            for name in getattr(inner, "elts", ()):
+                found += listed(tree, name.id) if isinstance(name, ast.Name) else ()
         elif isinstance(node, ast.ClassDef) and node.name == symbol:
             assigned = (row for row in node.body if isinstance(row, ast.Assign))
             found += (ast.unparse(row.targets[0]) for row in assigned)

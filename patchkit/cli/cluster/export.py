@@ -4,21 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import click
 
+from patchkit.cli import complete
 from patchkit.cli.out import PATH, LaidOut, tell
-from patchkit.cli.render import GOOD, Block, Data, Record, VerbGroup, rendered
+from patchkit.cli.render import GOOD, Block, Data, Record, VerbGroup, lead_word, rendered
+from patchkit.cli.runtime.node_options import node_options
+from patchkit.cli.runtime.serve_args import serve_command
 from patchkit.cli.wheel.build_options import house_option
 from patchkit.measure.containerfile import build_lines, check_image, containerfile, run_lines
+from patchkit.measure.recipe import recipe_yaml
 from patchkit.quoting import quoted
 from patchkit.runtime.envfile.write import write
 from patchkit.wheel.wheelhouse.contents import load_manifest
 
+_OUTPUT = click.option("-o", "--output", type=PATH, help="Default: standard output.")
+_FORCE = click.option("--force", is_flag=True, help="Replace a FILE with another content.")
+
 
 @click.group(cls=VerbGroup)
 def export_command() -> None:
-    """Write what other systems run: an image's Containerfile."""
+    """Write what other systems run: an image's Containerfile, a recipe of vLLM's."""
 
 
 @export_command.command("containerfile")
@@ -30,8 +38,8 @@ def export_command() -> None:
 )
 @click.option("--unpinned", is_flag=True, help="Take a base without a digest.")
 @house_option
-@click.option("-o", "--output", type=PATH, help="Default: standard output.")
-@click.option("--force", is_flag=True, help="Replace a FILE with another content.")
+@_OUTPUT
+@_FORCE
 @rendered
 def write_containerfile(
     *, base: str, unpinned: bool, house: Path, output: Path | None, force: bool
@@ -57,3 +65,28 @@ def write_containerfile(
         tell(f"{title} with one of:")
         for words in lines:
             tell(LaidOut(f"  {quoted(*words)}"))
+
+
+@export_command.command("recipe")
+@click.argument("model", shell_complete=complete.models)
+@node_options
+@_OUTPUT
+@_FORCE
+@rendered
+def write_recipe(
+    model: str, *, output: Path | None, force: bool, **options: Any
+) -> Iterator[Block]:
+    """Write vLLM's recipe of a model, with what `serve-args` gives.
+
+    \b
+      patchkit export recipe openai/gpt-oss-120b -o gpt-oss-120b.yaml
+      patchkit serve-args --recipe gpt-oss-120b.yaml
+    """
+    text, missing = recipe_yaml(serve_command(model, **options))
+    yield Record({"recipe": text, "missing": missing})
+    if output is None:
+        yield Data(text)
+    else:
+        outcome = write(output, text, force=force, private=False, by="patchkit export")
+        yield GOOD + f"{output} {outcome}"
+    tell(lead_word("note") + f"upstream asks for more: {', '.join(missing)}")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -24,9 +26,11 @@ from patchkit.runtime.rules.presets import load_presets
 from patchkit.runtime.rules.rule import RuleChoice
 from patchkit.runtime.serve.args import ServeCommand, serve_args
 from patchkit.runtime.serve.checkpoint import find_checkpoint
+from patchkit.runtime.serve.facts import drafter_of
 from patchkit.runtime.serve.listen import CHOICES as LISTEN
 from patchkit.runtime.serve.listen import listen_address, models_url
 from patchkit.runtime.serve.model import memory_pool, preset_of, weights_gib
+from patchkit.runtime.serve.recipe_file import read_recipe
 from patchkit.runtime.serve.request import ServeRequest
 
 _HEADS = ("model", "quantization", "GiB", "Sparks", "memory", "tokens", "vLLM", "evidence")
@@ -39,6 +43,7 @@ _TAKEN = ("role", "topology", "executor", "vllm", "nodes", "head", "target", "qu
 @node_options
 @click.option("--node-rank", type=click.IntRange(0), metavar="R", help="The worker's number.")
 @click.option("--preset", shell_complete=complete.models, help="Of another model; none: no preset.")
+@click.option("--recipe", type=PATH, help="A recipe: YAML of vLLM, eugr or sparkrun.")
 @click.option("--from", "env_file", type=PATH, help="The env file that goes with it.")
 @click.option("--listen", type=click.Choice(LISTEN), help="Who may ask; default: this machine.")
 @click.option("--host", "address", metavar="A", help="Listen on this address, instead of --listen.")
@@ -77,9 +82,9 @@ def serve_args_command(
         ]
         yield from table(rows, heads=_HEADS)
         return
-    if not model:
+    if not model and not options["recipe"]:
         raise UsageError("missing MODEL", hint="OWNER/NAME, a folder, or one of --list")
-    served = _serve_command(model, asked, **options)
+    served = serve_command(model or "", asked, **options)
     node, preset = served.request.node, served.request.node.preset
     own = {name: getattr(node, name) for name in ("vllm", "role", "nodes")}
     made = {
@@ -102,9 +107,11 @@ def serve_args_command(
         tell(next_step("curl", url, where="once it serves"))
 
 
-def _serve_command(
-    model: str, asked: NodeOptions, choice: RuleChoice, host: Host, **options: Any
+def serve_command(
+    model: str, asked: NodeOptions, choice: RuleChoice, host: Host, **given: Any
 ) -> ServeCommand:
+    """Return the command that the options ask for. Raises what ``serve_args`` raises."""
+    options = defaultdict(lambda: None, given)
     if options["listen"] and options["address"]:
         raise UsageError("--listen and --host both say where to listen", hint="leave one out")
     path: Path | None = options["env_file"]
@@ -112,9 +119,17 @@ def _serve_command(
     if file and file.edited:
         taken = " ".join(f"{name}={file.facts[name]}" for name in _TAKEN if name in file.facts)
         tell(lead_word("note") + f"{path} was edited after patchkit wrote it; taken: {taken}")
-    preset = preset_of(model, options["preset"], os.environ)
+    if options["recipe"]:
+        recipe = read_recipe(options["recipe"], model)
+        asked, model = replace(asked, model="", preset=recipe.preset), recipe.preset.id
+        for line in recipe.untold:
+            tell(lead_word("note") + f"{options['recipe']}: {line}")
+        preset = None
+    else:
+        preset = preset_of(model, options["preset"], os.environ)
+        asked = replace(asked, model=preset.id if preset else "")
     # The line may be for another machine, so this one need not have the address.
-    node = decide(replace(asked, model=preset.id if preset else ""), host, file, addressed=False)
+    node = decide(asked, host, file, addressed=False)
     served = model
     # A preset may be named by its last part, unless there is a folder of that name.
     if preset and model.lower() == preset.name.lower() and not Path(model).is_dir():
@@ -125,11 +140,13 @@ def _serve_command(
         memory=memory_pool(host, node),
         rank=options["node_rank"],
         host=options["address"] or listen_address(options["listen"] or LISTEN[0], node, host),
-        port=options["port"],
+        port=options["port"] or 8000,
         folder_gib=weights_gib(served, os.environ),
         checkpoint=find_checkpoint(served, os.environ),
         choice=choice,
     )
+    drafter = str(json.loads(drafter_of(request)[0] or "{}").get("model", ""))
+    request = replace(request, drafter_gib=weights_gib(drafter, os.environ) if drafter else None)
     return serve_args(request, load_flag_rules(), host.vllm_home(node.vllm))
 
 

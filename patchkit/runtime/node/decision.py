@@ -28,8 +28,8 @@ class NodeOptions:
     """The options of a user about a node; what is empty or ``auto`` is decided.
 
     ``nccl`` and ``triton`` count instead of what is installed. ``model`` names a preset, "" none,
-    None the env file's. ``choice`` is of rules about variables, ``extra`` are variables that the
-    user adds.
+    None the env file's; ``preset`` is made of a user's recipe. ``choice`` is of rules about
+    variables, ``extra`` are variables that the user adds.
     """
 
     role: str = ""
@@ -43,6 +43,7 @@ class NodeOptions:
     target: str = ""
     quantization: str = ""
     model: str | None = None
+    preset: Preset | None = None
     choice: RuleChoice = BY_DEFAULT
     extra: Mapping[str, str] = field(default_factory=dict)
 
@@ -112,7 +113,7 @@ def decide(
         )
     role = asked.role or "single"
     nodes = asked.nodes or (1 if role == "single" else 2)
-    preset = named_preset(asked.model) if asked.model else None
+    preset = asked.preset or (named_preset(asked.model) if asked.model else None)
     if file:
         _check_file(options, file, host, vllm, versions["nccl"], addressed=addressed)
     _check_request(role, nodes, asked, vllm, preset)
@@ -230,12 +231,12 @@ def _check_request(
             "missing --head-ip: a worker needs the address of its head",
             hint="give it, or the head's own file: --from head.env",
         )
-    if preset and asked.quantization not in ("", preset.quantization):
+    if preset and preset.quantization and asked.quantization not in ("", preset.quantization):
         raise UsageError(
             f"{preset.id} is {preset.quantization}, not {asked.quantization}",
             hint="leave --quantization out; another checkpoint of the model: --preset none",
         )
-    if preset and not within(vllm, f">={preset.min_vllm}"):
+    if preset and preset.min_vllm and not within(vllm, f">={preset.min_vllm}"):
         raise UsageError(
             f"{preset.id} takes vLLM {preset.min_vllm} or newer, this is {vllm}",
             why=f"no older one is known to serve it ({preset.source})",

@@ -14,7 +14,7 @@ from patchkit.quoting import quoted
 from patchkit.records import read_json
 from patchkit.runtime.node.decision import Node
 from patchkit.runtime.rules.flags import FlagRule, FlagRules, LeaveOut, has_flag, load_choices
-from patchkit.runtime.rules.presets import DRAFTING, Preset, recipe_of, same_value
+from patchkit.runtime.rules.presets import DRAFTING, Preset, load_presets, recipe_of, same_value
 from patchkit.runtime.rules.releases import within
 from patchkit.runtime.rules.rule import Advice, holding
 from patchkit.runtime.serve.facts import fill_rules
@@ -206,7 +206,7 @@ def _unlike_recipe(
     preset: Preset | None, values: Mapping[str, str], refused: Mapping[str, str]
 ) -> Iterator[ServeFlag]:
     """Yield what upstream's recipe has for a GB10 and the command has not, each with the reason."""
-    recipe = recipe_of(preset.id) if preset else None
+    recipe = recipe_of(preset.id) if preset in load_presets() else None
     if preset and recipe:
         given = {**values, **preset.variables}
         for name, value in recipe.settings.items():
@@ -263,11 +263,12 @@ def _preset_notes(preset: Preset, nodes: int, vllm: str) -> Iterator[str]:
     if preset.measured_with and not within(vllm, f">={preset.measured_with}"):
         yield f"measured with vLLM {preset.measured_with}; that {vllm} serves it is upstream's word"
     if preset.variables:
-        pairs = " ".join(f"{name}={value}" for name, value in preset.variables.items())
-        yield (
-            f"the environment must hold {pairs}: "
-            f"`{quoted('patchkit', 'env', '--model', preset.id)}` writes it"
-        )
+        pairs = [f"{name}={value}" for name, value in preset.variables.items()]
+        options = [word for pair in pairs for word in ("--set", pair)]
+        if preset in load_presets():
+            options = ["--model", preset.id]
+        command = quoted("patchkit", "env", *options)
+        yield f"the environment must hold {' '.join(pairs)}: `{command}` writes it"
     if preset.needs_token:
         yield f"{preset.id} needs its licence accepted at Hugging Face, and HF_TOKEN"
     if nodes < preset.nodes:

@@ -9,9 +9,18 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import pairwise
+from dataclasses import dataclass
+from itertools import pairwise, takewhile
+from pathlib import Path
 from typing import Any
+
+from patchkit.errors import SourceError, UsageError
+from patchkit.reading import read_text
+from patchkit.records import read_json
+from patchkit.runtime.rules.presets import DRAFTING, Preset
+from patchkit.runtime.rules.rule import CHOICES
 
 GB10 = "dgx_spark_gb10"
 # As upstream's command builder: the most exact one wins.
@@ -20,8 +29,172 @@ _HARDWARE = (GB10, "blackwell", "nvidia")
 _DRAFTING = "spec_decoding"
 _SPARK = re.compile(r"DGX Spark|GB10")
 # What belongs to a place and not to the model.
-_OF_THE_PLACE = re.compile(r"--host|--port|--tensor-parallel-size|--served-model-name|NCCL_\w+")
+OF_THE_PLACE = re.compile(
+    r"--(host|port|tensor-parallel-size|pipeline-parallel-size|nnodes|node-rank|master-(addr|port)"
+    r"|headless|distributed-executor-backend|served-model-name)|NCCL_\w+"
+)
 Settings = dict[str, str]
+_LARGEST = 1 << 18  # bytes of a file, characters of its command
+_MOST_ALIASES = 20  # of YAML: each may stand for others, so that a few make a text without end
+_PLACEHOLDER = re.compile(r"\{(\w+)\}")
+_SHORT = {"tp": "tensor-parallel-size", "pp": "pipeline-parallel-size", "cc": "compilation-config"}
+_SHELL = re.compile(r"[;&|<>]+|.*(\$\(|`).*")
+# Keys of eugr's and sparkrun's recipes that are read, or that say nothing of flags.
+_READ = {"model", "defaults", "env", "command", "runtime", "min_nodes", "cluster_only"}
+_READ |= {"name", "description", "metadata", "recipe_version", "max_nodes", "solo_only", "mode"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecipeFile:
+    """A preset made of a recipe, and what of the recipe a preset cannot say, in a line each."""
+
+    preset: Preset
+    untold: tuple[str, ...]
+
+
+def read_recipe(path: Path, model: str = "") -> RecipeFile:
+    """Return what a file says of a model, "" for the one that it is about.
+
+    Raises UsageError, SourceError.
+    """
+    import yaml  # only this reads it
+
+    text = read_text(path, limit=_LARGEST, hint="name a recipe: YAML of vLLM, eugr or sparkrun")
+    try:
+        events = yaml.parse(text, Loader=yaml.SafeLoader)
+        if sum(isinstance(event, yaml.AliasEvent) for event in events) > _MOST_ALIASES:
+            raise ValueError(f"it has more than {_MOST_ALIASES} aliases")
+        recipe = yaml.safe_load(text)
+        made = _from_vllm if "variants" in recipe else _from_command
+        preset, untold = made(recipe, model, str(path))
+    except (
+        yaml.YAMLError,
+        ArithmeticError,
+        AttributeError,
+        LookupError,
+        TypeError,
+        ValueError,
+    ) as error:
+        raise SourceError(
+            f"{path}: is no recipe that patchkit can read",
+            why=" ".join(str(error).split())[:200],
+            hint="name a recipe: YAML of vLLM, eugr or sparkrun",
+        ) from None
+    except RecursionError:
+        raise SourceError(f"{path}: is nested too deeply", hint="name a recipe") from None
+    return RecipeFile(preset=preset, untold=tuple(untold))
+
+
+def _from_vllm(recipe: Mapping[str, Any], model: str, source: str) -> tuple[Preset, list[str]]:
+    variants = {
+        name: str(each.get("model_id") or recipe["model"]["model_id"])
+        for name, each in recipe["variants"].items()
+    }
+    tuned = dict(recipe_settings(recipe))
+    fits = [name for name in (*tuned, *variants) if model.lower() in ("", variants[name].lower())]
+    if not fits:
+        raise UsageError(f"{source}: has no {model}", hint=f"it has {', '.join(variants.values())}")
+    variant = recipe["variants"][fits[0]]
+    settings = tuned.get(fits[0]) or joined(_settings(recipe, variant))
+    its = {**recipe["model"], **variant}
+    precision, oldest = str(its.get("precision")), str(its.get("min_vllm_version"))
+    preset = _preset(
+        variants[fits[0]],
+        settings,
+        source,
+        quantization=precision * (precision in CHOICES["quantization"]),
+        moe=its.get("architecture") == "moe",
+        min_vllm=oldest * oldest[:1].isdigit(),
+    )
+    return preset, [] if tuned else ["it names no GB10: these are its flags for any GPU"]
+
+
+def _from_command(recipe: Mapping[str, Any], model: str, source: str) -> tuple[Preset, list[str]]:
+    """Return what eugr's or sparkrun's recipe says; without a command its defaults are flags."""
+    if not str(recipe.get("runtime", "vllm")).startswith(("vllm", "eugr-vllm")):
+        raise ValueError(f"it is for {recipe['runtime']}, not for vLLM")
+    untold = [f"{key} is not translated" for key in recipe if key not in _READ]
+    defaults = {name: _written(value) for name, value in recipe.get("defaults", {}).items()}
+    served = {"model": str(recipe.get("model", model))}
+    command = str(recipe.get("command") or f"vllm serve {{model}} {_flags_of(defaults)}")
+    reader = shlex.shlex(
+        _filled(command, {**defaults, **served}), posix=True, punctuation_chars=";&|<>"
+    )
+    reader.whitespace_split = True
+    words = [*reader]
+    begin = words.index("serve") + 1
+    given = [*takewhile(lambda word: not _SHELL.fullmatch(word), words[begin:])]
+    if words[:begin] != ["vllm", "serve"] or len(given) != len(words) - begin:
+        untold.append("of its command, what is not `vllm serve` and its flags is not translated")
+    named = given.pop(0) if given and given[0][:1] != "-" else served["model"]
+    long = (re.sub(r"^-([A-Za-z]+)", lambda it: f"--{_SHORT.get(it[1], it[1])}", w) for w in given)
+    settings = dict(split_flags([*long]))
+    if place := [name for name in settings if OF_THE_PLACE.fullmatch(name)]:
+        untold.append(f"{', '.join(place)}: of the place, which serve-args knows")
+    settings = joined(settings.items()) | {n: _written(v) for n, v in recipe.get("env", {}).items()}
+    nodes = int(recipe.get("min_nodes") or 1 + bool(recipe.get("cluster_only")))
+    return _preset(model or named, settings, source, nodes=nodes, single=nodes == 1), untold
+
+
+def _filled(command: str, facts: Mapping[str, str]) -> str:
+    """Return a command with its placeholders filled in, and eugr's doubled braces single."""
+    doubled = "{{" in command
+    for _ in range(3):  # a default may name another one
+        found = _PLACEHOLDER.findall(command)
+        if len(command) + sum(len(facts.get(name, "")) for name in found) > _LARGEST:
+            raise ValueError("its command is too long")
+        command = _PLACEHOLDER.sub(lambda name: facts.get(name[1], name[0]), command)
+    command = command.replace("\\\n", " ")
+    return command.replace("{{", "{").replace("}}", "}") if doubled else command
+
+
+def _preset(model: str, settings: Settings, source: str, **given: Any) -> Preset:
+    # Both are taken apart by what chooses flags.
+    float(settings.get("--gpu-memory-utilization", 0))
+    read_json(dict[str, Any], settings.get(DRAFTING, "{}"))
+    flags: dict[str, str | bool] = {n: v or True for n, v in settings.items() if n[0] == "-"}
+    return Preset(
+        id=model,
+        # A recipe without it leaves the kernel of the experts to vLLM.
+        flags={"--moe-backend": False, **flags},
+        variables={name: value for name, value in settings.items() if name not in flags},
+        source=source,
+        evidence="reported",
+        confidence="medium",
+        **given,
+    )
+
+
+def _flags_of(defaults: Mapping[str, str]) -> str:
+    """Return defaults as flags, as sparkrun makes them where there is no command."""
+    names = {
+        "tensor_parallel": "tensor-parallel-size",
+        "pipeline_parallel": "pipeline-parallel-size",
+    }
+    words = []
+    for name, value in defaults.items():
+        flag = f"--{names.get(name, name.replace('_', '-'))}"
+        words += [] if value == "false" else [flag] if value == "true" else [flag, value]
+    return shlex.join(words)
+
+
+def _written(value: Any) -> str:
+    """Return a value as a command has it, a table as JSON. Raises TypeError for deeper ones."""
+    if isinstance(value, bool | dict | list):
+        parts = (
+            [value]
+            if isinstance(value, bool)
+            else [*(value.values() if isinstance(value, dict) else value)]
+        )
+        inner = [each for part in parts if isinstance(part, list) for each in part]
+        if any(isinstance(each, dict) for each in parts) or any(
+            isinstance(each, dict | list) for each in inner
+        ):
+            raise TypeError("a value is nested too deeply")
+        return json.dumps(value)
+    if not isinstance(value, str | int | float):
+        raise TypeError(f"{value!r:.60} is no value of a flag")
+    return str(value)
 
 
 def recipe_settings(
@@ -60,7 +233,8 @@ def _settings(recipe: Mapping[str, Any], variant: Mapping[str, Any]) -> Iterator
         yield from split_flags(
             part.get("base_args") or part.get("args") or part.get("extra_args", [])
         )
-        yield from (part.get("base_env") or part.get("env") or part.get("extra_env", {})).items()
+        env = part.get("base_env") or part.get("env") or part.get("extra_env", {})
+        yield from ((name, _written(value)) for name, value in env.items())
 
 
 def mode_of(name: str, feature: Mapping[str, Any], variant: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -92,7 +266,7 @@ def joined(settings: Iterable[tuple[str, str]]) -> Settings:
     for name, value in settings:
         flag, _, key = name.partition(".")
         # $NAME is filled in by the guide's reader: of the place as well.
-        if _OF_THE_PLACE.fullmatch(flag) or value.startswith("$"):
+        if OF_THE_PLACE.fullmatch(flag) or value.startswith("$"):
             continue
         if key:
             value = json.dumps({**json.loads(found.get(flag, "{}")), key: plain(value)})

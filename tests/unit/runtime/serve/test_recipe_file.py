@@ -1,0 +1,104 @@
+"""Recipes of others: what is taken over, what is named, and what is refused."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import yaml
+
+from patchkit.errors import SourceError, UsageError
+from patchkit.runtime.serve.recipe_file import read_recipe
+
+EUGR = """\
+model: a/b
+container: x
+mods: [mods/y]
+cluster_only: true
+defaults: {port: 8000, tensor_parallel: 2, share: 0.95, tokens: 3}
+env: {VLLM_X: 1}
+command: |
+  vllm serve a/b -tp {tensor_parallel} --port {port} --enforce-eager \\
+    --gpu-memory-utilization {share} --made-up 1 \\
+    --speculative-config '{{"method":"mtp","num_speculative_tokens":{tokens}}}'; rm -rf /
+"""
+SPARKRUN = """\
+model: a/b
+runtime: vllm
+defaults: {max_model_len: 9, enable_prefix_caching: true, speculative_config: {method: ngram}}
+"""
+
+
+@pytest.fixture
+def read(tmp_path):
+    def from_text(text, model=""):
+        path = tmp_path / "recipe.yaml"
+        path.write_text(text)
+        return read_recipe(path, model)
+
+    return from_text
+
+
+def test_commands_and_defaults_are_translated(read):
+    found = read(EUGR)
+    assert found.preset.settings == {
+        "--enforce-eager": "",
+        "--gpu-memory-utilization": "0.95",
+        "--made-up": "1",
+        "--speculative-config": '{"method":"mtp","num_speculative_tokens":3}',
+        "VLLM_X": "1",
+    }
+    assert (found.preset.id, found.preset.nodes, found.preset.single) == ("a/b", 2, False)
+    told = " ".join(found.untold)
+    assert all(word in told for word in ("container", "mods", "its command", "--tensor-parallel"))
+    settings = read(SPARKRUN, "/models/b").preset.settings
+    assert settings.pop("--speculative-config") == json.dumps({"method": "ngram"})
+    assert settings == {"--max-model-len": "9", "--enable-prefix-caching": ""}
+
+
+def test_the_same_checks_hold_for_a_recipe(cli, tmp_path):
+    path = tmp_path / "recipe.yaml"
+    path.write_text(EUGR.replace("cluster_only: true\n", ""))
+    done = cli("serve-args", "--recipe", str(path), "--vllm", "0.33.0")
+    assert "--gpu-memory-utilization 0.80 --max-num-seqs 8 --speculative-config" in done.stdout
+    for text in (
+        "--gpu-memory-utilization 0.95 is left out: CPU and GPU share one memory",
+        "--enforce-eager is left out: CUDA graphs work",
+        "--made-up is left out: vLLM 0.33.0 has no --made-up",
+        "`patchkit env --set VLLM_X=1`",
+    ):
+        assert text in done.stderr
+
+
+def test_what_is_exported_is_read_again(cli, tmp_path):
+    path = tmp_path / "recipe.yaml"
+    for model in ("nvidia/Gemma-4-26B-A4B-NVFP4", "openai/gpt-oss-20b"):
+        done = cli("export", "recipe", model, "--vllm", "0.33.0", "-o", str(path), "--force")
+        assert "model.parameter_count" in done.stderr
+        again = cli("serve-args", "--recipe", str(path), "--vllm", "0.33.0").stdout
+        assert again == cli("serve-args", model, "--vllm", "0.33.0").stdout
+    assert yaml.safe_load(path.read_text())["variants"]["default"]["precision"] == "mxfp4"
+    with pytest.raises(UsageError, match="has no x/y"):
+        read_recipe(path, "x/y")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[1, 2]",
+        "variants: {a: 1}",
+        "model: a/b\nruntime: sglang",
+        "model: !!python/object/apply:os.system [id]",
+        "model: a/b\ncommand: vllm serve a/b --x 'open",
+        "model: a/b\ndefaults: {gpu_memory_utilization: much}",
+        "model: a/b\ndefaults: {speculative_config: '[]'}",
+        "model: a/b\ndefaults: {x: {y: {z: 1}}}",
+        f"command: vllm serve a/b --z {{x}}\ndefaults: {{x: '{'{y}' * 9000}', y: '{'y' * 99}'}}",
+        "a: &a [1]\nb: [" + ", ".join(["*a"] * 21) + "]",
+        "[" * 5000,
+    ],
+)
+def test_what_is_no_recipe_is_refused(read, text):
+    with pytest.raises(SourceError):
+        read(text)
