@@ -276,21 +276,22 @@ class _Source:
                         self.definitions.setdefault(target.value.id, []).append(node)
 
     def pieces(self, name: str) -> list[_Piece]:
+        """Return the statements that define a name, compiled."""
         if name not in self._pieces:
-            self._pieces[name] = [self._make_piece(node) for node in self.definitions[name]]
+            # Annotations name types of torch and others, which are not there.
+            future = ast.parse("from __future__ import annotations").body
+            made = []
+            for node in self.definitions[name]:
+                plain = isinstance(node, ast.Assign | ast.AnnAssign)  # and may be large
+                for part in () if plain else ast.walk(node):
+                    if isinstance(part, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                        part.decorator_list = [
+                            d for d in part.decorator_list if _decorator_name(d) in _DECORATORS
+                        ]
+                code = compile(ast.Module([*future, node], []), self._path, "exec")
+                made.append(_Piece(code, tuple(_at_once(node))))
+            self._pieces[name] = made
         return self._pieces[name]
-
-    def _make_piece(self, node: Definition) -> _Piece:
-        plain = isinstance(node, ast.Assign | ast.AnnAssign)  # and may be large
-        for part in () if plain else ast.walk(node):
-            if isinstance(part, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-                part.decorator_list = [
-                    d for d in part.decorator_list if _decorator_name(d) in _DECORATORS
-                ]
-        # Annotations name types of torch and others, which are not there.
-        future = ast.parse("from __future__ import annotations").body
-        code = compile(ast.Module([*future, node], []), self._path, "exec")
-        return _Piece(code, tuple(_at_once(node)))
 
 
 _source = lru_cache(maxsize=512)(_Source)

@@ -95,7 +95,21 @@ def leave_out(tree: SourceTree, left: Iterable[KnownSource]) -> SourceTree:
             *_guard_imports(tree, source),
         ]
         tree = with_edits(tree, tuple(edits))
-        _check_unasked(tree, source)
+        # Nothing may ask for what is left out any more.
+        reached = [
+            call.arguments[0].value
+            for call in commands(tree.read(ROOT_FILE), ROOT_FILE)
+            if call.name == "include" and call.arguments and for_cuda(call.block)
+        ]
+        if any(value.endswith(source.file) for value in reached):
+            raise _still_named(ROOT_FILE, f"includes {source.file}")
+        calls = commands(tree.read(source.file), source.file)
+        built = {c.arguments[0].value for c in calls if c.name in _TARGETS and c.arguments}
+        if extra := sorted(built - set(source.targets)):
+            what = f"builds {extra[0]}, which is not known to belong to {source.option}"
+            raise _still_named(source.file, what)
+        if asked := sorted(asked_targets(tree) & set(source.targets)):
+            raise _still_named(_SETUP, f"asks for {asked[0]}")
     return tree
 
 
@@ -254,25 +268,6 @@ def _guard_imports(tree: SourceTree, left: KnownSource) -> Iterator[Edit]:
         body = text[start:stop].replace("\n", "\n    ")
         guard = _GUARD.format(mark=_MARK, body=body)
         yield Edit(path, start, stop, guard, left.option)
-
-
-def _check_unasked(tree: SourceTree, left: KnownSource) -> None:
-    """Raise DriftError unless nothing asks for what is left out any more."""
-    reached = [
-        call.arguments[0].value
-        for call in commands(tree.read(ROOT_FILE), ROOT_FILE)
-        if call.name == "include" and call.arguments and for_cuda(call.block)
-    ]
-    if any(value.endswith(left.file) for value in reached):
-        raise _still_named(ROOT_FILE, f"includes {left.file}")
-    calls = commands(tree.read(left.file), left.file)
-    built = {c.arguments[0].value for c in calls if c.name in _TARGETS and c.arguments}
-    if extra := sorted(built - set(left.targets)):
-        raise _still_named(
-            left.file, f"builds {extra[0]}, which is not known to belong to {left.option}"
-        )
-    if asked := sorted(asked_targets(tree) & set(left.targets)):
-        raise _still_named(_SETUP, f"asks for {asked[0]}")
 
 
 def _still_named(path: str, problem: str) -> DriftError:
