@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from patchkit.errors import DriftError
-from patchkit.patching.fix import Request
+from patchkit.patching.fix import Request, State, Verdict
 from patchkit.patching.plan import Plan, make_plan
-from patchkit.patching.recipe import load_recipe, support_of
+from patchkit.patching.recipe import SupportLevel, load_recipe
 from patchkit.patching.workspace import open_workspace
 from patchkit.recipes.vllm.archs import evaluate
 from patchkit.runtime.rules.flags import load_choices
@@ -104,6 +104,14 @@ def arch_rows(plan: Plan) -> list[Row]:
         }
         for old, new in zip(stock, patched, strict=True)
     ]
+
+
+def support_of(verdict: Verdict) -> SupportLevel:
+    """Return the level that a verdict on an untouched release amounts to."""
+    if verdict.state in (State.UPSTREAM, State.NOT_APPLICABLE):
+        return SupportLevel(verdict.state.value)
+    assert verdict.severity is not None
+    return SupportLevel(verdict.severity.value)
 
 
 def _support(plans: dict[str, Plan]) -> dict[str, dict[str, str]]:

@@ -89,13 +89,6 @@ _BRACKET_OPENING = re.compile(r"(\[=*\[)(?:\r?\n)?")
 _SEPARATOR = re.compile(r"(?<!\\);")
 _TRAILING_SEPARATORS = re.compile(r"(?<!\\);+\Z")
 
-# The error if no token starts at this character.
-_COMPLAINTS = {
-    '"': "unterminated quoted argument",
-    "[": "unterminated bracket argument",
-    "#": "unterminated bracket comment",
-    "\\": "backslash that escapes nothing",
-}
 _BLANK = frozenset({"space", "newline", "comment"})
 _BLOCKS = frozenset({"if", "function", "macro", "foreach", "while", "block"})
 
@@ -108,7 +101,7 @@ def tokenize(text: str, path: str = "<cmake>") -> Iterator[re.Match[str]]:
     """
     for token in _TOKEN.finditer(text):
         if token.lastgroup == "invalid":
-            problem = _COMPLAINTS.get(token[0], f"invalid character {token[0]!r}")
+            problem = f"{token[0]!r} begins nothing that ends"
             raise _error(path, line_of(text, token.start()), problem)
         yield token
 

@@ -117,7 +117,7 @@ def parsed(path: str, text: str) -> ast.Module:
     except SyntaxError as error:
         raise DriftError(
             f"{path}:{error.lineno}: not valid Python: {error.msg}",
-            why="the file was edited by hand",
+            why="the file was edited by hand, or a patch is wrong",
             hint=HINT,
         ) from None
 

@@ -6,26 +6,21 @@ Not with unidiff: it takes names and counts as they come, and a patch is a stran
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 from patchkit.durable.names import plain
-from patchkit.edit.splice import line_of
 from patchkit.errors import UsageError
 
-_HUNK = re.compile(r"@@ -(\d{1,9})(?:,(\d{1,9}))? \+(\d{1,9})(?:,(\d{1,9}))? @@")
-_UNREADABLE = re.compile(r"\0|\r|^(?:@@@|diff --c)", re.MULTILINE)
-# What a line of git's header does beyond the text of a file.
-_BEYOND = (
-    ("deleted file mode ", "removes it"),
-    ("rename ", "renames it"),
-    ("copy ", "copies it"),
-    ("old mode ", "changes its mode"),
-    ("new file mode 100755", "makes a program"),
-    ("new file mode 120000", "makes a symbolic link"),
-    ("new file mode 160000", "makes a submodule"),
-    ("Binary files ", "is binary"),
-    ("GIT binary patch", "is binary"),
+_UNREADABLE = re.compile(r"\0|\r|^@@@|^diff --c", re.MULTILINE)
+_SAID = {"\0": "has a NUL", "\r": "has CR line endings, and every release has LF"}
+_HUNK = re.compile(r"^@@ -(\d{1,9})(?:,(\d{1,9}))? \+(\d{1,9})(?:,(\d{1,9}))? @@.*\n", re.MULTILINE)
+_NAMES = re.compile(r"^--- ([^\t\n]*).*\n\+\+\+ ([^\t\n]*).*\n", re.MULTILINE)  # a tab, and a date
+_MOVED = re.compile(r"^(?:rename|copy) from (.*)\n(?:rename|copy) to (.*)", re.MULTILINE)
+# What is done to a file beyond its text.
+_BEYOND = re.compile(
+    r"^(?:deleted |rename |copy |old mode |new file mode (?!100644)|Binary |GIT binary ).*",
+    re.MULTILINE,
 )
 _APART = frozenset({".git", ".patchkit"})  # what lies there is obeyed, not compiled
 
@@ -37,7 +32,7 @@ class Hunk:
     ``opens``: the file begins with it; ``closes``: the file ends with it.
     """
 
-    where: str
+    name: str
     starts: tuple[int, int]
     texts: tuple[str, str]
     opens: bool
@@ -50,94 +45,64 @@ class Hunk:
         return [match.start() for match in re.finditer(pattern, text, re.MULTILINE)]
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class FileDiff:
     """What a diff does to a file; ``blob`` is git's id of the text that it was made against.
 
-    ``beyond`` is what it does that is no change of a text, "" for nothing.
+    ``beyond`` is the line that says what it does beyond the text, "" without one.
     """
 
-    where: str
-    path: str = ""
-    creates: bool = False
-    beyond: str = ""
-    blob: str = ""
-    hunks: list[Hunk] = field(default_factory=list)
+    path: str
+    creates: bool
+    beyond: str
+    blob: str
+    hunks: tuple[Hunk, ...]
 
 
 def parse_diff(text: str, name: str) -> list[FileDiff]:
-    """Return what a diff does to each file. Raises UsageError, with the line in file ``name``."""
+    """Return what a diff does to each file. Raises UsageError for one that is not sound."""
     if found := _UNREADABLE.search(text):
-        said = {"\0": "has a NUL", "\r": "has CR line endings, and every release has LF"}
-        where = f"{name}:{line_of(text, found.start())}"
-        raise refused(where, said.get(found[0], "is the diff of a merge"))
-    lines, files, number = text.split("\n"), list[FileDiff](), 0
-    while number < len(lines):
-        line, where = lines[number], f"{name}:{number + 1}"
-        if line.startswith("diff --git "):
-            files.append(FileDiff(where, _header_path(line, where)))
-        elif line.startswith("--- ") and "".join(lines[number + 1 : number + 2])[:4] == "+++ ":
-            if not files or files[-1].hunks:
-                files.append(FileDiff(where))
-            number += 1
-            _read_names(files[-1], line, lines[number])
-        elif line.startswith("@@"):
-            hunk, number = _read_hunk(lines, number, where)
-            if not files or not files[-1].path:
-                raise refused(where, "is a hunk without the name of a file")
-            files[-1].hunks.append(hunk)
-        elif files and not files[-1].hunks:
-            _read_header(files[-1], line)
-        number += 1
-    _check_paths(files, name)
+        raise refused(f"{name} {_SAID.get(found[0], 'is the diff of a merge')}")
+    text = re.sub(r"\n\\ .*", "\0", text)  # "\ No newline at end of file", of the line above
+    by_git = re.search("^diff --git ", text, re.MULTILINE)
+    start = "^(?=diff --git )" if by_git else r"^(?=--- .*\n\+\+\+ )"
+    head, *parts = re.split(start, text, flags=re.MULTILINE)
+    files = [file for part in parts for file in _read_part(part, name)]
+    if not files or re.search("^@@ ", head, re.MULTILINE):
+        raise refused(f"{name} holds no unified diff, or one without the name of a file")
+    if len({file.path for file in files}) < len(files):
+        raise refused(f"{name} changes a file twice", "give each patch of a series its own --patch")
     return files
 
 
-def refused(where: str, what: str, hint: str = "make it with git diff") -> UsageError:
+def refused(what: str, hint: str = "make it with git diff") -> UsageError:
     """Return the error for a patch that cannot be taken."""
-    return UsageError(f"{where}: {what}", why="it is no patch of plain texts", hint=hint)
+    return UsageError(what, why="it is not a patch of plain texts, as git writes it", hint=hint)
 
 
-def _check_paths(files: Sequence[FileDiff], name: str) -> None:
-    if not files:
-        raise refused(name, "holds no unified diff")
-    known: dict[str, str] = {}
-    for file in files:
-        if not plain(file.path) or not file.path.isprintable() or file.path.startswith("~"):
-            raise refused(file.where, f"names {file.path!r}, which is no plain path in a tree")
-        if _APART.intersection(file.path.casefold().split("/")):
-            raise refused(file.where, f"names {file.path}, which is no source")
-        if file.path in known:
-            what = f"changes {file.path} a second time, after {known[file.path]}"
-            raise refused(file.where, what, "give each patch of a series its own --patch")
-        known[file.path] = file.where
-
-
-def _header_path(line: str, where: str) -> str:
-    """Return the path of ``diff --git a/X b/X``; "" for two, which other lines name."""
-    names = line.removeprefix("diff --git ")
-    half = len(names) // 2
-    old, new = (_bare_name(each, where) for each in (names[:half], names[half + 1 :]))
-    return new if old == new else ""
-
-
-def _read_header(file: FileDiff, line: str) -> None:
-    if match := re.match(r"index ([0-9a-f]{4,64})\.\.", line):
-        file.blob = match[1]
-    elif line.startswith(("rename to ", "copy to ")):
-        file.path = line.partition(" to ")[2]
-    file.creates |= line.startswith("new file mode ")
-    does = (does for said, does in _BEYOND if line.startswith(said))
-    file.beyond = next(does, file.beyond)
-
-
-def _read_names(file: FileDiff, before: str, after: str) -> None:
-    """Read the lines ``---`` and ``+++``, which may hold a date behind a tab."""
-    old, new = (_bare_name(line[4:].split("\t")[0], file.where) for line in (before, after))
-    file.creates = old == "/dev/null"
-    file.path = old if new == "/dev/null" else new
-    if old != new and not file.creates:
-        file.beyond = "removes it" if new == "/dev/null" else "renames it"
+def _read_part(part: str, name: str) -> Iterator[FileDiff]:
+    """Yield what is done to a file; if it is moved, to two."""
+    head, *rest = _HUNK.split(part)
+    line = part.partition("\n")[0].removeprefix("diff --git ")
+    # Without lines of their own, of an empty or a binary file, both names are the same.
+    same = line[: len(line) // 2], line[len(line) // 2 + 1 :]
+    named = _NAMES.search(head) or _MOVED.search(head)
+    old, new = (_bare_name(it.strip(), name) for it in (named.groups() if named else same))
+    creates = old == "/dev/null" or "\nnew file mode " in head
+    beyond = _BEYOND.search(head if part.startswith("diff ") else part)
+    says = beyond[0] if beyond else "" if creates or old == new else f"{old} → {new}"
+    hunks = tuple(
+        _read_hunk(f"hunk {at // 5 + 1}", rest[at : at + 4], rest[at + 4], f"{name}, {new}")
+        for at in range(0, len(rest), 5)
+    )
+    odd = creates and any(hunk.texts[0] for hunk in hunks)
+    if odd or not (hunks or creates or says) or len(_NAMES.findall(part)) > 1 or "\n@@" in head:
+        raise refused(f"{name}, {new}: has no hunks, or those of another file")
+    blob = re.search(r"^index ([0-9a-f]{4,64})\.\.", head, re.MULTILINE)
+    for path in {old, new} - {"/dev/null"}:
+        if not plain(path) or not path.isprintable() or _APART & {*path.casefold().split("/")}:
+            raise refused(f"{name} names {path!r}, which is no source in a tree")
+        yield FileDiff(path, creates, says, blob[1] if blob else "", hunks)
 
 
 def _bare_name(name: str, where: str) -> str:
@@ -146,30 +111,25 @@ def _bare_name(name: str, where: str) -> str:
         try:
             name = name[1:-1].encode().decode("unicode_escape").encode("latin-1").decode()
         except UnicodeError:
-            raise refused(where, f"names {name}, which is no UTF-8") from None
+            raise refused(f"{where} names {name}, which is no UTF-8") from None
     return re.sub(r"^[a-z]/", "", name)
 
 
-def _read_hunk(lines: Sequence[str], number: int, where: str) -> tuple[Hunk, int]:
-    """Return the hunk whose head is at ``number``, and where its last line is."""
-    head, rows = _HUNK.match(lines[number]), list[str]()
-    left = [int(head[2] or 1), int(head[4] or 1)] if head else [1, 1]
-    while number + 1 < len(lines) and (max(left) > 0 or lines[number + 1].startswith("\\")):
-        number += 1
-        row = lines[number] or " "  # mailers strip the blank of an empty line
-        if row[0] == "\\" and rows:  # "\ No newline at end of file"
-            rows[-1] = rows[-1].removesuffix("\n")
-            continue
-        rows.append(f"{row}\n")
+def _read_hunk(name: str, numbers: list[str | None], body: str, where: str) -> Hunk:
+    start, count, goal, total = (int(it or 1) for it in numbers)
+    left, rows, more = [count, total], list[str](), ""
+    for more in [*body.split("\n"), ""]:
+        if max(left) <= 0:
+            break
+        row = more or " "  # mailers strip the blank of an empty line
+        rows.append(f"{row}\n".replace("\0\n", ""))
         left = [left[0] - (row[0] != "+"), left[1] - (row[0] != "-")]
     signs = "".join(row[0] for row in rows)
     # What follows may be the end of a mail, "-- ", but no line of a hunk.
-    more = re.match(r"[+ ]|-(?!-)|Binary ", "".join(lines[number + 1 : number + 2]))
-    if not head or left != [0, 0] or set(signs) - set(" +-") or more:
-        raise refused(where, "is a hunk with other lines than its head says")
+    if left != [0, 0] or set(signs) - set(" +-") or re.match(r"[+ @]|-(?!-)|Binary ", more):
+        raise refused(f"{where}: {name} has other lines than its head says")
     before, after = ("".join(row[1:] for row in rows if row[0] != other) for other in "+-")
-    starts, closes = (int(head[1]), int(head[3])), signs[-1:] != " " or not after.endswith("\n")
-    opens = signs[:1] != " " and starts[0] <= 1
+    opens, closes = start <= 1, signs[-1:] != " " or after[-1:] != "\n"
     if before == after or (" " not in signs and not opens):
-        raise refused(where, "is a hunk without a change, or without lines around it (-U0)")
-    return Hunk(where, starts, (before, after), opens, closes), number
+        raise refused(f"{where}: {name} has no change, or no lines around it (-U0)")
+    return Hunk(name, (start, goal), (before, after), opens, closes)

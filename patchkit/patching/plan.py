@@ -12,8 +12,7 @@ from packaging.version import Version
 
 from patchkit.edit.splice import Edit, git_diff, splice
 from patchkit.errors import AbsentError, DriftError, UsageError
-from patchkit.patching.fix import Fix, Observation, Request, Severity, State, Verdict
-from patchkit.patching.fix_file import mistakes_shown
+from patchkit.patching.fix import Fix, Request, Severity, State, Verdict
 from patchkit.patching.recipe import Recipe
 from patchkit.patching.user_patch import fixes_for
 from patchkit.source.tree import SourceTree
@@ -71,7 +70,7 @@ def make_plan(tree: SourceTree, recipe: Recipe, request: Request) -> Plan:
     for fix in active.values():
         for required in sorted(off.keys() & set(fix.requires)):
             # Where upstream has it already, leaving the other fix out costs nothing.
-            if _look_at(off[required], tree, request).state is State.APPLY:
+            if off[required].look(tree, request).state is State.APPLY:
                 raise UsageError(
                     f"{fix.id} without {required} would build kernels that do not work",
                     why=off[required].why,
@@ -118,7 +117,7 @@ def judge(fix: Fix, tree: SourceTree, recipe: Recipe, request: Request) -> Verdi
         state = State.UPSTREAM if place else State.OFF
         return Verdict(fix, state, place or reason, severity=severity)
     try:
-        finding = _look_at(fix, tree, request)
+        finding = fix.look(tree, request)
     except DriftError as error:
         if isinstance(error, AbsentError) and version.is_prerelease and not known:
             note = f"{fix.id} is left out: {version} is no release, and has no code for it"
@@ -139,7 +138,7 @@ def _judge_patch(fix: Fix, tree: SourceTree, request: Request) -> Verdict:
     if fix.id in request.skip:
         return Verdict(fix, State.OFF, "left out with --without")
     try:
-        finding = _look_at(fix, tree, request)
+        finding = fix.look(tree, request)
     except DriftError as error:
         return Verdict(fix, State.DRIFTED, str(error))
     state = State.UPSTREAM if finding.state is State.APPLIED else finding.state
@@ -170,15 +169,10 @@ def _off_reason(fix: Fix, severity: Severity, request: Request) -> str:
 def _upstream_place(fix: Fix, tree: SourceTree, request: Request) -> str:
     """Return where a release has what an optional fix would do; "" if it cannot be seen."""
     try:
-        finding = _look_at(fix, tree, request)
+        finding = fix.look(tree, request)
     except DriftError:
         return ""
     return "" if finding.edits else finding.reason
-
-
-def _look_at(fix: Fix, tree: SourceTree, request: Request) -> Observation:
-    with mistakes_shown(fix):
-        return fix.look(tree, request)
 
 
 def with_edits(tree: SourceTree, edits: tuple[Edit, ...]) -> SourceTree:

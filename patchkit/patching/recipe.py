@@ -14,7 +14,7 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 from patchkit.errors import SourceError
-from patchkit.patching.fix import Evidence, Fix, Request, State, Verdict
+from patchkit.patching.fix import Evidence, Fix, Request
 from patchkit.patching.fix_file import load_fixes
 from patchkit.records import RECIPES, read_json, read_toml
 from patchkit.source.detect import projects
@@ -138,14 +138,6 @@ class SupportLevel(enum.StrEnum):
     OPTIONAL = "optional"
     UPSTREAM = "upstream"
     NOT_APPLICABLE = "not-applicable"
-
-
-def support_of(verdict: Verdict) -> SupportLevel:
-    """Return the level that a verdict on an untouched release amounts to."""
-    if verdict.state in (State.UPSTREAM, State.NOT_APPLICABLE):
-        return SupportLevel(verdict.state.value)
-    assert verdict.severity is not None
-    return SupportLevel(verdict.severity.value)
 
 
 Support = Mapping[str, Mapping[str, Mapping[str, SupportLevel]]]

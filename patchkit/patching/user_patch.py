@@ -2,30 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import email
 import email.policy
-import os
 import re
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import zip_longest
+from itertools import accumulate, zip_longest
 from operator import eq
 from pathlib import Path
 
 from patchkit.digests import digest
-from patchkit.durable.staging import ScratchFolder
 from patchkit.edit.splice import Edit, line_of, splice
 from patchkit.edit.text import new_file
-from patchkit.edit.unified_diff import FileDiff, Hunk, parse_diff, refused
+from patchkit.edit.unified_diff import FileDiff, Hunk, parse_diff
 from patchkit.errors import DriftError
 from patchkit.patching.fix import Fix, Observation, Patch, Request, found, places
-from patchkit.process import attempt
 from patchkit.reading import read_text
-from patchkit.source.detect import NO_FETCH, projects
+from patchkit.source.detect import projects
+from patchkit.source.git import merge_texts, read_blob
 from patchkit.source.tree import SourceTree
 
-_NOWHERE, _UNCLEAR = -1, -2  # instead of an offset
-_WIDEST = 80  # characters of a line that is shown
+_HALF = "half of the patch is in the code"
 _HINT = "take the patch's version for this release, or leave it out"
 
 
@@ -40,8 +38,6 @@ def read_patches(paths: Sequence[Path]) -> tuple[Patch, ...]:
         title, sha256 = title[:200] or path.stem, digest(text)
         slug = re.sub("[^a-z0-9]+", "-", title.lower()).strip("-")[:50].strip("-")
         name = f"patch-{slug or sha256[:8]}"
-        if any(known.sha256 == sha256 for known in patches.values()):
-            raise refused(str(path), "is named twice", "name each patch once")
         name = f"{name}-{sha256[:8]}" if name in patches else name
         patches[name] = Patch(id=name, title=title, sha256=sha256, text=text)
     return tuple(patches.values())
@@ -60,12 +56,11 @@ def _patch_fix(patch: Patch) -> Fix:
         try:
             return _look_at(patch, files, tree)
         except DriftError as error:
-            try:
+            with contextlib.suppress(DriftError):
                 _look_at(patch, files, replace(tree, overlay={}))
-            except DriftError:
-                raise error from None
-            why = "it fits the release, but a fix or a patch before it changes these lines"
-            raise DriftError(error.what, why=why, hint="leave that one out") from None
+                error.why = "it fits the release, but a fix or a patch before it is in its way"
+                error.hint = "leave that one out with --without"
+            raise
 
     return Fix(
         id=patch.id,
@@ -80,131 +75,110 @@ def _patch_fix(patch: Patch) -> Fix:
 
 
 def _look_at(patch: Patch, files: Sequence[FileDiff], tree: SourceTree) -> Observation:
-    project, installed = projects()[tree.project], tree.kind == "installed"
-    of_project = [file for file in files if file.path.startswith(project.parts)]
-    aside = [file.path for file in files if file not in of_project]
-    if not of_project:
-        what = (
-            f"{places(aside)}: no part of what is built or installed, and nothing else is changed"
-        )
-        raise DriftError(what, why=f"it is no patch of {project.title}", hint=_HINT)
-    for file in of_project:
-        if installed and not file.path.startswith(f"{tree.project}/"):
-            raise DriftError(
-                f"{file.path}: is no part of an installed package, nor of a wheel",
-                why="it decides what is compiled, or required",
-                hint=f"patch the sources: patchkit build {tree.project} --patch",
-            )
-    pairs = [(file, _edits_of(file, tree)) for file in of_project]
-    edits = [edit for _file, made in pairs for edit in made]
-    there = [file.path for file, made in pairs if not made]
+    parts = projects()[tree.project].parts
+    taken = {file.path: file for file in files if file.path.startswith(parts)}
+    aside = ", ".join(file.path for file in files if file.path not in taken)
+    if not taken:
+        raise _drift(f"{aside}: nothing else is changed", "none of it is built or installed")
+    for path in taken if tree.kind == "installed" else ():
+        if not path.startswith(f"{tree.project}/"):
+            what, why = f"{path}: is in no wheel", "it decides what is compiled, packed or required"
+            raise DriftError(what, why=why, hint=f"patchkit build {tree.project} --patch FILE")
+    made = {path: _edits_of(file, tree) for path, file in taken.items()}
+    edits = [edit for each in made.values() for edit in each]
+    there = [path for path, each in made.items() if not each]
     if edits and there:
-        what = f"{edits[0].path}: lacks what {there[0]} has already"
-        raise DriftError(what, why="half of the patch is in the code", hint=_HINT)
+        raise _drift(f"{edits[0].path}: lacks what {there[0]} has already", _HALF)
     spots = [f"{it.path}:{line_of(tree.find(it.path) or '', it.start)}" for it in edits]
-    done = f"{places([file.path for file in of_project])}: as the patch leaves it"
-    note = f"{patch.id}: not built or installed, so left out: {', '.join(aside)}" if aside else ""
+    done = f"{places([*taken])}: as the patch leaves it"
+    note = f"{patch.id}: not built or installed, so left out: {aside}" if aside else ""
     return replace(found(edits, now=f"{places(spots)}: the patch fits", done=done), note=note)
+
+
+def _drift(what: str, why: str) -> DriftError:
+    return DriftError(what, why=why, hint=_HINT)
 
 
 def _edits_of(file: FileDiff, tree: SourceTree) -> list[Edit]:
     """Return the edits of a file, none if it is as the patch leaves it. Raises DriftError."""
-    path, hunks, note = file.path, file.hunks, f"by {file.where}"
+    path, hunks = file.path, file.hunks
     if file.beyond:
-        why = "patchkit changes and creates texts, which it can take back"
-        raise DriftError(f"{path}: the patch {file.beyond} ({file.where})", why=why, hint=_HINT)
+        raise _drift(f"{path}: {file.beyond}", "patchkit changes and creates plain texts alone")
     if file.creates:
         text = "".join(hunk.texts[1] for hunk in hunks)
-        return new_file(path, tree.find(path), text, note=note)
+        return new_file(path, tree.find(path), text, note="by a patch")
     text = tree.read(path)
-    needed, done = (_find_hunks(text, hunks, side) for side in (0, 1))
+    (needed, fits_head), (done, is_head) = (_find_hunks(text, hunks, side) for side in (0, 1))
     fits, is_done = min(needed) >= 0, min(done) >= 0
-    if fits and is_done:  # the same lines stand elsewhere: where the patch says is the one
-        lines = [[line_of(text, spot) for spot in spots] for spots in (needed, done)]
-        fits, is_done = (lines[side] == [it.starts[side] for it in hunks] for side in (0, 1))
+    if is_done and any(hunk.find_spots(text, 0) for hunk in hunks):  # both: the heads decide
+        fits, is_done = fits and fits_head, is_head
     if fits != is_done:
-        return _edits_at(path, needed, hunks, note) if fits else []
+        return _edits_at(path, needed, hunks) if fits else []
     merged, why = _merge_by_git(file, tree, text)
-    half = [it for it, *spots in zip(hunks, needed, done, strict=True) if spots[0] < 0 <= spots[1]]
-    if merged == text:
-        return []
-    if merged is not None and not half:
-        start = next(at for at, pair in enumerate(zip_longest(text, merged)) if pair[0] != pair[1])
-        return [Edit(path, start, len(text), merged[start:], note)]
-    missing = [it for it, spot in zip(hunks, done, strict=True) if spot < 0]
-    if half and missing:
-        what = f"{_difference(path, text, missing[0], 1)}; {half[0].where} is in already"
-        raise DriftError(what, why="half of the patch is in the code", hint=_HINT)
-    lost = [it for it, spot in zip(hunks, needed, strict=True) if spot < 0] or hunks
-    raise DriftError(_difference(path, text, lost[0], 0), why=why, hint=_HINT)
+    half = [it.name for it, *at in zip(hunks, needed, done, strict=True) if at[0] < 0 <= at[1]]
+    if merged is not None and (merged == text or not half):
+        pairs = enumerate(zip_longest(text, merged))
+        first = next((at for at, (old, new) in pairs if old != new), None)
+        return [] if first is None else [Edit(path, first, len(text), merged[first:], "by git")]
+    spots = done if half else needed
+    lost = [it for it, spot in zip(hunks, spots, strict=True) if spot < 0] or hunks
+    what = _difference(path, text, lost[0], 1 if half else 0)
+    raise _drift(f"{what}; {half[0]} is in already", _HALF) if half else _drift(what, why)
 
 
-def _find_hunks(text: str, hunks: Sequence[Hunk], side: int) -> list[int]:
-    """Return where each hunk is. One that is there several times is where its head says, if the
-    others are: moved, it could be any of them.
+def _find_hunks(text: str, hunks: Sequence[Hunk], side: int) -> tuple[list[int], bool]:
+    """Return where each hunk is, -1 where that is not clear; and whether all are as heads say.
+
+    One that is there several times is where its head says, if nothing is moved.
     """
-    found_at = [[(it, line_of(text, it)) for it in hunk.find_spots(text, side)] for hunk in hunks]
-    pairs = list(zip(hunks, found_at, strict=True))
-    still = all(spots[0][1] == it.starts[side] for it, spots in pairs if len(spots) == 1)
-    chosen, end = [], 0
-    for hunk, spots in pairs:
-        at_head = [
-            it for it, line in spots if len(spots) == 1 or (still and line == hunk.starts[side])
-        ]
-        spot = at_head[0] if at_head else _UNCLEAR if spots else _NOWHERE
-        chosen.append(spot if spot < 0 or spot >= end else _UNCLEAR)
-        end = max(end, spot + len(hunk.texts[side]))
-    return chosen
+    begins = [0, *accumulate(len(line) + 1 for line in text.split("\n"))]
+    heads = [begins[min(hunk.starts[side], len(begins)) - 1] for hunk in hunks]
+    found_at = list(zip((hunk.find_spots(text, side) for hunk in hunks), heads, strict=True))
+    still = all(len(at) != 1 or at == [head] for at, head in found_at)
+    spots = [
+        at[0] if len(at) == 1 else head if still and head in at else -1 for at, head in found_at
+    ]
+    ordered = min(spots) < 0 or spots == sorted(spots)
+    return (spots if ordered else [-1] * len(spots)), spots == heads
 
 
-def _edits_at(path: str, spots: Sequence[int], hunks: Sequence[Hunk], note: str) -> list[Edit]:
+def _edits_at(path: str, spots: Sequence[int], hunks: Sequence[Hunk]) -> list[Edit]:
     placed = zip(spots, hunks, strict=True)
-    return [Edit(path, at, at + len(it.texts[0]), it.texts[1], note) for at, it in placed]
+    return [Edit(path, at, at + len(it.texts[0]), it.texts[1], "by a patch") for at, it in placed]
 
 
 def _difference(path: str, text: str, hunk: Hunk, side: int) -> str:
     """Say where a hunk is not in a text, by the place that is most like it."""
     if spots := hunk.find_spots(text, side):
         lines = ",".join(str(line_of(text, spot)) for spot in spots)
-        return (
-            f"{path}:{lines}: the lines of {hunk.where} are there, but which are meant is unclear"
-        )
+        return f"{path}:{lines}: {hunk.name} fits, and which place is meant is not clear"
     rows, wanted = text.split("\n"), hunk.texts[side].removesuffix("\n").split("\n")
-    size, start = len(wanted), hunk.starts[side] - 1
 
     def likeness(at: int) -> tuple[int, int]:
-        return sum(map(eq, wanted, rows[at : at + size])), -abs(at - start)
+        return sum(map(eq, wanted, rows[at : at + len(wanted)])), -abs(at + 1 - hunk.starts[side])
 
     at = max(range(len(rows)), key=likeness)
-    pairs = enumerate(zip_longest(wanted, rows[at : at + size], fillvalue=""))
-    number, (want, have) = next((it for it in pairs if it[1][0] != it[1][1]), (0, ("", "")))
-    said = f"has {have[:_WIDEST]!r}, where {hunk.where} expects {want[:_WIDEST]!r}"
-    if want == have:
-        said = f"{hunk.where} expects the file to begin or to end here"
-    return f"{path}:{at + number + 1}: {said}"
+    pairs = enumerate(zip_longest(wanted, rows[at : at + len(wanted)], fillvalue=""), at + 1)
+    unlike = ((line, want, has) for line, (want, has) in pairs if want != has)
+    line, want, has = next(unlike, (at + 1, "an end of the file", rows[at]))
+    return f"{path}:{line}: has {has[:80]!r}, where {hunk.name} expects {want[:80]!r}"
 
 
 def _merge_by_git(file: FileDiff, tree: SourceTree, text: str) -> tuple[str | None, str]:
-    """Return a text with the changes since the patch and the patch's own; else None, and why.
+    """Return a text with its own changes and the patch's; None, and why, without what it takes.
 
     Raises DriftError where they conflict.
     """
     if tree.kind != "git":
-        return None, "only a git checkout has the text to merge with; here exact lines decide"
-    variables = os.environ | NO_FETCH
-    base = attempt("git", "-C", tree.root, "cat-file", "blob", file.blob, env=variables)
-    spots = [_NOWHERE] if base.trouble else _find_hunks(base.output, file.hunks, 0)
-    if not file.blob or min(spots) < 0:
-        return None, f"the checkout lacks the text that it was made against: {file.blob or 'no id'}"
-    theirs = splice(base.output, _edits_at(file.path, spots, file.hunks, ""))
-    with ScratchFolder() as folder:
-        for name, content in (("ours", text), ("base", base.output), ("theirs", theirs)):
-            (Path(folder) / name).write_text(content, encoding="utf-8")
-        words = ("git", "merge-file", "-p", "ours", "base", "theirs")
-        done = attempt(*words, cwd=Path(folder), env=variables)
+        return None, "exact lines decide: only of a git checkout could git merge it"
+    base = read_blob(tree.root, file.blob)
+    spots, fits = _find_hunks(base, file.hunks, 0)
+    if not fits:
+        return None, f"the checkout lacks the text that it was made against, {file.blob or 'no id'}"
+    theirs = splice(base, _edits_at(file.path, spots, file.hunks))
+    done = merge_texts(ours=text, base=base, theirs=theirs)
     if done.status == 0:
         return done.output, ""
     ours = done.output.partition("<<<<<<< ours\n")[2].partition("=======\n")[0]
     line = line_of(text, max(text.find(ours), 0))
-    why = f"both the code since {file.blob} and the patch change these lines"
-    raise DriftError(f"{file.path}:{line}: git cannot merge it", why=why, hint=_HINT)
+    raise _drift(f"{file.path}:{line}: git cannot merge it", f"both changed it since {file.blob}")

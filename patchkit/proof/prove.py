@@ -5,7 +5,6 @@ from __future__ import annotations
 from patchkit.edit.python import parsed
 from patchkit.errors import ProofError
 from patchkit.patching.fix import Case, State
-from patchkit.patching.fix_file import mistakes_shown
 from patchkit.patching.plan import Plan, with_edits
 
 _PROVABLE = (State.APPLY, State.APPLIED)
@@ -36,8 +35,4 @@ def prove(plan: Plan) -> tuple[str, ...]:
             case = Case(stock=stock, patched=plan.patched, request=plan.request, active=active)
             cases.append((fix, case))
         found = with_edits(found, verdict.edits)
-    proofs = []
-    for fix, case in cases:
-        with mistakes_shown(fix):
-            proofs += [fix.prove(case)] if fix.prove else []
-    return tuple(proofs)
+    return tuple(fix.prove(case) for fix, case in cases if fix.prove)

@@ -17,6 +17,7 @@ from patchkit.process import attempt
 from patchkit.quoting import quoted
 from patchkit.reading import LARGEST_IN_TREE, read_bytes
 from patchkit.records import RECIPES, read_toml
+from patchkit.source.git import NO_FETCH
 from patchkit.source.releases import meant
 from patchkit.source.tree import RESTORE, Sandboxed, SourceTree
 
@@ -41,10 +42,6 @@ class Project:
 def projects() -> Mapping[str, Project]:
     """Return every project by name, in the order of the file."""
     return read_toml(dict[str, Project], RECIPES / "projects.toml", RecipeError)
-
-
-# The checkout's own settings may name a program that fetches objects which it lacks.
-NO_FETCH = {"GIT_NO_LAZY_FETCH": "1", "GIT_ALLOW_PROTOCOL": "none"}
 
 
 def detect(

@@ -10,6 +10,7 @@ from pathlib import Path
 from posixpath import normpath
 
 from patchkit.durable.atomic import replacing
+from patchkit.durable.staging import ScratchFolder
 from patchkit.errors import HashMismatchError, SourceError, StorageError, translated
 from patchkit.follow import Completed
 from patchkit.process import attempt
@@ -18,6 +19,8 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 _TIMEOUT_S = 900
 # Exactly the bytes of the commit, whatever .gitattributes and the user's settings say.
 _ATTRIBUTES = "* -text -ident -filter -export-subst -export-ignore\n"
+# A checkout's own settings may name a program that fetches objects which it lacks.
+NO_FETCH = {"GIT_NO_LAZY_FETCH": "1", "GIT_ALLOW_PROTOCOL": "none"}
 _PLAIN = ("-c", "core.autocrlf=false", "-c", "core.symlinks=true", "-c", "tar.umask=0022")
 
 
@@ -109,6 +112,21 @@ def submodules(url: str, commit: str, *, cache: Path) -> tuple[Submodule, ...]:
             target = f"{scheme}://{normpath(f'{home}/{target}')}"
         found.append(Submodule(path, target, head.split()[2]))
     return tuple(found)
+
+
+def read_blob(root: Path, blob: str) -> str:
+    """Return the text that a checkout has by its id, "" if it lacks it; nothing is fetched."""
+    words = ("git", "-C", root, "cat-file", "blob", blob)
+    return attempt(*words, env=os.environ | NO_FETCH).output
+
+
+def merge_texts(**texts: str) -> Completed:
+    """Merge ``ours`` and ``theirs``, which come of ``base``; the status is 0 without a conflict."""
+    with ScratchFolder() as folder:
+        for name, text in texts.items():
+            (Path(folder) / name).write_text(text, encoding="utf-8")
+        words = ("git", "merge-file", "-p", "ours", "base", "theirs")
+        return attempt(*words, cwd=Path(folder))
 
 
 def _fetch_commit(url: str, commit: str, repository: Path) -> None:

@@ -1,4 +1,4 @@
-"""Diff, write as a series, fetch, revert, compare archs, tune: the small verbs about sources."""
+"""Diff, fetch, revert, compare archs, tune: the small verbs about sources."""
 
 from __future__ import annotations
 
@@ -33,11 +33,10 @@ from patchkit.cli.render import (
     rendered,
     verbose_option,
 )
-from patchkit.errors import UsageError, translated
+from patchkit.errors import UsageError
 from patchkit.measure.tune import BENCHMARK, DTYPES, TuneJob, check_tuner, tune_model
 from patchkit.patching.forced_revert import revert_by_force
 from patchkit.patching.recipe import load_recipe
-from patchkit.patching.series import patch_series
 from patchkit.quoting import quoted, visible
 from patchkit.recipes.vllm.archs import evaluate
 from patchkit.source.archive import unpack
@@ -66,28 +65,6 @@ def diff_command(source: SourceOptions, *, selection: Selection) -> Iterator[Blo
         release = {"project": tree.project, "version": tree.version}
         yield Record({**release, "files": [*plan.texts], "diff": text})
         yield from diff_blocks(text)
-
-
-@click.command("series")
-@source_options
-@request_options
-@click.option("-o", "--output", required=True, type=PATH, help="Folder of the series.")
-@rendered
-def series_command(source: SourceOptions, *, selection: Selection, output: Path) -> Iterator[Block]:
-    """Write the fixes as a series that git am takes: a patch per fix, with reasons and evidence."""
-    with opened(source) as (recipe, workspace):
-        mails = patch_series(plan_for(workspace, recipe, selection.request(workspace.ledger)))
-    with translated(at=output):
-        output.mkdir(parents=True, exist_ok=True)
-        # `git am *.patch` would take it along.
-        if stale := sorted(p.name for p in output.glob("*.patch") if p.name not in mails):
-            what = f"{output}: holds {stale[0]}, which is not of this series"
-            raise UsageError(what, hint="name an empty folder")
-        for name, mail in mails.items():
-            (output / name).write_text(mail, encoding="utf-8")
-    paths = [output / name for name in mails]
-    yield Record({"patches": paths})
-    yield Data("".join(f"{path}\n" for path in paths))
 
 
 @click.command("fetch")

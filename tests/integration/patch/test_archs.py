@@ -7,13 +7,13 @@ from itertools import cycle, product
 
 import pytest
 
-from patchkit.patching.recipe import load_support, support_of
+from patchkit.patching.recipe import load_support
 from patchkit.recipes.vllm.archs import evaluate
 from patchkit.source.detect import detect
 from patchkit.target import Load, best_load, parse_arch, targets
 from support.selection import RELEASES, WHOLE, in_turns
 from tools.regenerate import plan as proved
-from tools.seen import arch_rows
+from tools.seen import arch_rows, support_of
 from tools.tables import ARCHS, DATA, read_rows
 
 CUDA = "13.0"

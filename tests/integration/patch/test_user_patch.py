@@ -72,6 +72,6 @@ def test_a_patch_that_a_fix_is_in_the_way_of(cli, tree, tmp_path, snapshot):
     cli("revert", "--vllm-src", root)
     pristine = snapshot(root)
     said = cli("apply", "--vllm-src", root, "--patch", diff, rc=4).stderr
-    assert "it fits the release, but a fix or a patch before it changes these lines" in said
+    assert "it fits the release, but a fix or a patch before it is in its way" in said
     assert snapshot(root) == pristine
     cli("apply", "--vllm-src", root, "--patch", diff, "--only", "fp8_linear_torch", "--dry-run")

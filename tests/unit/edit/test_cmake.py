@@ -124,10 +124,10 @@ def test_commands_know_the_branches_around_them() -> None:
 
 def test_malformed_text_is_refused_with_its_line():
     for text, line, problem in (
-        ('set(A)\nset(\n"b)\n', 3, "unterminated quoted"),
-        ("set(A)\nset([=[ b ]])", 2, "unterminated bracket argument"),
-        ("\n#[[ b ]=]\n", 2, "unterminated bracket comment"),
-        ("set(A\\\nB)", 1, "backslash"),
+        ('set(A)\nset(\n"b)\n', 3, "'\"' begins nothing"),
+        ("set(A)\nset([=[ b ]])", 2, "begins nothing that ends"),
+        ("\n#[[ b ]=]\n", 2, "begins nothing that ends"),
+        ("set(A\\\nB)", 1, "begins nothing that ends"),
         ("set(A\n\0)", 2, r"'\\x00'"),
         ("\nset(A\nB", 2, "never closed"),
         ("set(A))", 1, r"found close '\)'"),

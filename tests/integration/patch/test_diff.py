@@ -1,4 +1,4 @@
-"""The series and the diff, taken by git itself."""
+"""The diff, taken by git itself."""
 
 from __future__ import annotations
 
@@ -32,26 +32,11 @@ def repository(git, tmp_path, root, recipe, ask):
     return folder
 
 
-def test_git_takes_the_series_and_the_diff(cli, git, root, repository, recipe, ask, tmp_path):
+def test_git_takes_the_diff(cli, git, root, repository, recipe, ask):
     source = ["--vllm-src", root, "--with", ALSO]
     diff = cli("diff", *source).stdout
-    mails = cli("series", *source, "-o", tmp_path / "series").stdout.split()
     outcome = apply(root, recipe, ask(also={ALSO}))
     written = {path: (root / path).read_bytes() for path in outcome.written}
-
-    git(repository, "am", "--quiet", *mails)
-
-    assert {path: (repository / path).read_bytes() for path in written} == written
-    assert git(repository, "status", "--porcelain") == ""
-    fixes = [verdict.fix for verdict in outcome.verdicts if verdict.state.value == "applied"]
-    titles = git(repository, "log", "--reverse", f"-{len(mails)}", "--format=%s").splitlines()
-    assert titles == [fix.title for fix in fixes]
-    said = git(repository, "log", f"-{len(mails)}")
-    for fix in fixes:
-        assert f", fix {fix.id}\n" in said
-        assert " ".join(fix.symptom.split()) in " ".join(said.split())
-
-    git(repository, "reset", "--quiet", "--hard", f"HEAD~{len(mails)}")
     git(repository, "apply", stdin=diff)
     assert "new file mode 100644" in diff
     assert {path: (repository / path).read_bytes() for path in written} == written
