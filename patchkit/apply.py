@@ -16,12 +16,7 @@ from patchkit.patching.fix import Request
 from patchkit.patching.ledger import Ledger, LedgerRequest, today
 from patchkit.patching.plan import Plan, make_plan
 from patchkit.patching.recipe import Recipe
-from patchkit.patching.workspace import (
-    Workspace,
-    known_verdicts,
-    locked_workspace,
-    read_workspace,
-)
+from patchkit.patching.workspace import Workspace, known_verdicts, locked_workspace, read_workspace
 from patchkit.proof.prove import prove
 from patchkit.source.detect import detect, record_path
 from patchkit.source.tree import Sandboxed

@@ -34,13 +34,7 @@ from patchkit.patching.fix import Fix
 from patchkit.patching.plan import Plan
 from patchkit.patching.recipe import load_recipe
 from patchkit.proof.prove import prove
-from tools import (
-    architecture,
-    golden_env,
-    golden_units,
-    serve_lines,
-    symptom_pages,
-)
+from tools import architecture, golden_env, golden_units, serve_lines, symptom_pages
 from tools.seen import MODES, Seen, look_at, pristine, unproved
 from tools.tables import SUPPORT, Support, updated
 

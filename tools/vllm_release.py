@@ -34,13 +34,7 @@ from patchkit.source.tree import SourceTree
 from patchkit.wheel.file.torch import torch_of
 from tools.build_requirements import lock
 from tools.decisions import Decision, show
-from tools.entries import (
-    with_nccl_torch,
-    with_needs,
-    with_pin,
-    with_releases,
-    with_span,
-)
+from tools.entries import with_nccl_torch, with_needs, with_pin, with_releases, with_span
 from tools.index_entries import lock_entries, render_lock, wheel_entries
 from tools.model_recipes import undecided, without_preset
 from tools.regenerate import ROOT, plan

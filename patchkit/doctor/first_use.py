@@ -14,13 +14,7 @@ from typing import Any
 from patchkit.cluster.ssh.node import Remote, everywhere
 from patchkit.cluster.ssh.ssh import HERE, there
 from patchkit.doctor.judgement import LATER
-from patchkit.doctor.peers.node_report import (
-    NodeReport,
-    NotCheckedError,
-    Outcome,
-    check,
-    require,
-)
+from patchkit.doctor.peers.node_report import NodeReport, NotCheckedError, Outcome, check, require
 from patchkit.doctor.visit import Visit
 from patchkit.errors import PatchkitError, reason
 from patchkit.quoting import quoted

@@ -15,13 +15,7 @@ from packaging.version import Version
 
 from patchkit.digests import sha256_of, tree_digest
 from patchkit.durable.staging import ScratchFolder
-from patchkit.errors import (
-    HashMismatchError,
-    HostError,
-    SourceError,
-    StorageError,
-    UsageError,
-)
+from patchkit.errors import HashMismatchError, HostError, SourceError, StorageError, UsageError
 from patchkit.source.archive import unpack
 from patchkit.source.detect import detect, projects
 from patchkit.source.fetch import cache_dir

@@ -15,11 +15,5 @@ from patchkit.recipes.vllm.decisions import (
     on_device,
 )
 from patchkit.recipes.vllm.lists import MLA, SUPPORTED, cuda13_lists, without_sm12x
-from patchkit.recipes.vllm.routing import (
-    GB10,
-    SM12X,
-    Decision,
-    prove_decision,
-    prove_decisions,
-)
+from patchkit.recipes.vllm.routing import GB10, SM12X, Decision, prove_decision, prove_decisions
 from patchkit.recipes.vllm.stock_archs import check_stock

@@ -22,12 +22,7 @@ from patchkit.cluster.models.model_check import (
     check_model,
     choose_files,
 )
-from patchkit.cluster.models.names import (
-    Commit,
-    ModelFolder,
-    models_folder,
-    require_room,
-)
+from patchkit.cluster.models.names import Commit, ModelFolder, models_folder, require_room
 from patchkit.durable.atomic import replacing
 from patchkit.durable.lock import locked
 from patchkit.durable.names import plain

@@ -8,13 +8,7 @@ from functools import partial
 from ipaddress import IPv4Address, IPv4Network
 
 from patchkit.cluster.agent.links import Way, try_ways
-from patchkit.cluster.net.plan import (
-    Cages,
-    NetPlan,
-    NetPlanOptions,
-    find_asked_cages,
-    find_cages,
-)
+from patchkit.cluster.net.plan import Cages, NetPlan, NetPlanOptions, find_asked_cages, find_cages
 from patchkit.errors import HostError
 from patchkit.finding import Finding, Level
 from patchkit.quoting import quoted

@@ -11,13 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, TypeVar
 
 from patchkit.cluster.ssh.answer import COMMAND, HEARTBEAT, MARK, first_bytes
-from patchkit.cluster.ssh.ssh import (
-    HERE,
-    sent_error,
-    ssh_error,
-    ssh_words,
-    there,
-)
+from patchkit.cluster.ssh.ssh import HERE, sent_error, ssh_error, ssh_words, there
 from patchkit.errors import HostError, PatchkitError
 from patchkit.follow import FOLLOWED, Follow, FollowLimits
 from patchkit.records import RecordError, record

@@ -20,12 +20,7 @@ from patchkit.runtime.check.content import (
 from patchkit.runtime.rules.flags import FLAGS, flags, has_flag, load_choices, load_flag_rules
 from patchkit.runtime.rules.releases import read_env_data, read_table
 from patchkit.runtime.rules.rule import holding
-from patchkit.runtime.rules.secret_texts import (
-    is_readable,
-    is_secret,
-    matches_one,
-    secret_flag,
-)
+from patchkit.runtime.rules.secret_texts import is_readable, is_secret, matches_one, secret_flag
 from patchkit.runtime.rules.spelling import Slips, nearest
 from patchkit.runtime.rules.variable_values import is_placeholder
 

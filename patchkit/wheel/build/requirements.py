@@ -20,12 +20,7 @@ from packaging.markers import Marker
 
 from patchkit.digests import digest, sha256_of
 from patchkit.durable.lock import locked
-from patchkit.errors import (
-    BuildError,
-    SourceError,
-    StorageError,
-    translated,
-)
+from patchkit.errors import BuildError, SourceError, StorageError, translated
 from patchkit.follow import Follow
 from patchkit.process import run
 from patchkit.source.archive import Progress

@@ -25,12 +25,7 @@ from patchkit.source.detect import detect
 from patchkit.source.tree import Sandboxed
 from patchkit.units import BYTES_PER_GIB
 from patchkit.wheel.build.machine import emptied, namespace_words, network, staging, work_folder
-from patchkit.wheel.build.make import (
-    BuiltWheel,
-    clean_environment,
-    platform_tag,
-    run_build,
-)
+from patchkit.wheel.build.make import BuiltWheel, clean_environment, platform_tag, run_build
 from patchkit.wheel.build.toolchain import check_toolchain
 from patchkit.wheel.build.torch_toolkit import cross_toolkit, cross_variables, full_toolkit
 from patchkit.wheel.device.inspect import inspect_wheel

@@ -30,12 +30,7 @@ from patchkit.recipes.vllm.build import (
     wanted,
 )
 from patchkit.recipes.vllm.external import externals
-from patchkit.recipes.vllm.leave_out import (
-    idle_sources,
-    leave_out,
-    only_extensions,
-    take_installed,
-)
+from patchkit.recipes.vllm.leave_out import idle_sources, leave_out, only_extensions, take_installed
 from patchkit.source.archive import Progress, unpack
 from patchkit.source.detect import detect
 from patchkit.source.tree import Sandboxed, SourceTree

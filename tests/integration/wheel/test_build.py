@@ -21,14 +21,7 @@ import patchkit
 from patchkit.wheel.file.sbom import nccl_sbom
 from patchkit.wheel.wheelhouse.contents import load_manifest
 from patchkit.wheel.wheelhouse.verify import check_files
-from support.building import (
-    HERE,
-    PATCHKIT,
-    QUIET,
-    SMALL,
-    VERSION,
-    wheels,
-)
+from support.building import HERE, PATCHKIT, QUIET, SMALL, VERSION, wheels
 from support.comparing import first_member, object_digests
 from support.wheels import OTHER_CPU
 

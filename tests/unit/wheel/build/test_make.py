@@ -8,12 +8,7 @@ from pathlib import Path
 import pytest
 
 from patchkit.errors import BuildError
-from patchkit.wheel.build.make import (
-    drop_partial,
-    nccl_environment,
-    objects_to_make,
-    run_build,
-)
+from patchkit.wheel.build.make import drop_partial, nccl_environment, objects_to_make, run_build
 from patchkit.wheel.build.toolchain import Toolchain
 from support.needed import need
 
