@@ -16,6 +16,7 @@ from typing import Any
 
 import yaml
 
+from patchkit.measure.recipe_files import joined, mode_of, recipe_settings, split_flags
 from patchkit.runtime.rules.presets import (
     ABOUT,
     DRAFTING,
@@ -29,7 +30,6 @@ from patchkit.runtime.rules.presets import (
     same_value,
 )
 from patchkit.runtime.rules.releases import read_table
-from patchkit.runtime.serve.recipe_file import joined, mode_of, recipe_settings, split_flags
 from tools.decisions import Decision
 
 _PLACE = "recipes/env/presets.toml"

@@ -15,7 +15,7 @@ from patchkit.cli.runtime.node_options import node_options
 from patchkit.cli.runtime.serve_args import serve_command
 from patchkit.cli.wheel.build_options import house_option
 from patchkit.measure.containerfile import build_lines, check_image, containerfile, run_lines
-from patchkit.measure.recipe import recipe_yaml
+from patchkit.measure.recipe_files import recipe_yaml
 from patchkit.quoting import quoted
 from patchkit.runtime.envfile.write import write
 from patchkit.wheel.wheelhouse.contents import load_manifest

@@ -22,7 +22,7 @@ from patchkit.runtime.envfile.env_file import read_env_file
 from patchkit.runtime.host.host import Host
 from patchkit.runtime.node.decision import NodeOptions, decide
 from patchkit.runtime.rules.flags import load_flag_rules
-from patchkit.runtime.rules.presets import load_presets
+from patchkit.runtime.rules.presets import Preset, load_presets
 from patchkit.runtime.rules.rule import RuleChoice
 from patchkit.runtime.serve.args import ServeCommand, serve_args
 from patchkit.runtime.serve.checkpoint import find_checkpoint
@@ -30,7 +30,6 @@ from patchkit.runtime.serve.facts import drafter_of
 from patchkit.runtime.serve.listen import CHOICES as LISTEN
 from patchkit.runtime.serve.listen import listen_address, models_url
 from patchkit.runtime.serve.model import memory_pool, preset_of, weights_gib
-from patchkit.runtime.serve.recipe_file import read_recipe
 from patchkit.runtime.serve.request import ServeRequest
 
 _HEADS = ("model", "quantization", "GiB", "Sparks", "memory", "tokens", "vLLM", "evidence")
@@ -120,11 +119,13 @@ def serve_command(
         taken = " ".join(f"{name}={file.facts[name]}" for name in _TAKEN if name in file.facts)
         tell(lead_word("note") + f"{path} was edited after patchkit wrote it; taken: {taken}")
     if options["recipe"]:
-        recipe = read_recipe(options["recipe"], model)
-        asked, model = replace(asked, model="", preset=recipe.preset), recipe.preset.id
-        for line in recipe.untold:
+        from patchkit.measure.recipe_files import read_recipe  # not for a node without PyYAML
+
+        preset: Preset | None
+        preset, untold = read_recipe(options["recipe"], model)
+        asked, model = replace(asked, model="", preset=preset), preset.id
+        for line in untold:
             tell(lead_word("note") + f"{options['recipe']}: {line}")
-        preset = None
     else:
         preset = preset_of(model, options["preset"], os.environ)
         asked = replace(asked, model=preset.id if preset else "")

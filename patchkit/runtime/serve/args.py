@@ -13,7 +13,14 @@ from patchkit.finding import SINGLE_REPORT
 from patchkit.quoting import quoted
 from patchkit.records import read_json
 from patchkit.runtime.node.decision import Node
-from patchkit.runtime.rules.flags import FlagRule, FlagRules, LeaveOut, has_flag, load_choices
+from patchkit.runtime.rules.flags import (
+    FlagRule,
+    FlagRules,
+    LeaveOut,
+    has_flag,
+    load_choices,
+    load_flag_rules,
+)
 from patchkit.runtime.rules.presets import DRAFTING, Preset, load_presets, recipe_of, same_value
 from patchkit.runtime.rules.releases import within
 from patchkit.runtime.rules.rule import Advice, holding
@@ -107,7 +114,7 @@ def serve_args(request: ServeRequest, rules: FlagRules, home: Path | None = None
             *listening(request),
             *_model_notes(request),
             *fastest_stream(request, values),
-            *_notes_on_flags(kept, refused, chosen, unlike, rules),
+            *_notes_on_flags(kept, refused, unlike),
         ),
     )
 
@@ -134,7 +141,7 @@ def _choose_flags(
                 refused[f"{name} {value}"] = f"{limit.reason} Take {limit.instead}"
             elif name != DRAFTING:
                 reason = f"{rules.preset.get(name, '')} As {preset.name} is served."
-                chosen[name] = _flag_of_preset(preset, name, value, reason.strip())
+                chosen[name] = _flag(preset, name, value, reason.strip(), "preset")
     if not request.memory.shared:
         # That of a Spark leaves the CPU its part; a GPU's own memory is vLLM's to divide.
         chosen.pop(SHARE, None)
@@ -151,28 +158,16 @@ def _choose_flags(
     return chosen
 
 
-def _flag_of_preset(
-    preset: Preset, flag: str, value: str | bool, reason: str, origin: str = "preset"
-) -> ServeFlag:
-    return ServeFlag(
-        flag=flag,
-        value="" if value is True else str(value),
-        reason=reason,
-        source=preset.source,
-        origin=origin,
-        evidence=preset.evidence,
-    )
-
-
 def _flag_of_rule(rule: FlagRule | LeaveOut, value: str) -> ServeFlag:
-    return ServeFlag(
-        flag=rule.flag,
-        value=value,
-        reason=rule.reason,
-        source=rule.source,
-        origin=rule.id,
-        evidence=rule.evidence,
-    )
+    return _flag(rule, rule.flag, value, rule.reason, rule.id)
+
+
+def _flag(
+    by: Preset | FlagRule | LeaveOut, flag: str, value: str | bool, reason: str, origin: str
+) -> ServeFlag:
+    word = "" if value is True else str(value)
+    grounds = {"source": by.source, "evidence": by.evidence}
+    return ServeFlag(flag=flag, value=word, reason=reason, origin=origin, **grounds)
 
 
 def _check_known(flag: ServeFlag, node: Node, home: Path | None) -> str:
@@ -207,35 +202,25 @@ def _unlike_recipe(
 ) -> Iterator[ServeFlag]:
     """Yield what upstream's recipe has for a GB10 and the command has not, each with the reason."""
     recipe = recipe_of(preset.id) if preset in load_presets() else None
-    if preset and recipe:
-        given = {**values, **preset.variables}
-        for name, value in recipe.settings.items():
-            if not same_value(given.get(name), value):
-                why = refused.get(name) or refused.get(f"{name} {value}", "")
-                why = preset.reason(name, value) or why
-                yield _flag_of_preset(preset, name, value, why, "recipe")
+    for name, value in recipe.settings.items() if preset and recipe else ():
+        if preset and not same_value({**values, **preset.variables}.get(name), value):
+            why = refused.get(name) or refused.get(f"{name} {value}", "")
+            yield _flag(preset, name, value, preset.reason(name, value) or why, "recipe")
 
 
 def _notes_on_flags(
-    kept: Sequence[ServeFlag],
-    refused: Mapping[str, str],
-    chosen: Mapping[str, ServeFlag],
-    unlike: Sequence[ServeFlag],
-    rules: FlagRules,
+    kept: Sequence[ServeFlag], refused: Mapping[str, str], unlike: Sequence[ServeFlag]
 ) -> Iterator[str]:
     """Yield what is left out, what is not as in upstream's recipe, and what some flags mean."""
-    yield from (
-        f"{what} is left out: {why}"
-        for what, why in refused.items()
-        if what in chosen or " " in what
-    )
-    if told := [each.flag for each in unlike if each.reason not in rules.recipe.values()]:
+    yield from (f"{what} is left out: {why}" for what, why in refused.items())
+    common = load_flag_rules().recipe.values()
+    if told := [each.flag for each in unlike if each.reason not in common]:
         yield f"not as upstream's recipe for a GB10: {', '.join(told)}; --explain says why"
     for flag in kept:
         if flag.flag == DRAFTING:
             yield f"--without drafter leaves drafting out. {flag.reason}"
         elif flag.flag == "--trust-remote-code":
-            yield f"{flag.flag}: {rules.preset[flag.flag]}"
+            yield f"{flag.flag} runs code that comes with the checkpoint: read it first"
 
 
 def _model_notes(request: ServeRequest) -> Iterator[str]:

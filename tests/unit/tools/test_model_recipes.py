@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
+from patchkit.measure.recipe_files import joined, split_flags
 from patchkit.runtime.rules.presets import find, load_presets, model_recipes, recipe_of, same_value
-from patchkit.runtime.serve.recipe_file import joined, split_flags
 from tools import model_recipes as tool
 from tools import serve_lines
 

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from patchkit.errors import SourceError, UsageError
-from patchkit.runtime.serve.recipe_file import read_recipe
+from patchkit.measure.recipe_files import read_recipe
 
 EUGR = """\
 model: a/b
@@ -40,18 +40,18 @@ def read(tmp_path):
 
 
 def test_commands_and_defaults_are_translated(read):
-    found = read(EUGR)
-    assert found.preset.settings == {
+    preset, untold = read(EUGR)
+    assert preset.settings == {
         "--enforce-eager": "",
         "--gpu-memory-utilization": "0.95",
         "--made-up": "1",
         "--speculative-config": '{"method":"mtp","num_speculative_tokens":3}',
         "VLLM_X": "1",
     }
-    assert (found.preset.id, found.preset.nodes, found.preset.single) == ("a/b", 2, False)
-    told = " ".join(found.untold)
-    assert all(word in told for word in ("container", "mods", "its command", "--tensor-parallel"))
-    settings = read(SPARKRUN, "/models/b").preset.settings
+    assert (preset.id, preset.nodes, preset.single) == ("a/b", 2, False)
+    told = ("container is", "mods is", "of its command,", "--tensor-parallel-size, --port: of")
+    assert [line.startswith(begin) for line, begin in zip(untold, told, strict=True)] == [True] * 4
+    settings = read(SPARKRUN, "/models/b")[0].settings
     assert settings.pop("--speculative-config") == json.dumps({"method": "ngram"})
     assert settings == {"--max-model-len": "9", "--enable-prefix-caching": ""}
 
@@ -93,9 +93,10 @@ def test_what_is_exported_is_read_again(cli, tmp_path):
         "model: a/b\ncommand: vllm serve a/b --x 'open",
         "model: a/b\ndefaults: {gpu_memory_utilization: much}",
         "model: a/b\ndefaults: {speculative_config: '[]'}",
-        "model: a/b\ndefaults: {x: {y: {z: 1}}}",
+        "model: a/b\ndefaults: {x: 2026-01-01}",
         f"command: vllm serve a/b --z {{x}}\ndefaults: {{x: '{'{y}' * 9000}', y: '{'y' * 99}'}}",
-        "a: &a [1]\nb: [" + ", ".join(["*a"] * 21) + "]",
+        "variants: &a [1]\nb: [" + ", ".join(["*a"] * 21) + "]",
+        "model: &a a/b\nname: *a",
         "[" * 5000,
     ],
 )

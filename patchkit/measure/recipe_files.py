@@ -1,4 +1,4 @@
-"""Read recipes that others write: vLLM's own, eugr's and sparkrun's YAML.
+"""Read recipes that others write, vLLM's own, eugr's and sparkrun's YAML, and write vLLM's.
 
 vLLM's (``schema_version: 1``) has flags and variables by checkpoint, feature and hardware. eugr's
 and sparkrun's have a command with ``{names}``, which ``defaults`` fill in. A file is hostile until
@@ -8,19 +8,24 @@ it is read: nothing of it runs, and what a preset cannot say is named.
 from __future__ import annotations
 
 import json
+import math
 import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from datetime import date
 from itertools import pairwise, takewhile
 from pathlib import Path
 from typing import Any
+
+import yaml
 
 from patchkit.errors import SourceError, UsageError
 from patchkit.reading import read_text
 from patchkit.records import read_json
 from patchkit.runtime.rules.presets import DRAFTING, Preset
 from patchkit.runtime.rules.rule import CHOICES
+from patchkit.runtime.serve.args import ServeCommand
+from patchkit.units import GIB_PER_GB
 
 GB10 = "dgx_spark_gb10"
 # As upstream's command builder: the most exact one wins.
@@ -29,13 +34,14 @@ _HARDWARE = (GB10, "blackwell", "nvidia")
 _DRAFTING = "spec_decoding"
 _SPARK = re.compile(r"DGX Spark|GB10")
 # What belongs to a place and not to the model.
-OF_THE_PLACE = re.compile(
-    r"--(host|port|tensor-parallel-size|pipeline-parallel-size|nnodes|node-rank|master-(addr|port)"
+_OF_THE_PLACE = re.compile(
+    r"--(host|port|(tensor|pipeline)-parallel(-size)?|nnodes|node-rank|master-(addr|port)"
     r"|headless|distributed-executor-backend|served-model-name)|NCCL_\w+"
 )
 Settings = dict[str, str]
+_NO_RECIPE = (AttributeError, ArithmeticError, LookupError, RecursionError, TypeError, ValueError)
 _LARGEST = 1 << 18  # bytes of a file, characters of its command
-_MOST_ALIASES = 20  # of YAML: each may stand for others, so that a few make a text without end
+_MOST_ALIASES = 20  # of YAML, in vLLM's; each may stand for many others
 _PLACEHOLDER = re.compile(r"\{(\w+)\}")
 _SHORT = {"tp": "tensor-parallel-size", "pp": "pipeline-parallel-size", "cc": "compilation-config"}
 _SHELL = re.compile(r"[;&|<>]+|.*(\$\(|`).*")
@@ -44,45 +50,24 @@ _READ = {"model", "defaults", "env", "command", "runtime", "min_nodes", "cluster
 _READ |= {"name", "description", "metadata", "recipe_version", "max_nodes", "solo_only", "mode"}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RecipeFile:
-    """A preset made of a recipe, and what of the recipe a preset cannot say, in a line each."""
-
-    preset: Preset
-    untold: tuple[str, ...]
-
-
-def read_recipe(path: Path, model: str = "") -> RecipeFile:
-    """Return what a file says of a model, "" for the one that it is about.
+def read_recipe(path: Path, model: str = "") -> tuple[Preset, list[str]]:
+    """Return what a file says of a model, "" for its own, and what no preset can say, by the line.
 
     Raises UsageError, SourceError.
     """
-    import yaml  # only this reads it
-
-    text = read_text(path, limit=_LARGEST, hint="name a recipe: YAML of vLLM, eugr or sparkrun")
+    hint = "name a recipe: YAML of vLLM, eugr or sparkrun"
+    text = read_text(path, limit=_LARGEST, hint=hint)
     try:
         events = yaml.parse(text, Loader=yaml.SafeLoader)
-        if sum(isinstance(event, yaml.AliasEvent) for event in events) > _MOST_ALIASES:
-            raise ValueError(f"it has more than {_MOST_ALIASES} aliases")
+        aliases = sum(isinstance(event, yaml.AliasEvent) for event in events)
         recipe = yaml.safe_load(text)
-        made = _from_vllm if "variants" in recipe else _from_command
-        preset, untold = made(recipe, model, str(path))
-    except (
-        yaml.YAMLError,
-        ArithmeticError,
-        AttributeError,
-        LookupError,
-        TypeError,
-        ValueError,
-    ) as error:
-        raise SourceError(
-            f"{path}: is no recipe that patchkit can read",
-            why=" ".join(str(error).split())[:200],
-            hint="name a recipe: YAML of vLLM, eugr or sparkrun",
-        ) from None
-    except RecursionError:
-        raise SourceError(f"{path}: is nested too deeply", hint="name a recipe") from None
-    return RecipeFile(preset=preset, untold=tuple(untold))
+        made, most = (_from_command, 0) if "variants" not in recipe else (_from_vllm, _MOST_ALIASES)
+        if aliases > most:
+            raise ValueError(f"it has {aliases} aliases")
+        return made(recipe, model, str(path))
+    except (yaml.YAMLError, *_NO_RECIPE) as error:
+        why = " ".join(str(error).split())[:200]
+        raise SourceError(f"{path}: is no recipe", why=why, hint=hint) from None
 
 
 def _from_vllm(recipe: Mapping[str, Any], model: str, source: str) -> tuple[Preset, list[str]]:
@@ -117,9 +102,8 @@ def _from_command(recipe: Mapping[str, Any], model: str, source: str) -> tuple[P
     defaults = {name: _written(value) for name, value in recipe.get("defaults", {}).items()}
     served = {"model": str(recipe.get("model", model))}
     command = str(recipe.get("command") or f"vllm serve {{model}} {_flags_of(defaults)}")
-    reader = shlex.shlex(
-        _filled(command, {**defaults, **served}), posix=True, punctuation_chars=";&|<>"
-    )
+    command = _filled(command, {**defaults, **served})
+    reader = shlex.shlex(command, posix=True, punctuation_chars=";&|<>")
     reader.whitespace_split = True
     words = [*reader]
     begin = words.index("serve") + 1
@@ -129,7 +113,7 @@ def _from_command(recipe: Mapping[str, Any], model: str, source: str) -> tuple[P
     named = given.pop(0) if given and given[0][:1] != "-" else served["model"]
     long = (re.sub(r"^-([A-Za-z]+)", lambda it: f"--{_SHORT.get(it[1], it[1])}", w) for w in given)
     settings = dict(split_flags([*long]))
-    if place := [name for name in settings if OF_THE_PLACE.fullmatch(name)]:
+    if place := [name for name in settings if _OF_THE_PLACE.fullmatch(name)]:
         untold.append(f"{', '.join(place)}: of the place, which serve-args knows")
     settings = joined(settings.items()) | {n: _written(v) for n, v in recipe.get("env", {}).items()}
     nodes = int(recipe.get("min_nodes") or 1 + bool(recipe.get("cluster_only")))
@@ -167,34 +151,16 @@ def _preset(model: str, settings: Settings, source: str, **given: Any) -> Preset
 
 def _flags_of(defaults: Mapping[str, str]) -> str:
     """Return defaults as flags, as sparkrun makes them where there is no command."""
-    names = {
-        "tensor_parallel": "tensor-parallel-size",
-        "pipeline_parallel": "pipeline-parallel-size",
-    }
     words = []
     for name, value in defaults.items():
-        flag = f"--{names.get(name, name.replace('_', '-'))}"
+        flag = f"--{name.replace('_', '-')}"
         words += [] if value == "false" else [flag] if value == "true" else [flag, value]
     return shlex.join(words)
 
 
-def _written(value: Any) -> str:
-    """Return a value as a command has it, a table as JSON. Raises TypeError for deeper ones."""
-    if isinstance(value, bool | dict | list):
-        parts = (
-            [value]
-            if isinstance(value, bool)
-            else [*(value.values() if isinstance(value, dict) else value)]
-        )
-        inner = [each for part in parts if isinstance(part, list) for each in part]
-        if any(isinstance(each, dict) for each in parts) or any(
-            isinstance(each, dict | list) for each in inner
-        ):
-            raise TypeError("a value is nested too deeply")
-        return json.dumps(value)
-    if not isinstance(value, str | int | float):
-        raise TypeError(f"{value!r:.60} is no value of a flag")
-    return str(value)
+def _written(value: object) -> str:
+    """Return a value as a command has it, a table as JSON."""
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 def recipe_settings(
@@ -233,8 +199,7 @@ def _settings(recipe: Mapping[str, Any], variant: Mapping[str, Any]) -> Iterator
         yield from split_flags(
             part.get("base_args") or part.get("args") or part.get("extra_args", [])
         )
-        env = part.get("base_env") or part.get("env") or part.get("extra_env", {})
-        yield from ((name, _written(value)) for name, value in env.items())
+        yield from (part.get("base_env") or part.get("env") or part.get("extra_env", {})).items()
 
 
 def mode_of(name: str, feature: Mapping[str, Any], variant: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -266,7 +231,7 @@ def joined(settings: Iterable[tuple[str, str]]) -> Settings:
     for name, value in settings:
         flag, _, key = name.partition(".")
         # $NAME is filled in by the guide's reader: of the place as well.
-        if OF_THE_PLACE.fullmatch(flag) or value.startswith("$"):
+        if _OF_THE_PLACE.fullmatch(flag) or value.startswith("$"):
             continue
         if key:
             value = json.dumps({**json.loads(found.get(flag, "{}")), key: plain(value)})
@@ -280,3 +245,64 @@ def plain(value: str) -> object:
         return json.loads(value)
     except ValueError:
         return value
+
+
+# Written
+
+_OF_WEIGHTS = 1.2  # upstream's own rule for vram_minimum_gb
+_BY_HAND = ("parameter_count", "active_parameters", "context_length")
+
+
+def recipe_yaml(served: ServeCommand) -> tuple[str, list[str]]:
+    """Return the recipe, and the keys that upstream asks for and patchkit does not know."""
+    request, preset = served.request, served.request.node.preset
+    owner, _, name = request.model.rpartition("/")
+    ours = [it for it in served.flags if not _OF_THE_PLACE.fullmatch(it.flag)]
+    drafting = [word for it in ours if it.flag == DRAFTING for word in it.words]
+    model: dict[str, Any] = {
+        "model_id": request.model,
+        "min_vllm_version": (preset and preset.min_vllm) or request.node.vllm,
+        "base_args": [],
+        "base_env": {},
+    }
+    variant: dict[str, Any] = {
+        "description": f"{name} on a DGX Spark",
+        "supported_hardware": [GB10],
+        "hardware_overrides": {
+            GB10: {
+                "extra_args": [word for it in ours if it.flag != DRAFTING for word in it.words],
+                "extra_env": dict(preset.variables) if preset else {},
+            }
+        },
+    }
+    if preset and preset.quantization:
+        variant["precision"] = preset.quantization
+        model["architecture"] = "moe" if preset.moe else "dense"
+    if request.weights_gib:
+        variant["vram_minimum_gb"] = math.ceil(request.weights_gib / GIB_PER_GB * _OF_WEIGHTS)
+    features = {"spec_decoding": {"description": "Drafting", "args": drafting}} if drafting else {}
+    recipe = {
+        "meta": {
+            "title": name,
+            "slug": name.lower(),
+            "provider": owner,
+            "description": f"{name} on a DGX Spark",
+            "date_added": date.today(),
+            "date_updated": date.today(),
+            "tasks": ["text"],
+            "hardware": {},  # only what somebody has run counts as verified
+        },
+        "model": model,
+        "features": features,
+        "opt_in_features": [],
+        "variants": {"default": variant},
+        "compatible_strategies": ["multi_node_tp" if request.node.nodes > 1 else "single_node_tp"],
+        "hardware_overrides": {},
+        "strategy_overrides": {},
+        "guide": f"Written by patchkit for vLLM {request.node.vllm}, and not run by it.",
+    }
+    missing = [f"model.{key}" for key in ("architecture", *_BY_HAND) if key not in model]
+    missing += [
+        f"variants.default.{k}" for k in ("precision", "vram_minimum_gb") if k not in variant
+    ]
+    return yaml.safe_dump(recipe, sort_keys=False, allow_unicode=True, width=100), missing
