@@ -48,6 +48,7 @@ _SHELL = re.compile(r"[;&|<>]+|.*(\$\(|`).*")
 # Keys of eugr's and sparkrun's recipes that are read, or that say nothing of flags.
 _READ = {"model", "defaults", "env", "command", "runtime", "min_nodes", "cluster_only"}
 _READ |= {"name", "description", "metadata", "recipe_version", "max_nodes", "solo_only", "mode"}
+_READ |= {"maintainer", "benchmark"}
 
 
 def read_recipe(path: Path, model: str = "") -> tuple[Preset, list[str]]:
@@ -61,7 +62,8 @@ def read_recipe(path: Path, model: str = "") -> tuple[Preset, list[str]]:
         events = yaml.parse(text, Loader=yaml.SafeLoader)
         aliases = sum(isinstance(event, yaml.AliasEvent) for event in events)
         recipe = yaml.safe_load(text)
-        made, most = (_from_command, 0) if "variants" not in recipe else (_from_vllm, _MOST_ALIASES)
+        is_vllms = isinstance(recipe.get("model"), dict)
+        made, most = (_from_vllm, _MOST_ALIASES) if is_vllms else (_from_command, 0)
         if aliases > most:
             raise ValueError(f"it has {aliases} aliases")
         return made(recipe, model, str(path))
@@ -99,7 +101,10 @@ def _from_command(recipe: Mapping[str, Any], model: str, source: str) -> tuple[P
     if not str(recipe.get("runtime", "vllm")).startswith(("vllm", "eugr-vllm")):
         raise ValueError(f"it is for {recipe['runtime']}, not for vLLM")
     untold = [f"{key} is not translated" for key in recipe if key not in _READ]
-    defaults = {name: _written(value) for name, value in recipe.get("defaults", {}).items()}
+    defaults, env = (
+        {name: _written(value) for name, value in (recipe.get(key) or {}).items()}
+        for key in ("defaults", "env")
+    )
     served = {"model": str(recipe.get("model", model))}
     command = str(recipe.get("command") or f"vllm serve {{model}} {_flags_of(defaults)}")
     command = _filled(command, {**defaults, **served})
@@ -115,7 +120,7 @@ def _from_command(recipe: Mapping[str, Any], model: str, source: str) -> tuple[P
     settings = dict(split_flags([*long]))
     if place := [name for name in settings if _OF_THE_PLACE.fullmatch(name)]:
         untold.append(f"{', '.join(place)}: of the place, which serve-args knows")
-    settings = joined(settings.items()) | {n: _written(v) for n, v in recipe.get("env", {}).items()}
+    settings = joined(settings.items()) | env
     nodes = int(recipe.get("min_nodes") or 1 + bool(recipe.get("cluster_only")))
     return _preset(model or named, settings, source, nodes=nodes, single=nodes == 1), untold
 

@@ -87,7 +87,7 @@ def test_what_is_exported_is_read_again(cli, tmp_path):
     [
         "",
         "[1, 2]",
-        "variants: {a: 1}",
+        "model: {model_id: a/b}\nvariants: {a: 1}",
         "model: a/b\nruntime: sglang",
         "model: !!python/object/apply:os.system [id]",
         "model: a/b\ncommand: vllm serve a/b --x 'open",
@@ -95,7 +95,7 @@ def test_what_is_exported_is_read_again(cli, tmp_path):
         "model: a/b\ndefaults: {speculative_config: '[]'}",
         "model: a/b\ndefaults: {x: 2026-01-01}",
         f"command: vllm serve a/b --z {{x}}\ndefaults: {{x: '{'{y}' * 9000}', y: '{'y' * 99}'}}",
-        "variants: &a [1]\nb: [" + ", ".join(["*a"] * 21) + "]",
+        "model: &a {x: 1}\nb: [" + ", ".join(["*a"] * 21) + "]",
         "model: &a a/b\nname: *a",
         "[" * 5000,
     ],
