@@ -144,6 +144,10 @@ def on_device(
     return code
 
 
+class _Chosen(BaseException):
+    """Carries the chosen kernel past its construction, which needs a device."""
+
+
 def fp8_linear(code: Code, scales: str) -> str:
     """Return the kernel class of an FP8 linear layer; before there were any its backend.
 
@@ -169,24 +173,15 @@ def fp8_linear(code: Code, scales: str) -> str:
         "out_dtype": Anything("torch.bfloat16"),
         "weight_shape": (4096, 4096),
     }
-    init = code.get(path, _FP8_INIT)
-    taken = inspect.signature(init).parameters
-    return _chosen(code, path, lambda: init(**{k: v for k, v in given.items() if k in taken}))
-
-
-class _Chosen(BaseException):
-    """Carries the chosen kernel past its construction, which needs a device."""
-
-
-def _chosen(code: Code, path: str, run: Callable[[], object]) -> str:
-    choose = code.get(path, _CHOOSE)
+    init, choose = code.get(path, _FP8_INIT), code.get(path, _CHOOSE)
 
     def stop(*args: object, **named: object) -> None:
         raise _Chosen(choose(*args, **named))
 
     code.put(path, _CHOOSE, stop)
+    taken = inspect.signature(init).parameters
     try:
-        run()
+        init(**{name: value for name, value in given.items() if name in taken})
     except _Chosen as chosen:
         return str(chosen.args[0].__name__)
     raise ProofError(f"{path}: {_FP8_INIT} does not call {_CHOOSE}")

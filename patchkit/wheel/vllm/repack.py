@@ -164,6 +164,12 @@ def _patch_tree(
     outcome = apply(tree / "vllm", recipe, request, anew=True, sandboxed=sandboxed)
     (dist_info,) = tree.glob(_DIST_INFO)
     metadata = HeaderParser().parsestr((dist_info / "METADATA").read_text(encoding="utf-8"))
+    tag, needed = origin.wheel.name.tag, floor(binaries).get("GLIBC", "")
+    promised = library_rules().promised_glibc(tag)
+    # The libraries may need a newer glibc than the file name says.
+    if promised and by_version(needed) > by_version(f"GLIBC_{promised}"):
+        glibc = "_".join(re.findall(r"\d+", needed)[:2])
+        tag = f"{tag.rpartition('-')[0]}-manylinux_{glibc}_{origin.cpu}"
     return PatchedTree(
         origin=origin,
         asked=asked,
@@ -173,7 +179,7 @@ def _patch_tree(
         dist_info=dist_info.name,
         license=metadata.get("License-Expression", "NOASSERTION"),
         cuda=cuda_major(binaries),
-        tag=_glibc_tag(origin, binaries),
+        tag=tag,
         libraries={library.name: library.use.value for library in judged},
     )
 
@@ -184,16 +190,6 @@ def _unchanged_error(origin: Origin, target: Target) -> UsageError:
         why="the release needs none there, or they were left out",
         hint="install the wheel as it is, make it --native, or choose fixes with --with",
     )
-
-
-def _glibc_tag(origin: Origin, binaries: tuple[Binary, ...]) -> str:
-    """Return the tag of the file name, with a newer glibc where the libraries need one."""
-    tag, needed = origin.wheel.name.tag, floor(binaries).get("GLIBC", "")
-    promised = library_rules().promised_glibc(tag)
-    if not promised or by_version(needed) <= by_version(f"GLIBC_{promised}"):
-        return tag
-    glibc = "_".join(re.findall(r"\d+", needed)[:2])
-    return f"{tag.rpartition('-')[0]}-manylinux_{glibc}_{origin.cpu}"
 
 
 def _is_in_wheelhouse(house: Path, new: Additions, digest: str) -> bool:

@@ -46,25 +46,20 @@ def cutlass_group_gemm_supported() -> bool:
 
 def look(tree: kit.SourceTree, request: kit.Request) -> kit.Observation:
     """Read the compiled gate, which decides whether the Python one needs help."""
-    if place := _fixed_upstream(tree):
-        return kit.upstream(f"{place} says no to SM12x")
+    installed = tree.kind == "installed"
+    if installed and tree.version >= _FIXED_IN:
+        return kit.upstream("the compiled gate says no to SM12x")
+    for path in () if installed else tree.containing(_COMPILED, _COMPILED_GATE):
+        text = tree.read(path)
+        start = text.index(_COMPILED_GATE)
+        if "cuda_device_capability < 120" in text[start : text.index("\n}", start)]:
+            return kit.upstream(f"{path} says no to SM12x")
     edits = kit.swap(_PATH, tree.read(_PATH), _SCOPE, _BEFORE, _AFTER, note="no SM12x grouped GEMM")
     return kit.found(
         edits,
         now=f"{_PATH}: {_SCOPE} says yes to SM12x",
         done=f"{_PATH}: {_SCOPE} says no to SM12x",
     )
-
-
-def _fixed_upstream(tree: kit.SourceTree) -> str:
-    if tree.kind == "installed":
-        return "the compiled gate" if tree.version >= _FIXED_IN else ""
-    for path in tree.containing(_COMPILED, _COMPILED_GATE):
-        text = tree.read(path)
-        start = text.index(_COMPILED_GATE)
-        if "cuda_device_capability < 120" in text[start : text.index("\n}", start)]:
-            return path
-    return ""
 
 
 def prove(case: kit.Case) -> str:
