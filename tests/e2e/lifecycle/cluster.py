@@ -35,10 +35,7 @@ Process = Literal["main", "worker"]
 Begin = Literal["bare", "stopped", "serving"]
 Ranks = dict[str, dict[Process, list[str]]]  # ids of processes, by node
 # Processes of ranks, by what their command line holds.
-COMMANDS: dict[Process, str] = {
-    "main": "[b]in/vllm serve",
-    "worker": f"[{WORKER[0]}]{WORKER[1:]}",
-}
+COMMANDS: dict[Process, str] = {"main": "[b]in/vllm serve", "worker": f"[{WORKER[0]}]{WORKER[1:]}"}
 # What a node still has: processes with the group's mark, by their command; units that are not off.
 LEFT = """\
 for each in $(grep -slz '^PATCHKIT_CLUSTER=' /proc/[0-9]*/environ); do

@@ -75,11 +75,8 @@ def test_list_verify_prune(cli, house, made):
     assert "nothing was changed" in cli("wheelhouse", "prune", "--dry-run").stdout
     changes = json.loads(cli("wheelhouse", "prune", "--drop", "vllm", "--json").stdout)["changes"]
     assert [change["reason"] for change in changes][:2] == ["dropped", "not in manifest.json"]
-
     place.write_bytes(place.read_bytes()[:-1])
     assert "it was changed or cut short" in cli("verify", rc=8).stdout
-    done = json.loads(cli("verify", "--json", rc=8).stdout)
-    assert {each["where"] for each in done["findings"]} == {place.name}
 
 
 LATER = "2.30.7+gb10.abc123"

@@ -21,11 +21,6 @@ EXAMPLES = [
 ]
 
 
-def test_an_id_is_one_fix_in_all_recipes():
-    names = [fix.id for recipe in RECIPES for fix in recipe.fixes]
-    assert len(set(names)) == len(names)
-
-
 def test_metadata_is_complete_and_needs_select_known_releases():
     for recipe, fix in FIXES:
         for text in (fix.title, fix.symptom, fix.why, fix.upstream):

@@ -11,7 +11,13 @@ from packaging.specifiers import SpecifierSet
 
 from patchkit.cli.patch.apply import fixes_command
 from patchkit.finding import ESTABLISHED
-from patchkit.patching.recipe import SupportLevel, load_claims, load_recipe, load_support
+from patchkit.patching.recipe import (
+    SupportLevel,
+    load_claims,
+    load_recipe,
+    load_recipes,
+    load_support,
+)
 
 RECIPE = load_recipe()
 CLAIMS = load_claims()
@@ -46,7 +52,7 @@ def test_fixes_json_has_the_matrix():
 
 
 def test_claims_are_complete_and_fit_their_releases():
-    names = [each.id for each in (*CLAIMS, *RECIPE.fixes)]
+    names = [each.id for each in CLAIMS] + [fix.id for it in load_recipes() for fix in it.fixes]
     assert len(names) == len(set(names))
     for claim in CLAIMS:
         for text in (claim.says, claim.why, claim.instead):

@@ -99,17 +99,12 @@ def test_every_finding_has_an_id_and_a_next_step():
 # This host
 
 
-@pytest.fixture
-def spark(tmp_path):
-    return hosts.build(tmp_path, "cable_port0", node=0)
-
-
-def test_what_this_host_does_not_have(spark):
+def test_what_this_host_does_not_have(copied):
     text = (
         "VLLM_HOST_IP=192.168.100.11\nNCCL_SOCKET_IFNAME=enp1s0f\nGLOO_SOCKET_IFNAME=enp1s0f\n"
         "UCX_NET_DEVICES=rocep1s0f0:1,enp1s0f1np1\nNCCL_IB_HCA=mlx5_0:1\n"
     )
-    assert found(text, host=probe(spark, environment={})) == [
+    assert found(text, host=probe(copied, environment={})) == [
         (1, "error", "VLLM_HOST_IP=192.168.100.11: this host has no address 192.168.100.11"),
         (3, "error", "GLOO_SOCKET_IFNAME=enp1s0f: this host has no interface enp1s0f"),
         (4, "warning", "UCX_NET_DEVICES=rocep1s0f0:1,enp1s0f1np1: enp1s0f1np1 is down"),
@@ -138,14 +133,14 @@ def test_a_half_of_a_cage_is_missed_unless_env_leaves_it_out(tmp_path, name, dev
 # The command
 
 
-def test_the_command(spark, tmp_path):
+def test_the_command(copied, tmp_path):
     path, other = tmp_path / "x.env", tmp_path / "y.env"
     path.write_text("NCCL_IB_DISABLE=1\nNCCL_P2P_DISABLE=1\n")
     other.write_text("NCCL_P2P_DISABLE=1\n")
-    shown = run(path, other, "--root", spark, "--vllm", "0.25.1")
+    shown = run(path, other, "--root", copied, "--vllm", "0.25.1")
     notes = run(other, "--elsewhere", "--target", "gb10")
-    data = json.loads(run(path, other, "--root", spark, "--json").stdout)["files"]
-    former = CliRunner().invoke(group, ["env", "check", str(path), "--root", str(spark)])
+    data = json.loads(run(path, other, "--root", copied, "--json").stdout)["files"]
+    former = CliRunner().invoke(group, ["env", "check", str(path), "--root", str(copied)])
 
     assert shown.exit_code == former.exit_code == SourceError.exit_code
     assert f"{path}:1  warning  NCCL_IB_DISABLE=1 is advised against  [ib-disabled]" in shown.stdout
@@ -259,9 +254,9 @@ def test_the_last_line_says_which_version_and_where_from(lines, options, against
     )
 
 
-def test_an_image_has_its_own_software_and_not_this_hosts(spark):
+def test_an_image_has_its_own_software_and_not_this_hosts(copied):
     versions = {"vllm": "0.25.1", "triton": "3.6.0"}
-    host = replace(probe(spark, environment={}), software=Software(python="3.12.3", **versions))
+    host = replace(probe(copied, environment={}), software=Software(python="3.12.3", **versions))
     for text, expected in (("A_B=1\n", versions), ("docker run vllm/vllm-openai m\n", {})):
         checked = CheckedText(where="x.sh", content=read_content(text, "x.sh"), text=text)
         known = add_situation(checked, host, {}).situation

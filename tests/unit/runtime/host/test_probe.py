@@ -17,7 +17,7 @@ from patchkit.errors import HostError, SourceError, UsageError
 from patchkit.records import read_json
 from patchkit.runtime.host.advice import remarks
 from patchkit.runtime.host.hardware import target_of
-from patchkit.runtime.host.host import Address, Gid, Gpu, Host, Memory, System
+from patchkit.runtime.host.host import Gpu, Host, Memory, System
 from patchkit.runtime.host.machine_root import RecordingWriter, ToolUnavailable
 from patchkit.runtime.host.probe import probe
 from support import hosts
@@ -49,22 +49,6 @@ def test_the_system_of_a_spark(machine):
     )
     assert spark.software is None
     assert spark.notes == ()
-
-
-def test_a_cabled_netdev_and_its_rdma_device(machine):
-    spark = machine("cable_port0", 1)
-    netdev = spark.netdev("enP2p1s0f0np0")
-    assert netdev.up
-    assert (netdev.speed, netdev.mtu, netdev.lanes) == (200_000, 9000, 4)
-    assert (netdev.driver, netdev.pci, netdev.port) == ("mlx5_core", "0002:01:00.0", "p0")
-    assert netdev.addresses[0] == Address(address="192.168.101.11", prefix=24, family="inet")
-    assert netdev.addresses[1].link_local
-    rdma = next(each for each in spark.rdma if each.netdev == netdev.name)
-    assert (rdma.name, rdma.active) == ("roceP2p1s0f0", True)
-    assert rdma.gids[2:] == (
-        Gid(index=2, kind="IB/RoCE v1", address="192.168.101.11"),
-        Gid(index=3, kind="RoCE v2", address="192.168.101.11"),
-    )
 
 
 CABLED = {

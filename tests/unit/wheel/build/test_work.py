@@ -90,11 +90,7 @@ def link(place, elsewhere):
 
 
 @pytest.mark.parametrize(
-    "spoil",
-    [
-        *(make_shared, give_away, link),
-        lambda place, elsewhere: place.symlink_to(elsewhere),
-    ],
+    "spoil", [*(make_shared, give_away, link), lambda place, elsewhere: place.symlink_to(elsewhere)]
 )
 @pytest.mark.parametrize("inner", [False, True])
 def test_a_folder_that_is_not_ours_alone(work, tmp_path, spoil, inner):
