@@ -52,7 +52,7 @@ MACHINES = {
     # One address, and the MTU of a LAN. Works.
     "small_mtu": _cabled({A0: {"mtu": 1500}, B0: {"mtu": 1500}}, **{A0: "10.0.1.1/24", B0: ""}),
     # A node of a ring of three, with numbers of its owner's.
-    "ring": _cabled(
+    "own_ring": _cabled(
         **{A0: "192.168.10.1/24", B0: "192.168.11.1/24"},
         **{A1: "192.168.30.2/24", B1: "192.168.31.2/24"},
     ),

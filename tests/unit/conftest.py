@@ -1,11 +1,13 @@
 """Build what several unit tests take: trees of a few files, and machines."""
 
+from functools import cache
+
 import pytest
 from packaging.version import Version
 
 from patchkit.runtime.host.probe import probe
 from patchkit.source.tree import SourceTree
-from support import hosts, write_files
+from support import hosts, networks, write_files
 
 
 @pytest.fixture
@@ -19,17 +21,17 @@ def make_tree(tmp_path):
     return make
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def machine(tmp_path_factory):
-    """The facts of a machine of hosts.py: ``machine("ring", 2)``."""
-    folder = tmp_path_factory.mktemp("hosts")
+    """The facts of a machine of networks.py, or of a node of hosts.py: ``machine("ring", 2)``."""
+    folder = tmp_path_factory.mktemp("machines")
 
-    def found(name, node=0):
-        root = folder / f"{name}-{node}"
-        root = root if root.exists() else hosts.build(folder, name, node=node)
-        return probe(root, environment={})
+    @cache
+    def probed(name, node):
+        made = hosts.build(folder, name, node=node) if node else networks.build(folder, name)
+        return probe(made, environment={})
 
-    return found
+    return lambda name, node=0: probed(name, node)
 
 
 @pytest.fixture

@@ -2,8 +2,6 @@
 
 import json
 import os
-import subprocess
-import sys
 
 import pytest
 
@@ -21,7 +19,7 @@ LOADED = f"lib/python{THIS}/site-packages/nvidia/nccl/lib/{SO}"
 
 
 @pytest.fixture
-def house(tmp_path, environment):
+def house(tmp_path, cli):
     """A filled wheelhouse: a vLLM, an NCCL, and the torch that they need."""
     folder, house = tmp_path / "made", tmp_path / "wheelhouse"
     offered = folder / "offered"
@@ -34,7 +32,7 @@ def house(tmp_path, environment):
     needs = ["nvidia-cudnn-cu13", "nvidia-nccl-cu13==2.28.9"]
     write_wheel(offered, "2.11.0", project="torch", tag=HERE, files=files, requires=needs)
     write_wheel(offered, "9.0", project="nvidia-cudnn-cu13", tag="py3-none-any")
-    fill(house, offered, environment)
+    fill(cli, house, offered)
     return house
 
 
@@ -47,14 +45,10 @@ def nccl_wheel(folder, version):
     return write_wheel(folder, version, files=files)
 
 
-def fill(house, offered, environment, release=THIS):
-    words = ["wheelhouse", "fill", "--dir", house, "--offline", "--find-links", offered]
-    words += ["--python-version", release]
+def fill(cli, house, offered, release=THIS):
+    words = ["--dir", house, "--offline", "--find-links", offered, "--python-version", release]
     alone = {"PIP_CONFIG_FILE": os.devnull, "PIP_FIND_LINKS": "", "PIP_EXTRA_INDEX_URL": ""}
-    command = [sys.executable, "-m", "patchkit", *map(str, words)]
-    env = {**environment, **alone}
-    done = subprocess.run(command, env=env, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
+    cli("wheelhouse", "fill", *words, env=alone)
 
 
 @pytest.fixture
@@ -66,7 +60,7 @@ def homes(tmp_path):
 
 
 @pytest.fixture
-def install(homes, house, environment, tmp_path):
+def install(homes, house, cli, tmp_path):
     """Run `patchkit cluster install`: what it printed."""
     need("rsync")
     if why := obstacle():
@@ -74,13 +68,10 @@ def install(homes, house, environment, tmp_path):
     text = "".join(f'[[node]]\nssh = "{name}"\n' for name in NODES)
     (tmp_path / "cluster.toml").write_text(text)
     with ssh_server(tmp_path / "ssh", *NODES, homes=homes) as path:
-        env = {**environment, "PATH": path, "XDG_RUNTIME_DIR": str(tmp_path)}
+        env = {"PATH": path, "XDG_RUNTIME_DIR": str(tmp_path)}
 
         def run(*words, rc=0):
-            command = [sys.executable, "-m", "patchkit", "cluster", "install", *words]
-            done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
-            assert "Traceback" not in done.stderr, done.stderr
-            assert done.returncode == rc, done.stdout + done.stderr
+            done = cli("cluster", "install", *words, rc=rc, env=env)
             return json.loads(done.stdout) if "--json" in words else done.stdout + done.stderr
 
         yield run
@@ -90,7 +81,7 @@ def leads(homes):
     return [(home / LINK).resolve().name for home in homes.values()]
 
 
-def test_fresh_again_and_another(install, homes, house, environment, tmp_path):
+def test_fresh_again_and_another(install, homes, house, cli, tmp_path):
     fresh = install("--json")
     first = fresh["nodes"][0]["name"]
     assert [each["changed"] for each in fresh["nodes"]] == [True, True]
@@ -104,7 +95,7 @@ def test_fresh_again_and_another(install, homes, house, environment, tmp_path):
     assert (again["copies"], [each["changed"] for each in again["nodes"]]) == ([], [False, False])
     assert "as it is" in install()
     add_wheel(house, nccl_wheel(tmp_path / "later", "2.28.9+gb10.def456"), FACTS)
-    fill(house, tmp_path / "made/offered", environment)
+    fill(cli, house, tmp_path / "made/offered")
     later = install("--json")
     second = later["nodes"][0]["name"]
     assert [each["wheels"] for each in later["copies"]] == [1, 1]
@@ -123,10 +114,10 @@ def test_a_disk_without_room(install, homes, small_disk):
 
 
 def test_another_python_and_an_unfilled_wheelhouse_are_said_before_a_copy(
-    install, homes, house, environment, tmp_path
+    install, homes, house, cli, tmp_path
 ):
     other = "3.12" if THIS != "3.12" else "3.13"
-    fill(house, tmp_path / "made/offered", environment, other)
+    fill(cli, house, tmp_path / "made/offered", other)
     said = install(rc=9)
     assert f"has Python {THIS}, and the wheels are for {other}" in said
     assert not (homes["spark-1"] / ".local").exists()

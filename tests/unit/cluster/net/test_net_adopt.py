@@ -26,7 +26,7 @@ def planned(host, **changes):
 
 FINE = (
     *("playbook", "thirteen", "bare_half", "set_link_local", "drawn_pair", "second_cable"),
-    *("small_mtu", "ring", "pair_and_switch", "same_subnet", "two_in_one_subnet", "kernel7"),
+    *("small_mtu", "own_ring", "pair_and_switch", "same_subnet", "two_in_one_subnet", "kernel7"),
 )
 
 
@@ -39,7 +39,7 @@ def test_a_network_that_works_is_kept(machine, name, node):
 @pytest.mark.parametrize("nodes", [4, 16])
 def test_two_cages_in_use_on_many_nodes_are_not_taken_for_a_ring(machine, nodes):
     assert planned(machine("pair_and_switch"), nodes=nodes) == ([], [])
-    plan = make_net_plan(machine("ring"), NetPlanOptions(nodes=nodes))
+    plan = make_net_plan(machine("own_ring"), NetPlanOptions(nodes=nodes))
     assert plan.topology == "as found"
     with pytest.raises(UsageError, match="where do the two cables lead"):
         make_net_plan(machine("fresh_both"), NetPlanOptions(node=2, nodes=nodes))

@@ -55,7 +55,7 @@ OWNERS = {  # what is not ok of networks that worked for their owners, and of th
     "drawn_first": {"cage 1: random-twin: warning"},
     "second_cable": {f"{A1}, {B1}: cage 1: warning"},
     "small_mtu": {f"{A}: MTU: note", f"{B}: MTU: note", "cage 0: one-twin-address: note"},
-    "ring": {"this node: cabling: note"},
+    "own_ring": {"this node: cabling: note"},
     "pair_and_switch": {f"{A1}: speed: warning"},
     "two_in_one_subnet": {
         f"{A1}: networks of its own: error",
