@@ -1,7 +1,5 @@
 """Run what a node runs from the wheel and click alone, in an environment of its own."""
 
-from __future__ import annotations
-
 import json
 import shlex
 import subprocess

@@ -1,7 +1,5 @@
 """Values of variables beside the releases themselves: their own ``envs.py``, executed."""
 
-from __future__ import annotations
-
 import os
 from collections import defaultdict
 from types import SimpleNamespace

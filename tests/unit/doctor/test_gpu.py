@@ -1,7 +1,5 @@
 """Check what the results of the smoke test mean: OK only for what ran and was right."""
 
-from __future__ import annotations
-
 import sys
 from dataclasses import replace
 from pathlib import Path

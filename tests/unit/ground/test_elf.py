@@ -1,7 +1,5 @@
 """ELF facts, of libraries that tests/data/libraries/make.sh describes, and beside pyelftools."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import struct

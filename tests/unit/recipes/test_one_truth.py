@@ -4,8 +4,6 @@ They are written in four files, and a setting that is named in two of them must 
 and bad in the other.
 """
 
-from __future__ import annotations
-
 import re
 from typing import NamedTuple
 

@@ -3,8 +3,6 @@
 README's blocks run, as far as they do without a Spark: on machines of the tests.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

@@ -1,7 +1,5 @@
 """`patchkit env`, for machines of every kind, and what it does to files."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Check which cage carries the data, for clusters of every size and way to name the head."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

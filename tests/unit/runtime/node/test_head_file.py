@@ -1,7 +1,5 @@
 """A head's file on another machine: what of it is taken over, and what is refused by name."""
 
-from __future__ import annotations
-
 import re
 
 import pytest
@@ -157,20 +155,6 @@ def test_serve_args_take_an_edited_file_only_if_that_is_accepted(tmp_path):
     assert done.stdout.startswith("vllm serve a/b ")
 
 
-@pytest.fixture
-def both(root, tmp_path):
-    """Ask a worker for both, with a head's file: the exceptions, None for what was printed."""
-
-    def run(text, *options):
-        file = tmp_path / "head.env"
-        file.write_text(text, encoding="utf-8")
-        shared = ["--role=worker", f"--from={file}", f"--root={root}", *options]
-        verbs = (["env"], ["serve-args", "openai/gpt-oss-120b"])
-        return [CliRunner().invoke(group, [*verb, *shared]).exception for verb in verbs]
-
-    return run
-
-
 @pytest.mark.parametrize(
     ("text", "options", "kind", "says"),
     [
@@ -181,8 +165,12 @@ def both(root, tmp_path):
         (resealed(f"{HEAD}NCCL_IB_TC=106\n"), (), SourceError, "NCCL_IB_TC is set by no rule"),
     ],
 )
-def test_what_one_refuses_the_other_refuses(both, text, options, kind, says):
-    first, second = both(text, *options)
+def test_what_one_refuses_the_other_refuses(root, tmp_path, text, options, kind, says):
+    file = tmp_path / "head.env"
+    file.write_text(text, encoding="utf-8")
+    shared = ["--role=worker", f"--from={file}", f"--root={root}", *options]
+    verbs = (["env"], ["serve-args", "openai/gpt-oss-120b"])
+    first, second = (CliRunner().invoke(group, [*verb, *shared]).exception for verb in verbs)
     assert isinstance(first, kind)
     assert says in str(first)
     assert str(second) == str(first)

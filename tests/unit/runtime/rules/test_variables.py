@@ -17,7 +17,7 @@ from patchkit.runtime.rules.variables import (
 from tools.release_values import read_names, read_values
 
 ENVS = """
-from __future__ import annotations
+
 import os
 other: dict[str, str] = {"NOT_THIS": "one"}
 environment_variables: dict[str, Callable[[], Any]] = {

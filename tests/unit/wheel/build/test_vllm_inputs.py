@@ -55,16 +55,6 @@ def repository(tmp_path, git):
 
 
 @pytest.fixture
-def flashmla(repository):
-    """FlashMLA in small, with its submodule beside it in the same folder."""
-    cutlass, inner = repository("mirror/cutlass", {"include/cutlass/cutlass.h": "// 4\n"})
-    gitmodules = f'[submodule "x"]\n\tpath = csrc/cutlass\n\turl = {cutlass}\n'
-    files = {"flash_mla/flash_mla_interface.py": "\n", ".gitmodules": gitmodules}
-    root, commit = repository("mirror/flashmla", files, [("csrc/cutlass", inner)])
-    return wanted("flashmla", "FLASH_MLA_SRC_DIR", str(root), commit)
-
-
-@pytest.fixture
 def take(tmp_path, monkeypatch):
     """Gather into one folder: ``take(wanted, "qutlass=FOLDER", offline=True)``."""
     monkeypatch.setenv("PATCHKIT_CACHE_DIR", str(tmp_path / "cache"))
@@ -77,7 +67,12 @@ def take(tmp_path, monkeypatch):
     return gathered
 
 
-def test_a_commit_comes_once_with_the_submodules_that_it_names(take, flashmla, tmp_path):
+def test_a_commit_comes_once_with_the_submodules_that_it_names(take, repository, tmp_path):
+    cutlass, inner = repository("mirror/cutlass", {"include/cutlass/cutlass.h": "// 4\n"})
+    gitmodules = f'[submodule "x"]\n\tpath = csrc/cutlass\n\turl = {cutlass}\n'
+    files = {"flash_mla/flash_mla_interface.py": "\n", ".gitmodules": gitmodules}
+    root, commit = repository("mirror/flashmla", files, [("csrc/cutlass", inner)])
+    flashmla = wanted("flashmla", "FLASH_MLA_SRC_DIR", str(root), commit)
     with pytest.raises(SourceError, match="offline it cannot be fetched") as caught:
         take(flashmla, offline=True)
     cost = "or leave it out: --without flashmla; MLA models fall to other backends"

@@ -1,7 +1,5 @@
 """What a library or a wheel holds, by its fat binaries, and how that reaches a device."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import struct
