@@ -19,7 +19,6 @@ _ASIDE = re.compile(r"(?:^|\.)(?:mtp|visual|vision|audio|talker|code2wav)\w*\.")
 _LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 _EMBEDDINGS = re.compile(r"(?:^|\.)(?:embed_tokens|tok_embeddings|embeddings|embed|wte)\.")
 _OF = re.compile(r"-of-0*(\d+)\.")
-_SIXTEEN_BITS = ("BF16", "F16")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +34,7 @@ class Tensor:
     @property
     def is_plain(self) -> bool:
         """Return whether it is in 16 bits, as nothing that is quantised."""
-        return self.dtype in _SIXTEEN_BITS
+        return self.dtype in ("BF16", "F16")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,9 +67,10 @@ def find_checkpoint(model: str, environment: Mapping[str, str]) -> Checkpoint | 
 
 
 def _read_checkpoint(folder: Path) -> Checkpoint:
-    config = read_json(dict[str, Any], (folder / "config.json").read_bytes())
-    config |= config.get("text_config", {})
-    taken, there = (max(config.get(k, 0) for k in keys) for keys in (_TAKEN, _EXPERTS))
+    whole = read_json(dict[str, Any], (folder / "config.json").read_bytes())
+    named = tuple(whole.get("architectures") or ())  # which those of a part may say otherwise
+    config = {**whole, **whole.get("text_config", {}), "architectures": named}
+    taken, there = (max(config.get(k) or 0 for k in keys) for keys in (_TAKEN, _EXPERTS))
     tensors, aside = [], []
     for name, said in _headers(folder):
         # Layers beyond the last are for drafting; what sees or hears works on prompts.
@@ -80,8 +80,8 @@ def _read_checkpoint(folder: Path) -> Checkpoint:
             aside.append(name)
             continue
         begin, end = said["data_offsets"]
-        shape, dtype = tuple(said.get("shape", ())), said.get("dtype", "")
-        tensors.append(Tensor(name=name, dtype=dtype, shape=shape, size=end - begin, layer=layer))
+        shape, kind = tuple(map(int, said.get("shape", ()))), said.get("dtype", "")
+        tensors.append(Tensor(name=name, dtype=kind, shape=shape, size=end - begin, layer=layer))
     tied = not any("head." in tensor.name for tensor in tensors)
     reads = 0.0
     for it in tensors:

@@ -36,8 +36,9 @@ class DenseLayers:
 
 def dense_layers(checkpoint: Checkpoint, nodes: int) -> DenseLayers | None:
     """Return the layers in 16 bits of a checkpoint that has others quantised; None for none."""
-    known = set(checkpoint.config.get("architectures", ()))
-    row = next((it for it in load_flag_rules().dense if known & set(it.architectures)), None)
+    names = checkpoint.config["architectures"]
+    rows = load_flag_rules().dense
+    row = next((it for it in rows if any(name in it.architectures for name in names)), None)
     quantised = any(".experts." in it.name and not it.is_plain for it in checkpoint.tensors)
     if row is None or not quantised:
         return None

@@ -55,6 +55,7 @@ def test_a_checkpoint_says_what_a_token_reads(tmp_path):
         ({"lm_head.a": 7}, {"text_config": layers | moe}, 100 + 50 + 7),
         ({}, layers | moe, 1000 + 100 + 50),  # the table is the head
         ({}, layers, None),  # nobody says how many of the experts are taken
+        ({}, layers | moe | {"architectures": 5}, None),
     ):
         header = {name: {"data_offsets": [5, 5 + size]} for name, size in (sizes | head).items()}
         found = write(tmp_path, header, config)
