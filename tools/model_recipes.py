@@ -17,6 +17,7 @@ from typing import Any
 import yaml
 
 from patchkit.measure.recipe_files import joined, mode_of, recipe_settings, split_flags
+from patchkit.runtime.rules.flags import load_flag_rules
 from patchkit.runtime.rules.presets import (
     ABOUT,
     DRAFTING,
@@ -32,7 +33,7 @@ from patchkit.runtime.rules.presets import (
 from patchkit.runtime.rules.releases import read_table
 from tools.decisions import Decision
 
-_PLACE = "recipes/env/presets.toml"
+_PLACE, _FLAGS = "recipes/env/presets.toml", "recipes/env/flags.toml"
 # A recipe without them leaves them to vLLM.
 _ALWAYS = ("--gpu-memory-utilization", "--max-model-len")
 _HEADING = re.compile(r"^#+ .*$", re.MULTILINE)
@@ -147,6 +148,9 @@ def _of_preset(preset: Preset, release: str) -> Iterator[Decision]:
                 f"{release}, and {here or 'not set'!r} in the preset: take it, or say why "
                 "not in `differs`",
             )
+    reasons = {*load_flag_rules().preset, DRAFTING}
+    for name in preset.settings.keys() - preset.variables.keys() - reasons:
+        yield Decision(file=_FLAGS, says=f"{preset.id}: [preset] has no reason for {name}")
     for name in preset.differs:
         if not any(fnmatchcase(each, name) for each in found):
             yield Decision(file=_PLACE, says=f"{preset.id}: `differs` names {name}, which does not")

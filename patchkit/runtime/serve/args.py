@@ -219,8 +219,27 @@ def _notes_on_flags(
     for flag in kept:
         if flag.flag == DRAFTING:
             yield f"--without drafter leaves drafting out. {flag.reason}"
+            yield from _room_for_drafts({it.flag: it.value for it in kept})
         elif flag.flag == "--trust-remote-code":
             yield f"{flag.flag} runs code that comes with the checkpoint: read it first"
+
+
+def _room_for_drafts(values: Mapping[str, str]) -> Iterator[str]:
+    """Yield how many sequences a drafter of blocks leaves, as vLLM's config/vllm.py has it."""
+    drafting = read_json(dict[str, Any], values[DRAFTING])
+    depth, sequences, tokens = (
+        int(str(value)) if str(value).isdigit() else 0
+        for value in (
+            drafting.get("num_speculative_tokens"),
+            values.get("--max-num-seqs"),
+            values.get("--max-num-batched-tokens"),
+        )
+    )
+    if drafting.get("method") in ("dflash", "dspark") and 0 < tokens < depth * sequences:
+        yield (
+            f"{tokens // depth} of {sequences} sequences are computed at once: each drafts {depth} "
+            f"tokens, and --max-num-batched-tokens is {tokens}"
+        )
 
 
 def _model_notes(request: ServeRequest) -> Iterator[str]:

@@ -58,14 +58,18 @@ def test_commands_and_defaults_are_translated(read):
 
 def test_the_same_checks_hold_for_a_recipe(cli, tmp_path):
     path = tmp_path / "recipe.yaml"
-    path.write_text(EUGR.replace("cluster_only: true\n", ""))
+    text = EUGR.replace("cluster_only: true\n", "").replace('"mtp"', '"dflash"')
+    path.write_text(
+        text.replace("--made-up", "--max-num-seqs 900 --max-num-batched-tokens 2048 --made-up")
+    )
     done = cli("serve-args", "--recipe", str(path), "--vllm", "0.33.0")
-    assert "--gpu-memory-utilization 0.80 --max-num-seqs 8 --speculative-config" in done.stdout
+    assert "--gpu-memory-utilization 0.80 --max-num-seqs 900 --max-num-b" in done.stdout
     for text in (
         "--gpu-memory-utilization 0.95 is left out: CPU and GPU share one memory",
         "--enforce-eager is left out: CUDA graphs work",
         "--made-up is left out: vLLM 0.33.0 has no --made-up",
         "`patchkit env --set VLLM_X=1`",
+        "682 of 900 sequences are computed at once: each drafts 3 tokens",
     ):
         assert text in done.stderr
 

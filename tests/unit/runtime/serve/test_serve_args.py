@@ -97,7 +97,7 @@ def test_every_release_from_its_oldest_on_takes_a_preset(preset):
         ),
         (
             {"model": "inclusionAI/Ling-3.0-flash-int4"},
-            "--gpu-memory-utilization 0.9 is left out: CPU and GPU share one memory",
+            "not as upstream's recipe for a GB10: --gpu-memory-utilization; --explain says why",
         ),
         (
             {"model": "Qwen/Qwen3-Coder-Next-FP8", "vllm": "0.19.1"},
