@@ -239,75 +239,57 @@ def joined(settings: Iterable[tuple[str, str]]) -> Settings:
         if _OF_THE_PLACE.fullmatch(flag) or value.startswith("$"):
             continue
         if key:
-            value = json.dumps({**json.loads(found.get(flag, "{}")), key: plain(value)})
+            value = json.dumps({**json.loads(found.get(flag, "{}")), key: _plain(value)})
         found[flag] = value
     return found
 
 
-def plain(value: str) -> object:
-    """Return a text as JSON has it, else the text."""
+def _plain(value: str) -> object:
     try:
         return json.loads(value)
     except ValueError:
         return value
 
 
-# Written
-
 _OF_WEIGHTS = 1.2  # upstream's own rule for vram_minimum_gb
 _BY_HAND = ("parameter_count", "active_parameters", "context_length")
 
 
 def recipe_yaml(served: ServeCommand) -> tuple[str, list[str]]:
-    """Return the recipe, and the keys that upstream asks for and patchkit does not know."""
+    """Return vLLM's recipe of what is served, and the keys of it that patchkit does not know."""
     request, preset = served.request, served.request.node.preset
     owner, _, name = request.model.rpartition("/")
-    ours = [it for it in served.flags if not _OF_THE_PLACE.fullmatch(it.flag)]
-    drafting = [word for it in ours if it.flag == DRAFTING for word in it.words]
+    words = [it.words for it in served.flags if not _OF_THE_PLACE.fullmatch(it.flag)]
+    drafting = [word for each in words if each[0] == DRAFTING for word in each]
+    on_spark = {
+        "extra_args": [word for each in words if each[0] != DRAFTING for word in each],
+        "extra_env": dict(preset.variables) if preset else {},
+    }
+    about: dict[str, Any] = {"description": f"{name} on a DGX Spark"}
+    meta = {"title": name, "slug": name.lower(), "provider": owner, **about}
+    meta |= {"date_added": date.today(), "date_updated": date.today(), "tasks": ["text"]}
+    meta["hardware"] = {}  # only what somebody has run counts as verified
     model: dict[str, Any] = {
         "model_id": request.model,
         "min_vllm_version": (preset and preset.min_vllm) or request.node.vllm,
         "base_args": [],
-        "base_env": {},
     }
-    variant: dict[str, Any] = {
-        "description": f"{name} on a DGX Spark",
-        "supported_hardware": [GB10],
-        "hardware_overrides": {
-            GB10: {
-                "extra_args": [word for it in ours if it.flag != DRAFTING for word in it.words],
-                "extra_env": dict(preset.variables) if preset else {},
-            }
-        },
-    }
+    variant: dict[str, Any] = {**about, "supported_hardware": [GB10]}
+    variant["hardware_overrides"] = {GB10: on_spark}
     if preset and preset.quantization:
         variant["precision"] = preset.quantization
         model["architecture"] = "moe" if preset.moe else "dense"
     if request.weights_gib:
         variant["vram_minimum_gb"] = math.ceil(request.weights_gib / GIB_PER_GB * _OF_WEIGHTS)
-    features = {"spec_decoding": {"description": "Drafting", "args": drafting}} if drafting else {}
     recipe = {
-        "meta": {
-            "title": name,
-            "slug": name.lower(),
-            "provider": owner,
-            "description": f"{name} on a DGX Spark",
-            "date_added": date.today(),
-            "date_updated": date.today(),
-            "tasks": ["text"],
-            "hardware": {},  # only what somebody has run counts as verified
-        },
+        "meta": meta,
         "model": model,
-        "features": features,
-        "opt_in_features": [],
+        "features": {"spec_decoding": {"args": drafting}} if drafting else {},
         "variants": {"default": variant},
         "compatible_strategies": ["multi_node_tp" if request.node.nodes > 1 else "single_node_tp"],
-        "hardware_overrides": {},
-        "strategy_overrides": {},
         "guide": f"Written by patchkit for vLLM {request.node.vllm}, and not run by it.",
     }
     missing = [f"model.{key}" for key in ("architecture", *_BY_HAND) if key not in model]
-    missing += [
-        f"variants.default.{k}" for k in ("precision", "vram_minimum_gb") if k not in variant
-    ]
+    asked = ("precision", "vram_minimum_gb")
+    missing += [f"variants.default.{key}" for key in asked if key not in variant]
     return yaml.safe_dump(recipe, sort_keys=False, allow_unicode=True, width=100), missing

@@ -18,7 +18,7 @@ from typing import Annotated
 
 from patchkit.errors import UsageError
 from patchkit.finding import Confidence, Established
-from patchkit.records import RECIPES, one_of, read_toml
+from patchkit.records import RECIPES, one_of, read_toml, record
 from patchkit.runtime.rules.flags import load_flag_rules
 from patchkit.runtime.rules.releases import read_table
 from patchkit.runtime.rules.rule import CHOICES, FlagName
@@ -78,11 +78,9 @@ class Preset:
 
     def reason(self, name: str, value: str | None) -> str:
         """Return why a setting is not as in upstream's recipe, "" for none."""
-        reasons = {**self.differs, **load_flag_rules().recipe}
-        words = (name, f"{name} {value}")
-        return next(
-            (why for what, why in reasons.items() if any(fnmatchcase(w, what) for w in words)), ""
-        )
+        words, reasons = (name, f"{name} {value}"), {**self.differs, **load_flag_rules().recipe}
+        found = (why for what, why in reasons.items() if any(fnmatchcase(it, what) for it in words))
+        return next(found, "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,10 +138,9 @@ def load_presets() -> tuple[Preset, ...]:
     found = {each.id.lower(): each for each in own_presets()}
     for name, recipe in model_recipes().items():
         if recipe.settings and name not in found:
-            source = f"recipes/models/{recipe.about['file']} of vLLM {read_table(MODELS).newest}"
-            found[name] = Preset(
-                id=recipe.id, source=source, evidence="documented", confidence="medium"
-            )
+            source = f"vLLM {read_table(MODELS).newest} recipes/models/{recipe.about['file']}"
+            grounds = {"source": source, "evidence": "documented", "confidence": "medium"}
+            found[name] = record(Preset, {"id": recipe.id, **grounds})
     return tuple(_completed(preset, recipe_of(preset.id)) for preset in found.values())
 
 

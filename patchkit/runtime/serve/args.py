@@ -172,23 +172,24 @@ def _flag(
 
 def _check_known(flag: ServeFlag, node: Node, home: Path | None) -> str:
     """Return what the release lacks of a preset's flag, "" for nothing. Raises DriftError."""
-    choices, values = load_choices(), {flag.flag: flag.value}
+    choices, values, trouble = load_choices(), [(flag.flag, flag.value)], ""
     if flag.flag == DRAFTING:
         for key, value in read_json(dict[str, Any], flag.value).items():
-            inner = f"{DRAFTING}.{key}"
-            values[inner if inner in choices else f"--{key.replace('_', '-')}"] = str(value)
-    wrong = [
-        f"does not take {flag.flag} {value}"
-        for name, value in values.items()
-        if name in choices and not choices[name].has(value, choices[name].known(node.vllm))
-    ]
+            # What drafts may have kernels of its own.
+            values += [
+                (f"{DRAFTING}.{key}", str(value)),
+                (f"--{key.replace('_', '-')}", str(value)),
+            ]
     if not has_flag(flag.flag, node.vllm, home):
-        wrong = [f"has no {flag.flag}"]
+        trouble = f"vLLM {node.vllm} has no {flag.flag}"
+    for name, value in values:
+        if name in choices and not choices[name].has(value, choices[name].known(node.vllm)):
+            trouble = trouble or f"vLLM {node.vllm} does not take {flag.flag} {value}"
     build = node.preset.build if node.preset else ""
-    if not wrong or (flag.origin in ("preset", "drafter") and not build):
-        return f"vLLM {node.vllm} {wrong[0]}" if wrong else ""
+    if not trouble or (flag.origin in ("preset", "drafter") and not build):
+        return trouble
     raise DriftError(
-        f"vLLM {node.vllm} {wrong[0]} ({flag.origin})",
+        f"{trouble} ({flag.origin})",
         why=f"the preset is for {build}" if build else "the rules know another vLLM than this one",
         hint="name the Python that has that build with --python; "
         "or flags that fit any model: --preset none"
