@@ -80,7 +80,7 @@ def _read_checkpoint(folder: Path) -> Checkpoint:
             aside.append(name)
             continue
         begin, end = said["data_offsets"]
-        shape, kind = tuple(map(int, said.get("shape", ()))), said.get("dtype", "")
+        shape, kind = tuple(map(int, said.get("shape", ()))), str(said.get("dtype"))
         tensors.append(Tensor(name=name, dtype=kind, shape=shape, size=end - begin, layer=layer))
     tied = not any("head." in tensor.name for tensor in tensors)
     reads = 0.0

@@ -39,8 +39,8 @@ def dense_layers(checkpoint: Checkpoint, nodes: int) -> DenseLayers | None:
     names = checkpoint.config["architectures"]
     rows = load_flag_rules().dense
     row = next((it for it in rows if any(name in it.architectures for name in names)), None)
-    quantised = any(".experts." in it.name and not it.is_plain for it in checkpoint.tensors)
-    if row is None or not quantised:
+    experts = {it.dtype for it in checkpoint.tensors if ".experts." in it.name}
+    if row is None or not experts - {"BF16", "F16", "F32"}:
         return None
     targets, saved = [], 0.0
     for layer in row.layers:

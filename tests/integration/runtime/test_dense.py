@@ -70,6 +70,7 @@ CASES = {
         attention("BF16") | GDN | SHARED,
         [*FIRST, *(f"1.{name}" for name in (*OF_GDN, *OF_SHARED))],
     ),
+    "plain experts": (MOE, attention("BF16") | within("0.mlp.experts.0", "up_proj"), ()),
     "no row": ("LlamaForCausalLM", attention("BF16"), ()),
 }
 
