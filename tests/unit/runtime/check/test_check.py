@@ -140,9 +140,8 @@ def test_the_command(copied, tmp_path):
     shown = run(path, other, "--root", copied, "--vllm", "0.25.1")
     notes = run(other, "--elsewhere", "--target", "gb10")
     data = json.loads(run(path, other, "--root", copied, "--json").stdout)["files"]
-    former = CliRunner().invoke(group, ["env", "check", str(path), "--root", str(copied)])
 
-    assert shown.exit_code == former.exit_code == SourceError.exit_code
+    assert shown.exit_code == SourceError.exit_code
     assert f"{path}:1  warning  NCCL_IB_DISABLE=1 is advised against  [ib-disabled]" in shown.stdout
     summaries = [line for line in shown.stdout.splitlines() if "checked against" in line]
     assert summaries == [
