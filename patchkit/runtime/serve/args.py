@@ -217,30 +217,22 @@ def _notes_on_flags(
     common = load_flag_rules().recipe.values()
     if told := [each.flag for each in unlike if each.reason not in common]:
         yield f"not as upstream's recipe for a GB10: {', '.join(told)}; --explain says why"
-    for flag in kept:
-        if flag.flag == DRAFTING:
-            yield f"--without drafter leaves drafting out. {flag.reason}"
-            yield from _room_for_drafts({it.flag: it.value for it in kept})
-        elif flag.flag == "--trust-remote-code":
-            yield f"{flag.flag} runs code that comes with the checkpoint: read it first"
-
-
-def _room_for_drafts(values: Mapping[str, str]) -> Iterator[str]:
-    """Yield how many sequences a drafter of blocks leaves, as vLLM's config/vllm.py has it."""
-    drafting = read_json(dict[str, Any], values[DRAFTING])
-    depth, sequences, tokens = (
-        int(str(value)) if str(value).isdigit() else 0
-        for value in (
-            drafting.get("num_speculative_tokens"),
-            values.get("--max-num-seqs"),
-            values.get("--max-num-batched-tokens"),
-        )
-    )
+    values = {flag.flag: flag.value for flag in kept}
+    if "--trust-remote-code" in values:
+        yield "--trust-remote-code runs code that comes with the checkpoint: read it first"
+    drafting = read_json(dict[str, Any], values.get(DRAFTING, "{}"))
+    if drafting:
+        by = f" with the checkpoint {drafting['model']}" if "model" in drafting else ""
+        reason = next(flag.reason for flag in kept if flag.flag == DRAFTING)
+        yield f"it drafts{by}; --without drafter leaves that out. {reason}"
+    given = (values.get(f"--max-num-{what}", "") for what in ("seqs", "batched-tokens"))
+    sequences, tokens = (int(text) if text.isdigit() else 0 for text in given)
+    depth = drafting.get("num_speculative_tokens")
+    depth = depth if isinstance(depth, int) else 0
+    # As vLLM's config/vllm.py has it.
     if drafting.get("method") in ("dflash", "dspark") and 0 < tokens < depth * sequences:
-        yield (
-            f"{tokens // depth} of {sequences} sequences are computed at once: each drafts {depth} "
-            f"tokens, and --max-num-batched-tokens is {tokens}"
-        )
+        each = f"each drafts {depth} tokens, and --max-num-batched-tokens is {tokens}"
+        yield f"{tokens // depth} of {sequences} sequences are computed at once: {each}"
 
 
 def _model_notes(request: ServeRequest) -> Iterator[str]:
