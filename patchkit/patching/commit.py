@@ -83,9 +83,8 @@ def commit_plan(
 
 def settled(verdict: Verdict) -> Verdict:
     """Return a verdict as it is after the commit: what was to be applied is applied."""
-    if verdict.state is not State.APPLY:
-        return verdict
-    return replace(verdict, state=State.APPLIED, reason=verdict.done)
+    applied = replace(verdict, state=State.APPLIED, reason=verdict.done)
+    return applied if verdict.state is State.APPLY else verdict
 
 
 def commit_texts(

@@ -6,6 +6,7 @@ import contextlib
 import email
 import email.policy
 import re
+import textwrap
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import accumulate, zip_longest
@@ -36,8 +37,8 @@ def read_patches(paths: Sequence[Path]) -> tuple[Patch, ...]:
         subject = email.message_from_string(text, policy=email.policy.default)["Subject"]
         title = re.sub(r"^\[[^]]*PATCH[^]]*\] *", "", " ".join(str(subject or "").split()))
         title, sha256 = title[:200] or path.stem, digest(text)
-        slug = re.sub("[^a-z0-9]+", "-", title.lower()).strip("-")[:50].strip("-")
-        name = f"patch-{slug or sha256[:8]}"
+        words = textwrap.shorten(re.sub("[^a-z0-9]+", " ", title.lower()), 50, placeholder="")
+        name = f"patch-{words.replace(' ', '-') or sha256[:8]}"
         name = f"{name}-{sha256[:8]}" if name in patches else name
         patches[name] = Patch(id=name, title=title, sha256=sha256, text=text)
     return tuple(patches.values())

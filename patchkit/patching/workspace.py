@@ -71,14 +71,10 @@ class Workspace:
 
 
 def open_workspace(
-    path: Path,
-    project: str = "vllm",
-    *,
-    writing: bool = False,
-    sandboxed: Sandboxed = Sandboxed.ALWAYS,
+    path: Path, project: str = "vllm", *, sandboxed: Sandboxed = Sandboxed.ALWAYS
 ) -> Workspace:
     """Return the tree of a project at ``path``, as ``read_workspace`` does."""
-    return read_workspace(detect(path, project, sandboxed=sandboxed), writing=writing)
+    return read_workspace(detect(path, project, sandboxed=sandboxed))
 
 
 @contextlib.contextmanager

@@ -30,7 +30,7 @@ from patchkit.patching.commit import commit_plan
 from patchkit.patching.fix import Request
 from patchkit.patching.ledger import journal_of
 from patchkit.patching.recipe import load_recipe
-from patchkit.patching.workspace import open_workspace
+from patchkit.patching.workspace import open_workspace, read_workspace
 from patchkit.runtime.envfile import write as envfile
 from patchkit.runtime.host.probe import probe
 from patchkit.source.detect import detect, state_folder
@@ -166,7 +166,8 @@ def _of_a_tree(release: Path, root: Path) -> Iterator[User]:
     def apply() -> None:
         recover()
         with locked(root):
-            commit_plan(open_workspace(root, writing=True), recipe, plan, texts, ("not run",))
+            workspace = read_workspace(detect(root), writing=True)
+            commit_plan(workspace, recipe, plan, texts, ("not run",))
 
     yield _user("apply", root, apply, recover)
     yield _user("revert", root, lambda: revert(root), recover)

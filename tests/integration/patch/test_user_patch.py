@@ -7,9 +7,10 @@ import json
 import pytest
 
 from patchkit.digests import digest
+from patchkit.edit.splice import git_diff
 
 pytestmark = pytest.mark.releases
-PATH, NEW = "vllm/version.py", "vllm/new.py"
+PATH, NEW, ID = "vllm/version.py", "vllm/new.py", "patch-say-where-it-is-from"
 MAIL = f"""\
 Subject: [PATCH] Say where it is from
 
@@ -22,56 +23,41 @@ new file mode 100644
 """
 
 
-def test_the_tree_becomes_what_is_asked_for(cli, tree, git, snapshot, tmp_path):
+def test_the_tree_becomes_what_is_asked_for(cli, tree, snapshot, tmp_path):
     root, diff = tree("0.33.0"), tmp_path / "a.patch"
     text = (root / PATH).read_text()
-    (tmp_path / PATH).parent.mkdir()
-    (tmp_path / PATH).write_text(text)
-    git(tmp_path, "init", "--quiet")
-    git(tmp_path, "add", PATH)
-    (tmp_path / PATH).write_text(text.replace("\n", "\n# from a pull request\n", 1))
-    diff.write_text(MAIL + git(tmp_path, "diff", PATH))
-    pristine = snapshot(root)
-    source, patch = ["--vllm-src", root], ["--patch", diff]
+    changed = text.replace("\n", "\n# from a pull request\n", 1)
+    diff.write_text(MAIL + git_diff(PATH, text, changed))
+    pristine, source, patch = snapshot(root), ["--vllm-src", root], ["--patch", diff]
 
-    assert "patch-say-where-it-is-from" in cli("apply", *source, *patch, "--dry-run").stdout
+    assert ID in cli("apply", *source, *patch, "--dry-run").stdout
     assert snapshot(root) == pristine
-    said = cli("apply", *source, *patch).stdout
-    assert f"build vllm --src {root} --patch {diff}" in said
-    assert (root / PATH).read_text() == (tmp_path / PATH).read_text()
-    kept = json.loads((root / ".patchkit/ledger.json").read_text())["request"]["patches"]
-    assert [(it["title"], it["sha256"]) for it in kept] == [
-        ("Say where it is from", digest(diff.read_text()))
-    ]
-    labelled = (root / "setup.py").read_text()
-    patched = snapshot(root)
+    assert f"build vllm --src {root} --patch {diff}" in cli("apply", *source, *patch).stdout
+    assert (root / PATH).read_text() == changed
+    (kept,) = json.loads((root / ".patchkit/ledger.json").read_text())["request"]["patches"]
+    assert (kept["title"], kept["sha256"]) == ("Say where it is from", digest(diff.read_text()))
+    labelled, patched = (root / "setup.py").read_text(), snapshot(root)
 
-    # What the ledger has is what is asked for, the file of the patch need not be there any more.
     assert "nothing to do" in cli("apply", *source, *patch).stdout
-    (fix,) = (
-        it for it in json.loads(cli("status", *source, "--json").stdout)["fixes"] if "-" in it["id"]
-    )
-    assert (fix["id"], fix["state"]) == ("patch-say-where-it-is-from", "applied")
+    # The ledger has the patch: its file need not be there any more.
+    fixes = json.loads(cli("status", *source, "--json").stdout)["fixes"]
+    assert {fix["id"]: fix["state"] for fix in fixes}[ID] == "applied"
     assert NEW in cli("diff", *source).stdout
     assert snapshot(root) == patched
 
     cli("apply", *source)
-    assert not (root / NEW).exists()
-    assert (root / PATH).read_text() == text
+    assert (not (root / NEW).exists(), (root / PATH).read_text()) == (True, text)
     assert (root / "setup.py").read_text() != labelled  # the version is a digest of all texts
     cli("apply", *source, *patch)
     assert snapshot(root) == patched
     cli("revert", *source)
     assert snapshot(root) == pristine
 
-
-def test_a_patch_that_a_fix_is_in_the_way_of(cli, tree, tmp_path, snapshot):
-    root, diff = tree("0.33.0"), tmp_path / "a.diff"
-    cli("apply", "--vllm-src", root, "--only", "shm_spin")
-    diff.write_text(cli("diff", "--vllm-src", root).stdout.replace("0.002", "0.004"))
-    cli("revert", "--vllm-src", root)
-    pristine = snapshot(root)
-    said = cli("apply", "--vllm-src", root, "--patch", diff, rc=4).stderr
+    # What a fix does, done otherwise: one of both has to be left out.
+    cli("apply", *source, "--only", "shm_spin")
+    diff.write_text(cli("diff", *source).stdout.replace("0.002", "0.004"))
+    cli("revert", *source)
+    said = cli("apply", *source, *patch, rc=4).stderr
     assert "it fits the release, but a fix or a patch before it is in its way" in said
     assert snapshot(root) == pristine
-    cli("apply", "--vllm-src", root, "--patch", diff, "--only", "fp8_linear_torch", "--dry-run")
+    cli("apply", *source, *patch, "--only", "fp8_linear_torch", "--dry-run")

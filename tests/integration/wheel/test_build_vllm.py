@@ -15,6 +15,7 @@ from zipfile import ZipFile
 
 import pytest
 
+from patchkit.edit.splice import git_diff
 from patchkit.elf import read_dynamic
 from patchkit.wheel.build.torch_toolkit import HEADERS, LIBRARIES
 from patchkit.wheel.file.sbom import wheel_sbom
@@ -107,8 +108,10 @@ def offline(tmp_path):
 
 @pytest.mark.parametrize("machine", sorted(COMPILERS))
 def test_from_sources_to_a_wheel(build, arguments, lock, offline, tmp_path, machine):
-    locked = lock(machine)
-    said = build(*arguments(locked, machine), "--json", env=offline)
+    locked, patch = lock(machine), tmp_path / "1.diff"
+    stock = (SMALL_VLLM / "vllm/__init__.py").read_text()
+    patch.write_text(git_diff("vllm/__init__.py", stock, f"NEW = 1\n{stock}"))
+    said = build(*arguments(locked, machine), "--patch", patch, "--json", env=offline)
     made = json.loads(said.stdout)
     facts = made["facts"]
     (wheel,) = wheels(tmp_path / "house")
@@ -139,12 +142,17 @@ def test_from_sources_to_a_wheel(build, arguments, lock, offline, tmp_path, mach
         assert json.loads(bundle.read(f"{home}/patchkit.json")) == facts
         sbom = json.loads(bundle.read(f"{home}/sboms/patchkit.cdx.json"))
         library = Path(bundle.extract("vllm/small_C.abi3.so", tmp_path / "unpacked"))
+        assert bundle.read("vllm/__init__.py").startswith(b"NEW = 1\n")
+    assert [it["id"] for it in facts["patches"]] == ["patch-1"]
+    (patched,) = sbom["metadata"]["component"]["pedigree"]["patches"]
+    sbom["metadata"]["component"]["pedigree"]["patches"] = []
     assert sbom == wheel_sbom(facts, ())
+    assert patched["resolves"][0]["id"] == "patch-1"
     assert read_dynamic(library).machine == machine
     assert check_files(tmp_path / "house") == ()
 
     # By another user's settings, in another folder: the same bytes.
-    again = arguments(locked, machine, house="again")
+    again = [*arguments(locked, machine, house="again"), "--patch", patch]
     build(*again, "--fresh", env={**ELSEWHERE, **offline}, umask=0o077, work=tmp_path / "other")
     assert first_member(wheel, wheels(tmp_path / "again")[0]) == ""
 
