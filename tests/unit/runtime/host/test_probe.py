@@ -17,7 +17,7 @@ from patchkit.errors import HostError, SourceError, UsageError
 from patchkit.records import read_json
 from patchkit.runtime.host.advice import remarks
 from patchkit.runtime.host.hardware import target_of
-from patchkit.runtime.host.host import Gpu, Host, Memory, System
+from patchkit.runtime.host.host import Gid, Gpu, Host, Memory, System
 from patchkit.runtime.host.machine_root import RecordingWriter, ToolUnavailable
 from patchkit.runtime.host.probe import probe
 from support import hosts
@@ -47,8 +47,11 @@ def test_the_system_of_a_spark(machine):
     assert spark.gpus == (
         Gpu(name="NVIDIA GB10", capability="12.1", driver="580.173.02", bus="000f:01:00.0"),
     )
-    assert spark.software is None
-    assert spark.notes == ()
+    assert (spark.software, spark.notes) == (None, ())
+    gids = next(each.gids for each in spark.rdma if each.name == "roceP2p1s0f0")
+    kinds = {2: "IB/RoCE v1", 3: "RoCE v2"}
+    address = "192.168.101.11"
+    assert gids[2:] == tuple(Gid(index=n, kind=kinds[n], address=address) for n in kinds)
 
 
 CABLED = {
