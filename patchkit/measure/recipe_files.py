@@ -12,6 +12,7 @@ import math
 import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import date
 from itertools import pairwise, takewhile
 from pathlib import Path
@@ -24,6 +25,7 @@ from patchkit.reading import read_text
 from patchkit.records import read_json
 from patchkit.runtime.rules.presets import DRAFTING, Preset
 from patchkit.runtime.rules.rule import CHOICES
+from patchkit.runtime.rules.secret_texts import runs_code
 from patchkit.runtime.serve.args import ServeCommand
 from patchkit.units import GIB_PER_GB
 
@@ -66,10 +68,13 @@ def read_recipe(path: Path, model: str = "") -> tuple[Preset, list[str]]:
         made, most = (_from_vllm, _MOST_ALIASES) if is_vllms else (_from_command, 0)
         if aliases > most:
             raise ValueError(f"it has {aliases} aliases")
-        return made(recipe, model, str(path))
+        preset, untold = made(recipe, model, str(path))
     except (yaml.YAMLError, *_NO_RECIPE) as error:
         why = " ".join(str(error).split())[:200]
         raise SourceError(f"{path}: is no recipe", why=why, hint=hint) from None
+    taken = {name: value for name, value in preset.variables.items() if not runs_code(name)}
+    untold += [f"{name}: {runs_code(name)}" for name in preset.variables if name not in taken]
+    return replace(preset, variables=taken), untold
 
 
 def _from_vllm(recipe: Mapping[str, Any], model: str, source: str) -> tuple[Preset, list[str]]:

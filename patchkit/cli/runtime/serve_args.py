@@ -57,6 +57,7 @@ def serve_args_command(
 
     \b
       patchkit serve-args openai/gpt-oss-120b
+      patchkit serve-args --recipe recipe.yaml
       patchkit serve-args Qwen3.5-122B-A10B-FP8 --from head.env
       patchkit serve-args Qwen3.5-122B-A10B-FP8 --from head.env --role worker
 
@@ -111,8 +112,10 @@ def serve_command(
 ) -> ServeCommand:
     """Return the command that the options ask for. Raises what ``serve_args`` raises."""
     options = defaultdict(lambda: None, given)
-    if options["listen"] and options["address"]:
-        raise UsageError("--listen and --host both say where to listen", hint="leave one out")
+    for one, other, what in (("listen", "address", "where to listen"), ("recipe", "preset", "how")):
+        if options[one] and options[other]:
+            names = (f"--{one}", "--host" if other == "address" else f"--{other}")
+            raise UsageError(f"{' and '.join(names)} both say {what}", hint="leave one out")
     path: Path | None = options["env_file"]
     file = read_env_file(path, accept_edited=options["accept_edited"]) if path else None
     if file and file.edited:

@@ -24,6 +24,7 @@ from patchkit.runtime.rules.flags import (
 from patchkit.runtime.rules.presets import DRAFTING, Preset, load_presets, recipe_of, same_value
 from patchkit.runtime.rules.releases import within
 from patchkit.runtime.rules.rule import Advice, holding
+from patchkit.runtime.rules.secret_texts import runs_code
 from patchkit.runtime.serve.facts import fill_rules
 from patchkit.runtime.serve.listen import listening
 from patchkit.runtime.serve.model import SPARK
@@ -218,8 +219,7 @@ def _notes_on_flags(
     if told := [each.flag for each in unlike if each.reason not in common]:
         yield f"not as upstream's recipe for a GB10: {', '.join(told)}; --explain says why"
     values = {flag.flag: flag.value for flag in kept}
-    if "--trust-remote-code" in values:
-        yield "--trust-remote-code runs code that comes with the checkpoint: read it first"
+    yield from (f"{name}: {why}" for name in values if (why := runs_code(name)))
     drafting = read_json(dict[str, Any], values.get(DRAFTING, "{}"))
     if drafting:
         by = f" with the checkpoint {drafting['model']}" if "model" in drafting else ""

@@ -16,7 +16,7 @@ container: x
 mods: [mods/y]
 cluster_only: true
 defaults: {port: 8000, tensor_parallel: 2, share: 0.95, tokens: 3}
-env: {VLLM_X: 1}
+env: {VLLM_X: 1, LD_PRELOAD: /x}
 command: |
   vllm serve a/b -tp {tensor_parallel} --port {port} --enforce-eager \\
     --gpu-memory-utilization {share} --made-up 1 \\
@@ -50,7 +50,8 @@ def test_commands_and_defaults_are_translated(read):
     }
     assert (preset.id, preset.nodes, preset.single) == ("a/b", 2, False)
     told = ("container is", "mods is", "of its command,", "--tensor-parallel-size, --port: of")
-    assert [line.startswith(begin) for line, begin in zip(untold, told, strict=True)] == [True] * 4
+    told += ("LD_PRELOAD: the dynamic loader takes",)
+    assert [line.startswith(begin) for line, begin in zip(untold, told, strict=True)] == [True] * 5
     settings = read(SPARKRUN, "/models/b")[0].settings
     assert settings.pop("--speculative-config") == json.dumps({"method": "ngram"})
     assert settings == {"--max-model-len": "9", "--enable-prefix-caching": ""}
@@ -59,6 +60,7 @@ def test_commands_and_defaults_are_translated(read):
 def test_the_same_checks_hold_for_a_recipe(cli, tmp_path):
     path = tmp_path / "recipe.yaml"
     text = EUGR.replace("cluster_only: true\n", "").replace('"mtp"', '"dflash"')
+    text = text.replace(" -tp ", " --worker-cls x.Y -tp ")
     path.write_text(
         text.replace("--made-up", "--max-num-seqs 900 --max-num-batched-tokens 2048 --made-up")
     )
@@ -69,6 +71,7 @@ def test_the_same_checks_hold_for_a_recipe(cli, tmp_path):
         "--enforce-eager is left out: CUDA graphs work",
         "--made-up is left out: vLLM 0.33.0 has no --made-up",
         "`patchkit env --set VLLM_X=1`",
+        "--worker-cls: vLLM imports Python",
         "682 of 900 sequences are computed at once: each drafts 3 tokens",
     ):
         assert text in done.stderr
