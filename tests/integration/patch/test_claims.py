@@ -1,7 +1,5 @@
 """Compare what claims say of vLLM's sources with the sources of each release."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """The CMake lexer on everything that upstream wrote, with tree-sitter as the judge."""
 
-from __future__ import annotations
-
 import pytest
 from tree_sitter_language_pack import get_parser
 

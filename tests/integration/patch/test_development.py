@@ -1,7 +1,5 @@
 """Commits between two releases: some code that a fix is about is not there yet."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Ask what FlashAttention 2 is compiled to: a release's own CMake files, really configured."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

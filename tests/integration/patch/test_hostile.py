@@ -1,7 +1,5 @@
 """Trees that do more than decide: what is only read and proved must leave no trace."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

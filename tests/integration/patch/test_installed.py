@@ -1,7 +1,5 @@
 """An installed vLLM: its Python is patched in place, and pip still knows every file."""
 
-from __future__ import annotations
-
 import base64
 import csv
 import hashlib

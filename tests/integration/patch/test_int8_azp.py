@@ -1,7 +1,5 @@
 """INT8 with zero points: what a device reaches by the release's dispatch, and what is compiled."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """Runs that are interrupted or killed: the tree is whole after the next one."""
 
-from __future__ import annotations
-
 import itertools
 import re
 import shlex

@@ -1,7 +1,5 @@
 """Every release, both arch modes: apply, ask again, change one's mind, go back."""
 
-from __future__ import annotations
-
 import json
 import shutil
 

@@ -1,7 +1,5 @@
 """Libraries of an installed package: replaced, kept on, and put back with their RECORD."""
 
-from __future__ import annotations
-
 import shlex
 from functools import partial
 from pathlib import Path

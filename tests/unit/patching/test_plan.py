@@ -1,7 +1,5 @@
 """Versions select, the code decides; what the user asked for; several fixes over one tree."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 

@@ -1,7 +1,5 @@
 """A line for a node that this host is not: two nodes must not take the same rank unnoticed."""
 
-from __future__ import annotations
-
 import pytest
 from click.testing import CliRunner
 

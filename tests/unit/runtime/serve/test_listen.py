@@ -1,7 +1,5 @@
 """Who may ask: this machine, those on the cable, those on the LAN; never everybody unasked."""
 
-from __future__ import annotations
-
 import pytest
 
 from patchkit.errors import HostError, UsageError

@@ -1,7 +1,5 @@
 """A mistyped model stops a pipeline; another model is served, with flags that fit any."""
 
-from __future__ import annotations
-
 import json
 
 import pytest
