@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -170,13 +170,19 @@ def request_options(command: F) -> F:
 
 
 @contextlib.contextmanager
-def located(source: SourceOptions, *, keep: bool) -> Iterator[tuple[Path, Sandboxed]]:
-    """Yield the folder of a source, fetched and unpacked if it has to be; how its code may run."""
+def located(
+    source: SourceOptions, *, keep: bool, patches: Sequence[Path] = ()
+) -> Iterator[tuple[Path, Sandboxed]]:
+    """Yield the folder of a source, fetched and unpacked if it has to be; how its code may run.
+
+    Nobody vouches for the code of ``patches``, which a release gets.
+    """
     with contextlib.ExitStack() as stack:
         with progress() as report:
             check = load_recipe(source.project).check
             found = stack.enter_context(resolved(source, check, report, keep=keep))
-        sandboxed = Sandboxed.IF_POSSIBLE if found.locked else Sandboxed.ALWAYS
+        locked = found.locked and not patches
+        sandboxed = Sandboxed.IF_POSSIBLE if locked else Sandboxed.ALWAYS
         if source.trusted:
             tell(NOT_SANDBOXED)
             sandboxed = Sandboxed.NEVER
@@ -184,10 +190,12 @@ def located(source: SourceOptions, *, keep: bool) -> Iterator[tuple[Path, Sandbo
 
 
 @contextlib.contextmanager
-def opened(source: SourceOptions) -> Iterator[tuple[Recipe, Workspace]]:
+def opened(
+    source: SourceOptions, patches: Sequence[Path] = ()
+) -> Iterator[tuple[Recipe, Workspace]]:
     """Yield the recipe and the workspace of a source that is only read."""
     recipe = load_recipe(source.project)
-    with located(source, keep=False) as (path, sandboxed):
+    with located(source, keep=False, patches=patches) as (path, sandboxed):
         workspace = open_workspace(path, source.project, sandboxed=sandboxed)
         recipe.check(workspace.tree.version)
         yield recipe, workspace

@@ -79,7 +79,7 @@ def apply_command(
     """
     recipe = load_recipe(source.project)
     selection.request()  # a mistyped option is reported before anything is fetched
-    with located(source, keep=not dry_run) as (path, sandboxed):
+    with located(source, keep=not dry_run, patches=selection.patches) as (path, sandboxed):
         tree = detect(path, recipe.project)
         # The maker of an installed package's wheel may have chosen fixes.
         kept = tree.kind == "installed"
@@ -181,7 +181,7 @@ def fixes_command(
         return
     if release:
         raise UsageError("--version is for the list, which takes no SOURCE")
-    with opened(source) as (recipe, workspace):
+    with opened(source, selection.patches) as (recipe, workspace):
         request = selection.request(workspace.ledger)
         verdicts = known_verdicts(workspace, recipe, request)
         if verdicts is None:

@@ -59,7 +59,7 @@ Qwen3-30B-A3B in FP8, on one GPU:
 @rendered
 def diff_command(source: SourceOptions, *, selection: Selection) -> Iterator[Block]:
     """Show what apply would change, or did: a unified diff that git apply takes."""
-    with opened(source) as (recipe, workspace):
+    with opened(source, selection.patches) as (recipe, workspace):
         plan = plan_for(workspace, recipe, selection.request(workspace.ledger))
         tree, text = workspace.tree, plan.diff()
         release = {"project": tree.project, "version": tree.version}
@@ -134,7 +134,7 @@ def archs_command(source: SourceOptions, *, selection: Selection, verbose: bool)
     the patched group reaches the device: exact, family, compatible, jit (from PTX), or none; -v
     adds where a group stands and what it switches on.
     """
-    with opened(source) as (recipe, workspace):
+    with opened(source, selection.patches) as (recipe, workspace):
         request = selection.request(workspace.ledger)
         if workspace.tree.kind == "installed":
             raise UsageError(f"{source.spec} is installed: its kernels are compiled already")

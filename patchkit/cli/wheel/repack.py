@@ -89,7 +89,8 @@ def repack_command(
             raise UsageError("--keep-libraries is for --native: without it, all libraries stay")
         bar = report("Fetching the compiler")
         assembler = Assembler(offline=offline, progress=bar) if given["native"] else None
-        kept = Sandboxed.IF_POSSIBLE if origin.locked else Sandboxed.ALWAYS
+        locked = origin.locked and not request.patches
+        kept = Sandboxed.IF_POSSIBLE if locked else Sandboxed.ALWAYS
         done = repack_wheel(
             origin,
             request,

@@ -11,6 +11,7 @@ import pytest
 
 from patchkit.apply import apply
 from patchkit.cli.options import located
+from patchkit.edit.splice import git_diff
 from patchkit.errors import PatchkitError, ProofError
 from patchkit.proof.sandbox import missing
 from patchkit.recipes.nccl.build_files import COMMON_MK, gencodes, make_flags
@@ -161,7 +162,7 @@ def without(environment, tmp_path):
 
 
 @sandboxed
-def test_without_a_sandbox_only_what_is_locked_or_trusted_is_run(tree, without, snapshot):
+def test_without_a_sandbox_only_what_is_locked_or_trusted_is_run(tree, without, snapshot, tmp_path):
     root = tree(RELEASE)
     before = snapshot(root)
     refused = without("apply", "--vllm-src", root)
@@ -182,6 +183,10 @@ def test_without_a_sandbox_only_what_is_locked_or_trusted_is_run(tree, without, 
     assert locked.returncode == 0
     assert "sandbox" not in locked.stderr
     assert "proved DeepGEMM: " in locked.stdout
+    diff = tmp_path / "a.diff"  # for which no lock vouches
+    diff.write_text(git_diff("vllm/new.py", None, "NEW = 1\n"))
+    words = ("apply", f"vllm=={RELEASE}", "--dry-run", "--offline", "--patch", diff)
+    assert without(*words).returncode == 9
 
 
 def test_only_what_this_run_unpacks_of_a_locked_archive_is_locked(sdist, tmp_path, monkeypatch):
