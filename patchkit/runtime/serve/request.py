@@ -9,7 +9,7 @@ from patchkit.errors import HostError, UsageError
 from patchkit.quoting import quoted
 from patchkit.runtime.node.decision import Node
 from patchkit.runtime.rules.flags import MemoryBudget
-from patchkit.runtime.rules.presets import recipe_of
+from patchkit.runtime.rules.presets import load_presets, recipe_of
 from patchkit.runtime.rules.rule import BY_DEFAULT, RuleChoice
 from patchkit.runtime.serve.checkpoint import Checkpoint
 from patchkit.runtime.serve.model import MemoryPool
@@ -79,7 +79,7 @@ def check_request(request: ServeRequest) -> None:
             f"rank {request.number} of {node.nodes} nodes cannot be a {node.role}'s",
             hint="the head is 0, each worker has a number of its own: --node-rank 1 …",
         )
-    preset = node.preset
+    preset = node.preset if node.preset in load_presets() else None
     if preset and "/" not in preset.id and model.lower() == preset.id.lower():
         raise UsageError(
             f"ambiguous preset {preset.id!r}: give OWNER/NAME",
