@@ -10,6 +10,7 @@ from patchkit.errors import PatchkitError
 from patchkit.proof import upstream_code
 from patchkit.wheel.build.toolchain import find_toolchain
 from support.building import PATCHKIT, QUIET, SMALL, SMALL_VLLM
+from support.layout import compiled
 
 
 @pytest.fixture(scope="module")
@@ -33,6 +34,12 @@ def toolchain():
             return pytest.skip(f"{error.what}; {error.hint}")
 
     return find
+
+
+@pytest.fixture(scope="session")
+def parts(tmp_path_factory):
+    """Small stand-ins of libnccl and of torch's libraries, linked as in their wheels."""
+    return compiled(tmp_path_factory.mktemp("parts"))
 
 
 @pytest.fixture(scope="module")

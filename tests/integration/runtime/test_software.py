@@ -8,7 +8,7 @@ import pytest
 from patchkit.runtime.host.host import Software
 from patchkit.runtime.host.software import find_python, software
 from patchkit.runtime.python.libnccl import nccl_version
-from support.layout import Environment, compiled
+from support.layout import Environment
 
 EVERYTHING = {
     "torch": "2.13.0+cu130",
@@ -23,11 +23,6 @@ __version__ = '2.13.0+cu130'
 debug = False
 cuda: Optional[str] = '13.0'
 """
-
-
-@pytest.fixture(scope="module")
-def parts(tmp_path_factory):
-    return compiled(tmp_path_factory.mktemp("parts"))
 
 
 @pytest.fixture

@@ -8,13 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from support.layout import VERSIONS, Environment, compiled, link
+from support.layout import VERSIONS, Environment, link
 from support.wheels import write_wheel
-
-
-@pytest.fixture(scope="module")
-def parts(tmp_path_factory):
-    return compiled(tmp_path_factory.mktemp("parts"))
 
 
 @pytest.fixture

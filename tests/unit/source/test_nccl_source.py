@@ -1,6 +1,5 @@
 """What names sources of NCCL, and that nothing unverified gets through."""
 
-import hashlib
 import shutil
 import tarfile
 from dataclasses import replace
@@ -16,6 +15,7 @@ from patchkit.source.detect import detect
 from patchkit.source.nccl import nccl_tree
 from patchkit.source.releases import load_facts
 from support import write_files
+from support.vllm_wheels import sha256
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 FACTS = load_facts()
@@ -68,10 +68,6 @@ def pack(folder, tmp_path):
         return path
 
     return make
-
-
-def sha256(path):
-    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def test_the_makefiles_tell_the_version(folder):
