@@ -19,6 +19,7 @@ from patchkit.errors import SourceError
 from patchkit.patching.commit import Applied
 from patchkit.patching.fix import Request
 from patchkit.patching.recipe import load_recipe
+from patchkit.patching.workspace import open_workspace
 from patchkit.source.archive import Progress, unpack
 from patchkit.source.nccl import SourceOrigin
 from patchkit.source.tree import Sandboxed
@@ -101,9 +102,11 @@ def build_nccl(order: NcclOrder, progress: Progress) -> BuiltWheel:
                 hint="restore the file from the release",
             )
         # The build that follows runs the source's own code by design, sandbox or not.
-        possible, request = Sandboxed.IF_POSSIBLE, Request(target=order.target)
+        past, possible = open_workspace(source, "nccl").ledger, Sandboxed.IF_POSSIBLE
+        # What a user patched a folder with stays in it.
+        request = Request(target=order.target, patches=past.request.patches if past else ())
         outcome = apply(source, load_recipe("nccl"), request, anew=True, sandboxed=possible)
-        facts = _nccl_facts(order, source, outcome)
+        facts = _nccl_facts(order, source, outcome) | request.patch_facts
         with work_folder(
             order.work, [source], as_text(facts), fresh=order.fresh, free=_FREE
         ) as root:

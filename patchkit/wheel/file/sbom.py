@@ -64,11 +64,7 @@ def wheel_sbom(facts: Mapping[str, Any], steps: Iterable[tuple[Verdict, Texts]])
         **_properties(
             ("made", facts["made"]),
             ("target", facts["target"]),
-            *(("fix", fix) for fix in facts["fixes"]),
-            *(
-                ("patch", f"{it['id']} sha256:{it['sha256']} {it['title']}")
-                for it in facts.get("patches", ())
-            ),
+            *_fix_pairs(facts),
         ),
     }
     parts, native, tools = [], facts.get("native", {}), {"patchkit": facts["patchkit"]}
@@ -117,7 +113,7 @@ def nccl_sbom(facts: Mapping[str, Any]) -> dict[str, Any]:
     library = _make_component(source, "NCCL", facts["version"], facts["license"]["nccl"])
     library |= _properties(
         *((name, facts[name]) for name in ("source", "tree")),
-        *(("fix", fix) for fix in facts["fixes"]),
+        *_fix_pairs(facts),
     )
     name = "CUDA runtime (libcudart_static.a)"
     return _make_document(
@@ -163,6 +159,12 @@ def _make_component(ref: str, name: str, version: str, license_: str = "") -> di
         "purl": ref,
         **({"licenses": [license_field]} if license_ else {}),
     }
+
+
+def _fix_pairs(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    yield from (("fix", fix) for fix in facts["fixes"])
+    for patch in facts.get("patches", ()):
+        yield "patch", f"{patch['id']} sha256:{patch['sha256']} {patch['title']}"
 
 
 def _properties(*pairs: tuple[str, str]) -> dict[str, Any]:
