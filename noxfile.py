@@ -138,6 +138,13 @@ def add_release(session: nox.Session) -> None:
     _module(session, "tools.add_release", *session.posargs)
 
 
+@nox.session
+def gates(session: nox.Session) -> None:
+    """What releases refuse to 12.x, and which of it FlashInfer or b12x takes: `-- X.Y.Z ...`."""
+    _install(session, "test")
+    _module(session, "tools.gates", *session.posargs)
+
+
 @nox.session(name="add-release-proof")
 def add_release_proof(session: nox.Session) -> None:
     """The newest vLLM and NCCL taken out of a copy and added again: nothing may differ."""

@@ -49,7 +49,8 @@ def wheel_entries(
 ) -> list[LockEntry]:
     """Return lock entries for wheels, one for each CPU: of several, the one that pip would take.
 
-    That is the one with the highest build number in its name. Raises as ``lock_entries`` does.
+    That is the one with the highest build number in its name. "any" asks for one that is for every
+    CPU. Raises as ``lock_entries`` does.
     """
     with index_client() as client:
         packages = client.get_project_page(project, timeout=TIMEOUT).packages
@@ -72,7 +73,7 @@ def wheel_entries(
 
 def _is_for(wheel: DistributionPackage, cpu: str) -> bool:
     try:
-        return cpu in wheel_cpus(wheel.filename)
+        return cpu in (wheel_cpus(wheel.filename) or ["any"])
     except InvalidWheelFilename:
         return False
 

@@ -13,7 +13,7 @@ import re
 import sys
 import tempfile
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -21,7 +21,7 @@ from pathlib import Path
 from packaging.requirements import Requirement
 from packaging.version import Version
 
-from patchkit.errors import PatchkitError
+from patchkit.errors import PatchkitError, StorageError
 from patchkit.patching.recipe import load_recipe, load_support
 from patchkit.recipes.vllm.build import known_externals, recorded_needs
 from patchkit.recipes.vllm.external import External, externals
@@ -35,6 +35,7 @@ from patchkit.wheel.file.torch import torch_of
 from tools.build_requirements import lock
 from tools.decisions import Decision, show
 from tools.entries import with_nccl_torch, with_needs, with_pin, with_releases, with_span
+from tools.gates import find_gates, judge, judgements, read_libraries
 from tools.index_entries import lock_entries, render_lock, wheel_entries
 from tools.model_recipes import undecided, without_preset
 from tools.regenerate import ROOT, plan
@@ -198,9 +199,19 @@ def review(version: str) -> int:
             for path, what in _READ.items()
             if _text(roots[version] / path) != _text(roots[before] / path)
         ]
+        read += _gates(roots[version])
     decisions = [*_levels(before, version), *_groups(before, version), *_names(before, version)]
     recipes = [*undecided(version), *without_preset(version, before)]
     return show([*decisions, *recipes, *read, *_libraries(version)])
+
+
+def _gates(root: Path) -> Sequence[Decision]:
+    """Return the gates that nobody has judged, or that a library has overtaken."""
+    try:
+        states = read_libraries(root)[1]
+    except StorageError as error:  # the release is entered all the same
+        return [Decision(file="recipes/vllm/gates.toml", says=f"a library is not read: {error}")]
+    return judge(find_gates(root), judgements(), states).decisions
 
 
 def _text(path: Path) -> str:
