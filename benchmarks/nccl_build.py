@@ -28,7 +28,7 @@ from rich.table import Table
 from patchkit.errors import PatchkitError, ProofError
 from patchkit.source.archive import unpack
 from patchkit.source.nccl import nccl_tree
-from patchkit.target import targets
+from patchkit.target import targets, toolkits
 from patchkit.wheel.build.machine import jobs_for
 from patchkit.wheel.build.nccl import JOB_MEMORY, NcclOrder
 from patchkit.wheel.build.toolchain import find_toolchain
@@ -66,7 +66,7 @@ def measure(folder: Path, host: str, functions: str, stock: Path | None) -> None
     order = NcclOrder(
         origin=nccl_tree(RELEASE),
         target=targets()["gb10"],
-        toolchain=find_toolchain(host),
+        toolchain=find_toolchain(host, toolkits()[0]),
         functions=functions,
         jobs=jobs_for(JOB_MEMORY).number,
     )

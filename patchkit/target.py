@@ -9,6 +9,8 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
+from packaging.version import Version
+
 from patchkit.errors import UsageError
 from patchkit.records import RECIPES, read_toml
 
@@ -158,6 +160,10 @@ class Target:
     def cuda_tag(self) -> str:
         return f"cu{self.cuda.replace('.', '')}"
 
+    def with_torch(self, torch: str) -> Target:
+        """Return the target with the CUDA of a torch, instead of the oldest for the device."""
+        return replace(self, cuda=toolkit_of(torch).cuda)
+
     def arch_list(self, arch: str) -> str:
         """Return TORCH_CUDA_ARCH_LIST for a ``native`` or ``family`` build."""
         return self.native if arch == "native" else self.family
@@ -188,3 +194,28 @@ def targets() -> dict[str, Target]:
         )
         for name, entry in table.items()
     }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Toolkit:
+    """A release of CUDA; the fields are described in ``recipes/toolchain.toml``."""
+
+    cuda: str
+    torch: str
+    nvcc: str
+    driver: str
+    ptx: tuple[int, int]
+    default_codes: tuple[str, ...]
+
+
+@cache
+def toolkits() -> tuple[Toolkit, ...]:
+    """Return the locked releases of CUDA, oldest first."""
+    return read_toml(tuple[Toolkit, ...], RECIPES / "toolchain.toml", key="toolkit")
+
+
+def toolkit_of(torch: str) -> Toolkit:
+    """Return the CUDA that a torch is for; for one that is older than all rows, the oldest."""
+    oldest, *later = toolkits()
+    known = [row for row in later if Version(row.torch) <= Version(torch)]
+    return known[-1] if known else oldest

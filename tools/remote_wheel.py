@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from email.parser import HeaderParser
 from typing import TYPE_CHECKING, Any
 
+from packaging.version import Version
+
 from patchkit.errors import StorageError
 from patchkit.source.fetch import index_client
 from patchkit.source.releases import wheel_cpus
@@ -74,8 +76,9 @@ def _opened(project: str, version: str, cpu: str) -> Iterator[zipfile.ZipFile]:
             each
             for each in packages
             if each.package_type == "wheel"
-            and each.version == version
-            and cpu in wheel_cpus(each.filename)
+            and each.version is not None
+            and Version(each.version) == Version(version)  # 13.0.3 is there as 13.0.3.0
+            and (each.filename.endswith("-any.whl") or cpu in wheel_cpus(each.filename))
         ]
         if not wheels:
             raise StorageError(f"the package index has no wheel of {project} {version} for {cpu}")

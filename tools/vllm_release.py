@@ -43,6 +43,7 @@ from tools.remote_wheel import members, requirements
 from tools.seen import MODES, pristine
 from tools.stated_needs import stated_needs
 from tools.tables import FLAGS, STOCK, VARIABLES, read_rows
+from tools.toolkit_entries import enter_toolkit
 
 VLLM = RECIPES / "vllm"
 NCCL = RECIPES / "nccl" / "recipe.toml"
@@ -158,6 +159,7 @@ def _torch(tree: SourceTree, torch: str) -> Iterator[Decision]:
     if pin and f'\n"{series}" = ' not in recipe:
         _edit(NCCL, with_nccl_torch(recipe, series, pin[1]))
     if all(has.startswith("13.") for has in cuda.values()):
+        yield from enter_toolkit(RECIPES / "toolchain.toml", torch, cuda, found["x86_64"])
         place = VLLM / "requirements" / f"torch-{torch}.txt"
         if not place.exists():
             lock(tree.root / "pyproject.toml", place.parent)

@@ -111,7 +111,7 @@ def load_recipe(project: str = "vllm") -> Recipe:
     # Everything that decides a plan: facts, fixes, what they use, targets.
     patterns = ("recipe.toml", "stock_archs.csv", "*.py", "*.cmake", "fixes/*.py", "moe_configs/*")
     files = [path for pattern in patterns for path in sorted(home.glob(pattern))]
-    files += [home.parent / "kit.py", home.parent / "targets.toml"]
+    files += [home.parent / name for name in ("kit.py", "targets.toml", "toolchain.toml")]
     return Recipe(
         project=project,
         home=home,

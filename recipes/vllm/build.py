@@ -165,7 +165,7 @@ class Needs:
 def read_needs(tree: SourceTree) -> Needs:
     """Return what a tree needs: as recorded, but the torch that its own pyproject.toml names."""
     recorded = recorded_needs(tree.version)
-    named = _TORCH.search(tree.read("pyproject.toml"))
+    named = _TORCH.search(tree.find("pyproject.toml") or "")
     return replace(recorded, torch=named[1]) if named else recorded
 
 

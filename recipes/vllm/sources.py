@@ -7,8 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 
-from patchkit.records import RECIPES, read_toml
-from patchkit.target import Arch, Load, Target, load, load_ptx, parse_arch
+from patchkit.target import Arch, Load, Target, load, load_ptx, parse_arch, toolkits
 
 Codes = frozenset[tuple[str, Arch]]
 """Kind ("sass" or "ptx") and arch of the entries of one fat binary."""
@@ -49,4 +48,5 @@ def codes_of(names: Iterable[str]) -> Codes:
 @cache
 def default_codes() -> Codes:
     """Return what nvcc compiles a source to whose command line names no arch."""
-    return codes_of(read_toml(list[str], RECIPES / "toolchain.toml", key="default_codes"))
+    (codes,) = {row.default_codes for row in toolkits()}  # of all the same
+    return codes_of(codes)

@@ -8,6 +8,7 @@ import pytest
 
 from patchkit.errors import PatchkitError
 from patchkit.proof import upstream_code
+from patchkit.target import toolkits
 from patchkit.wheel.build.toolchain import find_toolchain
 from support.building import PATCHKIT, QUIET, SMALL, SMALL_VLLM
 from support.layout import compiled
@@ -29,7 +30,7 @@ def toolchain():
 
     def find(machine):
         try:
-            return find_toolchain(machine)
+            return find_toolchain(machine, toolkits()[0])
         except PatchkitError as error:
             return pytest.skip(f"{error.what}; {error.hint}")
 

@@ -24,7 +24,7 @@ from patchkit.quoting import quoted
 from patchkit.recipes.vllm.build import WITHOUT_RUST, by_option
 from patchkit.source.nccl import nccl_tree
 from patchkit.source.releases import named_version
-from patchkit.target import Target, targets
+from patchkit.target import Target, targets, toolkit_of, toolkits
 from patchkit.wheel.build.machine import (
     BuildPlan,
     Jobs,
@@ -80,6 +80,11 @@ def build_command() -> None:
 @click.option("--sha256", metavar="HEX", help="What an unknown archive must have.")
 @target_option
 @click.option("--functions", default="", metavar="TEXT", help="Only these kernels, for tests.")
+@click.option(
+    "--cuda",
+    type=click.Choice([row.cuda for row in toolkits()]),
+    help="Which nvcc.  [default: the target's, whose code every driver of CUDA 13 loads]",
+)
 @build_options
 @rendered
 def build_nccl_wheel(
@@ -89,6 +94,8 @@ def build_nccl_wheel(
     require_libraries(BUILD, "build")
     began = time.monotonic()
     device = targets()[target or "gb10"]
+    row = next(row for row in toolkits() if row.cuda == (given["cuda"] or device.cuda))
+    device = replace(device, cuda=row.cuda)
     spec = _nccl_source(given["version"], given["source"], house)
     machine = cpu or device.cpu
     missing = tuple(missing_tools(machine))
@@ -102,7 +109,8 @@ def build_nccl_wheel(
         check = load_recipe("nccl").check
         origin = nccl_tree(spec, sha256=given["sha256"], offline=offline, check=check)
         require_wanted(house, origin.version)
-        tools = find_toolchain(machine, offline=offline, progress=report("CUDA toolkit"))
+        bar = report("CUDA toolkit")
+        tools = find_toolchain(machine, row, offline=offline, progress=bar)
     order = NcclOrder(
         origin=origin,
         target=device,
@@ -195,7 +203,9 @@ def build_vllm_wheel(
             yield from plan_blocks(plan, jobs)
             return
         plan.require()
-        tools = find_toolchain(machine, offline=offline, progress=report("CUDA toolkit"))
+        request = replace(request, target=request.target.with_torch(source.needs.torch))
+        row, bar = toolkit_of(source.needs.torch), report("CUDA toolkit")
+        tools = find_toolchain(machine, row, offline=offline, progress=bar)
     # Its paths are absolute, since the build runs in a work folder.
     order = VllmOrder(
         source=source.path,

@@ -23,6 +23,7 @@ from patchkit.quoting import quoted
 from patchkit.records import RECIPES, read_toml
 from patchkit.source.fetch import Progress, cache_dir, fetch
 from patchkit.source.releases import LockEntry
+from patchkit.target import Toolkit
 from patchkit.wheel.file.wheelfile import WheelFile
 
 CROSS = "targets/sbsa-linux"
@@ -52,9 +53,9 @@ class Toolchain:
 
 
 def find_toolchain(
-    machine: str, *, offline: bool = False, progress: Progress | None = None
+    machine: str, row: Toolkit, *, offline: bool = False, progress: Progress | None = None
 ) -> Toolchain:
-    """Find the C++ compiler for ``machine``, and the locked toolkit beside it.
+    """Find the C++ compiler for ``machine``, and the locked toolkit of a CUDA beside it.
 
     Raises HostError, naming the packages, for what is missing; and what a fetch raises.
     """
@@ -63,7 +64,7 @@ def find_toolchain(
         raise missing.error()
     cxx = find_cxx(machine)
     assert cxx is not None  # else it is among the missing ones
-    home = locked_toolkit(here, machine, offline=offline, progress=progress)
+    home = locked_toolkit(here, machine, row.cuda, offline=offline, progress=progress)
     if len(str(home).split()) > 1:
         raise HostError(
             f"{home}: a path with a space",
@@ -74,7 +75,7 @@ def find_toolchain(
     return Toolchain(
         machine=machine,
         nvcc=home / "bin" / "nvcc",
-        cuda=locked_version(COMPILER),
+        cuda=row.nvcc,
         cxx=cxx,
         compiler=run(cxx, "--version", check=False).output.partition("\n")[0].strip(),
         include=half / "include",
@@ -104,7 +105,7 @@ def check_toolchain(
             f"nvcc {toolchain.cuda} with {toolchain.compiler} cannot compile for {gencode}\n"
             + indent(done.trouble, "    "),
             why="this nvcc does not know the device, or does not take this C++ compiler",
-            hint="CXX names another g++ (CUDA 13.0 takes 11 to 15)",
+            hint="CXX names another g++ (CUDA 13 takes 11 to 15)",
         )
 
 
@@ -146,6 +147,7 @@ def find_cxx(machine: str) -> Path | None:
 class ToolkitWheel(LockEntry):
     """One locked wheel of NVIDIA's; the fields are described in ``recipes/toolchain.toml``."""
 
+    cuda: str
     project: str
     role: str
     machine: str
@@ -156,21 +158,17 @@ def locked_toolkit_wheels() -> tuple[ToolkitWheel, ...]:
     return read_toml(tuple[ToolkitWheel, ...], RECIPES / "toolchain.toml", key="wheel")
 
 
-def locked_version(project: str) -> str:
-    """Return the version of a locked wheel of NVIDIA's."""
-    return next(wheel.version for wheel in locked_toolkit_wheels() if wheel.project == project)
-
-
 def locked_toolkit(
-    here: str, machine: str, *, offline: bool, progress: Progress | None, only: str = ""
+    here: str, machine: str, cuda: str, *, offline: bool, progress: Progress | None, only: str = ""
 ) -> Path:
-    """Return the locked toolkit, or one wheel of it, unpacked once per set of wheels in the cache.
+    """Return the locked toolkit of a CUDA, or one wheel of it, unpacked once in the cache.
 
     Raises UsageError for a CPU that it has no wheels for, and what a fetch raises.
     """
     if here not in MACHINES:
         raise UsageError(f"NVIDIA's compiler is for {' and '.join(MACHINES)}, not for {here}")
-    known = [wheel for wheel in locked_toolkit_wheels() if only in ("", wheel.project)]
+    of_cuda = [wheel for wheel in locked_toolkit_wheels() if wheel.cuda == cuda]
+    known = [wheel for wheel in of_cuda if only in ("", wheel.project)]
     wheels = [wheel for wheel in known if wheel.machine == here]
     cross = [w for w in known if w.machine == machine != here]
     # The other CPU's compiler wheel is for a header alone (fatbinary_section.h).

@@ -33,9 +33,9 @@ from patchkit.source.archive import Progress
 from patchkit.wheel.build.requirements import for_machine, install_locked, made_once
 from patchkit.wheel.build.toolchain import CROSS, Toolchain
 
-# What torch's CMake asks for.
-LIBRARIES = ("cublas", "cublasLt", "cudart", "cufft", "curand", "cusolver", "cusparse", "nvrtc")
-HEADERS = ("cublas_v2.h", "cuda_runtime.h", "curand_kernel.h", "cusolverDn.h", "cusparse.h")
+# What torch's CMake asks for; curand comes with torch up to 2.14, and no library needs it.
+LIBRARIES = ("cublas", "cublasLt", "cudart", "cufft", "cusolver", "cusparse", "nvrtc")
+HEADERS = ("cublas_v2.h", "cuda_runtime.h", "cusolverDn.h", "cusparse.h")
 
 _VERSIONED = re.compile(r"(?P<name>lib[^/]+?\.so)\.\d+")
 _STUB_LIBRARY = 34  # CUDA_ERROR_STUB_LIBRARY of cuda.h

@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from patchkit.digests import digest
@@ -30,11 +31,11 @@ from patchkit.errors import (
     translated,
 )
 from patchkit.follow import Follow
-from patchkit.records import RECIPES, read_toml
 from patchkit.source.fetch import Progress, cache_dir
+from patchkit.target import toolkits
 from patchkit.units import BYTES_PER_MIB
 from patchkit.wheel.build.machine import available_memory
-from patchkit.wheel.build.toolchain import COMPILER, locked_toolkit, locked_version
+from patchkit.wheel.build.toolchain import COMPILER, locked_toolkit
 from patchkit.wheel.device.fatbin import CodeEntry, read_entries
 from patchkit.wheel.native.ptx import Ptx, read_ptx
 
@@ -77,13 +78,17 @@ class Assembled:
 
 
 class Assembler:
-    """The ptxas and fatbinary of the locked toolkit, for this machine."""
+    """The ptxas and fatbinary of the locked toolkits, for this machine.
+
+    PTX goes to the oldest that reads it: that of the CUDA which compiled it.
+    """
 
     def __init__(self, *, offline: bool = False, progress: Progress | None = None) -> None:
-        """Unpack the toolkit's compiler, once. Raises what a fetch raises."""
+        """Unpack the oldest toolkit's compiler, once. Raises what a fetch raises."""
         here = platform.machine()
-        home = locked_toolkit(here, here, offline=offline, progress=progress, only=COMPILER)
-        self._tools, self.version = home / "bin", locked_version(COMPILER)
+        self._unpack = partial(locked_toolkit, here, here, offline=offline, only=COMPILER)
+        self._used, self._unpacking = set[str](), threading.Lock()
+        self._unpack(toolkits()[0].cuda, progress=progress)
         self.cache, self.stopped = cache_dir() / "native", threading.Event()
         with translated(at=self.cache):
             self.cache.mkdir(parents=True, exist_ok=True)
@@ -92,15 +97,20 @@ class Assembler:
                 if time.time() - left.stat().st_mtime > _STALE:
                     shutil.rmtree(left, ignore_errors=True)
 
+    @property
+    def version(self) -> str:
+        """The version of ptxas, or all that were used."""
+        return ", ".join(sorted(self._used)) or toolkits()[0].nvcc
+
     def assemble(self, job: Job) -> Assembled:
         """Return the machine code of one fat binary, from the cache or made now.
 
         Raises SourceError for damaged PTX, BuildError if ptxas does not take it.
         """
-        newest = read_toml(tuple[int, int], RECIPES / "toolchain.toml", key="ptx")
-        if job.entry.version > newest:
+        row = next((it for it in toolkits() if job.entry.version <= it.ptx), toolkits()[-1])
+        if job.entry.version > row.ptx:
             newer = ".".join(map(str, job.entry.version))
-            raise BuildError(f"{job.where} is PTX {newer}; ptxas {self.version} is older")
+            raise BuildError(f"{job.where} is PTX {newer}; ptxas {row.nvcc} is older")
         with job.path.open("rb") as stream:
             ptx = read_ptx(stream, job.entry, job.name)
         options, left = [], list(ptx.options)
@@ -112,13 +122,16 @@ class Assembler:
                 options.append(word)
             else:
                 raise BuildError(f"it was compiled with {word}, which patchkit does not pass on")
-        key = digest("\0".join((digest(ptx.text), self.version, job.arch, *options)))
+        key = digest("\0".join((digest(ptx.text), row.nvcc, job.arch, *options)))
         place = self.cache / f"{key}.fatbin"
         if not (place.is_file() and _holds(place, job.arch)):
-            self._make(ptx, options, job, place)
+            with self._unpacking:
+                tools = self._unpack(row.cuda, progress=None) / "bin"
+            self._make(ptx, options, job, place, tools)
+        self._used.add(row.nvcc)
         return Assembled(path=place, ptx=digest(ptx.text))
 
-    def _make(self, ptx: Ptx, options: Sequence[str], job: Job, place: Path) -> None:
+    def _make(self, ptx: Ptx, options: Sequence[str], job: Job, place: Path, tools: Path) -> None:
         with (
             translated(at=self.cache),
             tempfile.TemporaryDirectory(prefix=_MAKING, dir=self.cache) as made,
@@ -126,7 +139,7 @@ class Assembler:
             folder = Path(made)
             (folder / "x.ptx").write_bytes(ptx.text)
             words = (f"-arch=sm_{job.arch}", *options, "x.ptx", "-o", "x.cubin")
-            self._run("ptxas", *words, folder=folder, where=job.where)
+            self._run(tools / "ptxas", *words, folder=folder, where=job.where)
             with (folder / "x.cubin").open("rb") as stream:
                 sections = {section.name for section in parse_library(stream, job.where).sections}
             if lost := sorted(k for k in ptx.kernels if f".text.{k}" not in sections):
@@ -134,19 +147,19 @@ class Assembler:
             # As nvcc calls it. Compressed, as upstream's PTX was: a seventh of the size.
             image = f"--image3=kind=elf,sm={job.arch},file=x.cubin"
             words = ("-64", "--create=x.fatbin", image, "--compress-all")
-            self._run("fatbinary", *words, folder=folder, where=job.where)
+            self._run(tools / "fatbinary", *words, folder=folder, where=job.where)
             if not _holds(folder / "x.fatbin", job.arch):
                 raise BuildError(f"{job.where}: fatbinary made no code for sm_{job.arch}")
             with (folder / "x.fatbin").open("rb") as stream:
                 os.fsync(stream.fileno())
             (folder / "x.fatbin").rename(place)
 
-    def _run(self, name: str, *words: str, folder: Path, where: str) -> None:
+    def _run(self, tool: Path, *words: str, folder: Path, where: str) -> None:
         """Run a tool. Raises BuildError if it refuses its input, HostError or StorageError else."""
-        with Follow(self._tools / name, *words, cwd=folder) as running:
+        with Follow(tool, *words, cwd=folder) as running:
             for _line in running:
                 if self.stopped.is_set():
-                    raise HostError(f"{where}: {name} was stopped")
+                    raise HostError(f"{where}: {tool.name} was stopped")
         done = running.done
         if done.status is None or done.status < 0:
             hint = "free some memory, and run again: what is assembled already is kept"

@@ -26,7 +26,7 @@ from patchkit.patching.workspace import open_workspace
 from patchkit.recipes.vllm.libraries import library_table
 from patchkit.source.archive import Progress
 from patchkit.source.tree import Sandboxed
-from patchkit.target import Target
+from patchkit.target import Target, toolkits
 from patchkit.wheel.build.machine import staging
 from patchkit.wheel.device.first_use import first_use, first_use_phrase
 from patchkit.wheel.device.inspect import Binary, inspect_wheel
@@ -39,6 +39,7 @@ from patchkit.wheel.device.libraries import (
     require_loading,
 )
 from patchkit.wheel.file.library_rules import library_rules
+from patchkit.wheel.file.metadata import read_metadata
 from patchkit.wheel.file.write import rewrite_wheel
 from patchkit.wheel.native.assemble import Assembler
 from patchkit.wheel.vllm.native_parts import native_parts
@@ -91,7 +92,9 @@ def repack_wheel(
     if the kernels do not serve the device, UsageError if there is nothing to change; and what
     ``apply`` and ``add_wheel`` raise.
     """
-    target = request.target
+    # The CUDA of the torch that the wheel names, of which its label is.
+    target = request.target.with_torch(read_metadata(origin.wheel).pins.get("torch", "0"))
+    request = replace(request, target=target)
     # What the wheel will be called, but for what only the work can tell.
     version = f"{origin.version.public}+{target.cuda_tag}.{target.name}"
     check_room(house, f"vllm-{version}-{origin.wheel.name.tag}.whl")
@@ -229,6 +232,9 @@ def _native_notes(patched: PatchedTree, binaries: Iterable[Binary]) -> Iterator[
         entries = [entry for binary in binaries for entry in first_use(binary, target)]
         if entries:
             yield f"{first_use_phrase(entries)}; --native assembles it now"
+        row = next(row for row in toolkits() if row.cuda == target.cuda)
+        if any(entry.version > toolkits()[0].ptx for entry in entries):
+            yield f"drivers older than {row.driver} do not compile PTX of CUDA {row.cuda}"
         return
     count = sum(len(library.ptx) for library in native.libraries)
     if count:

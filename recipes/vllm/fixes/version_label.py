@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from packaging.version import InvalidVersion, Version
 
 from patchkit.recipes.vllm import kit
+from patchkit.recipes.vllm.build import read_needs
 
 _PATH = "setup.py"
 _SCOPE = "get_vllm_version"
@@ -18,9 +19,9 @@ _LABELLED = re.compile(rf'os\.getenv\(\s*"{_VARIABLE}",\s*"([^"]+)"\s*\)')
 
 def look(tree: kit.SourceTree, request: kit.Request) -> kit.Observation:
     """Read the default of VLLM_VERSION_OVERRIDE, which setup.py also hands to setuptools-scm."""
-    text = tree.read(_PATH)
+    text, tags = tree.read(_PATH), _tags(tree, request)
     present = _LABELLED.search(text)
-    if present and _is_own(present[1], request) and not set(tree.overlay) - {_PATH}:
+    if present and _is_own(present[1], tags) and not set(tree.overlay) - {_PATH}:
         return kit.found((), now="", done=f"{_PATH}: the build is called {present[1]}")
     separator = "." if tree.version.local else "+"
     # Of all pending texts: the same fixes on the same release give the same label. The p keeps a
@@ -28,8 +29,8 @@ def look(tree: kit.SourceTree, request: kit.Request) -> kit.Observation:
     pending = {**tree.overlay, _PATH: _LABELLED.sub(_BEFORE, text)}
     parts = (part for item in sorted(pending.items()) for part in item)
     digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:8]
-    label = f"{tree.version}{separator}{_tags(request)}p{digest}"
-    before = present[0] if present and _is_own(present[1], request) else _BEFORE
+    label = f"{tree.version}{separator}{tags}p{digest}"
+    before = present[0] if present and _is_own(present[1], tags) else _BEFORE
     after = f'os.getenv("{_VARIABLE}", "{label}")'
     edits = [] if before == after else kit.swap(_PATH, text, _SCOPE, before, after, note=label)
     return kit.found(
@@ -39,18 +40,20 @@ def look(tree: kit.SourceTree, request: kit.Request) -> kit.Observation:
     )
 
 
-def _is_own(label: str, request: kit.Request) -> bool:
+def _is_own(label: str, tags: str) -> bool:
     """Return whether a label is this target's; of any version: committing a patch changes git's."""
-    return re.search(rf"[+.]{_tags(request)}p[0-9a-f]{{8}}$", label) is not None
+    return re.search(rf"[+.]{re.escape(tags)}p[0-9a-f]{{8}}$", label) is not None
 
 
-def _tags(request: kit.Request) -> str:
-    return f"{request.target.cuda_tag}.{request.target.name}."
+def _tags(tree: kit.SourceTree, request: kit.Request) -> str:
+    target = request.target.with_torch(read_needs(tree).torch)
+    return f"{target.cuda_tag}.{target.name}."
 
 
 def prove(case: kit.Case) -> str:
     """Run get_vllm_version without the variable: the label must come out, as a valid version."""
     environ: dict[str, str] = {}
+    tags = _tags(case.patched, case.request)
     names: dict[str, object] = {
         "os": SimpleNamespace(environ=environ, getenv=environ.get),
         "get_version": lambda **_options: environ["SETUPTOOLS_SCM_PRETEND_VERSION"],
@@ -60,7 +63,7 @@ def prove(case: kit.Case) -> str:
     code = kit.Code(case.patched, names)
     (label,) = kit.ask(case.patched, [lambda: code.get(_PATH, _SCOPE)()], object)
     with contextlib.suppress(InvalidVersion):
-        if isinstance(label, str) and str(Version(label)) == label and _is_own(label, case.request):
+        if isinstance(label, str) and str(Version(label)) == label and _is_own(label, tags):
             return f"the build is called {label}"
     raise kit.ProofError(f"{_PATH}: {_SCOPE} returns {label!r}")
 

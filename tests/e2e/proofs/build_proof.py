@@ -116,16 +116,25 @@ def reduced_options(release: str) -> list[str]:
             f"nobody said what of vllm {release} is small",
             hint=f"one of {', '.join(RELEASES)}, or all of it: --whole",
         )
-    # CUTLASS 4.4.2 is in a wheel of the index.
+    how = RELEASES[release]
+    options = [
+        "--source",
+        f"cutlass={index_cutlass()}",
+        "--extensions",
+        ",".join(how["extensions"]),
+    ]
+    return options + [word for name in how["without"] for word in ("--without", name)]
+
+
+def index_cutlass() -> Path:
+    """Return CUTLASS 4.4.2, which is in a wheel of the index."""
     home = cache_dir() / FLASHINFER
     folder = home / "flashinfer/data/cutlass"
     if not (folder / "CMakeLists.txt").exists():
         pip = [sys.executable, "-m", "pip", "install", "--no-deps", "--target", home, FLASHINFER]
         subprocess.run(pip, check=True, stdout=2)
         (folder / "CMakeLists.txt").write_text(CMAKE)
-    how = RELEASES[release]
-    options = ["--source", f"cutlass={folder}", "--extensions", ",".join(how["extensions"])]
-    return options + [word for name in how["without"] for word in ("--without", name)]
+    return folder
 
 
 def compiled_object(root: Path, ending: str) -> Path:

@@ -139,6 +139,15 @@ def test_a_wheel_of_another_cuda_does_not_claim_the_targets(run, tmp_path):
     assert "linked with CUDA 12 (libcudart.so.12), not with 13.0" in done.notes[1]
 
 
+def test_a_wheel_is_of_the_cuda_of_its_torch(run, tmp_path):
+    def later(members):
+        (home,) = (name for name in members if name.endswith("/METADATA"))
+        members[home] = members[home].replace(b"torch==2.10.0", b"torch==2.15.0")
+
+    done = run(vllm_wheel(tmp_path, change=later))
+    assert done.facts["wheel"].startswith("0.19.1+cu132.gb10.")
+
+
 def test_kernels_that_do_not_serve_the_device(run, house, tmp_path):
     with pytest.raises(ProofError, match=r"_C\.abi3\.so: does not load") as caught:
         run(vllm_wheel(tmp_path), target="thor")

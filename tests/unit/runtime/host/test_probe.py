@@ -17,7 +17,7 @@ from patchkit.errors import HostError, SourceError, UsageError
 from patchkit.records import read_json
 from patchkit.runtime.host.advice import remarks
 from patchkit.runtime.host.hardware import target_of
-from patchkit.runtime.host.host import Gid, Gpu, Host, Memory, System
+from patchkit.runtime.host.host import Gid, Gpu, Host, Memory, Software, System
 from patchkit.runtime.host.machine_root import RecordingWriter, ToolUnavailable
 from patchkit.runtime.host.probe import probe
 from support import hosts
@@ -126,6 +126,24 @@ def test_a_link_that_trained_with_half_its_lanes(copied):
     place = copied / "sys/class/net/enP2p1s0f0np0/device/current_link_width"
     place.write_text("2\n")
     assert remarks(seen(copied))[0].what == "enP2p1s0f0np0 (0002:01:00.0) has 2 PCIe lanes, not 4"
+
+
+@pytest.mark.parametrize(
+    ("cuda", "driver", "said"),
+    [
+        ("13.2", "580.173.02", True),
+        ("13.2", "595.45.04", False),
+        ("13.0", "580.173.02", False),
+        ("13.2", "570.86.15", False),  # which loads nothing of CUDA 13
+        ("13.2", "unknown", False),
+    ],
+)
+def test_a_driver_that_loads_code_of_torchs_cuda_but_not_its_ptx(machine, cuda, driver, said):
+    software = Software(python="/venv/bin/python", torch="2.15.0", cuda=cuda)
+    gpus = (Gpu(name="NVIDIA GB10", capability="12.1", driver=driver),)
+    found = remarks(replace(machine("cable_port0"), software=software, gpus=gpus))
+    hints = [each.hint for each in found if each.about == "ptx-driver"]
+    assert [hint.endswith("a driver from 595.45.04 on") for hint in hints] == [True] * said
 
 
 # GPUs

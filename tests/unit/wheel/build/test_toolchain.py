@@ -12,10 +12,12 @@ import pytest
 from packaging.version import Version
 
 from patchkit.errors import HostError, PatchkitError, SourceError
+from patchkit.process import run
 from patchkit.recipes.vllm.build import Needs, read_needs, recorded_needs
-from patchkit.target import targets
+from patchkit.target import targets, toolkits
 from patchkit.wheel.build.machine import lacked
 from patchkit.wheel.build.toolchain import (
+    COMPILER,
     MACHINES,
     check_toolchain,
     find_toolchain,
@@ -44,7 +46,7 @@ def bare(tmp_path, monkeypatch):
 
 def test_no_toolkit_offline_and_none_in_the_cache(bare, tmp_path):
     with pytest.raises(SourceError) as absent:
-        find_toolchain(HERE, offline=True)
+        find_toolchain(HERE, toolkits()[0], offline=True)
     assert re.match(r"nvidia_cuda_nvcc-13.*\.whl is not in the cache", absent.value.what)
     assert absent.value.hint
     assert not (tmp_path / "cache/cuda").exists()
@@ -62,7 +64,7 @@ def test_what_is_missing_and_its_package(bare, missing, machine, package):
     if missing:
         (bare / missing).unlink()
     with pytest.raises(HostError, match="is not on this machine") as absent:
-        find_toolchain(machine)
+        find_toolchain(machine, toolkits()[0])
     assert (absent.value.hint, absent.value.exit_code) == (package, 9)
 
 
@@ -73,7 +75,7 @@ def test_a_compiler_that_nvcc_does_not_take(tmp_path, monkeypatch):
     new.chmod(0o755)
     monkeypatch.setenv("CXX", str(new))
     try:
-        tools = find_toolchain(HERE)
+        tools = find_toolchain(HERE, toolkits()[0])
     except PatchkitError as error:
         pytest.skip(f"{error.what}; {error.hint}")
     with pytest.raises(HostError, match="unsupported GNU version") as refused:
@@ -83,17 +85,50 @@ def test_a_compiler_that_nvcc_does_not_take(tmp_path, monkeypatch):
 
 
 def test_the_locked_wheels():
-    """Both CPUs have the same of them, of one release: the one that the targets ask for."""
+    """Both CPUs have the same of them, of each CUDA; the targets ask for the oldest."""
     wheels = locked_toolkit_wheels()
-    both = Counter((wheel.project, wheel.version, wheel.role) for wheel in wheels)
+    both = Counter((it.cuda, it.project, it.version, it.role) for it in wheels)
     assert {*both.values()} == {len(MACHINES)}
     assert len({wheel.sha256 for wheel in wheels}) == len(wheels)
     for wheel in wheels:
         project, version, *_, platforms = wheel.filename.removesuffix(".whl").split("-")
         assert (project.replace("_", "-"), version) == (wheel.project, wheel.version)
         assert platforms.endswith(f"_{wheel.machine}")
-    releases = {wheel.version.rpartition(".")[0] for wheel in wheels}
-    assert releases == {target.cuda for target in targets().values()}
+    assert len({(it.cuda, it.project) for it in wheels}) == len(toolkits()) * len(
+        {it.project for it in wheels}
+    )
+    assert {target.cuda for target in targets().values()} == {toolkits()[0].cuda}
+
+
+@pytest.mark.parametrize("row", toolkits(), ids=lambda row: row.cuda)
+def test_what_a_row_says_of_its_nvcc(row, tmp_path):
+    try:
+        tools = find_toolchain(HERE, row)
+    except PatchkitError as error:
+        pytest.skip(f"{error.what}; {error.hint}")
+    assert {it.version for it in locked_toolkit_wheels() if it.project == COMPILER} >= {tools.cuda}
+    source, ptx = tmp_path / "x.cu", tmp_path / "x.ptx"
+    source.write_text("__global__ void kernel() {}\n")
+    command = tools.nvcc, "-ccbin", tools.cxx, f"-I{tools.include}", source
+    run(*command, "-ptx", "-o", ptx, timeout=None)
+    assert f"\n.version {row.ptx[0]}.{row.ptx[1]}\n" in ptx.read_text()
+    steps = run(*command, "-c", "--dryrun", timeout=None).errors
+    assert set(re.findall(r"\b(?:sm|compute)_\d+", steps)) == {*row.default_codes}
+
+
+@pytest.mark.parametrize(
+    ("torch", "cuda"),
+    [
+        ("2.9.0", "13.0"),
+        ("2.11.0+cu130", "13.0"),
+        ("2.14.1", "13.0"),
+        ("2.15.0", "13.2"),
+    ],
+)
+def test_a_torch_has_the_cuda_of_its_row(torch, cuda):
+    """A later one has at least that of the newest row."""
+    target = targets()["gb10"].with_torch(torch)
+    assert (target.cuda, target.cuda_tag) == (cuda, f"cu{cuda.replace('.', '')}")
 
 
 EASY = Needs(

@@ -152,7 +152,7 @@ KERNEL = b".version 8.0\n.target sm_80\n.address_size 64\n.visible .entry kernel
     [
         ({"options": "-o /etc/passwd"}, "compiled with -o"),
         ({"options": "-maxrregcount 32; -x"}, "compiled with -maxrregcount"),
-        ({"version": (9, 9)}, "is PTX 9.9; ptxas 13.0"),
+        ({"version": (9, 9)}, "is PTX 9.9; ptxas 13.2"),
         ({"text": b".version 8.0\n.target sm_80\n.nonsense\n"}, "ptxas"),
         ({"text": b"no text of a compiler"}, "not the text of PTX"),
         ({"text": KERNEL.replace(b"sm_80", b"sm_90a")}, "ptxas"),
@@ -164,13 +164,26 @@ def test_what_is_refused(assembler, tmp_path, case, says):
     assert not list(assembler.cache.glob(".making*"))
 
 
+def test_ptx_goes_to_the_oldest_ptxas_that_reads_it(assembler, tmp_path):
+    """A later one than torch's CUDA is never taken: PTX that is newer was compiled by it."""
+    text = KERNEL.replace(b"8.0", b"9.2").replace(b"sm_80", b"sm_121")
+    with pytest.raises(BuildError, match=r"Unsupported \.version 9\.2"):
+        assembler.assemble(job_for(tmp_path, text=text))
+    try:
+        made = assembler.assemble(job_for(tmp_path, version=(9, 2), text=text))
+    except (SourceError, HostError) as error:
+        pytest.skip(f"ptxas 13.2 cannot be had here: {error}")
+    assert made.path.is_file()
+    assert assembler.version.endswith("13.2.86")
+
+
 def test_a_ptxas_that_is_killed_is_no_refusal(assembler, tmp_path, monkeypatch):
     """Else a wheel would depend on the memory that there was."""
     killed = tmp_path / "bin"
     killed.mkdir()
     (killed / "ptxas").write_text("#!/bin/sh\nkill -9 $$\n")
     (killed / "ptxas").chmod(0o755)
-    monkeypatch.setattr(assembler, "_tools", killed)
+    monkeypatch.setattr(assembler, "_unpack", lambda _cuda, progress: tmp_path)
     with pytest.raises(HostError, match="what is assembled already is kept"):
         assemble_all(assembler, [job_for(tmp_path, "-O0", text=KERNEL)], lambda _d, _t: None)
 
