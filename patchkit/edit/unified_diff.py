@@ -40,9 +40,12 @@ class Hunk:
 
     def find_spots(self, text: str, side: int) -> list[int]:
         """Return every offset at which the lines before (0) or after (1) begin in a text."""
-        start, end = r"\A" if self.opens else "^", r"\Z" if self.closes else ""
-        pattern = f"{start}(?={re.escape(self.texts[side])}{end})"
-        return [match.start() for match in re.finditer(pattern, text, re.MULTILINE)]
+        lines, spots, at = self.texts[side], list[int](), -1
+        while (at := text.find(lines, at + 1)) >= 0:
+            begins = at == 0 or (text[at - 1] == "\n" and not self.opens)
+            if begins and (not self.closes or at + len(lines) == len(text)):
+                spots.append(at)
+        return spots
 
 
 @dataclass(frozen=True, slots=True)

@@ -112,7 +112,9 @@ def _edits_of(file: FileDiff, tree: SourceTree) -> list[Edit]:
     (needed, fits_head), (done, is_head) = (_find_hunks(text, hunks, side) for side in (0, 1))
     fits, is_done = min(needed) >= 0, min(done) >= 0
     if is_done and any(hunk.find_spots(text, 0) for hunk in hunks):  # both: the heads decide
-        fits, is_done = fits and fits_head, is_head
+        placed = zip(hunks, needed, done, strict=True)
+        inside = [0 <= old <= new < old + len(it.texts[0]) for it, old, new in placed]
+        fits, is_done = fits and fits_head, is_head and not any(inside)
     if fits != is_done:
         return _edits_at(path, needed, hunks) if fits else []
     merged, why = _merge_by_git(file, tree, text)
