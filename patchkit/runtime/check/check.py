@@ -41,32 +41,13 @@ _READERS = {"NCCL_": "NCCL", "VLLM_": "vLLM"}  # both have five characters
 _SOURCES = {"NCCL": "NCCL's sources", "vLLM": "vLLM envs.py"}
 _USED = re.compile(r"\$\{?([A-Za-z_]\w*)")
 _HANDED_ON = re.compile(r"""\b([A-Za-z_]\w*)(=|:[ \t]+)["']?\$\{?\1\b""")
-_SWITCH = {"true": "1", "yes": "1", "on": "1", "false": "0", "no": "0", "off": "0"}
-_READ = re.compile(r"(NCCL|VLLM|GLOO|TP|UCX|RAY|MASTER)_\w+")
-# No process group is set up without these; without the others it only goes another way.
-_NEEDED = re.compile(r"VLLM_HOST_IP|MASTER_ADDR|RAY_\w*ADDRESS|(NCCL|GLOO|TP)_SOCKET_IFNAME")
-_ADDRESS_FLAGS = ("--master-addr", "--node-ip-address", "--address")
-_OWN_ADDRESS = ("VLLM_HOST_IP", "RAY_NODE_IP_ADDRESS", "RAY_OVERRIDE_NODE_IP_ADDRESS")
-_PREFIXES = ("NCCL_SOCKET_IFNAME", "NCCL_IB_HCA")  # lists of prefixes, or of whole names behind =
-_DEVICES = ("NCCL_IB_HCA", "UCX_NET_DEVICES")
-_NETDEVS = (
-    *("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME"),
-    *("UCX_NET_DEVICES", "OMPI_MCA_btl_tcp_if_include"),
+_NAMES = read_env_data("said")["variables"]
+_READ, _NEEDED, _RDMA_ONLY, _MATTERS = (
+    re.compile(_NAMES[name]) for name in ("read", "needed", "rdma_only", "matters")
 )
-_RDMA_ONLY = re.compile(r"NCCL_IB_(?!DISABLE$)\w+|NCCL_NET_GDR_\w+")
-_MATTERS = re.compile(r"(NCCL|VLLM|RAY|GLOO|TP|UCX|HF|TRITON|CUDA|OMP|TORCH|PYTORCH)_")
+_DEVICES, _NETDEVS = _NAMES["devices"], _NAMES["netdevs"]
 _LONGEST = 200  # lines of a command, from a finding up to the comment above it
 _IGNORE = re.compile(r"(?:#|;|//)\s*patchkit:\s*ignore\b[:\s\[(]*(?P<ids>[a-z0-9, -]*)")
-# Nobody sets these for a node alone; still they are no proof of others.
-_BETWEEN_NODES = {"NCCL_IB_HCA", "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "UCX_NET_DEVICES"}
-_NAME = r"\s*(?:export\s+)?(?P<name>[A-Za-z_]\w*)="
-_DIFFERENCES = {
-    "export-in-env-file": re.compile(r"\s*export\s+(?P<name>\w+)="),
-    "comment-behind-value": re.compile(_NAME + r"(?:'[^']*'|\"[^\"]*\"|[^'\"\s#]*)\s+#"),
-    "quotes": re.compile(_NAME + r"['\"]"),
-    "blanks-in-value": re.compile(_NAME + r"[^'\"\s]+\s+[^\s#]"),
-    "dollar-in-value": re.compile(_NAME + r"[^'$]*\$"),
-}
 
 
 def find_problems(checked: CheckedText) -> tuple[Finding, ...]:
@@ -127,7 +108,9 @@ def _check_line_syntax(checked: CheckedText) -> Iterator[Finding]:
     if "format" in head_facts(text) or checked.content.kind != ENV or not is_env_file(text):
         return
     lines = text.replace("\r\n", "\n").split("\n")
-    for key, form in _DIFFERENCES.items():
+    rows = read_env_data("findings").items()
+    differences = {key: re.compile(row["form"]) for key, row in rows if "form" in row}
+    for key, form in differences.items():
         matches = [(number, form.match(line)) for number, line in enumerate(lines, 1)]
         found = [(number, match["name"]) for number, match in matches if match]
         if found:
@@ -140,7 +123,7 @@ def _check_advice(checked: CheckedText) -> Iterator[Finding]:
     """Yield what the rules know of these versions in a cluster, which no rule mends."""
     values = {found.name: found.value for found in checked.content.assignments}
     situation = checked.situation
-    if not situation.get("role") and values.keys() & _BETWEEN_NODES:
+    if not situation.get("role") and not values.keys().isdisjoint(_NAMES["between_nodes"]):
         situation = {**situation, "role": "head"}
     for advice in holding(load_variable_rules().advice, situation):
         if not advice.solved(values):
@@ -236,8 +219,8 @@ def check_values(checked: CheckedText) -> Iterator[Finding]:
             hint = f"write {'one of these' if takes.words else 'a number'}, or leave {name} out"
             if close := nearest(value, takes.words):
                 hint = f"did you mean {close}?"
-            elif not takes.words and value.lower() in _SWITCH:
-                hint = f"write {name}={_SWITCH[value.lower()]}"
+            elif not takes.words and value.lower() in _NAMES["switch"]:
+                hint = f"write {name}={_NAMES['switch'][value.lower()]}"
             words = {"reader": f"vLLM {vllm}".rstrip(), "takes": takes.in_words, "hint": hint}
             yield build_finding("value-refused", assignment, level, **words)
 
@@ -254,7 +237,7 @@ def check_placeholders(checked: CheckedText) -> Iterator[Finding]:
             yield build_finding("placeholder", assignment, level)
     for flag in (flag for command in checked.content.commands for flag in command.flags):
         address = flag.value.rpartition(":")[0] or flag.value
-        if flag.name in _ADDRESS_FLAGS and is_placeholder("_IP", address):
+        if flag.name in _NAMES["address_flags"] and is_placeholder("_IP", address):
             yield build_finding("placeholder", flag, Level.ERROR)
 
 
@@ -294,11 +277,11 @@ def check_host(checked: CheckedText) -> Iterator[Finding]:
         name, value = assignment.name, assignment.value
         found: list[Finding] = []
         by_name.setdefault(name, []).append(found)
-        if name in _OWN_ADDRESS and value not in own and not value.startswith("127."):
+        if name in _NAMES["own_address"] and value not in own and not value.startswith("127."):
             has = ", ".join(address for address in own if not address.startswith(("127.", "::1")))
             words = {"what": f"no address {value}", "has": has or "none at all"}
             found.append(build_finding("host-lacks", assignment, None, **words))
-        by_prefix = name in _PREFIXES and not value.startswith("=")
+        by_prefix = name in _NAMES["prefixes"] and not value.startswith("=")
         names = value.lstrip("=").split(",") if name in (*_NETDEVS, *_DEVICES) else []
         for plain, colon, _port in (part.partition(":") for part in names if part != "all"):
             # UCX names an RDMA device with its port (mlx5_0:1), and an interface as it is.

@@ -37,29 +37,17 @@ _PIECE = re.compile(
     re.VERBOSE | re.DOTALL,
 )
 _QUOTED = re.compile(r"""'([^']*)'|"((?:[^"\\]|\\.)*)"|\\(.)""", re.DOTALL)
+_SHELL = read_env_data("said")["shell"]
 _MOST_UNENDED = 50  # here-documents without an end: each is looked for to the end of the text
 _DEEPEST = 6  # scripts in words of scripts
 _PAIR = re.compile(r"(?P<name>[A-Za-z_]\w*)=(?P<value>.*)", re.DOTALL)
-_KEYWORDS = {"if", "then", "else", "elif", "do", "while", "until", "!", "{", "}", "time", "local"}
-# Words that only say something, or look for a process; nothing behind them is run.
-_SPEECH = re.compile(
-    r"echo|printf|cat|log\w*|say|info|warn\w*|err(or)?|die|fail|usage|[efpz]?grep|pkill|ps|"
-    r"killall|kill|which|type|alias|man|help|command|test|\[+|read|trap|sed|awk|true|false|:"
-)
 _VLLM = re.compile(r"(.*/)?vllm|\$.*vllm\W*", re.IGNORECASE)
 _DOCKER = re.compile(r"(.*/)?(docker|podman|nerdctl)")
-_SCRIPT = re.compile(
-    r"\b(vllm +serve|(docker|podman) .{0,200}\b(run|exec)|ray +start|export|api_server)\b"
-)
-# Options of docker run without a value: single letters, and long ones.
-_SWITCHES = re.compile(
-    r"-[dihPqt]+|--(detach|help|init|interactive|no-healthcheck|oom-kill-disable|privileged|"
-    r"publish-all|quiet|read-only|rm|sig-proxy|tty|replace|no-hosts|rmi|env-host|http-proxy|"
-    r"tls-verify|disable-content-trust)"
-)
 _OPTION = re.compile(r"(?P<name>--[^=]*|-[dihPqt]*[^dihPqt])(?:=?(?P<value>.+))?", re.DOTALL)
+_SPEECH, _SWITCHES, _PROGRAM, _SCRIPT = (
+    re.compile("|".join(_SHELL[name])) for name in ("speech", "switches", "programs", "scripts")
+)
 _IMAGE_VARIABLE = re.compile(r"ima?ge?", re.IGNORECASE)
-_PROGRAM = re.compile(r"(/.*bin/)?(ba|da|z)?sh|(/.*bin/)?python[\d.]*|sleep|ray|vllm|.*\.(sh|py)")
 _SERVE, _RAY, _CONTAINER = "vllm serve", "ray start", "container"
 
 
@@ -155,7 +143,7 @@ class CommandReader:
 
     def read_command(self, words: Sequence[Word], place: Place) -> None:
         """Read one command: its variables, then what it starts."""
-        while words and words[0].text in _KEYWORDS:
+        while words and words[0].text in _SHELL["keywords"]:
             words = words[1:]
         texts = [word.text for word in words]
         if not words or _SPEECH.fullmatch(name := texts[0].rpartition("/")[2]):

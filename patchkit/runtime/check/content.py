@@ -29,12 +29,6 @@ RUNNING = "running"  # no file: what a process was started with
 UNIT, PYTHON = "systemd unit", "Python program"
 _SHOWN = 60  # characters of a name or a value
 _FLAG = re.compile(r"--?[A-Za-z][\w.-]*")
-_SHORT_FLAGS = {
-    "-q": "--quantization",
-    "-tp": "--tensor-parallel-size",
-    "-pp": "--pipeline-parallel-size",
-    "-n": "--nnodes",
-}
 DEFAULT_TARGET = "gb10"
 # Three numbers at least: v0.11 may be a branch, and 25.11 is a month.
 _VERSION = r"v?(?P<version>\d+\.\d+\.\d+(?:\.post\d+|rc\d+|a\d+|b\d+)?(?:\.dev\d+)?)"
@@ -43,6 +37,7 @@ _PINNED = re.compile(
     rf"(?<![\w.-])(?P<name>[A-Za-z][\w.-]{{0,40}})(?:\[[\w,-]*\])?==={{0,1}}{_VERSION}"
 )
 _FACTS = ("role", "topology", "executor", "vllm", "nccl", "nodes", "quantization")
+_WORDS = ("what", "why", "hint", "source")
 _SOFTWARE = ("vllm", "nccl", "torch", "triton")
 # With one GPU in a node, more than one of these takes several nodes.
 _COUNTS = ("--nnodes", "--tensor-parallel-size", "--pipeline-parallel-size")
@@ -144,7 +139,7 @@ class CommandLine:
             # A word that begins with a dash is the next flag, not a value.
             if not sign and following.text != "--" and not _FLAG.match(following.text):
                 value = following.text
-            long = _SHORT_FLAGS.get(name, name).replace("_", "-")
+            long = read_env_data("said")["short"].get(name, name).replace("_", "-")
             found.append(GivenFlag(name, long, value if is_literal(value) else "", word.line))
         return tuple(found)
 
@@ -297,7 +292,7 @@ def build_finding(
     line, about = (place, "") if isinstance(place, int) else (place.line, place.name)
     if not isinstance(place, int):
         fields = {"shown": place.shown, "name": about, **fields}
-    words = {part: text.format(**fields) for part, text in message.items() if part != "level"}
+    words = {part: text.format(**fields) for part, text in message.items() if part in _WORDS}
     level = level or Level(message["level"])
     return Finding(id=key, line=line, about=about, level=level, kind=SourceError, **words)
 

@@ -25,37 +25,18 @@ from patchkit.runtime.check.content import (
     Word,
     build_finding,
 )
+from patchkit.runtime.rules.releases import read_env_data
 
 _ENV_LINE = re.compile(
     r"[ \t]*(?:export[ \t]+)?(?!Environment=)(?P<name>[A-Za-z_]\w*)(?:=(?P<value>.*))?"
 )
 _ENV_VALUE = re.compile(r"""(?:'[^']*'|"(?:[^"\\]|\\.)*"|[^\s'"]|[ \t]+(?!\#))*""")
-# Endings that say nothing of the kind.
-_VARIANTS = re.compile(
-    r"(\.(example|sample|template|tmpl|tpl|dist|local|bak|j2|jinja2?|orig|in))+$"
-)
-_KINDS = (
-    (r"\.(sh|bash|zsh|ksh|sbatch|slurm)$|^\.?(bashrc|profile|bash_profile)$", SHELL),
-    (r"\.py$", PYTHON),
-    (r"\.(ya?ml|json)$", YAML),
-    (r"^(docker|container)file([._-].*)?$|\.(docker|container)file$", DOCKERFILE),
-    (r"\.(service|timer|slice|container|pod)$", UNIT),
-    (r"^\.?env$|\.env$|^\.env\.|^environment$", ENV),
-)
-_BEGINNINGS = (
-    (r"#!.*\bpython", PYTHON),
-    (r"#!", SHELL),
-    (r"\s*\{", YAML),
-    (r"(?:[ \t]*(?:[#;][^\n]*)?\n)*\[[A-Z]\w*\][ \t]*\n", UNIT),
-    (r"(?i)(?:[ \t]*(?:#[^\n]*)?\n|ARG[ \t][^\n]*\n)*FROM[ \t]+\S+", DOCKERFILE),
-    (r"(?:[ \t]*(?:#[^\n]*)?\n)*(?:---|[\w.-]+:(?:[ \t]+[^\n]*)?|-[ \t]+[^\n]*)\n", YAML),
-)
+_KINDS, _YAML = (read_env_data("said")[name] for name in ("kinds", "yaml"))
 _EXEC = re.compile(r"Exec\w*=[-@:+!|]*")
 _MOST_NODES = 100_000  # a few aliases may stand for any number of nodes
 _DEEPEST, _MOST_EVENTS = 64, 400_000
-_ENVIRONMENT = re.compile(r"(?i)(?:.*[-_.])?(?:env|envs|environment|env_?vars|extraenv\w*)|\w+Env")
-_IMAGES = ("image", "container", "container_image", "docker_image", "base_image")
-_COMMANDS = ("entrypoint", "command", "cmd", "args")
+_ENVIRONMENT = re.compile(_YAML["environment"])
+_IMAGES, _COMMANDS = _YAML["images"], _YAML["commands"]
 _NULLS = {"", "~", "null", "Null", "NULL"}
 
 
@@ -96,13 +77,13 @@ def read_content(text: str, where: str) -> FileContent:
 
 def kind_of(text: str, where: str) -> str:
     """Return the kind of a file by its name, else by its text; ``where`` is - or "" for none."""
-    name = _VARIANTS.sub("", PurePath(where).name.lower())
-    kind = next((kind for pattern, kind in _KINDS if re.search(pattern, name)), "")
+    name = re.sub(_KINDS["variants"], "", PurePath(where).name.lower())
+    kind: str = next((kind for form, kind in _KINDS["names"] if re.search(form, name)), "")
     if kind == ENV and text.startswith("{"):
         return YAML  # JSON, under whatever name
     if kind or is_env_file(text):
         return kind or ENV
-    return next((kind for pattern, kind in _BEGINNINGS if re.match(pattern, text)), SHELL)
+    return next((kind for form, kind in _KINDS["texts"] if re.match(form, text)), SHELL)
 
 
 def is_env_file(text: str) -> bool:

@@ -24,16 +24,10 @@ from patchkit.runtime.rules.secret_texts import is_readable, is_secret, matches_
 from patchkit.runtime.rules.spelling import Slips, nearest
 from patchkit.runtime.rules.variable_values import is_placeholder
 
+_TEXTS = read_env_data("secrets")["texts"]
 _NUMBER = re.compile(r"\d{0,9}\.?\d{1,9}")
 _SHOWN = 12  # values in a hint
 _OTHERS = 0o077  # rights of the group and of others
-# What programs ask for and nobody checks: a client of one's own server has to send some key.
-_DUMMY = re.compile(
-    r"(sk-)?(nil|fake|test|local|unused|any|anything|n/?a|\W*|\d+|no[-_]?(api[-_]?)?key.*"
-    r"|empty|not[-_]?(needed|required|used|set).*|(token-)?abc123)|/.*",
-    re.IGNORECASE,
-)
-_OPEN_KEY = re.compile(r"(hf_|sk-)?[xX*.…]{2,}|.{0,99}(?i:your|example|placeholder).{0,99}")
 _DEFAULT = re.compile(r"\$\{(?P<name>[A-Z][A-Z0-9_]{2,60}):?[-=](?P<value>[^${}\n]{1,200})\}")
 _EVERYWHERE = ("0.0.0.0", "::", "[::]")  # noqa: S104 - what is looked for
 # ports: of compose and -p of docker, published at one address of the host
@@ -119,7 +113,7 @@ def check_secrets(checked: CheckedText) -> Iterator[Finding]:
         if not is_secret(assignment.name) or not is_literal(assignment.value):
             continue
         # A script has many names of its own, so only the form of an issued key counts there.
-        issued = matches_one(read_env_data("secrets")["texts"]["tokens"], assignment.value)
+        issued = matches_one(_TEXTS["tokens"], assignment.value)
         if _is_open_key(assignment.value):
             if not assignment.own:
                 yield build_finding("placeholder-key", assignment)
@@ -150,18 +144,18 @@ def check_defaults(checked: CheckedText) -> Iterator[Finding]:
         for match in _DEFAULT.finditer(line):
             name, value = match["name"], match["value"].strip("\"'")
             # With a known key a server is open to everybody, whatever the key looks like.
-            own = name == _KEY and not _DUMMY.fullmatch(value)
+            own = name == _KEY and not matches_one(_TEXTS["dummies"], value)
             if is_secret(name) and (own or (_may_be_secret(value) and not _is_open_key(value))):
                 yield build_finding("secret-default", Assignment(number, name, ""))
 
 
 def _is_open_key(value: str) -> bool:
-    return is_placeholder("", value) or bool(_OPEN_KEY.fullmatch(value))
+    return is_placeholder("", value) or matches_one(_TEXTS["open"], value)
 
 
 def _may_be_secret(value: str) -> bool:
     """Return whether a value is no path, no dummy and no name of another variable."""
-    return not (_DUMMY.fullmatch(value) or is_readable(value, quoted=True))
+    return not (matches_one(_TEXTS["dummies"], value) or is_readable(value, quoted=True))
 
 
 def check_servers(checked: CheckedText) -> Iterator[Finding]:

@@ -14,33 +14,16 @@ from typing import Annotated, TypeVar
 
 from patchkit.errors import UsageError
 from patchkit.finding import SINGLE_REPORT, Confidence, Established
-from patchkit.records import matching
+from patchkit.records import RECIPES, matching, read_toml
 from patchkit.runtime.rules.releases import check_range, within
 from patchkit.runtime.rules.spelling import nearest
 from patchkit.target import targets
 
-CHOICES: Mapping[str, tuple[str, ...]] = {
-    "role": ("single", "head", "worker"),
-    "topology": ("single", "roce", "socket", "ring", "hetero"),
-    "twin": ("none", "down", "bare", "bare-first", "random", "link-local", "both"),
-    "executor": ("uni", "mp", "ray"),
-    "copies": ("nothing", "overwrites", "fills in"),
-    "target": (*targets(), "other"),
-    "quantization": ("fp8", "nvfp4", "mxfp4", "gptq", "awq", "bf16"),
-    "moe": ("yes", "no", "unknown"),
-    # What a cause of a symptom may depend on: facts of the machine that wrote a log.
-    "kernel_reserve": ("yes", "no"),
-    "memlock": ("limited", "unlimited"),
-    "container": ("yes", "no"),
-    "linger": ("yes", "no"),
-    "page_cache": ("large", "small"),
-    "memory": ("short", "enough"),
-}
+_FACTS = RECIPES / "env" / "facts.toml"
+CHOICES = read_toml(dict[str, tuple[str, ...]], _FACTS, key="choices")
+CHOICES["target"] = (*targets(), "other")
+_RANGES = read_toml(tuple[str, ...], _FACTS, key="ranges")
 _UNTOLD = "untold"  # what a condition says of a fact that is not known
-_RANGES = (
-    *("vllm", "torch", "triton", "nccl", "nodes"),
-    *("ray", "flashinfer", "transformers", "driver", "kernel", "cuda"),
-)
 
 Condition = Mapping[str, str | tuple[str, ...]]
 Situation = Mapping[str, str]

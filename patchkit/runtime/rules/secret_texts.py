@@ -38,26 +38,6 @@ _NEXT = re.compile(r"""["']?[ \t]*(?:,\s{0,99}|[ \t])(?=[bru]?["']?[^-\s&|<>;"']
 # A class or the scheme of a header, before the value itself.
 _BEFORE = re.compile(r"Secret\w*\(|(?:Bearer|Basic|Token|Digest)[ \t]+", re.IGNORECASE)
 _LINE_BEGINS = re.compile(r"[ \t]*(?:export[ \t]+|Environment=|-e[ \t]+)?")
-_PLAIN = (
-    r"(?P<value>-----BEGIN [A-Z ]{0,40}KEY-----[\s\S]*?(?:-----END [A-Z ]{0,40}KEY-----|\Z))",
-    r"://(?P<value>(?=[^\s/@\"'<>]{0,300}:)[^\s/\"'<>]{1,300})@",
-    r"://(?<!ssh://)(?!(?:git|root)@)(?P<value>[^\s/@:\"'<>]{1,300})@",
-    r"(?<![\w/.@:-])(?P<value>[\w.+-]{1,64}:(?!\d+@)[^\s:@/\"'<>]{3,200})@(?!sha256:)[\w\[]",
-    (
-        r"(?<=[?&])(?:[\w-]*(?:token|key|secret|sig|signature|password)|X-Amz-\w+)"
-        r"=(?P<value>[^&\s\"'<>]+)"
-    ),
-    r"\bBearer\s+(?P<value>[\w.~+/=-]{6,})",
-    r"\bcookie[\"']?\s?:\s?[\"']?(?P<value>[^\n\"']+)",
-    (
-        r"\bcurl\b[^\n|;]{0,300}?\s(?:-u|-U|--user|--proxy-user)[= ]?[\"']?"
-        r"(?P<value>[^\s:\"']+:[^\s\"']+)"
-    ),
-    r"\"auth\"\s?:\s?\"(?P<value>[^\s\"]{8,})\"",
-    r"(?<![\w-])token[\"']?\s?[=:]\s?[\"']?(?P<value>(?=[a-z_.~+/=-]{0,60}\d)(?=[\d.]{0,60}[a-z])[\w.~+/=-]{16,})",
-    r"\bsshpass\s+-p[ \t]*[\"']?(?P<value>[^\s\"']+)",
-    r"\blogin\b[^\n]{0,200}?\s(?:-p(?! ?\d+\b)|password)[ \t]+[\"']?(?P<value>[^\s\"']+)",
-)
 
 
 @cache
@@ -149,8 +129,8 @@ def matches_one(forms: Sequence[str], text: str) -> bool:
 @cache
 def _secret_forms() -> tuple[re.Pattern[str], ...]:
     """Return the forms of what is a secret by itself, or by the program that takes it."""
-    tokens = "|".join(read_env_data("secrets")["texts"]["tokens"])
-    forms = (*_PLAIN, rf"(?<![A-Za-z0-9])(?P<value>{tokens})")
+    texts = read_env_data("secrets")["texts"]
+    forms = (*texts["forms"], rf"(?<![A-Za-z0-9])(?P<value>{'|'.join(texts['tokens'])})")
     return tuple(re.compile(form, re.IGNORECASE) for form in forms)
 
 

@@ -20,26 +20,8 @@ _HOST_NAMES = {"MASTER_ADDR"}  # may be a host's name as well
 _NO_ADDRESS = "no IP address"
 _NUMBER = re.compile(r"[+-]?(0[xX][0-9a-fA-F]{1,16}|[0-9]{1,20})")  # as strtoll takes it, base 0
 _LONGEST = 200  # characters; a placeholder is short, and the patterns go over a text many times
-# What nobody has as a value: CHANGEME…, <address>, {head}, your-ip, xxx.
-_PLACEHOLDER = re.compile(
-    r"<[^<>]+>|\{\w+\}|[x*?]{2,}|\.{3}|…|.*(?<![a-z])(change[-_ ]?(me|this)"
-    r"|replace[-_ ]?(me|this|with)|fill[-_ ]?(me|in)|place[-_]?holder|your|todo|fixme|tbd|insert"
-    r"|choose[-_ ]an?)(?![a-z]).*",
-    re.IGNORECASE,
-)
-_OPEN_ADDRESS = re.compile(
-    r"([\dx*?]+\.){3}\d*[x*?]+|(\d+\.)+[x*?](\.[x*?])*"  # 192.168.x.x, 10.0.0.X
-    # head-roce-ip, HEAD_IP; but not ip-10-0-0-1, which is the name of a host
-    r"|([a-z\d]+[-_])*(ip|addr|address)([-_][a-z]+)*"
-    r"|(192\.0\.2|198\.51\.100|203\.0\.113)\.\d+",  # the networks of documentation, RFC 5737
-    re.IGNORECASE,
-)
-# rocepXsYfZ: the names of interfaces and RDMA devices have no capitals but P and N.
-_OPEN_DEVICE = re.compile(r"[\^=]?[a-z]\w*[XYZ]\w*(:\d+)?")
-ADDRESS_NAMES = re.compile(
-    r"MASTER_ADDR|.*_(IP|HOST|ADDR|ADDRESS)|(HEAD|MASTER|NODE|WORKER|LOCAL)IP"
-)
-_DEVICE_NAMES = re.compile(r".*_(IFNAME|NET_DEVICES|IB_HCA|if_include)")
+_FORMS = {name: re.compile(form) for name, form in read_env_data("values")["forms"].items()}
+ADDRESS_NAMES = _FORMS["address_names"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,11 +86,14 @@ def is_placeholder(name: str, value: str) -> bool:
     """Return whether the value of a variable is still to be filled in."""
     if len(value) > _LONGEST:
         return False
-    if ADDRESS_NAMES.fullmatch(name) and _OPEN_ADDRESS.fullmatch(value.rpartition(":")[0] or value):
+    address = value.rpartition(":")[0] or value
+    if ADDRESS_NAMES.fullmatch(name) and _FORMS["open_address"].fullmatch(address):
         return True
-    if _DEVICE_NAMES.fullmatch(name) and any(map(_OPEN_DEVICE.fullmatch, value.split(","))):
+    if _FORMS["device_names"].fullmatch(name) and any(
+        map(_FORMS["open_device"].fullmatch, value.split(","))
+    ):
         return True
-    return _PLACEHOLDER.fullmatch(value) is not None
+    return _FORMS["placeholder"].fullmatch(value) is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
