@@ -253,15 +253,6 @@ def contents(root):
     return {path: path.read_bytes() for path in root.rglob("*") if path.is_file()}
 
 
-def test_two_fixes_on_the_same_line_drift_and_nothing_is_written(sdist, ask):
-    recipe = recipe_of(fix_of("first"), fix_of("second", "old\n", "other\n"))
-    before = contents(sdist)
-    with pytest.raises(DriftError, match="1 of 2 fixes do not fit; nothing was changed") as caught:
-        apply(sdist, recipe, ask())
-    assert "second: a.txt:" in str(caught.value)
-    assert contents(sdist) == before
-
-
 def test_a_fix_that_does_not_know_its_own_result_is_refused(sdist, ask):
     """The edits go in, but asked again the fix wants to edit once more."""
     edits = (Edit(PATH, 0, 0, "more\n", "n"),)
