@@ -219,6 +219,13 @@ def wheel_jobs(session: nox.Session) -> None:
     _module(session, "tools.wheel_jobs", *session.posargs)
 
 
+@nox.session(name="new-releases")
+def new_releases(session: nox.Session) -> None:
+    """What .github/workflows/releases.yml enters: releases on the index that the tables lack."""
+    _install(session, "test")
+    _module(session, "tools.new_releases", *session.posargs)
+
+
 @nox.session(name="build-proof")
 def build_proof(session: nox.Session) -> None:
     """vLLM configured and in part compiled: real torch and CMake, no network (5 GB, minutes)."""

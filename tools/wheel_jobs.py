@@ -14,6 +14,7 @@ import json
 import os
 import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from packaging.version import InvalidVersion, Version
@@ -71,8 +72,13 @@ def main() -> int:
     parser.add_argument("--vllm", default="", metavar="X.Y.Z …")
     parser.add_argument("--nccl", default="", metavar="X.Y.Z …")
     args = parser.parse_args()
+    return hand_over("wheelhouses", lambda: jobs(args.vllm, args.nccl))
+
+
+def hand_over(name: str, matrix: Callable[[], list[dict[str, str]]]) -> int:
+    """Print a matrix, and give it to a runner as an output of its step."""
     try:
-        line = f"wheelhouses={json.dumps(jobs(args.vllm, args.nccl))}"
+        line = f"{name}={json.dumps(matrix())}"
     except PatchkitError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code

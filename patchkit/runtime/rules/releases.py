@@ -90,8 +90,8 @@ class Table:
         for row in rows:
             self._by_name.setdefault(row.name, []).append(row)
         self._edges = {release(edge) for row in rows for edge in (row.first, row.last)}
-        self.oldest = min(self._edges)
-        self.newest = max((row.last for row in rows), key=release)
+        self.oldest = min(self._edges, default=release("0"))  # no rows: a table that begins
+        self.newest = max((row.last for row in rows), key=release, default="0")
 
     def at(self, version: str) -> dict[str, str]:
         """Return name → default in a release or the one before, "" in any. Raises UsageError."""

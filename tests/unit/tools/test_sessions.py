@@ -1,4 +1,4 @@
-"""Read noxfile and the workflow that builds wheels: what they run, for whom, with what rights."""
+"""Read noxfile and the workflows that write: what they run, for whom, with what rights."""
 
 import re
 from pathlib import Path
@@ -8,18 +8,21 @@ import yaml
 
 from patchkit.errors import PatchkitError, UsageError
 from patchkit.patching.recipe import load_recipe
+from patchkit.source.releases import load_facts
 from tools.build import shared_out
+from tools.new_releases import new_releases
 from tools.wheel_jobs import jobs
 
 BOTH = ("vllm", "nccl")
 ROOT = Path(__file__).parents[3]
-FILE = ROOT / ".github/workflows/wheels.yml"
+FILES = [ROOT / ".github/workflows" / name for name in ("wheels.yml", "releases.yml")]
 NOXFILE = (ROOT / "noxfile.py").read_text(encoding="utf-8")
-needs_workflow = pytest.mark.skipif(not FILE.exists(), reason="an sdist has no .github/")
+needs_workflow = pytest.mark.skipif(not FILES[0].exists(), reason="an sdist has no .github/")
 
 
 def workflow():
-    return yaml.safe_load(FILE.read_text(encoding="utf-8"))["jobs"]
+    files = [yaml.safe_load(file.read_text(encoding="utf-8"))["jobs"] for file in FILES]
+    return files[0] | files[1]
 
 
 def steps():
@@ -53,6 +56,19 @@ def test_what_cannot_be_built_is_refused_before_a_machine_starts():
             jobs(vllm, nccl)
 
 
+def test_what_is_new_on_the_index_is_entered_once():
+    default = load_facts().default
+    offered = [f"vllm-{load_recipe().newest}-py3-none-any.whl", "vllm-0.99.0.tar.gz"]
+    offered += [f"vllm-0.99.{end}-py3-none-any.whl" for end in ("0", "0", "1rc1", "1")]
+    offered += [f"torch-9.{end}-py3-none-any.whl" for end in ("7.0", "7.1+cu132", "8.0rc1")]
+    offered += [f"nvidia_nccl_cu13-{version}-py3-none-any.whl" for version in (default, "2.99.1")]
+    assert new_releases(offered, ["refs/heads/release/vllm-0.99.1"]) == [
+        {"name": "nccl-2.99.1", "release": "nccl 2.99.1"},
+        {"name": "torch-9.7", "release": f"nccl {default}"},
+        {"name": "vllm-0.99.0", "release": "vllm 0.99.0"},
+    ]
+
+
 @needs_workflow
 def test_its_steps_are_sessions_that_run_anywhere():
     sessions = {
@@ -64,7 +80,8 @@ def test_its_steps_are_sessions_that_run_anywhere():
     assert {"tests", "lint", "build-vllm", "wheel-jobs"} <= sessions
     runs = [step["run"] for _, step in steps() if "run" in step]
     named = re.findall(r"bin/nox -s ([\w-]+)", "\n".join(runs))
-    assert {"build-vllm", "build-nccl", "repro", "cross-proof"} <= {*named} <= sessions
+    expected = {"build-vllm", "build-nccl", "repro", "cross-proof", "new-releases", "add-release"}
+    assert expected <= {*named} <= sessions
 
 
 @needs_workflow
@@ -75,7 +92,11 @@ def test_nothing_of_the_repository_runs_with_the_right_to_write():
         for name, job in workflow().items()
         if "write" in job["permissions"].values()
     }
-    assert writing == {"attest": {"id-token", "attestations"}, "release": {"contents"}}
+    assert writing == {
+        "attest": {"id-token", "attestations"},
+        "release": {"contents"},
+        "propose": {"contents", "pull-requests"},
+    }
     code = ("actions/checkout", "nox", "pip ")
     for name, step in steps():
         assert name not in writing or not any(each in str(step) for each in code), step
