@@ -74,7 +74,8 @@ def parse_diff(text: str, name: str) -> list[FileDiff]:
     if not files or re.search("^@@ ", head, re.MULTILINE):
         raise refused(f"{name} holds no unified diff, or one without the name of a file")
     if len({file.path for file in files}) < len(files):
-        raise refused(f"{name} changes a file twice", "give each patch of a series its own --patch")
+        hint = "name the .diff of the pull request, or each patch of a series by itself"
+        raise refused(f"{name} changes a file twice", hint)
     return files
 
 

@@ -33,6 +33,7 @@ def tree_blocks(workspace: Workspace, request: Request, **more: Any) -> Iterator
     built = recipe.build.value_for(request)
     known = {name: getattr(tree, name) for name in ("project", "version", "kind", "root")}
     known |= {"target": target.name, "arch": request.arch, recipe.build.variable.lower(): built}
+    known |= request.patch_facts
     yield Record({**known, "known_bugs": recipe.bugs_of(tree.version), **more})
     name = style(f"{tree.project} {tree.version}", bold=True)
     yield name + f"  {tree.kind}  →  {target.title}, {request.arch} " + style(built, bold=True)
