@@ -4,8 +4,6 @@ There are two good ends. Either the tree is refused and nothing is written, or t
 the whole effect that it has on the untouched release.
 """
 
-from __future__ import annotations
-
 import itertools
 import re
 import shutil

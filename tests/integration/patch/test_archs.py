@@ -1,7 +1,5 @@
 """Arch lists: patchkit's reading of CMake against an independent one, and the golden tables."""
 
-from __future__ import annotations
-
 import re
 from itertools import cycle, product
 

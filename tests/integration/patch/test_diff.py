@@ -1,7 +1,5 @@
 """The diff, taken by git itself."""
 
-from __future__ import annotations
-
 import pytest
 
 from patchkit.apply import apply, plan_for

@@ -1,7 +1,5 @@
 """NCCL as Debian has it, patched, looked at and put back; older releases made from it."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """NCCL configured by CMake for real, with nvcc: what is in the build files."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

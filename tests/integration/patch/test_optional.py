@@ -1,7 +1,5 @@
 """Fixes that nobody gets without asking apply and know themselves; proofs notice what is broken."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

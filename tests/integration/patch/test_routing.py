@@ -4,8 +4,6 @@ Nothing is asked of a GPU: the release's platform class is told a capability, se
 ``patchkit.recipes.vllm.decisions``.
 """
 
-from __future__ import annotations
-
 import pytest
 
 from patchkit.apply import plan_for

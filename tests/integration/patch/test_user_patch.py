@@ -1,7 +1,5 @@
 """`patchkit apply --patch` on a release: a patch among the fixes, kept and taken back."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

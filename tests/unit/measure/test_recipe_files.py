@@ -1,7 +1,5 @@
 """Recipes of others: what is taken over, what is named, and what is refused."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """Files of fixes with mistakes in them, read by the command line."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """What is kept of a patch: the ledger, the originals, and RECORD of an installed package."""
 
-from __future__ import annotations
-
 import base64
 import csv
 import hashlib

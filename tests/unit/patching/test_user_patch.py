@@ -1,7 +1,5 @@
 """Patches that a user names: exact lines decide, and what does not fit is told."""
 
-from __future__ import annotations
-
 import shutil
 from dataclasses import asdict, replace
 

@@ -1,7 +1,5 @@
 """The command line that goes with an env file: decided and explained."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
