@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from patchkit.errors import RecipeError
+from patchkit.errors import PatchkitError, RecipeError
 from patchkit.patching.fix import Fix
 
 
@@ -32,6 +33,19 @@ def load_fixes(home: Path, names: Sequence[str]) -> tuple[Fix, ...]:
             raise _mistake_at(files[name], f'holds no FIX = kit.Fix(id="{name}", …)')
         fixes.append(fix)
     return tuple(fixes)
+
+
+@contextlib.contextmanager
+def stumbles_told(fix: Fix) -> Iterator[None]:
+    """Raise RecipeError, with file and line, where a fix's own code fails on a tree."""
+    try:
+        yield
+    except PatchkitError:
+        raise
+    except Exception as error:
+        stumble = _stumbled(Path(fix.look.__code__.co_filename).resolve(), error)
+        stumble.hint = f"leave it out with --without {fix.id}, and report it"
+        raise stumble from error
 
 
 def _stumbled(file: Path, error: Exception) -> RecipeError:

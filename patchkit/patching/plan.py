@@ -13,6 +13,7 @@ from packaging.version import Version
 from patchkit.edit.splice import Edit, git_diff, splice
 from patchkit.errors import AbsentError, DriftError, UsageError
 from patchkit.patching.fix import Fix, Request, Severity, State, Verdict
+from patchkit.patching.fix_file import stumbles_told
 from patchkit.patching.recipe import Recipe
 from patchkit.patching.user_patch import fixes_for
 from patchkit.source.tree import SourceTree
@@ -62,7 +63,8 @@ def make_plan(tree: SourceTree, recipe: Recipe, request: Request) -> Plan:
         raise UsageError(f"{both[0]} is asked for and left out at once")
     patched, verdicts = tree, []
     for fix in fixes:
-        verdict = judge(fix, patched, recipe, request)
+        with stumbles_told(fix):
+            verdict = judge(fix, patched, recipe, request)
         verdicts.append(verdict)
         patched = with_edits(patched, verdict.edits)
     active = {v.fix.id: v.fix for v in verdicts if v.state in (State.APPLY, State.APPLIED)}

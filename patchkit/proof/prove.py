@@ -5,6 +5,7 @@ from __future__ import annotations
 from patchkit.edit.python import parsed
 from patchkit.errors import ProofError
 from patchkit.patching.fix import Case, State
+from patchkit.patching.fix_file import stumbles_told
 from patchkit.patching.plan import Plan, with_edits
 
 _PROVABLE = (State.APPLY, State.APPLIED)
@@ -35,4 +36,8 @@ def prove(plan: Plan) -> tuple[str, ...]:
             case = Case(stock=stock, patched=plan.patched, request=plan.request, active=active)
             cases.append((fix, case))
         found = with_edits(found, verdict.edits)
-    return tuple(fix.prove(case) for fix, case in cases if fix.prove)
+    proofs = []
+    for fix, case in cases:
+        with stumbles_told(fix):
+            proofs += [fix.prove(case)] if fix.prove else []
+    return tuple(proofs)

@@ -68,5 +68,15 @@ def test_a_mistake_is_shown_with_its_place(path, before, after, at, says, copy, 
     assert "next: correct it, or install patchkit again" in said.stderr
 
 
+@pytest.mark.e2e
+def test_a_mistake_in_a_function_is_shown_when_it_is_called(refused, release, copy):
+    apply = ("apply", "--vllm-src", release("0.33.0"), "--dry-run")
+    # Of another length: Python tells a changed file by its size and the second of its time.
+    said = refused(FILE, "if not lists", "if not anything", *apply)
+    place = f"{copy / FILE}:{line_of(said.changed, 'if not anything')}"
+    assert f"error: {place}: NameError: name 'anything' is not defined" in said.stderr
+    assert "next: leave it out with --without marlin_sass, and report it" in said.stderr
+
+
 def line_of(text, part):
     return text[: text.index(part)].count("\n") + 1
