@@ -223,7 +223,7 @@ def _notes_on_flags(
     drafting = read_json(dict[str, Any], values.get(DRAFTING, "{}"))
     if drafting:
         by = f" with the checkpoint {drafting['model']}" if "model" in drafting else ""
-        yield f"it drafts{by}: faster, more for code than for prose; --without drafter leaves it out"
+        yield f"it drafts{by}: faster, for code above all; --without drafter leaves it out"
     given = (values.get(f"--max-num-{what}", "") for what in ("seqs", "batched-tokens"))
     sequences, tokens = (int(text) if text.isdigit() else 0 for text in given)
     depth = drafting.get("num_speculative_tokens")
