@@ -7,10 +7,8 @@ from patchkit.recipes.vllm import kit
 
 _PATH = "vllm/model_executor/model_loader/weight_utils.py"
 _SCOPE = "fastsafetensors_weights_iterator"
-_UPSTREAM = (
-    'device = torch.device(f"cuda:{current_platform.current_device()}")\n'
-    "    hf_weights_files = sorted(hf_weights_files, key=_natural_sort_key)\n"
-)
+_CURRENT = 'device = torch.device(f"cuda:{current_platform.current_device()}")'
+_UPSTREAM = f"{_CURRENT}\n    hf_weights_files = sorted(hf_weights_files, key=_natural_sort_key)\n"
 _BEFORE = 'device = torch.device(f"cuda:{pg.rank()}")'
 _AFTER = """\
 # A rank is no device index: every node of a cluster has a cuda:0. All ranks must deal the files
@@ -26,10 +24,14 @@ def look(tree: kit.SourceTree, request: kit.Request) -> kit.Observation:
     text = tree.read(_PATH)
     if _UPSTREAM in text:
         return kit.upstream(f"{_PATH}: {_SCOPE} copies to the current device")
-    edits = kit.swap(_PATH, text, _SCOPE, _BEFORE, _AFTER, note="the node's own device")
+    # For some commits after 0.16.0rc1 upstream had the device and did not sort yet.
+    before, does = _BEFORE, "copies to the device that has the rank's number"
+    if _BEFORE not in text and _CURRENT in text:
+        before, does = _CURRENT, "does not sort the files"
+    edits = kit.swap(_PATH, text, _SCOPE, before, _AFTER, note="the node's own device")
     return kit.found(
         edits,
-        now=f"{_PATH}: {_SCOPE} copies to the device that has the rank's number",
+        now=f"{_PATH}: {_SCOPE} {does}",
         done=f"{_PATH}: {_SCOPE} copies to the current device",
     )
 
@@ -72,6 +74,7 @@ def _loaded(tree: kit.SourceTree, rank: int, device: int, files: list[str]) -> l
         "enable_tqdm": bool,
         "_BAR_FORMAT": "",
         "_init_loader": loader,
+        "_init_fastsafetensors_loader": loader,
     }
     code = kit.Code(tree, {"logger": kit.Anything("logger")})
     for name, value in names.items():

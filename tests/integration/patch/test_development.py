@@ -96,3 +96,78 @@ def test_the_first_commit_after_a_release_fits(version, release, recipe, ask):
     )
     request = ask(also={fix.id for fix in recipe.fixes})
     assert not make_plan(tree, recipe, request).drifted
+
+
+_NVFP4 = "vllm/model_executor/layers/quantization/utils/nvfp4_utils.py"
+_BLACKWELL = "current_platform.has_device_capability(100) and has_flashinfer()"
+# With the names that upstream gave them; the list of backends comes with the class in its order.
+_LISTED = """\
+NVFP4_LINEAR_BACKENDS = list(NvFp4LinearBackend)
+
+
+def is_backend_supported(backend):
+    return backend in (NvFp4LinearBackend.VLLM_CUTLASS, NvFp4LinearBackend.MARLIN), None
+
+
+"""
+_LOOP = """\
+for backend in NVFP4_LINEAR_BACKENDS:
+            supported, reason = is_backend_supported(backend)
+            if supported:
+                selected_backend = backend
+                break
+        backend = selected_backend
+    else:
+"""
+
+
+@pytest.mark.parametrize(
+    ("version", "fix_id", "path", "swaps"),
+    [
+        (
+            NEWER,
+            "nvfp4_linear_marlin",
+            "vllm/model_executor/layers/quantization/modelopt.py",
+            {"            if has_flashinfer():": f"            if {_BLACKWELL}:"},
+        ),
+        (
+            "0.18.1",
+            "nvfp4_linear_marlin",
+            _NVFP4,
+            {f"if {_BLACKWELL}:": f"if (cutlass_fp4_supported() and {_BLACKWELL}):"},
+        ),
+        (
+            "0.18.1",
+            "nvfp4_linear_marlin",
+            _NVFP4,
+            {
+                f"if {_BLACKWELL}:...    else:\n": _LOOP,
+                "def select_nvfp4": f"{_LISTED}def select_nvfp4",
+            },
+        ),
+        (
+            NEWER,
+            "fastsafetensors_rank",
+            "vllm/model_executor/model_loader/weight_utils.py",
+            {"cuda:{pg.rank()}": "cuda:{current_platform.current_device()}"},
+        ),
+    ],
+    ids=["modelopt", "compiled", "loop", "unsorted"],
+)
+def test_forms_that_only_commits_between_releases_have(
+    version, fix_id, path, swaps, tree, rewrite, recipe, ask, snapshot
+):
+    root = tree(version)
+    text = (root / path).read_text()
+    for before, after in swaps.items():
+        start, _, stop = before.partition("...")
+        head = text.index(start)
+        tail = text.index(stop, head) + len(stop) if stop else head + len(start)
+        text = text[:head] + after + text[tail:]
+    rewrite(root / path, text)
+    pristine = snapshot(root)
+    outcome = apply(root, recipe, ask(only={fix_id}))
+    assert [v.fix.id for v in outcome.verdicts if v.state.value == "applied"] == [fix_id]
+    assert len(outcome.proofs) == 1
+    revert(root)
+    assert snapshot(root) == pristine
