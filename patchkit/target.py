@@ -9,8 +9,6 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
-from packaging.version import Version
-
 from patchkit.errors import UsageError
 from patchkit.records import RECIPES, read_toml
 
@@ -216,6 +214,8 @@ def toolkits() -> tuple[Toolkit, ...]:
 
 def toolkit_of(torch: str) -> Toolkit:
     """Return the CUDA that a torch is for; for one that is older than all rows, the oldest."""
+    from packaging.version import Version  # nodes, which read targets alone, may lack it
+
     oldest, *later = toolkits()
     known = [row for row in later if Version(row.torch) <= Version(torch)]
     return known[-1] if known else oldest

@@ -21,7 +21,6 @@ from patchkit.doctor.symptoms.findings import log_findings
 from patchkit.finding import Finding, Level
 from patchkit.quoting import quoted
 from patchkit.records import RECIPES, read_toml
-from patchkit.runtime.host.hardware import target_of
 from patchkit.runtime.rules.releases import within
 from patchkit.units import KIB_PER_GIB
 
@@ -68,7 +67,7 @@ def machine_findings(node: NodeReport) -> Iterator[Finding]:
 def check_memory(node: NodeReport) -> Outcome:
     memory = require(node.host.memory, "the kernel does not tell how much memory there is")
     sizes = {"available": memory.available // KIB_PER_GIB, "total": memory.total // KIB_PER_GIB}
-    shared = target_of(node.host) in _UNIFIED and bool(node.processes)
+    shared = node.host.target in _UNIFIED and bool(node.processes)
     if shared and sizes["available"] < machine_limits().left_gib:
         return node.find("memory-left", **sizes)
     return sizes
@@ -78,7 +77,7 @@ def check_memory(node: NodeReport) -> Outcome:
 def check_memory_guard(node: NodeReport) -> Outcome:
     guards = node.health_fact("guards")
     memory = require(node.host.memory, "the kernel does not tell how much memory there is")
-    if not memory.swap_total and not guards and target_of(node.host) in _UNIFIED:
+    if not memory.swap_total and not guards and node.host.target in _UNIFIED:
         return node.find("memory-guard")
     return {"guards": ", ".join((*guards, f"{memory.swap_total // KIB_PER_GIB} GiB of swap"))}
 
@@ -120,7 +119,7 @@ def check_gpu(node: NodeReport) -> Outcome:
     slow = (gpu.mhz or limits.stuck_mhz + 1) <= limits.stuck_mhz
     if reasons := {word for bit, word in _THROTTLED.items() if throttled & bit}:
         return node.find("gpu-throttled", reasons=" and ".join(sorted(reasons)), **shown)
-    if slow and (gpu.busy or 0) >= limits.busy_percent and target_of(node.host) == "gb10":
+    if slow and (gpu.busy or 0) >= limits.busy_percent and node.host.target == "gb10":
         return node.find("gpu-stuck", **shown)
     return shown
 
@@ -196,7 +195,11 @@ def check_torch(node: NodeReport) -> Outcome:
 def check_lost_nccl(node: NodeReport) -> Outcome:
     found = []
     for file in node.contents.lost if node.contents else ():
-        again = there(node.node, *file.cure(f"{node.part('facts').venv}/bin/python", "wheelhouse"))
+        # A wheel that was built is in the house.
+        built = ("--no-index", "--find-links", "wheelhouse") if "+" in file.version else ()
+        words = ("-m", "pip", "install", "--force-reinstall", "--no-deps", *built)
+        lost, python = f"{file.project}=={file.version}", f"{node.part('facts').venv}/bin/python"
+        again = there(node.node, python, *words, lost)
         command = _INSTALL if node.placed else again
         found.append(node.find("nccl-lost", lost=file, command=command))
     return found

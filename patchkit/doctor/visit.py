@@ -32,7 +32,6 @@ from patchkit.doctor.server import server_findings
 from patchkit.doctor.symptoms.findings import log_findings, read_journals
 from patchkit.errors import HostError, PatchkitError
 from patchkit.finding import Finding, Level
-from patchkit.runtime.host.hardware import target_of
 from patchkit.runtime.node.address import named_address
 from patchkit.runtime.node.topology import attach
 from patchkit.runtime.rules.rule import Situation
@@ -230,7 +229,7 @@ def _add_addresses(file: ClusterFile, reports: Sequence[NodeReport]) -> list[Nod
                 topology=serve.topology,
                 nodes=len(file.node),
                 head=head,
-                target=serve.target or target_of(host),
+                target=serve.target or host.target,
             )
         except PatchkitError as error:
             found[-1] = replace(found[-1], no_address=error)

@@ -36,7 +36,6 @@ from patchkit.finding import Finding, Level, finding, worst
 from patchkit.quoting import quoted
 from patchkit.reading import read_text
 from patchkit.runtime.envfile.write import write
-from patchkit.runtime.host.hardware import target_of
 from patchkit.units import KIB_PER_GIB
 from patchkit.wheel.file.wheelfile import ANY, WheelFile
 from patchkit.wheel.wheelhouse.storage import REQUIREMENTS, Kind
@@ -86,7 +85,7 @@ def init_cluster(
     cluster = Cluster(ClusterFile(node=tuple(members)))
     facts = cluster.facts()
     # A Spark beside a Thor: tensor parallelism, the default, is not for two kinds.
-    kinds = {target_of(it.host) for it in facts}
+    kinds = {it.host.target for it in facts}
     default = "hetero" if len(kinds) > 1 else ""
     chosen = {"topology": given["topology"] or default, "target": given["target"]}
     choices = {name: value for name, value in chosen.items() if value}

@@ -16,7 +16,6 @@ from patchkit.cli.render import BAD, GOOD, MARKS, Block, ExitCode, Record, count
 from patchkit.cli.runtime.node_options import NCCL, PYTHON, ROOT, TARGET, TRITON, VLLM
 from patchkit.errors import UsageError
 from patchkit.finding import Finding, Level, worst
-from patchkit.runtime.host.hardware import target_of
 from patchkit.runtime.host.probe import probe
 
 if TYPE_CHECKING:
@@ -102,7 +101,7 @@ def _problem_lines(
         against.append(known if version else f"any {title}{several}")
     against += ["this host"] if checked.host else []
     target = checked.situation["target"]
-    if not is_asked and (checked.host is None or target_of(checked.host) != target):
+    if not is_asked and (checked.host is None or checked.host.target != target):
         against[-1] += f"; judged for {target}, --target names another"
     result = ", ".join(parts) or "no problems"
     yield mark + f"{checked.where}: {result}; checked against {', '.join(against)}"

@@ -36,7 +36,7 @@ from patchkit.runtime.rules.presets import load_presets
 from patchkit.runtime.rules.releases import read_table
 from patchkit.runtime.rules.rule import RuleChoice, in_words, routes_in_words
 from patchkit.runtime.rules.secret_texts import is_secret
-from patchkit.runtime.rules.spelling import nearest
+from patchkit.runtime.rules.spelling import nearest_hint
 from patchkit.runtime.rules.variable_rules import (
     CACHES,
     Avoid,
@@ -148,8 +148,7 @@ def explain_variable(name: str | None) -> Iterator[Block]:
     known, other = lifetime(name), other_variables().get(name)
     if not (found or known or other):
         names = [text for entry in rules.entries for text in (*entry.variables, entry.id)]
-        close = nearest(name, names)
-        hint = f"did you mean {close}?" if close else "`patchkit env explain` lists the rules"
+        hint = nearest_hint(name, names, "`patchkit env explain` lists the rules")
         raise UsageError(f"nothing is known of {name}", hint=hint)
     set_here = [entry for entry in found if isinstance(entry, VariableRule)]
     yield Record(

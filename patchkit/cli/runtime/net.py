@@ -41,8 +41,8 @@ from patchkit.cluster.ssh.node import Remote
 from patchkit.errors import HostError, UsageError
 from patchkit.finding import Finding, Level, worst
 from patchkit.quoting import quoted
-from patchkit.runtime.host.hardware import network_facts
 from patchkit.runtime.host.probe import probe
+from patchkit.runtime.rules.releases import read_env_data
 
 
 class _IPv4Type(click.ParamType[Any]):
@@ -59,6 +59,7 @@ class _IPv4Type(click.ParamType[Any]):
             self.fail(f"{what}; write it as {self.example}", param, ctx)
 
 
+_NETWORK = read_env_data("network")
 _ROOT = click.option("--root", type=FOLDER, default=Path("/"), help="Another root than /.")
 _NETDEV = click.option("--netdev", "netdevs", multiple=True, help="Not what is cabled.")
 _plan_options = with_options(
@@ -69,7 +70,7 @@ _plan_options = with_options(
         "--network",
         type=_IPv4Type(IPv4Network, "192.168.100.0/24"),
         help="Count addresses anew from this one: twin A's; twin B and further links follow. "
-        f"Default: keep what is there, else {network_facts()['plan']['network']}.",
+        f"Default: keep what is there, else {_NETWORK['plan']['network']}.",
     ),
     _NETDEV,
     click.option("--mtu", type=int, metavar="N", help="Default: what is there."),
@@ -203,7 +204,7 @@ def verify_ends(*, verbose: bool, root: Path, **options: Any) -> Iterator[Block]
     if place.journal.unfinished():
         undo = quoted(*_words_as_root("net", "undo"))
         checks.append(check_warned(str(place.file), "apply", "was cut short", undo))
-    link, slower = network_facts()["link"], network_facts()["owners"]["hot_plug"]
+    link, slower = _NETWORK["link"], _NETWORK["owners"]["hot_plug"]
     (one, most), (least, both) = link["twin_gbits"], link["both_gbits"]
     expected = f"{one} to {most} Gb/s for one twin, {least} to {both} for both at once"
     bandwidth = {"expected": expected, "slower": slower}

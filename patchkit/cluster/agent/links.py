@@ -5,16 +5,22 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
 from patchkit.cluster.ssh.ssh import BATCH, check_destination, error_fields, ssh_error
+from patchkit.follow import Completed
 from patchkit.process import attempt
-from patchkit.runtime.host.links import HEADERS, PLAIN, echo, ping_obstacle
 
+HEADERS = 28
+"""Bytes of IPv4 (20) and ICMP (8), which an MTU has less for the payload."""
+
+_PLAIN = 56  # bytes of payload, as ping itself sends
 _STANDARD_PORT = "22"
 # The first word about an option counts: these stand before BATCH. A link's own connection: one that
 # others share may hang behind a cable that was out, and what it forwards is not needed.
@@ -103,11 +109,11 @@ def _try_way(address: str) -> Way:
     with contextlib.suppress(OSError, ValueError):
         mtu = int(Path("/sys/class/net", netdev, "mtu").read_text(encoding="ascii"))
     way = Way(address=address, netdev=netdev, gateway=gateway, mtu=mtu)
-    if obstacle := ping_obstacle():
+    if obstacle := _ping_obstacle():
         return replace(way, said=obstacle)
     with ThreadPoolExecutor(2) as pool:
-        sizes = (PLAIN, max(mtu - HEADERS, PLAIN))
-        plain, full = pool.map(lambda size: echo(netdev, address, size), sizes)
+        sizes = (_PLAIN, max(mtu - HEADERS, _PLAIN))
+        plain, full = pool.map(lambda size: _send_echo(netdev, address, size), sizes)
 
     outcomes: list[Echo] = [
         "answers" if not ping.trouble else "silent" if ping.status == 1 else "unknown"
@@ -120,3 +126,18 @@ def _try_way(address: str) -> Way:
         full=outcomes[1] if mtu else "unknown",
         said=said[0] if said else "",
     )
+
+
+@cache
+def _ping_obstacle() -> str:
+    """Return why ping cannot be used, or "". Only that of iputils forbids fragments, by -M do."""
+    if not (ping := shutil.which("ping")):
+        return "ping is not installed"
+    fits = "iputils" in attempt(ping, "-V").output
+    return "" if fits else "the ping installed here is not that of iputils"
+
+
+def _send_echo(netdev: str, address: str, size: int) -> Completed:
+    """Send packets of that payload, unfragmented; status 0 for answers, 1: none, 2: an error."""
+    options = ("-4", "-n", "-c", "3", "-i", "0.2", "-W", "1", "-M", "do")
+    return attempt("ping", *options, "-s", str(size), "-I", netdev, address)

@@ -28,19 +28,13 @@ from patchkit.cluster.ssh.ssh import error_fields
 from patchkit.digests import digest, sha256_of
 from patchkit.errors import HostError, PatchkitError
 from patchkit.finding import Level
-from patchkit.process import attempt
+from patchkit.process import ask, attempt
 from patchkit.records import RecordError
 from patchkit.runtime.host.host import Host, Nccl, Software
 from patchkit.runtime.host.machine_root import LIVE
 from patchkit.runtime.host.probe import probe
 from patchkit.runtime.host.software import find_ptxas
-from patchkit.runtime.python.distributions import (
-    LostFile,
-    distributions,
-    header,
-    import_path,
-    lost_files,
-)
+from patchkit.runtime.python.distributions import LostFile, distributions, header, lost_files
 from patchkit.runtime.python.startup import STEM
 from patchkit.units import BYTES_PER_MIB
 
@@ -251,6 +245,23 @@ def _ask_together(parts: dict[str, Callable[[], dict[str, Any]]]) -> dict[str, A
             except (OSError, ValueError) as error:
                 errors[name] = error_fields(HostError(f"{name}: {error}"))
     return {**found, "errors": errors}
+
+
+def import_path(venv: str) -> list[str]:
+    """Return the folders that an environment imports from: its own, then what its Python adds."""
+    if not venv:
+        return []
+    own = sorted(map(str, Path(venv).glob("lib/python3*/*-packages")))
+    try:
+        prefix, path = ask(
+            Path(venv, "bin", "python"),
+            "import sys; answer = sys.prefix, [entry for entry in sys.path if entry]",
+            timeout=10.0,  # .pth files may do anything
+        )
+    except HostError:
+        return own
+    same = Path(str(prefix)).resolve() == Path(venv).resolve()
+    return list(dict.fromkeys([*own, *map(str, path)])) if same else own
 
 
 def python_contents(venv: str, software: Software | None) -> PythonContents:

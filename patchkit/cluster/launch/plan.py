@@ -22,7 +22,6 @@ from patchkit.errors import HostError, PatchkitError, UsageError
 from patchkit.finding import Finding, Level, finding_from_text
 from patchkit.runtime.envfile.env_file import EnvFile, env_file
 from patchkit.runtime.envfile.syntax import Format
-from patchkit.runtime.host.hardware import is_spark, target_of
 from patchkit.runtime.node.cluster_env import ClusterEnv, agree, cluster_env, file_text
 from patchkit.runtime.node.decision import NodeOptions, decide
 from patchkit.runtime.node.topology import attach
@@ -37,6 +36,8 @@ from patchkit.runtime.serve.model import memory_pool
 from patchkit.runtime.serve.request import ServeRequest
 from patchkit.units import BYTES_PER_GIB
 
+_SPARK = ("GB10", "DGX_Spark")  # in the product's name, NVIDIA's or another maker's
+_CORES = "Cortex-X925"  # of GB10's CPU
 _LIMIT = "/etc/systemd/system/user@.service.d/patchkit.conf"
 
 
@@ -144,7 +145,7 @@ def node_addresses(
     nodes, topology = len(cluster.node), choices.get("topology") or "auto"
     found: list[str] = []
     for number, its in enumerate(facts if nodes > 1 else ()):
-        target = choices.get("target") or target_of(its.host)
+        target = choices.get("target") or its.host.target
         head = found[0] if number else cluster.head.address
         role = "worker" if number else "head"
         with name_node(cluster.node[number].ssh):
@@ -244,7 +245,7 @@ def pair_findings(names: Sequence[str], facts: Sequence[NodeFacts]) -> Iterator[
             one, other = (node.installation or "one of its own" for node in (head, its))
             names_of = {"one": one, "first": first, "other": other, "second": name}
             yield wrong("installation", venv=head.venv, **names_of)
-        one, other = target_of(head.host), target_of(its.host)
+        one, other = head.host.target, its.host.target
         if one != other:
             yield wrong("devices", one=one, other=other)
 
@@ -252,7 +253,10 @@ def pair_findings(names: Sequence[str], facts: Sequence[NodeFacts]) -> Iterator[
 def node_findings(name: str, facts: NodeFacts) -> Iterator[Finding]:
     """Yield what a node lacks."""
     wrong = partial(finding_from_text, "survey.toml", where=name)
-    if not facts.host.gpus and is_spark(facts.host):
+    system = facts.host.system
+    # The firmware or the CPU names a GB10, whatever is found of its GPU.
+    is_spark = _CORES in system.cpu or any(part in system.product for part in _SPARK)
+    if not facts.host.gpus and is_spark:
         note = next((note for note in facts.host.notes if "GPU" in note), "no GPU is found")
         yield wrong("gpu", note=note, command=there(name, "nvidia-smi"))
     if facts.systemd == 0 or "systemctl" not in facts.has:

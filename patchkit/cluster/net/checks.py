@@ -14,10 +14,11 @@ from patchkit.finding import Finding, Level
 from patchkit.quoting import quoted
 from patchkit.records import record
 from patchkit.runtime.host import advice
-from patchkit.runtime.host.hardware import network_facts
 from patchkit.runtime.host.host import Host, Netdev
 from patchkit.runtime.host.networks import overlaps
+from patchkit.runtime.rules.releases import read_env_data
 
+_NETWORK = read_env_data("network")
 _REPLAN = "`patchkit net plan --role head`, then apply, and the same as worker there"
 _ANEW = "`patchkit net plan --role head --network 192.168.100.0/24`"
 
@@ -57,9 +58,9 @@ def plan_remarks(host: Host, plan: NetPlan) -> Iterator[Finding]:
         # Of a cage that changes a remark is the reason, and the plan is what to do.
         yield replace(remark, hint="") if remark.where in changed else remark
     if plan.topology == "ring":
-        yield net_finding(Level.NOTE, "this ring", "cabling", network_facts()["owners"]["triangle"])
+        yield net_finding(Level.NOTE, "this ring", "cabling", _NETWORK["owners"]["triangle"])
     for line in plan.lines:
-        if line.action == "keep" and line.addresses and line.mtu < network_facts()["plan"]["mtu"]:
+        if line.action == "keep" and line.addresses and line.mtu < _NETWORK["plan"]["mtu"]:
             yield _small_mtu(line.netdev, line.mtu)
 
 
@@ -97,7 +98,7 @@ def host_checks(host: Host, chosen: Cages) -> Iterator[Finding]:
     speeds = {twin.speed for cage in used for twin in chosen[cage] if twin.carrier}
     # A slower cage, or one in the network of another interface, is a switch's.
     if len(used) > 1 and len(speeds) == 1 and not clashes:
-        what = f"two cages are in use; if that is a ring: {network_facts()['owners']['triangle']}"
+        what = f"two cages are in use; if that is a ring: {_NETWORK['owners']['triangle']}"
         yield net_finding(Level.NOTE, "this node", "cabling", what)
     for clash in clashes:
         what = f"{clash.address} is in one network with {clash.other.name} ({clash.present})"
@@ -120,7 +121,7 @@ def _machine_remarks(host: Host, verb: str, chosen: Iterable[Netdev]) -> Iterato
 
 
 def _small_mtu(name: str, mtu: int) -> Finding:
-    best = network_facts()["plan"]["mtu"]
+    best = _NETWORK["plan"]["mtu"]
     what = f"{mtu}; {best} brings 2 to 8 % with RoCE, and more with TCP"
     command = NetPlanOptions(mtu=best).command_line()
     return net_finding(Level.NOTE, name, "MTU", what, f"on both ends and the switch: {command}")
@@ -130,7 +131,7 @@ def _check_half(host: Host, netdev: Netdev, others: Sequence[Netdev]) -> Iterato
     lit = [other for other in others if other.carrier]
     if lit and not netdev.carrier and not netdev.ipv4:
         return  # nobody uses it, or it would have an address; if that costs, a remark says so
-    name, known = netdev.name, network_facts()["link"]
+    name, known = netdev.name, _NETWORK["link"]
     seen = f"{netdev.state}, {'a' if netdev.carrier else 'no'} carrier"
     up = f"{quoted('sudo', 'ip', 'link', 'set', name, 'up')}; the cable; the other end"
     yield judge(netdev.up and netdev.carrier, name, "link", seen, up)
@@ -148,7 +149,7 @@ def _check_half(host: Host, netdev: Netdev, others: Sequence[Netdev]) -> Iterato
     if larger := next((other for other in lit if other.mtu > netdev.mtu), None):
         seen = f"{netdev.mtu}, its other half {larger.name} has {larger.mtu}"
         yield check_warned(name, "MTU", seen, NetPlanOptions(mtu=larger.mtu).command_line())
-    elif netdev.mtu < network_facts()["plan"]["mtu"]:
+    elif netdev.mtu < _NETWORK["plan"]["mtu"]:
         yield _small_mtu(name, netdev.mtu)
     else:
         yield net_finding(Level.OK, name, "MTU", str(netdev.mtu))
@@ -229,7 +230,7 @@ def pair_checks(chosen: Cages, peer: Host) -> Iterator[Finding]:
         ((here_port, there_port),) = links
         seen = f"port {here_port} here leads to port {there_port} there"
         hint = "swap the two cables of one of the nodes, and their addresses with them"
-        hint += f": {network_facts()['owners']['triangle']}"
+        hint += f": {_NETWORK['owners']['triangle']}"
         yield judge(here_port != there_port, "both ends", "ports", seen, hint, "warning")
     own = {address.ip for twins in chosen.values() for twin in twins for address in twin.ipv4}
     theirs = (address.ip for netdev in peer.netdevs for address in netdev.ipv4)

@@ -14,8 +14,8 @@ from patchkit.cluster.net.plan import Given, NetPlan, NetPlanOptions
 from patchkit.errors import HostError, PatchkitError
 from patchkit.quoting import quoted
 from patchkit.reading import read_bytes
-from patchkit.runtime.host.hardware import network_facts
 from patchkit.runtime.host.host import Host
+from patchkit.runtime.rules.releases import read_env_data
 
 OURS = Path("etc/netplan/40-patchkit.yaml")
 # Where netplan reads: netplan(5).
@@ -163,7 +163,7 @@ def _find_same_networks(
         if str(present) not in given.addresses.get(netdev.name, ())  # it goes with its file
     ]
     taken = [address.network for netdev in host.netdevs for address in netdev.ipv4]
-    bases = [IPv4Network(base) for base in network_facts()["plan"]["networks"]]
+    bases = [IPv4Network(base) for base in read_env_data("network")["plan"]["networks"]]
     # The networks that follow a base are twin B's and those of further links.
     free = next((b for b in bases if not any(b.supernet(4).overlaps(n) for n in taken)), bases[1])
     elsewhere = replace(options, network=free).command_line()

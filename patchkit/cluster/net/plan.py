@@ -20,9 +20,10 @@ from ipaddress import IPv4Interface, IPv4Network
 from patchkit.errors import HostError, UsageError
 from patchkit.quoting import quoted
 from patchkit.runtime.host.advice import remark
-from patchkit.runtime.host.hardware import network_facts
 from patchkit.runtime.host.host import Host, Netdev
+from patchkit.runtime.rules.releases import read_env_data
 
+_NETWORK = read_env_data("network")
 RING = 3
 """Nodes of a ring: in larger ones stock NCCL failed."""
 
@@ -162,7 +163,7 @@ def make_net_plan(host: Host, options: NetPlanOptions, given: Given | None = Non
     Raises UsageError for options that contradict each other or lack an answer, HostError if no
     cage is cabled.
     """
-    facts, node, nodes = network_facts()["plan"], options.node, options.nodes
+    facts, node, nodes = _NETWORK["plan"], options.node, options.nodes
     network = options.network or IPv4Network(facts["network"])
     if nodes < 2:
         raise UsageError(f"--nodes {nodes}: one node needs no network", hint="2 or more")
@@ -280,7 +281,7 @@ class _Planner:
                     if start >> 32:  # above 255.255.255.255
                         what = f"--network {base.network_address}: no room for {number} networks"
                         raise UsageError(f"{what} after it")
-                    address = start + network_facts()["plan"]["first_host"] + node
+                    address = start + _NETWORK["plan"]["first_host"] + node
                     after[twin.name] = (IPv4Interface((address, base.prefixlen)),)
             yield from self._make_lines_of(cage, twins, after, peer)
 
@@ -292,7 +293,7 @@ class _Planner:
         peer: int | None,
     ) -> Iterator[Line]:
         kept = [twin.mtu for twin in twins if after[twin.name] == twin.ipv4 != ()]
-        usual = kept[0] if kept else network_facts()["plan"]["mtu"]
+        usual = kept[0] if kept else _NETWORK["plan"]["mtu"]
         for number, twin in enumerate(twins):
             addresses = after[twin.name]
             before = twin.ipv4 or self.present_addresses(twin)
@@ -324,7 +325,7 @@ def other_node_options(plan: NetPlan, options: NetPlanOptions) -> NetPlanOptions
     usable = all(not one.is_link_local and one.network.prefixlen <= 29 for one in own)
     if plan.topology != "cable" or not own or not usable:
         return None
-    base, first = own[0].network, network_facts()["plan"]["first_host"]
+    base, first = own[0].network, _NETWORK["plan"]["first_host"]
     node = 1 if (plan.node or 1) > 1 else 2
     for number, address in enumerate(own):
         start = base.network_address + number * base.num_addresses

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from ipaddress import IPv4Address
 
-from patchkit.cluster.agent.links import Way
+from patchkit.cluster.agent.links import HEADERS, Way
 from patchkit.cluster.ssh.ssh import advice, sent_error, there
 from patchkit.doctor.peers.node_report import (
     NodeReport,
@@ -19,10 +19,9 @@ from patchkit.doctor.peers.node_report import (
     unchecked,
 )
 from patchkit.finding import Finding
-from patchkit.runtime.host.hardware import network_facts as network
 from patchkit.runtime.host.host import Netdev
-from patchkit.runtime.host.links import HEADERS
 from patchkit.runtime.host.networks import overlaps
+from patchkit.runtime.rules.releases import read_env_data
 
 _OF_WAYS = ("route", "way", "mtu")
 _NAMES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
@@ -59,7 +58,7 @@ def cable_findings(nodes: Sequence[NodeReport]) -> Iterator[Finding]:
         if head.mtu and end.mtu and head.mtu != end.mtu:
             # At fault is the one that is not as `net plan` makes it.
             smaller, larger = sorted((head, end), key=lambda each: each.mtu)
-            planned = smaller.mtu == network()["plan"]["mtu"]
+            planned = smaller.mtu == read_env_data("network")["plan"]["mtu"]
             odd, right = (larger, smaller) if planned else (smaller, larger)
             netdev = odd.holder.name if odd.holder else ""
             words = ("sudo", "ip", "link", "set", netdev, "mtu", str(right.mtu))

@@ -24,7 +24,6 @@ from patchkit.errors import PatchkitError
 from patchkit.finding import Finding, Level, finding_from_text, finding_texts
 from patchkit.runtime.envfile.env_file import EnvFile, env_file
 from patchkit.runtime.host.advice import remark
-from patchkit.runtime.host.hardware import target_of
 from patchkit.runtime.host.host import Host
 
 ENV, GROUP = "node.env", "group.json"
@@ -202,7 +201,7 @@ def facts_for_causes(report: NodeReport) -> dict[str, str]:
     host, health = report.facts.host, report.health or NodeHealth()
     found = {
         **host.versions,
-        "target": target_of(host) if host.gpus else "",
+        "target": host.target if host.gpus else "",
         "linger": "yes" if report.facts.linger else "no",
     }
     if memory := host.memory:

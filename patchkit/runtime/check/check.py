@@ -27,7 +27,7 @@ from patchkit.runtime.rules.flags import flags
 from patchkit.runtime.rules.releases import read_env_data
 from patchkit.runtime.rules.rule import holding, holds
 from patchkit.runtime.rules.secret_texts import is_secret, runs_code
-from patchkit.runtime.rules.spelling import Slips, nearest
+from patchkit.runtime.rules.spelling import Slips, nearest_hint
 from patchkit.runtime.rules.variable_rules import Avoid, load_variable_rules
 from patchkit.runtime.rules.variable_values import (
     ADDRESS_NAMES,
@@ -217,10 +217,9 @@ def check_values(checked: CheckedText) -> Iterator[Finding]:
         takes = takes_by_name.get(name) if name.startswith("VLLM_") else None
         if takes and not takes.has(value) and (assignment.is_given or not value):
             hint = f"write {'one of these' if takes.words else 'a number'}, or leave {name} out"
-            if close := nearest(value, takes.words):
-                hint = f"did you mean {close}?"
-            elif not takes.words and value.lower() in _NAMES["switch"]:
+            if not takes.words and value.lower() in _NAMES["switch"]:
                 hint = f"write {name}={_NAMES['switch'][value.lower()]}"
+            hint = nearest_hint(value, takes.words, hint)
             words = {"reader": f"vLLM {vllm}".rstrip(), "takes": takes.in_words, "hint": hint}
             yield build_finding("value-refused", assignment, level, **words)
 

@@ -6,7 +6,6 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import NamedTuple
 
 from patchkit.runtime.check.content import (
     Assignment,
@@ -51,13 +50,6 @@ _IMAGE_VARIABLE = re.compile(r"ima?ge?", re.IGNORECASE)
 _SERVE, _RAY, _CONTAINER = "vllm serve", "ray start", "container"
 
 
-class Statement(NamedTuple):
-    """The words of one command; ``indented`` mostly means: in a branch or a function."""
-
-    words: tuple[Word, ...]
-    indented: bool
-
-
 def unquote(text: str) -> str:
     """Return a word without its quotes."""
 
@@ -71,8 +63,8 @@ def unquote(text: str) -> str:
     return _QUOTED.sub(strip, text)
 
 
-def split_statements(text: str, line: int = 1) -> Iterator[Statement]:
-    """Yield the commands of a script; ``line`` is that of its first character."""
+def split_statements(text: str, line: int = 1) -> Iterator[tuple[list[Word], bool]]:
+    """Yield the commands of a script, and whether each is indented: in a branch or a function."""
     words: list[Word] = []
     documents: list[str] = []
     unended: set[str] = set()  # ends of here-documents that never come
@@ -89,7 +81,7 @@ def split_statements(text: str, line: int = 1) -> Iterator[Statement]:
         elif kind == "document":
             documents.append(match["end"])
         elif kind == "stop" and not in_array and words:
-            yield Statement(tuple(words), indented)
+            yield words, indented
             words = []
         is_target = kind == "redirect" and "&" not in piece  # the next word is a file
         line += piece.count("\n")
@@ -103,7 +95,7 @@ def split_statements(text: str, line: int = 1) -> Iterator[Statement]:
                 unended.add(end)
         documents = [] if piece == "\n" else documents
     if words:
-        yield Statement(tuple(words), indented)
+        yield words, indented
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,10 +122,9 @@ class CommandReader:
         """Read the text of a script; an own variable that it exports anywhere is environment."""
         if place.depth > _DEEPEST:
             return
-        for statement in split_statements(text, line):
-            first = statement.words[0].line
-            inside = replace(place, block=first) if statement.indented else place
-            self.read_command(statement.words, inside)
+        for words, indented in split_statements(text, line):
+            inside = replace(place, block=words[0].line) if indented else place
+            self.read_command(words, inside)
         if place.depth == 0 and self.exported:
             own, self.content.own = self.content.own, []
             for assignment in own:

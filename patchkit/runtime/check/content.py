@@ -14,7 +14,6 @@ from pathlib import Path
 from patchkit.errors import SourceError
 from patchkit.finding import Finding, Level
 from patchkit.runtime.envfile.header import fact_problems, head_facts
-from patchkit.runtime.host.hardware import target_of
 from patchkit.runtime.host.host import Host
 from patchkit.runtime.rules.releases import read_env_data, release, within
 from patchkit.runtime.rules.rule import Situation
@@ -254,7 +253,7 @@ def add_situation(
     found: dict[str, str] = {}
     if host:
         # An unknown device, as a laptop is one, says nothing of the machine that the file is for.
-        target = target_of(host)
+        target = host.target
         found["target"] = target if target in targets() else ""
         found["topology"] = "roce" if any(device.active for device in host.rdma) else ""
         found |= {} if content.images else host.versions

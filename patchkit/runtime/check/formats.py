@@ -95,8 +95,7 @@ def is_env_file(text: str) -> bool:
 def _read_unit(text: str, content: FileContent) -> None:
     """Add what a systemd unit sets and runs, by systemd.exec(5)."""
     reader = CommandReader(content)
-    for statement in split_statements(re.sub(r"(?m)^\s*;.*", "", text)):
-        first, rest = statement.words[0], statement.words[1:]
+    for (first, *rest), _indented in split_statements(re.sub(r"(?m)^\s*;.*", "", text)):
         key, _, value = first.text.partition("=")
         if key in ("Environment", "DefaultEnvironment", "PassEnvironment"):
             reader.set_variables([Word(value, first.line), *rest], 0)
@@ -115,8 +114,8 @@ def _read_dockerfile(text: str, content: FileContent) -> None:
     for line in text.split("\n"):
         goes_on = bool(lines) and lines[-1].endswith("\\")
         lines.append("\\" if goes_on and re.match(r"\s*(#|$)", line) else line.rstrip())
-    for statement in split_statements("\n".join(lines)):
-        first, words = statement.words[0], [*statement.words[1:]]
+    for statement, _indented in split_statements("\n".join(lines)):
+        first, *words = statement
         while words and words[0].text.startswith("--") and first.text != "CMD":
             words = words[1:]  # options such as --platform and --mount
         if words and words[0].text.startswith("["):
@@ -137,7 +136,7 @@ def _read_dockerfile(text: str, content: FileContent) -> None:
             reader.read_entry([*entrypoint, *words], place, has_entry=bool(entrypoint))
         else:
             # RUN, and what follows in it behind && and the like.
-            reader.read_command(words if name == "RUN" else statement.words, place)
+            reader.read_command(words if name == "RUN" else statement, place)
 
 
 def _read_yaml(text: str, content: FileContent) -> None:
@@ -236,7 +235,7 @@ class _YamlReader:
                 self.reader.read_script(item.value, line, replace(place, depth=1))
             else:
                 found = split_statements(item.value, line)
-                words += (word for statement in found for word in statement.words)
+                words += (word for statement, _indented in found for word in statement)
         has_entry = "entrypoint" in fields or {"command", "args"} <= fields.keys()
         self.reader.read_entry(words, place, has_entry=has_entry)
 

@@ -21,7 +21,7 @@ from patchkit.runtime.rules.flags import FLAGS, flags, has_flag, load_choices, l
 from patchkit.runtime.rules.releases import read_env_data, read_table
 from patchkit.runtime.rules.rule import holding
 from patchkit.runtime.rules.secret_texts import is_readable, is_secret, matches_one, secret_flag
-from patchkit.runtime.rules.spelling import Slips, nearest
+from patchkit.runtime.rules.spelling import Slips, nearest_hint
 from patchkit.runtime.rules.variable_values import is_placeholder
 
 _TEXTS = read_env_data("secrets")["texts"]
@@ -95,11 +95,10 @@ def _check_choice(flag: GivenFlag, server: CommandLine, checked: CheckedText) ->
     version = checked.situation.get("vllm", "")
     names = choices.known(version)
     if not choices.has(flag.value, names):
-        close = nearest(flag.value, names)
         words = {
             "reader": f"vLLM {version}" if version else "any known vLLM",
             "value": shorten(flag.value),
-            "hint": f"did you mean {close}?" if close else f"it takes {', '.join(names[:_SHOWN])}",
+            "hint": nearest_hint(flag.value, names, f"it takes {', '.join(names[:_SHOWN])}"),
             "file": choices.files[0],
         }
         certain = version and checked.runs_upstream(server.block)

@@ -7,9 +7,8 @@ from collections.abc import Iterator, Sequence
 
 from patchkit.errors import HostError
 from patchkit.finding import Finding, Level
-from patchkit.runtime.host import hardware
 from patchkit.runtime.host.host import Host, Netdev
-from patchkit.runtime.host.networks import overlaps, twin_state
+from patchkit.runtime.host.networks import one_half_fills, overlaps, twin_state
 from patchkit.runtime.rules.releases import read_env_data, within
 from patchkit.target import toolkits
 
@@ -60,7 +59,7 @@ def _find_on_machine(host: Host, halves: Sequence[Netdev]) -> Facts:
             yield "kernel-reserve", {"kernel": host.system.kernel, "seen": counted}
     owned = {device.netdev for device in host.rdma}
     cards = any(device.cage is not None for device in host.rdma) or halves
-    if not cards and hardware.target_of(host) == "gb10":
+    if not cards and host.target == "gb10":
         yield "no-connectx", {}
     if bare := [half.name for half in halves if half.name not in owned]:
         yield "no-rdma", {"netdevs": ", ".join(bare)}
@@ -103,7 +102,7 @@ def _compare_halves(host: Host, one: Netdev, other: Netdev) -> Facts:
         if has.ipv4 and twin_state(host, has) in ("bare", "bare-first"):
             fields = {"netdev": has.name, "without": lacks.name}
             yield "one-twin-address", {"address": has.ipv4[0], **fields}
-        if has.up and not lacks.up and not hardware.one_half_fills(has.speed):
+        if has.up and not lacks.up and not one_half_fills(has.speed):
             yield "half-down", {"netdev": has.name, "twin": lacks.name, "state": lacks.state}
     if state == "random":
         lasting, drawn = (one, other) if one.lasting else (other, one)

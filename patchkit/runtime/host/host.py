@@ -6,6 +6,10 @@ from dataclasses import dataclass
 from ipaddress import IPv4Interface
 from pathlib import Path
 
+from patchkit.target import targets
+
+_RENAMED = {"10.1": "11.0"}  # Thor's capability, as CUDA 12.9 had it
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Address:
@@ -174,6 +178,13 @@ class Host:
 
     def netdev(self, name: str) -> Netdev | None:
         return next((each for each in self.netdevs if each.name == name), None)
+
+    @property
+    def target(self) -> str:
+        """Return the target by the GPU's capability; ``other`` for an unknown one, or none."""
+        known = {"{}.{}".format(*target.capability): target.name for target in targets().values()}
+        capability = self.gpus[0].capability if self.gpus else ""
+        return known.get(_RENAMED.get(capability, capability), "other")
 
     @property
     def versions(self) -> dict[str, str]:

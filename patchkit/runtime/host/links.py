@@ -1,27 +1,18 @@
-"""Read netdevs and RDMA devices of sysfs, with addresses and cages of each; send echo requests."""
+"""Read netdevs and RDMA devices of sysfs, with addresses and cages of each."""
 
 from __future__ import annotations
 
 import ipaddress
 import json
 import re
-import shutil
 from collections.abc import Iterable
 from dataclasses import replace
-from functools import cache
 from typing import TypeVar
 
-from patchkit.follow import Completed
 from patchkit.process import attempt
 from patchkit.runtime.host.host import Address, Gid, Netdev, Rdma
 from patchkit.runtime.host.machine_root import Reader, ToolUnavailable, printable
 from patchkit.runtime.rules.releases import read_env_data
-
-HEADERS = 28
-"""Bytes of IPv4 (20) and ICMP (8), which an MTU has less for the payload."""
-
-PLAIN = 56
-"""Bytes of payload, as ping itself sends."""
 
 Device = TypeVar("Device", Netdev, Rdma)
 _NET, _RDMA = "sys/class/net", "sys/class/infiniband"
@@ -143,18 +134,3 @@ def ask_addresses() -> str:
     if done.trouble:
         raise ToolUnavailable(f"ip: {printable(done.trouble)[:200]} (sudo apt install iproute2)")
     return done.output
-
-
-@cache
-def ping_obstacle() -> str:
-    """Return why ping cannot be used, or "". Only that of iputils forbids fragments, by -M do."""
-    if not (ping := shutil.which("ping")):
-        return "ping is not installed"
-    fits = "iputils" in attempt(ping, "-V").output
-    return "" if fits else "the ping installed here is not that of iputils"
-
-
-def echo(netdev: str, address: str, size: int) -> Completed:
-    """Send packets of that payload, unfragmented; status 0 for answers, 1: none, 2: an error."""
-    options = ("-4", "-n", "-c", "3", "-i", "0.2", "-W", "1", "-M", "do")
-    return attempt("ping", *options, "-s", str(size), "-I", netdev, address)

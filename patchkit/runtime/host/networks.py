@@ -53,6 +53,11 @@ def twin_state(host: Host, netdev: Netdev) -> TwinState:
     return "both" if other.lasting else "link-local"
 
 
+def one_half_fills(speed: int | None) -> bool:
+    """Return whether one half of a cage carries all of a link; ``speed`` in Mbit/s, or unknown."""
+    return speed is not None and speed <= read_env_data("hardware")["connectx"]["half_gbits"] * 1000
+
+
 def in_reach(netdev: Netdev, address: str) -> list[IPv4Interface]:
     """Return a netdev's addresses that reach another without a router, or in an overlay."""
     asked, overlays = ip_address(address), read_env_data("hardware")["overlays"]["networks"]

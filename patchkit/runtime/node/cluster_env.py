@@ -16,7 +16,7 @@ from patchkit.runtime.node.decision import Node
 from patchkit.runtime.rules.releases import release
 from patchkit.runtime.rules.rule import holding
 from patchkit.runtime.rules.secret_texts import is_secret, runs_code
-from patchkit.runtime.rules.spelling import nearest
+from patchkit.runtime.rules.spelling import nearest_hint
 from patchkit.runtime.rules.variable_rules import (
     VariableRule,
     VariableRules,
@@ -189,11 +189,9 @@ def _check_setting(
             return
         names, reader = nccl_variables(nccl), "NCCL"
     if name not in names:
-        close = nearest(name, names)
-        lists = "`patchkit env explain` lists what it reads"
         raise kind(
             f"{reader} does not read {name} (set by {setting.rule})",
-            hint=f"did you mean {close}?" if close else lists,
+            hint=nearest_hint(name, names, "`patchkit env explain` lists what it reads"),
         )
     if reader != "NCCL" and takes and not takes.has(setting.value):
         raise kind(
@@ -290,13 +288,9 @@ def _check_overwritten(env: ClusterEnv, head: EnvFile) -> None:
 def file_text(env: ClusterEnv, kind: Format, *, hostname: str, target: str = "") -> str:
     """Return the text of the env file; ``target`` is the one asked for. Raises UsageError."""
     node = env.node
+    same = ("role", "topology", "twin", "executor", "vllm", "nodes")
     facts = {
-        "role": node.role,
-        "topology": node.attachment.topology,
-        "twin": node.attachment.twin,
-        "executor": node.executor.name,
-        "vllm": node.vllm,
-        "nodes": str(node.nodes),
+        **{name: node.situation[name] for name in same},
         "head": node.head,
         "nccl": plain(node.versions["nccl"]),
         "target": target,

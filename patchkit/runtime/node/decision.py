@@ -11,7 +11,6 @@ from dataclasses import dataclass, field, replace
 
 from patchkit.errors import HostError, UsageError
 from patchkit.runtime.envfile.env_file import EnvFile, check_transfer
-from patchkit.runtime.host.hardware import target_of
 from patchkit.runtime.host.host import Host, plain
 from patchkit.runtime.host.networks import describe_addresses
 from patchkit.runtime.node.address import check_no_head
@@ -117,7 +116,7 @@ def decide(
     if file:
         _check_file(options, file, host, vllm, versions["nccl"], addressed=addressed)
     _check_request(role, nodes, asked, vllm, preset)
-    target = asked.target or target_of(host)
+    target = asked.target or host.target
     attachment = Attachment(topology="single" if role == "single" else asked.topology)
     # A command line for another node asks this host only for what is not given.
     if role != "single" and (addressed or asked.topology == "auto" or not asked.head):

@@ -7,9 +7,8 @@ from ipaddress import IPv4Address
 from typing import Literal
 
 from patchkit.errors import HostError
-from patchkit.runtime.host import hardware
 from patchkit.runtime.host.host import Host, Netdev
-from patchkit.runtime.host.networks import TwinState, twin_state
+from patchkit.runtime.host.networks import TwinState, one_half_fills, twin_state
 from patchkit.runtime.node.address import PLAN, lacking, named_address, own_address
 from patchkit.runtime.node.fabric import Fabric, find_fabric
 from patchkit.runtime.rules.releases import read_env_data
@@ -127,7 +126,7 @@ def _attach_roce(fabric: Fabric, own: Netdev, nodes: int) -> Attachment:
         name = device.name
         notes.append(f"{name} has no second half here: about half of the cable's bandwidth")
     elif state == "down":
-        full = hardware.one_half_fills(port.netdev.speed)
+        full = one_half_fills(port.netdev.speed)
         cost = "" if full else "; that costs half of the bandwidth"
         its = twin.state or "of unknown state"
         notes.append(f"{twin.name}, a half of the cable, is left out: it is {its}{cost}")

@@ -8,11 +8,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from patchkit.errors import HostError
-from patchkit.process import ask
-
 _SUFFIX = ".dist-info"
-_SECONDS = 10.0  # for an interpreter to start; .pth files may do anything
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,29 +30,6 @@ class LostFile(Owner):
 
     def __str__(self) -> str:
         return f"{self.path}, which {self.project} {self.version} has installed"
-
-    def cure(self, python: str, house: str) -> tuple[str, ...]:
-        """Return the command that installs it again; a wheel that was built is in ``house``."""
-        built = ("--no-index", "--find-links", house) if "+" in self.version else ()
-        again = ("-m", "pip", "install", "--force-reinstall", "--no-deps")
-        return (python, *again, *built, f"{self.project}=={self.version}")
-
-
-def import_path(venv: str) -> list[str]:
-    """Return the folders that an environment imports from: its own, then what its Python adds."""
-    if not venv:
-        return []
-    own = sorted(map(str, Path(venv).glob("lib/python3*/*-packages")))
-    try:
-        prefix, path = ask(
-            Path(venv, "bin", "python"),
-            "import sys; answer = sys.prefix, [entry for entry in sys.path if entry]",
-            timeout=_SECONDS,
-        )
-    except HostError:
-        return own
-    same = Path(str(prefix)).resolve() == Path(venv).resolve()
-    return list(dict.fromkeys([*own, *map(str, path)])) if same else own
 
 
 def distributions(path: Iterable[str]) -> dict[str, tuple[Path, ...]]:

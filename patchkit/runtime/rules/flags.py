@@ -122,6 +122,7 @@ class FlagRules:
     advice: tuple[Advice, ...]
     memory: MemoryBudget
     dense: tuple[DenseNames, ...]
+    dense_parts: Mapping[str, tuple[str, ...]]
     preset: Mapping[FlagName, str]
     recipe: Mapping[str, str]
 

@@ -16,7 +16,7 @@ from patchkit.errors import UsageError
 from patchkit.finding import SINGLE_REPORT, Confidence, Established
 from patchkit.records import RECIPES, matching, read_toml
 from patchkit.runtime.rules.releases import check_range, within
-from patchkit.runtime.rules.spelling import nearest
+from patchkit.runtime.rules.spelling import nearest_hint
 from patchkit.target import targets
 
 _FACTS = RECIPES / "env" / "facts.toml"
@@ -137,10 +137,7 @@ class RuleChoice:
         """Raise UsageError for an id that no rule has; ``hint`` says what lists the rules."""
         ids = {rule.id for rule in rules}
         for name in sorted((self.wanted | self.unwanted) - ids):
-            close = nearest(name, ids)
-            raise UsageError(
-                f"no rule is called {name!r}", hint=f"did you mean {close}?" if close else hint
-            )
+            raise UsageError(f"no rule is called {name!r}", hint=nearest_hint(name, ids, hint))
 
     def divide(self, rules: Iterable[R]) -> tuple[tuple[R, ...], tuple[R, ...]]:
         """Return the rules that are on, and those that could be turned on."""

@@ -39,13 +39,13 @@ def is_slip(wrong: str, right: str) -> bool:
     return swapped or words == others
 
 
-def nearest(name: str, names: Iterable[str]) -> str:
-    """Return the name that is most alike, ``""`` if none is; for hints, where a person decides."""
+def nearest_hint(name: str, names: Iterable[str], otherwise: str) -> str:
+    """Return a hint at the name that is most alike, where a person decides; for none, another."""
     from difflib import get_close_matches  # seldom needed, and slow to load
 
     whole = {known.upper(): known for known in names} if len(name) <= _LONGEST else {}
     found = get_close_matches(name.upper(), whole, n=1, cutoff=_ALIKE)
-    return whole[found[0]] if found else ""
+    return f"did you mean {whole[found[0]]}?" if found else otherwise
 
 
 @dataclass(slots=True)

@@ -14,14 +14,6 @@ from dataclasses import dataclass
 from patchkit.runtime.rules.flags import load_flag_rules
 from patchkit.runtime.serve.checkpoint import Checkpoint, Tensor
 
-_PARTS = {
-    "qkv_proj": ("q_proj", "k_proj", "v_proj"),
-    "gate_up_proj": ("gate_proj", "up_proj"),
-    "in_proj_qkvz": ("in_proj_qkvz", "in_proj_qkv", "in_proj_z"),
-    "fused_qkv_a_proj": ("q_a_proj", "kv_a_proj_with_mqa"),
-}
-"""What vLLM puts into one layer, as different models' checkpoints call it; others are their own."""
-
 _BLOCK = 32  # MXFP8 has a scale of one byte for as many weights
 _LEAST = 128  # of each side, in FlashInfer's kernel
 
@@ -37,14 +29,21 @@ class DenseLayers:
 def dense_layers(checkpoint: Checkpoint, nodes: int) -> DenseLayers | None:
     """Return the layers in 16 bits of a checkpoint that has others quantised; None for none."""
     names = checkpoint.config["architectures"]
-    rows = load_flag_rules().dense
-    row = next((it for it in rows if any(name in it.architectures for name in names)), None)
+    rules = load_flag_rules()
+    row = next((it for it in rules.dense if not {*names}.isdisjoint(it.architectures)), None)
     experts = {it.dtype for it in checkpoint.tensors if ".experts." in it.name}
     if row is None or not experts - {"BF16", "F16", "F32"}:
         return None
     targets, saved = [], 0.0
     for layer in row.layers:
-        found = _parts_by_layer(checkpoint, layer)
+        parent, _, name = layer.rpartition(".")
+        # gpt-oss has as self_attn what is attn in vLLM; GPTQ calls weights qweight.
+        kinds = "|".join(rules.dense_parts.get(name, (name,)))
+        ends = re.compile(rf"\.(?:self_)?{re.escape(parent)}\.(?:{kinds})\.q?weight\w*$")
+        found: dict[int, list[Tensor]] = {}
+        for tensor in checkpoint.tensors:
+            if tensor.layer is not None and ends.search(tensor.name):
+                found.setdefault(tensor.layer, []).append(tensor)
         plain = [number for number, parts in found.items() if _can_be_mxfp8(parts, nodes)]
         # A pattern for all, or a name for each where others have it quantised already.
         places = "*" if len(plain) == len(found) else plain
@@ -53,19 +52,6 @@ def dense_layers(checkpoint: Checkpoint, nodes: int) -> DenseLayers | None:
         saved += elements * (2 - 1 - 1 / _BLOCK)
     setting = json.dumps({"targets": dict.fromkeys(targets, "mxfp8")}, separators=(",", ":"))
     return DenseLayers(setting=setting, saved=saved) if targets else None
-
-
-def _parts_by_layer(checkpoint: Checkpoint, layer: str) -> dict[int, list[Tensor]]:
-    """Return by number the weights and scales that a layer of vLLM's is made of."""
-    parent, _, name = layer.rpartition(".")
-    parts = "|".join(_PARTS.get(name, (name,)))
-    # gpt-oss has as self_attn what is attn in vLLM; GPTQ calls weights qweight.
-    ends = re.compile(rf"\.(?:self_)?{re.escape(parent)}\.(?:{parts})\.q?weight\w*$")
-    found: dict[int, list[Tensor]] = {}
-    for tensor in checkpoint.tensors:
-        if tensor.layer is not None and ends.search(tensor.name):
-            found.setdefault(tensor.layer, []).append(tensor)
-    return found
 
 
 def _can_be_mxfp8(parts: Sequence[Tensor], nodes: int) -> bool:

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from patchkit.errors import UsageError
-from patchkit.runtime.host.hardware import target_of
 from patchkit.runtime.host.host import Host
 from patchkit.runtime.node.decision import Node
 from patchkit.runtime.rules.flags import load_flag_rules
@@ -74,7 +73,7 @@ class MemoryPool:
 
 def memory_pool(host: Host, node: Node) -> MemoryPool:
     """Return the memory of this host's GPU, or of the device that the command line is for."""
-    here, device, why = target_of(host), node.target, ""
+    here, device, why = host.target, node.target, ""
     budget = load_flag_rules().memory
     unified = here in targets() and targets()[here].unified
     unknown = "whether it fits was not checked:"

@@ -16,7 +16,6 @@ from patchkit.cluster.agent.health import GpuProcess, GpuState, gpu_state
 from patchkit.errors import HostError, SourceError, UsageError
 from patchkit.records import read_json
 from patchkit.runtime.host.advice import remarks
-from patchkit.runtime.host.hardware import target_of
 from patchkit.runtime.host.host import Gid, Gpu, Host, Memory, Software, System
 from patchkit.runtime.host.machine_root import RecordingWriter, ToolUnavailable
 from patchkit.runtime.host.probe import probe
@@ -87,7 +86,7 @@ REMARKS = {
 @pytest.mark.parametrize("name", hosts.NAMES)
 def test_what_is_cabled_and_what_is_remarked(machine, name):
     found = machine(name)
-    assert target_of(found) == ("thor" if name == "thor" else "gb10")
+    assert found.target == ("thor" if name == "thor" else "gb10")
     assert found.cabled == CABLED.get(name, (0,))
     assert [each.about for each in remarks(found)] == REMARKS.get(name, [])
     assert read_json(Host, json.dumps(asdict(found))) == found

@@ -7,9 +7,8 @@ from random import Random
 
 import pytest
 
-from patchkit.cluster.agent.node_facts import python_contents
+from patchkit.cluster.agent.node_facts import import_path, python_contents
 from patchkit.elf import Dynamic
-from patchkit.runtime.python.distributions import import_path
 from patchkit.runtime.python.startup import find_preloaded, read_dynamic
 from support.layout import compiled
 

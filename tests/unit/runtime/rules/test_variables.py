@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from patchkit.errors import SourceError, UsageError
 from patchkit.runtime.rules.releases import read_table, within
-from patchkit.runtime.rules.spelling import Slips, is_slip, nearest
+from patchkit.runtime.rules.spelling import Slips, is_slip, nearest_hint
 from patchkit.runtime.rules.variable_values import Takes, vllm_values
 from patchkit.runtime.rules.variables import (
     nccl_variables,
@@ -112,7 +112,7 @@ def test_the_nearest_right_name():
         ("VLLM_FOO", ""),
         ("PATH", ""),
     ):
-        assert nearest(wrong, names) == right
+        assert nearest_hint(wrong, names, "") == (right and f"did you mean {right}?")
 
 
 def test_a_damaged_table_is_named(tmp_path):
