@@ -10,12 +10,14 @@ and still fit; what is new comes from the index that pip is configured for.
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 import tempfile
 import tomllib
 from pathlib import Path
 
 from packaging.requirements import Requirement
+from packaging.version import Version
 from uv import find_uv_bin
 
 from patchkit.process import run
@@ -47,6 +49,10 @@ def lock(pyproject: Path, folder: Path = FOLDER) -> Path:
     oldest = min(each.version for each in python if each.operator == ">=")
     (torch,) = (str(each.specifier).strip("= ") for each in wanted if each.name == "torch")
     path = folder / f"torch-{torch}.txt"
+    # What is not torch's stays as it was with the torch before: CMake 4.4.5 finds no Python across.
+    earlier = sorted(FOLDER.glob("torch-*.txt"), key=lambda each: Version(each.stem[6:]))
+    if not path.exists() and earlier:
+        shutil.copy2(earlier[-1], path)
     # That one alone: of a version that is in several, uv sees the files of one.
     settings = pip_settings()
     index = {"UV_DEFAULT_INDEX": settings["index-url"]} if "index-url" in settings else {}

@@ -167,8 +167,7 @@ def locked_toolkit(
     """
     if here not in MACHINES:
         raise UsageError(f"NVIDIA's compiler is for {' and '.join(MACHINES)}, not for {here}")
-    of_cuda = [wheel for wheel in locked_toolkit_wheels() if wheel.cuda == cuda]
-    known = [wheel for wheel in of_cuda if only in ("", wheel.project)]
+    known = [w for w in locked_toolkit_wheels() if w.cuda == cuda and only in ("", w.project)]
     wheels = [wheel for wheel in known if wheel.machine == here]
     cross = [w for w in known if w.machine == machine != here]
     # The other CPU's compiler wheel is for a header alone (fatbinary_section.h).

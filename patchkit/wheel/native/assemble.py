@@ -87,9 +87,9 @@ class Assembler:
         """Unpack the oldest toolkit's compiler, once. Raises what a fetch raises."""
         here = platform.machine()
         self._unpack = partial(locked_toolkit, here, here, offline=offline, only=COMPILER)
-        self._used, self._unpacking = set[str](), threading.Lock()
         self._unpack(toolkits()[0].cuda, progress=progress)
-        self.cache, self.stopped = cache_dir() / "native", threading.Event()
+        self._used, self.stopped = set[str](), threading.Event()
+        self.cache = cache_dir() / "native"
         with translated(at=self.cache):
             self.cache.mkdir(parents=True, exist_ok=True)
         for left in self.cache.glob(f"{_MAKING}*"):  # by a run that was killed
@@ -125,9 +125,7 @@ class Assembler:
         key = digest("\0".join((digest(ptx.text), row.nvcc, job.arch, *options)))
         place = self.cache / f"{key}.fatbin"
         if not (place.is_file() and _holds(place, job.arch)):
-            with self._unpacking:
-                tools = self._unpack(row.cuda, progress=None) / "bin"
-            self._make(ptx, options, job, place, tools)
+            self._make(ptx, options, job, place, self._unpack(row.cuda, progress=None) / "bin")
         self._used.add(row.nvcc)
         return Assembled(path=place, ptx=digest(ptx.text))
 
