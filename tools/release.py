@@ -3,9 +3,10 @@
     nox -s release -- X.Y.Z [--dry-run]
 
 It works in a clone. There the version goes into patchkit/__init__.py, the date into CHANGELOG.md;
-both are committed and tagged, sdist and wheel are built from that commit, and checked by twine and
-by what is in them. Then the commit and the tag come into this checkout, and the files into dist/.
-What is left is to push and to upload, which it does not do.
+both are committed and tagged. Sdist and wheel are built from that commit, twice to the same bytes,
+and checked by twine, by what is in them, and by what the wheel runs with click alone. Then the
+commit and the tag come into this checkout, and the files into dist/. What is left is to push and to
+upload, which it does not do.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from pathlib import Path, PurePosixPath
 
 from packaging.version import InvalidVersion, Version
 
+from patchkit.digests import sha256_of
 from patchkit.errors import BuildError, PatchkitError, ProofError, StorageError, UsageError
 from patchkit.process import run
 
@@ -84,6 +86,17 @@ def check_sdist(path: Path) -> None:
     _require(path, strange, sorted(wanted - folders))
 
 
+def check_alone(wheel: Path, folder: Path) -> None:
+    """Raise ProofError unless probe, env and doctor --log run with click and nothing else."""
+    run(sys.executable, "-m", "venv", folder, kind=ProofError)
+    python = folder / "bin" / "python"
+    install = ("install", "--quiet", "--disable-pip-version-check", "--no-deps")
+    run(python, "-m", "pip", *install, wheel, "click", kind=ProofError)
+    (folder / "vllm.log").write_text("INFO: Application startup complete.\n")
+    for words in (["probe"], ["env", "explain"], ["doctor", "--log", "vllm.log"]):
+        run(python, "-m", "patchkit", *words, cwd=folder, kind=ProofError)
+
+
 def _require(path: Path, strange: list[str], missing: list[str]) -> None:
     size = path.stat().st_size
     if strange or missing or size > _LARGEST:
@@ -143,11 +156,15 @@ def _commit(clone: Path, version: str, tag: str) -> None:
 def _built(clone: Path) -> list[Path]:
     """Build both files from the commit, and check them."""
     python = sys.executable
-    run(python, "-m", "build", "--no-isolation", "--outdir=dist", cwd=clone, kind=BuildError)
+    for out in ("dist", "again"):
+        run(python, "-m", "build", "--no-isolation", f"--outdir={out}", cwd=clone, kind=BuildError)
     files = sorted((clone / "dist").iterdir())
+    if other := [e.name for e in files if sha256_of(e) != sha256_of(clone / "again" / e.name)]:
+        raise ProofError(f"built twice, these are not the same bytes: {', '.join(other)}")
     run(python, "-m", "twine", "check", "--strict", *files, cwd=clone, kind=ProofError)
     for each in files:
         (check_wheel if each.suffix == ".whl" else check_sdist)(each)
+    check_alone(next(each for each in files if each.suffix == ".whl"), clone / "alone")
     return files
 
 

@@ -55,5 +55,5 @@ FORMER: dict[tuple[str, ...], list[str]] = {
     **{("cluster", verb): [verb] for verb in ("up", "down", "status", "logs", "switch")},
     ("env", "check"): ["check"],
 }
-# What a node runs without any library but click; of inspect only --loaded.
-CLICK_ALONE = {"probe", "net", "check", "env", "serve-args", "completion", "inspect"}
+# What a node runs without any library but click; of inspect only --loaded, of doctor --log.
+CLICK_ALONE = {"probe", "net", "check", "env", "serve-args", "completion", "inspect", "doctor"}

@@ -21,6 +21,7 @@ from patchkit.doctor.symptoms.findings import log_findings
 from patchkit.doctor.symptoms.lines import STDIN, text_chunks
 from patchkit.doctor.visit import Visit, local_facts, visit
 from patchkit.errors import UsageError
+from patchkit.extras import BASE, require_libraries
 from patchkit.finding import Level, worst
 from patchkit.measure.device_code import look_at_device_code
 from patchkit.quoting import quoted
@@ -56,6 +57,8 @@ def doctor_command(
     gpu, venv, verbose = given["gpu"], given["venv"], given["verbose"]
     if sum((log is not None, several, port is not None)) > 1:
         raise UsageError("--log, --cluster, --port: one of them", hint="patchkit doctor --cluster")
+    if log is None:
+        require_libraries(BASE)
     if log is not None:
         where = STDIN if str(log) == "-" else str(log)
         chunks = text_chunks(read_chunks(log, hint="patchkit doctor --log -"), where)

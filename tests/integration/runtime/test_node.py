@@ -14,7 +14,7 @@ from patchkit.errors import HostError
 from support import hosts
 
 REPOSITORY = Path(__file__).parents[3]
-OF_A_NODE = ["check", "completion", "env", "inspect", "net", "probe", "serve-args"]
+OF_A_NODE = ["check", "completion", "doctor", "env", "inspect", "net", "probe", "serve-args"]
 
 
 @pytest.fixture(scope="module")
@@ -50,6 +50,10 @@ def test_a_cluster_from_the_wheel_and_click_alone(program, tmp_path):
     serve = (*program, "serve-args", "openai/gpt-oss-120b", f"--root={head}")
     line = run(*serve, f"--from={tmp_path}/head.env")
     assert line.startswith("vllm serve openai/gpt-oss-120b --tensor-parallel-size 2 ")
+    log = tmp_path / "vllm.log"
+    log.write_text("ModuleNotFoundError: No module named 'ray'\n")
+    said = subprocess.run((*program, "doctor", "--log", log), capture_output=True, text=True).stdout
+    assert f"{log}:1" in said.replace("\n", "")
     bare = hosts.build(tmp_path, "ipv6_only")
     assert "192.168.100.10/24" in run(*program, "net", "plan", "--role=head", f"--root={bare}")
 
@@ -69,8 +73,8 @@ def test_other_verbs_say_what_brings_their_libraries(program, tmp_path):
     verbs = sorted(group.list_commands(click.Context(group)))
     done = {verb: ask(verb, "--help") for verb in verbs}
     assert [verb for verb in verbs if done[verb].returncode == 0] == OF_A_NODE
-    done["inspect"] = ask("inspect", "lib.so")
-    for verb in {*verbs} - {*OF_A_NODE} | {"inspect"}:
+    done |= {"inspect": ask("inspect", "lib.so"), "doctor": ask("doctor")}
+    for verb in {*verbs} - {*OF_A_NODE} | {"inspect", "doctor"}:
         assert done[verb].returncode == HostError.exit_code, verb
         said, why, after = done[verb].stderr.splitlines()
         assert said.startswith("error: not installed: cmake, libcst, lz4, packaging, "), verb
