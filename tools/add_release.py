@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import sys
 
-from patchkit.errors import PatchkitError
+from tools import run_program
 from tools.stage import bring_back, recover, run_in, staged
 
 
@@ -44,8 +44,4 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main(sys.argv[1:]))
-    except PatchkitError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(error.exit_code)
+    run_program(main, sys.argv[1:])

@@ -21,9 +21,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from patchkit.errors import PatchkitError, SourceError
+from patchkit.errors import SourceError
 from patchkit.records import RECIPES, read_toml
 from patchkit.source.fetch import fetch
+from tools import run_program
 from tools.decisions import Decision, show
 from tools.index_entries import wheel_entries
 from tools.seen import pristine
@@ -31,11 +32,12 @@ from tools.seen import pristine
 PLACE = RECIPES / "vllm" / "gates.toml"
 # requirements/cuda.txt pins FlashInfer, an extra in setup.py b12x.
 _PINS = re.compile(r"^[^#\n]*?\b(flashinfer-python|b12x)==([\w.]+)", re.MULTILINE)
+_RANGES = ast.Lt | ast.LtE | ast.Gt | ast.GtE
 _ASKS = {"is_device_capability_family", "is_device_capability"}
 _NAMES = re.compile(r"major|capability|\bcap\b|\b_?cc\b")
 _SM10, _SM12 = (re.compile(rf"sm_?1{family}x", re.IGNORECASE) for family in "02")
 _LIBRARY = re.compile(r"compute_capability|supported_major_versions|is_sm12|OpMeta\(")
-_MAJORS = "supported_major_versions"
+_MAJORS, _DECORATOR = "supported_major_versions", "supported_compute_capability"
 _TIMES = re.compile(r" x(\d+)$")
 
 
@@ -65,12 +67,15 @@ def find_gates(root: Path) -> Iterator[Gate]:
         text = path.read_text(encoding="utf-8")
         if "third_party" not in path.parts and ("capability" in text or _SM10.search(text)):
             file = path.relative_to(root).as_posix()
-            try:
-                tree = ast.parse(text)
-            except SyntaxError as error:
-                raise SourceError(f"{file}:{error.lineno}: {error.msg}") from None
-            for scope, node in _closed(tree, path.stem):
+            for scope, node in _closed(_parsed(text, file), path.stem):
                 yield Gate(f"{scope} {_shown(node)}", file, node.lineno)
+
+
+def _parsed(text: str, file: str) -> ast.Module:
+    try:
+        return ast.parse(text)
+    except SyntaxError as error:
+        raise SourceError(f"{file}:{error.lineno}: {error.msg}") from None
 
 
 def _closed(tree: ast.AST, scope: str, outer: bool = True) -> Iterator[tuple[str, ast.expr]]:
@@ -82,8 +87,12 @@ def _closed(tree: ast.AST, scope: str, outer: bool = True) -> Iterator[tuple[str
         if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             inner.append(node)
             nodes += node.decorator_list
-        elif isinstance(node, ast.BoolOp) and isinstance(node.op, ast.Or) and _opens(node):
-            continue
+        elif (
+            isinstance(node, ast.BoolOp)
+            and isinstance(node.op, ast.Or)
+            and any(_is_12x(each) for inside in ast.walk(node) for each in _asked(inside))
+        ):
+            continue  # one of several ways is for 12.x
         elif _closes(node):
             found.append(node)
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
@@ -97,25 +106,31 @@ def _closed(tree: ast.AST, scope: str, outer: bool = True) -> Iterator[tuple[str
 
 def _closes(node: ast.AST) -> bool:
     """Return whether an expression is true or false of 10.x alone, or ends below 12.x."""
-    if isinstance(node, ast.Call):
-        return _called(node) in _ASKS and _between(node.args[:1], 100, 109)
-    if not isinstance(node, ast.Compare):
-        return False
-    (operator, *_), values = node.ops, node.comparators
-    if isinstance(operator, ast.Eq | ast.NotEq | ast.In | ast.NotIn):
-        closes = _between(values, 100, 109) and not _between(values, 120, 129)
-    else:
-        closes = _between(values, 101, 120 if isinstance(operator, ast.Lt | ast.LtE) else 119)
-    return closes and bool(_NAMES.search(ast.unparse(node.left)))
+    asked = _asked(node)
+    if isinstance(node, ast.Compare) and isinstance(node.ops[0], _RANGES):
+        last = 120 if isinstance(node.ops[0], ast.Lt | ast.LtE) else 119
+        return any(100 < each <= last for each in asked)
+    only_asks = not isinstance(node, ast.Call) or _called(node) in _ASKS
+    return only_asks and any(100 <= each < 110 for each in asked) and not any(map(_is_12x, asked))
+
+
+def _is_12x(capability: int) -> bool:
+    return 120 <= capability < 130
+
+
+def _asked(node: ast.AST) -> list[int]:
+    """Return the capabilities that an expression compares with the device's."""
+    if isinstance(node, ast.Call) and "device_capability" in _called(node):
+        return list(_capabilities(node.args[0])) if node.args else []
+    if isinstance(node, ast.Compare):
+        asked = [each for value in node.comparators for each in _capabilities(value)]
+        return asked if asked and _NAMES.search(ast.unparse(node.left)) else []
+    return []
 
 
 def _called(call: ast.Call) -> str:
     """Return the last name of what is called."""
     return getattr(call.func, "attr", getattr(call.func, "id", ""))
-
-
-def _between(values: Iterable[ast.expr], low: int, high: int) -> bool:
-    return any(low <= each <= high for value in values for each in _capabilities(value))
 
 
 def _capabilities(node: ast.expr) -> Iterator[int]:
@@ -133,20 +148,6 @@ def _capabilities(node: ast.expr) -> Iterator[int]:
             yield from _capabilities(each)
 
 
-def _opens(node: ast.BoolOp) -> bool:
-    """Return whether one of several ways is for 12.x."""
-    for each in ast.walk(node):
-        if isinstance(each, ast.Call) and "device_capability" in _called(each):
-            values = each.args[:1]
-        elif isinstance(each, ast.Compare) and _NAMES.search(ast.unparse(each.left)):
-            values = each.comparators
-        else:
-            continue
-        if _between(values, 120, 129):
-            return True
-    return False
-
-
 def _shown(node: ast.expr) -> str:
     """Return a gate's expression without what a release calls the platform; of a text, its gist."""
     if isinstance(node, ast.Constant):
@@ -161,7 +162,7 @@ def read_library(wheel: Path) -> dict[str, bool]:
         for path in archive.namelist():
             text = archive.read(path).decode() if path.endswith(".py") else ""
             if _LIBRARY.search(text):
-                tree, package = ast.parse(text), path.partition("/")[0]
+                tree, package = _parsed(text, path), path.partition("/")[0]
                 fixed = {
                     ast.unparse(node.targets[0]): node.value
                     for node in tree.body
@@ -182,12 +183,11 @@ def _stated(node: ast.AST, fixed: Mapping[str, ast.expr]) -> Iterator[tuple[str,
     elif isinstance(node, ast.FunctionDef):
         inside = list(ast.walk(node))
         calls = [each for each in inside if isinstance(each, ast.Call)]
-        listed = [word for call in calls for word in call.keywords if word.arg == _MAJORS]
-        lists = [word.value for word in listed]
-        lists += [call.args[0] for call in calls if _called(call) == "supported_compute_capability"]
+        lists = [w.value for call in calls for w in call.keywords if w.arg == _MAJORS]
+        lists += [it for call in calls if _called(call) == _DECORATOR for it in call.args[:1]]
         lists = [fixed.get(getattr(each, "id", ""), each) for each in lists]
         if lists or any(map(_closes, inside)):
-            yield node.name, _between(lists, 120, 129)
+            yield node.name, any(_is_12x(each) for row in lists for each in _capabilities(row))
         elif any(_called(call).startswith("is_sm12") for call in calls):
             yield node.name, True
 
@@ -213,38 +213,30 @@ class Report:
 
 
 def judge(
-    gates: Iterable[Gate], judgements: Iterable[Judgement], states: Mapping[str, bool]
+    gates: Iterable[Gate], states: Mapping[str, bool], known: Iterable[Judgement] = ()
 ) -> Report:
     """Hold gates against what a person said of them, and against what the libraries say."""
     left, by_place = Counter[str](), dict[str, Judgement]()
-    for judgement in judgements:
+    for judgement in known or read_toml(tuple[Judgement, ...], PLACE, SourceError, key="judgement"):
         for text in judgement.places:
             place, times = _TIMES.sub("", text), _TIMES.search(text)
             left[place] += int(times[1]) if times else 1
             by_place[place] = judgement
-    judged, opened, decisions = dict[Gate, Judgement](), dict[Judgement, list[Gate]](), []
+    judged, opened, asks = dict[Gate, Judgement](), dict[Judgement, list[Gate]](), []
     for gate in gates:
         left[gate.place] -= 1
         if left[gate.place] < 0:
-            decisions.append(_decision(gate, "nobody has judged it"))
+            asks.append((gate, "nobody has judged it"))
             continue
         judged[gate] = found = by_place[gate.place]
         names = [name for name in found.library if states.get(name)]
         if names and found.verdict == "right":
-            decisions.append(_decision(gate, f"judged right, but {', '.join(names)} takes 12.x"))
+            asks.append((gate, f"judged right, but {', '.join(names)} takes 12.x"))
         if found.verdict in ("lags", "unmeasured") and (names or not found.library):
             opened.setdefault(found, []).append(gate)
+    file = "recipes/vllm/gates.toml"
+    decisions = [Decision(file=file, says=f"{g.file}:{g.line}: {w}", line=g.place) for g, w in asks]
     return Report(judged=judged, opened=opened, decisions=decisions)
-
-
-def _decision(gate: Gate, says: str) -> Decision:
-    where = f"{gate.file}:{gate.line}"
-    return Decision(file="recipes/vllm/gates.toml", says=f"{where}: {says}", line=gate.place)
-
-
-def judgements() -> tuple[Judgement, ...]:
-    """Return what is judged."""
-    return read_toml(tuple[Judgement, ...], PLACE, SourceError, key="judgement")
 
 
 def main(versions: list[str]) -> int:
@@ -256,7 +248,7 @@ def main(versions: list[str]) -> int:
         with tempfile.TemporaryDirectory() as folder:
             root = pristine(version, Path(folder))
             pins, states = read_libraries(root)
-            found = judge(find_gates(root), judgements(), states)
+            found = judge(find_gates(root), states)
         counts = Counter(each.verdict for each in found.judged.values())
         counts["not judged"] = sum("nobody" in each.says for each in found.decisions)
         print(f"vLLM {version}: {counts.total()} gates leave out 12.x, by verdict: {dict(counts)}")
@@ -270,8 +262,4 @@ def main(versions: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main(sys.argv[1:]))
-    except PatchkitError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(error.exit_code)
+    run_program(main, sys.argv[1:])

@@ -20,7 +20,7 @@ from pathlib import Path
 from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 from packaging.version import Version
 
-from patchkit.errors import PatchkitError, SourceError
+from patchkit.errors import SourceError
 from patchkit.patching.recipe import load_recipe
 from patchkit.process import attempt
 from patchkit.recipes.nccl.build_files import gencodes, make_flags
@@ -30,6 +30,7 @@ from patchkit.source.detect import detect
 from patchkit.source.nccl import nccl_tree
 from patchkit.source.releases import ReleaseFacts, load_facts
 from patchkit.target import targets
+from tools import run_program
 from tools.decisions import Decision, show
 from tools.entries import Value, with_nccl_release, with_nccl_torch
 from tools.index_entries import described
@@ -142,8 +143,5 @@ def review(version: str) -> int:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(enter(sys.argv[2:]) if sys.argv[1] == "enter" else review(sys.argv[2]))
-    except PatchkitError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(error.exit_code)
+    steps = {"enter": (enter, sys.argv[2:]), "review": (review, sys.argv[2])}
+    run_program(*steps[sys.argv[1]])

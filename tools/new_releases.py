@@ -16,6 +16,7 @@ from packaging.version import Version
 
 from patchkit.patching.recipe import load_recipe
 from patchkit.source.releases import load_facts
+from tools import run_program
 from tools.index_entries import described
 from tools.wheel_jobs import hand_over
 
@@ -47,13 +48,10 @@ def new_releases(filenames: Iterable[str], branches: Iterable[str] = ()) -> list
 
 
 def main() -> int:
-    """Print the matrix and hand it to the runner; an exit code of patchkit."""
-
-    def offered() -> list[str]:
-        return [name for each in ("vllm", _NCCL, "torch") for name, _ in described(each)]
-
-    return hand_over("releases", lambda: new_releases(offered(), sys.argv[1:]))
+    """Print the matrix and hand it to the runner."""
+    offered = [name for each in ("vllm", _NCCL, "torch") for name, _ in described(each)]
+    return hand_over("releases", new_releases(offered, sys.argv[1:]))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_program(main)

@@ -24,8 +24,9 @@ from pathlib import Path, PurePosixPath
 from packaging.version import InvalidVersion, Version
 
 from patchkit.digests import sha256_of
-from patchkit.errors import BuildError, PatchkitError, ProofError, StorageError, UsageError
+from patchkit.errors import BuildError, ProofError, StorageError, UsageError
 from patchkit.process import run
+from tools import run_program
 
 ROOT = Path(__file__).parents[1]
 _VERSION = re.compile(r'^__version__ = "(?P<version>[^"]+)"$', re.MULTILINE)
@@ -173,8 +174,4 @@ def _git(folder: Path, *arguments: str) -> str:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main(sys.argv[1:]))
-    except PatchkitError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(error.exit_code)
+    run_program(main, sys.argv[1:])

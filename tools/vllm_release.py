@@ -21,7 +21,7 @@ from pathlib import Path
 from packaging.requirements import Requirement
 from packaging.version import Version
 
-from patchkit.errors import PatchkitError, StorageError
+from patchkit.errors import PatchkitError
 from patchkit.patching.recipe import load_recipe, load_support
 from patchkit.recipes.vllm.build import known_externals, recorded_needs
 from patchkit.recipes.vllm.external import External, externals
@@ -32,10 +32,11 @@ from patchkit.source.detect import detect
 from patchkit.source.releases import LockEntry, read_lock, read_wheel_lock
 from patchkit.source.tree import SourceTree
 from patchkit.wheel.file.torch import torch_of
+from tools import run_program
 from tools.build_requirements import lock
 from tools.decisions import Decision, show
 from tools.entries import with_nccl_torch, with_needs, with_pin, with_releases, with_span
-from tools.gates import find_gates, judge, judgements, read_libraries
+from tools.gates import find_gates, judge, read_libraries
 from tools.index_entries import lock_entries, render_lock, wheel_entries
 from tools.model_recipes import undecided, without_preset
 from tools.regenerate import ROOT, plan
@@ -210,10 +211,9 @@ def review(version: str) -> int:
 def _gates(root: Path) -> Sequence[Decision]:
     """Return the gates that nobody has judged, or that a library has overtaken."""
     try:
-        states = read_libraries(root)[1]
-    except StorageError as error:  # the release is entered all the same
-        return [Decision(file="recipes/vllm/gates.toml", says=f"a library is not read: {error}")]
-    return judge(find_gates(root), judgements(), states).decisions
+        return judge(find_gates(root), read_libraries(root)[1]).decisions
+    except PatchkitError as error:  # the release is entered all the same
+        return [Decision(file="recipes/vllm/gates.toml", says=f"gates are not read: {error}")]
 
 
 def _text(path: Path) -> str:
@@ -279,8 +279,4 @@ def _libraries(version: str) -> Iterator[Decision]:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit({"enter": enter, "review": review}[sys.argv[1]](sys.argv[2]))
-    except PatchkitError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(error.exit_code)
+    run_program({"enter": enter, "review": review}[sys.argv[1]], sys.argv[2])

@@ -13,16 +13,15 @@ import argparse
 import json
 import os
 import re
-import sys
-from collections.abc import Callable
 from pathlib import Path
 
 from packaging.version import InvalidVersion, Version
 
-from patchkit.errors import PatchkitError, UsageError
+from patchkit.errors import UsageError
 from patchkit.patching.recipe import load_recipe
 from patchkit.recipes.vllm.build import locked_requirements, recorded_needs
 from patchkit.source.releases import load_facts
+from tools import run_program
 
 
 def jobs(vllm: str, nccl: str) -> list[dict[str, str]]:
@@ -67,21 +66,17 @@ def _require_known(project: str, version: Version) -> None:
 
 
 def main() -> int:
-    """Print the matrix and hand it to the runner; an exit code of patchkit."""
+    """Print the matrix and hand it to the runner."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--vllm", default="", metavar="X.Y.Z …")
     parser.add_argument("--nccl", default="", metavar="X.Y.Z …")
     args = parser.parse_args()
-    return hand_over("wheelhouses", lambda: jobs(args.vllm, args.nccl))
+    return hand_over("wheelhouses", jobs(args.vllm, args.nccl))
 
 
-def hand_over(name: str, matrix: Callable[[], list[dict[str, str]]]) -> int:
+def hand_over(name: str, matrix: list[dict[str, str]]) -> int:
     """Print a matrix, and give it to a runner as an output of its step."""
-    try:
-        line = f"{name}={json.dumps(matrix())}"
-    except PatchkitError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
+    line = f"{name}={json.dumps(matrix)}"
     print(line)
     if output := os.environ.get("GITHUB_OUTPUT"):
         with Path(output).open("a", encoding="utf-8") as runner:
@@ -90,4 +85,4 @@ def hand_over(name: str, matrix: Callable[[], list[dict[str, str]]]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_program(main)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tools.gates import Gate, Judgement, find_gates, judge, judgements, read_library
+from tools.gates import Gate, Judgement, find_gates, judge, read_library
 from tools.seen import pristine
 
 CODE = '''
@@ -89,10 +89,10 @@ def test_only_what_is_new_asks_a_person():
         _judgement("lags", "L x", "f.lags"),
         _judgement("tuning", "T x"),
     ]
-    before = judge(gates, known, {"f.right": False, "f.lags": False})
+    before = judge(gates, {"f.right": False, "f.lags": False}, known)
     assert [each.line for each in before.decisions] == ["N x"]
     assert before.opened == {}
-    now = judge([*gates, gates[0]], known, {"f.right": True, "f.lags": True})
+    now = judge([*gates, gates[0]], {"f.right": True, "f.lags": True}, known)
     assert [each.says for each in now.decisions] == [
         "a.py:0: judged right, but f.right takes 12.x",
         "a.py:1: judged right, but f.right takes 12.x",
@@ -105,5 +105,5 @@ def test_only_what_is_new_asks_a_person():
 @pytest.mark.releases
 @pytest.mark.parametrize(("version", "number"), [("0.28.0", 77), ("0.33.0", 135)])
 def test_every_gate_of_a_release_is_judged(version, number, tmp_path: Path):
-    found = judge(find_gates(pristine(version, tmp_path)), judgements(), {})
+    found = judge(find_gates(pristine(version, tmp_path)), {})
     assert (len(found.judged), found.decisions) == (number, [])
