@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from ipaddress import ip_network
 from pathlib import Path
 
-from patchkit.errors import HashMismatchError, SourceError, UsageError
 from patchkit.quoting import quoted
 from patchkit.reading import read_text
 from patchkit.runtime.envfile.header import fact_problems, head_facts, is_untouched
 from patchkit.runtime.envfile.syntax import Format, parse
 from patchkit.runtime.rules.presets import find
+from patchkit.runtime.rules.refusals import refusal
 from patchkit.runtime.rules.secret_texts import is_secret, runs_code
 from patchkit.runtime.rules.variable_rules import load_variable_rules
 from patchkit.runtime.rules.variable_values import find_value_problems, is_placeholder
@@ -66,27 +66,13 @@ def env_file(text: str, where: str, *, accept_edited: bool = False) -> EnvFile:
     facts = head_facts(text)
     needed = _FACTS if facts.get("role") == "single" else (*_FACTS, "head")
     if missing := [name for name in needed if not facts.get(name)]:
-        raise SourceError(
-            f"{where}: is not an env file of patchkit",
-            why=f"its first line does not say {', '.join(missing)}",
-            hint="write one on the head: patchkit env --role head -o head.env",
-        )
+        raise refusal("no-env-file", file=where, missing=", ".join(missing))
     edited = not is_untouched(text)
     if edited and not accept_edited:
-        raise HashMismatchError(
-            f"{where}: was edited after patchkit wrote it: the digest in its first line is not "
-            "that of the text",
-            why="a line was added, changed or removed, by a person, a program or on the way here",
-            hint="write it anew where it comes from; or read it "
-            f"({quoted('patchkit', 'check', Path(where))}), then add --accept-edited",
-        )
+        raise refusal("edited", file=where, command=quoted("patchkit", "check", Path(where)))
     if problems := fact_problems(facts).items():
         shown = "; ".join(f"{name}={facts[name][:60]}: {name} {what}" for name, what in problems)
-        raise SourceError(
-            f"{where}:1: {shown}",
-            why="the first line was edited, or another patchkit wrote it",
-            hint="write the file anew with `patchkit env`, with the same patchkit on every node",
-        )
+        raise refusal("wrong-facts", file=where, facts=shown)
     lines = enumerate(text.split("\n"), 1)
     variables = parse(Format(facts.get("format", Format.ENV)), text, where)
     asked = facts.get("set", "").split(",")
@@ -104,14 +90,10 @@ def env_file(text: str, where: str, *, accept_edited: bool = False) -> EnvFile:
 def read_head(path: Path, role: str, *, accept_edited: bool = False) -> EnvFile:
     """Return a head's env file for a worker. Raises UsageError, SourceError, HashMismatchError."""
     if role != "worker":
-        raise UsageError("--from is for a worker", hint="take --role worker, or leave --from out")
+        raise refusal("from-without-worker")
     file = read_env_file(path, accept_edited=accept_edited)
     if file.role != "head":
-        raise SourceError(
-            f"{path}: is not the env file of a head",
-            why=f"its first line says role={file.role}",
-            hint="write one on the head: patchkit env --role head -o head.env",
-        )
+        raise refusal("no-head-file", file=path, role=file.role)
     return file
 
 
@@ -133,13 +115,8 @@ def check_transfer(head: EnvFile, known: Collection[str], here: Collection[str] 
     ]
     if refused:
         more = len(refused) - _MOST
-        raise SourceError(
-            "variables that are not taken over from another machine\n"
-            + "\n".join([*refused[:_MOST], *([f"  and {more} more"] if more > 0 else [])]),
-            why="whoever can change the file would otherwise decide what runs here",
-            hint="take them out of the head's file, or write it anew there; what is meant for this "
-            "node as well goes into its own file: patchkit env --set NAME=VALUE",
-        )
+        lines = [*refused[:_MOST], *([f"  and {more} more"] if more > 0 else [])]
+        raise refusal("not-taken-over", lines="\n".join(lines))
 
 
 def _transfer_trouble(
@@ -178,12 +155,9 @@ def locked_versions(place: Path) -> Mapping[str, str]:
         versions = {each["public"] for each in matches if re.fullmatch(pattern, each["project"])}
         if len(versions) > 1:
             several = " and ".join(sorted(versions))
-            raise UsageError(f"{path}: locks {name} {several}", hint=f"say which with --{name}")
+            raise refusal("locks-several", file=path, project=name, versions=several)
         if versions:
             found[name] = versions.pop()
     if not found:
-        raise UsageError(
-            f"{path}: locks none of {', '.join(_ASKED)}",
-            hint="name the requirements.txt that patchkit wrote into a wheelhouse",
-        )
+        raise refusal("locks-nothing", file=path, projects=", ".join(_ASKED))
     return found

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from ipaddress import IPv4Address
 
-from patchkit.errors import HostError, UsageError
+from patchkit.errors import PatchkitError
 from patchkit.runtime.host.advice import remark
 from patchkit.runtime.host.host import Host, Netdev
 from patchkit.runtime.host.networks import describe_addresses, in_reach
 from patchkit.runtime.node.fabric import Fabric
-
-PLAN = "give it one, for example as `patchkit net plan` says"
+from patchkit.runtime.rules.refusals import refusal
 
 
 def own_address(
@@ -23,14 +22,7 @@ def own_address(
         first, fast = ({port.netdev.name for port in ports} for ports in groups)
         near = [netdev for netdev in host.netdevs if netdev.up and in_reach(netdev, head)]
         if not near:
-            raise lacking(
-                host,
-                f"no interface of this host is in a network with the head, {head}; "
-                f"it has {describe_addresses(host)}",
-                why="another cage is cabled than the one with the address, or the address is "
-                "missing",
-                hint=f"see `patchkit probe` on both; {PLAN}",
-            )
+            raise cable_refusal(host, "no-way-to-head", head=head)
         # Of several interfaces in that network the one for the data first, and last an RDMA device
         # that was left out, since it shares that network; names alone depend on udev.
         best = min(near, key=lambda it: (it.name not in first, it.name in fast, it.pci, it.name))
@@ -41,10 +33,7 @@ def own_address(
     for netdev in host.netdevs:
         if any(str(own.ip) == named_address(head) for own in netdev.ipv4):
             return netdev, head
-    raise HostError(
-        f"{head} is no address of this host; it has {describe_addresses(host)}",
-        hint="--head-ip is the head's own address: run this on the head, or with --role worker",
-    )
+    raise refusal("head-elsewhere", head=head, has=describe_addresses(host))
 
 
 def named_address(head: str) -> str:
@@ -52,28 +41,23 @@ def named_address(head: str) -> str:
     try:
         IPv4Address(head)
     except ValueError:
-        raise UsageError(
-            f"{head!r} is not an IPv4 address", hint="NCCL's RoCE v2 goes by IPv4: 192.168.100.10"
-        ) from None
+        raise refusal("no-ipv4", head=head) from None
     return head
 
 
 def check_no_head(host: Host, head: str) -> None:
     """Raise HostError if a worker has its head's address."""
     if host.has_address(head):
-        raise HostError(
-            f"{head}, the head's address, is this host's own",
-            why="this is the head, or two nodes have the same address",
-            hint="run this on the worker, or give each node its own address",
-        )
+        raise refusal("head-here", head=head)
 
 
-def lacking(host: Host, what: str, why: str, hint: str) -> HostError:
+def cable_refusal(host: Host, key: str, **fields: object) -> PatchkitError:
     """Return the error for a cable that is missing; without a ConnectX-7 that is the reason."""
+    found = refusal(key, has=describe_addresses(host), **fields)
     if off_bus := remark(host, "no-connectx"):
-        what, why = f"{what}\n{off_bus.what}", off_bus.why
-        hint = f"{off_bus.hint}; or use the LAN, by sockets: --head-ip ADDRESS"
-    return HostError(what, why=why, hint=hint)
+        found.what, found.why = f"{found.what}\n{off_bus.what}", off_bus.why
+        found.hint = f"{off_bus.hint}; or use the LAN, by sockets: --head-ip ADDRESS"
+    return found
 
 
 def _head_address(host: Host, topology: str, fabric: Fabric) -> tuple[Netdev, str]:
@@ -90,20 +74,9 @@ def _head_address(host: Host, topology: str, fabric: Fabric) -> tuple[Netdev, st
         found += (port.netdev for port in fabric.ports)
         found += sorted(cabled, key=lambda each: (not each.lasting, each.pci, each.name))
     elif not found:
-        raise HostError(
-            "in a ring no cable reaches all nodes, and beside the cables this host has no address; "
-            f"it has {describe_addresses(host)}",
-            hint="connect the LAN or the Wi-Fi; or name an address that every node can reach: "
-            "--head-ip ADDRESS",
-        )
+        raise refusal("ring-without-lan", has=describe_addresses(host))
     if not found:
-        raise lacking(
-            host,
-            "no QSFP cage is cabled and has an IPv4 address; this host has "
-            f"{describe_addresses(host)}",
-            why="",
-            hint=f"{PLAN}; or use another network, by sockets: --head-ip ADDRESS",
-        )
+        raise cable_refusal(host, "no-cable")
     # A link-local address is drawn anew at each boot, so any other one is better.
     stays = min(found[0].ipv4, key=lambda own: own.ip.is_link_local)
     return found[0], str(stays.ip)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from patchkit.errors import DriftError, HostError, UsageError
+from patchkit.errors import DriftError, UsageError
 from patchkit.finding import Level
 from patchkit.runtime.envfile.env_file import EnvFile
 from patchkit.runtime.envfile.header import render_env_file
@@ -13,6 +13,7 @@ from patchkit.runtime.envfile.syntax import EnvEntry, Format
 from patchkit.runtime.host.advice import remarks
 from patchkit.runtime.host.host import Host, plain
 from patchkit.runtime.node.decision import Node
+from patchkit.runtime.rules.refusals import refusal
 from patchkit.runtime.rules.releases import release
 from patchkit.runtime.rules.rule import holding
 from patchkit.runtime.rules.secret_texts import is_secret, runs_code
@@ -102,10 +103,7 @@ def cluster_env(
     for setting in settings:
         before = setters.setdefault(setting.name, setting.rule)
         if before != setting.rule:
-            raise UsageError(
-                f"{setting.name} is set twice, by {before} and {setting.rule}",
-                hint=f"leave one out: --without {setting.rule}",
-            )
+            raise refusal("set-twice", name=setting.name, first=before, rule=setting.rule)
         _check_setting(setting, node.vllm, nccl, known, values.get(setting.name))
     # A stable sort: the rules keep their order, which is that of the data.
     settings.sort(key=lambda setting: setting.scope != "shared")
@@ -165,11 +163,8 @@ def _choose_settings(
         try:
             filled = value.format_map(facts)
         except KeyError as error:
-            raise HostError(
-                f"{name} needs {error.args[0]}, which was not found on this host ({rule.id})",
-                why=rule.reason,
-                hint=f"see `patchkit probe`; or leave the rule out: --without {rule.id}",
-            ) from None
+            words = {"name": name, "fact": error.args[0], "rule": rule.id}
+            raise refusal("no-fact", **words, reason=rule.reason) from None
         words = {"reason": rule.reason, "rule": rule.id, "source": rule.source}
         yield Setting(name=name, value=filled, scope=rule.scope, **words)
     for name, value in node.extra.items():
@@ -230,11 +225,7 @@ def agree(env: ClusterEnv, head: EnvFile, here: Collection[str] = ()) -> Cluster
         if mine.get(name) != theirs.get(name)
     ]
     if problems:
-        raise HostError(
-            f"this node and {head.where} contradict each other: {'; '.join(problems)}",
-            why="shared variables must be the same on every node",
-            hint="use the same vLLM, NCCL and patchkit on both, and the same options",
-        )
+        raise refusal("against-head", file=head.where, problems="; ".join(problems))
     taken = [
         Setting(name=name, value=value, reason="as on the head", rule="--from")
         for name, value in theirs.items()
@@ -278,11 +269,7 @@ def _check_overwritten(env: ClusterEnv, head: EnvFile) -> None:
         if row.name != "VLLM_HOST_IP" and head.variables.get(row.name, row.value) != row.value
     ]
     if lost:
-        raise HostError(
-            f"this node's own values would be lost: {'; '.join(lost)}",
-            why=executor.reason,
-            hint="cable the same port on every node, or take --executor mp on the head",
-        )
+        raise refusal("overwritten", values="; ".join(lost), reason=executor.reason)
 
 
 def file_text(env: ClusterEnv, kind: Format, *, hostname: str, target: str = "") -> str:

@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from patchkit.errors import HostError, UsageError
 from patchkit.runtime.envfile.env_file import EnvFile, check_transfer
 from patchkit.runtime.host.host import Host, plain
 from patchkit.runtime.host.networks import describe_addresses
 from patchkit.runtime.node.address import check_no_head
 from patchkit.runtime.node.topology import Attachment, attach
 from patchkit.runtime.rules.presets import Preset, named_preset
+from patchkit.runtime.rules.refusals import refusal
 from patchkit.runtime.rules.releases import within
 from patchkit.runtime.rules.rule import BY_DEFAULT, RuleChoice, Situation
 from patchkit.runtime.rules.variable_rules import Executor, choose_executor
@@ -106,10 +106,7 @@ def decide(
     asked = _with_file(options, file, installed["vllm"]) if file else options
     vllm = asked.vllm or installed["vllm"]
     if not vllm:
-        raise UsageError(
-            "missing --vllm: the present Python has no vLLM",
-            hint="name the Python that has it with --python, or the release: --vllm 0.25.1",
-        )
+        raise refusal("no-vllm")
     role = asked.role or "single"
     nodes = asked.nodes or (1 if role == "single" else 2)
     preset = asked.preset or (named_preset(asked.model) if asked.model else None)
@@ -157,17 +154,10 @@ def _with_file(options: NodeOptions, file: EnvFile, installed: str) -> NodeOptio
     for fact, value in given.items():
         # Local parts (+cu130, +gb10) may differ: they name a build, not a release.
         if value and plain(value) != plain(facts.get(fact, value)):
-            raise UsageError(
-                f"--{'head-ip' if fact == 'head' else fact} {value} contradicts {file.where}, "
-                f"which says {facts[fact]}",
-                hint="leave the option out, or write the head's file anew",
-            )
+            option = f"--{'head-ip' if fact == 'head' else fact} {value}"
+            raise refusal("against-file", option=option, file=file.where, says=facts[fact])
     if installed and not options.vllm and plain(installed) != plain(facts["vllm"]):
-        raise HostError(
-            f"vLLM {installed} is installed here, and {file.where} is for {facts['vllm']}",
-            why="an env file fits one release, and the ranks of one model must run the same",
-            hint="install the same wheel on every node, then write the head's file anew",
-        )
+        raise refusal("other-vllm", here=installed, file=file.where, there=facts["vllm"])
     return replace(
         options,
         role=options.role or file.role,
@@ -195,24 +185,14 @@ def _check_file(
     own = file.variables.get("VLLM_HOST_IP", "") or file.facts.get("head", "")
     if (file.role, options.role) == ("head", "worker"):
         if nccl and there and plain(nccl) != there:
-            raise HostError(
-                f"NCCL {plain(nccl)} is loaded here, and {there} on the head",
-                why="NCCLs of different versions do not understand each other's bootstrap: "
-                '"Message truncated", "connection refused", or a hang',
-                hint="install one NCCL on every node: `patchkit build nccl`",
-            )
+            raise refusal("other-nccl", here=plain(nccl), there=there)
         read = {*vllm_variables(vllm, host.vllm_home(vllm)), *nccl_variables(options.nccl)}
         check_transfer(file, {*read, *other_variables()}, options.extra)
         # One of its workers reads it, which may be another host than this one.
         check_no_head(host, file.facts["head"])
     elif not (addressed or options.role or file.role == "single" or host.has_address(own)) and own:
-        raise HostError(
-            f"{file.where} is for the {file.role}, {own}, and this host has "
-            f"{describe_addresses(host)}",
-            why="two nodes that take the same rank wait for the others for ever",
-            hint="on a worker take its own file, or the head's with --role worker; to write the "
-            f"{file.role}'s line elsewhere, say so with --role {file.role}",
-        )
+        words = {"file": file.where, "role": file.role, "address": own}
+        raise refusal("file-of-another", **words, has=describe_addresses(host))
 
 
 def _check_request(
@@ -220,24 +200,14 @@ def _check_request(
 ) -> None:
     """Raise UsageError for a role, a number of nodes and a preset that do not go together."""
     if role == "single" and (nodes > 1 or asked.head):
-        raise UsageError(
-            "--role single is one node without a head", hint="take --role head or --role worker"
-        )
+        raise refusal("single-with-head")
     if role != "single" and nodes < 2:
-        raise UsageError(f"--role {role} needs two nodes or more", hint="say how many with --nodes")
+        raise refusal("one-node", role=role)
     if role == "worker" and not asked.head:
-        raise UsageError(
-            "missing --head-ip: a worker needs the address of its head",
-            hint="give it, or the head's own file: --from head.env",
-        )
+        raise refusal("no-head")
     if preset and preset.quantization and asked.quantization not in ("", preset.quantization):
-        raise UsageError(
-            f"{preset.id} is {preset.quantization}, not {asked.quantization}",
-            hint="leave --quantization out; another checkpoint of the model: --preset none",
-        )
+        quantizations = {"has": preset.quantization, "asked": asked.quantization}
+        raise refusal("other-quantization", model=preset.id, **quantizations)
     if preset and preset.min_vllm and not within(vllm, f">={preset.min_vllm}"):
-        raise UsageError(
-            f"{preset.id} takes vLLM {preset.min_vllm} or newer, this is {vllm}",
-            why=f"no older one is known to serve it ({preset.source})",
-            hint="take a newer vLLM; or try with flags that fit any model: --preset none",
-        )
+        words = {"model": preset.id, "oldest": preset.min_vllm, "source": preset.source}
+        raise refusal("older-vllm", **words, vllm=vllm)

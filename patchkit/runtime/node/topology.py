@@ -6,11 +6,11 @@ from dataclasses import dataclass, replace
 from ipaddress import IPv4Address
 from typing import Literal
 
-from patchkit.errors import HostError
 from patchkit.runtime.host.host import Host, Netdev
 from patchkit.runtime.host.networks import TwinState, one_half_fills, twin_state
-from patchkit.runtime.node.address import PLAN, lacking, named_address, own_address
+from patchkit.runtime.node.address import cable_refusal, named_address, own_address
 from patchkit.runtime.node.fabric import Fabric, find_fabric
+from patchkit.runtime.rules.refusals import refusal
 from patchkit.runtime.rules.releases import read_env_data
 
 
@@ -77,15 +77,7 @@ def attach(
 
 def _choose_topology(host: Host, asked: str, nodes: int, fabric: Fabric, target: str) -> str:
     if asked in ("roce", "ring") and not fabric.usable:
-        raise lacking(
-            host,
-            f"{asked} needs an RDMA device that is active and has an IPv4 address; "
-            f"here: {fabric.described}",
-            why="the cable is out, the interface has no address, or, in a container, "
-            "/dev/infiniband is missing",
-            hint=f"see `patchkit probe`; {PLAN}; or sockets on every node, the head "
-            "first: --topology socket",
-        )
+        raise cable_refusal(host, "no-rdma", topology=asked, devices=fabric.described)
     if asked not in ("auto", "roce"):
         return asked
     if asked == "auto" and (target == "thor" or not fabric.usable):
@@ -98,14 +90,7 @@ def _choose_topology(host: Host, asked: str, nodes: int, fabric: Fabric, target:
         first: dict[int | None, str] = {}
         for port in fabric.spanning:
             first.setdefault(port.device.cage, f"{port.netdev.ipv4[0].ip} on {port.netdev.name}")
-        raise HostError(
-            f"two cages are in use, and nothing says which one joins {nodes} nodes: "
-            f"{' or '.join(first.values())}",
-            why="a switch joins all nodes in one network; in a ring each cage leads to another "
-            "node",
-            hint="name the head's address in the network that all nodes share: --head-ip ADDRESS; "
-            "if it is a ring: --topology ring",
-        )
+        raise refusal("two-cages", nodes=nodes, cages=" or ".join(first.values()))
     return "roce"
 
 

@@ -1,0 +1,14 @@
+"""Make the errors with which `env`, `serve-args` and `up` refuse a node; their texts are data."""
+
+from __future__ import annotations
+
+from patchkit import errors
+from patchkit.runtime.rules.releases import read_env_data
+
+
+def refusal(key: str, **fields: object) -> errors.PatchkitError:
+    """Return the error of a key of recipes/env/refusals.toml, with its ``{fields}`` filled in."""
+    row = read_env_data("refusals")[key]
+    kind: type[errors.PatchkitError] = getattr(errors, row["kind"])
+    what, why, hint = (row.get(part, "").format_map(fields) for part in ("what", "why", "hint"))
+    return kind(what, why=why, hint=hint)
