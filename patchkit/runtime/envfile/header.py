@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from patchkit.errors import UsageError
 from patchkit.runtime.envfile.syntax import EnvEntry, Format, assignment, comment
@@ -24,16 +24,16 @@ MARK = "patchkit env:"
 BLANK = "0" * 16  # stands for the digest while it is computed
 _FACT = re.compile(r"[A-Za-z_]+=[!#-\[\]-~]*")
 _LINE = re.compile(rf"\A# {MARK}(?P<facts>[^\n]*) digest=(?P<digest>[0-9a-f]{{16}})(?=\n)")
-_VERSION = re.compile(r"v?(\d+!)?\d[0-9A-Za-z.+_-]{0,80}", re.ASCII)
-_BYTE = r"(25[0-5]|2[0-4]\d|1\d\d|[1-9]?\d)"
-# In its one spelling, as two nodes compare it as text.
-_ADDRESS = re.compile(rf"{_BYTE}(\.{_BYTE}){{3}}", re.ASCII)
-_NAMES = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(,[A-Za-z_][A-Za-z0-9_]*)*")
-_IDS = re.compile(r"[a-z0-9][a-z0-9-]*(,[a-z0-9][a-z0-9-]*)*")
-_NUMBER = re.compile(r"[1-9][0-9]{0,5}")
 
 NODES_MAX = int(read_env_data("network")["plan"]["nodes_max"])
 """The most nodes of a cluster."""
+
+_LISTED = ("role", "topology", "twin", "executor", "target", "quantization")
+_WORDS = {**{name: CHOICES[name] for name in _LISTED}, "format": tuple(Format)}
+_FORMS: Mapping[str, Mapping[str, str]] = {
+    **{name: {"form": "|".join(them), "takes": ", ".join(them)} for name, them in _WORDS.items()},
+    **read_env_data("facts")["header"],
+}
 
 
 def render_env_file(kind: Format, header: Sequence[str], entries: Sequence[EnvEntry]) -> str:
@@ -79,32 +79,13 @@ def fact_problems(facts: Mapping[str, str]) -> dict[str, str]:
     """Return what is wrong with each fact that is wrong, in words: name → ``takes …``."""
     found = {}
     for name, value in facts.items():
-        if name not in _FORMS:
+        row = _FORMS.get(name)
+        if row is None:
             found[name] = "is not a fact that this patchkit knows"
-        elif not _FORMS[name][0](value):
-            found[name] = f"takes {_FORMS[name][1]}"
+            continue
+        fits = re.fullmatch(row["form"], value, re.ASCII) is not None
+        too_many = fits and name == "nodes" and int(value) > NODES_MAX
+        preset = find(value) if name == "model" else None
+        if not fits or too_many or (name == "model" and (preset is None or preset.id != value)):
+            found[name] = f"takes {row['takes'].format(most=NODES_MAX)}"
     return found
-
-
-_WORDS = {
-    **{name: CHOICES[name] for name in ("role", "topology", "twin", "executor")},
-    **{name: CHOICES[name] for name in ("target", "quantization")},
-    "format": tuple(Format),
-}
-_FORMS: Mapping[str, tuple[Callable[[str], object], str]] = {
-    **{name: (words.__contains__, ", ".join(words)) for name, words in _WORDS.items()},
-    "vllm": (_VERSION.fullmatch, "a version, such as 0.25.1"),
-    "nccl": (_VERSION.fullmatch, "a version, such as 2.30.7"),
-    "nodes": (
-        lambda value: _NUMBER.fullmatch(value) and int(value) <= NODES_MAX,
-        f"a number from 1 to {NODES_MAX}",
-    ),
-    "head": (_ADDRESS.fullmatch, "an IPv4 address"),
-    "model": (
-        lambda value: (preset := find(value)) and preset.id == value,
-        "a model of `patchkit serve-args --list`",
-    ),
-    "set": (_NAMES.fullmatch, "names of variables"),
-    "with": (_IDS.fullmatch, "ids of rules"),
-    "without": (_IDS.fullmatch, "ids of rules"),
-}
