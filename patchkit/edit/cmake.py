@@ -115,10 +115,11 @@ def commands(text: str, path: str = "<cmake>") -> list[Command]:
     for call in calls:
         earlier = stack.pop() if call.name in {"elseif", "else", "endif"} else None
         placed.append(call._replace(block=tuple(stack)))
+        values = tuple(argument.value for argument in call.arguments)
         if call.name == "if":
-            stack.append(Branch(_values(call), (), call.start, stops[call.start]))
+            stack.append(Branch(values, (), call.start, stops[call.start]))
         elif earlier and call.name != "endif":
-            condition = _values(call) if call.name == "elseif" else ()
+            condition = values if call.name == "elseif" else ()
             passed = (*earlier.excluded, earlier.condition)
             stack.append(replace(earlier, condition=condition, excluded=passed))
     return placed
@@ -223,7 +224,3 @@ def _error(path: str, line: int, problem: str) -> CMakeSyntaxError:
         why="CMake itself would refuse this file",
         hint="compare it with the one of the release",
     )
-
-
-def _values(call: Command) -> tuple[str, ...]:
-    return tuple(argument.value for argument in call.arguments)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -73,7 +72,7 @@ def revert_by_force(tree: SourceTree) -> Rescued:
             if found != wanted:
                 changes.append(Change(path, found, data))
             restored.append(path)
-        for file in _plain_files(state):
+        for file in filter(is_file, sorted(state.rglob("*"))):
             path = file.relative_to(tree.root).as_posix()
             changes.append(Change(path, present(file), None))
         journal.commit(changes)
@@ -89,7 +88,9 @@ def _known_files(state: Path, project: str) -> tuple[dict[str, tuple[str, str]],
     if ledger is not None:
         return {**ledger.files, **ledger.libraries}, True
     home = original_path(state, "")
-    found = {file.relative_to(home).as_posix(): file for file in _plain_files(home)}
+    found = {
+        file.relative_to(home).as_posix(): file for file in filter(is_file, sorted(home.rglob("*")))
+    }
     # Without a ledger it is not known what patchkit wrote: the present files go aside.
     return {path: (present(file), "") for path, file in found.items()}, False
 
@@ -97,7 +98,3 @@ def _known_files(state: Path, project: str) -> tuple[dict[str, tuple[str, str]],
 def _content(place: Path) -> bytes | Path:
     # A library is handed on by its name, with its mode: it may be larger than the memory.
     return place if place.stat().st_size > LARGEST_IN_TREE else place.read_bytes()
-
-
-def _plain_files(folder: Path) -> Iterator[Path]:
-    return (file for file in sorted(folder.rglob("*")) if is_file(file))

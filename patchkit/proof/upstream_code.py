@@ -285,8 +285,9 @@ class _Source:
                 plain = isinstance(node, ast.Assign | ast.AnnAssign)  # and may be large
                 for part in () if plain else ast.walk(node):
                     if isinstance(part, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                        named = {d: ast.unparse(d).partition("(")[0] for d in part.decorator_list}
                         part.decorator_list = [
-                            d for d in part.decorator_list if _decorator_name(d) in _DECORATORS
+                            d for d, name in named.items() if name.rpartition(".")[2] in _DECORATORS
                         ]
                 code = compile(ast.Module([*future, node], []), self._path, "exec")
                 made.append(_Piece(code, tuple(_at_once(node))))
@@ -309,11 +310,6 @@ def _module_statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
             yield from _module_statements(node.body)
         else:
             yield node
-
-
-def _decorator_name(node: ast.expr) -> str:
-    node = node.func if isinstance(node, ast.Call) else node
-    return node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
 
 
 def _at_once(node: ast.AST) -> Iterator[str]:

@@ -54,7 +54,10 @@ def detect(
     """
     root = path.resolve()
     if project == "vllm" and root.name == "vllm" and (root / "__init__.py").is_file():
-        return replace(_detect_package(root), sandboxed=sandboxed)
+        if (root.parent / "setup.py").is_file():
+            what = f"{root}: is the package inside a source tree"
+            raise SourceError(what, hint=f"name {root.parent} instead")
+        return replace(detect_installed(root.parent, "vllm"), sandboxed=sandboxed)
     known, of_git = projects()[project], (root / ".git").exists()
     if not root.exists():
         raise UsageError(f"{path}: no such directory", hint=f"name {known.spelled}")
@@ -155,14 +158,6 @@ def dist_info(tree: SourceTree) -> Path:
 def record_path(tree: SourceTree) -> str:
     """Return the path of an installed package's RECORD in its tree. Raises SourceError."""
     return (dist_info(tree) / "RECORD").relative_to(tree.root).as_posix()
-
-
-def _detect_package(root: Path) -> SourceTree:
-    if (root.parent / "setup.py").is_file():
-        raise SourceError(
-            f"{root}: is the package inside a source tree", hint=f"name {root.parent} instead"
-        )
-    return detect_installed(root.parent, "vllm")
 
 
 def detect_installed(site: Path, name: str) -> SourceTree:

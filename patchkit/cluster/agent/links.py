@@ -14,13 +14,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 from patchkit.cluster.ssh.ssh import BATCH, check_destination, error_fields, ssh_error
-from patchkit.follow import Completed
 from patchkit.process import attempt
 
 HEADERS = 28
 """Bytes of IPv4 (20) and ICMP (8), which an MTU has less for the payload."""
 
 _PLAIN = 56  # bytes of payload, as ping itself sends
+# Three packets; ping's status is 0 for answers, 1 for none, 2 for an error.
+_UNFRAGMENTED = ("-4", "-n", "-c", "3", "-i", "0.2", "-W", "1", "-M", "do")
 _STANDARD_PORT = "22"
 # The first word about an option counts: these stand before BATCH. A link's own connection: one that
 # others share may hang behind a cable that was out, and what it forwards is not needed.
@@ -113,7 +114,8 @@ def _try_way(address: str) -> Way:
         return replace(way, said=obstacle)
     with ThreadPoolExecutor(2) as pool:
         sizes = (_PLAIN, max(mtu - HEADERS, _PLAIN))
-        plain, full = pool.map(lambda size: _send_echo(netdev, address, size), sizes)
+        words = ("ping", *_UNFRAGMENTED, "-I", netdev, "-s")
+        plain, full = pool.map(lambda size: attempt(*words, str(size), address), sizes)
 
     outcomes: list[Echo] = [
         "answers" if not ping.trouble else "silent" if ping.status == 1 else "unknown"
@@ -135,9 +137,3 @@ def _ping_obstacle() -> str:
         return "ping is not installed"
     fits = "iputils" in attempt(ping, "-V").output
     return "" if fits else "the ping installed here is not that of iputils"
-
-
-def _send_echo(netdev: str, address: str, size: int) -> Completed:
-    """Send packets of that payload, unfragmented; status 0 for answers, 1: none, 2: an error."""
-    options = ("-4", "-n", "-c", "3", "-i", "0.2", "-W", "1", "-M", "do")
-    return attempt("ping", *options, "-s", str(size), "-I", netdev, address)

@@ -23,8 +23,7 @@ def remarks(host: Host, verb: str = "probe") -> tuple[Finding, ...]:
     halves = sorted(
         (netdev for netdev in host.netdevs if netdev.cage is not None), key=lambda half: half.pci
     )
-    machine = (*_find_old_driver(host), *_find_on_machine(host, halves))
-    for name, fields in (*machine, *_find_in_cages(host, halves)):
+    for name, fields in (*_find_on_machine(host, halves), *_find_in_cages(host, halves)):
         found[name].append(fields)
     return tuple(
         Finding(
@@ -70,10 +69,7 @@ def _find_on_machine(host: Host, halves: Sequence[Netdev]) -> Facts:
     pairs = [(half, own) for half in halves if half.carrier for own in half.ipv4]
     if drawn := [f"{half.name} {own}" for half, own in pairs if own.is_link_local]:
         yield "link-local", {"addresses": ", ".join(drawn)}
-
-
-def _find_old_driver(host: Host) -> Facts:
-    """Yield a driver that loads the machine code of torch's CUDA, and does not compile its PTX."""
+    # Such a driver loads the machine code of torch's CUDA, and does not compile its PTX.
     cuda, oldest = host.software.cuda if host.software else "", toolkits()[0]
     row = next((row for row in toolkits() if row.cuda == cuda), oldest)
     driver = next((gpu.driver for gpu in host.gpus if gpu.driver[:1].isdigit()), "")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -71,8 +71,18 @@ def _read_checkpoint(folder: Path) -> Checkpoint:
     named = tuple(whole.get("architectures") or ())  # which those of a part may say otherwise
     config = {**whole, **whole.get("text_config", {}), "architectures": named}
     taken, there = (max(config.get(k) or 0 for k in keys) for keys in (_TAKEN, _EXPERTS))
+    # Some repositories have the same weights once more, as consolidated.safetensors.
+    paths = [*folder.glob("model*.safetensors")] or [*folder.glob("*.safetensors")]
+    if any(int(count) != len(paths) for it in paths for count in _OF.findall(it.name)):
+        raise ValueError("a file is still to be downloaded")
+    headers: dict[str, Any] = {}
+    for path in paths:
+        with path.open("rb") as file:
+            length = min(int.from_bytes(file.read(8), "little"), 10**8)  # its own limit
+            headers |= read_json(dict[str, Any], file.read(length))
+    headers.pop("__metadata__", None)
     tensors, aside = [], []
-    for name, said in _headers(folder):
+    for name, said in headers.items():
         # Layers beyond the last are for drafting; what sees or hears works on prompts.
         place = _LAYER.search(name)
         layer = int(place[1]) if place else None
@@ -88,15 +98,3 @@ def _read_checkpoint(folder: Path) -> Checkpoint:
         if tied or not _EMBEDDINGS.search(it.name):
             reads += it.size * (taken / there if ".experts." in it.name else 1)
     return Checkpoint(config=config, tensors=tuple(tensors), aside=tuple(aside), reads=reads)
-
-
-def _headers(folder: Path) -> Iterator[tuple[str, Any]]:
-    # Some repositories have the same weights once more, as consolidated.safetensors.
-    paths = [*folder.glob("model*.safetensors")] or [*folder.glob("*.safetensors")]
-    if any(int(count) != len(paths) for it in paths for count in _OF.findall(it.name)):
-        raise ValueError("a file is still to be downloaded")
-    for path in paths:
-        with path.open("rb") as file:
-            length = min(int.from_bytes(file.read(8), "little"), 10**8)  # its own limit
-            header = read_json(dict[str, Any], file.read(length))
-        yield from ((name, header[name]) for name in header.keys() - {"__metadata__"})

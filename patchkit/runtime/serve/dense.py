@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from patchkit.runtime.rules.flags import load_flag_rules
@@ -44,7 +43,14 @@ def dense_layers(checkpoint: Checkpoint, nodes: int) -> DenseLayers | None:
         for tensor in checkpoint.tensors:
             if tensor.layer is not None and ends.search(tensor.name):
                 found.setdefault(tensor.layer, []).append(tensor)
-        plain = [number for number, parts in found.items() if _can_be_mxfp8(parts, nodes)]
+        plain = []
+        for number, parts in found.items():
+            if all(
+                it.is_plain and it.name.endswith(".weight") and len(it.shape) == 2 for it in parts
+            ):
+                sides = (sum(part.shape[0] for part in parts), parts[0].shape[1])
+                if all(it % (_BLOCK * nodes) == 0 and it // nodes >= _LEAST for it in sides):
+                    plain.append(number)
         # A pattern for all, or a name for each where others have it quantised already.
         places = "*" if len(plain) == len(found) else plain
         targets += [f"*model.layers.{place}.{layer}" for place in (places if plain else ())]
@@ -52,11 +58,3 @@ def dense_layers(checkpoint: Checkpoint, nodes: int) -> DenseLayers | None:
         saved += elements * (2 - 1 - 1 / _BLOCK)
     setting = json.dumps({"targets": dict.fromkeys(targets, "mxfp8")}, separators=(",", ":"))
     return DenseLayers(setting=setting, saved=saved) if targets else None
-
-
-def _can_be_mxfp8(parts: Sequence[Tensor], nodes: int) -> bool:
-    """Return whether a layer is in 16 bits, and each node's part of it fits the kernel."""
-    if not all(it.is_plain and it.name.endswith(".weight") and len(it.shape) == 2 for it in parts):
-        return False
-    sides = (sum(part.shape[0] for part in parts), parts[0].shape[1])
-    return all(side % (_BLOCK * nodes) == 0 and side // nodes >= _LEAST for side in sides)

@@ -194,7 +194,19 @@ def disagreements(
         # What a node with this CPU can install.
         group = [wheel for wheel in wheels if wheel.name.cpus & {cpu, ANY}]
         found += _find_unmet_needs(cpu, group, overrides)
-        found += _find_wrong_nccl(group, overrides)
+        # An NCCL that is not the one torch pins, where torch's own METADATA is not at hand.
+        nccl = next((wheel for wheel in group if is_nccl(wheel.name.project)), None)
+        if any(wheel.name.project == TORCH and wheel.metadata for wheel in group):
+            nccl = None
+        for each in all_pins(group) if nccl else ():
+            pin, pinned = each.pin, SpecifierSet(f"=={each.pin.version}")
+            if nccl and is_nccl(pin.project) and not _is_met(pinned, nccl, overrides):
+                what = (
+                    f"is for {each.by}, which pins NCCL {pin.version}; here is {nccl.name.pinned}"
+                )
+                why = "beside that torch pip replaces it by stock's, or installs nothing"
+                hint = _mend_command(nccl, pin.version)
+                found.append(finding(UsageError, each.wheel, what, hint, why))
         found += _find_cuda_clash(cpu, group)
         devices = {wheel.target.name: wheel.name.filename for wheel in group if wheel.target}
         if len(devices) > 1:
@@ -291,21 +303,6 @@ def _applicable_requirements(
     for requirement in metadata.requires if metadata else ():
         if requirement.marker is None or requirement.marker.evaluate(environment):
             yield requirement
-
-
-def _find_wrong_nccl(
-    wheels: Sequence[ListedWheel], overrides: Sequence[Override]
-) -> Iterator[Finding]:
-    """Find an NCCL that is not the one torch pins, where torch's own METADATA is not at hand."""
-    if any(wheel.name.project == TORCH and wheel.metadata for wheel in wheels):
-        return
-    nccl = next((wheel for wheel in wheels if is_nccl(wheel.name.project)), None)
-    for each in all_pins(wheels) if nccl else ():
-        pin, pinned = each.pin, SpecifierSet(f"=={each.pin.version}")
-        if nccl and is_nccl(pin.project) and not _is_met(pinned, nccl, overrides):
-            what = f"is for {each.by}, which pins NCCL {pin.version}; here is {nccl.name.pinned}"
-            why = "beside that torch pip replaces it by stock's, or installs nothing"
-            yield finding(UsageError, each.wheel, what, _mend_command(nccl, pin.version), why)
 
 
 def _find_cuda_clash(cpu: str, wheels: Sequence[ListedWheel]) -> Iterator[Finding]:
