@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -50,7 +51,7 @@ def plan(root: Path, arch: str) -> Plan:
 
 
 def main() -> int:
-    """Write what has changed, all at the end: a run that ends early leaves everything as it was."""
+    """Write what has changed, each part at its end: one that ends early leaves it as it was."""
     parser = argparse.ArgumentParser(prog="regenerate")
     parser.add_argument("--check", action="store_true")
     parser.add_argument("--release", action="append", default=[], metavar="X")
@@ -66,15 +67,19 @@ def main() -> int:
         parser.error(f"no fix is called {asked.fix!r}")
     wanted = [] if asked.none or asked.fix else asked.release or releases
     try:
-        stale = [] if asked.pages else write(tables(wanted, recipe.fix(asked.fix), releases))
-        # The pages show what has just been written.
-        stale += write({**pages(), **goldens()})
+        shown = {**pages(), **goldens()} if asked.pages else {}
+        stale = write(shown or tables(wanted, recipe.fix(asked.fix), releases))
     except PatchkitError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
     for path in stale:
         print(f"was stale: {path.resolve().relative_to(ROOT)}", file=sys.stderr)
-    return 1 if stale and asked.check else 0
+    code = 1 if stale and asked.check else 0
+    if asked.pages:
+        return code
+    # Readers keep what they have read, so what shows the new tables is made by another process.
+    again = (sys.executable, "-m", "tools.regenerate", "--pages", *["--check"] * asked.check)
+    return subprocess.run(again, cwd=ROOT).returncode or code
 
 
 def tables(asked: Sequence[str], fix: Fix | None, releases: Sequence[str]) -> dict[Path, str]:
