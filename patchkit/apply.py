@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack, nullcontext, suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 from patchkit import __version__
 from patchkit.durable.names import is_file
-from patchkit.errors import DriftError
+from patchkit.errors import DriftError, UsageError
 from patchkit.patching.commit import Applied, commit_plan, commit_texts
 from patchkit.patching.fix import Request
 from patchkit.patching.ledger import Ledger, LedgerRequest, today
@@ -26,12 +27,18 @@ from patchkit.target import Target, targets
 def plan_for(workspace: Workspace, recipe: Recipe, request: Request) -> Plan:
     """Return the plan for a tree. Raises DriftError that names every fix that does not fit."""
     plan = make_plan(workspace.tree, recipe, request)
-    if plan.drifted:
-        raise DriftError(
-            f"{len(plan.drifted)} of {len(plan.verdicts)} fixes do not fit; nothing was changed\n"
-            + "\n".join(f"  {verdict.fix.id}: {verdict.reason}" for verdict in plan.drifted)
-        )
-    return plan
+    if not plan.drifted:
+        return plan
+    drifted = {verdict.fix.id: verdict for verdict in plan.drifted}
+    error = DriftError(
+        f"{len(drifted)} of {len(plan.verdicts)} fixes do not fit; nothing was changed\n"
+        + "\n".join(f"  {name}: {verdict.reason}" for name, verdict in drifted.items()),
+        why="; ".join(f"{name} is about: {it.fix.symptom}" for name, it in drifted.items()),
+    )
+    with suppress(UsageError):  # where another fix rests on it, or it was asked for
+        rest = make_plan(workspace.tree, recipe, replace(request, skip=request.skip | {*drifted}))
+        error.without = () if rest.drifted else tuple(drifted)
+    raise error
 
 
 def apply(

@@ -46,9 +46,13 @@ class SourceError(PatchkitError):
 
 
 class DriftError(PatchkitError):
-    """The code is not what a fix expects: an anchor is missing, altered or ambiguous."""
+    """The code is not what a fix expects: an anchor is missing, altered or ambiguous.
+
+    ``without`` are the fixes that the same command can leave out, and then works.
+    """
 
     exit_code = 4
+    without: tuple[str, ...] = ()
 
 
 class AbsentError(DriftError):

@@ -31,7 +31,8 @@ class Seen:
     """One release. ``support`` is fix → arch mode → level.
 
     ``taken`` is variable → the values that it takes, ``values`` is flag → those that the code lists
-    for it, () where it lists none; ``models`` are the rows of tools/model_recipes.py.
+    for it, () where it lists none; ``models`` are the rows of tools/model_recipes.py; ``files`` is
+    path → how the sha256 begins of what fixes look at, "" where it is absent.
     """
 
     version: str
@@ -43,6 +44,7 @@ class Seen:
     models: dict[str, str]
     stock: list[Entry]
     archs: list[Row]
+    files: dict[str, str]
 
 
 def pristine(version: str, folder: Path) -> Path:
@@ -74,8 +76,13 @@ def look_at(version: str, root: Path) -> Seen:
     plans = {arch: unproved(root, arch) for arch in MODES}
     target, tree = targets()["gb10"], plans["native"].stock
     groups = evaluate(tree, target, target.stock, target.cuda)
+    whole = open_workspace(root).tree
+    also = frozenset(fix.id for fix in load_recipe().fixes)  # the optional ones too
+    for arch in MODES:
+        make_plan(whole, load_recipe(), Request(target=target, arch=arch, also=also))
     return Seen(
         version=version,
+        files={path: known[:16] for path, known in whole.seen.items()},
         support=_support(plans),
         variables=read_names(root / "vllm/envs.py"),
         taken={name: str(each) for name, each in read_values(root / "vllm").items()},

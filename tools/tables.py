@@ -27,6 +27,7 @@ DATA = Path(__file__).parents[1] / "tests" / "data"
 VARIABLES = RECIPES / "env" / "vllm_variables.tsv"
 STOCK = RECIPES / "vllm" / "stock_archs.csv"
 SUPPORT = RECIPES / "vllm" / "support.json"
+FILES = RECIPES / "vllm" / "release_files.tsv"
 ARCHS = DATA / "archs.csv"
 Support = dict[str, dict[str, dict[str, str]]]
 """fix → arch mode → release → level"""
@@ -50,6 +51,11 @@ MODELS_HEAD = (
     "model, first release, last release, the oldest vLLM that its recipe names, in recipes of each",
     "release; model and vram_minimum_gb; for what is meant for a GB10 also model and flag or",
     "variable, with the value there. Made by tools/regenerate.py.",
+)
+FILES_HEAD = (
+    "file, first release, last release, how its sha256 begins: what fixes look at in each release,",
+    "empty where it has no such file. A tree in which one differs is not that release, whatever",
+    "its tag says. Made by tools/regenerate.py.",
 )
 VALUES_HEAD = """\
 # Flags of `vllm serve` with fixed values: where vLLM's code lists them, below the package's folder,
@@ -76,6 +82,9 @@ def updated(
         TAKEN: render(taken, TAKEN_HEAD),
         FLAGS: render(flags, FLAGS_HEAD),
         MODELS: render(models, MODELS_HEAD),
+        FILES: render(
+            _names(FILES, releases, {v: each.files for v, each in news.items()}), FILES_HEAD
+        ),
         VALUES: VALUES_HEAD
         + "".join(_flag(each, news, releases) for each in load_choices().values()),
         STOCK: _stock(news, releases),

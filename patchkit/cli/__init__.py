@@ -18,7 +18,7 @@ from patchkit.cli import out
 from patchkit.cli.out import error_text
 from patchkit.cli.verbs import CLICK_ALONE, FORMER, GROUPS, MEANT, MORE, VERBS
 from patchkit.durable.signals import Interrupted, raise_interrupts, unwrapped
-from patchkit.errors import PatchkitError, StorageError, UsageError
+from patchkit.errors import DriftError, PatchkitError, StorageError, UsageError
 from patchkit.extras import BASE, missing_libraries, require_libraries
 from patchkit.quoting import quoted
 from patchkit.runtime.rules.secret_texts import mask_secrets
@@ -141,6 +141,10 @@ def _own(error: Exception) -> PatchkitError | None:
     """Return an error as one of patchkit's; None for a bug."""
     match error:
         case PatchkitError():
+            if isinstance(error, DriftError) and error.without:
+                left = [word for name in error.without for word in ("--without", name)]
+                again = quoted(*out.program(), *sys.argv[1:], *left)
+                error.hint = f"leave out what does not fit: {again}"
             return error
         case click.ClickException():  # about an option, an argument or a verb
             context = error.ctx if isinstance(error, click.UsageError) else None

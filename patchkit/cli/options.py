@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +22,8 @@ from patchkit.patching.ledger import Ledger, LedgerRequest
 from patchkit.patching.recipe import Recipe, load_recipe
 from patchkit.patching.user_patch import read_patches
 from patchkit.patching.workspace import Workspace, open_workspace
-from patchkit.source.detect import project_of
+from patchkit.source.detect import VERSION_VARIABLE, project_of
+from patchkit.source.releases import named_version
 from patchkit.source.resolve import SourceOptions, resolved
 from patchkit.source.tree import Sandboxed
 from patchkit.target import MODES, targets
@@ -31,6 +33,12 @@ F = TypeVar("F", bound=Callable[..., Any])
 NOT_SANDBOXED = "not sandboxed: --trust-source"
 # The defaults of a tree that has no ledger yet.
 _FIRST = LedgerRequest(target="gb10", arch="native", only=(), skip=(), also=())
+
+
+def _name_version(_context: click.Context, _option: click.Parameter, version: str | None) -> None:
+    """Put the version that a user names where a build of the tree looks for it too."""
+    if version is not None:
+        os.environ[VERSION_VARIABLE] = str(named_version(version, "for example 0.24.0"))
 
 
 offline_option = click.option("--offline", is_flag=True, help="Use only what is in the cache.")
@@ -49,6 +57,13 @@ _NAMED = (
         metavar="SOURCE",
         shell_complete=complete.sources("vllm"),
         help="A folder, an sdist, an installed vLLM, or a release: vllm==0.24.0.",
+    ),
+    click.option(
+        "--source-version",
+        metavar="X.Y.Z",
+        expose_value=False,
+        callback=_name_version,
+        help="What a checkout of vLLM is that has no tags, or other ones.",
     ),
 )
 _NCCL = click.option(

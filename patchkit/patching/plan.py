@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 
 from packaging.specifiers import SpecifierSet
@@ -16,6 +17,7 @@ from patchkit.patching.fix import Fix, Request, Severity, State, Verdict
 from patchkit.patching.fix_file import stumbles_told
 from patchkit.patching.recipe import Recipe
 from patchkit.patching.user_patch import fixes_for
+from patchkit.source.releases import foreign_file
 from patchkit.source.tree import SourceTree
 
 # path → (before, after); before is None for a file that is created.
@@ -121,19 +123,31 @@ def judge(fix: Fix, tree: SourceTree, recipe: Recipe, request: Request) -> Verdi
     try:
         finding = fix.look(tree, request)
     except DriftError as error:
-        if isinstance(error, AbsentError) and version.is_prerelease and not known:
-            note = f"{fix.id} is left out: {version} is no release, and has no code for it"
+        foreign = _foreign_file(fix, tree, request)
+        if isinstance(error, AbsentError) and (foreign or (version.is_prerelease and not known)):
+            what = f"{foreign} is not that of {version}" if foreign else f"{version} is no release"
+            note = f"{fix.id} is left out: {what}, and has no code for it"
             return Verdict(fix, State.NOT_APPLICABLE, error.what, note=note)
         return Verdict(fix, State.DRIFTED, str(error), severity=severity)
     conflict = State.UPSTREAM if need else State.APPLY
-    if known and finding.state is conflict:
+    note = "" if known else f"{version} is not in the table; decided by the code alone"
+    if known and finding.state is conflict and (foreign := _foreign_file(fix, tree, request)):
+        note = f"{fix.id}: {foreign} is not that of {version}; decided by the code alone"
+    elif known and finding.state is conflict:
         fact = "is known to need this" if need else f"is known to be right ({fix.upstream})"
         reason = f"{version} {fact}, but the code says: {finding.reason}"
         return Verdict(fix, State.DRIFTED, reason, severity=severity)
-    note = "" if known else f"{version} is not in the table; decided by the code alone"
     # In a release that needs no fix, code that looks fixed is upstream's own.
     done = State.UPSTREAM if need is None and finding.state is State.APPLIED else finding.state
     return Verdict(fix, done, finding.reason, finding.edits, severity, note, finding.done)
+
+
+def _foreign_file(fix: Fix, tree: SourceTree, request: Request) -> str:
+    """Return a file that a fix looks at and that a fork has otherwise; "" for none."""
+    stock = replace(tree, overlay={}, seen={}, texts={}, answers={})
+    with contextlib.suppress(DriftError):
+        fix.look(stock, request)
+    return foreign_file(tree, stock.seen)
 
 
 def _judge_patch(fix: Fix, tree: SourceTree, request: Request) -> Verdict:

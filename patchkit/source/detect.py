@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
-from patchkit.errors import RecipeError, SourceError, UsageError
+from patchkit.errors import PatchkitError, RecipeError, SourceError, UsageError
 from patchkit.process import attempt
 from patchkit.quoting import quoted
-from patchkit.reading import LARGEST_IN_TREE, read_bytes
-from patchkit.records import RECIPES, read_toml
+from patchkit.reading import LARGEST_IN_TREE, read_bytes, read_text
+from patchkit.records import RECIPES, RecordError, read_json, read_toml
 from patchkit.source.git import NO_FETCH
-from patchkit.source.releases import meant
+from patchkit.source.releases import meant, release_files
 from patchkit.source.tree import RESTORE, Sandboxed, SourceTree
 
+# setuptools-scm's: what a user says there goes before any tag, in the build as well.
+VERSION_VARIABLE = "SETUPTOOLS_SCM_PRETEND_VERSION_FOR_VLLM"
 # git describe --long: v0.19.1-12-gabc1234, -0- on the tag itself.
 _DESCRIBED = re.compile(r"(?P<tag>.+)-(?P<distance>\d+)-g(?P<commit>[0-9a-f]+)")
 _ASSIGNED = re.compile(r"^(?P<name>NCCL_\w+)[ \t]*:=[ \t]*(?P<value>[^\s#]*)", re.MULTILINE)
@@ -58,7 +62,7 @@ def detect(
             what = f"{root}: is the package inside a source tree"
             raise SourceError(what, hint=f"name {root.parent} instead")
         return replace(detect_installed(root.parent, "vllm"), sandboxed=sandboxed)
-    known, of_git = projects()[project], (root / ".git").exists()
+    known, of_git, note = projects()[project], (root / ".git").exists(), ""
     if not root.exists():
         raise UsageError(f"{path}: no such directory", hint=f"name {known.spelled}")
     if not root.is_dir():
@@ -75,15 +79,12 @@ def detect(
         if (name := _metadata_field(place, "Name")).lower() != "vllm":
             raise SourceError(f"{place}: describes {name or 'nothing'}, not vllm")
         version, kind = _version(_metadata_field(place, "Version"), place), "sdist"
-    elif of_git:
-        version, kind = _git_version(root), "git"
     else:
-        raise SourceError(
-            f"{path}: neither PKG-INFO nor .git tells the version",
-            why="this is a copy of the files without their history",
-            hint="use the sdist, or a git checkout with its tags",
-        )
-    return SourceTree(root=root, project=project, version=version, kind=kind, sandboxed=sandboxed)
+        kind = "git" if of_git else "archive"
+        version, note = _copy_version(root, of_git=of_git)
+    return SourceTree(
+        root=root, project=project, version=version, kind=kind, sandboxed=sandboxed, note=note
+    )
 
 
 def project_of(spec: str) -> str:
@@ -186,6 +187,46 @@ def _metadata_field(place: Path, name: str) -> str:
     head = data.decode(errors="replace").partition("\n\n")[0]
     match = re.search(rf"^{name}:[ \t]*(.*)$", head, re.MULTILINE)
     return match[1].strip() if match else ""
+
+
+def _copy_version(root: Path, *, of_git: bool) -> tuple[Version, str]:
+    """Return the version of a checkout, or of a copy of one, and a note if no tag says it.
+
+    It is what the user names, a tag, what an earlier run took it for, or that of the release which
+    the files are like. Raises SourceError.
+    """
+    if named := os.environ.get(VERSION_VARIABLE):
+        return _version(named, Path(VERSION_VARIABLE)), f"the version, {named}, is as it was named"
+    try:
+        if of_git:
+            return _git_version(root), ""
+        raise SourceError(
+            f"{root}: neither PKG-INFO nor .git tells the version",
+            why="this is a copy of the files without their history",
+            hint="use the sdist, or name the version with --source-version",
+        )
+    except SourceError as error:
+        untold = error
+    with contextlib.suppress(PatchkitError, RecordError, KeyError):  # whoever reads it all says why
+        ledger = read_text(root / ".patchkit/ledger.json", limit=LARGEST_IN_TREE, follow=False)
+        return _version(str(read_json(dict[str, Any], ledger)["version"]), root), ""
+    note = f"no tag says the version ({untold.why.partition(chr(10))[0]})"
+    if named := os.environ.get("SETUPTOOLS_SCM_PRETEND_VERSION"):
+        return _version(named, root), f"{note}: it is {named}, by SETUPTOOLS_SCM_PRETEND_VERSION"
+    tree = SourceTree(root=root, project="vllm", version=Version("0"), kind="archive")
+    same, count, release = 0, 1, ""
+    for name, files in release_files("vllm").items():
+        there = {path: begins for path, begins in files.items() if begins}
+        alike = sum(tree.digest_of(path).startswith(begins) for path, begins in there.items())
+        if alike * count >= same * len(there):  # the newest of those that are alike
+            same, count, release = alike, len(there), name
+    if not same:
+        raise untold
+    note += f": {same} of {count} files that fixes look at are as in {release}"
+    if same == count:
+        return Version(release), note
+    version = Version(f"{release}.dev0+untagged")
+    return version, f"{note}; the code alone decides, --source-version names another"
 
 
 def _git_version(root: Path) -> Version:

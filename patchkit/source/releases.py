@@ -19,8 +19,11 @@ from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name, parse_wheel_filename
 from packaging.version import InvalidVersion, Version
 
+from patchkit.digests import digest
 from patchkit.errors import SourceError, UsageError
 from patchkit.records import RECIPES, Sha256, matching, read_toml
+from patchkit.source.git import read_blob
+from patchkit.source.tree import SourceTree
 
 # The name becomes part of a path in the cache, so it must not be able to leave it.
 _Filename = Annotated[str, matching(r"[A-Za-z0-9][A-Za-z0-9._+!-]*", "the name of a file")]
@@ -176,6 +179,39 @@ class ReleaseFacts:
             hint=f"known are {names}; others can be built from a folder, from an archive with "
             f"--sha256, or from {self.git}@COMMIT",
         )
+
+
+@cache
+def release_files(project: str) -> dict[str, dict[str, str]]:
+    """Return release → path → how the sha256 begins of each file that a fix looks at.
+
+    It is "" where the release has no such file. There are none of a project without a table.
+    """
+    place = RECIPES / project / "release_files.tsv"
+    text = place.read_text(encoding="utf-8") if place.is_file() else ""
+    rows = [line.split("\t") for line in text.splitlines() if not line.startswith("#")]
+    names = read_toml(list[str], place.with_name("recipe.toml"), key="releases") if rows else []
+    found: dict[str, dict[str, str]] = {}
+    for path, first, last, begins in rows:
+        for name in names[names.index(first) : names.index(last) + 1]:
+            found.setdefault(name, {})[path] = begins
+    return found
+
+
+def foreign_file(tree: SourceTree, seen: Mapping[str, str]) -> str:
+    """Return one of the files that a fork has otherwise than the release it is called; or "".
+
+    ``seen`` is path → sha256. What git does not know as the fork's was edited by hand.
+    """
+    known = release_files(tree.project)
+    theirs = known.get(tree.version.public, {}) if tree.kind in ("git", "archive") else {}
+    for path, now in seen.items() if theirs else ():
+        elsewhere = any(path in files for files in known.values())
+        if now[:16] != theirs.get(path, None if elsewhere else now[:16]):
+            committed = read_blob(tree.root, f"HEAD:{path}") if tree.kind == "git" else None
+            if committed is None or digest(committed) == (now or digest("")):
+                return path
+    return ""
 
 
 @cache

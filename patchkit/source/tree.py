@@ -38,7 +38,8 @@ class SourceTree:
     that it created), ``overlay`` texts that are not written yet; ``seen`` collects the digest of
     every file that was asked for (``""`` if absent), so that a later run knows whether anything
     relevant moved; ``texts`` those that were read, and ``answers`` what took long to find out, by
-    everything that it rests on.
+    everything that it rests on. ``note`` says where the version comes from, if no release and no
+    tag tells it.
     """
 
     root: Path
@@ -52,6 +53,7 @@ class SourceTree:
     texts: dict[str, str] = field(default_factory=dict)
     answers: dict[object, Any] = field(default_factory=dict)
     sandboxed: Sandboxed = Sandboxed.ALWAYS
+    note: str = ""
 
     def exists(self, path: str) -> bool:
         if path in self.overlay:
@@ -97,6 +99,12 @@ class SourceTree:
                 )
             self.texts[path] = text
         return self.texts[path]
+
+    def digest_of(self, path: str) -> str:
+        """Return the sha256 of upstream's file, "" if there is none. Raises as ``read`` does."""
+        if self.exists(path) and path not in self.seen:
+            self.read(path)
+        return self.seen[path]
 
     def find(self, path: str) -> str | None:
         """Return the text of a file, None if there is none. Raises as ``read`` does."""

@@ -92,9 +92,10 @@ def verdict_lines(verdicts: Sequence[Verdict], *, verbose: bool) -> Iterator[Sho
 
 def verdict_notes(verdicts: Sequence[Verdict], workspace: Workspace) -> Iterator[Shown]:
     """Yield the notes of verdicts, each once, and the known bugs of a release."""
-    for note in dict.fromkeys(verdict.note for verdict in verdicts if verdict.note):
-        yield lead_word("note") + note
     tree = workspace.tree
+    for note in dict.fromkeys([tree.note, *(verdict.note for verdict in verdicts)]):
+        if note:
+            yield lead_word("note") + note
     for bug in load_recipe(tree.project).bugs_of(tree.version):
         yield lead_word("known") + f"{bug.says}; instead: {bug.instead} ({bug.source})"
 

@@ -124,7 +124,10 @@ def prove(case: kit.Case) -> str:
         ]
         for tree, archs in lists
     )
-    if kit.load_recipe().knows(case.stock.version) and target.major == 12:
+    cmake = {p: d for p, d in case.stock.seen.items() if p.endswith((".cmake", "CMakeLists.txt"))}
+    version = Version(case.stock.version.public)
+    known = kit.load_recipe().knows(version) and not kit.foreign_file(case.stock, cmake)
+    if known and target.major == 12:
 
         def may_get(group: kit.Group) -> set[frozenset[str]]:
             """Return the arch sets of a group that is asked for stock's arch in a patched tree."""
@@ -132,7 +135,6 @@ def prove(case: kit.Case) -> str:
             stock = {frozenset({target.stock})} if _handed_on(group, case.active) else set()
             return expected | stock
 
-        version = Version(case.stock.version.public)
         kit.check_stock(before, _STOCK_ARCHS, version, may_get)
     wrong = [
         f"{new.where}: {new.name} is built for {';'.join(new.archs) or 'nothing'}, "
