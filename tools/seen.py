@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -85,7 +86,7 @@ def look_at(version: str, root: Path) -> Seen:
         files={path: known[:16] for path, known in whole.seen.items()},
         support=_support(plans),
         variables=read_names(root / "vllm/envs.py"),
-        taken={name: str(each) for name, each in read_values(root / "vllm").items()},
+        taken=dict(_value_rows(root / "vllm")),
         flags=dict.fromkeys(read_flags(root / "vllm"), ""),
         values={row.flag: read_choices(row, root / "vllm") for row in load_choices().values()},
         models=read_recipes(root),
@@ -127,3 +128,11 @@ def _support(plans: dict[str, Plan]) -> dict[str, dict[str, str]]:
         for verdict in plan.verdicts:
             found.setdefault(verdict.fix.id, {})[arch] = support_of(verdict).value
     return found
+
+
+def _value_rows(home: Path) -> Iterator[tuple[str, str]]:
+    """Yield what ``Takes.parse`` reads."""
+    for name, takes in read_values(home).items():
+        case = ", any case" if takes.any_case else ""
+        words = f": {', '.join(takes.words)}" if takes.words else ""
+        yield name, f"{takes.how}{case}{words}"

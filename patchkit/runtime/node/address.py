@@ -17,7 +17,8 @@ def own_address(
 ) -> tuple[Netdev, str]:
     """Return this host's interface and address, first of the fabric's. Raises HostError."""
     if role == "worker":
-        check_no_head(host, named_address(head))
+        if host.has_address(head):
+            raise refusal("head-here", head=head)
         groups = (fabric.ports, fabric.usable)
         first, fast = ({port.netdev.name for port in ports} for ports in groups)
         near = [netdev for netdev in host.netdevs if netdev.up and in_reach(netdev, head)]
@@ -31,7 +32,7 @@ def own_address(
     if not head:
         return _head_address(host, topology, fabric)
     for netdev in host.netdevs:
-        if any(str(own.ip) == named_address(head) for own in netdev.ipv4):
+        if any(str(own.ip) == head for own in netdev.ipv4):
             return netdev, head
     raise refusal("head-elsewhere", head=head, has=describe_addresses(host))
 
@@ -43,12 +44,6 @@ def named_address(head: str) -> str:
     except ValueError:
         raise refusal("no-ipv4", head=head) from None
     return head
-
-
-def check_no_head(host: Host, head: str) -> None:
-    """Raise HostError if a worker has its head's address."""
-    if host.has_address(head):
-        raise refusal("head-here", head=head)
 
 
 def cable_refusal(host: Host, key: str, **fields: object) -> PatchkitError:

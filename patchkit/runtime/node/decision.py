@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, replace
 from patchkit.runtime.envfile.env_file import EnvFile, check_transfer
 from patchkit.runtime.host.host import Host, plain
 from patchkit.runtime.host.networks import describe_addresses
-from patchkit.runtime.node.address import check_no_head
 from patchkit.runtime.node.topology import Attachment, attach
 from patchkit.runtime.rules.presets import Preset, named_preset
 from patchkit.runtime.rules.refusals import refusal
@@ -189,7 +188,8 @@ def _check_file(
         read = {*vllm_variables(vllm, host.vllm_home(vllm)), *nccl_variables(options.nccl)}
         check_transfer(file, {*read, *other_variables()}, options.extra)
         # One of its workers reads it, which may be another host than this one.
-        check_no_head(host, file.facts["head"])
+        if host.has_address(file.facts["head"]):
+            raise refusal("head-here", head=file.facts["head"])
     elif not (addressed or options.role or file.role == "single" or host.has_address(own)) and own:
         words = {"file": file.where, "role": file.role, "address": own}
         raise refusal("file-of-another", **words, has=describe_addresses(host))

@@ -45,7 +45,7 @@ def attach(
     leave empty. Raises HostError if the hardware is not what the request needs, or if it can be
     meant in two ways, UsageError without a head.
     """
-    fabric = find_fabric(host, nodes, named_address(head) if head else "")
+    fabric = find_fabric(host, nodes, named_address(head) if head or role == "worker" else "")
     chosen = _choose_topology(host, topology, nodes, fabric, target)
     own, address = own_address(host, chosen, role, head, fabric)
     if chosen == "roce":

@@ -106,14 +106,10 @@ class Takes:
 
     @classmethod
     def parse(cls, text: str) -> Takes:
-        """Read what ``str`` gives: ``one of: a, b`` or ``one of, any case: a, b``."""
+        """Read a row of vllm_values.tsv: ``one of: a, b`` or ``one of, any case: a, b``."""
         kind, _, words = text.partition(": ")
         how, _, case = kind.partition(", ")
         return cls(how=how, words=tuple(filter(None, words.split(", "))), any_case=bool(case))
-
-    def __str__(self) -> str:
-        case = ", any case" if self.any_case else ""
-        return f"{self.how}{case}: {', '.join(self.words)}" if self.words else self.how
 
     @property
     def in_words(self) -> str:
