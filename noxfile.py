@@ -147,9 +147,14 @@ def gates(session: nox.Session) -> None:
 
 @nox.session(name="add-release-proof")
 def add_release_proof(session: nox.Session) -> None:
-    """The newest vLLM and NCCL taken out of a copy and added again: nothing may differ."""
-    _install(session, "test")
-    _module(session, "e2e.proofs.add_release_proof")
+    """The newest vLLM and NCCL taken out of a copy and added again: nothing may differ.
+
+    Then a release with the next torch is rehearsed: `-- --next` does that alone (3 GB).
+    """
+    _install(session, "build")
+    if session.posargs != ["--next"]:
+        _module(session, "e2e.proofs.add_release_proof")
+    _module(session, "e2e.proofs.next_torch")
 
 
 @nox.session(name="kernel-proof")
