@@ -17,7 +17,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from types import CodeType, SimpleNamespace
-from typing import Any, ClassVar, NamedTuple  # noqa: F401  (where dataclasses looks for the name)
+from typing import Any, ClassVar, NamedTuple, NoReturn  # noqa: F401  (where dataclasses looks for the name)
 
 from patchkit.errors import ProofError
 from patchkit.source.tree import SourceTree
@@ -81,13 +81,7 @@ class Anything:
     def __call__(self, *_args: object, **_kwargs: object) -> Anything:
         return self
 
-    def __getitem__(self, _key: object) -> Anything:
-        return self
-
-    def __or__(self, _other: object) -> Anything:
-        return self
-
-    __ror__ = __or__
+    __getitem__ = __or__ = __ror__ = __call__
 
     def __mro_entries__(self, _bases: tuple[object, ...]) -> tuple[type, ...]:
         return ()
@@ -101,18 +95,14 @@ class Anything:
     def __hash__(self) -> int:
         return hash(self._name)
 
-    def __bool__(self) -> bool:
-        raise self._unknown_name()
-
-    def __iter__(self) -> Iterator[object]:
-        raise self._unknown_name()
-
-    def _unknown_name(self) -> ProofError:
-        return ProofError(
+    def __bool__(self) -> NoReturn:
+        raise ProofError(
             f"the code decides by {self._name}, which the proof does not know",
             why="upstream asks for something new here",
             hint="leave the fix out with --without, and report this release",
         )
+
+    __iter__ = __bool__
 
 
 class Code:

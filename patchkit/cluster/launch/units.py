@@ -6,7 +6,7 @@ The units are templates in recipes/units; a line whose value is empty is left ou
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from string import Template
@@ -110,6 +110,12 @@ class GroupUnits:
         part = f", rank {number} of {count}" if count > 1 else ""
         command = self.ranks[0].command
         gib = (command and command.request.weights_gib) or _MOST_GIB * count
+        executor = rank.env.node.executor
+        # A Ray that overwrites brings the head's to workers, whose homes may be others.
+        of_head = executor.name == "ray" and executor.copies != "fills in"
+        # Where a rank keeps what it compiles; systemd knows its user's folder of caches.
+        caches = cache_variables(f"%C/{_CACHES}", rank.env.node.vllm).items()
+        kept = [row for row in caches if not (of_head and row[0].startswith("VLLM_"))]
         # What stands for the names in the templates.
         values = {
             "name": name,
@@ -126,7 +132,7 @@ class GroupUnits:
             "path": unit_word(f"PATH={absolute(self.cluster.venv, rank.facts)}/bin:{_PROGRAMS}"),
             "mark": unit_word(f"{MARK}={name}"),
             "cache": cache_folder(_CACHES, rank.env.node.vllm),
-            "caches": " ".join(f"{name}={value}" for name, value in _unit_caches(rank)),
+            "caches": " ".join(map("=".join, kept)),
             "ray_unit": ray_unit,
             "ray_address": f"RAY_ADDRESS={self.ray}" if self.ray else "",
             "ray_signal": "SIGKILL" if self.ray else "",
@@ -146,16 +152,6 @@ class GroupUnits:
             filled = [Template(each).substitute(values) for each in lines if each[0] != "#"]
             files[unit] = _HEADER + "".join(it for it in filled if it.partition("=")[2] != "\n")
         return files
-
-
-def _unit_caches(rank: PlannedRank) -> Iterator[tuple[str, str]]:
-    """Yield where a rank keeps what it compiles; systemd knows its user's folder of caches."""
-    executor = rank.env.node.executor
-    of_head = executor.name == "ray" and executor.copies != "fills in"
-    for name, value in cache_variables(f"%C/{_CACHES}", rank.env.node.vllm).items():
-        # Such a Ray brings the head's to workers, whose homes may be others.
-        if not (of_head and name.startswith("VLLM_")):
-            yield name, value
 
 
 def unit_word(word: str) -> str:
