@@ -109,7 +109,7 @@ def load_recipe(project: str = "vllm") -> Recipe:
         release["version"] for release in table["release"] if release.get("read", True)
     ]
     # Everything that decides a plan: facts, fixes, what they use, targets.
-    patterns = ("recipe.toml", "stock_archs.csv", "*.py", "*.cmake", "fixes/*.py", "moe_configs/*")
+    patterns = ("recipe.toml", "*.csv", "*.tsv", "*.py", "*.cmake", "fixes/*.py", "moe_configs/*")
     files = [path for pattern in patterns for path in sorted(home.glob(pattern))]
     files += [home.parent / name for name in ("kit.py", "targets.toml", "toolchain.toml")]
     return Recipe(

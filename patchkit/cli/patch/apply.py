@@ -98,7 +98,7 @@ def apply_command(
         fixes = list(map(verdict_fields, outcome.verdicts))
         yield from tree_blocks(workspace, request, dry_run=dry_run, fixes=fixes, **done)
         yield from verdict_lines(outcome.verdicts, verbose=verbose)
-        yield from verdict_notes(outcome.verdicts, workspace)
+        yield from verdict_notes(outcome.verdicts, tree)  # as it was found, without a ledger
         yield from proof_lines(outcome.proofs, verbose=verbose)
         if proofs := outcome.recorded_proofs:
             said = f"recorded as proved by {outcome.recorded_by}, not proved again:"
@@ -199,7 +199,7 @@ def fixes_command(
             )
         yield from tree_blocks(workspace, request, fixes=list(map(verdict_fields, verdicts)))
         yield from verdict_lines(verdicts, verbose=verbose)
-        yield from verdict_notes(verdicts, workspace)
+        yield from verdict_notes(verdicts, workspace.tree)
     states = {verdict.state for verdict in verdicts}
     if State.DRIFTED in states:
         yield ExitCode(DriftError.exit_code)

@@ -13,6 +13,7 @@ from patchkit.cli.render import BAD, Block, Data, Record, lead_word
 from patchkit.patching.fix import Request, Severity, State, Verdict
 from patchkit.patching.recipe import load_recipe
 from patchkit.patching.workspace import Workspace
+from patchkit.source.tree import SourceTree
 
 _Style = Mapping[str, Any]
 _STYLES: Mapping[State, tuple[str, str, _Style]] = {  # sign, what a line of many begins with
@@ -90,9 +91,8 @@ def verdict_lines(verdicts: Sequence[Verdict], *, verbose: bool) -> Iterator[Sho
         yield style(f"= {said}; -v lists them", dim=True)
 
 
-def verdict_notes(verdicts: Sequence[Verdict], workspace: Workspace) -> Iterator[Shown]:
-    """Yield the notes of verdicts, each once, and the known bugs of a release."""
-    tree = workspace.tree
+def verdict_notes(verdicts: Sequence[Verdict], tree: SourceTree) -> Iterator[Shown]:
+    """Yield the notes of a tree and of verdicts, each once, and the known bugs of a release."""
     for note in dict.fromkeys([tree.note, *(verdict.note for verdict in verdicts)]):
         if note:
             yield lead_word("note") + note

@@ -40,6 +40,7 @@ def test_files_tell_the_version_that_no_tag_tells(copied, rewrite, cli, monkeypa
     assert "files that fixes look at are as in 0.24.0; the code alone decides" in found.note
     said = " ".join(cli("apply", copied, "--source-version", "0.24.0").stdout.split())
     assert said.startswith("vllm 0.24.0 archive")
+    assert "note the version, 0.24.0, is as it was named" in said
     # The ledger has it from here on, whatever the patched files are like.
     assert str(detect(copied).version) == CODE
     revert(copied)
