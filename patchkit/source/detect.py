@@ -25,6 +25,8 @@ from patchkit.source.tree import RESTORE, Sandboxed, SourceTree
 
 # setuptools-scm's: what a user says there goes before any tag, in the build as well.
 VERSION_VARIABLE = "SETUPTOOLS_SCM_PRETEND_VERSION_FOR_VLLM"
+# What a build writes where it has left a fork's history out.
+FORK = "a fork, which patchkit copied"
 # git describe --long: v0.19.1-12-gabc1234, -0- on the tag itself.
 _DESCRIBED = re.compile(r"(?P<tag>.+)-(?P<distance>\d+)-g(?P<commit>[0-9a-f]+)")
 _ASSIGNED = re.compile(r"^(?P<name>NCCL_\w+)[ \t]*:=[ \t]*(?P<value>[^\s#]*)", re.MULTILINE)
@@ -78,7 +80,8 @@ def detect(
     elif (place := root / "PKG-INFO").is_file():
         if (name := _metadata_field(place, "Name")).lower() != "vllm":
             raise SourceError(f"{place}: describes {name or 'nothing'}, not vllm")
-        version, kind = _version(_metadata_field(place, "Version"), place), "sdist"
+        version = _version(_metadata_field(place, "Version"), place)
+        kind = "archive" if _metadata_field(place, "Summary") == FORK else "sdist"
     else:
         kind = "git" if of_git else "archive"
         version, note = _copy_version(root, of_git=of_git)

@@ -32,7 +32,8 @@ from patchkit.recipes.vllm.build import (
 from patchkit.recipes.vllm.external import externals
 from patchkit.recipes.vllm.leave_out import idle_sources, leave_out, only_extensions, take_installed
 from patchkit.source.archive import Progress, unpack
-from patchkit.source.detect import detect
+from patchkit.source.detect import FORK, detect
+from patchkit.source.releases import foreign_file, release_files
 from patchkit.source.tree import Sandboxed, SourceTree
 from patchkit.wheel.build.machine import WORK
 from patchkit.wheel.build.requirements import Environment, make_environment
@@ -80,6 +81,10 @@ def prepare(order: VllmOrder, staged: Path, report: Report) -> Prepared:
         # A checkout: its version came from git, which is left out.
         if not (source / "PKG-INFO").exists():
             metadata = f"Metadata-Version: 2.1\nName: vllm\nVersion: {order.version}\n"
+            origin = open_workspace(order.source).tree
+            paths = release_files("vllm").get(origin.version.public, ())
+            if foreign_file(origin, {path: origin.digest_of(path) for path in paths}):
+                metadata += f"Summary: {FORK}\n"
             (source / "PKG-INFO").write_text(metadata, encoding="utf-8")
     # The build that follows runs the source's own code by design, sandbox or not.
     possible, request = Sandboxed.IF_POSSIBLE, order.compiling

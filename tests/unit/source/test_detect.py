@@ -8,7 +8,7 @@ from packaging.version import Version
 
 from patchkit.digests import digest
 from patchkit.errors import AbsentError, DriftError, SourceError
-from patchkit.source.detect import detect, dist_info, state_folder
+from patchkit.source.detect import FORK, detect, dist_info, state_folder
 from patchkit.source.tree import first_existing
 from support import write_files
 
@@ -52,6 +52,8 @@ def test_an_unpacked_sdist(sources, version):
     assert (tree.root, tree.project, tree.kind) == (sources, "vllm", "sdist")
     assert tree.version == Version(version)
     assert state_folder(tree) == sources / ".patchkit"
+    write_files(sources, {"PKG-INFO": f"Name: vllm\nVersion: {version}\nSummary: {FORK}\n"})
+    assert detect(sources).kind == "archive"
 
 
 @pytest.mark.parametrize(
