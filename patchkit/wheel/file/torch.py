@@ -88,13 +88,13 @@ def installed_torch(python: Path) -> InstalledTorch:
 
 
 def require_torch(found: InstalledTorch, version: str, cuda: str, when: str) -> None:
-    """Raise BuildError unless it is this release, with that major CUDA.
+    """Raise BuildError unless it is this release, with that CUDA or a later one of its major.
 
     ``when`` says at which moment, for example "before the build".
     """
     # The label says which index it is from, and torch itself says its CUDA.
-    same = found.version.partition("+")[0] == version
-    if same and found.cuda.split(".")[0] == cuda.split(".")[0]:
+    major, same = f"{cuda.partition('.')[0]}.", found.version.partition("+")[0] == version
+    if same and found.cuda.startswith(major) and Version(found.cuda) >= Version(cuda):
         return
     what = f"CUDA {found.cuda}" if found.cuda else "no CUDA: it is for CPUs alone"
     raise BuildError(

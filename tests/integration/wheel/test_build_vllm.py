@@ -50,14 +50,14 @@ def project():
 def lock(tmp_path, environment):
     """A lock of small wheels for a CPU, which pip finds in a folder: its path."""
 
-    def make(machine, *, cuda="13.0", of=None, spoil=""):
+    def make(machine, *, cuda="13.2", of=None, spoil=""):
         need(COMPILERS[machine], "g++")
         shutil.rmtree(tmp_path / "links", ignore_errors=True)
         path = tmp_path / "library.so"
         compiler = COMPILERS[of or machine]
         command = [compiler, "-shared", "-nostdlib", "-x", "c", "/dev/null", "-o", path]
         subprocess.run(command, check=True)
-        version = f"__version__ = {TORCH + '+cu130'!r}\ncuda = {cuda!r}\nhip = None\nxpu = None\n"
+        version = f"__version__ = {TORCH + '+cu132'!r}\ncuda = {cuda!r}\nhip = None\nxpu = None\n"
         own = "from torch import version\nfrom torch.version import __version__\n"
         files = {
             "torch/__init__.py": (own if machine == HERE else "raise SystemExit('run')").encode(),
@@ -121,10 +121,10 @@ def test_from_sources_to_a_wheel(build, arguments, lock, offline, tmp_path, mach
         f"1 fat binaries are assembled from PTX, by ptxas {facts['cuda']}",
     ]
     assert list(facts["native"]["assembled"]) == ["vllm/ptx_C.abi3.so"]
-    assert wheel.name.startswith(f"vllm-{VLLM_VERSION}+cu130.h200.reduced.")
+    assert wheel.name.startswith(f"vllm-{VLLM_VERSION}+cu132.h200.reduced.")
     assert wheel.name.endswith(f"_{machine}.whl")
     assert (facts["machine"], facts["built_on"]) == (machine, HERE)
-    assert facts["environment"]["torch"] == f"{TORCH}+cu130, CUDA 13.0"
+    assert facts["environment"]["torch"] == f"{TORCH}+cu132, CUDA 13.2"
     digest = hashlib.sha256(locked.read_bytes()).hexdigest()
     assert facts["environment"]["requirements"] == f"sha256:{digest}"
     assert facts["tools"] == {"cmake": "1.0", "ninja": "1.0"}

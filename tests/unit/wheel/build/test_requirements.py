@@ -66,18 +66,19 @@ def test_two_builds_do_not_make_the_same_folder(tmp_path):
 @pytest.mark.parametrize(
     ("version", "cuda", "fine"),
     [
-        ("2.11.0+cu130", "13.0", True),
-        ("2.11.0", "13.2", True),
+        ("2.11.0+cu132", "13.2", True),
+        ("2.11.0", "13.4", True),
+        ("2.11.0+cu130", "13.0", False),  # older than nvcc
         ("2.11.0+cu128", "12.8", False),
-        ("2.11.1+cu130", "13.0", False),
+        ("2.11.1+cu132", "13.2", False),
     ],
 )
 def test_torch_must_be_the_release_with_that_cuda(version, cuda, fine):
     found = InstalledTorch(python=Path("/venv/bin/python"), version=version, cuda=cuda)
     if fine:
-        return require_torch(found, "2.11.0", "13.0", "before the build")
+        return require_torch(found, "2.11.0", "13.2", "before the build")
     with pytest.raises(BuildError, match=f"before the build, torch is {version[:6]}"):
-        require_torch(found, "2.11.0", "13.0", "before the build")
+        require_torch(found, "2.11.0", "13.2", "before the build")
     return None
 
 
