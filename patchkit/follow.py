@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Self, cast
+from typing import IO, TYPE_CHECKING, cast
 
 from patchkit.errors import HostError, PatchkitError
 from patchkit.quoting import quoted
@@ -83,7 +83,7 @@ class FollowLimits:
     size: float = math.inf
 
 
-class Follow:
+class Follow(contextlib.AbstractContextManager["Follow"]):
     """A program whose lines are read while it runs; ``done`` says how it ended once all are read.
 
     As an iterator it gives each line with its line feed, errors among the others, and "" while the
@@ -150,9 +150,6 @@ class Follow:
             # A thread: a program that does not read must not keep this one from its limits.
             self._feeder = threading.Thread(target=self._feed, args=(given,), daemon=True)
             self._feeder.start()
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_error: object) -> None:
         """End the program if it still runs: after some seconds it is killed."""

@@ -12,6 +12,7 @@ import math
 import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from datetime import date
 from itertools import pairwise, takewhile
@@ -107,7 +108,11 @@ def _from_command(recipe: Mapping[str, Any], model: str, source: str) -> tuple[P
         raise ValueError(f"it is for {recipe['runtime']}, not for vLLM")
     untold = [f"{key} is not translated" for key in recipe if key not in _READ]
     defaults, env = (
-        {name: _written(value) for name, value in (recipe.get(key) or {}).items()}
+        # As a command has them: a table as JSON.
+        {
+            name: value if isinstance(value, str) else json.dumps(value)
+            for name, value in (recipe.get(key) or {}).items()
+        }
         for key in ("defaults", "env")
     )
     served = {"model": str(recipe.get("model", model))}
@@ -166,11 +171,6 @@ def _flags_of(defaults: Mapping[str, str]) -> str:
         flag = f"--{name.replace('_', '-')}"
         words += [] if value == "false" else [flag] if value == "true" else [flag, value]
     return shlex.join(words)
-
-
-def _written(value: object) -> str:
-    """Return a value as a command has it, a table as JSON."""
-    return value if isinstance(value, str) else json.dumps(value)
 
 
 def recipe_settings(
@@ -244,16 +244,12 @@ def joined(settings: Iterable[tuple[str, str]]) -> Settings:
         if _OF_THE_PLACE.fullmatch(flag) or value.startswith("$"):
             continue
         if key:
-            value = json.dumps({**json.loads(found.get(flag, "{}")), key: _plain(value)})
+            inner: object = value
+            with suppress(ValueError):
+                inner = json.loads(value)
+            value = json.dumps({**json.loads(found.get(flag, "{}")), key: inner})
         found[flag] = value
     return found
-
-
-def _plain(value: str) -> object:
-    try:
-        return json.loads(value)
-    except ValueError:
-        return value
 
 
 _OF_WEIGHTS = 1.2  # upstream's own rule for vram_minimum_gb

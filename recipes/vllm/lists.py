@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from operator import methodcaller
 
 from packaging.version import Version
 
@@ -80,10 +81,7 @@ def _switches_sm100_on(call: Command, later: Sequence[Command]) -> bool:
 
 def without_sm12x(lists: Sequence[ArchList], what: str) -> Observation:
     """Return the edits that take SM12x out of lists of kernels that only SM100 selects."""
-
-    def is_sm12x(item: str) -> bool:
-        return item.startswith("12.")
-
+    is_sm12x = methodcaller("startswith", "12.")
     named = [entry for entry in lists if any(map(is_sm12x, entry.items))]
     edits = [
         remove_list_items(entry.argument, is_sm12x, path=entry.path, note="SM100 kernels only")

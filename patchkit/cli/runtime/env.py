@@ -13,7 +13,6 @@ import click
 from patchkit.cli.out import (
     FILE_OR_DASH,
     PATH,
-    Shown,
     next_step,
     program,
     record_fields,
@@ -30,7 +29,7 @@ from patchkit.runtime.envfile.syntax import Format
 from patchkit.runtime.envfile.write import write
 from patchkit.runtime.host.host import Host
 from patchkit.runtime.host.software import find_ptxas
-from patchkit.runtime.node.cluster_env import ClusterEnv, agree, cluster_env, file_text
+from patchkit.runtime.node.cluster_env import agree, cluster_env, file_text
 from patchkit.runtime.node.decision import NodeOptions, decide
 from patchkit.runtime.rules.presets import load_presets
 from patchkit.runtime.rules.releases import read_table
@@ -103,10 +102,15 @@ def _env_blocks(
             "notes": env.notes,
         }
     )
+    notes = [*note_lines(env.notes, env.advice)]
+    if off := [rule.id for rule in env.off if rule.id not in node.choice.unwanted]:
+        why = f"`{quoted('patchkit', 'env', 'explain', off[0])}` says why"
+        why += f", --with {off[0]} turns it on"
+        notes.append(style("off", dim=True) + f" by default: {', '.join(off)}; {why}")
     output: Path | None = options["output"]
     if output is None or output == Path("-"):
         yield Data(text)
-        for line in _env_note_lines(env):
+        for line in notes:
             tell(line)
         return
     # A variable without a value is a secret: a file that refers to one is kept from others.
@@ -114,22 +118,13 @@ def _env_blocks(
     outcome = write(output, text, force=options["force"], private=private)
     what = f"{len(env.settings)} variables for {node.role}, {node.attachment.topology}"
     yield GOOD + f"{output} {outcome}: {what}{env.where}"
-    yield from _env_note_lines(env)
+    yield from notes
     if node.role == "head":
         there = f"on each worker, with a copy of {output.name} there"
         worker = ("env", "--role", "worker", "--from", Path(output.name), "-o", "worker.env")
         yield next_step(*program(), *worker, where=there)
     model = options["model"] or load_presets()[0].id  # which serves on one Spark, and on more
     yield next_step(*program(), "serve-args", model, "--from", output)
-
-
-def _env_note_lines(env: ClusterEnv) -> Iterator[Shown]:
-    yield from note_lines(env.notes, env.advice)
-    off = [rule.id for rule in env.off if rule.id not in env.node.choice.unwanted]
-    if off:
-        why = f"`{quoted('patchkit', 'env', 'explain', off[0])}` says why"
-        why += f", --with {off[0]} turns it on"
-        yield style("off", dim=True) + f" by default: {', '.join(off)}; {why}"
 
 
 @env_command.command("explain")

@@ -50,10 +50,6 @@ class EnvFile:
     edited: bool
     extra: Mapping[str, str]
 
-    def ids(self, fact: str) -> frozenset[str]:
-        """Return the names that a fact lists: ``set``, ``with`` or ``without``."""
-        return frozenset(filter(None, self.facts.get(fact, "").split(",")))
-
 
 def read_env_file(path: Path, *, accept_edited: bool = False) -> EnvFile:
     """Return an env file of patchkit. Raises UsageError, SourceError, HashMismatchError."""

@@ -157,6 +157,7 @@ def _with_file(options: NodeOptions, file: EnvFile, installed: str) -> NodeOptio
             raise refusal("against-file", option=option, file=file.where, says=facts[fact])
     if installed and not options.vllm and plain(installed) != plain(facts["vllm"]):
         raise refusal("other-vllm", here=installed, file=file.where, there=facts["vllm"])
+    listed = {it: {*filter(None, facts.get(it, "").split(","))} for it in ("with", "without")}
     return replace(
         options,
         role=options.role or file.role,
@@ -169,8 +170,8 @@ def _with_file(options: NodeOptions, file: EnvFile, installed: str) -> NodeOptio
         quantization=options.quantization or facts.get("quantization", ""),
         model=facts.get("model", "") if options.model is None else options.model,
         choice=RuleChoice(
-            wanted=options.choice.wanted | file.ids("with"),
-            unwanted=options.choice.unwanted | file.ids("without"),
+            wanted=options.choice.wanted | listed["with"],
+            unwanted=options.choice.unwanted | listed["without"],
         ),
         extra={**file.extra, **options.extra},
     )

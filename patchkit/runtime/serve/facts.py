@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from patchkit.runtime.rules.flags import FlagRule
@@ -18,27 +18,7 @@ _RECURRENT = ("mamba", "ssm_", "linear_")  # flags, and what configs say, of Mam
 
 def fill_rules(rules: Iterable[FlagRule], request: ServeRequest) -> Iterator[FlagRule]:
     """Yield the rules with ``{facts}`` in value and reason filled in, less those without one."""
-    facts = _known_facts(request)
-    for rule in rules:
-        if all(facts[name] for name in _FACT.findall(rule.value + rule.reason)):
-            value, reason = (
-                _FACT.sub(lambda fact: facts[fact[1]], text) for text in (rule.value, rule.reason)
-            )
-            drafts_itself = rule.flag != DRAFTING or drafter_of(request)[1]
-            optional = rule.optional or not drafts_itself
-            yield replace(rule, value=value, reason=reason, optional=optional)
-
-
-def drafter_of(request: ServeRequest) -> tuple[str, bool]:
-    """Return what drafts, "" for nothing, and whether it does so unless a user is without it."""
-    preset, recipe = request.node.preset, recipe_of(request.model)
-    asked = (preset and preset.flags.get(DRAFTING)) or ""
-    known = preset.drafter if preset else recipe.drafter if recipe else ""
-    return str(asked) or known, bool(asked)
-
-
-def _known_facts(request: ServeRequest) -> Mapping[str, str]:
-    """Return what is known of the node, and what a checkpoint or the preset allows, else ""."""
+    # What is known of the node, and what a checkpoint or the preset allows, else "".
     node, checkpoint, preset = request.node, request.checkpoint, request.node.preset
     (drafter, by_itself), choice = drafter_of(request), request.choice
     facts = dict.fromkeys(("dense", "reads", "less", "draft_head", "match_unit"), "")
@@ -59,4 +39,18 @@ def _known_facts(request: ServeRequest) -> Mapping[str, str]:
         reads = (checkpoint.reads, checkpoint.reads - dense.saved)
         facts["dense"] = dense.setting
         facts["reads"], facts["less"] = (f"{each / 1e9:.3g}" for each in reads)
-    return facts
+    for rule in rules:
+        if all(facts[name] for name in _FACT.findall(rule.value + rule.reason)):
+            value, reason = (
+                _FACT.sub(lambda fact: facts[fact[1]], text) for text in (rule.value, rule.reason)
+            )
+            optional = rule.optional or (rule.flag == DRAFTING and not by_itself)
+            yield replace(rule, value=value, reason=reason, optional=optional)
+
+
+def drafter_of(request: ServeRequest) -> tuple[str, bool]:
+    """Return what drafts, "" for nothing, and whether it does so unless a user is without it."""
+    preset, recipe = request.node.preset, recipe_of(request.model)
+    asked = (preset and preset.flags.get(DRAFTING)) or ""
+    known = preset.drafter if preset else recipe.drafter if recipe else ""
+    return str(asked) or known, bool(asked)

@@ -28,7 +28,7 @@ from email.parser import HeaderParser
 from functools import cached_property
 from io import BufferedIOBase
 from pathlib import Path, PurePosixPath
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
 from packaging.utils import (
     InvalidWheelFilename,
@@ -65,7 +65,7 @@ _DAMAGE = (
 )
 
 
-class WheelFile:
+class WheelFile(contextlib.AbstractContextManager["WheelFile"]):
     """A wheel that is open for reading and was built to do no harm; use it in a ``with``.
 
     ``members`` are its files in the order of the archive, by path; ``size`` is in bytes. Every
@@ -104,9 +104,6 @@ class WheelFile:
                 starts.add(info.header_offset)
             self.members = {info.filename: info for info in infos if not info.is_dir()}
             self._opened = opened.pop_all()
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_error: object) -> None:
         self._opened.close()
