@@ -213,7 +213,7 @@ def _copy_version(root: Path, *, of_git: bool) -> tuple[Version, str]:
     with contextlib.suppress(PatchkitError, RecordError, KeyError):  # whoever reads it all says why
         ledger = read_text(root / ".patchkit/ledger.json", limit=LARGEST_IN_TREE, follow=False)
         return _version(str(read_json(dict[str, Any], ledger)["version"]), root), ""
-    note = f"no tag says the version ({untold.why.partition(chr(10))[0]})"
+    note = f"no tag says the version ({(untold.why or untold.what).splitlines()[0]})"
     if named := os.environ.get("SETUPTOOLS_SCM_PRETEND_VERSION"):
         return _version(named, root), f"{note}: it is {named}, by SETUPTOOLS_SCM_PRETEND_VERSION"
     tree = SourceTree(root=root, project="vllm", version=Version("0"), kind="archive")
@@ -236,13 +236,11 @@ def _git_version(root: Path) -> Version:
     """Return the version as setuptools-scm does: the tag, or the next version's .devN."""
     command = ("git", "-C", root, "describe", "--tags", "--long", "--match", "v*")
     result = attempt(*command, env=os.environ | NO_FETCH)
-    if not result.started:
-        raise SourceError(f"{root}: git is needed to tell the version of a checkout")
     match = _DESCRIBED.fullmatch(result.output.strip())
     if match is None:
         raise SourceError(
             f"{root}: git describe finds no version tag",
-            why=result.errors.strip() or "the clone is shallow or has no tags",
+            why=result.errors.strip() or f"git {result.trouble}",
             hint=quoted("git", "-C", root, "fetch", "--tags", "--unshallow"),
         )
     tag = _version(match["tag"].removeprefix("v"), root)
