@@ -151,9 +151,10 @@ def add_release_proof(session: nox.Session) -> None:
 
     Then a release with the next torch is rehearsed: `-- --next` does that alone (3 GB).
     """
-    _install(session, "build")
+    _install(session, "test")
     if session.posargs != ["--next"]:
         _module(session, "e2e.proofs.add_release_proof")
+    _install_hashed(session, "build")
     _module(session, "e2e.proofs.next_torch")
 
 
