@@ -205,7 +205,9 @@ def _rows(
 
 def _flag(choices: Choices, news: Mapping[str, Seen], releases: Sequence[str]) -> str:
     listed = {
-        version: news[version].values[choices.flag] if version in news else choices.known(version)
+        version: news[version].values[choices.flag]
+        if version in news
+        else choices.known(version).words
         for version in releases
     }
     # A release that was read and lists nothing does not have the flag.

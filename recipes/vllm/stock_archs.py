@@ -6,14 +6,12 @@ import csv
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar
 
 from packaging.version import Version
 
 from patchkit.errors import DriftError
 from patchkit.recipes.vllm.archs import Group
 
-T = TypeVar("T")
 Key = tuple[str, str, str, int]  # group, switches, variable, which one of those that agree
 
 
@@ -34,10 +32,12 @@ def check_stock(
         for row in csv.DictReader(file):
             if Version(row["since"]) <= version <= Version(row["until"]):
                 archs = tuple(filter(None, row["archs"].split(";")))
-                _put(expected, (row["group"], row["switches"], row["variable"]), archs)
+                name = (row["group"], row["switches"], row["variable"])
+                expected[*name, sum(key[:3] == name for key in expected)] = archs
     found: dict[Key, Group] = {}
     for group in groups:
-        _put(found, (group.name, " ".join(group.switches), group.variable), group)
+        name = (group.name, " ".join(group.switches), group.variable)
+        found[*name, sum(key[:3] == name for key in found)] = group
     if not expected:  # not added to the tables yet: nobody knows what it builds
         return
     wrong = [f"{key[0]} ({key[2]}) is missing" for key in expected if key not in found]
@@ -57,8 +57,3 @@ def check_stock(
             why="a CMake file was edited by hand",
             hint="restore the CMake files from the release",
         )
-
-
-def _put(found: dict[Key, T], name: tuple[str, str, str], value: T) -> None:
-    number = sum(key[:3] == name for key in found)
-    found[*name, number] = value

@@ -9,7 +9,6 @@ import shutil
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
-from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -110,8 +109,11 @@ def _try_way(address: str) -> Way:
     with contextlib.suppress(OSError, ValueError):
         mtu = int(Path("/sys/class/net", netdev, "mtu").read_text(encoding="ascii"))
     way = Way(address=address, netdev=netdev, gateway=gateway, mtu=mtu)
-    if obstacle := _ping_obstacle():
-        return replace(way, said=obstacle)
+    # Only iputils' ping forbids fragments by -M do.
+    if not (ping := shutil.which("ping")):
+        return replace(way, said="ping is not installed")
+    if "iputils" not in attempt(ping, "-V").output:
+        return replace(way, said="the ping installed here is not that of iputils")
     with ThreadPoolExecutor(2) as pool:
         sizes = (_PLAIN, max(mtu - HEADERS, _PLAIN))
         words = ("ping", *_UNFRAGMENTED, "-I", netdev, "-s")
@@ -128,12 +130,3 @@ def _try_way(address: str) -> Way:
         full=outcomes[1] if mtu else "unknown",
         said=said[0] if said else "",
     )
-
-
-@cache
-def _ping_obstacle() -> str:
-    """Return why ping cannot be used, or "". Only that of iputils forbids fragments, by -M do."""
-    if not (ping := shutil.which("ping")):
-        return "ping is not installed"
-    fits = "iputils" in attempt(ping, "-V").output
-    return "" if fits else "the ping installed here is not that of iputils"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from fnmatch import fnmatchcase
 
 from patchkit.finding import Finding, Level
 from patchkit.runtime.check import servers
@@ -186,11 +187,12 @@ def _find_unread(
     other = variables.lifetime(close)
     is_word = other is not None and other.default.isdecimal() and read_number(value) is None
     problems = find_value_problems(close, value, situation.get("role", ""))
+    owned = (form for row in read_env_data("owners")["owner"] for form in row["names"])
     # The value has to fit the name that was meant, as far as it is known.
     if close and not (is_literal(assignment.value) and (is_word or any(problems))):
         hint = f"did you mean {close}?"
-    elif variables.owned_names().match(name) or is_used:
-        return
+    elif is_used or any(fnmatchcase(name, form) for form in owned):
+        return  # known to be read or set by others
     elif flag in flags(situation.get("vllm", "")) and (upstream or checked.content.commands):
         hint = f"use the flag {flag}"
     elif upstream:

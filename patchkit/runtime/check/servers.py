@@ -93,8 +93,9 @@ def _check_choice(flag: GivenFlag, server: CommandLine, checked: CheckedText) ->
     if choices is None or not flag.value or (plugin and flag.name.endswith("-parser")):
         return
     version = checked.situation.get("vllm", "")
-    names = choices.known(version)
-    if not choices.has(flag.value, names):
+    takes = choices.known(version)
+    if not takes.has(flag.value):
+        names = takes.words
         words = {
             "reader": f"vLLM {version}" if version else "any known vLLM",
             "value": shorten(flag.value),

@@ -11,6 +11,7 @@ from pathlib import Path
 from patchkit.records import RECIPES, read_toml
 from patchkit.runtime.rules.releases import read_table, within
 from patchkit.runtime.rules.rule import Advice, Discouraged, FlagName, Grounded, Rule
+from patchkit.runtime.rules.variable_values import ONE, Takes
 from patchkit.runtime.rules.vllm_names import read_flags
 
 FLAGS = RECIPES / "env" / "vllm_flags.tsv"
@@ -50,13 +51,11 @@ class Choices:
     values: tuple[str, ...]
     capitals: bool = True
 
-    def known(self, version: str) -> tuple[str, ...]:
+    def known(self, version: str) -> Takes:
         """Return what a release takes by the table, "" for any."""
         pairs = (value.partition(" ") for value in self.values)
-        return tuple(name for name, _, bounds in pairs if not version or within(version, bounds))
-
-    def has(self, value: str, names: tuple[str, ...]) -> bool:
-        return value in names or (not self.capitals and value.upper() in map(str.upper, names))
+        names = (name for name, _, bounds in pairs if not version or within(version, bounds))
+        return Takes(how=ONE, words=tuple(names), any_case=not self.capitals)
 
 
 @cache

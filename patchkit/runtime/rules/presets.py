@@ -141,25 +141,23 @@ def load_presets() -> tuple[Preset, ...]:
             source = f"vLLM {read_table(MODELS).newest} recipes/models/{recipe.about['file']}"
             grounds = {"source": source, "evidence": "documented", "confidence": "medium"}
             found[name] = record(Preset, {"id": recipe.id, **grounds})
-    return tuple(_completed(preset, recipe_of(preset.id)) for preset in found.values())
-
-
-def _completed(preset: Preset, recipe: ModelRecipe | None) -> Preset:
-    """Return a preset with what upstream's recipe says beside it, and has no reason against."""
-    if recipe is None:
-        return preset
-    taken = {n: v for n, v in recipe.settings.items() if not preset.reason(n, v)}
-    flags = {name: value or True for name, value in taken.items() if name[0] == "-"}
-    precision = recipe.about.get("precision", "")
-    return replace(
-        preset,
-        quantization=preset.quantization or precision * (precision in CHOICES["quantization"]),
-        moe=preset.moe or recipe.about.get("architecture") == "moe",
-        min_vllm=preset.min_vllm or recipe.min_vllm,
-        flags={**flags, **preset.flags},
-        variables={n: v for n, v in taken.items() if n not in flags} | {**preset.variables},
-        drafter=preset.drafter or recipe.drafter or recipe.settings.get(DRAFTING, ""),
-    )
+    for name, preset in found.items():
+        if (upstream := recipe_of(preset.id)) is None:
+            continue
+        # What upstream's recipe says beside the preset, and the preset has no reason against.
+        taken = {n: v for n, v in upstream.settings.items() if not preset.reason(n, v)}
+        flags = {n: value or True for n, value in taken.items() if n[0] == "-"}
+        precision = upstream.about.get("precision", "")
+        found[name] = replace(
+            preset,
+            quantization=preset.quantization or precision * (precision in CHOICES["quantization"]),
+            moe=preset.moe or upstream.about.get("architecture") == "moe",
+            min_vllm=preset.min_vllm or upstream.min_vllm,
+            flags={**flags, **preset.flags},
+            variables={n: v for n, v in taken.items() if n not in flags} | {**preset.variables},
+            drafter=preset.drafter or upstream.drafter or upstream.settings.get(DRAFTING, ""),
+        )
+    return tuple(found.values())
 
 
 def same_value(one: str | None, other: str | None) -> bool:

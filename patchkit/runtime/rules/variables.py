@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from fnmatch import translate
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from patchkit.records import RECIPES, read_toml
 from patchkit.runtime.rules.releases import Lifetime, Table, read_table
@@ -58,10 +55,3 @@ def other_variables() -> Mapping[str, OtherVariable]:
 def lifetime(name: str) -> Lifetime | None:
     """Return the releases, of vLLM or of NCCL, that have or had a variable."""
     return variable_table("vllm").lifetime(name) or variable_table("nccl").lifetime(name)
-
-
-@cache
-def owned_names() -> re.Pattern[str]:
-    """Return the pattern of names that are known to be read or set by others."""
-    owners = read_toml(dict[str, tuple[dict[str, Any], ...]], _HOME / "owners.toml")["owner"]
-    return re.compile("|".join(translate(name) for row in owners for name in row["names"]))

@@ -184,7 +184,7 @@ def _check_known(flag: ServeFlag, node: Node, home: Path | None) -> str:
     if not has_flag(flag.flag, node.vllm, home):
         trouble = f"vLLM {node.vllm} has no {flag.flag}"
     for name, value in values:
-        if name in choices and not choices[name].has(value, choices[name].known(node.vllm)):
+        if name in choices and not choices[name].known(node.vllm).has(value):
             trouble = trouble or f"vLLM {node.vllm} does not take {flag.flag} {value}"
     build = node.preset.build if node.preset else ""
     if not trouble or (flag.origin in ("preset", "drafter") and not build):

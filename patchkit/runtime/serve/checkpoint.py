@@ -12,6 +12,9 @@ from typing import Any
 from patchkit.records import read_json
 from patchkit.runtime.serve.model import download
 
+PLAIN = ("BF16", "F16")
+"""Types of 16 bits, in which nothing is that is quantised."""
+
 # Names in the configs of different models, and in their tensors.
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 _TAKEN = ("num_experts_per_tok", "top_k_experts", "num_experts_per_token", "moe_topk", "moe_top_k")
@@ -31,11 +34,6 @@ class Tensor:
     size: int
     layer: int | None
 
-    @property
-    def is_plain(self) -> bool:
-        """Return whether it is in 16 bits, as nothing that is quantised."""
-        return self.dtype in ("BF16", "F16")
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
@@ -54,7 +52,11 @@ class Checkpoint:
         """Return whether the head is in 16 bits and nothing that drafts has another one."""
         heads = [tensor for tensor in self.tensors if "head." in tensor.name]
         heads = heads or [tensor for tensor in self.tensors if _EMBEDDINGS.search(tensor.name)]
-        return len(heads) == 1 and heads[0].is_plain and not any("head." in it for it in self.aside)
+        return (
+            len(heads) == 1
+            and heads[0].dtype in PLAIN
+            and not any("head." in it for it in self.aside)
+        )
 
 
 def find_checkpoint(model: str, environment: Mapping[str, str]) -> Checkpoint | None:

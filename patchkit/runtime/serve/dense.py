@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass
 
 from patchkit.runtime.rules.flags import load_flag_rules
-from patchkit.runtime.serve.checkpoint import Checkpoint, Tensor
+from patchkit.runtime.serve.checkpoint import PLAIN, Checkpoint, Tensor
 
 _BLOCK = 32  # MXFP8 has a scale of one byte for as many weights
 _LEAST = 128  # of each side, in FlashInfer's kernel
@@ -31,7 +31,7 @@ def dense_layers(checkpoint: Checkpoint, nodes: int) -> DenseLayers | None:
     rules = load_flag_rules()
     row = next((it for it in rules.dense if not {*names}.isdisjoint(it.architectures)), None)
     experts = {it.dtype for it in checkpoint.tensors if ".experts." in it.name}
-    if row is None or not experts - {"BF16", "F16", "F32"}:
+    if row is None or not experts - {*PLAIN, "F32"}:
         return None
     targets, saved = [], 0.0
     for layer in row.layers:
@@ -46,7 +46,8 @@ def dense_layers(checkpoint: Checkpoint, nodes: int) -> DenseLayers | None:
         plain = []
         for number, parts in found.items():
             if all(
-                it.is_plain and it.name.endswith(".weight") and len(it.shape) == 2 for it in parts
+                it.dtype in PLAIN and it.name.endswith(".weight") and len(it.shape) == 2
+                for it in parts
             ):
                 sides = (sum(part.shape[0] for part in parts), parts[0].shape[1])
                 if all(it % (_BLOCK * nodes) == 0 and it // nodes >= _LEAST for it in sides):
