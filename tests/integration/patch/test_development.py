@@ -1,5 +1,6 @@
 """Commits between two releases: some code that a fix is about is not there yet."""
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -98,18 +99,9 @@ def test_the_first_commit_after_a_release_fits(version, release, recipe, ask):
     assert not make_plan(tree, recipe, request).drifted
 
 
-_NVFP4 = "vllm/model_executor/layers/quantization/utils/nvfp4_utils.py"
+_LAYERS = "vllm/model_executor/layers/quantization"
 _BLACKWELL = "current_platform.has_device_capability(100) and has_flashinfer()"
-# With the names that upstream gave them; the list of backends comes with the class in its order.
-_LISTED = """\
-NVFP4_LINEAR_BACKENDS = list(NvFp4LinearBackend)
-
-
-def is_backend_supported(backend):
-    return backend in (NvFp4LinearBackend.VLLM_CUTLASS, NvFp4LinearBackend.MARLIN), None
-
-
-"""
+# As upstream named it for some weeks.
 _LOOP = """\
 for backend in NVFP4_LINEAR_BACKENDS:
             supported, reason = is_backend_supported(backend)
@@ -119,55 +111,47 @@ for backend in NVFP4_LINEAR_BACKENDS:
         backend = selected_backend
     else:
 """
+_LISTED = """
+
+NVFP4_LINEAR_BACKENDS = list(NvFp4LinearBackend)
+
+
+def is_backend_supported(backend):
+    return backend in (NvFp4LinearBackend.VLLM_CUTLASS, NvFp4LinearBackend.MARLIN), None
+"""
 
 
 @pytest.mark.parametrize(
-    ("version", "fix_id", "path", "swaps"),
+    ("version", "path", "before", "after"),
     [
-        (
-            NEWER,
-            "nvfp4_linear_marlin",
-            "vllm/model_executor/layers/quantization/modelopt.py",
-            {"            if has_flashinfer():": f"            if {_BLACKWELL}:"},
-        ),
+        (NEWER, f"{_LAYERS}/modelopt.py", r"(?<= {12}if )has_flashinfer\(\)", _BLACKWELL),
         (
             "0.18.1",
-            "nvfp4_linear_marlin",
-            _NVFP4,
-            {f"if {_BLACKWELL}:": f"if (cutlass_fp4_supported() and {_BLACKWELL}):"},
+            f"{_LAYERS}/utils/nvfp4_utils.py",
+            re.escape(_BLACKWELL),
+            f"(cutlass_fp4_supported() and {_BLACKWELL})",
         ),
-        (
-            "0.18.1",
-            "nvfp4_linear_marlin",
-            _NVFP4,
-            {
-                f"if {_BLACKWELL}:...    else:\n": _LOOP,
-                "def select_nvfp4": f"{_LISTED}def select_nvfp4",
-            },
-        ),
+        ("0.18.1", f"{_LAYERS}/utils/nvfp4_utils.py", r"if current_platform.*? {4}else:\n", _LOOP),
         (
             NEWER,
-            "fastsafetensors_rank",
             "vllm/model_executor/model_loader/weight_utils.py",
-            {"cuda:{pg.rank()}": "cuda:{current_platform.current_device()}"},
+            r"pg\.rank\(\)",
+            "current_platform.current_device()",
         ),
     ],
     ids=["modelopt", "compiled", "loop", "unsorted"],
 )
 def test_forms_that_only_commits_between_releases_have(
-    version, fix_id, path, swaps, tree, rewrite, recipe, ask, snapshot
+    version, path, before, after, tree, rewrite, recipe, ask, snapshot
 ):
     root = tree(version)
-    text = (root / path).read_text()
-    for before, after in swaps.items():
-        start, _, stop = before.partition("...")
-        head = text.index(start)
-        tail = text.index(stop, head) + len(stop) if stop else head + len(start)
-        text = text[:head] + after + text[tail:]
-    rewrite(root / path, text)
+    text = re.sub(before, after, (root / path).read_text(), count=1, flags=re.DOTALL)
+    assert after in text
+    rewrite(root / path, text + (_LISTED if after is _LOOP else ""))
     pristine = snapshot(root)
-    outcome = apply(root, recipe, ask(only={fix_id}))
-    assert [v.fix.id for v in outcome.verdicts if v.state.value == "applied"] == [fix_id]
+    only = {"nvfp4_linear_marlin" if path.startswith(_LAYERS) else "fastsafetensors_rank"}
+    outcome = apply(root, recipe, ask(only=only))
+    assert {v.fix.id for v in outcome.verdicts if v.state.value == "applied"} == only
     assert len(outcome.proofs) == 1
     revert(root)
     assert snapshot(root) == pristine
