@@ -116,7 +116,11 @@ def _from_command(recipe: Mapping[str, Any], model: str, source: str) -> tuple[P
         for key in ("defaults", "env")
     )
     served = {"model": str(recipe.get("model", model))}
-    command = str(recipe.get("command") or f"vllm serve {{model}} {_flags_of(defaults)}")
+    words = []
+    for name, value in defaults.items():  # as sparkrun makes flags where there is no command
+        flag = f"--{name.replace('_', '-')}"
+        words += [] if value == "false" else [flag] if value == "true" else [flag, value]
+    command = str(recipe.get("command") or f"vllm serve {{model}} {shlex.join(words)}")
     command = _filled(command, {**defaults, **served})
     reader = shlex.shlex(command, posix=True, punctuation_chars=";&|<>")
     reader.whitespace_split = True
@@ -162,15 +166,6 @@ def _preset(model: str, settings: Settings, source: str, **given: Any) -> Preset
         confidence="medium",
         **given,
     )
-
-
-def _flags_of(defaults: Mapping[str, str]) -> str:
-    """Return defaults as flags, as sparkrun makes them where there is no command."""
-    words = []
-    for name, value in defaults.items():
-        flag = f"--{name.replace('_', '-')}"
-        words += [] if value == "false" else [flag] if value == "true" else [flag, value]
-    return shlex.join(words)
 
 
 def recipe_settings(
