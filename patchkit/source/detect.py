@@ -81,6 +81,10 @@ def detect(
         if (name := _metadata_field(place, "Name")).lower() != "vllm":
             raise SourceError(f"{place}: describes {name or 'nothing'}, not vllm")
         version = _version(_metadata_field(place, "Version"), place)
+        if _version(named := os.environ.get(VERSION_VARIABLE, str(version)), place) != version:
+            what = f"{place}: is of {version}, not of {named}"
+            hint = f"leave out --source-version, and unset {VERSION_VARIABLE}"
+            raise UsageError(what, why="a version is named for a checkout without one", hint=hint)
         kind = "archive" if _metadata_field(place, "Summary") == FORK else "sdist"
     else:
         kind = "git" if of_git else "archive"

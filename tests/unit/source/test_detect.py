@@ -7,8 +7,8 @@ import pytest
 from packaging.version import Version
 
 from patchkit.digests import digest
-from patchkit.errors import AbsentError, DriftError, SourceError
-from patchkit.source.detect import FORK, detect, dist_info, state_folder
+from patchkit.errors import AbsentError, DriftError, SourceError, UsageError
+from patchkit.source.detect import FORK, VERSION_VARIABLE, detect, dist_info, state_folder
 from patchkit.source.tree import first_existing
 from support import write_files
 
@@ -46,7 +46,7 @@ def installed(tmp_path):
 
 
 @pytest.mark.parametrize("version", ["0.19.1", "0.33.1.dev12+g123abc.cu130"])
-def test_an_unpacked_sdist(sources, version):
+def test_an_unpacked_sdist(sources, version, monkeypatch):
     write_files(sources, {"PKG-INFO": header(version)})
     tree = detect(sources)
     assert (tree.root, tree.project, tree.kind) == (sources, "vllm", "sdist")
@@ -54,6 +54,9 @@ def test_an_unpacked_sdist(sources, version):
     assert state_folder(tree) == sources / ".patchkit"
     write_files(sources, {"PKG-INFO": f"Name: vllm\nVersion: {version}\nSummary: {FORK}\n"})
     assert detect(sources).kind == "archive"
+    monkeypatch.setenv(VERSION_VARIABLE, "0.24.0")
+    with pytest.raises(UsageError, match=f"is of {re.escape(version)}, not of 0.24.0"):
+        detect(sources)
 
 
 @pytest.mark.parametrize(
