@@ -2,10 +2,10 @@
 
 
 def write_files(root, files, mode=0o644):
-    """Write texts below a folder, by path; return the folder."""
+    """Write texts or bytes below a folder, by path; return the folder."""
     for path, text in files.items():
         place = root / path
         place.parent.mkdir(parents=True, exist_ok=True)
-        place.write_text(text, encoding="utf-8")
+        place.write_bytes(text.encode() if isinstance(text, str) else text)
         place.chmod(mode)
     return root

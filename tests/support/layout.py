@@ -13,6 +13,7 @@ import venv
 from pathlib import Path
 from types import SimpleNamespace
 
+from support import write_files
 from support.needed import need
 
 # What lies where, and the version that it says.
@@ -126,11 +127,8 @@ class Environment:
         self.variables = {}
         self.put("stock", self.pip_copy)
         self.place(parts.cudart, self.site / "nvidia/cu13/lib/libcudart.so.13")
-        (self.site / "torch").mkdir()
-        (self.site / "torch/__init__.py").write_text(TORCH_INIT)
-        (self.site / "torch/version.py").write_text(
-            "from typing import Optional\n\n__all__ = []\ncuda: Optional[str] = '13.0'\n"
-        )
+        about = "from typing import Optional\n\n__all__ = []\ncuda: Optional[str] = '13.0'\n"
+        write_files(self.site / "torch", {"__init__.py": TORCH_INIT, "version.py": about})
         self.torch("rpath")
 
     @property
@@ -169,9 +167,7 @@ class Environment:
 
     def really(self, wrapper=()):
         """What torch and vLLM took when they ran, and the copies that were mapped."""
-        script = self.home / "bin/serve.py"
-        script.parent.mkdir(exist_ok=True)
-        script.write_text(PROBE)
+        script = write_files(self.home / "bin", {"serve.py": PROBE}) / "serve.py"
         return json.loads(self.run(*wrapper, self.python, script).splitlines()[-1])
 
     def foretold(self, wrapper=()):

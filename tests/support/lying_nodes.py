@@ -8,6 +8,8 @@ import contextlib
 import json
 import sys
 
+from support import write_files
+
 MARK = "patchkit: "
 PROGRAM = """\
 import json, os, subprocess, sys, threading
@@ -59,11 +61,8 @@ class LyingNodes:
 
     def __init__(self, folder):
         self.file = folder / "lies.json"
-        program = folder / "ssh"
-        program.write_text(
-            f"#!{sys.executable} -SE\n" + PROGRAM.format(file=str(self.file), python=sys.executable)
-        )
-        program.chmod(0o755)
+        program = PROGRAM.format(file=str(self.file), python=sys.executable)
+        write_files(folder, {"ssh": f"#!{sys.executable} -SE\n{program}"}, mode=0o755)
         self.lie({})
 
     def lie(self, lies):

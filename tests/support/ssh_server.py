@@ -13,6 +13,8 @@ import subprocess
 import time
 from pathlib import Path
 
+from support import write_files
+
 SSHD = shutil.which("sshd") or shutil.which("/usr/sbin/sshd")
 
 
@@ -63,11 +65,8 @@ def ssh_server(folder: Path, *names: str, homes: dict[str, Path] | None = None):
         f" IdentityFile {folder}/user\n IdentitiesOnly yes\n"
         f" UserKnownHostsFile {folder}/known\n StrictHostKeyChecking yes\n"
     )
-    binaries = folder / "bin"
-    binaries.mkdir()
-    program = binaries / "ssh"
-    program.write_text(f'#!/bin/sh\nexec {shutil.which("ssh")} -F {folder}/config "$@"\n')
-    program.chmod(0o755)
+    program = f'#!/bin/sh\nexec {shutil.which("ssh")} -F {folder}/config "$@"\n'
+    binaries = write_files(folder / "bin", {"ssh": program}, mode=0o755)
     if os.geteuid() == 0:
         Path("/run/sshd").mkdir(exist_ok=True)  # where it gives rights up
     log = folder / "sshd.log"

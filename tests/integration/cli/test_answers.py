@@ -7,7 +7,7 @@ import subprocess
 import pytest
 
 from patchkit.patching.recipe import load_recipe
-from support import hosts
+from support import hosts, write_files
 from support.terminal import piped
 
 RELEASE = "0.24.0"
@@ -81,14 +81,12 @@ def test_what_env_names_is_pasted_and_serves(cli, tmp_path, paste):
 
 def test_patchkit_is_named_as_it_was_started(cli, tmp_path, environment):
     """Of an environment that PATH does not lead to, as of ``python -m patchkit``."""
-    started = tmp_path / "venv" / "bin" / "patchkit"
-    started.parent.mkdir(parents=True)
-    started.write_text(
+    started = (
         "#!/bin/sh\n"
         f"exec {shlex.quote(cli('--version').args[0])} -c \"import sys; sys.argv[0] = '$0'\n"
         'from patchkit.cli import main; main()" "$@"\n'
     )
-    started.chmod(0o755)
+    write_files(tmp_path, {"venv/bin/patchkit": started}, mode=0o755)
     words = ["venv/bin/patchkit", "verify", "nowhere"]
     done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert f"or make it: {words[0]} repack vllm==X.Y.Z --dir nowhere" in done.stderr

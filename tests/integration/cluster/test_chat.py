@@ -10,6 +10,8 @@ import time
 
 import pytest
 
+from support import write_files
+
 pytest.importorskip("openai", reason="openai is not installed: the extra chat")
 
 from support.model_server import ModelServer, recorded
@@ -194,10 +196,9 @@ def test_what_makes_no_sense(chat, url, words, said):
 
 def test_the_server_of_this_machine_is_found(chat, tmp_path):
     with ModelServer() as server:
-        folder = tmp_path / ".config/patchkit/vllm"
-        folder.mkdir(parents=True)
-        (folder / "group.json").write_text(json.dumps({"url": server.url}))
-        (tmp_path / ".config/patchkit/secrets.env").write_text(f"VLLM_API_KEY={SECRET}\n")
+        files = {"vllm/group.json": json.dumps({"url": server.url})}
+        files["secrets.env"] = f"VLLM_API_KEY={SECRET}\n"
+        write_files(tmp_path / ".config/patchkit", files)
         assert chat("", "Hello").stdout == "ready\n"
     assert server.headers_seen[0]["Authorization"] == f"Bearer {SECRET}"
 

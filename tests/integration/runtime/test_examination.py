@@ -19,6 +19,7 @@ from patchkit.cluster.launch.cluster_file import ClusterFile, ClusterNode
 from patchkit.doctor.judgement import cluster_findings
 from patchkit.doctor.visit import examine_nodes
 from patchkit.finding import Level
+from support import write_files
 from support.needed import need
 
 NAME = f"test-{os.getpid()}"
@@ -62,11 +63,10 @@ def test_a_digest_is_of_what_was_installed_and_not_of_where_it_came_from(tmp_pat
     digests = []
     for number, extra in enumerate(("", "direct_url.json,sha256=x,3", "RECORD,,")):
         home = tmp_path / f"{number}/lib/python3.11/site-packages/torch-2.11.0.dist-info"
-        home.mkdir(parents=True)
-        (home / "METADATA").write_text("Name: torch\nVersion: 2.11.0\n")
         rows = ["torch/a.py,sha256=abc,1", "../../../bin/x,sha256=y,2"]
         rows += [f"torch-2.11.0.dist-info/{extra}"] * bool(extra)
-        (home / "RECORD").write_text("".join(f"{row}\n" for row in rows[:: 1 - 2 * (number % 2)]))
+        lines = "".join(f"{row}\n" for row in rows[:: 1 - 2 * (number % 2)])
+        write_files(home, {"METADATA": "Name: torch\nVersion: 2.11.0\n", "RECORD": lines})
         found = python_contents(str(tmp_path / str(number)), None)
         assert found.versions == {"torch": "2.11.0"}
         digests.append(found.digests["torch"])
@@ -75,11 +75,7 @@ def test_a_digest_is_of_what_was_installed_and_not_of_where_it_came_from(tmp_pat
 
 
 def test_a_models_files(tmp_path):
-    (tmp_path / "sub").mkdir()
-    (tmp_path / "config.json").write_text("{}")
-    (tmp_path / "sub/t.json").write_text("{}")
-    (tmp_path / ".cache").mkdir()
-    (tmp_path / ".cache/x").write_text("")
+    write_files(tmp_path, {"config.json": "{}", "sub/t.json": "{}", ".cache/x": ""})
     found = model_print(str(tmp_path))
     assert (found["files"], found["size"]) == (2, 4)
     assert "no weights" in found["problem"]

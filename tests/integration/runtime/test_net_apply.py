@@ -21,7 +21,7 @@ from patchkit.cluster.net.net_history import NetHistory
 from patchkit.cluster.net.netplan_file import render_netplan
 from patchkit.cluster.net.plan import NetPlanOptions, make_net_plan
 from patchkit.runtime.host.probe import probe
-from support import hosts, networks
+from support import hosts, networks, write_files
 from support.faults import in_child, kill
 
 OURS = Path("etc/netplan/40-patchkit.yaml")
@@ -33,11 +33,9 @@ LINKS = ("lan0", "lan1", "enp1s0f0np0", "enP2p1s0f0np0", "first", "second")
 def root(tmp_path):
     """A Spark with one cable, and somebody else's netplan file."""
     made = hosts.build(tmp_path, "ipv6_only", node=1)
-    others = made / "etc/netplan/01-network-manager-all.yaml"
-    others.parent.mkdir(parents=True)
-    others.write_text("network:\n  version: 2\n  renderer: NetworkManager\n")
-    others.chmod(0o600)
-    return made
+    others = "network:\n  version: 2\n  renderer: NetworkManager\n"
+    place = "etc/netplan/01-network-manager-all.yaml"
+    return write_files(made, {place: others}, mode=0o600)
 
 
 @pytest.fixture
@@ -213,9 +211,8 @@ def live(environment, tmp_path):
         pytest.skip(f"no namespaces of one's own: {tried.stderr.strip()}")
 
     def run(script, *, then=":", back=":"):
-        program = folders["bin"] / "netplan"
-        program.write_text(NETPLAN.format(then=then, back=back))
-        program.chmod(0o755)
+        program = NETPLAN.format(then=then, back=back)
+        write_files(folders["bin"], {"netplan": program}, mode=0o755)
         log = tmp_path / "log"
         log.write_text("")
         path = f"{folders['bin']}:{os.environ['PATH']}"

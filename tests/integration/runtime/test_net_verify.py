@@ -12,6 +12,8 @@ import sys
 
 import pytest
 
+from support import write_files
+
 QSFP = ("enp1s0f0np0", "enP2p1s0f0np0")  # on the first node
 OTHER = ("enp1s0f1np1", "enP2p1s0f1np1")  # on the second, which uses its other cage
 NAMED = [part for name in QSFP for part in ("--netdev", name)]
@@ -154,16 +156,13 @@ def test_faults_are_found(nodes, fault):
 
 def test_both_ends_by_the_peers_facts(nodes, tmp_path):
     """The `ssh` starts the command in the other namespace."""
-    ssh = tmp_path / "bin/ssh"
-    ssh.parent.mkdir()
-    ssh.write_text(
+    script = (
         "#!/bin/sh\n"
         'for last; do before="$destination"; destination="$last"; done\n'
         '[ "$before" = me@peer ] || exit 255\n'
         f'exec ip netns exec {nodes.names[1]} sh -c "$last"\n'
     )
-    ssh.chmod(0o755)
-    path = f"{ssh.parent}:{os.environ['PATH']}"
+    path = f"{write_files(tmp_path, {'ssh': script}, mode=0o755)}:{os.environ['PATH']}"
     remote = ["--ssh", "me@peer"]
     checks = nodes.verify(*NAMED, *remote, rc=0, path=path)
     assert set(checks) >= ALL_WELL | {
@@ -189,10 +188,8 @@ echo 'ping: socktype: SOCK_RAW' >&2; exit 2"""
 def test_without_the_right_ping_the_way_is_not_checked(namespaces, tmp_path):
     """Not that it failed, and not that it is well: the far end of one cable has a small MTU."""
     namespaces.ip(1, "link", "set", OTHER[0], "mtu", "1500")
-    (bare := tmp_path / "bin").mkdir()
+    bare = write_files(tmp_path / "bin", {"ping": FORBIDDEN}, mode=0o755)
     (bare / "ip").symlink_to(shutil.which("ip"))
-    (bare / "ping").write_text(FORBIDDEN)
-    (bare / "ping").chmod(0o755)
     checks = namespaces.verify(*NAMED, *PEERS, rc=0, path=bare)
     assert states(checks) == {**EXPECTED, **UNTRIED}
     state, said = checks["192.168.100.12: 9000-byte frames"]

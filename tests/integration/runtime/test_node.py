@@ -11,7 +11,7 @@ import pytest
 
 from patchkit.cli import group
 from patchkit.errors import HostError
-from support import hosts
+from support import hosts, write_files
 
 REPOSITORY = Path(__file__).parents[3]
 OF_A_NODE = ["check", "completion", "doctor", "env", "inspect", "net", "probe", "serve-args"]
@@ -60,9 +60,7 @@ def test_a_cluster_from_the_wheel_and_click_alone(program, tmp_path):
 
 def test_other_verbs_say_what_brings_their_libraries(program, tmp_path):
     """Before anything else, with a command that works where the wheel was installed from."""
-    (tmp_path / "torch").mkdir()
-    (tmp_path / "torch/__init__.py").touch()
-    (tmp_path / "torch/version.py").write_text("cuda = None\n")
+    write_files(tmp_path / "torch", {"__init__.py": "", "version.py": "cuda = None\n"})
 
     def ask(*words):
         search = {"PYTHONPATH": str(tmp_path)}

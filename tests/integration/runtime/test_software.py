@@ -8,6 +8,7 @@ import pytest
 from patchkit.runtime.host.host import Software
 from patchkit.runtime.host.software import find_python, software
 from patchkit.runtime.python.libnccl import nccl_version
+from support import write_files
 from support.layout import Environment
 
 EVERYTHING = {
@@ -35,20 +36,17 @@ def env(parts, tmp_path):
 
 def package(site, name, version, file="_version.py"):
     """A package, and the file in which it says its version."""
-    (site / name).mkdir(parents=True, exist_ok=True)
-    (site / name / "__init__.py").write_text("raise RuntimeError('nobody imports this')\n")
+    write_files(site / name, {"__init__.py": "raise RuntimeError('nobody imports this')\n"})
     text = f"version: str\n\n__version__ = version = '{version}'\n__version_tuple__ = (0, 1)\n"
     if version:
         (site / name / file).write_text(text)
 
 
 def distribution(site, project, version, members=()):
-    home = site / f"{project}-{version}.dist-info"
-    home.mkdir()
-    (home / "METADATA").write_text(
-        f"Metadata-Version: 2.4\nName: {project}\nVersion: {version}\n\nVersion: of the prose\n"
-    )
-    (home / "RECORD").write_text("".join(f"{member},,\n" for member in members))
+    about = f"Name: {project}\nVersion: {version}\n\nVersion: of the prose\n"
+    files = {"METADATA": f"Metadata-Version: 2.4\n{about}"}
+    files["RECORD"] = "".join(f"{member},,\n" for member in members)
+    write_files(site / f"{project}-{version}.dist-info", files)
 
 
 def found(env):

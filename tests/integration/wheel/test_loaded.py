@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from support import write_files
 from support.layout import VERSIONS, Environment, link
 from support.wheels import write_wheel
 
@@ -154,9 +155,8 @@ def test_packages(env):
 
 def test_versions_of_torch_and_vllm_and_the_text(env, cli):
     for project, version in (("torch", "2.13.0"), ("vllm", "0.33.0")):
-        home = env.site / f"{project}-{version}.dist-info"
-        home.mkdir()
-        (home / "METADATA").write_text(f"Name: {project}\nVersion: {version}\n")
+        about = f"Name: {project}\nVersion: {version}\n"
+        write_files(env.site, {f"{project}-{version}.dist-info/METADATA": about})
     so_path(env)
     custom = env.variables["VLLM_NCCL_SO_PATH"]
     given = {"VLLM_NCCL_SO_PATH": custom}

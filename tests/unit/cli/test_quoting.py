@@ -12,6 +12,7 @@ from patchkit.digests import digest
 from patchkit.durable.journal import Change, Journal
 from patchkit.errors import PatchkitError
 from patchkit.quoting import OBEYED, quoted, visible
+from support import write_files
 
 ANYTHING = st.text(st.characters())  # surrogates, too
 NAMES = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]))
@@ -62,11 +63,8 @@ def test_a_name_that_is_not_utf8_and_a_path_that_looks_like_an_option():
 
 
 def test_a_file_that_is_read_only_becomes_writable_by_what_is_pasted(tmp_path):
-    folder = tmp_path / EVIL
-    folder.mkdir()
+    folder = write_files(tmp_path / EVIL, {"a.py": "old\n"}, mode=0o444)
     place = folder / "a.py"
-    place.write_text("old\n")
-    place.chmod(0o444)
     journal = Journal(root=folder, folder=folder / ".journal", again="", rescue="")
     with pytest.raises(PatchkitError, match="read-only") as caught:
         journal.commit([Change("a.py", digest(b"old\n"), b"new\n")])

@@ -30,7 +30,7 @@ from patchkit.patching.ledger import Ledger, LedgerRequest, LedgerVerdict, ledge
 from patchkit.patching.recipe import load_recipe
 from patchkit.quoting import visible
 from patchkit.runtime.envfile.header import BLANK, sealed
-from support import hosts, terminal
+from support import hosts, terminal, write_files
 from support.terminal import runnable
 from support.wheels import write_wheel
 
@@ -202,8 +202,7 @@ def inspected(folder, name):
 
 def wheelhouse(folder, name):
     house = folder / f"house{name}"
-    house.mkdir()
-    (house / f"{name}.whl").write_bytes(b"")
+    write_files(house, {f"{name}.whl": ""})
     hostile_wheel(house, name)
     manifest = house / "manifest.json"
     facts = {"target": f"{name}{MARK}", "made": name, "version": name, "machine": name}
@@ -288,11 +287,9 @@ def machine(folder, name):
 
 def programs(folder, name):
     """A Python, and ssh, that say hostile things."""
-    (folder / "said").write_text(f"{name}{MARK}\n")
-    for program in ("python", "ssh"):
-        place = folder / program
-        place.write_text(f'#!/bin/sh\ncat "{folder}/said"\ncat "{folder}/said" >&2\nexit 3\n')
-        place.chmod(0o755)
+    says = f'#!/bin/sh\ncat "{folder}/said"\ncat "{folder}/said" >&2\nexit 3\n'
+    files = {"said": f"{name}{MARK}\n", **dict.fromkeys(("python", "ssh"), says)}
+    write_files(folder, files, mode=0o755)
     root = str(hosts.build(folder, "cable_port0"))
     python = str(folder / "python")
     yield ["inspect", "--loaded", "--python", python]

@@ -9,6 +9,7 @@ import pytest
 from patchkit.doctor.gpu import GpuNode, all_reduce_findings, gpu_findings, smoke_test, try_gpus
 from patchkit.doctor.gpu_steps import GpuStep, run_step
 from patchkit.finding import Level
+from support import write_files
 from support.clusters import reports
 
 MEANT = {"NCCL_IB_HCA": "rocep1s0f0", "NCCL_SOCKET_IFNAME": "enp1s0f0np0"}
@@ -75,11 +76,9 @@ def test_sockets_beside_an_env_file_that_meant_roce_are_an_error() -> None:
 
 def test_nodes_whose_gpus_are_not_reached_are_not_checked(tmp_path: Path) -> None:
     """Of this machine, with a Python that has a torch which does not load."""
-    python = tmp_path / "venv" / "bin" / "python"
-    python.parent.mkdir(parents=True)
-    (tmp_path / "torch.py").write_text("raise ImportError('no torch')", encoding="utf-8")
-    python.write_text(f'#!/bin/sh\nPYTHONPATH={tmp_path} exec {sys.executable} "$@"\n')
-    python.chmod(0o755)
+    python = f'#!/bin/sh\nPYTHONPATH={tmp_path} exec {sys.executable} "$@"\n'
+    torch = "raise ImportError('no torch')"
+    write_files(tmp_path, {"torch.py": torch, "venv/bin/python": python}, mode=0o755)
     nodes = []
     for each in reports(tmp_path / "hosts")[1]:
         assert each.facts
@@ -128,10 +127,8 @@ def test_a_python_that_is_not_there_and_a_child_that_outlives_its_limit(tmp_path
     found = run_step("/nowhere/python", {"step": "x", "script": "cuda", "seconds": 5}, {})
     reason = "/nowhere/python does not run: No such file or directory"
     assert (found.state, found.reason) == ("failed", reason)
-    stubborn = tmp_path / "python"
-    stubborn.write_text("#!/bin/sh\necho began\nexec sleep 60\n", encoding="utf-8")
-    stubborn.chmod(0o755)
+    write_files(tmp_path, {"python": "#!/bin/sh\necho began\nexec sleep 60\n"}, mode=0o755)
     settings = {"step": "x", "script": "cuda", "seconds": -9}  # the grace after it is 10 s
-    found = run_step(str(stubborn), settings, {})
+    found = run_step(str(tmp_path / "python"), settings, {})
     assert (found.state, found.lines) == ("failed", ("began",))
     assert found.reason == "no answer within -9 s"

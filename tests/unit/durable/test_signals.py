@@ -19,6 +19,7 @@ from patchkit.digests import digest
 from patchkit.durable import signals
 from patchkit.durable.journal import Change, Journal
 from patchkit.errors import StorageError
+from support import write_files
 from support.faults import in_child
 
 CHANGES = [Change("a.py", digest(b"old\n"), b"new\n"), Change("b.py", "", b"created\n")]
@@ -168,8 +169,7 @@ def test_from_the_first_line_to_the_last_an_interrupt_is_one_line_or_none(capfd,
 
 
 def test_a_terminal_that_is_closed_is_sighup_and_no_error_of_its_own(tmp_path):
-    (tmp_path / "ssh").write_text("#!/bin/sh\n: > begun\nexec sleep 20\n")
-    (tmp_path / "ssh").chmod(0o755)
+    write_files(tmp_path, {"ssh": "#!/bin/sh\n: > begun\nexec sleep 20\n"}, mode=0o755)
     (tmp_path / "cluster.toml").write_text('[[node]]\nssh = "one"\n[[node]]\nssh = "two"\n')
     terminal, own = pty.openpty()
     started = subprocess.Popen(

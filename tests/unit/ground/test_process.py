@@ -7,6 +7,7 @@ import pytest
 
 from patchkit.errors import BuildError, HostError, StorageError
 from patchkit.process import ask, attempt, run
+from support import write_files
 
 PYTHON = sys.executable
 
@@ -58,8 +59,7 @@ def test_a_program_that_is_missing_or_cannot_be_started(tmp_path):
     assert attempt(tmp_path / "nosuch").trouble == "does not run: No such file or directory"
     assert attempt(PYTHON, "-V", env={"PATH": "/"}).status == 0
     assert attempt("sh", env={"PATH": str(tmp_path)}).trouble == "is not installed"
-    (tmp_path / "script").write_text("#!/no/interpreter\n")
-    (tmp_path / "script").chmod(0o755)
+    write_files(tmp_path, {"script": "#!/no/interpreter\n"}, mode=0o755)
     assert attempt(tmp_path / "script").trouble == "does not run: No such file or directory"
     assert attempt(tmp_path).trouble == "does not run: Permission denied"
     assert attempt("true", "a\0b").trouble == "does not run: embedded null byte"

@@ -18,6 +18,7 @@ from patchkit.measure.figures import (
     read_series,
     result_file,
 )
+from support import write_files
 
 DATA = Path(__file__).parents[2] / "data" / "bench"
 
@@ -72,8 +73,6 @@ def test_two_folders_are_compared_by_the_names_of_their_variants():
 def test_folders_that_hold_nothing_and_files_that_are_none(tmp_path):
     with pytest.raises(UsageError, match="holds no results"):
         read_series(tmp_path)
-    place = result_file(tmp_path, "a", "in1-out1-c1", 0)
-    place.parent.mkdir(parents=True)
-    place.write_text("[1]")
+    write_files(tmp_path, {result_file(tmp_path, "a", "in1-out1-c1", 0): "[1]"})
     with pytest.raises(UsageError, match="is no result of vLLM's benchmark"):
         read_series(tmp_path)

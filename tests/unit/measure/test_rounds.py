@@ -12,6 +12,7 @@ from patchkit.errors import HostError, UsageError
 from patchkit.measure.figures import result_file
 from patchkit.measure.rounds import BenchPlan, measure_variants
 from patchkit.measure.variants import BenchLoad, PlannedVariant, describe_conditions, plan_cluster
+from support import write_files
 
 LOADS = [BenchLoad(depth=1024, output=128, concurrency=n, prompts=4 * n) for n in (1, 8)]
 # Stands for a Python with vLLM: finds it, and answers `bench serve` as $ANSWERED says.
@@ -55,9 +56,7 @@ def test_what_was_measured_is_not_left_and_the_order_turns_with_each_round(tmp_p
 
 
 def test_a_server_elsewhere_is_measured_once_and_only_whole(tmp_path, monkeypatch):
-    asker = tmp_path / "python"
-    asker.write_text(ASKER)
-    asker.chmod(0o755)
+    asker = write_files(tmp_path, {"python": ASKER}, mode=0o755) / "python"
     where = {"python": str(asker), "url": "http://spark-1.invalid:8000"}
     of = plan(tmp_path / "results", "served", rounds=1, loads=LOADS[:1], **where)
     place = result_file(of.folder, "served", LOADS[0].name, 0)

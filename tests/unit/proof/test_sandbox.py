@@ -22,6 +22,7 @@ from patchkit.proof.child_process import Limits, forked, run
 from patchkit.proof.sandbox import Box, missing, program_box
 from patchkit.proof.upstream_code import Code
 from patchkit.source.tree import Sandboxed
+from support import write_files
 from support.needed import need
 
 pytestmark = pytest.mark.skipif(missing() != "", reason=f"no sandbox here: {missing()}")
@@ -32,9 +33,7 @@ ask = partial(questions.ask, kind=object)
 @pytest.fixture
 def tree(make_tree, tmp_path, monkeypatch):
     """A tree, with the user's home beside it."""
-    home = tmp_path / "home"
-    (home / ".ssh").mkdir(parents=True)
-    (home / ".ssh/id_ed25519").write_text(SECRET)
+    write_files(tmp_path / "home/.ssh", {"id_ed25519": SECRET})
     monkeypatch.setenv("HF_TOKEN", SECRET)
     made = make_tree("0.25.1", {"vllm/a.py": "ONE = 1\n", "setup.py": ""})
     return replace(made, sandboxed=Sandboxed.ALWAYS)
@@ -102,9 +101,7 @@ def test_what_it_could_do_without_a_sandbox(make_tree):
     """Else the test above would prove nothing."""
     for act in sorted(set(ACTS) - {"become a program", "leave the group"}):
         made = make_tree("0.25.1", {"vllm/a.py": "ONE = 1\n", "setup.py": ""})
-        home = made.root.parent / "home"
-        (home / ".ssh").mkdir(parents=True, exist_ok=True)
-        (home / ".ssh/id_ed25519").write_text(SECRET)
+        write_files(made.root.parent / "home/.ssh", {"id_ed25519": SECRET})
         free = replace(made, sandboxed=Sandboxed.NEVER)
         assert ask(free, [lambda act=act, free=free: ACTS[act](free) and None]) in ([None], [0]), (
             act

@@ -9,6 +9,7 @@ from patchkit.cluster.agent import installation
 from patchkit.cluster.agent.installation import MARKER, InstalledVenv, switch_link
 from patchkit.digests import digest
 from patchkit.errors import HostError, UsageError
+from support import write_files
 from support.wheels import record
 
 
@@ -30,10 +31,7 @@ def write_project(venv, code):
     site = venv / "lib/python3.12/site-packages"
     home = "vllm-0.25.1.dist-info"
     members = {"vllm.py": code, f"{home}/METADATA": b"Name: vllm\nVersion: 0.25.1\n"}
-    for name, data in {**members, f"{home}/RECORD": record(home, members)}.items():
-        (site / name).parent.mkdir(parents=True, exist_ok=True)
-        (site / name).write_bytes(data)
-    return site / home
+    return write_files(site, {**members, f"{home}/RECORD": record(home, members)}) / home
 
 
 def test_a_link_is_switched_to_what_is_whole_and_ours_alone(place, tmp_path):

@@ -8,6 +8,7 @@ import pytest
 from patchkit.cluster.models.model_check import RECORD, ModelCheck, check_model, held_models
 from patchkit.cluster.models.names import ModelFolder
 from patchkit.records import record
+from support import write_files
 from support.hub import CHOSEN, COMMIT, MODEL, SHARDS, digest
 
 FILES = {name: MODEL[name] for name in CHOSEN}
@@ -20,13 +21,9 @@ LENGTH = len(FILES[SHARDS[1]])
 def models(tmp_path):
     """A folder of models with one in it, as a fetch leaves it."""
     folder = tmp_path / ModelFolder(repo="org/small", commit=COMMIT).name
-    folder.mkdir()
-    for name, data in FILES.items():
-        (folder / name).write_bytes(data)
     files = {name: {"size": len(data), "digest": digest(data)} for name, data in FILES.items()}
-    (folder / RECORD).parent.mkdir(parents=True)
     made = {"repo": "org/small", "commit": COMMIT, "files": files}
-    (folder / RECORD).write_text(json.dumps(made))
+    write_files(folder, {**FILES, RECORD: json.dumps(made)})
     return tmp_path
 
 

@@ -11,6 +11,7 @@ import yaml
 from patchkit.cluster.net.netplan_file import check_conflicts, render_netplan
 from patchkit.cluster.net.plan import Given, NetPlanOptions, make_net_plan
 from patchkit.errors import HostError, UsageError
+from support import write_files
 
 GOLDEN = """\
 # Written by `patchkit net apply`; `patchkit net undo` puts back what was here.
@@ -231,11 +232,10 @@ def test_any_name_is_read_back_or_refused(machine, name):
 
 @pytest.mark.skipif(not shutil.which("netplan"), reason="netplan is not installed")
 def test_real_netplan_makes_of_it_for_networkd(machine, tmp_path):
-    folder, run = tmp_path / "etc/netplan", tmp_path / "run/systemd/network"
-    folder.mkdir(parents=True)
+    run = tmp_path / "run/systemd/network"
     plan = make_net_plan(machine("fresh_both"), wish(3, nodes=3))
-    (folder / "01-all.yaml").write_text("network: {version: 2, renderer: networkd}\n")
-    (folder / "40-patchkit.yaml").write_text(render_netplan(plan))
+    files = {"01-all.yaml": "network: {version: 2, renderer: networkd}\n"}
+    write_files(tmp_path / "etc/netplan", {**files, "40-patchkit.yaml": render_netplan(plan)})
     words = ["netplan", "generate", "--root-dir", str(tmp_path)]
     subprocess.run(words, check=True)
     for netdev, address in zip((*PORT0, *PORT1), RING[3], strict=True):

@@ -4,6 +4,7 @@ import pytest
 
 from patchkit.cluster.openai.api_key import key_for
 from patchkit.errors import UsageError
+from support import write_files
 
 HERE, ELSEWHERE = "http://127.0.0.1:8000", "http://spark-1:8000"
 
@@ -27,9 +28,7 @@ def test_a_key_that_nobody_named(url, names, expected, tmp_path, monkeypatch):
     if "vllm" in names:
         monkeypatch.setenv("VLLM_API_KEY", "key-of-vllm")
     if "file" in names:
-        file = tmp_path / ".config/patchkit/secrets.env"
-        file.parent.mkdir(parents=True)
-        file.write_text("VLLM_API_KEY=key-of-file\n")
+        write_files(tmp_path / ".config/patchkit", {"secrets.env": "VLLM_API_KEY=key-of-file\n"})
     assert key_for(url) == expected
 
 

@@ -7,6 +7,7 @@ from click.testing import CliRunner
 
 from patchkit.cli import group
 from patchkit.errors import HostError, UsageError
+from support import write_files
 
 KEY = "s3cr3t-of-ours"
 SERVER = ["vllm", "serve", "a/b", "--gpu-memory-utilization", "0.95", "--api-key", KEY]
@@ -31,11 +32,10 @@ def recorded(tmp_path):
         (8, ["bash"], VARIABLES),
         (9, [], {}),
     ):
-        folder = tmp_path / "proc" / str(pid)
-        folder.mkdir(parents=True)
-        (folder / "cmdline").write_text("".join(f"{word}\0" for word in words))
         pairs = "".join(f"{name}={value}\0" for name, value in variables.items())
-        (folder / "environ").write_bytes(pairs.encode() + b"ODD=\xff\0no pair\0")
+        texts = {"cmdline": "".join(f"{word}\0" for word in words)}
+        texts["environ"] = pairs.encode() + b"ODD=\xff\0no pair\0"
+        write_files(tmp_path / "proc" / str(pid), texts)
     (tmp_path / "proc" / "10").mkdir()
     return tmp_path
 
@@ -79,8 +79,7 @@ INSPECTED = {
 
 
 def test_a_container_is_judged_by_what_docker_says(tmp_path, monkeypatch):
-    (tmp_path / "docker").write_text(DOCKER)
-    (tmp_path / "docker").chmod(0o755)
+    write_files(tmp_path, {"docker": DOCKER}, mode=0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     (tmp_path / "docker.json").write_text(json.dumps([INSPECTED]))
     assert ids(run("served", "--json")) == FOUND | {"variable-of-other-release"}

@@ -19,7 +19,7 @@ from patchkit.runtime.host.advice import remarks
 from patchkit.runtime.host.host import Gid, Gpu, Host, Memory, Software, System
 from patchkit.runtime.host.machine_root import RecordingWriter, ToolUnavailable
 from patchkit.runtime.host.probe import probe
-from support import hosts
+from support import hosts, write_files
 from support.machine_files import write
 from support.needed import need
 
@@ -149,18 +149,18 @@ def test_a_driver_that_loads_code_of_torchs_cuda_but_not_its_ptx(machine, cuda, 
 
 
 def test_how_the_first_gpu_is(tmp_path, monkeypatch):
-    program = tmp_path / "nvidia-smi"
-    program.write_text(
+    program = (
         "#!/bin/sh\ncase $1 in\n"
         "*apps*) echo 812, [N/A]; echo 977, 1024 ;;\n"
         "*) echo '36, 78.28, [N/A], 345, 1980, 0, 0x0000000000000004' ;;\nesac\n"
     )
-    program.chmod(0o755)
+    write_files(tmp_path, {"nvidia-smi": program}, mode=0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
     assert gpu_state() == GpuState(
         *(36, 78.28, None, 345, 1980, 0, 4), processes=(GpuProcess(812), GpuProcess(977, 1024))
     )
-    program.write_text("#!/bin/sh\necho 'Driver/library version mismatch'\nexit 18\n")
+    program = "#!/bin/sh\necho 'Driver/library version mismatch'\nexit 18\n"
+    (tmp_path / "nvidia-smi").write_text(program)
     with pytest.raises(ToolUnavailable, match="mismatch"):
         gpu_state()
 
@@ -266,9 +266,7 @@ def test_this_machine_has_addresses_if_ip_is_here(tmp_path, monkeypatch):
 
 def test_a_python_that_does_not_start(tmp_path):
     """A note where it was found by chance, an error where it was asked for."""
-    broken = tmp_path / "python3"
-    broken.write_text("#!/bin/sh\nexit 3\n")
-    broken.chmod(0o755)
+    broken = write_files(tmp_path, {"python3": "#!/bin/sh\nexit 3\n"}, mode=0o755) / "python3"
     found = probe(environment={"PATH": str(tmp_path)})
     assert found.software is None
     assert found.notes[-1].startswith(f"no Python tells what is installed: {broken}: exit code 3")

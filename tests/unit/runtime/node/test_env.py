@@ -16,7 +16,7 @@ from patchkit.runtime.node.cluster_env import cluster_env
 from patchkit.runtime.node.decision import NodeOptions, decide
 from patchkit.runtime.rules.rule import holding
 from patchkit.runtime.rules.variable_rules import load_variable_rules
-from support import hosts
+from support import hosts, write_files
 from support.checked import check_text
 from support.selection import SUPPORTED
 from tools import golden_env
@@ -125,12 +125,9 @@ def test_ptxas_is_that_of_a_toolkit_that_knows_the_device(tmp_path):
         )
     ):
         root = tmp_path / str(number)
-        root.mkdir()
         for place, version in toolkits.items():
-            (root / place / "bin").mkdir(parents=True)
-            (root / place / "bin/ptxas").touch()
-            facts = {"cuda": {"name": "CUDA SDK", "version": version}}
-            (root / place / "version.json").write_text(json.dumps(facts))
+            facts = json.dumps({"cuda": {"name": "CUDA SDK", "version": version}})
+            write_files(root / place, {"bin/ptxas": "", "version.json": facts})
         assert find_ptxas(root, {"CUDA_HOME": home}) == found
 
 

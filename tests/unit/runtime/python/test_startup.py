@@ -10,6 +10,7 @@ import pytest
 from patchkit.cluster.agent.node_facts import import_path, python_contents
 from patchkit.elf import Dynamic
 from patchkit.runtime.python.startup import find_preloaded, read_dynamic
+from support import write_files
 from support.layout import compiled
 
 LISTS = """
@@ -34,8 +35,7 @@ CALL = "    _preload_cuda_deps()\n"
 )
 def test_what_torch_preloads(text, files, found, tmp_path):
     for file in files:
-        (tmp_path / "[site]" / file).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / "[site]" / file).touch()
+        write_files(tmp_path / "[site]", {file: ""})
     path = [str(tmp_path), str(tmp_path / "[site]")]
     expected = str(tmp_path / "[site]" / files[found]) if found is not None else None
     assert find_preloaded(text, "13.0", path) == expected
@@ -60,9 +60,8 @@ def test_damaged_libraries_are_none(tmp_path):
 
 
 def installed(folder, project, version, *lines):
-    home = folder / f"{project}-{version}.dist-info"
-    home.mkdir(parents=True)
-    (home / "METADATA").write_text("\n".join([f"Name: {project}", f"Version: {version}", *lines]))
+    about = "\n".join([f"Name: {project}", f"Version: {version}", *lines])
+    write_files(folder, {f"{project}-{version}.dist-info/METADATA": about})
 
 
 def test_what_a_pth_file_adds_is_installed(tmp_path):

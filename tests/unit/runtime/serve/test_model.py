@@ -8,6 +8,7 @@ from click.testing import CliRunner
 from patchkit.cli import group
 from patchkit.errors import HostError, UsageError
 from patchkit.runtime.serve.model import preset_of, weights_gib
+from support import write_files
 
 
 def test_a_slip_is_an_error():
@@ -82,13 +83,9 @@ def machine(tmp_path):
     """Make the root of a machine of one GPU, "" for none, with so many GiB of RAM."""
 
     def make(gpu, ram):
-        root = tmp_path / "machine"
-        (root / "proc").mkdir(parents=True)
-        (root / "commands").mkdir()
-        (root / "proc/meminfo").write_text(f"MemTotal: {ram << 20} kB\nMemAvailable: 1 kB\n")
-        if gpu:
-            (root / "commands/nvidia-smi.csv").write_text(f"{gpu}\n")
-        return root
+        files = {"proc/meminfo": f"MemTotal: {ram << 20} kB\nMemAvailable: 1 kB\n"}
+        files |= {"commands/nvidia-smi.csv": f"{gpu}\n"} if gpu else {}
+        return write_files(tmp_path / "machine", files)
 
     return make
 

@@ -21,6 +21,7 @@ from patchkit.wheel.device.inspect import fat_binaries, inspect_file
 from patchkit.wheel.native.assemble import Assembler, Job, assemble_all
 from patchkit.wheel.native.make import make_native
 from patchkit.wheel.native.relink import replace_device_code
+from support import write_files
 from support.needed import need
 
 LIBRARIES = Path(__file__).parents[3] / "data" / "libraries"
@@ -179,10 +180,7 @@ def test_ptx_goes_to_the_oldest_ptxas_that_reads_it(assembler, tmp_path):
 
 def test_a_ptxas_that_is_killed_is_no_refusal(assembler, tmp_path, monkeypatch):
     """Else a wheel would depend on the memory that there was."""
-    killed = tmp_path / "bin"
-    killed.mkdir()
-    (killed / "ptxas").write_text("#!/bin/sh\nkill -9 $$\n")
-    (killed / "ptxas").chmod(0o755)
+    write_files(tmp_path, {"bin/ptxas": "#!/bin/sh\nkill -9 $$\n"}, mode=0o755)
     monkeypatch.setattr(assembler, "_unpack", lambda _cuda, progress: tmp_path)
     with pytest.raises(HostError, match="what is assembled already is kept"):
         assemble_all(assembler, [job_for(tmp_path, "-O0", text=KERNEL)], lambda _d, _t: None)
