@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+from patchkit.runtime.host.host import Host
 from support.machine_files import CMDLINE, LOOPBACK, Card, Machine, write
 
 RATE = 200_000  # Mbit/s, what each half of a cabled cage says of itself
@@ -228,6 +229,12 @@ MACHINES: dict[str, Callable[[int], Machine]] = {
     ),
 }
 NAMES = tuple(MACHINES)
+
+
+def with_netdev(host: Host, name: str, /, **changes: object) -> Host:
+    """Return the facts of a machine with other ones of a netdev."""
+    netdevs = (replace(it, **changes) if it.name == name else it for it in host.netdevs)
+    return replace(host, netdevs=tuple(netdevs))
 
 
 def build(folder: Path, name: str, *, node: int = 0) -> Path:

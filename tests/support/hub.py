@@ -7,7 +7,6 @@ hf takes their ETag, with ranges for what goes on where it was. ``asked`` lists 
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import http.server
 import json
@@ -15,6 +14,8 @@ import struct
 import threading
 import time
 from urllib.parse import unquote, urlsplit
+
+from support.local_server import LocalServer
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 LARGE = 200  # bytes from which a file has a sha256, as LFS files do
@@ -53,22 +54,16 @@ MODEL = {
 CHOSEN = sorted(["config.json", "tokenizer.json", "model.safetensors.index.json", *SHARDS])
 
 
-class HubServer(http.server.ThreadingHTTPServer):
+class HubServer(LocalServer):
     """Repositories by name, each with its files; ``private`` ones are for a token's bearer."""
 
-    daemon_threads = True
-
     def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), HubAnswers)
+        super().__init__(HubAnswers)
         self.repos: dict[str, dict[str, bytes]] = {"org/small": dict(MODEL)}
         self.token = ""  # what a request has to bear
         self.asked: list[str] = []
         self.cut = 0
         self.held = threading.Event()  # set: whoever asks for a file waits
-
-    @property
-    def address(self) -> str:
-        return f"http://127.0.0.1:{self.server_port}"
 
 
 class HubAnswers(http.server.BaseHTTPRequestHandler):
@@ -152,15 +147,3 @@ class HubAnswers(http.server.BaseHTTPRequestHandler):
 
     def refuse(self, status, code, message):
         self.send(status, X_Error_Code=code, X_Error_Message=message)
-
-
-@contextlib.contextmanager
-def hub_server():
-    """Start a Hub on loopback."""
-    server = HubServer()
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    try:
-        yield server
-    finally:
-        server.shutdown()
-        server.server_close()

@@ -15,6 +15,8 @@ import threading
 from dataclasses import dataclass
 from pathlib import Path
 
+from support.local_server import LocalServer
+
 REASONING = {
     "0.10": ("reasoning_content",),
     "0.12": ("reasoning", "reasoning_content"),
@@ -77,29 +79,18 @@ class Faults:
     recorded: bytes = b""  # a stream as a server sent it, chunked as uvicorn does
 
 
-class ModelServer(http.server.ThreadingHTTPServer):
+class ModelServer(LocalServer):
     """Serves one release's shape; ``asked`` lists the bodies of the questions."""
 
-    daemon_threads = True
-
     def __init__(self, release="0.33", **faults):
-        super().__init__(("127.0.0.1", 0), _ModelRequest)
+        super().__init__(_ModelRequest)
         self.release, self.faults = release, Faults(**faults)
         self.asked, self.headers_seen = [], []
         self.over = threading.Event()
 
-    @property
-    def url(self):
-        return f"http://127.0.0.1:{self.server_address[1]}"
-
-    def __enter__(self):
-        threading.Thread(target=self.serve_forever, args=[0.05], daemon=True).start()
-        return self
-
-    def __exit__(self, *_):
+    def __exit__(self, *error):
         self.over.set()
-        self.shutdown()
-        self.server_close()
+        super().__exit__(*error)
 
     def handle_error(self, *_):
         pass  # who asks may go away in the middle

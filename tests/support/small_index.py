@@ -7,15 +7,16 @@ import json
 import threading
 import time
 from base64 import b64encode
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 from zipfile import ZipFile
 
 from patchkit.digests import sha256_of
+from support.local_server import LocalServer
 
 
-class SmallIndex(ThreadingHTTPServer):
+class SmallIndex(LocalServer):
     """An index (PEP 691, 658) of the wheels in a folder, for ``me`` with the password ``s3cret``.
 
     ``asked`` lists every wheel that was asked for, with the byte it is to begin at; ``stopped``
@@ -23,20 +24,13 @@ class SmallIndex(ThreadingHTTPServer):
     the command lines of all processes while it was asked.
     """
 
-    daemon_threads = True
-
     def __init__(self, files: Path) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
+        super().__init__(_Handler)
         self.files = files
         self.asked: list[tuple[str, int]] = []
         self.stopped, self.reached = "", threading.Event()
         self.arguments = b""
         self.url = f"http://me:s3cret@127.0.0.1:{self.server_port}/simple/"
-        threading.Thread(target=self.serve_forever, daemon=True).start()
-
-    def __exit__(self, *error: object) -> None:
-        self.shutdown()
-        super().__exit__(*error)
 
 
 class _Handler(BaseHTTPRequestHandler):

@@ -32,6 +32,7 @@ from patchkit.wheel.build.torch_toolkit import driver_stand_in
 from patchkit.wheel.file.wheelfile import WheelFile
 from patchkit.wheel.vllm.repack_origin import upstream_wheels
 from support.proving import LIBRARY, libnccl_of, require, run
+from tools import run_program
 
 ROOT = Path(__file__).parents[3]
 CXX = "aarch64-linux-gnu-g++"
@@ -60,11 +61,7 @@ def main() -> int:
         sys.stdout.write(obstacle())
         return 0
     with tempfile.TemporaryDirectory(prefix="patchkit-cross-", dir=BESIDE) as folder:
-        try:
-            failed = prove(args.wheelhouse.absolute(), Path(folder))
-        except PatchkitError as error:
-            print(f"cross-proof: {error}")
-            return error.exit_code
+        failed = prove(args.wheelhouse.absolute(), Path(folder))
     return ProofError.exit_code if failed else 0
 
 
@@ -262,4 +259,4 @@ def verdict(said: str) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_program(main)

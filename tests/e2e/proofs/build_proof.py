@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from e2e.proofs.torch_questions import answers, questions
-from patchkit.errors import PatchkitError, ProofError, UsageError
+from patchkit.errors import ProofError, UsageError
 from patchkit.source.fetch import cache_dir
 from patchkit.target import Load, targets
 from patchkit.wheel.build.machine import WORK
@@ -35,6 +35,7 @@ from patchkit.wheel.device.fatbin import DeviceCode
 from patchkit.wheel.device.inspect import inspect_file
 from patchkit.wheel.device.libraries import compiled_sources
 from support.small_torch import site
+from tools import run_program
 
 GB10 = targets()["gb10"]
 GOLDEN = Path(__file__).parents[3] / "tests" / "data" / "objects.csv"
@@ -69,13 +70,9 @@ def main() -> int:
     parser.add_argument("releases", nargs="*", default=list(RELEASES))
     parser.add_argument("--write", action="store_true", help="write the golden table anew")
     args = parser.parse_args()
-    try:
-        with tempfile.TemporaryDirectory(prefix="patchkit-build-") as folder:
-            rows = [row for name in args.releases for row in prove(name, Path(folder) / name)]
-        compare(rows, args.releases, write=args.write)
-    except PatchkitError as error:
-        print(f"build-proof: {error}")
-        return error.exit_code
+    with tempfile.TemporaryDirectory(prefix="patchkit-build-") as folder:
+        rows = [row for name in args.releases for row in prove(name, Path(folder) / name)]
+    compare(rows, args.releases, write=args.write)
     print("every check held")
     return 0
 
@@ -228,4 +225,4 @@ def compare(rows: list[tuple[str, ...]], releases: list[str], *, write: bool) ->
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_program(main)

@@ -13,7 +13,6 @@ from __future__ import annotations
 import fnmatch
 import platform
 import re
-import subprocess
 import sys
 import tempfile
 import tomllib
@@ -26,7 +25,7 @@ from pathlib import Path
 
 from e2e.proofs.machine_code import Kernels, idle, likeness, read_sass, stubs, total
 from patchkit.apply import apply
-from patchkit.errors import PatchkitError, ProofError, UsageError
+from patchkit.errors import ProofError, UsageError
 from patchkit.patching.fix import Request
 from patchkit.patching.recipe import load_recipe
 from patchkit.recipes.vllm.archs import evaluate
@@ -35,6 +34,8 @@ from patchkit.source.detect import detect
 from patchkit.source.fetch import fetch
 from patchkit.source.releases import LockEntry, read_lock
 from patchkit.target import parse_arch, targets
+from support.proving import run
+from tools import run_program
 from tools.markdown import replaced, table
 
 HOME = load_recipe().home
@@ -70,27 +71,23 @@ class Job:
         flags += [f"-I{folder}" for folder in [*folders, self.home / CUDA / "include/cccl"]]
         with tempfile.NamedTemporaryFile(suffix=".cubin") as cubin:
             source = str(self.tree / path)
-            run([str(self.home / CUDA / "bin/nvcc"), *flags, "-o", cubin.name, source], source)
+            run(str(self.home / CUDA / "bin/nvcc"), *flags, "-o", cubin.name, source)
             nvdisasm = str(self.home / CUDA / "bin/nvdisasm")
-            return read_sass(run([nvdisasm, "-c", cubin.name], "nvdisasm"))
+            return read_sass(run(nvdisasm, "-c", cubin.name))
 
 
 def main() -> int:
     """Compile, compare and report; return the exit code."""
     known = {release["version"]: release for release in TABLE["release"]}
-    try:
-        if unknown := sorted({*sys.argv[1:]} - known.keys()):
-            raise UsageError(f"{unknown[0]} is not in kernels.toml", hint=f"use {', '.join(known)}")
-        chosen = [known[version] for version in sys.argv[1:] or known]
-        with tempfile.TemporaryDirectory(prefix="patchkit-") as folder:
-            home = Path(folder)
-            for wheel in wheels():
-                unpack_wheel(wheel, home / wheel["folder"])
-            rows = [row for release in chosen for row in release_rows(release, home)]
-            compiler = run([str(home / CUDA / "bin/nvcc"), "--version"], "nvcc")
-    except PatchkitError as error:
-        print(f"kernel-proof: {error}")
-        return error.exit_code
+    if unknown := sorted({*sys.argv[1:]} - known.keys()):
+        raise UsageError(f"{unknown[0]} is not in kernels.toml", hint=f"use {', '.join(known)}")
+    chosen = [known[version] for version in sys.argv[1:] or known]
+    with tempfile.TemporaryDirectory(prefix="patchkit-") as folder:
+        home = Path(folder)
+        for wheel in wheels():
+            unpack_wheel(wheel, home / wheel["folder"])
+        rows = [row for release in chosen for row in release_rows(release, home)]
+        compiler = run(str(home / CUDA / "bin/nvcc"), "--version")
     names = [f"sm_{parse_arch(arch_list(arch)).gencode}" for arch in ("native", "family")]
     tools = ", ".join(f"{wheel['project']} {wheel['version']}" for wheel in wheels())
     said = table(("release", "file", "kernels", *names, "verdict"), [cells for _, cells in rows])
@@ -132,7 +129,7 @@ def release_rows(release: dict, home: Path) -> Iterator[Row]:
         if arch != "stock":
             apply(trees[arch], load_recipe(), Request(target=TARGET, arch=arch))
         generator = str(trees[arch] / release["generate"])
-        run([sys.executable, generator, arch_list(arch)], "Marlin generator")
+        run(sys.executable, generator, arch_list(arch))
     for file in release["file"]:
         native, family, stock = (
             Job(home, trees[arch], release, file, arch_list(arch)) for arch in trees
@@ -164,14 +161,6 @@ def switches(tree: Path, archs: str) -> tuple[str, ...]:
     return tuple(sorted({define for group in groups if group.archs for define in group.defines}))
 
 
-def run(command: list[str], what: str) -> str:
-    result = subprocess.run(command, capture_output=True, text=True)
-    if result.returncode != 0:
-        lines = (result.stderr or result.stdout).strip().splitlines()[-12:]
-        raise ProofError(f"{what} failed:\n    " + "\n    ".join(lines))
-    return result.stdout
-
-
 def _sum(faults: dict[str, str]) -> str:
     """Count kernels by the reason; sizes vary, so they are left out."""
     counts = Counter(re.sub(r"; \d+ instructions.*", "", reason) for reason in faults.values())
@@ -195,4 +184,4 @@ def _cells(job: Job, note: str, found: Kernels, family: Kernels, verdict: str) -
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_program(main)

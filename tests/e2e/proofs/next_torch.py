@@ -18,12 +18,11 @@ import subprocess
 import sys
 import tarfile
 import tempfile
-import threading
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from http.server import SimpleHTTPRequestHandler
 from pathlib import Path
 
 from packaging.version import Version
@@ -31,7 +30,6 @@ from pypi_simple import PYPI_SIMPLE_ENDPOINT
 
 from e2e.proofs.build_proof import check_objects, index_cutlass
 from patchkit.digests import sha256_of
-from patchkit.errors import ProofError
 from patchkit.patching.recipe import load_recipe
 from patchkit.recipes.vllm.build import known_externals, recorded_needs
 from patchkit.source.archive import unpack
@@ -39,6 +37,8 @@ from patchkit.source.fetch import cache_dir, fetch, index_client, pip_settings
 from patchkit.source.releases import read_lock, read_wheel_lock
 from patchkit.target import toolkit_of
 from patchkit.wheel.build.machine import WORK
+from support.local_server import LocalServer
+from support.proving import require
 from support.wheels import record
 from tools import run_program
 from tools.stage import staged
@@ -130,12 +130,8 @@ def index_with(tree: Path, folder: Path) -> Iterator[str]:
 
         def log_message(self, *_words: object) -> None: ...
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, directory=str(folder)))
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}/simple"
-    finally:
-        server.shutdown()
+    with LocalServer(partial(Handler, directory=str(folder))) as server:
+        yield f"{server.url}/simple"
 
 
 def prove_entry(stage: Path, start: partial[str]) -> None:
@@ -182,12 +178,6 @@ def run(
     what = " ".join(command[2:4])
     require(done.returncode == code, f"{what} ended with {done.returncode}\n{done.stdout}")
     return done.stdout
-
-
-def require(held: bool, problem: str) -> None:
-    """Raise ProofError with the problem unless something held."""
-    if not held:
-        raise ProofError(problem)
 
 
 if __name__ == "__main__":

@@ -22,8 +22,8 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from patchkit.errors import PatchkitError
 from support.proving import files, require, run
+from tools import run_program
 
 RELEASES = ("0.19.1", "0.20.2", "0.25.1", "0.33.0")
 CPUS = ("aarch64", "x86_64")
@@ -58,14 +58,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("releases", nargs="*", default=RELEASES)
     args = parser.parse_args()
-    try:
-        print("release | CPU | s | again | MB | upstream's | fixes | kernels")
-        for version, cpu in product(args.releases, CPUS):
-            with tempfile.TemporaryDirectory(prefix="repack-") as folder:
-                print(*proved(version, cpu, Path(folder)), sep=" | ")
-    except PatchkitError as error:
-        print(f"error: {error}")
-        return error.exit_code
+    print("release | CPU | s | again | MB | upstream's | fixes | kernels")
+    for version, cpu in product(args.releases, CPUS):
+        with tempfile.TemporaryDirectory(prefix="repack-") as folder:
+            print(*proved(version, cpu, Path(folder)), sep=" | ")
     return 0
 
 
@@ -126,4 +122,4 @@ def used(told: Mapping[str, Any], home: Path) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_program(main)

@@ -29,9 +29,10 @@ from pathlib import Path
 from typing import Any
 
 from e2e.proofs.build_proof import SOURCES, check_wheel, compiled_object, reduced_options
-from patchkit.errors import PatchkitError, ProofError, UsageError
+from patchkit.errors import ProofError, UsageError
 from support.comparing import first_member, first_object, object_digests
 from support.proving import accept_nccl
+from tools import run_program
 
 HERE = platform.machine()
 FAMILIES = "AllReduce Sum f32 RING SIMPLE|Reduce Prod f8e4m3 RING SIMPLE"
@@ -82,12 +83,8 @@ def main() -> int:
     args, options = parser.parse_known_args()
     if not args.whole:
         options = [*PROJECTS[args.project]["reduced"](), *options]
-    try:
-        with tempfile.TemporaryDirectory(prefix="patchkit-repro-") as folder:
-            compare(args.project, (args.keep or Path(folder)).absolute(), options)
-    except PatchkitError as error:
-        print(f"repro: {error}")
-        return error.exit_code
+    with tempfile.TemporaryDirectory(prefix="patchkit-repro-") as folder:
+        compare(args.project, (args.keep or Path(folder)).absolute(), options)
     return 0
 
 
@@ -138,4 +135,4 @@ def build(project: str, folder: Path, name: str, options: list[str]) -> dict[str
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_program(main)

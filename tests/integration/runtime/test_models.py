@@ -13,7 +13,7 @@ import pytest
 from patchkit.cluster.models.names import ModelFolder
 from patchkit.cluster.models.sync import ModelNode, models_of, sources_of, sync_model
 from patchkit.errors import HashMismatchError, HostError, SourceError
-from support.hub import CHOSEN, COMMIT, MODEL, SHARDS, hub_server, safetensors
+from support.hub import CHOSEN, COMMIT, MODEL, SHARDS, HubServer, safetensors
 from support.needed import need
 from support.ssh_server import obstacle, ssh_server
 
@@ -38,14 +38,14 @@ def python(request, tmp_path_factory):
 
 @pytest.fixture
 def hub():
-    with hub_server() as server:
+    with HubServer() as server:
         yield server
 
 
 @pytest.fixture
 def model(cli, hub, tmp_path):
     """`patchkit model VERB …` with the Hub and a home of the test's own."""
-    home = {"HOME": str(tmp_path), "HF_HOME": str(tmp_path / "hf"), "HF_ENDPOINT": hub.address}
+    home = {"HOME": str(tmp_path), "HF_HOME": str(tmp_path / "hf"), "HF_ENDPOINT": hub.url}
     home |= dict.fromkeys(("http_proxy", "HTTP_PROXY", "HF_TOKEN", "HF_HUB_CACHE"), "")
 
     def run(verb, *arguments, env=None, **options):
@@ -71,6 +71,15 @@ def test_get_fetches_what_is_loaded_and_nothing_twice(model, hub, python, tmp_pa
     assert json.loads(model("list", "--json").stdout)["nodes"][0]["models"][0]["complete"]
 
 
+def rot(place):
+    """Change the last byte of a file, whose time and size stay; return its bytes."""
+    kept, data = place.stat(), bytearray(place.read_bytes())
+    data[-1] ^= 1
+    place.write_bytes(data)
+    os.utime(place, ns=(kept.st_atime_ns, kept.st_mtime_ns))
+    return data
+
+
 @pytest.mark.e2e
 def test_get_goes_on_where_it_was_and_repairs_what_is_damaged(model, hub, python, tmp_path):
     """A connection that breaks, a file that was cut off, and one with another byte."""
@@ -87,10 +96,7 @@ def test_get_goes_on_where_it_was_and_repairs_what_is_damaged(model, hub, python
     part.write_bytes(b"lost")
     os.truncate(folder / SHARDS[0], 100)
     model(*get)
-    kept, data = (folder / SHARDS[1]).stat(), bytearray(files[SHARDS[1]])
-    data[-1] ^= 1
-    (folder / SHARDS[1]).write_bytes(data)
-    os.utime(folder / SHARDS[1], ns=(kept.st_atime_ns, kept.st_mtime_ns))
+    rot(folder / SHARDS[1])
     said = model(*get, rc=8).stdout
     assert f"{SHARDS[1]}  hash: has the hash" in said
     assert f"model get org/small@{COMMIT}" in said
@@ -170,11 +176,7 @@ def test_sync_copies_checks_and_goes_on(nodes, tmp_path):
     assert models_of(nodes)[1][0].exit_code
     assert not sync_model(source, model, nodes[1], silent).exit_code
     # The same size and time, other bytes: rsync alone would keep them.
-    place = there / SHARDS[1]
-    kept, data = place.stat(), bytearray(place.read_bytes())
-    data[-1] ^= 1
-    place.write_bytes(data)
-    os.utime(place, ns=(kept.st_atime_ns, kept.st_mtime_ns))
+    data = rot(there / SHARDS[1])
     assert sync_model(source, model, nodes[1], silent).exit_code == HashMismatchError.exit_code
     assert not sync_model(source, model, nodes[1], silent).exit_code
     # What is rotten where it comes from is found where it goes.
@@ -226,7 +228,7 @@ def test_the_verbs_over_a_cluster_file(cli, hub, python, tmp_path):
     file = tmp_path / "cluster.toml"
     file.write_text(text := CLUSTER.format(models=models, venv=python.parents[1]))
     with ssh_server(tmp_path / "ssh", "spark-1", "spark-2", "cable-2") as path:
-        env = {"PATH": path, "HF_ENDPOINT": hub.address, "HF_HOME": str(tmp_path / "hf")}
+        env = {"PATH": path, "HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "hf")}
         shown = cli("model", "list", env=env).stdout
         assert shown.count(f"no models in {models}") == 2
         shown = cli("model", "get", "org/small", env=env).stdout

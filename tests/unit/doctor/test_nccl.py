@@ -1,40 +1,16 @@
 """Read which network NCCL took, from logs of several releases, and compare it with an env file."""
 
-# ruff: noqa: E501 - lines of logs as they are
+from pathlib import Path
 
 import pytest
 
 from patchkit.doctor.nccl_lines import nccl_findings, read_nccl
 from patchkit.finding import Level
 
-# HPC-X's plugin below Ray: mark-ramsey-ri/vllm-dgx-spark #1; lines between these are left out.
-PLUGIN = """\
-(EngineCore_DP0 pid=2301) (RayWorkerWrapper pid=2981, ip=169.254.28.198) spark-3995:2981:2981 [0] NCCL INFO NET/IB : Made virtual device [0] name=rocep1s0f1 speed=200000 ndevs=1
-(EngineCore_DP0 pid=2301) (RayWorkerWrapper pid=2981, ip=169.254.28.198) spark-3995:2981:3113 [0] NCCL INFO Channel 00/0 : 1[0] -> 0[0] [send] via NET/IBext_v10/0
-"""
-# Forms of NCCL 2.29.7's own sources, with the names of a Spark.
-OWN = """\
-\x1b[36mspark-1:812:812 [0] NCCL INFO Bootstrap: Using enp1s0f0np0:169.254.10.1<0>\x1b[0m
-spark-1:812:812 [0] NCCL INFO NCCL version 2.29.7+cuda13.0
-spark-1:812:901 [0] NCCL INFO NCCL_IB_HCA set to =rocep1s0f0,roceP2p1s0f0
-spark-1:812:901 [0] NCCL INFO NET/IB : Using [0]rocep1s0f0:1/RoCE [1]roceP2p1s0f0:1/RoCE [RO]; OOB enp1s0f0np0:169.254.10.1<0>
-spark-1:812:901 [0] NCCL INFO Initialized NET plugin IB
-spark-1:812:901 [0] NCCL INFO Using network IB
-spark-1:812:901 [0] NCCL INFO [Rank 0] ncclCommInitRankConfig comm 0xb rank 0 nranks 2 cudaDev 0 nvmlDev 0 busId f01000 commId 0x1 - Init START
-spark-1:812:901 [0] NCCL INFO NET/IB : Made virtual device [2] name=rocep1s0f0+roceP2p1s0f0 speed=400000 ndevs=2
-spark-1:812:903 [0] NCCL INFO Channel 00/0 : 1[0] -> 0[0] [receive] via NET/IB/2
-spark-1:812:903 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[0] [send] via NET/IB/2
-"""
-# NVIDIA/nccl #1267 and #1232, of 2.19.
-SOCKET = """\
-instance-8g-96c-3:2744870:2744870 [0] NCCL INFO Bootstrap : Using ens7:10.128.0.32<0>
-NCCL version 2.19.3+cuda12.3
-instance-8g-96c-3:2744870:2745046 [0] NCCL INFO NET/IB : No device found.
-instance-8g-96c-3:2744870:2745046 [0] NCCL INFO NET/Socket : Using [0]ens7:10.128.0.32<0>
-instance-8g-96c-3:2744870:2745046 [0] NCCL INFO Using network Socket
-instance-8g-96c-3:2744870:2745046 [0] NCCL INFO comm 0x55f08a1c83d0 rank 0 nranks 2 cudaDev 0 nvmlDev 0 busId 30 commId 0x438c8edb9fb0064f - Init START
-instance-8g-96c-3:2744870:2745046 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[0] [send] via NET/Socket/0
-"""
+LOGS = Path(__file__).parents[2] / "data" / "logs" / "nccl"
+# HPC-X's plugin below Ray (mark-ramsey-ri/vllm-dgx-spark #1, lines between these are left out);
+# forms of NCCL 2.29.7's own sources, with the names of a Spark; NVIDIA/nccl #1267, #1232 (2.19).
+PLUGIN, OWN, SOCKET = ((LOGS / f"{name}.log").read_text() for name in ("plugin", "own", "socket"))
 ENV = {"NCCL_IB_HCA": "=rocep1s0f0,roceP2p1s0f0", "NCCL_SOCKET_IFNAME": "=enp1s0f0np0"}
 
 

@@ -15,7 +15,7 @@ from patchkit.doctor.peers.node_report import NodeReport, placed_files
 from patchkit.doctor.visit import Visit
 from patchkit.errors import HostError
 from patchkit.finding import Level, finding_texts
-from support import clusters
+from support import clusters, hosts
 from support.clusters import model, state, unit
 
 WRONG = (Level.ERROR, Level.WARNING)
@@ -35,10 +35,8 @@ def wrong(file, nodes):
 
 def netdev(report, **changes):
     """The report with its cable's interface changed."""
-    host = report.facts.host
-    name = report.ways[0][1].netdev
-    netdevs = [replace(n, **changes) if n.name == name else n for n in host.netdevs]
-    return replace(report, facts=replace(report.facts, host=replace(host, netdevs=tuple(netdevs))))
+    host = hosts.with_netdev(report.facts.host, report.ways[0][1].netdev, **changes)
+    return replace(report, facts=replace(report.facts, host=host))
 
 
 def way(report, **changes):

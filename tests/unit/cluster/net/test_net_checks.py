@@ -1,11 +1,10 @@
 """Checks of one end and of both, on probed machines."""
 
-import dataclasses
-
 import pytest
 
 from patchkit.cluster.net.checks import choose_checked_cages, host_checks, pair_checks
 from patchkit.finding import Level
+from support.hosts import with_netdev
 
 
 def notable(checks):
@@ -100,7 +99,7 @@ def test_a_machine_without_a_cage(machine):
 def test_a_network_that_the_lan_has_too(machine):
     host = machine("cable_port0", 1)
     addresses = host.netdev(B).addresses
-    host = _with(host, dataclasses.replace(host.netdev("enP7s7"), addresses=addresses))
+    host = with_netdev(host, "enP7s7", addresses=addresses)
     checks = list(host_checks(host, choose_checked_cages(host)))
     assert notable(checks) == {f"{B}: networks of its own: error"}
     assert "192.168.101.11/24 is in one network with enP7s7" in checks[-1].what
@@ -108,15 +107,9 @@ def test_a_network_that_the_lan_has_too(machine):
 
 
 def test_half_of_the_pcie_lanes_and_a_slow_cable(machine):
-    host = machine("cable_port0", 1)
-    host = _with(host, dataclasses.replace(host.netdev(B), lanes=2, speed=100000))
+    host = with_netdev(machine("cable_port0", 1), B, lanes=2, speed=100000)
     checks = list(host_checks(host, choose_checked_cages(host)))
     assert notable(checks) == {f"{B}: PCIe lanes: warning", f"{B}: speed: warning"}
-
-
-def _with(host, netdev):
-    netdevs = tuple(netdev if each.name == netdev.name else each for each in host.netdevs)
-    return dataclasses.replace(host, netdevs=netdevs)
 
 
 # Both ends
@@ -163,7 +156,7 @@ def test_a_ring_whose_cable_joins_equal_ports(machine):
     turned = {A: A1, A1: A, B: B1, B1: B}
     for name, other in turned.items():
         given = machine("ring", 1).netdev(other).addresses
-        peer = _with(peer, dataclasses.replace(peer.netdev(name), addresses=given))
+        peer = with_netdev(peer, name, addresses=given)
     assert notable(compared(machine("ring", 0), peer)) == {"both ends: ports: warning"}
 
 
@@ -174,10 +167,9 @@ def test_the_same_machine_twice(machine):
 
 
 def test_twins_crossed(machine):
-    peer = machine("cable_port0", 2)
-    first, second = peer.netdev(A), peer.netdev(B)
-    peer = _with(peer, dataclasses.replace(first, addresses=second.addresses))
-    peer = _with(peer, dataclasses.replace(second, addresses=first.addresses))
+    host = machine("cable_port0", 2)
+    peer = with_netdev(host, A, addresses=host.netdev(B).addresses)
+    peer = with_netdev(peer, B, addresses=host.netdev(A).addresses)
     assert notable(compared(machine("cable_port0", 1), peer)) == {
         f"{A} and {B}: same twin: warning",
         f"{B} and {A}: same twin: warning",

@@ -2,7 +2,6 @@
 
 import shutil
 import subprocess
-from dataclasses import replace
 from ipaddress import IPv4Network
 
 import pytest
@@ -12,6 +11,7 @@ from patchkit.cluster.net.netplan_file import check_conflicts, render_netplan
 from patchkit.cluster.net.plan import Given, NetPlanOptions, make_net_plan
 from patchkit.errors import HostError, UsageError
 from support import write_files
+from support.hosts import with_netdev
 
 GOLDEN = """\
 # Written by `patchkit net apply`; `patchkit net undo` puts back what was here.
@@ -220,9 +220,7 @@ def test_files_about_others_are_none_of_ours(machine):
     "name", ["on", "12", "0x1f", "1e3", "null", ".5", "a b", "-x", "ä", "x" * 16]
 )
 def test_any_name_is_read_back_or_refused(machine, name):
-    host = machine("fresh")
-    netdevs = [replace(n, name=name) if n.name == PORT0[0] else n for n in host.netdevs]
-    plan = make_net_plan(replace(host, netdevs=tuple(netdevs)), wish())
+    plan = make_net_plan(with_netdev(machine("fresh"), PORT0[0], name=name), wish())
     if name in ("a b", "-x", "ä", "x" * 16):
         with pytest.raises(HostError, match="an interface is called"):
             render_netplan(plan)

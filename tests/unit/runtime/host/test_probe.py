@@ -53,18 +53,11 @@ def test_the_system_of_a_spark(machine):
     assert gids[2:] == tuple(Gid(index=n, kind=kinds[n], address=address) for n in kinds)
 
 
+BOTH = ("both_cables", "ring", "two_in_one_subnet", "pair_and_switch", "two_switches")
 CABLED = {
-    "single": (),
-    "cable_out": (),
-    "cable_port1": (1,),
-    "both_cables": (0, 1),
-    "ring": (0, 1),
-    "thor": (),
-    "link_down": (),
-    "two_in_one_subnet": (0, 1),
-    "pair_and_switch": (0, 1),
-    "two_switches": (0, 1),
-    "wifi_managed": (1,),
+    **dict.fromkeys(("single", "cable_out", "thor", "link_down"), ()),
+    **dict.fromkeys(("cable_port1", "wifi_managed"), (1,)),
+    **dict.fromkeys(BOTH, (0, 1)),
 }
 REMARKS = {
     "no_rdma": ["no-rdma"],

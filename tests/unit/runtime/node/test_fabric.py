@@ -6,6 +6,7 @@ import pytest
 
 from patchkit.runtime.node.fabric import find_fabric
 from patchkit.runtime.node.topology import Attachment, attach
+from support.hosts import with_netdev
 
 FIRST, SECOND = ("rocep1s0f0", "roceP2p1s0f0"), ("rocep1s0f1", "roceP2p1s0f1")
 
@@ -60,23 +61,15 @@ def test_link_local_networks_do_not_say_where_a_cable_leads(machine):
 
 def test_a_slower_port_is_a_switch_s(machine):
     """Both networks have room for all, but a cable between two Sparks has its full speed."""
-    host = machine("two_switches")
-    slow = tuple(
-        replace(each, speed=100_000) if each.name == "enp1s0f1np1" else each
-        for each in host.netdevs
-    )
-    assert attached(replace(host, netdevs=slow), 8).hcas == "rocep1s0f1,roceP2p1s0f1"
+    host = with_netdev(machine("two_switches"), "enp1s0f1np1", speed=100_000)
+    assert attached(host, 8).hcas == "rocep1s0f1,roceP2p1s0f1"
 
 
 @pytest.mark.parametrize("head", ["", "10.1.0.77"])
 def test_two_cages_in_one_network_lead_to_one_switch(machine, head):
     host = machine("two_switches")
-    moved = tuple(
-        replace(each, addresses=(replace(each.addresses[0], address="10.1.0.110"),))
-        if each.name == "enp1s0f1np1"
-        else each
-        for each in host.netdevs
-    )
+    own = replace(host.netdev("enp1s0f1np1").addresses[0], address="10.1.0.110")
+    moved = with_netdev(host, "enp1s0f1np1", addresses=(own,))
     for nodes in (3, 4, 8):
-        found = attached(replace(host, netdevs=moved), nodes, head, "worker" if head else "head")
+        found = attached(moved, nodes, head, "worker" if head else "head")
         assert (found.topology, found.data) == ("roce", "enp1s0f0np0")

@@ -39,18 +39,14 @@ environment_variables: dict[str, Callable[[], Any]] = {
     "MAX_JOBS": lambda: os.getenv("MAX_JOBS", None),
 }
 """
+UNSET = ("VLLM_HOST_IP", "VLLM_PORT", "VLLM_BACKEND", "VLLM_LIST", "VLLM_TRACK", "MAX_JOBS")
 READ = {
-    "VLLM_HOST_IP": "",
-    "VLLM_PORT": "",
+    **dict.fromkeys(UNSET, ""),
     "VLLM_TIMEOUT": "300",
     "VLLM_BYTES": "str(2 * 1024)",
-    "VLLM_BACKEND": "",
     "VLLM_METHOD": "fork",
     "VLLM_OLD": "7",
     "VLLM_SAMPLER": "1",
-    "VLLM_LIST": "",
-    "VLLM_TRACK": "",
-    "MAX_JOBS": "",
 }
 
 
