@@ -90,21 +90,27 @@ def ask():
 
 
 @pytest.fixture(scope="session")
-def sdist(recipe):
-    """The archive of a release in the cache: ``sdist("0.24.0")``; skips if it cannot be had."""
-    lock = read_lock(recipe.home / "lock.toml")
+def fetched():
+    """What a lock names, in the cache: ``fetched("vllm", entry)``; skips if it cannot be had."""
     trouble = []  # one failed download is enough to know that there is no index
 
-    def fetched(version):
+    def get(project, entry):
         try:
-            return fetch(recipe.project, version, lock, offline=bool(trouble))
+            return fetch(project, entry.version, {entry.version: entry}, offline=bool(trouble))
         except StorageError as error:
             trouble.append(error.what)
         except SourceError:
             assert trouble
-        return pytest.skip(f"vllm {version} is not in the cache: {trouble[0]}")
+        return pytest.skip(f"{entry.filename} is not in the cache: {trouble[0]}")
 
-    return fetched
+    return get
+
+
+@pytest.fixture(scope="session")
+def sdist(recipe, fetched):
+    """The archive of a release in the cache: ``sdist("0.24.0")``."""
+    lock = read_lock(recipe.home / "lock.toml")
+    return lambda version: fetched(recipe.project, lock[version])
 
 
 @pytest.fixture(scope="session")

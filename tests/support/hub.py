@@ -15,6 +15,7 @@ import threading
 import time
 from urllib.parse import unquote, urlsplit
 
+from patchkit.runtime.serve.checkpoint import find_checkpoint
 from support.local_server import LocalServer
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -25,6 +26,14 @@ def safetensors(seed: int, size: int = 4096) -> bytes:
     """Return a whole safetensors file, its tensor filled with a byte."""
     header = json.dumps({"w": {"dtype": "U8", "shape": [size], "data_offsets": [0, size]}}).encode()
     return struct.pack("<Q", len(header)) + header + bytes([seed]) * size
+
+
+def checkpoint(folder, header, config):
+    """Return what a checkpoint without its weights says."""
+    text = json.dumps(header).encode()
+    (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(text)) + text)
+    (folder / "config.json").write_text(json.dumps(config))
+    return find_checkpoint(str(folder), {})
 
 
 def index(*shards: str) -> bytes:

@@ -15,6 +15,7 @@ from patchkit.cluster.ssh.node import Remote
 from patchkit.errors import PatchkitError
 from patchkit.quoting import visible
 from patchkit.runtime.host.host import Memory
+from support import write_files
 from support.clusters import cluster, unit
 from support.lying_nodes import MARK, LyingNodes, parts, value
 from support.model_server import ModelServer
@@ -59,16 +60,14 @@ def journal(line=LINE, clock=0.0):
 @pytest.fixture
 def nodes(tmp_path, monkeypatch):
     """Two nodes, spark-1 and spark-2, with limits that a test can wait for."""
-    made = tmp_path / "bin"
-    made.mkdir()
-    monkeypatch.setenv("PATH", str(made), prepend=":")
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=":")
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     limits = replace(remote._LIMITS, silence=1.0, line=1 << 19, size=1 << 20)
     monkeypatch.setattr(remote, "_LIMITS", limits)
     monkeypatch.setattr(remote, "_CALL_SIZE", 1 << 20)
     (tmp_path / "cluster.toml").write_text("".join(f'[[node]]\nssh = "{name}"\n' for name in NAMES))
-    return LyingNodes(made)
+    return LyingNodes(tmp_path / "bin")
 
 
 def ask(capsys, *words):
@@ -155,9 +154,8 @@ def test_what_a_login_prints_hides_no_answer(nodes, monkeypatch, noise):
 def test_a_server_that_hangs_does_not_answer(nodes, tmp_path, capsys, faults, why):
     """The unit runs, `/health` answers, and no token comes."""
     with ModelServer(**faults) as server:
-        group_file = tmp_path / ".config/patchkit/vllm/group.json"
-        group_file.parent.mkdir(parents=True)
-        group_file.write_text(json.dumps({"url": server.url}))
+        group = json.dumps({"url": server.url})
+        write_files(tmp_path / ".config/patchkit/vllm", {"group.json": group})
         found = ask_server(cluster="vllm", seconds=1)
     head = {"read_node_state": state(), "ask_server": (value(found), "end")}
     nodes.lie({"spark-1": head, "spark-2": {"read_node_state": state(others=())}})

@@ -10,8 +10,8 @@ import pytest
 from patchkit.patching.workspace import open_workspace
 from patchkit.proof.upstream_code import Code
 from patchkit.runtime.rules.flags import load_flag_rules
-from patchkit.runtime.serve.checkpoint import find_checkpoint
 from patchkit.runtime.serve.dense import dense_layers
+from support.hub import checkpoint
 
 pytestmark = [pytest.mark.releases, pytest.mark.usefixtures("run_here")]
 # All that compose it with a checkpoint's own.
@@ -75,7 +75,7 @@ CASES = {
 }
 
 
-def checkpoint(folder, architecture, tensors):
+def weights(folder, architecture, tensors):
     """Return what a header alone says, each weight of 256 by 256."""
     header, end = {}, 0
     for name, said in tensors.items():
@@ -83,11 +83,8 @@ def checkpoint(folder, architecture, tensors):
         begin, end = end, end + width * 256 * 256
         shape = {"dtype": dtype, "shape": [256, 256], "data_offsets": [begin, end]}
         header[f"{name}.weight"] = shape
-    text = json.dumps(header).encode()
-    (folder / "model.safetensors").write_bytes(len(text).to_bytes(8, "little") + text)
     config = {"num_hidden_layers": 2, "num_experts": 8, "num_experts_per_tok": 2}
-    (folder / "config.json").write_text(json.dumps({"architectures": [architecture], **config}))
-    return find_checkpoint(str(folder), {})
+    return checkpoint(folder, header, {"architectures": [architecture], **config})
 
 
 def vllm_layers(tensors, *, gpt_oss):
@@ -138,7 +135,7 @@ def methods(tree):
 def test_layers_get_what_is_said(methods, case, tmp_path):
     architecture, own, expected = CASES[case]
     tensors = REST | own
-    found = checkpoint(tmp_path, architecture, tensors)
+    found = weights(tmp_path, architecture, tensors)
     dense = dense_layers(found, 1)
     assert (dense is None) == (not expected)
     if dense:

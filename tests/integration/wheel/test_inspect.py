@@ -15,8 +15,6 @@ from pathlib import Path
 
 import pytest
 
-from patchkit.errors import SourceError, StorageError
-from patchkit.source.fetch import fetch
 from patchkit.source.releases import LockEntry
 from patchkit.wheel.device.inspect import LIVE, inspect_file
 
@@ -39,33 +37,21 @@ KINDS = {"elf": "sass", "ptx": "ptx", "nvvm": "lto"}
 
 
 @pytest.fixture(scope="module")
-def fetched():
-    trouble = []
-
-    def get(wheel):
-        entry = LockEntry(*(wheel[key] for key in ("version", "filename", "sha256", "size")))
-        try:
-            return fetch(
-                wheel["project"], entry.version, {entry.version: entry}, offline=bool(trouble)
-            )
-        except StorageError as error:
-            trouble.append(error.what)
-        except SourceError:
-            assert trouble
-        return pytest.skip(f"{wheel['filename']} is not in the cache: {trouble[0]}")
-
-    return get
+def wheel_of(fetched):
+    """The wheel of a row of the table."""
+    keys = ("version", "filename", "sha256", "size")
+    return lambda row: fetched(row["project"], LockEntry(*(row[key] for key in keys)))
 
 
 @pytest.fixture(scope="module")
-def cuobjdump(fetched, tmp_path_factory):
+def cuobjdump(wheel_of, tmp_path_factory):
     """What NVIDIA's tool lists of a library: kind, arch, compressed; None if it refuses it."""
     machine = platform.machine()
     wheel = next((each for each in TABLE if each.get("machine") == machine), None)
     if wheel is None:
         pytest.skip(f"there is no cuobjdump for {machine}")
     folder = tmp_path_factory.mktemp("cuobjdump")
-    with zipfile.ZipFile(fetched(wheel)) as bundle:
+    with zipfile.ZipFile(wheel_of(wheel)) as bundle:
         program = Path(bundle.extract("nvidia/cu13/bin/cuobjdump", folder))
     program.chmod(0o755)
 
@@ -86,8 +72,8 @@ def cuobjdump(fetched, tmp_path_factory):
 
 @pytest.mark.e2e
 @pytest.mark.parametrize("name", WHEELS)
-def test_cuobjdump_lists_the_same(name, fetched, cuobjdump, tmp_path):
-    path = fetched(WHEELS[name])
+def test_cuobjdump_lists_the_same(name, wheel_of, cuobjdump, tmp_path):
+    path = wheel_of(WHEELS[name])
     binaries = inspect_file(path)
     assert sum(bool(b.live or b.relocatable) for b in binaries) == WHEELS[name]["binaries"]
     refused = WHEELS[name].get("refused", [])
@@ -149,18 +135,18 @@ def shortened(said):
 
 
 @pytest.mark.parametrize("name", [name for name in WHEELS if name.startswith(("vllm", "torchv"))])
-def test_a_wheel_is_as_recorded(name, fetched, cli):
+def test_a_wheel_is_as_recorded(name, wheel_of, cli):
     """PATCHKIT_RECORD=1 writes the table anew."""
     table = json.loads(GOLDEN.read_text())
-    said = shortened(json.loads(cli("inspect", fetched(WHEELS[name]), "--json").stdout))
+    said = shortened(json.loads(cli("inspect", wheel_of(WHEELS[name]), "--json").stdout))
     if os.environ.get("PATCHKIT_RECORD") == "1":
         GOLDEN.write_text(json.dumps({**table, name: said}, indent=1, sort_keys=True) + "\n")
     assert table[name] == said
 
 
-def test_what_speaks_against_a_wheel(fetched, cli):
+def test_what_speaks_against_a_wheel(wheel_of, cli):
     """A released torchvision, as a person is shown it; the table has it as JSON."""
-    wheel = fetched(WHEELS["torchvision-0.29.2-aarch64"])
+    wheel = wheel_of(WHEELS["torchvision-0.29.2-aarch64"])
     shown = cli("inspect", wheel).stdout
     rows = {line.split()[3]: line.split() for line in shown.splitlines() if ".so" in line[20:]}
     stable = rows["torchvision/_C_stable.so"]

@@ -57,11 +57,8 @@ OWNERS = {  # what is not ok of networks that worked for their owners, and of th
     "own_ring": {"this node: cabling: note"},
     "pair_and_switch": {f"{A1}: speed: warning"},
     "two_in_one_subnet": {
-        f"{A1}: networks of its own: error",
-        f"{A1}: MTU: note",
-        f"{B1}: MTU: note",
-        "cage 0: one-twin-address: note",
-        "cage 1: one-twin-address: note",
+        *(f"{A1}: networks of its own: error", f"{A1}: MTU: note", f"{B1}: MTU: note"),
+        *("cage 0: one-twin-address: note", "cage 1: one-twin-address: note"),
     },
     "kernel7": {"this node: kernel-reserve: error"},
     "kernel7_mended": set(),

@@ -8,6 +8,7 @@ from patchkit.errors import UsageError
 from patchkit.runtime.rules.presets import named_preset
 from patchkit.runtime.rules.rule import RuleChoice
 from patchkit.runtime.serve.checkpoint import find_checkpoint
+from support.hub import checkpoint
 from tools.serve_lines import TWO, served
 
 # Bytes by config.json: attention with biases and router, experts that are taken, head.
@@ -25,14 +26,6 @@ def qwen_next(layers, experts, taken):
 
 NEXT = qwen_next(48, 512, 10) + 151936 * 2048 * 2  # in FP8, all but the head
 QWEN35 = (qwen_next(40, 256, 8) + 248320 * 2048) * 2
-
-
-def write(folder, header, config):
-    """Return what a checkpoint without its weights says."""
-    text = json.dumps(header).encode()
-    (folder / "model.safetensors").write_bytes(len(text).to_bytes(8, "little") + text)
-    (folder / "config.json").write_text(json.dumps(config))
-    return find_checkpoint(str(folder), {})
 
 
 def test_presets_read_what_their_configs_say():
@@ -58,7 +51,7 @@ def test_a_checkpoint_says_what_a_token_reads(tmp_path):
         ({}, layers | moe | {"architectures": 5}, None),
     ):
         header = {name: {"data_offsets": [5, 5 + size]} for name, size in (sizes | head).items()}
-        found = write(tmp_path, header, config)
+        found = checkpoint(tmp_path, header, config)
         assert (found and round(found.reads)) == expected
     (tmp_path / "model.safetensors").rename(tmp_path / "model-00001-of-00002.safetensors")
     assert find_checkpoint(str(tmp_path), {}) is None  # the rest is still to come
@@ -73,8 +66,8 @@ def test_rules_take_what_a_checkpoint_says(tmp_path):
         name: {"dtype": dtype, "shape": [9600, 9600], "data_offsets": [0, 2 * 10**8]}
         for name, dtype in {**names, "model.layers.0.mlp.experts.w": "U8"}.items()
     }
-    checkpoint = write(tmp_path, header, config)
-    here = {"model": "nvidia/Qwen3.6-27B-NVFP4", "checkpoint": checkpoint, "stacks": "/s"}
+    own = checkpoint(tmp_path, header, config)
+    here = {"model": "nvidia/Qwen3.6-27B-NVFP4", "checkpoint": own, "stacks": "/s"}
     assert '--watchdog-config {"dump_dir":"/s"}' in " ".join(served("0.33.0", here).words)
     asked = here | {"choice": RuleChoice(wanted=frozenset({"dense-8bit", "draft-head-8bit"}))}
     told = served("0.33.0", asked)
@@ -85,6 +78,6 @@ def test_rules_take_what_a_checkpoint_says(tmp_path):
     assert "each token reads 0.662 GB instead of 1.05." in flags["--quantization-config"].reason
     assert any("0.662 GB of weights are read" in note for note in told.limits)
     header["lm_head.weight_scale"] = header["lm_head.weight"]
-    for vllm, its in (("0.32.0", checkpoint), ("0.33.0", write(tmp_path, header, config))):
+    for vllm, its in (("0.32.0", own), ("0.33.0", checkpoint(tmp_path, header, config))):
         with pytest.raises(UsageError, match="--with draft-head-8bit would change nothing here"):
             served(vllm, asked | {"checkpoint": its})
