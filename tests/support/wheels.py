@@ -42,10 +42,14 @@ def write_wheel(
     if change:
         change(members, home)
     folder.mkdir(parents=True, exist_ok=True)
-    place = folder / f"{stem}-{tag}.whl"
-    with zipfile.ZipFile(place, "w", zipfile.ZIP_DEFLATED) as archive:
+    return write_zip(folder / f"{stem}-{tag}.whl", members)
+
+
+def write_zip(place, members, method=zipfile.ZIP_STORED, level=None):
+    """Write an archive of these members, without dates; return its path."""
+    with zipfile.ZipFile(place, "w") as archive:
         for path, data in members.items():
-            archive.writestr(zipfile.ZipInfo(path), data)
+            archive.writestr(zipfile.ZipInfo(path), data, method, level)
     return place
 
 

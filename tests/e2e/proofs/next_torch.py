@@ -39,7 +39,7 @@ from patchkit.target import toolkit_of
 from patchkit.wheel.build.machine import WORK
 from support.local_server import LocalServer
 from support.proving import require
-from support.wheels import record
+from support.wheels import record, write_zip
 from tools import run_program
 from tools.stage import staged
 
@@ -160,11 +160,7 @@ def renamed_wheel(stock: Path, folder: Path) -> Path:
         text = members[name].decode().replace(str(NEWEST), str(RELEASE))
         members[name] = text.replace(f"torch=={torch}", f"torch=={TORCH}").encode()
     members[f"{home}/RECORD"] = record(home, members)
-    place = folder / stock.name.replace(old, new)
-    with zipfile.ZipFile(place, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as sink:
-        for name, data in members.items():
-            sink.writestr(name, data)
-    return place
+    return write_zip(folder / stock.name.replace(old, new), members, zipfile.ZIP_DEFLATED, 1)
 
 
 def run(

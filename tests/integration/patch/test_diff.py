@@ -4,6 +4,7 @@ import pytest
 
 from patchkit.apply import apply, plan_for
 from patchkit.patching.workspace import open_workspace
+from support import write_files
 
 pytestmark = pytest.mark.releases
 VERSION = "0.33.0"
@@ -20,10 +21,8 @@ def repository(git, tmp_path, root, recipe, ask):
     """A repository that holds the files that change, untouched, and nothing else."""
     folder = tmp_path / "repository"
     plan = plan_for(open_workspace(root), recipe, ask(also={ALSO}))
-    for path, (before, _after) in plan.texts.items():
-        if before is not None:
-            (folder / path).parent.mkdir(parents=True, exist_ok=True)
-            (folder / path).write_bytes((root / path).read_bytes())
+    there = [path for path, (before, _after) in plan.texts.items() if before is not None]
+    write_files(folder, {path: (root / path).read_bytes() for path in there})
     git(folder, "init", "--quiet")
     git(folder, "add", ".")
     git(folder, "commit", "--quiet", "--message", "upstream")

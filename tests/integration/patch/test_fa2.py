@@ -8,6 +8,7 @@ from patchkit.patching.plan import make_plan
 from patchkit.patching.workspace import open_workspace
 from patchkit.process import run
 from patchkit.proof.cmake import cmake_program
+from support import write_files
 from support.needed import need
 from support.selection import RELEASES, WHOLE
 
@@ -42,16 +43,10 @@ def test_what_fa2_is_compiled_to(version, release, recipe, ask, tmp_path):
     need("make")
     flash = tmp_path / "flash-attention"
     workspace = open_workspace(release(version))
-    for path, text in {
-        "CMakeLists.txt": VLLM,
-        "flash-attention/CMakeLists.txt": FLASH_ATTENTION,
-        "flash-attention/utils.cmake": workspace.tree.read("cmake/utils.cmake"),
-        **dict.fromkeys(
-            (f"flash-attention/csrc/{name}" for name in ("a.cu", "b.cu", "api.cpp")), ""
-        ),
-    }.items():
-        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / path).write_text(text)
+    sources = dict.fromkeys(("csrc/a.cu", "csrc/b.cu", "csrc/api.cpp"), "")
+    utils = workspace.tree.read("cmake/utils.cmake")
+    write_files(tmp_path, {"CMakeLists.txt": VLLM})
+    write_files(flash, {"CMakeLists.txt": FLASH_ATTENTION, "utils.cmake": utils, **sources})
 
     def options(archs, *also):
         plan = make_plan(workspace.tree, recipe, ask(also=also))

@@ -20,6 +20,7 @@ from patchkit.source.detect import detect
 from patchkit.source.resolve import SourceOptions
 from patchkit.source.tree import Sandboxed
 from patchkit.target import targets
+from support import write_files
 from support.needed import need
 
 RELEASE = "0.33.0"
@@ -232,10 +233,8 @@ def test_makefiles_write_nothing(line, nccl, rewrite, mark):
 def test_a_checkout_that_lacks_objects_fetches_none(tmp_path, git, mark):
     """`git describe` would fetch them as the checkout's own settings say: with a program."""
     origin, clone = tmp_path / "origin", tmp_path / "vllm"
-    (origin / "cmake").mkdir(parents=True)
-    (origin / "vllm").mkdir()
-    for name in ("setup.py", "CMakeLists.txt", "cmake/utils.cmake", "vllm/__init__.py"):
-        (origin / name).write_text("")
+    names = ("setup.py", "CMakeLists.txt", "cmake/utils.cmake", "vllm/__init__.py")
+    write_files(origin, dict.fromkeys(names, ""))
     git(origin, "init", "-q")
     git(origin, "add", ".")
     git(origin, "commit", "-qm", "a")

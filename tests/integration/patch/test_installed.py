@@ -6,12 +6,13 @@ import hashlib
 import json
 import subprocess
 import sys
-import zipfile
 
 import pytest
 
 from patchkit.apply import apply
+from support import write_files
 from support.vllm_wheels import python_of
+from support.wheels import write_wheel
 
 pytestmark = pytest.mark.releases
 # Release → the fixes that an installed package of it gets.
@@ -37,16 +38,7 @@ def wheel(release, version, recipe, tmp_path):
     """A wheel of the Python files of a release, and of what its MoE layers look up."""
     root = release(version)
     files = {"vllm/__init__.py": (root / "vllm/__init__.py").read_bytes(), **python_of(root)}
-    info = f"vllm-{version}.dist-info"
-    files[f"{info}/METADATA"] = f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}\n".encode()
-    files[f"{info}/WHEEL"] = b"Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
-    rows = [f'"{path}",sha256={_hash(data)},{len(data)}\n' for path, data in files.items()]
-    path = tmp_path / f"vllm-{version}-py3-none-any.whl"
-    with zipfile.ZipFile(path, "w") as bundle:
-        for name, data in files.items():
-            bundle.writestr(name, data)
-        bundle.writestr(f"{info}/RECORD", f"{''.join(rows)}{info}/RECORD,,\n")
-    return path
+    return write_wheel(tmp_path, version, project="vllm", tag="py3-none-any", files=files)
 
 
 def _hash(data):
@@ -78,9 +70,8 @@ def package(pip, wheel, environment_folder):
     """site-packages/vllm, installed by pip, beside a torch of which proofs shall know nothing."""
     pip("install", "--no-deps", "--no-index", wheel)
     package = next(environment_folder.glob("lib/python*/site-packages/vllm"))
-    for name in ("torch", "flashinfer"):
-        (package.parent / name).mkdir()
-        (package.parent / name / "__init__.py").write_text("from .lazily import everything\n")
+    names = ("torch/__init__.py", "flashinfer/__init__.py")
+    write_files(package.parent, dict.fromkeys(names, "from .lazily import everything\n"))
     return package
 
 

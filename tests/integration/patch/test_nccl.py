@@ -11,6 +11,7 @@ from patchkit.errors import DriftError
 from patchkit.patching.fix import State
 from patchkit.patching.recipe import load_recipe
 from patchkit.recipes.nccl.build_files import COMMON_MK, ROOT_FILE
+from support import write_files
 from support.needed import need
 
 RECIPE = load_recipe("nccl")
@@ -76,9 +77,8 @@ def test_the_whole_makefile_hands_the_arch_on(nccl, ask, tmp_path):
     need("make")
     root = nccl()
     apply(root, RECIPE, ask())
-    nvcc = tmp_path / "nvcc"
-    nvcc.write_text("#!/bin/sh\necho 'Cuda compilation tools, release 13.0, V13.0.88'\n")
-    nvcc.chmod(0o755)
+    said = "#!/bin/sh\necho 'Cuda compilation tools, release 13.0, V13.0.88'\n"
+    nvcc = write_files(tmp_path, {"nvcc": said}, mode=0o755) / "nvcc"
 
     def given(*arguments):
         command = ["make", "-n", "-C", root / "src/device", f"NVCC={nvcc}", f"CUDA_HOME={tmp_path}"]

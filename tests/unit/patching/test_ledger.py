@@ -28,6 +28,7 @@ from patchkit.patching.recipe import load_recipe
 from patchkit.patching.workspace import known_verdicts, open_workspace
 from patchkit.source.installed_record import rewrite_record
 from patchkit.target import targets
+from support import write_files
 
 BEFORE, AFTER = "größer\n", "kleiner\n"
 NEW = "vllm/E=8,block_shape=[128,128].json"
@@ -60,9 +61,8 @@ def patched(make_tree):
     """A tree as an apply leaves it; its state folder is beside it."""
     tree = make_tree("0.19.1", {**STOCK, "vllm/a.py": AFTER, "b.cu": "B\n", NEW: "{}\n"})
     state = tree.root / ".patchkit"
-    for path, text in (("vllm/a.py", BEFORE), ("b.cu", "b\n")):
-        original_path(state, path).parent.mkdir(parents=True, exist_ok=True)
-        original_path(state, path).write_text(text, encoding="utf-8")
+    files = {"vllm/a.py": BEFORE, "b.cu": "b\n"}
+    write_files(state, {original_path(state, path): text for path, text in files.items()})
     ledger_path(state).write_bytes(LEDGER.to_json())
     return tree, state
 
@@ -106,9 +106,8 @@ NO_LEDGERS = [
 
 def test_a_ledger_that_is_none_is_refused_with_the_way_out(tmp_path):
     state = tmp_path / "sp ace" / ".patchkit"
-    state.mkdir(parents=True)
     for data in NO_LEDGERS:
-        ledger_path(state).write_bytes(data)
+        write_files(state, {ledger_path(state): data})
         with pytest.raises(DriftError, match=r"ledger\.json: ") as caught:
             read_ledger(state, "nccl")
         assert f"patchkit revert --nccl-src '{state.parent}' --force" in caught.value.hint

@@ -16,6 +16,7 @@ from patchkit.source.detect import detect_installed
 from patchkit.target import targets
 from patchkit.wheel.native.installed import revert_installed
 from patchkit.wheel.native.listing import list_installed
+from support import write_files
 from support.faults import killed_everywhere
 from support.wheels import record
 
@@ -33,10 +34,8 @@ def site(tmp_path):
 
 
 def installed(site):
-    for path, data in {**STOCK, f"{HOME}/RECORD": record(HOME, STOCK)}.items():
-        (site / path).parent.mkdir(parents=True, exist_ok=True)
-        (site / path).write_bytes(data)
-        (site / path).chmod(0o755 if path == A else 0o644)
+    write_files(site, {**STOCK, f"{HOME}/RECORD": record(HOME, STOCK)})
+    (site / A).chmod(0o755)
     return site
 
 

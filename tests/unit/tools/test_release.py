@@ -1,12 +1,12 @@
 """Check what a release changes, what its files may hold, and the locks of the sessions."""
 
 import shutil
-import zipfile
 from contextlib import nullcontext
 
 import pytest
 
 from patchkit.errors import ProofError, UsageError
+from support.wheels import write_zip
 from tools import locks
 from tools.release import check_wheel, stamped
 
@@ -44,10 +44,8 @@ WANTED = ("py.typed", "recipes/targets.toml", "recipes/vllm/recipe.toml")
     ],
 )
 def test_a_wheel_holds_the_package_its_recipes_and_nothing_else(tmp_path, names, wrong):
-    path = tmp_path / "patchkit_gb10-1-py3-none-any.whl"
-    with zipfile.ZipFile(path, "w") as bundle:
-        for name in (*(f"patchkit/{each}" for each in WANTED), *names):
-            bundle.writestr(name, "")
+    members = dict.fromkeys((*(f"patchkit/{each}" for each in WANTED), *names), "")
+    path = write_zip(tmp_path / "patchkit_gb10-1-py3-none-any.whl", members)
     with pytest.raises(ProofError, match=wrong) if wrong else nullcontext():
         check_wheel(path)
 

@@ -23,6 +23,7 @@ from patchkit.wheel.build.toolchain import (
     find_toolchain,
     locked_toolkit_wheels,
 )
+from support import write_files
 from support.needed import need, need_headers
 
 HERE = platform.machine()
@@ -70,10 +71,9 @@ def test_what_is_missing_and_its_package(bare, missing, machine, package):
 
 def test_a_compiler_that_nvcc_does_not_take(tmp_path, monkeypatch):
     """Its own words are shown. nvcc looks at the version that the compiler's macros tell."""
-    new = tmp_path / "g++-99"
-    new.write_text('#!/bin/sh\nexec g++ -U__GNUC__ -D__GNUC__=99 "$@"\n')
-    new.chmod(0o755)
-    monkeypatch.setenv("CXX", str(new))
+    new = '#!/bin/sh\nexec g++ -U__GNUC__ -D__GNUC__=99 "$@"\n'
+    write_files(tmp_path, {"g++-99": new}, mode=0o755)
+    monkeypatch.setenv("CXX", str(tmp_path / "g++-99"))
     try:
         tools = find_toolchain(HERE, toolkits()[0])
     except PatchkitError as error:
@@ -142,10 +142,7 @@ def gcc(folder, version):
     names = ("GNUC", "GNUC_MINOR", "GNUC_PATCHLEVEL")
     numbers = zip(names, version.split("."), strict=True)
     lines = [f"echo '#define __{name}__ {number}'\n" for name, number in numbers]
-    place = folder / "g++"
-    place.write_text("#!/bin/sh\n" + "".join(lines))
-    place.chmod(0o755)
-    return place
+    return write_files(folder, {"g++": "#!/bin/sh\n" + "".join(lines)}, mode=0o755) / "g++"
 
 
 def said_of(*arguments, **options):

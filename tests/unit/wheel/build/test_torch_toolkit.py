@@ -24,6 +24,7 @@ from patchkit.wheel.build.torch_toolkit import (
     python_headers,
 )
 from patchkit.wheel.file.torch import installed_torch
+from support import write_files
 from support.needed import need
 from support.small_torch import site, small_torch
 
@@ -48,10 +49,7 @@ def halves(tmp_path):
         beside = {f"lib/lib{name}.so.13": "torch's" for name in LIBRARIES}
         beside |= {f"include/{name}": "torch's" for name in HEADERS}
         for root, some in ((cuda, files), (site, beside)):
-            for path, text in some.items():
-                if path not in without:
-                    (root / path).parent.mkdir(parents=True, exist_ok=True)
-                    (root / path).write_text(text)
+            write_files(root, {path: some[path] for path in some.keys() - {*without}})
         toolchain = Toolchain(
             machine=machine, nvcc=cuda / "bin/nvcc", cuda="13.0.88",
             cxx=Path(shutil.which(cxx) or "/none"), compiler=cxx, include=cuda / "include",
@@ -164,15 +162,11 @@ exec(sys.argv[0])
 
 def test_it_is_written_under_the_name_that_the_header_includes(tmp_path):
     asked, header = tmp_path / "python", tmp_path / "include" / "python3.11" / "pyconfig.h"
-    header.parent.mkdir(parents=True)
-    header.write_text(DISPATCH)
-    asked.write_text(PYTHON.format(header=header))
-    asked.chmod(0o755)
-    own = tmp_path / "include" / "x86_64-linux-gnu" / "python3.11" / "pyconfig.h"
+    files = {header: DISPATCH, asked: PYTHON.format(header=header)}
+    write_files(tmp_path, files, mode=0o755)
     with pytest.raises(HostError, match="has no headers"):
         python_headers(asked, "aarch64", tmp_path / "dest")
-    own.parent.mkdir(parents=True)
-    own.write_text(X86)
+    write_files(tmp_path / "include/x86_64-linux-gnu/python3.11", {"pyconfig.h": X86})
     python_headers(asked, "aarch64", tmp_path / "dest")
     made = tmp_path / "dest" / "aarch64-linux-gnu" / "python3.11" / "pyconfig.h"
     assert made.read_text() == AARCH64

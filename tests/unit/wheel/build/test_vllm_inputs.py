@@ -2,7 +2,6 @@
 
 import platform
 import shutil
-import zipfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,7 +22,7 @@ from patchkit.wheel.vllm.source import VllmOrder
 from patchkit.wheel.vllm.upstream_parts import parts_of, prove_parts
 from support import write_files
 from support.vllm_wheels import HOPPER, LOST
-from support.wheels import OTHER_CPU
+from support.wheels import OTHER_CPU, write_zip
 
 VERSION = Version("0.25.1")
 KNOWN = {each.option: each for each in known_externals()}
@@ -239,10 +238,7 @@ def wheel(tmp_path):
     """Make a wheel of these members: ``with wheel() as opened``."""
 
     def make(members=MEMBERS, name="vllm-0.25.1-cp38-abi3-manylinux_2_28_aarch64.whl"):
-        with zipfile.ZipFile(tmp_path / name, "w") as archive:
-            for path, data in members.items():
-                archive.writestr(path, data)
-        return WheelFile(tmp_path / name)
+        return WheelFile(write_zip(tmp_path / name, members))
 
     return make
 

@@ -12,6 +12,7 @@ from patchkit.units import BYTES_PER_GIB
 from patchkit.wheel.build import machine
 from patchkit.wheel.build import machine as module
 from patchkit.wheel.build.machine import jobs_for, namespace_words, staging, work_folder
+from support import write_files
 
 
 @pytest.fixture
@@ -26,9 +27,7 @@ def work(tmp_path, monkeypatch):
 def build_folder(text="1", facts="facts", name="nccl", *, fresh=False):
     """Hold a work folder, with sources that say ``text``."""
     with staging() as staged:
-        (staged / "source").mkdir()
-        (staged / "source/text").write_text(text)
-        brought = [staged / "source"]
+        brought = [write_files(staged / "source", {"text": text})]
         with work_folder(module.WORK / name, brought, facts, fresh=fresh, free=0) as root:
             yield root
 
@@ -40,8 +39,7 @@ def files_in(root):
 def test_a_first_build_and_one_of_other_facts_which_clear_it(work, tmp_path):
     with build_folder() as root:
         assert files_in(work / "nccl") == {"source/text": "1", "facts.json": "facts"}
-        (root / "build").mkdir()
-        (root / "build/a.o").touch()
+        write_files(root / "build", {"a.o": ""})
         (root / "link").symlink_to(tmp_path)
     assert [path.name for path in work.iterdir()] == ["nccl"]  # nothing staged is left
     (tmp_path / "precious").write_text("kept")

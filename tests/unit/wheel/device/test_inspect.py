@@ -16,6 +16,7 @@ from patchkit.errors import PatchkitError, ProofError, SourceError
 from patchkit.target import Arch, Load, parse_arch, targets
 from patchkit.wheel.device.fatbin import CodeEntry, DeviceCode, read_entries
 from patchkit.wheel.device.inspect import LIVE, inspect_file, prove_exact
+from support.wheels import write_zip
 
 LIBRARIES = Path(__file__).parents[3] / "data" / "libraries"
 GB10, H200 = targets()["gb10"], targets()["h200"]
@@ -122,11 +123,7 @@ def test_a_build_that_is_not_exact_names_what_offends(tmp_path, change, says):
 
 
 def wheel(folder: Path, *members: tuple[str, bytes], name: str = WHEEL) -> Path:
-    path = folder / name
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as bundle:
-        for member, content in members:
-            bundle.writestr(member, content)
-    return path
+    return write_zip(folder / name, dict(members), zipfile.ZIP_DEFLATED)
 
 
 def data(name: str) -> bytes:

@@ -17,7 +17,7 @@ from patchkit.wheel.file.metadata import read_metadata
 from patchkit.wheel.file.torch import torch_of
 from patchkit.wheel.file.wheelfile import WheelFile
 from support.vllm_wheels import KERNELS, PATCHED, VERSION, vllm_wheel
-from support.wheels import write_wheel
+from support.wheels import write_wheel, write_zip
 
 HOME = f"vllm-{VERSION}.dist-info"
 
@@ -72,10 +72,7 @@ PATHS = st.from_regex(r"[a-zé]{1,3}(/[a-z.]{1,3}[a-z]){0,2}", fullmatch=True)
 @given(st.dictionaries(PATHS, st.binary(max_size=99), max_size=6), st.data())
 def test_any_wheel_is_read_as_zipfile_reads_it_or_refused(files, data):
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "a-1-py3-none-any.whl"
-        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
-            for name, content in files.items():
-                archive.writestr(name, content)
+        path = write_zip(Path(folder) / "a-1-py3-none-any.whl", files, zipfile.ZIP_DEFLATED)
         with WheelFile(path) as wheel:
             assert {name: wheel.read(name) for name in wheel.members} == files
         damaged = bytearray(path.read_bytes())

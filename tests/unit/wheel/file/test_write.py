@@ -17,6 +17,7 @@ from patchkit.wheel.file.metadata import find_faults
 from patchkit.wheel.file.wheelfile import WheelFile
 from patchkit.wheel.file.write import rewrite_wheel, seal_wheel
 from support.vllm_wheels import KERNELS, PATCHED, VERSION, vllm_wheel
+from support.wheels import write_zip
 
 LABEL = "2.29.7+gb10.abc123"
 NAME = f"nvidia_nccl_cu13-{LABEL}"
@@ -187,11 +188,7 @@ def test_wheels_that_are_refused(source, rewritten, record, words):
     with zipfile.ZipFile(source) as bundle:
         members = {info.filename: bundle.read(info) for info in bundle.infolist()}
     changed = record(members.pop(f"{OLD}/RECORD"))
-    with zipfile.ZipFile(source, "w") as bundle:
-        for path, data in members.items():
-            bundle.writestr(path, data)
-        if changed is not None:
-            bundle.writestr(f"{OLD}/RECORD", changed)
+    write_zip(source, members | ({} if changed is None else {f"{OLD}/RECORD": changed}))
     with pytest.raises(SourceError, match=words):
         rewritten(source)
     data = bytearray(whole)

@@ -24,6 +24,7 @@ from patchkit.wheel.wheelhouse.fill import fill_wheelhouse
 from patchkit.wheel.wheelhouse.resolve import NodePlatform, WheelSources
 from patchkit.wheel.wheelhouse.storage import LINKED, Kind, ManifestEntry, open_for_writing
 from patchkit.wheel.wheelhouse.verify import check_files, prune_wheelhouse
+from support import write_files
 from support.faults import in_child, kill
 from support.filling import contents, held, kinds
 from support.wheels import CPU, write_wheel
@@ -107,13 +108,11 @@ def test_a_damaged_journal_is_set_aside(house):
 @pytest.mark.parametrize("name", ["../precious", "/etc/precious", "a/b.whl", "precious", ".x"])
 def test_a_journal_from_elsewhere_deletes_nothing(name, house, tmp_path):
     """A wheelhouse that came with a journal names a file of somebody else's."""
-    (house / ".journal").mkdir(parents=True)
     places = (tmp_path / "precious", house / "precious", house / ".x")
-    for place in places:
-        place.write_text("mine")
     step = {"path": name, "before": hashlib.sha256(b"mine").hexdigest(), "after": ""}
     journal = {"format": 1, "steps": [step], "folders": [], "note": {}}
-    (house / ".journal/back.json").write_text(json.dumps(journal))
+    write_files(house, {".journal/back.json": json.dumps(journal)})
+    write_files(tmp_path, dict.fromkeys(places, "mine"))
     with pytest.raises(StorageError, match="cannot be understood"):
         prune_wheelhouse(house)
     assert [place.read_text() for place in places] == ["mine"] * 3
