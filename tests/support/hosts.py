@@ -196,14 +196,10 @@ MACHINES: dict[str, Callable[[int], Machine]] = {
     "link_down": lambda node: _with(cable_port0(node), A0, B0, up=False, speed=-1),
     "wrong_mtu": lambda node: _with(cable_port0(node), B0, mtu=1500),
     "two_addresses": lambda node: _with(
-        cable_port0(node),
-        A0,
-        addresses=(f"192.168.100.{10 + node}/24", f"192.168.110.{10 + node}/24"),
+        cable_port0(node), A0, addresses=tuple(f"192.168.{n}.{10 + node}/24" for n in (100, 110))
     ),
-    "ipv6_only": lambda node: _with(
-        _with(cable_port0(node), A0, addresses=(f"fd00:100::{10 + node}/64",)),
-        B0,
-        addresses=(f"fd00:101::{10 + node}/64",),
+    "ipv6_only": lambda node: _spark(
+        node, **{A0: f"fd00:100::{10 + node}/64", B0: f"fd00:101::{10 + node}/64"}
     ),
     "missing_files": lambda node: replace(cable_port0(node), without=_MISSING),
     "same_subnet": lambda node: _with(

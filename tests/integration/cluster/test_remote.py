@@ -17,7 +17,7 @@ from patchkit.errors import BusyError, HostError, UsageError
 from patchkit.process import attempt
 from patchkit.quoting import visible
 from patchkit.reading import read_text
-from support import ssh_server
+from support import ssh_server, write_files
 
 NAMES = ("spark-1", "spark-2", "spark-3")
 HOLDS = """\
@@ -65,8 +65,7 @@ def test_an_error_there_is_raised_here_with_the_name_of_the_node(sshd):
 )
 def test_what_ssh_refuses(sshd, tmp_path, change, what, hint):
     """A key that is not known, a user who is not."""
-    (tmp_path / change).write_text("")
-    (tmp_path / change).chmod(0o600)
+    write_files(tmp_path, {change: ""}, mode=0o600)
     config = (sshd / "config").read_text()
     other = config.replace(f"{sshd}/{change}\n", f"{tmp_path}/{change}\n")
     assert other != config

@@ -5,10 +5,9 @@ from __future__ import annotations
 import hashlib
 import io
 import tarfile
-import threading
 from dataclasses import replace
 from functools import cache, partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from http.server import SimpleHTTPRequestHandler
 from pathlib import Path
 from typing import ClassVar
 
@@ -19,6 +18,8 @@ from patchkit.patching.recipe import load_recipe
 from patchkit.source.archive import unpack
 from patchkit.source.fetch import CHUNK, fetch
 from patchkit.source.releases import LockEntry, read_lock, read_wheel_lock
+from support import write_files
+from support.local_server import LocalServer
 from tools.index_entries import render_lock
 
 NAME = "demo-1.0.tar.gz"
@@ -67,37 +68,32 @@ def sdist() -> bytes:
     return buffer.getvalue()
 
 
-class Index(ThreadingHTTPServer):
+class Index(LocalServer):
     def __init__(self, folder: Path) -> None:
-        super().__init__(("127.0.0.1", 0), partial(Handler, directory=str(folder)))
+        super().__init__(partial(Handler, directory=str(folder)))
         self.folder, self.address = folder, f"127.0.0.1:{self.server_port}"
         self.entry = LockEntry("1.0", NAME, hashlib.sha256(sdist()).hexdigest(), len(sdist()))
         self.lock = {"1.0": self.entry}
-        threading.Thread(target=self.serve_forever, args=(0.01,)).start()
 
     def stop(self) -> None:
-        self.shutdown()
-        self.server_close()
+        self.__exit__()
 
     def offer(self, href: str) -> None:
         """Make the page of the project offer the sdist at ``href``."""
-        page = self.folder / "simple/demo/index.html"
-        page.parent.mkdir(parents=True, exist_ok=True)
         link = f'<a href="{href}#sha256={self.entry.sha256}">{NAME}</a>'
-        page.write_text(f"<!DOCTYPE html><html><body>{link}</body></html>")
+        page = f"<!DOCTYPE html><html><body>{link}</body></html>"
+        write_files(self.folder, {"simple/demo/index.html": page})
 
 
 @pytest.fixture
 def index(tmp_path, monkeypatch):
-    (tmp_path / "index/files").mkdir(parents=True)
-    (tmp_path / "index/files" / NAME).write_bytes(sdist())
-    served = Index(tmp_path / "index")
-    served.offer(f"../../files/{NAME}")
-    monkeypatch.setenv("PIP_INDEX_URL", f"http://{served.address}/simple/")
+    write_files(tmp_path / "index/files", {NAME: sdist()})
     monkeypatch.setenv("PATCHKIT_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    yield served
-    served.stop()
+    with Index(tmp_path / "index") as served:
+        served.offer(f"../../files/{NAME}")
+        monkeypatch.setenv("PIP_INDEX_URL", f"{served.url}/simple/")
+        yield served
 
 
 def cached(tmp_path):
@@ -139,13 +135,10 @@ def test_download_that_is_not_what_the_lock_says(index, tmp_path, change):
 )
 def test_a_download_goes_on_where_it_was_cut(index, tmp_path, kind, left):
     data = sdist()
-    (index.folder / kind).mkdir()
-    (index.folder / kind / NAME).write_bytes(data)
+    write_files(index.folder / kind, {NAME: data})
     index.offer(f"../../{kind}/{NAME}")
     begun = {b"begun": data[:100], b"damaged": b"x" * 100, b"longer": data + b"x"}[left]
-    folder = tmp_path / "cache/sdists"
-    folder.mkdir(parents=True)
-    (folder / f".{NAME}.partial").write_bytes(begun)
+    write_files(tmp_path / "cache/sdists", {f".{NAME}.partial": begun})
     Handler.asked.clear()
 
     assert fetch("demo", "1.0", index.lock).read_bytes() == data

@@ -1,8 +1,6 @@
 """An installed vLLM: its Python is patched in place, and pip still knows every file."""
 
-import base64
 import csv
-import hashlib
 import json
 import subprocess
 import sys
@@ -10,9 +8,8 @@ import sys
 import pytest
 
 from patchkit.apply import apply
-from support import write_files
+from support import wheels, write_files
 from support.vllm_wheels import python_of
-from support.wheels import write_wheel
 
 pytestmark = pytest.mark.releases
 # Release → the fixes that an installed package of it gets.
@@ -38,11 +35,7 @@ def wheel(release, version, recipe, tmp_path):
     """A wheel of the Python files of a release, and of what its MoE layers look up."""
     root = release(version)
     files = {"vllm/__init__.py": (root / "vllm/__init__.py").read_bytes(), **python_of(root)}
-    return write_wheel(tmp_path, version, project="vllm", tag="py3-none-any", files=files)
-
-
-def _hash(data):
-    return base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
+    return wheels.write_wheel(tmp_path, version, project="vllm", tag="py3-none-any", files=files)
 
 
 @pytest.fixture
@@ -89,7 +82,8 @@ def wrong_hashes(site_packages):
     wrong = [f"{path} is not listed or not there" for path in sorted(there ^ listed)]
     for path, digest, size in rows:
         data = (site_packages / path).read_bytes() if path in there else b""
-        if digest and (digest, size) != (f"sha256={_hash(data)}", str(len(data))):
+        line = wheels.record("", {path: data}).decode().partition("\n")[0]
+        if digest and [[path, digest, size]] != [*csv.reader([line])]:
             wrong.append(f"{path} has another hash or size")
     return wrong
 

@@ -1,9 +1,9 @@
 """Which libnccl is loaded: foretold from the files, and done by the real dynamic loader."""
 
 import hashlib
+import shutil
 import subprocess
 import venv
-import zipfile
 from pathlib import Path
 
 import pytest
@@ -141,8 +141,7 @@ def test_packages(env):
     ):
         files = {"nvidia/nccl/lib/libnccl.so.2": env.parts.nccl["custom"].read_bytes()}
         wheel = write_wheel(env.home / "wheels", version, project=project, files=files)
-        with zipfile.ZipFile(wheel) as archive:
-            archive.extractall(env.site)
+        shutil.unpack_archive(wheel, env.site, "zip")
         packages = [f"{project} {version}", *packages]
         answer = env.foretold()[1]
         (copy,) = answer["copies"]

@@ -1,8 +1,8 @@
 """`patchkit native` and `--native` on small wheels and environments with real libraries."""
 
 import json
+import shutil
 import zipfile
-from pathlib import Path
 
 import pytest
 
@@ -11,9 +11,9 @@ from patchkit.wheel.file.metadata import find_faults
 from patchkit.wheel.file.wheelfile import WheelFile
 from patchkit.wheel.native.assemble import Assembler
 from patchkit.wheel.vllm.native_parts import prove_unneeded
+from support.vllm_wheels import LIBRARIES
 from support.wheels import write_wheel
 
-LIBRARIES = Path(__file__).parents[2] / "data" / "libraries"
 PTX, STOCK = ((LIBRARIES / f"{name}.so").read_bytes() for name in ("ptx-aarch64", "stock"))
 TAG = "py3-none-manylinux_2_24_aarch64"
 FILES = {"kernels/ptx.so": PTX, "kernels/stock.so": STOCK, "kernels/__init__.py": b""}
@@ -39,8 +39,7 @@ def site(tmp_path, wheel):
     own = {"nvidia/cu13/lib/libcublas.so.13": PTX}
     nvidia = write_wheel(tmp_path / "in", "13.0", project="nvidia-cublas", tag=TAG, files=own)
     for each in (wheel, nvidia):
-        with zipfile.ZipFile(each) as archive:
-            archive.extractall(folder)
+        shutil.unpack_archive(each, folder, "zip")
     return folder
 
 

@@ -237,8 +237,7 @@ def patched_tree(folder, name):
         ),
         proofs=(said["note"],),
     )
-    ledger_path(tree / ".patchkit").parent.mkdir()
-    ledger_path(tree / ".patchkit").write_bytes(ledger.to_json())
+    write_files(tree, {ledger_path(tree / ".patchkit"): ledger.to_json()})
     for verb in ("status", "apply"):
         yield [verb, "--vllm-src", str(tree)]
         yield [verb, "--vllm-src", str(tree), "--json"]

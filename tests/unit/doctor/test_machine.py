@@ -2,7 +2,6 @@
 
 import subprocess
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -19,6 +18,7 @@ from patchkit.runtime.host.host import Gpu, Software
 from patchkit.runtime.host.probe import probe
 from patchkit.runtime.python.distributions import LostFile
 from support import clusters, hosts
+from support.vllm_wheels import LIBRARIES
 
 GPU = GpuState(50, 60.0, 140.0, 2400, 3003, 95, 0, (health.GpuProcess(10),))
 COMPILERS = Compilers(compiler="/usr/bin/gcc", python_h="/usr/include/python3.12/Python.h")
@@ -177,8 +177,6 @@ def test_facts_of_which_nobody_is_sure_are_left_out(well):
 
 
 # What a device compiles at its first use, by real libraries
-
-LIBRARIES = Path(__file__).parents[2] / "data" / "libraries"
 
 
 def test_libraries_of_ptx_alone_are_compiled_unless_the_cache_is_filled(tmp_path):

@@ -1,7 +1,6 @@
 """Wheels of a wheelhouse against each other and their device; which NCCL is built for them."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from packaging.version import Version
@@ -19,9 +18,9 @@ from patchkit.wheel.wheelhouse.overrides import (
 )
 from patchkit.wheel.wheelhouse.storage import Kind, ManifestEntry, write_documents
 from patchkit.wheel.wheelhouse.verify import verify_wheelhouse
+from support.vllm_wheels import LIBRARIES
 from support.wheels import write_wheel
 
-LIBRARIES = Path(__file__).parents[3] / "data" / "libraries"
 ARM = "py3-none-manylinux_2_35_aarch64"
 NCCL = {"project": "nccl", "target": "gb10", "machine": "aarch64"}
 VLLM = {"project": "vllm", "target": "gb10", "machine": "aarch64"}

@@ -238,9 +238,7 @@ def test_a_manifest_that_is_a_link_is_not_read(stocked, elsewhere, made):
 
 
 def test_a_folder_of_downloads_that_is_a_link(stocked, tmp_path):
-    aside = tmp_path / "elsewhere"
-    (aside / "pip").mkdir(parents=True)
-    (aside / "pip" / "precious").touch()
+    aside = write_files(tmp_path / "elsewhere", {"pip/precious": ""})
     (stocked / ".filling").symlink_to(aside)
     assert kinds(stocked) == [(".filling", 7)]
     with pytest.raises(HashMismatchError, match=r"\.filling: is a link"):
