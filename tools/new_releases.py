@@ -1,4 +1,4 @@
-"""The jobs of .github/workflows/releases.yml: what the package index has that the tables lack.
+"""Run the jobs of .github/workflows/releases.yml: what the package index has that the tables lack.
 
     nox -s new-releases -- [BRANCH ...]
 

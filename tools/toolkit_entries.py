@@ -1,4 +1,4 @@
-"""The CUDA of a torch in recipes/toolchain.toml: a person gives its row, the index its wheels."""
+"""Enter the CUDA of a torch in toolchain.toml: its row is a person's, its wheels the index's."""
 
 from __future__ import annotations
 

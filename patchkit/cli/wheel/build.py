@@ -226,9 +226,8 @@ def build_vllm_wheel(
     _tell_start(order, jobs, idle)
     with progress("steps") as report:
         built = build_vllm(order, report)
-    inputs = built.facts["environment"] | built.facts["externals"]
-    lines = [f"{name}: {it}" for name, it in inputs.items()]
-    lines += [*built.circumstances, *built.proofs]
+    inputs = (built.facts["environment"] | built.facts["externals"]).items()
+    lines = [*(f"{name}: {it}" for name, it in inputs), *built.circumstances, *built.proofs]
     what = f"vllm {order.version}", f"{order.request.target.title}, {built.facts['archs']}"
     notes = [lead_word("note") + note for note in built.notes]
     fields = {"proofs": built.proofs, "circumstances": built.circumstances, "notes": notes}

@@ -128,7 +128,6 @@ def gather_sources(
     """Bring every source that a release fetches below ``dest``, which keeps them between builds.
 
     ``cpu`` and ``target`` are those of the wheel that is built.
-
     Raises UsageError for a name that the build does not use; SourceError, HashMismatchError,
     StorageError and HostError for what cannot be had.
     """

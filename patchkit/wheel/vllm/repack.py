@@ -109,8 +109,7 @@ def repack_wheel(
         if assembler:
             say("assembling machine code")
             held = origin.wheel, binaries, judged, target, folder / "native"
-            bar = report("Assembling PTX")
-            parts = native_parts(*held, assembler, bar, keep=keep_libraries)
+            parts = native_parts(*held, assembler, report("Assembling PTX"), keep=keep_libraries)
             patched = replace(patched, native=parts)
         elif not patched.outcome.written:
             raise _unchanged_error(origin, target)
@@ -121,8 +120,7 @@ def repack_wheel(
         dropped = patched.native.dropped
         rewrite_wheel(origin.wheel, wheel, new.dist_info, new.members, report("Writing"), dropped)
         digest, size = sha256_of(wheel), wheel.stat().st_size
-        fresh = not _is_in_wheelhouse(house, new, digest)
-        if fresh:
+        if fresh := not _is_in_wheelhouse(house, new, digest):
             add_wheel(house, wheel, new.facts, say=say)
     return Repacked(
         wheel=house / new.filename,
