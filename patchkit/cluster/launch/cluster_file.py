@@ -21,6 +21,16 @@ FILE = Path("cluster.toml")
 VENV = "~/.local/share/patchkit/venv"
 MODELS = "~/models"
 _NAME = r"[a-z][a-z0-9-]{0,30}"  # a part of a unit's name, and of a folder's
+# NAME[:TAG][@sha256:HEX], as in github.com/distribution/reference, regexp.go: HEX is a registry's
+# digest, or the id of an image that was built here.
+_PART = "[a-z0-9]+(?:(?:[.]|_|__|-+)[a-z0-9]+)*"
+_REGISTRY = "[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?(?::[0-9]{1,5})?/"
+_IMAGE = (
+    f"|(?:{_REGISTRY})?{_PART}(?:/{_PART})*(?::[A-Za-z0-9_][A-Za-z0-9_.-]{{0,127}})?"
+    "(?:@sha256:[0-9a-f]{64})?"
+)
+_SOONEST = 60  # seconds: half of them pass between two tokens that are asked for
+_DAY = 86_400
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,8 +64,13 @@ class ServeChoices:
     """The choices about the server: those of `patchkit env` and `patchkit serve-args`.
 
     ``args`` are words that are added to `vllm serve`; ``set`` are variables of every node.
+    ``image`` is the container image that has vLLM, "" for the environment ``venv``; ``frozen`` are
+    the seconds after which a server that gives nothing is restarted, 0 for never.
     """
 
+    image: Annotated[str, matching(_IMAGE, "an image: NAME[:TAG][@sha256:HEX]")] = ""
+    engine: Literal["docker", "podman"] = "docker"
+    frozen: int = 120
     executor: Literal["auto", "mp", "ray"] = "auto"
     topology: Annotated[str, one_of("auto", "roce", "socket", "ring", "hetero")] = "auto"
     listen: Literal["local", "cable", "lan"] = "local"
@@ -71,6 +86,8 @@ class ServeChoices:
     def __post_init__(self) -> None:
         if not 0 < self.port < 1 << 16:
             raise RecordError(f"is {self.port}, not a port", "port")
+        if self.frozen != 0 and not _SOONEST <= self.frozen <= _DAY:
+            raise RecordError(f"is {self.frozen}: 0, or {_SOONEST} seconds to a day", "frozen")
         for each in self.args:
             if flag := secret_flag(each):
                 raise RecordError(
@@ -78,6 +95,12 @@ class ServeChoices:
                     "VLLM_API_KEY or HF_TOKEN into ~/.config/patchkit/secrets.env there",
                     "args",
                 )
+
+    @property
+    def local_image(self) -> str:
+        """Return the tag that `cluster install` gives a pinned image on every node, "" for none."""
+        _name, _at, pin = self.image.partition("@sha256:")
+        return f"localhost/patchkit:{pin[:12]}" if pin else ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,7 +4,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from patchkit.cluster.launch.cluster_file import ClusterNode, new_cluster_text, read_cluster_file
+from patchkit.cluster.launch.cluster_file import (
+    ClusterNode,
+    ServeChoices,
+    new_cluster_text,
+    read_cluster_file,
+)
 from patchkit.errors import UsageError
 
 NODE = '[[node]]\nssh = "spark-1"\n'
@@ -27,6 +32,19 @@ NODE = '[[node]]\nssh = "spark-1"\n'
         (f'{NODE}[models]\n"a/b" = "main"\n', "models.a/b: is 'main', not a commit"),
         (f'{NODE}[serve]\nargs = ["--api-key=x"]\n', "serve.args: --api-key would show"),
         (f'{NODE}[serve]\nargs = ["--hf_token=x"]\n', "serve.args: --hf-token would show"),
+        *(
+            (f"{NODE}[serve]\nimage = '{text}'\n", "serve.image: is ")
+            for text in (
+                "--privileged",
+                "a b",
+                "a/$(x)",
+                "a@sha256:12",
+                "A/b",
+                f"a@sha256:{'0' * 65}",
+            )
+        ),
+        (f'{NODE}[serve]\nengine = "lxc"\n', "serve.engine: is 'lxc', not one of"),
+        (f"{NODE}[serve]\nfrozen = 5\n", "serve.frozen: is 5: 0, or 60 seconds"),
         ("[[node]\n", "is not TOML"),
     ],
 )
@@ -36,6 +54,21 @@ def test_what_it_must_not_say(text, says, tmp_path):
     with pytest.raises(UsageError) as caught:
         read_cluster_file(path)
     assert says in caught.value.what
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "vllm/vllm-openai",
+        "vllm/vllm-openai:v0.25.1",
+        "Host-1.lan:5000/a/b__c",
+        "nvcr.io/nvidia/vllm",
+    ],
+)
+def test_an_image_has_one_local_name_once_it_is_pinned(name):
+    assert ServeChoices(image=name).local_image == ""
+    pinned = ServeChoices(image=f"{name}@sha256:{'0123456789abcdef' * 4}")
+    assert pinned.local_image == "localhost/patchkit:0123456789ab"
 
 
 def test_a_missing_file_names_the_command_that_writes_one(tmp_path):
