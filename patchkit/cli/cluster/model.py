@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import click
 
@@ -26,14 +25,8 @@ from patchkit.cluster.launch.cluster import Cluster
 from patchkit.cluster.models.fetch import FetchPlan, fetch_model, plan_fetch
 from patchkit.cluster.models.model_check import ModelCheck, check_model
 from patchkit.cluster.models.names import pin, split_revision
-from patchkit.cluster.models.sync import (
-    ModelNode,
-    follow_answers,
-    models_of,
-    sources_of,
-    sync_model,
-)
-from patchkit.cluster.ssh.node import Remote, everywhere
+from patchkit.cluster.models.sync import ModelNode, models_of, sources_of, sync_model
+from patchkit.cluster.ssh.node import Remote, all_of, everywhere
 from patchkit.durable.atomic import status_of_file
 from patchkit.errors import HashMismatchError, PatchkitError, SourceError, UsageError
 from patchkit.quoting import quoted
@@ -80,9 +73,8 @@ def get_model(spec: str, *, cluster: Cluster, dry_run: bool, venv: str | None) -
         yield Record({"plan": plan, "dry_run": True})
         yield "nothing was changed"
         return
-    answers = head.stream(dict[str, Any], fetch_model, **asked, commit=plan.commit)
     with progress() as report:
-        check = follow_answers(head, ModelCheck, answers, report(repo))
+        check = head.follow(ModelCheck, report(repo), fetch_model, **asked, commit=plan.commit)
     whole = not check.exit_code
     if whole and file:
         pin(file, repo, plan.commit)
@@ -138,9 +130,7 @@ def check_models(spec: str, *, cluster: Cluster, quick: bool) -> Iterator[Block]
     """
     nodes = _model_nodes(cluster)
     held = models_of(nodes)
-    for answer in held:
-        if isinstance(answer, PatchkitError):
-            raise answer
+    all_of(held)  # a node that is silent is no node without the model
     sources = sources_of(nodes, held, *_find_commit(cluster, spec), whole=False)
     found = {node.ssh: model.folder for node, model in sources}
     with progress() as report:
@@ -149,10 +139,9 @@ def check_models(spec: str, *, cluster: Cluster, quick: bool) -> Iterator[Block]
             if node.ssh not in found:
                 again = quoted("patchkit", "model", "sync", spec)
                 raise SourceError(f"{node.ssh}: {spec} is not there", hint=again)
-            arguments = {"folder": found[node.ssh], "full": not quick}
-            there = Remote(node.ssh)
-            answers = there.stream(dict[str, Any], check_model, **arguments)
-            return follow_answers(there, ModelCheck, answers, report(f"{node.ssh}: hashing"))
+            asked = {"folder": found[node.ssh], "full": not quick}
+            bar = report(f"{node.ssh}: hashing")
+            return Remote(node.ssh).follow(ModelCheck, bar, check_model, **asked)
 
         results = everywhere(nodes, check_on)
     yield from _checked_blocks([spec], list(zip(nodes, results, strict=True)))

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from patchkit.cluster.agent import installation
 from patchkit.cluster.agent.installation import InstalledVenv, InstallState, WheelLock
 from patchkit.cluster.launch.cluster import Cluster
-from patchkit.cluster.models.sync import follow_answers
 from patchkit.cluster.ssh.node import Remote, all_of, everywhere
 from patchkit.cluster.ssh.rsync import Copied
 from patchkit.cluster.ssh.ssh import HERE, ssh_words
@@ -54,8 +52,9 @@ def install_everywhere(
         if not state.lacking:
             return None
         words = () if node.here else ssh_words(node.destination, "-o", "ControlMaster=no")
-        answers = here.stream(
-            dict[str, Any],
+        took = here.follow(
+            Copied,
+            report(f"{node.destination}: copying"),
             installation.send_wheels,
             folder=str(folder),
             names=state.lacking,
@@ -63,14 +62,11 @@ def install_everywhere(
             destination="" if node.here else node.destination,
             target=state.store,
         )
-        progress = report(f"{node.destination}: copying")
-        took = follow_answers(here, Copied, answers, progress)
         return WheelCopy(node=node.destination, wheels=len(state.lacking), sent=took)
 
     def make(node: Remote) -> InstalledVenv:
-        answers = node.stream(dict[str, Any], installation.install_wheels, lock=sent)
         progress = report(f"{node.destination}: installing")
-        return follow_answers(node, InstalledVenv, answers, progress)
+        return node.follow(InstalledVenv, progress, installation.install_wheels, lock=sent)
 
     with cluster.alone():
         look, asked = installation.look_at_installation, {"venv": cluster.file.venv, "lock": sent}

@@ -25,7 +25,6 @@ from patchkit.cluster.models.model_check import (
 from patchkit.cluster.models.names import Commit, ModelFolder, models_folder, require_room
 from patchkit.durable.atomic import replacing
 from patchkit.durable.lock import locked
-from patchkit.durable.names import plain
 from patchkit.errors import HostError, PatchkitError, SourceError, StorageError, translated
 from patchkit.follow import Follow
 from patchkit.records import RecordError, record
@@ -39,7 +38,8 @@ try:
     answer["kind"] = "silent"
     info = HfApi().model_info(repo, revision=revision or None, files_metadata=True, timeout=30)
     # Of a large file the sha256, of another git's sha1.
-    files = {f.rfilename: [f.size, f.lfs.sha256 if f.lfs else f.blob_id] for f in info.siblings}
+    files = ((f.rfilename, f.size, f.lfs.sha256 if f.lfs else f.blob_id) for f in info.siblings)
+    files = {name: {"size": size, "digest": digest} for name, size, digest in files}
     answer = {"commit": info.sha, "files": files}
 except ImportError:
     pass
@@ -65,10 +65,10 @@ _LOST = re.compile(r"\.[0-9a-f]{40,64}\.[0-9a-f]{8}\.incomplete$")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HubListing:
-    """A commit as the Hub has it: each file with its size and digest."""
+    """A commit as the Hub has it: each file with its size and digest, if it names them."""
 
     commit: Commit
-    files: Mapping[str, tuple[int | None, str | None]]
+    files: Mapping[str, Mapping[str, Any]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,15 +84,14 @@ class FetchPlan:
     free: int
 
 
-def plan_fetch(models: str, python: str, repo: str, revision: str) -> dict[str, Any]:
-    """Return the FetchPlan. ``python`` is the one that has vLLM. Raises what a fetch would."""
-    made = _ask_hub(python, repo, revision)
-    folder = models_folder(models) / ModelFolder(repo=repo, commit=made.commit).name
+def plan_fetch(models: str, python: str, repo: str, revision: str) -> FetchPlan:
+    """Return the plan. ``python`` is the one that has vLLM. Raises what a fetch would."""
+    made, folder = _ask_hub(models, python, repo, revision)
     size = sum(file.size for file in made.files.values())
     left = size - _count_bytes(folder, made)
     # Parts of an interrupted download are gone on with, or removed.
     free = require_room(folder, left, sum(map(_file_size, _find_parts(folder))))
-    plan = FetchPlan(
+    return FetchPlan(
         repo=made.repo,
         commit=made.commit,
         folder=str(folder),
@@ -101,13 +100,11 @@ def plan_fetch(models: str, python: str, repo: str, revision: str) -> dict[str, 
         left=left,
         free=free,
     )
-    return asdict(plan)
 
 
 def fetch_model(models: str, python: str, repo: str, commit: str) -> Iterator[dict[str, Any]]:
     """Yield the progress in bytes, then the full check of the folder."""
-    made = _ask_hub(python, repo, commit)
-    folder = models_folder(models) / ModelFolder(repo=repo, commit=made.commit).name
+    made, folder = _ask_hub(models, python, repo, commit)
     with translated(at=folder):
         folder.mkdir(parents=True, exist_ok=True)
         with locked(folder):
@@ -141,10 +138,11 @@ def check_anew(folder: str) -> Iterator[dict[str, Any]]:
         yield answer
 
 
-def _ask_hub(python: str, repo: str, revision: str) -> ModelRecord:
-    """Return the files of a commit that vLLM loads; what the Hub refuses is said in hf's words.
+def _ask_hub(models: str, python: str, repo: str, revision: str) -> tuple[ModelRecord, Path]:
+    """Return the files of a commit that vLLM loads, and their folder.
 
-    Raises SourceError for names that lead elsewhere, too.
+    What the Hub refuses is said in hf's words. Raises SourceError for names that lead elsewhere,
+    too.
     """
     program = Path(python).expanduser()
     answer = process.ask(program, _ASK, repo, revision, timeout=_PATIENCE, hint=_PYTHON)
@@ -158,18 +156,12 @@ def _ask_hub(python: str, repo: str, revision: str) -> ModelRecord:
     except RecordError as error:
         raise HostError(f"{what}: an odd answer of the Hub: {error}", hint=_PYTHON) from None
     try:
-        for name in listing.files:
-            # It would be written outside of the model's folder, or not be seen.
-            if not plain(name) or not name.isprintable():
-                raise RecordError(f"holds a file {name!r}, which is no plain name")
-        files = {
-            name: dict(zip(("size", "digest"), listing.files[name], strict=True))
-            for name in choose_files(listing.files)
-        }
-        return record(ModelRecord, {"repo": repo, "commit": listing.commit, "files": files})
+        files = {name: listing.files[name] for name in choose_files(listing.files)}
+        made = record(ModelRecord, {"repo": repo, "commit": listing.commit, "files": files})
     except RecordError as error:
         hint = f"tell its owner: https://huggingface.co/{repo}/discussions"
         raise SourceError(f"{repo}: {error}", hint=hint) from None
+    return made, models_folder(models) / ModelFolder(repo=repo, commit=made.commit).name
 
 
 def _run_hf_download(python: str, made: ModelRecord, folder: Path) -> Iterator[dict[str, Any]]:

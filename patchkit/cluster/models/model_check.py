@@ -186,9 +186,8 @@ def check_model(folder: str, full: bool = False) -> Iterator[dict[str, Any]]:
                 done += file.size
                 yield {"done": done, "total": total}
                 if is_now != file.digest:
-                    what = f"has the hash {is_now[:16]}…, not {file.digest[:16]}…"
-                    if " " in is_now:
-                        what = is_now
+                    other = f"has the hash {is_now[:16]}…, not {file.digest[:16]}…"
+                    what = is_now if " " in is_now else other
                     why = "its bytes are not those of the Hub"
                     found.append(Finding(about=HASH, where=name, what=what, why=why))
         check = replace(check, full=True, findings=(*check.findings, *found))

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from patchkit.cluster.models.fetch import check_anew
 from patchkit.cluster.models.model_check import ModelCheck, held_models, quick_check
@@ -17,7 +16,6 @@ from patchkit.cluster.ssh.ssh import ssh_words
 from patchkit.errors import PatchkitError, SourceError, UsageError, translated
 from patchkit.quoting import quoted
 
-T = TypeVar("T")
 Progress = Callable[[int, int], None]
 
 
@@ -37,20 +35,6 @@ def models_of(nodes: Sequence[ModelNode]) -> list[list[ModelCheck] | PatchkitErr
         nodes,
         lambda node: Remote(node.ssh).call(list[ModelCheck], held_models, models=node.models),
     )
-
-
-def follow_answers(
-    node: Remote, kind: type[T], answers: Generator[dict[str, Any], None, None], progress: Progress
-) -> T:
-    """Return the ``result`` of a node's answers, and hand over its progress."""
-    result = None
-    with contextlib.closing(answers):
-        for said in answers:
-            if isinstance(said.get("done"), int) and isinstance(said.get("total"), int):
-                progress(said["done"], said["total"])
-            elif "result" in said:
-                result = said["result"]
-    return node.checked(kind, result)
 
 
 def sources_of(
@@ -90,16 +74,15 @@ def sync_model(
     source: ModelNode, model: ModelCheck, node: ModelNode, report: Callable[[str], Progress]
 ) -> ModelCheck:
     """Copy a model to a node and hash it there: what is rotten at its source is so as well."""
-    here, other = Remote(source.ssh), Remote(node.ssh)
-    name = model.folder.rpartition("/")[2]
+    other, name = Remote(node.ssh), model.folder.rpartition("/")[2]
     room = {"models": node.models, "name": name, "size": model.size}
     target = other.call(str, make_model_room, **room)
-    arguments = {"folder": model.folder, "destination": node.peer, "target": target}
-    sending = here.stream(dict[str, Any], send_model, **arguments)
-    sent = follow_answers(here, Copied, sending, report(f"{node.ssh}: copying"))
+    way = {"folder": model.folder, "destination": node.peer, "target": target}
+    progress = report(f"{node.ssh}: copying")
+    sent = Remote(source.ssh).follow(Copied, progress, send_model, **way)
     # rsync keeps what has the right size and time; the check removes what is wrong.
-    checking = other.stream(dict[str, Any], check_anew, folder=target)
-    check = follow_answers(other, ModelCheck, checking, report(f"{node.ssh}: checking"))
+    progress = report(f"{node.ssh}: checking")
+    check = other.follow(ModelCheck, progress, check_anew, folder=target)
     return replace(check, sent=sent)
 
 

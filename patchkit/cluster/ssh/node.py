@@ -65,6 +65,23 @@ class Remote:
                 yield self.checked(kind, value)
         raise self._silence("the answer was cut short")
 
+    def follow(
+        self,
+        kind: type[T],
+        progress: Callable[[int, int], None],
+        function: Callable[..., Iterator[Any]],
+        **arguments: Any,
+    ) -> T:
+        """Return the ``result`` that a generator yields there at last, and hand over progress."""
+        result = None
+        with contextlib.closing(self.stream(dict[str, Any], function, **arguments)) as answers:
+            for said in answers:
+                if isinstance(said.get("done"), int) and isinstance(said.get("total"), int):
+                    progress(said["done"], said["total"])
+                elif "result" in said:
+                    result = said["result"]
+        return self.checked(kind, result)
+
     @contextlib.contextmanager
     def opened(
         self, kind: type[T], function: Callable[..., Iterator[Any]], **arguments: Any
