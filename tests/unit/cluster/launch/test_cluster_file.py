@@ -39,7 +39,7 @@ NODE = '[[node]]\nssh = "spark-1"\n'
                 "a b",
                 "a/$(x)",
                 "a@sha256:12",
-                "A/b",
+                "a/B",
                 f"a@sha256:{'0' * 65}",
             )
         ),
