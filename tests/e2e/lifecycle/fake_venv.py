@@ -41,7 +41,7 @@ def install(node: SystemdNode, **settings: object) -> None:
     where = "import sysconfig; print(sysconfig.get_path('purelib'))"
     site = insist_user(node, f"{VENV}/bin/python", "-c", where).strip()
     unpack = 'cat > wheel.zip && python3 -m zipfile --extract wheel.zip "$0"'
-    for wheel in _made_wheels():
+    for wheel in made_wheels():
         insist_user(node, "sh", "-c", unpack, site, input=wheel)
     write(node, f"{VENV}/bin/vllm", f"#!{VENV}/bin/python\n{PROGRAM.read_text()}")
     insist_user(node, "chmod", "+x", f"{VENV}/bin/vllm")
@@ -94,7 +94,7 @@ def wheels(folder: Path, note: str = "", release: str = VERSION) -> list[Path]:
 
 
 @cache
-def _made_wheels() -> list[bytes]:
+def made_wheels() -> list[bytes]:
     with tempfile.TemporaryDirectory() as folder:
         return [path.read_bytes() for path in wheels(Path(folder))]
 

@@ -82,11 +82,12 @@ class SystemdNode:
                     *(f"--network-veth-extra={here}:{there}" for here, there in ends),
                     *(f"--bind={self.disk}/home:/home", f"--hostname={self.name}"),
                     *(f"--bind-ro={path}" for path in self.shared),
+                    "--system-call-filter=@keyring bpf",  # container runtimes call them
                 ],
                 stdin=subprocess.DEVNULL,
                 stdout=console,
                 stderr=subprocess.STDOUT,
-                env={"PATH": SYSTEM_PATH},
+                env={"PATH": SYSTEM_PATH, "SYSTEMD_NSPAWN_UNIFIED_HIERARCHY": "1"},
             )
         self.wires.attach(self.name)
 

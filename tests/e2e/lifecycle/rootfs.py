@@ -22,19 +22,50 @@ PACKAGES = (
     *("systemd", "systemd-sysv", "dbus", "dbus-user-session", "libpam-systemd", "polkitd"),
     *("openssh-server", "openssh-client", "rsync", "curl", "ca-certificates", "procps"),
     *("iproute2", "iputils-ping", "python3", "python3-venv", "libnuma1", "libgomp1"),
+    *("docker.io", "podman", "crun", "uidmap"),
 )
 USER, UID = "spark", 1000
-# Run in the new file system. Host keys and the machine's id are each node's own.
+# Stands for both OCI runtimes: not every machine underneath lets a limit be raised.
+RUNTIME = """\
+#!/usr/bin/python3
+import json, os, resource, sys
+if "--bundle" in sys.argv:
+    path = os.path.join(sys.argv[sys.argv.index("--bundle") + 1], "config.json")
+    with open(path) as file:
+        config = json.load(file)
+    for limit in config["process"].get("rlimits", ()):
+        most = resource.getrlimit(getattr(resource, limit["type"]))[1]
+        if most != resource.RLIM_INFINITY:
+            limit["hard"], limit["soft"] = min(limit["hard"], most), min(limit["soft"], most)
+    with open(path, "w") as file:
+        json.dump(config, file)
+os.execv(__file__ + ".real", [__file__ + ".real", *sys.argv[1:]])
+"""
+# Run in the new file system. Host keys and the machine's id are each node's own. Images are in
+# memory, as /home is. A container may mount /proc only where one is whole, and nspawn's is not.
 FURNISH = f"""\
 set -eu
+for each in runc crun; do
+  place=$(command -v $each)
+  mv "$place" "$place.real"
+  cat > "$place" <<'END'
+{RUNTIME}END
+  chmod +x "$place"
+done
+mkdir -p /etc/docker
+echo '{{"data-root": "/home/docker"}}' > /etc/docker/daemon.json
+printf '[storage]\ndriver = "overlay"\n' > /etc/containers/storage.conf
+echo 'proc /run/proc proc defaults' >> /etc/fstab
 useradd --create-home --uid {UID} --shell /bin/bash {USER}
 install -d -o {USER} -g {USER} -m 700 /home/{USER}/.ssh
 mkdir -p /var/lib/systemd/linger /var/log/journal
 touch /var/lib/systemd/linger/{USER}
+usermod --append --groups docker {USER}
 rm -f /etc/ssh/ssh_host_* /etc/hostname /etc/machine-id /etc/resolv.conf
 echo 'PasswordAuthentication no' > /etc/ssh/sshd_config.d/keys.conf
 systemctl --quiet enable systemd-networkd ssh
 systemctl --quiet disable systemd-networkd-wait-online apt-daily.timer apt-daily-upgrade.timer
+systemctl --quiet disable docker.service containerd.service podman.service podman-restart.service
 systemctl --quiet mask systemd-resolved e2scrub_reap fstrim.timer
 """
 
