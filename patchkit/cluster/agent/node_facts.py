@@ -15,12 +15,13 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from patchkit.cluster.agent import links, unit_state
 from patchkit.cluster.agent.health import collect_health
+from patchkit.cluster.agent.image_facts import ImageFacts, look_at_image
 from patchkit.cluster.agent.installation import digest_record, leads_to
 from patchkit.cluster.agent.node_files import config_folder, read_placed, run_for_user
 from patchkit.cluster.models.model_check import CACHE, quick_check, read_record
@@ -60,7 +61,8 @@ class NodeFacts:
     ``memlock`` is the limit of its user manager in bytes, None for none; ``files`` what an earlier
     `up` left there, by name; ``ptxas`` that of CUDA 13, "" for none; ``models`` what the folders
     that were asked for hold; ``venv`` is the environment's path, "" without one, and
-    ``installation`` its name if `install` made it.
+    ``installation`` its name if `install` made it. With an ``image`` there is no environment, and
+    software and ptxas are what is in it.
     """
 
     host: Host
@@ -77,22 +79,30 @@ class NodeFacts:
     has: tuple[str, ...] = ()
     files: dict[str, str] = field(default_factory=dict)
     models: dict[str, ModelOnNode] = field(default_factory=dict)
+    image: ImageFacts | None = None
 
 
-def look_at_node(name: str, venv: str, models: Sequence[str] = ()) -> NodeFacts:
-    """Return the facts of this node; raises what ``probe`` raises."""
+def look_at_node(
+    name: str, venv: str, models: Sequence[str] = (), image: Mapping[str, str] | None = None
+) -> NodeFacts:
+    """Return the facts of this node; ``image`` are the arguments of ``look_at_image``, if any.
+
+    Raises what ``probe`` and ``look_at_image`` raise.
+    """
     home = Path.home()
     place = Path(venv).expanduser()
     python = place / "bin" / "python"
-    there = os.access(python, os.X_OK)
+    there = not image and os.access(python, os.X_OK)
+    inside = look_at_image(**image) if image else None
     user = pwd.getpwuid(os.getuid()).pw_name
     version = attempt("systemctl", "--version").output.split()
     asked = ("--property=DefaultLimitMEMLOCK", "--value")
     limit = run_for_user("systemctl", "show", *asked).output.strip()
     memlock = int(limit) if limit.isdigit() else _UNLIMITED
     path = f"{os.environ.get('PATH', os.defpath)}:/usr/bin:/bin"
+    host = probe(LIVE, python=str(python) if there else None, environment=os.environ)
     return NodeFacts(
-        host=probe(LIVE, python=str(python) if there else None, environment=os.environ),
+        host=replace(host, software=inside.software) if inside else host,
         user=user,
         home=str(home),
         python=".".join(map(str, sys.version_info[:3])),
@@ -102,7 +112,8 @@ def look_at_node(name: str, venv: str, models: Sequence[str] = ()) -> NodeFacts:
         memlock=None if memlock >= _UNLIMITED else memlock,
         systemd=int(version[1]) if len(version) > 1 and version[1].isdigit() else 0,
         persistent_journal=Path("/var/log/journal").is_dir(),
-        ptxas=find_ptxas(LIVE, os.environ),
+        ptxas=inside.ptxas if inside else find_ptxas(LIVE, os.environ),
+        image=inside,
         has=tuple(name for name in ("rsync", "ssh", "systemctl") if shutil.which(name, path=path)),
         files=read_placed(config_folder(name)),
         models={each: model_on_node(each) for each in models},

@@ -51,8 +51,10 @@ class Cluster:
     def facts(self, models: Sequence[str] = ()) -> list[NodeFacts]:
         """Return the facts of all nodes. Raises the first error of a node, naming the others."""
         asked = {"name": self.file.name, "venv": self.file.venv, "models": list(models)}
-        look = node_facts.look_at_node
-        return all_of(everywhere(self.nodes, lambda node: node.call(NodeFacts, look, **asked)))
+        image, look = self.file.serve.image_asked, node_facts.look_at_node
+        return all_of(
+            everywhere(self.nodes, lambda node: node.call(NodeFacts, look, **asked, image=image))
+        )
 
     def states(self) -> list[NodeState | PatchkitError]:
         """Return the state of each node, or why it is not known."""

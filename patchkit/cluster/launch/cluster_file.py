@@ -102,6 +102,12 @@ class ServeChoices:
         _name, _at, pin = self.image.partition("@sha256:")
         return f"localhost/patchkit:{pin[:12]}" if pin else ""
 
+    @property
+    def image_asked(self) -> dict[str, str]:
+        """Return what a node is asked about its image, {} without one: ``look_at_image``."""
+        asked = {"engine": self.engine, "name": self.image, "tag": self.local_image}
+        return asked if self.image else {}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterFile:

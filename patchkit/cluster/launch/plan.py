@@ -99,12 +99,12 @@ def planned_ranks(
     head: EnvFile | None = None
     for number, (node, its) in enumerate(zip(cluster.node, facts, strict=True)):
         with name_node(node.ssh):
-            software = its.host.software
-            if not its.venv or software is None or not software.vllm:
-                place = cluster.venv
+            software, image = its.host.software, cluster.serve.image
+            if software is None or not (software.vllm and (its.venv or image)):
+                place, is_there = image or cluster.venv, image or its.venv
                 raise HostError(
-                    f"there is no vLLM in {place}" if its.venv else f"{place} is not there",
-                    why="or another environment has it: `venv` in cluster.toml",
+                    f"there is no vLLM in {place}" if is_there else f"{place} is not there",
+                    why="or another one has it: `venv`, or `image`, in cluster.toml",
                     hint="patchkit cluster install",
                 )
             planned = _plan_rank(cluster, number, its, model, head)
@@ -213,7 +213,13 @@ def _plan_rank(
         ssh=cluster.node[number].ssh,
         facts=facts,
         env=env,
-        text=file_text(env, Format.SYSTEMD, hostname=host.system.hostname, target=serve.target),
+        # systemd reads what it hands to a program, an engine what it hands to a container.
+        text=file_text(
+            env,
+            Format.DOCKER if serve.image else Format.SYSTEMD,
+            hostname=host.system.hostname,
+            target=serve.target,
+        ),
         command=command,
     )
 
@@ -245,6 +251,8 @@ def pair_findings(names: Sequence[str], facts: Sequence[NodeFacts]) -> Iterator[
             one, other = (node.installation or "one of its own" for node in (head, its))
             names_of = {"one": one, "first": first, "other": other, "second": name}
             yield wrong("installation", venv=head.venv, **names_of)
+        if head.image and its.image and same_cpu and head.image.content != its.image.content:
+            yield wrong("images", one=head.image.id, first=first, other=its.image.id, second=name)
         one, other = head.host.target, its.host.target
         if one != other:
             yield wrong("devices", one=one, other=other)
@@ -263,7 +271,14 @@ def node_findings(name: str, facts: NodeFacts) -> Iterator[Finding]:
         yield wrong("systemd")
     if not facts.linger:
         yield wrong("linger", user=facts.user, command=there(name, "loginctl", "enable-linger"))
-    if facts.memlock is not None and any(port.active for port in facts.host.rdma):
+    image = facts.image
+    if image and image.problem:
+        join = ("sudo", "usermod", "-aG", "docker", facts.user)  # what takes effect at a boot
+        denied = "permission denied" in image.said
+        command = there(name, *(join if denied else (image.program or "docker", "version")))
+        yield wrong(image.problem, said=image.said, command=command)
+    of_root = image is not None and image.program.endswith("docker")  # whose daemon has no limit
+    if facts.memlock is not None and not of_root and any(port.active for port in facts.host.rdma):
         folder = _LIMIT.rpartition("/")[0]
         words = f"mkdir -p {folder} && printf '[Service]\\nLimitMEMLOCK=infinity\\n' > {_LIMIT}"
         command = there(name, "sudo", "sh", "-c", words)  # which takes effect at a boot

@@ -26,6 +26,8 @@ _LIMITS = FollowLimits(mark=MARK, silence=30, line=16 << 20, size=256 << 20)
 class Remote:
     """A machine that ssh reaches; ``localhost`` is this one, without ssh.
 
+    ``way`` are words in the place of ssh's, behind which a shell's command stands.
+
     What is called are functions of the package's modules that need the standard library alone;
     arguments and results are what JSON has, and a result is checked to be of the ``kind`` that is
     asked for. An error of patchkit that is raised there is raised here, with the destination before
@@ -33,6 +35,7 @@ class Remote:
     """
 
     destination: str
+    way: tuple[str, ...] = ()
 
     @property
     def here(self) -> bool:
@@ -97,7 +100,7 @@ class Remote:
         self, function: Callable[..., Any], arguments: dict[str, Any], limits: FollowLimits
     ) -> Generator[tuple[str, Any], None, None]:
         given = first_bytes(function.__module__, function.__qualname__, arguments)
-        words = (*ssh_words(self.destination), COMMAND)
+        words = (*(self.way or ssh_words(self.destination)), COMMAND)
         # Closed in any case: an error that is kept would keep the connection, too.
         with Follow(*words, given=[given], beat=HEARTBEAT, limits=limits) as talk:
             for line in talk:
