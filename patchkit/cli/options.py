@@ -30,7 +30,6 @@ from patchkit.target import MODES, targets
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-NOT_SANDBOXED = "not sandboxed: --trust-source"
 # The defaults of a tree that has no ledger yet.
 _FIRST = LedgerRequest(target="gb10", arch="native", only=(), skip=(), also=())
 
@@ -184,6 +183,14 @@ def request_options(command: F) -> F:
     return cast("F", with_options(*_REQUEST)(wrapped))
 
 
+def choose_sandbox(*, locked: bool, trusted: bool) -> Sandboxed:
+    """Return how a source's code may run: nobody vouches for one that no lock knows."""
+    if trusted:
+        tell("not sandboxed: --trust-source")
+        return Sandboxed.NEVER
+    return Sandboxed.IF_POSSIBLE if locked else Sandboxed.ALWAYS
+
+
 @contextlib.contextmanager
 def located(
     source: SourceOptions, *, keep: bool, patches: Sequence[Path] = ()
@@ -197,11 +204,7 @@ def located(
             check = load_recipe(source.project).check
             found = stack.enter_context(resolved(source, check, report, keep=keep))
         locked = found.locked and not patches
-        sandboxed = Sandboxed.IF_POSSIBLE if locked else Sandboxed.ALWAYS
-        if source.trusted:
-            tell(NOT_SANDBOXED)
-            sandboxed = Sandboxed.NEVER
-        yield found.path, sandboxed
+        yield found.path, choose_sandbox(locked=locked, trusted=source.trusted)
 
 
 @contextlib.contextmanager

@@ -51,15 +51,8 @@ from patchkit.source.detect import detect, state_folder
 from patchkit.source.releases import named_version
 from patchkit.source.resolve import SourceOptions
 
-_EPILOG = """\
-\b
-Examples:
-  patchkit apply vllm==0.24.0
-  patchkit apply .venv/lib/python3.12/site-packages/vllm
-"""
 
-
-@click.command("apply", epilog=_EPILOG)
+@click.command("apply")
 @source_options
 @request_options
 @click.option("--dry-run", is_flag=True, help="Plan and prove, write nothing.")
@@ -70,6 +63,10 @@ def apply_command(
     source: SourceOptions, *, selection: Selection, dry_run: bool, native: bool, verbose: bool
 ) -> Iterator[Block]:
     """Patch a tree for a device, prove the effect, and keep a way back.
+
+    \b
+      patchkit apply vllm==0.24.0
+      patchkit apply .venv/lib/python3.12/site-packages/vllm
 
     What is asked for is what the tree becomes, whatever was applied before; asking again changes
     nothing. Either everything is written or nothing.

@@ -44,14 +44,6 @@ from patchkit.source.detect import detect
 from patchkit.source.resolve import SourceOptions, fetch_release, patched_tree
 from patchkit.target import best_load
 
-_TUNE = """\
-\b
-Qwen3-30B-A3B in FP8, on one GPU:
-  patchkit tune --vllm-src vllm==0.25.1 --python venv/bin/python \\
-    --model Qwen/Qwen3-30B-A3B-FP8 --dtype fp8_w8a8 -o moe_configs
-  VLLM_TUNED_CONFIG_FOLDER=moe_configs vllm serve ...
-"""
-
 
 @click.command("diff")
 @source_options
@@ -178,7 +170,7 @@ def archs_command(source: SourceOptions, *, selection: Selection, verbose: bool)
         yield f"{len(pairs)} groups on {target.title}: {counted}; {changed} differ from stock"
 
 
-@click.command("tune", epilog=_TUNE)
+@click.command("tune")
 @vllm_options
 @click.option("--model", required=True, help="A folder, or a name on the hub: its config.json.")
 @click.option("--tp-size", "parts", type=click.IntRange(1), default=1, help="GPUs.")
@@ -192,6 +184,9 @@ def tune_command(
     source: SourceOptions, *, python: str, output: Path, force: bool, **given: Any
 ) -> Iterator[Block]:
     """Tune the fused-MoE kernel for the present GPU with the release's own benchmark.
+
+    \b
+      patchkit tune vllm==0.25.1 --model Qwen/Qwen3-30B-A3B-FP8 --dtype fp8_w8a8
 
     SOURCE is the release that is installed; its sdist has the benchmark that the wheel lacks. It
     takes hours: `--batch-sizes 1,64,1024` is a beginning.

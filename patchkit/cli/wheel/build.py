@@ -45,31 +45,13 @@ from patchkit.wheel.vllm.source import VllmOrder, vllm_source
 from patchkit.wheel.wheelhouse.contents import check_room
 from patchkit.wheel.wheelhouse.overrides import default_version, require_wanted
 
-_NCCL_EPILOG = """\
-\b
-On a Spark, or across from x86-64 (apt install g++-aarch64-linux-gnu):
-  patchkit build nccl
-The release that Debian has, for a Thor:
-  patchkit build nccl --version 2.29.7 --target thor
-A commit of upstream:
-  patchkit build nccl --src git+https://github.com/NVIDIA/nccl@<40 hex digits>
-"""
-_VLLM_EPILOG = """\
-\b
-On a Spark:
-  patchkit build vllm --version 0.25.1
-Without git: CUTLASS from a folder; FP-Quant's checkpoints do not run:
-  patchkit build vllm --version 0.25.1 --source cutlass=cutlass-4.4.2 \\
-    --without qutlass
-"""
-
 
 @click.group(cls=VerbGroup)
 def build_command() -> None:
     """Build a wheel into the wheelhouse."""
 
 
-@build_command.command("nccl", epilog=_NCCL_EPILOG)
+@build_command.command("nccl")
 @click.option(
     "--version",
     shell_complete=complete.complete_kind("nccl"),
@@ -90,7 +72,15 @@ def build_command() -> None:
 def build_nccl_wheel(
     house: Path, cpu: str | None, target: str | None, *, offline: bool, **given: Any
 ) -> Iterator[Block]:
-    """Build libnccl for one device: the wheel replaces stock's nvidia-nccl-cu13."""
+    """Build libnccl for one device: the wheel replaces stock's nvidia-nccl-cu13.
+
+    \b
+      patchkit build nccl
+      patchkit build nccl --version 2.29.7 --target thor
+      patchkit build nccl --src git+https://github.com/NVIDIA/nccl@<40 hex digits>
+
+    On a Spark, or across from x86-64 (apt install g++-aarch64-linux-gnu).
+    """
     require_libraries(BUILD, "build")
     began = time.monotonic()
     device = targets()[target or "gb10"]
@@ -152,7 +142,7 @@ def _nccl_source(version: str | None, source: str | None, house: Path) -> str:
     return f"nccl=={version}"
 
 
-@build_command.command("vllm", epilog=_VLLM_EPILOG)
+@build_command.command("vllm")
 @click.option(
     "--version",
     shell_complete=complete.complete_kind("vllm"),

@@ -18,16 +18,8 @@ from patchkit.wheel.native.installed import make_installed_native, revert_instal
 from patchkit.wheel.native.listing import DeviceLibrary, find_site, list_libraries
 from patchkit.wheel.native.new_wheel import write_native_library, write_native_wheel
 
-_EPILOG = """\
-\b
-What would a Spark compile of this wheel?
-  patchkit native bitsandbytes-0.50.2-py3-none-manylinux_2_24_aarch64.whl
-Of an environment, and compile it now:
-  patchkit native .venv --write
-"""
 
-
-@click.command("native", epilog=_EPILOG)
+@click.command("native")
 @click.argument("path", metavar="WHEEL|LIBRARY|ENVIRONMENT", type=click.Path(path_type=Path))
 @click.option("--target", "name", type=click.Choice(list(targets())), default="gb10")
 @click.option("--write", is_flag=True, help="Assemble it: in place, or as a new file.")
@@ -40,6 +32,10 @@ def native_command(
     path: Path, *, name: str, write: bool, revert: bool, force: bool, output: Path, offline: bool
 ) -> Iterator[Block]:
     """Show what a device compiles at first use, and how long that takes; or compile it now.
+
+    \b
+      patchkit native bitsandbytes-0.50.2-py3-none-manylinux_2_24_aarch64.whl
+      patchkit native .venv --write
 
     A driver compiles PTX where a library has no machine code for the device: on one core, before
     the first call returns, again in every fresh container. --write has ptxas of the locked CUDA

@@ -11,8 +11,8 @@ import click
 
 from patchkit.cli import complete
 from patchkit.cli.options import (
-    NOT_SANDBOXED,
     Selection,
+    choose_sandbox,
     offline_option,
     request_options,
     trust_source,
@@ -26,22 +26,12 @@ from patchkit.cli.wheel.inspect_view import count_loads, for_any_python
 from patchkit.errors import UsageError
 from patchkit.patching.fix import State
 from patchkit.patching.recipe import load_recipe
-from patchkit.source.tree import Sandboxed
 from patchkit.target import Load
 from patchkit.wheel.device.libraries import Judged, Use
 from patchkit.wheel.native.assemble import Assembler
 from patchkit.wheel.vllm.repack import repack_wheel
 from patchkit.wheel.vllm.repack_origin import find_wheel
 
-_EPILOG = """\
-\b
-For a Spark, on any machine:
-  patchkit repack vllm==0.25.1
-With machine code in the place of what a Spark would compile at first use:
-  patchkit repack vllm==0.25.1 --native
-A wheel of your own, vouched for:
-  patchkit repack ./vllm-0.25.1-cp38-abi3-linux_aarch64.whl --sha256 HEX
-"""
 _USES: Mapping[Use, Mapping[str, Any]] = {
     **{use: {"fg": "yellow"} for use in (Use.LOST, Use.ABSENT, Use.UNKNOWN, Use.PARTLY)},
     **{use: {"fg": "green"} for use in (Use.LOADS, Use.JIT)},
@@ -49,7 +39,7 @@ _USES: Mapping[Use, Mapping[str, Any]] = {
 }
 
 
-@click.command("repack", epilog=_EPILOG)
+@click.command("repack")
 @click.argument("wheel", metavar="vllm==X.Y.Z|WHEEL", shell_complete=complete.sources("vllm"))
 @cpu_option
 @request_options
@@ -66,40 +56,38 @@ def repack_command(
 ) -> Iterator[Block]:
     """Repack upstream's wheel with the fixes that are Python or data, under a version of its own.
 
+    \b
+      patchkit repack vllm==0.25.1
+      patchkit repack vllm==0.25.1 --native
+
     Its kernels stay as they are; whether they load on the device is checked first. If they do not,
     nothing is written, and only a build from source helps.
     """
     began = time.monotonic()
-    request = selection.request()
-    if trusted:
-        tell(NOT_SANDBOXED)
+    request, offline, keep = selection.request(), given["offline"], given["keep_libraries"]
+    if keep and not given["native"]:
+        raise UsageError("--keep-libraries is for --native: without it, all libraries stay")
     with (
         progress() as report,
         find_wheel(
             wheel,
             given["cpu"] or request.target.cpu,
             sha256=given["sha256"],
-            offline=given["offline"],
+            offline=offline,
             report=report,
             check=load_recipe("vllm").check,
         ) as origin,
     ):
-        keep, offline = given["keep_libraries"], given["offline"]
-        if keep and not given["native"]:
-            raise UsageError("--keep-libraries is for --native: without it, all libraries stay")
         bar = report("Fetching the compiler")
-        assembler = Assembler(offline=offline, progress=bar) if given["native"] else None
-        locked = origin.locked and not request.patches
-        kept = Sandboxed.IF_POSSIBLE if locked else Sandboxed.ALWAYS
         done = repack_wheel(
             origin,
             request,
             house,
             report=report,
             say=tell,
-            assembler=assembler,
+            assembler=Assembler(offline=offline, progress=bar) if given["native"] else None,
             keep_libraries=keep,
-            sandboxed=Sandboxed.NEVER if trusted else kept,
+            sandboxed=choose_sandbox(locked=origin.locked and not request.patches, trusted=trusted),
         )
     seconds = time.monotonic() - began
     verdicts, proofs = done.outcome.verdicts, done.outcome.proofs

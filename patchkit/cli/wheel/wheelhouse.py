@@ -44,15 +44,6 @@ from patchkit.wheel.wheelhouse.resolve import WheelSources
 from patchkit.wheel.wheelhouse.storage import REQUIREMENTS, Kind, Override
 from patchkit.wheel.wheelhouse.verify import prune_wheelhouse, verify_wheelhouse
 
-_OVERRIDES = """\
-\b
-torch 2.11 pins NCCL 2.28.9; take 2.30.7 beside it:
-  patchkit wheelhouse override nvidia-nccl-cu13==2.30.7
-  patchkit build nccl && patchkit wheelhouse fill
-Which there are, and which known bugs suggest; take one back:
-  patchkit wheelhouse override
-  patchkit wheelhouse override --remove nvidia-nccl-cu13
-"""
 _LARGE = 1e9  # bytes; less takes a few seconds
 
 
@@ -164,7 +155,7 @@ def fill_wheels(
         yield next_step("python3", *words, where="to offer them to every node")
 
 
-@wheelhouse_command.command("override", epilog=_OVERRIDES)
+@wheelhouse_command.command("override")
 @click.argument("pin", metavar="[PROJECT==VERSION]", required=False)
 @click.option("--reason", default="", metavar="TEXT", help="Why, in one line.")
 @click.option("--remove", metavar="PROJECT", help="Take the override of a project back.")
@@ -173,7 +164,14 @@ def fill_wheels(
 def override_pin(
     pin: str | None, *, reason: str, remove: str | None, house: Path
 ) -> Iterator[Block]:
-    """Take another version than a wheel pins, on the record; without one, list what is recorded.
+    """Take another version than a wheel pins, on the record.
+
+    Without one: which are recorded, and which known bugs suggest.
+
+    \b
+      patchkit wheelhouse override
+      patchkit wheelhouse override nvidia-nccl-cu13==2.30.7
+      patchkit wheelhouse override --remove nvidia-nccl-cu13
 
     The override stands in the manifest: what is replaced, by what, why, and on whose word. build,
     fill and verify follow it; everything else that does not fit is refused as before. No resolver

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal
 
-from patchkit.cluster.openai.http_exchange import CHAT, HttpServer
+from patchkit.cluster.openai.http_exchange import CHAT, ODD, HttpServer, token_count
 from patchkit.finding import Finding, finding_from_text
 from patchkit.quoting import quoted
 
@@ -24,7 +24,6 @@ _CALLS = 64  # calls of tools in an answer
 _CHARACTERS = 1 << 24  # of an answer, at most
 _LARGEST_EVENT = 1 << 20  # bytes; of an answer that is no stream, all
 _BLANK_LINE = re.compile(rb"\n\n|\r\r|\r\n\r\n")
-_ODD = "what came is no answer of the OpenAI API"
 _ELSEWHERE = "patchkit chat --url http://ADDRESS:PORT; `patchkit up MODEL` serves one here"
 _MORE = "patchkit chat --max-tokens 4096; or --no-think, where the chat template takes that"
 _NO_SUCH_PATH = (404, 405, 501)
@@ -120,7 +119,7 @@ class Conversation:
         except openai.APIError as error:  # within a stream
             answer.said = error.message
         except (ValueError, TypeError, AttributeError, LookupError):
-            answer.trouble = _ODD
+            answer.trouble = ODD
         finally:
             answer.ms = (time.monotonic() - began) * 1000
             answer.said, answer.trouble = clean(answer.said), clean(answer.trouble)
@@ -151,9 +150,9 @@ def _take_chunks(chunks: Iterator[Any], answer: ChatAnswer) -> Iterator[StreamPi
         events += 1
         if usage := chunk.usage:
             details = usage.completion_tokens_details
-            answer.prompt_tokens = _token_count(usage.prompt_tokens)
-            answer.completion_tokens = _token_count(usage.completion_tokens)
-            answer.reasoning_tokens = _token_count(details and details.reasoning_tokens)
+            answer.prompt_tokens = token_count(usage.prompt_tokens)
+            answer.completion_tokens = token_count(usage.completion_tokens)
+            answer.reasoning_tokens = token_count(details and details.reasoning_tokens)
         choice = chunk.choices[0] if chunk.choices else None
         if choice is None or choice.index:
             continue  # the first of several answers alone
@@ -172,13 +171,9 @@ def _take_chunks(chunks: Iterator[Any], answer: ChatAnswer) -> Iterator[StreamPi
             call["arguments"] += part.function.arguments or ""
             answer.tool_calls = list(calls.values())
     if not events:
-        answer.trouble = _ODD
+        answer.trouble = ODD
     elif not answer.finish and (texts or calls):
         answer.trouble = "the stream ended in the middle"
-
-
-def _token_count(value: object) -> int | None:
-    return value if type(value) is int and 0 <= value < 1 << 40 else None
 
 
 def explain_no_answer(

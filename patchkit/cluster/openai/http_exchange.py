@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 from patchkit.errors import UsageError
 
 CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
+ODD = "what came is no answer of the OpenAI API"
 _CONNECT = 5.0  # seconds: the server is on this machine, or at the other end of a cable
 _MASK = "(masked)"
 _SHORT = 8  # characters: a shorter key may be any word of an answer
@@ -36,12 +37,15 @@ class HttpAnswer:
     body: bytes = b""
     trouble: str = ""
 
-    @property
-    def json(self) -> Any:
-        """Return what the body holds; None for what is no JSON."""
-        with contextlib.suppress(ValueError, RecursionError):
-            return json.loads(self.body)
-        return None
+    def value(self, *keys: str | int) -> Any:
+        """Return what the body, as JSON, has below these keys; None where it has nothing."""
+        try:
+            found = json.loads(self.body)
+            for key in keys:
+                found = found[key]
+        except (ValueError, RecursionError, LookupError, TypeError):
+            return None
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,10 +134,15 @@ def clean(text: str, longest: int = _SAID) -> str:
     return text[:longest].encode("utf-8", "replace").decode()
 
 
+def token_count(value: object) -> int | None:
+    """Return a count of a server's, None for what is none."""
+    return value if type(value) is int and 0 <= value < 1 << 40 else None
+
+
 def list_models(server: HttpServer) -> tuple[HttpAnswer, tuple[str, ...]]:
     """Return how /v1/models answered, and the names of the models that it listed."""
     answer = server.ask("/v1/models")
-    listed = answer.json.get("data") if isinstance(answer.json, dict) else None
+    listed = answer.value("data")
     models = (listed if isinstance(listed, list) else [])[:_MODELS]
     names = [model.get("id") for model in models if isinstance(model, dict)]
     return answer, tuple(server.clean(name) for name in names if isinstance(name, str))

@@ -16,10 +16,12 @@ from patchkit.cluster.openai.api_key import SECRETS, find_key
 from patchkit.cluster.openai.http_exchange import (
     CHAT,
     COMPLETION,
+    ODD,
     HttpAnswer,
     HttpServer,
     clean,
     list_models,
+    token_count,
 )
 from patchkit.errors import HostError
 from patchkit.records import RECIPES, read_toml, record
@@ -72,6 +74,9 @@ _NOT_HERE = (400, 404, 405, 501)  # answers of a server that has no such questio
 # vLLM up to 0.11.0 sends reasoning_content, 0.11.1 to 0.15 both, from 0.16 reasoning; `text` is a
 # completion's; `refusal` stands in the place of content where a model declines.
 _TEXTS = ("content", "reasoning", "reasoning_content", "refusal", "text")
+_ANSWERED = ("choices", "usage")
+# The text of an error is at the top from vLLM up to 0.10, and from FastAPI.
+_ERRORS = (("error", "message"), ("error", "detail"), ("message",), ("detail",), ("error",))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,8 +174,7 @@ def ask_server(
     listing, models = list_models(server)
     asked = models[0] if models else ""
     token = _ask_token(server, asked, seconds) if asked else None
-    version = server.ask("/version").json
-    version = version.get("version") if isinstance(version, dict) else None
+    version = server.ask("/version").value("version")
     found = ServerAnswers(
         url=clean(url),
         key=where,
@@ -194,28 +198,21 @@ def _ask_token(server: HttpServer, model: str, seconds: float) -> TokenAnswer:
     if answer.status in _NOT_HERE:
         other = server.ask(COMPLETION, {"prompt": _HELLO, **common}, seconds)
         answer = other if other.status == 200 else answer
-    body = answer.json if isinstance(answer.json, dict) else {}
-    # The text of an error is at the top from vLLM up to 0.10, and from FastAPI.
-    inner = body.get("error")
-    place = inner if isinstance(inner, dict) else body
-    said = place.get("message") or place.get("detail") or inner
-    choices = body.get("choices")
-    choice = choices[0] if isinstance(choices, list) and choices else None
-    choice = choice if isinstance(choice, dict) else {}
-    message = choice.get("message")
-    texts = message if isinstance(message, dict) else choice
-    usage = body.get("usage")
-    tokens = usage.get("completion_tokens") if isinstance(usage, dict) else None
+    said = next(filter(None, (answer.value(*keys) for keys in _ERRORS)), "")
+    place: tuple[str | int, ...] = ("choices", 0, "message")
+    if answer.value(*place) is None:  # a completion
+        place = ("choices", 0)
+    texts = {name: answer.value(*place, name) for name in _TEXTS}
     trouble = answer.trouble
-    if answer.status == 200 and not (trouble or said or choices or usage):
-        trouble = "what came is no answer of the OpenAI API"
+    if answer.status == 200 and not (trouble or said or any(map(answer.value, _ANSWERED))):
+        trouble = ODD
     return TokenAnswer(
         status=answer.status,
         ms=round(answer.ms, 1),
         trouble=trouble,
-        fields=tuple(name for name in _TEXTS if isinstance(texts.get(name), str) and texts[name]),
-        tokens=tokens if type(tokens) is int and 0 <= tokens < 1 << 40 else None,
-        finish=server.clean(str(choice.get("finish_reason") or ""), 40),
+        fields=tuple(name for name, text in texts.items() if text and isinstance(text, str)),
+        tokens=token_count(answer.value("usage", "completion_tokens")),
+        finish=server.clean(str(answer.value("choices", 0, "finish_reason") or ""), 40),
         said=server.clean(said) if isinstance(said, str) else "",
     )
 
