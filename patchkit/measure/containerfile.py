@@ -12,7 +12,7 @@ from patchkit import __version__
 from patchkit.errors import SourceError, UsageError
 from patchkit.quoting import quoted
 from patchkit.records import RECIPES
-from patchkit.runtime.rules.variable_rules import CACHES, cache_variables
+from patchkit.runtime.rules.variable_rules import cache_variables
 from patchkit.wheel.wheelhouse.storage import Kind, Manifest
 
 PLATFORMS = {"aarch64": "linux/arm64", "x86_64": "linux/amd64"}  # by the CPU of a wheelhouse
@@ -85,7 +85,7 @@ def containerfile(manifest: Manifest, base: str, folder: str) -> Containerfile:
     smoke = [f"import {name}" for name in ("torch", "vllm") if name in held]
     smoke += [_NCCL_SMOKE] if _NCCL in held else []
     vllm = held.get("vllm")
-    caches = cache_variables(f"{_HOME}/{CACHES}", str(vllm)) if vllm else {}
+    caches = cache_variables(f"{_HOME}/.cache/patchkit", str(vllm)) if vllm else {}
     template = Template((RECIPES / "export" / "Containerfile").read_text(encoding="utf-8"))
     text = template.substitute(
         version=__version__,

@@ -3,6 +3,7 @@
     group.py begin      before the head's server: end with 1 if a rank or its port is missing
     group.py ready      after the head's server: end once a token has come back
     group.py ray        after Ray's head: end once it listens
+    group.py spread     on the head, after the first token: give workers the compiled code they lack
     group.py watch N    on the head: start rank N on its node, watch it, stop it
     group.py hold ID    on a worker: its end of the same, run by `watch` over ssh
     group.py held       in a unit that `hold` makes, and that the rank's unit needs: the rest of it
@@ -21,6 +22,7 @@ import re
 import select
 import signal
 import socket
+import stat
 import subprocess
 import sys
 import time
@@ -38,6 +40,9 @@ _AGAIN = 5.0  # seconds between two tries to reach a worker
 _UNREACHED = 255  # ssh's own exit status
 _FIRST_TOKEN = 600.0  # seconds for one answer; the first one may compile kernels
 _TAKEN = "the server's port is taken"
+_SPREAD_SECONDS = 60.0  # for all workers: a unit's start has 90, and what waits for it is a watch
+_SPREAD_BYTES = 4 << 30
+_SETTLED = 30.0  # seconds since a file's last change, after which it is whole
 _SYSTEMCTL = ("systemctl", "--user")
 _PROCESS = re.compile(r'users:\(\("(.*?)",pid=(\d+)')
 
@@ -48,7 +53,7 @@ def main() -> None:
         signal.signal(number, signal.default_int_handler)
     settings = json.loads(Path(__file__).with_name("group.json").read_text(encoding="utf-8"))
     verb, *rest = sys.argv[1:]
-    verbs = {work.__name__: work for work in (begin, ready, ray, watch, hold, held)}
+    verbs = {work.__name__: work for work in (begin, ready, ray, spread, watch, hold, held)}
     try:
         verbs[verb](settings, *rest)
     except KeyboardInterrupt:  # what asked for it says why
@@ -160,6 +165,37 @@ def ray(settings: dict[str, Any]) -> None:
             return
         _check_alive(int(os.environ.get("MAINPID", "0")))
         time.sleep(0.5)
+
+
+def spread(settings: dict[str, Any]) -> None:
+    """Copy compiled code to workers that lack it: nothing over what is there, nothing back.
+
+    What the keys of each cache say of other nodes is in docs/env-files.md.
+    """
+    names, size, began = [], 0, time.monotonic()
+    for place, folders, files in os.walk(settings["caches"]):  # which follows no links
+        # A rank alone reads what is in a folder of its number.
+        folders[:] = [name for name in folders if not name.startswith("rank_")]
+        for path in (f"{place}/{name}" for name in files):
+            with contextlib.suppress(OSError):  # it is gone
+                its = os.lstat(path)
+                if stat.S_ISREG(its.st_mode) and time.time() - its.st_mtime > _SETTLED:
+                    size += its.st_size
+                    names.append(os.path.relpath(path, settings["caches"]))
+    if size > _SPREAD_BYTES:
+        leave(0, f"{settings['caches']} has {size >> 20} MiB: too much to give to workers")
+    for worker in settings["workers"].values() if names else ():
+        *ssh, _dashes, host = worker["ssh"]
+        words = ["rsync", "-a", "--ignore-existing", "--stats", "--files-from=-", "--from0"]
+        words += ["-e", " ".join(ssh), settings["caches"], f"{host}:{worker['caches']}/"]
+        left, given = max(1.0, _SPREAD_SECONDS - (time.monotonic() - began)), "no time was left"
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            done = subprocess.run(
+                words, input="\0".join(names), capture_output=True, text=True, timeout=left
+            )
+            said = re.search(r"files transferred: ([\d,]+)", done.stdout)
+            given = f"{said[1]} files of compiled code" if said else done.stderr.strip()[-300:]
+        say(f"{worker['node']}: {given}")
 
 
 def _check_alive(process: int) -> None:

@@ -191,7 +191,8 @@ def _plan_rank(
     )
     node = decide(options, host, head)
     caches = f"{facts.home}/{CACHES}"
-    env = cluster_env(node, host, variable_rules, ptxas=facts.ptxas, caches=caches)
+    places = {"ptxas": facts.ptxas, "caches": caches, "model": model.name}
+    env = cluster_env(node, host, variable_rules, **places)
     if head:
         env = agree(env, head, dict(serve.set))
     command = None

@@ -17,7 +17,7 @@ from patchkit.cluster.launch.cluster_file import ClusterFile
 from patchkit.cluster.launch.plan import PlannedRank, ServedModel, absolute
 from patchkit.digests import digest
 from patchkit.records import RECIPES
-from patchkit.runtime.rules.variable_rules import CACHES, cache_folder, cache_variables
+from patchkit.runtime.rules.variable_rules import CACHES, cache_folders, cache_variables
 from patchkit.runtime.serve.listen import models_url
 
 SCRIPT = Path(group_script.__file__)
@@ -40,7 +40,8 @@ _BEFORE_SECONDS = 900
 _SECONDS_PER_GIB = 12
 _MOST_GIB = 120  # what a node's memory holds at most
 _PROGRAMS = "/usr/local/cuda/bin:/usr/local/bin:/usr/bin:/bin"
-_CACHES = CACHES.rpartition("/")[2]  # below systemd's own folder of a user's caches
+_STATE, _CACHES = CACHES.rsplit("/", 1)
+_STATE_SINCE = 254  # of systemd: a user's StateDirectory= is below _STATE, before it was ~/.config
 _HEADER = "# Written by patchkit up; replaced by the next one.\n"
 
 
@@ -88,12 +89,17 @@ class GroupUnits:
         bare = [self._rank_files(number) for number in range(len(self.ranks))]
         group = digest(json.dumps([bare, self.links, self.url], sort_keys=True))[:16]
         settings = {"id": group, "name": self.cluster.name, "unit": self.cluster.unit}
+        caches = [
+            cache_folders(f"{its.facts.home}/{CACHES}", its.env.node.vllm)["cache"]
+            for its in self.ranks
+        ]
         workers = {
-            str(number): {"node": self.ranks[number].ssh, "ssh": words}
+            str(number): {"node": self.ranks[number].ssh, "ssh": words, "caches": caches[number]}
             for number, words in enumerate(self.links, start=1)
         }
         ray = {"ray": self.ray} if self.ray else {}
         of_head = {"model": self.model.name, "url": self.url, **ray, "workers": workers}
+        of_head["caches"] = caches[0]
         texts = [settings | of_head] + [settings] * len(workers)
         for files, text, rank in zip(bare, texts, self.ranks, strict=True):
             digests = {name: digest(content) for name, content in files.items()}
@@ -113,9 +119,12 @@ class GroupUnits:
         executor = rank.env.node.executor
         # A Ray that overwrites brings the head's to workers, whose homes may be others.
         of_head = executor.name == "ray" and executor.copies != "fills in"
-        # Where a rank keeps what it compiles; systemd knows its user's folder of caches.
-        caches = cache_variables(f"%C/{_CACHES}", rank.env.node.vllm).items()
+        # Where a rank keeps what it compiles; a folder that systemd has elsewhere is made by hand.
+        asked = (rank.env.node.vllm, self.model.name)
+        caches = cache_variables(f"%h/{CACHES}", *asked).items()
         kept = [row for row in caches if not (of_head and row[0].startswith("VLLM_"))]
+        own = rank.facts.systemd >= _STATE_SINCE
+        graphs = cache_folders(_CACHES, *asked)["graphs"]
         # What stands for the names in the templates.
         values = {
             "name": name,
@@ -131,7 +140,8 @@ class GroupUnits:
             "watch_stop": str(STOP + 30),
             "path": unit_word(f"PATH={absolute(self.cluster.venv, rank.facts)}/bin:{_PROGRAMS}"),
             "mark": unit_word(f"{MARK}={name}"),
-            "cache": cache_folder(_CACHES, rank.env.node.vllm),
+            "state": graphs if own else "",
+            "make_state": "" if own else f"/usr/bin/mkdir -p %h/{_STATE}/{graphs}",
             "caches": " ".join(map("=".join, kept)),
             "ray_unit": ray_unit,
             "ray_address": f"RAY_ADDRESS={self.ray}" if self.ray else "",

@@ -21,7 +21,7 @@ from patchkit.runtime.rules.spelling import nearest_hint
 from patchkit.runtime.rules.variable_rules import (
     VariableRule,
     VariableRules,
-    cache_folder,
+    cache_folders,
     load_variable_rules,
 )
 from patchkit.runtime.rules.variable_values import Takes, vllm_values
@@ -85,18 +85,21 @@ def cluster_env(
     nccl: str = "",
     ptxas: str = "",
     caches: str = "",
+    model: str = "",
 ) -> ClusterEnv:
     """Return the environment of a node.
 
     ``nccl`` is the release whose variables may be set, by default any; ``caches`` the folder on the
-    node that a rule may keep caches in. Raises UsageError for a rule
-    or a variable of the user's that does not exist, or a value that it does not take, HostError for
-    a fact that this host lacks, DriftError if a rule sets what this vLLM does not read or take.
+    node that a rule may keep caches in, for ``model`` or else the preset's. Raises UsageError for
+    a rule or a variable of the user's that does not exist, or a value that it does not take,
+    HostError for a fact that this host lacks, DriftError if a rule sets what this vLLM does not
+    read or take.
     """
     node.choice.check(rules.rules, "`patchkit env explain` lists them")
     on, off = node.choice.divide(holding(rules.rules, node.situation))
     replaced = {rule.replaces for rule in on}
-    more = {"ptxas": ptxas, "cache": caches and cache_folder(caches, node.vllm)}
+    model = model or (node.preset.id if node.preset else "")
+    more = {"ptxas": ptxas, **(cache_folders(caches, node.vllm, model) if caches else {})}
     settings = [*_choose_settings([rule for rule in on if rule.id not in replaced], node, more)]
     known, values = vllm_variables(node.vllm, host.vllm_home(node.vllm)), vllm_values(node.vllm)
     setters: dict[str, str] = {}

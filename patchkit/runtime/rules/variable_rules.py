@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Annotated, Literal
 
+from patchkit.digests import digest
 from patchkit.errors import UsageError
 from patchkit.records import RECIPES, read_toml
 from patchkit.runtime.rules.releases import check_range, within
 from patchkit.runtime.rules.rule import Advice, Discouraged, Rule, VariableName
 
-CACHES = ".cache/patchkit"
-"""The folder of all caches below a user's home."""
+CACHES = ".local/state/patchkit"
+"""The folder of all caches below a user's home, where systemd 254 has a StateDirectory=."""
+
+# As the Hub has them; -- stands for the slash in a folder's name, as in the Hub's own cache.
+_REPO = re.compile(r"(?!.*--)[A-Za-z0-9][\w.-]{0,95}(?:/[A-Za-z0-9][\w.-]{0,95})?", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,16 +96,24 @@ def load_variable_rules() -> VariableRules:
     return read_toml(VariableRules, RECIPES / "env" / "rules.toml")
 
 
-def cache_folder(caches: str, vllm: str) -> str:
-    """Return where a release keeps what it compiles, below the folder of all caches."""
-    return f"{caches}/vllm-{vllm}"
+def cache_folders(caches: str, vllm: str, model: str = "") -> dict[str, str]:
+    """Return where a release keeps what it compiles, below the folder of all caches.
+
+    ``cache`` is for machine code, which models share; ``graphs`` for what is compiled of ``model``,
+    a repository or a path, "" for a model that is not known.
+    """
+    folder, name = f"{caches}/vllm-{vllm}", model.replace("/", "--")
+    if model and not _REPO.fullmatch(model):  # of a path the end, and what tells two of them apart
+        end = re.sub(r"[^A-Za-z0-9_.-]+", "_", model.rstrip("/").rpartition("/")[2]).lstrip(".-")
+        name = f"{end[:60]}--{digest(model)[:12]}"
+    return {"cache": folder, "graphs": f"{folder}/models/{name}" if model else folder}
 
 
-def cache_variables(caches: str, vllm: str) -> dict[str, str]:
-    """Return the variables that keep what a release compiles below the folder of all caches."""
+def cache_variables(caches: str, vllm: str, model: str = "") -> dict[str, str]:
+    """Return the variables that keep what a release compiles in ``cache_folders``."""
     (rule,) = (rule for rule in load_variable_rules().rules if rule.id == "caches")
-    folder = cache_folder(caches, vllm)
-    return {name: value.format(cache=folder) for name, value in rule.set.items()}
+    folders = cache_folders(caches, vllm, model)
+    return {name: value.format(**folders) for name, value in rule.set.items()}
 
 
 def choose_executor(vllm: str, role: str, asked: str, wanted: AbstractSet[str]) -> Executor:

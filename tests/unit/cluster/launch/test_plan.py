@@ -1,6 +1,7 @@
 """The plan of a cluster: what each node would decide by itself; and the units of its nodes."""
 
 import json
+import re
 from dataclasses import replace
 
 import pytest
@@ -41,7 +42,7 @@ def test_a_pinned_model_is_served_from_its_folder_by_its_name(facts):
 
 def test_what_hangs_writes_where_into_the_folder_of_caches(tmp_path):
     facts = [node_facts(tmp_path, node=number, vllm="0.33.0") for number in (0, 1)]
-    asked = '--watchdog-config {"dump_dir":"/home/spark/.cache/patchkit/stacks"}'
+    asked = '--watchdog-config {"dump_dir":"/home/spark/.local/state/patchkit/stacks"}'
     assert asked in words(facts)
     assert "--watchdog-config" not in words(facts, unwanted=("watchdog",))
 
@@ -124,7 +125,26 @@ def test_a_ray_that_copies_the_heads_variables_brings_no_folder_of_its_home(tmp_
     made = units_of(cluster("a", "b", executor="ray"), facts, golden_units.LARGE)
     for text in (files["patchkit-vllm.service"] for files in made.node_files()):
         assert "VLLM_CACHE_ROOT" not in text
-        assert " CUDA_CACHE_PATH=%C/patchkit/vllm-0.20.0/cuda " in text
+        assert " CUDA_CACHE_PATH=%h/.local/state/patchkit/vllm-0.20.0/cuda " in text
+
+
+def test_a_folder_of_caches_for_each_model_and_the_same_path_with_an_older_systemd(facts):
+    old = [replace(its, systemd=252) for its in facts]
+    graphs = set[str]()
+    for model in (MODEL, "~/m/gpt", "/srv/m/gpt", "/srv/a b%h$/"):
+        texts = []
+        for nodes in (facts, old):
+            first = units_of(cluster(*PAIR, preset=MODEL), nodes, model).node_files()[0]
+            texts.append(first["patchkit-vllm.service"])
+        (state,) = re.findall(
+            r"^StateDirectory=patchkit/(vllm-0.25.1/models/[\w.-]+)$", texts[0], re.MULTILINE
+        )
+        assert f"VLLM_CACHE_ROOT=%h/.local/state/patchkit/{state}/vllm " in texts[0]
+        made = f"ExecStartPre=/usr/bin/mkdir -p %h/.local/state/patchkit/{state}"
+        assert texts[1] == texts[0].replace(f"StateDirectory=patchkit/{state}", made)
+        graphs.add(state)
+    assert len(graphs) == 4
+    assert "vllm-0.25.1/models/openai--gpt-oss-120b" in graphs
 
 
 def test_words_are_written_as_systemd_reads_them():

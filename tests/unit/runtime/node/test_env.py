@@ -137,7 +137,7 @@ def test_json_has_no_secret(tmp_path):
     printed = invoke(*arguments, "--set=HF_TOKEN=", "--with=caches")
     variables = json.JSONDecoder().raw_decode(printed)[0]["variables"]  # notes come behind it
     assert variables["NCCL_DEBUG"] == "INFO"
-    assert variables["CUDA_CACHE_PATH"].endswith("/.cache/patchkit/vllm-0.33.0/cuda")
+    assert variables["CUDA_CACHE_PATH"].endswith("/.local/state/patchkit/vllm-0.33.0/cuda")
     assert "HF_TOKEN" not in variables
     with pytest.raises(UsageError, match="value of a secret") as raised:
         invoke(*arguments, "--set=HF_TOKEN=hf_abcdef")
