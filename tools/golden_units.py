@@ -12,16 +12,19 @@ import tempfile
 from pathlib import Path
 
 from patchkit.cluster.launch.units import GroupUnits
-from support.clusters import cluster, node_facts, units_of
+from support.clusters import cluster, image_facts, node_facts, units_of
 
 DATA = Path(__file__).parents[1] / "tests" / "data" / "units"
 LARGE = "openai/gpt-oss-120b"
+IMAGE = f"vllm/vllm-openai:v0.25.1@sha256:{'0123456789abcdef' * 4}"
 _DIGEST = re.compile('"[0-9a-f]{16,64}",?$')
 # Case → number of nodes, choices of cluster.toml, model.
 CASES = {
     "single": (1, {}, "openai/gpt-oss-20b"),
     "pair": (2, {"listen": "cable", "args": ("--max-model-len", "32768")}, LARGE),
     "pair-ray": (2, {"executor": "ray"}, LARGE),
+    "pair-docker": (2, {"image": IMAGE}, "~/models/" + LARGE),
+    "pair-podman-ray": (2, {"image": IMAGE, "engine": "podman", "executor": "ray"}, LARGE),
 }
 
 
@@ -29,7 +32,8 @@ def units(case: str, folder: Path) -> GroupUnits:
     """Return the units of a case; ``folder`` takes the machines."""
     count, choices, model = CASES[case]
     names = [f"spark-{number + 1}" for number in range(count)]
-    facts = [node_facts(folder, node=number) for number in range(count)]
+    image = image_facts(choices.get("engine", "docker")) if "image" in choices else None
+    facts = [node_facts(folder, node=number, image=image) for number in range(count)]
     return units_of(cluster(*names, **choices), facts, model)
 
 

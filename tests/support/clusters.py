@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from patchkit.cluster.agent.group_script import Listener
+from patchkit.cluster.agent.image_facts import ImageFacts
 from patchkit.cluster.agent.links import PeerLink, Way
 from patchkit.cluster.agent.node_facts import (
     DiskRoom,
@@ -24,6 +25,19 @@ MODEL = "openai/gpt-oss-120b"
 NAMES = ("spark-1", "spark-2")
 ADDRESSES = ("192.168.100.10", "192.168.100.11")
 VENV = "/home/spark/.local/share/patchkit/venv"
+
+
+def image_facts(engine="docker", **changes):
+    """Return what a node says of an image that it has."""
+    made = ImageFacts(
+        program=f"/usr/bin/{engine}",
+        user="1000:1000",
+        cdi=True,
+        infiniband=True,
+        id=f"sha256:{'0123456789abcdef' * 4}",
+        content="c" * 64,
+    )
+    return replace(made, **changes)
 
 
 def node_facts(folder, name="cable_port0", node=0, vllm="0.25.1", **changes):

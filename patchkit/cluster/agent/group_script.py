@@ -84,8 +84,11 @@ def begin(settings: dict[str, Any]) -> None:
         leave(1, f"error: {_TAKEN}: {other}")
 
 
-def strangers(url: str, unit: str) -> list[str]:
-    """Return who else listens where a server is asked: processes of other units."""
+def strangers(url: str, unit: str, name: str = "") -> list[str]:
+    """Return who else listens where a server is asked: processes of other units.
+
+    With ``name`` those of a cluster's containers are its own: their control group is an engine's.
+    """
     place = urllib.parse.urlsplit(url)
     asked = {"0.0.0.0", "::"}  # noqa: S104 - who listens there is meant
     with contextlib.suppress(OSError):  # a name that nobody knows
@@ -97,10 +100,11 @@ def strangers(url: str, unit: str) -> list[str]:
     except OSError:  # without ss nobody is known
         return []
     for its in listeners:
-        groups = ""
+        own, folder, mark = False, Path(f"/proc/{its.pid}"), f"PATCHKIT_CLUSTER={name}".encode()
         with contextlib.suppress(OSError):  # it ended
-            groups = Path(f"/proc/{its.pid}/cgroup").read_text(errors="replace")
-        own = any(part == unit or part.startswith(f"{stem}-") for part in re.split("[/\n]", groups))
+            groups = re.split("[/\n]", (folder / "cgroup").read_text(errors="replace"))
+            own = any(part == unit or part.startswith(f"{stem}-") for part in groups)
+            own = own or bool(name and mark in (folder / "environ").read_bytes().split(b"\0"))
         if its.address in asked and not own:
             who = f"{its.name} (process {its.pid})" if its.pid else "another user's process"
             others.append(f"{its.address} port {its.port}: {who}")
@@ -138,7 +142,7 @@ def ready(settings: dict[str, Any]) -> None:
             break
         _check_alive(main_process)
         time.sleep(0.5)
-    for other in strangers(settings["url"], settings["unit"]):
+    for other in strangers(settings["url"], settings["unit"], settings["name"]):
         leave(1, f"error: {_TAKEN}: {other}")
     loaded = time.monotonic() - began
     say(f"loaded after {loaded:.1f} s; asking for a token")

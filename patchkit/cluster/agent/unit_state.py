@@ -26,6 +26,9 @@ from patchkit.runtime.host.probe import memory
 MARK = "PATCHKIT_CLUSTER"
 """The variable that every process of a group has: so what is left of one can be found."""
 
+LABEL = "patchkit.cluster"
+"""The label of a group's containers."""
+
 _LATEST = 1 << 53  # microseconds since 1970: what no clock says
 _PATIENCE = 200.0  # seconds for systemd to stop a unit, which kills what does not end
 _SETTLES = 10.0  # seconds for the driver to give memory back after the last process
@@ -74,7 +77,8 @@ class NodeState:
     """A node's units, the processes that its group has, and its memory in KiB; None: unknown.
 
     ``starts`` is how often its first unit was started in the last hour, of four at most, since a
-    person asked for it or it lost a link. ``strangers`` are who else listens at its server's port.
+    person asked for it or it lost a link. ``strangers`` are who else listens at its server's port;
+    ``containers`` are the group's, by name.
     """
 
     units: tuple[UnitState, ...]
@@ -82,6 +86,7 @@ class NodeState:
     starts: int
     memory: Memory | None
     strangers: tuple[str, ...] = ()
+    containers: tuple[str, ...] = ()
     celsius: int | None = None
     watts: float | None = None
 
@@ -96,6 +101,8 @@ class NodeState:
         if on := [unit.unit for unit in self.units if unit.active not in ("inactive", "failed")]:
             return f"{', '.join(on)} still runs"
         pids = ", ".join(map(str, self.processes))
+        if self.containers:
+            return f"containers are left: {', '.join(self.containers)}"
         return f"processes are left: {pids}" if pids else ""
 
     def unit(self, name: str) -> UnitState | None:
@@ -111,7 +118,7 @@ def read_node_state(name: str, units: Sequence[str]) -> dict[str, Any]:
     # Nothing was started here, or it is a worker.
     with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
         settings = json.loads((config_folder(name) / "group.json").read_text(encoding="utf-8"))
-        others = strangers(settings["url"], units[0])
+        others = strangers(settings["url"], units[0], name)
     # The starts of an hour, those that a person asked for as well.
     asked = ("--since=-1h", "--quiet", "--no-pager", "--output=cat", f"_UID={os.getuid()}")
     mine = (f"MESSAGE_ID={_STARTING}", f"USER_UNIT={units[0]}")
@@ -123,6 +130,7 @@ def read_node_state(name: str, units: Sequence[str]) -> dict[str, Any]:
             processes=tuple(find_processes(name)),
             starts=min(starts, found[0].restarts + 1),
             strangers=tuple(others),
+            containers=tuple(find_containers(name)),
             memory=memory(Reader(LIVE, None)),
             celsius=gpu.celsius if gpu else None,
             watts=gpu.watts if gpu else None,
@@ -144,6 +152,20 @@ def unit_states(units: Sequence[str]) -> Iterator[UnitState]:
         fields["restarts"] = int(fields["restarts"] or 0)
         fields["drop_ins"] = tuple(fields["drop_ins"].split())
         yield UnitState(**{**fields, "changed": fields["changed"] == "yes"})
+
+
+def find_containers(name: str, *, end: bool = False) -> list[str]:
+    """Return the containers of a cluster's group, those that stopped, too; ``end`` removes them."""
+    try:
+        text = (config_folder(name) / "group.json").read_text(encoding="utf-8")
+        program = json.loads(text)["inside"][0]
+    except (OSError, ValueError, LookupError, TypeError):
+        return []  # nothing was started here, or not in a container
+    asked = ("ps", "--all", "--format={{.Names}}", f"--filter=label={LABEL}={name}")
+    found = attempt(program, *asked).output.split()
+    if end and found:
+        attempt(program, "rm", "--force", *found)
+    return found
 
 
 def find_processes(name: str) -> Iterator[int]:
@@ -264,6 +286,7 @@ def end_group(name: str, units: list[str], disable: bool) -> dict[str, Any]:
     if done.trouble and "not loaded" not in done.errors:
         raise done.error(hint="systemctl --user status")
     run_for_user("systemctl", "reset-failed", *units)
+    find_containers(name, end=True)  # such as an engine's that was restarted meanwhile
     deadline, last = time.monotonic() + _SETTLES, -1
     while True:
         state = read_node_state(name, units)

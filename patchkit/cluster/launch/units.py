@@ -14,6 +14,7 @@ from string import Template
 from patchkit.cluster.agent import group_script
 from patchkit.cluster.agent.unit_state import MARK
 from patchkit.cluster.launch.cluster_file import ClusterFile
+from patchkit.cluster.launch.containers import Container, mount
 from patchkit.cluster.launch.plan import PlannedRank, ServedModel, absolute
 from patchkit.digests import digest
 from patchkit.records import RECIPES
@@ -29,6 +30,7 @@ HEAD_PORTS = {
 }
 """By what starts the ranks: the ports at the head's address, and for what."""
 
+_RAY_FILES = "/tmp/ray"  # noqa: S108 - in a container: Ray's own default
 RAY_SECONDS = 120  # for Ray's head to listen: measured are 6 on two slow cores
 ASK_AGAIN = 20  # seconds between two starts
 STOP = 30  # seconds for a rank to end by itself: with a request under way vLLM did not in 60
@@ -70,15 +72,16 @@ class GroupUnits:
     def words(self, number: int, *, ray: bool = False) -> tuple[str, ...]:
         """Return the command of a rank, or of ``ray``; a worker of Ray's has none but that."""
         rank = self.ranks[number]
-        programs = f"{absolute(self.cluster.venv, rank.facts)}/bin"
+        # In an image its PATH says where they are.
+        programs = "" if rank.facts.image else f"{absolute(self.cluster.venv, rank.facts)}/bin/"
         if rank.command is not None and not ray:
             program, verb, source, *flags = rank.command.words
             named = () if source == self.model.name else ("--served-model-name", self.model.name)
-            first = f"{programs}/{program}"
+            first = f"{programs}{program}"
             return (first, verb, source, *flags, *named, *self.cluster.serve.args)
         place = (f"--address={self.ray}",) if number else ("--head", f"--port={RAY_PORT}")
         address = f"--node-ip-address={rank.address}"
-        return (f"{programs}/ray", "start", "--block", address, *place)
+        return (f"{programs}ray", "start", "--block", address, *place)
 
     def node_files(self) -> list[dict[str, str]]:
         """Return the files of each node by name, the head's first.
@@ -104,6 +107,8 @@ class GroupUnits:
         for files, text, rank in zip(bare, texts, self.ranks, strict=True):
             digests = {name: digest(content) for name, content in files.items()}
             own = {"folder": absolute(self.model.folder, rank.facts), "files": digests}
+            if image := rank.facts.image:  # what runs a program in its container
+                own["inside"] = [image.program, "exec", f"patchkit-{self.cluster.name}"]
             files["group.json"] = json.dumps({**text, **own}, indent=1) + "\n"
         return bare
 
@@ -130,7 +135,6 @@ class GroupUnits:
             "name": name,
             "unit": self.cluster.unit,
             "description": f"vLLM {model}{part} (cluster {name})",
-            "command": unit_line(self.words(number)),
             "script": f"/usr/bin/python3 -I %h/.config/patchkit/{name}/group.py",
             "before": " ".join([ray_unit, *watches]).strip(),
             "seconds": str(_BEFORE_SECONDS + round(_SECONDS_PER_GIB * gib / count)),
@@ -138,7 +142,6 @@ class GroupUnits:
             "pause": str(ASK_AGAIN),
             "stop": str(STOP),
             "watch_stop": str(STOP + 30),
-            "path": unit_word(f"PATH={absolute(self.cluster.venv, rank.facts)}/bin:{_PROGRAMS}"),
             "mark": unit_word(f"{MARK}={name}"),
             "state": graphs if own else "",
             "make_state": "" if own else f"/usr/bin/mkdir -p %h/{_STATE}/{graphs}",
@@ -152,16 +155,55 @@ class GroupUnits:
         if number == 0 and count > 1:
             templates[f"patchkit-{name}-worker@.service"] = "watch"
         if number == 0 and self.ray:
-            values["ray_command"] = unit_line(self.words(0, ray=True))
             templates[ray_unit] = "ray"
         files = {"group.py": SCRIPT.read_text(encoding="utf-8"), "node.env": rank.text}
         common = (RECIPES / "units" / "common.service").read_text(encoding="utf-8")
         for unit, template in templates.items():
             text = (RECIPES / "units" / f"{template}.service").read_text(encoding="utf-8")
+            values |= self._run_values(number, ray=template == "ray")
             lines = text.replace("$common\n", common).splitlines(keepends=True)
             filled = [Template(each).substitute(values) for each in lines if each[0] != "#"]
             files[unit] = _HEADER + "".join(it for it in filled if it.partition("=")[2] != "\n")
         return files
+
+    def _run_values(self, number: int, *, ray: bool) -> dict[str, str]:
+        """Return what templates say of how a rank, or Ray's head, is run: in a container or not."""
+        rank, name, words = self.ranks[number], self.cluster.name, self.words(number, ray=ray)
+        facts, image, first = rank.facts, rank.facts.image, f"patchkit-{name}"
+        if image is None:
+            of_container = dict.fromkeys(("prepare", "remove", "runtime"), "")
+            return of_container | {
+                "command": unit_line(words),
+                "env_file": f"%h/.config/patchkit/{name}/node.env",
+                "kill_mode": "control-group",
+                "path": unit_word(f"PATH={absolute(self.cluster.venv, facts)}/bin:{_PROGRAMS}"),
+            }
+        models, folder = (
+            absolute(it, facts) for it in (self.cluster.model_folder, self.model.folder)
+        )
+        container = Container(
+            name=f"{first}-ray" if ray else first,
+            group=name,
+            rank=rank,
+            image=image,
+            folders=(models,) if folder.startswith(f"{models}/") else (folder,) if folder else (),
+            caches=tuple(cache_variables("", rank.env.node.vllm)),
+        )
+        more = []
+        if self.ray and number == 0:
+            # The server finds Ray's head by its files and processes, which are in another one.
+            runtime = f"/run/user/{image.user.partition(':')[0]}/{first}-ray"
+            more = [mount(runtime, _RAY_FILES)]
+            more += [] if ray else [f"--pid=container:{first}-ray"]
+        return {
+            "command": unit_line(container.words(words, *more)),
+            "env_file": "",  # the engine reads it
+            "kill_mode": "mixed",  # its program in the foreground hands signals on
+            "path": "",
+            "prepare": unit_line(container.prepare),
+            "remove": f"-{unit_line(container.remove)}",
+            "runtime": f"{first}-ray" if self.ray else "",
+        }
 
 
 def unit_word(word: str) -> str:

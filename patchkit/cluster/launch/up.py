@@ -18,10 +18,15 @@ from patchkit.cluster.openai.server_answers import ServerAnswers, ask_server, wa
 from patchkit.cluster.ssh.node import all_of, everywhere
 from patchkit.cluster.ssh.ssh import there
 from patchkit.durable.signals import Interrupted, committed, deferred
-from patchkit.errors import HostError, PatchkitError
+from patchkit.errors import HostError, PatchkitError, UsageError
 from patchkit.quoting import quoted
 
 _LOADING = ("activating", "deactivating", "reloading")
+# What of a survey keeps a start from being tried.
+_STOPS = (
+    *("systemd", "linger", "memlock", "installation"),
+    *("engine-missing", "engine-refuses", "image-missing", "image-silent", "images"),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,11 +141,18 @@ class Begun:
 
 def make_plan(cluster: Cluster, model: str) -> GroupPlan:
     """Return the plan for a model. Raises HostError for a node that is not ready for it."""
+    serve = cluster.file.serve
+    if serve.image and not serve.local_image:
+        raise UsageError(
+            f"{serve.image}: `image` in cluster.toml is not pinned, by @sha256:",
+            why="a tag means another image tomorrow, and on another node",
+            hint="patchkit cluster install",
+        )
     served = served_model(cluster.file, model)
     facts = cluster.facts([served.folder] if served.folder else [])
     names = [node.ssh for node in cluster.file.node]
     for found in survey_nodes(names, facts):
-        if found.about in ("systemd", "linger", "memlock", "installation"):
+        if found.about in _STOPS:
             raise HostError(f"{found.where}: {found.what}", why=found.why, hint=found.hint)
     if served.folder:
         silent = ModelOnNode(weights=0, problem="says nothing of it")
@@ -167,7 +179,7 @@ def make_plan(cluster: Cluster, model: str) -> GroupPlan:
     rank, head = ranks[0], cluster.head
     ports = HEAD_PORTS[rank.env.node.executor.name] if len(ranks) > 1 else {}
     for url in (units.url, *(f"http://{rank.address}:{port}" for port in ports)):
-        asked = {"url": url, "unit": cluster.file.unit}
+        asked = {"url": url, "unit": cluster.file.unit, "name": cluster.file.name}
         for other in head.call(list[str], group_script.strangers, **asked):
             raise HostError(
                 f"{head.destination}: a port of the start is taken: {other}",
@@ -192,7 +204,7 @@ def _start_group(cluster: Cluster, plan: GroupPlan) -> Begun:
     same, runs = plan.files == plan.former, states[0].serves
     if same and runs:
         return Begun(plan=plan, since="")
-    if runs or any(state.processes for state in states):
+    if runs or any(state.processes or state.containers for state in states):
         committed("what ran before is stopped")
         check_stopped(cluster, stop_group(cluster, disable=False))
     committed("the files of this start are on the nodes")
