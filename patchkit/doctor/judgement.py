@@ -50,7 +50,7 @@ def cluster_findings(file: ClusterFile, reports: Sequence[NodeReport]) -> list[F
             found.append(make_fine("ssh", node.node))
         found += check_disks(node)
     found += cable_findings(reports) if len(reports) > 1 else ()
-    found += software_findings(file, reports)
+    found += () if file.serve.image else software_findings(file, reports)
     found += model_findings(file, reports)
     found += unit_findings(file, reports)
     wrong = {

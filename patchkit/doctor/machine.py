@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from patchkit.cluster.ssh.ssh import there
+from patchkit.doctor.peers.engine import ENGINE_CHECKS
 from patchkit.doctor.peers.node_report import (
     NodeReport,
     NotCheckedError,
@@ -55,10 +56,11 @@ def machine_findings(node: NodeReport) -> Iterator[Finding]:
         part = "facts" if node.facts is None else "health"
         yield unchecked("machine", node.node, node.why_not(part))
         return
+    python = (check_torch, check_lost_nccl, check_nccl, check_compilers)  # of the machine itself
     for run_check in (
         *(check_driver, check_gpu, check_gpu_users, check_kernel_log),
-        *(check_memory, check_memory_guard),
-        *(check_rdma_files, check_torch, check_lost_nccl, check_nccl, check_compilers),
+        *(check_memory, check_memory_guard, check_rdma_files),
+        *(ENGINE_CHECKS if node.facts.image else python),
     ):
         yield from run_check(node)
 
@@ -148,9 +150,7 @@ def check_driver(node: NodeReport) -> Outcome:
     software = node.host.software
     cuda = software.cuda if software else ""
     oldest = machine_limits().drivers.get(cuda.partition(".")[0], "")
-    driver = next((gpu.driver for gpu in node.host.gpus if gpu.driver[:1].isdigit()), "")
-    if not driver:
-        raise NotCheckedError("no driver of a GPU says its version")
+    driver = node.driver
     if not oldest:
         raise NotCheckedError(f"{driver} is there, and no torch says for which CUDA it is")
     fields = {"driver": driver, "cuda": cuda}

@@ -7,7 +7,8 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 from urllib.parse import urlsplit
 
-from patchkit.cluster.agent import node_facts
+from patchkit.cluster.agent import engine_facts, node_facts
+from patchkit.cluster.agent.engine_facts import EngineFacts
 from patchkit.cluster.agent.links import Way
 from patchkit.cluster.agent.unit_state import JournalLine
 from patchkit.cluster.launch.cluster import Cluster, read_group_journal
@@ -32,6 +33,7 @@ from patchkit.doctor.server import server_findings
 from patchkit.doctor.symptoms.findings import log_findings, read_journals
 from patchkit.errors import HostError, PatchkitError
 from patchkit.finding import Finding, Level
+from patchkit.runtime.host.host import Software
 from patchkit.runtime.node.address import named_address
 from patchkit.runtime.node.topology import attach
 from patchkit.runtime.rules.rule import Situation
@@ -185,14 +187,16 @@ def examine_nodes(cluster: Cluster) -> list[NodeReport]:
             units=units,
             ports=sorted({file.serve.port, *needs}),
             folders=["~", file.venv, file.model_folder, *_WRITTEN],
+            image=file.serve.image_asked,
         )
         name = node.destination
-        return NodeReport(
+        made = NodeReport(
             node=name,
             **{part: getattr(sent, part) for part in _EXAMINED},
             placed=placed_files(sent.facts.files, file.unit) if sent.facts else None,
             missing={part: sent_error(error, name) for part, error in sent.errors.items()},
         )
+        return _add_engine(node, made) if file.serve.image else made
 
     reports = [
         NodeReport(node=node.destination, silence=said) if isinstance(said, PatchkitError) else said
@@ -201,6 +205,23 @@ def examine_nodes(cluster: Cluster) -> list[NodeReport]:
     if len(reports) > 1:
         reports = _add_addresses(file, reports)
     return _meet_others(cluster, reports)
+
+
+def _add_engine(node: Remote, report: NodeReport) -> NodeReport:
+    """Return a report with what the node's engine says, and the image's variables of its CUDA."""
+    if not (report.facts and report.facts.image and (image := report.facts.image).program):
+        return report
+    look, host = engine_facts.look_at_engine, report.facts.host
+    try:
+        engine = node.call(EngineFacts, look, program=image.program, image=image.id)
+    except HostError as error:
+        return replace(report, missing={**report.missing, "engine": error})
+    known = host.software or Software(python="")  # its Python may not answer
+    software = replace(known, cuda=known.cuda or engine.cuda)
+    facts = replace(report.facts, host=replace(host, software=software))
+    sizes = {disk.total for disk in report.disks or ()}
+    disks = (*(report.disks or ()), *(its for its in engine.storage if its.total not in sizes))
+    return replace(report, engine=engine, facts=facts, disks=disks)
 
 
 def _add_addresses(file: ClusterFile, reports: Sequence[NodeReport]) -> list[NodeReport]:

@@ -204,16 +204,22 @@ class ModelPrint:
 
 
 def examine(
-    name: str, venv: str, units: Sequence[str], ports: Sequence[int], folders: Sequence[str] = ()
+    name: str,
+    venv: str,
+    units: Sequence[str],
+    ports: Sequence[int],
+    folders: Sequence[str] = (),
+    image: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
     """Return this node's facts, state, processes, listeners, disks and Python.
 
-    ``errors`` has the fields of an error for each part that is missing.
+    ``image`` is as for ``look_at_node``; ``errors`` has the fields of an error for each part that
+    is missing.
     """
 
     def whole() -> dict[str, Any]:
-        facts = look_at_node(name, venv)
-        contents = python_contents(facts.venv, facts.host.software)
+        facts = look_at_node(name, venv, image=image)
+        contents = python_contents(facts.venv, None if image else facts.host.software)
         return {"facts": asdict(facts), "contents": asdict(contents)}
 
     parts: dict[str, Callable[[], dict[str, Any]]] = {

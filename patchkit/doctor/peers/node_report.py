@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
 
+from patchkit.cluster.agent.engine_facts import EngineFacts
 from patchkit.cluster.agent.group_script import Listener
 from patchkit.cluster.agent.health import NodeHealth
 from patchkit.cluster.agent.links import PeerLink, Way
@@ -27,7 +28,7 @@ from patchkit.runtime.host.advice import remark
 from patchkit.runtime.host.host import Host
 
 ENV, GROUP = "node.env", "group.json"
-_FILES = ("peers.toml", "machine.toml", "nccl.toml", "server.toml", "gpu.toml")
+_FILES = ("peers.toml", "machine.toml", "images.toml", "nccl.toml", "server.toml", "gpu.toml")
 
 _Value = TypeVar("_Value")
 Outcome = Finding | Sequence[Finding] | Mapping[str, object]
@@ -151,7 +152,8 @@ class NodeReport(SaidParts):
     ``address`` is its IPv4 address in the cluster: what it has now, else what cluster.toml or the
     last start say, "" if nobody does; ``no_address`` is why it has none now. ``ways`` are the
     addresses that a node tried, each with the node that has it. ``placed`` is what the last `up`
-    left, None for nothing. ``missing`` has the error of each part that it did not say.
+    left, None for nothing; ``engine`` is asked only where cluster.toml names an image. ``missing``
+    has the error of each part that it did not say.
     """
 
     node: str
@@ -160,6 +162,7 @@ class NodeReport(SaidParts):
     no_address: PatchkitError | None = None
     placed: PlacedFiles | None = None
     ways: tuple[tuple[str, Way], ...] | None = None
+    engine: EngineFacts | None = None
     missing: Mapping[str, PatchkitError] = field(default_factory=dict)
 
     def why_not(self, part: str) -> str:
@@ -178,6 +181,12 @@ class NodeReport(SaidParts):
         """Return the facts of the machine. Raises NotCheckedError if the node said none."""
         host: Host = self.part("facts").host
         return host
+
+    @property
+    def driver(self) -> str:
+        """Return the version of the GPU's driver. Raises NotCheckedError if none says one."""
+        found = (gpu.driver for gpu in self.host.gpus if gpu.driver[:1].isdigit())
+        return require(next(found, None), "no driver of a GPU says its version")
 
     @property
     def env(self) -> EnvFile | None:

@@ -71,10 +71,10 @@ def _find_on_machine(host: Host, halves: Sequence[Netdev]) -> Facts:
         yield "link-local", {"addresses": ", ".join(drawn)}
     # Such a driver loads the machine code of torch's CUDA, and does not compile its PTX.
     cuda, oldest = host.software.cuda if host.software else "", toolkits()[0]
-    row = next((row for row in toolkits() if row.cuda == cuda), oldest)
+    needed = {row.cuda: row.driver for row in toolkits()} | read_env_data("hardware")["ptx_drivers"]
     driver = next((gpu.driver for gpu in host.gpus if gpu.driver[:1].isdigit()), "")
-    if driver and within(driver, f">={oldest.driver},<{row.driver}"):
-        yield "ptx-driver", {"driver": driver, "cuda": cuda, "needed": row.driver}
+    if driver and within(driver, f">={oldest.driver},<{needed.get(cuda, oldest.driver)}"):
+        yield "ptx-driver", {"driver": driver, "cuda": cuda, "needed": needed[cuda]}
 
 
 def _find_in_cages(host: Host, halves: Sequence[Netdev]) -> Facts:

@@ -6,12 +6,15 @@ from dataclasses import replace
 import pytest
 
 from patchkit.cluster.agent import health
+from patchkit.cluster.agent.engine_facts import EngineFacts
 from patchkit.cluster.agent.health import Compilers, ContainerLimits, GpuState, GpuUser, NodeHealth
-from patchkit.cluster.agent.node_facts import LoadedNccl
+from patchkit.cluster.agent.image_facts import ImageFacts
+from patchkit.cluster.agent.node_facts import DiskRoom, LoadedNccl
 from patchkit.doctor.first_use import DeviceCodeFound, add_first_use, check_first_use
 from patchkit.doctor.machine import machine_findings
 from patchkit.doctor.peers.node_report import NodeReport, facts_for_causes
 from patchkit.doctor.visit import Visit
+from patchkit.errors import HostError
 from patchkit.finding import Level
 from patchkit.measure.device_code import look_at_device_code
 from patchkit.runtime.host.host import Gpu, Software
@@ -110,6 +113,49 @@ def test_each_fault_is_found_and_nothing_else(well, about):
     assert found[about].where == "spark-1"
     assert found[about].hint
     assert "{" not in found[about].what + found[about].why.replace("{}", "")
+
+
+ENGINE = EngineFacts(
+    version="29.7.2",
+    storage=(DiskRoom(folder="/var/lib/docker", free=10**11, total=10**12, files=10**6),),
+    spec="/var/run/cdi/nvidia.yaml",
+    driver="580.95.05",
+    cpu="arm64",
+    cuda="13.0",
+)
+MADE = {"spec": "/etc/cdi/nvidia.yaml", "driver": "570.86.15"}
+STALE = "sudo nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml"
+
+
+@pytest.mark.parametrize(
+    ("engine", "changes", "about", "cure"),
+    [
+        ("docker", {}, [], ""),
+        ("docker", {"spec": "", "hook": True}, [], ""),
+        ("podman", {"driver": ""}, [], ""),
+        ("docker", {"spec": ""}, ["engine-hook"], "--runtime=docker && systemctl restart docker"),
+        ("podman", {"spec": "", "hook": True}, ["engine-gpu"], STALE),
+        ("podman", MADE, ["cdi-stale"], STALE),
+        ("docker", {"driver": "570.1"}, ["cdi-stale"], "systemctl restart nvidia-cdi-refresh.serv"),
+        ("docker", {"closed": ("/dev/infiniband/uverbs0",)}, ["engine-rdma"], "sudo chmod a+rw"),
+        ("docker", {"cpu": "amd64"}, ["image-cpu"], "patchkit cluster install"),
+    ],
+)
+def test_what_containers_of_a_node_lack(well, engine, changes, about, cure):
+    """The Python of the machine is not judged, nor is one that no image has."""
+    gpu = replace(well.facts.host.gpus[0], driver="580.95.05")
+    image = ImageFacts(program=f"/usr/bin/{engine}", id="0" * 64)
+    served = with_host(well, gpus=(gpu,), software=replace(SOFTWARE, vllm=""))
+    served = replace(served, facts=replace(served.facts, image=image))
+    found = [*machine_findings(replace(served, engine=replace(ENGINE, **changes)))]
+
+    assert [*wrong(found)] == about
+    assert all(cure in each.hint for each in wrong(found).values())
+    assert {each.about for each in found} >= {"engine", "driver"}
+    assert {each.level for each in found if each.about.startswith("torch")} == set()
+    silent = replace(served, missing={"engine": HostError("no answer")})
+    unknown = {each.about for each in machine_findings(silent) if each.level is Level.UNKNOWN}
+    assert unknown >= {"engine", "engine-gpu", "engine-rdma", "image-cpu"}
 
 
 PIP = "pip install --force-reinstall --no-deps nvidia-nccl-cu13==2.30.7"
