@@ -16,7 +16,7 @@ from pathlib import Path
 
 from e2e.emulation.lab import UnexpectedError
 from e2e.emulation.nodes import NodeError
-from e2e.lifecycle import rootfs
+from e2e.lifecycle import image, rootfs
 from e2e.lifecycle.cluster import SCENARIOS, LifecycleLab
 from patchkit.errors import PatchkitError
 from tools.markdown import replaced, table
@@ -58,7 +58,7 @@ def run_all(
     if unknown := sorted(set(given.name) - set(known)):
         parser.error(f"not known: {', '.join(unknown)}; there are {', '.join(known)}")
     work = given.work.resolve()
-    lab = LifecycleLab(work, rootfs.ready(work, packages))
+    lab = LifecycleLab(work, rootfs.ready(work, packages), image.ready(work))
     makers = {name: lambda name=name: known[name](lab) for name in given.name or known}
     rows = make_rows(page.header, makers, work / "logs", side_by_side=2)
     if given.write and set(rows) == set(known):

@@ -10,13 +10,14 @@ import json
 import struct
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 from e2e.emulation import wires
 from e2e.emulation.lab import insist
-from e2e.lifecycle import fake_venv, rack
+from e2e.lifecycle import fake_venv, image, rack
 from e2e.lifecycle.fake_vllm import WORKER
 from e2e.lifecycle.nodes import HOME, SystemdNode
 from e2e.lifecycle.rack import Laptop
@@ -33,6 +34,7 @@ UP_SECONDS = 180
 LOAD_SECONDS = 1.0  # of a fake rank
 Process = Literal["main", "worker"]
 Begin = Literal["bare", "stopped", "serving"]
+Engine = Literal["venv", "docker", "podman"]  # in what the ranks run
 Ranks = dict[str, dict[Process, list[str]]]  # ids of processes, by node
 # Processes of ranks, by what their command line holds.
 COMMANDS: dict[Process, str] = {"main": "[b]in/vllm serve", "worker": f"[{WORKER[0]}]{WORKER[1:]}"}
@@ -42,6 +44,7 @@ for each in $(grep -slz '^PATCHKIT_CLUSTER=' /proc/[0-9]*/environ); do
   tr '\\0' ' ' < "${each%environ}cmdline"; echo
 done
 systemctl --user list-units --plain --no-legend --state="$0" 'patchkit-*'
+[ "$1" = venv ] || "$1" ps --all --format '{{.Names}} {{.Status}}'
 """
 ON = "active,activating,deactivating,reloading"
 
@@ -50,7 +53,7 @@ ON = "active,activating,deactivating,reloading"
 class EmulatedCluster:
     """A cluster of all nodes, spark1 its head.
 
-    ``folder`` is for logs, ``patience`` are the seconds for a start.
+    ``folder`` is for logs, ``patience`` are the seconds for a start; ``archive`` is an image's.
     """
 
     nodes: Mapping[str, SystemdNode]
@@ -58,6 +61,9 @@ class EmulatedCluster:
     wires: wires.Wiring
     folder: Path
     patience: int = UP_SECONDS
+    engine: Engine = "venv"
+    archive: Path = Path()
+    choices: dict[str, object] = field(default_factory=lambda: dict(CHOICES))
 
     @property
     def names(self) -> list[str]:
@@ -90,14 +96,23 @@ class EmulatedCluster:
                 for name, text in files.items():
                     fake_venv.write(node, f"{HOME}{model[1:]}/{name}", text)
             if begin != "bare":
-                fake_venv.install(node, LOAD=LOAD_SECONDS)
+                self._install(node)
+        self.change()
         self.describe()
         if begin == "serving":
             self.up()
 
+    def _install(self, node: SystemdNode) -> None:
+        """Give a node what the ranks run in, as `cluster install` leaves it."""
+        if self.engine == "venv":
+            fake_venv.install(node)
+        else:
+            pin = image.install(node, self.engine, self.archive)
+            self.choices.update(engine=self.engine, image=f"{image.NAME}@{pin}")
+
     def describe(self, **choices: object) -> None:
         """Write the cluster's file on the laptop; ``choices`` are about the server."""
-        said = {**CHOICES, **choices}
+        said = {**self.choices, **choices}
         tables = ["[serve]\n" + "".join(f"{key} = {_toml(said[key])}\n" for key in said)]
         tables += [
             f'[[node]]\nssh = "{name}"\naddress = "{wires.qsfp_ip(node.number)}"\n'
@@ -107,8 +122,11 @@ class EmulatedCluster:
 
     def change(self, **settings: object) -> None:
         """Let the next start of all ranks do this; all else as by default."""
+        said = {"LOAD": LOAD_SECONDS, **settings}
+        text = "".join(f"FAKE_{name}={value}\n" for name, value in said.items())
         for node in self.nodes.values():
-            fake_venv.change(node, **{"LOAD": LOAD_SECONDS, **settings})
+            for model in (MODEL, OTHER_MODEL):
+                fake_venv.write(node, f"{HOME}{model[1:]}/fake.env", text)
 
     def patchkit(self, *words: str) -> Completed:
         """Run `patchkit …` on the laptop. Raises UnexpectedError for a traceback."""
@@ -203,7 +221,9 @@ class EmulatedCluster:
         """Return the processes of ranks and the units in these states, by node that has any."""
         found = {}
         for name, node in self.nodes.items():
-            said = node.user("sh", "-c", LEFT, states).output.strip() if node.init else ""
+            said = (
+                node.user("sh", "-c", LEFT, states, self.engine).output.strip() if node.init else ""
+            )
             ranks = self.processes(name)
             if said or any(ranks.values()):
                 found[name] = f"{said} {ranks}"
@@ -220,19 +240,23 @@ def wait(condition: Callable[[], bool], seconds: float, otherwise: str) -> None:
 
 @dataclass(frozen=True)
 class LifecycleLab:
-    """``work`` is for logs, by scenario; ``root`` the file system of all nodes."""
+    """``work`` is for logs, by scenario; ``root`` the file system of all nodes.
+
+    ``archive`` is the image of ranks in containers.
+    """
 
     work: Path
     root: Path
+    archive: Path
 
     @contextlib.contextmanager
     def cluster(
-        self, name: str, begin: Begin = "stopped", count: int = 2
+        self, name: str, begin: Begin = "stopped", count: int = 2, engine: Engine = "venv"
     ) -> Iterator[EmulatedCluster]:
         """Boot nodes, and bring them to where something begins."""
         folder = self.work / "logs" / name
         with rack.up(self.root, folder, count) as parts:
-            cluster = EmulatedCluster(*parts, folder)
+            cluster = EmulatedCluster(*parts, folder, engine=engine, archive=self.archive)
             cluster.prepare(begin)
             yield cluster
 
@@ -241,23 +265,29 @@ Act = Callable[[EmulatedCluster], str]
 SCENARIOS: dict[str, Callable[[LifecycleLab], tuple[str, ...]]] = {}
 
 
-def scenario(begin: Begin, count: int = 2) -> Callable[[Act], Act]:
-    """Register a scenario by its name; its docstring is what the page says.
+def scenario(
+    begin: Begin, count: int = 2, engines: Sequence[Engine] = ("venv",)
+) -> Callable[[Act], Act]:
+    """Register a scenario by its name, and the engine's unless it is a venv.
+
+    Its docstring is what the page says.
 
     It breaks something on a cluster of its own, insists, and says what came of it. Then the
     cluster is stopped: nothing may be left.
     """
 
     def register(act: Act) -> Act:
-        def row(lab: LifecycleLab) -> tuple[str, ...]:
-            began, name = time.monotonic(), act.__name__
-            with lab.cluster(name, begin, count) as cluster:
+        def row(lab: LifecycleLab, name: str, engine: Engine) -> tuple[str, ...]:
+            began = time.monotonic()
+            with lab.cluster(name, begin, count, engine) as cluster:
                 outcome = act(cluster)
                 cluster.down()
             what = " ".join((act.__doc__ or "").split())
             return (f"`{name}`", what, f"{time.monotonic() - began:.0f}", outcome)
 
-        SCENARIOS[act.__name__] = row
+        for engine in engines:
+            name = act.__name__ if engine == "venv" else f"{act.__name__}_{engine}"
+            SCENARIOS[name] = partial(row, name=name, engine=engine)
         return act
 
     return register

@@ -24,7 +24,6 @@ from patchkit.source.releases import read_lock
 from support.wheels import write_wheel
 
 VENV = f"{HOME}/.local/share/patchkit/venv"  # where `patchkit cluster install` makes it
-SETTINGS = "fake.env"  # in the environment's bin
 _CUDA = "nvidia-cudnn-cu13==9.13.0.50"
 PROGRAM = Path(__file__).with_name("fake_vllm.py")
 # What says which variables and flags there are, and which values they take.
@@ -35,8 +34,8 @@ READ = (
 )
 
 
-def install(node: SystemdNode, **settings: object) -> None:
-    """Make the environment there. Raises NodeError. ``settings`` are as for `change`."""
+def install(node: SystemdNode) -> None:
+    """Make the environment there. Raises NodeError."""
     insist_user(node, "python3", "-m", "venv", "--without-pip", VENV)
     where = "import sysconfig; print(sysconfig.get_path('purelib'))"
     site = insist_user(node, f"{VENV}/bin/python", "-c", where).strip()
@@ -45,13 +44,6 @@ def install(node: SystemdNode, **settings: object) -> None:
         insist_user(node, "sh", "-c", unpack, site, input=wheel)
     write(node, f"{VENV}/bin/vllm", f"#!{VENV}/bin/python\n{PROGRAM.read_text()}")
     insist_user(node, "chmod", "+x", f"{VENV}/bin/vllm")
-    change(node, **settings)
-
-
-def change(node: SystemdNode, **settings: object) -> None:
-    """Set what the next start does, ``LOAD=0.5, FAIL="CUDA error"``; all others as by default."""
-    text = "".join(f"FAKE_{name}={value}\n" for name, value in settings.items())
-    write(node, f"{VENV}/bin/{SETTINGS}", text)
 
 
 def write(node: SystemdNode, path: str, text: str) -> None:

@@ -9,7 +9,7 @@
 - a peer that says nothing, as behind a pulled cable, is waited for.
 
 It needs the standard library alone. Variables of the environment decide more, and before them those
-in `bin/fake.env` of its virtual environment, which is read at every start: FAKE_LOAD (seconds),
+in `fake.env` of the model's folder, which is read at every start: FAKE_LOAD (seconds),
 FAKE_LIE (seconds that /health says 200 before anything is answered), FAKE_FAIL (an error while
 loading, of rank FAKE_FAIL_RANK, with models whose path ends with FAKE_FAIL_MODEL).
 """
@@ -38,9 +38,9 @@ PATIENCE_SECONDS = 300  # for a silent peer
 DEFAULTS = {"LOAD": "2", "LIE": "0", "FAIL": "", "FAIL_RANK": "0", "FAIL_MODEL": ""}
 
 
-def setting(name: str) -> str:
-    """Return a setting: of the file, of a variable, or its default."""
-    file = Path(sys.prefix, "bin", "fake.env")
+def setting(name: str, model: str) -> str:
+    """Return a setting: of the model's file, of a variable, or its default."""
+    file = Path(model, "fake.env")
     lines = file.read_text().splitlines() if file.is_file() else []
     known = dict(line.split("=", 1) for line in lines if "=" in line)
     return known.get(f"FAKE_{name}") or os.environ.get(f"FAKE_{name}") or DEFAULTS[name]
@@ -257,7 +257,7 @@ class FakeApi(BaseHTTPRequestHandler):
 def serve(rank: FakeRank) -> None:
     """Answer requests until the end."""
     FakeApi.rank = rank
-    FakeApi.honest_from = time.monotonic() + float(setting("LIE"))
+    FakeApi.honest_from = time.monotonic() + float(setting("LIE", rank.given.model))
     ThreadingHTTPServer.daemon_threads = True
     ThreadingHTTPServer.allow_reuse_port = True  # as vLLM's create_server_socket does
     try:
@@ -274,10 +274,10 @@ def work(number: int, rank: str, model: str) -> None:
     """Load, then do steps; if nobody asks any more, wait for ever."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     log("Starting to load model", where="gpu_model_runner.py:2602")
-    time.sleep(float(setting("LOAD")))
-    chosen = setting("FAIL_RANK") == rank and model.endswith(setting("FAIL_MODEL"))
-    if setting("FAIL") and chosen:
-        fail(setting("FAIL"))
+    time.sleep(float(setting("LOAD", model)))
+    chosen = setting("FAIL_RANK", model) == rank and model.endswith(setting("FAIL_MODEL", model))
+    if chosen and (error := setting("FAIL", model)):
+        fail(error)
     line = socket.socket(fileno=number)
     answer = b"ready\n"
     try:

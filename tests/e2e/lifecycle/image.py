@@ -1,4 +1,4 @@
-"""A small image in which vLLM seems to be installed, for docker and podman: its program is the fake.
+"""A small image in which vLLM seems to be installed, for docker and podman: a program is the fake.
 
 It is written as `docker save` writes one, without an engine; the entry point is that of vLLM's own.
 """
@@ -29,11 +29,12 @@ UNUSED = ("usr/share/doc", "usr/share/man", "usr/share/locale", "var")
 ENV = ("PATH=/usr/local/bin:/usr/bin:/bin", f"PYTHONPATH=/{SITE}", "PYTHONDONTWRITEBYTECODE=1")
 
 
-def ready(cache: Path, release: str, entry: Sequence[str] = ENTRY) -> Path:
-    """Return the image's archive, of a release of the distribution; made if it is not there.
+def ready(cache: Path, entry: Sequence[str] = ENTRY) -> Path:
+    """Return the image's archive; it is made of packages that are unpacked once.
 
     Raises CalledProcessError after mmdebstrap said why.
     """
+    release = platform.freedesktop_os_release().get("VERSION_CODENAME", "")
     root = cache / f"image-{release}"
     if not root.is_dir():
         options = ("--variant=extract", '--aptopt=Apt::Install-Recommends "false"')
@@ -81,7 +82,9 @@ def install(node: SystemdNode, engine: str, archive: Path) -> str:
     """Let a node's engine have it. Return its id, sha256:… Raises NodeError."""
     fake_venv.insist_user(node, engine, "load", input=archive.read_bytes())
     found = fake_venv.insist_user(node, engine, "image", "inspect", "--format={{.Id}}", NAME)
-    return f"sha256:{found.strip().removeprefix('sha256:')}"
+    pin = found.strip().removeprefix("sha256:")
+    fake_venv.insist_user(node, engine, "tag", NAME, f"localhost/patchkit:{pin[:12]}")
+    return f"sha256:{pin}"
 
 
 def _keep(member: tarfile.TarInfo) -> tarfile.TarInfo | None:

@@ -43,6 +43,7 @@ os.execv(__file__ + ".real", [__file__ + ".real", *sys.argv[1:]])
 """
 # Run in the new file system. Host keys and the machine's id are each node's own. Images are in
 # memory, as /home is. A container may mount /proc only where one is whole, and nspawn's is not.
+# podman stays in a unit's control group if all that /proc names are the user's; cgroup v1's are /.
 FURNISH = f"""\
 set -eu
 for each in runc crun; do
@@ -56,6 +57,7 @@ mkdir -p /etc/docker
 echo '{{"data-root": "/home/docker"}}' > /etc/docker/daemon.json
 printf '[storage]\ndriver = "overlay"\n' > /etc/containers/storage.conf
 echo 'proc /run/proc proc defaults' >> /etc/fstab
+echo 'z /sys/fs/cgroup - {USER}' > /etc/tmpfiles.d/cgroup.conf
 useradd --create-home --uid {UID} --shell /bin/bash {USER}
 install -d -o {USER} -g {USER} -m 700 /home/{USER}/.ssh
 mkdir -p /var/lib/systemd/linger /var/log/journal
