@@ -43,6 +43,10 @@ _TAKEN = "the server's port is taken"
 _SPREAD_SECONDS = 60.0  # for all workers: a unit's start has 90, and what waits for it is a watch
 _SPREAD_BYTES = 4 << 30
 _SETTLED = 30.0  # seconds since a file's last change, after which it is whole
+# By whose keys a worker can find it; not what has a rank in its name, nor what ranks have to agree on.
+_SPREADS = re.compile(
+    r"triton/|flashinfer/.*/(?:cached_ops|generated)/|models/.*/(?:inductor|triton)_cache/"
+)
 _SYSTEMCTL = ("systemctl", "--user")
 _PROCESS = re.compile(r'users:\(\("(.*?)",pid=(\d+)')
 
@@ -172,20 +176,17 @@ def ray(settings: dict[str, Any]) -> None:
 
 
 def spread(settings: dict[str, Any]) -> None:
-    """Copy compiled code to workers that lack it: nothing over what is there, nothing back.
-
-    What the keys of each cache say of other nodes is in docs/env-files.md.
-    """
+    """Copy compiled code to workers that lack it: nothing over what is there, nothing back."""
     names, size, began = [], 0, time.monotonic()
-    for place, folders, files in os.walk(settings["caches"]):  # which follows no links
-        # A rank alone reads what is in a folder of its number.
-        folders[:] = [name for name in folders if not name.startswith("rank_")]
+    for place, _folders, files in os.walk(settings["caches"]):  # which follows no links
         for path in (f"{place}/{name}" for name in files):
+            name = os.path.relpath(path, settings["caches"])
             with contextlib.suppress(OSError):  # it is gone
                 its = os.lstat(path)
-                if stat.S_ISREG(its.st_mode) and time.time() - its.st_mtime > _SETTLED:
+                settled = time.time() - its.st_mtime > _SETTLED
+                if stat.S_ISREG(its.st_mode) and settled and _SPREADS.match(name):
                     size += its.st_size
-                    names.append(os.path.relpath(path, settings["caches"]))
+                    names.append(name)
     if size > _SPREAD_BYTES:
         leave(0, f"{settings['caches']} has {size >> 20} MiB: too much to give to workers")
     for worker in settings["workers"].values() if names else ():

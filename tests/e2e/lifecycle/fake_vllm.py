@@ -98,6 +98,12 @@ class FakeRank:
         log(f"Initializing a V1 LLM engine (v{VERSION}) with config: model={given.model!r}")
         if given.model.startswith("/") and not Path(given.model).is_dir():
             fail(f"OSError: Can't load the configuration of '{given.model}'.")
+        for name, place in (("graphs", "VLLM_CACHE_ROOT"), ("kernels", "TRITON_CACHE_DIR")):
+            if folder := os.environ.get(place):
+                code = Path(folder, f"{name}-of-{given.node_rank}")
+                log(f"{name} {'found' if code.exists() else 'compiled'}", where="caching.py:1")
+                code.parent.mkdir(parents=True, exist_ok=True)
+                code.touch()
         own, line = socket.socketpair()
         if self.head:
             self.peers = [own, *self._gather_ranks()]

@@ -8,7 +8,16 @@ from __future__ import annotations
 import time
 
 from e2e.lifecycle import fake_venv
-from e2e.lifecycle.cluster import MODEL, UNIT, URL, EmulatedCluster, insist, scenario, wait
+from e2e.lifecycle.cluster import (
+    MODEL,
+    OTHER_MODEL,
+    UNIT,
+    URL,
+    EmulatedCluster,
+    insist,
+    scenario,
+    wait,
+)
 from e2e.lifecycle.nodes import HOME
 from patchkit.errors import HostError
 
@@ -65,6 +74,35 @@ def process_killed(cluster: EmulatedCluster) -> str:
         cluster.kill(name, process)
         told.append(cluster.heals(before))
     return "; ".join(told)
+
+
+@scenario("serving")
+def warm_start(cluster: EmulatedCluster) -> str:
+    """`switch` and back; then the worker's compiled code is lost, and the head gives it its own."""
+
+    def compiled(name: str = "spark1") -> str:
+        journal = ("journalctl", "--user", "--output=cat", "--unit", UNIT)
+        said = cluster.nodes[name].user(*journal).output.splitlines()
+        return " ".join(line.split()[-1] for line in said if "caching.py" in line)
+
+    for model in (OTHER_MODEL, MODEL):
+        cluster.expect("switch", model)
+    for name in cluster.names:
+        found = compiled(name).split()
+        insist(found == ["compiled"] * 3 + ["found"] * 3, f"{name}: {found}")
+    cluster.down()
+    caches = f"{HOME}/.local/state/patchkit"
+    cluster.worker.user("rm", "-r", caches)
+    time.sleep(30)  # until files count as whole
+    cluster.up()
+    listed = ("find", caches, "-type", "f", "-name", "*-of-*")
+
+    def given() -> bool:
+        files = [set(node.user(*listed).output.split()) for node in cluster.nodes.values()]
+        return len(files[1] - files[0]) == 2 and files[0] < files[1]
+
+    wait(given, 60, "the worker has not got what the head has")
+    return "each model's code is found again; the worker gets the head's after the first answer"
 
 
 @scenario("serving")
