@@ -43,9 +43,9 @@ _TAKEN = "the server's port is taken"
 _SPREAD_SECONDS = 60.0  # for all workers: a unit's start has 90, and what waits for it is a watch
 _SPREAD_BYTES = 4 << 30
 _SETTLED = 30.0  # seconds since a file's last change, after which it is whole
-# By whose keys a worker can find it; not what has a rank in its name, nor what ranks have to agree on.
+# What a worker can find by its keys; not what is one rank's, nor what ranks have to agree on.
 _SPREADS = re.compile(
-    r"triton/|flashinfer/.*/(?:cached_ops|generated)/|models/.*/(?:inductor|triton)_cache/"
+    r"triton/|quack/|flashinfer/.*/(?:cached_ops|generated)/|models/.*/(?:inductor|triton)_cache/"
 )
 _SYSTEMCTL = ("systemctl", "--user")
 _PROCESS = re.compile(r'users:\(\("(.*?)",pid=(\d+)')

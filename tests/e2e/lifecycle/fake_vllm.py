@@ -100,7 +100,7 @@ class FakeRank:
             fail(f"OSError: Can't load the configuration of '{given.model}'.")
         for name, place in (("graphs", "VLLM_CACHE_ROOT"), ("kernels", "TRITON_CACHE_DIR")):
             if folder := os.environ.get(place):
-                code = Path(folder, f"{name}-of-{given.node_rank}")
+                code = Path(folder, "inductor_cache", f"{name}-of-{given.node_rank}")
                 log(f"{name} {'found' if code.exists() else 'compiled'}", where="caching.py:1")
                 code.parent.mkdir(parents=True, exist_ok=True)
                 code.touch()

@@ -7,6 +7,7 @@ from patchkit.cluster.agent.group_script import spread
 from support import write_files
 from support.needed import need
 
+GRAPH = "models/m/vllm/torch_compile_cache/torch_aot_compile/H/inductor_cache/fxgraph/g"
 # Stands for ssh: the worker is this machine.
 SSH = '#!/bin/sh\nwhile [ "$1" != rsync ]; do shift; done\nexec "$@"\n'
 
@@ -14,8 +15,8 @@ SSH = '#!/bin/sh\nwhile [ "$1" != rsync ]; do shift; done\nexec "$@"\n'
 def test_a_worker_gets_what_it_lacks_and_keeps_what_it_has(tmp_path, capsys):
     need("rsync")
     head, worker, ssh = tmp_path / "a head", tmp_path / "worker", tmp_path / "ssh"
-    kept = {"triton/K/k.cubin": "head's", "models/m/vllm/g": "graph", "flashinfer/a.so": "head's"}
-    write_files(head, {**kept, "models/m/vllm/rank_0_0/model": "rank 0's", "triton/new": "half"})
+    kept = {"triton/K/k.cubin": "head's", GRAPH: "graph", "flashinfer/a.so": "head's"}
+    write_files(head, {**kept, "models/m/vllm/startup_plan/p": "rank 0's", "triton/new": "half"})
     (head / "triton" / "link").symlink_to(write_files(tmp_path / "other", {"secret": "x"}))
     write_files(worker, {"flashinfer/a.so": "its own", "cuda/its": "own"})
     write_files(tmp_path, {"ssh": SSH}, mode=0o755)
