@@ -44,6 +44,7 @@ MORE = {
     "fetch": ("patch.sources", "Download a release, verified by its locked sha256."),
     "inspect": ("wheel.inspect", "Show what a wheel or library holds; which libnccl is loaded."),
     "native": ("wheel.native", "Show what is compiled at first use, or compile it now."),
+    "proof": ("cluster.proof", "Try kernels, routing, NCCL, a server; keep it as one archive."),
     "tune": ("patch.sources", "Tune the fused-MoE kernel on the present GPU."),
     "verify": ("wheel.wheelhouse", "Check that a wheelhouse is whole, loads and fits together."),
 }

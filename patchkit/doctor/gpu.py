@@ -60,13 +60,17 @@ def smoke_test() -> SmokeTest:
     return read_toml(SmokeTest, RECIPES / "doctor" / "gpu.toml", key="smoke")
 
 
-def run_steps(node: GpuNode, steps: Sequence[Mapping[str, Any]], **more: str) -> list[GpuStep]:
+def run_steps(
+    node: GpuNode, steps: Sequence[Mapping[str, Any]], more: Mapping[str, str] = {}
+) -> list[GpuStep]:
     """Return how each step went on a node. Raises HostError if it does not answer."""
     given = {"python": node.python, "steps": steps, "variables": {**node.variables, **more}}
     return list(Remote(node.node).stream(GpuStep, gpu_steps, **given))
 
 
-def run_all_reduce(nodes: Sequence[GpuNode]) -> list[GpuStep]:
+def run_all_reduce(
+    nodes: Sequence[GpuNode], sizes: Sequence[int] = (), variables: Mapping[str, str] = _SAYS
+) -> list[GpuStep]:
     """Return how each rank of an all-reduce over all nodes went, the head's first.
 
     They meet at the first one's address. Raises HostError if the head does not answer.
@@ -78,7 +82,7 @@ def run_all_reduce(nodes: Sequence[GpuNode]) -> list[GpuStep]:
         "script": RANK,
         "world": len(nodes),
         "meeting": f"tcp://{head.address}:{port}",
-        "sizes": list(test.sizes),
+        "sizes": list(sizes or test.sizes),
         "seconds": test.seconds,
     }
     ranks = [(node, [{**common, "rank": number}]) for number, node in enumerate(nodes)]
@@ -86,7 +90,7 @@ def run_all_reduce(nodes: Sequence[GpuNode]) -> list[GpuStep]:
         GpuStep(step=RANK, state="not-run", reason=said.what)
         if isinstance(said, PatchkitError)
         else said[0]
-        for said in everywhere(ranks, lambda rank: run_steps(rank[0], rank[1], **_SAYS))
+        for said in everywhere(ranks, lambda each: run_steps(*each, {**_SAYS, **variables}))
     ]
 
 
@@ -137,19 +141,28 @@ def all_reduce_findings(nodes: Sequence[GpuNode], ranks: Sequence[GpuStep]) -> I
 # All nodes
 
 
+def find_gpu_nodes(reports: Sequence[NodeReport]) -> list[GpuNode]:
+    """Return the nodes that have a Python with vLLM, or may have one."""
+    return [
+        GpuNode(
+            node=report.node,
+            python=f"{report.facts.venv}/bin/python",
+            address=report.address,
+            variables=report.env.variables if report.env else {},
+        )
+        for report in reports
+        if report.facts and report.facts.venv and report.facts.host.software
+    ]
+
+
 def try_gpus(reports: Sequence[NodeReport]) -> Iterator[Finding]:
     """Yield what the smoke test shows of each node, side by side, then of all at once.
 
     It takes minutes, and some memory of the GPU. Raises nothing for a node that does not answer.
     """
-    able = []
+    able = find_gpu_nodes(reports)
     for report in reports:
-        if report.facts and report.facts.venv and report.facts.host.software:
-            variables = report.env.variables if report.env else {}
-            python = f"{report.facts.venv}/bin/python"
-            its = {"node": report.node, "address": report.address}
-            able.append(GpuNode(python=python, variables=variables, **its))
-        else:
+        if report.node not in (node.node for node in able):
             why = report.why_not("facts") if report.facts is None else "there is no vLLM there"
             yield unchecked("gpu-smoke", report.node, why)
     steps = [asdict(its) for its in smoke_test().step]

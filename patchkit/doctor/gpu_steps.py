@@ -45,8 +45,8 @@ def gpu_steps(
 ) -> Iterator[dict[str, Any]]:
     """Yield each step's result as JSON takes it, as soon as it is there.
 
-    ``steps`` are settings with ``step``, ``seconds`` and ``script``, the name in the script. If
-    the first one, of the device, is not ok, the others are not tried.
+    ``steps`` are settings with ``step``, ``seconds`` and ``script``, the name in the script, which
+    may be another ``file``. If the first one, of the device, is not ok, the others are not tried.
     """
     obstacle = ""
     for each in steps:
@@ -67,7 +67,8 @@ def free_port(address: str) -> int:
 
 def run_step(python: str, settings: Mapping[str, Any], variables: Mapping[str, str]) -> GpuStep:
     """Run a step; whatever happens to its process is a result."""
-    words = (python, script.__file__, str(settings["script"]), json.dumps(dict(settings)))
+    file = str(settings.get("file", script.__file__))
+    words = (python, file, str(settings["script"]), json.dumps(dict(settings)))
     env = {**os.environ, **variables, "PYTHONUNBUFFERED": "1"}
     limit, lines = float(settings["seconds"]), deque[str](maxlen=_MOST)
     start, done = time.monotonic(), None

@@ -1,0 +1,68 @@
+"""Prove on an owner's machines what patchkit says of them: `patchkit proof`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+
+from patchkit.cli.cluster.cluster_options import cluster_here
+from patchkit.cli.out import PATH, LaidOut, next_step, tell
+from patchkit.cli.render import Block, ExitCode, Record, rendered
+from patchkit.cluster.launch.cluster import Cluster
+from patchkit.cluster.launch.cluster_file import FILE, read_cluster_file
+from patchkit.durable.atomic import replacing
+from patchkit.errors import HostError, ProofError, UsageError, translated
+from patchkit.extras import BASE, require_libraries
+from patchkit.measure.proof import collect_proof, describe_model
+from patchkit.measure.proof_archive import summary_lines
+
+
+@click.command()
+@click.argument("args", nargs=-1)
+@click.option("-o", "place", type=PATH, required=True, metavar="FILE", help="The archive: .tar.gz.")
+@click.option("--cluster", "several", is_flag=True, help="Also NCCL between the nodes.")
+@click.option("--file", type=PATH, help="The cluster's file, instead of cluster.toml.")
+@click.option("--venv", metavar="DIR", help="The environment that has vLLM; default: this one.")
+@click.option("--model", metavar="NAME", default="", help="Serve it instead of random weights.")
+@rendered
+def proof_command(
+    *,
+    args: tuple[str, ...],
+    place: Path,
+    several: bool,
+    file: Path | None,
+    venv: str | None,
+    model: str,
+) -> Iterator[Block]:
+    """Try kernels, routing, NCCL and a server here; keep what came of it, without names.
+
+    It takes 15 minutes and the GPU for itself; nothing is sent anywhere. Words behind `--` are
+    added to `vllm serve`. The exit code is 9 without a GPU, 5 if a part failed.
+
+    \b
+      patchkit proof -o gb10.tar.gz
+      patchkit proof -o gb10.tar.gz --cluster
+    """
+    require_libraries(BASE)
+    if os.path.lexists(place):
+        raise UsageError(f"{place}: is there already", hint="name a new file")
+    if not place.parent.is_dir():
+        raise UsageError(f"{place.parent}: no such folder", hint="name a file in one that is there")
+    named = several or file is not None
+    cluster = Cluster(read_cluster_file(file or FILE)) if named else cluster_here(venv)
+    tell(describe_model(model))
+    proof, archive = collect_proof(cluster, model, args, tell)
+    with translated("no proof was written", at=place), replacing(place) as stream:
+        stream.write(archive)
+    summary = summary_lines(proof)
+    yield Record({"archive": place, "summary": summary, "parts": proof.parts})
+    yield from map(LaidOut, summary)
+    yield f"{place}: {len(archive) / 1e3:.0f} kB; look into it before you hand it on"
+    yield next_step("tar", "-xOzf", place, "proof.json")
+    if proof.part("gpu-device").state != "ok":
+        yield ExitCode(HostError.exit_code)
+    elif any(part.state == "failed" for part in proof.parts):
+        yield ExitCode(ProofError.exit_code)

@@ -1,0 +1,429 @@
+"""Run the parts of an owner's proof, each within its limit; what cannot run says why."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import signal
+import statistics
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from datetime import date
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from patchkit import __version__
+from patchkit.cluster.launch.cluster import Cluster
+from patchkit.cluster.openai.http_exchange import HttpServer
+from patchkit.cluster.ssh.node import everywhere
+from patchkit.doctor.bundle import private_names
+from patchkit.doctor.gpu import GpuNode, find_gpu_nodes, run_all_reduce, smoke_test
+from patchkit.doctor.gpu_steps import GpuStep, free_port, gpu_steps, run_step
+from patchkit.doctor.visit import visit
+from patchkit.durable.staging import ScratchFolder
+from patchkit.errors import BusyError, HostError, PatchkitError
+from patchkit.measure import proof_script
+from patchkit.measure.device_code import look_at_device_code
+from patchkit.measure.figures import read_series
+from patchkit.measure.proof_archive import SCHEMA, Proof, pack_proof
+from patchkit.measure.rounds import BenchPlan, measure_variants
+from patchkit.measure.variants import VLLM, BenchLoad, PlannedVariant
+from patchkit.records import RECIPES, read_toml
+from patchkit.runtime.rules.variable_rules import cache_variables
+from patchkit.units import BYTES_PER_GIB, KIB_PER_GIB
+
+_FIGURES = {"output": "tokens_per_s", "first token, median": "ttft_ms"}
+_CHOSE = re.compile(r"(?:Selected|Using) '?(\w+)'? (?:for \w+|\w+ MoE backend)")  # vLLM's own words
+_LOG = 2000  # lines of a server's log that are kept
+_SAMPLE, _GRACE = 0.25, 20.0  # seconds
+# A proof is of this machine: nothing is asked for or told elsewhere, or compiled for what may come.
+_QUIET = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_DEEP_GEMM_WARMUP": "skip"}
+_STARTS = ("serve-cold", "serve-warm")
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProofRequest:
+    """What is proved: the GPU of the first node, all nodes together, and a model's starts.
+
+    ``available`` is its memory in KiB, ``apart`` why nodes are not tried together, "" if they are;
+    ``model`` is "" for random weights, ``args`` are more words of `vllm serve`.
+    """
+
+    nodes: Sequence[GpuNode]
+    vllm: str
+    available: int
+    apart: str
+    model: str = ""
+    args: Sequence[str] = ()
+
+
+@cache
+def proof_settings() -> dict[str, Any]:
+    return read_toml(dict[str, Any], RECIPES / "doctor" / "proof.toml", key="proof")
+
+
+def describe_model(model: str) -> str:
+    """Return what a model takes, before it is served."""
+    sizes = [file.stat().st_size for file in Path(model).glob("*") if file.is_file()]
+    if not model:
+        gib = proof_settings()["serve"]["gib"]
+        return f"serves random weights: {gib} GiB of memory; nothing is downloaded"
+    size = f"{sum(sizes) / BYTES_PER_GIB:.1f} GiB" if sizes else "vLLM downloads what is not here"
+    return f"serves {model}: {size}"
+
+
+def collect_proof(
+    cluster: Cluster, model: str, args: Sequence[str], tell: Tell
+) -> tuple[Proof, bytes]:
+    """Return a proof and its archive. Raises BusyError if something is served, HostError."""
+    if not cluster.head.here:
+        first = f"{cluster.head.destination} is not this machine"
+        raise HostError(first, hint="run it on the first node of cluster.toml")
+    tell("facts: a minute")
+    visited = visit(cluster, here=True)
+    for each in visited.reports:
+        if each.state and each.state.left:
+            why = "what is served takes the GPU and its memory: figures would be wrong"
+            raise BusyError(f"{each.node}: {each.state.left}", why=why, hint="patchkit down")
+    report, nodes = visited.reports[0], find_gpu_nodes(visited.reports)
+    apart = "one node was asked: --cluster names several" if len(visited.reports) < 2 else ""
+    if len(nodes) < len(visited.reports) or not all(node.address for node in nodes):
+        apart = apart or "not every node has vLLM and an address on the cable"
+    facts = report.facts
+    software, code = facts.host.software if facts else None, {}
+    if facts is None or software is None or not software.vllm:
+        reason = report.why_not("facts") if facts is None else "no Python with vLLM is known here"
+        parts = [GpuStep(step=name, state="not-run", reason=reason) for name in part_names()]
+    else:
+        tell("libraries: their device code")
+        with contextlib.suppress(PatchkitError, OSError):
+            code = look_at_device_code(software.vllm_home, 0, "")["codes"]
+        available = facts.host.memory.available if facts.host.memory else 0
+        request = ProofRequest(
+            nodes=nodes,
+            vllm=software.vllm,
+            available=available,
+            apart=apart,
+            model=model,
+            args=args,
+        )
+        parts = [*run_proof(request, tell)]
+    gpu = next(iter(facts.host.gpus), None) if facts else None
+    said = visited.parts()
+    proof = {
+        "schema": SCHEMA,
+        "patchkit": __version__,
+        "date": date.today().isoformat(),
+        "device": gpu.name if gpu else "no GPU",
+        "capability": gpu.capability if gpu else "",
+        "driver": gpu.driver if gpu else "",
+        "vllm": software.vllm if software else "",
+        "torch": software.torch if software else "",
+        "model": Path(model).name or "random weights",
+        "parts": [asdict(replace(part, lines=())) for part in parts],
+        "code": code,
+        "machines": said["nodes"],
+        "findings": said["findings"],
+    }
+    logs = {part.step: "\n".join(part.lines) for part in parts if part.lines}
+    names = private_names((it.node, it.facts) for it in visited.reports)
+    return pack_proof(proof, {**logs, "journal": str(said["journal"])}, names)
+
+
+def part_names() -> list[str]:
+    """Return all parts in their order."""
+    settings = proof_settings()
+    names = [its.step for its in smoke_test().step]
+    names += [f"kernel-{group}" for group in settings["kernels"]["groups"]]
+    names += [f"routing-{name}" for name in settings["models"]]
+    return [*names, *(f"nccl-{path}" for path in settings["nccl"]["paths"]), *_STARTS]
+
+
+def run_proof(request: ProofRequest, tell: Tell) -> Iterator[GpuStep]:
+    """Yield each part as soon as it is there. ``tell`` gets what is tried next."""
+    settings, node = proof_settings(), request.nodes[0]
+    steps = [asdict(its) for its in smoke_test().step]
+    found = gpu_steps(node.python, steps, {**node.variables, **_QUIET})
+    obstacle, done = "", set[str]()
+    for step in steps:
+        tell(f"{step['step']}: {step['seconds']} s at most")
+        part = GpuStep(**next(found))
+        done.add(part.step)
+        if part.step == "gpu-device" and part.state != "ok":
+            obstacle = part.reason
+        yield part
+    if obstacle:
+        left = [name for name in part_names() if name not in done]
+        yield from (GpuStep(step=name, state="not-run", reason=obstacle) for name in left)
+        return
+    with ScratchFolder() as place:
+        folder = Path(place)
+        tell(f"kernels: {settings['kernels']['seconds']} s at most, twice")
+        yield from call_kernels(request, folder / "kernels")
+        tell(f"routing: {settings['routing']['seconds']} s at most")
+        yield from build_models(request)
+        for path, variables in settings["nccl"]["paths"].items():
+            tell(f"NCCL over {path}: {settings['nccl']['seconds']} s at most")
+            yield time_path(request, f"nccl-{path}", variables)
+        yield from measure_starts(request, folder, tell)
+
+
+def call_kernels(request: ProofRequest, folder: Path) -> Iterator[GpuStep]:
+    """Yield how each group's kernel was called with an empty cache, then with the one it left."""
+    settings = proof_settings()["kernels"]
+    turns = []
+    for _turn in ("empty", "kept"):
+        steps = [
+            {"step": f"kernel-{group}", "script": "kernel", "group": group, **settings}
+            for group in settings["groups"]
+        ]
+        caches = [{"CUDA_CACHE_PATH": str(folder / step["group"])} for step in steps]
+        turns.append(run_beside(request, steps, caches))
+    for empty, kept in zip(*turns, strict=True):
+        files = (folder / empty.step.removeprefix("kernel-")).rglob("*")
+        compiled = sum(file.stat().st_size for file in files if file.is_file())
+        figures = {**empty.figures, "compiled_mb": round(compiled / 1e6, 1)}
+        if "first_s" in kept.figures:
+            figures["first_kept_s"] = kept.figures["first_s"]
+        worse = kept if empty.state == "ok" else empty
+        yield replace(worse, figures=figures, seconds=round(empty.seconds + kept.seconds, 2))
+
+
+def build_models(request: ProofRequest) -> list[GpuStep]:
+    """Return which kernels vLLM chose for each format of weights."""
+    settings = proof_settings()
+    steps = [
+        {"step": f"routing-{name}", "script": "routing", "config": {**settings["base"], **own}}
+        | settings["routing"]
+        for name, own in settings["models"].items()
+    ]
+    alone = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+    found = []
+    for part in run_beside(request, steps, [alone] * len(steps)):
+        # One that stopped before it could answer told its log what it chose.
+        told = dict.fromkeys(said[1] for line in part.lines for said in _CHOSE.finditer(line))
+        found.append(part if part.kernel else replace(part, kernel=", ".join(told)))
+    return found
+
+
+def run_beside(
+    request: ProofRequest,
+    steps: Sequence[dict[str, Any]],
+    variables: Sequence[Mapping[str, str]],
+) -> list[GpuStep]:
+    """Run steps of this room's script side by side, if there is memory for that."""
+    node = request.nodes[0]
+
+    def work(pair: tuple[dict[str, Any], Mapping[str, str]]) -> GpuStep:
+        step = {**pair[0], "file": proof_script.__file__}
+        return run_step(node.python, step, {**node.variables, **_QUIET, **pair[1]})
+
+    pairs = [*zip(steps, variables, strict=True)]
+    beside = request.available >= proof_settings()["beside_gib"] * KIB_PER_GIB
+    groups = [pairs] if beside else [[pair] for pair in pairs]
+    found = [said for group in groups for said in everywhere(group, work)]
+    return [said for said in found if isinstance(said, GpuStep)]
+
+
+def time_path(request: ProofRequest, step: str, variables: Mapping[str, str]) -> GpuStep:
+    """Return how long all nodes take to add up data of each size over one path."""
+    try:
+        if request.apart:
+            raise HostError(request.apart)
+        sizes = proof_settings()["nccl"]["sizes"]
+        ranks = run_all_reduce(request.nodes, sizes, variables)
+    except PatchkitError as error:
+        return GpuStep(step=step, state="not-run", reason=error.what)
+    wrong = [f"rank {number}: {it.reason}" for number, it in enumerate(ranks) if it.reason]
+    # The slowest rank counts, since all wait for it.
+    figures = {
+        name: (max if name.startswith("micro") else min)(it.figures.get(name, own) for it in ranks)
+        for name, own in ranks[0].figures.items()
+    }
+    return GpuStep(
+        step=step,
+        state="failed" if wrong else "ok",
+        seconds=max(rank.seconds for rank in ranks),
+        reason="; ".join(wrong),
+        figures=figures,
+        lines=tuple(line for rank in ranks for line in rank.lines),
+    )
+
+
+def measure_starts(request: ProofRequest, folder: Path, tell: Tell) -> Iterator[GpuStep]:
+    """Serve a model with empty caches, then with those that were kept; measure both."""
+    settings, obstacle = proof_settings(), ""
+    if shutil.disk_usage(folder).free < settings["disk_gib"] * BYTES_PER_GIB:
+        obstacle = f"less than {settings['disk_gib']} GiB are free in {folder.parent}"
+    if not request.model and request.available < (settings["serve"]["gib"] + 8) * KIB_PER_GIB:
+        obstacle = f"only {request.available / KIB_PER_GIB:.0f} GiB of memory are free"
+    write_model(folder / "model", settings["serve"]["config"])
+    for name in _STARTS:
+        if obstacle:
+            yield GpuStep(step=name, state="not-run", reason=obstacle)
+            continue
+        tell(f"{name}: {settings['serve']['seconds']} s at most")
+        part = measure_start(request, folder, name)
+        obstacle = f"the first start failed: {part.reason}" if part.state == "failed" else ""
+        yield part
+
+
+def write_model(folder: Path, config: Mapping[str, Any]) -> None:
+    """Write a model without weights, and a tokenizer for which each word is a token."""
+    folder.mkdir()
+    words = {f"w{number}": number for number in range(config["vocab_size"])}
+    tokenizer = {
+        "version": "1.0",
+        "added_tokens": [],
+        "pre_tokenizer": {"type": "WhitespaceSplit"},
+        "model": {"type": "WordLevel", "vocab": words, "unk_token": "w0"},
+    }
+    own = {"tokenizer_class": "PreTrainedTokenizerFast", "unk_token": "w0", "eos_token": "w2"}
+    texts = {"config": config, "tokenizer": tokenizer, "tokenizer_config": own}
+    for name, value in texts.items():
+        (folder / f"{name}.json").write_text(json.dumps(value), encoding="utf-8")
+
+
+def measure_start(request: ProofRequest, folder: Path, name: str) -> GpuStep:
+    """Return how long a start took, tokens per second of one stream, and the cores in use."""
+    settings, node = proof_settings()["serve"], request.nodes[0]
+    model = request.model or str(folder / "model")
+    url = f"http://127.0.0.1:{free_port('127.0.0.1')}"
+    words = [node.python, *VLLM, "serve", model, "--host", "127.0.0.1", "--port", url[17:]]
+    words += ["--served-model-name", "proof", *(() if request.model else settings["words"])]
+    quiet = {**_QUIET, **({"HF_HUB_OFFLINE": "0"} if request.model else {})}
+    env = {**os.environ, **node.variables, **quiet, **cache_variables(str(folder), request.vllm)}
+    load = BenchLoad(
+        **{each: settings[each] for each in ("depth", "output", "concurrency", "prompts")}
+    )
+    plan = BenchPlan(
+        model="proof",
+        variants=[PlannedVariant(name=name, python=node.python, url=url, tokenizer=model)],
+        loads=[load],
+        rounds=1,
+        folder=folder / f"{name}.bench",
+        conditions={},
+    )
+    log, figures, reason = folder / f"{name}.log", {}, ""
+    begin = time.monotonic()
+    try:
+        with hold_server([*words, *request.args], env, log) as server:
+            wait_until_ready(server, url, begin + settings["seconds"])
+            figures["ready_s"] = round(time.monotonic() - begin, 1)
+            with sample_cores(server.pid) as busy:
+                measure_variants(plan, lambda _line: None)
+            with sample_cores(server.pid) as idle:
+                time.sleep(settings["idle"])
+        measured = {it.measure.name: it.median for it in read_series(plan.folder)}
+        figures |= {_FIGURES[key]: round(measured[key], 2) for key in _FIGURES if key in measured}
+        figures |= busy_figures(busy, idle)
+    except PatchkitError as error:
+        reason = error.what
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines() if log.exists() else ()
+    return GpuStep(
+        step=name,
+        state="failed" if reason else "ok",
+        seconds=round(time.monotonic() - begin, 1),
+        reason=reason,
+        figures=figures,
+        lines=tuple(lines[-_LOG:]),
+    )
+
+
+@contextlib.contextmanager
+def hold_server(
+    command: Sequence[str], env: Mapping[str, str], log: Path
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a server in a session of its own for a block; none of its processes outlives that."""
+    with log.open("wb") as out:
+        null = subprocess.DEVNULL
+        server = subprocess.Popen(
+            command, env=env, stdin=null, stdout=out, stderr=out, start_new_session=True
+        )
+    try:
+        yield server
+    finally:
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(server.pid, number)
+            end = time.monotonic() + _GRACE
+            while session_processes(server.pid) and time.monotonic() < end:
+                server.poll()
+                time.sleep(0.1)
+        server.wait()
+
+
+def wait_until_ready(server: subprocess.Popen[bytes], url: str, end: float) -> None:
+    """Return once a server answers. Raises HostError if it ends, or does not until then."""
+    while time.monotonic() < end:
+        if server.poll() is not None:
+            raise HostError(f"the server ended with {server.returncode}: see its log")
+        if HttpServer(url).ask("/health", seconds=2).status == 200:
+            return
+        time.sleep(0.2)
+    raise HostError("the server did not answer in time: see its log")
+
+
+def session_processes(session: int) -> dict[str, float]:
+    """Return the seconds of CPU that the processes of a session took, by number and name."""
+    tick, found = os.sysconf("SC_CLK_TCK"), {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            name, _, rest = path.read_text(errors="replace").partition("(")[2].rpartition(")")
+            numbers = rest.split()
+            if int(numbers[3]) == session and numbers[0] != "Z":
+                spent = (int(numbers[11]) + int(numbers[12])) / tick
+                found[f"{path.parent.name} {name}"] = spent
+    return found
+
+
+@contextlib.contextmanager
+def sample_cores(session: int) -> Iterator[list[dict[str, float]]]:
+    """Yield what gets, several times a second, how many cores each process of a session takes."""
+    samples: list[dict[str, float]] = []
+    over = threading.Event()
+
+    def sample() -> None:
+        before, since = session_processes(session), time.monotonic()
+        while not over.wait(_SAMPLE):
+            now, clock = session_processes(session), time.monotonic()
+            rates: dict[str, float] = {}
+            for process, spent in now.items():
+                name = process.partition(" ")[2]
+                rate = (spent - before.get(process, spent)) / (clock - since)
+                rates[name] = rates.get(name, 0.0) + rate
+            samples.append(rates)
+            before, since = now, clock
+
+    thread = threading.Thread(target=sample, daemon=True)
+    thread.start()
+    try:
+        yield samples
+    finally:
+        over.set()
+        thread.join()
+
+
+def busy_figures(
+    busy: Sequence[Mapping[str, float]], idle: Sequence[Mapping[str, float]]
+) -> dict[str, float]:
+    """Return the cores in use under a stream, in all and by process, and without a client.
+
+    The benchmark's own start is no stream: what counts are samples of half the largest and more.
+    """
+    sums = [sum(it.values()) for it in busy] or [0.0]
+    under = [it for it in busy if sum(it.values()) >= max(sums) / 2]
+    figures = {"cores_busy": statistics.median(it for it in sums if it >= max(sums) / 2)}
+    # Two seconds after a client the ring is at rest.
+    figures["cores_idle"] = statistics.mean([sum(it.values()) for it in idle[8:]] or [0.0])
+    for name in dict.fromkeys(name for it in under for name in it):
+        figures[f"cores {name}"] = statistics.median(it.get(name, 0.0) for it in under)
+    return {name: round(value, 2) for name, value in figures.items()}

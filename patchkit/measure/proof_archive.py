@@ -1,0 +1,165 @@
+"""Hold a proof: one archive without private names, its summary, and what may be read of others'."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import re
+import tarfile
+import zlib
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from patchkit.doctor.bundle import PrivateNames, pack_report
+from patchkit.doctor.gpu_steps import GpuStep
+from patchkit.errors import SourceError
+from patchkit.reading import read_bytes
+from patchkit.records import RecordError, matching, read_json
+from patchkit.target import Load, best_load, listed
+from patchkit.units import BYTES_PER_MIB
+
+SCHEMA = 1
+_PACKED, _UNPACKED, _MOST = 4 * BYTES_PER_MIB, 32 * BYTES_PER_MIB, 64
+_MEMBER = re.compile(r"proof\.json|summary\.txt|logs/[a-z0-9.-]{1,60}\.txt")
+_CODE = re.compile(r"\b(?:sm|compute)_\d{2,3}[af]?\b")
+_LINES, _WIDTH = 20, 80  # of a summary
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proof:
+    """What proof.json holds.
+
+    ``code`` has, of each library of vLLM, how many fat binaries hold which device code.
+    ``machines`` and ``findings`` are doctor's. ``parts`` are without their lines, which are logs.
+    """
+
+    schema: Literal[1]
+    patchkit: str
+    date: Annotated[str, matching(r"\d{4}-\d\d-\d\d", "a date")]
+    device: str
+    capability: str
+    driver: str
+    vllm: str
+    torch: str
+    model: str
+    parts: tuple[GpuStep, ...]
+    code: Mapping[str, Mapping[str, int]]
+    machines: tuple[Mapping[str, Any], ...]
+    findings: tuple[Mapping[str, Any], ...]
+    note: str = ""
+    taken_out: Mapping[str, int]
+
+    def part(self, name: str) -> GpuStep:
+        """Return a part, one that was not run if there is none of that name."""
+        none = GpuStep(step=name, state="not-run", reason="it is not in the archive")
+        return next((part for part in self.parts if part.step == name), none)
+
+
+def pack_proof(
+    proof: Mapping[str, Any], logs: Mapping[str, str], names: PrivateNames
+) -> tuple[Proof, bytes]:
+    """Return a proof as it may be shown, and its archive: the same bytes for the same proof."""
+    text, taken = pack_report({"proof": dict(proof), "logs": dict(logs)}, names)
+    whole = json.loads(text)
+    texts = {f"logs/{name}.txt": said for name, said in whole["logs"].items()}
+    clean = {**whole["proof"], "note": whole["note"], "taken_out": taken}
+    texts["proof.json"] = json.dumps(clean, indent=1, ensure_ascii=False, sort_keys=True) + "\n"
+    found = read_json(Proof, texts["proof.json"])
+    texts["summary.txt"] = "".join(f"{line}\n" for line in summary_lines(found))
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w", format=tarfile.USTAR_FORMAT) as archive:
+        for name in sorted(texts):
+            data = texts[name].encode("utf-8", "replace")
+            member = tarfile.TarInfo(name)
+            member.size = len(data)
+            archive.addfile(member, io.BytesIO(data))
+    archive_bytes = gzip.compress(packed.getvalue(), mtime=0)
+    return parse_proof(archive_bytes, "the archive that was made"), archive_bytes
+
+
+def read_proof(path: Path) -> Proof:
+    """Return what an archive says, which may be anybody's. Raises SourceError, StorageError."""
+    return parse_proof(read_bytes(path, limit=_PACKED), str(path))
+
+
+def parse_proof(packed: bytes, name: str) -> Proof:
+    """Return what the bytes of an archive say; nothing gets to a disk. Raises SourceError."""
+    try:
+        unpacker = zlib.decompressobj(wbits=31)
+        unpacked = unpacker.decompress(packed, _UNPACKED)
+        if not unpacker.eof:
+            raise SourceError(f"{name}: is cut short, or more than {_UNPACKED >> 20} MiB unpacked")
+        texts = {}
+        with tarfile.open(fileobj=io.BytesIO(unpacked), mode="r:") as archive:
+            for number, member in enumerate(archive):
+                fits = _MEMBER.fullmatch(member.name) and member.isreg() and number < _MOST
+                stream = archive.extractfile(member) if fits else None
+                if stream is None or member.name in texts:
+                    raise SourceError(f"{name}: {member.name[:60]!r} is nothing of a proof")
+                texts[member.name] = stream.read()
+        return read_json(Proof, texts.get("proof.json", b""))
+    except (zlib.error, tarfile.TarError, RecordError, UnicodeError) as error:
+        why = "it was edited, or is of another version of patchkit"
+        raise SourceError(f"{name}: is no proof: {error}", why=why) from None
+
+
+# What it says in a few lines
+
+
+def summary_lines(proof: Proof) -> list[str]:
+    """Return what a person reads first: 20 lines of 80 characters at most."""
+    counts = Counter(part.state for part in proof.parts)
+    told = ", ".join(f"{counts[state]} {state}" for state in ("ok", "failed", "not-run"))
+    lines = [
+        f"patchkit {proof.patchkit}, {proof.date}: {proof.device} ({proof.capability or '?'})",
+        f"driver {proof.driver or '?'}, vLLM {proof.vllm or '?'}, torch {proof.torch or '?'}",
+        f"parts: {told}; {sum(part.seconds for part in proof.parts):.0f} s",
+    ]
+    jit = first_use_counts(proof)
+    if jit:
+        lines.append("compiled at first use: " + ", ".join(f"{k} {v}" for k, v in jit.items()))
+    lines += [line for part in proof.parts if part.state == "ok" for line in _part_lines(part)]
+    reasons: dict[str, list[str]] = {}
+    for part in proof.parts:
+        if part.state != "ok":
+            chose = f" ({part.kernel})" if part.kernel else ""
+            reasons.setdefault(f"{part.state}: {part.reason}", []).append(part.step + chose)
+    for reason, names in reasons.items():
+        lines.append(f"{', '.join(names) if len(names) < 3 else f'{len(names)} parts'}: {reason}")
+    return [line if len(line) <= _WIDTH else f"{line[: _WIDTH - 1]}…" for line in lines[:_LINES]]
+
+
+def first_use_counts(proof: Proof) -> dict[str, str]:
+    """Return of each library how many of its fat binaries the device compiles, of those it uses."""
+    if not re.fullmatch(r"\d{1,2}\.\d", proof.capability):
+        return {}
+    major, minor = map(int, proof.capability.split("."))
+    found = {}
+    for name, codes in proof.code.items():
+        loads = Counter[Load | None]()
+        for names, count in codes.items():
+            loads[best_load(listed(_CODE.findall(names)), (major, minor))] += count
+        used = sum(count for load, count in loads.items() if load not in (None, Load.NONE))
+        if used:
+            found[name.partition(".")[0].strip("_")] = f"{loads[Load.JIT]} of {used}"
+    return found
+
+
+def _part_lines(part: GpuStep) -> Iterator[str]:
+    its = part.figures
+    if part.step.startswith("kernel-"):
+        first = f"first call {its.get('first_s')} s, cache kept {its.get('first_kept_s')} s"
+        yield f"{part.step}: {first}; error {its.get('error')}"
+    elif part.step.startswith("nccl-"):
+        speeds = [float(its[name]) for name in its if name.startswith("gigabytes")]
+        yield f"{part.step}: {its.get('microseconds_8')} us; {max(speeds, default=0.0)} GB/s"
+    elif part.step.startswith("serve-"):
+        speed = f"serves after {its.get('ready_s')} s; {its.get('tokens_per_s')} tok/s, one stream"
+        yield f"{part.step}: {speed}; cores {its.get('cores_busy')}, idle {its.get('cores_idle')}"
+    elif part.kernel:
+        error = f", error {its['error']}" if "error" in its else ""
+        yield f"{part.step}: {part.kernel.replace('LinearMethod', '')}{error}"
