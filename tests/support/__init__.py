@@ -1,5 +1,7 @@
 """Share what several tests need."""
 
+import subprocess
+
 
 def write_files(root, files, mode=0o644):
     """Write texts or bytes below a folder, by path; return the folder."""
@@ -9,3 +11,11 @@ def write_files(root, files, mode=0o644):
         place.write_bytes(text.encode() if isinstance(text, str) else text)
         place.chmod(mode)
     return root
+
+
+def run_program(*words, rc=0, **how):
+    """Run a program to its end and check its exit code, unless that is None; its output is text."""
+    how = {"capture_output": True, "text": True, **how}
+    done = subprocess.run([*map(str, words)], **how)
+    assert rc is None or done.returncode == rc, f"{words}\n{done.stdout}{done.stderr}"
+    return done

@@ -13,7 +13,7 @@ import venv
 from pathlib import Path
 from types import SimpleNamespace
 
-from support import write_files
+from support import run_program, write_files
 from support.needed import need
 
 # What lies where, and the version that it says.
@@ -161,9 +161,7 @@ class Environment:
     def run(self, *words, **variables):
         """Return what a program writes with what the user has set."""
         env = {**self.inherited(), **variables}
-        done = subprocess.run(words, env=env, capture_output=True, text=True, cwd=self.home)
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
+        return run_program(*words, env=env, cwd=self.home).stdout
 
     def really(self, wrapper=()):
         """What torch and vLLM took when they ran, and the copies that were mapped."""

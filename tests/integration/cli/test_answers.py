@@ -2,12 +2,12 @@
 
 import re
 import shlex
-import subprocess
 
 import pytest
 
+from patchkit.errors import UsageError
 from patchkit.patching.recipe import load_recipe
-from support import hosts, write_files
+from support import hosts, run_program, write_files
 from support.terminal import piped
 
 RELEASE = "0.24.0"
@@ -45,15 +45,7 @@ def nexts(said, word="next"):
 def paste(tmp_path, environment):
     """Run a command as if it were pasted; what it printed."""
 
-    def run(line):
-        command = ["bash", "-c", line]
-        done = subprocess.run(
-            command, cwd=tmp_path, env=environment, capture_output=True, text=True
-        )
-        assert done.returncode == 0, f"{line}\n{done.stdout}{done.stderr}"
-        return done.stdout
-
-    return run
+    return lambda line: run_program("bash", "-c", line, cwd=tmp_path, env=environment).stdout
 
 
 @pytest.mark.releases
@@ -88,7 +80,7 @@ def test_patchkit_is_named_as_it_was_started(cli, tmp_path, environment):
     )
     write_files(tmp_path, {"venv/bin/patchkit": started}, mode=0o755)
     words = ["venv/bin/patchkit", "verify", "nowhere"]
-    done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    done = run_program(*words, rc=UsageError.exit_code, cwd=tmp_path, env=environment)
     assert f"or make it: {words[0]} repack vllm==X.Y.Z --dir nowhere" in done.stderr
 
 

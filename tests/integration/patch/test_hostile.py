@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +19,7 @@ from patchkit.source.detect import detect
 from patchkit.source.resolve import SourceOptions
 from patchkit.source.tree import Sandboxed
 from patchkit.target import targets
-from support import write_files
+from support import run_program, write_files
 from support.needed import need
 
 RELEASE = "0.33.0"
@@ -152,10 +151,8 @@ os.execv(sys.executable, [sys.executable, "-m", "patchkit", *sys.argv[1:]])
 @pytest.fixture
 def without(environment, tmp_path):
     def run(*arguments):
-        command = [sys.executable, "-c", WITHOUT, *map(str, arguments)]
-        done = subprocess.run(
-            command, cwd=tmp_path, env=environment, capture_output=True, text=True
-        )
+        words = (sys.executable, "-c", WITHOUT, *arguments)
+        done = run_program(*words, rc=None, cwd=tmp_path, env=environment)
         assert "internal error" not in done.stderr
         return done
 
@@ -254,5 +251,5 @@ def test_a_checkout_that_lacks_objects_fetches_none(tmp_path, git, mark):
     with pytest.raises(PatchkitError):
         detect(clone)
     assert not mark.exists()
-    subprocess.run(["git", "-C", clone, "describe", "--tags", "--long"], capture_output=True)
+    run_program("git", "-C", clone, "describe", "--tags", "--long", rc=None)
     assert mark.exists()

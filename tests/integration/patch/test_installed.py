@@ -2,13 +2,12 @@
 
 import csv
 import json
-import subprocess
 import sys
 
 import pytest
 
 from patchkit.apply import apply
-from support import wheels, write_files
+from support import run_program, wheels, write_files
 from support.vllm_wheels import python_of
 
 pytestmark = pytest.mark.releases
@@ -41,7 +40,7 @@ def wheel(release, version, recipe, tmp_path):
 @pytest.fixture
 def environment_folder(tmp_path):
     folder = tmp_path / "venv"
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
+    run_program(sys.executable, "-m", "venv", "--without-pip", folder)
     return folder
 
 
@@ -50,12 +49,7 @@ def pip(environment_folder):
     """This interpreter's pip, working on an environment of its own."""
     command = [sys.executable, "-m", "pip", "--python", str(environment_folder / "bin/python")]
 
-    def run(*arguments):
-        done = subprocess.run([*command, *map(str, arguments)], capture_output=True, text=True)
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
-
-    return run
+    return lambda *arguments: run_program(*command, *arguments).stdout
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 import json
 import shlex
-import subprocess
 import sys
 from pathlib import Path
 
@@ -11,7 +10,7 @@ import pytest
 
 from patchkit.cli import group
 from patchkit.errors import HostError
-from support import hosts, write_files
+from support import hosts, run_program, write_files
 
 REPOSITORY = Path(__file__).parents[3]
 OF_A_NODE = ["check", "completion", "doctor", "env", "inspect", "net", "probe", "serve-args"]
@@ -30,10 +29,8 @@ def program(tmp_path_factory):
     return (python, "-m", "patchkit")
 
 
-def run(*command: str) -> str:
-    done = subprocess.run(command, capture_output=True, text=True, cwd="/")
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+def run(*command: str, rc: int | None = 0) -> str:
+    return run_program(*command, rc=rc, cwd="/").stdout
 
 
 def test_a_cluster_from_the_wheel_and_click_alone(program, tmp_path):
@@ -52,7 +49,7 @@ def test_a_cluster_from_the_wheel_and_click_alone(program, tmp_path):
     assert line.startswith("vllm serve openai/gpt-oss-120b --tensor-parallel-size 2 ")
     log = tmp_path / "vllm.log"
     log.write_text("ModuleNotFoundError: No module named 'ray'\n")
-    said = subprocess.run((*program, "doctor", "--log", log), capture_output=True, text=True).stdout
+    said = run(*program, "doctor", "--log", log, rc=None)
     assert f"{log}:1" in said.replace("\n", "")
     bare = hosts.build(tmp_path, "ipv6_only")
     assert "192.168.100.10/24" in run(*program, "net", "plan", "--role=head", f"--root={bare}")
@@ -63,10 +60,7 @@ def test_other_verbs_say_what_brings_their_libraries(program, tmp_path):
     write_files(tmp_path / "torch", {"__init__.py": "", "version.py": "cuda = None\n"})
 
     def ask(*words):
-        search = {"PYTHONPATH": str(tmp_path)}
-        return subprocess.run(
-            (*program, *words), capture_output=True, text=True, cwd="/", env=search
-        )
+        return run_program(*program, *words, rc=None, cwd="/", env={"PYTHONPATH": str(tmp_path)})
 
     verbs = sorted(group.list_commands(click.Context(group)))
     done = {verb: ask(verb, "--help") for verb in verbs}

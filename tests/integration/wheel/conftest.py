@@ -1,7 +1,6 @@
 """A wheelhouse with what was built, what there is to be had, and a node that installs it."""
 
 import os
-import subprocess
 import sys
 import venv
 
@@ -9,6 +8,7 @@ import pytest
 from uv import find_uv_bin
 
 from patchkit.wheel.wheelhouse.contents import add_wheel
+from support import run_program
 from support.filling import FACTS, OURS, TORCH
 from support.small_index import SmallIndex
 from support.wheels import CPU, HERE, write_wheel
@@ -84,9 +84,7 @@ def node(tmp_path):
         command = [sys.executable, "-m", "pip", "--python", python, verb]
         if by == "uv":
             command = [find_uv_bin(), "--no-config", "pip", verb, "--python", python, "--offline"]
-        how = {"env": alone, "cwd": tmp_path, "capture_output": True, "text": True}
-        done = subprocess.run([*map(str, [*command, *arguments])], **how)
-        assert done.returncode == rc, done.stdout + done.stderr
+        done = run_program(*command, *arguments, rc=rc, env=alone, cwd=tmp_path)
         return done.stdout + (done.stderr if verb != "list" else "")
 
     return run

@@ -21,6 +21,7 @@ import patchkit
 from patchkit.wheel.file.sbom import nccl_sbom
 from patchkit.wheel.wheelhouse.contents import load_manifest
 from patchkit.wheel.wheelhouse.verify import check_files
+from support import run_program
 from support.building import HERE, PATCHKIT, QUIET, SMALL, VERSION, wheels
 from support.comparing import first_member, object_digests
 from support.wheels import OTHER_CPU
@@ -40,13 +41,8 @@ def built(toolchain, tmp_path_factory):
             home = tmp_path_factory.mktemp(machine)
             work, house = home / "work", home / "house"
             arguments = ["--src", SMALL, "--cpu", machine, "--dir", house]
-            done = subprocess.run(
-                [*PATCHKIT, work, "build", "nccl", *map(str, arguments), "--json"],
-                env={**os.environ, "PYTHONPATH": str(Path(patchkit.__file__).parents[1]), **QUIET},
-                capture_output=True,
-                text=True,
-            )
-            assert done.returncode == 0, done.stdout + done.stderr
+            env = {**os.environ, "PYTHONPATH": str(Path(patchkit.__file__).parents[1]), **QUIET}
+            done = run_program(*PATCHKIT, work, "build", "nccl", *arguments, "--json", env=env)
             work.rename(home / "aside")
             known[machine] = SimpleNamespace(
                 work=work,

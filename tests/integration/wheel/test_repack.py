@@ -4,7 +4,6 @@ import json
 import resource
 import shutil
 import signal
-import subprocess
 import sys
 import zipfile
 from dataclasses import replace
@@ -37,6 +36,7 @@ from patchkit.wheel.vllm.repack_origin import find_wheel
 from patchkit.wheel.wheelhouse.contents import load_manifest
 from patchkit.wheel.wheelhouse.pins import read_listed_wheels
 from patchkit.wheel.wheelhouse.verify import check_files, find_unfit
+from support import run_program
 from support.building import PATCHKIT
 from support.faults import in_child, killed_everywhere
 from support.selection import WHOLE
@@ -236,9 +236,9 @@ def test_an_installed_repack_keeps_the_fixes_that_lost_kernels_asked_for(
     elsewhere = {name: data[:18] + machine + data[20:] for name, data in KERNELS.items()}
     wheel = vllm_wheel(tmp_path, name=X86, libraries=elsewhere, change=lambda m: m.update(python))
     done = run(known(wheel, "x86_64"), cpu="x86_64", only=())
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", home], check=True)
+    run_program(sys.executable, "-m", "venv", "--without-pip", home)
     pip = [sys.executable, "-m", "pip", "--python", home / "bin/python", "install", "--no-index"]
-    subprocess.run([*map(str, [*pip, "--no-deps", done.wheel])], check=True, capture_output=True)
+    run_program(*pip, "--no-deps", done.wheel)
     packages, facts = next(home.glob("lib/python*/site-packages")), done.facts
     source, chosen = ["--vllm-src", packages / "vllm"], {"fp8_block_triton", "fp8_linear_torch"}
     assert facts["turned_on"] == ["fp8_block_triton"]
@@ -260,10 +260,8 @@ def test_on_the_command_line(environment, house, tmp_path):
     wheel = vllm_wheel(tmp_path)
 
     def patchkit(*arguments, rc=0):
-        command = [*PATCHKIT, tmp_path / "work", "repack", *arguments, "--dir", house]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True)
-        assert done.returncode == rc, done.stdout + done.stderr
-        return done
+        words = (*PATCHKIT, tmp_path / "work", "repack", *arguments, "--dir", house)
+        return run_program(*words, rc=rc, env=environment)
 
     options = ("--only", FIX, "--sha256", sha256(wheel))
     refused = patchkit(wheel, rc=UsageError.exit_code)

@@ -2,13 +2,13 @@
 
 import importlib.metadata
 import os
-import subprocess
 import sys
 import tomllib
 from pathlib import Path
 
 from patchkit.errors import HostError
 from patchkit.extras import BASE, BUILD, require_libraries
+from support import run_program
 
 REPOSITORY = Path(__file__).parents[3]
 
@@ -37,11 +37,8 @@ def test_a_verb_that_needs_the_extra_says_so_first(cli, tmp_path):
 def test_a_library_that_an_import_misses_is_no_internal_error(tmp_path):
     """``requests`` comes with pypi-simple, which is there."""
     code = "import sys; sys.modules['requests'] = None; import patchkit.cli; patchkit.cli.main()"
-    done = subprocess.run(
-        [sys.executable, "-c", code, "fetch", "vllm==0.24.0"],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "XDG_CACHE_HOME": str(tmp_path)},
-    )
-    assert (done.returncode, done.stdout) == (HostError.exit_code, "")
+    env = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
+    words = (sys.executable, "-c", code, "fetch", "vllm==0.24.0")
+    done = run_program(*words, rc=HostError.exit_code, env=env)
+    assert done.stdout == ""
     assert done.stderr.startswith("error: not installed: requests\n")
