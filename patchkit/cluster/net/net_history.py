@@ -29,17 +29,11 @@ from patchkit.cluster.net.plan import Given, NetPlan
 from patchkit.digests import Digest, digest
 from patchkit.durable import lock
 from patchkit.durable.journal import Change, Journal
-from patchkit.errors import (
-    DriftError,
-    HostError,
-    PatchkitError,
-    StorageError,
-    UsageError,
-    translated,
-)
+from patchkit.errors import HostError, PatchkitError, translated
 from patchkit.process import run
 from patchkit.quoting import quoted
 from patchkit.records import RecordError, read_json, record
+from patchkit.runtime.rules.refusals import refusal
 
 _STATE = Path("var/lib/patchkit/net")
 _MODE = 0o600  # netplan warns about files that others may read
@@ -140,9 +134,7 @@ def read_step(folder: Path) -> NetChange:
     try:
         return read_json(NetChange, path.read_bytes())
     except (OSError, RecordError) as error:
-        raise StorageError(
-            f"{path}: is damaged: {error}", hint=f"{folder / 'before'} is what was there"
-        ) from None
+        raise refusal("net-step", path=path, error=error, before=folder / "before") from None
 
 
 def apply_plan(place: NetHistory, plan: NetPlan, *, force: bool) -> NetResult:
@@ -158,20 +150,12 @@ def apply_plan(place: NetHistory, plan: NetPlan, *, force: bool) -> NetResult:
         recovered = recover_network(place) is not None
         steps, before = place.step_folders(), place.read_file()
         if digest(before) != (read_step(steps[-1]).after if steps else "") and not force:
-            raise DriftError(
-                f"{place.file}: is not as patchkit left it",
-                why="it was removed" if before is None else "somebody wrote or edited it",
-                hint="look at the difference with --dry-run --force; --force replaces it "
-                "(`net undo` puts it back)",
-            )
+            why = "it was removed" if before is None else "somebody wrote or edited it"
+            raise refusal("netplan-drift", file=place.file, why=why)
         if before == data or not plan.written:
             return NetResult(changed=False, live=live, recovered=recovered)
         if live and not shutil.which("netplan"):
-            raise HostError(
-                "netplan is not installed, so nothing would read the file",
-                why="this is not DGX OS, or it is a container",
-                hint="give the addresses that `patchkit net plan` shows by other means",
-            )
+            raise refusal("no-netplan")
         changes, step = changes_to_write(place, data, plan)
         _commit_changes(place, changes, "apply", step)
     return NetResult(changed=True, live=live, recovered=recovered)
@@ -185,11 +169,7 @@ def changes_to_write(
     Raises DriftError.
     """
     if place.file.is_symlink():
-        raise DriftError(
-            f"{place.file}: is a symbolic link",
-            why="patchkit writes a file there, and would replace the link",
-            hint=quoted("sudo", "rm", place.file),
-        )
+        raise refusal("netplan-link", file=place.file, remove=quoted("sudo", "rm", place.file))
     steps, before = place.step_folders(), place.read_file()
     number = int(steps[-1].name) + 1 if steps else 1
     mtus = {line.mtu for line in plan.written}
@@ -225,25 +205,16 @@ def undo_plan(place: NetHistory, *, force: bool = False) -> NetResult:
             return NetResult(changed=True, live=place.live, recovered=True)
         folders = place.step_folders()
         if not folders:
-            raise UsageError(
-                "there is nothing to undo",
-                why=f"{place.root / _STATE} has no change of patchkit's",
-            )
+            raise refusal("net-nothing", folder=place.root / _STATE)
         folder, found = folders[-1], place.read_file()
         step = read_step(folder)
         if digest(found) not in (step.before, step.after):
-            raise DriftError(
-                f"{place.file}: edited since patchkit wrote it",
-                why="it is neither what patchkit wrote nor what was there before",
-                hint=f"put it aside: {quoted('sudo', 'mv', place.file, f'{place.file}.mine')}; "
-                f"then {quoted('sudo', 'cp', folder / 'after', place.file)}; "
-                "and run `patchkit net undo` again",
-            )
+            aside = quoted("sudo", "mv", place.file, f"{place.file}.mine")
+            again = quoted("sudo", "cp", folder / "after", place.file)
+            raise refusal("netplan-edited", file=place.file, aside=aside, back=again)
         former = (folder / "before").read_bytes() if step.before else None
         if digest(former) != step.before:
-            raise StorageError(
-                f"{folder / 'before'}: is not what was there before", why="somebody edited it"
-            )
+            raise refusal("net-before", path=folder / "before")
         # The file itself may be back already; the note of the change goes all the same.
         back = [] if found == former else [Change(str(OURS), digest(found), former, step.mode)]
         back += [
@@ -284,11 +255,8 @@ def _activate_back(place: NetHistory, note: Mapping[str, Any]) -> None:
             record(dict[str, tuple[str, ...]], note.get(key)) for key in ("former", "addresses")
         )
     except RecordError as error:
-        raise StorageError(
-            f"{place.journal.folder}: does not say which addresses there were: {error}",
-            why="somebody edited it",
-            hint=place.journal.rescue,
-        ) from None
+        rescue, folder = place.journal.rescue, place.journal.folder
+        raise refusal("net-journal", folder=folder, error=error, rescue=rescue) from None
     if place.live:
         activate_network(former, addresses)
 
@@ -327,12 +295,7 @@ def activate_network(
     until = time.monotonic() + _BACK_SECONDS
     while lost := kept - {address for _, address, _ in _list_addresses()}:
         if time.monotonic() > until:
-            raise HostError(
-                f"after `netplan apply` this machine no longer had {', '.join(sorted(lost))}",
-                why="that is the address of the default route or of this SSH session",
-                hint="look at `netplan get` and the log: journalctl -u systemd-networkd -u "
-                "NetworkManager",
-            )
+            raise refusal("net-lost", lost=", ".join(sorted(lost)))
         time.sleep(0.5)  # seconds between two looks
 
 

@@ -15,6 +15,7 @@ from patchkit.errors import HostError, PatchkitError
 from patchkit.quoting import quoted
 from patchkit.reading import read_bytes
 from patchkit.runtime.host.host import Host
+from patchkit.runtime.rules.refusals import refusal
 from patchkit.runtime.rules.releases import read_env_data
 
 OURS = Path("etc/netplan/40-patchkit.yaml")
@@ -44,11 +45,7 @@ def render_netplan(plan: NetPlan) -> str:
     ]
     for line in plan.written:
         if not _NAME.fullmatch(line.netdev):
-            raise HostError(
-                f"an interface is called {line.netdev!r}",
-                why="netplan files take letters, digits, '_', '.' and '-' from patchkit, up to 15",
-                hint="rename it, or configure it by hand",
-            )
+            raise refusal("netdev-name", name=line.netdev)
         lines += [
             # Quoted: YAML could read a name as a number, a boolean (1.1: also y, no, on) or null.
             f'    "{line.netdev}": # {line.place}',

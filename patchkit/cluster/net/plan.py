@@ -17,10 +17,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from ipaddress import IPv4Interface, IPv4Network
 
-from patchkit.errors import HostError, UsageError
 from patchkit.quoting import quoted
 from patchkit.runtime.host.advice import remark
 from patchkit.runtime.host.host import Host, Netdev
+from patchkit.runtime.rules.refusals import refusal
 from patchkit.runtime.rules.releases import read_env_data
 
 _NETWORK = read_env_data("network")
@@ -143,18 +143,14 @@ def find_asked_cages(host: Host, names: Sequence[str]) -> Cages:
     for name in names:
         if host.netdev(name) is None:
             there = ", ".join(netdev.name for netdev in host.netdevs) or "none"
-            raise UsageError(f"no network interface is called {name!r}", hint=f"there are: {there}")
+            raise refusal("no-netdev", name=name, there=there)
     if names:
         return {None: tuple(found for name in dict.fromkeys(names) if (found := host.netdev(name)))}
     if known := find_cages(host):
         return known
     if off_bus := remark(host, "no-connectx"):
-        raise HostError(off_bus.what, why=off_bus.why, hint=off_bus.hint)
-    raise HostError(
-        "this machine has no QSFP cage that patchkit could recognise",
-        why="this is not a DGX Spark, or the ConnectX-7's driver mlx5_core is not loaded",
-        hint="`patchkit probe` shows what there is; or name interfaces with --netdev",
-    )
+        raise off_bus.error()
+    raise refusal("no-cage")
 
 
 def make_net_plan(host: Host, options: NetPlanOptions, given: Given | None = None) -> NetPlan:
@@ -166,18 +162,12 @@ def make_net_plan(host: Host, options: NetPlanOptions, given: Given | None = Non
     facts, node, nodes = _NETWORK["plan"], options.node, options.nodes
     network = options.network or IPv4Network(facts["network"])
     if nodes < 2:
-        raise UsageError(f"--nodes {nodes}: one node needs no network", hint="2 or more")
+        raise refusal("net-one-node", nodes=nodes)
     if node is not None and not 1 <= node <= nodes:
-        raise UsageError(
-            f"--node {node}: nodes are numbered from 1 to {nodes}", hint="the head is node 1"
-        )
+        raise refusal("net-node", node=node, nodes=nodes)
     # The last number of a network is its broadcast address.
     if (last := facts["first_host"] + nodes) >= network.num_addresses - 1:
-        raise UsageError(
-            f"--network {network} is too small for {nodes} nodes",
-            why=f"node {nodes} has the host number {last}",
-            hint="give a /24",
-        )
+        raise refusal("net-small", network=network, nodes=nodes, last=last)
     planner = _Planner(host, options, given or Given(), network)
     chosen = planner.choose_cages()
     topology = "cable" if nodes == 2 else "switch"
@@ -187,10 +177,7 @@ def make_net_plan(host: Host, options: NetPlanOptions, given: Given | None = Non
     least, most = facts["mtu_min"], facts["mtu_max"]
     for line in lines:
         if line.action != "keep" and not least <= line.mtu <= most:
-            raise UsageError(
-                f"--mtu {line.mtu}: {line.netdev} takes {least} to {most}",
-                hint="9000 on every node and on the switch, or 1500",
-            )
+            raise refusal("net-mtu", mtu=line.mtu, netdev=line.netdev, least=least, most=most)
     return NetPlan(node=node, nodes=nodes, topology=topology, lines=lines)
 
 
@@ -226,14 +213,8 @@ class _Planner:
         }
         if not linked:
             first = next(iter(known.values()))[0].name
-            raise HostError(
-                f"no QSFP cage is cabled: {'; '.join(shown.values())}",
-                why="no cable, the other end is off, or the interfaces are down administratively, "
-                "which hides the link",
-                hint="plug the cable in at both ends and reboot both; if it is in: "
-                f"{quoted('sudo', 'ip', 'link', 'set', first, 'up')}; to plan all the same, "
-                "name both halves with --netdev",
-            )
+            up = quoted("sudo", "ip", "link", "set", first, "up")
+            raise refusal("no-cabled-cage", cages="; ".join(shown.values()), up=up)
         if len(linked) == 1 or self.options.nodes == RING:
             return linked
         in_use = {
@@ -244,13 +225,8 @@ class _Planner:
         asked = replace(self.options, node=self.options.node or 1)
         names = [tuple(twin.name for twin in twins) for twins in linked.values()]
         one = [replace(asked, netdevs=both).command_line() for both in names]
-        raise UsageError(
-            f"where do the two cables lead? {'; '.join(shown[cage] for cage in linked)}",
-            why="no address says so; one cable carries all that the ConnectX-7 can: a second one "
-            "to the same node or switch brings nothing",
-            hint=f"both to one node, or to a switch: {'; or '.join(one)}; to two nodes: "
-            + replace(asked, nodes=RING).command_line(),
-        )
+        ring, cages = replace(asked, nodes=RING).command_line(), (shown[cage] for cage in linked)
+        raise refusal("two-cables", cages="; ".join(cages), one="; or ".join(one), ring=ring)
 
     def make_lines(self, chosen: Cages, topology: str) -> Iterator[Line]:
         """Yield the lines of all cages: what is in use is kept, the others are counted."""
@@ -272,15 +248,10 @@ class _Planner:
                     after[twin.name] = (IPv4Interface((address, lasting[0].network.prefixlen)),)
                 elif not any(self.present_addresses(each) for each in twins):
                     if node is None:
-                        raise UsageError(
-                            "missing --node or --role",
-                            why="the cable has no addresses yet, and they are counted by the node",
-                            hint=f"--node 1 to {self.options.nodes}, or --role head; the head is 1",
-                        )
+                        raise refusal("net-no-node", nodes=self.options.nodes)
                     start = int(base.network_address) + number * base.num_addresses
                     if start >> 32:  # above 255.255.255.255
-                        what = f"--network {base.network_address}: no room for {number} networks"
-                        raise UsageError(f"{what} after it")
+                        raise refusal("net-no-room", network=base.network_address, number=number)
                     address = start + _NETWORK["plan"]["first_host"] + node
                     after[twin.name] = (IPv4Interface((address, base.prefixlen)),)
             yield from self._make_lines_of(cage, twins, after, peer)
