@@ -19,8 +19,8 @@ from patchkit.runtime.host.networks import overlaps
 from patchkit.runtime.rules.releases import read_env_data
 
 _NETWORK = read_env_data("network")
-_REPLAN = "`patchkit net plan --role head`, then apply, and the same as worker there"
-_ANEW = "`patchkit net plan --role head --network 192.168.100.0/24`"
+_TRIANGLE = _NETWORK["owners"]["triangle"]
+_MTU = _NETWORK["plan"]["mtu"]
 
 
 def net_finding(level: Level, where: str, about: str, what: str, hint: str = "") -> Finding:
@@ -28,14 +28,24 @@ def net_finding(level: Level, where: str, about: str, what: str, hint: str = "")
     return Finding(level=level, where=where, about=about, what=what, hint=hint, kind=HostError)
 
 
-def judge(fine: bool, where: str, about: str, what: str, hint: str, bad: str = "error") -> Finding:
-    """Return that a check passed, or that it did not, with what to do."""
-    return net_finding(Level.OK if fine else Level(bad), where, about, what, "" if fine else hint)
-
-
-check_failed = partial(net_finding, Level.ERROR)
+check_fine = partial(net_finding, Level.OK)
+check_noted = partial(net_finding, Level.NOTE)
 check_warned = partial(net_finding, Level.WARNING)
 check_unknown = partial(net_finding, Level.UNKNOWN)
+
+
+def judge(
+    fine: bool, where: str, check: str, what: str, about: str = "", **fields: object
+) -> Finding:
+    """Return that a check of network.toml passed, or that it did not, with what to do.
+
+    ``about`` is what it is called, where that is not the check's name.
+    """
+    if fine:
+        return check_fine(where, about or check, what)
+    row = _NETWORK["checks"][check]
+    hint = row["hint"].format_map(fields)
+    return net_finding(Level(row.get("bad", "error")), where, about or check, what, hint)
 
 
 def choose_checked_cages(host: Host, names: Sequence[str] = ()) -> Cages:
@@ -58,9 +68,9 @@ def plan_remarks(host: Host, plan: NetPlan) -> Iterator[Finding]:
         # Of a cage that changes a remark is the reason, and the plan is what to do.
         yield replace(remark, hint="") if remark.where in changed else remark
     if plan.topology == "ring":
-        yield net_finding(Level.NOTE, "this ring", "cabling", _NETWORK["owners"]["triangle"])
+        yield check_noted("this ring", "cabling", _TRIANGLE)
     for line in plan.lines:
-        if line.action == "keep" and line.addresses and line.mtu < _NETWORK["plan"]["mtu"]:
+        if line.action == "keep" and line.addresses and line.mtu < _MTU:
             yield _small_mtu(line.netdev, line.mtu)
 
 
@@ -70,44 +80,37 @@ def host_checks(host: Host, chosen: Cages) -> Iterator[Finding]:
     halves = [twin for twins in chosen.values() for twin in twins]
     yield from _machine_remarks(host, "verify", halves)
     for cage, twins in chosen.items():
+        where = ", ".join(twin.name for twin in twins)
         if used and cage not in used:
             what = "cabled, but without an address; not used: "
             what += "a second cable to the same node brings nothing"
-            names = ", ".join(netdev.name for netdev in twins)
-            hint = "if it leads to a third node: patchkit net plan --node 1 --nodes 3"
-            yield check_warned(names, f"cage {cage}", what, hint)
+            yield judge(False, where, "unused cage", what, about=f"cage {cage}")
             continue
         for netdev in twins:
-            others = [twin for twin in twins if twin is not netdev]
-            yield from _check_half(host, netdev, others)
-        where = ", ".join(netdev.name for netdev in twins)
+            yield from _check_half(host, netdev, [twin for twin in twins if twin is not netdev])
         networks = [address.network for twin in twins for address in twin.lasting]
         seen = ", ".join(map(str, networks))
         if len(twins) < 2 and cage is not None:
-            what = f"cage {cage} has one half only"
-            yield check_failed(where, "both twins", what, "fwupdmgr update; lspci")
+            yield judge(False, where, "both twins", f"cage {cage} has one half only")
         elif any(a.overlaps(b) for n, a in enumerate(networks) for b in networks[:n]):
-            address, last = str(twins[-1].lasting[0]), twins[-1].name
-            remove = quoted("sudo", "ip", "address", "del", address, "dev", last)
-            hint = f"{remove}; and where it is configured"
-            what = f"{seen}: Linux answers for either at either"
-            yield check_failed(where, "different networks", what, hint)
+            what, last = f"{seen}: Linux answers for either at either", twins[-1]
+            remove = quoted("sudo", "ip", "address", "del", str(last.lasting[0]), "dev", last.name)
+            yield judge(False, where, "different networks", what, remove=remove)
         elif all(twin.lasting for twin in twins):
-            yield net_finding(Level.OK, where, "different networks", seen)
+            yield check_fine(where, "different networks", seen)
     clashes = list(overlaps(host, [netdev.name for netdev in halves]))
     speeds = {twin.speed for cage in used for twin in chosen[cage] if twin.carrier}
     # A slower cage, or one in the network of another interface, is a switch's.
     if len(used) > 1 and len(speeds) == 1 and not clashes:
-        what = f"two cages are in use; if that is a ring: {_NETWORK['owners']['triangle']}"
-        yield net_finding(Level.NOTE, "this node", "cabling", what)
+        what = f"two cages are in use; if that is a ring: {_TRIANGLE}"
+        yield check_noted("this node", "cabling", what)
     for clash in clashes:
-        what = f"{clash.address} is in one network with {clash.other.name} ({clash.present})"
-        delete = ("sudo", "ip", "address", "del", str(clash.address), "dev", clash.netdev.name)
-        hint = f"take one of both out, here and where it is configured: {quoted(*delete)}"
-        yield check_failed(clash.netdev.name, "networks of its own", what, hint)
+        name, address = clash.netdev.name, str(clash.address)
+        what = f"{address} is in one network with {clash.other.name} ({clash.present})"
+        remove = quoted("sudo", "ip", "address", "del", address, "dev", name)
+        yield judge(False, name, "networks of its own", what, remove=remove)
     if any(netdev.ipv4 for netdev in halves) and not clashes:
-        what = "no other interface is in them"
-        yield net_finding(Level.OK, "this host", "networks of its own", what)
+        yield check_fine("this host", "networks of its own", "no other interface is in them")
 
 
 def _machine_remarks(host: Host, verb: str, chosen: Iterable[Netdev]) -> Iterator[Finding]:
@@ -121,10 +124,9 @@ def _machine_remarks(host: Host, verb: str, chosen: Iterable[Netdev]) -> Iterato
 
 
 def _small_mtu(name: str, mtu: int) -> Finding:
-    best = _NETWORK["plan"]["mtu"]
-    what = f"{mtu}; {best} brings 2 to 8 % with RoCE, and more with TCP"
-    command = NetPlanOptions(mtu=best).command_line()
-    return net_finding(Level.NOTE, name, "MTU", what, f"on both ends and the switch: {command}")
+    what = f"{mtu}; {_MTU} brings 2 to 8 % with RoCE, and more with TCP"
+    command = NetPlanOptions(mtu=_MTU).command_line()
+    return check_noted(name, "MTU", what, f"on both ends and the switch: {command}")
 
 
 def _check_half(host: Host, netdev: Netdev, others: Sequence[Netdev]) -> Iterator[Finding]:
@@ -133,8 +135,8 @@ def _check_half(host: Host, netdev: Netdev, others: Sequence[Netdev]) -> Iterato
         return  # nobody uses it, or it would have an address; if that costs, a remark says so
     name, known = netdev.name, _NETWORK["link"]
     seen = f"{netdev.state}, {'a' if netdev.carrier else 'no'} carrier"
-    up = f"{quoted('sudo', 'ip', 'link', 'set', name, 'up')}; the cable; the other end"
-    yield judge(netdev.up and netdev.carrier, name, "link", seen, up)
+    up = quoted("sudo", "ip", "link", "set", name, "up")
+    yield judge(netdev.up and netdev.carrier, name, "link", seen, up=up)
     if netdev.speed is None:
         yield check_unknown(name, "speed", "the driver does not say", quoted("ethtool", name))
     else:
@@ -143,16 +145,15 @@ def _check_half(host: Host, netdev: Netdev, others: Sequence[Netdev]) -> Iterato
         # Each twin shows it, although its PCIe half carries less.
         carries = f"for the cage; {low} to {high} Gb/s a twin"
         more = carries if fast else f"where a DGX Spark's cage has {known['speed']}"
-        seen = f"{netdev.speed} Mbit/s {more}"
-        yield judge(fast, name, "speed", seen, "the cable, or the switch and its port", "warning")
+        yield judge(fast, name, "speed", f"{netdev.speed} Mbit/s {more}")
     # Any MTU will do that both ends have; jumbo frames are better.
     if larger := next((other for other in lit if other.mtu > netdev.mtu), None):
         seen = f"{netdev.mtu}, its other half {larger.name} has {larger.mtu}"
         yield check_warned(name, "MTU", seen, NetPlanOptions(mtu=larger.mtu).command_line())
-    elif netdev.mtu < _NETWORK["plan"]["mtu"]:
+    elif netdev.mtu < _MTU:
         yield _small_mtu(name, netdev.mtu)
     else:
-        yield net_finding(Level.OK, name, "MTU", str(netdev.mtu))
+        yield check_fine(name, "MTU", str(netdev.mtu))
     # Of a half without an address beside one that has one, the remark on the machine tells.
     if netdev.ipv4 or not any(other.ipv4 for other in others):
         seen = ", ".join(map(str, netdev.ipv4))
@@ -160,17 +161,16 @@ def _check_half(host: Host, netdev: Netdev, others: Sequence[Netdev]) -> Iterato
         # Of link-local ones on two halves the machine's remarks tell.
         if drawn and not any(other.ipv4 for other in others):
             seen += ": link-local, drawn anew at any boot unless somebody set it"
-            hint = f"for addresses that stay: {_ANEW}"
-            yield net_finding(Level.NOTE, name, "IPv4", seen, hint)
+            anew = "`patchkit net plan --role head --network 192.168.100.0/24`"
+            yield check_noted(name, "IPv4", seen, f"for addresses that stay: {anew}")
         else:
-            yield judge(bool(seen), name, "IPv4", seen or "no address", _REPLAN)
+            yield judge(bool(seen), name, "IPv4", seen or "no address")
         yield _check_gid(host, netdev)
     if netdev.lanes is None:
         yield check_unknown(name, "PCIe lanes", "sysfs does not say", "sudo lspci -vv")
     else:
-        seen = f"x{netdev.lanes} of x{known['lanes']}"
         fine = netdev.lanes >= known["lanes"]
-        yield judge(fine, name, "PCIe lanes", seen, "update the firmware: fwupdmgr", "warning")
+        yield judge(fine, name, "PCIe lanes", f"x{netdev.lanes} of x{known['lanes']}")
 
 
 def _check_gid(host: Host, netdev: Netdev) -> Finding:
@@ -180,13 +180,14 @@ def _check_gid(host: Host, netdev: Netdev) -> Finding:
     if device is None:
         return check_unknown(name, about, "no RDMA device here", "ls /sys/class/infiniband")
     if not device.active:
-        return check_failed(name, about, f"{device.name} is {device.state}", "the link, as above")
+        what = f"{device.name} is {device.state}"
+        return net_finding(Level.ERROR, name, about, what, "the link, as above")
     own = {str(address.ip) for address in netdev.ipv4}
-    seen = f"{device.name} has none for {', '.join(sorted(own)) or 'an address that is missing'}"
     found = [gid for gid in device.gids if gid.kind == "RoCE v2" and gid.address in own]
+    seen = f"{device.name} has none for {', '.join(sorted(own)) or 'an address that is missing'}"
     if found:
         seen = f"{device.name} index {found[0].index} for {found[0].address}"
-    return judge(bool(found), name, about, seen, f"give {name} its IPv4 address first")
+    return judge(bool(found), name, about, seen, netdev=name)
 
 
 _Pair = tuple[Netdev, IPv4Network, tuple[Netdev, ...]]
@@ -194,49 +195,43 @@ _Pair = tuple[Netdev, IPv4Network, tuple[Netdev, ...]]
 
 def pair_checks(chosen: Cages, peer: Host) -> Iterator[Finding]:
     """Yield how both ends compare: networks, MTU, addresses, twins, ports."""
-    pairs = list(_find_pairs(chosen, peer))
+    pairs, theirs = list(_find_pairs(chosen, peer)), find_cages(peer)
     if not pairs:
-        yield check_failed("both ends", "networks", "there is no address to compare", _REPLAN)
+        yield judge(False, "both ends", "networks", "there is no address to compare")
     twins_here, twins_there = (
         {twin.name: "AB"[n] for twins in ends.values() for n, twin in enumerate(twins[:2])}
-        for ends in (chosen, find_cages(peer))
+        for ends in (chosen, theirs)
     )
     for netdev, network, others in pairs:
         where = f"{netdev.name} {network}"
         seen = f"{', '.join(one.name for one in others) or 'no interface'} of the peer is in it"
-        hint = f"on the peer: {NetPlanOptions(network=network).command_line()}"
-        yield judge(len(others) == 1, where, "peer's end", seen, hint)
+        plan = NetPlanOptions(network=network).command_line()
+        yield judge(len(others) == 1, where, "peer's end", seen, plan=plan)
         if len(others) != 1:
             continue
         (other,) = others
         seen = f"{netdev.mtu} here, {other.mtu} at the peer's {other.name}"
-        hint = "`patchkit net apply`, with the same --mtu on both nodes"
-        yield judge(netdev.mtu == other.mtu, where, "equal MTU", seen, hint)
+        yield judge(netdev.mtu == other.mtu, where, "equal MTU", seen)
         here, there = twins_here.get(netdev.name, ""), twins_there.get(other.name, "")
         both = f"{netdev.name} and {other.name}"
-        if not there:
+        if there:
+            yield judge(here == there, both, "same twin", f"{here} here, {there} there")
+        else:
             yield check_unknown(both, "same twin", "the peer's interface has no RDMA device")
-            continue
-        hint = "give the halves of one node each other's addresses"
-        seen = f"{here} here, {there} there"
-        yield judge(here == there, both, "same twin", seen, hint, "warning")
     links = {(netdev.cage, other.cage) for netdev, _, others in pairs for other in others[:1]}
     rings = (
         sum(any(twin.ipv4 for twin in twins) for twins in ends.values()) > 1
-        for ends in (chosen, find_cages(peer))
+        for ends in (chosen, theirs)
     )
     # A ring's cable leads from port 0 to port 1; a single one may lead anywhere.
     if len(links) == 1 and all(rings):
-        ((here_port, there_port),) = links
-        seen = f"port {here_port} here leads to port {there_port} there"
-        hint = "swap the two cables of one of the nodes, and their addresses with them"
-        hint += f": {_NETWORK['owners']['triangle']}"
-        yield judge(here_port != there_port, "both ends", "ports", seen, hint, "warning")
+        ((port, other_port),) = links
+        seen = f"port {port} here leads to port {other_port} there"
+        yield judge(port != other_port, "both ends", "ports", seen, triangle=_TRIANGLE)
     own = {address.ip for twins in chosen.values() for twin in twins for address in twin.ipv4}
-    theirs = (address.ip for netdev in peer.netdevs for address in netdev.ipv4)
-    twice = ", ".join(map(str, sorted(own.intersection(theirs))))
-    hint = "each node has a --node number of its own; or these are facts of the same machine"
-    yield judge(not twice, "both ends", "addresses", f"{twice or 'none'} on both hosts", hint)
+    addresses = {address.ip for netdev in peer.netdevs for address in netdev.ipv4}
+    twice = ", ".join(map(str, sorted(own & addresses)))
+    yield judge(not twice, "both ends", "addresses", f"{twice or 'none'} on both hosts")
 
 
 def _find_pairs(chosen: Cages, peer: Host) -> Iterator[_Pair]:
@@ -275,48 +270,43 @@ def verify_network(
         # The peer may have others, on its LAN for example.
         if any(address.ip in own for own in ours) and not host.has_address(str(address.ip))
     ]
-    targets = tuple(dict.fromkeys((*addresses, *known)))
-    for way in record(tuple[Way, ...], try_ways(list(map(str, targets)))) if live else ():
+    targets = [str(each) for each in dict.fromkeys((*addresses, *known))]
+    for way in record(tuple[Way, ...], try_ways(targets)) if live else ():
         yield from _check_way(host, halves, way)
     if not (live and targets):
         why = "no peer's address is known" if live else "these facts are of another machine"
         hint = "--peer with the peer's address there, or all at once: --ssh" if live else ""
-        names = ", ".join(netdev.name for netdev in halves)
-        yield check_unknown(names, "way to a peer", why, hint)
+        yield check_unknown(", ".join(half.name for half in halves), "way to a peer", why, hint)
 
 
 def _check_way(host: Host, halves: list[Netdev], way: Way) -> Iterator[Finding]:
     """Check the way to one address of a peer, with small packets and with frames of its MTU."""
     where = way.address
-    peer = IPv4Address(where)
-    near = [half for half in halves if any(peer in own.network for own in half.ipv4)]
-    netdev = near[0] if near else None
     if host.has_address(where):
-        yield check_failed(where, "same network", "is an address of this host", "name the peer's")
+        what = "is an address of this host"
+        yield net_finding(Level.ERROR, where, "same network", what, "name the peer's")
         return
+    peer = IPv4Address(where)
+    netdev = next((h for h in halves if any(peer in own.network for own in h.ipv4)), None)
     ours = ", ".join(str(own.network) for half in halves for own in half.ipv4)
     seen = f"that of {netdev.name}" if netdev else f"is in none of {ours or 'ours'}"
-    hint = f"give both nodes addresses in one network, here one of {ours or 'none'}"
-    yield judge(netdev is not None, where, "same network", seen, hint)
+    yield judge(netdev is not None, where, "same network", seen, ours=ours or "none")
     untried = "the route is not known"
     if way.netdev:
         seen = f"through {way.netdev}" + (f", by way of {way.gateway}" if way.gateway else "")
         right = netdev is not None and way.netdev == netdev.name and not way.gateway
         untried = "" if right else "the way is not the QSFP's; what would answer is not it"
         shown = seen if right else f"{seen}, not {netdev.name if netdev else 'a QSFP interface'}"
-        yield judge(right, where, "route", shown, "`ip route` shows who says so")
+        yield judge(right, where, "route", shown)
     else:
         yield check_unknown(where, "route", f"ip: {way.said}", "sudo apt install iproute2")
-    there = "is the peer up and configured, and the cable not crossed? `patchkit net verify` there"
-    mtu = f"the same MTU on both ends and on the switch; here {way.netdev} has {way.mtu}"
-    for about, outcome, hint in (
-        ("echo", way.plain, there),
-        (f"{way.mtu}-byte frames" if way.mtu else "jumbo frames", way.full, mtu),
-    ):
+    frames = f"{way.mtu}-byte frames" if way.mtu else "jumbo frames"
+    for check, about, outcome in (("echo", "echo", way.plain), ("frames", frames, way.full)):
         if untried or outcome == "unknown":
             ping = quoted("sudo", "ping", "-M", "do", "-I", way.netdev or "DEVICE", where)
             hint = "" if untried else f"{ping}; without it: sudo apt install iputils-ping"
             yield check_unknown(where, about, untried or way.said, hint)
         else:
             seen = "came back" if outcome == "answers" else way.said or "no answer"
-            yield judge(outcome == "answers", where, about, seen, hint)
+            fields = {"netdev": way.netdev, "mtu": way.mtu}
+            yield judge(outcome == "answers", where, check, seen, about, **fields)
