@@ -92,6 +92,7 @@ class FindingText:
     """A finding as a file has it; ``{fields}`` of its texts are filled in.
 
     ``fine`` is what the check says where nothing is wrong; ``run`` are the words of {command}.
+    ``covers`` are checks of one machine, or of two, which say less exactly what this one says.
     """
 
     id: str
@@ -102,6 +103,7 @@ class FindingText:
     source: str
     fine: str = ""
     run: tuple[str, ...] = ()
+    covers: tuple[str, ...] = ()
 
 
 @cache

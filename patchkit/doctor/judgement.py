@@ -24,16 +24,6 @@ from patchkit.finding import Finding, Level, finding_texts
 from patchkit.quoting import quoted
 from patchkit.runtime.host import advice
 
-# Checks of the network of one machine, or of two: what is said by one between nodes, which is more
-# exact, is not said again.
-_SAID_BY = {
-    **dict.fromkeys(("link", "half-down"), "cable"),
-    "pcie-lanes": "lanes",
-    **dict.fromkeys(("ipv4", "no-address", "networks", "peers-end"), "address"),
-    **dict.fromkeys(("mtu", "twin-mtu", "equal-mtu"), "mtu"),
-    **dict.fromkeys(("addresses", "different-networks"), "address-twice"),
-    **dict.fromkeys(("networks-of-its-own", "shared-network", "same-subnet"), "networks"),
-}
 _WRONG = (Level.ERROR, Level.WARNING)
 LATER = (Level.NOTE, Level.UNKNOWN, Level.OK)
 """Levels of what is not wrong, in the order in which it is said."""
@@ -69,15 +59,18 @@ def cluster_findings(file: ClusterFile, reports: Sequence[NodeReport]) -> list[F
             what = f"{its.where}: {its.what}" if its.where else its.what
             alone.append(replace(its, where=name, what=what, kind=HostError))
     alone += pair_findings([*known], [*known.values()]) if reports[0].facts else ()
+    peers = finding_texts("peers.toml")
+    said = {each: text.id for text in peers.values() for each in text.covers}
+    said["pcie-lanes"] = "lanes"  # a remark
     for own in alone:
         finding = replace(own, about=own.about.lower().replace(" ", "-").replace("'", ""))
-        said_by, nodes = _SAID_BY.get(finding.about), finding.where.split(", ")
+        said_by, nodes = said.get(finding.about), finding.where.split(", ")
         if said_by is None or not any((said_by, node) in wrong for node in nodes):
             found.append(finding)
             if finding.level in _WRONG:
                 wrong |= {(finding.about, node) for node in nodes}
     # What a machine lacks by itself comes before what is between machines, but for silence.
-    causes = {about: float(number) for number, about in enumerate(finding_texts("peers.toml"))}
+    causes = {about: float(number) for number, about in enumerate(peers)}
     found.sort(key=lambda its: (causes.get(its.about, 0.5), its.where, its.about))
     levels = (*_WRONG, *LATER)
     return sorted(found, key=lambda its: max(levels.index(its.level), 1))

@@ -1,4 +1,4 @@
-"""Judge a machine by what it says of itself, and the Python that has vLLM there. Pure."""
+"""Judge a machine by what it says of itself, and the Python or the image that has vLLM. Pure."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 
+from patchkit.cluster.agent.engine_facts import EngineFacts
 from patchkit.cluster.ssh.ssh import there
-from patchkit.doctor.peers.engine import ENGINE_CHECKS
 from patchkit.doctor.peers.node_report import (
     NodeReport,
     NotCheckedError,
@@ -31,6 +31,7 @@ _THROTTLED = {0x8: "hardware", 0x20: "heat", 0x40: "heat", 0x80: "power brake"}
 _MISMATCH = "mismatch"  # NVML_ERROR_LIB_RM_VERSION_MISMATCH in NVML's words
 _UNNAMED = "no environment with vLLM is known here: name it with --venv"
 _INSTALL = "patchkit cluster install"
+_CPUS = {"amd64": "x86_64", "arm64": "aarch64"}  # as Go names them: as Linux does
 _UNITS = {"celsius": "°C", "watts": "W", "mhz": "MHz", "busy": "%"}
 
 
@@ -57,10 +58,11 @@ def machine_findings(node: NodeReport) -> Iterator[Finding]:
         yield unchecked("machine", node.node, node.why_not(part))
         return
     python = (check_torch, check_lost_nccl, check_nccl, check_compilers)  # of the machine itself
+    engine = (check_engine, check_gpu_way, check_verbs, check_image_cpu)
     for run_check in (
         *(check_driver, check_gpu, check_gpu_users, check_kernel_log),
         *(check_memory, check_memory_guard, check_rdma_files),
-        *(ENGINE_CHECKS if node.facts.image else python),
+        *(engine if node.facts.image else python),
     ):
         yield from run_check(node)
 
@@ -225,3 +227,46 @@ def check_compilers(node: NodeReport) -> Outcome:
     lacking = [] if has.compiler else [node.find("compiler")]
     lacking += [] if has.python_h else [node.find("python-header")]
     return lacking or {"header": has.python_h}
+
+
+# What containers get: that an engine or the image is missing, or refuses, `up` says as well
+
+
+@check("engine")
+def check_engine(node: NodeReport) -> Outcome:
+    said, disk = node.part("engine"), node.part("engine").storage[0]
+    fields = {"version": said.version, "storage": disk.folder, "free": disk.free / 1e9}
+    return {"program": node.part("facts").image.program, **fields}
+
+
+@check("engine-gpu")
+def check_gpu_way(node: NodeReport) -> Outcome:
+    said: EngineFacts = node.part("engine")
+    driver, docker = node.driver, node.part("facts").image.program.endswith("docker")
+    if not said.spec:
+        lacking = node.find("engine-hook" if docker else "engine-gpu")
+        return {"way": "by NVIDIA's hook, --gpus"} if docker and said.hook else lacking
+    if said.driver in ("", driver):
+        return {"way": f"by {said.spec}, which is for driver {driver}"}
+    kept = said.spec.startswith("/var/run/")  # by the toolkit, from 1.18 on
+    made = ("nvidia-ctk", "cdi", "generate", f"--output={said.spec}")
+    words = ("systemctl", "restart", "nvidia-cdi-refresh.service") if kept else made
+    fields = {"spec": said.spec, "old": said.driver, "driver": driver}
+    return node.find("cdi-stale", command=there(node.node, "sudo", *words), **fields)
+
+
+@check("engine-rdma")
+def check_verbs(node: NodeReport) -> Outcome:
+    if closed := node.part("engine").closed:
+        command = there(node.node, "sudo", "chmod", "a+rw", *closed)
+        return node.find("engine-rdma", files=", ".join(closed), command=command)
+    return {}
+
+
+@check("image-cpu")
+def check_image_cpu(node: NodeReport) -> Outcome:
+    cpu, machine = node.part("engine").cpu, node.host.system.machine
+    if not cpu or not machine:
+        raise NotCheckedError("the image is not there" if machine else "no CPU is named here")
+    fields = {"cpu": cpu, "machine": machine, "program": node.part("facts").image.program}
+    return fields if _CPUS.get(cpu, cpu) == machine else node.find("image-cpu", **fields)

@@ -1,7 +1,7 @@
 """Read from the lines of NCCL_DEBUG=INFO which network each rank took, and judge it. Pure.
 
-The forms are those of NCCL's own sources, 2.4 to 2.30; ``host:pid:tid [gpu] NCCL INFO`` stands
-before each, and before that whatever Ray, vLLM, journald or docker put there.
+``host:pid:tid [gpu] NCCL INFO`` stands before each form, and before that whatever Ray, vLLM,
+journald or docker put there.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from patchkit.doctor.peers.node_report import make_finding
 from patchkit.finding import Finding
+from patchkit.records import RECIPES, read_toml
 
 _HCA, _OFF, _NET = "NCCL_IB_HCA", "NCCL_IB_DISABLE", "NCCL_NET"
 _COMPARED = (_HCA, "NCCL_SOCKET_IFNAME", _OFF, _NET)
@@ -22,16 +23,8 @@ _LINE = re.compile(
 )
 _INIT = re.compile(r"\brank (\d+) n[rR]anks (\d+)\b.*(?:Init |COMPLETE|localRank)")
 _SET = re.compile(r"(NCCL_\w+) set (?:by environment )?to (\S+?)\.?(?:\s|$)")
-_FORMS = {
-    "channel": re.compile(r"Channel \d+/\d+ : .*\[(?:send|receive)\] via NET/([^/\s]+)/\d+"),
-    "network": re.compile(r"(?:Using network|Assigned NET plugin) (\S+)"),
-    "devices": re.compile(r"NET/IB ?: Using (.*?)(?:\[RO\])?\s*; OOB "),
-    "virtual": re.compile(r"NET/IB ?: Made virtual device \[\d+\] name=(\S+)"),
-    "sockets": re.compile(r"NET/Socket ?: Using (.*)"),
-    "bootstrap": re.compile(r"Bootstrap ?: Using (?:\[\d+\])?([^:\s]+):"),
-    "no_ib": re.compile(r"(NET/IB ?: No device found.*|Failed to initialize NET plugin IB.*)"),
-    "version": re.compile(r"NCCL version (\d+\.\d+\.\d+\S*?)(?:\+cuda[\d.]+)?(?:\s|$)"),
-}
+_TEXTS = read_toml(dict[str, str], RECIPES / "doctor" / "nccl.toml", key="forms")
+_FORMS = {form: re.compile(text) for form, text in _TEXTS.items()}
 _ENTRY = re.compile(r"\[\d+\]([^:\s]+):")
 _LONGEST, _MOST = 4096, 4096  # characters of a line, and processes that are kept
 

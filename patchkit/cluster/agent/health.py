@@ -26,10 +26,7 @@ _GROUPS = {
     "kubepods": "kubernetes",
     "cri-containerd": "containerd",
 }
-_STATE = (
-    "temperature.gpu,power.draw,enforced.power.limit,clocks.sm,clocks.max.sm,utilization.gpu,"
-    "clocks_throttle_reasons.active"
-)
+_STATE = "temperature.gpu,power.draw,clocks.sm,utilization.gpu,clocks_throttle_reasons.active"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,16 +41,13 @@ class GpuProcess:
 class GpuState:
     """How the first GPU is; None is unknown.
 
-    Degrees Celsius, watts, the limit of its power, MHz of its processors and the most that they
-    have, how busy it is in percent, why its clocks are lower than they could be (NVML's bits), and
-    the processes that compute on it.
+    Degrees Celsius, watts, MHz of its processors, how busy it is in percent, why its clocks are
+    lower than they could be (NVML's bits), and the processes that compute on it.
     """
 
     celsius: int | None
     watts: float | None
-    limit: float | None = None
     mhz: int | None = None
-    most_mhz: int | None = None
     busy: int | None = None
     throttled: int | None = None
     processes: tuple[GpuProcess, ...] | None = None
@@ -284,9 +278,8 @@ def read_kernel_log() -> tuple[str, ...]:
 
 def gpu_state() -> GpuState:
     """Return how the first GPU is. Raises ToolUnavailable."""
-    (state, *_others) = parse_rows(query_gpus(f"--query-gpu={_STATE}", "--id=0"), 7)
-    celsius, *powers, mhz, most_mhz, busy, throttled = state
-    watts = [float(cell) if re.fullmatch(r"\d{1,9}(\.\d+)?", cell) else None for cell in powers]
+    (state, *_others) = parse_rows(query_gpus(f"--query-gpu={_STATE}", "--id=0"), 5)
+    celsius, watts, mhz, busy, throttled = state
     try:
         text = query_gpus("--query-compute-apps=pid,used_memory", "--id=0")
         rows = parse_rows(text, 2) if text.strip() else []
@@ -295,10 +288,8 @@ def gpu_state() -> GpuState:
         processes = None
     return GpuState(
         celsius=whole(celsius),
-        watts=watts[0],
-        limit=watts[1],
+        watts=float(watts) if re.fullmatch(r"\d{1,9}(\.\d+)?", watts) else None,
         mhz=whole(mhz),
-        most_mhz=whole(most_mhz),
         busy=whole(busy),
         throttled=int(throttled, 16) if re.fullmatch("0x[0-9a-fA-F]+", throttled) else None,
         processes=processes,

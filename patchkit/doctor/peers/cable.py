@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 from ipaddress import IPv4Address
 
 from patchkit.cluster.agent.links import HEADERS, Way
@@ -94,9 +95,8 @@ def _cable_end(node: NodeReport, nodes: Sequence[NodeReport]) -> CableEnd:
         out = f"{node.node} has no address in the cluster's network"
     elif next(overlaps(host, [holder.name]), None):
         out = f"{node.node} has two interfaces in one network"
-    mtu = holder.mtu if holder else 0
-    end = CableEnd(report=node, node=node.node, netdevs=netdevs, holder=holder, mtu=mtu, out=out)
-    return replace(end, taken=taken)
+    place = partial(CableEnd, report=node, node=node.node, netdevs=netdevs, holder=holder)
+    return place(mtu=holder.mtu if holder else 0, out=out, taken=taken)
 
 
 @check("cable")

@@ -10,9 +10,11 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
-from patchkit.errors import SourceError
 from patchkit.quoting import quoted
+from patchkit.records import RECIPES, read_toml
+from patchkit.runtime.rules.refusals import refusal
 
 STDIN = "standard input"
 
@@ -23,49 +25,11 @@ LONGEST = 8192
 
 _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-_])")
 _UNSEEN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]+")
-_CLOCK = r"\d\d:\d\d:\d\d(?:[.,]\d+)?"
-_DAY = r"\d{4}-\d\d-\d\d"
-_ZONE = r"(?:Z|[+-]\d\d:?\d\d)?"
-_LEVEL = r"(?P<level>DEBUG|INFO|WARNING|WARN|ERROR|CRITICAL|FATAL)"
-# Where `who` is named, it tells one writer from another; the rest is the same for all of them. A
-# `stream` is a container or a node: all that one start of a server writes.
-_PREFIXES = tuple(
-    map(
-        re.compile,
-        (
-            r"\s*(?:>+|E)\s+(?=\S)",  # a quotation in a report, pytest
-            rf"(?:{_DAY}[T ]{_CLOCK}{_ZONE})(?:\s+(?:stdout|stderr)\s+[FP](?=\s))?[:,]?\s+",
-            rf"\[{_DAY}[T ]{_CLOCK}{_ZONE}\]\s+",
-            rf"[A-Z][a-z]{{2}} [ \d]\d {_CLOCK}\s+[\w.-]+\s+(?P<who>[\w.@/()-]+(?:\[\d+\])?): ",
-            r"[\w.-]+\s+(?P<who>[\w.@/-]+\[\d+\]|kernel|systemd): ",  # journald behind another date
-            r"\[\s*\d+\.\d{6}\]\s",  # the kernel
-            rf"\[[A-Z][a-z]{{2}} [A-Z][a-z]{{2}} [ \d]\d {_CLOCK} \d{{4}}\]\s",
-            r"<\d>\s?",
-            r"(?:#\d+\s+)?\d+\.\d{3}\s+(?=\S)",  # docker build
-            r"(?P<who>(?P<stream>[A-Za-z][\w.-]*?))\s*\|\s+",  # docker compose
-            r"(?P<who>\([\w:. -]+(?:, [\w=. ]+)*\bpid=\d+[^)\n]*\))\s?",  # vLLM, Ray
-            rf"{_LEVEL}\s+(?:\d\d-\d\d\s+{_CLOCK}\s+)?\[[\w/.-]+:\d+\]\s?",  # vLLM
-            rf"{_LEVEL}:?\s+(?=\S)",
-            r"\[(?P<who>rank ?\d+)\]:?\s*",
-            rf"\[[WEIF]\d{{4}} {_CLOCK}(?: \d+)? [\w/.-]+:\d+\]\s?",  # torch, in C++
-            rf"[WEIF]\d{{4}} {_CLOCK}\s+\d+ [\w/.-]+:\d+\]\s?",
-            r"(?P<who>[\w.-]+:\d+:\d+) \[\d+\]\s+(?:[\w./]+:\d+\s+)?(?=NCCL )",
-        ),
-    )
-)
-# What vLLM, SGLang and FlashInfer put into a line is not of the server: no error of it is one.
-_QUOTES = tuple(
-    map(
-        re.compile,
-        (
-            rb"(Received request [^\s:]{1,200}: prompt:)[^\n]+",
-            rb"(Request [^\s:]{1,200} details: prompt:)[^\n]+",
-            rb"(Generated response [^\n:]{1,200}: output:)[^\n]+",
-            rb"(obj=GenerateReqInput\()[^\n]+",
-            rb"(Skipping tactic )[^\n]+",
-        ),
-    )
-)
+_FORMS = read_toml(dict[str, Any], RECIPES / "doctor" / "log_lines.toml")
+_PARTS: dict[str, str] = _FORMS["parts"]
+_PART = re.compile("|".join(_PARTS))
+_PREFIXES = [re.compile(_PART.sub(lambda part: _PARTS[part[0]], f)) for f in _FORMS["prefix"]]
+_QUOTES = [re.compile(form.encode()) for form in _FORMS["quote"]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,21 +80,13 @@ def text_chunks(chunks: Iterable[bytes], where: str) -> Iterator[bytes]:
     first = next((piece for piece in pieces if piece.strip(b"\0")), b"")
     start = first.lstrip(b"\0")[:_READ]
     if not start:
-        raise SourceError(
-            f"{where}: is empty",
-            why="a container's log goes to standard error, too",
-            hint="docker logs vllm 2>&1 | patchkit doctor --log -",
-        )
+        raise refusal("log-empty", where=where)
     if start.startswith((b"\xff\xfe", b"\xfe\xff")):
         file = () if where == STDIN else (where,)
         convert = quoted("iconv", "-f", "UTF-16", "-t", "UTF-8", *file)
-        raise SourceError(
-            f"{where}: is UTF-16, not UTF-8",
-            why="PowerShell writes that",
-            hint=" | ".join((convert, "patchkit doctor --log -")),
-        )
+        raise refusal("log-utf16", where=where, convert=convert)
     shown = start.decode(errors="replace")
     if 10 * len(_UNPRINTED.findall(shown)) > len(shown):
-        raise SourceError(f"{where}: is binary, not a text", hint="name the log itself")
+        raise refusal("log-binary", where=where)
     yield first
     yield from pieces

@@ -1,4 +1,4 @@
-"""Make the errors with which `env`, `serve-args`, `up` and `net` refuse; their texts are data."""
+"""Make the errors with which patchkit refuses a node, a file or a request; their texts are data."""
 
 from __future__ import annotations
 

@@ -146,12 +146,12 @@ def test_how_the_first_gpu_is(tmp_path, monkeypatch):
     program = (
         "#!/bin/sh\ncase $1 in\n"
         "*apps*) echo 812, [N/A]; echo 977, 1024 ;;\n"
-        "*) echo '36, 78.28, [N/A], 345, 1980, 0, 0x0000000000000004' ;;\nesac\n"
+        "*) echo '36, 78.28, 345, 0, 0x0000000000000004' ;;\nesac\n"
     )
     write_files(tmp_path, {"nvidia-smi": program}, mode=0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
     assert gpu_state() == GpuState(
-        *(36, 78.28, None, 345, 1980, 0, 4), processes=(GpuProcess(812), GpuProcess(977, 1024))
+        *(36, 78.28, 345, 0, 4), processes=(GpuProcess(812), GpuProcess(977, 1024))
     )
     program = "#!/bin/sh\necho 'Driver/library version mismatch'\nexit 18\n"
     (tmp_path / "nvidia-smi").write_text(program)

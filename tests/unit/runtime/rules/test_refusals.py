@@ -13,7 +13,7 @@ CALLS = {"refusal": 0, "cable_refusal": 1}  # where the key stands
 
 def test_every_refusal_is_raised_with_what_its_text_names():
     raised = {}
-    for path in Path(patchkit.__file__).parent.glob("[rc]*/**/*.py"):  # runtime, cluster
+    for path in Path(patchkit.__file__).parent.glob("[rcd]*/**/*.py"):  # runtime, cluster, doctor
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call) and getattr(node.func, "id", "") in CALLS:
                 key = node.args[CALLS[node.func.id]]
