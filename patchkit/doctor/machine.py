@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from functools import cache
+from collections.abc import Iterator
+from typing import Any
 
 from patchkit.cluster.agent.engine_facts import EngineFacts
 from patchkit.cluster.ssh.ssh import there
@@ -32,23 +31,8 @@ _MISMATCH = "mismatch"  # NVML_ERROR_LIB_RM_VERSION_MISMATCH in NVML's words
 _UNNAMED = "no environment with vLLM is known here: name it with --venv"
 _INSTALL = "patchkit cluster install"
 _CPUS = {"amd64": "x86_64", "arm64": "aarch64"}  # as Go names them: as Linux does
+_LIMITS = read_toml(dict[str, Any], RECIPES / "doctor" / "machine.toml", key="limits")
 _UNITS = {"celsius": "°C", "watts": "W", "mhz": "MHz", "busy": "%"}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MachineLimits:
-    """Thresholds; ``drivers`` are the oldest by CUDA's release."""
-
-    left_gib: int
-    stuck_mhz: int
-    busy_percent: int
-    drivers: Mapping[str, str]
-
-
-@cache
-def machine_limits() -> MachineLimits:
-    """Return the thresholds."""
-    return read_toml(MachineLimits, RECIPES / "doctor" / "machine.toml", key="limits")
 
 
 def machine_findings(node: NodeReport) -> Iterator[Finding]:
@@ -72,7 +56,7 @@ def check_memory(node: NodeReport) -> Outcome:
     memory = require(node.host.memory, "the kernel does not tell how much memory there is")
     sizes = {"available": memory.available // KIB_PER_GIB, "total": memory.total // KIB_PER_GIB}
     shared = node.host.target in _UNIFIED and bool(node.processes)
-    if shared and sizes["available"] < machine_limits().left_gib:
+    if shared and sizes["available"] < _LIMITS["left_gib"]:
         return node.find("memory-left", **sizes)
     return sizes
 
@@ -119,11 +103,10 @@ def check_gpu(node: NodeReport) -> Outcome:
         name: f"? {unit}" if (value := getattr(gpu, name)) is None else f"{value:.0f} {unit}"
         for name, unit in _UNITS.items()
     }
-    limits = machine_limits()
-    slow = (gpu.mhz or limits.stuck_mhz + 1) <= limits.stuck_mhz
+    slow = (gpu.mhz or _LIMITS["stuck_mhz"] + 1) <= _LIMITS["stuck_mhz"]
     if reasons := {word for bit, word in _THROTTLED.items() if throttled & bit}:
         return node.find("gpu-throttled", reasons=" and ".join(sorted(reasons)), **shown)
-    if slow and (gpu.busy or 0) >= limits.busy_percent and node.host.target == "gb10":
+    if slow and (gpu.busy or 0) >= _LIMITS["busy_percent"] and node.host.target == "gb10":
         return node.find("gpu-stuck", **shown)
     return shown
 
@@ -151,7 +134,7 @@ def check_gpu_users(node: NodeReport) -> Outcome:
 def check_driver(node: NodeReport) -> Outcome:
     software = node.host.software
     cuda = software.cuda if software else ""
-    oldest = machine_limits().drivers.get(cuda.partition(".")[0], "")
+    oldest = _LIMITS["drivers"].get(cuda.partition(".")[0], "")
     driver = node.driver
     if not oldest:
         raise NotCheckedError(f"{driver} is there, and no torch says for which CUDA it is")
