@@ -8,9 +8,7 @@ import os
 import re
 import shutil
 import signal
-import statistics
 import subprocess
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -31,18 +29,19 @@ from patchkit.durable.staging import ScratchFolder
 from patchkit.errors import BusyError, HostError, PatchkitError
 from patchkit.measure import proof_script
 from patchkit.measure.device_code import look_at_device_code
-from patchkit.measure.figures import read_series
+from patchkit.measure.figures import result_file
 from patchkit.measure.proof_archive import SCHEMA, Proof, pack_proof
 from patchkit.measure.rounds import BenchPlan, measure_variants
 from patchkit.measure.variants import VLLM, BenchLoad, PlannedVariant
-from patchkit.records import RECIPES, read_toml
+from patchkit.reading import read_text
+from patchkit.records import RECIPES, read_json, read_toml
 from patchkit.runtime.rules.variable_rules import cache_variables
 from patchkit.units import BYTES_PER_GIB, KIB_PER_GIB
 
-_FIGURES = {"output": "tokens_per_s", "first token, median": "ttft_ms"}
+_FIGURES = {"output_throughput": "tokens_per_s", "median_ttft_ms": "ttft_ms"}
 _CHOSE = re.compile(r"(?:Selected|Using) '?(\w+)'? (?:for \w+|\w+ MoE backend)")  # vLLM's own words
 _LOG = 2000  # lines of a server's log that are kept
-_SAMPLE, _GRACE = 0.25, 20.0  # seconds
+_GRACE, _SPIN = 20.0, 2.0  # seconds; a reader of the ring spins for one before it rests
 # A proof is of this machine: nothing is asked for or told elsewhere, or compiled for what may come.
 _QUIET = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_DEEP_GEMM_WARMUP": "skip"}
 _STARTS = ("serve-cold", "serve-warm")
@@ -301,30 +300,14 @@ def measure_start(request: ProofRequest, folder: Path, name: str) -> GpuStep:
     words += ["--served-model-name", "proof", *(() if request.model else settings["words"])]
     quiet = {**_QUIET, **({"HF_HUB_OFFLINE": "0"} if request.model else {})}
     env = {**os.environ, **node.variables, **quiet, **cache_variables(str(folder), request.vllm)}
-    load = BenchLoad(
-        **{each: settings[each] for each in ("depth", "output", "concurrency", "prompts")}
-    )
-    plan = BenchPlan(
-        model="proof",
-        variants=[PlannedVariant(name=name, python=node.python, url=url, tokenizer=model)],
-        loads=[load],
-        rounds=1,
-        folder=folder / f"{name}.bench",
-        conditions={},
-    )
-    log, figures, reason = folder / f"{name}.log", {}, ""
-    begin = time.monotonic()
+    log, reason, begin = folder / f"{name}.log", "", time.monotonic()
+    figures: dict[str, Any] = {}
     try:
         with hold_server([*words, *request.args], env, log) as server:
             wait_until_ready(server, url, begin + settings["seconds"])
             figures["ready_s"] = round(time.monotonic() - begin, 1)
-            with sample_cores(server.pid) as busy:
-                measure_variants(plan, lambda _line: None)
-            with sample_cores(server.pid) as idle:
-                time.sleep(settings["idle"])
-        measured = {it.measure.name: it.median for it in read_series(plan.folder)}
-        figures |= {_FIGURES[key]: round(measured[key], 2) for key in _FIGURES if key in measured}
-        figures |= busy_figures(busy, idle)
+            asked = PlannedVariant(name=name, python=node.python, url=url, tokenizer=model)
+            figures |= measure_stream(asked, folder / f"{name}.bench", server.pid)
     except PatchkitError as error:
         reason = error.what
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines() if log.exists() else ()
@@ -336,6 +319,35 @@ def measure_start(request: ProofRequest, folder: Path, name: str) -> GpuStep:
         figures=figures,
         lines=tuple(lines[-_LOG:]),
     )
+
+
+def measure_stream(asked: PlannedVariant, folder: Path, session: int) -> dict[str, float]:
+    """Return what `vllm bench serve` says of one stream, and the cores that the server took.
+
+    What it takes at rest is taken off for as long as the benchmark starts. Its first request, which
+    warms the server up, is not in the benchmark's time.
+    """
+    settings = proof_settings()["serve"]
+    load = BenchLoad(**settings["load"])
+    plan = BenchPlan(
+        model="proof", variants=[asked], loads=[load], rounds=1, folder=folder, conditions={}
+    )
+    before, began = session_cpu(session), time.monotonic()
+    measure_variants(plan, lambda _line: None)
+    wall, used = time.monotonic() - began, session_cpu(session)
+    time.sleep(_SPIN)
+    at_rest = session_cpu(session)
+    time.sleep(settings["idle"])
+    later = session_cpu(session)
+    said = read_json(dict[str, Any], read_text(result_file(folder, asked.name, load.name, 0)))
+    figures = {name: said[key] for key, name in _FIGURES.items() if key in said}
+    busy = said["duration"] * (load.prompts + 1) / load.prompts
+    for name in before:
+        rest = (later.get(name, 0.0) - at_rest.get(name, 0.0)) / settings["idle"]
+        cores = (used.get(name, 0.0) - before[name] - rest * max(wall - busy, 0.0)) / busy
+        for key, value in (("cores_busy", cores), ("cores_idle", rest), (f"cores {name}", cores)):
+            figures[key] = figures.get(key, 0.0) + value
+    return {name: round(value, 2) for name, value in figures.items()}
 
 
 @contextlib.contextmanager
@@ -355,7 +367,7 @@ def hold_server(
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(server.pid, number)
             end = time.monotonic() + _GRACE
-            while session_processes(server.pid) and time.monotonic() < end:
+            while session_cpu(server.pid) and time.monotonic() < end:
                 server.poll()
                 time.sleep(0.1)
         server.wait()
@@ -372,58 +384,15 @@ def wait_until_ready(server: subprocess.Popen[bytes], url: str, end: float) -> N
     raise HostError("the server did not answer in time: see its log")
 
 
-def session_processes(session: int) -> dict[str, float]:
-    """Return the seconds of CPU that the processes of a session took, by number and name."""
-    tick, found = os.sysconf("SC_CLK_TCK"), {}
+def session_cpu(session: int) -> dict[str, float]:
+    """Return the seconds of CPU that the processes of a session took so far, by name."""
+    tick = os.sysconf("SC_CLK_TCK")
+    found: dict[str, float] = {}
     for path in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
             name, _, rest = path.read_text(errors="replace").partition("(")[2].rpartition(")")
             numbers = rest.split()
             if int(numbers[3]) == session and numbers[0] != "Z":
                 spent = (int(numbers[11]) + int(numbers[12])) / tick
-                found[f"{path.parent.name} {name}"] = spent
+                found[name] = found.get(name, 0.0) + spent
     return found
-
-
-@contextlib.contextmanager
-def sample_cores(session: int) -> Iterator[list[dict[str, float]]]:
-    """Yield what gets, several times a second, how many cores each process of a session takes."""
-    samples: list[dict[str, float]] = []
-    over = threading.Event()
-
-    def sample() -> None:
-        before, since = session_processes(session), time.monotonic()
-        while not over.wait(_SAMPLE):
-            now, clock = session_processes(session), time.monotonic()
-            rates: dict[str, float] = {}
-            for process, spent in now.items():
-                name = process.partition(" ")[2]
-                rate = (spent - before.get(process, spent)) / (clock - since)
-                rates[name] = rates.get(name, 0.0) + rate
-            samples.append(rates)
-            before, since = now, clock
-
-    thread = threading.Thread(target=sample, daemon=True)
-    thread.start()
-    try:
-        yield samples
-    finally:
-        over.set()
-        thread.join()
-
-
-def busy_figures(
-    busy: Sequence[Mapping[str, float]], idle: Sequence[Mapping[str, float]]
-) -> dict[str, float]:
-    """Return the cores in use under a stream, in all and by process, and without a client.
-
-    The benchmark's own start is no stream: what counts are samples of half the largest and more.
-    """
-    sums = [sum(it.values()) for it in busy] or [0.0]
-    under = [it for it in busy if sum(it.values()) >= max(sums) / 2]
-    figures = {"cores_busy": statistics.median(it for it in sums if it >= max(sums) / 2)}
-    # Two seconds after a client the ring is at rest.
-    figures["cores_idle"] = statistics.mean([sum(it.values()) for it in idle[8:]] or [0.0])
-    for name in dict.fromkeys(name for it in under for name in it):
-        figures[f"cores {name}"] = statistics.median(it.get(name, 0.0) for it in under)
-    return {name: round(value, 2) for name, value in figures.items()}

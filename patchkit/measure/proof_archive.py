@@ -26,6 +26,7 @@ SCHEMA = 1
 _PACKED, _UNPACKED, _MOST = 4 * BYTES_PER_MIB, 32 * BYTES_PER_MIB, 64
 _MEMBER = re.compile(r"proof\.json|summary\.txt|logs/[a-z0-9.-]{1,60}\.txt")
 _CODE = re.compile(r"\b(?:sm|compute)_\d{2,3}[af]?\b")
+_LONG = re.compile(r"\w*Method$|(ScaledMM)?(Linear)?Kernel$|Experts$")
 _LINES, _WIDTH = 20, 80  # of a summary
 
 
@@ -126,7 +127,7 @@ def summary_lines(proof: Proof) -> list[str]:
     reasons: dict[str, list[str]] = {}
     for part in proof.parts:
         if part.state != "ok":
-            chose = f" ({part.kernel})" if part.kernel else ""
+            chose = f" ({short_kernels(part)})" if part.kernel else ""
             reasons.setdefault(f"{part.state}: {part.reason}", []).append(part.step + chose)
     for reason, names in reasons.items():
         lines.append(f"{', '.join(names) if len(names) < 3 else f'{len(names)} parts'}: {reason}")
@@ -155,11 +156,23 @@ def _part_lines(part: GpuStep) -> Iterator[str]:
         first = f"first call {its.get('first_s')} s, cache kept {its.get('first_kept_s')} s"
         yield f"{part.step}: {first}; error {its.get('error')}"
     elif part.step.startswith("nccl-"):
-        speeds = [float(its[name]) for name in its if name.startswith("gigabytes")]
-        yield f"{part.step}: {its.get('microseconds_8')} us; {max(speeds, default=0.0)} GB/s"
+        yield f"{part.step}: {its.get('microseconds_8')} us; {most_bandwidth(part)} GB/s"
     elif part.step.startswith("serve-"):
         speed = f"serves after {its.get('ready_s')} s; {its.get('tokens_per_s')} tok/s, one stream"
         yield f"{part.step}: {speed}; cores {its.get('cores_busy')}, idle {its.get('cores_idle')}"
     elif part.kernel:
         error = f", error {its['error']}" if "error" in its else ""
-        yield f"{part.step}: {part.kernel.replace('LinearMethod', '')}{error}"
+        yield f"{part.step}: {short_kernels(part)}{error}"
+
+
+def short_kernels(part: GpuStep) -> str:
+    """Return the kernels that a part took, in short; what was not quantised is left out."""
+    words = dict.fromkeys(word for word in part.kernel.split() if "Unquantized" not in word)
+    short = [_LONG.sub("", word.strip(",")) for word in words]
+    return ", ".join(dict.fromkeys(filter(None, short)))
+
+
+def most_bandwidth(part: GpuStep) -> float:
+    """Return the largest GB/s of all sizes, 0 if none was measured."""
+    its = (value for name, value in part.figures.items() if name.startswith("gigabytes"))
+    return max((float(value) for value in its if isinstance(value, int | float)), default=0.0)
