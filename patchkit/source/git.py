@@ -107,7 +107,7 @@ def submodules(url: str, commit: str, *, cache: Path) -> tuple[Submodule, ...]:
     for head, _, path in rows:
         if (target := urls.get(path)) is None:
             what = f".gitmodules does not say where {path} comes from"
-            raise SourceError(f"{_hide_password(url)}: {what}")
+            raise SourceError(f"{url}: {what}")
         if target.startswith(("./", "../")):  # counts from the repository's own URL
             target = f"{scheme}://{normpath(f'{home}/{target}')}"
         found.append(Submodule(path, target, head.split()[2]))
@@ -142,14 +142,13 @@ def _fetch_commit(url: str, commit: str, repository: Path) -> None:
             done = _call_git(fresh, "fetch", "--quiet", "--depth=1", "--no-tags", url, commit)
             if done.status:
                 raise StorageError(
-                    f"git cannot fetch the commit {commit} from {_hide_password(url)}: "
-                    f"{_last_words(done.errors)}",
+                    f"git cannot fetch the commit {commit} from {url}: {_last_words(done.errors)}",
                     why="there is no network, a proxy or certificate is missing, or the "
                     "repository has no such commit, or does not serve single ones",
                     hint="check the URL, or clone the repository yourself and name the folder",
                 )
             if _call_git(fresh, "cat-file", "-e", f"{commit}^{{commit}}").status:
-                raise SourceError(f"{commit} is no commit in {_hide_password(url)}")
+                raise SourceError(f"{commit} is no commit in {url}")
             try:
                 fresh.rename(repository)
             except OSError:
@@ -165,11 +164,6 @@ def _fetch_commit(url: str, commit: str, repository: Path) -> None:
 def _last_words(stderr: str) -> str:
     lines = [line for line in stderr.strip().splitlines() if line.strip()]
     return lines[-1] if lines else "git said nothing"
-
-
-def _hide_password(url: str) -> str:
-    """Return the URL without user and password."""
-    return re.sub(r"://[^/@]*@", "://", url)
 
 
 def _call_git(repository: Path | None, *arguments: str, check: bool = False) -> Completed:

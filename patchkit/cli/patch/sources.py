@@ -39,7 +39,6 @@ from patchkit.patching.forced_revert import revert_by_force
 from patchkit.patching.recipe import load_recipe
 from patchkit.quoting import quoted, visible
 from patchkit.recipes.vllm.archs import evaluate
-from patchkit.source.archive import unpack
 from patchkit.source.detect import detect
 from patchkit.source.resolve import SourceOptions, fetch_release, patched_tree
 from patchkit.target import best_load
@@ -61,10 +60,9 @@ def diff_command(source: SourceOptions, *, selection: Selection) -> Iterator[Blo
 
 @click.command("fetch")
 @click.argument("release", metavar="RELEASE", shell_complete=complete.sources("vllm", "nccl"))
-@click.option("--dest", type=PATH, help="Unpack it there.")
 @offline_option
 @rendered
-def fetch_command(release: str, dest: Path | None, *, offline: bool) -> Iterator[Block]:
+def fetch_command(release: str, *, offline: bool) -> Iterator[Block]:
     """Download a release: vLLM's sdist from the package index that pip is configured for, NCCL's
     sources from upstream's repository.
 
@@ -74,11 +72,9 @@ def fetch_command(release: str, dest: Path | None, *, offline: bool) -> Iterator
     with progress() as report:
         source = SourceOptions(project, release, offline=offline)
         path = fetch_release(source, load_recipe(project).check, report)
-        if dest is not None:
-            path = unpack(path, dest, progress=report("Unpacking"))
     yield Record({"path": path})
     yield Data(f"{path}\n")
-    tell(next_step(*program(), "apply", release if dest is None else dest))
+    tell(next_step(*program(), "apply", release))
 
 
 @click.command("revert")

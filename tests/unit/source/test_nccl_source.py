@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 from packaging.version import Version
 
+from patchkit.cli.out import error_text
 from patchkit.digests import tree_digest
 from patchkit.errors import HashMismatchError, SourceError, StorageError, UsageError
 from patchkit.patching.recipe import load_recipe
@@ -165,7 +166,7 @@ def test_a_password_in_a_url_is_not_shown():
     spec = f"git+https://user:secret@localhost:1/nccl@{COMMIT}"
     with pytest.raises(StorageError, match="there is no network") as caught:
         nccl_tree(spec)
-    assert "secret" not in str(caught.value)
+    assert "secret" not in error_text(caught.value)
 
 
 def test_a_damaged_cache_is_noticed(repository, commit, cache):
