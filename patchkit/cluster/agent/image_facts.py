@@ -36,6 +36,9 @@ RUN_WORDS = {
 }
 """By engine: how what runs in a container is the user's, and may do what a rank has to."""
 
+REMOVE_WORDS = {"docker": ("rm", "--force"), "podman": ("rm", "--force", "--time=0")}
+"""By engine: how containers end at once."""
+
 _ID = re.compile("(?:sha256:)?[0-9a-f]{64}")
 # An entry point that is a program by itself; any other is one around what it is given.
 _PROGRAM = re.compile(r"(?:^|[/ ])(?:vllm|python[\d.]*|(?:ba|da|z)?sh)(?: |$)|vllm\.entrypoints")
@@ -78,6 +81,11 @@ class ImageFacts:
         """Return the words of a container of this image that stand before its own options."""
         words = (word.format(user=self.user) for word in RUN_WORDS[Path(self.program).name])
         return (self.program, "run", "--rm", "--pull=never", "--log-driver=none", *words)
+
+    @property
+    def remove(self) -> tuple[str, ...]:
+        """Return the words before names of containers that end."""
+        return (self.program, *REMOVE_WORDS[Path(self.program).name])
 
     @property
     def inside(self) -> Remote:

@@ -14,6 +14,7 @@ from typing import Any
 
 from patchkit.cluster.agent.group_script import Listener, find_listeners, strangers
 from patchkit.cluster.agent.health import gpu_state
+from patchkit.cluster.agent.image_facts import REMOVE_WORDS
 from patchkit.cluster.agent.node_files import config_folder, run_for_user
 from patchkit.errors import HostError
 from patchkit.follow import Follow
@@ -164,7 +165,7 @@ def find_containers(name: str, *, end: bool = False) -> list[str]:
     asked = ("ps", "--all", "--format={{.Names}}", f"--filter=label={LABEL}={name}")
     found = attempt(program, *asked).output.split()
     if end and found:
-        attempt(program, "rm", "--force", *found)
+        attempt(program, *REMOVE_WORDS[Path(program).name], *found)
     return found
 
 

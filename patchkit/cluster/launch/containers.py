@@ -84,7 +84,7 @@ class Container:
     @property
     def _removal(self) -> str:
         # Mostly there is none, which is no error to be read in a journal.
-        return quoted(self.image.program, "rm", "--force", self.name) + " >/dev/null 2>&1"
+        return quoted(*self.image.remove, self.name) + " >/dev/null 2>&1"
 
 
 def mount(folder: str, at: str = "", *, writable: bool = True) -> str:
