@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from ipaddress import IPv4Address, IPv4Network
+from typing import Any
 
 from patchkit.cluster.agent.links import Way, try_ways
 from patchkit.cluster.net.plan import Cages, NetPlan, NetPlanOptions, find_asked_cages, find_cages
@@ -34,13 +35,8 @@ check_warned = partial(net_finding, Level.WARNING)
 check_unknown = partial(net_finding, Level.UNKNOWN)
 
 
-def judge(
-    fine: bool, where: str, check: str, what: str, about: str = "", **fields: object
-) -> Finding:
-    """Return that a check of network.toml passed, or that it did not, with what to do.
-
-    ``about`` is what it is called, where that is not the check's name.
-    """
+def judge(fine: bool, where: str, check: str, what: str, about: str = "", **fields: Any) -> Finding:
+    """Return that a check of network.toml, called ``about``, passed, or what to do."""
     if fine:
         return check_fine(where, about or check, what)
     row = _NETWORK["checks"][check]
@@ -54,10 +50,8 @@ def choose_checked_cages(host: Host, names: Sequence[str] = ()) -> Cages:
     Raises UsageError, HostError.
     """
     known = find_asked_cages(host, names)
-    if names:
-        return known
     addressed = {number: twins for number, twins in known.items() if any(t.ipv4 for t in twins)}
-    return find_cages(host, cabled=True) or addressed or known
+    return known if names else find_cages(host, cabled=True) or addressed or known
 
 
 def plan_remarks(host: Host, plan: NetPlan) -> Iterator[Finding]:
@@ -82,8 +76,7 @@ def host_checks(host: Host, chosen: Cages) -> Iterator[Finding]:
     for cage, twins in chosen.items():
         where = ", ".join(twin.name for twin in twins)
         if used and cage not in used:
-            what = "cabled, but without an address; not used: "
-            what += "a second cable to the same node brings nothing"
+            what = f"cabled, but without an address; not used: {_NETWORK['owners']['second']}"
             yield judge(False, where, "unused cage", what, about=f"cage {cage}")
             continue
         for netdev in twins:
@@ -140,12 +133,10 @@ def _check_half(host: Host, netdev: Netdev, others: Sequence[Netdev]) -> Iterato
     if netdev.speed is None:
         yield check_unknown(name, "speed", "the driver does not say", quoted("ethtool", name))
     else:
-        fast = netdev.speed == known["speed"]
-        low, high = known["twin_gbits"]
-        # Each twin shows it, although its PCIe half carries less.
-        carries = f"for the cage; {low} to {high} Gb/s a twin"
-        more = carries if fast else f"where a DGX Spark's cage has {known['speed']}"
-        yield judge(fast, name, "speed", f"{netdev.speed} Mbit/s {more}")
+        # Each twin shows that of the cage, although its PCIe half carries less.
+        (low, high), right = known["twin_gbits"], known["speed"]
+        seen = f"{netdev.speed} of {right} Mbit/s for the cage; {low} to {high} Gb/s a twin"
+        yield judge(netdev.speed == right, name, "speed", seen)
     # Any MTU will do that both ends have; jumbo frames are better.
     if larger := next((other for other in lit if other.mtu > netdev.mtu), None):
         seen = f"{netdev.mtu}, its other half {larger.name} has {larger.mtu}"
@@ -161,8 +152,7 @@ def _check_half(host: Host, netdev: Netdev, others: Sequence[Netdev]) -> Iterato
         # Of link-local ones on two halves the machine's remarks tell.
         if drawn and not any(other.ipv4 for other in others):
             seen += ": link-local, drawn anew at any boot unless somebody set it"
-            anew = "`patchkit net plan --role head --network 192.168.100.0/24`"
-            yield check_noted(name, "IPv4", seen, f"for addresses that stay: {anew}")
+            yield judge(False, name, "drawn", seen, about="IPv4")
         else:
             yield judge(bool(seen), name, "IPv4", seen or "no address")
         yield _check_gid(host, netdev)
@@ -236,23 +226,16 @@ def pair_checks(chosen: Cages, peer: Host) -> Iterator[Finding]:
 
 def _find_pairs(chosen: Cages, peer: Host) -> Iterator[_Pair]:
     """Yield each own network with the peer's interfaces in it; a ring's other link is left out."""
+    own = {netdev: {each.network for each in netdev.ipv4} for netdev in peer.netdevs}
     for twins in chosen.values():
-        rows = []
-        for netdev in twins:
-            for network in (address.network for address in netdev.lasting):
-                others = (p for p in peer.netdevs if any(a.network == network for a in p.ipv4))
-                rows.append((netdev, network, tuple(others)))
+        networks = [(netdev, each.network) for netdev in twins for each in netdev.lasting]
+        rows = [(its, net, tuple(n for n in own if net in own[n])) for its, net in networks]
         if len(chosen) == 1 or any(others for _, _, others in rows):
             yield from rows
 
 
 def verify_network(
-    host: Host,
-    chosen: Cages,
-    peer: Host | None,
-    addresses: Sequence[IPv4Address],
-    *,
-    live: bool,
+    host: Host, chosen: Cages, peer: Host | None, addresses: Sequence[IPv4Address], *, live: bool
 ) -> Iterator[Finding]:
     """Yield all checks. ``live``: the facts are this machine's, so its network can be tried.
 

@@ -18,6 +18,7 @@ from patchkit.runtime.host.host import Host
 from patchkit.runtime.rules.refusals import refusal
 from patchkit.runtime.rules.releases import read_env_data
 
+_NETWORK = read_env_data("network")
 OURS = Path("etc/netplan/40-patchkit.yaml")
 # Where netplan reads: netplan(5).
 _FOLDERS = ("usr/lib/netplan", "lib/netplan", "etc/netplan", "run/netplan")
@@ -67,12 +68,9 @@ NetplanFiles = Mapping[str, str | None]
 def read_other_files(root: Path) -> NetplanFiles:
     """Return the netplan files below a root, without patchkit's own."""
     found: dict[str, str | None] = {}
-    seen: set[Path] = set()
-    for path in (path for folder in _FOLDERS for path in sorted((root / folder).glob("*.yaml"))):
-        # /lib is a link to /usr/lib on most systems: each file once.
-        if path == root / OURS or path.resolve() in seen:
-            continue
-        seen.add(path.resolve())
+    paths = [path for folder in _FOLDERS for path in sorted((root / folder).glob("*.yaml"))]
+    # /lib is a link to /usr/lib on most systems: each file once.
+    for path in {each.resolve(): each for each in paths if each != root / OURS}.values():
         try:
             found[str(path)] = read_bytes(path).decode(errors="replace")
         except PatchkitError:  # netplan reads no directory and no device either
@@ -115,11 +113,7 @@ def check_conflicts(
 
 
 def _find_foreign_addresses(
-    host: Host,
-    plan: NetPlan,
-    options: NetPlanOptions,
-    given: Given,
-    files: NetplanFiles,
+    host: Host, plan: NetPlan, options: NetPlanOptions, given: Given, files: NetplanFiles
 ) -> Iterator[_Conflict]:
     """Yield addresses that the plan would change and that somebody else gave.
 
@@ -131,12 +125,9 @@ def _find_foreign_addresses(
         netdev = host.netdev(line.netdev)
         ours = (*map(str, line.addresses), *given.addresses.get(line.netdev, ()))
         foreign = (str(one) for one in (netdev.lasting if netdev else ()) if str(one) not in ours)
-        profile = quoted("nmcli", "-g", "GENERAL.CONNECTION", "device", "show", line.netdev)
-        reapply = quoted("sudo", "nmcli", "device", "reapply", line.netdev)
         for address in foreign:
             who = "which is not from patchkit and in no netplan file that could be read"
-            modify = ("sudo nmcli connection modify", f'"$({profile})"', "ipv4.method disabled")
-            cure = " ".join((*modify, "&&", reapply))
+            cure = _NETWORK["plan"]["give_up"].format(netdev=quoted(line.netdev))
             for path, text in files.items():
                 found = re.search(rf"(?<![\d.]){re.escape(address)}(?!\d)", text or "")
                 if text and found:
@@ -160,15 +151,14 @@ def _find_same_networks(
         if str(present) not in given.addresses.get(netdev.name, ())  # it goes with its file
     ]
     taken = [address.network for netdev in host.netdevs for address in netdev.ipv4]
-    bases = [IPv4Network(base) for base in read_env_data("network")["plan"]["networks"]]
+    bases = [IPv4Network(base) for base in _NETWORK["plan"]["networks"]]
     # The networks that follow a base are twin B's and those of further links.
     free = next((b for b in bases if not any(b.supernet(4).overlaps(n) for n in taken)), bases[1])
     elsewhere = replace(options, network=free).command_line()
-    for line in plan.changes:
+    for line, (name, present) in itertools.product(plan.changes, others):
         # What the line had already is no news, and none of the plan's.
         for address in (new for new in line.addresses if new not in line.before):
-            for name, present in others:
-                if present.network.overlaps(address.network):
-                    what = f"{address.network}, planned for {line.netdev}, is also the network of"
-                    hint = f"choose another, on every node: {elsewhere}"
-                    yield f"{what} {name} ({present})", (hint,)
+            if present.network.overlaps(address.network):
+                what = f"{address.network}, planned for {line.netdev}, is also the network of"
+                hint = f"choose another, on every node: {elsewhere}"
+                yield f"{what} {name} ({present})", (hint,)

@@ -3,8 +3,7 @@
 Two nodes on one cable, or any number on a switch: both twins of the one cabled cage have an
 address, in different networks; node n has the host number 9 + n, as in NVIDIA's playbook.
 
-Three nodes in a ring: every link has two networks of its own, so each node has four addresses.
-Link k leads from port 0 of node k to port 1 of the next one (from node 3 to node 1), and has
+Three nodes in a ring: link k leads from port 0 of node k to port 1 of the next one, and has the
 networks 2(k - 1) and 2(k - 1) + 1, counted from the base; docs/net.md has them in a table.
 
 A cage with an address, whoever gave it, is in use: its addresses are kept, and only a half that has
@@ -34,10 +33,7 @@ Cages = Mapping[int | None, tuple[Netdev, ...]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetPlanOptions:
-    """The options of a plan; None is for what was not asked for. ``node`` counts from 1.
-
-    ``netdevs`` replaces the detection of cages.
-    """
+    """The options of a plan, None for what was not asked for; ``netdevs`` are instead of cages."""
 
     node: int | None = None
     nodes: int = 2
@@ -207,30 +203,24 @@ class _Planner:
         if self.options.netdevs:
             return known
         linked = find_cages(self.host, cabled=True)
-        shown = {
-            cage: f"cage {cage}: {', '.join(twin.name for twin in twins)}"
-            for cage, twins in known.items()
-        }
+        names = {cage: [twin.name for twin in twins] for cage, twins in known.items()}
+        shown = {cage: f"cage {cage}: {', '.join(own)}" for cage, own in names.items()}
         if not linked:
-            first = next(iter(known.values()))[0].name
-            up = quoted("sudo", "ip", "link", "set", first, "up")
+            up = quoted("sudo", "ip", "link", "set", next(iter(names.values()))[0], "up")
             raise refusal("no-cabled-cage", cages="; ".join(shown.values()), up=up)
         if len(linked) == 1 or self.options.nodes == RING:
             return linked
-        in_use = {
-            n: twins for n, twins in linked.items() if any(map(self.present_addresses, twins))
-        }
-        if in_use:
-            return in_use
+        used = {n: its for n, its in linked.items() if any(map(self.present_addresses, its))}
+        if used:
+            return used
         asked = replace(self.options, node=self.options.node or 1)
-        names = [tuple(twin.name for twin in twins) for twins in linked.values()]
-        one = [replace(asked, netdevs=both).command_line() for both in names]
+        one = [replace(asked, netdevs=tuple(names[cage])).command_line() for cage in linked]
         ring, cages = replace(asked, nodes=RING).command_line(), (shown[cage] for cage in linked)
         raise refusal("two-cables", cages="; ".join(cages), one="; or ".join(one), ring=ring)
 
     def make_lines(self, chosen: Cages, topology: str) -> Iterator[Line]:
         """Yield the lines of all cages: what is in use is kept, the others are counted."""
-        node, first, peer, base = self.options.node, 0, None, self.base
+        node, first, peer, base = self.options.node, 0, 0, self.base
         for cage, twins in chosen.items():
             after = {twin.name: self.present_addresses(twin) for twin in twins}
             lasting = [one for own in after.values() for one in own if not one.is_link_local]
@@ -257,11 +247,7 @@ class _Planner:
             yield from self._make_lines_of(cage, twins, after, peer)
 
     def _make_lines_of(
-        self,
-        cage: int | None,
-        twins: Sequence[Netdev],
-        after: Mapping[str, Addresses],
-        peer: int | None,
+        self, cage: int | None, twins: Sequence[Netdev], after: Mapping[str, Addresses], peer: int
     ) -> Iterator[Line]:
         kept = [twin.mtu for twin in twins if after[twin.name] == twin.ipv4 != ()]
         usual = kept[0] if kept else _NETWORK["plan"]["mtu"]
@@ -284,7 +270,7 @@ class _Planner:
                 cage=cage,
                 twin=number,
                 # Of an address that was there nobody said where it leads.
-                peer=peer if addresses != twin.ipv4 else None,
+                peer=(peer or None) if addresses != twin.ipv4 else None,
                 ours=ours,
             )
 
@@ -296,11 +282,10 @@ def other_node_options(plan: NetPlan, options: NetPlanOptions) -> NetPlanOptions
     usable = all(not one.is_link_local and one.network.prefixlen <= 29 for one in own)
     if plan.topology != "cable" or not own or not usable:
         return None
-    base, first = own[0].network, _NETWORK["plan"]["first_host"]
-    node = 1 if (plan.node or 1) > 1 else 2
+    base, node = own[0].network, 1 if (plan.node or 1) > 1 else 2
+    host = _NETWORK["plan"]["first_host"] + node
     for number, address in enumerate(own):
         start = base.network_address + number * base.num_addresses
-        taken = address.ip == start + first + node
-        if address.network.network_address != start or taken:
+        if address.network.network_address != start or address.ip == start + host:
             return None
     return NetPlanOptions(node=node, network=base, mtu=options.mtu)
