@@ -17,7 +17,7 @@ from pathlib import Path
 from e2e.emulation.lab import UnexpectedError
 from e2e.emulation.nodes import NodeError
 from e2e.lifecycle import image, rootfs
-from e2e.lifecycle.cluster import SCENARIOS, LifecycleLab
+from e2e.lifecycle.cluster import SCENARIOS, USUAL, LifecycleLab
 from patchkit.errors import PatchkitError
 from tools.markdown import replaced, table
 
@@ -48,22 +48,24 @@ def run_all(
     page: PageTable,
     known: Mapping[str, Callable[[LifecycleLab], Row]],
     packages: Sequence[str] = (),
+    usual: Sequence[str] = (),
 ) -> int:
-    """Run some, two side by side, and print their rows."""
+    """Run some, two side by side, and print their rows; if none is named, the ``usual`` ones."""
+    usual = usual or [*known]
     parser = argparse.ArgumentParser(prog=page.maker.removesuffix(" --write"))
     parser.add_argument("work", type=Path)
-    parser.add_argument("--write", action="store_true", help="if all are run")
+    parser.add_argument("--write", action="store_true", help="if all usual ones are run")
     parser.add_argument("name", nargs="*", metavar="SCENARIO")
     given = parser.parse_intermixed_args(words)
     if unknown := sorted(set(given.name) - set(known)):
         parser.error(f"not known: {', '.join(unknown)}; there are {', '.join(known)}")
     work = given.work.resolve()
     lab = LifecycleLab(work, rootfs.ready(work, packages), image.ready(work))
-    makers = {name: lambda name=name: known[name](lab) for name in given.name or known}
+    makers = {name: lambda name=name: known[name](lab) for name in given.name or usual}
     rows = make_rows(page.header, makers, work / "logs", side_by_side=2)
-    if given.write and set(rows) == set(known):
+    if given.write and set(rows) == set(usual):
         place = DOCS / page.page
-        made = table(page.header, [rows[name] for name in known]).strip()
+        made = table(page.header, [rows[name] for name in usual]).strip()
         place.write_text(replaced(place.read_text(), page.name, page.maker, made))
     return 0 if set(rows) == set(makers) else 1
 
@@ -94,4 +96,4 @@ def make_rows(
 if __name__ == "__main__":
     for module in ("scenarios", "launching", "installing"):
         import_module(f"e2e.lifecycle.{module}")  # they register
-    sys.exit(run_all(sys.argv[1:], FAILURES, SCENARIOS))
+    sys.exit(run_all(sys.argv[1:], FAILURES, SCENARIOS, usual=USUAL))

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from e2e.emulation import wires
 from e2e.emulation.lab import insist
@@ -35,6 +35,7 @@ LOAD_SECONDS = 1.0  # of a fake rank
 Process = Literal["main", "worker"]
 Begin = Literal["bare", "stopped", "serving"]
 Engine = Literal["venv", "docker", "podman"]  # in what the ranks run
+ANY: tuple[Engine, ...] = get_args(Engine)
 Ranks = dict[str, dict[Process, list[str]]]  # ids of processes, by node
 # Processes of ranks, by what their command line holds.
 COMMANDS: dict[Process, str] = {"main": "[b]in/vllm serve", "worker": f"[{WORKER[0]}]{WORKER[1:]}"}
@@ -263,6 +264,7 @@ class LifecycleLab:
 
 Act = Callable[[EmulatedCluster], str]
 SCENARIOS: dict[str, Callable[[LifecycleLab], tuple[str, ...]]] = {}
+USUAL: list[str] = []  # the names of those that are run if none is asked for
 
 
 def scenario(
@@ -270,7 +272,7 @@ def scenario(
 ) -> Callable[[Act], Act]:
     """Register a scenario by its name, and the engine's unless it is a venv.
 
-    Its docstring is what the page says.
+    Each engine can be asked for, ``engines`` are usual. Its docstring is what the page says.
 
     It breaks something on a cluster of its own, insists, and says what came of it. Then the
     cluster is stopped: nothing may be left.
@@ -285,9 +287,10 @@ def scenario(
             what = " ".join((act.__doc__ or "").split())
             return (f"`{name}`", what, f"{time.monotonic() - began:.0f}", outcome)
 
-        for engine in engines:
+        for engine in ANY:
             name = act.__name__ if engine == "venv" else f"{act.__name__}_{engine}"
             SCENARIOS[name] = partial(row, name=name, engine=engine)
+            USUAL.extend([name] * (engine in engines))
         return act
 
     return register

@@ -20,7 +20,7 @@ from patchkit.process import attempt
 from patchkit.wheel.wheelhouse.contents import add_wheel
 
 HOUSE = "wheelhouse"
-MOMENTS = (0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 6.5)
+MOMENTS = (0.5, 1.5, 2.5, 4.0, 6.0)
 UPGRADE = ROOT / "docs" / "upgrade.md"
 PYTHON = "import sys; print('.'.join(map(str, sys.version_info[:2])))"
 

@@ -8,6 +8,7 @@ from signal import SIGINT, SIGSTOP
 
 from e2e.emulation import wires
 from e2e.lifecycle.cluster import (
+    ANY,
     MASTER_PORT,
     MODEL,
     OTHER_MODEL,
@@ -21,7 +22,7 @@ from e2e.lifecycle.scenarios import ERROR, REFUSED
 from patchkit.cluster.ssh.answer import LEASE
 from patchkit.errors import BusyError, StorageError
 
-MOMENTS = (0.2, 0.5, 0.8, 1.2, 1.7, 2.5, 3.5, 5.0)  # seconds from the start to the kill
+MOMENTS = (0.2, 0.8, 1.5, 2.5, 4.0)  # seconds from the start to the kill
 OPTIONS = ("--topology", "socket", "--target", "gb10", "--head-ip", wires.qsfp_ip(1))
 # Takes the lock of the cluster and keeps it.
 HOLDS = """\
@@ -64,7 +65,7 @@ def init_in_the_lab(cluster: EmulatedCluster) -> str:
     return f"serves; `init` again exits with {again.status}, the edit stays"
 
 
-@scenario("stopped")
+@scenario("stopped", engines=ANY)
 def odd_words(cluster: EmulatedCluster) -> str:
     """Arguments and variables with blanks, quotes, %, $, backslashes and more in cluster.toml."""
     variables = {f"ODD_{number}": word for number, word in enumerate(ODD)}
@@ -109,7 +110,7 @@ def up_refused(cluster: EmulatedCluster) -> str:
     return "each is named, with its cure; nothing is started; without them it serves"
 
 
-@scenario("serving")
+@scenario("serving", engines=("podman",))
 def switch_refused(cluster: EmulatedCluster) -> str:
     """`switch`: worker's disk full, the model fails, port taken, Ctrl-C at three moments."""
     cluster.worker.fill()
@@ -167,7 +168,7 @@ def _interrupt(cluster: EmulatedCluster, moment: str) -> str:
     return "the former again" if back else "the new one"
 
 
-@scenario("stopped")
+@scenario("stopped", engines=("docker",))
 def second_up(cluster: EmulatedCluster) -> str:
     """A second `up` from another terminal, at the same time."""
     laptop, logs = cluster.laptop, ("up1", "up2")
@@ -180,7 +181,7 @@ def second_up(cluster: EmulatedCluster) -> str:
     return f"exit statuses {ends[0]} and {ends[1]}; one group serves"
 
 
-@scenario("stopped")
+@scenario("stopped", engines=("podman",))
 def launcher_killed(cluster: EmulatedCluster) -> str:
     """`kill -9` of `up` at any moment, then `up` again; the same of `switch`."""
     count = 0

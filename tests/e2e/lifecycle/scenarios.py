@@ -9,6 +9,7 @@ import time
 
 from e2e.lifecycle import fake_venv
 from e2e.lifecycle.cluster import (
+    ANY,
     MODEL,
     OTHER_MODEL,
     UNIT,
@@ -44,7 +45,7 @@ http.server.ThreadingHTTPServer(("", 8000), Other).serve_forever()
 """
 
 
-@scenario("stopped")
+@scenario("stopped", engines=ANY)
 def up_and_down(cluster: EmulatedCluster) -> str:
     """`up`, an answer, `up` again, `status`, `down`; every login prints a terminal's title."""
     for name in cluster.names:
@@ -57,7 +58,7 @@ def up_and_down(cluster: EmulatedCluster) -> str:
     return "answers; the second up changes nothing; nothing is left"
 
 
-@scenario("serving", 3)
+@scenario("serving", 3, engines=("podman",))
 def three_nodes(cluster: EmulatedCluster) -> str:
     """`kill -9` of a rank's main process on the last of three nodes; nobody asks anything."""
     before = cluster.ranks()
@@ -65,7 +66,7 @@ def three_nodes(cluster: EmulatedCluster) -> str:
     return cluster.heals(before)
 
 
-@scenario("serving")
+@scenario("serving", engines=ANY)
 def process_killed(cluster: EmulatedCluster) -> str:
     """`kill -9` of the head's API server, of its worker process, of the other rank's."""
     told = []
@@ -105,7 +106,23 @@ def warm_start(cluster: EmulatedCluster) -> str:
     return "each model's code is found again; the worker gets the head's after the first answer"
 
 
-@scenario("serving")
+@scenario("serving", engines=("docker", "podman"))
+def container_killed(cluster: EmulatedCluster) -> str:
+    """`kill -9` of the engine's client on the head; its `kill` of the worker's container."""
+    engine, before = cluster.engine, cluster.ranks()
+    cluster.head.user("systemctl", "--user", "kill", "--kill-whom=main", "--signal=KILL", UNIT)
+    told = [cluster.heals(before)]
+    before = cluster.ranks()
+    fake_venv.insist_user(cluster.worker, engine, "kill", UNIT.removesuffix(".service"))
+    told.append(cluster.heals(before))
+    if engine == "docker":
+        before = cluster.ranks()
+        cluster.head.root("systemctl", "restart", "docker")
+        told.append(f"its daemon restarted: {cluster.heals(before)}")
+    return "; ".join(told)
+
+
+@scenario("serving", engines=("podman",))
 def head_lost(cluster: EmulatedCluster) -> str:
     """The head loses power, and comes back after 20 s; its worker must not keep its rank."""
     before = cluster.processes("spark2")["worker"]
@@ -117,7 +134,7 @@ def head_lost(cluster: EmulatedCluster) -> str:
     return cluster.heals()
 
 
-@scenario("serving")
+@scenario("serving", engines=("docker",))
 def worker_lost(cluster: EmulatedCluster) -> str:
     """The worker without power, longer than any limit of a start: its head waits, uncounted."""
     cluster.worker.kill()
@@ -132,7 +149,7 @@ def worker_lost(cluster: EmulatedCluster) -> str:
     return f"off for {OFF_SECONDS} s: `status` says what is waited for; {healed}"
 
 
-@scenario("serving")
+@scenario("serving", engines=("docker",))
 def rebooted(cluster: EmulatedCluster) -> str:
     """Both nodes rebooted, the worker first, then the head first: it waits for its worker."""
     told = []
@@ -146,7 +163,7 @@ def rebooted(cluster: EmulatedCluster) -> str:
     return f"{'; '.join(told)} from the second node's boot"
 
 
-@scenario("serving")
+@scenario("serving", engines=("podman",))
 def cable_cuts(cluster: EmulatedCluster) -> str:
     """The cable out for 5 s; then for 20 s, more often than a model may crash in an hour."""
     for seconds in (5, *[20] * CUTS):
@@ -196,7 +213,7 @@ def _write_login(cluster: EmulatedCluster, text: str, name: str) -> None:
     fake_venv.write(cluster.nodes[name], f"{HOME}/.bashrc", text)
 
 
-@scenario("stopped")
+@scenario("stopped", engines=("docker",))
 def gives_up(cluster: EmulatedCluster) -> str:
     """A model that fails on the worker while loading, each time."""
     cluster.change(FAIL=ERROR, FAIL_RANK=1)
@@ -216,7 +233,7 @@ def gives_up(cluster: EmulatedCluster) -> str:
     return f"`up` exits with {REFUSED} and that rank's error; {starts} starts, then failed"
 
 
-@scenario("stopped")
+@scenario("stopped", engines=("podman",))
 def wrong_token(cluster: EmulatedCluster) -> str:
     """`/health` says 200 long before anything is answered."""
     cluster.change(LIE=LIE_SECONDS)
@@ -255,7 +272,7 @@ def other_server(cluster: EmulatedCluster) -> str:
     return "`up`, `status` and the unit name it; nothing starts beside it"
 
 
-@scenario("stopped")
+@scenario("stopped", engines=("docker",))
 def link_killed(cluster: EmulatedCluster) -> str:
     """`kill -9` of the worker's end of the link while the head is off, and `down` meanwhile."""
     for gone in (True, False):
