@@ -26,16 +26,20 @@ from patchkit.cli.render import (
 from patchkit.cli.runtime.node_options import TOPOLOGIES
 from patchkit.cli.wheel.wheelhouse import tell_hashing
 from patchkit.cluster.agent.installation import NodeWheel, WheelLock
-from patchkit.cluster.agent.node_facts import NodeFacts
+from patchkit.cluster.agent.node_facts import NodeFacts, look_at_node
 from patchkit.cluster.launch.cluster import Cluster
 from patchkit.cluster.launch.cluster_file import ClusterFile, ClusterNode, new_cluster_text
-from patchkit.cluster.launch.install import install_everywhere
+from patchkit.cluster.launch.install import install_everywhere, install_image, resolve_image
 from patchkit.cluster.launch.plan import node_addresses, survey_nodes
+from patchkit.cluster.models.names import pin_image
+from patchkit.cluster.ssh.rsync import Copied
 from patchkit.errors import HostError, UsageError
 from patchkit.finding import Finding, Level, finding, worst
+from patchkit.measure.image_layer import patch_image
 from patchkit.quoting import quoted
 from patchkit.reading import read_text
 from patchkit.runtime.envfile.write import write
+from patchkit.target import targets
 from patchkit.units import KIB_PER_GIB
 from patchkit.wheel.file.wheelfile import ANY, WheelFile
 from patchkit.wheel.wheelhouse.storage import REQUIREMENTS, Kind
@@ -150,9 +154,11 @@ def _link_nodes(
 @cluster_command.command("install")
 @cluster_option
 @click.option("--wheelhouse", "house", type=PATH, default="wheelhouse", show_default=True)
+@click.option("--apply", "patched", is_flag=True, help="Patch the image's vLLM in a layer.")
+@click.option("--native", is_flag=True, help="With --apply: assemble its PTX as well.")
 @rendered
-def install_wheelhouse(*, cluster: Cluster, house: Path) -> Iterator[Block]:
-    """Install the same wheels on every node, checked by hash; no node needs a network.
+def install_vllm(*, cluster: Cluster, house: Path, patched: bool, native: bool) -> Iterator[Block]:
+    """Install the same wheels, or the same image, on every node; no node needs a network.
 
     \b
       patchkit cluster install
@@ -161,15 +167,31 @@ def install_wheelhouse(*, cluster: Cluster, house: Path) -> Iterator[Block]:
     Copies what a node lacks, makes an environment beside the one in use, and lets all nodes use it
     once they are equal. What runs goes on with the old one until the next start. Cut short, the
     same command goes on.
+
+    An image that cluster.toml names is pinned there by its digest, pulled, and copied to nodes that
+    cannot pull it.
     """
+    if native > patched or patched > bool(cluster.file.serve.image):
+        raise UsageError(
+            "--apply is for an image that cluster.toml names, and --native goes with it",
+            hint="wheels are patched before they are installed: patchkit repack vllm==X --native",
+        )
+    yield from (
+        _install_image(cluster, patched=patched, native=native)
+        if cluster.file.serve.image
+        else _install_wheels(cluster, house)
+    )
+    yield next_step(*program(), "up", "MODEL")
+
+
+def _install_wheels(cluster: Cluster, house: Path) -> Iterator[Block]:
     tell_hashing(house)
     lock = _read_house_lock(house)
     with progress() as report:
         done = install_everywhere(cluster, house, lock, report)
     nodes = []
     for copy in done.copies:
-        amount = f"{counted_noun(copy.wheels, 'wheel')}, {gigabytes(copy.sent.sent)}"
-        yield f"{copy.node}: {amount} in {copy.sent.seconds:,.1f} s"
+        yield _sent_line(copy.node, counted_noun(copy.wheels, "wheel"), copy.sent)
     for node, state, venv in zip(cluster.nodes, done.before, done.made, strict=True):
         changed = state.current != venv.name
         own = {"node": node.destination, "changed": changed, "former": state.current}
@@ -185,7 +207,39 @@ def install_wheelhouse(*, cluster: Cluster, house: Path) -> Iterator[Block]:
     parts += [f"NCCL {first.nccl_version or '?'} ({first.nccl_sha256[:12]})"] if first.nccl else []
     same = "the same on every node: " if len(nodes) > 1 else ""
     yield f"{same}{', '.join([f'{len(first.versions)} projects', *parts])}"
-    yield next_step(*program(), "up", "MODEL")
+
+
+def _sent_line(node: str, what: str, sent: Copied) -> str:
+    return f"{node}: {what}, {gigabytes(sent.sent)} in {sent.seconds:,.1f} s"
+
+
+def _install_image(cluster: Cluster, *, patched: bool, native: bool) -> Iterator[Block]:
+    file, serve = click.get_current_context().params["file"], cluster.file.serve
+    said: tuple[str, ...] = ()
+    with progress() as report, progress("layers") as layers:
+        if (pinned := resolve_image(cluster, layers)) != serve.image:
+            pin_image(file, pinned)
+            cluster = cluster.with_image(pinned)
+            yield f"{file} pins {pinned}"
+        if patched:
+            head = Cluster(replace(cluster.file, node=cluster.file.node[:1]))
+            install_image(head, report, layers)
+            asked = {"name": head.file.name, "venv": head.file.venv}
+            target = serve.target or head.head.call(NodeFacts, look_at_node, **asked).host.target
+            options = ["--target", target] if target in targets() else []
+            options += ["--native"] if native else []
+            if built := patch_image(head, options, report):
+                pinned, said = f"localhost/patchkit@sha256:{built.id}", built.said
+                pin_image(file, pinned, former=True)
+                cluster = cluster.with_image(pinned)
+        brought = install_image(cluster, report, layers)
+    yield from said
+    for its in brought:
+        if its.sent:
+            yield _sent_line(its.node, "the image", its.sent)
+        how = "pulled" if its.pulled else "loaded" if its.sent else "as it is"
+        yield GOOD + f"{its.node}: {cluster.file.serve.local_image} {how}"
+    yield Record({"image": pinned, "nodes": brought, "said": said})
 
 
 def _read_house_lock(house: Path) -> WheelLock:

@@ -124,6 +124,12 @@ def look_at_image(engine: str, name: str, tag: str) -> ImageFacts:
 
 def find_image(program: str, names: Iterable[str]) -> dict[str, Any]:
     """Return id, content and wraps of the first of these names that is there, {} for none."""
+    found = inspect_image(program, names)
+    return {key: found[key] for key in ("id", "content", "wraps") if found}
+
+
+def inspect_image(program: str, names: Iterable[str]) -> dict[str, Any]:
+    """Return the same with all that the engine says of it."""
     for name in filter(None, names):
         done = attempt(program, "image", "inspect", "--", name, timeout=_PATIENCE)
         if not done.trouble:
@@ -139,7 +145,8 @@ def find_image(program: str, names: Iterable[str]) -> dict[str, Any]:
                 what = f"{program} image inspect {name}: an answer that cannot be read: {error}"
                 raise HostError(what) from None
             wraps = bool(entry) and not _PROGRAM.search(entry)
-            return {"id": found["Id"], "content": digest(json.dumps(parts)), "wraps": wraps}
+            own = {"id": found["Id"], "content": digest(json.dumps(parts)), "wraps": wraps}
+            return {**found, **own}
     return {}
 
 

@@ -48,6 +48,10 @@ class Cluster:
         """Return the units that a node may have."""
         return self.units if node == self.head else [self.file.unit]
 
+    def with_image(self, image: str) -> Cluster:
+        """Return the cluster with another image."""
+        return Cluster(replace(self.file, serve=replace(self.file.serve, image=image)))
+
     def facts(self, models: Sequence[str] = ()) -> list[NodeFacts]:
         """Return the facts of all nodes. Raises the first error of a node, naming the others."""
         asked = {"name": self.file.name, "venv": self.file.venv, "models": list(models)}

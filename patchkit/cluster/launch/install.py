@@ -1,12 +1,14 @@
-"""Install the same wheels on every node of a cluster, and let it use them once all are equal."""
+"""Install the same wheels, or the same image, on every node; all use it once all are equal."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
-from patchkit.cluster.agent import installation
+from patchkit.cluster.agent import images, installation
+from patchkit.cluster.agent.images import HeldImage
 from patchkit.cluster.agent.installation import InstalledVenv, InstallState, WheelLock
 from patchkit.cluster.launch.cluster import Cluster
 from patchkit.cluster.ssh.node import Remote, all_of, everywhere
@@ -14,7 +16,8 @@ from patchkit.cluster.ssh.rsync import Copied
 from patchkit.cluster.ssh.ssh import HERE, ssh_words
 from patchkit.errors import HostError
 
-Report = Callable[[str], Callable[[int, int], None]]
+Progress = Callable[[int, int], None]
+Report = Callable[[str], Progress]
 """Takes a task; returns what takes its progress."""
 
 _SHOWN = 12  # digits of a digest in a table
@@ -45,23 +48,15 @@ def install_everywhere(
 
     Raises what stands in the way of any node before a byte is copied; HostError if they differ.
     """
-    here, sent = Remote(HERE), asdict(lock)
+    sent = asdict(lock)
 
     def copy(entry: tuple[Remote, InstallState]) -> WheelCopy | None:
         node, state = entry
         if not state.lacking:
             return None
-        words = () if node.here else ssh_words(node.destination, "-o", "ControlMaster=no")
-        took = here.follow(
-            Copied,
-            report(f"{node.destination}: copying"),
-            installation.send_wheels,
-            folder=str(folder),
-            names=state.lacking,
-            ssh=words[:-2],
-            destination="" if node.here else node.destination,
-            target=state.store,
-        )
+        bar = report(f"{node.destination}: copying")
+        way = node.destination, state.store
+        took = send_files(Remote(HERE), [folder / name for name in state.lacking], *way, bar)
         return WheelCopy(node=node.destination, wheels=len(state.lacking), sent=took)
 
     def make(node: Remote) -> InstalledVenv:
@@ -74,24 +69,41 @@ def install_everywhere(
         states = all_of(found)
         copies = all_of(everywhere(list(zip(cluster.nodes, states, strict=True)), copy))
         made = all_of(everywhere(cluster.nodes, make))
-        _check_equal(cluster, made)
+        _check_equal(cluster, [_describe(venv) for venv in made], "patchkit verify")
         switch, place = installation.switch_link, {"venv": cluster.file.venv, "name": lock.id}
         all_of(everywhere(cluster.nodes, lambda node: node.call(str, switch, **place)))
     done = tuple(copy for copy in copies if copy)
     return Installed(copies=done, before=tuple(states), made=tuple(made))
 
 
-def _check_equal(cluster: Cluster, made: Sequence[InstalledVenv]) -> None:
+def send_files(
+    source: Remote, files: Sequence[Path], destination: str, target: str, progress: Progress
+) -> Copied:
+    """Send files from one node to a folder of another one, which is reached from there so."""
+    words = () if destination == HERE else ssh_words(destination, "-o", "ControlMaster=no")
+    return source.follow(
+        Copied,
+        progress,
+        installation.send_wheels,
+        folder=str(files[0].parent),
+        names=[file.name for file in files],
+        ssh=words[:-2],
+        destination="" if destination == HERE else destination,
+        target=target,
+    )
+
+
+def _describe(venv: InstalledVenv) -> dict[str, str]:
+    return {
+        "python": venv.python,
+        "files": venv.record[:_SHOWN],
+        "libnccl": f"{venv.nccl} {venv.nccl_version} {venv.nccl_sha256[:_SHOWN]}",
+        **venv.versions,
+    }
+
+
+def _check_equal(cluster: Cluster, found: Sequence[Mapping[str, str]], hint: str) -> None:
     """Raise HostError with a line for each thing that is not the same everywhere."""
-    found = [
-        {
-            "python": venv.python,
-            "files": venv.record[:_SHOWN],
-            "libnccl": f"{venv.nccl} {venv.nccl_version} {venv.nccl_sha256[:_SHOWN]}",
-            **venv.versions,
-        }
-        for venv in made
-    ]
     lines = []
     for name in sorted({name for its in found for name in its}):
         values = [its.get(name, "none") for its in found]
@@ -102,7 +114,121 @@ def _check_equal(cluster: Cluster, made: Sequence[InstalledVenv]) -> None:
     if lines:
         what = "what is installed differs from node to node, and nothing was switched:"
         raise HostError(
-            "\n".join([what, *lines]),
-            why="one rank would not do what the other does",
-            hint="patchkit verify",
+            "\n".join([what, *lines]), why="one rank would not do what the other does", hint=hint
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BroughtImage:
+    """An image on a node: whether it was pulled there, or ``sent``; neither if it was there."""
+
+    node: str
+    image: HeldImage
+    pulled: bool = False
+    sent: Copied | None = None
+
+
+def resolve_image(cluster: Cluster, layers: Report) -> str:
+    """Return the cluster's image by a digest; one without is asked for once, on the head.
+
+    It is the registry's, else the id of the image that the head has. Raises what a pull raises.
+    """
+    serve, head = cluster.file.serve, cluster.head
+    if serve.local_image:
+        return serve.image
+    asked: dict[str, Any] = {"engine": serve.engine, "names": [serve.image]}
+    head.call(HeldImage, images.hold_image, **asked)  # whether the engine works
+    bar = layers(f"{head.destination}: pulling")
+    try:
+        held = head.follow(HeldImage, bar, images.pull_image, reference=serve.image, **asked)
+    except HostError:
+        if not (held := head.call(HeldImage, images.hold_image, **asked)).id:
+            raise
+    bare = _bare_name(serve.image)
+    known = {name.removeprefix("docker.io/"): pin for name, _, pin in map(_split, held.digests)}
+    pin = known.get(bare.removeprefix("docker.io/")) or known.get(f"library/{bare}") or held.id
+    return f"{serve.image}@sha256:{pin}"
+
+
+def install_image(cluster: Cluster, report: Report, layers: Report) -> list[BroughtImage]:
+    """Bring the pinned image to every node, and give it the name by which `up` finds it.
+
+    It is pulled by its digest; where that fails, it is copied from a node that has it. Raises what
+    stands in the way of any node; HostError if nodes have different ones.
+    """
+    serve, nodes = cluster.file.serve, cluster.nodes
+    engine, (_, _, pin) = serve.engine, _split(serve.image)
+    reference = f"{_bare_name(serve.image)}@sha256:{pin}"
+    asked: dict[str, Any] = {"engine": engine}
+    asked["names"] = [serve.local_image, reference, f"sha256:{pin}"]
+
+    def pull(number: int) -> HeldImage:
+        node = nodes[number]
+        if local:
+            raise HostError(
+                f"{node.destination}: {serve.image} is not there, nor in a registry",
+                why="it was built on a node, and is gone there",
+                hint="name the one that it was built from in cluster.toml, then install again",
+            )
+        bar = layers(f"{node.destination}: pulling")
+        return node.follow(HeldImage, bar, images.pull_image, reference=reference, **asked)
+
+    with cluster.alone():
+        look = images.hold_image
+        held = all_of(everywhere(nodes, lambda node: node.call(HeldImage, look, **asked)))
+        local = reference.startswith("localhost/") or pin in {its.id for its in held}
+        found = [
+            BroughtImage(node=node.destination, image=its)
+            for node, its in zip(nodes, held, strict=True)
+        ]
+        lacking = [number for number, its in enumerate(held) if not its.id]
+        pulled = everywhere(lacking, pull)
+        for number, result in zip(lacking, pulled, strict=True):
+            if isinstance(result, HeldImage):
+                found[number] = replace(found[number], image=result, pulled=True)
+        missing = [number for number in lacking if not found[number].pulled]
+        if len(missing) == len(nodes):
+            all_of(pulled)
+        for number, copy in _copy_image(cluster, found, missing, report) if missing else ():
+            found[number] = copy
+        rows = [{"image": its.image.content[:_SHOWN]} for its in found]
+        _check_equal(cluster, rows, f"on the one that is wrong: {engine} image rm {reference}")
+
+        def tag(number: int) -> str:
+            tagged = {"image": found[number].image.id, "tag": serve.local_image}
+            return nodes[number].call(str, images.tag_image, engine=engine, **tagged)
+
+        all_of(everywhere(range(len(nodes)), tag))
+    return found
+
+
+def _copy_image(
+    cluster: Cluster, found: Sequence[BroughtImage], missing: Sequence[int], report: Report
+) -> Iterator[tuple[int, BroughtImage]]:
+    """Save the image on the first node that has it, send it from there to others and load it."""
+    first = next(number for number, its in enumerate(found) if its.image.id)
+    source, image, engine = cluster.nodes[first], found[first].image, cluster.file.serve.engine
+    asked: dict[str, Any] = {"engine": engine, "image": image.id, "size": image.size}
+    bar = report(f"{source.destination}: saving")
+    archive = Path(source.follow(str, bar, images.save_image, **asked))
+
+    def copy(number: int) -> BroughtImage:
+        node, peer = cluster.nodes[number], cluster.file.node[number].from_head
+        room = {"engine": engine, "root": found[number].image.root, "size": image.size}
+        target = node.call(str, images.make_image_room, **room)
+        sent = send_files(source, [archive], peer, target, report(f"{node.destination}: copying"))
+        bar, place = report(f"{node.destination}: loading"), f"{target}/{archive.name}"
+        its = node.follow(HeldImage, bar, images.load_image, archive=place, **asked)
+        return BroughtImage(node=node.destination, image=its, sent=sent)
+
+    return zip(missing, all_of(everywhere(missing, copy)), strict=True)
+
+
+def _split(image: str) -> tuple[str, str, str]:
+    return image.partition("@sha256:")
+
+
+def _bare_name(image: str) -> str:
+    """Return an image's name without tag and digest, which not every engine takes together."""
+    place, slash, name = image.partition("@")[0].rpartition("/")
+    return place + slash + name.partition(":")[0]

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import tomllib
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -87,25 +89,30 @@ def models_folder(text: str) -> Path:
     return folder
 
 
-def require_room(folder: Path, left: int, more: int = 0) -> int:
+_OTHER_DISK = (
+    "make room there: `patchkit model list` names the folders of models; or name another disk: "
+    "`model_folder` in cluster.toml"
+)
+
+
+def require_room(folder: Path, left: int, more: int = 0, hint: str = _OTHER_DISK) -> int:
     """Return the bytes that are free where a folder is or goes, and ``more`` that it may replace.
 
     Raises StorageError where what is left to write does not fit.
     """
-    nearest = next(place for place in (folder, *folder.parents) if place.exists())
+    nearest = next(place for place in (folder, *folder.parents) if os.access(place, os.F_OK))
     free = shutil.disk_usage(nearest).free + more
     if (needed := int(left * _SPARE)) > free:
-        raise StorageError(
-            f"{folder}: needs {needed:,} bytes, and {free:,} are free",
-            hint="make room there: `patchkit model list` names the folders of models; or name "
-            "another disk: `model_folder` in cluster.toml",
-        )
+        raise StorageError(f"{folder}: needs {needed:,} bytes, and {free:,} are free", hint=hint)
     return free
 
 
 _PATIENCE = 10.0  # seconds for others that write there
 _TABLE = "models"
 _HEADER = re.compile(r"""(?m)^[ \t]*\[[ \t]*["']?models["']?[ \t]*\][ \t]*(?:#.*)?\n""")
+_IMAGE = re.compile(
+    r"""(?m)^([ \t]*(?:serve[ \t]*\.[ \t]*)?image[ \t]*=[ \t]*)(["'])([^"'\n]*)\2"""
+)
 
 
 def pin(path: Path, repo: str, commit: str) -> None:
@@ -115,30 +122,55 @@ def pin(path: Path, repo: str, commit: str) -> None:
     """
     line = f"{json.dumps(repo)} = {json.dumps(commit)}"
     key = rf"(?m)^[ \t]*[\"']{re.escape(repo)}[\"'][ \t]*=[ \t]*([\"'])[^\"'\n]*\1"
-    # Whoever pins another model meanwhile would lose one of the two lines.
+
+    def write_line(text: str) -> str:
+        changed = text + ("\n" if text and not text.endswith("\n") else "")
+        if own := re.search(key, changed):
+            return changed[: own.start()] + line + changed[own.end() :]
+        if header := _HEADER.search(changed):
+            return f"{changed[: header.end()]}{line}\n{changed[header.end() :]}"
+        return changed + ("\n" if text.strip() else "") + f"[{_TABLE}]\n{line}\n"
+
+    _replace_value(path, (_TABLE, repo), commit, write_line, line)
+
+
+def pin_image(path: Path, image: str, *, former: bool = False) -> None:
+    """Write the image of a cluster file, in the place of the one that it names.
+
+    With ``former`` that one stays, in a comment above the line. Raises UsageError as ``pin`` does.
+    """
+
+    def write_value(text: str) -> str:
+        def line(own: re.Match[str]) -> str:
+            before = f"# {own[0].strip()}  # before --apply\n" if former else ""
+            return f"{before}{own[1]}{json.dumps(image)}"
+
+        return _IMAGE.sub(line, text, count=1)
+
+    _replace_value(path, ("serve", "image"), image, write_value, f"image = {json.dumps(image)}")
+
+
+def _replace_value(
+    path: Path, key: tuple[str, str], value: str, change: Callable[[str], str], line: str
+) -> None:
+    # Whoever pins something else meanwhile would lose one of the two lines.
     with translated(at=path), locked(path.parent, patience=_PATIENCE):
-        text = read_text(path)
+        text, (table, name) = read_text(path), key
         try:
             before = tomllib.loads(text)
-            held = before.get(_TABLE, {})
-            if isinstance(held, dict) and held.get(repo) == commit:
+            held = before.get(table, {})
+            if isinstance(held, dict) and held.get(name) == value:
                 return
-            changed = text + ("\n" if text and not text.endswith("\n") else "")
-            if own := re.search(key, changed):
-                changed = changed[: own.start()] + line + changed[own.end() :]
-            elif header := _HEADER.search(changed):
-                changed = f"{changed[: header.end()]}{line}\n{changed[header.end() :]}"
-            else:
-                changed += ("\n" if text.strip() else "") + f"[{_TABLE}]\n{line}\n"
+            changed = change(text)
             # The edit is by lines: only this says that it did what it should, and nothing else.
-            if tomllib.loads(changed) == {**before, _TABLE: {**held, repo: commit}}:
+            if tomllib.loads(changed) == {**before, table: {**held, name: value}}:
                 with replacing(path) as file:
                     file.write(changed.encode())
                 return
         except (tomllib.TOMLDecodeError, TypeError):
             pass
     raise UsageError(
-        f"{path}: the commit of {repo} cannot be written into it",
-        why="it is not TOML, or its table [models] is written in another way",
-        hint=f"write below [{_TABLE}] by hand: {line}",
+        f"{path}: {name} cannot be pinned in it",
+        why=f"it is not TOML, or its table [{table}] is written in another way",
+        hint=f"write below [{table}] by hand: {line}",
     )

@@ -2,11 +2,12 @@
 
 import tomllib
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from multiprocessing import get_context
 
 import pytest
 
-from patchkit.cluster.models.names import pin
+from patchkit.cluster.models.names import pin, pin_image
 from patchkit.errors import UsageError
 
 OLD, NEW = "a" * 40, "b" * 40
@@ -59,11 +60,34 @@ def test_two_that_pin_at_once_lose_no_line(tmp_path):
         f'models = {{"org/a" = "{OLD}"}}\n',
         f'models."org/a" = "{OLD}"\n',
         f'[models]\n"org/\\u0061" = "{OLD}"\n',
+        '[other]\nimage = "a"\n[serve]\nimage = "b"\n',
+        'serve = {image = "a"}\n',
     ],
 )
 def test_what_cannot_be_edited_by_lines_is_refused_with_the_line(text, tmp_path):
     (tmp_path / "cluster.toml").write_text(text)
+    write = pin_image if "image" in text else partial(pin, repo="org/a")
     with pytest.raises(UsageError) as refused:
-        pin(tmp_path / "cluster.toml", "org/a", NEW)
+        write(tmp_path / "cluster.toml", **{"image" if "image" in text else "commit": NEW})
     assert (tmp_path / "cluster.toml").read_text() == text
-    assert f'"org/a" = "{NEW}"' in refused.value.hint
+    assert f' = "{NEW}"' in refused.value.hint
+
+
+@pytest.mark.parametrize(
+    ("before", "former", "after"),
+    [
+        ("[serve] # x\n image = 'a:1' # b\n", False, '[serve] # x\n image = "NEW" # b\n'),
+        ('serve.image="a"\n[x]\n', False, 'serve.image="NEW"\n[x]\n'),
+        (
+            '[serve]\nimage = "a"\n',
+            True,
+            '[serve]\n# image = "a"  # before --apply\nimage = "NEW"\n',
+        ),
+        ('[serve]\nimage = "NEW"\n', True, '[serve]\nimage = "NEW"\n'),
+    ],
+)
+def test_an_image_is_written_in_its_place(before, former, after, tmp_path):
+    file = tmp_path / "cluster.toml"
+    file.write_text(before)
+    pin_image(file, "NEW", former=former)
+    assert file.read_text() == after

@@ -1,0 +1,47 @@
+"""The Containerfile that patches an image: what stands in it, and what may not."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from patchkit.cluster.agent.images import ImagePython
+from patchkit.errors import UsageError
+from patchkit.measure.image_layer import layer_text
+
+SITE = "/usr/local/lib/python3.12/dist-packages/vllm"
+
+
+def text(user="", vllm=SITE):
+    known = {"release": "3.12", "machine": "aarch64", "glibc": "2.39"}
+    python = ImagePython(python="/usr/bin/python3", vllm=vllm, **known)
+    return layer_text("localhost/patchkit:0123456789ab", python, user, ["--target", "gb10"])
+
+
+def test_the_layer_of_an_image():
+    step = (
+        "RUN --mount=type=bind,target=/patchkit,rw PYTHONPATH=/patchkit PYTHONDONTWRITEBYTECODE=1 "
+        "PATCHKIT_CACHE_DIR=/patchkit/cache SOURCE_DATE_EPOCH=0 /usr/bin/python3 -m patchkit apply "
+        f"--trust-source --target gb10 {SITE}\n"
+    )
+    assert text() == text("root") == f"FROM localhost/patchkit:0123456789ab\n{step}"
+    assert (
+        text("1000:1000") == f"FROM localhost/patchkit:0123456789ab\nUSER 0\n{step}USER 1000:1000\n"
+    )
+
+
+@given(st.text(min_size=1), st.text(min_size=1))
+def test_what_an_image_says_of_itself_never_leaves_its_place(user, folder):
+    try:
+        found = text(user, folder).splitlines()
+    except UsageError:
+        return
+    assert [line.partition(" ")[0] for line in found if line] in (
+        ["FROM", "RUN"],
+        ["FROM", "USER", "RUN", "USER"],
+    )
+
+
+@pytest.mark.parametrize("user", ["$HOME", "a b", "a\nRUN x", "é"])
+def test_a_user_that_no_line_can_name(user):
+    with pytest.raises(UsageError, match="user"):
+        text(user)
