@@ -255,8 +255,10 @@ def _vllm_groups(torch: Any) -> Iterator[None]:
         place = stack.enter_context(tempfile.TemporaryDirectory())
         state.init_distributed_environment(1, 0, f"file://{place}/ranks", 0, "gloo")
         state.initialize_model_parallel(1, 1)
-        # Layers ask it for their type; it is no model of which groups would be made.
-        settings.model_config = types.SimpleNamespace(dtype=torch.bfloat16, is_moe=False)
+        # Layers ask it for their type, DeepGEMM's for the text's; no groups would be made for it.
+        text = types.SimpleNamespace(model_type="")
+        its = {"dtype": torch.bfloat16, "is_moe": False, "quantization_config": None}
+        settings.model_config = types.SimpleNamespace(**its, hf_text_config=text)
         yield
 
 

@@ -9,7 +9,7 @@ import re
 import tarfile
 import zlib
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -27,6 +27,7 @@ _PACKED, _UNPACKED, _MOST = 4 * BYTES_PER_MIB, 32 * BYTES_PER_MIB, 64
 _MEMBER = re.compile(r"proof\.json|summary\.txt|logs/[a-z0-9.-]{1,60}\.txt")
 _CODE = re.compile(r"\b(?:sm|compute)_\d{2,3}[af]?\b")
 _LONG = re.compile(r"\w*Method$|(ScaledMM)?(Linear)?Kernel$|Experts$")
+_TOLD = ("gpu-device", "gpu-triton")
 _LINES, _WIDTH = 20, 80  # of a summary
 
 
@@ -120,10 +121,20 @@ def summary_lines(proof: Proof) -> list[str]:
         f"driver {proof.driver or '?'}, vLLM {proof.vllm or '?'}, torch {proof.torch or '?'}",
         f"parts: {told}; {sum(part.seconds for part in proof.parts):.0f} s",
     ]
-    jit = first_use_counts(proof)
-    if jit:
-        lines.append("compiled at first use: " + ", ".join(f"{k} {v}" for k, v in jit.items()))
-    lines += [line for part in proof.parts if part.state == "ok" for line in _part_lines(part)]
+    if proof.code:
+        compiled = (f"{name} {count}" for name, count in first_use_counts(proof).items())
+        lines.append(f"compiled at first use: {', '.join(compiled) or 'nothing'}")
+    fine = [part for part in proof.parts if part.state == "ok"]
+    for kind in ("serve-", "routing-", "nccl-", "gpu-"):
+        lines += [
+            _part_line(it) for it in fine if it.step.startswith(kind) and it.step not in _TOLD
+        ]
+    calls = [it for it in fine if it.step.startswith("kernel-")]
+    keys = ("first_s", "first_kept_s", "error")
+    cells = [" ".join([it.step[7:], *(str(it.figures.get(key)) for key in keys)]) for it in calls]
+    lines += [
+        f"first, kept s, error: {'; '.join(cells[at : at + 2])}" for at in range(0, len(cells), 2)
+    ]
     reasons: dict[str, list[str]] = {}
     for part in proof.parts:
         if part.state != "ok":
@@ -135,7 +146,7 @@ def summary_lines(proof: Proof) -> list[str]:
 
 
 def first_use_counts(proof: Proof) -> dict[str, str]:
-    """Return of each library how many of its fat binaries the device compiles, of those it uses."""
+    """Return how many fat binaries of a library the device compiles, of those that it uses."""
     if not re.fullmatch(r"\d{1,2}\.\d", proof.capability):
         return {}
     major, minor = map(int, proof.capability.split("."))
@@ -145,24 +156,21 @@ def first_use_counts(proof: Proof) -> dict[str, str]:
         for names, count in codes.items():
             loads[best_load(listed(_CODE.findall(names)), (major, minor))] += count
         used = sum(count for load, count in loads.items() if load not in (None, Load.NONE))
-        if used:
-            found[name.partition(".")[0].strip("_")] = f"{loads[Load.JIT]} of {used}"
+        if loads[Load.JIT]:
+            short = name.partition(".")[0].removesuffix("_stable_libtorch").strip("_")
+            found[short] = f"{loads[Load.JIT]} of {used}"
     return found
 
 
-def _part_lines(part: GpuStep) -> Iterator[str]:
+def _part_line(part: GpuStep) -> str:
     its = part.figures
-    if part.step.startswith("kernel-"):
-        first = f"first call {its.get('first_s')} s, cache kept {its.get('first_kept_s')} s"
-        yield f"{part.step}: {first}; error {its.get('error')}"
-    elif part.step.startswith("nccl-"):
-        yield f"{part.step}: {its.get('microseconds_8')} us; {most_bandwidth(part)} GB/s"
-    elif part.step.startswith("serve-"):
-        speed = f"serves after {its.get('ready_s')} s; {its.get('tokens_per_s')} tok/s, one stream"
-        yield f"{part.step}: {speed}; cores {its.get('cores_busy')}, idle {its.get('cores_idle')}"
-    elif part.kernel:
-        error = f", error {its['error']}" if "error" in its else ""
-        yield f"{part.step}: {short_kernels(part)}{error}"
+    if part.step.startswith("nccl-"):
+        return f"{part.step}: {its.get('microseconds_8')} us; {most_bandwidth(part)} GB/s"
+    if part.step.startswith("serve-"):
+        start = f"{part.step}: serves after {its.get('ready_s')} s; {its.get('tokens_per_s')} tok/s"
+        return f"{start}; cores {its.get('cores_busy')}, idle {its.get('cores_idle')}"
+    error = f", error {its['error']}" if "error" in its else ""
+    return f"{part.step}: {short_kernels(part)}{error}"
 
 
 def short_kernels(part: GpuStep) -> str:
