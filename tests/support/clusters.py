@@ -3,10 +3,10 @@
 from dataclasses import replace
 
 from patchkit.cluster.agent.group_script import Listener
+from patchkit.cluster.agent.health import DiskRoom
 from patchkit.cluster.agent.image_facts import ImageFacts
 from patchkit.cluster.agent.links import PeerLink, Way
 from patchkit.cluster.agent.node_facts import (
-    DiskRoom,
     LoadedNccl,
     ModelPrint,
     NodeFacts,

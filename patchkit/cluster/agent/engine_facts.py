@@ -14,7 +14,7 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from patchkit.cluster.agent.node_facts import DiskRoom, disk_rooms
+from patchkit.cluster.agent.health import DiskRoom, disk_rooms
 from patchkit.process import run
 
 _SECONDS = 30.0

@@ -6,7 +6,7 @@ import contextlib
 import os
 import re
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -294,3 +294,34 @@ def gpu_state() -> GpuState:
         throttled=int(throttled, 16) if re.fullmatch("0x[0-9a-fA-F]+", throttled) else None,
         processes=processes,
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiskRoom:
+    """A disk by a folder on it: bytes that a user may write, of all; files that may be made.
+
+    ``files`` is None where the file system has no such limit.
+    """
+
+    folder: str
+    free: int
+    total: int
+    files: int | None
+
+
+def disk_rooms(folders: Sequence[str]) -> Iterator[DiskRoom]:
+    """Yield the disks of these folders, each once; of one that is not there that of its parent."""
+    seen = set()
+    for each in folders:
+        place = Path(each).expanduser()
+        nearest = next(folder for folder in (place, *place.parents) if folder.exists())
+        device = nearest.stat().st_dev
+        if device not in seen:
+            seen.add(device)
+            found = os.statvfs(nearest)
+            yield DiskRoom(
+                folder=str(nearest),
+                free=found.f_bavail * found.f_frsize,
+                total=found.f_blocks * found.f_frsize,
+                files=found.f_favail if found.f_files else None,
+            )

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
+from patchkit.cluster.agent.engine_facts import look_at_engine
 from patchkit.cluster.agent.node_files import run_for_user
 from patchkit.cluster.ssh.node import Remote
 from patchkit.digests import digest
@@ -28,11 +29,15 @@ RUN_WORDS = {
     # Its daemon is root's, and not in the unit's control group. The files are those that vLLM
     # raises its own limit to (utils/system_utils.py: set_ulimit), and systemd's hard limit.
     "docker": (
-        *("--user={user}", "--ulimit=memlock=-1", "--ulimit=nofile=65535:524288"),
+        *("run", "--user={user}", "--ulimit=memlock=-1", "--ulimit=nofile=65535:524288"),
         "--oom-score-adj=100",
     ),
-    # Its root is the user outside, and it has what the unit has: limits and control group.
-    "podman": ("--user=0:0", "--ulimit=host", "--cgroups=disabled"),
+    # Its root is the user outside, and it has what the unit has: limits and control group. As
+    # systemd's manager of groups it would leave that of the unit, and so the unit's journal.
+    "podman": (
+        *("--cgroup-manager=cgroupfs", "run", "--cgroups=disabled"),
+        *("--user=0:0", "--ulimit=host"),
+    ),
 }
 """By engine: how what runs in a container is the user's, and may do what a rank has to."""
 
@@ -43,8 +48,6 @@ _ID = re.compile("(?:sha256:)?[0-9a-f]{64}")
 # An entry point that is a program by itself; any other is one around what it is given.
 _PROGRAM = re.compile(r"(?:^|[/ ])(?:vllm|python[\d.]*|(?:ba|da|z)?sh)(?: |$)|vllm\.entrypoints")
 _PATIENCE = 30.0  # seconds for an engine to answer
-_CDI = ("etc/cdi", "run/cdi", "var/run/cdi")  # where the Container Device Interface has its files
-_KIND = re.compile(r"""["']?kind["']?\s*:\s*["']?nvidia\.com/gpu\b""")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +83,7 @@ class ImageFacts:
     def run(self) -> tuple[str, ...]:
         """Return the words of a container of this image that stand before its own options."""
         words = (word.format(user=self.user) for word in RUN_WORDS[Path(self.program).name])
-        return (self.program, "run", "--rm", "--pull=never", "--log-driver=none", *words)
+        return (self.program, *words, "--rm", "--pull=never", "--log-driver=none")
 
     @property
     def remove(self) -> tuple[str, ...]:
@@ -97,7 +100,8 @@ class ImageFacts:
 
 def look_at_image(engine: str, name: str, tag: str) -> ImageFacts:
     """Return what a node knows of the image ``name``, which ``tag`` is if `install` was here."""
-    program = shutil.which(engine, path=f"{os.environ.get('PATH', os.defpath)}:/usr/bin:/bin")
+    path = f"{os.environ.get('PATH', os.defpath)}:/usr/bin:/bin"
+    program = shutil.which(engine, path=path)
     if not program:
         return ImageFacts(problem="engine-missing")
     # As a unit would: a login may have a group that the user's systemd has not.
@@ -106,19 +110,23 @@ def look_at_image(engine: str, name: str, tag: str) -> ImageFacts:
     if done.trouble:
         said = (done.errors.strip() or done.trouble).splitlines()[-1]
         return ImageFacts(program=program, problem="engine-refuses", said=said)
-    found = find_image(program, (tag, name, name.partition("@")[2]))
+    if "Podman Engine" in done.output:  # which some call docker
+        program = shutil.which("podman", path=path) or program
     made = ImageFacts(
         program=program,
         user=f"{os.getuid()}:{os.getgid()}",
-        cdi=has_cdi(program),
         infiniband=Path("/dev/infiniband").is_dir(),
-        problem="" if found else "image-missing",
-        **found,
     )
+    problem = "engine-refuses"
     try:
-        own = made.inside.call(ImageContents, contents_inside) if found else ImageContents()
+        made = replace(made, **find_image(program, (tag, name, name.partition("@")[2])))
+        made = replace(made, cdi=bool(look_at_engine(program, "").spec))
+        if not made.id:
+            return replace(made, problem="image-missing")
+        problem = "image-silent"
+        own = made.inside.call(ImageContents, contents_inside)
     except HostError as error:
-        return replace(made, problem="image-silent", said=error.what)
+        return replace(made, problem=problem, said=error.what)
     return replace(made, software=own.software, ptxas=own.ptxas)
 
 
@@ -154,14 +162,3 @@ def contents_inside() -> ImageContents:
     """Return what is installed where this is called: in a container. Raises HostError."""
     found = software(None, os.environ)
     return ImageContents(software=found, ptxas=find_ptxas(LIVE, os.environ))
-
-
-def has_cdi(program: str) -> bool:
-    """Return whether an engine takes NVIDIA's GPUs as devices of the Container Device Interface."""
-    files = (file for folder in _CDI for file in sorted((LIVE / folder).glob("*.*")))
-    described = any(_KIND.search(file.read_text(errors="replace")) for file in files)
-    # Docker before 25 does not know this field, and up to 28.2 has none in it unless it is told to.
-    asked = (program, "info", "--format={{json .CDISpecDirs}}")
-    return described and (
-        Path(program).name == "podman" or attempt(*asked, timeout=_PATIENCE).output[:2] == '["'
-    )

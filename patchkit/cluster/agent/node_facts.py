@@ -13,14 +13,14 @@ import os
 import pwd
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from patchkit.cluster.agent import links, unit_state
-from patchkit.cluster.agent.health import collect_health
+from patchkit.cluster.agent.health import collect_health, disk_rooms
 from patchkit.cluster.agent.image_facts import ImageFacts, look_at_image
 from patchkit.cluster.agent.installation import digest_record, leads_to
 from patchkit.cluster.agent.node_files import config_folder, read_placed, run_for_user
@@ -131,37 +131,6 @@ def model_on_node(folder: str) -> ModelOnNode:
         weights=sum(each.stat().st_size for each in files),
         problem=f"{errors[0].where} {errors[0].what}" if errors else "",
     )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DiskRoom:
-    """A disk by a folder on it: bytes that a user may write, of all; files that may be made.
-
-    ``files`` is None where the file system has no such limit.
-    """
-
-    folder: str
-    free: int
-    total: int
-    files: int | None
-
-
-def disk_rooms(folders: Sequence[str]) -> Iterator[DiskRoom]:
-    """Yield the disks of these folders, each once; of one that is not there that of its parent."""
-    seen = set()
-    for each in folders:
-        place = Path(each).expanduser()
-        nearest = next(folder for folder in (place, *place.parents) if folder.exists())
-        device = nearest.stat().st_dev
-        if device not in seen:
-            seen.add(device)
-            found = os.statvfs(nearest)
-            yield DiskRoom(
-                folder=str(nearest),
-                free=found.f_bavail * found.f_frsize,
-                total=found.f_blocks * found.f_frsize,
-                files=found.f_favail if found.f_files else None,
-            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,9 +7,16 @@ import pytest
 
 from patchkit.cluster.agent import health
 from patchkit.cluster.agent.engine_facts import EngineFacts
-from patchkit.cluster.agent.health import Compilers, ContainerLimits, GpuState, GpuUser, NodeHealth
+from patchkit.cluster.agent.health import (
+    Compilers,
+    ContainerLimits,
+    DiskRoom,
+    GpuState,
+    GpuUser,
+    NodeHealth,
+)
 from patchkit.cluster.agent.image_facts import ImageFacts
-from patchkit.cluster.agent.node_facts import DiskRoom, LoadedNccl
+from patchkit.cluster.agent.node_facts import LoadedNccl
 from patchkit.doctor.first_use import DeviceCodeFound, add_first_use, check_first_use
 from patchkit.doctor.machine import machine_findings
 from patchkit.doctor.peers.node_report import NodeReport, facts_for_causes

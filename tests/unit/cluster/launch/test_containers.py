@@ -1,0 +1,80 @@
+"""Ranks in containers: what an engine is told, beside the golden units; what is in the way."""
+
+from dataclasses import replace
+
+import pytest
+
+from patchkit.cluster.launch.cluster import Cluster
+from patchkit.cluster.launch.containers import mount
+from patchkit.cluster.launch.plan import survey_nodes
+from patchkit.cluster.launch.up import make_plan
+from patchkit.errors import UsageError
+from support.checked import check_text
+from support.clusters import cluster, image_facts, node_facts, units_of
+from tools.golden_units import IMAGE
+
+SNAPSHOT = "/data/hub/models--a--b/snapshots/0123"
+
+
+def files_of(tmp_path, model=SNAPSHOT, set=None, **image):
+    """Return the unit and the env file of a single node; ``image`` is what its image is."""
+    facts = node_facts(tmp_path, image=image_facts(**image))
+    file = cluster("a", image=IMAGE, set=set or {})
+    (files,) = units_of(file, [facts], model).node_files()
+    return files["patchkit-vllm.service"], files["node.env"]
+
+
+def test_check_asks_for_nothing_that_up_does_not_tell_an_engine(tmp_path):
+    text, env = files_of(tmp_path)
+    assert check_text(text, "x.service") == check_text(env, "node.env") == ()
+    (found,) = check_text(text.replace(" --port ", " --prot "), "x.service")
+    assert found.id == "unknown-flag"  # so it has read what runs in the container
+
+
+@pytest.mark.parametrize(
+    ("changes", "says", "never"),
+    [
+        ({}, ["--device=nvidia.com/gpu=all", "--device=/dev/infiniband"], "--gpus"),
+        ({"cdi": False}, ["--gpus=all"], "nvidia.com"),
+        ({"cdi": False, "engine": "podman"}, ["--device=nvidia.com/gpu=all"], "--gpus"),
+        ({"infiniband": False, "wraps": True}, [" sha256:0123"], "--entrypoint"),
+        ({}, [mount("/data/hub/models--a--b", writable=False)], "snapshots/0123,"),
+        ({"set": {"HF_HOME": "/hf"}}, [mount("/hf")], "--env=HF_HOME"),
+        ({}, ["--env=VLLM_API_KEY ", "--env=HF_HOME=/home/spark/.cache/hugg"], "--privileged"),
+        ({"set": {"VLLM_CACHE_ROOT": "/t"}}, ["--env=TRITON_CACHE_DIR "], "--env=VLLM_CACHE_ROOT"),
+    ],
+)
+def test_what_an_engine_is_told(changes, says, never, tmp_path):
+    text, _env = files_of(tmp_path, **changes)
+    (line,) = (each for each in text.splitlines() if each.startswith("ExecStart="))
+    assert [each for each in says if each not in line] == []
+    assert never not in line
+
+
+def test_a_folder_of_any_name_is_one_field():
+    assert mount('/a,"b') == '--mount=type=bind,"src=/a,""b","dst=/a,""b"'
+
+
+@pytest.mark.parametrize(
+    ("changes", "about", "hint"),
+    [
+        ({"problem": "engine-refuses", "said": "permission denied"}, "engine-refuses", "usermod"),
+        ({"problem": "engine-refuses", "said": "no daemon"}, "engine-refuses", "docker version"),
+        ({"problem": "image-missing"}, "image-missing", "patchkit cluster install"),
+        ({"content": "d" * 64}, "images", "patchkit cluster install"),
+    ],
+)
+def test_what_keeps_containers_from_being_started(changes, about, hint, tmp_path):
+    # Root's daemon is not bound by the memory that the user's units may lock.
+    facts = [node_facts(tmp_path, node=it, image=image_facts(), memlock=1 << 23) for it in (0, 1)]
+    assert list(survey_nodes(["a", "b"], facts)) == []
+    wrong = replace(facts[1], image=image_facts(**changes))
+    (found,) = survey_nodes(["a", "b"], [facts[0], wrong])
+    assert found.about == about
+    assert hint in found.hint
+
+
+def test_an_image_that_is_not_pinned_is_not_started():
+    with pytest.raises(UsageError) as caught:
+        make_plan(Cluster(cluster("a", image="vllm/vllm-openai:v0.25.1")), "a/b")
+    assert caught.value.hint == "patchkit cluster install"
