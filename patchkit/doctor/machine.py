@@ -13,6 +13,7 @@ from patchkit.doctor.peers.node_report import (
     Outcome,
     check,
     facts_for_causes,
+    make_fine,
     require,
     unchecked,
 )
@@ -42,7 +43,7 @@ def machine_findings(node: NodeReport) -> Iterator[Finding]:
         yield unchecked("machine", node.node, node.why_not(part))
         return
     python = (check_torch, check_lost_nccl, check_nccl, check_compilers)  # of the machine itself
-    engine = (check_engine, check_gpu_way, check_verbs, check_image_cpu)
+    engine = (check_engine, check_gpu_way, check_image_cpu)
     for run_check in (
         *(check_driver, check_gpu, check_gpu_users, check_kernel_log),
         *(check_memory, check_memory_guard, check_rdma_files),
@@ -215,11 +216,16 @@ def check_compilers(node: NodeReport) -> Outcome:
 # What containers get: that an engine or the image is missing, or refuses, `up` says as well
 
 
-@check("engine")
+@check("engine", "engine-rdma")
 def check_engine(node: NodeReport) -> Outcome:
-    said, disk = node.part("engine"), node.part("engine").storage[0]
+    said: EngineFacts = node.part("engine")
+    disk, program = said.storage[0], node.part("facts").image.program
     fields = {"version": said.version, "storage": disk.folder, "free": disk.free / 1e9}
-    return {"program": node.part("facts").image.program, **fields}
+    verbs = make_fine("engine-rdma", node.node)
+    if closed := said.closed:
+        command = there(node.node, "sudo", "chmod", "a+rw", *closed)
+        verbs = node.find("engine-rdma", files=", ".join(closed), command=command)
+    return [make_fine("engine", node.node, program=program, **fields), verbs]
 
 
 @check("engine-gpu")
@@ -236,14 +242,6 @@ def check_gpu_way(node: NodeReport) -> Outcome:
     words = ("systemctl", "restart", "nvidia-cdi-refresh.service") if kept else made
     fields = {"spec": said.spec, "old": said.driver, "driver": driver}
     return node.find("cdi-stale", command=there(node.node, "sudo", *words), **fields)
-
-
-@check("engine-rdma")
-def check_verbs(node: NodeReport) -> Outcome:
-    if closed := node.part("engine").closed:
-        command = there(node.node, "sudo", "chmod", "a+rw", *closed)
-        return node.find("engine-rdma", files=", ".join(closed), command=command)
-    return {}
 
 
 @check("image-cpu")
