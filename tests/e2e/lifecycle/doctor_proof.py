@@ -27,6 +27,7 @@ from e2e.lifecycle.cluster import (
     UNIT,
     Begin,
     EmulatedCluster,
+    Engine,
     LifecycleLab,
     insist,
 )
@@ -67,6 +68,7 @@ class Fault:
     about: str = ""
     node: str = WORKER
     begin: Begin = "stopped"
+    engine: Engine = "venv"
     also: tuple[str, ...] = ()
     cured: Callable[[EmulatedCluster, str], object] | None = None
     by: str = ""
@@ -74,7 +76,7 @@ class Fault:
 
 def prove(lab: LifecycleLab, fault: Fault) -> tuple[str, ...]:
     """Make a fault, and insist that it is found and cured; return its row."""
-    with lab.cluster(f"doctor-{fault.name}", "serving") as cluster:
+    with lab.cluster(f"doctor-{fault.name}", "serving", engine=fault.engine) as cluster:
         for node in cluster.nodes.values():
             node.root("sh", "-c", SUDO)
         if fault.begin != "serving":
@@ -242,6 +244,26 @@ FAULTS = (
         begin="serving",
         cured=lambda cluster, _command: (cluster.patchkit("down"), cluster.up()),
         by="systemd at once; the warning stays until the next `up`",
+    ),
+    Fault(
+        "image-missing",
+        "the image removed from one node, with podman",
+        user="podman rmi --all --force",
+        engine="podman",
+    ),
+    Fault(
+        "engine-rdma",
+        "a file of an RDMA device that is open to a group alone, with podman",
+        root="mkdir /dev/infiniband; install -m 660 /dev/null /dev/infiniband/uverbs0",
+        engine="podman",
+    ),
+    Fault(
+        "engine-refuses",
+        "docker's daemon ended, and its socket",
+        root="systemctl stop docker.socket docker",
+        engine="docker",
+        cured=lambda cluster, _command: cluster.worker.root("systemctl", "start", "docker"),
+        by="a hand",
     ),
 )
 

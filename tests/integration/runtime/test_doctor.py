@@ -29,7 +29,6 @@ def test_a_vllm_that_answers_is_the_server_whoever_started_it(here):
     with ModelServer() as server:
         port = server.server_address[1]
         found = here("--port", port)
-
     assert found["server-token"]["what"].startswith("small answers")
     seen = Level.OK if shutil.which("ss") else Level.UNKNOWN
     assert (found["server-token"]["level"], found["port"]["level"]) == (Level.OK, seen)
@@ -49,7 +48,6 @@ def test_what_answers_otherwise_has_the_port_and_is_never_fine(here):
     need("ss")
     with socket.create_server(("127.0.0.1", 0)) as other:
         found = here("--port", other.getsockname()[1], rc=9)
-
     assert found["port"]["level"] == Level.ERROR
     assert found["port"]["hint"] == f"kill {os.getpid()}"
     assert found["server-health-silent"]["level"] == Level.ERROR
@@ -68,10 +66,8 @@ INFO 11-22 10:00:00 [api_server.py:1] vLLM API server version 0.25.1
 def test_a_log_with_its_first_cause_first(cli, tmp_path):
     log = tmp_path / "vllm.log"
     log.write_text(LOG)
-
     shown = cli("doctor", "--log", log, rc=9).stdout
     said = json.loads(cli("doctor", "--log", log, "--json", rc=9).stdout)
-
     assert [(each["about"], each["line"], each["level"]) for each in said["findings"]] == [
         ("cuda-12-library-missing", 2, "error"),
         ("engine-core-failed", 3, "note"),
@@ -85,7 +81,6 @@ def test_an_error_that_nobody_knows_on_standard_input(environment, tmp_path):
     words = [sys.executable, "-m", "patchkit", "doctor", "--log", "-", "--json"]
     text = b"KeyError: 'nobody knows'\n"
     done = subprocess.run(words, input=text, cwd=tmp_path, env=environment, capture_output=True)
-
     assert done.returncode == 9, done.stderr
     assert [each["about"] for each in json.loads(done.stdout)["findings"]] == ["unknown"]
 
@@ -94,9 +89,7 @@ def test_a_report_has_the_lines_around_what_was_found(cli, tmp_path):
     log, report = tmp_path / "vllm.log", tmp_path / "report.json"
     key = "INFO 11-22 10:00:00 [a.py:1] token hf_abcdefghijABCDEFGHIJ1234567890abcd\n"
     log.write_text("\n" * 99 + key + "KeyError: 'nobody knows'\n" + "\n" * 99)
-
     cli("doctor", "--log", log, "--save", report, rc=9)
-
     lines = json.loads(report.read_text())["journal"]
     assert lines[3].endswith(": KeyError: 'nobody knows'")
     assert lines[2].endswith("token secret-1")
@@ -106,7 +99,6 @@ def test_a_report_has_the_lines_around_what_was_found(cli, tmp_path):
 def test_explain_by_the_text_of_an_error(cli):
     by_line = json.loads(cli("explain", f"[rank1]: {CUDA12}", "--json").stdout)["symptoms"]
     by_part = json.loads(cli("explain", "libcudart.so.12", "--json").stdout)["symptoms"]
-
     assert [each["id"] for each in by_line] == ["cuda-12-library-missing"]
     assert "cuda-12-library-missing" in [each["id"] for each in by_part]
     assert "cure" in cli("explain", "cuda-12-library-missing").stdout

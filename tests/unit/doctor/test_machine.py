@@ -86,7 +86,6 @@ def with_torch_nccl(report):
 
 def test_a_machine_that_is_well_is_fine_in_all(well):
     found = [*machine_findings(well)]
-
     assert [each for each in found if each.level is not Level.OK or not each.what] == []
     assert len({each.about for each in found}) == len(found)
 
@@ -115,7 +114,6 @@ FAULTS = {
 @pytest.mark.parametrize("about", FAULTS)
 def test_each_fault_is_found_and_nothing_else(well, about):
     found = wrong(machine_findings(FAULTS[about](well)))
-
     assert list(found) == [about]
     assert found[about].where == "spark-1"
     assert found[about].hint
@@ -155,7 +153,6 @@ def test_what_containers_of_a_node_lack(well, engine, changes, about, cure):
     served = with_host(well, gpus=(gpu,), software=replace(SOFTWARE, vllm=""))
     served = replace(served, facts=replace(served.facts, image=image))
     found = [*machine_findings(replace(served, engine=replace(ENGINE, **changes)))]
-
     assert [*wrong(found)] == about
     assert all(cure in each.hint for each in wrong(found).values())
     assert {each.about for each in found} >= {"engine", "driver"}
@@ -173,9 +170,7 @@ def test_a_library_that_is_gone_comes_with_what_brings_it_back(well, placed, cur
     file = LostFile(path="/v/libnccl.so.2", project="nvidia-nccl-cu13", version="2.30.7")
     contents = replace(well.contents, lost=(file,), nccl=LoadedNccl(), torch_nccl=LoadedNccl())
     report = replace(well, contents=contents, placed=well.placed if placed else None)
-
     found = next(each for each in machine_findings(report) if each.about == "nccl-lost")
-
     assert found.level is Level.ERROR
     assert "/v/libnccl.so.2, which nvidia-nccl-cu13 2.30.7 has installed" in found.what
     assert cure in found.hint
@@ -185,7 +180,6 @@ def test_what_is_only_worth_knowing(well):
     stopped = with_memory(replace(well, processes=()), available=20 << 20, swap_total=0)
     found = [*machine_findings(with_health(stopped, guards=()))]
     notes = {each.about: each for each in found if each.level is Level.NOTE}
-
     assert {*notes} == {"memory-guard", "gpu-taken"}
     assert wrong(found) == {}
     assert "10 (VLLM::EngineCor of spark 90000 MiB)" in notes["gpu-taken"].what
@@ -197,7 +191,6 @@ def test_what_nobody_read_is_never_fine(well):
     nothing = replace(well, health=NodeHealth(unread=unread), processes=None, contents=None)
     nothing = with_host(nothing, software=None, memory=None, gpus=())
     found = {each.about: each for each in machine_findings(nothing)}
-
     assert {each.level for each in found.values()} == {Level.UNKNOWN}
     assert all(each.what.startswith("not checked: ") for each in found.values())
     assert "dmesg" in found["kernel-log"].hint
@@ -209,7 +202,6 @@ def test_machines_and_the_facts_that_causes_hang_on(tmp_path, kind):
     facts = clusters.node_facts(tmp_path, node=0)
     host = probe(hosts.build(tmp_path / kind, kind, node=0), python=None, environment={})
     report = NodeReport(node="spark-1", facts=replace(facts, host=host), health=WELL, processes=())
-
     assert wrong(machine_findings(report)) == {}
     if kind.startswith("kernel7"):
         known = facts_for_causes(report)

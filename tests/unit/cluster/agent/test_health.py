@@ -22,7 +22,6 @@ def test_this_machine():
     given = {"venv": sys.prefix, "unit": "nobody.service"}
     health = Remote("localhost").call(NodeHealth, collect_health, **given)
     facts = {each.name for each in fields(NodeHealth)}
-
     assert all(health.unread.values())
     assert "unit" in health.unread
     unknown = {name for name in facts if getattr(health, name) is None}
@@ -60,5 +59,4 @@ def test_compilers_are_those_of_the_variables(tmp_path):
     write_files(tmp_path, {"tools/cc": "", "venv/bin/python": "", header: ""}, mode=0o755)
     (tmp_path / "venv/lib/python3.12").mkdir(parents=True)
     found = find_compilers(str(tmp_path / "venv"), {"PATH": str(tmp_path / "tools")})
-
     assert found == Compilers(compiler=f"{tmp_path}/tools/cc", python_h=f"{tmp_path}/{header}")

@@ -1,8 +1,18 @@
-"""Checks of one end and of both, on probed machines."""
+"""Checks of one end and of both, and plans for networks that owners have, on probed machines."""
+
+from ipaddress import IPv4Network
 
 import pytest
 
-from patchkit.cluster.net.checks import choose_checked_cages, host_checks, pair_checks
+from patchkit.cluster.net.checks import (
+    choose_checked_cages,
+    host_checks,
+    pair_checks,
+    plan_remarks,
+)
+from patchkit.cluster.net.netplan_file import check_conflicts
+from patchkit.cluster.net.plan import Given, NetPlanOptions, make_net_plan
+from patchkit.errors import UsageError
 from patchkit.finding import Level
 from support.hosts import with_netdev
 
@@ -68,10 +78,62 @@ OWNERS = {  # what is not ok of networks that worked for their owners, and of th
 
 @pytest.mark.parametrize("name", OWNERS)
 def test_the_networks_of_owners(machine, name):
+    """What works is kept, whichever node it is."""
     host = machine(name)
     checks = list(host_checks(host, choose_checked_cages(host)))
     assert notable(checks) == OWNERS[name]
     assert all(check.hint for check in checks if check.level in (Level.ERROR, Level.WARNING))
+    if name not in ("random_twin", "drawn_first"):
+        assert [planned(host, node=node)[0] for node in (None, 1, 2)] == [[], [], []]
+
+
+def planned(host, **changes):
+    """Return what the plan changes and remarks: rows of text."""
+    options = NetPlanOptions(**changes)
+    plan = make_net_plan(host, options)
+    check_conflicts(host, plan, options, Given(), {})
+    assert {line.mtu for line in plan.changes} <= {9000}
+    rows = [f"{line.action} {line.netdev} {line.addresses[0]}" for line in plan.changes]
+    return rows, [f"{note.level} {note.where}: {note.about}" for note in plan_remarks(host, plan)]
+
+
+TWINS = "one-twin-address"
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "changes", "remarks"),
+    [
+        # A drawn address beside a set one is replaced, whichever half has drawn it.
+        ("random_twin", {}, [f"replace {B} 192.168.101.10/24"], ["warning cage 0: random-twin"]),
+        ("drawn_first", {}, [f"replace {A1} 10.100.1.1/24"], ["warning cage 1: random-twin"]),
+        ("small_mtu", {"mtu": 9000}, [f"mtu {A} 10.0.1.1/24"], [f"note cage 0: {TWINS}"]),
+        ("small_mtu", {}, [], [f"note cage 0: {TWINS}", f"note {A}: MTU"]),
+        ("same_subnet", {}, [], ["warning cage 0: same-subnet"]),
+        ("kernel7", {}, [], ["error this node: kernel-reserve"]),
+        ("pair_and_switch", {"nodes": 4}, [], []),
+        ("pair_and_switch", {"nodes": 16}, [], []),
+        # A third node: the cage in use is kept, the other one is a link of the ring.
+        (
+            *("second_cable", {"node": 1, "nodes": 3}),
+            [f"add {A1} 192.168.104.10/24", f"add {B1} 192.168.105.10/24"],
+            ["note this ring: cabling"],
+        ),
+        # Link-local addresses go where other ones are asked for.
+        (
+            *("drawn_pair", {"node": 1, "network": IPv4Network("192.168.100.0/24")}),
+            [f"replace {A1} 192.168.100.10/24", f"replace {B1} 192.168.101.10/24"],
+            ["warning cage 1: link-local-twins"],
+        ),
+    ],
+)
+def test_what_has_to_change_and_what_is_remarked(machine, name, options, changes, remarks):
+    assert planned(machine(name), **options) == (changes, remarks)
+
+
+def test_two_cages_in_use_on_many_nodes_are_not_taken_for_a_ring(machine):
+    assert make_net_plan(machine("own_ring"), NetPlanOptions(nodes=4)).topology == "as found"
+    with pytest.raises(UsageError, match="where do the two cables lead"):
+        make_net_plan(machine("fresh_both"), NetPlanOptions(node=2, nodes=4))
 
 
 def test_the_cure_of_a_drawn_address_can_be_pasted(machine):
@@ -85,29 +147,20 @@ def test_the_cure_of_a_drawn_address_can_be_pasted(machine):
         assert f"`{modify} && sudo nmcli device reapply {netdev}`" in hint
 
 
-def test_a_machine_without_a_cage(machine):
-    host = machine("thor", 1)
+def test_a_machine_without_a_cage_a_network_of_the_lan_and_a_slow_cable(machine):
+    host, spark = machine("thor", 1), machine("cable_port0", 1)
     assert notable(host_checks(host, choose_checked_cages(host, ["mgbe0_0"]))) == {
-        "mgbe0_0: speed: warning",
-        "mgbe0_0: RoCE v2 GID: unknown",
+        *("mgbe0_0: speed: warning", "mgbe0_0: RoCE v2 GID: unknown"),
         "mgbe0_0: PCIe lanes: unknown",
     }
-
-
-def test_a_network_that_the_lan_has_too(machine):
-    host = machine("cable_port0", 1)
-    addresses = host.netdev(B).addresses
-    host = with_netdev(host, "enP7s7", addresses=addresses)
+    host = with_netdev(spark, "enP7s7", addresses=spark.netdev(B).addresses)
     checks = list(host_checks(host, choose_checked_cages(host)))
     assert notable(checks) == {f"{B}: networks of its own: error"}
     assert "192.168.101.11/24 is in one network with enP7s7" in checks[-1].what
     assert checks[-1].hint.endswith(f": sudo ip address del 192.168.101.11/24 dev {B}")
-
-
-def test_half_of_the_pcie_lanes_and_a_slow_cable(machine):
-    host = with_netdev(machine("cable_port0", 1), B, lanes=2, speed=100000)
-    checks = list(host_checks(host, choose_checked_cages(host)))
-    assert notable(checks) == {f"{B}: PCIe lanes: warning", f"{B}: speed: warning"}
+    host = with_netdev(spark, B, lanes=2, speed=100000)
+    found = notable(host_checks(host, choose_checked_cages(host)))
+    assert found == {f"{B}: PCIe lanes: warning", f"{B}: speed: warning"}
 
 
 # Both ends

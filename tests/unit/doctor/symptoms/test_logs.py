@@ -36,7 +36,6 @@ def judged(text):
 @pytest.mark.parametrize("log", GOOD, ids=lambda log: log.stem)
 def test_good_logs_have_nothing_fatal(log):
     found = judged(log.read_bytes())
-
     assert worst(found, Level.ERROR, Level.WARNING) == 0, [each.what for each in found]
     serving = next(each for each in found if each.level is Level.OK)
     assert serving.what.startswith("nothing fatal; serving since line ")
@@ -46,7 +45,6 @@ def test_good_logs_have_nothing_fatal(log):
 @pytest.mark.parametrize("log", UNKNOWN, ids=lambda log: log.stem)
 def test_an_unknown_first_exception_is_shown_first(log):
     found = judged(log.read_bytes())
-
     assert any(word in found[0].what + found[0].why for word in ("arms", "Assertion", "dealloc"))
     assert found[0].why.startswith("its lines:\n")
     assert "consequence" in found[0].why

@@ -53,7 +53,6 @@ def test_what_stands_before_a_line(line, who, text):
 @pytest.mark.parametrize("size", [1, 7, 100_000])
 def test_pieces_and_ends_of_lines_do_not_matter(end, size):
     data = f"first\n{WRAPPED}CmaTotal:       0 kB\nCmaFree:   940 kB\n".replace("\n", end).encode()
-
     found = found_in(data[at : at + size] for at in range(0, len(data), size))
     assert [found.count(each.text) for each in TEXTS] == [0, 1, 1]
     assert found.hits[UNIQUE.text][0].number == 2
@@ -63,7 +62,6 @@ def test_pieces_and_ends_of_lines_do_not_matter(end, size):
 
 def test_words_end_where_they_end():
     number = text_pattern("CUDA error: 222")
-
     assert found_in([b"CUDA error: 222: PTX\n"], [number]).hits.get(number.text)
     assert not found_in([b"CUDA error: 2220\nXCUDA error: 222\n"], [number]).hits
 
@@ -74,7 +72,6 @@ ENDLESS = [b"a" * 3, b"\x1b[", b"(", b"Free memory on device ("]
 @pytest.mark.parametrize("data", [bytes(range(256)) * 100, *(each * LONGEST for each in ENDLESS)])
 def test_rubbish_does_not_disturb(data):
     good = b"\nFree memory on device cuda:0 (33.9/121.6 GiB) on startup is less than utilization\n"
-
     found = found_in([data, good, data])
     assert [hit.values for hit in found.hits[FREE.text]] == [{"free": "33.9", "total": "121.6"}]
 

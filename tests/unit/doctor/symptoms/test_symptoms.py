@@ -44,7 +44,6 @@ def test_real_failures():
     """Print how real failures are judged, and hold the least that counts."""
     counts, wrong = matrix()
     sys.stdout.write("\n".join([*(f"{name}: {counts[name]}" for name in VERDICTS), *wrong, ""]))
-
     missed = counts["other"] + counts["nothing"]
     assert missed <= 0.15 * counts.total(), wrong
     assert counts["right"] >= 0.9 * (counts["right"] + counts["wrong"]), wrong
