@@ -25,11 +25,11 @@ LONGEST = 8192
 
 _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-_])")
 _UNSEEN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]+")
-_FORMS = read_toml(dict[str, Any], RECIPES / "doctor" / "log_lines.toml")
-_PARTS: dict[str, str] = _FORMS["parts"]
+FORMS = read_toml(dict[str, Any], RECIPES / "doctor" / "log_lines.toml")
+_PARTS: dict[str, str] = FORMS["parts"]
 _PART = re.compile("|".join(_PARTS))
-_PREFIXES = [re.compile(_PART.sub(lambda part: _PARTS[part[0]], f)) for f in _FORMS["prefix"]]
-_QUOTES = [re.compile(form.encode()) for form in _FORMS["quote"]]
+_PREFIXES = [re.compile(_PART.sub(lambda part: _PARTS[part[0]], f)) for f in FORMS["prefix"]]
+_QUOTES = [re.compile(form.encode()) for form in FORMS["quote"]]
 
 
 @dataclass(frozen=True, slots=True)

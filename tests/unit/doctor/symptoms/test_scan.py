@@ -2,7 +2,7 @@
 
 import pytest
 
-from patchkit.doctor.symptoms.lines import LONGEST, log_line
+from patchkit.doctor.symptoms.lines import FORMS, LONGEST, log_line
 from patchkit.doctor.symptoms.scan import merged_scan, scan
 from patchkit.doctor.symptoms.symptom import text_pattern
 
@@ -23,27 +23,7 @@ WRAPPED = """\
 """
 
 
-@pytest.mark.parametrize(
-    ("line", "who", "text"),
-    [
-        ("plain text: nothing before it", "", "plain text: nothing before it"),
-        ("ERROR 11-22 10:00:00 [core.py:708] EngineCore failed", "", "EngineCore failed"),
-        ("(Engine_DP0 pid=1) ERROR 11-22 10:00:00 [v1/core.py:7] x", "(Engine_DP0 pid=1)", "x"),
-        ("(Worker pid=4, ip=10.0.0.2) \x1b[36mx\x1b[0m\r", "(Worker pid=4, ip=10.0.0.2)", "x"),
-        ("spark1:123:456 [0] NCCL WARN x", "spark1:123:456", "NCCL WARN x"),
-        ("[2026-11-22 10:00:00] a:1:2 [0] misc/socket.cc:12 NCCL WARN x", "a:1:2", "NCCL WARN x"),
-        ("[rank1]:[W1122 10:00:00.123 ProcessGroupNCCL.cpp:12] x", "rank1", "x"),
-        ("Nov 22 10:00:00 spark1 vllm[77]: ERROR x", "vllm[77]", "x"),
-        ("2026-11-22T10:00:00+0100 spark1 kernel: NVRM: x", "kernel", "NVRM: x"),
-        ("[2971433.390412] NVRM: Xid (PCI:000f:01:00): 31", "", "NVRM: Xid (PCI:000f:01:00): 31"),
-        ("vllm-1  | 2026-11-22T10:00:00.1Z stderr F x", "vllm-1", "x"),
-        ("2026-11-22 10:00:00,123\tERROR worker.py:12 -- x", "", "worker.py:12 -- x"),
-        ("#12 0.695   × No solution found", "", "× No solution found"),
-        ("0.243 error: x", "", "error: x"),
-        ("0.24 GiB are free", "", "0.24 GiB are free"),
-        ("E       RuntimeError: Invalid status", "", "RuntimeError: Invalid status"),
-    ],
-)
+@pytest.mark.parametrize(("line", "who", "text"), FORMS["example"])
 def test_what_stands_before_a_line(line, who, text):
     found = log_line(1, line)
     assert (found.who, found.text) == (who, text)
