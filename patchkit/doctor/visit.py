@@ -53,7 +53,7 @@ class Visit:
     reports: tuple[NodeReport, ...] = ()
     lines: tuple[tuple[str, str], ...] = ()
 
-    def parts(self) -> dict[str, object]:
+    def parts(self) -> dict[str, Any]:
         """Return what a bug report holds, by name; secrets and names are still in it."""
         # Errors stand in the findings, and what was placed in the facts.
         lacking: dict[str, Any] = {"silence": None, "no_address": None, "placed": None}

@@ -35,6 +35,7 @@ from patchkit.measure.rounds import BenchPlan, measure_variants
 from patchkit.measure.variants import VLLM, BenchLoad, PlannedVariant
 from patchkit.reading import read_text
 from patchkit.records import RECIPES, read_json, read_toml
+from patchkit.runtime.host.host import Host
 from patchkit.runtime.rules.variable_rules import cache_variables
 from patchkit.units import BYTES_PER_GIB, KIB_PER_GIB
 
@@ -52,16 +53,19 @@ Tell = Callable[[str], None]
 class ProofRequest:
     """What is proved: the GPU of the first node, all nodes together, and a model's starts.
 
-    ``available`` is its memory in KiB, ``apart`` why nodes are not tried together, "" if they are;
+    ``host`` is the first node's, ``apart`` why nodes are not tried together, "" if they are;
     ``model`` is "" for random weights, ``args`` are more words of `vllm serve`.
     """
 
     nodes: Sequence[GpuNode]
-    vllm: str
-    available: int
+    host: Host
     apart: str
     model: str = ""
     args: Sequence[str] = ()
+
+    @property
+    def free_gib(self) -> float:
+        return self.host.memory.available / KIB_PER_GIB if self.host.memory else 0.0
 
 
 @cache
@@ -87,7 +91,7 @@ def collect_proof(
         first = f"{cluster.head.destination} is not this machine"
         raise HostError(first, hint="run it on the first node of cluster.toml")
     tell("facts: a minute")
-    visited = visit(cluster, here=True)
+    visited = visit(cluster, here=len(cluster.nodes) == 1)
     for each in visited.reports:
         if each.state and each.state.left:
             why = "what is served takes the GPU and its memory: figures would be wrong"
@@ -96,45 +100,37 @@ def collect_proof(
     apart = "one node was asked: --cluster names several" if len(visited.reports) < 2 else ""
     if len(nodes) < len(visited.reports) or not all(node.address for node in nodes):
         apart = apart or "not every node has vLLM and an address on the cable"
-    facts = report.facts
-    software, code = facts.host.software if facts else None, {}
-    if facts is None or software is None or not software.vllm:
-        reason = report.why_not("facts") if facts is None else "no Python with vLLM is known here"
-        parts = [GpuStep(step=name, state="not-run", reason=reason) for name in part_names()]
-    else:
+    host = report.facts.host if report.facts else None
+    software, gpu = (host.software, next(iter(host.gpus), None)) if host else (None, None)
+    code: Mapping[str, Mapping[str, int]] = {}
+    if host and software and software.vllm:
         tell("libraries: their device code")
         with contextlib.suppress(PatchkitError, OSError):
             code = look_at_device_code(software.vllm_home, 0, "")["codes"]
-        available = facts.host.memory.available if facts.host.memory else 0
-        request = ProofRequest(
-            nodes=nodes,
-            vllm=software.vllm,
-            available=available,
-            apart=apart,
-            model=model,
-            args=args,
-        )
+        request = ProofRequest(nodes=nodes, host=host, apart=apart, model=model, args=args)
         parts = [*run_proof(request, tell)]
-    gpu = next(iter(facts.host.gpus), None) if facts else None
+    else:
+        reason = "no Python with vLLM is known here" if host else report.why_not("facts")
+        parts = [GpuStep(step=name, state="not-run", reason=reason) for name in part_names()]
     said = visited.parts()
-    proof = {
-        "schema": SCHEMA,
-        "patchkit": __version__,
-        "date": date.today().isoformat(),
-        "device": gpu.name if gpu else "no GPU",
-        "capability": gpu.capability if gpu else "",
-        "driver": gpu.driver if gpu else "",
-        "vllm": software.vllm if software else "",
-        "torch": software.torch if software else "",
-        "model": Path(model).name or "random weights",
-        "parts": [asdict(replace(part, lines=())) for part in parts],
-        "code": code,
-        "machines": said["nodes"],
-        "findings": said["findings"],
-    }
+    proof = Proof(
+        schema=SCHEMA,
+        patchkit=__version__,
+        date=date.today().isoformat(),
+        device=gpu.name if gpu else "no GPU",
+        capability=gpu.capability if gpu else "",
+        driver=gpu.driver if gpu else "",
+        vllm=software.vllm if software else "",
+        torch=software.torch if software else "",
+        model=Path(model).name or "random weights",
+        parts=tuple(replace(part, lines=()) for part in parts),
+        code=code,
+        machines=said["nodes"],
+        findings=said["findings"],
+    )
     logs = {part.step: "\n".join(part.lines) for part in parts if part.lines}
     names = private_names((it.node, it.facts) for it in visited.reports)
-    return pack_proof(proof, {**logs, "journal": str(said["journal"])}, names)
+    return pack_proof(proof, {**logs, "journal": said["journal"]}, names)
 
 
 def part_names() -> list[str]:
@@ -178,56 +174,47 @@ def run_proof(request: ProofRequest, tell: Tell) -> Iterator[GpuStep]:
 def call_kernels(request: ProofRequest, folder: Path) -> Iterator[GpuStep]:
     """Yield how each group's kernel was called with an empty cache, then with the one it left."""
     settings = proof_settings()["kernels"]
-    turns = []
-    for _turn in ("empty", "kept"):
-        steps = [
-            {"step": f"kernel-{group}", "script": "kernel", "group": group, **settings}
-            for group in settings["groups"]
-        ]
-        caches = [{"CUDA_CACHE_PATH": str(folder / step["group"])} for step in steps]
-        turns.append(run_beside(request, steps, caches))
+    caches = {f"kernel-{group}": folder / group for group in settings["groups"]}
+    steps = [
+        {"step": step, "script": "kernel", "group": cache.name, **settings}
+        | {"variables": {"CUDA_CACHE_PATH": str(cache)}}
+        for step, cache in caches.items()
+    ]
+    turns = [run_beside(request, steps) for _turn in ("empty", "kept")]
     for empty, kept in zip(*turns, strict=True):
-        files = (folder / empty.step.removeprefix("kernel-")).rglob("*")
-        compiled = sum(file.stat().st_size for file in files if file.is_file())
-        figures = {**empty.figures, "compiled_mb": round(compiled / 1e6, 1)}
+        files = (file for file in caches[empty.step].rglob("*") if file.is_file())
+        figures = {**empty.figures, "compiled_bytes": sum(file.stat().st_size for file in files)}
         if "first_s" in kept.figures:
             figures["first_kept_s"] = kept.figures["first_s"]
         worse = kept if empty.state == "ok" else empty
         yield replace(worse, figures=figures, seconds=round(empty.seconds + kept.seconds, 2))
 
 
-def build_models(request: ProofRequest) -> list[GpuStep]:
-    """Return which kernels vLLM chose for each format of weights."""
+def build_models(request: ProofRequest) -> Iterator[GpuStep]:
+    """Yield which kernels vLLM chose for each format of weights."""
     settings = proof_settings()
+    common = {"script": "routing", **settings["routing"]}
+    common["variables"] = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
     steps = [
-        {"step": f"routing-{name}", "script": "routing", "config": {**settings["base"], **own}}
-        | settings["routing"]
+        {**common, "step": f"routing-{name}", "config": {**settings["base"], **own}}
         for name, own in settings["models"].items()
     ]
-    alone = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
-    found = []
-    for part in run_beside(request, steps, [alone] * len(steps)):
+    for part in run_beside(request, steps):
         # One that stopped before it could answer told its log what it chose.
         told = dict.fromkeys(said[1] for line in part.lines for said in _CHOSE.finditer(line))
-        found.append(part if part.kernel else replace(part, kernel=", ".join(told)))
-    return found
+        yield part if part.kernel else replace(part, kernel=", ".join(told))
 
 
-def run_beside(
-    request: ProofRequest,
-    steps: Sequence[dict[str, Any]],
-    variables: Sequence[Mapping[str, str]],
-) -> list[GpuStep]:
+def run_beside(request: ProofRequest, steps: Sequence[dict[str, Any]]) -> list[GpuStep]:
     """Run steps of this room's script side by side, if there is memory for that."""
     node = request.nodes[0]
 
-    def work(pair: tuple[dict[str, Any], Mapping[str, str]]) -> GpuStep:
-        step = {**pair[0], "file": proof_script.__file__}
-        return run_step(node.python, step, {**node.variables, **_QUIET, **pair[1]})
+    def work(step: dict[str, Any]) -> GpuStep:
+        variables = {**node.variables, **_QUIET, **step["variables"]}
+        return run_step(node.python, {**step, "file": proof_script.__file__}, variables)
 
-    pairs = [*zip(steps, variables, strict=True)]
-    beside = request.available >= proof_settings()["beside_gib"] * KIB_PER_GIB
-    groups = [pairs] if beside else [[pair] for pair in pairs]
+    beside = request.free_gib >= proof_settings()["beside_gib"]
+    groups = [steps] if beside else [[step] for step in steps]
     found = [said for group in groups for said in everywhere(group, work)]
     return [said for said in found if isinstance(said, GpuStep)]
 
@@ -262,8 +249,8 @@ def measure_starts(request: ProofRequest, folder: Path, tell: Tell) -> Iterator[
     settings, obstacle = proof_settings(), ""
     if shutil.disk_usage(folder).free < settings["disk_gib"] * BYTES_PER_GIB:
         obstacle = f"less than {settings['disk_gib']} GiB are free in {folder.parent}"
-    if not request.model and request.available < (settings["serve"]["gib"] + 8) * KIB_PER_GIB:
-        obstacle = f"only {request.available / KIB_PER_GIB:.0f} GiB of memory are free"
+    if not request.model and request.free_gib < settings["serve"]["gib"] + 8:
+        obstacle = f"only {request.free_gib:.0f} GiB of memory are free"
     write_model(folder / "model", settings["serve"]["config"])
     for name in _STARTS:
         if obstacle:
@@ -298,8 +285,9 @@ def measure_start(request: ProofRequest, folder: Path, name: str) -> GpuStep:
     url = f"http://127.0.0.1:{free_port('127.0.0.1')}"
     words = [node.python, *VLLM, "serve", model, "--host", "127.0.0.1", "--port", url[17:]]
     words += ["--served-model-name", "proof", *(() if request.model else settings["words"])]
+    vllm = request.host.software.vllm if request.host.software else ""
     quiet = {**_QUIET, **({"HF_HUB_OFFLINE": "0"} if request.model else {})}
-    env = {**os.environ, **node.variables, **quiet, **cache_variables(str(folder), request.vllm)}
+    env = {**os.environ, **node.variables, **quiet, **cache_variables(str(folder), vllm)}
     log, reason, begin = folder / f"{name}.log", "", time.monotonic()
     figures: dict[str, Any] = {}
     try:

@@ -10,7 +10,7 @@ import tarfile
 import zlib
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -22,7 +22,7 @@ from patchkit.records import RecordError, matching, read_json
 from patchkit.target import Load, best_load, listed
 from patchkit.units import BYTES_PER_MIB
 
-SCHEMA = 1
+SCHEMA: Literal[1] = 1
 _PACKED, _UNPACKED, _MOST = 4 * BYTES_PER_MIB, 32 * BYTES_PER_MIB, 64
 _MEMBER = re.compile(r"proof\.json|summary\.txt|logs/[a-z0-9.-]{1,60}\.txt")
 _CODE = re.compile(r"\b(?:sm|compute)_\d{2,3}[af]?\b")
@@ -53,7 +53,7 @@ class Proof:
     machines: tuple[Mapping[str, Any], ...]
     findings: tuple[Mapping[str, Any], ...]
     note: str = ""
-    taken_out: Mapping[str, int]
+    taken_out: Mapping[str, int] = field(default_factory=dict)
 
     def part(self, name: str) -> GpuStep:
         """Return a part, one that was not run if there is none of that name."""
@@ -61,11 +61,9 @@ class Proof:
         return next((part for part in self.parts if part.step == name), none)
 
 
-def pack_proof(
-    proof: Mapping[str, Any], logs: Mapping[str, str], names: PrivateNames
-) -> tuple[Proof, bytes]:
+def pack_proof(proof: Proof, logs: Mapping[str, Any], names: PrivateNames) -> tuple[Proof, bytes]:
     """Return a proof as it may be shown, and its archive: the same bytes for the same proof."""
-    text, taken = pack_report({"proof": dict(proof), "logs": dict(logs)}, names)
+    text, taken = pack_report({"proof": asdict(proof), "logs": dict(logs)}, names)
     whole = json.loads(text)
     texts = {f"logs/{name}.txt": said for name, said in whole["logs"].items()}
     clean = {**whole["proof"], "note": whole["note"], "taken_out": taken}

@@ -22,7 +22,8 @@ from patchkit.measure.proof import (
     session_cpu,
     wait_until_ready,
 )
-from patchkit.measure.proof_archive import SCHEMA, pack_proof, parse_proof, summary_lines
+from patchkit.measure.proof_archive import SCHEMA, Proof, pack_proof, parse_proof, summary_lines
+from patchkit.records import record
 from support import write_files
 from tools import known
 
@@ -47,7 +48,7 @@ def made_proof(**changes):
     proof |= {"model": "random weights", "parts": parts, "machines": [], "findings": []}
     proof |= {"code": {"_vllm_fa2_C.abi3.so": {"sm_80 compute_80": 52}}, **changes}
     logs = {"serve-cold": "annalena@spark-3995 listens at 192.168.177.11\nHF_TOKEN=qwertz99"}
-    return pack_proof(proof, logs, NAMES)
+    return pack_proof(record(Proof, proof), logs, NAMES)
 
 
 def archive_of(**files):
