@@ -45,7 +45,7 @@ _SPREAD_BYTES = 4 << 30
 _SETTLED = 30.0  # seconds since a file's last change, after which it is whole
 # What a worker can find by its keys; not what is one rank's, nor what ranks have to agree on.
 _SPREADS = re.compile(
-    r"triton/|quack/|flashinfer/.*/(?:cached_ops|generated)/|models/.*/(?:inductor|triton)_cache/"
+    r"(?:cuda|triton|quack)/|flashinfer/.*/(?:cached_ops|generated)/|models/.*/(?:inductor|triton)_cache/"
 )
 _SYSTEMCTL = ("systemctl", "--user")
 _PROCESS = re.compile(r'users:\(\("(.*?)",pid=(\d+)')

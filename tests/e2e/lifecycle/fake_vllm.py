@@ -102,8 +102,9 @@ class FakeRank:
             if folder := os.environ.get(place):
                 code = Path(folder, "inductor_cache", f"{name}-of-{given.node_rank}")
                 log(f"{name} {'found' if code.exists() else 'compiled'}", where="caching.py:1")
-                code.parent.mkdir(parents=True, exist_ok=True)
-                code.touch()
+                if not code.exists():
+                    code.parent.mkdir(parents=True, exist_ok=True)
+                    code.touch()
         own, line = socket.socketpair()
         if self.head:
             self.peers = [own, *self._gather_ranks()]
