@@ -15,16 +15,17 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from e2e.emulation import nodes
+from e2e.emulation import nodes, wires
 from e2e.proofs import fresh
 
 PACKAGES = (
     *("systemd", "systemd-sysv", "dbus", "dbus-user-session", "libpam-systemd", "polkitd"),
     *("openssh-server", "openssh-client", "rsync", "curl", "ca-certificates", "procps"),
     *("iproute2", "iputils-ping", "python3", "python3-venv", "libnuma1", "libgomp1"),
-    *("docker.io", "podman", "crun", "uidmap"),
+    *("docker.io", "docker-registry", "podman", "crun", "uidmap"),
 )
 USER, UID = "spark", 1000
+REGISTRY = f"{wires.lan_ip(1)}:5000"
 # Stands for both OCI runtimes: not every machine underneath lets a limit be raised.
 RUNTIME = """\
 #!/usr/bin/python3
@@ -54,8 +55,11 @@ for each in runc crun; do
   chmod +x "$place"
 done
 mkdir -p /etc/docker
-echo '{{"data-root": "/home/docker"}}' > /etc/docker/daemon.json
-printf '[storage]\ndriver = "overlay"\n' > /etc/containers/storage.conf
+echo '{{"data-root": "/home/docker", "insecure-registries": ["{REGISTRY}"]}}' \
+  > /etc/docker/daemon.json
+cd /etc/containers
+printf '[[registry]]\nlocation = "{REGISTRY}"\ninsecure = true\n' > registries.conf.d/lab.conf
+printf '[storage]\ndriver = "overlay"\n' > storage.conf
 echo 'proc /run/proc proc defaults' >> /etc/fstab
 echo 'z /sys/fs/cgroup - {USER}' > /etc/tmpfiles.d/cgroup.conf
 useradd --create-home --uid {UID} --shell /bin/bash {USER}
@@ -67,7 +71,7 @@ rm -f /etc/ssh/ssh_host_* /etc/hostname /etc/machine-id /etc/resolv.conf
 echo 'PasswordAuthentication no' > /etc/ssh/sshd_config.d/keys.conf
 systemctl --quiet enable systemd-networkd ssh
 systemctl --quiet disable systemd-networkd-wait-online apt-daily.timer apt-daily-upgrade.timer
-systemctl --quiet disable docker.service containerd.service podman.service podman-restart.service
+systemctl --quiet disable docker.service containerd.service docker-registry.service
 systemctl --quiet mask systemd-resolved e2scrub_reap fstrim.timer
 """
 
