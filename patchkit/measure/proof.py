@@ -24,7 +24,9 @@ from patchkit.cluster.ssh.node import everywhere
 from patchkit.doctor.bundle import private_names
 from patchkit.doctor.gpu import GpuNode, find_gpu_nodes, run_all_reduce, smoke_test
 from patchkit.doctor.gpu_steps import GpuStep, free_port, gpu_steps, run_step
+from patchkit.doctor.peers.node_report import NodeReport
 from patchkit.doctor.visit import visit
+from patchkit.durable.signals import deferred
 from patchkit.durable.staging import ScratchFolder
 from patchkit.errors import BusyError, HostError, PatchkitError
 from patchkit.measure import proof_script
@@ -92,10 +94,7 @@ def collect_proof(
         raise HostError(first, hint="run it on the first node of cluster.toml")
     tell("facts: a minute")
     visited = visit(cluster, here=len(cluster.nodes) == 1)
-    for each in visited.reports:
-        if each.state and each.state.left:
-            why = "what is served takes the GPU and its memory: figures would be wrong"
-            raise BusyError(f"{each.node}: {each.state.left}", why=why, hint="patchkit down")
+    check_free(visited.reports)
     report, nodes = visited.reports[0], find_gpu_nodes(visited.reports)
     apart = "one node was asked: --cluster names several" if len(visited.reports) < 2 else ""
     if len(nodes) < len(visited.reports) or not all(node.address for node in nodes):
@@ -131,6 +130,14 @@ def collect_proof(
     logs = {part.step: "\n".join(part.lines) for part in parts if part.lines}
     names = private_names((it.node, it.facts) for it in visited.reports)
     return pack_proof(proof, {**logs, "journal": said["journal"]}, names)
+
+
+def check_free(reports: Sequence[NodeReport]) -> None:
+    """Raise BusyError if a model is served on one of the nodes."""
+    for report in reports:
+        if report.state and report.state.left:
+            why = "what is served takes the GPU and its memory: figures would be wrong"
+            raise BusyError(f"{report.node}: {report.state.left}", why=why, hint="patchkit down")
 
 
 def part_names() -> list[str]:
@@ -317,9 +324,8 @@ def measure_stream(asked: PlannedVariant, folder: Path, session: int) -> dict[st
     """
     settings = proof_settings()["serve"]
     load = BenchLoad(**settings["load"])
-    plan = BenchPlan(
-        model="proof", variants=[asked], loads=[load], rounds=1, folder=folder, conditions={}
-    )
+    its = {"folder": folder, "conditions": {}, "seconds": settings["seconds"]}
+    plan = BenchPlan(model="proof", variants=[asked], loads=[load], rounds=1, **its)
     before, began = session_cpu(session), time.monotonic()
     measure_variants(plan, lambda _line: None)
     wall, used = time.monotonic() - began, session_cpu(session)
@@ -343,22 +349,28 @@ def hold_server(
     command: Sequence[str], env: Mapping[str, str], log: Path
 ) -> Iterator[subprocess.Popen[bytes]]:
     """Run a server in a session of its own for a block; none of its processes outlives that."""
-    with log.open("wb") as out:
-        null = subprocess.DEVNULL
-        server = subprocess.Popen(
-            command, env=env, stdin=null, stdout=out, stderr=out, start_new_session=True
-        )
+    server = None
     try:
+        # An interrupt waits until it is known which process has to end.
+        with deferred(), log.open("wb") as out:
+            ends: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": out, "stderr": out}
+            server = subprocess.Popen(command, env=env, start_new_session=True, **ends)
         yield server
     finally:
-        for number in (signal.SIGTERM, signal.SIGKILL):
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(server.pid, number)
-            end = time.monotonic() + _GRACE
-            while session_cpu(server.pid) and time.monotonic() < end:
-                server.poll()
-                time.sleep(0.1)
-        server.wait()
+        with deferred():
+            for number in (signal.SIGTERM, signal.SIGKILL):
+                if server is not None:
+                    end_session(server, number)
+
+
+def end_session(server: subprocess.Popen[bytes], number: int) -> None:
+    """Send a signal to a server's session, and wait for its end for some seconds."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(server.pid, number)
+    end = time.monotonic() + _GRACE
+    while session_cpu(server.pid) and time.monotonic() < end:
+        server.poll()
+        time.sleep(0.1)
 
 
 def wait_until_ready(server: subprocess.Popen[bytes], url: str, end: float) -> None:

@@ -25,7 +25,7 @@ _LONGEST_MEASUREMENT = 3600.0  # seconds
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchPlan:
-    """What is measured, how often, and where it is kept."""
+    """What is measured, how often, and where it is kept; a load may take ``seconds``."""
 
     model: str
     variants: Sequence[PlannedVariant]
@@ -34,6 +34,7 @@ class BenchPlan:
     folder: Path
     conditions: dict[str, Any]
     tokenizer: str = ""
+    seconds: float = _LONGEST_MEASUREMENT
 
     def left(self) -> Iterator[tuple[int, PlannedVariant, list[BenchLoad]]]:
         """Yield each round's number and variant, in turns, with the loads not measured yet.
@@ -123,7 +124,7 @@ def _measure_load(
         *("--percentile-metrics", "ttft,tpot,itl,e2el", "--metric-percentiles", "50,90,99"),
         *("--disable-tqdm", "--save-result", "--result-dir", str(place.parent)),
         *("--result-filename", part.name),
-        timeout=_LONGEST_MEASUREMENT,
+        timeout=plan.seconds,
         why="it needs the model's tokenizer",
         hint="--tokenizer DIR names the tokenizer of a model that is not on this machine",
     )

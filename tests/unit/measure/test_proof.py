@@ -14,9 +14,10 @@ import pytest
 
 from patchkit.doctor.bundle import PrivateNames
 from patchkit.doctor.gpu_steps import GpuStep, run_step
-from patchkit.errors import HostError, SourceError
+from patchkit.errors import BusyError, HostError, SourceError
 from patchkit.measure import proof_script
 from patchkit.measure.proof import (
+    check_free,
     hold_server,
     part_names,
     session_cpu,
@@ -25,6 +26,7 @@ from patchkit.measure.proof import (
 from patchkit.measure.proof_archive import SCHEMA, Proof, pack_proof, parse_proof, summary_lines
 from patchkit.records import record
 from support import write_files
+from support.clusters import reports
 from tools import known
 
 NAMES = PrivateNames(hosts=(("spark-3995",),), users=("annalena",), addresses=("192.168.177.11",))
@@ -136,6 +138,13 @@ def test_without_a_gpu_there_is_an_archive_with_the_reasons(cli, tmp_path):
     assert {part["state"] for part in said["parts"]} == {"not-run"}
     assert summary_lines(parse_proof(place.read_bytes(), "x")) == said["summary"]
     assert "is there already" in cli("proof", "-o", place, rc=2).stderr
+
+
+def test_beside_a_served_model_nothing_is_tried(tmp_path):
+    _file, nodes = reports(tmp_path)
+    with pytest.raises(BusyError, match="still runs") as raised:
+        check_free(nodes)
+    assert raised.value.hint == "patchkit down"
 
 
 def test_an_interrupt_leaves_no_file(environment, tmp_path):
