@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from patchkit.cli.cluster.cluster_options import FILE_OPTION, cluster_option
+from patchkit.cli.cluster.cluster_options import FILE_OPTION, cluster_option, sent_amount
 from patchkit.cli.out import PATH, next_step, program, record_fields, spelled, style
 from patchkit.cli.progress import progress
 from patchkit.cli.render import (
@@ -19,7 +19,6 @@ from patchkit.cli.render import (
     VerbGroup,
     counted_noun,
     finding_blocks,
-    gigabytes,
     lead_word,
     rendered,
 )
@@ -32,7 +31,6 @@ from patchkit.cluster.launch.cluster_file import ClusterFile, ClusterNode, new_c
 from patchkit.cluster.launch.install import install_everywhere, install_image, resolve_image
 from patchkit.cluster.launch.plan import node_addresses, survey_nodes
 from patchkit.cluster.models.names import pin_image
-from patchkit.cluster.ssh.rsync import Copied
 from patchkit.errors import HostError, UsageError
 from patchkit.finding import Finding, Level, finding, worst
 from patchkit.measure.image_layer import patch_image
@@ -191,7 +189,7 @@ def _install_wheels(cluster: Cluster, house: Path) -> Iterator[Block]:
         done = install_everywhere(cluster, house, lock, report)
     nodes = []
     for copy in done.copies:
-        yield _sent_line(copy.node, counted_noun(copy.wheels, "wheel"), copy.sent)
+        yield f"{copy.node}: {counted_noun(copy.wheels, 'wheel')}, {sent_amount(copy.sent)}"
     for node, state, venv in zip(cluster.nodes, done.before, done.made, strict=True):
         changed = state.current != venv.name
         own = {"node": node.destination, "changed": changed, "former": state.current}
@@ -207,10 +205,6 @@ def _install_wheels(cluster: Cluster, house: Path) -> Iterator[Block]:
     parts += [f"NCCL {first.nccl_version or '?'} ({first.nccl_sha256[:12]})"] if first.nccl else []
     same = "the same on every node: " if len(nodes) > 1 else ""
     yield f"{same}{', '.join([f'{len(first.versions)} projects', *parts])}"
-
-
-def _sent_line(node: str, what: str, sent: Copied) -> str:
-    return f"{node}: {what}, {gigabytes(sent.sent)} in {sent.seconds:,.1f} s"
 
 
 def _install_image(cluster: Cluster, *, patched: bool, native: bool) -> Iterator[Block]:
@@ -236,7 +230,7 @@ def _install_image(cluster: Cluster, *, patched: bool, native: bool) -> Iterator
     yield from said
     for its in brought:
         if its.sent:
-            yield _sent_line(its.node, "the image", its.sent)
+            yield f"{its.node}: {sent_amount(its.sent)}"
         how = "pulled" if its.pulled else "loaded" if its.sent else "as it is"
         yield GOOD + f"{its.node}: {cluster.file.serve.local_image} {how}"
     yield Record({"image": pinned, "nodes": brought, "said": said})

@@ -11,6 +11,7 @@ from typing import Any, TypeVar, cast
 import click
 
 from patchkit.cli.out import PATH, record_fields
+from patchkit.cli.render import gigabytes
 from patchkit.cluster.launch.cluster import Cluster
 from patchkit.cluster.launch.cluster_file import (
     FILE,
@@ -19,11 +20,13 @@ from patchkit.cluster.launch.cluster_file import (
     ClusterNode,
     read_cluster_file,
 )
+from patchkit.cluster.ssh.rsync import Copied
 from patchkit.cluster.ssh.ssh import HERE
 from patchkit.errors import PatchkitError
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+_FEW = 1e8  # bytes; a speed of less says nothing
 FILE_OPTION = click.option("--file", type=PATH, default=FILE, show_default=True, help="Its file.")
 
 
@@ -55,3 +58,9 @@ def node_fields(node: str, answer: object, **more: object) -> dict[str, object]:
     if isinstance(answer, PatchkitError):
         return {"node": node, "error": answer.what, "why": answer.why, "next": answer.hint}
     return {"node": node, **more, **record_fields(answer)}
+
+
+def sent_amount(sent: Copied) -> str:
+    """Return how much was copied, and how fast."""
+    fast = f", {sent.sent / 1e9 / max(sent.seconds, 1e-3):.2f} GB/s" if sent.sent >= _FEW else ""
+    return f"{gigabytes(sent.sent)} in {sent.seconds:,.1f} s{fast}"

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 import click
 
-from patchkit.cli.cluster.cluster_options import cluster_option, node_fields
+from patchkit.cli.cluster.cluster_options import cluster_option, node_fields, sent_amount
 from patchkit.cli.out import next_step, program, record_fields, style, table, tell
 from patchkit.cli.progress import progress
 from patchkit.cli.render import (
@@ -30,8 +30,6 @@ from patchkit.cluster.ssh.node import Remote, all_of, everywhere
 from patchkit.durable.atomic import status_of_file
 from patchkit.errors import HashMismatchError, PatchkitError, SourceError, UsageError
 from patchkit.quoting import quoted
-
-_FEW = 1e8  # bytes; a speed of less says nothing
 
 _Results = Sequence[tuple[ModelNode, ModelCheck | PatchkitError]]
 
@@ -193,10 +191,7 @@ def _check_blocks(node: str, answer: ModelCheck | PatchkitError) -> Iterator[Blo
             yield style(f"  next: {answer.hint}", dim=True)
         return
     if sent := answer.sent:
-        speed = sent.sent / 1e9 / max(sent.seconds, 1e-3)
-        fast = f", {speed:.2f} GB/s" if sent.sent >= _FEW else ""
-        copied = f"{gigabytes(sent.sent)} in {sent.seconds:,.1f} s{fast}"
-        yield f"{node}: {copied if sent.sent else 'had it all'}"
+        yield f"{node}: {sent_amount(sent) if sent.sent else 'had it all'}"
     if answer.exit_code:
         yield BAD + f"{node}:{answer.folder}: not a whole model"
     else:

@@ -7,7 +7,7 @@ import re
 import shutil
 import tarfile
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from getpass import getuser
 from pathlib import Path
 from typing import Annotated, Any
@@ -89,17 +89,16 @@ def hold_image(engine: str, names: Sequence[str]) -> dict[str, Any]:
             hint=f"`{hint if 'permission denied' in done.errors else ''}{engine} info`",
         )
     found = inspect_image(engine, names)
-    held, config = HeldImage(root=done.output.strip()), found.get("Config", {})
-    if found:
-        held = replace(
-            held,
-            id=found["id"].removeprefix("sha256:"),
-            content=found["content"],
-            size=found["Size"],
-            user=config.get("User") or "",
-            digests=tuple(found.get("RepoDigests") or ()),
-            layer=(config.get("Labels") or {}).get(LAYER, ""),
-        )
+    config = found.get("Config", {})
+    held = HeldImage(
+        root=done.output.strip(),
+        id=found.get("id", "").removeprefix("sha256:"),
+        content=found.get("content", ""),
+        size=found.get("Size", 0),
+        user=config.get("User") or "",
+        digests=tuple(found.get("RepoDigests") or ()),
+        layer=(config.get("Labels") or {}).get(LAYER, ""),
+    )
     return asdict(held)
 
 
@@ -122,24 +121,16 @@ def pull_image(engine: str, reference: str, names: Sequence[str]) -> Iterator[di
 
 
 def save_image(engine: str, image: str, size: int) -> Iterator[dict[str, Any]]:
-    """Save an image; yield the bytes so far, at last its archive, which is whole or not there."""
-    folder = share_folder("images")
-    archive, part = folder / f"{image[:12]}.tar", folder / f"{image[:12]}.part"
-    if not archive.exists():
-        with translated(at=part):
-            shutil.rmtree(part, ignore_errors=True)
-            require_room(folder, size, hint=_MAKE_ROOM)
-            part.mkdir(parents=True)
-            # Docker writes it under another name first.
-            with Follow(engine, "save", "--output", part / archive.name, image) as saving:
-                for _line in saving:
-                    held = sum(file.stat().st_size for file in part.iterdir())
-                    yield {"done": min(held, size), "total": size}
-            if saving.done.trouble:
-                shutil.rmtree(part, ignore_errors=True)
-                raise saving.done.error(hint=_MAKE_ROOM)
-            (part / archive.name).replace(archive)
-            part.rmdir()
+    """Save an image; yield ``{"result": …}``, its archive, which is whole or not there."""
+    archive = share_folder("images") / f"{image[:12]}.tar"
+    part = archive.with_suffix(".part")
+    with translated(at=part):
+        if not archive.exists():
+            require_room(archive.parent, size, hint=_MAKE_ROOM)
+            archive.parent.mkdir(parents=True, exist_ok=True)
+            part.unlink(missing_ok=True)
+            run(engine, "save", "--output", part, image, timeout=None, hint=_MAKE_ROOM)
+            part.replace(archive)
     yield {"result": str(archive)}
 
 
@@ -158,16 +149,12 @@ def make_image_room(engine: str, root: str, size: int) -> str:
     return str(folder)
 
 
-def load_image(engine: str, archive: str, image: str, size: int) -> Iterator[dict[str, Any]]:
+def load_image(engine: str, archive: str, image: str) -> Iterator[dict[str, Any]]:
     """Load an image from its archive, and remove that; yield ``{"result": HeldImage}``."""
-    with Follow(engine, "load", "--input", archive) as loading:
-        for _line in loading:
-            yield {"done": 0, "total": size}
-    if loading.done.trouble:
-        raise loading.done.error(hint=_MAKE_ROOM)
+    done = run(engine, "load", "--input", archive, timeout=None, hint=_MAKE_ROOM)
     Path(archive).unlink()
     # Another kind of store calls it otherwise.
-    yield {"result": hold_image(engine, [image, *_LOADED.findall(loading.done.output)])}
+    yield {"result": hold_image(engine, [image, *_LOADED.findall(done.output)])}
 
 
 def tag_image(engine: str, image: str, tag: str) -> str:
@@ -212,15 +199,14 @@ def build_layer(engine: str, kit: str, label: str) -> Iterator[dict[str, Any]]:
     with Follow(engine, *words, *files, folder, env=environment) as building:
         for line in building:
             said = _STEP.sub("", line).strip()
-            lines += [said] if said.startswith(("✓ ", "error: ")) else []
+            lines += [said] if said.lower().startswith(("✓ ", "error: ")) else []
             if far := _FAR.search(said):
                 done, total = (int(each.replace(",", "")) * 10**6 for each in far.groups())
                 yield {"done": done, "total": total}
     if building.done.trouble:
-        raise BuildError(
-            f"the layer was not built: {lines[-1] if lines else _last_line(building.done)}",
-            hint=quoted(engine, *words, *files, folder),
-        )
+        first = next((line for line in lines if line[0] != "✓"), _last_line(building.done))
+        hint = quoted(engine, *words, *files, folder)
+        raise BuildError(f"the layer was not built: {first}", hint=hint)
     image = number.read_text().removeprefix("sha256:")
     yield {"result": {"id": image, "said": lines}}
 

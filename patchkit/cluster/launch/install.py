@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from patchkit.cluster.launch.cluster import Cluster
 from patchkit.cluster.ssh.node import Remote, all_of, everywhere
 from patchkit.cluster.ssh.rsync import Copied
 from patchkit.cluster.ssh.ssh import HERE, ssh_words
-from patchkit.errors import HostError
+from patchkit.errors import HostError, UsageError
 
 Progress = Callable[[int, int], None]
 Report = Callable[[str], Progress]
@@ -80,6 +80,9 @@ def send_files(
     source: Remote, files: Sequence[Path], destination: str, target: str, progress: Progress
 ) -> Copied:
     """Send files from one node to a folder of another one, which is reached from there so."""
+    if destination == HERE and not source.here:
+        what = f"{source.destination} does not reach this machine by the name {HERE}"
+        raise UsageError(what, hint='give it another name in cluster.toml: peer = "user@host"')
     words = () if destination == HERE else ssh_words(destination, "-o", "ControlMaster=no")
     return source.follow(
         Copied,
@@ -162,66 +165,68 @@ def install_image(cluster: Cluster, report: Report, layers: Report) -> list[Brou
     asked: dict[str, Any] = {"engine": engine}
     asked["names"] = [serve.local_image, reference, f"sha256:{pin}"]
 
-    def pull(number: int) -> HeldImage:
-        node = nodes[number]
+    def pull(number: int) -> BroughtImage:
+        name = nodes[number].destination
         if local:
             raise HostError(
-                f"{node.destination}: {serve.image} is not there, nor in a registry",
+                f"{name}: {serve.image} is not there, nor in a registry",
                 why="it was built on a node, and is gone there",
                 hint="name the one that it was built from in cluster.toml, then install again",
             )
-        bar = layers(f"{node.destination}: pulling")
-        return node.follow(HeldImage, bar, images.pull_image, reference=reference, **asked)
+        bar, way = layers(f"{name}: pulling"), images.pull_image
+        its = nodes[number].follow(HeldImage, bar, way, reference=reference, **asked)
+        return BroughtImage(node=name, image=its, pulled=True)
+
+    def tag(number: int) -> str:
+        named = {"image": found[number].image.id, "tag": serve.local_image}
+        return nodes[number].call(str, images.tag_image, engine=engine, **named)
 
     with cluster.alone():
         look = images.hold_image
         held = all_of(everywhere(nodes, lambda node: node.call(HeldImage, look, **asked)))
         local = reference.startswith("localhost/") or pin in {its.id for its in held}
-        found = [
-            BroughtImage(node=node.destination, image=its)
-            for node, its in zip(nodes, held, strict=True)
-        ]
-        lacking = [number for number, its in enumerate(held) if not its.id]
+        found = {
+            number: BroughtImage(node=nodes[number].destination, image=its)
+            for number, its in enumerate(held)
+            if its.id
+        }
+        lacking = [number for number in range(len(nodes)) if number not in found]
         pulled = everywhere(lacking, pull)
-        for number, result in zip(lacking, pulled, strict=True):
-            if isinstance(result, HeldImage):
-                found[number] = replace(found[number], image=result, pulled=True)
-        missing = [number for number in lacking if not found[number].pulled]
-        if len(missing) == len(nodes):
+        answers = zip(lacking, pulled, strict=True)
+        found |= {number: its for number, its in answers if isinstance(its, BroughtImage)}
+        if not found:
             all_of(pulled)
-        for number, copy in _copy_image(cluster, found, missing, report) if missing else ():
-            found[number] = copy
-        rows = [{"image": its.image.content[:_SHOWN]} for its in found]
+        found |= _copy_image(cluster, found, held, report)
+        rows = [{"image": found[number].image.content[:_SHOWN]} for number in range(len(nodes))]
         _check_equal(cluster, rows, f"on the one that is wrong: {engine} image rm {reference}")
-
-        def tag(number: int) -> str:
-            tagged = {"image": found[number].image.id, "tag": serve.local_image}
-            return nodes[number].call(str, images.tag_image, engine=engine, **tagged)
-
         all_of(everywhere(range(len(nodes)), tag))
-    return found
+    return [found[number] for number in range(len(nodes))]
 
 
 def _copy_image(
-    cluster: Cluster, found: Sequence[BroughtImage], missing: Sequence[int], report: Report
-) -> Iterator[tuple[int, BroughtImage]]:
-    """Save the image on the first node that has it, send it from there to others and load it."""
-    first = next(number for number, its in enumerate(found) if its.image.id)
-    source, image, engine = cluster.nodes[first], found[first].image, cluster.file.serve.engine
-    asked: dict[str, Any] = {"engine": engine, "image": image.id, "size": image.size}
+    cluster: Cluster,
+    found: Mapping[int, BroughtImage],
+    held: Sequence[HeldImage],
+    report: Report,
+) -> dict[int, BroughtImage]:
+    """Save the image on the first node that has it, send it to those without, and load it there."""
+    if not (missing := [number for number in range(len(held)) if number not in found]):
+        return {}
+    source, image = cluster.nodes[min(found)], found[min(found)].image
+    own = {"engine": cluster.file.serve.engine, "image": image.id}
     bar = report(f"{source.destination}: saving")
-    archive = Path(source.follow(str, bar, images.save_image, **asked))
+    archive = Path(source.follow(str, bar, images.save_image, size=image.size, **own))
 
     def copy(number: int) -> BroughtImage:
         node, peer = cluster.nodes[number], cluster.file.node[number].from_head
-        room = {"engine": engine, "root": found[number].image.root, "size": image.size}
-        target = node.call(str, images.make_image_room, **room)
+        asked = {"engine": own["engine"], "root": held[number].root, "size": image.size}
+        target = node.call(str, images.make_image_room, **asked)
         sent = send_files(source, [archive], peer, target, report(f"{node.destination}: copying"))
         bar, place = report(f"{node.destination}: loading"), f"{target}/{archive.name}"
-        its = node.follow(HeldImage, bar, images.load_image, archive=place, **asked)
+        its = node.follow(HeldImage, bar, images.load_image, archive=place, **own)
         return BroughtImage(node=node.destination, image=its, sent=sent)
 
-    return zip(missing, all_of(everywhere(missing, copy)), strict=True)
+    return dict(zip(missing, all_of(everywhere(missing, copy)), strict=True))
 
 
 def _split(image: str) -> tuple[str, str, str]:
