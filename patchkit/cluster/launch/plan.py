@@ -252,8 +252,10 @@ def pair_findings(names: Sequence[str], facts: Sequence[NodeFacts]) -> Iterator[
             one, other = (node.installation or "one of its own" for node in (head, its))
             names_of = {"one": one, "first": first, "other": other, "second": name}
             yield wrong("installation", venv=head.venv, **names_of)
-        if head.image and its.image and same_cpu and head.image.content != its.image.content:
-            yield wrong("images", one=head.image.id, first=first, other=its.image.id, second=name)
+        both = head.image, its.image
+        if same_cpu and len({each.content for each in both if each and each.content}) > 1:
+            (one, other) = (each.id if each else "" for each in both)
+            yield wrong("images", one=one, first=first, other=other, second=name)
         one, other = head.host.target, its.host.target
         if one != other:
             yield wrong("devices", one=one, other=other)

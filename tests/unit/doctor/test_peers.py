@@ -5,7 +5,9 @@ from dataclasses import replace
 
 import pytest
 
+from patchkit.cluster.agent.engine_facts import EngineFacts
 from patchkit.cluster.agent.group_script import Listener
+from patchkit.cluster.agent.image_facts import ImageFacts
 from patchkit.cluster.agent.links import PeerLink
 from patchkit.cluster.agent.node_facts import LoadedNccl
 from patchkit.cluster.agent.unit_state import GroupProcess
@@ -137,6 +139,27 @@ def test_a_node_that_does_not_answer(well):
     # Every check that is made of a node or of a pair says that it was not.
     own = {"port", "link", "restarts", "ssh"}  # of the head alone
     assert {*finding_texts("peers.toml")} - own <= {each.about for each in others}
+
+
+@pytest.mark.parametrize(
+    ("changes", "about"),
+    [
+        ({}, []),
+        ({"content": "d"}, ["images"]),
+        ({"id": "", "content": "", "problem": "image-missing"}, ["image-missing"]),
+        ({"id": "", "content": "", "problem": "engine-refuses", "said": "x"}, ["engine-refuses"]),
+    ],
+)
+def test_an_image_in_the_place_of_an_environment(well, changes, about):
+    file, nodes = well
+    file = replace(file, serve=replace(file.serve, image="a/b", engine="podman"))
+    image = ImageFacts(program="/usr/bin/podman", id="0" * 64, content="c")
+    engine = EngineFacts(version="5", storage=nodes[0].disks, spec="/etc/cdi/x", cpu="arm64")
+    served = [replace(without_python(each), engine=engine) for each in nodes]
+    for number, its in enumerate((image, replace(image, **changes))):
+        facts = replace(served[number].facts, image=its)
+        served[number] = replace(served[number], facts=facts)
+    assert [each.about for each in wrong(file, served)] == about
 
 
 def test_what_is_left_of_a_cluster_that_is_down(well):
