@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from patchkit.cluster.ssh.ssh import error_fields
-from patchkit.durable.signals import Interrupted, raise_interrupts
+from patchkit.durable.signals import SIGNALS, Interrupted, raise_interrupts
 from patchkit.errors import HostError, PatchkitError
 from patchkit.records import RECIPES
 
@@ -72,6 +72,10 @@ def answer(request: list[Any], mark: str) -> None:
     except Exception as error:  # noqa: BLE001 - a traceback there would reach nobody
         what = f"{function}: {type(error).__name__}: {error}"
         send("error", error_fields(HostError(what, hint="report it, with what was asked")))
+    finally:
+        # The asker hangs up now, which must not keep the folder of this package from its removal.
+        for number in SIGNALS:
+            signal.signal(number, signal.SIG_IGN)
 
 
 def _show_life(send: Callable[[str, object], None]) -> None:

@@ -102,7 +102,9 @@ def test_a_node_without_a_network_gets_a_copy(install, homes):
     said = install("vllm/vllm-openai:v1")
     assert f"spark-2: {TAG} loaded" in said
     assert [held(home)[TAG]["Id"] for home in homes] == [V1["Id"]] * 2
-    assert not list(homes[0].glob("**/*.tar")) + list(homes[1].glob("**/*.tar"))
+    # Neither an archive, nor the package that each call brought with it.
+    assert [*homes[0].glob("*/**/*.tar"), *homes[1].glob("*/**/*.tar")] == []
+    assert [path for home in homes for path in home.glob("patchkit-*")] == []
     (homes[0] / "offline").touch()
     assert "cannot pull vllm/vllm-openai@sha256:000" in (
         said := install(f"vllm/vllm-openai@sha256:{'0' * 64}", rc=9)
