@@ -14,6 +14,7 @@ from patchkit.cluster.launch.plan import PlannedRank
 from patchkit.quoting import quoted
 from patchkit.runtime.rules.variable_rules import CACHES
 
+_SNAPSHOT = re.compile("(/models--[^/]+)/snapshots/.*")
 # What the unit has from itself or from secrets.env is handed on by its name, if it is set.
 _BY_NAME = (
     *(MARK, "PYTHONFAULTHANDLER", "RAY_ADDRESS"),
@@ -53,7 +54,8 @@ class Container:
             f"--env-file={home}/.config/patchkit/{self.group}/node.env",
             *(f"--env={name}" for name in by_name),
             *(f"--env={name}={value}" for name, value in values.items() if name not in written),
-            *(mount(folder, writable=False) for folder in dict.fromkeys(map(_whole, self.folders))),
+            # A snapshot in the Hub's cache links to what lies beside it.
+            *(mount(_SNAPSHOT.sub(r"\1", it), "", "readonly") for it in self.folders),
             *(mount(folder) for folder in (f"{home}/{CACHES}", self._hub)),
             *more,
             *(() if self.image.wraps else ("--entrypoint=",)),
@@ -74,34 +76,18 @@ class Container:
     def prepare(self) -> tuple[str, ...]:
         """Return the words that remove what an engine may have kept, and make what is mounted."""
         folders = quoted("mkdir", "-p", self._home, self._hub)
-        return ("/bin/sh", "-c", f"{self._removal}; exec {folders}")
+        return ("/bin/sh", "-c", f"{self.remove[-1]}; exec {folders}")
 
     @property
     def remove(self) -> tuple[str, ...]:
         """Return the words that end what goes on without its engine's program in the foreground."""
-        return ("/bin/sh", "-c", f"exec {self._removal}")
-
-    @property
-    def _removal(self) -> str:
         # Mostly there is none, which is no error to be read in a journal.
-        return quoted(*self.image.remove, self.name) + " >/dev/null 2>&1"
+        return ("/bin/sh", "-c", f"{quoted(*self.image.remove, self.name)} >/dev/null 2>&1")
 
 
-def mount(folder: str, at: str = "", *, writable: bool = True) -> str:
+def mount(folder: str, at: str = "", *more: str) -> str:
     """Return the option that gives a container a folder, by default at the path that it has."""
-    parts = [
-        "type=bind",
-        f"src={folder}",
-        f"dst={at or folder}",
-        *([] if writable else ["readonly"]),
-    ]
+    parts = ["type=bind", f"src={folder}", f"dst={at or folder}", *more]
     # A line of CSV, as Go reads it.
-    fields = (
-        f'"{it.replace(chr(34), chr(34) * 2)}"' if set(it) & set(',"') else it for it in parts
-    )
-    return f"--mount={','.join(fields)}"
-
-
-def _whole(folder: str) -> str:
-    """Return a model's folder, with what a snapshot of the Hub's cache links to beside it."""
-    return re.sub("(/models--[^/]+)/snapshots/.*", r"\1", folder)
+    quotes = [it.replace('"', '""') for it in parts]
+    return "--mount=" + ",".join(f'"{it}"' if set(it) & set(',"') else it for it in quotes)

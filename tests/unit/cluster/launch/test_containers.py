@@ -38,7 +38,7 @@ def test_check_asks_for_nothing_that_up_does_not_tell_an_engine(tmp_path):
         ({"cdi": False}, ["--gpus=all"], "nvidia.com"),
         ({"cdi": False, "engine": "podman"}, ["--device=nvidia.com/gpu=all"], "--gpus"),
         ({"infiniband": False, "wraps": True}, [" sha256:0123"], "--entrypoint"),
-        ({}, [mount("/data/hub/models--a--b", writable=False)], "snapshots/0123,"),
+        ({}, [mount("/data/hub/models--a--b", "", "readonly")], "snapshots/0123,"),
         ({"set": {"HF_HOME": "/hf"}}, [mount("/hf")], "--env=HF_HOME"),
         ({}, ["--env=VLLM_API_KEY ", "--env=HF_HOME=/home/spark/.cache/hugg"], "--privileged"),
         ({"set": {"VLLM_CACHE_ROOT": "/t"}}, ["--env=TRITON_CACHE_DIR "], "--env=VLLM_CACHE_ROOT"),
