@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from patchkit.edit.splice import Edit, line_of
@@ -74,12 +75,7 @@ def region(path: str, text: str, opening: str, closing: str) -> tuple[int, int]:
 def occurrences(text: str, needle: str) -> list[int]:
     """Return the start offsets of all non-overlapping occurrences; ``needle`` is not empty."""
     assert needle
-    starts = []
-    start = text.find(needle)
-    while start >= 0:
-        starts.append(start)
-        start = text.find(needle, start + len(needle))
-    return starts
+    return [match.start() for match in re.finditer(re.escape(needle), text)]
 
 
 def absent(what: str) -> AbsentError:

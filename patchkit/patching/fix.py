@@ -66,9 +66,9 @@ class Need:
 
     def covers(self, version: Version) -> bool:
         """Return whether a release needs it; pre-releases of a boundary belong to the boundary."""
-        return SpecifierSet(self.versions).contains(version, prereleases=True) or SpecifierSet(
-            self.versions
-        ).contains(version.base_version, prereleases=True)
+        versions = SpecifierSet(self.versions)
+        both = (version, version.base_version)
+        return any(versions.contains(each, prereleases=True) for each in both)
 
 
 @dataclass(frozen=True, slots=True)

@@ -88,11 +88,9 @@ def _known_files(state: Path, project: str) -> tuple[dict[str, tuple[str, str]],
     if ledger is not None:
         return {**ledger.files, **ledger.libraries}, True
     home = original_path(state, "")
-    found = {
-        file.relative_to(home).as_posix(): file for file in filter(is_file, sorted(home.rglob("*")))
-    }
+    files = filter(is_file, sorted(home.rglob("*")))
     # Without a ledger it is not known what patchkit wrote: the present files go aside.
-    return {path: (present(file), "") for path, file in found.items()}, False
+    return {file.relative_to(home).as_posix(): (present(file), "") for file in files}, False
 
 
 def _content(place: Path) -> bytes | Path:

@@ -138,7 +138,9 @@ class Code:
         return self._modules[path]
 
     def imported(self, source: Import, name: str) -> object:
-        """Return what an import statement that binds ``name`` gives."""
+        """Return what an import that binds ``name`` gives, or what stands in its place."""
+        if name in self.names:
+            return self.names[name]
         module, wanted = source
         if module.split(".")[0] in sys.stdlib_module_names:
             real = importlib.import_module(module)
@@ -205,9 +207,8 @@ class _Module(dict[str, Any]):
                 execute(piece.code, self)
             return self[name]
         if name in self.source.imports:
-            found = self._code.imported(self.source.imports[name], name)
-            self[name] = found
-            return found
+            self[name] = self._code.imported(self.source.imports[name], name)
+            return self[name]
         raise KeyError(name)
 
     def _import_module(
@@ -221,15 +222,8 @@ class _Module(dict[str, Any]):
         """Return what an import statement within a function binds."""
         dotted = _absolute_module(self._path, module, level)
         if dotted == "__future__" or not wanted:
-            return self._code.names.get(module) or self._code.imported((dotted, None), module)
-        return SimpleNamespace(
-            **{
-                name: self._code.names[name]
-                if name in self._code.names
-                else self._code.imported((dotted, name), name)
-                for name in wanted
-            }
-        )
+            return self._code.imported((dotted, None), module)
+        return SimpleNamespace(**{n: self._code.imported((dotted, n), n) for n in wanted})
 
 
 class _Piece(NamedTuple):
@@ -319,8 +313,5 @@ def _at_once(node: ast.AST) -> Iterator[str]:
 
 
 def _absolute_module(path: str, module: str, level: int) -> str:
-    if not level:
-        return module
-    package = path.split("/")[:-1]
-    package = package[: len(package) - (level - 1)]
-    return ".".join([*package, *([module] if module else [])])
+    package = path.split("/")[:-level] if level else []
+    return ".".join(filter(None, [*package, module]))
