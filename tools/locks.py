@@ -20,8 +20,8 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 # A lock, and what is in it. What installs patchkit, too, has its requirements and its backend.
 LOCKS = {
-    "test": ("--extra=build", "--extra=chat", "--group=test", "pyproject.toml", "-"),
-    "lint": ("--extra=build", "--extra=chat", "--group=lint", "pyproject.toml", "-"),
+    "test": ("--extra=build", "--group=test", "pyproject.toml", "-"),
+    "lint": ("--extra=build", "--group=lint", "pyproject.toml", "-"),
     "docs": ("--extra=build", "--group=test", "--group=docs", "pyproject.toml", "-"),
     "build": ("--extra=build", "--group=wheel", "pyproject.toml", "-"),
     "wheel": ("--group=wheel", "pyproject.toml", "-"),

@@ -12,7 +12,6 @@ GROUPS = {
         "logs": ("cluster.serve", "Show what all ranks wrote, merged by time."),
         "switch": ("cluster.serve", "Serve another model, or the former one again."),
         "doctor": ("cluster.doctor", "Find what is wrong, on which node, why, and what cures it."),
-        "chat": ("cluster.chat", "Talk to a server; show what it thinks beside what it says."),
     },
     "This machine, and several": {
         "check": ("runtime.check", "Check env files, launch scripts and what runs."),

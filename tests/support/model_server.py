@@ -1,19 +1,16 @@
 """A server of the OpenAI API in small: real HTTP, in the shapes that releases of vLLM send.
 
 ``release`` picks the shape: 0.10 (``reasoning_content``; other names of figures), 0.12 (both
-fields), 0.17 (``reasoning`` alone) and 0.33. The chunks are as `DeltaMessage` of these releases is
-serialised; the figures are lines of `/metrics` with the names of their `loggers.py`. What goes
-wrong is an attribute: set it before asking. `recorded` streams are bytes of real servers.
+fields), 0.17 (``reasoning`` alone) and 0.33. The figures are lines of `/metrics` with the names of
+their `loggers.py`. What goes wrong is an attribute: set it before asking.
 """
 
 from __future__ import annotations
 
 import http.server
-import itertools
 import json
 import threading
 from dataclasses import dataclass
-from pathlib import Path
 
 from support.local_server import LocalServer
 
@@ -24,14 +21,8 @@ REASONING = {
     "0.33": ("reasoning",),
 }
 VERSIONS = {"0.10": "0.10.2", "0.12": "0.12.0", "0.17": "0.17.1", "0.33": "0.33.0"}
-STREAMS = Path(__file__).parents[1] / "data" / "streams"
 ANSWER = "ready"
 LABELS = 'engine="0",model_name="small"'
-
-
-def recorded(name):
-    """Return a stream of tests/data/streams: ``0.32.0-thinks``."""
-    return (STREAMS / f"{name}.sse").read_bytes()
 
 
 def metrics(release, **changes):
@@ -71,12 +62,9 @@ class Faults:
     reasoning: str = ""
     refuse: tuple[int, object] | None = None  # status and JSON of a chat
     silent: bool = False  # no token ever comes
-    cut_after: int | None = None  # events of a stream
-    raw: bytes | None = None  # sent in the place of the events
+    raw: bytes | None = None  # sent in the place of an answer, whose end is the connection's
     metrics: str | None = None
     endless: bool = False
-    whole: object = None  # JSON in the place of a stream, from a server that does not stream
-    recorded: bytes = b""  # a stream as a server sent it, chunked as uvicorn does
 
 
 class ModelServer(LocalServer):
@@ -128,15 +116,14 @@ class _ModelRequest(http.server.BaseHTTPRequestHandler):
             self._json(*faults.refuse)
         elif self.path not in ("/v1/chat/completions", "/v1/completions"):
             self._json(404, {"detail": "Not Found"})
-        elif faults.whole is not None:
-            self._json(200, faults.whole)
         elif faults.raw is not None:
-            self._begin_stream()
+            self.close_connection = True
+            self.send_response(200)
+            self.send_header("Connection", "close")
+            self.end_headers()
             self.wfile.write(faults.raw)
             while faults.endless:
                 self.wfile.write(faults.raw)
-        elif body.get("stream"):
-            self._stream()
         else:
             self._whole(body)
 
@@ -156,27 +143,6 @@ class _ModelRequest(http.server.BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(data)
 
-    def _begin_stream(self):
-        self.close_connection = True
-        self.send_response(200)
-        self.send_header("Content-Type", "text/event-stream; charset=utf-8")
-        self.send_header("Connection", "close")
-        if self.server.faults.recorded:
-            self.send_header("Transfer-Encoding", "chunked")
-        self.end_headers()
-
-    def _stream(self):
-        server, faults = self.server, self.server.faults
-        self._begin_stream()
-        events = [] if faults.silent and not faults.recorded else self._events()
-        for event in itertools.islice(events, faults.cut_after):
-            self.wfile.write(b"%x\r\n%b\r\n" % (len(event), event) if faults.recorded else event)
-            self.wfile.flush()
-        if faults.silent:
-            server.over.wait(30)
-        if faults.recorded and faults.cut_after is None:
-            self.wfile.write(b"0\r\n\r\n")
-
     def _whole(self, body):
         faults, names = self.server.faults, REASONING[self.server.release]
         if faults.silent:
@@ -186,19 +152,3 @@ class _ModelRequest(http.server.BaseHTTPRequestHandler):
         said = {"message": message} if "messages" in body else {"text": ANSWER}
         choice = {"index": 0, "finish_reason": "stop", **said}
         self._json(200, {"choices": [choice], "usage": {"completion_tokens": 5}})
-
-    def _events(self):
-        """Return the events of an answer as they go over the wire."""
-        faults = self.server.faults
-        if faults.recorded:
-            return [each + b"\n\n" for each in faults.recorded.split(b"\n\n") if each.strip()]
-        begin = {"role": "assistant", "content": ""}
-        begin |= dict.fromkeys(REASONING[self.server.release][:1])
-        common = {"id": "chatcmpl-1", "object": "chat.completion.chunk", "model": "small"}
-        chunks = []
-        for delta in (begin, {"content": ANSWER}, {}):
-            choice = {"index": 0, "finish_reason": None if delta else "stop", "delta": delta}
-            chunks.append({**common, "created": 1764074376, "choices": [choice]})
-        usage = {"prompt_tokens": 9, "total_tokens": 10, "completion_tokens": 1}
-        chunks.append({**common, "choices": [], "usage": usage})
-        return [f"data: {text}\n\n".encode() for text in (*map(json.dumps, chunks), "[DONE]")]

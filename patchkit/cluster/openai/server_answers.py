@@ -5,14 +5,16 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import os
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from patchkit.cluster.agent.node_files import config_folder
-from patchkit.cluster.openai.api_key import SECRETS, find_key
 from patchkit.cluster.openai.http_exchange import (
     CHAT,
     COMPLETION,
@@ -23,11 +25,13 @@ from patchkit.cluster.openai.http_exchange import (
     list_models,
     token_count,
 )
-from patchkit.errors import HostError
+from patchkit.errors import HostError, PatchkitError
+from patchkit.reading import read_text
 from patchkit.records import RECIPES, read_toml, record
 
 _LINE = re.compile(r"(?P<name>[A-Za-z_:][\w:]*)(?:\{(?P<labels>.*)\})? (?P<value>\S+)(?: \d+)?")
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+_KEY = "VLLM_API_KEY"
 _LONGEST = 1 << 16  # characters of a line
 
 
@@ -145,9 +149,25 @@ def wanted_metrics() -> list[dict[str, Any]]:
     )
 
 
+def find_key(key_file: str) -> tuple[str, str]:
+    """Return the server's key and where it was found: the file that the unit reads, or here.
+
+    "" for none, and for one that no header can hold.
+    """
+    key, where = os.environ.get(_KEY, ""), "the environment"
+    with contextlib.suppress(PatchkitError, OSError, ValueError):
+        path = Path(key_file).expanduser()
+        for line in read_text(path, limit=1 << 16).splitlines() if path.is_file() else ():
+            name, sign, value = line.strip().partition("=")
+            if sign and name.strip() == _KEY:
+                key, where = " ".join(shlex.split(value)), key_file
+                break
+    return (key, where) if key and key.isascii() and key.isprintable() else ("", "")
+
+
 def ask_server(
     url: str = "",
-    key_file: str = SECRETS,
+    key_file: str = "~/.config/patchkit/secrets.env",
     metrics: Sequence[dict[str, Any]] = (),
     seconds: float = 30.0,
     cluster: str = "",
