@@ -178,9 +178,10 @@ def ray(settings: dict[str, Any]) -> None:
 def spread(settings: dict[str, Any]) -> None:
     """Copy compiled code to workers that lack it: nothing over what is there, nothing back."""
     names, size, began = [], 0, time.monotonic()
-    for place, _folders, files in os.walk(settings["caches"]):  # which follows no links
+    own = Path.home() / settings["caches"]
+    for place, _folders, files in os.walk(own):  # which follows no links
         for path in (f"{place}/{name}" for name in files):
-            name = os.path.relpath(path, settings["caches"])
+            name = os.path.relpath(path, own)
             with contextlib.suppress(OSError):  # it is gone
                 its = os.lstat(path)
                 settled = time.time() - its.st_mtime > _SETTLED
@@ -188,11 +189,11 @@ def spread(settings: dict[str, Any]) -> None:
                     size += its.st_size
                     names.append(name)
     if size > _SPREAD_BYTES:
-        leave(0, f"{settings['caches']} has {size >> 20} MiB: too much to give to workers")
+        leave(0, f"{own} has {size >> 20} MiB: too much to give to workers")
     for worker in settings["workers"].values() if names else ():
         *ssh, _dashes, host = worker["ssh"]
         words = ["rsync", "-a", "--ignore-existing", "--stats", "--files-from=-", "--from0"]
-        words += ["-e", " ".join(ssh), settings["caches"], f"{host}:{worker['caches']}/"]
+        words += ["-e", " ".join(ssh), str(own), f"{host}:{settings['caches']}/"]  # of its home
         left, given = max(1.0, _SPREAD_SECONDS - (time.monotonic() - began)), "no time was left"
         with contextlib.suppress(subprocess.TimeoutExpired):
             done = subprocess.run(

@@ -92,17 +92,13 @@ class GroupUnits:
         bare = [self._rank_files(number) for number in range(len(self.ranks))]
         group = digest(json.dumps([bare, self.links, self.url], sort_keys=True))[:16]
         settings = {"id": group, "name": self.cluster.name, "unit": self.cluster.unit}
-        caches = [
-            cache_folders(f"{its.facts.home}/{CACHES}", its.env.node.vllm)["cache"]
-            for its in self.ranks
-        ]
         workers = {
-            str(number): {"node": self.ranks[number].ssh, "ssh": words, "caches": caches[number]}
+            str(number): {"node": self.ranks[number].ssh, "ssh": words}
             for number, words in enumerate(self.links, start=1)
         }
         ray = {"ray": self.ray} if self.ray else {}
         of_head = {"model": self.model.name, "url": self.url, **ray, "workers": workers}
-        of_head["caches"] = caches[0]
+        of_head["caches"] = cache_folders(CACHES, self.ranks[0].env.node.vllm)["cache"]
         texts = [settings | of_head] + [settings] * len(workers)
         for files, text, rank in zip(bare, texts, self.ranks, strict=True):
             digests = {name: digest(content) for name, content in files.items()}
