@@ -53,8 +53,6 @@ def add_first_use(visited: Visit, look: Callable[..., dict[str, Any]]) -> Visit:
     def ask(report: NodeReport) -> DeviceCodeFound:
         software = require(report.host.software, _UNNAMED)
         require(software.vllm_home or None, _UNNAMED)
-        if report.engine:
-            raise NotCheckedError("vLLM is in an image")
         process = next((each.pid for each in report.processes or ()), 0)
         own = cache_variables(f"~/{CACHES}", software.vllm)["CUDA_CACHE_PATH"]
         cache = own if report.placed else _CACHE

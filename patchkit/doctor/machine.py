@@ -231,8 +231,9 @@ def check_engine(node: NodeReport) -> Outcome:
 @check("engine-gpu")
 def check_gpu_way(node: NodeReport) -> Outcome:
     said: EngineFacts = node.part("engine")
-    driver, docker = node.driver, node.part("facts").image.program.endswith("docker")
+    driver, image = node.driver, node.part("facts").image
     if not said.spec:
+        docker = image.program.endswith("docker") and not image.cdi
         lacking = node.find("engine-hook" if docker else "engine-gpu")
         return {"way": "by NVIDIA's hook, --gpus"} if docker and said.hook else lacking
     if said.driver in ("", driver):
@@ -247,7 +248,7 @@ def check_gpu_way(node: NodeReport) -> Outcome:
 @check("image-cpu")
 def check_image_cpu(node: NodeReport) -> Outcome:
     cpu, machine = node.part("engine").cpu, node.host.system.machine
-    if not cpu or not machine:
-        raise NotCheckedError("the image is not there" if machine else "no CPU is named here")
+    require(cpu or None, "the image is not there")
     fields = {"cpu": cpu, "machine": machine, "program": node.part("facts").image.program}
-    return fields if _CPUS.get(cpu, cpu) == machine else node.find("image-cpu", **fields)
+    fits = machine in ("", _CPUS.get(cpu, cpu))
+    return fields if fits else node.find("image-cpu", **fields)

@@ -23,7 +23,7 @@ def server_findings(
     node: str, said: ServerAnswers, units: Sequence[UnitState] = ()
 ) -> Iterator[Finding]:
     """Yield what is to be said of a server on a node; ``units`` are its cluster's."""
-    url = said.url.rstrip("/")
+    url, known = said.url.rstrip("/"), said.figures
     common: dict[str, object] = {
         "node": node,
         "url": said.url,
@@ -34,10 +34,9 @@ def server_findings(
         "found": f", and the one in {said.key} is not it" if said.key else "",
         "model": said.asked,
         "version": said.version or "of an unknown release",
+        "running": f"{known['running']:.0f}" if "running" in known else "unknown",
+        "waiting": f"{known['waiting']:.0f}" if "waiting" in known else "unknown",
     }
-    for name in ("running", "waiting"):
-        figure = said.figures.get(name)
-        common[name] = "unknown" if figure is None else f"{figure:.0f}"
     for about, fields in _judge(said):
         yield make_finding(about, node, **{**common, **fields})
 

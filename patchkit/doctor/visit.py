@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -41,7 +41,6 @@ from patchkit.runtime.rules.rule import Situation
 _LINES = 5000  # of each node's journal: more than a start writes
 _SAVED = 1000  # lines of all journals that a report has
 _FOR_UP = ("systemd", "linger", "memlock", "rsync", "python", "ssh")
-_EXAMINED = (*("facts", "state", "health", "contents", "processes", "listeners", "disks"),)
 _WRITTEN = ("/tmp", "/var/tmp")  # noqa: S108 - where compilers and ranks write
 
 
@@ -192,7 +191,7 @@ def examine_nodes(cluster: Cluster) -> list[NodeReport]:
         name = node.destination
         made = NodeReport(
             node=name,
-            **{part: getattr(sent, part) for part in _EXAMINED},
+            **{part.name: getattr(sent, part.name) for part in fields(SaidParts)},
             placed=placed_files(sent.facts.files, file.unit) if sent.facts else None,
             missing={part: sent_error(error, name) for part, error in sent.errors.items()},
         )
@@ -216,8 +215,9 @@ def _add_engine(node: Remote, report: NodeReport) -> NodeReport:
         engine = node.call(EngineFacts, look, program=image.program, image=image.id)
     except HostError as error:
         return replace(report, missing={**report.missing, "engine": error})
-    known = host.software or Software(python="")  # its Python may not answer
-    software = replace(known, cuda=known.cuda or engine.cuda)
+    # The image's Python may not answer, and its folders are none of the node's.
+    known = host.software or Software(python="")
+    software = replace(known, cuda=known.cuda or engine.cuda, vllm_home="")
     facts = replace(report.facts, host=replace(host, software=software))
     sizes = {disk.total for disk in report.disks or ()}
     disks = (*(report.disks or ()), *(its for its in engine.storage if its.total not in sizes))

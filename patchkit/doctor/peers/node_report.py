@@ -147,13 +147,13 @@ class SaidParts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeReport(SaidParts):
-    """What a node said. ``silence`` is why it said nothing at all, None if it answered.
+    """What a node said; ``silence`` is why it said nothing at all.
 
     ``address`` is its IPv4 address in the cluster: what it has now, else what cluster.toml or the
     last start say, "" if nobody does; ``no_address`` is why it has none now. ``ways`` are the
     addresses that a node tried, each with the node that has it. ``placed`` is what the last `up`
-    left, None for nothing; ``engine`` is asked only where cluster.toml names an image. ``missing``
-    has the error of each part that it did not say.
+    left; ``engine`` is asked only where an image is served. ``missing`` has the error of each part
+    that it did not say.
     """
 
     node: str
