@@ -368,8 +368,9 @@ def end_session(server: subprocess.Popen[bytes], number: int) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(server.pid, number)
     end = time.monotonic() + _GRACE
-    while session_cpu(server.pid) and time.monotonic() < end:
-        server.poll()
+    while server.poll() is None or session_cpu(server.pid):
+        if time.monotonic() > end:
+            return
         time.sleep(0.1)
 
 
