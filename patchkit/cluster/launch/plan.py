@@ -38,6 +38,7 @@ from patchkit.units import BYTES_PER_GIB
 
 _SPARK = ("GB10", "DGX_Spark")  # in the product's name, NVIDIA's or another maker's
 _CORES = "Cortex-X925"  # of GB10's CPU
+_START = ("sudo", "systemctl", "start", "docker")
 _LIMIT = "/etc/systemd/system/user@.service.d/patchkit.conf"
 
 
@@ -277,8 +278,9 @@ def node_findings(name: str, facts: NodeFacts) -> Iterator[Finding]:
     image = facts.image
     if image and image.problem:
         join = ("sudo", "usermod", "-aG", "docker", facts.user)  # what takes effect at a boot
-        denied = "permission denied" in image.said
-        command = there(name, *(join if denied else (image.program or "docker", "version")))
+        cures = {"permission denied": join, "Cannot connect to the Docker": _START}
+        look = (image.program, "version") if image.program else ("sudo", "apt", "install", "podman")
+        command = there(name, *next((cures[each] for each in cures if each in image.said), look))
         yield wrong(image.problem, said=image.said, command=command)
     of_root = image is not None and image.program.endswith("docker")  # whose daemon has no limit
     if facts.memlock is not None and not of_root and any(port.active for port in facts.host.rdma):

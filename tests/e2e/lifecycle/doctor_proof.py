@@ -262,8 +262,6 @@ FAULTS = (
         "docker's daemon ended, and its socket",
         root="systemctl stop docker.socket docker",
         engine="docker",
-        cured=lambda cluster, _command: cluster.worker.root("systemctl", "start", "docker"),
-        by="a hand",
     ),
 )
 

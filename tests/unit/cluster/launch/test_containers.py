@@ -14,6 +14,7 @@ from support.clusters import cluster, image_facts, node_facts, units_of
 from tools.golden_units import IMAGE
 
 SNAPSHOT = "/data/hub/models--a--b/snapshots/0123"
+DOWN = "Cannot connect to the Docker daemon at unix:///var/run/docker.sock."
 
 
 def files_of(tmp_path, model=SNAPSHOT, set=None, **image):
@@ -60,6 +61,11 @@ def test_a_folder_of_any_name_is_one_field():
     [
         ({"problem": "engine-refuses", "said": "permission denied"}, "engine-refuses", "usermod"),
         ({"problem": "engine-refuses", "said": "no daemon"}, "engine-refuses", "docker version"),
+        (
+            {"problem": "engine-refuses", "said": DOWN},
+            "engine-refuses",
+            "sudo systemctl start dock",
+        ),
         ({"problem": "image-missing"}, "image-missing", "patchkit cluster install"),
         ({"content": "d" * 64}, "images", "patchkit cluster install"),
     ],
