@@ -13,13 +13,14 @@ from pathlib import Path
 
 from e2e.emulation import wires
 from e2e.emulation.lab import BIN, QUIET, RAY_PORT, Answers, Lab
-from e2e.lifecycle import fake_venv, rack, rootfs
-from e2e.lifecycle.cluster import URL, EmulatedCluster, insist, wait
-from e2e.lifecycle.nodes import HOME
+from e2e.lifecycle import fake_venv, image, rack, rootfs
+from e2e.lifecycle.cluster import URL, EmulatedCluster, Engine, insist, wait
+from e2e.lifecycle.nodes import HOME, SystemdNode
 from patchkit.process import attempt
 
 COMPILER = ("g++", "python3-dev")  # torch compiles while vLLM starts
-DISK = "1g"  # of a node's /home: what vLLM compiles
+IN_IMAGE = (*image.PACKAGES, *COMPILER, "libnuma1", "libgomp1", "util-linux", "libc-bin", "procps")
+DISK, IMAGES = "1g", "5g"  # of a node's /home: what vLLM compiles; the image, too
 SERVE_SECONDS = 400
 MODELS = (f"{HOME}/models/one", f"{HOME}/models/other")
 # On CPUs vLLM has no pipelines, and counts the cores itself.
@@ -51,9 +52,9 @@ def obstacle() -> str:
     return rootfs.obstacle()
 
 
-def units(lab: Lab) -> str:
+def units(lab: Lab, engine: Engine = "venv") -> str:
     """Two nodes with systemd: up, the answers, each rank killed, another model, down."""
-    with _cluster(lab, "units") as cluster:
+    with _cluster(lab, f"units-{engine}", engine) as cluster:
         first, other = MODELS
         cluster.up(first)
         _insist_on(lab.expected, cluster, first)
@@ -67,6 +68,11 @@ def units(lab: Lab) -> str:
         _insist_on(lab.expected, cluster, other)
         cluster.down()
     return f"same answers; {'; '.join(told)}; switch; nothing is left"
+
+
+def units_podman(lab: Lab) -> str:
+    """The same with each rank in a container of podman's."""
+    return units(lab, "podman")
 
 
 def units_ray(lab: Lab) -> str:
@@ -113,29 +119,53 @@ def _heals(cluster: EmulatedCluster, name: str, unit: str) -> str:
 
 
 @contextmanager
-def _cluster(lab: Lab, log: str, **choices: object) -> Iterator[EmulatedCluster]:
+def _cluster(
+    lab: Lab, log: str, engine: Engine = "venv", **choices: object
+) -> Iterator[EmulatedCluster]:
     """Boot two nodes that have this session's vLLM and two models."""
-    root = rootfs.ready(lab.work, COMPILER)
-    shared = (Path(sys.prefix), lab.model)
-    folder = lab.work / "logs" / log
-    with rack.up(root, folder, home=DISK, shared=shared) as parts:
-        cluster = EmulatedCluster(*parts, folder, patience=SERVE_SECONDS)
+    site, folder = Path(sysconfig.get_path("purelib")), lab.work / "logs" / log
+    if engine == "venv":
+        root, home, archive = rootfs.ready(lab.work, COMPILER), DISK, lab.model
+    else:
+        root, home, archive = rootfs.ready(lab.work), IMAGES, _image(lab.work, site)
+    shared = {Path(sys.prefix), lab.model, archive.parent}
+    with rack.up(root, folder, home=home, shared=shared) as parts:
+        cluster = EmulatedCluster(
+            *parts, folder, patience=SERVE_SECONDS, engine=engine, archive=archive
+        )
         for node in cluster.nodes.values():
-            venv = fake_venv.VENV
-            # The node's own Python uses this session's packages.
-            fake_venv.insist_user(node, "python3", "-m", "venv", "--without-pip", venv)
-            site = f"{venv}/lib/python{OWN}/site-packages"
-            fake_venv.write(node, f"{site}/emulation.pth", f"{sysconfig.get_path('purelib')}\n")
-            for program, module in PROGRAMS.items():
-                text = f"#!{venv}/bin/python\n{PROGRAM.format(module=module)}"
-                fake_venv.write(node, f"{venv}/bin/{program}", text)
-                node.user("chmod", "+x", f"{venv}/bin/{program}")
+            if engine == "venv":
+                _install(node, site)
+            else:
+                cluster.install(node)
             fake_venv.insist_user(node, "mkdir", "-p", f"{HOME}/models")
             for each in MODELS:
                 fake_venv.insist_user(node, "cp", "-r", str(lab.model), each)
         said = {"args": [*ARGS, *SHARDS], "set": QUIET, "without": ON_CPU, **choices}
         cluster.describe(**said)
         yield cluster
+
+
+def _install(node: SystemdNode, site: Path) -> None:
+    """Let an environment of the node's own Python use this session's packages."""
+    venv = fake_venv.VENV
+    fake_venv.insist_user(node, "python3", "-m", "venv", "--without-pip", venv)
+    own = f"{venv}/lib/python{OWN}/site-packages"
+    fake_venv.write(node, f"{own}/emulation.pth", f"{site}\n")
+    for program, module in PROGRAMS.items():
+        text = f"#!{venv}/bin/python\n{PROGRAM.format(module=module)}"
+        fake_venv.write(node, f"{venv}/bin/{program}", text)
+        node.user("chmod", "+x", f"{venv}/bin/{program}")
+
+
+def _image(work: Path, site: Path) -> Path:
+    """Return the archive of an image with this session's packages; it is written once."""
+    archive = work / image.FOLDER / "vllm.tar"
+    if not archive.is_file():
+        folders = {"": image.unpack(work, IN_IMAGE), f"{image.SITE}/": site}
+        text = f"#!/usr/bin/python3\n{PROGRAM.format(module=PROGRAMS['vllm'])}"
+        image.write_archive(archive, folders, {"usr/local/bin/vllm": text.encode()}, image.ENTRY)
+    return archive
 
 
 def _insist_on(expected: Answers, cluster: EmulatedCluster, model: str) -> None:

@@ -97,13 +97,13 @@ class EmulatedCluster:
                 for name, text in files.items():
                     fake_venv.write(node, f"{HOME}{model[1:]}/{name}", text)
             if begin != "bare":
-                self._install(node)
+                self.install(node)
         self.change()
         self.describe()
         if begin == "serving":
             self.up()
 
-    def _install(self, node: SystemdNode) -> None:
+    def install(self, node: SystemdNode) -> None:
         """Give a node what the ranks run in, as `cluster install` leaves it."""
         if self.engine == "venv":
             fake_venv.install(node)
@@ -256,7 +256,7 @@ class LifecycleLab:
     ) -> Iterator[EmulatedCluster]:
         """Boot nodes, and bring them to where something begins."""
         folder = self.work / "logs" / name
-        with rack.up(self.root, folder, count) as parts:
+        with rack.up(self.root, folder, count, shared=(self.archive.parent,)) as parts:
             cluster = EmulatedCluster(*parts, folder, engine=engine, archive=self.archive)
             cluster.prepare(begin)
             yield cluster

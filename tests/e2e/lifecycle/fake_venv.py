@@ -110,8 +110,10 @@ def _files(release: str = VERSION) -> Mapping[str, bytes]:
     return files
 
 
-def insist_user(node: SystemdNode, *words: str, input: bytes = b"") -> str:
-    done = node.user(*words, input=input)
+def insist_user(
+    node: SystemdNode, *words: str | Path, seconds: int = 30, input: bytes = b""
+) -> str:
+    done = node.user(*words, seconds=seconds, input=input)
     if done.trouble:
         raise NodeError(f"{node.name}: {done.trouble}")
     return done.output

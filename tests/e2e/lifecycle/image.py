@@ -8,91 +8,114 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import os
 import platform
-import shutil
 import tarfile
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from e2e.lifecycle import fake_venv
 from e2e.lifecycle.fake_vllm import VERSION
 from e2e.lifecycle.nodes import SystemdNode
+from e2e.lifecycle.rootfs import REGISTRY
 from e2e.proofs import fresh
+from patchkit.digests import sha256_of
 
 NAME = f"localhost/vllm-fake:{VERSION}"
+PULLED = f"{REGISTRY}/vllm-fake:{VERSION}"
 ENTRY = ("vllm", "serve")
+FOLDER = "images"
+LOAD_SECONDS = 300
 CPUS = {"x86_64": "amd64", "aarch64": "arm64"}
 PACKAGES = ("python3", "dash", "coreutils")
 SITE = "usr/local/lib/python3/dist-packages"  # PYTHONPATH has it, whichever Python 3 it is
-UNUSED = ("usr/share/doc", "usr/share/man", "usr/share/locale", "var")
+PASSWD = {"etc/passwd": b"root:x:0:0:root:/root:/bin/sh\n"}
+UNUSED = ("usr/share/doc", "usr/share/man", "usr/share/locale", "var", f"{SITE}/ray")
 ENV = ("PATH=/usr/local/bin:/usr/bin:/bin", f"PYTHONPATH=/{SITE}", "PYTHONDONTWRITEBYTECODE=1")
 
 
 def ready(cache: Path, entry: Sequence[str] = ENTRY) -> Path:
-    """Return the image's archive; it is made of packages that are unpacked once.
+    """Return the archive of the stand-in's image."""
+    program = b"#!/usr/bin/python3\n" + fake_venv.PROGRAM.read_bytes()
+    files = {"usr/local/bin/vllm": program}
+    for wheel in fake_venv.made_wheels():
+        with zipfile.ZipFile(io.BytesIO(wheel)) as file:
+            files |= {f"{SITE}/{name}": file.read(name) for name in file.namelist()}
+    return write_archive(cache / FOLDER / "fake.tar", {"": unpack(cache, PACKAGES)}, files, entry)
+
+
+def unpack(cache: Path, packages: Sequence[str]) -> Path:
+    """Return a folder with packages of the distribution, unpacked once.
 
     Raises CalledProcessError after mmdebstrap said why.
     """
     release = platform.freedesktop_os_release().get("VERSION_CODENAME", "")
-    root = cache / f"image-{release}"
+    root = cache / f"image-{release}-{len(packages)}"
     if not root.is_dir():
         options = ("--variant=extract", '--aptopt=Apt::Install-Recommends "false"')
-        begun = cache / f"{root.name}.begun"
-        shutil.rmtree(begun, ignore_errors=True)
-        fresh.unpack(begun, PACKAGES, *options, release=release)
+        begun = cache / f"{root.name}.{os.getpid()}"
+        fresh.unpack(begun, packages, *options, release=release)
         begun.rename(root)
-    program = b"#!/usr/bin/python3\n" + fake_venv.PROGRAM.read_bytes()
-    files = {"etc/passwd": b"root:x:0:0:root:/root:/bin/sh\n", "usr/local/bin/vllm": program}
-    for wheel in fake_venv.made_wheels():
-        with zipfile.ZipFile(io.BytesIO(wheel)) as file:
-            files |= {f"{SITE}/{name}": file.read(name) for name in file.namelist()}
-    archive = cache / "image.tar"
-    write_archive(archive, root, files, {"Entrypoint": [*entry], "Env": ENV})
-    return archive
+    return root
 
 
 def write_archive(
-    archive: Path, root: Path, files: dict[str, bytes], settings: dict[str, object]
-) -> None:
-    """Write an image of one layer: a folder, and files beside it; its id is a digest of all."""
-    layer = io.BytesIO()
-    with tarfile.open(fileobj=layer, mode="w") as tar:
-        for path in sorted(root.iterdir()):
-            tar.add(path, path.name, filter=_keep)
-        for name, content in files.items():
+    archive: Path, folders: Mapping[str, Path], files: Mapping[str, bytes], entry: Sequence[str]
+) -> Path:
+    """Write an image of one layer, folders by their place and files; its id is a digest of all."""
+    archive.parent.mkdir(exist_ok=True)
+    layer = archive.with_suffix(".layer")
+    with tarfile.open(layer, "w") as tar:
+        for place, folder in folders.items():
+            for path in sorted(folder.iterdir()):
+                tar.add(path, f"{place}{path.name}", filter=_keep)
+        for name, content in {**PASSWD, **files}.items():
             _add(tar, name, content, 0o755 if "/bin/" in name else 0o644)
-    of_layer = hashlib.sha256(layer.getvalue()).hexdigest()
     config = {
         "architecture": CPUS[platform.machine()],
         "os": "linux",
-        "config": settings,
-        "rootfs": {"type": "layers", "diff_ids": [f"sha256:{of_layer}"]},
+        "config": {"Entrypoint": [*entry], "Env": ENV},
+        "rootfs": {"type": "layers", "diff_ids": [f"sha256:{sha256_of(layer)}"]},
     }
     text = json.dumps(config).encode()
     named = f"{hashlib.sha256(text).hexdigest()}.json"
     manifest = [{"Config": named, "RepoTags": [NAME], "Layers": ["layer.tar"]}]
     with tarfile.open(archive, "w") as tar:
-        _add(tar, "layer.tar", layer.getvalue())
+        tar.add(layer, "layer.tar")
         _add(tar, named, text)
         _add(tar, "manifest.json", json.dumps(manifest).encode())
+    layer.unlink()
+    return archive
+
+
+def load(node: SystemdNode, engine: str, archive: Path) -> None:
+    """Load it on a node that sees the archive's folder. Raises NodeError."""
+    fake_venv.insist_user(node, engine, "load", "--input", archive, seconds=LOAD_SECONDS)
 
 
 def install(node: SystemdNode, engine: str, archive: Path) -> str:
-    """Let a node's engine have it. Return its id, sha256:… Raises NodeError."""
-    fake_venv.insist_user(node, engine, "load", input=archive.read_bytes())
+    """Give it to a node as `cluster install` does. Return its id, sha256:… Raises NodeError."""
+    load(node, engine, archive)
     found = fake_venv.insist_user(node, engine, "image", "inspect", "--format={{.Id}}", NAME)
     pin = found.strip().removeprefix("sha256:")
     fake_venv.insist_user(node, engine, "tag", NAME, f"localhost/patchkit:{pin[:12]}")
     return f"sha256:{pin}"
 
 
+def push(node: SystemdNode, engine: str, archive: Path) -> None:
+    """Let the registry on the head have it as `PULLED`, from a node that forgets it. NodeError."""
+    load(node, engine, archive)
+    for words in (("tag", NAME, PULLED), ("push", PULLED), ("rmi", NAME, PULLED)):
+        fake_venv.insist_user(node, engine, *words)
+
+
 def _keep(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
     member.uid = member.gid = 0
     member.uname = member.gname = ""
     member.mtime = 0
-    usual = member.isreg() or member.isdir() or member.issym()
-    return member if usual and not member.name.startswith(UNUSED) else None
+    unusual = member.ischr() or member.isblk() or member.isfifo()
+    return None if unusual or member.name.startswith(UNUSED) else member
 
 
 def _add(tar: tarfile.TarFile, name: str, content: bytes, mode: int = 0o644) -> None:

@@ -10,8 +10,8 @@ import sys
 from pathlib import Path
 
 from e2e.emulation.nodes import NodeError
-from e2e.lifecycle import fake_venv
-from e2e.lifecycle.cluster import MODEL, URL, EmulatedCluster, insist, scenario
+from e2e.lifecycle import fake_venv, image
+from e2e.lifecycle.cluster import MODEL, OTHER_MODEL, URL, EmulatedCluster, insist, scenario
 from e2e.lifecycle.fake_vllm import VERSION
 from e2e.lifecycle.launching import OPTIONS, kill_launcher
 from e2e.lifecycle.rack import ROOT
@@ -64,6 +64,38 @@ def launcher_killed_in_install(cluster: EmulatedCluster) -> str:
         cluster.expect("install")
     cluster.up()
     return f"killed {count} times; install again is whole each time, and it serves"
+
+
+@scenario("bare", engines=("docker", "podman"))
+def image_installed(cluster: EmulatedCluster) -> str:
+    """An image that the head alone has: `install` pins it, the worker gets it; `up`, `switch`."""
+    image.load(cluster.head, cluster.engine, cluster.archive)
+    cluster.describe(engine=cluster.engine, image=image.NAME)
+    cluster.expect("install")
+    _insist_on_pin(cluster, image.NAME)
+    cluster.up()
+    cluster.expect("switch", OTHER_MODEL)
+    insist(cluster.served() == OTHER_MODEL, "another model is served")
+    return "the tag is pinned; saved, copied, loaded; it serves one model, then another"
+
+
+@scenario("bare", engines=("podman",))
+def image_pulled(cluster: EmulatedCluster) -> str:
+    """A registry has it: `install` pins what it gives, each node pulls it; `up` without it."""
+    cluster.head.root("systemctl", "start", "docker-registry")
+    image.push(cluster.head, cluster.engine, cluster.archive)
+    cluster.describe(engine=cluster.engine, image=image.PULLED)
+    cluster.expect("install")
+    _insist_on_pin(cluster, image.PULLED)
+    cluster.head.root("systemctl", "stop", "docker-registry")
+    cluster.up()
+    cluster.expect("install")
+    return "pinned by the registry's digest; the same on both nodes; served without the registry"
+
+
+def _insist_on_pin(cluster: EmulatedCluster, name: str) -> None:
+    text = (cluster.home / "cluster.toml").read_text()
+    insist(f'image = "{name}@sha256:' in text, f"not pinned: {text}")
 
 
 def _paste(cluster: EmulatedCluster, page: Path, title: str) -> str:
