@@ -164,7 +164,7 @@ def _image(work: Path, site: Path) -> Path:
     if not archive.is_file():
         folders = {"": image.unpack(work, IN_IMAGE), f"{image.SITE}/": site}
         text = f"#!/usr/bin/python3\n{PROGRAM.format(module=PROGRAMS['vllm'])}"
-        image.write_archive(archive, folders, {"usr/local/bin/vllm": text.encode()}, image.ENTRY)
+        image.write_archive(archive, folders, {"usr/local/bin/vllm": text.encode()})
     return archive
 
 

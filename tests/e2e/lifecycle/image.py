@@ -24,7 +24,6 @@ from patchkit.digests import sha256_of
 
 NAME = f"localhost/vllm-fake:{VERSION}"
 PULLED = f"{REGISTRY}/vllm-fake:{VERSION}"
-ENTRY = ("vllm", "serve")
 FOLDER = "images"
 LOAD_SECONDS = 300
 CPUS = {"x86_64": "amd64", "aarch64": "arm64"}
@@ -35,14 +34,13 @@ UNUSED = ("usr/share/doc", "usr/share/man", "usr/share/locale", "var", f"{SITE}/
 ENV = ("PATH=/usr/local/bin:/usr/bin:/bin", f"PYTHONPATH=/{SITE}", "PYTHONDONTWRITEBYTECODE=1")
 
 
-def ready(cache: Path, entry: Sequence[str] = ENTRY) -> Path:
+def ready(cache: Path) -> Path:
     """Return the archive of the stand-in's image."""
-    program = b"#!/usr/bin/python3\n" + fake_venv.PROGRAM.read_bytes()
-    files = {"usr/local/bin/vllm": program}
+    files = {"usr/local/bin/vllm": b"#!/usr/bin/python3\n" + fake_venv.PROGRAM.read_bytes()}
     for wheel in fake_venv.made_wheels():
         with zipfile.ZipFile(io.BytesIO(wheel)) as file:
             files |= {f"{SITE}/{name}": file.read(name) for name in file.namelist()}
-    return write_archive(cache / FOLDER / "fake.tar", {"": unpack(cache, PACKAGES)}, files, entry)
+    return write_archive(cache / FOLDER / "fake.tar", {"": unpack(cache, PACKAGES)}, files)
 
 
 def unpack(cache: Path, packages: Sequence[str]) -> Path:
@@ -60,9 +58,7 @@ def unpack(cache: Path, packages: Sequence[str]) -> Path:
     return root
 
 
-def write_archive(
-    archive: Path, folders: Mapping[str, Path], files: Mapping[str, bytes], entry: Sequence[str]
-) -> Path:
+def write_archive(archive: Path, folders: Mapping[str, Path], files: Mapping[str, bytes]) -> Path:
     """Write an image of one layer, folders by their place and files; its id is a digest of all."""
     archive.parent.mkdir(exist_ok=True)
     layer = archive.with_suffix(".layer")
@@ -75,7 +71,7 @@ def write_archive(
     config = {
         "architecture": CPUS[platform.machine()],
         "os": "linux",
-        "config": {"Entrypoint": [*entry], "Env": ENV},
+        "config": {"Entrypoint": ["vllm", "serve"], "Env": ENV},
         "rootfs": {"type": "layers", "diff_ids": [f"sha256:{sha256_of(layer)}"]},
     }
     text = json.dumps(config).encode()
@@ -103,19 +99,8 @@ def install(node: SystemdNode, engine: str, archive: Path) -> str:
     return f"sha256:{pin}"
 
 
-def push(node: SystemdNode, engine: str, archive: Path) -> None:
-    """Let the registry on the head have it as `PULLED`, from a node that forgets it. NodeError."""
-    load(node, engine, archive)
-    for words in (("tag", NAME, PULLED), ("push", PULLED), ("rmi", NAME, PULLED)):
-        fake_venv.insist_user(node, engine, *words)
-
-
 def _keep(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
-    member.uid = member.gid = 0
-    member.uname = member.gname = ""
-    member.mtime = 0
-    unusual = member.ischr() or member.isblk() or member.isfifo()
-    return None if unusual or member.name.startswith(UNUSED) else member
+    return None if member.isdev() or member.name.startswith(UNUSED) else member
 
 
 def _add(tar: tarfile.TarFile, name: str, content: bytes, mode: int = 0o644) -> None:

@@ -83,10 +83,13 @@ def image_installed(cluster: EmulatedCluster) -> str:
 def image_pulled(cluster: EmulatedCluster) -> str:
     """A registry has it: `install` pins what it gives, each node pulls it; `up` without it."""
     cluster.head.root("systemctl", "start", "docker-registry")
-    image.push(cluster.head, cluster.engine, cluster.archive)
-    cluster.describe(engine=cluster.engine, image=image.PULLED)
+    image.load(cluster.head, cluster.engine, cluster.archive)
+    own, pulled = image.NAME, image.PULLED
+    for words in (("tag", own, pulled), ("push", pulled), ("rmi", own, pulled)):
+        fake_venv.insist_user(cluster.head, cluster.engine, *words)
+    cluster.describe(engine=cluster.engine, image=pulled)
     cluster.expect("install")
-    _insist_on_pin(cluster, image.PULLED)
+    _insist_on_pin(cluster, pulled)
     cluster.head.root("systemctl", "stop", "docker-registry")
     cluster.up()
     cluster.expect("install")
