@@ -40,6 +40,7 @@ from patchkit.runtime.rules.rule import Situation
 
 _LINES = 5000  # of each node's journal: more than a start writes
 _SAVED = 1000  # lines of all journals that a report has
+_ODD = (ValueError, LookupError, TypeError, AttributeError, RecursionError)  # of a JSON that is
 _FOR_UP = ("systemd", "linger", "memlock", "rsync", "python", "ssh")
 _WRITTEN = ("/tmp", "/var/tmp")  # noqa: S108 - where compilers and ranks write
 
@@ -213,8 +214,10 @@ def _add_engine(node: Remote, report: NodeReport) -> NodeReport:
     look, host = engine_facts.look_at_engine, report.facts.host
     try:
         engine = node.call(EngineFacts, look, program=image.program, image=image.id)
-    except HostError as error:
-        return replace(report, missing={**report.missing, "engine": error})
+    except (HostError, *_ODD) as error:
+        odd = HostError(f"{image.program}: an answer that cannot be read: {error}")
+        silence = error if isinstance(error, HostError) else odd
+        return replace(report, missing={**report.missing, "engine": silence})
     # The image's Python may not answer, and its folders are none of the node's.
     known = host.software or Software(python="")
     software = replace(known, cuda=known.cuda or engine.cuda, vllm_home="")

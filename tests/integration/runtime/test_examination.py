@@ -12,14 +12,18 @@ from pathlib import Path
 import pytest
 
 from patchkit.cluster.agent import group_script
+from patchkit.cluster.agent.image_facts import ImageFacts
 from patchkit.cluster.agent.node_facts import model_print, python_contents
 from patchkit.cluster.agent.unit_state import group_processes, listeners
 from patchkit.cluster.launch.cluster import Cluster
 from patchkit.cluster.launch.cluster_file import ClusterFile, ClusterNode
+from patchkit.cluster.ssh.node import Remote
 from patchkit.doctor.judgement import cluster_findings
-from patchkit.doctor.visit import examine_nodes
+from patchkit.doctor.peers.node_report import NodeReport
+from patchkit.doctor.visit import _add_engine, examine_nodes
 from patchkit.finding import Level
 from support import write_files
+from support.clusters import node_facts
 from support.needed import need
 
 NAME = f"test-{os.getpid()}"
@@ -83,6 +87,16 @@ def test_a_models_files(tmp_path):
     assert model_print(str(tmp_path)) == found
     (tmp_path / "config.json").write_text("[]")
     assert model_print(str(tmp_path))["digest"] != found["digest"]
+
+
+@pytest.mark.parametrize(
+    "said", ["", "[]", "{}", '{"host": 1}', "[" * 9999, '{"ServerVersion": []}']
+)
+def test_an_engine_that_says_something_else(said, tmp_path):
+    program = {"docker": f"#!/bin/sh\nprintf %s '{said}'\n"}
+    image = ImageFacts(program=str(write_files(tmp_path, program, mode=0o755) / "docker"))
+    report = NodeReport(node="localhost", facts=node_facts(tmp_path, image=image))
+    assert _add_engine(Remote("localhost"), report).missing["engine"].what
 
 
 def test_this_machine_beside_a_node_that_ssh_does_not_reach():

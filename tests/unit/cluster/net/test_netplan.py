@@ -3,6 +3,7 @@
 import shutil
 import subprocess
 from ipaddress import IPv4Network
+from pathlib import Path
 
 import pytest
 import yaml
@@ -13,28 +14,7 @@ from patchkit.errors import HostError, UsageError
 from support import write_files
 from support.hosts import with_netdev
 
-GOLDEN = """\
-# Written by `patchkit net apply`; `patchkit net undo` puts back what was here.
-network:
-  version: 2
-  ethernets:
-    "enp1s0f1np1": # cage 1, twin A
-      optional: true
-      dhcp4: false
-      dhcp6: false
-      link-local: []
-      mtu: 9000
-      addresses:
-        - 192.168.100.11/24
-    "enP2p1s0f1np1": # cage 1, twin B
-      optional: true
-      dhcp4: false
-      dhcp6: false
-      link-local: []
-      mtu: 9000
-      addresses:
-        - 192.168.101.11/24
-"""
+GOLDEN = Path(__file__).parents[3] / "data" / "netplan" / "worker_port1.yaml"
 PORT0 = ("enp1s0f0np0", "enP2p1s0f0np0")
 PORT1 = ("enp1s0f1np1", "enP2p1s0f1np1")
 FIRST = {PORT0[0]: "100.10", PORT0[1]: "101.10"}
@@ -56,7 +36,7 @@ def addresses(plan):
 
 
 def test_the_whole_file(machine):
-    assert render_netplan(make_net_plan(machine("fresh_port1"), wish(2))) == GOLDEN
+    assert render_netplan(make_net_plan(machine("fresh_port1"), wish(2))) == GOLDEN.read_text()
 
 
 @pytest.mark.parametrize(
