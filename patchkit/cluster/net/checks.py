@@ -22,6 +22,8 @@ from patchkit.runtime.rules.releases import read_env_data
 _NETWORK = read_env_data("network")
 _TRIANGLE = _NETWORK["owners"]["triangle"]
 _MTU = _NETWORK["plan"]["mtu"]
+_JUMBO = f"{_MTU} brings 2 to 8 % with RoCE, and more with TCP"
+_PLAN = NetPlanOptions(mtu=_MTU).command_line()
 
 
 def net_finding(level: Level, where: str, about: str, what: str, hint: str = "") -> Finding:
@@ -65,7 +67,7 @@ def plan_remarks(host: Host, plan: NetPlan) -> Iterator[Finding]:
         yield check_noted("this ring", "cabling", _TRIANGLE)
     for line in plan.lines:
         if line.action == "keep" and line.addresses and line.mtu < _MTU:
-            yield _small_mtu(line.netdev, line.mtu)
+            yield judge(False, line.netdev, "small MTU", f"{line.mtu}; {_JUMBO}", "MTU", plan=_PLAN)
 
 
 def host_checks(host: Host, chosen: Cages) -> Iterator[Finding]:
@@ -116,12 +118,6 @@ def _machine_remarks(host: Host, verb: str, chosen: Iterable[Netdev]) -> Iterato
             yield replace(remark, where=remark.where or "this node", level=level)
 
 
-def _small_mtu(name: str, mtu: int) -> Finding:
-    what = f"{mtu}; {_MTU} brings 2 to 8 % with RoCE, and more with TCP"
-    command = NetPlanOptions(mtu=_MTU).command_line()
-    return check_noted(name, "MTU", what, f"on both ends and the switch: {command}")
-
-
 def _check_half(host: Host, netdev: Netdev, others: Sequence[Netdev]) -> Iterator[Finding]:
     lit = [other for other in others if other.carrier]
     if lit and not netdev.carrier and not netdev.ipv4:
@@ -142,7 +138,7 @@ def _check_half(host: Host, netdev: Netdev, others: Sequence[Netdev]) -> Iterato
         seen = f"{netdev.mtu}, its other half {larger.name} has {larger.mtu}"
         yield check_warned(name, "MTU", seen, NetPlanOptions(mtu=larger.mtu).command_line())
     elif netdev.mtu < _MTU:
-        yield _small_mtu(name, netdev.mtu)
+        yield judge(False, name, "small MTU", f"{netdev.mtu}; {_JUMBO}", "MTU", plan=_PLAN)
     else:
         yield check_fine(name, "MTU", str(netdev.mtu))
     # Of a half without an address beside one that has one, the remark on the machine tells.
