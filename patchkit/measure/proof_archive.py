@@ -26,7 +26,7 @@ SCHEMA: Literal[1] = 1
 _PACKED, _UNPACKED, _MOST = 4 * BYTES_PER_MIB, 32 * BYTES_PER_MIB, 64
 _MEMBER = re.compile(r"proof\.json|summary\.txt|logs/[a-z0-9.-]{1,60}\.txt")
 _CODE = re.compile(r"\b(?:sm|compute)_\d{2,3}[af]?\b")
-_LONG = re.compile(r"\w*Method$|(ScaledMM)?(Linear)?Kernel$|Experts$")
+_LONG = re.compile(r"\w*(Method|FusedMoE|Experts\w*)$|(ScaledMM)?(Linear)?Kernel$")
 _TOLD = ("gpu-device", "gpu-triton")
 _LINES, _WIDTH = 20, 80  # of a summary
 
