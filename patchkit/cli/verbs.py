@@ -44,7 +44,6 @@ MORE = {
     "inspect": ("wheel.inspect", "Show what a wheel or library holds; which libnccl is loaded."),
     "native": ("wheel.native", "Show what is compiled at first use, or compile it now."),
     "proof": ("cluster.proof", "Try kernels, routing, NCCL, a server; keep it as one archive."),
-    "tune": ("patch.sources", "Tune the fused-MoE kernel on the present GPU."),
     "verify": ("wheel.wheelhouse", "Check that a wheelhouse is whole, loads and fits together."),
 }
 VERBS = {verb: row for group in (*GROUPS.values(), MORE) for verb, row in group.items()}

@@ -1,1 +1,1 @@
-"""Measure and compare, tune, and write images from what is planned."""
+"""Measure and compare, prove, and write images from what is planned."""

@@ -1,12 +1,9 @@
-"""Diff, fetch, revert, compare archs, tune: the small verbs about sources."""
+"""Diff, fetch, revert, compare archs: the small verbs about sources."""
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import click
 
@@ -21,7 +18,7 @@ from patchkit.cli.options import (
     source_options,
     vllm_options,
 )
-from patchkit.cli.out import PATH, LaidOut, next_step, program, style, table, tell
+from patchkit.cli.out import next_step, program, style, table, tell
 from patchkit.cli.patch.verdict_view import diff_blocks, tree_blocks
 from patchkit.cli.progress import progress
 from patchkit.cli.render import (
@@ -29,15 +26,12 @@ from patchkit.cli.render import (
     Block,
     Data,
     Record,
-    read_numbers,
     rendered,
     verbose_option,
 )
 from patchkit.errors import UsageError
-from patchkit.measure.tune import BENCHMARK, DTYPES, TuneJob, check_tuner, tune_model
 from patchkit.patching.forced_revert import revert_by_force
 from patchkit.patching.recipe import load_recipe
-from patchkit.quoting import quoted, visible
 from patchkit.recipes.vllm.archs import evaluate
 from patchkit.source.detect import detect
 from patchkit.source.resolve import SourceOptions, fetch_release, patched_tree
@@ -164,44 +158,3 @@ def archs_command(source: SourceOptions, *, selection: Selection, verbose: bool)
         counted = ", ".join(f"{counts[load]} {load}" for load in sorted(counts, reverse=True))
         changed = sum(old.archs != new.archs for old, new in pairs)
         yield f"{len(pairs)} groups on {target.title}: {counted}; {changed} differ from stock"
-
-
-@click.command("tune")
-@vllm_options
-@click.option("--model", required=True, help="A folder, or a name on the hub: its config.json.")
-@click.option("--tp-size", "parts", type=click.IntRange(1), default=1, help="GPUs.")
-@click.option("--dtype", type=click.Choice(DTYPES), default="auto", show_default=True)
-@click.option("--batch-sizes", metavar="M,M,...", callback=read_numbers, help="Not the release's.")
-@click.option("--python", default=sys.executable, metavar="EXE", help="The Python that has vLLM.")
-@click.option("-o", "--output", type=PATH, default=Path("moe_configs"), show_default=True)
-@click.option("--force", is_flag=True, help="Replace a file that is there.")
-@rendered
-def tune_command(
-    source: SourceOptions, *, python: str, output: Path, force: bool, **given: Any
-) -> Iterator[Block]:
-    """Tune the fused-MoE kernel for the present GPU with the release's own benchmark.
-
-    \b
-      patchkit tune vllm==0.25.1 --model Qwen/Qwen3-30B-A3B-FP8 --dtype fp8_w8a8
-
-    SOURCE is the release that is installed; its sdist has the benchmark that the wheel lacks. It
-    takes hours: `--batch-sizes 1,64,1024` is a beginning.
-    """
-    if not force and any(output.glob("E=*.json")):  # before hours are spent
-        raise UsageError(f"{output} holds tuned configs", hint="--force, or another -o")
-    with opened(source) as (_, workspace):
-        tree = workspace.tree
-        if tree.kind == "installed":
-            raise UsageError(
-                f"{tree.root}: an installed vLLM has no {BENCHMARK}",
-                why="wheels carry no benchmarks",
-                hint=f"--vllm-src vllm=={tree.version.public}; --python names the installed one",
-            )
-        tree.read(BENCHMARK)  # which says so if it is not there
-        check_tuner(python, tree.version)
-        job = TuneJob(**given)
-        place = tune_model(tree.root / BENCHMARK, python, job, output, tell)
-    setting = f"VLLM_TUNED_CONFIG_FOLDER={quoted(output.resolve())}"
-    yield Record({"file": place, "setting": setting})
-    yield f"wrote {place}; vLLM reads it with"
-    yield LaidOut(f"  {visible(setting)}")
