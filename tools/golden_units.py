@@ -23,8 +23,8 @@ CASES = {
     "single": (1, {}, "openai/gpt-oss-20b"),
     "pair": (2, {"listen": "cable", "args": ("--max-model-len", "32768")}, LARGE),
     "pair-ray": (2, {"executor": "ray"}, LARGE),
-    "pair-docker": (2, {"image": IMAGE}, "~/models/" + LARGE),
-    "pair-podman-ray": (2, {"image": IMAGE, "engine": "podman", "executor": "ray"}, LARGE),
+    "pair-podman": (2, {"image": IMAGE, "engine": "podman"}, "~/models/" + LARGE),
+    "pair-docker-ray": (2, {"image": IMAGE, "executor": "ray"}, LARGE),
 }
 
 

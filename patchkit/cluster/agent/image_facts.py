@@ -41,7 +41,7 @@ RUN_WORDS = {
 }
 """By engine: how what runs in a container is the user's, and may do what a rank has to."""
 
-REMOVE_WORDS = {"docker": ("rm", "--force"), "podman": ("rm", "--force", "--time=0")}
+REMOVE_WORDS = {"docker": ("rm", "--force"), "podman": ("rm", "--force", "--time=0", "--ignore")}
 """By engine: how containers end at once."""
 
 _ID = re.compile("(?:sha256:)?[0-9a-f]{64}")

@@ -191,6 +191,13 @@ def _plan_rank(
         **(first if number == 0 else {"nodes": 0}),
     )
     node = decide(options, host, head)
+    if node.executor.name == "ray" and facts.image and facts.image.program.endswith("podman"):
+        raise UsageError(
+            "no server by Ray runs in podman's containers",
+            why="vLLM looks for Ray among its own processes, and podman lets no container that "
+            "stays in its unit's control group see those of another one",
+            hint='engine = "docker", or executor = "mp" where vLLM has it, in [serve]',
+        )
     caches = f"{facts.home}/{CACHES}"
     places = {"ptxas": facts.ptxas, "caches": caches, "model": model.name}
     env = cluster_env(node, host, variable_rules, **places)

@@ -80,6 +80,13 @@ def test_what_keeps_containers_from_being_started(changes, about, hint, tmp_path
     assert hint in found.hint
 
 
+def test_podman_does_not_start_ray(tmp_path):
+    facts = [node_facts(tmp_path, node=it, image=image_facts("podman")) for it in (0, 1)]
+    file = cluster("a", "b", image=IMAGE, engine="podman", executor="ray")
+    with pytest.raises(UsageError, match="a: no server by Ray"):
+        units_of(file, facts, "a/b")
+
+
 def test_an_image_that_is_not_pinned_is_not_started():
     with pytest.raises(UsageError) as caught:
         make_plan(Cluster(cluster("a", image="vllm/vllm-openai:v0.25.1")), "a/b")
