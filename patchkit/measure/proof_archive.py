@@ -17,6 +17,7 @@ from typing import Annotated, Any, Literal
 from patchkit.doctor.bundle import PrivateNames, pack_report
 from patchkit.doctor.gpu_steps import GpuStep
 from patchkit.errors import SourceError
+from patchkit.quoting import visible
 from patchkit.reading import read_bytes
 from patchkit.records import RecordError, matching, read_json
 from patchkit.target import Load, best_load, listed
@@ -96,7 +97,9 @@ def parse_proof(packed: bytes, name: str) -> Proof:
         texts = {}
         with tarfile.open(fileobj=io.BytesIO(unpacked), mode="r:") as archive:
             for number, member in enumerate(archive):
-                fits = _MEMBER.fullmatch(member.name) and member.isreg() and number < _MOST
+                # A sparse one would be as large as it says.
+                plain = member.isreg() and not member.issparse() and number < _MOST
+                fits = plain and _MEMBER.fullmatch(member.name)
                 stream = archive.extractfile(member) if fits else None
                 if stream is None or member.name in texts:
                     raise SourceError(f"{name}: {member.name[:60]!r} is nothing of a proof")
@@ -140,7 +143,8 @@ def summary_lines(proof: Proof) -> list[str]:
             reasons.setdefault(f"{part.state}: {part.reason}", []).append(part.step + chose)
     for reason, names in reasons.items():
         lines.append(f"{', '.join(names) if len(names) < 3 else f'{len(names)} parts'}: {reason}")
-    return [line if len(line) <= _WIDTH else f"{line[: _WIDTH - 1]}…" for line in lines[:_LINES]]
+    shown = [" ".join(visible(line).split()) for line in lines[:_LINES]]
+    return [line if len(line) <= _WIDTH else f"{line[: _WIDTH - 1]}…" for line in shown]
 
 
 def first_use_counts(proof: Proof) -> dict[str, str]:

@@ -42,7 +42,7 @@ def made_proof(**changes):
     parts = [
         {"step": it, "state": "ok", "figures": FIGURES.get(it, {}), "kernel": KERNEL}
         if it in FIGURES or it.startswith("routing")
-        else {"step": it, "state": "not-run", "reason": "torch on spark-3995 sees no device"}
+        else {"step": it, "state": "not-run", "reason": "torch on spark-3995:\a\nno device"}
         for it in part_names()
     ]
     proof = {"schema": SCHEMA, "patchkit": "1", "date": "2026-11-26", "device": "NVIDIA GB10"}
@@ -53,13 +53,16 @@ def made_proof(**changes):
     return pack_proof(record(Proof, proof), logs, NAMES)
 
 
-def archive_of(data, *names, link=""):
+def archive_of(data, *names, link="", sparse=0):
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w:gz") as archive:
         for name in names:
             member = tarfile.TarInfo(name)
             member.type, member.linkname = (tarfile.SYMTYPE if link else tarfile.REGTYPE), link
             member.size = len(data)
+            if sparse:  # as PAX has it: a file of so many bytes, of which few are there
+                its = {"GNU.sparse.major": "0", "GNU.sparse.minor": "1", "GNU.sparse.map": "0,1"}
+                member.pax_headers = {**its, "GNU.sparse.size": str(sparse)}
             archive.addfile(member, io.BytesIO(data))
     return packed.getvalue()
 
@@ -77,6 +80,7 @@ def test_an_archive_is_the_same_each_time_and_has_no_private_names():
     assert len(lines) <= 20
     assert max(map(len, lines)) <= 80
     assert "compiled at first use: vllm_fa2_C 52 of 52" in lines
+    assert texts["summary.txt"].replace("\n", "").isprintable()
     assert "routing-fp8: CutlassFP8, TRITON" in lines
 
 
@@ -85,6 +89,7 @@ HOSTILE = {
     "cut short": made_proof()[1][:-40],
     "a path upwards": archive_of(b"{}", "../proof.json"),
     "a link": archive_of(b"", "proof.json", link="/etc/passwd"),
+    "a sparse file": archive_of(b"{", "proof.json", sparse=1 << 40),
     "not JSON": archive_of(b"[" * 100_000, "proof.json"),
     "another version": archive_of(b'{"schema": 2}', "proof.json"),
     "many members": archive_of(b"", *(f"logs/{number}.txt" for number in range(100))),
