@@ -4,12 +4,7 @@ from ipaddress import IPv4Network
 
 import pytest
 
-from patchkit.cluster.net.checks import (
-    choose_checked_cages,
-    host_checks,
-    pair_checks,
-    plan_remarks,
-)
+from patchkit.cluster.net.checks import choose_checked_cages, host_checks, pair_checks, plan_remarks
 from patchkit.cluster.net.netplan_file import check_conflicts
 from patchkit.cluster.net.plan import Given, NetPlanOptions, make_net_plan
 from patchkit.errors import UsageError
