@@ -28,7 +28,7 @@ def test_streams_that_are_closed_or_full_are_no_bug():
         ("fixes", "<&- 2>&-", 0, b""),
         ("nosuchverb", "2>&-", 2, b""),
         ("nosuchverb", "2>/dev/full", 2, b""),
-        ("chat -", "<&-", 2, b"the question is empty"),
+        ("doctor --log -", "<&-", 3, b"standard input: is empty"),
     ):
         command = [sys.executable, "-m", "patchkit", *words.split()]
         done = subprocess.run(
