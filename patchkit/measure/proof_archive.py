@@ -122,7 +122,7 @@ def summary_lines(proof: Proof) -> list[str]:
         f"driver {proof.driver or '?'}, vLLM {proof.vllm or '?'}, torch {proof.torch or '?'}",
         f"parts: {told}; {sum(part.seconds for part in proof.parts):.0f} s",
     ]
-    if proof.code:
+    if proof.code and proof.capability:
         compiled = (f"{name} {count}" for name, count in first_use_counts(proof).items())
         lines.append(f"compiled at first use: {', '.join(compiled) or 'nothing'}")
     fine = [part for part in proof.parts if part.state == "ok"]

@@ -76,13 +76,14 @@ def prepare_attention(torch: Any) -> Prepared:
     k, v = (_normal(torch, 2 * pages, 16, pairs, size) for _ in "kv")
     rows = []
     for number, (asked, held) in enumerate(zip(queries, keys, strict=True)):
-        own = q[sum(queries[:number]) :][:asked].cpu().double()
-        its = (each[table[number].long()].cpu().double().flatten(0, 1)[:held] for each in (k, v))
-        wide_k, wide_v = (each.repeat_interleave(heads // pairs, 1) for each in its)
-        scores = torch.einsum("qhd,khd->hqk", own, wide_k) / size**0.5
-        later = torch.ones(asked, held).triu(held - asked + 1).bool()
-        weights = scores.masked_fill(later, float("-inf")).softmax(-1)
-        rows.append(torch.einsum("hqk,khd->qhd", weights, wide_v))
+        pages_of = table[number].long()
+        its = (each[pages_of].flatten(0, 1)[:held] for each in (k, v))
+        wide = [each.repeat_interleave(heads // pairs, 1) for each in its]
+        wide.insert(0, q[sum(queries[:number]) :][:asked])
+        seen = torch.ones(asked, held).tril(held - asked).bool()
+        attend = torch.nn.functional.scaled_dot_product_attention
+        out = attend(*(each.cpu().double().transpose(0, 1) for each in wide), attn_mask=seen)
+        rows.append(out.transpose(0, 1))
     starts, used = (torch.tensor(it, device="cuda").int() for it in ((0, 64, 69), keys))
     how = {"max_seqlen_q": 64, "cu_seqlens_q": starts, "max_seqlen_k": max(keys), "causal": True}
     how |= {"seqused_k": used, "block_table": table, "fa_version": 2}
