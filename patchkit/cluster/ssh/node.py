@@ -19,6 +19,7 @@ from patchkit.records import RecordError, record
 T = TypeVar("T")
 _DIGITS = 25  # of a whole number: a size in bytes has 20 at most
 _CALL_SECONDS, _CALL_SIZE = 600.0, 64 << 20  # what takes longer, or is more, is a stream
+_READY = 300.0  # seconds
 _LIMITS = FollowLimits(mark=MARK, silence=30, line=16 << 20, size=256 << 20)
 
 
@@ -100,6 +101,8 @@ class Remote:
         self, function: Callable[..., Any], arguments: dict[str, Any], limits: FollowLimits
     ) -> Generator[tuple[str, Any], None, None]:
         given = first_bytes(function.__module__, function.__qualname__, arguments)
+        if self.way:  # a container begins when its image lies ready, which may take a while
+            limits = replace(limits, silence=_READY)
         words = (*(self.way or ssh_words(self.destination)), COMMAND)
         # Closed in any case: an error that is kept would keep the connection, too.
         with Follow(*words, given=[given], beat=HEARTBEAT, limits=limits) as talk:
