@@ -39,7 +39,7 @@ def proof_command(
 ) -> Iterator[Block]:
     """Try kernels, routing, NCCL and a server here; keep what came of it, without names.
 
-    It takes 15 minutes and the GPU for itself; nothing is sent anywhere. Words behind `--` are
+    It takes some 15 minutes and the GPU for itself; nothing is sent anywhere. Words behind `--` are
     added to `vllm serve`. The exit code is 9 without a GPU, 5 if a part failed.
 
     \b
