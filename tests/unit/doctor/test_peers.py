@@ -7,7 +7,6 @@ import pytest
 
 from patchkit.cluster.agent.engine_facts import EngineFacts
 from patchkit.cluster.agent.group_script import Listener
-from patchkit.cluster.agent.image_facts import ImageFacts
 from patchkit.cluster.agent.links import PeerLink
 from patchkit.cluster.agent.node_facts import LoadedNccl
 from patchkit.cluster.agent.unit_state import GroupProcess
@@ -18,7 +17,7 @@ from patchkit.doctor.visit import Visit
 from patchkit.errors import HostError
 from patchkit.finding import Level, finding_texts
 from support import clusters, hosts
-from support.clusters import model, state, unit
+from support.clusters import image_facts, model, state, unit
 
 WRONG = (Level.ERROR, Level.WARNING)
 UNIT = "patchkit-vllm.service"
@@ -153,12 +152,11 @@ def test_a_node_that_does_not_answer(well):
 def test_an_image_in_the_place_of_an_environment(well, changes, about):
     file, nodes = well
     file = replace(file, serve=replace(file.serve, image="a/b", engine="podman"))
-    image = ImageFacts(program="/usr/bin/podman", id="0" * 64, content="c")
     engine = EngineFacts(version="5", storage=nodes[0].disks, spec="/etc/cdi/x", cpu="arm64")
-    served = [replace(without_python(each), engine=engine) for each in nodes]
-    for number, its in enumerate((image, replace(image, **changes))):
-        facts = replace(served[number].facts, image=its)
-        served[number] = replace(served[number], facts=facts)
+    served = []
+    for each, image in zip(nodes, (image_facts(), image_facts(**changes)), strict=True):
+        bare = replace(without_python(each), engine=engine)
+        served.append(replace(bare, facts=replace(bare.facts, image=image)))
     assert [each.about for each in wrong(file, served)] == about
 
 
