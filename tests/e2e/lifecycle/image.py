@@ -49,7 +49,8 @@ def unpack(cache: Path, packages: Sequence[str]) -> Path:
     Raises CalledProcessError after mmdebstrap said why.
     """
     release = platform.freedesktop_os_release().get("VERSION_CODENAME", "")
-    root = cache / f"image-{release}-{len(packages)}"
+    made_of = hashlib.sha256(" ".join([release, *packages]).encode()).hexdigest()
+    root = cache / f"image-{made_of[:12]}"
     if not root.is_dir():
         options = ("--variant=extract", '--aptopt=Apt::Install-Recommends "false"')
         begun = cache / f"{root.name}.{os.getpid()}"
