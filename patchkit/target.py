@@ -149,6 +149,7 @@ class Target:
     python: str
     unified: bool = False
     bandwidth: int = 0
+    hung_watts: int = 0
 
     @property
     def major(self) -> int:

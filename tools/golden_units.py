@@ -11,7 +11,7 @@ import re
 import tempfile
 from pathlib import Path
 
-from patchkit.cluster.launch.units import GroupUnits
+from patchkit.cluster.launch.units import SCRIPTS, GroupUnits
 from support.clusters import cluster, image_facts, node_facts, units_of
 
 DATA = Path(__file__).parents[1] / "tests" / "data" / "units"
@@ -38,14 +38,14 @@ def units(case: str, folder: Path) -> GroupUnits:
 
 
 def text(made: GroupUnits) -> str:
-    """Return all files of all nodes but the script and the env file, which have tests of their own.
+    """Return all files of all nodes but scripts and env files, which have tests of their own.
 
     The id of the start and the digests are left out: they change with both.
     """
     parts = []
     for number, files in enumerate(made.node_files()):
         for name, content in files.items():
-            if name not in ("group.py", "node.env"):
+            if name not in ("node.env", *SCRIPTS):
                 lines = [line for line in content.splitlines() if not _DIGEST.search(line)]
                 parts.append("\n".join([f"=== rank {number}: {name}", *lines, ""]))
     return "\n".join(parts)

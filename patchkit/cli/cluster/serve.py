@@ -168,7 +168,9 @@ def status_command(*, cluster: Cluster) -> Iterator[Block]:
         log, nodes = read_journals(read_group_journal(cluster, lines=400).lines, {})
         error = (nodes[log.lead.number - 1], log.lead.text.strip()) if log.lead else None
     wrong: list[str] = []
+    ended: list[str] = []
     if head and unit:  # what keeps the head from serving, or serves beside it
+        ended += [style("restarted", fg="yellow") + f" {head.frozen}"] * bool(head.frozen)
         wrong += (each.text for each in head.units if each.text)
         strange = style("not the model", fg="red")
         wrong += (strange + f" answers at {stranger}" for stranger in head.strangers)
@@ -198,6 +200,7 @@ def status_command(*, cluster: Cluster) -> Iterator[Block]:
     names = (style(node.destination, bold=True) for node, _state in rows)
     yield from table([(name, *row) for name, row in zip(names, cells, strict=True)], heads=_HEADS)
     yield from wrong
+    yield from ended
     if error:
         yield style("last error", fg="red") + f" {error[0]}: {error[1]}"
     if error or wrong:

@@ -29,7 +29,7 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -47,17 +47,17 @@ _SETTLED = 30.0  # seconds since a file's last change, after which it is whole
 _SPREADS = re.compile(
     r"(?:cuda|triton|quack)/|flashinfer/.*/(?:cached_ops|generated)/|models/.*/(?:inductor|triton)_cache/"
 )
-_SYSTEMCTL = ("systemctl", "--user")
+SYSTEMCTL = ("systemctl", "--user")
 _PROCESS = re.compile(r'users:\(\("(.*?)",pid=(\d+)')
 
 
-def main() -> None:
+def main(*works: Callable[..., None]) -> None:
     """Do what the first argument names."""
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
         signal.signal(number, signal.default_int_handler)
     settings = json.loads(Path(__file__).with_name("group.json").read_text(encoding="utf-8"))
     verb, *rest = sys.argv[1:]
-    verbs = {work.__name__: work for work in (begin, ready, ray, spread, watch, hold, held)}
+    verbs = {work.__name__: work for work in works}
     try:
         verbs[verb](settings, *rest)
     except KeyboardInterrupt:  # what asked for it says why
@@ -82,7 +82,7 @@ def begin(settings: dict[str, Any]) -> None:
     needed += ["ray"] if "ray" in settings else []
     for name in needed:
         unit = settings["unit"].replace(".service", f"-{name}.service")
-        if _show_property(unit, "ActiveState") != "active":
+        if show_property(unit, "ActiveState") != "active":
             leave(1, f"error: {unit} does not run: {_describe_ending(unit)}")
     for other in strangers(settings["url"], settings["unit"]):
         leave(1, f"error: {_TAKEN}: {other}")
@@ -127,7 +127,7 @@ class Listener:
 
 def find_listeners(ports: Collection[int]) -> Iterator[Listener]:
     """Yield who listens at these TCP ports, of IPv4 and IPv6. Raises OSError without ss."""
-    for line in _run_tool("ss", "-Hltnp").stdout.splitlines():
+    for line in run_tool("ss", "-Hltnp").stdout.splitlines():
         address, _, port = line.split()[3].rpartition(":")
         if port.isdigit() and int(port) in ports:
             address = address.strip("[]").partition("%")[0].replace("*", "::")
@@ -240,6 +240,13 @@ def ask(
     settings: dict[str, Any], path: str, body: dict[str, Any] | None = None, seconds: float = 10
 ) -> Any:
     """Return the JSON that the server answers."""
+    return json.loads(fetch(settings, path, body, seconds) or b"null")
+
+
+def fetch(
+    settings: dict[str, Any], path: str, body: dict[str, Any] | None = None, seconds: float = 10
+) -> bytes:
+    """Return what the server answers."""
     data = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(f"{settings['url']}{path}", data)  # noqa: S310 - http, of group.json
     request.add_header("Content-Type", "application/json")
@@ -248,7 +255,8 @@ def ask(
     # Not through a proxy of the environment: the server is this machine.
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     with opener.open(request, timeout=seconds) as answer:
-        return json.loads(answer.read() or b"null")
+        found: bytes = answer.read()
+    return found
 
 
 def watch(settings: dict[str, Any], rank: str) -> None:
@@ -257,7 +265,7 @@ def watch(settings: dict[str, Any], rank: str) -> None:
     link = None
     try:
         link = _connect(worker, settings)
-        _notify("READY=1\nSTATUS=")
+        notify("READY=1\nSTATUS=")
         say(f"{worker['node']}: rank {rank} is started")
         assert link.stdin
         assert link.stdout
@@ -276,8 +284,8 @@ def watch(settings: dict[str, Any], rank: str) -> None:
                 link.kill()
                 lost = f"no sign of life for {SILENCE:.0f} s"
         # What had answered did not crash: systemd counts its starts from here.
-        if _show_property(settings["unit"], "ActiveState") == "active":
-            _run_tool(*_SYSTEMCTL, "reset-failed", settings["unit"])
+        if show_property(settings["unit"], "ActiveState") == "active":
+            run_tool(*SYSTEMCTL, "reset-failed", settings["unit"])
         leave(1, f"{worker['node']}: {lost}")
     except KeyboardInterrupt:
         if link:
@@ -320,26 +328,31 @@ def _connect(worker: dict[str, Any], settings: dict[str, Any]) -> subprocess.Pop
             leave(1, f"error: {what}")
         if what != last:
             say(f"waiting for {what}")
-            _notify(f"STATUS=waiting for {what}")
+            notify(f"STATUS=waiting for {what}")
             last = what
         time.sleep(_AGAIN)
 
 
-def _notify(state: str) -> None:
+def notify(state: str) -> None:
     if place := os.environ.get("NOTIFY_SOCKET", ""):
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as bell:
             bell.connect("\0" + place[1:] if place.startswith("@") else place)
             bell.sendall(state.encode())
 
 
-def hold(settings: dict[str, Any], group: str) -> NoReturn:
-    """Go on as a unit that the rank's own needs: however this process ends, the rank does."""
+def enter_start(settings: dict[str, Any], group: str) -> None:
+    """Let systemctl be used over ssh; end where another start wrote this node's files."""
     os.environ.setdefault("XDG_RUNTIME_DIR", f"/run/user/{os.getuid()}")
     if settings["id"] != group:
         leave(3, "its files are of another start: run `patchkit up` again")
+
+
+def hold(settings: dict[str, Any], group: str) -> NoReturn:
+    """Go on as a unit that the rank's own needs: however this process ends, the rank does."""
+    enter_start(settings, group)
     rank = settings["unit"]
     unit = rank.replace(".service", "-hold.service")
-    _run_tool(*_SYSTEMCTL, "stop", unit, rank)  # of a link that is lost
+    run_tool(*SYSTEMCTL, "stop", unit, rank)  # of a link that is lost
     words = ("systemd-run", "--user", "--quiet", "--pipe", "--collect", f"--unit={unit}")
     python = (sys.executable, "-I", __file__, "held")
     os.execvp(words[0], [*words, f"--property=Wants={rank}", *python])  # noqa: S606
@@ -348,10 +361,10 @@ def hold(settings: dict[str, Any], group: str) -> NoReturn:
 def held(settings: dict[str, Any]) -> None:
     """Start this node's rank; stop it when the head asks, is gone or is silent."""
     unit = settings["unit"]
-    done = _run_tool(*_SYSTEMCTL, "start", unit)
+    done = run_tool(*SYSTEMCTL, "start", unit)
     if done.returncode:
         leave(1, f"{unit} does not start: {done.stderr.strip()}")
-    process = int(_show_property(unit, "MainPID") or 0)
+    process = int(show_property(unit, "MainPID") or 0)
     try:
         rank = os.pidfd_open(process)
     except (OSError, ValueError):
@@ -374,7 +387,7 @@ def held(settings: dict[str, Any]) -> None:
                 beat = now
     except (KeyboardInterrupt, BrokenPipeError):
         why = "gone"
-    _run_tool(*_SYSTEMCTL, "stop", unit)
+    run_tool(*SYSTEMCTL, "stop", unit)
     if why == "rank":
         leave(1, f"the rank ended: {_describe_ending(unit)}")
     sys.exit(0 if why == "asked" else 1)
@@ -382,16 +395,18 @@ def held(settings: dict[str, Any]) -> None:
 
 def _describe_ending(unit: str) -> str:
     """Return how a unit ended, in systemd's words."""
-    return f"{_show_property(unit, 'Result')}, status {_show_property(unit, 'ExecMainStatus')}"
+    return f"{show_property(unit, 'Result')}, status {show_property(unit, 'ExecMainStatus')}"
 
 
-def _show_property(unit: str, what: str) -> str:
-    return _run_tool(*_SYSTEMCTL, "show", f"--property={what}", "--value", unit).stdout.strip()
+def show_property(unit: str, what: str) -> str:
+    return run_tool(*SYSTEMCTL, "show", f"--property={what}", "--value", unit).stdout.strip()
 
 
-def _run_tool(*words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(words, capture_output=True, text=True, errors="replace", check=False)
+def run_tool(*words: str, seconds: float | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        words, capture_output=True, text=True, errors="replace", check=False, timeout=seconds
+    )
 
 
 if __name__ == "__main__":
-    main()
+    main(begin, ready, ray, spread, watch, hold, held)

@@ -56,7 +56,7 @@ def read_placed(folder: Path) -> dict[str, str]:
 def _present_files(folder: Path) -> Iterator[Path]:
     if folder.is_dir():
         yield from (path for path in sorted(folder.iterdir()) if _FILE.fullmatch(path.name))
-    for part in ("", "-worker@", "-ray"):
+    for part in ("", "-worker@", "-ray", "-alive"):
         if (path := unit_folder() / f"patchkit-{folder.name}{part}.service").is_file():
             yield path
 

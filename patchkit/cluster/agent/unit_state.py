@@ -79,7 +79,8 @@ class NodeState:
 
     ``starts`` is how often its first unit was started in the last hour, of four at most, since a
     person asked for it or it lost a link. ``strangers`` are who else listens at its server's port;
-    ``containers`` are the group's, by name.
+    ``containers`` are the group's, by name; ``frozen`` is when and why its server was killed as
+    frozen, the last time within a day.
     """
 
     units: tuple[UnitState, ...]
@@ -88,6 +89,7 @@ class NodeState:
     memory: Memory | None
     strangers: tuple[str, ...] = ()
     containers: tuple[str, ...] = ()
+    frozen: str = ""
     celsius: int | None = None
     watts: float | None = None
 
@@ -125,6 +127,9 @@ def read_node_state(name: str, units: Sequence[str]) -> dict[str, Any]:
     mine = (f"MESSAGE_ID={_STARTING}", f"USER_UNIT={units[0]}")
     starts = len(attempt("journalctl", *asked, *mine).output.splitlines())
     found = tuple(unit_states(units))
+    lines = list(read_units(units[-1:], since="-24h")) if len(units) > 1 else []
+    frozen = [line for line in lines if line["text"].startswith("frozen: ")]
+    clock = time.localtime(frozen[-1]["time"] / 1e6) if frozen else None
     return asdict(
         NodeState(
             units=found,
@@ -132,6 +137,7 @@ def read_node_state(name: str, units: Sequence[str]) -> dict[str, Any]:
             starts=min(starts, found[0].restarts + 1),
             strangers=tuple(others),
             containers=tuple(find_containers(name)),
+            frozen=time.strftime("%F %T ", clock) + frozen[-1]["text"] if clock else "",
             memory=memory(Reader(LIVE, None)),
             celsius=gpu.celsius if gpu else None,
             watts=gpu.watts if gpu else None,

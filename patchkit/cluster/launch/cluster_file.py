@@ -29,7 +29,7 @@ _IMAGE = (
     f"|(?:{_REGISTRY})?{_PART}(?:/{_PART})*(?::[A-Za-z0-9_][A-Za-z0-9_.-]{{0,127}})?"
     "(?:@sha256:[0-9a-f]{64})?"
 )
-_SOONEST = 60  # seconds: half of them pass between two tokens that are asked for
+_SOONEST = 30  # seconds: a quarter of them passes between two tokens that are asked for
 _DAY = 86_400
 
 
@@ -144,6 +144,11 @@ class ClusterFile:
     def unit(self) -> str:
         """Return the name of the rank's unit, on every node."""
         return f"patchkit-{self.name}.service"
+
+    @property
+    def alive_unit(self) -> str:
+        """Return the name of the unit that watches the server, on the head."""
+        return f"patchkit-{self.name}-alive.service"
 
 
 def read_cluster_file(path: Path = FILE) -> ClusterFile:

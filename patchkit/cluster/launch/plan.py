@@ -29,7 +29,7 @@ from patchkit.runtime.rules.flags import load_flag_rules
 from patchkit.runtime.rules.presets import Preset, named_preset, presets_meant
 from patchkit.runtime.rules.presets import find as find_preset
 from patchkit.runtime.rules.rule import RuleChoice
-from patchkit.runtime.rules.variable_rules import CACHES, load_variable_rules
+from patchkit.runtime.rules.variable_rules import CACHES, STACKS, load_variable_rules
 from patchkit.runtime.serve.args import ServeCommand, serve_args
 from patchkit.runtime.serve.listen import listen_address
 from patchkit.runtime.serve.model import memory_pool
@@ -214,7 +214,8 @@ def _plan_rank(
             host=serve.host or listen_address(serve.listen, node, host),
             port=serve.port,
             folder_gib=on_node.weights / BYTES_PER_GIB if on_node and on_node.weights else None,
-            stacks=f"{caches}/stacks",
+            stacks=f"{facts.home}/{STACKS}",
+            frozen=serve.frozen,
             choice=of_flags,
         )
         command = serve_args(request, flag_rules)

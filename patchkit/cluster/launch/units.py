@@ -11,17 +11,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from string import Template
 
-from patchkit.cluster.agent import group_script
+from patchkit.cluster.agent import alive_script, group_script
 from patchkit.cluster.agent.unit_state import MARK
 from patchkit.cluster.launch.cluster_file import ClusterFile
 from patchkit.cluster.launch.containers import Container, mount
 from patchkit.cluster.launch.plan import PlannedRank, ServedModel, absolute
 from patchkit.digests import digest
 from patchkit.records import RECIPES
-from patchkit.runtime.rules.variable_rules import CACHES, cache_folders, cache_variables
+from patchkit.runtime.rules.variable_rules import CACHES, STACKS, cache_folders, cache_variables
 from patchkit.runtime.serve.listen import models_url
+from patchkit.target import targets
 
-SCRIPT = Path(group_script.__file__)
+SCRIPTS = {"group.py": group_script, "alive.py": alive_script}  # by their names on a node
 BURST = 4  # starts in an hour: unlimited ones have driven Sparks into a physical reset
 RAY_PORT = 6379
 HEAD_PORTS = {
@@ -97,12 +98,19 @@ class GroupUnits:
             for number, words in enumerate(self.links, start=1)
         }
         ray = {"ray": self.ray} if self.ray else {}
-        of_head = {"model": self.model.name, "url": self.url, **ray, "workers": workers}
+        frozen = {"frozen": self.cluster.serve.frozen}
+        of_head = {"model": self.model.name, "url": self.url, **ray, "workers": workers, **frozen}
         of_head["caches"] = cache_folders(CACHES, self.ranks[0].env.node.vllm)["cache"]
         texts = [settings | of_head] + [settings] * len(workers)
         for files, text, rank in zip(bare, texts, self.ranks, strict=True):
             digests = {name: digest(content) for name, content in files.items()}
-            own = {"folder": absolute(self.model.folder, rank.facts), "files": digests}
+            device = targets().get(rank.env.node.target)
+            own = {
+                "watts": device.hung_watts if device else 0,
+                "stacks": f"{rank.facts.home}/{STACKS}",
+                "folder": absolute(self.model.folder, rank.facts),
+                "files": digests,
+            }
             if image := rank.facts.image:  # what runs a program in its container
                 own["inside"] = [image.program, "exec", f"patchkit-{self.cluster.name}"]
             files["group.json"] = json.dumps({**text, **own}, indent=1) + "\n"
@@ -111,6 +119,7 @@ class GroupUnits:
     def _rank_files(self, number: int) -> dict[str, str]:
         name, rank, count = self.cluster.name, self.ranks[number], len(self.ranks)
         ray_unit = f"patchkit-{name}-ray.service" if self.ray else ""
+        alive_unit = self.cluster.alive_unit if self.cluster.serve.frozen else ""
         watches = [f"patchkit-{name}-worker@{worker}.service" for worker in range(1, count)]
         # A percent sign begins a specifier.
         model = " ".join(self.model.name.split()).replace("%", "%%")
@@ -132,6 +141,10 @@ class GroupUnits:
             "unit": self.cluster.unit,
             "description": f"vLLM {model}{part} (cluster {name})",
             "script": f"/usr/bin/python3 -I %h/.config/patchkit/{name}/group.py",
+            "alive": f"/usr/bin/python3 -sEB %h/.config/patchkit/{name}/alive.py",
+            "watched": alive_unit and f"-systemctl --user --no-block start {alive_unit}",
+            "frozen": str(self.cluster.serve.frozen),
+            "frozen_status": str(alive_script.FROZEN),
             "before": " ".join([ray_unit, *watches]).strip(),
             "seconds": str(_BEFORE_SECONDS + round(_SECONDS_PER_GIB * gib / count)),
             "burst": str(BURST),
@@ -150,9 +163,15 @@ class GroupUnits:
         templates = {self.cluster.unit: "worker" if number else "head"}
         if number == 0 and count > 1:
             templates[f"patchkit-{name}-worker@.service"] = "watch"
+        if number == 0 and alive_unit:
+            templates[alive_unit] = "alive"
         if number == 0 and self.ray:
             templates[ray_unit] = "ray"
-        files = {"group.py": SCRIPT.read_text(encoding="utf-8"), "node.env": rank.text}
+        files = {"node.env": rank.text}
+        for script, module in SCRIPTS.items():
+            text = Path(str(module.__file__)).read_text(encoding="utf-8")
+            # There they stand side by side, and nothing else of patchkit does.
+            files[script] = text.replace(f"from {group_script.__name__} ", "from group ")
         common = (RECIPES / "units" / "common.service").read_text(encoding="utf-8")
         for unit, template in templates.items():
             text = (RECIPES / "units" / f"{template}.service").read_text(encoding="utf-8")

@@ -18,6 +18,9 @@ from patchkit.runtime.rules.rule import Advice, Discouraged, Rule, VariableName
 CACHES = ".local/state/patchkit"
 """The folder of all caches below a user's home, where systemd 254 has a StateDirectory=."""
 
+STACKS = f"{CACHES}/stacks"
+"""The folder of what hanging processes write, there."""
+
 # As the Hub has them; -- stands for the slash in a folder's name, as in the Hub's own cache.
 _REPO = re.compile(r"(?!.*--)[A-Za-z0-9][\w.-]{0,95}(?:/[A-Za-z0-9][\w.-]{0,95})?", re.ASCII)
 

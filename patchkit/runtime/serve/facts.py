@@ -25,6 +25,9 @@ def fill_rules(rules: Iterable[FlagRule], request: ServeRequest) -> Iterator[Fla
     facts |= {"nodes": str(node.nodes), "rank": str(request.number), "head": node.head}
     facts |= {"host": request.host, "port": str(request.port)}
     facts |= {"stacks": request.stacks, "drafter": drafter}
+    # Stacks are there before the server is killed; without an end vLLM's own default.
+    facts["hung"] = str(request.frozen // 2 or 300)
+    facts["watched"] = "/metrics" if request.frozen else ""
     flags = preset.flags if preset else ()
     names = {name.lstrip("-") for name in (*flags, *(checkpoint.config if checkpoint else ()))}
     if any(name.startswith(_RECURRENT) for name in names):

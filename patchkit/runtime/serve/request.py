@@ -26,7 +26,8 @@ class ServeRequest:
     model must fit into, ``folder_gib`` the size of a local checkpoint or of a download, None where
     there is none, as ``checkpoint``, what it says of itself; ``drafter_gib`` is the size of the
     checkpoint that drafts; ``stacks`` is the folder for stacks of a frozen server, "" for none;
-    ``choice`` is of rules about flags.
+    ``frozen`` are the seconds after which it is restarted, 0 for never; ``choice`` is of rules
+    about flags.
     """
 
     model: str
@@ -39,6 +40,7 @@ class ServeRequest:
     checkpoint: Checkpoint | None = None
     drafter_gib: float | None = None
     stacks: str = ""
+    frozen: int = 0
     choice: RuleChoice = BY_DEFAULT
 
     @property

@@ -11,7 +11,9 @@
 It needs the standard library alone. Variables of the environment decide more, and before them those
 in `fake.env` of the model's folder, which is read at every start: FAKE_LOAD (seconds),
 FAKE_LIE (seconds that /health says 200 before anything is answered), FAKE_FAIL (an error while
-loading, of rank FAKE_FAIL_RANK, with models whose path ends with FAKE_FAIL_MODEL).
+loading, of rank FAKE_FAIL_RANK, with models whose path ends with FAKE_FAIL_MODEL), FAKE_STATS (0:
+no counters in /metrics). A question may say more: ``steps``, each of so many ``seconds``, that are
+``prefill``: then they fill the cache and count nothing.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ VERSION = "0.25.1"
 WORKER = "VLLM::Worker_TP"
 DYING_SECONDS = 2.0
 PATIENCE_SECONDS = 300  # for a silent peer
-DEFAULTS = {"LOAD": "2", "LIE": "0", "FAIL": "", "FAIL_RANK": "0", "FAIL_MODEL": ""}
+DEFAULTS = {"LOAD": "2", "LIE": "0", "FAIL": "", "FAIL_RANK": "0", "FAIL_MODEL": "", "STATS": "1"}
 
 
 def setting(name: str, model: str) -> str:
@@ -91,6 +93,10 @@ class FakeRank:
         self.peers: list[socket.socket] = []
         self.turn = threading.Lock()  # one request at a time
         self.dead = threading.Event()
+        self.counts = dict.fromkeys(("iteration_tokens_total_count", "generation_tokens_total"), 0)
+        # Gauges are as of the last step: of a request that waits for the first one nothing is seen.
+        self.counts |= {"num_requests_running": 0, "num_requests_waiting": 0}
+        self.cache = 0.0
 
     def load(self) -> None:
         """Meet the other ranks, start the worker process, and load; ends the process on errors."""
@@ -124,14 +130,22 @@ class FakeRank:
         if self.head:
             log("init engine (profile, create kv cache, warmup model) took 1.00 seconds")
 
-    def step(self) -> bool:
+    def run(self, steps: int = 1, seconds: float = 0, prefill: bool = False) -> bool:
+        """Do the steps of a request, one after the other. False if a rank is gone."""
+        return all(self._step(seconds, prefill, left) for left in reversed(range(steps)))
+
+    def _step(self, seconds: float, prefill: bool, left: int) -> bool:
         """Let all worker processes do one step. False if one is gone, as of which all is over."""
         with self.turn:
             try:
                 for peer in self.peers:
                     peer.settimeout(PATIENCE_SECONDS)
-                    peer.sendall(b"step\n")
+                    peer.sendall(f"step {seconds}\n".encode())
                 if all(read_line(peer) == b"done\n" for peer in self.peers):
+                    for name in () if prefill else [*self.counts][:2]:
+                        self.counts[name] += 1
+                    self.counts["num_requests_running"] = int(left > 0)
+                    self.cache = (self.cache + 0.01) % 1 if left else 0.0
                     return True
             except OSError as error:
                 log(f"RPC call to execute_model failed: {error}", level="ERROR")
@@ -227,6 +241,12 @@ class FakeApi(BaseHTTPRequestHandler):
                 "data": [{"id": name, "object": "model"} for name in names],
             },
         }
+        if self.path == "/metrics":
+            counts = {**self.rank.counts, "kv_cache_usage_perc": self.rank.cache}
+            labels = f'{{engine="0",model_name="{names[0]}"}}'
+            lines = (f"vllm:{name}{labels} {float(value)}\n" for name, value in counts.items())
+            self._send(200, "".join(lines) if setting("STATS") == "1" else "# nothing\n")
+            return
         dead = self.path == "/health" and self.rank.dead.is_set()
         known = self.path in answers
         self._send(503 if dead else 200 if known else 404, answers.get(self.path))
@@ -237,7 +257,7 @@ class FakeApi(BaseHTTPRequestHandler):
             self._send(404, {"error": {"message": "Not Found"}})
             return
         time.sleep(max(0.0, self.honest_from - time.monotonic()))
-        if not self.rank.step():
+        if not self.rank.run(**body.get("fake", {})):
             self._send(500, {"error": {"message": "EngineCore encountered an issue."}})
             return
         stream = bool(body.get("stream"))
@@ -247,7 +267,8 @@ class FakeApi(BaseHTTPRequestHandler):
         self._send(200, {"id": "cmpl-1", "choices": [choice]}, stream=stream)
 
     def _send(self, status: int, answer: object, *, stream: bool = False) -> None:
-        text = "" if answer is None else json.dumps(answer)
+        plain = answer if isinstance(answer, str) else json.dumps(answer)
+        text = "" if answer is None else plain
         data = (f"data: {text}\n\ndata: [DONE]\n\n" if stream else text).encode()
         self.send_response(status)
         self.send_header("Content-Type", "text/event-stream" if stream else "application/json")
@@ -290,7 +311,9 @@ def work(number: int, rank: str, model: str) -> None:
     try:
         while answer:
             line.sendall(answer)
-            answer = b"done\n" * line.recv(100).count(b"\n")
+            orders = line.recv(100).decode().splitlines()
+            time.sleep(sum(float(order.partition(" ")[2]) for order in orders))
+            answer = b"done\n" * len(orders)
     except OSError as error:
         log(f"connection lost, which nobody looks at: {error}", level="WARNING")
     while True:

@@ -44,7 +44,7 @@ NODE = '[[node]]\nssh = "spark-1"\n'
             )
         ),
         (f'{NODE}[serve]\nengine = "lxc"\n', "serve.engine: is 'lxc', not one of"),
-        (f"{NODE}[serve]\nfrozen = 5\n", "serve.frozen: is 5: 0, or 60 seconds"),
+        (f"{NODE}[serve]\nfrozen = 5\n", "serve.frozen: is 5: 0, or 30 seconds"),
         ("[[node]\n", "is not TOML"),
     ],
 )

@@ -42,7 +42,7 @@ def test_a_pinned_model_is_served_from_its_folder_by_its_name(facts):
 
 def test_what_hangs_writes_where_into_the_folder_of_caches(tmp_path):
     facts = [node_facts(tmp_path, node=number, vllm="0.33.0") for number in (0, 1)]
-    asked = '--watchdog-config {"dump_dir":"/home/spark/.local/state/patchkit/stacks"}'
+    asked = '--watchdog-config {"dump_dir":"/home/spark/.local/state/patchkit/stacks","timeout":60}'
     assert asked in words(facts)
     assert "--watchdog-config" not in words(facts, unwanted=("watchdog",))
 

@@ -26,7 +26,7 @@ names = [name for name in zipfile.ZipFile(sys.argv[2]).namelist() if name.endswi
 for name in names:
     module = name.removesuffix(".py").replace("/", ".").removesuffix(".__init__")
     if any(room in module for room in (".runtime.", ".durable", ".measure.")):
-        if not module.endswith(("group_script", "interpreter_facts")):
+        if not module.endswith(("_script", "interpreter_facts")):
             importlib.import_module(module)
 outside = {name.partition(".")[0] for name in sys.modules} - set(sys.stdlib_module_names)
 print(sorted(outside - {"patchkit", "__main__"}))

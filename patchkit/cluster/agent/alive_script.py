@@ -1,0 +1,338 @@
+"""Watch that a server lives, and say so to systemd; find out where a frozen one is.
+
+    alive.py alive             beside the head's server: WATCHDOG=1 as often as it proves to live
+    alive.py working ID S      on a worker: what shows that it works, after S seconds of silence
+    alive.py stacks ID         on a worker: let the processes of its rank write where they are
+
+/health says 200 of an engine that hangs. systemd keeps the time: where nothing proves for
+WatchdogSec= that the server lives, it sends SIGABRT; then this says why, and what the unit does
+after that kills the server, as after a crash.
+
+This file is copied to the nodes, beside group.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import os
+import re
+import signal
+import subprocess
+import threading
+import time
+import urllib.error
+import urllib.parse
+from collections import Counter
+from pathlib import Path
+from typing import Any, NoReturn
+
+from patchkit.cluster.agent.group_script import (
+    SYSTEMCTL,
+    ask,
+    ask_token,
+    enter_start,
+    fetch,
+    leave,
+    main,
+    notify,
+    run_tool,
+    say,
+    show_property,
+)
+
+FROZEN = 3  # exit status after which the unit kills the server
+_OFTEN, _SELDOM = 30.0, 600.0  # seconds between two tokens: with clients, and without any
+_STEP = 600.0  # seconds that one step may take while the GPU draws power
+_COMPILE = 3600.0
+_TOOL = 5.0  # seconds for a program
+_STACKS = 8.0  # seconds for the stacks; the head is started anew after 20, of units.py
+_LINES = 200  # of a file of stacks
+# What nothing but an engine's outputs changes: `record` in vLLM's v1/metrics/loggers.py, 0.11.0 to
+# 0.33.0. A chunk of a prefill has no output and counts no iteration, but the cache fills.
+_COUNTS = re.compile(
+    r"^vllm:(iteration_tokens_total_count|generation_tokens_total|prompt_tokens_total"
+    r"|prefix_cache_queries_total|kv_cache_usage_perc|num_requests_\w+)(?:\{.*\})? (\S+)$",
+    re.MULTILINE,
+)
+_ASLEEP = re.compile(r'^vllm:engine_sleep_state\{.*="awake".*\} 0(\.0)?$', re.MULTILINE)
+_COMPILERS = {"ptxas", "cicc", "nvcc", "nvlink", "fatbinary", "cc1plus", "cc1", "ninja", "ld"}
+_ABORTED = "Fatal Python error: Aborted"  # of faulthandler
+_SILENT = (OSError, ValueError, LookupError, TypeError, http.client.HTTPException)
+
+
+def alive(settings: dict[str, Any]) -> None:
+    """Say WATCHDOG=1 as often as the server proves that it lives."""
+    liveness, patience, proofs = Liveness(settings), float(settings["frozen"]), Counter[str]()
+
+    def fire(*_signal: object) -> NoReturn:
+        raise FiredError
+
+    signal.signal(signal.SIGABRT, fire)
+    notify("READY=1\nWATCHDOG=1")
+    shown = False
+    try:
+        while True:
+            proof = liveness.find_proof()
+            silent = time.monotonic() - liveness.proved
+            if proof:
+                notify("WATCHDOG=1")
+                proofs[re.sub(r"\d+", "N", proof)] += 1
+            if (silent > patience / 2) != shown:
+                shown = not shown
+                said = proof or liveness.doubt
+                say(f"no sign of life for {silent:.0f} s: {said}" if shown else f"it lives: {said}")
+            text = f"no sign of life for {silent:.0f} s: {liveness.doubt}"
+            notify(f"STATUS={text if shown and not proof else ''}")
+            time.sleep(patience / 12)
+    except FiredError:
+        # This process may have been the one that did not come to run.
+        if proof := liveness.look_at_server(_TOOL):
+            leave(0, f"late, and not frozen: {proof}")
+        say(f"frozen: nothing shows for {patience:.0f} s that the server lives: {liveness.doubt}")
+        find_stacks(settings)
+        leave(FROZEN, "the server is killed, and started again")
+    except KeyboardInterrupt:
+        pass
+    finally:
+        said = ", ".join(f"{proof}: {count}" for proof, count in proofs.most_common())
+        say(f"proofs: {said or 'none'}")
+
+
+def working(settings: dict[str, Any], group: str, silent: str) -> None:
+    """Say what shows that this node works."""
+    enter_start(settings, group)
+    say(find_work(settings, float(silent)))
+
+
+def stacks(settings: dict[str, Any], group: str) -> None:
+    """Let the processes of this node's rank write where they are."""
+    enter_start(settings, group)
+    write_stacks(settings)
+
+
+class FiredError(BaseException):
+    """Nothing proved for too long that the server lives."""
+
+
+class Liveness:
+    """What is known of a server; ``doubt`` says what was last missed of it."""
+
+    def __init__(self, settings: dict[str, Any]) -> None:
+        self.settings = settings
+        self.patience = float(settings["frozen"])
+        self.counts: dict[str, float] = {}
+        self.doubt = ""
+        # On the monotonic clock: what it proved, what its engine did, when a token was asked for.
+        self.proved = self.moved = self.asked = time.monotonic()
+        self.question: threading.Thread | None = None
+        self.failed: BaseException | None = None
+
+    def find_proof(self) -> str:
+        """Return what proves that the server lives, "" for nothing."""
+        proof = self.look_at_server(self.patience / 6)
+        silent = time.monotonic() - self.proved
+        if proof:
+            self.proved = time.monotonic()
+        elif silent > self.patience / 8:
+            proof = find_work(self.settings, silent)
+            workers = self.settings["workers"].values() if silent > self.patience / 2 else ()
+            for worker in workers:
+                link = ask_worker(worker, self.settings, "working", silent)
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    if said := link.communicate(timeout=_STACKS)[0].strip():
+                        proof = f"{worker['node']}: {said}"
+                link.kill()
+        return proof
+
+    def look_at_server(self, seconds: float) -> str:
+        """Return what the server itself proves, "" for nothing."""
+        now = time.monotonic()
+        try:
+            text = fetch(self.settings, "/metrics", seconds=seconds).decode(errors="replace")
+        except urllib.error.HTTPError:
+            text = ""
+        except _SILENT as error:
+            self.doubt = f"/metrics does not answer: {error}"
+            return ""
+        former, self.counts = self.counts, read_counts(text)
+        if not self.counts:
+            return "it has no counters, and answers"
+        if self.counts != former:
+            self.moved = now
+            return "its counters move"
+        if _ASLEEP.search(text):
+            return "it sleeps"
+        return self._ask_engine(now)
+
+    def _ask_engine(self, now: float) -> str:
+        """Ask for a token where one is due; return what is known of an engine that counts nothing.
+
+        That no token comes proves nothing: it may wait behind others.
+        """
+        counted = (self.counts.get(f"num_requests_{it}", 0) for it in ("running", "waiting"))
+        requests = round(sum(counted))
+        busy = bool(requests) or has_clients(self.settings["url"])
+        if self.question and not self.question.is_alive():
+            self.question = None
+            if self.failed is None:
+                self.moved = now
+                return "a token came"
+        often = min(_OFTEN, self.patience / 4)
+        if busy and now - self.moved > often:
+            with contextlib.suppress(*_SILENT):  # a route of VLLM_SERVER_DEV_MODE, as pausing is
+                if ask(self.settings, "/is_paused", seconds=_TOOL)["is_paused"]:
+                    return "it is paused"
+        pause = often if busy or self.failed else _SELDOM
+        if not self.question and now - max(self.moved, self.asked) >= pause:
+            self.asked = now
+            self.question = threading.Thread(target=self._ask_token, daemon=True)
+            self.question.start()
+        if not busy and not self.question and not self.failed:
+            return "it has nothing to do"
+        self.doubt = f"{requests} requests, and no step"
+        if self.question:
+            self.doubt += f"; a token that was asked for {now - self.asked:.0f} s ago does not come"
+        return ""
+
+    def _ask_token(self) -> None:
+        self.failed = None
+        try:
+            ask_token(self.settings)
+        except _SILENT as error:
+            # Refused as a question, it says nothing of the engine, but nothing better is to be had.
+            if getattr(error, "code", 500) >= 500:
+                self.failed = error
+
+
+def read_counts(text: str) -> dict[str, float]:
+    """Return what engines count, each name's sum over all of them."""
+    counts: dict[str, float] = {}
+    for name, value in _COUNTS.findall(text):
+        with contextlib.suppress(ValueError):
+            counts[name] = counts.get(name, 0.0) + float(value)
+    return counts
+
+
+def has_clients(url: str) -> bool:
+    """Return whether anybody is connected to the server; without ss somebody is."""
+    port = urllib.parse.urlsplit(url).port or 80
+    try:
+        words = ("ss", "-Htn", "state", "established", f"( sport = :{port} )")
+        return bool(run_tool(*words, seconds=_TOOL).stdout.strip())
+    except (OSError, subprocess.TimeoutExpired):
+        return True
+
+
+def find_work(settings: dict[str, Any], silent: float) -> str:
+    """Return what shows that this node works though nothing is counted, "" for nothing."""
+    mark = f"PATCHKIT_CLUSTER={settings['name']}".encode()
+    for folder in Path("/proc").glob("[0-9]*") if silent < _COMPILE else ():
+        with contextlib.suppress(OSError):  # it ended, or is not ours
+            name = (folder / "comm").read_text(errors="replace").strip()
+            if name in _COMPILERS and mark in (folder / "environ").read_bytes().split(b"\0"):
+                return f"{name} compiles"
+    if settings["watts"] and silent < _STEP:
+        words = ("nvidia-smi", "--query-gpu=power.draw", "--format=csv,noheader,nounits")
+        drawn = re.findall(r"^\d+\.?\d*", _try_tool(*words), re.MULTILINE)
+        if (watts := max(map(float, drawn), default=0.0)) > settings["watts"]:
+            return f"the GPU draws {watts:.0f} W"
+    return ""
+
+
+def ask_worker(
+    worker: dict[str, Any], settings: dict[str, Any], *words: object
+) -> subprocess.Popen[str]:
+    """Return this script at work on a worker, over ssh."""
+    script = f".config/patchkit/{settings['name']}/alive.py"
+    verb, *more = map(str, words)
+    command = " ".join((f"exec python3 -sEB {script} {verb} {settings['id']}", *more))
+    pipe = subprocess.PIPE
+    return subprocess.Popen(
+        [*worker["ssh"], command],
+        stdin=subprocess.DEVNULL,
+        stdout=pipe,
+        text=True,
+        errors="replace",
+    )
+
+
+def find_stacks(settings: dict[str, Any]) -> None:
+    """Let all ranks write where they are: the workers first, since they end with their head."""
+
+    def listen(worker: dict[str, Any], asked: threading.Event) -> None:
+        link = ask_worker(worker, settings, "stacks")
+        for line in link.stdout or ():
+            say(f"{worker['node']}: {line.rstrip()}")
+            asked.set()
+        asked.set()
+
+    links = []
+    for worker in settings["workers"].values():
+        asked = threading.Event()
+        links.append((threading.Thread(target=listen, args=[worker, asked], daemon=True), asked))
+        links[-1][0].start()
+    deadline = time.monotonic() + _STACKS
+    for _, asked in links:
+        asked.wait(deadline - time.monotonic())
+    write_stacks(settings)
+    for thread, _ in links:
+        thread.join(_TOOL)
+
+
+def write_stacks(settings: dict[str, Any]) -> None:
+    """Let the processes of a rank write where they are, by SIGABRT: they end with it.
+
+    The main process is the last one: systemd ends the others with it.
+    """
+    unit, began = settings["unit"], time.time()
+    inside = settings.get("inside")  # the words before a command in its container
+    # A stopped process writes once it goes on.
+    if inside:
+        _try_tool(*inside, "sh", "-c", "kill -ABRT -1; kill -CONT -1")  # all but the first one
+    else:
+        main_process = show_property(unit, "MainPID")
+        for folder in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                group = (folder / "cgroup").read_text()
+                if folder.name != main_process and re.search(
+                    f"/{re.escape(unit)}(/|$)", group, re.MULTILINE
+                ):
+                    os.kill(int(folder.name), signal.SIGABRT)
+                    os.kill(int(folder.name), signal.SIGCONT)
+    say("asked for stacks")
+    others = _count_stacks(unit, began)
+    if inside:
+        _try_tool(*inside, "sh", "-c", "kill -ABRT 1; kill -CONT 1")
+    else:
+        for name in ("SIGABRT", "SIGCONT"):
+            _try_tool(*SYSTEMCTL, "kill", "--kill-whom=main", f"--signal={name}", unit)
+    count = _count_stacks(unit, began, others)
+    say(f"stacks of {count} processes are in the journal of {unit}" if count else "no stacks came")
+    # Those that vLLM's own watchdog wrote when it found a process hanging.
+    for file in Path(settings["stacks"]).glob("VLLM_STACK_DUMP_for_*"):
+        if file.stat().st_mtime > began - _STEP:
+            for line in file.read_text(errors="replace").splitlines()[-_LINES:]:
+                say(f"{file.name}: {line}")
+
+
+def _count_stacks(unit: str, since: float, former: int = 0) -> int:
+    """Wait until more processes have written, and then no more do; return how many have."""
+    asked = ("journalctl", "--quiet", "--output=cat", f"--since=@{since:.6f}")
+    count, last, deadline = former, -1, time.monotonic() + _STACKS / 2
+    while time.monotonic() < deadline and not former < count == last:
+        time.sleep(0.5)
+        text = _try_tool(*asked, f"_SYSTEMD_USER_UNIT={unit}")
+        last, count = count, text.count(_ABORTED)
+    return count
+
+
+def _try_tool(*words: str) -> str:
+    """Return what a program says, "" for one that is not there or takes too long."""
+    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+        return run_tool(*words, seconds=_TOOL).stdout
+    return ""
+
+
+if __name__ == "__main__":
+    main(alive, working, stacks)

@@ -1,0 +1,112 @@
+"""Freeze what serves, and let it only seem frozen: the one is restarted, the other never."""
+
+from __future__ import annotations
+
+import json
+import time
+
+from e2e.lifecycle import fake_venv
+from e2e.lifecycle.cluster import URL, EmulatedCluster, Ranks, insist, scenario, wait
+
+ALIVE = "patchkit-vllm-alive.service"
+SOON = 30  # seconds that are given instead of 120
+LONG = SOON + 12
+WATTS = "#!/bin/sh\necho {}\n"  # nvidia-smi, asked for the power
+SLEEPS = "import socket, time; s = socket.create_connection(('127.0.0.1', 8000)); time.sleep({})"
+COMPILES = "cp /bin/sleep /tmp/ptxas; PATCHKIT_CLUSTER=vllm exec /tmp/ptxas {}"
+
+
+@scenario("serving")
+def engine_frozen(cluster: EmulatedCluster) -> str:
+    """SIGSTOP of the head's worker process while somebody asks; `/health` says 200 all the time."""
+    before = cluster.ranks()
+    cluster.head.user("kill", "-STOP", *before["spark1"]["worker"])
+    _start(cluster, "curl", "--silent", f"{URL}/v1/completions", "--json", '{"prompt": "a"}')
+    health = ("curl", "--silent", "--fail", "--max-time", "2", f"{URL}/health")
+    insist(not cluster.head.user(*health).trouble, "/health says that something is wrong")
+    return _is_cured(cluster, before, "spark1", "a token that was asked for")
+
+
+@scenario("serving")
+def others_frozen(cluster: EmulatedCluster) -> str:
+    """SIGSTOP of the API server; then of the other rank's worker process while somebody asks."""
+    before = cluster.ranks()
+    cluster.head.user("kill", "-STOP", *before["spark1"]["main"])
+    told = _is_cured(cluster, before, "spark1", "/metrics does not answer")
+    before = cluster.ranks()
+    cluster.worker.user("kill", "-STOP", *before["spark2"]["worker"])
+    _start(cluster, "curl", "--silent", f"{URL}/v1/completions", "--json", '{"prompt": "a"}')
+    return f"{told}; {_is_cured(cluster, before, 'spark2', 'a token that was asked for')}"
+
+
+@scenario("stopped")
+def not_frozen(cluster: EmulatedCluster) -> str:
+    """With `frozen = 30`, for longer: a prefill, a slow step, a compiler, silence, and more."""
+    cluster.describe(frozen=SOON)
+    cluster.up()
+    before, head = cluster.ranks(), cluster.head
+
+    def lives(what: str, seconds: float = LONG) -> None:
+        time.sleep(seconds)
+        insist(cluster.ranks() == before, f"{what}: it was restarted: {_said(cluster)}")
+        wait(cluster.answers, LONG, f"{what}: it does not answer")
+
+    _ask(cluster, steps=LONG, seconds=1, prefill=True)
+    lives("a prefill by chunks")
+    _set_watts(cluster, 44)
+    _ask(cluster, seconds=LONG)
+    lives("a long step")
+    _set_watts(cluster, 20)
+    _ask(cluster, seconds=LONG)
+    cluster.worker.user("systemd-run", "--user", "sh", "-c", COMPILES.format(LONG))
+    lives("a compiler on the worker")
+    _start(cluster, "python3", "-c", SLEEPS.format(LONG))
+    lives("a client that says nothing")
+    head.user("kill", "-STOP", *before["spark1"]["main"])
+    time.sleep(SOON / 2)
+    head.user("kill", "-CONT", *before["spark1"]["main"])
+    lives("/metrics missed", SOON / 2)
+    cluster.change(STATS=0)
+    _ask(cluster, seconds=LONG)
+    lives("no counters")
+    head.user("systemctl", "--user", "restart", ALIVE)
+    said = _said(cluster)
+    words = ("its counters move", "a token came", "the GPU draws", "ptxas compiles", "no counters")
+    insist(all(each in said for each in words), f"another proof was expected: {said}")
+    head.user("systemctl", "--user", "kill", "--signal=KILL", ALIVE)
+    lives("what watches was killed", SOON / 2)
+    return "served by the same processes all the time; what watches is started again"
+
+
+def _is_cured(cluster: EmulatedCluster, before: Ranks, name: str, why: str) -> str:
+    """Insist that it serves again, that `status` says why, and the stacks are in a journal."""
+    healed = cluster.heals(before)
+    frozen = cluster.head_status()["frozen"]
+    insist("frozen: " in frozen and why in frozen, f"status says {frozen!r}: {_said(cluster)}")
+    cluster.expect("status", says=("restarted", why))
+    asked = ("journalctl", "--user", "--quiet", "--output=cat", "--since=-3min")
+    text = cluster.nodes[name].user(*asked).output
+    insist("Fatal Python error: Aborted" in text and "(most recent call first)" in text, text)
+    return healed
+
+
+def _said(cluster: EmulatedCluster) -> str:
+    """Return what the unit that watches wrote."""
+    asked = ("journalctl", "--user", "--quiet", "--output=cat", "--unit", ALIVE)
+    return cluster.head.user(*asked).output
+
+
+def _ask(cluster: EmulatedCluster, **fake: object) -> None:
+    body = json.dumps({"prompt": "a", "fake": fake})
+    _start(cluster, "curl", "--silent", f"{URL}/v1/completions", "--json", body)
+
+
+def _start(cluster: EmulatedCluster, *words: str) -> None:
+    """Start a command on the head, and do not wait for it."""
+    fake_venv.insist_user(cluster.head, "systemd-run", "--user", "--quiet", "--collect", *words)
+
+
+def _set_watts(cluster: EmulatedCluster, watts: int) -> None:
+    path = "/usr/local/bin/nvidia-smi"
+    script = f"cat > {path} && chmod +x {path}"
+    cluster.head.root("sh", "-c", script, input=WATTS.format(watts).encode())
