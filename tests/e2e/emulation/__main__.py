@@ -10,11 +10,12 @@ from functools import partial
 from pathlib import Path
 
 from e2e.emulation.lab import SCENARIOS, Lab
-from e2e.emulation.units import obstacle, units, units_podman, units_ray
+from e2e.emulation.units import obstacle, soak, units, units_podman, units_ray
 from e2e.lifecycle.__main__ import make_rows
 
 UNITS = (units, units_podman, units_ray)
-ALL = {each.__name__: each for each in (*SCENARIOS, *UNITS)}
+DEFAULT = {each.__name__: each for each in (*SCENARIOS, *UNITS)}
+ALL = {**DEFAULT, "soak": soak}  # which takes an hour
 
 
 def main(work: Path, names: list[str]) -> int:
@@ -23,7 +24,7 @@ def main(work: Path, names: list[str]) -> int:
         print(f"no such scenario: {', '.join(unknown)}; there are {', '.join(ALL)}")
         return 2
     shutil.rmtree(work / "logs", ignore_errors=True)
-    chosen = [ALL[name] for name in names or ALL]
+    chosen = [ALL[name] for name in names or DEFAULT]
     if (why := obstacle()) and set(chosen) & set(UNITS):
         print(f"left out: {', '.join(each.__name__ for each in UNITS)}: {why}")
         chosen = [each for each in chosen if each not in UNITS]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import secrets
 import sys
 import sysconfig
@@ -13,7 +14,7 @@ from pathlib import Path
 
 from e2e.emulation import wires
 from e2e.emulation.lab import BIN, QUIET, RAY_PORT, Answers, Lab
-from e2e.lifecycle import fake_venv, image, rack, rootfs
+from e2e.lifecycle import fake_venv, freezing, image, rack, rootfs
 from e2e.lifecycle.cluster import URL, EmulatedCluster, Engine, insist, wait
 from e2e.lifecycle.nodes import HOME, SystemdNode
 from patchkit.process import attempt
@@ -50,7 +51,10 @@ if __name__ == "__main__":
 """
 RELEASE = "import sys; print('%d.%d' % sys.version_info[:2])"
 OWN = ".".join(map(str, sys.version_info[:2]))
-ASK = Path(__file__).with_name("ask.py")
+ASK, LOAD = (Path(__file__).with_name(name) for name in ("ask.py", "load.py"))
+# Prompts that take many steps: of a model for 1024 words.
+LONG = ("--hf-overrides", '{"max_position_embeddings": 16384}', "--max-model-len", "16384")
+SOAK_MINUTES = float(os.environ.get("PATCHKIT_SOAK_MINUTES", "60"))
 
 
 def obstacle() -> str:
@@ -110,6 +114,39 @@ def units_ray(lab: Lab) -> str:
         _insist_on(lab.expected, cluster, MODELS[0])
         cluster.down()
     return f"same answers; {'; '.join(told)}; a stranger is refused; nothing is left"
+
+
+def soak(lab: Lab) -> str:
+    """An hour of mixed load, or PATCHKIT_SOAK_MINUTES: nothing is restarted; then a real freeze."""
+    args = [*ARGS, *SHARDS, *LONG, "--max-num-batched-tokens", "256"]
+    with _cluster(lab, "soak", args=args) as cluster:
+        cluster.up(MODELS[0])
+        before, head = cluster.ranks(), cluster.head
+        minutes = (
+            "systemd-run",
+            "--user",
+            "--quiet",
+            "--unit=load",
+            "python3",
+            LOAD,
+            MODELS[0],
+            URL,
+        )
+        head.user(*minutes, f"{SOAK_MINUTES}")
+        running = ("systemctl", "--user", "is-active", "load")
+        wait(lambda: bool(head.user(*running).status), 60 * SOAK_MINUTES + 600, "the load goes on")
+        insist(cluster.ranks() == before, f"it was restarted: {freezing.said_by(cluster)}")
+        head.user("systemctl", "--user", "restart", freezing.ALIVE)
+        loaded, proofs = (freezing.said_by(cluster, it) for it in ("load", freezing.ALIVE))
+        lines = [*loaded.splitlines(), *proofs.splitlines()]
+        found = [line for line in lines if line.startswith(("{", "proofs: "))]
+        insist("failed" not in loaded, f"an answer failed: {loaded}")
+        head.user("pkill", "-STOP", "-f", "^VLLM::EngineCore")
+        freezing.ask(cluster)
+        cured = freezing.is_cured(cluster, before, "spark1", "a token that was asked for")
+        cluster.down()
+    told = "; ".join((f"{SOAK_MINUTES:.0f} minutes, no restart", *found))
+    return f"{told}; SIGSTOP of the engine: {cured}"
 
 
 def _heals(cluster: EmulatedCluster, name: str, unit: str) -> str:

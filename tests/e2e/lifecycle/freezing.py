@@ -21,10 +21,10 @@ def engine_frozen(cluster: EmulatedCluster) -> str:
     """SIGSTOP of the head's worker process while somebody asks; `/health` says 200 all the time."""
     before = cluster.ranks()
     cluster.head.user("kill", "-STOP", *before["spark1"]["worker"])
-    _start(cluster, "curl", "--silent", f"{URL}/v1/completions", "--json", '{"prompt": "a"}')
+    ask(cluster)
     health = ("curl", "--silent", "--fail", "--max-time", "2", f"{URL}/health")
     insist(not cluster.head.user(*health).trouble, "/health says that something is wrong")
-    return _is_cured(cluster, before, "spark1", "a token that was asked for")
+    return is_cured(cluster, before, "spark1", "a token that was asked for")
 
 
 @scenario("serving")
@@ -32,11 +32,11 @@ def others_frozen(cluster: EmulatedCluster) -> str:
     """SIGSTOP of the API server; then of the other rank's worker process while somebody asks."""
     before = cluster.ranks()
     cluster.head.user("kill", "-STOP", *before["spark1"]["main"])
-    told = _is_cured(cluster, before, "spark1", "/metrics does not answer")
+    told = is_cured(cluster, before, "spark1", "/metrics does not answer")
     before = cluster.ranks()
     cluster.worker.user("kill", "-STOP", *before["spark2"]["worker"])
-    _start(cluster, "curl", "--silent", f"{URL}/v1/completions", "--json", '{"prompt": "a"}')
-    return f"{told}; {_is_cured(cluster, before, 'spark2', 'a token that was asked for')}"
+    ask(cluster)
+    return f"{told}; {is_cured(cluster, before, 'spark2', 'a token that was asked for')}"
 
 
 @scenario("stopped")
@@ -48,16 +48,16 @@ def not_frozen(cluster: EmulatedCluster) -> str:
 
     def lives(what: str, seconds: float = LONG) -> None:
         time.sleep(seconds)
-        insist(cluster.ranks() == before, f"{what}: it was restarted: {_said(cluster)}")
+        insist(cluster.ranks() == before, f"{what}: it was restarted: {said_by(cluster)}")
         wait(cluster.answers, LONG, f"{what}: it does not answer")
 
-    _ask(cluster, steps=LONG, seconds=1, prefill=True)
+    ask(cluster, steps=LONG, seconds=1, prefill=True)
     lives("a prefill by chunks")
     _set_watts(cluster, 44)
-    _ask(cluster, seconds=LONG)
+    ask(cluster, seconds=LONG)
     lives("a long step")
     _set_watts(cluster, 20)
-    _ask(cluster, seconds=LONG)
+    ask(cluster, seconds=LONG)
     cluster.worker.user("systemd-run", "--user", "sh", "-c", COMPILES.format(LONG))
     lives("a compiler on the worker")
     _start(cluster, "python3", "-c", SLEEPS.format(LONG))
@@ -67,10 +67,10 @@ def not_frozen(cluster: EmulatedCluster) -> str:
     head.user("kill", "-CONT", *before["spark1"]["main"])
     lives("/metrics missed", SOON / 2)
     cluster.change(STATS=0)
-    _ask(cluster, seconds=LONG)
+    ask(cluster, seconds=LONG)
     lives("no counters")
     head.user("systemctl", "--user", "restart", ALIVE)
-    said = _said(cluster)
+    said = said_by(cluster)
     words = ("its counters move", "a token came", "the GPU draws", "ptxas compiles", "no counters")
     insist(all(each in said for each in words), f"another proof was expected: {said}")
     head.user("systemctl", "--user", "kill", "--signal=KILL", ALIVE)
@@ -78,11 +78,11 @@ def not_frozen(cluster: EmulatedCluster) -> str:
     return "served by the same processes all the time; what watches is started again"
 
 
-def _is_cured(cluster: EmulatedCluster, before: Ranks, name: str, why: str) -> str:
+def is_cured(cluster: EmulatedCluster, before: Ranks, name: str, why: str) -> str:
     """Insist that it serves again, that `status` says why, and the stacks are in a journal."""
     healed = cluster.heals(before)
     frozen = cluster.head_status()["frozen"]
-    insist("frozen: " in frozen and why in frozen, f"status says {frozen!r}: {_said(cluster)}")
+    insist("frozen: " in frozen and why in frozen, f"status says {frozen!r}: {said_by(cluster)}")
     cluster.expect("status", says=("restarted", why))
     asked = ("journalctl", "--user", "--quiet", "--output=cat", "--since=-3min")
     text = cluster.nodes[name].user(*asked).output
@@ -90,14 +90,15 @@ def _is_cured(cluster: EmulatedCluster, before: Ranks, name: str, why: str) -> s
     return healed
 
 
-def _said(cluster: EmulatedCluster) -> str:
-    """Return what the unit that watches wrote."""
-    asked = ("journalctl", "--user", "--quiet", "--output=cat", "--unit", ALIVE)
+def said_by(cluster: EmulatedCluster, unit: str = ALIVE) -> str:
+    """Return what a unit of the head's wrote."""
+    asked = ("journalctl", "--user", "--quiet", "--output=cat", "--unit", unit)
     return cluster.head.user(*asked).output
 
 
-def _ask(cluster: EmulatedCluster, **fake: object) -> None:
-    body = json.dumps({"prompt": "a", "fake": fake})
+def ask(cluster: EmulatedCluster, **fake: object) -> None:
+    """Ask on the head, and do not wait for the answer."""
+    body = json.dumps({"prompt": "a", "max_tokens": 4, **({"fake": fake} if fake else {})})
     _start(cluster, "curl", "--silent", f"{URL}/v1/completions", "--json", body)
 
 

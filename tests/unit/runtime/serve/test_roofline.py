@@ -68,7 +68,9 @@ def test_rules_take_what_a_checkpoint_says(tmp_path):
     }
     own = checkpoint(tmp_path, header, config)
     here = {"model": "nvidia/Qwen3.6-27B-NVFP4", "checkpoint": own, "stacks": "/s"}
-    assert '--watchdog-config {"dump_dir":"/s","timeout":300}' in " ".join(served("0.33.0", here).words)
+    assert '--watchdog-config {"dump_dir":"/s","timeout":300}' in " ".join(
+        served("0.33.0", here).words
+    )
     asked = here | {"choice": RuleChoice(wanted=frozenset({"dense-8bit", "draft-head-8bit"}))}
     told = served("0.33.0", asked)
     flags = {flag.flag: flag for flag in told.flags}
