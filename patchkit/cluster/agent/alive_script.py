@@ -57,6 +57,7 @@ _COUNTS = re.compile(
 )
 _ASLEEP = re.compile(r'^vllm:engine_sleep_state\{.*="awake".*\} 0(\.0)?$', re.MULTILINE)
 _COMPILERS = {"ptxas", "cicc", "nvcc", "nvlink", "fatbinary", "cc1plus", "cc1", "ninja", "ld"}
+_WORKS, _ASKED = "works: ", "asked for stacks"  # a login may print lines of its own
 _ABORTED = "Fatal Python error: Aborted"  # of faulthandler
 _SILENT = (OSError, ValueError, LookupError, TypeError, http.client.HTTPException)
 
@@ -76,14 +77,13 @@ def alive(settings: dict[str, Any]) -> None:
             proof = liveness.find_proof()
             silent = time.monotonic() - liveness.proved
             if proof:
-                notify("WATCHDOG=1")
                 proofs[re.sub(r"\d+", "N", proof)] += 1
             if (silent > patience / 2) != shown:
                 shown = not shown
                 said = proof or liveness.doubt
                 say(f"no sign of life for {silent:.0f} s: {said}" if shown else f"it lives: {said}")
-            text = f"no sign of life for {silent:.0f} s: {liveness.doubt}"
-            notify(f"STATUS={text if shown and not proof else ''}")
+            text = f"STATUS=no sign of life for {silent:.0f} s: {liveness.doubt}"
+            notify("WATCHDOG=1\nSTATUS=" if proof else text if shown else "STATUS=")
             time.sleep(patience / 12)
     except FiredError:
         # This process may have been the one that did not come to run.
@@ -102,7 +102,8 @@ def alive(settings: dict[str, Any]) -> None:
 def working(settings: dict[str, Any], group: str, silent: str) -> None:
     """Say what shows that this node works."""
     enter_start(settings, group)
-    say(find_work(settings, float(silent)))
+    if found := find_work(settings, float(silent)):
+        say(f"{_WORKS}{found}")
 
 
 def stacks(settings: dict[str, Any], group: str) -> None:
@@ -140,8 +141,8 @@ class Liveness:
             for worker in workers:
                 link = ask_worker(worker, self.settings, "working", silent)
                 with contextlib.suppress(subprocess.TimeoutExpired):
-                    if said := link.communicate(timeout=_STACKS)[0].strip():
-                        proof = f"{worker['node']}: {said}"
+                    if said := re.search(f"{_WORKS}(.+)", link.communicate(timeout=_STACKS)[0]):
+                        proof = f"{worker['node']}: {said[1]}"
                 link.kill()
         return proof
 
@@ -179,10 +180,6 @@ class Liveness:
                 self.moved = now
                 return "a token came"
         often = min(_OFTEN, self.patience / 4)
-        if busy and now - self.moved > often:
-            with contextlib.suppress(*_SILENT):  # a route of VLLM_SERVER_DEV_MODE, as pausing is
-                if ask(self.settings, "/is_paused", seconds=_TOOL)["is_paused"]:
-                    return "it is paused"
         pause = often if busy or self.failed else _SELDOM
         if not self.question and now - max(self.moved, self.asked) >= pause:
             self.asked = now
@@ -190,6 +187,10 @@ class Liveness:
             self.question.start()
         if not busy and not self.question and not self.failed:
             return "it has nothing to do"
+        if self.question and now - self.asked > often:
+            with contextlib.suppress(*_SILENT):  # a route of VLLM_SERVER_DEV_MODE, as pausing is
+                if ask(self.settings, "/is_paused", seconds=_TOOL)["is_paused"]:
+                    return "it is paused"
         self.doubt = f"{requests} requests, and no step"
         if self.question:
             self.doubt += f"; a token that was asked for {now - self.asked:.0f} s ago does not come"
@@ -264,7 +265,8 @@ def find_stacks(settings: dict[str, Any]) -> None:
         link = ask_worker(worker, settings, "stacks")
         for line in link.stdout or ():
             say(f"{worker['node']}: {line.rstrip()}")
-            asked.set()
+            if _ASKED in line:
+                asked.set()
         asked.set()
 
     links = []
@@ -300,7 +302,7 @@ def write_stacks(settings: dict[str, Any]) -> None:
                 ):
                     os.kill(int(folder.name), signal.SIGABRT)
                     os.kill(int(folder.name), signal.SIGCONT)
-    say("asked for stacks")
+    say(_ASKED)
     others = _count_stacks(unit, began)
     if inside:
         _try_tool(*inside, "sh", "-c", "kill -ABRT 1; kill -CONT 1")
