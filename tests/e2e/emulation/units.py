@@ -119,8 +119,8 @@ def units_ray(lab: Lab) -> str:
 def soak(lab: Lab) -> str:
     """An hour of mixed load, or PATCHKIT_SOAK_MINUTES: nothing is restarted; then a real freeze."""
     args = [*ARGS, *SHARDS, *LONG, "--max-num-batched-tokens", "256"]
-    with _cluster(lab, "soak", args=args) as cluster:
-        cluster.up(MODELS[0])
+    with _cluster(lab, "soak", args=args, set={**QUIET, "OMP_NUM_THREADS": "1"}) as cluster:
+        cluster.expect("up", MODELS[0])
         before, head = cluster.ranks(), cluster.head
         minutes = (
             "systemd-run",
