@@ -81,8 +81,10 @@ class Container:
     @property
     def remove(self) -> tuple[str, ...]:
         """Return the words that end what goes on without its engine's program in the foreground."""
-        # Mostly there is none, which is no error to be read in a journal.
-        return ("/bin/sh", "-c", f"{quoted(*self.image.remove, self.name)} >/dev/null 2>&1")
+        # Mostly there is none, which is no error to be read in a journal. What podman's first call
+        # after a boot leaves running is no process of the cluster's.
+        removed = quoted(*self.image.remove, self.name)
+        return ("/bin/sh", "-c", f"unset {MARK}; {removed} >/dev/null 2>&1")
 
 
 def mount(folder: str, at: str = "", *more: str) -> str:
