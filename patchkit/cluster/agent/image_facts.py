@@ -30,7 +30,7 @@ RUN_WORDS = {
     # raises its own limit to (utils/system_utils.py: set_ulimit), and systemd's hard limit.
     "docker": (
         *("run", "--user={user}", "--ulimit=memlock=-1", "--ulimit=nofile=65535:524288"),
-        "--oom-score-adj=100",
+        *("--ulimit=core=0", "--oom-score-adj=100"),
     ),
     # Its root is the user outside, and it has what the unit has: limits and control group. As
     # systemd's manager of groups it would leave that of the unit, and so the unit's journal.
