@@ -19,7 +19,7 @@ from patchkit.quoting import quoted
 from patchkit.wheel.wheelhouse.kit import CACHE, copy_package, pack_kit
 from patchkit.wheel.wheelhouse.resolve import NodePlatform
 
-_PLACE = "/patchkit"  # in the container of the step; no engine leaves it in the layer
+_PLACE = "/patchkit"  # in the container of the step; docker 20.10 leaves an empty folder
 _VARIABLES = {
     "PYTHONPATH": _PLACE,
     "PYTHONDONTWRITEBYTECODE": "1",

@@ -156,18 +156,18 @@ def _link_nodes(
 @click.option("--native", is_flag=True, help="With --apply: assemble its PTX as well.")
 @rendered
 def install_vllm(*, cluster: Cluster, house: Path, patched: bool, native: bool) -> Iterator[Block]:
-    """Install the same wheels, or the same image, on every node; no node needs a network.
+    """Install the same wheels, or the same image, on every node.
 
     \b
       patchkit cluster install
       patchkit cluster install --wheelhouse wheelhouse-0.33.0
+      patchkit cluster install --apply
 
-    Copies what a node lacks, makes an environment beside the one in use, and lets all nodes use it
-    once they are equal. What runs goes on with the old one until the next start. Cut short, the
-    same command goes on.
+    Copies wheels that a node lacks, makes an environment beside the one in use, and lets all nodes
+    use it once they are equal; no node needs a network. An image that cluster.toml names is pinned
+    there by its digest and pulled; nodes that cannot pull it get a copy.
 
-    An image that cluster.toml names is pinned there by its digest, pulled, and copied to nodes that
-    cannot pull it.
+    What runs goes on with the old one until the next start. Cut short, the same command goes on.
     """
     if native > patched or patched > bool(cluster.file.serve.image):
         raise UsageError(

@@ -30,6 +30,12 @@ _COPIES = {"docker": 2, "podman": 1}
 _MAKE_ROOM = "make room there: `docker system df`, `podman system df` say what images take"
 # The same layer for the same input, as far as an engine knows how.
 _TIMES = {"docker": ("--build-arg", "SOURCE_DATE_EPOCH=0"), "podman": ("--timestamp", "0")}
+# Docker's older builder has no `RUN --mount`; and no attestation, which has the time of day.
+_BUILDKIT = {
+    "DOCKER_BUILDKIT": "1",
+    "BUILDKIT_PROGRESS": "plain",
+    "BUILDX_NO_DEFAULT_ATTESTATIONS": "1",
+}
 _STEP = re.compile(r"^#\d+ [\d.]+ ")  # before a line of a build by BuildKit
 _FAR = re.compile(r": ([\d,]+) of ([\d,]+) MB")  # how far `apply --native` is
 _ASKED = (
@@ -194,9 +200,7 @@ def build_layer(engine: str, kit: str, label: str) -> Iterator[dict[str, Any]]:
     number = folder.with_name("kit.id")
     words = ("build", "--network=none", *_TIMES[engine], f"--label={LAYER}={label}")
     files = ("--file", folder / "Containerfile", "--iidfile", number)
-    # Docker's older builder has no `RUN --mount`.
-    environment = {**os.environ, "DOCKER_BUILDKIT": "1", "BUILDKIT_PROGRESS": "plain"}
-    with Follow(engine, *words, *files, folder, env=environment) as building:
+    with Follow(engine, *words, *files, folder, env={**os.environ, **_BUILDKIT}) as building:
         for line in building:
             said = _STEP.sub("", line).strip()
             lines += [said] if said.lower().startswith(("✓ ", "error: ")) else []
