@@ -99,6 +99,16 @@ def test_an_engine_that_says_something_else(said, tmp_path):
     assert _add_engine(Remote("localhost"), report).missing["engine"].what
 
 
+def test_an_image_whose_python_does_not_answer_names_its_cuda(tmp_path):
+    said = Path(__file__).parents[2] / "data" / "engines"
+    shows = f"#!/bin/sh\ncat {said}/podman-$1.json\n"  # info, image
+    program = write_files(tmp_path, {"podman": shows}, mode=0o755) / "podman"
+    image = ImageFacts(program=str(program), id="0" * 64, problem="image-silent")
+    report = NodeReport(node="localhost", facts=node_facts(tmp_path, vllm="", image=image))
+    found = _add_engine(Remote("localhost"), report)
+    assert (found.facts.host.software.cuda, len(found.disks)) == ("13.0", 1)
+
+
 def test_this_machine_beside_a_node_that_ssh_does_not_reach():
     """Nothing is raised, whatever this machine has, and what is wrong is said first."""
     need("ssh")
