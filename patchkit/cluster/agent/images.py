@@ -38,10 +38,11 @@ _BUILDKIT = {
 }
 _STEP = re.compile(r"^#\d+ [\d.]+ ")  # before a line of a build by BuildKit
 _FAR = re.compile(r": ([\d,]+) of ([\d,]+) MB")  # how far `apply --native` is
-_ASKED = (
-    "import platform, sys; answer = ['%d.%d' % sys.version_info[:2], platform.machine(),"
-    " platform.libc_ver()[1]]"
-)
+_ASKED = """
+import platform, sys
+answer = {"release": "%d.%d" % sys.version_info[:2], "machine": platform.machine()}
+answer["glibc"] = platform.libc_ver()[1]
+"""
 _LOADED = re.compile(r"(?m)^Loaded image[^:\n]*: *(\S+)")
 LAYER = "io.patchkit.layer"
 """The label of a patched image: what it was patched by, and for what."""
@@ -68,9 +69,9 @@ class ImagePython:
     """The Python in an image that has vLLM: its ``release``, and the package's folder."""
 
     python: str
-    release: str
-    machine: str
-    glibc: str
+    release: Annotated[str, matching(r"3\.\d{2}", "a release of Python")]
+    machine: Annotated[str, matching("aarch64|x86_64", "a CPU")]
+    glibc: Annotated[str, matching(r"2\.(1[7-9]|[2-9]\d)", "a release of glibc, 2.17 or later")]
     vllm: str
 
 
@@ -177,15 +178,12 @@ def find_python(engine: str, tag: str) -> ImagePython:
     return facts.inside.call(ImagePython, python_inside)
 
 
-def python_inside() -> ImagePython:
+def python_inside() -> dict[str, str]:
     """Return what `apply` has to know of an image, where this is called: in a container of it."""
     found = software(None, os.environ)
     if not found.vllm_home:
         raise HostError(f"{found.python} finds no vLLM", why="it is what is patched")
-    release, machine, glibc = ask(found.python, _ASKED)
-    return ImagePython(
-        python=found.python, release=release, machine=machine, glibc=glibc, vllm=found.vllm_home
-    )
+    return {"python": found.python, "vllm": found.vllm_home, **ask(found.python, _ASKED)}
 
 
 def build_layer(engine: str, kit: str, label: str) -> Iterator[dict[str, Any]]:

@@ -148,7 +148,8 @@ def resolve_image(cluster: Cluster, layers: Report) -> str:
         if not (held := head.call(HeldImage, images.hold_image, **asked)).id:
             raise
     bare = _bare_name(serve.image)
-    known = {name.removeprefix("docker.io/"): pin for name, _, pin in map(_split, held.digests)}
+    named = (digest.partition("@sha256:") for digest in held.digests)
+    known = {name.removeprefix("docker.io/"): pin for name, _, pin in named}
     pin = known.get(bare.removeprefix("docker.io/")) or known.get(f"library/{bare}") or held.id
     return f"{serve.image}@sha256:{pin}"
 
@@ -160,7 +161,7 @@ def install_image(cluster: Cluster, report: Report, layers: Report) -> list[Brou
     stands in the way of any node; HostError if nodes have different ones.
     """
     serve, nodes = cluster.file.serve, cluster.nodes
-    engine, (_, _, pin) = serve.engine, _split(serve.image)
+    engine, pin = serve.engine, serve.image.partition("@sha256:")[2]
     reference = f"{_bare_name(serve.image)}@sha256:{pin}"
     asked: dict[str, Any] = {"engine": engine}
     asked["names"] = [serve.local_image, reference, f"sha256:{pin}"]
@@ -227,10 +228,6 @@ def _copy_image(
         return BroughtImage(node=node.destination, image=its, sent=sent)
 
     return dict(zip(missing, all_of(everywhere(missing, copy)), strict=True))
-
-
-def _split(image: str) -> tuple[str, str, str]:
-    return image.partition("@sha256:")
 
 
 def _bare_name(image: str) -> str:
