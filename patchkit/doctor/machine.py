@@ -248,7 +248,6 @@ def check_gpu_way(node: NodeReport) -> Outcome:
 @check("image-cpu")
 def check_image_cpu(node: NodeReport) -> Outcome:
     cpu, machine = node.part("engine").cpu, node.host.system.machine
-    require(cpu or None, "the image is not there")
+    require((cpu and machine) or None, "the image is not there, or no CPU is named here")
     fields = {"cpu": cpu, "machine": machine, "program": node.part("facts").image.program}
-    fits = machine in ("", _CPUS.get(cpu, cpu))
-    return fields if fits else node.find("image-cpu", **fields)
+    return fields if _CPUS.get(cpu, cpu) == machine else node.find("image-cpu", **fields)

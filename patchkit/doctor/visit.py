@@ -215,8 +215,7 @@ def _add_engine(node: Remote, report: NodeReport) -> NodeReport:
     try:
         engine = node.call(EngineFacts, look, program=image.program, image=image.id)
     except (HostError, *_ODD) as error:
-        odd = HostError(f"{image.program}: an answer that cannot be read: {error}")
-        silence = error if isinstance(error, HostError) else odd
+        silence = HostError(f"{image.program} says nothing that can be read: {error}")
         return replace(report, missing={**report.missing, "engine": silence})
     # The image's Python may not answer, and its folders are none of the node's.
     known = host.software or Software(python="")

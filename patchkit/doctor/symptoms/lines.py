@@ -26,9 +26,8 @@ LONGEST = 8192
 _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-_])")
 _UNSEEN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]+")
 FORMS = read_toml(dict[str, Any], RECIPES / "doctor" / "log_lines.toml")
-_PARTS: dict[str, str] = FORMS["parts"]
-_PART = re.compile("|".join(_PARTS))
-_PREFIXES = [re.compile(_PART.sub(lambda part: _PARTS[part[0]], f)) for f in FORMS["prefix"]]
+_PART = re.compile("|".join(FORMS["parts"]))
+_PREFIXES = [re.compile(_PART.sub(lambda m: FORMS["parts"][m[0]], f)) for f in FORMS["prefix"]]
 _QUOTES = [re.compile(form.encode()) for form in FORMS["quote"]]
 
 
