@@ -133,20 +133,6 @@ def flow(text: str, *, err: bool = False, dim: bool = False) -> None:
     click.echo(click.style(safe, dim=True) if dim else safe, nl=False, err=err, color=colour())
 
 
-def ask_line(prompt: str) -> str | None:
-    """Read a line in the terminal, with readline where there is one; None at the end of input."""
-    with contextlib.suppress(ImportError):
-        import readline  # noqa: F401  (input takes it, once it is there)
-    # Where standard output goes elsewhere, input would write the prompt there as well.
-    both = sys.stdout.isatty()
-    if not both:
-        click.echo(prompt, nl=False, err=True)
-    try:
-        return input(prompt if both else "")
-    except EOFError:
-        return None
-
-
 def print_json(value: object, *, indent: int | None = 1) -> None:
     """Print JSON, in which no character stands as itself that a terminal would obey.
 

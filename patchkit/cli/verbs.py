@@ -18,7 +18,7 @@ GROUPS = {
         "env": ("runtime.env", "Write env files by role, and explain them."),
         "serve-args": ("runtime.serve_args", "Print the `vllm serve` flags that go with the env."),
         "probe": ("runtime.probe", "Show the facts: GPU, memory, network, RDMA, software."),
-        "net": ("runtime.net", "Plan, apply, verify and undo the QSFP network."),
+        "net": ("runtime.net", "Plan and verify the QSFP network."),
         "cluster": ("cluster.cluster", "Look at machines, install the same vLLM on all of them."),
         "model": ("cluster.model", "Fetch a model once, copy it to the other nodes, check it."),
     },

@@ -18,10 +18,10 @@ import contextlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from patchkit.digests import Digest, digest, sha256_of
 from patchkit.durable.atomic import sync
@@ -50,13 +50,11 @@ class Change:
     """One file, relative to the root. ``before`` is its sha256, "" if there must be none.
 
     ``after`` is its content, or a file on the same file system that holds it; None removes it.
-    ``mode`` is that of the result; without one it is kept, or what umask leaves.
     """
 
     path: str
     before: str
     after: bytes | Path | None
-    mode: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,11 +68,10 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """The content of a journal: ``folders`` are those it makes, ``note`` is its user's (JSON)."""
+    """The content of a journal; ``folders`` are those that it makes."""
 
     steps: tuple[Step, ...]
     folders: tuple[PlainPath, ...]
-    note: Mapping[str, Any]
     format: Literal[1] = 1
 
     def __post_init__(self) -> None:
@@ -89,8 +86,7 @@ class Journal:
 
     ``again`` is the command that finishes what was cut short, ``rescue`` the one that helps where
     the journal itself is damaged. Files are changed only where ``allowed`` says so of their path.
-    Folders at and below ``home`` go away when they are empty. New folders get ``folder_mode``, or
-    what umask leaves.
+    Folders at and below ``home`` go away when they are empty.
     """
 
     root: Path
@@ -99,8 +95,6 @@ class Journal:
     rescue: str
     allowed: Callable[[str], bool] = plain
     home: Path | None = None
-    one_file_system: bool = True
-    folder_mode: int | None = None
 
     def unfinished(self) -> Path | None:
         """Return the journal of a change that was cut short, None if none was."""
@@ -117,20 +111,13 @@ class Journal:
                 hint=f"take it back first: {self.again}",
             )
 
-    def commit(
-        self,
-        changes: Sequence[Change],
-        *,
-        settle: Callable[[], None] | None = None,
-        unsettle: Callable[[], None] = lambda: None,
-        note: Mapping[str, Any] | None = None,
-    ) -> None:
-        """Make all changes or none. ``settle`` follows them; ``unsettle`` the way back.
+    def commit(self, changes: Sequence[Change]) -> None:
+        """Make all changes or none.
 
-        Raises DriftError if a file is not as ``before`` says, StorageError if it cannot be written,
-        and what ``settle`` raises. Nothing was changed then, unless the error says what was.
+        Raises DriftError if a file is not as ``before`` says, StorageError if it cannot be written.
+        Nothing was changed then, unless the error says what was.
         """
-        if not changes and settle is None:
+        if not changes:
             return
         self.check_finished()
         with translated():
@@ -139,7 +126,7 @@ class Journal:
             with translated():
                 try:
                     with undeferred():
-                        steps = self._stage(changes, note or {})
+                        steps = self._stage(changes)
                 except BaseException:
                     self._clear()
                     raise
@@ -147,22 +134,16 @@ class Journal:
                 (self.folder / "draft").rename(self.folder / "back.json")
                 sync(self.folder)
                 self._carry_out(steps)
-                if settle:
-                    with undeferred():  # it may take long; an interrupt then goes the way back
-                        settle()
                 self._clear()
             except BaseException as error:
-                self._give_up(steps, unsettle, error)
+                self._give_up(steps, error)
                 raise
             count = len(steps.steps)
             committed(f"the commit was finished, {count} file{'' if count == 1 else 's'}")
 
-    def recover(
-        self, unsettle: Callable[[Mapping[str, Any]], None] = lambda _note: None
-    ) -> Mapping[str, Any] | None:
+    def recover(self) -> None:
         """Take back what was cut short, and clear away what was only staged.
 
-        ``unsettle`` gets the note of the change. Returns the note, None if there was nothing to do.
         Raises DriftError if a file was edited since, and StorageError if the journal or what it
         needs is damaged: both before anything is touched.
         """
@@ -170,7 +151,7 @@ class Journal:
             inside(self.root, self.folder.relative_to(self.root).as_posix())
             if not (journal := self.unfinished()):
                 self._clear()  # what is staged without a journal was never committed
-                return None
+                return
             try:
                 # follow=False: patchkit writes no link there, so one is somebody else's.
                 steps = read_json(Steps, read_bytes(journal, limit=_LARGEST, follow=False))
@@ -182,10 +163,8 @@ class Journal:
                 raise self._damaged(f"{journal}: cannot be understood: {what}") from None
             self._check_possible(steps)
             self._put_back(steps)
-            unsettle(steps.note)
             self._clear()
             committed("an interrupted commit was taken back")
-        return steps.note
 
     def discard(self, to: Path) -> bool:
         """Move a journal that cannot be read aside; return whether there was one."""
@@ -207,7 +186,7 @@ class Journal:
 
     # What is staged: nothing outside of the folder is touched.
 
-    def _stage(self, changes: Sequence[Change], note: Mapping[str, Any]) -> Steps:
+    def _stage(self, changes: Sequence[Change]) -> Steps:
         for side in ("before", "after"):
             shutil.rmtree(self.folder / side, ignore_errors=True)
             make_folders(self.folder / side)
@@ -235,7 +214,7 @@ class Journal:
                 if change.after is not None:
                     old = place.stat() if change.before else None
                     folder = next(each for each in place.parents if each.is_dir())
-                    write_staged(result, change.after, old, folder, change.mode)
+                    write_staged(result, change.after, old, folder)
             steps.append(Step(change.path, change.before, after))
         kept = [self.root / change.path for change in changes if change.after is not None]
         made = {
@@ -244,7 +223,7 @@ class Journal:
             for folder in place.parents
             if self.root in folder.parents and not folder.exists()
         }
-        found = Steps((*steps,), tuple(sorted(made)), note)
+        found = Steps((*steps,), tuple(sorted(made)))
         draft = json.dumps(asdict(found), indent=1).encode()
         write_staged(self.folder / "draft", draft, None, self.root)
         # All names have to last before that of the journal does.
@@ -255,7 +234,7 @@ class Journal:
     def _check_disk(self, place: Path) -> None:
         # A rename, by which a file is replaced, does not lead to another file system.
         folder = next(each for each in place.parents if each.is_dir())
-        if self.one_file_system and folder.stat().st_dev != self.root.stat().st_dev:
+        if folder.stat().st_dev != self.root.stat().st_dev:
             raise StorageError(
                 f"{place}: lies on another file system than {self.root}; {NOTHING}",
                 why="what is there cannot be replaced together with the other files",
@@ -273,7 +252,7 @@ class Journal:
             if found == step.after:  # a run that was cut short came this far
                 continue
             if step.after:
-                make_folders(place.parent, self.folder_mode)
+                make_folders(place.parent)
                 move(self.folder / "after" / str(number), place)
             else:
                 place.unlink()
@@ -283,14 +262,13 @@ class Journal:
 
     # The way back.
 
-    def _give_up(self, steps: Steps, unsettle: Callable[[], None], error: BaseException) -> None:
+    def _give_up(self, steps: Steps, error: BaseException) -> None:
         """Take everything back and raise what an OSError means.
 
         If that fails, the journal is kept, and the error says which files are in which state.
         """
         try:
             self._put_back(steps)
-            unsettle()
             self._clear()
         except (OSError, PatchkitError) as worse:
             new: list[str] = []

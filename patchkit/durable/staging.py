@@ -33,31 +33,29 @@ def second_name(source: Path, name: Path) -> None:
             os.fsync(copy.fileno())
 
 
-def write_staged(
-    name: Path, data: bytes, old: os.stat_result | None, folder: Path, mode: int | None = None
-) -> None:
+def write_staged(name: Path, data: bytes, old: os.stat_result | None, folder: Path) -> None:
     """Write a new file with owner and mode of the ``old`` one, or of a new one in ``folder``."""
     handle = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     with os.fdopen(handle, "wb") as file:
         file.write(data)
         file.flush()
-        give(handle, old, folder, mode=mode)
+        give(handle, old, folder)
         os.fsync(handle)
 
 
-def make_folders(folder: Path, mode: int | None = None) -> None:
+def make_folders(folder: Path) -> None:
     """Make a folder and those above it, each with the owner that a new file there would get."""
     if folder.is_dir():
         return
-    make_folders(folder.parent, mode)
+    make_folders(folder.parent)
     try:
         folder.mkdir()
     except FileExistsError:  # another run was quicker
         return
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        made = stat.S_IMODE(os.fstat(handle).st_mode)
-        give(handle, None, folder.parent, mode=made if mode is None else mode)
+        mode = stat.S_IMODE(os.fstat(handle).st_mode)
+        give(handle, None, folder.parent, mode=mode)
     finally:
         os.close(handle)
 

@@ -1,10 +1,8 @@
-"""Plan, apply, verify and undo the QSFP network: `patchkit net`."""
+"""Plan and verify the QSFP network: `patchkit net`."""
 
 from __future__ import annotations
 
-import difflib
 import os
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv4Network
@@ -13,8 +11,19 @@ from typing import Any
 
 import click
 
-from patchkit.cli.out import FOLDER, ask_line, next_step, program, record_fields, style, table, tell
+from patchkit.cli.out import (
+    FOLDER,
+    PATH,
+    LaidOut,
+    next_step,
+    program,
+    record_fields,
+    style,
+    table,
+    tell,
+)
 from patchkit.cli.render import (
+    GOOD,
     Block,
     Data,
     ExitCode,
@@ -28,20 +37,28 @@ from patchkit.cli.render import (
 )
 from patchkit.cluster.agent.node_facts import NodeFacts, look_at_node
 from patchkit.cluster.launch.cluster_file import VENV
-from patchkit.cluster.net.checks import (
-    check_warned,
-    choose_checked_cages,
-    plan_remarks,
-    verify_network,
+from patchkit.cluster.net.checks import choose_checked_cages, plan_remarks, verify_network
+from patchkit.cluster.net.netplan_file import (
+    OURS,
+    check_conflicts,
+    read_given,
+    read_other_files,
+    render_netplan,
 )
-from patchkit.cluster.net.net_history import NetHistory, NetResult, apply_plan, undo_plan
-from patchkit.cluster.net.netplan_file import check_conflicts, read_other_files, render_netplan
-from patchkit.cluster.net.plan import NetPlan, NetPlanOptions, make_net_plan, other_node_options
+from patchkit.cluster.net.plan import (
+    Given,
+    NetPlan,
+    NetPlanOptions,
+    make_net_plan,
+    other_node_options,
+)
 from patchkit.cluster.ssh.node import Remote
-from patchkit.errors import HostError, UsageError
+from patchkit.errors import UsageError
 from patchkit.finding import Finding, Level, worst
 from patchkit.quoting import quoted
+from patchkit.runtime.envfile.write import write
 from patchkit.runtime.host.probe import probe
+from patchkit.runtime.rules.refusals import refusal
 from patchkit.runtime.rules.releases import read_env_data
 
 
@@ -80,13 +97,13 @@ _plan_options = with_options(
 
 @click.group(cls=VerbGroup)
 def net_command() -> None:
-    """The QSFP network between Sparks: plan, apply, verify, undo.
+    """The QSFP network between Sparks: plan and verify.
 
     \b
-      patchkit net plan --role head
-      sudo patchkit net apply --role head
+      patchkit net plan --role head -o 40-patchkit.yaml
+      sudo install -m 600 40-patchkit.yaml /etc/netplan/ && sudo netplan try
       patchkit net verify --peer 192.168.100.11
-      sudo patchkit net undo
+      sudo rm /etc/netplan/40-patchkit.yaml && sudo netplan apply
 
     What works is kept. A cage without addresses gets one on each half, in different networks; a
     ring of three gets twelve.
@@ -95,82 +112,44 @@ def net_command() -> None:
 
 @net_command.command("plan")
 @_plan_options
+@click.option("-o", "--output", type=PATH, metavar="FILE", help="Write the netplan file there.")
+@click.option("--force", is_flag=True, help="Replace a FILE with another content.")
 @verbose_option
 @rendered
-def plan_network(*, verbose: bool, **options: Any) -> Iterator[Block]:
-    """Print what this node's network lacks; nothing is written, no rights are needed.
+def plan_network(
+    *, output: Path | None, force: bool, verbose: bool, **options: Any
+) -> Iterator[Block]:
+    """Print what this node's network lacks; needs no rights, and leaves the network alone.
 
-    The first line is the verdict; -v shows the netplan file as well. Addresses that are there are
-    kept, whoever gave them.
+    The first line is the verdict; -v shows the netplan file, -o writes it, for `netplan try`.
+    Addresses that are there are kept, whoever gave them.
     """
     made = _plan_node(**options)
-    yield Record(made.fields())
+    outcome = ""
+    if output and made.text:
+        if made.plan.changes and made.unread:
+            raise refusal(
+                "netplan-unread", file=made.file, open=quoted("sudo", "chmod", "a+r", made.file)
+            )
+        outcome = write(output, made.text, force=force, private=True, by="patchkit net plan")
+    yield Record({**made.fields(), "file": output if outcome else None, "outcome": outcome})
     yield from made.lines()
     if verbose and made.text:
-        yield f"\n{made.place.file}:"
+        yield f"\n{made.file}:"
         yield Data(made.text)
-    if made.plan.changes:
-        yield next_step(*_words_as_root(*made.asked.command_words("apply"), *made.root_words))
+    if outcome:
+        yield GOOD + f"{output} {outcome}"
+    if not made.plan.changes:
+        yield next_step(*program(), "net", "verify", *made.root_words)
+    elif output:
+        # -b: what somebody wrote there stays beside it, as 40-patchkit.yaml~, which netplan skips.
+        install = quoted("sudo", "install", "-b", "-m", "600", output, made.file)
+        tried = "" if made.root_words else " && sudo netplan try"
+        yield LaidOut(style("next:", bold=True) + f" {install}{tried}")
     else:
-        yield next_step(*program(), "net", "verify", *made.root_words)
+        words = [*made.asked.command_words(), *made.root_words, "-o", OURS.name]
+        yield next_step(*program(), *words)
     yield from made.other_step()
-
-
-@net_command.command("apply")
-@_plan_options
-@click.option("--yes", is_flag=True, help="Do not ask.")
-@click.option("--force", is_flag=True, help="Replace the file though somebody edited it.")
-@rendered
-def apply_network(*, yes: bool, force: bool, **options: Any) -> Iterator[Block]:
-    """Write the plan to /etc/netplan/40-patchkit.yaml and bring the network to it; needs root.
-
-    What was there is kept for `net undo`. If netplan fails, or the address of the default route or
-    of this SSH session is gone afterwards, the former network is put back. --json asks nothing.
-    """
-    place = NetHistory(options["root"])
-    _need_root(place)
-    made = _plan_node(**options)
-    name = str(place.file)
-    old = (place.read_file() or b"").decode(errors="replace").splitlines()
-    new = made.text.splitlines() or old
-    difference = list(difflib.unified_diff(old, new, name, name, lineterm=""))
-    yield from made.lines()
-    done = NetResult(changed=False, live=False)
-    if made.text:
-        yield from difference or [f"{name}: is as planned"]
-        if difference and not yes:
-            # A question in a pipe, or amid JSON, is one that nobody sees.
-            is_seen = not click.get_current_context().params["as_json"]
-            if not (is_seen and sys.stdin.isatty() and sys.stdout.isatty()):
-                what = "apply asks before it writes, and there is no terminal"
-                raise UsageError(what, hint="--yes")
-            if (ask_line("Apply? [y/N]: ") or "").casefold() not in ("y", "yes"):
-                raise UsageError("nothing was changed", hint="--yes answers beforehand")
-        done = apply_plan(place, made.plan, force=force)
-        if done.recovered:
-            yield "an apply that was cut short was put back first"
-        anew = "; `sudo netplan apply` sets it anew" if done.live else ""
-        then = " and applied" if done.live else "; the root is not /: no network was changed"
-        yield f"{name} is written{then}" if done.changed else f"nothing to do{anew}"
-    yield Record({"file": name, **made.fields(), "difference": difference, **record_fields(done)})
-    if done.changed:
-        yield from made.other_step()
-        yield next_step(*program(), "net", "verify", *made.root_words)
-
-
-@net_command.command("undo")
-@_ROOT
-@click.option("--force", is_flag=True, help="Set a journal aside that is damaged.")
-@rendered
-def undo_network(root: Path, *, force: bool) -> Iterator[Block]:
-    """Put back what was there before the last apply, byte by byte; needs root."""
-    place = NetHistory(root)
-    _need_root(place)
-    done = undo_plan(place, force=force)
-    yield Record({"file": place.file, **record_fields(done)})
-    what = "an apply that was cut short" if done.recovered else "the last apply"
-    left = "is as before" if place.read_file() is not None else "is gone, as before"
-    yield f"{what} is undone: {place.file} {left}"
 
 
 @net_command.command("verify")
@@ -198,12 +177,8 @@ def verify_ends(*, verbose: bool, root: Path, **options: Any) -> Iterator[Block]
     peer = None
     if options["ssh"]:
         peer = Remote(options["ssh"]).call(NodeFacts, look_at_node, name="patchkit", venv=VENV).host
-    place = NetHistory(root)
-    found = verify_network(host, chosen, peer, options["peers"], live=place.live)
-    checks = list(found)
-    if place.journal.unfinished():
-        undo = quoted(*_words_as_root("net", "undo"))
-        checks.append(check_warned(str(place.file), "apply", "was cut short", undo))
+    live = root.resolve() == Path("/")  # else these are facts of another machine
+    checks = list(verify_network(host, chosen, peer, options["peers"], live=live))
     link, slower = _NETWORK["link"], _NETWORK["owners"]["hot_plug"]
     (one, most), (least, both) = link["twin_gbits"], link["both_gbits"]
     expected = f"{one} to {most} Gb/s for one twin, {least} to {both} for both at once"
@@ -220,12 +195,14 @@ def verify_ends(*, verbose: bool, root: Path, **options: Any) -> Iterator[Block]
 class _NodePlan:
     """A plan for this node; ``text`` is that of the netplan file, "" for none.
 
-    ``verdict`` says in one line whether there is something to do.
+    ``verdict`` says in one line whether there is something to do, ``unread`` that patchkit's own
+    ``file`` could not be read.
     """
 
     plan: NetPlan
     asked: NetPlanOptions
-    place: NetHistory
+    file: Path
+    unread: bool
     notes: Sequence[Finding]
     verdict: str
     text: str
@@ -250,8 +227,7 @@ class _NodePlan:
         """Yield what to run on the other node, if that is known."""
         if there := other_node_options(self.plan, self.asked):
             unless = "" if self.plan.changes else ", if it has no address yet"
-            words = there.command_words("plan")
-            yield next_step("patchkit", *words, where=f"on the other node{unless}")
+            yield next_step("patchkit", *there.command_words(), where=f"on the other node{unless}")
 
     def fields(self) -> dict[str, Any]:
         lines = [{"action": line.action, **record_fields(line)} for line in self.plan.lines]
@@ -270,18 +246,18 @@ def _plan_node(root: Path, role: str | None, node: int | None, **options: Any) -
         raise UsageError(f"--role {role} --node {node}: the head is node 1, and only the head")
     if node is None and role:
         node = {"head": 1, "worker": 2}[role]
-    asked, place = NetPlanOptions(node=node, **options), NetHistory(root)
-    if place.journal.unfinished():
-        tell(f"note: an apply was cut short; {quoted(*_words_as_root('net', 'undo'))}")
-    host = probe(place.root, python=None, environment=os.environ)
-    given = place.read_given()
+    asked, file = NetPlanOptions(node=node, **options), root / OURS
+    host, found = probe(root, python=None, environment=os.environ), read_given(file)
+    given = found or Given()
     made = make_net_plan(host, asked, given)
-    files = read_other_files(place.root)
+    files = read_other_files(root)
     check_conflicts(host, made, asked, given, files)
     # netplan's files are of mode 600, and plan needs no rights.
     hidden = [path for path, text in files.items() if text is None]
+    hidden += [str(file)] if found is None else []
     if hidden and made.written:
-        tell(f"note: only root may read {', '.join(hidden)}; apply checks them")
+        what = "whether they fight this plan was not checked"
+        tell(f"note: only root may read {', '.join(hidden)}: {what}")
     notes = tuple(plan_remarks(host, made))
     verdict = "this network is fine already: nothing to do"
     if changes := len(made.changes):
@@ -291,18 +267,4 @@ def _plan_node(root: Path, role: str | None, node: int | None, **options: Any) -
         verdict = "no address has to change, but see what is said below"
     text = render_netplan(made) if made.written else ""
     words = () if root == Path("/") else ("--root", str(root))
-    return _NodePlan(made, asked, place, notes, verdict, text, words)
-
-
-def _need_root(place: NetHistory) -> None:
-    if place.live and os.geteuid() != 0:
-        what = f"writing {place.file} and running netplan need root"
-        raise HostError(what, hint=quoted(*_words_as_root(*sys.argv[1:])))
-
-
-def _words_as_root(*arguments: str) -> tuple[str, ...]:
-    """Return the words that run this patchkit as root: sudo does not look into a venv."""
-    program = Path(sys.argv[0])
-    if program.name == "__main__.py":  # started by python -m
-        return ("sudo", sys.executable, "-m", "patchkit", *arguments)
-    return ("sudo", str(program.absolute()), *arguments)
+    return _NodePlan(made, asked, file, found is None, notes, verdict, text, words)

@@ -1,1 +1,1 @@
-"""Plan, apply, verify and undo the QSFP network between Sparks."""
+"""Plan and verify the QSFP network between Sparks."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import os
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from fnmatch import fnmatchcase
-from ipaddress import IPv4Network
+from ipaddress import IPv4Interface, IPv4Network
 from pathlib import Path
 
 from patchkit.cluster.net.plan import Given, NetPlan, NetPlanOptions
@@ -24,6 +26,9 @@ OURS = Path("etc/netplan/40-patchkit.yaml")
 _FOLDERS = ("usr/lib/netplan", "lib/netplan", "etc/netplan", "run/netplan")
 # At most 15 characters: IFNAMSIZ of Linux less its NUL.
 _NAME = re.compile(r"[A-Za-z0-9_.][A-Za-z0-9_.-]{0,14}")
+# What render_netplan writes: an interface with its rows; the comment at the top.
+_OWN = re.compile(r'^ {4}"([^"\n]+)":.*\n((?: {6}.*\n)+)', re.MULTILINE)
+_FOR_NODE = re.compile(r"#.* for node (\d{1,3})\.")
 # As a definition's key, and below `match:`, where a name may be a pattern.
 _KEY = re.compile(r"""^\s+["']?([^\s"'#:]+)["']?:\s*(?:#.*|\{.*)?$""")
 _MATCH = re.compile(r"""\b(?:name|macaddress|set-name):\s*["']?([^\s"',}#]+)""")
@@ -39,7 +44,7 @@ def render_netplan(plan: NetPlan) -> str:
     delay every boot. Links may be absent at boot (``optional``).
     """
     lines = [
-        "# Written by `patchkit net apply`; `patchkit net undo` puts back what was here.",
+        f"# Written by `patchkit net plan -o`{f' for node {plan.node}' if plan.node else ''}.",
         "network:",
         "  version: 2",
         "  ethernets:",
@@ -59,6 +64,29 @@ def render_netplan(plan: NetPlan) -> str:
             *(f"        - {address.with_prefixlen}" for address in line.addresses),
         ]
     return "\n".join(lines) + "\n"
+
+
+def read_given(path: Path) -> Given | None:
+    """Return what patchkit's file gives, nothing for no file; None if it may not be read."""
+    if not os.path.lexists(path):
+        return Given()
+    try:
+        text = read_bytes(path).decode(errors="replace")
+    except PatchkitError:
+        return None
+    addresses: dict[str, tuple[str, ...]] = {}
+    for netdev, rows in _OWN.findall(text):
+        # Somebody may have edited it.
+        with contextlib.suppress(ValueError):
+            own = re.findall(r"^ {8}- (\S+)$", rows, re.MULTILINE)
+            addresses[netdev] = tuple(str(IPv4Interface(address)) for address in own)
+    mtus = set(re.findall(r"^ {6}mtu: (\d{1,5})$", text, re.MULTILINE))
+    node = _FOR_NODE.match(text)
+    return Given(
+        addresses=addresses,
+        node=int(node[1]) if node else 0,
+        mtu=int(mtus.pop()) if len(mtus) == 1 else 0,
+    )
 
 
 NetplanFiles = Mapping[str, str | None]
@@ -126,7 +154,7 @@ def _find_foreign_addresses(
         ours = (*map(str, line.addresses), *given.addresses.get(line.netdev, ()))
         foreign = (str(one) for one in (netdev.lasting if netdev else ()) if str(one) not in ours)
         for address in foreign:
-            who = "which is not from patchkit and in no netplan file that could be read"
+            who = "which is in no netplan file that could be read"
             cure = _NETWORK["plan"]["give_up"].format(netdev=quoted(line.netdev))
             for path, text in files.items():
                 found = re.search(rf"(?<![\d.]){re.escape(address)}(?!\d)", text or "")

@@ -41,8 +41,8 @@ class NetPlanOptions:
     network: IPv4Network | None = None
     netdevs: tuple[str, ...] = ()
 
-    def command_words(self, verb: str) -> list[str]:
-        """Return what patchkit is asked for such a plan: ``net``, the verb, and the options."""
+    def command_words(self) -> list[str]:
+        """Return what patchkit is asked for such a plan: ``net plan`` and the options."""
         asked = {
             "--node": self.node,
             "--nodes": self.nodes if self.nodes != 2 else None,
@@ -51,16 +51,16 @@ class NetPlanOptions:
         }
         words = [word for name, value in asked.items() if value for word in (name, str(value))]
         words += [word for name in self.netdevs for word in ("--netdev", name)]
-        return ["net", verb, *words]
+        return ["net", "plan", *words]
 
     def command_line(self) -> str:
         """Return the command line of the plan."""
-        return quoted("patchkit", *self.command_words("plan"))
+        return quoted("patchkit", *self.command_words())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Given:
-    """Hold what the last plan gave: netdev → ``address/prefix``; node and MTU, 0 if not known."""
+    """Hold what patchkit's file has: netdev → ``address/prefix``; node and MTU, 0 if not known."""
 
     addresses: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     node: int = 0
@@ -164,7 +164,8 @@ def make_net_plan(host: Host, options: NetPlanOptions, given: Given | None = Non
     # The last number of a network is its broadcast address.
     if (last := facts["first_host"] + nodes) >= network.num_addresses - 1:
         raise refusal("net-small", network=network, nodes=nodes, last=last)
-    planner = _Planner(host, options, given or Given(), network)
+    given = given or Given()
+    planner = _Planner(host, options, given, network)
     chosen = planner.choose_cages()
     topology = "cable" if nodes == 2 else "switch"
     if len(chosen) > 1:
@@ -174,7 +175,8 @@ def make_net_plan(host: Host, options: NetPlanOptions, given: Given | None = Non
     for line in lines:
         if line.action != "keep" and not least <= line.mtu <= most:
             raise refusal("net-mtu", mtu=line.mtu, netdev=line.netdev, least=least, most=most)
-    return NetPlan(node=node, nodes=nodes, topology=topology, lines=lines)
+    known = node or given.node or None
+    return NetPlan(node=known, nodes=nodes, topology=topology, lines=lines)
 
 
 @dataclass(frozen=True, slots=True)

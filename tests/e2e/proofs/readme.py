@@ -15,17 +15,19 @@ from pathlib import Path
 
 README = Path(__file__).parents[3] / "README.md"
 ONE, TWO, BY_HAND = "One Spark", "Two Sparks", "Both by hand"
-BARE = "ipv6_only"  # of tests/support/hosts.py: a machine before `net apply`
+BARE = "ipv6_only"  # of tests/support/hosts.py: a machine without addresses
 _BLOCK = r"^## {}\n(?:(?!^## ).*\n)*?```\n((?:.+\n|\n)*?)```$"
 _RELEASE = re.compile(r"patchkit repack vllm==(\S+)")
 _TESTS = re.compile(r"^.venv/bin/pip install nox && .*$", re.MULTILINE)
 
 # Machines of tests/support/hosts.py: one Spark, and two that are cabled at different cages, before
-# and after `net apply`. By what README calls them, with their number.
+# and after `net plan`. By what README calls them, with their number.
 MACHINES = {"": ("single", 0), "spark-1": ("cable_port0", 0), "spark-2": ("cable_port1", 1)}
 
 _STAND_INS = {
-    r"sudo (\S*patchkit net apply)": r"\1 --yes --root {bare}",
+    # One folder stands for both machines, so each replaces the file of the other.
+    r"(patchkit net plan)": r"\1 --force --root {bare}",
+    r"sudo install (.*) /etc/netplan/ && .*": r"install -D \1 {bare}/etc/netplan/40-patchkit.yaml",
     r"(patchkit env)": r"\1 --root {root} --vllm {release}",
     # 49 minutes of one core: the machine code of small libraries is tested.
     r"(.*patchkit repack \S+) --native": r"\1",

@@ -29,8 +29,8 @@ from patchkit.source.releases import read_lock
 RELEASE = "0.24.0"
 PAGE = Path(__file__).parents[3] / "docs" / "reliability.md"
 NAMES = (
-    "apply", "revert", "wheelhouse add", "wheelhouse fill", "wheelhouse prune", "net apply",
-    "net undo", "env -o", "download",
+    "apply", "revert", "wheelhouse add", "wheelhouse fill", "wheelhouse prune", "env -o",
+    "download",
 )  # fmt: skip
 _HEAD = """\
 # What becomes of a change that is interrupted
@@ -41,10 +41,9 @@ with their owner and mode, at once or after one further run of patchkit. What it
 the promise and its limits.
 
 `nox -s torture` makes real changes in a child process: vLLM {release} is patched and reverted,
-wheels are put into a wheelhouse and dropped, a netplan file is written and taken back. The kernel
-stops it at every system call that would change the disk (seccomp's user notification), and the
-process gets a signal, or the call fails as on a failing, a full or a read-only disk. A second fault
-strikes what it does about the first.
+wheels are put into a wheelhouse and dropped. The kernel stops it at every system call that would
+change the disk (seccomp's user notification), and the process gets a signal, or the call fails as
+on a failing, a full or a read-only disk. A second fault strikes what it does about the first.
 
 {system}, {count:,} tries. At each call: {attacks}.
 

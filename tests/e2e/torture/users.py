@@ -10,7 +10,6 @@ import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from ipaddress import IPv4Network
 from pathlib import Path
 from types import MappingProxyType
 
@@ -18,9 +17,6 @@ import requests
 
 from e2e.torture.supervisor import supervise
 from patchkit.apply import plan_for, revert
-from patchkit.cluster.net import net_history
-from patchkit.cluster.net.net_history import NetHistory
-from patchkit.cluster.net.plan import NetPlanOptions, make_net_plan
 from patchkit.digests import sha256_of
 from patchkit.durable.atomic import continuing
 from patchkit.durable.lock import locked
@@ -32,7 +28,6 @@ from patchkit.patching.ledger import journal_of
 from patchkit.patching.recipe import load_recipe
 from patchkit.patching.workspace import open_workspace, read_workspace
 from patchkit.runtime.envfile import write as envfile
-from patchkit.runtime.host.probe import probe
 from patchkit.source.detect import detect, state_folder
 from patchkit.source.fetch import transfer
 from patchkit.target import targets
@@ -41,7 +36,6 @@ from patchkit.wheel.wheelhouse import storage
 from patchkit.wheel.wheelhouse.contents import add_wheel, read_settled, replace_dependencies
 from patchkit.wheel.wheelhouse.storage import Kind, ManifestEntry
 from patchkit.wheel.wheelhouse.verify import prune_wheelhouse
-from support import hosts
 from support.wheels import write_wheel
 
 MARKERS = ("setup.py", "CMakeLists.txt", "cmake/utils.cmake", "vllm/__init__.py", "PKG-INFO")
@@ -132,18 +126,14 @@ def _user(name: str, root: Path, act: Callable[[], object], settle: Callable[[],
 def users(release: Path, scratch: Path) -> Iterator[list[User]]:
     """All of them, working below ``scratch``; ``release`` is an unpacked vLLM that has fixes."""
     umask = os.umask(0o022)
-    path = os.environ["PATH"]
-    os.environ["PATH"] = str(scratch / "no-programs")  # netplan would be asked otherwise
     try:
         yield [
             *_of_a_tree(release, scratch / "tree"),
             *_of_a_wheelhouse(scratch / "wheelhouse", scratch / "wheels"),
-            *_of_a_network(scratch),
             *_of_a_file(scratch / "env", scratch / "cache"),
         ]
     finally:
         os.umask(umask)
-        os.environ["PATH"] = path
 
 
 def _of_a_tree(release: Path, root: Path) -> Iterator[User]:
@@ -203,26 +193,6 @@ def _of_a_wheelhouse(house: Path, wheels: Path) -> Iterator[User]:
     yield _user("wheelhouse add", house, lambda: add_wheel(house, new, {"target": "gb10"}), settle)
     yield _user("wheelhouse fill", house, lambda: fill(torch[1]), settle)
     yield _user("wheelhouse prune", house, lambda: prune_wheelhouse(house, drop=["vllm"]), settle)
-
-
-def _of_a_network(scratch: Path) -> Iterator[User]:
-    root = hosts.build(scratch, "ipv6_only")
-    host, place = probe(root, environment={}), NetHistory(root)
-    network = IPv4Network("192.168.100.0/24")
-    first, second = (
-        make_net_plan(host, NetPlanOptions(node=1, network=network, mtu=mtu))
-        for mtu in (9000, 1500)
-    )
-
-    def settle() -> None:
-        with place.hold():
-            net_history.recover_network(place)
-
-    _apart(lambda: net_history.apply_plan(place, first, force=False), root)
-    yield _user(
-        "net apply", root, lambda: net_history.apply_plan(place, second, force=False), settle
-    )
-    yield _user("net undo", root, lambda: net_history.undo_plan(place), settle)
 
 
 def _of_a_file(env: Path, cache: Path) -> Iterator[User]:

@@ -117,7 +117,7 @@ def test_a_table_has_every_word_at_any_width(rows, width):
 
 
 def test_a_command_is_not_broken():
-    line = "  next: put it aside: sudo mv /a/b/c /a/b/c.mine; then `patchkit net undo`"
+    line = "  next: put it aside: sudo mv /a/b/c /a/b/c.mine; then `patchkit net plan`"
     assert out.wrap(line, 40) == [line]
     line = "see `patchkit env explain NCCL_IB_HCA` and the log, for the reasons of it"
     assert "`patchkit env explain NCCL_IB_HCA`" in "\n".join(out.wrap(line, 20))

@@ -122,5 +122,5 @@ def test_every_verb_takes_json_but_the_one_that_prints_a_script():
         for words, command in found.items()
         if not any("--json" in option.opts for option in command.params)
     }
-    assert {("apply",), ("env",), ("env", "explain"), ("net", "undo")} <= found.keys()
+    assert {("apply",), ("env",), ("env", "explain"), ("net", "plan")} <= found.keys()
     assert without == {("completion",)}

@@ -125,7 +125,7 @@ def test_an_address_that_somebody_gave_is_kept_unless_other_ones_are_asked_for(m
     assert not clash(host, node=2).changes
     with pytest.raises(HostError) as refused:
         clash(host, node=2, **ANEW)
-    assert "enp1s0f0np0 has the address 192.168.100.10/24, which is not" in refused.value.what
+    assert "enp1s0f0np0 has the address 192.168.100.10/24, which is in no" in refused.value.what
     assert "planned is 192.168.100.11/24" in refused.value.what
     assert "keep it: patchkit net plan --node 2; or give it up: sudo nmcli" in refused.value.hint
     text = "network:\n  ethernets:\n    x:\n      addresses: [192.168.100.10/24]\n"
