@@ -21,14 +21,8 @@ from patchkit.process import attempt
 
 COMPILER = ("g++", "python3-dev")  # torch compiles while vLLM starts
 IN_IMAGE = (
-    *image.PACKAGES,
-    *COMPILER,
-    "libnuma1",
-    "libgomp1",
-    "openssl",
-    "util-linux",
-    "libc-bin",
-    "procps",
+    *(*image.PACKAGES, *COMPILER, "libnuma1", "libgomp1"),
+    *("openssl", "util-linux", "libc-bin", "procps"),
 )
 DISK, IMAGES = "1g", "5g"  # of a node's /home: what vLLM compiles; the image, too
 SERVE_SECONDS = 400

@@ -84,7 +84,7 @@ def image_installed(cluster: EmulatedCluster) -> str:
     return "the tag is pinned; saved, copied, loaded; it serves one model, then another"
 
 
-@scenario("bare", engines=("podman",))
+@scenario("bare", engines=("docker", "podman"))
 def image_pulled(cluster: EmulatedCluster) -> str:
     """A registry has it: `install` pins what it gives, each node pulls it; `up` without it."""
     cluster.head.root("sh", "-c", OPEN_REGISTRY)
