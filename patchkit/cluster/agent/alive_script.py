@@ -2,7 +2,8 @@
 
     alive.py alive             beside the head's server: WATCHDOG=1 as often as it proves to live
     alive.py working ID S      on a worker: what shows that it works, after S seconds of silence
-    alive.py stacks ID         on a worker: let the processes of its rank write where they are
+    alive.py stacks ID         on a worker: let the processes of its rank write where they are, at a
+                               line of standard input
 
 /health says 200 of an engine that hangs. systemd keeps the time: where nothing proves for
 WatchdogSec= that the server lives, it sends SIGABRT; then this says why, and what the unit does
@@ -18,7 +19,9 @@ import http.client
 import os
 import re
 import signal
+import socket
 import subprocess
+import sys
 import threading
 import time
 import urllib.error
@@ -45,7 +48,7 @@ FROZEN = 3  # exit status after which the unit kills the server
 _OFTEN, _SELDOM = 30.0, 600.0  # seconds between two tokens: with clients, and without any
 _STEP = 600.0  # seconds that one step may take while the GPU draws power
 _COMPILE = 3600.0
-_TOOL = 5.0  # seconds for a program
+_TOOL = 5.0  # seconds for a program, or a login
 _STACKS = 8.0  # seconds for the stacks; the head is started anew after 20, of units.py
 _LINES = 200  # of a file of stacks
 # What nothing but an engine's outputs changes: `record` in vLLM's v1/metrics/loggers.py, 0.11.0 to
@@ -57,7 +60,7 @@ _COUNTS = re.compile(
 )
 _ASLEEP = re.compile(r'^vllm:engine_sleep_state\{.*="awake".*\} 0(\.0)?$', re.MULTILINE)
 _COMPILERS = {"ptxas", "cicc", "nvcc", "nvlink", "fatbinary", "cc1plus", "cc1", "ninja", "ld"}
-_WORKS, _ASKED = "works: ", "asked for stacks"  # a login may print lines of its own
+_WORKS = "works: "  # a login may print lines of its own
 _ABORTED = "Fatal Python error: Aborted"  # of faulthandler
 _SILENT = (OSError, ValueError, LookupError, TypeError, http.client.HTTPException)
 
@@ -71,19 +74,17 @@ def alive(settings: dict[str, Any]) -> None:
 
     signal.signal(signal.SIGABRT, fire)
     notify("READY=1\nWATCHDOG=1")
-    shown = False
     try:
         while True:
             proof = liveness.find_proof()
             silent = time.monotonic() - liveness.proved
+            text = ""
             if proof:
                 proofs[re.sub(r"\d+", "N", proof)] += 1
-            if (silent > patience / 2) != shown:
-                shown = not shown
-                said = proof or liveness.doubt
-                say(f"no sign of life for {silent:.0f} s: {said}" if shown else f"it lives: {said}")
-            text = f"STATUS=no sign of life for {silent:.0f} s: {liveness.doubt}"
-            notify("WATCHDOG=1\nSTATUS=" if proof else text if shown else "STATUS=")
+            elif silent > patience / 2:
+                text = f"no sign of life for {silent:.0f} s: {liveness.doubt}"
+                say(text)
+            notify(f"{'WATCHDOG=1' if proof else ''}\nSTATUS={text}")
             time.sleep(patience / 12)
     except FiredError:
         # This process may have been the one that did not come to run.
@@ -107,8 +108,9 @@ def working(settings: dict[str, Any], group: str, silent: str) -> None:
 
 
 def stacks(settings: dict[str, Any], group: str) -> None:
-    """Let the processes of this node's rank write where they are."""
+    """Let the processes of this node's rank write where they are, once a line comes."""
     enter_start(settings, group)
+    sys.stdin.readline()
     write_stacks(settings)
 
 
@@ -139,11 +141,9 @@ class Liveness:
             proof = find_work(self.settings, silent)
             workers = self.settings["workers"].values() if silent > self.patience / 2 else ()
             for worker in workers:
-                link = ask_worker(worker, self.settings, "working", silent)
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    if said := re.search(f"{_WORKS}(.+)", link.communicate(timeout=_STACKS)[0]):
-                        proof = f"{worker['node']}: {said[1]}"
-                link.kill()
+                said = _try_tool(*ask_worker(worker, self.settings, "working", silent))
+                if found := re.search(f"{_WORKS}(.+)", said):
+                    proof = f"{worker['node']}: {found[1]}"
         return proof
 
     def look_at_server(self, seconds: float) -> str:
@@ -216,13 +216,9 @@ def read_counts(text: str) -> dict[str, float]:
 
 
 def has_clients(url: str) -> bool:
-    """Return whether anybody is connected to the server; without ss somebody is."""
+    """Return whether anybody is connected to the server."""
     port = urllib.parse.urlsplit(url).port or 80
-    try:
-        words = ("ss", "-Htn", "state", "established", f"( sport = :{port} )")
-        return bool(run_tool(*words, seconds=_TOOL).stdout.strip())
-    except (OSError, subprocess.TimeoutExpired):
-        return True
+    return bool(_try_tool("ss", "-Htn", "state", "established", f"( sport = :{port} )").strip())
 
 
 def find_work(settings: dict[str, Any], silent: float) -> str:
@@ -241,45 +237,27 @@ def find_work(settings: dict[str, Any], silent: float) -> str:
     return ""
 
 
-def ask_worker(
-    worker: dict[str, Any], settings: dict[str, Any], *words: object
-) -> subprocess.Popen[str]:
-    """Return this script at work on a worker, over ssh."""
+def ask_worker(worker: dict[str, Any], settings: dict[str, Any], *words: object) -> list[str]:
+    """Return the words that let this script work on a worker."""
     script = f".config/patchkit/{settings['name']}/alive.py"
     verb, *more = map(str, words)
-    command = " ".join((f"exec python3 -sEB {script} {verb} {settings['id']}", *more))
-    pipe = subprocess.PIPE
-    return subprocess.Popen(
-        [*worker["ssh"], command],
-        stdin=subprocess.DEVNULL,
-        stdout=pipe,
-        text=True,
-        errors="replace",
-    )
+    return [*worker["ssh"], " ".join(("exec python3 -sEB", script, verb, settings["id"], *more))]
 
 
 def find_stacks(settings: dict[str, Any]) -> None:
-    """Let all ranks write where they are: the workers first, since they end with their head."""
-
-    def listen(worker: dict[str, Any], asked: threading.Event) -> None:
-        link = ask_worker(worker, settings, "stacks")
-        for line in link.stdout or ():
-            say(f"{worker['node']}: {line.rstrip()}")
-            if _ASKED in line:
-                asked.set()
-        asked.set()
-
-    links = []
-    for worker in settings["workers"].values():
-        asked = threading.Event()
-        links.append((threading.Thread(target=listen, args=[worker, asked], daemon=True), asked))
-        links[-1][0].start()
-    deadline = time.monotonic() + _STACKS
-    for _, asked in links:
-        asked.wait(deadline - time.monotonic())
+    """Let all ranks write where they are, at once: the first one to end takes the others along."""
+    workers = [ask_worker(it, settings, "stacks") for it in settings["workers"].values()]
+    links = [subprocess.Popen(words, stdin=subprocess.PIPE) for words in workers]
+    time.sleep(_TOOL if links else 0)  # for the logins
+    for link in links:
+        assert link.stdin
+        with contextlib.suppress(BrokenPipeError):
+            link.stdin.write(b"\n")
+            link.stdin.flush()
     write_stacks(settings)
-    for thread, _ in links:
-        thread.join(_TOOL)
+    for link in links:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            link.wait(_TOOL)
 
 
 def write_stacks(settings: dict[str, Any]) -> None:
@@ -302,7 +280,6 @@ def write_stacks(settings: dict[str, Any]) -> None:
                 ):
                     os.kill(int(folder.name), signal.SIGABRT)
                     os.kill(int(folder.name), signal.SIGCONT)
-    say(_ASKED)
     others = _count_stacks(unit, began)
     if inside:
         _try_tool(*inside, "sh", "-c", "kill -ABRT 1; kill -CONT 1")
@@ -310,7 +287,8 @@ def write_stacks(settings: dict[str, Any]) -> None:
         for name in ("SIGABRT", "SIGCONT"):
             _try_tool(*SYSTEMCTL, "kill", "--kill-whom=main", f"--signal={name}", unit)
     count = _count_stacks(unit, began, others)
-    say(f"stacks of {count} processes are in the journal of {unit}" if count else "no stacks came")
+    found = f"stacks of {count} processes are in the journal of {unit}"
+    say(f"{socket.gethostname()}: {found if count else 'no stacks came'}")
     # Those that vLLM's own watchdog wrote when it found a process hanging.
     for file in Path(settings["stacks"]).glob("VLLM_STACK_DUMP_for_*"):
         if file.stat().st_mtime > began - _STEP:
