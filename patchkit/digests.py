@@ -33,6 +33,14 @@ def sha256_of(path: Path) -> str:
         raise StorageError(f"{path}: cannot be read: {error.strerror}") from error
 
 
+def sha256_if_readable(path: Path) -> str:
+    """Return the SHA-256 of a file as hex, "" if it cannot be read."""
+    try:
+        return sha256_of(path)
+    except StorageError:
+        return ""
+
+
 def tree_digest(root: Path, aside: Collection[str] = ()) -> str:
     """Return a SHA-256, as hex, over a folder's files: names, kinds, executable bits, contents.
 

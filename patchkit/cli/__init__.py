@@ -16,7 +16,7 @@ import click
 from patchkit import __version__
 from patchkit.cli import out
 from patchkit.cli.out import error_text
-from patchkit.cli.verbs import CLICK_ALONE, FORMER, GROUPS, MEANT, MORE, VERBS
+from patchkit.cli.verbs import CLICK_ALONE, GROUPS, MEANT, MORE, VERBS
 from patchkit.durable.signals import Interrupted, raise_interrupts, unwrapped
 from patchkit.errors import DriftError, PatchkitError, StorageError, UsageError
 from patchkit.extras import BASE, missing_libraries, require_libraries
@@ -58,7 +58,7 @@ class _Verbs(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        verb, *rest = [*FORMER.get(tuple(args[:2]), args[:2]), *args[2:]]
+        verb, *rest = args
         if verb == "status":  # of a source it is the former spelling of `fixes SOURCE`
             words = [it for last, it in pairwise(["", *rest]) if last != "--file"]
             if any(not word.startswith("-") or word.endswith("-src") for word in words):

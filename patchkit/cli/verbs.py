@@ -49,10 +49,5 @@ MORE = {
 VERBS = {verb: row for group in (*GROUPS.values(), MORE) for verb, row in group.items()}
 # What others call a verb.
 MEANT = {"serve": "up", "start": "up", "stop": "down", "upgrade": "cluster install"}
-# Former spellings of two words; they go on working for one release.
-FORMER: dict[tuple[str, ...], list[str]] = {
-    **{("cluster", verb): [verb] for verb in ("up", "down", "status", "logs", "switch")},
-    ("env", "check"): ["check"],
-}
 # What a node runs without any library but click; of inspect only --loaded, of doctor --log.
 CLICK_ALONE = {"probe", "net", "check", "env", "serve-args", "completion", "inspect", "doctor"}

@@ -159,7 +159,6 @@ class Needs:
     gcc: str
     patch: bool
     rust: str
-    protoc: bool
 
 
 def read_needs(tree: SourceTree) -> Needs:

@@ -8,7 +8,6 @@ seen from there.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import pwd
 import shutil
@@ -26,7 +25,7 @@ from patchkit.cluster.agent.installation import digest_record, leads_to
 from patchkit.cluster.agent.node_files import config_folder, read_placed, run_for_user
 from patchkit.cluster.models.model_check import CACHE, quick_check, read_record
 from patchkit.cluster.ssh.ssh import error_fields
-from patchkit.digests import digest, sha256_of
+from patchkit.digests import digest, sha256_if_readable, sha256_of
 from patchkit.errors import HostError, PatchkitError
 from patchkit.finding import Level
 from patchkit.process import ask, attempt
@@ -268,11 +267,7 @@ def python_contents(venv: str, software: Software | None) -> PythonContents:
 def _describe_nccl(nccl: Nccl | None) -> LoadedNccl:
     if nccl is None or not nccl.path:
         return LoadedNccl()
-    try:
-        with Path(nccl.path).open("rb") as file:
-            sha256 = hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError:
-        sha256 = ""
+    sha256 = sha256_if_readable(Path(nccl.path))
     return LoadedNccl(path=nccl.path, version=nccl.version, sha256=sha256)
 
 

@@ -6,7 +6,6 @@ already, the dynamic loader what torch's libraries need, and torch's own text wh
 
 from __future__ import annotations
 
-import hashlib
 import mmap
 import os
 import re
@@ -14,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from patchkit.digests import sha256_if_readable
 from patchkit.errors import HostError
 from patchkit.runtime.python import startup
 from patchkit.runtime.python.distributions import (
@@ -121,15 +121,10 @@ def _nccl_copies(process: startup.Process, facts: startup.InterpreterFacts) -> I
             copies.setdefault(os.path.realpath(path), (path, found, False))
     known = owners(facts.path, startup.STEM)
     for real, (path, found, mapped) in copies.items():
-        try:
-            with Path(real).open("rb") as file:
-                sha256 = hashlib.file_digest(file, "sha256").hexdigest()
-        except OSError:
-            sha256 = ""
         yield NcclCopy(
             path=path,
             version=nccl_version(Path(real)),
-            sha256=sha256,
+            sha256=sha256_if_readable(Path(real)),
             owners=known.get(real, ()),
             found=found,
             mapped=mapped,

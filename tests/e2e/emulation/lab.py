@@ -44,7 +44,7 @@ ENV = {"PYTHONPATH": str(Path(patchkit.__file__).parents[1])}
 ON_CPU = ("--without", "omp-threads")
 ENV_FILE, HEAD_FILE = "/tmp/spark.env", "/tmp/head.env"
 SECONDS = 60  # for what takes less than one where nothing else runs
-FINDINGS = 3  # exit status of `env check`
+FINDINGS = 3  # exit status of `check`
 RANKS = ("--distributed-executor-backend", "ray", "--tensor-parallel-size")
 # On one node over a whole scenario, from `ray start` to the answers: what is left on the LAN is
 # ARP and IPv6's own multicast, up to 2.5 kB; the model's traffic is megabytes.
@@ -146,21 +146,19 @@ def write_files(sparks: Sequence[Node], executor: str, vllm: str = "") -> None:
         worker.file(HEAD_FILE).write_bytes(head.file(ENV_FILE).read_bytes())
         _patchkit(worker, "env", "--role", "worker", "--from", HEAD_FILE, "-o", ENV_FILE)
     for node in sparks:
-        _patchkit(node, "env", "check", ENV_FILE)
+        _patchkit(node, "check", ENV_FILE)
 
 
 def check_strangers_file(node: Node) -> str:
-    """What `env check` finds in another node's file. Raises NodeError if it is content with it."""
-    checking = node.start(
-        *PATCHKIT, "env", "check", ENV_FILE, log="check", seconds=SECONDS, env=ENV
-    )
+    """What `check` finds in another node's file. Raises NodeError if it is content with it."""
+    checking = node.start(*PATCHKIT, "check", ENV_FILE, log="check", seconds=SECONDS, env=ENV)
     code, output = checking.wait(), node.log("check").read_text()
     address = "this host has no address" in output
     interface = "this host has no interface" in output
     if code != FINDINGS or not (address and interface):
-        raise NodeError(f"{node.name}: env check, exit status {code}, of another's file:\n{output}")
+        raise NodeError(f"{node.name}: check, exit status {code}, of another's file:\n{output}")
     errors = re.search(r"\d+ errors", output)
-    return f"env check: {errors[0] if errors else output}, address and interfaces"
+    return f"check: {errors[0] if errors else output}, address and interfaces"
 
 
 def _patchkit(node: Node, *arguments: str) -> str:
@@ -198,7 +196,7 @@ def lan(lab: Lab) -> str:
 
 
 def copied(lab: Lab) -> str:
-    """The head's file on the worker, too: `env check` finds it, vLLM finds no such interface."""
+    """The head's file on the worker, too: `check` finds it, vLLM finds no such interface."""
     with lab.sparks(2, "copied") as sparks:
         write_files(sparks, "ray")
         head, worker = (spark.file(ENV_FILE) for spark in sparks)

@@ -80,12 +80,6 @@ def test_what_is_said_without_a_tree(line, rc, says, tmp_path, monkeypatch):
     assert not [words for words in says if words not in said], said
 
 
-def test_former_spellings_go_on_working():
-    for former, verb in (("cluster up", "up"), ("env check", "check")):
-        said = piped([*former.split(), "--help"], 0)
-        assert said.startswith(f"Usage: patchkit {verb} ")
-
-
 def test_errors_are_json_if_json_is_asked_for(cli):
     done = cli("apply", "--vllm-src", "vllm==0.11.0", "--json", rc=3)
     error = json.loads(done.stdout)["error"]

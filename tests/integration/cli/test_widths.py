@@ -50,7 +50,7 @@ def words(text):
         (["fixes"], ["arch_lists", "required >=0.11.1 (--arch native)"]),
         (["explain", "arch_lists"], ["Symptom", "silently falls back"]),
         (["serve-args", "--list"], ["openai/gpt-oss-120b", "mxfp4", "61", "reported, high"]),
-        (["env", "check", "--elsewhere", "bad_env"], ["did you mean NCCL_IB_HCA?", "✗"]),
+        (["check", "--elsewhere", "bad_env"], ["did you mean NCCL_IB_HCA?", "✗"]),
         (["probe", "--root", "spark"], ["NVIDIA GB10", "rocep1s0f0 ACTIVE", "capability 12.1"]),
         (["net", "verify", "--root", "spark"], ["enp1s0f0np0", "next:", "not checked"]),
         (["inspect", "wheel"], ["loads in part", "is missing", "_vllm_fa3_C.abi3.so"]),

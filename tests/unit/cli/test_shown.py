@@ -250,9 +250,9 @@ def patched_tree(folder, name):
 def env_file(folder, name):
     file = folder / f"{name}.env"
     file.write_text(f"NCCL_DEBUG='{name}'\nNCCL_IB_HCA='{name}{MARK}'\nNCCL_{name}{MARK}=1\n")
-    yield ["env", "check", "--elsewhere", str(file)]
-    yield ["env", "check", "--elsewhere", str(file), "--json"]
-    yield ["env", "check", "--elsewhere", str(folder / f"no{name}")]
+    yield ["check", "--elsewhere", str(file)]
+    yield ["check", "--elsewhere", str(file), "--json"]
+    yield ["check", "--elsewhere", str(folder / f"no{name}")]
     yield ["env", "explain", f"{name}{MARK}"]
     root = str(hosts.build(folder, "cable_port0"))
     node = ["--root", root, "--vllm", "0.25.1"]

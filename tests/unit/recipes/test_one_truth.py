@@ -108,7 +108,7 @@ def test_nothing_is_written_where_a_claim_says_that_it_does_not_help():
 
 
 def test_a_false_claim_about_a_variable_is_found_in_files_as_well():
-    """Who asks `explain` and who asks `env check` get the same answer."""
+    """Who asks `explain` and who asks `check` get the same answer."""
     silent = [
         f"{claim.id}: {name}={value}"
         for claim in CLAIMS

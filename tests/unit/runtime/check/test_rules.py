@@ -1,4 +1,4 @@
-"""Hold each rule of `env check` to what it says of a file, and where it keeps quiet."""
+"""Hold each rule of `check` to what it says of a file, and where it keeps quiet."""
 
 from itertools import zip_longest
 

@@ -131,9 +131,7 @@ def test_a_torch_has_the_cuda_of_its_row(torch, cuda):
     assert (target.cuda, target.cuda_tag) == (cuda, f"cu{cuda.replace('.', '')}")
 
 
-EASY = Needs(
-    torch="2.11.0", python=">=3.11", standard=17, gcc="", patch=False, rust="", protoc=False
-)
+EASY = Needs(torch="2.11.0", python=">=3.11", standard=17, gcc="", patch=False, rust="")
 HARD = recorded_needs(Version("0.28.0"))
 PYTHON = Path(sys.executable)
 
