@@ -30,19 +30,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any, NoReturn
 
-from patchkit.cluster.agent.group_script import (
-    SYSTEMCTL,
-    ask,
-    ask_token,
-    enter_start,
-    fetch,
-    leave,
-    main,
-    notify,
-    run_tool,
-    say,
-    show_property,
-)
+from patchkit.cluster.agent import group_script as group
 
 FROZEN = 3  # exit status after which the unit kills the server
 _OFTEN, _SELDOM = 30.0, 600.0  # seconds between two tokens: with clients, and without any
@@ -73,7 +61,7 @@ def alive(settings: dict[str, Any]) -> None:
         raise FiredError
 
     signal.signal(signal.SIGABRT, fire)
-    notify("READY=1\nWATCHDOG=1")
+    group.notify("READY=1\nWATCHDOG=1")
     try:
         while True:
             proof = liveness.find_proof()
@@ -83,33 +71,36 @@ def alive(settings: dict[str, Any]) -> None:
                 proofs[re.sub(r"\d+", "N", proof)] += 1
             elif silent > patience / 2:
                 text = f"no sign of life for {silent:.0f} s: {liveness.doubt}"
-                say(text)
-            notify(f"{'WATCHDOG=1' if proof else ''}\nSTATUS={text}")
+                group.say(text)
+            group.notify(f"{'WATCHDOG=1' if proof else ''}\nSTATUS={text}")
             time.sleep(patience / 12)
     except FiredError:
         # This process may have been the one that did not come to run.
         if proof := liveness.look_at_server(_TOOL):
-            leave(0, f"late, and not frozen: {proof}")
-        say(f"frozen: nothing shows for {patience:.0f} s that the server lives: {liveness.doubt}")
+            group.leave(0, f"late, and not frozen: {proof}")
+        group.say(
+            f"frozen: nothing shows for {patience:.0f} s that the server lives: {liveness.doubt}"
+        )
         find_stacks(settings)
-        leave(FROZEN, "the server is killed, and started again")
+        group.leave(FROZEN, "the server is killed, and started again")
     except KeyboardInterrupt:
         pass
     finally:
         said = ", ".join(f"{proof}: {count}" for proof, count in proofs.most_common())
-        say(f"proofs: {said or 'none'}")
+        group.say(f"proofs: {said or 'none'}")
+        group.notify("STATUS=")  # which systemd keeps until the next start
 
 
-def working(settings: dict[str, Any], group: str, silent: str) -> None:
+def working(settings: dict[str, Any], start: str, silent: str) -> None:
     """Say what shows that this node works."""
-    enter_start(settings, group)
+    group.enter_start(settings, start)
     if found := find_work(settings, float(silent)):
-        say(f"{_WORKS}{found}")
+        group.say(f"{_WORKS}{found}")
 
 
-def stacks(settings: dict[str, Any], group: str) -> None:
+def stacks(settings: dict[str, Any], start: str) -> None:
     """Let the processes of this node's rank write where they are, once a line comes."""
-    enter_start(settings, group)
+    group.enter_start(settings, start)
     sys.stdin.readline()
     write_stacks(settings)
 
@@ -150,7 +141,7 @@ class Liveness:
         """Return what the server itself proves, "" for nothing."""
         now = time.monotonic()
         try:
-            text = fetch(self.settings, "/metrics", seconds=seconds).decode(errors="replace")
+            text = group.fetch(self.settings, "/metrics", seconds=seconds).decode(errors="replace")
         except urllib.error.HTTPError:
             text = ""
         except _SILENT as error:
@@ -189,7 +180,7 @@ class Liveness:
             return "it has nothing to do"
         if self.question and now - self.asked > often:
             with contextlib.suppress(*_SILENT):  # a route of VLLM_SERVER_DEV_MODE, as pausing is
-                if ask(self.settings, "/is_paused", seconds=_TOOL)["is_paused"]:
+                if group.ask(self.settings, "/is_paused", seconds=_TOOL)["is_paused"]:
                     return "it is paused"
         self.doubt = f"{requests} requests, and no step"
         if self.question:
@@ -199,7 +190,7 @@ class Liveness:
     def _ask_token(self) -> None:
         self.failed = None
         try:
-            ask_token(self.settings)
+            group.ask_token(self.settings)
         except _SILENT as error:
             # Refused as a question, it says nothing of the engine, but nothing better is to be had.
             if getattr(error, "code", 500) >= 500:
@@ -265,35 +256,32 @@ def write_stacks(settings: dict[str, Any]) -> None:
 
     The main process is the last one: systemd ends the others with it.
     """
-    unit, began = settings["unit"], time.time()
-    inside = settings.get("inside")  # the words before a command in its container
-    # A stopped process writes once it goes on.
-    if inside:
-        _try_tool(*inside, "sh", "-c", "kill -ABRT -1; kill -CONT -1")  # all but the first one
-    else:
-        main_process = show_property(unit, "MainPID")
-        for folder in Path("/proc").glob("[0-9]*"):
-            with contextlib.suppress(OSError):
-                group = (folder / "cgroup").read_text()
-                if folder.name != main_process and re.search(
-                    f"/{re.escape(unit)}(/|$)", group, re.MULTILINE
-                ):
-                    os.kill(int(folder.name), signal.SIGABRT)
-                    os.kill(int(folder.name), signal.SIGCONT)
-    others = _count_stacks(unit, began)
-    if inside:
-        _try_tool(*inside, "sh", "-c", "kill -ABRT 1; kill -CONT 1")
-    else:
-        for name in ("SIGABRT", "SIGCONT"):
-            _try_tool(*SYSTEMCTL, "kill", "--kill-whom=main", f"--signal={name}", unit)
-    count = _count_stacks(unit, began, others)
+    unit, began, count = settings["unit"], time.time(), 0
+    for main in (False, True):
+        _abort_processes(settings, main)
+        count = _count_stacks(unit, began, count)
     found = f"stacks of {count} processes are in the journal of {unit}"
-    say(f"{socket.gethostname()}: {found if count else 'no stacks came'}")
+    group.say(f"{socket.gethostname()}: {found if count else 'no stacks came'}")
     # Those that vLLM's own watchdog wrote when it found a process hanging.
     for file in Path(settings["stacks"]).glob("VLLM_STACK_DUMP_for_*"):
         if file.stat().st_mtime > began - _STEP:
             for line in file.read_text(errors="replace").splitlines()[-_LINES:]:
-                say(f"{file.name}: {line}")
+                group.say(f"{file.name}: {line}")
+
+
+def _abort_processes(settings: dict[str, Any], main: bool) -> None:
+    # A process that was stopped ends once it goes on.
+    if inside := settings.get("inside"):  # the words before a command in its container
+        which = 1 if main else -1  # -1: all but the first one
+        _try_tool(*inside, "sh", "-c", f"kill -ABRT {which}; kill -CONT {which}")
+        return
+    first = group.show_property(settings["unit"], "MainPID")
+    unit = re.compile(f"/{re.escape(settings['unit'])}(/|$)", re.MULTILINE)
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if unit.search((folder / "cgroup").read_text()) and (folder.name == first) == main:
+                os.kill(int(folder.name), signal.SIGABRT)
+                os.kill(int(folder.name), signal.SIGCONT)
 
 
 def _count_stacks(unit: str, since: float, former: int = 0) -> int:
@@ -310,9 +298,9 @@ def _count_stacks(unit: str, since: float, former: int = 0) -> int:
 def _try_tool(*words: str) -> str:
     """Return what a program says, "" for one that is not there or takes too long."""
     with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-        return run_tool(*words, seconds=_TOOL).stdout
+        return group.run_tool(*words, seconds=_TOOL).stdout
     return ""
 
 
 if __name__ == "__main__":
-    main(alive, working, stacks)
+    group.main(alive, working, stacks)

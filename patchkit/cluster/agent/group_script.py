@@ -47,7 +47,7 @@ _SETTLED = 30.0  # seconds since a file's last change, after which it is whole
 _SPREADS = re.compile(
     r"(?:cuda|triton|quack)/|flashinfer/.*/(?:cached_ops|generated)/|models/.*/(?:inductor|triton)_cache/"
 )
-SYSTEMCTL = ("systemctl", "--user")
+_SYSTEMCTL = ("systemctl", "--user")
 _PROCESS = re.compile(r'users:\(\("(.*?)",pid=(\d+)')
 
 
@@ -285,7 +285,7 @@ def watch(settings: dict[str, Any], rank: str) -> None:
                 lost = f"no sign of life for {SILENCE:.0f} s"
         # What had answered did not crash: systemd counts its starts from here.
         if show_property(settings["unit"], "ActiveState") == "active":
-            run_tool(*SYSTEMCTL, "reset-failed", settings["unit"])
+            run_tool(*_SYSTEMCTL, "reset-failed", settings["unit"])
         leave(1, f"{worker['node']}: {lost}")
     except KeyboardInterrupt:
         if link:
@@ -352,7 +352,7 @@ def hold(settings: dict[str, Any], group: str) -> NoReturn:
     enter_start(settings, group)
     rank = settings["unit"]
     unit = rank.replace(".service", "-hold.service")
-    run_tool(*SYSTEMCTL, "stop", unit, rank)  # of a link that is lost
+    run_tool(*_SYSTEMCTL, "stop", unit, rank)  # of a link that is lost
     words = ("systemd-run", "--user", "--quiet", "--pipe", "--collect", f"--unit={unit}")
     python = (sys.executable, "-I", __file__, "held")
     os.execvp(words[0], [*words, f"--property=Wants={rank}", *python])  # noqa: S606
@@ -361,7 +361,7 @@ def hold(settings: dict[str, Any], group: str) -> NoReturn:
 def held(settings: dict[str, Any]) -> None:
     """Start this node's rank; stop it when the head asks, is gone or is silent."""
     unit = settings["unit"]
-    done = run_tool(*SYSTEMCTL, "start", unit)
+    done = run_tool(*_SYSTEMCTL, "start", unit)
     if done.returncode:
         leave(1, f"{unit} does not start: {done.stderr.strip()}")
     process = int(show_property(unit, "MainPID") or 0)
@@ -387,7 +387,7 @@ def held(settings: dict[str, Any]) -> None:
                 beat = now
     except (KeyboardInterrupt, BrokenPipeError):
         why = "gone"
-    run_tool(*SYSTEMCTL, "stop", unit)
+    run_tool(*_SYSTEMCTL, "stop", unit)
     if why == "rank":
         leave(1, f"the rank ended: {_describe_ending(unit)}")
     sys.exit(0 if why == "asked" else 1)
@@ -399,7 +399,7 @@ def _describe_ending(unit: str) -> str:
 
 
 def show_property(unit: str, what: str) -> str:
-    return run_tool(*SYSTEMCTL, "show", f"--property={what}", "--value", unit).stdout.strip()
+    return run_tool(*_SYSTEMCTL, "show", f"--property={what}", "--value", unit).stdout.strip()
 
 
 def run_tool(*words: str, seconds: float | None = None) -> subprocess.CompletedProcess[str]:

@@ -23,6 +23,7 @@ from patchkit.runtime.serve.listen import models_url
 from patchkit.target import targets
 
 SCRIPTS = {"group.py": group_script, "alive.py": alive_script}  # by their names on a node
+_IMPORT = "from patchkit.cluster.agent import group_script as group"
 BURST = 4  # starts in an hour: unlimited ones have driven Sparks into a physical reset
 RAY_PORT = 6379
 HEAD_PORTS = {
@@ -171,7 +172,7 @@ class GroupUnits:
         for script, module in SCRIPTS.items():
             text = Path(str(module.__file__)).read_text(encoding="utf-8")
             # There they stand side by side, and nothing else of patchkit does.
-            files[script] = text.replace(f"from {group_script.__name__} ", "from group ")
+            files[script] = text.replace(_IMPORT, "import group")
         common = (RECIPES / "units" / "common.service").read_text(encoding="utf-8")
         for unit, template in templates.items():
             text = (RECIPES / "units" / f"{template}.service").read_text(encoding="utf-8")
