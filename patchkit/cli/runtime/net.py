@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv4Network
 from pathlib import Path
 from typing import Any
@@ -117,39 +116,87 @@ def net_command() -> None:
 @verbose_option
 @rendered
 def plan_network(
-    *, output: Path | None, force: bool, verbose: bool, **options: Any
+    *, root: Path, output: Path | None, force: bool, verbose: bool, **options: Any
 ) -> Iterator[Block]:
     """Print what this node's network lacks; needs no rights, and leaves the network alone.
 
     The first line is the verdict; -v shows the netplan file, -o writes it, for `netplan try`.
     Addresses that are there are kept, whoever gave them.
     """
-    made = _plan_node(**options)
-    outcome = ""
-    if output and made.text:
-        if made.plan.changes and made.unread:
-            raise refusal(
-                "netplan-unread", file=made.file, open=quoted("sudo", "chmod", "a+r", made.file)
-            )
-        outcome = write(output, made.text, force=force, private=True, by="patchkit net plan")
-    yield Record({**made.fields(), "file": output if outcome else None, "outcome": outcome})
-    yield from made.lines()
-    if verbose and made.text:
-        yield f"\n{made.file}:"
-        yield Data(made.text)
+    asked, file = _read_options(**options), root / OURS
+    host, given = probe(root, python=None, environment=os.environ), read_given(file)
+    plan = make_net_plan(host, asked, given)
+    files = read_other_files(root)
+    check_conflicts(host, plan, asked, given or Given(), files)
+    # netplan's files are of mode 600, and plan needs no rights.
+    hidden = [path for path, its in {**files, str(file): given}.items() if its is None]
+    if hidden and plan.written:
+        what = "whether they fight this plan was not checked"
+        tell(f"note: only root may read {', '.join(hidden)}: {what}")
+    text, outcome = render_netplan(plan) if plan.written else "", ""
+    if output and text:
+        if plan.changes and given is None:
+            raise refusal("netplan-unread", file=file, open=quoted("sudo", "chmod", "a+r", file))
+        outcome = write(output, text, force=force, private=True, by="patchkit net plan")
+    written = {"yaml": text, "file": output if outcome else None, "outcome": outcome}
+    yield from _plan_blocks(plan, tuple(plan_remarks(host, plan)), written)
+    if verbose and text:
+        yield f"\n{file}:"
+        yield Data(text)
     if outcome:
         yield GOOD + f"{output} {outcome}"
-    if not made.plan.changes:
-        yield next_step(*program(), "net", "verify", *made.root_words)
+    at = () if root == Path("/") else ("--root", root)
+    if not plan.changes:
+        yield next_step(*program(), "net", "verify", *at)
     elif output:
         # -b: what somebody wrote there stays beside it, as 40-patchkit.yaml~, which netplan skips.
-        install = quoted("sudo", "install", "-b", "-m", "600", output, made.file)
-        tried = "" if made.root_words else " && sudo netplan try"
+        install = quoted("sudo", "install", "-b", "-m", "600", output, file)
+        tried = "" if at else " && sudo netplan try"
         yield LaidOut(style("next:", bold=True) + f" {install}{tried}")
     else:
-        words = [*made.asked.command_words(), *made.root_words, "-o", OURS.name]
-        yield next_step(*program(), *words)
-    yield from made.other_step()
+        yield next_step(*program(), *asked.command_words(), *at, "-o", OURS.name)
+    if there := other_node_options(plan, asked):
+        unless = "" if plan.changes else ", if it has no address yet"
+        yield next_step("patchkit", *there.command_words(), where=f"on the other node{unless}")
+
+
+def _read_options(role: str | None, node: int | None, **options: Any) -> NetPlanOptions:
+    nodes = options["nodes"]
+    if role == "worker" and node is None and nodes > 2:
+        hint = f"its number: --node 2 to --node {nodes}"
+        raise UsageError("--role worker is one of several", hint=hint)
+    if node is not None and role and (node == 1) != (role == "head"):
+        raise UsageError(f"--role {role} --node {node}: the head is node 1, and only the head")
+    if node is None and role:
+        node = {"head": 1, "worker": 2}[role]
+    return NetPlanOptions(node=node, **options)
+
+
+def _plan_blocks(
+    plan: NetPlan, notes: Sequence[Finding], written: dict[str, Any]
+) -> Iterator[Block]:
+    """Yield the verdict in one line, a row for each interface, and what to know."""
+    verdict = "this network is fine already: nothing to do"
+    if changes := len(plan.changes):
+        verb = "changes" if changes == 1 else "change"
+        verdict = f"{changes} of {len(plan.lines)} interfaces {verb}"
+    elif any(note.level in (Level.ERROR, Level.WARNING) for note in notes):
+        verdict = "no address has to change, but see what is said below"
+    lines = [{"action": line.action, **record_fields(line)} for line in plan.lines]
+    own = {"verdict": verdict, "changes": changes, **record_fields(plan, "lines")}
+    yield Record({**own, "lines": lines, "notes": notes, **written})
+    yield style(verdict, bold=True)
+    rows = []
+    for line in plan.lines:
+        addresses = ", ".join(map(str, line.addresses)) or "no IPv4"
+        if line.action == "replace":
+            addresses += f" (was {', '.join(map(str, line.before))})"
+        was = f" (was {line.mtu_before})" if line.mtu != line.mtu_before else ""
+        place = line.place + (f", to node {line.peer}" if line.peer else "")
+        action = style(line.action, fg=None if line.action == "keep" else "green")
+        rows.append((action, line.netdev, addresses, f"MTU {line.mtu}{was}", place))
+    yield from table(rows, indent="  ")
+    yield from finding_blocks(notes)
 
 
 @net_command.command("verify")
@@ -189,82 +236,3 @@ def verify_ends(*, verbose: bool, root: Path, **options: Any) -> Iterator[Block]
     yield from (f"  {line}" for line in bandwidth.values())
     yield finding_summary(checks)
     yield ExitCode(worst(checks))
-
-
-@dataclass(frozen=True, slots=True)
-class _NodePlan:
-    """A plan for this node; ``text`` is that of the netplan file, "" for none.
-
-    ``verdict`` says in one line whether there is something to do, ``unread`` that patchkit's own
-    ``file`` could not be read.
-    """
-
-    plan: NetPlan
-    asked: NetPlanOptions
-    file: Path
-    unread: bool
-    notes: Sequence[Finding]
-    verdict: str
-    text: str
-    root_words: tuple[str, ...]
-
-    def lines(self) -> Iterator[Block]:
-        """Yield the verdict, a row for each interface, and what to know."""
-        yield style(self.verdict, bold=True)
-        rows = []
-        for line in self.plan.lines:
-            addresses = ", ".join(map(str, line.addresses)) or "no IPv4"
-            if line.action == "replace":
-                addresses += f" (was {', '.join(map(str, line.before))})"
-            was = f" (was {line.mtu_before})" if line.mtu != line.mtu_before else ""
-            place = line.place + (f", to node {line.peer}" if line.peer else "")
-            action = style(line.action, fg=None if line.action == "keep" else "green")
-            rows.append((action, line.netdev, addresses, f"MTU {line.mtu}{was}", place))
-        yield from table(rows, indent="  ")
-        yield from finding_blocks(self.notes)
-
-    def other_step(self) -> Iterator[Block]:
-        """Yield what to run on the other node, if that is known."""
-        if there := other_node_options(self.plan, self.asked):
-            unless = "" if self.plan.changes else ", if it has no address yet"
-            yield next_step("patchkit", *there.command_words(), where=f"on the other node{unless}")
-
-    def fields(self) -> dict[str, Any]:
-        lines = [{"action": line.action, **record_fields(line)} for line in self.plan.lines]
-        own = record_fields(self.plan, "lines")
-        verdict = {"verdict": self.verdict, "changes": len(self.plan.changes)}
-        return {**verdict, **own, "lines": lines, "notes": self.notes, "yaml": self.text}
-
-
-def _plan_node(root: Path, role: str | None, node: int | None, **options: Any) -> _NodePlan:
-    """Return the plan for this host, checked against what it has."""
-    nodes = options["nodes"]
-    if role == "worker" and node is None and nodes > 2:
-        hint = f"its number: --node 2 to --node {nodes}"
-        raise UsageError("--role worker is one of several", hint=hint)
-    if node is not None and role and (node == 1) != (role == "head"):
-        raise UsageError(f"--role {role} --node {node}: the head is node 1, and only the head")
-    if node is None and role:
-        node = {"head": 1, "worker": 2}[role]
-    asked, file = NetPlanOptions(node=node, **options), root / OURS
-    host, found = probe(root, python=None, environment=os.environ), read_given(file)
-    given = found or Given()
-    made = make_net_plan(host, asked, given)
-    files = read_other_files(root)
-    check_conflicts(host, made, asked, given, files)
-    # netplan's files are of mode 600, and plan needs no rights.
-    hidden = [path for path, text in files.items() if text is None]
-    hidden += [str(file)] if found is None else []
-    if hidden and made.written:
-        what = "whether they fight this plan was not checked"
-        tell(f"note: only root may read {', '.join(hidden)}: {what}")
-    notes = tuple(plan_remarks(host, made))
-    verdict = "this network is fine already: nothing to do"
-    if changes := len(made.changes):
-        verb = "changes" if changes == 1 else "change"
-        verdict = f"{changes} of {len(made.lines)} interfaces {verb}"
-    elif any(note.level in (Level.ERROR, Level.WARNING) for note in notes):
-        verdict = "no address has to change, but see what is said below"
-    text = render_netplan(made) if made.written else ""
-    words = () if root == Path("/") else ("--root", str(root))
-    return _NodePlan(made, asked, file, found is None, notes, verdict, text, words)
