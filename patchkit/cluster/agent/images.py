@@ -38,6 +38,7 @@ _BUILDKIT = {
 }
 _STEP = re.compile(r"^#\d+ [\d.]+ ")  # before a line of a build by BuildKit
 _FAR = re.compile(r": ([\d,]+) of ([\d,]+) MB")  # how far `apply --native` is
+_TOLD = ("✓ ", "✗ ", "error: ", "why: ")  # before what `apply` and engines say
 _ASKED = """
 import platform, sys
 answer = {"release": "%d.%d" % sys.version_info[:2], "machine": platform.machine()}
@@ -201,14 +202,14 @@ def build_layer(engine: str, kit: str, label: str) -> Iterator[dict[str, Any]]:
     with Follow(engine, *words, *files, folder, env={**os.environ, **_BUILDKIT}) as building:
         for line in building:
             said = _STEP.sub("", line).strip()
-            lines += [said] if said.lower().startswith(("✓ ", "error: ")) else []
+            lines += [said] if said.lower().startswith(_TOLD) else []
             if far := _FAR.search(said):
                 done, total = (int(each.replace(",", "")) * 10**6 for each in far.groups())
                 yield {"done": done, "total": total}
     if building.done.trouble:
-        first = next((line for line in lines if line[0] != "✓"), _last_line(building.done))
+        wrong = [line for line in lines if line[0] != "✓"] or [_last_line(building.done)]
         hint = quoted(engine, *words, *files, folder)
-        raise BuildError(f"the layer was not built: {first}", hint=hint)
+        raise BuildError("\n".join(["the layer was not built:", *wrong[:3]]), hint=hint)
     image = number.read_text().removeprefix("sha256:")
     yield {"result": {"id": image, "said": lines}}
 

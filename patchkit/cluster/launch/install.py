@@ -151,6 +151,7 @@ def resolve_image(cluster: Cluster, layers: Report) -> str:
     named = (digest.partition("@sha256:") for digest in held.digests)
     known = {name.removeprefix("docker.io/"): pin for name, _, pin in named}
     pin = known.get(bare.removeprefix("docker.io/")) or known.get(f"library/{bare}") or held.id
+    pin = held.id if bare.startswith("localhost/") else pin  # podman gives those a digest, too
     return f"{serve.image}@sha256:{pin}"
 
 
