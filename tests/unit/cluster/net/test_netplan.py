@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from patchkit.cluster.net.netplan_file import check_conflicts, render_netplan
+from patchkit.cluster.net.netplan_file import check_conflicts, read_given, render_netplan
 from patchkit.cluster.net.plan import Given, NetPlanOptions, make_net_plan
 from patchkit.errors import HostError, UsageError
 from support import write_files
@@ -193,7 +193,23 @@ def test_files_about_others_are_none_of_ours(machine):
     clash(machine("fresh"), files={f"/etc/netplan/{n}.yaml": text for n, text in enumerate(texts)})
 
 
-# The file, as others read it
+# The file, as the next plan and others read it
+
+
+def test_what_the_file_gives_is_read_back_as_far_as_it_is_understood(machine, tmp_path):
+    """So a third node adds its cage to what is there, also after somebody's edit."""
+    file = tmp_path / "40-patchkit.yaml"
+    assert read_given(file) == Given()
+    host = machine("second_cable")
+    given = Given(addresses={PORT0[0]: ("10.0.1.2/24",), PORT0[1]: ("10.0.2.2/24",)}, node=1)
+    text = render_netplan(make_net_plan(host, wish(nodes=3), given))
+    file.write_text(text)
+    found = read_given(file)
+    assert (len(found.addresses), found.node, found.mtu) == (4, 1, 9000)
+    assert {**found.addresses, **given.addresses} == found.addresses
+    file.write_text(text.replace("10.0.1.2/24", "10.0.1.2/240").replace("node 1", "us"))
+    assert read_given(file).addresses.keys() == {PORT0[1], *PORT1}
+    assert read_given(file).node == 0
 
 
 @pytest.mark.parametrize(

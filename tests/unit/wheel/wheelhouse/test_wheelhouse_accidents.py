@@ -110,7 +110,7 @@ def test_a_journal_from_elsewhere_deletes_nothing(name, house, tmp_path):
     """A wheelhouse that came with a journal names a file of somebody else's."""
     places = (tmp_path / "precious", house / "precious", house / ".x")
     step = {"path": name, "before": hashlib.sha256(b"mine").hexdigest(), "after": ""}
-    journal = {"format": 1, "steps": [step], "folders": [], "note": {}}
+    journal = {"format": 1, "steps": [step], "folders": []}
     write_files(house, {".journal/back.json": json.dumps(journal)})
     write_files(tmp_path, dict.fromkeys(places, "mine"))
     with pytest.raises(StorageError, match="cannot be understood"):
