@@ -142,8 +142,8 @@ class Liveness:
         now = time.monotonic()
         try:
             text = group.fetch(self.settings, "/metrics", seconds=seconds).decode(errors="replace")
-        except urllib.error.HTTPError:
-            text = ""
+        except (urllib.error.HTTPError, http.client.HTTPException):
+            text = ""  # a server that has no such page, or fails to write it
         except _SILENT as error:
             self.doubt = f"/metrics does not answer: {error}"
             return ""

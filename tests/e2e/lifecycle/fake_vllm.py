@@ -244,8 +244,9 @@ class FakeApi(BaseHTTPRequestHandler):
         if self.path == "/metrics":
             counts = {**self.rank.counts, "kv_cache_usage_perc": self.rank.cache}
             labels = f'{{engine="0",model_name="{names[0]}"}}'
+            model = self.rank.given.model
             lines = (f"vllm:{name}{labels} {float(value)}\n" for name, value in counts.items())
-            self._send(200, "".join(lines) if setting("STATS") == "1" else "# nothing\n")
+            self._send(200, "".join(lines) if setting("STATS", model) == "1" else "# nothing\n")
             return
         dead = self.path == "/health" and self.rank.dead.is_set()
         known = self.path in answers

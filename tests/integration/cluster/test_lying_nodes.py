@@ -43,7 +43,7 @@ VERBS = (
 )
 
 
-def state(active="active", sub="running", others=("-worker@1", "-ray")):
+def state(active="active", sub="running", others=("-worker@1", "-ray", "-alive")):
     """Return what a head says of itself, of a worker without ``others``, as a node answers."""
     units = [unit(active, sub)]
     units += [unit("inactive", "dead", unit=f"patchkit-vllm{each}.service") for each in others]
