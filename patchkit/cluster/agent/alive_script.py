@@ -46,7 +46,7 @@ _COUNTS = re.compile(
     r"|prefix_cache_queries_total|kv_cache_usage_perc|num_requests_\w+)(?:\{.*\})? (\S+)$",
     re.MULTILINE,
 )
-_ASLEEP = re.compile(r'^vllm:engine_sleep_state\{.*="awake".*\} 0(\.0)?$', re.MULTILINE)
+_ASLEEP = re.compile(r'^vllm:engine_sleep_state\{.*sleep_state="awake".*\} 0(\.0)?$', re.MULTILINE)
 _COMPILERS = {"ptxas", "cicc", "nvcc", "nvlink", "fatbinary", "cc1plus", "cc1", "ninja", "ld"}
 _WORKS = "works: "  # a login may print lines of its own
 _ABORTED = "Fatal Python error: Aborted"  # of faulthandler
