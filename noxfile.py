@@ -271,8 +271,8 @@ def cross_proof(session: nox.Session) -> None:
 def emulation(session: nox.Session) -> None:
     """Two nodes of namespaces, real Ray, real vLLM on CPU, the files of patchkit env.
 
-    Needs root and 4 GB of disk: `nox -r -s emulation -- SCENARIO ...` keeps what is installed.
-    The scenario `units` boots nodes with a real systemd; it needs what `lifecycle` needs.
+    Needs root and 10 GB of disk: `nox -r -s emulation -- SCENARIO ...` keeps what is installed.
+    The scenarios `units…` boot nodes with a real systemd; they need what `lifecycle` needs.
     """
     if obstacle := _module(session, "e2e.emulation.nodes", silent=True):
         session.skip(obstacle)
