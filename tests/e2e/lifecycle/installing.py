@@ -20,7 +20,7 @@ from patchkit.process import attempt
 from patchkit.wheel.wheelhouse.contents import add_wheel
 
 HOUSE = "wheelhouse"
-MOMENTS = (0.5, 1.5, 2.5, 4.0, 6.0)
+MOMENTS = (0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 6.5)
 UPGRADE = ROOT / "docs" / "upgrade.md"
 OPEN_REGISTRY = """\
 sed -i '/^auth:/,/path:/d' /etc/docker/registry/config.yml
@@ -84,7 +84,7 @@ def image_installed(cluster: EmulatedCluster) -> str:
     return "the tag is pinned; saved, copied, loaded; it serves one model, then another"
 
 
-@scenario("bare", engines=("docker", "podman"))
+@scenario("bare", engines=("docker",))
 def image_pulled(cluster: EmulatedCluster) -> str:
     """A registry has it: `install` pins what it gives, each node pulls it; `up` without it."""
     cluster.head.root("sh", "-c", OPEN_REGISTRY)

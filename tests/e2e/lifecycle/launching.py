@@ -22,7 +22,7 @@ from e2e.lifecycle.scenarios import ERROR, REFUSED
 from patchkit.cluster.ssh.answer import LEASE
 from patchkit.errors import BusyError, StorageError
 
-MOMENTS = (0.2, 0.8, 1.5, 2.5, 4.0)  # seconds from the start to the kill
+MOMENTS = (0.2, 0.5, 0.8, 1.2, 1.7, 2.5, 3.5, 5.0)  # seconds from the start to the kill
 OPTIONS = ("--topology", "socket", "--target", "gb10", "--head-ip", wires.qsfp_ip(1))
 # Takes the lock of the cluster and keeps it.
 HOLDS = """\
@@ -181,7 +181,7 @@ def second_up(cluster: EmulatedCluster) -> str:
     return f"exit statuses {ends[0]} and {ends[1]}; one group serves"
 
 
-@scenario("stopped", engines=("podman",))
+@scenario("stopped")
 def launcher_killed(cluster: EmulatedCluster) -> str:
     """`kill -9` of `up` at any moment, then `up` again; the same of `switch`."""
     count = 0

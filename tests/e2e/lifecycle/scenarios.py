@@ -66,7 +66,7 @@ def three_nodes(cluster: EmulatedCluster) -> str:
     return cluster.heals(before)
 
 
-@scenario("serving", engines=ANY)
+@scenario("serving", engines=("venv", "podman"))
 def process_killed(cluster: EmulatedCluster) -> str:
     """`kill -9` of the head's API server, of its worker process, of the other rank's."""
     told = []
@@ -163,7 +163,7 @@ def rebooted(cluster: EmulatedCluster) -> str:
     return f"{'; '.join(told)} from the second node's boot"
 
 
-@scenario("serving", engines=("podman",))
+@scenario("serving")
 def cable_cuts(cluster: EmulatedCluster) -> str:
     """The cable out for 5 s; then for 20 s, more often than a model may crash in an hour."""
     for seconds in (5, *[20] * CUTS):
