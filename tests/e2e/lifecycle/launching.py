@@ -110,7 +110,7 @@ def up_refused(cluster: EmulatedCluster) -> str:
     return "each is named, with its cure; nothing is started; without them it serves"
 
 
-@scenario("serving", engines=("podman",))
+@scenario("serving")
 def switch_refused(cluster: EmulatedCluster) -> str:
     """`switch`: worker's disk full, the model fails, port taken, Ctrl-C at three moments."""
     cluster.worker.fill()

@@ -134,7 +134,7 @@ def head_lost(cluster: EmulatedCluster) -> str:
     return cluster.heals()
 
 
-@scenario("serving", engines=("docker",))
+@scenario("serving")
 def worker_lost(cluster: EmulatedCluster) -> str:
     """The worker without power, longer than any limit of a start: its head waits, uncounted."""
     cluster.worker.kill()
@@ -213,7 +213,7 @@ def _write_login(cluster: EmulatedCluster, text: str, name: str) -> None:
     fake_venv.write(cluster.nodes[name], f"{HOME}/.bashrc", text)
 
 
-@scenario("stopped", engines=("docker",))
+@scenario("stopped")
 def gives_up(cluster: EmulatedCluster) -> str:
     """A model that fails on the worker while loading, each time."""
     cluster.change(FAIL=ERROR, FAIL_RANK=1)
