@@ -57,9 +57,9 @@ def kill():
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def killed_everywhere(action, prepare, step=1):
-    """Yield after each kill, before every ``step``-th change, until the action gets through."""
-    for number in itertools.count(1, step):
+def killed_everywhere(action, prepare):
+    """Yield after each kill, before every change, until the action gets through."""
+    for number in itertools.count(1):
         prepare()
         code = in_child(action, killer(number))
         if code == 0:

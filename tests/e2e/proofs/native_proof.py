@@ -1,12 +1,11 @@
 """On a GPU: FlashAttention 2 as the driver compiles it at first use, and assembled by patchkit.
 
-    python tests/e2e/proofs/native_proof.py calls|starts STOCK NATIVE FOLDER
+    python tests/e2e/proofs/native_proof.py STOCK NATIVE FOLDER
 
 It takes a GPU that compiles FlashAttention 2 (9.0, say) and an interpreter with the release's
 torch. STOCK and NATIVE hold a vllm/ each, NATIVE's after `patchkit native --write`. FOLDER, a new
-one, gets caches and logs. calls: every entry point, each fat binary in a process of its own with an
-empty cache; exit code 5 unless all results are bitwise equal. starts: a server to its first token;
-with VLLM_USE_FLASHINFER_SAMPLER=0 FlashInfer compiles nothing.
+one, gets caches and answers. Every entry point is called, each fat binary in a process of its own
+with an empty cache; exit code 5 unless all results are bitwise equal.
 """
 
 from __future__ import annotations
@@ -15,25 +14,19 @@ import hashlib
 import json
 import math
 import os
-import signal
 import subprocess
 import sys
 import time
 import zlib
-from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from functools import partial
 from itertools import product
 from pathlib import Path
 from statistics import median
 from typing import Any
-from urllib.request import Request, urlopen
 
 LIBRARY = "vllm/vllm_flash_attn/_vllm_fa2_C.abi3.so"
-MODEL = Path(__file__).parents[2] / "data" / "tiny_model"
-URL = "http://127.0.0.1:8731"
 # A fat binary holds the kernels of one kind, head size and dtype, causal or not.
 KINDS = (*product(("split", "plain"), ("32", "64", "96", "128", "192", "256")), ("sparse", "128"))
 TYPES = product(("bfloat16", "float16"), ("full", "causal"))
@@ -53,41 +46,6 @@ CACHE = (
     *({"new": 3, "splits": 1} | how for how in ({}, {"rotary": False}, {"rotary": True})),
     *({"paged": True, "k": (2048, 2048)} | how for how in ({"splits": 1}, {"splits": 6, "new": 3})),
 )
-TRACED = {  # functions that a start spends its time in, by module
-    "vllm.v1.engine.core": ["EngineCore.__init__"],
-    "vllm.v1.worker.gpu_worker": [
-        *("Worker.init_device", "Worker.load_model", "Worker.determine_available_memory"),
-        "Worker.compile_or_warm_up_model",
-    ],
-    "vllm.vllm_flash_attn.flash_attn_interface": ["flash_attn_varlen_func"],
-    "triton.compiler.compiler": ["compile"],
-    "flashinfer.jit.core": ["JitSpec.build_and_load"],
-    "vllm.compilation.backends": ["VllmBackend.__call__"],
-}
-HOOK = """\
-import functools, importlib.machinery, json, os, time
-TRACED, spent = json.loads(os.environ["TRACED"]), [0.0]
-def traced(function, path):
-    @functools.wraps(function)
-    def wrapper(*args, **options):
-        begin = time.time()
-        spent.append(0.0)
-        try:
-            return function(*args, **options)
-        finally:
-            whole, inner = time.time() - begin, spent.pop()
-            spent[-1] += whole
-            with open(os.environ["TRACE"], "a") as out:
-                print(json.dumps([os.getpid(), path, begin, whole - inner]), file=out)
-    return wrapper
-def exec_module(loader, module, execute=importlib.machinery.SourceFileLoader.exec_module):
-    execute(loader, module)
-    for path in TRACED.get(module.__name__, ()):
-        *owners, last = path.split(".")
-        owner = functools.reduce(getattr, owners, module)
-        setattr(owner, last, traced(getattr(owner, last), path))
-importlib.machinery.SourceFileLoader.exec_module = exec_module
-"""
 
 
 def cases(kind: str, mask: str) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -184,63 +142,10 @@ def compare_group(homes: dict[str, Path], folder: Path, group: str) -> bool:
     return all(same)
 
 
-def start_server(site: Path, caches: Path, log: Path) -> dict[str, float]:
-    """Start a server, take a token from it, and stop it; return seconds up to that, by part."""
-    hook, trace = log.with_suffix(".hook"), log.with_suffix(".trace")
-    hook.mkdir(parents=True)
-    (hook / "sitecustomize.py").write_text(HOOK)
-    (caches / "tmp").mkdir(parents=True, exist_ok=True)
-    # All of them keep their caches below HOME, torch's compiler in TMPDIR.
-    env = os.environ | {"HOME": str(caches), "TMPDIR": str(caches / "tmp")}
-    env |= {"PYTHONPATH": f"{hook}:{site}", "TRACED": json.dumps(TRACED), "TRACE": str(trace)}
-    attention = json.dumps({"backend": "FLASH_ATTN", "flash_attn_version": 2})
-    command = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(MODEL)]
-    command += ["--load-format", "dummy", "--attention-config", attention, "--port", URL[-4:]]
-    body = json.dumps({"model": str(MODEL), "prompt": "w5 w6 w7 " * 40, "stream": True})
-    request = Request(f"{URL}/v1/completions", body.encode(), {"Content-Type": "application/json"})
-    begin = time.time()
-    with log.open("w") as out:
-        server = subprocess.Popen(command, env=env, stdout=out, stderr=out, start_new_session=True)
-    try:
-        while server.poll() is None:
-            with suppress(OSError), urlopen(request) as answer:
-                answer.readline()
-                break
-            time.sleep(0.05)
-        else:
-            raise SystemExit(f"the server ended: see {log}")
-        first = time.time()
-    finally:
-        with suppress(ProcessLookupError):
-            os.killpg(server.pid, signal.SIGKILL)
-        server.wait()
-    spans = [json.loads(line) for line in trace.read_text().splitlines()]
-    engine, opened = next((pid, at) for pid, name, at, _own in spans if "Core." in name)
-    parts = Counter({"start and imports": opened - begin})
-    for pid, name, at, own in spans:
-        parts[name] += own if pid == engine and at < first else 0
-    return {**parts, "else": first - begin - parts.total(), "total": first - begin}
-
-
-def compare_starts(homes: dict[str, Path], folder: Path) -> None:
-    """Start servers in turn; print the median of each part, with empty and with warm caches."""
-    found: dict[str, list[dict[str, float]]] = {"stock": [], "stock warm": [], "native": []}
-    for turn, way in product(range(3), found):
-        caches = folder / f"{way.split()[0]}-{turn}"
-        found[way].append(start_server(homes[way.split()[0]], caches, folder / f"{way}-{turn}.log"))
-    print("| part |", " | ".join(found), "|")
-    for part in found["stock"][0]:
-        medians = (median(turn.get(part, 0.0) for turn in turns) for turns in found.values())
-        print(f"| {part} |", " | ".join(f"{seconds:.2f}" for seconds in medians), "|")
-
-
 if __name__ == "__main__":
-    verb, *words = sys.argv[1:]
-    if verb == "group":
-        sys.exit(run_group(*words))
-    stock, native, folder = (Path(word).absolute() for word in words)
-    if verb == "starts":
-        sys.exit(compare_starts({"stock": stock, "native": native}, folder))
+    if sys.argv[1] == "group":
+        sys.exit(run_group(*sys.argv[2:]))
+    stock, native, folder = (Path(word).absolute() for word in sys.argv[1:])
     compare = partial(compare_group, {"stock": stock, "native": native}, folder)
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         sys.exit(0 if all([*pool.map(compare, GROUPS)]) else 5)

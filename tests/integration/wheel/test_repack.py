@@ -1,9 +1,7 @@
 """`patchkit repack` on small wheels with real libraries: what it makes and what it refuses."""
 
 import json
-import resource
 import shutil
-import signal
 import sys
 import zipfile
 from dataclasses import replace
@@ -17,7 +15,6 @@ from patchkit.errors import (
     HostError,
     ProofError,
     SourceError,
-    StorageError,
     UsageError,
 )
 from patchkit.patching.fix import Request
@@ -38,8 +35,6 @@ from patchkit.wheel.wheelhouse.pins import read_listed_wheels
 from patchkit.wheel.wheelhouse.verify import check_files, find_unfit
 from support import run_program
 from support.building import PATCHKIT
-from support.faults import in_child, killed_everywhere
-from support.selection import WHOLE
 from support.vllm_wheels import (
     FIX,
     KERNELS,
@@ -327,37 +322,3 @@ def test_nothing_to_change(run, house, tmp_path):
     with pytest.raises((UsageError, DriftError)):
         run(vllm_wheel(tmp_path, change=lambda members: members.update(done)))
     assert not house.exists()
-
-
-@pytest.mark.e2e
-@pytest.mark.releases  # before any change in the matrix, else before every third
-def test_killed_at_any_change_of_the_disk(run, house, tmp_path):
-    source = vllm_wheel(tmp_path)
-
-    def clean():
-        shutil.rmtree(house, ignore_errors=True)
-        shutil.rmtree(tmp_path / "work", ignore_errors=True)
-
-    run(source)  # what it imports and parses, no child has to do again
-    for number in killed_everywhere(lambda: run(source), clean, 1 if WHOLE else 3):
-        kills = number
-        if number % 7 == 0 and house.is_dir():
-            run(source)
-            assert check_files(house) == ()
-    assert kills > 40
-    assert check_files(house) == ()
-    assert len(list(house.glob("*.whl"))) == 1
-
-
-@pytest.mark.e2e
-def test_a_full_disk_leaves_nothing(run, house, tmp_path):
-    source = vllm_wheel(tmp_path)
-
-    def limited():
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (30_000, 30_000))
-        run(source)
-
-    assert in_child(limited) == StorageError.exit_code
-    assert not house.exists() or not list(house.glob("*.whl"))
-    assert not [path for path in (tmp_path / "work").iterdir() if path.is_dir()]

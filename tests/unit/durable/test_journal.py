@@ -7,7 +7,6 @@ import errno
 import itertools
 import json
 import os
-import resource
 import shutil
 import signal
 import subprocess
@@ -130,16 +129,6 @@ def test_a_link_stops_everything(link, root, journal, tmp_path):
         with pytest.raises(SourceError, match=f"{link} is a symbolic link"):
             action()
     assert snapshot(tmp_path) == found
-
-
-@pytest.mark.parametrize("limit", [0, 4096])
-def test_a_file_that_cannot_be_written_whole(limit, root, journal):
-    def limited():
-        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
-        journal.commit(CHANGES)
-
-    assert in_child(limited) == StorageError.exit_code
-    assert snapshot(root) == tree_of(STOCK)
 
 
 def test_another_disk_below_the_root(root, journal, small_disk):

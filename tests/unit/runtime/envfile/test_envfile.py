@@ -1,8 +1,6 @@
 """Env files: what is refused, what the first line says, and no file replaced by surprise."""
 
 import os
-import resource
-import signal
 from itertools import product
 
 import pytest
@@ -13,7 +11,6 @@ from patchkit.errors import SourceError, StorageError, UsageError
 from patchkit.runtime.envfile.header import head_facts, is_untouched, render_env_file
 from patchkit.runtime.envfile.syntax import EnvEntry, Format, parse
 from patchkit.runtime.envfile.write import write
-from support.faults import in_child, killed_everywhere
 
 HEADER = [
     "role=head topology=roce executor=mp vllm=0.25.1 nodes=2 head=192.168.100.11",
@@ -192,24 +189,3 @@ def test_what_is_no_file_stays(tmp_path):
                 write(tmp_path / name, TWO, force=force, private=False)
     assert (tmp_path / "link").is_symlink()
     assert (tmp_path / "real.env").read_text() == ONE
-
-
-def test_on_a_full_disk_and_killed_at_any_change_the_file_is_the_old_or_the_new_one(path):
-    path.write_text(ONE)
-
-    def fill_disk():
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (40, 40))
-        write(path, TWO, force=False, private=False)
-
-    assert in_child(fill_disk) == StorageError.exit_code
-    assert path.read_text() == ONE
-    assert list(path.parent.iterdir()) == [path]
-    kills = 0
-    for _number in killed_everywhere(
-        lambda: write(path, TWO, force=False, private=True), lambda: path.write_text(ONE)
-    ):
-        kills += 1
-        assert path.read_text() in {ONE, TWO}
-    assert kills >= 3
-    assert path.read_text() == TWO
