@@ -15,8 +15,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from e2e.proofs import readme
-from support import hosts
+from support import hosts, readme
 
 DOCS = Path(__file__).parents[1] / "docs"
 WIDTH = 118

@@ -15,9 +15,9 @@ from e2e.lifecycle.cluster import MODEL, OTHER_MODEL, URL, EmulatedCluster, insi
 from e2e.lifecycle.fake_vllm import VERSION
 from e2e.lifecycle.launching import OPTIONS, kill_launcher
 from e2e.lifecycle.rack import ROOT
-from e2e.proofs import readme
 from patchkit.process import attempt
 from patchkit.wheel.wheelhouse.contents import add_wheel
+from support import readme
 
 HOUSE = "wheelhouse"
 MOMENTS = (0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 6.5)

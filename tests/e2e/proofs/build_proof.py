@@ -24,7 +24,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from e2e.proofs.torch_questions import answers, questions
 from patchkit.errors import ProofError, UsageError
 from patchkit.source.fetch import cache_dir
 from patchkit.target import Load, targets
@@ -35,6 +34,7 @@ from patchkit.wheel.device.fatbin import DeviceCode
 from patchkit.wheel.device.inspect import inspect_file
 from patchkit.wheel.device.libraries import compiled_sources
 from support.small_torch import site
+from support.torch_questions import answers, questions
 from tools import run_program
 
 GB10 = targets()["gb10"]

@@ -5,7 +5,7 @@
 mmdebstrap unpacks it from what this machine's apt is configured for; the committed HEAD is cloned
 into it, and README's blocks and tests run there as root, in mount and PID namespaces of their own,
 with nothing of this machine but its network, the configuration of pip, its certificates and two
-caches. What of a block needs a Spark is shown and left out (`readme.py`).
+caches. What of a block needs a Spark is shown and left out (tests/support/readme.py).
 ``python -m e2e.proofs.fresh --obstacle`` prints what is in the way here, or nothing.
 """
 
@@ -24,7 +24,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from e2e.emulation import nodes
-from e2e.proofs import readme
+from support import readme
 
 ROOT = Path(__file__).parents[3]
 PACKAGES = ("python3-venv", "python3-pip", "git", "ca-certificates")

@@ -10,7 +10,6 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-from e2e.proofs.torch_questions import answers, questions
 from patchkit.errors import DriftError, SourceError
 from patchkit.patching.fix import Request
 from patchkit.recipes.vllm.archs import evaluate
@@ -28,6 +27,7 @@ from patchkit.target import targets
 from patchkit.wheel.build.requirements import read_requirements
 from patchkit.wheel.build.torch_toolkit import install_torch_stand_in
 from support.small_torch import site, small_torch
+from support.torch_questions import answers, questions
 from tools.stated_needs import stated_needs
 
 pytestmark = pytest.mark.releases

@@ -13,14 +13,13 @@ import pytest
 from click.testing import CliRunner
 from packaging.version import Version
 
-from e2e.proofs import readme
 from patchkit.cli import group
 from patchkit.durable.signals import SIGNALS
 from patchkit.errors import PatchkitError
 from patchkit.patching.recipe import load_recipe
 from patchkit.recipes.vllm.build import recorded_needs
 from patchkit.source.releases import load_facts
-from support import hosts
+from support import hosts, readme
 
 ROOT = Path(__file__).parents[3]
 PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-README = Path(__file__).parents[3] / "README.md"
+README = Path(__file__).parents[2] / "README.md"
 ONE, TWO, BY_HAND = "One Spark", "Two Sparks", "Both by hand"
 BARE = "ipv6_only"  # of tests/support/hosts.py: a machine without addresses
 _BLOCK = r"^## {}\n(?:(?!^## ).*\n)*?```\n((?:.+\n|\n)*?)```$"
