@@ -213,7 +213,7 @@ def _write_login(cluster: EmulatedCluster, text: str, name: str) -> None:
     fake_venv.write(cluster.nodes[name], f"{HOME}/.bashrc", text)
 
 
-@scenario("stopped")
+@scenario("stopped", engines=("docker",))
 def gives_up(cluster: EmulatedCluster) -> str:
     """A model that fails on the worker while loading, each time."""
     cluster.change(FAIL=ERROR, FAIL_RANK=1)
