@@ -134,7 +134,7 @@ def head_lost(cluster: EmulatedCluster) -> str:
     return cluster.heals()
 
 
-@scenario("serving")
+@scenario("serving", engines=("docker",))
 def worker_lost(cluster: EmulatedCluster) -> str:
     """The worker without power, longer than any limit of a start: its head waits, uncounted."""
     cluster.worker.kill()
