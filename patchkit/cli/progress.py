@@ -29,6 +29,9 @@ def progress(
     def report(task: str) -> Update:
         began: float | None = None
         due = 0.0
+        if in_terminal:
+            with printing:
+                redraw_line(task)  # of some that is all there is to see
 
         def update(done: int, total: int) -> None:
             nonlocal began, due

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from patchkit.cluster.agent.engine_facts import EngineFacts
 from patchkit.cluster.ssh.ssh import there
 from patchkit.doctor.peers.node_report import (
     NodeReport,
@@ -218,22 +217,20 @@ def check_compilers(node: NodeReport) -> Outcome:
 
 @check("engine", "engine-rdma")
 def check_engine(node: NodeReport) -> Outcome:
-    said: EngineFacts = node.part("engine")
-    disk, program = said.storage[0], node.part("facts").image.program
+    said, disk = node.engine, node.engine.storage[0]
     fields = {"version": said.version, "storage": disk.folder, "free": disk.free / 1e9}
     verbs = make_fine("engine-rdma", node.node)
     if closed := said.closed:
         command = there(node.node, "sudo", "chmod", "a+rw", *closed)
         verbs = node.find("engine-rdma", files=", ".join(closed), command=command)
-    return [make_fine("engine", node.node, program=program, **fields), verbs]
+    return [make_fine("engine", node.node, program=said.program, **fields), verbs]
 
 
 @check("engine-gpu")
 def check_gpu_way(node: NodeReport) -> Outcome:
-    said: EngineFacts = node.part("engine")
-    driver, image = node.driver, node.part("facts").image
+    said, driver = node.engine, node.driver
     if not said.spec:
-        docker = image.program.endswith("docker") and not image.cdi
+        docker = said.program.endswith("docker")
         lacking = node.find("engine-hook" if docker else "engine-gpu")
         return {"way": "by NVIDIA's hook, --gpus"} if docker and said.hook else lacking
     if said.driver in ("", driver):
@@ -247,7 +244,7 @@ def check_gpu_way(node: NodeReport) -> Outcome:
 
 @check("image-cpu")
 def check_image_cpu(node: NodeReport) -> Outcome:
-    cpu, machine = node.part("engine").cpu, node.host.system.machine
+    cpu, machine = node.engine.cpu, node.host.system.machine
     require((cpu and machine) or None, "the image is not there, or no CPU is named here")
-    fields = {"cpu": cpu, "machine": machine, "program": node.part("facts").image.program}
+    fields = {"cpu": cpu, "machine": machine, "program": node.engine.program}
     return fields if _CPUS.get(cpu, cpu) == machine else node.find("image-cpu", **fields)

@@ -7,8 +7,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 from urllib.parse import urlsplit
 
-from patchkit.cluster.agent import engine_facts, node_facts
-from patchkit.cluster.agent.engine_facts import EngineFacts
+from patchkit.cluster.agent import node_facts
 from patchkit.cluster.agent.links import Way
 from patchkit.cluster.agent.unit_state import JournalLine
 from patchkit.cluster.launch.cluster import Cluster, read_group_journal
@@ -40,7 +39,6 @@ from patchkit.runtime.rules.rule import Situation
 
 _LINES = 5000  # of each node's journal: more than a start writes
 _SAVED = 1000  # lines of all journals that a report has
-_ODD = (ValueError, LookupError, TypeError, AttributeError, RecursionError)  # of a JSON that is
 _FOR_UP = ("systemd", "linger", "memlock", "rsync", "python", "ssh")
 _WRITTEN = ("/tmp", "/var/tmp")  # noqa: S108 - where compilers and ranks write
 
@@ -196,7 +194,7 @@ def examine_nodes(cluster: Cluster) -> list[NodeReport]:
             placed=placed_files(sent.facts.files, file.unit) if sent.facts else None,
             missing={part: sent_error(error, name) for part, error in sent.errors.items()},
         )
-        return _add_engine(node, made) if file.serve.image else made
+        return _add_image(made)
 
     reports = [
         NodeReport(node=node.destination, silence=said) if isinstance(said, PatchkitError) else said
@@ -207,23 +205,17 @@ def examine_nodes(cluster: Cluster) -> list[NodeReport]:
     return _meet_others(cluster, reports)
 
 
-def _add_engine(node: Remote, report: NodeReport) -> NodeReport:
-    """Return a report with what the node's engine says, and the image's variables of its CUDA."""
-    if not (report.facts and report.facts.image and (image := report.facts.image).program):
+def _add_image(report: NodeReport) -> NodeReport:
+    """Return a report with the image's variables of its CUDA, and the disk of its engine."""
+    if not (report.facts and (image := report.facts.image) and image.version):
         return report
-    look, host = engine_facts.look_at_engine, report.facts.host
-    try:
-        engine = node.call(EngineFacts, look, program=image.program, image=image.id)
-    except (HostError, *_ODD) as error:
-        silence = HostError(f"{image.program} says nothing that can be read: {error}")
-        return replace(report, missing={**report.missing, "engine": silence})
     # The image's Python may not answer, and its folders are none of the node's.
-    known = host.software or Software(python="")
-    software = replace(known, cuda=known.cuda or engine.cuda, vllm_home="")
-    facts = replace(report.facts, host=replace(host, software=software))
+    known = report.facts.host.software or Software(python="")
+    software = replace(known, cuda=known.cuda or image.cuda, vllm_home="")
+    facts = replace(report.facts, host=replace(report.facts.host, software=software))
     sizes = {disk.total for disk in report.disks or ()}
-    disks = (*(report.disks or ()), *(its for its in engine.storage if its.total not in sizes))
-    return replace(report, engine=engine, facts=facts, disks=disks)
+    disks = (*(report.disks or ()), *(its for its in image.storage if its.total not in sizes))
+    return replace(report, facts=facts, disks=disks)
 
 
 def _add_addresses(file: ClusterFile, reports: Sequence[NodeReport]) -> list[NodeReport]:

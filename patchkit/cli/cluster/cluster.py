@@ -25,7 +25,7 @@ from patchkit.cli.render import (
 from patchkit.cli.runtime.node_options import TOPOLOGIES
 from patchkit.cli.wheel.wheelhouse import tell_hashing
 from patchkit.cluster.agent.installation import NodeWheel, WheelLock
-from patchkit.cluster.agent.node_facts import NodeFacts, look_at_node
+from patchkit.cluster.agent.node_facts import NodeFacts
 from patchkit.cluster.launch.cluster import Cluster
 from patchkit.cluster.launch.cluster_file import ClusterFile, ClusterNode, new_cluster_text
 from patchkit.cluster.launch.install import install_everywhere, install_image, resolve_image
@@ -37,7 +37,6 @@ from patchkit.measure.image_layer import patch_image
 from patchkit.quoting import quoted
 from patchkit.reading import read_text
 from patchkit.runtime.envfile.write import write
-from patchkit.target import targets
 from patchkit.units import KIB_PER_GIB
 from patchkit.wheel.file.wheelfile import ANY, WheelFile
 from patchkit.wheel.wheelhouse.storage import REQUIREMENTS, Kind
@@ -210,23 +209,19 @@ def _install_wheels(cluster: Cluster, house: Path) -> Iterator[Block]:
 def _install_image(cluster: Cluster, *, patched: bool, native: bool) -> Iterator[Block]:
     file, serve = click.get_current_context().params["file"], cluster.file.serve
     said: tuple[str, ...] = ()
-    with progress() as report, progress("layers") as layers:
-        if (pinned := resolve_image(cluster, layers)) != serve.image:
+    with progress() as report:
+        if (pinned := resolve_image(cluster, report)) != serve.image:
             pin_image(file, pinned)
             cluster = cluster.with_image(pinned)
             yield f"{file} pins {pinned}"
         if patched:
             head = Cluster(replace(cluster.file, node=cluster.file.node[:1]))
-            install_image(head, report, layers)
-            asked = {"name": head.file.name, "venv": head.file.venv}
-            target = serve.target or head.head.call(NodeFacts, look_at_node, **asked).host.target
-            options = ["--target", target] if target in targets() else []
-            options += ["--native"] if native else []
-            if built := patch_image(head, options, report):
+            install_image(head, report)
+            if built := patch_image(head, report, native=native):
                 pinned, said = f"localhost/patchkit@sha256:{built.id}", built.said
                 pin_image(file, pinned, former=True)
                 cluster = cluster.with_image(pinned)
-        brought = install_image(cluster, report, layers)
+        brought = install_image(cluster, report)
     yield from said
     for its in brought:
         if its.sent:

@@ -1,25 +1,30 @@
-"""Look at a container image on a node: its engine, what its config says, what is in it. Runs there.
+"""Look at an engine and an image on a node: what containers get, and what is in them. Runs there.
 
-What is in it its own Python says: patchkit is sent into a container as it is sent to a node.
+Read are `docker info` or `podman info`, `image inspect`, and the specifications of the Container
+Device Interface (CDI) that `nvidia-ctk cdi generate` writes. What is in an image its own Python
+says: patchkit is sent into a container as it is sent to a node.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import pwd
 import re
 import shutil
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
-from patchkit.cluster.agent.engine_facts import look_at_engine
+from patchkit.cluster.agent.health import DiskRoom, disk_rooms
 from patchkit.cluster.agent.node_files import run_for_user
 from patchkit.cluster.ssh.node import Remote
 from patchkit.digests import digest
 from patchkit.errors import HostError
-from patchkit.process import attempt
+from patchkit.follow import Completed
+from patchkit.process import ask, attempt
 from patchkit.records import matching
 from patchkit.runtime.host.host import Software
 from patchkit.runtime.host.machine_root import LIVE
@@ -44,40 +49,81 @@ RUN_WORDS = {
 REMOVE_WORDS = {"docker": ("rm", "--force"), "podman": ("rm", "--force", "--time=0", "--ignore")}
 """By engine: how containers end at once."""
 
+LAYER = "io.patchkit.layer"
+"""The label of a patched image: what it was patched by, and for what."""
+
 _ID = re.compile("(?:sha256:)?[0-9a-f]{64}")
 # An entry point that is a program by itself; any other is one around what it is given.
 _PROGRAM = re.compile(r"(?:^|[/ ])(?:vllm|python[\d.]*|(?:ba|da|z)?sh)(?: |$)|vllm\.entrypoints")
 _PATIENCE = 30.0  # seconds for an engine to answer
+_ODD = (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError)
+_FOLDERS = ("/etc/cdi", "/var/run/cdi")  # what the last one has counts: CDI, pkg/cdi/doc.go
+_GPU = re.compile(r'\bkind"?: *"?nvidia\.com/gpu\b')
+_ALL = re.compile(r'\bname"?: *"?all\b')
+_DRIVER = re.compile(r"/libcuda\.so\.(\d+\.[\d.]*\d)")
+_CUDA = ("CUDA_VERSION", "NV_CUDA_LIB_VERSION", "NVIDIA_REQUIRE_CUDA")  # of nvidia/cuda, NGC
+_ASKED = """
+import platform, sys
+answer = {"release": "%d.%d" % sys.version_info[:2], "machine": platform.machine()}
+answer["glibc"] = platform.libc_ver()[1]
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageContents:
-    """What is in an image, as a container of it says."""
+    """What is in an image, as a container of it says; ``release`` is its Python's, "3.12"."""
 
     software: Software | None = None
     ptxas: str = ""
+    release: Annotated[str, matching(r"(3\.\d{2})?", "a release of Python")] = ""
+    machine: Annotated[str, matching("(aarch64|x86_64)?", "a CPU")] = ""
+    glibc: Annotated[str, matching(r"(2\.(1[7-9]|[2-9]\d))?", "a glibc, 2.17 or later")] = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageFacts:
-    """An image on a node: ``problem`` is a finding of survey.toml, "" for none, ``said`` its words.
+    """An engine and an image: ``problem`` is a finding of survey.toml, "" for none.
 
-    ``program`` is the engine, ``user`` who runs what is inside; ``content`` is a digest over what
-    an engine calls ``id``, which is another in another kind of store. ``wraps``: the entry point
-    runs what it is given; ``cdi``: GPUs are devices; ``infiniband``: those of RDMA are there.
+    ``said`` are the problem's words. ``program`` is the engine, "" for none; ``user`` who runs what
+    is inside, whose name is ``login``. ``version`` is "" for an engine that does not answer,
+    ``storage`` is where it keeps images. ``spec`` is the CDI specification with all GPUs, "" for
+    none, ``driver`` the one whose libraries it names, ``hook`` whether docker has NVIDIA's for
+    --gpus. ``infiniband``: devices of RDMA are there; ``closed`` are those that this user may open
+    as a member of a group at most.
+
+    ``id`` is "" for an image that is not there; ``content`` is a digest over what an engine calls
+    so, which is another in another kind of store. ``wraps``: the entry point runs what it is given.
+    ``digests`` are its names in registries, ``size`` is in bytes, ``owner`` whom it runs as by
+    itself, ``layer`` what `apply` made of it. ``cpu`` and ``cuda`` ("13.0") are what it is for.
     """
 
     program: Annotated[str, matching(r"(/.*/(docker|podman))?", "an engine")] = ""
     user: str = ""
-    cdi: bool = False
+    login: str = ""
+    version: str = ""
+    storage: tuple[DiskRoom, ...] = ()
+    spec: str = ""
+    driver: str = ""
+    hook: bool = False
     infiniband: bool = False
-    id: str = ""
+    closed: tuple[str, ...] = ()
+    id: Annotated[str, matching("((sha256:)?[0-9a-f]{64})?", "an id")] = ""
     content: str = ""
     wraps: bool = False
-    software: Software | None = None
-    ptxas: str = ""
+    digests: tuple[str, ...] = ()
+    size: int = 0
+    owner: str = ""
+    layer: str = ""
+    cpu: str = ""
+    cuda: str = ""
+    contents: ImageContents = ImageContents()
     problem: str = ""
     said: str = ""
+
+    @property
+    def digits(self) -> str:
+        """Return the id as all engines take it."""
+        return self.id.removeprefix("sha256:")
 
     @property
     def run(self) -> tuple[str, ...]:
@@ -90,75 +136,111 @@ class ImageFacts:
         """Return the words before names of containers that end."""
         return (self.program, *REMOVE_WORDS[Path(self.program).name])
 
-    @property
-    def inside(self) -> Remote:
-        """Return what calls functions in a container of the image, without a network."""
-        entry = () if self.wraps else ("--entrypoint=",)
-        way = (*self.run, "--interactive", "--network=none", *entry, self.id, "sh", "-c")
-        return Remote("the image", way=way)
+
+def look_at_image(engine: str, names: Sequence[str]) -> ImageFacts:
+    """Return what ``find_image`` does, and what the image's own Python finds in it."""
+    found = find_image(engine, names)
+    if found.problem:
+        return found
+    # Without a network.
+    entry = () if found.wraps else ("--entrypoint=",)
+    way = (*found.run, "--interactive", "--network=none", *entry, found.id, "sh", "-c")
+    try:
+        inside = Remote("the image", way=way).call(ImageContents, contents_inside)
+    except HostError as error:
+        return replace(found, problem="image-silent", said=error.what)
+    return replace(found, contents=inside)
 
 
-def look_at_image(engine: str, name: str, tag: str) -> ImageFacts:
-    """Return what a node knows of the image ``name``, which ``tag`` is if `install` was here."""
+def find_image(engine: str, names: Sequence[str], root: str = "/") -> ImageFacts:
+    """Return what a node knows of its engine, and of the image that has the first of these names.
+
+    ``root`` is where the machine's files are.
+    """
     path = f"{os.environ.get('PATH', os.defpath)}:/usr/bin:/bin"
-    program = shutil.which(engine, path=path)
+    program, user = shutil.which(engine, path=path), pwd.getpwuid(os.getuid())
     if not program:
         return ImageFacts(problem="engine-missing")
-    # As a unit would: a login may have a group that the user's systemd has not.
-    run = ("--quiet", "--pipe", "--wait", "--collect", program, "version")
-    done = run_for_user("systemd-run", *run, timeout=_PATIENCE)
-    if done.trouble:
-        said = (done.errors.strip() or done.trouble).splitlines()[-1]
-        return ImageFacts(program=program, problem="engine-refuses", said=said)
-    if "Podman Engine" in done.output:  # which some call docker
-        program = shutil.which("podman", path=path) or program
-    made = ImageFacts(
-        program=program,
-        user=f"{os.getuid()}:{os.getgid()}",
-        infiniband=Path("/dev/infiniband").is_dir(),
-    )
-    problem = "engine-refuses"
+    made = ImageFacts(program=program, user=f"{user.pw_uid}:{user.pw_gid}", login=user.pw_name)
     try:
-        made = replace(made, **find_image(program, (tag, name, name.partition("@")[2])))
-        made = replace(made, cdi=bool(look_at_engine(program, "").spec))
-        if not made.id:
-            return replace(made, problem="image-missing")
-        problem = "image-silent"
-        own = made.inside.call(ImageContents, contents_inside)
-    except HostError as error:
-        return replace(made, problem=problem, said=error.what)
-    return replace(made, software=own.software, ptxas=own.ptxas)
+        # As a unit would: a login may have a group that the user's systemd has not.
+        asked = ("--pipe", "--wait", "--collect", program, "info", "--format={{json .}}")
+        done = run_for_user("systemd-run", "--quiet", *asked, timeout=_PATIENCE)
+        said = {} if done.trouble else json.loads(done.output)
+        if done.trouble or said.get("ServerErrors"):
+            refused = last_line(done) if done.trouble else str(said["ServerErrors"][0])
+            return replace(made, problem="engine-refuses", said=refused)
+        if "host" in said and (podman := shutil.which("podman", path=path)):
+            made = replace(made, program=podman)  # which some call docker
+        made = replace(made, **_read_info(said, root), **_read_devices(root))
+        return replace(made, **_inspect_image(made.program, names))
+    except _ODD as error:
+        odd = f"{engine}: an answer that cannot be read: {error}"
+        return replace(made, problem="engine-refuses", said=odd)
 
 
-def find_image(program: str, names: Iterable[str]) -> dict[str, Any]:
-    """Return id, content and wraps of the first of these names that is there, {} for none."""
-    found = inspect_image(program, names)
-    return {key: found[key] for key in ("id", "content", "wraps") if found}
+def _read_info(said: Any, root: str) -> dict[str, Any]:
+    """Return the fields that an engine's `info` and the specifications of CDI give."""
+    if "host" in said:
+        version, storage = said["version"]["Version"], said["store"]["graphRoot"]
+        folders: Sequence[str] = _FOLDERS
+    else:
+        version, storage = said["ServerVersion"], said["DockerRootDir"]
+        folders = said.get("CDISpecDirs") or ()
+    spec, driver = "", ""
+    for file in (each for folder in folders for each in sorted(Path(root + folder).glob("*"))):
+        with contextlib.suppress(OSError):
+            text = file.read_text(encoding="utf-8", errors="replace")
+            if file.suffix in (".yaml", ".json") and _GPU.search(text) and _ALL.search(text):
+                found = _DRIVER.search(text)
+                spec, driver = f"/{file.relative_to(root)}", found[1] if found else ""
+    hook = "nvidia" in said.get("Runtimes", ()) or shutil.which("nvidia-container-runtime-hook")
+    own = {"version": str(version), "storage": tuple(disk_rooms([storage]))}
+    return {**own, "spec": spec, "driver": driver, "hook": bool(hook)}
 
 
-def inspect_image(program: str, names: Iterable[str]) -> dict[str, Any]:
-    """Return the same with all that the engine says of it."""
-    for name in filter(None, names):
-        done = attempt(program, "image", "inspect", "--", name, timeout=_PATIENCE)
-        if not done.trouble:
-            try:
-                (found,) = json.loads(done.output)
-                config, layers = found["Config"], found["RootFS"]["Layers"]
-                kept = ("Entrypoint", "Cmd", "Env", "User", "WorkingDir")
-                parts = [found["Architecture"], layers, *(config.get(key) or "" for key in kept)]
-                entry = " ".join(config.get("Entrypoint") or ())
-                if not _ID.fullmatch(found["Id"]):
-                    raise ValueError(found["Id"])
-            except (ValueError, KeyError, TypeError, AttributeError) as error:
-                what = f"{program} image inspect {name}: an answer that cannot be read: {error}"
-                raise HostError(what) from None
-            wraps = bool(entry) and not _PROGRAM.search(entry)
-            own = {"id": found["Id"], "content": digest(json.dumps(parts)), "wraps": wraps}
-            return {**found, **own}
-    return {}
+def _read_devices(root: str) -> dict[str, Any]:
+    folder = Path(root, "dev/infiniband")
+    verbs = ((file, file.stat()) for file in sorted(folder.glob("uverbs*")))
+    closed = (
+        str(file) for file, its in verbs if its.st_mode & 6 != 6 and its.st_uid != os.getuid()
+    )
+    return {"infiniband": folder.is_dir(), "closed": tuple(closed)}
+
+
+def _inspect_image(program: str, names: Sequence[str]) -> dict[str, Any]:
+    """Return the fields that say what an engine knows of an image."""
+    asked = (attempt(program, "image", "inspect", "--", it, timeout=_PATIENCE) for it in names)
+    if not (done := next((it for it in asked if not it.trouble), None)):
+        return {"problem": "image-missing"}
+    (found,) = json.loads(done.output)
+    if not _ID.fullmatch(found["Id"]):
+        raise ValueError(found["Id"])
+    config, cpu = found["Config"], str(found["Architecture"])
+    kept = ("Entrypoint", "Cmd", "Env", "User", "WorkingDir")
+    parts = [cpu, found["RootFS"]["Layers"], *(config.get(key) or "" for key in kept)]
+    entry = " ".join(config.get("Entrypoint") or ())
+    variables = dict(pair.partition("=")[::2] for pair in config.get("Env") or ())
+    versions = (re.search(r"\d+\.\d+", variables.get(name, "")) for name in _CUDA)
+    return {
+        "id": found["Id"],
+        "content": digest(json.dumps(parts)),
+        "wraps": bool(entry) and not _PROGRAM.search(entry),
+        "digests": tuple(map(str, found.get("RepoDigests") or ())),
+        "size": int(found.get("Size", 0)),
+        "owner": str(config.get("User") or ""),
+        "layer": str((config.get("Labels") or {}).get(LAYER, "")),
+        "cpu": cpu,
+        "cuda": next((found[0] for found in versions if found), ""),
+    }
 
 
 def contents_inside() -> ImageContents:
     """Return what is installed where this is called: in a container. Raises HostError."""
-    found = software(None, os.environ)
-    return ImageContents(software=found, ptxas=find_ptxas(LIVE, os.environ))
+    found, ptxas = software(None, os.environ), find_ptxas(LIVE, os.environ)
+    return ImageContents(software=found, ptxas=ptxas, **ask(found.python, _ASKED))
+
+
+def last_line(done: Completed) -> str:
+    """Return what a program that failed said last."""
+    return (done.errors.strip() or done.output.strip() or done.trouble).splitlines()[-1].strip()

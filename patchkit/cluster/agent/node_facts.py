@@ -82,7 +82,7 @@ class NodeFacts:
 
 
 def look_at_node(
-    name: str, venv: str, models: Sequence[str] = (), image: Mapping[str, str] | None = None
+    name: str, venv: str, models: Sequence[str] = (), image: Mapping[str, Any] | None = None
 ) -> NodeFacts:
     """Return the facts of this node; ``image`` are the arguments of ``look_at_image``, if any.
 
@@ -101,7 +101,7 @@ def look_at_node(
     path = f"{os.environ.get('PATH', os.defpath)}:/usr/bin:/bin"
     host = probe(LIVE, python=str(python) if there else None, environment=os.environ)
     return NodeFacts(
-        host=replace(host, software=inside.software) if inside else host,
+        host=replace(host, software=inside.contents.software) if inside else host,
         user=user,
         home=str(home),
         python=".".join(map(str, sys.version_info[:3])),
@@ -111,7 +111,7 @@ def look_at_node(
         memlock=None if memlock >= _UNLIMITED else memlock,
         systemd=int(version[1]) if len(version) > 1 and version[1].isdigit() else 0,
         persistent_journal=Path("/var/log/journal").is_dir(),
-        ptxas=inside.ptxas if inside else find_ptxas(LIVE, os.environ),
+        ptxas=inside.contents.ptxas if inside else find_ptxas(LIVE, os.environ),
         image=inside,
         has=tuple(name for name in ("rsync", "ssh", "systemctl") if shutil.which(name, path=path)),
         files=read_placed(config_folder(name)),

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from patchkit.cluster.ssh.ssh import check_destination
 from patchkit.errors import UsageError
@@ -103,10 +103,18 @@ class ServeChoices:
         return f"localhost/patchkit:{pin[:12]}" if pin else ""
 
     @property
-    def image_asked(self) -> dict[str, str]:
+    def image_asked(self) -> dict[str, Any]:
         """Return what a node is asked about its image, {} without one: ``look_at_image``."""
-        asked = {"engine": self.engine, "name": self.image, "tag": self.local_image}
-        return asked if self.image else {}
+        name, _at, pin = self.image.partition("@")
+        names = [self.local_image, self.reference, pin] if pin else [name]
+        return {"engine": self.engine, "names": names} if self.image else {}
+
+    @property
+    def reference(self) -> str:
+        """Return the pinned image without its tag, which not every engine takes beside a digest."""
+        name, at, pin = self.image.partition("@")
+        place, slash, last = name.rpartition("/")
+        return place + slash + last.partition(":")[0] + at + pin
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -43,7 +43,7 @@ class Container:
         by_name = [name for name in (*_BY_NAME, *self.caches) if name not in written]
         values = {"HOME": self._home, "USER": self.rank.facts.user, "HF_HOME": self._hub}
         gpus = ("--device=nvidia.com/gpu=all",)
-        if not (self.image.cdi or self.image.program.endswith("podman")):
+        if not (self.image.spec or self.image.program.endswith("podman")):
             gpus = ("--gpus=all",)
         return (
             *self.image.run,

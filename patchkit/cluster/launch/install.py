@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
-from patchkit.cluster.agent import images, installation
-from patchkit.cluster.agent.images import HeldImage
+from patchkit.cluster.agent import image_facts, images, installation
+from patchkit.cluster.agent.image_facts import ImageFacts
 from patchkit.cluster.agent.installation import InstalledVenv, InstallState, WheelLock
 from patchkit.cluster.launch.cluster import Cluster
+from patchkit.cluster.launch.plan import image_finding
 from patchkit.cluster.ssh.node import Remote, all_of, everywhere
 from patchkit.cluster.ssh.rsync import Copied
 from patchkit.cluster.ssh.ssh import HERE, ssh_words
-from patchkit.errors import HostError, UsageError
+from patchkit.errors import HostError, PatchkitError, UsageError
 
 Progress = Callable[[int, int], None]
 Report = Callable[[str], Progress]
@@ -126,12 +126,31 @@ class BroughtImage:
     """An image on a node: whether it was pulled there, or ``sent``; neither if it was there."""
 
     node: str
-    image: HeldImage
+    image: ImageFacts
     pulled: bool = False
     sent: Copied | None = None
 
 
-def resolve_image(cluster: Cluster, layers: Report) -> str:
+def find_images(cluster: Cluster, nodes: Sequence[Remote]) -> list[ImageFacts]:
+    """Return what nodes have of the cluster's image. Raises HostError for an engine that fails."""
+    asked = cluster.file.serve.image_asked
+
+    def look(node: Remote) -> ImageFacts:
+        found = node.call(ImageFacts, image_facts.find_image, **asked)
+        return found if found.problem == "image-missing" else well_image(node, found)
+
+    return all_of(everywhere(nodes, look))
+
+
+def well_image(node: Remote, image: ImageFacts) -> ImageFacts:
+    """Return what a node has. Raises HostError with its problem, if any."""
+    if image.problem:
+        wrong = image_finding(node.destination, image)
+        raise HostError(f"{wrong.where}: {wrong.what}", why=wrong.why, hint=wrong.hint)
+    return image
+
+
+def resolve_image(cluster: Cluster, report: Report) -> str:
     """Return the cluster's image by a digest; one without is asked for once, on the head.
 
     It is the registry's, else the id of the image that the head has. Raises what a pull raises.
@@ -139,99 +158,92 @@ def resolve_image(cluster: Cluster, layers: Report) -> str:
     serve, head = cluster.file.serve, cluster.head
     if serve.local_image:
         return serve.image
-    asked: dict[str, Any] = {"engine": serve.engine, "names": [serve.image]}
-    head.call(HeldImage, images.hold_image, **asked)  # whether the engine works
-    bar = layers(f"{head.destination}: pulling")
+    (held,) = find_images(cluster, [head])
+    asked, bar = (
+        {**serve.image_asked, "reference": serve.image},
+        report(f"{head.destination}: pulling"),
+    )
     try:
-        held = head.follow(HeldImage, bar, images.pull_image, reference=serve.image, **asked)
+        held = well_image(head, head.follow(ImageFacts, bar, images.pull_image, **asked))
     except HostError:
-        if not (held := head.call(HeldImage, images.hold_image, **asked)).id:
+        if not held.id:
             raise
-    bare = _bare_name(serve.image)
+    if serve.image.startswith("localhost/"):  # podman gives those a digest, too
+        return f"{serve.image}@sha256:{held.digits}"
     named = (digest.partition("@sha256:") for digest in held.digests)
-    known = {name.removeprefix("docker.io/"): pin for name, _, pin in named}
-    pin = known.get(bare.removeprefix("docker.io/")) or known.get(f"library/{bare}") or held.id
-    pin = held.id if bare.startswith("localhost/") else pin  # podman gives those a digest, too
-    return f"{serve.image}@sha256:{pin}"
+    known = {_short_name(name): pin for name, _, pin in named}
+    return f"{serve.image}@sha256:{known.get(_short_name(serve.reference), held.digits)}"
 
 
-def install_image(cluster: Cluster, report: Report, layers: Report) -> list[BroughtImage]:
+def _short_name(name: str) -> str:
+    return name.removeprefix("docker.io/").removeprefix("library/")
+
+
+def install_image(cluster: Cluster, report: Report) -> list[BroughtImage]:
     """Bring the pinned image to every node, and give it the name by which `up` finds it.
 
     It is pulled by its digest; where that fails, it is copied from a node that has it. Raises what
     stands in the way of any node; HostError if nodes have different ones.
     """
     serve, nodes = cluster.file.serve, cluster.nodes
-    engine, pin = serve.engine, serve.image.partition("@sha256:")[2]
-    reference = f"{_bare_name(serve.image)}@sha256:{pin}"
-    asked: dict[str, Any] = {"engine": engine}
-    asked["names"] = [serve.local_image, reference, f"sha256:{pin}"]
+    reference, pin = serve.reference, serve.image.partition("@sha256:")[2]
 
-    def pull(number: int) -> BroughtImage:
-        name = nodes[number].destination
+    def bring(pair: tuple[Remote, ImageFacts]) -> BroughtImage:
+        node, its = pair
+        name = node.destination
+        if its.id:
+            return BroughtImage(node=name, image=its)
         if local:
             raise HostError(
                 f"{name}: {serve.image} is not there, nor in a registry",
                 why="it was built on a node, and is gone there",
                 hint="name the one that it was built from in cluster.toml, then install again",
             )
-        bar, way = layers(f"{name}: pulling"), images.pull_image
-        its = nodes[number].follow(HeldImage, bar, way, reference=reference, **asked)
-        return BroughtImage(node=name, image=its, pulled=True)
+        asked, bar = {**serve.image_asked, "reference": reference}, report(f"{name}: pulling")
+        its = node.follow(ImageFacts, bar, images.pull_image, **asked)
+        return BroughtImage(node=name, image=well_image(node, its), pulled=True)
 
-    def tag(number: int) -> str:
-        named = {"image": found[number].image.id, "tag": serve.local_image}
-        return nodes[number].call(str, images.tag_image, engine=engine, **named)
+    def tag(its: BroughtImage) -> str:
+        named = {"image": its.image.digits, "tag": serve.local_image}
+        return Remote(its.node).call(str, images.tag_image, engine=serve.engine, **named)
 
     with cluster.alone():
-        look = images.hold_image
-        held = all_of(everywhere(nodes, lambda node: node.call(HeldImage, look, **asked)))
-        local = reference.startswith("localhost/") or pin in {its.id for its in held}
-        found = {
-            number: BroughtImage(node=nodes[number].destination, image=its)
-            for number, its in enumerate(held)
-            if its.id
-        }
-        lacking = [number for number in range(len(nodes)) if number not in found]
-        pulled = everywhere(lacking, pull)
-        answers = zip(lacking, pulled, strict=True)
-        found |= {number: its for number, its in answers if isinstance(its, BroughtImage)}
-        if not found:
-            all_of(pulled)
-        found |= _copy_image(cluster, found, held, report)
-        rows = [{"image": found[number].image.content[:_SHOWN]} for number in range(len(nodes))]
-        _check_equal(cluster, rows, f"on the one that is wrong: {engine} image rm {reference}")
-        all_of(everywhere(range(len(nodes)), tag))
-    return [found[number] for number in range(len(nodes))]
+        held = find_images(cluster, nodes)
+        local = reference.startswith("localhost/") or pin in {its.digits for its in held}
+        found = everywhere(list(zip(nodes, held, strict=True)), bring)
+        if not any(isinstance(its, BroughtImage) for its in found):
+            all_of(found)
+        brought = _copy_image(cluster, found, held, report)
+        rows = [{"image": its.image.content[:_SHOWN]} for its in brought]
+        wrong = f"on the one that is wrong: {serve.engine} image rm {reference}"
+        _check_equal(cluster, rows, wrong)
+        all_of(everywhere(brought, tag))
+    return brought
 
 
 def _copy_image(
     cluster: Cluster,
-    found: Mapping[int, BroughtImage],
-    held: Sequence[HeldImage],
+    found: Sequence[BroughtImage | PatchkitError],
+    held: Sequence[ImageFacts],
     report: Report,
-) -> dict[int, BroughtImage]:
-    """Save the image on the first node that has it, send it to those without, and load it there."""
-    if not (missing := [number for number in range(len(held)) if number not in found]):
-        return {}
-    source, image = cluster.nodes[min(found)], found[min(found)].image
-    own = {"engine": cluster.file.serve.engine, "image": image.id}
-    bar = report(f"{source.destination}: saving")
-    archive = Path(source.follow(str, bar, images.save_image, size=image.size, **own))
+) -> list[BroughtImage]:
+    """Send the image of the first node that has it to those without, and load it there."""
+    missing = [number for number, its in enumerate(found) if isinstance(its, PatchkitError)]
+    first = next(its for its in found if isinstance(its, BroughtImage))
+    if not missing:
+        return all_of(found)
+    source, image, size = Remote(first.node), first.image.digits, first.image.size
+    own, bar = {"engine": cluster.file.serve.engine}, report(f"{first.node}: saving")
+    archive = Path(source.follow(str, bar, images.save_image, image=image, size=size, **own))
 
     def copy(number: int) -> BroughtImage:
         node, peer = cluster.nodes[number], cluster.file.node[number].from_head
-        asked = {"engine": own["engine"], "root": held[number].root, "size": image.size}
-        target = node.call(str, images.make_image_room, **asked)
+        room = {"root": held[number].storage[0].folder, "size": size, **own}
+        target = node.call(str, images.make_image_room, **room)
         sent = send_files(source, [archive], peer, target, report(f"{node.destination}: copying"))
         bar, place = report(f"{node.destination}: loading"), f"{target}/{archive.name}"
-        its = node.follow(HeldImage, bar, images.load_image, archive=place, **own)
-        return BroughtImage(node=node.destination, image=its, sent=sent)
+        its = node.follow(ImageFacts, bar, images.load_image, archive=place, image=image, **own)
+        return BroughtImage(node=node.destination, image=well_image(node, its), sent=sent)
 
-    return dict(zip(missing, all_of(everywhere(missing, copy)), strict=True))
-
-
-def _bare_name(image: str) -> str:
-    """Return an image's name without tag and digest, which not every engine takes together."""
-    place, slash, name = image.partition("@")[0].rpartition("/")
-    return place + slash + name.partition(":")[0]
+    copies = dict(zip(missing, everywhere(missing, copy), strict=True))
+    return all_of([copies.get(number, its) for number, its in enumerate(found)])

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import PurePosixPath
 
+from patchkit.cluster.agent.image_facts import ImageFacts
 from patchkit.cluster.agent.node_facts import NodeFacts
 from patchkit.cluster.launch.cluster_file import ClusterFile
 from patchkit.cluster.models.names import ModelFolder
@@ -270,6 +271,16 @@ def pair_findings(names: Sequence[str], facts: Sequence[NodeFacts]) -> Iterator[
             yield wrong("devices", one=one, other=other)
 
 
+def image_finding(name: str, image: ImageFacts) -> Finding:
+    """Return the problem that a node has with its engine or image."""
+    join = ("sudo", "usermod", "-aG", "docker", image.login)  # what takes effect at a boot
+    cures = {"permission denied": join, "Cannot connect to the Docker": _START}
+    look = (image.program, "version") if image.program else ("sudo", "apt", "install", "podman")
+    command = there(name, *next((cures[each] for each in cures if each in image.said), look))
+    fields = {"said": image.said, "command": command}
+    return finding_from_text("survey.toml", image.problem, name, **fields)
+
+
 def node_findings(name: str, facts: NodeFacts) -> Iterator[Finding]:
     """Yield what a node lacks."""
     wrong = partial(finding_from_text, "survey.toml", where=name)
@@ -285,11 +296,7 @@ def node_findings(name: str, facts: NodeFacts) -> Iterator[Finding]:
         yield wrong("linger", user=facts.user, command=there(name, "loginctl", "enable-linger"))
     image = facts.image
     if image and image.problem:
-        join = ("sudo", "usermod", "-aG", "docker", facts.user)  # what takes effect at a boot
-        cures = {"permission denied": join, "Cannot connect to the Docker": _START}
-        look = (image.program, "version") if image.program else ("sudo", "apt", "install", "podman")
-        command = there(name, *next((cures[each] for each in cures if each in image.said), look))
-        yield wrong(image.problem, said=image.said, command=command)
+        yield image_finding(name, image)
     of_root = image is not None and image.program.endswith("docker")  # whose daemon has no limit
     if facts.memlock is not None and not of_root and any(port.active for port in facts.host.rdma):
         folder = _LIMIT.rpartition("/")[0]

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
 
-from patchkit.cluster.agent.engine_facts import EngineFacts
 from patchkit.cluster.agent.group_script import Listener
 from patchkit.cluster.agent.health import DiskRoom, NodeHealth
+from patchkit.cluster.agent.image_facts import ImageFacts
 from patchkit.cluster.agent.links import PeerLink, Way
 from patchkit.cluster.agent.node_facts import ModelPrint, NodeFacts, PythonContents
 from patchkit.cluster.agent.unit_state import GroupProcess, NodeState
@@ -152,8 +152,7 @@ class NodeReport(SaidParts):
     ``address`` is its IPv4 address in the cluster: what it has now, else what cluster.toml or the
     last start say, "" if nobody does; ``no_address`` is why it has none now. ``ways`` are the
     addresses that a node tried, each with the node that has it. ``placed`` is what the last `up`
-    left; ``engine`` is asked only where an image is served. ``missing`` has the error of each part
-    that it did not say.
+    left. ``missing`` has the error of each part that it did not say.
     """
 
     node: str
@@ -162,7 +161,6 @@ class NodeReport(SaidParts):
     no_address: PatchkitError | None = None
     placed: PlacedFiles | None = None
     ways: tuple[tuple[str, Way], ...] | None = None
-    engine: EngineFacts | None = None
     missing: Mapping[str, PatchkitError] = field(default_factory=dict)
 
     def why_not(self, part: str) -> str:
@@ -181,6 +179,12 @@ class NodeReport(SaidParts):
         """Return the facts of the machine. Raises NotCheckedError if the node said none."""
         host: Host = self.part("facts").host
         return host
+
+    @property
+    def engine(self) -> ImageFacts:
+        """Return what containers get. Raises NotCheckedError if no engine said it."""
+        image: ImageFacts = self.part("facts").image
+        return require(image if image.version else None, image.said or "no engine is installed")
 
     @property
     def driver(self) -> str:

@@ -10,6 +10,7 @@ from support import write_files
 from support.needed import need
 from support.ssh_server import obstacle, ssh_server
 
+AS_A_UNIT = '#!/bin/sh\nshift 5\nexec "$@"\n'
 NODES = ("spark-1", "spark-2")
 ENGINE = f"""#!{sys.executable}
 import json, os, pathlib, sys
@@ -20,7 +21,7 @@ verb, *words = sys.argv[1:]
 if (home / "refuses").exists():
     sys.exit("permission denied while trying to connect to the Docker daemon socket")
 if verb == "info":
-    print(home)
+    print(json.dumps({{"ServerVersion": "28.3", "DockerRootDir": str(home)}}))
 elif verb == "image":
     found = held.get(words[-1]) or next((it for it in held.values() if it["Id"] == words[-1]), None)
     sys.exit("No such image") if found is None else print(json.dumps([found]))
@@ -67,7 +68,7 @@ def install(homes, cli, tmp_path):
     if why := obstacle():
         pytest.skip(why)
     known = dict.fromkeys(("vllm/vllm-openai:v1", f"vllm/vllm-openai@sha256:{PIN}"), V1)
-    engine = {"docker": ENGINE, "registry.json": json.dumps(known)}
+    engine = {"docker": ENGINE, "registry.json": json.dumps(known), "systemd-run": AS_A_UNIT}
     write_files(tmp_path / "ssh/bin", engine, mode=0o755)
     names = dict(zip(NODES, homes, strict=True))
     with ssh_server(tmp_path / "ssh", *NODES, homes=names) as path:
@@ -129,7 +130,7 @@ def test_nodes_that_differ_or_refuse(install, homes):
     assert held(homes[0]) is None
     (homes[1] / "refuses").touch()
     said = install(rc=9)
-    assert "spark-2: docker does not work for this user: permission denied" in said
+    assert "spark-2: a unit of this user gets no container: permission denied" in said
     assert "sudo usermod -aG docker" in said
 
 

@@ -12,18 +12,16 @@ from pathlib import Path
 import pytest
 
 from patchkit.cluster.agent import group_script
-from patchkit.cluster.agent.image_facts import ImageFacts
 from patchkit.cluster.agent.node_facts import model_print, python_contents
 from patchkit.cluster.agent.unit_state import group_processes, listeners
 from patchkit.cluster.launch.cluster import Cluster
 from patchkit.cluster.launch.cluster_file import ClusterFile, ClusterNode
-from patchkit.cluster.ssh.node import Remote
 from patchkit.doctor.judgement import cluster_findings
 from patchkit.doctor.peers.node_report import NodeReport
-from patchkit.doctor.visit import _add_engine, examine_nodes
+from patchkit.doctor.visit import _add_image, examine_nodes
 from patchkit.finding import Level
 from support import write_files
-from support.clusters import node_facts
+from support.clusters import image_facts, node_facts
 from support.needed import need
 
 NAME = f"test-{os.getpid()}"
@@ -89,23 +87,10 @@ def test_a_models_files(tmp_path):
     assert model_print(str(tmp_path))["digest"] != found["digest"]
 
 
-@pytest.mark.parametrize(
-    "said", ["", "[]", "{}", '{"host": 1}', "[" * 9999, '{"ServerVersion": []}']
-)
-def test_an_engine_that_says_something_else(said, tmp_path):
-    program = {"docker": f"#!/bin/sh\nprintf %s '{said}'\n"}
-    image = ImageFacts(program=str(write_files(tmp_path, program, mode=0o755) / "docker"))
-    report = NodeReport(node="localhost", facts=node_facts(tmp_path, image=image))
-    assert _add_engine(Remote("localhost"), report).missing["engine"].what
-
-
 def test_an_image_whose_python_does_not_answer_names_its_cuda(tmp_path):
-    said = Path(__file__).parents[2] / "data" / "engines"
-    shows = f"#!/bin/sh\ncat {said}/podman-$1.json\n"  # info, image
-    program = write_files(tmp_path, {"podman": shows}, mode=0o755) / "podman"
-    image = ImageFacts(program=str(program), id="0" * 64, problem="image-silent")
+    image = image_facts("podman", problem="image-silent")
     report = NodeReport(node="localhost", facts=node_facts(tmp_path, vllm="", image=image))
-    found = _add_engine(Remote("localhost"), report)
+    found = _add_image(report)
     assert (found.facts.host.software.cuda, len(found.disks)) == ("13.0", 1)
 
 

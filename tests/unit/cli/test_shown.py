@@ -153,7 +153,8 @@ def test_a_progress_bar_shows_what_it_is_of(monkeypatch):
             out.tell("a line")
             report("y" * 100)(1, 2)
     drawn = streams[1].getvalue().decode().split("\r\x1b[K")
-    assert drawn == ["", f"{visible(EVIL)}{MARK}: 1 of 2 MB", "a line\n", "y" * 79, ""]
+    task = f"{visible(EVIL)}{MARK}"
+    assert drawn == ["", task, f"{task}: 1 of 2 MB", "a line\n", "y" * 79, "y" * 79, ""]
 
 
 def test_in_a_pipe_a_long_task_is_a_line_now_and_then():

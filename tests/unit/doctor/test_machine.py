@@ -6,21 +6,19 @@ from dataclasses import replace
 import pytest
 
 from patchkit.cluster.agent import health
-from patchkit.cluster.agent.engine_facts import EngineFacts
 from patchkit.cluster.agent.health import (
     Compilers,
     ContainerLimits,
-    DiskRoom,
     GpuState,
     GpuUser,
     NodeHealth,
 )
+from patchkit.cluster.agent.image_facts import ImageFacts
 from patchkit.cluster.agent.node_facts import LoadedNccl
 from patchkit.doctor.first_use import DeviceCodeFound, add_first_use, check_first_use
 from patchkit.doctor.machine import machine_findings
 from patchkit.doctor.peers.node_report import NodeReport, facts_for_causes
 from patchkit.doctor.visit import Visit
-from patchkit.errors import HostError
 from patchkit.finding import Level
 from patchkit.measure.device_code import look_at_device_code
 from patchkit.runtime.host.host import Gpu, Software
@@ -120,14 +118,6 @@ def test_each_fault_is_found_and_nothing_else(well, about):
     assert "{" not in found[about].what + found[about].why.replace("{}", "")
 
 
-ENGINE = EngineFacts(
-    version="29.7.2",
-    storage=(DiskRoom(folder="/var/lib/docker", free=10**11, total=10**12, files=10**6),),
-    spec="/var/run/cdi/nvidia.yaml",
-    driver="580.95.05",
-    cpu="arm64",
-    cuda="13.0",
-)
 MADE = {"spec": "/etc/cdi/nvidia.yaml", "driver": "570.86.15"}
 STALE = "sudo nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml"
 
@@ -150,15 +140,14 @@ def test_what_containers_of_a_node_lack(well, engine, changes, about, cure):
     """The Python of the machine is not judged."""
     gpu = replace(well.facts.host.gpus[0], driver="580.95.05")
     served = with_host(well, gpus=(gpu,), software=replace(SOFTWARE, vllm=""))
-    image = image_facts(engine, cdi=bool(changes.get("spec", True)))
-    served = replace(served, facts=replace(served.facts, image=image))
-    found = [*machine_findings(replace(served, engine=replace(ENGINE, **changes)))]
+    facts = replace(served.facts, image=image_facts(engine, **changes))
+    found = [*machine_findings(replace(served, facts=facts))]
     assert [*wrong(found)] == about
     assert all(cure in each.hint for each in wrong(found).values())
     names = {each.about for each in found}
     assert names >= {"engine", "driver"}
     assert not names & {"torch-cpu", "compiler"}
-    silent = replace(served, missing={"engine": HostError("no answer")})
+    silent = replace(served, facts=replace(facts, image=ImageFacts(problem="engine-missing")))
     unknown = {each.about for each in machine_findings(silent) if each.level is Level.UNKNOWN}
     assert unknown >= {"engine", "engine-gpu", "engine-rdma", "image-cpu"}
 

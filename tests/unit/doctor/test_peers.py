@@ -5,7 +5,6 @@ from dataclasses import replace
 
 import pytest
 
-from patchkit.cluster.agent.engine_facts import EngineFacts
 from patchkit.cluster.agent.group_script import Listener
 from patchkit.cluster.agent.links import PeerLink
 from patchkit.cluster.agent.node_facts import LoadedNccl
@@ -152,10 +151,9 @@ def test_a_node_that_does_not_answer(well):
 def test_an_image_in_the_place_of_an_environment(well, changes, about):
     file, nodes = well
     file = replace(file, serve=replace(file.serve, image="a/b", engine="podman"))
-    engine = EngineFacts(version="5", storage=nodes[0].disks, spec="/etc/cdi/x", cpu="arm64")
     served = []
     for each, image in zip(nodes, (image_facts(), image_facts(**changes)), strict=True):
-        bare = replace(without_python(each), engine=engine)
+        bare = without_python(each)
         served.append(replace(bare, facts=replace(bare.facts, image=image)))
     assert [each.about for each in wrong(file, served)] == about
 

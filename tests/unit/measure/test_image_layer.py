@@ -3,17 +3,16 @@
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from patchkit.cluster.agent.images import ImagePython
 from patchkit.errors import UsageError
 from patchkit.measure.image_layer import layer_text
+from patchkit.runtime.host.host import Software
 
 SITE = "/usr/local/lib/python3.12/dist-packages/vllm"
 
 
 def text(user="", vllm=SITE):
-    known = {"release": "3.12", "machine": "aarch64", "glibc": "2.39"}
-    python = ImagePython(python="/usr/bin/python3", vllm=vllm, **known)
-    return layer_text("localhost/patchkit:0123456789ab", python, user, ["--target", "gb10"])
+    found = Software(python="/usr/bin/python3", vllm_home=vllm)
+    return layer_text("localhost/patchkit:0123456789ab", found, user, ["--target", "gb10"])
 
 
 def test_the_layer_of_an_image():
