@@ -149,12 +149,11 @@ def gates(session: nox.Session) -> None:
 def add_release_proof(session: nox.Session) -> None:
     """The newest vLLM and NCCL taken out of a copy and added again: nothing may differ.
 
-    Then a release with the next torch is rehearsed: `-- --next` does that alone (3 GB).
+    Then a release with the next torch is rehearsed: `-- --next` does that alone.
     """
     _install(session, "test")
     if session.posargs != ["--next"]:
         _module(session, "e2e.proofs.add_release_proof")
-    _install_hashed(session, "build")
     _module(session, "e2e.proofs.next_torch")
 
 

@@ -2,7 +2,6 @@
 
 import contextlib
 import ctypes
-import http.server
 import json
 import os
 import shutil
@@ -11,6 +10,8 @@ import subprocess
 import threading
 from functools import cache
 from pathlib import Path
+
+from support.local_server import QuietHandler
 
 SHELLS = ("sh", "dash", "bash", "ksh", "mksh", "busybox", "zsh")
 
@@ -70,13 +71,13 @@ def read_by_systemd(path):
     return pairs
 
 
-class _Daemon(http.server.BaseHTTPRequestHandler):
+class _Daemon(QuietHandler):
     """As much of the Docker API as `docker create` asks for; keeps what it is sent."""
 
     def do_GET(self):
         self._answer(200, {})
 
-    do_HEAD = do_GET  # noqa: N815 (so the base class calls it)
+    do_HEAD = do_GET
 
     def do_POST(self):
         body = self.rfile.read(int(self.headers["Content-Length"]))
@@ -84,17 +85,8 @@ class _Daemon(http.server.BaseHTTPRequestHandler):
         self._answer(201, {"Id": "1", "Warnings": []})
 
     def _answer(self, status, content):
-        body = json.dumps(content).encode()
-        self.send_response(status)
-        self.send_header("Api-Version", "1.47")
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(body)
-
-    def log_message(self, *arguments):
-        pass
+        headers = {"Api_Version": "1.47", "Content_Type": "application/json"}
+        self.send(status, json.dumps(content).encode(), **headers)
 
 
 @contextlib.contextmanager

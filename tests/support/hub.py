@@ -8,7 +8,6 @@ hf takes their ETag, with ranges for what goes on where it was. ``asked`` lists 
 from __future__ import annotations
 
 import hashlib
-import http.server
 import json
 import struct
 import threading
@@ -16,7 +15,7 @@ import time
 from urllib.parse import unquote, urlsplit
 
 from patchkit.runtime.serve.checkpoint import find_checkpoint
-from support.local_server import LocalServer
+from support.local_server import LocalServer, QuietHandler
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 LARGE = 200  # bytes from which a file has a sha256, as LFS files do
@@ -75,13 +74,13 @@ class HubServer(LocalServer):
         self.held = threading.Event()  # set: whoever asks for a file waits
 
 
-class HubAnswers(http.server.BaseHTTPRequestHandler):
+class HubAnswers(QuietHandler):
     """Answer one request."""
 
     server: HubServer
     protocol_version = "HTTP/1.1"
 
-    def log_message(self, format, *arguments):
+    def log_message(self, *_said):
         self.server.asked.append(
             f"{self.command} {self.path} {self.headers.get('Range', '')}".strip()
         )
@@ -116,7 +115,8 @@ class HubAnswers(http.server.BaseHTTPRequestHandler):
                 own |= {oid: "f" * 40, "lfs": lfs}
             files.append(own)
         whole = {"id": repo, "modelId": repo, "sha": COMMIT, "siblings": files}
-        self.send(200, json.dumps(files if tree else whole), Content_Type="application/json")
+        text = json.dumps(files if tree else whole)
+        self.send(200, text.encode(), Content_Type="application/json")
 
     def file(self, files, name):
         if name not in files:
@@ -145,14 +145,6 @@ class HubAnswers(http.server.BaseHTTPRequestHandler):
                 part, self.server.cut = part[: self.server.cut], 0
                 self.close_connection = True
             self.wfile.write(part)
-
-    def send(self, status, text="", **headers):
-        self.send_response(status)
-        for name, each in {**headers, "Content-Length": str(len(text))}.items():
-            self.send_header(name.replace("_", "-"), each)
-        self.end_headers()
-        if self.command == "GET":
-            self.wfile.write(text.encode())
 
     def refuse(self, status, code, message):
         self.send(status, X_Error_Code=code, X_Error_Message=message)

@@ -7,6 +7,21 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Self
 
 
+class QuietHandler(BaseHTTPRequestHandler):
+    """Answers without a word on standard error."""
+
+    def log_message(self, *_said: object) -> None: ...
+
+    def send(self, status: int, data: bytes = b"", **headers: str) -> None:
+        """Send an answer; to HEAD without its data."""
+        self.send_response(status)
+        for name, each in {**headers, "Content_Length": str(len(data))}.items():
+            self.send_header(name.replace("_", "-"), each)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(data)
+
+
 class LocalServer(ThreadingHTTPServer):
     """Answer at ``url``, on a port that is free, in threads of this process."""
 

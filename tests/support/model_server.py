@@ -7,12 +7,11 @@ their `loggers.py`. What goes wrong is an attribute: set it before asking.
 
 from __future__ import annotations
 
-import http.server
 import json
 import threading
 from dataclasses import dataclass
 
-from support.local_server import LocalServer
+from support.local_server import LocalServer, QuietHandler
 
 REASONING = {
     "0.10": ("reasoning_content",),
@@ -84,22 +83,19 @@ class ModelServer(LocalServer):
         pass  # who asks may go away in the middle
 
 
-class _ModelRequest(http.server.BaseHTTPRequestHandler):
+class _ModelRequest(QuietHandler):
     protocol_version = "HTTP/1.1"
-
-    def log_message(self, *_):
-        pass
 
     def do_GET(self):
         server, faults = self.server, self.server.faults
         server.headers_seen.append(dict(self.headers))
         if self.path == "/health":
-            self._send(faults.health, b"")
+            self.send(faults.health, b"")
         elif self.path == "/version":
             self._json(200, {"version": VERSIONS[server.release]})
         elif self.path == "/metrics":
             text = metrics(server.release) if faults.metrics is None else faults.metrics
-            self._send(200 if text else 404, text.encode())
+            self.send(200 if text else 404, text.encode())
         elif self._allowed():
             cards = [
                 {"id": each, "object": "model", "max_model_len": 4096} for each in faults.models
@@ -135,13 +131,7 @@ class _ModelRequest(http.server.BaseHTTPRequestHandler):
         return True
 
     def _json(self, status, value):
-        self._send(status, json.dumps(value).encode())
-
-    def _send(self, status, data):
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
+        self.send(status, json.dumps(value).encode())
 
     def _whole(self, body):
         faults, names = self.server.faults, REASONING[self.server.release]

@@ -8,6 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from patchkit.errors import HostError, SourceError
+from patchkit.wheel.native.assemble import Assembler
+
 PACKAGES = {
     "aarch64-linux-gnu-g++": "g++-aarch64-linux-gnu",
     "aarch64-linux-gnu-gcc": "gcc-aarch64-linux-gnu",
@@ -32,3 +35,11 @@ def need_headers() -> None:
     """Skip the present test unless extensions can be compiled for this Python."""
     if not (Path(sysconfig.get_path("include")) / "Python.h").is_file():
         pytest.skip("Python.h is not installed: apt install python3-dev")
+
+
+def need_ptxas() -> Assembler:
+    """Return what assembles PTX; skip the present test if its ptxas cannot be had."""
+    try:
+        return Assembler()
+    except (SourceError, HostError) as error:
+        pytest.skip(f"ptxas cannot be had here: {error}")

@@ -7,13 +7,11 @@ import json
 import threading
 import time
 from base64 import b64encode
-from http.server import BaseHTTPRequestHandler
 from pathlib import Path
-from typing import Any
 from zipfile import ZipFile
 
 from patchkit.digests import sha256_of
-from support.local_server import LocalServer
+from support.local_server import LocalServer, QuietHandler
 
 
 class SmallIndex(LocalServer):
@@ -33,7 +31,7 @@ class SmallIndex(LocalServer):
         self.url = f"http://me:s3cret@127.0.0.1:{self.server_port}/simple/"
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _Handler(QuietHandler):
     server: SmallIndex
 
     def do_GET(self) -> None:
@@ -80,6 +78,3 @@ class _Handler(BaseHTTPRequestHandler):
         ]
         page = {"meta": {"api-version": "1.1"}, "name": project, "files": offers}
         return json.dumps(page).encode()
-
-    def log_message(self, *_arguments: Any) -> None:
-        pass

@@ -4,21 +4,18 @@
 
 An index on this machine has the release beside what the real one has. On a copy that knows no CUDA
 of that torch, `add-release` asks for its row, and enters the rest: the committed row must give the
-committed file. Then `apply`, `repack` of upstream's wheel (if the cache has it), and across for
-aarch64 a build of one extension and two CUDA objects, with the libraries of that torch (2 GB).
+committed file. Then `apply` labels the release with its CUDA; what `repack` and `build` make of
+that torch is tested with small wheels.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 import tarfile
 import tempfile
-import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -28,24 +25,20 @@ from pathlib import Path
 from packaging.version import Version
 from pypi_simple import PYPI_SIMPLE_ENDPOINT
 
-from e2e.proofs.build_proof import check_objects, index_cutlass
 from patchkit.digests import sha256_of
 from patchkit.patching.recipe import load_recipe
-from patchkit.recipes.vllm.build import known_externals, recorded_needs
+from patchkit.recipes.vllm.build import recorded_needs
 from patchkit.source.archive import unpack
-from patchkit.source.fetch import cache_dir, fetch, index_client, pip_settings
-from patchkit.source.releases import read_lock, read_wheel_lock
+from patchkit.source.fetch import fetch, index_client, pip_settings
+from patchkit.source.releases import read_lock
 from patchkit.target import toolkit_of
-from patchkit.wheel.build.machine import WORK
 from support.local_server import LocalServer
 from support.proving import require
-from support.wheels import record, write_zip
 from tools import run_program
 from tools.stage import staged
 
 TORCH, NEWEST = "2.15.0", load_recipe().newest
 RELEASE = Version(f"{NEWEST.major}.{NEWEST.minor + 1}.0")
-BUILT = Version("0.31.0")  # the newest that takes GCC 12
 TAG = f"cu{toolkit_of(TORCH).cuda.replace('.', '')}.gb10."
 TOOLCHAIN = "recipes/toolchain.toml"
 
@@ -59,46 +52,24 @@ def main() -> int:
 
 
 def prove_release(folder: Path, stage: Path) -> None:
-    """Enter the release into the copy, and make what users make of it."""
-    tree = with_torch(NEWEST, RELEASE, folder)
+    """Enter the release into the copy, and patch it."""
+    tree = with_torch(folder)
     with index_with(tree, folder / "index") as index:
         prove_entry(stage, partial(run, stage, stage, {"PIP_INDEX_URL": index}))
-    patchkit = partial(run, stage, folder, {}, "patchkit")
-    patched = shutil.copytree(tree, folder / "patched")
-    patchkit("apply", patched)
-    label = re.findall(r'VLLM_VERSION_OVERRIDE", "(.*)"\)', (patched / "setup.py").read_text())
+    run(stage, folder, {}, "patchkit", "apply", tree)
+    label = re.findall(r'VLLM_VERSION_OVERRIDE", "(.*)"\)', (tree / "setup.py").read_text())
     require(f"{RELEASE}+{TAG}" in str(label), f"apply: the label is {label}")
-    lock = read_wheel_lock(load_recipe().home / "wheels.toml")["aarch64"][str(NEWEST)]
-    if (stock := cache_dir() / "sdists" / lock.filename).is_file():
-        wheel = renamed_wheel(stock, folder)
-        made = json.loads(patchkit("repack", wheel, "--sha256", sha256_of(wheel), "--json"))
-        require(made["facts"]["wheel"].startswith(f"{RELEASE}+{TAG}"), str(made["wheel"]))
-    else:
-        print(f"repack: left out, {lock.filename} is not in the cache")
-    without = [it.option for it in known_externals() if it.optional and it.pin_of(BUILT)]
-    options = [word for option in without for word in ("--without", option)]
-    options += ["--source", f"cutlass={index_cutlass()}", "--extensions", "cumem_allocator"]
-    tree = with_torch(BUILT, BUILT, folder)
-    told = patchkit(
-        "build", "vllm", "--src", tree, "--cpu", "aarch64", "--dir", "built", *options, "--json"
-    )
-    facts = json.loads(told)["facts"]
-    print(f"build: {facts['wheel']}, nvcc {facts['cuda']}, {facts['environment']}")
-    require(facts["wheel"].startswith(f"{BUILT}+{TAG}reduced."), "the wheel's label is another")
-    require(facts["cuda"] == toolkit_of(TORCH).nvcc, "another nvcc compiled it")
-    root = WORK / f"vllm-{BUILT}-gb10-aarch64-reduced"
-    check_objects(root, folder, "aarch64-linux-gnu-g++")
 
 
-def with_torch(release: Version, version: Version, folder: Path) -> Path:
-    """Write a release's sources, as another version that pins the torch."""
-    root, torch = folder / f"vllm-{version}", recorded_needs(release).torch
-    unpack(fetch("vllm", str(release), read_lock(load_recipe().home / "lock.toml")), root)
+def with_torch(folder: Path) -> Path:
+    """Write the newest release's sources, as the next version, which pins the torch."""
+    root, torch = folder / f"vllm-{RELEASE}", recorded_needs(NEWEST).torch
+    unpack(fetch("vllm", str(NEWEST), read_lock(load_recipe().home / "lock.toml")), root)
     pinned = ("pyproject.toml", "CMakeLists.txt", "requirements/cuda.txt")
-    own = f"\nVersion: {release}\n", f"\nVersion: {version}\n"
+    own = f"\nVersion: {NEWEST}\n", f"\nVersion: {RELEASE}\n"
     for path, pair in {"PKG-INFO": own, **dict.fromkeys(pinned, (torch, TORCH))}.items():
         text = (root / path).read_text()
-        require(pair[0] in text, f"{path} of {release} has no {pair[0].strip()}")
+        require(pair[0] in text, f"{path} of {NEWEST} has no {pair[0].strip()}")
         (root / path).write_text(text.replace(*pair))
     return root
 
@@ -147,20 +118,6 @@ def prove_entry(stage: Path, start: partial[str]) -> None:
     place.write_text(known)
     print(said, start("tools.add_release", str(RELEASE)), sep="\n")
     require(place.read_text() == whole, f"{TOOLCHAIN} comes back otherwise")
-
-
-def renamed_wheel(stock: Path, folder: Path) -> Path:
-    """Copy upstream's wheel under the made-up version, its METADATA with the torch."""
-    old, new, torch = f"vllm-{NEWEST}", f"vllm-{RELEASE}", recorded_needs(NEWEST).torch
-    with zipfile.ZipFile(stock) as source:
-        members = {name.replace(old, new): source.read(name) for name in source.namelist()}
-    home = f"{new}.dist-info"
-    del members[f"{home}/RECORD"]
-    for name in (f"{home}/METADATA", "vllm/_version.py"):
-        text = members[name].decode().replace(str(NEWEST), str(RELEASE))
-        members[name] = text.replace(f"torch=={torch}", f"torch=={TORCH}").encode()
-    members[f"{home}/RECORD"] = record(home, members)
-    return write_zip(folder / stock.name.replace(old, new), members, zipfile.ZIP_DEFLATED, 1)
 
 
 def run(

@@ -70,8 +70,17 @@ def test_only_reading_writes_nothing(cli, root, snapshot, tmp_path):
 
 
 @pytest.mark.releases
-def test_the_tree_becomes_what_is_asked_for_whatever_was_before(cli, root, tree, snapshot):
+def test_the_tree_becomes_what_is_asked_for_whatever_was_before(cli, root, tree, snapshot, git):
     fresh = tree(RELEASE, name="fresh")
+    also = ("--vllm-src", fresh, "--with", "moe_configs")  # which creates files
+    diff = cli("diff", *also).stdout
+    cli("apply", *also)
+    assert cli("diff", *also[:2]).stdout == diff  # whenever one asks
+    patched = snapshot(fresh / "vllm")
+    cli("revert", *also[:2])
+    git(fresh, "apply", stdin=diff)
+    assert snapshot(fresh / "vllm") == patched
+    git(fresh, "apply", "--reverse", stdin=diff)
     cli("apply", "--vllm-src", fresh)
 
     one = json.loads(

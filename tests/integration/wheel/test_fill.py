@@ -11,11 +11,11 @@ import pytest
 
 from patchkit.errors import HashMismatchError
 from patchkit.wheel.file.wheelfile import wheel_name
-from patchkit.wheel.wheelhouse.contents import add_wheel, load_manifest
+from patchkit.wheel.wheelhouse.contents import load_manifest
 from patchkit.wheel.wheelhouse.fill import download_wheels
 from patchkit.wheel.wheelhouse.resolve import LockedWheel
-from support.filling import ALL, FACTS, LOCK, THIS, TORCH, contents, installed, locked
-from support.wheels import CPU, ELSEWHERE, HERE, OTHER_CPU, write_wheel
+from support.filling import ALL, LOCK, THIS, TORCH, contents, installed, locked
+from support.wheels import CPU, ELSEWHERE, HERE, OTHER_CPU
 
 
 def test_a_lock_for_another_machine_and_another_python(world, fill, house, cli):
@@ -172,18 +172,6 @@ def test_ended_while_it_downloads(number, world, offered, index, house, cli, env
     assert locked(house) == [*ALL[1:4], *ALL[5:]]
     assert "all as listed" in cli("verify").stdout
     assert not (house / ".filling").exists()
-
-
-@pytest.mark.e2e
-def test_a_full_disk(small_disk, built, offered, cli, fill, tmp_path):
-    disk = small_disk("size=300k") / "house"
-    wheel = write_wheel(tmp_path / "made", "1.0", project="vllm", requires=["large"])
-    add_wheel(disk, wheel, FACTS)
-    offered("large", "1.0", files={"large.bin": os.urandom(400_000)})
-    before = contents(disk)
-    assert "No space left on device" in fill("--dir", disk, rc=7).stderr
-    assert contents(disk) == before
-    assert "all as listed" in cli("verify", disk).stdout
 
 
 def test_other_bytes_than_those_that_were_locked(offered, tmp_path):

@@ -6,11 +6,11 @@ import zipfile
 
 import pytest
 
-from patchkit.errors import HostError, ProofError, SourceError
+from patchkit.errors import ProofError
 from patchkit.wheel.file.metadata import find_faults
 from patchkit.wheel.file.wheelfile import WheelFile
-from patchkit.wheel.native.assemble import Assembler
 from patchkit.wheel.vllm.native_parts import prove_unneeded
+from support.needed import need_ptxas
 from support.vllm_wheels import LIBRARIES
 from support.wheels import write_wheel
 
@@ -21,10 +21,7 @@ FILES = {"kernels/ptx.so": PTX, "kernels/stock.so": STOCK, "kernels/__init__.py"
 
 @pytest.fixture(autouse=True)
 def _ptxas():
-    try:
-        Assembler()
-    except (SourceError, HostError) as error:
-        pytest.skip(f"ptxas cannot be had here: {error}")
+    need_ptxas()
 
 
 @pytest.fixture

@@ -12,7 +12,6 @@ from patchkit.edit.splice import git_diff
 from patchkit.errors import (
     DriftError,
     HashMismatchError,
-    HostError,
     ProofError,
     SourceError,
     UsageError,
@@ -26,7 +25,6 @@ from patchkit.wheel.build import machine
 from patchkit.wheel.device.inspect import inspect_wheel
 from patchkit.wheel.file.metadata import find_faults
 from patchkit.wheel.file.wheelfile import WheelFile
-from patchkit.wheel.native.assemble import Assembler
 from patchkit.wheel.vllm import repack_origin
 from patchkit.wheel.vllm.repack import repack_wheel
 from patchkit.wheel.vllm.repack_origin import find_wheel
@@ -35,6 +33,7 @@ from patchkit.wheel.wheelhouse.pins import read_listed_wheels
 from patchkit.wheel.wheelhouse.verify import check_files, find_unfit
 from support import run_program
 from support.building import PATCHKIT
+from support.needed import need_ptxas
 from support.vllm_wheels import (
     FIX,
     KERNELS,
@@ -158,10 +157,7 @@ def test_kernels_that_do_not_serve_the_device(run, house, tmp_path):
 
 def test_native(house, tmp_path):
     """PTX becomes machine code, what is for other devices leaves, and `verify` looks again."""
-    try:
-        assembler = Assembler()
-    except (SourceError, HostError) as error:
-        pytest.skip(f"ptxas cannot be had here: {error}")
+    assembler = need_ptxas()
     flash, ptx = "vllm/vllm_flash_attn/_vllm_fa2_C.abi3.so", LIBRARIES / "ptx-aarch64.so"
     wheel = vllm_wheel(tmp_path, libraries={**KERNELS, flash: ptx.read_bytes()})
     done = repacked(wheel, WITH_FIX, house, assembler, digest=sha256(wheel))

@@ -18,11 +18,11 @@ from patchkit.target import targets
 from patchkit.wheel.device.fatbin import read_entries
 from patchkit.wheel.device.first_use import first_use
 from patchkit.wheel.device.inspect import fat_binaries, inspect_file
-from patchkit.wheel.native.assemble import Assembler, Job, assemble_all
+from patchkit.wheel.native.assemble import Job, assemble_all
 from patchkit.wheel.native.make import make_native
 from patchkit.wheel.native.relink import replace_device_code
 from support import write_files
-from support.needed import need
+from support.needed import need, need_ptxas
 
 LIBRARIES = Path(__file__).parents[3] / "data" / "libraries"
 GB10 = targets()["gb10"]
@@ -45,10 +45,7 @@ int main(int count, char **words) {
 @pytest.fixture(scope="module")
 def assembler(tmp_path_factory):
     """Give one with a cache of its own for what it assembles."""
-    try:
-        made = Assembler()
-    except (SourceError, HostError) as error:
-        pytest.skip(f"ptxas cannot be had here: {error}")
+    made = need_ptxas()
     made.cache = tmp_path_factory.mktemp("native")
     return made
 
