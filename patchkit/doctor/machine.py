@@ -217,7 +217,7 @@ def check_compilers(node: NodeReport) -> Outcome:
 
 @check("engine", "engine-rdma")
 def check_engine(node: NodeReport) -> Outcome:
-    said, disk = node.engine, node.engine.storage[0]
+    said, disk = node.engine, node.engine.storage
     fields = {"version": said.version, "storage": disk.folder, "free": disk.free / 1e9}
     verbs = make_fine("engine-rdma", node.node)
     if closed := said.closed:

@@ -213,8 +213,9 @@ def _add_image(report: NodeReport) -> NodeReport:
     known = report.facts.host.software or Software(python="")
     software = replace(known, cuda=known.cuda or image.cuda, vllm_home="")
     facts = replace(report.facts, host=replace(report.facts.host, software=software))
-    sizes = {disk.total for disk in report.disks or ()}
-    disks = (*(report.disks or ()), *(its for its in image.storage if its.total not in sizes))
+    disks = report.disks or ()
+    if image.storage.total not in {disk.total for disk in disks}:
+        disks = (*disks, image.storage)
     return replace(report, facts=facts, disks=disks)
 
 

@@ -56,7 +56,7 @@ def patch_image(cluster: Cluster, report: Report, *, native: bool) -> BuiltImage
         node = NodePlatform(machine=has.machine, python=has.release, glibc=has.glibc)
         bar = report("fetching what patchkit needs in the image")
         kit = pack_kit(folder, node, bar, native=native)
-        room = {"root": held.storage[0].folder, "size": 2 * kit.stat().st_size}
+        room = {"root": held.storage.folder, "size": 2 * kit.stat().st_size}
         there = head.call(str, images.make_image_room, engine=serve.engine, **room)
         bar = report(f"{head.destination}: copying patchkit")
         send_files(Remote(HERE), [kit], head.destination, there, bar)

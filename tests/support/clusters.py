@@ -34,7 +34,7 @@ def image_facts(engine="docker", **changes):
         user="1000:1000",
         login="spark",
         version="29.7.2",
-        storage=(DiskRoom(folder="/var/lib/docker", free=10**11, total=10**12, files=10**6),),
+        storage=DiskRoom(folder="/var/lib/docker", free=10**11, total=10**12, files=10**6),
         spec="/var/run/cdi/nvidia.yaml",
         driver="580.95.05",
         cpu="arm64",

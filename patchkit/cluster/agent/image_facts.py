@@ -62,6 +62,7 @@ _GPU = re.compile(r'\bkind"?: *"?nvidia\.com/gpu\b')
 _ALL = re.compile(r'\bname"?: *"?all\b')
 _DRIVER = re.compile(r"/libcuda\.so\.(\d+\.[\d.]*\d)")
 _CUDA = ("CUDA_VERSION", "NV_CUDA_LIB_VERSION", "NVIDIA_REQUIRE_CUDA")  # of nvidia/cuda, NGC
+_NOWHERE = DiskRoom(folder="/", free=0, total=0, files=None)
 _ASKED = """
 import platform, sys
 answer = {"release": "%d.%d" % sys.version_info[:2], "machine": platform.machine()}
@@ -101,7 +102,7 @@ class ImageFacts:
     user: str = ""
     login: str = ""
     version: str = ""
-    storage: tuple[DiskRoom, ...] = ()
+    storage: DiskRoom = _NOWHERE
     spec: str = ""
     driver: str = ""
     hook: bool = False
@@ -195,7 +196,7 @@ def _read_info(said: Any, root: str) -> dict[str, Any]:
                 found = _DRIVER.search(text)
                 spec, driver = f"/{file.relative_to(root)}", found[1] if found else ""
     hook = "nvidia" in said.get("Runtimes", ()) or shutil.which("nvidia-container-runtime-hook")
-    own = {"version": str(version), "storage": tuple(disk_rooms([storage]))}
+    own = {"version": str(version), "storage": next(disk_rooms([storage]))}
     return {**own, "spec": spec, "driver": driver, "hook": bool(hook)}
 
 

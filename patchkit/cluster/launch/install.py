@@ -159,12 +159,8 @@ def resolve_image(cluster: Cluster, report: Report) -> str:
     if serve.local_image:
         return serve.image
     (held,) = find_images(cluster, [head])
-    asked, bar = (
-        {**serve.image_asked, "reference": serve.image},
-        report(f"{head.destination}: pulling"),
-    )
     try:
-        held = well_image(head, head.follow(ImageFacts, bar, images.pull_image, **asked))
+        held = _pull_image(cluster, head, serve.image, report)
     except HostError:
         if not held.id:
             raise
@@ -173,6 +169,12 @@ def resolve_image(cluster: Cluster, report: Report) -> str:
     named = (digest.partition("@sha256:") for digest in held.digests)
     known = {_short_name(name): pin for name, _, pin in named}
     return f"{serve.image}@sha256:{known.get(_short_name(serve.reference), held.digits)}"
+
+
+def _pull_image(cluster: Cluster, node: Remote, reference: str, report: Report) -> ImageFacts:
+    asked = {**cluster.file.serve.image_asked, "reference": reference}
+    bar = report(f"{node.destination}: pulling")
+    return well_image(node, node.follow(ImageFacts, bar, images.pull_image, **asked))
 
 
 def _short_name(name: str) -> str:
@@ -199,9 +201,8 @@ def install_image(cluster: Cluster, report: Report) -> list[BroughtImage]:
                 why="it was built on a node, and is gone there",
                 hint="name the one that it was built from in cluster.toml, then install again",
             )
-        asked, bar = {**serve.image_asked, "reference": reference}, report(f"{name}: pulling")
-        its = node.follow(ImageFacts, bar, images.pull_image, **asked)
-        return BroughtImage(node=name, image=well_image(node, its), pulled=True)
+        its = _pull_image(cluster, node, reference, report)
+        return BroughtImage(node=name, image=its, pulled=True)
 
     def tag(its: BroughtImage) -> str:
         named = {"image": its.image.digits, "tag": serve.local_image}
@@ -238,7 +239,7 @@ def _copy_image(
 
     def copy(number: int) -> BroughtImage:
         node, peer = cluster.nodes[number], cluster.file.node[number].from_head
-        room = {"root": held[number].storage[0].folder, "size": size, **own}
+        room = {"root": held[number].storage.folder, "size": size, **own}
         target = node.call(str, images.make_image_room, **room)
         sent = send_files(source, [archive], peer, target, report(f"{node.destination}: copying"))
         bar, place = report(f"{node.destination}: loading"), f"{target}/{archive.name}"

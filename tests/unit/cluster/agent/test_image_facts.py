@@ -79,7 +79,7 @@ def test_what_containers_get(name, info, files, version, spec, driver, engine, t
     assert (found.problem, found.program) == ("", f"{tmp_path}/{name}")
     assert (found.version, found.spec, found.driver) == (version, spec, driver)
     assert (found.cpu, found.cuda, found.hook) == ("amd64", "13.0", name == "docker")
-    assert found.storage[0].free
+    assert found.storage.free
     assert (found.infiniband, found.closed) == (True, ())  # whose owner opens it, inside as well
 
 
