@@ -13,23 +13,12 @@ import hashlib
 import re
 from pathlib import Path
 
-from patchkit.measure.proof_archive import (
-    Proof,
-    first_use_counts,
-    most_bandwidth,
-    read_proof,
-    short_kernels,
-)
+from patchkit.measure.proof_archive import PACKED, Proof, first_use, parse_proof, short_kernels
+from patchkit.reading import read_bytes
 from tools import run_program
-from tools.markdown import replaced, table
 
 PAGE = Path(__file__).parents[1] / "docs" / "known.md"
-MARK = ("proofs", "python -m tools.known ARCHIVE…")
-HEAD = (
-    *("device", "driver", "vLLM", "date", "parts: ok, failed, not run", "compiled at first use"),
-    *("first call of FlashAttention 2: cold, kept", "FP8; blocks; NVFP4; MXFP4"),
-    *("serves after: cold, warm", "tokens/s: cold, warm", "NCCL: RoCE, sockets", "archive"),
-)
+END = "\n<!-- /proofs -->"
 _STRANGE = re.compile(r"[^A-Za-z0-9_ .,:;+()/-]+")
 _WIDEST = 160  # characters of a cell
 
@@ -41,39 +30,34 @@ def main() -> int:
     parser.add_argument("--page", type=Path, default=PAGE)
     asked = parser.parse_args()
     text = asked.page.read_text(encoding="utf-8")
-    rows = {row[-1]: row for row in read_rows(text)}
     for path in asked.archive:
-        row = proof_row(read_proof(path), hashlib.sha256(path.read_bytes()).hexdigest())
-        rows[row[-1]] = row
-    made = table(HEAD, sorted(rows.values(), key=lambda row: (row[0], row[3], row[-1]))).rstrip()
-    asked.page.write_text(replaced(text, *MARK, made), encoding="utf-8")
+        packed = read_bytes(path, limit=PACKED)
+        name = hashlib.sha256(packed).hexdigest()[:12]
+        if name not in text:
+            cells = [*proof_cells(parse_proof(packed, str(path))), name]
+            text = text.replace(END, f"| {' | '.join(cells)} |\n{END}")
+    asked.page.write_text(text, encoding="utf-8")
     return 0
 
 
-def read_rows(text: str) -> list[list[str]]:
-    """Return the rows that the page has, without its head."""
-    between = text.partition(f"<!-- {MARK[0]}: {MARK[1]} -->")[2].partition(f"<!-- /{MARK[0]} -->")
-    rows = [line.strip("| ").split(" | ") for line in between[0].splitlines() if line[:1] == "|"]
-    return [row for row in rows[2:] if len(row) == len(HEAD)]
-
-
-def proof_row(proof: Proof, sha256: str) -> list[str]:
-    """Return the cells of one proof, each of plain characters."""
+def proof_cells(proof: Proof) -> list[str]:
+    """Return what the page's table has of a proof, in plain characters."""
     counts = [sum(part.state == it for part in proof.parts) for it in ("ok", "failed", "not-run")]
     routing = [proof.part(f"routing-{it}") for it in ("fp8", "fp8-blocks", "nvfp4", "mxfp4")]
     starts = [proof.part(f"serve-{it}").figures for it in ("cold", "warm")]
-    speeds = [most_bandwidth(proof.part(f"nccl-{it}")) for it in ("roce", "socket")]
+    paths = [proof.part(f"nccl-{it}").figures for it in ("roce", "socket")]
+    speeds = [its.get("most_gigabytes_per_second") for its in paths]
     attention = proof.part("kernel-fa2").figures
     cells = [
         *(proof.device, proof.driver, proof.vllm, proof.date, ", ".join(map(str, counts))),
-        "; ".join(f"{name} {count}" for name, count in first_use_counts(proof).items()),
+        first_use(proof),
         ", ".join(str(attention.get(f"first_{it}", "?")) for it in ("s", "kept_s")) + " s",
         "; ".join(short_kernels(part) or part.state for part in routing),
         ", ".join(str(its.get("ready_s", "?")) for its in starts) + " s",
         ", ".join(str(its.get("tokens_per_s", "?")) for its in starts),
         ", ".join(f"{it} GB/s" if it else "not run" for it in speeds),
     ]
-    return [*(_STRANGE.sub("?", cell)[:_WIDEST] or "?" for cell in cells), sha256[:12]]
+    return [_STRANGE.sub("?", cell)[:_WIDEST] or "?" for cell in cells]
 
 
 if __name__ == "__main__":

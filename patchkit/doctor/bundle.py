@@ -263,9 +263,9 @@ def pack_report(parts: Mapping[str, Any], names: PrivateNames) -> tuple[str, dic
     return json.dumps(whole, indent=1, ensure_ascii=False) + "\n", taken
 
 
-def save_report(text: str, path: Path) -> None:
+def save_report(report: bytes, path: Path) -> None:
     """Write a report for its owner alone. Raises UsageError if the file is there, StorageError."""
     if os.path.lexists(path):
         raise UsageError(f"{path}: is there already", hint="name a new file")
     with translated("no report was written", at=path), replacing(path, private=True) as file:
-        file.write(text.encode("utf-8", "replace"))
+        file.write(report)

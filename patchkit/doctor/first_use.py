@@ -71,6 +71,18 @@ def add_first_use(visited: Visit, look: Callable[..., dict[str, Any]]) -> Visit:
     return replace(visited, findings=tuple(sorted(found, key=lambda each: each.level in LATER)))
 
 
+def count_loads(
+    codes: Mapping[str, Mapping[str, int]], capability: str
+) -> dict[str, Counter[Load]]:
+    """Return how many fat binaries of each library reach a device of ``12.1``, and how."""
+    major, minor = map(int, capability.split("."))
+    found = {name: Counter[Load]() for name in codes}
+    for name, held in codes.items():
+        for names, count in held.items():
+            found[name][best_load(listed(_NAMES.findall(names)), (major, minor))] += count
+    return found
+
+
 @check("first-use")
 def check_first_use(node: NodeReport, said: DeviceCodeFound | PatchkitError) -> Outcome:
     if isinstance(said, PatchkitError):
@@ -80,12 +92,8 @@ def check_first_use(node: NodeReport, said: DeviceCodeFound | PatchkitError) -> 
         raise NotCheckedError("no GPU says its compute capability")
     if said.forced:
         return node.find("ptx-forced", name=said.forced)
-    major, minor = map(int, capability.split("."))
-    compiled = Counter[str]()
-    for name, codes in said.codes.items():
-        for names, count in codes.items():
-            if best_load(listed(_NAMES.findall(names)), (major, minor)) is Load.JIT:
-                compiled[name] += count
+    loads = count_loads(said.codes, capability)
+    compiled = +Counter({name: its[Load.JIT] for name, its in loads.items()})
     shown = ", ".join(f"{name} ({count})" for name, count in compiled.most_common())
     if not shown:
         return {"what": "vLLM's libraries hold machine code for this GPU"}

@@ -11,24 +11,26 @@ import zlib
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from patchkit.doctor.bundle import PrivateNames, pack_report
+from patchkit.doctor.first_use import count_loads
 from patchkit.doctor.gpu_steps import GpuStep
 from patchkit.errors import SourceError
 from patchkit.quoting import visible
-from patchkit.reading import read_bytes
 from patchkit.records import RecordError, matching, read_json
-from patchkit.target import Load, best_load, listed
+from patchkit.target import Load
 from patchkit.units import BYTES_PER_MIB
 
 SCHEMA: Literal[1] = 1
-_PACKED, _UNPACKED, _MOST = 4 * BYTES_PER_MIB, 32 * BYTES_PER_MIB, 64
+PACKED = 4 * BYTES_PER_MIB  # what is read of an archive at most
+_UNPACKED, _MOST = 32 * BYTES_PER_MIB, 64
 _MEMBER = re.compile(r"proof\.json|summary\.txt|logs/[a-z0-9.-]{1,60}\.txt")
-_CODE = re.compile(r"\b(?:sm|compute)_\d{2,3}[af]?\b")
-_LONG = re.compile(r"\w*(Method|FusedMoE|Experts\w*)$|(ScaledMM)?(Linear)?Kernel$")
-_TOLD = ("gpu-device", "gpu-triton")
+_LONG = re.compile(r"(ScaledMM)?(Linear)?Kernel\b")
+_FIGURES = (  # in a line of the summary
+    *("ready_s", "tokens_per_s", "cores_busy", "cores_idle", "first_s", "first_kept_s", "error"),
+    *("microseconds_8", "most_gigabytes_per_second"),
+)
 _LINES, _WIDTH = 20, 80  # of a summary
 
 
@@ -82,11 +84,6 @@ def pack_proof(proof: Proof, logs: Mapping[str, Any], names: PrivateNames) -> tu
     return parse_proof(archive_bytes, "the archive that was made"), archive_bytes
 
 
-def read_proof(path: Path) -> Proof:
-    """Return what an archive says, which may be anybody's. Raises SourceError, StorageError."""
-    return parse_proof(read_bytes(path, limit=_PACKED), str(path))
-
-
 def parse_proof(packed: bytes, name: str) -> Proof:
     """Return what the bytes of an archive say; nothing gets to a disk. Raises SourceError."""
     try:
@@ -122,67 +119,36 @@ def summary_lines(proof: Proof) -> list[str]:
         f"driver {proof.driver or '?'}, vLLM {proof.vllm or '?'}, torch {proof.torch or '?'}",
         f"parts: {told}; {sum(part.seconds for part in proof.parts):.0f} s",
     ]
-    if proof.code and proof.capability:
-        compiled = (f"{name} {count}" for name, count in first_use_counts(proof).items())
-        lines.append(f"compiled at first use: {', '.join(compiled) or 'nothing'}")
-    fine = [part for part in proof.parts if part.state == "ok"]
-    for kind in ("serve-", "routing-", "nccl-", "gpu-"):
-        lines += [
-            _part_line(it) for it in fine if it.step.startswith(kind) and it.step not in _TOLD
-        ]
-    calls = [it for it in fine if it.step.startswith("kernel-")]
-    keys = ("first_s", "first_kept_s", "error")
-    cells = [" ".join([it.step[7:], *(str(it.figures.get(key)) for key in keys)]) for it in calls]
-    lines += [
-        f"first, kept s, error: {'; '.join(cells[at : at + 2])}" for at in range(0, len(cells), 2)
-    ]
+    if proof.code and proof.capability[:1].isdigit():
+        lines.append(f"compiled at first use: {first_use(proof) or 'nothing'}")
     reasons: dict[str, list[str]] = {}
-    for part in proof.parts:
+    fine = []
+    for part in reversed(proof.parts):
+        said = short_kernels(part)
         if part.state != "ok":
-            chose = f" ({short_kernels(part)})" if part.kernel else ""
-            reasons.setdefault(f"{part.state}: {part.reason}", []).append(part.step + chose)
+            names = reasons.setdefault(f"{part.state}: {part.reason}", [])
+            names.append(f"{part.step} ({said})" if said else part.step)
+        else:
+            said_figures = (f"{it} {part.figures[it]}" for it in _FIGURES if it in part.figures)
+            words = [word for word in (said, *said_figures) if word not in part.step]
+            fine.append(f"{part.step}: {', '.join(words)}")
     for reason, names in reasons.items():
         lines.append(f"{', '.join(names) if len(names) < 3 else f'{len(names)} parts'}: {reason}")
-    shown = [" ".join(visible(line).split()) for line in lines[:_LINES]]
+    shown = [" ".join(visible(line).split()) for line in [*lines, *fine][:_LINES]]
     return [line if len(line) <= _WIDTH else f"{line[: _WIDTH - 1]}…" for line in shown]
 
 
-def first_use_counts(proof: Proof) -> dict[str, str]:
+def first_use(proof: Proof) -> str:
     """Return how many fat binaries of a library the device compiles, of those that it uses."""
+    found = []
     if not re.fullmatch(r"\d{1,2}\.\d", proof.capability):
-        return {}
-    major, minor = map(int, proof.capability.split("."))
-    found = {}
-    for name, codes in proof.code.items():
-        loads = Counter[Load | None]()
-        for names, count in codes.items():
-            loads[best_load(listed(_CODE.findall(names)), (major, minor))] += count
-        used = sum(count for load, count in loads.items() if load not in (None, Load.NONE))
+        return ""
+    for name, loads in count_loads(proof.code, proof.capability).items():
+        short = name.partition(".")[0].removesuffix("_stable_libtorch").strip("_")
         if loads[Load.JIT]:
-            short = name.partition(".")[0].removesuffix("_stable_libtorch").strip("_")
-            found[short] = f"{loads[Load.JIT]} of {used}"
-    return found
-
-
-def _part_line(part: GpuStep) -> str:
-    its = part.figures
-    if part.step.startswith("nccl-"):
-        return f"{part.step}: {its.get('microseconds_8')} us; {most_bandwidth(part)} GB/s"
-    if part.step.startswith("serve-"):
-        start = f"{part.step}: serves after {its.get('ready_s')} s; {its.get('tokens_per_s')} tok/s"
-        return f"{start}; cores {its.get('cores_busy')}, idle {its.get('cores_idle')}"
-    error = f", error {its['error']}" if "error" in its else ""
-    return f"{part.step}: {short_kernels(part)}{error}"
+            found.append(f"{short} {loads[Load.JIT]} of {loads.total() - loads[Load.NONE]}")
+    return ", ".join(found)
 
 
 def short_kernels(part: GpuStep) -> str:
-    """Return the kernels that a part took, in short; what was not quantised is left out."""
-    words = dict.fromkeys(word for word in part.kernel.split() if "Unquantized" not in word)
-    short = [_LONG.sub("", word.strip(",")) for word in words]
-    return ", ".join(dict.fromkeys(filter(None, short)))
-
-
-def most_bandwidth(part: GpuStep) -> float:
-    """Return the largest GB/s of all sizes, 0 if none was measured."""
-    its = (value for name, value in part.figures.items() if name.startswith("gigabytes"))
-    return max((float(value) for value in its if isinstance(value, int | float)), default=0.0)
+    return _LONG.sub("", part.kernel)

@@ -83,7 +83,7 @@ def doctor_command(
     if save is not None:
         names = private_names((each.node, each.facts) for each in visited.reports)
         text, taken = pack_report(visited.parts(), names)
-        save_report(text, save)
+        save_report(text.encode("utf-8", "replace"), save)
         tell(f"saved: {save}; taken out: {', '.join(taken) or 'nothing'}")
         if verbose:
             yield from table((name, str(count)) for name, count in taken.items())

@@ -13,10 +13,10 @@ from patchkit.cli.out import PATH, LaidOut, next_step, tell
 from patchkit.cli.render import Block, ExitCode, Record, rendered
 from patchkit.cluster.launch.cluster import Cluster
 from patchkit.cluster.launch.cluster_file import FILE, read_cluster_file
-from patchkit.durable.atomic import replacing
-from patchkit.errors import HostError, ProofError, UsageError, translated
+from patchkit.doctor.bundle import save_report
+from patchkit.errors import HostError, ProofError, UsageError
 from patchkit.extras import BASE, require_libraries
-from patchkit.measure.proof import collect_proof, describe_model
+from patchkit.measure.proof import collect_proof
 from patchkit.measure.proof_archive import summary_lines
 
 
@@ -40,7 +40,8 @@ def proof_command(
     """Try kernels, routing, NCCL and a server here; keep what came of it, without names.
 
     It takes some 15 minutes and the GPU for itself; nothing is sent anywhere. Words behind `--` are
-    added to `vllm serve`. The exit code is 9 without a GPU, 5 if a part failed.
+    added to `vllm serve`. The exit code is 9 without a GPU, 5 if a part failed. Ctrl-C keeps what
+    was done until then.
 
     \b
       patchkit proof -o gb10.tar.gz
@@ -53,15 +54,17 @@ def proof_command(
         raise UsageError(f"{place.parent}: no such folder", hint="name a file in one that is there")
     named = several or file is not None
     cluster = Cluster(read_cluster_file(file or FILE)) if named else cluster_here(venv)
-    tell(describe_model(model))
-    proof, archive = collect_proof(cluster, model, args, tell)
-    with translated("no proof was written", at=place), replacing(place) as stream:
-        stream.write(archive)
+    own = "random weights, 4.6 GiB of memory; nothing is downloaded"
+    tell(f"serves {model or own}")
+    proof, archive, interrupt = collect_proof(cluster, model, args, tell)
+    save_report(archive, place)
     summary = summary_lines(proof)
     yield Record({"archive": place, "summary": summary, "parts": proof.parts})
     yield from map(LaidOut, summary)
     yield f"{place}: {len(archive) / 1e3:.0f} kB; look into it before you hand it on"
     yield next_step("tar", "-xOzf", place, "proof.json")
+    if interrupt is not None:
+        raise interrupt
     if proof.part("gpu-device").state != "ok":
         yield ExitCode(HostError.exit_code)
     elif any(part.state == "failed" for part in proof.parts):

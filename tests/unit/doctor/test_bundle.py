@@ -96,13 +96,13 @@ def test_a_report(tmp_path):
 
 def test_a_report_is_its_owners_and_replaces_nothing(tmp_path):
     path = tmp_path / "report.json"
-    save_report("text", path)
+    save_report(b"text", path)
     assert (path.stat().st_mode & 0o777, path.read_text()) == (0o600, "text")
     link = tmp_path / "link"
     link.symlink_to(tmp_path / "elsewhere")
     for taken in (path, link):
         with pytest.raises(UsageError, match="is there already"):
-            save_report("other", taken)
+            save_report(b"other", taken)
     assert not (tmp_path / "elsewhere").exists()
 
 
