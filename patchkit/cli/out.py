@@ -26,7 +26,7 @@ import click
 
 from patchkit.cli.verbs import VERBS
 from patchkit.errors import PatchkitError
-from patchkit.quoting import OBEYED, quoted, visible
+from patchkit.quoting import quoted, visible
 from patchkit.runtime.rules.secret_texts import mask_secrets
 
 PATH = click.Path(path_type=Path)
@@ -125,12 +125,6 @@ def data(text: str) -> None:
     else:
         # A file name that is not UTF-8 leaves as the bytes that it has.
         click.echo(text.encode("utf-8", "surrogateescape"), nl=False)
-
-
-def flow(text: str, *, err: bool = False, dim: bool = False) -> None:
-    """Print a piece of what a model writes as it comes, where the one before it ended."""
-    safe = text.translate(OBEYED)
-    click.echo(click.style(safe, dim=True) if dim else safe, nl=False, err=err, color=colour())
 
 
 def print_json(value: object, *, indent: int | None = 1) -> None:

@@ -121,7 +121,15 @@ def _from_command(recipe: Mapping[str, Any], model: str, source: str) -> tuple[P
         flag = f"--{name.replace('_', '-')}"
         words += [] if value == "false" else [flag] if value == "true" else [flag, value]
     command = str(recipe.get("command") or f"vllm serve {{model}} {shlex.join(words)}")
-    command = _filled(command, {**defaults, **served})
+    facts, doubled = {**defaults, **served}, "{{" in command
+    for _ in range(3):  # a default may name another one
+        found = _PLACEHOLDER.findall(command)
+        if len(command) + sum(len(facts.get(name, "")) for name in found) > _LARGEST:
+            raise ValueError("its command is too long")
+        command = _PLACEHOLDER.sub(lambda name: facts.get(name[1], name[0]), command)
+    command = command.replace("\\\n", " ")
+    if doubled:  # as eugr writes braces
+        command = command.replace("{{", "{").replace("}}", "}")
     reader = shlex.shlex(command, posix=True, punctuation_chars=";&|<>")
     reader.whitespace_split = True
     words = [*reader]
@@ -137,18 +145,6 @@ def _from_command(recipe: Mapping[str, Any], model: str, source: str) -> tuple[P
     settings = joined(settings.items()) | env
     nodes = int(recipe.get("min_nodes") or 1 + bool(recipe.get("cluster_only")))
     return _preset(model or named, settings, source, nodes=nodes, single=nodes == 1), untold
-
-
-def _filled(command: str, facts: Mapping[str, str]) -> str:
-    """Return a command with its placeholders filled in, and eugr's doubled braces single."""
-    doubled = "{{" in command
-    for _ in range(3):  # a default may name another one
-        found = _PLACEHOLDER.findall(command)
-        if len(command) + sum(len(facts.get(name, "")) for name in found) > _LARGEST:
-            raise ValueError("its command is too long")
-        command = _PLACEHOLDER.sub(lambda name: facts.get(name[1], name[0]), command)
-    command = command.replace("\\\n", " ")
-    return command.replace("{{", "{").replace("}}", "}") if doubled else command
 
 
 def _preset(model: str, settings: Settings, source: str, **given: Any) -> Preset:

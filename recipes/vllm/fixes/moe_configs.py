@@ -110,7 +110,15 @@ def prove(case: kit.Case) -> str:
                 f"{path}: get_moe_configs gives {got!r:.200}, not the rows of this file"
             )
         if text == config.text(case.patched):
-            _check_rows(path, _read_rows(text), _BYTES[config.key[2]])
+            rows, width = _read_rows(text), _BYTES[config.key[2]]
+            for size, row in rows.items():
+                tiles = (row["BLOCK_SIZE_M"] + row["BLOCK_SIZE_N"]) * row["BLOCK_SIZE_K"]
+                needed = (row["num_stages"] - 1) * tiles * width
+                if needed > _INDEX["shared_memory"]:
+                    what = f"{path}: {size} tokens need {needed} bytes of shared memory"
+                    raise kit.ProofError(what)
+            if max(rows) < _PREFILL:
+                raise kit.ProofError(f"{path}: has no row for {_PREFILL} tokens or more")
         packaged = case.patched.kind == "installed" or f'"{_PACKAGED}"' in case.patched.read(_SETUP)
         if not (packaged and fnmatchcase(path, f"vllm/{_PACKAGED}")):
             raise kit.ProofError(f"{path}: setup.py does not package it, so a wheel would lack it")
@@ -131,16 +139,6 @@ def _read_rows(text: str) -> dict[int, dict[str, int]]:
 def _json_pairs(rows: Mapping[int, object]) -> list[list[object]]:
     """Return rows as JSON can have them, also with a number as a key."""
     return [[size, rows[size]] for size in sorted(rows, key=str)]
-
-
-def _check_rows(path: str, rows: dict[int, dict[str, int]], width: int) -> None:
-    for size, row in rows.items():
-        tiles = (row["BLOCK_SIZE_M"] + row["BLOCK_SIZE_N"]) * row["BLOCK_SIZE_K"]
-        needed = (row["num_stages"] - 1) * tiles * width
-        if needed > _INDEX["shared_memory"]:
-            raise kit.ProofError(f"{path}: {size} tokens need {needed} bytes of shared memory")
-    if max(rows) < _PREFILL:
-        raise kit.ProofError(f"{path}: has no row for {_PREFILL} tokens or more")
 
 
 def _config_paths(tree: kit.SourceTree) -> list[str]:
