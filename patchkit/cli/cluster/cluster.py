@@ -185,20 +185,24 @@ def _install_wheels(cluster: Cluster, house: Path) -> Iterator[Block]:
     tell_hashing(house)
     lock = _read_house_lock(house)
     with progress() as report:
-        done = install_everywhere(cluster, house, lock, report)
-    nodes = []
-    for copy in done.copies:
-        yield f"{copy.node}: {counted_noun(copy.wheels, 'wheel')}, {sent_amount(copy.sent)}"
-    for node, state, venv in zip(cluster.nodes, done.before, done.made, strict=True):
+        brought = install_everywhere(cluster, house, lock, report)
+    nodes, copies = [], []
+    for its in brought:
+        if its.sent:
+            count = len(its.before.lacking)
+            copies.append({"node": its.node, "wheels": count, "sent": its.sent})
+            yield f"{its.node}: {counted_noun(count, 'wheel')}, {sent_amount(its.sent)}"
+    for its in brought:
+        state, venv = its.before, its.venv
         changed = state.current != venv.name
-        own = {"node": node.destination, "changed": changed, "former": state.current}
+        own = {"node": its.node, "changed": changed, "former": state.current}
         nodes.append({**own, **record_fields(venv)})
         how = "installed anew" if not state.installed else "is there" if changed else "as it is"
         uses = f", and {cluster.file.venv} uses it" if changed else ""
-        yield GOOD + f"{node.destination}: {venv.name} {how}{uses}"
+        yield GOOD + f"{its.node}: {venv.name} {how}{uses}"
         yield from ("  " + lead_word("note") + warning for warning in venv.warnings)
-    yield Record({"venv": cluster.file.venv, "copies": done.copies, "nodes": nodes})
-    first = done.made[0]
+    yield Record({"venv": cluster.file.venv, "copies": copies, "nodes": nodes})
+    first = brought[0].venv
     leading = (name for name in ("vllm", "torch") if name in first.versions)
     parts = [f"{name} {first.versions[name]}" for name in leading]
     parts += [f"NCCL {first.nccl_version or '?'} ({first.nccl_sha256[:12]})"] if first.nccl else []

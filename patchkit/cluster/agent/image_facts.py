@@ -167,10 +167,11 @@ def find_image(engine: str, names: Sequence[str], root: str = "/") -> ImageFacts
         # As a unit would: a login may have a group that the user's systemd has not.
         asked = ("--pipe", "--wait", "--collect", program, "info", "--format={{json .}}")
         done = run_for_user("systemd-run", "--quiet", *asked, timeout=_PATIENCE)
-        said = {} if done.trouble else json.loads(done.output)
-        if done.trouble or said.get("ServerErrors"):
-            refused = last_line(done) if done.trouble else str(said["ServerErrors"][0])
-            return replace(made, problem="engine-refuses", said=refused)
+        if done.trouble:
+            return replace(made, problem="engine-refuses", said=last_line(done))
+        said = json.loads(done.output)
+        if refused := said.get("ServerErrors"):  # docker: no failure with --format
+            return replace(made, problem="engine-refuses", said=str(refused[0]))
         if "host" in said and (podman := shutil.which("podman", path=path)):
             made = replace(made, program=podman)  # which some call docker
         made = replace(made, **_read_info(said, root), **_read_devices(root))

@@ -24,56 +24,42 @@ _SHOWN = 12  # digits of a digest in a table
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WheelCopy:
-    """Wheels that went to a node, and how fast."""
+class BroughtVenv:
+    """What an installation came to on a node: what it had ``before``, and what was ``sent``."""
 
     node: str
-    wheels: int
-    sent: Copied
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Installed:
-    """What an installation came to, node by node; ``before`` is what each node had."""
-
-    copies: tuple[WheelCopy, ...]
-    before: tuple[InstallState, ...]
-    made: tuple[InstalledVenv, ...]
+    before: InstallState
+    venv: InstalledVenv
+    sent: Copied | None
 
 
 def install_everywhere(
     cluster: Cluster, folder: Path, lock: WheelLock, report: Report
-) -> Installed:
+) -> list[BroughtVenv]:
     """Copy what nodes lack, make the environment on each, and switch to it once all are equal.
 
     Raises what stands in the way of any node before a byte is copied; HostError if they differ.
     """
-    sent = asdict(lock)
+    nodes, wheels = cluster.nodes, {"lock": asdict(lock)}
 
-    def copy(entry: tuple[Remote, InstallState]) -> WheelCopy | None:
-        node, state = entry
-        if not state.lacking:
-            return None
-        bar = report(f"{node.destination}: copying")
-        way = node.destination, state.store
-        took = send_files(Remote(HERE), [folder / name for name in state.lacking], *way, bar)
-        return WheelCopy(node=node.destination, wheels=len(state.lacking), sent=took)
-
-    def make(node: Remote) -> InstalledVenv:
-        progress = report(f"{node.destination}: installing")
-        return node.follow(InstalledVenv, progress, installation.install_wheels, lock=sent)
+    def bring(entry: tuple[Remote, InstallState]) -> BroughtVenv:
+        node, before = entry
+        name, sent = node.destination, None
+        if lacking := [folder / wheel for wheel in before.lacking]:
+            bar = report(f"{name}: copying")
+            sent = send_files(Remote(HERE), lacking, name, before.store, bar)
+        bar = report(f"{name}: installing")
+        venv = node.follow(InstalledVenv, bar, installation.install_wheels, **wheels)
+        return BroughtVenv(node=name, before=before, venv=venv, sent=sent)
 
     with cluster.alone():
-        look, asked = installation.look_at_installation, {"venv": cluster.file.venv, "lock": sent}
-        found = everywhere(cluster.nodes, lambda node: node.call(InstallState, look, **asked))
-        states = all_of(found)
-        copies = all_of(everywhere(list(zip(cluster.nodes, states, strict=True)), copy))
-        made = all_of(everywhere(cluster.nodes, make))
-        _check_equal(cluster, [_describe(venv) for venv in made], "patchkit verify")
+        look, asked = installation.look_at_installation, {"venv": cluster.file.venv, **wheels}
+        states = all_of(everywhere(nodes, lambda node: node.call(InstallState, look, **asked)))
+        brought = all_of(everywhere(list(zip(nodes, states, strict=True)), bring))
+        _check_equal(cluster, [_describe(its.venv) for its in brought], "patchkit verify")
         switch, place = installation.switch_link, {"venv": cluster.file.venv, "name": lock.id}
-        all_of(everywhere(cluster.nodes, lambda node: node.call(str, switch, **place)))
-    done = tuple(copy for copy in copies if copy)
-    return Installed(copies=done, before=tuple(states), made=tuple(made))
+        all_of(everywhere(nodes, lambda node: node.call(str, switch, **place)))
+    return brought
 
 
 def send_files(
