@@ -1,6 +1,7 @@
 """Share among tests of a fill the wheels that there are, and the reading of a wheelhouse."""
 
 import json
+import os
 import sys
 
 from patchkit.wheel.wheelhouse.contents import load_manifest
@@ -19,6 +20,13 @@ ALL += [
     "vllm==0.25.1",
 ]
 LOCK = ["--find-links", "wheelhouse", "--require-hashes", "-r", "wheelhouse/requirements.txt"]
+
+
+def fill(cli, offered, *arguments, **how):
+    """Run `patchkit wheelhouse fill`, from a folder alone, whatever pip is configured for."""
+    alone = {"PIP_CONFIG_FILE": os.devnull, "PIP_FIND_LINKS": "", "PIP_EXTRA_INDEX_URL": ""}
+    words = ("--offline", "--find-links", offered, *arguments)
+    return cli("wheelhouse", "fill", *words, env=alone, **how)
 
 
 def contents(house):

@@ -3,10 +3,9 @@
     nox -s build-proof [-- RELEASE …] [--write]
 
 For each release `patchkit build vllm` builds a wheel of its smallest extensions: real sources,
-torch and CMake, no network. What CMake then means to compile is compared with the arch proof, group
-by group, and with tests/data/objects.csv; two CUDA sources are compiled and inspected; the wheel
-is inspected and installed, its extensions are loaded; the stand-in for torch, which a build for
-another CPU has, answers what the release asks as torch itself does.
+torch and CMake, no network. What CMake means to compile is compared with tests/data/objects.csv;
+two CUDA sources are compiled; the wheel is installed, its extensions are loaded; the stand-in for
+torch, which a build for another CPU has, answers as torch itself does.
 """
 
 from __future__ import annotations

@@ -5,10 +5,8 @@ build for the device itself (native) with the build for its family. A guard such
 ``#if __CUDA_ARCH__ == 1200`` compiles without a warning for 12.1, into a kernel that traps or
 returns at once; a generator's gate leaves kernels out. Both are stubs here.
 
-What agreement proves: the native build has every kernel that the family build has, and each of them
-uses the same kinds of tensor-core instructions and conversions, so no guard turned one into a stub.
-What it does not prove, and only the device can: that the code loads there, that its results are
-right, and how fast it is.
+Agreement proves that no guard turned a kernel into a stub. Only the device can prove that the code
+loads there, that its results are right, and how fast it is.
 """
 
 from __future__ import annotations

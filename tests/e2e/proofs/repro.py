@@ -2,17 +2,9 @@
 
     nox -s repro -- nccl|vllm [--whole] [--keep FOLDER] [options of `patchkit build`]
 
-Another folder, umask, locale, time zone, number of jobs, hash seed, and flags in the environment;
-no compiler cache, and nothing is gone on with. On a difference the first object and the first
-member of the wheel are named; exit code 5.
-
-nccl: without --whole NCCL's device code is reduced to two kernel families, one of them of those
-that nvcc names after its process number if nobody prevents it. The wheel is then inspected,
-installed, loaded and removed (tests/support/proving.py).
-
-vllm: the smallest extensions are built from source, and one CUDA object beside them
-(build_proof.py); they are installed and loaded. With --whole it is every extension: --without and
---source tell of those whose sources cannot be had. repack_proof.py repacks twice.
+On a difference the first object and the first member of the wheel are named; exit code 5. Without
+--whole NCCL's device code is reduced to two kernel families, and of vLLM the smallest extensions
+are built, with one CUDA object beside them. The wheel is then installed, loaded and removed.
 """
 
 from __future__ import annotations
@@ -35,6 +27,7 @@ from support.proving import accept_nccl
 from tools import run_program
 
 HERE = platform.machine()
+# One of them of those that nvcc names after its process number if nobody prevents it.
 FAMILIES = "AllReduce Sum f32 RING SIMPLE|Reduce Prod f8e4m3 RING SIMPLE"
 BUILDS: dict[str, dict[str, Any]] = {
     "one": {"umask": 0o022, "options": (), "env": {"LC_ALL": "C.UTF-8", "TZ": "UTC"}},

@@ -1,12 +1,11 @@
 """`patchkit cluster install` on two nodes: real sshd, rsync, venv and pip, small real wheels."""
 
 import json
-import os
 
 import pytest
 
 from patchkit.wheel.wheelhouse.contents import add_wheel
-from support.filling import FACTS, OURS, THIS
+from support.filling import FACTS, OURS, THIS, fill
 from support.layout import NCCL, TORCH, VERSION, link
 from support.needed import need
 from support.ssh_server import obstacle, ssh_server
@@ -32,7 +31,7 @@ def house(tmp_path, cli):
     needs = ["nvidia-cudnn-cu13", "nvidia-nccl-cu13==2.28.9"]
     write_wheel(offered, "2.11.0", project="torch", tag=HERE, files=files, requires=needs)
     write_wheel(offered, "9.0", project="nvidia-cudnn-cu13", tag="py3-none-any")
-    fill(cli, house, offered)
+    fill(cli, offered, "--python-version", THIS)
     return house
 
 
@@ -43,12 +42,6 @@ def nccl_wheel(folder, version):
     library = link(folder / SO, source, soname=SO)
     files = {f"nvidia/nccl/lib/{SO}": library.read_bytes()}
     return write_wheel(folder, version, files=files)
-
-
-def fill(cli, house, offered, release=THIS):
-    words = ["--dir", house, "--offline", "--find-links", offered, "--python-version", release]
-    alone = {"PIP_CONFIG_FILE": os.devnull, "PIP_FIND_LINKS": "", "PIP_EXTRA_INDEX_URL": ""}
-    cli("wheelhouse", "fill", *words, env=alone)
 
 
 @pytest.fixture
@@ -95,7 +88,7 @@ def test_fresh_again_and_another(install, homes, house, cli, tmp_path):
     assert (again["copies"], [each["changed"] for each in again["nodes"]]) == ([], [False, False])
     assert "as it is" in install()
     add_wheel(house, nccl_wheel(tmp_path / "later", "2.28.9+gb10.def456"), FACTS)
-    fill(cli, house, tmp_path / "made/offered")
+    fill(cli, tmp_path / "made/offered", "--python-version", THIS)
     later = install("--json")
     second = later["nodes"][0]["name"]
     assert [each["wheels"] for each in later["copies"]] == [1, 1]
@@ -117,7 +110,7 @@ def test_another_python_and_an_unfilled_wheelhouse_are_said_before_a_copy(
     install, homes, house, cli, tmp_path
 ):
     other = "3.12" if THIS != "3.12" else "3.13"
-    fill(cli, house, tmp_path / "made/offered", other)
+    fill(cli, tmp_path / "made/offered", "--python-version", other)
     said = install(rc=9)
     assert f"has Python {THIS}, and the wheels are for {other}" in said
     assert not (homes["spark-1"] / ".local").exists()

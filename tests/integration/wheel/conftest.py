@@ -3,12 +3,13 @@
 import os
 import sys
 import venv
+from functools import partial
 
 import pytest
 from uv import find_uv_bin
 
 from patchkit.wheel.wheelhouse.contents import add_wheel
-from support import run_program
+from support import filling, run_program
 from support.filling import FACTS, OURS, TORCH
 from support.small_index import SmallIndex
 from support.wheels import CPU, HERE, write_wheel
@@ -60,15 +61,9 @@ def world(offered, built):
 
 @pytest.fixture
 def fill(cli, tmp_path):
-    """`patchkit wheelhouse fill`, from the folder alone, whatever pip is configured for."""
-    alone = {"PIP_CONFIG_FILE": os.devnull, "PIP_FIND_LINKS": "", "PIP_EXTRA_INDEX_URL": ""}
-
-    def run(*arguments, **how):
-        (tmp_path / "offered").mkdir(exist_ok=True)
-        options = ["--offline", "--find-links", tmp_path / "offered", *arguments]
-        return cli("wheelhouse", "fill", *options, env=alone, **how)
-
-    return run
+    """`patchkit wheelhouse fill` from what is offered."""
+    (tmp_path / "offered").mkdir(exist_ok=True)
+    return partial(filling.fill, cli, tmp_path / "offered")
 
 
 @pytest.fixture

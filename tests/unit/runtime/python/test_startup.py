@@ -3,15 +3,13 @@
 import sys
 import venv
 from pathlib import Path
-from random import Random
 
 import pytest
 
 from patchkit.cluster.agent.node_facts import import_path, python_contents
-from patchkit.elf import Dynamic
 from patchkit.runtime.python.startup import find_preloaded, read_dynamic
 from support import write_files
-from support.layout import compiled
+from support.vllm_wheels import LIBRARIES
 
 LISTS = """
 def f():
@@ -42,21 +40,11 @@ def test_what_torch_preloads(text, files, found, tmp_path):
 
 
 def test_damaged_libraries_are_none(tmp_path):
-    """The loader would not take them; and nothing that a file holds stops patchkit."""
-    parts = compiled(tmp_path)
-    whole = parts.nccl["stock"].read_bytes()
-    assert read_dynamic(str(parts.nccl["stock"])).soname == "libnccl.so.2"
+    """The loader would not take them."""
+    whole = (LIBRARIES / "gb10.so").read_bytes()
     place = tmp_path / "libnccl.so.2"
-    random = Random(0)
-    for _turn in range(300):
-        data = bytearray(whole)
-        for _flip in range(random.randrange(1, 9)):
-            # Headers are where damage matters.
-            start = random.choice([0, len(data) - 2048])
-            data[start + random.randrange(2048 if start else 512)] = random.randrange(256)
-        place.write_bytes(data[: random.choice([None, random.randrange(len(data))])])
-        assert (found := read_dynamic(str(place))) is None or isinstance(found, Dynamic)
-    assert read_dynamic(str(tmp_path)) is None
+    place.write_bytes(whole[: len(whole) // 2])
+    assert [read_dynamic(str(path)) for path in (place, tmp_path)] == [None, None]
 
 
 def installed(folder, project, version, *lines):
