@@ -9,6 +9,7 @@ import shutil
 import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -139,15 +140,14 @@ def pin_image(path: Path, image: str, *, former: bool = False) -> None:
 
     With ``former`` that one stays, in a comment above the line. Raises UsageError as ``pin`` does.
     """
+    value = json.dumps(image)
 
-    def write_value(text: str) -> str:
-        def line(own: re.Match[str]) -> str:
-            before = f"# {own[0].strip()}  # before --apply\n" if former else ""
-            return f"{before}{own[1]}{json.dumps(image)}"
+    def write_value(own: re.Match[str]) -> str:
+        before = f"# {own[0].strip()}  # before --apply\n" if former else ""
+        return f"{before}{own[1]}{value}"
 
-        return _IMAGE.sub(line, text, count=1)
-
-    _replace_value(path, ("serve", "image"), image, write_value, f"image = {json.dumps(image)}")
+    change = partial(_IMAGE.sub, write_value, count=1)
+    _replace_value(path, ("serve", "image"), image, change, f"image = {value}")
 
 
 def _replace_value(
