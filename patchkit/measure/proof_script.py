@@ -37,7 +37,7 @@ def try_kernel(settings: dict[str, Any]) -> dict[str, Any]:
     prepare, *more = GROUPS[settings["group"]]
     try:
         call, exact = prepare(torch, *more)
-    except ImportError as error:
+    except ModuleNotFoundError as error:
         raise gpu.NotRunError(f"this vLLM has it elsewhere: {error}") from None
     # Layers for experts expect a config around them.
     around = gpu._vllm_groups(torch) if prepare is prepare_experts else nullcontext()

@@ -8,6 +8,7 @@ import signal
 import sys
 import tarfile
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -48,18 +49,19 @@ def made_proof(**changes):
     return pack_proof(record(Proof, its), logs, NAMES)
 
 
-def archive_of(data, *names, link="", sparse=0):
+def archive_of(data, *names, kind=tarfile.REGTYPE, **headers):
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w:gz") as archive:
         for name in names:
             member = tarfile.TarInfo(name)
-            member.type, member.linkname = (tarfile.SYMTYPE if link else tarfile.REGTYPE), link
-            member.size = len(data)
-            if sparse:  # as PAX has it: a file of so many bytes, of which few are there
-                its = {"GNU.sparse.major": "0", "GNU.sparse.minor": "1", "GNU.sparse.map": "0,1"}
-                member.pax_headers = {**its, "GNU.sparse.size": str(sparse)}
+            member.type, member.size, member.pax_headers = kind, len(data), headers
             archive.addfile(member, io.BytesIO(data))
     return packed.getvalue()
+
+
+# A file of so many bytes, of which few are there.
+SPARSE = {"major": "0", "minor": "1", "map": "0,1", "size": str(1 << 40)}
+SPARSE = {f"GNU.sparse.{key}": value for key, value in SPARSE.items()}
 
 
 def test_an_archive_is_the_same_each_time_and_has_no_private_names():
@@ -83,8 +85,8 @@ HOSTILE = {
     "no archive": b"hello",
     "cut short": made_proof()[1][:-40],
     "a path upwards": archive_of(b"{}", "../proof.json"),
-    "a link": archive_of(b"", "proof.json", link="/etc/passwd"),
-    "a sparse file": archive_of(b"{", "proof.json", sparse=1 << 40),
+    "a link": archive_of(b"", "proof.json", kind=tarfile.SYMTYPE),
+    "a sparse file": archive_of(b"{", "proof.json", **SPARSE),
     "not JSON": archive_of(b"[" * 100_000, "proof.json"),
     "another version": archive_of(b'{"schema": 2}', "proof.json"),
     "many members": archive_of(b"", *(f"logs/{number}.txt" for number in range(100))),
@@ -109,14 +111,9 @@ def test_an_archive_is_one_row_of_the_page_and_its_words_are_plain(tmp_path, mon
     head, one, other, *end = page.read_text().splitlines()
     assert (head, end) == ("| head |", ["", known.END.strip(), "after"])
     assert other.startswith("| x ? ?script? ?rm? y ? | 580.95.05 | 0.33.0 | 2026-11-26 |")
-    assert one.split(" | ")[5:11] == [
-        "vllm_fa2_C 52 of 52",
-        "31.2, 0.01 s",
-        "; ".join(["CutlassFP8, TRITON"] * 4),
-        "180.0, ? s",
-        "31.0, ?",
-        "22.5 GB/s, not run",
-    ]
+    routing = "; ".join(["CutlassFP8, TRITON"] * 4)
+    figures = f"31.2, 0.01 s | {routing} | 180.0, ? s | 31.0, ? | 22.5 GB/s, not run"
+    assert f"| vllm_fa2_C 52 of 52 | {figures} |" in one
 
 
 def test_without_a_gpu_there_is_an_archive_with_the_reasons(cli, tmp_path):
@@ -135,33 +132,26 @@ def test_beside_a_served_model_nothing_is_tried(tmp_path):
     assert raised.value.hint == "patchkit down"
 
 
-@pytest.fixture
-def asked(tmp_path):
-    node = GpuNode(node="x", python=sys.executable, variables={"PYTHONPATH": str(tmp_path)})
-    its = {"nodes": [node], "vllm": "1", "free_gib": 99.0, "apart": "", "model": "", "args": ()}
-    return proof.ProofRequest(**its, folder=tmp_path)
-
-
-def test_an_interrupt_and_an_error_keep_what_was_done(asked, monkeypatch):
-    def first(_request):
-        yield GpuStep(step="a", state="ok")
+def test_what_cannot_run_says_why_and_an_interrupt_keeps_the_rest(tmp_path, monkeypatch):
+    def start(_request):
+        yield GpuStep(step="gpu-device", state="ok")
         raise HostError("no cable")
 
-    def second(_request):
+    def end(_request):
         raise Interrupted(signal.SIGINT)
 
-    planned = {first: ["a", "b"], second: ["c"], print: ["d"]}
-    monkeypatch.setattr(proof, "plan_parts", lambda: planned)
-    parts, interrupt = proof.run_parts(asked, lambda _line: None)
-    assert [part.reason for part in parts] == ["", "no cable", "interrupted", "interrupted"]
-    assert interrupt.exit_code == 130
-
-
-def test_a_kernel_without_a_gpu_says_why(asked, tmp_path):
     write_files(tmp_path, {"torch.py": "class cuda:\n    def is_available(): return False\n"})
-    said = [*proof.call_kernels(asked), *proof.build_models(asked)]
-    assert [part.step for part in said] == PARTS[5:15]
-    assert {part.reason for part in said} == {"torch sees no CUDA device"}
+    node = GpuNode(node="x", python=sys.executable, variables={"PYTHONPATH": str(tmp_path)})
+    request = SimpleNamespace(nodes=[node], vllm="1", free_gib=99.0, folder=tmp_path)
+    runs = (start, proof.call_kernels, end, print)
+    planned = dict(zip(runs, [*proof.plan_parts().values()][:4], strict=True))
+    monkeypatch.setattr(proof, "plan_parts", lambda: planned)
+    parts, interrupt = proof.run_parts(request, lambda _line: None)
+    assert [part.step for part in parts] == PARTS[:-2]
+    absent = "torch sees no CUDA device"
+    reasons = ["", *["no cable"] * 4, *[absent] * 6, *["interrupted"] * 6]
+    assert [part.reason for part in parts] == reasons
+    assert interrupt.exit_code == 130
 
 
 # Two processes of one session, both deaf to SIGTERM.
