@@ -12,6 +12,7 @@ import subprocess
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import asdict, dataclass, replace
 from datetime import date
 from functools import cache
@@ -163,8 +164,8 @@ def run_parts(request: ProofRequest, tell: Tell) -> tuple[list[GpuStep], Interru
                 for part in run(request):
                     parts.append(part)
                     tell(f"{part.step}: {part.state}, {part.seconds:.0f} s")
-        except PatchkitError as error:
-            reason = error.what
+        except (PatchkitError, OSError, LookupError) as error:
+            reason = str(error).partition("\n")[0]
         except Interrupted as error:
             interrupt, obstacle, reason = error, "interrupted", "interrupted"
         done = {part.step for part in parts}
@@ -249,13 +250,12 @@ def measure_starts(request: ProofRequest) -> Iterator[GpuStep]:
     """Serve a model with empty caches, then with those that were kept; measure both."""
     settings = proof_settings()
     if shutil.disk_usage(request.folder).free < settings["disk_gib"] * BYTES_PER_GIB:
-        where = request.folder.parent
-        raise HostError(f"less than {settings['disk_gib']} GiB are free in {where}")
-    folder, files = request.folder / "model", settings["serve"]["files"]
-    vocabulary = {f"w{number}": number for number in range(files["config"]["vocab_size"])}
-    words = {**files["tokenizer"]["model"], "vocab": vocabulary}
+        raise HostError(f"less than {settings['disk_gib']} GiB are free for {request.folder}")
+    folder, files = request.folder / "model", deepcopy(settings["serve"]["files"])
+    words = (f"w{number}" for number in range(files["config"]["vocab_size"]))
+    files["tokenizer"]["model"]["vocab"] = {word: number for number, word in enumerate(words)}
     folder.mkdir()
-    for name, own in {**files, "tokenizer": {**files["tokenizer"], "model": words}}.items():
+    for name, own in files.items():
         (folder / f"{name}.json").write_text(json.dumps(own), encoding="utf-8")
     for name in ("serve-cold", "serve-warm"):
         part = measure_start(request, name)
