@@ -6,12 +6,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from patchkit.errors import PatchkitError
 from patchkit.proof import upstream_code
-from patchkit.target import toolkits
-from patchkit.wheel.build.toolchain import find_toolchain
 from support.building import PATCHKIT, QUIET, SMALL, SMALL_VLLM
 from support.layout import compiled
+from support.needed import need_toolchain
 
 
 @pytest.fixture(scope="module")
@@ -27,14 +25,7 @@ def run_here():
 @pytest.fixture(scope="session")
 def toolchain():
     """What builds for a CPU, or a skip that says what is missing: ``toolchain("aarch64")``."""
-
-    def find(machine):
-        try:
-            return find_toolchain(machine, toolkits()[0])
-        except PatchkitError as error:
-            return pytest.skip(f"{error.what}; {error.hint}")
-
-    return find
+    return need_toolchain
 
 
 @pytest.fixture(scope="session")

@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from patchkit.errors import HostError, SourceError
+from patchkit.errors import HostError, PatchkitError, SourceError
+from patchkit.target import Toolkit, toolkits
+from patchkit.wheel.build.toolchain import Toolchain, find_toolchain
 from patchkit.wheel.native.assemble import Assembler
 
 PACKAGES = {
@@ -43,3 +45,11 @@ def need_ptxas() -> Assembler:
         return Assembler()
     except (SourceError, HostError) as error:
         pytest.skip(f"ptxas cannot be had here: {error}")
+
+
+def need_toolchain(machine: str, toolkit: Toolkit | None = None) -> Toolchain:
+    """Return what builds for a CPU; skip the present test with what is missing."""
+    try:
+        return find_toolchain(machine, toolkit or toolkits()[0])
+    except PatchkitError as error:
+        pytest.skip(f"{error.what}; {error.hint}")

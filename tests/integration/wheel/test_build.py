@@ -8,7 +8,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
 import time
 import zipfile
 from functools import partial
@@ -149,24 +148,6 @@ def test_interrupted(built, run, work, tmp_path, sent, everything):
     assert process.returncode == 0, said
     assert compiled.stat().st_mtime_ns == before  # gone on with, not begun anew
     assert_same(made, house)
-
-
-@pytest.mark.e2e
-def test_a_disk_that_fills_up(built, build, small_disk, tmp_path):
-    made, house = built(HERE), tmp_path / "house"
-    files = len(list(made.aside.rglob("*")))
-    disk, rooms = small_disk("size=8g,nr_inodes=10,mode=755"), (10, files - 50, files - 25)
-    arguments = [*made.arguments, "--dir", house]
-    for room in rooms:  # wherever the files end, the error says so
-        subprocess.run(["mount", "-o", f"remount,nr_inodes={room}", disk], check=True)
-        said = build(*arguments, work=disk, rc=(7, 10)).stderr
-        assert "No space left on device" in said or f"the disk of {disk}" in said
-        assert "run " in said.rpartition("next:")[2]
-        assert wheels(house) == []
-    subprocess.run(["mount", "-o", "remount,nr_inodes=0", disk], check=True)
-    build(*arguments, work=disk)
-    assert check_files(house) == ()
-    assert sorted(path.name for path in disk.iterdir()) == [ROOT.format(HERE)]
 
 
 # What does not compile, or is not what was promised

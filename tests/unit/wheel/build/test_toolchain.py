@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from packaging.version import Version
 
-from patchkit.errors import HostError, PatchkitError, SourceError
+from patchkit.errors import HostError, SourceError
 from patchkit.process import run
 from patchkit.recipes.vllm.build import Needs, read_needs, recorded_needs
 from patchkit.target import targets, toolkits
@@ -24,7 +24,7 @@ from patchkit.wheel.build.toolchain import (
     locked_toolkit_wheels,
 )
 from support import write_files
-from support.needed import need, need_headers
+from support.needed import need, need_headers, need_toolchain
 
 HERE = platform.machine()
 THERE = next(machine for machine in MACHINES if machine != HERE)
@@ -74,10 +74,7 @@ def test_a_compiler_that_nvcc_does_not_take(tmp_path, monkeypatch):
     new = '#!/bin/sh\nexec g++ -U__GNUC__ -D__GNUC__=99 "$@"\n'
     write_files(tmp_path, {"g++-99": new}, mode=0o755)
     monkeypatch.setenv("CXX", str(tmp_path / "g++-99"))
-    try:
-        tools = find_toolchain(HERE, toolkits()[0])
-    except PatchkitError as error:
-        pytest.skip(f"{error.what}; {error.hint}")
+    tools = need_toolchain(HERE)
     with pytest.raises(HostError, match="unsupported GNU version") as refused:
         check_toolchain(tools, "-gencode=arch=compute_121,code=sm_121", tmp_path)
     assert "cannot compile for -gencode=arch=compute_121" in refused.value.what
@@ -102,10 +99,7 @@ def test_the_locked_wheels():
 
 @pytest.mark.parametrize("row", toolkits(), ids=lambda row: row.cuda)
 def test_what_a_row_says_of_its_nvcc(row, tmp_path):
-    try:
-        tools = find_toolchain(HERE, row)
-    except PatchkitError as error:
-        pytest.skip(f"{error.what}; {error.hint}")
+    tools = need_toolchain(HERE, row)
     assert {it.version for it in locked_toolkit_wheels() if it.project == COMPILER} >= {tools.cuda}
     source, ptx = tmp_path / "x.cu", tmp_path / "x.ptx"
     source.write_text("__global__ void kernel() {}\n")
