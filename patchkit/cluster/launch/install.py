@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -21,6 +22,7 @@ Report = Callable[[str], Progress]
 """Takes a task; returns what takes its progress."""
 
 _SHOWN = 12  # digits of a digest in a table
+_DIGEST = re.compile("([^@]+)@sha256:([0-9a-f]{64})")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,8 +154,8 @@ def resolve_image(cluster: Cluster, report: Report) -> str:
             raise
     if serve.image.startswith("localhost/"):  # podman gives those a digest, too
         return f"{serve.image}@sha256:{held.digits}"
-    named = (digest.partition("@sha256:") for digest in held.digests)
-    known = {_short_name(name): pin for name, _, pin in named}
+    named = (_DIGEST.fullmatch(digest) for digest in held.digests)
+    known = {_short_name(its[1]): its[2] for its in named if its}
     return f"{serve.image}@sha256:{known.get(_short_name(serve.reference), held.digits)}"
 
 

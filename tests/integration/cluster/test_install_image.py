@@ -49,7 +49,7 @@ def image(name, *digests):
 
 
 PIN = "f" * 64
-V1 = image("v1", f"vllm/vllm-openai@sha256:{PIN}")
+V1 = image("v1", f"vllm/vllm-openai@sha256:{PIN}", "vllm/vllm-openai@sha256:' #")
 TAG = f"localhost/patchkit:{PIN[:12]}"
 FILE = '[[node]]\nssh = "spark-1"\n[[node]]\nssh = "spark-2"\n[serve] # mine\nport=8001\n'
 
