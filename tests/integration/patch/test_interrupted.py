@@ -75,11 +75,10 @@ def test_interrupted_at_any_moment_it_says_so_and_the_next_run_makes_it_right(
         assert snapshot(root) == pristine
 
 
-@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.e2e)])
-def test_killed_in_mid_commit_reading_says_so_and_revert_undoes_it(cli, root, snapshot, seed):
+def test_killed_in_mid_commit_reading_says_so_and_revert_undoes_it(cli, root, snapshot):
     """The journal of a change that was cut short lies there, with some of the files changed."""
     pristine = snapshot(root)
-    cut_short(root, after=1 + 7 * seed)
+    cut_short(root)
     before = snapshot(root)
     assert before != pristine
 
@@ -93,13 +92,13 @@ def test_killed_in_mid_commit_reading_says_so_and_revert_undoes_it(cli, root, sn
     assert snapshot(root) == pristine
 
 
-def cut_short(root, after):
-    """Apply, and be killed ``after`` so many changes of files since the point of no return."""
+def cut_short(root):
+    """Apply, and be killed soon after the point of no return."""
     since, names = itertools.count(1), ("os.rename", "os.remove", "os.mkdir")
 
     def hook(event, arguments):
         begun = (root / ".patchkit/transaction/back.json").exists()
-        if event in names and begun and next(since) > after:
+        if event in names and begun and next(since) > 1:
             kill()
 
     assert in_child(lambda: apply(root, load_recipe(), REQUEST), hook) == -signal.SIGKILL
