@@ -13,6 +13,12 @@ def write_files(root, files, mode=0o644):
     return root
 
 
+def read_files(root):
+    """Return the bytes of every file below a folder, by path."""
+    found = (place for place in root.rglob("*") if place.is_file())
+    return {place.relative_to(root).as_posix(): place.read_bytes() for place in found}
+
+
 def run_program(*words, rc=0, **how):
     """Run a program to its end and check its exit code, unless that is None; its output is text."""
     how = {"capture_output": True, "text": True, **how}

@@ -19,7 +19,7 @@ from patchkit.digests import digest
 from patchkit.durable import signals
 from patchkit.durable.journal import Change, Journal
 from patchkit.errors import StorageError
-from support import write_files
+from support import read_files, write_files
 from support.faults import in_child
 
 CHANGES = [Change("a.py", digest(b"old\n"), b"new\n"), Change("b.py", "", b"created\n")]
@@ -35,10 +35,6 @@ def root(tmp_path):
 @pytest.fixture
 def journal(root):
     return Journal(root=root, folder=root / ".journal", again="again", rescue="sos")
-
-
-def contents(root):
-    return {place.name: place.read_bytes() for place in root.iterdir()}
 
 
 def interrupted(action, said):
@@ -70,9 +66,9 @@ def test_an_interrupt_waits_for_the_change_or_comes_before_it(number, root, jour
             return super().__iter__()
 
     assert interrupted(lambda: journal.commit(Staged(CHANGES)), "nothing was changed") > 128
-    assert contents(root) == OLD
+    assert read_files(root) == OLD
     assert interrupted(change, "the commit was finished, 2 files") == 128 + number
-    assert contents(root) == NEW
+    assert read_files(root) == NEW
 
 
 def test_a_signal_that_is_ignored_stays_ignored():

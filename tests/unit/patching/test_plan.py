@@ -16,6 +16,7 @@ from patchkit.patching.plan import make_plan, patch_steps
 from patchkit.patching.recipe import load_recipe
 from patchkit.patching.workspace import locked_workspace, open_workspace
 from patchkit.source.detect import detect
+from support import read_files
 from support.wheels import record
 
 PATH = "a.txt"
@@ -242,20 +243,16 @@ def sdist(make_tree):
     return make_tree("0.19.1", SDIST).root
 
 
-def contents(root):
-    return {path: path.read_bytes() for path in root.rglob("*") if path.is_file()}
-
-
 def test_a_fix_that_does_not_know_its_own_result_is_refused(sdist, ask):
     """The edits go in, but asked again the fix wants to edit once more."""
     edits = (Edit(PATH, 0, 0, "more\n", "n"),)
     forgetful = replace(
         fix_of("a"), look=lambda tree, request: Observation(State.APPLY, "r", edits)
     )
-    before = contents(sdist)
+    before = read_files(sdist)
     with pytest.raises(ProofError, match="a does not recognise its own result"):
         apply(sdist, recipe_of(forgetful), ask())
-    assert contents(sdist) == before
+    assert read_files(sdist) == before
 
 
 NEW = "vllm/E=8,block_shape=[128,128].json"
@@ -278,10 +275,10 @@ def test_what_changes_during_the_proof_is_never_overwritten(path, sdist, ask):
         return "somebody was quicker"
 
     fixes = recipe_of(creating(NEW, "{}\n", prove=prove), fix_of("a"))
-    before = contents(sdist)
+    before = read_files(sdist)
     with pytest.raises(DriftError, match="changed while patchkit was working"):
         apply(sdist, fixes, ask())
-    assert contents(sdist) == {**before, sdist / path: b"mine\n"}
+    assert read_files(sdist) == {**before, path: b"mine\n"}
 
 
 def test_texts_and_libraries_of_a_package_are_changed_without_each_other(make_tree, ask):
@@ -289,7 +286,7 @@ def test_texts_and_libraries_of_a_package_are_changed_without_each_other(make_tr
     meta = {f"{home}/METADATA": "Name: vllm\nVersion: 0.19.1\n", f"{home}/RECORD": "vllm/_C.so,,\n"}
     stock = {"vllm/__init__.py": "", PATH: STOCK, library: "stock", **meta}
     site = make_tree("0.19.1", stock, kind="installed").root
-    package, before = site / "vllm", contents(site)
+    package, before = site / "vllm", read_files(site)
 
     def applied(text, **request):
         def native(workspace):
@@ -311,7 +308,7 @@ def test_texts_and_libraries_of_a_package_are_changed_without_each_other(make_tr
         assert revert_libraries(workspace) == (library,)
     assert applied("3", skip={"a"}) == ((PATH, library), STOCK, "3")
     assert {*revert(package)} == {library, f"{home}/RECORD"}
-    assert contents(site) == before
+    assert read_files(site) == before
 
 
 @settings(max_examples=30, deadline=None, database=None)
@@ -325,23 +322,23 @@ def test_creating_and_reverting_leaves_nothing(name, text, patched, ask, git, tm
     for path, stock in SDIST.items():
         (root / path).parent.mkdir(exist_ok=True)
         (root / path).write_text(stock)
-    before, path = contents(root), f"vllm/a{name}.json"
+    before, path = read_files(root), f"vllm/a{name}.json"
     recipe = recipe_of(creating(path, text), *([fix_of("a")] if patched else []))
 
     pending = apply(root, recipe, ask(), dry_run=True).pending
     diff = make_plan(open_workspace(root).tree, recipe, ask()).diff()
-    assert contents(root) == before
+    assert read_files(root) == before
     outcome = apply(root, recipe, ask())
 
-    created = {root / path: text.encode()}
+    created = {path: text.encode()}
     assert set(outcome.written) == set(pending) == ({path, PATH} if patched else {path})
     assert (root / path).read_bytes() == text.encode()
     assert apply(root, recipe, ask()).written == ()
     assert set(revert(root)) == set(outcome.written)
-    assert contents(root) == before
+    assert read_files(root) == before
     git(root, "apply", stdin=diff)
-    assert contents(root) == {
+    assert read_files(root) == {
         **before,
         **created,
-        **({root / PATH: b"line\nnew\n"} if patched else {}),
+        **({PATH: b"line\nnew\n"} if patched else {}),
     }

@@ -8,6 +8,7 @@ import pytest
 
 from patchkit.errors import SourceError
 from patchkit.source.archive import unpack
+from support import read_files
 
 
 def file(name, content=b"text\n", mode=0o644):
@@ -29,17 +30,12 @@ def tar_of(path, *members):
     return path
 
 
-def contents(root):
-    files = (path for path in root.rglob("*") if path.is_file())
-    return {path.relative_to(root).as_posix(): path.read_bytes() for path in files}
-
-
 def assert_refused(archive, dest, *words):
     """Refused with all of these words, and the disk is as it was."""
-    before = contents(dest.parent), set(dest.parent.rglob("*"))
+    before = read_files(dest.parent), set(dest.parent.rglob("*"))
     with pytest.raises(SourceError) as caught:
         unpack(archive, dest)
-    assert (contents(dest.parent), set(dest.parent.rglob("*"))) == before
+    assert (read_files(dest.parent), set(dest.parent.rglob("*"))) == before
     for word in words:
         assert word in str(caught.value)
 
@@ -58,7 +54,7 @@ def test_tar_becomes_the_tree_without_its_top_folder(tmp_path, name):
     link = entry("demo-1/src/soft", tarfile.SYMTYPE, "../README")
     archive, dest = tar_of(tmp_path / name, *GOOD, link), tmp_path / "tree"
     assert unpack(archive, dest) == dest
-    assert contents(dest) == UNPACKED | {"src/soft": b"hello"}
+    assert read_files(dest) == UNPACKED | {"src/soft": b"hello"}
     assert (dest / "src/soft").is_symlink()
     assert (dest / "tools/run.sh").stat().st_mode & stat.S_IXUSR
     assert not (dest / "README").stat().st_mode & stat.S_IXUSR
