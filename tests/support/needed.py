@@ -12,17 +12,7 @@ from patchkit.errors import HostError, PatchkitError, SourceError
 from patchkit.target import Toolkit, toolkits
 from patchkit.wheel.build.toolchain import Toolchain, find_toolchain
 from patchkit.wheel.native.assemble import Assembler
-
-PACKAGES = {
-    "aarch64-linux-gnu-g++": "g++-aarch64-linux-gnu",
-    "aarch64-linux-gnu-gcc": "gcc-aarch64-linux-gnu",
-    "qemu-aarch64": "qemu-user",
-    "ip": "iproute2",
-    "ld": "binutils",
-    "ss": "iproute2",
-    "ssh": "openssh-client",
-    "ssh-keygen": "openssh-client",
-}  # else as the program
+from support import PACKAGES
 
 
 def need(*programs: str) -> None:

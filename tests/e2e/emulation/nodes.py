@@ -16,17 +16,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from support import PACKAGES
+
 INIT = Path(__file__).with_name("node_init.sh")
 SPACES = ("--net", "--mount", "--uts", "--ipc", "--pid")
 TOOLS = ("ip", "unshare", "nsenter", "setpriv")
-PACKAGES = {
-    **dict.fromkeys(TOOLS, "util-linux"),
-    "ip": "iproute2",
-    "systemd-nspawn": "systemd-container",
-    "ssh-keygen": "openssh-client",
-    "qemu-aarch64-static": "qemu-user-static",
-    "aarch64-linux-gnu-g++": "g++-aarch64-linux-gnu",
-}  # else as the program
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 START_SECONDS = 20
 HOME = "/tmp/home"  # node_init.sh makes it

@@ -32,7 +32,7 @@ from patchkit.source.archive import unpack
 from patchkit.source.fetch import fetch, index_client, pip_settings
 from patchkit.source.releases import read_lock
 from patchkit.target import toolkit_of
-from support.local_server import LocalServer
+from support.local_server import LocalServer, QuietHandler
 from support.proving import require
 from tools import run_program
 from tools.stage import staged
@@ -91,15 +91,13 @@ def index_with(tree: Path, folder: Path) -> Iterator[str]:
     (page / "index.html").write_text("".join(lines))
     real = pip_settings().get("index-url", PYPI_SIMPLE_ENDPOINT).rstrip("/")
 
-    class Handler(SimpleHTTPRequestHandler):
+    class Handler(QuietHandler, SimpleHTTPRequestHandler):
         def send_head(self):  # type: ignore[no-untyped-def]
             if Path(self.translate_path(self.path)).exists():
                 return super().send_head()
             self.send_response(302)
             self.send_header("Location", real + self.path.removeprefix("/simple"))
             return self.end_headers()
-
-        def log_message(self, *_words: object) -> None: ...
 
     with LocalServer(partial(Handler, directory=str(folder))) as server:
         yield f"{server.url}/simple"

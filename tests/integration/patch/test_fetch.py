@@ -19,14 +19,14 @@ from patchkit.source.archive import unpack
 from patchkit.source.fetch import CHUNK, fetch
 from patchkit.source.releases import LockEntry, read_lock, read_wheel_lock
 from support import write_files
-from support.local_server import LocalServer
+from support.local_server import LocalServer, QuietHandler
 from tools.index_entries import render_lock
 
 NAME = "demo-1.0.tar.gz"
 COMMITTED_LOCK = Path(__file__).parents[3] / "recipes" / "vllm" / "lock.toml"
 
 
-class Handler(SimpleHTTPRequestHandler):
+class Handler(QuietHandler, SimpleHTTPRequestHandler):
     """Serves files; refuses the project "locked", and cuts off what ends in ".cut".
 
     A file in parts/ is sent from the byte on that is asked for, one in whole/ never is.
@@ -52,9 +52,6 @@ class Handler(SimpleHTTPRequestHandler):
             self.wfile.write(b"only this" * (CHUNK // 4))
         else:
             super().do_GET()
-
-    def log_message(self, format: str, *args: object) -> None:
-        """Say nothing."""
 
 
 @cache  # gzip writes the time into it
