@@ -50,7 +50,8 @@ def patch_image(cluster: Cluster, report: Report, *, native: bool) -> BuiltImage
             return None
         has = well_image(head, held).contents
         if not (has.software and has.software.vllm_home and has.glibc):
-            raise HostError("the image's Python finds no vLLM", why="it is what is patched")
+            what = f"{head.destination}: the image's Python finds no vLLM"
+            raise HostError(what, why="it is what is patched")
         text = layer_text(serve.local_image, has.software, held.owner, options)
         (folder / "Containerfile").write_text(text, encoding="utf-8")
         node = NodePlatform(machine=has.machine, python=has.release, glibc=has.glibc)

@@ -36,6 +36,8 @@ elif verb == "load":
     found = json.loads(pathlib.Path(words[1]).read_text())
     held[found["Id"]] = found
     print("Loaded image ID: " + found["Id"])
+elif verb == "run":
+    os.execv("/bin/sh", ["sh", "-c", words[-1]])
 elif verb == "tag":
     held[words[1]] = next(it for it in held.values() if it["Id"] == "sha256:" + words[0])
 store.write_text(json.dumps(held))
@@ -67,7 +69,7 @@ def install(homes, cli, tmp_path):
     need("rsync")
     if why := obstacle():
         pytest.skip(why)
-    known = dict.fromkeys(("vllm/vllm-openai:v1", f"vllm/vllm-openai@sha256:{PIN}"), V1)
+    known = dict.fromkeys(("a/b:1", "vllm/vllm-openai:v1", f"vllm/vllm-openai@sha256:{PIN}"), V1)
     engine = {"docker": ENGINE, "registry.json": json.dumps(known), "systemd-run": AS_A_UNIT}
     write_files(tmp_path / "ssh/bin", engine, mode=0o755)
     names = dict(zip(NODES, homes, strict=True))
@@ -134,5 +136,6 @@ def test_nodes_that_differ_or_refuse(install, homes):
     assert "sudo usermod -aG docker" in said
 
 
-def test_a_layer_is_for_an_image(install):
+def test_a_layer_is_for_an_image_that_has_vllm(install):
     assert "--apply is for an image" in install("", "--apply", rc=2)
+    assert "spark-1: the image's Python finds no vLLM" in install("a/b:1", "--apply", rc=9)
