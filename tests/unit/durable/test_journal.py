@@ -19,6 +19,7 @@ from patchkit.digests import digest
 from patchkit.durable.journal import Change, Journal
 from patchkit.durable.lock import locked
 from patchkit.errors import BusyError, DriftError, SourceError, StorageError
+from support import write_files
 from support.faults import EVENTS, in_child, kill
 
 LEDGER, ORIGINAL = ".patchkit/ledger.json", ".patchkit/originals/src/a.py"
@@ -59,10 +60,7 @@ def tree_of(files):
 def write_tree(root, files):
     shutil.rmtree(root, ignore_errors=True)
     for path, (data, mode) in files.items():
-        place = root / path
-        place.parent.mkdir(parents=True, exist_ok=True)
-        place.write_bytes(data)
-        place.chmod(mode)
+        write_files(root, {path: data}, mode)
     return root
 
 
@@ -104,8 +102,7 @@ def journal(root):
 def test_a_file_that_is_not_as_expected_stops_everything(path, data, root, journal):
     (root / path).unlink(missing_ok=True)
     if data is not None:
-        (root / path).parent.mkdir(exist_ok=True)
-        (root / path).write_bytes(data)
+        write_files(root, {path: data})
     found = snapshot(root)
     with pytest.raises(DriftError, match=f"^{path}: changed while patchkit was working"):
         journal.commit(CHANGES)
@@ -207,8 +204,7 @@ def stop_in_the_middle(root, offset=6):
 def test_a_file_edited_between_the_kill_and_the_next_run_is_not_lost(path, root, journal):
     stop_in_the_middle(root)
     left = snapshot(root)
-    (root / path).parent.mkdir(parents=True, exist_ok=True)
-    (root / path).write_bytes(b"mine\n")
+    write_files(root, {path: "mine\n"})
     for _ in range(2):
         with pytest.raises(DriftError, match=f"^{path}: edited since an interrupted run"):
             journal.recover()

@@ -5,29 +5,24 @@ import shutil
 import pytest
 
 from patchkit.digests import tree_digest
-
-
-def write(place, text=""):
-    place.parent.mkdir(parents=True, exist_ok=True)
-    place.write_text(text)
+from support import write_files
 
 
 @pytest.fixture
 def folder(tmp_path):
-    for path in ("src/Makefile", "src/script.sh", "src/build/x"):
-        write(tmp_path / "tree" / path, path)
-    return tmp_path / "tree"
+    paths = ("src/Makefile", "src/script.sh", "src/build/x")
+    return write_files(tmp_path / "tree", {path: path for path in paths})
 
 
 @pytest.mark.parametrize(
     "change",
     [
-        lambda root: write(root / "src/Makefile", "all: \n"),
+        lambda root: write_files(root, {"src/Makefile": "all: \n"}),
         lambda root: (root / "src/Makefile").unlink(),
         lambda root: (root / "src/script.sh").chmod(0o755),
         lambda root: (root / "src/link").symlink_to("Makefile"),
         lambda root: (root / "src/script.sh").rename(root / "src/other"),
-        lambda root: write(root / "src/build/x", "1"),
+        lambda root: write_files(root, {"src/build/x": "1"}),
     ],
 )
 def test_any_change_of_a_folder_shows(folder, change):
@@ -39,7 +34,7 @@ def test_any_change_of_a_folder_shows(folder, change):
 def test_what_is_not_upstreams_does_not_count(folder, tmp_path):
     before = tree_digest(folder)
     copy = shutil.copytree(folder, tmp_path / "elsewhere", copy_function=shutil.copy)
-    for aside in (".git/HEAD", ".patchkit/ledger.json", "build/lib/libnccl.so", ".deps/x"):
-        write(copy / aside)
+    aside = (".git/HEAD", ".patchkit/ledger.json", "build/lib/libnccl.so", ".deps/x")
+    write_files(copy, dict.fromkeys(aside, ""))
     assert tree_digest(copy, aside=(".deps",)) == before
     assert tree_digest(copy) != before

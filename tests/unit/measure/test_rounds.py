@@ -42,9 +42,7 @@ def plan(folder, *names, rounds=2, loads=LOADS, **facts):
 def test_what_was_measured_is_not_left_and_the_order_turns_with_each_round(tmp_path):
     of = plan(tmp_path, "a", "b")
     for number, name, load in ((0, "a", 0), (0, "a", 1), (1, "b", 0)):
-        place = result_file(tmp_path, name, LOADS[load].name, number)
-        place.parent.mkdir(parents=True, exist_ok=True)
-        place.touch()
+        write_files(tmp_path, {result_file(tmp_path, name, LOADS[load].name, number): ""})
     left = {(number, each.name): [one.prompts for one in own] for number, each, own in of.left()}
     assert left == {(0, "b"): [4, 32], (1, "a"): [4, 32], (1, "b"): [32]}
 

@@ -16,7 +16,7 @@ from patchkit.patching.plan import make_plan, patch_steps
 from patchkit.patching.recipe import load_recipe
 from patchkit.patching.workspace import locked_workspace, open_workspace
 from patchkit.source.detect import detect
-from support import read_files
+from support import read_files, write_files
 from support.wheels import record
 
 PATH = "a.txt"
@@ -318,10 +318,7 @@ def test_texts_and_libraries_of_a_package_are_changed_without_each_other(make_tr
     patched=st.booleans(),
 )
 def test_creating_and_reverting_leaves_nothing(name, text, patched, ask, git, tmp_path_factory):
-    root = tmp_path_factory.mktemp("tree")
-    for path, stock in SDIST.items():
-        (root / path).parent.mkdir(exist_ok=True)
-        (root / path).write_text(stock)
+    root = write_files(tmp_path_factory.mktemp("tree"), SDIST)
     before, path = read_files(root), f"vllm/a{name}.json"
     recipe = recipe_of(creating(path, text), *([fix_of("a")] if patched else []))
 

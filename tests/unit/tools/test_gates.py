@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from support import write_files
 from tools.gates import Gate, Judgement, find_gates, judge, read_library
 from tools.seen import pristine
 
@@ -55,9 +56,7 @@ def _judgement(verdict: str, place: str, *library: str) -> Judgement:
 
 
 def test_gates_are_found_by_function_and_expression(tmp_path):
-    place = tmp_path / "vllm" / "kernel.py"
-    place.parent.mkdir()
-    place.write_text(CODE)
+    write_files(tmp_path, {"vllm/kernel.py": CODE})
     assert [(each.line, each.place) for each in find_gates(tmp_path)] == [
         (7, "Kernel.family is_device_capability_family(100)"),
         (9, "Kernel.family is_device_capability((10, 3))"),

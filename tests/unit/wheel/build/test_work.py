@@ -12,7 +12,7 @@ from patchkit.units import BYTES_PER_GIB
 from patchkit.wheel.build import machine
 from patchkit.wheel.build import machine as module
 from patchkit.wheel.build.machine import jobs_for, namespace_words, staging, work_folder
-from support import write_files
+from support import read_files, write_files
 
 
 @pytest.fixture
@@ -32,19 +32,15 @@ def build_folder(text="1", facts="facts", name="nccl", *, fresh=False):
             yield root
 
 
-def files_in(root):
-    return {str(p.relative_to(root)): p.read_text() for p in root.rglob("*") if p.is_file()}
-
-
 def test_a_first_build_and_one_of_other_facts_which_clear_it(work, tmp_path):
     with build_folder() as root:
-        assert files_in(work / "nccl") == {"source/text": "1", "facts.json": "facts"}
+        assert read_files(work / "nccl") == {"source/text": b"1", "facts.json": b"facts"}
         write_files(root / "build", {"a.o": ""})
         (root / "link").symlink_to(tmp_path)
     assert [path.name for path in work.iterdir()] == ["nccl"]  # nothing staged is left
     (tmp_path / "precious").write_text("kept")
     with build_folder(text="2", facts="others") as root:
-        assert files_in(root) == {"source/text": "2", "facts.json": "others"}
+        assert read_files(root) == {"source/text": b"2", "facts.json": b"others"}
         assert not (root / "link").is_symlink()
     assert (tmp_path / "precious").read_text() == "kept"
 
