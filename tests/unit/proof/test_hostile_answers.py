@@ -18,11 +18,6 @@ from support.needed import need
 
 pytestmark = pytest.mark.skipif(missing() != "", reason=f"no sandbox here: {missing()}")
 GB10 = targets()["gb10"]
-
-
-# Traces of CMake
-
-
 GROUP = 'set(ARCHS 12.0)\nset_gencode_flags_for_srcs(SRCS a.cu CUDA_ARCHS "${ARCHS}")\n'
 NUMBER = "9" * 5000
 

@@ -17,8 +17,6 @@ HEADER = [
     "For spark-1.",
 ]
 TWINS = EnvEntry("NCCL_IB_HCA", "rocep1s0f0,roceP2p1s0f0", "Both halves of the cage.")
-
-
 ABLE = {
     **dict.fromkeys(("", "^lo,docker"), "env sh systemd docker"),
     **dict.fromkeys(("two words", "$HOME", "~/models", "a#b", "é"), "sh systemd docker"),
