@@ -113,20 +113,3 @@ def build_lines(platform: str, file: Path) -> Iterator[tuple[str, ...]]:
     yield ("docker", "buildx", "build", *named, *epoch, "--output", output, ".")
     yield ("podman", "build", *named, "--timestamp", "0", ".")
     yield ("buildah", "build", *named, "--timestamp", "0", ".")
-
-
-def run_lines() -> Iterator[tuple[str, ...]]:
-    """Yield the words that run it on a node with RoCE, by docker and by podman.
-
-    The server listens on this machine alone. RDMA needs the host's network, the devices and locked
-    memory without a limit; podman allows 2048 processes, and threads count. The env file is that of
-    this node, in docker's format.
-    """
-    node = (
-        *("--network", "host", "--ipc", "host", "--device", "/dev/infiniband"),
-        *("--ulimit", "memlock=-1", "--pids-limit", "-1", "--env-file", "node.env"),
-        *("--volume", "/srv/models:/srv/models:ro", "--volume", "vllm-cache:/home/vllm/.cache"),
-        *(_IMAGE, "serve", "/srv/models/MODEL", "--host", "127.0.0.1"),
-    )
-    yield ("docker", "run", "--rm", "--gpus", "all", *node)
-    yield ("podman", "run", "--rm", "--device", "nvidia.com/gpu=all", *node)

@@ -14,7 +14,7 @@ from patchkit.cli.render import GOOD, Block, Data, Record, VerbGroup, lead_word,
 from patchkit.cli.runtime.node_options import node_options
 from patchkit.cli.runtime.serve_args import serve_command
 from patchkit.cli.wheel.build_options import house_option
-from patchkit.measure.containerfile import build_lines, check_image, containerfile, run_lines
+from patchkit.measure.containerfile import build_lines, check_image, containerfile
 from patchkit.measure.recipe_files import recipe_yaml
 from patchkit.quoting import quoted
 from patchkit.runtime.envfile.write import write
@@ -52,19 +52,15 @@ def write_containerfile(
     check_image(base, pinned=not unpinned)
     made = containerfile(load_manifest(house), base, house.as_posix())
     builds = list(build_lines(made.platform, output or Path("Containerfile")))
-    runs = list(run_lines())
-    yield Record(
-        {"containerfile": made.text, "platform": made.platform, "build": builds, "run": runs}
-    )
+    yield Record({"containerfile": made.text, "platform": made.platform, "build": builds})
     if output is None:
         yield Data(made.text)
         return
     outcome = write(output, made.text, force=force, private=False, by="patchkit export")
     yield GOOD + f"{output} {outcome}: {made.platform}"
-    for title, lines in (("build it", builds), ("run it on each node", runs)):
-        tell(f"{title} with one of:")
-        for words in lines:
-            tell(LaidOut(f"  {quoted(*words)}"))
+    tell("build it with one of these, and name it in cluster.toml: `image` in [serve]")
+    for words in builds:
+        tell(LaidOut(f"  {quoted(*words)}"))
 
 
 @export_command.command("recipe")
