@@ -15,52 +15,15 @@ import struct
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 
+from patchkit.records import RECIPES
+
+_TABLE = (RECIPES / "system_calls.tsv").read_text(encoding="utf-8")
+_ROWS = (line.split("\t") for line in _TABLE.splitlines() if not line.startswith("#"))
 # name: number on x86_64, number on aarch64 (None: does not exist there)
-_NUMBERS: dict[str, tuple[int | None, int | None]] = {
-    # other programs and processes
-    "fork": (57, None), "vfork": (58, None), "clone": (56, 220), "clone3": (435, 435),
-    "execve": (59, 221), "execveat": (322, 281), "ptrace": (101, 117), "kcmp": (312, 272),
-    "process_vm_readv": (310, 270), "process_vm_writev": (311, 271),
-    "process_madvise": (440, 440), "process_mrelease": (448, 448),
-    "move_pages": (279, 239), "migrate_pages": (256, 238),
-    "pidfd_open": (434, 434), "pidfd_getfd": (438, 438), "pidfd_send_signal": (424, 424),
-    "kill": (62, 129), "tkill": (200, 130), "tgkill": (234, 131),
-    "rt_sigqueueinfo": (129, 138), "rt_tgsigqueueinfo": (297, 240),
-    "setsid": (112, 157), "setpgid": (109, 154), "setpriority": (141, 140),
-    "ioprio_set": (251, 30), "sched_setscheduler": (144, 119), "sched_setparam": (142, 118),
-    "sched_setaffinity": (203, 122), "sched_setattr": (314, 274),
-    "setrlimit": (160, 164), "prlimit64": (302, 261), "prctl": (157, 167),
-    # network
-    "socket": (41, 198), "socketpair": (53, 199), "connect": (42, 203), "bind": (49, 200),
-    "io_uring_setup": (425, 425), "io_uring_enter": (426, 426), "io_uring_register": (427, 427),
-    # objects of the kernel that outlive the process, or belong to others
-    "shmget": (29, 194), "shmat": (30, 196), "shmctl": (31, 195),
-    "msgget": (68, 186), "msgsnd": (69, 189), "msgrcv": (70, 188), "msgctl": (71, 187),
-    "semget": (64, 190), "semop": (65, 193), "semtimedop": (220, 192), "semctl": (66, 191),
-    "mq_open": (240, 180), "mq_unlink": (241, 181), "flock": (73, 32),
-    "memfd_create": (319, 279), "memfd_secret": (447, 447),
-    "add_key": (248, 217), "request_key": (249, 218), "keyctl": (250, 219),
-    # ways round, or into, the kernel
-    "bpf": (321, 280), "perf_event_open": (298, 241), "userfaultfd": (323, 282),
-    "unshare": (272, 97), "setns": (308, 268), "chroot": (161, 51), "pivot_root": (155, 41),
-    "mount": (165, 40), "umount2": (166, 39), "open_tree": (428, 428), "move_mount": (429, 429),
-    "fsopen": (430, 430), "fsconfig": (431, 431), "fsmount": (432, 432), "fspick": (433, 433),
-    "mount_setattr": (442, 442), "open_tree_attr": (467, 467), "lsm_set_self_attr": (460, 460),
-    "fanotify_init": (300, 262), "inotify_init": (253, None), "inotify_init1": (294, 26),
-    "open_by_handle_at": (304, 265), "openat2": (437, 437),
-    # files, by a way that Landlock does not watch
-    "open": (2, None), "openat": (257, 56), "truncate": (76, 45), "fcntl": (72, 25),
-    "ioctl": (16, 29), "chmod": (90, None), "fchmod": (91, 52), "fchmodat": (268, 53),
-    "fchmodat2": (452, 452), "chown": (92, None), "fchown": (93, 55), "lchown": (94, None),
-    "fchownat": (260, 54), "utime": (132, None), "utimes": (235, None), "futimesat": (261, None),
-    "utimensat": (280, 88), "setxattr": (188, 5), "lsetxattr": (189, 6), "fsetxattr": (190, 7),
-    "setxattrat": (463, 463), "removexattr": (197, 14), "lremovexattr": (198, 15),
-    "fremovexattr": (199, 16), "removexattrat": (466, 466), "file_setattr": (469, 469),
-    # what only this module and `landlock` call
-    "capget": (125, 90), "capset": (126, 91), "landlock_create_ruleset": (444, 444),
-    "landlock_add_rule": (445, 445), "landlock_restrict_self": (446, 446),
-    "seccomp": (317, 277),
-}  # fmt: skip
+_NUMBERS = {
+    name: tuple(int(number) if number.isdigit() else None for number in numbers)
+    for name, *numbers in _ROWS
+}
 # These stay allowed: with no_new_privs they can only take further rights away.
 _OWN = {"capget", "capset", "landlock_create_ruleset", "landlock_add_rule"}
 _OWN |= {"landlock_restrict_self", "seccomp"}
