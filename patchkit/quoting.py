@@ -10,13 +10,6 @@ import shlex
 from pathlib import Path
 
 _KEPT = "\n\t"
-# Control characters, and the marks that turn the direction of what is written after them. Taken
-# from prose: ``visible`` escapes no-break blanks and joiners, which French, Persian and emoji need.
-OBEYED = dict.fromkeys(
-    each
-    for each in (*range(0x20), *range(0x7F, 0xA0), *range(0x202A, 0x202F), *range(0x2066, 0x206A))
-    if chr(each) not in _KEPT
-)
 
 
 def visible(text: str) -> str:

@@ -47,21 +47,13 @@ SCALES = {
 
 # FlashInfer and DeepGEMM come with vLLM's wheels; the others are extras.
 _INSTALLED = (
-    "has_deep_gemm",
-    "has_flashinfer",
-    "has_flashinfer_cutedsl",
+    *("has_deep_gemm", "has_flashinfer", "has_flashinfer_moe", "has_flashinfer_cutedsl"),
+    *("has_flashinfer_cutlass_fused_moe", "has_flashinfer_trtllm_fused_moe"),
     "has_flashinfer_cutedsl_grouped_gemm_nt_masked",
-    "has_flashinfer_cutlass_fused_moe",
-    "has_flashinfer_moe",
-    "has_flashinfer_trtllm_fused_moe",
 )
 _MISSING = (
-    "has_b12x",
-    "has_flashinfer_b12x_gemm",
-    "has_flashinfer_b12x_moe",
+    *("has_b12x", "has_flashinfer_b12x_gemm", "has_flashinfer_b12x_moe", "has_hpc", "has_humming"),
     "has_flashinfer_cutedsl_moe_nvfp4",
-    "has_hpc",
-    "has_humming",
 )
 
 # What the compiled gates answer for a capability (``major * 10 + minor``) in a complete build.
