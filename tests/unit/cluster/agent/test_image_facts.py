@@ -91,7 +91,8 @@ def test_the_podman_of_this_machine(tmp_path, monkeypatch):
     assert (found.problem, found.spec, int(found.version[0]) > 2) == ("image-missing", "", True)
 
 
-def test_its_own_python_says_what_is_in_it(engine, tmp_path):
+def test_its_own_python_says_what_is_in_it(engine, tmp_path, monkeypatch):
+    monkeypatch.delenv("VIRTUAL_ENV", raising=False)
     found = look_at_image(*engine())
     own = software(None, {"PATH": "/usr/bin:/bin"}).python
     assert (found.problem, found.contents.software.python) == ("", own)
