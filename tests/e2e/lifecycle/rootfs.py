@@ -30,11 +30,12 @@ REGISTRY = f"{wires.lan_ip(1)}:5000"
 RUNTIME = """\
 #!/usr/bin/python3
 import json, os, resource, sys
-if "--bundle" in sys.argv:
-    path = os.path.join(sys.argv[sys.argv.index("--bundle") + 1], "config.json")
+if found := {"--bundle", "--process"} & {*sys.argv}:  # --process: of `exec`
+    path = sys.argv[sys.argv.index(found.pop()) + 1]
+    path += "/config.json" * os.path.isdir(path)
     with open(path) as file:
         config = json.load(file)
-    for limit in config["process"].get("rlimits", ()):
+    for limit in config.get("process", config).get("rlimits", ()):
         most = resource.getrlimit(getattr(resource, limit["type"]))[1]
         if most != resource.RLIM_INFINITY:
             limit["hard"], limit["soft"] = min(limit["hard"], most), min(limit["soft"], most)
