@@ -121,10 +121,9 @@ class BroughtImage:
 
 def find_images(cluster: Cluster, nodes: Sequence[Remote]) -> list[ImageFacts]:
     """Return what nodes have of the cluster's image. Raises HostError for an engine that fails."""
-    asked = cluster.file.serve.image_asked
 
     def look(node: Remote) -> ImageFacts:
-        found = node.call(ImageFacts, image_facts.find_image, **asked)
+        found = node.call(ImageFacts, image_facts.find_image, **cluster.file.serve.image_asked)
         return found if found.problem == "image-missing" else well_image(node, found)
 
     return all_of(everywhere(nodes, look))

@@ -274,11 +274,11 @@ def pair_findings(names: Sequence[str], facts: Sequence[NodeFacts]) -> Iterator[
 def image_finding(name: str, image: ImageFacts) -> Finding:
     """Return the problem that a node has with its engine or image."""
     join = ("sudo", "usermod", "-aG", "docker", image.login)  # what takes effect at a boot
-    cures = {"permission denied": join, "Cannot connect to the Docker": _START}
+    room = (image.program, "system", "df")
+    cures = {"permission denied": join, "Cannot connect to the Docker": _START, "no space": room}
     look = (image.program, "version") if image.program else ("sudo", "apt", "install", "podman")
     command = there(name, *next((cures[each] for each in cures if each in image.said), look))
-    fields = {"said": image.said, "command": command}
-    return finding_from_text("survey.toml", image.problem, name, **fields)
+    return finding_from_text("survey.toml", image.problem, name, said=image.said, command=command)
 
 
 def node_findings(name: str, facts: NodeFacts) -> Iterator[Finding]:

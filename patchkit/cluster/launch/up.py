@@ -18,7 +18,7 @@ from patchkit.cluster.openai.server_answers import ServerAnswers, ask_server, wa
 from patchkit.cluster.ssh.node import all_of, everywhere
 from patchkit.cluster.ssh.ssh import there
 from patchkit.durable.signals import Interrupted, committed, deferred
-from patchkit.errors import HostError, PatchkitError, UsageError
+from patchkit.errors import HostError, PatchkitError, StorageError, UsageError
 from patchkit.quoting import quoted
 
 _LOADING = ("activating", "deactivating", "reloading")
@@ -153,7 +153,9 @@ def make_plan(cluster: Cluster, model: str) -> GroupPlan:
     names = [node.ssh for node in cluster.file.node]
     for found in survey_nodes(names, facts):
         if found.about in _STOPS:
-            raise HostError(f"{found.where}: {found.what}", why=found.why, hint=found.hint)
+            full = "no space left" in found.what
+            kind, why = (StorageError, "the disk is full") if full else (HostError, found.why)
+            raise kind(f"{found.where}: {found.what}", why=why, hint=found.hint)
     if served.folder:
         silent = ModelOnNode(weights=0, problem="says nothing of it")
         held = [its.models.get(served.folder, silent) for its in facts]
@@ -169,12 +171,11 @@ def make_plan(cluster: Cluster, model: str) -> GroupPlan:
                 else quoted("patchkit", "model", verb, served.name),
             )
     ranks = planned_ranks(cluster.file, facts, served)
-    links = cluster.links([rank.address for rank in ranks[1:]])
     units = GroupUnits(
         cluster=cluster.file,
         model=served,
         ranks=tuple(ranks),
-        links=tuple(link.words for link in links),
+        links=tuple(link.words for link in cluster.links([rank.address for rank in ranks[1:]])),
     )
     rank, head = ranks[0], cluster.head
     ports = HEAD_PORTS[rank.env.node.executor.name] if len(ranks) > 1 else {}

@@ -61,11 +61,8 @@ def test_a_folder_of_any_name_is_one_field():
     [
         ({"problem": "engine-refuses", "said": "permission denied"}, "engine-refuses", "usermod"),
         ({"problem": "engine-refuses", "said": "no daemon"}, "engine-refuses", "docker version"),
-        (
-            {"problem": "engine-refuses", "said": DOWN},
-            "engine-refuses",
-            "sudo systemctl start dock",
-        ),
+        ({"problem": "engine-refuses", "said": DOWN}, "engine-refuses", "systemctl start dock"),
+        ({"problem": "image-silent", "said": "no space left"}, "image-silent", "docker system df"),
         ({"problem": "image-missing"}, "image-missing", "patchkit cluster install"),
         ({"content": "d" * 64}, "images", "patchkit cluster install"),
     ],
