@@ -16,7 +16,7 @@ SLEEPS = "import socket, time; s = socket.create_connection(('127.0.0.1', 8000))
 COMPILES = "cp /bin/sleep /tmp/ptxas; PATCHKIT_CLUSTER=vllm exec /tmp/ptxas {}"
 
 
-@scenario("serving")
+@scenario("serving", engines=("docker", "podman"))
 def engine_frozen(cluster: EmulatedCluster) -> str:
     """SIGSTOP of the head's worker process while somebody asks; `/health` says 200 all the time."""
     before = cluster.ranks()
