@@ -58,7 +58,8 @@ _OF_TRAINING = {
 
 
 def choose_files(names: Collection[str]) -> tuple[str, ...]:
-    """Return the files to fetch, sorted. Raises SourceError if there are no weights."""
+    """Return the files to fetch, sorted. Raises SourceError without weights, RecordError."""
+    record(tuple[FileName, ...], list(names))  # one that leads elsewhere tells of the others
     for kind in _KINDS:
         weights = [name for name in names if _is_kind(name, kind)]
         if weights:
