@@ -1,4 +1,4 @@
-"""What proves that a server lives: its figures, a token; what the copied script does by itself."""
+"""Check what proves that a server lives, and what the copied script does by itself."""
 
 import http.server
 import json

@@ -1,4 +1,4 @@
-"""What the units of a cluster run: compiled code that goes to a worker, by a real rsync."""
+"""Check what units run: compiled code that goes to a worker, by a real rsync."""
 
 import os
 import time

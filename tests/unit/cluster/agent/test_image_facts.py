@@ -1,4 +1,4 @@
-"""What a node says of an engine and an image, and how GPUs get into containers.
+"""Check what a node says of an engine and an image, and how GPUs get into containers.
 
 tests/data/engines has what real programs printed, less what nothing reads: docker 28.2.2 with
 dockerd 20.10.24 (whose daemon.json has a runtime nvidia), podman 4.3.1 of a user; and what a test
