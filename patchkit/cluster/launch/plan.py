@@ -24,7 +24,7 @@ from patchkit.finding import Finding, Level, finding_from_text
 from patchkit.runtime.envfile.env_file import EnvFile, env_file
 from patchkit.runtime.envfile.syntax import Format
 from patchkit.runtime.node.cluster_env import ClusterEnv, agree, cluster_env, file_text
-from patchkit.runtime.node.decision import NodeOptions, decide
+from patchkit.runtime.node.decision import Node, NodeOptions, decide
 from patchkit.runtime.node.topology import attach
 from patchkit.runtime.rules.flags import load_flag_rules
 from patchkit.runtime.rules.presets import Preset, named_preset, presets_meant
@@ -61,7 +61,6 @@ class ServedModel:
 class PlannedRank:
     """A node's part: its facts, what it is, its environment, and its command."""
 
-    ssh: str
     facts: NodeFacts
     env: ClusterEnv
     text: str
@@ -161,57 +160,29 @@ def node_addresses(
 def _plan_rank(
     cluster: ClusterFile, number: int, facts: NodeFacts, model: ServedModel, head: EnvFile | None
 ) -> PlannedRank:
-    serve, several = cluster.serve, len(cluster.node) > 1
-    role = "single" if not several else "worker" if number else "head"
     # Without the folder of the installed vLLM, which is another machine's.
     software = facts.host.software and replace(facts.host.software, vllm_home="")
-    host = replace(facts.host, software=software)
-    variable_rules, flag_rules = load_variable_rules(), load_flag_rules()
-    variables = {rule.id for rule in variable_rules.rules}
+    facts = replace(facts, host=replace(facts.host, software=software))
+    serve, host, rules = cluster.serve, facts.host, load_variable_rules()
     wanted, unwanted = frozenset(serve.wanted), frozenset(serve.unwanted)
+    variables = {rule.id for rule in rules.rules}
+    of_variables = RuleChoice(wanted=wanted & variables, unwanted=unwanted & variables)
     of_flags = RuleChoice(wanted=wanted - variables, unwanted=unwanted - variables)
-    known = {rule.id for rule in flag_rules.rules}
-    if unknown := sorted((of_flags.wanted | of_flags.unwanted) - known):
-        raise UsageError(
-            f"with or without {unknown[0]!r}: no rule has this name",
-            hint="`patchkit env explain` and `patchkit serve-args --explain` list them",
-        )
-    # A worker takes over what its head's file says.
-    first = {
-        "nodes": len(cluster.node),
-        "head": cluster.head.address if several else "",
-        "topology": serve.topology if several else "auto",
-        "executor": serve.executor,
-    }
-    options = NodeOptions(
-        role=role,
-        target=serve.target,
-        model=model.preset.id if model.preset else "",
-        choice=RuleChoice(wanted=wanted & variables, unwanted=unwanted & variables),
-        extra=dict(serve.set),
-        **(first if number == 0 else {"nodes": 0}),
-    )
-    node = decide(options, host, head)
-    if node.executor.name == "ray" and facts.image and facts.image.program.endswith("podman"):
-        raise UsageError(
-            "no server by Ray runs in podman's containers",
-            why="vLLM looks for Ray among its own processes, and podman lets no container that "
-            "stays in its unit's control group see those of another one",
-            hint='engine = "docker", or executor = "mp" where vLLM has it, in [serve]',
-        )
+    node = _decide_rank(cluster, number, facts, model, of_variables, head)
     caches = f"{facts.home}/{CACHES}"
-    places = {"ptxas": facts.ptxas, "caches": caches, "model": model.name}
-    env = cluster_env(node, host, variable_rules, **places)
+    env = cluster_env(node, host, rules, ptxas=facts.ptxas, caches=caches, model=model.name)
     if head:
         env = agree(env, head, dict(serve.set))
+    # systemd reads what it hands to a program, an engine what it hands to a container.
+    kind = Format.DOCKER if serve.image else Format.SYSTEMD
     command = None
-    if role != "worker" or node.executor.name != "ray":
+    if node.role != "worker" or node.executor.name != "ray":
         on_node = facts.models.get(model.folder)
         request = ServeRequest(
             model=absolute(model.source, facts),
             node=node,
             memory=memory_pool(host, node),
-            rank=number if several else None,
+            rank=number if node.role != "single" else None,
             host=serve.host or listen_address(serve.listen, node, host),
             port=serve.port,
             folder_gib=on_node.weights / BYTES_PER_GIB if on_node and on_node.weights else None,
@@ -219,20 +190,41 @@ def _plan_rank(
             frozen=serve.frozen,
             choice=of_flags,
         )
-        command = serve_args(request, flag_rules)
-    return PlannedRank(
-        ssh=cluster.node[number].ssh,
-        facts=facts,
-        env=env,
-        # systemd reads what it hands to a program, an engine what it hands to a container.
-        text=file_text(
-            env,
-            Format.DOCKER if serve.image else Format.SYSTEMD,
-            hostname=host.system.hostname,
-            target=serve.target,
-        ),
-        command=command,
+        command = serve_args(request, load_flag_rules())
+    text = file_text(env, kind, hostname=host.system.hostname, target=serve.target)
+    return PlannedRank(facts=facts, env=env, text=text, command=command)
+
+
+def _decide_rank(
+    cluster: ClusterFile,
+    number: int,
+    facts: NodeFacts,
+    model: ServedModel,
+    choice: RuleChoice,
+    head: EnvFile | None,
+) -> Node:
+    """Return what a node is; a worker takes over what its head's file says."""
+    serve, several = cluster.serve, len(cluster.node) > 1
+    options = NodeOptions(
+        role="single" if not several else "worker" if number else "head",
+        target=serve.target,
+        model=model.preset.id if model.preset else "",
+        choice=choice,
+        extra=dict(serve.set),
     )
+    if number == 0:
+        options = replace(options, nodes=len(cluster.node), executor=serve.executor)
+    if number == 0 and several:
+        options = replace(options, head=cluster.head.address, topology=serve.topology)
+    node = decide(options, facts.host, head)
+    if node.executor.name == "ray" and facts.image and facts.image.program.endswith("podman"):
+        raise UsageError(
+            "no server by Ray runs in podman's containers",
+            why="vLLM looks for Ray among its own processes, and podman lets no container that "
+            "stays in its unit's control group see those of another one",
+            hint='engine = "docker", or executor = "mp" where vLLM has it, in [serve]',
+        )
+    return node
 
 
 def absolute(path: str, facts: NodeFacts) -> str:

@@ -95,7 +95,7 @@ class GroupUnits:
         group = digest(json.dumps([bare, self.links, self.url], sort_keys=True))[:16]
         settings = {"id": group, "name": self.cluster.name, "unit": self.cluster.unit}
         workers = {
-            str(number): {"node": self.ranks[number].ssh, "ssh": words}
+            str(number): {"node": self.cluster.node[number].ssh, "ssh": words}
             for number, words in enumerate(self.links, start=1)
         }
         ray = {"ray": self.ray} if self.ray else {}
