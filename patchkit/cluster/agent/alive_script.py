@@ -37,7 +37,7 @@ _OFTEN, _SELDOM = 30.0, 600.0  # seconds between two tokens: with clients, and w
 _STEP = 600.0  # seconds that one step may take while the GPU draws power
 _COMPILE = 3600.0
 _TOOL = 5.0  # seconds for a program, or a login
-_STACKS = 8.0  # seconds for the stacks; the head is started anew after 20, of units.py
+_STACKS = 8.0  # seconds for the stacks; the head is started anew after 20, of head.service
 _LINES = 200  # of a file of stacks
 # What nothing but an engine's outputs changes: `record` in vLLM's v1/metrics/loggers.py, 0.11.0 to
 # 0.33.0. A chunk of a prefill has no output and counts no iteration, but the cache fills.

@@ -40,9 +40,8 @@ class Cluster:
     @property
     def units(self) -> list[str]:
         """Return the units that a head may have; a worker has the first alone."""
-        name = self.file.name
-        watches = [f"patchkit-{name}-worker@{n}.service" for n in range(1, len(self.file.node))]
-        return [self.file.unit, *watches, f"patchkit-{name}-ray.service", self.file.alive_unit]
+        more = map(self.file.unit_name, ("-ray", "-alive"))
+        return [self.file.unit, *self.file.watch_units, *more]
 
     def units_of(self, node: Remote) -> list[str]:
         """Return the units that a node may have."""

@@ -154,9 +154,13 @@ class ClusterFile:
         return f"patchkit-{self.name}.service"
 
     @property
-    def alive_unit(self) -> str:
-        """Return the name of the unit that watches the server, on the head."""
-        return f"patchkit-{self.name}-alive.service"
+    def watch_units(self) -> list[str]:
+        """Return the names of the units that watch the other ranks, on the head."""
+        return [self.unit_name(f"-worker@{number}") for number in range(1, len(self.node))]
+
+    def unit_name(self, part: str) -> str:
+        """Return the name of another unit of the cluster's."""
+        return f"patchkit-{self.name}{part}.service"
 
 
 def read_cluster_file(path: Path = FILE) -> ClusterFile:

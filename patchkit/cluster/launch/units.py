@@ -24,7 +24,6 @@ from patchkit.target import targets
 
 SCRIPTS = {"group.py": group_script, "alive.py": alive_script}  # by their names on a node
 _IMPORT = "from patchkit.cluster.agent import group_script as group"
-BURST = 4  # starts in an hour: unlimited ones have driven Sparks into a physical reset
 RAY_PORT = 6379
 HEAD_PORTS = {
     "mp": {29501: "the rendezvous of the ranks, --master-port"},
@@ -33,9 +32,6 @@ HEAD_PORTS = {
 """By what starts the ranks: the ports at the head's address, and for what."""
 
 _RAY_FILES = "/tmp/ray"  # noqa: S108 - in a container: Ray's own default
-RAY_SECONDS = 120  # for Ray's head to listen: measured are 6 on two slow cores
-ASK_AGAIN = 20  # seconds between two starts
-STOP = 30  # seconds for a rank to end by itself: with a request under way vLLM did not in 60
 # What does not depend on the model's size: kernels that are compiled at the first start, CUDA
 # graphs, the rendezvous of the ranks.
 _BEFORE_SECONDS = 900
@@ -118,61 +114,20 @@ class GroupUnits:
         return bare
 
     def _rank_files(self, number: int) -> dict[str, str]:
-        name, rank, count = self.cluster.name, self.ranks[number], len(self.ranks)
-        ray_unit = f"patchkit-{name}-ray.service" if self.ray else ""
-        alive_unit = self.cluster.alive_unit if self.cluster.serve.frozen else ""
-        watches = [f"patchkit-{name}-worker@{worker}.service" for worker in range(1, count)]
-        # A percent sign begins a specifier.
-        model = " ".join(self.model.name.split()).replace("%", "%%")
-        part = f", rank {number} of {count}" if count > 1 else ""
-        command = self.ranks[0].command
-        gib = (command and command.request.weights_gib) or _MOST_GIB * count
-        executor = rank.env.node.executor
-        # A Ray that overwrites brings the head's to workers, whose homes may be others.
-        of_head = executor.name == "ray" and executor.copies != "fills in"
-        # Where a rank keeps what it compiles; a folder that systemd has elsewhere is made by hand.
-        asked = (rank.env.node.vllm, self.model.name)
-        caches = cache_variables(f"%h/{CACHES}", *asked).items()
-        kept = [row for row in caches if not (of_head and row[0].startswith("VLLM_"))]
-        own = rank.facts.systemd >= _STATE_SINCE
-        graphs = cache_folders(_CACHES, *asked)["graphs"]
-        # What stands for the names in the templates.
-        values = {
-            "name": name,
-            "unit": self.cluster.unit,
-            "description": f"vLLM {model}{part} (cluster {name})",
-            "script": f"/usr/bin/python3 -I %h/.config/patchkit/{name}/group.py",
-            "alive": f"/usr/bin/python3 -sEB %h/.config/patchkit/{name}/alive.py",
-            "watched": alive_unit and f"-systemctl --user --no-block start {alive_unit}",
-            "frozen": str(self.cluster.serve.frozen),
-            "frozen_status": str(alive_script.FROZEN),
-            "before": " ".join([ray_unit, *watches]).strip(),
-            "seconds": str(_BEFORE_SECONDS + round(_SECONDS_PER_GIB * gib / count)),
-            "burst": str(BURST),
-            "pause": str(ASK_AGAIN),
-            "stop": str(STOP),
-            "watch_stop": str(STOP + 30),
-            "mark": unit_word(f"{MARK}={name}"),
-            "state": graphs if own else "",
-            "make_state": "" if own else f"/usr/bin/mkdir -p %h/{_STATE}/{graphs}",
-            "caches": " ".join(map("=".join, kept)),
-            "ray_unit": ray_unit,
-            "ray_address": f"RAY_ADDRESS={self.ray}" if self.ray else "",
-            "ray_signal": "SIGKILL" if self.ray else "",
-            "ray_seconds": str(RAY_SECONDS),
-        }
-        templates = {self.cluster.unit: "worker" if number else "head"}
-        if number == 0 and count > 1:
-            templates[f"patchkit-{name}-worker@.service"] = "watch"
-        if number == 0 and alive_unit:
-            templates[alive_unit] = "alive"
-        if number == 0 and self.ray:
-            templates[ray_unit] = "ray"
-        files = {"node.env": rank.text}
+        file, head = self.cluster, number == 0
+        templates = {file.unit: "head" if head else "worker"}
+        if head and len(self.ranks) > 1:
+            templates[file.unit_name("-worker@")] = "watch"
+        if head and file.serve.frozen:
+            templates[file.unit_name("-alive")] = "alive"
+        if head and self.ray:
+            templates[file.unit_name("-ray")] = "ray"
+        files = {"node.env": self.ranks[number].text}
         for script, module in SCRIPTS.items():
             text = Path(str(module.__file__)).read_text(encoding="utf-8")
             # There they stand side by side, and nothing else of patchkit does.
             files[script] = text.replace(_IMPORT, "import group")
+        values = self._unit_values(number)
         common = (RECIPES / "units" / "common.service").read_text(encoding="utf-8")
         for unit, template in templates.items():
             text = (RECIPES / "units" / f"{template}.service").read_text(encoding="utf-8")
@@ -181,6 +136,45 @@ class GroupUnits:
             filled = [Template(each).substitute(values) for each in lines if each[0] != "#"]
             files[unit] = _HEADER + "".join(it for it in filled if it.partition("=")[2] != "\n")
         return files
+
+    def _unit_values(self, number: int) -> dict[str, str]:
+        """Return what stands for the names in a rank's templates, however it is run."""
+        file, rank, count = self.cluster, self.ranks[number], len(self.ranks)
+        folder, frozen = f"%h/.config/patchkit/{file.name}", file.serve.frozen
+        ray_unit = file.unit_name("-ray") if self.ray else ""
+        # A percent sign begins a specifier.
+        model = " ".join(self.model.name.split()).replace("%", "%%")
+        part = f", rank {number} of {count}" if count > 1 else ""
+        command, executor = self.ranks[0].command, rank.env.node.executor
+        gib = (command and command.request.weights_gib) or _MOST_GIB * count
+        # A Ray that overwrites brings the head's to workers, whose homes may be others.
+        of_head = executor.name == "ray" and executor.copies != "fills in"
+        # Where a rank keeps what it compiles; a folder that systemd has elsewhere is made by hand.
+        asked = (rank.env.node.vllm, self.model.name)
+        caches = cache_variables(f"%h/{CACHES}", *asked).items()
+        kept = [row for row in caches if not (of_head and row[0].startswith("VLLM_"))]
+        own = rank.facts.systemd >= _STATE_SINCE
+        graphs = cache_folders(_CACHES, *asked)["graphs"]
+        start = f"-systemctl --user --no-block start {file.unit_name('-alive')}"
+        return {
+            "name": file.name,
+            "unit": file.unit,
+            "description": f"vLLM {model}{part} (cluster {file.name})",
+            "script": f"/usr/bin/python3 -I {folder}/group.py",
+            "alive": f"/usr/bin/python3 -sEB {folder}/alive.py",
+            "watched": start if frozen else "",
+            "frozen": str(frozen),
+            "frozen_status": str(alive_script.FROZEN),
+            "before": " ".join([ray_unit, *file.watch_units]).strip(),
+            "seconds": str(_BEFORE_SECONDS + round(_SECONDS_PER_GIB * gib / count)),
+            "mark": f"{MARK}={file.name}",
+            "state": graphs if own else "",
+            "make_state": "" if own else f"/usr/bin/mkdir -p %h/{_STATE}/{graphs}",
+            "caches": " ".join(map("=".join, kept)),
+            "ray_unit": ray_unit,
+            "ray_address": f"RAY_ADDRESS={self.ray}" if self.ray else "",
+            "ray_signal": "SIGKILL" if self.ray else "",
+        }
 
     def _run_values(self, number: int, *, ray: bool) -> dict[str, str]:
         """Return what templates say of how a rank, or Ray's head, is run: in a container or not."""

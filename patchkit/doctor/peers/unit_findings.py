@@ -14,7 +14,7 @@ from patchkit.quoting import quoted
 
 _ON = ("active", "activating", "reloading", "deactivating")
 _NOTHING = "nothing was started here yet: `patchkit up`"
-_STARTS = 4  # in an hour: units.py
+_STARTS = 4  # in an hour: head.service
 
 
 @check("start")
