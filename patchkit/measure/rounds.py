@@ -92,8 +92,8 @@ def measure_variants(plan: BenchPlan, tell: Callable[[str], None]) -> None:
         with ExitStack() as stack:
             url, model = variant.url, plan.model
             if variant.cluster:
-                held = stack.enter_context(serve_model(variant.cluster, model, watcher))
-                url, model = held.plan.units.url, held.plan.units.model.name
+                units = stack.enter_context(serve_model(variant.cluster, model, watcher))
+                url, model = units.url, units.model.name
             for load in loads:
                 tell(f"{title}: {load.name}")
                 _measure_load(plan, variant, load, number, url, model)

@@ -69,15 +69,14 @@ def up_command(model: str, *, cluster: Cluster) -> Iterator[Block]:
     """
     watcher = _watch_start(cluster)
     nodes = ", ".join(node.destination for node in cluster.nodes)
-    begun = launch.bring_up(cluster, model)
-    served, url = begun.plan.units.model.name, begun.plan.units.url
-    what = "is started" if begun.since else "runs with these files already"
-    yield GOOD + f"{served} {what} on {nodes}"
-    command = begun.plan.units.ranks[0].command
-    for line in note_lines(command.limits, command.advice) if command and begun.since else ():
+    units, since = launch.bring_up(cluster, model)
+    what = "is started" if since else "runs with these files already"
+    yield GOOD + f"{units.model.name} {what} on {nodes}"
+    command = units.ranks[0].command
+    for line in note_lines(command.limits, command.advice) if command and since else ():
         tell(line)
-    _wait_attached(lambda: wait_until_answered(cluster, begun.since, watcher))
-    yield from _answered_blocks(cluster, served, url)
+    _wait_attached(lambda: wait_until_answered(cluster, since, watcher))
+    yield from _answered_blocks(cluster, units.model.name, units.url)
 
 
 @click.command("switch")

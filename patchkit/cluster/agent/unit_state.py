@@ -8,7 +8,7 @@ import json
 import os
 import time
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -113,8 +113,8 @@ class NodeState:
         return next((unit for unit in self.units if unit.unit == name), None)
 
 
-def read_node_state(name: str, units: Sequence[str]) -> dict[str, Any]:
-    """Return the state of this node as JSON takes it."""
+def read_node_state(name: str, units: Sequence[str]) -> NodeState:
+    """Return the state of this node."""
     gpu, others = None, []
     with contextlib.suppress(ToolUnavailable):  # a node without nvidia-smi has no figures
         gpu = gpu_state()
@@ -128,20 +128,18 @@ def read_node_state(name: str, units: Sequence[str]) -> dict[str, Any]:
     starts = len(attempt("journalctl", *asked, *mine).output.splitlines())
     found = tuple(unit_states(units))
     lines = list(read_units(units[-1:], since="-24h")) if len(units) > 1 else []
-    frozen = [line for line in lines if line["text"].startswith("frozen: ")]
-    clock = time.localtime(frozen[-1]["time"] / 1e6) if frozen else None
-    return asdict(
-        NodeState(
-            units=found,
-            processes=tuple(find_processes(name)),
-            starts=min(starts, found[0].restarts + 1),
-            strangers=tuple(others),
-            containers=tuple(find_containers(name)),
-            frozen=time.strftime("%F %T ", clock) + frozen[-1]["text"] if clock else "",
-            memory=memory(Reader(LIVE, None)),
-            celsius=gpu.celsius if gpu else None,
-            watts=gpu.watts if gpu else None,
-        )
+    frozen = [line for line in lines if line.text.startswith("frozen: ")]
+    clock = time.localtime(frozen[-1].time / 1e6) if frozen else None
+    return NodeState(
+        units=found,
+        processes=tuple(find_processes(name)),
+        starts=min(starts, found[0].restarts + 1),
+        strangers=tuple(others),
+        containers=tuple(find_containers(name)),
+        frozen=time.strftime("%F %T ", clock) + frozen[-1].text if clock else "",
+        memory=memory(Reader(LIVE, None)),
+        celsius=gpu.celsius if gpu else None,
+        watts=gpu.watts if gpu else None,
     )
 
 
@@ -187,15 +185,15 @@ def find_processes(name: str) -> Iterator[int]:
             continue  # it ended, or is not ours
 
 
-def follow_units(units: Sequence[str], every: float = 0.25) -> Iterator[dict[str, Any]]:
+def follow_units(units: Sequence[str]) -> Iterator[list[UnitState]]:
     """Yield the state of the units at once and whenever it changes, as long as somebody listens."""
     last: list[UnitState] = []
     while True:
         now = list(unit_states(units))
         if now != last:
-            yield {"units": list(map(asdict, now))}
+            yield now
             last = now
-        time.sleep(every)
+        time.sleep(0.25)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -240,7 +238,7 @@ class JournalLine:
 
 def read_units(
     units: Sequence[str], since: str = "", lines: int = 0, follow: bool = False
-) -> Iterator[dict[str, Any]]:
+) -> Iterator[JournalLine]:
     """Yield the journal of units of this user, oldest first: on the node.
 
     ``since`` is as journalctl takes it, ``lines`` how many of the newest, 0 for all.
@@ -256,8 +254,8 @@ def read_units(
         for line in talk:
             try:
                 entry = json.loads(line)
-                unit = entry.get("_SYSTEMD_USER_UNIT") or entry["USER_UNIT"]
-                time = int(entry["__REALTIME_TIMESTAMP"])
+                unit = str(entry.get("_SYSTEMD_USER_UNIT") or entry["USER_UNIT"])
+                at = int(entry["__REALTIME_TIMESTAMP"])
             except (ValueError, KeyError, TypeError):
                 continue  # not an entry of a unit
             text = entry.get("MESSAGE")
@@ -265,7 +263,7 @@ def read_units(
             if isinstance(text, list):
                 octets = bytes(each & 255 for each in text if isinstance(each, int))
                 text = octets.decode(errors="replace")
-            yield {"time": time, "unit": str(unit), "text": text if isinstance(text, str) else ""}
+            yield JournalLine(time=at, unit=unit, text=text if isinstance(text, str) else "")
 
 
 def begin_group(name: str) -> str:
@@ -281,10 +279,9 @@ def begin_group(name: str) -> str:
     return now
 
 
-def end_group(name: str, units: list[str], disable: bool) -> dict[str, Any]:
+def end_group(name: str, units: list[str], disable: bool) -> NodeState:
     """Stop a node's units, wait until the group has no process and its memory is back: there."""
-    state = read_node_state(name, units)
-    running = [unit["unit"] for unit in state["units"] if unit["active"] != "inactive"]
+    running = [its.unit for its in unit_states(units) if its.active != "inactive"]
     if disable:
         run_for_user("systemctl", "disable", "--quiet", units[0])
     run_for_user("systemctl", "stop", f"patchkit-{name}-hold.service", timeout=_PATIENCE)
@@ -297,8 +294,8 @@ def end_group(name: str, units: list[str], disable: bool) -> dict[str, Any]:
     deadline, last = time.monotonic() + _SETTLES, -1
     while True:
         state = read_node_state(name, units)
-        free = (state["memory"] or {}).get("available", 0)
-        if time.monotonic() > deadline or (not state["processes"] and free <= last >= 0):
+        free = state.memory.available if state.memory else 0
+        if time.monotonic() > deadline or (not state.processes and free <= last >= 0):
             return state
         last = free
         time.sleep(0.5)

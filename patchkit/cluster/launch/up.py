@@ -29,23 +29,16 @@ _STOPS = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FailedStart:
-    """What all ranks of a failed start wrote, by time, and ``how`` systemd says that it ended."""
-
-    lines: tuple[tuple[str, JournalLine], ...]
-    how: str
-
-
 @dataclass(frozen=True, slots=True)
 class StartWatcher:
     """Who waits for a start: ``tell`` gets the unit's state and the seconds since the start.
 
-    ``explain`` makes the error of a start that failed from what its ranks wrote.
+    ``explain`` makes the error of a start that failed from what all ranks wrote, by time, and how
+    systemd says that it ended.
     """
 
     tell: Callable[[UnitState, float], None]
-    explain: Callable[[FailedStart], HostError]
+    explain: Callable[[Sequence[tuple[str, JournalLine]], str], HostError]
 
 
 def wait_until_answered(cluster: Cluster, since: str, watcher: StartWatcher) -> None:
@@ -55,11 +48,10 @@ def wait_until_answered(cluster: Cluster, since: str, watcher: StartWatcher) -> 
     of a start that failed with the first error of all ranks.
     """
     began, first, head, units = time.monotonic(), "", cluster.head, cluster.units
-    said = head.stream(dict[str, list[UnitState]], unit_state.follow_units, units=units)
+    said = head.stream(list[UnitState], unit_state.follow_units, units=units)
     # An error that is kept would keep the connection, until Python ends.
     with closing(said):
-        for states in said:
-            found = states.get("units", [])
+        for found in said:
             if [unit.unit for unit in found] != units:
                 raise HostError(f"{head.destination}: does not say how its units are")
             now, *watches = found
@@ -77,13 +69,13 @@ def wait_until_answered(cluster: Cluster, since: str, watcher: StartWatcher) -> 
             again = now.sub == "auto-restart" or now.invocation not in ("", first)
             if again or now.active not in _LOADING:
                 journal = read_group_journal(cluster, since=since)
-                lines = tuple(journal.lines)  # only then it is known who is silent
+                lines = list(journal.lines)  # only then it is known who is silent
                 how = [f"systemd says {now.result}, status {now.status}"]
                 if again:
                     text = "its first start; it is started again, four times an hour at most: "
                     how = [text + "`patchkit down` ends that"]
                 how += [f"without the lines of {error.what}" for error in journal.silent.values()]
-                raise watcher.explain(FailedStart(lines=lines, how="; ".join(how)))
+                raise watcher.explain(lines, "; ".join(how))
     raise HostError(f"{head.destination}: the answer was cut short")
 
 
@@ -129,14 +121,6 @@ class GroupPlan:
     units: GroupUnits
     files: list[dict[str, str]]
     former: list[dict[str, str]]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Begun:
-    """A start on its way: ``since`` is its time for the head's journal, "" if it was running."""
-
-    plan: GroupPlan
-    since: str
 
 
 def make_plan(cluster: Cluster, model: str) -> GroupPlan:
@@ -190,29 +174,35 @@ def make_plan(cluster: Cluster, model: str) -> GroupPlan:
     return GroupPlan(units=units, files=units.node_files(), former=[its.files for its in facts])
 
 
-def bring_up(cluster: Cluster, model: str) -> Begun:
+def bring_up(cluster: Cluster, model: str) -> tuple[GroupUnits, str]:
     """Write what differs and start; what runs with the same files is left alone.
 
-    Raises BusyError while another patchkit changes the cluster; an error of a node before anything
-    was written; HostError if what ran before does not stop.
+    Returns the units, and the start's time for the head's journal, "" if they were running. Raises
+    BusyError while another patchkit changes the cluster; an error of a node before anything was
+    written; HostError if what ran before does not stop.
     """
     with cluster.alone():
-        return _start_group(cluster, make_plan(cluster, model))
+        plan = make_plan(cluster, model)
+        return plan.units, _start_group(cluster, plan)
 
 
-def _start_group(cluster: Cluster, plan: GroupPlan) -> Begun:
+def _start_group(cluster: Cluster, plan: GroupPlan) -> str:
     states = all_of(cluster.states())
-    same, runs = plan.files == plan.former, states[0].serves
-    if same and runs:
-        return Begun(plan=plan, since="")
-    if runs or any(state.processes or state.containers for state in states):
+    if plan.files == plan.former and states[0].serves:
+        return ""
+    if states[0].serves or any(state.processes or state.containers for state in states):
         committed("what ran before is stopped")
         check_stopped(cluster, stop_group(cluster, disable=False))
     committed("the files of this start are on the nodes")
-    cluster.put_files(plan.files)
+    return _begin_with(cluster, plan.files, f"{plan.units.model.name} is started")
+
+
+def _begin_with(cluster: Cluster, files: Sequence[dict[str, str]], begun: str) -> str:
+    """Write the files of all nodes and start; return the time for the head's journal."""
+    cluster.put_files(files)
     since = cluster.head.call(str, unit_state.begin_group, name=cluster.file.name)
-    committed(f"{plan.units.model.name} is started, and goes on loading")
-    return Begun(plan=plan, since=since)
+    committed(f"{begun}, and goes on loading")
+    return since
 
 
 def switch_model(cluster: Cluster, model: str, watcher: StartWatcher) -> None:
@@ -221,8 +211,7 @@ def switch_model(cluster: Cluster, model: str, watcher: StartWatcher) -> None:
     An interrupt before the start brings the former one back as well; after it, the new one goes on.
     Raises the error, with what is served now.
     """
-    former, begun = "", None
-    plan: GroupPlan | None = None
+    former, since = "", None
     try:
         with cluster.alone():
             plan = make_plan(cluster, model)
@@ -231,17 +220,15 @@ def switch_model(cluster: Cluster, model: str, watcher: StartWatcher) -> None:
                 with suppress(KeyError, ValueError, AttributeError):
                     found = [json.loads(files["group.json"]).get("model") for files in plan.former]
                     former = str(found[0] or "")
-            begun = _start_group(cluster, plan)
-        wait_until_answered(cluster, begun.since, watcher)
+            since = _start_group(cluster, plan)
+        wait_until_answered(cluster, since, watcher)
     except (PatchkitError, Interrupted) as error:
-        if plan is None or not former or (begun and isinstance(error, Interrupted)):
+        if not former or (since is not None and isinstance(error, Interrupted)):
             raise
         try:
             with deferred(), cluster.alone():  # whatever interrupts
                 check_stopped(cluster, stop_group(cluster, disable=False))
-                cluster.put_files(plan.former)
-                since = cluster.head.call(str, unit_state.begin_group, name=cluster.file.name)
-                committed(f"{former} is started again, and goes on loading")
+                since = _begin_with(cluster, plan.former, f"{former} is started again")
         except PatchkitError as lost:
             what = f"{former} was stopped, and cannot be started again: {lost.what}"
             raise type(lost)(what, why=lost.why, hint=lost.hint) from None
@@ -258,17 +245,17 @@ def switch_model(cluster: Cluster, model: str, watcher: StartWatcher) -> None:
 
 
 @contextmanager
-def serve_model(cluster: Cluster, model: str, watcher: StartWatcher) -> Iterator[Begun]:
+def serve_model(cluster: Cluster, model: str, watcher: StartWatcher) -> Iterator[GroupUnits]:
     """Serve a model for the time of a block, then stop it on every node, and check.
 
     Raises what ``bring_up``, ``wait_until_answered`` and ``check_stopped`` raise.
     """
-    begun = bring_up(cluster, model)
+    units, since = bring_up(cluster, model)
     try:
-        wait_until_answered(cluster, begun.since, watcher)
-        yield begun
+        wait_until_answered(cluster, since, watcher)
+        yield units
     finally:
         with cluster.alone():
             results = stop_group(cluster)
         check_stopped(cluster, results)
-        committed(f"{begun.plan.units.model.name} is stopped on every node")
+        committed(f"{units.model.name} is stopped on every node")

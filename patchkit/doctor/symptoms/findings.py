@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from patchkit.cluster.agent.unit_state import JournalLine
-from patchkit.cluster.launch.up import FailedStart
 from patchkit.doctor.symptoms.diagnosis import Diagnosis, ReadLog, read_log
 from patchkit.doctor.symptoms.lines import LONGEST, log_line
 from patchkit.doctor.symptoms.scan import BEFORE, Hit
@@ -131,19 +130,19 @@ def read_journals(
     return read_log(written, known), nodes
 
 
-def explain_failed_start(start: FailedStart) -> HostError:
+def explain_failed_start(lines: Iterable[tuple[str, JournalLine]], how: str) -> HostError:
     """Return the error of a start that failed: the first line of all ranks that says why.
 
-    With what caused it and what cures it, if the text decides that.
+    With what caused it and what cures it, if the text decides that. ``how`` is how it ended.
     """
-    log, nodes = read_journals(start.lines, {})
+    log, nodes = read_journals(lines, {})
     if log.lead is None:
-        return HostError(f"the model did not start: {start.how}", hint="patchkit logs")
+        return HostError(f"the model did not start: {how}", hint="patchkit logs")
     what = f"{nodes[log.lead.number - 1]}: {log.lead.text.strip()}"
     known = log.first
     if known is None or not known.decided or known.symptom.follows:
         hint = "patchkit doctor --cluster" if known else "patchkit logs"
-        return HostError(what, why=f"the first error of all ranks; {start.how}", hint=hint)
+        return HostError(what, why=f"the first error of all ranks; {how}", hint=hint)
     found = diagnosis_finding(known)
-    why = f"{found.why} ({known.causes[0].evidence}: {found.source}); {start.how}"
+    why = f"{found.why} ({known.causes[0].evidence}: {found.source}); {how}"
     return HostError(what, why=why, hint=found.hint.replace("\n", " "))
