@@ -28,7 +28,7 @@ import urllib.error
 import urllib.parse
 from collections import Counter
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from patchkit.cluster.agent import group_script as group
 
@@ -48,12 +48,13 @@ _COUNTS = re.compile(
 )
 _ASLEEP = re.compile(r'^vllm:engine_sleep_state\{.*sleep_state="awake".*\} 0(\.0)?$', re.MULTILINE)
 _COMPILERS = {"ptxas", "cicc", "nvcc", "nvlink", "fatbinary", "cc1plus", "cc1", "ninja", "ld"}
+_SCRIPT = "-sEB alive.py"  # which finds group.py beside it
 _WORKS = "works: "  # a login may print lines of its own
 _ABORTED = "Fatal Python error: Aborted"  # of faulthandler
 _SILENT = (OSError, ValueError, LookupError, TypeError, http.client.HTTPException)
 
 
-def alive(settings: dict[str, Any]) -> None:
+def alive(settings: group.Settings) -> None:
     """Say WATCHDOG=1 as often as the server proves that it lives."""
     liveness, patience, proofs = Liveness(settings), float(settings["frozen"]), Counter[str]()
 
@@ -91,14 +92,14 @@ def alive(settings: dict[str, Any]) -> None:
         group.notify("STATUS=")  # which systemd keeps until the next start
 
 
-def working(settings: dict[str, Any], start: str, silent: str) -> None:
+def working(settings: group.Settings, start: str, silent: str) -> None:
     """Say what shows that this node works."""
     group.enter_start(settings, start)
     if found := find_work(settings, float(silent)):
         group.say(f"{_WORKS}{found}")
 
 
-def stacks(settings: dict[str, Any], start: str) -> None:
+def stacks(settings: group.Settings, start: str) -> None:
     """Let the processes of this node's rank write where they are, once a line comes."""
     group.enter_start(settings, start)
     sys.stdin.readline()
@@ -112,7 +113,7 @@ class FiredError(BaseException):
 class Liveness:
     """What is known of a server; ``doubt`` says what was last missed of it."""
 
-    def __init__(self, settings: dict[str, Any]) -> None:
+    def __init__(self, settings: group.Settings) -> None:
         self.settings = settings
         self.patience = float(settings["frozen"])
         self.counts: dict[str, float] = {}
@@ -132,8 +133,8 @@ class Liveness:
             proof = find_work(self.settings, silent)
             workers = self.settings["workers"].values() if silent > self.patience / 2 else ()
             for worker in workers:
-                said = _try_tool(*ask_worker(worker, self.settings, "working", silent))
-                if found := re.search(f"{_WORKS}(.+)", said):
+                words = group.worker_words(worker, self.settings, f"{_SCRIPT} working", silent)
+                if found := re.search(f"{_WORKS}(.+)", _try_tool(*words)):
                     proof = f"{worker['node']}: {found[1]}"
         return proof
 
@@ -212,13 +213,12 @@ def has_clients(url: str) -> bool:
     return bool(_try_tool("ss", "-Htn", "state", "established", f"( sport = :{port} )").strip())
 
 
-def find_work(settings: dict[str, Any], silent: float) -> str:
+def find_work(settings: group.Settings, silent: float) -> str:
     """Return what shows that this node works though nothing is counted, "" for nothing."""
-    mark = f"PATCHKIT_CLUSTER={settings['name']}".encode()
     for folder in Path("/proc").glob("[0-9]*") if silent < _COMPILE else ():
         with contextlib.suppress(OSError):  # it ended, or is not ours
             name = (folder / "comm").read_text(errors="replace").strip()
-            if name in _COMPILERS and mark in (folder / "environ").read_bytes().split(b"\0"):
+            if name in _COMPILERS and group.has_mark(folder, settings["name"]):
                 return f"{name} compiles"
     if settings["watts"] and silent < _STEP:
         words = ("nvidia-smi", "--query-gpu=power.draw", "--format=csv,noheader,nounits")
@@ -228,17 +228,11 @@ def find_work(settings: dict[str, Any], silent: float) -> str:
     return ""
 
 
-def ask_worker(worker: dict[str, Any], settings: dict[str, Any], *words: object) -> list[str]:
-    """Return the words that let this script work on a worker."""
-    script = f".config/patchkit/{settings['name']}/alive.py"
-    verb, *more = map(str, words)
-    return [*worker["ssh"], " ".join(("exec python3 -sEB", script, verb, settings["id"], *more))]
-
-
-def find_stacks(settings: dict[str, Any]) -> None:
+def find_stacks(settings: group.Settings) -> None:
     """Let all ranks write where they are, at once: the first one to end takes the others along."""
-    workers = [ask_worker(it, settings, "stacks") for it in settings["workers"].values()]
-    links = [subprocess.Popen(words, stdin=subprocess.PIPE) for words in workers]
+    workers, script = settings["workers"].values(), f"{_SCRIPT} stacks"
+    asked = [group.worker_words(worker, settings, script) for worker in workers]
+    links = [subprocess.Popen(words, stdin=subprocess.PIPE) for words in asked]
     time.sleep(_TOOL if links else 0)  # for the logins
     for link in links:
         assert link.stdin
@@ -251,17 +245,17 @@ def find_stacks(settings: dict[str, Any]) -> None:
             link.wait(_TOOL)
 
 
-def write_stacks(settings: dict[str, Any]) -> None:
+def write_stacks(settings: group.Settings) -> None:
     """Let the processes of a rank write where they are, by SIGABRT: they end with it.
 
     The main process is the last one: systemd ends the others with it.
     """
-    unit, began, count = settings["unit"], time.time(), 0
+    unit, began, count, why = settings["unit"], time.time(), 0, ""
     for main in (False, True):
-        _abort_processes(settings, main)
+        why = _abort_processes(settings, main) or why
         count = _count_stacks(unit, began, count)
     found = f"stacks of {count} processes are in the journal of {unit}"
-    group.say(f"{socket.gethostname()}: {found if count else 'no stacks came'}")
+    group.say(f"{socket.gethostname()}: {found if count else f'no stacks came; {why}'.strip('; ')}")
     # Those that vLLM's own watchdog wrote when it found a process hanging.
     for file in Path(settings["stacks"]).glob("VLLM_STACK_DUMP_for_*"):
         if file.stat().st_mtime > began - _STEP:
@@ -269,12 +263,16 @@ def write_stacks(settings: dict[str, Any]) -> None:
                 group.say(f"{file.name}: {line}")
 
 
-def _abort_processes(settings: dict[str, Any], main: bool) -> None:
-    # A process that was stopped ends once it goes on.
+def _abort_processes(settings: group.Settings, main: bool) -> str:
+    """Send SIGABRT, and let go on what was stopped, so that it ends; return what went wrong."""
     if inside := settings.get("inside"):  # the words before a command in its container
         which = 1 if main else -1  # -1: all but the first one
-        _try_tool(*inside, "sh", "-c", f"kill -ABRT {which}; kill -CONT {which}")
-        return
+        words = (*inside, "sh", "-c", f"kill -ABRT {which}; kill -CONT {which}")
+        try:
+            said = group.run_tool(*words, seconds=_TOOL).stderr
+        except (OSError, subprocess.TimeoutExpired) as error:
+            said = str(error)
+        return " ".join(said.split())[-300:]
     first = group.show_property(settings["unit"], "MainPID")
     unit = re.compile(f"/{re.escape(settings['unit'])}(/|$)", re.MULTILINE)
     for folder in Path("/proc").glob("[0-9]*"):
@@ -282,6 +280,7 @@ def _abort_processes(settings: dict[str, Any], main: bool) -> None:
             if unit.search((folder / "cgroup").read_text()) and (folder.name == first) == main:
                 os.kill(int(folder.name), signal.SIGABRT)
                 os.kill(int(folder.name), signal.SIGCONT)
+    return ""
 
 
 def _count_stacks(unit: str, since: float, former: int = 0) -> int:

@@ -34,6 +34,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
+Settings = dict[str, Any]  # of group.json, or what it says of a worker
+MARK = "PATCHKIT_CLUSTER"
+"""The variable that every process of a group has: so what is left of one can be found."""
+
 HEARTBEAT = 2.0  # seconds between two signs of life of the head
 SILENCE = 15.0  # seconds without one after which a rank is stopped, or given up
 _AGAIN = 5.0  # seconds between two tries to reach a worker
@@ -76,7 +80,7 @@ def leave(code: int, text: str) -> NoReturn:
     sys.exit(code)
 
 
-def begin(settings: dict[str, Any]) -> None:
+def begin(settings: Settings) -> None:
     """Check that all that the server needs was started, and that its port is free."""
     needed = [f"worker@{rank}" for rank in settings["workers"]]
     needed += ["ray"] if "ray" in settings else []
@@ -104,15 +108,22 @@ def strangers(url: str, unit: str, name: str = "") -> list[str]:
     except OSError:  # without ss nobody is known
         return []
     for its in listeners:
-        own, folder, mark = False, Path(f"/proc/{its.pid}"), f"PATCHKIT_CLUSTER={name}".encode()
+        folder = Path(f"/proc/{its.pid}")
+        own = bool(name) and has_mark(folder, name)
         with contextlib.suppress(OSError):  # it ended
             groups = re.split("[/\n]", (folder / "cgroup").read_text(errors="replace"))
-            own = any(part == unit or part.startswith(f"{stem}-") for part in groups)
-            own = own or bool(name and mark in (folder / "environ").read_bytes().split(b"\0"))
+            own = own or any(part == unit or part.startswith(f"{stem}-") for part in groups)
         if its.address in asked and not own:
             who = f"{its.name} (process {its.pid})" if its.pid else "another user's process"
             others.append(f"{its.address} port {its.port}: {who}")
     return others
+
+
+def has_mark(process: Path, name: str) -> bool:
+    """Return whether a process, by its folder in /proc, is one of a cluster's group."""
+    with contextlib.suppress(OSError):  # it ended, or is not ours
+        return f"{MARK}={name}".encode() in (process / "environ").read_bytes().split(b"\0")
+    return False
 
 
 @dataclass(frozen=True)
@@ -136,15 +147,14 @@ def find_listeners(ports: Collection[int]) -> Iterator[Listener]:
             yield Listener(address, int(port), *own)
 
 
-def ready(settings: dict[str, Any]) -> None:
+def ready(settings: Settings) -> None:
     """Wait until the server has answered a token; end with 1 if it is gone before."""
     began = time.monotonic()
-    main_process = int(os.environ.get("MAINPID", "0"))
     while True:
         with contextlib.suppress(OSError, ValueError):
             ask(settings, "/health")
             break
-        _check_alive(main_process)
+        _check_alive()
         time.sleep(0.5)
     for other in strangers(settings["url"], settings["unit"], settings["name"]):
         leave(1, f"error: {_TAKEN}: {other}")
@@ -160,22 +170,22 @@ def ready(settings: dict[str, Any]) -> None:
                 hint = "is VLLM_API_KEY in the env?"
                 leave(1, f"the server refuses its own machine: {error}; {hint}")
             say(f"no token yet: {error}")
-        _check_alive(main_process)
+        _check_alive()
         time.sleep(2)
     say(f"answered: {model}, {time.monotonic() - began - loaded:.1f} s later")
 
 
-def ray(settings: dict[str, Any]) -> None:
+def ray(settings: Settings) -> None:
     """Wait until Ray's head listens; end with 1 if it is gone before."""
     host, _, port = settings["ray"].rpartition(":")
     while True:
         with contextlib.suppress(OSError), socket.create_connection((host, int(port)), 5):
             return
-        _check_alive(int(os.environ.get("MAINPID", "0")))
+        _check_alive()
         time.sleep(0.5)
 
 
-def spread(settings: dict[str, Any]) -> None:
+def spread(settings: Settings) -> None:
     """Copy compiled code to workers that lack it: nothing over what is there, nothing back."""
     names, size, began = [], 0, time.monotonic()
     own = Path.home() / settings["caches"]
@@ -204,16 +214,16 @@ def spread(settings: dict[str, Any]) -> None:
         say(f"{worker['node']}: {given}")
 
 
-def _check_alive(process: int) -> None:
+def _check_alive() -> None:
     # Else this would go on asking after the server's death, and hold the unit in its start.
-    if process:
+    if process := int(os.environ.get("MAINPID", "0")):
         try:
             os.kill(process, 0)
         except ProcessLookupError:
             leave(1, "it ended before it had answered")
 
 
-def ask_token(settings: dict[str, Any]) -> str:
+def ask_token(settings: Settings) -> str:
     """Ask for one token; of a model that does not generate, for one embedding or score.
 
     Returns the model's name.
@@ -227,7 +237,7 @@ def ask_token(settings: dict[str, Any]) -> str:
     }
     for path, body in bodies.items():
         try:
-            ask(settings, path, {"model": model, **body}, _FIRST_TOKEN)
+            ask(settings, path, body={"model": model, **body}, seconds=_FIRST_TOKEN)
         except urllib.error.HTTPError as error:
             if error.code not in (400, 404, 405, 501) or path == "/pooling":
                 raise
@@ -236,16 +246,12 @@ def ask_token(settings: dict[str, Any]) -> str:
     return str(model)
 
 
-def ask(
-    settings: dict[str, Any], path: str, body: dict[str, Any] | None = None, seconds: float = 10
-) -> Any:
-    """Return the JSON that the server answers."""
-    return json.loads(fetch(settings, path, body, seconds) or b"null")
+def ask(settings: Settings, path: str, **more: Any) -> Any:
+    """Return the JSON that the server answers; ``more`` is as for ``fetch``."""
+    return json.loads(fetch(settings, path, **more) or b"null")
 
 
-def fetch(
-    settings: dict[str, Any], path: str, body: dict[str, Any] | None = None, seconds: float = 10
-) -> bytes:
+def fetch(settings: Settings, path: str, body: object = None, seconds: float = 10) -> bytes:
     """Return what the server answers."""
     data = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(f"{settings['url']}{path}", data)  # noqa: S310 - http, of group.json
@@ -259,7 +265,7 @@ def fetch(
     return found
 
 
-def watch(settings: dict[str, Any], rank: str) -> None:
+def watch(settings: Settings, rank: str) -> None:
     """Start a rank on its node, say so to systemd, and end when it ends; stop it if asked to."""
     worker = settings["workers"][rank]
     link = None
@@ -301,14 +307,12 @@ def watch(settings: dict[str, Any], rank: str) -> None:
             say(f"{worker['node']}: {'stopped' if link.returncode == 0 else f'{gone} of silence'}")
 
 
-def _connect(worker: dict[str, Any], settings: dict[str, Any]) -> subprocess.Popen[str]:
+def _connect(worker: Settings, settings: Settings) -> subprocess.Popen[str]:
     """Return the link to a worker whose rank was started; wait while it cannot be reached."""
     last = ""
-    script = f".config/patchkit/{settings['name']}/group.py"  # from the home, where ssh begins
-    command = f"exec python3 -I {script} hold {settings['id']}"
     while True:
         link = subprocess.Popen(
-            [*worker["ssh"], command],
+            worker_words(worker, settings, "-I group.py hold"),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -333,6 +337,15 @@ def _connect(worker: dict[str, Any], settings: dict[str, Any]) -> subprocess.Pop
         time.sleep(_AGAIN)
 
 
+def worker_words(worker: Settings, settings: Settings, script: str, *more: object) -> list[str]:
+    """Return the words that run a script, ``OPTION FILE VERB``, on a worker: for this start."""
+    # The folder is below the home, where ssh begins.
+    option, file, verb = script.split()
+    place = f".config/patchkit/{settings['name']}/{file}"
+    words = ("exec python3", option, place, verb, settings["id"], *more)
+    return [*worker["ssh"], " ".join(map(str, words))]
+
+
 def notify(state: str) -> None:
     if place := os.environ.get("NOTIFY_SOCKET", ""):
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as bell:
@@ -340,14 +353,14 @@ def notify(state: str) -> None:
             bell.sendall(state.encode())
 
 
-def enter_start(settings: dict[str, Any], group: str) -> None:
+def enter_start(settings: Settings, group: str) -> None:
     """Let systemctl be used over ssh; end where another start wrote this node's files."""
     os.environ.setdefault("XDG_RUNTIME_DIR", f"/run/user/{os.getuid()}")
     if settings["id"] != group:
         leave(3, "its files are of another start: run `patchkit up` again")
 
 
-def hold(settings: dict[str, Any], group: str) -> NoReturn:
+def hold(settings: Settings, group: str) -> NoReturn:
     """Go on as a unit that the rank's own needs: however this process ends, the rank does."""
     enter_start(settings, group)
     rank = settings["unit"]
@@ -358,7 +371,7 @@ def hold(settings: dict[str, Any], group: str) -> NoReturn:
     os.execvp(words[0], [*words, f"--property=Wants={rank}", *python])  # noqa: S606
 
 
-def held(settings: dict[str, Any]) -> None:
+def held(settings: Settings) -> None:
     """Start this node's rank; stop it when the head asks, is gone or is silent."""
     unit = settings["unit"]
     done = run_tool(*_SYSTEMCTL, "start", unit)

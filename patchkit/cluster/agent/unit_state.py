@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from patchkit.cluster.agent.group_script import Listener, find_listeners, strangers
+from patchkit.cluster.agent.group_script import Listener, find_listeners, has_mark, strangers
 from patchkit.cluster.agent.health import gpu_state
 from patchkit.cluster.agent.image_facts import REMOVE_WORDS
 from patchkit.cluster.agent.node_files import config_folder, run_for_user
@@ -23,9 +23,6 @@ from patchkit.records import RecordError
 from patchkit.runtime.host.host import Memory
 from patchkit.runtime.host.machine_root import LIVE, Reader, ToolUnavailable
 from patchkit.runtime.host.probe import memory
-
-MARK = "PATCHKIT_CLUSTER"
-"""The variable that every process of a group has: so what is left of one can be found."""
 
 LABEL = "patchkit.cluster"
 """The label of a group's containers."""
@@ -132,7 +129,7 @@ def read_node_state(name: str, units: Sequence[str]) -> NodeState:
     clock = time.localtime(frozen[-1].time / 1e6) if frozen else None
     return NodeState(
         units=found,
-        processes=tuple(find_processes(name)),
+        processes=tuple(its.pid for its in group_processes(name)),
         starts=min(starts, found[0].restarts + 1),
         strangers=tuple(others),
         containers=tuple(find_containers(name)),
@@ -173,18 +170,6 @@ def find_containers(name: str, *, end: bool = False) -> list[str]:
     return found
 
 
-def find_processes(name: str) -> Iterator[int]:
-    """Yield the processes of a cluster's group, orphans that left its control group included."""
-    mark = f"{MARK}={name}".encode()
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            own = folder.stat().st_uid == os.getuid()
-            if own and mark in (folder / "environ").read_bytes().split(b"\0"):
-                yield int(folder.name)
-        except OSError:
-            continue  # it ended, or is not ours
-
-
 def follow_units(units: Sequence[str]) -> Iterator[list[UnitState]]:
     """Yield the state of the units at once and whenever it changes, as long as somebody listens."""
     last: list[UnitState] = []
@@ -206,13 +191,15 @@ class GroupProcess:
 
 
 def group_processes(name: str) -> Iterator[GroupProcess]:
-    """Yield the processes of a cluster's group; those that end meanwhile are left out."""
-    for pid in find_processes(name):
-        with contextlib.suppress(OSError):
-            text = Path(f"/proc/{pid}/stat").read_bytes().decode(errors="replace")
-            # The name is in parentheses, and may hold some itself.
-            before, _, after = text.rpartition(")")
-            yield GroupProcess(pid=pid, name=before.partition("(")[2], state=after.strip()[:1])
+    """Yield the processes of a cluster's group, orphans that left its control group included."""
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it ended
+            if folder.stat().st_uid == os.getuid() and has_mark(folder, name):
+                text = (folder / "stat").read_bytes().decode(errors="replace")
+                # The name is in parentheses, and may hold some itself.
+                before, _, after = text.rpartition(")")
+                own = before.partition("(")[2], after.strip()[:1]
+                yield GroupProcess(pid=int(folder.name), name=own[0], state=own[1])
 
 
 def listeners(ports: Collection[int]) -> list[Listener]:

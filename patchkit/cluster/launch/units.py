@@ -12,7 +12,7 @@ from pathlib import Path
 from string import Template
 
 from patchkit.cluster.agent import alive_script, group_script
-from patchkit.cluster.agent.unit_state import MARK
+from patchkit.cluster.agent.group_script import MARK
 from patchkit.cluster.launch.cluster_file import ClusterFile
 from patchkit.cluster.launch.containers import Container, mount
 from patchkit.cluster.launch.plan import PlannedRank, ServedModel, absolute
