@@ -244,20 +244,19 @@ def pair_findings(names: Sequence[str], facts: Sequence[NodeFacts]) -> Iterator[
     first, head = names[0], facts[0]
     cages = find_cages(head.host, cabled=True)
     for name, its in zip(names[1:], facts[1:], strict=True):
-        wrong = partial(finding_from_text, "survey.toml", where=f"{first}, {name}")
+        where = f"{first}, {name}"
+        wrong = partial(finding_from_text, "survey.toml", where=where, first=first, second=name)
         for found in pair_checks(cages, its.host) if cages else ():
             if found.level is not Level.OK:
-                what = f"{found.where}: {found.what}"
-                yield replace(found, where=f"{first}, {name}", what=what)
+                yield replace(found, where=where, what=f"{found.where}: {found.what}")
         same_cpu = head.host.system.machine == its.host.system.machine
         if head.venv and its.venv and same_cpu and head.installation != its.installation:
             one, other = (node.installation or "one of its own" for node in (head, its))
-            names_of = {"one": one, "first": first, "other": other, "second": name}
-            yield wrong("installation", venv=head.venv, **names_of)
+            yield wrong("installation", venv=head.venv, one=one, other=other)
         both = head.image, its.image
         if same_cpu and len({each.content for each in both if each and each.content}) > 1:
-            (one, other) = (each.id if each else "" for each in both)
-            yield wrong("images", one=one, first=first, other=other, second=name)
+            one, other = (each.id if each else "" for each in both)
+            yield wrong("images", one=one, other=other)
         one, other = head.host.target, its.host.target
         if one != other:
             yield wrong("devices", one=one, other=other)

@@ -142,9 +142,8 @@ def make_plan(cluster: Cluster, model: str) -> GroupPlan:
             raise kind(f"{found.where}: {found.what}", why=why, hint=found.hint)
     if served.folder:
         silent = ModelOnNode(weights=0, problem="says nothing of it")
-        held = [its.models.get(served.folder, silent) for its in facts]
-        pairs = zip(names, held, strict=True)
-        wrong = [f"{name}: {model.problem}" for name, model in pairs if model.problem]
+        held = [its.models.get(served.folder, silent).problem for its in facts]
+        wrong = [f"{name}: {said}" for name, said in zip(names, held, strict=True) if said]
         if wrong:
             verb = "get" if len(wrong) == len(names) else "sync"
             raise HostError(
