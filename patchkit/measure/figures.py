@@ -78,8 +78,7 @@ class FigureDifference:
 
     def fields(self) -> dict[str, object]:
         """Return it as JSON has it."""
-        series = {"first": self.first, "second": self.second}
-        return {**series, "ratio": self.ratio, "verdict": self.verdict}
+        return {name: getattr(self, name) for name in ("first", "second", "ratio", "verdict")}
 
     @property
     def ratio(self) -> float:
@@ -124,9 +123,8 @@ def read_series(folder: Path) -> list[Series]:
             raise UsageError(f"{place}: is no result of vLLM's benchmark: {error}") from None
         results.setdefault((place.parent.parent.name, place.parent.name), []).append(result)
     if not results:
-        raise UsageError(
-            f"{folder}: holds no results", hint="a folder that `patchkit bench MODEL` wrote"
-        )
+        hint = "a folder that `patchkit bench MODEL` wrote"
+        raise UsageError(f"{folder}: holds no results", hint=hint)
     found = []
     for (variant, load), rounds in results.items():
         for measure in MEASURES:

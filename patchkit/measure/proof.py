@@ -26,6 +26,7 @@ from patchkit.cluster.ssh.node import all_of, everywhere
 from patchkit.doctor.bundle import private_names
 from patchkit.doctor.gpu import GpuNode, find_gpu_nodes, run_all_reduce, smoke_test
 from patchkit.doctor.gpu_steps import GpuStep, free_port, gpu_steps, run_step
+from patchkit.doctor.nccl_lines import read_nccl
 from patchkit.doctor.peers.node_report import NodeReport
 from patchkit.doctor.visit import visit
 from patchkit.durable.signals import Interrupted, deferred, undeferred
@@ -168,8 +169,7 @@ def run_parts(request: ProofRequest, tell: Tell) -> tuple[list[GpuStep], Interru
             reason = str(error).partition("\n")[0]
         except Interrupted as error:
             interrupt, obstacle, reason = error, "interrupted", "interrupted"
-        done = {part.step for part in parts}
-        left = [name for name in names if name not in done]
+        left = [name for name in names if name not in {part.step for part in parts}]
         parts += [GpuStep(step=name, state="not-run", reason=reason) for name in left]
         if parts[0].state != "ok":  # the device
             obstacle = obstacle or parts[0].reason
@@ -216,8 +216,7 @@ def run_beside(request: ProofRequest, steps: Sequence[dict[str, Any]]) -> list[G
     node, file = request.nodes[0], proof_script.__file__
 
     def work(step: dict[str, Any]) -> GpuStep:
-        variables = {**node.variables, **step["variables"]}
-        return run_step(node.python, {**step, "file": file}, variables)
+        return run_step(node.python, step | {"file": file}, {**node.variables, **step["variables"]})
 
     return all_of(everywhere(steps, work))
 
@@ -227,22 +226,26 @@ def time_paths(request: ProofRequest) -> Iterator[GpuStep]:
     settings = proof_settings()["nccl"]
     if request.apart:
         raise HostError(request.apart)
-    for path, variables in settings["paths"].items():
-        ranks = run_all_reduce(request.nodes, settings["sizes"], variables)
-        wrong = [f"rank {number}: {it.reason}" for number, it in enumerate(ranks) if it.reason]
-        figures: dict[str, Any] = {}
-        for name, own in ranks[0].figures.items():
-            # The slowest rank counts, since all wait for it.
-            slowest = max if name.startswith("micro") else min
-            figures[name] = slowest(it.figures.get(name, own) for it in ranks)
-        speeds = [value for name, value in figures.items() if name.startswith("gigabytes")]
+    for name, path in settings["paths"].items():
+        ranks = run_all_reduce(request.nodes, settings["sizes"], path["variables"])
+        failed = "; ".join(f"rank {n}: {it.reason}" for n, it in enumerate(ranks) if it.reason)
+        lines = [line for rank in ranks for line in rank.lines]
+        took = sorted({said.network for said in read_nccl(lines)})
+        other = not all(network.startswith(path["network"]) for network in took)
+        # The slowest rank counts, since all wait for it; of another network nothing does.
+        figures = {
+            key: (max if key.startswith("micro") else min)(it.figures.get(key, own) for it in ranks)
+            for key, own in ({} if other else ranks[0].figures).items()
+        }
+        speeds = [value for key, value in figures.items() if key.startswith("gigabytes")]
         yield GpuStep(
-            step=f"nccl-{path}",
-            state="failed" if wrong else "ok",
+            step=f"nccl-{name}",
+            state="failed" if failed else "not-run" if other else "ok",
             seconds=max(rank.seconds for rank in ranks),
-            reason="; ".join(wrong),
-            figures={**figures, "most_gigabytes_per_second": max(speeds, default=0.0)},
-            lines=tuple(line for rank in ranks for line in rank.lines),
+            kernel=", ".join(took),
+            reason=failed or (f"NCCL took no {path['network']}" if other else ""),
+            figures=figures | ({"most_gigabytes_per_second": max(speeds)} if speeds else {}),
+            lines=tuple(lines),
         )
 
 
@@ -252,8 +255,8 @@ def measure_starts(request: ProofRequest) -> Iterator[GpuStep]:
     if shutil.disk_usage(request.folder).free < settings["disk_gib"] * BYTES_PER_GIB:
         raise HostError(f"less than {settings['disk_gib']} GiB are free for {request.folder}")
     folder, files = request.folder / "model", deepcopy(settings["serve"]["files"])
-    words = (f"w{number}" for number in range(files["config"]["vocab_size"]))
-    files["tokenizer"]["model"]["vocab"] = {word: number for number, word in enumerate(words)}
+    size = files["config"]["vocab_size"]
+    files["tokenizer"]["model"]["vocab"] = {f"w{number}": number for number in range(size)}
     folder.mkdir()
     for name, own in files.items():
         (folder / f"{name}.json").write_text(json.dumps(own), encoding="utf-8")

@@ -105,9 +105,8 @@ def describe_conditions(
     machines = []
     for host in (facts.host for facts in variants[0].facts):
         system = host.system
-        gpus = ", ".join(f"{gpu.name} ({gpu.capability})" for gpu in host.gpus)
         machine = {
-            "gpu": gpus,
+            "gpu": ", ".join(f"{gpu.name} ({gpu.capability})" for gpu in host.gpus),
             "driver": next((gpu.driver for gpu in host.gpus if gpu.driver), ""),
             "cpu": f"{system.cpu}, {system.cores} cores",
             "machine": f"{system.vendor} {system.product}".strip(),

@@ -154,6 +154,14 @@ def test_what_cannot_run_says_why_and_an_interrupt_keeps_the_rest(tmp_path, monk
     assert interrupt.exit_code == 130
 
 
+def test_a_path_that_nccl_did_not_take_has_no_figures(monkeypatch):
+    said = "x:1:1 [0] NCCL INFO Using network Socket"
+    rank = GpuStep(step="", state="ok", figures={"microseconds_8": 30.0}, lines=(said,))
+    monkeypatch.setattr(proof, "run_all_reduce", lambda *_: [rank, rank])
+    roce, socket = proof.time_paths(SimpleNamespace(nodes=[], apart=""))
+    assert (roce.reason, roce.figures, socket.figures) == ("NCCL took no IB", {}, rank.figures)
+
+
 # Two processes of one session, both deaf to SIGTERM.
 DEAF = """\
 import os, signal, sys, time
