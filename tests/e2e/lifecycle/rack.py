@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from e2e.emulation import wires
@@ -82,21 +83,8 @@ def up(
     """
     shutil.rmtree(folder, ignore_errors=True)
     numbers = {f"spark{number}": number for number in range(1, count + 1)}
-    # Pairs of keys, known before a node boots, so that none is accepted blindly.
-    (folder / "keys").mkdir(parents=True, mode=0o700)
-    for name in ("id_ed25519", *numbers):
-        words = ("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", name)
-        file = ("-f", folder / "keys" / name)
-        subprocess.run([*words, *file], check=True, stdin=subprocess.DEVNULL)
-    keys = {path.name: path.read_text() for path in (folder / "keys").iterdir()}
-    known = (
-        f"{name},{wires.lan_ip(n)},{wires.qsfp_ip(n)},{wires.qsfp_ip(n, 1)} {keys[f'{name}.pub']}"
-        for name, n in numbers.items()
-    )
-    ssh = {name: keys[name] for name in ("id_ed25519", "id_ed25519.pub")}
-    ssh |= {"authorized_keys": keys["id_ed25519.pub"], "known_hosts": "".join(known)}
-    hosts = wires.hosts([*numbers])
-    seen = (ROOT, *shared)
+    keys, ssh = _make_keys(folder / "keys", numbers)
+    hosts, seen = wires.hosts([*numbers]), (ROOT, *shared)
     places = Nodes(folder=folder, bin=BIN, shared=(*seen, Path(sys.prefix), root))
     with (
         _groups(folder.name, numbers) as groups,
@@ -111,18 +99,8 @@ def up(
         config = [f"Host {name}\n  HostName {wires.lan_ip(n)}\n" for name, n in numbers.items()]
         _settle(laptop, {**ssh, "config": "".join(f"{host}  User {USER}\n" for host in config)})
         wired = wires.Wiring(switch)
-        nodes = {
-            name: SystemdNode(
-                name=name,
-                number=number,
-                switch=switch,
-                wires=wired,
-                groups=groups[name],
-                logs=folder,
-                shared=seen,
-            )
-            for name, number in numbers.items()
-        }
+        node_here = partial(SystemdNode, switch=switch, wires=wired, logs=folder, shared=seen)
+        nodes = {n: node_here(name=n, number=numbers[n], groups=groups[n]) for n in numbers}
         for name, node in nodes.items():
             key = "/etc/ssh/ssh_host_ed25519_key"
             own_keys = {key: keys[name], f"{key}.pub": keys[f"{name}.pub"]}
@@ -138,6 +116,22 @@ def up(
                 node.keep_journal()
 
 
+def _make_keys(folder: Path, numbers: Mapping[str, int]) -> tuple[dict[str, str], dict[str, str]]:
+    """Make all pairs, so that no node's is accepted blindly; return them, and the user's `.ssh`."""
+    folder.mkdir(parents=True, mode=0o700)
+    for name in ("id_ed25519", *numbers):
+        words = ("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", name, "-f", folder / name)
+        subprocess.run(words, check=True, stdin=subprocess.DEVNULL)
+    keys = {path.name: path.read_text() for path in folder.iterdir()}
+    known = (
+        f"{name},{wires.lan_ip(n)},{wires.qsfp_ip(n)},{wires.qsfp_ip(n, 1)} {keys[f'{name}.pub']}"
+        for name, n in numbers.items()
+    )
+    ssh = {name: keys[name] for name in ("id_ed25519", "id_ed25519.pub")}
+    ssh |= {"authorized_keys": keys["id_ed25519.pub"], "known_hosts": "".join(known)}
+    return keys, ssh
+
+
 @contextlib.contextmanager
 def _groups(rack: str, names: Iterable[str]) -> Iterator[dict[str, list[Path]]]:
     """Make control groups for each node; they go away even if this process is killed."""
@@ -145,11 +139,9 @@ def _groups(rack: str, names: Iterable[str]) -> Iterator[dict[str, list[Path]]]:
     tops = [GROUPS / each for each in ("systemd", "unified") if (GROUPS / each).is_dir()]
     own = [top / f"patchkit-{os.getpid()}-{rack}" for top in tops or [GROUPS]]
     groups = {name: [each / name for each in own] for name in names}
-    sweep = subprocess.Popen(
-        ["sh", "-c", SWEEP, "sh", *map(str, own)],
-        stdin=subprocess.PIPE,
-        start_new_session=True,  # so that an interrupt of the terminal does not end it
-    )
+    words = ("sh", "-c", SWEEP, "sh", *map(str, own))
+    # A session of its own, so that an interrupt of the terminal does not end it.
+    sweep = subprocess.Popen(words, stdin=subprocess.PIPE, start_new_session=True)
     try:
         for each in (group for found in groups.values() for group in found):
             each.mkdir(parents=True)
