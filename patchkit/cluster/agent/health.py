@@ -8,16 +8,15 @@ import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from patchkit.cluster.agent.node_files import run_for_user
 from patchkit.process import attempt
 from patchkit.runtime.host.gpu import parse_rows, query_gpus
-from patchkit.runtime.host.machine_root import ToolUnavailable, whole
+from patchkit.runtime.host.machine_root import LIVE, ToolUnavailable, whole
 
-_LIVE = Path("/")
 _LOCKS = 14  # CAP_IPC_LOCK of linux/capability.h
 # What the first process's control group is named after, by who made the container.
 _GROUPS = {
@@ -30,19 +29,11 @@ _STATE = "temperature.gpu,power.draw,clocks.sm,utilization.gpu,clocks_throttle_r
 
 
 @dataclass(frozen=True, slots=True)
-class GpuProcess:
-    """A process that computes on a GPU, and the MiB that it has there; None: unknown."""
-
-    pid: int
-    mib: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class GpuState:
     """How the first GPU is; None is unknown.
 
-    Degrees Celsius, watts, MHz of its processors, how busy it is in percent, why its clocks are
-    lower than they could be (NVML's bits), and the processes that compute on it.
+    Degrees Celsius, watts, MHz of its processors, how busy it is in percent, and why its clocks
+    are lower than they could be (NVML's bits).
     """
 
     celsius: int | None
@@ -50,7 +41,6 @@ class GpuState:
     mhz: int | None = None
     busy: int | None = None
     throttled: int | None = None
-    processes: tuple[GpuProcess, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +67,7 @@ class ContainerLimits:
     verbs_open: int = 0
 
 
-def process_limits(process: str, root: Path = _LIVE) -> ProcessLimits:
+def process_limits(process: str, root: Path = LIVE) -> ProcessLimits:
     """Return the limits of a process of this user: its number, or ``self``.
 
     Raises OSError, and ValueError where they are hidden.
@@ -94,7 +84,7 @@ def process_limits(process: str, root: Path = _LIVE) -> ProcessLimits:
     )
 
 
-def container_limits(root: Path = _LIVE) -> ContainerLimits:
+def container_limits(root: Path = LIVE) -> ContainerLimits:
     """Return the container that this process is in, with its limits."""
     files = sorted((root / "dev/infiniband").glob("uverbs*"))
     first = _read_text(root / "proc/1/cgroup")
@@ -178,13 +168,11 @@ class NodeHealth:
         return self.unread.get(name) or f"the node does not say: {name}"
 
 
-def collect_health(venv: str, unit: str) -> dict[str, Any]:
-    """Return the facts as JSON takes them, with the limits of the process of a unit, if that runs.
+def collect_health(venv: str, unit: str) -> NodeHealth:
+    """Return the facts, with the limits of the process of a unit, if that runs.
 
     ``venv`` is the environment that may have vLLM.
     """
-    place = Path(venv).expanduser()
-    there = str(place) if (place / "bin" / "python").exists() else ""
     asked = ("--property=MainPID", "--value", "--", unit)
     shown = run_for_user("systemctl", "show", *asked)
     main = int(shown.output) if shown.output.strip().isdigit() else 0
@@ -197,10 +185,11 @@ def collect_health(venv: str, unit: str) -> dict[str, Any]:
         "guards": _running_guards,
         "kernel": read_kernel_log,
         "gpu": gpu_state,
+        "gpu_users": gpu_users,
         "process": lambda: process_limits("self"),
         "unit": lambda: process_limits(str(main)),
         "container": container_limits,
-        "compilers": lambda: find_compilers(there, environment),
+        "compilers": lambda: find_compilers(Path(venv).expanduser(), environment),
     }
     found: dict[str, Any] = {}
     unread: dict[str, str] = {}
@@ -214,18 +203,7 @@ def collect_health(venv: str, unit: str) -> dict[str, Any]:
                 found[name] = part.result()
             except (UnreadError, ToolUnavailable, OSError, LookupError, ValueError) as error:
                 unread[name] = str(error)
-    gpu = found.get("gpu")
-    if gpu and gpu.processes is not None:
-        found["gpu_users"] = []
-        for its in gpu.processes:
-            ps = ("ps", "-o", "user:32=,comm=", "-p", str(its.pid))
-            # One of another namespace has no name here.
-            user, _, name = attempt(*ps, timeout=_SECONDS).output.strip().partition(" ")
-            used = GpuUser(pid=its.pid, name=name.strip(), user=user, mib=its.mib)
-            found["gpu_users"].append(used)
-    elif "gpu" in unread:
-        unread["gpu_users"] = unread["gpu"]
-    return asdict(NodeHealth(**found, manager=not shown.trouble, unread=unread))
+    return NodeHealth(**found, manager=not shown.trouble, unread=unread)
 
 
 def _page_cache() -> int:
@@ -242,15 +220,14 @@ def _running_guards() -> tuple[str, ...]:
     return tuple(name for name, state in zip(names, said, strict=True) if state == "active")
 
 
-def find_compilers(venv: str, environment: Mapping[str, str]) -> Compilers:
-    """Return what a rank finds that runs with these variables; ``venv`` is "" if none is known."""
-    place = Path(venv)
+def find_compilers(venv: Path, environment: Mapping[str, str]) -> Compilers:
+    """Return what a rank of this environment, if it is there, finds with these variables."""
     path = os.pathsep.join((f"{venv}/bin", environment.get("PATH", os.defpath)))
     found = (shutil.which(name, path=path) for name in ("gcc", "cc", "clang"))
     header = ""
-    if venv and (python := place / "bin" / "python").exists():
-        minor = next((each.name for each in place.glob("lib/python3.*")), "")
-        homes = (python.resolve().parents[1], place)  # what it was made with, and its own
+    if (python := venv / "bin" / "python").exists():
+        minor = next((each.name for each in venv.glob("lib/python3.*")), "")
+        homes = (python.resolve().parents[1], venv)  # what it was made with, and its own
         headers = (home / "include" / minor / "Python.h" for home in homes)
         header = next((str(each) for each in headers if each.is_file()), "")
     return Compilers(compiler=next(filter(None, found), ""), python_h=header)
@@ -280,20 +257,25 @@ def gpu_state() -> GpuState:
     """Return how the first GPU is. Raises ToolUnavailable."""
     (state, *_others) = parse_rows(query_gpus(f"--query-gpu={_STATE}", "--id=0"), 5)
     celsius, watts, mhz, busy, throttled = state
-    try:
-        text = query_gpus("--query-compute-apps=pid,used_memory", "--id=0")
-        rows = parse_rows(text, 2) if text.strip() else []
-        processes = tuple(GpuProcess(int(pid), whole(mib)) for pid, mib in rows if pid.isdecimal())
-    except ToolUnavailable:
-        processes = None
     return GpuState(
         celsius=whole(celsius),
         watts=float(watts) if re.fullmatch(r"\d{1,9}(\.\d+)?", watts) else None,
         mhz=whole(mhz),
         busy=whole(busy),
         throttled=int(throttled, 16) if re.fullmatch("0x[0-9a-fA-F]+", throttled) else None,
-        processes=processes,
     )
+
+
+def gpu_users() -> tuple[GpuUser, ...]:
+    """Return the processes that compute on the first GPU. Raises ToolUnavailable."""
+    text, found = query_gpus("--query-compute-apps=pid,used_memory", "--id=0"), []
+    for pid, mib in parse_rows(text, 2) if text.strip() else ():
+        if pid.isdecimal():
+            # One of another namespace has no name here.
+            said = attempt("ps", "-o", "user:32=,comm=", "-p", pid, timeout=_SECONDS).output
+            user, _, name = said.strip().partition(" ")
+            found.append(GpuUser(pid=int(pid), name=name.strip(), user=user, mib=whole(mib)))
+    return tuple(found)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

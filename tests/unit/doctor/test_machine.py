@@ -28,7 +28,7 @@ from support import clusters, hosts
 from support.clusters import image_facts
 from support.vllm_wheels import LIBRARIES
 
-GPU = GpuState(50, 60.0, 2400, 95, 0, (health.GpuProcess(10),))
+GPU = GpuState(50, 60.0, 2400, 95, 0)
 COMPILERS = Compilers(compiler="/usr/bin/gcc", python_h="/usr/include/python3.12/Python.h")
 OUTSIDE = ContainerLimits(verbs=4, verbs_open=4)
 IN_DOCKER = replace(OUTSIDE, kind="docker")

@@ -58,5 +58,5 @@ def test_compilers_are_those_of_the_variables(tmp_path):
     header = "venv/include/python3.12/Python.h"
     write_files(tmp_path, {"tools/cc": "", "venv/bin/python": "", header: ""}, mode=0o755)
     (tmp_path / "venv/lib/python3.12").mkdir(parents=True)
-    found = find_compilers(str(tmp_path / "venv"), {"PATH": str(tmp_path / "tools")})
+    found = find_compilers(tmp_path / "venv", {"PATH": str(tmp_path / "tools")})
     assert found == Compilers(compiler=f"{tmp_path}/tools/cc", python_h=f"{tmp_path}/{header}")

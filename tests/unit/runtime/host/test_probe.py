@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from patchkit.cli.runtime import probe as verb
-from patchkit.cluster.agent.health import GpuProcess, GpuState, gpu_state
+from patchkit.cluster.agent.health import GpuState, GpuUser, gpu_state, gpu_users
 from patchkit.errors import HostError, SourceError, UsageError
 from patchkit.records import read_json
 from patchkit.runtime.host.advice import remarks
@@ -150,9 +150,8 @@ def test_how_the_first_gpu_is(tmp_path, monkeypatch):
     )
     write_files(tmp_path, {"nvidia-smi": program}, mode=0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert gpu_state() == GpuState(
-        *(36, 78.28, 345, 0, 4), processes=(GpuProcess(812), GpuProcess(977, 1024))
-    )
+    assert gpu_state() == GpuState(36, 78.28, 345, 0, 4)
+    assert gpu_users() == (GpuUser(pid=812), GpuUser(pid=977, mib=1024))
     program = "#!/bin/sh\necho 'Driver/library version mismatch'\nexit 18\n"
     (tmp_path / "nvidia-smi").write_text(program)
     with pytest.raises(ToolUnavailable, match="mismatch"):
