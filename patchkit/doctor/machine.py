@@ -192,14 +192,13 @@ def check_lost_nccl(node: NodeReport) -> Outcome:
 
 @check("nccl-two")
 def check_nccl(node: NodeReport) -> Outcome:
-    contents = node.part("contents")
-    own, other = contents.nccl, contents.torch_nccl
-    if not own.sha256 or not other.sha256:
+    (own, its_bytes), (torch, other_bytes) = node.nccls
+    if not its_bytes or not other_bytes:
         raise NotCheckedError("it is not known which libnccl torch and vLLM load")
-    if own.sha256 == other.sha256:
-        return {"version": own.version}
+    if its_bytes == other_bytes:
+        return {"version": own}
     python = quoted(f"{node.part('facts').venv}/bin/python")
-    return node.find("nccl-two", vllm=own.version, torch=other.version, python=python)
+    return node.find("nccl-two", vllm=own, torch=torch, python=python)
 
 
 @check("compiler")

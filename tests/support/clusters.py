@@ -7,7 +7,6 @@ from patchkit.cluster.agent.health import DiskRoom
 from patchkit.cluster.agent.image_facts import ImageFacts
 from patchkit.cluster.agent.links import PeerLink, Way
 from patchkit.cluster.agent.node_facts import (
-    LoadedNccl,
     ModelPrint,
     NodeFacts,
     PythonContents,
@@ -25,6 +24,7 @@ MODEL = "openai/gpt-oss-120b"
 NAMES = ("spark-1", "spark-2")
 ADDRESSES = ("192.168.100.10", "192.168.100.11")
 VENV = "/home/spark/.local/share/patchkit/venv"
+NCCL = Nccl(path=f"{VENV}/libnccl.so.2", version="2.30.7", why="torch's")
 
 
 def image_facts(engine="docker", **changes):
@@ -55,13 +55,12 @@ def node_facts(folder, name="cable_port0", node=0, vllm="0.25.1", **changes):
         vllm=vllm,
         torch="2.11.0",
         triton="3.6.0",
-        torch_nccl=Nccl(path=f"{VENV}/libnccl.so.2", version="2.30.7", why="torch's"),
+        torch_nccl=NCCL,
     )
     made = NodeFacts(
         host=replace(host, software=software if vllm else None),
         user="spark",
         home="/home/spark",
-        python="3.12.3",
         venv=VENV if vllm else "",
         linger=True,
         memlock=None,
@@ -114,8 +113,7 @@ def state(found=None, **changes):
 def contents(**changes):
     made = PythonContents(
         versions={"vllm": "0.25.1", "torch": "2.11.0", "triton": "3.6.0", "numpy": "2.3.1"},
-        digests={"vllm": "a" * 64, "torch": "b" * 64},
-        nccl=LoadedNccl(path="/venv/libnccl.so.2", version="2.30.7", sha256="c" * 64),
+        digests={"vllm": "a" * 64, "torch": "b" * 64, NCCL.path: "c" * 64},
     )
     return replace(made, **changes)
 

@@ -114,7 +114,7 @@ def share_folder(name: str) -> Path:
     return Path.home() / ".local" / "share" / "patchkit" / name
 
 
-def look_at_installation(venv: str, lock: Any) -> dict[str, Any]:
+def look_at_installation(venv: str, lock: Any) -> InstallState:
     """Return what this node has of an installation; raises what stands in its way."""
     house, store = record(WheelLock, lock), share_folder("wheelhouse")
     current = leads_to(Path(venv).expanduser(), check=True)
@@ -129,10 +129,9 @@ def look_at_installation(venv: str, lock: Any) -> dict[str, Any]:
                 lacking.append(wheel.name)
         if lacking:
             require_rsync()
-    state = InstallState(
+    return InstallState(
         store=str(store), installed=installed, current=current, lacking=tuple(lacking)
     )
-    return asdict(state)
 
 
 def _find_python(house: WheelLock) -> str:
@@ -166,7 +165,7 @@ def send_wheels(
     words = rsync_words(options, [str(source) for source in sources], ssh, destination, target)
     total = sum(source.stat().st_size for source in sources)
     took = yield from copied(words, total, destination)
-    yield {"result": asdict(took)}
+    yield {"result": took}
 
 
 def install_wheels(lock: Any) -> Iterator[dict[str, Any]]:
@@ -177,7 +176,7 @@ def install_wheels(lock: Any) -> Iterator[dict[str, Any]]:
         folder.mkdir(parents=True, exist_ok=True)
     with locked(folder, _PATIENCE):
         if found := _read_whole(place):
-            yield {"result": asdict(found)}
+            yield {"result": found}
             return
         try:
             shutil.rmtree(place, ignore_errors=True)
@@ -185,13 +184,7 @@ def install_wheels(lock: Any) -> Iterator[dict[str, Any]]:
             if made.trouble:
                 raise made.error(hint=_AGAIN)
             (place / _LIST).write_text(house.requirements, encoding="utf-8")
-            words: list[str | Path] = [
-                *_PIP,
-                "--find-links",
-                share_folder("wheelhouse"),
-                "-r",
-                place / _LIST,
-            ]
+            words = (*_PIP, "--find-links", share_folder("wheelhouse"), "-r", place / _LIST)
             begun, count = 0, len(house.wheels) + 1
             environment = {**os.environ, "LC_ALL": "C.UTF-8"}
             with Follow(place / "bin" / "python", *words, env=environment) as pip:
@@ -216,7 +209,7 @@ def install_wheels(lock: Any) -> Iterator[dict[str, Any]]:
                 why=str(getattr(error, "what", error)),
                 hint="make room there, then run the same command again",
             ) from None
-    yield {"result": asdict(found)}
+    yield {"result": found}
 
 
 def _describe_venv(place: Path, wheels: Iterable[str]) -> InstalledVenv:

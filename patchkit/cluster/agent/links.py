@@ -8,9 +8,9 @@ import os
 import shutil
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from patchkit.cluster.ssh.ssh import BATCH, check_destination, error_fields, ssh_error
 from patchkit.process import attempt
@@ -41,7 +41,7 @@ class PeerLink:
     error: dict[str, str]
 
 
-def try_links(peers: Sequence[tuple[str, str]]) -> list[dict[str, Any]]:
+def try_links(peers: Sequence[tuple[str, str]]) -> list[PeerLink]:
     """Return the link to each peer, ``(DESTINATION, ADDRESS ON THE CABLE)``, tried as a unit would.
 
     A unit has no agent of a login: the key must work without one. Without an address ssh's own way
@@ -68,7 +68,7 @@ def try_links(peers: Sequence[tuple[str, str]]) -> list[dict[str, Any]]:
         words = ("ssh", "-T", *_OF_A_LINK, *over_cable, *BATCH, "--", destination)
         done = attempt(*words, "true", env=environment, timeout=30)
         error = ssh_error(done, destination) if done.trouble else None
-        found.append(asdict(PeerLink(words=words, error=error_fields(error) if error else {})))
+        found.append(PeerLink(words=words, error=error_fields(error) if error else {}))
     return found
 
 
@@ -92,10 +92,10 @@ class Way:
     said: str = ""
 
 
-def try_ways(addresses: Sequence[str]) -> list[dict[str, Any]]:
+def try_ways(addresses: Sequence[str]) -> list[Way]:
     """Return the way to each address, tried side by side."""
     with ThreadPoolExecutor(max_workers=max(len(addresses), 1)) as pool:
-        return [asdict(each) for each in pool.map(_try_way, addresses)]
+        return list(pool.map(_try_way, addresses))
 
 
 def _try_way(address: str) -> Way:

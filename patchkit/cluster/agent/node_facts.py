@@ -11,10 +11,9 @@ import contextlib
 import os
 import pwd
 import shutil
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,17 +24,17 @@ from patchkit.cluster.agent.installation import digest_record, leads_to
 from patchkit.cluster.agent.node_files import config_folder, read_placed, run_for_user
 from patchkit.cluster.models.model_check import CACHE, quick_check, read_record
 from patchkit.cluster.ssh.ssh import error_fields
-from patchkit.digests import digest, sha256_if_readable, sha256_of
+from patchkit.digests import digest, sha256_if_readable
 from patchkit.errors import HostError, PatchkitError
 from patchkit.finding import Level
-from patchkit.process import ask, attempt
+from patchkit.process import attempt
 from patchkit.records import RecordError
-from patchkit.runtime.host.host import Host, Nccl, Software
+from patchkit.runtime.host.host import Host, Software
 from patchkit.runtime.host.machine_root import LIVE
 from patchkit.runtime.host.probe import probe
 from patchkit.runtime.host.software import find_ptxas
 from patchkit.runtime.python.distributions import LostFile, distributions, header, lost_files
-from patchkit.runtime.python.startup import STEM
+from patchkit.runtime.python.startup import STEM, ask_interpreter
 from patchkit.units import BYTES_PER_MIB
 
 _UNLIMITED = 2**64 - 1
@@ -46,11 +45,21 @@ _MOST = 5_000  # files of a folder that is a model's
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ModelOnNode:
-    """The weights of a model's folder in bytes, 0 for none, and what is wrong with it first."""
+class ModelPrint:
+    """A model's folder; ``problem`` is what the quick check says is wrong first, "" for nothing.
 
-    weights: int
-    problem: str = ""
+    ``weights`` and ``size`` are bytes, of safetensors and of all files. ``commit`` is what its
+    record says, "" without one; ``digest`` is one over names and sizes, and over what small files
+    hold.
+    """
+
+    folder: str
+    problem: str
+    weights: int = 0
+    commit: str = ""
+    files: int = 0
+    size: int = 0
+    digest: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +76,6 @@ class NodeFacts:
     host: Host
     user: str
     home: str
-    python: str
     venv: str
     linger: bool
     memlock: int | None
@@ -77,7 +85,7 @@ class NodeFacts:
     ptxas: str = ""
     has: tuple[str, ...] = ()
     files: dict[str, str] = field(default_factory=dict)
-    models: dict[str, ModelOnNode] = field(default_factory=dict)
+    models: dict[str, ModelPrint] = field(default_factory=dict)
     image: ImageFacts | None = None
 
 
@@ -104,7 +112,6 @@ def look_at_node(
         host=replace(host, software=inside.contents.software) if inside else host,
         user=user,
         home=str(home),
-        python=".".join(map(str, sys.version_info[:3])),
         venv=str(place) if there else "",
         installation=leads_to(place),
         linger=Path("/var/lib/systemd/linger", user).exists(),
@@ -113,62 +120,23 @@ def look_at_node(
         persistent_journal=Path("/var/log/journal").is_dir(),
         ptxas=inside.contents.ptxas if inside else find_ptxas(LIVE, os.environ),
         image=inside,
-        has=tuple(name for name in ("rsync", "ssh", "systemctl") if shutil.which(name, path=path)),
+        has=tuple(name for name in ("rsync", "systemctl") if shutil.which(name, path=path)),
         files=read_placed(config_folder(name)),
-        models={each: model_on_node(each) for each in models},
+        models={each: model_print(each) for each in models},
     )
-
-
-def model_on_node(folder: str) -> ModelOnNode:
-    """Return what the quick check says of a model: no hashes."""
-    place = Path(folder).expanduser()
-    if not place.is_dir():
-        return ModelOnNode(weights=0, problem="no such folder")
-    errors = [each for each in quick_check(place).findings if each.level is Level.ERROR]
-    files = [each for each in place.glob("*.safetensors") if each.is_file()]
-    return ModelOnNode(
-        weights=sum(each.stat().st_size for each in files),
-        problem=f"{errors[0].where} {errors[0].what}" if errors else "",
-    )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoadedNccl:
-    """The libnccl that is loaded for vLLM: its path and what it says of itself, "" for none."""
-
-    path: str = ""
-    version: str = ""
-    sha256: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PythonContents:
     """An environment: versions by project, digests over the RECORD of those that ranks load.
 
-    RECORD says what was installed, not what somebody changed since; of libnccl the bytes count.
+    RECORD says what was installed, not what somebody changed since; of the libnccl that are loaded
+    the bytes count, by their paths.
     """
 
     versions: Mapping[str, str] = field(default_factory=dict)
     digests: Mapping[str, str] = field(default_factory=dict)
-    nccl: LoadedNccl = LoadedNccl()
-    torch_nccl: LoadedNccl = LoadedNccl()
     lost: tuple[LostFile, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelPrint:
-    """A model's folder; ``problem`` is what the quick check says is wrong first, "" for nothing.
-
-    ``commit`` is what its record says, "" without one; ``digest`` is one over names and sizes, and
-    over what small files hold.
-    """
-
-    folder: str
-    problem: str
-    commit: str = ""
-    files: int = 0
-    size: int = 0
-    digest: str = ""
 
 
 def examine(
@@ -187,15 +155,16 @@ def examine(
 
     def whole() -> dict[str, Any]:
         facts = look_at_node(name, venv, image=image)
-        contents = python_contents(facts.venv, None if image else facts.host.software)
-        return {"facts": asdict(facts), "contents": asdict(contents)}
+        path = ask_interpreter(f"{facts.venv}/bin/python", os.environ).path if facts.venv else ()
+        contents = python_contents(path, None if image else facts.host.software)
+        return {"facts": facts, "contents": contents}
 
     parts: dict[str, Callable[[], dict[str, Any]]] = {
         "facts": whole,
         "state": lambda: {"state": unit_state.read_node_state(name, units)},
-        "processes": lambda: {"processes": list(map(asdict, unit_state.group_processes(name)))},
-        "disks": lambda: {"disks": list(map(asdict, disk_rooms(folders)))},
-        "listeners": lambda: {"listeners": list(map(asdict, unit_state.listeners(ports)))},
+        "processes": lambda: {"processes": list(unit_state.group_processes(name))},
+        "disks": lambda: {"disks": list(disk_rooms(folders))},
+        "listeners": lambda: {"listeners": list(unit_state.listeners(ports))},
         "health": lambda: {"health": collect_health(venv, units[0])},
     }
     return _ask_together(parts)
@@ -232,65 +201,44 @@ def _ask_together(parts: dict[str, Callable[[], dict[str, Any]]]) -> dict[str, A
     return {**found, "errors": errors}
 
 
-def import_path(venv: str) -> list[str]:
-    """Return the folders that an environment imports from: its own, then what its Python adds."""
-    if not venv:
-        return []
-    own = sorted(map(str, Path(venv).glob("lib/python3*/*-packages")))
-    try:
-        prefix, path = ask(
-            Path(venv, "bin", "python"),
-            "import sys; answer = sys.prefix, [entry for entry in sys.path if entry]",
-            timeout=10.0,  # .pth files may do anything
-        )
-    except HostError:
-        return own
-    same = Path(str(prefix)).resolve() == Path(venv).resolve()
-    return list(dict.fromkeys([*own, *map(str, path)])) if same else own
-
-
-def python_contents(venv: str, software: Software | None) -> PythonContents:
-    """Return what an environment holds; ``software`` says which libnccl is loaded there."""
-    path = import_path(venv)
+def python_contents(path: Sequence[str], software: Software | None) -> PythonContents:
+    """Return what lies on a ``sys.path``; ``software`` says which libnccl is loaded there."""
     homes = {name: found[0] for name, found in distributions(path).items()}
-    torch = _describe_nccl(software.torch_nccl) if software else LoadedNccl()
-    same = software is None or software.vllm_nccl == software.torch_nccl
+    digests = {name: digest_record(homes[name]) for name in _DIGESTED if name in homes}
+    loaded = (software.torch_nccl, software.vllm_nccl) if software else ()
+    for place in {each.path for each in loaded if each and each.path}:
+        digests[place] = sha256_if_readable(Path(place))
     return PythonContents(
         versions={name: header(home, "Version") for name, home in sorted(homes.items())},
-        digests={name: digest_record(homes[name]) for name in _DIGESTED if name in homes},
-        nccl=torch if same or software is None else _describe_nccl(software.vllm_nccl),
-        torch_nccl=torch,
+        digests=digests,
         lost=lost_files(path, STEM),
     )
 
 
-def _describe_nccl(nccl: Nccl | None) -> LoadedNccl:
-    if nccl is None or not nccl.path:
-        return LoadedNccl()
-    sha256 = sha256_if_readable(Path(nccl.path))
-    return LoadedNccl(path=nccl.path, version=nccl.version, sha256=sha256)
-
-
-def model_print(folder: str) -> dict[str, Any]:
-    """Return which files a model's folder holds, without hashing weights."""
+def model_print(folder: str) -> ModelPrint:
+    """Return which files a model's folder holds: no hashes of weights."""
     place = Path(folder).expanduser()
+    if not place.is_dir():
+        return ModelPrint(folder=str(place), problem="no such folder")
+    errors = [each for each in quick_check(place).findings if each.level is Level.ERROR]
+    weights = (each for each in place.glob("*.safetensors") if each.is_file())
     rows: list[str] = []
     size, commit = 0, ""
-    for path in sorted(place.rglob("*")) if place.is_dir() else ():
+    for path in sorted(place.rglob("*")):
         name = path.relative_to(place)
         if name.parts[0] not in (CACHE, ".git") and path.is_file() and len(rows) < _MOST:
             length = path.stat().st_size
-            rows.append(f"{name} {length} {sha256_of(path) if length <= _SMALL else ''}")
+            rows.append(f"{name} {length} {sha256_if_readable(path) if length <= _SMALL else ''}")
             size += length
     with contextlib.suppress(RecordError):
         known = read_record(place)
         commit = known.commit if known else ""
-    made = ModelPrint(
+    return ModelPrint(
         folder=str(place),
-        problem=model_on_node(folder).problem,
+        problem=f"{errors[0].where} {errors[0].what}" if errors else "",
+        weights=sum(each.stat().st_size for each in weights),
         commit=commit,
         files=len(rows),
         size=size,
         digest=digest("\n".join(rows)),
     )
-    return asdict(made)

@@ -9,7 +9,7 @@ from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 
 from patchkit.cluster.agent import group_script, unit_state
-from patchkit.cluster.agent.node_facts import ModelOnNode
+from patchkit.cluster.agent.node_facts import ModelPrint
 from patchkit.cluster.agent.unit_state import JournalLine, NodeState, UnitState, end_group
 from patchkit.cluster.launch.cluster import Cluster, read_group_journal
 from patchkit.cluster.launch.plan import planned_ranks, served_model, survey_nodes
@@ -141,7 +141,7 @@ def make_plan(cluster: Cluster, model: str) -> GroupPlan:
             kind, why = (StorageError, "the disk is full") if full else (HostError, found.why)
             raise kind(f"{found.where}: {found.what}", why=why, hint=found.hint)
     if served.folder:
-        silent = ModelOnNode(weights=0, problem="says nothing of it")
+        silent = ModelPrint(folder=served.folder, problem="says nothing of it")
         held = [its.models.get(served.folder, silent).problem for its in facts]
         wrong = [f"{name}: {said}" for name, said in zip(names, held, strict=True) if said]
         if wrong:

@@ -13,7 +13,6 @@ from patchkit.cluster.net.plan import Cages, NetPlan, NetPlanOptions, find_asked
 from patchkit.errors import HostError
 from patchkit.finding import Finding, Level
 from patchkit.quoting import quoted
-from patchkit.records import record
 from patchkit.runtime.host import advice
 from patchkit.runtime.host.host import Host, Netdev
 from patchkit.runtime.host.networks import overlaps
@@ -250,7 +249,7 @@ def verify_network(
         if any(address.ip in own for own in ours) and not host.has_address(str(address.ip))
     ]
     targets = [str(each) for each in dict.fromkeys((*addresses, *known))]
-    for way in record(tuple[Way, ...], try_ways(targets)) if live else ():
+    for way in try_ways(targets) if live else ():
         yield from _check_way(host, halves, way)
     if not (live and targets):
         why = "no peer's address is known" if live else "these facts are of another machine"

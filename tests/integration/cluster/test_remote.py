@@ -96,8 +96,8 @@ def lock_of_x():
 def test_links_go_over_the_address_with_the_key_that_is_known(sshd):
     """The name is not that of the address, and the host key is still looked for under the name."""
     (found, lost) = try_links([("spark-1", "127.0.0.2"), ("spark-3", "127.9.9.9")])
-    assert "HostName=127.0.0.2" in found["words"]
-    done = attempt(*found["words"], "echo $SSH_CONNECTION", timeout=20)
+    assert "HostName=127.0.0.2" in found.words
+    done = attempt(*found.words, "echo $SSH_CONNECTION", timeout=20)
     assert (done.trouble, done.output.split()[2]) == ("", "127.0.0.2")
-    assert found["error"] == {}
-    assert lost["error"] == {} or "127.9.9.9" in lost["error"]["what"]
+    assert found.error == {}
+    assert lost.error == {} or "127.9.9.9" in lost.error["what"]

@@ -69,7 +69,7 @@ def test_a_digest_is_of_what_was_installed_and_not_of_where_it_came_from(tmp_pat
         rows += [f"torch-2.11.0.dist-info/{extra}"] * bool(extra)
         lines = "".join(f"{row}\n" for row in rows[:: 1 - 2 * (number % 2)])
         write_files(home, {"METADATA": "Name: torch\nVersion: 2.11.0\n", "RECORD": lines})
-        found = python_contents(str(tmp_path / str(number)), None)
+        found = python_contents([str(home.parent)], None)
         assert found.versions == {"torch": "2.11.0"}
         digests.append(found.digests["torch"])
     assert len(digests[0]) == 64
@@ -79,12 +79,12 @@ def test_a_digest_is_of_what_was_installed_and_not_of_where_it_came_from(tmp_pat
 def test_a_models_files(tmp_path):
     write_files(tmp_path, {"config.json": "{}", "sub/t.json": "{}", ".cache/x": ""})
     found = model_print(str(tmp_path))
-    assert (found["files"], found["size"]) == (2, 4)
-    assert "no weights" in found["problem"]
+    assert (found.files, found.size) == (2, 4)
+    assert "no weights" in found.problem
     (tmp_path / ".cache/x").write_text("other")
     assert model_print(str(tmp_path)) == found
     (tmp_path / "config.json").write_text("[]")
-    assert model_print(str(tmp_path))["digest"] != found["digest"]
+    assert model_print(str(tmp_path)).digest != found.digest
 
 
 def test_an_image_whose_python_does_not_answer_names_its_cuda(tmp_path):

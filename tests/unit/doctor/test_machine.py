@@ -14,7 +14,6 @@ from patchkit.cluster.agent.health import (
     NodeHealth,
 )
 from patchkit.cluster.agent.image_facts import ImageFacts
-from patchkit.cluster.agent.node_facts import LoadedNccl
 from patchkit.doctor.first_use import DeviceCodeFound, add_first_use, check_first_use
 from patchkit.doctor.machine import machine_findings
 from patchkit.doctor.peers.node_report import NodeReport, facts_for_causes
@@ -45,7 +44,13 @@ WELL = NodeHealth(
     compilers=COMPILERS,
 )
 SOFTWARE = Software(
-    python="/venv/bin/python", vllm="0.25.1", torch="2.11.0+cu130", triton="3.6.0", cuda="13.0"
+    python="/venv/bin/python",
+    vllm="0.25.1",
+    torch="2.11.0+cu130",
+    triton="3.6.0",
+    cuda="13.0",
+    torch_nccl=clusters.NCCL,
+    vllm_nccl=clusters.NCCL,
 )
 STAMP = "2026-11-23T03:00:00+0000 s kernel: "
 XID = f"{STAMP}NVRM: Xid (PCI:000f): 79, GPU has fallen off the bus."
@@ -54,9 +59,7 @@ XID = f"{STAMP}NVRM: Xid (PCI:000f): 79, GPU has fallen off the bus."
 @pytest.fixture(scope="module")
 def well(tmp_path_factory):
     _, (head, _worker) = clusters.reports(tmp_path_factory.mktemp("nodes"))
-    same = LoadedNccl(path="/venv/libnccl.so.2", version="2.30.7", sha256="c" * 64)
-    contents = replace(head.contents, nccl=same, torch_nccl=same)
-    report = with_host(replace(head, health=WELL, contents=contents), software=SOFTWARE)
+    report = with_host(replace(head, health=WELL), software=SOFTWARE)
     return replace(report, facts=replace(report.facts, venv="/venv"))
 
 
@@ -78,8 +81,11 @@ def with_memory(report, **changes):
 
 
 def with_torch_nccl(report):
-    other = LoadedNccl(sha256="d" * 64)
-    return replace(report, contents=replace(report.contents, torch_nccl=other))
+    other = replace(clusters.NCCL, path="/other")
+    digests = {**report.contents.digests, "/other": "d" * 64}
+    contents = replace(report.contents, digests=digests)
+    software = replace(SOFTWARE, torch_nccl=other)
+    return with_host(replace(report, contents=contents), software=software)
 
 
 def test_a_machine_that_is_well_is_fine_in_all(well):
@@ -158,7 +164,7 @@ PIP = "pip install --force-reinstall --no-deps nvidia-nccl-cu13==2.30.7"
 @pytest.mark.parametrize(("placed", "cure"), [(False, PIP), (True, "patchkit cluster install")])
 def test_a_library_that_is_gone_comes_with_what_brings_it_back(well, placed, cure):
     file = LostFile(path="/v/libnccl.so.2", project="nvidia-nccl-cu13", version="2.30.7")
-    contents = replace(well.contents, lost=(file,), nccl=LoadedNccl(), torch_nccl=LoadedNccl())
+    contents = replace(well.contents, lost=(file,), digests={})
     report = replace(well, contents=contents, placed=well.placed if placed else None)
     found = next(each for each in machine_findings(report) if each.about == "nccl-lost")
     assert found.level is Level.ERROR

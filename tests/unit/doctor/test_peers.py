@@ -7,7 +7,6 @@ import pytest
 
 from patchkit.cluster.agent.group_script import Listener
 from patchkit.cluster.agent.links import PeerLink
-from patchkit.cluster.agent.node_facts import LoadedNccl
 from patchkit.cluster.agent.unit_state import GroupProcess
 from patchkit.doctor.bundle import pack_report, private_names
 from patchkit.doctor.judgement import cluster_findings
@@ -80,8 +79,7 @@ def without_python(report):
 
 
 def other_nccl(report):
-    nccl = LoadedNccl(path="/l", version="2.30.7", sha256="f" * 64)
-    return replace(report, contents=replace(report.contents, nccl=nccl))
+    return contents(report, "digests", **{clusters.NCCL.path: "f" * 64})
 
 
 def without_key(report):
